@@ -1,0 +1,97 @@
+//! The crate's error: what was wrong, where, what was expected instead, and how to go on.
+
+use std::path::PathBuf;
+
+/// Shorthand for results of this crate's loaders and constructors.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// Everything that can go wrong while opening a checkpoint or building a quantized tensor.
+///
+/// Layers return [`candle_core::Result`] as candle's own do; `?` converts from this type.
+#[derive(Debug, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// The operating system refused a file operation.
+    #[error("{}: {source}", path.display())]
+    Io {
+        /// The file or directory that was asked for.
+        path: PathBuf,
+        /// The operating system's answer.
+        source: std::io::Error,
+    },
+    /// A file as a whole is malformed or of a kind that is not supported.
+    #[error("{}: {problem}; {remedy}", path.display())]
+    File {
+        /// The offending file.
+        path: PathBuf,
+        /// What is wrong with it.
+        problem: String,
+        /// What the user can do about it.
+        remedy: String,
+    },
+    /// One tensor (or quantized module) of a file contradicts its format.
+    #[error("{}: `{tensor}`: expected {expected}, found {found}; {remedy}", file.display())]
+    Tensor {
+        /// The file that holds the tensor.
+        file: PathBuf,
+        /// The tensor's name, or the module path of a quantized weight.
+        tensor: String,
+        /// What the format demands.
+        expected: String,
+        /// What is there.
+        found: String,
+        /// What the user can do about it.
+        remedy: String,
+    },
+    /// An argument in memory has the wrong shape, dtype or value.
+    #[error("{what}: expected {expected}, found {found}")]
+    Mismatch {
+        /// The argument, for example ``scales of a `4-bit affine` tensor``.
+        what: String,
+        /// What was required.
+        expected: String,
+        /// What was given.
+        found: String,
+    },
+    /// Something this crate does not do.
+    #[error("{what} is not supported; {remedy}")]
+    Unsupported {
+        /// What was asked for.
+        what: String,
+        /// What the user can do instead.
+        remedy: String,
+    },
+    /// An error of candle itself (device, allocation, shape).
+    #[error(transparent)]
+    Candle(candle_core::Error),
+}
+
+impl Error {
+    /// A [`Error::Mismatch`] from anything printable.
+    pub(crate) fn mismatch(
+        what: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+    ) -> Self {
+        Self::Mismatch {
+            what: what.into(),
+            expected: expected.into(),
+            found: found.into(),
+        }
+    }
+}
+
+impl From<candle_core::Error> for Error {
+    fn from(error: candle_core::Error) -> Self {
+        Self::Candle(error)
+    }
+}
+
+impl From<Error> for candle_core::Error {
+    fn from(error: Error) -> Self {
+        match error {
+            Error::Candle(inner) => inner,
+            other => candle_core::Error::wrap(other),
+        }
+    }
+}

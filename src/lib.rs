@@ -1,0 +1,8 @@
+//! Quantized checkpoints on candle, computed from the packed weights.
+#![deny(missing_docs, unsafe_op_in_unsafe_fn)]
+
+mod error;
+pub mod format;
+
+pub use error::{Error, Result};
+pub use format::QuantFormat;
