@@ -5,9 +5,6 @@ use super::recipe::Recipe;
 use super::simd::Simd;
 use crate::format::element::Real;
 
-/// Columns of activations that one pass over the packed weights serves.
-pub(crate) const MAX_COLUMNS: usize = 8;
-
 /// Numbers appended to a row's scales and biases, so that the last block may read a whole vector.
 const PADDING: usize = 16;
 
@@ -21,14 +18,14 @@ const MAX_LANES: usize = 16;
 const PREFETCH_AHEAD: usize = 4096;
 
 /// Elements along K that are multiplied before the next rows take their turn: keeps up to
-/// [`MAX_COLUMNS`] columns of activations in a first-level cache.
+/// eight columns of activations in a first-level cache.
 const DEPTH: usize = 1024;
 
 /// Products of consecutive packed rows with `columns` vectors of activations.
 pub(crate) struct DotRows<'a> {
     pub(crate) matrix: &'a PackedMatrix<'a>,
     pub(crate) first_row: usize,
-    /// 1 to [`MAX_COLUMNS`].
+    /// One of the instruction set's slab widths.
     pub(crate) columns: usize,
     /// `columns` interleaved vectors, each K padded to whole blocks.
     pub(crate) x: &'a [f32],
@@ -132,7 +129,8 @@ struct Tail([u8; 64]);
 impl Tail {
     fn new<S: Simd, R: Recipe>(words: &[u32], full_blocks: usize) -> Self {
         let start = full_blocks * block_bytes::<S, R>();
-        let bytes = words.iter().flat_map(|word| word.to_le_bytes()).skip(start);
+        let words = words.get(start / 4..).unwrap_or_default();
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes()).skip(start % 4);
         let mut tail = [0; 64];
         tail.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
         Self(tail)
@@ -199,21 +197,23 @@ pub(super) unsafe fn dot_rows<S: Simd, R: Recipe, const M: usize>(task: DotRows<
     let DotRows { matrix, mut first_row, x, out, .. } = task;
     let mut parameters = Parameters::new(matrix, ROWS_PER_PASS);
     for out in out.chunks_mut(ROWS_PER_PASS * M) {
-        let rows = out.len() / M;
-        parameters.load(matrix, first_row, rows);
+        parameters.load(matrix, first_row, out.len() / M);
         // SAFETY: the caller's promise.
         unsafe {
             match S::rows_at_once(M) {
-                4 => dot_pass::<S, R, M, 4>(matrix, first_row, &parameters, x, out),
                 2 => dot_pass::<S, R, M, 2>(matrix, first_row, &parameters, x, out),
                 _ => dot_pass::<S, R, M, 1>(matrix, first_row, &parameters, x, out),
             }
         }
-        first_row += rows;
+        first_row += out.len() / M;
     }
 }
 
-/// Up to [`ROWS_PER_PASS`] rows, whose parameters are ready.
+/// Up to [`ROWS_PER_PASS`] rows, whose parameters are ready, `ROWS` at a time. Where rows run out, the
+/// last one is computed again rather than by other code.
+///
+/// # Safety
+/// As [`dot_rows`].
 #[inline(always)]
 unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     matrix: &PackedMatrix,
@@ -224,81 +224,71 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
 ) {
     let rows = out.len() / M;
     let full_blocks = matrix.k / S::BLOCK;
-    let has_tail = matrix.k % S::BLOCK != 0;
-    let stride = (full_blocks + usize::from(has_tail)) * S::BLOCK;
+    let all_blocks = matrix.k.div_ceil(S::BLOCK);
+    let stride = all_blocks * S::BLOCK;
     assert!(x.len() >= M * stride && parameters.scales.len() >= rows * parameters.stride);
     let group_shift = matrix.format.group_size().trailing_zeros();
-    let row_at = |row: usize, codes: *const u8| Row {
-        codes,
-        scales: parameters.scales.as_ptr().wrapping_add(row * parameters.stride),
-        biases: parameters.biases.as_ptr().wrapping_add(row * parameters.stride),
-    };
     // One column needs no blocking along K: its activations fit a first-level cache as they are.
     let depth = if M == 1 { full_blocks.max(1) } else { DEPTH / S::BLOCK };
-    let mut sums = [[[0f32; MAX_LANES]; MAX_COLUMNS]; ROWS_PER_PASS];
+    let mut sums = [[[0f32; MAX_LANES]; M]; ROWS_PER_PASS];
     let mut first_block = 0;
-    while first_block < full_blocks {
-        let span = Span { first_block, end_block: (first_block + depth).min(full_blocks), group_shift };
-        let mut row = 0;
-        while row < rows {
-            // SAFETY: the caller's promise; `row_words` covers `full_blocks` blocks (or is empty,
-            // which the assertion excludes), parameters and activations were checked above.
-            unsafe {
-                if row + ROWS <= rows {
-                    let pointers = std::array::from_fn(|r| {
-                        let words = matrix.row_words(first_row + row + r);
-                        assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
-                        row_at(row + r, words.as_ptr().cast())
-                    });
-                    add_span::<S, R, M, ROWS>(pointers, x, stride, span, &mut sums[row..]);
-                    row += ROWS;
-                } else {
-                    let words = matrix.row_words(first_row + row);
-                    assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
-                    let pointer = row_at(row, words.as_ptr().cast());
-                    add_span::<S, R, M, 1>([pointer], x, stride, span, &mut sums[row..]);
-                    row += 1;
+    while first_block < all_blocks {
+        let is_tail = first_block == full_blocks;
+        let end_block = if is_tail { all_blocks } else { (first_block + depth).min(full_blocks) };
+        for row in (0..rows).step_by(ROWS) {
+            let row_of = |r: usize| (row + r).min(rows - 1);
+            let words: [&[u32]; ROWS] = std::array::from_fn(|r| matrix.row_words(first_row + row_of(r)));
+            let tails =
+                words
+                    .map(|words| if is_tail { Tail::new::<S, R>(words, full_blocks) } else { Tail([0; 64]) });
+            let pointers = std::array::from_fn(|r| {
+                assert!(words[r].len() * 4 >= full_blocks * block_bytes::<S, R>());
+                let parameters_of = |all: &[f32]| all.as_ptr().wrapping_add(row_of(r) * parameters.stride);
+                Row {
+                    codes: if is_tail {
+                        tails[r].origin::<S, R>(full_blocks)
+                    } else {
+                        words[r].as_ptr().cast()
+                    },
+                    scales: parameters_of(&parameters.scales),
+                    biases: parameters_of(&parameters.biases),
                 }
-            }
+            });
+            let span = Span { first_block, end_block, group_shift };
+            let waiting = std::array::from_fn(|r| row_of(r));
+            // SAFETY: the caller's promise; words, parameters and activations cover the span, as checked.
+            unsafe { add_span::<S, R, M, ROWS>(pointers, x, stride, span, &mut sums, waiting) };
         }
-        first_block = span.end_block;
+        first_block = end_block;
     }
-    for row in 0..rows {
-        if has_tail {
-            let tail = Tail::new::<S, R>(matrix.row_words(first_row + row), full_blocks);
-            let pointer = row_at(row, tail.origin::<S, R>(full_blocks));
-            let span = Span { first_block: full_blocks, end_block: full_blocks + 1, group_shift };
-            // SAFETY: the tail is a whole block; parameters and activations were checked above.
-            unsafe { add_span::<S, R, M, 1>([pointer], x, stride, span, &mut sums[row..]) };
-        }
-        for column in 0..M {
-            // SAFETY: the caller's promise; a place holds MAX_LANES numbers.
-            out[row * M + column] = unsafe { S::sum(S::load(sums[row][column].as_ptr())) };
+    for (sums, out) in sums.iter().zip(out.chunks_exact_mut(M)) {
+        for (sum, out) in sums.iter().zip(out) {
+            // SAFETY: the caller's promise; a sum waits as MAX_LANES numbers.
+            *out = unsafe { S::sum(S::load(sum.as_ptr())) };
         }
     }
 }
 
-/// [`dot_span`] on sums that wait in memory.
+/// [`dot_span`] on sums that wait in memory, those of row `r` at `places[r]`.
+///
+/// # Safety
+/// As [`dot_span`].
 #[inline(always)]
 unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     rows: [Row; ROWS],
     x: &[f32],
     stride: usize,
     span: Span,
-    waiting: &mut [[[f32; MAX_LANES]; MAX_COLUMNS]],
+    waiting: &mut [[[f32; MAX_LANES]; M]; ROWS_PER_PASS],
+    places: [usize; ROWS],
 ) {
-    // SAFETY: the caller's promise; a place holds MAX_LANES numbers.
+    // SAFETY: the caller's promise; a sum waits as MAX_LANES numbers.
     unsafe {
-        let mut sums = [[S::zero(); M]; ROWS];
-        for row in 0..ROWS {
-            for column in 0..M {
-                sums[row][column] = S::load(waiting[row][column].as_ptr());
-            }
-        }
+        let mut sums = places.map(|place| std::array::from_fn(|m| S::load(waiting[place][m].as_ptr())));
         dot_span::<S, R, M, ROWS>(rows, x.as_ptr(), stride, span, &mut sums);
-        for row in 0..ROWS {
-            for column in 0..M {
-                S::store(waiting[row][column].as_mut_ptr(), sums[row][column]);
+        for (place, sums) in places.into_iter().zip(sums) {
+            for (waiting, sum) in waiting[place].iter_mut().zip(sums) {
+                S::store(waiting.as_mut_ptr(), sum);
             }
         }
     }

@@ -174,4 +174,4 @@ impl Simd for Avx2 {
     }
 }
 
-implement!(Avx2, "avx2", "avx2,fma,f16c");
+implement!(Avx2, "avx2", [1, 2, 4, 8], "avx2,fma,f16c");

@@ -269,4 +269,4 @@ impl Simd for Avx512 {
     }
 }
 
-implement!(Avx512, "avx512", "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c");
+implement!(Avx512, "avx512", [1, 2, 4, 8], "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c");

@@ -86,4 +86,4 @@ impl Simd for Portable {
     }
 }
 
-implement!(Portable, "portable",);
+implement!(Portable, "portable", [1, 4],);
