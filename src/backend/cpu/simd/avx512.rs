@@ -135,6 +135,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(to, value) }
     }
     #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         unsafe { _mm512_mul_ps(a, b) }
     }

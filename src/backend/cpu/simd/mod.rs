@@ -13,7 +13,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
-use super::kernels::{DecodeRows, DotRows};
+use super::kernels::{DecodeRows, DotRows, Parameters};
+use super::matrix::PackedMatrix;
 use std::sync::OnceLock;
 
 /// The operations that the kernels need of an instruction set.
@@ -38,6 +39,7 @@ pub(super) trait Simd: Copy {
     unsafe fn load(from: *const f32) -> Self::F;
     /// Writes `LANES` numbers.
     unsafe fn store(to: *mut f32, value: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once where the instruction set can.
     unsafe fn mul_add(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
@@ -73,6 +75,8 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn block(&self) -> usize;
     /// Vector lanes.
     fn lanes(&self) -> usize;
+    /// Fetches scales and biases of up to `ROWS_PER_PASS` rows.
+    fn load_parameters(&self, to: &mut Parameters, matrix: &PackedMatrix, first_row: usize, rows: usize);
     /// The numbers of columns that [`InstructionSet::dot_rows`] takes, ascending, from 1 on.
     fn slab_widths(&self) -> &'static [usize];
     /// Dot products of packed rows and a slab of interleaved activations.
@@ -97,6 +101,25 @@ macro_rules! implement {
             }
             fn lanes(&self) -> usize {
                 <$simd as super::Simd>::LANES
+            }
+            fn load_parameters(
+                &self,
+                to: &mut crate::backend::cpu::kernels::Parameters,
+                matrix: &crate::backend::cpu::PackedMatrix,
+                first_row: usize,
+                rows: usize,
+            ) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn entry(
+                    to: &mut crate::backend::cpu::kernels::Parameters,
+                    matrix: &crate::backend::cpu::PackedMatrix,
+                    first_row: usize,
+                    rows: usize,
+                ) {
+                    to.load(matrix, first_row, rows);
+                }
+                // SAFETY: `Kernels` is handed out only after its features were detected.
+                unsafe { entry(to, matrix, first_row, rows) }
             }
             fn slab_widths(&self) -> &'static [usize] {
                 &[$($columns),+]
