@@ -6,8 +6,8 @@
 //!
 //! writes, under `target/tiny` (or `--out`), `tiny-bf16/` (a Hugging Face checkpoint), `tiny/` (the same in
 //! 4 bits, as mlx-lm writes it) and `heldout.txt` (stories that were not trained on, one a paragraph,
-//! separated by blank lines). Takes about ten minutes on two cores; the same machine gives the same weights every
-//! time. With glibc a third of the time goes into giving memory back and taking it again; this avoids it:
+//! separated by blank lines). Takes about ten minutes on two cores; the same machine gives the same weights
+//! every time. With glibc a third of the time goes into giving memory back and taking it again; this avoids it:
 //!
 //! ```text
 //! export MALLOC_ARENA_MAX=1 MALLOC_MMAP_THRESHOLD_=1000000000 MALLOC_TRIM_THRESHOLD_=8000000000
