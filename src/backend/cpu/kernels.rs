@@ -15,11 +15,11 @@ pub(crate) const ROWS_PER_PASS: usize = 16;
 const MAX_LANES: usize = 16;
 
 /// How far ahead of the codes in use memory is asked for, in bytes.
-const PREFETCH_AHEAD: usize = 4096;
+pub(super) const PREFETCH_AHEAD: usize = 4096;
 
 /// Elements along K that are multiplied before the next rows take their turn: keeps up to eight columns
 /// of activations close, and makes long sums sums of sums, which loses less to rounding.
-const DEPTH: usize = 2048;
+const DEPTH: usize = 1024;
 
 /// Products of up to [`ROWS_PER_PASS`] consecutive packed rows with `columns` vectors of activations.
 pub(crate) struct DotRows<'a> {
@@ -92,6 +92,13 @@ impl Parameters {
         let stride = matrix.groups_per_row() + PADDING;
         let len = ROWS_PER_PASS * stride;
         Self { stride, scales: vec![0.0; len], biases: vec![0.0; len] }
+    }
+
+    /// Padded scales and biases of a row.
+    pub(super) fn row(&self, row: usize) -> (&[f32], &[f32]) {
+        let places = row * self.stride..(row + 1) * self.stride;
+        let of_row = |all| <[f32]>::get(all, places.clone()).unwrap_or_default();
+        (of_row(&self.scales), of_row(&self.biases))
     }
 
     /// Fetches those of `rows` rows from `first_row` on. Inlined where vector instructions are enabled.

@@ -45,6 +45,14 @@ fn matmul_with<T: Real>(
     if m == 0 {
         return Vec::new();
     }
+    if m == 1 {
+        let mut widened = vec![0f32; matrix.k];
+        T::widen(x, &mut widened);
+        if let Some(mut products) = set.single_column(matrix, &widened) {
+            add_bias(&mut products, bias);
+            return T::round_all(products);
+        }
+    }
     let padded_k = matrix.k.next_multiple_of(set.block());
     let columns = padded_columns(set, m);
     let mut interleaved = vec![0f32; columns * padded_k];
@@ -154,12 +162,12 @@ fn panels<T: Real>(
         decode_into(set, matrix, first_row, Order::Interleaved, panel, padded_k);
         gemm::multiply_transposed((m, rows, padded_k), x, panel, &mut products[first_row..], n);
     }
-    if let Some(bias) = bias {
-        for row in products.chunks_exact_mut(n) {
-            row.iter_mut().zip(bias).for_each(|(y, b)| *y += b);
-        }
-    }
+    products.chunks_exact_mut(n).for_each(|row| add_bias(row, bias));
     T::round_all(products)
+}
+
+fn add_bias(products: &mut [f32], bias: Option<&[f32]>) {
+    products.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, b)| *y += b);
 }
 
 /// Decodes `out.len() / row_len` rows from `first_row` on.

@@ -349,17 +349,45 @@ fn results_are_as_good_as_rounding_allows() {
 }
 
 #[test]
-fn a_column_has_the_same_bits_alone_and_in_company() {
+fn a_column_has_the_same_bits_whatever_its_company() {
     let mut rng = StdRng::seed_from_u64(6);
     for set in simd::available() {
         for format in formats_for(2176) {
             let weight = Weight::random(format, 21, 2176, &mut rng);
             let x: Vec<f32> = (0..8 * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
-            let together: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
-            for (column, x) in x.chunks_exact(weight.k).enumerate() {
-                let alone: Vec<f32> = matmul_with(*set, &weight.view(), x, None);
-                assert_same_bits((set.name(), format, column), &together[column * 21..][..21], &alone);
+            let eight: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+            // A single column may have a kernel of its own.
+            for columns in 2..8 {
+                let fewer: Vec<f32> = matmul_with(*set, &weight.view(), &x[..columns * weight.k], None);
+                assert_same_bits((set.name(), format, columns), &fewer, &eight[..columns * 21]);
             }
+        }
+    }
+}
+
+#[test]
+fn activations_of_any_size_survive_fixed_point() {
+    let mut rng = StdRng::seed_from_u64(7);
+    for set in simd::available() {
+        for format in formats_for(1024) {
+            let weight = Weight::random(format, 6, 1024, &mut rng);
+            let decoded = weight.decoded();
+            // Magnitudes from 2^-60 to 2^60 beside each other, and rows that are tiny or zero throughout.
+            for (low, high) in [(-60.0, 60.0), (-100.0, -90.0), (90.0, 100.0)] {
+                let x: Vec<f32> = (0..1024)
+                    .map(|_| rng.random_range(-1.0f32..1.0) * 2f32.powf(rng.random_range(low..high)))
+                    .collect();
+                let want = product_in_f64(&decoded, 1024, &x, None);
+                let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
+                assert!(error <= 1e-6, "{} {format} 2^{low}: {error:e}", set.name());
+            }
+            let zero: Vec<f32> = matmul_with(*set, &weight.view(), &[0f32; 1024], None);
+            assert_eq!(zero, [0.0; 6], "{} {format}", set.name());
+            let mut infinite = [1f32; 1024];
+            infinite[1000] = f32::INFINITY;
+            let got: Vec<f32> = matmul_with(*set, &weight.view(), &infinite, None);
+            assert!(got.iter().all(|y| !y.is_finite()), "{} {format}: {got:?}", set.name());
         }
     }
 }

@@ -12,6 +12,8 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod vnni;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
@@ -83,6 +85,10 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn dot_rows(&self, task: DotRows<'_>);
     /// Packed rows to f32, interleaved or in natural order.
     fn decode_rows(&self, task: DecodeRows<'_>);
+    /// Products of all rows and one vector of K activations, if there is a kernel for just that.
+    fn single_column(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
+        None
+    }
 }
 
 /// `function` of each of four vectors. Not `array::map`: a closure does not have the features of the
@@ -90,10 +96,22 @@ pub(crate) trait InstructionSet: Send + Sync {
 macro_rules! each {
     ($four:expr, |$item:ident| $function:expr) => {{
         let [a, b, c, d] = $four;
-        let a = { let $item = a; $function };
-        let b = { let $item = b; $function };
-        let c = { let $item = c; $function };
-        let d = { let $item = d; $function };
+        let a = {
+            let $item = a;
+            $function
+        };
+        let b = {
+            let $item = b;
+            $function
+        };
+        let c = {
+            let $item = c;
+            $function
+        };
+        let d = {
+            let $item = d;
+            $function
+        };
         [a, b, c, d]
     }};
 }
@@ -189,6 +207,9 @@ pub(crate) fn available() -> &'static [&'static dyn InstructionSet] {
         let mut sets: Vec<&'static dyn InstructionSet> = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
+            if vnni::detected() {
+                sets.push(&vnni::Kernels);
+            }
             if avx512::detected() {
                 sets.push(&avx512::Kernels);
             }
@@ -202,7 +223,7 @@ pub(crate) fn available() -> &'static [&'static dyn InstructionSet] {
 }
 
 /// The instruction set in use: the best there is, or the one that the environment variable
-/// `CANDLE_QUANT_SIMD` names (`avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
+/// `CANDLE_QUANT_SIMD` names (`avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
 pub(crate) fn best() -> &'static dyn InstructionSet {
     static BEST: OnceLock<&'static dyn InstructionSet> = OnceLock::new();
     *BEST.get_or_init(|| {

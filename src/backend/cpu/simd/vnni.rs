@@ -1,0 +1,449 @@
+//! AVX-512 with VNNI: one vector of activations against integer codes.
+//!
+//! With one column an f32 kernel is bound by its arithmetic: sixteen products an instruction, plus the
+//! decode. `vpdpbusd` multiplies 64 bytes an instruction. So the activations become fixed-point numbers
+//! of three signed digits, each digit a byte ([`Digits`]), and the codes are multiplied as the integers
+//! that they are: `sum(q * x) = sum(q * d2) * B^2 + sum(q * d1) * B + sum(q * d0)`, exactly, with B = 256
+//! (128 for 8-bit codes, whose sums would not fit 32 bits). Nothing is lost but what the fixed point
+//! cuts off: every lane of at most 32 neighbours has a power of two of its own, and numbers keep 23 (21)
+//! bits below it, which is about what f32 keeps.
+//!
+//! Codes are centred, `q * s + b = (2 * q - c) * (s / 2) + (b + c * s / 2)`, so that sums stay small even
+//! where all activations have one sign: `c * sum(x)` is subtracted in integers, and the second term is a
+//! short product over the groups of a row. E2M1 elements, doubled, are integers too. E4M3 elements are
+//! not: MXFP8 takes the f32 kernel, as do more columns.
+
+use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
+use super::super::matrix::PackedMatrix;
+use super::super::rows_per_task;
+use super::{avx512, InstructionSet};
+use crate::QuantFormat;
+use rayon::prelude::*;
+use std::arch::x86_64::*;
+
+/// Whether the CPU has what the functions below enable.
+pub(super) fn detected() -> bool {
+    avx512::detected() && is_x86_feature_detected!("avx512vnni")
+}
+
+/// The kernels of `avx512.rs`, and the one of this file for single columns.
+pub(super) struct Kernels;
+
+impl InstructionSet for Kernels {
+    fn name(&self) -> &'static str {
+        "avx512vnni"
+    }
+    fn block(&self) -> usize {
+        avx512::Kernels.block()
+    }
+    fn lanes(&self) -> usize {
+        avx512::Kernels.lanes()
+    }
+    fn slab_widths(&self) -> &'static [usize] {
+        avx512::Kernels.slab_widths()
+    }
+    fn load_parameters(&self, to: &mut Parameters, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+        avx512::Kernels.load_parameters(to, matrix, first_row, rows);
+    }
+    fn dot_rows(&self, task: DotRows<'_>) {
+        avx512::Kernels.dot_rows(task);
+    }
+    fn decode_rows(&self, task: DecodeRows<'_>) {
+        avx512::Kernels.decode_rows(task);
+    }
+
+    fn single_column(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+        let codes = Codes::of(matrix.format)?;
+        let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
+        let rows = rows_per_task(matrix, 1);
+        let mut products = vec![0f32; matrix.rows];
+        let task = |(task, products): (usize, &mut [f32])| {
+            let mut parameters = Parameters::new(matrix);
+            for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
+                let first_row = task * rows + pass * ROWS_PER_PASS;
+                self.load_parameters(&mut parameters, matrix, first_row, products.len());
+                let row_at = |row: usize| {
+                    let (scales, biases) = parameters.row(row);
+                    Row { words: matrix.row_words(first_row + row), scales, biases }
+                };
+                let last = products.len() - 1;
+                for (pair, products) in products.chunks_mut(2).enumerate() {
+                    // Where rows run out, the last one is computed twice.
+                    let rows = [row_at(2 * pair), row_at((2 * pair + 1).min(last))];
+                    // SAFETY: `Kernels` is handed out only after its features were detected.
+                    let results = unsafe { dot_rows(&codes, &digits, rows) };
+                    products.iter_mut().zip(results).for_each(|(product, result)| *product = result);
+                }
+            }
+        };
+        if rows >= matrix.rows {
+            task((0, &mut products));
+        } else {
+            products.par_chunks_mut(rows).enumerate().for_each(task);
+        }
+        Some(products)
+    }
+}
+
+/// A packed row with its scales and biases, padded as [`Parameters`] pads them.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    words: &'a [u32],
+    scales: &'a [f32],
+    biases: &'a [f32],
+}
+
+/// How the codes of a format are integers.
+#[derive(Clone, Copy)]
+struct Codes {
+    bits: usize,
+    /// Whether codes are E2M1 elements, to be looked up.
+    e2m1: bool,
+    /// The integer of a code less this is a multiple of `unit`, and around zero.
+    centre: i32,
+    unit: f32,
+}
+
+/// Whether codes of this width are doubled, so that their centre is an integer. Those of 6 and 8 bits
+/// are not, for want of room in a sum and a byte; their centre is off by a small part of their range.
+const fn doubled(bits: usize) -> bool {
+    bits < 6
+}
+
+impl Codes {
+    fn of(format: QuantFormat) -> Option<Self> {
+        let (bits, e2m1, centre, unit) = match format {
+            QuantFormat::Affine { bits, .. } if doubled(bits) => (bits, false, (1 << bits) - 1, 0.5),
+            QuantFormat::Affine { bits, .. } => (bits, false, 1 << (bits - 1), 1.0),
+            QuantFormat::Mxfp4 | QuantFormat::Nvfp4 => (4, true, 12, 0.5),
+            QuantFormat::Mxfp8 => return None,
+        };
+        Some(Self { bits, e2m1, centre, unit })
+    }
+
+    /// Codes in a byte, for widths that divide it: as many vectors of codes come from one load.
+    fn vectors(&self) -> usize {
+        match self.bits {
+            1 | 2 | 4 => 8 / self.bits,
+            _ => 1,
+        }
+    }
+
+    /// Elements of a block: `vectors` vectors of 64 codes. Byte `p` of vector `v` is element
+    /// `vectors * p + v`, so a dword lane covers `4 * vectors` neighbours.
+    fn block(&self) -> usize {
+        64 * self.vectors()
+    }
+
+    /// Packed bytes of a block.
+    fn block_bytes(&self) -> usize {
+        self.block() * self.bits / 8
+    }
+
+    /// log2 of the base of the digits.
+    fn digit_bits(&self) -> u32 {
+        if self.bits == 8 {
+            7
+        } else {
+            8
+        }
+    }
+}
+
+/// Digits of a number.
+const DIGITS: usize = 3;
+
+/// 32-bit lanes of a vector.
+const LANES: usize = 16;
+
+/// Activations as fixed-point numbers in the order of [`Codes::block`].
+struct Digits {
+    /// `[block][digit, highest first][vector][64]`.
+    digits: Vec<u8>,
+    /// `[block][lane]`: `centre *` the sum of the lane's numbers.
+    centred: Vec<i32>,
+    /// `[block][lane]`: what the lane's numbers are multiples of, a power of two.
+    units: Vec<f32>,
+    /// Sums of the activations of each group of weights, padded with 16 zeros.
+    group_sums: Vec<f32>,
+    /// For each lane of a block, its group counted from the block's first.
+    group_of_lane: [i32; 16],
+    /// log2 of the group size.
+    group_shift: u32,
+}
+
+impl Digits {
+    /// `None` if there is an infinity or a NaN, which no fixed-point number is.
+    fn new(codes: &Codes, group_size: usize, x: &[f32]) -> Option<Self> {
+        let blocks = x.len().div_ceil(codes.block());
+        let mut this = Self {
+            digits: vec![0; blocks * DIGITS * codes.block()],
+            centred: vec![0; blocks * LANES],
+            units: vec![0.0; blocks * LANES],
+            group_sums: Vec::new(),
+            group_of_lane: std::array::from_fn(|lane| (lane * 4 * codes.vectors() / group_size) as i32),
+            group_shift: group_size.trailing_zeros(),
+        };
+        // SAFETY: this instruction set is in use only where its features were detected.
+        let finite = unsafe {
+            match codes.vectors() {
+                1 => this.fill::<1>(codes, x),
+                2 => this.fill::<2>(codes, x),
+                4 => this.fill::<4>(codes, x),
+                _ => this.fill::<8>(codes, x),
+            }
+        };
+        let sum = |group: &[f32]| group.iter().map(|x| f64::from(*x)).sum::<f64>() as f32;
+        this.group_sums = x.chunks(group_size).map(sum).chain([0.0; LANES]).collect();
+        finite.then_some(this)
+    }
+
+    /// Writes digits, units and sums, sixteen lanes at a time: every loop below is one over lanes, which
+    /// the compiler turns into vector instructions. Returns whether all numbers were finite.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn fill<const VECTORS: usize>(&mut self, codes: &Codes, x: &[f32]) -> bool {
+        let base = codes.digit_bits();
+        // The largest number of three balanced digits.
+        let half = (1i32 << (base - 1)) - 1;
+        let limit = ((half << (2 * base)) + (half << base) + half) as f32;
+        let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
+        let mut all_finite = true;
+        let places = self.digits.chunks_exact_mut(DIGITS * VECTORS * 64);
+        let lanes = self.centred.chunks_exact_mut(LANES).zip(self.units.chunks_exact_mut(LANES));
+        for ((x, places), (centred, units)) in x.chunks(64 * VECTORS).zip(places).zip(lanes) {
+            // [element of the lane][lane]
+            let mut numbers = [[[0f32; LANES]; VECTORS]; 4];
+            for (lane, x) in x.chunks(4 * VECTORS).enumerate() {
+                for (element, x) in x.iter().enumerate() {
+                    numbers[element / VECTORS][element % VECTORS][lane] = *x;
+                }
+            }
+            let mut largest = [0f32; LANES];
+            for numbers in numbers.as_flattened() {
+                for lane in 0..LANES {
+                    let magnitude = numbers[lane].abs();
+                    largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
+                    all_finite &= magnitude < f32::INFINITY;
+                }
+            }
+            let mut inverse = [0f32; LANES];
+            for lane in 0..LANES {
+                // The smallest power of two by which the largest number stays within the limit.
+                let exponent = (largest[lane].to_bits() >> 23) as i32 - 127;
+                let log = (exponent - (3 * base as i32 - 2)).clamp(-126, 126);
+                let log = if largest[lane] * power_of_two(-log) > limit { log + 1 } else { log };
+                units[lane] = power_of_two(log);
+                inverse[lane] = power_of_two(-log);
+            }
+            let mut sums = [0i32; LANES];
+            // Four bytes of a digit make a dword: the neighbours that a lane multiplies.
+            let mut dwords = [[[0u32; LANES]; VECTORS]; DIGITS];
+            for (byte, numbers) in numbers.iter().enumerate() {
+                for (vector, numbers) in numbers.iter().enumerate() {
+                    for lane in 0..LANES {
+                        let number = (numbers[lane] * inverse[lane]).round_ties_even() as i32;
+                        sums[lane] += number;
+                        let low = number << (32 - base) >> (32 - base);
+                        let rest = (number - low) >> base;
+                        let middle = rest << (32 - base) >> (32 - base);
+                        let high = (rest - middle) >> base;
+                        dwords[0][vector][lane] |= (high as u32 & 0xFF) << (8 * byte);
+                        dwords[1][vector][lane] |= (middle as u32 & 0xFF) << (8 * byte);
+                        dwords[2][vector][lane] |= (low as u32 & 0xFF) << (8 * byte);
+                    }
+                }
+            }
+            for lane in 0..LANES {
+                centred[lane] = codes.centre.wrapping_mul(sums[lane]);
+            }
+            let dwords = dwords.as_flattened().as_flattened();
+            for (place, dword) in places.chunks_exact_mut(4).zip(dwords) {
+                place.copy_from_slice(&dword.to_le_bytes());
+            }
+        }
+        all_finite
+    }
+}
+
+/// Rows that are multiplied together: they share the loads of the digits.
+const ROWS: usize = 2;
+
+/// The products of rows and the activations.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
+unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS]) -> [f32; ROWS] {
+    // SAFETY: the features are those of this function.
+    unsafe {
+        let mut sums = match (codes.bits, codes.e2m1) {
+            (1, _) => dot_blocks::<1, 8, false>(codes, digits, rows),
+            (2, _) => dot_blocks::<2, 4, false>(codes, digits, rows),
+            (3, _) => dot_blocks::<3, 1, false>(codes, digits, rows),
+            (4, false) => dot_blocks::<4, 2, false>(codes, digits, rows),
+            (4, true) => dot_blocks::<4, 2, true>(codes, digits, rows),
+            (5, _) => dot_blocks::<5, 1, false>(codes, digits, rows),
+            (6, _) => dot_blocks::<6, 1, false>(codes, digits, rows),
+            _ => dot_blocks::<8, 1, false>(codes, digits, rows),
+        };
+        for (sum, row) in sums.iter_mut().zip(rows) {
+            *sum *= codes.unit;
+            if !codes.e2m1 {
+                *sum += centred_biases(codes, digits, row);
+            }
+        }
+        sums
+    }
+}
+
+/// `sum((bias + centre * unit * scale) * sum(x))` over the groups of a row.
+#[inline]
+#[target_feature(enable = "avx512f")]
+unsafe fn centred_biases(codes: &Codes, digits: &Digits, row: Row<'_>) -> f32 {
+    let centre = _mm512_set1_ps(codes.centre as f32 * codes.unit);
+    let mut sum = _mm512_setzero_ps();
+    let parts =
+        digits.group_sums.chunks_exact(16).zip(row.scales.chunks_exact(16)).zip(row.biases.chunks_exact(16));
+    for ((sums, scales), biases) in parts {
+        // SAFETY: the slices have sixteen numbers.
+        unsafe {
+            let (scales, biases) = (_mm512_loadu_ps(scales.as_ptr()), _mm512_loadu_ps(biases.as_ptr()));
+            let biases = _mm512_fmadd_ps(centre, scales, biases);
+            sum = _mm512_fmadd_ps(biases, _mm512_loadu_ps(sums.as_ptr()), sum);
+        }
+    }
+    _mm512_reduce_add_ps(sum)
+}
+
+/// `sum((integer - centre) * scale * x)` over rows, in units of [`Codes::unit`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
+unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
+    codes: &Codes,
+    digits: &Digits,
+    rows: [Row<'_>; ROWS],
+) -> [f32; ROWS] {
+    let block_bytes = codes.block_bytes();
+    let row_bytes = rows[0].words.len() * 4;
+    let full_blocks = row_bytes / block_bytes;
+    let blocks = row_bytes.div_ceil(block_bytes);
+    assert!(digits.digits.len() >= blocks * DIGITS * 64 * VECTORS);
+    assert!(digits.centred.len() >= blocks * 16 && digits.units.len() >= blocks * 16);
+    let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> digits.group_shift;
+    for row in &rows {
+        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= last_group + 16);
+    }
+    // SAFETY: the assertions cover every block; full blocks lie in the row, the last one is masked.
+    unsafe {
+        let group_of_lane = _mm512_loadu_si512(digits.group_of_lane.as_ptr().cast());
+        let mut totals = [_mm512_setzero_ps(); ROWS];
+        for block in 0..blocks {
+            let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
+            for row in 0..ROWS {
+                let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
+                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(super::super::kernels::PREFETCH_AHEAD).cast());
+                let packed = if BITS.is_power_of_two() && block < full_blocks {
+                    _mm512_loadu_si512(at.cast())
+                } else {
+                    let present = block_bytes.min(row_bytes - block * block_bytes);
+                    _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), at.cast())
+                };
+                integers[row] = unpack::<BITS, VECTORS, E2M1>(packed);
+            }
+            let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
+            let mut sums = [_mm512_setzero_si512(); ROWS];
+            for digit in 0..DIGITS {
+                for sum in &mut sums {
+                    if digit > 0 {
+                        *sum = if BITS == 8 {
+                            _mm512_slli_epi32::<7>(*sum)
+                        } else {
+                            _mm512_slli_epi32::<8>(*sum)
+                        };
+                    }
+                }
+                for vector in 0..VECTORS {
+                    let x = _mm512_loadu_si512(place.add((digit * VECTORS + vector) * 64).cast());
+                    for row in 0..ROWS {
+                        sums[row] = _mm512_dpbusd_epi32(sums[row], integers[row][vector], x);
+                    }
+                }
+            }
+            let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
+            let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
+            let first_group = (block * 64 * VECTORS) >> digits.group_shift;
+            for row in 0..ROWS {
+                let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[row], centred));
+                let scales = _mm512_loadu_ps(rows[row].scales.as_ptr().add(first_group));
+                let scales = _mm512_permutexvar_ps(group_of_lane, scales);
+                totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);
+            }
+        }
+        let mut results = [0.0; ROWS];
+        for row in 0..ROWS {
+            results[row] = _mm512_reduce_add_ps(totals[row]);
+        }
+        results
+    }
+}
+
+/// Byte indices that put the eight codes of each quadword, `bits` bytes, together.
+const fn gather_bytes(bits: usize) -> [u8; 64] {
+    let mut index = [0; 64];
+    let mut byte = 0;
+    while byte < 64 {
+        let from = byte / 8 * bits + byte % 8;
+        index[byte] = if from < 64 { from as u8 } else { 63 };
+        byte += 1;
+    }
+    index
+}
+
+/// Bit offsets of the eight codes of a quadword; one less, modulo 64, for doubled ones.
+const fn code_offsets(bits: usize) -> [u8; 64] {
+    let mut offsets = [0; 64];
+    let mut byte = 0;
+    while byte < 64 {
+        offsets[byte] = ((byte % 8 * bits + 64 - doubled(bits) as usize) % 64) as u8;
+        byte += 1;
+    }
+    offsets
+}
+
+/// `2 * e2m1 + 12` of every code.
+const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// The integers of a block's codes as bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+unsafe fn unpack<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
+    packed: __m512i,
+) -> [__m512i; VECTORS] {
+    let double = doubled(BITS) && !E2M1;
+    let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
+    let mut codes = [packed; VECTORS];
+    // SAFETY: the tables have 64 (16) bytes.
+    unsafe {
+        if matches!(BITS, 3 | 5 | 6) {
+            let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { code_offsets(BITS) });
+            let together = _mm512_permutexvar_epi8(_mm512_loadu_si512(bytes.as_ptr().cast()), packed);
+            let spread = _mm512_multishift_epi64_epi8(_mm512_loadu_si512(offsets.as_ptr().cast()), together);
+            codes[0] = _mm512_and_si512(spread, mask);
+        } else if BITS < 8 {
+            for vector in 0..VECTORS {
+                let shifted = match vector {
+                    0 if double => _mm512_slli_epi16::<1>(packed),
+                    _ => {
+                        let by = (vector * BITS).saturating_sub(usize::from(double));
+                        _mm512_srlv_epi16(packed, _mm512_set1_epi16(by as i16))
+                    }
+                };
+                codes[vector] = _mm512_and_si512(shifted, mask);
+            }
+        }
+        if E2M1 {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(DOUBLED_E2M1.as_ptr().cast()));
+            for vector in 0..VECTORS {
+                codes[vector] = _mm512_shuffle_epi8(table, codes[vector]);
+            }
+        }
+    }
+    codes
+}
