@@ -73,11 +73,7 @@ impl Error {
         expected: impl Into<String>,
         found: impl Into<String>,
     ) -> Self {
-        Self::Mismatch {
-            what: what.into(),
-            expected: expected.into(),
-            found: found.into(),
-        }
+        Self::Mismatch { what: what.into(), expected: expected.into(), found: found.into() }
     }
 }
 

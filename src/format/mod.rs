@@ -16,6 +16,10 @@
 //! [`decode`] and [`encode`] are the readable scalar reference; every other implementation in the
 //! crate is tested against them.
 
+pub mod decode;
+pub mod element;
+pub mod encode;
+pub mod packing;
 
 use crate::{Error, Result};
 use std::fmt;
@@ -78,9 +82,7 @@ impl QuantFormat {
     /// Every format there is, affine ones first, by width and group size.
     pub fn all() -> Vec<Self> {
         let affine = Self::AFFINE_BITS.into_iter().flat_map(|bits| {
-            Self::AFFINE_GROUP_SIZES
-                .into_iter()
-                .map(move |group_size| Self::Affine { bits, group_size })
+            Self::AFFINE_GROUP_SIZES.into_iter().map(move |group_size| Self::Affine { bits, group_size })
         });
         affine.chain([Self::Mxfp4, Self::Nvfp4, Self::Mxfp8]).collect()
     }
@@ -92,8 +94,7 @@ impl QuantFormat {
     pub fn validate(self) -> Result<()> {
         match self {
             Self::Affine { bits, group_size }
-                if !Self::AFFINE_BITS.contains(&bits)
-                    || !Self::AFFINE_GROUP_SIZES.contains(&group_size) =>
+                if !Self::AFFINE_BITS.contains(&bits) || !Self::AFFINE_GROUP_SIZES.contains(&group_size) =>
             {
                 Err(Error::mismatch(
                     "affine format",

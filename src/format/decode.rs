@@ -1,0 +1,70 @@
+//! Scalar decode: the reference for every other path.
+//!
+//! All arithmetic is f32. `RN32` below is rounding to nearest, ties to even.
+//! Affine is `RN32(RN32(q * s) + b)` with an f32 scale; MXFP4, MXFP8 and NVFP4 are one exact product
+//! (exact with a global scale up to `RN32`). Codes that stand for NaN decode to NaN.
+
+use super::element::{e4m3_to_f32, e8m0_to_f32, E2M1, E2M1_MAX, E4M3_MAX};
+use super::packing::code_at;
+use super::{QuantFormat, ScaleKind};
+
+/// `6 * 448`: the largest magnitude that NVFP4 expresses without a global scale, and the divisor of
+/// MLX's `global_scale`.
+pub const NVFP4_MAX: f32 = E2M1_MAX * E4M3_MAX;
+
+/// The multiplier that stands for MLX's `global_scale`, which is the absolute maximum of the tensor.
+///
+/// This crate keeps the multiplier (`w = e2m1 * (e4m3 * multiplier)`), as ModelOpt's `weight_scale_2`
+/// already is; MLX's number is converted once, when a checkpoint is opened: `RN32(absmax / 2688)`.
+pub fn global_scale_from_absmax(absmax: f32) -> f32 {
+    absmax / NVFP4_MAX
+}
+
+/// Value of a scale byte, multiplied by the global scale (1 where there is none).
+///
+/// [`ScaleKind::Float`] has no scale bytes; it is read as E4M3 never is, so the answer is NaN.
+#[inline(always)]
+pub fn scale_from_byte(kind: ScaleKind, byte: u8, global_scale: f32) -> f32 {
+    match kind {
+        ScaleKind::E8m0 => e8m0_to_f32(byte),
+        ScaleKind::E4m3 => e4m3_to_f32(byte) * global_scale,
+        ScaleKind::Float => f32::NAN,
+    }
+}
+
+/// Value of a code before scale and bias.
+#[inline(always)]
+pub fn element(format: QuantFormat, code: u8) -> f32 {
+    match format {
+        QuantFormat::Affine { .. } => f32::from(code),
+        QuantFormat::Mxfp4 | QuantFormat::Nvfp4 => E2M1[usize::from(code & 15)],
+        QuantFormat::Mxfp8 => e4m3_to_f32(code),
+    }
+}
+
+/// Decodes one row.
+///
+/// `words` holds the packed row, `scales` and `biases` one f32 for each group (`biases` is empty for
+/// formats without), `row` receives K numbers.
+///
+/// ```
+/// use candle_quant::{format::decode::decode_row, QuantFormat};
+///
+/// let mut row = [0f32; 32];
+/// // 32 codes of 4 bits; the first two are 1 and 2.
+/// decode_row(QuantFormat::affine(4, 32)?, &[0x21, 0, 0, 0], &[0.5], &[-1.0], &mut row);
+/// assert_eq!(row[..3], [-0.5, 0.0, -1.0]);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+pub fn decode_row(format: QuantFormat, words: &[u32], scales: &[f32], biases: &[f32], row: &mut [f32]) {
+    let bits = format.bits();
+    for (group, values) in row.chunks_mut(format.group_size()).enumerate() {
+        let scale = scales.get(group).copied().unwrap_or(f32::NAN);
+        let bias = biases.get(group).copied();
+        for (offset, value) in values.iter_mut().enumerate() {
+            let code = code_at(words, bits, group * format.group_size() + offset);
+            let product = code.map_or(f32::NAN, |code| element(format, code) * scale);
+            *value = bias.map_or(product, |bias| product + bias);
+        }
+    }
+}
