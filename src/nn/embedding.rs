@@ -3,6 +3,7 @@
 use super::{LayerWeight, Linear, VarBuilder};
 use crate::QuantTensor;
 use candle_core::{DType, Module, Result, Tensor};
+use candle_nn::Init;
 
 /// An embedding table `[vocabulary, hidden]`; maps ids of any shape `[..]` to `[.., hidden]`.
 ///
@@ -76,8 +77,9 @@ impl Module for Embedding {
 /// # Errors
 /// If the weight is missing, damaged, or not of shape `[in_size, out_size]`.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embedding> {
+    let hint = Init::Randn { mean: 0., stdev: 1. };
     Ok(Embedding {
-        weight: vb.weight(in_size, out_size)?,
+        weight: vb.weight(in_size, out_size, hint)?,
         hidden_size: out_size,
         dtype: vb.dtype(),
     })

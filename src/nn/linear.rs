@@ -3,6 +3,7 @@
 use super::{LayerWeight, VarBuilder};
 use crate::QuantTensor;
 use candle_core::{Module, Result, Tensor};
+use candle_nn::init::{Init, DEFAULT_KAIMING_NORMAL};
 
 /// A linear layer: weight `[N, K]`, optional bias `[N]`; maps `[.., K]` to `[.., N]`.
 ///
@@ -65,8 +66,10 @@ impl Module for Linear {
 /// # Errors
 /// If a tensor is missing, damaged, or not of shape `[out_dim, in_dim]` and `[out_dim]`.
 pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
-    let weight = vb.weight(out_dim, in_dim)?;
-    let bias = vb.get(out_dim, "bias")?;
+    let weight = vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?;
+    let bound = 1. / (in_dim as f64).sqrt();
+    let hint = Init::Uniform { lo: -bound, up: bound };
+    let bias = vb.get_with_hints(out_dim, "bias", hint)?;
     Ok(Linear::new(weight, Some(bias)))
 }
 
@@ -75,7 +78,7 @@ pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
 /// # Errors
 /// If the weight is missing, damaged, or not of shape `[out_dim, in_dim]`.
 pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
-    Ok(Linear::new(vb.weight(out_dim, in_dim)?, None))
+    Ok(Linear::new(vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?, None))
 }
 
 /// [`linear`] if `bias`, else [`linear_no_bias`].

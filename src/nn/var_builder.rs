@@ -57,13 +57,13 @@ impl<'a> VarBuilder<'a> {
     }
 
     /// The tensor `weight` at the current path, of logical shape `[n, k]`, packed if the checkpoint
-    /// has it packed. This is what layers are made of.
+    /// has it packed. This is what layers are made of. The hint serves sources that create tensors.
     ///
     /// # Errors
     /// If it is missing or damaged, or its shape is not `[n, k]`.
-    pub fn weight(&self, n: usize, k: usize) -> Result<LayerWeight> {
+    pub fn weight(&self, n: usize, k: usize, hint: Init) -> Result<LayerWeight> {
         let dense = match &self.checkpoint {
-            None => self.get((n, k), "weight")?,
+            None => self.get_with_hints((n, k), "weight", hint)?,
             Some(checkpoint) => {
                 let module = self.prefix();
                 let weight = checkpoint.weight(&module, Some(k))?;
