@@ -1,26 +1,14 @@
 //! Sampling, streaming and stopping, on a model whose answers are written down.
 
+mod common;
+
 use candle_core::{Device, Tensor};
 use candle_quant::generate::{generate, CausalLm, Finish, Params, Sampler, Sampling, TextStream};
+use common::byte_tokenizer;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::ops::ControlFlow;
-use tokenizers::models::bpe::BPE;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::Tokenizer;
-
-/// One token for each byte.
-fn byte_tokenizer() -> Tokenizer {
-    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
-    alphabet.sort_unstable();
-    let vocab: Vec<(String, u32)> = alphabet.iter().map(char::to_string).zip(0..).collect();
-    let vocab: [_; 256] = vocab.try_into().unwrap();
-    let bpe = BPE::builder().vocab_and_merges(vocab, vec![]);
-    let mut tokenizer = Tokenizer::new(bpe.build().unwrap());
-    let byte_level = ByteLevel::default().add_prefix_space(false);
-    tokenizer.with_pre_tokenizer(Some(byte_level)).with_decoder(Some(byte_level));
-    tokenizer
-}
 
 fn ids(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
     tokenizer.encode(text, true).unwrap().get_ids().to_vec()

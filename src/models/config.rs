@@ -55,7 +55,9 @@ impl Config {
     /// If the architecture is not one of this module's, or a value is missing or senseless.
     pub fn from_json(config: &Value) -> Result<Self> {
         let fields = Fields::new(config, "config.json");
-        let model_type = fields.text("model_type")?.unwrap_or_default();
+        let model_type = fields.text("model_type")?.ok_or_else(|| {
+            Error::mismatch("config.json: `model_type`", "a string", "nothing")
+        })?;
         if !matches!(model_type, "llama" | "mistral" | "qwen2" | "qwen3") {
             return Err(Error::Unsupported {
                 what: format!("model type `{model_type}`"),
@@ -116,14 +118,14 @@ impl Config {
                 return Err(Error::mismatch(format!("`{name}`"), "at least 1", "0"));
             }
         }
-        if self.num_attention_heads % self.num_key_value_heads != 0 {
+        if !self.num_attention_heads.is_multiple_of(self.num_key_value_heads) {
             return Err(Error::mismatch(
                 "`num_key_value_heads`",
                 format!("a divisor of the {} attention heads", self.num_attention_heads),
                 self.num_key_value_heads.to_string(),
             ));
         }
-        if self.head_dim % 2 != 0 {
+        if !self.head_dim.is_multiple_of(2) {
             return Err(Error::mismatch("`head_dim`", "an even number", self.head_dim.to_string()));
         }
         if self.num_attention_heads.checked_mul(self.head_dim).is_none() {

@@ -86,7 +86,7 @@ impl<'a> VarBuilder<'a> {
             }
         };
         match self.quantize {
-            Some(format) if k % format.group_size() == 0 => {
+            Some(format) if k.is_multiple_of(format.group_size()) => {
                 Ok(QuantTensor::quantize(&dense, format)?.into())
             }
             _ => Ok(dense.to_dtype(self.dtype())?.into()),

@@ -4,6 +4,9 @@
 use candle_core::{DType, Device, Tensor, D};
 use candle_quant::Checkpoint;
 use std::path::PathBuf;
+use tokenizers::models::bpe::BPE;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::Tokenizer;
 
 /// The fixture checkpoints: written by mlx-lm, with its logits.
 pub const FIXTURES: [&str; 15] = [
@@ -70,4 +73,17 @@ pub fn distance(actual: &Tensor, expected: &Tensor) -> Distance {
         rms: (errors().map(|error| error.powi(2)).sum::<f64>() / count).sqrt(),
         other_argmax,
     }
+}
+
+/// One token for each byte.
+pub fn byte_tokenizer() -> Tokenizer {
+    let mut alphabet: Vec<char> = ByteLevel::alphabet().into_iter().collect();
+    alphabet.sort_unstable();
+    let vocab: Vec<(String, u32)> = alphabet.iter().map(char::to_string).zip(0..).collect();
+    let vocab: [_; 256] = vocab.try_into().unwrap();
+    let bpe = BPE::builder().vocab_and_merges(vocab, vec![]);
+    let mut tokenizer = Tokenizer::new(bpe.build().unwrap());
+    let byte_level = ByteLevel::default().add_prefix_space(false);
+    tokenizer.with_pre_tokenizer(Some(byte_level)).with_decoder(Some(byte_level));
+    tokenizer
 }
