@@ -1,6 +1,6 @@
 //! The crate's error: what was wrong, where, what was expected instead, and how to go on.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Shorthand for results of this crate's loaders and constructors.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -33,7 +33,7 @@ pub enum Error {
     #[error("{}: `{tensor}`: expected {expected}, found {found}; {remedy}", file.display())]
     Tensor {
         /// The file that holds the tensor.
-        file: PathBuf,
+        file: Box<Path>,
         /// The tensor's name, or the module path of a quantized weight.
         tensor: String,
         /// What the format demands.

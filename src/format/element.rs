@@ -1,5 +1,6 @@
 //! The small floating-point types: E2M1 and E4M3 elements, E8M0 scales (OCP Microscaling 1.0).
 
+use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// Values of the sixteen E2M1 codes.
@@ -64,6 +65,10 @@ pub trait Real: Copy + Send + Sync + candle_core::WithDType {
     fn from_f32(value: f32) -> Self;
     /// The exact value.
     fn to_f32(self) -> f32;
+    /// [`Real::to_f32`] of each number; the slices are of one length.
+    fn widen(from: &[Self], to: &mut [f32]);
+    /// [`Real::from_f32`] of each number.
+    fn round_all(from: Vec<f32>) -> Vec<Self>;
 }
 
 impl Real for f32 {
@@ -74,6 +79,12 @@ impl Real for f32 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         self
+    }
+    fn widen(from: &[Self], to: &mut [f32]) {
+        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+    }
+    fn round_all(from: Vec<f32>) -> Vec<Self> {
+        from
     }
 }
 
@@ -86,6 +97,15 @@ impl Real for f16 {
     fn to_f32(self) -> f32 {
         f16::to_f32(self)
     }
+    fn widen(from: &[Self], to: &mut [f32]) {
+        let len = to.len().min(from.len());
+        from[..len].convert_to_f32_slice(&mut to[..len]);
+    }
+    fn round_all(from: Vec<f32>) -> Vec<Self> {
+        let mut to = vec![f16::ZERO; from.len()];
+        to.convert_from_f32_slice(&from);
+        to
+    }
 }
 
 impl Real for bf16 {
@@ -96,6 +116,15 @@ impl Real for bf16 {
     #[inline(always)]
     fn to_f32(self) -> f32 {
         bf16::to_f32(self)
+    }
+    fn widen(from: &[Self], to: &mut [f32]) {
+        let len = to.len().min(from.len());
+        from[..len].convert_to_f32_slice(&mut to[..len]);
+    }
+    fn round_all(from: Vec<f32>) -> Vec<Self> {
+        let mut to = vec![bf16::ZERO; from.len()];
+        to.convert_from_f32_slice(&from);
+        to
     }
 }
 

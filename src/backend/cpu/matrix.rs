@@ -1,0 +1,107 @@
+//! A packed `[N, K]` weight as borrowed slices: what the CPU kernels see.
+
+use crate::format::decode::{decode_row, scale_from_byte};
+use crate::format::ScaleKind;
+use crate::QuantFormat;
+use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
+
+/// Scales or biases as stored.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GroupValues<'a> {
+    Byte(&'a [u8]),
+    F16(&'a [f16]),
+    Bf16(&'a [bf16]),
+    F32(&'a [f32]),
+}
+
+impl<'a> GroupValues<'a> {
+    /// The part of one matrix of a stack, or of one row of a matrix; empty when out of range.
+    fn slice(self, start: usize, len: usize) -> Self {
+        fn part<T>(all: &[T], start: usize, len: usize) -> &[T] {
+            all.get(start..).and_then(|rest| rest.get(..len)).unwrap_or_default()
+        }
+        match self {
+            Self::Byte(all) => Self::Byte(part(all, start, len)),
+            Self::F16(all) => Self::F16(part(all, start, len)),
+            Self::Bf16(all) => Self::Bf16(part(all, start, len)),
+            Self::F32(all) => Self::F32(part(all, start, len)),
+        }
+    }
+
+    /// Converts to f32, exactly but for the product of an E4M3 scale and a global scale.
+    #[inline(always)]
+    fn to_f32(self, kind: ScaleKind, global_scale: f32, out: &mut [f32]) {
+        match self {
+            Self::Byte(bytes) => {
+                for (value, &byte) in out.iter_mut().zip(bytes) {
+                    *value = scale_from_byte(kind, byte, global_scale);
+                }
+            }
+            Self::F16(values) if values.len() == out.len() => values.convert_to_f32_slice(out),
+            Self::F16(values) => {
+                out.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_f32());
+            }
+            // Widening bf16 is a shift; written out, the loop vectorizes.
+            Self::Bf16(values) => {
+                for (out, value) in out.iter_mut().zip(values) {
+                    *out = f32::from_bits(u32::from(value.to_bits()) << 16);
+                }
+            }
+            Self::F32(values) => out.iter_mut().zip(values).for_each(|(out, value)| *out = *value),
+        }
+    }
+}
+
+/// A packed weight `[rows, k]` in row-major order.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct PackedMatrix<'a> {
+    pub(crate) format: QuantFormat,
+    pub(crate) rows: usize,
+    pub(crate) k: usize,
+    pub(crate) words: &'a [u32],
+    pub(crate) scales: GroupValues<'a>,
+    pub(crate) biases: Option<GroupValues<'a>>,
+    /// Multiplier of every scale; 1 where the format has none.
+    pub(crate) global_scale: f32,
+}
+
+impl<'a> PackedMatrix<'a> {
+    pub(crate) fn groups_per_row(&self) -> usize {
+        self.k / self.format.group_size()
+    }
+
+    /// The packed codes of a row.
+    #[inline(always)]
+    pub(crate) fn row_words(&self, row: usize) -> &'a [u32] {
+        let len = self.k * self.format.bits() / 32;
+        self.words.get(row * len..).and_then(|rest| rest.get(..len)).unwrap_or_default()
+    }
+
+    /// Scales and biases of a row as f32, into the first `groups_per_row` places of each buffer.
+    #[inline(always)]
+    pub(crate) fn row_parameters(&self, row: usize, scales: &mut [f32], biases: &mut [f32]) {
+        let groups = self.groups_per_row();
+        let (start, kind) = (row * groups, self.format.scale_kind());
+        let head = |buffer| <[f32]>::get_mut(buffer, ..groups).unwrap_or_default();
+        self.scales.slice(start, groups).to_f32(kind, self.global_scale, head(scales));
+        if let Some(all) = self.biases {
+            all.slice(start, groups).to_f32(kind, 1.0, head(biases));
+        }
+    }
+
+    /// Whether `fma(q, scale, bias)` has the bits of `RN32(RN32(q * scale) + bias)`: the product of a
+    /// code and a 16-bit scale is exact, that of a code and an f32 scale is not.
+    pub(crate) fn product_is_exact(&self) -> bool {
+        !matches!(self.scales, GroupValues::F32(_))
+    }
+
+    /// Decodes a row with the scalar reference.
+    pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
+        let groups = self.groups_per_row();
+        let mut scales = vec![0.0; groups];
+        let mut biases = vec![0.0; if self.biases.is_some() { groups } else { 0 }];
+        self.row_parameters(row, &mut scales, &mut biases);
+        decode_row(self.format, self.row_words(row), &scales, &biases, out);
+    }
+}

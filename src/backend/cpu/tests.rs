@@ -1,0 +1,361 @@
+//! Every instruction set through the same checks on the same awkward shapes, against the scalar
+//! reference in f64.
+
+use super::*;
+use crate::format::encode::{encode_affine, encode_mx, encode_nvfp4};
+use crate::format::QuantFormat;
+use half::{bf16, f16};
+use rand::rngs::StdRng;
+use rand::{Rng, RngExt, SeedableRng};
+
+/// N and K: one row, odd counts, less than a block, every kind of incomplete last block, rows that are
+/// not multiples of 16 bytes, more than one span along K.
+const SHAPES: [(usize, usize); 12] = [
+    (1, 32),
+    (3, 64),
+    (7, 96),
+    (1, 128),
+    (17, 160),
+    (5, 224),
+    (33, 256),
+    (2, 1056),
+    (50, 1024),
+    (19, 2176),
+    (129, 384),
+    (8, 4096),
+];
+
+/// Rows of activations: none, every direct width, the edge to panels and beyond.
+const COLUMNS: [usize; 13] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 31, MAX_DIRECT, MAX_DIRECT + 1];
+
+/// Scales (and biases) of a test weight, owned.
+enum Groups {
+    Byte(Vec<u8>),
+    F16(Vec<f16>),
+    Bf16(Vec<bf16>),
+    F32(Vec<f32>),
+}
+
+impl Groups {
+    fn view(&self) -> GroupValues<'_> {
+        match self {
+            Self::Byte(values) => GroupValues::Byte(values),
+            Self::F16(values) => GroupValues::F16(values),
+            Self::Bf16(values) => GroupValues::Bf16(values),
+            Self::F32(values) => GroupValues::F32(values),
+        }
+    }
+}
+
+/// A packed weight, owned.
+struct Weight {
+    format: QuantFormat,
+    n: usize,
+    k: usize,
+    words: Vec<u32>,
+    scales: Groups,
+    biases: Option<Groups>,
+    global_scale: f32,
+}
+
+impl Weight {
+    fn view(&self) -> PackedMatrix<'_> {
+        PackedMatrix {
+            format: self.format,
+            rows: self.n,
+            k: self.k,
+            words: &self.words,
+            scales: self.scales.view(),
+            biases: self.biases.as_ref().map(Groups::view),
+            global_scale: self.global_scale,
+        }
+    }
+
+    /// Random codes (every code occurs) under random scales.
+    fn random(format: QuantFormat, n: usize, k: usize, rng: &mut StdRng) -> Self {
+        let groups = n * k / format.group_size();
+        let words = (0..n * k * format.bits() / 32).map(|_| rng.random()).collect();
+        let floats = |low: f32, rng: &mut StdRng| -> Vec<f32> {
+            (0..groups).map(|_| rng.random_range(low..0.02)).collect()
+        };
+        // Scale dtypes take turns over the shapes.
+        let stored = |values: Vec<f32>| match (n + k / 32) % 3 {
+            0 => Groups::F16(values.into_iter().map(f16::from_f32).collect()),
+            1 => Groups::Bf16(values.into_iter().map(bf16::from_f32).collect()),
+            _ => Groups::F32(values),
+        };
+        let (scales, biases) = match format {
+            QuantFormat::Affine { .. } => (stored(floats(-0.02, rng)), Some(stored(floats(-0.1, rng)))),
+            QuantFormat::Nvfp4 => {
+                // Signed, with subnormals, without NaN.
+                let byte = |rng: &mut StdRng| rng.random_range(0..0x70u8) | (rng.random::<u8>() & 0x80);
+                (Groups::Byte((0..groups).map(|_| byte(rng)).collect()), None)
+            }
+            _ => (Groups::Byte((0..groups).map(|_| rng.random_range(115..125)).collect()), None),
+        };
+        let global_scale = if format == QuantFormat::Nvfp4 { 0.37 } else { 1.0 };
+        let mut weight = Self { format, n, k, words, scales, biases, global_scale };
+        if format == QuantFormat::Mxfp8 {
+            weight.replace_nan_codes();
+        }
+        weight
+    }
+
+    /// E4M3 codes that stand for NaN are tested by themselves.
+    fn replace_nan_codes(&mut self) {
+        for word in &mut self.words {
+            let bytes = word.to_le_bytes().map(|byte| if byte & 0x7F == 0x7F { byte ^ 1 } else { byte });
+            *word = u32::from_le_bytes(bytes);
+        }
+    }
+
+    /// The scalar reference.
+    fn decoded(&self) -> Vec<f32> {
+        let mut all = vec![0.0; self.n * self.k];
+        for (row, out) in all.chunks_exact_mut(self.k).enumerate() {
+            self.view().decode_row(row, out);
+        }
+        all
+    }
+}
+
+fn formats_for(k: usize) -> impl Iterator<Item = QuantFormat> {
+    QuantFormat::all().into_iter().filter(move |format| k % format.group_size() == 0)
+}
+
+/// `x * w^T + bias` in f64, and the sum of magnitudes that bounds its rounding errors.
+fn product_in_f64(weights: &[f32], k: usize, x: &[f32], bias: Option<&[f32]>) -> Vec<(f64, f64)> {
+    let mut results = Vec::new();
+    for x in x.chunks_exact(k) {
+        for (n, weights) in weights.chunks_exact(k).enumerate() {
+            let bias = bias.map_or(0.0, |bias| f64::from(bias[n]));
+            let terms = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x));
+            let (sum, size) = terms.fold((bias, bias.abs()), |(s, a), t| (s + t, a + t.abs()));
+            results.push((sum, size));
+        }
+    }
+    results
+}
+
+/// Unit roundoff of an activation dtype.
+fn unit<T: Real>() -> f64 {
+    let next = (1..60).find(|&bits| T::from_f32(1.0 + 2f32.powi(-bits)).to_f32() == 1.0);
+    2f64.powi(-next.unwrap_or(60))
+}
+
+fn check_matmul<T: Real>(
+    set: &dyn InstructionSet,
+    weight: &Weight,
+    m: usize,
+    biased: bool,
+    rng: &mut StdRng,
+) {
+    let x: Vec<T> = (0..m * weight.k).map(|_| T::from_f32(rng.random_range(-1.0..1.0))).collect();
+    let bias: Option<Vec<f32>> = biased.then(|| (0..weight.n).map(|_| rng.random_range(-1.0..1.0)).collect());
+    let got = matmul_with(set, &weight.view(), &x, bias.as_deref());
+    let exact: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
+    let want = product_in_f64(&weight.decoded(), weight.k, &exact, bias.as_deref());
+    assert_eq!(got.len(), want.len());
+    for (index, (got, (want, size))) in got.iter().zip(&want).enumerate() {
+        let error = (f64::from(got.to_f32()) - want).abs();
+        // A sum in f32 over lanes, then one rounding to T.
+        let bound = 1e-6 * size + unit::<T>() * want.abs() + 1e-30;
+        let name = (set.name(), weight.format, weight.n, weight.k, m);
+        assert!(error <= bound, "{name:?} [{index}]: {} {want} off by {error:e} > {bound:e}", got.to_f32());
+    }
+}
+
+#[test]
+fn products_agree_with_f64_everywhere() {
+    let mut rng = StdRng::seed_from_u64(1);
+    for set in simd::available() {
+        for (n, k) in SHAPES {
+            for format in formats_for(k) {
+                let weight = Weight::random(format, n, k, &mut rng);
+                // All widths on small shapes; on large ones a random few, to keep the test short.
+                let some: Vec<usize> =
+                    COLUMNS.into_iter().filter(|m| n * k < 8192 || *m < 3 || rng.random_bool(0.15)).collect();
+                for m in some {
+                    check_matmul::<f32>(*set, &weight, m, m % 2 == 1, &mut rng);
+                    check_matmul::<f16>(*set, &weight, m, m % 2 == 0, &mut rng);
+                    check_matmul::<bf16>(*set, &weight, m, m % 2 == 1, &mut rng);
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn nvfp4_rows_may_end_inside_a_run_of_32() {
+    let mut rng = StdRng::seed_from_u64(2);
+    for set in simd::available() {
+        for k in [16, 48, 80, 112, 1040] {
+            let weight = Weight::random(QuantFormat::Nvfp4, 5, k, &mut rng);
+            for m in [1, 4, MAX_DIRECT + 1] {
+                check_matmul::<f32>(*set, &weight, m, true, &mut rng);
+            }
+        }
+    }
+}
+
+#[track_caller]
+fn assert_same_bits(name: impl std::fmt::Debug, got: &[f32], want: &[f32]) {
+    assert_eq!(got.len(), want.len());
+    for (index, (got, want)) in got.iter().zip(want).enumerate() {
+        let same = got.to_bits() == want.to_bits() || (got.is_nan() && want.is_nan());
+        assert!(same, "{name:?} [{index}]: {got:e} {want:e}");
+    }
+}
+
+#[test]
+fn decode_has_the_bits_of_the_reference() {
+    let mut rng = StdRng::seed_from_u64(3);
+    for set in simd::available() {
+        for (n, k) in SHAPES {
+            for format in formats_for(k) {
+                let weight = Weight::random(format, n, k, &mut rng);
+                let got: Vec<f32> = dequantize_with(*set, &weight.view());
+                assert_same_bits((set.name(), format, n, k), &got, &weight.decoded());
+            }
+        }
+    }
+}
+
+#[test]
+fn every_scale_byte_times_every_code_decodes_alike() {
+    for set in simd::available() {
+        for format in [QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+            let k = 256;
+            let words_per_row = format.words_per_row(k).unwrap();
+            let codes: Vec<u8> = (0..words_per_row * 4)
+                .map(|byte| if format.bits() == 8 { byte as u8 } else { (byte % 8 * 0x22 + 0x10) as u8 })
+                .collect();
+            let row: Vec<u32> =
+                codes.chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]])).collect();
+            let groups = k / format.group_size();
+            let weight = Weight {
+                format,
+                n: 256,
+                k,
+                words: row.repeat(256),
+                scales: Groups::Byte((0..=255).flat_map(|byte| vec![byte; groups]).collect()),
+                biases: None,
+                global_scale: 1.0,
+            };
+            let got: Vec<f32> = dequantize_with(*set, &weight.view());
+            assert_same_bits((set.name(), format), &got, &weight.decoded());
+        }
+    }
+}
+
+#[test]
+fn a_nan_reaches_its_row_and_no_other() {
+    let mut rng = StdRng::seed_from_u64(4);
+    for set in simd::available() {
+        for (format, poison) in
+            [(QuantFormat::Mxfp4, 255), (QuantFormat::Mxfp8, 255), (QuantFormat::Nvfp4, 0x7F)]
+        {
+            let mut weight = Weight::random(format, 4, 96, &mut rng);
+            let groups = 96 / format.group_size();
+            if let Groups::Byte(scales) = &mut weight.scales {
+                scales[2 * groups + groups - 1] = poison;
+            }
+            for m in [1, 5, MAX_DIRECT + 1] {
+                let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * 96], None);
+                for (index, y) in y.iter().enumerate() {
+                    assert_eq!(y.is_nan(), index % 4 == 2, "{} {format} {m} {index}", set.name());
+                }
+            }
+        }
+        let mut weight = Weight::random(QuantFormat::Mxfp8, 3, 96, &mut rng);
+        weight.words[24 + 7] |= 0x7F00;
+        let y: Vec<f32> = matmul_with(*set, &weight.view(), &[1.0f32; 96], None);
+        assert_eq!(y.iter().map(|y| y.is_nan()).collect::<Vec<_>>(), [false, true, false], "{}", set.name());
+    }
+}
+
+/// Relative L2 error of `got` against f64.
+fn relative_error(got: impl Iterator<Item = f64>, want: &[(f64, f64)]) -> f64 {
+    let (error, size) = got.zip(want).fold((0.0, 0.0), |(error, size), (got, (want, _))| {
+        (error + (got - want) * (got - want), size + want * want)
+    });
+    (error / size).sqrt()
+}
+
+/// The encoder's own output on Gaussian weights, long rows, activations of one sign: sums that cancel.
+#[test]
+fn results_are_as_good_as_rounding_allows() {
+    fn gaussian(rng: &mut impl Rng) -> f32 {
+        let u: f32 = rng.random_range(1e-6..1.0);
+        (-2.0 * u.ln()).sqrt() * (std::f32::consts::TAU * rng.random::<f32>()).cos()
+    }
+    let mut rng = StdRng::seed_from_u64(5);
+    let (n, k) = (24, 16384);
+    let dense: Vec<f32> = (0..n * k).map(|_| 0.02 * gaussian(&mut rng)).collect();
+    for format in QuantFormat::all() {
+        let groups = k / format.group_size();
+        let words_per_row = format.words_per_row(k).unwrap();
+        let mut words = vec![0; n * words_per_row];
+        let (mut scales, mut biases) = (vec![0f32; n * groups], vec![0f32; n * groups]);
+        let mut bytes = vec![0u8; n * groups];
+        for row in 0..n {
+            let (dense, words) = (&dense[row * k..][..k], &mut words[row * words_per_row..][..words_per_row]);
+            let part = row * groups..(row + 1) * groups;
+            match format {
+                QuantFormat::Affine { bits, group_size } => {
+                    let (scales, biases) = (&mut scales[part.clone()], &mut biases[part]);
+                    encode_affine(dense, bits, group_size, words, scales, biases);
+                }
+                QuantFormat::Nvfp4 => encode_nvfp4(dense, None, words, &mut bytes[part]),
+                _ => encode_mx(dense, format, words, &mut bytes[part]),
+            }
+        }
+        let affine = format.has_biases();
+        let weight = Weight {
+            format,
+            n,
+            k,
+            words,
+            scales: if affine { Groups::F32(scales) } else { Groups::Byte(bytes) },
+            biases: affine.then_some(Groups::F32(biases)),
+            global_scale: 1.0,
+        };
+        let decoded = weight.decoded();
+        for (m, one_sign) in [(1, false), (1, true), (4, true), (8, false), (MAX_DIRECT + 1, true)] {
+            let x: Vec<f32> = (0..m * k)
+                .map(|_| gaussian(&mut rng))
+                .map(|x| bf16::from_f32(if one_sign { x.abs() } else { x }).to_f32())
+                .collect();
+            let want = product_in_f64(&decoded, k, &x, None);
+            for set in simd::available() {
+                let name = (set.name(), format, m, one_sign);
+                let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
+                assert!(error <= 1e-6, "{name:?}: {error:e}");
+
+                let half: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
+                let got: Vec<bf16> = matmul_with(*set, &weight.view(), &half, None);
+                let error = relative_error(got.iter().map(|y| f64::from(y.to_f32())), &want);
+                let rounded = want.iter().map(|(y, _)| f64::from(bf16::from_f64(*y).to_f32()));
+                let unavoidable = relative_error(rounded, &want);
+                assert!(error <= 1.05 * unavoidable, "{name:?}: bf16 {error:e}, rounding {unavoidable:e}");
+            }
+        }
+    }
+}
+
+#[test]
+fn a_column_has_the_same_bits_alone_and_in_company() {
+    let mut rng = StdRng::seed_from_u64(6);
+    for set in simd::available() {
+        for format in formats_for(2176) {
+            let weight = Weight::random(format, 21, 2176, &mut rng);
+            let x: Vec<f32> = (0..8 * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let together: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+            for (column, x) in x.chunks_exact(weight.k).enumerate() {
+                let alone: Vec<f32> = matmul_with(*set, &weight.view(), x, None);
+                assert_same_bits((set.name(), format, column), &together[column * 21..][..21], &alone);
+            }
+        }
+    }
+}

@@ -1,0 +1,242 @@
+//! The one door to the kernels: the device of a weight decides who computes.
+
+mod cpu;
+mod quantize;
+
+use crate::format::element::Real;
+use crate::{Error, QuantTensor};
+use candle_core::{bail, CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use cpu::{GroupValues, PackedMatrix};
+use half::{bf16, f16};
+pub(crate) use quantize::{absmax as cpu_absmax, quantize as cpu_quantize};
+
+#[cfg(target_endian = "big")]
+compile_error!("candle-quant reads packed words as little-endian bytes");
+
+/// See [`QuantTensor::matmul`].
+pub(crate) fn matmul(weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    let dims = weight.dims();
+    let [leading @ .., n, k] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
+    if x.dims().last() != Some(k) {
+        let expected = format!("last dimension {k} (K of {weight:?})");
+        return Err(Error::mismatch("x", expected, format!("shape {:?}", x.dims())).into());
+    }
+    if let Some(bias) = bias {
+        if bias.dims() != [*n] {
+            return Err(Error::mismatch("bias", format!("shape [{n}]"), format!("{:?}", bias.dims())).into());
+        }
+        check_device("bias", bias, weight.device())?;
+    }
+    check_device("x", x, weight.device())?;
+    if leading.is_empty() {
+        let bias = bias.map(|bias| bias.detach().to_dtype(DType::F32)?.contiguous()).transpose()?;
+        return x.contiguous()?.apply_op1(QuantMatmul { weight: weight.clone(), bias });
+    }
+    stacked_matmul(weight, leading, x, bias)
+}
+
+/// One product for each matrix of a stack; leading dimensions broadcast both ways.
+fn stacked_matmul(
+    weight: &QuantTensor,
+    stack: &[usize],
+    x: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let [x_stack @ .., m, k] = x.dims() else {
+        let expected = "a shape [.., M, K] for a stack of weights";
+        return Err(Error::mismatch("x", expected, format!("{:?}", x.dims())).into());
+    };
+    let shape = Shape::from(x_stack).broadcast_shape_binary_op(&Shape::from(stack), "matmul")?;
+    let batch = shape.dims().to_vec();
+    let x = x.broadcast_as([&batch[..], &[*m, *k]].concat())?.contiguous()?;
+    let x = x.reshape((shape.elem_count(), *m, *k))?;
+    // Which matrix of the flattened stack each batch entry meets.
+    let matrices: usize = stack.iter().product();
+    let index = Tensor::arange(0u32, matrices as u32, &Device::Cpu)?.reshape(stack)?;
+    let index: Vec<u32> = index.broadcast_as(batch.as_slice())?.flatten_all()?.to_vec1()?;
+    let flat = weight.flatten_stack()?;
+    let products = index
+        .iter()
+        .enumerate()
+        .map(|(entry, &matrix)| matmul(&flat.matrix(matrix as usize)?, &x.get(entry)?, bias));
+    let products = Tensor::stack(&products.collect::<Result<Vec<_>>>()?, 0)?;
+    let n = products.dim(candle_core::D::Minus1)?;
+    products.reshape([&batch[..], &[*m, n]].concat())
+}
+
+/// See [`QuantTensor::dequantize`].
+pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
+    fn typed<T: Real>(weight: &QuantTensor) -> Result<Tensor> {
+        let dims = weight.dims();
+        let matrices = dims[..dims.len() - 2].iter().product();
+        let mut all = Vec::with_capacity(dims.iter().product());
+        for matrix in 0..matrices {
+            all.extend(with_matrix(weight, matrix, |matrix| Ok(cpu::dequantize::<T>(matrix)))?);
+        }
+        Tensor::from_vec(all, dims, &Device::Cpu)
+    }
+    match dtype {
+        DType::F32 => typed::<f32>(weight),
+        DType::F16 => typed::<f16>(weight),
+        DType::BF16 => typed::<bf16>(weight),
+        other => Err(unsupported_dtype("dequantize", other)),
+    }
+}
+
+/// See [`QuantTensor::embed`].
+pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
+    fn typed<T: Real>(weight: &QuantTensor, ids: &[usize], dims: Vec<usize>) -> Result<Tensor> {
+        let rows = with_matrix(weight, 0, |matrix| Ok(cpu::embed::<T>(matrix, ids)))?;
+        Tensor::from_vec(rows, dims, &Device::Cpu)
+    }
+    let [n, k] = weight.dims()[..] else {
+        return Err(Error::mismatch("embedding", "a weight [N, K]", format!("{weight:?}")).into());
+    };
+    check_device("ids", ids, weight.device())?;
+    let flat = match ids.dtype() {
+        DType::U8 | DType::U32 | DType::I64 => ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?,
+        other => return Err(Error::mismatch("ids", "dtype U8, U32 or I64", format!("{other:?}")).into()),
+    };
+    let in_range = |id: &i64| usize::try_from(*id).ok().filter(|id| *id < n);
+    let Some(rows) = flat.iter().map(in_range).collect::<Option<Vec<_>>>() else {
+        let bad = flat.iter().find(|id| in_range(id).is_none()).copied().unwrap_or_default();
+        return Err(Error::mismatch("ids", format!("each below {n}"), bad.to_string()).into());
+    };
+    let dims = [ids.dims(), &[k]].concat();
+    match dtype {
+        DType::F32 => typed::<f32>(weight, &rows, dims),
+        DType::F16 => typed::<f16>(weight, &rows, dims),
+        DType::BF16 => typed::<bf16>(weight, &rows, dims),
+        other => Err(unsupported_dtype("embed", other)),
+    }
+}
+
+/// The product with a matrix `[N, K]`; candle hands it the storage of `x`.
+struct QuantMatmul {
+    weight: QuantTensor,
+    /// F32 `[N]`, contiguous.
+    bias: Option<Tensor>,
+}
+
+impl CustomOp1 for QuantMatmul {
+    fn name(&self) -> &'static str {
+        "quant-matmul"
+    }
+
+    fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
+        let bias: Option<Vec<f32>> = self.bias.as_ref().map(|bias| bias.to_vec1()).transpose()?;
+        let bias = bias.as_deref();
+        let product = with_matrix(&self.weight, 0, |matrix| {
+            Ok(match storage {
+                CpuStorage::F32(x) => CpuStorage::F32(cpu::matmul(matrix, contiguous(x, layout)?, bias)),
+                CpuStorage::F16(x) => CpuStorage::F16(cpu::matmul(matrix, contiguous(x, layout)?, bias)),
+                CpuStorage::BF16(x) => CpuStorage::BF16(cpu::matmul(matrix, contiguous(x, layout)?, bias)),
+                _ => {
+                    return Err(unsupported_dtype(
+                        self.name(),
+                        candle_core::backend::BackendStorage::dtype(storage),
+                    ))
+                }
+            })
+        })?;
+        let mut dims = layout.dims().to_vec();
+        if let (Some(last), [.., n, _]) = (dims.last_mut(), self.weight.dims().as_slice()) {
+            *last = *n;
+        }
+        Ok((product, Shape::from(dims)))
+    }
+
+    /// `grad * weight`: the weight is dequantized for it.
+    fn bwd(&self, _x: &Tensor, _product: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+        let weight = self.weight.dequantize(grad.dtype())?;
+        let (n, k) = weight.dims2()?;
+        let flat = grad.contiguous()?.reshape(((), n))?.matmul(&weight)?;
+        let mut dims = grad.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = k;
+        }
+        Ok(Some(flat.reshape(dims)?))
+    }
+}
+
+/// The elements of a contiguous CPU tensor.
+fn contiguous<'a, T>(storage: &'a [T], layout: &Layout) -> Result<&'a [T]> {
+    let range = layout.contiguous_offsets().map(|(start, end)| start..end);
+    match range.and_then(|range| storage.get(range)) {
+        Some(elements) => Ok(elements),
+        None => bail!("a contiguous tensor is needed here, found layout {layout:?}"),
+    }
+}
+
+/// Lends matrix `index` of a (stack of) packed weights on the CPU to `compute`.
+fn with_matrix<R>(
+    weight: &QuantTensor,
+    index: usize,
+    compute: impl FnOnce(&PackedMatrix) -> Result<R>,
+) -> Result<R> {
+    let [.., rows, k] = weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+    let format = weight.format();
+    let part = |len_of_row: usize| (index * rows * len_of_row, rows * len_of_row);
+    let (words, groups) = (part(k * format.bits() / 32), part(k / format.group_size()));
+
+    let (packed, packed_layout) = weight.packed().storage_and_layout();
+    let Storage::Cpu(CpuStorage::U32(packed)) = &*packed else {
+        return Err(unsupported_device(weight.device()));
+    };
+    let (scales, scales_layout) = weight.scales().storage_and_layout();
+    let biases = weight.biases().map(|biases| biases.storage_and_layout());
+    let biases = match &biases {
+        Some((storage, layout)) => Some(group_values(storage, layout, groups)?),
+        None => None,
+    };
+    compute(&PackedMatrix {
+        format,
+        rows,
+        k,
+        words: slice(contiguous(packed, packed_layout)?, words)?,
+        scales: group_values(&scales, scales_layout, groups)?,
+        biases,
+        global_scale: weight.global_scale_of(index),
+    })
+}
+
+fn group_values<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<GroupValues<'a>> {
+    Ok(match storage {
+        Storage::Cpu(CpuStorage::U8(all)) => GroupValues::Byte(slice(contiguous(all, layout)?, part)?),
+        Storage::Cpu(CpuStorage::F16(all)) => GroupValues::F16(slice(contiguous(all, layout)?, part)?),
+        Storage::Cpu(CpuStorage::BF16(all)) => GroupValues::Bf16(slice(contiguous(all, layout)?, part)?),
+        Storage::Cpu(CpuStorage::F32(all)) => GroupValues::F32(slice(contiguous(all, layout)?, part)?),
+        _ => bail!("scales and biases live on the CPU as U8, F16, BF16 or F32"),
+    })
+}
+
+fn slice<T>(all: &[T], (start, len): (usize, usize)) -> Result<&[T]> {
+    match all.get(start..).and_then(|rest| rest.get(..len)) {
+        Some(part) => Ok(part),
+        None => bail!("{len} elements from {start} on, of {}", all.len()),
+    }
+}
+
+fn check_device(what: &str, tensor: &Tensor, device: &Device) -> Result<()> {
+    if tensor.device().same_device(device) {
+        return Ok(());
+    }
+    let expected = format!("on {:?}, where the weight is", device.location());
+    Err(Error::mismatch(what, expected, format!("on {:?}", tensor.device().location())).into())
+}
+
+fn unsupported_dtype(operation: &str, dtype: DType) -> candle_core::Error {
+    Error::Unsupported {
+        what: format!("{operation} with dtype {dtype:?}"),
+        remedy: "use F32, F16 or BF16".to_string(),
+    }
+    .into()
+}
+
+fn unsupported_device(device: &Device) -> candle_core::Error {
+    Error::Unsupported {
+        what: format!("computing with quantized weights on {:?}", device.location()),
+        remedy: "use Device::Cpu".to_string(),
+    }
+    .into()
+}

@@ -1,0 +1,356 @@
+//! How one module of an MLX checkpoint is stored: dense, or packed in which format.
+//!
+//! Packed words and scales alone fix only the product of bits and group size. What decides between the
+//! candidates is, in this order: the module's own entry in the config, the number of input features
+//! that the model knows, the byte-sized scales that only the floating-point formats have, and the top
+//! level of the config.
+
+use super::{
+    config::{Override, Quantization},
+    mapped::StoredTensor,
+    shards::Tensors,
+    Warnings,
+};
+use crate::{format::ScaleKind, Error, QuantFormat, Result};
+use safetensors::Dtype;
+
+/// The tensors of one packed module, checked against each other.
+pub(super) struct Triplet<'a> {
+    module: &'a str,
+    pub weight: &'a StoredTensor,
+    pub scales: &'a StoredTensor,
+    pub biases: Option<&'a StoredTensor>,
+    /// The largest magnitude of the tensor (of each expert), not yet a multiplier.
+    pub global_scale: Option<&'a StoredTensor>,
+    /// All dimensions but the last.
+    rows: &'a [usize],
+    /// 32-bit words of a row.
+    words: usize,
+    /// Scales of a row.
+    groups: usize,
+    /// Whether scales are bytes, as in the floating-point formats, and not floats.
+    byte_scales: bool,
+}
+
+impl<'a> Triplet<'a> {
+    /// The packed tensors of `module`; `None` if it has no scales, that is, if it is not packed.
+    pub(super) fn find(tensors: &'a Tensors, module: &'a str) -> Result<Option<Self>> {
+        let get = |suffix: &str| tensors.get(&format!("{module}.{suffix}"));
+        let Some(scales) = get("scales") else {
+            return Ok(None);
+        };
+        let Some(weight) = get("weight") else {
+            return Err(wrong(module, "scales", scales, "a packed weight beside the scales", "no weight"));
+        };
+        if weight.dtype() != Dtype::U32 {
+            return Err(wrong(
+                module,
+                "weight",
+                weight,
+                "U32 words, as there are scales beside them",
+                format!("{:?}", weight.dtype()),
+            ));
+        }
+        let ([rows @ .., words], [scale_rows @ .., groups]) = (weight.dims(), scales.dims()) else {
+            return Err(wrong(module, "weight", weight, "shapes of two or more dimensions", "a scalar"));
+        };
+        if rows.is_empty() || rows.contains(&0) || *words == 0 || *groups == 0 {
+            return Err(wrong(
+                module,
+                "weight",
+                weight,
+                "two or more dimensions, none of them zero",
+                format!("weight {:?}, scales {:?}", weight.dims(), scales.dims()),
+            ));
+        }
+        if rows != scale_rows {
+            return Err(wrong(
+                module,
+                "scales",
+                scales,
+                format!("the leading dimensions {rows:?} of the weight"),
+                format!("{scale_rows:?}"),
+            ));
+        }
+        let triplet = Self {
+            module,
+            weight,
+            scales,
+            biases: get("biases"),
+            global_scale: get("global_scale"),
+            rows,
+            words: *words,
+            groups: *groups,
+            byte_scales: has_byte_scales(module, scales)?,
+        };
+        triplet.check_biases()?;
+        Ok(Some(triplet))
+    }
+
+    /// Float scales come with biases of the same shape, byte scales come without.
+    fn check_biases(&self) -> Result<()> {
+        let (scales, byte_scales) = (self.scales, self.byte_scales);
+        let Some(biases) = self.biases else {
+            let expected = format!("biases beside {:?} scales", scales.dtype());
+            return match byte_scales {
+                true => Ok(()),
+                false => Err(wrong(self.module, "scales", scales, expected, "none")),
+            };
+        };
+        let expected = if byte_scales {
+            format!("no biases beside {:?} scales", scales.dtype())
+        } else if biases.dims() != scales.dims() {
+            format!("the shape {:?} of the scales", scales.dims())
+        } else if !is_affine_dtype(biases.dtype()) {
+            "F16, BF16 or F32".into()
+        } else {
+            return Ok(());
+        };
+        let found = format!("{:?} {:?}", biases.dtype(), biases.dims());
+        Err(wrong(self.module, "biases", biases, expected, found))
+    }
+
+    /// Decides the format. `in_features` is K as the model knows it.
+    pub(super) fn resolve(
+        &self,
+        config: &Quantization,
+        in_features: Option<usize>,
+        warnings: &Warnings,
+    ) -> Result<QuantFormat> {
+        let format = match config.overrides.get(self.module) {
+            Some(Override::Dense) => {
+                return Err(self.wrong(
+                    "no scales, as the config says that this module is not quantized (`false`)",
+                    "packed tensors",
+                    "remove the entry from config.json, or fetch files of one revision",
+                ));
+            }
+            Some(&Override::Packed(format)) => self.check_override(format, in_features)?,
+            None => match in_features {
+                Some(k) => self.by_shape(k)?,
+                None => self.without_in_features(config.top)?,
+            },
+        };
+        self.check_scale_dtype(format)?;
+        self.check_global_scale(format)?;
+        if !config.overrides.contains_key(self.module) {
+            self.compare_with_top(config.top, format, warnings);
+        }
+        Ok(format)
+    }
+
+    /// The logical shape `[.., N, K]` in the resolved format.
+    pub(super) fn dims(&self, format: QuantFormat) -> Vec<usize> {
+        let mut dims = self.rows.to_vec();
+        dims.push(self.k(format));
+        dims
+    }
+
+    /// Elements of a row. Saturates for formats that do not fit.
+    fn k(&self, format: QuantFormat) -> usize {
+        self.groups.saturating_mul(format.group_size())
+    }
+
+    /// Whether words and groups of a row belong to the same K in this format.
+    fn fits(&self, format: QuantFormat) -> bool {
+        format.words_per_row(self.k(format)).is_ok_and(|words| words == self.words)
+    }
+
+    fn check_override(&self, format: QuantFormat, in_features: Option<usize>) -> Result<QuantFormat> {
+        let float_scales = format.scale_kind() == ScaleKind::Float;
+        if float_scales == self.byte_scales {
+            let expected = if float_scales { "float scales and biases" } else { "U8 scales" };
+            return Err(self.wrong(
+                format!("{expected} for the {format} of its entry in the config (no mode means affine)"),
+                self.shapes(),
+                "correct the entry in config.json",
+            ));
+        }
+        if self.fits(format) && in_features.is_none_or(|k| k == self.k(format)) {
+            return Ok(format);
+        }
+        Err(self.wrong(
+            format!("shapes of the {format} of its entry in the config{}", with_k(in_features)),
+            self.shapes(),
+            format!("correct the entry in config.json; {}", self.candidates_text()),
+        ))
+    }
+
+    /// The one format in which rows of K elements have these words and groups.
+    fn by_shape(&self, k: usize) -> Result<QuantFormat> {
+        self.candidates().into_iter().find(|format| self.k(*format) == k).ok_or_else(|| {
+            self.wrong(
+                format!("shapes of a quantized weight{}", with_k(Some(k))),
+                self.shapes(),
+                format!("check the model's dimensions in config.json; {}", self.candidates_text()),
+            )
+        })
+    }
+
+    fn without_in_features(&self, top: Option<QuantFormat>) -> Result<QuantFormat> {
+        if self.byte_scales {
+            // Words per scale are 2, 4 and 8 in the three formats, so there is at most one.
+            return self.candidates().first().copied().ok_or_else(|| {
+                self.wrong(
+                    "shapes of mxfp4, nvfp4 or mxfp8",
+                    self.shapes(),
+                    "fetch or convert the file again",
+                )
+            });
+        }
+        match top {
+            Some(format) if format.has_biases() && self.fits(format) => Ok(format),
+            Some(format) => Err(self.wrong(
+                format!("shapes of the {format} that the config names"),
+                self.shapes(),
+                format!("give the number of input features; {}", self.candidates_text()),
+            )),
+            None => Err(self.wrong(
+                "a quantization object in config.json, or a known number of input features",
+                self.shapes(),
+                format!("give the number of input features; {}", self.candidates_text()),
+            )),
+        }
+    }
+
+    /// Bytes that call themselves E4M3 or E8M0 have to be what the format reads them as.
+    fn check_scale_dtype(&self, format: QuantFormat) -> Result<()> {
+        let stated = match self.scales.dtype() {
+            Dtype::F8_E4M3 => ScaleKind::E4m3,
+            Dtype::F8_E8M0 => ScaleKind::E8m0,
+            _ => return Ok(()),
+        };
+        if stated == format.scale_kind() {
+            return Ok(());
+        }
+        Err(wrong(
+            self.module,
+            "scales",
+            self.scales,
+            format!("{:?} scales for {format}", format.scale_kind()),
+            format!("{:?}", self.scales.dtype()),
+        ))
+    }
+
+    fn check_global_scale(&self, format: QuantFormat) -> Result<()> {
+        let Some(global_scale) = self.global_scale else {
+            return Ok(());
+        };
+        let dims = global_scale.dims();
+        let one_each = matches!(self.rows, [experts, _] if dims == [*experts]);
+        if format == QuantFormat::Nvfp4
+            && global_scale.dtype() == Dtype::F32
+            && (dims.is_empty() || dims == [1] || one_each)
+        {
+            return Ok(());
+        }
+        Err(wrong(
+            self.module,
+            "global_scale",
+            global_scale,
+            "F32, one value or one for each expert, on an nvfp4 weight",
+            format!("{:?} {dims:?} on a {format} weight {:?}", global_scale.dtype(), self.weight.dims()),
+        ))
+    }
+
+    /// Warns where the shapes were decisive against the top level, once for each pair of formats.
+    fn compare_with_top(&self, top: Option<QuantFormat>, format: QuantFormat, warnings: &Warnings) {
+        let file = self.weight.path().display();
+        match top {
+            Some(top) if top == format => {}
+            Some(top) => warnings.once(
+                format!("{top} against {format}"),
+                format!(
+                    "{file}: config.json says {top}, the shapes of `{}` say {format}: the shapes win, here and in modules alike",
+                    self.module
+                ),
+            ),
+            None => warnings.once(
+                "no quantization object".into(),
+                format!(
+                    "{file}: packed weights without a quantization object in config.json: formats are taken from shapes (`{}`: {format})",
+                    self.module
+                ),
+            ),
+        }
+    }
+
+    /// All formats that have this ratio of words to scales. No two of them have the same K.
+    fn candidates(&self) -> Vec<QuantFormat> {
+        let mut all = QuantFormat::all();
+        all.retain(|format| format.has_biases() != self.byte_scales && self.fits(*format));
+        all
+    }
+
+    fn candidates_text(&self) -> String {
+        let each: Vec<_> = self
+            .candidates()
+            .into_iter()
+            .map(|format| format!("{format} (K = {})", self.k(format)))
+            .collect();
+        match each.is_empty() {
+            true => "the shapes fit no format".into(),
+            false => format!("the shapes fit {}", each.join(", ")),
+        }
+    }
+
+    fn shapes(&self) -> String {
+        format!(
+            "weight U32 {:?} and scales {:?} {:?}",
+            self.weight.dims(),
+            self.scales.dtype(),
+            self.scales.dims()
+        )
+    }
+
+    fn wrong(
+        &self,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Error {
+        Error::Tensor {
+            file: self.weight.path().into(),
+            tensor: self.module.to_owned(),
+            expected: expected.into(),
+            found: found.into(),
+            remedy: remedy.into(),
+        }
+    }
+}
+
+fn is_affine_dtype(dtype: Dtype) -> bool {
+    matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
+}
+
+fn has_byte_scales(module: &str, scales: &StoredTensor) -> Result<bool> {
+    match scales.dtype() {
+        Dtype::U8 | Dtype::F8_E4M3 | Dtype::F8_E8M0 => Ok(true),
+        dtype if is_affine_dtype(dtype) => Ok(false),
+        other => {
+            let expected = "F16, BF16 or F32 (affine) or U8 (floating-point formats)";
+            Err(wrong(module, "scales", scales, expected, format!("{other:?}")))
+        }
+    }
+}
+
+fn with_k(in_features: Option<usize>) -> String {
+    in_features.map_or_else(String::new, |k| format!(" with K = {k}"))
+}
+
+/// An error about one tensor of a module.
+fn wrong(
+    module: &str,
+    suffix: &str,
+    tensor: &StoredTensor,
+    expected: impl Into<String>,
+    found: impl Into<String>,
+) -> Error {
+    Error::Tensor {
+        file: tensor.path().into(),
+        tensor: format!("{module}.{suffix}"),
+        expected: expected.into(),
+        found: found.into(),
+        remedy: "the file is not a valid MLX checkpoint: fetch or convert it again".into(),
+    }
+}

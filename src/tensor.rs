@@ -1,0 +1,432 @@
+//! A packed weight in memory.
+
+use crate::backend;
+use crate::format::decode::{global_scale_from_absmax, NVFP4_MAX};
+use crate::format::ScaleKind;
+use crate::{Error, QuantFormat, Result};
+use candle_core::{DType, Device, Tensor};
+use std::sync::Arc;
+
+/// A quantized weight of logical shape `[.., N, K]`: packed codes, scales, and what else its format
+/// needs, on one device.
+///
+/// Construction checks every shape and dtype, so that nothing that holds a `QuantTensor` needs to.
+/// Cloning is cheap: the data is shared.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::{QuantFormat, QuantTensor};
+///
+/// let weight = Tensor::randn(0f32, 1.0, (256, 128), &Device::Cpu)?;
+/// let packed = QuantTensor::quantize(&weight, QuantFormat::Mxfp4)?;
+/// assert_eq!(packed.dims(), [256, 128]);
+/// assert_eq!(packed.bits_per_weight(), 4.25);
+///
+/// let x = Tensor::randn(0f32, 1.0, (3, 128), &Device::Cpu)?;
+/// assert_eq!(packed.matmul(&x, None)?.dims(), [3, 256]);
+/// assert_eq!(packed.dequantize(DType::F16)?.dims(), [256, 128]);
+/// # Ok::<(), candle_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct QuantTensor {
+    format: QuantFormat,
+    k: usize,
+    packed: Tensor,
+    scales: Tensor,
+    biases: Option<Tensor>,
+    global_scale: Option<GlobalScale>,
+}
+
+/// The multiplier of all scales, on the device and at hand.
+#[derive(Clone)]
+struct GlobalScale {
+    tensor: Tensor,
+    values: Arc<[f32]>,
+}
+
+impl std::fmt::Debug for QuantTensor {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "QuantTensor[{}; {:?}, {:?}]", self.format, self.dims(), self.device().location())
+    }
+}
+
+impl QuantTensor {
+    /// Puts a weight together from its parts.
+    ///
+    /// * `packed`: U32 `[.., N, K * bits / 32]`.
+    /// * `scales`: `[.., N, K / group_size]`; F16, BF16 or F32 for affine formats, else U8.
+    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes.
+    /// * `global_scale`: for NVFP4 only, F32, one value (`[]` or `[1]`) or one for each matrix of a
+    ///   stack `[E, N, K]`. It *multiplies* the scales; MLX's number, the absolute maximum, becomes
+    ///   one by [`global_scale_from_absmax`].
+    ///
+    /// # Errors
+    /// If a shape, dtype or device is not as above, or a global scale negative or not finite.
+    pub fn new(
+        format: QuantFormat,
+        packed: Tensor,
+        scales: Tensor,
+        biases: Option<Tensor>,
+        global_scale: Option<Tensor>,
+    ) -> Result<Self> {
+        format.validate()?;
+        let k = check_packed(format, &packed)?;
+        let mut group_dims = packed.dims().to_vec();
+        if let Some(last) = group_dims.last_mut() {
+            *last = format.groups_per_row(k)?;
+        }
+        check_groups(format, "scales", &scales, &group_dims)?;
+        match (&biases, format.has_biases()) {
+            (Some(biases), true) => check_groups(format, "biases", biases, &group_dims)?,
+            (None, false) => {}
+            (found, _) => {
+                let name = |present| if present { "biases" } else { "no biases" };
+                let (expected, found) = (name(format.has_biases()), name(found.is_some()));
+                return Err(Error::mismatch(format!("{format} weight"), expected, found));
+            }
+        }
+        let parts = [Some(&scales), biases.as_ref(), global_scale.as_ref()];
+        for part in parts.into_iter().flatten() {
+            if !part.device().same_device(packed.device()) {
+                return Err(Error::mismatch(
+                    format!("parts of a {format} weight"),
+                    format!("all on {:?}", packed.device().location()),
+                    format!("one on {:?}", part.device().location()),
+                ));
+            }
+        }
+        let global_scale =
+            global_scale.map(|tensor| check_global_scale(format, &packed, tensor)).transpose()?;
+        Ok(Self {
+            format,
+            k,
+            packed: packed.contiguous()?,
+            scales: scales.contiguous()?,
+            biases: biases.map(|biases| biases.contiguous()).transpose()?,
+            global_scale,
+        })
+    }
+
+    /// Quantizes a weight `[.., N, K]` (F16, BF16 or F32) as `mx.quantize` of MLX does on a CPU, bit
+    /// for bit; affine scales and biases take the dtype of the weight.
+    ///
+    /// NVFP4 gets a global scale when the weight exceeds 2688, the most that it holds without one.
+    /// The work is done on the CPU; the result is on the weight's device.
+    ///
+    /// # Errors
+    /// If the weight has fewer than two dimensions, another dtype, an element that is not finite, or
+    /// a K that is not a multiple of the group size.
+    pub fn quantize(weight: &Tensor, format: QuantFormat) -> Result<Self> {
+        let dims = weight.dims();
+        let [.., _, k] = dims else {
+            return Err(Error::mismatch("weight to quantize", "a shape [.., N, K]", format!("{dims:?}")));
+        };
+        if weight.elem_count() == 0 {
+            return Err(Error::mismatch("weight to quantize", "at least one element", format!("{dims:?}")));
+        }
+        let row = (format.words_per_row(*k)?, format.groups_per_row(*k)?);
+        let on_cpu = weight.to_device(&Device::Cpu)?;
+        let absmax = absmax(&on_cpu)?;
+        if !absmax.is_finite() {
+            return Err(Error::mismatch("weight to quantize", "finite numbers", "infinities or NaN"));
+        }
+        let global = (format == QuantFormat::Nvfp4 && absmax > NVFP4_MAX).then_some(absmax);
+        let parts = backend::cpu_quantize(&on_cpu.contiguous()?, format, global)?;
+        let shaped = |flat: Tensor, last: usize| {
+            let mut dims = dims.to_vec();
+            dims.splice(dims.len() - 1.., [last]);
+            flat.reshape(dims)?.to_device(weight.device())
+        };
+        let global_scale = global
+            .map(|absmax| Tensor::new(&[global_scale_from_absmax(absmax)], weight.device()))
+            .transpose()?;
+        Self::new(
+            format,
+            shaped(parts.packed, row.0)?,
+            shaped(parts.scales, row.1)?,
+            parts.biases.map(|biases| shaped(biases, row.1)).transpose()?,
+            global_scale,
+        )
+    }
+
+    /// All weights as a dense tensor `[.., N, K]`.
+    ///
+    /// F32 is exact (see [`crate::format::decode`]); F16 and BF16 are that number rounded once.
+    ///
+    /// # Errors
+    /// If `dtype` is none of these, or the device fails.
+    pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
+        Ok(backend::dequantize(self, dtype)?)
+    }
+
+    /// Part of the weight along one of its logical dimensions `[.., N, K]`: `len` entries from
+    /// `start`. Along K both must be multiples of the group size.
+    ///
+    /// # Errors
+    /// If the range is empty or leaves the dimension, or cuts a group.
+    pub fn narrow(&self, dim: usize, start: usize, len: usize) -> Result<Self> {
+        let dims = self.dims();
+        let size = dims.get(dim).copied().unwrap_or(0);
+        if len == 0 || start.checked_add(len).is_none_or(|end| end > size) {
+            return Err(Error::mismatch(
+                format!("range of dimension {dim} of {self:?}"),
+                format!("1 or more of {size}"),
+                format!("{len} from {start} on"),
+            ));
+        }
+        let along_k = dim + 1 == dims.len();
+        let group_size = self.format.group_size();
+        if along_k && (start % group_size != 0 || len % group_size != 0) {
+            return Err(Error::mismatch(
+                format!("range of K of {self:?}"),
+                format!("multiples of the group size {group_size}"),
+                format!("{len} from {start} on"),
+            ));
+        }
+        let words = |elements: usize| elements / group_size * (group_size * self.format.bits() / 32);
+        let (packed, groups) = if along_k {
+            (self.packed.narrow(dim, words(start), words(len))?, (start / group_size, len / group_size))
+        } else {
+            (self.packed.narrow(dim, start, len)?, (start, len))
+        };
+        let part = |tensor: &Tensor| tensor.narrow(dim, groups.0, groups.1);
+        // One global scale serves every slice; one for each matrix is cut with the stack.
+        let global_scale = match &self.global_scale {
+            Some(global) if global.values.len() > 1 && dim == 0 => Some(global.tensor.narrow(0, start, len)?),
+            other => other.as_ref().map(|global| global.tensor.clone()),
+        };
+        Self::new(
+            self.format,
+            packed,
+            part(&self.scales)?,
+            self.biases.as_ref().map(part).transpose()?,
+            global_scale,
+        )
+    }
+
+    /// Joins weights along N, as fused QKV or gate and up projections want.
+    ///
+    /// # Errors
+    /// If there are none, or formats, K, leading dimensions, devices or global scales differ.
+    pub fn concat(parts: &[&Self]) -> Result<Self> {
+        let Some((first, rest)) = parts.split_first() else {
+            return Err(Error::mismatch("weights to join", "at least one", "none"));
+        };
+        let along_n = first.packed.rank() - 2;
+        let globals = |part: &Self| part.global_scale.as_ref().map(|global| global.values.clone());
+        for part in rest {
+            if part.format != first.format || globals(part) != globals(first) {
+                return Err(Error::mismatch(
+                    "weights to join",
+                    format!("{} and one global scale throughout", first.format),
+                    format!("{} or another global scale", part.format),
+                ));
+            }
+        }
+        let join = |of: fn(&Self) -> &Tensor| {
+            let tensors: Vec<&Tensor> = parts.iter().map(|part| of(part)).collect();
+            Tensor::cat(&tensors, along_n)
+        };
+        let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.biases.as_ref()).collect();
+        Self::new(
+            first.format,
+            join(|part| &part.packed)?,
+            join(|part| &part.scales)?,
+            if biases.is_empty() { None } else { Some(Tensor::cat(&biases, along_n)?) },
+            first.global_scale.as_ref().map(|global| global.tensor.clone()),
+        )
+    }
+
+    /// The same weight on another device.
+    ///
+    /// # Errors
+    /// If the device fails.
+    pub fn to_device(&self, device: &Device) -> Result<Self> {
+        let moved = |tensor: &Tensor| tensor.to_device(device);
+        Self::new(
+            self.format,
+            moved(&self.packed)?,
+            moved(&self.scales)?,
+            self.biases.as_ref().map(moved).transpose()?,
+            self.global_scale.as_ref().map(|global| moved(&global.tensor)).transpose()?,
+        )
+    }
+
+    /// `x * weight^T + bias`.
+    ///
+    /// * `x`: `[.., K]` of F32, F16 or BF16; `[K]` gives `[N]`. With a stack of weights
+    ///   `[.., N, K]`, `x` is `[.., M, K]` and leading dimensions broadcast both ways.
+    /// * `bias`: `[N]`, any float dtype; added before the result is rounded to the dtype of `x`.
+    ///
+    /// Sums are f32. The gradient with respect to `x` is supported, weights and bias are constants.
+    ///
+    /// # Errors
+    /// If shapes, dtypes or devices do not fit.
+    pub fn matmul(&self, x: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
+        backend::matmul(self, x, bias)
+    }
+
+    /// The rows `ids` of a weight `[N, K]`: shape of `ids` (U8, U32 or I64) followed by K.
+    ///
+    /// # Errors
+    /// If an id is N or more, the weight is a stack, or `dtype` is not F32, F16 or BF16.
+    pub fn embed(&self, ids: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
+        backend::embed(self, ids, dtype)
+    }
+
+    /// How codes, scales and biases become numbers.
+    pub fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    /// Logical shape `[.., N, K]`.
+    pub fn dims(&self) -> Vec<usize> {
+        let mut dims = self.packed.dims().to_vec();
+        if let Some(last) = dims.last_mut() {
+            *last = self.k;
+        }
+        dims
+    }
+
+    /// Where the weight lives.
+    pub fn device(&self) -> &Device {
+        self.packed.device()
+    }
+
+    /// Packed codes, U32 `[.., N, K * bits / 32]`.
+    pub fn packed(&self) -> &Tensor {
+        &self.packed
+    }
+
+    /// Scales, `[.., N, K / group_size]`.
+    pub fn scales(&self) -> &Tensor {
+        &self.scales
+    }
+
+    /// Affine biases, of the shape of the scales.
+    pub fn biases(&self) -> Option<&Tensor> {
+        self.biases.as_ref()
+    }
+
+    /// The multiplier of the scales: F32 `[1]`, or `[E]` for a stack.
+    pub fn global_scale(&self) -> Option<&Tensor> {
+        self.global_scale.as_ref().map(|global| &global.tensor)
+    }
+
+    /// The multiplier of the scales of one matrix of a stack; 1 where there is none.
+    pub(crate) fn global_scale_of(&self, matrix: usize) -> f32 {
+        let values = self.global_scale.as_ref().map_or(&[1.0][..], |global| &global.values);
+        values.get(matrix).or(values.first()).copied().unwrap_or(1.0)
+    }
+
+    /// A stack with one leading dimension.
+    pub(crate) fn flatten_stack(&self) -> Result<Self> {
+        let flat = |tensor: &Tensor| tensor.flatten_to(tensor.rank() - 3);
+        Self::new(
+            self.format,
+            flat(&self.packed)?,
+            flat(&self.scales)?,
+            self.biases.as_ref().map(flat).transpose()?,
+            self.global_scale().cloned(),
+        )
+    }
+
+    /// Matrix `index` of a stack with one leading dimension.
+    pub(crate) fn matrix(&self, index: usize) -> Result<Self> {
+        let one = self.narrow(0, index, 1)?;
+        let inner = |tensor: &Tensor| tensor.squeeze(0);
+        Self::new(
+            self.format,
+            inner(&one.packed)?,
+            inner(&one.scales)?,
+            one.biases.as_ref().map(inner).transpose()?,
+            one.global_scale().cloned(),
+        )
+    }
+
+    /// Bytes of all parts.
+    pub fn size_in_bytes(&self) -> usize {
+        [Some(&self.packed), Some(&self.scales), self.biases.as_ref(), self.global_scale()]
+            .into_iter()
+            .flatten()
+            .map(|tensor| tensor.elem_count() * tensor.dtype().size_in_bytes())
+            .sum()
+    }
+
+    /// Bits of all parts for each weight.
+    pub fn bits_per_weight(&self) -> f64 {
+        self.size_in_bytes() as f64 * 8.0 / self.dims().iter().product::<usize>() as f64
+    }
+}
+
+/// K of a packed tensor, after its dtype and shape were checked.
+fn check_packed(format: QuantFormat, packed: &Tensor) -> Result<usize> {
+    let what = || format!("packed words of a {format} weight");
+    if packed.dtype() != DType::U32 {
+        return Err(Error::mismatch(what(), "dtype U32", format!("{:?}", packed.dtype())));
+    }
+    let dims = packed.dims();
+    let [.., _, words] = dims else {
+        return Err(Error::mismatch(what(), "a shape [.., N, words]", format!("{dims:?}")));
+    };
+    if packed.elem_count() == 0 {
+        return Err(Error::mismatch(what(), "no dimension of zero", format!("{dims:?}")));
+    }
+    let group_bits = format.bits() * format.group_size();
+    match words.checked_mul(32).filter(|bits| bits % group_bits == 0) {
+        Some(bits) => Ok(bits / format.bits()),
+        None => Err(Error::mismatch(
+            what(),
+            format!("rows of whole groups, {} words each", group_bits / 32),
+            format!("{words} words in {dims:?}"),
+        )),
+    }
+}
+
+fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]) -> Result<()> {
+    let is_float = matches!(values.dtype(), DType::F16 | DType::BF16 | DType::F32);
+    let (fits, expected) = match format.scale_kind() {
+        ScaleKind::Float => (is_float, "dtype F16, BF16 or F32"),
+        ScaleKind::E8m0 | ScaleKind::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
+    };
+    let what = format!("{name} of a {format} weight");
+    if !fits {
+        return Err(Error::mismatch(what, expected, format!("{:?}", values.dtype())));
+    }
+    if values.dims() != dims {
+        return Err(Error::mismatch(what, format!("shape {dims:?}"), format!("{:?}", values.dims())));
+    }
+    Ok(())
+}
+
+fn check_global_scale(format: QuantFormat, packed: &Tensor, tensor: Tensor) -> Result<GlobalScale> {
+    let what = || format!("global scale of a {format} weight");
+    if format != QuantFormat::Nvfp4 {
+        return Err(Error::mismatch(what(), "none (only nvfp4 has one)", "one"));
+    }
+    if tensor.dtype() != DType::F32 {
+        return Err(Error::mismatch(what(), "dtype F32", format!("{:?}", tensor.dtype())));
+    }
+    let stack = match packed.dims() {
+        [experts, _, _] => *experts,
+        _ => 1,
+    };
+    if tensor.rank() > 1 || (tensor.elem_count() != 1 && tensor.elem_count() != stack) {
+        return Err(Error::mismatch(
+            what(),
+            format!("one value, or {stack}"),
+            format!("shape {:?}", tensor.dims()),
+        ));
+    }
+    let tensor = tensor.flatten_all()?.contiguous()?;
+    let values: Vec<f32> = tensor.to_vec1()?;
+    match values.iter().find(|value| !value.is_finite() || **value < 0.0) {
+        Some(bad) => Err(Error::mismatch(what(), "finite numbers of 0 or more", bad.to_string())),
+        None => Ok(GlobalScale { tensor, values: values.into() }),
+    }
+}
+
+/// The largest magnitude; NaN if there is a NaN.
+fn absmax(weight: &Tensor) -> Result<f32> {
+    Ok(backend::cpu_absmax(&weight.contiguous()?)?)
+}
