@@ -72,7 +72,8 @@ fn inspect_tells_what_is_inside() {
 #[test]
 fn inspect_as_json_adds_up_to_the_file() {
     let name = "llama-mixed-custom";
-    let report: Value = serde_json::from_str(&succeed(&["inspect", "--json", "--tensors", &path(name)])).unwrap();
+    let report: Value =
+        serde_json::from_str(&succeed(&["inspect", "--json", "--tensors", &path(name)])).unwrap();
     assert_eq!(report["kind"], "MLX");
     let sum = |key: &str| -> u64 {
         let formats = report["formats"].as_object().unwrap();
@@ -93,7 +94,8 @@ fn inspect_as_json_adds_up_to_the_file() {
 #[test]
 fn inspect_knows_every_format_of_the_fixtures() {
     for name in common::FIXTURES {
-        let report: Value = serde_json::from_str(&succeed(&["inspect", "--json", "--tensors", &path(name)])).unwrap();
+        let report: Value =
+            serde_json::from_str(&succeed(&["inspect", "--json", "--tensors", &path(name)])).unwrap();
         let expect: Value =
             serde_json::from_slice(&fs::read(fixture(name).join("expect.json")).unwrap()).unwrap();
         for (module, expected) in expect["modules"].as_object().unwrap() {
@@ -128,7 +130,8 @@ fn logits_are_written_as_the_model_gives_them() {
     let tokens = tokens.flatten_all().unwrap().to_vec1::<u32>().unwrap();
     let list = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
     for (dtype, bound) in [("f32", 3e-4), ("bf16", 0.3)] {
-        let args = ["logits", &path(name), "--tokens", &list, "--out", out.to_str().unwrap(), "--dtype", dtype];
+        let args =
+            ["logits", &path(name), "--tokens", &list, "--out", out.to_str().unwrap(), "--dtype", dtype];
         assert_eq!(succeed(&args), "");
         let written = candle_core::safetensors::load(&out, &candle_core::Device::Cpu).unwrap();
         assert_eq!(written["tokens"].to_vec1::<u32>().unwrap(), tokens);
@@ -157,7 +160,9 @@ fn generate_repeats_with_a_seed() {
     let folder = with_tokenizer("qwen3-affine-b4-g64");
     let model = folder.path().to_str().unwrap();
     let text = |seed: &str| {
-        succeed(&["generate", model, "--prompt", "Hello", "-n", "20", "--seed", seed, "--top-k", "50", "--cpu"])
+        succeed(&[
+            "generate", model, "--prompt", "Hello", "-n", "20", "--seed", seed, "--top-k", "50", "--cpu",
+        ])
     };
     let first = text("1");
     assert!(first.starts_with("Hello") && first.len() > "Hello".len() + 1, "{first}");

@@ -41,20 +41,11 @@ impl CausalLm for Scripted {
 }
 
 fn scripted(tokenizer: &Tokenizer, prompt: &str, answer: &str) -> Scripted {
-    Scripted {
-        script: ids(tokenizer, answer),
-        calls: vec![],
-        prompt: ids(tokenizer, prompt).len(),
-    }
+    Scripted { script: ids(tokenizer, answer), calls: vec![], prompt: ids(tokenizer, prompt).len() }
 }
 
 fn greedy(sample_len: usize) -> Params {
-    Params {
-        sample_len,
-        sampling: Sampling::GREEDY,
-        stop_tokens: vec![299],
-        ..Params::default()
-    }
+    Params { sample_len, sampling: Sampling::GREEDY, stop_tokens: vec![299], ..Params::default() }
 }
 
 #[test]

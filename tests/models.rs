@@ -142,11 +142,9 @@ fn random(changes: serde_json::Value) -> Model {
 fn a_sliding_window_hides_what_is_behind_it() {
     let tokens = Tensor::arange(0u32, 24, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
     // Through two layers a window of 4 reaches 6 tokens back, so the first token can't matter at 7.
-    let other = Tensor::cat(
-        &[&Tensor::new(&[[63u32]], &Device::Cpu).unwrap(), &tokens.narrow(1, 1, 23).unwrap()],
-        1,
-    )
-    .unwrap();
+    let other =
+        Tensor::cat(&[&Tensor::new(&[[63u32]], &Device::Cpu).unwrap(), &tokens.narrow(1, 1, 23).unwrap()], 1)
+            .unwrap();
     for len in [24, 5, 1] {
         let mut model = random(json!({"model_type": "mistral", "sliding_window": 4}));
         let logits = in_pieces(&mut model, &tokens, len);

@@ -81,7 +81,10 @@ fn wrong_shapes_are_named() {
     }
     let norm = builder(QWEN).pp("model.norm");
     let error = rms_norm(127, 1e-6, norm).unwrap_err().to_string();
-    assert!(error.contains("model.norm.weight") && error.contains("[127]") && error.contains("[128]"), "{error}");
+    assert!(
+        error.contains("model.norm.weight") && error.contains("[127]") && error.contains("[128]"),
+        "{error}"
+    );
     let error = linear_no_bias(128, 128, builder(MIXED).pp("model.layers.0.self_attn.o_projection"));
     assert!(error.unwrap_err().to_string().contains("o_projection"));
 }
@@ -104,7 +107,8 @@ fn embeddings_gather_decoded_rows_and_lend_their_weight() {
         assert!(head.weight().quantized().is_some());
         let y = head.forward(&rows).unwrap();
         let distance = distance(&y, &rows.broadcast_matmul(&whole.t().unwrap()).unwrap());
-        assert!(distance.max < 1e-5, "{distance:?}");
+        // A row times itself is many standard deviations large, and its rounding error as well.
+        assert!(distance.max < 1e-4 && distance.rms < 2e-6, "{distance:?}");
     }
     let half = embedding(256, 128, vb.to_dtype(DType::BF16)).unwrap();
     assert_eq!(half.forward(&ids).unwrap().dtype(), DType::BF16);

@@ -20,20 +20,13 @@ pub struct Sampling {
 
 impl Sampling {
     /// Always the most likely token.
-    pub const GREEDY: Self = Self {
-        temperature: 0.,
-        top_k: None,
-        top_p: None,
-    };
+    pub const GREEDY: Self = Self { temperature: 0., top_k: None, top_p: None };
 }
 
 impl Default for Sampling {
     /// Temperature 0.8, everything allowed.
     fn default() -> Self {
-        Self {
-            temperature: 0.8,
-            ..Self::GREEDY
-        }
+        Self { temperature: 0.8, ..Self::GREEDY }
     }
 }
 
@@ -53,7 +46,11 @@ impl Sampler {
     pub fn new(sampling: Sampling, seed: Option<u64>) -> Result<Self> {
         let Sampling { temperature, top_k, top_p } = sampling;
         if !(temperature.is_finite() && temperature >= 0.) {
-            return Err(Error::mismatch("temperature", "a finite number, at least 0", temperature.to_string()));
+            return Err(Error::mismatch(
+                "temperature",
+                "a finite number, at least 0",
+                temperature.to_string(),
+            ));
         }
         if top_k == Some(0) {
             return Err(Error::mismatch("top-k", "at least 1", "0"));
@@ -62,11 +59,7 @@ impl Sampler {
             return Err(Error::mismatch("top-p", "above 0 and at most 1", p.to_string()));
         }
         let seed = seed.unwrap_or_else(rand::random);
-        Ok(Self {
-            sampling,
-            seed,
-            rng: StdRng::seed_from_u64(seed),
-        })
+        Ok(Self { sampling, seed, rng: StdRng::seed_from_u64(seed) })
     }
 
     /// The seed in use.

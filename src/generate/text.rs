@@ -54,9 +54,10 @@ pub fn stop_tokens(checkpoint: &Checkpoint) -> Result<Vec<u32>> {
             Some(id) => std::slice::from_ref(id),
         };
         for id in ids {
-            let token = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
-                Error::mismatch("`eos_token_id`", "token ids", id.to_string())
-            })?;
+            let token = id
+                .as_u64()
+                .and_then(|id| u32::try_from(id).ok())
+                .ok_or_else(|| Error::mismatch("`eos_token_id`", "token ids", id.to_string()))?;
             if !tokens.contains(&token) {
                 tokens.push(token);
             }

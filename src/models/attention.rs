@@ -37,7 +37,12 @@ impl Attention {
             q_proj: project(heads * head_dim, "q_proj")?,
             k_proj: project(kv_heads * head_dim, "k_proj")?,
             v_proj: project(kv_heads * head_dim, "v_proj")?,
-            o_proj: super::decoder::projection(heads * head_dim, hidden, config.output_bias, vb.pp("o_proj"))?,
+            o_proj: super::decoder::projection(
+                heads * head_dim,
+                hidden,
+                config.output_bias,
+                vb.pp("o_proj"),
+            )?,
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
             heads,
@@ -89,10 +94,12 @@ impl Attention {
         let mut scores = q.matmul(&k.t()?)?;
         if len > 1 {
             let mask = causal_mask(len, keys, offset - first, self.window, q.dtype(), q.device())?;
-            scores = scores
-                .reshape((batch, self.heads, len, keys))?
-                .broadcast_add(&mask)?
-                .reshape((batch, self.kv_heads, rows, keys))?;
+            scores = scores.reshape((batch, self.heads, len, keys))?.broadcast_add(&mask)?.reshape((
+                batch,
+                self.kv_heads,
+                rows,
+                keys,
+            ))?;
         }
         let weights = candle_nn::ops::softmax_last_dim(&scores.to_dtype(DType::F32)?)?;
         weights

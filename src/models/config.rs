@@ -55,9 +55,9 @@ impl Config {
     /// If the architecture is not one of this module's, or a value is missing or senseless.
     pub fn from_json(config: &Value) -> Result<Self> {
         let fields = Fields::new(config, "config.json");
-        let model_type = fields.text("model_type")?.ok_or_else(|| {
-            Error::mismatch("config.json: `model_type`", "a string", "nothing")
-        })?;
+        let model_type = fields
+            .text("model_type")?
+            .ok_or_else(|| Error::mismatch("config.json: `model_type`", "a string", "nothing"))?;
         if !matches!(model_type, "llama" | "mistral" | "qwen2" | "qwen3") {
             return Err(Error::Unsupported {
                 what: format!("model type `{model_type}`"),
@@ -175,11 +175,7 @@ impl Config {
 }
 
 /// The window and which layers have it. Absent values mean what they mean in transformers.
-fn sliding(
-    fields: Fields,
-    model_type: &str,
-    num_hidden_layers: usize,
-) -> Result<(Option<usize>, Vec<bool>)> {
+fn sliding(fields: Fields, model_type: &str, num_hidden_layers: usize) -> Result<(Option<usize>, Vec<bool>)> {
     const DEFAULT_WINDOW: usize = 4096;
     let everywhere = |on: bool| vec![on; num_hidden_layers];
     let window = fields.size("sliding_window")?;
@@ -267,7 +263,8 @@ mod tests {
         let mistral = with(json!({"model_type": "mistral", "sliding_window": null})).unwrap();
         assert_eq!(mistral.window(2), None);
         let qwen2 = with(json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true,
-            "max_window_layers": 1})).unwrap();
+            "max_window_layers": 1}))
+        .unwrap();
         assert_eq!((qwen2.qkv_bias, qwen2.output_bias), (true, false));
         assert_eq!([0, 1, 2].map(|layer| qwen2.window(layer)), [None, Some(8), Some(8)]);
         let qwen3 = with(json!({"model_type": "qwen3", "sliding_window": 8})).unwrap();

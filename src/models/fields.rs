@@ -48,9 +48,7 @@ impl<'a> Fields<'a> {
 
     /// A size that has to be there.
     pub fn required_size(self, key: &str) -> Result<usize> {
-        self.size(key)?.ok_or_else(|| {
-            Error::mismatch(self.what(key), "an integer", "nothing")
-        })
+        self.size(key)?.ok_or_else(|| Error::mismatch(self.what(key), "an integer", "nothing"))
     }
 
     /// A finite number above zero, if present.
@@ -64,26 +62,19 @@ impl<'a> Fields<'a> {
 
     /// A number that has to be there.
     pub fn required_positive(self, key: &str) -> Result<f64> {
-        self.positive(key)?
-            .ok_or_else(|| Error::mismatch(self.what(key), "a number", "nothing"))
+        self.positive(key)?.ok_or_else(|| Error::mismatch(self.what(key), "a number", "nothing"))
     }
 
     /// True or false, if present.
     pub fn flag(self, key: &str) -> Result<Option<bool>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value
-            .as_bool()
-            .map(Some)
-            .ok_or_else(|| self.error(key, "true or false", value))
+        value.as_bool().map(Some).ok_or_else(|| self.error(key, "true or false", value))
     }
 
     /// A string, if present.
     pub fn text(self, key: &str) -> Result<Option<&'a str>> {
         let Some(value) = self.get(key) else { return Ok(None) };
-        value
-            .as_str()
-            .map(Some)
-            .ok_or_else(|| self.error(key, "a string", value))
+        value.as_str().map(Some).ok_or_else(|| self.error(key, "a string", value))
     }
 
     pub fn error(self, key: &str, expected: impl Into<String>, found: &Value) -> Error {

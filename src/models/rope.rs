@@ -128,14 +128,8 @@ impl RopeScaling {
         match *self {
             Self::None => frequency,
             Self::Linear { factor } => frequency / factor,
-            Self::Llama3 {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position_embeddings,
-            } => {
-                let turns =
-                    original_max_position_embeddings as f64 * frequency / std::f64::consts::TAU;
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let turns = original_max_position_embeddings as f64 * frequency / std::f64::consts::TAU;
                 // 0 for long wavelengths, 1 for short ones.
                 let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0., 1.);
                 keep * frequency + (1. - keep) * frequency / factor
@@ -145,10 +139,7 @@ impl RopeScaling {
 }
 
 fn unsupported(what: String) -> Error {
-    Error::Unsupported {
-        what,
-        remedy: "use a model with default, linear or llama3 scaling".to_string(),
-    }
+    Error::Unsupported { what, remedy: "use a model with default, linear or llama3 scaling".to_string() }
 }
 
 /// Cosines and sines for one run of positions, shared by all layers of a forward pass.
@@ -175,10 +166,7 @@ impl Rotation {
                 .collect();
             Tensor::from_vec(values, (len, inverse_frequencies.len()), device)?.to_dtype(dtype)
         };
-        Ok(Self {
-            cos: table(f32::cos)?,
-            sin: table(f32::sin)?,
-        })
+        Ok(Self { cos: table(f32::cos)?, sin: table(f32::sin)? })
     }
 
     /// Rotates `x`, `[B, T, heads, head_dim]`: element i of a head pairs with element i + head_dim / 2.

@@ -29,9 +29,7 @@ pub struct DequantizingBackend {
 impl DequantizingBackend {
     /// A backend on an open checkpoint.
     pub fn new(checkpoint: &Checkpoint) -> Self {
-        Self {
-            checkpoint: checkpoint.clone(),
-        }
+        Self { checkpoint: checkpoint.clone() }
     }
 
     /// The tensor called `name`, decoded if it is the packed weight of a module. The expected shape
@@ -84,7 +82,7 @@ pub(super) fn shape_error(
     found: &[usize],
 ) -> candle_core::Error {
     Error::Tensor {
-        file: checkpoint.path().to_path_buf(),
+        file: checkpoint.path().into(),
         tensor: tensor.to_string(),
         expected: format!("shape {expected:?}"),
         found: format!("shape {found:?}"),

@@ -19,11 +19,7 @@ impl Embedding {
     /// A dense table, as candle_nn makes it.
     pub fn new(embeddings: Tensor, hidden_size: usize) -> Self {
         let dtype = embeddings.dtype();
-        Self {
-            weight: embeddings.into(),
-            hidden_size,
-            dtype,
-        }
+        Self { weight: embeddings.into(), hidden_size, dtype }
     }
 
     /// A packed table, whose rows are decoded to `dtype`.
@@ -38,11 +34,7 @@ impl Embedding {
                 format!("{:?}", embeddings.dims()),
             ));
         };
-        Ok(Self {
-            weight: embeddings.into(),
-            hidden_size,
-            dtype,
-        })
+        Ok(Self { weight: embeddings.into(), hidden_size, dtype })
     }
 
     /// The table, `[vocabulary, hidden]`.
@@ -78,9 +70,5 @@ impl Module for Embedding {
 /// If the weight is missing, damaged, or not of shape `[in_size, out_size]`.
 pub fn embedding(in_size: usize, out_size: usize, vb: VarBuilder) -> Result<Embedding> {
     let hint = Init::Randn { mean: 0., stdev: 1. };
-    Ok(Embedding {
-        weight: vb.weight(in_size, out_size, hint)?,
-        hidden_size: out_size,
-        dtype: vb.dtype(),
-    })
+    Ok(Embedding { weight: vb.weight(in_size, out_size, hint)?, hidden_size: out_size, dtype: vb.dtype() })
 }

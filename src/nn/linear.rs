@@ -28,10 +28,7 @@ pub struct Linear {
 impl Linear {
     /// A layer from a dense [`Tensor`], a [`QuantTensor`], or another layer's [`LayerWeight`].
     pub fn new(weight: impl Into<LayerWeight>, bias: Option<Tensor>) -> Self {
-        Self {
-            weight: weight.into(),
-            bias,
-        }
+        Self { weight: weight.into(), bias }
     }
 
     /// A layer on packed weights.

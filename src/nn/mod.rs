@@ -49,6 +49,4 @@ pub use var_builder::VarBuilder;
 pub use weight::LayerWeight;
 
 // What a model file imports beside the layers, so that one `use` line serves it.
-pub use candle_nn::{
-    Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm,
-};
+pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};

@@ -16,11 +16,7 @@ pub fn rms_norm(size: usize, eps: f64, vb: VarBuilder) -> Result<RmsNorm> {
 ///
 /// # Errors
 /// If a tensor is missing or not of shape `[size]`.
-pub fn layer_norm<C: Into<LayerNormConfig>>(
-    size: usize,
-    config: C,
-    vb: VarBuilder,
-) -> Result<LayerNorm> {
+pub fn layer_norm<C: Into<LayerNormConfig>>(size: usize, config: C, vb: VarBuilder) -> Result<LayerNorm> {
     candle_nn::layer_norm(size, config, vb.dense())
 }
 

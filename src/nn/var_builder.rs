@@ -50,10 +50,7 @@ impl<'a> VarBuilder<'a> {
     /// group size stay dense. Scales have the dtype in which the weight is stored.
     #[must_use]
     pub fn quantize_to(self, format: QuantFormat) -> Self {
-        Self {
-            quantize: Some(format),
-            ..self
-        }
+        Self { quantize: Some(format), ..self }
     }
 
     /// The tensor `weight` at the current path, of logical shape `[n, k]`, packed if the checkpoint
@@ -197,20 +194,12 @@ impl<'a> VarBuilder<'a> {
     }
 
     fn with(&self, dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self {
-            dense,
-            checkpoint: self.checkpoint.clone(),
-            quantize: self.quantize,
-        }
+        Self { dense, checkpoint: self.checkpoint.clone(), quantize: self.quantize }
     }
 }
 
 impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
     fn from(dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self {
-            dense,
-            checkpoint: None,
-            quantize: None,
-        }
+        Self { dense, checkpoint: None, quantize: None }
     }
 }

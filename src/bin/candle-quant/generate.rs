@@ -59,11 +59,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     let tokenizer = generate::load_tokenizer(&checkpoint)?;
     let params = Params {
         sample_len: options.sample_len,
-        sampling: Sampling {
-            temperature: options.temperature,
-            top_k: options.top_k,
-            top_p: options.top_p,
-        },
+        sampling: Sampling { temperature: options.temperature, top_k: options.top_k, top_p: options.top_p },
         seed: options.seed,
         stop_tokens: generate::stop_tokens(&checkpoint)?,
         ..Params::default()

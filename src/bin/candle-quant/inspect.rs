@@ -118,11 +118,20 @@ impl Report {
         writeln!(out, "weights:")?;
         for (format, share) in summary.formats() {
             let (count, millions) = (share.count, share.elements as f64 / 1e6);
-            writeln!(out, "  {count:>5} x {format:<20} {millions:>12.3} M elements {:>14}", megabytes(share.bytes))?;
+            writeln!(
+                out,
+                "  {count:>5} x {format:<20} {millions:>12.3} M elements {:>14}",
+                megabytes(share.bytes)
+            )?;
         }
         writeln!(out, "bits per weight: {:.3}", summary.bits_per_weight())?;
-        writeln!(out, "size: {} of weights, {} of {} other tensors", megabytes(summary.size_in_bytes()),
-            megabytes(self.other_bytes()), self.others.len())?;
+        writeln!(
+            out,
+            "size: {} of weights, {} of {} other tensors",
+            megabytes(summary.size_in_bytes()),
+            megabytes(self.other_bytes()),
+            self.others.len()
+        )?;
         for odd in &self.odd {
             writeln!(out, "note: {odd}")?;
         }

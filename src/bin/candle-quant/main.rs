@@ -60,8 +60,7 @@ fn main() -> ExitCode {
 
 /// Whether whoever read our output has gone, as `head` does.
 fn is_broken_pipe(error: &anyhow::Error) -> bool {
-    let io_error = |cause: &(dyn std::error::Error + 'static)| {
-        cause.downcast_ref::<io::Error>().map(io::Error::kind)
-    };
+    let io_error =
+        |cause: &(dyn std::error::Error + 'static)| cause.downcast_ref::<io::Error>().map(io::Error::kind);
     error.chain().filter_map(io_error).any(|kind| kind == io::ErrorKind::BrokenPipe)
 }
