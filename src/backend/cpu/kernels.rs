@@ -5,14 +5,11 @@ use super::recipe::Recipe;
 use super::simd::Simd;
 use crate::format::element::Real;
 
-/// Columns of activations that one pass over the packed weights serves.
-pub(crate) const MAX_COLUMNS: usize = 8;
-
 /// Numbers appended to a row's scales and biases, so that the last block may read a whole vector.
 const PADDING: usize = 16;
 
-/// Rows whose parameters are decoded, and whose sums are kept, together.
-const ROWS_PER_PASS: usize = 16;
+/// The most rows that a kernel takes at a time: their parameters and sums are kept together.
+pub(crate) const ROWS_PER_PASS: usize = 16;
 
 /// Lanes of the widest vector.
 const MAX_LANES: usize = 16;
@@ -20,15 +17,17 @@ const MAX_LANES: usize = 16;
 /// How far ahead of the codes in use memory is asked for, in bytes.
 const PREFETCH_AHEAD: usize = 4096;
 
-/// Elements along K that are multiplied before the next rows take their turn: keeps up to
-/// [`MAX_COLUMNS`] columns of activations in a first-level cache.
-const DEPTH: usize = 1024;
+/// Elements along K that are multiplied before the next rows take their turn: keeps up to eight columns
+/// of activations close, and makes long sums sums of sums, which loses less to rounding.
+const DEPTH: usize = 2048;
 
-/// Products of consecutive packed rows with `columns` vectors of activations.
+/// Products of up to [`ROWS_PER_PASS`] consecutive packed rows with `columns` vectors of activations.
 pub(crate) struct DotRows<'a> {
     pub(crate) matrix: &'a PackedMatrix<'a>,
     pub(crate) first_row: usize,
-    /// 1 to [`MAX_COLUMNS`].
+    /// Those of the rows, loaded.
+    pub(crate) parameters: &'a Parameters,
+    /// One of the instruction set's slab widths.
     pub(crate) columns: usize,
     /// `columns` interleaved vectors, each K padded to whole blocks.
     pub(crate) x: &'a [f32],
@@ -45,10 +44,12 @@ pub(crate) enum Order {
     Interleaved,
 }
 
-/// Decodes consecutive packed rows.
+/// Decodes up to [`ROWS_PER_PASS`] consecutive packed rows.
 pub(crate) struct DecodeRows<'a> {
     pub(crate) matrix: &'a PackedMatrix<'a>,
     pub(crate) first_row: usize,
+    /// Those of the rows, loaded.
+    pub(crate) parameters: &'a Parameters,
     pub(crate) order: Order,
     /// `[rows, K]`, or `[rows, padded K]` when interleaved; its length sets the number of rows.
     pub(crate) out: &'a mut [f32],
@@ -79,26 +80,26 @@ fn deinterleave(block: &[f32], lanes: usize, out: &mut [f32]) {
     }
 }
 
-/// Scales and biases of a few rows as f32, each row followed by [`PADDING`] zeros.
-struct Parameters {
+/// Scales and biases of up to [`ROWS_PER_PASS`] rows as f32, each row followed by [`PADDING`] zeros.
+pub(crate) struct Parameters {
     stride: usize,
     scales: Vec<f32>,
     biases: Vec<f32>,
 }
 
 impl Parameters {
-    fn new(matrix: &PackedMatrix, rows: usize) -> Self {
+    pub(crate) fn new(matrix: &PackedMatrix) -> Self {
         let stride = matrix.groups_per_row() + PADDING;
-        Self { stride, scales: vec![0.0; rows * stride], biases: vec![0.0; rows * stride] }
+        let len = ROWS_PER_PASS * stride;
+        Self { stride, scales: vec![0.0; len], biases: vec![0.0; len] }
     }
 
+    /// Fetches those of `rows` rows from `first_row` on. Inlined where vector instructions are enabled.
     #[inline(always)]
-    fn load(&mut self, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+    pub(super) fn load(&mut self, matrix: &PackedMatrix, first_row: usize, rows: usize) {
         let scales = self.scales.chunks_exact_mut(self.stride);
         let biases = self.biases.chunks_exact_mut(self.stride);
-        for ((row, scales), biases) in
-            scales.zip(biases).enumerate().map(|(i, (s, b))| ((i, s), b)).take(rows)
-        {
+        for (row, (scales, biases)) in scales.zip(biases).take(rows).enumerate() {
             matrix.row_parameters(first_row + row, scales, biases);
         }
     }
@@ -132,7 +133,8 @@ struct Tail([u8; 64]);
 impl Tail {
     fn new<S: Simd, R: Recipe>(words: &[u32], full_blocks: usize) -> Self {
         let start = full_blocks * block_bytes::<S, R>();
-        let bytes = words.iter().flat_map(|word| word.to_le_bytes()).skip(start);
+        let words = words.get(start / 4..).unwrap_or_default();
+        let bytes = words.iter().flat_map(|word| word.to_le_bytes()).skip(start % 4);
         let mut tail = [0; 64];
         tail.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
         Self(tail)
@@ -162,7 +164,7 @@ unsafe fn decode_block<S: Simd, R: Recipe>(row: Row, block: usize, group_shift: 
     }
 }
 
-/// Adds the products of `ROWS` rows and `M` columns over a span to `sums`.
+/// Sums, over a span, of the products of `ROWS` rows and `M` columns.
 ///
 /// # Safety
 /// As [`decode_block`]; `x` must hold `M` columns, `stride` apart, that cover the span.
@@ -172,11 +174,11 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     x: *const f32,
     stride: usize,
     span: Span,
-    sums: &mut [[S::F; M]; ROWS],
-) {
-    for block in span.first_block..span.end_block {
-        // SAFETY: the caller's promise.
-        unsafe {
+) -> [[S::F; M]; ROWS] {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let mut sums = [[S::zero(); M]; ROWS];
+        for block in span.first_block..span.end_block {
             let weights = rows.map(|row| decode_block::<S, R>(row, block, span.group_shift));
             for i in 0..4 {
                 for column in 0..M {
@@ -187,6 +189,7 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
                 }
             }
         }
+        sums
     }
 }
 
@@ -196,109 +199,87 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
 /// The CPU has the features of `S`, and the caller has enabled them.
 #[inline(always)]
 pub(super) unsafe fn dot_rows<S: Simd, R: Recipe, const M: usize>(task: DotRows<'_>) {
-    let DotRows { matrix, mut first_row, x, out, .. } = task;
-    let mut parameters = Parameters::new(matrix, ROWS_PER_PASS);
-    for out in out.chunks_mut(ROWS_PER_PASS * M) {
-        let rows = out.len() / M;
-        parameters.load(matrix, first_row, rows);
-        // SAFETY: the caller's promise.
-        unsafe {
-            match S::rows_at_once(M) {
-                4 => dot_pass::<S, R, M, 4>(matrix, first_row, &parameters, x, out),
-                2 => dot_pass::<S, R, M, 2>(matrix, first_row, &parameters, x, out),
-                _ => dot_pass::<S, R, M, 1>(matrix, first_row, &parameters, x, out),
-            }
+    // SAFETY: the caller's promise.
+    unsafe {
+        match S::rows_at_once(M) {
+            2 => dot_pass::<S, R, M, 2>(task),
+            _ => dot_pass::<S, R, M, 1>(task),
         }
-        first_row += rows;
     }
 }
 
-/// Up to [`ROWS_PER_PASS`] rows, whose parameters are ready.
+/// `ROWS` rows at a time. Where rows run out, the last one is computed again rather than by other code.
+///
+/// # Safety
+/// As [`dot_rows`].
 #[inline(always)]
-unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
-    matrix: &PackedMatrix,
-    first_row: usize,
-    parameters: &Parameters,
-    x: &[f32],
-    out: &mut [f32],
-) {
+unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: DotRows<'_>) {
+    let DotRows { matrix, first_row, parameters, x, out, .. } = task;
     let rows = out.len() / M;
     let full_blocks = matrix.k / S::BLOCK;
-    let has_tail = matrix.k % S::BLOCK != 0;
-    let stride = (full_blocks + usize::from(has_tail)) * S::BLOCK;
-    assert!(x.len() >= M * stride && parameters.scales.len() >= rows * parameters.stride);
+    let all_blocks = matrix.k.div_ceil(S::BLOCK);
+    let stride = all_blocks * S::BLOCK;
+    assert!(x.len() >= M * stride && rows <= ROWS_PER_PASS);
     let group_shift = matrix.format.group_size().trailing_zeros();
-    let row_at = |row: usize, codes: *const u8| Row {
-        codes,
-        scales: parameters.scales.as_ptr().wrapping_add(row * parameters.stride),
-        biases: parameters.biases.as_ptr().wrapping_add(row * parameters.stride),
-    };
-    // One column needs no blocking along K: its activations fit a first-level cache as they are.
-    let depth = if M == 1 { full_blocks.max(1) } else { DEPTH / S::BLOCK };
-    let mut sums = [[[0f32; MAX_LANES]; MAX_COLUMNS]; ROWS_PER_PASS];
+    let mut sums = [[[0f32; MAX_LANES]; M]; ROWS_PER_PASS];
     let mut first_block = 0;
-    while first_block < full_blocks {
-        let span = Span { first_block, end_block: (first_block + depth).min(full_blocks), group_shift };
-        let mut row = 0;
-        while row < rows {
-            // SAFETY: the caller's promise; `row_words` covers `full_blocks` blocks (or is empty,
-            // which the assertion excludes), parameters and activations were checked above.
-            unsafe {
-                if row + ROWS <= rows {
-                    let pointers = std::array::from_fn(|r| {
-                        let words = matrix.row_words(first_row + row + r);
-                        assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
-                        row_at(row + r, words.as_ptr().cast())
-                    });
-                    add_span::<S, R, M, ROWS>(pointers, x, stride, span, &mut sums[row..]);
-                    row += ROWS;
-                } else {
-                    let words = matrix.row_words(first_row + row);
-                    assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
-                    let pointer = row_at(row, words.as_ptr().cast());
-                    add_span::<S, R, M, 1>([pointer], x, stride, span, &mut sums[row..]);
-                    row += 1;
+    while first_block < all_blocks {
+        let is_tail = first_block == full_blocks;
+        let end_block = if is_tail { all_blocks } else { (first_block + DEPTH / S::BLOCK).min(full_blocks) };
+        for row in (0..rows).step_by(ROWS) {
+            let row_of = |r: usize| (row + r).min(rows - 1);
+            let words: [&[u32]; ROWS] = std::array::from_fn(|r| matrix.row_words(first_row + row_of(r)));
+            let tails =
+                words
+                    .map(|words| if is_tail { Tail::new::<S, R>(words, full_blocks) } else { Tail([0; 64]) });
+            let pointers = std::array::from_fn(|r| {
+                assert!(words[r].len() * 4 >= full_blocks * block_bytes::<S, R>());
+                let parameters_of = |all: &[f32]| all.as_ptr().wrapping_add(row_of(r) * parameters.stride);
+                Row {
+                    codes: if is_tail {
+                        tails[r].origin::<S, R>(full_blocks)
+                    } else {
+                        words[r].as_ptr().cast()
+                    },
+                    scales: parameters_of(&parameters.scales),
+                    biases: parameters_of(&parameters.biases),
                 }
-            }
+            });
+            let span = Span { first_block, end_block, group_shift };
+            let waiting = std::array::from_fn(|r| row_of(r));
+            // SAFETY: the caller's promise; words, parameters and activations cover the span, as checked.
+            unsafe { add_span::<S, R, M, ROWS>(pointers, x, stride, span, &mut sums, waiting) };
         }
-        first_block = span.end_block;
+        first_block = end_block;
     }
-    for row in 0..rows {
-        if has_tail {
-            let tail = Tail::new::<S, R>(matrix.row_words(first_row + row), full_blocks);
-            let pointer = row_at(row, tail.origin::<S, R>(full_blocks));
-            let span = Span { first_block: full_blocks, end_block: full_blocks + 1, group_shift };
-            // SAFETY: the tail is a whole block; parameters and activations were checked above.
-            unsafe { add_span::<S, R, M, 1>([pointer], x, stride, span, &mut sums[row..]) };
-        }
-        for column in 0..M {
-            // SAFETY: the caller's promise; a place holds MAX_LANES numbers.
-            out[row * M + column] = unsafe { S::sum(S::load(sums[row][column].as_ptr())) };
+    for (sums, out) in sums.iter().zip(out.chunks_exact_mut(M)) {
+        for (sum, out) in sums.iter().zip(out) {
+            // SAFETY: the caller's promise; a sum waits as MAX_LANES numbers.
+            *out = unsafe { S::sum(S::load(sum.as_ptr())) };
         }
     }
 }
 
-/// [`dot_span`] on sums that wait in memory.
+/// Adds [`dot_span`] to sums that wait in memory, that of row `r` at `places[r]`.
+///
+/// # Safety
+/// As [`dot_span`].
 #[inline(always)]
 unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     rows: [Row; ROWS],
     x: &[f32],
     stride: usize,
     span: Span,
-    waiting: &mut [[[f32; MAX_LANES]; MAX_COLUMNS]],
+    waiting: &mut [[[f32; MAX_LANES]; M]; ROWS_PER_PASS],
+    places: [usize; ROWS],
 ) {
-    // SAFETY: the caller's promise; a place holds MAX_LANES numbers.
+    // SAFETY: the caller's promise; a sum waits as MAX_LANES numbers.
     unsafe {
-        let mut sums = [[S::zero(); M]; ROWS];
-        for row in 0..ROWS {
-            for column in 0..M {
-                sums[row][column] = S::load(waiting[row][column].as_ptr());
-            }
-        }
-        dot_span::<S, R, M, ROWS>(rows, x.as_ptr(), stride, span, &mut sums);
-        for row in 0..ROWS {
-            for column in 0..M {
-                S::store(waiting[row][column].as_mut_ptr(), sums[row][column]);
+        let sums = dot_span::<S, R, M, ROWS>(rows, x.as_ptr(), stride, span);
+        let earlier = places.map(|place| std::array::from_fn(|m| S::load(waiting[place][m].as_ptr())));
+        for ((place, sums), earlier) in places.into_iter().zip(sums).zip::<[[S::F; M]; ROWS]>(earlier) {
+            for ((waiting, sum), earlier) in waiting[place].iter_mut().zip(sums).zip(earlier) {
+                S::store(waiting.as_mut_ptr(), S::add(earlier, sum));
             }
         }
     }
@@ -310,24 +291,25 @@ unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
 /// The CPU has the features of `S`, and the caller has enabled them.
 #[inline(always)]
 pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
-    let DecodeRows { matrix, first_row, order, out } = task;
+    let DecodeRows { matrix, first_row, parameters, order, out } = task;
     let full_blocks = matrix.k / S::BLOCK;
     let group_shift = matrix.format.group_size().trailing_zeros();
     let row_len = match order {
         Order::Natural => matrix.k,
         Order::Interleaved => matrix.k.next_multiple_of(S::BLOCK),
     };
-    let mut parameters = Parameters::new(matrix, 1);
-    for (row, out) in out.chunks_exact_mut(row_len).enumerate() {
-        parameters.load(matrix, first_row + row, 1);
+    for (row, out) in out.chunks_exact_mut(row_len).take(ROWS_PER_PASS).enumerate() {
         let words = matrix.row_words(first_row + row);
         assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
         let tail = Tail::new::<S, R>(words, full_blocks);
+        let parameters_of = |all: &[f32]| all.as_ptr().wrapping_add(row * parameters.stride);
         for (block, out) in out.chunks_mut(S::BLOCK).enumerate() {
-            let codes =
-                if block < full_blocks { words.as_ptr().cast() } else { tail.origin::<S, R>(full_blocks) };
-            let pointers =
-                Row { codes, scales: parameters.scales.as_ptr(), biases: parameters.biases.as_ptr() };
+            let in_row = block < full_blocks;
+            let pointers = Row {
+                codes: if in_row { words.as_ptr().cast() } else { tail.origin::<S, R>(full_blocks) },
+                scales: parameters_of(&parameters.scales),
+                biases: parameters_of(&parameters.biases),
+            };
             let mut decoded = [0f32; 4 * MAX_LANES];
             // SAFETY: the caller's promise; the block lies in the row or is the tail.
             unsafe {

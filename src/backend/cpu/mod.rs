@@ -1,7 +1,7 @@
 //! Packed weights on the CPU: products, decode and gather, over rayon's threads.
 //!
-//! * Few activations (decode): the packed weights are multiplied as they are, up to
-//!   [`MAX_COLUMNS`] activations for each pass over them.
+//! * Few activations (decode): the packed weights are multiplied as they are, up to eight activations
+//!   for each pass over them.
 //! * Many (prefill): panels of rows are decoded into f32 and handed to the `gemm` crate.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and a result is rounded once.
@@ -16,7 +16,7 @@ mod simd;
 mod tests;
 
 use crate::format::element::Real;
-use kernels::{interleave, DecodeRows, DotRows, Order, MAX_COLUMNS};
+use kernels::{interleave, DecodeRows, DotRows, Order, Parameters, ROWS_PER_PASS};
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 use rayon::prelude::*;
 use simd::InstructionSet;
@@ -46,18 +46,41 @@ fn matmul_with<T: Real>(
         return Vec::new();
     }
     let padded_k = matrix.k.next_multiple_of(set.block());
-    let mut interleaved = vec![0f32; m * padded_k];
-    let rows = x.par_chunks_exact(matrix.k).zip(interleaved.par_chunks_exact_mut(padded_k));
+    let columns = padded_columns(set, m);
+    let mut interleaved = vec![0f32; columns * padded_k];
     if m == 1 {
         interleave(x, set.lanes(), &mut interleaved);
     } else {
+        let rows = x.par_chunks_exact(matrix.k).zip(interleaved.par_chunks_exact_mut(padded_k));
         rows.for_each(|(row, out)| interleave(row, set.lanes(), out));
     }
+    let shape = Activations { m, columns, padded_k };
     if m <= MAX_DIRECT {
-        direct(set, matrix, &interleaved, m, bias)
+        direct(set, matrix, &interleaved, shape, bias)
     } else {
-        panels(set, matrix, &interleaved, m, bias)
+        panels(set, matrix, &interleaved, shape, bias)
     }
+}
+
+/// Interleaved activations: `[columns, padded_k]`, of which the first `m` are not padding.
+#[derive(Clone, Copy)]
+struct Activations {
+    m: usize,
+    columns: usize,
+    padded_k: usize,
+}
+
+/// The widest slab of columns that the direct kernel takes.
+fn slab(set: &dyn InstructionSet) -> usize {
+    set.slab_widths().last().copied().unwrap_or(1)
+}
+
+/// The columns that the direct kernel computes for `m`: the widest slabs, then the narrowest that holds
+/// the rest. Columns of zeros cost less than another pass over the weights.
+fn padded_columns(set: &dyn InstructionSet, m: usize) -> usize {
+    let rest = m % slab(set);
+    let narrowest = set.slab_widths().iter().find(|width| **width >= rest);
+    m - rest + if rest == 0 { 0 } else { narrowest.copied().unwrap_or(rest) }
 }
 
 /// Rows that a thread takes at a time.
@@ -72,37 +95,40 @@ fn direct<T: Real>(
     set: &dyn InstructionSet,
     matrix: &PackedMatrix,
     x: &[f32],
-    m: usize,
+    Activations { m, columns, padded_k }: Activations,
     bias: Option<&[f32]>,
 ) -> Vec<T> {
-    let padded_k = x.len() / m;
-    // Even slabs: nine columns are five and four, not eight and one.
-    let columns = m.div_ceil(m.div_ceil(MAX_COLUMNS));
+    let slab_width = slab(set);
     let rows = rows_per_task(matrix, m);
-    let mut products = vec![0f32; matrix.rows * m];
+    let mut products = vec![0f32; matrix.rows * columns];
     let task = |(task, products): (usize, &mut [f32])| {
-        let rows_here = products.len() / m;
-        let slabs = x.chunks(columns * padded_k).zip(products.chunks_mut(columns * rows_here));
-        for (x, out) in slabs {
-            let columns = x.len() / padded_k;
-            set.dot_rows(DotRows { matrix, first_row: task * rows, columns, x, out });
+        let mut parameters = Parameters::new(matrix);
+        for (pass, products) in products.chunks_mut(ROWS_PER_PASS * columns).enumerate() {
+            let rows_here = products.len() / columns;
+            let first_row = task * rows + pass * ROWS_PER_PASS;
+            set.load_parameters(&mut parameters, matrix, first_row, rows_here);
+            let slabs = x.chunks(slab_width * padded_k).zip(products.chunks_mut(slab_width * rows_here));
+            for (x, out) in slabs {
+                let (columns, parameters) = (x.len() / padded_k, &parameters);
+                set.dot_rows(DotRows { matrix, first_row, parameters, columns, x, out });
+            }
         }
     };
     if rows >= matrix.rows {
         task((0, &mut products));
     } else {
-        products.par_chunks_mut(rows * m).enumerate().for_each(task);
+        products.par_chunks_mut(rows * columns).enumerate().for_each(task);
     }
-    // A task's products are [slab][row][column of the slab]; the result is [column][row].
-    let mut result = Vec::with_capacity(products.len());
+    // The products of a pass are [slab][row][column of the slab]; the result is [column][row].
+    let mut result = Vec::with_capacity(m * matrix.rows);
     for column in 0..m {
-        let (slab, within) = (column / columns, column % columns);
-        let width = columns.min(m - slab * columns);
-        for (task, products) in products.chunks(rows * m).enumerate() {
-            let rows_here = products.len() / m;
-            let slab = products.get(slab * columns * rows_here..).unwrap_or_default();
+        let (slab, within) = (column / slab_width, column % slab_width);
+        let width = slab_width.min(columns - slab * slab_width);
+        for (pass, products) in products.chunks(ROWS_PER_PASS * columns).enumerate() {
+            let rows_here = products.len() / columns;
+            let slab = products.get(slab * slab_width * rows_here..).unwrap_or_default();
             let of_column = slab.iter().skip(within).step_by(width).take(rows_here);
-            match bias.and_then(|bias| bias.get(task * rows..)) {
+            match bias.and_then(|bias| bias.get(pass * ROWS_PER_PASS..)) {
                 Some(bias) => result.extend(of_column.zip(bias).map(|(y, b)| T::from_f32(y + b))),
                 None => result.extend(of_column.map(|y| T::from_f32(*y))),
             }
@@ -115,10 +141,10 @@ fn panels<T: Real>(
     set: &dyn InstructionSet,
     matrix: &PackedMatrix,
     x: &[f32],
-    m: usize,
+    Activations { m, padded_k, .. }: Activations,
     bias: Option<&[f32]>,
 ) -> Vec<T> {
-    let (n, padded_k) = (matrix.rows, x.len() / m);
+    let n = matrix.rows;
     let panel_rows = (PANEL_NUMBERS / padded_k).clamp(16, n.max(16));
     let mut panel = vec![0f32; panel_rows.min(n) * padded_k];
     let mut products = vec![0f32; m * n];
@@ -145,10 +171,23 @@ fn decode_into(
     out: &mut [f32],
     row_len: usize,
 ) {
-    const ROWS: usize = 16;
-    out.par_chunks_mut(ROWS * row_len).enumerate().for_each(|(chunk, out)| {
-        set.decode_rows(DecodeRows { matrix, first_row: first_row + chunk * ROWS, order, out });
+    out.par_chunks_mut(ROWS_PER_PASS * row_len).enumerate().for_each(|(pass, out)| {
+        decode_pass(set, matrix, first_row + pass * ROWS_PER_PASS, order, out, row_len);
     });
+}
+
+/// Decodes up to [`ROWS_PER_PASS`] rows.
+fn decode_pass(
+    set: &dyn InstructionSet,
+    matrix: &PackedMatrix,
+    first_row: usize,
+    order: Order,
+    out: &mut [f32],
+    row_len: usize,
+) {
+    let mut parameters = Parameters::new(matrix);
+    set.load_parameters(&mut parameters, matrix, first_row, out.len() / row_len);
+    set.decode_rows(DecodeRows { matrix, first_row, parameters: &parameters, order, out });
 }
 
 /// All rows, `[N, K]`, bit for bit as the scalar reference decodes them, rounded once to `T`.
@@ -158,8 +197,8 @@ pub(crate) fn dequantize<T: Real>(matrix: &PackedMatrix) -> Vec<T> {
 
 fn dequantize_with<T: Real>(set: &dyn InstructionSet, matrix: &PackedMatrix) -> Vec<T> {
     let mut out = vec![0f32; matrix.rows * matrix.k];
-    out.par_chunks_mut(16 * matrix.k).enumerate().for_each(|(chunk, out)| {
-        decode_exactly(set, matrix, chunk * 16, out);
+    out.par_chunks_mut(ROWS_PER_PASS * matrix.k).enumerate().for_each(|(pass, out)| {
+        decode_exactly(set, matrix, pass * ROWS_PER_PASS, out);
     });
     T::round_all(out)
 }
@@ -173,10 +212,11 @@ pub(crate) fn embed<T: Real>(matrix: &PackedMatrix, ids: &[usize]) -> Vec<T> {
     T::round_all(out)
 }
 
-/// A fused multiply-add has other bits than the reference where the scales are f32.
+/// Decodes up to [`ROWS_PER_PASS`] rows with the bits of the scalar reference. A fused multiply-add has
+/// others where the scales are f32.
 fn decode_exactly(set: &dyn InstructionSet, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
     if matrix.product_is_exact() {
-        set.decode_rows(DecodeRows { matrix, first_row, order: Order::Natural, out });
+        decode_pass(set, matrix, first_row, Order::Natural, out, matrix.k);
     } else {
         for (row, out) in out.chunks_exact_mut(matrix.k).enumerate() {
             matrix.decode_row(first_row + row, out);

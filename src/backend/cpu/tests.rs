@@ -137,10 +137,13 @@ fn product_in_f64(weights: &[f32], k: usize, x: &[f32], bias: Option<&[f32]>) ->
     results
 }
 
-/// Unit roundoff of an activation dtype.
-fn unit<T: Real>() -> f64 {
-    let next = (1..60).find(|&bits| T::from_f32(1.0 + 2f32.powi(-bits)).to_f32() == 1.0);
-    2f64.powi(-next.unwrap_or(60))
+/// Unit roundoff of an activation dtype, and half its smallest step.
+fn unit<T: Real>() -> (f64, f64) {
+    match T::DTYPE {
+        candle_core::DType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
+        candle_core::DType::BF16 => (2f64.powi(-8), 0.0),
+        _ => (2f64.powi(-24), 0.0),
+    }
 }
 
 fn check_matmul<T: Real>(
@@ -156,10 +159,11 @@ fn check_matmul<T: Real>(
     let exact: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
     let want = product_in_f64(&weight.decoded(), weight.k, &exact, bias.as_deref());
     assert_eq!(got.len(), want.len());
+    let (unit, half_step) = unit::<T>();
     for (index, (got, (want, size))) in got.iter().zip(&want).enumerate() {
         let error = (f64::from(got.to_f32()) - want).abs();
         // A sum in f32 over lanes, then one rounding to T.
-        let bound = 1e-6 * size + unit::<T>() * want.abs() + 1e-30;
+        let bound = 1e-6 * size + unit * want.abs() + half_step;
         let name = (set.name(), weight.format, weight.n, weight.k, m);
         assert!(error <= bound, "{name:?} [{index}]: {} {want} off by {error:e} > {bound:e}", got.to_f32());
     }

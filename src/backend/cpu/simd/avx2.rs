@@ -60,6 +60,10 @@ impl Simd for Avx2 {
         unsafe { _mm256_storeu_ps(to, value) }
     }
     #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm256_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         unsafe { _mm256_mul_ps(a, b) }
     }
@@ -174,4 +178,4 @@ impl Simd for Avx2 {
     }
 }
 
-implement!(Avx2, "avx2", "avx2,fma,f16c");
+implement!(Avx2, "avx2", [1, 2, 4, 8], "avx2,fma,f16c");

@@ -135,6 +135,10 @@ impl Simd for Avx512 {
         unsafe { _mm512_storeu_ps(to, value) }
     }
     #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm512_add_ps(a, b) }
+    }
+    #[inline(always)]
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         unsafe { _mm512_mul_ps(a, b) }
     }
@@ -269,4 +273,4 @@ impl Simd for Avx512 {
     }
 }
 
-implement!(Avx512, "avx512", "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c");
+implement!(Avx512, "avx512", [1, 2, 4, 8], "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c");

@@ -13,7 +13,8 @@ mod avx2;
 mod avx512;
 mod portable;
 
-use super::kernels::{DecodeRows, DotRows};
+use super::kernels::{DecodeRows, DotRows, Parameters};
+use super::matrix::PackedMatrix;
 use std::sync::OnceLock;
 
 /// The operations that the kernels need of an instruction set.
@@ -38,6 +39,7 @@ pub(super) trait Simd: Copy {
     unsafe fn load(from: *const f32) -> Self::F;
     /// Writes `LANES` numbers.
     unsafe fn store(to: *mut f32, value: Self::F);
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
     /// `a * b + c`, rounded once where the instruction set can.
     unsafe fn mul_add(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
@@ -73,7 +75,11 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn block(&self) -> usize;
     /// Vector lanes.
     fn lanes(&self) -> usize;
-    /// Dot products of packed rows and up to [`super::kernels::MAX_COLUMNS`] interleaved activations.
+    /// Fetches scales and biases of up to `ROWS_PER_PASS` rows.
+    fn load_parameters(&self, to: &mut Parameters, matrix: &PackedMatrix, first_row: usize, rows: usize);
+    /// The numbers of columns that [`InstructionSet::dot_rows`] takes, ascending, from 1 on.
+    fn slab_widths(&self) -> &'static [usize];
+    /// Dot products of packed rows and a slab of interleaved activations.
     fn dot_rows(&self, task: DotRows<'_>);
     /// Packed rows to f32, interleaved or in natural order.
     fn decode_rows(&self, task: DecodeRows<'_>);
@@ -82,7 +88,7 @@ pub(crate) trait InstructionSet: Send + Sync {
 /// Implements [`InstructionSet`] for a [`Simd`] type: one monomorphic function for each recipe (and
 /// number of columns), compiled with the features of the instruction set.
 macro_rules! implement {
-    ($simd:ident, $name:literal, $($feature:literal)?) => {
+    ($simd:ident, $name:literal, [$($columns:literal),+], $($feature:literal)?) => {
         #[doc = concat!("The ", $name, " kernels.")]
         pub(super) struct Kernels;
 
@@ -95,6 +101,28 @@ macro_rules! implement {
             }
             fn lanes(&self) -> usize {
                 <$simd as super::Simd>::LANES
+            }
+            fn load_parameters(
+                &self,
+                to: &mut crate::backend::cpu::kernels::Parameters,
+                matrix: &crate::backend::cpu::PackedMatrix,
+                first_row: usize,
+                rows: usize,
+            ) {
+                $(#[target_feature(enable = $feature)])?
+                unsafe fn entry(
+                    to: &mut crate::backend::cpu::kernels::Parameters,
+                    matrix: &crate::backend::cpu::PackedMatrix,
+                    first_row: usize,
+                    rows: usize,
+                ) {
+                    to.load(matrix, first_row, rows);
+                }
+                // SAFETY: `Kernels` is handed out only after its features were detected.
+                unsafe { entry(to, matrix, first_row, rows) }
+            }
+            fn slab_widths(&self) -> &'static [usize] {
+                &[$($columns),+]
             }
             fn dot_rows(&self, task: crate::backend::cpu::kernels::DotRows<'_>) {
                 struct Call<'a>(crate::backend::cpu::kernels::DotRows<'a>);
@@ -110,14 +138,8 @@ macro_rules! implement {
                         // SAFETY: `Kernels` is handed out only after its features were detected.
                         unsafe {
                             match self.0.columns {
-                                1 => entry::<R, 1>(self.0),
-                                2 => entry::<R, 2>(self.0),
-                                3 => entry::<R, 3>(self.0),
-                                4 => entry::<R, 4>(self.0),
-                                5 => entry::<R, 5>(self.0),
-                                6 => entry::<R, 6>(self.0),
-                                7 => entry::<R, 7>(self.0),
-                                _ => entry::<R, 8>(self.0),
+                                $($columns => entry::<R, $columns>(self.0),)+
+                                other => panic!("{other} columns are none of the slab widths"),
                             }
                         }
                     }

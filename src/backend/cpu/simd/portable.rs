@@ -37,6 +37,10 @@ impl Simd for Portable {
         unsafe { to.cast::<Self::F>().write_unaligned(value) }
     }
     #[inline(always)]
+    unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
+        std::array::from_fn(|l| a[l] + b[l])
+    }
+    #[inline(always)]
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F {
         std::array::from_fn(|l| a[l] * b[l])
     }
@@ -86,4 +90,4 @@ impl Simd for Portable {
     }
 }
 
-implement!(Portable, "portable",);
+implement!(Portable, "portable", [1, 4],);
