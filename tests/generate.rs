@@ -2,8 +2,12 @@
 
 mod common;
 
-use candle_core::{Device, Tensor};
-use candle_quant::generate::{generate, CausalLm, Finish, Params, Sampler, Sampling, TextStream};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::generate::{
+    generate, load_tokenizer, stop_tokens, CausalLm, Finish, Params, Sampler, Sampling, TextStream,
+};
+use candle_quant::models::Model;
+use candle_quant::Checkpoint;
 use common::byte_tokenizer;
 use proptest::prelude::*;
 use std::collections::HashSet;
@@ -223,10 +227,55 @@ proptest! {
 
 #[test]
 fn runs_without_a_seed_differ() {
-    let flat = Tensor::zeros(300, candle_core::DType::F32, &Device::Cpu).unwrap();
+    let flat = Tensor::zeros(300, DType::F32, &Device::Cpu).unwrap();
     let draw = || {
         let mut sampler = Sampler::new(Sampling::default(), None).unwrap();
         (0..16).map(|_| sampler.sample(&flat).unwrap()).collect::<Vec<_>>()
     };
     assert_ne!(draw(), draw());
+}
+
+#[test]
+fn the_bundled_model_tells_a_story_to_its_end() {
+    let checkpoint = common::bundled("tiny");
+    let tokenizer = load_tokenizer(&checkpoint).unwrap();
+    let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+    let params =
+        Params { sample_len: 600, stop_tokens: stop_tokens(&checkpoint).unwrap(), ..Params::default() };
+    let tell = |model: &mut Model, seed| {
+        let params = Params { seed: Some(seed), ..params.clone() };
+        generate(model, &tokenizer, "Once upon a time", &params, |_| ControlFlow::Continue(())).unwrap()
+    };
+    let story = tell(&mut model, 1);
+    assert_eq!(story.finish, Finish::Stop);
+    assert!(
+        story.text.split(' ').count() > 40 && story.text.ends_with(['.', '!', '"', '?']),
+        "{}",
+        story.text
+    );
+    assert_eq!(tell(&mut model, 1).text, story.text);
+    assert_ne!(tell(&mut model, 2).text, story.text);
+}
+
+#[test]
+fn stop_tokens_come_from_both_configs() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    std::fs::copy(
+        common::fixture("qwen3-mxfp8").join("model.safetensors"),
+        folder.path().join("model.safetensors"),
+    )
+    .unwrap();
+    let read = || stop_tokens(&Checkpoint::open(folder.path()).unwrap());
+    write("config.json", r#"{"eos_token_id": 5}"#);
+    assert_eq!(read().unwrap(), [5]);
+    write("generation_config.json", r#"{"eos_token_id": [7, 5]}"#);
+    assert_eq!(read().unwrap(), [5, 7]);
+    write("config.json", "{}");
+    assert_eq!(read().unwrap(), [7, 5]);
+    for bad in [r#"{"eos_token_id": -1}"#, r#"{"eos_token_id": ["x"]}"#, "{"] {
+        write("generation_config.json", bad);
+        assert!(read().is_err(), "{bad}");
+    }
+    assert!(load_tokenizer(&Checkpoint::open(folder.path()).unwrap()).is_err());
 }

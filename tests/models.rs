@@ -5,8 +5,8 @@ mod common;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use candle_quant::models::{Config, Model};
-use candle_quant::VarBuilder;
-use common::{distance, open, reference, FIXTURES};
+use candle_quant::{QuantFormat, VarBuilder};
+use common::{bundled, distance, open, reference, reference_in, FIXTURES};
 use serde_json::json;
 
 fn load(name: &str, dtype: DType) -> Model {
@@ -20,6 +20,23 @@ fn logits_are_those_of_mlx_lm() {
         let distance = distance(&load(name, DType::F32).forward(&tokens, 0).unwrap(), &expected);
         assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
     }
+}
+
+#[test]
+fn the_bundled_model_is_the_one_that_mlx_lm_ran() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/tiny_logits.safetensors");
+    let (tokens, expected) = reference_in(path.as_ref());
+    let mut model = Model::load(&bundled("tiny"), DType::F32, &Device::Cpu).unwrap();
+    let logits = model.forward(&tokens, 0).unwrap();
+    let distance_to_mlx = distance(&logits, &expected);
+    assert!(distance_to_mlx.max <= 3e-4 && distance_to_mlx.other_argmax == 0, "{distance_to_mlx:?}");
+
+    // Quantizing its source while loading makes the same model.
+    let source = bundled("tiny-bf16");
+    let vb = VarBuilder::from_checkpoint(&source, DType::F32, &Device::Cpu)
+        .quantize_to(QuantFormat::Affine { bits: 4, group_size: 64 });
+    let mut model = Model::new(&Config::from_json(source.config()).unwrap(), vb).unwrap();
+    assert_eq!(distance(&model.forward(&tokens, 0).unwrap(), &logits).max, 0.);
 }
 
 #[test]

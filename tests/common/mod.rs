@@ -3,7 +3,7 @@
 
 use candle_core::{DType, Device, Tensor, D};
 use candle_quant::Checkpoint;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use tokenizers::models::bpe::BPE;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::Tokenizer;
@@ -37,9 +37,18 @@ pub fn open(name: &str) -> Checkpoint {
     Checkpoint::open(fixture(name)).unwrap()
 }
 
+/// A bundled model: `tiny` or `tiny-bf16`.
+pub fn bundled(name: &str) -> Checkpoint {
+    Checkpoint::open(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets").join(name)).unwrap()
+}
+
 /// The reference prompt `[1, T]` of a fixture and mlx-lm's f32 logits `[T, vocabulary]`.
 pub fn reference(name: &str) -> (Tensor, Tensor) {
-    let path = fixture(name).join("refs.safetensors");
+    reference_in(&fixture(name).join("refs.safetensors"))
+}
+
+/// As [`reference`], from any file.
+pub fn reference_in(path: &Path) -> (Tensor, Tensor) {
     let refs = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
     let tokens = refs["tokens"].to_dtype(DType::U32).unwrap().unsqueeze(0).unwrap();
     (tokens, refs["logits_f32"].clone())
