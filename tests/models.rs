@@ -123,10 +123,19 @@ fn misuse_is_an_error_and_leaves_a_usable_model() {
     let first = model.forward(&tokens, 0).unwrap();
     let error = model.forward(&tokens, 7).unwrap_err().to_string();
     assert!(error.contains("expected 40") && error.contains("found 7"), "{error}");
+    assert_eq!(model.cached_tokens(), 40);
+    model.clear_kv_cache();
     let outside = Tensor::new(&[[1u32, 256]], &Device::Cpu).unwrap();
     assert!(model.forward(&outside, 0).is_err());
+    let mut other_batch = || {
+        model.forward(&tokens, 0)?;
+        model.forward(&Tensor::cat(&[&tokens, &tokens], 0)?, 40)
+    };
+    assert!(other_batch().is_err());
+    assert_eq!(model.cached_tokens(), 0);
     let none = Tensor::zeros((1, 0), DType::U32, &Device::Cpu).unwrap();
     assert!(model.forward_last(&none, 0).is_err());
+    assert!(model.forward(&none, 0).map_or(true, |logits| logits.dims() == [1, 0, 256]));
     assert_eq!(distance(&model.forward(&tokens, 0).unwrap(), &first).max, 0.);
     assert!(Model::load(&open("qwen3-mxfp8"), DType::U32, &Device::Cpu).is_err());
 }
@@ -173,4 +182,24 @@ fn a_sliding_window_hides_what_is_behind_it() {
         let whole = in_pieces(&mut model, &tokens, 24);
         assert!(distance(&logits, &whole).max < 2e-5, "by {len}");
     }
+}
+
+#[test]
+fn a_bias_that_the_config_denies_is_an_error() {
+    let checkpoint = open("llama-untied-bias-b4-g64-f16");
+    let mut config = checkpoint.config().clone();
+    config["attention_bias"] = false.into();
+    let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+    let error = Model::new(&Config::from_json(&config).unwrap(), vb).unwrap_err().to_string();
+    assert!(error.contains("model.layers.0.self_attn.q_proj.bias"), "{error}");
+}
+
+#[test]
+fn a_model_of_zeros_has_zero_logits() {
+    let config = json!({"model_type": "qwen3", "vocab_size": 64, "hidden_size": 64, "intermediate_size": 96,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "tie_word_embeddings": true});
+    let vb = candle_nn::VarBuilder::zeros(DType::F32, &Device::Cpu);
+    let mut model = Model::new(&Config::from_json(&config).unwrap(), VarBuilder::from(vb)).unwrap();
+    let logits = model.forward(&Tensor::new(&[[1u32, 2]], &Device::Cpu).unwrap(), 0).unwrap();
+    assert_eq!(logits.abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap(), 0.);
 }

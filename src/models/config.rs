@@ -165,12 +165,9 @@ impl Config {
         }
     }
 
-    /// The window of layer `index`, if it has one.
-    pub(super) fn window(&self, index: usize) -> Option<usize> {
-        match self.sliding_layers.get(index) {
-            Some(true) => self.sliding_window,
-            _ => None,
-        }
+    /// Whether the sliding window, if there is one, applies to layer `index`.
+    pub(super) fn slides(&self, index: usize) -> bool {
+        self.sliding_layers.get(index).copied().unwrap_or(false)
     }
 }
 
@@ -245,6 +242,11 @@ mod tests {
             "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2})
     }
 
+    /// The window of a layer.
+    fn window(config: &Config, layer: usize) -> Option<usize> {
+        config.sliding_window.filter(|_| config.slides(layer))
+    }
+
     fn with(changes: Value) -> Result<Config> {
         let mut config = base();
         for (key, value) in changes.as_object().unwrap() {
@@ -257,18 +259,18 @@ mod tests {
     fn the_families_differ_where_they_should() {
         let llama = with(json!({})).unwrap();
         assert_eq!((llama.head_dim, llama.qkv_bias, llama.qk_norm), (32, false, false));
-        assert_eq!(llama.window(0), None);
+        assert_eq!(window(&llama, 0), None);
         let mistral = with(json!({"model_type": "mistral"})).unwrap();
-        assert_eq!(mistral.window(2), Some(4096));
+        assert_eq!(window(&mistral, 2), Some(4096));
         let mistral = with(json!({"model_type": "mistral", "sliding_window": null})).unwrap();
-        assert_eq!(mistral.window(2), None);
+        assert_eq!(window(&mistral, 2), None);
         let qwen2 = with(json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true,
             "max_window_layers": 1}))
         .unwrap();
         assert_eq!((qwen2.qkv_bias, qwen2.output_bias), (true, false));
-        assert_eq!([0, 1, 2].map(|layer| qwen2.window(layer)), [None, Some(8), Some(8)]);
+        assert_eq!([0, 1, 2].map(|layer| window(&qwen2, layer)), [None, Some(8), Some(8)]);
         let qwen3 = with(json!({"model_type": "qwen3", "sliding_window": 8})).unwrap();
-        assert_eq!((qwen3.qk_norm, qwen3.head_dim, qwen3.window(2)), (true, 128, None));
+        assert_eq!((qwen3.qk_norm, qwen3.head_dim, window(&qwen3, 2)), (true, 128, None));
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The decoder: embedding, layers of attention and feed-forward, output head.
 
-use super::attention::Attention;
+use super::attention::{Attention, Visible};
 use super::rope::Rotation;
 use super::Config;
 use crate::checkpoint::Checkpoint;
@@ -20,6 +20,7 @@ pub struct Model {
     lm_head: Linear,
     tied: bool,
     inverse_frequencies: Vec<f32>,
+    sliding_window: Option<usize>,
     dtype: DType,
     device: Device,
 }
@@ -50,7 +51,7 @@ impl Model {
         let model = vb.pp("model");
         let embed_tokens = embedding(vocab, hidden, model.pp("embed_tokens"))?;
         let layers = (0..config.num_hidden_layers)
-            .map(|index| Layer::new(config, config.window(index), model.pp("layers").pp(index)))
+            .map(|index| Layer::new(config, config.slides(index), model.pp("layers").pp(index)))
             .collect::<Result<_>>()?;
         // The two defaults in use for a missing key contradict each other; the file decides.
         let head = vb.pp("lm_head");
@@ -66,6 +67,7 @@ impl Model {
             lm_head,
             tied,
             inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
+            sliding_window: config.sliding_window,
             dtype,
             device: vb.device().clone(),
         })
@@ -76,8 +78,8 @@ impl Model {
     /// pieces: a prompt in chunks, then token by token.
     ///
     /// # Errors
-    /// If `offset` is not the number of tokens in the cache, the batch size differs from the cached
-    /// one, or an id is outside the vocabulary. The cache is then empty.
+    /// If `offset` is not the number of tokens in the cache. If the batch size differs from the cached
+    /// one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         self.hidden(ids, offset)?.apply(&self.lm_head)
     }
@@ -125,7 +127,15 @@ impl Model {
             .collect()
     }
 
+    /// The normalized hidden states `[B, T, hidden]` behind the last layer.
     fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        let cached = self.cached_tokens();
+        if offset != cached {
+            candle_core::bail!(
+                "offset: expected {cached}, the tokens in the cache, found {offset}; \
+                 call clear_kv_cache to start a new text"
+            );
+        }
         let hidden = self.run_layers(ids, offset);
         if hidden.is_err() {
             // Some layers may have appended their keys and others not.
@@ -136,17 +146,13 @@ impl Model {
 
     fn run_layers(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         let (_, len) = ids.dims2()?;
-        let cached = self.cached_tokens();
-        if offset != cached {
-            candle_core::bail!(
-                "offset: expected {cached}, the tokens in the cache, found {offset}; \
-                 call clear_kv_cache to start a new text"
-            );
-        }
         let rotation = Rotation::new(&self.inverse_frequencies, offset, len, self.dtype, &self.device)?;
+        let all = Visible::new(offset, len, None, &self.device)?;
+        let near = Visible::new(offset, len, self.sliding_window, &self.device)?;
         let mut x = self.embed_tokens.forward(ids)?;
         for layer in &mut self.layers {
-            x = layer.forward(&x, &rotation, offset)?;
+            let visible = if layer.slides { &near } else { &all };
+            x = layer.forward(&x, &rotation, visible)?;
         }
         self.norm.forward(&x)
     }
@@ -154,6 +160,8 @@ impl Model {
 
 #[derive(Debug)]
 struct Layer {
+    /// Whether the model's window, if it has one, applies.
+    slides: bool,
     input_norm: RmsNorm,
     attention: Attention,
     mlp_norm: RmsNorm,
@@ -161,18 +169,19 @@ struct Layer {
 }
 
 impl Layer {
-    fn new(config: &Config, window: Option<usize>, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &Config, slides: bool, vb: VarBuilder) -> Result<Self> {
         let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
         Ok(Self {
+            slides,
             input_norm: norm("input_layernorm")?,
-            attention: Attention::new(config, window, vb.pp("self_attn"))?,
+            attention: Attention::new(config, vb.pp("self_attn"))?,
             mlp_norm: norm("post_attention_layernorm")?,
             mlp: Mlp::new(config, vb.pp("mlp"))?,
         })
     }
 
-    fn forward(&mut self, x: &Tensor, rotation: &Rotation, offset: usize) -> candle_core::Result<Tensor> {
-        let x = (x + self.attention.forward(&self.input_norm.forward(x)?, rotation, offset)?)?;
+    fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> candle_core::Result<Tensor> {
+        let x = (x + self.attention.forward(&self.input_norm.forward(x)?, rotation, visible)?)?;
         &x + self.mlp.forward(&self.mlp_norm.forward(&x)?)?
     }
 
@@ -217,12 +226,14 @@ pub(super) fn projection(
     bias: bool,
     vb: VarBuilder,
 ) -> candle_core::Result<Linear> {
-    if !bias && vb.contains_tensor("bias") {
-        return Err(Error::mismatch(
-            format!("`{}.bias`", vb.prefix()),
-            "no such tensor, as the config says",
-            "one",
-        )
+    if let (false, Some(checkpoint), true) = (bias, vb.checkpoint(), vb.contains_tensor("bias")) {
+        return Err(Error::Tensor {
+            file: checkpoint.path().into(),
+            tensor: format!("{}.bias", vb.prefix()),
+            expected: "no such tensor, as the config says".to_string(),
+            found: "one".to_string(),
+            remedy: "check that config.json belongs to these weights".to_string(),
+        }
         .into());
     }
     linear_b(in_dim, out_dim, bias, vb)

@@ -193,6 +193,11 @@ impl<'a> VarBuilder<'a> {
         self.with(dense)
     }
 
+    /// The checkpoint behind this builder, if there is one.
+    pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_ref()
+    }
+
     fn with(&self, dense: candle_nn::VarBuilder<'a>) -> Self {
         Self { dense, checkpoint: self.checkpoint.clone(), quantize: self.quantize }
     }
