@@ -179,7 +179,11 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     unsafe {
         let mut sums = [[S::zero(); M]; ROWS];
         for block in span.first_block..span.end_block {
-            let weights = rows.map(|row| decode_block::<S, R>(row, block, span.group_shift));
+            // Loops, not `array::map`: closures lack the features of the function around them.
+            let mut weights = [[S::zero(); 4]; ROWS];
+            for row in 0..ROWS {
+                weights[row] = decode_block::<S, R>(rows[row], block, span.group_shift);
+            }
             for i in 0..4 {
                 for column in 0..M {
                     let x = S::load(x.add(column * stride + block * S::BLOCK + i * S::LANES));
@@ -276,10 +280,13 @@ unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     // SAFETY: the caller's promise; a sum waits as MAX_LANES numbers.
     unsafe {
         let sums = dot_span::<S, R, M, ROWS>(rows, x.as_ptr(), stride, span);
-        let earlier = places.map(|place| std::array::from_fn(|m| S::load(waiting[place][m].as_ptr())));
-        for ((place, sums), earlier) in places.into_iter().zip(sums).zip::<[[S::F; M]; ROWS]>(earlier) {
-            for ((waiting, sum), earlier) in waiting[place].iter_mut().zip(sums).zip(earlier) {
-                S::store(waiting.as_mut_ptr(), S::add(earlier, sum));
+        for row in 0..ROWS {
+            if row > 0 && places[row] == places[row - 1] {
+                continue; // the last row once more
+            }
+            for column in 0..M {
+                let place = waiting[places[row]][column].as_mut_ptr();
+                S::store(place, S::add(S::load(place), sums[row][column]));
             }
         }
     }

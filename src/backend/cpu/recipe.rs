@@ -1,6 +1,6 @@
 //! How a block of codes becomes weights, for each format; resolved at compile time.
 
-use super::simd::Simd;
+use super::simd::{each, Simd};
 use crate::QuantFormat;
 
 /// The decode of one format.
@@ -76,7 +76,7 @@ impl<const LANES_PER_GROUP: usize> Recipe for E2m1<LANES_PER_GROUP> {
     #[inline(always)]
     unsafe fn decode<S: Simd>(codes: S::U, scale: S::F, _bias: S::F) -> [S::F; 4] {
         // SAFETY: the caller's promise.
-        unsafe { S::e2m1(codes).map(|value| S::mul(value, scale)) }
+        unsafe { each!(S::e2m1(codes), |value| S::mul(value, scale)) }
     }
 }
 
@@ -102,7 +102,7 @@ impl Recipe for E4m3 {
     #[inline(always)]
     unsafe fn decode<S: Simd>(codes: S::U, scale: S::F, _bias: S::F) -> [S::F; 4] {
         // SAFETY: the caller's promise.
-        unsafe { S::e4m3(codes).map(|value| S::mul(value, scale)) }
+        unsafe { each!(S::e4m3(codes), |value| S::mul(value, scale)) }
     }
 }
 

@@ -1,6 +1,6 @@
 //! AVX2 with FMA: 8 lanes, blocks of 32 elements.
 
-use super::{implement, Simd};
+use super::{each, implement, Simd};
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]
@@ -30,7 +30,15 @@ const fn gather_bytes(bits: usize) -> [u8; 32] {
 // are enabled where the trait's caller is.
 #[inline(always)]
 unsafe fn shifted<const BITS: usize>(codes: __m256i) -> [__m256i; 4] {
-    std::array::from_fn(|i| unsafe { _mm256_srlv_epi32(codes, _mm256_set1_epi32((BITS * i) as i32)) })
+    let bits = BITS as i32;
+    unsafe {
+        [
+            codes,
+            _mm256_srlv_epi32(codes, _mm256_set1_epi32(bits)),
+            _mm256_srlv_epi32(codes, _mm256_set1_epi32(2 * bits)),
+            _mm256_srlv_epi32(codes, _mm256_set1_epi32(3 * bits)),
+        ]
+    }
 }
 
 impl Simd for Avx2 {
@@ -140,8 +148,9 @@ impl Simd for Avx2 {
     ) -> [Self::F; 4] {
         unsafe {
             let mask = _mm256_set1_epi32((1 << BITS) - 1);
-            shifted::<BITS>(codes)
-                .map(|code| _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_and_si256(code, mask)), scale, bias))
+            each!(shifted::<BITS>(codes), |code| {
+                _mm256_fmadd_ps(_mm256_cvtepi32_ps(_mm256_and_si256(code, mask)), scale, bias)
+            })
         }
     }
     #[inline(always)]
@@ -150,7 +159,7 @@ impl Simd for Avx2 {
             // The table is selected from by the three lowest bits, the sign is the fourth.
             let magnitudes = _mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0);
             let sign = _mm256_set1_epi32(i32::MIN);
-            shifted::<4>(codes).map(|code| {
+            each!(shifted::<4>(codes), |code| {
                 let negative = _mm256_and_si256(_mm256_slli_epi32::<28>(code), sign);
                 _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, code), _mm256_castsi256_ps(negative))
             })
@@ -160,7 +169,7 @@ impl Simd for Avx2 {
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             // As `e4m3_to_f32`, on vectors.
-            shifted::<8>(codes).map(|code| {
+            each!(shifted::<8>(codes), |code| {
                 let magnitude = _mm256_and_si256(code, _mm256_set1_epi32(0x7F));
                 let bits = _mm256_slli_epi32::<20>(magnitude);
                 let normal = _mm256_add_epi32(bits, _mm256_set1_epi32(120 << 23));

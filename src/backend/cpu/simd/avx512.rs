@@ -4,7 +4,7 @@
 //! above them), those of five bits from two tables. Where one group covers the whole vector, the table
 //! already holds `code * scale + bias`, so a group of 64 costs one multiplication.
 
-use super::{implement, Simd};
+use super::{each, implement, Simd};
 use crate::format::element::E2M1;
 use std::arch::x86_64::*;
 
@@ -43,6 +43,17 @@ const fn repeated_integers(bits: usize) -> [f32; 16] {
         lane += 1;
     }
     table
+}
+
+/// The group that each lane belongs to.
+const fn lane_groups(lanes_per_group: usize) -> [i32; 16] {
+    let mut index = [0; 16];
+    let mut lane = 0;
+    while lane < 16 {
+        index[lane] = (lane / lanes_per_group) as i32;
+        lane += 1;
+    }
+    index
 }
 
 /// Byte indices that gather, for each dword lane, the bytes from bit `4 * bits * lane` on.
@@ -110,7 +121,15 @@ unsafe fn bytes(table: &[u8; 64]) -> __m512i {
 /// The codes shifted so that code `i` of each lane is lowest, for `i` in 0..4.
 #[inline(always)]
 unsafe fn shifted<const BITS: usize>(codes: __m512i) -> [__m512i; 4] {
-    std::array::from_fn(|i| unsafe { _mm512_srlv_epi32(codes, _mm512_set1_epi32((BITS * i) as i32)) })
+    let bits = BITS as i32;
+    unsafe {
+        [
+            codes,
+            _mm512_srlv_epi32(codes, _mm512_set1_epi32(bits)),
+            _mm512_srlv_epi32(codes, _mm512_set1_epi32(2 * bits)),
+            _mm512_srlv_epi32(codes, _mm512_set1_epi32(3 * bits)),
+        ]
+    }
 }
 
 impl Simd for Avx512 {
@@ -193,8 +212,7 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn spread<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
         unsafe {
-            let lane_of = |lane: usize| (lane / LANES_PER_GROUP) as i32;
-            let index: [i32; 16] = std::array::from_fn(lane_of);
+            let index = &const { lane_groups(LANES_PER_GROUP) };
             let index = _mm512_loadu_si512(index.as_ptr().cast());
             match LANES_PER_GROUP {
                 4 => _mm512_permutexvar_ps(index, _mm512_broadcast_f32x4(_mm_loadu_ps(from))),
@@ -214,31 +232,36 @@ impl Simd for Avx512 {
         bias: Self::F,
     ) -> [Self::F; 4] {
         unsafe {
-            let scaled = |value| _mm512_fmadd_ps(value, scale, bias);
             let whole_vector = LANES_PER_GROUP >= 16;
             match BITS {
                 1..=4 => {
                     let table = numbers(const { repeated_integers(BITS) });
                     if whole_vector {
-                        let table = scaled(table);
-                        shifted::<BITS>(codes).map(|index| _mm512_permutexvar_ps(index, table))
+                        let table = _mm512_fmadd_ps(table, scale, bias);
+                        each!(shifted::<BITS>(codes), |index| _mm512_permutexvar_ps(index, table))
                     } else {
-                        shifted::<BITS>(codes).map(|index| scaled(_mm512_permutexvar_ps(index, table)))
+                        each!(shifted::<BITS>(codes), |index| {
+                            _mm512_fmadd_ps(_mm512_permutexvar_ps(index, table), scale, bias)
+                        })
                     }
                 }
                 5 => {
                     let (low, high) = (numbers(const { integers(0) }), numbers(const { integers(16) }));
                     if whole_vector {
-                        let (low, high) = (scaled(low), scaled(high));
-                        shifted::<BITS>(codes).map(|index| _mm512_permutex2var_ps(low, index, high))
+                        let low = _mm512_fmadd_ps(low, scale, bias);
+                        let high = _mm512_fmadd_ps(high, scale, bias);
+                        each!(shifted::<BITS>(codes), |index| _mm512_permutex2var_ps(low, index, high))
                     } else {
-                        shifted::<BITS>(codes).map(|index| scaled(_mm512_permutex2var_ps(low, index, high)))
+                        each!(shifted::<BITS>(codes), |index| {
+                            _mm512_fmadd_ps(_mm512_permutex2var_ps(low, index, high), scale, bias)
+                        })
                     }
                 }
                 _ => {
                     let mask = _mm512_set1_epi32((1 << BITS) - 1);
-                    shifted::<BITS>(codes)
-                        .map(|code| scaled(_mm512_cvtepi32_ps(_mm512_and_si512(code, mask))))
+                    each!(shifted::<BITS>(codes), |code| {
+                        _mm512_fmadd_ps(_mm512_cvtepi32_ps(_mm512_and_si512(code, mask)), scale, bias)
+                    })
                 }
             }
         }
@@ -247,28 +270,27 @@ impl Simd for Avx512 {
     unsafe fn e2m1(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let table = numbers(E2M1);
-            shifted::<4>(codes).map(|index| _mm512_permutexvar_ps(index, table))
+            each!(shifted::<4>(codes), |index| _mm512_permutexvar_ps(index, table))
         }
     }
     #[inline(always)]
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let codes = _mm512_shuffle_epi8(codes, bytes(&const { unpack_order() }));
-            let lookup =
-                |low: &[u8; 64], high: &[u8; 64]| _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-            let second = lookup(&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
-            let top = lookup(&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
+            let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
+            let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
+            let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
+            let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
             // The sign: top | (codes & 0x80).
             let top = _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128));
             let (first, last) = (_mm512_unpacklo_epi8(second, top), _mm512_unpackhi_epi8(second, top));
             let upper_half = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
             [
-                _mm512_slli_epi32::<16>(first),
-                _mm512_and_si512(first, upper_half),
-                _mm512_slli_epi32::<16>(last),
-                _mm512_and_si512(last, upper_half),
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(first)),
+                _mm512_castsi512_ps(_mm512_and_si512(first, upper_half)),
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(last)),
+                _mm512_castsi512_ps(_mm512_and_si512(last, upper_half)),
             ]
-            .map(|bits| _mm512_castsi512_ps(bits))
         }
     }
 }

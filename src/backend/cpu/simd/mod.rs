@@ -85,6 +85,20 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn decode_rows(&self, task: DecodeRows<'_>);
 }
 
+/// `function` of each of four vectors. Not `array::map`: a closure does not have the features of the
+/// function around it, so the intrinsics in it would become calls.
+macro_rules! each {
+    ($four:expr, |$item:ident| $function:expr) => {{
+        let [a, b, c, d] = $four;
+        let a = { let $item = a; $function };
+        let b = { let $item = b; $function };
+        let c = { let $item = c; $function };
+        let d = { let $item = d; $function };
+        [a, b, c, d]
+    }};
+}
+pub(super) use each;
+
 /// Implements [`InstructionSet`] for a [`Simd`] type: one monomorphic function for each recipe (and
 /// number of columns), compiled with the features of the instruction set.
 macro_rules! implement {
