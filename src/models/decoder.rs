@@ -78,7 +78,7 @@ impl Model {
     /// pieces: a prompt in chunks, then token by token.
     ///
     /// # Errors
-    /// If `offset` is not the number of tokens in the cache. If the batch size differs from the cached
+    /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size differs from the cached
     /// one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         self.hidden(ids, offset)?.apply(&self.lm_head)
@@ -87,13 +87,11 @@ impl Model {
     /// As [`forward`](Model::forward), the logits `[B, vocabulary]` of the last token alone.
     ///
     /// # Errors
-    /// As those of [`forward`](Model::forward), and if there is no token.
+    /// As those of [`forward`](Model::forward).
     pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        let (_, len) = ids.dims2()?;
-        let Some(last) = len.checked_sub(1) else {
-            candle_core::bail!("logits of the last token: expected at least one token, found none");
-        };
-        self.hidden(ids, offset)?.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&self.lm_head)
+        let hidden = self.hidden(ids, offset)?;
+        let last = hidden.dim(1)?.saturating_sub(1);
+        hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&self.lm_head)
     }
 
     /// Forgets all tokens.
@@ -129,6 +127,9 @@ impl Model {
 
     /// The normalized hidden states `[B, T, hidden]` behind the last layer.
     fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if ids.elem_count() == 0 {
+            candle_core::bail!("ids: expected at least one token, found shape {:?}", ids.dims());
+        }
         let cached = self.cached_tokens();
         if offset != cached {
             candle_core::bail!(

@@ -44,7 +44,7 @@ pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};
 pub use linear::{linear, linear_b, linear_no_bias, Linear};
 pub use norm::{layer_norm, layer_norm_no_bias, rms_norm};
-pub use summary::WeightSummary;
+pub use summary::{FormatShare, WeightSummary};
 pub use var_builder::VarBuilder;
 pub use weight::LayerWeight;
 
