@@ -1,0 +1,215 @@
+//! The `inspect` subcommand.
+
+use anyhow::{bail, Result};
+use candle_quant::checkpoint::Weight;
+use candle_quant::models::Config;
+use candle_quant::{Checkpoint, WeightSummary};
+use serde_json::{json, Value};
+use std::io::{self, Write};
+use std::path::PathBuf;
+
+#[derive(clap::Args)]
+pub struct Options {
+    /// A checkpoint's directory, or one safetensors file.
+    path: PathBuf,
+    /// List every tensor.
+    #[arg(long)]
+    tensors: bool,
+    /// Print JSON.
+    #[arg(long)]
+    json: bool,
+}
+
+/// One module weight, or one tensor that is not part of any.
+struct Entry {
+    name: String,
+    format: String,
+    dims: Vec<usize>,
+    bytes: u64,
+}
+
+/// What there is to tell about a checkpoint.
+struct Report {
+    kind: String,
+    architecture: Option<String>,
+    /// Weights of two or more dimensions: what quantization is about.
+    weights: Vec<Entry>,
+    /// Norms, biases and the like.
+    others: Vec<Entry>,
+    odd: Vec<String>,
+    unreadable: usize,
+}
+
+pub fn run(options: &Options) -> Result<()> {
+    let report = Report::new(&Checkpoint::open(&options.path)?);
+    let mut stdout = io::stdout().lock();
+    match options.json {
+        true => writeln!(stdout, "{:#}", report.json(options.tensors))?,
+        false => report.print(&mut stdout, options.tensors)?,
+    }
+    stdout.flush()?;
+    match report.unreadable {
+        0 => Ok(()),
+        count => bail!("{}: {count} of its tensors can't be read", options.path.display()),
+    }
+}
+
+impl Report {
+    fn new(checkpoint: &Checkpoint) -> Self {
+        let config = checkpoint.config();
+        let model = Config::from_json(config);
+        let mut report = Self {
+            kind: checkpoint.kind().to_string(),
+            architecture: architecture(config),
+            weights: Vec::new(),
+            others: Vec::new(),
+            odd: Vec::new(),
+            unreadable: 0,
+        };
+        for module in checkpoint.modules() {
+            let in_features = model.as_ref().ok().and_then(|model| model.in_features(&module));
+            match checkpoint.weight(&module, in_features) {
+                Ok(weight) => report.add(entry(&weight)),
+                Err(error) => report.fail(&error),
+            }
+        }
+        for name in checkpoint.tensor_names().filter(|name| !belongs_to_weight(checkpoint, name)) {
+            match checkpoint.dense(name) {
+                Ok(tensor) => report.add(entry(&Weight::Dense(tensor))),
+                Err(error) => report.fail(&error),
+            }
+        }
+        report.odd.extend(checkpoint.warnings());
+        if let Err(error) = model {
+            report.odd.push(format!("this crate has no model for it: {error}"));
+        }
+        report
+    }
+
+    fn add(&mut self, entry: Entry) {
+        match entry.dims.len() {
+            0 | 1 => self.others.push(entry),
+            _ => self.weights.push(entry),
+        }
+    }
+
+    fn fail(&mut self, error: &candle_quant::Error) {
+        self.odd.push(error.to_string());
+        self.unreadable += 1;
+    }
+
+    fn summary(&self) -> WeightSummary {
+        let mut summary = WeightSummary::default();
+        for weight in &self.weights {
+            let elements = weight.dims.iter().map(|&dim| dim as u64).product();
+            summary.add(&weight.format, elements, weight.bytes);
+        }
+        summary
+    }
+
+    fn other_bytes(&self) -> u64 {
+        self.others.iter().map(|tensor| tensor.bytes).sum()
+    }
+
+    fn print(&self, out: &mut impl Write, tensors: bool) -> io::Result<()> {
+        let summary = self.summary();
+        writeln!(out, "kind: {}", self.kind)?;
+        writeln!(out, "architecture: {}", self.architecture.as_deref().unwrap_or("unknown"))?;
+        writeln!(out, "weights:")?;
+        for (format, share) in summary.formats() {
+            let (count, millions) = (share.count, share.elements as f64 / 1e6);
+            writeln!(
+                out,
+                "  {count:>5} x {format:<20} {millions:>12.3} M elements {:>14}",
+                megabytes(share.bytes)
+            )?;
+        }
+        writeln!(out, "bits per weight: {:.3}", summary.bits_per_weight())?;
+        writeln!(
+            out,
+            "size: {} of weights, {} of {} other tensors",
+            megabytes(summary.size_in_bytes()),
+            megabytes(self.other_bytes()),
+            self.others.len()
+        )?;
+        for odd in &self.odd {
+            writeln!(out, "note: {odd}")?;
+        }
+        if tensors {
+            for Entry { name, format, dims, bytes } in self.weights.iter().chain(&self.others) {
+                writeln!(out, "{name}  {format}  {dims:?}  {bytes} bytes")?;
+            }
+        }
+        Ok(())
+    }
+
+    fn json(&self, tensors: bool) -> Value {
+        let summary = self.summary();
+        let formats: serde_json::Map<_, _> = summary
+            .formats()
+            .map(|(format, share)| {
+                let share = json!({"count": share.count, "elements": share.elements, "bytes": share.bytes});
+                (format.to_string(), share)
+            })
+            .collect();
+        let mut report = json!({
+            "kind": self.kind,
+            "architecture": self.architecture,
+            "formats": formats,
+            "bits_per_weight": summary.bits_per_weight(),
+            "weight_bytes": summary.size_in_bytes(),
+            "other_bytes": self.other_bytes(),
+            "notes": self.odd,
+        });
+        if tensors {
+            let all = self.weights.iter().chain(&self.others);
+            report["tensors"] = all
+                .map(|tensor| {
+                    json!({"name": tensor.name, "format": tensor.format, "dims": tensor.dims, "bytes": tensor.bytes})
+                })
+                .collect();
+        }
+        report
+    }
+}
+
+fn entry(weight: &Weight) -> Entry {
+    match weight {
+        Weight::Packed(packed) => Entry {
+            name: packed.name().to_string(),
+            format: packed.format().to_string(),
+            dims: packed.dims().to_vec(),
+            bytes: packed.size_in_bytes() as u64,
+        },
+        Weight::Dense(dense) => Entry {
+            name: dense.name().to_string(),
+            format: format!("{:?}", dense.dtype()),
+            dims: dense.dims().to_vec(),
+            bytes: dense.size_in_bytes() as u64,
+        },
+    }
+}
+
+/// Whether a tensor has been told of with its module: the weight itself, or a part of a packed one.
+fn belongs_to_weight(checkpoint: &Checkpoint, name: &str) -> bool {
+    match name.rsplit_once('.') {
+        Some((_, "weight")) => true,
+        Some((module, "scales" | "biases" | "global_scale")) => {
+            checkpoint.contains(&format!("{module}.weight"))
+        }
+        _ => false,
+    }
+}
+
+fn architecture(config: &Value) -> Option<String> {
+    let class = config.get("architectures").and_then(|classes| classes.get(0)).and_then(Value::as_str);
+    let model_type = config.get("model_type").and_then(Value::as_str);
+    match (class, model_type) {
+        (Some(class), Some(model_type)) => Some(format!("{class} ({model_type})")),
+        (one, other) => one.or(other).map(str::to_string),
+    }
+}
+
+fn megabytes(bytes: u64) -> String {
+    format!("{:.3} MB", bytes as f64 / 1e6)
+}

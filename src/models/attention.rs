@@ -1,0 +1,173 @@
+//! Grouped-query attention with a key/value cache.
+
+use super::decoder::projection;
+use super::rope::Rotation;
+use super::Config;
+use crate::nn::{rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
+use candle_core::{DType, Device, Result, Tensor, D};
+use candle_nn::kv_cache::KvCache;
+
+/// Positions by which a cache grows; one copy of the cache each.
+const CACHE_STEP: usize = 256;
+
+#[derive(Debug)]
+pub(super) struct Attention {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    o_proj: Linear,
+    q_norm: Option<RmsNorm>,
+    k_norm: Option<RmsNorm>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+    cache: KvCache,
+}
+
+impl Attention {
+    pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
+        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
+        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let project = |out, name| projection(hidden, out, config.qkv_bias, vb.pp(name));
+        let norm = |name| {
+            let vb = vb.pp(name);
+            config.qk_norm.then(|| rms_norm(head_dim, config.rms_norm_eps, vb)).transpose()
+        };
+        Ok(Self {
+            q_proj: project(heads * head_dim, "q_proj")?,
+            k_proj: project(kv_heads * head_dim, "k_proj")?,
+            v_proj: project(kv_heads * head_dim, "v_proj")?,
+            o_proj: projection(heads * head_dim, hidden, config.output_bias, vb.pp("o_proj"))?,
+            q_norm: norm("q_norm")?,
+            k_norm: norm("k_norm")?,
+            heads,
+            kv_heads,
+            head_dim,
+            cache: KvCache::new(2, CACHE_STEP),
+        })
+    }
+
+    /// `x` is `[B, T, hidden]`, the tokens that follow those in the cache.
+    pub fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> Result<Tensor> {
+        let (batch, len, _) = x.dims3()?;
+        let heads = |x: Tensor, heads| x.reshape((batch, len, heads, self.head_dim));
+        let mut q = heads(self.q_proj.forward(x)?, self.heads)?;
+        let mut k = heads(self.k_proj.forward(x)?, self.kv_heads)?;
+        let v = heads(self.v_proj.forward(x)?, self.kv_heads)?;
+        if let Some(norm) = &self.q_norm {
+            q = norm.forward(&q)?;
+        }
+        if let Some(norm) = &self.k_norm {
+            k = norm.forward(&k)?;
+        }
+        let (q, k) = (rotation.apply(&q)?, rotation.apply(&k)?);
+
+        let by_head = |x: &Tensor| x.to_dtype(score_dtype(x))?.transpose(1, 2)?.contiguous();
+        let (k, v) = self.cache.append(&by_head(&k)?, &by_head(&v)?)?;
+        let y = self.attend(&by_head(&q)?, &k, &v, visible)?;
+        y.to_dtype(x.dtype())?.apply(&self.o_proj)
+    }
+
+    /// Softmax(q k^T / sqrt(head_dim)) v for `q` `[B, heads, T, head_dim]`, `k` and `v`
+    /// `[B, kv_heads, S, head_dim]`; the result is `[B, T, heads * head_dim]`.
+    fn attend(&self, q: &Tensor, k: &Tensor, v: &Tensor, visible: &Visible) -> Result<Tensor> {
+        let (batch, _, len, _) = q.dims4()?;
+        let &Visible { first, keys, ref mask } = visible;
+        let (k, v) = (k.narrow(2, first, keys)?, v.narrow(2, first, keys)?);
+
+        // The query heads that share a key head become rows of one matrix: keys are never repeated.
+        let rows = self.heads / self.kv_heads * len;
+        let scale = 1. / (self.head_dim as f64).sqrt();
+        let q = (q * scale)?.reshape((batch, self.kv_heads, rows, self.head_dim))?;
+        let mut scores = q.matmul(&k.t()?)?;
+        if let Some(mask) = mask {
+            let by_query = scores.reshape((batch, self.heads, len, keys))?;
+            let masked = by_query.broadcast_add(&mask.to_dtype(q.dtype())?)?;
+            scores = masked.reshape((batch, self.kv_heads, rows, keys))?;
+        }
+        let weights = candle_nn::ops::softmax_last_dim(&scores.to_dtype(DType::F32)?)?;
+        weights
+            .to_dtype(q.dtype())?
+            .matmul(&v)?
+            .reshape((batch, self.heads, len, self.head_dim))?
+            .transpose(1, 2)?
+            .flatten_from(D::Minus2)
+    }
+
+    /// Tokens in the cache.
+    pub fn cached(&self) -> usize {
+        self.cache.current_seq_len()
+    }
+
+    pub fn clear_cache(&mut self) {
+        self.cache.reset();
+    }
+
+    pub fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
+        [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj].into_iter().map(Linear::weight)
+    }
+}
+
+/// The dtype of cache and scores. The CPU has no half-precision matmul worth using: there it is f32
+/// whatever the activations are, so that no step converts the whole cache.
+fn score_dtype(x: &Tensor) -> DType {
+    if x.device().is_cpu() {
+        DType::F32
+    } else {
+        x.dtype()
+    }
+}
+
+/// Which keys of the cache a run of queries sees; the same for all layers of a kind.
+pub(super) struct Visible {
+    /// The first key that any of the queries sees.
+    first: usize,
+    /// How many there are from it on.
+    keys: usize,
+    /// What is added to the scores `[.., len, keys]`. One query sees all that is left: it needs none.
+    mask: Option<Tensor>,
+}
+
+impl Visible {
+    /// For `len` queries from position `offset` on. Each sees itself and the keys before it, at most
+    /// `window` in all.
+    pub fn new(offset: usize, len: usize, window: Option<usize>, device: &Device) -> Result<Self> {
+        let window = window.unwrap_or(usize::MAX);
+        let first = (offset + 1).saturating_sub(window);
+        let keys = offset + len - first;
+        let values = || -> Vec<f32> {
+            let queries = offset - first..keys;
+            queries
+                .flat_map(|query| {
+                    (0..keys).map(move |key| match query.checked_sub(key) {
+                        Some(distance) if distance < window => 0.,
+                        _ => f32::NEG_INFINITY,
+                    })
+                })
+                .collect()
+        };
+        let mask = (len > 1).then(|| Tensor::from_vec(values(), (len, keys), device)).transpose()?;
+        Ok(Self { first, keys, mask })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_see_what_is_before_them_and_in_the_window() {
+        let x = f32::NEG_INFINITY;
+        let visible = |offset, len, window| {
+            let visible = Visible::new(offset, len, window, &Device::Cpu).unwrap();
+            let mask = visible.mask.map(|mask| mask.to_vec2::<f32>().unwrap());
+            (visible.first, visible.keys, mask)
+        };
+        assert_eq!(visible(0, 2, None), (0, 2, Some(vec![vec![0., x], vec![0., 0.]])));
+        assert_eq!(visible(1, 2, None), (0, 3, Some(vec![vec![0., 0., x], vec![0., 0., 0.]])));
+        assert_eq!(visible(5, 2, Some(2)), (4, 3, Some(vec![vec![0., 0., x], vec![x, 0., 0.]])));
+        assert_eq!(visible(5, 1, None), (0, 6, None));
+        assert_eq!(visible(5, 1, Some(2)), (4, 2, None));
+        assert_eq!(visible(5, 1, Some(9)), (0, 6, None));
+    }
+}

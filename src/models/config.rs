@@ -1,0 +1,309 @@
+//! What distinguishes one decoder-only model from another.
+
+use super::fields::Fields;
+use super::rope::Rope;
+use crate::{Error, Result};
+use candle_nn::Activation;
+use serde::Deserialize;
+use serde_json::Value;
+
+/// The shape of a decoder-only model. Read from a checkpoint's `config.json`, or made by hand.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Config {
+    /// Rows of the embedding and of the output head.
+    pub vocab_size: usize,
+    /// Elements of a token's hidden state.
+    pub hidden_size: usize,
+    /// Elements inside the feed-forward block.
+    pub intermediate_size: usize,
+    /// Decoder layers.
+    pub num_hidden_layers: usize,
+    /// Query heads.
+    pub num_attention_heads: usize,
+    /// Key and value heads; divides the number of query heads.
+    pub num_key_value_heads: usize,
+    /// Elements of a head; even.
+    pub head_dim: usize,
+    /// The context the model was made for, in tokens. Not a limit.
+    pub max_position_embeddings: usize,
+    /// Added to the mean square in every norm.
+    pub rms_norm_eps: f64,
+    /// Rotary position embedding.
+    pub rope: Rope,
+    /// Whether query, key and value projections have biases.
+    pub qkv_bias: bool,
+    /// Whether the attention's output projection has a bias.
+    pub output_bias: bool,
+    /// Whether the feed-forward projections have biases.
+    pub mlp_bias: bool,
+    /// Whether queries and keys are normalized, head by head.
+    pub qk_norm: bool,
+    /// The feed-forward block's non-linearity.
+    pub hidden_act: Activation,
+    /// Tokens a query of a sliding layer sees, its own included.
+    pub sliding_window: Option<usize>,
+    /// For each layer, whether the sliding window applies to it.
+    pub sliding_layers: Vec<bool>,
+    /// Whether the head shares the embedding's weight; `None`: if the checkpoint has no head.
+    pub tie_word_embeddings: Option<bool>,
+}
+
+impl Config {
+    /// Reads a `config.json`.
+    ///
+    /// # Errors
+    /// If the architecture is not one of this module's, or a value is missing or senseless.
+    pub fn from_json(config: &Value) -> Result<Self> {
+        let fields = Fields::new(config, "config.json");
+        let model_type = fields
+            .text("model_type")?
+            .ok_or_else(|| Error::mismatch("config.json: `model_type`", "a string", "nothing"))?;
+        if !matches!(model_type, "llama" | "mistral" | "qwen2" | "qwen3") {
+            return Err(Error::Unsupported {
+                what: format!("model type `{model_type}`"),
+                remedy: "supported are llama, mistral, qwen2 and qwen3".to_string(),
+            });
+        }
+        let hidden_size = fields.required_size("hidden_size")?;
+        let num_attention_heads = fields.required_size("num_attention_heads")?;
+        let num_hidden_layers = fields.required_size("num_hidden_layers")?;
+        let head_dim = match (fields.size("head_dim")?, model_type) {
+            (Some(head_dim), _) => head_dim,
+            (None, "qwen3") => 128,
+            (None, _) => hidden_size / num_attention_heads,
+        };
+        let (sliding_window, sliding_layers) = sliding(fields, model_type, num_hidden_layers)?;
+        let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+        let config = Self {
+            vocab_size: fields.required_size("vocab_size")?,
+            hidden_size,
+            intermediate_size: fields.required_size("intermediate_size")?,
+            num_hidden_layers,
+            num_attention_heads,
+            num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(num_attention_heads),
+            head_dim,
+            max_position_embeddings: fields.size("max_position_embeddings")?.unwrap_or(2048),
+            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            rope: Rope::from_json(config)?,
+            qkv_bias: attention_bias || model_type == "qwen2",
+            output_bias: attention_bias && model_type != "qwen2",
+            mlp_bias: fields.flag("mlp_bias")?.unwrap_or(false),
+            qk_norm: model_type == "qwen3",
+            hidden_act: activation(fields)?,
+            sliding_window,
+            sliding_layers,
+            tie_word_embeddings: fields.flag("tie_word_embeddings")?,
+        };
+        config.validate()?;
+        Ok(config)
+    }
+
+    /// Checks how the values relate to each other.
+    ///
+    /// # Errors
+    /// If a size is zero, heads don't divide, a number is not finite, and the like.
+    pub fn validate(&self) -> Result<()> {
+        let sizes = [
+            ("vocab_size", self.vocab_size),
+            ("hidden_size", self.hidden_size),
+            ("intermediate_size", self.intermediate_size),
+            ("num_hidden_layers", self.num_hidden_layers),
+            ("num_attention_heads", self.num_attention_heads),
+            ("num_key_value_heads", self.num_key_value_heads),
+            ("head_dim", self.head_dim),
+            ("sliding_window", self.sliding_window.unwrap_or(1)),
+        ];
+        for (name, size) in sizes {
+            if size == 0 {
+                return Err(Error::mismatch(format!("`{name}`"), "at least 1", "0"));
+            }
+        }
+        if !self.num_attention_heads.is_multiple_of(self.num_key_value_heads) {
+            return Err(Error::mismatch(
+                "`num_key_value_heads`",
+                format!("a divisor of the {} attention heads", self.num_attention_heads),
+                self.num_key_value_heads.to_string(),
+            ));
+        }
+        if !self.head_dim.is_multiple_of(2) {
+            return Err(Error::mismatch("`head_dim`", "an even number", self.head_dim.to_string()));
+        }
+        if self.num_attention_heads.checked_mul(self.head_dim).is_none() {
+            return Err(Error::mismatch(
+                "`num_attention_heads` times `head_dim`",
+                "a number that fits the address space",
+                format!("{} times {}", self.num_attention_heads, self.head_dim),
+            ));
+        }
+        if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps > 0.) {
+            return Err(Error::mismatch(
+                "`rms_norm_eps`",
+                "a finite number above zero",
+                self.rms_norm_eps.to_string(),
+            ));
+        }
+        if self.sliding_layers.len() != self.num_hidden_layers {
+            return Err(Error::mismatch(
+                "`sliding_layers`",
+                format!("one entry for each of {} layers", self.num_hidden_layers),
+                self.sliding_layers.len().to_string(),
+            ));
+        }
+        self.rope.validate()
+    }
+
+    /// The K of a linear or embedding module by its path, `model.layers.0.mlp.down_proj` for example;
+    /// `None` if the model has no such module. Tells formats apart where shapes alone don't.
+    pub fn in_features(&self, module: &str) -> Option<usize> {
+        match module.rsplit('.').next()? {
+            "embed_tokens" | "lm_head" | "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj" => {
+                Some(self.hidden_size)
+            }
+            "o_proj" => self.num_attention_heads.checked_mul(self.head_dim),
+            "down_proj" => Some(self.intermediate_size),
+            _ => None,
+        }
+    }
+
+    /// Whether the sliding window, if there is one, applies to layer `index`.
+    pub(super) fn slides(&self, index: usize) -> bool {
+        self.sliding_layers.get(index).copied().unwrap_or(false)
+    }
+}
+
+/// The window and which layers have it. Absent values mean what they mean in transformers.
+fn sliding(fields: Fields, model_type: &str, num_hidden_layers: usize) -> Result<(Option<usize>, Vec<bool>)> {
+    const DEFAULT_WINDOW: usize = 4096;
+    let everywhere = |on: bool| vec![on; num_hidden_layers];
+    let window = fields.size("sliding_window")?;
+    match model_type {
+        // An explicit null switches Mistral's window off, a missing key does not.
+        "mistral" => {
+            let window = match fields.has("sliding_window") {
+                true => window,
+                false => Some(DEFAULT_WINDOW),
+            };
+            Ok((window, everywhere(true)))
+        }
+        "qwen2" | "qwen3" if fields.flag("use_sliding_window")?.unwrap_or(false) => {
+            let first = fields.index("max_window_layers")?.unwrap_or(28);
+            let layers = match layer_types(fields, num_hidden_layers)? {
+                Some(layers) => layers,
+                None => (0..num_hidden_layers).map(|layer| layer >= first).collect(),
+            };
+            Ok((Some(window.unwrap_or(DEFAULT_WINDOW)), layers))
+        }
+        "llama" => {
+            let layers = layer_types(fields, num_hidden_layers)?;
+            Ok((window, layers.unwrap_or_else(|| everywhere(false))))
+        }
+        _ => Ok((None, everywhere(false))),
+    }
+}
+
+/// `layer_types`, if present: for each layer, whether it is a sliding one.
+fn layer_types(fields: Fields, num_hidden_layers: usize) -> Result<Option<Vec<bool>>> {
+    let Some(value) = fields.get("layer_types") else { return Ok(None) };
+    let layers = value.as_array().and_then(|layers| {
+        layers
+            .iter()
+            .map(|layer| match layer.as_str() {
+                Some("sliding_attention") => Some(true),
+                Some("full_attention") => Some(false),
+                _ => None,
+            })
+            .collect::<Option<Vec<_>>>()
+    });
+    match layers {
+        Some(layers) if layers.len() == num_hidden_layers => Ok(Some(layers)),
+        _ => Err(fields.error(
+            "layer_types",
+            format!("{num_hidden_layers} times `full_attention` or `sliding_attention`"),
+            value,
+        )),
+    }
+}
+
+fn activation(fields: Fields) -> Result<Activation> {
+    match fields.get("hidden_act") {
+        None => Ok(Activation::Silu),
+        Some(value) => Activation::deserialize(value)
+            .map_err(|_| fields.error("hidden_act", "a known activation, such as silu", value)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn base() -> Value {
+        json!({"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256,
+            "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2})
+    }
+
+    /// The window of a layer.
+    fn window(config: &Config, layer: usize) -> Option<usize> {
+        config.sliding_window.filter(|_| config.slides(layer))
+    }
+
+    fn with(changes: Value) -> Result<Config> {
+        let mut config = base();
+        for (key, value) in changes.as_object().unwrap() {
+            config[key] = value.clone();
+        }
+        Config::from_json(&config)
+    }
+
+    #[test]
+    fn the_families_differ_where_they_should() {
+        let llama = with(json!({})).unwrap();
+        assert_eq!((llama.head_dim, llama.qkv_bias, llama.qk_norm), (32, false, false));
+        assert_eq!(window(&llama, 0), None);
+        let mistral = with(json!({"model_type": "mistral"})).unwrap();
+        assert_eq!(window(&mistral, 2), Some(4096));
+        let mistral = with(json!({"model_type": "mistral", "sliding_window": null})).unwrap();
+        assert_eq!(window(&mistral, 2), None);
+        let qwen2 = with(json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true,
+            "max_window_layers": 1}))
+        .unwrap();
+        assert_eq!((qwen2.qkv_bias, qwen2.output_bias), (true, false));
+        assert_eq!([0, 1, 2].map(|layer| window(&qwen2, layer)), [None, Some(8), Some(8)]);
+        let qwen3 = with(json!({"model_type": "qwen3", "sliding_window": 8})).unwrap();
+        assert_eq!((qwen3.qk_norm, qwen3.head_dim, window(&qwen3, 2)), (true, 128, None));
+    }
+
+    #[test]
+    fn senseless_values_are_refused_by_name() {
+        for (changes, name) in [
+            (json!({"hidden_size": 0}), "hidden_size"),
+            (json!({"hidden_size": -128}), "hidden_size"),
+            (json!({"hidden_size": 1e300}), "hidden_size"),
+            (json!({"vocab_size": u64::MAX}), "vocab_size"),
+            (json!({"num_hidden_layers": null}), "num_hidden_layers"),
+            (json!({"num_key_value_heads": 3}), "num_key_value_heads"),
+            (json!({"head_dim": 31}), "head_dim"),
+            (json!({"rms_norm_eps": "1e-6"}), "rms_norm_eps"),
+            (json!({"rms_norm_eps": -1.0}), "rms_norm_eps"),
+            (json!({"rope_theta": 0}), "rope_theta"),
+            (json!({"hidden_act": "sharp"}), "hidden_act"),
+            (json!({"attention_bias": 1}), "attention_bias"),
+            (json!({"layer_types": ["full_attention"]}), "layer_types"),
+            (json!({"model_type": "mamba"}), "mamba"),
+            (json!({"rope_scaling": {"rope_type": "llama3"}}), "factor"),
+        ] {
+            let error = with(changes.clone()).unwrap_err().to_string();
+            assert!(error.contains(name), "{changes}: {error}");
+        }
+    }
+
+    #[test]
+    fn in_features_follow_the_module() {
+        let config = with(json!({"head_dim": 64})).unwrap();
+        let k = |module| config.in_features(module);
+        assert_eq!(k("model.layers.0.self_attn.o_proj"), Some(256));
+        assert_eq!(k("model.layers.0.mlp.down_proj"), Some(256));
+        assert_eq!(k("lm_head"), Some(128));
+        assert_eq!(k("model.norm"), None);
+    }
+}

@@ -1,0 +1,241 @@
+//! The decoder: embedding, layers of attention and feed-forward, output head.
+
+use super::attention::{Attention, Visible};
+use super::rope::Rotation;
+use super::Config;
+use crate::checkpoint::Checkpoint;
+use crate::nn::{
+    embedding, linear_b, linear_no_bias, rms_norm, Activation, Embedding, LayerWeight, Linear, Module,
+    RmsNorm, VarBuilder, WeightSummary,
+};
+use crate::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+
+/// A decoder-only language model with its key/value cache.
+#[derive(Debug)]
+pub struct Model {
+    embed_tokens: Embedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    lm_head: Linear,
+    tied: bool,
+    inverse_frequencies: Vec<f32>,
+    sliding_window: Option<usize>,
+    dtype: DType,
+    device: Device,
+}
+
+impl Model {
+    /// Loads a checkpoint: the architecture its config names, each weight packed or dense as it is
+    /// stored, activations of `dtype`.
+    ///
+    /// # Errors
+    /// If the architecture is not supported, or the weights are damaged or contradict the config.
+    pub fn load(checkpoint: &Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
+        let config = Config::from_json(checkpoint.config())?;
+        Self::new(&config, VarBuilder::from_checkpoint(checkpoint, dtype, device))
+    }
+
+    /// Builds a model from the weights at the root of `vb`; activations have the builder's dtype.
+    ///
+    /// # Errors
+    /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing,
+    /// damaged or contradict the config.
+    pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
+        config.validate()?;
+        let dtype = vb.dtype();
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
+        }
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let model = vb.pp("model");
+        let embed_tokens = embedding(vocab, hidden, model.pp("embed_tokens"))?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|index| Layer::new(config, config.slides(index), model.pp("layers").pp(index)))
+            .collect::<Result<_>>()?;
+        // The two defaults in use for a missing key contradict each other; the file decides.
+        let head = vb.pp("lm_head");
+        let tied = config.tie_word_embeddings.unwrap_or_else(|| !head.contains_tensor("weight"));
+        let lm_head = match tied {
+            true => embed_tokens.as_linear(),
+            false => linear_no_bias(hidden, vocab, head)?,
+        };
+        Ok(Self {
+            norm: rms_norm(hidden, config.rms_norm_eps, model.pp("norm"))?,
+            embed_tokens,
+            layers,
+            lm_head,
+            tied,
+            inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
+            sliding_window: config.sliding_window,
+            dtype,
+            device: vb.device().clone(),
+        })
+    }
+
+    /// Logits `[B, T, vocabulary]`, of the activations' dtype, for `ids` `[B, T]`, whose first token
+    /// stands at position `offset`. The tokens are appended to the cache, so that a text may come in
+    /// pieces: a prompt in chunks, then token by token.
+    ///
+    /// # Errors
+    /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size differs from the cached
+    /// one or an id is outside the vocabulary; the cache is then empty.
+    pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        self.hidden(ids, offset)?.apply(&self.lm_head)
+    }
+
+    /// As [`forward`](Model::forward), the logits `[B, vocabulary]` of the last token alone.
+    ///
+    /// # Errors
+    /// As those of [`forward`](Model::forward).
+    pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        let hidden = self.hidden(ids, offset)?;
+        let last = hidden.dim(1)?.saturating_sub(1);
+        hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&self.lm_head)
+    }
+
+    /// Forgets all tokens.
+    pub fn clear_kv_cache(&mut self) {
+        for layer in &mut self.layers {
+            layer.attention.clear_cache();
+        }
+    }
+
+    /// Tokens in the cache, which is the offset of the next one.
+    pub fn cached_tokens(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.attention.cached())
+    }
+
+    /// Where the model lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The dtype of activations and logits.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Formats and sizes of the embedding, the projections and the head (a tied head counts once).
+    pub fn summary(&self) -> WeightSummary {
+        let head = (!self.tied).then(|| self.lm_head.weight());
+        std::iter::once(self.embed_tokens.embeddings())
+            .chain(self.layers.iter().flat_map(Layer::weights))
+            .chain(head)
+            .collect()
+    }
+
+    /// The normalized hidden states `[B, T, hidden]` behind the last layer.
+    fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if ids.elem_count() == 0 {
+            candle_core::bail!("ids: expected at least one token, found shape {:?}", ids.dims());
+        }
+        let cached = self.cached_tokens();
+        if offset != cached {
+            candle_core::bail!(
+                "offset: expected {cached}, the tokens in the cache, found {offset}; \
+                 call clear_kv_cache to start a new text"
+            );
+        }
+        let hidden = self.run_layers(ids, offset);
+        if hidden.is_err() {
+            // Some layers may have appended their keys and others not.
+            self.clear_kv_cache();
+        }
+        hidden
+    }
+
+    fn run_layers(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        let (_, len) = ids.dims2()?;
+        let rotation = Rotation::new(&self.inverse_frequencies, offset, len, self.dtype, &self.device)?;
+        let all = Visible::new(offset, len, None, &self.device)?;
+        let near = Visible::new(offset, len, self.sliding_window, &self.device)?;
+        let mut x = self.embed_tokens.forward(ids)?;
+        for layer in &mut self.layers {
+            let visible = if layer.slides { &near } else { &all };
+            x = layer.forward(&x, &rotation, visible)?;
+        }
+        self.norm.forward(&x)
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    /// Whether the model's window, if it has one, applies.
+    slides: bool,
+    input_norm: RmsNorm,
+    attention: Attention,
+    mlp_norm: RmsNorm,
+    mlp: Mlp,
+}
+
+impl Layer {
+    fn new(config: &Config, slides: bool, vb: VarBuilder) -> Result<Self> {
+        let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
+        Ok(Self {
+            slides,
+            input_norm: norm("input_layernorm")?,
+            attention: Attention::new(config, vb.pp("self_attn"))?,
+            mlp_norm: norm("post_attention_layernorm")?,
+            mlp: Mlp::new(config, vb.pp("mlp"))?,
+        })
+    }
+
+    fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> candle_core::Result<Tensor> {
+        let x = (x + self.attention.forward(&self.input_norm.forward(x)?, rotation, visible)?)?;
+        &x + self.mlp.forward(&self.mlp_norm.forward(&x)?)?
+    }
+
+    fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
+        let Mlp { gate_proj, up_proj, down_proj, .. } = &self.mlp;
+        self.attention.weights().chain([gate_proj, up_proj, down_proj].map(Linear::weight))
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: Linear,
+    activation: Activation,
+}
+
+impl Mlp {
+    fn new(config: &Config, vb: VarBuilder) -> candle_core::Result<Self> {
+        let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        Ok(Self {
+            gate_proj: projection(hidden, inner, bias, vb.pp("gate_proj"))?,
+            up_proj: projection(hidden, inner, bias, vb.pp("up_proj"))?,
+            down_proj: projection(inner, hidden, bias, vb.pp("down_proj"))?,
+            activation: config.hidden_act,
+        })
+    }
+}
+
+impl Module for Mlp {
+    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let gate = x.apply(&self.gate_proj)?.apply(&self.activation)?;
+        (gate * x.apply(&self.up_proj)?)?.apply(&self.down_proj)
+    }
+}
+
+/// A linear layer, with an error instead of wrong numbers if the checkpoint has a bias that the config
+/// does not know of.
+pub(super) fn projection(
+    in_dim: usize,
+    out_dim: usize,
+    bias: bool,
+    vb: VarBuilder,
+) -> candle_core::Result<Linear> {
+    if let (false, Some(checkpoint), true) = (bias, vb.checkpoint(), vb.contains_tensor("bias")) {
+        return Err(Error::Tensor {
+            file: checkpoint.path().into(),
+            tensor: format!("{}.bias", vb.prefix()),
+            expected: "no such tensor, as the config says".to_string(),
+            found: "one".to_string(),
+            remedy: "check that config.json belongs to these weights".to_string(),
+        }
+        .into());
+    }
+    linear_b(in_dim, out_dim, bias, vb)
+}

@@ -1,0 +1,31 @@
+//! Decoder-only language models, written once on the layers of [`nn`](crate::nn): packed and dense
+//! weights run through the same code.
+//!
+//! | `model_type` | models |
+//! |---|---|
+//! | `llama` | Llama 2 and 3, SmolLM, and everything that shares their architecture |
+//! | `mistral` | Mistral, with its sliding window |
+//! | `qwen2` | Qwen2 and Qwen2.5 (biased query, key and value projections) |
+//! | `qwen3` | Qwen3 (normalized queries and keys), dense variants |
+//!
+//! ```no_run
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_quant::{models::Model, Checkpoint};
+//!
+//! # fn main() -> candle_quant::Result<()> {
+//! let device = Device::Cpu;
+//! let mut model = Model::load(&Checkpoint::open("Qwen3-0.6B-4bit")?, DType::F32, &device)?;
+//! let logits = model.forward(&Tensor::new(&[[1u32, 2, 3]], &device)?, 0)?; // [1, 3, vocabulary]
+//! # Ok(())
+//! # }
+//! ```
+
+mod attention;
+mod config;
+mod decoder;
+mod fields;
+mod rope;
+
+pub use config::Config;
+pub use decoder::Model;
+pub use rope::{Rope, RopeScaling};

@@ -1,0 +1,222 @@
+//! Rotary position embedding: angles from a config, applied to the two halves of each head.
+
+use super::fields::Fields;
+use crate::{Error, Result};
+use candle_core::{DType, Device, Tensor};
+use serde_json::Value;
+
+/// Base frequency and scaling of the rotary position embedding.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Rope {
+    /// `rope_theta`.
+    pub theta: f64,
+    /// How frequencies are stretched for contexts beyond those of pre-training.
+    pub scaling: RopeScaling,
+}
+
+/// How the frequencies of [`Rope`] are stretched.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum RopeScaling {
+    /// Not at all.
+    None,
+    /// Every frequency divided by `factor`.
+    Linear {
+        /// The divisor.
+        factor: f64,
+    },
+    /// Llama 3: long wavelengths divided by `factor`, short ones kept, a smooth transition between.
+    Llama3 {
+        /// The divisor of the long wavelengths.
+        factor: f64,
+        /// Wavelengths above `original_max_position_embeddings` over this are long.
+        low_freq_factor: f64,
+        /// Wavelengths below `original_max_position_embeddings` over this are short.
+        high_freq_factor: f64,
+        /// The context of pre-training.
+        original_max_position_embeddings: usize,
+    },
+}
+
+impl Rope {
+    /// Reads `rope_theta` and `rope_scaling`, or the `rope_parameters` that newer configs put both in.
+    pub(super) fn from_json(config: &Value) -> Result<Self> {
+        const DEFAULT_THETA: f64 = 10_000.;
+        let top = Fields::new(config, "config.json");
+        let (name, scaling) = match (top.get("rope_parameters"), top.get("rope_scaling")) {
+            (Some(parameters), _) => ("config.json: rope_parameters", Some(parameters)),
+            (None, scaling) => ("config.json: rope_scaling", scaling),
+        };
+        let inner = scaling.map(|value| Fields::new(value, name));
+        let theta = match inner.map(|fields| fields.positive("rope_theta")).transpose()?.flatten() {
+            Some(theta) => theta,
+            None => top.positive("rope_theta")?.unwrap_or(DEFAULT_THETA),
+        };
+        for fields in [Some(top), inner].into_iter().flatten() {
+            if fields.positive("partial_rotary_factor")?.is_some_and(|factor| factor != 1.) {
+                return Err(unsupported("partial rotary embedding".to_string()));
+            }
+        }
+        let scaling = match inner {
+            None => RopeScaling::None,
+            Some(fields) => RopeScaling::from_fields(fields)?,
+        };
+        Ok(Self { theta, scaling })
+    }
+
+    /// What a hand-made value has to satisfy.
+    pub(super) fn validate(&self) -> Result<()> {
+        let numbers = match self.scaling {
+            RopeScaling::None => vec![self.theta],
+            RopeScaling::Linear { factor } => vec![self.theta, factor],
+            RopeScaling::Llama3 {
+                factor,
+                low_freq_factor,
+                high_freq_factor,
+                original_max_position_embeddings,
+            } => {
+                if low_freq_factor >= high_freq_factor {
+                    return Err(Error::mismatch(
+                        "rope scaling `high_freq_factor`",
+                        format!("more than `low_freq_factor`, {low_freq_factor}"),
+                        high_freq_factor.to_string(),
+                    ));
+                }
+                vec![self.theta, factor, low_freq_factor, original_max_position_embeddings as f64]
+            }
+        };
+        match numbers.iter().find(|number| !(number.is_finite() && **number > 0.)) {
+            None => Ok(()),
+            Some(bad) => Err(Error::mismatch("rope", "finite numbers above zero", bad.to_string())),
+        }
+    }
+
+    /// Radians per position of each pair of elements, `head_dim / 2` of them.
+    pub(super) fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
+        (0..head_dim / 2)
+            .map(|pair| {
+                let frequency = self.theta.powf(-2. * pair as f64 / head_dim as f64);
+                self.scaling.apply(frequency) as f32
+            })
+            .collect()
+    }
+}
+
+impl RopeScaling {
+    fn from_fields(fields: Fields) -> Result<Self> {
+        let kind = match fields.text("rope_type")? {
+            Some(kind) => kind,
+            None => fields.text("type")?.unwrap_or("default"),
+        };
+        match kind {
+            "default" => Ok(Self::None),
+            "linear" => Ok(Self::Linear { factor: fields.required_positive("factor")? }),
+            "llama3" => Ok(Self::Llama3 {
+                factor: fields.required_positive("factor")?,
+                low_freq_factor: fields.positive("low_freq_factor")?.unwrap_or(1.),
+                high_freq_factor: fields.positive("high_freq_factor")?.unwrap_or(4.),
+                original_max_position_embeddings: fields
+                    .size("original_max_position_embeddings")?
+                    .unwrap_or(8192),
+            }),
+            other => Err(unsupported(format!("rope scaling `{other}`"))),
+        }
+    }
+
+    /// The scaled form of one frequency in radians per position.
+    fn apply(&self, frequency: f64) -> f64 {
+        match *self {
+            Self::None => frequency,
+            Self::Linear { factor } => frequency / factor,
+            Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_max_position_embeddings } => {
+                let turns = original_max_position_embeddings as f64 * frequency / std::f64::consts::TAU;
+                // 0 for long wavelengths, 1 for short ones.
+                let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0., 1.);
+                keep * frequency + (1. - keep) * frequency / factor
+            }
+        }
+    }
+}
+
+fn unsupported(what: String) -> Error {
+    Error::Unsupported { what, remedy: "use a model with default, linear or llama3 scaling".to_string() }
+}
+
+/// Cosines and sines for one run of positions, shared by all layers of a forward pass.
+pub(super) struct Rotation {
+    cos: Tensor,
+    sin: Tensor,
+}
+
+impl Rotation {
+    /// Tables `[len, head_dim / 2]` for the positions from `offset` on. Angles are f32 products, as in
+    /// the implementations the models were trained with; the tables are then rounded to `dtype`.
+    pub fn new(
+        inverse_frequencies: &[f32],
+        offset: usize,
+        len: usize,
+        dtype: DType,
+        device: &Device,
+    ) -> candle_core::Result<Self> {
+        let table = |f: fn(f32) -> f32| {
+            let values: Vec<f32> = (offset..offset + len)
+                .flat_map(|position| {
+                    inverse_frequencies.iter().map(move |frequency| f(position as f32 * frequency))
+                })
+                .collect();
+            Tensor::from_vec(values, (len, inverse_frequencies.len()), device)?.to_dtype(dtype)
+        };
+        Ok(Self { cos: table(f32::cos)?, sin: table(f32::sin)? })
+    }
+
+    /// Rotates `x`, `[B, T, heads, head_dim]`: element i of a head pairs with element i + head_dim / 2.
+    pub fn apply(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        candle_nn::rotary_emb::rope_thd(x, &self.cos, &self.sin)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn llama3_scaling_keeps_short_waves_and_stretches_long_ones() {
+        let config = json!({"rope_theta": 500000.0, "rope_scaling": {"rope_type": "llama3", "factor": 8.0,
+            "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}});
+        let scaled = Rope::from_json(&config).unwrap();
+        let plain = Rope { scaling: RopeScaling::None, ..scaled.clone() };
+        let (scaled, plain) = (scaled.inverse_frequencies(128), plain.inverse_frequencies(128));
+        assert_eq!(scaled[0], 1.);
+        for (s, p) in scaled.iter().zip(&plain) {
+            // The published rule, in wavelengths.
+            let wavelength = std::f64::consts::TAU / f64::from(*p);
+            let expected = if wavelength < 8192. / 4. {
+                f64::from(*p)
+            } else if wavelength > 8192. {
+                f64::from(*p) / 8.
+            } else {
+                let smooth = (8192. / wavelength - 1.) / 3.;
+                (1. - smooth) * f64::from(*p) / 8. + smooth * f64::from(*p)
+            };
+            assert!((f64::from(*s) / expected - 1.).abs() < 1e-5, "{s} {expected}");
+        }
+    }
+
+    #[test]
+    fn parameters_are_read_from_either_place() {
+        let old = json!({"rope_theta": 1e6, "rope_scaling": {"type": "linear", "factor": 2.0}});
+        let new = json!({"rope_parameters": {"rope_theta": 1e6, "rope_type": "linear", "factor": 2.0}});
+        let expected = Rope { theta: 1e6, scaling: RopeScaling::Linear { factor: 2. } };
+        assert_eq!(Rope::from_json(&old).unwrap(), expected);
+        assert_eq!(Rope::from_json(&new).unwrap(), expected);
+        assert_eq!(expected.inverse_frequencies(4), [0.5, 0.5e-3]);
+    }
+
+    #[test]
+    fn scaling_that_is_not_implemented_is_named() {
+        let config = json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.0}});
+        let error = Rope::from_json(&config).unwrap_err().to_string();
+        assert!(error.contains("`dynamic` is not supported"), "{error}");
+    }
+}

@@ -1,0 +1,91 @@
+//! `y = x w^T + b`, on packed or dense weights.
+
+use super::{LayerWeight, VarBuilder};
+use crate::QuantTensor;
+use candle_core::{Module, Result, Tensor};
+use candle_nn::init::{Init, DEFAULT_KAIMING_NORMAL};
+
+/// A linear layer: weight `[N, K]`, optional bias `[N]`; maps `[.., K]` to `[.., N]`.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_quant::{Linear, Module, QuantFormat, QuantTensor};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let weight = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
+/// let layer = Linear::from_quant(QuantTensor::quantize(&weight, QuantFormat::Mxfp4)?, None);
+/// let x = Tensor::randn(0f32, 1., (2, 3, 64), &Device::Cpu)?;
+/// assert_eq!(layer.forward(&x)?.dims(), &[2, 3, 8]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Linear {
+    weight: LayerWeight,
+    bias: Option<Tensor>,
+}
+
+impl Linear {
+    /// A layer from a dense [`Tensor`], a [`QuantTensor`], or another layer's [`LayerWeight`].
+    pub fn new(weight: impl Into<LayerWeight>, bias: Option<Tensor>) -> Self {
+        Self { weight: weight.into(), bias }
+    }
+
+    /// A layer on packed weights.
+    pub fn from_quant(weight: QuantTensor, bias: Option<Tensor>) -> Self {
+        Self::new(weight, bias)
+    }
+
+    /// The weight, `[N, K]`.
+    pub fn weight(&self) -> &LayerWeight {
+        &self.weight
+    }
+
+    /// The additive bias, `[N]` (not the `biases` of an affine format, which belong to the weight).
+    pub fn bias(&self) -> Option<&Tensor> {
+        self.bias.as_ref()
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        match &self.weight {
+            LayerWeight::Quantized(weight) => weight.matmul(x, self.bias.as_ref()),
+            LayerWeight::Dense(weight) => {
+                candle_nn::Linear::new(weight.clone(), self.bias.clone()).forward(x)
+            }
+        }
+    }
+}
+
+/// A linear layer with a bias, from the tensors `weight` and `bias` at the builder's path.
+///
+/// # Errors
+/// If a tensor is missing, damaged, or not of shape `[out_dim, in_dim]` and `[out_dim]`.
+pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
+    let weight = vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?;
+    let bound = 1. / (in_dim as f64).sqrt();
+    let hint = Init::Uniform { lo: -bound, up: bound };
+    let bias = vb.get_with_hints(out_dim, "bias", hint)?;
+    Ok(Linear::new(weight, Some(bias)))
+}
+
+/// A linear layer without a bias, from the tensor `weight` at the builder's path.
+///
+/// # Errors
+/// If the weight is missing, damaged, or not of shape `[out_dim, in_dim]`.
+pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
+    Ok(Linear::new(vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?, None))
+}
+
+/// [`linear`] if `bias`, else [`linear_no_bias`].
+///
+/// # Errors
+/// As theirs.
+pub fn linear_b(in_dim: usize, out_dim: usize, bias: bool, vb: VarBuilder) -> Result<Linear> {
+    if bias {
+        linear(in_dim, out_dim, vb)
+    } else {
+        linear_no_bias(in_dim, out_dim, vb)
+    }
+}

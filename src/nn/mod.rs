@@ -1,0 +1,52 @@
+//! Layers with candle_nn's names and call shapes, on packed or dense weights.
+//!
+//! The checkpoint decides for every tensor: a module with packed weights is computed on them, any
+//! other one is an ordinary dense layer. Replacing candle_nn's names is the whole port of a model:
+//!
+//! ```
+//! // use candle_nn::{linear_no_bias, rms_norm, Linear, Module, RmsNorm, VarBuilder};
+//! use candle_core::{Result, Tensor};
+//! use candle_quant::{linear_no_bias, rms_norm, Linear, Module, RmsNorm, VarBuilder};
+//!
+//! struct Mlp {
+//!     norm: RmsNorm,
+//!     up: Linear,
+//!     down: Linear,
+//! }
+//!
+//! impl Mlp {
+//!     fn new(hidden: usize, inner: usize, vb: VarBuilder) -> Result<Self> {
+//!         Ok(Self {
+//!             norm: rms_norm(hidden, 1e-6, vb.pp("norm"))?,
+//!             up: linear_no_bias(hidden, inner, vb.pp("up_proj"))?,
+//!             down: linear_no_bias(inner, hidden, vb.pp("down_proj"))?,
+//!         })
+//!     }
+//!
+//!     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+//!         x.apply(&self.norm)?.apply(&self.up)?.silu()?.apply(&self.down)
+//!     }
+//! }
+//! ```
+//!
+//! Layers this crate has no packed form of (convolutions, group norm, ...) are candle_nn's own, given
+//! [`VarBuilder::dense`].
+
+mod dequantizing;
+mod embedding;
+mod linear;
+mod norm;
+mod summary;
+mod var_builder;
+mod weight;
+
+pub use dequantizing::DequantizingBackend;
+pub use embedding::{embedding, Embedding};
+pub use linear::{linear, linear_b, linear_no_bias, Linear};
+pub use norm::{layer_norm, layer_norm_no_bias, rms_norm};
+pub use summary::{FormatShare, WeightSummary};
+pub use var_builder::VarBuilder;
+pub use weight::LayerWeight;
+
+// What a model file imports beside the layers, so that one `use` line serves it.
+pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};

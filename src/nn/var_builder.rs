@@ -1,0 +1,210 @@
+//! candle_nn's `VarBuilder` verbs, with packed weights behind them.
+
+use super::dequantizing::{shape_error, DequantizingBackend};
+use super::LayerWeight;
+use crate::checkpoint::{Checkpoint, Weight};
+use crate::{QuantFormat, QuantTensor};
+use candle_core::{DType, Device, Result, Shape, Tensor};
+use candle_nn::Init;
+
+/// Finds the tensors of a model by path, as [`candle_nn::VarBuilder`] does.
+///
+/// The layers of this crate ([`linear`](crate::linear), [`embedding`](crate::embedding)) receive
+/// packed weights from it. [`get`](VarBuilder::get) keeps candle's meaning, a dense tensor of the
+/// builder's dtype; asked for a packed weight it decodes it, whole, into a new tensor.
+///
+/// A `candle_nn::VarBuilder` of any source (a `VarMap` for training, zeros, dense safetensors) converts
+/// into one, so that a ported model keeps working with all of them.
+#[derive(Clone)]
+pub struct VarBuilder<'a> {
+    /// Path, dtype and device, and every dense tensor.
+    dense: candle_nn::VarBuilder<'a>,
+    /// Where packed weights come from, if from a checkpoint.
+    checkpoint: Option<Checkpoint>,
+    /// What dense weights of linear layers and embeddings are quantized to while loading.
+    quantize: Option<QuantFormat>,
+}
+
+impl VarBuilder<'static> {
+    /// A builder at the root of a checkpoint. `dtype` is that of dense tensors and activations.
+    pub fn from_checkpoint(checkpoint: &Checkpoint, dtype: DType, device: &Device) -> Self {
+        let backend = Box::new(DequantizingBackend::new(checkpoint));
+        Self {
+            dense: candle_nn::VarBuilder::from_backend(backend, dtype, device.clone()),
+            checkpoint: Some(checkpoint.clone()),
+            quantize: None,
+        }
+    }
+}
+
+impl<'a> VarBuilder<'a> {
+    /// candle_nn's own builder at the same path, for layers this crate does not replace and for
+    /// unmodified models. It gives packed weights decoded.
+    pub fn dense(&self) -> candle_nn::VarBuilder<'a> {
+        self.dense.clone()
+    }
+
+    /// Quantizes the dense weights of linear layers and embeddings to `format` while they are loaded.
+    ///
+    /// Weights that are packed already keep their format, and those whose K is no multiple of the
+    /// group size stay dense. Scales have the dtype in which the weight is stored.
+    #[must_use]
+    pub fn quantize_to(self, format: QuantFormat) -> Self {
+        Self { quantize: Some(format), ..self }
+    }
+
+    /// The tensor `weight` at the current path, of logical shape `[n, k]`, packed if the checkpoint
+    /// has it packed. This is what layers are made of. The hint serves sources that create tensors.
+    ///
+    /// # Errors
+    /// If it is missing or damaged, or its shape is not `[n, k]`.
+    pub fn weight(&self, n: usize, k: usize, hint: Init) -> Result<LayerWeight> {
+        let dense = match &self.checkpoint {
+            None => self.get_with_hints((n, k), "weight", hint)?,
+            Some(checkpoint) => {
+                let module = self.prefix();
+                let weight = checkpoint.weight(&module, Some(k))?;
+                let dims = match &weight {
+                    Weight::Packed(packed) => packed.dims(),
+                    Weight::Dense(dense) => dense.dims(),
+                };
+                if dims != [n, k] {
+                    let name = format!("{module}.weight");
+                    return Err(shape_error(checkpoint, &name, &[n, k], dims));
+                }
+                match weight {
+                    Weight::Packed(packed) => return Ok(packed.load(self.device())?.into()),
+                    // Quantizing starts from the stored values, not from their rounding to `dtype`.
+                    Weight::Dense(dense) if self.quantize.is_some() => {
+                        dense.load(dense.dtype(), self.device())?
+                    }
+                    Weight::Dense(dense) => dense.load(self.dtype(), self.device())?,
+                }
+            }
+        };
+        match self.quantize {
+            Some(format) if k.is_multiple_of(format.group_size()) => {
+                Ok(QuantTensor::quantize(&dense, format)?.into())
+            }
+            _ => Ok(dense.to_dtype(self.dtype())?.into()),
+        }
+    }
+
+    /// The tensor `name` at the current path as a dense tensor of the builder's dtype.
+    ///
+    /// # Errors
+    /// If it is missing or damaged, or has another shape.
+    pub fn get<S: Into<Shape>>(&self, shape: S, name: &str) -> Result<Tensor> {
+        self.dense.get(shape, name)
+    }
+
+    /// As [`get`](VarBuilder::get); the hint serves sources that create tensors, such as a `VarMap`.
+    ///
+    /// # Errors
+    /// As those of [`get`](VarBuilder::get).
+    pub fn get_with_hints<S: Into<Shape>>(&self, shape: S, name: &str, hint: Init) -> Result<Tensor> {
+        self.dense.get_with_hints(shape, name, hint)
+    }
+
+    /// As [`get_with_hints`](VarBuilder::get_with_hints), of a chosen dtype.
+    ///
+    /// # Errors
+    /// As those of [`get`](VarBuilder::get).
+    pub fn get_with_hints_dtype<S: Into<Shape>>(
+        &self,
+        shape: S,
+        name: &str,
+        hint: Init,
+        dtype: DType,
+    ) -> Result<Tensor> {
+        self.dense.get_with_hints_dtype(shape, name, hint, dtype)
+    }
+
+    /// The tensor `name` at the current path, of whatever shape it has.
+    ///
+    /// # Errors
+    /// If it is missing or damaged, or packed in a way that its shape alone does not tell.
+    pub fn get_unchecked(&self, name: &str) -> Result<Tensor> {
+        self.dense.get_unchecked(name)
+    }
+
+    /// As [`get_unchecked`](VarBuilder::get_unchecked), of a chosen dtype.
+    ///
+    /// # Errors
+    /// As those of [`get_unchecked`](VarBuilder::get_unchecked).
+    pub fn get_unchecked_dtype(&self, name: &str, dtype: DType) -> Result<Tensor> {
+        self.dense.get_unchecked_dtype(name, dtype)
+    }
+
+    /// Whether a tensor called `name` exists at the current path.
+    pub fn contains_tensor(&self, name: &str) -> bool {
+        self.dense.contains_tensor(name)
+    }
+
+    /// The current path, its parts joined by dots.
+    pub fn prefix(&self) -> String {
+        self.dense.prefix()
+    }
+
+    /// A builder one step down, as `cd` into a directory.
+    pub fn push_prefix<S: ToString>(&self, part: S) -> Self {
+        self.with(self.dense.push_prefix(part))
+    }
+
+    /// Short for [`push_prefix`](VarBuilder::push_prefix).
+    pub fn pp<S: ToString>(&self, part: S) -> Self {
+        self.push_prefix(part)
+    }
+
+    /// A builder at the path `prefix`, seen from the root.
+    pub fn set_prefix(&self, prefix: impl ToString) -> Self {
+        self.with(self.dense.set_prefix(prefix))
+    }
+
+    /// A builder at the root.
+    pub fn root(&self) -> Self {
+        self.with(self.dense.root())
+    }
+
+    /// The device that tensors are put on.
+    pub fn device(&self) -> &Device {
+        self.dense.device()
+    }
+
+    /// The dtype of dense tensors and of activations.
+    pub fn dtype(&self) -> DType {
+        self.dense.dtype()
+    }
+
+    /// A builder with another dtype.
+    pub fn to_dtype(&self, dtype: DType) -> Self {
+        self.with(self.dense.to_dtype(dtype))
+    }
+
+    /// This builder with another dtype.
+    pub fn set_dtype(self, dtype: DType) -> Self {
+        let dense = self.dense.clone().set_dtype(dtype);
+        self.with(dense)
+    }
+
+    /// This builder with another device.
+    pub fn set_device(self, device: Device) -> Self {
+        let dense = self.dense.clone().set_device(device);
+        self.with(dense)
+    }
+
+    /// The checkpoint behind this builder, if there is one.
+    pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
+        self.checkpoint.as_ref()
+    }
+
+    fn with(&self, dense: candle_nn::VarBuilder<'a>) -> Self {
+        Self { dense, checkpoint: self.checkpoint.clone(), quantize: self.quantize }
+    }
+}
+
+impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
+    fn from(dense: candle_nn::VarBuilder<'a>) -> Self {
+        Self { dense, checkpoint: None, quantize: None }
+    }
+}
