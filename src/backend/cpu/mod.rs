@@ -22,7 +22,7 @@ use rayon::prelude::*;
 use simd::InstructionSet;
 
 /// The most activations for which packed weights are multiplied directly.
-const MAX_DIRECT: usize = 32;
+const MAX_DIRECT: usize = 64;
 
 /// Products below this many weights are not worth waking another thread.
 const SERIAL_WEIGHTS: usize = 1 << 17;
