@@ -245,15 +245,15 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
                     .map(|words| if is_tail { Tail::new::<S, R>(words, full_blocks) } else { Tail([0; 64]) });
             let pointers = std::array::from_fn(|r| {
                 assert!(words[r].len() * 4 >= full_blocks * block_bytes::<S, R>());
-                let parameters_of = |all: &[f32]| all.as_ptr().wrapping_add(row_of(r) * parameters.stride);
+                let (scales, biases) = parameters.row(row_of(r));
                 Row {
                     codes: if is_tail {
                         tails[r].origin::<S, R>(full_blocks)
                     } else {
                         words[r].as_ptr().cast()
                     },
-                    scales: parameters_of(&parameters.scales),
-                    biases: parameters_of(&parameters.biases),
+                    scales: scales.as_ptr(),
+                    biases: biases.as_ptr(),
                 }
             });
             let span = Span { first_block, end_block, group_shift };
@@ -316,13 +316,13 @@ pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
         let words = matrix.row_words(first_row + row);
         assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
         let tail = Tail::new::<S, R>(words, full_blocks);
-        let parameters_of = |all: &[f32]| all.as_ptr().wrapping_add(row * parameters.stride);
+        let (scales, biases) = parameters.row(row);
         for (block, out) in out.chunks_mut(S::BLOCK).enumerate() {
             let in_row = block < full_blocks;
             let pointers = Row {
                 codes: if in_row { words.as_ptr().cast() } else { tail.origin::<S, R>(full_blocks) },
-                scales: parameters_of(&parameters.scales),
-                biases: parameters_of(&parameters.biases),
+                scales: scales.as_ptr(),
+                biases: biases.as_ptr(),
             };
             let mut decoded = [0f32; 4 * MAX_LANES];
             // SAFETY: the caller's promise; the block lies in the row or is the tail.

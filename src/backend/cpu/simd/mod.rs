@@ -11,6 +11,8 @@
 mod avx2;
 #[cfg(target_arch = "x86_64")]
 mod avx512;
+#[cfg(target_arch = "aarch64")]
+mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
 mod vnni;
@@ -217,6 +219,8 @@ pub(crate) fn available() -> &'static [&'static dyn InstructionSet] {
                 sets.push(&avx2::Kernels);
             }
         }
+        #[cfg(target_arch = "aarch64")]
+        sets.push(&neon::Kernels);
         sets.push(&portable::Kernels);
         sets
     })
