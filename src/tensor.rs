@@ -89,7 +89,7 @@ impl QuantTensor {
         for part in parts.into_iter().flatten() {
             if !part.device().same_device(packed.device()) {
                 return Err(Error::mismatch(
-                    format!("parts of a {format} weight"),
+                    format!("parts of an {format} weight"),
                     format!("all on {:?}", packed.device().location()),
                     format!("one on {:?}", part.device().location()),
                 ));
@@ -176,7 +176,7 @@ impl QuantTensor {
         }
         let along_k = dim + 1 == dims.len();
         let group_size = self.format.group_size();
-        if along_k && (start % group_size != 0 || len % group_size != 0) {
+        if along_k && !(start.is_multiple_of(group_size) && len.is_multiple_of(group_size)) {
             return Err(Error::mismatch(
                 format!("range of K of {self:?}"),
                 format!("multiples of the group size {group_size}"),
@@ -361,7 +361,7 @@ impl QuantTensor {
 
 /// K of a packed tensor, after its dtype and shape were checked.
 fn check_packed(format: QuantFormat, packed: &Tensor) -> Result<usize> {
-    let what = || format!("packed words of a {format} weight");
+    let what = || format!("packed words of an {format} weight");
     if packed.dtype() != DType::U32 {
         return Err(Error::mismatch(what(), "dtype U32", format!("{:?}", packed.dtype())));
     }
@@ -389,7 +389,7 @@ fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]
         ScaleKind::Float => (is_float, "dtype F16, BF16 or F32"),
         ScaleKind::E8m0 | ScaleKind::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
     };
-    let what = format!("{name} of a {format} weight");
+    let what = format!("{name} of an {format} weight");
     if !fits {
         return Err(Error::mismatch(what, expected, format!("{:?}", values.dtype())));
     }
@@ -400,7 +400,7 @@ fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]
 }
 
 fn check_global_scale(format: QuantFormat, packed: &Tensor, tensor: Tensor) -> Result<GlobalScale> {
-    let what = || format!("global scale of a {format} weight");
+    let what = || format!("global scale of an {format} weight");
     if format != QuantFormat::Nvfp4 {
         return Err(Error::mismatch(what(), "none (only nvfp4 has one)", "one"));
     }
