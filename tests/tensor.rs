@@ -227,8 +227,8 @@ fn large_weights_get_a_global_scale_in_nvfp4_alone() {
             assert!((d - w).abs() <= largest * (1. / 6. + 1. / 16.), "group {group}: {d} for {w}");
         }
     }
-    for (scale, needed) in [(2688., false), (2689., true)] {
-        let weight = Tensor::full(scale as f32, (1, 16), &Device::Cpu).unwrap();
+    for (scale, needed) in [(2688f32, false), (2689., true)] {
+        let weight = Tensor::full(scale, (1, 16), &Device::Cpu).unwrap();
         let quantized = QuantTensor::quantize(&weight, QuantFormat::Nvfp4).unwrap();
         assert_eq!(quantized.global_scale().is_some(), needed, "{scale}");
         let relative = flat(&quantized.dequantize(DType::F32).unwrap())[0] / scale - 1.;
