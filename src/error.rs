@@ -12,12 +12,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     Io {
         /// The file or directory that was asked for.
         path: PathBuf,
         /// The operating system's answer.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// A file as a whole is malformed or of a kind that is not supported.
     #[error("{}: {problem}; {remedy}", path.display())]

@@ -242,14 +242,8 @@ impl QuantTensor {
     /// # Errors
     /// If the device fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let moved = |tensor: &Tensor| tensor.to_device(device);
-        Self::new(
-            self.format,
-            moved(&self.packed)?,
-            moved(&self.scales)?,
-            self.biases.as_ref().map(moved).transpose()?,
-            self.global_scale.as_ref().map(|global| moved(&global.tensor)).transpose()?,
-        )
+        let global_scale = self.global_scale().map(|global| global.to_device(device)).transpose()?;
+        self.with_parts(|part| part.to_device(device), global_scale)
     }
 
     /// `x * weight^T + bias`.
@@ -321,27 +315,23 @@ impl QuantTensor {
 
     /// A stack with one leading dimension.
     pub(crate) fn flatten_stack(&self) -> Result<Self> {
-        let flat = |tensor: &Tensor| tensor.flatten_to(tensor.rank() - 3);
-        Self::new(
-            self.format,
-            flat(&self.packed)?,
-            flat(&self.scales)?,
-            self.biases.as_ref().map(flat).transpose()?,
-            self.global_scale().cloned(),
-        )
+        self.with_parts(|part| part.flatten_to(part.rank() - 3), self.global_scale().cloned())
     }
 
     /// Matrix `index` of a stack with one leading dimension.
     pub(crate) fn matrix(&self, index: usize) -> Result<Self> {
         let one = self.narrow(0, index, 1)?;
-        let inner = |tensor: &Tensor| tensor.squeeze(0);
-        Self::new(
-            self.format,
-            inner(&one.packed)?,
-            inner(&one.scales)?,
-            one.biases.as_ref().map(inner).transpose()?,
-            one.global_scale().cloned(),
-        )
+        one.with_parts(|part| part.squeeze(0), one.global_scale().cloned())
+    }
+
+    /// The weight with packed words, scales and biases changed alike.
+    fn with_parts(
+        &self,
+        change: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+        global_scale: Option<Tensor>,
+    ) -> Result<Self> {
+        let biases = self.biases.as_ref().map(&change).transpose()?;
+        Self::new(self.format, change(&self.packed)?, change(&self.scales)?, biases, global_scale)
     }
 
     /// Bytes of all parts.

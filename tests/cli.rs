@@ -153,6 +153,7 @@ fn nothing_is_written_on_failure() {
     let nowhere = folder.path().join("no/such/folder/logits");
     let line = fail(&["logits", &path("qwen3-nvfp4"), "--tokens", "1", "--out", nowhere.to_str().unwrap()]);
     assert!(line.contains("no/such/folder"), "{line}");
+    assert_eq!(line.matches("os error").count(), 1, "the cause, once: {line}");
 }
 
 #[test]
@@ -179,6 +180,7 @@ fn generate_repeats_with_a_seed() {
 fn bad_input_is_one_clear_line() {
     let line = fail(&["inspect", &path("nothing-here")]);
     assert!(line.contains("nothing-here"), "{line}");
+    assert_eq!(line.matches("os error").count(), 1, "the cause, once: {line}");
     let empty = TempDir::new().unwrap();
     let line = fail(&["inspect", empty.path().to_str().unwrap()]);
     assert!(line.contains(empty.path().to_str().unwrap()), "{line}");

@@ -192,11 +192,10 @@ fn entry(weight: &Weight) -> Entry {
 
 /// Whether a tensor has been told of with its module: the weight itself, or a part of a packed one.
 fn belongs_to_weight(checkpoint: &Checkpoint, name: &str) -> bool {
-    match name.rsplit_once('.') {
-        Some((_, "weight")) => true,
-        Some((module, "scales" | "biases" | "global_scale")) => {
-            checkpoint.contains(&format!("{module}.weight"))
-        }
+    let (path, part) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
+    match part {
+        "weight" => true,
+        "scales" | "biases" | "global_scale" => checkpoint.contains(&format!("{path}weight")),
         _ => false,
     }
 }
