@@ -12,6 +12,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// What each format costs and keeps: a dense model, quantized in memory, on held-out texts.
 #[derive(Parser)]
 struct Args {
     /// A dense checkpoint with a tokenizer.

@@ -46,7 +46,7 @@ pub enum Error {
     /// An argument in memory has the wrong shape, dtype or value.
     #[error("{what}: expected {expected}, found {found}")]
     Mismatch {
-        /// The argument, for example ``scales of a `4-bit affine` tensor``.
+        /// The argument, for example `scales of an affine 4-bit g64 weight`.
         what: String,
         /// What was required.
         expected: String,

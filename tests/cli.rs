@@ -235,3 +235,21 @@ fn a_reader_that_leaves_is_no_failure() {
         assert!(output.status.success() && stderr.is_empty(), "{args:?}: {stderr}");
     }
 }
+
+#[test]
+fn many_unreadable_tensors_are_summed_up() {
+    let folder = with_tokenizer("qwen3-affine-b4-g64");
+    fs::remove_file(folder.path().join("config.json")).unwrap();
+    let model = folder.path().to_str().unwrap();
+    let notes = |args: &[&str]| {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(1));
+        stdout(&output).lines().filter(|line| line.starts_with("note: ")).map(str::to_string).collect()
+    };
+    // 15 packed weights whose K nothing tells.
+    let few: Vec<String> = notes(&["inspect", model]);
+    assert!(few[0].contains("config.json") && few[0].contains("no such file"), "{few:#?}");
+    assert!(few.last().unwrap().contains("and 10 more"), "{few:#?}");
+    let all: Vec<String> = notes(&["inspect", model, "--tensors"]);
+    assert_eq!(all.len(), 1 + 15, "{all:#?}");
+}

@@ -79,8 +79,11 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             Err(_) => ControlFlow::Break(()),
         }
     })?;
-    written?;
-    writeln!(stdout)?;
+    match written.and_then(|()| writeln!(stdout)) {
+        // Whoever read the text has gone, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+        result => result?,
+    }
     report(&generated, &model)?;
     Ok(())
 }
