@@ -1,4 +1,43 @@
-//! Quantized checkpoints on candle, computed from the packed weights.
+//! Runs quantized language-model checkpoints in candle **on the packed weights**: MLX's affine 1- to 8-bit,
+//! MXFP4, NVFP4 and MXFP8.
+//!
+//! A candle model is ported by one `use` line: [`linear`], [`linear_no_bias`], [`Linear`], [`embedding`],
+//! [`Embedding`] and [`VarBuilder`] have the names and arguments of their candle_nn namesakes, and become
+//! quantized or dense as the checkpoint says, tensor by tensor.
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_quant::{linear_no_bias, Checkpoint, VarBuilder};
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! # let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny");
+//! let checkpoint = Checkpoint::open(directory)?; // as mlx-lm writes it
+//! let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+//! let gate = linear_no_bias(256, 512, vb.pp("model.layers.0.mlp.gate_proj"))?; // 4-bit, stays packed
+//! let y = gate.forward(&Tensor::ones((1, 256), DType::F32, &Device::Cpu)?)?;
+//! assert_eq!(y.dims(), [1, 512]);
+//! # Ok(())
+//! # }
+//! ```
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`checkpoint`] | opens a checkpoint, checks it, names its weights; nothing is read before it is asked for |
+//! | [`format`] | what the bits mean: layout, scalar decode and encode, the reference for everything else |
+//! | [`QuantTensor`] | a packed weight in memory: product, gather, decode, slices |
+//! | [`nn`] | layers with candle_nn's names |
+//! | [`models`] | the llama family and Qwen3, dense or quantized from the same code |
+//! | [`mod@generate`] | sampling, stop tokens, streamed text |
+//!
+//! # Instruction sets
+//! The CPU kernels are chosen at run time: AVX-512 with VNNI, AVX-512 with VBMI, AVX2 with FMA, NEON, or
+//! portable Rust. The environment variable `CANDLE_QUANT_SIMD` (`avx512vnni`, `avx512`, `avx2`, `neon`,
+//! `portable`) picks a lesser one, for comparison.
+//!
+//! # Features
+//! | feature | adds |
+//! |---|---|
+//! | `cli` | the `candle-quant` binary: `inspect`, `generate`, `logits` |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 
 mod backend;

@@ -350,21 +350,13 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
                 integers[row] = unpack::<BITS, VECTORS, E2M1>(packed);
             }
             let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
-            let mut sums = [_mm512_setzero_si512(); ROWS];
+            // A sum for each digit: short chains of dependent instructions.
+            let mut sums = [[_mm512_setzero_si512(); ROWS]; DIGITS];
             for digit in 0..DIGITS {
-                for sum in &mut sums {
-                    if digit > 0 {
-                        *sum = if BITS == 8 {
-                            _mm512_slli_epi32::<7>(*sum)
-                        } else {
-                            _mm512_slli_epi32::<8>(*sum)
-                        };
-                    }
-                }
                 for vector in 0..VECTORS {
                     let x = _mm512_loadu_si512(place.add((digit * VECTORS + vector) * 64).cast());
                     for row in 0..ROWS {
-                        sums[row] = _mm512_dpbusd_epi32(sums[row], integers[row][vector], x);
+                        sums[digit][row] = _mm512_dpbusd_epi32(sums[digit][row], integers[row][vector], x);
                     }
                 }
             }
@@ -372,7 +364,12 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
             let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
             let first_group = (block * 64 * VECTORS) >> digits.group_shift;
             for row in 0..ROWS {
-                let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[row], centred));
+                let mut sum = sums[0][row];
+                for digit in 1..DIGITS {
+                    sum = if BITS == 8 { _mm512_slli_epi32::<7>(sum) } else { _mm512_slli_epi32::<8>(sum) };
+                    sum = _mm512_add_epi32(sum, sums[digit][row]);
+                }
+                let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, centred));
                 let scales = _mm512_loadu_ps(rows[row].scales.as_ptr().add(first_group));
                 let scales = _mm512_permutexvar_ps(group_of_lane, scales);
                 totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);

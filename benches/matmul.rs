@@ -1,0 +1,131 @@
+//! `x * W^T` on the CPU: every format of this crate beside candle's dense f32 `matmul` and candle's
+//! `QMatMul`, in one run.
+//!
+//! `cargo bench --bench matmul` prints criterion's statistics and, at the end, one table: the median time,
+//! its ratio to dense f32, and the error, relative RMS against f64 on the same quantized weights. With
+//! `CANDLE_QUANT_BENCH_OUT=FILE` the table is written there too. A filter (`cargo bench -- 11008x4096/M=1/`)
+//! leaves out what it does not match.
+
+use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+use candle_core::{DType, Device, Module, Result, Tensor};
+use candle_quant::{QuantFormat, QuantTensor};
+use criterion::Criterion;
+use std::fmt::Write;
+use std::hint::black_box;
+use std::time::{Duration, Instant};
+
+const SHAPES: [(usize, usize); 2] = [(4096, 4096), (11008, 4096)];
+const COLUMNS: [usize; 4] = [1, 8, 32, 512];
+
+/// Rows and columns of the product whose error is computed.
+const CHECKED_ROWS: usize = 64;
+const CHECKED_COLUMNS: usize = 4;
+
+/// One way to multiply.
+struct Contender {
+    name: String,
+    bits_per_weight: f64,
+    multiply: Box<dyn Fn(&Tensor) -> Result<Tensor>>,
+    /// The first [`CHECKED_ROWS`] rows of what it multiplies with.
+    weights: Vec<Vec<f32>>,
+}
+
+fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
+    let device = Device::Cpu;
+    let weight = Tensor::randn(0f32, 0.02, (n, k), &device)?;
+    let head = |dense: &Tensor| dense.narrow(0, 0, CHECKED_ROWS)?.to_dtype(DType::F32)?.to_vec2::<f32>();
+    let mut all = vec![Contender {
+        name: "candle dense f32".to_string(),
+        bits_per_weight: 32.0,
+        weights: head(&weight)?,
+        multiply: {
+            let transposed = weight.t()?;
+            Box::new(move |x| x.matmul(&transposed))
+        },
+    }];
+    for (name, dtype) in [("Q4_0", GgmlDType::Q4_0), ("Q8_0", GgmlDType::Q8_0), ("Q4_K", GgmlDType::Q4K)] {
+        let packed = QTensor::quantize(&weight, dtype)?;
+        let bits_per_weight = packed.storage_size_in_bytes() as f64 * 8.0 / (n * k) as f64;
+        let weights = head(&packed.dequantize(&device)?)?;
+        let packed = QMatMul::from_qtensor(packed)?;
+        let multiply = Box::new(move |x: &Tensor| packed.forward(x));
+        all.push(Contender { name: format!("candle {name}"), bits_per_weight, multiply, weights });
+    }
+    let affine = [4, 8, 1, 2, 3, 5, 6].into_iter().map(|bits| QuantFormat::Affine { bits, group_size: 64 });
+    let weight = weight.to_dtype(DType::BF16)?;
+    for format in affine.chain([QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8]) {
+        let packed = QuantTensor::quantize(&weight, format)?;
+        let weights = head(&packed.narrow(0, 0, CHECKED_ROWS)?.dequantize(DType::F32)?)?;
+        let bits_per_weight = packed.bits_per_weight();
+        let multiply = Box::new(move |x: &Tensor| packed.matmul(x, None));
+        all.push(Contender { name: format.to_string(), bits_per_weight, multiply, weights });
+    }
+    Ok(all)
+}
+
+/// Relative RMS of the product against f64.
+fn error(contender: &Contender, x: &Tensor) -> Result<f64> {
+    let product = (contender.multiply)(x)?.to_vec2::<f32>()?;
+    let (mut error, mut size) = (0.0, 0.0);
+    for (x, product) in x.to_vec2::<f32>()?.iter().zip(&product).take(CHECKED_COLUMNS) {
+        for (weights, got) in contender.weights.iter().zip(product) {
+            let want: f64 = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+            error += (f64::from(*got) - want).powi(2);
+            size += want * want;
+        }
+    }
+    Ok((error / size).sqrt())
+}
+
+fn median(mut samples: Vec<Duration>) -> f64 {
+    samples.sort();
+    samples.get(samples.len() / 2).map_or(f64::NAN, Duration::as_secs_f64) * 1e3
+}
+
+fn main() -> Result<()> {
+    let mut criterion = Criterion::default()
+        .sample_size(20)
+        .warm_up_time(Duration::from_millis(500))
+        .measurement_time(Duration::from_secs(2))
+        .configure_from_args();
+    let mut table = String::from("| N x K | M | weights | bits per weight | ms | dense / this | error |\n");
+    table += "|---|---|---|---|---|---|---|\n";
+    for (n, k) in SHAPES {
+        let contenders = contenders(n, k)?;
+        for m in COLUMNS {
+            let x = Tensor::randn(0f32, 1.0, (m, k), &Device::Cpu)?;
+            let mut dense = f64::NAN;
+            for contender in &contenders {
+                let mut samples = Vec::new();
+                criterion.bench_function(&format!("{n}x{k}/M={m}/{}", contender.name), |bencher| {
+                    bencher.iter_custom(|iterations| {
+                        let start = Instant::now();
+                        for _ in 0..iterations {
+                            black_box((contender.multiply)(black_box(&x))).expect("a product");
+                        }
+                        let elapsed = start.elapsed();
+                        samples.push(elapsed / iterations as u32);
+                        elapsed
+                    });
+                });
+                if samples.is_empty() {
+                    continue; // filtered out
+                }
+                let ms = median(samples);
+                dense = if dense.is_nan() { ms } else { dense };
+                let Contender { name, bits_per_weight, .. } = contender;
+                let (ratio, error) = (dense / ms, error(contender, &x)?);
+                let _ = writeln!(
+                    table,
+                    "| {n}x{k} | {m} | {name} | {bits_per_weight:.2} | {ms:.3} | {ratio:.2} | {error:.1e} |"
+                );
+            }
+        }
+    }
+    criterion.final_summary();
+    println!("\n{table}");
+    if let Ok(path) = std::env::var("CANDLE_QUANT_BENCH_OUT") {
+        std::fs::write(&path, table).map_err(|error| candle_core::Error::Msg(format!("{path}: {error}")))?;
+    }
+    Ok(())
+}
