@@ -186,9 +186,10 @@ impl Checkpoint {
 
     /// The weight of a module, packed or dense as the checkpoint has it.
     ///
-    /// `module` is the path without `.weight`, empty at the root. `in_features` is K, the length of a row, as the model
-    /// knows it. It decides the format where the config has no entry for the module, and everything is
-    /// checked against it. Without it the top level of the config decides, and has to fit the shapes.
+    /// `module` is the path without `.weight`, empty at the root. `in_features` is K, the length of a row,
+    /// as the model knows it. It decides the format where the config has no entry for the module, and
+    /// everything is checked against it. Without it the top level of the config decides, and has to fit
+    /// the shapes.
     ///
     /// # Errors
     /// If the weight is missing, if its tensors contradict each other, the config or `in_features`, or if
