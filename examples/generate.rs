@@ -8,6 +8,7 @@ mod generate;
 use clap::Parser;
 use std::path::PathBuf;
 
+/// Text from a quantized model; without arguments, a story from the bundled one.
 #[derive(Parser)]
 struct Args {
     /// A checkpoint directory with config.json and tokenizer.json.

@@ -2,8 +2,9 @@
 //!
 //! `cargo run --release --example perplexity`
 
-use anyhow::{anyhow, Context, Result};
+use anyhow::{anyhow, bail, Context, Result};
 use candle_core::{DType, Device, Tensor, D};
+use candle_quant::checkpoint::CheckpointKind;
 use candle_quant::generate::load_tokenizer;
 use candle_quant::models::{Config, Model};
 use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
@@ -11,6 +12,7 @@ use clap::Parser;
 use std::path::PathBuf;
 use std::time::Instant;
 
+/// What each format costs and keeps: a dense model, quantized in memory, on held-out texts.
 #[derive(Parser)]
 struct Args {
     /// A dense checkpoint with a tokenizer.
@@ -25,6 +27,9 @@ fn main() -> Result<()> {
     let args = Args::parse();
     let device = Device::Cpu;
     let checkpoint = Checkpoint::open(&args.model)?;
+    if checkpoint.kind() != CheckpointKind::Dense {
+        bail!("{}: quantized already; give the dense checkpoint that it was made of", args.model.display());
+    }
     let config = Config::from_json(checkpoint.config())?;
     let texts = tokenize(&checkpoint, &args)?;
 

@@ -12,12 +12,12 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// The operating system refused a file operation.
-    #[error("{}: {source}", path.display())]
+    #[error("{}: {error}", path.display())]
     Io {
         /// The file or directory that was asked for.
         path: PathBuf,
         /// The operating system's answer.
-        source: std::io::Error,
+        error: std::io::Error,
     },
     /// A file as a whole is malformed or of a kind that is not supported.
     #[error("{}: {problem}; {remedy}", path.display())]
@@ -46,7 +46,7 @@ pub enum Error {
     /// An argument in memory has the wrong shape, dtype or value.
     #[error("{what}: expected {expected}, found {found}")]
     Mismatch {
-        /// The argument, for example ``scales of a `4-bit affine` tensor``.
+        /// The argument, for example `scales of an affine 4-bit g64 weight`.
         what: String,
         /// What was required.
         expected: String,

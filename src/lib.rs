@@ -23,7 +23,7 @@
 //! | room | what it does |
 //! |---|---|
 //! | [`checkpoint`] | opens a checkpoint, checks it, names its weights; nothing is read before it is asked for |
-//! | [`format`] | what the bits mean: layout, scalar decode and encode, the reference for everything else |
+//! | [`mod@format`] | what the bits mean: layout, scalar decode and encode, the reference for everything else |
 //! | [`QuantTensor`] | a packed weight in memory: product, gather, decode, slices |
 //! | [`nn`] | layers with candle_nn's names |
 //! | [`models`] | the llama family and Qwen3, dense or quantized from the same code |

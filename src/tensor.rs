@@ -89,7 +89,7 @@ impl QuantTensor {
         for part in parts.into_iter().flatten() {
             if !part.device().same_device(packed.device()) {
                 return Err(Error::mismatch(
-                    format!("parts of a {format} weight"),
+                    format!("parts of an {format} weight"),
                     format!("all on {:?}", packed.device().location()),
                     format!("one on {:?}", part.device().location()),
                 ));
@@ -176,7 +176,7 @@ impl QuantTensor {
         }
         let along_k = dim + 1 == dims.len();
         let group_size = self.format.group_size();
-        if along_k && (start % group_size != 0 || len % group_size != 0) {
+        if along_k && !(start.is_multiple_of(group_size) && len.is_multiple_of(group_size)) {
             return Err(Error::mismatch(
                 format!("range of K of {self:?}"),
                 format!("multiples of the group size {group_size}"),
@@ -242,14 +242,8 @@ impl QuantTensor {
     /// # Errors
     /// If the device fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let moved = |tensor: &Tensor| tensor.to_device(device);
-        Self::new(
-            self.format,
-            moved(&self.packed)?,
-            moved(&self.scales)?,
-            self.biases.as_ref().map(moved).transpose()?,
-            self.global_scale.as_ref().map(|global| moved(&global.tensor)).transpose()?,
-        )
+        let global_scale = self.global_scale().map(|global| global.to_device(device)).transpose()?;
+        self.with_parts(|part| part.to_device(device), global_scale)
     }
 
     /// `x * weight^T + bias`.
@@ -321,27 +315,23 @@ impl QuantTensor {
 
     /// A stack with one leading dimension.
     pub(crate) fn flatten_stack(&self) -> Result<Self> {
-        let flat = |tensor: &Tensor| tensor.flatten_to(tensor.rank() - 3);
-        Self::new(
-            self.format,
-            flat(&self.packed)?,
-            flat(&self.scales)?,
-            self.biases.as_ref().map(flat).transpose()?,
-            self.global_scale().cloned(),
-        )
+        self.with_parts(|part| part.flatten_to(part.rank() - 3), self.global_scale().cloned())
     }
 
     /// Matrix `index` of a stack with one leading dimension.
     pub(crate) fn matrix(&self, index: usize) -> Result<Self> {
         let one = self.narrow(0, index, 1)?;
-        let inner = |tensor: &Tensor| tensor.squeeze(0);
-        Self::new(
-            self.format,
-            inner(&one.packed)?,
-            inner(&one.scales)?,
-            one.biases.as_ref().map(inner).transpose()?,
-            one.global_scale().cloned(),
-        )
+        one.with_parts(|part| part.squeeze(0), one.global_scale().cloned())
+    }
+
+    /// The weight with packed words, scales and biases changed alike.
+    fn with_parts(
+        &self,
+        change: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
+        global_scale: Option<Tensor>,
+    ) -> Result<Self> {
+        let biases = self.biases.as_ref().map(&change).transpose()?;
+        Self::new(self.format, change(&self.packed)?, change(&self.scales)?, biases, global_scale)
     }
 
     /// Bytes of all parts.
@@ -361,7 +351,7 @@ impl QuantTensor {
 
 /// K of a packed tensor, after its dtype and shape were checked.
 fn check_packed(format: QuantFormat, packed: &Tensor) -> Result<usize> {
-    let what = || format!("packed words of a {format} weight");
+    let what = || format!("packed words of an {format} weight");
     if packed.dtype() != DType::U32 {
         return Err(Error::mismatch(what(), "dtype U32", format!("{:?}", packed.dtype())));
     }
@@ -389,7 +379,7 @@ fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]
         ScaleKind::Float => (is_float, "dtype F16, BF16 or F32"),
         ScaleKind::E8m0 | ScaleKind::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
     };
-    let what = format!("{name} of a {format} weight");
+    let what = format!("{name} of an {format} weight");
     if !fits {
         return Err(Error::mismatch(what, expected, format!("{:?}", values.dtype())));
     }
@@ -400,7 +390,7 @@ fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]
 }
 
 fn check_global_scale(format: QuantFormat, packed: &Tensor, tensor: Tensor) -> Result<GlobalScale> {
-    let what = || format!("global scale of a {format} weight");
+    let what = || format!("global scale of an {format} weight");
     if format != QuantFormat::Nvfp4 {
         return Err(Error::mismatch(what(), "none (only nvfp4 has one)", "one"));
     }

@@ -153,6 +153,7 @@ fn nothing_is_written_on_failure() {
     let nowhere = folder.path().join("no/such/folder/logits");
     let line = fail(&["logits", &path("qwen3-nvfp4"), "--tokens", "1", "--out", nowhere.to_str().unwrap()]);
     assert!(line.contains("no/such/folder"), "{line}");
+    assert_eq!(line.matches("os error").count(), 1, "the cause, once: {line}");
 }
 
 #[test]
@@ -179,6 +180,7 @@ fn generate_repeats_with_a_seed() {
 fn bad_input_is_one_clear_line() {
     let line = fail(&["inspect", &path("nothing-here")]);
     assert!(line.contains("nothing-here"), "{line}");
+    assert_eq!(line.matches("os error").count(), 1, "the cause, once: {line}");
     let empty = TempDir::new().unwrap();
     let line = fail(&["inspect", empty.path().to_str().unwrap()]);
     assert!(line.contains(empty.path().to_str().unwrap()), "{line}");
@@ -232,4 +234,22 @@ fn a_reader_that_leaves_is_no_failure() {
         let stderr = String::from_utf8_lossy(&output.stderr).to_string();
         assert!(output.status.success() && stderr.is_empty(), "{args:?}: {stderr}");
     }
+}
+
+#[test]
+fn many_unreadable_tensors_are_summed_up() {
+    let folder = with_tokenizer("qwen3-affine-b4-g64");
+    fs::remove_file(folder.path().join("config.json")).unwrap();
+    let model = folder.path().to_str().unwrap();
+    let notes = |args: &[&str]| {
+        let output = run(args);
+        assert_eq!(output.status.code(), Some(1));
+        stdout(&output).lines().filter(|line| line.starts_with("note: ")).map(str::to_string).collect()
+    };
+    // 15 packed weights whose K nothing tells.
+    let few: Vec<String> = notes(&["inspect", model]);
+    assert!(few[0].contains("config.json") && few[0].contains("no such file"), "{few:#?}");
+    assert!(few.last().unwrap().contains("and 10 more"), "{few:#?}");
+    let all: Vec<String> = notes(&["inspect", model, "--tensors"]);
+    assert_eq!(all.len(), 1 + 15, "{all:#?}");
 }

@@ -5,8 +5,8 @@ mod common;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use candle_quant::{
-    embedding, layer_norm, linear, linear_b, linear_no_bias, rms_norm, Embedding, LayerWeight, Linear,
-    Module, QuantFormat, QuantTensor, VarBuilder,
+    embedding, layer_norm, linear, linear_b, linear_no_bias, rms_norm, Checkpoint, Embedding, LayerWeight,
+    Linear, Module, QuantFormat, QuantTensor, VarBuilder,
 };
 use common::{distance, open};
 
@@ -177,4 +177,23 @@ fn layers_made_by_hand() {
     assert_eq!(LayerWeight::from(packed.clone()).size_in_bytes(), 16 * 64 * 9 / 16);
     assert_eq!(Embedding::from_quant(packed.clone(), DType::F16).unwrap().hidden_size(), 64);
     assert!(format!("{:?}", Linear::from_quant(packed, None)).contains("Quantized"));
+}
+
+#[test]
+fn a_layer_may_stand_at_the_root() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let file = folder.path().join("model.safetensors");
+    let weight = QuantTensor::quantize(&input(&[8, 64]), QuantFormat::Mxfp4).unwrap();
+    let tensors = [("weight", weight.packed().clone()), ("scales", weight.scales().clone())];
+    candle_core::safetensors::save(&tensors.into_iter().collect(), &file).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    assert_eq!(checkpoint.modules(), [""]);
+    let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &CPU);
+    let layer = linear_no_bias(64, 8, vb.clone()).unwrap();
+    assert_eq!(layer.weight().format(), Some(QuantFormat::Mxfp4));
+    let decoded = weight.dequantize(DType::F32).unwrap();
+    let through_candle = vb.dense().get((8, 64), "weight").unwrap();
+    assert_eq!(through_candle.to_vec2::<f32>().unwrap(), decoded.to_vec2::<f32>().unwrap());
+    let error = linear_no_bias(64, 9, vb).unwrap_err().to_string();
+    assert!(error.contains("`weight`: expected shape [9, 64], found shape [8, 64]"), "{error}");
 }

@@ -5,7 +5,7 @@ mod quantize;
 
 use crate::format::element::Real;
 use crate::{Error, QuantTensor};
-use candle_core::{bail, CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{bail, CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D};
 use cpu::{GroupValues, PackedMatrix};
 use half::{bf16, f16};
 pub(crate) use quantize::{absmax as cpu_absmax, quantize as cpu_quantize};
@@ -24,6 +24,9 @@ pub(crate) fn matmul(weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) ->
     if let Some(bias) = bias {
         if bias.dims() != [*n] {
             return Err(Error::mismatch("bias", format!("shape [{n}]"), format!("{:?}", bias.dims())).into());
+        }
+        if !bias.dtype().is_float() {
+            return Err(Error::mismatch("bias", "a float dtype", format!("{:?}", bias.dtype())).into());
         }
         check_device("bias", bias, weight.device())?;
     }
@@ -48,6 +51,10 @@ fn stacked_matmul(
     };
     let shape = Shape::from(x_stack).broadcast_shape_binary_op(&Shape::from(stack), "matmul")?;
     let batch = shape.dims().to_vec();
+    let product_dims = [&batch[..], &[*m, weight.packed().dim(D::Minus2)?]].concat();
+    if shape.elem_count() == 0 {
+        return Tensor::zeros(product_dims, x.dtype(), x.device());
+    }
     let x = x.broadcast_as([&batch[..], &[*m, *k]].concat())?.contiguous()?;
     let x = x.reshape((shape.elem_count(), *m, *k))?;
     // Which matrix of the flattened stack each batch entry meets.
@@ -59,9 +66,7 @@ fn stacked_matmul(
         .iter()
         .enumerate()
         .map(|(entry, &matrix)| matmul(&flat.matrix(matrix as usize)?, &x.get(entry)?, bias));
-    let products = Tensor::stack(&products.collect::<Result<Vec<_>>>()?, 0)?;
-    let n = products.dim(candle_core::D::Minus1)?;
-    products.reshape([&batch[..], &[*m, n]].concat())
+    Tensor::stack(&products.collect::<Result<Vec<_>>>()?, 0)?.reshape(product_dims)
 }
 
 /// See [`QuantTensor::dequantize`].

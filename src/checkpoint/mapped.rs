@@ -33,7 +33,7 @@ pub(super) struct StoredTensor {
 
 /// Maps a safetensors file and checks its header. Of the tensors nothing is read.
 pub(super) fn open(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
-    let io = |source| Error::Io { path: path.to_owned(), source };
+    let io = |error| Error::Io { path: path.to_owned(), error };
     // Asked before opening: to open a named pipe would block.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
         return Err(Error::File {

@@ -9,7 +9,7 @@ use super::{
     config::{Override, Quantization},
     mapped::StoredTensor,
     shards::Tensors,
-    Warnings,
+    tensor_of, Warnings,
 };
 use crate::{format::ScaleKind, Error, QuantFormat, Result};
 use safetensors::Dtype;
@@ -35,7 +35,7 @@ pub(super) struct Triplet<'a> {
 impl<'a> Triplet<'a> {
     /// The packed tensors of `module`; `None` if it has no scales, that is, if it is not packed.
     pub(super) fn find(tensors: &'a Tensors, module: &'a str) -> Result<Option<Self>> {
-        let get = |suffix: &str| tensors.get(&format!("{module}.{suffix}"));
+        let get = |suffix: &str| tensors.get(&tensor_of(module, suffix));
         let Some(scales) = get("scales") else {
             return Ok(None);
         };
@@ -348,7 +348,7 @@ fn wrong(
 ) -> Error {
     Error::Tensor {
         file: tensor.path().into(),
-        tensor: format!("{module}.{suffix}"),
+        tensor: tensor_of(module, suffix),
         expected: expected.into(),
         found: found.into(),
         remedy: "the file is not a valid MLX checkpoint: fetch or convert it again".into(),

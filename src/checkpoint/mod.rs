@@ -102,7 +102,7 @@ impl Checkpoint {
     /// object of the config is not understood, or if it names a `quant_method` of another tool.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let metadata = fs::metadata(path).map_err(|source| Error::Io { path: path.to_owned(), source })?;
+        let metadata = fs::metadata(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
         let warnings = Warnings::default();
         let (dir, tensors) = if metadata.is_dir() {
             (path, shards::open_directory(path, &warnings)?)
@@ -119,12 +119,12 @@ impl Checkpoint {
                 remedy: "fetch it again".into(),
             });
         }
-        let is_module = |module: &str| tensors.contains_key(&format!("{module}.weight"));
+        let is_module = |module: &str| tensors.contains_key(&tensor_of(module, "weight"));
         let quantization = config::parse(&config, &config_path, is_module, &warnings)?;
 
         let is_packed = |(name, tensor): (&String, &mapped::StoredTensor)| {
             tensor.dtype() == Dtype::U32
-                && module_of(name).is_some_and(|module| tensors.contains_key(&format!("{module}.scales")))
+                && module_of(name).is_some_and(|module| tensors.contains_key(&tensor_of(module, "scales")))
         };
         let kind = match tensors.iter().any(is_packed) {
             true => CheckpointKind::Mlx,
@@ -161,6 +161,11 @@ impl Checkpoint {
         Some(self.0.dir.join("tokenizer.json")).filter(|path| path.is_file())
     }
 
+    /// The content of a JSON file beside the weights; `None` if there is no such file.
+    pub(crate) fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
+        shards::read_json(&self.0.dir.join(file))
+    }
+
     /// The names of all tensors, sorted.
     pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
         self.0.tensors.keys().map(String::as_str)
@@ -181,9 +186,10 @@ impl Checkpoint {
 
     /// The weight of a module, packed or dense as the checkpoint has it.
     ///
-    /// `module` is the path without `.weight`. `in_features` is K, the length of a row, as the model
-    /// knows it. It decides the format where the config has no entry for the module, and everything is
-    /// checked against it. Without it the top level of the config decides, and has to fit the shapes.
+    /// `module` is the path without `.weight`, empty at the root. `in_features` is K, the length of a row,
+    /// as the model knows it. It decides the format where the config has no entry for the module, and
+    /// everything is checked against it. Without it the top level of the config decides, and has to fit
+    /// the shapes.
     ///
     /// # Errors
     /// If the weight is missing, if its tensors contradict each other, the config or `in_features`, or if
@@ -206,7 +212,7 @@ impl Checkpoint {
 
     /// A weight without scales, which therefore has to be floats.
     fn dense_weight(&self, module: &str) -> Result<DenseTensor> {
-        let dense = self.dense(&format!("{module}.weight"))?;
+        let dense = self.dense(&tensor_of(module, "weight"))?;
         if dense.dtype().is_float() {
             return Ok(dense);
         }
@@ -229,7 +235,7 @@ impl Checkpoint {
         };
         match module_of(tensor) {
             Some(module) if stored.dtype() == Dtype::U32 => {
-                let (found, remedy) = match self.contains(&format!("{module}.scales")) {
+                let (found, remedy) = match self.contains(&tensor_of(module, "scales")) {
                     true => ("a packed weight", "load the module's weight instead"),
                     false => ("U32 words without scales", "fetch or convert the file again"),
                 };
@@ -282,9 +288,20 @@ impl fmt::Debug for Checkpoint {
     }
 }
 
-/// The module path of a weight's name.
-fn module_of(tensor: &str) -> Option<&str> {
-    tensor.strip_suffix(".weight")
+/// The module path of a weight's name; that of a weight at the root is empty.
+pub(crate) fn module_of(tensor: &str) -> Option<&str> {
+    match tensor.strip_suffix("weight")? {
+        "" => Some(""),
+        path => path.strip_suffix('.'),
+    }
+}
+
+/// The name of one tensor of a module.
+pub(crate) fn tensor_of(module: &str, suffix: &str) -> String {
+    match module {
+        "" => suffix.to_owned(),
+        path => format!("{path}.{suffix}"),
+    }
 }
 
 /// Compares dotted paths piece by piece, numbers by value.

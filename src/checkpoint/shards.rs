@@ -29,7 +29,7 @@ pub(super) fn open_directory(dir: &Path, warnings: &Warnings) -> Result<Tensors>
 
 /// Parses a JSON file; `None` if there is none.
 pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
-    let failed = |source| Error::Io { path: path.to_owned(), source };
+    let failed = |error| Error::Io { path: path.to_owned(), error };
     let malformed = |problem: String| Error::File {
         path: path.to_owned(),
         problem,
@@ -74,7 +74,7 @@ fn open_index(dir: &Path, index: &Index, warnings: &Warnings) -> Result<Tensors>
     for (shard, names) in by_shard {
         let path = shard_path(dir, shard)?;
         let mut stored = match mapped::open(&path) {
-            Err(Error::Io { source, .. }) if source.kind() == io::ErrorKind::NotFound => {
+            Err(Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::File {
                     problem: format!(
                         "this shard is missing; {} expects {} tensors in it, `{}` among them",
@@ -125,7 +125,7 @@ fn shard_path(dir: &Path, shard: &str) -> Result<PathBuf> {
 
 /// The files `model*.safetensors` of a directory, by name.
 fn model_files(dir: &Path) -> Result<Vec<PathBuf>> {
-    let failed = |source| Error::Io { path: dir.to_owned(), source };
+    let failed = |error| Error::Io { path: dir.to_owned(), error };
     let mut files = Vec::new();
     for entry in fs::read_dir(dir).map_err(failed)? {
         let name = entry.map_err(failed)?.file_name();

@@ -1,6 +1,7 @@
 //! Weights of a checkpoint that are still in their file.
 
 use super::mapped::{candle_dtype, StoredTensor};
+use super::tensor_of;
 use crate::{format::decode, Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 
@@ -72,7 +73,7 @@ impl PackedWeight {
             if !value.is_finite() || *value < 0.0 {
                 return Err(Error::Tensor {
                     file: tensor.path().into(),
-                    tensor: format!("{}.global_scale", self.name),
+                    tensor: tensor_of(&self.name, "global_scale"),
                     expected: "a finite magnitude, zero or above".into(),
                     found: value.to_string(),
                     remedy: "fetch or convert the file again".into(),

@@ -171,7 +171,7 @@ impl QuantFormat {
     fn check_row(self, k: usize) -> Result<()> {
         self.validate()?;
         let group_size = self.group_size();
-        if k == 0 || k % group_size != 0 {
+        if k == 0 || !k.is_multiple_of(group_size) {
             return Err(Error::mismatch(
                 format!("K of {self}"),
                 format!("a positive multiple of {group_size}"),

@@ -2,7 +2,6 @@
 
 use crate::{Checkpoint, Error, Result};
 use serde_json::Value;
-use std::path::Path;
 use tokenizers::tokenizer::DecodeStream;
 use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
@@ -33,31 +32,17 @@ pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
 /// If `generation_config.json` can't be read, or an id is no number.
 pub fn stop_tokens(checkpoint: &Checkpoint) -> Result<Vec<u32>> {
     let mut tokens = Vec::new();
-    let folder = match checkpoint.path() {
-        path if path.is_dir() => path,
-        file => file.parent().unwrap_or(Path::new("")),
-    };
-    let path = folder.join("generation_config.json");
-    let generation = match std::fs::read(&path) {
-        Ok(bytes) => serde_json::from_slice(&bytes).map_err(|error| Error::File {
-            path: path.clone(),
-            problem: format!("not JSON: {error}"),
-            remedy: "fetch or delete the file".to_string(),
-        })?,
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Value::Null,
-        Err(source) => return Err(Error::Io { path, source }),
-    };
-    for config in [checkpoint.config(), &generation] {
+    let generation = checkpoint.read_json("generation_config.json")?.unwrap_or_default();
+    for (file, config) in [("config.json", checkpoint.config()), ("generation_config.json", &generation)] {
         let ids = match config.get("eos_token_id") {
             None | Some(Value::Null) => continue,
             Some(Value::Array(ids)) => ids.as_slice(),
             Some(id) => std::slice::from_ref(id),
         };
         for id in ids {
-            let token = id
-                .as_u64()
-                .and_then(|id| u32::try_from(id).ok())
-                .ok_or_else(|| Error::mismatch("`eos_token_id`", "token ids", id.to_string()))?;
+            let token = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
+                Error::mismatch(format!("{file}: `eos_token_id`"), "token ids", id.to_string())
+            })?;
             if !tokens.contains(&token) {
                 tokens.push(token);
             }

@@ -54,6 +54,9 @@ impl Config {
     /// # Errors
     /// If the architecture is not one of this module's, or a value is missing or senseless.
     pub fn from_json(config: &Value) -> Result<Self> {
+        if config.is_null() {
+            return Err(Error::mismatch("config.json", "the model's, beside the weights", "no such file"));
+        }
         let fields = Fields::new(config, "config.json");
         let model_type = fields
             .text("model_type")?
@@ -290,11 +293,18 @@ mod tests {
             (json!({"attention_bias": 1}), "attention_bias"),
             (json!({"layer_types": ["full_attention"]}), "layer_types"),
             (json!({"model_type": "mamba"}), "mamba"),
+            (json!({"model_type": null}), "model_type"),
             (json!({"rope_scaling": {"rope_type": "llama3"}}), "factor"),
         ] {
             let error = with(changes.clone()).unwrap_err().to_string();
             assert!(error.contains(name), "{changes}: {error}");
         }
+    }
+
+    #[test]
+    fn a_missing_file_is_told() {
+        let error = Config::from_json(&Value::Null).unwrap_err().to_string();
+        assert!(error.contains("config.json") && error.contains("no such file"), "{error}");
     }
 
     #[test]

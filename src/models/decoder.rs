@@ -78,8 +78,8 @@ impl Model {
     /// pieces: a prompt in chunks, then token by token.
     ///
     /// # Errors
-    /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size differs from the cached
-    /// one or an id is outside the vocabulary; the cache is then empty.
+    /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size
+    /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         self.hidden(ids, offset)?.apply(&self.lm_head)
     }

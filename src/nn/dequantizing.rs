@@ -1,6 +1,6 @@
 //! A quantized checkpoint as candle_nn sees any other one: dense tensors by name.
 
-use crate::checkpoint::{Checkpoint, DenseTensor, Weight};
+use crate::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
 use crate::Error;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -43,7 +43,7 @@ impl DequantizingBackend {
             check(tensor.dims())?;
             Ok(tensor.load(dtype, device)?)
         };
-        let Some(module) = name.strip_suffix(".weight") else {
+        let Some(module) = module_of(name) else {
             return dense(self.checkpoint.dense(name)?);
         };
         let in_features = match shape {

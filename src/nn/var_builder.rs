@@ -2,7 +2,7 @@
 
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::LayerWeight;
-use crate::checkpoint::{Checkpoint, Weight};
+use crate::checkpoint::{tensor_of, Checkpoint, Weight};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
@@ -69,7 +69,7 @@ impl<'a> VarBuilder<'a> {
                     Weight::Dense(dense) => dense.dims(),
                 };
                 if dims != [n, k] {
-                    let name = format!("{module}.weight");
+                    let name = tensor_of(&module, "weight");
                     return Err(shape_error(checkpoint, &name, &[n, k], dims));
                 }
                 match weight {

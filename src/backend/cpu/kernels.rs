@@ -1,5 +1,7 @@
 //! The two kernels of the CPU backend, once for every format and instruction set.
 
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
 use super::matrix::PackedMatrix;
 use super::recipe::Recipe;
 use super::simd::Simd;
@@ -257,7 +259,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
                 }
             });
             let span = Span { first_block, end_block, group_shift };
-            let waiting = std::array::from_fn(|r| row_of(r));
+            let waiting = std::array::from_fn(row_of);
             // SAFETY: the caller's promise; words, parameters and activations cover the span, as checked.
             unsafe { add_span::<S, R, M, ROWS>(pointers, x, stride, span, &mut sums, waiting) };
         }

@@ -30,6 +30,10 @@ const SERIAL_WEIGHTS: usize = 1 << 17;
 /// Numbers of a decoded panel: 4 MiB, so that it stays in a second-level cache or close to it.
 const PANEL_NUMBERS: usize = 1 << 20;
 
+/// The fewest rows that are handed to the GEMM library at a time. It cuts narrower products along K in
+/// other places, and a slice of a weight would not give, bit for bit, a slice of the product.
+const MIN_PANEL_ROWS: usize = 65;
+
 /// `x * weight^T + bias`: `x` is `[M, K]`, the result `[M, N]`, `bias` has N numbers.
 pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
     matmul_with(simd::best(), matrix, x, bias)
@@ -153,14 +157,22 @@ fn panels<T: Real>(
     bias: Option<&[f32]>,
 ) -> Vec<T> {
     let n = matrix.rows;
-    let panel_rows = (PANEL_NUMBERS / padded_k).clamp(16, n.max(16));
-    let mut panel = vec![0f32; panel_rows.min(n) * padded_k];
+    let panel_rows = (PANEL_NUMBERS / padded_k).clamp(MIN_PANEL_ROWS, n.max(MIN_PANEL_ROWS));
+    let mut panel = vec![0f32; panel_rows * padded_k];
     let mut products = vec![0f32; m * n];
     for first_row in (0..n).step_by(panel_rows) {
         let rows = panel_rows.min(n - first_row);
-        let panel = &mut panel[..rows * padded_k];
-        decode_into(set, matrix, first_row, Order::Interleaved, panel, padded_k);
-        gemm::multiply_transposed((m, rows, padded_k), x, panel, &mut products[first_row..], n);
+        decode_into(set, matrix, first_row, Order::Interleaved, &mut panel[..rows * padded_k], padded_k);
+        let products = &mut products[first_row..];
+        if rows >= MIN_PANEL_ROWS {
+            gemm::multiply_transposed((m, rows, padded_k), x, &panel, products, n);
+        } else {
+            let mut wide = vec![0f32; m * MIN_PANEL_ROWS];
+            gemm::multiply_transposed((m, MIN_PANEL_ROWS, padded_k), x, &panel, &mut wide, MIN_PANEL_ROWS);
+            for (products, wide) in products.chunks_mut(n).zip(wide.chunks_exact(MIN_PANEL_ROWS)) {
+                products.iter_mut().zip(wide).take(rows).for_each(|(y, product)| *y = *product);
+            }
+        }
     }
     products.chunks_exact_mut(n).for_each(|row| add_bias(row, bias));
     T::round_all(products)

@@ -120,7 +120,7 @@ impl Weight {
 }
 
 fn formats_for(k: usize) -> impl Iterator<Item = QuantFormat> {
-    QuantFormat::all().into_iter().filter(move |format| k % format.group_size() == 0)
+    QuantFormat::all().into_iter().filter(move |format| k.is_multiple_of(format.group_size()))
 }
 
 /// `x * w^T + bias` in f64, and the sum of magnitudes that bounds its rounding errors.

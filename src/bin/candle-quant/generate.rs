@@ -9,7 +9,7 @@ use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
 
-/// Options with the names of candle's examples.
+// Named as those of candle's examples. (A doc comment here would replace that of the command.)
 #[derive(clap::Args, Debug)]
 pub struct Options {
     /// The text to continue.
@@ -19,10 +19,10 @@ pub struct Options {
     #[arg(short = 'n', long, default_value_t = 300)]
     sample_len: usize,
     /// Divides the logits before sampling; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.8)]
+    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
     temperature: f64,
     /// Sample only among the most likely tokens whose probabilities sum to this.
-    #[arg(long)]
+    #[arg(long, allow_negative_numbers = true)]
     top_p: Option<f64>,
     /// Sample only among this many most likely tokens.
     #[arg(long)]
@@ -79,8 +79,11 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             Err(_) => ControlFlow::Break(()),
         }
     })?;
-    written?;
-    writeln!(stdout)?;
+    match written.and_then(|()| writeln!(stdout)) {
+        // Whoever read the text has gone, as `head` does.
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
+        result => result?,
+    }
     report(&generated, &model)?;
     Ok(())
 }

@@ -20,6 +20,9 @@ pub struct Options {
     json: bool,
 }
 
+/// Unreadable tensors that are told of by default: in a damaged file they are many and alike.
+const MAX_FAILURES: usize = 5;
+
 /// One module weight, or one tensor that is not part of any.
 struct Entry {
     name: String,
@@ -37,7 +40,8 @@ struct Report {
     /// Norms, biases and the like.
     others: Vec<Entry>,
     odd: Vec<String>,
-    unreadable: usize,
+    /// Why tensors can't be read, one by one.
+    failures: Vec<String>,
 }
 
 pub fn run(options: &Options) -> Result<()> {
@@ -48,7 +52,7 @@ pub fn run(options: &Options) -> Result<()> {
         false => report.print(&mut stdout, options.tensors)?,
     }
     stdout.flush()?;
-    match report.unreadable {
+    match report.failures.len() {
         0 => Ok(()),
         count => bail!("{}: {count} of its tensors can't be read", options.path.display()),
     }
@@ -64,19 +68,19 @@ impl Report {
             weights: Vec::new(),
             others: Vec::new(),
             odd: Vec::new(),
-            unreadable: 0,
+            failures: Vec::new(),
         };
         for module in checkpoint.modules() {
             let in_features = model.as_ref().ok().and_then(|model| model.in_features(&module));
             match checkpoint.weight(&module, in_features) {
                 Ok(weight) => report.add(entry(&weight)),
-                Err(error) => report.fail(&error),
+                Err(error) => report.failures.push(error.to_string()),
             }
         }
         for name in checkpoint.tensor_names().filter(|name| !belongs_to_weight(checkpoint, name)) {
             match checkpoint.dense(name) {
                 Ok(tensor) => report.add(entry(&Weight::Dense(tensor))),
-                Err(error) => report.fail(&error),
+                Err(error) => report.failures.push(error.to_string()),
             }
         }
         report.odd.extend(checkpoint.warnings());
@@ -91,11 +95,6 @@ impl Report {
             0 | 1 => self.others.push(entry),
             _ => self.weights.push(entry),
         }
-    }
-
-    fn fail(&mut self, error: &candle_quant::Error) {
-        self.odd.push(error.to_string());
-        self.unreadable += 1;
     }
 
     fn summary(&self) -> WeightSummary {
@@ -132,8 +131,12 @@ impl Report {
             megabytes(self.other_bytes()),
             self.others.len()
         )?;
-        for odd in &self.odd {
-            writeln!(out, "note: {odd}")?;
+        let shown = if tensors { self.failures.len() } else { MAX_FAILURES };
+        for note in self.odd.iter().chain(self.failures.iter().take(shown)) {
+            writeln!(out, "note: {note}")?;
+        }
+        if let Some(more @ 1..) = self.failures.len().checked_sub(shown) {
+            writeln!(out, "note: and {more} more that can't be read; --tensors names them all")?;
         }
         if tensors {
             for Entry { name, format, dims, bytes } in self.weights.iter().chain(&self.others) {
@@ -159,7 +162,7 @@ impl Report {
             "bits_per_weight": summary.bits_per_weight(),
             "weight_bytes": summary.size_in_bytes(),
             "other_bytes": self.other_bytes(),
-            "notes": self.odd,
+            "notes": self.odd.iter().chain(&self.failures).collect::<Vec<_>>(),
         });
         if tensors {
             let all = self.weights.iter().chain(&self.others);
@@ -192,11 +195,10 @@ fn entry(weight: &Weight) -> Entry {
 
 /// Whether a tensor has been told of with its module: the weight itself, or a part of a packed one.
 fn belongs_to_weight(checkpoint: &Checkpoint, name: &str) -> bool {
-    match name.rsplit_once('.') {
-        Some((_, "weight")) => true,
-        Some((module, "scales" | "biases" | "global_scale")) => {
-            checkpoint.contains(&format!("{module}.weight"))
-        }
+    let (path, part) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
+    match part {
+        "weight" => true,
+        "scales" | "biases" | "global_scale" => checkpoint.contains(&format!("{path}weight")),
         _ => false,
     }
 }

@@ -37,9 +37,9 @@ fn save(tensors: HashMap<&str, Tensor>, path: &Path) -> Result<()> {
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}.part", std::process::id()));
     let part = PathBuf::from(part);
-    candle_core::safetensors::save(&tensors, &part)
-        .map_err(anyhow::Error::from)
-        .and_then(|()| Ok(fs::rename(&part, path)?))
+    let bytes = safetensors::serialize(&tensors, None)?;
+    fs::write(&part, bytes)
+        .and_then(|()| fs::rename(&part, path))
         .inspect_err(|_| drop(fs::remove_file(&part)))
         .with_context(|| path.display().to_string())
 }

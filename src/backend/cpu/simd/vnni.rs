@@ -13,6 +13,8 @@
 //! short product over the groups of a row. E2M1 elements, doubled, are integers too. E4M3 elements are
 //! not: MXFP8 takes the f32 kernel, as do more columns.
 
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
 use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::super::rows_per_task;

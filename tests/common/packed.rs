@@ -1,0 +1,105 @@
+//! Packed weights read by the letter of the format, in f64 where it matters, beside the crate's code.
+#![allow(dead_code)] // each test binary uses its own part
+
+use candle_core::{DType, Device, Result, Tensor};
+use candle_quant::{QuantFormat, QuantTensor};
+
+/// Numbers of roughly normal distribution that depend on `seed` alone.
+pub fn numbers(count: usize, seed: u64) -> Vec<f32> {
+    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
+    let mut uniform = || {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        (state >> 40) as f32 / (1u64 << 24) as f32
+    };
+    (0..count).map(|_| (0..6).map(|_| uniform()).sum::<f32>() - 3.0).collect()
+}
+
+/// [`numbers`] as an F32 tensor on the CPU.
+pub fn tensor(dims: &[usize], seed: u64) -> Tensor {
+    Tensor::from_vec(numbers(dims.iter().product(), seed), dims, &Device::Cpu).unwrap()
+}
+
+/// A packed weight of [`numbers`].
+pub fn packed(dims: &[usize], format: QuantFormat, seed: u64) -> QuantTensor {
+    QuantTensor::quantize(&tensor(dims, seed), format).unwrap()
+}
+
+/// All elements in their order, as f32.
+pub fn flat(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// All elements in their order, as the bits of f32.
+pub fn bits(tensor: &Tensor) -> Vec<u32> {
+    flat(tensor).into_iter().map(f32::to_bits).collect()
+}
+
+/// The message of the error that `result` has to be.
+#[track_caller]
+pub fn refused<T>(result: Result<T>) -> String {
+    match result {
+        Ok(_) => panic!("accepted"),
+        Err(error) => error.to_string(),
+    }
+}
+
+/// Every weight, decoded element by element from the definition of its format.
+pub fn reference(weight: &QuantTensor) -> Vec<f32> {
+    const E2M1: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
+    let format = weight.format();
+    let words: Vec<u32> = weight.packed().flatten_all().unwrap().to_vec1().unwrap();
+    let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    let scales = flat(weight.scales());
+    let biases = weight.biases().map(flat);
+    let globals = weight.global_scale().map(flat);
+    let dims = weight.dims();
+    let of_matrix = dims[dims.len() - 2..].iter().product::<usize>();
+    // Rows are whole bytes, so the stream of all rows is their concatenation.
+    let code = |index: usize| {
+        let bit = |b: usize| u32::from(bytes[b / 8] >> (b % 8) & 1);
+        (0..format.bits()).map(|b| bit(index * format.bits() + b) << b).sum::<u32>()
+    };
+    let decode = |index: usize| {
+        let (code, group) = (code(index), index / format.group_size());
+        let signed = |magnitude: f32, sign: bool| if sign { -magnitude } else { magnitude };
+        match format {
+            QuantFormat::Affine { .. } => {
+                code as f32 * scales[group] + biases.as_ref().expect("biases")[group]
+            }
+            QuantFormat::Mxfp4 => {
+                signed(E2M1[code as usize & 7], code & 8 != 0) * power_of_two(scales[group] as i32 - 127)
+            }
+            QuantFormat::Mxfp8 => e4m3(code) * power_of_two(scales[group] as i32 - 127),
+            QuantFormat::Nvfp4 => {
+                let globals = globals.as_deref().unwrap_or(&[1.]);
+                let global = globals[if globals.len() == 1 { 0 } else { index / of_matrix }];
+                signed(E2M1[code as usize & 7], code & 8 != 0) * (e4m3(scales[group] as u32) * global)
+            }
+        }
+    };
+    (0..dims.iter().product()).map(decode).collect()
+}
+
+fn power_of_two(exponent: i32) -> f32 {
+    2f64.powi(exponent) as f32
+}
+
+/// Four bits of exponent with bias 7, three of mantissa.
+fn e4m3(code: u32) -> f32 {
+    let (exponent, mantissa) = ((code >> 3 & 15) as i32, f64::from(code & 7));
+    let magnitude = match (exponent, code & 7) {
+        (15, 7) => f64::NAN,
+        (0, _) => mantissa * 2f64.powi(-9),
+        _ => (1. + mantissa / 8.) * 2f64.powi(exponent - 7),
+    };
+    (if code & 128 != 0 { -magnitude } else { magnitude }) as f32
+}
+
+/// The relative L2 distance of `actual` from `expected`.
+pub fn relative_error(actual: &[f32], expected: &[f64]) -> f64 {
+    assert_eq!(actual.len(), expected.len());
+    let difference: f64 = actual.iter().zip(expected).map(|(a, e)| (f64::from(*a) - e).powi(2)).sum();
+    (difference / expected.iter().map(|e| e * e).sum::<f64>()).sqrt()
+}
