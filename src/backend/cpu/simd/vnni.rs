@@ -3,10 +3,9 @@
 //! With one column an f32 kernel is bound by its arithmetic: sixteen products an instruction, plus the
 //! decode. `vpdpbusd` multiplies 64 bytes an instruction. So the activations become fixed-point numbers
 //! of three signed digits, each digit a byte ([`Digits`]), and the codes are multiplied as the integers
-//! that they are: `sum(q * x) = sum(q * d2) * B^2 + sum(q * d1) * B + sum(q * d0)`, exactly, with B = 256
-//! (128 for 8-bit codes, whose sums would not fit 32 bits). Nothing is lost but what the fixed point
-//! cuts off: every lane of at most 32 neighbours has a power of two of its own, and numbers keep 23 (21)
-//! bits below it, which is about what f32 keeps.
+//! that they are: `sum(q * x) = sum(q * d2) * 256^2 + sum(q * d1) * 256 + sum(q * d0)`, exactly. Nothing is
+//! lost but what the fixed point cuts off: every 8 to 32 neighbours have a power of two of their own, and
+//! keep 23 bits below it, which is about what f32 keeps.
 //!
 //! Codes are centred, `q * s + b = (2 * q - c) * (s / 2) + (b + c * s / 2)`, so that sums stay small even
 //! where all activations have one sign: `c * sum(x)` is subtracted in integers, and the second term is a
@@ -123,32 +122,40 @@ impl Codes {
         Some(Self { bits, e2m1, centre, unit })
     }
 
-    /// Codes in a byte, for widths that divide it: as many vectors of codes come from one load.
+    /// Vectors of 64 codes in a block: for widths that divide a byte as many as come from one load, for
+    /// others two, from two loads.
     fn vectors(&self) -> usize {
         match self.bits {
             1 | 2 | 4 => 8 / self.bits,
-            _ => 1,
+            _ => 2,
         }
     }
 
-    /// Elements of a block: `vectors` vectors of 64 codes. Byte `p` of vector `v` is element
-    /// `vectors * p + v`, so a dword lane covers `4 * vectors` neighbours.
+    /// Elements of a block. Each dword lane covers `4 * vectors` neighbours, a *unit*.
     fn block(&self) -> usize {
         64 * self.vectors()
+    }
+
+    /// The lane that covers a unit: where two loads are shuffled together, each 128-bit part has two
+    /// units of the first and two of the second.
+    fn lane_of_unit(&self, unit: usize) -> usize {
+        match self.bits {
+            1 | 2 | 4 => unit,
+            _ => unit % 8 / 2 * 4 + unit / 8 * 2 + unit % 2,
+        }
+    }
+
+    /// The vector, and the byte of the lane, of an element of a unit.
+    fn place_in_unit(&self, element: usize) -> (usize, usize) {
+        match self.bits {
+            1 | 2 | 4 => (element % self.vectors(), element / self.vectors()),
+            _ => (element / 4, element % 4),
+        }
     }
 
     /// Packed bytes of a block.
     fn block_bytes(&self) -> usize {
         self.block() * self.bits / 8
-    }
-
-    /// log2 of the base of the digits.
-    fn digit_bits(&self) -> u32 {
-        if self.bits == 8 {
-            7
-        } else {
-            8
-        }
     }
 }
 
@@ -158,12 +165,17 @@ const DIGITS: usize = 3;
 /// 32-bit lanes of a vector.
 const LANES: usize = 16;
 
-/// Activations as fixed-point numbers in the order of [`Codes::block`].
+/// Bits of a digit.
+const DIGIT_BITS: u32 = 8;
+
+/// Activations as fixed-point numbers in the order of [`Codes`].
 struct Digits {
     /// `[block][digit, highest first][vector][64]`.
     digits: Vec<u8>,
-    /// `[block][lane]`: `centre *` the sum of the lane's numbers.
+    /// `[block][lane]`: `centre *` the sum of the lane's numbers, without their lowest digit where
+    /// [`splits_sum`], and then the sum of those digits in `centred_low`.
     centred: Vec<i32>,
+    centred_low: Vec<i32>,
     /// `[block][lane]`: what the lane's numbers are multiples of, a power of two.
     units: Vec<f32>,
     /// Sums of the activations of each group of weights, padded with 16 zeros.
@@ -181,15 +193,18 @@ impl Digits {
         let mut this = Self {
             digits: vec![0; blocks * DIGITS * codes.block()],
             centred: vec![0; blocks * LANES],
+            centred_low: vec![0; blocks * LANES],
             units: vec![0.0; blocks * LANES],
             group_sums: Vec::new(),
-            group_of_lane: std::array::from_fn(|lane| (lane * 4 * codes.vectors() / group_size) as i32),
+            group_of_lane: [0; LANES],
             group_shift: group_size.trailing_zeros(),
         };
+        for unit in 0..LANES {
+            this.group_of_lane[codes.lane_of_unit(unit)] = (unit * 4 * codes.vectors() / group_size) as i32;
+        }
         // SAFETY: this instruction set is in use only where its features were detected.
         let finite = unsafe {
             match codes.vectors() {
-                1 => this.fill::<1>(codes, x),
                 2 => this.fill::<2>(codes, x),
                 4 => this.fill::<4>(codes, x),
                 _ => this.fill::<8>(codes, x),
@@ -204,20 +219,22 @@ impl Digits {
     /// the compiler turns into vector instructions. Returns whether all numbers were finite.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     fn fill<const VECTORS: usize>(&mut self, codes: &Codes, x: &[f32]) -> bool {
-        let base = codes.digit_bits();
         // The largest number of three balanced digits.
-        let half = (1i32 << (base - 1)) - 1;
-        let limit = ((half << (2 * base)) + (half << base) + half) as f32;
+        const LIMIT: f32 = 0x7F_7F7F as f32;
+        let split = splits_sum(codes.bits);
         let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
         let mut all_finite = true;
         let places = self.digits.chunks_exact_mut(DIGITS * VECTORS * 64);
-        let lanes = self.centred.chunks_exact_mut(LANES).zip(self.units.chunks_exact_mut(LANES));
-        for ((x, places), (centred, units)) in x.chunks(64 * VECTORS).zip(places).zip(lanes) {
+        let low = self.centred_low.chunks_exact_mut(LANES);
+        let lanes = self.centred.chunks_exact_mut(LANES).zip(low).zip(self.units.chunks_exact_mut(LANES));
+        for ((x, places), ((centred, centred_low), units)) in x.chunks(64 * VECTORS).zip(places).zip(lanes) {
             // [element of the lane][lane]
             let mut numbers = [[[0f32; LANES]; VECTORS]; 4];
-            for (lane, x) in x.chunks(4 * VECTORS).enumerate() {
+            for (unit, x) in x.chunks(4 * VECTORS).enumerate() {
+                let lane = codes.lane_of_unit(unit);
                 for (element, x) in x.iter().enumerate() {
-                    numbers[element / VECTORS][element % VECTORS][lane] = *x;
+                    let (vector, byte) = codes.place_in_unit(element);
+                    numbers[byte][vector][lane] = *x;
                 }
             }
             let mut largest = [0f32; LANES];
@@ -232,23 +249,25 @@ impl Digits {
             for lane in 0..LANES {
                 // The smallest power of two by which the largest number stays within the limit.
                 let exponent = (largest[lane].to_bits() >> 23) as i32 - 127;
-                let log = (exponent - (3 * base as i32 - 2)).clamp(-126, 126);
-                let log = if largest[lane] * power_of_two(-log) > limit { log + 1 } else { log };
+                let log = (exponent - 22).clamp(-126, 126);
+                let log = if largest[lane] * power_of_two(-log) > LIMIT { log + 1 } else { log };
                 units[lane] = power_of_two(log);
                 inverse[lane] = power_of_two(-log);
             }
             let mut sums = [0i32; LANES];
+            let mut low_sums = [0i32; LANES];
             // Four bytes of a digit make a dword: the neighbours that a lane multiplies.
             let mut dwords = [[[0u32; LANES]; VECTORS]; DIGITS];
             for (byte, numbers) in numbers.iter().enumerate() {
                 for (vector, numbers) in numbers.iter().enumerate() {
                     for lane in 0..LANES {
                         let number = (numbers[lane] * inverse[lane]).round_ties_even() as i32;
-                        sums[lane] += number;
-                        let low = number << (32 - base) >> (32 - base);
-                        let rest = (number - low) >> base;
-                        let middle = rest << (32 - base) >> (32 - base);
-                        let high = (rest - middle) >> base;
+                        let low = i32::from(number as i8);
+                        let rest = (number - low) >> DIGIT_BITS;
+                        let middle = i32::from(rest as i8);
+                        let high = (rest - middle) >> DIGIT_BITS;
+                        sums[lane] += if split { rest } else { number };
+                        low_sums[lane] += low;
                         dwords[0][vector][lane] |= (high as u32 & 0xFF) << (8 * byte);
                         dwords[1][vector][lane] |= (middle as u32 & 0xFF) << (8 * byte);
                         dwords[2][vector][lane] |= (low as u32 & 0xFF) << (8 * byte);
@@ -257,6 +276,7 @@ impl Digits {
             }
             for lane in 0..LANES {
                 centred[lane] = codes.centre.wrapping_mul(sums[lane]);
+                centred_low[lane] = codes.centre * low_sums[lane];
             }
             let dwords = dwords.as_flattened().as_flattened();
             for (place, dword) in places.chunks_exact_mut(4).zip(dwords) {
@@ -265,6 +285,12 @@ impl Digits {
         }
         all_finite
     }
+}
+
+/// Whether the sum of a lane can exceed 32 bits with all three digits, so that the lowest one has a sum
+/// of its own. Eight codes of 6 bits, at most 32 off their centre, just fit: 8 * 32 * 0x7F7F7F < 2^31.
+const fn splits_sum(bits: usize) -> bool {
+    bits == 8
 }
 
 /// Rows that are multiplied together: they share the loads of the digits.
@@ -278,12 +304,12 @@ unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS]) -> [f3
         let mut sums = match (codes.bits, codes.e2m1) {
             (1, _) => dot_blocks::<1, 8, false>(codes, digits, rows),
             (2, _) => dot_blocks::<2, 4, false>(codes, digits, rows),
-            (3, _) => dot_blocks::<3, 1, false>(codes, digits, rows),
+            (3, _) => dot_blocks::<3, 2, false>(codes, digits, rows),
             (4, false) => dot_blocks::<4, 2, false>(codes, digits, rows),
             (4, true) => dot_blocks::<4, 2, true>(codes, digits, rows),
-            (5, _) => dot_blocks::<5, 1, false>(codes, digits, rows),
-            (6, _) => dot_blocks::<6, 1, false>(codes, digits, rows),
-            _ => dot_blocks::<8, 1, false>(codes, digits, rows),
+            (5, _) => dot_blocks::<5, 2, false>(codes, digits, rows),
+            (6, _) => dot_blocks::<6, 2, false>(codes, digits, rows),
+            _ => dot_blocks::<8, 2, false>(codes, digits, rows),
         };
         for (sum, row) in sums.iter_mut().zip(rows) {
             *sum *= codes.unit;
@@ -324,10 +350,11 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
 ) -> [f32; ROWS] {
     let block_bytes = codes.block_bytes();
     let row_bytes = rows[0].words.len() * 4;
-    let full_blocks = row_bytes / block_bytes;
+    let load_bytes = if VECTORS == 2 && BITS != 4 { block_bytes / 2 } else { block_bytes };
     let blocks = row_bytes.div_ceil(block_bytes);
     assert!(digits.digits.len() >= blocks * DIGITS * 64 * VECTORS);
-    assert!(digits.centred.len() >= blocks * 16 && digits.units.len() >= blocks * 16);
+    assert!(digits.centred.len() >= blocks * 16 && digits.centred_low.len() >= blocks * 16);
+    assert!(digits.units.len() >= blocks * 16);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> digits.group_shift;
     for row in &rows {
         assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= last_group + 16);
@@ -340,14 +367,15 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
             let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
             for row in 0..ROWS {
                 let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
-                _mm_prefetch::<_MM_HINT_T0>(at.wrapping_add(super::super::kernels::PREFETCH_AHEAD).cast());
-                let packed = if BITS.is_power_of_two() && block < full_blocks {
-                    _mm512_loadu_si512(at.cast())
-                } else {
-                    let present = block_bytes.min(row_bytes - block * block_bytes);
-                    _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), at.cast())
-                };
-                integers[row] = unpack::<BITS, VECTORS, E2M1>(packed);
+                // The same place of the rows that come next.
+                let ahead = at.wrapping_add(ROWS * row_bytes);
+                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+                if block_bytes > 64 {
+                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
+                }
+                let rest = row_bytes - block * block_bytes;
+                let second = load(at, load_bytes, block_bytes - load_bytes, rest);
+                integers[row] = unpack::<BITS, VECTORS, E2M1>(load(at, 0, load_bytes, rest), second);
             }
             let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
             // A sum for each digit: short chains of dependent instructions.
@@ -361,15 +389,20 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
                 }
             }
             let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
+            let centred_low = _mm512_loadu_si512(digits.centred_low.as_ptr().add(block * 16).cast());
             let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
             let first_group = (block * 64 * VECTORS) >> digits.group_shift;
             for row in 0..ROWS {
-                let mut sum = sums[0][row];
-                for digit in 1..DIGITS {
-                    sum = if BITS == 8 { _mm512_slli_epi32::<7>(sum) } else { _mm512_slli_epi32::<8>(sum) };
-                    sum = _mm512_add_epi32(sum, sums[digit][row]);
-                }
-                let sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sum, centred));
+                let [high, middle, low] = [sums[0][row], sums[1][row], sums[2][row]];
+                let upper = _mm512_add_epi32(_mm512_slli_epi32::<DIGIT_BITS>(high), middle);
+                let sum = if splits_sum(BITS) {
+                    let upper = _mm512_cvtepi32_ps(_mm512_sub_epi32(upper, centred));
+                    let low = _mm512_cvtepi32_ps(_mm512_sub_epi32(low, centred_low));
+                    _mm512_fmadd_ps(upper, _mm512_set1_ps((1 << DIGIT_BITS) as f32), low)
+                } else {
+                    let all = _mm512_add_epi32(_mm512_slli_epi32::<DIGIT_BITS>(upper), low);
+                    _mm512_cvtepi32_ps(_mm512_sub_epi32(all, centred))
+                };
                 let scales = _mm512_loadu_ps(rows[row].scales.as_ptr().add(first_group));
                 let scales = _mm512_permutexvar_ps(group_of_lane, scales);
                 totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);
@@ -380,6 +413,22 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
             results[row] = _mm512_reduce_add_ps(totals[row]);
         }
         results
+    }
+}
+
+/// `len` bytes (at most 64) from byte `start` of a block on, of which `rest` are left of the row; zeros
+/// behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+unsafe fn load(block: *const u8, start: usize, len: usize, rest: usize) -> __m512i {
+    let present = len.min(rest.saturating_sub(start));
+    // SAFETY: whatever is not masked out lies in the row.
+    unsafe {
+        match present {
+            0 => _mm512_setzero_si512(),
+            64 => _mm512_loadu_si512(block.add(start).cast()),
+            _ => _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), block.add(start).cast()),
+        }
     }
 }
 
@@ -413,29 +462,40 @@ const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 unsafe fn unpack<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
-    packed: __m512i,
+    first: __m512i,
+    second: __m512i,
 ) -> [__m512i; VECTORS] {
     let double = doubled(BITS) && !E2M1;
     let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
-    let mut codes = [packed; VECTORS];
+    let mut codes = [first; VECTORS];
     // SAFETY: the tables have 64 (16) bytes.
     unsafe {
-        if matches!(BITS, 3 | 5 | 6) {
-            let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { code_offsets(BITS) });
-            let together = _mm512_permutexvar_epi8(_mm512_loadu_si512(bytes.as_ptr().cast()), packed);
-            let spread = _mm512_multishift_epi64_epi8(_mm512_loadu_si512(offsets.as_ptr().cast()), together);
-            codes[0] = _mm512_and_si512(spread, mask);
-        } else if BITS < 8 {
-            for vector in 0..VECTORS {
-                let shifted = match vector {
-                    0 if double => _mm512_slli_epi16::<1>(packed),
-                    _ => {
-                        let by = (vector * BITS).saturating_sub(usize::from(double));
-                        _mm512_srlv_epi16(packed, _mm512_set1_epi16(by as i16))
-                    }
-                };
-                codes[vector] = _mm512_and_si512(shifted, mask);
+        if matches!(BITS, 3 | 5 | 6 | 8) {
+            let mut halves = [first, second];
+            if BITS != 8 {
+                let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { code_offsets(BITS) });
+                let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
+                let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
+                for half in &mut halves {
+                    let together = _mm512_permutexvar_epi8(bytes, *half);
+                    *half = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
+                }
             }
+            // The lower four codes of every quadword, and the upper four.
+            let [first, second] = [_mm512_castsi512_ps(halves[0]), _mm512_castsi512_ps(halves[1])];
+            codes[0] = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(first, second));
+            codes[1] = _mm512_castps_si512(_mm512_shuffle_ps::<0xDD>(first, second));
+            return codes;
+        }
+        for vector in 0..VECTORS {
+            let shifted = match vector {
+                0 if double => _mm512_slli_epi16::<1>(first),
+                _ => {
+                    let by = (vector * BITS).saturating_sub(usize::from(double));
+                    _mm512_srlv_epi16(first, _mm512_set1_epi16(by as i16))
+                }
+            };
+            codes[vector] = _mm512_and_si512(shifted, mask);
         }
         if E2M1 {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(DOUBLED_E2M1.as_ptr().cast()));
