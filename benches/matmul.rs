@@ -21,11 +21,13 @@ const COLUMNS: [usize; 4] = [1, 8, 32, 512];
 const CHECKED_ROWS: usize = 64;
 const CHECKED_COLUMNS: usize = 4;
 
+type Multiply = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
+
 /// One way to multiply.
 struct Contender {
     name: String,
     bits_per_weight: f64,
-    multiply: Box<dyn Fn(&Tensor) -> Result<Tensor>>,
+    multiply: Multiply,
     /// The first [`CHECKED_ROWS`] rows of what it multiplies with.
     weights: Vec<Vec<f32>>,
 }
@@ -84,9 +86,9 @@ fn median(mut samples: Vec<Duration>) -> f64 {
 
 fn main() -> Result<()> {
     let mut criterion = Criterion::default()
-        .sample_size(20)
-        .warm_up_time(Duration::from_millis(500))
-        .measurement_time(Duration::from_secs(2))
+        .sample_size(10)
+        .warm_up_time(Duration::from_millis(300))
+        .measurement_time(Duration::from_millis(1500))
         .configure_from_args();
     let mut table = String::from("| N x K | M | weights | bits per weight | ms | dense / this | error |\n");
     table += "|---|---|---|---|---|---|---|\n";

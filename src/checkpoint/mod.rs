@@ -9,14 +9,14 @@
 //! use candle_core::Device;
 //! use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
 //!
-//! let checkpoint = Checkpoint::open("tests/fixtures/mlx/qwen3-nvfp4")?;
+//! let checkpoint = Checkpoint::open("assets/tiny")?;
 //! assert_eq!(checkpoint.kind(), CheckpointKind::Mlx);
 //!
-//! // 128 input features, as the model knows; `None` leaves it to the config.
-//! match checkpoint.weight("model.layers.0.mlp.up_proj", Some(128))? {
+//! // 256 input features, as the model knows; `None` leaves it to the config.
+//! match checkpoint.weight("model.layers.0.mlp.up_proj", Some(256))? {
 //!     Weight::Packed(packed) => {
-//!         assert_eq!(packed.format().to_string(), "nvfp4");
-//!         assert_eq!(packed.dims(), [256, 128]);
+//!         assert_eq!(packed.format().to_string(), "affine 4-bit g64");
+//!         assert_eq!(packed.dims(), [512, 256]);
 //!         let tensor = packed.load(&Device::Cpu)?;
 //!         assert_eq!(tensor.size_in_bytes(), packed.size_in_bytes());
 //!     }

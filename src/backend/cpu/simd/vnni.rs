@@ -263,10 +263,11 @@ impl Digits {
                     for lane in 0..LANES {
                         let number = (numbers[lane] * inverse[lane]).round_ties_even() as i32;
                         let low = i32::from(number as i8);
-                        let rest = (number - low) >> DIGIT_BITS;
+                        // Wrapping: infinities and NaN get this far, and their digits are not used.
+                        let rest = number.wrapping_sub(low) >> DIGIT_BITS;
                         let middle = i32::from(rest as i8);
-                        let high = (rest - middle) >> DIGIT_BITS;
-                        sums[lane] += if split { rest } else { number };
+                        let high = rest.wrapping_sub(middle) >> DIGIT_BITS;
+                        sums[lane] = sums[lane].wrapping_add(if split { rest } else { number });
                         low_sums[lane] += low;
                         dwords[0][vector][lane] |= (high as u32 & 0xFF) << (8 * byte);
                         dwords[1][vector][lane] |= (middle as u32 & 0xFF) << (8 * byte);
