@@ -20,15 +20,17 @@ use kernels::{interleave, DecodeRows, DotRows, Order, Parameters, ROWS_PER_PASS}
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 use rayon::prelude::*;
 use simd::InstructionSet;
+use std::cell::Cell;
 
 /// The most activations for which packed weights are multiplied directly.
-const MAX_DIRECT: usize = 64;
+const MAX_DIRECT: usize = 128;
 
 /// Products below this many weights are not worth waking another thread.
 const SERIAL_WEIGHTS: usize = 1 << 17;
 
-/// Numbers of a decoded panel: 4 MiB, so that it stays in a second-level cache or close to it.
-const PANEL_NUMBERS: usize = 1 << 20;
+/// Numbers of a decoded panel: 64 MiB. The `gemm` crate copies the activations once for each panel, so
+/// few large panels beat many that fit a cache.
+const PANEL_NUMBERS: usize = 1 << 24;
 
 /// The fewest rows that are handed to the GEMM library at a time. It cuts narrower products along K in
 /// other places, and a slice of a weight would not give, bit for bit, a slice of the product.
@@ -149,6 +151,11 @@ fn direct<T: Real>(
     result
 }
 
+thread_local! {
+    /// The panel of this thread's last product: fresh memory costs a page fault for every 4 KiB.
+    static PANEL: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
+}
+
 fn panels<T: Real>(
     set: &dyn InstructionSet,
     matrix: &PackedMatrix,
@@ -158,7 +165,9 @@ fn panels<T: Real>(
 ) -> Vec<T> {
     let n = matrix.rows;
     let panel_rows = (PANEL_NUMBERS / padded_k).clamp(MIN_PANEL_ROWS, n.max(MIN_PANEL_ROWS));
-    let mut panel = vec![0f32; panel_rows * padded_k];
+    // Taken, not borrowed: while this thread waits for others, rayon may have it begin another product.
+    let mut panel = PANEL.take();
+    panel.resize(panel_rows * padded_k, 0.0);
     let mut products = vec![0f32; m * n];
     for first_row in (0..n).step_by(panel_rows) {
         let rows = panel_rows.min(n - first_row);
@@ -174,6 +183,7 @@ fn panels<T: Real>(
             }
         }
     }
+    PANEL.set(panel);
     products.chunks_exact_mut(n).for_each(|row| add_bias(row, bias));
     T::round_all(products)
 }

@@ -391,3 +391,18 @@ fn activations_of_any_size_survive_fixed_point() {
         }
     }
 }
+
+#[test]
+fn products_of_more_than_one_panel_agree_with_f64() {
+    let mut rng = StdRng::seed_from_u64(8);
+    let (k, m) = (16384, MAX_DIRECT + 1);
+    let n = PANEL_NUMBERS / k + 16;
+    let weight = Weight::random(QuantFormat::Nvfp4, n, k, &mut rng);
+    let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0)).collect();
+    let got: Vec<f32> = matmul_with(simd::best(), &weight.view(), &x, None);
+    for column in [0, m - 1] {
+        let want = product_in_f64(&weight.decoded(), k, &x[column * k..][..k], None);
+        let error = relative_error(got[column * n..][..n].iter().map(|y| f64::from(*y)), &want);
+        assert!(error <= 1e-6, "column {column}: {error:e}");
+    }
+}
