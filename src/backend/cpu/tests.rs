@@ -286,6 +286,18 @@ fn relative_error(got: impl Iterator<Item = f64>, want: &[(f64, f64)]) -> f64 {
     (error / size).sqrt()
 }
 
+/// Results of a 16-bit type are at most 5 % further from f64 than f64 rounded to that type.
+fn check_rounding<T: Real>(set: &dyn InstructionSet, weight: &Weight, x: &[f32], want: &[(f64, f64)]) {
+    let x: Vec<T> = x.iter().map(|x| T::from_f32(*x)).collect();
+    let got: Vec<T> = matmul_with(set, &weight.view(), &x, None);
+    let error = relative_error(got.iter().map(|y| f64::from(y.to_f32())), want);
+    // Through f32, which is far finer than T.
+    let rounded = want.iter().map(|(y, _)| f64::from(T::from_f32(*y as f32).to_f32()));
+    let unavoidable = relative_error(rounded, want);
+    let name = (set.name(), weight.format, x.len() / weight.k, T::DTYPE);
+    assert!(error <= 1.05 * unavoidable, "{name:?}: {error:e}, rounding alone {unavoidable:e}");
+}
+
 /// The encoder's own output on Gaussian weights, long rows, activations of one sign: sums that cancel.
 #[test]
 fn results_are_as_good_as_rounding_allows() {
@@ -337,12 +349,8 @@ fn results_are_as_good_as_rounding_allows() {
                 let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
                 assert!(error <= 1e-6, "{name:?}: {error:e}");
 
-                let half: Vec<bf16> = x.iter().map(|x| bf16::from_f32(*x)).collect();
-                let got: Vec<bf16> = matmul_with(*set, &weight.view(), &half, None);
-                let error = relative_error(got.iter().map(|y| f64::from(y.to_f32())), &want);
-                let rounded = want.iter().map(|(y, _)| f64::from(bf16::from_f64(*y).to_f32()));
-                let unavoidable = relative_error(rounded, &want);
-                assert!(error <= 1.05 * unavoidable, "{name:?}: bf16 {error:e}, rounding {unavoidable:e}");
+                check_rounding::<f16>(*set, &weight, &x, &want);
+                check_rounding::<bf16>(*set, &weight, &x, &want);
             }
         }
     }
