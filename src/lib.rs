@@ -34,6 +34,9 @@
 //! portable Rust. The environment variable `CANDLE_QUANT_SIMD` (`avx512vnni`, `avx512`, `avx2`, `neon`,
 //! `portable`) picks a lesser one, for comparison.
 //!
+//! Products with more than 128 rows of activations decode the weight in panels of up to 64 MiB, which the
+//! calling thread keeps for the next one.
+//!
 //! # Features
 //! | feature | adds |
 //! |---|---|

@@ -33,7 +33,7 @@ impl DequantizingBackend {
     }
 
     /// The tensor called `name`, decoded if it is the packed weight of a module. The expected shape
-    /// supplies the K that tells, say, 4-bit groups of 32 from 8-bit groups of 16.
+    /// supplies the K that tells, say, 4 bits in groups of 32 from 2 bits in groups of 64.
     fn load(&self, name: &str, shape: Option<&[usize]>, dtype: DType, device: &Device) -> Result<Tensor> {
         let check = |dims: &[usize]| match shape {
             Some(expected) if expected != dims => Err(shape_error(&self.checkpoint, name, expected, dims)),

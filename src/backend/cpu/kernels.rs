@@ -17,7 +17,7 @@ pub(crate) const ROWS_PER_PASS: usize = 16;
 const MAX_LANES: usize = 16;
 
 /// How far ahead of the codes in use memory is asked for, in bytes.
-pub(super) const PREFETCH_AHEAD: usize = 4096;
+const PREFETCH_AHEAD: usize = 4096;
 
 /// Elements along K that are multiplied before the next rows take their turn: keeps up to eight columns
 /// of activations close, and makes long sums sums of sums, which loses less to rounding.
@@ -233,6 +233,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
     let all_blocks = matrix.k.div_ceil(S::BLOCK);
     let stride = all_blocks * S::BLOCK;
     assert!(x.len() >= M * stride && rows <= ROWS_PER_PASS);
+    assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     let group_shift = matrix.format.group_size().trailing_zeros();
     let mut sums = [[[0f32; MAX_LANES]; M]; ROWS_PER_PASS];
     let mut first_block = 0;
@@ -314,6 +315,7 @@ pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
         Order::Natural => matrix.k,
         Order::Interleaved => matrix.k.next_multiple_of(S::BLOCK),
     };
+    assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     for (row, out) in out.chunks_exact_mut(row_len).take(ROWS_PER_PASS).enumerate() {
         let words = matrix.row_words(first_row + row);
         assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());

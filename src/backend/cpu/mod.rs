@@ -167,7 +167,7 @@ fn panels<T: Real>(
     let panel_rows = (PANEL_NUMBERS / padded_k).clamp(MIN_PANEL_ROWS, n.max(MIN_PANEL_ROWS));
     // Taken, not borrowed: while this thread waits for others, rayon may have it begin another product.
     let mut panel = PANEL.take();
-    panel.resize(panel_rows * padded_k, 0.0);
+    panel.resize(panel.len().max(panel_rows * padded_k), 0.0);
     let mut products = vec![0f32; m * n];
     for first_row in (0..n).step_by(panel_rows) {
         let rows = panel_rows.min(n - first_row);
