@@ -1,0 +1,166 @@
+// What the kernels need of the machine: the only file with inline PTX.
+//
+// Every wrapper has a branch for the host, taken when the same sources are compiled for the CPU
+// emulator (`CANDLE_QUANT_EMULATED`), and must give the same bits there.
+#pragma once
+#include "params.h"
+#ifdef CANDLE_QUANT_EMULATED
+#include "emulator.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <stdint.h>
+#endif
+
+// Declares a kernel: one parameter struct by value, `threads` in each block, at least `blocks`
+// resident blocks on each multiprocessor.
+#ifdef CANDLE_QUANT_EMULATED
+#define CQ_KERNEL(name, Params, threads, blocks) EMULATED_KERNEL(name, Params, threads)
+#else
+#define CQ_KERNEL(name, Params, threads, blocks) \
+    extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p)
+#endif
+
+namespace cq {
+
+constexpr uint32_t FULL_WARP = 0xffffffffu;
+
+__device__ __forceinline__ half2 as_half2(uint32_t bits) {
+    half2 value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+__device__ __forceinline__ uint32_t as_bits(half2 value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    return bits;
+}
+
+// (a & b) | c in one instruction.
+__device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
+#ifdef CANDLE_QUANT_EMULATED
+    return (a & b) | c;
+#else
+    uint32_t d;
+    asm("lop3.b32 %0, %1, %2, %3, 0xEA;" : "=r"(d) : "r"(a), "r"(b), "r"(c));
+    return d;
+#endif
+}
+
+// WORDS (1, 2 or 4) consecutive words of a weight: read once, so kept out of the first-level cache
+// (unless KEEP: lanes whose chunks are not whole sectors share them).
+template <int WORDS, bool KEEP> __device__ __forceinline__ void load_words(uint32_t *out, const uint32_t *p) {
+    static_assert(WORDS == 1 || WORDS == 2 || WORDS == 4, "a load of 4, 8 or 16 bytes");
+#ifdef CANDLE_QUANT_EMULATED
+    if (reinterpret_cast<uintptr_t>(p) % (4 * WORDS)) emulator::fail("misaligned load of weights");
+    memcpy(out, p, 4 * WORDS);
+#else
+    if constexpr (WORDS == 4) {
+        if constexpr (KEEP)
+            asm volatile("ld.global.nc.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "l"(p));
+        else
+            asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                         : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "l"(p));
+    } else if constexpr (WORDS == 2) {
+        asm volatile("ld.global.nc.L2::128B.v2.u32 {%0,%1}, [%2];" : "=r"(out[0]), "=r"(out[1]) : "l"(p));
+    } else {
+        asm volatile("ld.global.nc.L2::128B.u32 %0, [%1];" : "=r"(out[0]) : "l"(p));
+    }
+#endif
+}
+
+// d += A B for A 16x16 (rows of weights) and B 16x8 (columns of activations), f16 inputs, f32 sums.
+//
+// Lane 4g + t holds A[g][2t, 2t+1], A[g+8][2t, 2t+1], A[g][2t+8, 2t+9], A[g+8][2t+8, 2t+9] in a[0..4];
+// B[2t, 2t+1][g], B[2t+8, 2t+9][g] in b0, b1; D[g][2t, 2t+1], D[g+8][2t, 2t+1] in d[0..4].
+__device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::mma_m16n8k16_f16(d, a, b0, b1);
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+#else  // Turing: the same fragments, as two halves of k
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
+    asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+                 : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[2]), "r"(a[3]), "r"(b1));
+#endif
+}
+
+// Waits until the kernels before this one in the stream have finished (programmatic dependent launch).
+// Nothing that they write may be read before; weights may.
+__device__ __forceinline__ void wait_for_earlier_kernels() {
+#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+// Lets the next kernel of the stream start, up to its own wait.
+__device__ __forceinline__ void let_next_kernel_start() {
+#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+// Two E4M3 numbers (bits 0..16 of `codes`) as a pair of halves; 0x7F and 0xFF are NaN.
+__device__ __forceinline__ uint32_t e4m3x2_to_half2(uint32_t codes) {
+#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 890
+    uint32_t pair;
+    asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(pair) : "h"(static_cast<uint16_t>(codes)));
+    return pair;
+#else
+    // The bits of a half, 2^-8 too small; subnormals included, every finite code is exact.
+    const uint32_t spread = __byte_perm(codes, 0, 0x1404);
+    const uint32_t small = (spread & 0x80008000u) | ((spread >> 1) & 0x3f803f80u);
+    uint32_t pair = as_bits(__hmul2(as_half2(small), as_half2(0x5c005c00u)));
+    if ((codes & 0x7fu) == 0x7fu) pair = (pair & 0xffff0000u) | 0x7fffu;
+    if ((codes & 0x7f00u) == 0x7f00u) pair = (pair & 0x0000ffffu) | 0x7fff0000u;
+    return pair;
+#endif
+}
+
+// Four E4M3 numbers as two pairs of halves.
+__device__ __forceinline__ void e4m3x4_to_half2x2(uint32_t codes, uint32_t &low, uint32_t &high) {
+#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 890
+    // Splitting the register lets the assembler use the conversion's upper-half form.
+    asm("{.reg .b16 l, h; mov.b32 {l, h}, %2; cvt.rn.f16x2.e4m3x2 %0, l; cvt.rn.f16x2.e4m3x2 %1, h;}"
+        : "=r"(low), "=r"(high) : "r"(codes));
+#else
+    low = e4m3x2_to_half2(codes & 0xffffu);
+    high = e4m3x2_to_half2(codes >> 16);
+#endif
+}
+
+// 2^(code - 127); 0 is the subnormal 2^-127, 255 is NaN.
+__device__ __forceinline__ float e8m0_to_float(uint32_t code) {
+    const uint32_t bits = code == 0 ? 0x00400000u : code << 23;
+    return __uint_as_float(code == 255 ? 0x7fc00000u : bits);
+}
+
+__device__ __forceinline__ float bf16_bits_to_float(uint32_t bits) { return __uint_as_float(bits << 16); }
+
+__device__ __forceinline__ float half_bits_to_float(uint32_t bits) {
+    return __low2float(as_half2(bits));
+}
+
+// Element i of an array of `dtype`.
+__device__ __forceinline__ float load_float(const void *array, size_t i, uint32_t dtype) {
+    if (dtype == CQ_F32) return static_cast<const float *>(array)[i];
+    const uint32_t bits = static_cast<const uint16_t *>(array)[i];
+    return dtype == CQ_F16 ? half_bits_to_float(bits) : bf16_bits_to_float(bits);
+}
+
+// Rounds to nearest, ties to even, into element i of an array of `dtype`.
+__device__ __forceinline__ void store_float(void *array, size_t i, uint32_t dtype, float value) {
+    if (dtype == CQ_F32)
+        static_cast<float *>(array)[i] = value;
+    else if (dtype == CQ_F16)
+        static_cast<half *>(array)[i] = __float2half_rn(value);
+    else
+        static_cast<__nv_bfloat16 *>(array)[i] = __float2bfloat16_rn(value);
+}
+
+}  // namespace cq

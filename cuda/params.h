@@ -1,0 +1,94 @@
+/* The launch parameters of every kernel: plain C, so that Rust's side of them is generated (bindgen).
+ *
+ * Every kernel takes one struct, by value. Pointers are device pointers, all shapes row-major and
+ * contiguous unless a stride is given; strides count elements. */
+#ifndef CANDLE_QUANT_PARAMS_H
+#define CANDLE_QUANT_PARAMS_H
+#include <stdint.h>
+
+/* Element types of activations, products, scales, biases. */
+enum CqDtype { CQ_F16 = 0, CQ_BF16 = 1, CQ_F32 = 2 };
+
+/* What becomes of the products of one launch. */
+enum CqEpilogue {
+    CQ_STORE = 0,  /* y_i = x w_i^T (+ bias_i), for each of up to three weights */
+    CQ_SWIGLU = 1, /* y_0 = silu(x w_0^T + bias_0) * (x w_1^T + bias_1); both have the same rows */
+};
+
+#define CQ_MAX_WEIGHTS 3
+
+/* A packed weight [rows, k]. */
+typedef struct CqMatrix {
+    const uint32_t *packed; /* [rows, k * bits / 32] */
+    const void *scales;     /* [rows, k / group]: scale_dtype for affine formats, else one byte each */
+    const void *biases;     /* the same shape, of biases_dtype; null unless affine */
+    float global_scale;     /* multiplies every product: NVFP4's, else 1 */
+    uint32_t rows;
+    uint32_t scale_dtype;  /* CqDtype, for affine formats */
+    uint32_t biases_dtype; /* CqDtype, for affine formats */
+} CqMatrix;
+
+/* A weight of a product, what is added to it, and where it goes. */
+typedef struct CqFactor {
+    CqMatrix matrix;
+    const void *bias; /* [rows], of bias_dtype; may be null */
+    void *y;          /* [m, rows], of x_dtype; rows y_stride apart */
+    uint32_t y_stride;
+    uint32_t bias_dtype;
+} CqFactor;
+
+/* y = x w^T for 1 to 16 rows of x. All weights of a launch share format, group size and k.
+ *
+ * Grid: (blocks that cover the rows of every weight, splits of k). */
+typedef struct CqGemv {
+    CqFactor factor[CQ_MAX_WEIGHTS];
+    const void *x;        /* [m, k], 16-byte aligned rows */
+    const void *residual; /* [m, rows of factor 0], added to y_0; may be null */
+    float *partial;       /* [splits][blocks][rows per block][rows of x]: used if splits > 1 */
+    uint32_t *arrivals;   /* [blocks], zero before and after: used if splits > 1 */
+    uint32_t factors;
+    uint32_t m;
+    uint32_t k;
+    uint32_t k_per_split; /* a multiple of the kernel's round */
+    uint32_t x_stride;
+    uint32_t residual_stride;
+    uint32_t x_dtype;
+    uint32_t epilogue;
+} CqGemv;
+
+/* The plain fp32 product, any m, any k that is whole groups. */
+typedef struct CqSimt {
+    CqFactor factor;
+    const void *x; /* [m, k] */
+    uint32_t m;
+    uint32_t k;
+    uint32_t group_size;
+    uint32_t x_stride;
+    uint32_t x_dtype;
+} CqSimt;
+
+/* rows of a weight, decoded: all of them, or those named by ids. */
+typedef struct CqDecode {
+    CqMatrix matrix;
+    const void *ids;    /* [count] of ids_dtype: embedding; null: rows first_row .. first_row + count */
+    void *y;            /* [count, k] of y_dtype */
+    uint64_t first_row;
+    uint32_t count;
+    uint32_t k;
+    uint32_t group_size;
+    uint32_t ids_bytes; /* 1, 4 or 8: U8, U32, I64 */
+    uint32_t y_dtype;
+} CqDecode;
+
+/* Encodes rows as the CPU encoder does, bit for bit. */
+typedef struct CqEncode {
+    const void *weights; /* [rows, k] of dtype */
+    uint32_t *packed;    /* [rows, k * bits / 32] */
+    void *scales;        /* [rows, k / group] of dtype (affine) or bytes */
+    void *biases;        /* [rows, k / group] of dtype (affine) */
+    float absmax;        /* NVFP4: the tensor's, or 0 for none */
+    uint64_t groups;     /* rows * k / group */
+    uint32_t group_size;
+    uint32_t dtype;
+} CqEncode;
+#endif
