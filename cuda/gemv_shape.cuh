@@ -15,22 +15,24 @@ template <int BITS, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int ROWS_PER_BLOCK = 16 * TILES;
     static constexpr int COLUMN_TILES = ROWS == 16 ? 2 : 1;
 
-    // Consecutive weights that a lane loads at a time: for one row of x 16 bytes, or the least multiple
-    // that is whole words. The more rows of x, the fewer groups the columns keep apart, and the closer
-    // together the lanes must stay.
+    // Groups that the 8 columns keep apart; for large groups fewer, lest a round be too long to share.
+    static constexpr int MOST_SLOTS = ROWS < 8 ? 8 / ROWS : 1;
+    static constexpr int SLOTS = MOST_SLOTS * GROUP > 512 ? 512 / GROUP : MOST_SLOTS;
+
+    // Consecutive weights that a lane loads at a time: 16 bytes, or the least multiple of that which is
+    // whole words. The more rows of x, the fewer groups the columns keep apart, and the closer together
+    // the four lanes of a row must stay.
     static constexpr int chunk() {
         if (BITS == 8) return 16;
         if (BITS % 2 == 1) return ROWS == 1 ? 128 : 32;
-        if (ROWS < 8 && GROUP * (8 / ROWS) >= 64) return BITS == 4 ? 32 : 64;
+        const int wide = BITS == 4 ? 32 : 64;
+        if (ROWS < 8 && 4 * wide <= 2 * SLOTS * GROUP) return wide;
         return GROUP < 128 ? 16 : 32;
     }
     static constexpr int CHUNK = chunk();
     static constexpr int WORDS = CHUNK * BITS / 32;
     static constexpr int STEP = 4 * CHUNK;  // weights of a row that a warp consumes at a time
 
-    // Groups that the 8 columns keep apart; for large groups fewer, lest a round be too long to share.
-    static constexpr int MOST_SLOTS = ROWS < 8 ? 8 / ROWS : 1;
-    static constexpr int SLOTS = MOST_SLOTS * GROUP > 512 ? 512 / GROUP : MOST_SLOTS;
     // Weights of a row between two applications of scales.
     static constexpr int ROUND = STEP > SLOTS * GROUP ? STEP : SLOTS * GROUP;
     static constexpr int STEPS = ROUND / STEP;

@@ -32,12 +32,6 @@ template <> struct GroupOfX<false> {
     float unit;
 };
 
-#ifdef CANDLE_QUANT_EMULATED
-#define CQ_DYNAMIC_SHARED(name) char *name = emulator::dynamic_shared()
-#else
-#define CQ_DYNAMIC_SHARED(name) extern __shared__ __align__(16) char name[]
-#endif
-
 // Shared memory of a block, in bytes:
 //   64 (ROWS + 1)            zeros
 //   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
@@ -46,7 +40,7 @@ template <> struct GroupOfX<false> {
 // where k is the block's share, padded to whole rounds.
 template <class Format, class Shape> struct StagedX {
     using Group = GroupOfX<Format::HAS_BIASES>;
-    char *memory;
+    unsigned char *memory;
     int k;
 
     // As many zeros as a fragment spans, so that one address selects all of it.
