@@ -9,11 +9,6 @@ use crate::status::{fail, Result, INVALID_VALUE};
 pub struct Out<T>(*mut T);
 
 impl<T> Out<T> {
-    /// A place given by its address.
-    pub fn from_raw(place: *mut T) -> Self {
-        Self(place)
-    }
-
     /// Writes the result.
     pub fn set(self, value: T) -> Result<()> {
         if self.0.is_null() {
@@ -21,6 +16,19 @@ impl<T> Out<T> {
         }
         // SAFETY: the caller of a driver function passes null or a place for the result.
         unsafe { self.0.write(value) };
+        Ok(())
+    }
+
+    /// Writes a result of several values.
+    pub fn set_all(self, values: &[T]) -> Result<()>
+    where
+        T: Copy,
+    {
+        if self.0.is_null() {
+            return fail(INVALID_VALUE, "no place for the result");
+        }
+        // SAFETY: the caller of a driver function passes null or room for as many values as the function writes.
+        unsafe { self.0.copy_from_nonoverlapping(values.as_ptr(), values.len()) };
         Ok(())
     }
 

@@ -322,7 +322,8 @@ macro_rules! blas {
         $(#[$meta])*
         #[no_mangle]
         pub extern "C" fn $name($($argument: $type),*) -> c_int {
-            blas_status(stringify!($name), (move || -> Result<()> { $body })())
+            let run = move || -> Result<()> { $body };
+            blas_status(stringify!($name), run())
         }
     )*};
 }

@@ -63,7 +63,7 @@ fn context_device(context: Handle) -> Result<usize> {
 /// Attributes of an H200; zero for what a launch never asks.
 fn attribute(number: c_int) -> c_int {
     (match number {
-        1 | 2 | 3 => MAX_THREADS,
+        1..=3 => MAX_THREADS,
         4 => 64,
         5 => MAX_GRID[0],
         6 => MAX_GRID[1],
@@ -116,17 +116,13 @@ driver! {
     }
 
     /// The name, cut to `capacity` with its zero.
-    fn cuDeviceGetName(name: *mut c_char, capacity: c_int, ordinal: c_int) {
+    fn cuDeviceGetName(name: Out<c_char>, capacity: c_int, ordinal: c_int) {
         let text = format!("pretend GPU {}", device(ordinal)?);
         let Some(room) = usize::try_from(capacity).ok().and_then(|n| n.checked_sub(1)) else {
             return fail(INVALID_VALUE, "no room for a name");
         };
-        for (i, byte) in text.bytes().take(room).chain([0]).enumerate() {
-            // SAFETY: the caller gives `capacity` bytes, and `i` stays below.
-            let place = unsafe { name.add(i) };
-            Out::from_raw(place).set(byte as c_char)?;
-        }
-        Ok(())
+        let bytes: Vec<c_char> = text.bytes().take(room).chain([0]).map(|byte| byte as c_char).collect();
+        name.set_all(&bytes)
     }
 
     /// A number that no other device has.

@@ -44,7 +44,8 @@ macro_rules! driver {
         $(#[$meta])*
         #[no_mangle]
         pub extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
-            $crate::status::report(stringify!($name), (move || -> $crate::status::Result<()> { $body })())
+            let run = move || -> $crate::status::Result<()> { $body };
+            $crate::status::report(stringify!($name), run())
         }
     )*};
 }

@@ -142,13 +142,15 @@ fn matrices_from_shared_memory() {
     for schedule in SCHEDULES {
         let mut y = [[[0u32; 4]; 32]; 2];
         launch("toy_ldmatrix", 1, 32, 0, &params!(x.as_ptr(), y.as_mut_ptr()), schedule).unwrap();
-        for lane in 0..32 {
+        let [as_stored, transposed] = &y;
+        for (lane, (as_stored, transposed)) in as_stored.iter().zip(transposed).enumerate() {
             let (g, t) = (lane / 4, lane % 4);
-            for matrix in 0..4 {
-                let element = |row: usize, column: usize| ((8 * matrix + row) * 8 + column) as u32;
-                assert_eq!(y[0][lane][matrix], element(g, 2 * t) | element(g, 2 * t + 1) << 16);
-                assert_eq!(y[1][lane][matrix], element(2 * t, g) | element(2 * t + 1, g) << 16);
-            }
+            let element = |matrix: usize, row: usize, column: usize| ((8 * matrix + row) * 8 + column) as u32;
+            let pairs = |first: [usize; 2], second: [usize; 2]| {
+                [0, 1, 2, 3].map(|i| element(i, first[0], first[1]) | element(i, second[0], second[1]) << 16)
+            };
+            assert_eq!(*as_stored, pairs([g, 2 * t], [g, 2 * t + 1]));
+            assert_eq!(*transposed, pairs([2 * t, g], [2 * t + 1, g]));
         }
     }
 }
@@ -216,7 +218,7 @@ fn bfloat16_arithmetic_rounds_once() {
         |bits| bf16::from_bits(bits).to_f64(),
         |random| {
             let exponent = 127 - 17 + random.bits() % 33;
-            (random.bits() % 2 << 15 | exponent << 7 | random.bits() % 128) as u16
+            ((random.bits() % 2) << 15 | exponent << 7 | (random.bits() % 128)) as u16
         },
     );
 }
