@@ -40,7 +40,9 @@ fn build_kernels() -> Result<()> {
     let (sources, headers) = sources(Path::new("cuda"))?;
     let nvcc = Nvcc::find()?;
     let mut flags = nvcc.flags();
-    flags.extend(architecture_flags(&nvcc.architectures()?));
+    let archs = nvcc.architectures()?;
+    println!("cargo::rustc-env=CANDLE_QUANT_BUILT_ARCHS={}", archs.join(";"));
+    flags.extend(architecture_flags(&archs));
     let common = fingerprint(&headers)? ^ hash(&(&nvcc.path, nvcc.version()?, &flags));
 
     let jobs: Vec<Job> =

@@ -17,7 +17,9 @@ fn main() -> ExitCode {
         let current = std::fs::read_to_string(&committed).unwrap_or_default();
         return match current == generated {
             true => ExitCode::SUCCESS,
-            false => failure("src/backend/cuda/bindings.rs is not that of cuda/params.h; cargo run -p bindings"),
+            false => {
+                failure("src/backend/cuda/bindings.rs is not that of cuda/params.h; cargo run -p bindings")
+            }
         };
     }
     match std::fs::write(&committed, generated) {
@@ -38,12 +40,11 @@ fn generate(root: &Path) -> Result<String, bindgen::BindgenError> {
         .allowlist_var("CQ_.*")
         .default_enum_style(bindgen::EnumVariation::Consts)
         .prepend_enum_name(false)
-        .derive_default(true)
         .generate_comments(false)
         .use_core()
         .layout_tests(true)
+        .disable_header_comment()
         .raw_line("// Generated from cuda/params.h by `cargo run -p bindings`; do not edit.")
-        .raw_line("")
         .formatter(bindgen::Formatter::Rustfmt)
         .rustfmt_configuration_file(Some(root.join("rustfmt.toml").canonicalize().unwrap_or_default()))
         .generate()?;
