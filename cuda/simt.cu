@@ -4,9 +4,9 @@
 // not fit their loads), and an independent check of them. Weights are decoded one by one, so nothing
 // cancels that does not cancel in the product itself.
 //
-// Grid (ceil(rows / 32), ceil(m / 8)), 256 threads, no dynamic shared memory. A block multiplies 32 rows
-// of the weight, four in each warp, by eight rows of x, four at a time, which its warps share. Lanes
-// divide k, 32 consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
+// Grid (ceil(rows / 16), ceil(m / 8)), 256 threads, no dynamic shared memory. A block multiplies 16 rows
+// of the weight, two in each warp, by eight rows of x, which its warps share. Lanes divide k, 32
+// consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
 #include "formats/scalar.cuh"
 
@@ -17,9 +17,9 @@ using namespace cq::scalar;
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
-constexpr int ROWS = 4;  // of the weight, in each warp
+constexpr int ROWS = 2;  // of the weight, in each warp
 constexpr int SLAB = 8;  // rows of x, in each block
-constexpr int PASS = 4;  // rows of x, at a time: eight times four sums would not leave registers enough
+constexpr int PASS = 4;  // rows of x, at a time: eight times more sums would cost residency of blocks
 
 // How a step along k is divided among the lanes of a warp.
 template <class F> struct Step {
@@ -113,6 +113,7 @@ __device__ __forceinline__ void multiply(const CqSimt &p, uint32_t first_m, uint
         stage_x<F, M>(p, first_m, m, k0, shared);
         __syncthreads();
         if (k < p.k) {
+            float step[ROWS][M] = {};  // a sum of its own: the fewer terms in a row, the smaller the error
 #pragma unroll
             for (int part = 0; part < S::LANE; part += 4) {
                 float weight[ROWS][4];
@@ -125,14 +126,16 @@ __device__ __forceinline__ void multiply(const CqSimt &p, uint32_t first_m, uint
                     const float4 x = *reinterpret_cast<const float4 *>(from);
 #pragma unroll
                     for (int r = 0; r < ROWS; ++r) {
-                        float sum = sums[r][column];
+                        float sum = step[r][column];
                         sum = __fmaf_rn(weight[r][0], x.x, sum);
                         sum = __fmaf_rn(weight[r][1], x.y, sum);
                         sum = __fmaf_rn(weight[r][2], x.z, sum);
-                        sums[r][column] = __fmaf_rn(weight[r][3], x.w, sum);
+                        step[r][column] = __fmaf_rn(weight[r][3], x.w, sum);
                     }
                 }
             }
+#pragma unroll
+            for (int i = 0; i < ROWS * M; ++i) sums[i / M][i % M] += step[i / M][i % M];
         }
     }
     // Lane r * M + column stores that product.
