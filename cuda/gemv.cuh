@@ -1,0 +1,307 @@
+// y = x w^T for up to 16 rows of x, on tensor cores, straight from the row-major packed weights.
+//
+// `mma.m16n8k16` multiplies 16 rows of weights (A, registers) by 8 columns of activations (B). A sum of
+// products may visit k in any order on which A and B agree, so every lane loads whole chunks of its
+// rows from the checkpoint's layout, and the decoded pairs *are* its A fragment; x is staged in shared
+// memory in the matching order. The 8 columns hold 8 / ROWS neighbouring groups times ROWS rows of x:
+// column c carries x only for group c / ROWS and meets zeros elsewhere. An accumulator thus keeps the
+// groups apart, and scale and bias are applied once per group, in fp32, to a sum of codes times x.
+//
+// A block has 8 warps: TILES row tiles of 16 weights times K_WARPS shares of k. Blocks with the same
+// blockIdx.x and different blockIdx.y share the k of one set of rows; the last to arrive adds their
+// partial sums in the order of k. Nothing depends on the order of warps or blocks.
+#pragma once
+#include "formats/affine.cuh"
+#include "formats/floats.cuh"
+#include "gemv_staging.cuh"
+
+namespace cq {
+
+// The weights of one round of one warp's tile, as loaded: rows g and g + 8 of the tile.
+template <class Shape> struct RoundWords {
+    uint32_t words[2][Shape::STEPS][Shape::WORDS];
+};
+
+// Where a lane reads its two rows: moves on from round to round.
+template <class Format, class Shape> struct LaneRows {
+    static constexpr int SCALE_BYTES = Format::SCALES == ScaleKind::Float ? 2 : 1;
+    const uint32_t *packed[2];  // the lane's first chunk
+    const char *scales[2];      // of the first group whose sums the lane will hold
+    const char *biases[2];
+
+    __device__ __forceinline__ void place(int row, const CqMatrix &matrix, size_t index, uint32_t k, int k0, int t) {
+        const size_t group = index * (k / Shape::GROUP) + k0 / Shape::GROUP + Shape::slot(2 * t);
+        packed[row] = matrix.packed + (index * k + k0 + t * Shape::CHUNK) / 32 * Format::BITS + (t * Shape::CHUNK) % 32 * Format::BITS / 32;
+        scales[row] = static_cast<const char *>(matrix.scales) + group * SCALE_BYTES;
+        biases[row] = static_cast<const char *>(matrix.biases) + group * SCALE_BYTES;
+    }
+    __device__ __forceinline__ void next_words() {
+        for (int row = 0; row < 2; ++row) packed[row] += Shape::K_WARPS * Shape::ROUND * Format::BITS / 32;
+    }
+    __device__ __forceinline__ void next_scales() {
+        for (int row = 0; row < 2; ++row) {
+            scales[row] += Shape::K_WARPS * Shape::ROUND / Shape::GROUP * SCALE_BYTES;
+            if constexpr (Format::HAS_BIASES) biases[row] += Shape::K_WARPS * Shape::ROUND / Shape::GROUP * SCALE_BYTES;
+        }
+    }
+};
+
+// `left` counts the weights from the lane's first chunk to the end of its share. Chunks past it meet
+// zeros of x: whatever finite weights were there before do.
+template <class Format, class Shape>
+__device__ __forceinline__ void load_round(RoundWords<Shape> &round, const LaneRows<Format, Shape> &rows, int left) {
+    constexpr int VECTOR = Shape::WORDS % 4 == 0 ? 4 : Shape::WORDS % 2 == 0 ? 2 : 1;
+#pragma unroll
+    for (int step = 0; step < Shape::STEPS; ++step)
+        if (step * Shape::STEP < left)
+#pragma unroll
+            for (int row = 0; row < 2; ++row)
+#pragma unroll
+                for (int i = 0; i < Shape::WORDS; i += VECTOR)
+                    load_words<VECTOR, Shape::WORDS != 4>(round.words[row][step] + i,
+                                                          rows.packed[row] + step * (Shape::STEP * Format::BITS / 32) + i);
+}
+
+// Scale bits of the groups whose sums this lane holds: loaded early, converted late.
+template <class Format, class Shape> struct RoundScales {
+    static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
+    uint32_t scale[Shape::PASSES][2][COLUMNS];
+    uint32_t bias[Shape::PASSES][2][COLUMNS];
+};
+
+// `left` counts the groups from the lane's first one to the end of the row.
+template <class Format, class Shape>
+__device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &scales, const LaneRows<Format, Shape> &rows, int left) {
+#pragma unroll
+    for (int pass = 0; pass < Shape::PASSES; ++pass)
+#pragma unroll
+        for (int j = 0; j < RoundScales<Format, Shape>::COLUMNS; ++j)
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                const int group = pass * Shape::SLOTS + j;
+                scales.scale[pass][row][j] = scales.bias[pass][row][j] = 0;
+                if (group >= left) continue;
+                scales.scale[pass][row][j] = scale_bits<Format::SCALES>(rows.scales[row], group);
+                if constexpr (Format::HAS_BIASES) scales.bias[pass][row][j] = scale_bits<Format::SCALES>(rows.biases[row], group);
+            }
+}
+
+// A lane's running sums: rows g and g + 8, times the rows of x that its columns stand for (of one row
+// of x all columns go to one sum).
+template <class Shape> struct Sums {
+    static constexpr int COUNT = Shape::ROWS == 1 ? 1 : 2 * Shape::COLUMN_TILES;
+    float sum[2][COUNT];
+};
+
+template <class Format, class Shape>
+__device__ __forceinline__ void multiply_round(Sums<Shape> &sums, const RoundWords<Shape> &round, const RoundScales<Format, Shape> &scales,
+                                               const CqMatrix &matrix, const StagedX<Format, Shape> &x, int k0, int g, int t) {
+    float c[Shape::PASSES][Shape::COLUMN_TILES][4] = {};
+    static_for<Shape::STEPS>([&](auto step_) {
+        static_for<Shape::CHUNK / 16>([&](auto part_) {
+            constexpr int step = decltype(step_)::value, part = decltype(part_)::value;
+            constexpr int UNITS = 16 / Format::UNIT;
+            uint32_t a[2][8];
+            static_for<UNITS>([&](auto unit_) {
+                constexpr int unit = decltype(unit_)::value;
+#pragma unroll
+                for (int row = 0; row < 2; ++row)
+                    Format::template decode<part * UNITS + unit>(round.words[row][step], a[row] + unit * Format::UNIT / 2);
+            });
+            const int group = (step * Shape::STEP + t * Shape::CHUNK + part * 16) / Shape::GROUP;
+#pragma unroll
+            for (int pass = 0; pass < Shape::PASSES; ++pass) {
+                const bool mine = Shape::PASSES * Shape::SLOTS == 1 || group == pass * Shape::SLOTS + Shape::slot(g);
+#pragma unroll
+                for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
+                    uint32_t b[8];
+                    x.fragment(b, mine, (k0 / Shape::STEP + step) * (Shape::CHUNK / 16) + part, tile * 8 + g % Shape::ROWS, t);
+#pragma unroll
+                    for (int i = 0; i < 8; i += 2) {
+                        const uint32_t ai[4] = {a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]};
+                        mma_m16n8k16(c[pass][tile], ai, b[i], b[i + 1]);
+                    }
+                }
+            }
+        });
+    });
+    // The lane now holds columns 2t and 2t + 1 of rows g and g + 8, each the sum over one group.
+    constexpr bool ONE = Shape::ROWS == 1;
+#pragma unroll
+    for (int pass = 0; pass < Shape::PASSES; ++pass)
+#pragma unroll
+        for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile)
+#pragma unroll
+            for (int j = 0; j < 2; ++j) {
+                const int slot = Shape::slot(2 * t + j);
+                if (Shape::SLOTS * Shape::ROWS < 8 && slot >= Shape::SLOTS) continue;
+                const auto of_x = *x.group(tile * 8 + (2 * t + j) % Shape::ROWS, k0 / Shape::GROUP + pass * Shape::SLOTS + slot);
+#pragma unroll
+                for (int row = 0; row < 2; ++row) {
+                    float &sum = sums.sum[row][ONE ? 0 : tile * 2 + j];
+                    float dot = c[pass][tile][row * 2 + j];
+                    if constexpr (Format::HAS_BIASES) {
+                        dot -= of_x.offset_sum;
+                        const float bias = scale_from_bits<Format::SCALES>(scales.bias[pass][row][ONE ? j : 0], matrix.biases_dtype);
+                        sum = __fmaf_rn(bias, of_x.sum, sum);
+                    }
+                    const float scale = scale_from_bits<Format::SCALES>(scales.scale[pass][row][ONE ? j : 0], matrix.scale_dtype);
+                    sum = __fmaf_rn(scale, dot * of_x.unit, sum);
+                }
+            }
+}
+
+// Adds up the lanes that hold different groups of one sum, and leaves the warp's 16 x ROWS sums in shared memory.
+template <class Shape> __device__ __forceinline__ void store_sums(float *out, Sums<Shape> &sums, int g, int t) {
+    constexpr int KEEPERS = Shape::ROWS == 1 ? 1 : Shape::ROWS / 2 < 4 ? Shape::ROWS / 2 : 4;  // lanes of four with sums of their own
+#pragma unroll
+    for (int distance = KEEPERS; distance < 4; distance *= 2)
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+#pragma unroll
+            for (int j = 0; j < Sums<Shape>::COUNT; ++j)
+                sums.sum[row][j] += __shfl_xor_sync(FULL_WARP, sums.sum[row][j], distance);
+    if (t >= KEEPERS) return;
+#pragma unroll
+    for (int row = 0; row < 2; ++row)
+#pragma unroll
+        for (int j = 0; j < Sums<Shape>::COUNT; ++j)
+            out[(row * 8 + g) * Shape::ROWS + (Shape::ROWS == 1 ? 0 : (j / 2) * 8 + 2 * t + j % 2)] = sums.sum[row][j];
+}
+
+// Which rows of which weights a block multiplies.
+struct BlockRows {
+    uint32_t factor;  // of rows 0..8 of each tile, and of rows 8..16 unless SwiGLU
+    uint32_t first;
+    bool paired;  // SwiGLU: rows 8..16 of each tile are the same rows of the next factor
+
+    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block) : factor(0), paired(p.epilogue == CQ_SWIGLU) {
+        const uint32_t step = paired ? rows_per_block / 2 : rows_per_block;
+        uint32_t block = blockIdx.x;
+        if (!paired)
+            for (; factor + 1 < p.factors; ++factor) {
+                const uint32_t blocks = (p.factor[factor].matrix.rows + step - 1) / step;
+                if (block < blocks) break;
+                block -= blocks;
+            }
+        first = block * step;
+    }
+    __device__ __forceinline__ uint32_t factor_of(int row_in_tile) const { return paired && row_in_tile >= 8 ? factor + 1 : factor; }
+    __device__ __forceinline__ uint32_t row(int tile, int row_in_tile) const {
+        return paired ? first + tile * 8 + row_in_tile % 8 : first + tile * 16 + row_in_tile;
+    }
+};
+
+// Turns finished sums `total(tile, row in tile, row of x)` into elements of y.
+template <class Shape, class Total>
+__device__ __forceinline__ void store_products(const CqGemv &p, const BlockRows &block, float out_scale, Total total) {
+    auto with_bias = [&](const CqFactor &factor, uint32_t row, float sum) {
+        const float product = sum * (out_scale * factor.matrix.global_scale);
+        return factor.bias ? product + load_float(factor.bias, row, factor.bias_dtype) : product;
+    };
+    const int rows = block.paired ? Shape::ROWS_PER_BLOCK / 2 : Shape::ROWS_PER_BLOCK, per_tile = block.paired ? 8 : 16;
+    for (int i = threadIdx.x; i < rows * Shape::ROWS; i += Shape::THREADS) {
+        const uint32_t m = i / rows, tile = i % rows / per_tile, r = i % rows % per_tile, row = block.row(tile, r);
+        const CqFactor &factor = p.factor[block.factor];
+        if (m >= p.m || row >= factor.matrix.rows) continue;
+        float value = with_bias(factor, row, total(tile, r, m));
+        if (block.paired) {
+            const float up = with_bias(p.factor[block.factor + 1], row, total(tile, r + 8, m));
+            value = value / (1.f + expf(-value)) * up;
+        }
+        if (p.residual && block.factor == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
+        store_float(factor.y, size_t(m) * factor.y_stride + row, p.x_dtype, value);
+    }
+}
+
+// Whether this block is the last of its rows to have written its partial sums; all of them are visible to it then.
+__device__ __forceinline__ bool last_of_splits(uint32_t *arrivals) {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        last = atomicAdd(arrivals, 1u) == gridDim.y - 1;
+        if (last) *arrivals = 0;
+    }
+    __syncthreads();
+    __threadfence();
+    return last;
+}
+
+template <class Format, class Shape> __device__ __forceinline__ void gemv(const CqGemv &p) {
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
+    const int tile = warp / Shape::K_WARPS, share = warp % Shape::K_WARPS;
+    const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
+    const BlockRows block(p, Shape::ROWS_PER_BLOCK);
+
+    int k0 = share * Shape::ROUND;  // of the block's share
+    LaneRows<Format, Shape> rows;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+        const CqMatrix &matrix = p.factor[block.factor_of(half * 8)].matrix;
+        // Rows past the end repeat the last one; their products are not stored.
+        rows.place(half, matrix, min(block.row(tile, half * 8 + g), matrix.rows - 1), p.k, k_begin + k0, t);
+    }
+    int words_left = k_end - k_begin - k0 - t * Shape::CHUNK;
+    int groups_left = int(p.k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
+
+    // No earlier kernel writes weights: their loads need not wait for it.
+    RoundWords<Shape> words = {};
+    load_round<Format, Shape>(words, rows, words_left);
+    wait_for_earlier_kernels();
+    const StagedX<Format, Shape> x = stage_x<Format, Shape>(p, k_begin, k_end);
+    let_next_kernel_start();
+
+    Sums<Shape> sums = {};
+    for (; k_begin + k0 < k_end; k0 += Shape::K_WARPS * Shape::ROUND) {
+        RoundScales<Format, Shape> scales;
+        load_scales<Format, Shape>(scales, rows, groups_left);
+        multiply_round<Format, Shape>(sums, words, scales, p.factor[block.factor].matrix, x, k0, g, t);
+        groups_left -= Shape::K_WARPS * Shape::ROUND / Shape::GROUP;
+        words_left -= Shape::K_WARPS * Shape::ROUND;
+        rows.next_scales();
+        rows.next_words();
+        load_round<Format, Shape>(words, rows, words_left);
+    }
+
+    float *shares = x.after();
+    store_sums<Shape>(shares + warp * 16 * Shape::ROWS, sums, g, t);
+    __syncthreads();
+    auto sum_of_shares = [&](int tile, int row, int m) {
+        float sum = 0;
+#pragma unroll
+        for (int s = 0; s < Shape::K_WARPS; ++s) sum += shares[((tile * Shape::K_WARPS + s) * 16 + row) * Shape::ROWS + m];
+        return sum;
+    };
+    if (gridDim.y == 1) {
+        store_products<Shape>(p, block, Format::OUT_SCALE, sum_of_shares);
+        return;
+    }
+    constexpr int COUNT = Shape::ROWS_PER_BLOCK * Shape::ROWS;
+    float *partial = p.partial + size_t(blockIdx.x) * COUNT;
+    const size_t split = size_t(gridDim.x) * COUNT;
+    for (int i = threadIdx.x; i < COUNT; i += Shape::THREADS)
+        partial[blockIdx.y * split + i] = sum_of_shares(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
+    if (!last_of_splits(p.arrivals + blockIdx.x)) return;
+    store_products<Shape>(p, block, Format::OUT_SCALE, [&](int tile, int row, int m) {
+        float sum = 0;
+        for (uint32_t s = 0; s < gridDim.y; ++s)
+            sum += static_cast<const volatile float *>(partial)[s * split + (tile * 16 + row) * Shape::ROWS + m];
+        return sum;
+    });
+}
+
+}  // namespace cq
+
+#define CQ_GEMV(name, Format, group, rows) \
+    CQ_KERNEL(name, CqGemv, 256, 2) { cq::gemv<cq::Format, cq::GemvShape<cq::Format::BITS, group, rows>>(p); }
+// For every number of rows of x. Groups of less than 64 weights take 16 rows as twice 8: the columns
+// could not keep their sums apart in the registers there are.
+#define CQ_GEMV_TO_8(prefix, Format, group) \
+    CQ_GEMV(prefix##_m1, Format, group, 1)  \
+    CQ_GEMV(prefix##_m2, Format, group, 2)  \
+    CQ_GEMV(prefix##_m4, Format, group, 4)  \
+    CQ_GEMV(prefix##_m8, Format, group, 8)
+#define CQ_GEMV_TO_16(prefix, Format, group) \
+    CQ_GEMV_TO_8(prefix, Format, group)      \
+    CQ_GEMV(prefix##_m16, Format, group, 16)

@@ -1,0 +1,47 @@
+// The geometry of a tensor-core product: how rows, groups and k are dealt out to lanes, warps and blocks.
+//
+// `src/backend/cuda/plan.rs` computes the same numbers for the launch.
+#pragma once
+
+namespace cq {
+
+template <int BITS, int GROUP_, int ROWS_> struct GemvShape {
+    static constexpr int GROUP = GROUP_;  // weights that share a scale
+    static constexpr int ROWS = ROWS_;    // rows of x, padded: 1, 2, 4, 8 or 16
+
+    static constexpr int THREADS = 256;
+    static constexpr int TILES = ROWS < 8 ? ROWS : 8;  // row tiles of a block
+    static constexpr int K_WARPS = 8 / TILES;          // warps that share a row tile
+    static constexpr int ROWS_PER_BLOCK = 16 * TILES;
+    static constexpr int COLUMN_TILES = ROWS == 16 ? 2 : 1;
+
+    // Consecutive weights that a lane loads at a time: for one row of x 16 bytes, or the least multiple
+    // that is whole words. The more rows of x, the fewer groups the columns keep apart, and the closer
+    // together the lanes must stay.
+    static constexpr int chunk() {
+        if (BITS == 8) return 16;
+        if (BITS % 2 == 1) return ROWS == 1 ? 128 : 32;
+        if (ROWS < 8 && GROUP * (8 / ROWS) >= 64) return BITS == 4 ? 32 : 64;
+        return GROUP < 128 ? 16 : 32;
+    }
+    static constexpr int CHUNK = chunk();
+    static constexpr int WORDS = CHUNK * BITS / 32;
+    static constexpr int STEP = 4 * CHUNK;  // weights of a row that a warp consumes at a time
+
+    // Groups that the 8 columns keep apart; for large groups fewer, lest a round be too long to share.
+    static constexpr int MOST_SLOTS = ROWS < 8 ? 8 / ROWS : 1;
+    static constexpr int SLOTS = MOST_SLOTS * GROUP > 512 ? 512 / GROUP : MOST_SLOTS;
+    // Weights of a row between two applications of scales.
+    static constexpr int ROUND = STEP > SLOTS * GROUP ? STEP : SLOTS * GROUP;
+    static constexpr int STEPS = ROUND / STEP;
+    // Sets of accumulators when a step holds more groups than there are slots.
+    static constexpr int PASSES = ROUND / (SLOTS * GROUP);
+
+    static_assert(ROUND % STEP == 0 && ROUND % (SLOTS * GROUP) == 0, "rounds are whole steps and whole groups");
+    static_assert(CHUNK % 16 == 0 && GROUP % 16 == 0, "16 weights of a lane are of one group");
+
+    // The group slot of a column.
+    static constexpr __host__ __device__ int slot(int column) { return ROWS < 8 ? column / ROWS : 0; }
+};
+
+}  // namespace cq

@@ -1,0 +1,171 @@
+// Activations in shared memory, as B fragments: halves, in the order in which the formats decode weights.
+//
+// The range of bf16 does not fit a half, so each group of x is multiplied by a power of two that brings
+// its largest finite magnitude to [2^14, 2^15); the factor is taken out again where scales are applied.
+// Elements down to 2^-28 of that maximum stay exact, smaller ones lose at most 2^-39 of it.
+#pragma once
+#include "gemv_shape.cuh"
+
+namespace cq {
+
+template <int I> struct Int {
+    static constexpr int value = I;
+};
+
+// Calls f(Int<0>), f(Int<1>), .. f(Int<N - 1>).
+template <int N, class F, int I = 0> __device__ __forceinline__ void static_for(F &&f) {
+    if constexpr (I < N) {
+        f(Int<I>{});
+        static_for<N, F, I + 1>(static_cast<F &&>(f));
+    }
+}
+
+// What a group of one row of x contributes besides its products with codes.
+template <bool BIASES> struct GroupOfX;
+template <> struct alignas(16) GroupOfX<true> {
+    float unit;        // what 1 of the staged x stands for
+    float offset_sum;  // of the staged x, times the offsets that the decoded codes carry
+    float sum;         // of x
+    float unused;
+};
+template <> struct GroupOfX<false> {
+    float unit;
+};
+
+#ifdef CANDLE_QUANT_EMULATED
+#define CQ_DYNAMIC_SHARED(name) char *name = emulator::dynamic_shared()
+#else
+#define CQ_DYNAMIC_SHARED(name) extern __shared__ __align__(16) char name[]
+#endif
+
+// Shared memory of a block, in bytes:
+//   64 (ROWS + 1)            zeros
+//   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
+//   16 or 4 ROWS (k / GROUP) GroupOfX [row][group], with biases or without
+//   4 * 8 * 16 ROWS          the sums of each warp's rows
+// where k is the block's share, padded to whole rounds.
+template <class Format, class Shape> struct StagedX {
+    using Group = GroupOfX<Format::HAS_BIASES>;
+    char *memory;
+    int k;
+
+    // As many zeros as a fragment spans, so that one address selects all of it.
+    static constexpr int ZEROS = 64 * (Shape::ROWS + 1);
+
+    __device__ __forceinline__ int groups() const { return k / Shape::GROUP; }
+    __device__ __forceinline__ Group *group(int row, int group) const {
+        return reinterpret_cast<Group *>(memory + ZEROS + size_t(Shape::ROWS) * k * sizeof(half)) + row * groups() + group;
+    }
+    __device__ __forceinline__ float *after() const { return reinterpret_cast<float *>(group(Shape::ROWS, 0)); }
+
+    // The first eight of the sixteen halves that `lane` of four needs of `row`; the others are
+    // ROWS * 4 further on, so that a warp's loads meet no bank twice.
+    __device__ __forceinline__ uint4 *sixteen(int part, int row, int lane) const {
+        return reinterpret_cast<uint4 *>(memory + ZEROS) + (part * 2 * Shape::ROWS + row) * 4 + lane;
+    }
+
+    // B fragments of four multiplications; zeros if the column carries another group.
+    __device__ __forceinline__ void fragment(uint32_t (&b)[8], bool mine, int part, int row, int lane) const {
+        const uint4 *from = mine ? sixteen(part, row, lane) : reinterpret_cast<const uint4 *>(memory);
+        const uint4 first = from[0], second = from[Shape::ROWS * 4];
+        b[0] = first.x, b[1] = first.y, b[2] = first.z, b[3] = first.w;
+        b[4] = second.x, b[5] = second.y, b[6] = second.z, b[7] = second.w;
+    }
+};
+
+// Exponent field of the factor of a group, from its largest finite magnitude; 2^(254 - 127 - field) undoes it.
+__device__ __forceinline__ uint32_t factor_exponent(float largest) {
+    const uint32_t exponent = __float_as_uint(largest) >> 23;
+    return min(268u - exponent, 253u);
+}
+
+// Sixteen consecutive elements of a row of x.
+__device__ __forceinline__ void load_sixteen(float (&v)[16], const void *x, size_t first, uint32_t dtype) {
+    const uint4 *from = reinterpret_cast<const uint4 *>(static_cast<const uint16_t *>(x) + first);
+    const uint4 raw[2] = {from[0], from[1]};
+    uint32_t pairs[8];
+    memcpy(pairs, raw, sizeof pairs);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+        if (dtype == CQ_F16) {
+            const float2 two = __half22float2(as_half2(pairs[i]));
+            v[2 * i] = two.x, v[2 * i + 1] = two.y;
+        } else {
+            v[2 * i] = __uint_as_float(pairs[i] << 16), v[2 * i + 1] = __uint_as_float(pairs[i] & 0xffff0000u);
+        }
+    }
+}
+
+// Stages [k_begin, k_end) of all rows of x, by all threads of the block; a thread takes sixteen at a time.
+template <class Format, class Shape>
+__device__ __forceinline__ StagedX<Format, Shape> stage_x(const CqGemv &p, int k_begin, int k_end) {
+    CQ_DYNAMIC_SHARED(memory);
+    constexpr int LANES = Shape::GROUP / 16;  // neighbouring threads that stage one group
+    const StagedX<Format, Shape> x{memory, (k_end - k_begin + Shape::ROUND - 1) / Shape::ROUND * Shape::ROUND};
+    for (int i = threadIdx.x; i < StagedX<Format, Shape>::ZEROS / 4; i += Shape::THREADS) reinterpret_cast<uint32_t *>(memory)[i] = 0;
+
+    const int sixteens = x.k / 16, total = Shape::ROWS * sixteens;
+    // Whole warps take part, for the sake of the shuffles.
+    for (int i = threadIdx.x; i / 32 * 32 < total; i += Shape::THREADS) {
+        const int row = i / sixteens, sixteen = i % sixteens, k = k_begin + sixteen * 16;
+        float v[16] = {};
+        if (row < int(p.m) && k < k_end) load_sixteen(v, p.x, size_t(row) * p.x_stride + k, p.x_dtype);
+
+        uint32_t exponent = 127;
+        if (p.x_dtype == CQ_BF16) {
+            float largest = 0;
+#pragma unroll
+            for (int j = 0; j < 16; ++j) {
+                const float magnitude = fabsf(v[j]);
+                if (magnitude < INFINITY) largest = fmaxf(largest, magnitude);
+            }
+#pragma unroll
+            for (int distance = 1; distance < LANES; distance *= 2)
+                largest = fmaxf(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
+            exponent = factor_exponent(largest);
+        }
+        const float factor = __uint_as_float(exponent << 23);
+
+        float sum = 0, offset_sum = 0;
+        uint32_t pairs[8];
+#pragma unroll
+        for (int pair = 0; pair < 8; ++pair) {
+            half two[2];
+#pragma unroll
+            for (int side = 0; side < 2; ++side) {
+                const int h = (2 * pair + side) % Format::UNIT;
+                const float value = v[2 * pair / Format::UNIT * Format::UNIT + Format::weight_of(h)];
+                two[side] = __float2half_rn(value * factor);
+                if constexpr (Format::HAS_BIASES) {
+                    sum += value;
+                    offset_sum = __fmaf_rn(Format::offset(h), __half2float(two[side]), offset_sum);
+                }
+            }
+            memcpy(pairs + pair, two, sizeof two);
+        }
+        if constexpr (Format::HAS_BIASES)
+#pragma unroll
+            for (int distance = 1; distance < LANES; distance *= 2) {
+                sum += __shfl_xor_sync(FULL_WARP, sum, distance);
+                offset_sum += __shfl_xor_sync(FULL_WARP, offset_sum, distance);
+            }
+        if (i >= total) continue;
+
+        const int step = sixteen * 16 / Shape::STEP, within = sixteen * 16 % Shape::STEP;
+        const int part = step * (Shape::CHUNK / 16) + within % Shape::CHUNK / 16;
+        uint4 *to = x.sixteen(part, row, within / Shape::CHUNK);
+        to[0] = make_uint4(pairs[0], pairs[1], pairs[2], pairs[3]);
+        to[Shape::ROWS * 4] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
+        if (sixteen % LANES == 0) {
+            const float unit = __uint_as_float((254 - exponent) << 23);
+            if constexpr (Format::HAS_BIASES)
+                *x.group(row, sixteen / LANES) = {unit, offset_sum, sum, 0};
+            else
+                *x.group(row, sixteen / LANES) = {unit};
+        }
+    }
+    __syncthreads();
+    return x;
+}
+
+}  // namespace cq
