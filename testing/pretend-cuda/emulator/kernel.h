@@ -1,0 +1,41 @@
+// Kernels are found by name, and take one parameter struct by value.
+#pragma once
+#include <cstddef>
+
+#include "vector_types.h"
+
+namespace emulator {
+
+// The order in which the blocks of a launch, and the threads that could run, do run.
+enum class Schedule : int { Forward = 0, Reverse = 1, Random = 2 };
+
+struct Kernel {
+    const char *name;
+    void (*run)(const void *params);
+    size_t params_size;
+    unsigned threads;  // in each block
+    const Kernel *next;
+
+    Kernel(const char *name, void (*run)(const void *), size_t params_size, unsigned threads);
+};
+
+}  // namespace emulator
+
+// Defines and registers a kernel; a function body follows, in which `p` is the parameter struct.
+#define EMULATED_KERNEL(name, Params, threads)                                                                \
+    static void name##_body(const Params &p);                                                                 \
+    static void name##_run(const void *params) { name##_body(*static_cast<const Params *>(params)); }        \
+    static const emulator::Kernel name##_kernel(#name, name##_run, sizeof(Params), threads);                  \
+    static void name##_body([[maybe_unused]] const Params &p)
+
+extern "C" {
+
+const emulator::Kernel *emulator_find_kernel(const char *name);
+void emulator_kernel_shape(const emulator::Kernel *kernel, size_t *params_size, unsigned *threads);
+
+// Runs a grid. Returns 0, or 1 with a description of the fault in `message`, cut to `capacity` bytes.
+int emulator_launch(const emulator::Kernel *kernel, const unsigned grid[3], const unsigned block[3],
+                    size_t shared_bytes, const void *params, int schedule, unsigned long long seed,
+                    char *message, size_t capacity);
+
+}

@@ -1,0 +1,137 @@
+// The threads of one block, and what they wait for.
+#pragma once
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "context.h"
+#include "kernel.h"
+#include "vector_types.h"
+
+namespace emulator {
+
+constexpr unsigned WARP = 32;
+constexpr unsigned MAX_THREADS = 1024;
+
+enum class Operation : uint8_t {
+    Syncthreads, Syncwarp, Shfl, ShflXor, ShflUp, ShflDown, Ballot, Any, All, Mma, Ldmatrix,
+};
+
+// Where in the source an operation stands.
+struct Place {
+    const char *file;
+    int line;
+    static constexpr Place here(const char *file = __builtin_FILE(), int line = __builtin_LINE()) {
+        return {file, line};
+    }
+};
+
+struct Block;
+struct Warp;
+
+// A copy that has been started but whose bytes have not arrived.
+struct AsyncCopy {
+    void *to;
+    const void *from;
+    unsigned bytes, zeros;  // copied, then filled with zeros
+    unsigned group;
+};
+
+struct Thread {
+    StackPointer stack_pointer;
+    Block *block;
+    Warp *warp;
+    uint3 index;
+    unsigned lane;
+    void *operand;  // of the warp operation it takes part in; lies on its stack
+    std::vector<AsyncCopy> copies;
+    unsigned copy_groups;  // committed so far
+    char *stack;       // lowest address
+    void *fake_stack;  // AddressSanitizer's
+};
+
+// A warp operation that some of its lanes have reached.
+struct Meeting {
+    Operation operation;
+    Place place;
+    uint32_t mask, arrived;
+};
+
+struct Warp {
+    Thread *first;
+    uint32_t lanes;  // that exist
+    uint32_t ready;  // could run, but do not
+    uint32_t left;   // have ended
+    uint32_t at_barrier;
+    Meeting meetings[WARP];
+    unsigned open;  // meetings
+
+    Thread &lane(unsigned i) const { return first[i]; }
+};
+
+// The block that runs, and the launch it belongs to.
+struct Block {
+    const Kernel *kernel;
+    const void *params;
+    dim3 grid, dim;
+    Schedule schedule;
+    uint64_t random;
+
+    uint3 index;
+    unsigned size;  // threads
+    Thread *threads;
+    Warp warps[MAX_THREADS / WARP];
+    uint32_t ready_warps;  // with threads that could run
+    unsigned left;         // threads that have ended
+    unsigned at_barrier;
+    Place barrier;
+
+    unsigned char *shared;
+    size_t shared_bytes;
+
+    StackPointer launcher;
+    const void *launcher_stack;  // as AddressSanitizer wants it
+    size_t launcher_stack_size;
+    std::string fault;
+};
+
+// The running thread. (`__thread`: a `thread_local` declared elsewhere is read through a function.)
+extern __thread Thread *current __attribute__((tls_model("initial-exec")));
+
+// Ends the launch with a message that names kernel, block, and thread.
+[[noreturn]] void fail(const std::string &reason, Place place = Place::here());
+
+// Announces the running thread at a warp operation; true for the last of the lanes in `mask`.
+bool arrive(Operation operation, uint32_t mask, Place place);
+// Wakes the lanes of a meeting that is complete.
+void release(uint32_t mask);
+// Lets other threads run until this one is awake.
+void park();
+
+// Meets the other lanes of `mask`. The last to arrive calls `complete(warp)`, which finds each lane's
+// operand in `lane(i).operand` and leaves the result there.
+template <class Operand, class Complete>
+inline void meet(Operation operation, uint32_t mask, Operand &operand, Place place, Complete complete) {
+    current->operand = &operand;
+    if (arrive(operation, mask, place)) {
+        complete(*current->warp);
+        release(mask);
+    }
+    park();
+}
+
+// Base of the dynamic shared memory of the block, aligned to 128 bytes.
+inline unsigned char *dynamic_shared() { return current->block->shared; }
+
+// Runs all threads of `block`; false if one of them failed.
+bool run_block(Block &block);
+
+}  // namespace emulator
+
+void __syncthreads(emulator::Place place = emulator::Place::here());
+void __syncwarp(uint32_t mask = 0xffffffffu, emulator::Place place = emulator::Place::here());
+[[noreturn]] inline void __trap(emulator::Place place = emulator::Place::here()) { emulator::fail("__trap", place); }
+// Memory of the device is seen by every thread at once.
+inline void __threadfence() {}
+inline void __threadfence_block() {}
+inline void __threadfence_system() {}
