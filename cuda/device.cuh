@@ -21,6 +21,13 @@
     extern "C" __global__ void __launch_bounds__(threads, blocks) name(const __grid_constant__ Params p)
 #endif
 
+// Declares `name`, the block's dynamic shared memory.
+#ifdef CANDLE_QUANT_EMULATED
+#define CQ_DYNAMIC_SHARED(name) unsigned char *name = static_cast<unsigned char *>(emulator::dynamic_shared())
+#else
+#define CQ_DYNAMIC_SHARED(name) extern __shared__ __align__(16) unsigned char name[]
+#endif
+
 namespace cq {
 
 constexpr uint32_t FULL_WARP = 0xffffffffu;

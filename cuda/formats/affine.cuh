@@ -14,15 +14,22 @@ template <int BITS_> struct Affine {
     static constexpr ScaleKind SCALES = ScaleKind::Float;
     static constexpr bool HAS_BIASES = true;
     static constexpr float OUT_SCALE = 1.f;
-    // Fields that one 16-bit window holds, and how many of them fit below bit 10 of a half; the others
-    // are read from a shifted copy.
-    static constexpr int FIELDS = BITS == 3 ? 5 : BITS == 5 ? 3 : BITS == 6 ? 2 : 8;
-    static constexpr int DIRECT = BITS == 1 ? 8 : BITS == 2 ? 5 : BITS == 3 ? 3 : BITS == 6 ? 1 : 2;
+    static constexpr int FOLDED_EXPONENT = 0;  // never folded: the products would not be exact
+    // Of 1, 2, 3, 5 and 6 bits, FIELDS codes are read from one window of 16 bits of the stream, the
+    // first of them at bit LEAD; those that would reach past bit 10 of a half, all but DIRECT, from a copy
+    // that is shifted right by COPY. The higher a field, the smaller the offset, and so the rounding
+    // of sums that carry it: it is fields of few bits that need it.
+    static constexpr int FIELDS = BITS == 1 ? 8 : BITS == 2 ? 3 : BITS == 3 ? 5 : BITS == 5 ? 3 : 2;
+    static constexpr int LEAD = BITS == 1 ? 2 : BITS == 2 ? 4 : BITS == 3 ? 1 : BITS == 5 ? 0 : 4;
+    static constexpr int DIRECT = BITS == 1 ? 8 : BITS == 2 ? 3 : BITS == 3 ? 3 : BITS == 5 ? 2 : 1;
+    static constexpr int COPY = BITS == 5 ? 5 : 6;
 
-    // Bit position of the fields of pair i within their halves, after the shift.
+    // Bit position of the fields of pair i within their halves.
     static constexpr __host__ __device__ int position(int i) {
-        const int field = BITS == 8 ? 0 : BITS == 4 ? i % 2 : i % FIELDS;
-        return (field < DIRECT ? field : field - DIRECT) * BITS;
+        if (BITS == 8) return 0;
+        if (BITS == 4) return i % 2 * 4;
+        const int field = i % FIELDS;
+        return LEAD + field * BITS - (field < DIRECT ? 0 : COPY);
     }
     static constexpr __host__ __device__ int weight_of(int h) { return h / 2 + (h % 2) * (UNIT / 2); }
     static constexpr __host__ __device__ float offset(int h) { return float(1 << (10 - position(h / 2))); }
@@ -43,11 +50,11 @@ template <int BITS_> struct Affine {
         } else {
 #pragma unroll
             for (int i = 0; i < 8; i += FIELDS) {
-                const uint32_t direct = window<U>(words, i), shifted = direct >> (DIRECT * BITS);
+                const uint32_t direct = window<U>(words, i), copy = direct >> COPY;
 #pragma unroll
                 for (int f = 0; f < FIELDS && i + f < 8; ++f) {
                     const int p = position(i + f);
-                    pairs[i + f] = and_or(f < DIRECT ? direct : shifted, FIELD_MASK << p, magic(p));
+                    pairs[i + f] = and_or(f < DIRECT ? direct : copy, FIELD_MASK << p, magic(p));
                 }
             }
         }
@@ -56,18 +63,19 @@ template <int BITS_> struct Affine {
   private:
     static constexpr uint32_t FIELD_MASK = 0x00010001u * ((1u << BITS) - 1);
 
-    // The stream from weight i of unit U in the low half, from weight i + 8 in the high half.
+    // The stream from weight i of unit U at bit LEAD of the low half, from weight i + 8 of the high half.
     template <int U> static __device__ __forceinline__ uint32_t window(const uint32_t *words, int i) {
-        if constexpr (BITS == 1) return __byte_perm(words[U / 2], 0, U % 2 ? 0x4342 : 0x4140);
-        if constexpr (BITS == 2) return words[U];
+        if constexpr (BITS == 1) return __byte_perm(words[U / 2], 0, U % 2 ? 0x4342 : 0x4140) << LEAD;
+        if constexpr (BITS == 2) return i == 0 ? words[U] << LEAD : words[U] >> (i * BITS - LEAD);
         const int fields = i + FIELDS <= 8 ? FIELDS : 8 - i;
-        const uint32_t low = stream(words, (U * 16 + i) * BITS, fields * BITS);
-        const uint32_t high = stream(words, (U * 16 + i + 8) * BITS, fields * BITS);
+        const uint32_t low = stream(words, (U * 16 + i) * BITS - LEAD, LEAD + fields * BITS);
+        const uint32_t high = stream(words, (U * 16 + i + 8) * BITS - LEAD, LEAD + fields * BITS);
         return __byte_perm(low, high, 0x5410);
     }
 
     // At least `count` bits of the stream from `bit` on; both are known to the compiler.
     static __device__ __forceinline__ uint32_t stream(const uint32_t *words, int bit, int count) {
+        if (bit < 0) return words[0] << -bit;
         const int word = bit / 32, shift = bit % 32;
         if (shift == 0) return words[word];
         if (shift + count <= 32) return words[word] >> shift;
