@@ -26,9 +26,9 @@ class Gemv:
 
     @property
     def least_load_bytes(self):
-        """How much a lane must load at a time. With many rows of x a lane's share of a group can be less than the
-        widest load; narrow kernels exist for rows that are not aligned."""
-        return WIDEST_LOAD if self.rows_of_x < 8 and not self.narrow else 4
+        """How much a lane must load at a time. With more rows of x its four lanes must stay closer together, and
+        what it loads is no less than its budget."""
+        return WIDEST_LOAD if self.rows_of_x == 1 and not self.narrow else 4
 
     @property
     def bytes_per_weight(self):

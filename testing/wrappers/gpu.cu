@@ -81,6 +81,6 @@ struct Gpu : Runner {
 
 Runner *gpu() {
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess || count == 0) return nullptr;
+    check(cudaGetDeviceCount(&count), "no GPU");
     return new Gpu;
 }

@@ -1,8 +1,8 @@
 // Compares every wrapper of device.cuh on the GPU with its branch for the host: exhaustively where that is
 // possible, and the matrix product with exact arithmetic.
 //
-// Prints a line of JSON for each check; fails if one finds a difference. Without a GPU the emulator stands
-// in for it, which proves the checks of the matrix product only.
+// Prints a line of JSON for each check; fails if one finds a difference. Built without CUDA, the emulator stands
+// in for the GPU, which tests the emulator's matrix product and these checks.
 #include <algorithm>
 #include <cinttypes>
 #include <cstdio>
