@@ -40,6 +40,8 @@ struct Weights {
 
 void measure(int n, int k) {
     if (k % Shape::CHUNK) return;
+    cudaFuncAttributes kernel;
+    CHECK(cudaFuncGetAttributes(&kernel, tuned));
     const Weights bytes(n, k);
     const probe::Rotation rotation((bytes.all() + 767) / 256 * 256);
     char *memory = probe::random_memory(rotation.all()), *x = probe::random_memory(size_t(TUNE_ROWS) * k * 2);
@@ -77,8 +79,8 @@ void measure(int n, int k) {
         }
         const size_t moved = bytes.all() + size_t(TUNE_ROWS) * (n + k) * 2;
         probe::record("gemv", "\"format\": \"" TEXT(TUNE_FORMAT) " g" TEXT(TUNE_GROUP) "\", \"m\": %d, \"n\": %d, \"k\": %d, \"splits\": %d, \"blocks\": %d, "
-                      "\"resident_blocks\": %d, \"us\": %.3f, \"us_dependent\": %.3f, \"gb_per_s\": %.0f, \"gb_per_s_dependent\": %.0f",
-                      TUNE_ROWS, n, k, splits, blocks * splits, RESIDENT_BLOCKS, us[0], us[1], moved / us[0] / 1e3, moved / us[1] / 1e3);
+                      "\"resident_blocks\": %d, \"registers\": %d, \"local_bytes\": %d, \"us\": %.3f, \"us_dependent\": %.3f, \"gb_per_s\": %.0f, \"gb_per_s_dependent\": %.0f",
+                      TUNE_ROWS, n, k, splits, blocks * splits, RESIDENT_BLOCKS, kernel.numRegs, int(kernel.localSizeBytes), us[0], us[1], moved / us[0] / 1e3, moved / us[1] / 1e3);
         CHECK(cudaFree(partial));
         CHECK(cudaFree(arrivals));
     }
