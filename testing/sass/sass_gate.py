@@ -37,6 +37,9 @@ TOLERANCE = 1.01
 # multiprocessor issues per clock, in all and to the pipe for integers and logic.
 READ_BANDWIDTH, MULTIPROCESSORS, CLOCK, ISSUE, ISSUE_ALU = 4.3e12, 132, 1.98e9, 128, 64
 
+# What a multiprocessor has for the blocks of a GEMV, and the threads of such a block.
+REGISTERS, REGISTER_UNIT, THREADS = 65536, 8, 256
+
 # A lane's share of the 16x16 weights of one HMMA.
 WEIGHTS_PER_HMMA = 16 * 16 // 32
 
@@ -83,8 +86,10 @@ def measure(kernel):
     weights_per_clock = READ_BANDWIDTH / gemv.bytes_per_weight / MULTIPROCESSORS / CLOCK
     issue = measured.instructions_per_weight * weights_per_clock / ISSUE
     alu = loop.count(*ALU) / weights * weights_per_clock / ISSUE_ALU
+    blocks = REGISTERS // (THREADS * -(-kernel.registers // REGISTER_UNIT) * REGISTER_UNIT)
+    in_flight = sum(loads) * THREADS * blocks // 1024
     measured.summary = (f"{len(loop.body):5d} {weights:7.0f} {measured.instructions_per_weight:7.2f} {issue:6.0%} {alu:5.0%}"
-                        f" {len(loads):3d} x {min(loads):2d} {hmma:5d}")
+                        f" {len(loads):3d} x {min(loads):2d} {in_flight:4d} KB {hmma:5d}")
     return measured, complaints
 
 
@@ -168,8 +173,9 @@ def check(kernels, budgets, whole):
     """Prints the table; returns what was measured, and {kernel: complaints}."""
     measured, failures = {}, {}
     print("hot loop: instructions, weights of a lane, instructions per weight, share of an H200's issue slots and of its\n"
-          "integer pipe that they take at its memory bandwidth, loads of weights x bytes, HMMA")
-    print(f"{'kernel':26s} regs  loop weights /weight  issue   ALU    loads  HMMA")
+          "integer pipe that they take at its memory bandwidth, loads of weights x bytes of a trip, as much of all\n"
+          "blocks that fit on a multiprocessor (23 KB in flight are needed), HMMA")
+    print(f"{'kernel':26s} regs  loop weights /weight  issue   ALU    loads in flight  HMMA")
     for name, kernel in sorted(kernels.items()):
         measured[name], complaints = measure(kernel)
         complaints += compare(name, measured[name], budgets)
