@@ -7,7 +7,7 @@ LINKS = "![share of the read bandwidth](share-of-read.svg)\n\n![time over the fl
 WIDTH, HEIGHT = 860, 460
 LEFT, RIGHT, TOP, BOTTOM = 60, 200, 40, 50
 COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f", "#000000", "#bcbd22", "#9467bd"]
-MEGABYTES = (1, 1000)
+MEGABYTES = (1, 2000)
 SHOWN = [  # name of a series, library, name
     ("affine 4-bit g64", "candle-quant", "affine 4-bit g64"),
     ("mxfp4", "candle-quant", "mxfp4"),
@@ -36,7 +36,7 @@ class Chart:
             f'<text x="{LEFT + self.width / 2}" y="{HEIGHT - 10}" text-anchor="middle">megabytes of weights, scales and activations</text>',
             f'<text transform="translate(14 {TOP + self.height / 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
         ]
-        for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000):
+        for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000):
             x = self.x(tick)
             self.parts.append(f'<path d="M{x:.1f} {TOP}V{TOP + self.height}" stroke="#e5e5e5"/>'
                               f'<text x="{x:.1f}" y="{TOP + self.height + 18}" text-anchor="middle">{tick}</text>')
@@ -61,7 +61,7 @@ class Chart:
         points = sorted(points)
         path = " ".join(f"{'L' if i else 'M'}{self.x(x):.1f} {self.y(y):.1f}" for i, (x, y) in enumerate(points))
         dash = ' stroke-dasharray="6 4"' if dashed else ""
-        self.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-width="1.5"{dash}/>')
+        self.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-opacity="{1 if dashed else 0.35}"{dash}/>')
         if not dashed:
             self.parts += [f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in points]
         y = TOP + 10 + 20 * self.entries
@@ -102,8 +102,8 @@ def write(results, folder, model):
         floor = results.floor_us(row["bytes"])
         return row["us"] / floor if floor else None
 
-    chart = Chart(f"{results.gpu}: time over that of reading the same bytes, one row of x, cold weights", "time / time of reading", (0.8, 4),
-                  [1, 1.5, 2, 2.5, 3, 3.5, 4], lambda tick: f"{tick:g}")
+    chart = Chart(f"{results.gpu}: time over that of reading the same bytes, one row of x, cold weights", "time / time of reading", (0.8, 3),
+                  [1, 1.5, 2, 2.5, 3], lambda tick: f"{tick:g}")
     for label, colour, points in series_of(results, over_floor):
         chart.series(label, points, colour)
     if results.read_gb_per_s:
