@@ -6,6 +6,8 @@
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and a result is rounded once.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod gemm;
 mod kernels;
 mod matrix;

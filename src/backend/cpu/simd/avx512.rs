@@ -12,7 +12,7 @@ use std::arch::x86_64::*;
 pub(super) struct Avx512;
 
 /// Whether the CPU has what [`implement!`] enables below.
-pub(super) fn detected() -> bool {
+pub(in crate::backend::cpu) fn detected() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
@@ -116,6 +116,22 @@ unsafe fn numbers(table: [f32; 16]) -> __m512 {
 #[inline(always)]
 unsafe fn bytes(table: &[u8; 64]) -> __m512i {
     unsafe { _mm512_loadu_si512(table.as_ptr().cast()) }
+}
+
+/// The second and the top byte of the f32 of each E4M3 code.
+///
+/// # Safety
+/// AVX-512 with VBMI is there, and enabled in the caller.
+#[inline(always)]
+pub(crate) unsafe fn e4m3_halves(codes: __m512i) -> (__m512i, __m512i) {
+    unsafe {
+        let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
+        let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
+        let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
+        let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
+        // The sign: top | (codes & 0x80).
+        (second, _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128)))
+    }
 }
 
 /// The codes shifted so that code `i` of each lane is lowest, for `i` in 0..4.
@@ -277,12 +293,7 @@ impl Simd for Avx512 {
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let codes = _mm512_shuffle_epi8(codes, bytes(&const { unpack_order() }));
-            let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
-            let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-            let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
-            let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-            // The sign: top | (codes & 0x80).
-            let top = _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128));
+            let (second, top) = e4m3_halves(codes);
             let (first, last) = (_mm512_unpacklo_epi8(second, top), _mm512_unpackhi_epi8(second, top));
             let upper_half = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
             [

@@ -1,0 +1,75 @@
+//! AMX (Sapphire Rapids and later): products on the matrix unit.
+//!
+//! A tile multiplies sixteen rows of signed bytes (or bf16 numbers) with sixteen columns in as many cycles:
+//! 1024 products a cycle, where two vector units have 32 in f32. The activations become sums of three
+//! terms that fit ([`activations`]), the codes become integers ([`codes`]), and integer products are exact.
+//! Nothing is lost but what the fixed point cuts off, about what f32 does.
+
+mod activations;
+mod codes;
+mod rows;
+mod single;
+mod tile;
+
+use super::kernels::{DecodeRows, DotRows, Parameters};
+use super::matrix::PackedMatrix;
+use super::rows_per_task;
+use super::simd::{avx512, InstructionSet};
+use codes::{with_codes, Codes, WithCodes};
+use rayon::prelude::*;
+
+/// Whether there is what the functions of this module enable.
+pub(super) fn detected() -> bool {
+    avx512::detected() && is_x86_feature_detected!("gfni") && tile::detected()
+}
+
+/// The kernels of `avx512.rs`, and the products of this module.
+pub(super) struct Kernels;
+
+impl InstructionSet for Kernels {
+    fn name(&self) -> &'static str {
+        "avx512amx"
+    }
+    fn block(&self) -> usize {
+        avx512::Kernels.block()
+    }
+    fn lanes(&self) -> usize {
+        avx512::Kernels.lanes()
+    }
+    fn slab_widths(&self) -> &'static [usize] {
+        avx512::Kernels.slab_widths()
+    }
+    fn load_parameters(&self, to: &mut Parameters, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+        avx512::Kernels.load_parameters(to, matrix, first_row, rows);
+    }
+    fn dot_rows(&self, task: DotRows<'_>) {
+        avx512::Kernels.dot_rows(task);
+    }
+    fn decode_rows(&self, task: DecodeRows<'_>) {
+        avx512::Kernels.decode_rows(task);
+    }
+
+    fn single_column(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+        struct Call<'a>(&'a PackedMatrix<'a>, &'a [f32]);
+        impl WithCodes for Call<'_> {
+            type Output = Option<Vec<f32>>;
+            fn run<C: Codes>(self) -> Self::Output {
+                let Self(matrix, x) = self;
+                let column = single::Column::new::<C>(matrix.format.group_size(), x)?;
+                let rows = rows_per_task(matrix, 1);
+                let mut out = vec![0f32; matrix.rows];
+                // SAFETY: `Kernels` is handed out only after its features were detected.
+                let task = |(task, out): (usize, &mut [f32])| unsafe {
+                    single::products::<C>(matrix, &column, task * rows, out);
+                };
+                if rows >= matrix.rows {
+                    task((0, &mut out));
+                } else {
+                    out.par_chunks_mut(rows).enumerate().for_each(task);
+                }
+                Some(out)
+            }
+        }
+        with_codes(matrix.format, Call(matrix, x))
+    }
+}
