@@ -7,6 +7,7 @@
 
 mod activations;
 mod codes;
+mod panels;
 mod rows;
 mod single;
 mod tile;
@@ -16,7 +17,9 @@ use super::matrix::PackedMatrix;
 use super::rows_per_task;
 use super::simd::{avx512, InstructionSet};
 use codes::{with_codes, Codes, WithCodes};
+use panels::{Output, Panels, ROWS_PER_PASS};
 use rayon::prelude::*;
+use single::Column;
 
 /// Whether there is what the functions of this module enable.
 pub(super) fn detected() -> bool {
@@ -49,27 +52,53 @@ impl InstructionSet for Kernels {
         avx512::Kernels.decode_rows(task);
     }
 
-    fn single_column(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         struct Call<'a>(&'a PackedMatrix<'a>, &'a [f32]);
         impl WithCodes for Call<'_> {
             type Output = Option<Vec<f32>>;
             fn run<C: Codes>(self) -> Self::Output {
-                let Self(matrix, x) = self;
-                let column = single::Column::new::<C>(matrix.format.group_size(), x)?;
-                let rows = rows_per_task(matrix, 1);
-                let mut out = vec![0f32; matrix.rows];
-                // SAFETY: `Kernels` is handed out only after its features were detected.
-                let task = |(task, out): (usize, &mut [f32])| unsafe {
-                    single::products::<C>(matrix, &column, task * rows, out);
-                };
-                if rows >= matrix.rows {
-                    task((0, &mut out));
+                if self.1.len() == self.0.k {
+                    single_column::<C>(self.0, self.1)
                 } else {
-                    out.par_chunks_mut(rows).enumerate().for_each(task);
+                    several_columns::<C>(self.0, self.1)
                 }
-                Some(out)
             }
         }
         with_codes(matrix.format, Call(matrix, x))
     }
+}
+
+fn single_column<C: Codes>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    let column = Column::new::<C>(matrix.format.group_size(), x)?;
+    let rows = rows_per_task(matrix, 1);
+    let mut out = vec![0f32; matrix.rows];
+    // SAFETY: `Kernels` is handed out only after its features were detected.
+    let task = |(task, out): (usize, &mut [f32])| unsafe {
+        single::products::<C>(matrix, &column, task * rows, out);
+    };
+    if rows >= matrix.rows {
+        task((0, &mut out));
+    } else {
+        out.par_chunks_mut(rows).enumerate().for_each(task);
+    }
+    Some(out)
+}
+
+fn several_columns<C: Codes>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
+    let slab = panels::columns_per_slab::<C>(k);
+    let rows = rows_per_task(matrix, m).next_multiple_of(ROWS_PER_PASS);
+    let mut out = vec![0f32; m * n];
+    for (x, out) in x.chunks(slab * k).zip(out.chunks_mut(slab * n)) {
+        let panels = Panels::new::<C>(matrix.format.group_size(), k, x)?;
+        let output = Output { first: out.as_mut_ptr(), stride: n };
+        let task = |task: usize| {
+            let (first, end) = (task * rows, ((task + 1) * rows).min(n));
+            // SAFETY: `Kernels` is handed out only after its features were detected; tasks have rows of
+            // their own.
+            unsafe { panels::products::<C>(matrix, &panels, first, end - first, output) }
+        };
+        (0..n.div_ceil(rows)).into_par_iter().for_each(task);
+    }
+    Some(out)
 }

@@ -4,7 +4,6 @@ use super::super::kernels::Parameters;
 use super::super::matrix::PackedMatrix;
 use super::codes::{Codes, STEP};
 use super::tile::{self, Line, ROWS};
-use std::arch::x86_64::*;
 use std::ops::Range;
 
 /// Up to sixteen rows of a matrix, with their scales and (centred) biases.
@@ -54,34 +53,27 @@ impl<'a> RowBlock<'a> {
         self.parameters.pointers()
     }
 
-    /// Unpacks steps of every row, each into one tile, or two. Asks for what lies `ahead` bytes further on.
-    ///
-    /// A row at a time: rows are often a multiple of 2 KiB apart, and compete for few places of a cache.
+    /// Unpacks steps of every row, each into one tile, or two.
     ///
     /// # Safety
     /// The features of [`Codes::unpack`] are enabled; rows have the steps; `to` has room.
     #[inline(always)]
-    pub(super) unsafe fn unpack<C: Codes>(&self, steps: Range<usize>, to: *mut Line, ahead: usize) {
+    pub(super) unsafe fn unpack<C: Codes>(&self, steps: Range<usize>, to: *mut Line) {
         let step_bytes = STEP * C::BITS / 8;
         let row_bytes = self.matrix.k * C::BITS / 8;
-        let full = steps.end.min(self.matrix.k / STEP) - steps.start;
+        let full = steps.end.min(self.matrix.k / STEP).saturating_sub(steps.start);
+        let mut from = self.words.as_ptr().cast::<u8>().wrapping_add(steps.start * step_bytes);
         for row in 0..self.rows {
-            let from = self.words.as_ptr().cast::<u8>();
-            let from = from.wrapping_add(row * row_bytes + steps.start * step_bytes);
             // SAFETY: the caller's promise.
             unsafe {
-                let mut line = 0;
-                while line < full * step_bytes {
-                    _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ahead + line).cast());
-                    line += 64;
-                }
                 for step in 0..full {
-                    C::unpack(from.add(step * step_bytes), to.add(step * C::TILES * ROWS + row));
+                    C::unpack(from.wrapping_add(step * step_bytes), to.add(step * C::TILES * ROWS + row));
                 }
                 if full < steps.len() {
                     C::unpack(tile::bytes(&self.tail[row..]), to.add(full * C::TILES * ROWS + row));
                 }
             }
+            from = from.wrapping_add(row_bytes);
         }
     }
 }

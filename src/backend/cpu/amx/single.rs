@@ -17,8 +17,8 @@ const GROUPS: usize = 4;
 /// Rows that share the loads of the activations, two tiles of them.
 const ROWS_PER_PASS: usize = 2 * ROWS;
 
-/// Tiles of a chunk, the codes that are unpacked together.
-const CHUNK_TILES: usize = 8;
+/// Steps that are unpacked together.
+const CHUNK: usize = 2;
 
 /// A vector of activations as tiles.
 pub(super) struct Column {
@@ -110,26 +110,21 @@ unsafe fn add_spans<C: Codes>(
     let steps = k.div_ceil(STEP);
     let tiles_per_span = column.tiles.len() / column.spans.len() / ROWS;
     let steps_per_span = tiles_per_span / C::TILES;
-    let ahead = ROWS_PER_PASS * k * C::BITS / 8;
-    let mut left = [[Line::ZERO; CHUNK_TILES * ROWS]; 2];
+    let mut left = [[Line::ZERO; CHUNK * 2 * ROWS]; 2];
     let mut counts = [[Line::ZERO; ROWS]; 2];
-    let steps_per_chunk = CHUNK_TILES / C::TILES;
     // SAFETY: the caller's promise.
     unsafe {
         let mut right = tile::bytes(&column.tiles);
-        let mut index = 0;
-        for first_step in (0..steps).step_by(steps_per_chunk) {
-            let end = (first_step + steps_per_chunk).min(steps);
-            for (block, left) in blocks.iter().zip(&mut left) {
-                block.unpack::<C>(first_step..end, left.as_mut_ptr(), ahead);
-            }
-            for first in (first_step..end).step_by(steps_per_span) {
-                let span = &column.spans[index];
-                tile::zero::<0>();
-                tile::zero::<1>();
-                for tile in
-                    (first - first_step) * C::TILES..((first + steps_per_span).min(end) - first_step) * C::TILES
-                {
+        for (index, span) in column.spans.iter().enumerate() {
+            tile::zero::<0>();
+            tile::zero::<1>();
+            let end = ((index + 1) * steps_per_span).min(steps);
+            for step in (index * steps_per_span..end).step_by(CHUNK) {
+                let chunk = step..(step + CHUNK).min(end);
+                for (block, left) in blocks.iter().zip(&mut left) {
+                    block.unpack::<C>(chunk.clone(), left.as_mut_ptr());
+                }
+                for tile in 0..chunk.len() * C::TILES {
                     tile::load::<RIGHT>(right, 64);
                     tile::load::<{ LEFT[0] }>(tile::bytes(&left[0][tile * ROWS..]), 64);
                     tile::multiply::<C, 0, { LEFT[0] }>();
@@ -137,12 +132,11 @@ unsafe fn add_spans<C: Codes>(
                     tile::multiply::<C, 1, { LEFT[1] }>();
                     right = right.add(64 * ROWS);
                 }
-                tile::store::<0>(counts[0].as_mut_ptr());
-                tile::store::<1>(counts[1].as_mut_ptr());
-                for ((block, counts), sums) in blocks.iter().zip(&counts).zip(&mut *sums) {
-                    flush::<C>(block, index, span, counts, sums);
-                }
-                index += 1;
+            }
+            tile::store::<0>(counts[0].as_mut_ptr());
+            tile::store::<1>(counts[1].as_mut_ptr());
+            for ((block, counts), sums) in blocks.iter().zip(&counts).zip(&mut *sums) {
+                flush::<C>(block, index, span, counts, sums);
             }
         }
     }

@@ -89,8 +89,8 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn dot_rows(&self, task: DotRows<'_>);
     /// Packed rows to f32, interleaved or in natural order.
     fn decode_rows(&self, task: DecodeRows<'_>);
-    /// Products of all rows and one vector of K activations, if there is a kernel for just that.
-    fn single_column(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
+    /// The whole product, `[M, N]`, of activations `[M, K]`, if there is a kernel for just that.
+    fn product(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
         None
     }
 }

@@ -53,7 +53,10 @@ impl InstructionSet for Kernels {
         avx512::Kernels.decode_rows(task);
     }
 
-    fn single_column(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+        if x.len() != matrix.k {
+            return None;
+        }
         let codes = Codes::of(matrix.format)?;
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
         let rows = rows_per_task(matrix, 1);
