@@ -4,9 +4,8 @@
 //! bf16 factors, they are three bf16 numbers, each what the ones before it leave over. Either way a group
 //! of weights meets numbers of 23 or 24 bits, scaled by a power of two of their own.
 
-#![allow(clippy::needless_range_loop)] // Loops over lanes, which the compiler vectorizes.
-
 use super::codes::Codes;
+use std::arch::x86_64::*;
 
 /// Terms of an activation.
 pub(super) const TERMS: usize = 3;
@@ -48,77 +47,75 @@ impl Group {
         }
     }
 
-    /// Fills this with a group (at most 128, beside bf16 factors at most 64); false if there is an
-    /// infinity or a NaN, which have no such terms.
+    /// Fills this with a group, a multiple of 16 up to 128 (beside bf16 factors up to 64); false if there
+    /// is an infinity or a NaN, which have no such terms.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     pub(super) fn fill<C: Codes>(&mut self, x: &[f32]) -> bool {
-        let mut largest = [0f32; 16];
-        let mut finite = true;
-        for x in x.chunks(16) {
-            for (largest, x) in largest.iter_mut().zip(x) {
-                let magnitude = x.abs();
-                *largest = if magnitude > *largest { magnitude } else { *largest };
-                finite &= magnitude < f32::INFINITY;
-            }
+        let infinity = _mm512_set1_ps(f32::INFINITY);
+        let mut largest = _mm512_setzero_ps();
+        let mut finite = !0;
+        for x in x.chunks_exact(16) {
+            // SAFETY: there are sixteen.
+            let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
+            largest = _mm512_max_ps(largest, magnitudes);
+            finite &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, infinity);
         }
-        let largest = largest.iter().fold(0f32, |a, b| if *b > a { *b } else { a });
-        if !finite {
+        if finite != !0 {
             return false;
         }
+        let largest = _mm512_reduce_max_ps(largest);
         let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
         let exponent = (largest.to_bits() >> 23) as i32 - 127;
-        if C::FLOAT {
-            let log = exponent.clamp(-126, 126);
-            self.unit = power_of_two(log);
-            self.fill_bf16(x, power_of_two(-log));
+        let log = if C::FLOAT {
+            exponent.clamp(-126, 126)
         } else {
             // The smallest power of two by which the largest number stays within the limit.
             let log = (exponent - 22).clamp(-126, 126);
-            let log = if largest * power_of_two(-log) > LIMIT { log + 1 } else { log };
-            self.unit = power_of_two(log);
-            self.fill_digits(x, power_of_two(-log));
-        }
-        true
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn fill_digits(&mut self, x: &[f32], inverse: f32) {
-        let mut digits = [[0u8; MAX_GROUP]; TERMS];
-        let [high, middle, low] = &mut digits;
-        let mut sum = 0i32;
-        for (((x, high), middle), low) in x.iter().zip(high).zip(middle).zip(low) {
-            let number = (x * inverse).round_ties_even() as i32;
-            sum += number;
-            *low = number as u8;
-            let rest = (number - i32::from(number as i8)) >> 8;
-            *middle = rest as u8;
-            *high = ((rest - i32::from(rest as i8)) >> 8) as u8;
-        }
-        self.sum = sum as f32 * self.unit;
-        for (words, digits) in self.words.iter_mut().zip(&digits) {
-            for (word, digits) in words.iter_mut().zip(digits.chunks_exact(4)) {
-                *word = u32::from_le_bytes([digits[0], digits[1], digits[2], digits[3]]);
-            }
-        }
-    }
-
-    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn fill_bf16(&mut self, x: &[f32], inverse: f32) {
-        /// The nearest bf16 number, in the upper half of an f32.
-        #[inline(always)]
-        fn round(value: f32) -> f32 {
-            let bits = value.to_bits();
-            f32::from_bits((bits + 0x7FFF + ((bits >> 16) & 1)) & 0xFFFF_0000)
-        }
-        for (place, pair) in x.chunks_exact(2).enumerate() {
-            let mut rest = [pair[0] * inverse, pair[1] * inverse];
-            for words in &mut self.words {
-                let term = [round(rest[0]), round(rest[1])];
-                rest = [rest[0] - term[0], rest[1] - term[1]];
-                if let Some(word) = words.get_mut(place) {
-                    *word = term[0].to_bits() >> 16 | term[1].to_bits();
+            log + i32::from(largest * power_of_two(-log) > LIMIT)
+        };
+        self.unit = power_of_two(log);
+        let inverse = _mm512_set1_ps(power_of_two(-log));
+        let mut sum = _mm512_setzero_si512();
+        let words_at_once = 16 / Self::per_word(C::FLOAT);
+        for (index, x) in x.chunks_exact(16).enumerate() {
+            // SAFETY: there are sixteen.
+            let x = _mm512_mul_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) }, inverse);
+            if C::FLOAT {
+                let mut rest = x;
+                for words in &mut self.words {
+                    let term = nearest_bf16(rest);
+                    rest = _mm512_sub_ps(rest, term);
+                    let upper = _mm512_srli_epi32::<16>(_mm512_castps_si512(term));
+                    let Some(words) = words.get_mut(index * words_at_once..) else { return false };
+                    let Some(words) = words.first_chunk_mut::<8>() else { return false };
+                    // SAFETY: eight words.
+                    unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper)) };
+                }
+            } else {
+                let mut number = _mm512_cvtps_epi32(x);
+                sum = _mm512_add_epi32(sum, number);
+                // The lowest digit first.
+                for words in self.words.iter_mut().rev() {
+                    let digit = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
+                    let Some(words) = words.get_mut(index * words_at_once..) else { return false };
+                    let Some(words) = words.first_chunk_mut::<4>() else { return false };
+                    // SAFETY: four words.
+                    unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(number)) };
+                    number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, digit));
                 }
             }
         }
+        self.sum = _mm512_reduce_add_epi32(sum) as f32 * self.unit;
+        true
     }
+}
+
+/// The nearest bf16 numbers, in the upper halves of f32.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn nearest_bf16(values: __m512) -> __m512 {
+    let bits = _mm512_castps_si512(values);
+    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
+    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
+    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xFFFF_0000_u32 as i32)))
 }
