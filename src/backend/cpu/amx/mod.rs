@@ -9,24 +9,22 @@ mod activations;
 mod codes;
 mod panels;
 mod rows;
-mod single;
 mod tile;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
 use super::rows_per_task;
-use super::simd::{avx512, InstructionSet};
+use super::simd::{avx512, vnni, InstructionSet};
 use codes::{with_codes, Codes, WithCodes};
 use panels::{Output, Panels, ROWS_PER_PASS};
 use rayon::prelude::*;
-use single::Column;
 
 /// Whether there is what the functions of this module enable.
 pub(super) fn detected() -> bool {
-    avx512::detected() && is_x86_feature_detected!("gfni") && tile::detected()
+    vnni::detected() && is_x86_feature_detected!("gfni") && tile::detected()
 }
 
-/// The kernels of `avx512.rs`, and the products of this module.
+/// The kernels of `avx512.rs`, that of `vnni.rs` for a single column, and that of this module for more.
 pub(super) struct Kernels;
 
 impl InstructionSet for Kernels {
@@ -57,34 +55,18 @@ impl InstructionSet for Kernels {
         impl WithCodes for Call<'_> {
             type Output = Option<Vec<f32>>;
             fn run<C: Codes>(self) -> Self::Output {
-                if self.1.len() == self.0.k {
-                    single_column::<C>(self.0, self.1)
-                } else {
-                    several_columns::<C>(self.0, self.1)
-                }
+                product::<C>(self.0, self.1)
             }
+        }
+        if x.len() == matrix.k {
+            // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
+            return vnni::Kernels.product(matrix, x);
         }
         with_codes(matrix.format, Call(matrix, x))
     }
 }
 
-fn single_column<C: Codes>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
-    let column = Column::new::<C>(matrix.format.group_size(), x)?;
-    let rows = rows_per_task(matrix, 1);
-    let mut out = vec![0f32; matrix.rows];
-    // SAFETY: `Kernels` is handed out only after its features were detected.
-    let task = |(task, out): (usize, &mut [f32])| unsafe {
-        single::products::<C>(matrix, &column, task * rows, out);
-    };
-    if rows >= matrix.rows {
-        task((0, &mut out));
-    } else {
-        out.par_chunks_mut(rows).enumerate().for_each(task);
-    }
-    Some(out)
-}
-
-fn several_columns<C: Codes>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+fn product<C: Codes>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
     let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
     let slab = panels::columns_per_slab::<C>(k);
     let rows = rows_per_task(matrix, m).next_multiple_of(ROWS_PER_PASS);

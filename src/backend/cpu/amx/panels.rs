@@ -1,8 +1,8 @@
 //! Several vectors of activations, up to sixteen to a *panel*.
 //!
-//! Each of the three terms of a panel's activations fills the sixteen columns of a tile. Eight activations
-//! fill them with two groups of weights, four with four: column `activation * groups + group` has zeros
-//! where another group has its activations. So a tile of sums covers a *cluster* of groups, and a row's
+//! Each of the three terms of a panel's activations fills the sixteen columns of a tile. Up to eight fill
+//! them with two groups of weights: column `2 * activation + group` has zeros where the other group has
+//! its activations. So a tile of sums covers a *cluster* of groups, and a row's
 //! scales repeat along it. It is scaled while the next cluster is multiplied: vectors that read what a
 //! tile has just written, and the other way round, wait long.
 
@@ -59,11 +59,8 @@ struct Shape {
 
 impl Shape {
     fn new<C: Codes>(group_size: usize, count: usize) -> Self {
-        let groups = match count {
-            ..=4 => 4,
-            ..=8 => 2,
-            _ => 1,
-        };
+        // Not four for up to four: a vector should have the same product, bit for bit, in any company.
+        let groups = if count <= COLUMNS / 2 { 2 } else { 1 };
         let bytes = groups * group_size * C::TILES;
         Self { group_size, groups, pieces: bytes.div_ceil(64), depth: bytes.min(64) }
     }
@@ -179,7 +176,6 @@ pub(super) unsafe fn products<C: Codes>(
             blocks[1].take::<C>(first_row + pass + ROWS, rows.saturating_sub(ROWS));
             sums.fill([[Line::ZERO; ROWS]; 2]);
             match panels.shape.groups {
-                4 => add_clusters::<C, 4>(&blocks, panels, matrix.k, &mut sums),
                 2 => add_clusters::<C, 2>(&blocks, panels, matrix.k, &mut sums),
                 _ => add_clusters::<C, 1>(&blocks, panels, matrix.k, &mut sums),
             }
@@ -341,7 +337,6 @@ unsafe fn repeated<const GROUPS: usize>(from: *const f32) -> __m512 {
     // SAFETY: the caller's promise.
     unsafe {
         match GROUPS {
-            4 => _mm512_broadcast_f32x4(_mm_loadu_ps(from)),
             2 => _mm512_castpd_ps(_mm512_set1_pd(from.cast::<f64>().read_unaligned())),
             _ => _mm512_set1_ps(*from),
         }

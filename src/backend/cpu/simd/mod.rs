@@ -17,7 +17,7 @@ mod digits;
 mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
-mod vnni;
+pub(super) mod vnni;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
