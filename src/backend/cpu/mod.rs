@@ -3,6 +3,8 @@
 //! * Few activations (decode): the packed weights are multiplied as they are, up to eight activations
 //!   for each pass over them.
 //! * Many (prefill): panels of rows are decoded into f32 and handed to the `gemm` crate.
+//! * An instruction set may have a product of its own for some or all of them: VNNI for one row of
+//!   activations, AMX for more.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and a result is rounded once.
 

@@ -120,8 +120,7 @@ impl<const BITS: usize> Codes for Affine<BITS> {
                 8 => _mm512_xor_si512(_mm512_loadu_si512(from.cast()), _mm512_set1_epi8(-128)),
                 4 => look_up_nibbles(from, &CENTRED_NIBBLES),
                 _ => {
-                    let (bytes, offsets) =
-                        (&const { gather_bytes(BITS) }, &const { doubled_offsets(BITS) });
+                    let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { doubled_offsets(BITS) });
                     let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
                     let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
                     let packed = _mm512_maskz_loadu_epi8((1u64 << (8 * BITS)) - 1, from.cast());
@@ -148,9 +147,7 @@ impl Codes for E2m1 {
 
 /// The bit matrix, as GF2P8AFFINEQB wants it, whose row for output bit `i` is `rows[7 - i]`.
 const fn bit_matrix(rows: [u8; 8]) -> i64 {
-    i64::from_le_bytes([
-        rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7],
-    ])
+    i64::from_le_bytes([rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7]])
 }
 
 impl Codes for E4m3 {

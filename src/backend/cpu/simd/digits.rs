@@ -137,9 +137,8 @@ impl Digits {
         }
         // SAFETY (loads and stores): sixteen numbers each.
         let first_element = unsafe { _mm512_loadu_si512(first_element.as_ptr().cast()) };
-        let power_of_two = |log: __m512i| {
-            _mm512_slli_epi32::<23>(_mm512_add_epi32(log, _mm512_set1_epi32(127)))
-        };
+        let power_of_two =
+            |log: __m512i| _mm512_slli_epi32::<23>(_mm512_add_epi32(log, _mm512_set1_epi32(127)));
         let infinity = _mm512_set1_ps(f32::INFINITY);
         let centre = _mm512_set1_epi32(codes.centre);
         let mut finite = !0;
@@ -174,10 +173,8 @@ impl Digits {
             let log = _mm512_min_epi32(log, _mm512_set1_epi32(126));
             let zero = _mm512_setzero_si512();
             let inverse = _mm512_castsi512_ps(power_of_two(_mm512_sub_epi32(zero, log)));
-            let above = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(
-                _mm512_mul_ps(largest, inverse),
-                _mm512_set1_ps(LIMIT),
-            );
+            let above =
+                _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_mul_ps(largest, inverse), _mm512_set1_ps(LIMIT));
             let log = _mm512_mask_add_epi32(log, above, log, _mm512_set1_epi32(1));
             let inverse = _mm512_castsi512_ps(power_of_two(_mm512_sub_epi32(zero, log)));
             let (mut sum, mut low_sum) = (zero, zero);
