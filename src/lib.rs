@@ -31,7 +31,7 @@
 //!
 //! # Instruction sets
 //! The CPU kernels are chosen at run time: AVX-512 with AMX (int8 and bf16 tiles), AVX-512 with VNNI, AVX-512
-//! with VBMI, AVX2 with FMA, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
+//! with VBMI and GFNI, AVX2 with FMA, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
 //! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
 //! With AMX, products of two and more rows of activations are integer (for MXFP8 bf16) products of the codes

@@ -145,11 +145,6 @@ impl Codes for E2m1 {
     }
 }
 
-/// The bit matrix, as GF2P8AFFINEQB wants it, whose row for output bit `i` is `rows[7 - i]`.
-const fn bit_matrix(rows: [u8; 8]) -> i64 {
-    i64::from_le_bytes([rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7]])
-}
-
 impl Codes for E4m3 {
     const BITS: usize = 8;
     const FLOAT: bool = true;
@@ -157,26 +152,10 @@ impl Codes for E4m3 {
 
     #[inline(always)]
     unsafe fn unpack(from: *const u8, to: *mut Line) {
-        /// Bits 3 to 0 moved up: the lowest bit of the exponent, and the mantissa.
-        const LOW: i64 = bit_matrix([0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0]);
-        /// The sign, and 60 + bits 6 to 4, halves of the exponent: its carry is bit 6, which flips the
-        /// four ones of 60.
-        const HIGH: i64 = bit_matrix([0x80, 0x40, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10]);
         unsafe {
             // Unpacking interleaves the even quadwords of two vectors, then the odd ones.
             let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-            let codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(from.cast()));
-            // Twice the magnitude: subnormals are below 16, NaN is 254.
-            let doubled = _mm512_add_epi8(codes, codes);
-            let above_subnormal = _mm512_sub_epi8(doubled, _mm512_set1_epi8(16));
-            let others = _mm512_cmpgt_epu8_mask(above_subnormal, _mm512_set1_epi8((252 - 16) as u8 as i8));
-            let (low, high) = if others == 0 {
-                let low = _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(LOW));
-                let high = _mm512_gf2p8affine_epi64_epi8::<0x3C>(codes, _mm512_set1_epi64(HIGH));
-                (low, high)
-            } else {
-                e4m3_halves(codes)
-            };
+            let (low, high) = e4m3_halves(_mm512_permutexvar_epi64(order, _mm512_loadu_si512(from.cast())));
             _mm512_store_si512(to.cast(), _mm512_unpacklo_epi8(low, high));
             _mm512_store_si512(to.add(ROWS).cast(), _mm512_unpackhi_epi8(low, high));
         }

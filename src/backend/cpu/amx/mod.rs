@@ -21,7 +21,7 @@ use rayon::prelude::*;
 
 /// Whether there is what the functions of this module enable.
 pub(super) fn detected() -> bool {
-    vnni::detected() && is_x86_feature_detected!("gfni") && tile::detected()
+    vnni::detected() && tile::detected()
 }
 
 /// The kernels of `avx512.rs`, that of `vnni.rs` for a single column, and that of this module for more.

@@ -83,7 +83,7 @@ pub(super) const DIGIT_BITS: u32 = 8;
 pub(super) struct Digits {
     /// `[block][digit, highest first][vector][64]`.
     pub(super) digits: Vec<u8>,
-    /// `[block][lane]`: `centre *` the sum of the lane's numbers, without their lowest digit where
+    /// `[block][lane]`: `-centre *` the sum of the lane's numbers, without their lowest digit where
     /// [`splits_sum`], and then the sum of those digits in `centred_low`.
     pub(super) centred: Vec<i32>,
     pub(super) centred_low: Vec<i32>,
@@ -140,7 +140,7 @@ impl Digits {
         let power_of_two =
             |log: __m512i| _mm512_slli_epi32::<23>(_mm512_add_epi32(log, _mm512_set1_epi32(127)));
         let infinity = _mm512_set1_ps(f32::INFINITY);
-        let centre = _mm512_set1_epi32(codes.centre);
+        let centre = _mm512_set1_epi32(-codes.centre);
         let mut finite = !0;
         let mut last = [0f32; 64 * 8];
         let places = self.digits.chunks_exact_mut(DIGITS * VECTORS * 64);

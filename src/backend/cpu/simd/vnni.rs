@@ -24,7 +24,7 @@ use std::arch::x86_64::*;
 
 /// Whether the CPU has what the functions below enable.
 pub(in crate::backend::cpu) fn detected() -> bool {
-    avx512::detected() && is_x86_feature_detected!("avx512vnni") && is_x86_feature_detected!("gfni")
+    avx512::detected() && is_x86_feature_detected!("avx512vnni")
 }
 
 /// The kernels of `avx512.rs`, and the one of this file for single columns.
@@ -212,35 +212,46 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const E2M1: bool, c
             integers[row] = unpack::<BITS, VECTORS, E2M1>(load(at, 0, load_bytes, rest), second);
         }
         let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
-        let mut sums = [_mm512_setzero_si512(); ROWS];
-        let mut lows = [_mm512_setzero_si512(); ROWS];
-        for digit in 0..DIGITS {
-            let apart = splits_sum(BITS) && digit == DIGITS - 1;
+        // The lowest digits by themselves: chains of dependent instructions stay short.
+        let mut uppers = [_mm512_setzero_si512(); ROWS];
+        let centred_low = if splits_sum(BITS) { &digits.centred_low } else { &digits.centred };
+        let mut lows = [_mm512_loadu_si512(centred_low.as_ptr().add(block * 16).cast()); ROWS];
+        for vector in 0..VECTORS {
+            let high = _mm512_loadu_si512(place.add(vector * 64).cast());
+            let low = _mm512_loadu_si512(place.add((2 * VECTORS + vector) * 64).cast());
             for row in 0..ROWS {
-                if digit > 0 && !apart {
-                    sums[row] = _mm512_slli_epi32::<DIGIT_BITS>(sums[row]);
-                }
-            }
-            for vector in 0..VECTORS {
-                let x = _mm512_loadu_si512(place.add((digit * VECTORS + vector) * 64).cast());
-                for row in 0..ROWS {
-                    let sum = if apart { &mut lows[row] } else { &mut sums[row] };
-                    *sum = _mm512_dpbusd_epi32(*sum, integers[row][vector], x);
-                }
+                uppers[row] = _mm512_dpbusd_epi32(uppers[row], integers[row][vector], high);
+                lows[row] = _mm512_dpbusd_epi32(lows[row], integers[row][vector], low);
             }
         }
-        let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
-        let centred_low = _mm512_loadu_si512(digits.centred_low.as_ptr().add(block * 16).cast());
+        for row in 0..ROWS {
+            uppers[row] = _mm512_slli_epi32::<DIGIT_BITS>(uppers[row]);
+        }
+        for vector in 0..VECTORS {
+            let middle = _mm512_loadu_si512(place.add((VECTORS + vector) * 64).cast());
+            for row in 0..ROWS {
+                uppers[row] = _mm512_dpbusd_epi32(uppers[row], integers[row][vector], middle);
+            }
+        }
         let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
         let group_of_lane = _mm512_loadu_si512(digits.group_of_lane.as_ptr().cast());
         let first_group = (block * 64 * VECTORS) >> digits.group_shift;
         for row in 0..ROWS {
-            let mut sum = _mm512_cvtepi32_ps(_mm512_sub_epi32(sums[row], centred));
-            if splits_sum(BITS) {
-                let low = _mm512_cvtepi32_ps(_mm512_sub_epi32(lows[row], centred_low));
-                sum = _mm512_fmadd_ps(sum, _mm512_set1_ps((1 << DIGIT_BITS) as f32), low);
-            }
-            let scales = _mm512_loadu_ps(rows[row].scales.as_ptr().add(first_group));
+            let sum = if splits_sum(BITS) {
+                let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
+                let upper = _mm512_cvtepi32_ps(_mm512_add_epi32(uppers[row], centred));
+                let low = _mm512_cvtepi32_ps(lows[row]);
+                _mm512_fmadd_ps(upper, _mm512_set1_ps((1 << DIGIT_BITS) as f32), low)
+            } else {
+                let upper = _mm512_slli_epi32::<DIGIT_BITS>(uppers[row]);
+                _mm512_cvtepi32_ps(_mm512_add_epi32(upper, lows[row]))
+            };
+            let scales = rows[row].scales.as_ptr().add(first_group);
+            // Blocks of 128 have at most eight groups; shorter loads are less often two cache lines.
+            let scales = match VECTORS {
+                2 => _mm512_broadcast_f32x8(_mm256_loadu_ps(scales)),
+                _ => _mm512_loadu_ps(scales),
+            };
             let scales = _mm512_permutexvar_ps(group_of_lane, scales);
             totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);
         }
