@@ -13,143 +13,9 @@
 #pragma once
 #include "formats/affine.cuh"
 #include "formats/floats.cuh"
-#include "gemv_staging.cuh"
+#include "gemv_round.cuh"
 
 namespace cq {
-
-// The weights of one round of one warp's tile, as loaded: rows g and g + 8 of the tile.
-template <class Shape> struct RoundWords {
-    uint32_t words[2][Shape::STEPS][Shape::WORDS];
-};
-
-// Where a lane reads its two rows: moves on from round to round.
-template <class Format, class Shape> struct LaneRows {
-    static constexpr int SCALE_BYTES = Format::SCALES == ScaleKind::Float ? 2 : 1;
-    const uint32_t *packed[2];  // the lane's first chunk
-    const char *scales[2];      // of the first group whose sums the lane will hold
-    const char *biases[2];
-
-    __device__ __forceinline__ void place(int row, const CqMatrix &matrix, size_t index, uint32_t k, int k0, int t) {
-        const size_t group = index * (k / Shape::GROUP) + k0 / Shape::GROUP + Shape::slot(2 * t);
-        packed[row] = matrix.packed + (index * k + k0 + t * Shape::CHUNK) / 32 * Format::BITS + (t * Shape::CHUNK) % 32 * Format::BITS / 32;
-        scales[row] = static_cast<const char *>(matrix.scales) + group * SCALE_BYTES;
-        biases[row] = static_cast<const char *>(matrix.biases) + group * SCALE_BYTES;
-    }
-    __device__ __forceinline__ void next_words() {
-        for (int row = 0; row < 2; ++row) packed[row] += Shape::K_WARPS * Shape::ROUND * Format::BITS / 32;
-    }
-    __device__ __forceinline__ void next_scales() {
-        for (int row = 0; row < 2; ++row) {
-            scales[row] += Shape::K_WARPS * Shape::ROUND / Shape::GROUP * SCALE_BYTES;
-            if constexpr (Format::HAS_BIASES) biases[row] += Shape::K_WARPS * Shape::ROUND / Shape::GROUP * SCALE_BYTES;
-        }
-    }
-};
-
-// `left` counts the weights from the lane's first chunk to the end of its share. Chunks past it meet
-// zeros of x: whatever finite weights were there before do.
-template <class Format, class Shape>
-__device__ __forceinline__ void load_round(RoundWords<Shape> &round, const LaneRows<Format, Shape> &rows, int left) {
-    constexpr int VECTOR = Shape::WORDS % 4 == 0 ? 4 : Shape::WORDS % 2 == 0 ? 2 : 1;
-#pragma unroll
-    for (int step = 0; step < Shape::STEPS; ++step)
-        if (step * Shape::STEP < left)
-#pragma unroll
-            for (int row = 0; row < 2; ++row)
-#pragma unroll
-                for (int i = 0; i < Shape::WORDS; i += VECTOR)
-                    load_words<VECTOR, Shape::WORDS != 4>(round.words[row][step] + i,
-                                                          rows.packed[row] + step * (Shape::STEP * Format::BITS / 32) + i);
-}
-
-// Scale bits of the groups whose sums this lane holds: loaded early, converted late.
-template <class Format, class Shape> struct RoundScales {
-    static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
-    uint32_t scale[Shape::PASSES][2][COLUMNS];
-    uint32_t bias[Shape::PASSES][2][COLUMNS];
-};
-
-// `left` counts the groups from the lane's first one to the end of the row.
-template <class Format, class Shape>
-__device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &scales, const LaneRows<Format, Shape> &rows, int left) {
-#pragma unroll
-    for (int pass = 0; pass < Shape::PASSES; ++pass)
-#pragma unroll
-        for (int j = 0; j < RoundScales<Format, Shape>::COLUMNS; ++j)
-#pragma unroll
-            for (int row = 0; row < 2; ++row) {
-                const int group = pass * Shape::SLOTS + j;
-                scales.scale[pass][row][j] = scales.bias[pass][row][j] = 0;
-                if (group >= left) continue;
-                scales.scale[pass][row][j] = scale_bits<Format::SCALES>(rows.scales[row], group);
-                if constexpr (Format::HAS_BIASES) scales.bias[pass][row][j] = scale_bits<Format::SCALES>(rows.biases[row], group);
-            }
-}
-
-// A lane's running sums: rows g and g + 8, times the rows of x that its columns stand for (of one row
-// of x all columns go to one sum).
-template <class Shape> struct Sums {
-    static constexpr int COUNT = Shape::ROWS == 1 ? 1 : 2 * Shape::COLUMN_TILES;
-    float sum[2][COUNT];
-};
-
-template <class Format, class Shape>
-__device__ __forceinline__ void multiply_round(Sums<Shape> &sums, const RoundWords<Shape> &round, const RoundScales<Format, Shape> &scales,
-                                               const CqMatrix &matrix, const StagedX<Format, Shape> &x, int k0, int g, int t) {
-    float c[Shape::PASSES][Shape::COLUMN_TILES][4] = {};
-    static_for<Shape::STEPS>([&](auto step_) {
-        static_for<Shape::CHUNK / 16>([&](auto part_) {
-            constexpr int step = decltype(step_)::value, part = decltype(part_)::value;
-            constexpr int UNITS = 16 / Format::UNIT;
-            uint32_t a[2][8];
-            static_for<UNITS>([&](auto unit_) {
-                constexpr int unit = decltype(unit_)::value;
-#pragma unroll
-                for (int row = 0; row < 2; ++row)
-                    Format::template decode<part * UNITS + unit>(round.words[row][step], a[row] + unit * Format::UNIT / 2);
-            });
-            const int group = (step * Shape::STEP + t * Shape::CHUNK + part * 16) / Shape::GROUP;
-#pragma unroll
-            for (int pass = 0; pass < Shape::PASSES; ++pass) {
-                const bool mine = Shape::PASSES * Shape::SLOTS == 1 || group == pass * Shape::SLOTS + Shape::slot(g);
-#pragma unroll
-                for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
-                    uint32_t b[8];
-                    x.fragment(b, mine, (k0 / Shape::STEP + step) * (Shape::CHUNK / 16) + part, tile * 8 + g % Shape::ROWS, t);
-#pragma unroll
-                    for (int i = 0; i < 8; i += 2) {
-                        const uint32_t ai[4] = {a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]};
-                        mma_m16n8k16(c[pass][tile], ai, b[i], b[i + 1]);
-                    }
-                }
-            }
-        });
-    });
-    // The lane now holds columns 2t and 2t + 1 of rows g and g + 8, each the sum over one group.
-    constexpr bool ONE = Shape::ROWS == 1;
-#pragma unroll
-    for (int pass = 0; pass < Shape::PASSES; ++pass)
-#pragma unroll
-        for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile)
-#pragma unroll
-            for (int j = 0; j < 2; ++j) {
-                const int slot = Shape::slot(2 * t + j);
-                if (Shape::SLOTS * Shape::ROWS < 8 && slot >= Shape::SLOTS) continue;
-                const auto of_x = *x.group(tile * 8 + (2 * t + j) % Shape::ROWS, k0 / Shape::GROUP + pass * Shape::SLOTS + slot);
-#pragma unroll
-                for (int row = 0; row < 2; ++row) {
-                    float &sum = sums.sum[row][ONE ? 0 : tile * 2 + j];
-                    float dot = c[pass][tile][row * 2 + j];
-                    if constexpr (Format::HAS_BIASES) {
-                        dot -= of_x.offset_sum;
-                        const float bias = scale_from_bits<Format::SCALES>(scales.bias[pass][row][ONE ? j : 0], matrix.biases_dtype);
-                        sum = __fmaf_rn(bias, of_x.sum, sum);
-                    }
-                    const float scale = scale_from_bits<Format::SCALES>(scales.scale[pass][row][ONE ? j : 0], matrix.scale_dtype);
-                    sum = __fmaf_rn(scale, dot * of_x.unit, sum);
-                }
-            }
-}
 
 // Adds up the lanes that hold different groups of one sum, and leaves the warp's 16 x ROWS sums in shared memory.
 template <class Shape> __device__ __forceinline__ void store_sums(float *out, Sums<Shape> &sums, int g, int t) {
@@ -232,6 +98,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int tile = warp / Shape::K_WARPS, share = warp % Shape::K_WARPS;
     const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
+    constexpr float OUT_SCALE = out_scale<Format, Shape>();
     const BlockRows block(p, Shape::ROWS_PER_BLOCK);
 
     int k0 = share * Shape::ROUND;  // of the block's share
@@ -242,6 +109,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
         // Rows past the end repeat the last one; their products are not stored.
         rows.place(half, matrix, min(block.row(tile, half * 8 + g), matrix.rows - 1), p.k, k_begin + k0, t);
     }
+    // From the lane's first chunk to the end of the share, and from its first group to the end of the row.
     int words_left = k_end - k_begin - k0 - t * Shape::CHUNK;
     int groups_left = int(p.k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
 
@@ -254,13 +122,13 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
 
     Sums<Shape> sums = {};
     for (; k_begin + k0 < k_end; k0 += Shape::K_WARPS * Shape::ROUND) {
-        RoundScales<Format, Shape> scales;
-        load_scales<Format, Shape>(scales, rows, groups_left);
-        multiply_round<Format, Shape>(sums, words, scales, p.factor[block.factor].matrix, x, k0, g, t);
+        if constexpr (Shape::FOLDED)
+            multiply_folded<Format, Shape>(sums, words, rows, words_left, x, k0, g, t);
+        else
+            multiply_by_groups<Format, Shape>(sums, words, rows, groups_left, p.factor[block.factor].matrix, x, k0, g, t);
         groups_left -= Shape::K_WARPS * Shape::ROUND / Shape::GROUP;
         words_left -= Shape::K_WARPS * Shape::ROUND;
-        rows.next_scales();
-        rows.next_words();
+        rows.next_round();
         load_round<Format, Shape>(words, rows, words_left);
     }
 
@@ -274,7 +142,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
         return sum;
     };
     if (gridDim.y == 1) {
-        store_products<Shape>(p, block, Format::OUT_SCALE, sum_of_shares);
+        store_products<Shape>(p, block, OUT_SCALE, sum_of_shares);
         return;
     }
     constexpr int COUNT = Shape::ROWS_PER_BLOCK * Shape::ROWS;
@@ -283,7 +151,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     for (int i = threadIdx.x; i < COUNT; i += Shape::THREADS)
         partial[blockIdx.y * split + i] = sum_of_shares(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
     if (!last_of_splits(p.arrivals + blockIdx.x)) return;
-    store_products<Shape>(p, block, Format::OUT_SCALE, [&](int tile, int row, int m) {
+    store_products<Shape>(p, block, OUT_SCALE, [&](int tile, int row, int m) {
         float sum = 0;
         for (uint32_t s = 0; s < gridDim.y; ++s)
             sum += static_cast<const volatile float *>(partial)[s * split + (tile * 16 + row) * Shape::ROWS + m];
@@ -294,7 +162,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
 }  // namespace cq
 
 #define CQ_GEMV(name, Format, group, rows) \
-    CQ_KERNEL(name, CqGemv, 256, 2) { cq::gemv<cq::Format, cq::GemvShape<cq::Format::BITS, group, rows>>(p); }
+    CQ_KERNEL(name, CqGemv, 256, 2) { cq::gemv<cq::Format, cq::GemvShape<cq::Format, group, rows>>(p); }
 // For every number of rows of x. Groups of less than 64 weights take 16 rows as twice 8: the columns
 // could not keep their sums apart in the registers there are.
 #define CQ_GEMV_TO_8(prefix, Format, group) \

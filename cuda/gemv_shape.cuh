@@ -5,7 +5,8 @@
 
 namespace cq {
 
-template <int BITS, int GROUP_, int ROWS_> struct GemvShape {
+template <class Format, int GROUP_, int ROWS_> struct GemvShape {
+    static constexpr int BITS = Format::BITS;
     static constexpr int GROUP = GROUP_;  // weights that share a scale
     static constexpr int ROWS = ROWS_;    // rows of x, padded: 1, 2, 4, 8 or 16
 
@@ -14,6 +15,10 @@ template <int BITS, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int K_WARPS = 8 / TILES;          // warps that share a row tile
     static constexpr int ROWS_PER_BLOCK = 16 * TILES;
     static constexpr int COLUMN_TILES = ROWS == 16 ? 2 : 1;
+
+    // Scales that a half can take in exactly are multiplied into the weights where the columns are needed
+    // for rows of x; sums then run over whole rounds.
+    static constexpr bool FOLDED = !Format::HAS_BIASES && ROWS >= 8;
 
     // Groups that the 8 columns keep apart; for large groups fewer, lest a round be too long to share.
     static constexpr int MOST_SLOTS = ROWS < 8 ? 8 / ROWS : 1;
@@ -26,6 +31,7 @@ template <int BITS, int GROUP_, int ROWS_> struct GemvShape {
         if (BITS == 8) return 16;
         if (BITS % 2 == 1) return ROWS == 1 ? 128 : 32;
         const int wide = BITS == 4 ? 32 : 64;
+        if (FOLDED) return GROUP < 32 ? 16 : 32;
         if (ROWS < 8 && 4 * wide <= 2 * SLOTS * GROUP) return wide;
         return GROUP < 128 ? 16 : 32;
     }
@@ -33,14 +39,17 @@ template <int BITS, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int WORDS = CHUNK * BITS / 32;
     static constexpr int STEP = 4 * CHUNK;  // weights of a row that a warp consumes at a time
 
-    // Weights of a row between two applications of scales.
-    static constexpr int ROUND = STEP > SLOTS * GROUP ? STEP : SLOTS * GROUP;
+    // Weights of a row between two applications of scales to sums.
+    static constexpr int ROUND = FOLDED ? 256 : STEP > SLOTS * GROUP ? STEP : SLOTS * GROUP;
     static constexpr int STEPS = ROUND / STEP;
     // Sets of accumulators when a step holds more groups than there are slots.
-    static constexpr int PASSES = ROUND / (SLOTS * GROUP);
+    static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
+    // Elements of a row of x that are brought to the range of a half by one factor.
+    static constexpr int X_GROUP = FOLDED ? ROUND : GROUP;
 
-    static_assert(ROUND % STEP == 0 && ROUND % (SLOTS * GROUP) == 0, "rounds are whole steps and whole groups");
+    static_assert(ROUND % STEP == 0 && (FOLDED || ROUND % (SLOTS * GROUP) == 0), "rounds are whole steps and whole groups");
     static_assert(CHUNK % 16 == 0 && GROUP % 16 == 0, "16 weights of a lane are of one group");
+    static_assert(!FOLDED || GROUP >= CHUNK, "a lane's chunk is of one group");
 
     // The group slot of a column.
     static constexpr __host__ __device__ int slot(int column) { return ROWS < 8 ? column / ROWS : 0; }

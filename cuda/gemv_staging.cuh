@@ -35,7 +35,7 @@ template <> struct GroupOfX<false> {
 // Shared memory of a block, in bytes:
 //   64 (ROWS + 1)            zeros
 //   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
-//   16 or 4 ROWS (k / GROUP) GroupOfX [row][group], with biases or without
+//   16 or 4 ROWS (k / X_GROUP) GroupOfX [row][group], with biases or without
 //   4 * 8 * 16 ROWS          the sums of each warp's rows
 // where k is the block's share, padded to whole rounds.
 template <class Format, class Shape> struct StagedX {
@@ -46,7 +46,7 @@ template <class Format, class Shape> struct StagedX {
     // As many zeros as a fragment spans, so that one address selects all of it.
     static constexpr int ZEROS = 64 * (Shape::ROWS + 1);
 
-    __device__ __forceinline__ int groups() const { return k / Shape::GROUP; }
+    __device__ __forceinline__ int groups() const { return k / Shape::X_GROUP; }
     __device__ __forceinline__ Group *group(int row, int group) const {
         return reinterpret_cast<Group *>(memory + ZEROS + size_t(Shape::ROWS) * k * sizeof(half)) + row * groups() + group;
     }
@@ -94,7 +94,7 @@ __device__ __forceinline__ void load_sixteen(float (&v)[16], const void *x, size
 template <class Format, class Shape>
 __device__ __forceinline__ StagedX<Format, Shape> stage_x(const CqGemv &p, int k_begin, int k_end) {
     CQ_DYNAMIC_SHARED(memory);
-    constexpr int LANES = Shape::GROUP / 16;  // neighbouring threads that stage one group
+    constexpr int LANES = Shape::X_GROUP / 16;  // neighbouring threads that stage one group
     const StagedX<Format, Shape> x{memory, (k_end - k_begin + Shape::ROUND - 1) / Shape::ROUND * Shape::ROUND};
     for (int i = threadIdx.x; i < StagedX<Format, Shape>::ZEROS / 4; i += Shape::THREADS) reinterpret_cast<uint32_t *>(memory)[i] = 0;
 

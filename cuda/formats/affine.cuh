@@ -14,6 +14,7 @@ template <int BITS_> struct Affine {
     static constexpr ScaleKind SCALES = ScaleKind::Float;
     static constexpr bool HAS_BIASES = true;
     static constexpr float OUT_SCALE = 1.f;
+    static constexpr int FOLDED_EXPONENT = 0;  // never folded: the products would not be exact
     // Of 1, 2, 3, 5 and 6 bits, FIELDS codes are read from one window of 16 bits of the stream, the
     // first of them at bit LEAD; those that would reach past bit 10 of a half, all but DIRECT, from a copy
     // that is shifted right by COPY. The higher a field, the smaller the offset, and so the rounding

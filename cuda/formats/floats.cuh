@@ -12,6 +12,9 @@ template <ScaleKind KIND> struct Fp4 {
     static constexpr ScaleKind SCALES = KIND;
     static constexpr bool HAS_BIASES = false;
     static constexpr float OUT_SCALE = 16384.f;
+    // Scales that are folded into weights: what 2^0 becomes, relative to the largest scale of a round
+    // for E8M0. Products stay exact down to 2^-24 of the largest.
+    static constexpr int FOLDED_EXPONENT = KIND == ScaleKind::E8m0 ? 15 : 7;
 
     static constexpr __host__ __device__ int weight_of(int h) { return h / 2 + (h % 2) * 4; }
     static constexpr __host__ __device__ float offset(int) { return 0.f; }
@@ -35,6 +38,7 @@ struct Fp8 {
     static constexpr ScaleKind SCALES = ScaleKind::E8m0;
     static constexpr bool HAS_BIASES = false;
     static constexpr float OUT_SCALE = 1.f;
+    static constexpr int FOLDED_EXPONENT = 7;
 
     static constexpr __host__ __device__ int weight_of(int h) { return h; }
     static constexpr __host__ __device__ float offset(int) { return 0.f; }
