@@ -53,7 +53,7 @@ static std::string whereabouts(const Block &block, unsigned i) {
         snprintf(mask, sizeof mask, "%08x", meeting.mask);
         return std::string("wait at ") + name(meeting.operation) + ", " + describe(meeting.place) + ", mask " + mask;
     }
-    return "run";
+    return "have not arrived";
 }
 
 std::string describe_threads(const Block &block) {

@@ -30,14 +30,9 @@ EMULATED_KERNEL(toy_two_barriers, FaultParams, 64) {
         __syncthreads();
 }
 
-// Lanes 0 and 1 wait for each other, in different operations.
+// Each of three lanes waits for the next.
 EMULATED_KERNEL(toy_deadlock, FaultParams, 32) {
-    if (threadIdx.x == 0)
-        __syncwarp(0x3);
-    else if (threadIdx.x == 1)
-        __syncwarp(0x7);
-    else if (threadIdx.x == 2)
-        __syncthreads();
+    if (threadIdx.x < 3) __syncwarp(1u << threadIdx.x | 1u << (threadIdx.x + 1) % 3);
 }
 
 EMULATED_KERNEL(toy_wrong_source, FaultParams, 32) {

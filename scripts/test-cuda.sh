@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# The CUDA tests on a machine without a GPU: candle, this crate, and its launches are the real ones, below them
+# lies testing/pretend-cuda. Needs a C++ compiler; neither a driver nor a CUDA toolkit.
+#
+#   scripts/test-cuda.sh [--asan] [arguments of cargo test]
+#
+# --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+sanitize=''
+if [ "${1-}" = --asan ]; then
+  sanitize=address,undefined
+  shift
+fi
+
+CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}")/pretend-cuda
+export CARGO_TARGET_DIR
+export PRETEND_CUDA_SCHEDULES=${PRETEND_CUDA_SCHEDULES:-all}
+export CANDLE_QUANT_REQUIRE_CUDA=1
+toolkit=$CARGO_TARGET_DIR/toolkit
+
+# install FOLDER LIBRARY: the names under which programs look for the libraries of CUDA.
+install() {
+  mkdir -p "$1"
+  for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so; do
+    ln -sf "$2" "$1/lib$name"
+  done
+}
+
+cargo build --release -p pretend-cuda
+install "$toolkit/lib" "$CARGO_TARGET_DIR/release/libpretend_cuda.so"
+libraries=$toolkit/lib
+own=$CARGO_TARGET_DIR
+
+if [ -n "$sanitize" ]; then
+  own=$CARGO_TARGET_DIR/asan
+  libraries=$toolkit/asan
+  PRETEND_CUDA_SANITIZE=$sanitize cargo build --release -p pretend-cuda --target-dir "$own"
+  install "$libraries" "$own/release/libpretend_cuda.so"
+  triple=$(rustc -vV | sed -n 's/^host: //p' | tr 'a-z-' 'A-Z_')
+  export "CARGO_TARGET_${triple}_RUNNER=env LD_PRELOAD=$(c++ -print-file-name=libasan.so)"
+  export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
+fi
+
+# The emulator and the driver themselves.
+PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
+
+mkdir -p "$toolkit/bin"
+ln -sf "$PWD/testing/pretend-cuda/nvcc" "$toolkit/bin/nvcc"
+export PATH=$toolkit/bin:$PATH NVCC=$toolkit/bin/nvcc CUDA_COMPUTE_CAP=90
+export CUDA_ROOT=$toolkit CUDA_HOME=$toolkit CUDA_PATH=$toolkit
+export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+cargo test --release --features cuda --test 'cuda*' "$@"

@@ -1,0 +1,196 @@
+//! Devices, and which of them a thread works on.
+
+use std::cell::Cell;
+use std::ffi::{c_char, c_int, c_uint};
+
+use crate::argument::Out;
+use crate::driver;
+use crate::handles::Handle;
+use crate::memory;
+use crate::status::{fail, Result, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE};
+use crate::stream;
+
+/// How many devices there are.
+pub const DEVICES: usize = 2;
+/// Bytes of memory that each device claims to have.
+pub const MEMORY: usize = 16 << 30;
+/// Threads of a block, at most.
+pub const MAX_THREADS: u32 = 1024;
+/// Threads that a multiprocessor holds.
+pub const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
+/// Blocks that a multiprocessor holds.
+pub const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
+/// Bytes of shared memory of a block, unless it asks for more.
+pub const SHARED: u32 = 48 << 10;
+/// Bytes of shared memory that a block may ask for.
+pub const MAX_SHARED: u32 = 227 << 10;
+/// Bytes of shared memory of a multiprocessor.
+pub const SHARED_PER_MULTIPROCESSOR: u32 = 228 << 10;
+/// Bytes of shared memory that the system takes of each block.
+pub const SHARED_RESERVED: u32 = 1 << 10;
+/// Blocks in each direction of a grid, at most.
+pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
+/// Handle of the (primary) context of device 0; the others follow.
+const CONTEXT: Handle = 0x100;
+
+thread_local! {
+    static CURRENT: Cell<Option<usize>> = const { Cell::new(None) };
+}
+
+/// The device that the calling thread works on.
+pub fn current() -> Result<usize> {
+    match CURRENT.get() {
+        Some(device) => Ok(device),
+        None => fail(INVALID_CONTEXT, "no context is current on this thread"),
+    }
+}
+
+fn device(ordinal: c_int) -> Result<usize> {
+    match usize::try_from(ordinal) {
+        Ok(device) if device < DEVICES => Ok(device),
+        _ => fail(INVALID_DEVICE, format!("no device {ordinal}: there are {DEVICES}")),
+    }
+}
+
+fn context_device(context: Handle) -> Result<usize> {
+    match context.checked_sub(CONTEXT) {
+        Some(device) if device < DEVICES => Ok(device),
+        _ => fail(INVALID_CONTEXT, format!("{context:#x} is no context")),
+    }
+}
+
+/// Attributes of an H200; zero for what a launch never asks.
+fn attribute(number: c_int) -> c_int {
+    (match number {
+        1..=3 => MAX_THREADS,
+        4 => 64,
+        5 => MAX_GRID[0],
+        6 => MAX_GRID[1],
+        7 => MAX_GRID[2],
+        8 => SHARED,
+        10 => 32,         // lanes of a warp
+        12 | 82 => 65536, // registers of a block, of a multiprocessor
+        13 => 1_980_000,  // clock, kHz
+        16 => 132,        // multiprocessors
+        31 => 1,          // concurrent kernels
+        36 => 3_201_000,  // memory clock, kHz
+        37 => 6144,       // memory bus, bits
+        38 => 50 << 20,   // second-level cache
+        39 => THREADS_PER_MULTIPROCESSOR,
+        41 => 1, // one address space for host and devices
+        75 => 9, // compute capability
+        76 => 0,
+        81 => SHARED_PER_MULTIPROCESSOR,
+        97 => MAX_SHARED,
+        106 => BLOCKS_PER_MULTIPROCESSOR,
+        111 => SHARED_RESERVED,
+        115 => 1, // memory pools
+        _ => 0,
+    }) as c_int
+}
+
+driver! {
+    /// Nothing to initialize.
+    fn cuInit(flags: c_uint) {
+        if flags != 0 {
+            return fail(INVALID_VALUE, "flags are not zero");
+        }
+        Ok(())
+    }
+
+    /// CUDA 13.0.
+    fn cuDriverGetVersion(version: Out<c_int>) {
+        version.set(13000)
+    }
+
+    /// How many devices there are.
+    fn cuDeviceGetCount(count: Out<c_int>) {
+        count.set(DEVICES as c_int)
+    }
+
+    /// A device is its ordinal.
+    fn cuDeviceGet(result: Out<c_int>, ordinal: c_int) {
+        device(ordinal)?;
+        result.set(ordinal)
+    }
+
+    /// The name, cut to `capacity` with its zero.
+    fn cuDeviceGetName(name: Out<c_char>, capacity: c_int, ordinal: c_int) {
+        let text = format!("pretend GPU {}", device(ordinal)?);
+        let Some(room) = usize::try_from(capacity).ok().and_then(|n| n.checked_sub(1)) else {
+            return fail(INVALID_VALUE, "no room for a name");
+        };
+        let bytes: Vec<c_char> = text.bytes().take(room).chain([0]).map(|byte| byte as c_char).collect();
+        name.set_all(&bytes)
+    }
+
+    /// A number that no other device has.
+    fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, ordinal: c_int) {
+        uuid.set([device(ordinal)? as u8 + 1; 16])
+    }
+
+    /// Bytes of memory.
+    fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) {
+        device(ordinal)?;
+        bytes.set(MEMORY)
+    }
+
+    /// Attributes, by the numbers of `CUdevice_attribute`.
+    fn cuDeviceGetAttribute(value: Out<c_int>, number: c_int, ordinal: c_int) {
+        device(ordinal)?;
+        value.set(attribute(number))
+    }
+
+    /// Devices reach each other's memory only by copies.
+    fn cuDeviceCanAccessPeer(possible: Out<c_int>, from: c_int, to: c_int) {
+        device(from)?;
+        device(to)?;
+        possible.set(0)
+    }
+
+    /// The one context of a device.
+    fn cuDevicePrimaryCtxRetain(context: Out<Handle>, ordinal: c_int) {
+        context.set(CONTEXT + device(ordinal)?)
+    }
+
+    /// The context stays.
+    fn cuDevicePrimaryCtxRelease_v2(ordinal: c_int) {
+        device(ordinal).map(drop)
+    }
+
+    /// Makes a context, or none, current on this thread.
+    fn cuCtxSetCurrent(context: Handle) {
+        CURRENT.set(if context == 0 { None } else { Some(context_device(context)?) });
+        Ok(())
+    }
+
+    /// The context that is current on this thread, or null.
+    fn cuCtxGetCurrent(context: Out<Handle>) {
+        context.set(CURRENT.get().map_or(0, |device| CONTEXT + device))
+    }
+
+    /// The device that is current on this thread.
+    fn cuCtxGetDevice(result: Out<c_int>) {
+        result.set(current()? as c_int)
+    }
+
+    /// Everything submitted is done already.
+    fn cuCtxSynchronize() {
+        current()?;
+        stream::forbid_in_capture("cuCtxSynchronize")
+    }
+
+    /// Priorities mean nothing.
+    fn cuCtxGetStreamPriorityRange(least: Out<c_int>, greatest: Out<c_int>) {
+        current()?;
+        least.set_if_wanted(0)?;
+        greatest.set_if_wanted(-5)
+    }
+
+    /// Bytes that are free, and all.
+    fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+        free.set(MEMORY.saturating_sub(memory::used(current()?)))?;
+        total.set(MEMORY)
+    }
+}

@@ -1,0 +1,191 @@
+//! Launching kernels.
+
+use std::ffi::{c_int, c_uint};
+use std::sync::Arc;
+
+use crate::argument::In;
+use crate::device::{MAX_GRID, SHARED};
+use crate::driver;
+use crate::emulator::{Params, Schedule};
+use crate::handles::Handle;
+use crate::memory::{self, Owner, Region};
+use crate::module::{Function, FUNCTIONS};
+use crate::schedules;
+use crate::status::{
+    fail, Result, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_SUPPORTED,
+};
+use crate::stream;
+
+/// A kernel with everything it is launched with.
+pub struct Launch {
+    function: Arc<Function>,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    params: Params,
+}
+
+impl Launch {
+    /// Checks what the driver checks.
+    fn new(
+        function: Arc<Function>,
+        grid: [u32; 3],
+        block: [u32; 3],
+        shared_bytes: u32,
+        params: Params,
+    ) -> Result<Self> {
+        let threads = block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
+        if threads != Some(function.kernel.threads) {
+            let message =
+                format!("blocks of {block:?} threads, the kernel is for {}", function.kernel.threads);
+            return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
+        }
+        if grid.iter().zip(MAX_GRID).any(|(n, most)| *n == 0 || *n > most) {
+            let message = format!("a grid of {grid:?} blocks: at least 1, at most {MAX_GRID:?}");
+            return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
+        }
+        let most = function.max_shared().max(SHARED);
+        if shared_bytes > most {
+            let message =
+                format!("{shared_bytes} bytes of shared memory, {most} are allowed: set the attribute");
+            return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
+        }
+        Ok(Self { function, grid, block, shared_bytes, params })
+    }
+
+    /// The kernel's name.
+    pub fn name(&self) -> &str {
+        &self.function.name
+    }
+
+    /// The region, by the first parameter that points into it.
+    pub fn describe(&self, region: Region) -> String {
+        let in_region = |word: u64| word.wrapping_sub(region.base) < region.size as u64;
+        let offset = self.params.words().find(|(_, word)| in_region(*word)).map_or(0, |(offset, _)| offset);
+        format!("the {} bytes that the parameter at offset {offset} points to", region.size)
+    }
+
+    /// The allocations that parameters point to. Kernels get at memory in no other way.
+    fn touched(&self) -> Result<Vec<Region>> {
+        let mut regions: Vec<Region> = Vec::new();
+        for (offset, word) in self.params.words() {
+            let what = format!("kernel `{}`: the parameter at offset {offset}", self.name());
+            let Some(region) = memory::allocation_at(word, &what)? else { continue };
+            let here = Owner::Device(self.function.device);
+            if region.owner != here && region.owner != Owner::Host {
+                return fail(
+                    ILLEGAL_ADDRESS,
+                    format!("{what} is {}, the kernel runs on {here:?}", region.owner),
+                );
+            }
+            if !regions.contains(&region) {
+                regions.push(region);
+            }
+        }
+        Ok(regions)
+    }
+
+    /// Runs the grid once.
+    pub fn run(&self, schedule: Schedule) -> Result<()> {
+        let kernel = self.function.kernel;
+        // SAFETY: the caller of the driver gave the kernel's parameter struct; pointers to memory of devices
+        // were found live.
+        let result = unsafe {
+            kernel.launch(self.grid, self.block, self.shared_bytes as usize, &self.params, schedule)
+        };
+        result.or_else(|message| fail(LAUNCH_FAILED, format!("{message} [{schedule:?}]")))
+    }
+
+    /// Runs it in every order asked for.
+    fn execute(&self) -> Result<()> {
+        let touched = self.touched()?;
+        schedules::run(self, &touched)?;
+        memory::check_guards(&touched)
+            .or_else(|error| fail(error.code(), format!("kernel `{}`: {}", self.name(), error.message())))
+    }
+}
+
+fn launch(
+    function: Handle,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared_bytes: u32,
+    stream: Handle,
+    params: In<In<u8>>,
+    extra: In<u8>,
+) -> Result<()> {
+    let function = FUNCTIONS.get(function)?;
+    let stream = stream::find(stream)?;
+    if function.device != stream.device {
+        let message = format!("kernel `{}` was loaded on device {}", function.name, function.device);
+        return fail(INVALID_HANDLE, format!("{message}, the stream is of device {}", stream.device));
+    }
+    if !extra.is_null() {
+        return fail(NOT_SUPPORTED, "parameters in a buffer (`extra`)");
+    }
+    let bytes = params.get(0)?;
+    let bytes: Vec<u8> = (0..function.kernel.params_size).map(|i| bytes.get(i)).collect::<Result<_>>()?;
+    let launch = Launch::new(function, grid, block, shared_bytes, Params::new(&bytes))?;
+    stream.submit(Arc::new(move || launch.execute()))
+}
+
+/// `CUlaunchConfig`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct LaunchConfig {
+    /// Blocks.
+    pub grid: [c_uint; 3],
+    /// Threads of a block.
+    pub block: [c_uint; 3],
+    /// Bytes of dynamic shared memory.
+    pub shared_bytes: c_uint,
+    /// Where to launch.
+    pub stream: Handle,
+    /// Attributes.
+    pub attributes: In<LaunchAttribute>,
+    /// How many.
+    pub attribute_count: c_uint,
+}
+
+/// `CUlaunchAttribute`
+#[repr(C)]
+#[derive(Clone, Copy)]
+pub struct LaunchAttribute {
+    /// Which.
+    pub id: c_int,
+    /// Nothing.
+    pub pad: [u8; 4],
+    /// A union.
+    pub value: [u64; 8],
+}
+
+/// Attributes that change when a kernel runs, not what it does: none, synchronization policy, programmatic
+/// stream serialization, priority.
+const HARMLESS_ATTRIBUTES: [c_int; 4] = [0, 3, 6, 8];
+
+driver! {
+    /// Launches a kernel that takes one struct by value.
+    fn cuLaunchKernel(
+        function: Handle,
+        grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,
+        block_x: c_uint, block_y: c_uint, block_z: c_uint,
+        shared_bytes: c_uint,
+        stream: Handle,
+        params: In<In<u8>>,
+        extra: In<u8>,
+    ) {
+        launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes, stream, params, extra)
+    }
+
+    /// Launches a kernel with attributes.
+    fn cuLaunchKernelEx(config: In<LaunchConfig>, function: Handle, params: In<In<u8>>, extra: In<u8>) {
+        let config = config.get(0)?;
+        for i in 0..config.attribute_count as usize {
+            let id = config.attributes.get(i)?.id;
+            if !HARMLESS_ATTRIBUTES.contains(&id) {
+                return fail(NOT_SUPPORTED, format!("launch attribute {id}"));
+            }
+        }
+        launch(function, config.grid, config.block, config.shared_bytes, config.stream, params, extra)
+    }
+}

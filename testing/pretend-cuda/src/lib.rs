@@ -1,0 +1,52 @@
+//! A CUDA driver for a machine that has no GPU.
+//!
+//! The library built from this crate stands in for `libcuda`, `libcublas`, and the others that a
+//! CUDA program links. It has two devices, whose memory is memory of the host. A kernel that is launched
+//! runs in the emulator of `emulator/`, compiled from the same source as the real one. Work is done when
+//! it is submitted, on the thread that submits it, so what real streams might do at the same time
+//! happens one after another here.
+//!
+//! Wrong use is an error, more often than with the real driver: memory of another device or memory that
+//! was freed, a block of another size than the kernel's, writes next to an allocation, host
+//! synchronization and allocation while a stream captures. `cuGetErrorString` gives the last error of a
+//! thread in full.
+//!
+//! | variable | |
+//! |---|---|
+//! | `PRETEND_CUDA_SCHEDULES` | `forward` (default), `reverse`, `random`: the order in which threads and blocks run. `all`: every launch runs in each of the three, and a difference in any bit of device memory is an error |
+//! | `PRETEND_CUDA_SEED` | of the random order |
+//! | `PRETEND_CUDA_KERNELS` | at build time: the folder of the kernels, instead of `cuda/` |
+//! | `PRETEND_CUDA_SANITIZE` | at build time: sanitizers for emulator and kernels, such as `address,undefined` |
+#![deny(missing_docs, unsafe_op_in_unsafe_fn)]
+// The functions of CUDA keep their names and their arguments.
+#![allow(non_snake_case, clippy::too_many_arguments)]
+
+pub mod argument;
+pub mod cublas;
+pub mod curand;
+pub mod device;
+pub mod emulator;
+pub mod event;
+pub mod graph;
+mod handles;
+pub mod launch;
+pub mod memory;
+pub mod module;
+mod schedules;
+pub mod status;
+pub mod stream;
+mod stubs;
+pub mod transfer;
+
+/// Defines functions of the driver: what they return is [`status::report`]ed.
+macro_rules! driver {
+    ($($(#[$meta:meta])* fn $name:ident($($argument:ident: $type:ty),* $(,)?) $body:block)*) => {$(
+        $(#[$meta])*
+        #[no_mangle]
+        pub extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            let run = move || -> $crate::status::Result<()> { $body };
+            $crate::status::report(stringify!($name), run())
+        }
+    )*};
+}
+pub(crate) use driver;

@@ -1,0 +1,257 @@
+//! Streams, and capturing what is submitted to them.
+
+use std::cell::RefCell;
+use std::ffi::{c_int, c_uint};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, Weak};
+use std::thread::{self, ThreadId};
+
+use crate::argument::Out;
+use crate::device::{self, DEVICES};
+use crate::driver;
+use crate::event::{Event, EVENTS};
+use crate::graph::{Graph, GRAPHS};
+use crate::handles::{lock, Handle, Handles};
+use crate::status::{
+    fail, Result, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNMATCHED,
+    CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
+};
+
+/// Something for a stream to do, as often as it is asked to.
+pub type Work = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+
+/// Does what is submitted, at once and one after another.
+pub struct Stream {
+    /// Its device.
+    pub device: usize,
+    capturable: bool,
+    busy: Mutex<()>,
+    capture: Mutex<Option<Capture>>,
+}
+
+struct Capture {
+    id: u64,
+    mode: Mode,
+    thread: ThreadId,
+    work: Vec<Work>,
+    broken: bool,
+}
+
+/// Which calls of other functions a capture forbids.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Mode {
+    /// Unsafe ones, in any thread.
+    Global,
+    /// Unsafe ones, in its thread.
+    ThreadLocal,
+    /// None.
+    Relaxed,
+}
+
+static STREAMS: Handles<Stream> = Handles::new("stream");
+/// Streams that are capturing, or were.
+static CAPTURING: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
+/// The default streams.
+static LEGACY: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
+/// `CU_STREAM_PER_THREAD`; null and `CU_STREAM_LEGACY`, which is 1, are the default stream of the device.
+const PER_THREAD_HANDLE: Handle = 2;
+
+thread_local! {
+    static PER_THREAD: RefCell<Vec<Arc<Stream>>> = const { RefCell::new(Vec::new()) };
+}
+
+impl Stream {
+    fn new(device: usize, capturable: bool) -> Self {
+        Self { device, capturable, busy: Mutex::default(), capture: Mutex::default() }
+    }
+
+    fn one_per_device(capturable: bool) -> Vec<Arc<Stream>> {
+        (0..DEVICES).map(|device| Arc::new(Stream::new(device, capturable))).collect()
+    }
+
+    /// Does `work`, or keeps it for the graph that is being captured.
+    pub fn submit(&self, work: Work) -> Result<()> {
+        if device::current()? != self.device {
+            let message = format!("the stream is of device {}, which is not current", self.device);
+            return fail(INVALID_HANDLE, message);
+        }
+        if let Some(capture) = lock(&self.capture).as_mut() {
+            capture.check()?;
+            capture.work.push(work);
+            return Ok(());
+        }
+        let _busy = lock(&self.busy);
+        work()
+    }
+
+    /// The capture that is going on.
+    pub fn capture_id(&self) -> Option<u64> {
+        lock(&self.capture).as_ref().map(|capture| capture.id)
+    }
+
+    /// An error while capturing, which ends the capture too.
+    pub fn forbid_in_capture(&self, what: &str) -> Result<()> {
+        self.break_capture(CAPTURE_UNSUPPORTED, format!("{what} on a stream that is capturing"))
+    }
+
+    fn break_capture(&self, code: c_int, message: String) -> Result<()> {
+        match lock(&self.capture).as_mut() {
+            None => Ok(()),
+            Some(capture) => {
+                capture.broken = true;
+                fail(code, message)
+            }
+        }
+    }
+}
+
+impl Capture {
+    fn check(&self) -> Result<()> {
+        if self.broken {
+            return fail(CAPTURE_INVALIDATED, "something before made this capture invalid");
+        }
+        Ok(())
+    }
+
+    fn forbids_unsafe_calls(&self) -> bool {
+        match self.mode {
+            Mode::Global => true,
+            Mode::ThreadLocal => self.thread == thread::current().id(),
+            Mode::Relaxed => false,
+        }
+    }
+}
+
+/// The stream that `handle` stands for.
+pub fn find(handle: Handle) -> Result<Arc<Stream>> {
+    if handle > PER_THREAD_HANDLE {
+        return STREAMS.get(handle);
+    }
+    let of_device = |streams: &mut Vec<Arc<Stream>>, capturable| -> Result<Arc<Stream>> {
+        if streams.is_empty() {
+            *streams = Stream::one_per_device(capturable);
+        }
+        Ok(streams[device::current()?].clone())
+    };
+    match handle {
+        PER_THREAD_HANDLE => PER_THREAD.with_borrow_mut(|streams| of_device(streams, true)),
+        _ => of_device(&mut lock(&LEGACY), false),
+    }
+}
+
+/// An error if a capture forbids calls that might synchronize; that ends the capture too.
+pub fn forbid_in_capture(what: &str) -> Result<()> {
+    let streams: Vec<_> = lock(&CAPTURING).iter().filter_map(Weak::upgrade).collect();
+    for stream in streams {
+        if let Some(capture) = lock(&stream.capture).as_mut() {
+            if capture.forbids_unsafe_calls() {
+                capture.broken = true;
+                return fail(CAPTURE_UNSUPPORTED, format!("{what} while a stream is capturing"));
+            }
+        }
+    }
+    Ok(())
+}
+
+fn create(stream: Out<Handle>, flags: c_uint) -> Result<()> {
+    if flags > 1 {
+        return fail(INVALID_VALUE, format!("flags of a stream: {flags}"));
+    }
+    stream.set(STREAMS.insert(Stream::new(device::current()?, true)))
+}
+
+driver! {
+    /// A stream of the current device.
+    fn cuStreamCreate(stream: Out<Handle>, flags: c_uint) {
+        create(stream, flags)
+    }
+
+    /// Priorities mean nothing.
+    fn cuStreamCreateWithPriority(stream: Out<Handle>, flags: c_uint, _priority: c_int) {
+        create(stream, flags)
+    }
+
+    /// Forgets a stream.
+    fn cuStreamDestroy_v2(stream: Handle) {
+        STREAMS.remove(stream).map(drop)
+    }
+
+    /// Everything submitted is done already.
+    fn cuStreamSynchronize(stream: Handle) {
+        find(stream)?.forbid_in_capture("cuStreamSynchronize")
+    }
+
+    /// Everything submitted is done already.
+    fn cuStreamQuery(stream: Handle) {
+        find(stream)?.forbid_in_capture("cuStreamQuery")
+    }
+
+    /// Only captured work and other work must not wait for each other.
+    fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
+        let (stream, event) = (find(stream)?, EVENTS.get(event)?);
+        match (stream.capture_id(), event.recorded()) {
+            (Some(capture), Event { capture: Some(id), .. }) if capture == id => Ok(()),
+            (Some(_), Event { time: Some(_), .. } | Event { capture: Some(_), .. }) => {
+                stream.break_capture(CAPTURE_ISOLATION, "a capture waits for work outside of it".into())
+            }
+            (None, Event { capture: Some(_), .. }) => {
+                fail(NOT_SUPPORTED, "a second stream cannot join a capture")
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// From here on, submitted work is kept for a graph.
+    fn cuStreamBeginCapture_v2(stream: Handle, mode: c_int) {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        let stream = find(stream)?;
+        if !stream.capturable {
+            return fail(CAPTURE_IMPLICIT, "the default stream cannot capture");
+        }
+        let mode = match mode {
+            0 => Mode::Global,
+            1 => Mode::ThreadLocal,
+            2 => Mode::Relaxed,
+            _ => return fail(INVALID_VALUE, format!("capture mode {mode}")),
+        };
+        let mut capture = lock(&stream.capture);
+        if capture.is_some() {
+            return fail(INVALID_VALUE, "the stream is capturing already");
+        }
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        *capture = Some(Capture { id, mode, thread: thread::current().id(), work: Vec::new(), broken: false });
+        drop(capture);
+        let mut capturing = lock(&CAPTURING);
+        capturing.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&Arc::downgrade(&stream)));
+        capturing.push(Arc::downgrade(&stream));
+        Ok(())
+    }
+
+    /// Makes a graph of what was submitted.
+    fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) {
+        let stream = find(stream)?;
+        let mut current = lock(&stream.capture);
+        match current.as_ref() {
+            None => return fail(CAPTURE_UNMATCHED, "the stream is not capturing"),
+            Some(capture) if capture.mode != Mode::Relaxed && capture.thread != thread::current().id() => {
+                return fail(CAPTURE_WRONG_THREAD, "the capture was begun in another thread");
+            }
+            Some(_) => (),
+        }
+        let Some(capture) = current.take() else { return Ok(()) };
+        if let Err(error) = capture.check() {
+            graph.set(0)?;
+            return Err(error);
+        }
+        graph.set(GRAPHS.insert(Graph { device: stream.device, work: capture.work }))
+    }
+
+    /// Whether the stream is capturing.
+    fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
+        status.set(match lock(&find(stream)?.capture).as_ref() {
+            None => 0,
+            Some(Capture { broken: false, .. }) => 1,
+            Some(Capture { broken: true, .. }) => 2,
+        })
+    }
+}

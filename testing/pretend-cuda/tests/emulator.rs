@@ -1,0 +1,447 @@
+//! What the emulator computes, against arithmetic, and what it finds wrong.
+
+mod oracle;
+
+use std::ffi::CString;
+
+use half::{bf16, f16};
+use oracle::{fixed, nearest, Random};
+use pretend_cuda::emulator::{Kernel, Params, Schedule};
+
+const SCHEDULES: [Schedule; 4] =
+    [Schedule::Forward, Schedule::Reverse, Schedule::Random { seed: 1 }, Schedule::Random { seed: 2 }];
+
+/// Lays out arguments as C does for structs of pointers, then numbers of four bytes.
+macro_rules! params {
+    ($($argument:expr),* $(,)?) => {{
+        let mut bytes = Vec::new();
+        $(bytes.extend_from_slice(&Argument::bytes($argument));)*
+        bytes.resize(bytes.len().next_multiple_of(8), 0);
+        Params::new(&bytes)
+    }};
+}
+
+trait Argument {
+    fn bytes(self) -> Vec<u8>;
+}
+impl<T> Argument for *const T {
+    fn bytes(self) -> Vec<u8> {
+        (self as usize).to_ne_bytes().into()
+    }
+}
+impl<T> Argument for *mut T {
+    fn bytes(self) -> Vec<u8> {
+        (self as usize).to_ne_bytes().into()
+    }
+}
+impl Argument for u32 {
+    fn bytes(self) -> Vec<u8> {
+        self.to_ne_bytes().into()
+    }
+}
+
+fn launch_grid(
+    name: &str,
+    grid: [u32; 3],
+    block: [u32; 3],
+    shared: usize,
+    params: &Params,
+    schedule: Schedule,
+) -> Result<(), String> {
+    let kernel = Kernel::find(&CString::new(name).unwrap()).unwrap_or_else(|| panic!("no kernel {name}"));
+    // SAFETY: every test gives its kernel memory that is large enough, and live.
+    unsafe { kernel.launch(grid, block, shared, params, schedule) }
+}
+
+fn launch(
+    name: &str,
+    blocks: u32,
+    threads: u32,
+    shared: usize,
+    params: &Params,
+    schedule: Schedule,
+) -> Result<(), String> {
+    launch_grid(name, [blocks, 1, 1], [threads, 1, 1], shared, params, schedule)
+}
+
+#[test]
+fn sums_of_rows() {
+    let (rows, columns) = (37, 101);
+    let x: Vec<f32> = (0..rows * columns).map(|i| (i * 31 % 257) as f32 - 100.0).collect();
+    for schedule in SCHEDULES {
+        let mut y = vec![f32::NAN; rows];
+        let params = params!(x.as_ptr(), y.as_mut_ptr(), rows as u32, columns as u32);
+        launch("toy_row_sum", 10, 128, 0, &params, schedule).unwrap();
+        for (row, y) in y.iter().enumerate() {
+            let sum: f64 = x[row * columns..][..columns].iter().map(|x| f64::from(*x)).sum();
+            assert_eq!(f64::from(*y), sum, "row {row}, {schedule:?}");
+        }
+    }
+}
+
+#[test]
+fn shuffles_and_votes() {
+    for schedule in SCHEDULES {
+        let mut y = [[-1i32; 32]; 6];
+        launch("toy_shuffles", 1, 32, 0, &params!(y.as_mut_ptr()), schedule).unwrap();
+        for lane in 0..32i32 {
+            let at = lane as usize;
+            assert_eq!(y[0][at], 100 + lane * 7 % 32, "shfl of lane {lane}");
+            assert_eq!(y[1][at], 100 + if lane % 8 >= 3 { lane - 3 } else { lane }, "shfl_up of lane {lane}");
+            assert_eq!(
+                y[2][at],
+                100 + if lane % 16 < 13 { lane + 3 } else { lane },
+                "shfl_down of lane {lane}"
+            );
+            // 12 flips bits 2 and 3: inside the eight lanes of a segment, or before it, but never after it.
+            let source = if (lane ^ 12) / 8 > lane / 8 { lane } else { lane ^ 12 };
+            assert_eq!(y[3][at], 100 + source, "shfl_xor of lane {lane}");
+            assert_eq!(y[4][at] as u32, (0..32).filter(|l| l % 3 == 0).map(|l| 1 << l).sum::<u32>());
+            let expected = if lane < 16 { 100 + (lane ^ 1) + 10 } else { 100 + (lane ^ 2) };
+            assert_eq!(y[5][at], expected, "lane {lane}");
+        }
+    }
+}
+
+fn mma(bfloat16: bool, value: impl Fn(f64) -> (u16, f64)) {
+    let mut random = Random::new(3);
+    let mut matrix =
+        |n: usize| -> Vec<(u16, f64)> { (0..n).map(|_| value(random.number() * 4.0 - 2.0)).collect() };
+    let (a, b, c) = (matrix(256), matrix(128), matrix(128));
+    let bits = |matrix: &[(u16, f64)]| -> Vec<u16> { matrix.iter().map(|(bits, _)| *bits).collect() };
+    let (a_bits, b_bits) = (bits(&a), bits(&b));
+    for schedule in SCHEDULES {
+        let mut d: Vec<f32> = c.iter().map(|(_, c)| *c as f32).collect();
+        let params = params!(a_bits.as_ptr(), b_bits.as_ptr(), d.as_mut_ptr(), u32::from(bfloat16));
+        launch("toy_mma", 1, 32, 0, &params, schedule).unwrap();
+        for (i, d) in d.iter().enumerate() {
+            let (row, column) = (i / 8, i % 8);
+            let products = (0..16).map(|k| a[row * 16 + k].1 * b[k * 8 + column].1);
+            let exact: f64 = c[i].1 + products.clone().sum::<f64>();
+            let size: f64 = c[i].1.abs() + products.map(f64::abs).sum::<f64>();
+            let bound = 16.0 * 2f64.powi(-24) * size;
+            assert!(
+                (f64::from(*d) - exact).abs() <= bound,
+                "[{row}][{column}]: {d} for {exact}, {schedule:?}"
+            );
+        }
+    }
+}
+
+#[test]
+fn tensor_core_products() {
+    mma(false, |x| (f16::from_f64(x).to_bits(), f16::from_f64(x).to_f64()));
+    mma(true, |x| (bf16::from_f64(x).to_bits(), bf16::from_f64(x).to_f64()));
+}
+
+#[test]
+fn matrices_from_shared_memory() {
+    // Aligned to 16 bytes, as rows have to be.
+    let x: Vec<u128> =
+        (0..32u16).map(|row| (0..8).fold(0, |all, i| all | u128::from(row * 8 + i) << (16 * i))).collect();
+    for schedule in SCHEDULES {
+        let mut y = [[[0u32; 4]; 32]; 2];
+        launch("toy_ldmatrix", 1, 32, 0, &params!(x.as_ptr(), y.as_mut_ptr()), schedule).unwrap();
+        let [as_stored, transposed] = &y;
+        for (lane, (as_stored, transposed)) in as_stored.iter().zip(transposed).enumerate() {
+            let (g, t) = (lane / 4, lane % 4);
+            let element = |matrix: usize, row: usize, column: usize| ((8 * matrix + row) * 8 + column) as u32;
+            let pairs = |first: [usize; 2], second: [usize; 2]| {
+                [0, 1, 2, 3].map(|i| element(i, first[0], first[1]) | element(i, second[0], second[1]) << 16)
+            };
+            assert_eq!(*as_stored, pairs([g, 2 * t], [g, 2 * t + 1]));
+            assert_eq!(*transposed, pairs([2 * t, g], [2 * t + 1, g]));
+        }
+    }
+}
+
+fn arithmetic(bfloat16: bool, value: impl Fn(u16) -> f64 + Copy, operand: impl Fn(&mut Random) -> u16) {
+    let mut random = Random::new(5);
+    let n = 100_000;
+    let mut operands = || -> Vec<u16> { (0..n).map(|_| operand(&mut random)).collect() };
+    let (a, b, c) = (operands(), operands(), operands());
+    let mut results = [vec![0u16; n], vec![0u16; n], vec![0u16; n], vec![0u16; n]];
+    let [fused, product, sum, quotient] = &mut results;
+    let params = params!(
+        a.as_ptr(),
+        b.as_ptr(),
+        c.as_ptr(),
+        fused.as_mut_ptr(),
+        product.as_mut_ptr(),
+        sum.as_mut_ptr(),
+        quotient.as_mut_ptr(),
+        n as u32,
+        u32::from(bfloat16),
+    );
+    launch("toy_half_arithmetic", (n as u32).div_ceil(256), 256, 0, &params, Schedule::Forward).unwrap();
+    for i in 0..n {
+        let [x, y, z] = [a[i], b[i], c[i]].map(value);
+        let product = fixed(x, 24) * fixed(y, 24);
+        let is = |name: &str, got: u16, exact: i128| {
+            let nearest = nearest(exact, got, value);
+            assert_eq!(value(got), value(nearest), "{name} of {x}, {y}, {z}: {}", value(got));
+        };
+        is("fma", results[0][i], product + (fixed(z, 24) << 24));
+        is("product", results[1][i], product);
+        is("sum", results[2][i], (fixed(x, 24) + fixed(y, 24)) << 24);
+        // |got - x / y| <= half a unit in the last place, without dividing: compare got y with x.
+        if y != 0.0 && x != 0.0 {
+            let got = value(results[3][i]);
+            let unit = value(results[3][i] ^ 1) - got;
+            assert!(
+                !got.is_finite() || ((got * y - x) / y).abs() <= unit.abs() * 0.5000001,
+                "{x} / {y}: {got}"
+            );
+        }
+    }
+}
+
+#[test]
+fn half_arithmetic_rounds_once() {
+    arithmetic(
+        false,
+        |bits| f16::from_bits(bits).to_f64(),
+        |random| loop {
+            let bits = random.bits() as u16;
+            if f16::from_bits(bits).is_finite() {
+                return bits;
+            }
+        },
+    );
+}
+
+#[test]
+fn bfloat16_arithmetic_rounds_once() {
+    // Multiples of 2^-24 below 2^16, which the oracle holds exactly.
+    arithmetic(
+        true,
+        |bits| bf16::from_bits(bits).to_f64(),
+        |random| {
+            let exponent = 127 - 17 + random.bits() % 33;
+            ((random.bits() % 2) << 15 | exponent << 7 | (random.bits() % 128)) as u16
+        },
+    );
+}
+
+#[test]
+fn conversions_round_to_nearest_even() {
+    let mut random = Random::new(7);
+    let mut x: Vec<f32> =
+        (0..50_000).map(|_| f32::from_bits(random.bits() as u32)).filter(|x| x.abs() < 1e5).collect();
+    // Halfway between two halves and between two bfloat16, subnormal halves included.
+    x.extend(
+        (0..2000u32).flat_map(|i| [f32::from_bits(i << 16 | 0x4000_8000), (i as f32 + 0.5) * 2f32.powi(-24)]),
+    );
+    let n = x.len();
+    let (mut half, mut bfloat) = (vec![0u16; n], vec![0u16; n]);
+    let params = params!(x.as_ptr(), half.as_mut_ptr(), bfloat.as_mut_ptr(), n as u32);
+    launch("toy_round", (n as u32).div_ceil(256), 256, 0, &params, Schedule::Forward).unwrap();
+    for i in 0..n {
+        if x[i].abs() < 2f32.powi(-60) {
+            continue;
+        }
+        let exact = fixed(f64::from(x[i]), 100);
+        assert_eq!(
+            half[i],
+            oracle::nearest_at(exact, 100, half[i], |bits| f16::from_bits(bits).to_f64()),
+            "{}",
+            x[i]
+        );
+        assert_eq!(
+            bfloat[i],
+            oracle::nearest_at(exact, 100, bfloat[i], |bits| bf16::from_bits(bits).to_f64()),
+            "{}",
+            x[i]
+        );
+    }
+}
+
+#[test]
+fn bits() {
+    let mut y = [0u32; 12];
+    launch("toy_bits", 1, 1, 0, &params!(y.as_mut_ptr()), Schedule::Forward).unwrap();
+    assert_eq!(y[0], 0x77553311);
+    // Selectors 8, c, 0, 0 of bytes 80 00 00 00 7f 00 00 00: sign of byte 0, sign of byte 4, bytes 0 and 0.
+    assert_eq!(y[1], 0x808000ff);
+    assert_eq!(y[2], 0xf0123456);
+    assert_eq!(y[3], 0xbcdef012);
+    assert_eq!(y[4], 8);
+    assert_eq!(y[5], 31);
+    assert_eq!(y[6], 32);
+    // 1 * 4 + -1 * 5 + 2 * 6 + 3 * 7 + 100
+    assert_eq!(y[7], 132);
+    assert_eq!(y[8] as i32, 2);
+    assert_eq!(y[9] as i32, -3);
+    assert_eq!(y[10], 7);
+    assert_eq!(f32::from_bits(y[11]), 15.5);
+}
+
+#[test]
+fn indices() {
+    let (grid, block) = ([3, 2, 4], [4, 3, 2]);
+    for schedule in SCHEDULES {
+        let mut y = vec![0u32; 24 * 24];
+        launch_grid("toy_indices", grid, block, 0, &params!(y.as_mut_ptr()), schedule).unwrap();
+        let mut at = 0;
+        let all = |n: [u32; 3]| {
+            (0..n[2])
+                .flat_map(move |z| (0..n[1]).flat_map(move |y| (0..n[0]).map(move |x| x | y << 4 | z << 8)))
+        };
+        for b in all(grid) {
+            for t in all(block) {
+                assert_eq!(y[at], (b | t << 12) + 1, "{schedule:?}");
+                at += 1;
+            }
+        }
+    }
+}
+
+fn reversed_tiles(x: &[f32]) -> Vec<f32> {
+    let mut y = x.to_vec();
+    y.chunks_mut(64).for_each(<[f32]>::reverse);
+    y
+}
+
+#[test]
+fn barriers() {
+    let x: Vec<f32> = (0..640).map(|i| i as f32).collect();
+    let reverse = |kernel: &str, schedule| {
+        let mut y = vec![0f32; x.len()];
+        launch(kernel, 10, 64, 0, &params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32), schedule).unwrap();
+        y
+    };
+    for schedule in SCHEDULES {
+        assert_eq!(reverse("toy_reverse", schedule), reversed_tiles(&x), "{schedule:?}");
+        // Without the barrier, half of the threads read what was not yet written.
+        let y = reverse("toy_reverse_without_barrier", schedule);
+        assert!(y.iter().any(|y| y.is_nan()), "a missing barrier shows, {schedule:?}");
+    }
+    let bits = |schedule| -> Vec<u32> {
+        reverse("toy_reverse_without_barrier", schedule).iter().map(|y| y.to_bits()).collect()
+    };
+    assert_ne!(bits(Schedule::Forward), bits(Schedule::Reverse));
+}
+
+#[test]
+fn shared_memory_is_poisoned_before_each_block() {
+    for schedule in SCHEDULES {
+        let mut y = [0f32; 10];
+        launch("toy_stale_shared", 5, 1, 16, &params!(std::ptr::null::<f32>(), y.as_mut_ptr(), 5), schedule)
+            .unwrap();
+        assert!(y.iter().all(|y| y.is_nan()), "{y:?}");
+    }
+}
+
+#[test]
+fn copies_arrive_when_waited_for() {
+    let x: Vec<u128> = (0..64u128).map(|i| i * 0x3f80_0000_4000_0000_4040_0000_0001).collect();
+    // SAFETY: 64 times 16 bytes, of numbers that any bits are.
+    let numbers: Vec<u32> = unsafe { std::slice::from_raw_parts(x.as_ptr().cast::<u32>(), 256) }.to_vec();
+    for wait in [1, 0] {
+        let mut y = [0u32; 256];
+        launch("toy_async_copy", 1, 32, 1024, &params!(x.as_ptr(), y.as_mut_ptr(), wait), Schedule::Forward)
+            .unwrap();
+        assert_eq!(y[..128], numbers[..128]);
+        for (i, y) in y.iter().enumerate().skip(128) {
+            // Of the second copy, the last eight of sixteen bytes are zeros.
+            let expected = if wait == 0 {
+                0x7fff_7fff
+            } else if i % 4 < 2 {
+                numbers[i]
+            } else {
+                0
+            };
+            assert_eq!(*y, expected, "{i}");
+        }
+    }
+}
+
+#[test]
+fn the_last_block_adds_up() {
+    let x: Vec<f32> = (0..100).map(|i| i as f32 * 0.1).collect();
+    for schedule in SCHEDULES {
+        let (mut partial, mut y, mut arrivals) = (vec![0f32; 100], 0f32, 0u32);
+        let params = params!(
+            x.as_ptr(),
+            partial.as_mut_ptr(),
+            &mut y as *mut f32,
+            &mut arrivals as *mut u32,
+            std::ptr::null_mut::<f32>(),
+        );
+        launch("toy_last_block", 100, 1, 0, &params, schedule).unwrap();
+        assert_eq!(y, x.iter().sum::<f32>(), "{schedule:?}");
+        assert_eq!(arrivals, 0);
+    }
+}
+
+#[test]
+fn launches_in_many_threads() {
+    std::thread::scope(|scope| {
+        for thread in 0..4 {
+            scope.spawn(move || {
+                let x: Vec<f32> = (0..640).map(|i| (i * (thread + 1)) as f32).collect();
+                for round in 0..50 {
+                    let mut y = vec![0f32; x.len()];
+                    let params = params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32);
+                    launch("toy_reverse", 10, 64, 0, &params, SCHEDULES[round % 4]).unwrap();
+                    assert_eq!(y, reversed_tiles(&x));
+                }
+            });
+        }
+    });
+}
+
+/// In every order, the fault is found, and its description has all of `words`.
+fn diagnosed(kernel: &str, threads: u32, at: i32, words: &[&str]) {
+    let mut y = [0f32; 64];
+    for schedule in SCHEDULES {
+        let fault = launch(kernel, 2, threads, 128, &params!(y.as_mut_ptr(), at as u32), schedule);
+        let fault = fault.expect_err("the fault is found");
+        for word in words.iter().copied().chain([kernel, "block (", "faults.cu"]) {
+            assert!(fault.contains(word), "{word:?} is not in: {fault}");
+        }
+    }
+    // The emulator works as before.
+    let x = [1f32; 64];
+    launch("toy_reverse", 1, 64, 0, &params!(x.as_ptr(), y.as_mut_ptr(), 64), Schedule::Forward).unwrap();
+    assert_eq!(x, y);
+}
+
+#[test]
+fn faults_are_diagnosed() {
+    diagnosed(
+        "toy_divergent_shuffle",
+        64,
+        37,
+        &["divergent warp", "__syncwarp", "__shfl_xor_sync", "thread ("],
+    );
+    diagnosed("toy_lane_left", 64, 37, &["__shfl_xor_sync", "the kernel", "thread ("]);
+    diagnosed("toy_thread_left", 64, 37, &["__syncthreads", "the kernel", "thread ("]);
+    diagnosed("toy_two_barriers", 64, 20, &["different barriers", "thread ("]);
+    diagnosed(
+        "toy_deadlock",
+        32,
+        0,
+        &["deadlock", "__syncwarp", "mask 00000003", "mask 00000006", "mask 00000005"],
+    );
+    diagnosed("toy_wrong_source", 32, 0, &["reads from lane 20"]);
+    diagnosed("toy_not_in_mask", 32, 40, &["not in its mask"]);
+    diagnosed("toy_trap", 32, 9, &["__trap", "block (1, 0, 0)", "thread (9, 0, 0)"]);
+    diagnosed("toy_misaligned_copy", 32, 0, &["misaligned cp.async"]);
+}
+
+// AddressSanitizer would end the process.
+#[cfg(not(address_sanitizer))]
+#[test]
+fn overruns_of_shared_memory_are_diagnosed() {
+    diagnosed("toy_shared_overrun", 32, 32, &["shared memory overrun", "byte 128", "thread (7, 0, 0)"]);
+    diagnosed("toy_shared_overrun", 32, 60, &["shared memory overrun", "byte 240", "thread (7, 0, 0)"]);
+    diagnosed("toy_shared_overrun", 32, -1, &["4 bytes before its start", "thread (7, 0, 0)"]);
+}
+
+#[test]
+fn what_is_not_there() {
+    assert!(Kernel::find(c"no_such_kernel").is_none());
+    let wrong = launch("toy_row_sum", 1, 128, 0, &Params::new(&[0; 8]), Schedule::Forward);
+    assert!(wrong.unwrap_err().contains("8 bytes of parameters"));
+}
