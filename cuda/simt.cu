@@ -42,7 +42,7 @@ __device__ __forceinline__ float *shared_x() {
 template <int WORDS, int LOAD>
 __device__ __forceinline__ void load_part(uint32_t (&words)[WORDS], const uint32_t *from) {
 #pragma unroll
-    for (int i = 0; i < WORDS; i += LOAD) load_words<LOAD, (LOAD < 4)>(words + i, from + i);
+    for (int i = 0; i < WORDS; i += LOAD) load_words<LOAD, WORDS != LOAD>(words + i, from + i);
 }
 
 // Four elements of x from index i on; `wide` if they are aligned to their size.
