@@ -91,4 +91,22 @@ typedef struct CqEncode {
     uint32_t group_size;
     uint32_t dtype;
 } CqEncode;
+
+/* Every row of y becomes the bias, to which a dense product is then added. */
+typedef struct CqFillBias {
+    const void *bias; /* [rows], of bias_dtype */
+    void *y;          /* [m, rows], of y_dtype */
+    uint32_t rows;
+    uint32_t m;
+    uint32_t bias_dtype;
+    uint32_t y_dtype;
+} CqFillBias;
+
+/* The largest magnitude of numbers, NaN if there is one. */
+typedef struct CqAbsmax {
+    const void *numbers; /* [count], of dtype */
+    uint32_t *bits;      /* of the f32 result; zero before */
+    uint64_t count;
+    uint32_t dtype;
+} CqAbsmax;
 #endif

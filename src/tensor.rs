@@ -1,10 +1,12 @@
 //! A packed weight in memory.
 
-use crate::backend;
+mod checks;
+
+use crate::backend::{self, Factor};
 use crate::format::decode::{global_scale_from_absmax, NVFP4_MAX};
-use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
+use checks::{check_global_scale, check_groups, check_packed};
 use std::sync::Arc;
 
 /// A quantized weight of logical shape `[.., N, K]`: packed codes, scales, and what else its format
@@ -97,21 +99,18 @@ impl QuantTensor {
         }
         let global_scale =
             global_scale.map(|tensor| check_global_scale(format, &packed, tensor)).transpose()?;
-        Ok(Self {
-            format,
-            k,
-            packed: packed.contiguous()?,
-            scales: scales.contiguous()?,
-            biases: biases.map(|biases| biases.contiguous()).transpose()?,
-            global_scale,
-        })
+        let weight = Self { format, k, packed, scales, biases, global_scale };
+        let contiguous = weight.map_parts(Tensor::contiguous)?;
+        // CUDA kernels read weights without waiting for the kernels before them.
+        contiguous.device().synchronize()?;
+        Ok(contiguous)
     }
 
     /// Quantizes a weight `[.., N, K]` (F16, BF16 or F32) as `mx.quantize` of MLX does on a CPU, bit
     /// for bit; affine scales and biases take the dtype of the weight.
     ///
     /// NVFP4 gets a global scale when the weight exceeds 2688, the most that it holds without one.
-    /// The work is done on the CPU; the result is on the weight's device.
+    /// The result is on the weight's device, which does the work if it is the CPU or a CUDA device.
     ///
     /// # Errors
     /// If the weight has fewer than two dimensions, another dtype, an element that is not finite, or
@@ -125,13 +124,16 @@ impl QuantTensor {
             return Err(Error::mismatch("weight to quantize", "at least one element", format!("{dims:?}")));
         }
         let row = (format.words_per_row(*k)?, format.groups_per_row(*k)?);
-        let on_cpu = weight.to_device(&Device::Cpu)?;
-        let absmax = absmax(&on_cpu)?;
+        let source = match weight.device() {
+            Device::Cuda(_) => weight.contiguous()?,
+            _ => weight.to_device(&Device::Cpu)?.contiguous()?,
+        };
+        let absmax = backend::absmax(&source)?;
         if !absmax.is_finite() {
             return Err(Error::mismatch("weight to quantize", "finite numbers", "infinities or NaN"));
         }
         let global = (format == QuantFormat::Nvfp4 && absmax > NVFP4_MAX).then_some(absmax);
-        let parts = backend::cpu_quantize(&on_cpu.contiguous()?, format, global)?;
+        let parts = backend::quantize(&source, format, global)?;
         let shaped = |flat: Tensor, last: usize| {
             let mut dims = dims.to_vec();
             dims.splice(dims.len() - 1.., [last]);
@@ -192,16 +194,22 @@ impl QuantTensor {
         let part = |tensor: &Tensor| tensor.narrow(dim, groups.0, groups.1);
         // One global scale serves every slice; one for each matrix is cut with the stack.
         let global_scale = match &self.global_scale {
-            Some(global) if global.values.len() > 1 && dim == 0 => Some(global.tensor.narrow(0, start, len)?),
-            other => other.as_ref().map(|global| global.tensor.clone()),
+            Some(GlobalScale { tensor, values }) if values.len() > 1 && dim == 0 => Some(GlobalScale {
+                tensor: tensor.narrow(0, start, len)?,
+                values: values.get(start..start + len).unwrap_or_default().into(),
+            }),
+            other => other.clone(),
         };
-        Self::new(
-            self.format,
-            packed,
-            part(&self.scales)?,
-            self.biases.as_ref().map(part).transpose()?,
-            global_scale,
-        )
+        let k = if along_k { len } else { self.k };
+        let biases = self.biases.as_ref().map(part).transpose()?;
+        let slice =
+            Self { format: self.format, k, packed, scales: part(&self.scales)?, biases, global_scale };
+        if slice.packed.is_contiguous() && slice.scales.is_contiguous() {
+            return Ok(slice);
+        }
+        let copy = slice.map_parts(Tensor::contiguous)?;
+        copy.device().synchronize()?;
+        Ok(copy)
     }
 
     /// Joins weights along N, as fused QKV or gate and up projections want.
@@ -242,8 +250,14 @@ impl QuantTensor {
     /// # Errors
     /// If the device fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
-        let global_scale = self.global_scale().map(|global| global.to_device(device)).transpose()?;
-        self.with_parts(|part| part.to_device(device), global_scale)
+        let moved = |part: &Tensor| part.to_device(device);
+        Self::new(
+            self.format,
+            moved(&self.packed)?,
+            moved(&self.scales)?,
+            self.biases.as_ref().map(moved).transpose()?,
+            self.global_scale().map(moved).transpose()?,
+        )
     }
 
     /// `x * weight^T + bias`.
@@ -257,13 +271,14 @@ impl QuantTensor {
     /// # Errors
     /// If shapes, dtypes or devices do not fit.
     pub fn matmul(&self, x: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
-        backend::matmul(self, x, bias)
+        backend::matmul(Factor { weight: self, bias }, x)
     }
 
     /// The rows `ids` of a weight `[N, K]`: shape of `ids` (U8, U32 or I64) followed by K.
     ///
     /// # Errors
-    /// If an id is N or more, the weight is a stack, or `dtype` is not F32, F16 or BF16.
+    /// If the weight is a stack, or `dtype` is not F32, F16 or BF16. If an id is N or more; on a CUDA
+    /// device, where ids are not read back, such a row is NaN instead.
     pub fn embed(&self, ids: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
         backend::embed(self, ids, dtype)
     }
@@ -315,23 +330,27 @@ impl QuantTensor {
 
     /// A stack with one leading dimension.
     pub(crate) fn flatten_stack(&self) -> Result<Self> {
-        self.with_parts(|part| part.flatten_to(part.rank() - 3), self.global_scale().cloned())
+        Ok(self.map_parts(|part| part.flatten_to(part.rank() - 3))?)
     }
 
     /// Matrix `index` of a stack with one leading dimension.
     pub(crate) fn matrix(&self, index: usize) -> Result<Self> {
-        let one = self.narrow(0, index, 1)?;
-        one.with_parts(|part| part.squeeze(0), one.global_scale().cloned())
+        Ok(self.narrow(0, index, 1)?.map_parts(|part| part.squeeze(0))?)
     }
 
-    /// The weight with packed words, scales and biases changed alike.
-    fn with_parts(
+    /// The same weights, packed words, scales and biases reshaped or copied alike.
+    fn map_parts(
         &self,
         change: impl Fn(&Tensor) -> candle_core::Result<Tensor>,
-        global_scale: Option<Tensor>,
-    ) -> Result<Self> {
-        let biases = self.biases.as_ref().map(&change).transpose()?;
-        Self::new(self.format, change(&self.packed)?, change(&self.scales)?, biases, global_scale)
+    ) -> candle_core::Result<Self> {
+        Ok(Self {
+            format: self.format,
+            k: self.k,
+            packed: change(&self.packed)?,
+            scales: change(&self.scales)?,
+            biases: self.biases.as_ref().map(&change).transpose()?,
+            global_scale: self.global_scale.clone(),
+        })
     }
 
     /// Bytes of all parts.
@@ -347,76 +366,4 @@ impl QuantTensor {
     pub fn bits_per_weight(&self) -> f64 {
         self.size_in_bytes() as f64 * 8.0 / self.dims().iter().product::<usize>() as f64
     }
-}
-
-/// K of a packed tensor, after its dtype and shape were checked.
-fn check_packed(format: QuantFormat, packed: &Tensor) -> Result<usize> {
-    let what = || format!("packed words of an {format} weight");
-    if packed.dtype() != DType::U32 {
-        return Err(Error::mismatch(what(), "dtype U32", format!("{:?}", packed.dtype())));
-    }
-    let dims = packed.dims();
-    let [.., _, words] = dims else {
-        return Err(Error::mismatch(what(), "a shape [.., N, words]", format!("{dims:?}")));
-    };
-    if packed.elem_count() == 0 {
-        return Err(Error::mismatch(what(), "no dimension of zero", format!("{dims:?}")));
-    }
-    let group_bits = format.bits() * format.group_size();
-    match words.checked_mul(32).filter(|bits| bits % group_bits == 0) {
-        Some(bits) => Ok(bits / format.bits()),
-        None => Err(Error::mismatch(
-            what(),
-            format!("rows of whole groups, {} words each", group_bits / 32),
-            format!("{words} words in {dims:?}"),
-        )),
-    }
-}
-
-fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]) -> Result<()> {
-    let is_float = matches!(values.dtype(), DType::F16 | DType::BF16 | DType::F32);
-    let (fits, expected) = match format.scale_kind() {
-        ScaleKind::Float => (is_float, "dtype F16, BF16 or F32"),
-        ScaleKind::E8m0 | ScaleKind::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
-    };
-    let what = format!("{name} of an {format} weight");
-    if !fits {
-        return Err(Error::mismatch(what, expected, format!("{:?}", values.dtype())));
-    }
-    if values.dims() != dims {
-        return Err(Error::mismatch(what, format!("shape {dims:?}"), format!("{:?}", values.dims())));
-    }
-    Ok(())
-}
-
-fn check_global_scale(format: QuantFormat, packed: &Tensor, tensor: Tensor) -> Result<GlobalScale> {
-    let what = || format!("global scale of an {format} weight");
-    if format != QuantFormat::Nvfp4 {
-        return Err(Error::mismatch(what(), "none (only nvfp4 has one)", "one"));
-    }
-    if tensor.dtype() != DType::F32 {
-        return Err(Error::mismatch(what(), "dtype F32", format!("{:?}", tensor.dtype())));
-    }
-    let stack = match packed.dims() {
-        [experts, _, _] => *experts,
-        _ => 1,
-    };
-    if tensor.rank() > 1 || (tensor.elem_count() != 1 && tensor.elem_count() != stack) {
-        return Err(Error::mismatch(
-            what(),
-            format!("one value, or {stack}"),
-            format!("shape {:?}", tensor.dims()),
-        ));
-    }
-    let tensor = tensor.flatten_all()?.contiguous()?;
-    let values: Vec<f32> = tensor.to_vec1()?;
-    match values.iter().find(|value| !value.is_finite() || **value < 0.0) {
-        Some(bad) => Err(Error::mismatch(what(), "finite numbers of 0 or more", bad.to_string())),
-        None => Ok(GlobalScale { tensor, values: values.into() }),
-    }
-}
-
-/// The largest magnitude; NaN if there is a NaN.
-fn absmax(weight: &Tensor) -> Result<f32> {
-    Ok(backend::cpu_absmax(&weight.contiguous()?)?)
 }

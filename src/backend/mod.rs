@@ -1,22 +1,54 @@
 //! The one door to the kernels: the device of a weight decides who computes.
 
 mod cpu;
+#[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
+mod cuda;
+mod fused;
 mod quantize;
 
 use crate::format::element::Real;
-use crate::{Error, QuantTensor};
-use candle_core::{bail, CpuStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D};
+use crate::{Error, QuantFormat, QuantTensor};
+use candle_core::{
+    bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
+};
 use cpu::{GroupValues, PackedMatrix};
+pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};
-pub(crate) use quantize::{absmax as cpu_absmax, quantize as cpu_quantize};
+pub(crate) use quantize::Parts;
 
 #[cfg(target_endian = "big")]
 compile_error!("candle-quant reads packed words as little-endian bytes");
 
+/// A weight of a product, and what is added to the product.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Factor<'a> {
+    pub(crate) weight: &'a QuantTensor,
+    pub(crate) bias: Option<&'a Tensor>,
+}
+
 /// See [`QuantTensor::matmul`].
-pub(crate) fn matmul(weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+pub(crate) fn matmul(factor: Factor, x: &Tensor) -> Result<Tensor> {
+    let Factor { weight, bias } = factor;
+    check_factor(factor, x)?;
+    if weight.packed().rank() > 2 {
+        return stacked_matmul(factor, x);
+    }
+    let bias = bias.map(|bias| match (x.device(), bias.dtype()) {
+        (Device::Cuda(_), DType::F16 | DType::BF16) => bias.detach().contiguous(),
+        _ => bias.detach().to_dtype(DType::F32)?.contiguous(),
+    });
+    let product = QuantMatmul { weight: weight.clone(), bias: bias.transpose()? };
+    match x.device() {
+        // Kernels of the device take views, or copy them.
+        Device::Cuda(_) => x.apply_op1(product),
+        _ => x.contiguous()?.apply_op1(product),
+    }
+}
+
+/// Shapes and devices of a product; its dtype is the kernels' business.
+fn check_factor(Factor { weight, bias }: Factor, x: &Tensor) -> Result<()> {
     let dims = weight.dims();
-    let [leading @ .., n, k] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
+    let [.., n, k] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
     if x.dims().last() != Some(k) {
         let expected = format!("last dimension {k} (K of {weight:?})");
         return Err(Error::mismatch("x", expected, format!("shape {:?}", x.dims())).into());
@@ -30,21 +62,13 @@ pub(crate) fn matmul(weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) ->
         }
         check_device("bias", bias, weight.device())?;
     }
-    check_device("x", x, weight.device())?;
-    if leading.is_empty() {
-        let bias = bias.map(|bias| bias.detach().to_dtype(DType::F32)?.contiguous()).transpose()?;
-        return x.contiguous()?.apply_op1(QuantMatmul { weight: weight.clone(), bias });
-    }
-    stacked_matmul(weight, leading, x, bias)
+    check_device("x", x, weight.device())
 }
 
 /// One product for each matrix of a stack; leading dimensions broadcast both ways.
-fn stacked_matmul(
-    weight: &QuantTensor,
-    stack: &[usize],
-    x: &Tensor,
-    bias: Option<&Tensor>,
-) -> Result<Tensor> {
+fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor> {
+    let dims = weight.dims();
+    let [stack @ .., _, _] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
     let [x_stack @ .., m, k] = x.dims() else {
         let expected = "a shape [.., M, K] for a stack of weights";
         return Err(Error::mismatch("x", expected, format!("{:?}", x.dims())).into());
@@ -55,17 +79,18 @@ fn stacked_matmul(
     if shape.elem_count() == 0 {
         return Tensor::zeros(product_dims, x.dtype(), x.device());
     }
-    let x = x.broadcast_as([&batch[..], &[*m, *k]].concat())?.contiguous()?;
-    let x = x.reshape((shape.elem_count(), *m, *k))?;
-    // Which matrix of the flattened stack each batch entry meets.
-    let matrices: usize = stack.iter().product();
-    let index = Tensor::arange(0u32, matrices as u32, &Device::Cpu)?.reshape(stack)?;
-    let index: Vec<u32> = index.broadcast_as(batch.as_slice())?.flatten_all()?.to_vec1()?;
+    // Which entry of a flattened stack each batch entry meets.
+    let entries = |stack: &[usize]| -> Result<Vec<u32>> {
+        let count: usize = stack.iter().product();
+        let index = Tensor::arange(0u32, count as u32, &Device::Cpu)?.reshape(stack)?;
+        index.broadcast_as(batch.as_slice())?.flatten_all()?.to_vec1()
+    };
+    let x = x.reshape((x_stack.iter().product::<usize>(), *m, *k))?;
     let flat = weight.flatten_stack()?;
-    let products = index
-        .iter()
-        .enumerate()
-        .map(|(entry, &matrix)| matmul(&flat.matrix(matrix as usize)?, &x.get(entry)?, bias));
+    let products = entries(stack)?.into_iter().zip(entries(x_stack)?).map(|(matrix, entry)| {
+        let matrix = flat.matrix(matrix as usize)?;
+        matmul(Factor { weight: &matrix, bias }, &x.get(entry as usize)?)
+    });
     Tensor::stack(&products.collect::<Result<Vec<_>>>()?, 0)?.reshape(product_dims)
 }
 
@@ -80,11 +105,12 @@ pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
         }
         Tensor::from_vec(all, dims, &Device::Cpu)
     }
-    match dtype {
-        DType::F32 => typed::<f32>(weight),
-        DType::F16 => typed::<f16>(weight),
-        DType::BF16 => typed::<bf16>(weight),
-        other => Err(unsupported_dtype("dequantize", other)),
+    match (weight.device(), dtype) {
+        (Device::Cuda(_), DType::F32 | DType::F16 | DType::BF16) => cuda::dequantize(weight, dtype),
+        (_, DType::F32) => typed::<f32>(weight),
+        (_, DType::F16) => typed::<f16>(weight),
+        (_, DType::BF16) => typed::<bf16>(weight),
+        (_, other) => Err(unsupported_dtype("dequantize", other)),
     }
 }
 
@@ -98,10 +124,16 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
         return Err(Error::mismatch("embedding", "a weight [N, K]", format!("{weight:?}")).into());
     };
     check_device("ids", ids, weight.device())?;
-    let flat = match ids.dtype() {
-        DType::U8 | DType::U32 | DType::I64 => ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?,
-        other => return Err(Error::mismatch("ids", "dtype U8, U32 or I64", format!("{other:?}")).into()),
-    };
+    if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
+        return Err(Error::mismatch("ids", "dtype U8, U32 or I64", format!("{:?}", ids.dtype())).into());
+    }
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(unsupported_dtype("embed", dtype));
+    }
+    if let Device::Cuda(_) = weight.device() {
+        return cuda::embed(weight, ids, dtype);
+    }
+    let flat = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
     let in_range = |id: &i64| usize::try_from(*id).ok().filter(|id| *id < n);
     let Some(rows) = flat.iter().map(in_range).collect::<Option<Vec<_>>>() else {
         let bad = flat.iter().find(|id| in_range(id).is_none()).copied().unwrap_or_default();
@@ -116,10 +148,28 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
     }
 }
 
+/// The largest magnitude of a contiguous tensor; NaN if there is a NaN.
+pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
+    match (tensor.device(), tensor.dtype()) {
+        (Device::Cuda(_), DType::F32 | DType::F16 | DType::BF16) => cuda::absmax(tensor),
+        _ => quantize::absmax(tensor),
+    }
+}
+
+/// Encodes the rows of a contiguous tensor `[.., K]` of finite numbers.
+///
+/// `absmax` is NVFP4's global scale in MLX's convention.
+pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
+    match weight.device() {
+        Device::Cuda(_) => cuda::quantize(weight, format, absmax),
+        _ => quantize::quantize(weight, format, absmax),
+    }
+}
+
 /// The product with a matrix `[N, K]`; candle hands it the storage of `x`.
 struct QuantMatmul {
     weight: QuantTensor,
-    /// F32 `[N]`, contiguous.
+    /// `[N]`, contiguous, F32 on the CPU.
     bias: Option<Tensor>,
 }
 
@@ -149,6 +199,10 @@ impl CustomOp1 for QuantMatmul {
             *last = *n;
         }
         Ok((product, Shape::from(dims)))
+    }
+
+    fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+        cuda::matmul(Factor { weight: &self.weight, bias: self.bias.as_ref() }, storage, layout)
     }
 
     /// `grad * weight`: the weight is dequantized for it.

@@ -6,7 +6,7 @@ use crate::QuantFormat;
 use candle_core::{bail, CpuStorage, Device, Result, Storage, Tensor};
 use rayon::prelude::*;
 
-/// Flat parts of a quantized weight, on the CPU.
+/// Flat parts of a quantized weight.
 pub(crate) struct Parts {
     pub(crate) packed: Tensor,
     pub(crate) scales: Tensor,

@@ -3,7 +3,7 @@
 use super::decoder::projection;
 use super::rope::Rotation;
 use super::Config;
-use crate::nn::{rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
+use crate::nn::{forward_add, forward_all, rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
 use candle_core::{DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
 
@@ -47,13 +47,21 @@ impl Attention {
         })
     }
 
-    /// `x` is `[B, T, hidden]`, the tokens that follow those in the cache.
-    pub fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> Result<Tensor> {
+    /// `x` is `[B, T, hidden]`, the tokens that follow those in the cache; what attention makes of them is
+    /// added to `residual`.
+    pub fn forward(
+        &mut self,
+        x: &Tensor,
+        residual: &Tensor,
+        rotation: &Rotation,
+        visible: &Visible,
+    ) -> Result<Tensor> {
         let (batch, len, _) = x.dims3()?;
         let heads = |x: Tensor, heads| x.reshape((batch, len, heads, self.head_dim));
-        let mut q = heads(self.q_proj.forward(x)?, self.heads)?;
-        let mut k = heads(self.k_proj.forward(x)?, self.kv_heads)?;
-        let v = heads(self.v_proj.forward(x)?, self.kv_heads)?;
+        let [q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        let mut q = heads(q, self.heads)?;
+        let mut k = heads(k, self.kv_heads)?;
+        let v = heads(v, self.kv_heads)?;
         if let Some(norm) = &self.q_norm {
             q = norm.forward(&q)?;
         }
@@ -65,7 +73,7 @@ impl Attention {
         let by_head = |x: &Tensor| x.to_dtype(score_dtype(x))?.transpose(1, 2)?.contiguous();
         let (k, v) = self.cache.append(&by_head(&k)?, &by_head(&v)?)?;
         let y = self.attend(&by_head(&q)?, &k, &v, visible)?;
-        y.to_dtype(x.dtype())?.apply(&self.o_proj)
+        forward_add(&self.o_proj, &y.to_dtype(x.dtype())?, residual)
     }
 
     /// Softmax(q k^T / sqrt(head_dim)) v for `q` `[B, heads, T, head_dim]`, `k` and `v`

@@ -5,8 +5,8 @@ use super::rope::Rotation;
 use super::Config;
 use crate::checkpoint::Checkpoint;
 use crate::nn::{
-    embedding, linear_b, linear_no_bias, rms_norm, Activation, Embedding, LayerWeight, Linear, Module,
-    RmsNorm, VarBuilder, WeightSummary,
+    embedding, forward_add, linear_b, linear_no_bias, rms_norm, swiglu, Activation, Embedding, LayerWeight,
+    Linear, Module, RmsNorm, VarBuilder, WeightSummary,
 };
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -182,8 +182,8 @@ impl Layer {
     }
 
     fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> candle_core::Result<Tensor> {
-        let x = (x + self.attention.forward(&self.input_norm.forward(x)?, rotation, visible)?)?;
-        &x + self.mlp.forward(&self.mlp_norm.forward(&x)?)?
+        let x = self.attention.forward(&self.input_norm.forward(x)?, x, rotation, visible)?;
+        self.mlp.forward(&self.mlp_norm.forward(&x)?, &x)
     }
 
     fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
@@ -210,12 +210,14 @@ impl Mlp {
             activation: config.hidden_act,
         })
     }
-}
 
-impl Module for Mlp {
-    fn forward(&self, x: &Tensor) -> candle_core::Result<Tensor> {
-        let gate = x.apply(&self.gate_proj)?.apply(&self.activation)?;
-        (gate * x.apply(&self.up_proj)?)?.apply(&self.down_proj)
+    /// What is made of `x` is added to `residual`.
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> candle_core::Result<Tensor> {
+        let inner = match self.activation {
+            Activation::Silu => swiglu(&self.gate_proj, &self.up_proj, x)?,
+            other => (x.apply(&self.gate_proj)?.apply(&other)? * x.apply(&self.up_proj)?)?,
+        };
+        forward_add(&self.down_proj, &inner, residual)
     }
 }
 

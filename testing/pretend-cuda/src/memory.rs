@@ -202,6 +202,14 @@ pub fn free(address: u64) -> Result<()> {
     result
 }
 
+/// Fills a live allocation with what fresh memory holds.
+pub fn forget(address: u64) -> Result<()> {
+    let region = lock(&MEMORY_OF_ALL).live(address, "memory of a graph")?;
+    // SAFETY: the region is live, and work of its stream is done one after another.
+    fill(unsafe { region.bytes_mut() });
+    Ok(())
+}
+
 /// The live allocation that `bytes` bytes at `address` lie in; `what` is for messages.
 pub fn check(address: u64, bytes: usize, what: &str) -> Result<Region> {
     let region = lock(&MEMORY_OF_ALL).live(address, what)?;

@@ -34,6 +34,8 @@ struct Capture {
     mode: Mode,
     thread: ThreadId,
     work: Vec<Work>,
+    /// Allocated and not freed in this capture.
+    memory: Vec<u64>,
     broken: bool,
 }
 
@@ -87,6 +89,21 @@ impl Stream {
     /// The capture that is going on.
     pub fn capture_id(&self) -> Option<u64> {
         lock(&self.capture).as_ref().map(|capture| capture.id)
+    }
+
+    /// Makes an allocation that of the graph that is being captured; false if none is.
+    pub fn give_to_graph(&self, address: u64) -> bool {
+        let mut capture = lock(&self.capture);
+        capture.as_mut().map(|capture| capture.memory.push(address)).is_some()
+    }
+
+    /// Whether an allocation was that of the graph that is being captured; it no longer is.
+    pub fn take_from_graph(&self, address: u64) -> bool {
+        let mut capture = lock(&self.capture);
+        let Some(memory) = capture.as_mut().map(|capture| &mut capture.memory) else { return false };
+        let known = memory.len();
+        memory.retain(|other| *other != address);
+        memory.len() < known
     }
 
     /// An error while capturing, which ends the capture too.
@@ -219,7 +236,8 @@ driver! {
             return fail(INVALID_VALUE, "the stream is capturing already");
         }
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        *capture = Some(Capture { id, mode, thread: thread::current().id(), work: Vec::new(), broken: false });
+        let thread = thread::current().id();
+        *capture = Some(Capture { id, mode, thread, work: Vec::new(), memory: Vec::new(), broken: false });
         drop(capture);
         let mut capturing = lock(&CAPTURING);
         capturing.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&Arc::downgrade(&stream)));

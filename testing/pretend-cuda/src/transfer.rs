@@ -122,11 +122,15 @@ driver! {
         address.set(memory::allocate(Owner::Device(device::current()?), bytes)?)
     }
 
-    /// Memory of the stream's device. A graph that owns memory is not known here.
+    /// Memory of the stream's device. In a capture it becomes the graph's: the same at each launch,
+    /// undefined again when the launch gets there.
     fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) {
         let stream = stream::find(stream)?;
-        stream.forbid_in_capture("cuMemAllocAsync")?;
-        address.set(memory::allocate(Owner::Device(stream.device), bytes)?)
+        let allocated = memory::allocate(Owner::Device(stream.device), bytes)?;
+        if stream.give_to_graph(allocated) {
+            stream.submit(Arc::new(move || memory::forget(allocated)))?;
+        }
+        address.set(allocated)
     }
 
     /// Pinned memory.
@@ -147,10 +151,18 @@ driver! {
         if address == 0 { Ok(()) } else { memory::free(address) }
     }
 
-    /// Frees memory, after what the stream was given before.
+    /// Frees memory, after what the stream was given before. In a capture only memory of the graph, which
+    /// keeps it for the next launch.
     fn cuMemFreeAsync(address: Address, stream: Handle) {
-        stream::find(stream)?.forbid_in_capture("cuMemFreeAsync")?;
-        if address == 0 { Ok(()) } else { memory::free(address) }
+        let stream = stream::find(stream)?;
+        if address == 0 {
+            return Ok(());
+        }
+        if stream.take_from_graph(address) {
+            return stream.submit(Arc::new(move || memory::forget(address)));
+        }
+        stream.forbid_in_capture("cuMemFreeAsync of memory from before")?;
+        memory::free(address)
     }
 
     /// Frees pinned memory.

@@ -299,7 +299,6 @@ fn captures_that_fail() {
     let gpu = Gpu::new(0);
     let address = gpu.room(16);
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemAlloc_v2(Out::from(&mut 0), 16));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuMemAllocAsync(Out::from(&mut 0), 16, gpu.stream));
     refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuMemFreeAsync(address, gpu.stream));
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemFree_v2(address));
     refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuStreamSynchronize(gpu.stream));
@@ -313,6 +312,28 @@ fn captures_that_fail() {
     refused_in_capture(CAPTURE_ISOLATION, |gpu| cuStreamWaitEvent(gpu.stream, event, 0));
     assert_eq!(cuStreamBeginCapture_v2(0, 1), CAPTURE_IMPLICIT);
     assert_eq!(cuMemFree_v2(address), SUCCESS);
+}
+
+#[test]
+fn memory_of_graphs() {
+    let gpu = Gpu::new(0);
+    let (from, to, undefined) = (gpu.upload(&[1f32]), gpu.room(4), gpu.room(4));
+    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
+    let within = made(|out| cuMemAllocAsync(out, 4, gpu.stream)).unwrap();
+    assert_eq!(cuMemcpyDtoDAsync_v2(within, from, 4, gpu.stream), SUCCESS);
+    assert_eq!(cuMemcpyDtoDAsync_v2(to, within, 4, gpu.stream), SUCCESS);
+    assert_eq!(cuMemFreeAsync(within, gpu.stream), SUCCESS);
+    // Freed, so undefined.
+    assert_eq!(cuMemcpyDtoDAsync_v2(undefined, within, 4, gpu.stream), SUCCESS);
+    let graph = made(|out| cuStreamEndCapture(gpu.stream, out)).unwrap();
+    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 1)).unwrap();
+    for value in [3f32, 4.0] {
+        let source = gpu.upload(&[value]);
+        assert_eq!(cuMemcpyDtoDAsync_v2(from, source, 4, gpu.stream), SUCCESS);
+        assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
+        assert_eq!(gpu.download(to, 1), [value]);
+        assert!(gpu.download(undefined, 1)[0].is_nan());
+    }
 }
 
 #[test]

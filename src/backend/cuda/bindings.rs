@@ -1,0 +1,200 @@
+// Generated from cuda/params.h by `cargo run -p bindings`; do not edit.
+
+pub const CQ_MAX_WEIGHTS: u32 = 3;
+pub const CQ_F16: CqDtype = 0;
+pub const CQ_BF16: CqDtype = 1;
+pub const CQ_F32: CqDtype = 2;
+pub type CqDtype = ::core::ffi::c_uint;
+pub const CQ_STORE: CqEpilogue = 0;
+pub const CQ_SWIGLU: CqEpilogue = 1;
+pub type CqEpilogue = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqMatrix {
+    pub packed: *const u32,
+    pub scales: *const ::core::ffi::c_void,
+    pub biases: *const ::core::ffi::c_void,
+    pub global_scale: f32,
+    pub rows: u32,
+    pub scale_dtype: u32,
+    pub biases_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqMatrix"][::core::mem::size_of::<CqMatrix>() - 40usize];
+    ["Alignment of CqMatrix"][::core::mem::align_of::<CqMatrix>() - 8usize];
+    ["Offset of field: CqMatrix::packed"][::core::mem::offset_of!(CqMatrix, packed) - 0usize];
+    ["Offset of field: CqMatrix::scales"][::core::mem::offset_of!(CqMatrix, scales) - 8usize];
+    ["Offset of field: CqMatrix::biases"][::core::mem::offset_of!(CqMatrix, biases) - 16usize];
+    ["Offset of field: CqMatrix::global_scale"][::core::mem::offset_of!(CqMatrix, global_scale) - 24usize];
+    ["Offset of field: CqMatrix::rows"][::core::mem::offset_of!(CqMatrix, rows) - 28usize];
+    ["Offset of field: CqMatrix::scale_dtype"][::core::mem::offset_of!(CqMatrix, scale_dtype) - 32usize];
+    ["Offset of field: CqMatrix::biases_dtype"][::core::mem::offset_of!(CqMatrix, biases_dtype) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqFactor {
+    pub matrix: CqMatrix,
+    pub bias: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    pub y_stride: u32,
+    pub bias_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqFactor"][::core::mem::size_of::<CqFactor>() - 64usize];
+    ["Alignment of CqFactor"][::core::mem::align_of::<CqFactor>() - 8usize];
+    ["Offset of field: CqFactor::matrix"][::core::mem::offset_of!(CqFactor, matrix) - 0usize];
+    ["Offset of field: CqFactor::bias"][::core::mem::offset_of!(CqFactor, bias) - 40usize];
+    ["Offset of field: CqFactor::y"][::core::mem::offset_of!(CqFactor, y) - 48usize];
+    ["Offset of field: CqFactor::y_stride"][::core::mem::offset_of!(CqFactor, y_stride) - 56usize];
+    ["Offset of field: CqFactor::bias_dtype"][::core::mem::offset_of!(CqFactor, bias_dtype) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqGemv {
+    pub factor: [CqFactor; 3usize],
+    pub x: *const ::core::ffi::c_void,
+    pub residual: *const ::core::ffi::c_void,
+    pub partial: *mut f32,
+    pub arrivals: *mut u32,
+    pub factors: u32,
+    pub m: u32,
+    pub k: u32,
+    pub k_per_split: u32,
+    pub x_stride: u32,
+    pub residual_stride: u32,
+    pub x_dtype: u32,
+    pub epilogue: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 256usize];
+    ["Alignment of CqGemv"][::core::mem::align_of::<CqGemv>() - 8usize];
+    ["Offset of field: CqGemv::factor"][::core::mem::offset_of!(CqGemv, factor) - 0usize];
+    ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 192usize];
+    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 200usize];
+    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 208usize];
+    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 216usize];
+    ["Offset of field: CqGemv::factors"][::core::mem::offset_of!(CqGemv, factors) - 224usize];
+    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 228usize];
+    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 232usize];
+    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 236usize];
+    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 240usize];
+    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 244usize];
+    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 248usize];
+    ["Offset of field: CqGemv::epilogue"][::core::mem::offset_of!(CqGemv, epilogue) - 252usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqSimt {
+    pub factor: CqFactor,
+    pub x: *const ::core::ffi::c_void,
+    pub m: u32,
+    pub k: u32,
+    pub group_size: u32,
+    pub x_stride: u32,
+    pub x_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqSimt"][::core::mem::size_of::<CqSimt>() - 96usize];
+    ["Alignment of CqSimt"][::core::mem::align_of::<CqSimt>() - 8usize];
+    ["Offset of field: CqSimt::factor"][::core::mem::offset_of!(CqSimt, factor) - 0usize];
+    ["Offset of field: CqSimt::x"][::core::mem::offset_of!(CqSimt, x) - 64usize];
+    ["Offset of field: CqSimt::m"][::core::mem::offset_of!(CqSimt, m) - 72usize];
+    ["Offset of field: CqSimt::k"][::core::mem::offset_of!(CqSimt, k) - 76usize];
+    ["Offset of field: CqSimt::group_size"][::core::mem::offset_of!(CqSimt, group_size) - 80usize];
+    ["Offset of field: CqSimt::x_stride"][::core::mem::offset_of!(CqSimt, x_stride) - 84usize];
+    ["Offset of field: CqSimt::x_dtype"][::core::mem::offset_of!(CqSimt, x_dtype) - 88usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqDecode {
+    pub matrix: CqMatrix,
+    pub ids: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    pub first_row: u64,
+    pub count: u32,
+    pub k: u32,
+    pub group_size: u32,
+    pub ids_bytes: u32,
+    pub y_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqDecode"][::core::mem::size_of::<CqDecode>() - 88usize];
+    ["Alignment of CqDecode"][::core::mem::align_of::<CqDecode>() - 8usize];
+    ["Offset of field: CqDecode::matrix"][::core::mem::offset_of!(CqDecode, matrix) - 0usize];
+    ["Offset of field: CqDecode::ids"][::core::mem::offset_of!(CqDecode, ids) - 40usize];
+    ["Offset of field: CqDecode::y"][::core::mem::offset_of!(CqDecode, y) - 48usize];
+    ["Offset of field: CqDecode::first_row"][::core::mem::offset_of!(CqDecode, first_row) - 56usize];
+    ["Offset of field: CqDecode::count"][::core::mem::offset_of!(CqDecode, count) - 64usize];
+    ["Offset of field: CqDecode::k"][::core::mem::offset_of!(CqDecode, k) - 68usize];
+    ["Offset of field: CqDecode::group_size"][::core::mem::offset_of!(CqDecode, group_size) - 72usize];
+    ["Offset of field: CqDecode::ids_bytes"][::core::mem::offset_of!(CqDecode, ids_bytes) - 76usize];
+    ["Offset of field: CqDecode::y_dtype"][::core::mem::offset_of!(CqDecode, y_dtype) - 80usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqEncode {
+    pub weights: *const ::core::ffi::c_void,
+    pub packed: *mut u32,
+    pub scales: *mut ::core::ffi::c_void,
+    pub biases: *mut ::core::ffi::c_void,
+    pub absmax: f32,
+    pub groups: u64,
+    pub group_size: u32,
+    pub dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqEncode"][::core::mem::size_of::<CqEncode>() - 56usize];
+    ["Alignment of CqEncode"][::core::mem::align_of::<CqEncode>() - 8usize];
+    ["Offset of field: CqEncode::weights"][::core::mem::offset_of!(CqEncode, weights) - 0usize];
+    ["Offset of field: CqEncode::packed"][::core::mem::offset_of!(CqEncode, packed) - 8usize];
+    ["Offset of field: CqEncode::scales"][::core::mem::offset_of!(CqEncode, scales) - 16usize];
+    ["Offset of field: CqEncode::biases"][::core::mem::offset_of!(CqEncode, biases) - 24usize];
+    ["Offset of field: CqEncode::absmax"][::core::mem::offset_of!(CqEncode, absmax) - 32usize];
+    ["Offset of field: CqEncode::groups"][::core::mem::offset_of!(CqEncode, groups) - 40usize];
+    ["Offset of field: CqEncode::group_size"][::core::mem::offset_of!(CqEncode, group_size) - 48usize];
+    ["Offset of field: CqEncode::dtype"][::core::mem::offset_of!(CqEncode, dtype) - 52usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqFillBias {
+    pub bias: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    pub rows: u32,
+    pub m: u32,
+    pub bias_dtype: u32,
+    pub y_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqFillBias"][::core::mem::size_of::<CqFillBias>() - 32usize];
+    ["Alignment of CqFillBias"][::core::mem::align_of::<CqFillBias>() - 8usize];
+    ["Offset of field: CqFillBias::bias"][::core::mem::offset_of!(CqFillBias, bias) - 0usize];
+    ["Offset of field: CqFillBias::y"][::core::mem::offset_of!(CqFillBias, y) - 8usize];
+    ["Offset of field: CqFillBias::rows"][::core::mem::offset_of!(CqFillBias, rows) - 16usize];
+    ["Offset of field: CqFillBias::m"][::core::mem::offset_of!(CqFillBias, m) - 20usize];
+    ["Offset of field: CqFillBias::bias_dtype"][::core::mem::offset_of!(CqFillBias, bias_dtype) - 24usize];
+    ["Offset of field: CqFillBias::y_dtype"][::core::mem::offset_of!(CqFillBias, y_dtype) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqAbsmax {
+    pub numbers: *const ::core::ffi::c_void,
+    pub bits: *mut u32,
+    pub count: u64,
+    pub dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqAbsmax"][::core::mem::size_of::<CqAbsmax>() - 32usize];
+    ["Alignment of CqAbsmax"][::core::mem::align_of::<CqAbsmax>() - 8usize];
+    ["Offset of field: CqAbsmax::numbers"][::core::mem::offset_of!(CqAbsmax, numbers) - 0usize];
+    ["Offset of field: CqAbsmax::bits"][::core::mem::offset_of!(CqAbsmax, bits) - 8usize];
+    ["Offset of field: CqAbsmax::count"][::core::mem::offset_of!(CqAbsmax, count) - 16usize];
+    ["Offset of field: CqAbsmax::dtype"][::core::mem::offset_of!(CqAbsmax, dtype) - 24usize];
+};

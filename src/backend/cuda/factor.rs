@@ -1,0 +1,150 @@
+//! A packed weight, and what is added to its product, as kernels see them.
+
+use super::bindings::{CqFactor, CqMatrix, CQ_F16, CQ_F32};
+use super::memory::{float_dtype, pointer_or_null, u32_of, Address, Locked};
+use crate::backend::Factor;
+use crate::format::ScaleKind;
+use crate::{QuantFormat, QuantTensor};
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::{bail, DType, Result, Tensor};
+
+/// A weight `[.., N, K]` locked for reading.
+pub(super) struct LockedWeight<'a> {
+    weight: &'a QuantTensor,
+    packed: Locked<'a>,
+    scales: Locked<'a>,
+    biases: Option<Locked<'a>>,
+}
+
+/// Addresses of its parts.
+pub(super) struct WeightAddresses<'a> {
+    packed: Address<'a>,
+    scales: Address<'a>,
+    biases: Option<Address<'a>>,
+    scale_dtype: u32,
+    biases_dtype: u32,
+    format: QuantFormat,
+    k: usize,
+    /// Of one matrix of the stack.
+    rows: usize,
+}
+
+impl<'a> LockedWeight<'a> {
+    pub(super) fn new(weight: &'a QuantTensor) -> Self {
+        Self {
+            weight,
+            packed: Locked::new(weight.packed()),
+            scales: Locked::new(weight.scales()),
+            biases: weight.biases().map(Locked::new),
+        }
+    }
+
+    pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<WeightAddresses<'b>> {
+        let [.., rows, k] = self.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+        let (scales, biases) = (self.scales.view()?, self.biases.as_ref().map(Locked::view).transpose()?);
+        let format = self.weight.format();
+        let is_float = format.scale_kind() == ScaleKind::Float;
+        Ok(WeightAddresses {
+            packed: self.packed.view()?.address(stream)?,
+            scale_dtype: if is_float { float_dtype(scales.dtype())? } else { CQ_F16 },
+            scales: scales.address(stream)?,
+            biases_dtype: biases.map_or(Ok(CQ_F16), |biases| float_dtype(biases.dtype()))?,
+            biases: biases.map(|biases| biases.address(stream)).transpose()?,
+            format,
+            k,
+            rows,
+        })
+    }
+}
+
+impl WeightAddresses<'_> {
+    /// Matrix `index` of the stack.
+    pub(super) fn matrix(&self, index: usize, global_scale: f32) -> Result<CqMatrix> {
+        self.rows_of(index * self.rows, self.rows, global_scale)
+    }
+
+    /// `rows` rows from `first` on, as if the stack were one matrix.
+    pub(super) fn rows_of(&self, first: usize, rows: usize, global_scale: f32) -> Result<CqMatrix> {
+        let groups = first * (self.k / self.format.group_size());
+        let bytes = |dtype: u32| match self.format.scale_kind() {
+            ScaleKind::Float if dtype == CQ_F32 => 4,
+            ScaleKind::Float => 2,
+            ScaleKind::E8m0 | ScaleKind::E4m3 => 1,
+        };
+        let at = |address: &Address, bytes: usize| (address.get() + bytes as u64) as *const _;
+        Ok(CqMatrix {
+            packed: at(&self.packed, first * (self.k * self.format.bits() / 8)) as *const u32,
+            scales: at(&self.scales, groups * bytes(self.scale_dtype)),
+            biases: self
+                .biases
+                .as_ref()
+                .map_or(std::ptr::null(), |biases| at(biases, groups * bytes(self.biases_dtype))),
+            global_scale,
+            rows: u32_of("rows of a weight", rows)?,
+            scale_dtype: self.scale_dtype,
+            biases_dtype: self.biases_dtype,
+        })
+    }
+}
+
+/// A matrix and its bias, locked for reading.
+pub(super) struct LockedFactor<'a> {
+    weight: LockedWeight<'a>,
+    bias: Option<Locked<'a>>,
+}
+
+/// Addresses of both.
+pub(super) struct FactorAddresses<'a> {
+    matrix: CqMatrix,
+    bias: Option<Address<'a>>,
+    bias_dtype: u32,
+    _weight: WeightAddresses<'a>,
+}
+
+impl<'a> LockedFactor<'a> {
+    pub(super) fn new(factor: Factor<'a>) -> Self {
+        Self { weight: LockedWeight::new(factor.weight), bias: factor.bias.map(Locked::new) }
+    }
+
+    pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<FactorAddresses<'b>> {
+        let bias = self.bias.as_ref().map(Locked::view).transpose()?;
+        let weight = self.weight.addresses(stream)?;
+        Ok(FactorAddresses {
+            matrix: weight.matrix(0, self.weight.weight.global_scale_of(0))?,
+            bias: bias.map(|bias| bias.address(stream)).transpose()?,
+            bias_dtype: bias.map_or(Ok(CQ_F16), |bias| float_dtype(bias.dtype()))?,
+            _weight: weight,
+        })
+    }
+}
+
+impl FactorAddresses<'_> {
+    pub(super) fn matrix(&self) -> &CqMatrix {
+        &self.matrix
+    }
+
+    pub(super) fn bias(&self) -> Option<&Address<'_>> {
+        self.bias.as_ref()
+    }
+
+    pub(super) fn bias_dtype(&self) -> u32 {
+        self.bias_dtype
+    }
+
+    /// With the product written to `y`, whose rows are `y_stride` elements apart.
+    pub(super) fn with_rows(&self, y: u64, y_stride: u32) -> CqFactor {
+        CqFactor {
+            matrix: self.matrix,
+            bias: pointer_or_null(self.bias.as_ref()),
+            y: y as *mut _,
+            y_stride,
+            bias_dtype: self.bias_dtype,
+        }
+    }
+}
+
+/// Whether tensor cores take the weight: scales and biases are not f32.
+pub(super) fn has_narrow_scales(weight: &QuantTensor) -> bool {
+    let narrow = |tensor: &Tensor| tensor.dtype() != DType::F32;
+    narrow(weight.scales()) && weight.biases().is_none_or(narrow)
+}

@@ -1,0 +1,95 @@
+//! The one place where kernels are launched.
+
+use super::bindings::{CqAbsmax, CqDecode, CqEncode, CqFillBias, CqGemv, CqSimt};
+use super::module::{self, Kernel};
+use super::plan::THREADS;
+use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
+use candle_core::cuda_backend::WrapErr;
+use candle_core::{bail, Result};
+
+/// The parameter struct of a kernel.
+pub(super) trait Params: Copy {
+    fn fits(kernel: Kernel) -> bool;
+}
+
+macro_rules! params {
+    ($($params:ty => $kernel:pat),* $(,)?) => {
+        $(impl Params for $params {
+            fn fits(kernel: Kernel) -> bool {
+                matches!(kernel, $kernel)
+            }
+        })*
+    };
+}
+params! {
+    CqGemv => Kernel::Gemv { .. },
+    CqSimt => Kernel::Simt(_),
+    CqDecode => Kernel::Decode(_),
+    CqEncode => Kernel::Encode(_),
+    CqFillBias => Kernel::FillBias,
+    CqAbsmax => Kernel::Absmax,
+}
+
+/// Blocks and the dynamic shared memory of each.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Grid {
+    pub(super) blocks: (usize, usize),
+    pub(super) shared_bytes: usize,
+}
+
+/// Puts a kernel into the stream.
+///
+/// # Safety
+/// Every pointer in `params` is null where the header allows it, or points to device memory of the
+/// stream's context that holds what the header says, until the kernel has run. Nobody writes what the
+/// kernel reads, or touches what it writes, but work ordered by this stream. Weights were complete
+/// before the kernel ahead of this one in the stream was launched.
+pub(super) unsafe fn launch<P: Params>(
+    stream: &CudaStream,
+    kernel: Kernel,
+    grid: Grid,
+    params: &P,
+) -> Result<()> {
+    if !P::fits(kernel) {
+        bail!("{kernel} takes other parameters than {}", std::any::type_name::<P>());
+    }
+    let dimension = |blocks: usize, most: u32| match u32::try_from(blocks) {
+        Ok(blocks) if blocks <= most => Ok(blocks),
+        _ => bail!("{kernel}: {blocks} blocks are more than the {most} that a grid may have"),
+    };
+    let (x, y) = (dimension(grid.blocks.0, i32::MAX as u32)?, dimension(grid.blocks.1, u16::MAX.into())?);
+    if x == 0 || y == 0 {
+        return Ok(());
+    }
+    let loaded = module::load(stream.context(), kernel)?;
+    let mut early_start = sys::CUlaunchAttribute {
+        id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
+        pad: [0; 4],
+        value: sys::CUlaunchAttributeValue { programmaticStreamSerializationAllowed: 1 },
+    };
+    let config = sys::CUlaunchConfig {
+        gridDimX: x,
+        gridDimY: y,
+        gridDimZ: 1,
+        blockDimX: THREADS,
+        blockDimY: 1,
+        blockDimZ: 1,
+        sharedMemBytes: dimension(grid.shared_bytes, u32::MAX)?,
+        hStream: stream.cu_stream(),
+        attrs: &mut early_start,
+        numAttrs: u32::from(loaded.early_start && kernel.starts_early()),
+    };
+    let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
+    stream.context().bind_to_thread().w()?;
+    // SAFETY: the driver copies the struct, which is the one that the kernel takes, before it returns;
+    // the caller answers for the pointers in it.
+    let launched = unsafe {
+        sys::cuLaunchKernelEx(
+            &config,
+            loaded.function.cu_function(),
+            arguments.as_mut_ptr(),
+            std::ptr::null_mut(),
+        )
+    };
+    launched.result().w().map_err(|error| error.context(format!("launching {kernel}, {grid:?}")))
+}

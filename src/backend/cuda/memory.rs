@@ -1,0 +1,148 @@
+//! Device addresses of candle's tensors.
+
+use super::bindings::{CqDtype, CQ_BF16, CQ_F16, CQ_F32};
+use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
+use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
+use std::ffi::c_void;
+
+/// What memory begins with what x, and the outputs of candle's allocator, are aligned to.
+const ALIGNMENT: u64 = 16;
+
+/// An address, good for the stream that it was asked for, until this is dropped.
+pub(super) struct Address<'a> {
+    address: u64,
+    _in_use: SyncOnDrop<'a>,
+}
+
+impl Address<'_> {
+    pub(super) fn get(&self) -> u64 {
+        self.address
+    }
+
+    pub(super) fn as_ptr<T>(&self) -> *const T {
+        self.address as *const T
+    }
+
+    pub(super) fn as_mut_ptr<T>(&self) -> *mut T {
+        self.address as *mut T
+    }
+}
+
+/// A tensor on a CUDA device, locked for reading.
+pub(super) struct Locked<'a> {
+    storage: StorageRef<'a>,
+    layout: &'a Layout,
+}
+
+impl<'a> Locked<'a> {
+    pub(super) fn new(tensor: &'a Tensor) -> Self {
+        let (storage, layout) = tensor.storage_and_layout();
+        Self { storage, layout }
+    }
+
+    pub(super) fn view(&self) -> Result<View<'_>> {
+        match &*self.storage {
+            Storage::Cuda(storage) => Ok(View { storage, layout: self.layout }),
+            other => bail!("a tensor on a CUDA device is needed here, found {:?}", other.device().location()),
+        }
+    }
+}
+
+/// A part of a device's memory, as candle describes it.
+#[derive(Clone, Copy)]
+pub(super) struct View<'a> {
+    pub(super) storage: &'a CudaStorage,
+    pub(super) layout: &'a Layout,
+}
+
+impl<'a> View<'a> {
+    pub(super) fn dtype(&self) -> DType {
+        self.storage.dtype()
+    }
+
+    /// The address of the first element of a contiguous view, to be read.
+    pub(super) fn address(&self, stream: &'a CudaStream) -> Result<Address<'a>> {
+        fn of<'a, T>(
+            slice: &'a CudaSlice<T>,
+            layout: &Layout,
+            stream: &'a CudaStream,
+        ) -> Result<Address<'a>> {
+            let Some((start, _)) = layout.contiguous_offsets() else {
+                bail!("a contiguous tensor is needed here, found layout {layout:?}");
+            };
+            let (address, in_use) = slice.device_ptr(stream);
+            Ok(Address { address: address + (start * size_of::<T>()) as u64, _in_use: in_use })
+        }
+        let Self { storage, layout } = *self;
+        match &storage.slice {
+            CudaStorageSlice::U8(slice) => of(slice, layout, stream),
+            CudaStorageSlice::U32(slice) => of(slice, layout, stream),
+            CudaStorageSlice::I64(slice) => of(slice, layout, stream),
+            CudaStorageSlice::F16(slice) => of(slice, layout, stream),
+            CudaStorageSlice::BF16(slice) => of(slice, layout, stream),
+            CudaStorageSlice::F32(slice) => of(slice, layout, stream),
+            _ => bail!("no kernel reads {:?}", storage.dtype()),
+        }
+    }
+
+    /// A copy, if the view is not contiguous or begins at an address that kernels cannot load x from.
+    pub(super) fn realigned(&self, stream: &CudaStream) -> Result<Option<CudaStorage>> {
+        let Self { storage, layout } = *self;
+        if layout.is_contiguous() && self.address(stream)?.get().is_multiple_of(ALIGNMENT) {
+            return Ok(None);
+        }
+        let mut copy = allocate(storage.device(), layout.shape(), storage.dtype())?;
+        storage.copy_strided_src(&mut copy, 0, layout)?;
+        Ok(Some(copy))
+    }
+}
+
+/// Memory that is not set.
+pub(super) fn allocate(device: &CudaDevice, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
+    // SAFETY: all elements are numbers, for which every bit pattern is valid; who asks for the memory
+    // writes all of it before it is read.
+    unsafe { device.alloc_uninit(shape, dtype) }
+}
+
+/// The address of storage that a kernel fills.
+pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStream) -> Result<Address<'a>> {
+    fn of<'a, T>(slice: &'a mut CudaSlice<T>, stream: &'a CudaStream) -> Result<Address<'a>> {
+        let (address, in_use) = slice.device_ptr_mut(stream);
+        Ok(Address { address, _in_use: in_use })
+    }
+    let dtype = storage.dtype();
+    match &mut storage.slice {
+        CudaStorageSlice::U8(slice) => of(slice, stream),
+        CudaStorageSlice::U32(slice) => of(slice, stream),
+        CudaStorageSlice::F16(slice) => of(slice, stream),
+        CudaStorageSlice::BF16(slice) => of(slice, stream),
+        CudaStorageSlice::F32(slice) => of(slice, stream),
+        _ => bail!("no kernel writes {dtype:?}"),
+    }
+}
+
+/// The kernels' word for a float dtype.
+pub(super) fn float_dtype(dtype: DType) -> Result<CqDtype> {
+    match dtype {
+        DType::F16 => Ok(CQ_F16),
+        DType::BF16 => Ok(CQ_BF16),
+        DType::F32 => Ok(CQ_F32),
+        other => bail!("the kernels take F16, BF16 and F32, found {other:?}"),
+    }
+}
+
+/// A size as kernels take it.
+pub(super) fn u32_of(what: &str, size: usize) -> Result<u32> {
+    match u32::try_from(size) {
+        // Indices are added to it in the kernels.
+        Ok(fits) if fits <= i32::MAX as u32 => Ok(fits),
+        _ => bail!("{what}: {size} is more than CUDA kernels can index"),
+    }
+}
+
+/// Null, where a kernel expects nothing.
+pub(super) fn pointer_or_null(address: Option<&Address>) -> *const c_void {
+    address.map_or(std::ptr::null(), Address::as_ptr)
+}

@@ -1,0 +1,160 @@
+//! The compiled kernels: each fatbin is loaded once on a device, each kernel looked up once.
+
+use crate::QuantFormat;
+use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule, DriverError};
+use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
+use candle_core::cuda_backend::WrapErr;
+use candle_core::Result;
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+
+// `FATBINS`, the name and the bytes of each.
+include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
+
+/// A kernel of `cuda/`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum Kernel {
+    /// The tensor-core product of up to `rows` rows of x.
+    Gemv {
+        format: QuantFormat,
+        rows: usize,
+    },
+    /// The fp32 product.
+    Simt(QuantFormat),
+    Decode(QuantFormat),
+    Encode(QuantFormat),
+    FillBias,
+    Absmax,
+}
+
+impl Kernel {
+    /// The source file, without its extension.
+    fn file(self) -> &'static str {
+        match self {
+            Self::Gemv { format: QuantFormat::Affine { bits, .. }, .. } => match bits {
+                1 => "gemv_a1",
+                2 => "gemv_a2",
+                3 => "gemv_a3",
+                4 => "gemv_a4",
+                5 => "gemv_a5",
+                6 => "gemv_a6",
+                _ => "gemv_a8",
+            },
+            Self::Gemv { .. } => "gemv_floats",
+            Self::Simt(_) => "simt",
+            Self::Decode(_) => "decode",
+            Self::Encode(_) => "encode",
+            Self::FillBias => "fill_bias",
+            Self::Absmax => "absmax",
+        }
+    }
+
+    /// Whether it may start before the kernel ahead of it in the stream has finished, for which it
+    /// waits itself.
+    pub(super) fn starts_early(self) -> bool {
+        matches!(self, Self::Gemv { .. } | Self::Simt(_))
+    }
+}
+
+/// The kernel's name.
+impl fmt::Display for Kernel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let codes = |format: &QuantFormat| match format {
+            QuantFormat::Affine { bits, .. } => format!("a{bits}"),
+            other => other.mode().to_string(),
+        };
+        match self {
+            Self::Gemv { format: format @ QuantFormat::Affine { group_size, .. }, rows } => {
+                write!(f, "gemv_{}_g{group_size}_m{rows}", codes(format))
+            }
+            Self::Gemv { format, rows } => write!(f, "gemv_{}_m{rows}", codes(format)),
+            Self::Simt(format) => write!(f, "simt_{}", codes(format)),
+            Self::Decode(format) => write!(f, "decode_{}", codes(format)),
+            Self::Encode(format) => write!(f, "encode_{}", codes(format)),
+            Self::FillBias => f.write_str("fill_bias"),
+            Self::Absmax => f.write_str("absmax"),
+        }
+    }
+}
+
+/// A kernel on a device.
+#[derive(Clone)]
+pub(super) struct Loaded {
+    pub(super) function: CudaFunction,
+    /// Whether the device can start a kernel before the one ahead of it has finished.
+    pub(super) early_start: bool,
+}
+
+/// By context: what is in it keeps the context alive, so that its address stays its own.
+#[derive(Default)]
+struct Cache {
+    modules: HashMap<(usize, &'static str), Arc<CudaModule>>,
+    kernels: HashMap<(usize, Kernel), Loaded>,
+}
+
+static CACHE: LazyLock<RwLock<Cache>> = LazyLock::new(RwLock::default);
+
+/// The kernel, loaded if this is the first time that it is asked for.
+pub(super) fn load(context: &Arc<CudaContext>, kernel: Kernel) -> Result<Loaded> {
+    let device = context.cu_ctx() as usize;
+    let cache = CACHE.read().unwrap_or_else(PoisonError::into_inner);
+    if let Some(loaded) = cache.kernels.get(&(device, kernel)) {
+        return Ok(loaded.clone());
+    }
+    drop(cache);
+    let mut cache = CACHE.write().unwrap_or_else(PoisonError::into_inner);
+    let file = kernel.file();
+    let module = match cache.modules.get(&(device, file)) {
+        Some(module) => module.clone(),
+        None => {
+            let module = load_module(context, file)?;
+            cache.modules.insert((device, file), module.clone());
+            module
+        }
+    };
+    let function = module.load_function(&kernel.to_string()).w();
+    let function = function.map_err(|error| error.context(format!("looking up the kernel {kernel}")))?;
+    let loaded = Loaded { function, early_start: context.compute_capability().w()?.0 >= 9 };
+    cache.kernels.insert((device, kernel), loaded.clone());
+    Ok(loaded)
+}
+
+fn load_module(context: &Arc<CudaContext>, file: &'static str) -> Result<Arc<CudaModule>> {
+    let Some((_, image)) = FATBINS.iter().find(|(name, _)| *name == file) else {
+        candle_core::bail!("the kernels of cuda/{file}.cu were not built");
+    };
+    context.load_module(Ptx::from_binary(image.to_vec())).map_err(|error| {
+        let told = match error {
+            DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU) => format!(
+                "the kernels were built for the architectures {}, none of which serves this device; set \
+                 CANDLE_QUANT_CUDA_ARCHS (to 90 for a card of compute capability 9.0, say) and build again",
+                env!("CANDLE_QUANT_BUILT_ARCHS")
+            ),
+            _ => format!("loading the kernels of cuda/{file}.cu"),
+        };
+        candle_core::Error::wrap(error).context(told)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_kernel_has_a_name_and_a_file_that_was_built() {
+        let mut kernels = vec![Kernel::FillBias, Kernel::Absmax];
+        for format in QuantFormat::all() {
+            kernels.push(Kernel::Gemv { format, rows: 8 });
+            kernels.extend([Kernel::Simt(format), Kernel::Decode(format), Kernel::Encode(format)]);
+        }
+        for kernel in kernels {
+            let file = kernel.file();
+            assert!(FATBINS.iter().any(|(name, _)| *name == file), "{kernel}: no {file}.cu");
+        }
+        let format = QuantFormat::Affine { bits: 3, group_size: 128 };
+        assert_eq!(Kernel::Gemv { format, rows: 16 }.to_string(), "gemv_a3_g128_m16");
+        assert_eq!(Kernel::Gemv { format: QuantFormat::Nvfp4, rows: 1 }.to_string(), "gemv_nvfp4_m1");
+        assert_eq!(Kernel::Decode(format).to_string(), "decode_a3");
+    }
+}

@@ -1,0 +1,83 @@
+//! Products that one launch on a CUDA device computes together. Elsewhere, and where shapes or formats do
+//! not allow it, they are computed one after another.
+
+use super::{check_factor, cuda, matmul, Factor};
+use candle_core::{DType, Device, Result, Tensor};
+
+/// What becomes of the products of a launch.
+#[derive(Clone, Copy, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) enum Epilogue<'a> {
+    /// Each is a result; `residual`, contiguous and of the shape of the first, is added to it.
+    Store { residual: Option<&'a Tensor> },
+    /// The result is silu(first) * second.
+    Swiglu,
+}
+
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+impl<'a> Epilogue<'a> {
+    /// Results of a launch with so many weights.
+    pub(crate) fn results(self, weights: usize) -> usize {
+        match self {
+            Self::Store { .. } => weights,
+            Self::Swiglu => 1,
+        }
+    }
+
+    pub(crate) fn residual(self) -> Option<&'a Tensor> {
+        match self {
+            Self::Store { residual } => residual,
+            Self::Swiglu => None,
+        }
+    }
+}
+
+/// The products of several matrices with the same x.
+pub(crate) fn matmul_many(factors: &[Factor], x: &Tensor) -> Result<Vec<Tensor>> {
+    match in_one_launch(factors, x, Epilogue::Store { residual: None })? {
+        Some(products) => Ok(products),
+        None => factors.iter().map(|factor| matmul(*factor, x)).collect(),
+    }
+}
+
+/// `silu(gate) * up` of the products with x.
+pub(crate) fn swiglu(gate: Factor, up: Factor, x: &Tensor) -> Result<Tensor> {
+    if gate.weight.dims() == up.weight.dims() {
+        if let Some(product) = in_one_launch(&[gate, up], x, Epilogue::Swiglu)?.and_then(|mut all| all.pop())
+        {
+            return Ok(product);
+        }
+    }
+    matmul(gate, x)?.silu()? * matmul(up, x)?
+}
+
+/// The product with x, and `residual` added to it.
+pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+    let mut dims = x.dims().to_vec();
+    if let (Some(last), [n, _]) = (dims.last_mut(), factor.weight.dims().as_slice()) {
+        *last = *n;
+    }
+    let fits = residual.dims() == dims && residual.is_contiguous() && residual.dtype() == x.dtype();
+    if fits && !residual.track_op() && residual.device().same_device(x.device()) {
+        let epilogue = Epilogue::Store { residual: Some(residual) };
+        if let Some(sum) = in_one_launch(&[factor], x, epilogue)?.and_then(|mut all| all.pop()) {
+            return Ok(sum);
+        }
+    }
+    residual + matmul(factor, x)?
+}
+
+/// What one launch gives, if it is possible on this device and with these weights. Not where gradients are
+/// wanted: they follow from the single products.
+fn in_one_launch(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
+    let plain = |bias: &Tensor| {
+        let floats = [DType::F16, DType::BF16, DType::F32];
+        floats.contains(&bias.dtype()) && bias.is_contiguous() && !bias.track_op()
+    };
+    let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(plain);
+    if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !factors.iter().all(possible) {
+        return Ok(None);
+    }
+    factors.iter().try_for_each(|factor| check_factor(*factor, x))?;
+    cuda::fused(factors, x, epilogue)
+}

@@ -1,0 +1,42 @@
+//! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
+
+use super::{Epilogue, Factor, Parts};
+use crate::{Error, QuantFormat, QuantTensor};
+use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
+
+#[cfg(test)]
+#[path = "cuda/plan.rs"]
+#[allow(dead_code)] // Its tests need no CUDA.
+mod plan;
+
+fn error<T>() -> Result<T> {
+    Err(Error::Unsupported {
+        what: "computing on a CUDA device".to_string(),
+        remedy: "build candle-quant with the feature `cuda`".to_string(),
+    }
+    .into())
+}
+
+pub(super) fn matmul(_: Factor, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+    error()
+}
+
+pub(super) fn fused(_: &[Factor], _: &Tensor, _: Epilogue) -> Result<Option<Vec<Tensor>>> {
+    error()
+}
+
+pub(super) fn dequantize(_: &QuantTensor, _: DType) -> Result<Tensor> {
+    error()
+}
+
+pub(super) fn embed(_: &QuantTensor, _: &Tensor, _: DType) -> Result<Tensor> {
+    error()
+}
+
+pub(super) fn absmax(_: &Tensor) -> Result<f32> {
+    error()
+}
+
+pub(super) fn quantize(_: &Tensor, _: QuantFormat, _: Option<f32>) -> Result<Parts> {
+    error()
+}

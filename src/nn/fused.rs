@@ -1,0 +1,68 @@
+//! Layers that share their input, computed together where the device gains by it.
+
+use super::{LayerWeight, Linear, Module};
+use crate::backend::{self, Factor};
+use candle_core::{bail, Result, Tensor};
+
+/// The outputs of several layers for the same `x`.
+///
+/// On a CUDA device, up to three packed weights of one format are multiplied by few rows of `x` in one
+/// launch; in any other case this is one `forward` after another.
+///
+/// ```
+/// use candle_core::{Device, Tensor};
+/// use candle_quant::{nn::forward_all, Linear};
+///
+/// # fn main() -> candle_core::Result<()> {
+/// let layer = |n| Ok::<_, candle_core::Error>(Linear::new(Tensor::ones((n, 64), candle_core::DType::F32, &Device::Cpu)?, None));
+/// let (q, k, v) = (layer(64)?, layer(16)?, layer(16)?);
+/// let x = Tensor::randn(0f32, 1., (2, 64), &Device::Cpu)?;
+/// let [q, k, v] = forward_all([&q, &k, &v], &x)?;
+/// assert_eq!((q.dims(), k.dims(), v.dims()), (&[2, 64][..], &[2, 16][..], &[2, 16][..]));
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// As those of each layer.
+pub fn forward_all<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
+    let factors: Option<Vec<Factor>> = layers.into_iter().map(factor).collect();
+    let outputs = match factors {
+        Some(factors) => backend::matmul_many(&factors, x)?,
+        None => layers.into_iter().map(|layer| layer.forward(x)).collect::<Result<_>>()?,
+    };
+    match outputs.try_into() {
+        Ok(outputs) => Ok(outputs),
+        Err(outputs) => bail!("{} outputs of {N} layers", Vec::len(&outputs)),
+    }
+}
+
+/// `silu(gate(x)) * up(x)`, in one launch where [`forward_all`] takes one.
+///
+/// # Errors
+/// As those of each layer, and if their outputs differ in shape.
+pub fn swiglu(gate: &Linear, up: &Linear, x: &Tensor) -> Result<Tensor> {
+    match (factor(gate), factor(up)) {
+        (Some(gate), Some(up)) => backend::swiglu(gate, up, x),
+        _ => gate.forward(x)?.silu()? * up.forward(x)?,
+    }
+}
+
+/// `residual + layer(x)`, in one launch where [`forward_all`] takes one.
+///
+/// # Errors
+/// As those of the layer, and if its output differs in shape from `residual`.
+pub fn forward_add(layer: &Linear, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+    match factor(layer) {
+        Some(factor) => backend::matmul_add(factor, x, residual),
+        None => residual + layer.forward(x)?,
+    }
+}
+
+/// The weight and the bias, if the weight is packed.
+fn factor(layer: &Linear) -> Option<Factor<'_>> {
+    match layer.weight() {
+        LayerWeight::Quantized(weight) => Some(Factor { weight, bias: layer.bias() }),
+        LayerWeight::Dense(_) => None,
+    }
+}
