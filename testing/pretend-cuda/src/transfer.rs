@@ -122,15 +122,9 @@ driver! {
         address.set(memory::allocate(Owner::Device(device::current()?), bytes)?)
     }
 
-    /// Memory of the stream's device. In a capture it becomes the graph's: the same at each launch,
-    /// undefined again when the launch gets there.
+    /// Memory of the stream's device; of the graph, while capturing.
     fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) {
-        let stream = stream::find(stream)?;
-        let allocated = memory::allocate(Owner::Device(stream.device), bytes)?;
-        if stream.give_to_graph(allocated) {
-            stream.submit(Arc::new(move || memory::forget(allocated)))?;
-        }
-        address.set(allocated)
+        address.set(stream::find(stream)?.allocate(bytes)?)
     }
 
     /// Pinned memory.
@@ -151,18 +145,10 @@ driver! {
         if address == 0 { Ok(()) } else { memory::free(address) }
     }
 
-    /// Frees memory, after what the stream was given before. In a capture only memory of the graph, which
-    /// keeps it for the next launch.
+    /// Frees memory, after what the stream was given before.
     fn cuMemFreeAsync(address: Address, stream: Handle) {
         let stream = stream::find(stream)?;
-        if address == 0 {
-            return Ok(());
-        }
-        if stream.take_from_graph(address) {
-            return stream.submit(Arc::new(move || memory::forget(address)));
-        }
-        stream.forbid_in_capture("cuMemFreeAsync of memory from before")?;
-        memory::free(address)
+        if address == 0 { Ok(()) } else { stream.free(address) }
     }
 
     /// Frees pinned memory.

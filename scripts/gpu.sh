@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Everything that needs a GPU, for a machine that has one but neither a network nor Rust.
+#
+#   scripts/gpu.sh build         here: the test and bench programs, into carry/ (no GPU is needed)
+#   scripts/gpu.sh run           there, from the same checkout with carry/: proofs, floors, benchmarks, into $OUT,
+#                                in less than ten minutes (END=seconds sets another limit)
+#   scripts/gpu.sh record DIR    here: what came back from there, into benches/results/<date>-<gpu>
+#
+# The machine needs the driver, nvcc with a C++ compiler, and Python with PyTorch (its CUDA libraries are used).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+case ${1-} in
+build) exec scripts/gpu/build.sh ;;
+run) exec scripts/gpu/run.sh ;;
+record) exec python3 benches/report.py record "${2:?which folder came back?}" ;;
+*)
+    sed -n '2,9s/^# \{0,1\}//p' "$0" >&2
+    exit 2
+    ;;
+esac

@@ -1,0 +1,53 @@
+#!/usr/bin/env bash
+# Builds the programs of scripts/gpu.sh for one architecture, with the real nvcc and all of candle's kernels, and
+# packs them into carry/. The first build takes 10 to 20 minutes, most of it candle's kernels.
+set -euo pipefail
+cd "$(dirname "$0")/../.."
+
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")/gpu
+if [ -z "${CUDA_HOME:-}" ]; then
+    CUDA_HOME=$(scripts/cuda-tools.sh)
+fi
+export CUDA_HOME CUDA_PATH=$CUDA_HOME NVCC=$CUDA_HOME/bin/nvcc PATH=$CUDA_HOME/bin:$PATH
+export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90} CUDAFORGE_THREADS=${CUDAFORGE_THREADS:-$(nproc)}
+export CARGO_TARGET_DIR=$target
+
+# Libraries to link with: every function that the real ones have, under the names that programs look for.
+libraries=$target/libraries/lib
+mkdir -p "$libraries"
+stub() { # symbols, file, link
+    sed 's/.*/int &(void) { return 1; }/' "testing/pretend-cuda/symbols/$1" |
+        cc -shared -fPIC -w -xc - -Wl,-soname,"$2" -o "$libraries/$2"
+    ln -sf "$2" "$libraries/$3"
+}
+stub cuda libcuda.so.1 libcuda.so
+stub cublas libcublas.so.13 libcublas.so
+stub cublasLt libcublasLt.so.13 libcublasLt.so
+stub curand libcurand.so.10 libcurand.so
+stub nvrtc libnvrtc.so.13 libnvrtc.so
+ln -sf "$CUDA_HOME"/lib/libcudart.so.13 "$libraries/libcudart.so"
+export CUDA_ROOT=$target/libraries
+
+rm -rf carry
+mkdir -p carry
+programs=$(cargo build --release --features cuda --test 'cuda*' --bench kernels --message-format=json-render-diagnostics |
+    python3 -c '
+import json, sys
+for line in sys.stdin:
+    message = json.loads(line)
+    if message.get("executable") and set(message["target"]["kind"]) & {"test", "bench"}:
+        print(message["target"]["kind"][0], message["target"]["name"], message["executable"])')
+while read -r kind name program; do
+    strip -o "carry/$kind-$name" "$program"
+done <<<"$programs"
+# Tests look for their files where they were built.
+printf '%s\n' "$PWD" >carry/built-in
+git rev-parse HEAD >carry/commit
+git diff --quiet HEAD || echo 'and changes' >>carry/commit
+xz --threads=0 carry/bench-* carry/test-*
+
+# The programs of testing/ are compiled there; that they compile is seen here.
+scripts/gpu/compile.sh "$target/tools" "sm_$CUDA_COMPUTE_CAP"
+
+du -ch carry/* | sed 's/^/  /'
+[ "$(du -sm carry | cut -f1)" -lt 64 ] || { echo "carry/ is larger than 64 MB" >&2; exit 1; }

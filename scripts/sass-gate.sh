@@ -1,0 +1,12 @@
+#!/usr/bin/env bash
+# Checks the machine code of the CUDA kernels against their budgets (testing/sass); no GPU is needed.
+# The tools are those of NVCC or CUDA_HOME if set, else they are fetched. Arguments go to sass_gate.py.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+if [ -z "${NVCC:-}${CUDA_HOME:-}" ]; then
+    CUDA_HOME=$(scripts/cuda-tools.sh)
+    export CUDA_HOME
+fi
+python3 -m unittest discover -s testing/sass
+exec python3 testing/sass/sass_gate.py "$@"

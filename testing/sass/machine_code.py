@@ -1,0 +1,117 @@
+"""Kernels as machine code (SASS): their instructions, their registers, and the loop that the time goes into."""
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+
+# Loads of weights say so: `load_words` of device.cuh asks for 128-byte lines of the second-level cache,
+# and nothing else does.
+WEIGHT_LOAD_HINT = "LTC128B"
+
+# Instructions of the pipe for integers, logic and conversions, which issues half as many as the others together.
+ALU = {
+    "LOP3", "LOP", "SHF", "PRMT", "SEL", "FSEL", "LEA", "IADD3", "VIADD", "MOV", "CS2R", "ISETP", "FSETP", "PLOP3",
+    "IABS", "IMNMX", "VIMNMX", "FMNMX", "F2FP", "BMSK", "FLO", "VOTE",
+}
+
+
+@dataclass(frozen=True)
+class Instruction:
+    address: int
+    text: str  # with its predicate
+
+    @property
+    def opcode(self):
+        """With modifiers: LDG.E.128.CONSTANT."""
+        return re.sub(r"^@!?U?P\w+\s+", "", self.text).split()[0]
+
+    @property
+    def name(self):
+        return self.opcode.split(".")[0]
+
+    @property
+    def branch_target(self):
+        target = re.search(r"0x([0-9a-f]+)", self.text) if self.name == "BRA" else None
+        return int(target.group(1), 16) if target else None
+
+    @property
+    def load_bytes(self):
+        """Bytes that one lane loads, for a global load."""
+        modifiers = self.opcode.split(".")
+        for modifier, size in (("128", 16), ("64", 8), ("U16", 2), ("S16", 2), ("U8", 1), ("S8", 1)):
+            if modifier in modifiers:
+                return size
+        return 4
+
+    @property
+    def loads_weights(self):
+        return self.name == "LDG" and WEIGHT_LOAD_HINT in self.opcode.split(".")
+
+
+@dataclass
+class Kernel:
+    name: str
+    instructions: list
+    registers: int = 0
+    stack: int = 0  # bytes for each thread, in local memory
+    local: int = 0
+
+    def count(self, *names):
+        return sum(instruction.name in names for instruction in self.instructions)
+
+    def loops(self):
+        """(first address, last address) of every backward branch."""
+        for instruction in self.instructions:
+            target = instruction.branch_target
+            # A branch to itself is the padding behind the last instruction.
+            if target is not None and target < instruction.address:
+                yield target, instruction.address
+
+    def hot_loop(self):
+        """The smallest loop that loads weights and multiplies them; None if there is none."""
+        candidates = [Loop(self, *bounds) for bounds in self.loops()]
+        candidates = [loop for loop in candidates if loop.weight_loads and loop.count("HMMA")]
+        return min(candidates, key=lambda loop: len(loop.body), default=None)
+
+
+@dataclass
+class Loop:
+    kernel: Kernel
+    first: int
+    last: int
+    body: list = field(init=False)
+
+    def __post_init__(self):
+        self.body = [i for i in self.kernel.instructions if self.first <= i.address <= self.last]
+
+    def count(self, *names):
+        return sum(instruction.name in names for instruction in self.body)
+
+    @property
+    def weight_loads(self):
+        return [instruction for instruction in self.body if instruction.loads_weights]
+
+    def histogram(self):
+        """How often each opcode occurs, most frequent first."""
+        return Counter(instruction.name for instruction in self.body).most_common()
+
+    @property
+    def inner_loops(self):
+        """Loops inside this one: their instructions run more than once in a trip."""
+        return [bounds for bounds in self.kernel.loops()
+                if bounds != (self.first, self.last) and self.first <= bounds[0] and bounds[1] <= self.last]
+
+
+def parse(disassembly, resource_usage):
+    """The kernels in what `cuobjdump --dump-sass` and `--dump-resource-usage` print, by name."""
+    kernels, current = {}, None
+    for line in disassembly.splitlines():
+        if function := re.match(r"\s*Function : (\S+)", line):
+            current = kernels.setdefault(function.group(1), Kernel(function.group(1), []))
+        elif current and (code := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line)):
+            current.instructions.append(Instruction(int(code.group(1), 16), code.group(2)))
+    usage = re.findall(r"Function (\S+?):\s*REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", resource_usage)
+    for name, registers, stack, local in usage:
+        if name in kernels:
+            kernel = kernels[name]
+            kernel.registers, kernel.stack, kernel.local = int(registers), int(stack), int(local)
+    return kernels
