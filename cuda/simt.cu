@@ -5,8 +5,8 @@
 // cancels that does not cancel in the product itself.
 //
 // Grid (ceil(rows / 16), ceil(m / 8)), 256 threads, no dynamic shared memory. A block multiplies 16 rows
-// of the weight, two in each warp, by eight rows of x, which its warps share. Lanes divide k, 32
-// consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
+// of the weight (more, if there are fewer blocks), two in each warp, by eight rows of x, which its warps
+// share. Lanes divide k, 32 consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
 #include "formats/scalar.cuh"
 
@@ -18,8 +18,9 @@ using namespace cq::scalar;
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 2;  // of the weight, in each warp
-constexpr int SLAB = 8;  // rows of x, in each block
-constexpr int PASS = 4;  // rows of x, at a time: eight times more sums would cost residency of blocks
+constexpr uint32_t BLOCK_ROWS = WARPS * ROWS;
+constexpr uint32_t SLAB = 8;  // rows of x, in each block
+constexpr uint32_t PASS = 4;  // rows of x, at a time: with eight, registers would be scarce
 
 // How a step along k is divided among the lanes of a warp.
 template <class F> struct Step {
@@ -41,7 +42,7 @@ __device__ __forceinline__ float *shared_x() {
 template <int WORDS, int LOAD>
 __device__ __forceinline__ void load_part(uint32_t (&words)[WORDS], const uint32_t *from) {
 #pragma unroll
-    for (int i = 0; i < WORDS; i += LOAD) load_words<LOAD, (LOAD < 4)>(words + i, from + i);
+    for (int i = 0; i < WORDS; i += LOAD) load_words<LOAD, WORDS != LOAD>(words + i, from + i);
 }
 
 // Four elements of x from index i on; `wide` if they are aligned to their size.
@@ -80,13 +81,13 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// ROWS rows of the weight by m <= M rows of x, from row first_m on.
+// ROWS rows of the weight in each warp by m <= M rows of x.
 template <class F, int M>
-__device__ __forceinline__ void multiply(const CqSimt &p, uint32_t first_m, uint32_t m, float *shared) {
+__device__ __forceinline__ void multiply(const CqSimt &p, uint32_t block_row, uint32_t first_m, uint32_t m, float *shared) {
     using S = Step<F>;
     const CqMatrix &matrix = p.factor.matrix;
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t first_row = (blockIdx.x * WARPS + threadIdx.x / 32) * ROWS;
+    const uint32_t first_row = block_row + threadIdx.x / 32 * ROWS;
     const uint32_t group_size = group_size_of<F>(p.group_size);
     const size_t words_per_row = words_of_row<F::BITS>(p.k);
     const bool wide = reinterpret_cast<uintptr_t>(matrix.packed) % (4 * S::WIDEST_LOAD) == 0 &&
@@ -156,15 +157,16 @@ __device__ __forceinline__ void multiply(const CqSimt &p, uint32_t first_m, uint
 template <class F> __device__ __forceinline__ void multiply_slab(const CqSimt &p, float *shared) {
     let_next_kernel_start();
     const uint32_t slab = blockIdx.y * SLAB, end = min(slab + SLAB, p.m);
-    for (uint32_t first_m = slab; first_m < end; first_m += PASS) {
-        const uint32_t m = min(end - first_m, uint32_t(PASS));
-        if (m == 1)
-            multiply<F, 1>(p, first_m, m, shared);
-        else if (m == 2)
-            multiply<F, 2>(p, first_m, m, shared);
-        else
-            multiply<F, 4>(p, first_m, m, shared);
-    }
+    for (uint32_t row = blockIdx.x * BLOCK_ROWS; row < p.factor.matrix.rows; row += gridDim.x * BLOCK_ROWS)
+        for (uint32_t first_m = slab; first_m < end; first_m += PASS) {
+            const uint32_t m = min(end - first_m, PASS);
+            if (m == 1)
+                multiply<F, 1>(p, row, first_m, m, shared);
+            else if (m == 2)
+                multiply<F, 2>(p, row, first_m, m, shared);
+            else
+                multiply<F, 4>(p, row, first_m, m, shared);
+        }
 }
 
 }  // namespace

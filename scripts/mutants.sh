@@ -1,0 +1,103 @@
+#!/usr/bin/env bash
+# Do the CUDA tests notice bugs? Plants each of testing/mutants/*.patch in a copy of cuda/ and runs tests that
+# have to fail with it, and to pass without.
+#
+#   scripts/mutants.sh [NAME ...]      all, or those of testing/mutants/NAME.patch
+#
+# A patch begins with
+#   Bug: what is wrong.
+#   Kernels: the sources of cuda/ that get the bug, without `.cu`; few, for they have to be compiled
+#   Tests: arguments of the test program
+#   Sanitizers: yes                    (optional) with AddressSanitizer and UndefinedBehaviorSanitizer
+# The exit code is 0 if every bug was caught.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+work=$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants
+mkdir -p "$work"
+export CXX=$PWD/testing/mutants/remembering-c++ REMEMBERED_OBJECTS=$work/objects
+export CANDLE_QUANT_REQUIRE_CUDA=1 PRETEND_CUDA_SCHEDULES=all
+
+field() { sed -n "s/^$2: //p;/^---/q" "$1"; }
+
+# sources FOLDER [MUTANT KERNEL ...]: every kernel in FOLDER, those named from the folder MUTANT.
+sources() {
+  local folder=$1 mutant=${2-} kernel from
+  shift $(($# < 2 ? $# : 2))
+  rm -rf "$folder" && mkdir -p "$folder"
+  for kernel in cuda/*.cu; do
+    kernel=$(basename "$kernel" .cu) from=$PWD
+    case " $* " in *" $kernel "*) from=$mutant ;; esac
+    echo "#include \"$from/cuda/$kernel.cu\"" >"$folder/$kernel.cu"
+  done
+}
+
+# run PATCH FOLDER: the tests of the patch on the kernels of FOLDER. 0: passed, 1: failed, 2: could not be run.
+run() {
+  local log=$2.log sanitize='' build=$work/plain preload='' name
+  if [ -n "$(field "$1" Sanitizers)" ]; then
+    sanitize=address,undefined build=$work/sanitized preload=$(c++ -print-file-name=libasan.so)
+  fi
+  PRETEND_CUDA_KERNELS=$2 PRETEND_CUDA_SANITIZE=$sanitize \
+    cargo build --quiet --release -p pretend-cuda --target-dir "$build" >"$log" 2>&1 || return 2
+  mkdir -p "$build/lib"
+  for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so; do
+    ln -sf "$build/release/libpretend_cuda.so" "$build/lib/lib$name"
+  done
+  # shellcheck disable=SC2046 # several arguments
+  LD_LIBRARY_PATH=$build/lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
+    timeout 600 "$tests" $(field "$1" Tests) >"$log" 2>&1 || return 1
+  # Nothing passes if nothing ran.
+  grep -q 'test result: ok. [1-9]' "$log" || return 2
+}
+
+# unharmed PATCH: its tests pass on the kernels as they are.
+unharmed() {
+  local key folder
+  key=$(field "$1" Tests).$(field "$1" Sanitizers)
+  folder=$work/unharmed/${key//[^a-zA-Z0-9_.]/-}
+  if [ ! -e "$folder" ]; then
+    sources "$folder"
+    run "$1" "$folder" || { rm -r "$folder" && return 1; }
+  fi
+}
+
+# verdict PATCH FOLDER
+verdict() {
+  local code=0
+  rm -rf "$2" && mkdir -p "$2" && cp -r cuda "$2"
+  if ! patch --quiet --directory="$2" -p1 <"$1" >"$2.log"; then
+    echo 'does not apply any more'
+  elif ! unharmed "$1"; then
+    echo 'its tests fail without it, too'
+  else
+    # shellcheck disable=SC2046 # several kernels
+    sources "$2/kernels" "$2" $(field "$1" Kernels)
+    run "$1" "$2/kernels" || code=$?
+    case $code in
+      0) echo MISSED ;;
+      1) echo caught ;;
+      *) echo 'does not build, or no tests ran' ;;
+    esac
+  fi
+}
+
+scripts/test-cuda.sh --no-run >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && exit 1; }
+tests=$(sed -n 's/.*Executable tests\/cuda.rs (\(.*\))$/\1/p' "$work/build.log")
+tests=$(realpath "${tests:?tests/cuda.rs was not built, see $work/build.log}")
+rm -rf "$work/unharmed"
+
+if [ $# = 0 ]; then
+  set -- testing/mutants/*.patch
+else
+  set -- "${@/#/testing/mutants/}"
+  set -- "${@/%/.patch}"
+fi
+caught=0
+for mutant; do
+  name=$(basename "$mutant" .patch)
+  result=$(verdict "$mutant" "$work/$name")
+  [ "$result" != caught ] || caught=$((caught + 1))
+  printf '%-30s %-32s %s\n' "$name" "$result" "$(field "$mutant" Bug)"
+done
+echo "$caught of $# caught"
+[ "$caught" = $# ]
