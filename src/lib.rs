@@ -41,6 +41,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `cli` | the `candle-quant` binary: `inspect`, `generate`, `logits` |
+//! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 
 mod backend;

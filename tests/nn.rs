@@ -4,6 +4,7 @@ mod common;
 
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
+use candle_quant::nn::{forward_add, forward_all, swiglu};
 use candle_quant::{
     embedding, layer_norm, linear, linear_b, linear_no_bias, rms_norm, Checkpoint, Embedding, LayerWeight,
     Linear, Module, QuantFormat, QuantTensor, VarBuilder,
@@ -196,4 +197,28 @@ fn a_layer_may_stand_at_the_root() {
     assert_eq!(through_candle.to_vec2::<f32>().unwrap(), decoded.to_vec2::<f32>().unwrap());
     let error = linear_no_bias(64, 9, vb).unwrap_err().to_string();
     assert!(error.contains("`weight`: expected shape [9, 64], found shape [8, 64]"), "{error}");
+}
+
+/// Packed or dense, together or one by one.
+#[test]
+fn layers_that_share_their_input_give_what_they_give_alone() {
+    let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let packed = |n| {
+        let weight = QuantTensor::quantize(&input(&[n, 64]), QuantFormat::Mxfp4).unwrap();
+        Linear::from_quant(weight, Some(input(&[n])))
+    };
+    let dense = |n| Linear::new(input(&[n, 64]), None);
+    let (x, residual) = (input(&[3, 64]), input(&[3, 20]));
+    for (a, b) in [(packed(20), packed(20)), (packed(20), dense(20)), (dense(20), dense(20))] {
+        let (alone_a, alone_b) = (a.forward(&x).unwrap(), b.forward(&x).unwrap());
+        let [both_a, both_b] = forward_all([&a, &b], &x).unwrap();
+        assert_eq!((values(&both_a), values(&both_b)), (values(&alone_a), values(&alone_b)));
+        let gated = (alone_a.silu().unwrap() * &alone_b).unwrap();
+        assert_eq!(values(&swiglu(&a, &b, &x).unwrap()), values(&gated));
+        let sum = (&residual + &alone_b).unwrap();
+        assert_eq!(values(&forward_add(&b, &x, &residual).unwrap()), values(&sum));
+    }
+    assert!(forward_all([&packed(20), &dense(7)], &input(&[3, 32])).is_err());
+    assert!(swiglu(&packed(20), &packed(7), &x).is_err());
+    assert!(forward_add(&packed(7), &x, &residual).is_err());
 }

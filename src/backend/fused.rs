@@ -2,7 +2,7 @@
 //! not allow it, they are computed one after another.
 
 use super::{check_factor, cuda, matmul, Factor};
-use candle_core::{Device, Result, Tensor};
+use candle_core::{DType, Device, Result, Tensor};
 
 /// What becomes of the products of a launch.
 #[derive(Clone, Copy, Debug)]
@@ -70,10 +70,11 @@ pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Resul
 /// What one launch gives, if it is possible on this device and with these weights. Not where gradients are
 /// wanted: they follow from the single products.
 fn in_one_launch(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
-    let possible = |factor: &Factor| {
-        factor.weight.packed().rank() == 2
-            && factor.bias.is_none_or(|bias| bias.is_contiguous() && !bias.track_op())
+    let plain = |bias: &Tensor| {
+        let floats = [DType::F16, DType::BF16, DType::F32];
+        floats.contains(&bias.dtype()) && bias.is_contiguous() && !bias.track_op()
     };
+    let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(plain);
     if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !factors.iter().all(possible) {
         return Ok(None);
     }

@@ -27,6 +27,7 @@ fn compile(here: &Path, kernels: &Path, sanitize: &str) {
         .cargo_metadata(false)
         .std("c++17")
         .opt_level(2)
+        .debug(!sanitize.is_empty())
         .define("CANDLE_QUANT_EMULATED", None)
         .include(&emulator)
         .flag("-Wno-unknown-pragmas")
@@ -38,7 +39,7 @@ fn compile(here: &Path, kernels: &Path, sanitize: &str) {
         build.flag("-march=x86-64-v3");
     }
     if !sanitize.is_empty() {
-        build.flag(format!("-fsanitize={sanitize}")).flag("-fno-sanitize-recover=all").flag("-g");
+        build.flag(format!("-fsanitize={sanitize}")).flag("-fno-sanitize-recover=all");
     }
     // Sources are C++ whatever they are called.
     build.flag("-x").flag("c++");

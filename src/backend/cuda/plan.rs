@@ -71,23 +71,28 @@ pub(super) struct GemvShape {
     chunk: usize,
     /// Weights between two applications of scales; the unit in which k is split.
     round: usize,
+    /// Elements of x with a factor in common.
+    x_group: usize,
 }
 
 impl GemvShape {
     fn new(format: QuantFormat, rows: usize) -> Self {
         let (bits, group) = (format.bits(), format.group_size());
         let columns = if rows < 8 { 8 / rows } else { 1 };
+        let slots = if columns * group > 512 { 512 / group } else { columns };
+        let folded = !format.has_biases() && rows >= 8;
+        let wide = if bits == 4 { 32 } else { 64 };
         let chunk = match (bits, rows) {
             (8, _) => 16,
             (1 | 3 | 5, 1) => 128,
             (1 | 3 | 5, _) => 32,
-            (4, 1..8) if group * columns >= 64 => 32,
-            (_, 1..8) if group * columns >= 64 => 64,
+            _ if folded => group.min(32),
+            (_, 1..8) if 4 * wide <= 2 * slots * group => wide,
             _ if group < 128 => 16,
             _ => 32,
         };
-        let slots = if columns * group > 512 { 512 / group } else { columns };
-        Self { format, rows, chunk, round: (4 * chunk).max(slots * group) }
+        let round = if folded { 256 } else { (4 * chunk).max(slots * group) };
+        Self { format, rows, chunk, round, x_group: if folded { round } else { group } }
     }
 
     /// Rows of x that one launch takes at most.
@@ -130,7 +135,7 @@ impl GemvShape {
     /// Dynamic shared memory of a block whose share of k has `rounds` rounds.
     fn shared_bytes(&self, rounds: usize) -> usize {
         let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 4 });
-        let of_row = 64 + 2 * k + group_bytes * (k / self.format.group_size()) + 4 * 8 * 16;
+        let of_row = 64 + 2 * k + group_bytes * (k / self.x_group) + 4 * 8 * 16;
         64 + self.rows * of_row
     }
 
@@ -226,14 +231,15 @@ mod tests {
     fn shapes_are_those_of_the_kernels() {
         let dir = tempfile::tempdir().unwrap();
         let mut source = String::from(
-            "#define __host__\n#define __device__\n#include <cstdio>\n#include \"gemv_shape.cuh\"\nint main() {\n",
+            "#define __host__\n#define __device__\n#include <cstdio>\n#include \"gemv_shape.cuh\"\n\
+             template <int B, bool A> struct Format { enum { BITS = B, HAS_BIASES = A }; };\n\
+             template <class S> void show() {\n  printf(\"%d %d %d %d %d %d\\n\", S::CHUNK, S::ROUND, \
+             S::X_GROUP, S::ROWS_PER_BLOCK, S::K_WARPS, S::WORDS % 4 == 0 ? 16 : S::WORDS % 2 == 0 ? 8 : 4);\n\
+             }\nint main() {\n",
         );
         for GemvShape { format, rows, .. } in shapes() {
-            let (bits, group) = (format.bits(), format.group_size());
-            source += &format!(
-                "{{ using S = cq::GemvShape<{bits}, {group}, {rows}>; printf(\"%d %d %d %d %d\\n\", S::CHUNK, \
-                 S::ROUND, S::ROWS_PER_BLOCK, S::K_WARPS, S::WORDS % 4 == 0 ? 16 : S::WORDS % 2 == 0 ? 8 : 4); }}\n"
-            );
+            let (bits, group, biases) = (format.bits(), format.group_size(), format.has_biases());
+            source += &format!("show<cq::GemvShape<Format<{bits}, {biases}>, {group}, {rows}>>();\n");
         }
         let (file, program) = (dir.path().join("shapes.cpp"), dir.path().join("shapes"));
         std::fs::write(&file, source + "}\n").unwrap();
@@ -243,9 +249,9 @@ mod tests {
         assert!(compiled.expect("a C++ compiler").success());
         let told = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
         let ours = |shape: GemvShape| {
-            let GemvShape { chunk, round, .. } = shape;
+            let GemvShape { chunk, round, x_group, .. } = shape;
             let (rows, k_warps) = (shape.rows_per_block(), 8 / shape.tiles());
-            format!("{chunk} {round} {rows} {k_warps} {}", shape.load_bytes())
+            format!("{chunk} {round} {x_group} {rows} {k_warps} {}", shape.load_bytes())
         };
         let shapes = shapes();
         assert_eq!(told.lines().count(), shapes.len());

@@ -42,7 +42,7 @@ struct MmaOperand {
 
 typedef float Row __attribute__((vector_size(32)));  // of B or D
 
-template <class Format> static void multiply(Warp &warp) {
+template <class Format> static void multiply(Warp &warp, uint32_t, Place) {
     uint32_t a_pairs[16][8];    // [row][k / 2]
     uint16_t b_bits[16][8];     // [k][column]
     float d[16][8];
@@ -86,7 +86,7 @@ template <class Format>
 static void mma(float *d, const uint32_t *a, uint32_t b0, uint32_t b1, Place place) {
     need_whole_warp(Operation::Mma, place);
     MmaOperand operand{d, a, {b0, b1}};
-    meet(Operation::Mma, FULL, operand, place, multiply<Format>);
+    meet(Operation::Mma, FULL, &operand, place, multiply<Format>);
 }
 
 void mma_m16n8k16_f16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1, Place place) {
@@ -103,7 +103,7 @@ struct LdmatrixOperand {
     bool transpose;
 };
 
-static void load_matrices(Warp &warp, Place place) {
+static void load_matrices(Warp &warp, uint32_t, Place place) {
     auto operand_of = [&](unsigned lane) { return static_cast<LdmatrixOperand *>(warp.lane(lane).operand); };
     const unsigned count = operand_of(0)->count;
     for (unsigned i = 0; i < count; ++i) {
@@ -126,7 +126,7 @@ void ldmatrix(uint32_t *d, unsigned count, const void *row, bool transpose, Plac
     need_whole_warp(Operation::Ldmatrix, place);
     if (count != 1 && count != 2 && count != 4) fail("ldmatrix loads 1, 2, or 4 matrices", place);
     LdmatrixOperand operand{d, count, row, transpose};
-    meet(Operation::Ldmatrix, FULL, operand, place, [place](Warp &warp) { load_matrices(warp, place); });
+    meet(Operation::Ldmatrix, FULL, &operand, place, load_matrices);
 }
 
 }  // namespace emulator

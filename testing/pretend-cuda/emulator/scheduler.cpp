@@ -49,7 +49,8 @@ static Thread *take_next(Block &block) {
     return &warp.lane(l);
 }
 
-void park() {
+// Lets other threads run until this one is awake and its turn comes.
+static void park() {
     Thread &self = *current;
     Thread *next = take_next(*self.block);
     if (next == &self) return;
@@ -74,6 +75,8 @@ void fail(const std::string &reason, Place place) {
     abandon_block(block);
 }
 
+void fail(const char *reason, Place place) { fail(std::string(reason), place); }
+
 void fail_deadlocked(Block &block) {
     block.fault = describe(block) + ": deadlock: no thread can go on: " + describe_threads(block);
     abandon_block(block);
@@ -84,12 +87,12 @@ static void check_shared(const Block &block, Place place) {
     if (!overrun.empty()) fail(overrun, place);
 }
 
-bool arrive(Operation operation, uint32_t mask, Place place) {
+// Announces the running thread at a warp operation; true for the last of the lanes in `mask`, which exist.
+static bool arrive(Operation operation, uint32_t mask, Place place) {
     Thread &self = *current;
     Warp &warp = *self.warp;
     const uint32_t me = bit(self);
     if (!(mask & me)) fail(std::string(name(operation)) + " by a lane that is not in its mask", place);
-    mask &= warp.lanes;
     if (mask & warp.left)
         fail(std::string(name(operation)) + " waits for lane " + std::to_string(lowest(mask & warp.left)) +
              ", which has left the kernel", place);
@@ -110,9 +113,16 @@ bool arrive(Operation operation, uint32_t mask, Place place) {
     return false;
 }
 
-void release(uint32_t mask) {
+void meet(Operation operation, uint32_t mask, void *operand, Place place,
+          void (*complete)(Warp &, uint32_t, Place)) {
     Thread &self = *current;
-    wake(*self.block, *self.warp, mask & self.warp->lanes);
+    self.operand = operand;
+    mask &= self.warp->lanes;
+    if (arrive(operation, mask, place)) {
+        complete(*self.warp, mask, place);
+        wake(*self.block, *self.warp, mask);
+    }
+    park();
 }
 
 // The running thread has come to the end of the kernel.
@@ -209,6 +219,5 @@ void __syncthreads(Place place) {
 }
 
 void __syncwarp(uint32_t mask, Place place) {
-    char nothing;
-    meet(Operation::Syncwarp, mask, nothing, place, [](Warp &) {});
+    meet(Operation::Syncwarp, mask, nullptr, place, [](Warp &, uint32_t, Place) {});
 }

@@ -100,25 +100,13 @@ extern __thread Thread *current __attribute__((tls_model("initial-exec")));
 
 // Ends the launch with a message that names kernel, block, and thread.
 [[noreturn]] void fail(const std::string &reason, Place place = Place::here());
+[[noreturn]] void fail(const char *reason, Place place = Place::here());
 
-// Announces the running thread at a warp operation; true for the last of the lanes in `mask`.
-bool arrive(Operation operation, uint32_t mask, Place place);
-// Wakes the lanes of a meeting that is complete.
-void release(uint32_t mask);
-// Lets other threads run until this one is awake.
-void park();
-
-// Meets the other lanes of `mask`. The last to arrive calls `complete(warp)`, which finds each lane's
-// operand in `lane(i).operand` and leaves the result there.
-template <class Operand, class Complete>
-inline void meet(Operation operation, uint32_t mask, Operand &operand, Place place, Complete complete) {
-    current->operand = &operand;
-    if (arrive(operation, mask, place)) {
-        complete(*current->warp);
-        release(mask);
-    }
-    park();
-}
+// Meets the other lanes of `mask` that exist, each with an operand. The last to arrive calls
+// `complete(warp, mask, place)`, which finds the operand of each lane in `lane(i).operand` and leaves the
+// result there; then all go on.
+void meet(Operation operation, uint32_t mask, void *operand, Place place,
+          void (*complete)(Warp &, uint32_t, Place));
 
 // Base of the dynamic shared memory of the block, aligned to 128 bytes.
 inline unsigned char *dynamic_shared() { return current->block->shared; }

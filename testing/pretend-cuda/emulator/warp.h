@@ -1,7 +1,6 @@
 // What the lanes of a warp do together.
 #pragma once
 #include <cstdint>
-#include <string>
 
 #include "scheduler.h"
 
@@ -12,42 +11,32 @@ template <class T> struct ShuffleOperand {
     unsigned source;  // lane
 };
 
+[[noreturn]] void fail_shuffle(unsigned lane, unsigned source, Place place);
+
 // Every lane gets the value of its source, which has to take part.
+template <class T> void complete_shuffle(Warp &warp, uint32_t mask, Place place) {
+    T values[WARP];
+    auto operand_of = [&](unsigned lane) { return static_cast<ShuffleOperand<T> *>(warp.lane(lane).operand); };
+    for (uint32_t left = mask; left; left &= left - 1) {
+        const unsigned lane = __builtin_ctz(left);
+        values[lane] = operand_of(lane)->value;
+    }
+    for (uint32_t left = mask; left; left &= left - 1) {
+        const unsigned lane = __builtin_ctz(left), source = operand_of(lane)->source;
+        if (!(mask >> source & 1)) fail_shuffle(lane, source, place);
+        operand_of(lane)->value = values[source];
+    }
+}
+
 template <class T>
 inline T shuffle(Operation operation, uint32_t mask, T value, unsigned source, Place place) {
     ShuffleOperand<T> operand{value, source};
-    meet(operation, mask, operand, place, [mask, place](Warp &warp) {
-        T values[WARP];
-        const uint32_t lanes = mask & warp.lanes;
-        auto operand_of = [&](unsigned lane) { return static_cast<ShuffleOperand<T> *>(warp.lane(lane).operand); };
-        for (unsigned lane = 0; lane < WARP; ++lane)
-            if (lanes >> lane & 1) values[lane] = operand_of(lane)->value;
-        for (unsigned lane = 0; lane < WARP; ++lane) {
-            if (!(lanes >> lane & 1)) continue;
-            const unsigned from = operand_of(lane)->source;
-            if (!(lanes >> from & 1))
-                fail("lane " + std::to_string(lane) + " reads from lane " + std::to_string(from) +
-                     ", which does not take part in the shuffle", place);
-            operand_of(lane)->value = values[from];
-        }
-    });
+    meet(operation, mask, &operand, place, complete_shuffle<T>);
     return operand.value;
 }
 
 // Lanes of `mask` whose predicate holds.
-inline uint32_t vote(Operation operation, uint32_t mask, bool predicate, Place place) {
-    uint32_t operand = predicate;
-    meet(operation, mask, operand, place, [mask](Warp &warp) {
-        const uint32_t lanes = mask & warp.lanes;
-        uint32_t votes = 0;
-        auto operand_of = [&](unsigned lane) { return static_cast<uint32_t *>(warp.lane(lane).operand); };
-        for (unsigned lane = 0; lane < WARP; ++lane)
-            if (lanes >> lane & 1) votes |= *operand_of(lane) << lane;
-        for (unsigned lane = 0; lane < WARP; ++lane)
-            if (lanes >> lane & 1) *operand_of(lane) = votes;
-    });
-    return operand;
-}
+uint32_t vote(Operation operation, uint32_t mask, bool predicate, Place place);
 
 // The first lane of the segment of `width` lanes that this lane is in.
 inline int segment(int width, Place place) {

@@ -8,7 +8,7 @@
 //!
 //! Wrong use is an error, more often than with the real driver: memory of another device or memory that
 //! was freed, a block of another size than the kernel's, writes next to an allocation, host
-//! synchronization and allocation while a stream captures. `cuGetErrorString` gives the last error of a
+//! synchronization while a stream captures. `cuGetErrorString` gives the last error of a
 //! thread in full.
 //!
 //! | variable | |

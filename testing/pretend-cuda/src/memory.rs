@@ -82,6 +82,8 @@ impl Region {
 struct Allocation {
     region: Region,
     freed: bool,
+    /// Lives and dies as often as a graph wants it to.
+    of_graph: bool,
 }
 
 #[derive(Default)]
@@ -147,7 +149,7 @@ pub fn allocate(owner: Owner, size: usize) -> Result<u64> {
     fill(unsafe { slice::from_raw_parts_mut(start, layout.size()) });
     let region = Region { base: (start as usize + GUARD) as u64, size, owner };
     fill_guards(region);
-    memory.allocations.insert(region.base, Allocation { region, freed: false });
+    memory.allocations.insert(region.base, Allocation { region, freed: false, of_graph: false });
     Ok(region.base)
 }
 
@@ -159,15 +161,19 @@ impl Memory {
 
     fn live(&self, address: u64, what: &str) -> Result<Region> {
         match self.find(address) {
-            Some(Allocation { region, freed: false }) => Ok(*region),
-            Some(Allocation { region, freed: true }) => {
+            Some(Allocation { region, freed: false, .. }) => Ok(*region),
+            Some(Allocation { region, freed: true, .. }) => {
                 fail(ILLEGAL_ADDRESS, format!("{what} is {} that was freed ({address:#x})", region.owner))
             }
             None => fail(ILLEGAL_ADDRESS, format!("{what} is no memory of a device ({address:#x})")),
         }
     }
 
-    fn keep_freed(&mut self, region: Region) {
+    /// Keeps a region that was freed for a while.
+    fn retire(&mut self, region: Region) {
+        if let Owner::Device(device) = region.owner {
+            self.used[device] -= region.size;
+        }
         self.freed_bytes += region.size;
         self.freed.push_back(region);
         while self.freed_bytes > KEPT {
@@ -186,20 +192,55 @@ impl Memory {
 pub fn free(address: u64) -> Result<()> {
     let mut memory = lock(&MEMORY_OF_ALL);
     let region = memory.live(address, "what is to be freed")?;
-    if region.base != address {
+    let Some(allocation) = memory.allocations.get_mut(&address) else {
         return fail(INVALID_VALUE, format!("{address:#x} is not the start of an allocation"));
-    }
+    };
+    allocation.freed = true;
+    let of_graph = allocation.of_graph;
     let result = check_guards_of(region);
-    // SAFETY: the region is live, and its owner has no more use for it.
+    // SAFETY: the region was live, and its owner has no more use for it.
     fill(unsafe { region.bytes_mut() });
-    if let Some(allocation) = memory.allocations.get_mut(&address) {
-        allocation.freed = true;
+    if !of_graph {
+        memory.retire(region);
     }
-    if let Owner::Device(device) = region.owner {
-        memory.used[device] -= region.size;
-    }
-    memory.keep_freed(region);
     result
+}
+
+/// Memory of a graph: an address at which there is nothing until [`revive`].
+pub fn reserve(device: usize, size: usize) -> Result<u64> {
+    let address = allocate(Owner::Device(device), size)?;
+    if let Some(allocation) = lock(&MEMORY_OF_ALL).allocations.get_mut(&address) {
+        (allocation.freed, allocation.of_graph) = (true, true);
+    }
+    Ok(address)
+}
+
+/// Allocates what was reserved.
+pub fn revive(address: u64) -> Result<()> {
+    match lock(&MEMORY_OF_ALL).allocations.get_mut(&address) {
+        Some(allocation) if allocation.freed && allocation.of_graph => {
+            allocation.freed = false;
+            Ok(())
+        }
+        _ => fail(INVALID_VALUE, "memory of a graph is allocated already"),
+    }
+}
+
+/// Whether what was reserved is allocated.
+pub fn is_revived(address: u64) -> bool {
+    lock(&MEMORY_OF_ALL).allocations.get(&address).is_some_and(|allocation| !allocation.freed)
+}
+
+/// Gives back what was reserved. What is allocated stays so until it is freed.
+pub fn release(address: u64) {
+    let mut memory = lock(&MEMORY_OF_ALL);
+    if let Some(allocation) = memory.allocations.get_mut(&address) {
+        allocation.of_graph = false;
+        let (region, freed) = (allocation.region, allocation.freed);
+        if freed {
+            memory.retire(region);
+        }
+    }
 }
 
 /// The live allocation that `bytes` bytes at `address` lie in; `what` is for messages.

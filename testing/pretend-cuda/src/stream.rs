@@ -10,8 +10,9 @@ use crate::argument::Out;
 use crate::device::{self, DEVICES};
 use crate::driver;
 use crate::event::{Event, EVENTS};
-use crate::graph::{Graph, GRAPHS};
+use crate::graph::{Graph, GraphMemory, GRAPHS};
 use crate::handles::{lock, Handle, Handles};
+use crate::memory::{self, Owner};
 use crate::status::{
     fail, Result, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNMATCHED,
     CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
@@ -34,6 +35,7 @@ struct Capture {
     mode: Mode,
     thread: ThreadId,
     work: Vec<Work>,
+    memory: GraphMemory,
     broken: bool,
 }
 
@@ -82,6 +84,31 @@ impl Stream {
         }
         let _busy = lock(&self.busy);
         work()
+    }
+
+    /// Memory of the stream's device; of the graph, while capturing.
+    pub fn allocate(&self, bytes: usize) -> Result<u64> {
+        let mut capture = lock(&self.capture);
+        let Some(capture) = capture.as_mut() else {
+            return memory::allocate(Owner::Device(self.device), bytes);
+        };
+        capture.check()?;
+        let (address, work) = capture.memory.allocate(self.device, bytes)?;
+        capture.work.push(work);
+        Ok(address)
+    }
+
+    /// Frees memory; while capturing, that of the graph only.
+    pub fn free(&self, address: u64) -> Result<()> {
+        let mut capture = lock(&self.capture);
+        let Some(capture) = capture.as_mut() else { return memory::free(address) };
+        capture.check()?;
+        let Some(work) = capture.memory.free(address) else {
+            capture.broken = true;
+            return fail(INVALID_VALUE, "a capture frees memory that it did not allocate");
+        };
+        capture.work.push(work);
+        Ok(())
     }
 
     /// The capture that is going on.
@@ -219,7 +246,14 @@ driver! {
             return fail(INVALID_VALUE, "the stream is capturing already");
         }
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        *capture = Some(Capture { id, mode, thread: thread::current().id(), work: Vec::new(), broken: false });
+        *capture = Some(Capture {
+            id,
+            mode,
+            thread: thread::current().id(),
+            work: Vec::new(),
+            memory: GraphMemory::default(),
+            broken: false,
+        });
         drop(capture);
         let mut capturing = lock(&CAPTURING);
         capturing.retain(|other| other.strong_count() > 0 && !other.ptr_eq(&Arc::downgrade(&stream)));
@@ -243,7 +277,7 @@ driver! {
             graph.set(0)?;
             return Err(error);
         }
-        graph.set(GRAPHS.insert(Graph { device: stream.device, work: capture.work }))
+        graph.set(GRAPHS.insert(Graph { device: stream.device, work: capture.work, memory: Arc::new(capture.memory) }))
     }
 
     /// Whether the stream is capturing.

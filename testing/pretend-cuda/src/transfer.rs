@@ -122,11 +122,9 @@ driver! {
         address.set(memory::allocate(Owner::Device(device::current()?), bytes)?)
     }
 
-    /// Memory of the stream's device. A graph that owns memory is not known here.
+    /// Memory of the stream's device; of the graph, while capturing.
     fn cuMemAllocAsync(address: Out<Address>, bytes: usize, stream: Handle) {
-        let stream = stream::find(stream)?;
-        stream.forbid_in_capture("cuMemAllocAsync")?;
-        address.set(memory::allocate(Owner::Device(stream.device), bytes)?)
+        address.set(stream::find(stream)?.allocate(bytes)?)
     }
 
     /// Pinned memory.
@@ -149,8 +147,8 @@ driver! {
 
     /// Frees memory, after what the stream was given before.
     fn cuMemFreeAsync(address: Address, stream: Handle) {
-        stream::find(stream)?.forbid_in_capture("cuMemFreeAsync")?;
-        if address == 0 { Ok(()) } else { memory::free(address) }
+        let stream = stream::find(stream)?;
+        if address == 0 { Ok(()) } else { stream.free(address) }
     }
 
     /// Frees pinned memory.

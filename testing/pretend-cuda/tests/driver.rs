@@ -283,6 +283,40 @@ fn graphs() {
     assert_eq!(cuGraphExecDestroy(executable), SUCCESS);
 }
 
+#[test]
+fn memory_of_graphs() {
+    let gpu = Gpu::new(1);
+    let (x, y) = tile();
+    let (source, result) = (gpu.upload(&x), gpu.room(256));
+    let nowhere = |address| cuMemcpyDtoD_v2(result, address, 256);
+    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
+    let (inner, kept) = (gpu.room(256), gpu.room(4));
+    assert_eq!(gpu.launch("toy_reverse", 1, 64, &Reverse { x: source, y: inner, n: 64 }), SUCCESS);
+    assert_eq!(cuMemcpyDtoDAsync_v2(result, inner, 256, gpu.stream), SUCCESS);
+    assert_eq!(cuMemcpyDtoDAsync_v2(kept, inner, 4, gpu.stream), SUCCESS);
+    assert_eq!(cuMemFreeAsync(inner, gpu.stream), SUCCESS);
+    let graph = made(|out| cuStreamEndCapture(gpu.stream, out)).unwrap();
+    let [executable, freeing] =
+        [0, 1].map(|flags| made(|out| cuGraphInstantiateWithFlags(out, graph, flags)).unwrap());
+    assert_eq!(nowhere(inner), ILLEGAL_ADDRESS, "before the first launch");
+
+    assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
+    assert_eq!(gpu.download(result, 64), y);
+    assert_eq!(gpu.download(kept, 1), y[..1]);
+    assert_eq!(nowhere(inner), ILLEGAL_ADDRESS, "the graph freed it");
+    assert_eq!(cuGraphLaunch(executable, gpu.stream), INVALID_VALUE, "a kept allocation");
+    assert_eq!(cuMemFreeAsync(kept, gpu.stream), SUCCESS);
+    assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
+    assert_eq!(cuGraphLaunch(freeing, gpu.stream), SUCCESS, "frees at launch");
+    for executable in [executable, freeing] {
+        assert_eq!(cuGraphExecDestroy(executable), SUCCESS);
+    }
+    assert_eq!(cuGraphDestroy(graph), SUCCESS);
+    assert_eq!(gpu.download(kept, 1), y[..1], "outlives the graph");
+    assert_eq!(cuMemFree_v2(kept), SUCCESS);
+    assert_eq!(cuMemFree_v2(kept), ILLEGAL_ADDRESS);
+}
+
 /// While capturing, `wrong` is refused with `error`, and no graph comes of it.
 fn refused_in_capture(error: c_int, wrong: impl Fn(&Gpu) -> c_int) {
     let gpu = Gpu::new(0);
@@ -299,8 +333,7 @@ fn captures_that_fail() {
     let gpu = Gpu::new(0);
     let address = gpu.room(16);
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemAlloc_v2(Out::from(&mut 0), 16));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuMemAllocAsync(Out::from(&mut 0), 16, gpu.stream));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuMemFreeAsync(address, gpu.stream));
+    refused_in_capture(INVALID_VALUE, |gpu| cuMemFreeAsync(address, gpu.stream));
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemFree_v2(address));
     refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuStreamSynchronize(gpu.stream));
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuCtxSynchronize());

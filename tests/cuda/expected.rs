@@ -1,0 +1,158 @@
+//! Weights of all codes, and what products with them have to be.
+
+use crate::packed::{flat, numbers, reference};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::{QuantFormat, QuantTensor};
+
+/// Of every kind of format one.
+pub const KINDS: [QuantFormat; 6] = [
+    QuantFormat::Affine { bits: 4, group_size: 64 },
+    QuantFormat::Affine { bits: 3, group_size: 32 },
+    QuantFormat::Affine { bits: 6, group_size: 128 },
+    QuantFormat::Mxfp4,
+    QuantFormat::Nvfp4,
+    QuantFormat::Mxfp8,
+];
+
+/// A weight on the CPU of random codes, with scales of either sign where the format has them; those and
+/// the biases of an affine format have `dtype`.
+pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> QuantTensor {
+    let k = *dims.last().unwrap();
+    let of_row = |len: usize| [&dims[..dims.len() - 1], &[len]].concat();
+    let words = format.words_per_row(k).unwrap();
+    let groups = format.groups_per_row(k).unwrap();
+    let count: usize = dims[..dims.len() - 1].iter().product();
+    // The low bits of such a float's mantissa are as good as any.
+    let word = |pair: &[f32]| (pair[0].to_bits() & 0xffff) << 16 | pair[1].to_bits() & 0xffff;
+    let mut packed: Vec<u32> = numbers(2 * count * words, seed).chunks(2).map(word).collect();
+    let scales = numbers(count * groups, seed + 1);
+    let byte = |byte: u8| byte & 0x7f != 0x7f;
+    if format == QuantFormat::Mxfp8 {
+        for word in &mut packed {
+            // NaN belongs to other tests.
+            *word =
+                u32::from_le_bytes(word.to_le_bytes().map(|code| if byte(code) { code } else { code ^ 1 }));
+        }
+    }
+    let tensor = |values: Vec<f32>| {
+        Tensor::from_vec(values, of_row(groups), &Device::Cpu).unwrap().to_dtype(dtype).unwrap()
+    };
+    let bytes = |of: &dyn Fn(f32) -> u8| {
+        let bytes: Vec<u8> = scales.iter().map(|scale| of(*scale)).collect();
+        Tensor::from_vec(bytes, of_row(groups), &Device::Cpu).unwrap()
+    };
+    let (scales, biases) = match format {
+        QuantFormat::Affine { bits, .. } => {
+            let step = 1. / (1 << bits) as f32;
+            let biases = numbers(count * groups, seed + 2);
+            (tensor(scales.iter().map(|scale| scale * step).collect()), Some(tensor(biases)))
+        }
+        // From 2^-9 to 2^3.
+        QuantFormat::Mxfp4 | QuantFormat::Mxfp8 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
+        // Signs too, though no encoder writes them.
+        QuantFormat::Nvfp4 => {
+            (bytes(&|scale| ((scale.abs() * 24.) as u8 + 24) | if scale < -1. { 0x80 } else { 0 }), None)
+        }
+    };
+    let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
+    QuantTensor::new(format, packed, scales, biases, None).unwrap()
+}
+
+/// A product in f64, and for each element the sum of magnitudes by which rounding errors are measured.
+#[derive(Clone)]
+pub struct Expected {
+    pub products: Vec<f64>,
+    pub magnitudes: Vec<f64>,
+    dims: Vec<usize>,
+}
+
+impl Expected {
+    /// `x * weight^T + bias` for tensors on the CPU.
+    pub fn new(weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) -> Self {
+        let [n, k] = weight.dims()[..] else { panic!("{weight:?}") };
+        let (weights, x_values, bias) = (reference(weight), flat(x), bias.map(flat));
+        // What an affine kernel adds up are codes with an offset, not weights.
+        let offsets = magnitudes_of_groups(weight);
+        let group = weight.format().group_size();
+        let (mut products, mut magnitudes) = (Vec::new(), Vec::new());
+        for x in x_values.chunks(k) {
+            let sums: Vec<f64> =
+                x.chunks(group).map(|x| x.iter().map(|x| f64::from(x.abs())).sum()).collect();
+            for (row, weights) in weights.chunks(k).enumerate() {
+                let dot: f64 = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
+                let bias = bias.as_ref().map_or(0., |bias| f64::from(bias[row]));
+                let offsets = &offsets[row * (k / group)..][..k / group];
+                let magnitude: f64 = offsets.iter().zip(&sums).map(|(offset, sum)| offset * sum).sum();
+                products.push(dot + bias);
+                magnitudes.push(magnitude + bias.abs());
+            }
+        }
+        let mut dims = x.dims().to_vec();
+        *dims.last_mut().unwrap() = n;
+        Self { products, magnitudes, dims }
+    }
+
+    /// Of every element something else.
+    pub fn map(self, other: impl Fn(usize, f64) -> f64) -> Self {
+        let products = self.products.iter().enumerate().map(|(i, product)| other(i, *product)).collect();
+        Self { products, ..self }
+    }
+
+    /// Asserts shape and dtype, that every element is as near as sums in f32 allow, and that errors
+    /// together are hardly larger than those of rounding the results.
+    #[track_caller]
+    pub fn check(&self, actual: &Tensor, dtype: DType, what: &str) {
+        self.check_elements(actual, dtype, what);
+        let expected = &self.products;
+        let rounded = Tensor::new(expected.as_slice(), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+        let squared = |tensor: &Tensor| -> f64 {
+            flat(tensor).iter().zip(expected).map(|(a, e)| (f64::from(*a) - e).powi(2)).sum()
+        };
+        let norm: f64 = expected.iter().map(|e| e * e).sum();
+        let bound = match dtype {
+            DType::F32 => 1e-12 * norm,
+            // Of a few numbers all might be rounded in their favour.
+            _ if expected.len() < 100 => return,
+            _ => 1.05f64.powi(2) * squared(&rounded),
+        };
+        let error = squared(actual);
+        assert!(error <= bound, "{what}: relative error {:.2e}", (error / norm).sqrt());
+    }
+
+    /// The first two of these.
+    #[track_caller]
+    pub fn check_elements(&self, actual: &Tensor, dtype: DType, what: &str) {
+        assert_eq!((actual.dims(), actual.dtype()), (self.dims.as_slice(), dtype), "{what}");
+        let unit = match dtype {
+            DType::F16 => 2f64.powi(-11),
+            DType::BF16 => 2f64.powi(-8),
+            _ => 2f64.powi(-24),
+        };
+        // Subnormal halves are spaced evenly.
+        let smallest = if dtype == DType::F16 { 2f64.powi(-25) } else { 0. };
+        for (i, (actual, expected)) in flat(actual).into_iter().zip(&self.products).enumerate() {
+            let bound = unit * expected.abs() + 2f64.powi(-16) * self.magnitudes[i] + smallest;
+            let error = (f64::from(actual) - expected).abs();
+            assert!(
+                error <= bound,
+                "{what}: element {i}: {actual}, not {expected}: {error:.2e} > {bound:.2e}"
+            );
+        }
+    }
+}
+
+/// For each group the largest magnitude that enters the sum, of weights or of what kernels make of codes.
+fn magnitudes_of_groups(weight: &QuantTensor) -> Vec<f64> {
+    let group = weight.format().group_size();
+    let largest = |weights: &[f32]| weights.iter().fold(0f64, |max, w| max.max(f64::from(w.abs())));
+    let of_weights = reference(weight);
+    let of_weights = of_weights.chunks(group).map(largest);
+    match weight.biases() {
+        None => of_weights.collect(),
+        Some(biases) => {
+            let codes = 2f64.powi(weight.format().bits() as i32 + 1);
+            let scales = flat(weight.scales()).into_iter().zip(flat(biases));
+            scales.map(|(scale, bias)| f64::from(scale.abs()) * codes + f64::from(bias.abs())).collect()
+        }
+    }
+}

@@ -1,0 +1,163 @@
+//! Several products in one launch: merged, gated, with a residual.
+
+use crate::device;
+use crate::expected::{random, Expected, KINDS};
+use crate::packed::{bits, tensor};
+use crate::{has_candle_kernels, packed::flat};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::{nn, Linear, QuantFormat, QuantTensor};
+
+/// A layer on the CPU and on the device.
+struct Layer {
+    weight: QuantTensor,
+    bias: Option<Tensor>,
+    there: Linear,
+}
+
+impl Layer {
+    fn new(device: &Device, n: usize, k: usize, format: QuantFormat, bias: Option<DType>, seed: u64) -> Self {
+        let weight = random(&[n, k], format, DType::F16, seed);
+        let bias = bias.map(|dtype| tensor(&[n], seed + 1).to_dtype(dtype).unwrap());
+        let bias_there = bias.as_ref().map(|bias| bias.to_device(device).unwrap());
+        let there = Linear::from_quant(weight.to_device(device).unwrap(), bias_there);
+        Self { weight, bias, there }
+    }
+
+    fn expected(&self, x: &Tensor) -> Expected {
+        Expected::new(&self.weight, x, self.bias.as_ref())
+    }
+}
+
+#[test]
+fn merged_products() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        let k = 5 * format.group_size().max(32);
+        let layers = [(130, Some(DType::F32)), (24, None), (40, Some(DType::BF16))];
+        let [q, key, v] = layers.map(|(n, bias)| Layer::new(&device, n, k, format, bias, 500 + n as u64));
+        for m in [1, 2, 3, 8, 13, 16, 20] {
+            for dtype in [DType::F16, DType::BF16] {
+                let x = tensor(&[m, k], 501).to_dtype(dtype).unwrap();
+                let there = x.to_device(&device).unwrap();
+                let products = nn::forward_all([&q.there, &key.there, &v.there], &there).unwrap();
+                for (index, (product, layer)) in products.iter().zip([&q, &key, &v]).enumerate() {
+                    let what = format!("{format} {dtype:?} M={m}, layer {index}");
+                    layer.expected(&x).check(product, dtype, &what);
+                }
+                let two = nn::forward_all([&v.there, &key.there], &there).unwrap();
+                v.expected(&x).check(&two[0], dtype, "the first of two");
+                key.expected(&x).check(&two[1], dtype, "the second of two");
+            }
+        }
+    }
+}
+
+/// A merged launch that splits k.
+#[test]
+fn merged_products_of_long_rows() {
+    let Some(device) = device() else { return };
+    let layers = [40, 24, 17].map(|n| Layer::new(&device, n, 8192, KINDS[0], None, 510 + n as u64));
+    for m in [1, 16] {
+        let x = tensor(&[m, 8192], 511).to_dtype(DType::F16).unwrap();
+        let there = x.to_device(&device).unwrap();
+        let forward = || nn::forward_all(layers.each_ref().map(|layer| &layer.there), &there).unwrap();
+        let products = forward();
+        for (product, layer) in products.iter().zip(&layers) {
+            layer.expected(&x).check(product, DType::F16, &format!("M={m}"));
+        }
+        assert_eq!(products.each_ref().map(bits), forward().each_ref().map(bits));
+    }
+}
+
+/// Layers that one launch cannot take are computed one after another: other formats, more than three, f32.
+#[test]
+fn products_that_do_not_merge() {
+    let Some(device) = device() else { return };
+    let formats = [KINDS[0], KINDS[1], KINDS[0], KINDS[0]];
+    let layers = [0, 1, 2, 3].map(|i| Layer::new(&device, 20 + i, 128, formats[i], None, 520 + i as u64));
+    for dtype in [DType::F16, DType::F32] {
+        let x = tensor(&[2, 128], 521).to_dtype(dtype).unwrap();
+        let there = x.to_device(&device).unwrap();
+        let products = nn::forward_all(layers.each_ref().map(|layer| &layer.there), &there).unwrap();
+        for (product, layer) in products.iter().zip(&layers) {
+            layer.expected(&x).check(product, dtype, &format!("{dtype:?}"));
+        }
+    }
+    let told = nn::forward_all([&layers[0].there], &tensor(&[2, 64], 1).to_device(&device).unwrap());
+    assert!(told.unwrap_err().to_string().contains("expected last dimension 128"));
+}
+
+#[test]
+fn gated_products() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        let k = 5 * format.group_size().max(32);
+        for (n, bias) in [(1, None), (50, Some(DType::F16)), (130, None)] {
+            let gate = Layer::new(&device, n, k, format, bias, 530);
+            let up = Layer::new(&device, n, k, format, bias, 540);
+            for m in [1, 2, 4, 7, 16, 19] {
+                for dtype in [DType::F16, DType::BF16] {
+                    let x = tensor(&[m, k], 531).affine(0.1, 0.).unwrap().to_dtype(dtype).unwrap();
+                    let product = nn::swiglu(&gate.there, &up.there, &x.to_device(&device).unwrap()).unwrap();
+                    let (gates, ups) = (gate.expected(&x), up.expected(&x));
+                    let silu = |g: f64| g / (1. + (-g).exp());
+                    // An error of the gate is passed on times at most 1.1 |up|, and conversely.
+                    let magnitude = |i: usize| {
+                        let (g, u): (f64, f64) = (gates.products[i], ups.products[i]);
+                        1.1 * gates.magnitudes[i] * u.abs()
+                            + ups.magnitudes[i] * g.abs()
+                            + silu(g).abs() * u.abs()
+                    };
+                    let magnitudes = (0..gates.products.len()).map(magnitude).collect();
+                    let mut expected = gates_times_ups(&gates, &ups, silu);
+                    expected.magnitudes = magnitudes;
+                    expected.check(&product, dtype, &format!("{format} {dtype:?} N={n} M={m}"));
+                }
+            }
+        }
+    }
+}
+
+fn gates_times_ups(gates: &Expected, ups: &Expected, silu: impl Fn(f64) -> f64) -> Expected {
+    gates.clone().map(|i, gate| silu(gate) * ups.products[i])
+}
+
+/// Where one launch cannot gate, candle's operations do.
+#[test]
+fn gated_products_of_many_rows_and_of_f32() {
+    let Some(device) = device() else { return };
+    if !has_candle_kernels(&device) {
+        eprintln!("skipped, for the device lacks candle's kernels");
+        return;
+    }
+    let gate = Layer::new(&device, 50, 128, KINDS[0], None, 550);
+    let up = Layer::new(&device, 50, 128, KINDS[0], None, 551);
+    for (m, dtype) in [(2, DType::F32), (140, DType::F32)] {
+        let x = tensor(&[m, 128], 552).to_dtype(dtype).unwrap();
+        let product = nn::swiglu(&gate.there, &up.there, &x.to_device(&device).unwrap()).unwrap();
+        let expected = gates_times_ups(&gate.expected(&x), &up.expected(&x), |g| g / (1. + (-g).exp()));
+        let error = crate::packed::relative_error(&flat(&product), &expected.products);
+        assert!(error < 2e-6, "M={m} {dtype:?}: {error:.2e}");
+    }
+}
+
+#[test]
+fn products_added_to_a_residual() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        let k = 5 * format.group_size().max(32);
+        let layer = Layer::new(&device, 50, k, format, Some(DType::F32), 560);
+        for m in [1, 5, 16, 19] {
+            for dtype in [DType::F16, DType::BF16] {
+                let x = tensor(&[m, k], 561).to_dtype(dtype).unwrap();
+                let residual = tensor(&[m, 50], 562).to_dtype(dtype).unwrap();
+                let (there, residual_there) =
+                    (x.to_device(&device).unwrap(), residual.to_device(&device).unwrap());
+                let sum = nn::forward_add(&layer.there, &there, &residual_there).unwrap();
+                let residual = flat(&residual);
+                let expected = layer.expected(&x).map(|i, product| product + f64::from(residual[i]));
+                expected.check(&sum, dtype, &format!("{format} {dtype:?} M={m}"));
+            }
+        }
+    }
+}

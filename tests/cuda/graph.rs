@@ -1,0 +1,162 @@
+//! CUDA graphs: what was captured gives, replayed, the bits of eager launches.
+
+use crate::expected::{random, KINDS};
+use crate::packed::{bits, tensor};
+use crate::{device, has_candle_kernels};
+use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
+use candle_core::{DType, Device, Result, Storage, Tensor};
+use candle_quant::models::Model;
+use candle_quant::{nn, Checkpoint, Linear, QuantFormat};
+
+/// A device with a stream of its own, no tensor of which is tracked by events: those of before a capture
+/// cannot be waited for in it.
+fn capturing_device() -> Option<Device> {
+    device()?;
+    let device = Device::new_cuda_with_stream(0).unwrap();
+    // SAFETY: all work is done on the one stream of this device.
+    unsafe { device.as_cuda_device().unwrap().disable_event_tracking() };
+    Some(device)
+}
+
+/// Runs `step` once, captures it, and gives the graph with the tensor that it writes to. `prepare` is run
+/// before each of these.
+fn capture<S>(
+    device: &Device,
+    state: &mut S,
+    prepare: impl Fn(&mut S),
+    step: impl Fn(&mut S) -> Result<Tensor>,
+) -> (CudaGraph, Tensor) {
+    let cuda = device.as_cuda_device().unwrap();
+    let _cached_uploads = cuda.enable_cuda_graph_htod_cache();
+    prepare(state);
+    let result = step(state).unwrap();
+    prepare(state);
+    device.synchronize().unwrap();
+    let stream = cuda.cuda_stream();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    // What was allocated in the capture is dropped before its end.
+    let captured = step(state).map(|product| write(&result, &product));
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags);
+    captured.unwrap();
+    (graph.unwrap().expect("a graph"), result)
+}
+
+/// Overwrites a tensor in place, by a copy in the stream.
+fn write(to: &Tensor, from: &Tensor) {
+    assert_eq!((to.dims(), to.dtype()), (from.dims(), from.dtype()));
+    let from = from.to_device(to.device()).unwrap();
+    let stream = to.device().as_cuda_device().unwrap().cuda_stream();
+    let bytes = to.elem_count() * to.dtype().size_in_bytes();
+    // SAFETY: both are allocations of this size on one device, used in its stream alone.
+    unsafe {
+        result::memcpy_dtod_async(address(to, &stream), address(&from, &stream), bytes, stream.cu_stream())
+    }
+    .unwrap();
+}
+
+/// Where a tensor begins.
+fn address(tensor: &Tensor, stream: &CudaStream) -> sys::CUdeviceptr {
+    let (storage, layout) = tensor.storage_and_layout();
+    assert_eq!(layout.start_offset(), 0);
+    let Storage::Cuda(storage) = &*storage else { panic!("a tensor on the CPU") };
+    match tensor.dtype() {
+        DType::F16 => storage.as_cuda_slice::<half::f16>().unwrap().device_ptr(stream).0,
+        DType::BF16 => storage.as_cuda_slice::<half::bf16>().unwrap().device_ptr(stream).0,
+        DType::U32 => storage.as_cuda_slice::<u32>().unwrap().device_ptr(stream).0,
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn launches_of_a_layer() {
+    let Some(device) = capturing_device() else { return };
+    for format in [KINDS[0], QuantFormat::Nvfp4] {
+        let layer = |n, k, seed| {
+            Linear::from_quant(random(&[n, k], format, DType::F16, seed).to_device(&device).unwrap(), None)
+        };
+        let (q, k, v) = (layer(512, 4096, 600), layer(40, 4096, 601), layer(40, 4096, 602));
+        let (gate, up, down) = (layer(96, 512, 603), layer(96, 512, 604), layer(4096, 192, 605));
+        let table = random(&[9, 192], format, DType::F16, 606).to_device(&device).unwrap();
+        for m in [1, 16] {
+            let inputs = [0, 1].map(|seed| tensor(&[m, 4096], 610 + seed).to_dtype(DType::F16).unwrap());
+            let x = inputs[0].to_device(&device).unwrap();
+            let ids = Tensor::from_vec((0..m as u32).map(|id| id % 9).collect(), m, &device).unwrap();
+            // K of q, k and v is split.
+            let step = || {
+                let [q, _, _] = nn::forward_all([&q, &k, &v], &x)?;
+                nn::swiglu(&gate, &up, &q)?;
+                nn::forward_add(&down, &table.embed(&ids, DType::F16)?, &x)
+            };
+            let eager = inputs.each_ref().map(|input| {
+                write(&x, input);
+                bits(&step().unwrap())
+            });
+            let (graph, result) = capture(&device, &mut (), |_| (), |_| step());
+            for _ in 0..2 {
+                for (input, eager) in inputs.iter().zip(&eager) {
+                    write(&x, input);
+                    graph.launch().unwrap();
+                    assert_eq!(&bits(&result), eager, "{format} M={m}");
+                }
+            }
+        }
+    }
+}
+
+/// Memory that is to be kept is not taken from a graph.
+#[test]
+fn a_capture_without_a_step_before_is_refused() {
+    let Some(device) = capturing_device() else { return };
+    let weight = random(&[40, 4096], KINDS[0], DType::F16, 620).to_device(&device).unwrap();
+    let x = tensor(&[16, 4096], 621).to_dtype(DType::F16).unwrap().to_device(&device).unwrap();
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let product = weight.matmul(&x, None).map(|_| ());
+    let graph =
+        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    drop(graph);
+    let told = product.unwrap_err().to_string();
+    assert!(told.contains("run the same step once on this thread before capturing it"), "{told}");
+    // And outside of it all is well.
+    weight.matmul(&x, None).unwrap();
+    device.synchronize().unwrap();
+}
+
+/// One token through a whole model: attention with its cache, norms and rotation by candle's kernels.
+#[test]
+fn a_decode_step_of_a_model() {
+    let Some(device) = capturing_device() else { return };
+    if !has_candle_kernels(&device) {
+        eprintln!("skipped, for the device lacks candle's kernels");
+        return;
+    }
+    let _cached_uploads = device.as_cuda_device().unwrap().enable_cuda_graph_htod_cache();
+    let checkpoint = Checkpoint::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny")).unwrap();
+    let prompt = Tensor::new(&[[1u32, 17, 42, 7, 99]], &device).unwrap();
+    let id = Tensor::new(&[[3u32]], &device).unwrap();
+    let put = |token: u32| write(&id, &Tensor::new(&[[token]], &Device::Cpu).unwrap());
+    for dtype in [DType::F16, DType::BF16] {
+        let mut model = Model::load(&checkpoint, dtype, &device).unwrap();
+        let after_prompt = |model: &mut Model| {
+            model.clear_kv_cache();
+            model.forward_last(&prompt, 0).unwrap();
+        };
+        let tokens = [3u32, 57];
+        let eager = tokens.map(|token| {
+            put(token);
+            after_prompt(&mut model);
+            bits(&model.forward_last(&id, 5).unwrap())
+        });
+        assert_ne!(eager[0], eager[1]);
+        // The prompt is no part of the graph.
+        let (graph, logits) = capture(&device, &mut model, after_prompt, |model| model.forward_last(&id, 5));
+        for _ in 0..2 {
+            for (token, eager) in tokens.into_iter().zip(&eager) {
+                put(token);
+                graph.launch().unwrap();
+                assert_eq!(&bits(&logits), eager, "{dtype:?}, token {token}");
+            }
+        }
+    }
+}

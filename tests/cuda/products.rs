@@ -1,0 +1,264 @@
+//! Products of every kernel, against f64.
+
+use crate::device;
+use crate::expected::{random, Expected, KINDS};
+use crate::packed::{bits, flat, numbers, relative_error, tensor};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::{QuantFormat, QuantTensor};
+
+/// Rows of x that every kernel for some of them gets, full or padded, and slabs of several launches.
+const ROWS: [usize; 12] = [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 33];
+
+/// Multiplies on the device, twice, and compares.
+#[track_caller]
+fn check(device: &Device, weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor>) {
+    let what = format!("{weight:?} on {:?} {:?}", x.dims(), x.dtype());
+    let on_device = |tensor: &Tensor| tensor.to_device(device).unwrap();
+    let (w, x_there, bias_there) = (weight.to_device(device).unwrap(), on_device(x), bias.map(on_device));
+    let product = w.matmul(&x_there, bias_there.as_ref()).expect(&what);
+    assert!(product.device().same_device(device));
+    Expected::new(weight, x, bias).check(&product.to_device(&Device::Cpu).unwrap(), x.dtype(), &what);
+    let again = w.matmul(&x_there, bias_there.as_ref()).expect(&what);
+    assert_eq!(bits(&product), bits(&again), "{what}: not the same twice");
+}
+
+fn x(dims: &[usize], dtype: DType, seed: u64) -> Tensor {
+    tensor(dims, seed).to_dtype(dtype).unwrap()
+}
+
+/// Rows of weights that end within a lane's load, a warp's step, a round; with and without a bias.
+#[test]
+fn every_format_with_every_number_of_rows() {
+    let Some(device) = device() else { return };
+    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
+        let seed = seed as u64;
+        let k_of = |index: usize| match index % 4 {
+            0 => format.group_size(),
+            1 => 5 * format.group_size(),
+            2 => 9 * 128,
+            _ => 11 * format.group_size().max(32),
+        };
+        for (index, m) in ROWS.into_iter().enumerate() {
+            for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
+                let k = k_of(index + other + seed as usize);
+                let weight = random(&[40, k], format, [DType::F16, DType::BF16][index % 2], seed);
+                let bias = x(&[40], DType::F32, seed + 1);
+                let bias = (index % 2 == 0).then_some(&bias);
+                check(&device, &weight, &x(&[m, k], dtype, seed + 2), bias);
+            }
+        }
+    }
+}
+
+#[test]
+fn f32_activations_and_f32_scales() {
+    let Some(device) = device() else { return };
+    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
+        let k = 3 * format.group_size().max(32);
+        for m in [1, 3, 8, 9] {
+            let weight = random(&[37, k], format, DType::F16, 40 + seed as u64);
+            check(&device, &weight, &x(&[m, k], DType::F32, 41), None);
+        }
+        if format.has_biases() {
+            let weight = random(&[37, k], format, DType::F32, 42 + seed as u64);
+            for dtype in [DType::F32, DType::F16, DType::BF16] {
+                check(&device, &weight, &x(&[2, k], dtype, 43), Some(&x(&[37], DType::BF16, 44)));
+            }
+        }
+    }
+}
+
+#[test]
+fn awkward_shapes() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        for n in [1, 130] {
+            for k in [
+                format.group_size(),
+                3 * format.group_size(),
+                2880usize.next_multiple_of(format.group_size()),
+            ] {
+                let weight = random(&[n, k], format, DType::F16, 50);
+                for m in [1, 6] {
+                    check(&device, &weight, &x(&[m, k], DType::BF16, 51), None);
+                }
+            }
+        }
+    }
+}
+
+/// K so long that a block's shared memory holds but a part of x, and so few rows that k is split to fill
+/// the device.
+#[test]
+fn k_that_is_split_over_blocks() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        for (n, m, k) in
+            [(24, 1, 28672), (24, 2, 8192), (40, 4, 8192), (40, 8, 4096), (40, 16, 4096), (1, 13, 3200)]
+        {
+            let weight = random(&[n, k], format, DType::BF16, 60);
+            check(&device, &weight, &x(&[m, k], DType::F16, 61), Some(&x(&[n], DType::F16, 62)));
+        }
+    }
+}
+
+#[test]
+fn x_of_any_rank() {
+    let Some(device) = device() else { return };
+    let weight = random(&[19, 128], KINDS[0], DType::F16, 70);
+    let w = weight.to_device(&device).unwrap();
+    for dims in [&[128][..], &[1, 128], &[2, 3, 128], &[2, 1, 4, 128]] {
+        let x = x(dims, DType::F16, 71);
+        let product = w.matmul(&x.to_device(&device).unwrap(), None).unwrap();
+        Expected::new(&weight, &x, None).check(&product, DType::F16, &format!("{dims:?}"));
+    }
+}
+
+#[test]
+fn bias_of_any_dtype() {
+    let Some(device) = device() else { return };
+    let weight = random(&[50, 128], KINDS[0], DType::F16, 80);
+    for m in [1, 9] {
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            for bias in [DType::F16, DType::BF16, DType::F32] {
+                check(&device, &weight, &x(&[m, 128], dtype, 81), Some(&x(&[50], bias, 82)));
+            }
+        }
+    }
+}
+
+#[test]
+fn scales_and_biases_of_different_dtypes() {
+    let Some(device) = device() else { return };
+    let weight = random(&[20, 128], KINDS[0], DType::F32, 90);
+    for (scale, bias) in [(DType::F16, DType::BF16), (DType::BF16, DType::F16), (DType::F16, DType::F32)] {
+        let weight = QuantTensor::new(
+            weight.format(),
+            weight.packed().clone(),
+            weight.scales().to_dtype(scale).unwrap(),
+            weight.biases().map(|biases| biases.to_dtype(bias).unwrap()),
+            None,
+        );
+        check(&device, &weight.unwrap(), &x(&[3, 128], DType::F16, 91), None);
+    }
+}
+
+/// Many rows of x: weights are decoded to the dtype of x, some at a time, and multiplied by cuBLAS. Beside
+/// the rounding of the result there is that of each weight.
+#[test]
+fn dense_products() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        let (n, k, m) = (70, 3 * 128, 131);
+        let weight = random(&[n, k], format, DType::F16, 100);
+        for dtype in [DType::F16, DType::BF16, DType::F32] {
+            for bias in [None, Some(x(&[n], DType::F32, 101))] {
+                let x = x(&[m, k], dtype, 102);
+                let expected = Expected::new(&weight, &x, bias.as_ref());
+                let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
+                let w = weight.to_device(&device).unwrap();
+                let product = w.matmul(&there(&x), bias.as_ref().map(there).as_ref()).unwrap();
+                let bound = match dtype {
+                    DType::F16 => 8e-4,
+                    DType::BF16 => 6e-3,
+                    _ => 1e-6,
+                };
+                let error = relative_error(&flat(&product), &expected.products);
+                assert!(error < bound, "{format} {dtype:?}: {error:.2e}");
+            }
+        }
+    }
+}
+
+/// More rows than the scratch holds.
+#[test]
+fn dense_products_in_parts() {
+    let Some(device) = device() else { return };
+    // 32 MB are 128 rows of 65536 f32.
+    let (n, k, m) = (131, 65536, 66);
+    let weight = random(&[n, k], QuantFormat::Affine { bits: 2, group_size: 128 }, DType::F16, 110);
+    let x = x(&[m, k], DType::F32, 111);
+    let product = weight.to_device(&device).unwrap().matmul(&x.to_device(&device).unwrap(), None).unwrap();
+    // Some rows of x suffice.
+    for row in [0, m - 1] {
+        let expected = Expected::new(&weight, &x.narrow(0, row, 1).unwrap(), None);
+        let error = relative_error(&flat(&product.get(row).unwrap()), &expected.products);
+        assert!(error < 1e-6, "row {row}: {error:.2e}");
+    }
+}
+
+#[test]
+fn stacks() {
+    let Some(device) = device() else { return };
+    for format in [KINDS[0], QuantFormat::Nvfp4] {
+        let stack = random(&[3, 40, 128], format, DType::F16, 120);
+        let x = x(&[3, 2, 128], DType::F16, 121);
+        let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
+        let products = stack.to_device(&device).unwrap().matmul(&there(&x), None).unwrap();
+        assert_eq!(products.dims(), [3, 2, 40]);
+        // The same x for every matrix.
+        let shared = stack.to_device(&device).unwrap().matmul(&there(&x.get(1).unwrap()), None).unwrap();
+        for index in 0..3 {
+            let one = stack.narrow(0, index, 1).unwrap();
+            let part = |tensor: &Tensor| tensor.squeeze(0).unwrap();
+            let one = QuantTensor::new(
+                format,
+                part(one.packed()),
+                part(one.scales()),
+                one.biases().map(part),
+                None,
+            );
+            let one = one.unwrap();
+            let what = format!("matrix {index} of {stack:?}");
+            let expected = Expected::new(&one, &x.get(index).unwrap(), None);
+            expected.check_elements(&products.get(index).unwrap(), DType::F16, &what);
+            let expected = Expected::new(&one, &x.get(1).unwrap(), None);
+            expected.check_elements(&shared.get(index).unwrap(), DType::F16, &what);
+        }
+    }
+}
+
+/// On one thread and another, and on a device with a stream of its own.
+#[test]
+fn products_on_other_streams() {
+    let Some(device) = device() else { return };
+    let own = Device::new_cuda_with_stream(0).unwrap();
+    let weight = random(&[40, 4096], KINDS[0], DType::F16, 130);
+    let x = x(&[16, 4096], DType::F16, 131);
+    let product = |device: &Device| {
+        let there = weight.to_device(device).unwrap().matmul(&x.to_device(device).unwrap(), None).unwrap();
+        bits(&there)
+    };
+    let expected = product(&device);
+    assert_eq!(product(&own), expected);
+    std::thread::scope(|scope| {
+        for device in [&device, &own, &device, &own] {
+            scope.spawn(|| assert_eq!(product(device), expected));
+        }
+    });
+}
+
+#[test]
+fn gradients_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let weight = random(&[24, 64], KINDS[0], DType::F32, 140);
+    let gradient = |device: &Device| {
+        let values = Tensor::from_vec(numbers(3 * 64, 141), (3, 64), device).unwrap();
+        let x = candle_core::Var::from_tensor(&values).unwrap();
+        let product = weight.to_device(device).unwrap().matmul(&x, None).unwrap();
+        // Sums need candle's kernels; a gradient may begin with any product.
+        let seed = product.backward();
+        seed.map(|gradients| flat(gradients.get(&x).expect("a gradient for x")))
+    };
+    match gradient(&device) {
+        Ok(actual) => {
+            let expected: Vec<f64> = gradient(&Device::Cpu).unwrap().into_iter().map(f64::from).collect();
+            let error = relative_error(&actual, &expected);
+            assert!(error < 1e-6, "{error:.2e}");
+        }
+        Err(error) => {
+            assert!(!crate::has_candle_kernels(&device), "{error}");
+            eprintln!("skipped, for the device lacks candle's kernels");
+        }
+    }
+}
