@@ -2,7 +2,8 @@
 //! `QMatMul`, in one run.
 //!
 //! `cargo bench --bench matmul` prints criterion's statistics and, at the end, one table: the median time,
-//! its ratio to dense f32, and the error, relative RMS against f64 on the same quantized weights. With
+//! its ratio to dense f32, and the error, relative RMS against f64 on the same quantized weights. Activations
+//! are f32, for M = 1 and the formats of this crate also bf16 (whose error is that of rounding to bf16). With
 //! `CANDLE_QUANT_BENCH_OUT=FILE` the table is written there too. A filter (`cargo bench -- 11008x4096/M=1/`)
 //! leaves out what it does not match.
 
@@ -27,6 +28,8 @@ type Multiply = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
 struct Contender {
     name: String,
     bits_per_weight: f64,
+    /// Whether it also takes bf16 activations.
+    takes_bf16: bool,
     multiply: Multiply,
     /// The first [`CHECKED_ROWS`] rows of what it multiplies with.
     weights: Vec<Vec<f32>>,
@@ -39,6 +42,7 @@ fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
     let mut all = vec![Contender {
         name: "candle dense f32".to_string(),
         bits_per_weight: 32.0,
+        takes_bf16: false,
         weights: head(&weight)?,
         multiply: {
             let transposed = weight.t()?;
@@ -51,7 +55,8 @@ fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
         let weights = head(&packed.dequantize(&device)?)?;
         let packed = QMatMul::from_qtensor(packed)?;
         let multiply = Box::new(move |x: &Tensor| packed.forward(x));
-        all.push(Contender { name: format!("candle {name}"), bits_per_weight, multiply, weights });
+        let name = format!("candle {name}");
+        all.push(Contender { name, bits_per_weight, takes_bf16: false, multiply, weights });
     }
     let affine = [4, 8, 1, 2, 3, 5, 6].into_iter().map(|bits| QuantFormat::Affine { bits, group_size: 64 });
     let weight = weight.to_dtype(DType::BF16)?;
@@ -60,16 +65,17 @@ fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
         let weights = head(&packed.narrow(0, 0, CHECKED_ROWS)?.dequantize(DType::F32)?)?;
         let bits_per_weight = packed.bits_per_weight();
         let multiply = Box::new(move |x: &Tensor| packed.matmul(x, None));
-        all.push(Contender { name: format.to_string(), bits_per_weight, multiply, weights });
+        let name = format.to_string();
+        all.push(Contender { name, bits_per_weight, takes_bf16: true, multiply, weights });
     }
     Ok(all)
 }
 
 /// Relative RMS of the product against f64.
 fn error(contender: &Contender, x: &Tensor) -> Result<f64> {
-    let product = (contender.multiply)(x)?.to_vec2::<f32>()?;
+    let product = (contender.multiply)(x)?.to_dtype(DType::F32)?.to_vec2::<f32>()?;
     let (mut error, mut size) = (0.0, 0.0);
-    for (x, product) in x.to_vec2::<f32>()?.iter().zip(&product).take(CHECKED_COLUMNS) {
+    for (x, product) in x.to_dtype(DType::F32)?.to_vec2::<f32>()?.iter().zip(&product).take(CHECKED_COLUMNS) {
         for (weights, got) in contender.weights.iter().zip(product) {
             let want: f64 = weights.iter().zip(x).map(|(w, x)| f64::from(*w) * f64::from(*x)).sum();
             error += (f64::from(*got) - want).powi(2);
@@ -90,20 +96,25 @@ fn main() -> Result<()> {
         .warm_up_time(Duration::from_millis(300))
         .measurement_time(Duration::from_millis(1500))
         .configure_from_args();
-    let mut table = String::from("| N x K | M | weights | bits per weight | ms | dense / this | error |\n");
-    table += "|---|---|---|---|---|---|---|\n";
+    let mut table =
+        String::from("| N x K | M | x | weights | bits per weight | ms | dense / this | error |\n");
+    table += "|---|---|---|---|---|---|---|---|\n";
     for (n, k) in SHAPES {
         let contenders = contenders(n, k)?;
         for m in COLUMNS {
-            let x = Tensor::randn(0f32, 1.0, (m, k), &Device::Cpu)?;
+            let f32s = Tensor::randn(0f32, 1.0, (m, k), &Device::Cpu)?;
+            let bf16s = f32s.to_dtype(DType::BF16)?;
             let mut dense = f64::NAN;
-            for contender in &contenders {
+            let in_bf16 = contenders.iter().filter(|contender| m == 1 && contender.takes_bf16);
+            let in_f32 = contenders.iter().map(|contender| (contender, "f32", &f32s));
+            for (contender, dtype, x) in in_f32.chain(in_bf16.map(|contender| (contender, "bf16", &bf16s))) {
                 let mut samples = Vec::new();
-                criterion.bench_function(&format!("{n}x{k}/M={m}/{}", contender.name), |bencher| {
+                let id = format!("{n}x{k}/M={m}/{dtype}/{}", contender.name);
+                criterion.bench_function(&id, |bencher| {
                     bencher.iter_custom(|iterations| {
                         let start = Instant::now();
                         for _ in 0..iterations {
-                            black_box((contender.multiply)(black_box(&x))).expect("a product");
+                            black_box((contender.multiply)(black_box(x))).expect("a product");
                         }
                         let elapsed = start.elapsed();
                         samples.push(elapsed / iterations as u32);
@@ -116,10 +127,10 @@ fn main() -> Result<()> {
                 let ms = median(samples);
                 dense = if dense.is_nan() { ms } else { dense };
                 let Contender { name, bits_per_weight, .. } = contender;
-                let (ratio, error) = (dense / ms, error(contender, &x)?);
+                let (ratio, error) = (dense / ms, error(contender, x)?);
                 let _ = writeln!(
                     table,
-                    "| {n}x{k} | {m} | {name} | {bits_per_weight:.2} | {ms:.3} | {ratio:.2} | {error:.1e} |"
+                    "| {n}x{k} | {m} | {dtype} | {name} | {bits_per_weight:.2} | {ms:.3} | {ratio:.2} | {error:.1e} |"
                 );
             }
         }

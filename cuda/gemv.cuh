@@ -109,27 +109,37 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
         // Rows past the end repeat the last one; their products are not stored.
         rows.place(half, matrix, min(block.row(tile, half * 8 + g), matrix.rows - 1), p.k, k_begin + k0, t);
     }
-    // From the lane's first chunk to the end of the share, and from its first group to the end of the row.
-    int words_left = k_end - k_begin - k0 - t * Shape::CHUNK;
-    int groups_left = int(p.k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
+    rows.words_left = k_end - k_begin - k0 - t * Shape::CHUNK;
+    rows.groups_left = int(p.k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
 
+    Round<Format, Shape> batch[Shape::BATCH] = {};
+    auto load_batch = [&] {
+#pragma unroll
+        for (int turn = 0; turn < Shape::BATCH; ++turn) rows.load_weights(batch[turn], turn);
+        if (Shape::BATCH > 1)
+#pragma unroll
+            for (int turn = 0; turn < Shape::BATCH; ++turn) rows.load_scales(batch[turn], turn);
+    };
     // No earlier kernel writes weights: their loads need not wait for it.
-    RoundWords<Shape> words = {};
-    load_round<Format, Shape>(words, rows, words_left);
+    load_batch();
     wait_for_earlier_kernels();
     const StagedX<Format, Shape> x = stage_x<Format, Shape>(p, k_begin, k_end);
     let_next_kernel_start();
 
     Sums<Shape> sums = {};
-    for (; k_begin + k0 < k_end; k0 += Shape::K_WARPS * Shape::ROUND) {
-        if constexpr (Shape::FOLDED)
-            multiply_folded<Format, Shape>(sums, words, rows, words_left, x, k0, g, t);
-        else
-            multiply_by_groups<Format, Shape>(sums, words, rows, groups_left, p.factor[block.factor].matrix, x, k0, g, t);
-        groups_left -= Shape::K_WARPS * Shape::ROUND / Shape::GROUP;
-        words_left -= Shape::K_WARPS * Shape::ROUND;
-        rows.next_round();
-        load_round<Format, Shape>(words, rows, words_left);
+    const int k_share = k_end - k_begin;
+    while (k0 < k_share) {
+        if (Shape::BATCH == 1) rows.load_scales(batch[0], 0);
+#pragma unroll
+        for (int turn = 0; turn < Shape::BATCH; ++turn, k0 += Shape::K_WARPS * Shape::ROUND) {
+            if (Shape::BATCH > 1 && k0 >= k_share) break;
+            if constexpr (Shape::FOLDED)
+                multiply_folded<Format, Shape>(sums, batch[turn], x, k0, g, t);
+            else
+                multiply_by_groups<Format, Shape>(sums, batch[turn], p.factor[block.factor].matrix, x, k0, g, t);
+        }
+        rows.next_batch();
+        load_batch();
     }
 
     float *shares = x.after();

@@ -4,17 +4,26 @@
 
 namespace cq {
 
-// The weights of one round of one warp's tile, as loaded: rows g and g + 8 of the tile.
-template <class Shape> struct RoundWords {
+// What a lane loads for one round: of its two rows, g and g + 8 of the warp's tile, words of weights, and
+// the bits of scales and biases: of the groups whose sums it will hold, or of its chunks if they are folded
+// into the weights.
+template <class Format, class Shape> struct Round {
+    static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
+    static constexpr int SCALES = Shape::FOLDED ? Shape::STEPS : Shape::PASSES * COLUMNS;
     uint32_t words[2][Shape::STEPS][Shape::WORDS];
+    uint32_t scale[2][SCALES];
+    uint32_t bias[2][SCALES];
 };
 
-// Where a lane reads its two rows: moves on from round to round.
+// Where a lane reads its rows. The warps that share a tile take turns at rounds, BATCH of them at a time.
 template <class Format, class Shape> struct LaneRows {
     static constexpr int SCALE_BYTES = Format::SCALES == ScaleKind::Float ? 2 : 1;
-    const uint32_t *packed[2];  // the lane's first chunk
-    const char *scales[2];      // of the first group whose sums the lane will hold; folded: of the chunk's group
+    static constexpr int TURN = Shape::K_WARPS * Shape::ROUND;  // from a round of this warp to the next
+    const uint32_t *packed[2];
+    const char *scales[2];
     const char *biases[2];
+    int words_left;   // weights from the lane's chunk to the end of the block's share of k
+    int groups_left;  // groups from the lane's first one to the end of the row
 
     __device__ __forceinline__ void place(int row, const CqMatrix &matrix, size_t index, uint32_t k, int k0, int t) {
         const size_t group = index * (k / Shape::GROUP) + (Shape::FOLDED ? (k0 + t * Shape::CHUNK) / Shape::GROUP
@@ -23,31 +32,52 @@ template <class Format, class Shape> struct LaneRows {
         scales[row] = static_cast<const char *>(matrix.scales) + group * SCALE_BYTES;
         biases[row] = static_cast<const char *>(matrix.biases) + group * SCALE_BYTES;
     }
-    __device__ __forceinline__ void next_round() {
-#pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            packed[row] += Shape::K_WARPS * Shape::ROUND * Format::BITS / 32;
-            scales[row] += Shape::K_WARPS * Shape::ROUND / Shape::GROUP * SCALE_BYTES;
-            if constexpr (Format::HAS_BIASES) biases[row] += Shape::K_WARPS * Shape::ROUND / Shape::GROUP * SCALE_BYTES;
-        }
-    }
-};
 
-// `left` counts the weights from the lane's first chunk to the end of its share. Chunks past it meet
-// zeros of x: whatever finite weights were there before do.
-template <class Format, class Shape>
-__device__ __forceinline__ void load_round(RoundWords<Shape> &round, const LaneRows<Format, Shape> &rows, int left) {
-    constexpr int VECTOR = Shape::WORDS % 4 == 0 ? 4 : Shape::WORDS % 2 == 0 ? 2 : 1;
+    // The words of round `turn` of the batch. Those past the end meet zeros of x: whatever finite weights
+    // were there before do.
+    __device__ __forceinline__ void load_weights(Round<Format, Shape> &round, int turn) const {
+        constexpr int VECTOR = Shape::WORDS % 4 == 0 ? 4 : Shape::WORDS % 2 == 0 ? 2 : 1;
 #pragma unroll
-    for (int step = 0; step < Shape::STEPS; ++step)
-        if (step * Shape::STEP < left)
+        for (int step = 0; step < Shape::STEPS; ++step) {
+            const int k = turn * TURN + step * Shape::STEP;
+            if (k >= words_left) continue;
 #pragma unroll
             for (int row = 0; row < 2; ++row)
 #pragma unroll
                 for (int i = 0; i < Shape::WORDS; i += VECTOR)
-                    load_words<VECTOR, Shape::WORDS != 4>(round.words[row][step] + i,
-                                                          rows.packed[row] + step * (Shape::STEP * Format::BITS / 32) + i);
-}
+                    load_words<VECTOR, Shape::WORDS != 4>(round.words[row][step] + i, packed[row] + k * Format::BITS / 32 + i);
+        }
+    }
+
+    // Its scales and biases; again, those past the end meet zeros.
+    __device__ __forceinline__ void load_scales(Round<Format, Shape> &round, int turn) const {
+#pragma unroll
+        for (int i = 0; i < Round<Format, Shape>::SCALES; ++i) {
+            constexpr int COLUMNS = Round<Format, Shape>::COLUMNS;
+            const int k = turn * TURN + i * Shape::STEP;
+            const int group = Shape::FOLDED ? k / Shape::GROUP : turn * TURN / Shape::GROUP + i / COLUMNS * Shape::SLOTS + i % COLUMNS;
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                round.scale[row][i] = round.bias[row][i] = 0;
+                if (Shape::FOLDED ? k >= words_left : group >= groups_left) continue;
+                round.scale[row][i] = scale_bits<Format::SCALES>(scales[row], group);
+                if constexpr (Format::HAS_BIASES) round.bias[row][i] = scale_bits<Format::SCALES>(biases[row], group);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void next_batch() {
+        constexpr int WEIGHTS = Shape::BATCH * TURN;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            packed[row] += WEIGHTS * Format::BITS / 32;
+            scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
+            if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
+        }
+        words_left -= WEIGHTS;
+        groups_left -= WEIGHTS / Shape::GROUP;
+    }
+};
 
 // A lane's running sums: rows g and g + 8, times the rows of x that its columns stand for (of one row
 // of x all columns go to one sum).
@@ -78,37 +108,10 @@ __device__ __forceinline__ void multiply_sixteen(float (&c)[4], const uint32_t (
     }
 }
 
-// Scale bits of the groups whose sums this lane holds: loaded early, converted late.
-template <class Format, class Shape> struct RoundScales {
-    static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
-    uint32_t scale[Shape::PASSES][2][COLUMNS];
-    uint32_t bias[Shape::PASSES][2][COLUMNS];
-};
-
-// `left` counts the groups from the lane's first one to the end of the row.
-template <class Format, class Shape>
-__device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &scales, const LaneRows<Format, Shape> &rows, int left) {
-#pragma unroll
-    for (int pass = 0; pass < Shape::PASSES; ++pass)
-#pragma unroll
-        for (int j = 0; j < RoundScales<Format, Shape>::COLUMNS; ++j)
-#pragma unroll
-            for (int row = 0; row < 2; ++row) {
-                const int group = pass * Shape::SLOTS + j;
-                scales.scale[pass][row][j] = scales.bias[pass][row][j] = 0;
-                if (group >= left) continue;
-                scales.scale[pass][row][j] = scale_bits<Format::SCALES>(rows.scales[row], group);
-                if constexpr (Format::HAS_BIASES) scales.bias[pass][row][j] = scale_bits<Format::SCALES>(rows.biases[row], group);
-            }
-}
-
 // Multiplies a round by groups: the sums of the groups are kept apart, scale and bias applied to them.
 template <class Format, class Shape>
-__device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const RoundWords<Shape> &round, const LaneRows<Format, Shape> &rows,
-                                                   int groups_left, const CqMatrix &matrix, const StagedX<Format, Shape> &x, int k0,
-                                                   int g, int t) {
-    RoundScales<Format, Shape> scales;
-    load_scales<Format, Shape>(scales, rows, groups_left);
+__device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Round<Format, Shape> &round, const CqMatrix &matrix,
+                                                   const StagedX<Format, Shape> &x, int k0, int g, int t) {
     float c[Shape::PASSES][Shape::COLUMN_TILES][4] = {};
     static_for<Shape::STEPS>([&](auto step_) {
         static_for<Shape::CHUNK / 16>([&](auto part_) {
@@ -137,6 +140,7 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
             for (int j = 0; j < 2; ++j) {
                 const int slot = Shape::slot(2 * t + j);
                 if (Shape::SLOTS * Shape::ROWS < 8 && slot >= Shape::SLOTS) continue;
+                const int scale_index = ONE ? pass * 2 + j : pass;
                 const auto of_x = *x.group(tile * 8 + (2 * t + j) % Shape::ROWS, k0 / Shape::GROUP + pass * Shape::SLOTS + slot);
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
@@ -144,10 +148,10 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
                     float dot = c[pass][tile][row * 2 + j];
                     if constexpr (Format::HAS_BIASES) {
                         dot -= of_x.offset_sum;
-                        const float bias = scale_from_bits<Format::SCALES>(scales.bias[pass][row][ONE ? j : 0], matrix.biases_dtype);
+                        const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], matrix.biases_dtype);
                         sum = __fmaf_rn(bias, of_x.sum, sum);
                     }
-                    const float scale = scale_from_bits<Format::SCALES>(scales.scale[pass][row][ONE ? j : 0], matrix.scale_dtype);
+                    const float scale = scale_from_bits<Format::SCALES>(round.scale[row][scale_index], matrix.scale_dtype);
                     sum = __fmaf_rn(scale, dot * of_x.unit, sum);
                 }
             }
@@ -173,18 +177,14 @@ template <class Format> __device__ __forceinline__ uint32_t folded_scale(uint32_
 // Exact for NVFP4, whose products have 6 significant bits within the range of a half. Of MXFP4 and
 // MXFP8, weights below 2^-24 of the largest of their row in the round are lost.
 template <class Format, class Shape>
-__device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const RoundWords<Shape> &round, const LaneRows<Format, Shape> &rows,
-                                                int words_left, const StagedX<Format, Shape> &x, int k0, int g, int t) {
-    uint32_t scale[2][Shape::STEPS], top[2] = {};
+__device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<Format, Shape> &round, const StagedX<Format, Shape> &x,
+                                                int k0, int g, int t) {
+    uint32_t top[2] = {};
 #pragma unroll
     for (int step = 0; step < Shape::STEPS; ++step)
 #pragma unroll
-        for (int row = 0; row < 2; ++row) {
-            scale[row][step] = 0;
-            if (step * Shape::STEP < words_left)
-                scale[row][step] = scale_bits<Format::SCALES>(rows.scales[row], step * Shape::STEP / Shape::GROUP);
-            if (scale[row][step] != 255) top[row] = max(top[row], scale[row][step]);
-        }
+        for (int row = 0; row < 2; ++row)
+            if (round.scale[row][step] != 255) top[row] = max(top[row], round.scale[row][step]);
     if constexpr (Format::SCALES == ScaleKind::E8m0)
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2)
@@ -194,8 +194,8 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const RoundWo
     float c[Shape::COLUMN_TILES][4] = {};
     static_for<Shape::STEPS>([&](auto step_) {
         constexpr int step = decltype(step_)::value;
-        const half2 factor[2] = {as_half2(folded_scale<Format>(scale[0][step], top[0])),
-                                 as_half2(folded_scale<Format>(scale[1][step], top[1]))};
+        const half2 factor[2] = {as_half2(folded_scale<Format>(round.scale[0][step], top[0])),
+                                 as_half2(folded_scale<Format>(round.scale[1][step], top[1]))};
         static_for<Shape::CHUNK / 16>([&](auto part_) {
             constexpr int part = decltype(part_)::value;
             uint32_t a[2][8];

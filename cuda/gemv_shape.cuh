@@ -44,6 +44,8 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int STEPS = ROUND / STEP;
     // Sets of accumulators when a step holds more groups than there are slots.
     static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
+    // Rounds that are loaded at a time, so that enough bytes are on their way, where registers allow it.
+    static constexpr int BATCH = STEPS * WORDS >= 8 || PASSES > 1 ? 1 : 4;
     // Elements of a row of x that are brought to the range of a half by one factor.
     static constexpr int X_GROUP = FOLDED ? ROUND : GROUP;
 

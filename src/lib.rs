@@ -30,12 +30,13 @@
 //! | [`mod@generate`] | sampling, stop tokens, streamed text |
 //!
 //! # Instruction sets
-//! The CPU kernels are chosen at run time: AVX-512 with VNNI, AVX-512 with VBMI, AVX2 with FMA, NEON, or
-//! portable Rust. The environment variable `CANDLE_QUANT_SIMD` (`avx512vnni`, `avx512`, `avx2`, `neon`,
-//! `portable`) picks a lesser one, for comparison.
+//! The CPU kernels are chosen at run time: AVX-512 with AMX (int8 and bf16 tiles), AVX-512 with VNNI, AVX-512
+//! with VBMI and GFNI, AVX2 with FMA, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
+//! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
-//! Products with more than 128 rows of activations decode the weight in panels of up to 64 MiB, which the
-//! calling thread keeps for the next one.
+//! With AMX, products of two and more rows of activations are integer (for MXFP8 bf16) products of the codes
+//! with three terms of each activation. Without it, products with more than 128 rows decode the weight in
+//! panels of up to 64 MiB, which the calling thread keeps for the next one.
 //!
 //! # Features
 //! | feature | adds |

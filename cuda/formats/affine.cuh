@@ -19,9 +19,9 @@ template <int BITS_> struct Affine {
     // first of them at bit LEAD; those that would reach past bit 10 of a half, all but DIRECT, from a copy
     // that is shifted right by COPY. The higher a field, the smaller the offset, and so the rounding
     // of sums that carry it: it is fields of few bits that need it.
-    static constexpr int FIELDS = BITS == 1 ? 8 : BITS == 2 ? 3 : BITS == 3 ? 5 : BITS == 5 ? 3 : 2;
-    static constexpr int LEAD = BITS == 1 ? 2 : BITS == 2 ? 4 : BITS == 3 ? 1 : BITS == 5 ? 0 : 4;
-    static constexpr int DIRECT = BITS == 1 ? 8 : BITS == 2 ? 3 : BITS == 3 ? 3 : BITS == 5 ? 2 : 1;
+    static constexpr int FIELDS = BITS == 1 ? 8 : BITS == 2 ? 4 : BITS == 3 ? 5 : BITS == 5 ? 3 : 2;
+    static constexpr int LEAD = BITS <= 2 ? 2 : BITS == 3 ? 1 : BITS == 5 ? 0 : 4;
+    static constexpr int DIRECT = BITS == 1 ? 8 : BITS == 2 ? 4 : BITS == 3 ? 3 : BITS == 5 ? 2 : 1;
     static constexpr int COPY = BITS == 5 ? 5 : 6;
 
     // Bit position of the fields of pair i within their halves.

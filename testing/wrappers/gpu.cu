@@ -44,6 +44,9 @@ const std::map<std::string, void (*)(Items)> KERNELS = {
     {"test_store_f32", test_store_f32},
     {"test_round_f16", test_round_f16},
     {"test_round_bf16", test_round_bf16},
+    {"test_arithmetic", test_arithmetic},
+    {"test_bits", test_bits},
+    {"test_hmul2", test_hmul2},
     {"test_dependent_launch", test_dependent_launch},
 };
 

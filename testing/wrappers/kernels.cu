@@ -71,6 +71,35 @@ ITEMS(test_round_f16) {
 ITEMS(test_round_bf16) {
     FOR_EACH_ITEM p.out[i] = rounded_range<CQ_BF16>(p.in[i]);
 }
+// What the kernels use besides the wrappers, on any bits, subnormals included.
+ITEMS(test_arithmetic) {
+    FOR_EACH_ITEM {
+        const uint32_t a = p.in[3 * i], b = p.in[3 * i + 1], c = p.in[3 * i + 2];
+        const float x = __uint_as_float(a), y = __uint_as_float(b), z = __uint_as_float(c);
+        const float results[] = {__fadd_rn(x, y), __fsub_rn(x, y), __fmul_rn(x, y), __fdiv_rn(x, y), __fmaf_rn(x, y, z), rintf(x)};
+        for (int j = 0; j < 6; ++j) p.out[6 * i + j] = __float_as_uint(results[j]);
+    }
+}
+ITEMS(test_bits) {
+    FOR_EACH_ITEM {
+        const uint32_t a = p.in[3 * i], b = p.in[3 * i + 1], c = p.in[3 * i + 2];
+        p.out[2 * i] = __byte_perm(a, b, c & 0x7777u);
+        p.out[2 * i + 1] = __funnelshift_r(a, b, c & 31u);
+    }
+}
+// A half of the low bits, times every 61st half.
+ITEMS(test_hmul2) {
+    FOR_EACH_ITEM {
+        uint32_t hash = 2166136261u;
+        for (uint32_t other = 0; other < 65536; other += 61) {
+            const uint32_t product = cq::as_bits(__hmul2(cq::as_half2(p.in[i] | other << 16), cq::as_half2(other | p.in[i] << 16)));
+            const uint32_t low = (product & 0x7fffu) > 0x7c00u ? 0x7fffu : product & 0xffffu;
+            const uint32_t high = ((product >> 16) & 0x7fffu) > 0x7c00u ? 0x7fffu : product >> 16;
+            hash = ((hash ^ low) * 16777619u ^ high) * 16777619u;
+        }
+        p.out[i] = hash;
+    }
+}
 // The two that order kernels must at least not disturb one.
 ITEMS(test_dependent_launch) {
     cq::wait_for_earlier_kernels();

@@ -92,6 +92,9 @@ void compare_items(Runner &subject, Runner &reference) {
     with("test_store_f32", random, 1, 1);
     with("test_round_f16", all_16_bits, 1, 1);  // each of them 65536 floats: all there are
     with("test_round_bf16", all_16_bits, 1, 1);
+    with("test_arithmetic", random, 3, 6, float_word);
+    with("test_bits", random, 3, 2);
+    with("test_hmul2", all_16_bits, 1, 1);
     with("test_dependent_launch", random, 1, 1);
 }
 

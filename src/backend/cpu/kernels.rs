@@ -103,6 +103,20 @@ impl Parameters {
         (of_row(&self.scales), of_row(&self.biases))
     }
 
+    /// Those of the first row, and how far those of the next one are.
+    #[inline(always)]
+    pub(super) fn pointers(&self) -> (*const f32, *const f32, usize) {
+        (self.scales.as_ptr(), self.biases.as_ptr(), self.stride)
+    }
+
+    /// Makes the biases those of codes less `centre`: `q * s + b = (q - centre) * s + (b + centre * s)`.
+    #[inline(always)]
+    pub(super) fn centre(&mut self, centre: f32) {
+        for (bias, scale) in self.biases.iter_mut().zip(&self.scales) {
+            *bias = scale.mul_add(centre, *bias);
+        }
+    }
+
     /// Fetches those of `rows` rows from `first_row` on. Inlined where vector instructions are enabled.
     #[inline(always)]
     pub(super) fn load(&mut self, matrix: &PackedMatrix, first_row: usize, rows: usize) {

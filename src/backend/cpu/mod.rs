@@ -3,9 +3,13 @@
 //! * Few activations (decode): the packed weights are multiplied as they are, up to eight activations
 //!   for each pass over them.
 //! * Many (prefill): panels of rows are decoded into f32 and handed to the `gemm` crate.
+//! * An instruction set may have a product of its own for some or all of them: VNNI for one row of
+//!   activations, AMX for more.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and a result is rounded once.
 
+#[cfg(target_arch = "x86_64")]
+mod amx;
 mod gemm;
 mod kernels;
 mod matrix;
@@ -51,13 +55,9 @@ fn matmul_with<T: Real>(
     if m == 0 {
         return Vec::new();
     }
-    if m == 1 {
-        let mut widened = vec![0f32; matrix.k];
-        T::widen(x, &mut widened);
-        if let Some(mut products) = set.single_column(matrix, &widened) {
-            add_bias(&mut products, bias);
-            return T::round_all(products);
-        }
+    if let Some(mut products) = set.product(matrix, &widened(x)) {
+        products.chunks_exact_mut(matrix.rows).for_each(|row| add_bias(row, bias));
+        return T::round_all(products);
     }
     let padded_k = matrix.k.next_multiple_of(set.block());
     let columns = padded_columns(set, m);
@@ -74,6 +74,18 @@ fn matmul_with<T: Real>(
     } else {
         panels(set, matrix, &interleaved, shape, bias)
     }
+}
+
+/// `x` in f32.
+fn widened<T: Real>(x: &[T]) -> Vec<f32> {
+    const AT_ONCE: usize = 1 << 16;
+    let mut all = vec![0f32; x.len()];
+    if x.len() <= AT_ONCE {
+        T::widen(x, &mut all);
+    } else {
+        all.par_chunks_mut(AT_ONCE).zip(x.par_chunks(AT_ONCE)).for_each(|(to, from)| T::widen(from, to));
+    }
+    all
 }
 
 /// Interleaved activations: `[columns, padded_k]`, of which the first `m` are not padding.

@@ -32,6 +32,7 @@ mod handles;
 pub mod launch;
 pub mod memory;
 pub mod module;
+mod product;
 mod schedules;
 pub mod status;
 pub mod stream;

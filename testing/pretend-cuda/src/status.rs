@@ -83,7 +83,8 @@ pub fn report(function: &str, result: Result<()>) -> c_int {
         eprintln!("pretend CUDA: {}", error.message);
     }
     let code = error.code;
-    LAST.set(Some(error));
+    // Destructors of thread-local variables call the driver too, when this one may be gone.
+    let _ = LAST.try_with(|last| last.replace(Some(error)));
     code
 }
 
@@ -96,12 +97,13 @@ pub extern "C" fn cuGetErrorName(error: c_int, text: Out<*const c_char>) -> c_in
 /// The message of the last error of this thread, if it had this code; else the code's name.
 #[no_mangle]
 pub extern "C" fn cuGetErrorString(error: c_int, text: Out<*const c_char>) -> c_int {
-    let message = LAST.with_borrow(|last| {
+    let message = LAST.try_with(|last| {
+        let last = last.borrow();
         let last = last.as_ref().filter(|last| last.code == error)?;
         CString::new(last.message.replace('\0', "?")).ok()
     });
     // Callers keep the pointer, as the real one never goes away.
-    let text_of_error = match message {
+    let text_of_error = match message.ok().flatten() {
         Some(message) if message.as_c_str() != SHOWN.get() => {
             SHOWN.set(Box::leak(message.into_boxed_c_str()));
             SHOWN.get()

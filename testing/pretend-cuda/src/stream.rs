@@ -1,9 +1,9 @@
 //! Streams, and capturing what is submitted to them.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, Weak};
+use std::sync::{Arc, Mutex, OnceLock, Weak};
 use std::thread::{self, ThreadId};
 
 use crate::argument::Out;
@@ -53,13 +53,12 @@ enum Mode {
 static STREAMS: Handles<Stream> = Handles::new("stream");
 /// Streams that are capturing, or were.
 static CAPTURING: Mutex<Vec<Weak<Stream>>> = Mutex::new(Vec::new());
-/// The default streams.
-static LEGACY: Mutex<Vec<Arc<Stream>>> = Mutex::new(Vec::new());
 /// `CU_STREAM_PER_THREAD`; null and `CU_STREAM_LEGACY`, which is 1, are the default stream of the device.
 const PER_THREAD_HANDLE: Handle = 2;
 
 thread_local! {
-    static PER_THREAD: RefCell<Vec<Arc<Stream>>> = const { RefCell::new(Vec::new()) };
+    /// Never dropped: destructors of other thread-local variables may still free memory in these streams.
+    static PER_THREAD: Cell<Option<&'static [Arc<Stream>]>> = const { Cell::new(None) };
 }
 
 impl Stream {
@@ -154,16 +153,14 @@ pub fn find(handle: Handle) -> Result<Arc<Stream>> {
     if handle > PER_THREAD_HANDLE {
         return STREAMS.get(handle);
     }
-    let of_device = |streams: &mut Vec<Arc<Stream>>, capturable| -> Result<Arc<Stream>> {
-        if streams.is_empty() {
-            *streams = Stream::one_per_device(capturable);
-        }
-        Ok(streams[device::current()?].clone())
-    };
-    match handle {
-        PER_THREAD_HANDLE => PER_THREAD.with_borrow_mut(|streams| of_device(streams, true)),
-        _ => of_device(&mut lock(&LEGACY), false),
+    let device = device::current()?;
+    if handle == PER_THREAD_HANDLE {
+        let streams = PER_THREAD.get().unwrap_or_else(|| Stream::one_per_device(true).leak());
+        PER_THREAD.set(Some(streams));
+        return Ok(streams[device].clone());
     }
+    static LEGACY: OnceLock<Vec<Arc<Stream>>> = OnceLock::new();
+    Ok(LEGACY.get_or_init(|| Stream::one_per_device(false))[device].clone())
 }
 
 /// An error if a capture forbids calls that might synchronize; that ends the capture too.

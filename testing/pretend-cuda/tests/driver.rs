@@ -1,101 +1,18 @@
 //! The pretend driver, called as a program calls the real one. Every launch runs in all schedules.
 
-use std::ffi::{c_int, c_uint, CStr, CString};
-use std::mem::size_of_val;
-use std::sync::Once;
+mod common;
 
-use pretend_cuda::argument::{Host, In, Out, Text};
+use std::ffi::c_uint;
+
+use common::gpu::{made, message, tile, Gpu, Handle, Reverse};
+use pretend_cuda::argument::{In, Out};
 use pretend_cuda::device::*;
 use pretend_cuda::event::*;
-use pretend_cuda::graph::*;
 use pretend_cuda::launch::*;
 use pretend_cuda::module::*;
 use pretend_cuda::status::*;
 use pretend_cuda::stream::*;
 use pretend_cuda::transfer::*;
-
-type Handle = usize;
-type Result<T, E> = std::result::Result<T, E>;
-
-/// What `function` writes, if it returns success.
-fn made<T: Default>(function: impl FnOnce(Out<T>) -> c_int) -> Result<T, c_int> {
-    let mut result = T::default();
-    match function(Out::from(&mut result)) {
-        SUCCESS => Ok(result),
-        error => Err(error),
-    }
-}
-
-fn message(error: c_int) -> String {
-    let mut text = std::ptr::null();
-    assert_eq!(cuGetErrorString(error, Out::from(&mut text)), SUCCESS);
-    // SAFETY: the driver gives a string that stays.
-    unsafe { CStr::from_ptr(text) }.to_string_lossy().into_owned()
-}
-
-/// One device, its context current on this thread, and a stream of its own.
-struct Gpu {
-    context: Handle,
-    stream: Handle,
-    module: Handle,
-}
-
-impl Gpu {
-    fn new(device: c_int) -> Self {
-        static ALL_SCHEDULES: Once = Once::new();
-        ALL_SCHEDULES.call_once(|| std::env::set_var("PRETEND_CUDA_SCHEDULES", "all"));
-        assert_eq!(cuInit(0), SUCCESS);
-        let context = made(|out| cuDevicePrimaryCtxRetain(out, device)).unwrap();
-        assert_eq!(cuCtxSetCurrent(context), SUCCESS);
-        let stream = made(|out| cuStreamCreate(out, 1)).unwrap();
-        let module = made(|out| cuModuleLoadData(out, In::from(&[0u8; 4][..]))).unwrap();
-        Self { context, stream, module }
-    }
-
-    fn upload<T: Copy>(&self, values: &[T]) -> u64 {
-        let address = self.room(size_of_val(values));
-        let host = Host(values.as_ptr().cast_mut().cast());
-        assert_eq!(cuMemcpyHtoDAsync_v2(address, host, size_of_val(values), self.stream), SUCCESS);
-        address
-    }
-
-    fn room(&self, bytes: usize) -> u64 {
-        made(|out| cuMemAllocAsync(out, bytes, self.stream)).unwrap()
-    }
-
-    fn download(&self, address: u64, count: usize) -> Vec<f32> {
-        let mut values = vec![0f32; count];
-        let host = Host(values.as_mut_ptr().cast());
-        assert_eq!(cuMemcpyDtoHAsync_v2(host, address, 4 * count, self.stream), SUCCESS);
-        values
-    }
-
-    fn function(&self, name: &str) -> Result<Handle, c_int> {
-        let name = CString::new(name).unwrap();
-        made(|out| cuModuleGetFunction(out, self.module, Text::from(name.as_c_str())))
-    }
-
-    fn launch<T: Copy>(&self, name: &str, blocks: c_uint, threads: c_uint, params: &T) -> c_int {
-        let function = self.function(name).unwrap();
-        let params = [In::from(params)];
-        let params = In::from(&params[..]).cast();
-        cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 64, self.stream, params, In::default())
-    }
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct Reverse {
-    x: u64,
-    y: u64,
-    n: u32,
-}
-
-fn tile() -> (Vec<f32>, Vec<f32>) {
-    let x: Vec<f32> = (0..64).map(|i| i as f32).collect();
-    let y = x.iter().rev().copied().collect();
-    (x, y)
-}
 
 #[test]
 fn two_devices_compute() {
@@ -235,6 +152,32 @@ fn devices_are_kept_apart() {
 }
 
 #[test]
+fn the_driver_is_there_until_a_thread_is_gone() {
+    use std::cell::Cell;
+    use std::sync::atomic::{AtomicI32, Ordering};
+    const PER_THREAD: Handle = 2;
+    static FREED: AtomicI32 = AtomicI32::new(-1);
+    struct Memory(u64);
+    impl Drop for Memory {
+        fn drop(&mut self) {
+            let again = cuMemFreeAsync(self.0, PER_THREAD);
+            assert!(message(cuMemFreeAsync(self.0, PER_THREAD)).contains("ADDRESS"), "freed twice");
+            FREED.store(again, Ordering::Relaxed);
+        }
+    }
+    thread_local!(static KEPT: Cell<Option<Memory>> = const { Cell::new(None) });
+    let thread = std::thread::spawn(|| {
+        // Its destructor comes after those of the driver, which are registered later.
+        KEPT.set(None);
+        let gpu = Gpu::new(0);
+        assert_eq!(gpu.launch("toy_trap", 1, 64, &(0u64, 0)), INVALID_VALUE);
+        KEPT.set(Some(Memory(made(|out| cuMemAllocAsync(out, 4, PER_THREAD)).unwrap())));
+    });
+    thread.join().unwrap();
+    assert_eq!(FREED.load(Ordering::Relaxed), SUCCESS);
+}
+
+#[test]
 fn memory_is_checked() {
     let gpu = Gpu::new(0);
     let address = gpu.room(16);
@@ -246,140 +189,6 @@ fn memory_is_checked() {
     assert_eq!(cuMemAlloc_v2(Out::from(&mut 0), 0), INVALID_VALUE);
     assert_eq!(cuMemAlloc_v2(Out::from(&mut 0), 17 << 30), OUT_OF_MEMORY);
     assert_eq!(cuMemcpyDtoD_v2(address, 4096, 1), ILLEGAL_ADDRESS);
-}
-
-#[test]
-fn graphs() {
-    let gpu = Gpu::new(0);
-    let (x, y) = tile();
-    let (source, middle) = (gpu.upload(&x), gpu.room(256));
-    let mut params = Reverse { x: middle, y: gpu.room(256), n: 64 };
-    let result = params.y;
-    assert_eq!(cuStreamEndCapture(gpu.stream, Out::from(&mut 0)), CAPTURE_UNMATCHED);
-    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
-    assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(1));
-    assert_eq!(cuMemcpyDtoDAsync_v2(middle, source, 256, gpu.stream), SUCCESS);
-    assert_eq!(gpu.launch("toy_reverse", 1, 64, &params), SUCCESS);
-    assert_eq!(cuMemsetD32Async(middle, 0, 64, gpu.stream), SUCCESS);
-    // What was captured keeps its own copy.
-    params.n = 0;
-    std::hint::black_box(&params);
-    let graph = made(|out| cuStreamEndCapture(gpu.stream, out)).unwrap();
-    assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(0));
-    assert!(gpu.download(result, 64).iter().all(|x| x.is_nan()), "captured work has not run");
-
-    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0)).unwrap();
-    assert_eq!(cuGraphDestroy(graph), SUCCESS);
-    for factor in [1.0, 2.0] {
-        let x: Vec<f32> = x.iter().map(|x| x * factor).collect();
-        let host = Host(x.as_ptr().cast_mut().cast());
-        assert_eq!(cuMemcpyHtoDAsync_v2(source, host, 256, gpu.stream), SUCCESS);
-        assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
-        assert_eq!(gpu.download(result, 64), y.iter().map(|y| y * factor).collect::<Vec<_>>());
-        assert_eq!(gpu.download(middle, 64), [0.0; 64]);
-    }
-    assert_eq!(cuMemFree_v2(middle), SUCCESS);
-    assert_eq!(cuGraphLaunch(executable, gpu.stream), ILLEGAL_ADDRESS, "memory of the graph was freed");
-    assert_eq!(cuGraphExecDestroy(executable), SUCCESS);
-}
-
-#[test]
-fn memory_of_graphs() {
-    let gpu = Gpu::new(1);
-    let (x, y) = tile();
-    let (source, result) = (gpu.upload(&x), gpu.room(256));
-    let nowhere = |address| cuMemcpyDtoD_v2(result, address, 256);
-    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
-    let (inner, kept) = (gpu.room(256), gpu.room(4));
-    assert_eq!(gpu.launch("toy_reverse", 1, 64, &Reverse { x: source, y: inner, n: 64 }), SUCCESS);
-    assert_eq!(cuMemcpyDtoDAsync_v2(result, inner, 256, gpu.stream), SUCCESS);
-    assert_eq!(cuMemcpyDtoDAsync_v2(kept, inner, 4, gpu.stream), SUCCESS);
-    assert_eq!(cuMemFreeAsync(inner, gpu.stream), SUCCESS);
-    let graph = made(|out| cuStreamEndCapture(gpu.stream, out)).unwrap();
-    let [executable, freeing] =
-        [0, 1].map(|flags| made(|out| cuGraphInstantiateWithFlags(out, graph, flags)).unwrap());
-    assert_eq!(nowhere(inner), ILLEGAL_ADDRESS, "before the first launch");
-
-    assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
-    assert_eq!(gpu.download(result, 64), y);
-    assert_eq!(gpu.download(kept, 1), y[..1]);
-    assert_eq!(nowhere(inner), ILLEGAL_ADDRESS, "the graph freed it");
-    assert_eq!(cuGraphLaunch(executable, gpu.stream), INVALID_VALUE, "a kept allocation");
-    assert_eq!(cuMemFreeAsync(kept, gpu.stream), SUCCESS);
-    assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
-    assert_eq!(cuGraphLaunch(freeing, gpu.stream), SUCCESS, "frees at launch");
-    for executable in [executable, freeing] {
-        assert_eq!(cuGraphExecDestroy(executable), SUCCESS);
-    }
-    assert_eq!(cuGraphDestroy(graph), SUCCESS);
-    assert_eq!(gpu.download(kept, 1), y[..1], "outlives the graph");
-    assert_eq!(cuMemFree_v2(kept), SUCCESS);
-    assert_eq!(cuMemFree_v2(kept), ILLEGAL_ADDRESS);
-}
-
-/// While capturing, `wrong` is refused with `error`, and no graph comes of it.
-fn refused_in_capture(error: c_int, wrong: impl Fn(&Gpu) -> c_int) {
-    let gpu = Gpu::new(0);
-    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
-    assert_eq!(wrong(&gpu), error);
-    assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(2));
-    assert_eq!(gpu.launch("toy_trap", 1, 32, &(0u64, 40)), CAPTURE_INVALIDATED);
-    assert_eq!(cuStreamEndCapture(gpu.stream, Out::from(&mut 0)), CAPTURE_INVALIDATED);
-    assert_eq!(cuStreamSynchronize(gpu.stream), SUCCESS);
-}
-
-#[test]
-fn captures_that_fail() {
-    let gpu = Gpu::new(0);
-    let address = gpu.room(16);
-    refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemAlloc_v2(Out::from(&mut 0), 16));
-    refused_in_capture(INVALID_VALUE, |gpu| cuMemFreeAsync(address, gpu.stream));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemFree_v2(address));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuStreamSynchronize(gpu.stream));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuCtxSynchronize());
-    refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemsetD8_v2(address, 0, 16));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| {
-        cuMemcpyHtoDAsync_v2(address, Host([0u8; 16].as_mut_ptr().cast()), 16, gpu.stream)
-    });
-    let event = made(|out| cuEventCreate(out, 0)).unwrap();
-    assert_eq!(cuEventRecord(event, gpu.stream), SUCCESS);
-    refused_in_capture(CAPTURE_ISOLATION, |gpu| cuStreamWaitEvent(gpu.stream, event, 0));
-    assert_eq!(cuStreamBeginCapture_v2(0, 1), CAPTURE_IMPLICIT);
-    assert_eq!(cuMemFree_v2(address), SUCCESS);
-}
-
-#[test]
-fn captures_of_other_threads() {
-    // Only a capture in global mode forbids what other threads do, so none is begun here: tests run at once.
-    let gpu = Gpu::new(0);
-    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
-    let elsewhere = std::thread::spawn(|| {
-        let gpu = Gpu::new(0);
-        cuMemFree_v2(gpu.room(16))
-    });
-    assert_eq!(elsewhere.join().unwrap(), SUCCESS);
-    let stream = gpu.stream;
-    let other = std::thread::spawn(move || cuStreamEndCapture(stream, Out::from(&mut 0)));
-    assert_eq!(other.join().unwrap(), CAPTURE_WRONG_THREAD);
-    assert_eq!(cuStreamEndCapture(gpu.stream, Out::from(&mut 0)), SUCCESS);
-}
-
-#[test]
-fn pinned_memory_in_captures() {
-    let gpu = Gpu::new(0);
-    let pinned = made(|out| cuMemHostAlloc(out, 4, 0)).unwrap();
-    let address = gpu.room(4);
-    assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 2), SUCCESS);
-    assert_eq!(cuMemcpyHtoDAsync_v2(address, Host(pinned as *mut _), 4, gpu.stream), SUCCESS);
-    let graph = made(|out| cuStreamEndCapture(gpu.stream, out)).unwrap();
-    let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0)).unwrap();
-    for value in [3f32, 4.0] {
-        // SAFETY: four bytes of pinned memory, aligned.
-        unsafe { (pinned as *mut f32).write(value) };
-        assert_eq!(cuGraphLaunch(executable, gpu.stream), SUCCESS);
-        assert_eq!(gpu.download(address, 1), [value]);
-    }
-    assert_eq!(cuMemFreeHost(pinned), SUCCESS);
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! AVX-512 with VBMI (Ice Lake, Zen 4 and later): 16 lanes, blocks of 64 elements.
+//! AVX-512 with VBMI and GFNI (Ice Lake, Zen 4 and later): 16 lanes, blocks of 64 elements.
 //!
 //! Codes of up to four bits select from a table of sixteen numbers (`vpermps`, which ignores the bits
 //! above them), those of five bits from two tables. Where one group covers the whole vector, the table
@@ -12,12 +12,13 @@ use std::arch::x86_64::*;
 pub(super) struct Avx512;
 
 /// Whether the CPU has what [`implement!`] enables below.
-pub(super) fn detected() -> bool {
+pub(in crate::backend::cpu) fn detected() -> bool {
     is_x86_feature_detected!("avx512f")
         && is_x86_feature_detected!("avx512bw")
         && is_x86_feature_detected!("avx512dq")
         && is_x86_feature_detected!("avx512vl")
         && is_x86_feature_detected!("avx512vbmi")
+        && is_x86_feature_detected!("gfni")
         && is_x86_feature_detected!("avx2")
         && is_x86_feature_detected!("fma")
         && is_x86_feature_detected!("f16c")
@@ -116,6 +117,40 @@ unsafe fn numbers(table: [f32; 16]) -> __m512 {
 #[inline(always)]
 unsafe fn bytes(table: &[u8; 64]) -> __m512i {
     unsafe { _mm512_loadu_si512(table.as_ptr().cast()) }
+}
+
+/// The bit matrix, as GF2P8AFFINEQB wants it, that selects for output bit `7 - i` the input bits `rows[i]`.
+const fn bit_matrix(rows: [u8; 8]) -> i64 {
+    i64::from_le_bytes(rows)
+}
+
+/// The second and the top byte of the f32 of each E4M3 code; both others are zero.
+///
+/// # Safety
+/// AVX-512 with VBMI and GFNI is there, and enabled in the caller.
+#[inline(always)]
+pub(in crate::backend::cpu) unsafe fn e4m3_halves(codes: __m512i) -> (__m512i, __m512i) {
+    /// Bits 3 to 0 moved up: the lowest bit of the exponent, and the mantissa.
+    const SECOND: i64 = bit_matrix([0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0]);
+    /// The sign, and half the exponent, 60 + bits 6 to 4: its carry is bit 6, which flips the ones of 60.
+    const TOP: i64 = bit_matrix([0x80, 0x40, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10]);
+    unsafe {
+        // Twice the magnitude: subnormals are below 16, NaN is 254.
+        let above_subnormal = _mm512_sub_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(16));
+        let others = _mm512_cmpgt_epu8_mask(above_subnormal, _mm512_set1_epi8((252 - 16) as u8 as i8));
+        if others == 0 {
+            let second = _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(SECOND));
+            let top = _mm512_gf2p8affine_epi64_epi8::<0x3C>(codes, _mm512_set1_epi64(TOP));
+            return (second, top);
+        }
+        // Few vectors have one of those.
+        let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
+        let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
+        let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
+        let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
+        // The sign: top | (codes & 0x80).
+        (second, _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128)))
+    }
 }
 
 /// The codes shifted so that code `i` of each lane is lowest, for `i` in 0..4.
@@ -277,12 +312,7 @@ impl Simd for Avx512 {
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let codes = _mm512_shuffle_epi8(codes, bytes(&const { unpack_order() }));
-            let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
-            let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-            let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
-            let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-            // The sign: top | (codes & 0x80).
-            let top = _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128));
+            let (second, top) = e4m3_halves(codes);
             let (first, last) = (_mm512_unpacklo_epi8(second, top), _mm512_unpackhi_epi8(second, top));
             let upper_half = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
             [
@@ -295,4 +325,9 @@ impl Simd for Avx512 {
     }
 }
 
-implement!(Avx512, "avx512", [1, 2, 4, 8], "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c");
+implement!(
+    Avx512,
+    "avx512",
+    [1, 2, 4, 8],
+    "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma,f16c"
+);

@@ -1,8 +1,9 @@
 //! Activations as fixed-point numbers for the kernel of `vnni.rs`, and codes as the integers that they meet.
 
-#![allow(clippy::needless_range_loop)] // Loops over lanes, which the compiler vectorizes.
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use crate::QuantFormat;
+use std::arch::x86_64::*;
 
 /// How the codes of a format are integers.
 #[derive(Clone, Copy)]
@@ -82,7 +83,7 @@ pub(super) const DIGIT_BITS: u32 = 8;
 pub(super) struct Digits {
     /// `[block][digit, highest first][vector][64]`.
     pub(super) digits: Vec<u8>,
-    /// `[block][lane]`: `centre *` the sum of the lane's numbers, without their lowest digit where
+    /// `[block][lane]`: `-centre *` the sum of the lane's numbers, without their lowest digit where
     /// [`splits_sum`], and then the sum of those digits in `centred_low`.
     pub(super) centred: Vec<i32>,
     pub(super) centred_low: Vec<i32>,
@@ -120,82 +121,113 @@ impl Digits {
                 _ => this.fill::<8>(codes, x),
             }
         };
-        let sum = |group: &[f32]| group.iter().map(|x| f64::from(*x)).sum::<f64>() as f32;
         this.group_sums = x.chunks(group_size).map(sum).chain([0.0; LANES]).collect();
         finite.then_some(this)
     }
 
-    /// Writes digits, units and sums, sixteen lanes at a time: every loop below is one over lanes, which
-    /// the compiler turns into vector instructions. Returns whether all numbers were finite.
+    /// Writes digits, units and sums, sixteen lanes at a time. Returns whether all numbers were finite.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     fn fill<const VECTORS: usize>(&mut self, codes: &Codes, x: &[f32]) -> bool {
         // The largest number of three balanced digits.
         const LIMIT: f32 = 0x7F_7F7F as f32;
         let split = splits_sum(codes.bits);
-        let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
-        let mut all_finite = true;
+        let mut first_element = [0i32; LANES];
+        for unit in 0..LANES {
+            first_element[codes.lane_of_unit(unit)] = (unit * 4 * VECTORS) as i32;
+        }
+        // SAFETY (loads and stores): sixteen numbers each.
+        let first_element = unsafe { _mm512_loadu_si512(first_element.as_ptr().cast()) };
+        let power_of_two =
+            |log: __m512i| _mm512_slli_epi32::<23>(_mm512_add_epi32(log, _mm512_set1_epi32(127)));
+        let infinity = _mm512_set1_ps(f32::INFINITY);
+        let centre = _mm512_set1_epi32(-codes.centre);
+        let mut finite = !0;
+        let mut last = [0f32; 64 * 8];
         let places = self.digits.chunks_exact_mut(DIGITS * VECTORS * 64);
         let low = self.centred_low.chunks_exact_mut(LANES);
         let lanes = self.centred.chunks_exact_mut(LANES).zip(low).zip(self.units.chunks_exact_mut(LANES));
         for ((x, places), ((centred, centred_low), units)) in x.chunks(64 * VECTORS).zip(places).zip(lanes) {
-            // [element of the lane][lane]
-            let mut numbers = [[[0f32; LANES]; VECTORS]; 4];
-            for (unit, x) in x.chunks(4 * VECTORS).enumerate() {
-                let lane = codes.lane_of_unit(unit);
-                for (element, x) in x.iter().enumerate() {
-                    let (vector, byte) = codes.place_in_unit(element);
-                    numbers[byte][vector][lane] = *x;
-                }
+            let x = if x.len() == 64 * VECTORS {
+                x
+            } else {
+                last.iter_mut().zip(x).for_each(|(to, from)| *to = *from);
+                &last[..64 * VECTORS]
+            };
+            // [vector][byte of the lane]
+            let mut numbers = [[_mm512_setzero_ps(); 4]; VECTORS];
+            let mut largest = _mm512_setzero_ps();
+            for element in 0..4 * VECTORS {
+                let (vector, byte) = codes.place_in_unit(element);
+                let index = _mm512_add_epi32(first_element, _mm512_set1_epi32(element as i32));
+                // SAFETY: indices are below 64 * VECTORS.
+                let number = unsafe { _mm512_i32gather_ps::<4>(index, x.as_ptr()) };
+                let magnitude = _mm512_abs_ps(number);
+                largest = _mm512_max_ps(largest, magnitude);
+                finite &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, infinity);
+                numbers[vector][byte] = number;
             }
-            let mut largest = [0f32; LANES];
-            for numbers in numbers.as_flattened() {
-                for lane in 0..LANES {
-                    let magnitude = numbers[lane].abs();
-                    largest[lane] = if magnitude > largest[lane] { magnitude } else { largest[lane] };
-                    all_finite &= magnitude < f32::INFINITY;
-                }
-            }
-            let mut inverse = [0f32; LANES];
-            for lane in 0..LANES {
-                // The smallest power of two by which the largest number stays within the limit.
-                let exponent = (largest[lane].to_bits() >> 23) as i32 - 127;
-                let log = (exponent - 22).clamp(-126, 126);
-                let log = if largest[lane] * power_of_two(-log) > LIMIT { log + 1 } else { log };
-                units[lane] = power_of_two(log);
-                inverse[lane] = power_of_two(-log);
-            }
-            let mut sums = [0i32; LANES];
-            let mut low_sums = [0i32; LANES];
-            // Four bytes of a digit make a dword: the neighbours that a lane multiplies.
-            let mut dwords = [[[0u32; LANES]; VECTORS]; DIGITS];
-            for (byte, numbers) in numbers.iter().enumerate() {
-                for (vector, numbers) in numbers.iter().enumerate() {
-                    for lane in 0..LANES {
-                        let number = (numbers[lane] * inverse[lane]).round_ties_even() as i32;
-                        let low = i32::from(number as i8);
-                        // Wrapping: infinities and NaN get this far, and their digits are not used.
-                        let rest = number.wrapping_sub(low) >> DIGIT_BITS;
-                        let middle = i32::from(rest as i8);
-                        let high = rest.wrapping_sub(middle) >> DIGIT_BITS;
-                        sums[lane] = sums[lane].wrapping_add(if split { rest } else { number });
-                        low_sums[lane] += low;
-                        dwords[0][vector][lane] |= (high as u32 & 0xFF) << (8 * byte);
-                        dwords[1][vector][lane] |= (middle as u32 & 0xFF) << (8 * byte);
-                        dwords[2][vector][lane] |= (low as u32 & 0xFF) << (8 * byte);
+            // The smallest power of two by which the largest number stays within the limit.
+            let exponent = _mm512_srli_epi32::<23>(_mm512_castps_si512(largest));
+            let log = _mm512_sub_epi32(exponent, _mm512_set1_epi32(127 + 22));
+            let log = _mm512_max_epi32(log, _mm512_set1_epi32(-126));
+            let log = _mm512_min_epi32(log, _mm512_set1_epi32(126));
+            let zero = _mm512_setzero_si512();
+            let inverse = _mm512_castsi512_ps(power_of_two(_mm512_sub_epi32(zero, log)));
+            let above =
+                _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_mul_ps(largest, inverse), _mm512_set1_ps(LIMIT));
+            let log = _mm512_mask_add_epi32(log, above, log, _mm512_set1_epi32(1));
+            let inverse = _mm512_castsi512_ps(power_of_two(_mm512_sub_epi32(zero, log)));
+            let (mut sum, mut low_sum) = (zero, zero);
+            // Four bytes of a digit make a lane: the neighbours that it multiplies.
+            let mut digits = [[zero; VECTORS]; DIGITS];
+            for vector in 0..VECTORS {
+                for byte in 0..4 {
+                    let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(numbers[vector][byte], inverse));
+                    if !split {
+                        sum = _mm512_add_epi32(sum, rest);
+                    }
+                    for digit in (0..DIGITS).rev() {
+                        // The lowest byte, signed, taken away and put in its place.
+                        let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
+                        let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
+                        let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));
+                        digits[digit][vector] = _mm512_or_si512(digits[digit][vector], placed);
+                        rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
+                        if split && digit == DIGITS - 1 {
+                            low_sum = _mm512_add_epi32(low_sum, value);
+                            sum = _mm512_add_epi32(sum, rest);
+                        }
                     }
                 }
             }
-            for lane in 0..LANES {
-                centred[lane] = codes.centre.wrapping_mul(sums[lane]);
-                centred_low[lane] = codes.centre * low_sums[lane];
+            let mut places = places.chunks_exact_mut(64);
+            for digit in digits.as_flattened() {
+                if let Some(place) = places.next() {
+                    // SAFETY: as above.
+                    unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), *digit) };
+                }
             }
-            let dwords = dwords.as_flattened().as_flattened();
-            for (place, dword) in places.chunks_exact_mut(4).zip(dwords) {
-                place.copy_from_slice(&dword.to_le_bytes());
+            // SAFETY: as above.
+            unsafe {
+                let sum = _mm512_mullo_epi32(sum, centre);
+                _mm512_storeu_si512(centred.as_mut_ptr().cast(), sum);
+                let low_sum = _mm512_mullo_epi32(low_sum, centre);
+                _mm512_storeu_si512(centred_low.as_mut_ptr().cast(), low_sum);
+                _mm512_storeu_si512(units.as_mut_ptr().cast(), power_of_two(log));
             }
         }
-        all_finite
+        finite == !0
     }
+}
+
+/// The sum of a group's activations.
+#[inline(always)]
+fn sum(group: &[f32]) -> f32 {
+    let mut sums = [0f64; 8];
+    for eight in group.chunks_exact(8) {
+        sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+    sums.iter().sum::<f64>() as f32
 }
 
 /// Whether the sum of a lane can exceed 32 bits with all three digits, so that the lowest one has a sum

@@ -10,14 +10,14 @@
 #[cfg(target_arch = "x86_64")]
 mod avx2;
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
 mod digits;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
-mod vnni;
+pub(super) mod vnni;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
@@ -89,8 +89,8 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn dot_rows(&self, task: DotRows<'_>);
     /// Packed rows to f32, interleaved or in natural order.
     fn decode_rows(&self, task: DecodeRows<'_>);
-    /// Products of all rows and one vector of K activations, if there is a kernel for just that.
-    fn single_column(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
+    /// The whole product, `[M, N]`, of activations `[M, K]`, if there is a kernel for just that.
+    fn product(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
         None
     }
 }
@@ -126,7 +126,7 @@ pub(super) use each;
 macro_rules! implement {
     ($simd:ident, $name:literal, [$($columns:literal),+], $($feature:literal)?) => {
         #[doc = concat!("The ", $name, " kernels.")]
-        pub(super) struct Kernels;
+        pub(in crate::backend::cpu) struct Kernels;
 
         impl super::InstructionSet for Kernels {
             fn name(&self) -> &'static str {
@@ -211,6 +211,9 @@ pub(crate) fn available() -> &'static [&'static dyn InstructionSet] {
         let mut sets: Vec<&'static dyn InstructionSet> = Vec::new();
         #[cfg(target_arch = "x86_64")]
         {
+            if super::amx::detected() {
+                sets.push(&super::amx::Kernels);
+            }
             if vnni::detected() {
                 sets.push(&vnni::Kernels);
             }
@@ -229,7 +232,7 @@ pub(crate) fn available() -> &'static [&'static dyn InstructionSet] {
 }
 
 /// The instruction set in use: the best there is, or the one that the environment variable
-/// `CANDLE_QUANT_SIMD` names (`avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
+/// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
 pub(crate) fn best() -> &'static dyn InstructionSet {
     static BEST: OnceLock<&'static dyn InstructionSet> = OnceLock::new();
     *BEST.get_or_init(|| {

@@ -23,12 +23,12 @@ use rayon::prelude::*;
 use std::arch::x86_64::*;
 
 /// Whether the CPU has what the functions below enable.
-pub(super) fn detected() -> bool {
+pub(in crate::backend::cpu) fn detected() -> bool {
     avx512::detected() && is_x86_feature_detected!("avx512vnni")
 }
 
 /// The kernels of `avx512.rs`, and the one of this file for single columns.
-pub(super) struct Kernels;
+pub(in crate::backend::cpu) struct Kernels;
 
 impl InstructionSet for Kernels {
     fn name(&self) -> &'static str {
@@ -53,7 +53,10 @@ impl InstructionSet for Kernels {
         avx512::Kernels.decode_rows(task);
     }
 
-    fn single_column(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+        if x.len() != matrix.k {
+            return None;
+        }
         let codes = Codes::of(matrix.format)?;
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
         let rows = rows_per_task(matrix, 1);
@@ -68,9 +71,9 @@ impl InstructionSet for Kernels {
                     Row { words: matrix.row_words(first_row + row), scales, biases }
                 };
                 let last = products.len() - 1;
-                for (pair, products) in products.chunks_mut(2).enumerate() {
-                    // Where rows run out, the last one is computed twice.
-                    let rows = [row_at(2 * pair), row_at((2 * pair + 1).min(last))];
+                for (part, products) in products.chunks_mut(ROWS).enumerate() {
+                    // Where rows run out, the last one is computed again.
+                    let rows = std::array::from_fn(|row| row_at((ROWS * part + row).min(last)));
                     // SAFETY: `Kernels` is handed out only after its features were detected.
                     let results = unsafe { dot_rows(&codes, &digits, rows) };
                     products.iter_mut().zip(results).for_each(|(product, result)| *product = result);
@@ -95,10 +98,10 @@ struct Row<'a> {
 }
 
 /// Rows that are multiplied together: they share the loads of the digits.
-const ROWS: usize = 2;
+const ROWS: usize = 4;
 
 /// The products of rows and the activations.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS]) -> [f32; ROWS] {
     // SAFETY: the features are those of this function.
     unsafe {
@@ -143,7 +146,7 @@ unsafe fn centred_biases(codes: &Codes, digits: &Digits, row: Row<'_>) -> f32 {
 
 /// `sum((integer - centre) * scale * x)` over rows, in units of [`Codes::unit`].
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma")]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
     codes: &Codes,
     digits: &Digits,
@@ -151,7 +154,6 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
 ) -> [f32; ROWS] {
     let block_bytes = codes.block_bytes();
     let row_bytes = rows[0].words.len() * 4;
-    let load_bytes = if VECTORS == 2 && BITS != 4 { block_bytes / 2 } else { block_bytes };
     let blocks = row_bytes.div_ceil(block_bytes);
     assert!(digits.digits.len() >= blocks * DIGITS * 64 * VECTORS);
     assert!(digits.centred.len() >= blocks * 16 && digits.centred_low.len() >= blocks * 16);
@@ -162,58 +164,97 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
     }
     // SAFETY: the assertions cover every block; full blocks lie in the row, the last one is masked.
     unsafe {
-        let group_of_lane = _mm512_loadu_si512(digits.group_of_lane.as_ptr().cast());
         let mut totals = [_mm512_setzero_ps(); ROWS];
-        for block in 0..blocks {
-            let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
-            for row in 0..ROWS {
-                let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
-                // The same place of the rows that come next.
-                let ahead = at.wrapping_add(ROWS * row_bytes);
-                _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
-                if block_bytes > 64 {
-                    _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
-                }
-                let rest = row_bytes - block * block_bytes;
-                let second = load(at, load_bytes, block_bytes - load_bytes, rest);
-                integers[row] = unpack::<BITS, VECTORS, E2M1>(load(at, 0, load_bytes, rest), second);
-            }
-            let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
-            // A sum for each digit: short chains of dependent instructions.
-            let mut sums = [[_mm512_setzero_si512(); ROWS]; DIGITS];
-            for digit in 0..DIGITS {
-                for vector in 0..VECTORS {
-                    let x = _mm512_loadu_si512(place.add((digit * VECTORS + vector) * 64).cast());
-                    for row in 0..ROWS {
-                        sums[digit][row] = _mm512_dpbusd_epi32(sums[digit][row], integers[row][vector], x);
-                    }
-                }
-            }
-            let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
-            let centred_low = _mm512_loadu_si512(digits.centred_low.as_ptr().add(block * 16).cast());
-            let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
-            let first_group = (block * 64 * VECTORS) >> digits.group_shift;
-            for row in 0..ROWS {
-                let [high, middle, low] = [sums[0][row], sums[1][row], sums[2][row]];
-                let upper = _mm512_add_epi32(_mm512_slli_epi32::<DIGIT_BITS>(high), middle);
-                let sum = if splits_sum(BITS) {
-                    let upper = _mm512_cvtepi32_ps(_mm512_sub_epi32(upper, centred));
-                    let low = _mm512_cvtepi32_ps(_mm512_sub_epi32(low, centred_low));
-                    _mm512_fmadd_ps(upper, _mm512_set1_ps((1 << DIGIT_BITS) as f32), low)
-                } else {
-                    let all = _mm512_add_epi32(_mm512_slli_epi32::<DIGIT_BITS>(upper), low);
-                    _mm512_cvtepi32_ps(_mm512_sub_epi32(all, centred))
-                };
-                let scales = _mm512_loadu_ps(rows[row].scales.as_ptr().add(first_group));
-                let scales = _mm512_permutexvar_ps(group_of_lane, scales);
-                totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);
-            }
+        let full = row_bytes / block_bytes;
+        for block in 0..full {
+            add_block::<BITS, VECTORS, E2M1, true>(digits, &rows, block, &mut totals);
+        }
+        if full < blocks {
+            add_block::<BITS, VECTORS, E2M1, false>(digits, &rows, full, &mut totals);
         }
         let mut results = [0.0; ROWS];
         for row in 0..ROWS {
             results[row] = _mm512_reduce_add_ps(totals[row]);
         }
         results
+    }
+}
+
+/// Adds the products of a block, which lies in the rows (`WHOLE`) or is their incomplete last one.
+///
+/// # Safety
+/// Digits and scales cover the block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
+unsafe fn add_block<const BITS: usize, const VECTORS: usize, const E2M1: bool, const WHOLE: bool>(
+    digits: &Digits,
+    rows: &[Row<'_>; ROWS],
+    block: usize,
+    totals: &mut [__m512; ROWS],
+) {
+    let block_bytes = const { 8 * VECTORS * BITS };
+    // Widths that do not divide a byte take two loads.
+    let load_bytes = if VECTORS == 2 && BITS != 4 { block_bytes / 2 } else { block_bytes };
+    let row_bytes = rows[0].words.len() * 4;
+    let rest = if WHOLE { block_bytes } else { row_bytes - block * block_bytes };
+    // SAFETY: the caller's promise; what is not in the row is masked.
+    unsafe {
+        let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
+        for row in 0..ROWS {
+            let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
+            // The same place of the rows that come next.
+            let ahead = at.wrapping_add(ROWS * row_bytes);
+            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+            if block_bytes > 64 {
+                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
+            }
+            let second = load(at, load_bytes, block_bytes - load_bytes, rest);
+            integers[row] = unpack::<BITS, VECTORS, E2M1>(load(at, 0, load_bytes, rest), second);
+        }
+        let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
+        // The lowest digits by themselves: chains of dependent instructions stay short.
+        let mut uppers = [_mm512_setzero_si512(); ROWS];
+        let centred_low = if splits_sum(BITS) { &digits.centred_low } else { &digits.centred };
+        let mut lows = [_mm512_loadu_si512(centred_low.as_ptr().add(block * 16).cast()); ROWS];
+        for vector in 0..VECTORS {
+            let high = _mm512_loadu_si512(place.add(vector * 64).cast());
+            let low = _mm512_loadu_si512(place.add((2 * VECTORS + vector) * 64).cast());
+            for row in 0..ROWS {
+                uppers[row] = _mm512_dpbusd_epi32(uppers[row], integers[row][vector], high);
+                lows[row] = _mm512_dpbusd_epi32(lows[row], integers[row][vector], low);
+            }
+        }
+        for row in 0..ROWS {
+            uppers[row] = _mm512_slli_epi32::<DIGIT_BITS>(uppers[row]);
+        }
+        for vector in 0..VECTORS {
+            let middle = _mm512_loadu_si512(place.add((VECTORS + vector) * 64).cast());
+            for row in 0..ROWS {
+                uppers[row] = _mm512_dpbusd_epi32(uppers[row], integers[row][vector], middle);
+            }
+        }
+        let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
+        let group_of_lane = _mm512_loadu_si512(digits.group_of_lane.as_ptr().cast());
+        let first_group = (block * 64 * VECTORS) >> digits.group_shift;
+        for row in 0..ROWS {
+            let sum = if splits_sum(BITS) {
+                let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
+                let upper = _mm512_cvtepi32_ps(_mm512_add_epi32(uppers[row], centred));
+                let low = _mm512_cvtepi32_ps(lows[row]);
+                _mm512_fmadd_ps(upper, _mm512_set1_ps((1 << DIGIT_BITS) as f32), low)
+            } else {
+                let upper = _mm512_slli_epi32::<DIGIT_BITS>(uppers[row]);
+                _mm512_cvtepi32_ps(_mm512_add_epi32(upper, lows[row]))
+            };
+            let scales = rows[row].scales.as_ptr().add(first_group);
+            // Blocks of 128 have at most eight groups; shorter loads are less often two cache lines.
+            let scales = match VECTORS {
+                2 => _mm512_broadcast_f32x8(_mm256_loadu_ps(scales)),
+                _ => _mm512_loadu_ps(scales),
+            };
+            let scales = _mm512_permutexvar_ps(group_of_lane, scales);
+            totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);
+        }
     }
 }
 
@@ -256,12 +297,31 @@ const fn code_offsets(bits: usize) -> [u8; 64] {
     offsets
 }
 
+/// For each code of a byte, the bit matrix (as GF2P8AFFINEQB wants it: byte `7 - i` for bit `i`) that
+/// selects it, doubled where [`doubled`], as it is for E2M1.
+const fn select_code(bits: usize, e2m1: bool) -> [i64; 8] {
+    let mut matrices = [0; 8];
+    let first = if e2m1 { 0 } else { doubled(bits) as usize };
+    let mut code = 0;
+    while code < 8 / bits {
+        let mut rows = [0; 8];
+        let mut bit = 0;
+        while bit < bits && first + bit < 8 {
+            rows[7 - first - bit] = 1 << (code * bits + bit);
+            bit += 1;
+        }
+        matrices[code] = i64::from_le_bytes(rows);
+        code += 1;
+    }
+    matrices
+}
+
 /// `2 * e2m1 + 12` of every code.
 const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
 /// The integers of a block's codes as bytes.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 unsafe fn unpack<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
     first: __m512i,
     second: __m512i,
@@ -289,14 +349,8 @@ unsafe fn unpack<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
             return codes;
         }
         for vector in 0..VECTORS {
-            let shifted = match vector {
-                0 if double => _mm512_slli_epi16::<1>(first),
-                _ => {
-                    let by = (vector * BITS).saturating_sub(usize::from(double));
-                    _mm512_srlv_epi16(first, _mm512_set1_epi16(by as i16))
-                }
-            };
-            codes[vector] = _mm512_and_si512(shifted, mask);
+            let matrix = _mm512_set1_epi64(const { select_code(BITS, E2M1) }[vector]);
+            codes[vector] = _mm512_gf2p8affine_epi64_epi8::<0>(first, matrix);
         }
         if E2M1 {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(DOUBLED_E2M1.as_ptr().cast()));
