@@ -29,7 +29,7 @@ install() {
   done
 }
 
-cargo build --release -p pretend-cuda
+PRETEND_CUDA_SANITIZE= cargo build --release -p pretend-cuda
 install "$toolkit/lib" "$CARGO_TARGET_DIR/release/libpretend_cuda.so"
 libraries=$toolkit/lib
 own=$CARGO_TARGET_DIR
