@@ -107,7 +107,12 @@ impl<'a> Pools<'a> {
         found.ok_or_else(|| candle_core::Error::Msg("this dtype was not asked for".into()))
     }
 
-    fn quantized(&self, format: QuantFormat, (n, k): (usize, usize), dtype: Activations) -> Result<Contender> {
+    fn quantized(
+        &self,
+        format: QuantFormat,
+        (n, k): (usize, usize),
+        dtype: Activations,
+    ) -> Result<Contender> {
         let groups = n * format.groups_per_row(k)?;
         let words = n * format.words_per_row(k)?;
         let floats = self.floats(dtype)?;

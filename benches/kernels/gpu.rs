@@ -4,7 +4,9 @@ use crate::arena;
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
-use candle_core::cuda_backend::cudarc::driver::{CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg};
+use candle_core::cuda_backend::cudarc::driver::{
+    CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg,
+};
 use candle_core::cuda_backend::cudarc::{cublas, nvrtc};
 use candle_core::cuda_backend::{CudaDevice, WrapErr};
 use candle_core::{DType, Device, Result, Tensor};
@@ -131,7 +133,8 @@ impl Gpu {
 
     pub fn floors(&self) -> Result<Floors> {
         let source = include_str!("floors.cu");
-        let ptx = nvrtc::compile_ptx(source).map_err(|error| candle_core::Error::Msg(format!("{error:?}")))?;
+        let ptx =
+            nvrtc::compile_ptx(source).map_err(|error| candle_core::Error::Msg(format!("{error:?}")))?;
         let module = self.stream.context().load_module(ptx).w()?;
         let function = |name| module.load_function(name).w();
         Ok(Floors { read: function("read")?, copy: function("copy")?, empty: function("empty")? })

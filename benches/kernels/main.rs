@@ -109,8 +109,18 @@ impl Bench {
 
     fn floor(&mut self, name: &str, bytes: usize, timing: &Timing) -> Result<()> {
         let bandwidth = bytes as f64 / timing.median;
-        println!("{name:14} {:8.1} MB {:9.2} us {:7.0} GB/s", bytes as f64 / 1e6, timing.median, bandwidth / 1e3);
-        self.record(Record { kind: "floor", name: name.into(), bytes: Some(bytes), ..timed(timing, bandwidth) })
+        println!(
+            "{name:14} {:8.1} MB {:9.2} us {:7.0} GB/s",
+            bytes as f64 / 1e6,
+            timing.median,
+            bandwidth / 1e3
+        );
+        self.record(Record {
+            kind: "floor",
+            name: name.into(),
+            bytes: Some(bytes),
+            ..timed(timing, bandwidth)
+        })
     }
 
     /// Every contender on one shape, unless the time is up.

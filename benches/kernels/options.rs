@@ -89,7 +89,8 @@ impl Options {
         let of = |key: bool| shapes.iter().filter(|shape| shape.key == key).map(|shape| (shape.n, shape.k));
         let (key, others): (Vec<_>, Vec<_>) = (of(true).collect(), of(false).collect());
         let wanted = |rows: &[usize]| -> Vec<usize> {
-            let chosen = |m: &&usize| rows_of_x.contains(m) && (self.rows.is_empty() || self.rows.contains(m));
+            let chosen =
+                |m: &&usize| rows_of_x.contains(m) && (self.rows.is_empty() || self.rows.contains(m));
             rows.iter().filter(chosen).copied().collect()
         };
         let order = [
