@@ -72,7 +72,7 @@ pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Resul
 fn in_one_launch(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
     let plain = |bias: &Tensor| {
         let floats = [DType::F16, DType::BF16, DType::F32];
-        floats.contains(&bias.dtype()) && bias.is_contiguous() && !bias.track_op()
+        floats.contains(&bias.dtype()) && bias.is_contiguous()
     };
     let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(plain);
     if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !factors.iter().all(possible) {

@@ -33,15 +33,20 @@ pub(crate) fn matmul(factor: Factor, x: &Tensor) -> Result<Tensor> {
     if weight.packed().rank() > 2 {
         return stacked_matmul(factor, x);
     }
-    let bias = bias.map(|bias| match (x.device(), bias.dtype()) {
-        (Device::Cuda(_), DType::F16 | DType::BF16) => bias.detach().contiguous(),
-        _ => bias.detach().to_dtype(DType::F32)?.contiguous(),
-    });
-    let product = QuantMatmul { weight: weight.clone(), bias: bias.transpose()? };
+    let bias = bias.map(for_kernels).transpose()?;
+    let product = QuantMatmul { weight: weight.clone(), bias };
     match x.device() {
         // Kernels of the device take views, or copy them.
         Device::Cuda(_) => x.apply_op1(product),
         _ => x.contiguous()?.apply_op1(product),
+    }
+}
+
+/// A bias as the kernels of its device take it.
+fn for_kernels(bias: &Tensor) -> Result<Tensor> {
+    match (bias.device(), bias.dtype()) {
+        (Device::Cuda(_), DType::F16 | DType::BF16) => bias.detach().contiguous(),
+        _ => bias.detach().to_dtype(DType::F32)?.contiguous(),
     }
 }
 
@@ -85,12 +90,17 @@ fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor>
         let index = Tensor::arange(0u32, count as u32, &Device::Cpu)?.reshape(stack)?;
         index.broadcast_as(batch.as_slice())?.flatten_all()?.to_vec1()
     };
+    let matrices = entries(stack)?.into_iter().map(|matrix| matrix as usize);
+    let pairs = matrices.zip(entries(x_stack)?.into_iter().map(|entry| entry as usize));
     let x = x.reshape((x_stack.iter().product::<usize>(), *m, *k))?;
+    if matches!(x.device(), Device::Cuda(_)) && !x.track_op() {
+        let bias = bias.map(for_kernels).transpose()?;
+        let factor = Factor { weight, bias: bias.as_ref() };
+        return cuda::stacked(factor, &pairs.collect::<Vec<_>>(), &x)?.reshape(product_dims);
+    }
     let flat = weight.flatten_stack()?;
-    let products = entries(stack)?.into_iter().zip(entries(x_stack)?).map(|(matrix, entry)| {
-        let matrix = flat.matrix(matrix as usize)?;
-        matmul(Factor { weight: &matrix, bias }, &x.get(entry as usize)?)
-    });
+    let products =
+        pairs.map(|(matrix, entry)| matmul(Factor { weight: &flat.matrix(matrix)?, bias }, &x.get(entry)?));
     Tensor::stack(&products.collect::<Result<Vec<_>>>()?, 0)?.reshape(product_dims)
 }
 

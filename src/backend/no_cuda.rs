@@ -21,6 +21,10 @@ pub(super) fn matmul(_: Factor, _: &CudaStorage, _: &Layout) -> Result<(CudaStor
     error()
 }
 
+pub(super) fn stacked(_: Factor, _: &[(usize, usize)], _: &Tensor) -> Result<Tensor> {
+    error()
+}
+
 pub(super) fn fused(_: &[Factor], _: &Tensor, _: Epilogue) -> Result<Option<Vec<Tensor>>> {
     error()
 }

@@ -28,6 +28,7 @@ pub fn packed(dims: &[usize], format: QuantFormat, seed: u64) -> QuantTensor {
 
 /// All elements in their order, as f32.
 pub fn flat(tensor: &Tensor) -> Vec<f32> {
+    let tensor = tensor.to_device(&Device::Cpu).unwrap();
     tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 

@@ -59,11 +59,11 @@ fn extreme_scales() {
     let Some(device) = device() else { return };
     for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
         let plain = random(&[40, 320], format, DType::F16, 210);
-        let scales = scale_bytes(&plain).iter().enumerate().map(|(i, scale)| match (i / 10 + i) % 5 {
+        let scales = scale_bytes(&plain).into_iter().enumerate().map(|(i, scale)| match (i / 10 + i) % 5 {
             0 => 0,
             1 => scale - 60,
             2 => 127 + 90,
-            _ => *scale,
+            _ => scale,
         });
         let weight = with_scales(&plain, scales.collect(), None);
         for m in [1, 4, 8] {

@@ -30,7 +30,8 @@ pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
         for index in 0..matrices {
             let matrix = addresses.rows_of(index * rows, rows, weight.global_scale_of(index))?;
             let y = y + (index * rows * k * dtype.size_in_bytes()) as u64;
-            rows_to(stream, weight.format(), &matrix, 0..rows, k, (y, dtype))?;
+            // SAFETY: the weight is held, and the tensor has room for all its rows.
+            unsafe { rows_to(stream, weight.format(), &matrix, 0..rows, k, (y, dtype))? };
         }
         Ok(())
     })
@@ -63,7 +64,11 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
 }
 
 /// Decodes some rows of a matrix to an address.
-pub(super) fn rows_to(
+///
+/// # Safety
+/// The matrix is one of a weight on the stream's device, whose addresses are held until the launch. At the
+/// address is device memory for the rows, not used but by work ordered by the stream.
+pub(super) unsafe fn rows_to(
     stream: &CudaStream,
     format: QuantFormat,
     matrix: &CqMatrix,
@@ -83,7 +88,7 @@ pub(super) fn rows_to(
         y_dtype: float_dtype(dtype)?,
     };
     let blocks = (rows.len(), k.div_ceil(ELEMENTS_OF_BLOCK));
-    // SAFETY: the matrix's tensors are locked by the caller, and y has room for the rows.
+    // SAFETY: as the caller promises.
     unsafe { launch(stream, Kernel::Decode(format), Grid { blocks, shared_bytes: 0 }, &params) }
 }
 

@@ -1,12 +1,13 @@
 //! A packed weight, and what is added to its product, as kernels see them.
 
 use super::bindings::{CqFactor, CqMatrix, CQ_F16, CQ_F32};
-use super::memory::{float_dtype, pointer_or_null, u32_of, Address, Locked};
+use super::memory::{float_dtype, u32_of, Address, Locked};
 use crate::backend::Factor;
 use crate::format::ScaleKind;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result, Tensor};
+use std::ffi::c_void;
 
 /// A weight `[.., N, K]` locked for reading.
 pub(super) struct LockedWeight<'a> {
@@ -87,7 +88,7 @@ impl WeightAddresses<'_> {
     }
 }
 
-/// A matrix and its bias, locked for reading.
+/// A weight and its bias, locked for reading.
 pub(super) struct LockedFactor<'a> {
     weight: LockedWeight<'a>,
     bias: Option<Locked<'a>>,
@@ -95,10 +96,19 @@ pub(super) struct LockedFactor<'a> {
 
 /// Addresses of both.
 pub(super) struct FactorAddresses<'a> {
-    matrix: CqMatrix,
+    weight: WeightAddresses<'a>,
+    of: &'a QuantTensor,
     bias: Option<Address<'a>>,
     bias_dtype: u32,
-    _weight: WeightAddresses<'a>,
+}
+
+/// A matrix and its bias, while their addresses are held.
+#[derive(Clone, Copy)]
+pub(super) struct FactorPointers {
+    pub(super) matrix: CqMatrix,
+    /// Null if there is none.
+    pub(super) bias: *const c_void,
+    pub(super) bias_dtype: u32,
 }
 
 impl<'a> LockedFactor<'a> {
@@ -108,38 +118,31 @@ impl<'a> LockedFactor<'a> {
 
     pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<FactorAddresses<'b>> {
         let bias = self.bias.as_ref().map(Locked::view).transpose()?;
-        let weight = self.weight.addresses(stream)?;
         Ok(FactorAddresses {
-            matrix: weight.matrix(0, self.weight.weight.global_scale_of(0))?,
+            weight: self.weight.addresses(stream)?,
+            of: self.weight.weight,
             bias: bias.map(|bias| bias.address(stream)).transpose()?,
             bias_dtype: bias.map_or(Ok(CQ_F16), |bias| float_dtype(bias.dtype()))?,
-            _weight: weight,
         })
     }
 }
 
 impl FactorAddresses<'_> {
-    pub(super) fn matrix(&self) -> &CqMatrix {
-        &self.matrix
-    }
-
-    pub(super) fn bias(&self) -> Option<&Address<'_>> {
-        self.bias.as_ref()
-    }
-
-    pub(super) fn bias_dtype(&self) -> u32 {
-        self.bias_dtype
-    }
-
-    /// With the product written to `y`, whose rows are `y_stride` elements apart.
-    pub(super) fn with_rows(&self, y: u64, y_stride: u32) -> CqFactor {
-        CqFactor {
-            matrix: self.matrix,
-            bias: pointer_or_null(self.bias.as_ref()),
-            y: y as *mut _,
-            y_stride,
+    /// Matrix `index` of the stack, with the bias that all have in common.
+    pub(super) fn pointers(&self, index: usize) -> Result<FactorPointers> {
+        Ok(FactorPointers {
+            matrix: self.weight.matrix(index, self.of.global_scale_of(index))?,
+            bias: self.bias.as_ref().map_or(std::ptr::null(), Address::as_ptr),
             bias_dtype: self.bias_dtype,
-        }
+        })
+    }
+}
+
+impl FactorPointers {
+    /// With the product written to `y`, row after row.
+    pub(super) fn into_rows(self, y: u64) -> CqFactor {
+        let Self { matrix, bias, bias_dtype } = self;
+        CqFactor { matrix, bias, y: y as *mut _, y_stride: matrix.rows, bias_dtype }
     }
 }
 

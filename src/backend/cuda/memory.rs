@@ -5,7 +5,6 @@ use candle_core::backend::{BackendDevice, BackendStorage};
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use candle_core::cuda_backend::CudaStorageSlice;
 use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
-use std::ffi::c_void;
 
 /// What memory begins with what x, and the outputs of candle's allocator, are aligned to.
 const ALIGNMENT: u64 = 16;
@@ -140,9 +139,4 @@ pub(super) fn u32_of(what: &str, size: usize) -> Result<u32> {
         Ok(fits) if fits <= i32::MAX as u32 => Ok(fits),
         _ => bail!("{what}: {size} is more than CUDA kernels can index"),
     }
-}
-
-/// Null, where a kernel expects nothing.
-pub(super) fn pointer_or_null(address: Option<&Address>) -> *const c_void {
-    address.map_or(std::ptr::null(), Address::as_ptr)
 }

@@ -22,4 +22,4 @@ mod workspace;
 
 pub(crate) use decode::{dequantize, embed};
 pub(crate) use encode::{absmax, quantize};
-pub(crate) use product::{fused, matmul};
+pub(crate) use product::{fused, matmul, stacked};
