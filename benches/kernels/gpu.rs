@@ -8,7 +8,7 @@ use candle_core::cuda_backend::cudarc::driver::{
     CudaFunction, CudaGraph, CudaStream, LaunchConfig, PushKernelArg,
 };
 use candle_core::cuda_backend::cudarc::{cublas, nvrtc};
-use candle_core::cuda_backend::{CudaDevice, WrapErr};
+use candle_core::cuda_backend::WrapErr;
 use candle_core::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
@@ -19,7 +19,6 @@ const WARM_UP_REPLAYS: usize = 3;
 
 pub struct Gpu {
     pub device: Device,
-    cuda: CudaDevice,
     stream: Arc<CudaStream>,
     /// Keeps the memory of the arena and of cuBLAS.
     _memory: [Tensor; 2],
@@ -63,7 +62,7 @@ impl Gpu {
             .result()
             .w()?;
         }
-        Ok(Self { device, cuda, stream, _memory: [arena, workspace] })
+        Ok(Self { device, stream, _memory: [arena, workspace] })
     }
 
     pub fn name(&self) -> Result<String> {

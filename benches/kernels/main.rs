@@ -29,6 +29,8 @@ use report::{Record, Report};
 /// How long a graph should take: long beside the launch of a graph, short beside the time there is.
 const GRAPH_US: f64 = 3000.0;
 const LAUNCHES: std::ops::RangeInclusive<usize> = 2..=100;
+/// Above this a product is wrong; those with activations of 8 bits stay below.
+const MOST_ERROR: f64 = 0.05;
 const FLOOR_MEGABYTES: [usize; 8] = [2, 4, 9, 18, 35, 70, 140, 280];
 
 struct Bench {
@@ -161,6 +163,8 @@ impl Bench {
     ) -> Result<()> {
         let x = activations(m, k, dtype)?.to_device(&gpu.device)?;
         let error = accuracy::of(contender, &x)?;
+        // A launch that failed without a word is fast. NaN fails this too.
+        anyhow::ensure!(error.relative < MOST_ERROR, "M = {m}: wrong products, error {}", error.relative);
         let bytes = contender.bytes + m * (n + k) * 2;
         let expected = 3.0 + bytes as f64 / 3e6 + (m * n * k) as f64 / 2e8;
         let copies = contender.copies.len();

@@ -16,6 +16,7 @@ import torch
 GRAPH_US = 3000
 REPLAYS = 20
 CHECKED_ROWS = 16
+MOST_ERROR = 0.05
 GROUP = 64
 
 
@@ -161,6 +162,9 @@ def measure(library, name, make, weights, m, cold_bytes):
     exact = x.double() @ weights.rows(rows).t()
     difference = functions[0](x)[:, rows].double() - exact
     rounding = exact.to(weights.dtype).double() - exact
+    error = (difference.norm() / exact.norm()).item()
+    if not error < MOST_ERROR:
+        raise ValueError(f"wrong products, error {error}")
     bytes_moved = bytes_of_weights + m * (weights.n + weights.k) * 2
     us, p10, p90, launches = time_in_graph(functions, x, 3 + bytes_moved / 3e6 + m * weights.n * weights.k / 2e8)
     return {
@@ -176,7 +180,7 @@ def measure(library, name, make, weights, m, cold_bytes):
         "p90": p90,
         "bytes": bytes_moved,
         "gb_per_s": bytes_moved / us / 1e3,
-        "error": (difference.norm() / exact.norm()).item(),
+        "error": error,
         "error_over_rounding": (difference.norm() / rounding.norm()).item(),
         "launches": launches,
         "copies": copies,

@@ -12,19 +12,23 @@ export CUDA_HOME CUDA_PATH=$CUDA_HOME NVCC=$CUDA_HOME/bin/nvcc PATH=$CUDA_HOME/b
 export CUDA_COMPUTE_CAP=${CUDA_COMPUTE_CAP:-90} CUDAFORGE_THREADS=${CUDAFORGE_THREADS:-$(nproc)}
 export CARGO_TARGET_DIR=$target
 
-# Libraries to link with: every function that the real ones have, under the names that programs look for.
+# Libraries to link with, under the names that programs look for: every function that cudarc declares.
 libraries=$target/libraries/lib
 mkdir -p "$libraries"
-stub() { # symbols, file, link
-    sed 's/.*/int &(void) { return 1; }/' "testing/pretend-cuda/symbols/$1" |
-        cc -shared -fPIC -w -xc - -Wl,-soname,"$2" -o "$libraries/$2"
-    ln -sf "$2" "$libraries/$3"
+cudarc=$(cargo metadata --format-version 1 --features cuda | python3 -c '
+import json, os, sys
+packages = json.load(sys.stdin)["packages"]
+print(next(os.path.dirname(package["manifest_path"]) for package in packages if package["name"] == "cudarc"))')
+stub() { # cudarc module, prefix of its functions, file, link
+    grep -ohE "fn $2[A-Za-z0-9_]+\(" "$cudarc/src/$1"/sys/*.rs | sort -u | sed -E 's/fn (.*)\(/int \1(void) { return 1; }/' |
+        cc -shared -fPIC -w -xc - -Wl,-soname,"$3" -o "$libraries/$3"
+    ln -sf "$3" "$libraries/$4"
 }
-stub cuda libcuda.so.1 libcuda.so
-stub cublas libcublas.so.13 libcublas.so
-stub cublasLt libcublasLt.so.13 libcublasLt.so
-stub curand libcurand.so.10 libcurand.so
-stub nvrtc libnvrtc.so.13 libnvrtc.so
+stub driver cu libcuda.so.1 libcuda.so
+stub cublas cublas libcublas.so.13 libcublas.so
+stub cublaslt cublasLt libcublasLt.so.13 libcublasLt.so
+stub curand curand libcurand.so.10 libcurand.so
+stub nvrtc nvrtc libnvrtc.so.13 libnvrtc.so
 ln -sf "$CUDA_HOME"/lib/libcudart.so.13 "$libraries/libcudart.so"
 export CUDA_ROOT=$target/libraries
 
