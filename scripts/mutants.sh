@@ -12,7 +12,8 @@
 # The exit code is 0 if every bug was caught.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-work=$(realpath -m "${CARGO_TARGET_DIR:-target}")/mutants
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+work=$target/mutants
 mkdir -p "$work"
 export CXX=$PWD/testing/mutants/remembering-c++ REMEMBERED_OBJECTS=$work/objects
 export CANDLE_QUANT_REQUIRE_CUDA=1 PRETEND_CUDA_SCHEDULES=all
@@ -33,18 +34,18 @@ sources() {
 
 # run PATCH FOLDER: the tests of the patch on the kernels of FOLDER. 0: passed, 1: failed, 2: could not be run.
 run() {
-  local log=$2.log sanitize='' build=$work/plain preload='' name
+  local log=$2.log sanitize='' build=$target/pretend-cuda preload='' name
   if [ -n "$(field "$1" Sanitizers)" ]; then
-    sanitize=address,undefined build=$work/sanitized preload=$(c++ -print-file-name=libasan.so)
+    sanitize=address,undefined build=$target/pretend-cuda/asan preload=$(c++ -print-file-name=libasan.so)
   fi
   PRETEND_CUDA_KERNELS=$2 PRETEND_CUDA_SANITIZE=$sanitize \
     cargo build --quiet --release -p pretend-cuda --target-dir "$build" >"$log" 2>&1 || return 2
-  mkdir -p "$build/lib"
+  mkdir -p "$work/lib"
   for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so; do
-    ln -sf "$build/release/libpretend_cuda.so" "$build/lib/lib$name"
+    ln -sf "$build/release/libpretend_cuda.so" "$work/lib/lib$name"
   done
   # shellcheck disable=SC2046 # several arguments
-  LD_LIBRARY_PATH=$build/lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
+  LD_LIBRARY_PATH=$work/lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
     timeout 600 "$tests" $(field "$1" Tests) >"$log" 2>&1 || return 1
   # Nothing passes if nothing ran.
   grep -q 'test result: ok. [1-9]' "$log" || return 2

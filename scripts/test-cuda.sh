@@ -3,8 +3,10 @@
 # lies testing/pretend-cuda. Needs a C++ compiler; neither a driver nor a CUDA toolkit.
 #
 #   scripts/test-cuda.sh [--asan] [arguments of cargo test]
+#   scripts/test-cuda.sh --clippy
 #
 # --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+# --clippy: lints of everything that is built with the feature `cuda`, and of testing/, instead of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitize=''
@@ -27,7 +29,7 @@ install() {
   done
 }
 
-cargo build --release -p pretend-cuda
+PRETEND_CUDA_SANITIZE= cargo build --release -p pretend-cuda
 install "$toolkit/lib" "$CARGO_TARGET_DIR/release/libpretend_cuda.so"
 libraries=$toolkit/lib
 own=$CARGO_TARGET_DIR
@@ -42,12 +44,18 @@ if [ -n "$sanitize" ]; then
   export ASAN_OPTIONS=detect_leaks=0 UBSAN_OPTIONS=print_stacktrace=1
 fi
 
-# The emulator and the driver themselves.
-PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
-
 mkdir -p "$toolkit/bin"
 ln -sf "$PWD/testing/pretend-cuda/nvcc" "$toolkit/bin/nvcc"
 export PATH=$toolkit/bin:$PATH NVCC=$toolkit/bin/nvcc CUDA_COMPUTE_CAP=90
 export CUDA_ROOT=$toolkit CUDA_HOME=$toolkit CUDA_PATH=$toolkit
 export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+if [ "${1-}" = --clippy ]; then
+  cargo clippy --release -p pretend-cuda -p bindings --all-targets -- -D warnings
+  exec cargo clippy --release --all-targets --features cuda,cli -- -D warnings
+fi
+
+# The emulator and the driver themselves.
+PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
+
 cargo test --release --features cuda --test 'cuda*' "$@"

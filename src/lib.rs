@@ -35,8 +35,8 @@
 //! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
 //! With AMX, products of two and more rows of activations are integer (for MXFP8 bf16) products of the codes
-//! with three terms of each activation. Without it, products with more than 128 rows decode the weight in
-//! panels of up to 64 MiB, which the calling thread keeps for the next one.
+//! with three terms of each activation. Without it (and with NVFP4), products with more than 128 rows decode
+//! the weight in panels of up to 64 MiB, which the calling thread keeps for the next one.
 //!
 //! # Features
 //! | feature | adds |

@@ -20,7 +20,7 @@ use anyhow::Result;
 use candle_core::Tensor;
 use clap::Parser;
 use contenders::{float_tensor, Contender, Pools};
-use gpu::{Floors, Gpu, Timing};
+use gpu::{Gpu, Timing};
 use options::{Activations, Deadline, Options, Stage};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

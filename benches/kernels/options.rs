@@ -86,8 +86,10 @@ impl Options {
             let rows = if self.rows.is_empty() { rows_of_x } else { self.rows.clone() };
             return Ok(vec![Stage { shapes: self.shapes.clone(), rows }]);
         }
-        let of = |key: bool| shapes.iter().filter(|shape| shape.key == key).map(|shape| (shape.n, shape.k));
-        let (key, others): (Vec<_>, Vec<_>) = (of(true).collect(), of(false).collect());
+        let (key, others): (Vec<_>, Vec<_>) = shapes.iter().partition(|shape| shape.key);
+        let sizes =
+            |shapes: Vec<&NamedShape>| shapes.iter().map(|shape| (shape.n, shape.k)).collect::<Vec<_>>();
+        let (key, others) = (sizes(key), sizes(others));
         let wanted = |rows: &[usize]| -> Vec<usize> {
             let chosen =
                 |m: &&usize| rows_of_x.contains(m) && (self.rows.is_empty() || self.rows.contains(m));

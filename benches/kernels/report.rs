@@ -87,7 +87,7 @@ impl Report {
     pub fn write(&mut self, record: &Record) -> Result<()> {
         let value = serde_json::to_value(record)?;
         writeln!(self.json, "{value}")?;
-        let cell = |column: &&str| match &value[**column] {
+        let cell = |column: &&'static str| match &value[*column] {
             serde_json::Value::Null => String::new(),
             serde_json::Value::String(text) => text.clone(),
             other => other.to_string(),

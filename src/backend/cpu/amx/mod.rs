@@ -13,8 +13,8 @@ mod tile;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
-use super::rows_per_task;
 use super::simd::{avx512, vnni, InstructionSet};
+use super::{rows_per_task, MAX_DIRECT};
 use codes::{with_codes, Codes, WithCodes};
 use panels::{Output, Panels, ROWS_PER_PASS};
 use rayon::prelude::*;
@@ -61,6 +61,10 @@ impl InstructionSet for Kernels {
         if x.len() == matrix.k {
             // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
             return vnni::Kernels.product(matrix, x);
+        }
+        if x.len() > MAX_DIRECT * matrix.k && matrix.format.group_size() < 32 {
+            // Groups of 16 are scaled so often that a GEMM on decoded panels overtakes.
+            return None;
         }
         with_codes(matrix.format, Call(matrix, x))
     }
