@@ -187,9 +187,8 @@ bool run_block(Block &block) {
     switch_context(&block.launcher, current->stack_pointer);
     sanitizer::entered(fake_stack);
     current = nullptr;
-    if (block.fault.empty()) return true;
     for (unsigned i = 0; i < block.size; ++i) sanitizer::forget_stack(block.threads[i].stack, STACK_SIZE);
-    return false;
+    return block.fault.empty();
 }
 
 }  // namespace emulator
