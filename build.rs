@@ -103,6 +103,8 @@ impl Job {
     }
 
     fn compile(&self, nvcc: &Nvcc, flags: &[String]) -> Result<()> {
+        // A compiler that is interrupted may leave half a file.
+        let _ = fs::remove_file(&self.stamp);
         let mut command = Command::new(&nvcc.path);
         command.args(flags).arg("-o").arg(&self.fatbin).arg(&self.source);
         let output = command.output().map_err(|error| format!("{}: {error}", nvcc.path.display()))?;

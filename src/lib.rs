@@ -38,6 +38,17 @@
 //! with three terms of each activation. Without it (and with NVFP4), products with more than 128 rows decode
 //! the weight in panels of up to 64 MiB, which the calling thread keeps for the next one.
 //!
+//! # CUDA devices
+//! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.
+//! Operands on different devices are an error; ids of an embedding are not read back, and one out of range
+//! gives a row of NaN.
+//!
+//! A decode step can be captured as a CUDA graph, on a device with a stream of its own
+//! (`Device::new_cuda_with_stream`) and without event tracking (`CudaDevice::disable_event_tracking`): run
+//! the same step once before on the same thread, under `CudaDevice::enable_cuda_graph_htod_cache` for the
+//! sake of candle's own operations; in the capture, copy the result into a tensor from before and drop all
+//! others. Buffers that a captured step uses are never freed.
+//!
 //! # Features
 //! | feature | adds |
 //! |---|---|

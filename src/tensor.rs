@@ -268,6 +268,10 @@ impl QuantTensor {
     ///
     /// Sums are f32. The gradient with respect to `x` is supported, weights and bias are constants.
     ///
+    /// The same operands give the same bits on the same kind of device. A row of `x` need not give the
+    /// same bits among other numbers of rows; on a CUDA device, with so many that the weights are decoded
+    /// first, they are rounded to the dtype of `x`.
+    ///
     /// # Errors
     /// If shapes, dtypes or devices do not fit.
     pub fn matmul(&self, x: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {

@@ -98,8 +98,10 @@ impl<'a> View<'a> {
     }
 }
 
-/// Memory that is not set.
+/// Memory that is not set. CUDA allocates no empty memory: there it is one element that nobody sees.
 pub(super) fn allocate(device: &CudaDevice, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
+    let one = Shape::from(1);
+    let shape = if shape.elem_count() == 0 { &one } else { shape };
     // SAFETY: all elements are numbers, for which every bit pattern is valid; who asks for the memory
     // writes all of it before it is read.
     unsafe { device.alloc_uninit(shape, dtype) }

@@ -1,12 +1,9 @@
 //! Packed weights on NVIDIA GPUs: the kernels of `cuda/`, launched on the stream of the weight's device.
 //!
 //! # CUDA graphs
-//! A launch allocates nothing but its outputs, by candle's allocator, whose memory in a capture belongs to
-//! the graph, and never waits for the device. So a step can be captured if it ran once before on the same
-//! thread, which loads kernels and sizes the [`workspace`]; and its tensors are dropped, its result copied
-//! to memory from before, before the capture ends. Candle's own operations need
-//! `CudaDevice::enable_cuda_graph_htod_cache`, and event tracking disabled on a device with a stream of
-//! its own.
+//! A launch allocates nothing but its outputs (and a copy of an x that is out of order), by candle's
+//! allocator, whose memory in a capture belongs to the graph, and never waits for the device. What is kept
+//! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
 mod bindings;
 mod decode;
