@@ -22,7 +22,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
 
     // Groups that the 8 columns keep apart; for large groups fewer, lest a round be too long to share.
     static constexpr int MOST_SLOTS = ROWS < 8 ? 8 / ROWS : 1;
-    static constexpr int SLOTS = MOST_SLOTS * GROUP > 512 ? 512 / GROUP : MOST_SLOTS;
+    static constexpr int SLOTS = MOST_SLOTS * GROUP > 512 ? (BITS == 8 ? 256 : 512) / GROUP : MOST_SLOTS;
 
     // Consecutive weights that a lane loads at a time: 16 bytes, or the least multiple of that which is
     // whole words. The more rows of x, the fewer groups the columns keep apart, and the closer together
@@ -45,7 +45,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     // Sets of accumulators when a step holds more groups than there are slots.
     static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
     // Rounds that are loaded at a time, so that enough bytes are on their way, where registers allow it.
-    static constexpr int BATCH = STEPS * WORDS >= 8 || PASSES > 1 ? 1 : 4;
+    static constexpr int BATCH = STEPS * WORDS >= 8 || PASSES > 1 ? 1 : Format::HAS_BIASES && ROWS == 1 ? 2 : 4;
     // Elements of a row of x that are brought to the range of a half by one factor.
     static constexpr int X_GROUP = FOLDED ? ROUND : GROUP;
 

@@ -4,7 +4,8 @@
 #
 #   scripts/test.sh [--full]
 #
-# --full: the CUDA tests with sanitizers as well, and whether they notice bugs that are planted in the kernels.
+# --full: the CUDA tests with sanitizers as well, whether they notice bugs that are planted in the kernels, and
+# whether the kernels compile for every architecture.
 # Needs a C++ compiler. The checks of machine code and of generated bindings need Python 3, with which they fetch
 # NVIDIA's compiler and libclang; without it they are left out, unless CI is set.
 set -euo pipefail
@@ -27,7 +28,7 @@ fi
 
 if command -v python3 >/dev/null || [ -n "${CI-}" ]; then
   step "machine code of the kernels"
-  scripts/sass-gate.sh
+  if [ "${1-}" = --full ]; then scripts/sass-gate.sh --archs all; else scripts/sass-gate.sh; fi
   step "bindings"
   scripts/check-bindings.sh
 else

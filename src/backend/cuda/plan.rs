@@ -79,7 +79,8 @@ impl GemvShape {
     fn new(format: QuantFormat, rows: usize) -> Self {
         let (bits, group) = (format.bits(), format.group_size());
         let columns = if rows < 8 { 8 / rows } else { 1 };
-        let slots = if columns * group > 512 { 512 / group } else { columns };
+        let longest = if bits == 8 { 256 } else { 512 };
+        let slots = if columns * group > 512 { longest / group } else { columns };
         let folded = !format.has_biases() && rows >= 8;
         let wide = if bits == 4 { 32 } else { 64 };
         let chunk = match (bits, rows) {
