@@ -145,9 +145,10 @@ impl Gpu {
         self.launch_floor(&floors.read, &[from, bytes as u64 / 16, 0], bytes)
     }
 
-    /// Copies the first `bytes` of one tensor to another.
-    pub fn copy(&self, floors: &Floors, from: &Tensor, to: &Tensor, bytes: usize) -> Result<()> {
-        self.launch_floor(&floors.copy, &[address(from)?, bytes as u64 / 16, address(to)?], bytes)
+    /// Copies the first `bytes` of `memory` to the `bytes` after them.
+    pub fn copy(&self, floors: &Floors, memory: &Tensor, bytes: usize) -> Result<()> {
+        let from = address(memory)?;
+        self.launch_floor(&floors.copy, &[from, bytes as u64 / 16, from + bytes as u64], bytes)
     }
 
     pub fn empty(&self, floors: &Floors) -> Result<()> {

@@ -88,7 +88,7 @@ impl Bench {
     /// Reads and copies of several sizes, and launches of nothing.
     fn floors(&mut self, gpu: &Gpu, pools: &Pools, cold_bytes: usize) -> Result<()> {
         let floors = gpu.floors()?;
-        let (memory, other) = pools.memory();
+        let memory = pools.memory();
         let all = memory.elem_count() * 4 / 16 * 16;
         for bytes in FLOOR_MEGABYTES.into_iter().map(|megabytes| megabytes << 20).chain([all]) {
             let copies = (all / bytes).min(cold_bytes.div_ceil(bytes).max(2));
@@ -103,8 +103,9 @@ impl Bench {
             self.read_bandwidth = Some(self.read_bandwidth.unwrap_or(0.0).max(bandwidth));
             self.floor("read", bytes, &timing)?;
         }
-        let timing = gpu.time(4, self.options.replays, |_| gpu.copy(&floors, memory, other, all))?;
-        self.floor("copy", 2 * all, &timing)?;
+        let half = all / 32 * 16;
+        let timing = gpu.time(4, self.options.replays, |_| gpu.copy(&floors, memory, half))?;
+        self.floor("copy", 2 * half, &timing)?;
         let timing = gpu.time(200, self.options.replays, |_| gpu.empty(&floors))?;
         self.floor("empty launch", 0, &timing)
     }
@@ -134,7 +135,7 @@ impl Bench {
         (n, k): (usize, usize),
         deadline: &Deadline,
     ) -> Result<()> {
-        for dtype in self.options.dtypes.clone() {
+        for dtype in stage.dtypes.iter().copied() {
             for entry in pools.contenders() {
                 let name = entry.name();
                 if deadline.passed() || stage.rows.is_empty() {

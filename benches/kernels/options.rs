@@ -24,6 +24,7 @@ pub struct Options {
     /// Only these numbers of rows of x.
     #[arg(long, value_delimiter = ',')]
     pub rows: Vec<usize>,
+    /// The first for everything, the others for one row of x.
     #[arg(long, value_delimiter = ',', default_values = ["bf16", "f16"])]
     pub dtypes: Vec<Activations>,
     /// Timed replays of each graph.
@@ -72,10 +73,11 @@ struct NamedShape {
     key: bool,
 }
 
-/// Shapes, with the numbers of rows of x to measure on each in one go.
+/// Shapes, with what to measure on each in one go.
 pub struct Stage {
     pub shapes: Vec<(usize, usize)>,
     pub rows: Vec<usize>,
+    pub dtypes: Vec<Activations>,
 }
 
 impl Options {
@@ -84,7 +86,7 @@ impl Options {
         let Shapes { rows_of_x, shapes } = serde_json::from_str(include_str!("../shapes.json"))?;
         if !self.shapes.is_empty() {
             let rows = if self.rows.is_empty() { rows_of_x } else { self.rows.clone() };
-            return Ok(vec![Stage { shapes: self.shapes.clone(), rows }]);
+            return Ok(vec![Stage { shapes: self.shapes.clone(), rows, dtypes: self.dtypes.clone() }]);
         }
         let (key, others): (Vec<_>, Vec<_>) = shapes.iter().partition(|shape| shape.key);
         let sizes =
@@ -95,14 +97,22 @@ impl Options {
                 |m: &&usize| rows_of_x.contains(m) && (self.rows.is_empty() || self.rows.contains(m));
             rows.iter().filter(chosen).copied().collect()
         };
+        // The kernels differ in nothing but how they read x and write y.
+        let one_dtype = &self.dtypes[..self.dtypes.len().min(1)];
         let order = [
-            (&key, wanted(&[1])),
-            (&key, wanted(&[8, 16])),
-            (&others, wanted(&[1])),
-            (&key, wanted(&[2, 4, 64, 512, 2048])),
-            (&others, wanted(&[8, 16, 2, 4, 64, 512, 2048])),
+            (&key, wanted(&[1]), &self.dtypes[..]),
+            (&key, wanted(&[8, 16]), one_dtype),
+            (&key, wanted(&[64, 2048]), one_dtype),
+            (&others, wanted(&[1]), one_dtype),
+            (&key, wanted(&[2, 4, 512]), one_dtype),
+            (&others, wanted(&[8, 16, 2, 4, 64, 512, 2048]), one_dtype),
         ];
-        Ok(order.into_iter().map(|(shapes, rows)| Stage { shapes: shapes.clone(), rows }).collect())
+        let stage = |(shapes, rows, dtypes): (&Vec<_>, _, &[_])| Stage {
+            shapes: shapes.clone(),
+            rows,
+            dtypes: dtypes.to_vec(),
+        };
+        Ok(order.into_iter().map(stage).collect())
     }
 
     pub fn wants(&self, name: &str) -> bool {
