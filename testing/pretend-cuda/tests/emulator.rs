@@ -247,7 +247,7 @@ fn faults_are_diagnosed() {
         &["deadlock", "__syncwarp", "mask 00000003", "mask 00000006", "mask 00000005"],
     );
     diagnosed("toy_wrong_source", 32, 0, &["reads from lane 20"]);
-    diagnosed("toy_not_in_mask", 32, 40, &["not in its mask"]);
+    diagnosed("toy_not_in_mask", 32, 8, &["not in its mask"]);
     diagnosed("toy_trap", 32, 9, &["__trap", "block (1, 0, 0)", "thread (9, 0, 0)"]);
     diagnosed("toy_misaligned_copy", 32, 0, &["misaligned cp.async"]);
 }
