@@ -67,6 +67,28 @@ pub enum Error {
 }
 
 impl Error {
+    /// An [`Error::Tensor`] from anything printable.
+    pub(crate) fn tensor(
+        file: &Path,
+        tensor: impl Into<String>,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::Tensor {
+            file: file.into(),
+            tensor: tensor.into(),
+            expected: expected.into(),
+            found: found.into(),
+            remedy: remedy.into(),
+        }
+    }
+
+    /// An [`Error::File`] from anything printable.
+    pub(crate) fn file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+        Self::File { path: path.to_owned(), problem: problem.into(), remedy: remedy.into() }
+    }
+
     /// A [`Error::Mismatch`] from anything printable.
     pub(crate) fn mismatch(
         what: impl Into<String>,

@@ -43,7 +43,7 @@ fn load_everything(dir: &Path) {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let load = |module: &String| match checkpoint.weight(module, None).unwrap() {
         Weight::Packed(packed) => packed.load(&Device::Cpu).unwrap(),
-        Weight::Dense(dense) => panic!("{dense:?}"),
+        other => panic!("{other:?}"),
     };
     let modules = checkpoint.modules();
     let tensors: Vec<_> = modules.iter().map(load).collect();

@@ -28,7 +28,7 @@ fn json(path: PathBuf) -> Value {
 fn packed(checkpoint: &Checkpoint, module: &str, k: Option<usize>) -> PackedWeight {
     match checkpoint.weight(module, k).unwrap() {
         Weight::Packed(packed) => packed,
-        Weight::Dense(dense) => panic!("{dense:?}"),
+        other => panic!("{other:?}"),
     }
 }
 

@@ -4,28 +4,21 @@
 //! gaps. The checks are those of the `safetensors` crate; they are made here because its errors do
 //! not say which tensor is wrong, and because it keeps the last of two tensors of one name.
 
+use super::mapped::TensorInfo;
 use crate::{Error, Result};
 use safetensors::Dtype;
-use serde::de::{Deserialize, Deserializer, Error as _, IgnoredAny, MapAccess, Visitor};
-use std::{collections::BTreeMap, fmt, marker::PhantomData, ops::Range, path::Path};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
+use serde_json::Value;
+use std::{collections::BTreeMap, fmt, fs::File, io::Read, marker::PhantomData, path::Path};
 
 /// Bytes of the length field in front of the header.
-const LENGTH_BYTES: usize = 8;
+const LENGTH_BYTES: u64 = 8;
 
 /// Longer headers are refused, as the `safetensors` crate refuses them. A checkpoint of 10^5 tensors
 /// needs about a tenth of this.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 const REMEDY: &str = "the file is damaged or incomplete: fetch or write it again";
-
-/// Where one tensor lies in its file.
-#[derive(Debug)]
-pub(super) struct TensorInfo {
-    pub dtype: Dtype,
-    pub dims: Vec<usize>,
-    /// Bytes, counted from the start of the file. May begin at any offset.
-    pub range: Range<usize>,
-}
 
 #[derive(serde::Deserialize)]
 struct RawInfo {
@@ -34,28 +27,42 @@ struct RawInfo {
     data_offsets: (usize, usize),
 }
 
-/// Reads and checks the header of `file`, the bytes of the file at `path`.
-pub(super) fn parse(path: &Path, file: &[u8]) -> Result<BTreeMap<String, TensorInfo>> {
-    let malformed = |problem: String| Error::File { path: path.to_owned(), problem, remedy: REMEDY.into() };
-    let Some((length, rest)) = file.split_first_chunk::<LENGTH_BYTES>() else {
-        return Err(malformed(format!("{} bytes are too few for a safetensors file", file.len())));
+/// What a file says of itself.
+pub(super) struct Header {
+    pub tensors: BTreeMap<String, TensorInfo>,
+    pub metadata: Metadata,
+}
+
+/// Reads and checks the header of the file at `path`, from its start on.
+pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
+    let malformed = |problem: String| Error::file(path, problem, REMEDY);
+    let io = |error| Error::Io { path: path.to_owned(), error };
+    let size = file.metadata().map_err(io)?.len();
+    let Some(after_length) = size.checked_sub(LENGTH_BYTES) else {
+        return Err(malformed(format!("{size} bytes are too few for a safetensors file")));
     };
-    let length = u64::from_le_bytes(*length);
+    let mut length = [0; LENGTH_BYTES as usize];
+    file.read_exact(&mut length).map_err(io)?;
+    let length = u64::from_le_bytes(length);
     if length > MAX_HEADER_BYTES {
         return Err(malformed(format!(
             "not a safetensors file: it claims a header of {length} bytes (at most {MAX_HEADER_BYTES} are read)"
         )));
     }
-    let split = usize::try_from(length).ok().and_then(|n| rest.split_at_checked(n));
-    let Some((json, data)) = split else {
+    let (Some(data_len), Ok(header_len)) = (after_length.checked_sub(length), usize::try_from(length)) else {
         return Err(malformed(format!(
-            "the header claims {length} bytes and the file has {} after the length field",
-            rest.len()
+            "the header claims {length} bytes and the file has {after_length} after the length field"
         )));
     };
-    let raw: UniqueMap<RawInfo> = serde_json::from_slice(json)
+    let mut json = vec![0; header_len];
+    file.read_exact(&mut json).map_err(io)?;
+    let raw: UniqueMap<RawInfo> = serde_json::from_slice(&json)
         .map_err(|error| malformed(format!("malformed safetensors header: {error}")))?;
-    check(path, raw.0, file.len() - data.len(), data.len())
+    let to_usize = |bytes: u64| {
+        usize::try_from(bytes).map_err(|_| malformed(format!("{bytes} bytes exceed the address space")))
+    };
+    let tensors = check(path, raw.entries, to_usize(LENGTH_BYTES + length)?, to_usize(data_len)?)?;
+    Ok(Header { tensors, metadata: raw.metadata })
 }
 
 /// Checks sizes and offsets, and makes the offsets relative to the file.
@@ -133,25 +140,35 @@ fn size_in_bytes(dtype: Dtype, dims: &[usize]) -> Option<usize> {
 }
 
 /// A JSON object whose keys are tensor names: none may come twice, and errors name the tensor.
-/// `__metadata__`, the free text of safetensors headers, is skipped.
-pub(super) struct UniqueMap<V>(pub BTreeMap<String, V>);
+/// `__metadata__`, the free text of safetensors headers, is kept apart.
+pub(super) struct UniqueMap<V> {
+    pub entries: BTreeMap<String, V>,
+    pub metadata: Metadata,
+}
+
+/// The free text of a safetensors header. What is not text there is dropped.
+pub(super) type Metadata = BTreeMap<String, String>;
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Entries<V>(PhantomData<V>);
 
         impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
-            type Value = BTreeMap<String, V>;
+            type Value = UniqueMap<V>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("an object with tensor names as keys")
             }
 
             fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let mut entries = BTreeMap::new();
+                let (mut entries, mut metadata) = (BTreeMap::new(), Metadata::new());
                 while let Some(name) = map.next_key::<String>()? {
                     if name == "__metadata__" {
-                        map.next_value::<IgnoredAny>()?;
+                        if let Value::Object(object) = map.next_value()? {
+                            let text =
+                                |(key, value): (String, Value)| Some((key, value.as_str()?.to_owned()));
+                            metadata = object.into_iter().filter_map(text).collect();
+                        }
                         continue;
                     }
                     let value = map
@@ -162,10 +179,10 @@ impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
                     }
                     entries.insert(name, value);
                 }
-                Ok(entries)
+                Ok(UniqueMap { entries, metadata })
             }
         }
 
-        deserializer.deserialize_map(Entries(PhantomData)).map(Self)
+        deserializer.deserialize_map(Entries(PhantomData))
     }
 }

@@ -1,6 +1,6 @@
-//! Memory-mapped safetensors files, and the copy of one tensor's bytes out of them.
+//! Memory-mapped files, and the copy of one tensor's bytes out of them.
 
-use super::header::{self, TensorInfo};
+use super::header::{self, Header, Metadata};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::File,
+    ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -19,9 +20,18 @@ use std::{
 const COPY_CHUNK: usize = 4 << 20;
 
 /// One open file.
-struct MappedFile {
+pub(super) struct MappedFile {
     path: PathBuf,
     map: Mmap,
+}
+
+/// Where one tensor lies in its file.
+#[derive(Debug)]
+pub(super) struct TensorInfo {
+    pub dtype: Dtype,
+    pub dims: Vec<usize>,
+    /// Bytes, counted from the start of the file. May begin at any offset.
+    pub range: Range<usize>,
 }
 
 /// One tensor of a mapped file. Cloning shares the mapping.
@@ -33,24 +43,74 @@ pub(super) struct StoredTensor {
 
 /// Maps a safetensors file and checks its header. Of the tensors nothing is read.
 pub(super) fn open(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
+    Ok(open_with_metadata(path)?.0)
+}
+
+/// As [`open`], with the free text of the header.
+pub(super) fn open_with_metadata(path: &Path) -> Result<(BTreeMap<String, StoredTensor>, Metadata)> {
+    let mut file = open_file(path)?;
+    let Header { tensors, metadata } = header::read(path, &mut file)?;
+    let file = MappedFile::new(path, &file)?;
+    let stored = |(name, info): (String, _)| {
+        let tensor = file.tensor(&name, info)?;
+        Ok((name, tensor))
+    };
+    Ok((tensors.into_iter().map(stored).collect::<Result<_>>()?, metadata))
+}
+
+/// Opens a regular file for reading.
+///
+/// What is needed while opening a checkpoint is read from the file, not from a mapping: a file that shrinks
+/// meanwhile is an error then, and does not kill the process.
+pub(super) fn open_file(path: &Path) -> Result<File> {
     let io = |error| Error::Io { path: path.to_owned(), error };
     // Asked before opening: to open a named pipe would block.
     if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::File {
-            path: path.to_owned(),
-            problem: "not a regular file".into(),
-            remedy: "give a directory or a .safetensors file".into(),
-        });
+        return Err(Error::file(path, "not a regular file", "give a directory or a file of weights"));
     }
-    let file = File::open(path).map_err(io)?;
-    // SAFETY: the mapping is read-only and only ever seen as bytes, for which every value is valid.
-    // That nobody truncates or rewrites the file meanwhile cannot be ensured from here; the module
-    // docs state what follows if somebody does.
-    let map = unsafe { Mmap::map(&file) }.map_err(io)?;
-    let tensors = header::parse(path, &map)?;
-    let file = Arc::new(MappedFile { path: path.to_owned(), map });
-    let stored = |info| StoredTensor { file: Arc::clone(&file), info: Arc::new(info) };
-    Ok(tensors.into_iter().map(|(name, info)| (name, stored(info))).collect())
+    File::open(path).map_err(io)
+}
+
+impl MappedFile {
+    /// Maps an open file. Nothing is read.
+    pub(super) fn new(path: &Path, file: &File) -> Result<Arc<Self>> {
+        // SAFETY: the mapping is read-only and only ever seen as bytes, for which every value is valid.
+        // That nobody truncates or rewrites the file meanwhile cannot be ensured from here; the module
+        // docs state what follows if somebody does.
+        let map = unsafe { Mmap::map(file) };
+        let map = map.map_err(|error| Error::Io { path: path.to_owned(), error })?;
+        Ok(Arc::new(Self { path: path.to_owned(), map }))
+    }
+
+    /// A tensor of this file.
+    ///
+    /// # Errors
+    /// If its bytes are not in the file.
+    pub(super) fn tensor(self: &Arc<Self>, name: &str, info: TensorInfo) -> Result<StoredTensor> {
+        let Range { start, end } = info.range;
+        if start > end || end > self.map.len() {
+            return Err(Error::tensor(
+                &self.path,
+                name,
+                format!("bytes within the {} of the file", self.map.len()),
+                format!("{start}..{end}"),
+                "the file is damaged or incomplete: fetch or write it again",
+            ));
+        }
+        Ok(StoredTensor { file: Arc::clone(self), info: Arc::new(info) })
+    }
+
+    /// Takes copied pages out of the process's resident set, so that loading does not hold a weight
+    /// twice. They stay in the page cache of the system. A hint: failure costs memory only.
+    #[cfg(target_os = "linux")]
+    fn release(&self, offset: usize, len: usize) {
+        // SAFETY: MADV_DONTNEED on a read-only mapping of a file loses nothing: whoever reads the
+        // pages again, in this or another thread, gets the file's bytes again.
+        let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len) };
+    }
+
+    #[cfg(not(target_os = "linux"))]
+    fn release(&self, _offset: usize, _len: usize) {}
 }
 
 impl StoredTensor {
@@ -95,33 +155,69 @@ impl StoredTensor {
 
     /// The elements, copied once. The bytes may lie at any offset, so they are never viewed as `&[T]`.
     pub(super) fn read<T: Element>(&self) -> Result<Vec<T>> {
-        // Always there: the header check bounds every range by the length of the mapping.
-        let bytes = self.file.map.get(self.info.range.clone()).ok_or_else(|| Error::File {
-            path: self.path().to_owned(),
-            problem: format!("bytes {:?} are outside the file", self.info.range),
-            remedy: "fetch or write it again".into(),
-        })?;
-        let mut elements = Vec::with_capacity(bytes.len() / T::SIZE);
-        for (i, chunk) in bytes.chunks(COPY_CHUNK).enumerate() {
-            T::append(chunk, &mut elements);
-            self.file.release(self.info.range.start + i * COPY_CHUNK, chunk.len());
-        }
+        let mut elements = Vec::with_capacity(self.size_in_bytes() / T::SIZE);
+        self.for_each_chunk(1, |chunk| T::append(chunk, &mut elements))?;
         Ok(elements)
     }
-}
 
-impl MappedFile {
-    /// Takes copied pages out of the process's resident set, so that loading does not hold a weight
-    /// twice. They stay in the page cache of the system. A hint: failure costs memory only.
-    #[cfg(target_os = "linux")]
-    fn release(&self, offset: usize, len: usize) {
-        // SAFETY: MADV_DONTNEED on a read-only mapping of a file loses nothing: whoever reads the
-        // pages again, in this or another thread, gets the file's bytes again.
-        let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len) };
+    /// Hands the bytes to `take`, in order and in pieces of whole units of `unit` bytes.
+    pub(super) fn for_each_chunk(&self, unit: usize, mut take: impl FnMut(&[u8])) -> Result<()> {
+        let unit = unit.max(1);
+        let step = (COPY_CHUNK / unit).max(1).saturating_mul(unit);
+        for (i, chunk) in self.bytes()?.chunks(step).enumerate() {
+            take(chunk);
+            self.file.release(self.info.range.start + i * step, chunk.len());
+        }
+        Ok(())
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn release(&self, _offset: usize, _len: usize) {}
+    /// Lends the bytes at an address that is a multiple of 8, copied if they lie elsewhere.
+    pub(super) fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let bytes = self.bytes()?;
+        if bytes.as_ptr().addr().is_multiple_of(align_of::<u64>()) {
+            let result = take(bytes);
+            self.file.release(self.info.range.start, bytes.len());
+            return Ok(result);
+        }
+        let mut copy = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut copy);
+        self.for_each_chunk(1, |chunk| {
+            let (head, tail) = std::mem::take(&mut rest).split_at_mut(chunk.len());
+            head.copy_from_slice(chunk);
+            rest = tail;
+        })?;
+        Ok(take(&bytemuck::cast_slice(&copy)[..bytes.len()]))
+    }
+
+    /// Lends a copy of the rows, `order.len()` of equal length, whose row `i` is the stored row `order[i]`.
+    pub(super) fn with_rows<R>(&self, order: &[usize], take: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        let bytes = self.bytes()?;
+        let row = bytes.len() / order.len().max(1);
+        let mut copy = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        let rows = bytemuck::cast_slice_mut::<u64, u8>(&mut copy).chunks_exact_mut(row.max(1));
+        for (to, &from) in rows.zip(order) {
+            to.copy_from_slice(bytes.get(from * row..).and_then(|rest| rest.get(..row)).ok_or_else(
+                || {
+                    Error::file(
+                        self.path(),
+                        format!("no row {from} of {} bytes", bytes.len()),
+                        "fetch it again",
+                    )
+                },
+            )?);
+        }
+        self.file.release(self.info.range.start, bytes.len());
+        Ok(take(&bytemuck::cast_slice(&copy)[..bytes.len()]))
+    }
+
+    /// All bytes, in the mapping.
+    fn bytes(&self) -> Result<&[u8]> {
+        // Always there: `MappedFile::tensor` has checked it.
+        self.file.map.get(self.info.range.clone()).ok_or_else(|| {
+            let problem = format!("bytes {:?} are outside the file", self.info.range);
+            Error::file(self.path(), problem, "fetch or write it again")
+        })
+    }
 }
 
 impl fmt::Debug for StoredTensor {

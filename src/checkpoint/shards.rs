@@ -3,7 +3,7 @@
 use super::{
     header::UniqueMap,
     mapped::{self, StoredTensor},
-    Warnings,
+    warnings::Warnings,
 };
 use crate::{Error, Result};
 use std::{
@@ -60,7 +60,7 @@ struct Index {
 fn open_index(dir: &Path, index: &Index, warnings: &Warnings) -> Result<Tensors> {
     let index_path = dir.join(INDEX);
     let mut by_shard: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-    for (tensor, shard) in &index.weight_map.0 {
+    for (tensor, shard) in &index.weight_map.entries {
         by_shard.entry(shard).or_default().push(tensor);
     }
     if by_shard.is_empty() {

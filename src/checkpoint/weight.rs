@@ -1,32 +1,85 @@
 //! Weights of a checkpoint that are still in their file.
 
+use super::layout::Layout;
 use super::mapped::{candle_dtype, StoredTensor};
-use super::tensor_of;
-use crate::{format::decode, Error, QuantFormat, QuantTensor, Result};
+use crate::{Error, QuantFormat, QuantTensor, Result};
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
+use std::borrow::Cow;
+use std::fmt;
+use std::sync::Arc;
 
 /// The weight of a module, as the checkpoint holds it.
 #[derive(Clone, Debug)]
 pub enum Weight {
     /// Quantized: packed words, scales and what else the format has.
     Packed(PackedWeight),
+    /// Blocks of a GGML type, for candle's own quantized tensors.
+    Ggml(GgmlWeight),
     /// Plain numbers.
     Dense(DenseTensor),
+}
+
+impl Weight {
+    /// The logical shape: `[.., N, K]` if it is a matrix.
+    pub fn dims(&self) -> &[usize] {
+        match self {
+            Self::Packed(weight) => weight.dims(),
+            Self::Ggml(weight) => weight.dims(),
+            Self::Dense(tensor) => tensor.dims(),
+        }
+    }
+
+    /// Bytes of all its tensors in the file.
+    pub fn size_in_bytes(&self) -> usize {
+        match self {
+            Self::Packed(weight) => weight.size_in_bytes(),
+            Self::Ggml(weight) => weight.size_in_bytes(),
+            Self::Dense(tensor) => tensor.size_in_bytes(),
+        }
+    }
+
+    /// The name of its format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
+    pub fn format_name(&self) -> String {
+        match self {
+            Self::Packed(weight) => weight.format().to_string(),
+            Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
+            Self::Dense(tensor) => format!("{:?}", tensor.dtype()),
+        }
+    }
+
+    /// The numbers it stands for, decoded if it is quantized.
+    ///
+    /// # Errors
+    /// As those of loading it; if the device can't decode or convert to `dtype`.
+    pub fn decode(&self, dtype: DType, device: &Device) -> Result<Tensor> {
+        match self {
+            Self::Packed(weight) => weight.load(device)?.dequantize(dtype),
+            Self::Ggml(weight) => Ok(weight.load(device)?.dequantize(device)?.to_dtype(dtype)?),
+            Self::Dense(tensor) => tensor.load(dtype, device),
+        }
+    }
 }
 
 /// A quantized weight, checked but not read. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct PackedWeight {
-    pub(super) name: String,
-    pub(super) format: QuantFormat,
-    pub(super) dims: Vec<usize>,
-    pub(super) weight: StoredTensor,
-    pub(super) scales: StoredTensor,
-    pub(super) biases: Option<StoredTensor>,
-    pub(super) global_scale: Option<StoredTensor>,
+    name: String,
+    format: QuantFormat,
+    dims: Vec<usize>,
+    layout: Arc<dyn Layout>,
 }
 
 impl PackedWeight {
+    pub(super) fn new(
+        name: &str,
+        format: QuantFormat,
+        dims: Vec<usize>,
+        layout: impl Layout + 'static,
+    ) -> Self {
+        Self { name: name.to_owned(), format, dims, layout: Arc::new(layout) }
+    }
+
     /// The module path, for example `model.layers.0.mlp.down_proj`.
     pub fn name(&self) -> &str {
         &self.name
@@ -44,44 +97,74 @@ impl PackedWeight {
 
     /// Bytes of all its tensors in the file.
     pub fn size_in_bytes(&self) -> usize {
-        let optional = [&self.biases, &self.global_scale].into_iter().flatten();
-        [&self.weight, &self.scales].into_iter().chain(optional).map(StoredTensor::size_in_bytes).sum()
+        self.layout.size_in_bytes()
     }
 
-    /// Copies the packed bytes to `device`. Nothing is decoded.
+    /// Copies the packed bytes to `device`, brought into this crate's layout where the file has another one.
+    /// No code is decoded or rounded.
     ///
     /// # Errors
     /// If a global scale is negative or not finite, or the device refuses the memory.
     pub fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let load = |tensor: &StoredTensor| tensor.load(device);
-        QuantTensor::new(
-            self.format,
-            load(&self.weight)?,
-            load(&self.scales)?,
-            self.biases.as_ref().map(load).transpose()?,
-            self.load_global_scale(device)?,
-        )
+        self.layout.load(device)
+    }
+}
+
+/// A weight in blocks of a GGML type, checked but not read. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct GgmlWeight {
+    name: String,
+    dtype: GgmlDType,
+    dims: Vec<usize>,
+    blocks: StoredTensor,
+    order: Option<Arc<[usize]>>,
+}
+
+impl GgmlWeight {
+    /// A weight whose `blocks` are those of `dims`, row by row; the reader has checked that they are.
+    #[expect(dead_code, reason = "for the readers of GGML types")]
+    pub(super) fn new(name: &str, dtype: GgmlDType, dims: Vec<usize>, blocks: StoredTensor) -> Self {
+        Self { name: name.to_owned(), dtype, dims, blocks, order: None }
     }
 
-    /// The global scale as a multiplier. MLX stores the largest magnitude of the tensor instead.
-    fn load_global_scale(&self, device: &Device) -> Result<Option<Tensor>> {
-        let Some(tensor) = &self.global_scale else {
-            return Ok(None);
-        };
-        let mut values = tensor.read::<f32>()?;
-        for value in &mut values {
-            if !value.is_finite() || *value < 0.0 {
-                return Err(Error::Tensor {
-                    file: tensor.path().into(),
-                    tensor: tensor_of(&self.name, "global_scale"),
-                    expected: "a finite magnitude, zero or above".into(),
-                    found: value.to_string(),
-                    remedy: "fetch or convert the file again".into(),
-                });
-            }
-            *value = decode::global_scale_from_absmax(*value);
-        }
-        Ok(Some(Tensor::from_vec(values, tensor.dims(), device)?))
+    /// With rows in another order: row `i` is the stored row `order[i]`.
+    #[must_use]
+    #[expect(dead_code, reason = "for the readers of GGML types")]
+    pub(super) fn reordered(self, order: Arc<[usize]>) -> Self {
+        Self { order: Some(order), ..self }
+    }
+
+    /// The module path, for example `model.layers.0.mlp.down_proj`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its blocks.
+    pub fn dtype(&self) -> GgmlDType {
+        self.dtype
+    }
+
+    /// The logical shape `[.., N, K]`.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Bytes in the file.
+    pub fn size_in_bytes(&self) -> usize {
+        self.blocks.size_in_bytes()
+    }
+
+    /// Copies the blocks to `device`.
+    ///
+    /// # Errors
+    /// If the device refuses the memory or the type.
+    pub fn load(&self, device: &Device) -> Result<QTensor> {
+        let load = |blocks: &[u8]| QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype);
+        let storage = match &self.order {
+            None => self.blocks.with_aligned(load)?,
+            Some(order) => self.blocks.with_rows(order, load)?,
+        }?;
+        Ok(QTensor::new(storage, self.dims.as_slice())?)
     }
 }
 
@@ -90,20 +173,46 @@ impl PackedWeight {
 pub struct DenseTensor {
     name: String,
     dtype: DType,
-    tensor: StoredTensor,
+    dims: Vec<usize>,
+    source: Source,
+}
+
+/// Where plain numbers come from.
+#[derive(Clone)]
+enum Source {
+    /// From the file as they are.
+    Stored(StoredTensor),
+    /// From codes of a format in which nothing is computed.
+    Decoded(Arc<dyn Decode>),
+}
+
+/// Numbers that are stored in a format in which nothing is computed.
+pub(super) trait Decode: fmt::Debug + Send + Sync {
+    /// Bytes in the file.
+    fn size_in_bytes(&self) -> usize;
+    /// The numbers, of the dtype and shape that were promised.
+    fn decode(&self, device: &Device) -> Result<Tensor>;
 }
 
 impl DenseTensor {
     pub(super) fn new(name: &str, tensor: &StoredTensor) -> Result<Self> {
-        let dtype = candle_dtype(tensor.dtype()).ok_or_else(|| Error::Tensor {
-            file: tensor.path().into(),
-            tensor: name.to_owned(),
-            expected: "a dtype that is loaded as numbers (F16, BF16, F32, F64, U8, U32, I16, I32, I64)"
-                .into(),
-            found: format!("{:?}", tensor.dtype()),
-            remedy: "convert the tensor to F16, BF16 or F32".into(),
+        let dtype = candle_dtype(tensor.dtype()).ok_or_else(|| {
+            Error::tensor(
+                tensor.path(),
+                name,
+                "a dtype that is loaded as numbers (F16, BF16, F32, F64, U8, U32, I16, I32, I64)",
+                format!("{:?}", tensor.dtype()),
+                "convert the tensor to F16, BF16 or F32",
+            )
         })?;
-        Ok(Self { name: name.to_owned(), dtype, tensor: tensor.clone() })
+        let (dims, source) = (tensor.dims().to_vec(), Source::Stored(tensor.clone()));
+        Ok(Self { name: name.to_owned(), dtype, dims, source })
+    }
+
+    /// A tensor that `source` decodes when it is asked for.
+    #[expect(dead_code, reason = "for formats in which nothing is computed")]
+    pub(super) fn decoded(name: &str, dtype: DType, dims: Vec<usize>, source: impl Decode + 'static) -> Self {
+        Self { name: name.to_owned(), dtype, dims, source: Source::Decoded(Arc::new(source)) }
     }
 
     /// The tensor's full name, for example `model.norm.weight`.
@@ -111,19 +220,22 @@ impl DenseTensor {
         &self.name
     }
 
-    /// The dtype in the file.
+    /// The dtype of the numbers: that in the file, or that which they are decoded to.
     pub fn dtype(&self) -> DType {
         self.dtype
     }
 
     /// The shape.
     pub fn dims(&self) -> &[usize] {
-        self.tensor.dims()
+        &self.dims
     }
 
     /// Bytes in the file.
     pub fn size_in_bytes(&self) -> usize {
-        self.tensor.size_in_bytes()
+        match &self.source {
+            Source::Stored(tensor) => tensor.size_in_bytes(),
+            Source::Decoded(source) => source.size_in_bytes(),
+        }
     }
 
     /// Copies the tensor to `device` and converts it to `dtype` there.
@@ -131,6 +243,19 @@ impl DenseTensor {
     /// # Errors
     /// If the device refuses the memory or the conversion.
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Tensor> {
-        Ok(self.tensor.load(device)?.to_dtype(dtype)?)
+        let tensor = match &self.source {
+            Source::Stored(tensor) => tensor.load(device)?,
+            Source::Decoded(source) => source.decode(device)?,
+        };
+        Ok(tensor.to_dtype(dtype)?)
+    }
+}
+
+impl fmt::Debug for Source {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stored(tensor) => tensor.fmt(f),
+            Self::Decoded(source) => source.fmt(f),
+        }
     }
 }

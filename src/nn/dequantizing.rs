@@ -1,6 +1,6 @@
 //! A quantized checkpoint as candle_nn sees any other one: dense tensors by name.
 
-use crate::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
+use crate::checkpoint::{module_of, Checkpoint};
 use crate::Error;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
@@ -39,24 +39,18 @@ impl DequantizingBackend {
             Some(expected) if expected != dims => Err(shape_error(&self.checkpoint, name, expected, dims)),
             _ => Ok(()),
         };
-        let dense = |tensor: DenseTensor| {
-            check(tensor.dims())?;
-            Ok(tensor.load(dtype, device)?)
-        };
         let Some(module) = module_of(name) else {
-            return dense(self.checkpoint.dense(name)?);
+            let tensor = self.checkpoint.dense(name)?;
+            check(tensor.dims())?;
+            return Ok(tensor.load(dtype, device)?);
         };
         let in_features = match shape {
             Some([.., _, k]) => Some(*k),
             _ => None,
         };
-        match self.checkpoint.weight(module, in_features)? {
-            Weight::Packed(weight) => {
-                check(weight.dims())?;
-                Ok(weight.load(device)?.dequantize(dtype)?)
-            }
-            Weight::Dense(tensor) => dense(tensor),
-        }
+        let weight = self.checkpoint.weight(module, in_features)?;
+        check(weight.dims())?;
+        Ok(weight.decode(dtype, device)?)
     }
 }
 

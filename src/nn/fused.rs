@@ -63,6 +63,6 @@ pub fn forward_add(layer: &Linear, x: &Tensor, residual: &Tensor) -> Result<Tens
 fn factor(layer: &Linear) -> Option<Factor<'_>> {
     match layer.weight() {
         LayerWeight::Quantized(weight) => Some(Factor { weight, bias: layer.bias() }),
-        LayerWeight::Dense(_) => None,
+        _ => None,
     }
 }

@@ -1,5 +1,6 @@
 //! `y = x w^T + b`, on packed or dense weights.
 
+use super::weight::ggml_matmul;
 use super::{LayerWeight, VarBuilder};
 use crate::QuantTensor;
 use candle_core::{Module, Result, Tensor};
@@ -51,6 +52,10 @@ impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         match &self.weight {
             LayerWeight::Quantized(weight) => weight.matmul(x, self.bias.as_ref()),
+            LayerWeight::Ggml(weight) => match &self.bias {
+                Some(bias) => ggml_matmul(weight, x)?.broadcast_add(bias),
+                None => ggml_matmul(weight, x),
+            },
             LayerWeight::Dense(weight) => {
                 candle_nn::Linear::new(weight.clone(), self.bias.clone()).forward(x)
             }

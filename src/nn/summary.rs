@@ -59,12 +59,8 @@ impl<'w> FromIterator<&'w LayerWeight> for WeightSummary {
     fn from_iter<I: IntoIterator<Item = &'w LayerWeight>>(weights: I) -> Self {
         let mut summary = Self::default();
         for weight in weights {
-            let format = match weight {
-                LayerWeight::Quantized(weight) => weight.format().to_string(),
-                LayerWeight::Dense(weight) => format!("{:?}", weight.dtype()),
-            };
             let elements = weight.dims().iter().map(|&dim| dim as u64).product();
-            summary.add(format, elements, weight.size_in_bytes() as u64);
+            summary.add(weight.format_name(), elements, weight.size_in_bytes() as u64);
         }
         summary
     }

@@ -64,16 +64,13 @@ impl<'a> VarBuilder<'a> {
             Some(checkpoint) => {
                 let module = self.prefix();
                 let weight = checkpoint.weight(&module, Some(k))?;
-                let dims = match &weight {
-                    Weight::Packed(packed) => packed.dims(),
-                    Weight::Dense(dense) => dense.dims(),
-                };
-                if dims != [n, k] {
+                if weight.dims() != [n, k] {
                     let name = tensor_of(&module, "weight");
-                    return Err(shape_error(checkpoint, &name, &[n, k], dims));
+                    return Err(shape_error(checkpoint, &name, &[n, k], weight.dims()));
                 }
                 match weight {
                     Weight::Packed(packed) => return Ok(packed.load(self.device())?.into()),
+                    Weight::Ggml(blocks) => return Ok(blocks.load(self.device())?.into()),
                     // Quantizing starts from the stored values, not from their rounding to `dtype`.
                     Weight::Dense(dense) if self.quantize.is_some() => {
                         dense.load(dense.dtype(), self.device())?

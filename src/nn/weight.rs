@@ -1,7 +1,9 @@
 //! The weight of a layer: packed or dense.
 
 use crate::{QuantFormat, QuantTensor, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_core::quantized::{QMatMul, QTensor};
+use candle_core::{DType, Device, Module, Tensor};
+use std::sync::Arc;
 
 /// A weight of logical shape `[N, K]`, packed or dense. Clones share the data.
 ///
@@ -12,6 +14,8 @@ use candle_core::{DType, Device, Tensor};
 pub enum LayerWeight {
     /// Computed on the packed codes.
     Quantized(QuantTensor),
+    /// Blocks of a GGML type, computed by candle, which rounds activations to 8 bits for that.
+    Ggml(Arc<QTensor>),
     /// An ordinary tensor.
     Dense(Tensor),
 }
@@ -21,15 +25,15 @@ impl LayerWeight {
     pub fn quantized(&self) -> Option<&QuantTensor> {
         match self {
             Self::Quantized(weight) => Some(weight),
-            Self::Dense(_) => None,
+            _ => None,
         }
     }
 
     /// The dense tensor, if the weight is dense.
     pub fn dense(&self) -> Option<&Tensor> {
         match self {
-            Self::Quantized(_) => None,
             Self::Dense(weight) => Some(weight),
+            _ => None,
         }
     }
 
@@ -42,15 +46,26 @@ impl LayerWeight {
     pub fn dims(&self) -> Vec<usize> {
         match self {
             Self::Quantized(weight) => weight.dims(),
+            Self::Ggml(weight) => weight.shape().dims().to_vec(),
             Self::Dense(weight) => weight.dims().to_vec(),
         }
     }
 
     /// Where the data lives.
-    pub fn device(&self) -> &Device {
+    pub fn device(&self) -> Device {
         match self {
-            Self::Quantized(weight) => weight.device(),
-            Self::Dense(weight) => weight.device(),
+            Self::Quantized(weight) => weight.device().clone(),
+            Self::Ggml(weight) => weight.device(),
+            Self::Dense(weight) => weight.device().clone(),
+        }
+    }
+
+    /// The name of the format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
+    pub fn format_name(&self) -> String {
+        match self {
+            Self::Quantized(weight) => weight.format().to_string(),
+            Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
+            Self::Dense(weight) => format!("{:?}", weight.dtype()),
         }
     }
 
@@ -58,6 +73,7 @@ impl LayerWeight {
     pub fn size_in_bytes(&self) -> usize {
         match self {
             Self::Quantized(weight) => weight.size_in_bytes(),
+            Self::Ggml(weight) => weight.storage_size_in_bytes(),
             Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
         }
     }
@@ -69,14 +85,27 @@ impl LayerWeight {
     pub fn to_dense(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Self::Quantized(weight) => weight.dequantize(dtype),
+            Self::Ggml(weight) => Ok(weight.dequantize(&weight.device())?.to_dtype(dtype)?),
             Self::Dense(weight) => Ok(weight.to_dtype(dtype)?),
         }
     }
 }
 
+/// `x w^T` for blocks `w` `[N, K]` of a GGML type; the product has the dtype of `x`.
+pub(super) fn ggml_matmul(weight: &Arc<QTensor>, x: &Tensor) -> candle_core::Result<Tensor> {
+    let product = QMatMul::from_arc(weight.clone())?.forward(&x.to_dtype(DType::F32)?.contiguous()?)?;
+    product.to_dtype(x.dtype())
+}
+
 impl From<QuantTensor> for LayerWeight {
     fn from(weight: QuantTensor) -> Self {
         Self::Quantized(weight)
+    }
+}
+
+impl From<QTensor> for LayerWeight {
+    fn from(weight: QTensor) -> Self {
+        Self::Ggml(Arc::new(weight))
     }
 }
 

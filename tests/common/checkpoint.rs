@@ -97,7 +97,7 @@ pub fn packed(
 ) -> Result<(Checkpoint, PackedWeight)> {
     match weight(config, tensors, in_features)? {
         (checkpoint, Weight::Packed(packed)) => Ok((checkpoint, packed)),
-        (_, Weight::Dense(dense)) => panic!("{dense:?}"),
+        (_, other) => panic!("{other:?}"),
     }
 }
 

@@ -23,12 +23,23 @@ pub struct Options {
 /// Unreadable tensors that are told of by default: in a damaged file they are many and alike.
 const MAX_FAILURES: usize = 5;
 
-/// One module weight, or one tensor that is not part of any.
+/// One tensor; a quantized weight is one.
 struct Entry {
     name: String,
     format: String,
     dims: Vec<usize>,
     bytes: u64,
+}
+
+impl Entry {
+    fn new(name: &str, weight: &Weight) -> Self {
+        Self {
+            name: name.to_string(),
+            format: weight.format_name(),
+            dims: weight.dims().to_vec(),
+            bytes: weight.size_in_bytes() as u64,
+        }
+    }
 }
 
 /// What there is to tell about a checkpoint.
@@ -70,16 +81,11 @@ impl Report {
             odd: Vec::new(),
             failures: Vec::new(),
         };
-        for module in checkpoint.modules() {
-            let in_features = model.as_ref().ok().and_then(|model| model.in_features(&module));
-            match checkpoint.weight(&module, in_features) {
-                Ok(weight) => report.add(entry(&weight)),
-                Err(error) => report.failures.push(error.to_string()),
-            }
-        }
-        for name in checkpoint.tensor_names().filter(|name| !belongs_to_weight(checkpoint, name)) {
-            match checkpoint.dense(name) {
-                Ok(tensor) => report.add(entry(&Weight::Dense(tensor))),
+        for name in checkpoint.tensor_names() {
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            let in_features = model.as_ref().ok().and_then(|model| model.in_features(module));
+            match checkpoint.tensor(name, in_features) {
+                Ok(weight) => report.add(Entry::new(name, &weight)),
                 Err(error) => report.failures.push(error.to_string()),
             }
         }
@@ -173,33 +179,6 @@ impl Report {
                 .collect();
         }
         report
-    }
-}
-
-fn entry(weight: &Weight) -> Entry {
-    match weight {
-        Weight::Packed(packed) => Entry {
-            name: packed.name().to_string(),
-            format: packed.format().to_string(),
-            dims: packed.dims().to_vec(),
-            bytes: packed.size_in_bytes() as u64,
-        },
-        Weight::Dense(dense) => Entry {
-            name: dense.name().to_string(),
-            format: format!("{:?}", dense.dtype()),
-            dims: dense.dims().to_vec(),
-            bytes: dense.size_in_bytes() as u64,
-        },
-    }
-}
-
-/// Whether a tensor has been told of with its module: the weight itself, or a part of a packed one.
-fn belongs_to_weight(checkpoint: &Checkpoint, name: &str) -> bool {
-    let (path, part) = name.split_at(name.rfind('.').map_or(0, |dot| dot + 1));
-    match part {
-        "weight" => true,
-        "scales" | "biases" | "global_scale" => checkpoint.contains(&format!("{path}weight")),
-        _ => false,
     }
 }
 

@@ -5,11 +5,13 @@
 //! that the model knows, the byte-sized scales that only the floating-point formats have, and the top
 //! level of the config.
 
-use super::{
-    config::{Override, Quantization},
+use super::config::{Override, Quantization};
+use super::tensor_of;
+use crate::checkpoint::{
+    layout::{GlobalScale, GlobalScaleMeaning},
     mapped::StoredTensor,
     shards::Tensors,
-    tensor_of, Warnings,
+    warnings::Warnings,
 };
 use crate::{format::ScaleKind, Error, QuantFormat, Result};
 use safetensors::Dtype;
@@ -21,7 +23,7 @@ pub(super) struct Triplet<'a> {
     pub scales: &'a StoredTensor,
     pub biases: Option<&'a StoredTensor>,
     /// The largest magnitude of the tensor (of each expert), not yet a multiplier.
-    pub global_scale: Option<&'a StoredTensor>,
+    global_scale: Option<&'a StoredTensor>,
     /// All dimensions but the last.
     rows: &'a [usize],
     /// 32-bit words of a row.
@@ -144,6 +146,12 @@ impl<'a> Triplet<'a> {
         let mut dims = self.rows.to_vec();
         dims.push(self.k(format));
         dims
+    }
+
+    /// The largest magnitude of the tensor, or of each expert.
+    pub(super) fn global_scale(&self) -> Option<GlobalScale> {
+        let tensor = self.global_scale?.clone();
+        Some(GlobalScale { tensor, meaning: GlobalScaleMeaning::Absmax })
     }
 
     /// Elements of a row. Saturates for formats that do not fit.

@@ -1,0 +1,79 @@
+//! What a reader of one kind of checkpoint provides, and the files that lie beside the weights.
+
+use super::{CheckpointKind, DenseTensor, Weight};
+use crate::{Error, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// The tensors of an open checkpoint, by the names that models use.
+pub(super) trait Container: Send + Sync {
+    /// The names of all tensors, sorted. A quantized weight counts as one: its parts have no names.
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_>;
+
+    /// Whether [`names`](Container::names) has this one.
+    fn contains(&self, name: &str) -> bool;
+
+    /// The weight of a module, by the path without `.weight`; `None` if there is none. `in_features` is K as
+    /// the model knows it.
+    fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>>;
+
+    /// A tensor that is not quantized, by its full name; `None` if there is none.
+    fn dense(&self, name: &str) -> Result<Option<DenseTensor>>;
+
+    /// The file that holds a tensor, or a part of it.
+    fn file_of(&self, name: &str) -> Option<&Path>;
+}
+
+/// A checkpoint as its reader returns it.
+pub(super) struct Opened {
+    pub kind: CheckpointKind,
+    /// The content of `config.json`, or what stands for it; null if there is nothing.
+    pub config: Value,
+    pub companions: Companions,
+    pub container: Box<dyn Container>,
+}
+
+/// Where the files that belong to the weights are: config, tokenizer and the like.
+#[derive(Debug)]
+pub(super) enum Companions {
+    /// In a directory, under their names.
+    Directory(PathBuf),
+    /// In files of other names.
+    #[expect(dead_code, reason = "for stores of blobs")]
+    Files(BTreeMap<String, PathBuf>),
+}
+
+impl Companions {
+    /// Where the file called `name` is, if there is one.
+    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+        match self {
+            Self::Directory(dir) => Some(dir.join(name)).filter(|path| path.is_file()),
+            Self::Files(files) => files.get(name).cloned(),
+        }
+    }
+
+    /// The content of the JSON file called `name`; `None` if there is none.
+    pub(super) fn json(&self, name: &str) -> Result<Option<Value>> {
+        match self.path(name) {
+            Some(path) => super::shards::read_json(&path),
+            None => Ok(None),
+        }
+    }
+
+    /// `config.json`; null if there is none.
+    ///
+    /// # Errors
+    /// If it is not a JSON object.
+    pub(super) fn config(&self) -> Result<Value> {
+        let config = self.json("config.json")?.unwrap_or_default();
+        match (&config, self.path("config.json")) {
+            (Value::Object(_) | Value::Null, _) | (_, None) => Ok(config),
+            (_, Some(path)) => Err(Error::File {
+                path,
+                problem: "not a JSON object".into(),
+                remedy: "fetch it again".into(),
+            }),
+        }
+    }
+}

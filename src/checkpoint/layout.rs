@@ -1,0 +1,112 @@
+//! How the bytes of packed weights lie in files.
+
+use super::mapped::StoredTensor;
+use super::names::tensor_of;
+use crate::format::decode::global_scale_from_absmax;
+use crate::format::ScaleKind;
+use crate::{Error, QuantFormat, QuantTensor, Result};
+use candle_core::{Device, Tensor};
+use std::fmt;
+
+/// A packed weight in the layout of some container, checked but not read.
+pub(super) trait Layout: fmt::Debug + Send + Sync {
+    /// Bytes of all its tensors in the file.
+    fn size_in_bytes(&self) -> usize;
+
+    /// Brings it to `device`, in the layout of this crate.
+    fn load(&self, device: &Device) -> Result<QuantTensor>;
+}
+
+/// The layout of this crate, which is MLX's: codes, scales and what else there is, each a tensor of its own.
+///
+/// Of the codes only the bytes count: containers call them U32, I32, U8 or F8_E4M3, and shape them as they like.
+/// The same holds for scales that are bytes.
+#[derive(Debug)]
+pub(super) struct Parts {
+    /// The module, for errors.
+    pub module: String,
+    pub format: QuantFormat,
+    /// Logical shape `[.., N, K]`.
+    pub dims: Vec<usize>,
+    pub codes: StoredTensor,
+    pub scales: StoredTensor,
+    pub biases: Option<StoredTensor>,
+    pub global_scale: Option<GlobalScale>,
+}
+
+/// A global scale, one value or one for each expert, and what its numbers mean.
+#[derive(Debug)]
+pub(super) struct GlobalScale {
+    pub tensor: StoredTensor,
+    pub meaning: GlobalScaleMeaning,
+}
+
+/// What the number in the file is to the multiplier of all scales.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum GlobalScaleMeaning {
+    /// The largest magnitude of the tensor (MLX).
+    Absmax,
+    /// The multiplier itself (ModelOpt, Ollama).
+    #[expect(dead_code, reason = "for other containers")]
+    Multiplier,
+    /// Its reciprocal (compressed-tensors).
+    #[expect(dead_code, reason = "for other containers")]
+    Reciprocal,
+}
+
+impl Layout for Parts {
+    fn size_in_bytes(&self) -> usize {
+        let optional = [self.biases.as_ref(), self.global_scale.as_ref().map(|scale| &scale.tensor)];
+        let all = [Some(&self.codes), Some(&self.scales)].into_iter().chain(optional).flatten();
+        all.map(StoredTensor::size_in_bytes).sum()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let k = self.dims.last().copied().unwrap_or(0);
+        let rows_of = |last: usize| {
+            let mut dims = self.dims.clone();
+            dims.pop();
+            dims.push(last);
+            dims
+        };
+        let words = rows_of(self.format.words_per_row(k)?);
+        let groups = rows_of(self.format.groups_per_row(k)?);
+        let codes = Tensor::from_vec(self.codes.read::<u32>()?, words, device)?;
+        let load_groups = |part: &StoredTensor| match self.format.scale_kind() {
+            ScaleKind::Float => Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?),
+            ScaleKind::E8m0 | ScaleKind::E4m3 => {
+                Ok(Tensor::from_vec(part.read::<u8>()?, groups.as_slice(), device)?)
+            }
+        };
+        let (scales, biases) =
+            (load_groups(&self.scales)?, self.biases.as_ref().map(load_groups).transpose()?);
+        let global_scale = self.global_scale.as_ref().map(|scale| scale.load(&self.module, device));
+        QuantTensor::new(self.format, codes, scales, biases, global_scale.transpose()?)
+    }
+}
+
+impl GlobalScale {
+    /// The multipliers, F32 `[1]` or `[E]`.
+    fn load(&self, module: &str, device: &Device) -> Result<Tensor> {
+        let mut values = self.tensor.read::<f32>()?;
+        for value in &mut values {
+            let multiplier = match self.meaning {
+                GlobalScaleMeaning::Absmax => global_scale_from_absmax(*value),
+                GlobalScaleMeaning::Multiplier => *value,
+                GlobalScaleMeaning::Reciprocal => value.recip(),
+            };
+            if !multiplier.is_finite() || multiplier < 0.0 {
+                return Err(Error::tensor(
+                    self.tensor.path(),
+                    tensor_of(module, "global_scale"),
+                    "a finite magnitude, zero or above",
+                    value.to_string(),
+                    "fetch or convert the file again",
+                ));
+            }
+            *value = multiplier;
+        }
+        let count = values.len();
+        Ok(Tensor::from_vec(values, count, device)?)
+    }
+}

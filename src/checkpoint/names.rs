@@ -1,0 +1,33 @@
+//! Names of tensors and paths of modules.
+
+use std::cmp::Ordering;
+
+/// The module path of a weight's name; that of a weight at the root is empty.
+pub(crate) fn module_of(tensor: &str) -> Option<&str> {
+    match tensor.strip_suffix("weight")? {
+        "" => Some(""),
+        path => path.strip_suffix('.'),
+    }
+}
+
+/// The name of one tensor of a module.
+pub(crate) fn tensor_of(module: &str, suffix: &str) -> String {
+    match module {
+        "" => suffix.to_owned(),
+        path => format!("{path}.{suffix}"),
+    }
+}
+
+/// Compares dotted paths piece by piece, numbers by value.
+pub(super) fn natural_order(a: &str, b: &str) -> Ordering {
+    #[derive(PartialEq, Eq, PartialOrd, Ord)]
+    enum Piece<'a> {
+        Number(u64),
+        Text(&'a str),
+    }
+    fn pieces(path: &str) -> impl Iterator<Item = Piece<'_>> {
+        let piece = |text: &'_ str| text.parse().map(Piece::Number);
+        path.split('.').map(move |text| piece(text).unwrap_or(Piece::Text(text)))
+    }
+    pieces(a).cmp(pieces(b)).then_with(|| a.cmp(b))
+}
