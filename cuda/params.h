@@ -21,8 +21,8 @@ enum CqEpilogue {
 typedef struct CqMatrix {
     const uint32_t *packed; /* [rows, k * bits / 32] */
     const void *scales;     /* [rows, k / group]: scale_dtype for affine formats, else one byte each */
-    const void *biases;     /* the same shape, of biases_dtype; null unless affine */
-    float global_scale;     /* multiplies every product: NVFP4's, else 1 */
+    const void *biases;     /* the same shape, of biases_dtype; null unless affine; null too for symmetric codes */
+    float global_scale;     /* multiplies every product: of formats whose scales are bytes, else 1 */
     uint32_t rows;
     uint32_t scale_dtype;  /* CqDtype, for affine formats */
     uint32_t biases_dtype; /* CqDtype, for affine formats */

@@ -6,7 +6,7 @@ use crate::backend::{self, Factor};
 use crate::format::decode::{global_scale_from_absmax, NVFP4_MAX};
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
-use checks::{check_global_scale, check_groups, check_packed};
+use checks::{check_global_scale, check_groups, check_packed, symmetric_biases};
 use std::sync::Arc;
 
 /// A quantized weight of logical shape `[.., N, K]`: packed codes, scales, and what else its format
@@ -57,8 +57,10 @@ impl QuantTensor {
     ///
     /// * `packed`: U32 `[.., N, K * bits / 32]`.
     /// * `scales`: `[.., N, K / group_size]`; F16, BF16 or F32 for affine formats, else U8.
-    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes.
-    /// * `global_scale`: for NVFP4 only, F32, one value (`[]` or `[1]`) or one for each matrix of a
+    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes. None means
+    ///   symmetric codes, `w = (q - 2^(bits - 1)) * scale`; beside 16-bit scales the biases that say so are
+    ///   written out, beside F32 scales they are implied and take no memory.
+    /// * `global_scale`: for formats whose scales are bytes, F32, one value (`[]` or `[1]`) or one for each matrix of a
     ///   stack `[E, N, K]`. It *multiplies* the scales; MLX's number, the absolute maximum, becomes
     ///   one by [`global_scale_from_absmax`].
     ///
@@ -80,12 +82,10 @@ impl QuantTensor {
         check_groups(format, "scales", &scales, &group_dims)?;
         match (&biases, format.has_biases()) {
             (Some(biases), true) => check_groups(format, "biases", biases, &group_dims)?,
-            (None, false) => {}
-            (found, _) => {
-                let name = |present| if present { "biases" } else { "no biases" };
-                let (expected, found) = (name(format.has_biases()), name(found.is_some()));
-                return Err(Error::mismatch(format!("{format} weight"), expected, found));
+            (Some(_), false) => {
+                return Err(Error::mismatch(format!("{format} weight"), "no biases", "biases"));
             }
+            (None, _) => {}
         }
         let parts = [Some(&scales), biases.as_ref(), global_scale.as_ref()];
         for part in parts.into_iter().flatten() {
@@ -99,6 +99,10 @@ impl QuantTensor {
         }
         let global_scale =
             global_scale.map(|tensor| check_global_scale(format, &packed, tensor)).transpose()?;
+        let biases = match biases {
+            None if format.has_biases() => symmetric_biases(format, &scales)?,
+            other => other,
+        };
         let weight = Self { format, k, packed, scales, biases, global_scale };
         let contiguous = weight.map_parts(Tensor::contiguous)?;
         // CUDA kernels read weights without waiting for the kernels before them.
@@ -215,7 +219,8 @@ impl QuantTensor {
     /// Joins weights along N, as fused QKV or gate and up projections want.
     ///
     /// # Errors
-    /// If there are none, or formats, K, leading dimensions, devices or global scales differ.
+    /// If there are none, or formats, K, leading dimensions, devices or global scales differ; if codes of
+    /// some are symmetric, with F32 scales, and others have biases.
     pub fn concat(parts: &[&Self]) -> Result<Self> {
         let Some((first, rest)) = parts.split_first() else {
             return Err(Error::mismatch("weights to join", "at least one", "none"));
@@ -229,6 +234,9 @@ impl QuantTensor {
                     format!("{} and one global scale throughout", first.format),
                     format!("{} or another global scale", part.format),
                 ));
+            }
+            if part.biases.is_some() != first.biases.is_some() {
+                return Err(Error::mismatch("weights to join", "biases throughout, or nowhere", "both"));
             }
         }
         let join = |of: fn(&Self) -> &Tensor| {
@@ -316,7 +324,7 @@ impl QuantTensor {
         &self.scales
     }
 
-    /// Affine biases, of the shape of the scales.
+    /// Affine biases, of the shape of the scales; none if codes are symmetric and scales F32.
     pub fn biases(&self) -> Option<&Tensor> {
         self.biases.as_ref()
     }

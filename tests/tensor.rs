@@ -74,7 +74,6 @@ fn scales_and_biases_are_checked() {
     refused(with(zeros(&[2, 3], DType::F32)), &["scales", "shape [3, 2]", "[2, 3]"]);
     refused(with(zeros(&[1, 3, 2], DType::F32)), &["scales", "shape [3, 2]", "[1, 3, 2]"]);
     let with = |biases| Parts { biases, ..good.clone() };
-    refused(with(None), &["expected biases, found no biases"]);
     refused(with(Some(zeros(&[3, 2], DType::U8))), &["biases", "F16, BF16 or F32", "U8"]);
     refused(with(Some(zeros(&[3, 4], DType::F32))), &["biases", "shape [3, 2]", "[3, 4]"]);
     // Scales and biases may differ in dtype.
@@ -96,10 +95,8 @@ fn scales_and_biases_are_checked() {
 #[test]
 fn global_scales_are_checked() {
     let global = |values: &[f32]| Some(Tensor::new(values, &Device::Cpu).unwrap());
-    for format in [AFFINE, QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
-        let parts = Parts { global_scale: global(&[1.]), ..Parts::of(format, &[3, 64]) };
-        refused(parts, &["global scale", "only nvfp4", "found one"]);
-    }
+    let parts = Parts { global_scale: global(&[1.]), ..Parts::of(AFFINE, &[3, 64]) };
+    refused(parts, &["global scale", "only formats with scales of a byte", "found one"]);
     let good = Parts::of(QuantFormat::Nvfp4, &[2, 3, 64]);
     let with = |global_scale| Parts { global_scale, ..good.clone() };
     refused(with(Some(zeros(&[2], DType::F16))), &["dtype F32", "F16"]);
@@ -127,17 +124,68 @@ fn parts_need_not_be_contiguous() {
 
 #[test]
 fn every_global_scale_is_that_of_its_matrix() {
-    let weight = packed(&[2, 3, 64], QuantFormat::Nvfp4, 4);
-    let (words, scales) = (weight.packed().clone(), weight.scales().clone());
-    let global = Tensor::new(&[0.37f32, 0.], &Device::Cpu).unwrap();
-    let scaled = QuantTensor::new(QuantFormat::Nvfp4, words, scales, None, Some(global)).unwrap();
-    assert_eq!(flat(&decoded(&scaled)), reference(&scaled));
-    assert_eq!(flat(&decoded(&scaled))[3 * 64..], [0.; 3 * 64]);
-    for expert in 0..2 {
-        let one = scaled.narrow(0, expert, 1).unwrap();
-        assert_eq!(one.global_scale().unwrap().dims(), [1]);
-        assert_eq!(bits(&decoded(&one)), bits(&decoded(&scaled).narrow(0, expert, 1).unwrap()));
+    for format in [QuantFormat::Nvfp4, QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+        let weight = packed(&[2, 3, 64], format, 4);
+        let (words, scales) = (weight.packed().clone(), weight.scales().clone());
+        let global = Tensor::new(&[0.37f32, 0.], &Device::Cpu).unwrap();
+        let scaled = QuantTensor::new(format, words, scales, None, Some(global)).unwrap();
+        assert_eq!(flat(&decoded(&scaled)), reference(&scaled));
+        assert_eq!(flat(&decoded(&scaled))[3 * 64..], [0.; 3 * 64]);
+        for expert in 0..2 {
+            let one = scaled.narrow(0, expert, 1).unwrap();
+            assert_eq!(one.global_scale().unwrap().dims(), [1]);
+            assert_eq!(bits(&decoded(&one)), bits(&decoded(&scaled).narrow(0, expert, 1).unwrap()));
+        }
     }
+}
+
+/// Affine codes without biases stand for integers around zero, times the scale, rounded once.
+#[test]
+fn codes_without_biases_are_symmetric() {
+    for format in QuantFormat::all().into_iter().filter(|format| format.has_biases()) {
+        let weight = packed(&[6, 256], format, 5);
+        let zero = 1i64 << (format.bits() - 1);
+        for dtype in [DType::F32, DType::F16, DType::BF16] {
+            let scales = weight.scales().to_dtype(dtype).unwrap();
+            let build =
+                |scales| QuantTensor::new(format, weight.packed().clone(), scales, None, None).unwrap();
+            let symmetric = build(scales.clone());
+            assert_eq!(symmetric.biases().is_none(), dtype == DType::F32);
+            let expected: Vec<u32> = codes(&symmetric)
+                .into_iter()
+                .zip(flat(&scales).into_iter().flat_map(|scale| vec![scale; format.group_size()]))
+                // At most 8 and 24 bits: exact in f64. A zero is positive.
+                .map(|(code, scale)| (((code as i64 - zero) as f64 * f64::from(scale)) as f32 + 0.).to_bits())
+                .collect();
+            assert_eq!(bits(&decoded(&symmetric)), expected, "{format} {dtype:?}");
+
+            let (rows, tail) = (symmetric.narrow(0, 1, 4).unwrap(), symmetric.narrow(1, 128, 128).unwrap());
+            let whole = decoded(&symmetric);
+            assert_eq!(bits(&decoded(&rows)), bits(&whole.narrow(0, 1, 4).unwrap()));
+            assert_eq!(bits(&decoded(&tail)), bits(&whole.narrow(1, 128, 128).unwrap()));
+            let twice = QuantTensor::concat(&[&symmetric, &symmetric]).unwrap();
+            assert_eq!(bits(&decoded(&twice)), bits(&Tensor::cat(&[&whole, &whole], 0).unwrap()));
+            if dtype == DType::F32 {
+                let told = QuantTensor::concat(&[&symmetric, &weight]).expect_err("accepted").to_string();
+                assert!(told.contains("biases throughout"), "{told}");
+            }
+        }
+    }
+    // 128 times this scale is no f16; the biases are F32 then.
+    let large = Tensor::full(600f32, (2, 2), &Device::Cpu).unwrap().to_dtype(DType::F16).unwrap();
+    let format = QuantFormat::Affine { bits: 8, group_size: 32 };
+    let packed = Tensor::full(0xff80_7f00u32, (2, 16), &Device::Cpu).unwrap();
+    let weight = QuantTensor::new(format, packed, large, None, None).unwrap();
+    assert_eq!(flat(&decoded(&weight))[..4], [-128. * 600., -600., 0., 127. * 600.]);
+}
+
+/// The codes of a weight, one by one from the bits.
+fn codes(weight: &QuantTensor) -> Vec<u32> {
+    let words: Vec<u32> = weight.packed().flatten_all().unwrap().to_vec1().unwrap();
+    let width = weight.format().bits();
+    let bit = |at: usize| words[at / 32] >> (at % 32) & 1;
+    let count = words.len() * 32 / width;
+    (0..count).map(|code| (0..width).map(|b| bit(code * width + b) << b).sum()).collect()
 }
 
 fn decoded(weight: &QuantTensor) -> Tensor {

@@ -107,27 +107,33 @@ template <class F> __device__ __forceinline__ void elements(Octet codes, int fir
     }
 }
 
-// Scale and bias of a group; formats without biases leave the second at 0.
+// Scale and bias of a group, and the code that stands for zero; formats without leave them at 0.
 struct GroupParameters {
-    float scale, bias;
+    float scale, bias, zero;
 };
 
 template <class F> __device__ __forceinline__ GroupParameters load_parameters(const CqMatrix &matrix, size_t group) {
-    if constexpr (F::SCALES == ScaleKind::Float)
-        return {load_float(matrix.scales, group, matrix.scale_dtype),
-                load_float(matrix.biases, group, matrix.biases_dtype)};
+    if constexpr (F::SCALES == ScaleKind::Float) {
+        const float scale = load_float(matrix.scales, group, matrix.scale_dtype);
+        if (!matrix.biases) return {scale, 0.0f, 1 << (F::BITS - 1)};  // symmetric codes
+        return {scale, load_float(matrix.biases, group, matrix.biases_dtype), 0.0f};
+    }
     const float scale = scale_from_bits<F::SCALES>(scale_bits<F::SCALES>(matrix.scales, group), CQ_F32);
-    return {F::SCALES == ScaleKind::E4m3 ? __fmul_rn(scale, matrix.global_scale) : scale, 0.0f};
+    return {__fmul_rn(scale, matrix.global_scale), 0.0f, 0.0f};
 }
 
-// The weights of four codes of an octet: two roundings for affine formats, one for the others.
+// The weights of four codes of an octet: two roundings for affine formats with biases, one for the others.
 template <class F>
 __device__ __forceinline__ void decode_four(Octet codes, int first, GroupParameters group, float (&weight)[4]) {
     elements<F>(codes, first, weight);
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-        weight[i] = __fmul_rn(weight[i], group.scale);
-        if constexpr (F::SCALES == ScaleKind::Float) weight[i] = __fadd_rn(weight[i], group.bias);
+        if constexpr (F::SCALES == ScaleKind::Float) {
+            // The difference is exact. A bias of +0 makes the sum of -0 the +0 of the reference.
+            weight[i] = __fadd_rn(__fmul_rn(weight[i] - group.zero, group.scale), group.bias);
+        } else {
+            weight[i] = __fmul_rn(weight[i], group.scale);
+        }
     }
 }
 

@@ -1,8 +1,9 @@
 //! Scalar decode: the reference for every other path.
 //!
 //! All arithmetic is f32. `RN32` below is rounding to nearest, ties to even.
-//! Affine is `RN32(RN32(q * s) + b)` with an f32 scale; MXFP4, MXFP8 and NVFP4 are one exact product
-//! (exact with a global scale up to `RN32`). Codes that stand for NaN decode to NaN.
+//! Affine is `RN32(RN32(q * s) + b)` with an f32 scale, and `RN32((q - 2^(bits - 1)) * s)` if it is
+//! symmetric, that is, has no biases; MXFP4, MXFP8 and NVFP4 are one exact product (exact with a global
+//! scale up to `RN32`). Codes that stand for NaN decode to NaN.
 
 use super::element::{e4m3_to_f32, e8m0_to_f32, E2M1, E2M1_MAX, E4M3_MAX};
 use super::packing::code_at;
@@ -26,10 +27,15 @@ pub fn global_scale_from_absmax(absmax: f32) -> f32 {
 #[inline(always)]
 pub fn scale_from_byte(kind: ScaleKind, byte: u8, global_scale: f32) -> f32 {
     match kind {
-        ScaleKind::E8m0 => e8m0_to_f32(byte),
+        ScaleKind::E8m0 => e8m0_to_f32(byte) * global_scale,
         ScaleKind::E4m3 => e4m3_to_f32(byte) * global_scale,
         ScaleKind::Float => f32::NAN,
     }
+}
+
+/// The code that stands for zero in a symmetric affine format.
+pub fn symmetric_zero(bits: usize) -> f32 {
+    (1u32 << bits.clamp(1, 8) >> 1) as f32
 }
 
 /// Value of a code before scale and bias.
@@ -45,7 +51,7 @@ pub fn element(format: QuantFormat, code: u8) -> f32 {
 /// Decodes one row.
 ///
 /// `words` holds the packed row, `scales` and `biases` one f32 for each group (`biases` is empty for
-/// formats without), `row` receives K numbers.
+/// formats without and for symmetric codes), `row` receives K numbers.
 ///
 /// ```
 /// use candle_quant::{format::decode::decode_row, QuantFormat};
@@ -58,13 +64,19 @@ pub fn element(format: QuantFormat, code: u8) -> f32 {
 /// ```
 pub fn decode_row(format: QuantFormat, words: &[u32], scales: &[f32], biases: &[f32], row: &mut [f32]) {
     let bits = format.bits();
+    let symmetric = format.has_biases() && biases.is_empty();
     for (group, values) in row.chunks_mut(format.group_size()).enumerate() {
         let scale = scales.get(group).copied().unwrap_or(f32::NAN);
         let bias = biases.get(group).copied();
         for (offset, value) in values.iter_mut().enumerate() {
             let code = code_at(words, bits, group * format.group_size() + offset);
-            let product = code.map_or(f32::NAN, |code| element(format, code) * scale);
-            *value = bias.map_or(product, |bias| product + bias);
+            let element = code.map_or(f32::NAN, |code| element(format, code));
+            *value = match bias {
+                // A fused sum of zero is +0, whatever the sign of the scale.
+                None if symmetric => element.mul_add(scale, -symmetric_zero(bits) * scale),
+                None => element * scale,
+                Some(bias) => element * scale + bias,
+            };
         }
     }
 }

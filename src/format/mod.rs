@@ -6,6 +6,7 @@
 //! | format | decoded element | codes | scale of a group | bits per weight |
 //! |---|---|---|---|---|
 //! | affine, b bits | `q * scale + bias` | unsigned b-bit integers | f16, bf16 or f32, and as many biases | b + 32 / group (16-bit scales) |
+//! | affine, symmetric | `(q - 2^(b - 1)) * scale` | unsigned b-bit integers | f32, without biases | b + 32 / group |
 //! | MXFP4 | `e2m1 * 2^(s - 127)` | E2M1 | E8M0, 32 elements | 4.25 |
 //! | NVFP4 | `e2m1 * (e4m3 * global)` | E2M1 | E4M3, 16 elements | 4.5 |
 //! | MXFP8 | `e4m3 * 2^(s - 127)` | E4M3 | E8M0, 32 elements | 8.25 |

@@ -1,7 +1,7 @@
 //! What the parts of a packed weight have to be.
 
 use super::GlobalScale;
-use crate::format::ScaleKind;
+use crate::format::{decode::symmetric_zero, ScaleKind};
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Tensor};
 
@@ -45,14 +45,27 @@ pub(super) fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dim
     Ok(())
 }
 
+/// The biases of symmetric codes, where kernels read them: beside 16-bit scales, in which they are exact.
+pub(super) fn symmetric_biases(format: QuantFormat, scales: &Tensor) -> Result<Option<Tensor>> {
+    if scales.dtype() == DType::F32 {
+        return Ok(None);
+    }
+    let biases = (scales.to_dtype(DType::F32)? * f64::from(-symmetric_zero(format.bits())))?;
+    let narrow = biases.to_dtype(scales.dtype())?;
+    // Multiples of large halves are beyond their range.
+    let fits = narrow.to_dtype(DType::F32)?.eq(&biases)?.to_dtype(DType::U32)?.sum_all()?;
+    let all = fits.to_scalar::<u32>()? as usize == biases.elem_count();
+    Ok(Some(if all { narrow } else { biases }))
+}
+
 pub(super) fn check_global_scale(
     format: QuantFormat,
     packed: &Tensor,
     tensor: Tensor,
 ) -> Result<GlobalScale> {
     let what = || format!("global scale of an {format} weight");
-    if format != QuantFormat::Nvfp4 {
-        return Err(Error::mismatch(what(), "none (only nvfp4 has one)", "one"));
+    if format.scale_kind() == ScaleKind::Float {
+        return Err(Error::mismatch(what(), "none (only formats with scales of a byte have one)", "one"));
     }
     if tensor.dtype() != DType::F32 {
         return Err(Error::mismatch(what(), "dtype F32", format!("{:?}", tensor.dtype())));

@@ -62,21 +62,30 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
         let bit = |b: usize| u32::from(bytes[b / 8] >> (b % 8) & 1);
         (0..format.bits()).map(|b| bit(index * format.bits() + b) << b).sum::<u32>()
     };
+    let global = |index: usize| {
+        let globals = globals.as_deref().unwrap_or(&[1.]);
+        globals[if globals.len() == 1 { 0 } else { index / of_matrix }]
+    };
     let decode = |index: usize| {
         let (code, group) = (code(index), index / format.group_size());
         let signed = |magnitude: f32, sign: bool| if sign { -magnitude } else { magnitude };
         match format {
             QuantFormat::Affine { .. } => {
-                code as f32 * scales[group] + biases.as_ref().expect("biases")[group]
+                let zero = f64::from(1u32 << (format.bits() - 1));
+                match &biases {
+                    Some(biases) => code as f32 * scales[group] + biases[group],
+                    // Exact in f64, then rounded once; a zero is positive.
+                    None => ((f64::from(code) - zero) * f64::from(scales[group])) as f32 + 0.,
+                }
             }
             QuantFormat::Mxfp4 => {
-                signed(E2M1[code as usize & 7], code & 8 != 0) * power_of_two(scales[group] as i32 - 127)
+                let scale = power_of_two(scales[group] as i32 - 127) * global(index);
+                signed(E2M1[code as usize & 7], code & 8 != 0) * scale
             }
-            QuantFormat::Mxfp8 => e4m3(code) * power_of_two(scales[group] as i32 - 127),
+            QuantFormat::Mxfp8 => e4m3(code) * (power_of_two(scales[group] as i32 - 127) * global(index)),
             QuantFormat::Nvfp4 => {
-                let globals = globals.as_deref().unwrap_or(&[1.]);
-                let global = globals[if globals.len() == 1 { 0 } else { index / of_matrix }];
-                signed(E2M1[code as usize & 7], code & 8 != 0) * (e4m3(scales[group] as u32) * global)
+                let scale = e4m3(scales[group] as u32) * global(index);
+                signed(E2M1[code as usize & 7], code & 8 != 0) * scale
             }
         }
     };

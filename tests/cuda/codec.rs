@@ -1,7 +1,7 @@
 //! Decoding, gathering and encoding: the bits of the CPU.
 
 use crate::device;
-use crate::expected::random;
+use crate::expected::{random, symmetric};
 use crate::packed::{bits, flat, numbers, refused, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{QuantFormat, QuantTensor};
@@ -52,11 +52,31 @@ fn every_scale_byte_is_decoded_as_on_the_cpu() {
         let plain = random(&[2, k], format, DType::F32, 410);
         let scales: Vec<u8> = (0..512).map(|i| i as u8).collect();
         let scales = Tensor::from_vec(scales, (2, 256), &Device::Cpu).unwrap();
-        let global = (format == QuantFormat::Nvfp4).then(|| Tensor::new(3.7e-3f32, &Device::Cpu).unwrap());
-        let weight = QuantTensor::new(format, plain.packed().clone(), scales, None, global).unwrap();
-        for dtype in FLOATS {
-            let actual = weight.to_device(&device).unwrap().dequantize(dtype).unwrap();
-            assert_same(&actual, &weight.dequantize(dtype).unwrap(), &format!("{format} to {dtype:?}"));
+        for global in [None, Some(Tensor::new(3.7e-3f32, &Device::Cpu).unwrap())] {
+            let what = format!("{format}, global scale {global:?}");
+            let (packed, scales) = (plain.packed().clone(), scales.clone());
+            let weight = QuantTensor::new(format, packed, scales, None, global).unwrap();
+            for dtype in FLOATS {
+                let actual = weight.to_device(&device).unwrap().dequantize(dtype).unwrap();
+                assert_same(&actual, &weight.dequantize(dtype).unwrap(), &format!("{what} to {dtype:?}"));
+            }
+        }
+    }
+}
+
+#[test]
+fn symmetric_codes_are_decoded_as_on_the_cpu() {
+    let Some(device) = device() else { return };
+    for format in QuantFormat::all().into_iter().filter(|format| format.has_biases()) {
+        for scales in FLOATS {
+            let weight = symmetric(&random(&[5, 384], format, scales, 430));
+            let there = weight.to_device(&device).unwrap();
+            let what = format!("{weight:?} with {scales:?} scales");
+            assert_same(
+                &there.dequantize(DType::F32).unwrap(),
+                &weight.dequantize(DType::F32).unwrap(),
+                &what,
+            );
         }
     }
 }

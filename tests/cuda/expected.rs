@@ -58,6 +58,12 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
     QuantTensor::new(format, packed, scales, biases, None).unwrap()
 }
 
+/// The same codes and scales, with codes around zero in place of biases.
+pub fn symmetric(weight: &QuantTensor) -> QuantTensor {
+    let (packed, scales) = (weight.packed().clone(), weight.scales().clone());
+    QuantTensor::new(weight.format(), packed, scales, None, None).unwrap()
+}
+
 /// A product in f64, and for each element the sum of magnitudes by which rounding errors are measured.
 #[derive(Clone)]
 pub struct Expected {

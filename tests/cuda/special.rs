@@ -1,7 +1,7 @@
 //! Numbers at the edge: global scales, extreme and missing scales, infinities and NaN.
 
 use crate::device;
-use crate::expected::{random, Expected, KINDS};
+use crate::expected::{random, symmetric, Expected, KINDS};
 use crate::packed::{flat, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{QuantFormat, QuantTensor};
@@ -24,13 +24,16 @@ fn scale_bytes(weight: &QuantTensor) -> Vec<u8> {
 #[test]
 fn global_scales() {
     let Some(device) = device() else { return };
-    let plain = random(&[40, 192], QuantFormat::Nvfp4, DType::F16, 200);
-    let global = Tensor::new(&[0.0371f32], &Device::Cpu).unwrap();
-    let weight = with_scales(&plain, scale_bytes(&plain), Some(global));
-    for m in [1, 4, 8] {
-        for dtype in [DType::F16, DType::F32] {
-            let x = tensor(&[m, 192], 201).to_dtype(dtype).unwrap();
-            Expected::new(&weight, &x, None).check(&product(&device, &weight, &x), dtype, "global scale");
+    for format in [QuantFormat::Nvfp4, QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+        let plain = random(&[40, 192], format, DType::F16, 200);
+        let global = Tensor::new(&[0.0371f32], &Device::Cpu).unwrap();
+        let weight = with_scales(&plain, scale_bytes(&plain), Some(global));
+        for m in [1, 4, 8] {
+            for dtype in [DType::F16, DType::F32] {
+                let x = tensor(&[m, 192], 201).to_dtype(dtype).unwrap();
+                let what = format!("{format} with a global scale");
+                Expected::new(&weight, &x, None).check(&product(&device, &weight, &x), dtype, &what);
+            }
         }
     }
     let stack = random(&[3, 40, 64], QuantFormat::Nvfp4, DType::F16, 202);
@@ -50,6 +53,22 @@ fn global_scales() {
         );
         let expected = Expected::new(&one.unwrap(), &x, None);
         expected.check_elements(&products.get(index).unwrap(), DType::F16, "global scale of a stack");
+    }
+}
+
+/// Codes around zero, with scales that the tensor cores take and with f32 scales, decoded and multiplied.
+#[test]
+fn symmetric_codes() {
+    let Some(device) = device() else { return };
+    for format in KINDS.into_iter().filter(|format| format.has_biases()) {
+        for (scales, x) in [(DType::F16, DType::F16), (DType::F32, DType::F16), (DType::F32, DType::F32)] {
+            let weight = symmetric(&random(&[40, 256], format, scales, 240));
+            for m in [1, 8, 200] {
+                let x = tensor(&[m, 256], 241).to_dtype(x).unwrap();
+                let what = format!("{format}, {scales:?} scales, M={m}");
+                Expected::new(&weight, &x, None).check(&product(&device, &weight, &x), x.dtype(), &what);
+            }
+        }
     }
 }
 

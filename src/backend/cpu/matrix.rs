@@ -1,6 +1,6 @@
 //! A packed `[N, K]` weight as borrowed slices: what the CPU kernels see.
 
-use crate::format::decode::{decode_row, scale_from_byte};
+use crate::format::decode::{decode_row, scale_from_byte, symmetric_zero};
 use crate::format::ScaleKind;
 use crate::QuantFormat;
 use half::slice::HalfFloatSliceExt;
@@ -29,7 +29,7 @@ impl<'a> GroupValues<'a> {
         }
     }
 
-    /// Converts to f32, exactly but for the product of an E4M3 scale and a global scale.
+    /// Converts to f32, exactly but for the product of a byte's scale and a global scale.
     #[inline(always)]
     fn to_f32(self, kind: ScaleKind, global_scale: f32, out: &mut [f32]) {
         match self {
@@ -61,6 +61,7 @@ pub(crate) struct PackedMatrix<'a> {
     pub(crate) k: usize,
     pub(crate) words: &'a [u32],
     pub(crate) scales: GroupValues<'a>,
+    /// None where the format has none, and if affine codes are symmetric.
     pub(crate) biases: Option<GroupValues<'a>>,
     /// Multiplier of every scale; 1 where the format has none.
     pub(crate) global_scale: f32,
@@ -85,13 +86,20 @@ impl<'a> PackedMatrix<'a> {
         let (start, kind) = (row * groups, self.format.scale_kind());
         let head = |buffer| <[f32]>::get_mut(buffer, ..groups).unwrap_or_default();
         self.scales.slice(start, groups).to_f32(kind, self.global_scale, head(scales));
-        if let Some(all) = self.biases {
-            all.slice(start, groups).to_f32(kind, 1.0, head(biases));
+        match self.biases {
+            Some(all) => all.slice(start, groups).to_f32(kind, 1.0, head(biases)),
+            None if self.format.has_biases() => {
+                let zero = symmetric_zero(self.format.bits());
+                for (bias, scale) in biases.iter_mut().zip(&*scales).take(groups) {
+                    *bias = -zero * scale;
+                }
+            }
+            None => {}
         }
     }
 
-    /// Whether `fma(q, scale, bias)` has the bits of `RN32(RN32(q * scale) + bias)`: the product of a
-    /// code and a 16-bit scale is exact, that of a code and an f32 scale is not.
+    /// Whether `q * scale + bias` has the same bits fused and in two steps: the product of a code and a
+    /// 16-bit scale is exact, that of a code and an f32 scale is not.
     pub(crate) fn product_is_exact(&self) -> bool {
         !matches!(self.scales, GroupValues::F32(_))
     }
