@@ -253,6 +253,40 @@ impl QuantTensor {
         )
     }
 
+    /// Joins weights `[.., N, K]` to a stack `[E, .., N, K]`.
+    ///
+    /// # Errors
+    /// If there are none, or formats, shapes or devices differ; if some have a global scale, or biases, and
+    /// others don't.
+    pub fn stack(parts: &[&Self]) -> Result<Self> {
+        let Some(first) = parts.first() else {
+            return Err(Error::mismatch("weights to stack", "at least one", "none"));
+        };
+        let alike = |part: &Self| {
+            (part.format, part.dims(), part.biases.is_some(), part.global_scale().map(Tensor::elem_count))
+        };
+        if let Some(other) = parts.iter().find(|part| alike(part) != alike(first)) {
+            return Err(Error::mismatch(
+                "weights to stack",
+                format!("{first:?}, with or without biases and a global scale, throughout"),
+                format!("{other:?}"),
+            ));
+        }
+        let join = |of: &dyn Fn(&Self) -> Option<Tensor>| -> Result<Option<Tensor>> {
+            let tensors: Vec<_> = parts.iter().filter_map(|part| of(part)).collect();
+            Ok(if tensors.is_empty() { None } else { Some(Tensor::stack(&tensors, 0)?) })
+        };
+        let missing = || Error::mismatch("weights to stack", "packed words and scales", "none");
+        let global_scale = join(&|part| part.global_scale().cloned())?;
+        Self::new(
+            first.format,
+            join(&|part| Some(part.packed.clone()))?.ok_or_else(missing)?,
+            join(&|part| Some(part.scales.clone()))?.ok_or_else(missing)?,
+            join(&|part| part.biases.clone())?,
+            global_scale.map(|scales| scales.flatten_all()).transpose()?,
+        )
+    }
+
     /// The same weight on another device.
     ///
     /// # Errors

@@ -154,6 +154,24 @@ impl GgmlWeight {
         self.blocks.size_in_bytes()
     }
 
+    /// Copies the matrices of a stack `[E, N, K]` to `device`, each for itself.
+    ///
+    /// # Errors
+    /// As those of [`load`](GgmlWeight::load); if the weight is no stack.
+    pub fn load_matrices(&self, device: &Device) -> Result<Vec<QTensor>> {
+        let &[experts, n, k] = self.dims.as_slice() else {
+            return Err(Error::mismatch(&self.name, "a stack [E, N, K]", format!("{:?}", self.dims)));
+        };
+        let bytes_of_each = (self.blocks.size_in_bytes() / experts.max(1)).max(1);
+        self.blocks.with_aligned(|blocks| {
+            let load = |blocks| {
+                let storage = QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype)?;
+                Ok(QTensor::new(storage, (n, k))?)
+            };
+            blocks.chunks_exact(bytes_of_each).map(load).collect()
+        })?
+    }
+
     /// Copies the blocks to `device`.
     ///
     /// # Errors

@@ -18,6 +18,8 @@ pub(super) struct Attention {
     o_proj: Linear,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
+    /// A logit for each query head, `[heads]` in f32.
+    sinks: Option<Tensor>,
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -40,6 +42,10 @@ impl Attention {
             o_proj: projection(heads * head_dim, hidden, config.output_bias, vb.pp("o_proj"))?,
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
+            sinks: config
+                .attention_sinks
+                .then(|| vb.get(heads, "sinks")?.to_dtype(DType::F32))
+                .transpose()?,
             heads,
             kv_heads,
             head_dim,
@@ -93,7 +99,18 @@ impl Attention {
             let masked = by_query.broadcast_add(&mask.to_dtype(q.dtype())?)?;
             scores = masked.reshape((batch, self.kv_heads, rows, keys))?;
         }
-        let weights = candle_nn::ops::softmax_last_dim(&scores.to_dtype(DType::F32)?)?;
+        let scores = scores.to_dtype(DType::F32)?;
+        let weights = match &self.sinks {
+            None => candle_nn::ops::softmax_last_dim(&scores)?,
+            Some(sinks) => {
+                // One more key, which has no value.
+                let sinks = sinks.reshape((1, self.kv_heads, self.heads / self.kv_heads, 1))?;
+                let sinks = sinks.broadcast_as((batch, self.kv_heads, self.heads / self.kv_heads, len))?;
+                let sinks = sinks.reshape((batch, self.kv_heads, rows, 1))?;
+                let weights = candle_nn::ops::softmax_last_dim(&Tensor::cat(&[&scores, &sinks], D::Minus1)?)?;
+                weights.narrow(D::Minus1, 0, keys)?.contiguous()?
+            }
+        };
         weights
             .to_dtype(q.dtype())?
             .matmul(&v)?

@@ -1,6 +1,7 @@
 //! What distinguishes one decoder-only model from another.
 
 use super::fields::Fields;
+use super::moe::MoeConfig;
 use super::rope::Rope;
 use crate::{Error, Result};
 use candle_nn::Activation;
@@ -44,6 +45,10 @@ pub struct Config {
     pub sliding_window: Option<usize>,
     /// For each layer, whether the sliding window applies to it.
     pub sliding_layers: Vec<bool>,
+    /// Whether every query head has a logit of its own beside those of the keys.
+    pub attention_sinks: bool,
+    /// The experts, if there are any.
+    pub moe: Option<MoeConfig>,
     /// Whether the head shares the embedding's weight; `None`: if the checkpoint has no head.
     pub tie_word_embeddings: Option<bool>,
 }
@@ -61,10 +66,11 @@ impl Config {
         let model_type = fields
             .text("model_type")?
             .ok_or_else(|| Error::mismatch("config.json: `model_type`", "a string", "nothing"))?;
-        if !matches!(model_type, "llama" | "mistral" | "qwen2" | "qwen3") {
+        const KNOWN: [&str; 7] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"];
+        if !KNOWN.contains(&model_type) {
             return Err(Error::Unsupported {
                 what: format!("model type `{model_type}`"),
-                remedy: "supported are llama, mistral, qwen2 and qwen3".to_string(),
+                remedy: format!("supported are {}", KNOWN.join(", ")),
             });
         }
         let hidden_size = fields.required_size("hidden_size")?;
@@ -72,11 +78,13 @@ impl Config {
         let num_hidden_layers = fields.required_size("num_hidden_layers")?;
         let head_dim = match (fields.size("head_dim")?, model_type) {
             (Some(head_dim), _) => head_dim,
-            (None, "qwen3") => 128,
+            (None, "qwen3" | "qwen3_moe") => 128,
+            (None, "gpt_oss") => 64,
             (None, _) => hidden_size / num_attention_heads,
         };
         let (sliding_window, sliding_layers) = sliding(fields, model_type, num_hidden_layers)?;
-        let attention_bias = fields.flag("attention_bias")?.unwrap_or(false);
+        let attention_bias = fields.flag("attention_bias")?.unwrap_or(model_type == "gpt_oss");
+        let hidden_act = activation(fields)?;
         let config = Self {
             vocab_size: fields.required_size("vocab_size")?,
             hidden_size,
@@ -86,13 +94,18 @@ impl Config {
             num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(num_attention_heads),
             head_dim,
             max_position_embeddings: fields.size("max_position_embeddings")?.unwrap_or(2048),
-            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(1e-6),
+            rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(match model_type {
+                "mixtral" | "gpt_oss" => 1e-5,
+                _ => 1e-6,
+            }),
             rope: Rope::from_json(config)?,
             qkv_bias: attention_bias || model_type == "qwen2",
             output_bias: attention_bias && model_type != "qwen2",
             mlp_bias: fields.flag("mlp_bias")?.unwrap_or(false),
-            qk_norm: model_type == "qwen3",
-            hidden_act: activation(fields)?,
+            qk_norm: matches!(model_type, "qwen3" | "qwen3_moe"),
+            attention_sinks: model_type == "gpt_oss",
+            moe: MoeConfig::from_fields(fields, model_type, num_hidden_layers, hidden_act)?,
+            hidden_act,
             sliding_window,
             sliding_layers,
             tie_word_embeddings: fields.flag("tie_word_embeddings")?,
@@ -152,18 +165,25 @@ impl Config {
                 self.sliding_layers.len().to_string(),
             ));
         }
+        if let Some(moe) = &self.moe {
+            moe.validate(self.num_hidden_layers)?;
+        }
         self.rope.validate()
     }
 
     /// The K of a linear or embedding module by its path, `model.layers.0.mlp.down_proj` for example;
     /// `None` if the model has no such module. Tells formats apart where shapes alone don't.
     pub fn in_features(&self, module: &str) -> Option<usize> {
-        match module.rsplit('.').next()? {
-            "embed_tokens" | "lm_head" | "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj" => {
+        let of_expert = || module.contains("experts.") || module.contains("switch_mlp.");
+        match (module.rsplit('.').next()?, &self.moe) {
+            ("embed_tokens" | "lm_head" | "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj", _) => {
                 Some(self.hidden_size)
             }
-            "o_proj" => self.num_attention_heads.checked_mul(self.head_dim),
-            "down_proj" => Some(self.intermediate_size),
+            ("o_proj", _) => self.num_attention_heads.checked_mul(self.head_dim),
+            ("down_proj" | "w2", Some(moe)) if of_expert() => Some(moe.intermediate_size),
+            ("gate_up_proj" | "w1" | "w3", Some(_)) if of_expert() => Some(self.hidden_size),
+            ("gate" | "router", Some(_)) => Some(self.hidden_size),
+            ("down_proj", _) => Some(self.intermediate_size),
             _ => None,
         }
     }
@@ -188,13 +208,19 @@ fn sliding(fields: Fields, model_type: &str, num_hidden_layers: usize) -> Result
             };
             Ok((window, everywhere(true)))
         }
-        "qwen2" | "qwen3" if fields.flag("use_sliding_window")?.unwrap_or(false) => {
+        "qwen2" | "qwen3" | "qwen3_moe" if fields.flag("use_sliding_window")?.unwrap_or(false) => {
             let first = fields.index("max_window_layers")?.unwrap_or(28);
             let layers = match layer_types(fields, num_hidden_layers)? {
                 Some(layers) => layers,
                 None => (0..num_hidden_layers).map(|layer| layer >= first).collect(),
             };
             Ok((Some(window.unwrap_or(DEFAULT_WINDOW)), layers))
+        }
+        "mixtral" => Ok((window, everywhere(true))),
+        "gpt_oss" => {
+            let alternating = || (0..num_hidden_layers).map(|layer| layer % 2 == 0).collect();
+            let layers = layer_types(fields, num_hidden_layers)?.unwrap_or_else(alternating);
+            Ok((Some(window.unwrap_or(128)), layers))
         }
         "llama" => {
             let layers = layer_types(fields, num_hidden_layers)?;

@@ -1,6 +1,7 @@
 //! The decoder: embedding, layers of attention and feed-forward, output head.
 
 use super::attention::{Attention, Visible};
+use super::moe::SparseMlp;
 use super::rope::Rotation;
 use super::Config;
 use crate::checkpoint::Checkpoint;
@@ -20,6 +21,7 @@ pub struct Model {
     lm_head: Linear,
     tied: bool,
     inverse_frequencies: Vec<f32>,
+    attention_factor: f32,
     sliding_window: Option<usize>,
     dtype: DType,
     device: Device,
@@ -51,7 +53,7 @@ impl Model {
         let model = vb.pp("model");
         let embed_tokens = embedding(vocab, hidden, model.pp("embed_tokens"))?;
         let layers = (0..config.num_hidden_layers)
-            .map(|index| Layer::new(config, config.slides(index), model.pp("layers").pp(index)))
+            .map(|index| Layer::new(config, index, model.pp("layers").pp(index)))
             .collect::<Result<_>>()?;
         // The two defaults in use for a missing key contradict each other; the file decides.
         let head = vb.pp("lm_head");
@@ -67,6 +69,7 @@ impl Model {
             lm_head,
             tied,
             inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
+            attention_factor: config.rope.attention_factor(),
             sliding_window: config.sliding_window,
             dtype,
             device: vb.device().clone(),
@@ -118,8 +121,8 @@ impl Model {
 
     /// Formats and sizes of the embedding, the projections and the head (a tied head counts once).
     pub fn summary(&self) -> WeightSummary {
-        let head = (!self.tied).then(|| self.lm_head.weight());
-        std::iter::once(self.embed_tokens.embeddings())
+        let head = (!self.tied).then(|| self.lm_head.weight().clone());
+        std::iter::once(self.embed_tokens.embeddings().clone())
             .chain(self.layers.iter().flat_map(Layer::weights))
             .chain(head)
             .collect()
@@ -147,7 +150,14 @@ impl Model {
 
     fn run_layers(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         let (_, len) = ids.dims2()?;
-        let rotation = Rotation::new(&self.inverse_frequencies, offset, len, self.dtype, &self.device)?;
+        let rotation = Rotation::new(
+            &self.inverse_frequencies,
+            self.attention_factor,
+            offset,
+            len,
+            self.dtype,
+            &self.device,
+        )?;
         let all = Visible::new(offset, len, None, &self.device)?;
         let near = Visible::new(offset, len, self.sliding_window, &self.device)?;
         let mut x = self.embed_tokens.forward(ids)?;
@@ -166,29 +176,48 @@ struct Layer {
     input_norm: RmsNorm,
     attention: Attention,
     mlp_norm: RmsNorm,
-    mlp: Mlp,
+    mlp: FeedForward,
+}
+
+#[derive(Debug)]
+enum FeedForward {
+    Dense(Mlp),
+    Sparse(SparseMlp),
 }
 
 impl Layer {
-    fn new(config: &Config, slides: bool, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &Config, index: usize, vb: VarBuilder) -> Result<Self> {
         let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
         Ok(Self {
-            slides,
+            slides: config.slides(index),
             input_norm: norm("input_layernorm")?,
             attention: Attention::new(config, vb.pp("self_attn"))?,
             mlp_norm: norm("post_attention_layernorm")?,
-            mlp: Mlp::new(config, vb.pp("mlp"))?,
+            mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
+                Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
+                None => FeedForward::Dense(Mlp::new(config, vb.pp("mlp"))?),
+            },
         })
     }
 
     fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> candle_core::Result<Tensor> {
         let x = self.attention.forward(&self.input_norm.forward(x)?, x, rotation, visible)?;
-        self.mlp.forward(&self.mlp_norm.forward(&x)?, &x)
+        let inner = self.mlp_norm.forward(&x)?;
+        match &self.mlp {
+            FeedForward::Dense(mlp) => mlp.forward(&inner, &x),
+            FeedForward::Sparse(mlp) => mlp.forward(&inner, &x),
+        }
     }
 
-    fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
-        let Mlp { gate_proj, up_proj, down_proj, .. } = &self.mlp;
-        self.attention.weights().chain([gate_proj, up_proj, down_proj].map(Linear::weight))
+    fn weights(&self) -> Vec<LayerWeight> {
+        let mut weights: Vec<_> = self.attention.weights().cloned().collect();
+        match &self.mlp {
+            FeedForward::Dense(Mlp { gate_proj, up_proj, down_proj, .. }) => {
+                weights.extend([gate_proj, up_proj, down_proj].map(|layer| layer.weight().clone()));
+            }
+            FeedForward::Sparse(mlp) => weights.extend(mlp.weights()),
+        }
+        weights
     }
 }
 

@@ -46,6 +46,14 @@ impl<'a> Fields<'a> {
         }
     }
 
+    /// A list of indices; empty if absent.
+    pub fn indices(self, key: &str) -> Result<Vec<usize>> {
+        let Some(value) = self.get(key) else { return Ok(Vec::new()) };
+        let index = |value: &Value| value.as_u64().and_then(|index| usize::try_from(index).ok());
+        let all = value.as_array().and_then(|all| all.iter().map(index).collect::<Option<Vec<_>>>());
+        all.ok_or_else(|| self.error(key, "a list of layers", value))
+    }
+
     /// A size that has to be there.
     pub fn required_size(self, key: &str) -> Result<usize> {
         self.size(key)?.ok_or_else(|| Error::mismatch(self.what(key), "an integer", "nothing"))

@@ -6,7 +6,10 @@
 //! | `llama` | Llama 2 and 3, SmolLM, and everything that shares their architecture |
 //! | `mistral` | Mistral, with its sliding window |
 //! | `qwen2` | Qwen2 and Qwen2.5 (biased query, key and value projections) |
-//! | `qwen3` | Qwen3 (normalized queries and keys), dense variants |
+//! | `mixtral` | Mixtral: experts in every layer |
+//! | `qwen3` | Qwen3 (normalized queries and keys) |
+//! | `qwen3_moe` | Qwen3 with experts |
+//! | `gpt_oss` | gpt-oss: experts with biases and clamped gates, attention sinks, alternating windows, YaRN |
 //!
 //! ```no_run
 //! use candle_core::{DType, Device, Tensor};
@@ -24,8 +27,10 @@ mod attention;
 mod config;
 mod decoder;
 mod fields;
+mod moe;
 mod rope;
 
 pub use config::Config;
 pub use decoder::Model;
+pub use moe::MoeConfig;
 pub use rope::{Rope, RopeScaling};

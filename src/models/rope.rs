@@ -36,6 +36,21 @@ pub enum RopeScaling {
         /// The context of pre-training.
         original_max_position_embeddings: usize,
     },
+    /// YaRN: fast rotations kept, slow ones divided by `factor`, a ramp between; queries and keys grow.
+    Yarn {
+        /// The divisor of slow rotations.
+        factor: f64,
+        /// Pairs that turn more often in `original_max_position_embeddings` positions keep their frequency.
+        beta_fast: f64,
+        /// Pairs that turn less often are slow.
+        beta_slow: f64,
+        /// The context of pre-training.
+        original_max_position_embeddings: usize,
+        /// Whether the ramp begins and ends at whole pairs.
+        truncate: bool,
+        /// By what rotated queries and keys are multiplied.
+        attention_factor: f64,
+    },
 }
 
 impl Rope {
@@ -59,7 +74,7 @@ impl Rope {
         }
         let scaling = match inner {
             None => RopeScaling::None,
-            Some(fields) => RopeScaling::from_fields(fields)?,
+            Some(fields) => RopeScaling::from_fields(fields, top)?,
         };
         Ok(Self { theta, scaling })
     }
@@ -84,7 +99,25 @@ impl Rope {
                 }
                 vec![self.theta, factor, low_freq_factor, original_max_position_embeddings as f64]
             }
+            RopeScaling::Yarn {
+                factor,
+                beta_slow,
+                original_max_position_embeddings,
+                attention_factor,
+                ..
+            } => {
+                vec![self.theta, factor, beta_slow, original_max_position_embeddings as f64, attention_factor]
+            }
         };
+        if let RopeScaling::Yarn { beta_fast, beta_slow, .. } = self.scaling {
+            if beta_slow >= beta_fast {
+                return Err(Error::mismatch(
+                    "rope scaling `beta_fast`",
+                    format!("more than `beta_slow`, {beta_slow}"),
+                    beta_fast.to_string(),
+                ));
+            }
+        }
         match numbers.iter().find(|number| !(number.is_finite() && **number > 0.)) {
             None => Ok(()),
             Some(bad) => Err(Error::mismatch("rope", "finite numbers above zero", bad.to_string())),
@@ -93,17 +126,39 @@ impl Rope {
 
     /// Radians per position of each pair of elements, `head_dim / 2` of them.
     pub(super) fn inverse_frequencies(&self, head_dim: usize) -> Vec<f32> {
-        (0..head_dim / 2)
-            .map(|pair| {
-                let frequency = self.theta.powf(-2. * pair as f64 / head_dim as f64);
-                self.scaling.apply(frequency) as f32
-            })
-            .collect()
+        let frequency = |pair: usize| self.theta.powf(-2. * pair as f64 / head_dim as f64);
+        let keep = |pair: usize| match self.scaling {
+            RopeScaling::Yarn {
+                beta_fast, beta_slow, original_max_position_embeddings, truncate, ..
+            } => {
+                // The pair that turns so often in the context of pre-training.
+                let pair_of = |turns: f64| {
+                    let context = original_max_position_embeddings as f64;
+                    let turn = context / (turns * std::f64::consts::TAU);
+                    head_dim as f64 * turn.ln() / (2. * self.theta.ln())
+                };
+                let (first, last) = (pair_of(beta_fast), pair_of(beta_slow));
+                let (first, last) = if truncate { (first.floor(), last.ceil()) } else { (first, last) };
+                let (first, last) = (first.max(0.), last.min(head_dim as f64 - 1.));
+                let length = if first == last { 0.001 } else { last - first };
+                1. - ((pair as f64 - first) / length).clamp(0., 1.)
+            }
+            _ => 1.,
+        };
+        (0..head_dim / 2).map(|pair| self.scaling.apply(frequency(pair), keep(pair)) as f32).collect()
+    }
+
+    /// By what rotated queries and keys are multiplied.
+    pub(super) fn attention_factor(&self) -> f32 {
+        match self.scaling {
+            RopeScaling::Yarn { attention_factor, .. } => attention_factor as f32,
+            _ => 1.,
+        }
     }
 }
 
 impl RopeScaling {
-    fn from_fields(fields: Fields) -> Result<Self> {
+    fn from_fields(fields: Fields, top: Fields) -> Result<Self> {
         let kind = match fields.text("rope_type")? {
             Some(kind) => kind,
             None => fields.text("type")?.unwrap_or("default"),
@@ -119,12 +174,37 @@ impl RopeScaling {
                     .size("original_max_position_embeddings")?
                     .unwrap_or(8192),
             }),
+            "yarn" => {
+                let factor = fields.required_positive("factor")?;
+                let context = match fields.size("original_max_position_embeddings")? {
+                    Some(context) => context,
+                    None => top.required_size("max_position_embeddings")?,
+                };
+                let stretch = |scale: f64| if factor > 1. { 0.1 * scale * factor.ln() + 1. } else { 1. };
+                let attention_factor = match (
+                    fields.positive("attention_factor")?,
+                    fields.positive("mscale")?,
+                    fields.positive("mscale_all_dim")?,
+                ) {
+                    (Some(attention_factor), _, _) => attention_factor,
+                    (None, Some(scale), Some(of_all)) => stretch(scale) / stretch(of_all),
+                    _ => stretch(1.),
+                };
+                Ok(Self::Yarn {
+                    factor,
+                    beta_fast: fields.positive("beta_fast")?.unwrap_or(32.),
+                    beta_slow: fields.positive("beta_slow")?.unwrap_or(1.),
+                    original_max_position_embeddings: context,
+                    truncate: fields.flag("truncate")?.unwrap_or(true),
+                    attention_factor,
+                })
+            }
             other => Err(unsupported(format!("rope scaling `{other}`"))),
         }
     }
 
-    /// The scaled form of one frequency in radians per position.
-    fn apply(&self, frequency: f64) -> f64 {
+    /// The scaled form of one frequency in radians per position, of which YaRN keeps the share `keep`.
+    fn apply(&self, frequency: f64, keep: f64) -> f64 {
         match *self {
             Self::None => frequency,
             Self::Linear { factor } => frequency / factor,
@@ -134,12 +214,16 @@ impl RopeScaling {
                 let keep = ((turns - low_freq_factor) / (high_freq_factor - low_freq_factor)).clamp(0., 1.);
                 keep * frequency + (1. - keep) * frequency / factor
             }
+            Self::Yarn { factor, .. } => keep * frequency + (1. - keep) * frequency / factor,
         }
     }
 }
 
 fn unsupported(what: String) -> Error {
-    Error::Unsupported { what, remedy: "use a model with default, linear or llama3 scaling".to_string() }
+    Error::Unsupported {
+        what,
+        remedy: "use a model with default, linear, llama3 or yarn scaling".to_string(),
+    }
 }
 
 /// Cosines and sines for one run of positions, shared by all layers of a forward pass.
@@ -150,9 +234,11 @@ pub(super) struct Rotation {
 
 impl Rotation {
     /// Tables `[len, head_dim / 2]` for the positions from `offset` on. Angles are f32 products, as in
-    /// the implementations the models were trained with; the tables are then rounded to `dtype`.
+    /// the implementations the models were trained with; the tables, times `factor`, are then rounded to
+    /// `dtype`.
     pub fn new(
         inverse_frequencies: &[f32],
+        factor: f32,
         offset: usize,
         len: usize,
         dtype: DType,
@@ -161,7 +247,7 @@ impl Rotation {
         let table = |f: fn(f32) -> f32| {
             let values: Vec<f32> = (offset..offset + len)
                 .flat_map(|position| {
-                    inverse_frequencies.iter().map(move |frequency| f(position as f32 * frequency))
+                    inverse_frequencies.iter().map(move |frequency| f(position as f32 * frequency) * factor)
                 })
                 .collect();
             Tensor::from_vec(values, (len, inverse_frequencies.len()), device)?.to_dtype(dtype)
@@ -211,6 +297,26 @@ mod tests {
         assert_eq!(Rope::from_json(&old).unwrap(), expected);
         assert_eq!(Rope::from_json(&new).unwrap(), expected);
         assert_eq!(expected.inverse_frequencies(4), [0.5, 0.5e-3]);
+    }
+
+    /// gpt-oss: 64 elements a head, from the published definition.
+    #[test]
+    fn yarn_keeps_fast_pairs_and_slows_the_others() {
+        let yarn = |truncate: bool| {
+            let scaling = json!({"rope_type": "yarn", "factor": 32.0, "beta_fast": 32.0, "beta_slow": 1.0,
+                "original_max_position_embeddings": 4096, "truncate": truncate});
+            Rope::from_json(&json!({"rope_theta": 150000.0, "rope_scaling": scaling})).unwrap()
+        };
+        assert!((yarn(false).attention_factor() - 1.346_573_6).abs() < 1e-6);
+        // Pairs that turn 32 times and once in 4096 positions: 64 ln(4096 / (32 tau)) / (2 ln 150000) and so on.
+        for (truncate, first, last) in [(false, 8.092_779, 17.398_025), (true, 8., 18.)] {
+            for (pair, found) in yarn(truncate).inverse_frequencies(64).into_iter().enumerate() {
+                let frequency = 150000f64.powf(-(pair as f64) / 32.);
+                let slow = ((pair as f64 - first) / (last - first)).clamp(0., 1.);
+                let expected = frequency * (1. - slow) + frequency / 32. * slow;
+                assert!((f64::from(found) / expected - 1.).abs() < 1e-5, "{pair}: {found} {expected}");
+            }
+        }
     }
 
     #[test]

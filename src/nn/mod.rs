@@ -34,6 +34,7 @@
 
 mod dequantizing;
 mod embedding;
+mod experts;
 mod fused;
 mod linear;
 mod norm;
@@ -43,6 +44,7 @@ mod weight;
 
 pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};
+pub use experts::{experts, ExpertStack, Experts, ExpertsConfig, Gating};
 pub use fused::{forward_add, forward_all, swiglu};
 pub use linear::{linear, linear_b, linear_no_bias, Linear};
 pub use norm::{layer_norm, layer_norm_no_bias, rms_norm};

@@ -55,8 +55,8 @@ impl WeightSummary {
     }
 }
 
-impl<'w> FromIterator<&'w LayerWeight> for WeightSummary {
-    fn from_iter<I: IntoIterator<Item = &'w LayerWeight>>(weights: I) -> Self {
+impl FromIterator<LayerWeight> for WeightSummary {
+    fn from_iter<I: IntoIterator<Item = LayerWeight>>(weights: I) -> Self {
         let mut summary = Self::default();
         for weight in weights {
             let elements = weight.dims().iter().map(|&dim| dim as u64).product();

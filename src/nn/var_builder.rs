@@ -59,25 +59,15 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// If it is missing or damaged, or its shape is not `[n, k]`.
     pub fn weight(&self, n: usize, k: usize, hint: Init) -> Result<LayerWeight> {
-        let dense = match &self.checkpoint {
+        let dense = match self.stored_weight(&[n, k])? {
             None => self.get_with_hints((n, k), "weight", hint)?,
-            Some(checkpoint) => {
-                let module = self.prefix();
-                let weight = checkpoint.weight(&module, Some(k))?;
-                if weight.dims() != [n, k] {
-                    let name = tensor_of(&module, "weight");
-                    return Err(shape_error(checkpoint, &name, &[n, k], weight.dims()));
-                }
-                match weight {
-                    Weight::Packed(packed) => return Ok(packed.load(self.device())?.into()),
-                    Weight::Ggml(blocks) => return Ok(blocks.load(self.device())?.into()),
-                    // Quantizing starts from the stored values, not from their rounding to `dtype`.
-                    Weight::Dense(dense) if self.quantize.is_some() => {
-                        dense.load(dense.dtype(), self.device())?
-                    }
-                    Weight::Dense(dense) => dense.load(self.dtype(), self.device())?,
-                }
+            Some(Weight::Packed(packed)) => return Ok(packed.load(self.device())?.into()),
+            Some(Weight::Ggml(blocks)) => return Ok(blocks.load(self.device())?.into()),
+            // Quantizing starts from the stored values, not from their rounding to `dtype`.
+            Some(Weight::Dense(dense)) if self.quantize.is_some() => {
+                dense.load(dense.dtype(), self.device())?
             }
+            Some(Weight::Dense(dense)) => dense.load(self.dtype(), self.device())?,
         };
         match self.quantize {
             Some(format) if k.is_multiple_of(format.group_size()) => {
@@ -85,6 +75,18 @@ impl<'a> VarBuilder<'a> {
             }
             _ => Ok(dense.to_dtype(self.dtype())?.into()),
         }
+    }
+
+    /// The weight at the current path, of logical shape `dims`, as the checkpoint has it; `None` if the
+    /// builder has no checkpoint behind it.
+    pub(super) fn stored_weight(&self, dims: &[usize]) -> Result<Option<Weight>> {
+        let Some(checkpoint) = &self.checkpoint else { return Ok(None) };
+        let module = self.prefix();
+        let weight = checkpoint.weight(&module, dims.last().copied())?;
+        if weight.dims() != dims {
+            return Err(shape_error(checkpoint, &tensor_of(&module, "weight"), dims, weight.dims()));
+        }
+        Ok(Some(weight))
     }
 
     /// The tensor `name` at the current path as a dense tensor of the builder's dtype.

@@ -1,0 +1,380 @@
+//! Mixtures of experts: stacks of weights of which each token uses a few.
+
+use super::{LayerWeight, Linear, Module, VarBuilder};
+use crate::checkpoint::Weight;
+use crate::{Error, QuantTensor, Result};
+use candle_core::{bail, DType, IndexOp, Tensor, D};
+use candle_nn::{Activation, Init};
+
+/// What joins the outputs of an expert's gate and up projections.
+#[derive(Clone, Copy, Debug, PartialEq)]
+#[non_exhaustive]
+pub enum Gating {
+    /// `activation(gate) * up`.
+    Plain(Activation),
+    /// gpt-oss: `g * sigmoid(alpha * g) * (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`.
+    Clamped {
+        /// The slope inside the sigmoid, 1.702.
+        alpha: f64,
+        /// Where both are cut off, 7.
+        limit: f64,
+    },
+}
+
+impl Gating {
+    fn join(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Plain(activation) => gate.apply(&activation)? * up,
+            Self::Clamped { alpha, limit } => {
+                let gate = gate.minimum(limit)?;
+                let glu = (&gate * candle_nn::ops::sigmoid(&(&gate * alpha)?)?)?;
+                glu * (up.clamp(-limit, limit)? + 1.)?
+            }
+        }
+    }
+}
+
+/// The sizes of a block of experts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ExpertsConfig {
+    /// How many there are.
+    pub experts: usize,
+    /// Elements of a token.
+    pub hidden_size: usize,
+    /// Elements inside an expert.
+    pub intermediate_size: usize,
+    /// Whether every projection of every expert has a bias.
+    pub bias: bool,
+    /// What joins gate and up.
+    pub gating: Gating,
+}
+
+/// One projection of all experts.
+#[derive(Clone, Debug)]
+pub struct ExpertStack {
+    weights: Weights,
+    /// `[E, N]`.
+    bias: Option<Tensor>,
+}
+
+#[derive(Clone, Debug)]
+enum Weights {
+    /// `[E, N, K]`, packed.
+    Stack(QuantTensor),
+    /// `[N, K]` for each expert.
+    Each(Vec<LayerWeight>),
+}
+
+impl ExpertStack {
+    /// A packed stack `[E, N, K]` with biases `[E, N]`.
+    ///
+    /// # Errors
+    /// If the shapes are others.
+    pub fn from_quant(stack: QuantTensor, bias: Option<Tensor>) -> Result<Self> {
+        let &[experts, n, _] = stack.dims().as_slice() else {
+            return Err(Error::mismatch("stack of experts", "[E, N, K]", format!("{:?}", stack.dims())));
+        };
+        Self { weights: Weights::Stack(stack), bias }.checked(experts, n)
+    }
+
+    /// One weight `[N, K]` for each expert, packed or dense, all of one shape; biases `[E, N]`. Packed weights
+    /// of one format are joined to a stack.
+    ///
+    /// # Errors
+    /// If there are none, or shapes differ.
+    pub fn from_each(weights: Vec<LayerWeight>, bias: Option<Tensor>) -> Result<Self> {
+        let dims = weights.first().map(LayerWeight::dims).unwrap_or_default();
+        let &[n, _] = dims.as_slice() else {
+            return Err(Error::mismatch("experts", "one weight [N, K] for each", format!("{dims:?}")));
+        };
+        if let Some(other) = weights.iter().map(LayerWeight::dims).find(|other| *other != dims) {
+            return Err(Error::mismatch("experts", format!("{dims:?} each"), format!("{other:?}")));
+        }
+        let experts = weights.len();
+        let packed: Option<Vec<_>> = weights.iter().map(LayerWeight::quantized).collect();
+        let weights = match packed {
+            Some(packed) => Weights::Stack(QuantTensor::stack(&packed)?),
+            None => Weights::Each(weights),
+        };
+        Self { weights, bias }.checked(experts, n)
+    }
+
+    fn checked(self, experts: usize, n: usize) -> Result<Self> {
+        match &self.bias {
+            Some(bias) if bias.dims() != [experts, n] => Err(Error::mismatch(
+                "biases of experts",
+                format!("shape [{experts}, {n}]"),
+                format!("{:?}", bias.dims()),
+            )),
+            _ => Ok(self),
+        }
+    }
+
+    fn experts(&self) -> usize {
+        match &self.weights {
+            Weights::Stack(stack) => stack.dims().first().copied().unwrap_or(0),
+            Weights::Each(weights) => weights.len(),
+        }
+    }
+
+    /// The projection of one expert.
+    fn expert(&self, index: usize) -> candle_core::Result<Linear> {
+        let weight = match &self.weights {
+            Weights::Stack(stack) => stack.matrix(index)?.into(),
+            Weights::Each(weights) => match weights.get(index) {
+                Some(weight) => weight.clone(),
+                None => bail!("expert {index} of {}", weights.len()),
+            },
+        };
+        Ok(Linear::new(weight, self.bias.as_ref().map(|bias| bias.i(index)).transpose()?))
+    }
+
+    /// The weights, for reports.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
+        let (stack, each) = match &self.weights {
+            Weights::Stack(stack) => (Some(LayerWeight::from(stack.clone())), &[][..]),
+            Weights::Each(weights) => (None, weights.as_slice()),
+        };
+        stack.into_iter().chain(each.iter().cloned())
+    }
+}
+
+/// A block of experts: gate, up and down projections, of which each token uses some.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
+/// use candle_quant::{QuantFormat, QuantTensor};
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// let stack = |n: usize, k: usize| {
+///     let weights = Tensor::randn(0f32, 1., (8, n, k), &Device::Cpu)?;
+///     ExpertStack::from_quant(QuantTensor::quantize(&weights, QuantFormat::Mxfp4)?, None)
+/// };
+/// let experts = Experts::new(stack(96, 64)?, stack(96, 64)?, stack(64, 96)?, Gating::Plain(Activation::Silu))?;
+/// // Three tokens, two of eight experts each.
+/// let x = Tensor::randn(0f32, 1., (1, 3, 64), &Device::Cpu)?;
+/// let ids = Tensor::new(&[[[7u32, 0], [3, 4], [0, 1]]], &Device::Cpu)?;
+/// let shares = Tensor::full(0.5f32, (1, 3, 2), &Device::Cpu)?;
+/// assert_eq!(experts.forward(&x, &ids, &shares)?.dims(), [1, 3, 64]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct Experts {
+    gate: ExpertStack,
+    up: ExpertStack,
+    down: ExpertStack,
+    gating: Gating,
+}
+
+impl Experts {
+    /// A block of experts from its projections: gate and up `[E, inner, hidden]`, down `[E, hidden, inner]`.
+    ///
+    /// # Errors
+    /// If the numbers of experts differ.
+    pub fn new(gate: ExpertStack, up: ExpertStack, down: ExpertStack, gating: Gating) -> Result<Self> {
+        let counts = [gate.experts(), up.experts(), down.experts()];
+        match counts {
+            [a, b, c] if a == b && b == c => Ok(Self { gate, up, down, gating }),
+            _ => Err(Error::mismatch("gate, up and down", "as many experts each", format!("{counts:?}"))),
+        }
+    }
+
+    /// How many experts there are.
+    pub fn count(&self) -> usize {
+        self.gate.experts()
+    }
+
+    /// For each token of `x` `[.., T, hidden]` the sum of its experts' outputs, each times its share.
+    ///
+    /// `ids` `[.., T, top_k]` (U32) names them, `shares` is of that shape. With `T = 1`, the step of a
+    /// decode, every expert of a token is computed by itself, so that the bits of its sum do not depend on
+    /// what else is in the batch; with more, tokens are grouped by expert and each expert is read once.
+    /// Sums are f32, in the order of `ids`.
+    ///
+    /// # Errors
+    /// If shapes do not fit, or there is no expert of an id.
+    pub fn forward(&self, x: &Tensor, ids: &Tensor, shares: &Tensor) -> candle_core::Result<Tensor> {
+        let [outer @ .., hidden] = x.dims() else { bail!("x: a shape [.., T, hidden], found a scalar") };
+        let [outer_ids @ .., top_k] = ids.dims() else {
+            bail!("ids: a shape [.., T, top_k], found a scalar")
+        };
+        if outer != outer_ids || ids.dims() != shares.dims() {
+            bail!("x {:?}, ids {:?} and shares {:?} do not fit", x.dims(), ids.dims(), shares.dims());
+        }
+        let tokens: usize = outer.iter().product();
+        let flat = x.reshape((tokens, *hidden))?;
+        let chosen = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
+        if let Some(id) = chosen.iter().find(|id| **id as usize >= self.count()) {
+            bail!("ids: each below {}, the number of experts, found {id}", self.count());
+        }
+        if chosen.is_empty() {
+            return x.zeros_like();
+        }
+        let shares = shares.reshape((tokens * top_k, 1))?.to_dtype(DType::F32)?;
+        let outputs = if outer.last() == Some(&1) {
+            let of_pair =
+                |(pair, id): (usize, &u32)| self.expert(*id as usize, &flat.narrow(0, pair / top_k, 1)?);
+            let outputs = chosen.iter().enumerate().map(of_pair).collect::<candle_core::Result<Vec<_>>>()?;
+            Tensor::cat(&outputs, 0)?
+        } else {
+            self.by_expert(&flat, &chosen, *top_k)?
+        };
+        let weighted = outputs.to_dtype(DType::F32)?.broadcast_mul(&shares)?;
+        weighted.reshape((tokens, *top_k, *hidden))?.sum(1)?.to_dtype(x.dtype())?.reshape(x.shape())
+    }
+
+    /// The outputs `[T * top_k, hidden]` of the `chosen` experts, each expert applied once.
+    fn by_expert(&self, x: &Tensor, chosen: &[u32], top_k: usize) -> candle_core::Result<Tensor> {
+        let mut pairs: Vec<u32> = (0..chosen.len() as u32).collect();
+        pairs.sort_by_key(|pair| chosen.get(*pair as usize));
+        let device = x.device();
+        let mut outputs = Vec::new();
+        for pairs in pairs.chunk_by(|a, b| chosen.get(*a as usize) == chosen.get(*b as usize)) {
+            let expert = pairs.first().and_then(|pair| chosen.get(*pair as usize)).copied().unwrap_or(0);
+            let tokens: Vec<u32> = pairs.iter().map(|pair| pair / top_k as u32).collect();
+            let x = x.index_select(&Tensor::new(tokens, device)?, 0)?;
+            outputs.push(self.expert(expert as usize, &x)?);
+        }
+        // Back to the order of `chosen`.
+        let mut places = vec![0u32; pairs.len()];
+        for (place, pair) in (0..).zip(&pairs) {
+            if let Some(slot) = places.get_mut(*pair as usize) {
+                *slot = place;
+            }
+        }
+        Tensor::cat(&outputs, 0)?.index_select(&Tensor::new(places, device)?, 0)
+    }
+
+    fn expert(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
+        let (gate, up) = (self.gate.expert(index)?.forward(x)?, self.up.expert(index)?.forward(x)?);
+        self.down.expert(index)?.forward(&self.gating.join(&gate, &up)?)
+    }
+
+    /// The weights, for reports.
+    pub(crate) fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
+        [&self.gate, &self.up, &self.down].into_iter().flat_map(ExpertStack::weights)
+    }
+}
+
+/// A block of experts from the tensors at the builder's path, in whichever of these layouts they are:
+///
+/// | tensors | written by |
+/// |---|---|
+/// | `switch_mlp.gate_proj.weight` `[E, inner, hidden]`, `up_proj`, `down_proj` | mlx-lm, Ollama |
+/// | `experts.gate_proj.weight` `[E, inner, hidden]`, ... | mistral.rs, Ollama, gpt-oss |
+/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first | Ollama |
+/// | `experts.0.gate_proj.weight` `[inner, hidden]`, ... | Hugging Face (Qwen) |
+/// | `experts.0.w1.weight`, `w3`, `w2` for gate, up, down | Hugging Face (Mixtral) |
+///
+/// # Errors
+/// If there are none of these, or tensors are missing, damaged or of other shapes.
+pub fn experts(config: &ExpertsConfig, vb: VarBuilder) -> candle_core::Result<Experts> {
+    let &ExpertsConfig { experts, hidden_size, intermediate_size, .. } = config;
+    let source = Source { config, vb: &vb };
+    let (inner, hidden) = (intermediate_size, hidden_size);
+    let stacked = |path: &str| {
+        let stack = |name: &str, n, k| source.stack(&format!("{path}.{name}"), n, k);
+        let (gate, up) = (stack("gate_proj", inner, hidden)?, stack("up_proj", inner, hidden)?);
+        Ok::<_, candle_core::Error>((gate, up, stack("down_proj", hidden, inner)?))
+    };
+    let each = |[gate, up, down]: [&str; 3]| {
+        let each = |name, n, k| source.each(name, n, k);
+        Ok::<_, candle_core::Error>((
+            each(gate, inner, hidden)?,
+            each(up, inner, hidden)?,
+            each(down, hidden, inner)?,
+        ))
+    };
+    let has = |path: &str| vb.pp(path).contains_tensor("weight");
+    let (gate, up, down) = if has("switch_mlp.gate_proj") {
+        stacked("switch_mlp")?
+    } else if has("experts.gate_proj") {
+        stacked("experts")?
+    } else if has("experts.gate_up_proj") || vb.pp("experts").contains_tensor("gate_up_proj") {
+        let (gate, up) = source.gate_up("experts.gate_up_proj", experts, inner, hidden)?;
+        (gate, up, source.stack("experts.down_proj", hidden, inner)?)
+    } else if has("experts.0.w1") {
+        each(["w1", "w3", "w2"])?
+    } else {
+        each(["gate_proj", "up_proj", "down_proj"])?
+    };
+    Ok(Experts::new(gate, up, down, config.gating)?)
+}
+
+/// Where the weights of experts come from.
+struct Source<'a, 'v> {
+    config: &'a ExpertsConfig,
+    vb: &'a VarBuilder<'v>,
+}
+
+impl Source<'_, '_> {
+    /// A stack `[E, n, k]` with its biases.
+    fn stack(&self, path: &str, n: usize, k: usize) -> candle_core::Result<ExpertStack> {
+        let vb = self.vb.pp(path);
+        let bias = self.config.bias.then(|| vb.get((self.config.experts, n), "bias")).transpose()?;
+        Ok(ExpertStack { weights: self.load(&vb, n, k)?, bias })
+    }
+
+    /// The weights of a stack `[E, n, k]`.
+    fn load(&self, vb: &VarBuilder, n: usize, k: usize) -> candle_core::Result<Weights> {
+        let dims = [self.config.experts, n, k];
+        let each = |dense: Tensor| {
+            let experts = (0..self.config.experts).map(|expert| Ok(dense.i(expert)?.into()));
+            Ok(Weights::Each(experts.collect::<candle_core::Result<_>>()?))
+        };
+        match vb.stored_weight(&dims)? {
+            Some(Weight::Packed(stack)) => Ok(Weights::Stack(stack.load(vb.device())?)),
+            Some(Weight::Ggml(stack)) => {
+                let matrices = stack.load_matrices(vb.device())?;
+                Ok(Weights::Each(matrices.into_iter().map(LayerWeight::from).collect()))
+            }
+            Some(Weight::Dense(stack)) => each(stack.load(vb.dtype(), vb.device())?),
+            None => each(vb.get(&dims, "weight")?),
+        }
+    }
+
+    /// Gate and up from one stack `[E, 2 inner, hidden]`, gate first.
+    fn gate_up(
+        &self,
+        path: &str,
+        experts: usize,
+        inner: usize,
+        hidden: usize,
+    ) -> candle_core::Result<(ExpertStack, ExpertStack)> {
+        let vb = self.vb.pp(path);
+        let bias = self.config.bias.then(|| vb.get((experts, 2 * inner), "bias")).transpose()?;
+        let weights = self.load(&vb, 2 * inner, hidden)?;
+        let half = |start| {
+            let bias = bias.as_ref().map(|bias| bias.narrow(D::Minus1, start, inner)).transpose()?;
+            let weights = match &weights {
+                Weights::Stack(stack) => Weights::Stack(stack.narrow(1, start, inner)?),
+                Weights::Each(each) => {
+                    let half = |weight: &LayerWeight| {
+                        Ok(weight.to_dense(vb.dtype())?.narrow(0, start, inner)?.contiguous()?.into())
+                    };
+                    Weights::Each(each.iter().map(half).collect::<Result<_>>()?)
+                }
+            };
+            Ok::<_, candle_core::Error>(ExpertStack { weights, bias })
+        };
+        Ok((half(0)?, half(inner)?))
+    }
+
+    /// One weight `[n, k]` for each expert, `experts.E.NAME`.
+    fn each(&self, name: &str, n: usize, k: usize) -> candle_core::Result<ExpertStack> {
+        let path = |expert: usize| self.vb.pp("experts").pp(expert).pp(name);
+        let all = 0..self.config.experts;
+        let weight = |expert| path(expert).weight(n, k, Init::Const(0.));
+        let weights = all.clone().map(weight).collect::<candle_core::Result<Vec<_>>>()?;
+        let bias = match self.config.bias {
+            true => {
+                let each = all.map(|expert| path(expert).get(n, "bias"));
+                Some(Tensor::stack(&each.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
+            }
+            false => None,
+        };
+        Ok(ExpertStack::from_each(weights, bias)?)
+    }
+}
