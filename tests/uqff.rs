@@ -93,7 +93,7 @@ fn decoded_weights_are_told() {
             }
             "families" => {
                 let reasons = [
-                    ["2 weights", "`ggml.q8_1.weight`", "Q8_1 and Q8_K"],
+                    ["3 weights", "`ggml.q8_1.weight`", "Q8_1 and Q8_K"],
                     ["1 weights", "`fp8.negative.weight`", "negative scale"],
                     ["1 weights", "`fp8.ragged.weight`", "no multiple of 32"],
                     ["2 weights", "`f8q8.filled.weight`", "F8Q8 run across rows"],

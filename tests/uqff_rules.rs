@@ -75,6 +75,15 @@ fn a3_unknown_entries_are_ignored_and_listed() {
         assert_eq!(warnings.len(), 1);
         assert!(warnings[0].contains("3 entries") && warnings[0].contains("`foo.bar`"), "{warnings:?}");
     }
+    // What begins with a dot is nobody's, not even the root's.
+    let nobodys = [entry(".weight", "U8", &[1], [0]), u8(".weight.format", 9), u8("weight.format.x", 9)];
+    let checkpoint = open_entries(&[layer("AFQ"), nobodys.to_vec()].concat()).unwrap();
+    warned(&checkpoint, &["3 entries", "`.weight`"]);
+    let root = layer("AFQ")
+        .into_iter()
+        .map(|(name, dtype, shape, bytes)| (name[2..].to_owned(), dtype, shape, bytes));
+    let checkpoint = open_entries(&root.collect::<Vec<_>>()).unwrap();
+    assert_eq!(checkpoint.weight("", Some(64)).unwrap().dims(), [2, 64]);
     // Entries of another family decide nothing.
     let checkpoint = open_entries(&with(&layer("MXFP4"), &[u8("m.weight.bits", 77)])).unwrap();
     assert!(checkpoint.warnings().is_empty());

@@ -148,8 +148,10 @@ fn only_set(dir: &Path, names: &[&str]) -> Result<Files> {
 /// The model of a name that is no file: a stem, of shards or of one file.
 fn stem(dir: &Path, stem: &str) -> Result<Option<Files>> {
     let names = names_in(dir)?;
-    let same: Vec<_> =
-        names.iter().filter_map(|name| Name::parse(name)).filter(|name| name.stem == stem).collect();
+    let mut same: Vec<_> = names.iter().filter_map(|name| Name::parse(name)).collect();
+    same.retain(|name| name.stem == stem);
+    // The one without a number first.
+    same.sort_unstable();
     match same.as_slice() {
         [] => Ok(None),
         [Name { index: None, .. }] => Ok(Some(Files::single(&dir.join(format!("{stem}.uqff"))))),
