@@ -133,7 +133,7 @@ fn check(
 }
 
 /// Bytes of a tensor; `None` if they overflow or are not whole (sub-byte dtypes).
-fn size_in_bytes(dtype: Dtype, dims: &[usize]) -> Option<usize> {
+pub(super) fn size_in_bytes(dtype: Dtype, dims: &[usize]) -> Option<usize> {
     let elements = dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim))?;
     let bits = elements.checked_mul(dtype.bitsize())?;
     (bits % 8 == 0).then_some(bits / 8)

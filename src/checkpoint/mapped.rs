@@ -10,6 +10,7 @@ use std::{
     collections::BTreeMap,
     fmt,
     fs::File,
+    io::{Read, Seek, SeekFrom},
     ops::Range,
     path::{Path, PathBuf},
     sync::Arc,
@@ -34,6 +35,9 @@ pub(super) struct TensorInfo {
     pub range: Range<usize>,
 }
 
+/// Bytes of small tensors, by name.
+pub(super) type Values = BTreeMap<String, Vec<u8>>;
+
 /// One tensor of a mapped file. Cloning shares the mapping.
 #[derive(Clone)]
 pub(super) struct StoredTensor {
@@ -50,12 +54,38 @@ pub(super) fn open(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
 pub(super) fn open_with_metadata(path: &Path) -> Result<(BTreeMap<String, StoredTensor>, Metadata)> {
     let mut file = open_file(path)?;
     let Header { tensors, metadata } = header::read(path, &mut file)?;
-    let file = MappedFile::new(path, &file)?;
+    Ok((map_all(path, &file, tensors)?, metadata))
+}
+
+/// As [`open`], with the bytes of every tensor that has at most `most` of them.
+pub(super) fn open_with_values(path: &Path, most: usize) -> Result<(BTreeMap<String, StoredTensor>, Values)> {
+    let mut file = open_file(path)?;
+    let Header { tensors, .. } = header::read(path, &mut file)?;
+    let mut read = |range: &Range<usize>| {
+        let mut bytes = vec![0; range.len()];
+        file.seek(SeekFrom::Start(range.start as u64))?;
+        file.read_exact(&mut bytes)?;
+        Ok(bytes)
+    };
+    let mut values = Values::new();
+    for (name, info) in tensors.iter().filter(|(_, info)| info.range.len() <= most) {
+        let bytes = read(&info.range).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+        values.insert(name.clone(), bytes);
+    }
+    Ok((map_all(path, &file, tensors)?, values))
+}
+
+fn map_all(
+    path: &Path,
+    file: &File,
+    tensors: BTreeMap<String, TensorInfo>,
+) -> Result<BTreeMap<String, StoredTensor>> {
+    let file = MappedFile::new(path, file)?;
     let stored = |(name, info): (String, _)| {
         let tensor = file.tensor(&name, info)?;
         Ok((name, tensor))
     };
-    Ok((tensors.into_iter().map(stored).collect::<Result<_>>()?, metadata))
+    tensors.into_iter().map(stored).collect()
 }
 
 /// Opens a regular file for reading.
@@ -128,6 +158,13 @@ impl StoredTensor {
 
     pub(super) fn size_in_bytes(&self) -> usize {
         self.info.range.len()
+    }
+
+    /// The same bytes as numbers of another dtype and shape; `None` if these have another number of bytes.
+    pub(super) fn as_numbers(&self, dtype: Dtype, dims: &[usize]) -> Option<Self> {
+        let info = TensorInfo { dtype, dims: dims.to_vec(), range: self.info.range.clone() };
+        (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes()))
+            .then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info) })
     }
 
     /// The tensor on `device`, in the dtype of the file. 8-bit floats come as their bytes (U8).

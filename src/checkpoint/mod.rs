@@ -37,6 +37,7 @@
 //! hold whatever is there then. Replacing a file by renaming another over it is safe.
 
 mod container;
+mod ggml;
 mod header;
 mod layout;
 mod mapped;
@@ -44,6 +45,7 @@ mod mlx;
 mod names;
 mod recognise;
 mod shards;
+mod uqff;
 mod warnings;
 mod weight;
 
@@ -75,6 +77,8 @@ struct Inner {
 pub enum CheckpointKind {
     /// Packed weights in MLX's layout, or a mix of these and dense ones.
     Mlx,
+    /// UQFF, the container of mistral.rs.
+    Uqff,
     /// Plain numbers only.
     Dense,
 }
@@ -83,6 +87,7 @@ impl fmt::Display for CheckpointKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Mlx => "MLX",
+            Self::Uqff => "UQFF",
             Self::Dense => "dense safetensors",
         })
     }

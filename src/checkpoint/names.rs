@@ -6,7 +6,8 @@ use std::cmp::Ordering;
 pub(crate) fn module_of(tensor: &str) -> Option<&str> {
     match tensor.strip_suffix("weight")? {
         "" => Some(""),
-        path => path.strip_suffix('.'),
+        // `.weight` is the name of no module's weight: that at the root has no dot.
+        path => path.strip_suffix('.').filter(|module| !module.is_empty()),
     }
 }
 

@@ -112,15 +112,20 @@ fn open_index(dir: &Path, index: &Index, warnings: &Warnings) -> Result<Tensors>
 /// The path of a shard named by an index. An index is as little trusted as any download: it may name
 /// files beside it and no others.
 fn shard_path(dir: &Path, shard: &str) -> Result<PathBuf> {
-    let mut components = Path::new(shard).components();
-    match (components.next(), components.next()) {
-        (Some(Component::Normal(name)), None) if name == shard => Ok(dir.join(name)),
-        _ => Err(Error::File {
-            path: dir.join(INDEX),
-            problem: format!("the weight_map names the shard {shard:?}, which is not a plain file name"),
-            remedy: "fetch or write the index again".into(),
-        }),
+    if is_plain_file_name(shard) {
+        return Ok(dir.join(shard));
     }
+    Err(Error::File {
+        path: dir.join(INDEX),
+        problem: format!("the weight_map names the shard {shard:?}, which is not a plain file name"),
+        remedy: "fetch or write the index again".into(),
+    })
+}
+
+/// Whether `name` can only mean a file in the directory that it is joined to.
+pub(super) fn is_plain_file_name(name: &str) -> bool {
+    let mut components = Path::new(name).components();
+    matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
 }
 
 /// The files `model*.safetensors` of a directory, by name.

@@ -1,0 +1,102 @@
+//! GGML types by their numbers, and weights of them: most are computed by candle, floats are plain numbers, and
+//! Q8_1 and Q8_K, which candle can hold but not multiply with, are decoded.
+
+use super::mapped::StoredTensor;
+use super::weight::Decode;
+use super::{DenseTensor, GgmlWeight, Weight};
+use crate::Result;
+use candle_core::quantized::GgmlDType;
+use candle_core::{DType, Device, Tensor};
+use half::f16;
+use safetensors::Dtype;
+
+/// Said of weights that [`weight`] decodes.
+pub(super) const DECODED: &str = "candle has no products of the GGML types Q8_1 and Q8_K";
+
+/// The type that GGML numbers `id`.
+pub(super) fn dtype_of(id: u32) -> Option<GgmlDType> {
+    Some(match id {
+        0 => GgmlDType::F32,
+        1 => GgmlDType::F16,
+        2 => GgmlDType::Q4_0,
+        3 => GgmlDType::Q4_1,
+        6 => GgmlDType::Q5_0,
+        7 => GgmlDType::Q5_1,
+        8 => GgmlDType::Q8_0,
+        9 => GgmlDType::Q8_1,
+        10 => GgmlDType::Q2K,
+        11 => GgmlDType::Q3K,
+        12 => GgmlDType::Q4K,
+        13 => GgmlDType::Q5K,
+        14 => GgmlDType::Q6K,
+        15 => GgmlDType::Q8K,
+        30 => GgmlDType::BF16,
+        _ => return None,
+    })
+}
+
+/// Bytes of a weight of shape `dims`; `None` if its rows are not whole blocks, or they overflow.
+pub(super) fn size_in_bytes(dtype: GgmlDType, dims: &[usize]) -> Option<usize> {
+    let (k, rows) = dims.split_last()?;
+    let row = k.is_multiple_of(dtype.block_size()).then_some(k / dtype.block_size())?;
+    rows.iter().try_fold(row, |product, &dim| product.checked_mul(dim))?.checked_mul(dtype.type_size())
+}
+
+/// The weight `module` of shape `dims`, whose `blocks` have the size that [`size_in_bytes`] tells; `None` if not.
+pub(super) fn weight(
+    module: &str,
+    name: &str,
+    dtype: GgmlDType,
+    dims: Vec<usize>,
+    blocks: &StoredTensor,
+) -> Result<Option<Weight>> {
+    if size_in_bytes(dtype, &dims) != Some(blocks.size_in_bytes()) {
+        return Ok(None);
+    }
+    let numbers = |dtype| match blocks.as_numbers(dtype, &dims) {
+        Some(numbers) => DenseTensor::new(name, &numbers).map(|dense| Some(Weight::Dense(dense))),
+        None => Ok(None),
+    };
+    match dtype {
+        GgmlDType::F32 => numbers(Dtype::F32),
+        GgmlDType::F16 => numbers(Dtype::F16),
+        GgmlDType::BF16 => numbers(Dtype::BF16),
+        GgmlDType::Q8_1 | GgmlDType::Q8K => {
+            let source = Q8Blocks { dtype, dims: dims.clone(), blocks: blocks.clone() };
+            Ok(Some(Weight::Dense(DenseTensor::decoded(name, DType::F32, dims, source))))
+        }
+        _ => Ok(Some(Weight::Ggml(GgmlWeight::new(module, dtype, dims, blocks.clone())))),
+    }
+}
+
+/// Blocks of Q8_1 (an F16 scale, an F16 sum, 32 signed bytes) or Q8_K (an F32 scale, 256 signed bytes, sums).
+#[derive(Debug)]
+struct Q8Blocks {
+    dtype: GgmlDType,
+    dims: Vec<usize>,
+    blocks: StoredTensor,
+}
+
+impl Decode for Q8Blocks {
+    fn size_in_bytes(&self) -> usize {
+        self.blocks.size_in_bytes()
+    }
+
+    fn decode(&self, device: &Device) -> Result<Tensor> {
+        let (size, elements) = (self.dtype.type_size(), self.dtype.block_size());
+        let mut values = Vec::with_capacity(self.blocks.size_in_bytes() / size * elements);
+        self.blocks.for_each_chunk(size, |blocks| {
+            for block in blocks.chunks_exact(size) {
+                let Some((head, codes)) = block.split_first_chunk::<4>() else { continue };
+                let [low, high, ..] = *head;
+                let scale = match self.dtype {
+                    GgmlDType::Q8_1 => f16::from_le_bytes([low, high]).to_f32(),
+                    _ => f32::from_le_bytes(*head),
+                };
+                let codes = codes.iter().take(elements);
+                values.extend(codes.map(|code| scale * f32::from(code.cast_signed())));
+            }
+        })?;
+        Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+}

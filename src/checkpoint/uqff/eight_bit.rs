@@ -1,0 +1,203 @@
+//! FP8 with one scale, and F8Q8: eight-bit codes that become MXFP8 and symmetric affine ones, bit for bit.
+
+use super::layer::{Layer, WeightAndWhy};
+use crate::checkpoint::layout::Layout;
+use crate::checkpoint::mapped::StoredTensor;
+use crate::checkpoint::weight::Decode;
+use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
+use crate::format::element::e4m3_to_f32;
+use crate::{QuantFormat, QuantTensor, Result};
+use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
+
+/// The number of F8_E4M3 in mistral.rs' table of dtypes.
+const F8_E4M3: u32 = 9;
+
+/// The E8M0 code of 1.
+const ONE: u8 = 127;
+
+/// Elements of an F8Q8 block, and its bytes: an E4M3 number and as many signed codes.
+const BLOCK: usize = 32;
+const BLOCK_BYTES: usize = 1 + BLOCK;
+
+/// What the number of an F8Q8 block is divided by: the largest E4M3 of the library that mistral.rs uses, not
+/// the 448 of the format.
+const F8Q8_MAX: f32 = 416.0;
+
+const F8Q8_FORMAT: QuantFormat = QuantFormat::Affine { bits: 8, group_size: BLOCK };
+
+pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
+    let codes = layer.part("weight", &[Dtype::F8_E4M3])?;
+    layer.check_rank("weight", codes.dims(), false)?;
+    // What it says is said by the dtype of the weight too.
+    if layer.has("weight.dtype") {
+        let dtype = layer.u32("weight.dtype")?;
+        if dtype != F8_E4M3 {
+            return Err(layer.wrong(
+                "weight.dtype",
+                format!("{F8_E4M3}, which is F8_E4M3"),
+                dtype.to_string(),
+            ));
+        }
+    }
+    let suffix = "weight.dequant_w_scale";
+    let scale = layer.f32(suffix)?;
+    if !scale.is_finite() {
+        return Err(layer.wrong(suffix, "a finite scale", scale.to_string()));
+    }
+    let dims = codes.dims().to_vec();
+    let k = dims.last().copied().unwrap_or(0);
+    let why = match scale.is_sign_negative() {
+        true => "FP8 with a negative scale has no packed format here",
+        false if !k.is_multiple_of(QuantFormat::Mxfp8.group_size()) => {
+            "FP8 rows that are no multiple of 32 elements have no packed format here"
+        }
+        false => {
+            let layout = PerTensorFp8 { codes: codes.clone(), scale };
+            return Ok((
+                Weight::Packed(PackedWeight::new(layer.key, QuantFormat::Mxfp8, dims, layout)),
+                None,
+            ));
+        }
+    };
+    let source = E4m3Numbers { codes: codes.clone(), scale };
+    Ok((Weight::Dense(DenseTensor::decoded(&layer.weight_name(), DType::F32, dims, source)), Some(why)))
+}
+
+pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
+    let blocks = layer.part("weight", &[Dtype::U8])?;
+    let dims = layer.shape(false)?;
+    let count = usize::try_from(layer.u32("weight.num_blocks")?).ok();
+    let elements = dims.iter().try_fold(1usize, |product, &dim| product.checked_mul(dim));
+    let needed = elements.map(|elements| elements.div_ceil(BLOCK));
+    let shown = |count: Option<usize>| count.map_or("too many".into(), |count| count.to_string());
+    if count.is_none() || count != needed {
+        let expected = format!("{} blocks for {dims:?}", shown(needed));
+        return Err(layer.wrong("weight.num_blocks", expected, shown(count)));
+    }
+    let size = count.and_then(|count| count.checked_mul(BLOCK_BYTES));
+    if size != Some(blocks.size_in_bytes()) {
+        let expected = format!("{} bytes for {} blocks", shown(size), shown(count));
+        return Err(layer.wrong("weight", expected, blocks.size_in_bytes().to_string()));
+    }
+    let layout = F8q8Blocks { blocks: blocks.clone(), dims: dims.clone() };
+    if dims.last().is_some_and(|k| k.is_multiple_of(BLOCK)) {
+        return Ok((Weight::Packed(PackedWeight::new(layer.key, F8Q8_FORMAT, dims, layout)), None));
+    }
+    let dense = DenseTensor::decoded(&layer.weight_name(), DType::F32, dims, layout);
+    let why = "blocks of F8Q8 run across rows that are no multiple of 32 elements";
+    Ok((Weight::Dense(dense), Some(why)))
+}
+
+/// E4M3 codes `[N, K]` and one scale for all.
+#[derive(Debug)]
+struct PerTensorFp8 {
+    codes: StoredTensor,
+    scale: f32,
+}
+
+impl Layout for PerTensorFp8 {
+    fn size_in_bytes(&self) -> usize {
+        self.codes.size_in_bytes() + size_of::<f32>()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let format = QuantFormat::Mxfp8;
+        let &[n, k] = self.codes.dims() else {
+            return Err(crate::Error::mismatch("FP8 weight", "[N, K]", format!("{:?}", self.codes.dims())));
+        };
+        let words = (n, format.words_per_row(k)?);
+        let groups = (n, format.groups_per_row(k)?);
+        QuantTensor::new(
+            format,
+            Tensor::from_vec(self.codes.read::<u32>()?, words, device)?,
+            Tensor::full(ONE, groups, device)?,
+            None,
+            Some(Tensor::new(&[self.scale], device)?),
+        )
+    }
+}
+
+/// E4M3 codes of any shape, and what their numbers are multiplied by.
+#[derive(Debug)]
+pub(super) struct E4m3Numbers {
+    pub codes: StoredTensor,
+    pub scale: f32,
+}
+
+impl Decode for E4m3Numbers {
+    fn size_in_bytes(&self) -> usize {
+        self.codes.size_in_bytes()
+    }
+
+    fn decode(&self, device: &Device) -> Result<Tensor> {
+        let mut values = Vec::with_capacity(self.codes.size_in_bytes());
+        self.codes.for_each_chunk(1, |codes| {
+            values.extend(codes.iter().map(|&code| e4m3_to_f32(code) * self.scale));
+        })?;
+        Ok(Tensor::from_vec(values, self.codes.dims(), device)?)
+    }
+}
+
+/// F8Q8: blocks of 32 elements of the flattened weight, the last one filled up.
+#[derive(Debug)]
+struct F8q8Blocks {
+    blocks: StoredTensor,
+    dims: Vec<usize>,
+}
+
+impl F8q8Blocks {
+    /// Hands out the blocks, scale and codes.
+    fn for_each(&self, mut take: impl FnMut(f32, &[u8])) -> Result<()> {
+        self.blocks.for_each_chunk(BLOCK_BYTES, |blocks| {
+            for (&scale, codes) in blocks.chunks_exact(BLOCK_BYTES).filter_map(<[u8]>::split_first) {
+                take(e4m3_to_f32(scale) / F8Q8_MAX, codes);
+            }
+        })
+    }
+
+    fn count(&self) -> usize {
+        self.blocks.size_in_bytes() / BLOCK_BYTES
+    }
+}
+
+impl Layout for F8q8Blocks {
+    fn size_in_bytes(&self) -> usize {
+        self.blocks.size_in_bytes()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let k = self.dims.last().copied().unwrap_or(0);
+        let rows = self.count() / F8Q8_FORMAT.groups_per_row(k)?;
+        let mut words = Vec::with_capacity(self.count() * (BLOCK / 4));
+        let mut scales = Vec::with_capacity(self.count());
+        self.for_each(|scale, codes| {
+            scales.push(scale);
+            let (quads, _) = codes.as_chunks::<4>();
+            // Signed codes, counted from -128 on.
+            words.extend(quads.iter().map(|quad| u32::from_le_bytes(*quad) ^ 0x8080_8080));
+        })?;
+        QuantTensor::new(
+            F8Q8_FORMAT,
+            Tensor::from_vec(words, (rows, F8Q8_FORMAT.words_per_row(k)?), device)?,
+            Tensor::from_vec(scales, (rows, F8Q8_FORMAT.groups_per_row(k)?), device)?,
+            None,
+            None,
+        )
+    }
+}
+
+impl Decode for F8q8Blocks {
+    fn size_in_bytes(&self) -> usize {
+        self.blocks.size_in_bytes()
+    }
+
+    fn decode(&self, device: &Device) -> Result<Tensor> {
+        let mut values = Vec::with_capacity(self.count() * BLOCK);
+        self.for_each(|scale, codes| {
+            values.extend(codes.iter().map(|code| f32::from(code.cast_signed()) * scale));
+        })?;
+        values.truncate(self.dims.iter().product());
+        Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+}

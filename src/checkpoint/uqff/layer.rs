@@ -1,0 +1,223 @@
+//! The entries of one layer, found and checked.
+
+use super::{afq, eight_bit, hqq, Entries, Entry, REMEDY};
+use crate::checkpoint::mapped::StoredTensor;
+use crate::checkpoint::names::{module_of, tensor_of};
+use crate::checkpoint::{ggml, DenseTensor, Weight};
+use crate::{Error, Result};
+use candle_core::quantized::GgmlDType;
+use candle_core::DType;
+use safetensors::Dtype;
+use std::path::Path;
+
+/// What follows `<key>.weight.` in the entries of all families.
+const SUFFIXES: [&str; 16] = [
+    "axis",
+    "biases",
+    "bits",
+    "channel_wise",
+    "dequant_w_scale",
+    "dequant_x_scale",
+    "dtype",
+    "format",
+    "group_size",
+    "num_blocks",
+    "optimization_steps",
+    "quant_scale",
+    "round_zeros",
+    "scales",
+    "shape",
+    "zeros",
+];
+
+/// The key of the layer that an entry belongs to. Biases have none: they belong to a layer if there is one.
+pub(super) fn key_of(name: &str) -> Option<&str> {
+    module_of(name).or_else(|| {
+        let (weight, suffix) = name.rsplit_once('.')?;
+        SUFFIXES.contains(&suffix).then(|| module_of(weight))?
+    })
+}
+
+/// The families, by the number in `weight.format`.
+const FAMILIES: [&str; 7] = ["GGML", "Unquant", "HQQ", "FP8", "AFQ", "F8Q8", "MXFP4"];
+
+/// One layer.
+pub(super) struct Layer<'a> {
+    pub key: &'a str,
+    entries: &'a Entries,
+    format: Option<u8>,
+}
+
+/// A weight, and, if it is decoded though it is quantized, why.
+pub(super) type WeightAndWhy = (Weight, Option<&'static str>);
+
+impl<'a> Layer<'a> {
+    /// The layer of this key, of which there is at least one entry.
+    pub(super) fn find(entries: &'a Entries, key: &'a str) -> Result<Self> {
+        let layer = Self { key, entries, format: None };
+        if !layer.has("weight.format") {
+            return Err(layer.wrong("weight.format", "the format of the layer", "no such entry"));
+        }
+        let format = Some(layer.u8("weight.format")?);
+        Ok(Self { format, ..layer })
+    }
+
+    pub(super) fn weight(&self) -> Result<WeightAndWhy> {
+        match self.format {
+            Some(0) => self.ggml(),
+            Some(1) => {
+                let weight = self.part("weight", &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
+                self.check_rank("weight", weight.dims(), true)?;
+                Ok((Weight::Dense(DenseTensor::new(&self.weight_name(), weight)?), None))
+            }
+            Some(2) => hqq::weight(self),
+            Some(3) => eight_bit::fp8(self),
+            Some(4) => afq::afq(self),
+            Some(5) => eight_bit::f8q8(self),
+            Some(6) => afq::mxfp4(self),
+            format => {
+                let found = format.map_or("none".into(), |format| format.to_string());
+                Err(self.wrong("weight.format", format!("0 to 6 ({})", FAMILIES.join(", ")), found))
+            }
+        }
+    }
+
+    /// The additive bias of the layer, whose weight has shape `dims`.
+    pub(super) fn bias(&self, dims: &[usize]) -> Result<Option<DenseTensor>> {
+        if self.entry("bias").is_none() {
+            return Ok(None);
+        }
+        let bias = self.part("bias", &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E4M3])?;
+        let (_, rows) = dims.split_last().unwrap_or((&0, &[]));
+        if bias.dims() != rows {
+            return Err(self.wrong("bias", format!("shape {rows:?}"), format!("{:?}", bias.dims())));
+        }
+        let name = tensor_of(self.key, "bias");
+        match bias.dtype() {
+            Dtype::F8_E4M3 => {
+                let source = eight_bit::E4m3Numbers { codes: bias.clone(), scale: 1.0 };
+                Ok(Some(DenseTensor::decoded(&name, DType::F32, rows.to_vec(), source)))
+            }
+            _ => DenseTensor::new(&name, bias).map(Some),
+        }
+    }
+
+    fn ggml(&self) -> Result<WeightAndWhy> {
+        let id = self.u32("weight.dtype")?;
+        let dtype = ggml::dtype_of(id).ok_or_else(|| {
+            self.wrong("weight.dtype", "the number of a GGML type (0 to 3, 6 to 15, 30)", id.to_string())
+        })?;
+        let dims = self.shape(true)?;
+        let blocks = self.part("weight", &[Dtype::U8])?;
+        let weight = ggml::weight(self.key, &self.weight_name(), dtype, dims.clone(), blocks)?;
+        let weight = weight.ok_or_else(|| {
+            let expected = match ggml::size_in_bytes(dtype, &dims) {
+                Some(size) => format!("{size} bytes for {dtype:?} {dims:?}"),
+                None => format!("rows of whole blocks of {} for {dtype:?}", dtype.block_size()),
+            };
+            self.wrong("weight", expected, format!("{} bytes, shape {dims:?}", blocks.size_in_bytes()))
+        })?;
+        let decoded = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
+        Ok((weight, decoded.then_some(ggml::DECODED)))
+    }
+
+    pub(super) fn weight_name(&self) -> String {
+        tensor_of(self.key, "weight")
+    }
+
+    /// The entry called `suffix`, of one of these dtypes.
+    pub(super) fn part(&self, suffix: &str, dtypes: &[Dtype]) -> Result<&'a StoredTensor> {
+        let tensor = &self.required(suffix)?.tensor;
+        if dtypes.contains(&tensor.dtype()) {
+            return Ok(tensor);
+        }
+        let expected: Vec<_> = dtypes.iter().map(|dtype| format!("{dtype:?}")).collect();
+        Err(self.wrong(suffix, format!("dtype {}", expected.join(" or ")), format!("{:?}", tensor.dtype())))
+    }
+
+    /// A number that is an entry.
+    pub(super) fn u8(&self, suffix: &str) -> Result<u8> {
+        self.scalar(suffix, Dtype::U8).map(|[byte]| byte)
+    }
+
+    /// As [`u8`](Layer::u8).
+    pub(super) fn u32(&self, suffix: &str) -> Result<u32> {
+        self.scalar(suffix, Dtype::U32).map(u32::from_le_bytes)
+    }
+
+    /// As [`u8`](Layer::u8).
+    pub(super) fn f32(&self, suffix: &str) -> Result<f32> {
+        self.scalar(suffix, Dtype::F32).map(f32::from_le_bytes)
+    }
+
+    fn scalar<const N: usize>(&self, suffix: &str, dtype: Dtype) -> Result<[u8; N]> {
+        let Entry { tensor, value } = self.required(suffix)?;
+        match value.as_slice().try_into() {
+            Ok(bytes) if tensor.dtype() == dtype && tensor.dims().is_empty() => Ok(bytes),
+            _ => Err(self.wrong(
+                suffix,
+                format!("one number, {dtype:?} of shape []"),
+                format!("{:?} {:?}", tensor.dtype(), tensor.dims()),
+            )),
+        }
+    }
+
+    /// The logical shape where it is an entry of its own: `[N, K]`, or with `stack` perhaps `[E, N, K]`.
+    pub(super) fn shape(&self, stack: bool) -> Result<Vec<usize>> {
+        let suffix = "weight.shape";
+        let Entry { tensor, value } = self.required(suffix)?;
+        let (Dtype::U32, &[rank]) = (tensor.dtype(), tensor.dims()) else {
+            let found = format!("{:?} {:?}", tensor.dtype(), tensor.dims());
+            return Err(self.wrong(suffix, "the shape, U32 of shape [2] or [3]", found));
+        };
+        let (numbers, _) = value.as_chunks::<4>();
+        let dims: Vec<_> =
+            numbers.iter().filter_map(|bytes| usize::try_from(u32::from_le_bytes(*bytes)).ok()).collect();
+        if dims.len() != rank {
+            return Err(self.wrong(suffix, "two or three dimensions", format!("{rank}")));
+        }
+        self.check_rank(suffix, &dims, stack)?;
+        Ok(dims)
+    }
+
+    /// Checks the rank of a weight's shape, and that nothing is empty.
+    pub(super) fn check_rank(&self, suffix: &str, dims: &[usize], stack: bool) -> Result<()> {
+        let expected = match (dims.len(), stack) {
+            (2, _) | (3, true) if !dims.contains(&0) => return Ok(()),
+            (2, _) | (3, true) => "no dimension of zero",
+            (3, false) => "a matrix: this family has no stacks of experts",
+            (_, true) => "a shape of two or three dimensions",
+            (_, false) => "a shape of two dimensions",
+        };
+        Err(self.wrong(suffix, expected, format!("{dims:?}")))
+    }
+
+    fn required(&self, suffix: &str) -> Result<&'a Entry> {
+        self.entry(suffix).ok_or_else(|| self.wrong(suffix, "this entry", "none"))
+    }
+
+    pub(super) fn has(&self, suffix: &str) -> bool {
+        self.entry(suffix).is_some()
+    }
+
+    fn entry(&self, suffix: &str) -> Option<&'a Entry> {
+        self.entries.get(&tensor_of(self.key, suffix))
+    }
+
+    /// The file of an entry; if there is none, that of another one of the layer.
+    pub(super) fn file_of(&self, suffix: &str) -> &'a Path {
+        let mut others = SUFFIXES.iter().filter_map(|other| self.entry(&format!("weight.{other}")));
+        let entry = self.entry(suffix).or_else(|| self.entry("weight")).or_else(|| others.next());
+        entry.map_or(Path::new(""), |entry| entry.tensor.path())
+    }
+
+    /// The error that an entry is not what its family demands.
+    pub(super) fn wrong(&self, suffix: &str, expected: impl Into<String>, found: impl Into<String>) -> Error {
+        let family = self.format.and_then(|format| FAMILIES.get(usize::from(format)));
+        let expected = match family {
+            Some(family) => format!("{}, as the layer is {family}", expected.into()),
+            None => expected.into(),
+        };
+        Error::tensor(self.file_of(suffix), tensor_of(self.key, suffix), expected, found, REMEDY)
+    }
+}

@@ -1,0 +1,253 @@
+//! UQFF 1.0, 1.1 and 1.2, the container of mistral.rs: linear layers, stacks of experts and embeddings in several
+//! quantizations, side by side in one model.
+//!
+//! A layer `<key>` consists of the entries `<key>.weight`, `<key>.weight.*` and perhaps `<key>.bias`, in any of
+//! the shards. Its byte `<key>.weight.format` says which family it is of; nothing is guessed, and `config.json`
+//! is not asked (a converted MLX checkpoint keeps MLX's `quantization` there).
+//!
+//! | format | family | here | computed |
+//! |---|---|---|---|
+//! | 0 | GGML Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K | [`Ggml`](Weight::Ggml) | by candle, activations rounded to 8 bits |
+//! | 0 | GGML Q8_1, Q8_K | dense F32, decoded when loaded | dense: candle has no products of them |
+//! | 0 | GGML F32, F16, BF16 | dense | dense |
+//! | 1 | Unquant | dense | dense |
+//! | 2 | HQQ 4 and 8 bits | dense F32, decoded when loaded | dense: see below |
+//! | 3 | FP8 E4M3 with one scale | MXFP8, unit group scales, the scale as global scale | on the codes, exact |
+//! | 3 | the same, K no multiple of 32 or scale negative | dense F32, decoded when loaded | dense |
+//! | 4 | AFQ 2, 3, 4, 6, 8 bits | affine | on the codes, exact |
+//! | 5 | F8Q8 | affine 8-bit g32, symmetric, F32 scales | on the codes, exact |
+//! | 5 | the same, K no multiple of 32 | dense F32, decoded when loaded: blocks run across rows | dense |
+//! | 6 | MXFP4 | MXFP4 | on the codes, exact |
+//!
+//! Where weights are decoded, a warning of the checkpoint says how many and why. HQQ has to be: element `i` of
+//! the flattened weight belongs to group `i mod G`, of `G` groups, so that neighbours along K never share one.
+//! Groups of consecutive elements of K with a scale and a bias each, which is what an affine format has, can
+//! therefore not hold the same numbers.
+//!
+//! # Entries that do not belong to a layer
+//! Norms, routers and, up to 1.1, dense embeddings are in `residual.safetensors`; an embedding may lie in either
+//! place. Whether the output head is tied is for the model to decide, by the presence of `lm_head.weight`: 1.1
+//! has a quantized `lm_head` beside the dense embedding of a tied model, 1.2 the embedding alone. Other entries
+//! are ignored and listed by a warning.
+//!
+//! # Which files
+//! See [`files`].
+
+mod afq;
+mod eight_bit;
+mod files;
+mod hqq;
+mod layer;
+mod report;
+mod version;
+
+use super::container::{Companions, Container, Opened};
+use super::mapped::{self, StoredTensor, Values};
+use super::names::tensor_of;
+use super::shards::Tensors;
+use super::warnings::Warnings;
+use super::{CheckpointKind, DenseTensor, Weight};
+use crate::{Error, Result};
+use layer::Layer;
+use std::collections::btree_map::Entry as MapEntry;
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+pub(super) use files::{find, Files};
+pub(super) use version::is_versioned;
+
+const RESIDUAL: &str = "residual.safetensors";
+
+const REMEDY: &str = "the file is damaged or not of mistral.rs: fetch or write it again";
+
+/// Larger entries are not read while opening. Shapes have at most three numbers of 4 bytes.
+const MAX_VALUE_BYTES: usize = 12;
+
+/// One of the files of a model.
+struct Shard {
+    path: PathBuf,
+    tensors: Tensors,
+    values: Values,
+}
+
+/// A tensor of a shard, with its bytes if they are few.
+struct Entry {
+    tensor: StoredTensor,
+    value: Vec<u8>,
+}
+
+type Entries = BTreeMap<String, Entry>;
+
+struct UqffCheckpoint {
+    tensors: BTreeMap<String, Tensor>,
+}
+
+enum Tensor {
+    /// The weight of a layer, or its bias, and the file of the former's codes.
+    Layer(Weight, PathBuf),
+    /// From the residual.
+    Residual(StoredTensor),
+}
+
+/// Opens the files of one model and checks every layer.
+pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
+    let shards = files.shards.into_iter().map(Shard::open).collect::<Result<Vec<_>>>()?;
+    version::check(&shards)?;
+    let mut tensors = layers(&merge(shards)?, warnings)?;
+    let residual = files.dir.join(RESIDUAL);
+    if residual.is_file() {
+        for (name, tensor) in mapped::open(&residual)? {
+            match tensors.entry(name) {
+                MapEntry::Vacant(vacant) => vacant.insert(Tensor::Residual(tensor)),
+                MapEntry::Occupied(taken) => {
+                    return Err(twice(taken.key(), taken.get().path(), &residual));
+                }
+            };
+        }
+    }
+    let companions = Companions::Directory(files.dir);
+    let config = companions.config()?;
+    let container = Box::new(UqffCheckpoint { tensors });
+    Ok(Opened { kind: CheckpointKind::Uqff, config, companions, container })
+}
+
+impl Shard {
+    fn open(path: PathBuf) -> Result<Self> {
+        let (tensors, values) = mapped::open_with_values(&path, MAX_VALUE_BYTES)?;
+        Ok(Self { path, tensors, values })
+    }
+}
+
+/// All entries but those of the version.
+fn merge(shards: Vec<Shard>) -> Result<Entries> {
+    let mut entries = Entries::new();
+    for Shard { path, tensors, mut values } in shards {
+        for (name, tensor) in tensors {
+            if version::is_part(&name) {
+                continue;
+            }
+            let value = values.remove(&name).unwrap_or_default();
+            match entries.entry(name) {
+                MapEntry::Vacant(vacant) => vacant.insert(Entry { tensor, value }),
+                MapEntry::Occupied(taken) => {
+                    return Err(twice(taken.key(), taken.get().tensor.path(), &path));
+                }
+            };
+        }
+    }
+    Ok(entries)
+}
+
+fn twice(name: &str, first: &Path, second: &Path) -> Error {
+    Error::tensor(
+        second,
+        name,
+        "each entry in one file",
+        format!("the same entry in {}", first.display()),
+        "remove the file that does not belong to this model",
+    )
+}
+
+/// The weights and biases of all layers.
+fn layers(entries: &Entries, warnings: &Warnings) -> Result<BTreeMap<String, Tensor>> {
+    let keys: BTreeSet<&str> = entries.keys().filter_map(|name| layer::key_of(name)).collect();
+    let mut tensors = BTreeMap::new();
+    let mut decoded: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    for key in keys {
+        let layer = Layer::find(entries, key)?;
+        let (weight, why_decoded) = layer.weight()?;
+        if let Some(bias) = layer.bias(weight.dims())? {
+            let path = layer.file_of("bias").to_owned();
+            tensors.insert(tensor_of(key, "bias"), Tensor::Layer(Weight::Dense(bias), path));
+        }
+        tensors.insert(tensor_of(key, "weight"), Tensor::Layer(weight, layer.file_of("weight").to_owned()));
+        if let Some(why) = why_decoded {
+            decoded.entry(why).or_default().push(key);
+        }
+    }
+    for (why, keys) in decoded {
+        if let Some(key) = keys.first() {
+            let (count, path) =
+                (keys.len(), Layer::find(entries, key)?.file_of("weight").display().to_string());
+            warnings.add(format!(
+                "{path}: {count} weights are decoded to F32 when they are loaded, `{key}.weight` among them: {why}"
+            ));
+        }
+    }
+    let mut unknown =
+        entries.iter().filter(|(name, _)| !tensors.contains_key(*name) && layer::key_of(name).is_none());
+    if let Some((name, entry)) = unknown.next() {
+        warnings.add(format!(
+            "{}: {} entries that belong to no layer are ignored, `{name}` among them",
+            entry.tensor.path().display(),
+            unknown.count() + 1
+        ));
+    }
+    Ok(tensors)
+}
+
+impl Tensor {
+    fn path(&self) -> &Path {
+        match self {
+            Self::Layer(_, path) => path,
+            Self::Residual(stored) => stored.path(),
+        }
+    }
+}
+
+impl Container for UqffCheckpoint {
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors.keys().map(String::as_str))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
+        let name = tensor_of(module, "weight");
+        let Some(tensor) = self.tensors.get(&name) else {
+            return Ok(None);
+        };
+        let wrong = |expected: String, found: String| {
+            Error::tensor(
+                tensor.path(),
+                &name,
+                expected,
+                found,
+                "check that config.json belongs to these weights",
+            )
+        };
+        match tensor {
+            Tensor::Layer(weight, _) => match (in_features, weight.dims().last()) {
+                (Some(expected), Some(&k)) if k != expected => {
+                    Err(wrong(format!("{expected} input features"), format!("{k}")))
+                }
+                _ => Ok(Some(weight.clone())),
+            },
+            Tensor::Residual(stored) => match DenseTensor::new(&name, stored)? {
+                dense if dense.dtype().is_float() => Ok(Some(Weight::Dense(dense))),
+                dense => Err(wrong("a float weight".into(), format!("{:?}", dense.dtype()))),
+            },
+        }
+    }
+
+    fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
+        match self.tensors.get(name) {
+            None => Ok(None),
+            Some(Tensor::Residual(stored)) => DenseTensor::new(name, stored).map(Some),
+            Some(Tensor::Layer(Weight::Dense(dense), _)) => Ok(Some(dense.clone())),
+            Some(Tensor::Layer(weight, path)) => Err(Error::tensor(
+                path,
+                name,
+                "a dense tensor",
+                format!("a weight of {}", weight.format_name()),
+                "load the module's weight instead",
+            )),
+        }
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.tensors.get(name).map(Tensor::path)
+    }
+}
