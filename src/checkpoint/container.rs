@@ -1,6 +1,6 @@
 //! What a reader of one kind of checkpoint provides, and the files that lie beside the weights.
 
-use super::{CheckpointKind, DenseTensor, Weight};
+use super::{CheckpointKind, DenseTensor, Digest, Weight};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,6 +23,11 @@ pub(super) trait Container: Send + Sync {
 
     /// The file that holds a tensor, or a part of it.
     fn file_of(&self, name: &str) -> Option<&Path>;
+
+    /// The digests that the checkpoint states of its files, if it states any.
+    fn digests(&self) -> Vec<Digest> {
+        Vec::new()
+    }
 }
 
 /// A checkpoint as its reader returns it.
@@ -40,7 +45,6 @@ pub(super) enum Companions {
     /// In a directory, under their names.
     Directory(PathBuf),
     /// In files of other names.
-    #[expect(dead_code, reason = "for stores of blobs")]
     Files(BTreeMap<String, PathBuf>),
 }
 

@@ -47,7 +47,6 @@ pub(super) enum GlobalScaleMeaning {
     /// The largest magnitude of the tensor (MLX).
     Absmax,
     /// The multiplier itself (ModelOpt, Ollama).
-    #[expect(dead_code, reason = "for other containers")]
     Multiplier,
     /// Its reciprocal (compressed-tensors).
     #[expect(dead_code, reason = "for other containers")]

@@ -38,17 +38,20 @@
 
 mod container;
 mod ggml;
+mod digest;
 mod header;
 mod layout;
 mod mapped;
 mod mlx;
 mod names;
+mod ollama;
 mod recognise;
 mod shards;
 mod uqff;
 mod warnings;
 mod weight;
 
+pub use digest::Digest;
 pub(crate) use names::{module_of, tensor_of};
 pub use weight::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 
@@ -79,6 +82,8 @@ pub enum CheckpointKind {
     Mlx,
     /// UQFF, the container of mistral.rs.
     Uqff,
+    /// A model of an Ollama store, in safetensors blobs.
+    Ollama,
     /// Plain numbers only.
     Dense,
 }
@@ -88,20 +93,29 @@ impl fmt::Display for CheckpointKind {
         f.write_str(match self {
             Self::Mlx => "MLX",
             Self::Uqff => "UQFF",
+            Self::Ollama => "Ollama",
             Self::Dense => "dense safetensors",
         })
     }
 }
 
 impl Checkpoint {
-    /// Opens a directory, or a single `.safetensors` file with the `config.json` beside it, if there
-    /// is one. No weight is read.
+    /// Opens what is at a path, or the model of that name in an Ollama store. No weight is read.
+    ///
+    /// A path may be that of a directory, or of a single `.safetensors` file with the `config.json` beside it,
+    /// if there is one. Of an Ollama store it is that of a model's manifest, or of the store itself if it
+    /// has one model only.
+    ///
+    /// If there is nothing at the path, it may be a name as Ollama has it: `qwen3:4b`,
+    /// `registry.ollama.ai/library/qwen3:4b`. Names are looked up in the directory that `OLLAMA_MODELS` names,
+    /// or else in `.ollama/models` of the home directory and in the store of the Linux service.
     ///
     /// In a directory `model.safetensors.index.json` says which files belong to the checkpoint;
     /// without it every `model*.safetensors` does.
     ///
     /// # Errors
-    /// If files are missing or malformed, if two of them hold the same tensor, if the quantization
+    /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
+    /// size that is stated, if two of them hold the same tensor, if the quantization
     /// object of the config is not understood, or if it names a `quant_method` of another tool.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let (path, warnings) = (path.as_ref().to_owned(), Warnings::default());
@@ -187,6 +201,22 @@ impl Checkpoint {
             Some(weight) => Ok(weight),
             None => self.dense(name).map(Weight::Dense),
         }
+    }
+
+    /// The files of which the checkpoint states the SHA-256, with these digests: all blobs of a model of an
+    /// Ollama store, none elsewhere. They are not checked while opening.
+    pub fn digests(&self) -> Vec<Digest> {
+        self.0.opened.container.digests()
+    }
+
+    /// Reads all files that have a digest, and compares. Returns how many they are.
+    ///
+    /// # Errors
+    /// The first file that has another digest, or can't be read.
+    pub fn verify_digests(&self) -> Result<usize> {
+        let digests = self.digests();
+        digests.iter().try_for_each(Digest::verify)?;
+        Ok(digests.len())
     }
 
     /// What was accepted although something about it is odd, so far. Each is also sent to [`log::warn!`].

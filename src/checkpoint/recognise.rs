@@ -2,7 +2,7 @@
 
 use super::container::{Companions, Opened};
 use super::warnings::Warnings;
-use super::{mapped, mlx, shards, uqff};
+use super::{mapped, mlx, ollama, shards, uqff};
 use crate::{Error, Result};
 use std::{fs, path::Path};
 
@@ -11,7 +11,13 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     if let Some(files) = uqff::find(path, warnings)? {
         return uqff::open(files, warnings);
     }
-    let metadata = fs::metadata(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+    let metadata = match fs::metadata(path) {
+        Ok(metadata) => metadata,
+        Err(error) => return ollama::open_name(path, error, warnings),
+    };
+    if let Some(opened) = ollama::open_path(path, warnings)? {
+        return Ok(opened);
+    }
     let (dir, tensors) = if metadata.is_dir() {
         (path, shards::open_directory(path, warnings)?)
     } else {
@@ -23,4 +29,12 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     let companions = Companions::Directory(dir.to_owned());
     let config = companions.config()?;
     mlx::open(tensors, companions, config, warnings)
+}
+
+/// Opens the GGUF file at `path`, whatever it is called: an Ollama store has models in such files too.
+pub(super) fn open_gguf(path: &Path, _warnings: &Warnings) -> Result<Opened> {
+    Err(Error::Unsupported {
+        what: format!("the GGUF file {}", path.display()),
+        remedy: "use a safetensors version of the model".into(),
+    })
 }

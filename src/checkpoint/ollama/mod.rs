@@ -1,0 +1,260 @@
+//! Models of an Ollama store: a manifest, and safetensors blobs of one weight or one group of experts each.
+//!
+//! The layout has changed with nearly every version of Ollama, without a number that says so. So nothing is
+//! concluded from versions: names come from the blobs' headers, formats from dtypes and shapes.
+
+mod dims;
+mod manifest;
+mod name;
+mod packed;
+mod stated;
+mod store;
+mod tensors;
+
+use super::container::{Companions, Container, Opened};
+use super::digest::Digest;
+use super::layout::{GlobalScale, GlobalScaleMeaning, Parts};
+use super::mapped::open_file;
+use super::names::tensor_of;
+use super::warnings::Warnings;
+use super::{recognise, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use crate::{Error, Result};
+use manifest::{Layer, LayerKind, Manifest};
+use name::Name;
+use packed::{Evidence, Packed};
+use safetensors::Dtype;
+use serde_json::Value;
+use stated::Stated;
+use std::collections::BTreeMap;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+use store::{ManifestFile, Store};
+use tensors::{Entry, Tensors};
+
+/// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
+pub(super) fn open_path(path: &Path, warnings: &Warnings) -> Result<Option<Opened>> {
+    let manifest = match path.is_dir() {
+        true => Store::at(path)?.map(only_model).transpose()?,
+        false => Store::manifest_at(path)?,
+    };
+    manifest.map(|manifest| open(&manifest, warnings)).transpose()
+}
+
+/// Opens the model called `name`, at which there is no path, as `no_path` says.
+pub(super) fn open_name(name: &Path, no_path: io::Error, warnings: &Warnings) -> Result<Opened> {
+    let path = name.to_owned();
+    let Some(name) = name.to_str().and_then(Name::parse) else {
+        return Err(Error::Io { path, error: no_path });
+    };
+    let roots = store::default_roots();
+    for root in &roots {
+        if let Some(manifest) = Store::at(root)?.map(|store| store.find(&name)).transpose()?.flatten() {
+            return open(&manifest, warnings);
+        }
+    }
+    let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
+    let problem = format!("{no_path}, and no model `{name}` in an Ollama store ({})", roots.join(", "));
+    Err(Error::Io { path, error: io::Error::new(no_path.kind(), problem) })
+}
+
+/// The model of a store that has no other.
+fn only_model(store: Store) -> Result<ManifestFile> {
+    let root = store.root().to_owned();
+    let models = store.models()?;
+    let found = match models.as_slice() {
+        [name] => store.find(name)?,
+        _ => None,
+    };
+    found.ok_or_else(|| {
+        let names: Vec<_> = models.iter().map(|name| format!("`{name}`")).collect();
+        let problem = match models.len() {
+            0 => "an Ollama store without models".to_owned(),
+            count => format!("an Ollama store of {count} models: {}", names.join(", ")),
+        };
+        Error::file(
+            &root,
+            problem,
+            "set OLLAMA_MODELS to this path and give the name of a model, or give the path of its manifest",
+        )
+    })
+}
+
+fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
+    let manifest = Manifest::read(file)?;
+    for layer in manifest.layers_of(LayerKind::Adapter) {
+        warnings.add(format!(
+            "{}: {} is an adapter; it is not applied",
+            manifest.path.display(),
+            layer.label
+        ));
+    }
+    if manifest.layers_of(LayerKind::Tensor).next().is_some() {
+        return open_tensors(manifest, warnings);
+    }
+    if let Some(layer) = manifest.layers_of(LayerKind::Gguf).next() {
+        check_magic(&layer.file).map_err(|error| layer.explain(error))?;
+        return recognise::open_gguf(&layer.file, warnings).map_err(|error| layer.explain(error));
+    }
+    Err(match manifest.remote_host()? {
+        Some(host) => Error::Unsupported {
+            what: format!("model `{}`, which runs on {host} and has no weights here,", manifest.model),
+            remedy: "pull a model that has weights".into(),
+        },
+        None => manifest.error("lists no layers with weights"),
+    })
+}
+
+fn check_magic(path: &Path) -> Result<()> {
+    let mut magic = Vec::new();
+    let read = open_file(path)?.take(4).read_to_end(&mut magic);
+    read.map_err(|error| Error::Io { path: path.to_owned(), error })?;
+    match magic.as_slice() {
+        b"GGUF" => Ok(()),
+        other => Err(Error::file(path, format!("begins with {other:?}, not with GGUF"), manifest::REMEDY)),
+    }
+}
+
+/// A model whose weights are in safetensors blobs.
+struct OllamaModel {
+    tensors: Tensors,
+    config: Value,
+    /// What `model_index.json` of the first versions says of the whole model.
+    model_index: Stated,
+    digests: Vec<Digest>,
+    warnings: Warnings,
+}
+
+fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
+    let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
+    for layer in manifest.layers_of(LayerKind::Json) {
+        let name = layer.name.clone().unwrap_or_default();
+        if files.insert(name.clone(), layer.file.clone()).is_some_and(|first| first != layer.file) {
+            return Err(manifest.error(&format!("lists two layers `{name}` of different content")));
+        }
+    }
+    let companions = Companions::Files(files);
+    let json = |name: &str| {
+        let layer = manifest.layers_of(LayerKind::Json).find(|layer| layer.name.as_deref() == Some(name));
+        let json = |layer: &Layer| match companions.json(name).map_err(|error| layer.explain(error))? {
+            Some(json @ Value::Object(_)) => Ok(json),
+            _ => Err(layer.explain(Error::file(&layer.file, "not a JSON object", manifest::REMEDY))),
+        };
+        layer.map(json).transpose()
+    };
+    let config = json("config.json")?.ok_or_else(|| manifest.error("lists no layer `config.json`"))?;
+    let model_index = json("model_index.json")?.as_ref().map(Stated::of_model_index).unwrap_or_default();
+    let container = OllamaModel {
+        digests: manifest.digests(),
+        tensors: tensors::open(manifest.layers, warnings)?,
+        config: config.clone(),
+        model_index,
+        warnings: warnings.clone(),
+    };
+    Ok(Opened { kind: CheckpointKind::Ollama, config, companions, container: Box::new(container) })
+}
+
+impl OllamaModel {
+    /// The weight of a module, and its full name. Experts that are stacked in the source may be called
+    /// like the module.
+    fn find(&self, module: &str) -> Option<(&str, &Entry)> {
+        let get = |name: &str| self.tensors.get_key_value(name);
+        let (name, entry) = get(&tensor_of(module, "weight")).or_else(|| get(module))?;
+        Some((name, entry))
+    }
+
+    /// MLX has the largest magnitude in this place, and Ollama passes it over: it can't be told what is meant.
+    fn refuse_foreign_global_scale(&self, module: &str, entry: &Entry) -> Result<()> {
+        let name = tensor_of(module, "global_scale");
+        match self.tensors.contains_key(&name) && entry.parts.global_scale.is_none() {
+            false => Ok(()),
+            true => {
+                let expected =
+                    format!("`{}` as the name of a global scale", tensor_of(module, "weight.global_scale"));
+                Err(entry.layer.tensor_error(&name, expected, "the name that MLX gives it"))
+            }
+        }
+    }
+
+    fn packed(&self, module: &str, packed: &Packed<'_>, in_features: Option<usize>) -> Result<PackedWeight> {
+        let evidence = Evidence {
+            in_features,
+            usual_in_features: dims::in_features(&self.config, module),
+            config: stated::entry_of_config(&self.config, module),
+            model_index: &self.model_index,
+        };
+        let format = packed.resolve(&evidence, &self.warnings)?;
+        let dims = packed.dims(format);
+        let global_scale = packed.global_scale(format)?.cloned();
+        let parts = Parts {
+            module: module.to_owned(),
+            format,
+            dims: dims.clone(),
+            codes: packed.words().clone(),
+            scales: packed.scales.clone(),
+            biases: packed.biases.cloned(),
+            global_scale: global_scale
+                .map(|tensor| GlobalScale { tensor, meaning: GlobalScaleMeaning::Multiplier }),
+        };
+        Ok(PackedWeight::new(module, format, dims, parts))
+    }
+}
+
+impl Container for OllamaModel {
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors.keys().map(String::as_str))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
+        let Some((name, entry)) = self.find(module) else {
+            let raw = tensor_of(module, "weight_packed");
+            return match self.tensors.get(&raw) {
+                None => Ok(None),
+                Some(_) => Err(Error::Unsupported {
+                    what: format!("`{raw}` in the raw layout of compressed-tensors"),
+                    remedy: "create the model again with a newer Ollama".into(),
+                }),
+            };
+        };
+        if let Some(packed) = Packed::of(name, entry)? {
+            self.refuse_foreign_global_scale(module, entry)?;
+            return Ok(Some(Weight::Packed(self.packed(module, &packed, in_features)?)));
+        }
+        if entry.stored.dtype() == Dtype::U8 || entry.stored.dtype() == Dtype::I32 {
+            let found = format!("{:?} without scales", entry.stored.dtype());
+            return Err(entry.layer.tensor_error(name, "a float weight, or a packed one with scales", found));
+        }
+        DenseTensor::new(name, &entry.stored)
+            .map_err(|error| entry.layer.explain(error))
+            .map(Weight::Dense)
+            .map(Some)
+    }
+
+    fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Ok(None);
+        };
+        if Packed::of(name, entry)?.is_some() {
+            let error = Error::tensor(
+                entry.stored.path(),
+                name,
+                "a dense tensor",
+                "a packed weight",
+                "load the module's weight instead",
+            );
+            return Err(entry.layer.explain(error));
+        }
+        DenseTensor::new(name, &entry.stored).map_err(|error| entry.layer.explain(error)).map(Some)
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.tensors.get(name).map(|entry| entry.stored.path())
+    }
+
+    fn digests(&self) -> Vec<Digest> {
+        self.digests.clone()
+    }
+}
