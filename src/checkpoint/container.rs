@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
 
 /// The tensors of an open checkpoint, by the names that models use.
 pub(super) trait Container: Send + Sync {
@@ -23,6 +24,11 @@ pub(super) trait Container: Send + Sync {
 
     /// The file that holds a tensor, or a part of it.
     fn file_of(&self, name: &str) -> Option<&Path>;
+
+    /// The tokenizer that lies in the same files as the weights, if there is one.
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        Ok(None)
+    }
 }
 
 /// A checkpoint as its reader returns it.

@@ -37,12 +37,14 @@
 //! hold whatever is there then. Replacing a file by renaming another over it is safe.
 
 mod container;
+mod gguf;
 mod header;
 mod layout;
 mod mapped;
 mod mlx;
 mod names;
 mod recognise;
+mod rows;
 mod shards;
 mod warnings;
 mod weight;
@@ -77,6 +79,8 @@ pub enum CheckpointKind {
     Mlx,
     /// Plain numbers only.
     Dense,
+    /// A GGUF file.
+    Gguf,
 }
 
 impl fmt::Display for CheckpointKind {
@@ -84,16 +88,17 @@ impl fmt::Display for CheckpointKind {
         f.write_str(match self {
             Self::Mlx => "MLX",
             Self::Dense => "dense safetensors",
+            Self::Gguf => "GGUF",
         })
     }
 }
 
 impl Checkpoint {
-    /// Opens a directory, or a single `.safetensors` file with the `config.json` beside it, if there
-    /// is one. No weight is read.
+    /// Opens a directory, a single `.safetensors` file with the `config.json` beside it, if there is one, or
+    /// a `.gguf` file (of a model in parts, any of them). No weight is read.
     ///
     /// In a directory `model.safetensors.index.json` says which files belong to the checkpoint;
-    /// without it every `model*.safetensors` does.
+    /// without it every `model*.safetensors` does. A directory without safetensors may hold one GGUF model.
     ///
     /// # Errors
     /// If files are missing or malformed, if two of them hold the same tensor, if the quantization
@@ -123,6 +128,11 @@ impl Checkpoint {
     /// The path of `tokenizer.json`, if there is one.
     pub fn tokenizer_file(&self) -> Option<PathBuf> {
         self.0.opened.companions.path("tokenizer.json")
+    }
+
+    /// The tokenizer that lies in the same files as the weights, if there is one.
+    pub(crate) fn stored_tokenizer(&self) -> Result<Option<tokenizers::Tokenizer>> {
+        self.0.opened.container.tokenizer()
     }
 
     /// The content of a JSON file that belongs to the weights; `None` if there is no such file.

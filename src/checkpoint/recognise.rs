@@ -2,19 +2,39 @@
 
 use super::container::{Companions, Opened};
 use super::warnings::Warnings;
-use super::{mapped, mlx, shards};
+use super::{gguf, mapped, mlx, shards};
 use crate::{Error, Result};
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+};
 
 /// Opens whatever lies at `path`.
 pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     let metadata = fs::metadata(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
     let (dir, tensors) = if metadata.is_dir() {
-        (path, shards::open_directory(path, warnings)?)
+        match gguf::in_directory(path)? {
+            Some(file) => return gguf::open(&file, warnings),
+            None => (path, shards::open_directory(path, warnings)?),
+        }
     } else {
+        if begins_with(path, gguf::MAGIC)? {
+            return gguf::open(path, warnings);
+        }
         (path.parent().unwrap_or(Path::new("")), mapped::open(path)?)
     };
     let companions = Companions::Directory(dir.to_owned());
     let config = companions.config()?;
     mlx::open(tensors, companions, config, warnings)
+}
+
+/// Whether the first bytes of a file are these.
+fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> Result<bool> {
+    let mut first = [0; N];
+    match mapped::open_file(path)?.read_exact(&mut first) {
+        Ok(()) => Ok(first == *magic),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(Error::Io { path: path.to_owned(), error }),
+    }
 }

@@ -122,14 +122,12 @@ pub struct GgmlWeight {
 
 impl GgmlWeight {
     /// A weight whose `blocks` are those of `dims`, row by row; the reader has checked that they are.
-    #[expect(dead_code, reason = "for the readers of GGML types")]
     pub(super) fn new(name: &str, dtype: GgmlDType, dims: Vec<usize>, blocks: StoredTensor) -> Self {
         Self { name: name.to_owned(), dtype, dims, blocks, order: None }
     }
 
     /// With rows in another order: row `i` is the stored row `order[i]`.
     #[must_use]
-    #[expect(dead_code, reason = "for the readers of GGML types")]
     pub(super) fn reordered(self, order: Arc<[usize]>) -> Self {
         Self { order: Some(order), ..self }
     }
@@ -210,7 +208,6 @@ impl DenseTensor {
     }
 
     /// A tensor that `source` decodes when it is asked for.
-    #[expect(dead_code, reason = "for formats in which nothing is computed")]
     pub(super) fn decoded(name: &str, dtype: DType, dims: Vec<usize>, source: impl Decode + 'static) -> Self {
         Self { name: name.to_owned(), dtype, dims, source: Source::Decoded(Arc::new(source)) }
     }
