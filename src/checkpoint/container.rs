@@ -5,6 +5,7 @@ use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
+use tokenizers::Tokenizer;
 
 /// The tensors of an open checkpoint, by the names that models use.
 pub(super) trait Container: Send + Sync {
@@ -27,6 +28,11 @@ pub(super) trait Container: Send + Sync {
     /// The digests that the checkpoint states of its files, if it states any.
     fn digests(&self) -> Vec<Digest> {
         Vec::new()
+    }
+
+    /// The tokenizer that lies in the same files as the weights, if there is one.
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        Ok(None)
     }
 }
 

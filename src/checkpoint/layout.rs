@@ -86,7 +86,7 @@ impl Layout for Parts {
 
 impl GlobalScale {
     /// The multipliers, F32 `[1]` or `[E]`.
-    fn load(&self, module: &str, device: &Device) -> Result<Tensor> {
+    pub(super) fn load(&self, module: &str, device: &Device) -> Result<Tensor> {
         let mut values = self.tensor.read::<f32>()?;
         for value in &mut values {
             let multiplier = match self.meaning {

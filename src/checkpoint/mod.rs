@@ -39,6 +39,7 @@
 mod container;
 mod ggml;
 mod digest;
+mod gguf;
 mod header;
 mod layout;
 mod mapped;
@@ -46,6 +47,7 @@ mod mlx;
 mod names;
 mod ollama;
 mod recognise;
+mod rows;
 mod shards;
 mod uqff;
 mod warnings;
@@ -86,6 +88,8 @@ pub enum CheckpointKind {
     Ollama,
     /// Plain numbers only.
     Dense,
+    /// A GGUF file.
+    Gguf,
 }
 
 impl fmt::Display for CheckpointKind {
@@ -95,6 +99,7 @@ impl fmt::Display for CheckpointKind {
             Self::Uqff => "UQFF",
             Self::Ollama => "Ollama",
             Self::Dense => "dense safetensors",
+            Self::Gguf => "GGUF",
         })
     }
 }
@@ -102,16 +107,17 @@ impl fmt::Display for CheckpointKind {
 impl Checkpoint {
     /// Opens what is at a path, or the model of that name in an Ollama store. No weight is read.
     ///
-    /// A path may be that of a directory, or of a single `.safetensors` file with the `config.json` beside it,
-    /// if there is one. Of an Ollama store it is that of a model's manifest, or of the store itself if it
-    /// has one model only.
+    /// | path | checkpoint |
+    /// |---|---|
+    /// | directory | `.uqff` shards; one GGUF model; the safetensors that `model.safetensors.index.json` lists, or else every `model*.safetensors` |
+    /// | `.safetensors` | that file, with the `config.json` beside it, if there is one |
+    /// | `.uqff`, or its name without `-0.uqff` | that file and the shards that belong to it |
+    /// | `.gguf` | that file; of a model in parts, any of them |
+    /// | manifest in an Ollama store, or a store of one model | that model |
     ///
     /// If there is nothing at the path, it may be a name as Ollama has it: `qwen3:4b`,
     /// `registry.ollama.ai/library/qwen3:4b`. Names are looked up in the directory that `OLLAMA_MODELS` names,
     /// or else in `.ollama/models` of the home directory and in the store of the Linux service.
-    ///
-    /// In a directory `model.safetensors.index.json` says which files belong to the checkpoint;
-    /// without it every `model*.safetensors` does.
     ///
     /// # Errors
     /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
@@ -142,6 +148,11 @@ impl Checkpoint {
     /// The path of `tokenizer.json`, if there is one.
     pub fn tokenizer_file(&self) -> Option<PathBuf> {
         self.0.opened.companions.path("tokenizer.json")
+    }
+
+    /// The tokenizer that lies in the same files as the weights, if there is one.
+    pub(crate) fn stored_tokenizer(&self) -> Result<Option<tokenizers::Tokenizer>> {
+        self.0.opened.container.tokenizer()
     }
 
     /// The content of a JSON file that belongs to the weights; `None` if there is no such file.

@@ -2,9 +2,13 @@
 
 use super::container::{Companions, Opened};
 use super::warnings::Warnings;
-use super::{mapped, mlx, ollama, shards, uqff};
+use super::{gguf, mapped, mlx, ollama, shards, uqff};
 use crate::{Error, Result};
-use std::{fs, path::Path};
+use std::{
+    fs,
+    io::{self, Read},
+    path::Path,
+};
 
 /// Opens whatever lies at `path`.
 pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
@@ -19,8 +23,14 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
         return Ok(opened);
     }
     let (dir, tensors) = if metadata.is_dir() {
-        (path, shards::open_directory(path, warnings)?)
+        match gguf::in_directory(path)? {
+            Some(file) => return gguf::open(&file, warnings),
+            None => (path, shards::open_directory(path, warnings)?),
+        }
     } else {
+        if begins_with(path, gguf::MAGIC)? {
+            return gguf::open(path, warnings);
+        }
         (path.parent().unwrap_or(Path::new("")), mapped::open(path)?)
     };
     if metadata.is_file() && uqff::is_versioned(&tensors) {
@@ -31,10 +41,12 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     mlx::open(tensors, companions, config, warnings)
 }
 
-/// Opens the GGUF file at `path`, whatever it is called: an Ollama store has models in such files too.
-pub(super) fn open_gguf(path: &Path, _warnings: &Warnings) -> Result<Opened> {
-    Err(Error::Unsupported {
-        what: format!("the GGUF file {}", path.display()),
-        remedy: "use a safetensors version of the model".into(),
-    })
+/// Whether the first bytes of a file are these.
+fn begins_with<const N: usize>(path: &Path, magic: &[u8; N]) -> Result<bool> {
+    let mut first = [0; N];
+    match mapped::open_file(path)?.read_exact(&mut first) {
+        Ok(()) => Ok(first == *magic),
+        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(false),
+        Err(error) => Err(Error::Io { path: path.to_owned(), error }),
+    }
 }

@@ -128,7 +128,6 @@ impl GgmlWeight {
 
     /// With rows in another order: row `i` is the stored row `order[i]`.
     #[must_use]
-    #[expect(dead_code, reason = "for the readers of GGML types")]
     pub(super) fn reordered(self, order: Arc<[usize]>) -> Self {
         Self { order: Some(order), ..self }
     }

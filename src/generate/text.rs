@@ -7,12 +7,15 @@ use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
 };
 
-/// The tokenizer beside a checkpoint.
+/// The tokenizer of a checkpoint: the `tokenizer.json` beside it or, without one, that in the file itself.
 ///
 /// # Errors
-/// If there is no `tokenizer.json` or it can't be read.
+/// If there is neither, or it can't be read.
 pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     let Some(path) = checkpoint.tokenizer_file() else {
+        if let Some(tokenizer) = checkpoint.stored_tokenizer()? {
+            return Ok(tokenizer);
+        }
         return Err(Error::File {
             path: checkpoint.path().to_path_buf(),
             problem: "there is no tokenizer.json".to_string(),

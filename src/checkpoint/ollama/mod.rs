@@ -17,7 +17,7 @@ use super::layout::{GlobalScale, GlobalScaleMeaning, Parts};
 use super::mapped::open_file;
 use super::names::tensor_of;
 use super::warnings::Warnings;
-use super::{recognise, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::{gguf, CheckpointKind, DenseTensor, PackedWeight, Weight};
 use crate::{Error, Result};
 use manifest::{Layer, LayerKind, Manifest};
 use name::Name;
@@ -93,7 +93,7 @@ fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
     }
     if let Some(layer) = manifest.layers_of(LayerKind::Gguf).next() {
         check_magic(&layer.file).map_err(|error| layer.explain(error))?;
-        return recognise::open_gguf(&layer.file, warnings).map_err(|error| layer.explain(error));
+        return gguf::open(&layer.file, warnings).map_err(|error| layer.explain(error));
     }
     Err(match manifest.remote_host()? {
         Some(host) => Error::Unsupported {

@@ -1,0 +1,303 @@
+//! GGUF files, as llama.cpp and Ollama write them: one file (or its parts) with metadata and tensors.
+//!
+//! | type | becomes |
+//! |---|---|
+//! | F32, F16, BF16 | dense |
+//! | Q4_0 .. Q8_1, Q2_K .. Q8_K | blocks for candle's quantized tensors |
+//! | MXFP4, NVFP4 | packed weights of this crate, codes and scales unchanged |
+//! | others | an error when the tensor is asked for |
+
+mod blocks;
+mod config;
+mod header;
+mod metadata;
+mod names;
+mod split;
+mod tokenizer;
+mod types;
+
+pub(super) use header::MAGIC;
+pub(super) use split::in_directory;
+
+use super::container::{Companions, Container, Opened};
+use super::layout::{GlobalScale, GlobalScaleMeaning};
+use super::mapped::{MappedFile, StoredTensor, TensorInfo};
+use super::names::{module_of, tensor_of};
+use super::warnings::Warnings;
+use super::{rows, CheckpointKind, DenseTensor, GgmlWeight, PackedWeight, Weight};
+use crate::{Error, Result};
+use blocks::{Fp4, Fp4Blocks};
+use header::{Header, TensorEntry};
+use metadata::Metadata;
+use names::Name;
+use safetensors::Dtype;
+use split::Part;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+use tokenizers::Tokenizer;
+use types::{Kind, EARLY_MXFP4};
+
+const REMEDY: &str = "fetch or convert the model again";
+
+struct GgufCheckpoint {
+    tensors: BTreeMap<String, Entry>,
+    global_scales: BTreeMap<String, StoredTensor>,
+    metadata: Metadata,
+}
+
+/// One tensor and where it lies.
+struct Entry {
+    type_id: u32,
+    kind: Option<(Kind, &'static str)>,
+    dims: Vec<usize>,
+    /// Its numbers, or its blocks as bytes.
+    stored: StoredTensor,
+    /// Row `i` is the stored row `order[i]`.
+    order: Option<Arc<[usize]>>,
+}
+
+/// Opens the model whose file, or one of whose parts, is at `path`.
+pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
+    let (first, others) = split::open(path)?;
+    let Part { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
+    let architecture = Architecture::of(&metadata, warnings)?;
+    let mut tensors = BTreeMap::new();
+    let mut global_scales = BTreeMap::new();
+    let of_others = others.into_iter().map(|part| (part.header.tensors, part.file));
+    for (of_part, file) in std::iter::once((of_first, file)).chain(of_others) {
+        for tensor in of_part {
+            let (gguf_name, name) = (tensor.name.clone(), architecture.name(&tensor.name));
+            let entry = architecture.entry(&name, tensor, &file)?;
+            let clash = match name {
+                Name::Unused => None,
+                Name::GlobalScale(of) => global_scales.insert(of.clone(), entry.stored).map(|_| of),
+                Name::Tensor(name) => tensors.insert(name.clone(), entry).map(|_| name),
+            };
+            if let Some(name) = clash {
+                let expected = format!("one tensor for `{name}`");
+                return Err(Error::tensor(path, gguf_name, expected, "several", REMEDY));
+            }
+        }
+    }
+    let early = |entry: &&Entry| entry.type_id == EARLY_MXFP4 && entry.kind.is_some();
+    if let Some((name, _)) = tensors.iter().find(|(_, entry)| early(entry)) {
+        warnings.add(format!(
+            "{}: `{name}` and others are of type 4, taken for MXFP4 as early files of gpt-oss have it",
+            path.display()
+        ));
+    }
+    let config = match architecture.model_type {
+        None => serde_json::json!({"model_type": config::architecture(&metadata)}),
+        Some(model_type) => {
+            let has = |name: &str| tensors.contains_key(name);
+            let first_layer = |name: &str| has(&format!("model.layers.0.{name}.bias"));
+            let embedding = tensors.get("model.embed_tokens.weight");
+            let facts = config::Tensors {
+                vocab_size: embedding.and_then(|entry| entry.dims.first().copied()),
+                has_head: has("lm_head.weight"),
+                attention_bias: first_layer("self_attn.q_proj"),
+                mlp_bias: first_layer("mlp.gate_proj"),
+                rope_freqs: rope_freqs.as_deref(),
+            };
+            config::config(&metadata, model_type, &facts)?
+        }
+    };
+    let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let container = GgufCheckpoint { tensors, global_scales, metadata };
+    Ok(Opened { kind: CheckpointKind::Gguf, config, companions, container: Box::new(container) })
+}
+
+/// What the architecture says about names and rows.
+struct Architecture {
+    model_type: Option<&'static str>,
+    gpt_oss: bool,
+    /// Query and key heads, if the rows of their projections were put in the order of adjacent pairs.
+    paired: Option<(usize, usize)>,
+}
+
+impl Architecture {
+    fn of(metadata: &Metadata, warnings: &Warnings) -> Result<Self> {
+        let model_type = config::model_type(metadata)?;
+        let name = config::architecture(metadata);
+        if model_type.is_none() {
+            warnings.add(format!(
+                "{}: the architecture `{name}` is not known; tensors keep the names that the file gives them",
+                metadata.path.display()
+            ));
+        }
+        // Converters permute these rows for the architecture llama, and for it alone.
+        let paired = match name {
+            "llama" => {
+                let heads = metadata.required_size("llama.attention.head_count")?;
+                let kv_heads = metadata.size("llama.attention.head_count_kv")?.unwrap_or(heads);
+                Some((heads as usize, kv_heads as usize))
+            }
+            _ => None,
+        };
+        Ok(Self { model_type, gpt_oss: header::is_gpt_oss(Some(name)), paired })
+    }
+
+    fn name(&self, name: &str) -> Name {
+        match self.model_type {
+            Some(_) => names::translate(name, self.gpt_oss),
+            None => Name::Tensor(name.to_owned()),
+        }
+    }
+
+    fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<MappedFile>) -> Result<Entry> {
+        let TensorEntry { name: gguf_name, dims, type_id, block, range } = entry;
+        let info = match block.map(|block| block.kind) {
+            Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.clone(), range },
+            _ => TensorInfo { dtype: Dtype::U8, dims: vec![range.len()], range },
+        };
+        let stored = file.tensor(&gguf_name, info)?;
+        let heads = match (name, self.paired) {
+            (Name::Tensor(name), Some((heads, kv_heads))) => match name.rsplit_once('.') {
+                Some((module, _)) if module.ends_with(".self_attn.q_proj") => Some(heads),
+                Some((module, _)) if module.ends_with(".self_attn.k_proj") => Some(kv_heads),
+                _ => None,
+            },
+            _ => None,
+        };
+        // Of types that are not known, neither are sizes: such rows may be more than there is memory.
+        let order = match (heads.filter(|_| block.is_some()), dims.first()) {
+            (Some(heads), Some(&rows)) => match rows.checked_div(heads) {
+                Some(head_dim) if head_dim % 2 == 0 && head_dim * heads == rows => {
+                    Some(rows::halves_of_pairs(heads, head_dim))
+                }
+                _ => {
+                    let expected = format!("rows that make {heads} heads of an even number each");
+                    return Err(Error::tensor(
+                        stored.path(),
+                        gguf_name,
+                        expected,
+                        format!("{dims:?}"),
+                        REMEDY,
+                    ));
+                }
+            },
+            _ => None,
+        };
+        Ok(Entry { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored, order })
+    }
+}
+
+impl GgufCheckpoint {
+    /// The global scale of a module of these dimensions.
+    fn global_scale(&self, module: &str, dims: &[usize]) -> Result<Option<GlobalScale>> {
+        let Some(stored) = self.global_scales.get(module) else {
+            return Ok(None);
+        };
+        let one_each = matches!(dims, [experts, _, _] if stored.dims() == [*experts]);
+        if stored.dtype() != Dtype::F32 || !(stored.dims() == [1] || one_each) {
+            return Err(Error::tensor(
+                stored.path(),
+                tensor_of(module, "scale"),
+                "F32, one value or one for each expert",
+                format!("{:?} {:?}", stored.dtype(), stored.dims()),
+                REMEDY,
+            ));
+        }
+        Ok(Some(GlobalScale { tensor: stored.clone(), meaning: GlobalScaleMeaning::Multiplier }))
+    }
+
+    fn fp4(&self, module: &str, entry: &Entry, kind: Fp4) -> Result<Weight> {
+        let blocks = Fp4Blocks {
+            module: module.to_owned(),
+            kind,
+            dims: entry.dims.clone(),
+            blocks: entry.stored.clone(),
+            order: entry.order.clone(),
+            global_scale: self.global_scale(module, &entry.dims)?,
+        };
+        Ok(Weight::Packed(PackedWeight::new(module, kind.format(), entry.dims.clone(), blocks)))
+    }
+
+    fn unsupported(name: &str, entry: &Entry) -> Error {
+        let kind = entry.kind.map_or_else(|| format!("type {}", entry.type_id), |(_, kind)| kind.to_owned());
+        Error::Unsupported {
+            what: format!("{}: `{name}` of {kind}", entry.stored.path().display()),
+            remedy: "use a file of Q4_0 to Q8_0, Q2_K to Q8_K, MXFP4, NVFP4 or plain floats".into(),
+        }
+    }
+}
+
+impl Container for GgufCheckpoint {
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors.keys().map(String::as_str))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
+        let name = tensor_of(module, "weight");
+        let Some(entry) = self.tensors.get(&name) else {
+            return Ok(None);
+        };
+        let wrong = |expected: String, found: String| {
+            Err(Error::tensor(
+                entry.stored.path(),
+                &name,
+                expected,
+                found,
+                "check that the model fits the file",
+            ))
+        };
+        if let (Some(k), [_, .., last]) = (in_features, entry.dims.as_slice()) {
+            if k != *last {
+                return wrong(format!("rows of {k} elements"), format!("shape {:?}", entry.dims));
+            }
+        }
+        let Some((kind, _)) = entry.kind else {
+            return Err(Self::unsupported(&name, entry));
+        };
+        let weight = match kind {
+            Kind::Mxfp4(nibbles) => return self.fp4(module, entry, Fp4::Mxfp4(nibbles)).map(Some),
+            Kind::Nvfp4 => return self.fp4(module, entry, Fp4::Nvfp4).map(Some),
+            Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
+            Kind::Dense(_) => Weight::Dense(rows::dense(&name, &entry.stored, entry.order.as_ref())?),
+            Kind::Ggml(dtype) => {
+                let weight = GgmlWeight::new(module, dtype, entry.dims.clone(), entry.stored.clone());
+                Weight::Ggml(match &entry.order {
+                    None => weight,
+                    Some(order) => weight.reordered(Arc::clone(order)),
+                })
+            }
+        };
+        if self.global_scales.contains_key(module) {
+            return Err(Error::Unsupported {
+                what: format!("{}: `{name}` with a global scale", entry.stored.path().display()),
+                remedy: "global scales are read beside MXFP4 and NVFP4; convert the model again".into(),
+            });
+        }
+        Ok(Some(weight))
+    }
+
+    fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
+        let Some(entry) = self.tensors.get(name) else {
+            return Ok(None);
+        };
+        match entry.kind {
+            Some((Kind::Dense(_), _)) => rows::dense(name, &entry.stored, entry.order.as_ref()).map(Some),
+            None | Some((Kind::Unsupported, _)) => Err(Self::unsupported(name, entry)),
+            Some((_, kind)) => {
+                let remedy = match module_of(name) {
+                    Some(_) => "load the module's weight instead",
+                    None => REMEDY,
+                };
+                Err(Error::tensor(entry.stored.path(), name, "a dense tensor", kind, remedy))
+            }
+        }
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.tensors.get(name).map(|entry| entry.stored.path())
+    }
+
+    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
+        tokenizer::build(&self.metadata)
+    }
+}

@@ -1,0 +1,126 @@
+//! The files of a GGUF model: one, or the parts that it was split into.
+
+use super::header::{self, Header};
+use super::metadata::Metadata;
+use super::names::ROPE_FREQS;
+use super::types::Kind;
+use crate::checkpoint::mapped::{open_file, MappedFile};
+use crate::{Error, Result};
+use safetensors::Dtype;
+use std::fs::{self, File};
+use std::io::{self, Read, Seek, SeekFrom};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+/// One file of a model.
+pub(super) struct Part {
+    pub header: Header,
+    pub file: Arc<MappedFile>,
+    /// The values of the tensor of that name.
+    pub rope_freqs: Option<Vec<f32>>,
+}
+
+/// Opens the file at `path` and, if it is a part of a model, all other parts. The first one has the metadata.
+pub(super) fn open(path: &Path) -> Result<(Part, Vec<Part>)> {
+    let given = open_part(path)?;
+    let count = count_of(&given.header.metadata)?;
+    if count <= 1 {
+        return Ok((given, vec![]));
+    }
+    let wrong =
+        |path: &Path, problem: String| Error::file(path, problem, "fetch all parts of one model again");
+    let Some(prefix) = prefix(path, count) else {
+        let name = format!("a part of {count} files, and not called `..-00001-of-{count:05}.gguf`");
+        return Err(wrong(path, name));
+    };
+    let open = |number: u32| {
+        let path = path.with_file_name(format!("{prefix}-{:05}-of-{count:05}.gguf", number + 1));
+        let part = open_part(&path).map_err(|error| match error {
+            Error::Io { error, path } if error.kind() == io::ErrorKind::NotFound => {
+                wrong(&path, format!("this part of {count} is missing"))
+            }
+            other => other,
+        })?;
+        let metadata = &part.header.metadata;
+        let (said, of) = (metadata.required_size("split.no")?, count_of(metadata)?);
+        if (said, of) != (number, count) {
+            let problem = format!("expected part {number} of {count}, found part {said} of {of}");
+            return Err(wrong(&path, problem));
+        }
+        Ok(part)
+    };
+    let first = open(0)?;
+    let others = (1..count).map(open).collect::<Result<Vec<_>>>()?;
+    let tensors = std::iter::once(&first).chain(&others).map(|part| part.header.tensors.len()).sum::<usize>();
+    match first.header.metadata.size("split.tensors.count")? {
+        Some(expected) if usize::try_from(expected).ok() != Some(tensors) => {
+            Err(wrong(path, format!("expected {expected} tensors in all parts, found {tensors}")))
+        }
+        _ => Ok((first, others)),
+    }
+}
+
+fn count_of(metadata: &Metadata) -> Result<u32> {
+    Ok(metadata.size("split.count")?.unwrap_or(0))
+}
+
+/// The name of a part without its number; `None` if it is no name of a part of so many.
+fn prefix(path: &Path, count: u32) -> Option<&str> {
+    let name = path.file_name()?.to_str()?.strip_suffix(&format!("-of-{count:05}.gguf"))?;
+    let (prefix, number) = name.rsplit_once('-')?;
+    (number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(prefix)
+}
+
+fn open_part(path: &Path) -> Result<Part> {
+    let mut file = open_file(path)?;
+    let header = header::read(path, &mut file)?;
+    let rope_freqs = read_rope_freqs(path, &header, &mut file)?;
+    Ok(Part { header, file: MappedFile::new(path, &file)?, rope_freqs })
+}
+
+fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Option<Vec<f32>>> {
+    let Some(entry) = header.tensors.iter().find(|entry| entry.name == ROPE_FREQS) else {
+        return Ok(None);
+    };
+    if !matches!(entry.block.map(|block| block.kind), Some(Kind::Dense(Dtype::F32))) {
+        let found = entry.block.map_or("another type", |block| block.name);
+        return Err(Error::tensor(path, &entry.name, "F32", found, "convert the model again"));
+    }
+    let io = |error| Error::Io { path: path.to_owned(), error };
+    let mut bytes = vec![0; entry.range.len()];
+    file.seek(SeekFrom::Start(entry.range.start as u64)).map_err(io)?;
+    file.read_exact(&mut bytes).map_err(io)?;
+    Ok(Some(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+}
+
+/// The one model in a directory: the only `.gguf` file, or the first part of the only model that is split.
+/// `None` if there is none, or if there are safetensors, which then are the model.
+///
+/// # Errors
+/// If there are several.
+pub(in crate::checkpoint) fn in_directory(dir: &Path) -> Result<Option<PathBuf>> {
+    let failed = |error| Error::Io { path: dir.to_owned(), error };
+    let mut files = Vec::new();
+    for entry in fs::read_dir(dir).map_err(failed)? {
+        let path = entry.map_err(failed)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or("");
+        let later_part = name.contains("-of-") && !name.contains("-00001-of-");
+        if name.ends_with(".safetensors") {
+            return Ok(None);
+        }
+        // Projectors of images belong to another model.
+        if name.ends_with(".gguf") && !name.starts_with("mmproj") && !later_part {
+            files.push(path);
+        }
+    }
+    files.sort();
+    match files.as_slice() {
+        [] => Ok(None),
+        [file] => Ok(Some(file.clone())),
+        [first, second, ..] => Err(Error::file(
+            dir,
+            format!("{} GGUF models, {} and {} among them", files.len(), first.display(), second.display()),
+            "give the path of one of the files",
+        )),
+    }
+}

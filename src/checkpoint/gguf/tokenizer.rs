@@ -1,0 +1,111 @@
+//! The tokenizer inside a GGUF file, built by candle from metadata that we have checked.
+
+use super::metadata::{Metadata, Value};
+use crate::{Error, Result};
+use candle_core::quantized::gguf_file;
+use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use std::collections::HashMap;
+use tokenizers::pre_tokenizers::byte_level::ByteLevel;
+use tokenizers::Tokenizer;
+
+/// The keys that candle reads.
+const KEYS: [&str; 13] = [
+    "model",
+    "tokens",
+    "merges",
+    "token_type",
+    "byte_fallback",
+    "ignore_merges",
+    "add_bos_token",
+    "add_eos_token",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "sep_token_id",
+    "unk_token_id",
+];
+
+/// How text is cut before it is encoded, by the names that converters use.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Pre {
+    Gpt2,
+    Qwen2,
+    Llama3,
+}
+
+/// The tokenizer that `metadata` describes; `None` if it has none.
+///
+/// # Errors
+/// If it is of a kind that is not known to be built as it should be.
+pub(super) fn build(metadata: &Metadata) -> Result<Option<Tokenizer>> {
+    let Some(model) = metadata.text("tokenizer.ggml.model")? else {
+        return Ok(None);
+    };
+    if model != "gpt2" {
+        return Err(unsupported(metadata, &format!("a tokenizer of model `{model}`")));
+    }
+    // candle takes a kind that it does not know for GPT-2's, which gives other tokens without a word.
+    let pre = match metadata.text("tokenizer.ggml.pre")? {
+        Some("gpt-2" | "gpt2") => Pre::Gpt2,
+        Some("qwen2" | "deepseek-r1-qwen") => Pre::Qwen2,
+        Some("llama-bpe" | "llama3" | "llama-v3") => Pre::Llama3,
+        Some(other) => return Err(unsupported(metadata, &format!("the pre-tokenizer `{other}`"))),
+        None => return Err(unsupported(metadata, "a tokenizer without a named pre-tokenizer")),
+    };
+    let mut values = HashMap::new();
+    for key in KEYS.map(|key| format!("tokenizer.ggml.{key}")) {
+        if let Some(value) = metadata.get(&key) {
+            let value = convert(value).ok_or_else(|| {
+                unsupported(metadata, &format!("a tokenizer whose `{key}` is of another type"))
+            })?;
+            values.insert(key, value);
+        }
+    }
+    let name = match pre {
+        Pre::Gpt2 => "gpt2",
+        Pre::Qwen2 => "qwen2",
+        Pre::Llama3 => "llama3",
+    };
+    values.insert("tokenizer.ggml.pre".into(), gguf_file::Value::String(name.into()));
+    if pre == Pre::Llama3 {
+        // What llama.cpp assumes of this kind where the file says nothing.
+        for key in ["ignore_merges", "add_bos_token"] {
+            values.entry(format!("tokenizer.ggml.{key}")).or_insert(gguf_file::Value::Bool(true));
+        }
+    }
+    let content = gguf_file::Content {
+        magic: gguf_file::VersionedMagic::GgufV3,
+        metadata: values,
+        tensor_infos: HashMap::new(),
+        tensor_data_offset: 0,
+    };
+    let mut tokenizer = Tokenizer::from_gguf(&content).map_err(|error| {
+        Error::file(&metadata.path, format!("the tokenizer in it is damaged: {error}"), REMEDY)
+    })?;
+    if pre == Pre::Gpt2 {
+        // candle's has a space put before the text.
+        tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
+    }
+    Ok(Some(tokenizer))
+}
+
+const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
+
+fn unsupported(metadata: &Metadata, what: &str) -> Error {
+    Error::Unsupported { what: format!("{}: {what}", metadata.path.display()), remedy: REMEDY.into() }
+}
+
+fn convert(value: &Value) -> Option<gguf_file::Value> {
+    use gguf_file::Value as Candle;
+    let id = |number: i128| u32::try_from(number).ok().map(Candle::U32);
+    Some(match value {
+        Value::Integer(number) => id(*number)?,
+        Value::Bool(value) => Candle::Bool(*value),
+        Value::Text(text) => Candle::String(text.clone()),
+        Value::Float(_) => return None,
+        Value::Array(array) => Candle::Array(match array.texts() {
+            Some(texts) => texts.into_iter().map(|text| Candle::String(text.to_owned())).collect(),
+            None => array.integers()?.into_iter().map(id).collect::<Option<_>>()?,
+        }),
+    })
+}

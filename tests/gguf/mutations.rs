@@ -1,0 +1,90 @@
+//! Damaged files: an error or other numbers, never a panic, and the same each time.
+
+use crate::writer::{f32_tensor, open, tensor, File};
+use candle_core::{DType, Device};
+use candle_quant::generate::{load_tokenizer, stop_tokens};
+
+const FILES: u64 = 20_000;
+
+fn whole() -> Vec<u8> {
+    let tokens: Vec<String> = ('a'..='p').map(String::from).chain(["ab".into()]).collect();
+    File::llama()
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", "llama-bpe")
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .texts("tokenizer.ggml.merges", &["a b"])
+        .u32("tokenizer.ggml.eos_token_id", 3)
+        .u32("split.count", 1)
+        .tensor(tensor("blk.0.attn_q.weight", &[4, 64], 39, vec![0x77; 8 * 17]))
+        .tensor(tensor("blk.0.attn_k.weight", &[2, 64], 40, vec![0x35; 2 * 36]))
+        .tensor(f32_tensor("blk.0.attn_k.scale", &[1], &[0.5]))
+        .tensor(tensor("blk.0.attn_v.weight", &[2, 64], 8, vec![0x22; 4 * 34]))
+        .tensor(tensor("blk.0.ffn_up.weight", &[1, 256], 12, vec![0x11; 144]))
+        .tensor(f32_tensor("output_norm.weight", &[8], &[1.; 8]))
+        .tensor(f32_tensor("rope_freqs.weight", &[16], &[1.; 16]))
+        .bytes()
+}
+
+/// Opens a file and reads everything in it; what came of it in words.
+fn read(bytes: &[u8]) -> Vec<String> {
+    let checkpoint = match open(bytes) {
+        Ok(checkpoint) => checkpoint,
+        // The path of the file is another one each time.
+        Err(error) => {
+            return vec![error.to_string().rsplit_once("model.gguf").map_or("", |(_, rest)| rest).into()]
+        }
+    };
+    let mut results = vec![checkpoint.config().to_string()];
+    for name in checkpoint.tensor_names() {
+        results.push(
+            match checkpoint.tensor(name, None).and_then(|weight| weight.decode(DType::F32, &Device::Cpu)) {
+                Ok(tensor) => format!("{name} {:?}", tensor.dims()),
+                Err(_) => format!("{name}: error"),
+            },
+        );
+    }
+    results.push(format!("{:?}", load_tokenizer(&checkpoint).is_ok()));
+    results.push(format!("{:?}", stop_tokens(&checkpoint).is_ok()));
+    results
+}
+
+#[test]
+fn damaged_files_are_errors_or_other_numbers() {
+    let whole = whole();
+    let intact = read(&whole);
+    assert!(intact.len() == 8 && intact.iter().all(|result| !result.contains("error")), "{intact:?}");
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let (mut refused, mut changed) = (0, 0);
+    for number in 0..FILES {
+        let mut bytes = whole.clone();
+        for _ in 0..=random(3) {
+            let at = random(bytes.len() as u64) as usize;
+            match random(8) {
+                0 => bytes.truncate(at.max(8)),
+                1 => drop(bytes.splice(at..at, std::iter::repeat_n(0, random(40) as usize))),
+                2 => bytes[at] ^= 1 << random(8),
+                3 => bytes[at] = 0xFF,
+                // Counts, sizes and offsets are 8 bytes with many zeros.
+                4 | 5 => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = 0xFF),
+                _ => bytes[at] = random(256) as u8,
+            }
+        }
+        let results = read(&bytes);
+        match results.len() {
+            1 => refused += 1,
+            _ if results != intact => changed += 1,
+            _ => {}
+        }
+        if number % 16 == 0 {
+            assert_eq!(read(&bytes), results, "file {number}");
+        }
+    }
+    // The suite would be worth nothing if all were refused at once, or none.
+    assert!(refused > FILES / 4 && changed > FILES / 50, "{refused} refused, {changed} changed of {FILES}");
+}

@@ -1,0 +1,108 @@
+//! The tokenizer inside the file.
+
+use crate::common::{bundled, byte_tokenizer};
+use crate::files::rejected;
+use crate::writer::{path, write, File, ARRAY, U32};
+use candle_quant::generate::load_tokenizer;
+use candle_quant::{Checkpoint, Result};
+use serde_json::Value;
+use std::fs;
+use tokenizers::Tokenizer;
+
+/// The `tokenizer.json` of the bundled model: byte-level BPE, cut as GPT-2 does.
+fn original() -> (Tokenizer, Value) {
+    let path = bundled("tiny-bf16").tokenizer_file().unwrap();
+    let json = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    (Tokenizer::from_file(path).unwrap(), json)
+}
+
+/// A file with that tokenizer.
+fn file(pre: &str) -> File {
+    let (_, json) = original();
+    let mut tokens: Vec<(u64, String)> = json["model"]["vocab"]
+        .as_object()
+        .unwrap()
+        .iter()
+        .map(|(token, id)| (id.as_u64().unwrap(), token.clone()))
+        .collect();
+    tokens.sort();
+    let tokens: Vec<String> = tokens.into_iter().map(|(_, token)| token).collect();
+    let merges: Vec<String> = json["model"]["merges"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|pair| format!("{} {}", pair[0].as_str().unwrap(), pair[1].as_str().unwrap()))
+        .collect();
+    let kinds: Vec<u8> =
+        (0..tokens.len()).flat_map(|id| if id == 0 { 3i32 } else { 1 }.to_le_bytes()).collect();
+    File::llama()
+        .text("tokenizer.ggml.model", "gpt2")
+        .text("tokenizer.ggml.pre", pre)
+        .texts("tokenizer.ggml.tokens", &tokens)
+        .texts("tokenizer.ggml.merges", &merges)
+        .array("tokenizer.ggml.token_type", 5, tokens.len() as u64, &kinds)
+        .u32("tokenizer.ggml.bos_token_id", 0)
+        .u32("tokenizer.ggml.eos_token_id", 0)
+}
+
+fn tokenizer(file: &File) -> Result<Tokenizer> {
+    let dir = write(&file.bytes());
+    load_tokenizer(&Checkpoint::open(path(&dir)).unwrap())
+}
+
+fn encode(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.encode(text, true).unwrap().get_ids().to_vec()
+}
+
+#[test]
+fn it_encodes_as_the_original() {
+    let (original, _) = original();
+    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/heldout.txt")).unwrap();
+    let text = format!("{text}<|endoftext|>It's 1234 o'clock,  is it?\n\n");
+    let built = tokenizer(&file("gpt-2")).unwrap();
+    let ids = encode(&built, &text);
+    assert!(ids.contains(&0) && ids.len() > 1000);
+    assert_eq!(ids, encode(&original, &text));
+    assert_eq!(built.decode(&ids, true).unwrap(), original.decode(&ids, true).unwrap());
+}
+
+/// What llama.cpp adds to this kind: a token in front, and whole words before merges.
+#[test]
+fn that_of_llama_3_starts_with_its_token() {
+    let llama3 = tokenizer(&file("llama-bpe")).unwrap();
+    let plain = encode(&tokenizer(&file("gpt-2")).unwrap(), "once");
+    assert_eq!(encode(&llama3, "once"), [&[0], &plain[..]].concat());
+    let without = tokenizer(&file("llama-bpe").bool("tokenizer.ggml.add_bos_token", 0)).unwrap();
+    assert_eq!(encode(&without, "once"), plain);
+}
+
+#[test]
+fn a_tokenizer_file_beside_the_weights_wins() {
+    let dir = write(&file("gpt-2").bytes());
+    byte_tokenizer().save(dir.path().join("tokenizer.json"), false).unwrap();
+    let checkpoint = Checkpoint::open(path(&dir)).unwrap();
+    assert_eq!(load_tokenizer(&checkpoint).unwrap().get_vocab_size(true), 256);
+}
+
+#[test]
+fn what_can_not_be_built_is_named() {
+    let beside = "put the tokenizer.json of the original model beside the file";
+    let pre = |pre: &str| tokenizer(&file(pre));
+    rejected(pre("smollm"), &["model.gguf", "the pre-tokenizer `smollm`", beside]);
+    let with = |key: &str, kind, bytes| {
+        let mut file = file("gpt-2");
+        file.values.retain(|(name, _, _)| name != format!("tokenizer.ggml.{key}").as_bytes());
+        tokenizer(&file.value(&format!("tokenizer.ggml.{key}"), kind, bytes))
+    };
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    rejected(with("model", 8, text("llama")), &["a tokenizer of model `llama`", beside]);
+    rejected(with("model", U32, vec![0; 4]), &["`tokenizer.ggml.model` is 0", "a string"]);
+    rejected(with("tokens", 6, vec![0; 4]), &["`tokenizer.ggml.tokens` is of another type"]);
+    rejected(with("tokens", U32, vec![0; 4]), &["the tokenizer in it is damaged", beside]);
+    let one_merge = [&8u32.to_le_bytes()[..], &1u64.to_le_bytes(), &text("no-such token")].concat();
+    rejected(with("merges", ARRAY, one_merge), &["the tokenizer in it is damaged", beside]);
+    let mut unnamed = file("gpt-2");
+    unnamed.values.retain(|(name, _, _)| name != b"tokenizer.ggml.pre");
+    rejected(tokenizer(&unnamed), &["a tokenizer without a named pre-tokenizer", beside]);
+    rejected(tokenizer(&File::llama()), &["there is no tokenizer.json", "model.gguf"]);
+}
