@@ -38,6 +38,7 @@
 
 mod container;
 mod header;
+mod hf;
 mod layout;
 mod mapped;
 mod mlx;
@@ -75,15 +76,49 @@ struct Inner {
 pub enum CheckpointKind {
     /// Packed weights in MLX's layout, or a mix of these and dense ones.
     Mlx,
+    /// Safetensors with weights that another tool has packed, the one that the config names.
+    HuggingFace(QuantMethod),
     /// Plain numbers only.
     Dense,
 }
 
 impl fmt::Display for CheckpointKind {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Mlx => f.write_str("MLX"),
+            Self::HuggingFace(method) => write!(f, "Hugging Face {method}"),
+            Self::Dense => f.write_str("dense safetensors"),
+        }
+    }
+}
+
+/// What a config calls the tool that quantized the weights, its `quant_method`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum QuantMethod {
+    /// AutoAWQ, 4 bits in the "gemm" layout.
+    Awq,
+    /// compressed-tensors: NVFP4, MXFP4 and symmetric 4-bit integers.
+    CompressedTensors,
+    /// 8-bit floats with scales for tiles of a matrix.
+    Fp8,
+    /// NVIDIA ModelOpt's NVFP4.
+    ModelOpt,
+    /// MXFP4, as gpt-oss was published.
+    Mxfp4,
+    /// MXFP8.
+    Mxfp8,
+}
+
+impl fmt::Display for QuantMethod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Mlx => "MLX",
-            Self::Dense => "dense safetensors",
+            Self::Awq => "awq",
+            Self::CompressedTensors => "compressed-tensors",
+            Self::Fp8 => "fp8",
+            Self::ModelOpt => "modelopt",
+            Self::Mxfp4 => "mxfp4",
+            Self::Mxfp8 => "mxfp8",
         })
     }
 }
@@ -97,7 +132,7 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If files are missing or malformed, if two of them hold the same tensor, if the quantization
-    /// object of the config is not understood, or if it names a `quant_method` of another tool.
+    /// object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let (path, warnings) = (path.as_ref().to_owned(), Warnings::default());
         let opened = recognise::open(&path, &warnings)?;

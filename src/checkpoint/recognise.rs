@@ -2,7 +2,7 @@
 
 use super::container::{Companions, Opened};
 use super::warnings::Warnings;
-use super::{mapped, mlx, shards};
+use super::{hf, mapped, mlx, shards};
 use crate::{Error, Result};
 use std::{fs, path::Path};
 
@@ -16,5 +16,8 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     };
     let companions = Companions::Directory(dir.to_owned());
     let config = companions.config()?;
+    if let Some(method) = hf::find_method(&config, &companions)? {
+        return hf::open(tensors, method, companions, config, warnings);
+    }
     mlx::open(tensors, companions, config, warnings)
 }

@@ -210,7 +210,6 @@ impl DenseTensor {
     }
 
     /// A tensor that `source` decodes when it is asked for.
-    #[expect(dead_code, reason = "for formats in which nothing is computed")]
     pub(super) fn decoded(name: &str, dtype: DType, dims: Vec<usize>, source: impl Decode + 'static) -> Self {
         Self { name: name.to_owned(), dtype, dims, source: Source::Decoded(Arc::new(source)) }
     }
