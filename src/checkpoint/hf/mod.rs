@@ -29,7 +29,7 @@ use super::names::tensor_of;
 use super::shards::Tensors;
 use super::warnings::Warnings;
 use super::{CheckpointKind, DenseTensor, Weight};
-use crate::{Error, Result};
+use crate::{Error, QuantFormat, Result};
 use index::{Entry, Index, Packing};
 use module::Module;
 use serde_json::Value;
@@ -67,7 +67,8 @@ impl HfCheckpoint {
         let module = Module { tensors: &self.tensors, path, separator };
         match (packing, &self.method) {
             (Packing::Blocks(half), _) => gpt_oss::weight(&module, half),
-            (Packing::Words, _) => module::words(&module),
+            (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::Mxfp4),
+            (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::Mxfp8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(formats)) => {
                 compressed::weight(&module, formats)

@@ -135,24 +135,10 @@ impl<'a> Module<'a> {
     }
 }
 
-/// A weight in MLX's layout of MXFP4 or MXFP8, under MLX's names.
-pub(super) fn words(module: &Module) -> Result<Weight> {
+/// A weight of MXFP4 or MXFP8 in MLX's layout, under MLX's names.
+pub(super) fn words(module: &Module, format: QuantFormat) -> Result<Weight> {
     let names = PartNames { codes: "weight", scales: "scales", global_scale: None };
-    let codes = module.require("weight", "scales", &[Dtype::U32])?;
-    let scales = module.require("scales", "weight", &[Dtype::U8, Dtype::F8_E8M0])?;
-    // MXFP4 has 4 words to a scale, MXFP8 has 8.
-    let words_per_scale = match (codes.dims().last(), scales.dims().last()) {
-        (Some(words), Some(groups @ 1..)) if words % groups == 0 => words / groups,
-        _ => 0,
-    };
-    let format = [QuantFormat::Mxfp4, QuantFormat::Mxfp8]
-        .into_iter()
-        .find(|format| format.bits() == words_per_scale)
-        .ok_or_else(|| {
-            let expected = format!("4 (mxfp4) or 8 (mxfp8) words to each of the scales {:?}", scales.dims());
-            module.wrong("weight", codes, expected, format!("{:?}", codes.dims()))
-        })?;
-    module.parts(format, &names, &[Dtype::U32], &[Dtype::U8, Dtype::F8_E8M0])
+    module.parts(format, &names, &[Dtype::U32], scale_dtypes(format))
 }
 
 /// Dtypes under which the scales of a format are stored.
