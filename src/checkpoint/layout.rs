@@ -37,6 +37,8 @@ pub(super) struct Parts {
 /// A global scale, one value or one for each expert, and what its numbers mean.
 #[derive(Debug)]
 pub(super) struct GlobalScale {
+    /// The tensor's name within the module, for errors.
+    pub name: &'static str,
     pub tensor: StoredTensor,
     pub meaning: GlobalScaleMeaning,
 }
@@ -49,7 +51,6 @@ pub(super) enum GlobalScaleMeaning {
     /// The multiplier itself (ModelOpt, Ollama).
     Multiplier,
     /// Its reciprocal (compressed-tensors).
-    #[expect(dead_code, reason = "for other containers")]
     Reciprocal,
 }
 
@@ -97,7 +98,7 @@ impl GlobalScale {
             if !multiplier.is_finite() || multiplier < 0.0 {
                 return Err(Error::tensor(
                     self.tensor.path(),
-                    tensor_of(module, "global_scale"),
+                    tensor_of(module, self.name),
                     "a finite magnitude, zero or above",
                     value.to_string(),
                     "fetch or convert the file again",

@@ -37,10 +37,12 @@
 //! hold whatever is there then. Replacing a file by renaming another over it is safe.
 
 mod container;
-mod ggml;
 mod digest;
+mod ggml;
 mod gguf;
 mod header;
+mod hf;
+mod kind;
 mod layout;
 mod mapped;
 mod mlx;
@@ -54,6 +56,7 @@ mod warnings;
 mod weight;
 
 pub use digest::Digest;
+pub use kind::{CheckpointKind, QuantMethod};
 pub(crate) use names::{module_of, tensor_of};
 pub use weight::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 
@@ -76,34 +79,6 @@ struct Inner {
     warnings: Warnings,
 }
 
-/// What a checkpoint was recognised as.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum CheckpointKind {
-    /// Packed weights in MLX's layout, or a mix of these and dense ones.
-    Mlx,
-    /// UQFF, the container of mistral.rs.
-    Uqff,
-    /// A model of an Ollama store, in safetensors blobs.
-    Ollama,
-    /// Plain numbers only.
-    Dense,
-    /// A GGUF file.
-    Gguf,
-}
-
-impl fmt::Display for CheckpointKind {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Mlx => "MLX",
-            Self::Uqff => "UQFF",
-            Self::Ollama => "Ollama",
-            Self::Dense => "dense safetensors",
-            Self::Gguf => "GGUF",
-        })
-    }
-}
-
 impl Checkpoint {
     /// Opens what is at a path, or the model of that name in an Ollama store. No weight is read.
     ///
@@ -122,7 +97,7 @@ impl Checkpoint {
     /// # Errors
     /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
     /// size that is stated, if two of them hold the same tensor, if the quantization
-    /// object of the config is not understood, or if it names a `quant_method` of another tool.
+    /// object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         let (path, warnings) = (path.as_ref().to_owned(), Warnings::default());
         let opened = recognise::open(&path, &warnings)?;

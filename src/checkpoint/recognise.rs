@@ -2,7 +2,7 @@
 
 use super::container::{Companions, Opened};
 use super::warnings::Warnings;
-use super::{gguf, mapped, mlx, ollama, shards, uqff};
+use super::{gguf, hf, mapped, mlx, ollama, shards, uqff};
 use crate::{Error, Result};
 use std::{
     fs,
@@ -38,6 +38,9 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     }
     let companions = Companions::Directory(dir.to_owned());
     let config = companions.config()?;
+    if let Some(method) = hf::find_method(&config, &companions)? {
+        return hf::open(tensors, method, companions, config, warnings);
+    }
     mlx::open(tensors, companions, config, warnings)
 }
 

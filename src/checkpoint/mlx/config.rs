@@ -34,7 +34,7 @@ pub(super) fn parse(
     is_module: impl Fn(&str) -> bool,
     warnings: &Warnings,
 ) -> Result<Quantization> {
-    let Some((key, object)) = quantization_object(config, path)? else {
+    let Some((key, object)) = quantization_object(config) else {
         return Ok(Quantization::default());
     };
     let reader = Reader { path, warnings };
@@ -67,24 +67,10 @@ pub(super) fn parse(
 /// Keys with a meaning of their own, at the top level and in overrides.
 const FORMAT_KEYS: [&str; 5] = ["group_size", "bits", "mode", "global_scale", "quantize_activations"];
 
-/// The object that describes the quantization and the key it stands under.
-fn quantization_object<'a>(
-    config: &'a Value,
-    path: &Path,
-) -> Result<Option<(&'static str, &'a Map<String, Value>)>> {
-    if let Some(Value::Object(object)) = config.get("quantization") {
-        return Ok(Some(("quantization", object)));
-    }
-    let Some(Value::Object(object)) = config.get("quantization_config") else {
-        return Ok(None);
-    };
-    match object.get("quant_method") {
-        None | Some(Value::Null) => Ok(Some(("quantization_config", object))),
-        Some(method) => Err(Error::Unsupported {
-            what: format!("quant_method {method} ({})", path.display()),
-            remedy: "use an MLX conversion of the model, for example one written by mlx_lm.convert".into(),
-        }),
-    }
+/// The object that describes the quantization and the key it stands under. One with a `quant_method` is not MLX's.
+fn quantization_object(config: &Value) -> Option<(&'static str, &Map<String, Value>)> {
+    let object = |key| Some((key, config.get(key)?.as_object()?));
+    object("quantization").or_else(|| object("quantization_config"))
 }
 
 struct Reader<'a> {

@@ -151,7 +151,7 @@ impl<'a> Triplet<'a> {
     /// The largest magnitude of the tensor, or of each expert.
     pub(super) fn global_scale(&self) -> Option<GlobalScale> {
         let tensor = self.global_scale?.clone();
-        Some(GlobalScale { tensor, meaning: GlobalScaleMeaning::Absmax })
+        Some(GlobalScale { name: "global_scale", tensor, meaning: GlobalScaleMeaning::Absmax })
     }
 
     /// Elements of a row. Saturates for formats that do not fit.

@@ -1,0 +1,122 @@
+//! AutoAWQ's 4-bit "gemm" layout: `qweight` I32 `[K, N/8]`, `qzeros` I32 `[K/g, N/8]`, `scales` `[K/g, N]`, with
+//! `w = (q - zero) * scale`.
+//!
+//! As `WQLinear_GEMM` writes it and awq/utils/packing_utils.py reads it (casper-hansen/AutoAWQ): the nibbles of a word,
+//! lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)`, rounded to the dtype
+//! of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py).
+
+use super::config::AwqConfig;
+use super::module::Module;
+use crate::checkpoint::layout::Layout;
+use crate::checkpoint::mapped::StoredTensor;
+use crate::checkpoint::{PackedWeight, Weight};
+use crate::{QuantFormat, QuantTensor, Result};
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+/// Columns of a word.
+const COLUMNS: usize = 8;
+/// Where the columns of a word are, in bits.
+const SHIFTS: [u32; COLUMNS] = [0, 16, 4, 20, 8, 24, 12, 28];
+/// Words of a row that are transposed at once: a cache line.
+const TILE: usize = 16;
+
+pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
+    module.refuse("g_idx", "an order of columns is not applied")?;
+    let qweight = module.require("qweight", "qweight", &[Dtype::I32])?;
+    let scales = module.require("scales", "qweight", &[Dtype::F16, Dtype::BF16, Dtype::F32])?;
+    let ([k], packed) = module.rows("qweight", qweight)? else {
+        return Err(module.wrong("qweight", qweight, "a shape [K, N/8]", format!("{:?}", qweight.dims())));
+    };
+    let n = packed.saturating_mul(COLUMNS);
+    let groups = scales.dims().first().copied().unwrap_or(0);
+    let group_size = k.checked_div(groups).unwrap_or(0);
+    let format = QuantFormat::affine(4, group_size).ok().filter(|_| k % group_size == 0);
+    let Some(format) = format.filter(|_| config.group_size.is_none_or(|stated| stated == group_size)) else {
+        let expected = match config.group_size {
+            Some(stated) => format!("one row for each {stated} of K = {k}, as the config says"),
+            None => format!("one row for each 32, 64 or 128 of K = {k}"),
+        };
+        return Err(module.wrong("scales", scales, expected, format!("shape {:?}", scales.dims())));
+    };
+    module.check_dims("scales", scales, &[groups, n])?;
+    let qzeros = match module.get("qzeros") {
+        None if config.zero_point => Some(module.require("qzeros", "qweight", &[Dtype::I32])?),
+        None => None,
+        Some(_) => Some(module.require("qzeros", "qweight", &[Dtype::I32])?),
+    };
+    if let Some(qzeros) = qzeros {
+        module.check_dims("qzeros", qzeros, &[groups, packed])?;
+    }
+    let layout = AwqGemm {
+        format,
+        k: *k,
+        packed,
+        qweight: qweight.clone(),
+        qzeros: qzeros.cloned(),
+        scales: scales.clone(),
+    };
+    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, *k], layout)))
+}
+
+/// Codes, zeros and scales with K along the rows.
+#[derive(Debug)]
+struct AwqGemm {
+    format: QuantFormat,
+    k: usize,
+    /// Words of a row of `qweight`, N/8.
+    packed: usize,
+    qweight: StoredTensor,
+    qzeros: Option<StoredTensor>,
+    scales: StoredTensor,
+}
+
+impl Layout for AwqGemm {
+    fn size_in_bytes(&self) -> usize {
+        let zeros = self.qzeros.as_ref().map_or(0, StoredTensor::size_in_bytes);
+        self.qweight.size_in_bytes() + zeros + self.scales.size_in_bytes()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let (n, groups) = (self.packed * COLUMNS, self.format.groups_per_row(self.k)?);
+        let codes = transpose(&self.qweight.read::<u32>()?, self.packed, self.format.words_per_row(self.k)?);
+        let codes = Tensor::from_vec(codes, (n, self.format.words_per_row(self.k)?), device)?;
+        let scales = self.scales.load(&Device::Cpu)?.t()?.contiguous()?;
+        let biases = match &self.qzeros {
+            None => None,
+            Some(zeros) => {
+                let zeros = Tensor::from_vec(columns(&zeros.read::<u32>()?), (groups, n), &Device::Cpu)?;
+                let biases = (zeros.t()? * scales.to_dtype(DType::F32)?)?.neg()?;
+                Some(biases.to_dtype(scales.dtype())?.to_device(device)?)
+            }
+        };
+        QuantTensor::new(self.format, codes, scales.to_device(device)?, biases, None)
+    }
+}
+
+/// The codes of words, in the order of columns.
+fn columns(words: &[u32]) -> Vec<f32> {
+    let code = |word: u32, shift| f32::from((word >> shift & 15) as u8);
+    words.iter().flat_map(|word| SHIFTS.map(|shift| code(*word, shift))).collect()
+}
+
+/// Codes in rows along N from codes in rows along K. `packed` words are a row of the former, `row_words` one of the
+/// latter.
+fn transpose(words: &[u32], packed: usize, row_words: usize) -> Vec<u32> {
+    let mut codes = vec![0; words.len()];
+    let tiles = codes.par_chunks_mut((TILE * COLUMNS * row_words).max(1)).enumerate();
+    tiles.for_each(|(tile, codes)| {
+        for (k, row) in words.chunks_exact(packed.max(1)).enumerate() {
+            let outputs = codes.chunks_exact_mut((COLUMNS * row_words).max(1));
+            for (word, output) in row.iter().skip(tile * TILE).zip(outputs) {
+                for (shift, row) in SHIFTS.into_iter().zip(output.chunks_exact_mut(row_words.max(1))) {
+                    if let Some(code) = row.get_mut(k / 8) {
+                        *code |= (word >> shift & 15) << (k % 8 * 4);
+                    }
+                }
+            }
+        }
+    });
+    codes
+}

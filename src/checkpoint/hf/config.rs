@@ -1,0 +1,264 @@
+//! What `config.json` or `hf_quant_config.json` say of the quantization.
+
+use super::fp8::Blocks;
+use crate::checkpoint::container::Companions;
+use crate::checkpoint::QuantMethod;
+use crate::{Error, QuantFormat, Result};
+use serde_json::{Map, Value};
+use std::path::PathBuf;
+
+type Object = Map<String, Value>;
+
+const REMEDY: &str = "correct the file or fetch it again";
+const OTHER: &str = "use another quantization of the model, for example one written by mlx_lm.convert";
+
+/// How a checkpoint is quantized, with what the tensors alone don't tell.
+#[derive(Debug)]
+pub(in crate::checkpoint) enum Method {
+    Mxfp4,
+    Mxfp8(Blocks),
+    ModelOpt,
+    /// The formats that the config names.
+    CompressedTensors(Vec<QuantFormat>),
+    Fp8(Blocks),
+    Awq(AwqConfig),
+}
+
+#[derive(Debug)]
+pub(in crate::checkpoint) struct AwqConfig {
+    pub group_size: Option<usize>,
+    /// Whether there are zeros; without them codes are symmetric.
+    pub zero_point: bool,
+}
+
+impl Method {
+    pub(super) fn name(&self) -> QuantMethod {
+        match self {
+            Self::Mxfp4 => QuantMethod::Mxfp4,
+            Self::Mxfp8(_) => QuantMethod::Mxfp8,
+            Self::ModelOpt => QuantMethod::ModelOpt,
+            Self::CompressedTensors(_) => QuantMethod::CompressedTensors,
+            Self::Fp8(_) => QuantMethod::Fp8,
+            Self::Awq(_) => QuantMethod::Awq,
+        }
+    }
+}
+
+/// The method that a checkpoint names, if it is not MLX's.
+///
+/// # Errors
+/// If it is one that is not read.
+pub(in crate::checkpoint) fn find_method(config: &Value, companions: &Companions) -> Result<Option<Method>> {
+    if config.get("quantization").is_some_and(Value::is_object) {
+        return Ok(None);
+    }
+    if let Some(Value::Object(object)) = config.get("quantization_config") {
+        let path = companions.path("config.json").unwrap_or_default();
+        return match object.get("quant_method") {
+            None | Some(Value::Null) => Ok(None),
+            Some(method) => Source { path, key: "quantization_config" }.method(method, object).map(Some),
+        };
+    }
+    const BESIDE: &str = "hf_quant_config.json";
+    let settings = companions.json(BESIDE)?;
+    match settings.as_ref().and_then(|settings| settings.get("quantization")?.as_object()) {
+        Some(object) if object.get("quant_algo").is_some_and(|algo| !algo.is_null()) => {
+            let path = companions.path(BESIDE).unwrap_or_default();
+            Source { path, key: "quantization" }.modelopt(object).map(Some)
+        }
+        _ => Ok(None),
+    }
+}
+
+/// Where an object of settings stands.
+struct Source {
+    path: PathBuf,
+    key: &'static str,
+}
+
+impl Source {
+    fn method(&self, method: &Value, object: &Object) -> Result<Method> {
+        match method.as_str().map(str::to_ascii_lowercase).as_deref() {
+            Some("mxfp4") => Ok(Method::Mxfp4),
+            Some("mxfp8") => {
+                let size = self.block_size(object)?.or(Some((1, QuantFormat::Mxfp8.group_size())));
+                Ok(Method::Mxfp8(Blocks { size, exponents: true }))
+            }
+            Some("modelopt") => match object.get("quantization") {
+                Some(Value::Object(nested)) => self.modelopt(nested),
+                _ => self.modelopt(object),
+            },
+            Some("compressed-tensors") => self.compressed_tensors(object).map(Method::CompressedTensors),
+            Some("fp8") => self.fp8(object),
+            Some("awq") => self.awq(object),
+            _ => Err(self.unsupported(format!("quant_method {method}"))),
+        }
+    }
+
+    /// ModelOpt's settings; `quant_algo` of single layers if it is mixed.
+    fn modelopt(&self, object: &Object) -> Result<Method> {
+        let check = |object: &Object| match object.get("quant_algo").and_then(Value::as_str) {
+            Some("NVFP4" | "W4A16_NVFP4") => match self.number(object, "group_size")? {
+                None | Some(16) => Ok(()),
+                Some(other) => Err(self.wrong(format!("`group_size` is {other}, expected 16 for NVFP4"))),
+            },
+            _ => {
+                let algo = object.get("quant_algo").unwrap_or(&Value::Null);
+                Err(self.unsupported(format!("quant_method \"modelopt\" with quant_algo {algo}")))
+            }
+        };
+        match (object.get("quant_algo").and_then(Value::as_str), object.get("quantized_layers")) {
+            (Some("MIXED_PRECISION"), Some(Value::Object(layers))) => {
+                layers.values().try_for_each(|layer| check(layer.as_object().unwrap_or(&Object::new())))?;
+            }
+            _ => check(object)?,
+        }
+        Ok(Method::ModelOpt)
+    }
+
+    fn compressed_tensors(&self, object: &Object) -> Result<Vec<QuantFormat>> {
+        let top = object.get("format").and_then(Value::as_str);
+        if let Some(sparsity) = object.get("sparsity_config").and_then(|sparsity| sparsity.get("format")) {
+            if sparsity != "dense" {
+                return Err(self.unsupported(format!("compressed-tensors with sparsity format {sparsity}")));
+            }
+        }
+        let Some(Value::Object(groups)) = object.get("config_groups") else {
+            return Err(self.wrong("`config_groups` is missing or no object".into()));
+        };
+        let mut formats = Vec::new();
+        for (name, group) in groups {
+            let weights = match group.get("weights") {
+                Some(Value::Object(weights)) => weights,
+                None | Some(Value::Null) if group.is_object() => continue,
+                _ => return Err(self.wrong(format!("`config_groups.{name}` does not describe weights"))),
+            };
+            let format = group.get("format").and_then(Value::as_str).or(top);
+            formats.push(self.scheme(name, format, weights)?);
+        }
+        match formats.is_empty() {
+            true => Err(self.wrong("`config_groups` names no format of weights".into())),
+            false => Ok(formats),
+        }
+    }
+
+    /// The format of one of compressed-tensors' groups of modules.
+    fn scheme(&self, name: &str, format: Option<&str>, weights: &Object) -> Result<QuantFormat> {
+        let bits = self.number(weights, "num_bits")?;
+        let group_size = self.number(weights, "group_size")?;
+        let kind = weights.get("type").and_then(Value::as_str);
+        let stated = |format: QuantFormat| {
+            let fits = bits.is_none_or(|bits| bits == format.bits())
+                && group_size.is_none_or(|size| size == format.group_size())
+                && kind.is_none_or(|kind| kind == "float");
+            fits.then_some(format)
+        };
+        let found = || {
+            let (show, null) = (|key: &str| weights.get(key).unwrap_or(&Value::Null).to_string(), "");
+            let keys = ["num_bits", "type", "group_size", "strategy", "symmetric", "actorder"];
+            let shown: Vec<_> = keys.iter().map(|key| format!("{key} {}{null}", show(key))).collect();
+            format!("`config_groups.{name}.weights` has {}", shown.join(", "))
+        };
+        match format {
+            Some("nvfp4-pack-quantized") => stated(QuantFormat::Nvfp4)
+                .ok_or_else(|| self.wrong(format!("{}, expected those of NVFP4", found()))),
+            Some("mxfp4-pack-quantized") => stated(QuantFormat::Mxfp4)
+                .ok_or_else(|| self.wrong(format!("{}, expected those of MXFP4", found()))),
+            Some("pack-quantized") => {
+                let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
+                let is_int = kind.is_none_or(|kind| kind == "int");
+                let format = group_size.and_then(|size| QuantFormat::affine(4, size).ok());
+                let format = format.filter(|_| symmetric && is_int && bits == Some(4));
+                format.ok_or_else(|| {
+                    let read = "compressed-tensors pack-quantized is read with num_bits 4, type int, symmetric, group_size 32, 64 or 128; ";
+                    self.unsupported(format!("{read}{}", found()))
+                })
+            }
+            other => {
+                let other = other.map_or("null".into(), |other| format!("{other:?}"));
+                Err(self.unsupported(format!("compressed-tensors with format {other}")))
+            }
+        }
+    }
+
+    fn fp8(&self, object: &Object) -> Result<Method> {
+        for (key, read) in [("fmt", "e4m3"), ("expert_dtype", "fp8")] {
+            match object.get(key) {
+                None | Some(Value::Null) => {}
+                Some(value) if value == read => {}
+                Some(other) => {
+                    return Err(self.unsupported(format!("quant_method \"fp8\" with {key} {other}")));
+                }
+            }
+        }
+        let exponents = match object.get("scale_fmt") {
+            None | Some(Value::Null) => false,
+            Some(format) if format == "ue8m0" => true,
+            Some(format) if format == "float" => false,
+            Some(other) => {
+                return Err(self.wrong(format!("`scale_fmt` is {other}, expected \"ue8m0\" or \"float\"")))
+            }
+        };
+        Ok(Method::Fp8(Blocks { size: self.block_size(object)?, exponents }))
+    }
+
+    fn awq(&self, object: &Object) -> Result<Method> {
+        let version = object.get("version").or_else(|| object.get("format")).filter(|value| !value.is_null());
+        if let Some(version) = version {
+            if !version.as_str().is_some_and(|version| version.eq_ignore_ascii_case("gemm")) {
+                return Err(self.unsupported(format!("quant_method \"awq\" with version {version}")));
+            }
+        }
+        match self.number(object, "bits")? {
+            None | Some(4) => {}
+            Some(bits) => return Err(self.unsupported(format!("quant_method \"awq\" with {bits} bits"))),
+        }
+        // -1 is AutoAWQ's word for one group, whatever K is.
+        let group_size = match object.get("group_size") {
+            Some(Value::Number(number)) if number.as_i64() == Some(-1) => None,
+            _ => self.number(object, "group_size")?,
+        };
+        let zero_point = object.get("zero_point") != Some(&Value::Bool(false));
+        Ok(Method::Awq(AwqConfig { group_size, zero_point }))
+    }
+
+    /// `weight_block_size`: rows and columns.
+    fn block_size(&self, object: &Object) -> Result<Option<(usize, usize)>> {
+        let sides = match object.get("weight_block_size") {
+            None | Some(Value::Null) => return Ok(None),
+            Some(Value::Array(sides)) => sides.as_slice(),
+            Some(_) => &[],
+        };
+        let side = |value: &Value| {
+            value.as_u64().and_then(|side| usize::try_from(side).ok()).filter(|side| *side > 0)
+        };
+        match sides {
+            [rows, columns] => match (side(rows), side(columns)) {
+                (Some(rows), Some(columns)) => Ok(Some((rows, columns))),
+                _ => Err(self.wrong(format!(
+                    "`weight_block_size` is [{rows}, {columns}], expected two positive numbers"
+                ))),
+            },
+            _ => Err(self.wrong("`weight_block_size` is not a list of two numbers".into())),
+        }
+    }
+
+    /// A positive whole number; `None` if absent or null.
+    fn number(&self, object: &Object, name: &str) -> Result<Option<usize>> {
+        match object.get(name) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => match value.as_u64().and_then(|number| usize::try_from(number).ok()) {
+                Some(number) if number > 0 => Ok(Some(number)),
+                _ => Err(self.wrong(format!("`{name}` is {value}, expected a positive whole number"))),
+            },
+        }
+    }
+
+    fn wrong(&self, problem: String) -> Error {
+        Error::file(&self.path, format!("`{}`: {problem}", self.key), REMEDY)
+    }
+
+    fn unsupported(&self, what: String) -> Error {
+        Error::Unsupported { what: format!("{what} ({})", self.path.display()), remedy: OTHER.into() }
+    }
+}

@@ -1,0 +1,159 @@
+//! 8-bit floats with scales for tiles: `weight` F8_E4M3 `[N, K]` and `weight_scale_inv`, one scale for each
+//! `weight_block_size`, or one for all. Despite its name the scale multiplies.
+//!
+//! As `FP8Linear` and `Fp8Dequantize` have it (src/transformers/integrations/finegrained_fp8.py of
+//! huggingface/transformers; quantizers/quantizer_finegrained_fp8.py for the other names and for exponents in U8).
+//! Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are decoded.
+
+use super::module::Module;
+use crate::checkpoint::layout::Layout;
+use crate::checkpoint::mapped::StoredTensor;
+use crate::checkpoint::names::tensor_of;
+use crate::checkpoint::warnings::Warnings;
+use crate::checkpoint::weight::Decode;
+use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
+use crate::format::element::e4m3_to_f32;
+use crate::{Error, QuantFormat, QuantTensor, Result};
+use candle_core::{DType, Device, Tensor};
+use safetensors::Dtype;
+
+/// The names that writers give to the scales.
+pub(super) const SCALES: [&str; 4] = ["weight_scale_inv", "weight_scale", "scale", "qscale_weight"];
+
+/// What the config says of the scales.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::checkpoint) struct Blocks {
+    /// Rows and columns that share a scale; `None`: all of them.
+    pub size: Option<(usize, usize)>,
+    /// Whether scales in U8 are exponents.
+    pub exponents: bool,
+}
+
+pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Result<Weight> {
+    let codes = module.require("weight", "weight", &[Dtype::F8_E4M3])?;
+    let ([n], k) = module.rows("weight", codes)? else {
+        return Err(module.wrong("weight", codes, "a shape [N, K]", format!("{:?}", codes.dims())));
+    };
+    let part = SCALES.into_iter().find(|part| module.get(part).is_some()).unwrap_or(SCALES[0]);
+    let floats = [Dtype::F32, Dtype::BF16, Dtype::F16];
+    let dtypes = match blocks.exponents {
+        true => [floats.as_slice(), &[Dtype::F8_E8M0, Dtype::U8]].concat(),
+        false => [floats.as_slice(), &[Dtype::F8_E8M0]].concat(),
+    };
+    let scales = module.require(part, "weight", &dtypes)?;
+    let single = scales.dims().is_empty() || scales.dims() == [1];
+    let (rows, columns) = match (single, blocks.size) {
+        (true, _) => (*n, k),
+        (false, Some(size)) => size,
+        (false, None) => {
+            let expected = "one scale, as the config has no weight_block_size";
+            return Err(module.wrong(part, scales, expected, format!("shape {:?}", scales.dims())));
+        }
+    };
+    if !single {
+        module.check_dims(part, scales, &[n.div_ceil(rows), k.div_ceil(columns)])?;
+    }
+    let (dims, tiles) = (vec![*n, k], Tiles { rows, columns, per_row: k.div_ceil(columns) });
+    if floats.contains(&scales.dtype()) {
+        warnings.once(
+            "fp8 with float scales".into(),
+            format!(
+                "{}: nothing computes in fp8 with {:?} scales, so such weights (`{}`) are decoded when they are loaded",
+                codes.path().display(),
+                scales.dtype(),
+                module.path
+            ),
+        );
+        let decoded = Decoded { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
+        let name = tensor_of(module.path, "weight");
+        return Ok(Weight::Dense(DenseTensor::decoded(&name, DType::F32, dims, decoded)));
+    }
+    let format = QuantFormat::Mxfp8;
+    let group = format.group_size();
+    if k % group != 0 || columns % group != 0 {
+        let expected = format!("rows of whole groups of {group} below one exponent each");
+        return Err(module.wrong("weight", codes, expected, format!("K = {k}, tiles of {rows} x {columns}")));
+    }
+    let layout = TiledExponents { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
+    Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, layout)))
+}
+
+/// Which scale belongs to an element.
+#[derive(Clone, Copy, Debug)]
+struct Tiles {
+    rows: usize,
+    columns: usize,
+    /// Tiles side by side.
+    per_row: usize,
+}
+
+impl Tiles {
+    /// The scales of the tiles that a row crosses.
+    fn of_row<T>(self, scales: &[T], row: usize) -> &[T] {
+        let first = (row / self.rows).saturating_mul(self.per_row);
+        scales.get(first..).and_then(|rest| rest.get(..self.per_row)).unwrap_or_default()
+    }
+}
+
+/// MXFP8 with one exponent for several rows and groups.
+#[derive(Debug)]
+struct TiledExponents {
+    n: usize,
+    k: usize,
+    codes: StoredTensor,
+    scales: StoredTensor,
+    tiles: Tiles,
+}
+
+impl Layout for TiledExponents {
+    fn size_in_bytes(&self) -> usize {
+        self.codes.size_in_bytes() + self.scales.size_in_bytes()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let format = QuantFormat::Mxfp8;
+        let (words, groups) = (format.words_per_row(self.k)?, format.groups_per_row(self.k)?);
+        let exponents = self.scales.read::<u8>()?;
+        let mut scales = Vec::with_capacity(self.n.saturating_mul(groups));
+        for row in 0..self.n {
+            let tiles = self.tiles.of_row(&exponents, row).iter();
+            let each = self.tiles.columns / format.group_size();
+            scales.extend(tiles.flat_map(|scale| std::iter::repeat_n(*scale, each)).take(groups));
+        }
+        let codes = Tensor::from_vec(self.codes.read::<u32>()?, (self.n, words), device)?;
+        let scales = Tensor::from_vec(scales, (self.n, groups), device)?;
+        QuantTensor::new(format, codes, scales, None, None)
+    }
+}
+
+/// Codes with float scales.
+#[derive(Debug)]
+struct Decoded {
+    n: usize,
+    k: usize,
+    codes: StoredTensor,
+    scales: StoredTensor,
+    tiles: Tiles,
+}
+
+impl Decode for Decoded {
+    fn size_in_bytes(&self) -> usize {
+        self.codes.size_in_bytes() + self.scales.size_in_bytes()
+    }
+
+    fn decode(&self, device: &Device) -> Result<Tensor> {
+        let scales = self.scales.load(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
+        let mut elements = Vec::with_capacity(self.codes.size_in_bytes());
+        let mut row = 0;
+        self.codes.for_each_chunk(self.k, |chunk| {
+            for codes in chunk.chunks_exact(self.k.max(1)) {
+                let tiles = codes.chunks(self.tiles.columns.max(1)).zip(self.tiles.of_row(&scales, row));
+                elements.extend(
+                    tiles.flat_map(|(codes, scale)| codes.iter().map(move |code| e4m3_to_f32(*code) * scale)),
+                );
+                row += 1;
+            }
+        })?;
+        Tensor::from_vec(elements, (self.n, self.k), device).map_err(Error::from)
+    }
+}

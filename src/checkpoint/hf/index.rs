@@ -1,0 +1,136 @@
+//! Which logical tensors the stored ones make up.
+
+use super::gpt_oss::{self, Half};
+use super::module::REMEDY;
+use super::{fp8, Method};
+use crate::checkpoint::names::tensor_of;
+use crate::checkpoint::shards::Tensors;
+use crate::{Error, Result};
+use safetensors::Dtype;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// All tensors by the names that models use.
+pub(super) type Index = BTreeMap<String, Entry>;
+
+/// Where a tensor comes from.
+#[derive(Debug)]
+pub(super) enum Entry {
+    /// A stored tensor, or half of it.
+    Stored { stored: String, half: Option<Half> },
+    /// Several stored tensors, of which `lead` holds the codes.
+    Quantized { lead: String, packing: Packing },
+}
+
+/// How a module's weight is packed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Packing {
+    /// gpt-oss: `_blocks` and `_scales`; two weights share them if there is a half.
+    Blocks(Option<Half>),
+    /// MLX's own: `weight` and `scales`.
+    Words,
+    Awq,
+    CompressedTensors,
+    ModelOpt,
+    Float8,
+}
+
+impl Packing {
+    /// The stored name of a module in front of the names of its tensors, and what stands between them.
+    pub(super) fn module_of(self, lead: &str) -> (&str, &'static str) {
+        match self {
+            Self::Blocks(_) => (lead.strip_suffix(gpt_oss::BLOCKS).unwrap_or(lead), ""),
+            _ => match lead.rsplit_once('.') {
+                Some((module, _)) => (module, "."),
+                None => ("", ""),
+            },
+        }
+    }
+
+    /// The names of the tensors beside the lead that belong to the weight.
+    fn parts(self) -> &'static [&'static str] {
+        match self {
+            Self::Blocks(_) => &[gpt_oss::SCALES],
+            Self::Words => &["scales"],
+            Self::Awq => &["qzeros", "scales", "g_idx"],
+            Self::CompressedTensors => &[
+                "weight_scale",
+                "weight_global_scale",
+                "weight_zero_point",
+                "weight_shape",
+                "weight_g_idx",
+                "input_scale",
+                "input_global_scale",
+            ],
+            Self::ModelOpt => &["weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"],
+            Self::Float8 => &[
+                fp8::SCALES[0],
+                fp8::SCALES[1],
+                fp8::SCALES[2],
+                fp8::SCALES[3],
+                "activation_scale",
+                "input_scale",
+                "qscale_act",
+            ],
+        }
+    }
+}
+
+/// The logical tensors of a checkpoint.
+///
+/// # Errors
+/// If two of them have the same name.
+pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
+    let mut index = Index::new();
+    // Stored tensors that are not known by their own names.
+    let mut hidden = BTreeSet::new();
+    let mut insert = |stored: &str, name: String, entry: Entry| {
+        let twice = index.contains_key(&name) || (name != stored && tensors.contains_key(&name));
+        if let Some(tensor) = tensors.get(stored).filter(|_| twice) {
+            let (expected, found) = ("each weight in one form", format!("`{name}` as well"));
+            return Err(Error::tensor(tensor.path(), stored, expected, found, REMEDY));
+        }
+        index.insert(name, entry);
+        Ok(())
+    };
+    for lead in tensors.keys() {
+        let Some(packing) = packing_of(tensors, method, lead) else { continue };
+        let (module, separator) = packing.module_of(lead);
+        hidden.insert(lead.clone());
+        hidden.extend(packing.parts().iter().map(|part| format!("{module}{separator}{part}")));
+        if packing != Packing::Blocks(None) {
+            insert(lead, tensor_of(module, "weight"), Entry::Quantized { lead: lead.clone(), packing })?;
+            continue;
+        }
+        let bias = format!("{module}{}", gpt_oss::BIAS);
+        for (path, half) in gpt_oss::weights_of(module) {
+            let packing = Packing::Blocks(half);
+            insert(lead, tensor_of(&path, "weight"), Entry::Quantized { lead: lead.clone(), packing })?;
+            if tensors.contains_key(&bias) {
+                insert(&bias, tensor_of(&path, "bias"), Entry::Stored { stored: bias.clone(), half })?;
+            }
+        }
+        hidden.insert(bias);
+    }
+    for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
+        index.insert(name.clone(), Entry::Stored { stored: name.clone(), half: None });
+    }
+    Ok(index)
+}
+
+/// How the weight is packed whose codes this tensor has; `None` if it has no codes.
+fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing> {
+    let (module, last) = name.rsplit_once('.').unwrap_or(("", name));
+    let has = |part: &str| tensors.contains_key(&tensor_of(module, part));
+    let is_float8 = || tensors.get(name).is_some_and(|tensor| tensor.dtype() == Dtype::F8_E4M3);
+    match method {
+        Method::Mxfp4 if last.ends_with(gpt_oss::BLOCKS) => Some(Packing::Blocks(None)),
+        Method::Mxfp4 | Method::Mxfp8(_) if last == "weight" && has("scales") => Some(Packing::Words),
+        Method::Mxfp8(_) | Method::Fp8(_) if last == "weight" && (is_float8() || has(fp8::SCALES[0])) => {
+            Some(Packing::Float8)
+        }
+        Method::ModelOpt if last == "weight" && has("weight_scale") => Some(Packing::ModelOpt),
+        Method::CompressedTensors(_) if last == "weight_packed" => Some(Packing::CompressedTensors),
+        Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
+        _ => None,
+    }
+}

@@ -1,0 +1,156 @@
+//! Quantized checkpoints that other tools than MLX write: safetensors, and a `quant_method` in the config.
+//!
+//! | `quant_method` | a weight's tensors | becomes |
+//! |---|---|---|
+//! | `mxfp4` (gpt-oss) | `X_blocks`, `X_scales` | MXFP4 |
+//! | `mxfp4`, `mxfp8` | `weight` U32, `scales` U8; `weight` F8_E4M3, `weight_scale_inv` U8 | MXFP4, MXFP8 |
+//! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
+//! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4, symmetric 4-bit |
+//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
+//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | decoded |
+//! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
+//!
+//! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the tools
+//! do not agree upon, and a module that they name has no scales.
+
+mod awq;
+mod compressed;
+mod config;
+mod fp8;
+mod gpt_oss;
+mod index;
+mod modelopt;
+mod module;
+
+pub(super) use config::{find_method, Method};
+
+use super::container::{Companions, Container, Opened};
+use super::names::tensor_of;
+use super::shards::Tensors;
+use super::warnings::Warnings;
+use super::{CheckpointKind, DenseTensor, Weight};
+use crate::{Error, QuantFormat, Result};
+use index::{Entry, Index, Packing};
+use module::Module;
+use serde_json::Value;
+use std::path::Path;
+
+struct HfCheckpoint {
+    tensors: Tensors,
+    index: Index,
+    method: Method,
+    warnings: Warnings,
+}
+
+/// A checkpoint of these tensors, quantized by `method`.
+pub(super) fn open(
+    tensors: Tensors,
+    method: Method,
+    companions: Companions,
+    config: Value,
+    warnings: &Warnings,
+) -> Result<Opened> {
+    let index = index::of(&tensors, &method)?;
+    let is_quantized = index.values().any(|entry| matches!(entry, Entry::Quantized { .. }));
+    let kind = match is_quantized {
+        true => CheckpointKind::HuggingFace(method.name()),
+        false => CheckpointKind::Dense,
+    };
+    let container = HfCheckpoint { tensors, index, method, warnings: warnings.clone() };
+    Ok(Opened { kind, config, companions, container: Box::new(container) })
+}
+
+impl HfCheckpoint {
+    /// The quantized weight whose most important tensor is `lead`.
+    fn quantized(&self, lead: &str, packing: Packing) -> Result<Weight> {
+        let (path, separator) = packing.module_of(lead);
+        let module = Module { tensors: &self.tensors, path, separator };
+        match (packing, &self.method) {
+            (Packing::Blocks(half), _) => gpt_oss::weight(&module, half),
+            (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::Mxfp4),
+            (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::Mxfp8),
+            (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
+            (Packing::CompressedTensors, Method::CompressedTensors(formats)) => {
+                compressed::weight(&module, formats)
+            }
+            (Packing::ModelOpt, _) => modelopt::weight(&module),
+            (Packing::Float8, Method::Mxfp8(blocks) | Method::Fp8(blocks)) => {
+                fp8::weight(&module, *blocks, &self.warnings)
+            }
+            (packing, method) => Err(Error::Unsupported {
+                what: format!("`{lead}`: {packing:?} in a checkpoint of {}", method.name()),
+                remedy: "fetch or convert the file again".into(),
+            }),
+        }
+    }
+}
+
+impl Container for HfCheckpoint {
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.index.keys().map(String::as_str))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.index.contains_key(name)
+    }
+
+    fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
+        let name = tensor_of(module, "weight");
+        let weight = match self.index.get(&name) {
+            Some(Entry::Quantized { lead, packing }) => self.quantized(lead, *packing)?,
+            _ => match self.dense(&name)? {
+                Some(dense) if dense.dtype().is_float() => return Ok(Some(Weight::Dense(dense))),
+                None => return Ok(None),
+                Some(dense) => {
+                    return Err(Error::tensor(
+                        self.file_of(&name).unwrap_or(Path::new("")),
+                        name,
+                        "a float weight, as there are no scales beside it",
+                        format!("{:?}", dense.dtype()),
+                        "fetch or convert the file again",
+                    ));
+                }
+            },
+        };
+        match (in_features, weight.dims()) {
+            (Some(k), dims) if dims.last() != Some(&k) => Err(Error::tensor(
+                self.file_of(&name).unwrap_or(Path::new("")),
+                name,
+                format!("K = {k}, as the model has it"),
+                format!("shape {dims:?}"),
+                "check the model's dimensions in config.json",
+            )),
+            _ => Ok(Some(weight)),
+        }
+    }
+
+    fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
+        match self.index.get(name) {
+            None => Ok(None),
+            Some(Entry::Stored { stored, half }) => {
+                let dense = |stored| match half {
+                    None => DenseTensor::new(name, stored),
+                    Some(half) => gpt_oss::half_of(name, stored, *half),
+                };
+                self.tensors.get(stored).map(dense).transpose()
+            }
+            Some(Entry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
+                Weight::Dense(decoded) => Ok(Some(decoded)),
+                _ => Err(Error::tensor(
+                    self.file_of(name).unwrap_or(Path::new("")),
+                    name,
+                    "a dense tensor",
+                    "a packed weight",
+                    "load the module's weight instead",
+                )),
+            },
+        }
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        let stored = match self.index.get(name)? {
+            Entry::Stored { stored, .. } | Entry::Quantized { lead: stored, .. } => stored,
+        };
+        self.tensors.get(stored).map(super::mapped::StoredTensor::path)
+    }
+}

@@ -1,0 +1,18 @@
+//! NVIDIA ModelOpt's NVFP4: `weight` U8 `[N, K/2]`, `weight_scale` F8_E4M3 `[N, K/16]`, and `weight_scale_2`, F32,
+//! which multiplies all scales. `input_scale` is for quantized activations and is not used.
+//!
+//! As `NVFP4QTensor` in modelopt/torch/quantization/qtensor/nvfp4_tensor.py of NVIDIA/Model-Optimizer writes it.
+
+use super::module::{scale_dtypes, Module, PartNames};
+use crate::checkpoint::layout::GlobalScaleMeaning;
+use crate::checkpoint::Weight;
+use crate::{QuantFormat, Result};
+use safetensors::Dtype;
+
+pub(super) fn weight(module: &Module) -> Result<Weight> {
+    module.refuse("pre_quant_scale", "a scale of the layer's input (AWQ) is not applied")?;
+    let global_scale = Some(("weight_scale_2", GlobalScaleMeaning::Multiplier));
+    let names = PartNames { codes: "weight", scales: "weight_scale", global_scale };
+    let format = QuantFormat::Nvfp4;
+    module.parts(format, &names, &[Dtype::U8], scale_dtypes(format))
+}

@@ -1,0 +1,233 @@
+//! Quantized checkpoints of other tools than MLX, and what their tensors have to be.
+#![allow(dead_code)] // each test binary uses its own part
+
+use super::checkpoint::{folder_of, header, raw_file};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::Result;
+use serde_json::{json, Value};
+use sha2::{Digest, Sha256};
+use std::fs;
+use std::path::PathBuf;
+use tempfile::TempDir;
+
+/// The fixtures, written by the tools themselves, with the format of their packed weights.
+pub const FIXTURES: [(&str, &str); 8] = [
+    ("awq-g64", "affine 4-bit g64"),
+    ("ct-int4-g128-f32", "affine 4-bit g128"),
+    ("ct-int4-g32", "affine 4-bit g32"),
+    ("ct-mxfp4", "mxfp4"),
+    ("ct-nvfp4", "nvfp4"),
+    ("fp8-128x128", "F32"),
+    ("fp8-ue8m0-32x32", "mxfp8"),
+    ("modelopt-nvfp4", "nvfp4"),
+];
+
+/// The folder of a fixture.
+pub fn fixture(name: &str) -> PathBuf {
+    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hf").join(name)
+}
+
+pub fn read_json(path: PathBuf) -> Value {
+    serde_json::from_slice(&fs::read(&path).unwrap()).unwrap_or_else(|error| panic!("{path:?}: {error}"))
+}
+
+/// The SHA-256 of a tensor's little-endian F32 bytes.
+pub fn sha256(tensor: &Tensor) -> String {
+    sha256_of(&values(tensor).into_iter().flat_map(f32::to_le_bytes).collect::<Vec<_>>())
+}
+
+pub fn sha256_of(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+/// All numbers of a tensor.
+pub fn values(tensor: &Tensor) -> Vec<f32> {
+    tensor.to_dtype(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+}
+
+/// One tensor of a file: name, dtype, shape, bytes.
+pub type Entry = (String, &'static str, Vec<usize>, Vec<u8>);
+
+pub fn entry(name: &str, dtype: &'static str, shape: &[usize], bytes: impl Into<Vec<u8>>) -> Entry {
+    (name.into(), dtype, shape.to_vec(), bytes.into())
+}
+
+pub fn f32s(name: &str, shape: &[usize], values: &[f32]) -> Entry {
+    entry(name, "F32", shape, values.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<_>>())
+}
+
+/// Bytes that look random and are not NaN in any 8-bit format.
+pub fn noise(count: usize, seed: u32) -> Vec<u8> {
+    let mut state = seed.wrapping_mul(0x9e37_79b9) | 1;
+    let mut next = || {
+        state ^= state << 13;
+        state ^= state >> 17;
+        state ^= state << 5;
+        (state >> 24) as u8
+    };
+    (0..count).map(|_| next()).map(|byte| if byte & 0x7f == 0x7f { byte ^ 1 } else { byte }).collect()
+}
+
+/// A directory with a `config.json` of this `quantization_config` and a file of these tensors, whose data begins
+/// at an odd offset.
+pub fn folder(quantization: &Value, entries: &[Entry]) -> TempDir {
+    let tensors: Vec<_> =
+        entries.iter().map(|(name, dtype, shape, _)| (name.as_str(), *dtype, shape.as_slice())).collect();
+    let (header, size) = header(&tensors);
+    let data: Vec<u8> = entries.iter().flat_map(|(.., bytes)| bytes).copied().collect();
+    assert_eq!(data.len(), size, "bytes of entries");
+    let config = json!({"quantization_config": quantization}).to_string();
+    folder_of(&[("config.json", config.as_bytes()), ("model.safetensors", &raw_file(&header, &data))])
+}
+
+pub fn open(quantization: &Value, entries: &[Entry]) -> Result<Checkpoint> {
+    Checkpoint::open(folder(quantization, entries).path())
+}
+
+/// The weight of module `m`.
+pub fn weight(quantization: &Value, entries: &[Entry]) -> Result<Weight> {
+    open(quantization, entries)?.weight("m", None)
+}
+
+/// The format of the weight of module `m`, its shape and its numbers.
+pub fn decoded(quantization: &Value, entries: &[Entry]) -> (String, Vec<usize>, Vec<f32>) {
+    let weight = weight(quantization, entries).unwrap();
+    let tensor = weight.decode(DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(tensor.dims(), weight.dims());
+    (weight.format_name(), weight.dims().to_vec(), values(&tensor))
+}
+
+/// `entries` with those of the same name replaced, and others added.
+pub fn with(entries: &[Entry], changes: &[Entry]) -> Vec<Entry> {
+    let kept = entries.iter().filter(|entry| !changes.iter().any(|change| change.0 == entry.0));
+    kept.chain(changes).cloned().collect()
+}
+
+/// `entries` without the one of this name.
+pub fn without(entries: &[Entry], name: &str) -> Vec<Entry> {
+    let kept: Vec<_> = entries.iter().filter(|entry| entry.0 != name).cloned().collect();
+    assert_eq!(kept.len() + 1, entries.len(), "{name}");
+    kept
+}
+
+/// A layout with everything that it needs for module `m`, small and right.
+pub struct Case {
+    pub name: &'static str,
+    pub quantization: Value,
+    pub entries: Vec<Entry>,
+}
+
+/// compressed-tensors' settings for weights in one format.
+pub fn compressed(format: &str, weights: Value) -> Value {
+    json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}})
+}
+
+fn case(name: &'static str, quantization: Value, entries: Vec<Entry>) -> Case {
+    Case { name, quantization, entries }
+}
+
+/// Every layout. N is 8, K 64 or 128.
+pub fn cases() -> Vec<Case> {
+    let halves = |count: usize| [0x00, 0x2c].repeat(count);
+    vec![
+        case(
+            "gpt-oss",
+            json!({"quant_method": "mxfp4"}),
+            vec![
+                entry("e.gate_up_proj_blocks", "U8", &[2, 8, 2, 16], noise(512, 1)),
+                entry("e.gate_up_proj_scales", "U8", &[2, 8, 2], [120; 32]),
+                entry("e.gate_up_proj_bias", "BF16", &[2, 8], noise(32, 3)),
+                entry("m_blocks", "U8", &[2, 8, 2, 16], noise(512, 4)),
+                entry("m_scales", "U8", &[2, 8, 2], [121; 32]),
+                entry("m_bias", "BF16", &[2, 8], noise(32, 5)),
+            ],
+        ),
+        case(
+            "mxfp4 words",
+            json!({"quant_method": "mxfp4"}),
+            vec![
+                entry("m.weight", "U32", &[8, 8], noise(256, 6)),
+                entry("m.scales", "U8", &[8, 2], [122; 16]),
+            ],
+        ),
+        case(
+            "mxfp8",
+            json!({"quant_method": "mxfp8"}),
+            vec![
+                entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 7)),
+                entry("m.weight_scale_inv", "U8", &[8, 2], noise(16, 8)),
+            ],
+        ),
+        case(
+            "modelopt",
+            json!({"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+            vec![
+                entry("m.weight", "U8", &[8, 32], noise(256, 9)),
+                entry("m.weight_scale", "F8_E4M3", &[8, 4], noise(32, 10)),
+                f32s("m.weight_scale_2", &[], &[0.37]),
+                f32s("m.input_scale", &[], &[0.01]),
+            ],
+        ),
+        case(
+            "nvfp4-pack-quantized",
+            compressed("nvfp4-pack-quantized", json!({"num_bits": 4, "type": "float", "group_size": 16})),
+            vec![
+                entry("m.weight_packed", "U8", &[8, 32], noise(256, 11)),
+                entry("m.weight_scale", "F8_E4M3", &[8, 4], noise(32, 12)),
+                f32s("m.weight_global_scale", &[1], &[1234.5]),
+                f32s("m.input_global_scale", &[1], &[7.]),
+            ],
+        ),
+        case(
+            "mxfp4-pack-quantized",
+            compressed("mxfp4-pack-quantized", json!({"num_bits": 4, "type": "float", "group_size": 32})),
+            vec![
+                entry("m.weight_packed", "U8", &[8, 32], noise(256, 13)),
+                entry("m.weight_scale", "U8", &[8, 2], noise(16, 14)),
+            ],
+        ),
+        case(
+            "pack-quantized",
+            compressed(
+                "pack-quantized",
+                json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 64}),
+            ),
+            vec![
+                entry("m.weight_packed", "I32", &[8, 16], noise(512, 15)),
+                entry("m.weight_scale", "F16", &[8, 2], halves(16)),
+                entry("m.weight_shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+            ],
+        ),
+        case(
+            "fp8 floats",
+            json!({"quant_method": "fp8", "weight_block_size": [3, 48]}),
+            vec![
+                entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 16)),
+                f32s("m.weight_scale_inv", &[3, 2], &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+            ],
+        ),
+        case(
+            "fp8 exponents",
+            json!({"quant_method": "fp8", "weight_block_size": [3, 32], "scale_fmt": "ue8m0"}),
+            vec![
+                entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 17)),
+                entry("m.weight_scale_inv", "F8_E8M0", &[3, 2], [120, 121, 122, 123, 124, 125]),
+            ],
+        ),
+        case(
+            "awq",
+            json!({"quant_method": "awq", "bits": 4, "group_size": 32, "version": "gemm"}),
+            vec![
+                entry("m.qweight", "I32", &[64, 1], noise(256, 18)),
+                entry("m.qzeros", "I32", &[2, 1], noise(8, 19)),
+                entry("m.scales", "F16", &[2, 8], halves(16)),
+            ],
+        ),
+    ]
+}
+
+/// The case of this name.
+pub fn case_of(name: &str) -> Case {
+    cases().into_iter().find(|case| case.name == name).unwrap()
+}
