@@ -47,6 +47,7 @@ mod shards;
 mod warnings;
 mod weight;
 
+pub use names::natural_order;
 pub(crate) use names::{module_of, tensor_of};
 pub use weight::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 

@@ -25,7 +25,9 @@ mod config;
 mod decoder;
 mod fields;
 mod rope;
+mod shapes;
 
 pub use config::Config;
 pub use decoder::Model;
 pub use rope::{Rope, RopeScaling};
+pub(crate) use shapes::Expected;
