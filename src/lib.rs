@@ -28,6 +28,7 @@
 //! | [`nn`] | layers with candle_nn's names |
 //! | [`models`] | the llama family and Qwen3, dense or quantized from the same code |
 //! | [`mod@generate`] | sampling, stop tokens, streamed text |
+//! | [`mod@verify`], [`mod@diff`] | what is wrong with a checkpoint; how far two are apart |
 //!
 //! # Instruction sets
 //! The CPU kernels are chosen at run time: AVX-512 with AMX (int8 and bf16 tiles), AVX-512 with VNNI, AVX-512
@@ -52,18 +53,21 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cli` | the `candle-quant` binary: `inspect`, `generate`, `logits` |
+//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `generate`, `logits` |
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 
 mod backend;
 pub mod checkpoint;
+pub mod diff;
 mod error;
 pub mod format;
 pub mod generate;
 pub mod models;
 pub mod nn;
+mod pieces;
 mod tensor;
+pub mod verify;
 
 pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};

@@ -1,6 +1,8 @@
 //! The `candle-quant` binary: what it prints, writes, and says when it can't.
 #![cfg(feature = "cli")]
 
+#[path = "common/checkpoint.rs"]
+mod checkpoint;
 mod common;
 
 use common::{distance, fixture, reference};
@@ -119,6 +121,28 @@ fn inspect_of_a_lone_file_and_of_a_stranger() {
     fs::write(folder.path().join("config.json"), config.replace("\"qwen3\"", "\"mamba\"")).unwrap();
     let text = succeed(&["inspect", folder.path().to_str().unwrap()]);
     assert!(text.contains("note: ") && text.contains("`mamba` is not supported"), "{text}");
+}
+
+#[test]
+fn inspect_lists_layers_in_counting_order_and_needs_no_config() {
+    let weights = [("layers.10.weight", "F16", &[2usize, 4][..]), ("layers.2.weight", "F16", &[2, 4])];
+    let vectors = [("layers.10.bias", "F32", &[2usize][..]), ("layers.9.bias", "F32", &[2])];
+    let folder = checkpoint::folder(&Value::Null, &[weights, vectors].concat());
+    let model = folder.path().to_str().unwrap();
+    let text = succeed(&["inspect", "--tensors", model]);
+    let listed: Vec<_> = text.lines().filter(|line| line.starts_with("layers.")).collect();
+    assert_eq!(
+        listed,
+        [
+            "layers.2.weight  F16  [2, 4]  16 bytes",
+            "layers.10.weight  F16  [2, 4]  16 bytes",
+            "layers.9.bias  F32  [2]  8 bytes",
+            "layers.10.bias  F32  [2]  8 bytes"
+        ]
+    );
+    for line in ["kind: dense safetensors", "architecture: unknown", "bits per weight: 16.000"] {
+        assert!(text.lines().any(|found| found == line), "{line} in {text}");
+    }
 }
 
 #[test]

@@ -57,6 +57,7 @@ mod weight;
 
 pub use digest::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
+pub use names::natural_order;
 pub(crate) use names::{module_of, tensor_of};
 pub use weight::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 

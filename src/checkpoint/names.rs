@@ -19,8 +19,16 @@ pub(crate) fn tensor_of(module: &str, suffix: &str) -> String {
     }
 }
 
-/// Compares dotted paths piece by piece, numbers by value.
-pub(super) fn natural_order(a: &str, b: &str) -> Ordering {
+/// Compares names of tensors piece by piece, numbers by value: layer 2 comes before layer 10.
+///
+/// ```
+/// use candle_quant::checkpoint::natural_order;
+///
+/// let mut names = ["layers.10.norm", "layers.2.up_proj", "layers.2.norm"];
+/// names.sort_by(|a, b| natural_order(a, b));
+/// assert_eq!(names, ["layers.2.norm", "layers.2.up_proj", "layers.10.norm"]);
+/// ```
+pub fn natural_order(a: &str, b: &str) -> Ordering {
     #[derive(PartialEq, Eq, PartialOrd, Ord)]
     enum Piece<'a> {
         Number(u64),

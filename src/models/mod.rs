@@ -29,8 +29,10 @@ mod decoder;
 mod fields;
 mod moe;
 mod rope;
+mod shapes;
 
 pub use config::Config;
 pub use decoder::Model;
 pub use moe::MoeConfig;
 pub use rope::{Rope, RopeScaling};
+pub(crate) use shapes::Expected;

@@ -1,7 +1,7 @@
 //! The `inspect` subcommand.
 
 use anyhow::{bail, Result};
-use candle_quant::checkpoint::Weight;
+use candle_quant::checkpoint::{natural_order, Weight};
 use candle_quant::models::Config;
 use candle_quant::{Checkpoint, WeightSummary};
 use serde_json::{json, Value};
@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// A checkpoint's directory, or one safetensors file.
+    /// A checkpoint's directory, or its file.
     path: PathBuf,
     /// List every tensor.
     #[arg(long)]
@@ -81,7 +81,9 @@ impl Report {
             odd: Vec::new(),
             failures: Vec::new(),
         };
-        for name in checkpoint.tensor_names() {
+        let mut names: Vec<&str> = checkpoint.tensor_names().collect();
+        names.sort_by(|a, b| natural_order(a, b));
+        for name in names {
             let module = name.strip_suffix(".weight").unwrap_or(name);
             let in_features = model.as_ref().ok().and_then(|model| model.in_features(module));
             match checkpoint.tensor(name, in_features) {

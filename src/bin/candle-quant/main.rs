@@ -1,17 +1,28 @@
-//! `candle-quant`: look into quantized checkpoints, run them, write down their logits.
+//! `candle-quant`: look into quantized checkpoints, check and compare them, run them.
 
+mod diff;
 mod generate;
 mod inspect;
 mod logits;
+mod verify;
 
 use clap::{Parser, Subcommand};
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
+/// The exit code of `verify` and `diff` when something is wrong; 1 says that checkpoints differ.
+const WRONG: u8 = 2;
+
+const EXIT_CODES: &str = "\
+Exit codes: 0 success, 1 failure.
+  verify: 0 nothing is wrong, 2 something is, or the checkpoint can't be opened.
+  diff: 0 equal, 1 different, 2 a checkpoint can't be read.
+  Wrong usage: 2 for verify and diff, else 1.";
+
 /// Quantized checkpoints on candle.
 #[derive(Parser)]
-#[command(version)]
+#[command(version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,
@@ -21,6 +32,10 @@ struct Cli {
 enum Command {
     /// Tell what a checkpoint is made of.
     Inspect(inspect::Options),
+    /// Read a checkpoint and tell what is wrong with it.
+    Verify(verify::Options),
+    /// Compare two checkpoints, number by number.
+    Diff(diff::Options),
     /// Continue a text.
     Generate {
         /// The checkpoint's directory.
@@ -38,22 +53,30 @@ fn main() -> ExitCode {
         Err(error) => {
             // Help and version come this way too, and are no failure. A closed pipe is none either.
             let _ = error.print();
-            return if error.use_stderr() { ExitCode::FAILURE } else { ExitCode::SUCCESS };
+            let command = std::env::args().nth(1);
+            let failure = match command.as_deref() {
+                Some("verify" | "diff") => WRONG.into(),
+                _ => ExitCode::FAILURE,
+            };
+            return if error.use_stderr() { failure } else { ExitCode::SUCCESS };
         }
     };
-    let result = match &cli.command {
-        Command::Inspect(options) => inspect::run(options),
-        Command::Generate { path, options } => generate::run(path, options),
-        Command::Logits(options) => logits::run(options),
+    let done = |()| ExitCode::SUCCESS;
+    let (result, failure) = match &cli.command {
+        Command::Inspect(options) => (inspect::run(options).map(done), ExitCode::FAILURE),
+        Command::Verify(options) => (verify::run(options), WRONG.into()),
+        Command::Diff(options) => (diff::run(options), WRONG.into()),
+        Command::Generate { path, options } => (generate::run(path, options).map(done), ExitCode::FAILURE),
+        Command::Logits(options) => (logits::run(options).map(done), ExitCode::FAILURE),
     };
     match result {
-        Ok(()) => ExitCode::SUCCESS,
+        Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
             let message = format!("{error:#}");
             let line = message.lines().map(str::trim).collect::<Vec<_>>().join(" ");
             eprintln!("candle-quant: {line}");
-            ExitCode::FAILURE
+            failure
         }
     }
 }

@@ -199,7 +199,11 @@ impl GgufCheckpoint {
                 REMEDY,
             ));
         }
-        Ok(Some(GlobalScale { tensor: stored.clone(), meaning: GlobalScaleMeaning::Multiplier }))
+        Ok(Some(GlobalScale {
+            tensor: stored.clone(),
+            name: "scale",
+            meaning: GlobalScaleMeaning::Multiplier,
+        }))
     }
 
     fn fp4(&self, module: &str, entry: &Entry, kind: Fp4) -> Result<Weight> {

@@ -192,8 +192,11 @@ impl OllamaModel {
             codes: packed.words().clone(),
             scales: packed.scales.clone(),
             biases: packed.biases.cloned(),
-            global_scale: global_scale
-                .map(|tensor| GlobalScale { tensor, meaning: GlobalScaleMeaning::Multiplier }),
+            global_scale: global_scale.map(|tensor| GlobalScale {
+                tensor,
+                name: "global_scale",
+                meaning: GlobalScaleMeaning::Multiplier,
+            }),
         };
         Ok(PackedWeight::new(module, format, dims, parts))
     }

@@ -1,0 +1,118 @@
+//! The numbers of a weight, decoded a few rows at a time.
+
+use crate::checkpoint::Weight;
+use crate::{Error, QuantTensor, Result};
+use candle_core::quantized::{QStorage, QTensor};
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+use std::borrow::Cow;
+
+/// Numbers of a piece, unless one row has more.
+const PIECE: usize = 1 << 18;
+
+/// A weight in memory, still in its format.
+pub(crate) struct Pieces {
+    loaded: Loaded,
+    /// How many matrices `[N, K]` there are, in row-major order.
+    matrices: usize,
+    n: usize,
+    k: usize,
+}
+
+enum Loaded {
+    /// `[N, K]` or `[E, N, K]`.
+    Packed(QuantTensor),
+    Ggml(QTensor),
+    /// In one dimension.
+    Dense(Tensor),
+}
+
+impl Pieces {
+    /// Loads a weight as it is stored.
+    pub fn load(weight: &Weight) -> Result<Self> {
+        let device = &Device::Cpu;
+        let loaded = match weight {
+            Weight::Packed(packed) => {
+                let packed = packed.load(device)?;
+                Loaded::Packed(if packed.dims().len() > 2 { packed.flatten_stack()? } else { packed })
+            }
+            Weight::Ggml(ggml) => Loaded::Ggml(ggml.load(device)?),
+            Weight::Dense(dense) => Loaded::Dense(dense.load(dense.dtype(), device)?.flatten_all()?),
+        };
+        let (matrices, n, k) = match weight.dims() {
+            [] => (1, 1, 1),
+            [k] => (1, 1, *k),
+            [stack @ .., n, k] => (stack.iter().product(), *n, *k),
+        };
+        Ok(Self { loaded, matrices, n, k })
+    }
+
+    /// The packed weight, if it is one; stacks have one leading dimension here.
+    pub fn packed(&self) -> Option<&QuantTensor> {
+        match &self.loaded {
+            Loaded::Packed(packed) => Some(packed),
+            _ => None,
+        }
+    }
+
+    /// Whether anything but finite numbers can be in it.
+    pub fn is_float(&self) -> bool {
+        match &self.loaded {
+            Loaded::Dense(tensor) => tensor.dtype().is_float(),
+            _ => true,
+        }
+    }
+
+    /// Applies `of` to every piece, in parallel; the results are in order. Weights of one shape have the
+    /// same pieces.
+    pub fn map<R: Send>(&self, of: impl Fn(&[f64]) -> R + Sync) -> Result<Vec<R>> {
+        self.indices().map(|index| Ok(of(&self.decode(index)?))).collect()
+    }
+
+    /// Applies `of` to every piece of two weights of one shape.
+    pub fn zip<R: Send>(&self, other: &Self, of: impl Fn(&[f64], &[f64]) -> R + Sync) -> Result<Vec<R>> {
+        self.indices().map(|index| Ok(of(&self.decode(index)?, &other.decode(index)?))).collect()
+    }
+
+    /// Rows of a piece.
+    fn rows(&self) -> usize {
+        (PIECE / self.k.max(1)).clamp(1, self.n.max(1))
+    }
+
+    fn indices(&self) -> rayon::range::Iter<usize> {
+        let of_matrix = if self.k == 0 { 0 } else { self.n.div_ceil(self.rows()) };
+        (0..self.matrices.saturating_mul(of_matrix)).into_par_iter()
+    }
+
+    /// Decodes one piece. Packed weights become f32 as they do for products; of dense numbers nothing is
+    /// lost.
+    fn decode(&self, index: usize) -> Result<Vec<f64>> {
+        let (n, k, rows) = (self.n, self.k, self.rows());
+        let of_matrix = n.div_ceil(rows);
+        let (matrix, row) = (index / of_matrix, index % of_matrix * rows);
+        let rows = rows.min(n - row);
+        let first = (matrix * n + row) * k;
+        let numbers = match &self.loaded {
+            Loaded::Packed(packed) if packed.dims().len() > 2 => {
+                packed.matrix(matrix)?.narrow(0, row, rows)?.dequantize(DType::F32)?
+            }
+            Loaded::Packed(packed) => packed.narrow(0, row, rows)?.dequantize(DType::F32)?,
+            Loaded::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
+            Loaded::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
+        };
+        Ok(numbers.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+    }
+}
+
+/// Decodes `rows` rows of K elements, from element `first` on.
+fn ggml_rows(ggml: &QTensor, first: usize, rows: usize, k: usize) -> Result<Tensor> {
+    let dtype = ggml.dtype();
+    let bytes_of = |elements: usize| elements / dtype.block_size() * dtype.type_size();
+    let data = ggml.data()?;
+    let blocks = data.get(bytes_of(first)..).and_then(|rest| rest.get(..bytes_of(rows * k)));
+    let blocks = blocks.ok_or_else(|| {
+        Error::mismatch(format!("{dtype:?} blocks"), format!("{rows} rows of {k}"), "fewer")
+    })?;
+    let storage = QStorage::from_data(Cow::Borrowed(blocks), &Device::Cpu, dtype)?;
+    Ok(QTensor::new(storage, (rows, k))?.dequantize(&Device::Cpu)?)
+}
