@@ -13,9 +13,10 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::models::Model;
 use candle_quant::{linear_no_bias, VarBuilder};
-use candle_transformers::models::{llama, qwen2, qwen3};
+use candle_transformers::models::{llama, qwen2, qwen3, qwen3_moe};
 use checkpoint::folder_of;
 use common::{distance, Distance};
+use std::collections::HashMap;
 use std::fs;
 use uqff::{fixture, open};
 
@@ -25,9 +26,27 @@ fn tokens() -> Tensor {
     Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap()
 }
 
+/// All tensors decoded to f32, stacks of experts taken apart, as candle-transformers has them.
+fn decoded(checkpoint: &Checkpoint) -> candle_nn::VarBuilder<'static> {
+    let mut tensors = HashMap::new();
+    for name in checkpoint.tensor_names() {
+        let tensor = uqff::decoded(checkpoint, name).unwrap();
+        match name.split_once(".experts.") {
+            Some((block, projection)) => {
+                for expert in 0..tensor.dim(0).unwrap() {
+                    let name = format!("{block}.experts.{expert}.{projection}");
+                    tensors.insert(name, tensor.get(expert).unwrap());
+                }
+            }
+            None => drop(tensors.insert(name.to_owned(), tensor)),
+        }
+    }
+    candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)
+}
+
 /// The logits of the candle-transformers model that the config names, on decoded weights.
 fn dense_logits(checkpoint: &Checkpoint) -> Tensor {
-    let vb = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu).dense();
+    let vb = decoded(checkpoint);
     let mut config = checkpoint.config().clone();
     // candle asks for a number here, which it does not use as `use_sliding_window` is false.
     config["sliding_window"] = 512.into();
@@ -41,6 +60,11 @@ fn dense_logits(checkpoint: &Checkpoint) -> Tensor {
             Some("qwen3") => {
                 let config: qwen3::Config = serde_json::from_value(config.clone()).unwrap();
                 let mut model = qwen3::ModelForCausalLM::new(&config, vb).unwrap();
+                &mut move |token, offset| model.forward(token, offset)
+            }
+            Some("qwen3_moe") => {
+                let config: qwen3_moe::Config = serde_json::from_value(config.clone()).unwrap();
+                let mut model = qwen3_moe::ModelForCausalLM::new(&config, vb).unwrap();
                 &mut move |token, offset| model.forward(token, offset)
             }
             Some("llama") => {
@@ -74,9 +98,19 @@ fn distances(checkpoint: &Checkpoint) -> [Distance; 2] {
 
 #[test]
 fn logits_are_those_of_the_decoded_weights() {
-    for name in
-        ["afq4", "afq8", "f8q8", "fp8", "frommlx6", "hqq4", "mxfp4", "odd_afq4", "qwen2_afq4", "v0816_afq4"]
-    {
+    for name in [
+        "afq4",
+        "afq8",
+        "f8q8",
+        "fp8",
+        "frommlx6",
+        "hqq4",
+        "moe_afq4",
+        "mxfp4",
+        "odd_afq4",
+        "qwen2_afq4",
+        "v0816_afq4",
+    ] {
         for distance in distances(&open(name)) {
             assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
         }

@@ -1,5 +1,5 @@
 //! GGML types by their numbers, and weights of them: most are computed by candle, floats are plain numbers, and
-//! Q8_1 and Q8_K, which candle can hold but not multiply with, are decoded.
+//! Q8_1 and Q8_K, of which candle has products on the CPU only, are decoded.
 
 use super::mapped::StoredTensor;
 use super::weight::Decode;
@@ -11,7 +11,7 @@ use half::f16;
 use safetensors::Dtype;
 
 /// Said of weights that [`weight`] decodes.
-pub(super) const DECODED: &str = "candle has no products of the GGML types Q8_1 and Q8_K";
+pub(super) const DECODED: &str = "candle has products of the GGML types Q8_1 and Q8_K on the CPU only";
 
 /// The type that GGML numbers `id`.
 pub(super) fn dtype_of(id: u32) -> Option<GgmlDType> {

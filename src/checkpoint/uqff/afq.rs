@@ -68,7 +68,7 @@ fn dims(
     match (k, columns.checked_mul(element_bits)) {
         (Some(k), Some(bits)) if needed == Some(bits) => Ok([rows, &[k]].concat()),
         _ => Err(differ(format!(
-            "one column for each {} columns of the weight",
+            "one column for each {} columns of the weight ({format})",
             format.bits() * format.group_size() / element_bits
         ))),
     }

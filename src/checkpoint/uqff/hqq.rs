@@ -39,7 +39,7 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
         return Err(layer.wrong("weight", "codes of shape [bytes of a group, groups]", found));
     };
     let product = |a: Option<usize>, b: usize| a.and_then(|a| a.checked_mul(b));
-    let elements = dims.iter().fold(Some(1), |total, &dim| product(total, dim));
+    let elements = dims.iter().try_fold(1usize, |total, &dim| total.checked_mul(dim));
     if elements.is_none() || product(group_size, groups) != elements {
         return Err(layer.wrong(
             "weight.group_size",

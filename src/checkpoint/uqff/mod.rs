@@ -8,7 +8,7 @@
 //! | format | family | here | computed |
 //! |---|---|---|---|
 //! | 0 | GGML Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K | [`Ggml`](Weight::Ggml) | by candle, activations rounded to 8 bits |
-//! | 0 | GGML Q8_1, Q8_K | dense F32, decoded when loaded | dense: candle has no products of them |
+//! | 0 | GGML Q8_1, Q8_K | dense F32, decoded when loaded | dense: candle has products of them on the CPU only |
 //! | 0 | GGML F32, F16, BF16 | dense | dense |
 //! | 1 | Unquant | dense | dense |
 //! | 2 | HQQ 4 and 8 bits | dense F32, decoded when loaded | dense: see below |
@@ -29,6 +29,11 @@
 //! place. Whether the output head is tied is for the model to decide, by the presence of `lm_head.weight`: 1.1
 //! has a quantized `lm_head` beside the dense embedding of a tied model, 1.2 the embedding alone. Other entries
 //! are ignored and listed by a warning.
+//!
+//! # Exactness
+//! Computed or decoded, every number is that of its definition in F32, bit for bit. Two liberties: affine weights
+//! with F32 scales (mistral.rs writes 16-bit ones) are rounded twice, after the product and after the sum; and
+//! in F8Q8 blocks whose scale is negative or zero, which mistral.rs does not write, a zero is `+0`.
 //!
 //! # Which files
 //! See [`files`].
@@ -166,13 +171,13 @@ fn layers(entries: &Entries, warnings: &Warnings) -> Result<BTreeMap<String, Ten
         }
     }
     for (why, keys) in decoded {
-        if let Some(key) = keys.first() {
-            let (count, path) =
-                (keys.len(), Layer::find(entries, key)?.file_of("weight").display().to_string());
-            warnings.add(format!(
-                "{path}: {count} weights are decoded to F32 when they are loaded, `{key}.weight` among them: {why}"
-            ));
-        }
+        let name = keys.first().map(|key| tensor_of(key, "weight")).unwrap_or_default();
+        let path = tensors.get(&name).map_or(Path::new(""), Tensor::path);
+        warnings.add(format!(
+            "{}: {} weights are decoded to F32 when they are loaded, `{name}` among them: {why}",
+            path.display(),
+            keys.len()
+        ));
     }
     let mut unknown =
         entries.iter().filter(|(name, _)| !tensors.contains_key(*name) && layer::key_of(name).is_none());
