@@ -53,7 +53,7 @@ fn load(checkpoint: &Checkpoint, module: &str) -> QuantTensor {
     }
 }
 
-/// What mlx-lm makes of the published layout is what models see: names, packed words, scales, biases, bit for bit.
+/// What mlx-lm makes of the published layout is what models see: names, words, scales, biases, bit for bit.
 #[test]
 fn the_published_layout_is_what_mlx_lm_makes_of_it() {
     let checkpoint = open("hf");

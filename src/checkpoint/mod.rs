@@ -94,6 +94,8 @@ impl Checkpoint {
     /// `registry.ollama.ai/library/qwen3:4b`. Names are looked up in the directory that `OLLAMA_MODELS` names,
     /// or else in `.ollama/models` of the home directory and in the store of the Linux service.
     ///
+    /// Weights in safetensors may be packed by MLX or by one of the tools that [`QuantMethod`] lists.
+    ///
     /// # Errors
     /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
     /// size that is stated, if two of them hold the same tensor, if the quantization
