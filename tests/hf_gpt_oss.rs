@@ -8,6 +8,7 @@ mod hf;
 
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, QuantMethod, Weight};
+use candle_quant::models::Model;
 use candle_quant::{QuantFormat, QuantTensor};
 use half::bf16;
 use hf::{read_json, sha256_of, values};
@@ -144,6 +145,15 @@ fn the_embedding_is_that_of_mlx_lm() {
         let rows = table.index_select(&tokens, 0).unwrap();
         assert!(values(&rows) == values(&refs["hidden_embed_f32"]), "{layout}");
     }
+}
+
+#[test]
+fn the_published_model_computes_what_mlx_lm_computes() {
+    let checkpoint = open("hf");
+    let (tokens, expected) = common::reference_in(&checkpoint.path().join("refs.safetensors"));
+    let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+    let distance = common::distance(&model.forward(&tokens, 0).unwrap(), &expected);
+    assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{distance:?}");
 }
 
 /// Rows 0, 2, .. are the gate's, rows 1, 3, .. those of the other projection.
