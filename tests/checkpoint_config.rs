@@ -132,18 +132,6 @@ fn formats_outside_the_table_are_refused() {
 }
 
 #[test]
-fn other_methods_are_named_and_refused() {
-    for method in ["gptq", "bitnet", "awq", "mxfp4", "compressed-tensors", "something new"] {
-        let config =
-            json!({"quantization_config": {"quant_method": method, "bits": 4, "format": "marlin-24"}});
-        rejected(
-            open(&config),
-            &["config.json", &format!("quant_method \"{method}\""), "not supported", "MLX"],
-        );
-    }
-}
-
-#[test]
 fn unknown_keys_are_ignored_with_a_warning() {
     for (object, key) in [
         (json!({"linear_class": "x"}), "`quantization.linear_class`"),

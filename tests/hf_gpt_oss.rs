@@ -8,7 +8,8 @@ mod hf;
 
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, QuantMethod, Weight};
-use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant::models::{Config, Model, RopeScaling};
+use candle_quant::{QuantFormat, QuantTensor, VarBuilder};
 use half::bf16;
 use hf::{read_json, sha256_of, values};
 use serde_json::json;
@@ -53,7 +54,7 @@ fn load(checkpoint: &Checkpoint, module: &str) -> QuantTensor {
     }
 }
 
-/// What mlx-lm makes of the published layout is what models see: names, packed words, scales, biases, bit for bit.
+/// What mlx-lm makes of the published layout is what models see: names, words, scales, biases, bit for bit.
 #[test]
 fn the_published_layout_is_what_mlx_lm_makes_of_it() {
     let checkpoint = open("hf");
@@ -143,6 +144,22 @@ fn the_embedding_is_that_of_mlx_lm() {
         let table = table.decode(DType::F32, &Device::Cpu).unwrap();
         let rows = table.index_select(&tokens, 0).unwrap();
         assert!(values(&rows) == values(&refs["hidden_embed_f32"]), "{layout}");
+    }
+}
+
+#[test]
+fn the_published_model_computes_what_transformers_and_mlx_lm_compute() {
+    let checkpoint = open("hf");
+    let mut config = Config::from_json(checkpoint.config()).unwrap();
+    for file in ["transformers.safetensors", "refs.safetensors"] {
+        let (tokens, expected) = common::reference_in(&checkpoint.path().join(file));
+        let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+        let logits = Model::new(&config, vb).unwrap().forward(&tokens, 0).unwrap();
+        let distance = common::distance(&logits, &expected);
+        assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{file}: {distance:?}");
+        // mlx-lm 0.32.2 does not read this key and rounds.
+        let RopeScaling::Yarn { truncate, .. } = &mut config.rope.scaling else { panic!("YaRN") };
+        *truncate = true;
     }
 }
 

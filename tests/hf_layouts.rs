@@ -44,7 +44,7 @@ fn bytes<'a>(entries: &'a [Entry], name: &str) -> &'a [u8] {
     &entries.iter().find(|entry| entry.0 == name).unwrap().3
 }
 
-/// Asserts that module `m` has this format and shape, and that each of its numbers is `expected(row, column)`.
+/// Asserts that module `m` has this format and shape, and that its numbers are `expected(row, column)`.
 #[track_caller]
 fn check(
     quantization: &Value,
@@ -279,7 +279,10 @@ fn awq_matrices_may_be_wide() {
 
 #[test]
 fn a_mixed_checkpoint_has_one_format_for_each_group() {
-    let scheme = |format: &str, size: usize, kind: &str| json!({"format": format, "weights": {"num_bits": 4, "group_size": size, "type": kind}});
+    let scheme = |format: &str, size: usize, kind: &str| {
+        let weights = json!({"num_bits": 4, "group_size": size, "type": kind});
+        json!({"format": format, "weights": weights})
+    };
     let quantization = json!({
         "quant_method": "compressed-tensors",
         "format": "mixed-precision",

@@ -1,5 +1,5 @@
-//! Checkpoints written by AutoAWQ, compressed-tensors, ModelOpt and transformers: every tensor decodes to what the
-//! tool itself makes of it, and the models compute what transformers computes.
+//! Checkpoints written by AutoAWQ, compressed-tensors, ModelOpt and transformers: every tensor decodes to
+//! what the tool itself makes of it, and the models compute what transformers computes.
 
 #[path = "common/checkpoint.rs"]
 mod checkpoint;

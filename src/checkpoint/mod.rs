@@ -98,6 +98,8 @@ impl Checkpoint {
     /// In a directory of UQFF files `uqff_report.json`, if there is one, says which shards belong to the model;
     /// a path to one of the files ignores it.
     ///
+    /// Weights in safetensors may be packed by MLX or by one of the tools that [`QuantMethod`] lists.
+    ///
     /// # Errors
     /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
     /// size that is stated, if two of them hold the same tensor, if the quantization

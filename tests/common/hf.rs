@@ -69,16 +69,20 @@ pub fn noise(count: usize, seed: u32) -> Vec<u8> {
     (0..count).map(|_| next()).map(|byte| if byte & 0x7f == 0x7f { byte ^ 1 } else { byte }).collect()
 }
 
-/// A directory with a `config.json` of this `quantization_config` and a file of these tensors, whose data begins
-/// at an odd offset.
-pub fn folder(quantization: &Value, entries: &[Entry]) -> TempDir {
+/// A `config.json` of this `quantization_config`, and a file of these tensors, with data at an odd offset.
+pub fn files(quantization: &Value, entries: &[Entry]) -> [(&'static str, Vec<u8>); 2] {
     let tensors: Vec<_> =
         entries.iter().map(|(name, dtype, shape, _)| (name.as_str(), *dtype, shape.as_slice())).collect();
     let (header, size) = header(&tensors);
     let data: Vec<u8> = entries.iter().flat_map(|(.., bytes)| bytes).copied().collect();
     assert_eq!(data.len(), size, "bytes of entries");
     let config = json!({"quantization_config": quantization}).to_string();
-    folder_of(&[("config.json", config.as_bytes()), ("model.safetensors", &raw_file(&header, &data))])
+    [("config.json", config.into_bytes()), ("model.safetensors", raw_file(&header, &data))]
+}
+
+/// A directory with these [`files`].
+pub fn folder(quantization: &Value, entries: &[Entry]) -> TempDir {
+    folder_of(&files(quantization, entries).each_ref().map(|(name, bytes)| (*name, bytes.as_slice())))
 }
 
 pub fn open(quantization: &Value, entries: &[Entry]) -> Result<Checkpoint> {
@@ -120,7 +124,8 @@ pub struct Case {
 
 /// compressed-tensors' settings for weights in one format.
 pub fn compressed(format: &str, weights: Value) -> Value {
-    json!({"quant_method": "compressed-tensors", "format": format, "config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}})
+    let groups = json!({"group_0": {"targets": ["Linear"], "weights": weights}});
+    json!({"quant_method": "compressed-tensors", "format": format, "config_groups": groups})
 }
 
 fn case(name: &'static str, quantization: Value, entries: Vec<Entry>) -> Case {

@@ -1,9 +1,9 @@
-//! AutoAWQ's 4-bit "gemm" layout: `qweight` I32 `[K, N/8]`, `qzeros` I32 `[K/g, N/8]`, `scales` `[K/g, N]`, with
-//! `w = (q - zero) * scale`.
+//! AutoAWQ's 4-bit "gemm" layout: `qweight` I32 `[K, N/8]`, `qzeros` I32 `[K/g, N/8]`, `scales` `[K/g, N]`,
+//! with `w = (q - zero) * scale`.
 //!
-//! As `WQLinear_GEMM` writes it and awq/utils/packing_utils.py reads it (casper-hansen/AutoAWQ): the nibbles of a word,
-//! lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)`, rounded to the dtype
-//! of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py).
+//! As `WQLinear_GEMM` writes it and awq/utils/packing_utils.py reads it (casper-hansen/AutoAWQ): the nibbles
+//! of a word, lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)`,
+//! rounded to the dtype of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py).
 
 use super::config::AwqConfig;
 use super::module::Module;
@@ -101,8 +101,7 @@ fn columns(words: &[u32]) -> Vec<f32> {
     words.iter().flat_map(|word| SHIFTS.map(|shift| code(*word, shift))).collect()
 }
 
-/// Codes in rows along N from codes in rows along K. `packed` words are a row of the former, `row_words` one of the
-/// latter.
+/// Turns codes in rows along N, of `packed` words each, into codes in rows along K, of `row_words`.
 fn transpose(words: &[u32], packed: usize, row_words: usize) -> Vec<u32> {
     let mut codes = vec![0; words.len()];
     let tiles = codes.par_chunks_mut((TILE * COLUMNS * row_words).max(1)).enumerate();

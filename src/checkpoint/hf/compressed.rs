@@ -1,9 +1,9 @@
-//! compressed-tensors: `weight_packed` with `weight_scale`, and for NVFP4 `weight_global_scale`, by which the scales
-//! are divided.
+//! compressed-tensors: `weight_packed` with `weight_scale`, and for NVFP4 `weight_global_scale`, by which the
+//! scales are divided.
 //!
 //! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor` and `PackedQuantizationCompressor` write them
-//! (src/compressed_tensors/compressors of vllm-project/compressed-tensors). Integers are stored with 8 added, eight to
-//! an I32, the first in the lowest bits.
+//! (src/compressed_tensors/compressors of vllm-project/compressed-tensors). Integers are stored with 8 added,
+//! eight to an I32, the first in the lowest bits.
 
 use super::module::{scale_dtypes, Module, PartNames, REMEDY};
 use crate::checkpoint::layout::GlobalScaleMeaning;

@@ -147,31 +147,28 @@ impl Source {
         let bits = self.number(weights, "num_bits")?;
         let group_size = self.number(weights, "group_size")?;
         let kind = weights.get("type").and_then(Value::as_str);
-        let stated = |format: QuantFormat| {
+        let found = || {
+            let keys = ["num_bits", "type", "group_size", "strategy", "symmetric"];
+            let shown = keys.map(|key| format!("{key} {}", weights.get(key).unwrap_or(&Value::Null)));
+            format!("`config_groups.{name}.weights` has {}", shown.join(", "))
+        };
+        let float = |format: QuantFormat| {
             let fits = bits.is_none_or(|bits| bits == format.bits())
                 && group_size.is_none_or(|size| size == format.group_size())
                 && kind.is_none_or(|kind| kind == "float");
-            fits.then_some(format)
-        };
-        let found = || {
-            let (show, null) = (|key: &str| weights.get(key).unwrap_or(&Value::Null).to_string(), "");
-            let keys = ["num_bits", "type", "group_size", "strategy", "symmetric", "actorder"];
-            let shown: Vec<_> = keys.iter().map(|key| format!("{key} {}{null}", show(key))).collect();
-            format!("`config_groups.{name}.weights` has {}", shown.join(", "))
+            let wrong = || self.wrong(format!("{}, expected those of {format}", found()));
+            fits.then_some(format).ok_or_else(wrong)
         };
         match format {
-            Some("nvfp4-pack-quantized") => stated(QuantFormat::Nvfp4)
-                .ok_or_else(|| self.wrong(format!("{}, expected those of NVFP4", found()))),
-            Some("mxfp4-pack-quantized") => stated(QuantFormat::Mxfp4)
-                .ok_or_else(|| self.wrong(format!("{}, expected those of MXFP4", found()))),
+            Some("nvfp4-pack-quantized") => float(QuantFormat::Nvfp4),
+            Some("mxfp4-pack-quantized") => float(QuantFormat::Mxfp4),
             Some("pack-quantized") => {
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
-                let is_int = kind.is_none_or(|kind| kind == "int");
+                let fits = symmetric && bits == Some(4) && kind.is_none_or(|kind| kind == "int");
                 let format = group_size.and_then(|size| QuantFormat::affine(4, size).ok());
-                let format = format.filter(|_| symmetric && is_int && bits == Some(4));
-                format.ok_or_else(|| {
-                    let read = "compressed-tensors pack-quantized is read with num_bits 4, type int, symmetric, group_size 32, 64 or 128; ";
-                    self.unsupported(format!("{read}{}", found()))
+                format.filter(|_| fits).ok_or_else(|| {
+                    let read = "num_bits 4, type int, group_size 32, 64 or 128, symmetric true";
+                    self.unsupported(format!("pack-quantized that is not {read}: {}", found()))
                 })
             }
             other => {

@@ -2,8 +2,8 @@
 //! `weight_block_size`, or one for all. Despite its name the scale multiplies.
 //!
 //! As `FP8Linear` and `Fp8Dequantize` have it (src/transformers/integrations/finegrained_fp8.py of
-//! huggingface/transformers; quantizers/quantizer_finegrained_fp8.py for the other names and for exponents in U8).
-//! Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are decoded.
+//! huggingface/transformers; quantizers/quantizer_finegrained_fp8.py for the other names and for exponents in
+//! U8). Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are decoded.
 
 use super::module::Module;
 use crate::checkpoint::layout::Layout;
@@ -58,7 +58,7 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
         warnings.once(
             "fp8 with float scales".into(),
             format!(
-                "{}: nothing computes in fp8 with {:?} scales, so such weights (`{}`) are decoded when they are loaded",
+                "{}: nothing computes in fp8 with {:?} scales: such weights (`{}`) are decoded while loading",
                 codes.path().display(),
                 scales.dtype(),
                 module.path

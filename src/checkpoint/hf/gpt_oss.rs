@@ -1,9 +1,9 @@
-//! The layout in which gpt-oss was published: MXFP4 stacks of experts, `_blocks` U8 `[E, N, K/32, 16]` with `_scales` U8
-//! `[E, N, K/32]`, and rows of gate and up projections alternating in one tensor.
+//! The layout in which gpt-oss was published: MXFP4 stacks of experts, `_blocks` U8 `[E, N, K/32, 16]` with
+//! `_scales` U8 `[E, N, K/32]`, and rows of gate and up projections alternating in one tensor.
 //!
-//! As `GptOssExperts` and `convert_moe_packed_tensors` read it (src/transformers/integrations/mxfp4.py of
-//! huggingface/transformers): the low nibble first, gate rows at even places. Models see what MLX makes of it:
-//! `gate_proj` and `up_proj`, each with its bias.
+//! As `convert_moe_packed_tensors` reads it (integrations/mxfp4.py of huggingface/transformers), the low nibble
+//! first, and as mlx-lm splits it (mlx_lm/models/gpt_oss.py), gate rows at even places. Models see what MLX
+//! makes of it: `gate_proj` and `up_proj`, each with its bias.
 
 use super::module::{scale_dtypes, Module};
 use crate::checkpoint::layout::Layout;

@@ -10,8 +10,8 @@
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | decoded |
 //! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //!
-//! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the tools
-//! do not agree upon, and a module that they name has no scales.
+//! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
+//! tools do not agree upon, and a module that they name has no scales.
 
 mod awq;
 mod compressed;

@@ -1,7 +1,8 @@
-//! NVIDIA ModelOpt's NVFP4: `weight` U8 `[N, K/2]`, `weight_scale` F8_E4M3 `[N, K/16]`, and `weight_scale_2`, F32,
-//! which multiplies all scales. `input_scale` is for quantized activations and is not used.
+//! NVIDIA ModelOpt's NVFP4: `weight` U8 `[N, K/2]`, `weight_scale` F8_E4M3 `[N, K/16]`, and `weight_scale_2`,
+//! F32, which multiplies all scales. `input_scale` is for quantized activations and is not used.
 //!
-//! As `NVFP4QTensor` in modelopt/torch/quantization/qtensor/nvfp4_tensor.py of NVIDIA/Model-Optimizer writes it.
+//! As `NVFP4QTensor` writes it (modelopt/torch/quantization/qtensor/nvfp4_tensor.py of
+//! NVIDIA/Model-Optimizer), with the names and settings of modelopt/torch/export.
 
 use super::module::{scale_dtypes, Module, PartNames};
 use crate::checkpoint::layout::GlobalScaleMeaning;
