@@ -2,7 +2,9 @@
 #![allow(dead_code)] // Each test binary uses its part.
 
 use crate::common::{entry, raw_file, Tensor};
-use candle_quant::{Checkpoint, Result};
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::{Checkpoint, PackedWeight, Weight};
+use candle_quant::Result;
 use serde_json::{json, Value};
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -105,4 +107,44 @@ pub fn blob_of(metadata: &Value, tensors: &[Tensor]) -> Vec<u8> {
     }
     let data: Vec<u8> = (0..end).map(|i| (i % 63) as u8).collect();
     raw_file(&header, &data)
+}
+
+/// 4 bits in groups of 64 if K is 128.
+pub const INT4: [Tensor; 3] =
+    [("m.weight", "U32", &[8, 16]), ("m.weight.scale", "BF16", &[8, 2]), ("m.weight.bias", "BF16", &[8, 2])];
+/// 8 bits in groups of 64 if K is 128.
+pub const INT8: [Tensor; 3] =
+    [("m.weight", "U32", &[8, 32]), ("m.weight.scale", "BF16", &[8, 2]), ("m.weight.bias", "BF16", &[8, 2])];
+pub const NVFP4: [Tensor; 2] = [("m.weight", "U32", &[8, 16]), ("m.weight.scale", "U8", &[8, 8])];
+pub const MXFP4: [Tensor; 2] = [("m.weight", "U32", &[8, 16]), ("m.weight.scale", "U8", &[8, 4])];
+pub const MXFP8: [Tensor; 2] = [("m.weight", "U32", &[8, 32]), ("m.weight.scale", "U8", &[8, 4])];
+
+pub fn stated(quant_type: &str, group_size: &str) -> Value {
+    json!({"quant_type": quant_type, "group_size": group_size})
+}
+
+/// Opens a model of one layer of these tensors and asks for the weight of `module`.
+pub fn weight_of(
+    config: &Value,
+    metadata: &Value,
+    module: &str,
+    tensors: &[Tensor],
+    k: Option<usize>,
+) -> Result<(Checkpoint, PackedWeight)> {
+    let checkpoint = Model::of(config, metadata, tensors).open()?;
+    match checkpoint.weight(module, k)? {
+        Weight::Packed(packed) => Ok((checkpoint, packed)),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// The weight of `m`, with nothing in the config.
+pub fn weight(metadata: &Value, tensors: &[Tensor], k: Option<usize>) -> Result<(Checkpoint, PackedWeight)> {
+    weight_of(&json!({}), metadata, "m", tensors, k)
+}
+
+/// The numbers of a weight, as bits.
+pub fn bits(weight: &PackedWeight) -> Vec<u32> {
+    let tensor = weight.load(&Device::Cpu).unwrap().dequantize(DType::F32).unwrap();
+    tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap().into_iter().map(f32::to_bits).collect()
 }

@@ -10,7 +10,7 @@ pub(super) fn in_features(config: &Value, module: &str) -> Option<usize> {
     }
     let text = config.get("text_config").filter(|text| text.is_object()).unwrap_or(config);
     let size = |key: &str| usize::try_from(text.get(key)?.as_u64()?).ok();
-    match module.rsplit('.').find(|part| *part != "weight")? {
+    match module.rsplit('.').next()? {
         "embed_tokens" | "lm_head" | "q_proj" | "k_proj" | "v_proj" | "gate_proj" | "up_proj"
         | "gate_up_proj" => size("hidden_size"),
         "o_proj" => {

@@ -22,7 +22,6 @@ use crate::{Error, Result};
 use manifest::{Layer, LayerKind, Manifest};
 use name::Name;
 use packed::{Evidence, Packed};
-use safetensors::Dtype;
 use serde_json::Value;
 use stated::Stated;
 use std::collections::BTreeMap;
@@ -226,14 +225,16 @@ impl Container for OllamaModel {
             self.refuse_foreign_global_scale(module, entry)?;
             return Ok(Some(Weight::Packed(self.packed(module, &packed, in_features)?)));
         }
-        if entry.stored.dtype() == Dtype::U8 || entry.stored.dtype() == Dtype::I32 {
-            let found = format!("{:?} without scales", entry.stored.dtype());
-            return Err(entry.layer.tensor_error(name, "a float weight, or a packed one with scales", found));
+        let dense = DenseTensor::new(name, &entry.stored).map_err(|error| entry.layer.explain(error))?;
+        match dense.dtype().is_float() {
+            true => Ok(Some(Weight::Dense(dense))),
+            // Not called a weight, and not one.
+            false if name == module => Ok(None),
+            false => {
+                let found = format!("{:?} without scales", dense.dtype());
+                Err(entry.layer.tensor_error(name, "a float weight, or a packed one with scales", found))
+            }
         }
-        DenseTensor::new(name, &entry.stored)
-            .map_err(|error| entry.layer.explain(error))
-            .map(Weight::Dense)
-            .map(Some)
     }
 
     fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
