@@ -45,7 +45,7 @@ impl MoeConfig {
             "qwen3_moe" => {
                 let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
                 let dense = fields.indices("mlp_only_layers")?;
-                let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1) % step == 0;
+                let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
                 Self {
                     experts: fields.required_size("num_experts")?,
                     top_k: fields.required_size("num_experts_per_tok")?,

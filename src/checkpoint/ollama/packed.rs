@@ -188,9 +188,8 @@ impl<'a> Packed<'a> {
         } else if let Some(oddity) = stated.oddity() {
             warn(oddity);
         }
-        match evidence.config.filter(|entry| *entry != format) {
-            Some(entry) => warn(format!("config.json says {entry}")),
-            None => {}
+        if let Some(entry) = evidence.config.filter(|entry| *entry != format) {
+            warn(format!("config.json says {entry}"));
         }
         Ok(())
     }
