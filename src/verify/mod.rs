@@ -122,8 +122,7 @@ impl Report {
 
     fn sort(&mut self) {
         let tensor = |finding: &Finding| finding.tensor.clone().unwrap_or_default();
-        self.findings
-            .sort_by(|a, b| a.severity.cmp(&b.severity).then(natural_order(&tensor(a), &tensor(b))));
+        self.findings.sort_by(|a, b| a.severity.cmp(&b.severity).then(natural_order(&tensor(a), &tensor(b))));
     }
 }
 
