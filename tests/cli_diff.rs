@@ -307,7 +307,10 @@ fn bad_input_is_exit_code_2() {
     let (_strange, strange) =
         file_of(&[Stored::new("x", "BOOL", &[1], vec![1]), Stored::f32("y", &[1], &[1.])]);
     let (code, stdout, _) = run(&["diff", "--all", &strange, &strange]);
-    assert!(code == 2 && stdout.contains("x  (unreadable: ") && stdout.contains(" 0.0000e0  y  (F32)"), "{stdout}");
+    assert!(
+        code == 2 && stdout.contains("x  (unreadable: ") && stdout.contains(" 0.0000e0  y  (F32)"),
+        "{stdout}"
+    );
     let (_other, other) = file_of(&[Stored::f32("z", &[1], &[1.])]);
     let (code, stdout, stderr) = run(&["diff", "--common", &strange, &other]);
     assert!(code == 2 && stdout.is_empty() && stderr.contains("no tensor in common"), "{stderr}");

@@ -96,7 +96,8 @@ fn scales_too_large_for_f32_are_found() {
     let infinite = codes.iter().filter(|code| **code & 0x7F >= 0x40).count();
     assert!(infinite > 0);
     let message = one_error(&copy, &format!("{UP}.weight"));
-    let expected = format!("decoded, {infinite} of 32768 numbers are infinite: its scales are too large for f32");
+    let expected =
+        format!("decoded, {infinite} of 32768 numbers are infinite: its scales are too large for f32");
     assert_eq!(message, expected);
 }
 

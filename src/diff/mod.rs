@@ -156,9 +156,7 @@ pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &Options) -> Diff {
         Some(Comparison { name: name.to_owned(), equal: outcome.is_equal(options.tolerance), outcome })
     };
     let mut tensors: Vec<_> = names.into_iter().filter_map(compare).collect();
-    tensors.sort_by(|a, b| {
-        a.outcome.worse_first(&b.outcome).then_with(|| natural_order(&a.name, &b.name))
-    });
+    tensors.sort_by(|a, b| a.outcome.worse_first(&b.outcome).then_with(|| natural_order(&a.name, &b.name)));
     Diff { tensors }
 }
 
@@ -206,9 +204,8 @@ fn pair(a: &Side, b: &Side, name: &str) -> Result<(Weight, Weight)> {
         (None, Ok(other)) => side.checkpoint.tensor(name, other.dims().last().copied()).ok(),
         _ => None,
     };
-    let same_dims = |one: &Weight, other: &Result<Weight>| {
-        other.as_ref().is_ok_and(|other| one.dims() == other.dims())
-    };
+    let same_dims =
+        |one: &Weight, other: &Result<Weight>| other.as_ref().is_ok_and(|other| one.dims() == other.dims());
     if let Some(reread) = with_k_of(a, k_of_a, &second).filter(|reread| same_dims(reread, &second)) {
         return Ok((reread, second?));
     }

@@ -3,7 +3,7 @@
 //! Opening a checkpoint proves that its files fit together; of the weights nothing is read then.
 //! [`verify`] reads every tensor once, and finds what a model would find late or never: numbers that are not
 //! finite, shapes that are not those of the config's model, tensors that are missing, files that changed
-//! since they were signed.
+//! since their digests were taken.
 //!
 //! ```
 //! use candle_quant::{verify, Checkpoint};
@@ -22,6 +22,7 @@ mod values;
 use crate::checkpoint::{module_of, natural_order, Checkpoint};
 use crate::models::Config;
 use crate::Error;
+use rayon::prelude::*;
 use serde::Serialize;
 use std::fmt;
 use std::path::Path;
@@ -59,6 +60,8 @@ pub struct Report {
     pub tensors: usize,
     /// Their bytes in the files.
     pub bytes: u64,
+    /// How many files were compared with their SHA-256.
+    pub digests: usize,
     /// Why shapes were not compared with a model's; `None` if they were.
     pub shapes_unchecked: Option<String>,
     /// What is wrong or odd, worst first, tensors in natural order.
@@ -122,8 +125,7 @@ impl Report {
 
     fn sort(&mut self) {
         let tensor = |finding: &Finding| finding.tensor.clone().unwrap_or_default();
-        self.findings
-            .sort_by(|a, b| a.severity.cmp(&b.severity).then(natural_order(&tensor(a), &tensor(b))));
+        self.findings.sort_by(|a, b| a.severity.cmp(&b.severity).then(natural_order(&tensor(a), &tensor(b))));
     }
 }
 
@@ -138,6 +140,9 @@ impl fmt::Display for Report {
         match (self.errors(), self.warnings()) {
             (0, 0) => write!(f, "nothing wrong")?,
             (errors, warnings) => write!(f, "{errors} errors, {warnings} warnings")?,
+        }
+        if self.digests > 0 {
+            write!(f, "; {} SHA-256 digests compared", self.digests)?;
         }
         match &self.shapes_unchecked {
             Some(reason) => write!(f, "; shapes compared with no model: {reason}"),
@@ -154,6 +159,7 @@ pub fn verify_path(path: impl AsRef<Path>) -> Report {
             kind: None,
             tensors: 0,
             bytes: 0,
+            digests: 0,
             shapes_unchecked: Some("it can't be opened".into()),
             findings: vec![Finding::from_error(None, &error)],
         },
@@ -186,9 +192,13 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
     if let Some(inventory) = &inventory {
         findings.extend(inventory.absent(checkpoint));
     }
+    let digests = checkpoint.digests();
+    let wrong = digests.par_iter().filter_map(|digest| digest.verify().err()).collect::<Vec<_>>();
+    findings.extend(wrong.iter().map(|error| Finding::from_error(None, error)));
     findings.extend(checkpoint.warnings().into_iter().map(Finding::warning));
     let kind = Some(checkpoint.kind().to_string());
-    let mut report = Report { kind, tensors, bytes, shapes_unchecked: model.err(), findings };
+    let digests = digests.len();
+    let mut report = Report { kind, tensors, bytes, digests, shapes_unchecked: model.err(), findings };
     report.sort();
     report
 }

@@ -25,7 +25,10 @@ fn problems(pieces: &Pieces) -> Result<Vec<String>> {
         Some(packed) => problems_of_parts(packed)?,
         None => Vec::new(),
     };
-    let decoded = pieces.map(|numbers| Tally::of(numbers.iter().copied()))?.into_iter().fold(Tally::default(), Tally::add);
+    let decoded = pieces
+        .map(|numbers| Tally::of(numbers.iter().copied()))?
+        .into_iter()
+        .fold(Tally::default(), Tally::add);
     match (decoded.problem(), pieces.packed()) {
         // The parts that make them so are told of.
         (Some(_), Some(_)) if !problems.is_empty() => {}

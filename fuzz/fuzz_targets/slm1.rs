@@ -1,0 +1,3 @@
+#![no_main]
+
+candle_quant_fuzz::reader_target!();

@@ -1,0 +1,116 @@
+//! Fuzzing without libFuzzer: random changes of the seeds, for a while.
+//!
+//! ```text
+//! cargo run --bin soak -- [--seconds N] [--seed N] [--corpus] [TARGET ..]
+//! ```
+//!
+//! Reports executions, how many of them could be opened, the slowest, and the peak of the resident set. An
+//! input that panics, or takes longer than ten seconds, is written to `artifacts/TARGET/`, and the exit code
+//! is 1. `--corpus` writes the seeds to `corpus/TARGET/`, for cargo-fuzz, and runs nothing.
+
+use candle_quant_fuzz::{mutate, run, seeds, Bundle, TARGETS};
+use std::fs;
+use std::io;
+use std::panic;
+use std::path::Path;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+/// Panics of one target after which the next one follows.
+const MAX_FAILURES: usize = 10;
+
+const TOO_LONG: Duration = Duration::from_secs(10);
+
+struct Options {
+    seconds: u64,
+    seed: u64,
+    corpus: bool,
+    targets: Vec<String>,
+}
+
+fn options() -> Option<Options> {
+    let mut options = Options { seconds: 60, seed: 1, corpus: false, targets: Vec::new() };
+    let mut arguments = std::env::args().skip(1);
+    while let Some(argument) = arguments.next() {
+        match argument.as_str() {
+            "--seconds" => options.seconds = arguments.next()?.parse().ok()?,
+            "--seed" => options.seed = arguments.next()?.parse().ok()?,
+            "--corpus" => options.corpus = true,
+            target if TARGETS.contains(&target) => options.targets.push(target.to_owned()),
+            _ => return None,
+        }
+    }
+    if options.targets.is_empty() {
+        options.targets = TARGETS.map(str::to_owned).to_vec();
+    }
+    Some(options)
+}
+
+fn main() -> ExitCode {
+    let Some(options) = options() else {
+        eprintln!("usage: soak [--seconds N] [--seed N] [--corpus] [{} ..]", TARGETS.join("|"));
+        return ExitCode::FAILURE;
+    };
+    let mut failures = 0;
+    for target in &options.targets {
+        let seeds = seeds(target);
+        if seeds.is_empty() {
+            eprintln!("{target}: no seeds");
+            failures += 1;
+        } else if options.corpus {
+            for (name, bundle) in &seeds {
+                save(&format!("corpus/{target}"), name, bundle).expect("a file in corpus");
+            }
+        } else {
+            let seeds: Vec<Bundle> = seeds.into_iter().map(|(_, bundle)| bundle).collect();
+            failures += soak(target, &seeds, &options);
+        }
+    }
+    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Runs one target; returns how many inputs failed.
+fn soak(target: &str, seeds: &[Bundle], options: &Options) -> usize {
+    let (start, mut seed) = (Instant::now(), options.seed.wrapping_mul(1 << 40));
+    let (mut executions, mut opened, mut failures, mut slowest) = (0usize, 0usize, 0usize, Duration::ZERO);
+    while start.elapsed() < Duration::from_secs(options.seconds) && failures < MAX_FAILURES {
+        seed = seed.wrapping_add(1);
+        let mut bundle = seeds[executions % seeds.len()].clone();
+        mutate(&mut bundle, seed);
+        let began = Instant::now();
+        let result = panic::catch_unwind(|| run(&bundle));
+        let took = began.elapsed();
+        executions += 1;
+        slowest = slowest.max(took);
+        opened += usize::from(matches!(result, Ok(true)));
+        if result.is_err() || took > TOO_LONG {
+            failures += 1;
+            let why = if result.is_err() { "panic" } else { "slow" };
+            let name = format!("{why}-{seed}");
+            save(&format!("artifacts/{target}"), &name, &bundle).expect("a file in artifacts");
+            eprintln!("{target}: {name} ({took:?})");
+        }
+    }
+    println!(
+        "{target}: {executions} executions of {} seeds in {:.0} s, {opened} opened, {failures} failures, \
+         slowest {} ms, peak {}",
+        seeds.len(),
+        start.elapsed().as_secs_f64(),
+        slowest.as_millis(),
+        peak()
+    );
+    failures
+}
+
+fn save(directory: &str, name: &str, bundle: &Bundle) -> io::Result<()> {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
+    fs::create_dir_all(&directory)?;
+    fs::write(directory.join(name), bundle.encode())
+}
+
+/// The most memory the process has had so far.
+fn peak() -> String {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+    line.map_or_else(|| "unknown".to_owned(), |peak| peak.trim().to_owned())
+}
