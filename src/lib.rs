@@ -1,5 +1,5 @@
-//! Runs quantized language-model checkpoints in candle **on the packed weights**: MLX's affine 1- to 8-bit,
-//! MXFP4, NVFP4 and MXFP8.
+//! Runs quantized language-model checkpoints in candle **on the packed weights**: affine 1- to 8-bit, MXFP4,
+//! NVFP4 and MXFP8, as mlx-lm, mistral.rs, Ollama, ModelOpt, compressed-tensors, AutoAWQ or GGUF tools write them.
 //!
 //! A candle model is ported by one `use` line: [`linear`], [`linear_no_bias`], [`Linear`], [`embedding`],
 //! [`Embedding`] and [`VarBuilder`] have the names and arguments of their candle_nn namesakes, and become
@@ -26,7 +26,7 @@
 //! | [`mod@format`] | what the bits mean: layout, scalar decode and encode, the reference for everything else |
 //! | [`QuantTensor`] | a packed weight in memory: product, gather, decode, slices |
 //! | [`nn`] | layers with candle_nn's names |
-//! | [`models`] | the llama family and Qwen3, dense or quantized from the same code |
+//! | [`models`] | the llama family, Qwen3, and models with experts, dense or quantized from the same code |
 //! | [`mod@generate`] | sampling, stop tokens, streamed text |
 //! | [`mod@verify`], [`mod@diff`] | what is wrong with a checkpoint; how far two are apart |
 //!
