@@ -110,7 +110,7 @@ fn digests_are_checked_before_they_are_paths() {
         "sha256:../../../../etc/passwd",
         "sha256-/etc/passwd",
         "/etc/passwd",
-        &hex[..],
+        hex,
         &format!("sha256:{}", &hex[1..]),
         &format!("sha256:{hex}0"),
         &format!("sha512:{hex}"),
