@@ -6,9 +6,8 @@ mod common;
 #[path = "common/ollama.rs"]
 mod ollama;
 
-use candle_core::{DType, Device};
-use candle_quant::checkpoint::{Checkpoint, PackedWeight, Weight};
-use candle_quant::{Error, QuantFormat, Result};
+use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::{Error, QuantFormat};
 use common::{rejected, warned, Tensor};
 use ollama::{bits, blob_of, stated, weight, weight_of, Model, INT4, INT8, MXFP4, MXFP8, NVFP4};
 use serde_json::{json, Value};

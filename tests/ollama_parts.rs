@@ -6,10 +6,9 @@ mod common;
 #[path = "common/ollama.rs"]
 mod ollama;
 
-use candle_core::{DType, Device};
-use candle_quant::checkpoint::{Checkpoint, PackedWeight, Weight};
-use candle_quant::{Error, QuantFormat, Result};
-use common::{rejected, warned, Tensor};
+use candle_quant::checkpoint::Weight;
+use candle_quant::Result;
+use common::{rejected, Tensor};
 use ollama::{bits, blob_of, stated, weight, Model, INT4, MXFP4, MXFP8, NVFP4};
 use serde_json::{json, Value};
 

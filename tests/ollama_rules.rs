@@ -6,14 +6,16 @@ mod common;
 #[path = "common/ollama.rs"]
 mod ollama;
 
-use candle_core::{DType, Device};
+use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::CheckpointKind;
 use candle_quant::{Checkpoint, Error, Result};
-use common::{raw_file, rejected, Tensor};
+use common::{raw_file, rejected};
 use ollama::Model;
 use serde_json::{json, Value};
 use std::fs;
 
-const NORM: [Tensor; 1] = [("norm.weight", "F32", &[4])];
+const NORM: [common::Tensor; 1] = [("norm.weight", "F32", &[4])];
 
 /// A model with one dense tensor, whose layer is the last one.
 fn model() -> Model {
@@ -108,7 +110,7 @@ fn digests_are_checked_before_they_are_paths() {
         "sha256:../../../../etc/passwd",
         "sha256-/etc/passwd",
         "/etc/passwd",
-        &hex[..],
+        hex,
         &format!("sha256:{}", &hex[1..]),
         &format!("sha256:{hex}0"),
         &format!("sha512:{hex}"),
@@ -196,7 +198,7 @@ fn other_content_of_the_same_size_is_found_on_request() {
         checkpoint.verify_digests(),
         &[path.file_name().unwrap().to_str().unwrap(), label, &digest, "expected"],
     );
-    let wrong: Vec<_> = checkpoint.digests().into_iter().filter(|digest| digest.verify().is_err()).collect();
+    let wrong: Vec<_> = checkpoint.digests().iter().filter(|digest| digest.verify().is_err()).collect();
     assert_eq!(wrong.len(), 1);
     assert_eq!((wrong[0].name(), wrong[0].sha256()), (label, digest.as_str()));
     assert_eq!(wrong[0].file(), path.canonicalize().unwrap());
@@ -275,7 +277,7 @@ fn tensors_are_in_one_layer() {
 #[test]
 fn layers_may_share_a_blob() {
     let mut model = Model::new(&json!({}));
-    let data: [Tensor; 1] = [("data", "F32", &[4])];
+    let data: [common::Tensor; 1] = [("data", "F32", &[4])];
     model.tensors("a.weight", &Value::Null, &data).tensors("b.weight", &Value::Null, &data);
     let checkpoint = model.open().unwrap();
     assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["a.weight", "b.weight"]);
@@ -293,18 +295,39 @@ fn missing_tensors_are_named() {
     rejected(checkpoint.dense("lm_head.weight"), &parts);
 }
 
+/// A GGUF file of one tensor, by candle's writer.
+fn gguf() -> Vec<u8> {
+    let tensor = Tensor::arange(0f32, 4., &Device::Cpu).unwrap();
+    let norm = QTensor::quantize(&tensor, GgmlDType::F32).unwrap();
+    let architecture = gguf_file::Value::String("other".into());
+    let mut file = std::io::Cursor::new(Vec::new());
+    let metadata = [("general.architecture", &architecture)];
+    gguf_file::write(&mut file, &metadata, &[("output_norm.weight", &norm)]).unwrap();
+    file.into_inner()
+}
+
+/// R15: models in GGUF files are those of that reader.
+#[test]
+fn gguf_models_are_recognised() {
+    let mut model = Model::new(&json!({}));
+    model.pop();
+    model.add("model", None, &gguf()).add("license", None, b"free");
+    let checkpoint = model.open().unwrap();
+    assert_eq!(checkpoint.kind(), CheckpointKind::Gguf);
+    assert_eq!(checkpoint.tensor_names().count(), 1);
+    assert_eq!(checkpoint.verify_digests().unwrap(), 3);
+    let mut model = Model::new(&json!({}));
+    for blob in [&b"GGML"[..], b"GGU", b"GGUF\x03\0\0\0"] {
+        model.pop();
+        model.add("model", None, blob);
+        let digest = model.digest();
+        rejected(model.open(), &["layer `model` of model `m:latest`", &digest]);
+    }
+}
+
 /// R15
 #[test]
-fn gguf_and_cloud_models_are_told_apart() {
-    let mut model = Model::new(&json!({}));
-    model.add("model", None, b"GGUF\x03\0\0\0");
-    let digest = model.digest();
-    assert!(matches!(model.open(), Err(Error::Unsupported { .. })));
-    rejected(model.open(), &["the GGUF file", &digest]);
-    model.pop();
-    model.add("model", None, b"GGML");
-    let digest = model.digest();
-    rejected(model.open(), &["not with GGUF", "layer `model` of model `m:latest`", &digest]);
+fn cloud_models_are_told_apart() {
     let mut model = Model::new(&json!({}));
     model.pop();
     model.add("x", None, br#"{"remote_host":"https://ollama.com:443","remote_model":"m"}"#);

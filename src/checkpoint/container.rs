@@ -25,11 +25,6 @@ pub(super) trait Container: Send + Sync {
     /// The file that holds a tensor, or a part of it.
     fn file_of(&self, name: &str) -> Option<&Path>;
 
-    /// The digests that the checkpoint states of its files, if it states any.
-    fn digests(&self) -> Vec<Digest> {
-        Vec::new()
-    }
-
     /// The tokenizer that lies in the same files as the weights, if there is one.
     fn tokenizer(&self) -> Result<Option<Tokenizer>> {
         Ok(None)
@@ -42,6 +37,8 @@ pub(super) struct Opened {
     /// The content of `config.json`, or what stands for it; null if there is nothing.
     pub config: Value,
     pub companions: Companions,
+    /// What it states of the content of its files, if anything.
+    pub digests: Vec<Digest>,
     pub container: Box<dyn Container>,
 }
 

@@ -197,8 +197,8 @@ impl Checkpoint {
 
     /// The files of which the checkpoint states the SHA-256, with these digests: all blobs of a model of an
     /// Ollama store, none elsewhere. They are not checked while opening.
-    pub fn digests(&self) -> Vec<Digest> {
-        self.0.opened.container.digests()
+    pub fn digests(&self) -> &[Digest] {
+        &self.0.opened.digests
     }
 
     /// Reads all files that have a digest, and compares. Returns how many they are.
@@ -206,9 +206,8 @@ impl Checkpoint {
     /// # Errors
     /// The first file that has another digest, or can't be read.
     pub fn verify_digests(&self) -> Result<usize> {
-        let digests = self.digests();
-        digests.iter().try_for_each(Digest::verify)?;
-        Ok(digests.len())
+        self.digests().iter().try_for_each(Digest::verify)?;
+        Ok(self.digests().len())
     }
 
     /// What was accepted although something about it is odd, so far. Each is also sent to [`log::warn!`].

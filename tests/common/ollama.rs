@@ -102,7 +102,7 @@ pub fn blob_of(metadata: &Value, tensors: &[Tensor]) -> Vec<u8> {
         end += size;
     }
     let mut header = header.to_string();
-    if header.len() % 2 == 0 {
+    if header.len().is_multiple_of(2) {
         header.push(' ');
     }
     let data: Vec<u8> = (0..end).map(|i| (i % 63) as u8).collect();

@@ -105,7 +105,13 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     };
     let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let container = GgufCheckpoint { tensors, global_scales, metadata };
-    Ok(Opened { kind: CheckpointKind::Gguf, config, companions, container: Box::new(container) })
+    Ok(Opened {
+        kind: CheckpointKind::Gguf,
+        config,
+        companions,
+        digests: Vec::new(),
+        container: Box::new(container),
+    })
 }
 
 /// What the architecture says about names and rows.

@@ -43,7 +43,7 @@ pub(super) fn open(
             true => CheckpointKind::Mlx,
             false => CheckpointKind::Dense,
         };
-    Ok(Opened { kind, config, companions, container: Box::new(container) })
+    Ok(Opened { kind, config, companions, digests: Vec::new(), container: Box::new(container) })
 }
 
 impl MlxCheckpoint {

@@ -12,9 +12,7 @@ mod store;
 mod tensors;
 
 use super::container::{Companions, Container, Opened};
-use super::digest::Digest;
 use super::layout::{GlobalScale, GlobalScaleMeaning, Parts};
-use super::mapped::open_file;
 use super::names::tensor_of;
 use super::warnings::Warnings;
 use super::{gguf, CheckpointKind, DenseTensor, PackedWeight, Weight};
@@ -25,7 +23,7 @@ use packed::{Evidence, Packed};
 use serde_json::Value;
 use stated::Stated;
 use std::collections::BTreeMap;
-use std::io::{self, Read};
+use std::io;
 use std::path::{Path, PathBuf};
 use store::{ManifestFile, Store};
 use tensors::{Entry, Tensors};
@@ -91,8 +89,8 @@ fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
         return open_tensors(manifest, warnings);
     }
     if let Some(layer) = manifest.layers_of(LayerKind::Gguf).next() {
-        check_magic(&layer.file).map_err(|error| layer.explain(error))?;
-        return gguf::open(&layer.file, warnings).map_err(|error| layer.explain(error));
+        let opened = gguf::open(&layer.file, warnings).map_err(|error| layer.explain(error))?;
+        return Ok(Opened { digests: manifest.digests(), ..opened });
     }
     Err(match manifest.remote_host()? {
         Some(host) => Error::Unsupported {
@@ -103,23 +101,12 @@ fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
     })
 }
 
-fn check_magic(path: &Path) -> Result<()> {
-    let mut magic = Vec::new();
-    let read = open_file(path)?.take(4).read_to_end(&mut magic);
-    read.map_err(|error| Error::Io { path: path.to_owned(), error })?;
-    match magic.as_slice() {
-        b"GGUF" => Ok(()),
-        other => Err(Error::file(path, format!("begins with {other:?}, not with GGUF"), manifest::REMEDY)),
-    }
-}
-
 /// A model whose weights are in safetensors blobs.
 struct OllamaModel {
     tensors: Tensors,
     config: Value,
     /// What `model_index.json` of the first versions says of the whole model.
     model_index: Stated,
-    digests: Vec<Digest>,
     warnings: Warnings,
 }
 
@@ -142,14 +129,14 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
     };
     let config = json("config.json")?.ok_or_else(|| manifest.error("lists no layer `config.json`"))?;
     let model_index = json("model_index.json")?.as_ref().map(Stated::of_model_index).unwrap_or_default();
+    let digests = manifest.digests();
     let container = OllamaModel {
-        digests: manifest.digests(),
         tensors: tensors::open(manifest.layers, warnings)?,
         config: config.clone(),
         model_index,
         warnings: warnings.clone(),
     };
-    Ok(Opened { kind: CheckpointKind::Ollama, config, companions, container: Box::new(container) })
+    Ok(Opened { kind: CheckpointKind::Ollama, config, companions, digests, container: Box::new(container) })
 }
 
 impl OllamaModel {
@@ -256,9 +243,5 @@ impl Container for OllamaModel {
 
     fn file_of(&self, name: &str) -> Option<&Path> {
         self.tensors.get(name).map(|entry| entry.stored.path())
-    }
-
-    fn digests(&self) -> Vec<Digest> {
-        self.digests.clone()
     }
 }

@@ -113,7 +113,7 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
     let companions = Companions::Directory(files.dir);
     let config = companions.config()?;
     let container = Box::new(UqffCheckpoint { tensors });
-    Ok(Opened { kind: CheckpointKind::Uqff, config, companions, container })
+    Ok(Opened { kind: CheckpointKind::Uqff, config, companions, digests: Vec::new(), container })
 }
 
 impl Shard {
