@@ -46,6 +46,7 @@ mod names;
 mod recognise;
 mod rows;
 mod shards;
+pub mod slm1;
 mod warnings;
 mod weight;
 
@@ -81,6 +82,8 @@ pub enum CheckpointKind {
     Dense,
     /// A GGUF file.
     Gguf,
+    /// An SLM1 file.
+    Slm1,
 }
 
 impl fmt::Display for CheckpointKind {
@@ -89,13 +92,14 @@ impl fmt::Display for CheckpointKind {
             Self::Mlx => "MLX",
             Self::Dense => "dense safetensors",
             Self::Gguf => "GGUF",
+            Self::Slm1 => "SLM1",
         })
     }
 }
 
 impl Checkpoint {
     /// Opens a directory, a single `.safetensors` file with the `config.json` beside it, if there is one, or
-    /// a `.gguf` file (of a model in parts, any of them). No weight is read.
+    /// a `.gguf` file (of a model in parts, any of them), or an SLM1 file. No weight is read.
     ///
     /// In a directory `model.safetensors.index.json` says which files belong to the checkpoint;
     /// without it every `model*.safetensors` does. A directory without safetensors may hold one GGUF model.
@@ -104,9 +108,13 @@ impl Checkpoint {
     /// If files are missing or malformed, if two of them hold the same tensor, if the quantization
     /// object of the config is not understood, or if it names a `quant_method` of another tool.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let (path, warnings) = (path.as_ref().to_owned(), Warnings::default());
-        let opened = recognise::open(&path, &warnings)?;
-        Ok(Self(Arc::new(Inner { path, opened, warnings })))
+        let (path, warnings) = (path.as_ref(), Warnings::default());
+        let opened = recognise::open(path, &warnings)?;
+        Ok(Self::new(path, opened, warnings))
+    }
+
+    fn new(path: &Path, opened: Opened, warnings: Warnings) -> Self {
+        Self(Arc::new(Inner { path: path.to_owned(), opened, warnings }))
     }
 
     /// The path that was opened.
