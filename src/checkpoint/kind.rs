@@ -16,6 +16,8 @@ pub enum CheckpointKind {
     HuggingFace(QuantMethod),
     /// A GGUF file.
     Gguf,
+    /// An SLM1 file.
+    Slm1,
     /// Plain numbers only.
     Dense,
 }
@@ -28,6 +30,7 @@ impl fmt::Display for CheckpointKind {
             Self::Ollama => f.write_str("Ollama"),
             Self::HuggingFace(method) => write!(f, "Hugging Face {method}"),
             Self::Gguf => f.write_str("GGUF"),
+            Self::Slm1 => f.write_str("SLM1"),
             Self::Dense => f.write_str("dense safetensors"),
         }
     }

@@ -51,6 +51,7 @@ mod ollama;
 mod recognise;
 mod rows;
 mod shards;
+pub mod slm1;
 mod uqff;
 mod warnings;
 mod weight;
@@ -89,6 +90,7 @@ impl Checkpoint {
     /// | `.safetensors` | that file, with the `config.json` beside it, if there is one |
     /// | `.uqff`, or its name without `-0.uqff` | that file and the shards that belong to it |
     /// | `.gguf` | that file; of a model in parts, any of them |
+    /// | SLM1 file | that file, read leniently; [`slm1::open`] has options |
     /// | manifest in an Ollama store, or a store of one model | that model |
     ///
     /// If there is nothing at the path, it may be a name as Ollama has it: `qwen3:4b`,
@@ -105,9 +107,13 @@ impl Checkpoint {
     /// size that is stated, if two of them hold the same tensor, if the quantization
     /// object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let (path, warnings) = (path.as_ref().to_owned(), Warnings::default());
-        let opened = recognise::open(&path, &warnings)?;
-        Ok(Self(Arc::new(Inner { path, opened, warnings })))
+        let (path, warnings) = (path.as_ref(), Warnings::default());
+        let opened = recognise::open(path, &warnings)?;
+        Ok(Self::new(path, opened, warnings))
+    }
+
+    fn new(path: &Path, opened: Opened, warnings: Warnings) -> Self {
+        Self(Arc::new(Inner { path: path.to_owned(), opened, warnings }))
     }
 
     /// The path that was opened.

@@ -2,7 +2,7 @@
 
 use super::container::{Companions, Opened};
 use super::warnings::Warnings;
-use super::{gguf, hf, mapped, mlx, ollama, shards, uqff};
+use super::{gguf, hf, mapped, mlx, ollama, shards, slm1, uqff};
 use crate::{Error, Result};
 use std::{
     fs,
@@ -30,6 +30,9 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     } else {
         if begins_with(path, gguf::MAGIC)? {
             return gguf::open(path, warnings);
+        }
+        if begins_with(path, slm1::MAGIC)? {
+            return slm1::open_default(path, warnings);
         }
         (path.parent().unwrap_or(Path::new("")), mapped::open(path)?)
     };

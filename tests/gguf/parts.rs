@@ -51,6 +51,16 @@ fn open(parts: &[(&str, File)]) -> Result<Checkpoint> {
 }
 
 #[test]
+fn divisors_of_frequencies_may_be_in_any_part() {
+    let [first, second, (name, third)] = three();
+    let (_, mut counted) = first;
+    counted.values.retain(|(key, _, _)| key != b"split.tensors.count");
+    let wrong = third.tensor(f32_tensor("rope_freqs.weight", &[16], &[3.; 16]));
+    let parts = [(NAMES[0], counted), second, (name, wrong)];
+    rejected(open(&parts), &["`rope_freqs.weight`", "llama 3's scaling"]);
+}
+
+#[test]
 fn parts_have_to_be_complete_and_of_one_model() {
     let [first, second, third] = three();
     rejected(open(&[first.clone(), third.clone()]), &[NAMES[1], "this part of 3 is missing", "fetch"]);

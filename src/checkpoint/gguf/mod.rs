@@ -61,6 +61,7 @@ struct Entry {
 pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     let (first, others) = split::open(path)?;
     let Part { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
+    let rope_freqs = rope_freqs.or_else(|| others.iter().find_map(|part| part.rope_freqs.clone()));
     let architecture = Architecture::of(&metadata, warnings)?;
     let mut tensors = BTreeMap::new();
     let mut global_scales = BTreeMap::new();

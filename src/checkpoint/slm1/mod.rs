@@ -1,0 +1,334 @@
+//! SLM1 files, version 1: one file with header, tokenizer, hashed names, and tensors of F32 or of signed codes
+//! with F32 scales.
+//!
+//! [`Checkpoint::open`] opens them leniently; [`open`] with [`Options`], and with what there is to learn besides
+//! weights.
+//!
+//! ```no_run
+//! use candle_quant::checkpoint::slm1::{self, Options, Verification};
+//!
+//! let options = Options { sha256: Some([0x5A; 32]), ..Options::default() };
+//! let file = slm1::open("model.slm", &options)?;
+//! assert_eq!(file.verification(), Verification::Verified);
+//! let names: Vec<&str> = file.checkpoint().tensor_names().collect();
+//! # Ok::<(), candle_quant::Error>(())
+//! ```
+//!
+//! The format is published in part. Its checksum is not, so that a file counts as unverified, with a warning,
+//! unless the caller brings a function for it or the SHA-256 of the file.
+
+mod contract;
+mod directory;
+mod header;
+mod options;
+mod signed;
+mod source;
+mod tokenizer;
+mod verify;
+
+pub(super) use header::MAGIC;
+pub use options::{ChecksumPolicy, NibbleOrder, Options, TokenizerKind, Verification};
+
+use super::container::{Companions, Container, Opened};
+use super::mapped::{MappedFile, StoredTensor, TensorInfo};
+use super::names::tensor_of;
+use super::warnings::Warnings;
+use super::{rows, Checkpoint, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use crate::{Error, QuantFormat, Result};
+use candle_core::DType;
+use contract::Known;
+use directory::{Encoding, Entry};
+use header::Header;
+use safetensors::Dtype;
+use serde_json::{json, Value};
+use signed::{Bits, SignedBlocks};
+use source::{to_usize, Source, REMEDY};
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+/// An open SLM1 file.
+#[derive(Clone, Debug)]
+pub struct Slm1 {
+    checkpoint: Checkpoint,
+    tokenizer: Vec<u8>,
+    verification: Verification,
+}
+
+impl Slm1 {
+    /// The weights, and the config that the header stands for.
+    pub fn checkpoint(&self) -> &Checkpoint {
+        &self.checkpoint
+    }
+
+    /// The tokenizer section as it stands in the file; empty if there is none.
+    pub fn tokenizer_bytes(&self) -> &[u8] {
+        &self.tokenizer
+    }
+
+    /// The kind of the tokenizer section; `None` if there is none.
+    pub fn tokenizer_kind(&self) -> Option<TokenizerKind> {
+        tokenizer::kind(&self.tokenizer)
+    }
+
+    /// Whether the content was compared with a checksum.
+    pub fn verification(&self) -> Verification {
+        self.verification
+    }
+}
+
+/// Opens an SLM1 file. No weight is read but its scales, which are checked.
+///
+/// # Errors
+/// If the file is damaged, contradicts itself, is not what a checksum says, or is not as published and
+/// `options` are strict.
+pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Slm1> {
+    let (path, warnings) = (path.as_ref(), Warnings::default());
+    let (opened, tokenizer, verification) = open_parts(path, options, &warnings)?;
+    Ok(Slm1 { checkpoint: Checkpoint::new(path, opened, warnings), tokenizer, verification })
+}
+
+/// Opens a file as [`Checkpoint::open`] does.
+pub(super) fn open_default(path: &Path, warnings: &Warnings) -> Result<Opened> {
+    open_parts(path, &Options::default(), warnings).map(|(opened, ..)| opened)
+}
+
+fn open_parts(
+    path: &Path,
+    options: &Options,
+    warnings: &Warnings,
+) -> Result<(Opened, Vec<u8>, Verification)> {
+    let mut source = Source::open(path, options.strict, warnings)?;
+    let header = Header::read(&mut source)?;
+    let known = contract::tensors(&header);
+    let name_of = |hash: u64| match known.get(&hash) {
+        Some(known) => known.name.clone(),
+        None => format!("hash {hash:#018x}"),
+    };
+    let entries = directory::read(&mut source, &header, name_of)?;
+    let expected = known.values().filter(|known| known.required).count();
+    if entries.len() < expected {
+        let problem = format!("{} tensors, expected {expected} for this model", entries.len());
+        return Err(source.wrong(problem));
+    }
+    for (hash, entry) in &entries {
+        check_numbers(&mut source, &name_of(*hash), entry)?;
+        check_shape(&source, known.get(hash), *hash, entry)?;
+    }
+    if let Some((_, missing)) =
+        known.iter().find(|(hash, known)| known.required && !entries.contains_key(hash))
+    {
+        let expected = match header.tied {
+            false if missing.name == "output.weight" => {
+                "this tensor, as the flag of a tied output is not set"
+            }
+            _ => "this tensor",
+        };
+        return Err(Error::tensor(path, &missing.name, expected, "none", REMEDY));
+    }
+    let section = source.read_range(header.tokenizer.clone())?;
+    let front = tokenizer::front(&section);
+    if let Some(front) = front.as_ref().filter(|front| front.vocab_size != header.vocab_size) {
+        let problem =
+            format!("the tokenizer has {} tokens, the model {}", front.vocab_size, header.vocab_size);
+        return Err(source.wrong(problem));
+    }
+    let verification = verify::verify(&mut source, &header, options)?;
+    if verification == Verification::Unverified {
+        warnings.add(format!(
+            "{}: nothing was compared with the content: the algorithm of the checksum is not published",
+            path.display()
+        ));
+    }
+    let file = MappedFile::new(path, &source.file)?;
+    let mut tensors = BTreeMap::new();
+    for (hash, entry) in entries {
+        let known = known.get(&hash);
+        let name = known.map_or_else(|| format!("slm1.{hash:016x}"), |known| known.model_name.clone());
+        let heads = known.and_then(|known| known.heads);
+        let order = heads.map(|heads| rows::halves_of_pairs(heads, header.head_dim as usize));
+        let tensor = Stored::new(&file, &name, entry, order, options.nibbles, warnings)?;
+        tensors.insert(name, tensor);
+    }
+    let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let config = config(&header, front.as_ref());
+    let container = Box::new(Slm1Checkpoint { tensors });
+    let opened = Opened { kind: CheckpointKind::Slm1, config, companions, digests: Vec::new(), container };
+    Ok((opened, section, verification))
+}
+
+/// Scales are finite and positive; F32 values are finite if the file is read strictly.
+fn check_numbers(source: &mut Source, name: &str, entry: &Entry) -> Result<()> {
+    let (range, what, is_valid): (_, _, fn(f32) -> bool) = match entry.encoding {
+        Encoding::F32 if !source.strict => return Ok(()),
+        Encoding::F32 => (entry.payload.clone(), "finite values", f32::is_finite),
+        _ => (entry.scales.clone(), "finite scales above zero", |scale| scale.is_finite() && scale > 0.),
+    };
+    let mut wrong = None;
+    source.for_each_piece(range, |piece| {
+        let mut values = piece.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes));
+        wrong = wrong.or_else(|| values.find(|value| !is_valid(*value)));
+    })?;
+    match wrong {
+        None => Ok(()),
+        Some(value) => Err(Error::tensor(source.path, name, what, value.to_string(), REMEDY)),
+    }
+}
+
+fn check_shape(source: &Source, known: Option<&Known>, hash: u64, entry: &Entry) -> Result<()> {
+    match known {
+        None => source.odd(format!("the tensor of hash {hash:#018x} is not one of the model's")),
+        Some(known) if known.dims == entry.dims => Ok(()),
+        Some(known) => {
+            let (expected, found) = (format!("shape {:?}", known.dims), format!("{:?}", entry.dims));
+            Err(Error::tensor(source.path, &known.name, expected, found, REMEDY))
+        }
+    }
+}
+
+/// What a `config.json` would say; null for models of unknown type.
+fn config(header: &Header, tokenizer: Option<&tokenizer::Front>) -> Value {
+    if !header.is_decoder {
+        return Value::Null;
+    }
+    // The decimal that was written, not the binary fraction that it became: 1e-5 stays 1e-5.
+    let decimal = |number: f32| number.to_string().parse::<f64>().ok();
+    json!({
+        "model_type": "llama",
+        "vocab_size": header.vocab_size,
+        "hidden_size": header.hidden_size,
+        "intermediate_size": header.ffn_size,
+        "num_hidden_layers": header.layer_count,
+        "num_attention_heads": header.head_count,
+        "num_key_value_heads": header.kv_head_count,
+        "head_dim": header.head_dim,
+        "max_position_embeddings": header.max_context,
+        "rms_norm_eps": decimal(header.rms_norm_epsilon),
+        "rope_theta": decimal(header.rope_theta),
+        "hidden_act": "silu",
+        "tie_word_embeddings": header.tied,
+        "bos_token_id": tokenizer.map(|tokenizer| tokenizer.bos),
+        "eos_token_id": tokenizer.map(|tokenizer| tokenizer.eos),
+    })
+}
+
+struct Slm1Checkpoint {
+    tensors: BTreeMap<String, Stored>,
+}
+
+/// A tensor, and what it becomes.
+enum Stored {
+    Plain { tensor: StoredTensor, order: Option<Arc<[usize]>> },
+    Packed(QuantFormat, SignedBlocks),
+    Decoded(SignedBlocks),
+}
+
+impl Stored {
+    fn new(
+        file: &Arc<MappedFile>,
+        name: &str,
+        entry: Entry,
+        order: Option<Arc<[usize]>>,
+        nibbles: NibbleOrder,
+        warnings: &Warnings,
+    ) -> Result<Self> {
+        let Entry { encoding, dims, payload, scales } = entry;
+        let tensor = |dtype, dims, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
+            (Some(start), Some(end)) => file.tensor(name, TensorInfo { dtype, dims, range: start..end }),
+            _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
+        };
+        let cols = dims.last().copied().unwrap_or(0);
+        let (bits, block) = match encoding {
+            Encoding::F32 => return Ok(Self::Plain { tensor: tensor(Dtype::F32, dims, payload)?, order }),
+            Encoding::Q8 => (Bits::Eight, cols),
+            Encoding::Q4 { block } => (Bits::Four(nibbles), block),
+        };
+        let codes = tensor(Dtype::U8, vec![], payload)?;
+        let scales = tensor(Dtype::F32, vec![], scales)?;
+        let blocks = SignedBlocks { bits, dims, codes, scales, block, order };
+        if let Some(format) = blocks.format() {
+            return Ok(Self::Packed(format, blocks));
+        }
+        if blocks.dims.len() > 1 {
+            warnings.once(
+                format!("decoded, blocks of {block}"),
+                format!(
+                    "{}: `{name}` and others alike are decoded when they are loaded: one scale for {block} elements \
+                     is no whole number of groups of 32",
+                    blocks.codes.path().display()
+                ),
+            );
+        }
+        Ok(Self::Decoded(blocks))
+    }
+
+    fn path(&self) -> &Path {
+        match self {
+            Self::Plain { tensor, .. } => tensor.path(),
+            Self::Packed(_, blocks) | Self::Decoded(blocks) => blocks.codes.path(),
+        }
+    }
+
+    fn dims(&self) -> &[usize] {
+        match self {
+            Self::Plain { tensor, .. } => tensor.dims(),
+            Self::Packed(_, blocks) | Self::Decoded(blocks) => &blocks.dims,
+        }
+    }
+}
+
+impl Container for Slm1Checkpoint {
+    fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
+        Box::new(self.tensors.keys().map(String::as_str))
+    }
+
+    fn contains(&self, name: &str) -> bool {
+        self.tensors.contains_key(name)
+    }
+
+    fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
+        let name = tensor_of(module, "weight");
+        // Tensors that are not the model's have no suffix.
+        let name = if self.tensors.contains_key(&name) { &name } else { module };
+        let Some(stored) = self.tensors.get(name) else {
+            return Ok(None);
+        };
+        if let (Some(k), [_, .., last]) = (in_features, stored.dims()) {
+            if k != *last {
+                let (expected, found) =
+                    (format!("rows of {k} elements"), format!("shape {:?}", stored.dims()));
+                let remedy = "check that the model fits the file";
+                return Err(Error::tensor(stored.path(), name, expected, found, remedy));
+            }
+        }
+        match stored {
+            Stored::Packed(format, blocks) => {
+                let packed = PackedWeight::new(module, *format, blocks.dims.clone(), blocks.clone());
+                Ok(Some(Weight::Packed(packed)))
+            }
+            _ => Ok(self.dense(name)?.map(Weight::Dense)),
+        }
+    }
+
+    fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
+        match self.tensors.get(name) {
+            None => Ok(None),
+            Some(Stored::Plain { tensor, order }) => rows::dense(name, tensor, order.as_ref()).map(Some),
+            Some(Stored::Decoded(blocks)) => {
+                Ok(Some(DenseTensor::decoded(name, DType::F32, blocks.dims.clone(), blocks.clone())))
+            }
+            Some(Stored::Packed(_, blocks)) => Err(Error::tensor(
+                blocks.codes.path(),
+                name,
+                "a dense tensor",
+                "a packed weight",
+                "load the module's weight instead",
+            )),
+        }
+    }
+
+    fn file_of(&self, name: &str) -> Option<&Path> {
+        self.tensors.get(name).map(Stored::path)
+    }
+}

@@ -1,0 +1,49 @@
+//! Whether a file is what a checksum says.
+
+use super::header::{Header, CHECKSUM};
+use super::source::Source;
+use super::{ChecksumPolicy, Options, Verification};
+use crate::{Error, Result};
+use sha2::{Digest, Sha256};
+
+/// Compares the content with everything that there is to compare it with.
+pub(super) fn verify(source: &mut Source, header: &Header, options: &Options) -> Result<Verification> {
+    let mut verification = Verification::Unverified;
+    if header.checksum == 0 && !matches!(options.checksum, ChecksumPolicy::Ignore) {
+        return Err(source.wrong("the checksum is 0, which no file has"));
+    }
+    if let ChecksumPolicy::Verify(function) = options.checksum {
+        let mut bytes = source.read_range(0..source.len)?;
+        if let Some(checksum) = bytes.get_mut(CHECKSUM) {
+            checksum.fill(0);
+        }
+        let found = function(&bytes);
+        if found != header.checksum {
+            let problem = format!("the checksum is {found:#018x}, expected {:#018x}", header.checksum);
+            return Err(source.wrong(problem));
+        }
+        verification = Verification::Verified;
+    }
+    if let Some(expected) = options.sha256 {
+        let mut hasher = Sha256::new();
+        source.for_each_piece(0..source.len, |piece| hasher.update(piece))?;
+        let found: [u8; 32] = hasher.finalize().into();
+        if found != expected {
+            let problem = format!("the SHA-256 is {}, expected {}", hex(&found), hex(&expected));
+            return Err(source.wrong(problem));
+        }
+        verification = Verification::Verified;
+    }
+    match (source.strict, verification) {
+        (true, Verification::Unverified) => Err(Error::file(
+            source.path,
+            "nothing to verify the file with: the algorithm of its checksum is not published",
+            "give a function for the checksum or the SHA-256 of the file, or open it leniently",
+        )),
+        _ => Ok(verification),
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

@@ -1,0 +1,73 @@
+//! Damaged files: an error or other numbers, never a panic, and the same each time.
+
+use crate::{fixture_bytes, open};
+use candle_core::{DType, Device};
+
+const FILES: u64 = 20_000;
+
+/// Opens a file and reads everything in it; what came of it in words.
+fn read(bytes: &[u8]) -> Vec<String> {
+    let file = match open(bytes) {
+        Ok(file) => file,
+        // The path of the file is another one each time.
+        Err(error) => {
+            return vec![error.to_string().rsplit_once("model.slm").map_or("", |(_, rest)| rest).into()]
+        }
+    };
+    let checkpoint = file.checkpoint();
+    let mut results = vec![checkpoint.config().to_string(), format!("{:?}", file.tokenizer_kind())];
+    for name in checkpoint.tensor_names() {
+        let tensor = checkpoint.tensor(name, None).and_then(|weight| weight.decode(DType::F32, &Device::Cpu));
+        let sum =
+            |tensor: candle_core::Tensor| tensor.sum_all().unwrap().to_scalar::<f32>().unwrap().to_bits();
+        results.push(format!("{name} {:?}", tensor.map(sum).ok()));
+    }
+    results
+}
+
+#[test]
+fn damaged_files_are_errors_or_other_numbers() {
+    let wholes = ["f32", "q8_0", "q4_0", "q4_0_gqa_b32"].map(fixture_bytes);
+    let intact = wholes.each_ref().map(|bytes| read(bytes));
+    assert!(intact.iter().all(|results| results.len() >= 14), "{intact:?}");
+    let mut state = 0x9E37_79B9_7F4A_7C15u64;
+    let mut random = |below: u64| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state % below
+    };
+    let (mut refused, mut changed) = (0, 0);
+    for number in 0..FILES {
+        // The last is large, and seldom.
+        let which = if number % 50 == 0 { 3 } else { number as usize % 3 };
+        let mut bytes = wholes[which].clone();
+        // Header, tokenizer and directory, or anywhere.
+        let front = if random(4) == 0 { bytes.len() as u64 } else { 960 };
+        for _ in 0..=random(2) {
+            let at = random(front.min(bytes.len() as u64)) as usize;
+            match random(8) {
+                0 if random(4) == 0 => bytes.truncate(at.max(8)),
+                1 if random(4) == 0 => {
+                    drop(bytes.splice(at..at, std::iter::repeat_n(0, random(70) as usize)))
+                }
+                2 => bytes[at] = 0xFF,
+                3 => bytes[at..].iter_mut().take(8).for_each(|byte| *byte = 0xFF),
+                4 => bytes[at] = 0,
+                5 => bytes[at] = random(256) as u8,
+                _ => bytes[at] ^= 1 << random(8),
+            }
+        }
+        let results = read(&bytes);
+        match results.len() {
+            1 => refused += 1,
+            _ if results != intact[which] => changed += 1,
+            _ => {}
+        }
+        if number % 16 == 0 {
+            assert_eq!(read(&bytes), results, "file {number}");
+        }
+    }
+    // The suite would be worth nothing if all were refused at once, or none.
+    assert!(refused > FILES / 4 && changed > FILES / 50, "{refused} refused, {changed} changed of {FILES}");
+}
