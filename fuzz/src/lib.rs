@@ -8,6 +8,14 @@ mod bundle;
 mod mutate;
 mod seeds;
 
+// The writer of the crate's own tests.
+#[allow(dead_code)]
+#[path = "../../tests/common/checkpoint.rs"]
+mod files;
+#[allow(dead_code)]
+#[path = "../../tests/gguf/writer.rs"]
+mod writer;
+
 pub use bundle::Bundle;
 pub use mutate::mutate;
 pub use seeds::{seeds, TARGETS};

@@ -2,19 +2,60 @@
 
 use crate::Bundle;
 use rand::rngs::StdRng;
-use rand::{Rng, RngExt, SeedableRng};
+use rand::{RngExt, SeedableRng};
 
 /// Numbers at which arithmetic goes wrong.
 const NUMBERS: [u64; 22] = [
-    0, 1, 2, 3, 7, 8, 16, 31, 32, 33, 64, 127, 128, 255, 256, 65_535, 1 << 31, u32::MAX as u64, 1 << 32,
-    1 << 62, i64::MAX as u64, u64::MAX,
+    0,
+    1,
+    2,
+    3,
+    7,
+    8,
+    16,
+    31,
+    32,
+    33,
+    64,
+    127,
+    128,
+    255,
+    256,
+    65_535,
+    1 << 31,
+    u32::MAX as u64,
+    1 << 32,
+    1 << 62,
+    i64::MAX as u64,
+    u64::MAX,
 ];
 
 /// Words that mean something to one reader or another.
 const WORDS: [&str; 24] = [
-    "null", "true", "-1", "1e300", "[]", "{}", "\"\"", "\"U32\"", "\"U8\"", "\"BF16\"", "\"F8_E4M3\"", "\"I64\"",
-    "\"BOOL\"", "\"affine\"", "\"mxfp4\"", "\"nvfp4\"", "\"mxfp8\"", "weight", "scales", "biases",
-    "global_scale", "model.layers.0.", "shape", "data_offsets",
+    "null",
+    "true",
+    "-1",
+    "1e300",
+    "[]",
+    "{}",
+    "\"\"",
+    "\"U32\"",
+    "\"U8\"",
+    "\"BF16\"",
+    "\"F8_E4M3\"",
+    "\"I64\"",
+    "\"BOOL\"",
+    "\"affine\"",
+    "\"mxfp4\"",
+    "\"nvfp4\"",
+    "\"mxfp8\"",
+    "weight",
+    "scales",
+    "biases",
+    "global_scale",
+    "model.layers.0.",
+    "shape",
+    "data_offsets",
 ];
 
 /// Changes one to four things.

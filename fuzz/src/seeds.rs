@@ -1,5 +1,6 @@
 //! The inputs that fuzzing starts from: the test fixtures.
 
+use crate::writer::{f32_tensor, tensor, File};
 use crate::Bundle;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,11 +13,12 @@ const MAX_SEED: usize = 600_000;
 
 /// The seeds of one target, with names.
 pub fn seeds(target: &str) -> Vec<(String, Bundle)> {
-    let mut seeds = match target {
+    let mut seeds: Vec<(String, Bundle)> = match target {
         "ollama" => directories("ollama").into_iter().flat_map(|store| models(&store)).collect(),
+        "gguf" => gguf(),
         kind => directories(kind).into_iter().map(|path| (name_of(&path), directory(&path))).collect(),
     };
-    seeds.retain(|(_, bundle): &(String, Bundle)| bundle.encode().len() <= MAX_SEED);
+    seeds.retain(|(_, bundle)| bundle.encode().len() <= MAX_SEED);
     seeds.sort_by(|a, b| a.0.cmp(&b.0));
     seeds
 }
@@ -38,14 +40,52 @@ fn directory(path: &Path) -> Bundle {
     Bundle::read(path, "", belongs).expect("fixtures")
 }
 
+/// One file for each type of blocks, as the tests write them.
+fn gguf() -> Vec<(String, Bundle)> {
+    // Number of the type, elements and bytes of a block.
+    const TYPES: [(&str, u32, usize, usize); 10] = [
+        ("f16", 1, 1, 2),
+        ("q4_0", 2, 32, 18),
+        ("q5_1", 7, 32, 24),
+        ("q8_0", 8, 32, 34),
+        ("q2_k", 10, 256, 84),
+        ("q4_k", 12, 256, 144),
+        ("q6_k", 14, 256, 210),
+        ("bf16", 30, 1, 2),
+        ("mxfp4", 39, 32, 17),
+        ("nvfp4", 40, 64, 36),
+    ];
+    let seed = |(name, type_id, elements, bytes): (&str, u32, usize, usize)| {
+        let weight = |name: &str, n: usize, k: usize| {
+            let data = (0..n * k / elements * bytes).map(|i| (i % 61) as u8).collect();
+            tensor(name, &[n as u64, k as u64], type_id, data)
+        };
+        let file = File::of("llama")
+            .u32("llama.attention.head_count", 4)
+            .u32("llama.attention.head_count_kv", 2)
+            .u32("llama.embedding_length", 256)
+            .u32("llama.feed_forward_length", 256)
+            .u32("llama.block_count", 1)
+            .f32("llama.attention.layer_norm_rms_epsilon", 1e-5)
+            .texts("tokenizer.ggml.tokens", &["a", "b", "c"])
+            .bool("tokenizer.ggml.add_bos_token", 1)
+            .tensor(weight("token_embd.weight", 8, 256))
+            .tensor(weight("blk.0.attn_q.weight", 256, 256))
+            .tensor(weight("blk.0.ffn_down.weight", 256, 256))
+            .tensor(f32_tensor("blk.0.attn_norm.weight", &[256], &[1.0; 256]));
+        let files = vec![("model.gguf".to_owned(), file.bytes())];
+        (name.to_owned(), Bundle { open: "model.gguf".to_owned(), files })
+    };
+    TYPES.map(seed).to_vec()
+}
+
 /// Every model of an Ollama store, with its blobs.
 fn models(store: &Path) -> Vec<(String, Bundle)> {
     let manifests = Bundle::read(&store.join("manifests"), "", |_| true).expect("manifests");
     let model = |(name, manifest): (String, Vec<u8>)| {
         let text = String::from_utf8_lossy(&manifest).into_owned();
-        let is_blob = |path: &str| {
-            path.strip_prefix("blobs/sha256-").is_some_and(|digest| text.contains(digest))
-        };
+        let is_blob =
+            |path: &str| path.strip_prefix("blobs/sha256-").is_some_and(|digest| text.contains(digest));
         let open = format!("manifests/{name}");
         let mut bundle = Bundle::read(store, &open, is_blob).expect("blobs");
         bundle.files.insert(0, (open.clone(), manifest));

@@ -59,7 +59,12 @@ impl Copy {
 
     /// Changes bytes of one tensor in `model.safetensors`, from byte `offset` of it on.
     pub fn patch(&self, tensor: &str, offset: usize, bytes: &[u8]) {
-        let path = self.file("model.safetensors");
+        self.patch_in("model.safetensors", tensor, offset, bytes);
+    }
+
+    /// As [`patch`](Copy::patch), in another file of the same layout.
+    pub fn patch_in(&self, file: &str, tensor: &str, offset: usize, bytes: &[u8]) {
+        let path = self.file(file);
         let mut file = fs::read(&path).unwrap();
         let range = range_of(&file, tensor);
         assert!(offset + bytes.len() <= range.len());

@@ -66,7 +66,11 @@ fn main() -> ExitCode {
             failures += soak(target, &seeds, &options);
         }
     }
-    if failures == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    if failures == 0 {
+        ExitCode::SUCCESS
+    } else {
+        ExitCode::FAILURE
+    }
 }
 
 /// Runs one target; returns how many inputs failed.
