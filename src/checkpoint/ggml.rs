@@ -1,6 +1,7 @@
 //! GGML types by their numbers, and weights of them: most are computed by candle, floats are plain numbers, and
 //! Q8_1 and Q8_K, of which candle has products on the CPU only, are decoded.
 
+use super::gguf::{block_type, Kind};
 use super::mapped::StoredTensor;
 use super::weight::Decode;
 use super::{DenseTensor, GgmlWeight, Weight};
@@ -13,26 +14,15 @@ use safetensors::Dtype;
 /// Said of weights that [`weight`] decodes.
 pub(super) const DECODED: &str = "candle has products of the GGML types Q8_1 and Q8_K on the CPU only";
 
-/// The type that GGML numbers `id`.
+/// The type that GGML numbers `id`, if candle has it.
 pub(super) fn dtype_of(id: u32) -> Option<GgmlDType> {
-    Some(match id {
-        0 => GgmlDType::F32,
-        1 => GgmlDType::F16,
-        2 => GgmlDType::Q4_0,
-        3 => GgmlDType::Q4_1,
-        6 => GgmlDType::Q5_0,
-        7 => GgmlDType::Q5_1,
-        8 => GgmlDType::Q8_0,
-        9 => GgmlDType::Q8_1,
-        10 => GgmlDType::Q2K,
-        11 => GgmlDType::Q3K,
-        12 => GgmlDType::Q4K,
-        13 => GgmlDType::Q5K,
-        14 => GgmlDType::Q6K,
-        15 => GgmlDType::Q8K,
-        30 => GgmlDType::BF16,
-        _ => return None,
-    })
+    match block_type(id, false)?.kind {
+        Kind::Ggml(dtype) => Some(dtype),
+        Kind::Dense(Dtype::F32) => Some(GgmlDType::F32),
+        Kind::Dense(Dtype::F16) => Some(GgmlDType::F16),
+        Kind::Dense(Dtype::BF16) => Some(GgmlDType::BF16),
+        _ => None,
+    }
 }
 
 /// Bytes of a weight of shape `dims`; `None` if its rows are not whole blocks, or they overflow.

@@ -18,13 +18,14 @@ mod types;
 
 pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
+pub(super) use types::{block_type, Kind};
 
 use super::container::{Companions, Container, Opened};
 use super::layout::{GlobalScale, GlobalScaleMeaning};
 use super::mapped::{MappedFile, StoredTensor, TensorInfo};
 use super::names::{module_of, tensor_of};
 use super::warnings::Warnings;
-use super::{rows, CheckpointKind, DenseTensor, GgmlWeight, PackedWeight, Weight};
+use super::{ggml, rows, CheckpointKind, DenseTensor, PackedWeight, Weight};
 use crate::{Error, Result};
 use blocks::{Fp4, Fp4Blocks};
 use header::{Header, TensorEntry};
@@ -36,7 +37,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 use tokenizers::Tokenizer;
-use types::{Kind, EARLY_MXFP4};
+use types::EARLY_MXFP4;
 
 const REMEDY: &str = "fetch or convert the model again";
 
@@ -44,6 +45,7 @@ struct GgufCheckpoint {
     tensors: BTreeMap<String, Entry>,
     global_scales: BTreeMap<String, StoredTensor>,
     metadata: Metadata,
+    warnings: Warnings,
 }
 
 /// One tensor and where it lies.
@@ -105,7 +107,7 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
         }
     };
     let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
-    let container = GgufCheckpoint { tensors, global_scales, metadata };
+    let container = GgufCheckpoint { tensors, global_scales, metadata, warnings: warnings.clone() };
     Ok(Opened {
         kind: CheckpointKind::Gguf,
         config,
@@ -271,11 +273,22 @@ impl Container for GgufCheckpoint {
             Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
             Kind::Dense(_) => Weight::Dense(rows::dense(&name, &entry.stored, entry.order.as_ref())?),
             Kind::Ggml(dtype) => {
-                let weight = GgmlWeight::new(module, dtype, entry.dims.clone(), entry.stored.clone());
-                Weight::Ggml(match &entry.order {
-                    None => weight,
-                    Some(order) => weight.reordered(Arc::clone(order)),
-                })
+                let weight = ggml::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
+                match (weight, &entry.order) {
+                    (Some(Weight::Ggml(weight)), Some(order)) => {
+                        Weight::Ggml(weight.reordered(Arc::clone(order)))
+                    }
+                    (Some(weight), None) => {
+                        if let Weight::Dense(_) = weight {
+                            self.warnings.once(
+                                ggml::DECODED.into(),
+                                format!("`{name}` is decoded: {}", ggml::DECODED),
+                            );
+                        }
+                        weight
+                    }
+                    _ => return Err(Self::unsupported(&name, entry)),
+                }
             }
         };
         if self.global_scales.contains_key(module) {

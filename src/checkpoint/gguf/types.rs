@@ -5,7 +5,7 @@ use safetensors::Dtype;
 
 /// A type: so many elements take so many bytes, a block.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct BlockType {
+pub(in crate::checkpoint) struct BlockType {
     pub name: &'static str,
     pub elements: usize,
     pub bytes: usize,
@@ -14,7 +14,7 @@ pub(super) struct BlockType {
 
 /// What becomes of tensors of a type.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Kind {
+pub(in crate::checkpoint) enum Kind {
     /// Plain numbers.
     Dense(Dtype),
     /// Computed by candle.
@@ -29,7 +29,7 @@ pub(super) enum Kind {
 
 /// Which two elements of a block share a byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Nibbles {
+pub(in crate::checkpoint) enum Nibbles {
     /// Element i of the first half (low) and of the second half (high).
     Halves,
     /// Neighbours, the first one low.
@@ -42,7 +42,7 @@ pub(super) const EARLY_MXFP4: u32 = 4;
 
 /// The type of this number; `None` if it is unknown, and with it the size of a tensor. `gpt_oss` says whether
 /// the file holds such a model.
-pub(super) fn block_type(id: u32, gpt_oss: bool) -> Option<BlockType> {
+pub(in crate::checkpoint) fn block_type(id: u32, gpt_oss: bool) -> Option<BlockType> {
     use GgmlDType as G;
     let (name, elements, bytes, kind) = match id {
         0 => ("F32", 1, 4, Kind::Dense(Dtype::F32)),
