@@ -58,10 +58,14 @@ const WORDS: [&str; 24] = [
     "data_offsets",
 ];
 
+/// Types of the same width, which may stand for each other without a gap in the file.
+const DTYPES: [&[&str]; 3] =
+    [&["U32", "I32", "F32"], &["BF16", "F16", "I16"], &["U8", "F8_E4M3", "F8_E8M0", "I8", "BOOL"]];
+
 /// Changes one to four things.
 pub fn mutate(bundle: &mut Bundle, seed: u64) {
     let rng = &mut StdRng::seed_from_u64(seed);
-    for _ in 0..rng.random_range(1..=4) {
+    for _ in 0..[1, 1, 2, 4][rng.random_range(0..4)] {
         let count = bundle.files.len();
         if count == 0 {
             return;
@@ -104,7 +108,11 @@ fn mutate_header(content: &mut Vec<u8>, rng: &mut StdRng) {
         return mutate_bytes(content, rng);
     };
     let mut header = content[8..8 + length].to_vec();
-    mutate_text(&mut header, rng);
+    if rng.random() {
+        mutate_types(&mut header, rng);
+    } else {
+        mutate_text(&mut header, rng);
+    }
     let data = content.split_off(8 + length);
     if rng.random_ratio(19, 20) {
         content[..8].copy_from_slice(&(header.len() as u64).to_le_bytes());
@@ -112,6 +120,57 @@ fn mutate_header(content: &mut Vec<u8>, rng: &mut StdRng) {
     content.truncate(8);
     content.extend(header);
     content.extend(data);
+}
+
+/// Changes dtype, shape or name of a tensor such that its bytes are where they were.
+fn mutate_types(header: &mut Vec<u8>, rng: &mut StdRng) {
+    let Ok(text) = std::str::from_utf8(header) else {
+        return mutate_bytes(header, rng);
+    };
+    let find = |part: &str, rng: &mut StdRng| {
+        let starts: Vec<usize> = text.match_indices(part).map(|(start, _)| start).collect();
+        (!starts.is_empty()).then(|| starts[rng.random_range(0..starts.len())])
+    };
+    let (start, length, new) = match rng.random_range(0..3) {
+        0 => {
+            let group = DTYPES[rng.random_range(0..DTYPES.len())];
+            let mut any = || group[rng.random_range(0..group.len())];
+            let (old, new) = (format!("\"{}\"", any()), format!("\"{}\"", any()));
+            (find(&old, rng), old.len(), new)
+        }
+        1 => {
+            const PARTS: [&str; 6] = [".weight", ".scales", ".biases", ".bias", "_proj", "norm"];
+            let mut any = || PARTS[rng.random_range(0..PARTS.len())];
+            let (old, new) = (any(), any().to_owned());
+            (find(old, rng), old.len(), new)
+        }
+        _ => {
+            let start = find("\"shape\":", rng).and_then(|at| Some(at + text[at..].find('[')? + 1));
+            let dims = start.and_then(|start| text[start..].split(']').next()).unwrap_or_default();
+            let mut new: Vec<u64> = dims.split(',').filter_map(|dim| dim.trim().parse().ok()).collect();
+            match rng.random_range(0..3) {
+                0 => new.push(1),
+                1 if new.len() > 1 => {
+                    let last = new.pop().unwrap_or(1);
+                    let at = rng.random_range(0..new.len());
+                    new[at] = new[at].wrapping_mul(last);
+                }
+                _ if !new.is_empty() => {
+                    let (from, to) = (rng.random_range(0..new.len()), rng.random_range(0..new.len()));
+                    if new[from] % 2 == 0 {
+                        new[from] /= 2;
+                        new[to] = new[to].wrapping_mul(2);
+                    }
+                }
+                _ => {}
+            }
+            let new = new.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
+            (start, dims.len(), new)
+        }
+    };
+    if let Some(start) = start {
+        header.splice(start..start + length, new.into_bytes());
+    }
 }
 
 /// Replaces a number or a word, or copies a part elsewhere.
