@@ -41,7 +41,9 @@ fn store(name: &str) -> TempDir {
 const MANIFEST: &str = "manifests/registry.ollama.ai/library/tiny-moe/int4";
 
 /// Kind, path, and how many warnings the reader has.
-const KINDS: [(&str, &str, usize); 12] = [
+const KINDS: [(&str, &str, usize); 14] = [
+    ("SLM1", "slm1/q4_0.slm", 2),
+    ("SLM1", "slm1/q4_0_gqa_b32.slm", 1),
     ("UQFF", "uqff/afq4", 0),
     ("UQFF", "uqff/q4k", 0),
     ("UQFF", "uqff/moe_afq4", 0),
@@ -75,7 +77,8 @@ fn fixtures_of_every_kind_are_fine_and_equal_to_themselves() {
         assert!(code == 0 && text.starts_with(&format!("kind: {kind}\n")), "{name}: {text}");
         // Why something is dense is told.
         let told = text.lines().filter(|line| line.starts_with("note: ") && line.contains("decoded")).count();
-        assert_eq!(told, usize::from(["uqff/hqq4", "hf/fp8-128x128"].contains(&name)), "{text}");
+        let decoded = ["uqff/hqq4", "hf/fp8-128x128", "slm1/q4_0.slm"].contains(&name);
+        assert_eq!(told, usize::from(decoded), "{text}");
     }
 }
 

@@ -20,7 +20,7 @@ pub use bundle::Bundle;
 pub use mutate::mutate;
 pub use seeds::{seeds, TARGETS};
 
-use candle_quant::checkpoint::{natural_order, Weight};
+use candle_quant::checkpoint::{natural_order, slm1, Weight};
 use candle_quant::models::Config;
 use candle_quant::{diff, generate, verify, Checkpoint};
 use std::path::Path;
@@ -34,6 +34,8 @@ pub fn run(bundle: &Bundle) -> bool {
 
 /// Opens a checkpoint, reads and decodes all it has, and asks for things it may not have.
 pub fn open_and_load_everything(path: &Path) -> bool {
+    let strict = slm1::Options { strict: true, sha256: Some([0; 32]), ..slm1::Options::default() };
+    let _ = slm1::open(path, &strict).is_ok();
     let Ok(checkpoint) = Checkpoint::open(path) else {
         return false;
     };

@@ -16,6 +16,7 @@ pub fn seeds(target: &str) -> Vec<(String, Bundle)> {
     let mut seeds: Vec<(String, Bundle)> = match target {
         "ollama" => directories("ollama").into_iter().flat_map(|store| models(&store)).collect(),
         "gguf" => gguf(),
+        "slm1" => files("slm1"),
         kind => directories(kind).into_iter().map(|path| (name_of(&path), directory(&path))).collect(),
     };
     seeds.retain(|(_, bundle)| bundle.encode().len() <= MAX_SEED);
@@ -28,6 +29,17 @@ fn directories(kind: &str) -> Vec<PathBuf> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(kind);
     let entries = fs::read_dir(path).into_iter().flatten().filter_map(Result::ok);
     entries.map(|entry| entry.path()).filter(|path| path.is_dir()).collect()
+}
+
+/// The files in `tests/fixtures/KIND`, each a checkpoint.
+fn files(kind: &str) -> Vec<(String, Bundle)> {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(kind);
+    let all = Bundle::read(&path, "", |name| !name.contains("expect")).expect("fixtures");
+    let alone = |(name, content): (String, Vec<u8>)| {
+        let name = name.replace('/', "-");
+        (name.clone(), Bundle { open: name.clone(), files: vec![(name, content)] })
+    };
+    all.files.into_iter().map(alone).collect()
 }
 
 fn name_of(path: &Path) -> String {
