@@ -1,29 +1,58 @@
 //! Loading needs little more memory than the packed weights themselves.
 #![cfg(target_os = "linux")]
 
+use candle_core::quantized::QTensor;
 use candle_core::Device;
 use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::QuantTensor;
 use serde_json::json;
 use std::{env, fs, io::Write, path::Path, process::Command};
 
 /// Set for the child process that loads and is measured.
 const CHILD: &str = "CANDLE_QUANT_TEST_LOAD_DIRECTORY";
 
-/// 4-bit, group size 64: name, N, K. One is much larger than the others, as embeddings are.
+/// Name, N, K, all of four bits. One is much larger than the others, as embeddings are.
 const WEIGHTS: [(&str, usize, usize); 4] =
     [("embedding", 65_536, 4096), ("a", 16_384, 4096), ("b", 4096, 16_384), ("c", 16_384, 4096)];
 
+/// Bytes of a block of 32 elements.
+const MXFP4_BLOCK: usize = 17;
+const Q4_0_BLOCK: usize = 18;
+
 #[test]
-fn loading_needs_little_more_than_the_packed_size() {
+fn mlx_weights_need_little_more_than_their_size() {
+    check("mlx_weights_need_little_more_than_their_size", 0, write_mlx);
+}
+
+#[test]
+fn uqff_weights_need_little_more_than_their_size() {
+    check("uqff_weights_need_little_more_than_their_size", 0, write_uqff);
+}
+
+/// candle copies blocks in one go, so that the pages of the file are there as long as the copy of a weight takes.
+#[test]
+fn gguf_weights_of_candle_need_the_largest_twice() {
+    check("gguf_weights_of_candle_need_little_more_than_their_size", |dir| write_gguf(dir, 2, Q4_0_BLOCK));
+}
+
+#[test]
+fn gguf_weights_that_are_rearranged_need_little_more_than_their_size() {
+    let test = "gguf_weights_that_are_rearranged_need_little_more_than_their_size";
+    check(test, 0, |dir| write_gguf(dir, 39, MXFP4_BLOCK));
+}
+
+/// Runs `test` once more in a process of its own, which loads what `write` has written; `more` bytes beyond the
+/// packed size are allowed.
+fn check(test: &str, more: usize, write: impl Fn(&Path) -> usize) {
     if let Some(dir) = env::var_os(CHILD) {
         return load_everything(dir.as_ref());
     }
     let dir = tempfile::tempdir().unwrap();
-    let packed_size = write_checkpoint(dir.path());
-    assert!(packed_size > 250 << 20);
+    let packed_size = write(dir.path());
+    assert!(packed_size > 230 << 20);
 
     let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", "loading_needs_little_more_than_the_packed_size", "--nocapture"])
+        .args(["--exact", test, "--nocapture"])
         .env(CHILD, dir.path())
         .output()
         .unwrap();
@@ -33,16 +62,23 @@ fn loading_needs_little_more_than_the_packed_size() {
     let kib: usize = line.split_whitespace().rev().nth(1).unwrap().parse().unwrap();
     let peak = kib << 10;
     assert!(peak > packed_size, "the child loaded nothing: {line}");
-    let limit = packed_size + packed_size / 10 + (64 << 20);
+    let limit = packed_size + more + packed_size / 10 + (64 << 20);
     assert!(peak <= limit, "peak resident set {peak} bytes for {packed_size} packed bytes, limit {limit}");
     println!("peak {} MiB, packed {} MiB", peak >> 20, packed_size >> 20);
+}
+
+/// A weight in memory, kept there.
+enum Loaded {
+    Packed(#[allow(dead_code)] QuantTensor),
+    Ggml(#[allow(dead_code)] QTensor),
 }
 
 /// Loads all weights, keeps them, and prints the peak of the resident set.
 fn load_everything(dir: &Path) {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let load = |module: &String| match checkpoint.weight(module, None).unwrap() {
-        Weight::Packed(packed) => packed.load(&Device::Cpu).unwrap(),
+        Weight::Packed(packed) => Loaded::Packed(packed.load(&Device::Cpu).unwrap()),
+        Weight::Ggml(ggml) => Loaded::Ggml(ggml.load(&Device::Cpu).unwrap()),
         other => panic!("{other:?}"),
     };
     let modules = checkpoint.modules();
@@ -52,26 +88,80 @@ fn load_everything(dir: &Path) {
     println!("{}", status.lines().find(|line| line.starts_with("VmHWM:")).unwrap());
 }
 
-/// Writes a checkpoint whose weights are a hole in the file, which reads as zeros and needs no disk.
-/// Returns the bytes of its tensors.
-fn write_checkpoint(dir: &Path) -> usize {
-    let mut header = json!({});
-    let mut end = 0;
-    for (module, n, k) in WEIGHTS {
-        for (suffix, dtype, width, size) in
-            [("weight", "U32", k / 8, 4), ("scales", "F16", k / 64, 2), ("biases", "F16", k / 64, 2)]
-        {
-            let begin = end;
-            end += n * width * size;
-            header[format!("{module}.{suffix}")] =
-                json!({"dtype": dtype, "shape": [n, width], "data_offsets": [begin, end]});
-        }
+/// Writes `head` and behind it a hole of `size` bytes, which reads as zeros and needs no disk.
+fn write_hole(path: &Path, head: &[u8], size: usize) {
+    let mut file = fs::File::create(path).unwrap();
+    file.write_all(head).unwrap();
+    file.set_len((head.len() + size) as u64).unwrap();
+}
+
+/// A safetensors file of small tensors with these bytes, and of large ones of zeros: name, dtype, shape, size.
+/// Returns the bytes of the large ones.
+fn write_safetensors(
+    path: &Path,
+    small: &[(String, &str, Vec<u8>)],
+    large: &[(String, &str, [usize; 2], usize)],
+) -> usize {
+    let (mut header, mut data) = (json!({}), Vec::new());
+    for (name, dtype, bytes) in small {
+        let begin = data.len();
+        data.extend_from_slice(bytes);
+        header[name] = json!({"dtype": dtype, "shape": [], "data_offsets": [begin, data.len()]});
+    }
+    let mut end = data.len();
+    for (name, dtype, shape, size) in large {
+        header[name] = json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + size]});
+        end += size;
     }
     let header = header.to_string();
-    let mut file = fs::File::create(dir.join("model.safetensors")).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-    file.write_all(header.as_bytes()).unwrap();
-    file.set_len((8 + header.len() + end) as u64).unwrap();
+    let size = end - data.len();
+    let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), &data].concat();
+    write_hole(path, &head, size);
+    size
+}
+
+fn write_mlx(dir: &Path) -> usize {
+    let mut tensors = Vec::new();
+    for (module, n, k) in WEIGHTS {
+        tensors.push((format!("{module}.weight"), "U32", [n, k / 8], n * k / 2));
+        for part in ["scales", "biases"] {
+            tensors.push((format!("{module}.{part}"), "F16", [n, k / 64], n * k / 64 * 2));
+        }
+    }
     fs::write(dir.join("config.json"), r#"{"quantization":{"bits":4,"group_size":64}}"#).unwrap();
+    write_safetensors(&dir.join("model.safetensors"), &[], &tensors)
+}
+
+fn write_uqff(dir: &Path) -> usize {
+    let mut small = Vec::new();
+    for (part, number) in [("major", 1u32), ("minor", 2), ("patch", 0)] {
+        small.push((format!("uqff.version.{part}"), "U32", number.to_le_bytes().to_vec()));
+    }
+    let mut large = Vec::new();
+    for (module, n, k) in WEIGHTS {
+        small.push((format!("{module}.weight.format"), "U8", vec![6])); // MXFP4
+        large.push((format!("{module}.weight"), "U8", [n, k / 2], n * k / 2));
+        large.push((format!("{module}.weight.scales"), "U8", [n, k / 32], n * k / 32));
+    }
+    write_safetensors(&dir.join("model-0.uqff"), &small, &large)
+}
+
+/// A GGUF file of blocks of 32 elements, of the type with this number.
+fn write_gguf(dir: &Path, type_id: u32, block: usize) -> usize {
+    let text = |text: &str| [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat();
+    let mut head = [b"GGUF", &3u32.to_le_bytes()[..]].concat();
+    head.extend([WEIGHTS.len() as u64, 1].iter().flat_map(|count| count.to_le_bytes()));
+    head.extend([text("general.architecture"), 8u32.to_le_bytes().to_vec(), text("other")].concat());
+    let mut end = 0;
+    for (module, n, k) in WEIGHTS {
+        head.extend(text(&format!("{module}.weight")));
+        head.extend(2u32.to_le_bytes());
+        head.extend([k as u64, n as u64].iter().flat_map(|dim| dim.to_le_bytes()));
+        head.extend(type_id.to_le_bytes());
+        head.extend((end as u64).to_le_bytes());
+        end += n * k / 32 * block; // a multiple of the alignment, 32
+    }
+    head.resize(head.len().next_multiple_of(32), 0);
+    write_hole(&dir.join("model.gguf"), &head, end);
     end
 }
