@@ -4,7 +4,7 @@
 use candle_core::quantized::QTensor;
 use candle_core::Device;
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::QuantTensor;
+use candle_quant::{verify, QuantTensor};
 use serde_json::json;
 use std::{env, fs, io::Write, path::Path, process::Command};
 
@@ -21,31 +21,51 @@ const Q4_0_BLOCK: usize = 18;
 
 #[test]
 fn mlx_weights_need_little_more_than_their_size() {
-    check("mlx_weights_need_little_more_than_their_size", 0, write_mlx);
+    check("mlx_weights_need_little_more_than_their_size", load_everything, all, write_mlx);
 }
 
 #[test]
 fn uqff_weights_need_little_more_than_their_size() {
-    check("uqff_weights_need_little_more_than_their_size", 0, write_uqff);
+    check("uqff_weights_need_little_more_than_their_size", load_everything, all, write_uqff);
+}
+
+/// One weight at a time is in memory, and a piece of it decoded.
+#[test]
+fn verifying_needs_little_more_than_the_largest_weight() {
+    let (_, n, k) = WEIGHTS[0];
+    let largest = |_| n * k * 9 / 16; // four bits, and 32 for each 64
+    check("verifying_needs_little_more_than_the_largest_weight", verify_everything, largest, write_mlx);
 }
 
 /// candle copies blocks in one go, so that the pages of the file are there as long as the copy of a weight takes.
 #[test]
 fn gguf_weights_of_candle_need_the_largest_twice() {
-    check("gguf_weights_of_candle_need_little_more_than_their_size", |dir| write_gguf(dir, 2, Q4_0_BLOCK));
+    let (_, n, k) = WEIGHTS[0];
+    let largest = n * k / 32 * Q4_0_BLOCK;
+    let twice = |packed_size| packed_size + largest;
+    let write = |dir: &Path| write_gguf(dir, 2, Q4_0_BLOCK);
+    check("gguf_weights_of_candle_need_the_largest_twice", load_everything, twice, write);
 }
 
 #[test]
 fn gguf_weights_that_are_rearranged_need_little_more_than_their_size() {
     let test = "gguf_weights_that_are_rearranged_need_little_more_than_their_size";
-    check(test, 0, |dir| write_gguf(dir, 39, MXFP4_BLOCK));
+    check(test, load_everything, all, |dir| write_gguf(dir, 39, MXFP4_BLOCK));
 }
 
-/// Runs `test` once more in a process of its own, which loads what `write` has written; `more` bytes beyond the
-/// packed size are allowed.
-fn check(test: &str, more: usize, write: impl Fn(&Path) -> usize) {
+/// All that is in the files.
+fn all(packed_size: usize) -> usize {
+    packed_size
+}
+
+/// Runs `test` once more in a process of its own, which does `work` on what `write` has written. `needed` tells the
+/// bytes it needs from those in the files.
+fn check(test: &str, work: fn(&Path), needed: impl Fn(usize) -> usize, write: impl Fn(&Path) -> usize) {
     if let Some(dir) = env::var_os(CHILD) {
-        return load_everything(dir.as_ref());
+        work(dir.as_ref());
+        let status = fs::read_to_string("/proc/self/status").unwrap();
+        println!("{}", status.lines().find(|line| line.starts_with("VmHWM:")).unwrap());
+        return;
     }
     let dir = tempfile::tempdir().unwrap();
     let packed_size = write(dir.path());
@@ -61,10 +81,16 @@ fn check(test: &str, more: usize, write: impl Fn(&Path) -> usize) {
     let line = stdout.lines().find(|line| line.contains("VmHWM:")).expect(&stdout);
     let kib: usize = line.split_whitespace().rev().nth(1).unwrap().parse().unwrap();
     let peak = kib << 10;
-    assert!(peak > packed_size, "the child loaded nothing: {line}");
-    let limit = packed_size + more + packed_size / 10 + (64 << 20);
-    assert!(peak <= limit, "peak resident set {peak} bytes for {packed_size} packed bytes, limit {limit}");
-    println!("peak {} MiB, packed {} MiB", peak >> 20, packed_size >> 20);
+    let needed = needed(packed_size);
+    assert!(peak > needed / 2, "the child loaded nothing: {line}");
+    let limit = needed + needed / 10 + (64 << 20);
+    assert!(peak <= limit, "peak resident set {peak} bytes, {needed} needed, limit {limit}");
+    println!("peak {} MiB, needed {} MiB", peak >> 20, needed >> 20);
+}
+
+fn verify_everything(dir: &Path) {
+    let report = verify::verify(&Checkpoint::open(dir).unwrap());
+    assert!(report.passed(true) && report.tensors == WEIGHTS.len(), "{report}");
 }
 
 /// A weight in memory, kept there.
@@ -73,7 +99,7 @@ enum Loaded {
     Ggml(#[allow(dead_code)] QTensor),
 }
 
-/// Loads all weights, keeps them, and prints the peak of the resident set.
+/// Loads all weights and keeps them.
 fn load_everything(dir: &Path) {
     let checkpoint = Checkpoint::open(dir).unwrap();
     let load = |module: &String| match checkpoint.weight(module, None).unwrap() {
@@ -84,8 +110,6 @@ fn load_everything(dir: &Path) {
     let modules = checkpoint.modules();
     let tensors: Vec<_> = modules.iter().map(load).collect();
     assert_eq!(tensors.len(), WEIGHTS.len());
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    println!("{}", status.lines().find(|line| line.starts_with("VmHWM:")).unwrap());
 }
 
 /// Writes `head` and behind it a hole of `size` bytes, which reads as zeros and needs no disk.

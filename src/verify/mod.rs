@@ -10,7 +10,7 @@
 //!
 //! let report = verify::verify(&Checkpoint::open("assets/tiny")?);
 //! assert!(report.passed(true), "{report}");
-//! assert_eq!(report.tensors, 48);
+//! assert_eq!(report.tensors, 35);
 //! # Ok::<(), candle_quant::Error>(())
 //! ```
 //!
