@@ -279,3 +279,24 @@ fn stop_tokens_come_from_both_configs() {
     }
     assert!(load_tokenizer(&Checkpoint::open(folder.path()).unwrap()).is_err());
 }
+
+#[test]
+fn a_damaged_tokenizer_is_an_error() {
+    let folder = tempfile::tempdir().unwrap();
+    let assets = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny");
+    for file in ["config.json", "model.safetensors"] {
+        std::fs::copy(format!("{assets}/{file}"), folder.path().join(file)).unwrap();
+    }
+    let path = folder.path().join("tokenizer.json");
+    byte_tokenizer().save(&path, false).unwrap();
+    let checkpoint = Checkpoint::open(folder.path()).unwrap();
+    load_tokenizer(&checkpoint).unwrap();
+    // Cut within the decoder, at which the tokenizers crate would panic, and everywhere else.
+    let whole = std::fs::read_to_string(&path).unwrap();
+    let decoder = whole.find("\"decoder\":").unwrap();
+    for length in [0, 1, decoder + 11, decoder + 30, whole.len() / 2, whole.len() - 1] {
+        std::fs::write(&path, &whole[..length]).unwrap();
+        let error = load_tokenizer(&checkpoint).unwrap_err().to_string();
+        assert!(error.contains("tokenizer.json: malformed JSON"), "{length}: {error}");
+    }
+}

@@ -22,6 +22,8 @@ pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
             remedy: "copy the one of the original model beside the weights".to_string(),
         });
     };
+    // The tokenizers crate panics at some errors of syntax: they are found here.
+    checkpoint.read_json("tokenizer.json")?;
     Tokenizer::from_file(&path).map_err(|error| Error::File {
         path,
         problem: format!("not a tokenizer: {error}"),
