@@ -264,7 +264,7 @@ impl Experts {
 /// |---|---|
 /// | `switch_mlp.gate_proj.weight` `[E, inner, hidden]`, `up_proj`, `down_proj` | mlx-lm, Ollama |
 /// | `experts.gate_proj.weight` `[E, inner, hidden]`, ... | mistral.rs, Ollama, gpt-oss |
-/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first | Ollama |
+/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first; not for gpt-oss, where rows alternate in some files | Ollama |
 /// | `experts.0.gate_proj.weight` `[inner, hidden]`, ... | Hugging Face (Qwen) |
 /// | `experts.0.w1.weight`, `w3`, `w2` for gate, up, down | Hugging Face (Mixtral) |
 ///
@@ -293,6 +293,16 @@ pub fn experts(config: &ExpertsConfig, vb: VarBuilder) -> candle_core::Result<Ex
     } else if has("experts.gate_proj") {
         stacked("experts")?
     } else if has("experts.gate_up_proj") || vb.pp("experts").contains_tensor("gate_up_proj") {
+        if let Gating::Clamped { .. } = config.gating {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "`{}` of gpt-oss, whose rows may alternate or not,",
+                    vb.pp("experts.gate_up_proj").prefix()
+                ),
+                remedy: "use the checkpoint as it was published, or a conversion by mlx-lm".to_string(),
+            }
+            .into());
+        }
         let (gate, up) = source.gate_up("experts.gate_up_proj", experts, inner, hidden)?;
         (gate, up, source.stack("experts.down_proj", hidden, inner)?)
     } else if has("experts.0.w1") {
