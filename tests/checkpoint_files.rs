@@ -348,7 +348,7 @@ fn open_and_load_everything(dir: &Path) -> Result<()> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 1000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 20_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     /// Damaged files give an error of this crate that names a file, or load.
     #[test]
