@@ -3,12 +3,15 @@
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::Checkpoint;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::fs::{self, File, OpenOptions};
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::time::Instant;
 
-/// Opens the copy of `source` in `dir` again and again while it is cut to every length, and made whole.
+/// Opens the copy of `source` in a directory of its own again and again while it is cut to every length and made
+/// whole again, in the middle of an opening or between two.
 ///
 /// What is read through a mapping beyond the end of its file kills the process.
 fn survives(source: &Path) {
@@ -21,30 +24,43 @@ fn survives(source: &Path) {
     }
     let path = dir.path().join(source.file_name().unwrap());
     let whole = fs::read(&path).unwrap();
-    let done = AtomicBool::new(false);
+    let start = Instant::now();
+    assert!(open(&path), "{path:?}");
+    let one_opening = start.elapsed();
+
+    let (attempts, done) = (AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
             let file = OpenOptions::new().write(true).open(&path).unwrap();
-            let mut seed = 1u64;
+            let mut rng = StdRng::seed_from_u64(1);
+            // Leaves the file as it is for zero to two openings, which makes some of them happen with it whole and
+            // some with it cut, however the threads are scheduled; then for part of one.
+            let mut pause = || {
+                let until = attempts.load(Ordering::Relaxed) + rng.random_range(0..=2);
+                while attempts.load(Ordering::Relaxed) < until && !done.load(Ordering::Relaxed) {
+                    std::thread::yield_now();
+                }
+                let part = one_opening.mul_f64(rng.random_range(0. ..1.));
+                let start = Instant::now();
+                while start.elapsed() < part {
+                    std::hint::spin_loop();
+                }
+            };
+            let mut lengths = StdRng::seed_from_u64(2);
             while !done.load(Ordering::Relaxed) {
-                seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                file.set_len((seed >> 33) % whole.len() as u64).unwrap();
-                std::thread::yield_now();
+                file.set_len(lengths.random_range(0..whole.len() as u64)).unwrap();
+                pause();
                 fs::write(&path, &whole).unwrap();
+                pause();
             }
         });
-        // Until both have happened often.
         let (mut opened, mut refused) = (0, 0);
-        let start = Instant::now();
-        while opened < 50 || refused < 50 {
+        while opened < 500 || refused < 500 {
             match open(&path) {
                 true => opened += 1,
                 false => refused += 1,
             }
-            if start.elapsed() > Duration::from_secs(60) {
-                done.store(true, Ordering::Relaxed);
-                panic!("{path:?}: opened {opened} times, refused {refused} times");
-            }
+            attempts.fetch_add(1, Ordering::Relaxed);
         }
         done.store(true, Ordering::Relaxed);
     });

@@ -115,7 +115,8 @@ fn k_has_to_be_the_models() {
         let checkpoint = open(name);
         let module = "model.layers.0.mlp.up_proj";
         assert_eq!(checkpoint.weight(module, Some(128)).unwrap().dims(), [256, 128]);
-        let parts = ["model.safetensors", "`model.layers.0.mlp.up_proj.weight`", "K = 256", "[256, 128]"];
+        let parts =
+            ["model.safetensors", "`model.layers.0.mlp.up_proj.weight`", "256 input features", "[256, 128]"];
         checkpoint::rejected(checkpoint.weight(module, Some(256)), &parts);
     }
 }

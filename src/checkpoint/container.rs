@@ -31,6 +31,25 @@ pub(super) trait Container: Send + Sync {
     }
 }
 
+/// Refuses a matrix, or a stack of them, whose rows do not have the length that the model knows.
+pub(super) fn check_in_features(
+    path: &Path,
+    name: &str,
+    dims: &[usize],
+    in_features: Option<usize>,
+) -> Result<()> {
+    match (in_features, dims) {
+        (Some(expected), [_, .., k]) if *k != expected => Err(Error::tensor(
+            path,
+            name,
+            format!("{expected} input features"),
+            format!("{k}, shape {dims:?}"),
+            "check that config.json belongs to these weights",
+        )),
+        _ => Ok(()),
+    }
+}
+
 /// A checkpoint as its reader returns it.
 pub(super) struct Opened {
     pub kind: CheckpointKind,

@@ -101,12 +101,18 @@ impl Rope {
             }
             RopeScaling::Yarn {
                 factor,
+                beta_fast,
                 beta_slow,
                 original_max_position_embeddings,
                 attention_factor,
                 ..
             } => {
-                vec![self.theta, factor, beta_slow, original_max_position_embeddings as f64, attention_factor]
+                // The ramp divides by the logarithm of theta.
+                if self.theta == 1. {
+                    return Err(Error::mismatch("`rope_theta`", "not 1, with YaRN", "1"));
+                }
+                let context = original_max_position_embeddings as f64;
+                vec![self.theta, factor, beta_fast, beta_slow, context, attention_factor]
             }
         };
         if let RopeScaling::Yarn { beta_fast, beta_slow, .. } = self.scaling {
@@ -317,6 +323,18 @@ mod tests {
                 assert!((f64::from(found) / expected - 1.).abs() < 1e-5, "{pair}: {found} {expected}");
             }
         }
+    }
+
+    #[test]
+    fn a_yarn_without_a_ramp_is_refused() {
+        let rope = |theta: f64, fast: f64| {
+            let scaling = json!({"rope_type": "yarn", "factor": 2.0, "beta_fast": fast, "beta_slow": 1.0,
+                "original_max_position_embeddings": 64});
+            Rope::from_json(&json!({"rope_theta": theta, "rope_scaling": scaling})).unwrap().validate()
+        };
+        assert!(rope(1e4, 32.).is_ok());
+        assert!(rope(1., 32.).unwrap_err().to_string().contains("`rope_theta`: expected not 1"));
+        assert!(rope(1e4, 0.5).unwrap_err().to_string().contains("`beta_fast`"));
     }
 
     #[test]

@@ -191,7 +191,7 @@ impl Experts {
     /// `ids` `[.., T, top_k]` (U32) names them, `shares` is of that shape. With `T = 1`, the step of a
     /// decode, every expert of a token is computed by itself, so that the bits of its sum do not depend on
     /// what else is in the batch; with more, tokens are grouped by expert and each expert is read once.
-    /// Sums are f32, in the order of `ids`.
+    /// Sums are f32, in the order of `ids`, which are read back from the device that they are on.
     ///
     /// # Errors
     /// If shapes do not fit, or there is no expert of an id.

@@ -255,7 +255,10 @@ fn other_scalings_of_frequencies_reach_the_config() {
 fn weights_are_checked_against_the_model() {
     let checkpoint =
         File::llama().tensor(tensor("output.weight", &[2, 64], 8, vec![0; 4 * 34])).open().unwrap();
-    rejected(checkpoint.weight("lm_head", Some(32)), &[FILE, "`lm_head.weight`", "rows of 32", "[2, 64]"]);
+    rejected(
+        checkpoint.weight("lm_head", Some(32)),
+        &[FILE, "`lm_head.weight`", "32 input features", "[2, 64]"],
+    );
     rejected(checkpoint.dense("lm_head.weight"), &[FILE, "`lm_head.weight`", "a dense tensor", "Q8_0"]);
     rejected(checkpoint.weight("model.norm", None), &[FILE, "`model.norm.weight`", "found none"]);
     assert_eq!(checkpoint.config()["tie_word_embeddings"], false);

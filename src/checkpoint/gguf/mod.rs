@@ -20,7 +20,7 @@ pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
 pub(super) use types::{block_type, Kind};
 
-use super::container::{Companions, Container, Opened};
+use super::container::{check_in_features, Companions, Container, Opened};
 use super::layout::{GlobalScale, GlobalScaleMeaning};
 use super::mapped::{MappedFile, StoredTensor, TensorInfo};
 use super::names::{module_of, tensor_of};
@@ -250,20 +250,7 @@ impl Container for GgufCheckpoint {
         let Some(entry) = self.tensors.get(&name) else {
             return Ok(None);
         };
-        let wrong = |expected: String, found: String| {
-            Err(Error::tensor(
-                entry.stored.path(),
-                &name,
-                expected,
-                found,
-                "check that the model fits the file",
-            ))
-        };
-        if let (Some(k), [_, .., last]) = (in_features, entry.dims.as_slice()) {
-            if k != *last {
-                return wrong(format!("rows of {k} elements"), format!("shape {:?}", entry.dims));
-            }
-        }
+        check_in_features(entry.stored.path(), &name, &entry.dims, in_features)?;
         let Some((kind, _)) = entry.kind else {
             return Err(Self::unsupported(&name, entry));
         };

@@ -24,7 +24,7 @@ mod module;
 
 pub(super) use config::{find_method, Method};
 
-use super::container::{Companions, Container, Opened};
+use super::container::{check_in_features, Companions, Container, Opened};
 use super::names::tensor_of;
 use super::shards::Tensors;
 use super::warnings::Warnings;
@@ -112,16 +112,8 @@ impl Container for HfCheckpoint {
                 }
             },
         };
-        match (in_features, weight.dims()) {
-            (Some(k), dims) if dims.last() != Some(&k) => Err(Error::tensor(
-                self.file_of(&name).unwrap_or(Path::new("")),
-                name,
-                format!("K = {k}, as the model has it"),
-                format!("shape {dims:?}"),
-                "check the model's dimensions in config.json",
-            )),
-            _ => Ok(Some(weight)),
-        }
+        check_in_features(self.file_of(&name).unwrap_or(Path::new("")), &name, weight.dims(), in_features)?;
+        Ok(Some(weight))
     }
 
     fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {

@@ -29,7 +29,7 @@ mod verify;
 pub(super) use header::MAGIC;
 pub use options::{ChecksumPolicy, NibbleOrder, Options, TokenizerKind, Verification};
 
-use super::container::{Companions, Container, Opened};
+use super::container::{check_in_features, Companions, Container, Opened};
 use super::mapped::{MappedFile, StoredTensor, TensorInfo};
 use super::names::tensor_of;
 use super::warnings::Warnings;
@@ -294,14 +294,7 @@ impl Container for Slm1Checkpoint {
         let Some(stored) = self.tensors.get(name) else {
             return Ok(None);
         };
-        if let (Some(k), [_, .., last]) = (in_features, stored.dims()) {
-            if k != *last {
-                let (expected, found) =
-                    (format!("rows of {k} elements"), format!("shape {:?}", stored.dims()));
-                let remedy = "check that the model fits the file";
-                return Err(Error::tensor(stored.path(), name, expected, found, remedy));
-            }
-        }
+        check_in_features(stored.path(), name, stored.dims(), in_features)?;
         match stored {
             Stored::Packed(format, blocks) => {
                 let packed = PackedWeight::new(module, *format, blocks.dims.clone(), blocks.clone());

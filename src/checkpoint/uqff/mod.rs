@@ -46,7 +46,7 @@ mod layer;
 mod report;
 mod version;
 
-use super::container::{Companions, Container, Opened};
+use super::container::{check_in_features, Companions, Container, Opened};
 use super::mapped::{self, StoredTensor, Values};
 use super::names::tensor_of;
 use super::shards::Tensors;
@@ -214,25 +214,20 @@ impl Container for UqffCheckpoint {
         let Some(tensor) = self.tensors.get(&name) else {
             return Ok(None);
         };
-        let wrong = |expected: String, found: String| {
-            Error::tensor(
-                tensor.path(),
-                &name,
-                expected,
-                found,
-                "check that config.json belongs to these weights",
-            )
-        };
         match tensor {
-            Tensor::Layer(weight, _) => match (in_features, weight.dims().last()) {
-                (Some(expected), Some(&k)) if k != expected => {
-                    Err(wrong(format!("{expected} input features"), format!("{k}")))
-                }
-                _ => Ok(Some(weight.clone())),
-            },
+            Tensor::Layer(weight, path) => {
+                check_in_features(path, &name, weight.dims(), in_features)?;
+                Ok(Some(weight.clone()))
+            }
             Tensor::Residual(stored) => match DenseTensor::new(&name, stored)? {
                 dense if dense.dtype().is_float() => Ok(Some(Weight::Dense(dense))),
-                dense => Err(wrong("a float weight".into(), format!("{:?}", dense.dtype()))),
+                dense => Err(Error::tensor(
+                    stored.path(),
+                    name,
+                    "a float weight",
+                    format!("{:?}", dense.dtype()),
+                    REMEDY,
+                )),
             },
         }
     }
