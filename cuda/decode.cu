@@ -49,7 +49,7 @@ template <class F> __device__ __forceinline__ void decode(const CqDecode &p) {
     if (row < p.matrix.rows) {
         const uint32_t group_size = group_size_of<F>(p.group_size);
         const GroupParameters group =
-            load_parameters<F>(p.matrix, row * (p.k / group_size) + octet * 8 / group_size);
+            load_parameters<F>(p.matrix, row * (p.k / group_size) + octet * 8 / group_size, p.matrix.global_scale);
         const uint32_t *words = p.matrix.packed + row * words_of_row<F::BITS>(p.k);
         const Octet codes = load_octet<F::BITS>(words, octet);
         decode_four<F>(codes, 0, group, a);

@@ -78,18 +78,60 @@ template <int WORDS, bool KEEP> __device__ __forceinline__ void load_words(uint3
 #endif
 }
 
-// d += A B for A 16x16 (rows of weights) and B 16x8 (columns of activations), f16 inputs, f32 sums.
+// Starts to copy 16 bytes to shared memory, or zeros if they are not `there`.
+__device__ __forceinline__ void copy_sixteen_bytes(void *shared, const void *global, bool there) {
+    const uint32_t bytes = there ? 16 : 0;
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::copy_async(shared, global, 16, bytes);
+#elif __CUDA_ARCH__ >= 800
+    const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+#else
+    *static_cast<uint4 *>(shared) = bytes ? *static_cast<const uint4 *>(global) : make_uint4(0, 0, 0, 0);
+#endif
+}
+
+// Ends a group of copies.
+__device__ __forceinline__ void commit_copies() {
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::commit_copies();
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits until all of the thread's groups of copies have arrived but the last PENDING.
+template <int PENDING> __device__ __forceinline__ void wait_for_copies() {
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::wait_for_copies(PENDING);
+#elif __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
+#endif
+}
+
+// d += A B for A 16x16 (rows of weights) and B 16x8 (columns of activations), f16 or bf16 inputs, f32 sums.
 //
 // Lane 4g + t holds A[g][2t, 2t+1], A[g+8][2t, 2t+1], A[g][2t+8, 2t+9], A[g+8][2t+8, 2t+9] in a[0..4];
 // B[2t, 2t+1][g], B[2t+8, 2t+9][g] in b0, b1; D[g][2t, 2t+1], D[g+8][2t, 2t+1] in d[0..4].
+// There is no bf16 before Ampere.
+template <bool BF16 = false>
 __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[4], uint32_t b0, uint32_t b1) {
 #ifdef CANDLE_QUANT_EMULATED
-    emulator::mma_m16n8k16_f16(d, a, b0, b1);
+    if constexpr (BF16)
+        emulator::mma_m16n8k16_bf16(d, a, b0, b1);
+    else
+        emulator::mma_m16n8k16_f16(d, a, b0, b1);
 #elif __CUDA_ARCH__ >= 800
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+    if constexpr (BF16)
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+                     : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+                     : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+    else
+        asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
                  : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
 #else  // Turing: the same fragments, as two halves of k
+    if (BF16) __trap();
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
                  : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3]) : "r"(a[0]), "r"(a[1]), "r"(b0));
     asm volatile("mma.sync.aligned.m16n8k8.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"

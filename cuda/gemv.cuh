@@ -80,13 +80,14 @@ __device__ __forceinline__ void store_products(const CqGemv &p, const BlockRows 
     }
 }
 
-// Whether this block is the last of its rows to have written its partial sums; all of them are visible to it then.
-__device__ __forceinline__ bool last_of_splits(uint32_t *arrivals) {
+// Whether this block is the last of those that add up to the same sums to have written its part; all parts are
+// visible to it then.
+__device__ __forceinline__ bool last_of_parts(uint32_t *arrivals, uint32_t parts) {
     __shared__ bool last;
     __threadfence();
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(arrivals, 1u) == gridDim.y - 1;
+        last = atomicAdd(arrivals, 1u) == parts - 1;
         if (last) *arrivals = 0;
     }
     __syncthreads();
@@ -94,23 +95,32 @@ __device__ __forceinline__ bool last_of_splits(uint32_t *arrivals) {
     return last;
 }
 
-template <class Format, class Shape> __device__ __forceinline__ void gemv(const CqGemv &p) {
+// The sums of a block over its share of k.
+template <class Shape> struct BlockSums {
+    const float *shares;  // in shared memory: [warp][16][ROWS]
+
+    __device__ __forceinline__ float operator()(int tile, int row, int m) const {
+        float sum = 0;
+#pragma unroll
+        for (int s = 0; s < Shape::K_WARPS; ++s) sum += shares[((tile * Shape::K_WARPS + s) * 16 + row) * Shape::ROWS + m];
+        return sum;
+    }
+};
+
+// Multiplies [k_begin, k_end) of the block's rows of weights with rows of x. `place(rows, half, tile, row in tile, k, t)`
+// tells where lane t of four finds each of its two rows, whose scales and biases have the dtypes of `matrix`.
+template <class Format, class Shape, class Place>
+__device__ __forceinline__ BlockSums<Shape> multiply_block(const RowsOfX &rows_of_x, const CqMatrix &matrix, uint32_t k, int k_begin,
+                                                           int k_end, Place place) {
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const int tile = warp / Shape::K_WARPS, share = warp % Shape::K_WARPS;
-    const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
-    constexpr float OUT_SCALE = out_scale<Format, Shape>();
-    const BlockRows block(p, Shape::ROWS_PER_BLOCK);
 
     int k0 = share * Shape::ROUND;  // of the block's share
     LaneRows<Format, Shape> rows;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-        const CqMatrix &matrix = p.factor[block.factor_of(half * 8)].matrix;
-        // Rows past the end repeat the last one; their products are not stored.
-        rows.place(half, matrix, min(block.row(tile, half * 8 + g), matrix.rows - 1), p.k, k_begin + k0, t);
-    }
+    for (int half = 0; half < 2; ++half) place(rows, half, tile, half * 8 + g, k_begin + k0, t);
     rows.words_left = k_end - k_begin - k0 - t * Shape::CHUNK;
-    rows.groups_left = int(p.k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
+    rows.groups_left = int(k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
 
     Round<Format, Shape> batch[Shape::BATCH] = {};
     auto load_batch = [&] {
@@ -123,7 +133,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     // No earlier kernel writes weights: their loads need not wait for it.
     load_batch();
     wait_for_earlier_kernels();
-    const StagedX<Format, Shape> x = stage_x<Format, Shape>(p, k_begin, k_end);
+    const StagedX<Format, Shape> x = stage_x<Format, Shape>(rows_of_x, k_begin, k_end);
     let_next_kernel_start();
 
     Sums<Shape> sums = {};
@@ -136,7 +146,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
             if constexpr (Shape::FOLDED)
                 multiply_folded<Format, Shape>(sums, batch[turn], x, k0, g, t);
             else
-                multiply_by_groups<Format, Shape>(sums, batch[turn], p.factor[block.factor].matrix, x, k0, g, t);
+                multiply_by_groups<Format, Shape>(sums, batch[turn], matrix, x, k0, g, t);
         }
         rows.next_batch();
         load_batch();
@@ -145,22 +155,30 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     float *shares = x.after();
     store_sums<Shape>(shares + warp * 16 * Shape::ROWS, sums, g, t);
     __syncthreads();
-    auto sum_of_shares = [&](int tile, int row, int m) {
-        float sum = 0;
-#pragma unroll
-        for (int s = 0; s < Shape::K_WARPS; ++s) sum += shares[((tile * Shape::K_WARPS + s) * 16 + row) * Shape::ROWS + m];
-        return sum;
-    };
+    return {shares};
+}
+
+template <class Format, class Shape> __device__ __forceinline__ void gemv(const CqGemv &p) {
+    const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
+    constexpr float OUT_SCALE = out_scale<Format, Shape>();
+    const BlockRows block(p, Shape::ROWS_PER_BLOCK);
+    const RowsOfX x{p.x, p.m, p.x_stride, p.x_dtype};
+    const BlockSums<Shape> sums = multiply_block<Format, Shape>(
+        x, p.factor[block.factor].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
+            const CqMatrix &matrix = p.factor[block.factor_of(half * 8)].matrix;
+            // Rows past the end repeat the last one; their products are not stored.
+            rows.place(half, matrix, min(block.row(tile, row), matrix.rows - 1), p.k, k, t);
+        });
     if (gridDim.y == 1) {
-        store_products<Shape>(p, block, OUT_SCALE, sum_of_shares);
+        store_products<Shape>(p, block, OUT_SCALE, sums);
         return;
     }
     constexpr int COUNT = Shape::ROWS_PER_BLOCK * Shape::ROWS;
     float *partial = p.partial + size_t(blockIdx.x) * COUNT;
     const size_t split = size_t(gridDim.x) * COUNT;
     for (int i = threadIdx.x; i < COUNT; i += Shape::THREADS)
-        partial[blockIdx.y * split + i] = sum_of_shares(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
-    if (!last_of_splits(p.arrivals + blockIdx.x)) return;
+        partial[blockIdx.y * split + i] = sums(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
+    if (!last_of_parts(p.arrivals + blockIdx.x, gridDim.y)) return;
     store_products<Shape>(p, block, OUT_SCALE, [&](int tile, int row, int m) {
         float sum = 0;
         for (uint32_t s = 0; s < gridDim.y; ++s)
@@ -170,16 +188,3 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
 }
 
 }  // namespace cq
-
-#define CQ_GEMV(name, Format, group, rows) \
-    CQ_KERNEL(name, CqGemv, 256, 2) { cq::gemv<cq::Format, cq::GemvShape<cq::Format, group, rows>>(p); }
-// For every number of rows of x. Groups of less than 64 weights take 16 rows as twice 8: the columns
-// could not keep their sums apart in the registers there are.
-#define CQ_GEMV_TO_8(prefix, Format, group) \
-    CQ_GEMV(prefix##_m1, Format, group, 1)  \
-    CQ_GEMV(prefix##_m2, Format, group, 2)  \
-    CQ_GEMV(prefix##_m4, Format, group, 4)  \
-    CQ_GEMV(prefix##_m8, Format, group, 8)
-#define CQ_GEMV_TO_16(prefix, Format, group) \
-    CQ_GEMV_TO_8(prefix, Format, group)      \
-    CQ_GEMV(prefix##_m16, Format, group, 16)

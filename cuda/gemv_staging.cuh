@@ -90,9 +90,15 @@ __device__ __forceinline__ void load_sixteen(float (&v)[16], const void *x, size
     }
 }
 
+// Rows of x [m, k] that a block multiplies; they begin at multiples of 16 bytes.
+struct RowsOfX {
+    const void *x;
+    uint32_t m, stride, dtype;
+};
+
 // Stages [k_begin, k_end) of all rows of x, by all threads of the block; a thread takes sixteen at a time.
 template <class Format, class Shape>
-__device__ __forceinline__ StagedX<Format, Shape> stage_x(const CqGemv &p, int k_begin, int k_end) {
+__device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, int k_begin, int k_end) {
     CQ_DYNAMIC_SHARED(memory);
     constexpr int LANES = Shape::X_GROUP / 16;  // neighbouring threads that stage one group
     const StagedX<Format, Shape> x{memory, (k_end - k_begin + Shape::ROUND - 1) / Shape::ROUND * Shape::ROUND};
@@ -103,10 +109,10 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const CqGemv &p, int k
     for (int i = threadIdx.x; i / 32 * 32 < total; i += Shape::THREADS) {
         const int row = i / sixteens, sixteen = i % sixteens, k = k_begin + sixteen * 16;
         float v[16] = {};
-        if (row < int(p.m) && k < k_end) load_sixteen(v, p.x, size_t(row) * p.x_stride + k, p.x_dtype);
+        if (row < int(rows.m) && k < k_end) load_sixteen(v, rows.x, size_t(row) * rows.stride + k, rows.dtype);
 
         uint32_t exponent = 127;
-        if (p.x_dtype == CQ_BF16) {
+        if (rows.dtype == CQ_BF16) {
             float largest = 0;
 #pragma unroll
             for (int j = 0; j < 16; ++j) {

@@ -67,6 +67,70 @@ typedef struct CqSimt {
     uint32_t x_dtype;
 } CqSimt;
 
+/* What joins the gate and up projections of an expert, which have the same rows. */
+enum CqGating {
+    CQ_NOT_GATED = 0, /* a down projection */
+    CQ_SILU = 1,      /* silu(gate) * up */
+    CQ_CLAMPED = 2,   /* g * sigmoid(alpha g) * (u + 1), g = min(gate, limit), u = clamp(up, -limit, limit) */
+};
+
+/* Pairs that one block multiplies: those at order[first] .. order[first + count], all of one expert. */
+typedef struct CqTile {
+    uint32_t expert;
+    uint32_t first;
+    uint32_t count;
+} CqTile;
+
+/* One projection, or two joined, of the experts that tokens chose. A pair is a token and one of its experts.
+ *
+ * The matrix of a factor is that of expert 0; those of the others follow it, as do their biases. An expert that
+ * does not exist is not read: it makes NaN. */
+typedef struct CqExperts {
+    CqFactor factor[2];           /* gate and up, y for both that of gate; or down */
+    const float *global_scale[2]; /* [experts], beside that of the matrix; may be null */
+    const uint32_t *ids;          /* [pairs] */
+    const float *shares;          /* [pairs]: what each counts in the sum of its token; null: no sums, y has pairs */
+    const uint32_t *order;        /* [pairs]: pairs, those of one expert together; null: as they are */
+    const CqTile *tiles;          /* [tile_count]; used if there is an order, else each pair is a tile */
+    const uint32_t *tile_count;
+    const void *x;                /* [pairs / pairs_of_x, k] of x_dtype */
+    float *partial;               /* [sums][blocks][parts of a sum][16]: used if a sum has several parts */
+    uint32_t *arrivals;           /* [sums][blocks], zero before and after: used if a sum has several parts */
+    uint32_t pairs_of_x;          /* pairs that share a row of x */
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t splits;              /* of k */
+    uint32_t k;
+    uint32_t k_per_split;         /* a multiple of the kernel's round */
+    uint32_t group_size;
+    uint32_t x_dtype;
+    uint32_t y_dtype;
+    uint32_t gating;              /* CqGating */
+    float alpha;
+    float limit;
+} CqExperts;
+
+/* Brings pairs of the same expert together, in tiles of up to rows_of_tile. */
+typedef struct CqSortPairs {
+    const uint32_t *ids;  /* [pairs]; those that no expert has come last, as those of expert `experts` */
+    uint32_t *order;      /* [pairs] */
+    CqTile *tiles;        /* room for pairs / rows_of_tile + min(experts + 1, pairs) */
+    uint32_t *tile_count;
+    uint32_t pairs;
+    uint32_t experts;     /* 1023 at most */
+    uint32_t rows_of_tile;
+} CqSortPairs;
+
+/* y_t = sum over i of shares[t, i] z[t, i], in that order. */
+typedef struct CqWeightedSum {
+    const float *z;      /* [tokens, top_k, rows] */
+    const float *shares; /* [tokens, top_k] */
+    void *y;             /* [tokens, rows] of y_dtype */
+    uint32_t top_k;
+    uint32_t rows;
+    uint32_t y_dtype;
+} CqWeightedSum;
+
 /* rows of a weight, decoded: all of them, or those named by ids. */
 typedef struct CqDecode {
     CqMatrix matrix;

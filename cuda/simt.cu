@@ -4,10 +4,14 @@
 // not fit their loads), and an independent check of them. Weights are decoded one by one, so nothing
 // cancels that does not cancel in the product itself.
 //
-// Grid (ceil(rows / 16), ceil(m / 8)), 256 threads, no dynamic shared memory. A block multiplies 16 rows
-// of the weight (more, if there are fewer blocks), two in each warp, by eight rows of x, which its warps
-// share. Lanes divide k, 32 consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
+// simt_{..}_experts: the same for the experts that tokens chose (CqExperts). A warp's two rows are the same row of
+// gate and of up, if those are joined.
+//
+// Grid (ceil(rows / 16), ceil(m / 8)), or, of experts, (ceil(rows / 16), tiles), for gate and up twice as many
+// blocks; 256 threads, no dynamic shared memory. A block multiplies 16 rows of the weight (more, if there are
+// fewer blocks), two in each warp, by eight rows of x (all of a tile), which its warps share. Lanes divide k, 32 consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
+#include "experts.cuh"
 #include "formats/scalar.cuh"
 
 namespace {
@@ -60,16 +64,17 @@ __device__ __forceinline__ float4 load_x(const void *x, size_t i, uint32_t dtype
 }
 
 // Writes k0 .. k0 + Step::K of M rows of x to shared memory.
-template <class F, int M>
-__device__ __forceinline__ void stage_x(const CqSimt &p, uint32_t first_m, uint32_t m, uint32_t k0, float *shared) {
+template <class F, int M, class Job>
+__device__ __forceinline__ void stage_x(const Job &job, uint32_t first_m, uint32_t m, uint32_t k0, float *shared) {
     using S = Step<F>;
+    const auto &p = job.p;
     const uint32_t bytes = p.x_dtype == CQ_F32 ? 4 : 2;
-    const bool wide = (reinterpret_cast<uintptr_t>(p.x) % (4 * bytes)) == 0 && p.x_stride % 4 == 0;
+    const bool wide = (reinterpret_cast<uintptr_t>(p.x) % (4 * bytes)) == 0 && job.x_stride() % 4 == 0;
     for (uint32_t i = threadIdx.x * 4; i < M * S::K; i += THREADS * 4) {
         const uint32_t row = i / S::K, k = i % S::K;
         float4 part = make_float4(0, 0, 0, 0);
         if (row < m && k0 + k < p.k)
-            part = load_x(p.x, size_t(first_m + row) * p.x_stride + k0 + k, p.x_dtype, wide);
+            part = load_x(p.x, job.row_of_x(first_m + row) * job.x_stride() + k0 + k, p.x_dtype, wide);
         float *out = shared + (row * 32 + k / S::LANE) * S::STRIDE + k % S::LANE;
         *reinterpret_cast<float4 *>(out) = part;
     }
@@ -81,17 +86,71 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
+// A product with one weight.
+struct Product {
+    const CqSimt &p;
+
+    __device__ __forceinline__ size_t x_stride() const { return p.x_stride; }
+    __device__ __forceinline__ size_t row_of_x(uint32_t m) const { return m; }
+
+    // Row r of the two of a warp whose first one is `first`: of which factor, where in its matrix.
+    __device__ __forceinline__ const CqFactor &factor(int) const { return p.factor; }
+    __device__ __forceinline__ uint32_t row(uint32_t first, int r) const { return first + r; }
+    __device__ __forceinline__ size_t row_of_matrix(uint32_t row) const { return row; }
+    __device__ __forceinline__ float global_scale(int) const { return p.factor.matrix.global_scale; }
+
+    // A lane stores the product of row r of the warp with row m of x; all lanes take part.
+    template <int M> __device__ __forceinline__ void store(uint32_t first, int r, uint32_t m, bool mine, float product) const {
+        const uint32_t row = first + r;
+        if (!mine || row >= p.factor.matrix.rows) return;
+        if (p.factor.bias) product += load_float(p.factor.bias, row, p.factor.bias_dtype);
+        store_float(p.factor.y, size_t(m) * p.factor.y_stride + row, p.x_dtype, product);
+    }
+};
+
+// The products of a tile of pairs with their expert.
+struct ExpertProduct {
+    const CqExperts &p;
+    Pairs pairs;
+    ChosenExpert expert;
+    bool gated;
+
+    __device__ __forceinline__ ExpertProduct(const CqExperts &p)
+        : p(p), pairs(p, blockIdx.y), expert(p, pairs.tile.expert), gated(p.gating != CQ_NOT_GATED) {}
+
+    __device__ __forceinline__ size_t x_stride() const { return p.k; }
+    __device__ __forceinline__ size_t row_of_x(uint32_t m) const { return pairs.pair(m) / p.pairs_of_x; }
+
+    __device__ __forceinline__ const CqFactor &factor(int r) const { return p.factor[gated ? r : 0]; }
+    __device__ __forceinline__ uint32_t row(uint32_t first, int r) const { return gated ? first / ROWS : first + r; }
+    __device__ __forceinline__ size_t row_of_matrix(uint32_t row) const { return expert.row(p.factor[0].matrix, row); }
+    __device__ __forceinline__ float global_scale(int r) const { return expert.global_scale(p, gated ? r : 0); }
+
+    template <int M> __device__ __forceinline__ void store(uint32_t first, int r, uint32_t m, bool mine, float product) const {
+        const uint32_t row_ = row(first, r), rows = p.factor[0].matrix.rows;
+        if (row_ < rows && r < ROWS) product = expert.with_bias(p, gated ? r : 0, row_, product);
+        if (gated) {
+            const float up = __shfl_down_sync(FULL_WARP, product, M);
+            product = joined(p, product, up);
+            mine = mine && r == 0;
+        }
+        if (!mine || row_ >= rows) return;
+        store_float(p.factor[0].y, size_t(pairs.pair(m)) * rows + row_, p.y_dtype, expert.exists ? product : not_a_number());
+    }
+};
+
 // ROWS rows of the weight in each warp by m <= M rows of x.
-template <class F, int M>
-__device__ __forceinline__ void multiply(const CqSimt &p, uint32_t block_row, uint32_t first_m, uint32_t m, float *shared) {
+template <class F, int M, class Job>
+__device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uint32_t first_m, uint32_t m, float *shared) {
     using S = Step<F>;
-    const CqMatrix &matrix = p.factor.matrix;
+    const auto &p = job.p;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t first_row = block_row + threadIdx.x / 32 * ROWS;
     const uint32_t group_size = group_size_of<F>(p.group_size);
     const size_t words_per_row = words_of_row<F::BITS>(p.k);
-    const bool wide = reinterpret_cast<uintptr_t>(matrix.packed) % (4 * S::WIDEST_LOAD) == 0 &&
-                      words_per_row % S::WIDEST_LOAD == 0;
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(job.factor(0).matrix.packed) |
+                                reinterpret_cast<uintptr_t>(job.factor(1).matrix.packed);
+    const bool wide = addresses % (4 * S::WIDEST_LOAD) == 0 && words_per_row % S::WIDEST_LOAD == 0;
     float sums[ROWS][M] = {};
     for (uint32_t k0 = 0; k0 < p.k; k0 += S::K) {
         const uint32_t k = k0 + lane * S::LANE;
@@ -100,18 +159,19 @@ __device__ __forceinline__ void multiply(const CqSimt &p, uint32_t block_row, ui
         if (k < p.k) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const size_t row = min(first_row + r, matrix.rows - 1);
+                const CqMatrix &matrix = job.factor(r).matrix;
+                const size_t row = job.row_of_matrix(min(job.row(first_row, r), matrix.rows - 1));
                 const uint32_t *from = matrix.packed + row * words_per_row + k / S::LANE * S::WORDS;
                 if (wide)
                     load_part<S::WORDS, S::WIDEST_LOAD>(words[r], from);
                 else
                     load_part<S::WORDS, 1>(words[r], from);
-                group[r] = load_parameters<F>(matrix, row * (p.k / group_size) + k / group_size);
+                group[r] = load_parameters<F>(matrix, row * (p.k / group_size) + k / group_size, job.global_scale(r));
             }
         }
         if (k0 == 0) wait_for_earlier_kernels();
         __syncthreads();  // the x of the step before has been read
-        stage_x<F, M>(p, first_m, m, k0, shared);
+        stage_x<F, M>(job, first_m, m, k0, shared);
         __syncthreads();
         if (k < p.k) {
             float step[ROWS][M] = {};  // a sum of its own: the fewer terms in a row, the smaller the error
@@ -146,31 +206,42 @@ __device__ __forceinline__ void multiply(const CqSimt &p, uint32_t block_row, ui
         const float sum = warp_sum(sums[i / M][i % M]);
         product = lane == uint32_t(i) ? sum : product;
     }
-    const uint32_t row = first_row + lane / M, column = lane % M;
-    if (lane < ROWS * M && row < matrix.rows && column < m) {
-        const CqFactor &factor = p.factor;
-        if (factor.bias) product += load_float(factor.bias, row, factor.bias_dtype);
-        store_float(factor.y, size_t(first_m + column) * factor.y_stride + row, p.x_dtype, product);
-    }
+    const uint32_t column = lane % M;
+    job.template store<M>(first_row, lane / M, first_m + column, lane < ROWS * M && column < m, product);
+}
+
+// Rows first_m .. end of x, by all rows of the weight that are this block's.
+template <class F, class Job>
+__device__ __forceinline__ void multiply_rows(const Job &job, uint32_t rows, uint32_t first, uint32_t end, float *shared) {
+    for (uint32_t row = blockIdx.x * BLOCK_ROWS; row < rows; row += gridDim.x * BLOCK_ROWS)
+        for (uint32_t first_m = first; first_m < end; first_m += PASS) {
+            const uint32_t m = min(end - first_m, PASS);
+            if (m == 1)
+                multiply<F, 1>(job, row, first_m, m, shared);
+            else if (m == 2)
+                multiply<F, 2>(job, row, first_m, m, shared);
+            else
+                multiply<F, 4>(job, row, first_m, m, shared);
+        }
 }
 
 template <class F> __device__ __forceinline__ void multiply_slab(const CqSimt &p, float *shared) {
     let_next_kernel_start();
-    const uint32_t slab = blockIdx.y * SLAB, end = min(slab + SLAB, p.m);
-    for (uint32_t row = blockIdx.x * BLOCK_ROWS; row < p.factor.matrix.rows; row += gridDim.x * BLOCK_ROWS)
-        for (uint32_t first_m = slab; first_m < end; first_m += PASS) {
-            const uint32_t m = min(end - first_m, PASS);
-            if (m == 1)
-                multiply<F, 1>(p, row, first_m, m, shared);
-            else if (m == 2)
-                multiply<F, 2>(p, row, first_m, m, shared);
-            else
-                multiply<F, 4>(p, row, first_m, m, shared);
-        }
+    const uint32_t slab = blockIdx.y * SLAB;
+    multiply_rows<F>(Product{p}, p.factor.matrix.rows, slab, min(slab + SLAB, p.m), shared);
+}
+
+template <class F> __device__ __forceinline__ void multiply_experts(const CqExperts &p, float *shared) {
+    let_next_kernel_start();
+    // Earlier kernels chose the experts.
+    wait_for_earlier_kernels();
+    const ExpertProduct job(p);
+    multiply_rows<F>(job, p.factor[0].matrix.rows * (job.gated ? ROWS : 1), 0, job.pairs.tile.count, shared);
 }
 
 }  // namespace
 
-#define SIMT_KERNEL(suffix, Format) \
-    CQ_KERNEL(simt_##suffix, CqSimt, THREADS, 2) { multiply_slab<Format>(p, shared_x()); }
+#define SIMT_KERNEL(suffix, Format)                                                        \
+    CQ_KERNEL(simt_##suffix, CqSimt, THREADS, 2) { multiply_slab<Format>(p, shared_x()); } \
+    CQ_KERNEL(simt_##suffix##_experts, CqExperts, THREADS, 2) { multiply_experts<Format>(p, shared_x()); }
 CQ_FOR_EVERY_FORMAT(SIMT_KERNEL)

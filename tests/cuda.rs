@@ -11,6 +11,8 @@ mod packed;
 mod codec;
 #[path = "cuda/expected.rs"]
 mod expected;
+#[path = "cuda/experts.rs"]
+mod experts;
 #[path = "cuda/fused.rs"]
 mod fused;
 #[path = "cuda/graph.rs"]

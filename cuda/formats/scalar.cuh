@@ -112,14 +112,15 @@ struct GroupParameters {
     float scale, bias, zero;
 };
 
-template <class F> __device__ __forceinline__ GroupParameters load_parameters(const CqMatrix &matrix, size_t group) {
+template <class F>
+__device__ __forceinline__ GroupParameters load_parameters(const CqMatrix &matrix, size_t group, float global_scale) {
     if constexpr (F::SCALES == ScaleKind::Float) {
         const float scale = load_float(matrix.scales, group, matrix.scale_dtype);
         if (!matrix.biases) return {scale, 0.0f, 1 << (F::BITS - 1)};  // symmetric codes
         return {scale, load_float(matrix.biases, group, matrix.biases_dtype), 0.0f};
     }
     const float scale = scale_from_bits<F::SCALES>(scale_bits<F::SCALES>(matrix.scales, group), CQ_F32);
-    return {__fmul_rn(scale, matrix.global_scale), 0.0f, 0.0f};
+    return {__fmul_rn(scale, global_scale), 0.0f, 0.0f};
 }
 
 // The weights of four codes of an octet: two roundings for affine formats with biases, one for the others.

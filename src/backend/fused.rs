@@ -70,14 +70,15 @@ pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Resul
 /// What one launch gives, if it is possible on this device and with these weights. Not where gradients are
 /// wanted: they follow from the single products.
 fn in_one_launch(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
-    let plain = |bias: &Tensor| {
-        let floats = [DType::F16, DType::BF16, DType::F32];
-        floats.contains(&bias.dtype()) && bias.is_contiguous()
-    };
-    let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(plain);
+    let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(is_plain);
     if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !factors.iter().all(possible) {
         return Ok(None);
     }
     factors.iter().try_for_each(|factor| check_factor(*factor, x))?;
     cuda::fused(factors, x, epilogue)
+}
+
+/// Whether kernels can read a bias as it lies.
+pub(super) fn is_plain(bias: &Tensor) -> bool {
+    [DType::F16, DType::BF16, DType::F32].contains(&bias.dtype()) && bias.is_contiguous()
 }

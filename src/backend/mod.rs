@@ -3,6 +3,7 @@
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
+mod experts;
 mod fused;
 mod quantize;
 
@@ -12,6 +13,7 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix};
+pub(crate) use experts::{experts, ChosenExperts, Join};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};
 pub(crate) use quantize::Parts;

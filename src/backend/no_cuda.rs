@@ -1,6 +1,6 @@
 //! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
 
-use super::{Epilogue, Factor, Parts};
+use super::{ChosenExperts, Epilogue, Factor, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
@@ -26,6 +26,10 @@ pub(super) fn stacked(_: Factor, _: &[(usize, usize)], _: &Tensor) -> Result<Ten
 }
 
 pub(super) fn fused(_: &[Factor], _: &Tensor, _: Epilogue) -> Result<Option<Vec<Tensor>>> {
+    error()
+}
+
+pub(super) fn experts(_: &ChosenExperts, _: &Tensor) -> Result<Option<Tensor>> {
     error()
 }
 

@@ -1,6 +1,7 @@
 //! Mixtures of experts: stacks of weights of which each token uses a few.
 
 use super::{LayerWeight, Linear, Module, VarBuilder};
+use crate::backend::{self, ChosenExperts, Factor, Join};
 use crate::checkpoint::Weight;
 use crate::{Error, QuantTensor, Result};
 use candle_core::{bail, DType, IndexOp, Tensor, D};
@@ -29,6 +30,17 @@ impl Gating {
                 let gate = gate.minimum(limit)?;
                 let glu = (&gate * candle_nn::ops::sigmoid(&(&gate * alpha)?)?)?;
                 glu * (up.clamp(-limit, limit)? + 1.)?
+            }
+        }
+    }
+
+    /// As kernels know it.
+    fn in_kernels(self) -> Option<Join> {
+        match self {
+            Self::Plain(Activation::Silu | Activation::Swish) => Some(Join::Silu),
+            Self::Plain(_) => None,
+            Self::Clamped { alpha, limit } => {
+                Some(Join::Clamped { alpha: alpha as f32, limit: limit as f32 })
             }
         }
     }
@@ -129,6 +141,14 @@ impl ExpertStack {
         Ok(Linear::new(weight, self.bias.as_ref().map(|bias| bias.i(index)).transpose()?))
     }
 
+    /// The stack and its biases, if it is packed.
+    fn factor(&self) -> Option<Factor<'_>> {
+        match &self.weights {
+            Weights::Stack(weight) => Some(Factor { weight, bias: self.bias.as_ref() }),
+            Weights::Each(_) => None,
+        }
+    }
+
     /// The weights, for reports.
     pub(crate) fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
         let (stack, each) = match &self.weights {
@@ -191,10 +211,13 @@ impl Experts {
     /// `ids` `[.., T, top_k]` (U32) names them, `shares` is of that shape. With `T = 1`, the step of a
     /// decode, every expert of a token is computed by itself, so that the bits of its sum do not depend on
     /// what else is in the batch; with more, tokens are grouped by expert and each expert is read once.
-    /// Sums are f32, in the order of `ids`, which are read back from the device that they are on.
+    /// Sums are f32, in the order of `ids`.
+    ///
+    /// On a CUDA device, packed stacks are multiplied by kernels that read the ids where they are: an id of no
+    /// expert makes NaN. Other weights, and activations other than SiLU, need the ids on the host.
     ///
     /// # Errors
-    /// If shapes do not fit, or there is no expert of an id.
+    /// If shapes do not fit, or, where the host reads them, there is no expert of an id.
     pub fn forward(&self, x: &Tensor, ids: &Tensor, shares: &Tensor) -> candle_core::Result<Tensor> {
         let [outer @ .., hidden] = x.dims() else { bail!("x: a shape [.., T, hidden], found a scalar") };
         let [outer_ids @ .., top_k] = ids.dims() else {
@@ -205,6 +228,10 @@ impl Experts {
         }
         let tokens: usize = outer.iter().product();
         let flat = x.reshape((tokens, *hidden))?;
+        let one_by_one = outer.last() == Some(&1);
+        if let Some(sum) = self.in_kernels(&flat, ids, shares, one_by_one)? {
+            return sum.reshape(x.shape());
+        }
         let chosen = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
         if let Some(id) = chosen.iter().find(|id| **id as usize >= self.count()) {
             bail!("ids: each below {}, the number of experts, found {id}", self.count());
@@ -213,7 +240,7 @@ impl Experts {
             return x.zeros_like();
         }
         let shares = shares.reshape((tokens * top_k, 1))?.to_dtype(DType::F32)?;
-        let outputs = if outer.last() == Some(&1) {
+        let outputs = if one_by_one {
             let of_pair =
                 |(pair, id): (usize, &u32)| self.expert(*id as usize, &flat.narrow(0, pair / top_k, 1)?);
             let outputs = chosen.iter().enumerate().map(of_pair).collect::<candle_core::Result<Vec<_>>>()?;
@@ -223,6 +250,24 @@ impl Experts {
         };
         let weighted = outputs.to_dtype(DType::F32)?.broadcast_mul(&shares)?;
         weighted.reshape((tokens, *top_k, *hidden))?.sum(1)?.to_dtype(x.dtype())?.reshape(x.shape())
+    }
+
+    /// All of it in kernels that read the ids themselves; none where there are none for it.
+    fn in_kernels(
+        &self,
+        x: &Tensor,
+        ids: &Tensor,
+        shares: &Tensor,
+        alone: bool,
+    ) -> candle_core::Result<Option<Tensor>> {
+        let factors = (self.gate.factor(), self.up.factor(), self.down.factor());
+        let ((Some(gate), Some(up), Some(down)), Some(join)) = (factors, self.gating.in_kernels()) else {
+            return Ok(None);
+        };
+        let pairs = (x.dim(0)?, ids.dim(D::Minus1)?);
+        let ids = ids.reshape(pairs)?.to_dtype(DType::U32)?;
+        let shares = shares.reshape(pairs)?.to_dtype(DType::F32)?;
+        backend::experts(&ChosenExperts { gate, up, down, join, ids: &ids, shares: &shares, alone }, x)
     }
 
     /// The outputs `[T * top_k, hidden]` of the `chosen` experts, each expert applied once.

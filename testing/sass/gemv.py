@@ -17,12 +17,12 @@ class Gemv:
     @classmethod
     def from_name(cls, name):
         """None for any other kernel."""
-        match = re.fullmatch(r"gemv_(a(\d)_g(\d+)|mxfp4|nvfp4|mxfp8)_m(\d+)(_narrow)?", name)
+        match = re.fullmatch(r"gemv_(a(\d)_g(\d+)|mxfp4|nvfp4|mxfp8)_(m(\d+)|experts)(_narrow)?", name)
         if not match:
             return None
-        format, bits, group, rows_of_x, narrow = match.groups()
+        format, bits, group, _, rows_of_x, narrow = match.groups()
         bits, group = MICROSCALING.get(format) or (int(bits), int(group))
-        return cls(format, bits, group, int(rows_of_x), narrow is not None)
+        return cls(format, bits, group, int(rows_of_x or 1), narrow is not None)  # experts have one row each
 
     @property
     def least_load_bytes(self):

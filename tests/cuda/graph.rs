@@ -104,6 +104,45 @@ fn launches_of_a_layer() {
     }
 }
 
+/// Experts: which of them a replay uses is told by the ids that lie on the device then.
+#[test]
+fn a_choice_of_experts() {
+    let Some(device) = capturing_device() else { return };
+    for format in [KINDS[0], QuantFormat::Mxfp4] {
+        let stack = |n, k, seed| {
+            let stack = random(&[3, n, k], format, DType::F16, seed).to_device(&device).unwrap();
+            nn::ExpertStack::from_quant(stack, None).unwrap()
+        };
+        let (gate, up, down) = (stack(64, 128, 630), stack(64, 128, 631), stack(128, 64, 632));
+        let experts = nn::Experts::new(gate, up, down, nn::Gating::Plain(nn::Activation::Silu)).unwrap();
+        // One by one, and in tiles.
+        for tokens in [1, 9] {
+            let x = (tensor(&[1, tokens, 128], 634) * 0.05).unwrap().to_dtype(DType::BF16).unwrap();
+            let x = x.to_device(&device).unwrap();
+            let choices = [0, 1].map(|seed: u32| {
+                let ids = (0..2 * tokens as u32).map(|pair| (pair * (seed + 1) + seed) % 3);
+                Tensor::from_vec(ids.collect(), (1, tokens, 2), &Device::Cpu).unwrap()
+            });
+            let ids = choices[0].to_device(&device).unwrap();
+            let shares = Tensor::from_vec(vec![0.5f32; 2 * tokens], (1, tokens, 2), &device).unwrap();
+            let step = || experts.forward(&x, &ids, &shares);
+            let eager = choices.each_ref().map(|choice| {
+                write(&ids, choice);
+                bits(&step().unwrap())
+            });
+            assert_ne!(eager[0], eager[1]);
+            let (graph, result) = capture(&device, &mut (), |_| (), |_| step());
+            for _ in 0..2 {
+                for (choice, eager) in choices.iter().zip(&eager) {
+                    write(&ids, choice);
+                    graph.launch().unwrap();
+                    assert_eq!(&bits(&result), eager, "{format}, {tokens} tokens");
+                }
+            }
+        }
+    }
+}
+
 /// Memory that is to be kept is not taken from a graph.
 #[test]
 fn a_capture_without_a_step_before_is_refused() {

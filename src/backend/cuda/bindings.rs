@@ -108,6 +108,123 @@ const _: () = {
     ["Offset of field: CqSimt::x_stride"][::core::mem::offset_of!(CqSimt, x_stride) - 84usize];
     ["Offset of field: CqSimt::x_dtype"][::core::mem::offset_of!(CqSimt, x_dtype) - 88usize];
 };
+pub const CQ_NOT_GATED: CqGating = 0;
+pub const CQ_SILU: CqGating = 1;
+pub const CQ_CLAMPED: CqGating = 2;
+pub type CqGating = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqTile {
+    pub expert: u32,
+    pub first: u32,
+    pub count: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqTile"][::core::mem::size_of::<CqTile>() - 12usize];
+    ["Alignment of CqTile"][::core::mem::align_of::<CqTile>() - 4usize];
+    ["Offset of field: CqTile::expert"][::core::mem::offset_of!(CqTile, expert) - 0usize];
+    ["Offset of field: CqTile::first"][::core::mem::offset_of!(CqTile, first) - 4usize];
+    ["Offset of field: CqTile::count"][::core::mem::offset_of!(CqTile, count) - 8usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqExperts {
+    pub factor: [CqFactor; 2usize],
+    pub global_scale: [*const f32; 2usize],
+    pub ids: *const u32,
+    pub shares: *const f32,
+    pub order: *const u32,
+    pub tiles: *const CqTile,
+    pub tile_count: *const u32,
+    pub x: *const ::core::ffi::c_void,
+    pub partial: *mut f32,
+    pub arrivals: *mut u32,
+    pub pairs_of_x: u32,
+    pub experts: u32,
+    pub top_k: u32,
+    pub splits: u32,
+    pub k: u32,
+    pub k_per_split: u32,
+    pub group_size: u32,
+    pub x_dtype: u32,
+    pub y_dtype: u32,
+    pub gating: u32,
+    pub alpha: f32,
+    pub limit: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqExperts"][::core::mem::size_of::<CqExperts>() - 256usize];
+    ["Alignment of CqExperts"][::core::mem::align_of::<CqExperts>() - 8usize];
+    ["Offset of field: CqExperts::factor"][::core::mem::offset_of!(CqExperts, factor) - 0usize];
+    ["Offset of field: CqExperts::global_scale"][::core::mem::offset_of!(CqExperts, global_scale) - 128usize];
+    ["Offset of field: CqExperts::ids"][::core::mem::offset_of!(CqExperts, ids) - 144usize];
+    ["Offset of field: CqExperts::shares"][::core::mem::offset_of!(CqExperts, shares) - 152usize];
+    ["Offset of field: CqExperts::order"][::core::mem::offset_of!(CqExperts, order) - 160usize];
+    ["Offset of field: CqExperts::tiles"][::core::mem::offset_of!(CqExperts, tiles) - 168usize];
+    ["Offset of field: CqExperts::tile_count"][::core::mem::offset_of!(CqExperts, tile_count) - 176usize];
+    ["Offset of field: CqExperts::x"][::core::mem::offset_of!(CqExperts, x) - 184usize];
+    ["Offset of field: CqExperts::partial"][::core::mem::offset_of!(CqExperts, partial) - 192usize];
+    ["Offset of field: CqExperts::arrivals"][::core::mem::offset_of!(CqExperts, arrivals) - 200usize];
+    ["Offset of field: CqExperts::pairs_of_x"][::core::mem::offset_of!(CqExperts, pairs_of_x) - 208usize];
+    ["Offset of field: CqExperts::experts"][::core::mem::offset_of!(CqExperts, experts) - 212usize];
+    ["Offset of field: CqExperts::top_k"][::core::mem::offset_of!(CqExperts, top_k) - 216usize];
+    ["Offset of field: CqExperts::splits"][::core::mem::offset_of!(CqExperts, splits) - 220usize];
+    ["Offset of field: CqExperts::k"][::core::mem::offset_of!(CqExperts, k) - 224usize];
+    ["Offset of field: CqExperts::k_per_split"][::core::mem::offset_of!(CqExperts, k_per_split) - 228usize];
+    ["Offset of field: CqExperts::group_size"][::core::mem::offset_of!(CqExperts, group_size) - 232usize];
+    ["Offset of field: CqExperts::x_dtype"][::core::mem::offset_of!(CqExperts, x_dtype) - 236usize];
+    ["Offset of field: CqExperts::y_dtype"][::core::mem::offset_of!(CqExperts, y_dtype) - 240usize];
+    ["Offset of field: CqExperts::gating"][::core::mem::offset_of!(CqExperts, gating) - 244usize];
+    ["Offset of field: CqExperts::alpha"][::core::mem::offset_of!(CqExperts, alpha) - 248usize];
+    ["Offset of field: CqExperts::limit"][::core::mem::offset_of!(CqExperts, limit) - 252usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqSortPairs {
+    pub ids: *const u32,
+    pub order: *mut u32,
+    pub tiles: *mut CqTile,
+    pub tile_count: *mut u32,
+    pub pairs: u32,
+    pub experts: u32,
+    pub rows_of_tile: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqSortPairs"][::core::mem::size_of::<CqSortPairs>() - 48usize];
+    ["Alignment of CqSortPairs"][::core::mem::align_of::<CqSortPairs>() - 8usize];
+    ["Offset of field: CqSortPairs::ids"][::core::mem::offset_of!(CqSortPairs, ids) - 0usize];
+    ["Offset of field: CqSortPairs::order"][::core::mem::offset_of!(CqSortPairs, order) - 8usize];
+    ["Offset of field: CqSortPairs::tiles"][::core::mem::offset_of!(CqSortPairs, tiles) - 16usize];
+    ["Offset of field: CqSortPairs::tile_count"][::core::mem::offset_of!(CqSortPairs, tile_count) - 24usize];
+    ["Offset of field: CqSortPairs::pairs"][::core::mem::offset_of!(CqSortPairs, pairs) - 32usize];
+    ["Offset of field: CqSortPairs::experts"][::core::mem::offset_of!(CqSortPairs, experts) - 36usize];
+    ["Offset of field: CqSortPairs::rows_of_tile"]
+        [::core::mem::offset_of!(CqSortPairs, rows_of_tile) - 40usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqWeightedSum {
+    pub z: *const f32,
+    pub shares: *const f32,
+    pub y: *mut ::core::ffi::c_void,
+    pub top_k: u32,
+    pub rows: u32,
+    pub y_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqWeightedSum"][::core::mem::size_of::<CqWeightedSum>() - 40usize];
+    ["Alignment of CqWeightedSum"][::core::mem::align_of::<CqWeightedSum>() - 8usize];
+    ["Offset of field: CqWeightedSum::z"][::core::mem::offset_of!(CqWeightedSum, z) - 0usize];
+    ["Offset of field: CqWeightedSum::shares"][::core::mem::offset_of!(CqWeightedSum, shares) - 8usize];
+    ["Offset of field: CqWeightedSum::y"][::core::mem::offset_of!(CqWeightedSum, y) - 16usize];
+    ["Offset of field: CqWeightedSum::top_k"][::core::mem::offset_of!(CqWeightedSum, top_k) - 24usize];
+    ["Offset of field: CqWeightedSum::rows"][::core::mem::offset_of!(CqWeightedSum, rows) - 28usize];
+    ["Offset of field: CqWeightedSum::y_dtype"][::core::mem::offset_of!(CqWeightedSum, y_dtype) - 32usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqDecode {

@@ -91,6 +91,7 @@ impl WeightAddresses<'_> {
 /// A weight and its bias, locked for reading.
 pub(super) struct LockedFactor<'a> {
     weight: LockedWeight<'a>,
+    global_scales: Option<Locked<'a>>,
     bias: Option<Locked<'a>>,
 }
 
@@ -98,6 +99,8 @@ pub(super) struct LockedFactor<'a> {
 pub(super) struct FactorAddresses<'a> {
     weight: WeightAddresses<'a>,
     of: &'a QuantTensor,
+    /// A multiplier for each matrix of a stack, if they differ.
+    global_scales: Option<Address<'a>>,
     bias: Option<Address<'a>>,
     bias_dtype: u32,
 }
@@ -113,7 +116,12 @@ pub(super) struct FactorPointers {
 
 impl<'a> LockedFactor<'a> {
     pub(super) fn new(factor: Factor<'a>) -> Self {
-        Self { weight: LockedWeight::new(factor.weight), bias: factor.bias.map(Locked::new) }
+        let global_scales = factor.weight.global_scale().filter(|scales| scales.elem_count() > 1);
+        Self {
+            weight: LockedWeight::new(factor.weight),
+            global_scales: global_scales.map(Locked::new),
+            bias: factor.bias.map(Locked::new),
+        }
     }
 
     pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<FactorAddresses<'b>> {
@@ -121,6 +129,10 @@ impl<'a> LockedFactor<'a> {
         Ok(FactorAddresses {
             weight: self.weight.addresses(stream)?,
             of: self.weight.weight,
+            global_scales: match &self.global_scales {
+                Some(scales) => Some(scales.view()?.address(stream)?),
+                None => None,
+            },
             bias: bias.map(|bias| bias.address(stream)).transpose()?,
             bias_dtype: bias.map_or(Ok(CQ_F16), |bias| float_dtype(bias.dtype()))?,
         })
@@ -135,6 +147,24 @@ impl FactorAddresses<'_> {
             bias: self.bias.as_ref().map_or(std::ptr::null(), Address::as_ptr),
             bias_dtype: self.bias_dtype,
         })
+    }
+
+    /// The first matrix of the stack, with the biases of all, and the multipliers of each matrix, if they
+    /// differ.
+    pub(super) fn stack(&self) -> Result<(FactorPointers, *const f32)> {
+        let first = self.pointers(0)?;
+        Ok(match &self.global_scales {
+            Some(scales) => (
+                FactorPointers { matrix: CqMatrix { global_scale: 1., ..first.matrix }, ..first },
+                scales.as_ptr(),
+            ),
+            None => (first, std::ptr::null()),
+        })
+    }
+
+    /// The address of packed words.
+    pub(super) fn packed(&self) -> usize {
+        self.weight.packed.get() as usize
     }
 }
 

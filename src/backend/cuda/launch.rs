@@ -1,6 +1,8 @@
 //! The one place where kernels are launched.
 
-use super::bindings::{CqAbsmax, CqDecode, CqEncode, CqFillBias, CqGemv, CqSimt};
+use super::bindings::{
+    CqAbsmax, CqDecode, CqEncode, CqExperts, CqFillBias, CqGemv, CqSimt, CqSortPairs, CqWeightedSum,
+};
 use super::module::{self, Kernel};
 use super::plan::THREADS;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
@@ -24,6 +26,9 @@ macro_rules! params {
 params! {
     CqGemv => Kernel::Gemv { .. },
     CqSimt => Kernel::Simt(_),
+    CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_) | Kernel::Tiles { .. },
+    CqSortPairs => Kernel::SortPairs,
+    CqWeightedSum => Kernel::WeightedSum,
     CqDecode => Kernel::Decode(_),
     CqEncode => Kernel::Encode(_),
     CqFillBias => Kernel::FillBias,

@@ -9,6 +9,7 @@ mod bindings;
 mod decode;
 mod dense;
 mod encode;
+mod experts;
 mod factor;
 mod launch;
 mod memory;
@@ -19,4 +20,5 @@ mod workspace;
 
 pub(crate) use decode::{dequantize, embed};
 pub(crate) use encode::{absmax, quantize};
+pub(crate) use experts::experts;
 pub(crate) use product::{fused, matmul, stacked};

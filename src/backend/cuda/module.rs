@@ -20,8 +20,19 @@ pub(super) enum Kernel {
         format: QuantFormat,
         rows: usize,
     },
+    /// The tensor-core product of one row of x with each of the experts that were chosen for it.
+    GemvExperts(QuantFormat),
     /// The fp32 product.
     Simt(QuantFormat),
+    /// The fp32 products of tiles of pairs with their experts.
+    SimtExperts(QuantFormat),
+    /// Those on tensor cores.
+    Tiles {
+        format: QuantFormat,
+        bf16: bool,
+    },
+    SortPairs,
+    WeightedSum,
     Decode(QuantFormat),
     Encode(QuantFormat),
     FillBias,
@@ -32,7 +43,8 @@ impl Kernel {
     /// The source file, without its extension.
     fn file(self) -> &'static str {
         match self {
-            Self::Gemv { format: QuantFormat::Affine { bits, .. }, .. } => match bits {
+            Self::Gemv { format: QuantFormat::Affine { bits, .. }, .. }
+            | Self::GemvExperts(QuantFormat::Affine { bits, .. }) => match bits {
                 1 => "gemv_a1",
                 2 => "gemv_a2",
                 3 => "gemv_a3",
@@ -41,8 +53,10 @@ impl Kernel {
                 6 => "gemv_a6",
                 _ => "gemv_a8",
             },
-            Self::Gemv { .. } => "gemv_floats",
-            Self::Simt(_) => "simt",
+            Self::Gemv { .. } | Self::GemvExperts(_) => "gemv_floats",
+            Self::Simt(_) | Self::SimtExperts(_) => "simt",
+            Self::Tiles { .. } => "tiles",
+            Self::SortPairs | Self::WeightedSum => "experts",
             Self::Decode(_) => "decode",
             Self::Encode(_) => "encode",
             Self::FillBias => "fill_bias",
@@ -53,7 +67,11 @@ impl Kernel {
     /// Whether it may start before the kernel ahead of it in the stream has finished, for which it
     /// waits itself.
     pub(super) fn starts_early(self) -> bool {
-        matches!(self, Self::Gemv { .. } | Self::Simt(_))
+        match self {
+            Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
+            Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum => true,
+            Self::Decode(_) | Self::Encode(_) | Self::FillBias | Self::Absmax => false,
+        }
     }
 }
 
@@ -64,12 +82,20 @@ impl fmt::Display for Kernel {
             QuantFormat::Affine { bits, .. } => format!("a{bits}"),
             other => other.mode().to_string(),
         };
+        let groups = |format: &QuantFormat| match format {
+            QuantFormat::Affine { group_size, .. } => format!("{}_g{group_size}", codes(format)),
+            other => codes(other),
+        };
         match self {
-            Self::Gemv { format: format @ QuantFormat::Affine { group_size, .. }, rows } => {
-                write!(f, "gemv_{}_g{group_size}_m{rows}", codes(format))
-            }
-            Self::Gemv { format, rows } => write!(f, "gemv_{}_m{rows}", codes(format)),
+            Self::Gemv { format, rows } => write!(f, "gemv_{}_m{rows}", groups(format)),
+            Self::GemvExperts(format) => write!(f, "gemv_{}_experts", groups(format)),
             Self::Simt(format) => write!(f, "simt_{}", codes(format)),
+            Self::SimtExperts(format) => write!(f, "simt_{}_experts", codes(format)),
+            Self::Tiles { format, bf16 } => {
+                write!(f, "tiles_{}_{}", codes(format), if *bf16 { "bf16" } else { "f16" })
+            }
+            Self::SortPairs => f.write_str("experts_sort"),
+            Self::WeightedSum => f.write_str("experts_sum"),
             Self::Decode(format) => write!(f, "decode_{}", codes(format)),
             Self::Encode(format) => write!(f, "encode_{}", codes(format)),
             Self::FillBias => f.write_str("fill_bias"),
@@ -143,9 +169,10 @@ mod tests {
 
     #[test]
     fn every_kernel_has_a_name_and_a_file_that_was_built() {
-        let mut kernels = vec![Kernel::FillBias, Kernel::Absmax];
+        let mut kernels = vec![Kernel::FillBias, Kernel::Absmax, Kernel::SortPairs, Kernel::WeightedSum];
         for format in QuantFormat::all() {
-            kernels.push(Kernel::Gemv { format, rows: 8 });
+            kernels.extend([Kernel::Gemv { format, rows: 8 }, Kernel::GemvExperts(format)]);
+            kernels.extend([Kernel::SimtExperts(format), Kernel::Tiles { format, bf16: true }]);
             kernels.extend([Kernel::Simt(format), Kernel::Decode(format), Kernel::Encode(format)]);
         }
         for kernel in kernels {
@@ -155,6 +182,8 @@ mod tests {
         let format = QuantFormat::Affine { bits: 3, group_size: 128 };
         assert_eq!(Kernel::Gemv { format, rows: 16 }.to_string(), "gemv_a3_g128_m16");
         assert_eq!(Kernel::Gemv { format: QuantFormat::Nvfp4, rows: 1 }.to_string(), "gemv_nvfp4_m1");
+        assert_eq!(Kernel::GemvExperts(format).to_string(), "gemv_a3_g128_experts");
+        assert_eq!(Kernel::Tiles { format, bf16: false }.to_string(), "tiles_a3_f16");
         assert_eq!(Kernel::Decode(format).to_string(), "decode_a3");
     }
 }

@@ -214,6 +214,74 @@ impl Gemv {
     }
 }
 
+/// One tensor-core launch for experts, each with one row of x.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct ExpertGemv {
+    /// That cover the rows of an expert.
+    pub blocks: usize,
+    pub splits: usize,
+    pub k_per_split: usize,
+    pub shared_bytes: usize,
+}
+
+impl ExpertGemv {
+    /// The launch for experts of so many rows, or none if k or the alignment of the weights do not fit. It does
+    /// not depend on how many tokens there are, lest the sums of one depend on the others.
+    pub(super) fn plan(
+        format: QuantFormat,
+        rows: usize,
+        outputs: Outputs,
+        top_k: usize,
+        k: usize,
+        alignment: usize,
+    ) -> Option<Self> {
+        let shape = GemvShape::choose(format, 1, k, alignment).filter(|shape| shape.rows == 1)?;
+        let blocks = match outputs {
+            Outputs::Each => rows.div_ceil(shape.rows_per_block()),
+            Outputs::Gated => rows.div_ceil(shape.rows_per_block() / 2),
+        };
+        let (splits, rounds) = shape.split(blocks * top_k, k);
+        let k_per_split = rounds * shape.round;
+        Some(Self { blocks, splits, k_per_split, shared_bytes: shape.shared_bytes(rounds) })
+    }
+
+    /// Numbers of partial sums for so many tokens, if a sum has several parts.
+    pub(super) fn partial_sums(&self, pairs: usize) -> usize {
+        pairs * self.splits * self.blocks * 16
+    }
+}
+
+/// Pairs of tokens and experts that are computed one by one, whatever else: with more, some expert was most
+/// likely chosen twice.
+pub(super) fn pairs_alone(experts: usize) -> usize {
+    2 * experts
+}
+
+/// Pairs in one launch that computes them one by one.
+pub(super) const MOST_PAIRS_ALONE: usize = 4096;
+
+/// The most experts that pairs can be sorted by: the counters of a block.
+pub(super) const MOST_SORTED_EXPERTS: usize = 1023;
+
+/// Dynamic shared memory of the kernel that sorts: for each warp a counter for each expert, and one more.
+pub(super) fn sort_shared_bytes(experts: usize) -> usize {
+    THREADS as usize / 32 * (experts + 1) * size_of::<u32>()
+}
+
+/// Rows of x that a block of the tile kernels multiplies.
+pub(super) const TILE_COLUMNS: usize = 64;
+
+/// Tiles that there may be, whatever tokens choose.
+pub(super) fn most_tiles(pairs: usize, experts: usize) -> usize {
+    pairs / TILE_COLUMNS + (experts + 1).min(pairs)
+}
+
+/// Dynamic shared memory of the tile kernels: two steps of x.
+pub(super) fn tile_shared_bytes(format: QuantFormat) -> usize {
+    let step = 4 * format.group_size().min(32);
+    2 * TILE_COLUMNS * step * 2
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1,0 +1,322 @@
+//! Experts that tokens chose. Which they are is read by kernels, never by the host.
+//!
+//! Of few pairs of a token and an expert each is multiplied by itself. Of more, those of one expert are brought
+//! together on the device, and multiplied in tiles; there are as many blocks as there could be tiles.
+
+use super::bindings::{
+    CqExperts, CqFactor, CqSortPairs, CqTile, CqWeightedSum, CQ_CLAMPED, CQ_NOT_GATED, CQ_SILU,
+};
+use super::factor::{has_narrow_scales, FactorAddresses, LockedFactor};
+use super::launch::{launch, Grid};
+use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked, View};
+use super::module::Kernel;
+use super::plan::{self, ExpertGemv, Outputs};
+use super::workspace;
+use crate::backend::{ChosenExperts, Factor, Join};
+use crate::QuantFormat;
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::cuda_backend::WrapErr;
+use candle_core::op::BackpropOp;
+use candle_core::{bail, CudaDevice, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use std::sync::Arc;
+
+/// For each token of `x` `[tokens, hidden]` the weighted sum of what its experts make of it. None if there are
+/// too many experts to sort by.
+pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tensor>> {
+    let (tokens, top_k) = chosen.ids.dims2()?;
+    let experts = chosen.down.weight.dims().first().copied().unwrap_or(0);
+    let alone = chosen.alone || tokens * top_k <= plan::pairs_alone(experts);
+    if !alone && experts > plan::MOST_SORTED_EXPERTS {
+        return Ok(None);
+    }
+    if x.elem_count() == 0 || top_k == 0 {
+        return x.zeros_like().map(Some);
+    }
+    let of_launch = match alone {
+        true => (plan::MOST_PAIRS_ALONE / top_k).max(1),
+        false => tokens,
+    };
+    let Device::Cuda(device) = x.device() else { bail!("experts on a CUDA device are needed here") };
+    let (ids, shares) = (chosen.ids.contiguous()?, chosen.shares.contiguous()?);
+    let stream = device.cuda_stream();
+    let mut sums = allocate(device, x.shape(), x.dtype())?;
+    {
+        let y = address_mut(&mut sums, &stream)?;
+        for first in (0..tokens).step_by(of_launch) {
+            let count = of_launch.min(tokens - first);
+            let part = |tensor: &Tensor| tensor.narrow(0, first, count);
+            let row_bytes = x.elem_count() / tokens * x.dtype().size_in_bytes();
+            let call = Call { device, stream: &stream, chosen, experts, tokens: count, top_k, alone };
+            call.sum(&part(x)?, &part(&ids)?, &part(&shares)?, y.get() + (first * row_bytes) as u64)?;
+        }
+    }
+    Ok(Some(Tensor::from_storage(Storage::Cuda(sums), x.shape(), BackpropOp::none(), false)))
+}
+
+/// The experts of some tokens.
+struct Call<'a> {
+    device: &'a CudaDevice,
+    stream: &'a Arc<CudaStream>,
+    chosen: &'a ChosenExperts<'a>,
+    experts: usize,
+    tokens: usize,
+    top_k: usize,
+    /// Whether every pair is computed by itself.
+    alone: bool,
+}
+
+/// Where kernels find the pairs.
+struct Pairs {
+    ids: u64,
+    shares: u64,
+    /// `[pairs]`, the number of tiles, and the tiles; 0 if each is computed by itself.
+    sorted: u64,
+}
+
+/// What is multiplied, and where that goes.
+struct Projection<'a> {
+    factors: &'a [FactorAddresses<'a>],
+    format: QuantFormat,
+    /// Whether tensor cores take weights and x.
+    half: bool,
+    /// Rows of an expert, `[N]`.
+    rows: usize,
+    k: usize,
+    x: u64,
+    x_dtype: DType,
+    pairs_of_x: usize,
+    y: u64,
+}
+
+impl Call<'_> {
+    fn pairs(&self) -> usize {
+        self.tokens * self.top_k
+    }
+
+    /// Writes `[tokens, hidden]`, of the dtype of x, to `y`.
+    fn sum(&self, x: &Tensor, ids: &Tensor, shares: &Tensor, y: u64) -> Result<()> {
+        let ChosenExperts { gate, up, down, .. } = self.chosen;
+        let [_, inner, hidden] = gate.weight.dims()[..] else { bail!("experts are stacks [E, N, K]") };
+        let dtype = x.dtype();
+        let half = |factors: &[&Factor]| {
+            dtype != DType::F32 && factors.iter().all(|factor| has_narrow_scales(factor.weight))
+        };
+        let locked = [gate, up, down].map(|factor| LockedFactor::new(*factor));
+        let factors =
+            locked.iter().map(|factor| factor.addresses(self.stream)).collect::<Result<Vec<_>>>()?;
+        let [gate_up @ .., _] = factors.as_slice() else { bail!("three projections") };
+        let Some(down_factor) = factors.last().map(std::slice::from_ref) else { bail!("three projections") };
+
+        let (x, ids, shares) = (Locked::new(x), Locked::new(ids), Locked::new(shares));
+        let realigned = x.view()?.realigned(self.stream)?;
+        let layout = Layout::contiguous((self.tokens, hidden));
+        let x = match &realigned {
+            Some(storage) => View { storage, layout: &layout },
+            None => x.view()?,
+        };
+        let (x, ids, shares) = (
+            x.address(self.stream)?,
+            ids.view()?.address(self.stream)?,
+            shares.view()?.address(self.stream)?,
+        );
+
+        let mut sorted = allocate(self.device, &Shape::from(self.words_of_sorted()), DType::U32)?;
+        let sorted = address_mut(&mut sorted, self.stream)?;
+        let pairs =
+            Pairs { ids: ids.get(), shares: shares.get(), sorted: if self.alone { 0 } else { sorted.get() } };
+        if !self.alone {
+            self.sort(&pairs)?;
+        }
+        let mut joined = allocate(self.device, &Shape::from((self.pairs(), inner)), dtype)?;
+        let joined = address_mut(&mut joined, self.stream)?;
+        let gate_up = Projection {
+            factors: gate_up,
+            format: gate.weight.format(),
+            half: half(&[gate, up]),
+            rows: inner,
+            k: hidden,
+            x: x.get(),
+            x_dtype: dtype,
+            pairs_of_x: self.top_k,
+            y: joined.get(),
+        };
+        if !self.gemv(&gate_up, &pairs, Some(self.chosen.join), dtype)? {
+            self.products(&gate_up, &pairs, Some(self.chosen.join), dtype)?;
+        }
+        let down = Projection {
+            factors: down_factor,
+            format: down.weight.format(),
+            half: half(&[down]),
+            rows: hidden,
+            k: inner,
+            x: joined.get(),
+            x_dtype: dtype,
+            pairs_of_x: 1,
+            y,
+        };
+        if !self.gemv(&down, &pairs, None, dtype)? {
+            let mut products = allocate(self.device, &Shape::from((self.pairs(), hidden)), DType::F32)?;
+            let products = address_mut(&mut products, self.stream)?;
+            let to = Projection { y: products.get(), ..down };
+            self.products(&to, &pairs, None, DType::F32)?;
+            self.weighted_sum(products.get(), pairs.shares, y, hidden, dtype)?;
+        }
+        Ok(())
+    }
+
+    /// Words of the order of pairs, the number of tiles, and the tiles.
+    fn words_of_sorted(&self) -> usize {
+        const WORDS_OF_TILE: usize = size_of::<CqTile>() / size_of::<u32>();
+        match self.alone {
+            true => 0,
+            false => self.pairs() + 1 + plan::most_tiles(self.pairs(), self.experts) * WORDS_OF_TILE,
+        }
+    }
+
+    fn count_address(&self, pairs: &Pairs) -> u64 {
+        pairs.sorted + (self.pairs() * size_of::<u32>()) as u64
+    }
+
+    fn tiles_address(&self, pairs: &Pairs) -> u64 {
+        self.count_address(pairs) + size_of::<u32>() as u64
+    }
+
+    fn sort(&self, pairs: &Pairs) -> Result<()> {
+        let params = CqSortPairs {
+            ids: pairs.ids as *const _,
+            order: pairs.sorted as *mut _,
+            tiles: self.tiles_address(pairs) as *mut _,
+            tile_count: self.count_address(pairs) as *mut _,
+            pairs: u32_of("pairs of tokens and experts", self.pairs())?,
+            experts: u32_of("experts", self.experts)?,
+            rows_of_tile: u32_of("rows of a tile", plan::TILE_COLUMNS)?,
+        };
+        let grid = Grid { blocks: (1, 1), shared_bytes: plan::sort_shared_bytes(self.experts) };
+        // SAFETY: ids are held by the caller, and the tensor of sorted pairs has room for whatever they are.
+        unsafe { launch(self.stream, Kernel::SortPairs, grid, &params) }
+    }
+
+    /// Products of single rows on tensor cores, in one launch; of down projections, their sums. False if pairs
+    /// are sorted, or no kernel takes these weights.
+    fn gemv(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<bool> {
+        if !self.alone || !of.half {
+            return Ok(false);
+        }
+        let addresses = of.factors.iter().map(FactorAddresses::packed);
+        let alignment = 1 << addresses.fold(0, |all, address| all | address).trailing_zeros().min(8);
+        let outputs = if join.is_some() { Outputs::Gated } else { Outputs::Each };
+        let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
+            return Ok(false);
+        };
+        let several_parts = plan.splits > 1 || (join.is_none() && self.top_k > 1);
+        let (partial, arrivals) = match several_parts {
+            false => (std::ptr::null_mut(), std::ptr::null_mut()),
+            true => workspace::with(self.stream, |workspace| {
+                workspace.split_sums(plan.partial_sums(self.pairs()), plan.blocks * self.pairs())
+            })?,
+        };
+        let params = CqExperts {
+            shares: match join {
+                Some(_) => std::ptr::null(),
+                None => pairs.shares as *const _,
+            },
+            partial,
+            arrivals,
+            splits: u32_of("splits of K", plan.splits)?,
+            k_per_split: u32_of("K", plan.k_per_split)?,
+            ..self.params(of, pairs, join, y_dtype)?
+        };
+        let grid =
+            Grid { blocks: (plan.blocks, self.pairs() * plan.splits), shared_bytes: plan.shared_bytes };
+        // SAFETY: all addresses are those of tensors that are held until after the launch, and of the workspace
+        // of this thread and stream. Shapes were checked by the caller; x and its rows begin at multiples of 16
+        // bytes, since K is a multiple of 16.
+        unsafe { launch(self.stream, Kernel::GemvExperts(of.format), grid, &params)? };
+        Ok(true)
+    }
+
+    /// Products of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
+    fn products(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<()> {
+        const VIRTUAL_ROWS: usize = 32;
+        const TILE_ROWS: usize = 128;
+        let params = self.params(of, pairs, join, y_dtype)?;
+        // Gate and up have twice the rows of one.
+        let rows = if join.is_some() { 2 * of.rows } else { of.rows };
+        let bf16 = of.x_dtype == DType::BF16;
+        // There is no bf16 on tensor cores before compute capability 8.0.
+        let on_tensor_cores =
+            of.half && !self.alone && (!bf16 || self.stream.context().compute_capability().w()?.0 >= 8);
+        let tiles = match self.alone {
+            true => self.pairs(),
+            false => plan::most_tiles(self.pairs(), self.experts),
+        };
+        let (kernel, blocks, shared_bytes) = match on_tensor_cores {
+            true => {
+                let kernel = Kernel::Tiles { format: of.format, bf16 };
+                (kernel, rows.div_ceil(TILE_ROWS), plan::tile_shared_bytes(of.format))
+            }
+            false => (Kernel::SimtExperts(of.format), rows.div_ceil(VIRTUAL_ROWS), 0),
+        };
+        // SAFETY: as above.
+        unsafe { launch(self.stream, kernel, Grid { blocks: (blocks, tiles), shared_bytes }, &params) }
+    }
+
+    fn params(
+        &self,
+        of: &Projection,
+        pairs: &Pairs,
+        join: Option<Join>,
+        y_dtype: DType,
+    ) -> Result<CqExperts> {
+        let factor = |index: usize| -> Result<(CqFactor, *const f32)> {
+            let Some(factor) = of.factors.get(index).or(of.factors.last()) else { bail!("no factors") };
+            let (pointers, global_scales) = factor.stack()?;
+            Ok((pointers.into_rows(of.y), global_scales))
+        };
+        let [(first, first_scales), (second, second_scales)] = [factor(0)?, factor(1)?];
+        let (gating, alpha, limit) = match join {
+            None => (CQ_NOT_GATED, 0., 0.),
+            Some(Join::Silu) => (CQ_SILU, 0., 0.),
+            Some(Join::Clamped { alpha, limit }) => (CQ_CLAMPED, alpha, limit),
+        };
+        let sorted = !self.alone;
+        Ok(CqExperts {
+            factor: [first, second],
+            global_scale: [first_scales, second_scales],
+            ids: pairs.ids as *const _,
+            shares: std::ptr::null(),
+            order: pairs.sorted as *const _,
+            tiles: if sorted { self.tiles_address(pairs) as *const _ } else { std::ptr::null() },
+            tile_count: if sorted { self.count_address(pairs) as *const _ } else { std::ptr::null() },
+            x: of.x as *const _,
+            partial: std::ptr::null_mut(),
+            arrivals: std::ptr::null_mut(),
+            pairs_of_x: u32_of("pairs of a token", of.pairs_of_x)?,
+            experts: u32_of("experts", self.experts)?,
+            top_k: u32_of("experts of a token", self.top_k)?,
+            splits: 1,
+            k: u32_of("K", of.k)?,
+            k_per_split: u32_of("K", of.k)?,
+            group_size: u32_of("group size", of.format.group_size())?,
+            x_dtype: float_dtype(of.x_dtype)?,
+            y_dtype: float_dtype(y_dtype)?,
+            gating,
+            alpha,
+            limit,
+        })
+    }
+
+    fn weighted_sum(&self, z: u64, shares: u64, y: u64, rows: usize, dtype: DType) -> Result<()> {
+        let params = CqWeightedSum {
+            z: z as *const _,
+            shares: shares as *const _,
+            y: y as *mut _,
+            top_k: u32_of("experts of a token", self.top_k)?,
+            rows: u32_of("rows of a weight", rows)?,
+            y_dtype: float_dtype(dtype)?,
+        };
+        let blocks = (rows.div_ceil(plan::THREADS as usize), self.tokens);
+        // SAFETY: z has a row for each pair, y one for each token, shares a number for each pair.
+        unsafe { launch(self.stream, Kernel::WeightedSum, Grid { blocks, shared_bytes: 0 }, &params) }
+    }
+}
