@@ -32,57 +32,104 @@ template <class F> struct Step {
 // What a lane loads of its two rows for one step.
 template <class F> struct Loaded {
     uint32_t words[2][Step<F>::WORDS];
-    GroupParameters group[2];
+    float scale[2], bias[2];  // of weights as elements: that of code zero
 };
 
-// Where a lane finds its rows.
+// Where a lane finds its rows, from its share of the next step on.
 template <class F> struct LaneRows {
-    CqMatrix matrix[2];  // of the expert
-    size_t row[2];
+    const uint32_t *words[2];
+    CqMatrix matrix[2];  // scales and biases are those of the row
+    float global_scale[2];
+    uint32_t k, log_group_size;
     bool wide;
 
-    __device__ __forceinline__ void load(Loaded<F> &loaded, const CqExperts &p, const float (&global_scale)[2], uint32_t k) const {
+    __device__ __forceinline__ LaneRows(const CqExperts &p, const ChosenExpert &expert, const uint32_t (&row)[2], int lane) {
+        using S = Step<F>;
+        const uint32_t groups = p.k / group_size_of<F>(p.group_size);
+        const bool gated = p.gating != CQ_NOT_GATED;
+        uintptr_t addresses = 0;
+#pragma unroll
+        for (int r = 0; r < 2; ++r) {
+            const int factor = gated ? r : 0;
+            matrix[r] = p.factor[factor].matrix;
+            global_scale[r] = expert.global_scale(p, factor);
+            addresses |= reinterpret_cast<uintptr_t>(matrix[r].packed);
+            // Rows past the end repeat the last one; their products are not stored.
+            const size_t at = expert.row(matrix[r], min(row[r], matrix[r].rows - 1));
+            words[r] = matrix[r].packed + at * words_of_row<F::BITS>(p.k) + lane * S::WORDS;
+            auto of_row = [&](const void *groups_of_all, uint32_t dtype) -> const void * {
+                const size_t bytes = F::SCALES != ScaleKind::Float ? 1 : dtype == CQ_F32 ? 4 : 2;
+                return groups_of_all ? static_cast<const char *>(groups_of_all) + at * groups * bytes : nullptr;
+            };
+            matrix[r].scales = of_row(matrix[r].scales, matrix[r].scale_dtype);
+            matrix[r].biases = of_row(matrix[r].biases, matrix[r].biases_dtype);
+        }
+        wide = addresses % (4 * S::WIDEST_LOAD) == 0 && words_of_row<F::BITS>(p.k) % S::WIDEST_LOAD == 0;
+        log_group_size = 31 - __clz(group_size_of<F>(p.group_size));
+        k = lane * S::LANE;
+    }
+
+    // Loads the lane's share of a step, zeros if it is past the end, whatever x is there.
+    __device__ __forceinline__ void load(Loaded<F> &loaded, uint32_t end) {
         using S = Step<F>;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            // Zeros past the end, whatever x is there.
 #pragma unroll
             for (int i = 0; i < S::WORDS; ++i) loaded.words[r][i] = 0;
-            loaded.group[r] = {};
-            if (k >= p.k) continue;
-            const uint32_t group_size = group_size_of<F>(p.group_size);
-            const uint32_t *from = matrix[r].packed + row[r] * words_of_row<F::BITS>(p.k) + k / S::LANE * S::WORDS;
+            loaded.scale[r] = loaded.bias[r] = 0;
+            if (k >= end) continue;
             if (wide)
 #pragma unroll
-                for (int i = 0; i < S::WORDS; i += S::WIDEST_LOAD) load_words<S::WIDEST_LOAD, true>(loaded.words[r] + i, from + i);
+                for (int i = 0; i < S::WORDS; i += S::WIDEST_LOAD) load_words<S::WIDEST_LOAD, true>(loaded.words[r] + i, words[r] + i);
             else
 #pragma unroll
-                for (int i = 0; i < S::WORDS; ++i) load_words<1, true>(loaded.words[r] + i, from + i);
-            loaded.group[r] = load_parameters<F>(matrix[r], row[r] * (p.k / group_size) + k / group_size, global_scale[r]);
+                for (int i = 0; i < S::WORDS; ++i) load_words<1, true>(loaded.words[r] + i, words[r] + i);
+            const GroupParameters group = load_parameters<F>(matrix[r], k >> log_group_size, global_scale[r]);
+            loaded.scale[r] = group.scale, loaded.bias[r] = group.bias - group.zero * group.scale;
+            words[r] += 4 * S::WORDS;
         }
+        k += S::K;
     }
 };
 
 // x of two steps: [octet of a lane][row of x][lane of four][8 elements].
 template <class F> struct StagedX {
-    unsigned char *memory;
+    static constexpr int EIGHTS = Step<F>::K / 8;             // of a row, in one step
+    static constexpr int NEIGHBOURS = THREADS / EIGHTS;       // rows that are copied at a time
+    static constexpr int COPIES = COLUMNS / NEIGHBOURS;       // of a thread
+    uint4 *memory;
+    const uint16_t *from;       // the thread's share of the next step
+    uint32_t offset[COPIES];    // of its rows
+    uint32_t there = 0;         // a bit for each row that there is
+    uint32_t k;                 // where its share begins
 
-    __device__ __forceinline__ uint4 *eight(int stage, int octet, int column, int lane) const {
-        return reinterpret_cast<uint4 *>(memory) + ((stage * Step<F>::OCTETS + octet) * COLUMNS + column) * 4 + lane;
+    // Rows of x are those of the first `count` of `rows`.
+    __device__ __forceinline__ StagedX(unsigned char *memory_, const CqExperts &p, const uint32_t *rows, uint32_t count)
+        : memory(reinterpret_cast<uint4 *>(memory_)), from(static_cast<const uint16_t *>(p.x)), k(threadIdx.x % EIGHTS * 8) {
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) {
+            const uint32_t column = threadIdx.x / EIGHTS + i * NEIGHBOURS;
+            there |= uint32_t(column < count) << i;
+            offset[i] = column < count ? rows[column] : 0;
+        }
     }
 
-    // Starts to copy the step at k0; what is past the end of k or of the tile becomes zeros.
-    __device__ __forceinline__ void start(const CqExperts &p, const uint32_t *rows, uint32_t count, int stage, uint32_t k0) const {
+    __device__ __forceinline__ const uint4 *of_lane(int stage, int column, int lane) const {
+        return memory + (stage * Step<F>::OCTETS * COLUMNS + column) * 4 + lane;
+    }
+
+    // Starts to copy the next step; what is past the end of k or of the tile becomes zeros.
+    __device__ __forceinline__ void start(int stage, uint32_t end) {
         using S = Step<F>;
-        constexpr int EIGHTS = S::K / 8;
-        for (int i = threadIdx.x; i < COLUMNS * EIGHTS; i += THREADS) {
-            const int column = i / EIGHTS, eight_ = i % EIGHTS;
-            const uint32_t k = k0 + eight_ * 8;
-            const bool there = uint32_t(column) < count && k < p.k;
-            const uint16_t *from = static_cast<const uint16_t *>(p.x) + (there ? size_t(rows[column]) * p.k + k : 0);
-            copy_sixteen_bytes(eight(stage, eight_ % S::OCTETS, column, eight_ / S::OCTETS), from, there);
+        const int eight = threadIdx.x % EIGHTS, column = threadIdx.x / EIGHTS;
+        uint4 *to = memory + ((stage * S::OCTETS + eight % S::OCTETS) * COLUMNS + column) * 4 + eight / S::OCTETS;
+#pragma unroll
+        for (int i = 0; i < COPIES; ++i) {
+            const bool copied = k < end && (there >> i & 1);
+            copy_sixteen_bytes(to + i * NEIGHBOURS * 4, copied ? from + size_t(offset[i]) * end + k : from, copied);
         }
         commit_copies();
+        k += S::K;
     }
 };
 
@@ -95,7 +142,6 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
     using S = Step<F>;
     CQ_DYNAMIC_SHARED(memory);
     __shared__ uint32_t rows_of_x[COLUMNS];
-    const StagedX<F> x{memory};
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const bool gated = p.gating != CQ_NOT_GATED;
     let_next_kernel_start();
@@ -107,35 +153,24 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) rows_of_x[i] = pairs.pair(i) / p.pairs_of_x;
     __syncthreads();
 
-    // Rows past the end repeat the last one; their products are not stored.
     const uint32_t rows_of_matrix = p.factor[0].matrix.rows;
-    const uint32_t first = gated ? (blockIdx.x * 8 + warp) * 8 : (blockIdx.x * 8 + warp) * 16;
+    const uint32_t first = (blockIdx.x * 8 + warp) * (gated ? 8 : 16);
     const uint32_t row[2] = {first + g, gated ? first + g : first + g + 8};
-    LaneRows<F> rows;
-    float global_scale[2];
-    uintptr_t addresses = 0;
-#pragma unroll
-    for (int r = 0; r < 2; ++r) {
-        const int factor = gated ? r : 0;
-        rows.matrix[r] = p.factor[factor].matrix;
-        rows.row[r] = expert.row(rows.matrix[r], min(row[r], rows_of_matrix - 1));
-        global_scale[r] = expert.global_scale(p, factor);
-        addresses |= reinterpret_cast<uintptr_t>(rows.matrix[r].packed);
-    }
-    rows.wide = addresses % (4 * S::WIDEST_LOAD) == 0 && words_of_row<F::BITS>(p.k) % S::WIDEST_LOAD == 0;
+    LaneRows<F> rows(p, expert, row, t);
+    StagedX<F> x(memory, p, rows_of_x, count);
 
     float sums[COLUMN_TILES][4] = {};
     Loaded<F> now, next;
-    x.start(p, rows_of_x, count, 0, 0);
-    rows.load(next, p, global_scale, t * S::LANE);
+    x.start(0, p.k);
+    rows.load(next, p.k);
     int stage = 0;
     for (uint32_t k0 = 0; k0 < p.k; k0 += S::K, stage ^= 1) {
         now = next;
-        x.start(p, rows_of_x, count, stage ^ 1, k0 + S::K);
-        rows.load(next, p, global_scale, k0 + S::K + t * S::LANE);
+        x.start(stage ^ 1, p.k);
+        rows.load(next, p.k);
         wait_for_copies<1>();
         __syncthreads();
-        const uint4 *of_lane = x.eight(stage, 0, g, t);
+        const uint4 *of_lane = x.of_lane(stage, g, t);
 #pragma unroll
         for (int octet = 0; octet < S::OCTETS; ++octet) {
             uint32_t a[2][4];
@@ -144,18 +179,22 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
 #pragma unroll
                 for (int four = 0; four < 2; ++four) {
                     float weight[4];
-                    decode_four<F>(octet_of<F::BITS>(now.words[r], octet), four * 4, now.group[r], weight);
+                    elements<F>(octet_of<F::BITS>(now.words[r], octet), four * 4, weight);
+#pragma unroll
+                    for (float &element : weight) element = __fmaf_rn(element, now.scale[r], now.bias[r]);
                     a[r][four * 2] = rounded_pair<BF16>(weight[0], weight[1]);
                     a[r][four * 2 + 1] = rounded_pair<BF16>(weight[2], weight[3]);
                 }
             const uint32_t low[4] = {a[0][0], a[1][0], a[0][1], a[1][1]}, high[4] = {a[0][2], a[1][2], a[0][3], a[1][3]};
 #pragma unroll
-            for (int tile = 0; tile < COLUMN_TILES; ++tile) {
-                // Two by two, for branches take time as well.
-                if (tile % 2 == 0 && uint32_t(tile * 8) >= count) break;
-                const uint4 b = of_lane[(octet * COLUMNS + tile * 8) * 4];
-                mma_m16n8k16<BF16>(sums[tile], low, b.x, b.y);
-                mma_m16n8k16<BF16>(sums[tile], high, b.z, b.w);
+            for (int tile = 0; tile < COLUMN_TILES; tile += 2) {
+                if (uint32_t(tile * 8) >= count) break;
+                const uint4 first_b = of_lane[(octet * COLUMNS + tile * 8) * 4], second_b = of_lane[(octet * COLUMNS + tile * 8 + 8) * 4];
+                // Neighbours do not wait for each other's sums.
+                mma_m16n8k16<BF16>(sums[tile], low, first_b.x, first_b.y);
+                mma_m16n8k16<BF16>(sums[tile + 1], low, second_b.x, second_b.y);
+                mma_m16n8k16<BF16>(sums[tile], high, first_b.z, first_b.w);
+                mma_m16n8k16<BF16>(sums[tile + 1], high, second_b.z, second_b.w);
             }
         }
         __syncthreads();

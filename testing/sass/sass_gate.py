@@ -8,7 +8,8 @@
 
 Every kernel: no local memory, no spills, no more registers than its budget. Every tensor-core GEMV also: its hot loop
 loads weights 16 bytes at a time, multiplies them with HMMA, and takes no more instructions per weight than its budget
-(a regression) and its goal (what the design needs to reach the memory bandwidth of an H200).
+(a regression) and its goal (what the design needs to reach the memory bandwidth of an H200). Every tile kernel: no more
+instructions per HMMA than its budget.
 """
 import argparse
 import json
@@ -51,12 +52,15 @@ class Measured:
     registers: int
     instructions_per_weight: float = None
     load_bytes: int = None
+    instructions_per_hmma: float = None
     summary: str = ""
 
     def budget(self):
         values = {"registers": self.registers}
         if self.instructions_per_weight is not None:
             values |= {"instructions_per_weight": round(self.instructions_per_weight, 3), "load_bytes": self.load_bytes}
+        if self.instructions_per_hmma is not None:
+            values["instructions_per_hmma"] = round(self.instructions_per_hmma, 2)
         return values
 
 
@@ -66,17 +70,21 @@ def measure(kernel):
     local = kernel.count("LDL", "STL")
     if local or kernel.local or kernel.stack:
         complaints.append(f"local memory: {local} loads and stores, {kernel.local + kernel.stack} bytes")
-    gemv = Gemv.from_name(kernel.name)
-    if not gemv:
+    gemv, tiles = Gemv.from_name(kernel.name), kernel.name.startswith("tiles_")
+    if not gemv and not tiles:
         return measured, complaints
     loop = kernel.hot_loop()
     if not loop:
         return measured, complaints + ["no loop that loads weights and multiplies them on tensor cores"]
+    hmma = loop.count("HMMA")
+    if tiles:
+        measured.instructions_per_hmma = len(loop.body) / hmma
+        measured.summary = f"{len(loop.body):5d} {hmma:5d} HMMA, {measured.instructions_per_hmma:.2f} instructions for each"
+        return measured, complaints
     if loop.inner_loops:
         complaints.append("a loop inside the hot loop is not unrolled")
     loads = [load.load_bytes for load in loop.weight_loads]
     weights = sum(loads) * 8 / gemv.bits
-    hmma = loop.count("HMMA")
     if hmma * WEIGHTS_PER_HMMA < weights:
         complaints.append(f"{hmma} HMMA cannot multiply the {weights:.0f} weights that the hot loop loads")
     measured.load_bytes = min(loads)
@@ -112,6 +120,10 @@ def compare(name, measured, budgets):
             complaints.append(f"{per_weight or 0:.3f} instructions per weight, budget {budget['instructions_per_weight']}")
         if (measured.load_bytes or 0) < budget["load_bytes"]:
             complaints.append(f"loads of {measured.load_bytes} bytes, budget {budget['load_bytes']}")
+    if "instructions_per_hmma" in budget:
+        per_hmma = measured.instructions_per_hmma
+        if per_hmma is None or per_hmma > budget["instructions_per_hmma"] * TOLERANCE:
+            complaints.append(f"{per_hmma or 0:.2f} instructions per HMMA, budget {budget['instructions_per_hmma']}")
     return complaints
 
 

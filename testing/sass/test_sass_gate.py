@@ -61,6 +61,12 @@ class Measuring(unittest.TestCase):
     def test_fewer_multiplications_than_weights(self):
         self.assertIn("15 HMMA", complaints_of(kernel(body=BODY[:-1]))[0])
 
+    def test_tiles(self):
+        measured, complaints = measure(kernel(name="tiles_a4_f16"))
+        self.assertEqual((complaints, measured.instructions_per_hmma, measured.instructions_per_weight), ([], 44 / 16, None))
+        budgets = {"most_registers": 128, "goals": {}, "kernels": {"tiles_a4_f16": {"registers": 80, "instructions_per_hmma": 2.7}}}
+        self.assertIn("2.75 instructions per HMMA", compare("tiles_a4_f16", measured, budgets)[0])
+
     def test_a_loop_that_is_not_unrolled(self):
         first_hmma = 16 * (1 + len(BODY) - 16)
         self.assertIn("not unrolled", complaints_of(kernel(body=[*BODY, f"@P2 BRA {first_hmma:#x}"]))[0])
@@ -93,6 +99,7 @@ class Comparing(unittest.TestCase):
 
 class Names(unittest.TestCase):
     def test_formats(self):
+        self.assertEqual(Gemv.from_name("gemv_nvfp4_experts").rows_of_x, 1)
         self.assertEqual(Gemv.from_name("gemv_a3_g128_m16_narrow"), Gemv("a3_g128", 3, 128, 16, True))
         self.assertEqual(Gemv.from_name("gemv_nvfp4_m2"), Gemv("nvfp4", 4, 16, 2, False))
         self.assertEqual(Gemv.from_name("gemv_a4_g64_m1").bytes_per_weight, 0.5625)

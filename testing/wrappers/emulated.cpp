@@ -41,10 +41,11 @@ struct Emulator : Runner {
         return out;
     }
 
-    std::vector<float> products(const std::vector<uint16_t> &a, const std::vector<uint16_t> &b, const std::vector<float> &c) override {
+    std::vector<float> products(const char *kernel, const std::vector<uint16_t> &a, const std::vector<uint16_t> &b,
+                                const std::vector<float> &c) override {
         std::vector<float> d = c;
         const Products products{a.data(), b.data(), d.data()};
-        run("test_mma", unsigned(a.size() / 256), 32, &products);
+        run(kernel, unsigned(a.size() / 256), 32, &products);
         return d;
     }
 };

@@ -47,8 +47,10 @@ const std::map<std::string, void (*)(Items)> KERNELS = {
     {"test_arithmetic", test_arithmetic},
     {"test_bits", test_bits},
     {"test_hmul2", test_hmul2},
+    {"test_copy", test_copy},
     {"test_dependent_launch", test_dependent_launch},
 };
+const std::map<std::string, void (*)(Products)> PRODUCTS = {{"test_mma", test_mma}, {"test_mma_bf16", test_mma_bf16}};
 
 struct Gpu : Runner {
     std::string name() const override {
@@ -68,12 +70,13 @@ struct Gpu : Runner {
         return out;
     }
 
-    std::vector<float> products(const std::vector<uint16_t> &a, const std::vector<uint16_t> &b, const std::vector<float> &c) override {
+    std::vector<float> products(const char *kernel, const std::vector<uint16_t> &a, const std::vector<uint16_t> &b,
+                                const std::vector<float> &c) override {
         const OnGpu<uint16_t> device_a(a), device_b(b);
         const OnGpu<float> device_d(c);
-        test_mma<<<unsigned(a.size() / 256), 32>>>(Products{device_a.data, device_b.data, device_d.data});
-        check(cudaGetLastError(), "test_mma");
-        check(cudaDeviceSynchronize(), "test_mma");
+        PRODUCTS.at(kernel)<<<unsigned(a.size() / 256), 32>>>(Products{device_a.data, device_b.data, device_d.data});
+        check(cudaGetLastError(), kernel);
+        check(cudaDeviceSynchronize(), kernel);
         std::vector<float> d(c.size());
         device_d.download(d);
         return d;

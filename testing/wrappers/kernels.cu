@@ -100,6 +100,16 @@ ITEMS(test_hmul2) {
         p.out[i] = hash;
     }
 }
+// Copied to shared memory and back; every other one is zeros.
+ITEMS(test_copy) {
+    __shared__ __align__(16) uint32_t copies[ITEM_THREADS][4];
+    FOR_EACH_ITEM {
+        cq::copy_sixteen_bytes(copies[threadIdx.x], p.in + 4 * i, i % 2 == 0);
+        cq::commit_copies();
+        cq::wait_for_copies<0>();
+        for (int j = 0; j < 4; ++j) p.out[4 * i + j] = copies[threadIdx.x][j];
+    }
+}
 // The two that order kernels must at least not disturb one.
 ITEMS(test_dependent_launch) {
     cq::wait_for_earlier_kernels();
@@ -107,8 +117,10 @@ ITEMS(test_dependent_launch) {
     FOR_EACH_ITEM p.out[i] = ~p.in[i];
 }
 
+namespace {
+
 // One problem for each block of one warp: D = A B + C, all row-major.
-CQ_KERNEL(test_mma, Products, 32, 1) {
+template <bool BF16> __device__ __forceinline__ void multiply(const Products &p) {
     const int lane = threadIdx.x, g = lane / 4, t = lane % 4;
     const uint16_t *a = p.a + blockIdx.x * 256, *b = p.b + blockIdx.x * 128;
     float *d = p.d + blockIdx.x * 128;
@@ -122,6 +134,11 @@ CQ_KERNEL(test_mma, Products, 32, 1) {
     const uint32_t b1 = pair(b[(2 * t + 8) * 8 + g], b[(2 * t + 9) * 8 + g]);
     float sums[4];
     for (int i = 0; i < 4; ++i) sums[i] = d[(g + i / 2 * 8) * 8 + 2 * t + i % 2];
-    cq::mma_m16n8k16(sums, fragment, b0, b1);
+    cq::mma_m16n8k16<BF16>(sums, fragment, b0, b1);
     for (int i = 0; i < 4; ++i) d[(g + i / 2 * 8) * 8 + 2 * t + i % 2] = sums[i];
 }
+
+}  // namespace
+
+CQ_KERNEL(test_mma, Products, 32, 1) { multiply<false>(p); }
+CQ_KERNEL(test_mma_bf16, Products, 32, 1) { multiply<true>(p); }

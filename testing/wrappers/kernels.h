@@ -11,7 +11,7 @@ struct Items {
 };
 
 struct Products {
-    const uint16_t *a;  // [16, 16] halves
-    const uint16_t *b;  // [16, 8] halves
+    const uint16_t *a;  // [16, 16] f16 or bf16
+    const uint16_t *b;  // [16, 8] of the same
     float *d;           // [16, 8], added to
 };

@@ -95,6 +95,7 @@ void compare_items(Runner &subject, Runner &reference) {
     with("test_arithmetic", random, 3, 6, float_word);
     with("test_bits", random, 3, 2);
     with("test_hmul2", all_16_bits, 1, 1);
+    with("test_copy", random, 4, 4);
     with("test_dependent_launch", random, 1, 1);
 }
 
@@ -108,20 +109,28 @@ struct Problems {
     std::function<double(int problem)> c = [](int) { return 0.0; };
 };
 
+// What A and B are made of.
+struct Element {
+    const char *kernel;
+    uint16_t (*bits)(double);
+    double (*value)(uint16_t);
+};
+constexpr Element ELEMENTS[] = {{"test_mma", half_bits, half_value}, {"test_mma_bf16", bfloat_bits, bfloat_value}};
+
 // Of the sum of magnitudes: sixteen products and C, each cut off 2^-23 below the largest.
 constexpr double MOST_ERROR = 17.0 / (1 << 23);
 
-void check_products(Runner &subject, Runner &reference, const Problems &problems) {
+void check_products(Runner &subject, Runner &reference, const Element &element, const Problems &problems) {
     std::vector<uint16_t> a, b;
     std::vector<float> c;
     for (int i = 0; i < problems.count; ++i) {
         for (int r = 0; r < 16; ++r)
-            for (int k = 0; k < 16; ++k) a.push_back(half_bits(problems.a(i, r, k)));
+            for (int k = 0; k < 16; ++k) a.push_back(element.bits(problems.a(i, r, k)));
         for (int k = 0; k < 16; ++k)
-            for (int n = 0; n < 8; ++n) b.push_back(half_bits(problems.b(i, k, n)));
+            for (int n = 0; n < 8; ++n) b.push_back(element.bits(problems.b(i, k, n)));
         for (int e = 0; e < 128; ++e) c.push_back(float(problems.c(i)));
     }
-    const auto got = subject.products(a, b, c), emulated = reference.products(a, b, c);
+    const auto got = subject.products(element.kernel, a, b, c), emulated = reference.products(element.kernel, a, b, c);
     uint64_t wrong = 0, unlike_emulator = 0;
     double worst = 0;
     for (int i = 0; i < problems.count; ++i)
@@ -130,7 +139,7 @@ void check_products(Runner &subject, Runner &reference, const Problems &problems
                 const size_t at = size_t(i) * 128 + r * 8 + n;
                 double exact = c[at], magnitude = std::fabs(c[at]);
                 for (int k = 0; k < 16; ++k) {
-                    const double product = half_value(a[size_t(i) * 256 + r * 16 + k]) * half_value(b[size_t(i) * 128 + k * 8 + n]);
+                    const double product = element.value(a[size_t(i) * 256 + r * 16 + k]) * element.value(b[size_t(i) * 128 + k * 8 + n]);
                     exact += product;
                     magnitude += std::fabs(product);
                 }
@@ -143,7 +152,7 @@ void check_products(Runner &subject, Runner &reference, const Problems &problems
                 worst = std::isfinite(error) ? std::max(worst, error) : INFINITY;
                 wrong += problems.exact ? double(got[at]) != exact : !(error <= MOST_ERROR);
             }
-    report((std::string("mma ") + problems.name).c_str(), got.size(), wrong,
+    report((element.kernel + strlen("test_") + std::string(" ") + problems.name).c_str(), got.size(), wrong,
            field("worst", std::isfinite(worst) ? worst : 1e300) + field("unlike_emulator", double(unlike_emulator)));
 }
 
@@ -176,7 +185,8 @@ void check_all_products(Runner &subject, Runner &reference) {
         {"NaN in A", true, 512, with_one(NAN), integer(-2, 2)},
         {"infinity in B", true, 512, integer(-2, 2), with_one(-INFINITY)},
     };
-    for (const auto &problems : all) check_products(subject, reference, problems);
+    for (const auto &element : ELEMENTS)
+        for (const auto &problems : all) check_products(subject, reference, element, problems);
 }
 
 }  // namespace

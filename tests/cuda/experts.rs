@@ -277,6 +277,16 @@ fn global_scales_of_experts_and_symmetric_codes() {
     }
 }
 
+/// More pairs than the warps that sort take at a time, and more experts than there are threads for them.
+#[test]
+fn long_prompts() {
+    let Some(device) = device() else { return };
+    for experts in [3, 40, 300] {
+        let block = Block::new(QuantFormat::Mxfp4, [experts, 32, 32], 775);
+        check(&device, &block, DType::F16, &Choice::new(350, 3, experts, 776), false);
+    }
+}
+
 /// An id of no expert makes its token NaN, and no other.
 #[test]
 fn ids_out_of_range() {
