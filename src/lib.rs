@@ -41,7 +41,7 @@
 //!
 //! # CUDA devices
 //! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.
-//! Operands on different devices are an error; ids of an embedding are not read back, and one out of range
+//! Operands on different devices are an error; ids of embeddings and of experts are not read back, and one out of range
 //! gives a row of NaN.
 //!
 //! A decode step can be captured as a CUDA graph, on a device with a stream of its own
