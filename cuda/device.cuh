@@ -44,6 +44,14 @@ __device__ __forceinline__ uint32_t as_bits(half2 value) {
     return bits;
 }
 
+// Hides how an address came about, lest the compiler computes all that follow from it ahead of a loop, for which
+// there are no registers.
+template <class T> __device__ __forceinline__ void forget_origin(T *&address) {
+#ifndef CANDLE_QUANT_EMULATED
+    asm volatile("" : "+l"(address));
+#endif
+}
+
 // (a & b) | c in one instruction.
 __device__ __forceinline__ uint32_t and_or(uint32_t a, uint32_t b, uint32_t c) {
 #ifdef CANDLE_QUANT_EMULATED

@@ -162,7 +162,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
     constexpr float OUT_SCALE = out_scale<Format, Shape>();
     const BlockRows block(p, Shape::ROWS_PER_BLOCK);
-    const RowsOfX x{p.x, p.m, p.x_stride, p.x_dtype};
+    const RowsOfX x{p.x, 0, p.m, p.x_stride, p.x_dtype};
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
         x, p.factor[block.factor].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
             const CqMatrix &matrix = p.factor[block.factor_of(half * 8)].matrix;

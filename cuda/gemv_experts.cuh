@@ -17,12 +17,12 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     const int k_begin = split * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
     // An earlier kernel chose the experts.
     wait_for_earlier_kernels();
-    const ChosenExpert expert(p, p.ids[pair]);
 
     const uint32_t first = blockIdx.x * (gated ? 8 : 16), rows_of_matrix = p.factor[0].matrix.rows;
-    const RowsOfX x{static_cast<const uint16_t *>(p.x) + size_t(pair / p.pairs_of_x) * p.k, 1, 0, p.x_dtype};
+    const RowsOfX x{p.x, pair / p.pairs_of_x, 1, p.k, p.x_dtype};
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
         x, p.factor[0].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int, int row, int k, int t) {
+            const ChosenExpert expert(p, p.ids[pair]);
             const CqMatrix &matrix = p.factor[gated ? half : 0].matrix;
             // Rows past the end repeat the last one; their products are not stored.
             const uint32_t index = min(first + (gated ? row % 8 : row), rows_of_matrix - 1);
@@ -51,6 +51,8 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     };
     float value = 0;
     if (gated) {
+        // Read again, for there are no registers to keep it in.
+        const ChosenExpert expert(p, static_cast<const volatile uint32_t *>(p.ids)[pair]);
         value = joined(p, product(expert, 0, 0, i), product(expert, 1, 0, i + 8));
         if (!expert.exists) value = not_a_number();
     } else {

@@ -90,10 +90,10 @@ __device__ __forceinline__ void load_sixteen(float (&v)[16], const void *x, size
     }
 }
 
-// Rows of x [m, k] that a block multiplies; they begin at multiples of 16 bytes.
+// The m rows of x that a block multiplies; they begin at multiples of 16 bytes.
 struct RowsOfX {
     const void *x;
-    uint32_t m, stride, dtype;
+    uint32_t first, m, stride, dtype;
 };
 
 // Stages [k_begin, k_end) of all rows of x, by all threads of the block; a thread takes sixteen at a time.
@@ -109,7 +109,7 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, i
     for (int i = threadIdx.x; i / 32 * 32 < total; i += Shape::THREADS) {
         const int row = i / sixteens, sixteen = i % sixteens, k = k_begin + sixteen * 16;
         float v[16] = {};
-        if (row < int(rows.m) && k < k_end) load_sixteen(v, rows.x, size_t(row) * rows.stride + k, rows.dtype);
+        if (row < int(rows.m) && k < k_end) load_sixteen(v, rows.x, size_t(rows.first + row) * rows.stride + k, rows.dtype);
 
         uint32_t exponent = 127;
         if (rows.dtype == CQ_BF16) {
