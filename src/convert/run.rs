@@ -1,0 +1,391 @@
+//! Carries a plan out: file by file, in each all threads on rows of stored numbers, then whole weights that have
+//! to be decoded, one at a time.
+
+use super::block::{self, Block};
+use super::experts::Part;
+use super::job::{Job, Work};
+use super::plan::{Plan, Shard};
+use super::quality::{Quality, Report, Sums};
+use super::shard::ShardFile;
+use super::staging::{write_synced, Staging};
+use crate::checkpoint::DenseTensor;
+use crate::format::decode::NVFP4_MAX;
+use crate::pieces::Pieces;
+use crate::{Error, QuantFormat, Result};
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+use std::fs;
+use std::path::Path;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// How a plan is carried out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// Take up an interrupted conversion with the same plan.
+    pub resume: bool,
+    /// Accept NaN and infinities. In packed tensors they become zero.
+    pub allow_nonfinite: bool,
+    /// The largest relative RMS error of a tensor with which the output is made.
+    pub max_relative_rms: Option<f64>,
+}
+
+/// What happens during a conversion.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A file was finished by the conversion that is resumed.
+    Skipped {
+        /// Bytes of its tensors in the source.
+        bytes: u64,
+        /// How many tensors it has.
+        tensors: usize,
+    },
+    /// A part of a tensor is written.
+    Advanced {
+        /// The tensor.
+        tensor: &'a str,
+        /// Bytes of the part in the source.
+        bytes: u64,
+    },
+    /// A tensor is written.
+    Finished {
+        /// The tensor.
+        tensor: &'a str,
+    },
+}
+
+/// Carries a plan out. `progress` is called from several threads.
+///
+/// The output appears under its name when it is complete. Until then it is in `OUT.partial`, which stays there if
+/// the conversion fails or the process is killed, for [`RunOptions::resume`]. The bytes of the output do not depend
+/// on the number of threads.
+///
+/// # Errors
+/// If the output exists or can't be written, if the source can't be read or has numbers that are not finite, or if
+/// the loss is larger than [`RunOptions::max_relative_rms`].
+pub fn run(
+    plan: &Plan,
+    out: impl AsRef<Path>,
+    options: &RunOptions,
+    progress: &(dyn Fn(Event) + Sync),
+) -> Result<Report> {
+    let mut staging = Staging::open(plan, out.as_ref(), options.resume)?;
+    if !staging.is_published() {
+        for shard in &plan.shards {
+            if staging.has(&shard.file) {
+                let bytes = shard.jobs.iter().map(|job| job.planned.source_bytes).sum();
+                progress(Event::Skipped { bytes, tensors: shard.jobs.len() });
+                continue;
+            }
+            let tensors = Writer { shard, progress }.write(&staging)?;
+            if !options.allow_nonfinite {
+                check_finite(plan, &tensors)?;
+            }
+            staging.finish(&shard.file, tensors)?;
+        }
+        write_companions(plan, &staging)?;
+    }
+    let report = report(plan, &staging);
+    if !options.allow_nonfinite {
+        check_finite(plan, &report.tensors)?;
+    }
+    check_quality(&report, options)?;
+    staging.publish()?;
+    Ok(report)
+}
+
+fn report(plan: &Plan, staging: &Staging) -> Report {
+    let finished = &staging.journal.finished;
+    let mut tensors: Vec<_> = finished.iter().flat_map(|entry| entry.tensors.clone()).collect();
+    tensors.sort_by(|a, b| b.relative_rms.total_cmp(&a.relative_rms));
+    Report {
+        source_bytes: plan.source_bytes(),
+        bytes: plan.bytes(),
+        bits_per_weight: plan.bits_per_weight(),
+        files: finished.iter().map(|entry| entry.file.clone()).collect(),
+        tensors,
+    }
+}
+
+fn check_finite(plan: &Plan, tensors: &[Quality]) -> Result<()> {
+    let bad: Vec<_> = tensors.iter().filter(|tensor| tensor.non_finite() > 0).collect();
+    let Some(first) = bad.first() else {
+        return Ok(());
+    };
+    let others = match bad.len() {
+        1 => String::new(),
+        count => format!("; {} more tensors have such numbers", count - 1),
+    };
+    Err(Error::tensor(
+        plan.source.path(),
+        &first.name,
+        "finite numbers",
+        format!("{}{others}", first.describe_non_finite()),
+        "fetch the file again, or accept them (--allow-nonfinite): packed they become zero",
+    ))
+}
+
+fn check_quality(report: &Report, options: &RunOptions) -> Result<()> {
+    let Some(limit) = options.max_relative_rms else {
+        return Ok(());
+    };
+    let worse = report.tensors.iter().filter(|tensor| tensor.relative_rms > limit).count();
+    match report.tensors.first() {
+        Some(worst) if worse > 0 => Err(Error::Quality {
+            tensor: worst.name.clone(),
+            format: worst.to.clone(),
+            relative_rms: worst.relative_rms,
+            limit,
+            worse,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn write_companions(plan: &Plan, staging: &Staging) -> Result<()> {
+    if let Some(config) = plan.config_json()? {
+        write_synced(&staging.path("config.json"), config.as_bytes())?;
+    }
+    write_synced(&staging.path("model.safetensors.index.json"), plan.index_json().as_bytes())?;
+    for (name, path) in plan.copied_files()? {
+        let bytes = fs::read(&path).map_err(|error| Error::Io { path, error })?;
+        write_synced(&staging.path(&name), &bytes)?;
+    }
+    Ok(())
+}
+
+/// Writes one file.
+struct Writer<'a> {
+    shard: &'a Shard,
+    progress: &'a (dyn Fn(Event) + Sync),
+}
+
+/// Rows, or bytes of a tensor that is copied, that one thread works on.
+struct Unit<'a> {
+    job: usize,
+    /// Which tensor of the output, if it is copied.
+    output: usize,
+    source: &'a DenseTensor,
+    elements: std::ops::Range<usize>,
+    /// Elements of the output before these.
+    before: usize,
+}
+
+impl Writer<'_> {
+    fn write(&self, staging: &Staging) -> Result<Vec<Quality>> {
+        let Shard { file, jobs, header, size } = self.shard;
+        let file = ShardFile::create(staging.path(file), header, *size)?;
+        let units = self.units();
+        let left: Vec<_> = jobs.iter().map(|_| AtomicUsize::new(0)).collect();
+        for unit in &units {
+            if let Some(left) = left.get(unit.job) {
+                left.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let written = units.par_iter().map(|unit| {
+            let Some((job, left)) = jobs.get(unit.job).zip(left.get(unit.job)) else {
+                return Ok((unit.job, Sums::default()));
+            };
+            let sums = self.unit(job, unit, &file)?;
+            let width = unit.source.size_in_bytes() / elements_of(unit.source).max(1);
+            self.advance(job, unit.elements.len().saturating_mul(width) as u64);
+            if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                (self.progress)(Event::Finished { tensor: &job.planned.name });
+            }
+            Ok((unit.job, sums))
+        });
+        // In order, so that the sums do not depend on the number of threads.
+        let mut sums: Vec<_> = jobs.iter().map(|_| Sums::default()).collect();
+        for (job, of_unit) in written.collect::<Result<Vec<_>>>()? {
+            if let Some(sums) = sums.get_mut(job) {
+                *sums = sums.add(&of_unit);
+            }
+        }
+        let mut tensors = Vec::new();
+        for (job, mut sums) in jobs.iter().zip(sums) {
+            if job.whole_bytes() > 0 {
+                sums = self.whole(job, &file)?;
+            }
+            tensors.extend(quality(job, &sums)?);
+        }
+        file.finish()?;
+        Ok(tensors)
+    }
+
+    fn advance(&self, job: &Job, bytes: u64) {
+        (self.progress)(Event::Advanced { tensor: &job.planned.name, bytes });
+    }
+
+    /// What threads can do independently.
+    fn units(&self) -> Vec<Unit<'_>> {
+        let mut units = Vec::new();
+        for (index, job) in self.shard.jobs.iter().enumerate() {
+            match &job.work {
+                Work::Copy(outputs, _) => {
+                    for (output, runs) in outputs.iter().enumerate() {
+                        add_units(&mut units, index, output, runs.iter(), job);
+                    }
+                }
+                Work::Cast(parts, _) | Work::Pack(parts, ..) if job.whole_bytes() == 0 => {
+                    let stored = parts.iter().filter_map(|part| match part {
+                        Part::Stored(dense) => Some(dense),
+                        Part::Encoded(_) => None,
+                    });
+                    add_units(&mut units, index, 0, stored, job);
+                }
+                _ => {}
+            }
+        }
+        units
+    }
+
+    fn unit(&self, job: &Job, unit: &Unit, file: &ShardFile) -> Result<Sums> {
+        let run = unit.source.elements(unit.elements.clone())?;
+        if let Work::Copy(_, format) = &job.work {
+            let Some(output) = job.outputs.get(unit.output) else {
+                return Ok(Sums::default());
+            };
+            let width = run.dtype().size_in_bytes();
+            let (mut at, mut sums) = (output.offset + (unit.before * width) as u64, Sums::default());
+            let mut result = Ok(());
+            run.for_each_chunk(|bytes| {
+                if result.is_ok() {
+                    result = file.write(at, bytes);
+                }
+                at += bytes.len() as u64;
+                if format.is_none() {
+                    let (nan, infinite) = non_finite(bytes, run.dtype());
+                    sums.count_copied(nan, infinite);
+                }
+            })?;
+            return result.map(|()| sums);
+        }
+        let numbers = run.load(DType::F32, &Device::Cpu)?.to_vec1::<f32>()?;
+        self.rows(job, numbers, unit.before / job.k(), file)
+    }
+
+    /// Converts rows of numbers and writes them; `row` is the number of the first.
+    fn rows(&self, job: &Job, numbers: Vec<f32>, row: usize, file: &ShardFile) -> Result<Sums> {
+        let Block { bytes, sums } = match &job.work {
+            Work::Pack(_, dtype, format) => block::pack(&numbers, job.k(), *dtype, *format)?,
+            Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
+            Work::Copy(..) | Work::Repack(_) => return Ok(Sums::default()),
+        };
+        for (output, bytes) in job.outputs.iter().zip(bytes) {
+            file.write(output.offset + output.bytes_of_row() * row as u64, &bytes)?;
+        }
+        Ok(sums)
+    }
+
+    /// A weight that is loaded as a whole.
+    fn whole(&self, job: &Job, file: &ShardFile) -> Result<Sums> {
+        let mut sums = Sums::default();
+        match &job.work {
+            Work::Repack(packed) => {
+                let weight = packed.load(&Device::Cpu)?;
+                if weight.global_scale().is_some() {
+                    return Err(Error::Unsupported {
+                        what: format!(
+                            "`{}` with a multiplier of its scales in an MLX checkpoint",
+                            packed.name()
+                        ),
+                        remedy: "requantize or dequantize it".into(),
+                    });
+                }
+                for (output, tensor) in job.outputs.iter().zip([weight.packed(), weight.scales()]) {
+                    file.write(output.offset, &le_bytes(tensor)?)?;
+                }
+                self.advance(job, job.planned.source_bytes);
+            }
+            Work::Cast(parts, _) | Work::Pack(parts, ..) => {
+                let (mut row, part_bytes) = (0, job.planned.source_bytes / parts.len().max(1) as u64);
+                for part in parts {
+                    let weight = match part {
+                        Part::Stored(dense) => crate::checkpoint::Weight::Dense(dense.clone()),
+                        Part::Encoded(weight) => weight.clone(),
+                    };
+                    let pieces = Pieces::load(&weight)?;
+                    let of_pieces =
+                        pieces.map_f32(|first, numbers| self.rows(job, numbers, row + first, file))?;
+                    for of_piece in of_pieces {
+                        sums = sums.add(&of_piece?);
+                    }
+                    row += pieces.rows_in_all();
+                    self.advance(job, part_bytes);
+                }
+            }
+            Work::Copy(..) => {}
+        }
+        (self.progress)(Event::Finished { tensor: &job.planned.name });
+        Ok(sums)
+    }
+}
+
+fn elements_of(tensor: &DenseTensor) -> usize {
+    tensor.dims().iter().product()
+}
+
+/// Cuts tensors that follow one another in the output into whole rows.
+fn add_units<'a>(
+    units: &mut Vec<Unit<'a>>,
+    job_index: usize,
+    output: usize,
+    sources: impl Iterator<Item = &'a DenseTensor>,
+    job: &Job,
+) {
+    let step = job.block_rows().saturating_mul(job.k());
+    let mut before = 0;
+    for source in sources {
+        let count = elements_of(source);
+        for start in (0..count).step_by(step) {
+            let elements = start..count.min(start.saturating_add(step));
+            units.push(Unit { job: job_index, output, source, elements, before: before + start });
+        }
+        before += count;
+    }
+}
+
+/// What is to be told of a tensor; nothing of one that is only copied.
+fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
+    let planned = &job.planned;
+    if job.format() == Some(QuantFormat::Nvfp4) && sums.largest > f64::from(NVFP4_MAX) {
+        return Err(Error::mismatch(
+            format!("`{}` as nvfp4", planned.name),
+            format!("magnitudes up to {NVFP4_MAX}, which it holds without a global scale"),
+            format!("{}; give this tensor another format", sums.largest),
+        ));
+    }
+    let converted = matches!(job.work, Work::Cast(..) | Work::Pack(..));
+    Ok((converted || sums.non_finite() > 0).then(|| sums.quality(&planned.name, &planned.from, &planned.to)))
+}
+
+/// How many numbers of a float dtype are NaN, and how many infinite.
+fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
+    let count = |exponents: u32, width: usize| {
+        let (mut nan, mut infinite) = (0, 0);
+        for number in bytes.chunks_exact(width) {
+            let bits = number.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
+            let sign = 1 << (8 * width - 1);
+            if bits & exponents == exponents {
+                let is_infinite = bits & !sign == exponents;
+                infinite += u64::from(is_infinite);
+                nan += u64::from(!is_infinite);
+            }
+        }
+        (nan, infinite)
+    };
+    match dtype {
+        DType::F16 => count(0x7C00, 2),
+        DType::BF16 => count(0x7F80, 2),
+        DType::F32 => count(0x7F80_0000, 4),
+        _ => (0, 0),
+    }
+}
+
+fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let flat = tensor.flatten_all()?;
+    Ok(match flat.dtype() {
+        DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
+        _ => flat.to_vec1::<u8>()?,
+    })
+}
