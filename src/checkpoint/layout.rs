@@ -17,6 +17,11 @@ pub(super) trait Layout: fmt::Debug + Send + Sync {
     /// Brings it to `device`, in the layout of this crate.
     fn load(&self, device: &Device) -> Result<QuantTensor>;
 
+    /// Whether there is a multiplier of all scales that is not MLX's.
+    fn has_multiplier(&self) -> bool {
+        false
+    }
+
     /// The parts, if this is the layout of this crate.
     fn parts(&self) -> Option<&Parts> {
         None
@@ -94,6 +99,10 @@ impl Parts {
 }
 
 impl Layout for Parts {
+    fn has_multiplier(&self) -> bool {
+        self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
+    }
+
     fn parts(&self) -> Option<&Parts> {
         Some(self)
     }

@@ -112,6 +112,11 @@ impl PackedWeight {
 }
 
 impl PackedWeight {
+    /// Whether there is a multiplier of all scales that is not MLX's.
+    pub(crate) fn has_multiplier(&self) -> bool {
+        self.layout.has_multiplier()
+    }
+
     /// The tensors of the weight as a module of an MLX checkpoint has them, if the file has these bytes.
     pub(crate) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
         let Some(parts) = self.layout.parts().map(Parts::as_mlx).transpose()?.flatten() else {

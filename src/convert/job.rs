@@ -115,7 +115,9 @@ impl Job {
                 let outputs = parts.iter().map(output).collect::<Result<_>>()?;
                 (Work::Copy(parts.into_iter().map(|(_, dense)| vec![dense]).collect(), Some(format)), outputs)
             }
-            None if format.scale_kind() == ScaleKind::Float => return Err(impossible()),
+            None if format.scale_kind() == ScaleKind::Float || packed.has_multiplier() => {
+                return Err(impossible());
+            }
             None => (Work::Repack(packed.clone()), packed_outputs(module, packed.dims(), format, Dtype::U8)?),
         };
         let mut job = Self::new(form, format.to_string(), work, outputs);

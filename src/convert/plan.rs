@@ -75,6 +75,9 @@ impl Plan {
             jobs.extend(planner.group(group)?);
         }
         jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
+        if jobs.is_empty() {
+            return Err(Error::file(source.path(), "no tensors", "give a checkpoint that has weights"));
+        }
         check_names(&jobs)?;
         let top = top_format(&jobs, options.recipe.format);
         let shards = into_shards(jobs, options);
@@ -252,6 +255,9 @@ impl<'a> Planner<'a> {
             let in_features = model.as_ref().and_then(|model| in_features(model, name));
             tensors.push((name.to_owned(), self.source.tensor(name, in_features)?));
         }
+        if let Err(error) = self.source.stored_tokenizer() {
+            notes.push(format!("no tokenizer is written: {error}"));
+        }
         notes.extend(self.source.warnings());
         Ok((tensors, notes))
     }
@@ -289,7 +295,8 @@ impl<'a> Planner<'a> {
             Spec::Keep => Job::plain(form, self.plain_dtype(form))?,
         };
         job.planned.role = role;
-        decided.1.clone_into(&mut job.planned.rule);
+        let is_vector = form.dims.len() < 2 && spec == Spec::Keep;
+        job.planned.rule = if is_vector { "not a matrix" } else { decided.1 }.to_owned();
         job.planned.fallback = fallback;
         Ok(job)
     }
@@ -306,6 +313,7 @@ impl<'a> Planner<'a> {
     fn plain_dtype(&self, form: &Form) -> Option<DType> {
         match form.parts.first() {
             Some(Part::Stored(dense)) if dense.dtype().is_float() => self.options.dtype,
+            Some(Part::Encoded(Weight::Dense(dense))) => self.options.dtype.or(Some(dense.dtype())),
             Some(Part::Encoded(_)) => Some(self.dtype),
             _ => None,
         }

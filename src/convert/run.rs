@@ -18,6 +18,9 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// The file of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
+
 /// How a plan is carried out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
@@ -147,9 +150,22 @@ fn write_companions(plan: &Plan, staging: &Staging) -> Result<()> {
         write_synced(&staging.path("config.json"), config.as_bytes())?;
     }
     write_synced(&staging.path("model.safetensors.index.json"), plan.index_json().as_bytes())?;
-    for (name, path) in plan.copied_files()? {
-        let bytes = fs::read(&path).map_err(|error| Error::Io { path, error })?;
-        write_synced(&staging.path(&name), &bytes)?;
+    let copied = plan.copied_files()?;
+    for (name, path) in &copied {
+        let bytes = fs::read(path).map_err(|error| Error::Io { path: path.clone(), error })?;
+        write_synced(&staging.path(name), &bytes)?;
+    }
+    if !copied.iter().any(|(name, _)| name == TOKENIZER) {
+        // That there is none that can be read is among the plan's notes.
+        let text = plan
+            .source
+            .stored_tokenizer()
+            .ok()
+            .flatten()
+            .and_then(|tokenizer| tokenizer.to_string(false).ok());
+        if let Some(text) = text {
+            write_synced(&staging.path(TOKENIZER), text.as_bytes())?;
+        }
     }
     Ok(())
 }

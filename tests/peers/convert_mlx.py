@@ -10,7 +10,8 @@ mxfp8, nvfp4, the mixed recipes, float16 and float32 first; and a small model wi
 here. Our output is then loaded and run by mlx-lm, with the logits of its own output expected. What the safe defaults
 write, which mlx-lm has not, is only loaded and run.
 
---digests writes the SHA-256 of every tensor of mlx-lm's output, by case, for the tests of the crate.
+--digests writes what the tests of the crate compare with: for every case the tensors of mlx-lm's output in the order
+of their names, each as the first 16 digits of the SHA-256 of `name dtype [shape]\n` and its bytes.
 """
 import argparse
 import hashlib
@@ -20,8 +21,7 @@ import tempfile
 from pathlib import Path
 
 import mlx.core as mx
-import mlx.nn as nn
-from mlx.utils import tree_flatten
+from mlx.utils import tree_flatten, tree_map
 from mlx_lm import convert as mlx_convert
 from mlx_lm import load
 from mlx_lm.models import qwen3_moe
@@ -62,6 +62,9 @@ def tensors(folder):
 
 def logits(folder):
     model, _ = load(str(folder))
+    # Dense experts are computed in f32 only, on a CPU.
+    upcast = lambda v: v.astype(mx.float32) if mx.issubdtype(v.dtype, mx.floating) else v
+    model.update(tree_map(upcast, model.parameters()))
     result = model(mx.array([list(range(1, 25))]))[0].astype(mx.float32)
     assert mx.all(mx.isfinite(result)), folder
     return result
@@ -80,7 +83,9 @@ def compare(name, source, ours_options, theirs_options):
         assert mx.array_equal(logits(mine), logits(theirs)), name
         packed = sum(dtype == "U32" for dtype, _, _ in a.values())
         print(f"{name}: {len(a)} tensors equal, {packed} of them packed words; logits equal", flush=True)
-        return {tensor: hashlib.sha256(data).hexdigest() for tensor, (_, _, data) in sorted(b.items())}
+        head = lambda tensor, dtype, shape: f"{tensor} {dtype} {list(shape)}\n".encode()
+        digest = lambda tensor, dtype, shape, data: hashlib.sha256(head(tensor, dtype, shape) + data).hexdigest()[:16]
+        return [digest(tensor, *b[tensor]) for tensor in sorted(b)]
 
 
 def experts(folder, source):
