@@ -45,7 +45,7 @@ fn cast_as<T: Bytes>(numbers: Vec<f32>) -> Block {
     T::widen(&rounded, &mut stored);
     let mut sums = Sums::default();
     sums.add_row(&numbers, &stored);
-    sums.count_non_finite(&numbers, &stored);
+    sums.count_non_finite(&numbers);
     Block { bytes: vec![T::bytes(&rounded)], sums }
 }
 
@@ -54,7 +54,9 @@ fn pack_as<T: Bytes>(rows: &[f32], k: usize, format: QuantFormat) -> Result<Bloc
     let mut rounded = T::round_all(rows.to_vec());
     let mut widened = vec![0.; rows.len()];
     T::widen(&rounded, &mut widened);
-    sums.count_non_finite(rows, &widened);
+    sums.count_non_finite(rows);
+    // They are packed as zero, so that what is decoded does not tell of them.
+    sums.count_overflowing(rows, &widened);
     if sums.non_finite() > 0 {
         for (number, widened) in rounded.iter_mut().zip(&widened) {
             if !widened.is_finite() {

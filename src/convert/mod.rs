@@ -38,6 +38,7 @@ mod run;
 mod shard;
 mod spec;
 mod staging;
+mod writer;
 
 pub use plan::{Plan, PlannedTensor};
 pub use quality::{Quality, Report, WrittenFile};

@@ -69,7 +69,7 @@ impl Plan {
     /// [`Options::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &Options) -> Result<Self> {
         let planner = Planner::new(source, options);
-        let (tensors, notes) = planner.tensors()?;
+        let tensors = planner.tensors()?;
         let mut jobs = Vec::with_capacity(tensors.len());
         for group in experts::group(tensors, source.config())? {
             jobs.extend(planner.group(group)?);
@@ -81,7 +81,7 @@ impl Plan {
         check_names(&jobs)?;
         let top = top_format(&jobs, options.recipe.format);
         let shards = into_shards(jobs, options);
-        let plan = Self { source: source.clone(), shards, top, notes };
+        let plan = Self { source: source.clone(), shards, top, notes: planner.notes() };
         let fallen = plan.tensors().find_map(|tensor| Some((tensor, tensor.fallback.as_ref()?)));
         if let Some((tensor, reason)) = fallen.filter(|_| options.strict) {
             return Err(Error::mismatch(
@@ -243,23 +243,32 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// All tensors of the source that are converted, and notes.
-    fn tensors(&self) -> Result<(Vec<(String, Weight)>, Vec<String>)> {
+    /// Whether a tensor is left out: a head that the model does not have.
+    fn is_left_out(&self, name: &str) -> bool {
+        self.tied && self.options.target == Target::Mlx && name.ends_with("lm_head.weight")
+    }
+
+    /// All tensors of the source that are converted.
+    fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         let model = Config::from_json(self.source.config()).ok();
-        let (mut tensors, mut notes) = (Vec::new(), Vec::new());
-        for name in self.source.tensor_names() {
-            if self.tied && self.options.target == Target::Mlx && name.ends_with("lm_head.weight") {
-                notes.push(format!("`{name}` is left out: the config says that the embedding is the head"));
-                continue;
-            }
+        let tensor = |name: &str| {
             let in_features = model.as_ref().and_then(|model| in_features(model, name));
-            tensors.push((name.to_owned(), self.source.tensor(name, in_features)?));
-        }
+            Ok((name.to_owned(), self.source.tensor(name, in_features)?))
+        };
+        self.source.tensor_names().filter(|name| !self.is_left_out(name)).map(tensor).collect()
+    }
+
+    /// What is odd; of tensors, what they have shown when they were asked for.
+    fn notes(&self) -> Vec<String> {
+        let left_out = self.source.tensor_names().filter(|name| self.is_left_out(name));
+        let mut notes: Vec<_> = left_out
+            .map(|name| format!("`{name}` is left out: the config says that the embedding is the head"))
+            .collect();
         if let Err(error) = self.source.stored_tokenizer() {
             notes.push(format!("no tokenizer is written: {error}"));
         }
         notes.extend(self.source.warnings());
-        Ok((tensors, notes))
+        notes
     }
 
     fn group(&self, group: Group) -> Result<Vec<Job>> {

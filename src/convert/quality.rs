@@ -83,12 +83,16 @@ pub(super) struct Sums {
 }
 
 impl Sums {
-    /// Compares numbers; those that are not finite are left out.
+    /// Compares numbers; those that are not finite are left out, and counted if they are not of the source.
     pub(super) fn add_row(&mut self, source: &[f32], output: &[f32]) {
         self.elements += source.len() as u64;
         for (&source, &output) in source.iter().zip(output) {
             let (source, output) = (f64::from(source), f64::from(output));
-            if !source.is_finite() || !output.is_finite() {
+            if !source.is_finite() {
+                continue;
+            }
+            if !output.is_finite() {
+                self.overflowing += 1;
                 continue;
             }
             let error = (source - output).abs();
@@ -116,13 +120,18 @@ impl Sums {
         self.negative_scales += scales.iter().filter(|scale| **scale < 0.).count() as u64;
     }
 
-    /// Counts what is not finite in the source, or not any more in the output's dtype.
-    pub(super) fn count_non_finite(&mut self, source: &[f32], rounded: &[f32]) {
-        for (source, rounded) in source.iter().zip(rounded) {
-            self.nan += u64::from(source.is_nan());
-            self.infinite += u64::from(source.is_infinite());
-            self.overflowing += u64::from(source.is_finite() && !rounded.is_finite());
+    /// Counts what is not finite in the source.
+    pub(super) fn count_non_finite(&mut self, source: &[f32]) {
+        for number in source {
+            self.nan += u64::from(number.is_nan());
+            self.infinite += u64::from(number.is_infinite());
         }
+    }
+
+    /// Counts finite numbers that are none after rounding.
+    pub(super) fn count_overflowing(&mut self, source: &[f32], rounded: &[f32]) {
+        let overflows = |(source, rounded): &(&f32, &f32)| source.is_finite() && !rounded.is_finite();
+        self.overflowing += source.iter().zip(rounded).filter(overflows).count() as u64;
     }
 
     /// Counts what is not finite in numbers that are copied.
@@ -153,7 +162,9 @@ impl Sums {
     }
 
     pub(super) fn quality(&self, name: &str, from: &str, to: &str) -> Quality {
-        let relative_rms = if self.error == 0. { 0. } else { (self.error / self.source).sqrt() };
+        // JSON has no infinity.
+        let relative_rms =
+            if self.error == 0. { 0. } else { (self.error / self.source).sqrt().min(f64::MAX) };
         let lengths = (self.source * self.output).sqrt();
         Quality {
             name: name.to_owned(),

@@ -13,7 +13,8 @@ const SMALL: usize = 1024;
 
 /// Which tensor becomes what.
 ///
-/// Rules are tried in order, the first that matches decides; what none matches gets the format of the recipe. The
+/// Rules are tried in order, the first that matches decides; what none matches gets the format of the recipe. They see
+/// names as they are in the output, where experts are stacks. The
 /// safe defaults come last: vision and audio parts, routers, norms and matrices of fewer than 1024 elements are
 /// kept, the output head (also a tied embedding) gets the next wider format.
 ///

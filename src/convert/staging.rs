@@ -41,7 +41,9 @@ pub(super) struct Staging {
     out: PathBuf,
     root: PathBuf,
     pub journal: Journal,
-    _lock: File,
+    /// Whether the output has been renamed already, and only the journal is left.
+    pub is_published: bool,
+    lock: File,
 }
 
 fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
@@ -64,8 +66,8 @@ pub fn check_output(out: &Path, resume: bool) -> Result<()> {
     if out.file_name().is_none() {
         return Err(Error::file(out, "not the name of a folder to create", "give another output"));
     }
-    let is_published = resume && root.exists() && !root.join("model").exists();
-    if fs::symlink_metadata(out).is_ok() && !is_published {
+    let exists = fs::symlink_metadata(out).is_ok();
+    if exists && !(resume && is_published(out)) {
         return Err(Error::file(
             out,
             "it exists already, and is not overwritten",
@@ -79,11 +81,17 @@ pub fn check_output(out: &Path, resume: bool) -> Result<()> {
     Ok(())
 }
 
+/// Whether the output has been renamed already, and only the journal is left.
+fn is_published(out: &Path) -> bool {
+    let root = root_of(out);
+    out.exists() && root.join("journal.json").exists() && !root.join("model").exists()
+}
+
 impl Staging {
     /// Creates the folder, or takes up what is in it.
     pub(super) fn open(plan: &Plan, out: &Path, resume: bool) -> Result<Self> {
         check_output(out, resume)?;
-        let root = root_of(out);
+        let (root, is_published) = (root_of(out), is_published(out));
         if let Err(error) = fs::create_dir(&root) {
             if !(resume && error.kind() == std::io::ErrorKind::AlreadyExists) {
                 return Err(io(&root)(error));
@@ -114,8 +122,8 @@ impl Staging {
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => fresh,
             Err(error) => return Err(io(&path)(error)),
         };
-        let mut staging = Self { out: out.to_owned(), root, journal, _lock: lock };
-        if !staging.is_published() {
+        let mut staging = Self { out: out.to_owned(), root, journal, is_published, lock };
+        if !is_published {
             let model = staging.path("");
             fs::create_dir_all(&model).map_err(io(&model))?;
             // Files that were changed since are written again.
@@ -133,11 +141,6 @@ impl Staging {
     /// A file of the output while it is built.
     pub(super) fn path(&self, file: &str) -> PathBuf {
         self.root.join("model").join(file)
-    }
-
-    /// Whether the output has been renamed already, and only the journal is left.
-    pub(super) fn is_published(&self) -> bool {
-        self.out.exists()
     }
 
     /// Whether a file is finished.
@@ -163,11 +166,12 @@ impl Staging {
     }
 
     /// Makes the folder the output, and removes what is left.
-    pub(super) fn publish(&self) -> Result<()> {
-        if !self.is_published() {
+    pub(super) fn publish(self) -> Result<()> {
+        if !self.is_published {
             let model = self.root.join("model");
             fs::rename(&model, &self.out).map_err(io(&self.out))?;
         }
+        drop(self.lock);
         fs::remove_dir_all(&self.root).map_err(io(&self.root))
     }
 }

@@ -129,6 +129,13 @@ fn numbers_beyond_a_dtype_are_refused() {
     let out = folder.path().join("out");
     let error = run(&source.open(), uniform("f16"), &out, &RunOptions::default()).unwrap_err().to_string();
     assert!(error.contains("`w.weight`") && error.contains("64 too large for the dtype"), "{error}");
+    // The width of the group overflows.
+    let mut huge = vec![0.; 64];
+    (huge[0], huge[1]) = (3e38, -3e38);
+    let wide = Source::new().with("w.weight", &[1, 64], &huge).finish();
+    let out = folder.path().join("4");
+    let error = run(&wide.open(), uniform("4"), &out, &RunOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("64 too large for the dtype of 64 numbers"), "{error}");
     let out = folder.path().join("nvfp4");
     let error = run(&source.open(), uniform("nvfp4"), &out, &RunOptions::default()).unwrap_err().to_string();
     assert!(error.contains("magnitudes up to 2688") && error.contains("another format"), "{error}");
