@@ -74,11 +74,12 @@ impl Pieces {
         self.indices().map(|index| Ok(of(&self.decode(index)?, &other.decode(index)?))).collect()
     }
 
-    /// Applies `of` to every piece as f32, and to the number of its first row, in parallel; the results are in order.
-    pub fn map_f32<R: Send>(&self, of: impl Fn(usize, Vec<f32>) -> R + Sync) -> Result<Vec<R>> {
+    /// Applies `of` to every piece, in one dimension, and to the number of its first row, in parallel; the results
+    /// are in order.
+    pub fn map_tensors<R: Send>(&self, of: impl Fn(usize, Tensor) -> R + Sync) -> Result<Vec<R>> {
         let apply = |index| {
             let (row, numbers) = self.numbers(index)?;
-            Ok(of(row, numbers.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?))
+            Ok(of(row, numbers.flatten_all()?))
         };
         self.indices().map(apply).collect()
     }

@@ -6,7 +6,7 @@ use crate::format::element::{e4m3_to_f32, e8m0_to_f32, Real, E2M1_MAX, E4M3_MAX}
 use crate::format::encode::{encode_affine, encode_mx, encode_nvfp4};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
-use candle_core::DType;
+use candle_core::{DType, Tensor};
 use half::{bf16, f16};
 
 /// Rows in their new form: the bytes for each tensor of the output, in the order of the files.
@@ -16,17 +16,18 @@ pub(super) struct Block {
 }
 
 /// Rows of `k` numbers, rounded to `dtype` and packed. What is not finite is packed as zero, and counted.
-pub(super) fn pack(rows: &[f32], k: usize, dtype: DType, format: QuantFormat) -> Result<Block> {
+pub(super) fn pack(numbers: &Tensor, k: usize, dtype: DType, format: QuantFormat) -> Result<Block> {
     match dtype {
-        DType::F16 => pack_as::<f16>(rows, k, format),
-        DType::BF16 => pack_as::<bf16>(rows, k, format),
-        DType::F32 => pack_as::<f32>(rows, k, format),
+        DType::F16 => pack_as::<f16>(numbers, k, format),
+        DType::BF16 => pack_as::<bf16>(numbers, k, format),
+        DType::F32 => pack_as::<f32>(numbers, k, format),
         other => Err(unsupported(other)),
     }
 }
 
 /// Numbers, rounded to `dtype`.
-pub(super) fn cast(numbers: Vec<f32>, dtype: DType) -> Result<Block> {
+pub(super) fn cast(numbers: &Tensor, dtype: DType) -> Result<Block> {
+    let numbers = numbers.to_dtype(DType::F32)?.to_vec1()?;
     match dtype {
         DType::F16 => Ok(cast_as::<f16>(numbers)),
         DType::BF16 => Ok(cast_as::<bf16>(numbers)),
@@ -49,19 +50,31 @@ fn cast_as<T: Bytes>(numbers: Vec<f32>) -> Block {
     Block { bytes: vec![T::bytes(&rounded)], sums }
 }
 
-fn pack_as<T: Bytes>(rows: &[f32], k: usize, format: QuantFormat) -> Result<Block> {
-    let mut sums = Sums::default();
-    let mut rounded = T::round_all(rows.to_vec());
-    let mut widened = vec![0.; rows.len()];
-    T::widen(&rounded, &mut widened);
-    sums.count_non_finite(rows);
+/// Numbers as they are, and rounded.
+fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec<T>)> {
+    let widened = |rounded: &[T]| {
+        let mut widened = vec![0.; rounded.len()];
+        T::widen(rounded, &mut widened);
+        widened
+    };
+    if numbers.dtype() == T::DTYPE {
+        let stored = numbers.to_vec1()?;
+        return Ok((widened(&stored), stored));
+    }
+    let rows: Vec<f32> = numbers.to_dtype(DType::F32)?.to_vec1()?;
+    let rounded = T::round_all(rows.clone());
     // They are packed as zero, so that what is decoded does not tell of them.
-    sums.count_overflowing(rows, &widened);
+    sums.count_overflowing(&rows, &widened(&rounded));
+    Ok((rows, rounded))
+}
+
+fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat) -> Result<Block> {
+    let mut sums = Sums::default();
+    let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
+    sums.count_non_finite(&rows);
     if sums.non_finite() > 0 {
-        for (number, widened) in rounded.iter_mut().zip(&widened) {
-            if !widened.is_finite() {
-                *number = T::from_f32(0.);
-            }
+        for number in rounded.iter_mut().filter(|number| !number.to_f32().is_finite()) {
+            *number = T::from_f32(0.);
         }
     }
     let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);

@@ -82,27 +82,64 @@ pub(super) struct Sums {
     overflowing: u64,
 }
 
+/// How many sums are added to at a time.
+const LANES: usize = 8;
+
+/// Sums of every eighth number, which the compiler keeps in vector registers.
+#[derive(Default)]
+struct Lanes {
+    error: [f64; LANES],
+    source: [f64; LANES],
+    output: [f64; LANES],
+    product: [f64; LANES],
+    max_abs: [f64; LANES],
+    largest: [f64; LANES],
+    overflowing: [u64; LANES],
+}
+
+impl Lanes {
+    fn add(&mut self, source: &[f32; LANES], output: &[f32; LANES]) {
+        for lane in 0..LANES {
+            let (source, output) = (source[lane], output[lane]);
+            self.overflowing[lane] += u64::from(source.is_finite() & !output.is_finite());
+            let both = source.is_finite() & output.is_finite();
+            let (source, output) = if both { (f64::from(source), f64::from(output)) } else { (0., 0.) };
+            let error = (source - output).abs();
+            self.error[lane] += error * error;
+            self.source[lane] += source * source;
+            self.output[lane] += output * output;
+            self.product[lane] += source * output;
+            self.max_abs[lane] = if error > self.max_abs[lane] { error } else { self.max_abs[lane] };
+            let magnitude = source.abs();
+            self.largest[lane] = if magnitude > self.largest[lane] { magnitude } else { self.largest[lane] };
+        }
+    }
+}
+
 impl Sums {
     /// Compares numbers; those that are not finite are left out, and counted if they are not of the source.
     pub(super) fn add_row(&mut self, source: &[f32], output: &[f32]) {
         self.elements += source.len() as u64;
-        for (&source, &output) in source.iter().zip(output) {
-            let (source, output) = (f64::from(source), f64::from(output));
-            if !source.is_finite() {
-                continue;
-            }
-            if !output.is_finite() {
-                self.overflowing += 1;
-                continue;
-            }
-            let error = (source - output).abs();
-            self.error += error * error;
-            self.source += source * source;
-            self.output += output * output;
-            self.product += source * output;
-            self.max_abs = self.max_abs.max(error);
-            self.largest = self.largest.max(source.abs());
+        let mut lanes = Lanes::default();
+        let (sources, source_rest) = source.as_chunks();
+        let (outputs, output_rest) = output.as_chunks();
+        for (source, output) in sources.iter().zip(outputs) {
+            lanes.add(source, output);
         }
+        // Zeros add nothing.
+        let padded = |rest: &[f32]| {
+            let mut padded = [0.; LANES];
+            padded.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+            padded
+        };
+        lanes.add(&padded(source_rest), &padded(output_rest));
+        self.error += lanes.error.iter().sum::<f64>();
+        self.source += lanes.source.iter().sum::<f64>();
+        self.output += lanes.output.iter().sum::<f64>();
+        self.product += lanes.product.iter().sum::<f64>();
+        self.max_abs = lanes.max_abs.iter().fold(self.max_abs, |a, b| a.max(*b));
+        self.largest = lanes.largest.iter().fold(self.largest, |a, b| a.max(*b));
+        self.overflowing += lanes.overflowing.iter().sum::<u64>();
     }
 
     /// Counts oddities of groups; `range` tells what the group of this number can hold.

@@ -124,14 +124,14 @@ impl Writer<'_> {
             })?;
             return result.map(|()| sums);
         }
-        let numbers = run.load(DType::F32, &Device::Cpu)?.to_vec1::<f32>()?;
-        self.rows(job, numbers, unit.before / job.k(), file)
+        let numbers = run.load(run.dtype(), &Device::Cpu)?;
+        self.rows(job, &numbers, unit.before / job.k(), file)
     }
 
     /// Converts rows of numbers and writes them; `row` is the number of the first.
-    fn rows(&self, job: &Job, numbers: Vec<f32>, row: usize, file: &ShardFile) -> Result<Sums> {
+    fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
-            Work::Pack(_, dtype, format) => block::pack(&numbers, job.k(), *dtype, *format)?,
+            Work::Pack(_, dtype, format) => block::pack(numbers, job.k(), *dtype, *format)?,
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(_) => return Ok(Sums::default()),
         };
@@ -170,7 +170,7 @@ impl Writer<'_> {
                     };
                     let pieces = Pieces::load(&weight)?;
                     let of_pieces =
-                        pieces.map_f32(|first, numbers| self.rows(job, numbers, row + first, file))?;
+                        pieces.map_tensors(|first, numbers| self.rows(job, &numbers, row + first, file))?;
                     for of_piece in of_pieces {
                         sums = sums.add(&of_piece?);
                     }
