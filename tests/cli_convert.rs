@@ -109,6 +109,28 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
 }
 
 #[test]
+fn formats_are_compared_by_what_they_would_write() {
+    let (code, stdout, stderr) = run(&tiny(), &["--compare", "3,affine:4:g32,mxfp4", "--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let compared: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(compared.as_array().unwrap().len(), 3);
+    for (entry, format) in compared.as_array().unwrap().iter().zip(["affine:3:g64", "affine:4:g32", "mxfp4"])
+    {
+        assert_eq!(entry["format"], format);
+        let target = Target::new();
+        let (_, stdout, _) = run(&tiny(), &["--format", format, "-o", &target.arg(), "--json"]);
+        let mut written: Value = serde_json::from_str(&stdout).unwrap();
+        written["files"] = Value::Array(Vec::new());
+        assert_eq!(entry["report"], written, "{format}");
+    }
+    let (_, stdout, _) = run(&tiny(), &["--compare", "3,8", "--role", "lm-head=keep"]);
+    assert_eq!(stdout.lines().count(), 3, "{stdout}");
+    assert!(!stdout.contains("embed_tokens"), "{stdout}");
+    let (code, ..) = run(&tiny(), &["--compare", "3", "-o", "x"]);
+    assert_eq!((code, Path::new("x").exists()), (1, false));
+}
+
+#[test]
 fn rules_on_the_command_line_and_in_files() {
     let target = Target::new();
     let recipe = target.0.path().join("mine.toml");

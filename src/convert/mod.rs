@@ -44,7 +44,7 @@ pub use plan::{Plan, PlannedTensor};
 pub use quality::{Quality, Report, WrittenFile};
 pub use recipe::{Recipe, Rule};
 pub use role::Role;
-pub use run::{run, Event, RunOptions};
+pub use run::{measure, run, Event, RunOptions};
 pub use spec::Spec;
 pub use staging::check_output;
 

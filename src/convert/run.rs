@@ -1,8 +1,9 @@
 //! Carries a plan out, file by file.
 
 use super::plan::Plan;
-use super::quality::{Quality, Report};
-use super::staging::{write_synced, Staging};
+use super::quality::{Quality, Report, WrittenFile};
+use super::shard::ShardFile;
+use super::staging::{write_synced, Finished, Staging};
 use super::writer::Writer;
 use crate::{Error, Result};
 use std::fs;
@@ -70,7 +71,8 @@ pub fn run(
                 progress(Event::Skipped { bytes, tensors: shard.jobs.len() });
                 continue;
             }
-            let tensors = Writer { shard, progress }.write(&staging)?;
+            let file = ShardFile::create(staging.path(&shard.file), &shard.header, shard.size)?;
+            let tensors = Writer { shard, progress }.write(file)?;
             if !options.allow_nonfinite {
                 check_finite(plan, &tensors)?;
             }
@@ -78,7 +80,7 @@ pub fn run(
         }
         write_companions(plan, &staging)?;
     }
-    let report = report(plan, &staging);
+    let report = report(plan, &staging.journal.finished);
     if !options.allow_nonfinite {
         check_finite(plan, &report.tensors)?;
     }
@@ -87,8 +89,23 @@ pub fn run(
     Ok(report)
 }
 
-fn report(plan: &Plan, staging: &Staging) -> Report {
-    let finished = &staging.journal.finished;
+/// What a plan loses: everything is computed, and nothing written.
+///
+/// # Errors
+/// If the source can't be read, or has numbers that are not finite.
+pub fn measure(plan: &Plan, progress: &(dyn Fn(Event) + Sync)) -> Result<Report> {
+    let mut tensors = Vec::new();
+    for shard in &plan.shards {
+        tensors.extend(Writer { shard, progress }.write(ShardFile::nowhere())?);
+    }
+    check_finite(plan, &tensors)?;
+    let file = WrittenFile { file: String::new(), sha256: String::new() };
+    let mut report = report(plan, &[Finished { file, tensors }]);
+    report.files.clear();
+    Ok(report)
+}
+
+fn report(plan: &Plan, finished: &[Finished]) -> Report {
     let mut tensors: Vec<_> = finished.iter().flat_map(|entry| entry.tensors.clone()).collect();
     tensors.sort_by(|a, b| b.relative_rms.total_cmp(&a.relative_rms));
     Report {

@@ -76,7 +76,8 @@ pub(super) fn lay_out(outputs: &mut [&mut Output], format: &str) -> (Vec<u8>, u6
 /// A file that is written at any place, by several threads.
 pub(super) struct ShardFile {
     path: PathBuf,
-    file: File,
+    /// None if nothing is to be written.
+    file: Option<File>,
 }
 
 impl ShardFile {
@@ -89,19 +90,28 @@ impl ShardFile {
             Ok(file)
         };
         match create() {
-            Ok(file) => Ok(Self { path, file }),
+            Ok(file) => Ok(Self { path, file: Some(file) }),
             Err(error) => Err(Error::Io { path, error }),
         }
     }
 
+    /// A file that takes everything and keeps nothing.
+    pub(super) fn nowhere() -> Self {
+        Self { path: PathBuf::new(), file: None }
+    }
+
     /// Writes `bytes` at `offset`.
     pub(super) fn write(&self, offset: u64, bytes: &[u8]) -> Result<()> {
-        write_all_at(&self.file, bytes, offset).map_err(|error| Error::Io { path: self.path.clone(), error })
+        let Some(file) = &self.file else {
+            return Ok(());
+        };
+        write_all_at(file, bytes, offset).map_err(|error| Error::Io { path: self.path.clone(), error })
     }
 
     /// Returns when all bytes are on the disk.
     pub(super) fn finish(self) -> Result<()> {
-        self.file.sync_all().map_err(|error| Error::Io { path: self.path, error })
+        let synced = self.file.as_ref().map_or(Ok(()), File::sync_all);
+        synced.map_err(|error| Error::Io { path: self.path, error })
     }
 }
 

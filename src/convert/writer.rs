@@ -8,7 +8,6 @@ use super::plan::Shard;
 use super::quality::{Quality, Sums};
 use super::run::Event;
 use super::shard::ShardFile;
-use super::staging::Staging;
 use crate::checkpoint::{DenseTensor, Weight};
 use crate::format::decode::NVFP4_MAX;
 use crate::pieces::Pieces;
@@ -36,9 +35,8 @@ struct Unit<'a> {
 
 impl Writer<'_> {
     /// Writes it, and tells what was lost.
-    pub(super) fn write(&self, staging: &Staging) -> Result<Vec<Quality>> {
-        let Shard { file, jobs, header, size } = self.shard;
-        let file = ShardFile::create(staging.path(file), header, *size)?;
+    pub(super) fn write(&self, file: ShardFile) -> Result<Vec<Quality>> {
+        let jobs = &self.shard.jobs;
         let units = self.units();
         let left: Vec<_> = jobs.iter().map(|_| AtomicUsize::new(0)).collect();
         for unit in &units {

@@ -37,7 +37,7 @@ pub struct Options {
     /// The checkpoint: a directory, a file, or the name of a model of Ollama.
     source: PathBuf,
     /// The folder to create.
-    #[arg(short, long, required_unless_present = "dry_run")]
+    #[arg(short, long, required_unless_present_any = ["dry_run", "compare"])]
     out: Option<PathBuf>,
     /// What to write.
     #[arg(long, value_enum, default_value = "mlx")]
@@ -78,7 +78,12 @@ pub struct Options {
     /// Print the plan, made from headers alone, and write nothing.
     #[arg(long, conflicts_with = "resume")]
     dry_run: bool,
-    /// Print JSON: the plan, or the report.
+    /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
+    #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
+        "out", "format", "bits", "recipe", "dequantize", "dry_run", "resume", "allow_nonfinite", "max_rrmse", "report"
+    ])]
+    compare: Vec<Spec>,
+    /// Print JSON: the plan, the report, or the comparison.
     #[arg(long)]
     json: bool,
     /// Take up a conversion that was interrupted.
@@ -151,7 +156,10 @@ fn parse_limit(text: &str) -> Result<f64, String> {
 /// Runs the command; an error comes with its exit code.
 pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let usage = |error| (error, USAGE);
-    let conversion = conversion(options).map_err(usage)?;
+    if !options.compare.is_empty() {
+        return compare(options);
+    }
+    let conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
         convert::check_output(out, options.resume).map_err(|error| usage(error.into()))?;
     }
@@ -163,9 +171,34 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     }
 }
 
-fn conversion(options: &Options) -> Result<Conversion> {
-    let mut conversion =
-        if options.dequantize { Conversion::dense() } else { Conversion::mlx(recipe(options)?) };
+/// Measures one format after the other.
+fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
+    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    let mut reports = Vec::new();
+    for format in &options.compare {
+        let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
+        let plan = Plan::new(&source, &conversion).map_err(bad_input)?;
+        let progress = Progress::new(&plan, options.quiet, options.json_progress);
+        let report = convert::measure(&plan, &|event| progress.tell(&event));
+        progress.finish();
+        reports.push((*format, report.map_err(bad_input)?));
+    }
+    let mut stdout = io::stdout().lock();
+    let printed = match options.json {
+        true => writeln!(stdout, "{:#}", print::comparison_json(&reports)),
+        false => print::comparison(&mut stdout, &reports),
+    };
+    printed.and_then(|()| stdout.flush()).map_err(|error| (error.into(), IO))
+}
+
+/// What is to be done, with another format than that of the options if one is given.
+fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
+    let mut conversion = match (options.dequantize, format) {
+        (true, _) => Conversion::dense(),
+        (_, Some(format)) => Conversion::mlx(with_rules(options, Recipe::safe(format))?),
+        _ => Conversion::mlx(recipe(options)?),
+    };
     conversion.dtype = options.dtype;
     conversion.requantize = options.requantize;
     conversion.strict = options.strict;
@@ -198,6 +231,11 @@ fn recipe(options: &Options) -> Result<Recipe> {
             Recipe::from_toml(file, &text)?
         }
     };
+    with_rules(options, recipe)
+}
+
+/// The recipe after the rules of the command line.
+fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
     let tensors = options.tensors.iter().map(|(glob, spec)| Rule::tensors(glob, *spec));
     let roles = options.role.iter().map(|(role, spec)| Ok(Rule::role(*role, *spec)));
     Ok(recipe.with_rules_first(tensors.chain(roles).collect::<candle_quant::Result<Vec<_>>>()?))

@@ -1,6 +1,6 @@
 //! Plans and reports, for people and as JSON.
 
-use candle_quant::convert::{Plan, Report};
+use candle_quant::convert::{Plan, Report, Spec};
 use serde_json::{json, Value};
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -106,6 +106,28 @@ pub fn report(out: &mut impl Write, plan: &Plan, report: &Report, path: &Path) -
         writeln!(out, "note: {note}")?;
     }
     writeln!(out, "{}", path.display())
+}
+
+pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Result<()> {
+    writeln!(out, "{:>14} {:>12} {:>9} {:>9} {:>9}  worst", "format", "size", "bits", "median", "largest")?;
+    for (format, report) in reports {
+        let error = |index: usize| report.tensors.get(index).map_or(0., |tensor| tensor.relative_rms);
+        writeln!(
+            out,
+            "{:>14} {:>12} {:>9.3} {:>9.5} {:>9.5}  {}",
+            format.to_string(),
+            megabytes(report.bytes),
+            report.bits_per_weight,
+            error(report.tensors.len() / 2),
+            error(0),
+            report.tensors.first().map_or("-", |tensor| &tensor.name)
+        )?;
+    }
+    Ok(())
+}
+
+pub fn comparison_json(reports: &[(Spec, Report)]) -> Value {
+    reports.iter().map(|(format, report)| json!({"format": format.to_string(), "report": report})).collect()
 }
 
 fn megabytes(bytes: u64) -> String {
