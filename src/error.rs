@@ -61,6 +61,20 @@ pub enum Error {
         /// What the user can do instead.
         remedy: String,
     },
+    /// A conversion loses more than it may.
+    #[error("`{tensor}` as {format}: relative RMS error {relative_rms:.4}, {worse} tensors above the limit {limit}")]
+    Quality {
+        /// The worst tensor.
+        tensor: String,
+        /// What it became.
+        format: String,
+        /// Its error, relative to the RMS of its numbers.
+        relative_rms: f64,
+        /// The limit.
+        limit: f64,
+        /// How many tensors are above it.
+        worse: usize,
+    },
     /// An error of candle itself (device, allocation, shape).
     #[error(transparent)]
     Candle(candle_core::Error),

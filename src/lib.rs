@@ -28,6 +28,7 @@
 //! | [`nn`] | layers with candle_nn's names |
 //! | [`models`] | the llama family, Qwen3, and models with experts, dense or quantized from the same code |
 //! | [`mod@generate`] | sampling, stop tokens, streamed text |
+//! | [`mod@convert`] | quantizes a checkpoint: a plan, little memory, a report of what is lost |
 //! | [`mod@verify`], [`mod@diff`] | what is wrong with a checkpoint; how far two are apart |
 //!
 //! # Instruction sets
@@ -53,12 +54,13 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `generate`, `logits` |
+//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `generate`, `logits` |
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 
 mod backend;
 pub mod checkpoint;
+pub mod convert;
 pub mod diff;
 mod error;
 pub mod format;

@@ -74,6 +74,21 @@ impl Pieces {
         self.indices().map(|index| Ok(of(&self.decode(index)?, &other.decode(index)?))).collect()
     }
 
+    /// Applies `of` to every piece, in one dimension, and to the number of its first row, in parallel; the results
+    /// are in order.
+    pub fn map_tensors<R: Send>(&self, of: impl Fn(usize, Tensor) -> R + Sync) -> Result<Vec<R>> {
+        let apply = |index| {
+            let (row, numbers) = self.numbers(index)?;
+            Ok(of(row, numbers.flatten_all()?))
+        };
+        self.indices().map(apply).collect()
+    }
+
+    /// Rows of all matrices.
+    pub fn rows_in_all(&self) -> usize {
+        self.matrices.saturating_mul(self.n)
+    }
+
     /// Rows of a piece.
     fn rows(&self) -> usize {
         (PIECE / self.k.max(1)).clamp(1, self.n.max(1))
@@ -87,6 +102,11 @@ impl Pieces {
     /// Decodes one piece. Packed weights become f32 as they do for products; of dense numbers nothing is
     /// lost.
     fn decode(&self, index: usize) -> Result<Vec<f64>> {
+        Ok(self.numbers(index)?.1.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+    }
+
+    /// One piece in the dtype that it decodes to, and the number of its first row.
+    fn numbers(&self, index: usize) -> Result<(usize, Tensor)> {
         let (n, k, rows) = (self.n, self.k, self.rows());
         let of_matrix = n.div_ceil(rows);
         let (matrix, row) = (index / of_matrix, index % of_matrix * rows);
@@ -100,7 +120,7 @@ impl Pieces {
             Loaded::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
             Loaded::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
         };
-        Ok(numbers.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
+        Ok((matrix * n + row, numbers))
     }
 }
 

@@ -63,7 +63,7 @@ pub(super) struct Opened {
 
 /// Where the files that belong to the weights are: config, tokenizer and the like.
 #[derive(Debug)]
-pub(super) enum Companions {
+pub(crate) enum Companions {
     /// In a directory, under their names.
     Directory(PathBuf),
     /// In files of other names.
@@ -71,8 +71,27 @@ pub(super) enum Companions {
 }
 
 impl Companions {
+    /// All of them by name; of a directory every file in it.
+    pub(crate) fn all(&self) -> Result<BTreeMap<String, PathBuf>> {
+        let dir = match self {
+            Self::Files(files) => return Ok(files.clone()),
+            Self::Directory(dir) if dir.as_os_str().is_empty() => Path::new("."),
+            Self::Directory(dir) => dir,
+        };
+        let failed = |error| Error::Io { path: dir.to_owned(), error };
+        let mut files = BTreeMap::new();
+        for entry in std::fs::read_dir(dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            // Asked of the path, not of the entry: files of the Hugging Face cache are links.
+            if let (Ok(name), true) = (entry.file_name().into_string(), entry.path().is_file()) {
+                files.insert(name, entry.path());
+            }
+        }
+        Ok(files)
+    }
+
     /// Where the file called `name` is, if there is one.
-    pub(super) fn path(&self, name: &str) -> Option<PathBuf> {
+    pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
         match self {
             Self::Directory(dir) => Some(dir.join(name)).filter(|path| path.is_file()),
             Self::Files(files) => files.get(name).cloned(),

@@ -6,6 +6,7 @@ use crate::format::decode::global_scale_from_absmax;
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
+use safetensors::Dtype;
 use std::fmt;
 
 /// A packed weight in the layout of some container, checked but not read.
@@ -15,6 +16,16 @@ pub(super) trait Layout: fmt::Debug + Send + Sync {
 
     /// Brings it to `device`, in the layout of this crate.
     fn load(&self, device: &Device) -> Result<QuantTensor>;
+
+    /// Whether there is a multiplier of all scales that is not MLX's.
+    fn has_multiplier(&self) -> bool {
+        false
+    }
+
+    /// The parts, if this is the layout of this crate.
+    fn parts(&self) -> Option<&Parts> {
+        None
+    }
 }
 
 /// The layout of this crate, which is MLX's: codes, scales and what else there is, each a tensor of its own.
@@ -54,7 +65,48 @@ pub(super) enum GlobalScaleMeaning {
     Reciprocal,
 }
 
+impl Parts {
+    /// The tensors of the weight by their names in a module of an MLX checkpoint, with the bytes of the file and
+    /// MLX's dtypes and shapes; `None` if it means something else there.
+    pub(super) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
+        if self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
+            return Ok(None); // symmetric codes
+        }
+        let rows_of = |last: usize| {
+            let rows = self.dims.len().saturating_sub(1);
+            [self.dims.get(..rows).unwrap_or_default(), &[last]].concat()
+        };
+        let k = self.dims.last().copied().unwrap_or(0);
+        let groups = rows_of(self.format.groups_per_row(k)?);
+        let scale_dtype = |part: &StoredTensor| match self.format.scale_kind() {
+            ScaleKind::Float => part.dtype(),
+            ScaleKind::E8m0 | ScaleKind::E4m3 => Dtype::U8,
+        };
+        let of_groups = |part: &StoredTensor| part.as_numbers(scale_dtype(part), &groups);
+        let mut parts = vec![
+            ("weight", self.codes.as_numbers(Dtype::U32, &rows_of(self.format.words_per_row(k)?))),
+            ("scales", of_groups(&self.scales)),
+        ];
+        if let Some(biases) = &self.biases {
+            parts.push(("biases", of_groups(biases)));
+        }
+        if let Some(scale) = &self.global_scale {
+            let means_the_same = scale.meaning == GlobalScaleMeaning::Absmax;
+            parts.push(("global_scale", means_the_same.then(|| scale.tensor.clone())));
+        }
+        Ok(parts.into_iter().map(|(name, part)| Some((name, part?))).collect())
+    }
+}
+
 impl Layout for Parts {
+    fn has_multiplier(&self) -> bool {
+        self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
+    }
+
+    fn parts(&self) -> Option<&Parts> {
+        Some(self)
+    }
+
     fn size_in_bytes(&self) -> usize {
         let optional = [self.biases.as_ref(), self.global_scale.as_ref().map(|scale| &scale.tensor)];
         let all = [Some(&self.codes), Some(&self.scales)].into_iter().chain(optional).flatten();

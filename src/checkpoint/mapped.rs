@@ -247,6 +247,17 @@ impl StoredTensor {
         Ok(take(&bytemuck::cast_slice(&copy)[..bytes.len()]))
     }
 
+    /// A run of elements as a tensor of one dimension; `None` if it is not within the tensor, or its elements are
+    /// not whole bytes.
+    pub(super) fn elements(&self, elements: Range<usize>) -> Option<Self> {
+        let size = header::size_in_bytes(self.dtype(), &[1])?;
+        let Range { start, end } = self.info.range;
+        let begin = start.checked_add(elements.start.checked_mul(size)?)?;
+        let stop = start.checked_add(elements.end.checked_mul(size)?)?;
+        let info = TensorInfo { dtype: self.dtype(), dims: vec![elements.len()], range: begin..stop };
+        (begin <= stop && stop <= end).then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info) })
+    }
+
     /// All bytes, in the mapping.
     fn bytes(&self) -> Result<&[u8]> {
         // Always there: `MappedFile::tensor` has checked it.

@@ -56,6 +56,7 @@ mod uqff;
 mod warnings;
 mod weight;
 
+pub(crate) use container::Companions;
 pub use digest::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
 pub use names::natural_order;
@@ -65,6 +66,7 @@ pub use weight::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 use crate::{Error, Result};
 use container::Opened;
 use std::{
+    collections::BTreeSet,
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -199,6 +201,25 @@ impl Checkpoint {
             Some(weight) => Ok(weight),
             None => self.dense(name).map(Weight::Dense),
         }
+    }
+
+    /// The files that hold the tensors.
+    pub(crate) fn weight_files(&self) -> BTreeSet<PathBuf> {
+        let container = &self.0.opened.container;
+        let parts = |name: &str| {
+            let module = module_of(name).unwrap_or(name).to_owned();
+            ["scales", "biases"].map(|part| tensor_of(&module, part))
+        };
+        let files = |name: &str| {
+            let names = std::iter::once(name.to_owned()).chain(parts(name));
+            names.filter_map(|name| container.file_of(&name).map(Path::to_owned)).collect::<Vec<_>>()
+        };
+        self.tensor_names().flat_map(files).collect()
+    }
+
+    /// Where the files are that belong to the weights: config, tokenizer and the like.
+    pub(crate) fn companions(&self) -> &Companions {
+        &self.0.opened.companions
     }
 
     /// The files of which the checkpoint states the SHA-256, with these digests: all blobs of a model of an

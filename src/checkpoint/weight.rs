@@ -1,12 +1,13 @@
 //! Weights of a checkpoint that are still in their file.
 
-use super::layout::Layout;
+use super::layout::{Layout, Parts};
 use super::mapped::{candle_dtype, StoredTensor};
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use std::borrow::Cow;
 use std::fmt;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The weight of a module, as the checkpoint holds it.
@@ -107,6 +108,22 @@ impl PackedWeight {
     /// If a global scale is negative or not finite, or the device refuses the memory.
     pub fn load(&self, device: &Device) -> Result<QuantTensor> {
         self.layout.load(device)
+    }
+}
+
+impl PackedWeight {
+    /// Whether there is a multiplier of all scales that is not MLX's.
+    pub(crate) fn has_multiplier(&self) -> bool {
+        self.layout.has_multiplier()
+    }
+
+    /// The tensors of the weight as a module of an MLX checkpoint has them, if the file has these bytes.
+    pub(crate) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
+        let Some(parts) = self.layout.parts().map(Parts::as_mlx).transpose()?.flatten() else {
+            return Ok(None);
+        };
+        let dense = |(part, stored): (_, StoredTensor)| Ok((part, DenseTensor::new(&self.name, &stored)?));
+        parts.into_iter().map(dense).collect::<Result<_>>().map(Some)
     }
 }
 
@@ -250,6 +267,43 @@ impl DenseTensor {
         match &self.source {
             Source::Stored(tensor) => tensor.size_in_bytes(),
             Source::Decoded(source) => source.size_in_bytes(),
+        }
+    }
+
+    /// Whether the numbers are in the file as they are.
+    pub(crate) fn is_stored(&self) -> bool {
+        matches!(self.source, Source::Stored(_))
+    }
+
+    /// A run of elements, as a tensor of one dimension.
+    ///
+    /// # Errors
+    /// If the numbers are not stored as they are, or the run is not within the tensor.
+    pub(crate) fn elements(&self, elements: Range<usize>) -> Result<Self> {
+        let run = match &self.source {
+            Source::Stored(tensor) => tensor.elements(elements.clone()),
+            Source::Decoded(_) => None,
+        };
+        match run {
+            Some(run) => Self::new(&self.name, &run),
+            None => Err(Error::mismatch(
+                format!("elements of `{}`", self.name),
+                format!("some of its stored {:?}", self.dims),
+                format!("{elements:?}"),
+            )),
+        }
+    }
+
+    /// Hands the bytes to `take` as the file has them, in order and in pieces.
+    ///
+    /// # Errors
+    /// If the numbers are not stored as they are.
+    pub(crate) fn for_each_chunk(&self, take: impl FnMut(&[u8])) -> Result<()> {
+        match &self.source {
+            Source::Stored(tensor) => tensor.for_each_chunk(1, take),
+            Source::Decoded(_) => {
+                Err(Error::mismatch(&self.name, "numbers that are stored as they are", "codes"))
+            }
         }
     }
 

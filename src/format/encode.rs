@@ -30,13 +30,22 @@ pub fn encode_affine<T: Real>(
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
         let (scale, bias) = affine_parameters(group, bits, largest_code);
         for (code, weight) in codes.iter_mut().zip(group) {
-            let quotient = ((weight.to_f32() - bias) / scale).round_ties_even();
-            *code = quotient.max(0.0).min(largest_code) as u8;
+            let quotient = (weight.to_f32() - bias) / scale;
+            // Between whole numbers, the order of rounding and clamping does not matter.
+            *code = round_small(quotient.max(0.0).min(largest_code)) as u8;
         }
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(bias);
     }
     pack(&codes, bits, words);
+}
+
+/// `round_ties_even` of a number from 0 to 255, in instructions that every machine has: beyond 2^23 there are
+/// whole numbers only.
+#[inline(always)]
+fn round_small(value: f32) -> f32 {
+    const WHOLE: f32 = (1 << 23) as f32;
+    value + WHOLE - WHOLE
 }
 
 /// Scale and bias of a group, not yet rounded to the dtype of the weights.
@@ -134,13 +143,19 @@ fn ceil_log2(value: f32) -> i32 {
 /// The first code whose distance from `value`, rounded to `T`, is smallest: ties go toward zero and
 /// code 8 (negative zero) never wins. Distances that are not numbers lose, which leaves code 0.
 fn nearest_e2m1<T: Real>(value: f32) -> u8 {
+    // Of a negative number, no positive element is nearer than zero; else all is symmetric.
+    let magnitude = value.abs();
     let mut nearest = 0;
-    let mut smallest = round::<T>(value - E2M1[0]).abs();
-    for (code, element) in E2M1.iter().enumerate().skip(1) {
-        let distance = round::<T>(value - element).abs();
+    let mut smallest = round::<T>(magnitude);
+    for (code, element) in E2M1.iter().enumerate().take(8).skip(1) {
+        let distance = round::<T>(magnitude - element).abs();
         if distance < smallest {
             (nearest, smallest) = (code as u8, distance);
         }
     }
-    nearest
+    if nearest > 0 && value < 0.0 {
+        nearest | 8
+    } else {
+        nearest
+    }
 }

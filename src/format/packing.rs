@@ -12,15 +12,17 @@ pub fn code_at(words: &[u32], bits: usize, index: usize) -> Option<u8> {
 
 /// Writes `codes` (each below `2^bits`) as one bit stream. `words` has `codes.len() * bits / 32` words.
 pub fn pack(codes: &[u8], bits: usize, words: &mut [u32]) {
-    words.fill(0);
-    for (index, &code) in codes.iter().enumerate() {
-        let bit = index * bits;
-        let window = u64::from(code) << (bit % 32);
-        if let Some(word) = words.get_mut(bit / 32) {
-            *word |= window as u32;
-        }
-        if let Some(word) = words.get_mut(bit / 32 + 1) {
-            *word |= (window >> 32) as u32;
+    let mut words = words.iter_mut();
+    let (mut window, mut filled) = (0u64, 0);
+    for &code in codes {
+        window |= u64::from(code) << filled;
+        filled += bits;
+        if filled >= 32 {
+            if let Some(word) = words.next() {
+                *word = window as u32;
+            }
+            window >>= 32;
+            filled -= 32;
         }
     }
 }

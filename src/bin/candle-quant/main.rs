@@ -1,5 +1,6 @@
 //! `candle-quant`: look into quantized checkpoints, check and compare them, run them.
 
+mod convert;
 mod diff;
 mod generate;
 mod inspect;
@@ -18,6 +19,7 @@ const EXIT_CODES: &str = "\
 Exit codes: 0 success, 1 failure.
   verify: 0 nothing is wrong, 2 something is, or the checkpoint can't be opened.
   diff: 0 equal, 1 different, 2 a checkpoint can't be read.
+  convert: 1 wrong usage, 2 bad input, 3 too much is lost, 4 a file can't be read or written.
   Wrong usage: 2 for verify and diff, else 1.";
 
 /// Quantized checkpoints on candle.
@@ -36,6 +38,8 @@ enum Command {
     Verify(verify::Options),
     /// Compare two checkpoints, number by number.
     Diff(diff::Options),
+    /// Quantize a checkpoint.
+    Convert(Box<convert::Options>),
     /// Continue a text.
     Generate {
         /// The checkpoint's directory.
@@ -67,6 +71,10 @@ fn main() -> ExitCode {
         Command::Verify(options) => (verify::run(options), WRONG.into()),
         Command::Diff(options) => (diff::run(options), WRONG.into()),
         Command::Generate { path, options } => (generate::run(path, options).map(done), ExitCode::FAILURE),
+        Command::Convert(options) => match convert::run(options) {
+            Ok(()) => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
+            Err((error, code)) => (Err(error), code.into()),
+        },
         Command::Logits(options) => (logits::run(options).map(done), ExitCode::FAILURE),
     };
     match result {

@@ -81,6 +81,10 @@ impl Fp4 {
 }
 
 impl Layout for Fp4Blocks {
+    fn has_multiplier(&self) -> bool {
+        self.global_scale.is_some()
+    }
+
     fn size_in_bytes(&self) -> usize {
         let global_scale = self.global_scale.as_ref().map_or(0, |scale| scale.tensor.size_in_bytes());
         self.blocks.size_in_bytes() + global_scale

@@ -97,6 +97,10 @@ struct PerTensorFp8 {
 }
 
 impl Layout for PerTensorFp8 {
+    fn has_multiplier(&self) -> bool {
+        true
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + size_of::<f32>()
     }

@@ -1,0 +1,283 @@
+//! The `convert` subcommand.
+
+mod print;
+mod progress;
+
+use anyhow::{bail, Context, Result};
+use candle_core::DType;
+use candle_quant::convert::{self, Options as Conversion, Plan, Recipe, Role, Rule, RunOptions, Spec};
+use candle_quant::{Checkpoint, Error};
+use progress::Progress;
+use serde_json::json;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+/// The exit codes beside 0.
+pub const USAGE: u8 = 1;
+const BAD_INPUT: u8 = 2;
+const QUALITY: u8 = 3;
+const IO: u8 = 4;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Formats: affine:BITS[:gGROUP] with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 (default) or 128, or the width \
+alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4; f16, bf16, f32; keep.
+
+Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
+
+Recipes: uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of mlx-lm), \
+or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
+format; the first that matches decides. Without a recipe the output head gets the next wider format; routers, norms, \
+vision, audio and small tensors are kept.
+
+Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
+be read or written.")]
+pub struct Options {
+    /// The checkpoint: a directory, a file, or the name of a model of Ollama.
+    source: PathBuf,
+    /// The folder to create.
+    #[arg(short, long, required_unless_present_any = ["dry_run", "compare"])]
+    out: Option<PathBuf>,
+    /// What to write.
+    #[arg(long, value_enum, default_value = "mlx")]
+    to: Target,
+    /// What tensors become.
+    #[arg(long, value_name = "SPEC", value_parser = parse_spec, group = "what")]
+    format: Option<Spec>,
+    /// Bits of an affine format.
+    #[arg(long, group = "what")]
+    bits: Option<usize>,
+    /// Group size of the affine format, with --bits.
+    #[arg(long, value_name = "SIZE", default_value_t = 64, requires = "bits")]
+    group_size: usize,
+    /// A recipe by name, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE")]
+    recipe: Option<String>,
+    /// What tensors of a role become, before the rules of the recipe; may be repeated.
+    #[arg(long, value_name = "ROLE=SPEC", value_parser = parse_role)]
+    role: Vec<(Role, Spec)>,
+    /// What the tensors become whose names match, before all other rules; may be repeated.
+    #[arg(long, value_name = "GLOB=SPEC", value_parser = parse_tensors)]
+    tensors: Vec<(String, Spec)>,
+    /// Round all float numbers to f16, bf16 or f32 first, and so the scales [default: as in SRC].
+    #[arg(long, value_parser = super::generate::parse_dtype)]
+    dtype: Option<DType>,
+    /// Decode what is packed already, and pack it anew.
+    #[arg(long)]
+    requantize: bool,
+    /// Write plain numbers: decode what is packed.
+    #[arg(long, conflicts_with_all = ["format", "bits", "recipe", "role", "tensors", "requantize"])]
+    dequantize: bool,
+    /// Refuse if a tensor can't become what its rule says.
+    #[arg(long)]
+    strict: bool,
+    /// The size of a file of weights, in bytes or with KB, MB, GB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "5GB")]
+    max_shard_size: u64,
+    /// Print the plan, made from headers alone, and write nothing.
+    #[arg(long, conflicts_with = "resume")]
+    dry_run: bool,
+    /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
+    #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
+        "out", "format", "bits", "recipe", "dequantize", "dry_run", "resume", "allow_nonfinite", "max_rrmse", "report"
+    ])]
+    compare: Vec<Spec>,
+    /// Print JSON: the plan, the report, or the comparison.
+    #[arg(long)]
+    json: bool,
+    /// Take up a conversion that was interrupted.
+    #[arg(long)]
+    resume: bool,
+    /// Accept NaN and infinities in SRC; in packed tensors they become zero.
+    #[arg(long)]
+    allow_nonfinite: bool,
+    /// Make no output if a tensor has a larger error, relative to the RMS of its numbers.
+    #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
+    max_rrmse: Option<f64>,
+    /// Also write the report, as JSON, to a file.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Tell nothing while converting.
+    #[arg(short, long)]
+    quiet: bool,
+    /// Tell the progress on stderr as lines of JSON.
+    #[arg(long, conflicts_with = "quiet")]
+    json_progress: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum Target {
+    /// A checkpoint of MLX.
+    Mlx,
+}
+
+fn parse_spec(text: &str) -> Result<Spec, String> {
+    text.parse().map_err(|error: Error| error.to_string())
+}
+
+fn split(text: &str) -> Result<(&str, Spec), String> {
+    let (left, spec) = text.rsplit_once('=').ok_or("expected an equals sign")?;
+    Ok((left, parse_spec(spec)?))
+}
+
+fn parse_role(text: &str) -> Result<(Role, Spec), String> {
+    let (role, spec) = split(text)?;
+    Ok((role.parse().map_err(|error: Error| error.to_string())?, spec))
+}
+
+fn parse_tensors(text: &str) -> Result<(String, Spec), String> {
+    let (glob, spec) = split(text)?;
+    Rule::tensors(glob, spec).map_err(|error| error.to_string())?;
+    Ok((glob.to_owned(), spec))
+}
+
+fn parse_size(text: &str) -> Result<u64, String> {
+    let (number, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
+        Some(at) => text.split_at(at),
+        None => (text, ""),
+    };
+    let unit = match unit.to_ascii_uppercase().as_str() {
+        "" | "B" => 1,
+        "KB" => 1_000,
+        "MB" => 1_000_000,
+        "GB" => 1_000_000_000,
+        _ => return Err("expected bytes, KB, MB or GB".into()),
+    };
+    let size = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
+    size.filter(|size| *size > 0).ok_or_else(|| "expected a whole number above zero".into())
+}
+
+fn parse_limit(text: &str) -> Result<f64, String> {
+    let limit = text.parse::<f64>().ok().filter(|limit| limit.is_finite() && *limit >= 0.);
+    limit.ok_or_else(|| "expected a finite number, zero or above".into())
+}
+
+/// Runs the command; an error comes with its exit code.
+pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
+    let usage = |error| (error, USAGE);
+    if !options.compare.is_empty() {
+        return compare(options);
+    }
+    let conversion = conversion(options, None).map_err(usage)?;
+    if let (Some(out), false) = (&options.out, options.dry_run) {
+        convert::check_output(out, options.resume).map_err(|error| usage(error.into()))?;
+    }
+    let plan = Checkpoint::open(&options.source).and_then(|source| Plan::new(&source, &conversion));
+    let plan = plan.map_err(|error| (error.into(), BAD_INPUT))?;
+    match &options.out {
+        Some(out) if !options.dry_run => write(options, &plan, out),
+        _ => print_plan(options, &plan).map_err(|error| (error.into(), IO)),
+    }
+}
+
+/// Measures one format after the other.
+fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
+    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    let mut reports = Vec::new();
+    for format in &options.compare {
+        let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
+        let plan = Plan::new(&source, &conversion).map_err(bad_input)?;
+        let progress = Progress::new(&plan, options.quiet, options.json_progress);
+        let report = convert::measure(&plan, &|event| progress.tell(&event));
+        progress.finish();
+        reports.push((*format, report.map_err(bad_input)?));
+    }
+    let mut stdout = io::stdout().lock();
+    let printed = match options.json {
+        true => writeln!(stdout, "{:#}", print::comparison_json(&reports)),
+        false => print::comparison(&mut stdout, &reports),
+    };
+    printed.and_then(|()| stdout.flush()).map_err(|error| (error.into(), IO))
+}
+
+/// What is to be done, with another format than that of the options if one is given.
+fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
+    let mut conversion = match (options.dequantize, format) {
+        (true, _) => Conversion::dense(),
+        (_, Some(format)) => Conversion::mlx(with_rules(options, Recipe::safe(format))?),
+        _ => Conversion::mlx(recipe(options)?),
+    };
+    conversion.dtype = options.dtype;
+    conversion.requantize = options.requantize;
+    conversion.strict = options.strict;
+    conversion.max_shard_size = options.max_shard_size;
+    Ok(conversion)
+}
+
+fn recipe(options: &Options) -> Result<Recipe> {
+    let format = match (options.format, options.bits) {
+        (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size).parse()?),
+        (format, _) => format,
+    };
+    let recipe = match &options.recipe {
+        None => match format {
+            Some(format) => Recipe::safe(format),
+            None => bail!("what are the tensors to become? Give --format, --bits, --recipe or --dequantize"),
+        },
+        Some(name) if name.starts_with("mixed_") => Recipe::named(name, format.unwrap_or("4".parse()?))?,
+        Some(name) if Recipe::NAMES.contains(&name.as_str()) => match format {
+            Some(format) => Recipe::named(name, format)?,
+            None => bail!("the recipe {name} needs a --format, or --bits"),
+        },
+        Some(_) if format.is_some() => {
+            bail!("a recipe file has its own format: leave out --format and --bits")
+        }
+        Some(file) => {
+            let names = Recipe::NAMES.join(", ");
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("{file}: neither one of {names} nor a file"))?;
+            Recipe::from_toml(file, &text)?
+        }
+    };
+    with_rules(options, recipe)
+}
+
+/// The recipe after the rules of the command line.
+fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
+    let tensors = options.tensors.iter().map(|(glob, spec)| Rule::tensors(glob, *spec));
+    let roles = options.role.iter().map(|(role, spec)| Ok(Rule::role(*role, *spec)));
+    Ok(recipe.with_rules_first(tensors.chain(roles).collect::<candle_quant::Result<Vec<_>>>()?))
+}
+
+fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
+    let run_options = RunOptions {
+        resume: options.resume,
+        allow_nonfinite: options.allow_nonfinite,
+        max_relative_rms: options.max_rrmse,
+    };
+    let progress = Progress::new(plan, options.quiet, options.json_progress);
+    let result = convert::run(plan, out, &run_options, &|event| progress.tell(&event));
+    progress.finish();
+    let report = result.map_err(|error| {
+        let code = match &error {
+            Error::Quality { .. } => QUALITY,
+            Error::Io { .. } => IO,
+            _ => BAD_INPUT,
+        };
+        (error.into(), code)
+    })?;
+    let io = |error: io::Error| (error.into(), IO);
+    if let Some(path) = &options.report {
+        fs::write(path, format!("{:#}\n", json!(report)))
+            .with_context(|| format!("{}: the report can't be written", path.display()))
+            .map_err(|error| (error, IO))?;
+    }
+    let mut stdout = io::stdout().lock();
+    match (options.json, options.quiet) {
+        (true, _) => writeln!(stdout, "{:#}", json!(report)).map_err(io)?,
+        (false, true) => {}
+        (false, false) => print::report(&mut stdout, plan, &report, out).map_err(io)?,
+    }
+    stdout.flush().map_err(io)
+}
+
+fn print_plan(options: &Options, plan: &Plan) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
+    match options.json {
+        true => writeln!(stdout, "{:#}", print::plan_json(plan))?,
+        false => print::plan(&mut stdout, plan)?,
+    }
+    stdout.flush()
+}

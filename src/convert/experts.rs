@@ -1,0 +1,170 @@
+//! Tensors that change their names and shapes when they are packed: experts, which mlx-lm keeps in stacks.
+//!
+//! mlx-lm stacks the experts of a dense checkpoint while it loads it, but packed ones have to be stacked already:
+//! `experts.7.up_proj.weight` `[N, K]` becomes a part of `switch_mlp.up_proj.weight` `[E, N, K]`, and
+//! `experts.gate_up_proj` `[E, 2N, K]` two such stacks.
+
+use crate::checkpoint::{DenseTensor, Weight};
+use crate::Result;
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// Numbers that lie one after another in a tensor of the output.
+#[derive(Clone, Debug)]
+pub(super) enum Part {
+    /// Whole rows of a stored tensor.
+    Stored(DenseTensor),
+    /// A weight that has to be decoded.
+    Encoded(Weight),
+}
+
+/// A tensor of the output before it is decided what it becomes.
+#[derive(Clone, Debug)]
+pub(super) struct Form {
+    pub name: String,
+    pub dims: Vec<usize>,
+    pub parts: Vec<Part>,
+}
+
+/// Tensors of the source that are one or more tensors of the output.
+#[derive(Debug)]
+pub(super) struct Group {
+    /// What they are if one of them is packed.
+    pub packed: Vec<Form>,
+    /// What they are if none is: themselves; empty if that is the same.
+    pub plain: Vec<Form>,
+    /// Why they can't be packed.
+    pub obstacle: Option<&'static str>,
+}
+
+impl Part {
+    pub(super) fn of(weight: Weight) -> Self {
+        match weight {
+            Weight::Dense(dense) if dense.is_stored() => Self::Stored(dense),
+            other => Self::Encoded(other),
+        }
+    }
+}
+
+impl Form {
+    pub(super) fn whole(name: String, weight: Weight) -> Self {
+        Self { name, dims: weight.dims().to_vec(), parts: vec![Part::of(weight)] }
+    }
+}
+
+impl Group {
+    fn one(name: String, weight: Weight) -> Self {
+        Self { packed: vec![Form::whole(name, weight)], plain: Vec::new(), obstacle: None }
+    }
+}
+
+/// The experts of one projection, by number; those of their biases have a projection of their own.
+type Experts = BTreeMap<usize, (String, DenseTensor)>;
+
+/// Groups the tensors of a checkpoint.
+pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Vec<Group>> {
+    let (mut groups, mut projections) = (Vec::new(), BTreeMap::<String, Experts>::new());
+    for (name, weight) in tensors {
+        match (weight, expert(&name)) {
+            (Weight::Dense(dense), Some((index, stack))) if dense.is_stored() && dense.dtype().is_float() => {
+                projections.entry(stack).or_default().insert(index, (name, dense));
+            }
+            (Weight::Dense(dense), _) if dense.is_stored() && is_fused(&name, dense.dims()) => {
+                groups.push(fused(name, &dense, config)?);
+            }
+            (weight, _) => groups.push(Group::one(name, weight)),
+        }
+    }
+    // A bias follows its weight.
+    let stacks: Vec<_> = projections.keys().filter(|stack| stack.ends_with(".weight")).cloned().collect();
+    for stack in stacks {
+        let bias = stack.strip_suffix("weight").map(|module| format!("{module}bias")).unwrap_or_default();
+        let experts = [stack, bias].into_iter().filter_map(|name| projections.remove_entry(&name));
+        let mut group = Group { packed: Vec::new(), plain: Vec::new(), obstacle: None };
+        for (name, experts) in experts {
+            match stacked(name, &experts) {
+                Some(form) => group.packed.push(form),
+                None => group.obstacle = Some("experts of different shapes or dtypes, or some are missing"),
+            }
+            let whole = |(name, dense): &(String, DenseTensor)| {
+                Form::whole(name.clone(), Weight::Dense(dense.clone()))
+            };
+            group.plain.extend(experts.values().map(whole));
+        }
+        groups.push(group);
+    }
+    for (name, dense) in projections.into_values().flat_map(BTreeMap::into_values) {
+        groups.push(Group::one(name, Weight::Dense(dense)));
+    }
+    Ok(groups)
+}
+
+/// The number of the expert that a tensor belongs to, and the name of the stack that it is a part of.
+fn expert(name: &str) -> Option<(usize, String)> {
+    let (block, rest) = name.split_once(".experts.")?;
+    let [index, projection, part] = rest.split('.').collect::<Vec<_>>().try_into().ok()?;
+    let projection = match projection {
+        "w1" => "gate_proj",
+        "w2" => "down_proj",
+        "w3" => "up_proj",
+        "gate_proj" | "down_proj" | "up_proj" => projection,
+        _ => return None,
+    };
+    let known = matches!(part, "weight" | "bias");
+    known.then_some((index.parse().ok()?, format!("{block}.switch_mlp.{projection}.{part}")))
+}
+
+/// All experts of a projection as one tensor; `None` if they are not alike, or one is missing.
+fn stacked(name: String, experts: &Experts) -> Option<Form> {
+    let (_, first) = experts.get(&0)?;
+    let alike = |(index, (number, (_, dense))): (usize, (&usize, &(String, DenseTensor)))| {
+        index == *number && dense.dims() == first.dims() && dense.dtype() == first.dtype()
+    };
+    let dims = [&[experts.len()], first.dims()].concat();
+    let parts = experts.values().map(|(_, dense)| Part::Stored(dense.clone())).collect();
+    experts.iter().enumerate().all(alike).then_some(Form { name, dims, parts })
+}
+
+/// Whether a tensor has a projection of all experts, or gate and up projection together.
+fn is_fused(name: &str, dims: &[usize]) -> bool {
+    let module = name.strip_suffix(".weight").unwrap_or(name);
+    dims.len() == 3 && [".experts.gate_up_proj", ".experts.down_proj"].iter().any(|end| module.ends_with(end))
+}
+
+/// Stacks of a projection, or of gate and up projections one after another, as transformers has them. That of some
+/// models has rows for columns, or rows that alternate: what is not certain to be otherwise is not packed.
+fn fused(name: String, dense: &DenseTensor, config: &Value) -> Result<Group> {
+    let plain = vec![Form::whole(name.clone(), Weight::Dense(dense.clone()))];
+    let text = config.get("text_config").unwrap_or(config);
+    let hidden = text.get("hidden_size").and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+    let model_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
+    let module = name.strip_suffix(".weight").unwrap_or(&name);
+    let &[experts, n, k] = dense.dims() else {
+        return Ok(Group { packed: plain, plain: Vec::new(), obstacle: None });
+    };
+    let gate_up = module.strip_suffix(".experts.gate_up_proj");
+    let certain = match gate_up {
+        Some(_) => hidden == Some(k) && n != k && n.is_multiple_of(2),
+        None => hidden == Some(n) && n != k,
+    };
+    if !certain || model_type == "gpt_oss" {
+        let obstacle = Some("experts whose rows may be columns, or alternate");
+        return Ok(Group { packed: plain, plain: Vec::new(), obstacle });
+    }
+    let Some(block) = gate_up else {
+        let block = module.strip_suffix(".experts.down_proj").unwrap_or(module);
+        let down = Form::whole(format!("{block}.switch_mlp.down_proj.weight"), Weight::Dense(dense.clone()));
+        return Ok(Group { packed: vec![down], plain, obstacle: None });
+    };
+    let rows = n / 2;
+    let half = |projection: &str, first: usize| -> Result<Form> {
+        let run = |expert: usize| {
+            let start = (expert * n + first) * k;
+            Ok(Part::Stored(dense.elements(start..start + rows * k)?))
+        };
+        let parts = (0..experts).map(run).collect::<Result<_>>()?;
+        let name = format!("{block}.switch_mlp.{projection}.weight");
+        Ok(Form { name, dims: vec![experts, rows, k], parts })
+    };
+    Ok(Group { packed: vec![half("gate_proj", 0)?, half("up_proj", rows)?], plain, obstacle: None })
+}

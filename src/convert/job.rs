@@ -1,0 +1,188 @@
+//! One tensor of the output: where its numbers come from, and what is done to them.
+
+use super::experts::{Form, Part};
+use super::plan::{packed_outputs, PlannedTensor};
+use super::shard::Output;
+use super::Role;
+use crate::checkpoint::{module_of, tensor_of, DenseTensor, PackedWeight, Weight};
+use crate::format::ScaleKind;
+use crate::{Error, QuantFormat, Result};
+use candle_core::DType;
+use safetensors::Dtype;
+
+/// Elements that a thread works on at a time, unless one row has more.
+const BLOCK: usize = 1 << 18;
+
+/// One tensor of the output; a packed weight is one.
+#[derive(Clone, Debug)]
+pub(super) struct Job {
+    pub planned: PlannedTensor,
+    pub work: Work,
+    pub outputs: Vec<Output>,
+}
+
+/// What is done.
+#[derive(Clone, Debug)]
+pub(super) enum Work {
+    /// For each tensor of the output, the tensors whose bytes it consists of.
+    Copy(Vec<Vec<DenseTensor>>, Option<QuantFormat>),
+    /// Numbers are converted to a dtype.
+    Cast(Vec<Part>, DType),
+    /// Numbers are rounded to a dtype and packed.
+    Pack(Vec<Part>, DType, QuantFormat),
+    /// Codes are brought into another layout.
+    Repack(PackedWeight),
+}
+
+/// The dtype of numbers in the source.
+pub(super) fn stored_dtype(form: &Form) -> Option<DType> {
+    match form.parts.first()? {
+        Part::Stored(dense) => Some(dense.dtype()),
+        Part::Encoded(Weight::Dense(dense)) => Some(dense.dtype()),
+        Part::Encoded(_) => None,
+    }
+}
+
+impl Job {
+    fn new(form: &Form, to: String, work: Work, outputs: Vec<Output>) -> Self {
+        let bytes_of = |part: &Part| match part {
+            Part::Stored(dense) => dense.size_in_bytes() as u64,
+            Part::Encoded(weight) => weight.size_in_bytes() as u64,
+        };
+        let from = match form.parts.first() {
+            Some(Part::Stored(dense)) => format!("{:?}", dense.dtype()),
+            Some(Part::Encoded(weight)) => weight.format_name(),
+            None => String::new(),
+        };
+        let planned = PlannedTensor {
+            name: form.name.clone(),
+            shape: form.dims.clone(),
+            role: Role::Other,
+            rule: String::new(),
+            from,
+            to,
+            source_bytes: form.parts.iter().map(bytes_of).sum(),
+            bytes: outputs.iter().map(|output| output.bytes).sum(),
+            fallback: None,
+            file: String::new(),
+        };
+        Self { planned, work, outputs }
+    }
+
+    /// A tensor of plain numbers, of another dtype if one is given.
+    pub(super) fn plain(form: &Form, dtype: Option<DType>) -> Result<Self> {
+        let source = stored_dtype(form);
+        let dtype = dtype.or(source).unwrap_or(DType::BF16);
+        let output = Output::new(form.name.clone(), file_dtype(dtype)?, form.dims.clone())?;
+        let stored = |part: &Part| match part {
+            Part::Stored(dense) => Some(dense.clone()),
+            Part::Encoded(_) => None,
+        };
+        let runs: Option<Vec<_>> = form.parts.iter().map(stored).collect();
+        let work = match runs {
+            Some(runs) if source == Some(dtype) => Work::Copy(vec![runs], None),
+            _ => Work::Cast(form.parts.clone(), dtype),
+        };
+        Ok(Self::new(form, format!("{dtype:?}"), work, vec![output]))
+    }
+
+    /// A weight that is packed, by numbers of `dtype`.
+    pub(super) fn pack(form: &Form, format: QuantFormat, dtype: DType) -> Result<Self> {
+        let module = module_of(&form.name).unwrap_or(&form.name);
+        let scales = match format.scale_kind() {
+            ScaleKind::Float => file_dtype(dtype)?,
+            ScaleKind::E8m0 | ScaleKind::E4m3 => Dtype::U8,
+        };
+        let outputs = packed_outputs(module, &form.dims, format, scales)?;
+        Ok(Self::new(form, format.to_string(), Work::Pack(form.parts.clone(), dtype, format), outputs))
+    }
+
+    /// A weight that is packed already.
+    pub(super) fn pass_through(form: &Form, role: Role, weight: &Weight) -> Result<Self> {
+        let impossible = || Error::Unsupported {
+            what: format!("`{}`, {}, as it is in an MLX checkpoint", form.name, weight.format_name()),
+            remedy: "requantize or dequantize it".into(),
+        };
+        let Weight::Packed(packed) = weight else {
+            return Err(impossible());
+        };
+        let (module, format) = (module_of(&form.name).unwrap_or(&form.name), packed.format());
+        let (work, outputs) = match packed.as_mlx()? {
+            Some(parts) => {
+                let output = |(part, dense): &(&str, DenseTensor)| {
+                    Output::new(tensor_of(module, part), file_dtype(dense.dtype())?, dense.dims().to_vec())
+                };
+                let outputs = parts.iter().map(output).collect::<Result<_>>()?;
+                (Work::Copy(parts.into_iter().map(|(_, dense)| vec![dense]).collect(), Some(format)), outputs)
+            }
+            None if format.scale_kind() == ScaleKind::Float || packed.has_multiplier() => {
+                return Err(impossible());
+            }
+            None => (Work::Repack(packed.clone()), packed_outputs(module, packed.dims(), format, Dtype::U8)?),
+        };
+        let mut job = Self::new(form, format.to_string(), work, outputs);
+        job.planned.role = role;
+        job.planned.rule = "packed already".into();
+        Ok(job)
+    }
+
+    /// The format of the output, if it is packed.
+    pub(super) fn format(&self) -> Option<QuantFormat> {
+        match &self.work {
+            Work::Copy(_, format) => *format,
+            Work::Cast(..) => None,
+            Work::Pack(_, _, format) => Some(*format),
+            Work::Repack(packed) => Some(packed.format()),
+        }
+    }
+
+    /// Elements of a row.
+    pub(super) fn k(&self) -> usize {
+        self.planned.shape.last().copied().unwrap_or(1).max(1)
+    }
+
+    /// Rows that a thread works on at a time.
+    pub(super) fn block_rows(&self) -> usize {
+        (BLOCK / self.k()).max(1)
+    }
+
+    /// About the memory that a thread needs for one block.
+    pub(super) fn block_bytes(&self) -> u64 {
+        // Numbers as they are stored and as f32, decoded ones, and codes before and after packing.
+        (self.block_rows() as u64).saturating_mul(self.k() as u64).saturating_mul(16)
+    }
+
+    /// The memory for a weight that has to be loaded as a whole.
+    pub(super) fn whole_bytes(&self) -> u64 {
+        let whole = |part: &Part| match part {
+            Part::Stored(_) => 0,
+            Part::Encoded(weight) => (weight.size_in_bytes() as u64).saturating_mul(2),
+        };
+        match &self.work {
+            Work::Copy(..) => 0,
+            Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
+            Work::Repack(packed) => (packed.size_in_bytes() as u64).saturating_mul(2),
+        }
+    }
+}
+
+/// The dtype as files call it.
+fn file_dtype(dtype: DType) -> Result<Dtype> {
+    Ok(match dtype {
+        DType::U8 => Dtype::U8,
+        DType::U32 => Dtype::U32,
+        DType::I16 => Dtype::I16,
+        DType::I32 => Dtype::I32,
+        DType::I64 => Dtype::I64,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F32 => Dtype::F32,
+        DType::F64 => Dtype::F64,
+        other => {
+            return Err(Error::Unsupported {
+                what: format!("writing {other:?}"),
+                remedy: "convert the tensor to F16, BF16 or F32".into(),
+            })
+        }
+    })
+}

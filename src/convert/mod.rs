@@ -1,0 +1,96 @@
+//! Quantizes a checkpoint, or writes a packed one in another way: planned from headers, carried out in little
+//! memory, measured on what is written.
+//!
+//! ```
+//! use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+//! use candle_quant::{diff, Checkpoint};
+//!
+//! let source = Checkpoint::open("assets/tiny-bf16")?;
+//! let plan = Plan::new(&source, &Options::mlx(Recipe::safe("4".parse()?)))?;
+//! assert_eq!(plan.tensors().next().unwrap().to, "affine 5-bit g64"); // the embedding is the head, too
+//!
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let out = folder.path().join("tiny-4bit");
+//! let report = convert::run(&plan, &out, &RunOptions::default(), &|_event| ())?;
+//! assert!(report.tensors[0].relative_rms < 0.15); // the worst
+//! assert_eq!(Checkpoint::open(&out)?.kind().to_string(), "MLX");
+//! # Ok::<(), candle_quant::Error>(())
+//! ```
+//!
+//! # What is written
+//! An MLX checkpoint, bit for bit what `mx.quantize` computes on a CPU: `model-00001-of-0000N.safetensors` with an
+//! index, the config with `quantization` and `quantization_config`, all else in it as it was, and the files of the
+//! tokenizer. Experts become stacks, as mlx-lm has them. Or, with [`Target::Dense`], plain numbers.
+//!
+//! # Weights that are packed already
+//! are written as they are, if MLX has their format. To pack them anew is a choice ([`Options::requantize`]).
+
+mod block;
+mod config;
+mod experts;
+mod job;
+mod mixed;
+mod plan;
+mod quality;
+mod recipe;
+mod role;
+mod run;
+mod shard;
+mod spec;
+mod staging;
+mod writer;
+
+pub use plan::{Plan, PlannedTensor};
+pub use quality::{Quality, Report, WrittenFile};
+pub use recipe::{Recipe, Rule};
+pub use role::Role;
+pub use run::{measure, run, Event, RunOptions};
+pub use spec::Spec;
+pub use staging::check_output;
+
+use candle_core::DType;
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Target {
+    /// An MLX checkpoint.
+    Mlx,
+    /// Plain numbers under the names of the source.
+    Dense,
+}
+
+/// What a conversion is to do.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct Options {
+    /// What is written.
+    pub target: Target,
+    /// Which tensor becomes what.
+    pub recipe: Recipe,
+    /// Rounds all float numbers to F16, BF16 or F32 first: those that stay plain numbers, those that are packed,
+    /// and their scales. Without it they keep the dtype of the source; decoded ones get that of the config.
+    pub dtype: Option<DType>,
+    /// Decodes weights that are packed already, to pack them as the recipe says.
+    pub requantize: bool,
+    /// Refuses a plan in which a tensor can't become what its rule says.
+    pub strict: bool,
+    /// The size of a file of weights that is not exceeded, unless one weight does.
+    pub max_shard_size: u64,
+}
+
+impl Options {
+    /// The default size of a file of weights, 5 GB, as Hugging Face has it.
+    pub const MAX_SHARD_SIZE: u64 = 5_000_000_000;
+
+    /// An MLX checkpoint by a recipe.
+    pub fn mlx(recipe: Recipe) -> Self {
+        let max_shard_size = Self::MAX_SHARD_SIZE;
+        Self { target: Target::Mlx, recipe, dtype: None, requantize: false, strict: false, max_shard_size }
+    }
+
+    /// Plain numbers.
+    pub fn dense() -> Self {
+        Self { target: Target::Dense, ..Self::mlx(Recipe::safe(Spec::Keep)) }
+    }
+}

@@ -1,0 +1,178 @@
+//! Carries a plan out, file by file.
+
+use super::plan::Plan;
+use super::quality::{Quality, Report, WrittenFile};
+use super::shard::ShardFile;
+use super::staging::{write_synced, Finished, Staging};
+use super::writer::Writer;
+use crate::{Error, Result};
+use std::fs;
+use std::path::Path;
+
+/// The file of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
+
+/// How a plan is carried out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// Take up an interrupted conversion with the same plan.
+    pub resume: bool,
+    /// Accept NaN and infinities. In packed tensors they become zero.
+    pub allow_nonfinite: bool,
+    /// The largest relative RMS error of a tensor with which the output is made.
+    pub max_relative_rms: Option<f64>,
+}
+
+/// What happens during a conversion.
+#[derive(Clone, Copy, Debug)]
+#[non_exhaustive]
+pub enum Event<'a> {
+    /// A file was finished by the conversion that is resumed.
+    Skipped {
+        /// Bytes of its tensors in the source.
+        bytes: u64,
+        /// How many tensors it has.
+        tensors: usize,
+    },
+    /// A part of a tensor is written.
+    Advanced {
+        /// The tensor.
+        tensor: &'a str,
+        /// Bytes of the part in the source.
+        bytes: u64,
+    },
+    /// A tensor is written.
+    Finished {
+        /// The tensor.
+        tensor: &'a str,
+    },
+}
+
+/// Carries a plan out. `progress` is called from several threads.
+///
+/// The output appears under its name when it is complete. Until then it is in `OUT.partial`, which stays there if
+/// the conversion fails or the process is killed, for [`RunOptions::resume`]. The bytes of the output do not depend
+/// on the number of threads.
+///
+/// # Errors
+/// If the output exists or can't be written, if the source can't be read or has numbers that are not finite, or if
+/// the loss is larger than [`RunOptions::max_relative_rms`].
+pub fn run(
+    plan: &Plan,
+    out: impl AsRef<Path>,
+    options: &RunOptions,
+    progress: &(dyn Fn(Event) + Sync),
+) -> Result<Report> {
+    let mut staging = Staging::open(plan, out.as_ref(), options.resume)?;
+    if !staging.is_published {
+        for shard in &plan.shards {
+            if staging.has(&shard.file) {
+                let bytes = shard.jobs.iter().map(|job| job.planned.source_bytes).sum();
+                progress(Event::Skipped { bytes, tensors: shard.jobs.len() });
+                continue;
+            }
+            let file = ShardFile::create(staging.path(&shard.file), &shard.header, shard.size)?;
+            let tensors = Writer { shard, progress }.write(file)?;
+            if !options.allow_nonfinite {
+                check_finite(plan, &tensors)?;
+            }
+            staging.finish(&shard.file, tensors)?;
+        }
+        write_companions(plan, &staging)?;
+    }
+    let report = report(plan, &staging.journal.finished);
+    if !options.allow_nonfinite {
+        check_finite(plan, &report.tensors)?;
+    }
+    check_quality(&report, options)?;
+    staging.publish()?;
+    Ok(report)
+}
+
+/// What a plan loses: everything is computed, and nothing written.
+///
+/// # Errors
+/// If the source can't be read, or has numbers that are not finite.
+pub fn measure(plan: &Plan, progress: &(dyn Fn(Event) + Sync)) -> Result<Report> {
+    let mut tensors = Vec::new();
+    for shard in &plan.shards {
+        tensors.extend(Writer { shard, progress }.write(ShardFile::nowhere())?);
+    }
+    check_finite(plan, &tensors)?;
+    let file = WrittenFile { file: String::new(), sha256: String::new() };
+    let mut report = report(plan, &[Finished { file, tensors }]);
+    report.files.clear();
+    Ok(report)
+}
+
+fn report(plan: &Plan, finished: &[Finished]) -> Report {
+    let mut tensors: Vec<_> = finished.iter().flat_map(|entry| entry.tensors.clone()).collect();
+    tensors.sort_by(|a, b| b.relative_rms.total_cmp(&a.relative_rms));
+    Report {
+        source_bytes: plan.source_bytes(),
+        bytes: plan.bytes(),
+        bits_per_weight: plan.bits_per_weight(),
+        files: finished.iter().map(|entry| entry.file.clone()).collect(),
+        tensors,
+    }
+}
+
+fn check_finite(plan: &Plan, tensors: &[Quality]) -> Result<()> {
+    let bad: Vec<_> = tensors.iter().filter(|tensor| tensor.non_finite() > 0).collect();
+    let Some(first) = bad.first() else {
+        return Ok(());
+    };
+    let others = match bad.len() {
+        1 => String::new(),
+        count => format!("; {} more tensors have such numbers", count - 1),
+    };
+    Err(Error::tensor(
+        plan.source.path(),
+        &first.name,
+        "finite numbers",
+        format!("{}{others}", first.describe_non_finite()),
+        "fetch the file again, or accept them (--allow-nonfinite): packed they become zero",
+    ))
+}
+
+fn check_quality(report: &Report, options: &RunOptions) -> Result<()> {
+    let Some(limit) = options.max_relative_rms else {
+        return Ok(());
+    };
+    let worse = report.tensors.iter().filter(|tensor| tensor.relative_rms > limit).count();
+    match report.tensors.first() {
+        Some(worst) if worse > 0 => Err(Error::Quality {
+            tensor: worst.name.clone(),
+            format: worst.to.clone(),
+            relative_rms: worst.relative_rms,
+            limit,
+            worse,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn write_companions(plan: &Plan, staging: &Staging) -> Result<()> {
+    if let Some(config) = plan.config_json()? {
+        write_synced(&staging.path("config.json"), config.as_bytes())?;
+    }
+    write_synced(&staging.path("model.safetensors.index.json"), plan.index_json().as_bytes())?;
+    let copied = plan.copied_files()?;
+    for (name, path) in &copied {
+        let bytes = fs::read(path).map_err(|error| Error::Io { path: path.clone(), error })?;
+        write_synced(&staging.path(name), &bytes)?;
+    }
+    if !copied.iter().any(|(name, _)| name == TOKENIZER) {
+        // That there is none that can be read is among the plan's notes.
+        let text = plan
+            .source
+            .stored_tokenizer()
+            .ok()
+            .flatten()
+            .and_then(|tokenizer| tokenizer.to_string(false).ok());
+        if let Some(text) = text {
+            write_synced(&staging.path(TOKENIZER), text.as_bytes())?;
+        }
+    }
+    Ok(())
+}

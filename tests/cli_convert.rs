@@ -1,0 +1,260 @@
+//! `candle-quant convert`: what it prints, its exit codes, and that it can be killed.
+#![cfg(feature = "cli")]
+
+#[path = "common/convert.rs"]
+mod common;
+
+use common::{bundled_path, files, json_file, numbers, Source};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Output, Stdio};
+use std::time::Duration;
+use tempfile::TempDir;
+
+fn command(source: &Path, args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
+    command.arg("convert").arg(source).args(args).env_remove("RUST_BACKTRACE");
+    command
+}
+
+fn run(source: &Path, args: &[&str]) -> (i32, String, String) {
+    let Output { status, stdout, stderr } = command(source, args).output().unwrap();
+    (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
+}
+
+/// Asserts this exit code, one line on stderr and none on stdout; returns the line.
+#[track_caller]
+fn fail(code: i32, source: &Path, args: &[&str]) -> String {
+    let (found, stdout, stderr) = run(source, args);
+    assert_eq!((found, stdout.as_str()), (code, ""), "{args:?}: {stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr
+}
+
+fn tiny() -> PathBuf {
+    bundled_path("tiny-bf16")
+}
+
+struct Target(TempDir);
+
+impl Target {
+    fn new() -> Self {
+        Self(tempfile::tempdir().unwrap())
+    }
+
+    fn out(&self) -> PathBuf {
+        self.0.path().join("out")
+    }
+
+    fn arg(&self) -> String {
+        self.out().to_str().unwrap().to_owned()
+    }
+
+    fn is_empty(&self) -> bool {
+        fs::read_dir(self.0.path()).unwrap().count() == 0
+    }
+}
+
+#[test]
+fn a_conversion_says_what_was_lost() {
+    let target = Target::new();
+    let report = target.0.path().join("report.json");
+    let args = ["--bits", "4", "-o", &target.arg(), "--report", report.to_str().unwrap()];
+    let (code, stdout, stderr) = run(&tiny(), &args);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    // A heading, ten tensors, two lines of sums, the folder.
+    assert_eq!(stdout.lines().count(), 1 + 10 + 2 + 1, "{stdout}");
+    for part in ["35 tensors, 3.87 MB -> 1.11 MB", "bits per weight", "(affine 4-bit g64)", &target.arg()] {
+        assert!(stdout.contains(part), "{part} in {stdout}");
+    }
+    let report = json_file(report);
+    assert_eq!(report["tensors"].as_array().unwrap().len(), 22);
+    assert!(report["files"][0]["sha256"].as_str().unwrap().len() == 64);
+    // The same as JSON on stdout.
+    let (other, quiet) = (Target::new(), Target::new());
+    let (_, stdout, _) = run(&tiny(), &["--format", "afq4", "-o", &other.arg(), "--json"]);
+    assert_eq!(serde_json::from_str::<Value>(&stdout).unwrap(), report);
+    let nothing = (0, String::new(), String::new());
+    assert_eq!(run(&tiny(), &["--bits", "4", "--group-size", "64", "-o", &quiet.arg(), "-q"]), nothing);
+    assert!(files(quiet.out()) == files(other.out()));
+}
+
+#[test]
+fn a_dry_run_prints_the_plan_and_writes_nothing() {
+    let target = Target::new();
+    let args = ["--recipe", "mixed_3_6", "--dry-run", "-o", &target.arg()];
+    let (code, stdout, stderr) = run(&tiny(), &args);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(target.is_empty());
+    let line = "model.layers.2.mlp.down_proj.weight  [256, 512]  down  BF16 -> affine 6-bit g64  106496 bytes  (mixed_3_6)";
+    assert!(stdout.lines().any(|found| found == line), "{stdout}");
+    assert!(stdout.contains("peak memory: about"), "{stdout}");
+    let (code, stdout, _) = run(&tiny(), &["--format", "5:g128", "--dry-run", "--json"]);
+    let plan: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!((code, plan["tensors"].as_array().unwrap().len()), (0, 35));
+    let tensor = plan["tensors"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .find(|t| t["name"] == "model.embed_tokens.weight")
+        .unwrap();
+    assert_eq!(tensor["to"], "affine 6-bit g128");
+    assert_eq!(tensor["role"], "embed");
+    assert_eq!(tensor["rule"], "default: lm-head");
+    assert_eq!(tensor["file"], "model.safetensors");
+    assert_eq!(plan["fallbacks"], 0);
+    let bytes: u64 = plan["tensors"].as_array().unwrap().iter().map(|t| t["bytes"].as_u64().unwrap()).sum();
+    assert_eq!(plan["bytes"], bytes);
+}
+
+#[test]
+fn formats_are_compared_by_what_they_would_write() {
+    let (code, stdout, stderr) = run(&tiny(), &["--compare", "3,affine:4:g32,mxfp4", "--json"]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let compared: Value = serde_json::from_str(&stdout).unwrap();
+    assert_eq!(compared.as_array().unwrap().len(), 3);
+    for (entry, format) in compared.as_array().unwrap().iter().zip(["affine:3:g64", "affine:4:g32", "mxfp4"])
+    {
+        assert_eq!(entry["format"], format);
+        let target = Target::new();
+        let (_, stdout, _) = run(&tiny(), &["--format", format, "-o", &target.arg(), "--json"]);
+        let mut written: Value = serde_json::from_str(&stdout).unwrap();
+        written["files"] = Value::Array(Vec::new());
+        assert_eq!(entry["report"], written, "{format}");
+    }
+    let (_, stdout, _) = run(&tiny(), &["--compare", "3,8", "--role", "lm-head=keep"]);
+    assert_eq!(stdout.lines().count(), 3, "{stdout}");
+    assert!(!stdout.contains("embed_tokens"), "{stdout}");
+    let (code, ..) = run(&tiny(), &["--compare", "3", "-o", "x"]);
+    assert_eq!((code, Path::new("x").exists()), (1, false));
+}
+
+#[test]
+fn rules_on_the_command_line_and_in_files() {
+    let target = Target::new();
+    let recipe = target.0.path().join("mine.toml");
+    fs::write(&recipe, "format = \"3\"\n[[rule]]\nlayers = 0\nformat = \"8\"\n").unwrap();
+    let rules = ["--role", "v=nvfp4", "--tensors", "*.1.mlp.*=keep", "--recipe", recipe.to_str().unwrap()];
+    let (code, stdout, stderr) = run(&tiny(), &[&rules[..], &["--dry-run"]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    for line in [
+        "layers.0.self_attn.v_proj.weight  [128, 256]  v  BF16 -> nvfp4  18432 bytes  (role v)",
+        "layers.1.mlp.up_proj.weight  [512, 256]  mlp  BF16 -> BF16  262144 bytes  (tensors *.1.mlp.*)",
+        "layers.2.mlp.up_proj.weight  [512, 256]  mlp  BF16 -> affine 3-bit g64",
+    ] {
+        assert!(stdout.contains(line), "{line} in {stdout}");
+    }
+    let rule = format!("(rule 1 of {})", recipe.display());
+    assert!(stdout.contains(&rule), "{stdout}");
+}
+
+#[test]
+fn wrong_usage_is_1() {
+    let target = Target::new();
+    let out = target.arg();
+    for (args, part) in [
+        (&["--bits", "4"][..], "--out"),
+        (&["-o", &out], "Give --format, --bits, --recipe or --dequantize"),
+        (&["-o", &out, "--bits", "7"], "affine:BITS[:gGROUP]"),
+        (&["-o", &out, "--format", "q9"], "affine:BITS[:gGROUP]"),
+        (&["-o", &out, "--format", "4", "--bits", "4"], "cannot be used with"),
+        (&["-o", &out, "--recipe", "uniform"], "needs a --format"),
+        (&["-o", &out, "--recipe", "mixed_3_6", "--format", "nvfp4"], "expected an affine one"),
+        (&["-o", &out, "--recipe", "nothing-here"], "neither one of uniform, mixed_2_6"),
+        (&["-o", &out, "--bits", "4", "--role", "heads=4"], "expected one of embed"),
+        (&["-o", &out, "--bits", "4", "--role", "v"], "expected an equals sign"),
+        (&["-o", &out, "--bits", "4", "--max-shard-size", "5XB"], "expected bytes, KB, MB or GB"),
+        (&["-o", &out, "--bits", "4", "--max-rrmse=-1"], "expected a finite number"),
+        (&["-o", &out, "--dequantize", "--bits", "4"], "cannot be used with"),
+    ] {
+        let (code, stdout, stderr) = run(&tiny(), args);
+        assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
+        assert!(stderr.contains(part), "{part} in {stderr}");
+        assert!(target.is_empty());
+    }
+    fs::create_dir(target.out()).unwrap();
+    assert!(fail(1, &tiny(), &["--bits", "4", "-o", &out]).contains("it exists already"));
+}
+
+#[test]
+fn bad_input_is_2() {
+    let target = Target::new();
+    let convert = |source: &Path, more: &[&str]| {
+        fail(2, source, &[&["--bits", "4", "-o", &target.arg()], more].concat())
+    };
+    assert!(convert(Path::new("/nothing/here"), &[]).contains("/nothing/here"));
+    let source = Source::new().random("a.weight", &[32, 80]).finish();
+    assert!(convert(source.folder.path(), &["--strict"]).contains("`a.weight`"));
+    let path = source.folder.path().join("model.safetensors");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 7]).unwrap();
+    assert!(convert(source.folder.path(), &[]).contains("model.safetensors"));
+    assert!(target.is_empty());
+    let source = Source::new().with("a.weight", &[32, 64], &[f32::NAN; 2048]).finish();
+    assert!(convert(source.folder.path(), &[]).contains("2048 NaN of 2048 numbers"));
+    assert!(!target.out().exists());
+    let (code, stdout, _) =
+        run(source.folder.path(), &["--bits", "4", "-o", &target.arg(), "--resume", "--allow-nonfinite"]);
+    assert_eq!(code, 0);
+    assert!(stdout.contains("2048 NaN, 0 infinite"), "{stdout}");
+}
+
+#[test]
+fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
+    let target = Target::new();
+    let line = fail(3, &tiny(), &["--bits", "4", "-o", &target.arg(), "--max-rrmse", "0.05"]);
+    assert!(line.contains("relative RMS error 0.09") && line.contains("above the limit 0.05"), "{line}");
+    assert!(!target.out().exists());
+    let (code, ..) = run(&tiny(), &["--bits", "4", "-o", &target.arg(), "--max-rrmse", "0.1", "--resume"]);
+    assert_eq!(code, 0);
+    let nowhere = target.0.path().join("no/such/folder");
+    let line = fail(4, &tiny(), &["--bits", "4", "-o", nowhere.to_str().unwrap()]);
+    assert!(line.contains("no/such"), "{line}");
+    let file = target.0.path().join("file");
+    fs::write(&file, "").unwrap();
+    fail(4, &tiny(), &["--bits", "4", "-o", file.join("out").to_str().unwrap()]);
+}
+
+#[test]
+fn progress_as_json() {
+    let target = Target::new();
+    let (code, _, stderr) = run(&tiny(), &["--bits", "4", "-o", &target.arg(), "--json-progress"]);
+    let last: Value = serde_json::from_str(stderr.lines().last().unwrap()).unwrap();
+    assert_eq!(code, 0);
+    assert_eq!((&last["tensors"], &last["total_tensors"]), (&35.into(), &35.into()));
+    assert_eq!(last["bytes"], last["total_bytes"]);
+    assert!(last["bytes_per_second"].as_f64().unwrap() > 0. && last["eta_seconds"] == 0.);
+}
+
+/// Killed again and again at moments all over its run, and resumed each time.
+#[test]
+fn a_conversion_that_is_killed_is_resumed() {
+    let mut source = Source::new().with_config(r#"{"a": 1}"#);
+    for index in 0..24 {
+        source =
+            source.with(&format!("layers.{index}.up_proj.weight"), &[128, 2048], &numbers(index, 128 * 2048));
+    }
+    let source = source.finish();
+    let (whole, target) = (Target::new(), Target::new());
+    let options = ["--bits", "4", "--max-shard-size", "300KB", "-q"];
+    let (code, _, stderr) = run(source.folder.path(), &[&options[..], &["-o", &whole.arg()]].concat());
+    assert_eq!(code, 0, "{stderr}");
+    let (out, mut kills) = (target.arg(), 0);
+    let args = [&options[..], &["-o", &out, "--resume"]].concat();
+    for attempt in 0..200 {
+        let mut child = command(source.folder.path(), &args).stderr(Stdio::null()).spawn().unwrap();
+        // 0 to 88 ms, in no order.
+        std::thread::sleep(Duration::from_millis(attempt * 37 % 89));
+        // It may have ended, before or meanwhile.
+        child.kill().unwrap();
+        if child.wait().unwrap().success() {
+            break;
+        }
+        kills += 1;
+        assert!(!target.out().exists() || files(target.out()) == files(whole.out()), "half an output");
+    }
+    assert!(kills > 1, "it was never killed");
+    assert!(files(target.out()) == files(whole.out()));
+    assert_eq!(fs::read_dir(target.0.path()).unwrap().count(), 1);
+}

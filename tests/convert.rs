@@ -1,0 +1,18 @@
+//! `convert`: what it plans, what it writes, and what it says was lost.
+
+#[path = "common/convert.rs"]
+mod common;
+#[path = "convert/memory.rs"]
+mod memory;
+#[path = "convert/mlx.rs"]
+mod mlx;
+#[path = "convert/output.rs"]
+mod output;
+#[path = "convert/plan.rs"]
+mod plan;
+#[path = "convert/quality.rs"]
+mod quality;
+#[path = "convert/quantized.rs"]
+mod quantized;
+#[path = "convert/resume.rs"]
+mod resume;

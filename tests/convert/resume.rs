@@ -1,0 +1,161 @@
+//! Interrupted conversions.
+
+use super::common::{bundled, bundled_path, files, json_file};
+use candle_quant::convert::{self, Event, Options, Plan, Recipe, Report, RunOptions};
+use candle_quant::{Checkpoint, Result};
+use std::fs;
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tempfile::TempDir;
+
+/// Shards of about 100 kB, so that there are many.
+fn plan_of(source: &Checkpoint, format: &str) -> Plan {
+    let mut options = Options::mlx(Recipe::safe(format.parse().unwrap()));
+    options.max_shard_size = 100_000;
+    Plan::new(source, &options).unwrap()
+}
+
+fn run(plan: &Plan, out: &Path, resume: bool) -> Result<Report> {
+    convert::run(plan, out, &RunOptions { resume, ..RunOptions::default() }, &|_| ())
+}
+
+/// A conversion that dies in its `tensors`-th tensor.
+fn interrupted(plan: &Plan, tensors: usize) -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let finished = AtomicUsize::new(0);
+    let progress = |event: Event| {
+        if matches!(event, Event::Finished { .. }) && finished.fetch_add(1, Ordering::Relaxed) + 1 == tensors
+        {
+            panic!("interrupted");
+        }
+    };
+    let result =
+        catch_unwind(AssertUnwindSafe(|| convert::run(plan, &out, &RunOptions::default(), &progress)));
+    assert!(result.is_err() && !out.exists());
+    (folder, out)
+}
+
+fn complete(plan: &Plan) -> (Vec<(String, Vec<u8>)>, String) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let report = run(plan, &out, false).unwrap();
+    (files(&out).into_iter().collect(), serde_json::to_string(&report).unwrap())
+}
+
+#[test]
+fn what_is_resumed_is_equal_and_nothing_is_done_twice() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let expected = complete(&plan);
+    let all = plan.tensors().count();
+    for tensors in [1, 9, 20, all] {
+        let (_folder, out) = interrupted(&plan, tensors);
+        let journal = json_file(out.with_file_name("out.partial").join("journal.json"));
+        let done = journal["finished"].as_array().unwrap().len();
+        let (skipped, written) = (AtomicUsize::new(0), AtomicUsize::new(0));
+        let count = |event: Event| match event {
+            Event::Skipped { tensors, .. } => drop(skipped.fetch_add(tensors, Ordering::Relaxed)),
+            Event::Finished { .. } => drop(written.fetch_add(1, Ordering::Relaxed)),
+            _ => {}
+        };
+        let options = RunOptions { resume: true, ..RunOptions::default() };
+        let report = convert::run(&plan, &out, &options, &count).unwrap();
+        let (skipped, written) = (skipped.into_inner(), written.into_inner());
+        assert_eq!(skipped + written, all);
+        assert!(skipped >= done && (done > 0) == (skipped > 0), "{tensors}: {done} files, {skipped} tensors");
+        let found = (files(&out).into_iter().collect(), serde_json::to_string(&report).unwrap());
+        assert!(found == expected, "{tensors}");
+        assert_eq!(fs::read_dir(out.parent().unwrap()).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn an_interrupted_conversion_is_taken_up_only_when_asked_to() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let (_folder, out) = interrupted(&plan, 9);
+    let error = run(&plan, &out, false).unwrap_err().to_string();
+    for part in ["out.partial", "left by a conversion that was interrupted", "--resume"] {
+        assert!(error.contains(part), "{part} in {error}");
+    }
+    let other = plan_of(&bundled("tiny-bf16"), "5");
+    let error = run(&other, &out, true).unwrap_err().to_string();
+    assert!(error.contains("begun with other options"), "{error}");
+    // Nothing to resume is no obstacle.
+    run(&plan, &out.with_file_name("new"), true).unwrap();
+}
+
+#[test]
+fn a_source_that_changed_is_noticed() {
+    let source = tempfile::tempdir().unwrap();
+    for (name, bytes) in files(bundled_path("tiny-bf16")) {
+        fs::write(source.path().join(name), bytes).unwrap();
+    }
+    let plan = plan_of(&Checkpoint::open(source.path()).unwrap(), "4");
+    let (_folder, out) = interrupted(&plan, 9);
+    let weights = source.path().join("model.safetensors");
+    let bytes = fs::read(&weights).unwrap();
+    fs::remove_file(&weights).unwrap();
+    fs::write(&weights, bytes).unwrap();
+    let plan = plan_of(&Checkpoint::open(source.path()).unwrap(), "4");
+    let error = run(&plan, &out, true).unwrap_err().to_string();
+    assert!(error.contains("model.safetensors was another file") && error.contains("begin anew"), "{error}");
+}
+
+#[test]
+fn finished_files_that_were_changed_are_written_again() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let (_folder, out) = interrupted(&plan, 20);
+    let partial = out.with_file_name("out.partial");
+    let journal = json_file(partial.join("journal.json"));
+    let finished = journal["finished"].as_array().unwrap();
+    assert!(finished.len() > 1);
+    let damaged = partial.join("model").join(finished[0]["file"].as_str().unwrap());
+    let mut bytes = fs::read(&damaged).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    fs::write(&damaged, bytes).unwrap();
+    fs::remove_file(partial.join("model").join(finished[1]["file"].as_str().unwrap())).unwrap();
+    run(&plan, &out, true).unwrap();
+    assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&plan).0);
+}
+
+#[test]
+fn a_damaged_journal_is_named() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let (_folder, out) = interrupted(&plan, 9);
+    let journal = out.with_file_name("out.partial").join("journal.json");
+    fs::write(&journal, "{").unwrap();
+    let error = run(&plan, &out, true).unwrap_err().to_string();
+    assert!(error.contains("journal.json") && error.contains("remove the folder"), "{error}");
+}
+
+/// Killed between the rename and the removal of the journal.
+#[test]
+fn an_output_that_is_there_already_only_needs_tidying() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let strict = RunOptions { max_relative_rms: Some(1e-6), ..RunOptions::default() };
+    convert::run(&plan, &out, &strict, &|_| ()).unwrap_err();
+    fs::rename(folder.path().join("out.partial/model"), &out).unwrap();
+    let report = run(&plan, &out, true).unwrap();
+    let expected = complete(&plan);
+    assert!(files(&out).into_iter().collect::<Vec<_>>() == expected.0);
+    assert_eq!(serde_json::to_string(&report).unwrap(), expected.1);
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[test]
+fn two_conversions_to_one_output_exclude_each_other() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let refused = AtomicUsize::new(0);
+    let progress = |_: Event| {
+        let error = run(&plan, &out, true).unwrap_err().to_string();
+        assert!(error.contains("another conversion is writing here"), "{error}");
+        refused.fetch_add(1, Ordering::Relaxed);
+    };
+    convert::run(&plan, &out, &RunOptions::default(), &progress).unwrap();
+    assert!(refused.into_inner() > 0);
+}
