@@ -7,13 +7,14 @@
 //! `CANDLE_QUANT_BENCH_OUT=FILE` the table is written there too. A filter (`cargo bench -- 11008x4096/M=1/`)
 //! leaves out what it does not match.
 
+mod common;
+
 use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_quant::{QuantFormat, QuantTensor};
-use criterion::Criterion;
-use std::fmt::Write;
+use common::Bench;
 use std::hint::black_box;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const SHAPES: [(usize, usize); 2] = [(4096, 4096), (11008, 4096)];
 const COLUMNS: [usize; 4] = [1, 8, 32, 512];
@@ -85,60 +86,34 @@ fn error(contender: &Contender, x: &Tensor) -> Result<f64> {
     Ok((error / size).sqrt())
 }
 
-fn median(mut samples: Vec<Duration>) -> f64 {
-    samples.sort();
-    samples.get(samples.len() / 2).map_or(f64::NAN, Duration::as_secs_f64) * 1e3
-}
-
 fn main() -> Result<()> {
-    let mut criterion = Criterion::default()
-        .sample_size(10)
-        .warm_up_time(Duration::from_millis(300))
-        .measurement_time(Duration::from_millis(1500))
-        .configure_from_args();
-    let mut table =
-        String::from("| N x K | M | x | weights | bits per weight | ms | dense / this | error |\n");
-    table += "|---|---|---|---|---|---|---|---|\n";
+    let columns = ["N x K", "M", "x", "weights", "bits per weight", "ms", "dense / this", "error"];
+    let mut bench = Bench::new(&columns, Duration::from_millis(1500));
     for (n, k) in SHAPES {
         let contenders = contenders(n, k)?;
         for m in COLUMNS {
             let f32s = Tensor::randn(0f32, 1.0, (m, k), &Device::Cpu)?;
             let bf16s = f32s.to_dtype(DType::BF16)?;
-            let mut dense = f64::NAN;
+            let mut dense = None;
             let in_bf16 = contenders.iter().filter(|contender| m == 1 && contender.takes_bf16);
             let in_f32 = contenders.iter().map(|contender| (contender, "f32", &f32s));
             for (contender, dtype, x) in in_f32.chain(in_bf16.map(|contender| (contender, "bf16", &bf16s))) {
-                let mut samples = Vec::new();
-                let id = format!("{n}x{k}/M={m}/{dtype}/{}", contender.name);
-                criterion.bench_function(&id, |bencher| {
-                    bencher.iter_custom(|iterations| {
-                        let start = Instant::now();
-                        for _ in 0..iterations {
-                            black_box((contender.multiply)(black_box(x))).expect("a product");
-                        }
-                        let elapsed = start.elapsed();
-                        samples.push(elapsed / iterations as u32);
-                        elapsed
-                    });
-                });
-                if samples.is_empty() {
-                    continue; // filtered out
-                }
-                let ms = median(samples);
-                dense = if dense.is_nan() { ms } else { dense };
                 let Contender { name, bits_per_weight, .. } = contender;
-                let (ratio, error) = (dense / ms, error(contender, x)?);
-                let _ = writeln!(
-                    table,
-                    "| {n}x{k} | {m} | {dtype} | {name} | {bits_per_weight:.2} | {ms:.3} | {ratio:.2} | {error:.1e} |"
-                );
+                let id = format!("{n}x{k}/M={m}/{dtype}/{name}");
+                let Some(ms) = bench.time(&id, || (contender.multiply)(black_box(x))) else { continue };
+                let ratio = *dense.get_or_insert(ms) / ms;
+                bench.row(&[
+                    format!("{n}x{k}"),
+                    m.to_string(),
+                    dtype.to_string(),
+                    name.clone(),
+                    format!("{bits_per_weight:.2}"),
+                    format!("{ms:.3}"),
+                    format!("{ratio:.2}"),
+                    format!("{:.1e}", error(contender, x)?),
+                ]);
             }
         }
     }
-    criterion.final_summary();
-    println!("\n{table}");
-    if let Ok(path) = std::env::var("CANDLE_QUANT_BENCH_OUT") {
-        std::fs::write(&path, table).map_err(|error| candle_core::Error::Msg(format!("{path}: {error}")))?;
-    }
-    Ok(())
+    bench.finish()
 }

@@ -18,7 +18,7 @@ import charts
 RESULTS = Path(__file__).resolve().parent / "results"
 OURS = "candle-quant"
 COLUMNS = [
-    "kind", "library", "name", "dtype", "n", "k", "m", "us", "p10", "p90", "bytes", "gb_per_s", "share_of_read", "error",
+    "kind", "library", "name", "dtype", "n", "k", "m", "experts", "top_k", "us", "p10", "p90", "bytes", "gb_per_s", "share_of_read", "error",
     "error_over_rounding", "launches", "copies", "note",
 ]
 KEPT = ["clocks.csv", "log.txt", "tests.txt"]
@@ -31,6 +31,10 @@ LEAST_SHARE_OTHERS = 0.85
 OVER_DENSE = {(4096, 4096): 2.3, (8192, 8192): 2.8, (16384, 16384): 3.2}
 ROWS_OVER_ONE = {8: 1.15, 16: 1.3}
 MANY_ROWS, MANY_ROWS_SHARE = 1024, 0.9
+# Experts, by sizes inside and outside one, and how many there are.
+MIXTRAL, MIXTRAL_US = (14336, 4096, 8), 60.0
+GPT_OSS, GPT_OSS_OVER_FLOOR = (2880, 2880, 32), 2.0
+MANY_TOKENS_SHARE = 0.6
 MOST_ERROR_OVER_ROUNDING = 1.05
 
 
@@ -57,6 +61,11 @@ class Results:
 
     def probes(self, name):
         return self.of("probe", name=name)
+
+    def dense_of_equal_flops(self, experts):
+        """The record of cuBLAS on as many multiplications as those experts take."""
+        same = {field: experts[field] for field in ("dtype", "n", "k", "m", "experts", "top_k")}
+        return next(iter(self.of("experts", library="cuBLAS", **same)), None)
 
     @property
     def gpu(self):
@@ -108,7 +117,24 @@ def goals(results):
           ((d["us"] / r["us"] >= MANY_ROWS_SHARE, f"{name(r)}: {d['us'] / r['us']:.2f}") for r, d in many if d))
     check(f"error at most {MOST_ERROR_OVER_ROUNDING:g} times that of rounding",
           ((r["error_over_rounding"] <= MOST_ERROR_OVER_ROUNDING, f"{name(r)}: {r['error_over_rounding']:.3f}") for r in ours))
+    experts = results.of("experts", library=OURS)
+    label = lambda r: f"{r['name']} {r['dtype']} {block(r)}, {r['m']} tokens"
+    sizes = lambda r: (r["n"], r["k"], r["experts"])
+    check(f"experts of Mixtral, one token, 4 bits: at most {MIXTRAL_US:g} us",
+          ((r["us"] <= MIXTRAL_US, f"{label(r)}: {r['us']:.2f} us")
+           for r in experts if r["m"] == 1 and sizes(r) == MIXTRAL and r["name"] in LEAST_SHARE))
+    floors = [(r, results.floor_us(r["bytes"])) for r in experts if r["m"] == 1 and sizes(r) == GPT_OSS and r["name"] == "mxfp4"]
+    check(f"experts of gpt-oss, one token, mxfp4: at most {GPT_OSS_OVER_FLOOR:g} times reading the bytes",
+          ((r["us"] <= GPT_OSS_OVER_FLOOR * floor, f"{label(r)}: {r['us'] / floor:.2f}") for r, floor in floors if floor))
+    many = [(r, results.dense_of_equal_flops(r)) for r in experts if r["m"] >= MANY_ROWS]
+    check(f"experts of {MANY_ROWS} tokens and more: at least {MANY_TOKENS_SHARE:g} of the speed of cuBLAS",
+          ((d["us"] / r["us"] >= MANY_TOKENS_SHARE, f"{label(r)}: {d['us'] / r['us']:.2f}") for r, d in many if d))
     return checks
+
+
+def block(record):
+    """Which experts a record is of."""
+    return f"{record['n']}x{record['k']}, {record['top_k']} of {record['experts']}"
 
 
 def answers(results):
@@ -184,6 +210,26 @@ def table_of_one_row(results):
     return lines
 
 
+def table_of_experts(results):
+    """Microseconds of all three projections, a line for each block and number of tokens."""
+    rows = results.of("experts")
+    names = list(dict.fromkeys((r["library"], r["name"]) for r in rows))
+    if not rows:
+        return []
+    lines = ["\nExperts: microseconds (share of the read bandwidth; of many tokens, of the speed of cuBLAS)\n",
+             "| inside x outside, top k | tokens | " + " | ".join(f"{library} {name}" for library, name in names) + " |",
+             "|---" * (len(names) + 2) + "|"]
+    for experts, m in dict.fromkeys((block(r), r["m"]) for r in rows):
+        texts = []
+        for library, name in names:
+            r = next((r for r in rows if (r["library"], r["name"], block(r), r["m"]) == (library, name, experts, m)), None)
+            dense = r and library == OURS and results.dense_of_equal_flops(r)
+            share = dense["us"] / r["us"] if dense else r and library == OURS and r.get("share_of_read")
+            texts.append(f"{r['us']:.2f}" + (f" ({share:.0%})" if share else "") if r else "")
+        lines.append(f"| {experts} | {m} | " + " | ".join(texts) + " |")
+    return lines
+
+
 def report(results):
     lines = [f"# {results.gpu}", ""]
     floors = [f"{r['name']} {r['bytes'] / 1e6:.0f} MB: {r['us']:.2f} us" + (f", {r['gb_per_s']:.0f} GB/s" if r["bytes"] else "")
@@ -199,7 +245,7 @@ def report(results):
         lines.append(f"| {goal} | {count} | {count - len(misses) if count else 'not measured'} | {shown} |")
     lines += ["", "## What the probes answer", ""]
     lines += [f"{number}. {text}" for number, text in sorted(answers(results).items())]
-    lines += ["", "## Figures", *table_of_one_row(results)]
+    lines += ["", "## Figures", *table_of_one_row(results), *table_of_experts(results)]
     failures = results.of("failure")
     if failures:
         lines += ["", "## Not measured", ""]
@@ -219,7 +265,7 @@ def record(folder, into):
     with open(into / "results.csv", "w", newline="") as out:
         writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore")
         writer.writeheader()
-        writer.writerows(results.of("floor") + results.products())
+        writer.writerows(results.of("floor") + results.products() + results.of("experts"))
     (into / "README.md").write_text(report(results) + "\n" + charts.LINKS)
     charts.write(results, into, (LAUNCH_US, SHARE))
     for kept in KEPT:

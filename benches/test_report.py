@@ -17,6 +17,11 @@ def product(name, m, n, k, us, size, library=report.OURS, **more):
             "error_over_rounding": 1.0, **more}
 
 
+def experts(name, m, sizes, us, size=1e6, library=report.OURS):
+    n, k, count, top_k = sizes
+    return {**product(name, m, n, k, us, size, library), "kind": "experts", "experts": count, "top_k": top_k}
+
+
 def floor(size):
     return {"kind": "floor", "library": "", "name": "read", "bytes": int(size), "us": 1 + size / READ / 1e3,
             "gb_per_s": size / (1 + size / READ / 1e3) / 1e3}
@@ -62,6 +67,31 @@ class Run(unittest.TestCase):
         self.assertEqual(misses(results, "error"), (3, ["nvfp4 bf16 4096x4096 M=1: 1.060"]))
         self.assertEqual(misses(results, "M >= 1024"), (0, []))
 
+    def test_goals_of_experts(self):
+        mixtral, gpt_oss = (14336, 4096, 8, 2), (2880, 2880, 32, 4)
+        # Reading 53 MB takes 14.25 us.
+        results = self.results(floor(53e6),
+                               experts("affine 4-bit g64", 1, mixtral, 60.1), experts("nvfp4", 1, mixtral, 59.9),
+                               experts("mxfp4", 8, mixtral, 200), experts("mxfp4", 1, (768, 2048, 128, 8), 61),
+                               experts("mxfp4", 1, gpt_oss, 28.4, 53e6), experts("affine 4-bit g64", 1, gpt_oss, 99, 53e6),
+                               experts("mxfp4", 2048, mixtral, 100), experts("nvfp4", 2048, mixtral, 101),
+                               experts("dense of equal FLOPs", 2048, mixtral, 60, library="cuBLAS"),
+                               experts("mxfp4", 2048, gpt_oss, 1))
+        self.assertEqual(misses(results, "experts of Mixtral"), (2, ["affine 4-bit g64 bf16 14336x4096, 2 of 8, 1 tokens: 60.10 us"]))
+        self.assertEqual(misses(results, "experts of gpt-oss"), (1, []))
+        self.assertEqual(misses(results, "experts of 1024 tokens"), (2, ["nvfp4 bf16 14336x4096, 2 of 8, 2048 tokens: 0.59"]))
+        # Experts are no products.
+        self.assertEqual(misses(results, "M = 1: at most 2 us"), (0, []))
+        slow = self.results(floor(53e6), experts("mxfp4", 1, gpt_oss, 28.6, 53e6))
+        self.assertEqual(misses(slow, "experts of gpt-oss"), (1, ["mxfp4 bf16 2880x2880, 4 of 32, 1 tokens: 2.01"]))
+
+    def test_table_of_experts(self):
+        sizes = (768, 2048, 128, 8)
+        results = self.results(experts("mxfp4", 1, sizes, 10.0, 20e6), experts("mxfp4", 2048, sizes, 100.0),
+                               experts("dense of equal FLOPs", 2048, sizes, 75.0, library="cuBLAS"))
+        lines = report.table_of_experts(results)
+        self.assertEqual(lines[-2:], ["| 768x2048, 8 of 128 | 1 | 10.00 (50%) |  |", "| 768x2048, 8 of 128 | 2048 | 100.00 (75%) | 75.00 |"])
+
     def test_floor_between_sizes(self):
         results = self.results(floor(10e6), floor(20e6))
         self.assertAlmostEqual(results.floor_us(15e6), 1 + 15e6 / READ / 1e3)
@@ -81,12 +111,13 @@ class Run(unittest.TestCase):
         self.assertEqual(found, {2: "F2FP 16 per clock", 5: "mma subnormal A: 3 wrong"})
 
     def test_record(self):
-        self.results(floor(10e6), product("mxfp4", 1, 4096, 4096, 4.3, 9e6), product("dense", 1, 4096, 4096, 10.0, 33e6, library="cuBLAS"))
+        self.results(floor(10e6), product("mxfp4", 1, 4096, 4096, 4.3, 9e6), product("dense", 1, 4096, 4096, 10.0, 33e6, library="cuBLAS"),
+                     experts("mxfp4", 1, (768, 2048, 128, 8), 10.0, 20e6))
         into = self.path / "into"
         report.record(self.path, into)
-        self.assertEqual(len(json.loads((into / "results.json").read_text())), 5)
+        self.assertEqual(len(json.loads((into / "results.json").read_text())), 6)
         with open(into / "results.csv") as file:
-            self.assertEqual([row["library"] for row in csv.DictReader(file)], ["", "", "candle-quant", "cuBLAS"])
+            self.assertEqual([row["library"] for row in csv.DictReader(file)], ["", "", "candle-quant", "cuBLAS", "candle-quant"])
         self.assertIn("| 4096x4096 | 4.30 (52%) | 10.00 (82%) |", (into / "README.md").read_text())
         for chart in ("share-of-read.svg", "time-over-floor.svg"):
             drawn = xml.etree.ElementTree.parse(into / chart)

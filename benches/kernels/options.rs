@@ -1,5 +1,6 @@
 //! What to measure: the command line, and the shapes of real models.
 
+use crate::experts::{Block, Tokens};
 use candle_core::DType;
 use clap::{Parser, ValueEnum};
 use serde::Deserialize;
@@ -21,7 +22,10 @@ pub struct Options {
     /// Only these shapes: 4096x14336,..
     #[arg(long, value_delimiter = ',', value_parser = parse_shape)]
     pub shapes: Vec<(usize, usize)>,
-    /// Only these numbers of rows of x.
+    /// Only these experts, hidden x inner x experts x those of a token: 4096x14336x8x2,..
+    #[arg(long, value_delimiter = ',', value_parser = parse_block)]
+    pub experts: Vec<Block>,
+    /// Only these numbers of rows of x, or of tokens: with --experts both of as many sequences and of one.
     #[arg(long, value_delimiter = ',')]
     pub rows: Vec<usize>,
     /// The first for everything, the others for one row of x.
@@ -38,8 +42,19 @@ pub struct Options {
 }
 
 fn parse_shape(text: &str) -> Result<(usize, usize), String> {
-    let parts = text.split_once('x').and_then(|(n, k)| Some((n.parse().ok()?, k.parse().ok()?)));
-    parts.ok_or_else(|| format!("expected NxK, found {text}"))
+    parse_sizes(text).map(|[n, k]| (n, k)).ok_or_else(|| format!("expected NxK, found {text}"))
+}
+
+fn parse_block(text: &str) -> Result<Block, String> {
+    match parse_sizes(text) {
+        Some([hidden, inner, experts, top_k]) => Ok(Block { hidden, inner, experts, top_k, clamped: false }),
+        None => Err(format!("expected hidden x inner x experts x those of a token, found {text}")),
+    }
+}
+
+fn parse_sizes<const SIZES: usize>(text: &str) -> Option<[usize; SIZES]> {
+    let sizes: Option<Vec<usize>> = text.split('x').map(|size| size.parse().ok()).collect();
+    sizes?.try_into().ok()
 }
 
 /// The dtype of activations, products, scales and biases.
@@ -62,6 +77,9 @@ impl Activations {
 struct Shapes {
     rows_of_x: Vec<usize>,
     shapes: Vec<NamedShape>,
+    tokens_of_decode: Vec<usize>,
+    tokens_of_prefill: Vec<usize>,
+    experts: Vec<Block>,
 }
 
 #[derive(Deserialize)]
@@ -73,46 +91,71 @@ struct NamedShape {
     key: bool,
 }
 
-/// Shapes, with what to measure on each in one go.
+/// What to measure in one go.
 pub struct Stage {
-    pub shapes: Vec<(usize, usize)>,
-    pub rows: Vec<usize>,
+    pub work: Work,
     pub dtypes: Vec<Activations>,
+}
+
+pub enum Work {
+    /// Shapes of weights, and numbers of rows of x.
+    Products(Vec<(usize, usize)>, Vec<usize>),
+    Experts(Vec<Block>, Vec<Tokens>),
+}
+
+impl Work {
+    /// Two bytes for each of so many weights are enough for the largest: dense weights, and packed ones of all
+    /// experts of a block.
+    pub fn most_weights(&self) -> usize {
+        let most = match self {
+            Self::Products(shapes, _) => shapes.iter().map(|(n, k)| n * k).max(),
+            Self::Experts(blocks, _) => blocks.iter().map(|block| block.weights() / 2).max(),
+        };
+        most.unwrap_or(0)
+    }
 }
 
 impl Options {
     /// Everything to measure, most wanted first.
     pub fn stages(&self) -> serde_json::Result<Vec<Stage>> {
-        let Shapes { rows_of_x, shapes } = serde_json::from_str(include_str!("../shapes.json"))?;
-        if !self.shapes.is_empty() {
-            let rows = if self.rows.is_empty() { rows_of_x } else { self.rows.clone() };
-            return Ok(vec![Stage { shapes: self.shapes.clone(), rows, dtypes: self.dtypes.clone() }]);
-        }
-        let (key, others): (Vec<_>, Vec<_>) = shapes.iter().partition(|shape| shape.key);
-        let sizes =
-            |shapes: Vec<&NamedShape>| shapes.iter().map(|shape| (shape.n, shape.k)).collect::<Vec<_>>();
-        let (key, others) = (sizes(key), sizes(others));
-        let wanted = |rows: &[usize]| -> Vec<usize> {
-            let chosen =
-                |m: &&usize| rows_of_x.contains(m) && (self.rows.is_empty() || self.rows.contains(m));
-            rows.iter().filter(chosen).copied().collect()
+        let all: Shapes = serde_json::from_str(include_str!("../shapes.json"))?;
+        let asked = |m: &&usize| self.rows.is_empty() || self.rows.contains(m);
+        let (decode, prefill) = (&all.tokens_of_decode, &all.tokens_of_prefill);
+        let (decode, prefill) = match self.experts.is_empty() || self.rows.is_empty() {
+            true => (
+                decode.iter().filter(asked).copied().collect(),
+                prefill.iter().filter(asked).copied().collect(),
+            ),
+            false => (self.rows.clone(), self.rows.clone()),
         };
+        let decode: Vec<_> = decode.into_iter().map(Tokens::Decode).collect();
+        let prefill: Vec<_> = prefill.into_iter().map(Tokens::Prefill).collect();
         // The kernels differ in nothing but how they read x and write y.
         let one_dtype = &self.dtypes[..self.dtypes.len().min(1)];
-        let order = [
-            (&key, wanted(&[1]), &self.dtypes[..]),
-            (&key, wanted(&[8, 16]), one_dtype),
-            (&key, wanted(&[64, 2048]), one_dtype),
-            (&others, wanted(&[1]), one_dtype),
-            (&key, wanted(&[2, 4, 512]), one_dtype),
-            (&others, wanted(&[8, 16, 2, 4, 64, 512, 2048]), one_dtype),
-        ];
-        let stage = |(shapes, rows, dtypes): (&Vec<_>, _, &[_])| Stage {
-            shapes: shapes.clone(),
-            rows,
-            dtypes: dtypes.to_vec(),
+        let stage = |work, dtypes: &[_]| Stage { work, dtypes: dtypes.to_vec() };
+        if !self.shapes.is_empty() || !self.experts.is_empty() {
+            let rows = if self.rows.is_empty() { all.rows_of_x } else { self.rows.clone() };
+            return Ok(vec![
+                stage(Work::Products(self.shapes.clone(), rows), &self.dtypes),
+                stage(Work::Experts(self.experts.clone(), [decode, prefill].concat()), one_dtype),
+            ]);
+        }
+        let (key, others): (Vec<_>, Vec<_>) = all.shapes.iter().partition(|shape| shape.key);
+        let products = |shapes: &[&NamedShape], rows: &[usize]| {
+            let shapes = shapes.iter().map(|shape| (shape.n, shape.k)).collect();
+            let rows = rows.iter().filter(|m| all.rows_of_x.contains(m)).filter(asked).copied().collect();
+            Work::Products(shapes, rows)
         };
-        Ok(order.into_iter().map(stage).collect())
+        Ok(vec![
+            stage(products(&key, &[1]), &self.dtypes),
+            stage(Work::Experts(all.experts.clone(), decode), one_dtype),
+            stage(products(&key, &[8, 16]), one_dtype),
+            stage(Work::Experts(all.experts.clone(), prefill), one_dtype),
+            stage(products(&key, &[64, 2048]), one_dtype),
+            stage(products(&others, &[1]), one_dtype),
+            stage(products(&key, &[2, 4, 512]), one_dtype),
+            stage(products(&others, &[8, 16, 2, 4, 64, 512, 2048]), one_dtype),
+        ])
     }
 
     pub fn wants(&self, name: &str) -> bool {

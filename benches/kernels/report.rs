@@ -8,7 +8,7 @@ use std::path::Path;
 /// One measurement, one floor, or one failure. The peers' scripts write the same fields.
 #[derive(Default, Serialize)]
 pub struct Record {
-    /// device, floor, product or failure.
+    /// device, floor, product, experts or failure.
     pub kind: &'static str,
     /// cuBLAS, candle, candle-quant.
     pub library: String,
@@ -21,6 +21,11 @@ pub struct Record {
     pub k: Option<usize>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub m: Option<usize>,
+    /// Of experts, where n is inside one, k hidden, and m tokens: how many, and how many a token has.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub experts: Option<usize>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub top_k: Option<usize>,
     /// Microseconds of one launch: median, and where a tenth and nine tenths of the replays are below.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub us: Option<f64>,
@@ -51,7 +56,7 @@ pub struct Record {
     pub note: Option<String>,
 }
 
-const COLUMNS: [&str; 17] = [
+const COLUMNS: [&str; 19] = [
     "kind",
     "library",
     "name",
@@ -59,6 +64,8 @@ const COLUMNS: [&str; 17] = [
     "n",
     "k",
     "m",
+    "experts",
+    "top_k",
     "us",
     "p10",
     "p90",

@@ -106,7 +106,7 @@ CANDLE_QUANT_REQUIRE_CUDA=1 step "compute-sanitizer" 95 bash -c sanitize
 for probe in issue_rates launches bandwidth splits strides; do
     step "probe: $probe" 40 "$work/tools/$probe" >>"$out/probe.jsonl"
 done
-step "products of this crate and others" "${BENCH_SECONDS:-170}" "$work"/bench-kernels --seconds "$((${BENCH_SECONDS:-170} - 20))" --out "$out"
+step "products and experts, of this crate and others" "${BENCH_SECONDS:-170}" "$work"/bench-kernels --seconds "$((${BENCH_SECONDS:-170} - 20))" --out "$out"
 step "products of other libraries" 60 "$python" benches/peers/gpu_peers.py --seconds 50 --out "$out/peers.jsonl"
 for tuned in "$work"/tools/gemv-*; do
     [ -x "$tuned" ] && step "$(basename "$tuned")" 15 "$tuned" >>"$out/probe.jsonl"
