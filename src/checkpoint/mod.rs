@@ -50,7 +50,10 @@ mod names;
 mod ollama;
 mod recognise;
 mod rows;
+mod section;
 mod shards;
+#[cfg(test)]
+mod slices;
 pub mod slm1;
 mod uqff;
 mod warnings;

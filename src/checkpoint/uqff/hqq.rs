@@ -1,12 +1,14 @@
 //! HQQ: groups that run across rows, decoded.
 
 use super::layer::{Layer, WeightAndWhy};
+use crate::checkpoint::layout::Cut;
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::weight::Decode;
 use crate::checkpoint::{DenseTensor, Weight};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
+use std::sync::Arc;
 
 const WHY: &str = "groups of HQQ run across rows, which no packed format here does";
 
@@ -100,5 +102,14 @@ impl Decode for HqqGroups {
             }
         }
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        1
+    }
+
+    /// Groups run across rows.
+    fn narrow(&self, _: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        Ok(None)
     }
 }
