@@ -354,7 +354,7 @@ impl StoredTensor {
     /// Bytes of the mapping.
     fn bytes(&self, range: Range<usize>) -> Result<&[u8]> {
         #[cfg(test)]
-        reads::record(self.path(), &range);
+        super::reads::record(self.path(), &range);
         // Always there: `MappedFile::tensor` has checked it.
         self.file.map.get(range.clone()).ok_or_else(|| {
             Error::file(
@@ -407,24 +407,3 @@ macro_rules! element {
     )*};
 }
 element!(u8, u32, i16, i32, i64, f16, bf16, f32, f64);
-
-/// Which bytes of files a thread has read through their mappings.
-#[cfg(test)]
-pub(crate) mod reads {
-    use std::cell::RefCell;
-    use std::ops::Range;
-    use std::path::{Path, PathBuf};
-
-    thread_local! {
-        static READS: RefCell<Vec<(PathBuf, Range<usize>)>> = const { RefCell::new(Vec::new()) };
-    }
-
-    pub(super) fn record(path: &Path, range: &Range<usize>) {
-        READS.with_borrow_mut(|reads| reads.push((path.to_owned(), range.clone())));
-    }
-
-    /// Those of this thread since it was last asked.
-    pub(crate) fn take() -> Vec<(PathBuf, Range<usize>)> {
-        READS.take()
-    }
-}

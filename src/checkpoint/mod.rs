@@ -48,6 +48,8 @@ mod mapped;
 mod mlx;
 mod names;
 mod ollama;
+#[cfg(test)]
+pub(crate) mod reads;
 mod recognise;
 mod rows;
 mod section;

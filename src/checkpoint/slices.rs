@@ -1,7 +1,6 @@
 //! Tests: parts of every weight of every fixture have the bits of the whole's parts, and nothing else is read.
 
-use super::mapped::reads;
-use super::{Checkpoint, Weight};
+use super::{reads, Checkpoint, Weight};
 use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
 use std::path::{Path, PathBuf};

@@ -118,43 +118,7 @@ impl Rank {
     }
 }
 
-/// Which entries of `len` belong to each of `ranks`, cut at multiples of `unit` only and as evenly as that
-/// allows, the larger shares first; `None` if there are fewer units than ranks, or none at all.
-pub(super) fn split(len: usize, unit: usize, ranks: usize) -> Option<Vec<std::ops::Range<usize>>> {
-    let units = len.div_ceil(unit.max(1));
-    if ranks == 0 || units < ranks {
-        return None;
-    }
-    let (each, more) = (units / ranks, units % ranks);
-    let start = |rank: usize| (rank * each + rank.min(more)).saturating_mul(unit).min(len);
-    Some((0..ranks).map(|rank| start(rank)..start(rank + 1)).collect())
-}
-
 /// An error about an argument that no group could serve.
 pub(super) fn wrong_dim(x: &Tensor, dim: usize) -> Error {
     Error::mismatch("dimension of a collective", format!("one of {:?}", x.dims()), dim.to_string())
-}
-
-#[cfg(test)]
-mod tests {
-    use super::split;
-
-    #[test]
-    fn shares_are_whole_units_and_as_even_as_they_can_be() {
-        let lens = |len, unit, ranks| -> Option<Vec<usize>> {
-            let ranges = split(len, unit, ranks)?;
-            assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
-            assert_eq!((ranges[0].start, ranges[ranks - 1].end), (0, len));
-            Some(ranges.iter().map(|range| range.len()).collect())
-        };
-        // gpt-oss: 90 groups of 32.
-        assert_eq!(lens(2880, 32, 4), Some(vec![23 * 32, 23 * 32, 22 * 32, 22 * 32]));
-        assert_eq!(lens(128, 64, 2), Some(vec![64, 64]));
-        assert_eq!(lens(7, 1, 3), Some(vec![3, 2, 2]));
-        // The last unit may be incomplete.
-        assert_eq!(lens(70, 32, 3), Some(vec![32, 32, 6]));
-        assert_eq!(lens(128, 64, 3), None);
-        assert_eq!(split(0, 1, 1), None);
-        assert_eq!(split(4, 1, 0), None);
-    }
 }

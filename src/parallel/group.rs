@@ -1,6 +1,7 @@
 //! Ranks that are threads of one process. Tensors are handed over through the memory of the host.
 
-use super::collective::{split, wrong_dim, Collective};
+use super::collective::{wrong_dim, Collective};
+use super::shard::split;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;

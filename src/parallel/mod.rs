@@ -17,6 +17,13 @@
 mod collective;
 mod group;
 mod launch;
+mod layers;
+mod shard;
 
 pub use collective::{Collective, Rank};
 pub use launch::{run, Launch};
+pub use layers::{
+    column_parallel, row_parallel, vocab_parallel_embedding, vocab_parallel_head, RowParallel,
+    VocabParallelEmbedding, VocabParallelHead,
+};
+pub(crate) use shard::{Heads, Sharding};
