@@ -55,7 +55,7 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `generate`, `logits` |
+//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `plan`, `generate`, `logits` |
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 

@@ -18,6 +18,7 @@ mod collective;
 mod group;
 mod launch;
 mod layers;
+mod plan;
 mod shard;
 
 pub use collective::{Collective, Rank};
@@ -26,4 +27,5 @@ pub use layers::{
     column_parallel, row_parallel, vocab_parallel_embedding, vocab_parallel_head, RowParallel,
     VocabParallelEmbedding, VocabParallelHead,
 };
+pub use plan::{Communication, Plan, PlannedTensor, Split};
 pub(crate) use shard::{Heads, Sharding};
