@@ -5,10 +5,12 @@ mod common;
 use candle_core::{DType, Device, Tensor, D};
 use candle_quant::generate::{generate, Params, Sampling};
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{run, Launch, Rank};
+use candle_quant::parallel::{run, Collective, Launch, Plan, Rank};
 use candle_quant::{Checkpoint, Result, VarBuilder};
 use common::{byte_tokenizer, distance, open, reference, FIXTURES};
 use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
@@ -163,6 +165,79 @@ fn models_with_experts_are_refused() {
         assert!(text.contains("a model with experts over 2 ranks is not supported"), "{text}");
         let checkpoint = open(name);
         run(&devices(1), move |rank| load(&checkpoint, &rank, DType::F32).map(drop)).unwrap();
+    }
+}
+
+/// A rank that counts what it does together with others.
+#[derive(Debug)]
+struct Counting {
+    rank: Rank,
+    all_reduces: AtomicUsize,
+    others: AtomicUsize,
+}
+
+impl Counting {
+    fn count(counter: &AtomicUsize) {
+        counter.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Collective for Counting {
+    fn index(&self) -> usize {
+        self.rank.index()
+    }
+
+    fn world_size(&self) -> usize {
+        self.rank.world_size()
+    }
+
+    fn all_reduce_sum(&self, x: &Tensor) -> Result<Tensor> {
+        Self::count(&self.all_reduces);
+        self.rank.all_reduce_sum(x)
+    }
+
+    fn all_gather(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
+        Self::count(&self.others);
+        self.rank.all_gather(x, dim)
+    }
+
+    fn reduce_scatter(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
+        Self::count(&self.others);
+        self.rank.reduce_scatter(x, dim)
+    }
+
+    fn broadcast(&self, x: &Tensor, root: usize) -> Result<Tensor> {
+        Self::count(&self.others);
+        self.rank.broadcast(x, root)
+    }
+
+    fn barrier(&self) -> Result<()> {
+        Self::count(&self.others);
+        self.rank.barrier()
+    }
+}
+
+#[test]
+fn a_layer_sums_once_after_attention_and_once_after_the_mlp() {
+    // What the plan says; with 8 ranks, attention is whole on each.
+    for (ranks, all_reduces) in [(2, 2 * 2 + 1), (4, 2 * 2 + 1), (8, 2 + 1)] {
+        let checkpoint = open("qwen3-nvfp4");
+        assert_eq!(Plan::new(&checkpoint, ranks).unwrap().communication().all_reduces, all_reduces);
+        run(&devices(ranks), move |rank| {
+            let device = rank.device().clone();
+            let counting =
+                Arc::new(Counting { rank, all_reduces: AtomicUsize::new(0), others: AtomicUsize::new(0) });
+            let mut model = load(&checkpoint, &Rank::new(&device, counting.clone()), DType::F32)?;
+            let counts =
+                || [&counting.all_reduces, &counting.others].map(|count| count.load(Ordering::Relaxed));
+            assert_eq!(counts(), [0, 0], "nothing is done together while loading");
+            for step in 1..4 {
+                model.forward(&Tensor::new(&[[5u32]], &device)?, step - 1)?;
+                assert_eq!(counts(), [all_reduces * step, step]);
+            }
+            Ok(())
+        })
+        .unwrap();
     }
 }
 

@@ -192,6 +192,30 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_rank_has_the_keys_of_its_own_heads() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mlx/qwen3-affine-b4-g64");
+        let checkpoint = crate::Checkpoint::open(path).unwrap();
+        let config = Config::from_json(checkpoint.config()).unwrap();
+        // 4 query heads on 2 key heads, two tokens of 32 elements.
+        for (ranks, heads) in
+            [(1, vec![2]), (2, vec![1; 2]), (3, vec![1; 3]), (4, vec![1; 4]), (8, vec![2; 8])]
+        {
+            let (checkpoint, config) = (checkpoint.clone(), config.clone());
+            let cached = crate::parallel::run(&vec![Device::Cpu; ranks], move |rank| {
+                let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
+                let mut attention = Attention::new(&config, vb.pp("model.layers.0.self_attn"))?;
+                let x = Tensor::ones((1, 2, 128), DType::F32, rank.device())?;
+                let frequencies = config.rope.inverse_frequencies(config.head_dim);
+                let rotation = Rotation::new(&frequencies, 1., 0, 2, DType::F32, rank.device())?;
+                attention.forward(&x, &x, &rotation, &Visible::new(0, 2, None, rank.device())?)?;
+                Ok(attention.cache.k()?.unwrap().dims().to_vec())
+            });
+            let expected: Vec<_> = heads.into_iter().map(|heads| vec![1, heads, 2, 32]).collect();
+            assert_eq!(cached.unwrap(), expected, "{ranks} ranks");
+        }
+    }
+
+    #[test]
     fn queries_see_what_is_before_them_and_in_the_window() {
         let x = f32::NEG_INFINITY;
         let visible = |offset, len, window| {
