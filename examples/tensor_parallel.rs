@@ -43,7 +43,7 @@ fn main() -> anyhow::Result<()> {
             generate::generate(&mut model, &tokenizer, &prompt, &params, |_| ControlFlow::Continue(()))?;
         Ok(format!("{prompt}{}", text.text))
     })?;
-    for text in texts.first() {
+    if let Some(text) = texts.first() {
         println!("{text}");
     }
     Ok(())

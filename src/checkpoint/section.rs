@@ -75,13 +75,11 @@ impl Section {
         let dims = self.dims();
         let range = match dims.as_slice() {
             dims if dims == sizes => range.clone(),
-            [outer @ .., rows, row] if *sizes == [outer, &[rows * row]].concat() => {
-                match dim == outer.len() {
-                    true if range.start % row == 0 && range.end % row == 0 => {
-                        range.start / row..range.end / row
-                    }
-                    true => return None,
-                    false => range.clone(),
+            [outer @ .., rows, row] if *row > 0 && *sizes == [outer, &[rows * row]].concat() => {
+                match (dim == outer.len(), [range.start, range.end].map(|end| end.is_multiple_of(*row))) {
+                    (true, [true, true]) => range.start / row..range.end / row,
+                    (true, _) => return None,
+                    (false, _) => range.clone(),
                 }
             }
             _ => return None,
@@ -114,7 +112,7 @@ impl Section {
         let outer = self.sizes.len().saturating_sub(full);
         let row: usize = self.sizes.iter().skip(outer).product();
         let outer = self.sizes.iter().zip(&self.picks).take(outer);
-        let (outer, cut) = match outer.clone().last() {
+        let (outer, cut) = match outer.clone().next_back() {
             Some((size, Pick::Every { first, step: 1, len })) => {
                 let before = outer.len() - 1;
                 (outer.take(before), (row.saturating_mul(*size), first * row..(first + len) * row))

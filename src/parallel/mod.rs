@@ -20,6 +20,8 @@ mod launch;
 mod layers;
 mod plan;
 mod shard;
+#[cfg(test)]
+mod tests;
 
 pub use collective::{Collective, Rank};
 pub use launch::{run, Launch};

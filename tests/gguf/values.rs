@@ -297,7 +297,7 @@ fn rows_of_queries_and_keys_of_llama_are_put_back() {
 fn parts_of_fp4_and_of_reordered_rows_are_those_of_the_whole() {
     let nvfp4: Vec<u8> =
         (0..24).flat_map(|block| [vec![40, 50, 60, 70], bytes(32, block)].concat()).collect();
-    let rows = || numbers(24 * 128, 5).into_iter().map(|x| x as f32).collect::<Vec<_>>();
+    let rows = || numbers(24 * 128, 5);
     let q8_0 = |seed: u64| {
         (0..24 * 4u64).flat_map(|block| [vec![0, 0x3C], bytes(32, seed + block)].concat()).collect()
     };
