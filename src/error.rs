@@ -75,6 +75,14 @@ pub enum Error {
         /// How many tensors are above it.
         worse: usize,
     },
+    /// A rank of a tensor-parallel group ended in an error or a panic, or did not come where others waited.
+    #[error("rank {rank}: {problem}")]
+    Rank {
+        /// The rank that caused it, which need not be the one that returns this.
+        rank: usize,
+        /// What happened there.
+        problem: String,
+    },
     /// An error of candle itself (device, allocation, shape).
     #[error(transparent)]
     Candle(candle_core::Error),

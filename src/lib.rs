@@ -27,6 +27,7 @@
 //! | [`QuantTensor`] | a packed weight in memory: product, gather, decode, slices |
 //! | [`nn`] | layers with candle_nn's names |
 //! | [`models`] | the llama family, Qwen3, and models with experts, dense or quantized from the same code |
+//! | [`parallel`] | the same models over several devices, each with its slice of the weights |
 //! | [`mod@generate`] | sampling, stop tokens, streamed text |
 //! | [`mod@convert`] | quantizes a checkpoint: a plan, little memory, a report of what is lost |
 //! | [`mod@verify`], [`mod@diff`] | what is wrong with a checkpoint; how far two are apart |
@@ -54,7 +55,7 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `generate`, `logits` |
+//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `plan`, `generate`, `logits` |
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 
@@ -67,6 +68,7 @@ pub mod format;
 pub mod generate;
 pub mod models;
 pub mod nn;
+pub mod parallel;
 mod pieces;
 mod tensor;
 pub mod verify;

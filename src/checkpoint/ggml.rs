@@ -2,6 +2,7 @@
 //! Q8_1 and Q8_K, of which candle has products on the CPU only, are decoded.
 
 use super::gguf::{block_type, Kind};
+use super::layout::Cut;
 use super::mapped::StoredTensor;
 use super::weight::Decode;
 use super::{DenseTensor, GgmlWeight, Weight};
@@ -10,6 +11,7 @@ use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
 use half::f16;
 use safetensors::Dtype;
+use std::sync::Arc;
 
 /// Said of weights that [`weight`] decodes.
 pub(super) const DECODED: &str = "candle has products of the GGML types Q8_1 and Q8_K on the CPU only";
@@ -88,5 +90,17 @@ impl Decode for Q8Blocks {
             }
         })?;
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        self.dtype.block_size()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        if cut.cuts(self.unit()) {
+            return Ok(None);
+        }
+        let blocks = cut.of(&self.blocks, self.unit(), self.dtype.type_size())?;
+        Ok(Some(Arc::new(Self { dtype: self.dtype, dims: cut.part_dims(), blocks })))
     }
 }

@@ -8,6 +8,8 @@ use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
 use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// A packed weight in the layout of some container, checked but not read.
 pub(super) trait Layout: fmt::Debug + Send + Sync {
@@ -26,13 +28,124 @@ pub(super) trait Layout: fmt::Debug + Send + Sync {
     fn parts(&self) -> Option<&Parts> {
         None
     }
+
+    /// Elements along K that lie together: no [`Cut`] separates them.
+    fn unit(&self) -> usize;
+
+    /// A part of the weight, of which no other bytes are read.
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>>;
+}
+
+/// Entries `range` along dimension `dim` of a tensor of shape `dims`.
+#[derive(Clone, Debug)]
+pub(super) struct Cut<'a> {
+    pub dims: &'a [usize],
+    pub dim: usize,
+    pub range: Range<usize>,
+}
+
+impl<'a> Cut<'a> {
+    /// A cut of the tensor `name`, along K at multiples of `unit` only.
+    ///
+    /// # Errors
+    /// If the range is empty, leaves the dimension or cuts a unit.
+    pub(super) fn new(
+        name: &str,
+        dims: &'a [usize],
+        dim: usize,
+        range: Range<usize>,
+        unit: usize,
+    ) -> Result<Self> {
+        let size = dims.get(dim).copied().unwrap_or(0);
+        let what = || format!("range of dimension {dim} of `{name}` {dims:?}");
+        if range.start >= range.end || range.end > size {
+            return Err(Error::mismatch(what(), format!("1 or more of {size}"), format!("{range:?}")));
+        }
+        let cut = Self { dims, dim, range };
+        if cut.cuts(unit) {
+            let expected = format!("multiples of {unit}, which lie together");
+            return Err(Error::mismatch(what(), expected, format!("{:?}", cut.range)));
+        }
+        Ok(cut)
+    }
+
+    /// Whether units of `unit` elements along K are cut.
+    pub(super) fn cuts(&self, unit: usize) -> bool {
+        let whole = |k: usize| k.is_multiple_of(unit);
+        self.along_k() && !(whole(self.range.start) && whole(self.range.end))
+    }
+
+    pub(super) fn along_k(&self) -> bool {
+        self.dim + 1 == self.dims.len()
+    }
+
+    /// The shape of the part.
+    pub(super) fn part_dims(&self) -> Vec<usize> {
+        let mut dims = self.dims.to_vec();
+        if let Some(dim) = dims.get_mut(self.dim) {
+            *dim = self.range.len();
+        }
+        dims
+    }
+
+    /// The same entries of a stored tensor that has `bytes` for every `elements` along K.
+    pub(super) fn of(&self, stored: &StoredTensor, elements: usize, bytes: usize) -> Result<StoredTensor> {
+        let in_bytes = |k: usize| (k / elements.max(1)).saturating_mul(bytes);
+        let mut sizes = self.dims.to_vec();
+        if let Some(last) = sizes.last_mut() {
+            *last = in_bytes(*last);
+        }
+        match self.along_k() {
+            true => {
+                let range = in_bytes(self.range.start)..in_bytes(self.range.end);
+                stored.narrow(&sizes, self.dim, &range)
+            }
+            false => stored.narrow(&sizes, self.dim, &self.range),
+        }
+    }
+}
+
+/// A part of a weight whose layout has no such part: more is read, and cut in the memory of the host.
+#[derive(Debug)]
+pub(super) struct Excerpt {
+    pub from: Arc<dyn Layout>,
+    /// The shape of what it is a part of.
+    pub dims: Vec<usize>,
+    pub dim: usize,
+    pub range: Range<usize>,
+}
+
+impl Layout for Excerpt {
+    fn size_in_bytes(&self) -> usize {
+        self.from.size_in_bytes()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let from = self.from.load(&Device::Cpu)?;
+        from.narrow(self.dim, self.range.start, self.range.len())?.to_device(device)
+    }
+
+    fn unit(&self) -> usize {
+        self.from.unit()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        if cut.dim == self.dim {
+            let range = self.range.start + cut.range.start..self.range.start + cut.range.end;
+            let from = Arc::clone(&self.from);
+            return Ok(Arc::new(Self { from, dims: self.dims.clone(), dim: self.dim, range }));
+        }
+        let cut = Cut { dims: &self.dims, ..cut.clone() };
+        let from = self.from.narrow(&cut)?;
+        Ok(Arc::new(Self { from, dims: cut.part_dims(), dim: self.dim, range: self.range.clone() }))
+    }
 }
 
 /// The layout of this crate, which is MLX's: codes, scales and what else there is, each a tensor of its own.
 ///
 /// Of the codes only the bytes count: containers call them U32, I32, U8 or F8_E4M3, and shape them as they like.
 /// The same holds for scales that are bytes.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Parts {
     /// The module, for errors.
     pub module: String,
@@ -46,7 +159,7 @@ pub(super) struct Parts {
 }
 
 /// A global scale, one value or one for each expert, and what its numbers mean.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct GlobalScale {
     /// The tensor's name within the module, for errors.
     pub name: &'static str,
@@ -71,6 +184,9 @@ impl Parts {
     pub(super) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
         if self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
             return Ok(None); // symmetric codes
+        }
+        if !(self.codes.is_whole() && self.scales.is_whole()) {
+            return Ok(None);
         }
         let rows_of = |last: usize| {
             let rows = self.dims.len().saturating_sub(1);
@@ -135,9 +251,45 @@ impl Layout for Parts {
         let global_scale = self.global_scale.as_ref().map(|scale| scale.load(&self.module, device));
         QuantTensor::new(self.format, codes, scales, biases, global_scale.transpose()?)
     }
+
+    fn unit(&self) -> usize {
+        self.format.group_size()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        let group_size = self.format.group_size();
+        let of_groups = |part: &StoredTensor| {
+            let bytes = match self.format.scale_kind() {
+                ScaleKind::Float => part.dtype().bitsize() / 8,
+                ScaleKind::E8m0 | ScaleKind::E4m3 => 1,
+            };
+            cut.of(part, group_size, bytes)
+        };
+        Ok(Arc::new(Self {
+            dims: cut.part_dims(),
+            codes: cut.of(&self.codes, group_size, group_size * self.format.bits() / 8)?,
+            scales: of_groups(&self.scales)?,
+            biases: self.biases.as_ref().map(of_groups).transpose()?,
+            global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(cut)).transpose()?,
+            ..self.clone()
+        }))
+    }
 }
 
 impl GlobalScale {
+    /// That of a part: one value serves every part, one for each matrix is cut with the stack.
+    pub(super) fn narrow(&self, cut: &Cut) -> Result<Self> {
+        let values = self.tensor.size_in_bytes() / size_of::<f32>();
+        match cut.dims {
+            [experts, _, _] if cut.dim == 0 && values == *experts => {
+                let sizes = [values * size_of::<f32>()];
+                let bytes = cut.range.start * size_of::<f32>()..cut.range.end * size_of::<f32>();
+                Ok(Self { tensor: self.tensor.narrow(&sizes, 0, &bytes)?, ..self.clone() })
+            }
+            _ => Ok(self.clone()),
+        }
+    }
+
     /// The multipliers, F32 `[1]` or `[E]`.
     pub(super) fn load(&self, module: &str, device: &Device) -> Result<Tensor> {
         let mut values = self.tensor.read::<f32>()?;

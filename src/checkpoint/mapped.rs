@@ -1,6 +1,7 @@
 //! Memory-mapped files, and the copy of one tensor's bytes out of them.
 
 use super::header::{self, Header, Metadata};
+use super::section::Section;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
@@ -38,11 +39,13 @@ pub(super) struct TensorInfo {
 /// Bytes of small tensors, by name.
 pub(super) type Values = BTreeMap<String, Vec<u8>>;
 
-/// One tensor of a mapped file. Cloning shares the mapping.
+/// One tensor of a mapped file, or a part of one. Cloning shares the mapping.
 #[derive(Clone)]
 pub(super) struct StoredTensor {
     file: Arc<MappedFile>,
     info: Arc<TensorInfo>,
+    /// Which of the bytes in the range of `info`; all of them if `None`. The dims of `info` are those of the part.
+    part: Option<Section>,
 }
 
 /// Maps a safetensors file and checks its header. Of the tensors nothing is read.
@@ -127,7 +130,7 @@ impl MappedFile {
                 "the file is damaged or incomplete: fetch or write it again",
             ));
         }
-        Ok(StoredTensor { file: Arc::clone(self), info: Arc::new(info) })
+        Ok(StoredTensor { file: Arc::clone(self), info: Arc::new(info), part: None })
     }
 
     /// Takes copied pages out of the process's resident set, so that loading does not hold a weight
@@ -157,14 +160,79 @@ impl StoredTensor {
     }
 
     pub(super) fn size_in_bytes(&self) -> usize {
-        self.info.range.len()
+        self.part.as_ref().map_or(self.info.range.len(), Section::size_in_bytes)
     }
 
     /// The same bytes as numbers of another dtype and shape; `None` if these have another number of bytes.
     pub(super) fn as_numbers(&self, dtype: Dtype, dims: &[usize]) -> Option<Self> {
         let info = TensorInfo { dtype, dims: dims.to_vec(), range: self.info.range.clone() };
-        (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes()))
-            .then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info) })
+        (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes())).then(|| Self {
+            file: Arc::clone(&self.file),
+            info: Arc::new(info),
+            part: self.part.clone(),
+        })
+    }
+
+    /// Entries `range` along dimension `dim` of the tensor, seen as a row-major array of `sizes`, the last one and
+    /// a range of it in bytes.
+    ///
+    /// # Errors
+    /// If these are not the sizes of the tensor, or of the part that it is, or the range leaves them.
+    pub(super) fn narrow(&self, sizes: &[usize], dim: usize, range: &Range<usize>) -> Result<Self> {
+        let whole = || Section::whole(sizes, self.size_in_bytes());
+        let section = self.part.clone().map_or_else(whole, Some);
+        let section = section.and_then(|section| section.narrow(sizes, dim, range));
+        section.map(|section| self.of_section(section)).ok_or_else(|| {
+            let what = format!("range {range:?} of dimension {dim} of {self:?}");
+            Error::mismatch(what, format!("entries of {sizes:?}"), "others")
+        })
+    }
+
+    /// The tensor with its rows in another order: row `i` is the stored row `order[i]`.
+    ///
+    /// # Errors
+    /// If it has no rows of these numbers, or is only a part of a tensor.
+    pub(super) fn reordered(&self, order: &Arc<[usize]>) -> Result<Self> {
+        let row = self.size_in_bytes().checked_div(order.len()).unwrap_or(0);
+        let section = match self.part {
+            None => Section::whole(&[order.len(), row], self.size_in_bytes()),
+            Some(_) => None,
+        };
+        let section = section.and_then(|section| section.reordered(order)).ok_or_else(|| {
+            Error::mismatch(format!("rows of {self:?}"), format!("{} of one length", order.len()), "others")
+        })?;
+        Ok(Self { part: Some(section), ..self.clone() })
+    }
+
+    /// Every second entry of dimension `dim` of the tensor, seen as a row-major array of `sizes`, the last one in
+    /// bytes, from `first` on.
+    ///
+    /// # Errors
+    /// If these are not the sizes of the tensor, or it is only a part of one.
+    pub(super) fn every_second(&self, sizes: &[usize], dim: usize, first: usize) -> Result<Self> {
+        let section = match self.part {
+            None => Section::whole(sizes, self.size_in_bytes()),
+            Some(_) => None,
+        };
+        section
+            .and_then(|section| section.every(dim, first, 2))
+            .map(|section| self.of_section(section))
+            .ok_or_else(|| {
+                Error::mismatch(
+                    format!("every second entry of {self:?}"),
+                    format!("sizes {sizes:?}"),
+                    "others",
+                )
+            })
+    }
+
+    fn of_section(&self, section: Section) -> Self {
+        let mut dims = section.dims();
+        if let Some(last) = dims.last_mut() {
+            *last = last.saturating_mul(8) / self.dtype().bitsize().max(1);
+        }
+        let info = TensorInfo { dtype: self.dtype(), dims, range: self.info.range.clone() };
+        Self { file: Arc::clone(&self.file), info: Arc::new(info), part: Some(section) }
     }
 
     /// The tensor on `device`, in the dtype of the file. 8-bit floats come as their bytes (U8).
@@ -201,69 +269,99 @@ impl StoredTensor {
     pub(super) fn for_each_chunk(&self, unit: usize, mut take: impl FnMut(&[u8])) -> Result<()> {
         let unit = unit.max(1);
         let step = (COPY_CHUNK / unit).max(1).saturating_mul(unit);
-        for (i, chunk) in self.bytes()?.chunks(step).enumerate() {
-            take(chunk);
-            self.file.release(self.info.range.start + i * step, chunk.len());
+        if let Some(run) = self.only_run() {
+            for start in run.clone().step_by(step) {
+                let chunk = start..start.saturating_add(step).min(run.end);
+                take(self.bytes(chunk.clone())?);
+                self.file.release(chunk.start, chunk.len());
+            }
+            return Ok(());
         }
+        let mut chunk = Vec::with_capacity(step.min(self.size_in_bytes()));
+        for run in self.runs() {
+            let mut rest = self.bytes(run.clone())?;
+            while !rest.is_empty() {
+                let (head, tail) = rest.split_at(rest.len().min(step - chunk.len()));
+                chunk.extend_from_slice(head);
+                rest = tail;
+                if chunk.len() == step {
+                    take(&chunk);
+                    chunk.clear();
+                    self.file.release(self.info.range.start, self.info.range.len());
+                }
+            }
+        }
+        if !chunk.is_empty() {
+            take(&chunk);
+        }
+        self.file.release(self.info.range.start, self.info.range.len());
         Ok(())
     }
 
-    /// Lends the bytes at an address that is a multiple of 8, copied if they lie elsewhere.
+    /// Lends the bytes at an address that is a multiple of 8, copied if they lie elsewhere or apart.
     pub(super) fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let bytes = self.bytes()?;
-        if bytes.as_ptr().addr().is_multiple_of(align_of::<u64>()) {
-            let result = take(bytes);
-            self.file.release(self.info.range.start, bytes.len());
-            return Ok(result);
+        if let Some(run) = self.only_run() {
+            let address = self.file.map.as_ptr().addr().wrapping_add(run.start);
+            if address.is_multiple_of(align_of::<u64>()) {
+                let result = take(self.bytes(run.clone())?);
+                self.file.release(run.start, run.len());
+                return Ok(result);
+            }
         }
-        let mut copy = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
+        let size = self.size_in_bytes();
+        let mut copy = vec![0u64; size.div_ceil(size_of::<u64>())];
         let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut copy);
         self.for_each_chunk(1, |chunk| {
             let (head, tail) = std::mem::take(&mut rest).split_at_mut(chunk.len());
             head.copy_from_slice(chunk);
             rest = tail;
         })?;
-        Ok(take(&bytemuck::cast_slice(&copy)[..bytes.len()]))
+        Ok(take(&bytemuck::cast_slice(&copy)[..size]))
     }
 
-    /// Lends a copy of the rows, `order.len()` of equal length, whose row `i` is the stored row `order[i]`.
-    pub(super) fn with_rows<R>(&self, order: &[usize], take: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        let bytes = self.bytes()?;
-        let row = bytes.len() / order.len().max(1);
-        let mut copy = vec![0u64; bytes.len().div_ceil(size_of::<u64>())];
-        let rows = bytemuck::cast_slice_mut::<u64, u8>(&mut copy).chunks_exact_mut(row.max(1));
-        for (to, &from) in rows.zip(order) {
-            to.copy_from_slice(bytes.get(from * row..).and_then(|rest| rest.get(..row)).ok_or_else(
-                || {
-                    Error::file(
-                        self.path(),
-                        format!("no row {from} of {} bytes", bytes.len()),
-                        "fetch it again",
-                    )
-                },
-            )?);
-        }
-        self.file.release(self.info.range.start, bytes.len());
-        Ok(take(&bytemuck::cast_slice(&copy)[..bytes.len()]))
+    /// Where the bytes lie in the file, if they lie together.
+    fn only_run(&self) -> Option<Range<usize>> {
+        let mut runs = self.runs();
+        let first = runs.next()?;
+        runs.next().is_none().then_some(first)
+    }
+
+    /// Whether it is all of a tensor, in the order of the file.
+    pub(super) fn is_whole(&self) -> bool {
+        self.part.is_none()
     }
 
     /// A run of elements as a tensor of one dimension; `None` if it is not within the tensor, or its elements are
-    /// not whole bytes.
+    /// not whole bytes, or this is a part of a tensor.
     pub(super) fn elements(&self, elements: Range<usize>) -> Option<Self> {
         let size = header::size_in_bytes(self.dtype(), &[1])?;
         let Range { start, end } = self.info.range;
         let begin = start.checked_add(elements.start.checked_mul(size)?)?;
         let stop = start.checked_add(elements.end.checked_mul(size)?)?;
         let info = TensorInfo { dtype: self.dtype(), dims: vec![elements.len()], range: begin..stop };
-        (begin <= stop && stop <= end).then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info) })
+        let within = begin <= stop && stop <= end && self.is_whole();
+        within.then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info), part: None })
     }
 
-    /// All bytes, in the mapping.
-    fn bytes(&self) -> Result<&[u8]> {
+    /// Where the bytes lie in the file, in order.
+    fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
+        let base = self.info.range.start;
+        let whole = self.part.is_none().then(|| self.info.range.clone());
+        let part = self.part.iter().flat_map(Section::runs);
+        whole.into_iter().chain(part.map(move |run| base + run.start..base + run.end))
+    }
+
+    /// Bytes of the mapping.
+    fn bytes(&self, range: Range<usize>) -> Result<&[u8]> {
+        #[cfg(test)]
+        super::reads::record(self.path(), &range);
         // Always there: `MappedFile::tensor` has checked it.
-        self.file.map.get(self.info.range.clone()).ok_or_else(|| {
-            let problem = format!("bytes {:?} are outside the file", self.info.range);
-            Error::file(self.path(), problem, "fetch or write it again")
+        self.file.map.get(range.clone()).ok_or_else(|| {
+            Error::file(
+                self.path(),
+                format!("bytes {range:?} are outside the file"),
+                "fetch or write it again",
+            )
         })
     }
 }

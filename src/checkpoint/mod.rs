@@ -48,9 +48,14 @@ mod mapped;
 mod mlx;
 mod names;
 mod ollama;
+#[cfg(test)]
+pub(crate) mod reads;
 mod recognise;
 mod rows;
+mod section;
 mod shards;
+#[cfg(test)]
+mod slices;
 pub mod slm1;
 mod uqff;
 mod warnings;

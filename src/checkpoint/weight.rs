@@ -1,6 +1,6 @@
 //! Weights of a checkpoint that are still in their file.
 
-use super::layout::{Layout, Parts};
+use super::layout::{Cut, Layout, Parts};
 use super::mapped::{candle_dtype, StoredTensor};
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
@@ -49,6 +49,33 @@ impl Weight {
         }
     }
 
+    /// Elements along K that can't be separated by [`narrow`](Weight::narrow): those of a group or block, 1 in a
+    /// tensor of plain numbers.
+    pub fn unit(&self) -> usize {
+        match self {
+            Self::Packed(weight) => weight.layout.unit(),
+            Self::Ggml(weight) => weight.dtype.block_size(),
+            Self::Dense(tensor) => tensor.unit(),
+        }
+    }
+
+    /// Entries `range` along dimension `dim` of the logical shape `[.., N, K]`. Nothing is read; loading the part
+    /// reads no more than the bytes that make it, which [`size_in_bytes`](Weight::size_in_bytes) counts. Of the
+    /// few formats in which a part does not lie apart from the rest, more is counted and read.
+    ///
+    /// # Errors
+    /// If the range is empty, leaves the dimension, or along K cuts a [`unit`](Weight::unit) of a quantized weight.
+    pub fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        if self.dims().get(dim).is_some_and(|&size| range == (0..size)) {
+            return Ok(self.clone());
+        }
+        Ok(match self {
+            Self::Packed(weight) => Self::Packed(weight.narrow(dim, range)?),
+            Self::Ggml(weight) => Self::Ggml(weight.narrow(dim, range)?),
+            Self::Dense(tensor) => Self::Dense(tensor.narrow(dim, range)?),
+        })
+    }
+
     /// The numbers it stands for, decoded if it is quantized.
     ///
     /// # Errors
@@ -79,6 +106,12 @@ impl PackedWeight {
         layout: impl Layout + 'static,
     ) -> Self {
         Self { name: name.to_owned(), format, dims, layout: Arc::new(layout) }
+    }
+
+    fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        let cut = Cut::new(&self.name, &self.dims, dim, range, self.layout.unit())?;
+        let (dims, layout) = (cut.part_dims(), self.layout.narrow(&cut)?);
+        Ok(Self { name: self.name.clone(), format: self.format, dims, layout })
     }
 
     /// The module path, for example `model.layers.0.mlp.down_proj`.
@@ -134,19 +167,18 @@ pub struct GgmlWeight {
     dtype: GgmlDType,
     dims: Vec<usize>,
     blocks: StoredTensor,
-    order: Option<Arc<[usize]>>,
 }
 
 impl GgmlWeight {
     /// A weight whose `blocks` are those of `dims`, row by row; the reader has checked that they are.
     pub(super) fn new(name: &str, dtype: GgmlDType, dims: Vec<usize>, blocks: StoredTensor) -> Self {
-        Self { name: name.to_owned(), dtype, dims, blocks, order: None }
+        Self { name: name.to_owned(), dtype, dims, blocks }
     }
 
-    /// With rows in another order: row `i` is the stored row `order[i]`.
-    #[must_use]
-    pub(super) fn reordered(self, order: Arc<[usize]>) -> Self {
-        Self { order: Some(order), ..self }
+    fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        let cut = Cut::new(&self.name, &self.dims, dim, range, self.dtype.block_size())?;
+        let blocks = cut.of(&self.blocks, self.dtype.block_size(), self.dtype.type_size())?;
+        Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: cut.part_dims(), blocks })
     }
 
     /// The module path, for example `model.layers.0.mlp.down_proj`.
@@ -193,10 +225,7 @@ impl GgmlWeight {
     /// If the device refuses the memory or the type.
     pub fn load(&self, device: &Device) -> Result<QTensor> {
         let load = |blocks: &[u8]| QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype);
-        let storage = match &self.order {
-            None => self.blocks.with_aligned(load)?,
-            Some(order) => self.blocks.with_rows(order, load)?,
-        }?;
+        let storage = self.blocks.with_aligned(load)??;
         Ok(QTensor::new(storage, self.dims.as_slice())?)
     }
 }
@@ -225,6 +254,37 @@ pub(super) trait Decode: fmt::Debug + Send + Sync {
     fn size_in_bytes(&self) -> usize;
     /// The numbers, of the dtype and shape that were promised.
     fn decode(&self, device: &Device) -> Result<Tensor>;
+    /// Elements along K that are best kept together.
+    fn unit(&self) -> usize;
+    /// A part, of which no other bytes are read; `None` if its bytes do not lie apart from others.
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>>;
+}
+
+/// A part of a tensor that is decoded as a whole.
+#[derive(Debug)]
+struct Excerpt {
+    from: Arc<dyn Decode>,
+    dim: usize,
+    range: Range<usize>,
+}
+
+impl Decode for Excerpt {
+    fn size_in_bytes(&self) -> usize {
+        self.from.size_in_bytes()
+    }
+
+    fn decode(&self, device: &Device) -> Result<Tensor> {
+        let whole = self.from.decode(&Device::Cpu)?;
+        Ok(whole.narrow(self.dim, self.range.start, self.range.len())?.contiguous()?.to_device(device)?)
+    }
+
+    fn unit(&self) -> usize {
+        self.from.unit()
+    }
+
+    fn narrow(&self, _: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        Ok(None)
+    }
 }
 
 impl DenseTensor {
@@ -272,7 +332,7 @@ impl DenseTensor {
 
     /// Whether the numbers are in the file as they are.
     pub(crate) fn is_stored(&self) -> bool {
-        matches!(self.source, Source::Stored(_))
+        matches!(&self.source, Source::Stored(tensor) if tensor.is_whole())
     }
 
     /// A run of elements, as a tensor of one dimension.
@@ -307,13 +367,35 @@ impl DenseTensor {
         }
     }
 
+    fn unit(&self) -> usize {
+        match &self.source {
+            Source::Stored(_) => 1,
+            Source::Decoded(source) => source.unit(),
+        }
+    }
+
+    fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        let cut = Cut::new(&self.name, &self.dims, dim, range, 1)?;
+        let source = match &self.source {
+            Source::Stored(stored) => Source::Stored(cut.of(stored, 1, self.dtype.size_in_bytes())?),
+            Source::Decoded(source) => Source::Decoded(match source.narrow(&cut)? {
+                Some(part) => part,
+                None => {
+                    let from = Arc::clone(source);
+                    Arc::new(Excerpt { from, dim: cut.dim, range: cut.range.clone() })
+                }
+            }),
+        };
+        Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: cut.part_dims(), source })
+    }
+
     /// Copies the tensor to `device` and converts it to `dtype` there.
     ///
     /// # Errors
     /// If the device refuses the memory or the conversion.
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Tensor> {
         let tensor = match &self.source {
-            Source::Stored(tensor) => tensor.load(device)?,
+            Source::Stored(tensor) => tensor.load(device)?.reshape(self.dims.as_slice())?,
             Source::Decoded(source) => source.decode(device)?,
         };
         Ok(tensor.to_dtype(dtype)?)

@@ -1,11 +1,13 @@
 //! Grouped-query attention with a key/value cache.
 
-use super::decoder::projection;
+use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::Config;
-use crate::nn::{forward_add, forward_all, rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
+use crate::nn::{forward_all, rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
+use crate::parallel::{Heads, RowParallel, Sharding};
 use candle_core::{DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
+use std::ops::Range;
 
 /// Positions by which a cache grows; one copy of the cache each.
 const CACHE_STEP: usize = 256;
@@ -15,11 +17,12 @@ pub(super) struct Attention {
     q_proj: Linear,
     k_proj: Linear,
     v_proj: Linear,
-    o_proj: Linear,
+    o_proj: RowParallel,
     q_norm: Option<RmsNorm>,
     k_norm: Option<RmsNorm>,
     /// A logit for each query head, `[heads]` in f32.
     sinks: Option<Tensor>,
+    /// Those of this rank, as are the projections and the cache.
     heads: usize,
     kv_heads: usize,
     head_dim: usize,
@@ -29,25 +32,32 @@ pub(super) struct Attention {
 impl Attention {
     pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
         let (hidden, head_dim) = (config.hidden_size, config.head_dim);
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let project = |out, name| projection(hidden, out, config.qkv_bias, vb.pp(name));
+        let (all_heads, all_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let own = vb
+            .rank()
+            .and_then(|rank| Sharding::new(config, rank.world_size()).heads?.get(rank.index()).cloned());
+        let Heads { query, key } = own.unwrap_or(Heads { query: 0..all_heads, key: 0..all_kv_heads });
+        let rows = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let project = |heads: usize, own: &Range<usize>, name| {
+            columns_of(hidden, heads * head_dim, rows(own), config.qkv_bias, vb.pp(name))
+        };
         let norm = |name| {
             let vb = vb.pp(name);
             config.qk_norm.then(|| rms_norm(head_dim, config.rms_norm_eps, vb)).transpose()
         };
         Ok(Self {
-            q_proj: project(heads * head_dim, "q_proj")?,
-            k_proj: project(kv_heads * head_dim, "k_proj")?,
-            v_proj: project(kv_heads * head_dim, "v_proj")?,
-            o_proj: projection(heads * head_dim, hidden, config.output_bias, vb.pp("o_proj"))?,
+            q_proj: project(all_heads, &query, "q_proj")?,
+            k_proj: project(all_kv_heads, &key, "k_proj")?,
+            v_proj: project(all_kv_heads, &key, "v_proj")?,
+            o_proj: rows_of(all_heads * head_dim, hidden, rows(&query), config.output_bias, vb.pp("o_proj"))?,
             q_norm: norm("q_norm")?,
             k_norm: norm("k_norm")?,
             sinks: config
                 .attention_sinks
-                .then(|| vb.get(heads, "sinks")?.to_dtype(DType::F32))
+                .then(|| vb.vector_part(all_heads, "sinks", query.clone())?.to_dtype(DType::F32))
                 .transpose()?,
-            heads,
-            kv_heads,
+            heads: query.len(),
+            kv_heads: key.len(),
             head_dim,
             cache: KvCache::new(2, CACHE_STEP),
         })
@@ -79,7 +89,7 @@ impl Attention {
         let by_head = |x: &Tensor| x.to_dtype(score_dtype(x))?.transpose(1, 2)?.contiguous();
         let (k, v) = self.cache.append(&by_head(&k)?, &by_head(&v)?)?;
         let y = self.attend(&by_head(&q)?, &k, &v, visible)?;
-        forward_add(&self.o_proj, &y.to_dtype(x.dtype())?, residual)
+        self.o_proj.forward_add(&y.to_dtype(x.dtype())?, residual)
     }
 
     /// Softmax(q k^T / sqrt(head_dim)) v for `q` `[B, heads, T, head_dim]`, `k` and `v`
@@ -129,7 +139,8 @@ impl Attention {
     }
 
     pub fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
-        [&self.q_proj, &self.k_proj, &self.v_proj, &self.o_proj].into_iter().map(Linear::weight)
+        let inputs = [&self.q_proj, &self.k_proj, &self.v_proj].into_iter().map(Linear::weight);
+        inputs.chain([self.o_proj.weight()])
     }
 }
 
@@ -179,6 +190,30 @@ impl Visible {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_rank_has_the_keys_of_its_own_heads() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/mlx/qwen3-affine-b4-g64");
+        let checkpoint = crate::Checkpoint::open(path).unwrap();
+        let config = Config::from_json(checkpoint.config()).unwrap();
+        // 4 query heads on 2 key heads, two tokens of 32 elements.
+        for (ranks, heads) in
+            [(1, vec![2]), (2, vec![1; 2]), (3, vec![1; 3]), (4, vec![1; 4]), (8, vec![2; 8])]
+        {
+            let (checkpoint, config) = (checkpoint.clone(), config.clone());
+            let cached = crate::parallel::run(&vec![Device::Cpu; ranks], move |rank| {
+                let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
+                let mut attention = Attention::new(&config, vb.pp("model.layers.0.self_attn"))?;
+                let x = Tensor::ones((1, 2, 128), DType::F32, rank.device())?;
+                let frequencies = config.rope.inverse_frequencies(config.head_dim);
+                let rotation = Rotation::new(&frequencies, 1., 0, 2, DType::F32, rank.device())?;
+                attention.forward(&x, &x, &rotation, &Visible::new(0, 2, None, rank.device())?)?;
+                Ok(attention.cache.k()?.unwrap().dims().to_vec())
+            });
+            let expected: Vec<_> = heads.into_iter().map(|heads| vec![1, heads, 2, 32]).collect();
+            assert_eq!(cached.unwrap(), expected, "{ranks} ranks");
+        }
+    }
 
     #[test]
     fn queries_see_what_is_before_them_and_in_the_window() {

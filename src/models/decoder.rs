@@ -2,12 +2,16 @@
 
 use super::attention::{Attention, Visible};
 use super::moe::SparseMlp;
+use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::Config;
 use crate::checkpoint::Checkpoint;
 use crate::nn::{
-    embedding, forward_add, linear_b, linear_no_bias, rms_norm, swiglu, Activation, Embedding, LayerWeight,
-    Linear, Module, RmsNorm, VarBuilder, WeightSummary,
+    rms_norm, swiglu, Activation, LayerWeight, Linear, Module, RmsNorm, VarBuilder, WeightSummary,
+};
+use crate::parallel::{
+    vocab_parallel_embedding, vocab_parallel_head, RowParallel, Sharding, VocabParallelEmbedding,
+    VocabParallelHead,
 };
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -15,10 +19,10 @@ use candle_core::{DType, Device, Tensor};
 /// A decoder-only language model with its key/value cache.
 #[derive(Debug)]
 pub struct Model {
-    embed_tokens: Embedding,
+    embed_tokens: VocabParallelEmbedding,
     layers: Vec<Layer>,
     norm: RmsNorm,
-    lm_head: Linear,
+    lm_head: VocabParallelHead,
     tied: bool,
     inverse_frequencies: Vec<f32>,
     attention_factor: f32,
@@ -40,8 +44,11 @@ impl Model {
 
     /// Builds a model from the weights at the root of `vb`; activations have the builder's dtype.
     ///
+    /// On a builder for one of several ranks ([`VarBuilder::sharded`]) it is that rank's part: all ranks have to
+    /// call [`forward`](Model::forward) alike, and all receive the logits.
+    ///
     /// # Errors
-    /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing,
+    /// If the config is senseless, or has experts and there are several ranks, the dtype is not f32, f16 or bf16, or the weights are missing,
     /// damaged or contradict the config.
     pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
         config.validate()?;
@@ -49,9 +56,15 @@ impl Model {
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
         }
+        if let (Some(rank), Some(_)) = (vb.rank(), &config.moe) {
+            return Err(Error::Unsupported {
+                what: format!("a model with experts over {} ranks", rank.world_size()),
+                remedy: "run it as one rank".into(),
+            });
+        }
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let model = vb.pp("model");
-        let embed_tokens = embedding(vocab, hidden, model.pp("embed_tokens"))?;
+        let embed_tokens = vocab_parallel_embedding(vocab, hidden, model.pp("embed_tokens"))?;
         let layers = (0..config.num_hidden_layers)
             .map(|index| Layer::new(config, index, model.pp("layers").pp(index)))
             .collect::<Result<_>>()?;
@@ -59,8 +72,8 @@ impl Model {
         let head = vb.pp("lm_head");
         let tied = config.tie_word_embeddings.unwrap_or_else(|| !head.contains_tensor("weight"));
         let lm_head = match tied {
-            true => embed_tokens.as_linear(),
-            false => linear_no_bias(hidden, vocab, head)?,
+            true => embed_tokens.as_head(),
+            false => vocab_parallel_head(hidden, vocab, head)?,
         };
         Ok(Self {
             norm: rms_norm(hidden, config.rms_norm_eps, model.pp("norm"))?,
@@ -213,7 +226,8 @@ impl Layer {
         let mut weights: Vec<_> = self.attention.weights().cloned().collect();
         match &self.mlp {
             FeedForward::Dense(Mlp { gate_proj, up_proj, down_proj, .. }) => {
-                weights.extend([gate_proj, up_proj, down_proj].map(|layer| layer.weight().clone()));
+                let layers = [gate_proj.weight(), up_proj.weight(), down_proj.weight()];
+                weights.extend(layers.map(LayerWeight::clone));
             }
             FeedForward::Sparse(mlp) => weights.extend(mlp.weights()),
         }
@@ -225,17 +239,26 @@ impl Layer {
 struct Mlp {
     gate_proj: Linear,
     up_proj: Linear,
-    down_proj: Linear,
+    down_proj: RowParallel,
     activation: Activation,
 }
 
 impl Mlp {
     fn new(config: &Config, vb: VarBuilder) -> candle_core::Result<Self> {
         let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        let down = vb.pp("down_proj");
+        let own = match vb.rank() {
+            None => None,
+            Some(rank) => {
+                let shares = Sharding::new(config, rank.world_size()).inner(down.unit(hidden, inner)?);
+                shares.and_then(|shares| shares.get(rank.index()).cloned())
+            }
+        };
+        let own = own.unwrap_or(0..inner);
         Ok(Self {
-            gate_proj: projection(hidden, inner, bias, vb.pp("gate_proj"))?,
-            up_proj: projection(hidden, inner, bias, vb.pp("up_proj"))?,
-            down_proj: projection(inner, hidden, bias, vb.pp("down_proj"))?,
+            gate_proj: columns_of(hidden, inner, own.clone(), bias, vb.pp("gate_proj"))?,
+            up_proj: columns_of(hidden, inner, own.clone(), bias, vb.pp("up_proj"))?,
+            down_proj: rows_of(inner, hidden, own, bias, down)?,
             activation: config.hidden_act,
         })
     }
@@ -246,27 +269,6 @@ impl Mlp {
             Activation::Silu => swiglu(&self.gate_proj, &self.up_proj, x)?,
             other => (x.apply(&self.gate_proj)?.apply(&other)? * x.apply(&self.up_proj)?)?,
         };
-        forward_add(&self.down_proj, &inner, residual)
+        self.down_proj.forward_add(&inner, residual)
     }
-}
-
-/// A linear layer, with an error instead of wrong numbers if the checkpoint has a bias that the config
-/// does not know of.
-pub(super) fn projection(
-    in_dim: usize,
-    out_dim: usize,
-    bias: bool,
-    vb: VarBuilder,
-) -> candle_core::Result<Linear> {
-    if let (false, Some(checkpoint), true) = (bias, vb.checkpoint(), vb.contains_tensor("bias")) {
-        return Err(Error::Tensor {
-            file: checkpoint.path().into(),
-            tensor: format!("{}.bias", vb.prefix()),
-            expected: "no such tensor, as the config says".to_string(),
-            found: "one".to_string(),
-            remedy: "check that config.json belongs to these weights".to_string(),
-        }
-        .into());
-    }
-    linear_b(in_dim, out_dim, bias, vb)
 }

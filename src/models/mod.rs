@@ -28,6 +28,7 @@ mod config;
 mod decoder;
 mod fields;
 mod moe;
+mod projection;
 mod rope;
 mod shapes;
 

@@ -1,7 +1,7 @@
 //! Feed-forward blocks of experts, and the router that chooses among them.
 
-use super::decoder::projection;
 use super::fields::Fields;
+use super::projection::projection;
 use super::Config;
 use crate::nn::{
     experts, Activation, Experts, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder,

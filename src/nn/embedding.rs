@@ -37,6 +37,10 @@ impl Embedding {
         Ok(Self { weight: embeddings.into(), hidden_size, dtype })
     }
 
+    pub(crate) fn from_weight(weight: LayerWeight, hidden_size: usize, dtype: DType) -> Self {
+        Self { weight, hidden_size, dtype }
+    }
+
     /// The table, `[vocabulary, hidden]`.
     pub fn embeddings(&self) -> &LayerWeight {
         &self.weight

@@ -3,9 +3,11 @@
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::LayerWeight;
 use crate::checkpoint::{tensor_of, Checkpoint, Weight};
+use crate::parallel::Rank;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
+use std::ops::Range;
 
 /// Finds the tensors of a model by path, as [`candle_nn::VarBuilder`] does.
 ///
@@ -23,6 +25,8 @@ pub struct VarBuilder<'a> {
     checkpoint: Option<Checkpoint>,
     /// What dense weights of linear layers and embeddings are quantized to while loading.
     quantize: Option<QuantFormat>,
+    /// Which of several ranks this one is.
+    rank: Option<Rank>,
 }
 
 impl VarBuilder<'static> {
@@ -33,7 +37,19 @@ impl VarBuilder<'static> {
             dense: candle_nn::VarBuilder::from_backend(backend, dtype, device.clone()),
             checkpoint: Some(checkpoint.clone()),
             quantize: None,
+            rank: None,
         }
+    }
+
+    /// A builder for one of several ranks, on its device: models built on it load this rank's slices of their
+    /// weights and compute together with the other ranks. With one rank it is
+    /// [`from_checkpoint`](VarBuilder::from_checkpoint).
+    ///
+    /// What is asked for by itself, with [`get`](VarBuilder::get) and the layers of [`nn`](crate::nn), is whole
+    /// on every rank; the layers of [`parallel`](crate::parallel) take slices.
+    pub fn sharded(checkpoint: &Checkpoint, rank: &Rank, dtype: DType) -> Self {
+        let rank_of_several = Some(rank.clone()).filter(|rank| rank.world_size() > 1);
+        Self { rank: rank_of_several, ..Self::from_checkpoint(checkpoint, dtype, rank.device()) }
     }
 }
 
@@ -59,16 +75,67 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// If it is missing or damaged, or its shape is not `[n, k]`.
     pub fn weight(&self, n: usize, k: usize, hint: Init) -> Result<LayerWeight> {
-        let dense = match self.stored_weight(&[n, k])? {
-            None => self.get_with_hints((n, k), "weight", hint)?,
-            Some(Weight::Packed(packed)) => return Ok(packed.load(self.device())?.into()),
-            Some(Weight::Ggml(blocks)) => return Ok(blocks.load(self.device())?.into()),
-            // Quantizing starts from the stored values, not from their rounding to `dtype`.
-            Some(Weight::Dense(dense)) if self.quantize.is_some() => {
-                dense.load(dense.dtype(), self.device())?
+        match self.stored_weight(&[n, k])? {
+            None => self.quantized(self.get_with_hints((n, k), "weight", hint)?, k),
+            Some(weight) => self.load(&weight),
+        }
+    }
+
+    /// Rows and columns of the weight at the current path, of logical shape `[n, k]`.
+    pub(crate) fn part(
+        &self,
+        (n, k): (usize, usize),
+        rows: Range<usize>,
+        columns: Range<usize>,
+    ) -> Result<LayerWeight> {
+        match self.stored_weight(&[n, k])? {
+            Some(weight) => self.load(&weight.narrow(0, rows)?.narrow(1, columns)?),
+            None => {
+                let whole = self.get((n, k), "weight")?;
+                let part = whole.narrow(0, rows.start, rows.len())?;
+                self.quantized(part.narrow(1, columns.start, columns.len())?.contiguous()?, columns.len())
             }
-            Some(Weight::Dense(dense)) => dense.load(self.dtype(), self.device())?,
+        }
+    }
+
+    /// Elements of the one-dimensional tensor `name` at the current path, which has `len` of them.
+    pub(crate) fn vector_part(&self, len: usize, name: &str, range: Range<usize>) -> Result<Tensor> {
+        let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| range != (0..len)) else {
+            return self.get(len, name)?.narrow(0, range.start, range.len());
         };
+        let name = tensor_of(&self.prefix(), name);
+        let stored = checkpoint.dense(&name)?;
+        if stored.dims() != [len] {
+            return Err(shape_error(checkpoint, &name, &[len], stored.dims()));
+        }
+        Ok(Weight::Dense(stored).narrow(0, range)?.decode(self.dtype(), self.device())?)
+    }
+
+    /// Elements along K of the weight at the current path that a part keeps together.
+    pub(crate) fn unit(&self, n: usize, k: usize) -> Result<usize> {
+        let stored = self.stored_weight(&[n, k])?;
+        Ok(match (stored, self.quantize.filter(|format| k.is_multiple_of(format.group_size()))) {
+            (None | Some(Weight::Dense(_)), Some(format)) => format.group_size(),
+            (Some(weight), _) => weight.unit(),
+            (None, None) => 1,
+        })
+    }
+
+    fn load(&self, weight: &Weight) -> Result<LayerWeight> {
+        let k = weight.dims().last().copied().unwrap_or(0);
+        match weight {
+            Weight::Packed(packed) => Ok(packed.load(self.device())?.into()),
+            Weight::Ggml(blocks) => Ok(blocks.load(self.device())?.into()),
+            // Quantizing starts from the stored values, not from their rounding to `dtype`.
+            Weight::Dense(dense) if self.quantize.is_some() => {
+                self.quantized(dense.load(dense.dtype(), self.device())?, k)
+            }
+            Weight::Dense(dense) => Ok(dense.load(self.dtype(), self.device())?.into()),
+        }
+    }
+
+    /// Dense rows of K elements, quantized if that was asked for and is possible.
+    fn quantized(&self, dense: Tensor, k: usize) -> Result<LayerWeight> {
         match self.quantize {
             Some(format) if k.is_multiple_of(format.group_size()) => {
                 Ok(QuantTensor::quantize(&dense, format)?.into())
@@ -192,18 +259,24 @@ impl<'a> VarBuilder<'a> {
         self.with(dense)
     }
 
+    /// Which of several ranks the builder is for; `None` if it is for the only one.
+    pub fn rank(&self) -> Option<&Rank> {
+        self.rank.as_ref()
+    }
+
     /// The checkpoint behind this builder, if there is one.
     pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_ref()
     }
 
     fn with(&self, dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self { dense, checkpoint: self.checkpoint.clone(), quantize: self.quantize }
+        let (checkpoint, rank) = (self.checkpoint.clone(), self.rank.clone());
+        Self { dense, checkpoint, quantize: self.quantize, rank }
     }
 }
 
 impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
     fn from(dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self { dense, checkpoint: None, quantize: None }
+        Self { dense, checkpoint: None, quantize: None, rank: None }
     }
 }

@@ -7,7 +7,8 @@ use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::generate::stop_tokens;
 use candle_quant::models::{Config, Model};
-use candle_quant::Checkpoint;
+use candle_quant::parallel::run;
+use candle_quant::{Checkpoint, VarBuilder};
 use gguf_file::Value as Stored;
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, HashMap};
@@ -176,6 +177,36 @@ fn logits(checkpoint: &Checkpoint) -> Tensor {
     let ids = Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
     let mut model = Model::load(checkpoint, DType::F32, &Device::Cpu).unwrap();
     model.forward(&ids, 0).unwrap().squeeze(0).unwrap()
+}
+
+/// The logits of a model over several ranks.
+fn logits_over(checkpoint: &Checkpoint, ranks: usize) -> Tensor {
+    let ids: Vec<u32> = (0..48).map(|i| i * 7 % 96).collect();
+    let checkpoint = checkpoint.clone();
+    let logits = run(&vec![Device::Cpu; ranks], move |rank| {
+        let config = Config::from_json(checkpoint.config())?;
+        let mut model = Model::new(&config, VarBuilder::sharded(&checkpoint, &rank, DType::F32))?;
+        let ids = Tensor::new(ids.as_slice(), rank.device())?.unsqueeze(0)?;
+        Ok(model.forward(&ids, 0)?.squeeze(0)?)
+    });
+    logits.unwrap().remove(0)
+}
+
+/// Rows of queries and keys, which the file has in another order, are sliced in that of the model.
+#[test]
+fn ranks_compute_what_one_does() {
+    for source in [llama(Value::Null), tiny()] {
+        let (_dir, gguf) = source.gguf(GgmlDType::F16, &[]);
+        for ranks in [2, 3, 4] {
+            let distance = distance(&logits_over(&gguf, ranks), &logits(&gguf));
+            assert!(distance.max < 3e-4, "{ranks}: {distance:?}");
+        }
+        let (_dir, gguf) = source.gguf(GgmlDType::Q8_0, &[]);
+        for ranks in [2, 3, 4] {
+            let distance = distance(&logits_over(&gguf, ranks), &logits(&gguf));
+            assert!(distance.rms < 0.04 && distance.max < 0.3, "{ranks}: {distance:?}");
+        }
+    }
 }
 
 fn config(checkpoint: &Checkpoint) -> Config {

@@ -291,3 +291,47 @@ fn rows_of_queries_and_keys_of_llama_are_put_back() {
     assert_eq!(firsts(&qwen2, &attention("q_proj.weight")), floats(&q_rows));
     assert_eq!(firsts(&qwen2, &attention("k_proj.weight")), floats(&k_rows));
 }
+
+/// Parts have the bits of the whole's parts; along K, a block of NVFP4 has four groups that lie together.
+#[test]
+fn parts_of_fp4_and_of_reordered_rows_are_those_of_the_whole() {
+    let nvfp4: Vec<u8> =
+        (0..24).flat_map(|block| [vec![40, 50, 60, 70], bytes(32, block)].concat()).collect();
+    let rows = || numbers(24 * 128, 5);
+    let q8_0 = |seed: u64| {
+        (0..24 * 4u64).flat_map(|block| [vec![0, 0x3C], bytes(32, seed + block)].concat()).collect()
+    };
+    let checkpoint = File::of("llama")
+        .u32("llama.attention.head_count", 4)
+        .u32("llama.attention.head_count_kv", 4)
+        .tensor(f32_tensor("blk.0.attn_q.weight", &[24, 128], &rows()))
+        .tensor(f32_tensor("blk.0.attn_q.bias", &[24], &rows()[..24]))
+        .tensor(tensor("blk.0.attn_k.weight", &[24, 128], 8, q8_0(7)))
+        .tensor(tensor("blk.1.attn_k.weight", &[24, 128], 39, mxfp4(24 * 4, false).0))
+        .tensor(tensor("blk.0.ffn_down.weight", &[12, 128], 40, nvfp4.clone()))
+        .tensor(f32_tensor("blk.0.ffn_down.scale", &[1], &[0.37]))
+        .tensor(tensor("blk.0.ffn_up_exps.weight", &[3, 4, 128], 40, nvfp4))
+        .tensor(f32_tensor("blk.0.ffn_up_exps.scale", &[3], &[0.37, 1.5, 0.001]))
+        .open()
+        .unwrap();
+    assert_eq!(checkpoint.tensor_names().count(), 6);
+    for name in checkpoint.tensor_names() {
+        let weight = checkpoint.tensor(name, None).unwrap();
+        let decode = |weight: &Weight| weight.decode(DType::F32, &Device::Cpu).unwrap();
+        let whole = decode(&weight);
+        for (dim, &len) in weight.dims().iter().enumerate() {
+            let unit = if dim + 1 == weight.dims().len() { weight.unit() } else { 1 };
+            for range in [0..unit, unit..len, len - unit..len].into_iter().filter(|range| !range.is_empty()) {
+                let part = weight.narrow(dim, range.clone()).unwrap();
+                let expected = whole.narrow(dim, range.start, range.len()).unwrap();
+                assert_eq!(bits(&decode(&part)), bits(&expected), "{name} {dim} {range:?}");
+                let global = 4 * 3;
+                let share = weight.size_in_bytes() * range.len() / len;
+                assert!(part.size_in_bytes() <= share + global, "{name} {dim} {range:?}");
+            }
+        }
+    }
+    let down = checkpoint.weight(DOWN, Some(128)).unwrap();
+    assert_eq!(down.unit(), 64);
+    rejected(down.narrow(1, 0..16), &[DOWN, "multiples of 64", "0..16"]);
+}

@@ -1,13 +1,15 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
-use anyhow::Result;
-use candle_core::{DType, Device};
+use anyhow::{bail, Context, Result};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::generate::{self, Finish, Generated, Params, Sampler, Sampling};
-use candle_quant::models::Model;
-use candle_quant::Checkpoint;
+use candle_quant::models::{Config, Model};
+use candle_quant::parallel::{self, Rank};
+use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use tokenizers::Tokenizer;
 
 // Named as those of candle's examples. (A doc comment here would replace that of the command.)
 #[derive(clap::Args, Debug)]
@@ -33,6 +35,10 @@ pub struct Options {
     /// Run on the CPU even if there is a GPU.
     #[arg(long)]
     cpu: bool,
+    /// Compute with this many ranks, each with its part of the weights: on GPUs if there are as many, else as
+    /// threads on the CPU.
+    #[arg(long, default_value_t = 1)]
+    ranks: usize,
     /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
     #[arg(long, value_parser = parse_dtype)]
     dtype: Option<DType>,
@@ -48,53 +54,121 @@ pub fn parse_dtype(name: &str) -> Result<DType, String> {
     }
 }
 
+/// What every rank works with.
+#[derive(Clone)]
+struct Work {
+    checkpoint: Checkpoint,
+    tokenizer: Tokenizer,
+    prompt: String,
+    params: Params,
+    dtype: DType,
+}
+
+/// What a rank has to tell in the end.
+struct Told {
+    generated: Generated,
+    weights: WeightSummary,
+    /// Whether the text could be written.
+    written: io::Result<()>,
+}
+
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
-    let device = match options.cpu {
-        true => Device::Cpu,
-        false => Device::cuda_if_available(0)?,
-    };
-    let dtype = options.dtype.unwrap_or(if device.is_cpu() { DType::F32 } else { DType::BF16 });
+    let devices = devices(options)?;
+    let on_cpu = devices.iter().all(Device::is_cpu);
     let checkpoint = Checkpoint::open(path)?;
-    let tokenizer = generate::load_tokenizer(&checkpoint)?;
-    let params = Params {
-        sample_len: options.sample_len,
-        sampling: Sampling { temperature: options.temperature, top_k: options.top_k, top_p: options.top_p },
-        seed: options.seed,
-        stop_tokens: generate::stop_tokens(&checkpoint)?,
-        ..Params::default()
-    };
+    let sampling = Sampling { temperature: options.temperature, top_k: options.top_k, top_p: options.top_p };
     // Refused before anything is loaded or printed.
-    Sampler::new(params.sampling, params.seed)?;
-    let mut model = Model::load(&checkpoint, dtype, &device)?;
-
-    let mut stdout = io::stdout().lock();
-    let mut written = write_now(&mut stdout, &options.prompt);
-    let generated = generate::generate(&mut model, &tokenizer, &options.prompt, &params, |text| {
-        if written.is_ok() {
-            written = write_now(&mut stdout, text);
+    let sampler = Sampler::new(sampling, options.seed)?;
+    let work = Work {
+        tokenizer: generate::load_tokenizer(&checkpoint)?,
+        prompt: options.prompt.clone(),
+        params: Params {
+            sample_len: options.sample_len,
+            sampling,
+            // The same on all ranks.
+            seed: Some(sampler.seed()),
+            stop_tokens: generate::stop_tokens(&checkpoint)?,
+            ..Params::default()
+        },
+        dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
+        checkpoint,
+    };
+    let told = match devices.as_slice() {
+        [device] => work.run(Model::load(&work.checkpoint, work.dtype, device)?, None)?,
+        devices => {
+            let told = parallel::run(devices, move |rank| {
+                let config = Config::from_json(work.checkpoint.config())?;
+                let vb = VarBuilder::sharded(&work.checkpoint, &rank, work.dtype);
+                work.run(Model::new(&config, vb)?, Some(&rank))
+            })?;
+            told.into_iter().next().context("no rank")?
         }
-        match written {
-            Ok(()) => ControlFlow::Continue(()),
-            Err(_) => ControlFlow::Break(()),
-        }
-    })?;
-    match written.and_then(|()| writeln!(stdout)) {
+    };
+    let Told { generated, weights, written } = told;
+    match written {
         // Whoever read the text has gone, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
         result => result?,
     }
-    report(&generated, &model)?;
+    report(&generated, &weights, devices.len())?;
     Ok(())
 }
 
-fn write_now(stdout: &mut impl Write, text: &str) -> io::Result<()> {
+/// One device for each rank.
+fn devices(options: &Options) -> Result<Vec<Device>> {
+    let gpus = |count: usize| (0..count).map(Device::new_cuda).collect::<candle_core::Result<_>>();
+    Ok(match options.ranks {
+        0 => bail!("--ranks: expected at least 1, found 0"),
+        1 if !options.cpu => vec![Device::cuda_if_available(0)?],
+        count if !options.cpu => gpus(count).unwrap_or_else(|_| vec![Device::Cpu; count]),
+        count => vec![Device::Cpu; count],
+    })
+}
+
+impl Work {
+    /// Generates the text; the first rank writes it.
+    fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Told> {
+        let writes = rank.is_none_or(|rank| rank.index() == 0);
+        let write = |text: &str| if writes { write_now(text) } else { Ok(()) };
+        let mut written = write(&self.prompt);
+        let mut failure = None;
+        let (tokenizer, params) = (&self.tokenizer, &self.params);
+        let generated = generate::generate(&mut model, tokenizer, &self.prompt, params, |text| {
+            if written.is_ok() {
+                written = write(text);
+            }
+            let go_on = rank.map_or(Ok(written.is_ok()), |rank| as_the_first(rank, written.is_ok()));
+            match go_on {
+                Ok(true) => ControlFlow::Continue(()),
+                Ok(false) => ControlFlow::Break(()),
+                Err(error) => {
+                    failure = Some(error);
+                    ControlFlow::Break(())
+                }
+            }
+        })?;
+        if let Some(error) = failure {
+            return Err(error);
+        }
+        let written = written.and_then(|()| write("\n"));
+        Ok(Told { generated, weights: model.summary(), written })
+    }
+}
+
+/// What the first rank says: all ranks go on, or none.
+fn as_the_first(rank: &Rank, go_on: bool) -> candle_quant::Result<bool> {
+    let told = rank.broadcast(&Tensor::new(u8::from(go_on), &Device::Cpu)?, 0)?;
+    Ok(told.to_scalar::<u8>()? != 0)
+}
+
+fn write_now(text: &str) -> io::Result<()> {
+    let mut stdout = io::stdout().lock();
     stdout.write_all(text.as_bytes())?;
     stdout.flush()
 }
 
-fn report(generated: &Generated, model: &Model) -> io::Result<()> {
-    let summary = model.summary();
+fn report(generated: &Generated, weights: &WeightSummary, ranks: usize) -> io::Result<()> {
     let ended = match generated.finish {
         Finish::Stop => "end of text",
         _ => "sample length reached",
@@ -103,6 +177,7 @@ fn report(generated: &Generated, model: &Model) -> io::Result<()> {
     writeln!(stderr)?;
     writeln!(stderr, "prompt: {} tokens, {:.1} tokens/s", generated.prompt_tokens, generated.prompt_rate())?;
     writeln!(stderr, "decode: {} tokens, {:.1} tokens/s", generated.decode_tokens, generated.decode_rate())?;
-    writeln!(stderr, "weights: {summary}, {:.2} MB", summary.size_in_bytes() as f64 / 1e6)?;
+    let of = if ranks > 1 { format!("weights of the first of {ranks} ranks") } else { "weights".to_string() };
+    writeln!(stderr, "{of}: {weights}, {:.2} MB", weights.size_in_bytes() as f64 / 1e6)?;
     writeln!(stderr, "{ended}; --seed {} repeats this run", generated.seed)
 }

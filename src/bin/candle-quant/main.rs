@@ -5,6 +5,7 @@ mod diff;
 mod generate;
 mod inspect;
 mod logits;
+mod plan;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -47,6 +48,8 @@ enum Command {
         #[command(flatten)]
         options: generate::Options,
     },
+    /// Tell what each of several ranks would load of a checkpoint.
+    Plan(plan::Options),
     /// Write the logits of given tokens to a safetensors file, to compare with other frameworks.
     Logits(logits::Options),
 }
@@ -75,6 +78,7 @@ fn main() -> ExitCode {
             Ok(()) => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
             Err((error, code)) => (Err(error), code.into()),
         },
+        Command::Plan(options) => (plan::run(options).map(done), ExitCode::FAILURE),
         Command::Logits(options) => (logits::run(options).map(done), ExitCode::FAILURE),
     };
     match result {

@@ -1,7 +1,7 @@
 //! Blocks of GGUF's 4-bit floating-point types, brought into the layout of this crate.
 
 use super::types::Nibbles;
-use crate::checkpoint::layout::{GlobalScale, Layout};
+use crate::checkpoint::layout::{Cut, GlobalScale, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 /// Blocks whose scales lie in front of their codes. Codes and scales keep their values; only their places
 /// change.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct Fp4Blocks {
     /// The module, for errors.
     pub module: String,
@@ -17,8 +17,6 @@ pub(super) struct Fp4Blocks {
     /// Logical shape `[.., N, K]`.
     pub dims: Vec<usize>,
     pub blocks: StoredTensor,
-    /// Row `i` is the stored row `order[i]`.
-    pub order: Option<Arc<[usize]>>,
     pub global_scale: Option<GlobalScale>,
 }
 
@@ -107,10 +105,7 @@ impl Layout for Fp4Blocks {
                 }
             }
         };
-        match &self.order {
-            None => self.blocks.for_each_chunk(block_bytes, take)?,
-            Some(order) => self.blocks.with_rows(order, take)?,
-        }
+        self.blocks.for_each_chunk(block_bytes, take)?;
         if let Some(byte) = wrong_scale {
             return Err(Error::tensor(
                 self.blocks.path(),
@@ -132,5 +127,18 @@ impl Layout for Fp4Blocks {
         let scales = Tensor::from_vec(scales, with_last(format.groups_per_row(k)?), device)?;
         let global_scale = self.global_scale.as_ref().map(|scale| scale.load(&self.module, device));
         QuantTensor::new(format, codes, scales, None, global_scale.transpose()?)
+    }
+
+    fn unit(&self) -> usize {
+        self.kind.block().0 * self.kind.format().group_size()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        Ok(Arc::new(Self {
+            dims: cut.part_dims(),
+            blocks: cut.of(&self.blocks, self.unit(), self.kind.block().1)?,
+            global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(cut)).transpose()?,
+            ..self.clone()
+        }))
     }
 }

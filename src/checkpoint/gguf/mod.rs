@@ -55,8 +55,6 @@ struct Entry {
     dims: Vec<usize>,
     /// Its numbers, or its blocks as bytes.
     stored: StoredTensor,
-    /// Row `i` is the stored row `order[i]`.
-    order: Option<Arc<[usize]>>,
 }
 
 /// Opens the model whose file, or one of whose parts, is at `path`.
@@ -170,10 +168,10 @@ impl Architecture {
             _ => None,
         };
         // Of types that are not known, neither are sizes: such rows may be more than there is memory.
-        let order = match (heads.filter(|_| block.is_some()), dims.first()) {
+        let stored = match (heads.filter(|_| block.is_some()), dims.first()) {
             (Some(heads), Some(&rows)) => match rows.checked_div(heads) {
                 Some(head_dim) if head_dim % 2 == 0 && head_dim * heads == rows => {
-                    Some(rows::halves_of_pairs(heads, head_dim))
+                    stored.reordered(&rows::halves_of_pairs(heads, head_dim))?
                 }
                 _ => {
                     let expected = format!("rows that make {heads} heads of an even number each");
@@ -186,9 +184,9 @@ impl Architecture {
                     ));
                 }
             },
-            _ => None,
+            _ => stored,
         };
-        Ok(Entry { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored, order })
+        Ok(Entry { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored })
     }
 }
 
@@ -221,7 +219,6 @@ impl GgufCheckpoint {
             kind,
             dims: entry.dims.clone(),
             blocks: entry.stored.clone(),
-            order: entry.order.clone(),
             global_scale: self.global_scale(module, &entry.dims)?,
         };
         Ok(Weight::Packed(PackedWeight::new(module, kind.format(), entry.dims.clone(), blocks)))
@@ -258,14 +255,12 @@ impl Container for GgufCheckpoint {
             Kind::Mxfp4(nibbles) => return self.fp4(module, entry, Fp4::Mxfp4(nibbles)).map(Some),
             Kind::Nvfp4 => return self.fp4(module, entry, Fp4::Nvfp4).map(Some),
             Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
-            Kind::Dense(_) => Weight::Dense(rows::dense(&name, &entry.stored, entry.order.as_ref())?),
+            Kind::Dense(_) => Weight::Dense(DenseTensor::new(&name, &entry.stored)?),
             Kind::Ggml(dtype) => {
                 let weight = ggml::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
-                match (weight, &entry.order) {
-                    (Some(Weight::Ggml(weight)), Some(order)) => {
-                        Weight::Ggml(weight.reordered(Arc::clone(order)))
-                    }
-                    (Some(weight), None) => {
+                match weight {
+                    None => return Err(Self::unsupported(&name, entry)),
+                    Some(weight) => {
                         if let Weight::Dense(_) = weight {
                             self.warnings.once(
                                 ggml::DECODED.into(),
@@ -274,7 +269,6 @@ impl Container for GgufCheckpoint {
                         }
                         weight
                     }
-                    _ => return Err(Self::unsupported(&name, entry)),
                 }
             }
         };
@@ -292,7 +286,7 @@ impl Container for GgufCheckpoint {
             return Ok(None);
         };
         match entry.kind {
-            Some((Kind::Dense(_), _)) => rows::dense(name, &entry.stored, entry.order.as_ref()).map(Some),
+            Some((Kind::Dense(_), _)) => DenseTensor::new(name, &entry.stored).map(Some),
             None | Some((Kind::Unsupported, _)) => Err(Self::unsupported(name, entry)),
             Some((_, kind)) => {
                 let remedy = match module_of(name) {

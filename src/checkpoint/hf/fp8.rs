@@ -6,7 +6,7 @@
 //! U8). Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are decoded.
 
 use super::module::Module;
-use crate::checkpoint::layout::Layout;
+use crate::checkpoint::layout::{Cut, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::names::tensor_of;
 use crate::checkpoint::warnings::Warnings;
@@ -16,6 +16,8 @@ use crate::format::element::e4m3_to_f32;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
+use std::ops::Range;
+use std::sync::Arc;
 
 /// The names that writers give to the scales.
 pub(super) const SCALES: [&str; 4] = ["weight_scale_inv", "weight_scale", "scale", "qscale_weight"];
@@ -53,7 +55,7 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
     if !single {
         module.check_dims(part, scales, &[n.div_ceil(rows), k.div_ceil(columns)])?;
     }
-    let (dims, tiles) = (vec![*n, k], Tiles { rows, columns, per_row: k.div_ceil(columns) });
+    let (dims, tiles) = (vec![*n, k], Tiles { rows, columns, per_row: k.div_ceil(columns), before: (0, 0) });
     if floats.contains(&scales.dtype()) {
         warnings.once(
             "fp8 with float scales".into(),
@@ -78,6 +80,15 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
     Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, layout)))
 }
 
+/// Rows and columns of a part.
+fn part_size(n: usize, k: usize, cut: &Cut) -> (usize, usize) {
+    if cut.along_k() {
+        (n, cut.range.len())
+    } else {
+        (cut.range.len(), k)
+    }
+}
+
 /// Which scale belongs to an element.
 #[derive(Clone, Copy, Debug)]
 struct Tiles {
@@ -85,13 +96,38 @@ struct Tiles {
     columns: usize,
     /// Tiles side by side.
     per_row: usize,
+    /// Rows and columns of the first tile that are none of the weight's.
+    before: (usize, usize),
 }
 
 impl Tiles {
     /// The scales of the tiles that a row crosses.
     fn of_row<T>(self, scales: &[T], row: usize) -> &[T] {
-        let first = (row / self.rows).saturating_mul(self.per_row);
+        let first = ((self.before.0 + row) / self.rows).saturating_mul(self.per_row);
         scales.get(first..).and_then(|rest| rest.get(..self.per_row)).unwrap_or_default()
+    }
+
+    /// The tiles of a part of a weight of `n` rows, and their scales.
+    fn narrow(self, n: usize, scales: &StoredTensor, cut: &Cut) -> Result<(Self, StoredTensor)> {
+        let bytes = scales.dtype().bitsize() / 8;
+        let sizes = [(self.before.0 + n).div_ceil(self.rows), self.per_row * bytes];
+        let tiles = |before: usize, size: usize| {
+            let Range { start, end } = cut.range;
+            let tiles = (before + start) / size..(before + end).div_ceil(size);
+            (tiles, (before + start) % size)
+        };
+        let (tiles, dim, part) = match cut.along_k() {
+            true => {
+                let (tiles, before) = tiles(self.before.1, self.columns);
+                let part = Self { per_row: tiles.len(), before: (self.before.0, before), ..self };
+                (tiles.start * bytes..tiles.end * bytes, 1, part)
+            }
+            false => {
+                let (tiles, before) = tiles(self.before.0, self.rows);
+                (tiles, 0, Self { before: (before, self.before.1), ..self })
+            }
+        };
+        Ok((part, scales.narrow(&sizes, dim, &tiles)?))
     }
 }
 
@@ -118,11 +154,23 @@ impl Layout for TiledExponents {
         for row in 0..self.n {
             let tiles = self.tiles.of_row(&exponents, row).iter();
             let each = self.tiles.columns / format.group_size();
-            scales.extend(tiles.flat_map(|scale| std::iter::repeat_n(*scale, each)).take(groups));
+            let before = self.tiles.before.1 / format.group_size();
+            let of_row = tiles.flat_map(|scale| std::iter::repeat_n(*scale, each));
+            scales.extend(of_row.skip(before).take(groups));
         }
         let codes = Tensor::from_vec(self.codes.read::<u32>()?, (self.n, words), device)?;
         let scales = Tensor::from_vec(scales, (self.n, groups), device)?;
         QuantTensor::new(format, codes, scales, None, None)
+    }
+
+    fn unit(&self) -> usize {
+        QuantFormat::Mxfp8.group_size()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, cut)?;
+        let (n, k) = part_size(self.n, self.k, cut);
+        Ok(Arc::new(Self { n, k, codes: cut.of(&self.codes, 1, 1)?, scales, tiles }))
     }
 }
 
@@ -147,7 +195,10 @@ impl Decode for Decoded {
         let mut row = 0;
         self.codes.for_each_chunk(self.k, |chunk| {
             for codes in chunk.chunks_exact(self.k.max(1)) {
-                let tiles = codes.chunks(self.tiles.columns.max(1)).zip(self.tiles.of_row(&scales, row));
+                let first = self.tiles.columns.saturating_sub(self.tiles.before.1).min(codes.len());
+                let (first, rest) = codes.split_at(first);
+                let chunks = std::iter::once(first).chain(rest.chunks(self.tiles.columns.max(1)));
+                let tiles = chunks.zip(self.tiles.of_row(&scales, row));
                 elements.extend(
                     tiles.flat_map(|(codes, scale)| codes.iter().map(move |code| e4m3_to_f32(*code) * scale)),
                 );
@@ -155,5 +206,15 @@ impl Decode for Decoded {
             }
         })?;
         Tensor::from_vec(elements, (self.n, self.k), device).map_err(Error::from)
+    }
+
+    fn unit(&self) -> usize {
+        1
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, cut)?;
+        let (n, k) = part_size(self.n, self.k, cut);
+        Ok(Some(Arc::new(Self { n, k, codes: cut.of(&self.codes, 1, 1)?, scales, tiles })))
     }
 }

@@ -6,12 +6,10 @@
 //! makes of it: `gate_proj` and `up_proj`, each with its bias.
 
 use super::module::{scale_dtypes, Module};
-use crate::checkpoint::layout::Layout;
-use crate::checkpoint::mapped::{Element, StoredTensor};
-use crate::checkpoint::weight::Decode;
+use crate::checkpoint::layout::Parts;
+use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
-use crate::{Error, QuantFormat, QuantTensor, Result};
-use candle_core::{DType, Device, Tensor};
+use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 
 pub(super) const BLOCKS: &str = "_blocks";
@@ -73,60 +71,24 @@ pub(super) fn weight(module: &Module, half: Option<Half>) -> Result<Weight> {
         }
         *n /= 2;
     }
-    let layout = AlternatingRows { dims: dims.clone(), blocks: blocks.clone(), scales: scales.clone(), half };
-    Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, layout)))
-}
-
-/// MXFP4 codes and scales of which every row, or every second one, is taken.
-#[derive(Debug)]
-struct AlternatingRows {
-    dims: Vec<usize>,
-    blocks: StoredTensor,
-    scales: StoredTensor,
-    half: Option<Half>,
-}
-
-impl Layout for AlternatingRows {
-    fn size_in_bytes(&self) -> usize {
-        let stored = self.blocks.size_in_bytes() + self.scales.size_in_bytes();
-        if self.half.is_some() {
-            stored / 2
-        } else {
-            stored
-        }
-    }
-
-    fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let format = QuantFormat::Mxfp4;
-        let k = self.dims.last().copied().unwrap_or(0);
-        let of_rows = |last: usize| {
-            let mut dims = self.dims.clone();
-            dims.pop();
-            dims.push(last);
-            dims
-        };
-        let (words, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
-        let codes = rows::<u32>(&self.blocks, words, self.half)?;
-        let scales = rows::<u8>(&self.scales, groups, self.half)?;
-        let codes = Tensor::from_vec(codes, of_rows(words), device)?;
-        let scales = Tensor::from_vec(scales, of_rows(groups), device)?;
-        QuantTensor::new(format, codes, scales, None, None)
-    }
-}
-
-/// The elements of all rows, or of every second one, each of `len` elements.
-fn rows<T: Element>(tensor: &StoredTensor, len: usize, half: Option<Half>) -> Result<Vec<T>> {
-    let Some(half) = half else {
-        return tensor.read::<T>();
+    let parts = Parts {
+        module: module.path.to_owned(),
+        format,
+        dims: dims.clone(),
+        codes: rows_of(half, blocks, rows, k / 2)?,
+        scales: rows_of(half, scales, rows, k / format.group_size())?,
+        biases: None,
+        global_scale: None,
     };
-    let row = len.saturating_mul(T::SIZE).max(1);
-    let mut elements = Vec::with_capacity(tensor.size_in_bytes() / T::SIZE / 2);
-    tensor.for_each_chunk(row.saturating_mul(2), |chunk| {
-        for row in chunk.chunks_exact(row).skip(half.first()).step_by(2) {
-            T::append(row, &mut elements);
-        }
-    })?;
-    Ok(elements)
+    Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, parts)))
+}
+
+/// Every row of `bytes` bytes, or every second one.
+fn rows_of(half: Option<Half>, stored: &StoredTensor, rows: &[usize], bytes: usize) -> Result<StoredTensor> {
+    match half {
+        None => Ok(stored.clone()),
+        Some(half) => stored.every_second(&[rows, &[bytes]].concat(), rows.len() - 1, half.first()),
+    }
 }
 
 /// Every second element along the last dimension of a stored tensor, the biases of one half of the rows.
@@ -145,31 +107,8 @@ pub(super) fn half_of(name: &str, stored: &StoredTensor, half: Half) -> Result<D
             ));
         }
     }
-    let (dtype, dims_of_half) = (whole.dtype(), dims.clone());
-    Ok(DenseTensor::decoded(
-        name,
-        dtype,
-        dims,
-        AlternatingElements { whole, dtype, dims: dims_of_half, half },
-    ))
-}
-
-#[derive(Debug)]
-struct AlternatingElements {
-    whole: DenseTensor,
-    dtype: DType,
-    dims: Vec<usize>,
-    half: Half,
-}
-
-impl Decode for AlternatingElements {
-    fn size_in_bytes(&self) -> usize {
-        self.whole.size_in_bytes() / 2
-    }
-
-    fn decode(&self, device: &Device) -> Result<Tensor> {
-        let pairs = [self.dims.as_slice(), &[2]].concat();
-        let whole = self.whole.load(self.dtype, device)?.reshape(pairs)?;
-        Ok(whole.narrow(self.dims.len(), self.half.first(), 1)?.squeeze(self.dims.len())?.contiguous()?)
-    }
+    let bytes = stored.dtype().bitsize() / 8;
+    let sizes = [stored.dims(), &[bytes]].concat();
+    let stored = stored.every_second(&sizes, dims.len() - 1, half.first())?;
+    stored.as_numbers(stored.dtype(), &dims).map_or(Ok(whole), |stored| DenseTensor::new(name, &stored))
 }

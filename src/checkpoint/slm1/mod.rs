@@ -219,7 +219,7 @@ struct Slm1Checkpoint {
 
 /// A tensor, and what it becomes.
 enum Stored {
-    Plain { tensor: StoredTensor, order: Option<Arc<[usize]>> },
+    Plain(StoredTensor),
     Packed(QuantFormat, SignedBlocks),
     Decoded(SignedBlocks),
 }
@@ -238,16 +238,20 @@ impl Stored {
             (Some(start), Some(end)) => file.tensor(name, TensorInfo { dtype, dims, range: start..end }),
             _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
         };
+        let in_order = |tensor: StoredTensor| match &order {
+            None => Ok(tensor),
+            Some(order) => tensor.reordered(order),
+        };
         let cols = dims.last().copied().unwrap_or(0);
         let (bits, block) = match encoding {
-            Encoding::F32 => return Ok(Self::Plain { tensor: tensor(Dtype::F32, dims, payload)?, order }),
+            Encoding::F32 => return Ok(Self::Plain(in_order(tensor(Dtype::F32, dims, payload)?)?)),
             Encoding::Q8 => (Bits::Eight, cols),
             Encoding::Q4 { block } => (Bits::Four(nibbles), block),
         };
-        let codes = tensor(Dtype::U8, vec![], payload)?;
-        let scales = tensor(Dtype::F32, vec![], scales)?;
-        let blocks = SignedBlocks { bits, dims, codes, scales, block, order };
-        if let Some(format) = blocks.format() {
+        let codes = in_order(tensor(Dtype::U8, vec![], payload)?)?;
+        let scales = in_order(tensor(Dtype::F32, vec![], scales)?)?;
+        let blocks = SignedBlocks::new(bits, dims, codes, scales, block);
+        if let Some(format) = blocks.format {
             return Ok(Self::Packed(format, blocks));
         }
         if blocks.dims.len() > 1 {
@@ -265,14 +269,14 @@ impl Stored {
 
     fn path(&self) -> &Path {
         match self {
-            Self::Plain { tensor, .. } => tensor.path(),
+            Self::Plain(tensor) => tensor.path(),
             Self::Packed(_, blocks) | Self::Decoded(blocks) => blocks.codes.path(),
         }
     }
 
     fn dims(&self) -> &[usize] {
         match self {
-            Self::Plain { tensor, .. } => tensor.dims(),
+            Self::Plain(tensor) => tensor.dims(),
             Self::Packed(_, blocks) | Self::Decoded(blocks) => &blocks.dims,
         }
     }
@@ -307,7 +311,7 @@ impl Container for Slm1Checkpoint {
     fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
         match self.tensors.get(name) {
             None => Ok(None),
-            Some(Stored::Plain { tensor, order }) => rows::dense(name, tensor, order.as_ref()).map(Some),
+            Some(Stored::Plain(tensor)) => DenseTensor::new(name, tensor).map(Some),
             Some(Stored::Decoded(blocks)) => {
                 Ok(Some(DenseTensor::decoded(name, DType::F32, blocks.dims.clone(), blocks.clone())))
             }

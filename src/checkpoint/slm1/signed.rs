@@ -1,7 +1,7 @@
 //! Signed codes with F32 scales, as this crate's symmetric affine formats or decoded.
 
 use super::NibbleOrder;
-use crate::checkpoint::layout::Layout;
+use crate::checkpoint::layout::{Cut, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::weight::Decode;
 use crate::{QuantFormat, QuantTensor, Result};
@@ -17,8 +17,8 @@ pub(super) struct SignedBlocks {
     pub scales: StoredTensor,
     /// Elements of one scale.
     pub block: usize,
-    /// Row `i` is the stored row `order[i]`.
-    pub order: Option<Arc<[usize]>>,
+    /// The packed format whose groups are parts of the blocks, if there is one.
+    pub format: Option<QuantFormat>,
 }
 
 /// The width of a code.
@@ -29,15 +29,23 @@ pub(super) enum Bits {
 }
 
 impl SignedBlocks {
-    /// The format whose groups are parts of the blocks; `None` if there is none.
-    pub fn format(&self) -> Option<QuantFormat> {
-        let bits = match self.bits {
+    /// Codes and scales of a tensor of shape `dims`.
+    pub fn new(
+        bits: Bits,
+        dims: Vec<usize>,
+        codes: StoredTensor,
+        scales: StoredTensor,
+        block: usize,
+    ) -> Self {
+        let width = match bits {
             Bits::Four(_) => 4,
             Bits::Eight => 8,
         };
-        let group_size =
-            [128, 64, 32].into_iter().find(|group_size| self.block.is_multiple_of(*group_size))?;
-        (self.dims.len() == 2).then_some(QuantFormat::Affine { bits, group_size })
+        let group_size = [128, 64, 32].into_iter().find(|group_size| block.is_multiple_of(*group_size));
+        let format = group_size
+            .filter(|_| dims.len() == 2)
+            .map(|group_size| QuantFormat::Affine { bits: width, group_size });
+        Self { bits, dims, codes, scales, block, format }
     }
 
     fn block_bytes(&self) -> usize {
@@ -48,20 +56,31 @@ impl SignedBlocks {
     }
 
     fn read_scales(&self) -> Result<Vec<f32>> {
-        let mut scales = Vec::with_capacity(self.scales.size_in_bytes() / size_of::<f32>());
-        let take = |bytes: &[u8]| {
-            scales.extend(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)));
-        };
-        self.for_each(&self.scales, size_of::<f32>(), take)?;
-        Ok(scales)
+        self.scales.read::<f32>()
     }
 
-    /// Hands on bytes in whole units, rows in their order.
-    fn for_each(&self, stored: &StoredTensor, unit: usize, take: impl FnMut(&[u8])) -> Result<()> {
-        match &self.order {
-            None => stored.for_each_chunk(unit, take),
-            Some(order) => stored.with_rows(order, take),
+    /// Elements along K that a part keeps together: with one scale for a row any, but the packed format's groups.
+    fn whole_elements(&self) -> usize {
+        match self.bits {
+            Bits::Four(_) => self.block,
+            Bits::Eight => self.format.map_or(1, QuantFormat::group_size),
         }
+    }
+
+    fn part(&self, cut: &Cut) -> Result<Self> {
+        let of_blocks = |stored: &StoredTensor, bytes: usize| cut.of(stored, self.block, bytes);
+        let dims = cut.part_dims();
+        let (codes, scales, block) = match self.bits {
+            Bits::Eight if cut.along_k() => {
+                (cut.of(&self.codes, 1, 1)?, self.scales.clone(), cut.range.len())
+            }
+            _ => (
+                of_blocks(&self.codes, self.block_bytes())?,
+                of_blocks(&self.scales, size_of::<f32>())?,
+                self.block,
+            ),
+        };
+        Ok(Self { bits: self.bits, dims, codes, scales, block, format: self.format })
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -76,7 +95,7 @@ impl Layout for SignedBlocks {
 
     /// Signed codes become unsigned ones by their highest bit; scales are repeated for every group of a block.
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let format = self.format().ok_or_else(|| crate::Error::Unsupported {
+        let format = self.format.ok_or_else(|| crate::Error::Unsupported {
             what: format!("blocks of {} elements", self.block),
             remedy: "load the tensor decoded".into(),
         })?;
@@ -90,7 +109,7 @@ impl Layout for SignedBlocks {
         };
         let block_bytes = self.block_bytes();
         let mut paired = Vec::new();
-        self.for_each(&self.codes, block_bytes, |bytes| match self.bits {
+        self.codes.for_each_chunk(block_bytes, |bytes| match self.bits {
             Bits::Eight | Bits::Four(NibbleOrder::Pairs) => append(bytes),
             Bits::Four(NibbleOrder::HalfBlock) => {
                 for block in bytes.chunks_exact(block_bytes) {
@@ -112,6 +131,14 @@ impl Layout for SignedBlocks {
         let scales = Tensor::from_vec(scales, (n, format.groups_per_row(k)?), device)?;
         QuantTensor::new(format, codes, scales, None, None)
     }
+
+    fn unit(&self) -> usize {
+        self.whole_elements()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        Ok(Arc::new(self.part(cut)?))
+    }
 }
 
 impl Decode for SignedBlocks {
@@ -125,7 +152,7 @@ impl Decode for SignedBlocks {
         let nibble = |code: u8| f32::from(((code & 15) ^ 8) as i8 - 8);
         let block_bytes = self.block_bytes();
         let mut scales = scales.into_iter();
-        self.for_each(&self.codes, block_bytes, |bytes| {
+        self.codes.for_each_chunk(block_bytes, |bytes| {
             for (block, scale) in bytes.chunks_exact(block_bytes).zip(&mut scales) {
                 match self.bits {
                     Bits::Eight => values.extend(block.iter().map(|&code| f32::from(code as i8) * scale)),
@@ -144,5 +171,16 @@ impl Decode for SignedBlocks {
             }
         })?;
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        self.whole_elements()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        if cut.cuts(self.whole_elements()) {
+            return Ok(None);
+        }
+        Ok(Some(Arc::new(self.part(cut)?)))
     }
 }

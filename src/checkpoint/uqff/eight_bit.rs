@@ -1,7 +1,7 @@
 //! FP8 with one scale, and F8Q8: eight-bit codes that become MXFP8 and symmetric affine ones, bit for bit.
 
 use super::layer::{Layer, WeightAndWhy};
-use crate::checkpoint::layout::Layout;
+use crate::checkpoint::layout::{Cut, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::weight::Decode;
 use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
@@ -9,6 +9,7 @@ use crate::format::element::e4m3_to_f32;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
+use std::sync::Arc;
 
 /// The number of F8_E4M3 in mistral.rs' table of dtypes.
 const F8_E4M3: u32 = 9;
@@ -120,6 +121,14 @@ impl Layout for PerTensorFp8 {
             Some(Tensor::new(&[self.scale], device)?),
         )
     }
+
+    fn unit(&self) -> usize {
+        QuantFormat::Mxfp8.group_size()
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        Ok(Arc::new(Self { codes: cut.of(&self.codes, 1, 1)?, scale: self.scale }))
+    }
 }
 
 /// E4M3 codes of any shape, and what their numbers are multiplied by.
@@ -140,6 +149,14 @@ impl Decode for E4m3Numbers {
             values.extend(codes.iter().map(|&code| e4m3_to_f32(code) * self.scale));
         })?;
         Ok(Tensor::from_vec(values, self.codes.dims(), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        1
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        Ok(Some(Arc::new(Self { codes: cut.of(&self.codes, 1, 1)?, scale: self.scale })))
     }
 }
 
@@ -189,6 +206,15 @@ impl Layout for F8q8Blocks {
             None,
         )
     }
+
+    fn unit(&self) -> usize {
+        BLOCK
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+        let blocks = cut.of(&self.blocks, BLOCK, BLOCK_BYTES)?;
+        Ok(Arc::new(Self { blocks, dims: cut.part_dims() }))
+    }
 }
 
 impl Decode for F8q8Blocks {
@@ -203,5 +229,14 @@ impl Decode for F8q8Blocks {
         })?;
         values.truncate(self.dims.iter().product());
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        1
+    }
+
+    /// Blocks run across rows.
+    fn narrow(&self, _: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        Ok(None)
     }
 }

@@ -1,12 +1,15 @@
 //! HQQ: groups that run across rows, decoded.
 
 use super::layer::{Layer, WeightAndWhy};
+use crate::checkpoint::layout::Cut;
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::weight::Decode;
 use crate::checkpoint::{DenseTensor, Weight};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
+use std::ops::Range;
+use std::sync::Arc;
 
 const WHY: &str = "groups of HQQ run across rows, which no packed format here does";
 
@@ -68,7 +71,7 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
 
 /// Codes `[bytes of a group, groups]`: a column is a group. With two codes to a byte, the high ones of the whole
 /// matrix are the first half of the flattened weight, the low ones the second.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct HqqGroups {
     dims: Vec<usize>,
     codes: StoredTensor,
@@ -83,9 +86,6 @@ impl Decode for HqqGroups {
     }
 
     fn decode(&self, device: &Device) -> Result<Tensor> {
-        let floats = |part: &StoredTensor| {
-            Ok::<_, Error>(part.load(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
-        };
         let (scales, zeros) = (floats(&self.scales)?, floats(&self.zeros)?);
         let codes = self.codes.read::<u8>()?;
         let shifts: &[u8] = if self.nibbles { &[4, 0] } else { &[0] };
@@ -100,5 +100,117 @@ impl Decode for HqqGroups {
             }
         }
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        1
+    }
+
+    /// Groups run across rows, but codes of a row lie together if as many groups do.
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        match (self.dims.as_slice(), self.codes.dims()) {
+            (&[n, k], &[rows, groups]) if k > 0 && groups.is_multiple_of(k) => HqqRows {
+                rows: 0..n,
+                k,
+                of_groups: groups / k,
+                stored: rows.saturating_mul(groups / k),
+                whole: self.clone(),
+            }
+            .narrow(cut),
+            _ => Ok(None),
+        }
+    }
+}
+
+fn floats(part: &StoredTensor) -> Result<Vec<f32>> {
+    Ok(part.load(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
+}
+
+/// Part of a weight whose groups are whole rows, side by side: row `i` has the scales of row `i + of_groups`.
+#[derive(Clone, Debug)]
+struct HqqRows {
+    rows: Range<usize>,
+    k: usize,
+    /// Rows of scales.
+    of_groups: usize,
+    /// Rows of codes; with nibbles, the weight has as many more in the low ones.
+    stored: usize,
+    /// All rows, of these columns.
+    whole: HqqGroups,
+}
+
+impl HqqRows {
+    /// Rows of codes in the high nibbles, or bytes, that are wanted, and those in the low ones.
+    fn wanted(&self) -> [Range<usize>; 2] {
+        let (Range { start, end }, stored) = (self.rows.clone(), self.stored);
+        [start.min(stored)..end.min(stored), start.saturating_sub(stored)..end.saturating_sub(stored)]
+    }
+
+    /// Ranges of rows of codes that have all that is wanted, none twice.
+    fn read(&self) -> impl Iterator<Item = Range<usize>> {
+        let [high, low] = self.wanted();
+        let ranges = match !high.is_empty() && !low.is_empty() && high.start <= low.end {
+            true => [high.start.min(low.start)..high.end.max(low.end), 0..0],
+            false => [high, low],
+        };
+        ranges.into_iter().filter(|rows| !rows.is_empty())
+    }
+}
+
+impl Decode for HqqRows {
+    fn size_in_bytes(&self) -> usize {
+        let codes: usize = self.read().map(|rows| rows.len()).sum();
+        codes * self.k + self.whole.scales.size_in_bytes() + self.whole.zeros.size_in_bytes()
+    }
+
+    fn decode(&self, device: &Device) -> Result<Tensor> {
+        let (scales, zeros) = (floats(&self.whole.scales)?, floats(&self.whole.zeros)?);
+        let read = |rows: Range<usize>| {
+            let codes = self.whole.codes.narrow(&[self.stored, self.k], 0, &rows)?.read::<u8>()?;
+            Ok((rows.start, codes))
+        };
+        let codes: Vec<_> = self.read().map(read).collect::<Result<_>>()?;
+        let (shifts, mask) = if self.whole.nibbles { ([4, 0], 15) } else { ([0, 0], 255) };
+        let mut values = Vec::with_capacity(self.rows.len() * self.k);
+        let row_of = |values: &[f32], row: usize| {
+            let start = row % self.of_groups.max(1) * self.k;
+            values.get(start..start + self.k).unwrap_or_default().to_vec()
+        };
+        for (shift, wanted) in shifts.into_iter().zip(self.wanted()) {
+            for row in wanted {
+                let at = |(first, codes): &(usize, Vec<u8>)| {
+                    let start = row.checked_sub(*first)?.checked_mul(self.k)?;
+                    codes.get(start..start + self.k).map(<[u8]>::to_vec)
+                };
+                let groups = row_of(&zeros, row).into_iter().zip(row_of(&scales, row));
+                let bytes = codes.iter().find_map(at).unwrap_or_default().into_iter().zip(groups);
+                values.extend(
+                    bytes.map(|(byte, (zero, scale))| (f32::from(byte >> shift & mask) - zero) * scale),
+                );
+            }
+        }
+        Ok(Tensor::from_vec(values, (self.rows.len(), self.k), device)?)
+    }
+
+    fn unit(&self) -> usize {
+        1
+    }
+
+    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+        if !cut.along_k() {
+            let rows = self.rows.start + cut.range.start..self.rows.start + cut.range.end;
+            return Ok(Some(Arc::new(Self { rows, ..self.clone() })));
+        }
+        let columns = |part: &StoredTensor, rows: usize| {
+            let bytes = part.dtype().bitsize() / 8;
+            part.narrow(&[rows, self.k * bytes], 1, &(cut.range.start * bytes..cut.range.end * bytes))
+        };
+        let whole = HqqGroups {
+            codes: columns(&self.whole.codes, self.stored)?,
+            scales: columns(&self.whole.scales, self.of_groups)?,
+            zeros: columns(&self.whole.zeros, self.of_groups)?,
+            ..self.whole.clone()
+        };
+        Ok(Some(Arc::new(Self { k: cut.range.len(), whole, ..self.clone() })))
     }
 }

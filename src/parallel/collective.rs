@@ -1,0 +1,124 @@
+//! What ranks do together, and a rank's view of its group.
+
+use crate::{Error, Result};
+use candle_core::{Device, Tensor};
+use std::fmt;
+use std::sync::Arc;
+
+/// The operations of a group of ranks, as one rank of them calls them.
+///
+/// Every rank has to call the same operations in the same order. Each returns when all ranks have come, with
+/// a result on the device of the argument, or with the error of whichever rank failed.
+pub trait Collective: fmt::Debug + Send + Sync {
+    /// Which rank this is, from 0 on.
+    fn index(&self) -> usize;
+
+    /// How many ranks there are.
+    fn world_size(&self) -> usize;
+
+    /// The sum of the `x` of all ranks, which have one shape and dtype. Summed in the order of ranks, F16 and
+    /// BF16 in f32 and rounded once: the same bits on every rank and in every run.
+    ///
+    /// # Errors
+    /// If a rank fails or does not come, or ranks call different operations.
+    fn all_reduce_sum(&self, x: &Tensor) -> Result<Tensor>;
+
+    /// The `x` of all ranks, joined along `dim` in the order of ranks. Sizes along `dim` may differ.
+    ///
+    /// # Errors
+    /// As those of [`all_reduce_sum`](Collective::all_reduce_sum).
+    fn all_gather(&self, x: &Tensor, dim: usize) -> Result<Tensor>;
+
+    /// This rank's share along `dim` of what [`all_reduce_sum`](Collective::all_reduce_sum) gives: as even
+    /// shares as possible, the larger ones first.
+    ///
+    /// # Errors
+    /// As those of [`all_reduce_sum`](Collective::all_reduce_sum); if there are fewer entries than ranks.
+    fn reduce_scatter(&self, x: &Tensor, dim: usize) -> Result<Tensor>;
+
+    /// The `x` of the rank `root`; all ranks pass one of the same shape and dtype.
+    ///
+    /// # Errors
+    /// As those of [`all_reduce_sum`](Collective::all_reduce_sum); if there is no such rank.
+    fn broadcast(&self, x: &Tensor, root: usize) -> Result<Tensor>;
+
+    /// Waits until every rank is here.
+    ///
+    /// # Errors
+    /// As those of [`all_reduce_sum`](Collective::all_reduce_sum).
+    fn barrier(&self) -> Result<()>;
+}
+
+/// One of the ranks that compute a model together, with its device. Clones are the same rank.
+#[derive(Clone, Debug)]
+pub struct Rank {
+    device: Device,
+    collective: Arc<dyn Collective>,
+}
+
+impl Rank {
+    /// A rank on `device` of any group.
+    pub fn new(device: &Device, collective: Arc<dyn Collective>) -> Self {
+        Self { device: device.clone(), collective }
+    }
+
+    /// Which one this is, from 0 on.
+    pub fn index(&self) -> usize {
+        self.collective.index()
+    }
+
+    /// How many there are.
+    pub fn world_size(&self) -> usize {
+        self.collective.world_size()
+    }
+
+    /// Where this rank computes.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// See [`Collective::all_reduce_sum`].
+    ///
+    /// # Errors
+    /// As documented there.
+    pub fn all_reduce_sum(&self, x: &Tensor) -> Result<Tensor> {
+        self.collective.all_reduce_sum(x)
+    }
+
+    /// See [`Collective::all_gather`].
+    ///
+    /// # Errors
+    /// As documented there.
+    pub fn all_gather(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
+        self.collective.all_gather(x, dim)
+    }
+
+    /// See [`Collective::reduce_scatter`].
+    ///
+    /// # Errors
+    /// As documented there.
+    pub fn reduce_scatter(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
+        self.collective.reduce_scatter(x, dim)
+    }
+
+    /// See [`Collective::broadcast`].
+    ///
+    /// # Errors
+    /// As documented there.
+    pub fn broadcast(&self, x: &Tensor, root: usize) -> Result<Tensor> {
+        self.collective.broadcast(x, root)
+    }
+
+    /// See [`Collective::barrier`].
+    ///
+    /// # Errors
+    /// As documented there.
+    pub fn barrier(&self) -> Result<()> {
+        self.collective.barrier()
+    }
+}
+
+/// An error about an argument that no group could serve.
+pub(super) fn wrong_dim(x: &Tensor, dim: usize) -> Error {
+    Error::mismatch("dimension of a collective", format!("one of {:?}", x.dims()), dim.to_string())
+}
