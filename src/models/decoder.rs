@@ -48,8 +48,8 @@ impl Model {
     /// call [`forward`](Model::forward) alike, and all receive the logits.
     ///
     /// # Errors
-    /// If the config is senseless, or has experts and there are several ranks, the dtype is not f32, f16 or bf16, or the weights are missing,
-    /// damaged or contradict the config.
+    /// If the config is senseless, or has experts and there are several ranks, the dtype is not f32, f16 or bf16, or
+    /// the weights are missing, damaged or contradict the config.
     pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
         config.validate()?;
         let dtype = vb.dtype();
