@@ -166,10 +166,10 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
     int stage = 0;
     for (uint32_t k0 = 0; k0 < p.k; k0 += S::K, stage ^= 1) {
         now = next;
-        x.start(stage ^ 1, p.k);
+        wait_for_copies<0>();
+        __syncthreads();  // all have this step, and have multiplied the one before
+        x.start(stage ^ 1, p.k);  // after the last step zeros
         rows.load(next, p.k);
-        wait_for_copies<1>();
-        __syncthreads();
         const uint4 *of_lane = x.of_lane(stage, g, t);
 #pragma unroll
         for (int octet = 0; octet < S::OCTETS; ++octet) {
@@ -197,8 +197,8 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
                 mma_m16n8k16<BF16>(sums[tile + 1], high, second_b.z, second_b.w);
             }
         }
-        __syncthreads();
     }
+    wait_for_copies<0>();
 
     // The lane holds columns 2t and 2t + 1 of its two rows.
 #pragma unroll
