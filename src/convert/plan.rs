@@ -13,6 +13,7 @@ use crate::verify::in_features;
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use serde::Serialize;
+use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What becomes of one tensor.
@@ -65,7 +66,8 @@ impl Plan {
     /// Plans the conversion of `source`. Of the weights nothing is read.
     ///
     /// # Errors
-    /// If a tensor can't be read or has no form in the output; if two tensors get one name; with
+    /// If a tensor can't be read or has no form in the output; if two tensors get one name, or the config is
+    /// malformed; with
     /// [`Options::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &Options) -> Result<Self> {
         let planner = Planner::new(source, options);
@@ -82,6 +84,7 @@ impl Plan {
         let top = top_format(&jobs, options.recipe.format);
         let shards = into_shards(jobs, options);
         let plan = Self { source: source.clone(), shards, top, notes: planner.notes() };
+        plan.config_json()?;
         let fallen = plan.tensors().find_map(|tensor| Some((tensor, tensor.fallback.as_ref()?)));
         if let Some((tensor, reason)) = fallen.filter(|_| options.strict) {
             return Err(Error::mismatch(
@@ -216,6 +219,10 @@ struct Planner<'a> {
     tied: bool,
     /// What is decoded becomes this, unless a rule says otherwise.
     dtype: DType,
+    /// The rules that have decided.
+    used: RefCell<BTreeSet<&'a str>>,
+    /// Packed weights that do not become what their rule says, because they stay as they are.
+    staying: Cell<usize>,
 }
 
 impl<'a> Planner<'a> {
@@ -240,6 +247,8 @@ impl<'a> Planner<'a> {
             layers: ModelLayers::new(|| source.tensor_names(), layers),
             tied: tied == Some(true) || !head,
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
+            used: RefCell::default(),
+            staying: Cell::default(),
         }
     }
 
@@ -258,7 +267,7 @@ impl<'a> Planner<'a> {
         self.source.tensor_names().filter(|name| !self.is_left_out(name)).map(tensor).collect()
     }
 
-    /// What is odd; of tensors, what they have shown when they were asked for.
+    /// What is odd; of tensors, what they have shown when they were asked for, and of rules, when they were applied.
     fn notes(&self) -> Vec<String> {
         let left_out = self.source.tensor_names().filter(|name| self.is_left_out(name));
         let mut notes: Vec<_> = left_out
@@ -266,6 +275,17 @@ impl<'a> Planner<'a> {
             .collect();
         if let Err(error) = self.source.stored_tokenizer() {
             notes.push(format!("no tokenizer is written: {error}"));
+        }
+        let used = self.used.borrow();
+        if self.options.target == Target::Mlx {
+            let idle = self.options.recipe.labels().filter(|label| !used.contains(label));
+            notes.extend(idle.map(|label| format!("{label} decides about no tensor")));
+        }
+        match self.staying.get() {
+            0 => {}
+            count => {
+                notes.push(format!("{count} packed weights stay as they are; --requantize packs them anew"))
+            }
         }
         notes.extend(self.source.warnings());
         notes
@@ -290,11 +310,16 @@ impl<'a> Planner<'a> {
             Target::Mlx => self.options.recipe.decide(&subject),
             Target::Dense => (Spec::Keep, "dequantize"),
         };
+        self.used.borrow_mut().insert(decided.1);
         let role = roles.first().copied().unwrap_or(Role::Other);
         if let ([Part::Encoded(weight)], Target::Mlx) = (form.parts.as_slice(), self.options.target) {
             let stays = !self.options.requantize || decided.0 == Spec::Keep;
             if stays && !matches!(weight, Weight::Dense(_)) {
-                return Job::pass_through(form, role, weight);
+                let job = Job::pass_through(form, role, weight)?;
+                if decided.0 != Spec::Keep && job.format().map(Spec::Packed) != Some(decided.0) {
+                    self.staying.set(self.staying.get() + 1);
+                }
+                return Ok(job);
             }
         }
         let (spec, fallback) = self.fit(form, decided.0, obstacle);

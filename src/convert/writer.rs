@@ -67,6 +67,9 @@ impl Writer<'_> {
         for (job, mut sums) in jobs.iter().zip(sums) {
             if job.whole_bytes() > 0 {
                 sums = self.whole(job, &file)?;
+            } else if job.planned.bytes == 0 {
+                // Nothing to be done, by no unit.
+                (self.progress)(Event::Finished { tensor: &job.planned.name });
             }
             tensors.extend(quality(job, &sums)?);
         }
@@ -117,7 +120,7 @@ impl Writer<'_> {
                 at += bytes.len() as u64;
                 if format.is_none() {
                     let (nan, infinite) = non_finite(bytes, run.dtype());
-                    sums.count_copied(nan, infinite);
+                    sums.count_copied((bytes.len() / width.max(1)) as u64, nan, infinite);
                 }
             })?;
             return result.map(|()| sums);
@@ -223,11 +226,11 @@ fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
 
 /// How many numbers of a float dtype are NaN, and how many infinite.
 fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
-    let count = |exponents: u32, width: usize| {
+    let count = |exponents: u64, width: usize| {
         let (mut nan, mut infinite) = (0, 0);
         for number in bytes.chunks_exact(width) {
-            let bits = number.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
-            let sign = 1 << (8 * width - 1);
+            let bits = number.iter().rev().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+            let sign = 1u64 << (8 * width - 1);
             if bits & exponents == exponents {
                 let is_infinite = bits & !sign == exponents;
                 infinite += u64::from(is_infinite);
@@ -240,6 +243,7 @@ fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
         DType::F16 => count(0x7C00, 2),
         DType::BF16 => count(0x7F80, 2),
         DType::F32 => count(0x7F80_0000, 4),
+        DType::F64 => count(0x7FF0 << 48, 8),
         _ => (0, 0),
     }
 }
