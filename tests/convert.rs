@@ -8,6 +8,8 @@ mod memory;
 mod mlx;
 #[path = "convert/output.rs"]
 mod output;
+#[path = "convert/overwrite.rs"]
+mod overwrite;
 #[path = "convert/plan.rs"]
 mod plan;
 #[path = "convert/quality.rs"]

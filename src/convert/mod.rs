@@ -27,8 +27,10 @@
 
 mod block;
 mod config;
+mod disk;
 mod experts;
 mod job;
+mod journal;
 mod mixed;
 mod plan;
 mod quality;
@@ -40,6 +42,7 @@ mod spec;
 mod staging;
 mod writer;
 
+pub use disk::available_space;
 pub use plan::{Plan, PlannedTensor};
 pub use quality::{Quality, Report, WrittenFile};
 pub use recipe::{Recipe, Rule};

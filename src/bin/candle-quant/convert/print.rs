@@ -9,7 +9,7 @@ use std::path::Path;
 /// Tensors that are shown of a report.
 const WORST: usize = 10;
 
-pub fn plan(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+pub fn plan(out: &mut impl Write, plan: &Plan, available: Option<u64>) -> io::Result<()> {
     for tensor in plan.tensors() {
         let note = tensor.fallback.as_ref().map_or_else(String::new, |reason| format!("  [{reason}]"));
         writeln!(
@@ -19,6 +19,10 @@ pub fn plan(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
         )?;
     }
     summary(out, plan)?;
+    if let Some(available) = available {
+        let verdict = if available < plan.disk_bytes() { ", which is too little" } else { "" };
+        writeln!(out, "available there: {}{verdict}", megabytes(available))?;
+    }
     writeln!(out, "peak memory: about {}", megabytes(plan.peak_memory()))?;
     for note in plan.notes() {
         writeln!(out, "note: {note}")?;
@@ -55,7 +59,7 @@ fn fallbacks(plan: &Plan) -> BTreeMap<String, usize> {
     counts
 }
 
-pub fn plan_json(plan: &Plan) -> Value {
+pub fn plan_json(plan: &Plan, available: Option<u64>) -> Value {
     let files = plan.files().map(|(file, bytes)| json!({"file": file, "bytes": bytes}));
     json!({
         "tensors": plan.tensors().collect::<Vec<_>>(),
@@ -63,6 +67,7 @@ pub fn plan_json(plan: &Plan) -> Value {
         "source_bytes": plan.source_bytes(),
         "bytes": plan.bytes(),
         "disk_bytes": plan.disk_bytes(),
+        "available_bytes": available,
         "bits_per_weight": plan.bits_per_weight(),
         "peak_memory": plan.peak_memory(),
         "fallbacks": plan.fallbacks(),
