@@ -16,5 +16,7 @@ mod plan;
 mod quality;
 #[path = "convert/quantized.rs"]
 mod quantized;
+#[path = "convert/repack.rs"]
+mod repack;
 #[path = "convert/resume.rs"]
 mod resume;

@@ -185,7 +185,7 @@ impl Recipe {
 
     /// The rules of the user, by what they are called in plans.
     pub(super) fn labels(&self) -> impl Iterator<Item = &str> {
-        self.rules.iter().map(|rule| rule.label.as_str()).filter(|label| !label.starts_with(DEFAULT))
+        self.rules.iter().map(|rule| rule.label.as_str()).filter(|label| !is_default(label))
     }
 
     /// What a tensor is to become, and the rule that says so.
@@ -203,6 +203,11 @@ impl Recipe {
             }
         }
     }
+}
+
+/// Whether a rule of this label is one of the safe defaults.
+pub(super) fn is_default(label: &str) -> bool {
+    label.starts_with(DEFAULT)
 }
 
 fn keep_role(role: Role) -> Rule {

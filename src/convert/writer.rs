@@ -6,6 +6,7 @@ use super::experts::Part;
 use super::job::{Job, Work};
 use super::plan::Shard;
 use super::quality::{Quality, Sums};
+use super::repack::repack;
 use super::run::Event;
 use super::shard::ShardFile;
 use crate::checkpoint::{DenseTensor, Weight};
@@ -134,7 +135,7 @@ impl Writer<'_> {
         let Block { bytes, sums } = match &job.work {
             Work::Pack(_, dtype, format) => block::pack(numbers, job.k(), *dtype, *format)?,
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
-            Work::Copy(..) | Work::Repack(_) => return Ok(Sums::default()),
+            Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };
         for (output, bytes) in job.outputs.iter().zip(bytes) {
             file.write(output.offset + output.bytes_of_row() * row as u64, &bytes)?;
@@ -146,19 +147,9 @@ impl Writer<'_> {
     fn whole(&self, job: &Job, file: &ShardFile) -> Result<Sums> {
         let mut sums = Sums::default();
         match &job.work {
-            Work::Repack(packed) => {
-                let weight = packed.load(&Device::Cpu)?;
-                if weight.global_scale().is_some() {
-                    return Err(Error::Unsupported {
-                        what: format!(
-                            "`{}` with a multiplier of its scales in an MLX checkpoint",
-                            packed.name()
-                        ),
-                        remedy: "requantize or dequantize it".into(),
-                    });
-                }
-                for (output, tensor) in job.outputs.iter().zip([weight.packed(), weight.scales()]) {
-                    file.write(output.offset, &le_bytes(tensor)?)?;
+            Work::Repack(packed, format) => {
+                for (output, bytes) in job.outputs.iter().zip(repack(packed, *format, &job.outputs)?) {
+                    file.write(output.offset, &bytes)?;
                 }
                 self.advance(job, job.planned.source_bytes);
             }
@@ -246,12 +237,4 @@ fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
         DType::F64 => count(0x7FF0 << 48, 8),
         _ => (0, 0),
     }
-}
-
-fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match flat.dtype() {
-        DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
-        _ => flat.to_vec1::<u8>()?,
-    })
 }
