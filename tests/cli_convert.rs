@@ -133,6 +133,24 @@ fn formats_are_compared_by_what_they_would_write() {
 }
 
 #[test]
+fn names_do_not_steer_the_terminal() {
+    let name = "a\n\u{1b}[31m\u{e9} \"/../\u{0}.weight";
+    let source = Source::new().random(name, &[32, 64]).finish();
+    let target = Target::new();
+    let convert = |more: &str| run(source.folder.path(), &["--bits", "4", "-o", &target.arg(), more]);
+    let shown = "a\\n\\u{1b}[31m\u{e9} \\\"/../\\0.weight";
+    for (code, stdout, stderr) in [convert("--dry-run"), convert("--strict")] {
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        assert!(stdout.contains(shown) && !stdout.contains('\u{1b}'), "{stdout}");
+    }
+    // In files they are what they are.
+    let module = name.strip_suffix(".weight").unwrap();
+    assert!(common::tensors(target.out()).contains_key(&format!("{module}.scales")));
+    let index = json_file(target.out().join("model.safetensors.index.json"));
+    assert_eq!(index["weight_map"][name], "model.safetensors");
+}
+
+#[test]
 fn rules_on_the_command_line_and_in_files() {
     let target = Target::new();
     let recipe = target.0.path().join("mine.toml");

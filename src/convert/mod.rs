@@ -24,7 +24,8 @@
 //!
 //! # Weights that are packed already
 //! are written as they are, if MLX has their format: AWQ and symmetric integers with 16-bit scales get biases that
-//! change nothing, and MXFP4 becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice ([`Options::requantize`]).
+//! change nothing, and MXFP4 becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice
+//! ([`Options::requantize`]).
 
 mod block;
 mod config;

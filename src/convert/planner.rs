@@ -14,6 +14,10 @@ use candle_core::DType;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
+/// The files that tokenizers are made of, of which there is one at least.
+const TOKENIZERS: [&str; 5] =
+    ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model"];
+
 /// What decides about all tensors.
 pub(super) struct Planner<'a> {
     source: &'a Checkpoint,
@@ -77,8 +81,12 @@ impl<'a> Planner<'a> {
         let mut notes: Vec<_> = left_out
             .map(|name| format!("`{name}` is left out: the config says that the embedding is the head"))
             .collect();
-        if let Err(error) = self.source.stored_tokenizer() {
-            notes.push(format!("no tokenizer is written: {error}"));
+        match self.source.stored_tokenizer() {
+            Err(error) => notes.push(format!("no tokenizer is written: {error}")),
+            Ok(None) if TOKENIZERS.iter().all(|name| self.source.companions().path(name).is_none()) => {
+                notes.push("no tokenizer is written: there is none beside the weights".into());
+            }
+            Ok(_) => {}
         }
         let used = self.used.borrow();
         if self.options.target == Target::Mlx {

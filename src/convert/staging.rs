@@ -157,7 +157,13 @@ impl Staging {
         let mut staging = Self { out: out.to_owned(), root, journal, is_published, lock };
         if !is_published {
             staging.take_up()?;
-            staging.check_space(plan)?;
+            if let Err(error) = staging.check_space(plan) {
+                if staging.journal.finished.is_empty() {
+                    // What was never begun is nothing to be resumed.
+                    let _ = fs::remove_dir_all(&staging.root);
+                }
+                return Err(error);
+            }
         }
         Ok(staging)
     }

@@ -266,6 +266,18 @@ fn packed_weights_that_stay_are_told_of() {
     assert!(!plan.notes().iter().any(|note| note.contains("--requantize")));
 }
 
+#[test]
+fn a_source_without_a_tokenizer_is_told_of() {
+    let noted = |source: &Source| {
+        let plan = Plan::new(&source.open(), &Options::mlx(Recipe::safe(spec("4")))).unwrap();
+        plan.notes().iter().any(|note| note == "no tokenizer is written: there is none beside the weights")
+    };
+    let source = Source::new().random("a.weight", &[32, 64]).finish();
+    assert!(noted(&source));
+    fs::write(source.folder.path().join("vocab.json"), "{}").unwrap();
+    assert!(!noted(&source));
+}
+
 /// Per-module entries stand beside these keys in the config.
 #[test]
 fn modules_have_no_names_of_config_keys() {

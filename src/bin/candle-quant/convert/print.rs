@@ -2,6 +2,7 @@
 
 use candle_quant::convert::{Plan, Report, Spec};
 use serde_json::{json, Value};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -15,7 +16,13 @@ pub fn plan(out: &mut impl Write, plan: &Plan, available: Option<u64>) -> io::Re
         writeln!(
             out,
             "{}  {:?}  {}  {} -> {}  {} bytes  ({}){note}",
-            tensor.name, tensor.shape, tensor.role, tensor.from, tensor.to, tensor.bytes, tensor.rule
+            shown(&tensor.name),
+            tensor.shape,
+            tensor.role,
+            tensor.from,
+            tensor.to,
+            tensor.bytes,
+            tensor.rule
         )?;
     }
     summary(out, plan)?;
@@ -95,7 +102,7 @@ pub fn report(out: &mut impl Write, plan: &Plan, report: &Report, path: &Path) -
             tensor.max_abs,
             tensor.cosine.map_or("-".to_owned(), |cosine| format!("{:.2e}", 1. - cosine)),
             tensor.saturated,
-            tensor.name,
+            shown(&tensor.name),
             tensor.to
         )?;
         if tensor.nan + tensor.infinite + tensor.overflowing > 0 {
@@ -125,7 +132,7 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Resul
             report.bits_per_weight,
             error(report.tensors.len() / 2),
             error(0),
-            report.tensors.first().map_or("-", |tensor| &tensor.name)
+            report.tensors.first().map_or("-".into(), |tensor| shown(&tensor.name))
         )?;
     }
     Ok(())
@@ -133,6 +140,14 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Resul
 
 pub fn comparison_json(reports: &[(Spec, Report)]) -> Value {
     reports.iter().map(|(format, report)| json!({"format": format.to_string(), "report": report})).collect()
+}
+
+/// A name without characters that would steer a terminal.
+fn shown(name: &str) -> Cow<'_, str> {
+    match name.chars().any(char::is_control) {
+        true => name.escape_debug().to_string().into(),
+        false => name.into(),
+    }
 }
 
 fn megabytes(bytes: u64) -> String {
