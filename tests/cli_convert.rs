@@ -244,6 +244,17 @@ fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     let line = fail(4, &tiny(), &args);
     assert!(line.contains("report.json: the report can't be written"), "{line}");
     assert!(!other.exists() && !target.0.path().join("other.partial").exists());
+    // One that is there stays if there is no new one.
+    let report = target.0.path().join("report.json");
+    let args = ["--bits", "4", "-o", other.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    let strict = ["--max-rrmse", "0.05"];
+    fail(3, &tiny(), &[&args[..], &strict].concat());
+    assert!(!report.exists());
+    fs::write(&report, "mine").unwrap();
+    fail(3, &tiny(), &[&args[..], &strict, &["--resume"]].concat());
+    assert_eq!(fs::read(&report).unwrap(), b"mine");
+    assert_eq!(run(&tiny(), &[&args[..], &["--resume"]].concat()).0, 0);
+    assert_eq!(json_file(&report)["tensors"].as_array().unwrap().len(), 22);
 }
 
 #[test]

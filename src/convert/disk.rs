@@ -41,7 +41,9 @@ pub(super) fn identity(_: &Path) -> Option<(u64, u64)> {
 pub(super) fn sync_folder(folder: &Path) -> io::Result<()> {
     match std::fs::File::open(folder)?.sync_all() {
         // Some file systems can't, and need not.
-        Err(error) if error.kind() == io::ErrorKind::InvalidInput => Ok(()),
+        Err(error) if matches!(error.kind(), io::ErrorKind::InvalidInput | io::ErrorKind::Unsupported) => {
+            Ok(())
+        }
         other => other,
     }
 }

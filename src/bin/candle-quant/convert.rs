@@ -255,8 +255,9 @@ fn run_options(options: &Options) -> RunOptions {
 }
 
 fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
-    let report_file =
-        options.report.as_deref().map(create_report).transpose().map_err(|error| (error, IO))?;
+    if let Some(path) = &options.report {
+        check_report(path).map_err(|error| (error, IO))?;
+    }
     let progress = Progress::new(plan, options.quiet, options.json_progress);
     let result = convert::run(plan, out, &run_options(options), &|event| progress.tell(&event));
     progress.finish();
@@ -269,8 +270,8 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
         (error.into(), code)
     })?;
     let io = |error: io::Error| (error.into(), IO);
-    if let (Some(mut file), Some(path)) = (report_file, &options.report) {
-        let written = writeln!(file, "{:#}", json!(report));
+    if let Some(path) = &options.report {
+        let written = fs::write(path, format!("{:#}\n", json!(report)));
         written.with_context(|| cannot_report(path)).map_err(|error| (error, IO))?;
     }
     let mut stdout = io::stdout().lock();
@@ -282,9 +283,15 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
     stdout.flush().map_err(io)
 }
 
-/// Before the work: that a report can't be written is not to be learnt after it.
-fn create_report(path: &Path) -> Result<fs::File> {
-    fs::File::create(path).with_context(|| cannot_report(path))
+/// Before the work: that a report can't be written is not to be learnt after it. Nothing changes by that.
+fn check_report(path: &Path) -> Result<()> {
+    let is_new = fs::symlink_metadata(path).is_err();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    let checked = match is_new {
+        true => opened.and_then(|_| fs::remove_file(path)),
+        false => opened.map(drop),
+    };
+    checked.with_context(|| cannot_report(path))
 }
 
 fn cannot_report(path: &Path) -> String {
