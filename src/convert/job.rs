@@ -189,7 +189,12 @@ impl Job {
         match &self.work {
             Work::Copy(..) => 0,
             Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
-            Work::Repack(packed, _) => (packed.size_in_bytes() as u64).saturating_mul(3),
+            Work::Repack(packed, _) => {
+                // Once read and once loaded; then a matrix as numbers and as bytes.
+                let whole = packed.size_in_bytes() as u64;
+                let stack = packed.dims().iter().rev().skip(2).product::<usize>().max(1) as u64;
+                whole.saturating_mul(2).saturating_add((whole / stack).saturating_mul(3))
+            }
         }
     }
 }

@@ -15,18 +15,20 @@ use safetensors::Dtype;
 /// bias `-6s`: `(2v + 12) * s / 2 - 6s` is `v * s`.
 pub(super) const WIDE_MXFP4: QuantFormat = QuantFormat::Affine { bits: 5, group_size: 32 };
 
-/// The bytes of the tensors of a weight in the output: codes, scales, and biases if `format` has them.
-pub(super) fn repack(packed: &PackedWeight, format: QuantFormat, outputs: &[Output]) -> Result<Vec<Vec<u8>>> {
+/// Hands on a weight matrix by matrix: the number of the first row, and the bytes for each tensor of the output, that
+/// is codes, scales, and biases if `format` has them.
+pub(super) fn repack(
+    packed: &PackedWeight,
+    format: QuantFormat,
+    outputs: &[Output],
+    mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
+) -> Result<()> {
     let weight = packed.load(&Device::Cpu)?;
     if weight.global_scale().is_some() {
         return Err(Error::Unsupported {
             what: format!("`{}` with a multiplier of its scales in an MLX checkpoint", packed.name()),
             remedy: "requantize or dequantize it".into(),
         });
-    }
-    if format != weight.format() {
-        let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
-        return widened(packed.name(), &weight, scales);
     }
     if let Some(biases) = weight.biases().filter(|biases| biases.dtype() != weight.scales().dtype()) {
         return Err(Error::mismatch(
@@ -35,8 +37,24 @@ pub(super) fn repack(packed: &PackedWeight, format: QuantFormat, outputs: &[Outp
             format!("{:?}; requantize or dequantize it", biases.dtype()),
         ));
     }
-    let parts = [Some(weight.packed()), Some(weight.scales()), weight.biases()];
-    parts.into_iter().flatten().map(le_bytes).collect()
+    let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
+    let bytes = |matrix: &QuantTensor| match format == matrix.format() {
+        true => {
+            let parts = [Some(matrix.packed()), Some(matrix.scales()), matrix.biases()];
+            parts.into_iter().flatten().map(le_bytes).collect()
+        }
+        false => widened(packed.name(), matrix, scales),
+    };
+    let dims = weight.dims();
+    let [stack @ .., n, _] = dims.as_slice() else {
+        return write(0, bytes(&weight)?);
+    };
+    if stack.is_empty() {
+        return write(0, bytes(&weight)?);
+    }
+    let flat = weight.flatten_stack()?;
+    drop(weight);
+    (0..stack.iter().product()).try_for_each(|index: usize| write(index * n, bytes(&flat.matrix(index)?)?))
 }
 
 fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>>> {
@@ -55,30 +73,41 @@ fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>
     });
     let bytes = weight.scales().flatten_all()?.to_vec1::<u8>()?;
     let exact = |of: &dyn Fn(f32) -> f32| -> Result<Vec<u8>> {
-        let numbers = bytes.iter().map(|byte| {
-            let number = of(e8m0_to_f32(*byte));
-            exactly(number, dtype).ok_or_else(|| {
-                Error::mismatch(
+        let mut exact = Vec::with_capacity(bytes.len().saturating_mul(dtype.bitsize() / 8));
+        for byte in &bytes {
+            if !append(of(e8m0_to_f32(*byte)), dtype, &mut exact) {
+                return Err(Error::mismatch(
                     format!("a scale of `{name}`"),
                     format!("one whose half and sixfold {dtype:?} holds, to become an {WIDE_MXFP4} weight"),
                     format!("2^{}; give another --dtype, or keep the weight", i16::from(*byte) - 127),
-                )
-            })
-        });
-        Ok(numbers.collect::<Result<Vec<_>>>()?.concat())
+                ));
+            }
+        }
+        Ok(exact)
     };
     let words = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     Ok(vec![words, exact(&|scale| scale / 2.)?, exact(&|scale| -6. * scale)?])
 }
 
-/// The bytes of a number, if the dtype holds it.
-fn exactly(number: f32, dtype: Dtype) -> Option<Vec<u8>> {
-    let (held, bytes) = match dtype {
-        Dtype::F16 => (f16::from_f32(number).to_f32(), f16::from_f32(number).to_le_bytes().to_vec()),
-        Dtype::BF16 => (bf16::from_f32(number).to_f32(), bf16::from_f32(number).to_le_bytes().to_vec()),
-        _ => (number, number.to_le_bytes().to_vec()),
+/// Appends the bytes of a number, if the dtype holds it.
+fn append(number: f32, dtype: Dtype, bytes: &mut Vec<u8>) -> bool {
+    let held = match dtype {
+        Dtype::F16 => {
+            let held = f16::from_f32(number);
+            bytes.extend(held.to_le_bytes());
+            held.to_f32()
+        }
+        Dtype::BF16 => {
+            let held = bf16::from_f32(number);
+            bytes.extend(held.to_le_bytes());
+            held.to_f32()
+        }
+        _ => {
+            bytes.extend(number.to_le_bytes());
+            number
+        }
     };
-    (held == number && held.is_finite()).then_some(bytes)
+    held == number && held.is_finite()
 }
 
 fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {

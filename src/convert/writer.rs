@@ -137,9 +137,7 @@ impl Writer<'_> {
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };
-        for (output, bytes) in job.outputs.iter().zip(bytes) {
-            file.write(output.offset + output.bytes_of_row() * row as u64, &bytes)?;
-        }
+        write_rows(job, row, &bytes, file)?;
         Ok(sums)
     }
 
@@ -148,9 +146,7 @@ impl Writer<'_> {
         let mut sums = Sums::default();
         match &job.work {
             Work::Repack(packed, format) => {
-                for (output, bytes) in job.outputs.iter().zip(repack(packed, *format, &job.outputs)?) {
-                    file.write(output.offset, &bytes)?;
-                }
+                repack(packed, *format, &job.outputs, |row, bytes| write_rows(job, row, &bytes, file))?;
                 self.advance(job, job.planned.source_bytes);
             }
             Work::Cast(parts, _) | Work::Pack(parts, ..) => {
@@ -175,6 +171,13 @@ impl Writer<'_> {
         (self.progress)(Event::Finished { tensor: &job.planned.name });
         Ok(sums)
     }
+}
+
+/// Writes the bytes for each tensor of the output; `row` is the number of their first row.
+fn write_rows(job: &Job, row: usize, bytes: &[Vec<u8>], file: &ShardFile) -> Result<()> {
+    let mut parts = job.outputs.iter().zip(bytes);
+    parts
+        .try_for_each(|(output, bytes)| file.write(output.offset + output.bytes_of_row() * row as u64, bytes))
 }
 
 fn elements_of(tensor: &DenseTensor) -> usize {
