@@ -88,6 +88,6 @@ fn a_stack_that_is_repacked_is_held_once() {
     let (kib, written) = peak("memory::a_stack_that_is_repacked_is_held_once", &tensors, size, config);
     assert!(written > experts * n * k * 6 / 8, "{written}");
     // Read and then loaded.
-    let limit = allowance() + (2 * size >> 10);
+    let limit = allowance() + 2 * (size >> 10);
     assert!(kib <= limit, "peak resident set {kib} KiB, limit {limit}");
 }
