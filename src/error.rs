@@ -62,7 +62,7 @@ pub enum Error {
         remedy: String,
     },
     /// A conversion loses more than it may.
-    #[error("`{tensor}` as {format}: relative RMS error {relative_rms:.4}, {worse} tensors above the limit {limit}")]
+    #[error("`{tensor}` as {format}: relative RMS error {relative_rms:.4}, {worse} tensors above the limit {limit}; give them wider formats, or resume with a higher limit")]
     Quality {
         /// The worst tensor.
         tensor: String,

@@ -90,6 +90,8 @@ fn a_dry_run_prints_the_plan_and_writes_nothing() {
     let line = "model.layers.2.mlp.down_proj.weight  [256, 512]  down  BF16 -> affine 6-bit g64  106496 bytes  (mixed_3_6)";
     assert!(stdout.lines().any(|found| found == line), "{stdout}");
     assert!(stdout.contains("peak memory: about"), "{stdout}");
+    let available = stdout.lines().find_map(|line| line.strip_prefix("available there: ")).unwrap();
+    assert!(available.strip_suffix(" MB").unwrap().parse::<f64>().unwrap() > 0.);
     let (code, stdout, _) = run(&tiny(), &["--format", "5:g128", "--dry-run", "--json"]);
     let plan: Value = serde_json::from_str(&stdout).unwrap();
     assert_eq!((code, plan["tensors"].as_array().unwrap().len()), (0, 35));
@@ -128,6 +130,24 @@ fn formats_are_compared_by_what_they_would_write() {
     assert!(!stdout.contains("embed_tokens"), "{stdout}");
     let (code, ..) = run(&tiny(), &["--compare", "3", "-o", "x"]);
     assert_eq!((code, Path::new("x").exists()), (1, false));
+}
+
+#[test]
+fn names_do_not_steer_the_terminal() {
+    let name = "a\n\u{1b}[31m\u{e9} \"/../\u{0}.weight";
+    let source = Source::new().random(name, &[32, 64]).finish();
+    let target = Target::new();
+    let convert = |more: &str| run(source.folder.path(), &["--bits", "4", "-o", &target.arg(), more]);
+    let shown = "a\\n\\u{1b}[31m\u{e9} \\\"/../\\0.weight";
+    for (code, stdout, stderr) in [convert("--dry-run"), convert("--strict")] {
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        assert!(stdout.contains(shown) && !stdout.contains('\u{1b}'), "{stdout}");
+    }
+    // In files they are what they are.
+    let module = name.strip_suffix(".weight").unwrap();
+    assert!(common::tensors(target.out()).contains_key(&format!("{module}.scales")));
+    let index = json_file(target.out().join("model.safetensors.index.json"));
+    assert_eq!(index["weight_map"][name], "model.safetensors");
 }
 
 #[test]
@@ -204,7 +224,10 @@ fn bad_input_is_2() {
 fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     let target = Target::new();
     let line = fail(3, &tiny(), &["--bits", "4", "-o", &target.arg(), "--max-rrmse", "0.05"]);
-    assert!(line.contains("relative RMS error 0.09") && line.contains("above the limit 0.05"), "{line}");
+    assert!(
+        line.contains("relative RMS error 0.09") && line.contains("above the limit 0.05; give them wider"),
+        "{line}"
+    );
     assert!(!target.out().exists());
     let (code, ..) = run(&tiny(), &["--bits", "4", "-o", &target.arg(), "--max-rrmse", "0.1", "--resume"]);
     assert_eq!(code, 0);
@@ -214,6 +237,24 @@ fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     let file = target.0.path().join("file");
     fs::write(&file, "").unwrap();
     fail(4, &tiny(), &["--bits", "4", "-o", file.join("out").to_str().unwrap()]);
+    // Before the work, not after it.
+    let report = target.0.path().join("no/such/report.json");
+    let other = target.0.path().join("other");
+    let args = ["--bits", "4", "-o", other.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    let line = fail(4, &tiny(), &args);
+    assert!(line.contains("report.json: the report can't be written"), "{line}");
+    assert!(!other.exists() && !target.0.path().join("other.partial").exists());
+    // One that is there stays if there is no new one.
+    let report = target.0.path().join("report.json");
+    let args = ["--bits", "4", "-o", other.to_str().unwrap(), "--report", report.to_str().unwrap()];
+    let strict = ["--max-rrmse", "0.05"];
+    fail(3, &tiny(), &[&args[..], &strict].concat());
+    assert!(!report.exists());
+    fs::write(&report, "mine").unwrap();
+    fail(3, &tiny(), &[&args[..], &strict, &["--resume"]].concat());
+    assert_eq!(fs::read(&report).unwrap(), b"mine");
+    assert_eq!(run(&tiny(), &[&args[..], &["--resume"]].concat()).0, 0);
+    assert_eq!(json_file(&report)["tensors"].as_array().unwrap().len(), 22);
 }
 
 #[test]
@@ -225,6 +266,54 @@ fn progress_as_json() {
     assert_eq!((&last["tensors"], &last["total_tensors"]), (&35.into(), &35.into()));
     assert_eq!(last["bytes"], last["total_bytes"]);
     assert!(last["bytes_per_second"].as_f64().unwrap() > 0. && last["eta_seconds"] == 0.);
+}
+
+/// A file that may not grow is to a program what a full disk is.
+#[cfg(unix)]
+#[test]
+fn a_disk_that_becomes_full_is_4_and_no_obstacle_later() {
+    let target = Target::new();
+    let script = "trap '' XFSZ; ulimit -f 1000; exec \"$0\" \"$@\"";
+    let convert =
+        [env!("CARGO_BIN_EXE_candle-quant"), "convert", tiny().to_str().unwrap()].map(str::to_owned);
+    let options = ["--bits", "4", "-o", &target.arg()].map(str::to_owned);
+    let mut command = Command::new("sh");
+    command.args(["-c", script]).args(convert).args(options);
+    let Output { status, stdout, stderr } = command.output().unwrap();
+    let line = String::from_utf8(stderr).unwrap();
+    assert_eq!((status.code(), stdout.len(), line.lines().count()), (Some(4), 0, 1), "{line}");
+    assert!(line.contains("out.partial/model/model.safetensors"), "{line}");
+    assert!(!target.out().exists());
+    let (code, _, stderr) = run(&tiny(), &["--bits", "4", "-o", &target.arg(), "--resume"]);
+    assert_eq!(code, 0, "{stderr}");
+}
+
+/// Even root creates nothing in the kernel's own folders.
+#[cfg(target_os = "linux")]
+#[test]
+fn a_target_that_is_read_only_is_4() {
+    let line = fail(4, &tiny(), &["--bits", "4", "-o", "/sys/candle-quant-out"]);
+    assert!(line.contains("/sys/candle-quant-out.partial"), "{line}");
+}
+
+#[test]
+fn an_output_is_replaced_when_asked_to() {
+    let target = Target::new();
+    let convert = |args: &[&str]| run(&tiny(), &[args, &["-q", "-o", &target.arg()]].concat());
+    assert_eq!(convert(&["--bits", "4"]).0, 0);
+    let before = files(target.out());
+    let line = fail(1, &tiny(), &["--bits", "8", "-o", &target.arg()]);
+    assert!(line.contains("--overwrite"), "{line}");
+    assert!(files(target.out()) == before);
+    assert_eq!(convert(&["--bits", "8", "--overwrite"]).0, 0);
+    assert!(files(target.out()) != before);
+    assert_eq!(convert(&["--bits", "4", "--overwrite"]).0, 0);
+    assert!(files(target.out()) == before);
+    // What is no output is not replaced, which is wrong usage.
+    fs::create_dir(target.out().join("photos")).unwrap();
+    assert!(fail(1, &tiny(), &["--bits", "8", "-o", &target.arg(), "--overwrite"]).contains("a folder in it"));
+    assert!(target.out().join("photos").exists());
+    assert_eq!(fs::read_dir(target.0.path()).unwrap().count(), 1);
 }
 
 /// Killed again and again at moments all over its run, and resumed each time.

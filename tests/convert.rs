@@ -8,11 +8,15 @@ mod memory;
 mod mlx;
 #[path = "convert/output.rs"]
 mod output;
+#[path = "convert/overwrite.rs"]
+mod overwrite;
 #[path = "convert/plan.rs"]
 mod plan;
 #[path = "convert/quality.rs"]
 mod quality;
 #[path = "convert/quantized.rs"]
 mod quantized;
+#[path = "convert/repack.rs"]
+mod repack;
 #[path = "convert/resume.rs"]
 mod resume;

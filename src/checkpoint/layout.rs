@@ -24,6 +24,12 @@ pub(super) trait Layout: fmt::Debug + Send + Sync {
         false
     }
 
+    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout once they are
+    /// loaded.
+    fn affine_scales(&self) -> Option<Dtype> {
+        None
+    }
+
     /// The parts, if this is the layout of this crate.
     fn parts(&self) -> Option<&Parts> {
         None
@@ -219,6 +225,13 @@ impl Layout for Parts {
         self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
     }
 
+    /// Symmetric codes: the products of codes and 16-bit scales are exact, as biases are, so that
+    /// `q * scale + bias` is `(q - zero) * scale`.
+    fn affine_scales(&self) -> Option<Dtype> {
+        let is_symmetric = self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float;
+        exact_biases(self.scales.dtype()).filter(|_| is_symmetric)
+    }
+
     fn parts(&self) -> Option<&Parts> {
         Some(self)
     }
@@ -274,6 +287,11 @@ impl Layout for Parts {
             ..self.clone()
         }))
     }
+}
+
+/// A dtype of scales in which the biases of symmetric codes change nothing.
+pub(super) fn exact_biases(scales: Dtype) -> Option<Dtype> {
+    matches!(scales, Dtype::F16 | Dtype::BF16).then_some(scales)
 }
 
 impl GlobalScale {

@@ -150,6 +150,11 @@ impl PackedWeight {
         self.layout.has_multiplier()
     }
 
+    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout.
+    pub(crate) fn affine_scales(&self) -> Option<safetensors::Dtype> {
+        self.layout.affine_scales()
+    }
+
     /// The tensors of the weight as a module of an MLX checkpoint has them, if the file has these bytes.
     pub(crate) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
         let Some(parts) = self.layout.parts().map(Parts::as_mlx).transpose()?.flatten() else {

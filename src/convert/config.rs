@@ -29,7 +29,7 @@ impl Plan {
             None if self.source.config().is_object() => self.source.config().to_string(),
             None => "{}".to_owned(),
         };
-        let quantization = self.top.map(|top| self.quantization(top).to_string());
+        let quantization = self.top.map(|top| self.quantization(top)).transpose()?;
         if path.is_none() && quantization.is_none() && text == "{}" {
             return Ok(None);
         }
@@ -41,7 +41,7 @@ impl Plan {
     }
 
     /// What the config says of the format: one for all, and one for each module that has another.
-    fn quantization(&self, top: QuantFormat) -> Value {
+    fn quantization(&self, top: QuantFormat) -> Result<String> {
         let mut object = describe(top);
         for job in self.jobs() {
             let module = module_of(&job.planned.name).unwrap_or(&job.planned.name);
@@ -52,12 +52,15 @@ impl Plan {
                     if has_global_scale {
                         entry.insert("global_scale".into(), true.into());
                     }
-                    object.insert(module.to_owned(), entry.into());
+                    if object.insert(module.to_owned(), entry.into()).is_some() {
+                        let found = "a key of the config that is needed for another purpose";
+                        return Err(Error::mismatch(format!("`{module}`"), "the path of a module", found));
+                    }
                 }
                 _ => {}
             }
         }
-        object.into()
+        Ok(Value::from(object).to_string())
     }
 
     /// The text of model.safetensors.index.json.

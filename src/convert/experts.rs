@@ -58,8 +58,11 @@ impl Group {
     }
 }
 
-/// The experts of one projection, by number; those of their biases have a projection of their own.
-type Experts = BTreeMap<usize, (String, DenseTensor)>;
+/// The experts of one projection with their numbers; those of their biases have a projection of their own.
+type Experts = Vec<(usize, String, DenseTensor)>;
+
+/// Why experts can't be stacked.
+const UNLIKE: &str = "experts of different shapes or dtypes, or some are missing or twice there";
 
 /// Groups the tensors of a checkpoint.
 pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Vec<Group>> {
@@ -67,7 +70,7 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Ve
     for (name, weight) in tensors {
         match (weight, expert(&name)) {
             (Weight::Dense(dense), Some((index, stack))) if dense.is_stored() && dense.dtype().is_float() => {
-                projections.entry(stack).or_default().insert(index, (name, dense));
+                projections.entry(stack).or_default().push((index, name, dense));
             }
             (Weight::Dense(dense), _) if dense.is_stored() && is_fused(&name, dense.dims()) => {
                 groups.push(fused(name, &dense, config)?);
@@ -75,6 +78,7 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Ve
             (weight, _) => groups.push(Group::one(name, weight)),
         }
     }
+    projections.values_mut().for_each(|experts| experts.sort_by_key(|(index, ..)| *index));
     // A bias follows its weight.
     let stacks: Vec<_> = projections.keys().filter(|stack| stack.ends_with(".weight")).cloned().collect();
     for stack in stacks {
@@ -84,16 +88,14 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Ve
         for (name, experts) in experts {
             match stacked(name, &experts) {
                 Some(form) => group.packed.push(form),
-                None => group.obstacle = Some("experts of different shapes or dtypes, or some are missing"),
+                None => group.obstacle = Some(UNLIKE),
             }
-            let whole = |(name, dense): &(String, DenseTensor)| {
-                Form::whole(name.clone(), Weight::Dense(dense.clone()))
-            };
-            group.plain.extend(experts.values().map(whole));
+            let whole = |(_, name, dense): (_, _, DenseTensor)| Form::whole(name, Weight::Dense(dense));
+            group.plain.extend(experts.into_iter().map(whole));
         }
         groups.push(group);
     }
-    for (name, dense) in projections.into_values().flat_map(BTreeMap::into_values) {
+    for (_, name, dense) in projections.into_values().flatten() {
         groups.push(Group::one(name, Weight::Dense(dense)));
     }
     Ok(groups)
@@ -114,14 +116,14 @@ fn expert(name: &str) -> Option<(usize, String)> {
     known.then_some((index.parse().ok()?, format!("{block}.switch_mlp.{projection}.{part}")))
 }
 
-/// All experts of a projection as one tensor; `None` if they are not alike, or one is missing.
+/// All experts of a projection as one tensor; `None` if they are not alike, or one is missing or twice there.
 fn stacked(name: String, experts: &Experts) -> Option<Form> {
-    let (_, first) = experts.get(&0)?;
-    let alike = |(index, (number, (_, dense))): (usize, (&usize, &(String, DenseTensor)))| {
+    let (.., first) = experts.first()?;
+    let alike = |(index, (number, _, dense)): (usize, &(usize, String, DenseTensor))| {
         index == *number && dense.dims() == first.dims() && dense.dtype() == first.dtype()
     };
     let dims = [&[experts.len()], first.dims()].concat();
-    let parts = experts.values().map(|(_, dense)| Part::Stored(dense.clone())).collect();
+    let parts = experts.iter().map(|(.., dense)| Part::Stored(dense.clone())).collect();
     experts.iter().enumerate().all(alike).then_some(Form { name, dims, parts })
 }
 

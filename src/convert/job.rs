@@ -2,8 +2,9 @@
 
 use super::experts::{Form, Part};
 use super::plan::{packed_outputs, PlannedTensor};
+use super::repack::WIDE_MXFP4;
 use super::shard::Output;
-use super::Role;
+use super::{Role, Spec};
 use crate::checkpoint::{module_of, tensor_of, DenseTensor, PackedWeight, Weight};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
@@ -30,8 +31,8 @@ pub(super) enum Work {
     Cast(Vec<Part>, DType),
     /// Numbers are rounded to a dtype and packed.
     Pack(Vec<Part>, DType, QuantFormat),
-    /// Codes are brought into another layout.
-    Repack(PackedWeight),
+    /// Codes are brought into another layout, or into a format that holds them exactly.
+    Repack(PackedWeight, QuantFormat),
 }
 
 /// The dtype of numbers in the source.
@@ -115,15 +116,42 @@ impl Job {
                 let outputs = parts.iter().map(output).collect::<Result<_>>()?;
                 (Work::Copy(parts.into_iter().map(|(_, dense)| vec![dense]).collect(), Some(format)), outputs)
             }
-            None if format.scale_kind() == ScaleKind::Float || packed.has_multiplier() => {
-                return Err(impossible());
+            None => {
+                let scales = match format.scale_kind() {
+                    ScaleKind::Float => packed.affine_scales(),
+                    ScaleKind::E8m0 | ScaleKind::E4m3 => Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
+                };
+                let scales = scales.ok_or_else(impossible)?;
+                (Work::Repack(packed.clone(), format), packed_outputs(module, packed.dims(), format, scales)?)
             }
-            None => (Work::Repack(packed.clone()), packed_outputs(module, packed.dims(), format, Dtype::U8)?),
         };
         let mut job = Self::new(form, format.to_string(), work, outputs);
         job.planned.role = role;
         job.planned.rule = "packed already".into();
         Ok(job)
+    }
+
+    /// A weight in a wider format that holds it exactly, if that is what it is to become.
+    pub(super) fn widen(
+        form: &Form,
+        role: Role,
+        (spec, rule): (Spec, &str),
+        packed: &PackedWeight,
+        scales: DType,
+    ) -> Result<Option<Self>> {
+        if packed.format() != QuantFormat::Mxfp4
+            || spec != Spec::Packed(WIDE_MXFP4)
+            || packed.has_multiplier()
+        {
+            return Ok(None);
+        }
+        let module = module_of(&form.name).unwrap_or(&form.name);
+        let outputs = packed_outputs(module, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
+        let work = Work::Repack(packed.clone(), WIDE_MXFP4);
+        let mut job = Self::new(form, WIDE_MXFP4.to_string(), work, outputs);
+        job.planned.role = role;
+        job.planned.rule = rule.to_owned();
+        Ok(Some(job))
     }
 
     /// The format of the output, if it is packed.
@@ -132,7 +160,7 @@ impl Job {
             Work::Copy(_, format) => *format,
             Work::Cast(..) => None,
             Work::Pack(_, _, format) => Some(*format),
-            Work::Repack(packed) => Some(packed.format()),
+            Work::Repack(_, format) => Some(*format),
         }
     }
 
@@ -161,7 +189,12 @@ impl Job {
         match &self.work {
             Work::Copy(..) => 0,
             Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
-            Work::Repack(packed) => (packed.size_in_bytes() as u64).saturating_mul(2),
+            Work::Repack(packed, _) => {
+                // Once read and once loaded; then a matrix as numbers and as bytes.
+                let whole = packed.size_in_bytes() as u64;
+                let stack = packed.dims().iter().rev().skip(2).product::<usize>().max(1) as u64;
+                whole.saturating_mul(2).saturating_add((whole / stack).saturating_mul(3))
+            }
         }
     }
 }

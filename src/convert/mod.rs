@@ -23,16 +23,22 @@
 //! tokenizer. Experts become stacks, as mlx-lm has them. Or, with [`Target::Dense`], plain numbers.
 //!
 //! # Weights that are packed already
-//! are written as they are, if MLX has their format. To pack them anew is a choice ([`Options::requantize`]).
+//! are written as they are, if MLX has their format: AWQ and symmetric integers with 16-bit scales get biases that
+//! change nothing, and MXFP4 becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice
+//! ([`Options::requantize`]).
 
 mod block;
 mod config;
+mod disk;
 mod experts;
 mod job;
+mod journal;
 mod mixed;
 mod plan;
+mod planner;
 mod quality;
 mod recipe;
+mod repack;
 mod role;
 mod run;
 mod shard;
@@ -40,6 +46,7 @@ mod spec;
 mod staging;
 mod writer;
 
+pub use disk::available_space;
 pub use plan::{Plan, PlannedTensor};
 pub use quality::{Quality, Report, WrittenFile};
 pub use recipe::{Recipe, Rule};

@@ -1,17 +1,12 @@
 //! What a conversion will do, from headers alone.
 
-use super::experts::{self, Form, Group, Part};
-use super::job::{stored_dtype, Job};
-use super::mixed::ModelLayers;
-use super::recipe::{Fallback, Subject};
-use super::role::roles;
+use super::experts;
+use super::job::Job;
+use super::planner::Planner;
 use super::shard::{self, Output};
-use super::{Options, Role, Spec, Target};
-use crate::checkpoint::{natural_order, Checkpoint, Weight};
-use crate::models::Config;
-use crate::verify::in_features;
+use super::{Options, Role, Spec};
+use crate::checkpoint::{natural_order, Checkpoint};
 use crate::{Error, QuantFormat, Result};
-use candle_core::DType;
 use serde::Serialize;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -65,7 +60,8 @@ impl Plan {
     /// Plans the conversion of `source`. Of the weights nothing is read.
     ///
     /// # Errors
-    /// If a tensor can't be read or has no form in the output; if two tensors get one name; with
+    /// If a tensor can't be read or has no form in the output; if two tensors get one name, or the config is
+    /// malformed; with
     /// [`Options::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &Options) -> Result<Self> {
         let planner = Planner::new(source, options);
@@ -82,6 +78,7 @@ impl Plan {
         let top = top_format(&jobs, options.recipe.format);
         let shards = into_shards(jobs, options);
         let plan = Self { source: source.clone(), shards, top, notes: planner.notes() };
+        plan.config_json()?;
         let fallen = plan.tensors().find_map(|tensor| Some((tensor, tensor.fallback.as_ref()?)));
         if let Some((tensor, reason)) = fallen.filter(|_| options.strict) {
             return Err(Error::mismatch(
@@ -205,172 +202,6 @@ fn into_shards(jobs: Vec<Job>, options: &Options) -> Vec<Shard> {
         Shard { file, jobs, header, size }
     };
     shards.into_iter().enumerate().map(finish).collect()
-}
-
-/// What decides about all tensors.
-struct Planner<'a> {
-    source: &'a Checkpoint,
-    options: &'a Options,
-    layers: ModelLayers,
-    /// Whether the embedding is the head.
-    tied: bool,
-    /// What is decoded becomes this, unless a rule says otherwise.
-    dtype: DType,
-}
-
-impl<'a> Planner<'a> {
-    fn new(source: &'a Checkpoint, options: &'a Options) -> Self {
-        let config = source.config();
-        let stated = |key: &str| {
-            config.get(key).or_else(|| config.get("text_config")?.get(key)).filter(|value| !value.is_null())
-        };
-        let layers = stated("num_hidden_layers").and_then(serde_json::Value::as_u64);
-        let layers = layers.and_then(|layers| usize::try_from(layers).ok());
-        let head = source.tensor_names().any(|name| name.ends_with("lm_head.weight"));
-        let tied = stated("tie_word_embeddings").and_then(serde_json::Value::as_bool);
-        let dtype =
-            ["torch_dtype", "dtype"].into_iter().find_map(stated).and_then(|dtype| match dtype.as_str()? {
-                "float16" => Some(DType::F16),
-                "float32" => Some(DType::F32),
-                _ => None,
-            });
-        Self {
-            source,
-            options,
-            layers: ModelLayers::new(|| source.tensor_names(), layers),
-            tied: tied == Some(true) || !head,
-            dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
-        }
-    }
-
-    /// Whether a tensor is left out: a head that the model does not have.
-    fn is_left_out(&self, name: &str) -> bool {
-        self.tied && self.options.target == Target::Mlx && name.ends_with("lm_head.weight")
-    }
-
-    /// All tensors of the source that are converted.
-    fn tensors(&self) -> Result<Vec<(String, Weight)>> {
-        let model = Config::from_json(self.source.config()).ok();
-        let tensor = |name: &str| {
-            let in_features = model.as_ref().and_then(|model| in_features(model, name));
-            Ok((name.to_owned(), self.source.tensor(name, in_features)?))
-        };
-        self.source.tensor_names().filter(|name| !self.is_left_out(name)).map(tensor).collect()
-    }
-
-    /// What is odd; of tensors, what they have shown when they were asked for.
-    fn notes(&self) -> Vec<String> {
-        let left_out = self.source.tensor_names().filter(|name| self.is_left_out(name));
-        let mut notes: Vec<_> = left_out
-            .map(|name| format!("`{name}` is left out: the config says that the embedding is the head"))
-            .collect();
-        if let Err(error) = self.source.stored_tokenizer() {
-            notes.push(format!("no tokenizer is written: {error}"));
-        }
-        notes.extend(self.source.warnings());
-        notes
-    }
-
-    fn group(&self, group: Group) -> Result<Vec<Job>> {
-        if self.options.target == Target::Mlx {
-            let jobs = group.packed.iter().map(|form| self.job(form, group.obstacle));
-            let jobs = jobs.collect::<Result<Vec<_>>>()?;
-            if group.plain.is_empty() || jobs.iter().any(|job| job.format().is_some()) {
-                return Ok(jobs);
-            }
-        }
-        let forms = if group.plain.is_empty() { &group.packed } else { &group.plain };
-        forms.iter().map(|form| self.job(form, group.obstacle)).collect()
-    }
-
-    fn job(&self, form: &Form, obstacle: Option<&str>) -> Result<Job> {
-        let roles = roles(&form.name, &form.dims, self.tied);
-        let subject = Subject { name: &form.name, dims: &form.dims, roles: &roles, layers: &self.layers };
-        let decided = match self.options.target {
-            Target::Mlx => self.options.recipe.decide(&subject),
-            Target::Dense => (Spec::Keep, "dequantize"),
-        };
-        let role = roles.first().copied().unwrap_or(Role::Other);
-        if let ([Part::Encoded(weight)], Target::Mlx) = (form.parts.as_slice(), self.options.target) {
-            let stays = !self.options.requantize || decided.0 == Spec::Keep;
-            if stays && !matches!(weight, Weight::Dense(_)) {
-                return Job::pass_through(form, role, weight);
-            }
-        }
-        let (spec, fallback) = self.fit(form, decided.0, obstacle);
-        let mut job = match spec {
-            Spec::Packed(format) => Job::pack(form, format, self.float_dtype(form))?,
-            Spec::Cast(dtype) => Job::plain(form, Some(dtype))?,
-            Spec::Keep => Job::plain(form, self.plain_dtype(form))?,
-        };
-        job.planned.role = role;
-        let is_vector = form.dims.len() < 2 && spec == Spec::Keep;
-        job.planned.rule = if is_vector { "not a matrix" } else { decided.1 }.to_owned();
-        job.planned.fallback = fallback;
-        Ok(job)
-    }
-
-    /// The dtype in which numbers are packed, which that of the scales is too.
-    fn float_dtype(&self, form: &Form) -> DType {
-        self.plain_dtype(form)
-            .or_else(|| stored_dtype(form))
-            .filter(|dtype| *dtype != DType::F64)
-            .unwrap_or(self.dtype)
-    }
-
-    /// What a tensor that is not packed is converted to, if to anything.
-    fn plain_dtype(&self, form: &Form) -> Option<DType> {
-        match form.parts.first() {
-            Some(Part::Stored(dense)) if dense.dtype().is_float() => self.options.dtype,
-            Some(Part::Encoded(Weight::Dense(dense))) => self.options.dtype.or(Some(dense.dtype())),
-            Some(Part::Encoded(_)) => Some(self.dtype),
-            _ => None,
-        }
-    }
-
-    /// What a tensor can become of what its rule says, and why not all of it.
-    fn fit(&self, form: &Form, spec: Spec, obstacle: Option<&str>) -> (Spec, Option<String>) {
-        let is_float = match form.parts.first() {
-            Some(Part::Stored(dense)) => dense.dtype().is_float(),
-            part => part.is_some(),
-        };
-        let [.., _, k] = form.dims.as_slice() else {
-            // Norms, biases and the like: no rule means to pack them.
-            return (if is_float && matches!(spec, Spec::Cast(_)) { spec } else { Spec::Keep }, None);
-        };
-        let Spec::Packed(format) = spec else {
-            return (if is_float { spec } else { Spec::Keep }, None);
-        };
-        let is_module = form.name.ends_with("weight");
-        let why_not = match obstacle {
-            _ if !is_float => Some("not float numbers"),
-            _ if form.dims.contains(&0) => Some("no elements"),
-            _ if form.dims.len() > 2 && !form.name.contains(".switch_mlp.") => {
-                Some(obstacle.unwrap_or("more than two dimensions, and no experts"))
-            }
-            None if !is_module => Some("a parameter, not the weight of a module"),
-            other => other,
-        };
-        if let Some(reason) = why_not {
-            return (Spec::Keep, Some(reason.to_owned()));
-        }
-        if k.is_multiple_of(format.group_size()) {
-            return (spec, None);
-        }
-        let smaller = match (format, self.options.recipe.fallback) {
-            (QuantFormat::Affine { bits, group_size }, Fallback::Fit) => {
-                let mut sizes = QuantFormat::AFFINE_GROUP_SIZES.into_iter().rev();
-                sizes.find(|size| *size < group_size && k.is_multiple_of(*size)).map(|size| (bits, size))
-            }
-            _ => None,
-        };
-        let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
-        let spec = match smaller {
-            Some((bits, group_size)) => Spec::Packed(QuantFormat::Affine { bits, group_size }),
-            None => Spec::Keep,
-        };
-        (spec, Some(reason))
-    }
 }
 
 /// The tensors of a packed weight in the output.

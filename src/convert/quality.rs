@@ -171,8 +171,9 @@ impl Sums {
         self.overflowing += source.iter().zip(rounded).filter(overflows).count() as u64;
     }
 
-    /// Counts what is not finite in numbers that are copied.
-    pub(super) fn count_copied(&mut self, nan: u64, infinite: u64) {
+    /// Counts numbers that are copied, and what is not finite in them.
+    pub(super) fn count_copied(&mut self, elements: u64, nan: u64, infinite: u64) {
+        self.elements += elements;
         self.nan += nan;
         self.infinite += infinite;
     }

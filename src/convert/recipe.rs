@@ -8,6 +8,9 @@ use regex::Regex;
 use serde::Deserialize;
 use std::ops::RangeInclusive;
 
+/// What the safe defaults are called in plans begins like this.
+const DEFAULT: &str = "default: ";
+
 /// Smaller matrices are kept: they save nothing.
 const SMALL: usize = 1024;
 
@@ -180,6 +183,11 @@ impl Recipe {
         self
     }
 
+    /// The rules of the user, by what they are called in plans.
+    pub(super) fn labels(&self) -> impl Iterator<Item = &str> {
+        self.rules.iter().map(|rule| rule.label.as_str()).filter(|label| !is_default(label))
+    }
+
     /// What a tensor is to become, and the rule that says so.
     pub(super) fn decide(&self, subject: &Subject) -> (Spec, &str) {
         let matches = |rule: &&Rule| rule.conditions.iter().all(|condition| condition.holds(subject));
@@ -197,17 +205,22 @@ impl Recipe {
     }
 }
 
+/// Whether a rule of this label is one of the safe defaults.
+pub(super) fn is_default(label: &str) -> bool {
+    label.starts_with(DEFAULT)
+}
+
 fn keep_role(role: Role) -> Rule {
-    Rule::new(format!("default: {role}"), vec![Condition::Role(role)], Decision::To(Spec::Keep))
+    Rule::new(format!("{DEFAULT}{role}"), vec![Condition::Role(role)], Decision::To(Spec::Keep))
 }
 
 fn safe_defaults() -> Vec<Rule> {
     let mut rules: Vec<_> =
         [Role::Vision, Role::Audio, Role::Router, Role::Norm, Role::Conv].map(keep_role).into();
     let small = Condition::Smaller(SMALL);
-    rules.push(Rule::new("default: small".into(), vec![small], Decision::To(Spec::Keep)));
+    rules.push(Rule::new(format!("{DEFAULT}small"), vec![small], Decision::To(Spec::Keep)));
     let head = Condition::Role(Role::LmHead);
-    rules.push(Rule::new("default: lm-head".into(), vec![head], Decision::StepUp));
+    rules.push(Rule::new(format!("{DEFAULT}lm-head"), vec![head], Decision::StepUp));
     rules
 }
 
@@ -303,15 +316,25 @@ impl Layers {
             Self::One(layer) => Some(*layer..=*layer),
             Self::Range(text) => match text.split_once('-') {
                 None => text.parse().ok().map(|layer| layer..=layer),
-                Some((first, last)) => Some(first.trim().parse().ok()?..=last.trim().parse().ok()?),
+                Some((first, last)) => {
+                    let range = first.trim().parse().ok()?..=last.trim().parse().ok()?;
+                    (!range.is_empty()).then_some(range)
+                }
             },
             Self::Several(_) => None,
         };
-        let wrong =
-            || Error::mismatch("layers", "numbers and ranges, such as [\"0-8\", 31]", "something else");
+        let wrong = |layers: &Self| {
+            let found = match layers {
+                Self::Range(text) => format!("`{text}`"),
+                _ => "something else".into(),
+            };
+            Error::mismatch("layers", "numbers and ranges, such as [\"0-8\", 31]", found)
+        };
         match self {
-            Self::Several(all) => all.iter().map(|layers| range(layers).ok_or_else(wrong)).collect(),
-            one => Ok(vec![range(one).ok_or_else(wrong)?]),
+            Self::Several(all) => {
+                all.iter().map(|layers| range(layers).ok_or_else(|| wrong(layers))).collect()
+            }
+            one => Ok(vec![range(one).ok_or_else(|| wrong(one))?]),
         }
     }
 }

@@ -1,9 +1,10 @@
 //! Carries a plan out, file by file.
 
+use super::journal::Finished;
 use super::plan::Plan;
 use super::quality::{Quality, Report, WrittenFile};
 use super::shard::ShardFile;
-use super::staging::{write_synced, Finished, Staging};
+use super::staging::{write_synced, Staging, INDEX};
 use super::writer::Writer;
 use crate::{Error, Result};
 use std::fs;
@@ -17,6 +18,8 @@ const TOKENIZER: &str = "tokenizer.json";
 pub struct RunOptions {
     /// Take up an interrupted conversion with the same plan.
     pub resume: bool,
+    /// Replace an output of an earlier conversion. It stays until the new one is complete.
+    pub overwrite: bool,
     /// Accept NaN and infinities. In packed tensors they become zero.
     pub allow_nonfinite: bool,
     /// The largest relative RMS error of a tensor with which the output is made.
@@ -55,15 +58,16 @@ pub enum Event<'a> {
 /// on the number of threads.
 ///
 /// # Errors
-/// If the output exists or can't be written, if the source can't be read or has numbers that are not finite, or if
-/// the loss is larger than [`RunOptions::max_relative_rms`].
+/// If the output exists (and may not be replaced) or can't be written, if the disk has no room for it, if the source
+/// can't be read or has numbers that are not finite, or if the loss is larger than
+/// [`RunOptions::max_relative_rms`].
 pub fn run(
     plan: &Plan,
     out: impl AsRef<Path>,
     options: &RunOptions,
     progress: &(dyn Fn(Event) + Sync),
 ) -> Result<Report> {
-    let mut staging = Staging::open(plan, out.as_ref(), options.resume)?;
+    let mut staging = Staging::open(plan, out.as_ref(), options)?;
     if !staging.is_published {
         for shard in &plan.shards {
             if staging.has(&shard.file) {
@@ -156,7 +160,7 @@ fn write_companions(plan: &Plan, staging: &Staging) -> Result<()> {
     if let Some(config) = plan.config_json()? {
         write_synced(&staging.path("config.json"), config.as_bytes())?;
     }
-    write_synced(&staging.path("model.safetensors.index.json"), plan.index_json().as_bytes())?;
+    write_synced(&staging.path(INDEX), plan.index_json().as_bytes())?;
     let copied = plan.copied_files()?;
     for (name, path) in &copied {
         let bytes = fs::read(path).map_err(|error| Error::Io { path: path.clone(), error })?;

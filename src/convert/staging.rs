@@ -1,40 +1,21 @@
 //! The folder in which the output is built, and the journal of what is finished in it.
 //!
 //! `OUT.partial/model` becomes `OUT` by one rename, when everything is on the disk. Beside it lies the journal:
-//! killed at any moment, the conversion leaves either no `OUT` or all of it.
+//! killed at any moment, the conversion leaves either no `OUT` or all of it. An `OUT` that is to be replaced changes
+//! places with the new one, also by one rename, and is removed then.
 
+use super::disk::{available_space, identity, replace, sync_folder};
+use super::journal::{sha256, Finished, Journal};
 use super::plan::Plan;
 use super::quality::{Quality, WrittenFile};
+use super::RunOptions;
 use crate::{Error, Result};
-use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
-use std::collections::BTreeMap;
 use std::fs::{self, File, TryLockError};
-use std::io::{Read, Write};
+use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::time::UNIX_EPOCH;
 
-/// Bytes that are read at a time to be hashed.
-const CHUNK: usize = 4 << 20;
-
-/// What was begun, of what, and what of it is finished.
-#[derive(Debug, Serialize, Deserialize)]
-pub(super) struct Journal {
-    /// The SHA-256 of what the plan says.
-    plan: String,
-    /// For every file of the source its size and the time of its last change.
-    source: BTreeMap<PathBuf, (u64, u128)>,
-    /// In the order of the plan.
-    pub finished: Vec<Finished>,
-}
-
-/// A finished file, and what is known of its tensors.
-#[derive(Clone, Debug, Serialize, Deserialize)]
-pub(super) struct Finished {
-    #[serde(flatten)]
-    pub file: WrittenFile,
-    pub tensors: Vec<Quality>,
-}
+/// The file that every output has.
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// The folder in which an output is built. Nobody else works in it as long as this exists.
 pub(super) struct Staging {
@@ -51,49 +32,104 @@ fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
 }
 
 /// Where the output `out` is built.
-pub(super) fn root_of(out: &Path) -> PathBuf {
+fn root_of(out: &Path) -> PathBuf {
     let mut name = out.file_name().unwrap_or_default().to_owned();
     name.push(".partial");
     out.with_file_name(name)
 }
 
-/// Whether the output may be written: there is none yet, and nothing unfinished unless it is to be resumed.
+fn journal_in(root: &Path) -> PathBuf {
+    root.join("journal.json")
+}
+
+fn model_in(root: &Path) -> PathBuf {
+    root.join("model")
+}
+
+/// Whether the output may be written: there is none yet or it may be replaced, and nothing is unfinished unless it
+/// is to be resumed.
 ///
 /// # Errors
 /// If not.
-pub fn check_output(out: &Path, resume: bool) -> Result<()> {
+pub fn check_output(out: &Path, options: &RunOptions) -> Result<()> {
     let root = root_of(out);
     if out.file_name().is_none() {
         return Err(Error::file(out, "not the name of a folder to create", "give another output"));
     }
-    let exists = fs::symlink_metadata(out).is_ok();
-    if exists && !(resume && is_published(out)) {
-        return Err(Error::file(
-            out,
-            "it exists already, and is not overwritten",
-            "remove it or give another output",
-        ));
+    if fs::symlink_metadata(out).is_ok() && !(options.resume && is_published(out)?) {
+        if !options.overwrite {
+            let remedy = "remove it, replace it (--overwrite), or give another output";
+            return Err(Error::file(out, "it exists already, and is not overwritten", remedy));
+        }
+        check_replaceable(out)?;
     }
-    if !resume && root.exists() {
+    if !options.resume && is_begun(&root) {
         let problem = "left by a conversion that was interrupted";
         return Err(Error::file(&root, problem, "resume it (--resume), or remove it"));
     }
     Ok(())
 }
 
-/// Whether the output has been renamed already, and only the journal is left.
-fn is_published(out: &Path) -> bool {
+/// Whether `out` can be nothing but an output: what is replaced is lost.
+fn check_replaceable(out: &Path) -> Result<()> {
+    let refuse = |problem: &str| {
+        Err(Error::file(out, format!("not overwritten: {problem}"), "remove it or give another output"))
+    };
+    if !fs::symlink_metadata(out).map_err(io(out))?.is_dir() {
+        return refuse("not a folder");
+    }
+    let mut names = Vec::new();
+    for entry in fs::read_dir(out).map_err(io(out))? {
+        let entry = entry.map_err(io(out))?;
+        if entry.file_type().map_err(io(out))?.is_dir() {
+            return refuse("it has a folder in it, which no conversion has written");
+        }
+        names.push(entry.file_name());
+    }
+    if !names.is_empty() && !names.iter().any(|name| name == INDEX) {
+        return refuse(&format!("it has no {INDEX}, which every conversion writes"));
+    }
+    Ok(())
+}
+
+/// Whether anything was begun in this folder.
+fn is_begun(root: &Path) -> bool {
+    model_in(root).exists() || journal_in(root).exists()
+}
+
+/// Whether the output has been renamed already, and only the journal is left, and what was replaced.
+fn is_published(out: &Path) -> Result<bool> {
     let root = root_of(out);
-    out.exists() && root.join("journal.json").exists() && !root.join("model").exists()
+    let Some(journal) = Journal::read(&journal_in(&root))? else {
+        return Ok(false);
+    };
+    let is_the_folder = journal.folder.is_some() && identity(out) == journal.folder;
+    Ok(out.exists() && (is_the_folder || !model_in(&root).exists()))
+}
+
+/// Refuses an output that would replace its own source.
+fn check_source(plan: &Plan, folders: [&Path; 2]) -> Result<()> {
+    let files = plan.source.weight_files().into_iter().chain(plan.source.companions().path("config.json"));
+    let files: Vec<_> = files.filter_map(|path| fs::canonicalize(path).ok()).collect();
+    for folder in folders {
+        let Ok(whole) = fs::canonicalize(folder) else { continue };
+        if let Some(file) = files.iter().find(|file| file.starts_with(&whole)) {
+            let problem = format!("{} of the source is in it", file.display());
+            return Err(Error::file(folder, problem, "give another output"));
+        }
+    }
+    Ok(())
 }
 
 impl Staging {
     /// Creates the folder, or takes up what is in it.
-    pub(super) fn open(plan: &Plan, out: &Path, resume: bool) -> Result<Self> {
-        check_output(out, resume)?;
-        let (root, is_published) = (root_of(out), is_published(out));
+    pub(super) fn open(plan: &Plan, out: &Path, options: &RunOptions) -> Result<Self> {
+        check_output(out, options)?;
+        let (root, is_published) = (root_of(out), options.resume && is_published(out)?);
+        check_source(plan, [out, &root])?;
         if let Err(error) = fs::create_dir(&root) {
-            if !(resume && error.kind() == std::io::ErrorKind::AlreadyExists) {
+            let may_exist = options.resume || !is_begun(&root);
+            if !(may_exist && error.kind() == ErrorKind::AlreadyExists) {
                 return Err(io(&root)(error));
             }
         }
@@ -110,37 +146,65 @@ impl Staging {
             Err(TryLockError::Error(error)) => return Err(io(&lock_path)(error)),
             Ok(()) => {}
         }
-        let fresh = Journal { plan: fingerprint(plan)?, source: source_of(plan)?, finished: Vec::new() };
-        let path = root.join("journal.json");
-        let journal = match fs::read(&path) {
-            Ok(text) => {
-                let journal = serde_json::from_slice::<Journal>(&text)
-                    .map_err(|error| Error::file(&path, error.to_string(), "remove the folder it is in"))?;
+        let fresh = Journal::new(plan)?;
+        let journal = match Journal::read(&journal_in(&root))? {
+            Some(journal) => {
                 journal.check(&fresh, &root)?;
                 journal
             }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => fresh,
-            Err(error) => return Err(io(&path)(error)),
+            None => fresh,
         };
         let mut staging = Self { out: out.to_owned(), root, journal, is_published, lock };
         if !is_published {
-            let model = staging.path("");
-            fs::create_dir_all(&model).map_err(io(&model))?;
-            // Files that were changed since are written again.
-            let finished = std::mem::take(&mut staging.journal.finished);
-            for entry in finished {
-                if sha256(&staging.path(&entry.file.file)).is_ok_and(|found| found == entry.file.sha256) {
-                    staging.journal.finished.push(entry);
+            staging.take_up()?;
+            if let Err(error) = staging.check_space(plan) {
+                if staging.journal.finished.is_empty() {
+                    // What was never begun is nothing to be resumed.
+                    let _ = fs::remove_dir_all(&staging.root);
                 }
+                return Err(error);
             }
-            staging.write_journal()?;
         }
         Ok(staging)
     }
 
+    /// Keeps what is finished of an earlier run, and removes all else. Files that were changed since are written
+    /// again.
+    fn take_up(&mut self) -> Result<()> {
+        let model = model_in(&self.root);
+        fs::create_dir_all(&model).map_err(io(&model))?;
+        let is_whole = |entry: &Finished| {
+            sha256(&model.join(&entry.file.file)).is_ok_and(|found| found == entry.file.sha256)
+        };
+        self.journal.finished.retain(is_whole);
+        self.journal.folder = None;
+        for entry in fs::read_dir(&model).map_err(io(&model))? {
+            let entry = entry.map_err(io(&model))?;
+            if !entry.file_name().to_str().is_some_and(|name| self.has(name)) {
+                fs::remove_file(entry.path()).map_err(io(&entry.path()))?;
+            }
+        }
+        self.write_journal()
+    }
+
+    /// Whether what is left to be written fits the disk.
+    fn check_space(&self, plan: &Plan) -> Result<()> {
+        let needed: u64 = plan.files().filter(|(file, _)| !self.has(file)).map(|(_, bytes)| bytes).sum();
+        match available_space(&self.root) {
+            Some(available) if available < needed => {
+                let problem = format!(
+                    "{needed} bytes are still to be written here, {available} are available; free some, or give an \
+                     output on another disk"
+                );
+                Err(io(&self.root)(std::io::Error::new(ErrorKind::StorageFull, problem)))
+            }
+            _ => Ok(()),
+        }
+    }
+
     /// A file of the output while it is built.
     pub(super) fn path(&self, file: &str) -> PathBuf {
-        self.root.join("model").join(file)
+        model_in(&self.root).join(file)
     }
 
     /// Whether a file is finished.
@@ -160,19 +224,48 @@ impl Staging {
     fn write_journal(&self) -> Result<()> {
         let text = serde_json::to_vec(&self.journal)
             .map_err(|error| Error::file(&self.root, error.to_string(), "report this"))?;
-        let (path, new) = (self.root.join("journal.json"), self.root.join("journal.json.new"));
+        let (path, new) = (journal_in(&self.root), self.root.join("journal.json.new"));
         write_synced(&new, &text)?;
-        fs::rename(&new, &path).map_err(io(&path))
+        fs::rename(&new, &path).map_err(io(&path))?;
+        sync_folder(&self.root).map_err(io(&self.root))
     }
 
     /// Makes the folder the output, and removes what is left.
-    pub(super) fn publish(self) -> Result<()> {
+    pub(super) fn publish(mut self) -> Result<()> {
+        let model = model_in(&self.root);
         if !self.is_published {
-            let model = self.root.join("model");
-            fs::rename(&model, &self.out).map_err(io(&self.out))?;
+            sync_folder(&model).map_err(io(&model))?;
+            self.journal.folder = identity(&model);
+            self.write_journal()?;
+            if fs::symlink_metadata(&self.out).is_ok() {
+                // It may have come only now.
+                check_replaceable(&self.out)?;
+                replace(&self.out, &model, &self.root.join("replaced")).map_err(io(&self.out))?;
+            } else {
+                fs::rename(&model, &self.out).map_err(io(&self.out))?;
+            }
+            if let Some(parent) = self.out.parent() {
+                let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
+                sync_folder(parent).map_err(io(parent))?;
+            }
+        }
+        // The journal last: without it nothing tells that the output is complete.
+        for folder in [model, self.root.join("replaced")] {
+            unless_missing(fs::remove_dir_all(&folder)).map_err(io(&folder))?;
+        }
+        for file in ["journal.json.new", "lock", "journal.json"] {
+            let file = self.root.join(file);
+            unless_missing(fs::remove_file(&file)).map_err(io(&file))?;
         }
         drop(self.lock);
-        fs::remove_dir_all(&self.root).map_err(io(&self.root))
+        unless_missing(fs::remove_dir(&self.root)).map_err(io(&self.root))
+    }
+}
+
+fn unless_missing(removed: std::io::Result<()>) -> std::io::Result<()> {
+    match removed {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
@@ -184,60 +277,4 @@ pub(super) fn write_synced(path: &Path, bytes: &[u8]) -> Result<()> {
         file.sync_all()
     };
     write().map_err(io(path))
-}
-
-impl Journal {
-    fn check(&self, now: &Self, root: &Path) -> Result<()> {
-        if let Some(path) =
-            now.source.iter().find_map(|(path, state)| (self.source.get(path) != Some(state)).then_some(path))
-        {
-            let problem = format!("begun when {} was another file", path.display());
-            return Err(Error::file(root, problem, "remove it and begin anew"));
-        }
-        if self.plan != now.plan {
-            return Err(Error::file(root, "begun with other options", "give the same options, or remove it"));
-        }
-        Ok(())
-    }
-}
-
-/// The SHA-256 of all that decides about the bytes of the output.
-fn fingerprint(plan: &Plan) -> Result<String> {
-    let mut hasher = Sha256::new();
-    hasher.update(env!("CARGO_PKG_VERSION"));
-    for shard in &plan.shards {
-        hasher.update(&shard.file);
-        hasher.update(&shard.header);
-    }
-    for tensor in plan.tensors() {
-        hasher.update(format!("{}\0{}\0{}\0", tensor.name, tensor.from, tensor.to));
-    }
-    hasher.update(plan.config_json()?.unwrap_or_default());
-    Ok(hex(&hasher.finalize()))
-}
-
-fn source_of(plan: &Plan) -> Result<BTreeMap<PathBuf, (u64, u128)>> {
-    let state = |path: PathBuf| {
-        let metadata = fs::metadata(&path).map_err(io(&path))?;
-        let changed = metadata.modified().map_err(io(&path))?.duration_since(UNIX_EPOCH).unwrap_or_default();
-        let path = fs::canonicalize(&path).map_err(io(&path))?;
-        Ok((path, (metadata.len(), changed.as_nanos())))
-    };
-    plan.source.weight_files().into_iter().map(state).collect()
-}
-
-fn sha256(path: &Path) -> Result<String> {
-    let mut file = File::open(path).map_err(io(path))?;
-    let (mut hasher, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
-    loop {
-        let read = file.read(&mut chunk).map_err(io(path))?;
-        match chunk.get(..read) {
-            None | Some([]) => return Ok(hex(&hasher.finalize())),
-            Some(bytes) => hasher.update(bytes),
-        }
-    }
-}
-
-fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

@@ -6,6 +6,7 @@ use super::experts::Part;
 use super::job::{Job, Work};
 use super::plan::Shard;
 use super::quality::{Quality, Sums};
+use super::repack::repack;
 use super::run::Event;
 use super::shard::ShardFile;
 use crate::checkpoint::{DenseTensor, Weight};
@@ -67,6 +68,9 @@ impl Writer<'_> {
         for (job, mut sums) in jobs.iter().zip(sums) {
             if job.whole_bytes() > 0 {
                 sums = self.whole(job, &file)?;
+            } else if job.planned.bytes == 0 {
+                // Nothing to be done, by no unit.
+                (self.progress)(Event::Finished { tensor: &job.planned.name });
             }
             tensors.extend(quality(job, &sums)?);
         }
@@ -117,7 +121,7 @@ impl Writer<'_> {
                 at += bytes.len() as u64;
                 if format.is_none() {
                     let (nan, infinite) = non_finite(bytes, run.dtype());
-                    sums.count_copied(nan, infinite);
+                    sums.count_copied((bytes.len() / width.max(1)) as u64, nan, infinite);
                 }
             })?;
             return result.map(|()| sums);
@@ -131,11 +135,9 @@ impl Writer<'_> {
         let Block { bytes, sums } = match &job.work {
             Work::Pack(_, dtype, format) => block::pack(numbers, job.k(), *dtype, *format)?,
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
-            Work::Copy(..) | Work::Repack(_) => return Ok(Sums::default()),
+            Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };
-        for (output, bytes) in job.outputs.iter().zip(bytes) {
-            file.write(output.offset + output.bytes_of_row() * row as u64, &bytes)?;
-        }
+        write_rows(job, row, &bytes, file)?;
         Ok(sums)
     }
 
@@ -143,20 +145,8 @@ impl Writer<'_> {
     fn whole(&self, job: &Job, file: &ShardFile) -> Result<Sums> {
         let mut sums = Sums::default();
         match &job.work {
-            Work::Repack(packed) => {
-                let weight = packed.load(&Device::Cpu)?;
-                if weight.global_scale().is_some() {
-                    return Err(Error::Unsupported {
-                        what: format!(
-                            "`{}` with a multiplier of its scales in an MLX checkpoint",
-                            packed.name()
-                        ),
-                        remedy: "requantize or dequantize it".into(),
-                    });
-                }
-                for (output, tensor) in job.outputs.iter().zip([weight.packed(), weight.scales()]) {
-                    file.write(output.offset, &le_bytes(tensor)?)?;
-                }
+            Work::Repack(packed, format) => {
+                repack(packed, *format, &job.outputs, |row, bytes| write_rows(job, row, &bytes, file))?;
                 self.advance(job, job.planned.source_bytes);
             }
             Work::Cast(parts, _) | Work::Pack(parts, ..) => {
@@ -181,6 +171,13 @@ impl Writer<'_> {
         (self.progress)(Event::Finished { tensor: &job.planned.name });
         Ok(sums)
     }
+}
+
+/// Writes the bytes for each tensor of the output; `row` is the number of their first row.
+fn write_rows(job: &Job, row: usize, bytes: &[Vec<u8>], file: &ShardFile) -> Result<()> {
+    let mut parts = job.outputs.iter().zip(bytes);
+    parts
+        .try_for_each(|(output, bytes)| file.write(output.offset + output.bytes_of_row() * row as u64, bytes))
 }
 
 fn elements_of(tensor: &DenseTensor) -> usize {
@@ -223,11 +220,11 @@ fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
 
 /// How many numbers of a float dtype are NaN, and how many infinite.
 fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
-    let count = |exponents: u32, width: usize| {
+    let count = |exponents: u64, width: usize| {
         let (mut nan, mut infinite) = (0, 0);
         for number in bytes.chunks_exact(width) {
-            let bits = number.iter().rev().fold(0u32, |bits, byte| bits << 8 | u32::from(*byte));
-            let sign = 1 << (8 * width - 1);
+            let bits = number.iter().rev().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+            let sign = 1u64 << (8 * width - 1);
             if bits & exponents == exponents {
                 let is_infinite = bits & !sign == exponents;
                 infinite += u64::from(is_infinite);
@@ -240,14 +237,7 @@ fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
         DType::F16 => count(0x7C00, 2),
         DType::BF16 => count(0x7F80, 2),
         DType::F32 => count(0x7F80_0000, 4),
+        DType::F64 => count(0x7FF0 << 48, 8),
         _ => (0, 0),
     }
-}
-
-fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match flat.dtype() {
-        DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
-        _ => flat.to_vec1::<u8>()?,
-    })
 }

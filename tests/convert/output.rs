@@ -216,3 +216,45 @@ fn an_output_that_exists_is_not_touched() {
         assert_eq!(files(out.path()), before);
     }
 }
+
+#[test]
+fn experts_that_would_be_one_are_kept() {
+    for (first, second) in [("0.w1", "0.gate_proj"), ("1.up_proj", "01.up_proj"), ("1.up_proj", "+1.up_proj")]
+    {
+        let source = Source::new()
+            .random("l.0.mlp.experts.0.up_proj.weight", &[32, 64])
+            .random(&format!("l.0.mlp.experts.{first}.weight"), &[32, 64])
+            .random(&format!("l.0.mlp.experts.{second}.weight"), &[32, 64])
+            .finish();
+        for options in [safe("4"), safe("keep"), Options::dense()] {
+            let out = convert(&source.open(), &options);
+            let kept = tensors(out.path());
+            for name in [first, second].map(|name| format!("l.0.mlp.experts.{name}.weight")) {
+                assert_eq!(kept.get(&name), tensors(source.folder.path()).get(&name), "{name}");
+            }
+        }
+        let plan = Plan::new(&source.open(), &safe("4")).unwrap();
+        assert!(plan.tensors().any(|t| t.fallback.as_deref().unwrap_or("").contains("twice there")));
+    }
+}
+
+#[test]
+fn every_tensor_is_told_of() {
+    let source = Source::new()
+        .random("w.weight", &[32, 64])
+        .with("empty.weight", &[0, 64], &[])
+        .with("scalar", &[], &[1.])
+        .finish();
+    let plan = Plan::new(&source.open(), &safe("4")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
+    let finished = std::sync::Mutex::new(Vec::new());
+    let progress = |event: convert::Event| {
+        if let convert::Event::Finished { tensor } = event {
+            finished.lock().unwrap().push(tensor.to_owned());
+        }
+    };
+    convert::run(&plan, folder.path().join("out"), &RunOptions::default(), &progress).unwrap();
+    let mut finished = finished.into_inner().unwrap();
+    finished.sort();
+    assert_eq!(finished, ["empty.weight", "scalar", "w.weight"]);
+}

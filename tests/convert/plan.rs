@@ -235,3 +235,55 @@ fn two_tensors_of_one_name_are_refused() {
         "{error}"
     );
 }
+
+#[test]
+fn layers_count_upwards() {
+    let text = "format = \"4\"\n[[rule]]\nlayers = \"8-3\"\nformat = \"8\"";
+    let error = Recipe::from_toml("mine.toml", text).unwrap_err().to_string();
+    assert!(
+        error.contains("rule 1: layers: expected numbers and ranges") && error.contains("`8-3`"),
+        "{error}"
+    );
+}
+
+/// Nobody notices a misspelt rule in a plan of a thousand tensors.
+#[test]
+fn rules_that_no_tensor_matches_are_told_of() {
+    let text = "format = \"4\"\n[[rule]]\ntensors = \"*.down_porj\"\nformat = \"8\"\n[[rule]]\nrole = \"v\"\nformat = \"8\"";
+    let recipe = Recipe::from_toml("mine.toml", text).unwrap();
+    let plan = Plan::new(&zoo().open(), &Options::mlx(recipe)).unwrap();
+    let notes: Vec<_> = plan.notes().iter().filter(|note| note.contains("rule")).collect();
+    assert_eq!(notes, ["rule 1 of mine.toml decides about no tensor"]);
+}
+
+#[test]
+fn packed_weights_that_stay_are_told_of() {
+    let plan = Plan::new(&bundled("tiny"), &Options::mlx(Recipe::safe(spec("8")))).unwrap();
+    let note = plan.notes().iter().find(|note| note.contains("--requantize")).unwrap();
+    assert_eq!(note, "22 packed weights stay as they are; --requantize packs them anew");
+    // That is what was asked for.
+    let plan = Plan::new(&bundled("tiny"), &Options::mlx(Recipe::safe(Spec::Keep))).unwrap();
+    assert!(!plan.notes().iter().any(|note| note.contains("--requantize")));
+}
+
+#[test]
+fn a_source_without_a_tokenizer_is_told_of() {
+    let noted = |source: &Source| {
+        let plan = Plan::new(&source.open(), &Options::mlx(Recipe::safe(spec("4")))).unwrap();
+        plan.notes().iter().any(|note| note == "no tokenizer is written: there is none beside the weights")
+    };
+    let source = Source::new().random("a.weight", &[32, 64]).finish();
+    assert!(noted(&source));
+    fs::write(source.folder.path().join("vocab.json"), "{}").unwrap();
+    assert!(!noted(&source));
+}
+
+/// Per-module entries stand beside these keys in the config.
+#[test]
+fn modules_have_no_names_of_config_keys() {
+    let source = Source::new().random("bits.weight", &[32, 64]).random("a.weight", &[32, 64]).finish();
+    let recipe =
+        Recipe::from_toml("x", "format = \"4\"\n[[rule]]\ntensors = \"bits\"\nformat = \"8\"").unwrap();
+    let error = Plan::new(&source.open(), &Options::mlx(recipe)).unwrap_err().to_string();
+    assert!(error.contains("`bits`") && error.contains("a key of the config"), "{error}");
+}

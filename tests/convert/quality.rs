@@ -156,3 +156,14 @@ fn too_much_loss_makes_no_output() {
     run(&source, uniform("4"), &out, &options).unwrap();
     assert!(out.exists());
 }
+
+#[test]
+fn wide_numbers_that_are_not_finite_are_counted_too() {
+    let numbers: Vec<u8> =
+        [1., f64::NAN, f64::INFINITY, f64::MIN].iter().flat_map(|n: &f64| n.to_le_bytes()).collect();
+    let source = Source::new().with_bytes("a", "F64", &[4], &numbers).finish();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let error = run(&source.open(), uniform("4"), &out, &RunOptions::default()).unwrap_err().to_string();
+    assert!(error.contains("`a`") && error.contains("1 NaN, 1 infinite of 4 numbers"), "{error}");
+}

@@ -105,7 +105,6 @@ fn gpt_oss_as_published_becomes_what_mlx_lm_makes_of_it() {
 fn formats_that_mlx_has_not_are_a_choice() {
     for (name, format) in [
         ("uqff/q4k", "ggml Q6K"),
-        ("hf/awq-g64", "affine 4-bit g64"),
         ("hf/ct-nvfp4", "nvfp4"),
         ("uqff/fp8", "mxfp8"),
         ("hf/ct-int4-g128-f32", "affine 4-bit g128"),

@@ -1,6 +1,7 @@
 //! Interrupted conversions.
 
-use super::common::{bundled, bundled_path, files, json_file};
+use super::common::{bundled, bundled_path, files, json_file, Source};
+use candle_core::DType;
 use candle_quant::convert::{self, Event, Options, Plan, Recipe, Report, RunOptions};
 use candle_quant::{Checkpoint, Result};
 use std::fs;
@@ -158,4 +159,46 @@ fn two_conversions_to_one_output_exclude_each_other() {
     };
     convert::run(&plan, &out, &RunOptions::default(), &progress).unwrap();
     assert!(refused.into_inner() > 0);
+}
+
+/// MXFP4's scales are bytes: the header of the file is the same whatever the numbers were rounded to.
+#[test]
+fn another_dtype_is_another_plan() {
+    let source = Source::new().random("w.up_proj.weight", &[64, 64]).finish();
+    let plan = |dtype| {
+        let mut options = Options::mlx(Recipe::safe("mxfp4".parse().unwrap()));
+        options.dtype = dtype;
+        Plan::new(&source.open(), &options).unwrap()
+    };
+    let (_folder, out) = interrupted(&plan(None), 1);
+    let error = run(&plan(Some(DType::BF16)), &out, true).unwrap_err().to_string();
+    assert!(error.contains("begun with other options"), "{error}");
+}
+
+/// What an interrupted run copied may have gone from the source since.
+#[test]
+fn only_finished_files_are_kept() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let (_folder, out) = interrupted(&plan, 20);
+    let model = out.with_file_name("out.partial").join("model");
+    fs::write(model.join("chat_template.jinja"), "stale").unwrap();
+    run(&plan, &out, true).unwrap();
+    assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&plan).0);
+}
+
+#[cfg(target_os = "linux")]
+#[test]
+fn paths_need_not_be_unicode() {
+    use std::ffi::OsStr;
+    use std::os::unix::ffi::OsStrExt;
+    let folder = tempfile::tempdir().unwrap();
+    let source = folder.path().join(OsStr::from_bytes(b"source\xFF"));
+    fs::create_dir(&source).unwrap();
+    for (name, bytes) in files(bundled_path("tiny-bf16")) {
+        fs::write(source.join(name), bytes).unwrap();
+    }
+    let plan = plan_of(&Checkpoint::open(&source).unwrap(), "4");
+    let out = folder.path().join(OsStr::from_bytes(b"out\xFE"));
+    run(&plan, &out, false).unwrap();
+    assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&plan).0);
 }

@@ -80,7 +80,8 @@ pub struct Options {
     dry_run: bool,
     /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
     #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
-        "out", "format", "bits", "recipe", "dequantize", "dry_run", "resume", "allow_nonfinite", "max_rrmse", "report"
+        "out", "format", "bits", "recipe", "dequantize", "dry_run", "resume", "overwrite", "allow_nonfinite", "max_rrmse",
+        "report"
     ])]
     compare: Vec<Spec>,
     /// Print JSON: the plan, the report, or the comparison.
@@ -89,6 +90,9 @@ pub struct Options {
     /// Take up a conversion that was interrupted.
     #[arg(long)]
     resume: bool,
+    /// Replace OUT if it is the output of an earlier conversion; it stays until the new one is complete.
+    #[arg(long, conflicts_with = "dry_run")]
+    overwrite: bool,
     /// Accept NaN and infinities in SRC; in packed tensors they become zero.
     #[arg(long)]
     allow_nonfinite: bool,
@@ -161,7 +165,7 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     }
     let conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
-        convert::check_output(out, options.resume).map_err(|error| usage(error.into()))?;
+        convert::check_output(out, &run_options(options)).map_err(|error| usage(error.into()))?;
     }
     let plan = Checkpoint::open(&options.source).and_then(|source| Plan::new(&source, &conversion));
     let plan = plan.map_err(|error| (error.into(), BAD_INPUT))?;
@@ -241,14 +245,21 @@ fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
     Ok(recipe.with_rules_first(tensors.chain(roles).collect::<candle_quant::Result<Vec<_>>>()?))
 }
 
-fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
-    let run_options = RunOptions {
+fn run_options(options: &Options) -> RunOptions {
+    RunOptions {
         resume: options.resume,
+        overwrite: options.overwrite,
         allow_nonfinite: options.allow_nonfinite,
         max_relative_rms: options.max_rrmse,
-    };
+    }
+}
+
+fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
+    if let Some(path) = &options.report {
+        check_report(path).map_err(|error| (error, IO))?;
+    }
     let progress = Progress::new(plan, options.quiet, options.json_progress);
-    let result = convert::run(plan, out, &run_options, &|event| progress.tell(&event));
+    let result = convert::run(plan, out, &run_options(options), &|event| progress.tell(&event));
     progress.finish();
     let report = result.map_err(|error| {
         let code = match &error {
@@ -260,9 +271,8 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
     })?;
     let io = |error: io::Error| (error.into(), IO);
     if let Some(path) = &options.report {
-        fs::write(path, format!("{:#}\n", json!(report)))
-            .with_context(|| format!("{}: the report can't be written", path.display()))
-            .map_err(|error| (error, IO))?;
+        let written = fs::write(path, format!("{:#}\n", json!(report)));
+        written.with_context(|| cannot_report(path)).map_err(|error| (error, IO))?;
     }
     let mut stdout = io::stdout().lock();
     match (options.json, options.quiet) {
@@ -273,11 +283,27 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
     stdout.flush().map_err(io)
 }
 
+/// Before the work: that a report can't be written is not to be learnt after it. Nothing changes by that.
+fn check_report(path: &Path) -> Result<()> {
+    let is_new = fs::symlink_metadata(path).is_err();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    let checked = match is_new {
+        true => opened.and_then(|_| fs::remove_file(path)),
+        false => opened.map(drop),
+    };
+    checked.with_context(|| cannot_report(path))
+}
+
+fn cannot_report(path: &Path) -> String {
+    format!("{}: the report can't be written", path.display())
+}
+
 fn print_plan(options: &Options, plan: &Plan) -> io::Result<()> {
+    let available = options.out.as_deref().and_then(convert::available_space);
     let mut stdout = io::stdout().lock();
     match options.json {
-        true => writeln!(stdout, "{:#}", print::plan_json(plan))?,
-        false => print::plan(&mut stdout, plan)?,
+        true => writeln!(stdout, "{:#}", print::plan_json(plan, available))?,
+        false => print::plan(&mut stdout, plan, available)?,
     }
     stdout.flush()
 }

@@ -7,7 +7,7 @@
 
 use super::config::AwqConfig;
 use super::module::Module;
-use crate::checkpoint::layout::{Cut, Excerpt, Layout};
+use crate::checkpoint::layout::{exact_biases, Cut, Excerpt, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::{PackedWeight, Weight};
 use crate::{QuantFormat, QuantTensor, Result};
@@ -74,6 +74,14 @@ struct AwqGemm {
 }
 
 impl Layout for AwqGemm {
+    /// Biases have the dtype of the scales, as mlx-lm's have.
+    fn affine_scales(&self) -> Option<Dtype> {
+        match self.qzeros {
+            Some(_) => Some(self.scales.dtype()),
+            None => exact_biases(self.scales.dtype()),
+        }
+    }
+
     fn size_in_bytes(&self) -> usize {
         let zeros = self.qzeros.as_ref().map_or(0, StoredTensor::size_in_bytes);
         self.qweight.size_in_bytes() + zeros + self.scales.size_in_bytes()

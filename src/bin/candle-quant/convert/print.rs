@@ -2,6 +2,7 @@
 
 use candle_quant::convert::{Plan, Report, Spec};
 use serde_json::{json, Value};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -9,16 +10,26 @@ use std::path::Path;
 /// Tensors that are shown of a report.
 const WORST: usize = 10;
 
-pub fn plan(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+pub fn plan(out: &mut impl Write, plan: &Plan, available: Option<u64>) -> io::Result<()> {
     for tensor in plan.tensors() {
         let note = tensor.fallback.as_ref().map_or_else(String::new, |reason| format!("  [{reason}]"));
         writeln!(
             out,
             "{}  {:?}  {}  {} -> {}  {} bytes  ({}){note}",
-            tensor.name, tensor.shape, tensor.role, tensor.from, tensor.to, tensor.bytes, tensor.rule
+            shown(&tensor.name),
+            tensor.shape,
+            tensor.role,
+            tensor.from,
+            tensor.to,
+            tensor.bytes,
+            tensor.rule
         )?;
     }
     summary(out, plan)?;
+    if let Some(available) = available {
+        let verdict = if available < plan.disk_bytes() { ", which is too little" } else { "" };
+        writeln!(out, "available there: {}{verdict}", megabytes(available))?;
+    }
     writeln!(out, "peak memory: about {}", megabytes(plan.peak_memory()))?;
     for note in plan.notes() {
         writeln!(out, "note: {note}")?;
@@ -55,7 +66,7 @@ fn fallbacks(plan: &Plan) -> BTreeMap<String, usize> {
     counts
 }
 
-pub fn plan_json(plan: &Plan) -> Value {
+pub fn plan_json(plan: &Plan, available: Option<u64>) -> Value {
     let files = plan.files().map(|(file, bytes)| json!({"file": file, "bytes": bytes}));
     json!({
         "tensors": plan.tensors().collect::<Vec<_>>(),
@@ -63,6 +74,7 @@ pub fn plan_json(plan: &Plan) -> Value {
         "source_bytes": plan.source_bytes(),
         "bytes": plan.bytes(),
         "disk_bytes": plan.disk_bytes(),
+        "available_bytes": available,
         "bits_per_weight": plan.bits_per_weight(),
         "peak_memory": plan.peak_memory(),
         "fallbacks": plan.fallbacks(),
@@ -90,7 +102,7 @@ pub fn report(out: &mut impl Write, plan: &Plan, report: &Report, path: &Path) -
             tensor.max_abs,
             tensor.cosine.map_or("-".to_owned(), |cosine| format!("{:.2e}", 1. - cosine)),
             tensor.saturated,
-            tensor.name,
+            shown(&tensor.name),
             tensor.to
         )?;
         if tensor.nan + tensor.infinite + tensor.overflowing > 0 {
@@ -120,7 +132,7 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Resul
             report.bits_per_weight,
             error(report.tensors.len() / 2),
             error(0),
-            report.tensors.first().map_or("-", |tensor| &tensor.name)
+            report.tensors.first().map_or("-".into(), |tensor| shown(&tensor.name))
         )?;
     }
     Ok(())
@@ -128,6 +140,14 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Resul
 
 pub fn comparison_json(reports: &[(Spec, Report)]) -> Value {
     reports.iter().map(|(format, report)| json!({"format": format.to_string(), "report": report})).collect()
+}
+
+/// A name without characters that would steer a terminal.
+fn shown(name: &str) -> Cow<'_, str> {
+    match name.chars().any(char::is_control) {
+        true => name.escape_debug().to_string().into(),
+        false => name.into(),
+    }
 }
 
 fn megabytes(bytes: u64) -> String {
