@@ -4,7 +4,7 @@ mod common;
 #[path = "common/packed.rs"]
 mod packed;
 
-use candle_core::{DType, Device, Tensor, D};
+use candle_core::{DType, Device, Tensor, Var, D};
 use candle_quant::checkpoint::Weight;
 use candle_quant::models::{Config, Model, RopeScaling};
 use candle_quant::nn::{experts, Activation, ExpertStack, Experts, ExpertsConfig, Gating};
@@ -146,6 +146,34 @@ fn a_decode_step_does_not_depend_on_the_batch() {
             let alone = experts.forward(&one(&x), &one(&ids), &one(&shares)).unwrap();
             assert_eq!(bits(&alone), bits(&one(&all)), "{row}");
         }
+    }
+}
+
+/// The gradient of x, against differences; on the way there the sums are those of x without one.
+#[test]
+fn gradients_reach_x() {
+    let experts = Dense::new().packed(FORMAT, Gating::Plain(Activation::Silu), true);
+    for tokens in [1, 9] {
+        let (x, direction) = (tensor(&[1, tokens, HIDDEN], 50), tensor(&[1, tokens, HIDDEN], 51));
+        let (ids, shares) = routes(tokens);
+        let variable = Var::from_tensor(&x).unwrap();
+        let y = experts.forward(&variable, &ids, &shares).unwrap();
+        let plain: Vec<f64> =
+            flat(&experts.forward(&x, &ids, &shares).unwrap()).into_iter().map(f64::from).collect();
+        assert!(packed::relative_error(&flat(&y), &plain) < 1e-6);
+
+        let gradients = y.sum_all().unwrap().backward().unwrap();
+        let gradient = flat(gradients.get(&variable).expect("a gradient of x"));
+        let along: f64 =
+            gradient.iter().zip(flat(&direction)).map(|(g, d)| f64::from(*g) * f64::from(d)).sum();
+        const STEP: f64 = 1e-2;
+        let sum_at = |step: f64| -> f64 {
+            let moved = (&x + (&direction * step).unwrap()).unwrap();
+            flat(&experts.forward(&moved, &ids, &shares).unwrap()).into_iter().map(f64::from).sum()
+        };
+        let difference = (sum_at(STEP) - sum_at(-STEP)) / (2. * STEP);
+        let bound = 1e-2 * along.abs().max(1.);
+        assert!((along - difference).abs() < bound, "{tokens}: {along}, {difference}");
     }
 }
 

@@ -1,8 +1,11 @@
-//! Experts that tokens chose, computed together on a CUDA device, where the choice stays.
+//! Experts that tokens chose: computed together on a CUDA device, where the choice stays; the sums of their outputs.
 
 use super::fused::is_plain;
-use super::{cuda, Factor};
-use candle_core::{DType, Device, Result, Tensor};
+use super::{contiguous, cuda, unsupported_dtype, Factor};
+use crate::format::element::Real;
+use candle_core::{bail, DType, Device, Result, Storage, Tensor, WithDType};
+use half::{bf16, f16};
+use rayon::prelude::*;
 
 /// What joins the outputs of an expert's gate and up projections.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -65,4 +68,54 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
         true => cuda::experts(chosen, x),
         false => Ok(None),
     }
+}
+
+/// For each token the sum of its experts' outputs, each times its share: in f32, in the order of `shares`, rounded once.
+///
+/// `outputs` `[rows, N]`, one below the other, have a row for each of the `shares` `[tokens, top_k]` (F32): row `order[i]`
+/// is that of share `i`.
+pub(crate) fn weighted_sum(outputs: &[Tensor], order: &[u32], shares: &Tensor) -> Result<Tensor> {
+    let Some(first) = outputs.first() else { bail!("there are no outputs to add") };
+    let is_plain = |tensor: &Tensor| matches!(tensor.device(), Device::Cpu) && !tensor.track_op();
+    if outputs.iter().chain([shares]).all(is_plain) {
+        return match first.dtype() {
+            DType::F32 => sum_rows::<f32>(outputs, order, shares),
+            DType::F16 => sum_rows::<f16>(outputs, order, shares),
+            DType::BF16 => sum_rows::<bf16>(outputs, order, shares),
+            other => Err(unsupported_dtype("experts", other)),
+        };
+    }
+    let in_order = Tensor::cat(outputs, 0)?.index_select(&Tensor::new(order, first.device())?, 0)?;
+    let (tokens, top_k) = shares.dims2()?;
+    let in_f32 = in_order.to_dtype(DType::F32)?.reshape((tokens, top_k, ()))?;
+    in_f32.broadcast_mul(&shares.unsqueeze(2)?)?.sum(1)?.to_dtype(first.dtype())
+}
+
+fn sum_rows<T: Real + WithDType>(outputs: &[Tensor], order: &[u32], shares: &Tensor) -> Result<Tensor> {
+    let (tokens, top_k) = shares.dims2()?;
+    let shares = shares.flatten_all()?.to_vec1::<f32>()?;
+    let n = outputs.first().map_or(Ok(0), |output| output.dim(1))?.max(1);
+    let locked: Vec<_> = outputs.iter().map(Tensor::storage_and_layout).collect();
+    let mut rows: Vec<&[T]> = Vec::with_capacity(order.len());
+    for (storage, layout) in &locked {
+        let Storage::Cpu(storage) = &**storage else { bail!("outputs of experts are on one device") };
+        rows.extend(contiguous(storage.as_slice::<T>()?, layout)?.chunks(n));
+    }
+    let mut sums = vec![T::from_f32(0.); tokens * n];
+    let of_tokens = order.par_chunks(top_k.max(1)).zip(shares.par_chunks(top_k.max(1)));
+    sums.par_chunks_mut(n).zip(of_tokens).try_for_each(|(to, (order, shares))| {
+        let mut sum = vec![0f32; n];
+        for (place, share) in order.iter().zip(shares) {
+            let Some(row) = rows.get(*place as usize) else { bail!("no row {place} of {}", rows.len()) };
+            for (sum, output) in sum.iter_mut().zip(*row) {
+                *sum += share * output.to_f32();
+            }
+        }
+        for (to, sum) in to.iter_mut().zip(sum) {
+            *to = T::from_f32(sum);
+        }
+        Ok(())
+    })?;
+    drop(rows);
+    Tensor::from_vec(sums, (tokens, n), &Device::Cpu)
 }

@@ -13,7 +13,7 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix};
-pub(crate) use experts::{experts, ChosenExperts, Join};
+pub(crate) use experts::{experts, weighted_sum, ChosenExperts, Join};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};
 pub(crate) use quantize::Parts;

@@ -242,17 +242,17 @@ impl Experts {
         if chosen.is_empty() {
             return x.zeros_like();
         }
-        let shares = shares.reshape((tokens * top_k, 1))?.to_dtype(DType::F32)?;
-        let outputs = if one_by_one {
-            let of_pair =
-                |(pair, id): (usize, &u32)| self.expert(*id as usize, &flat.narrow(0, pair / top_k, 1)?);
-            let outputs = chosen.iter().enumerate().map(of_pair).collect::<candle_core::Result<Vec<_>>>()?;
-            Tensor::cat(&outputs, 0)?
-        } else {
-            self.by_expert(&flat, &chosen, *top_k)?
+        let (outputs, order) = match one_by_one {
+            true => {
+                let of_pair =
+                    |(pair, id): (usize, &u32)| self.expert(*id as usize, &flat.narrow(0, pair / top_k, 1)?);
+                let outputs = chosen.iter().enumerate().map(of_pair).collect::<candle_core::Result<_>>()?;
+                (outputs, (0..chosen.len() as u32).collect())
+            }
+            false => self.by_expert(&flat, &chosen, *top_k)?,
         };
-        let weighted = outputs.to_dtype(DType::F32)?.broadcast_mul(&shares)?;
-        weighted.reshape((tokens, *top_k, *hidden))?.sum(1)?.to_dtype(x.dtype())?.reshape(x.shape())
+        let shares = shares.reshape((tokens, *top_k))?.to_dtype(DType::F32)?;
+        backend::weighted_sum(&outputs, &order, &shares)?.reshape(x.shape())
     }
 
     /// All of it in kernels that read the ids themselves; none where there are none for it.
@@ -273,8 +273,13 @@ impl Experts {
         backend::experts(&ChosenExperts { gate, up, down, join, ids: &ids, shares: &shares, alone }, x)
     }
 
-    /// The outputs `[T * top_k, hidden]` of the `chosen` experts, each expert applied once.
-    fn by_expert(&self, x: &Tensor, chosen: &[u32], top_k: usize) -> candle_core::Result<Tensor> {
+    /// The outputs of the `chosen` experts, each applied once, and for each of `chosen` its row in them.
+    fn by_expert(
+        &self,
+        x: &Tensor,
+        chosen: &[u32],
+        top_k: usize,
+    ) -> candle_core::Result<(Vec<Tensor>, Vec<u32>)> {
         let mut pairs: Vec<u32> = (0..chosen.len() as u32).collect();
         pairs.sort_by_key(|pair| chosen.get(*pair as usize));
         let device = x.device();
@@ -285,14 +290,13 @@ impl Experts {
             let x = x.index_select(&Tensor::new(tokens, device)?, 0)?;
             outputs.push(self.expert(expert as usize, &x)?);
         }
-        // Back to the order of `chosen`.
-        let mut places = vec![0u32; pairs.len()];
-        for (place, pair) in (0..).zip(&pairs) {
-            if let Some(slot) = places.get_mut(*pair as usize) {
-                *slot = place;
+        let mut order = vec![0u32; pairs.len()];
+        for (row, pair) in (0..).zip(&pairs) {
+            if let Some(slot) = order.get_mut(*pair as usize) {
+                *slot = row;
             }
         }
-        Tensor::cat(&outputs, 0)?.index_select(&Tensor::new(places, device)?, 0)
+        Ok((outputs, order))
     }
 
     fn expert(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
