@@ -9,7 +9,7 @@ use serde_json::Value;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output, Stdio};
-use std::time::Duration;
+use std::time::Instant;
 use tempfile::TempDir;
 
 fn command(source: &Path, args: &[&str]) -> Command {
@@ -327,14 +327,16 @@ fn a_conversion_that_is_killed_is_resumed() {
     let source = source.finish();
     let (whole, target) = (Target::new(), Target::new());
     let options = ["--bits", "4", "--max-shard-size", "300KB", "-q"];
+    let start = Instant::now();
     let (code, _, stderr) = run(source.folder.path(), &[&options[..], &["-o", &whole.arg()]].concat());
+    let one_run = start.elapsed();
     assert_eq!(code, 0, "{stderr}");
     let (out, mut kills) = (target.arg(), 0);
     let args = [&options[..], &["-o", &out, "--resume"]].concat();
-    for attempt in 0..200 {
+    // All parts of a run, in no order.
+    for part in (0..40).map(|attempt| attempt * 17 % 40) {
         let mut child = command(source.folder.path(), &args).stderr(Stdio::null()).spawn().unwrap();
-        // 0 to 88 ms, in no order.
-        std::thread::sleep(Duration::from_millis(attempt * 37 % 89));
+        std::thread::sleep(one_run * part / 40);
         // It may have ended, before or meanwhile.
         child.kill().unwrap();
         if child.wait().unwrap().success() {
@@ -343,7 +345,11 @@ fn a_conversion_that_is_killed_is_resumed() {
         kills += 1;
         assert!(!target.out().exists() || files(target.out()) == files(whole.out()), "half an output");
     }
-    assert!(kills > 1, "it was never killed");
+    assert!(kills > 0, "it was never killed");
+    if !target.out().exists() {
+        let (code, _, stderr) = run(source.folder.path(), &args);
+        assert_eq!(code, 0, "{stderr}");
+    }
     assert!(files(target.out()) == files(whole.out()));
     assert_eq!(fs::read_dir(target.0.path()).unwrap().count(), 1);
 }

@@ -105,10 +105,13 @@ fn nobody_passes_a_barrier_before_all_are_there() {
     assert!(seen.concat().into_iter().all(|all| all));
 }
 
-/// Runs a group whose ranks go on summing until something fails, in less than `limit`.
-fn failing(count: usize, timeout: u64, body: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static) -> Error {
+/// Runs a group whose ranks go on summing until something fails, long before the usual timeout.
+fn failing(
+    count: usize,
+    launch: Launch,
+    body: impl Fn(&Rank) -> Result<()> + Send + Sync + 'static,
+) -> Error {
     let start = Instant::now();
-    let launch = Launch::default().timeout(Duration::from_millis(timeout));
     let result = launch.run(&devices(count), move |rank| {
         body(&rank)?;
         loop {
@@ -117,14 +120,14 @@ fn failing(count: usize, timeout: u64, body: impl Fn(&Rank) -> Result<()> + Send
         #[expect(unreachable_code)]
         Ok(())
     });
-    assert!(start.elapsed() < Duration::from_secs(20), "{:?}", start.elapsed());
+    assert!(start.elapsed() < Duration::from_secs(200), "waited for the timeout: {:?}", start.elapsed());
     result.unwrap_err()
 }
 
 #[test]
 fn an_error_of_one_rank_ends_all_with_its_message() {
     for failed in 0..4 {
-        let error = failing(4, 60_000, move |rank| match rank.index() {
+        let error = failing(4, Launch::default(), move |rank| match rank.index() {
             index if index == failed => Err(Error::File {
                 path: "model.safetensors".into(),
                 problem: "is damaged".into(),
@@ -140,7 +143,7 @@ fn an_error_of_one_rank_ends_all_with_its_message() {
 
 #[test]
 fn a_panic_of_one_rank_ends_all_with_its_message() {
-    let error = failing(3, 60_000, |rank| {
+    let error = failing(3, Launch::default(), |rank| {
         assert_ne!(rank.index(), 1, "the fan has stopped");
         Ok(())
     });
@@ -150,14 +153,15 @@ fn a_panic_of_one_rank_ends_all_with_its_message() {
 
 #[test]
 fn a_rank_that_never_comes_is_named_after_the_timeout() {
-    let error = failing(3, 200, |rank| {
+    let error = failing(3, Launch::default().timeout(Duration::from_secs(10)), |rank| {
+        rank.barrier()?;
         if rank.index() == 2 {
-            thread::sleep(Duration::from_secs(60));
+            thread::sleep(Duration::from_secs(600));
         }
         Ok(())
     });
     let text = error.to_string();
-    assert!(text.starts_with("rank 2: has not come to all_reduce_sum of F32 [3] within 0.2 s"), "{text}");
+    assert!(text.starts_with("rank 2: has not come to all_reduce_sum of F32 [3] within 10 s"), "{text}");
 }
 
 #[test]
@@ -167,7 +171,7 @@ fn a_rank_that_has_ended_is_not_waited_for() {
         1 => Ok(()),
         _ => rank.barrier(),
     });
-    assert!(start.elapsed() < Duration::from_secs(20));
+    assert!(start.elapsed() < Duration::from_secs(200), "waited for the timeout: {:?}", start.elapsed());
     let text = error.unwrap_err().to_string();
     assert!(text.starts_with("rank 1: has ended, while rank "), "{text}");
     assert!(text.ends_with(" waits for it at barrier"), "{text}");

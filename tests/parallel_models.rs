@@ -242,43 +242,46 @@ fn a_layer_sums_once_after_attention_and_once_after_the_mlp() {
 }
 
 /// Runs 3 ranks that generate without end, until something fails.
-fn failing(body: impl Fn(&Rank, &mut Model, usize) -> Result<()> + Send + Sync + 'static) -> String {
+fn failing(
+    launch: Launch,
+    body: impl Fn(&Rank, &mut Model, usize) -> Result<()> + Send + Sync + 'static,
+) -> String {
     let checkpoint = open("qwen3-affine-b4-g64");
     let start = Instant::now();
-    let error =
-        Launch::default().timeout(Duration::from_millis(1500)).run(&devices(3), move |rank| -> Result<()> {
-            let mut model = load(&checkpoint, &rank, DType::F32)?;
-            for offset in 0.. {
-                body(&rank, &mut model, offset)?;
-                model.forward(&Tensor::new(&[[offset as u32 % 256]], rank.device())?, offset)?;
-            }
-            Ok(())
-        });
-    assert!(start.elapsed() < Duration::from_secs(30), "{:?}", start.elapsed());
+    let error = launch.run(&devices(3), move |rank| -> Result<()> {
+        let mut model = load(&checkpoint, &rank, DType::F32)?;
+        for offset in 0.. {
+            body(&rank, &mut model, offset)?;
+            model.forward(&Tensor::new(&[[offset as u32 % 256]], rank.device())?, offset)?;
+        }
+        Ok(())
+    });
+    assert!(start.elapsed() < Duration::from_secs(200), "waited for the timeout: {:?}", start.elapsed());
     error.unwrap_err().to_string()
 }
 
 #[test]
 fn a_failing_rank_ends_a_decode() {
-    let error = failing(|rank, _, offset| match (rank.index(), offset) {
+    let launch = Launch::default;
+    let error = failing(launch(), |rank, _, offset| match (rank.index(), offset) {
         (1, 5) => Err(candle_quant::Error::Unsupported { what: "step 5".into(), remedy: "stop".into() }),
         _ => Ok(()),
     });
     assert_eq!(error, "rank 1: step 5 is not supported; stop");
-    let error = failing(|rank, _, offset| {
+    let error = failing(launch(), |rank, _, offset| {
         assert!((rank.index(), offset) != (2, 3), "a wire broke");
         Ok(())
     });
     assert!(error.starts_with("rank 2: panicked: ") && error.contains("a wire broke"), "{error}");
-    let error = failing(|rank, _, offset| {
+    let error = failing(launch().timeout(Duration::from_secs(10)), |rank, _, offset| {
         if (rank.index(), offset) == (0, 4) {
-            std::thread::sleep(Duration::from_secs(8));
+            std::thread::sleep(Duration::from_secs(600));
         }
         Ok(())
     });
     assert!(error.starts_with("rank 0: has not come to all_reduce_sum of F32 [1, 1, 128]"), "{error}");
     // Another length on one rank.
-    let error = failing(|rank, model, offset| match (rank.index(), offset) {
+    let error = failing(launch(), |rank, model, offset| match (rank.index(), offset) {
         (1, 2) => Ok(model.forward(&Tensor::zeros((1, 2), DType::U32, rank.device())?, 2).map(drop)?),
         _ => Ok(()),
     });
