@@ -6,8 +6,8 @@
     CQ_KERNEL(name, CqGemv, 256, 2) { cq::gemv<cq::Format, cq::GemvShape<cq::Format, group, rows>>(p); }
 #define CQ_GEMV_EXPERTS(name, Format, group) \
     CQ_KERNEL(name, CqExperts, 256, 2) { cq::gemv_of_experts<cq::Format, cq::GemvShape<cq::Format, group, 1>>(p); }
-// For every number of rows of x, and for the experts of one. Groups of less than 64 weights take 16 rows as twice 8: the columns
-// could not keep their sums apart in the registers there are.
+// For every number of rows of x, and for the experts of one. Groups of less than 64 weights take 16 rows as twice 8:
+// the columns could not keep their sums apart in the registers there are.
 #define CQ_GEMV_TO_8(prefix, Format, group) \
     CQ_GEMV(prefix##_m1, Format, group, 1)  \
     CQ_GEMV(prefix##_m2, Format, group, 2)  \

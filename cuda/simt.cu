@@ -9,7 +9,8 @@
 //
 // Grid (ceil(rows / 16), ceil(m / 8)), or, of experts, (ceil(rows / 16), tiles), for gate and up twice as many
 // blocks; 256 threads, no dynamic shared memory. A block multiplies 16 rows of the weight (more, if there are
-// fewer blocks), two in each warp, by eight rows of x (all of a tile), which its warps share. Lanes divide k, 32 consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
+// fewer blocks), two in each warp, by eight rows of x (all of a tile), which its warps share. Lanes divide k, 32
+// consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
 #include "experts.cuh"
 #include "formats/scalar.cuh"

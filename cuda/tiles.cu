@@ -98,8 +98,8 @@ template <class F> struct StagedX {
     static constexpr int NEIGHBOURS = THREADS / EIGHTS;       // rows that are copied at a time
     static constexpr int COPIES = COLUMNS / NEIGHBOURS;       // of a thread
     uint4 *memory;
-    const uint16_t *from;       // the thread's share of the next step
-    uint32_t offset[COPIES];    // of its rows
+    const uint16_t *from;       // all of x
+    uint32_t row[COPIES];       // the thread's, in it
     uint32_t there = 0;         // a bit for each row that there is
     uint32_t k;                 // where its share begins
 
@@ -110,7 +110,7 @@ template <class F> struct StagedX {
         for (int i = 0; i < COPIES; ++i) {
             const uint32_t column = threadIdx.x / EIGHTS + i * NEIGHBOURS;
             there |= uint32_t(column < count) << i;
-            offset[i] = column < count ? rows[column] : 0;
+            row[i] = column < count ? rows[column] : 0;
         }
     }
 
@@ -126,7 +126,7 @@ template <class F> struct StagedX {
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             const bool copied = k < end && (there >> i & 1);
-            copy_sixteen_bytes(to + i * NEIGHBOURS * 4, copied ? from + size_t(offset[i]) * end + k : from, copied);
+            copy_sixteen_bytes(to + i * NEIGHBOURS * 4, copied ? from + size_t(row[i]) * end + k : from, copied);
         }
         commit_copies();
         k += S::K;

@@ -231,8 +231,8 @@ impl Experts {
         }
         let tokens: usize = outer.iter().product();
         let flat = x.reshape((tokens, *hidden))?;
-        let one_by_one = outer.last() == Some(&1);
-        if let Some(sum) = self.in_kernels(&flat, ids, shares, one_by_one)? {
+        let alone = outer.last() == Some(&1);
+        if let Some(sum) = self.in_kernels(&flat, ids, shares, alone)? {
             return sum.reshape(x.shape());
         }
         let chosen = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
@@ -242,7 +242,7 @@ impl Experts {
         if chosen.is_empty() {
             return x.zeros_like();
         }
-        let (outputs, order) = match one_by_one {
+        let (outputs, order) = match alone {
             true => {
                 let of_pair =
                     |(pair, id): (usize, &u32)| self.expert(*id as usize, &flat.narrow(0, pair / top_k, 1)?);

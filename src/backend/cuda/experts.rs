@@ -32,10 +32,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
     if x.elem_count() == 0 || top_k == 0 {
         return x.zeros_like().map(Some);
     }
-    let of_launch = match alone {
-        true => (plan::MOST_PAIRS_ALONE / top_k).max(1),
-        false => tokens,
-    };
+    let of_launch = plan::tokens_of_launch(alone, top_k);
     let Device::Cuda(device) = x.device() else { bail!("experts on a CUDA device are needed here") };
     let (ids, shares) = (chosen.ids.contiguous()?, chosen.shares.contiguous()?);
     let stream = device.cuda_stream();
@@ -202,8 +199,7 @@ impl Call<'_> {
         if !self.alone || !of.half {
             return Ok(false);
         }
-        let addresses = of.factors.iter().map(FactorAddresses::packed);
-        let alignment = 1 << addresses.fold(0, |all, address| all | address).trailing_zeros().min(8);
+        let alignment = plan::common_alignment(of.factors.iter().map(FactorAddresses::packed));
         let outputs = if join.is_some() { Outputs::Gated } else { Outputs::Each };
         let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
             return Ok(false);
@@ -237,8 +233,6 @@ impl Call<'_> {
 
     /// Products of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
     fn products(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<()> {
-        const VIRTUAL_ROWS: usize = 32;
-        const TILE_ROWS: usize = 128;
         let params = self.params(of, pairs, join, y_dtype)?;
         // Gate and up have twice the rows of one.
         let rows = if join.is_some() { 2 * of.rows } else { of.rows };
@@ -253,9 +247,9 @@ impl Call<'_> {
         let (kernel, blocks, shared_bytes) = match on_tensor_cores {
             true => {
                 let kernel = Kernel::Tiles { format: of.format, bf16 };
-                (kernel, rows.div_ceil(TILE_ROWS), plan::tile_shared_bytes(of.format))
+                (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format))
             }
-            false => (Kernel::SimtExperts(of.format), rows.div_ceil(VIRTUAL_ROWS), 0),
+            false => (Kernel::SimtExperts(of.format), rows.div_ceil(plan::PLAIN_ROWS), 0),
         };
         // SAFETY: as above.
         unsafe { launch(self.stream, kernel, Grid { blocks: (blocks, tiles), shared_bytes }, &params) }

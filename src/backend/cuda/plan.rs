@@ -56,6 +56,11 @@ pub(super) fn route(format: QuantFormat, m: usize, k: usize, half: bool) -> Rout
     }
 }
 
+/// The largest power of two, in bytes, that divides all these addresses.
+pub(super) fn common_alignment(addresses: impl IntoIterator<Item = u64>) -> usize {
+    1 << addresses.into_iter().fold(0, |all, address| all | address).trailing_zeros().min(8)
+}
+
 /// Rows of decoded weights that fit the scratch.
 pub(super) fn rows_of_scratch(k: usize, bytes_of_element: usize) -> usize {
     SCRATCH_BYTES / (k * bytes_of_element)
@@ -225,8 +230,8 @@ pub(super) struct ExpertGemv {
 }
 
 impl ExpertGemv {
-    /// The launch for experts of so many rows, or none if k or the alignment of the weights do not fit. It does
-    /// not depend on how many tokens there are, lest the sums of one depend on the others.
+    /// The launch for experts of so many rows, or none if k or the alignment of the weights do not fit, or k
+    /// has too many parts. It does not depend on how many tokens there are, lest the sums of one depend on the others.
     pub(super) fn plan(
         format: QuantFormat,
         rows: usize,
@@ -242,7 +247,8 @@ impl ExpertGemv {
         };
         let (splits, rounds) = shape.split(blocks * top_k, k);
         let k_per_split = rounds * shape.round;
-        Some(Self { blocks, splits, k_per_split, shared_bytes: shape.shared_bytes(rounds) })
+        let fits = splits * tokens_of_launch(true, top_k) * top_k <= MOST_BLOCKS;
+        fits.then(|| Self { blocks, splits, k_per_split, shared_bytes: shape.shared_bytes(rounds) })
     }
 
     /// Numbers of partial sums for so many tokens, if a sum has several parts.
@@ -257,8 +263,23 @@ pub(super) fn pairs_alone(experts: usize) -> usize {
     2 * experts
 }
 
+/// Blocks along y of a grid.
+const MOST_BLOCKS: usize = 65535;
+
+/// Tokens in one launch: the pairs that are computed one by one have room in the workspace, tokens and tiles in a
+/// grid.
+pub(super) fn tokens_of_launch(alone: bool, top_k: usize) -> usize {
+    match alone {
+        true => (MOST_PAIRS_ALONE / top_k).max(1),
+        false => (MOST_SORTED_PAIRS / top_k).clamp(1, MOST_BLOCKS),
+    }
+}
+
 /// Pairs in one launch that computes them one by one.
-pub(super) const MOST_PAIRS_ALONE: usize = 4096;
+const MOST_PAIRS_ALONE: usize = 4096;
+
+/// Pairs in one launch that sorts them.
+const MOST_SORTED_PAIRS: usize = 1 << 20;
 
 /// The most experts that pairs can be sorted by: the counters of a block.
 pub(super) const MOST_SORTED_EXPERTS: usize = 1023;
@@ -268,8 +289,13 @@ pub(super) fn sort_shared_bytes(experts: usize) -> usize {
     THREADS as usize / 32 * (experts + 1) * size_of::<u32>()
 }
 
-/// Rows of x that a block of the tile kernels multiplies.
+/// Rows of a weight and rows of x that a block of the tile kernels multiplies: `ROWS` and `COLUMNS` of
+/// `cuda/tiles.cu`.
+pub(super) const TILE_ROWS: usize = 128;
 pub(super) const TILE_COLUMNS: usize = 64;
+
+/// Rows of a weight, of gate and up those of both, for each block of the plain fp32 kernels.
+pub(super) const PLAIN_ROWS: usize = 32;
 
 /// Tiles that there may be, whatever tokens choose.
 pub(super) fn most_tiles(pairs: usize, experts: usize) -> usize {
@@ -368,6 +394,20 @@ mod tests {
         // Eight rows of x mean 16 weights, 8 bytes, at a time.
         assert_eq!(GemvShape::choose(four_bits, 1, 64, 8).map(|shape| shape.rows), Some(8));
         assert_eq!(GemvShape::choose(four_bits, 1, 64, 4), None);
+    }
+
+    #[test]
+    fn launches_for_experts_fit_a_grid() {
+        for top_k in [1, 2, 3, 8, 100, 5000, 1 << 17] {
+            let (alone, sorted) = (tokens_of_launch(true, top_k), tokens_of_launch(false, top_k));
+            assert!((1..=4096).contains(&alone) && (1..=MOST_BLOCKS).contains(&sorted), "{top_k}");
+            assert!(most_tiles(sorted * top_k, MOST_SORTED_EXPERTS) <= MOST_BLOCKS, "{top_k}");
+        }
+        let format = QuantFormat::Mxfp4;
+        let plan = |k| ExpertGemv::plan(format, 16, Outputs::Each, 8, k, 16);
+        assert!(plan(4096).is_some_and(|plan| plan.splits * MOST_PAIRS_ALONE <= MOST_BLOCKS));
+        // x has to fit shared memory: too many parts of K.
+        assert_eq!(plan(1 << 20), None);
     }
 
     #[test]

@@ -195,8 +195,8 @@ impl Product<'_> {
 
     /// In slabs of up to 16 rows of x. False if no kernel takes these weights.
     fn gemv(&self) -> Result<bool> {
-        let addresses = self.factors.iter().map(|factor| factor.matrix.packed as usize);
-        let alignment = 1 << addresses.fold(0, |all, address| all | address).trailing_zeros().min(8);
+        let packed = self.factors.iter().map(|factor| factor.matrix.packed as u64);
+        let alignment = plan::common_alignment(packed);
         let rows: Vec<usize> = self.factors.iter().map(|factor| factor.matrix.rows as usize).collect();
         let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
         let mut first_row = 0;
@@ -257,7 +257,6 @@ impl Product<'_> {
 
     /// One weight at a time.
     fn simt(&self) -> Result<()> {
-        const ROWS_OF_BLOCK: usize = 32;
         const ROWS_OF_X: usize = 8;
         for (factor, y) in self.factors.iter().zip(self.y) {
             let params = CqSimt {
@@ -270,8 +269,10 @@ impl Product<'_> {
                 x_dtype: float_dtype(self.x_dtype)?,
             };
             let rows = factor.matrix.rows as usize;
-            let grid =
-                Grid { blocks: (rows.div_ceil(ROWS_OF_BLOCK), self.m.div_ceil(ROWS_OF_X)), shared_bytes: 0 };
+            let grid = Grid {
+                blocks: (rows.div_ceil(plan::PLAIN_ROWS), self.m.div_ceil(ROWS_OF_X)),
+                shared_bytes: 0,
+            };
             // SAFETY: as for the tensor-core kernel.
             unsafe { launch(self.stream, Kernel::Simt(self.format), grid, &params)? };
         }
