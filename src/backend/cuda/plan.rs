@@ -57,7 +57,7 @@ pub(super) fn route(format: QuantFormat, m: usize, k: usize, half: bool) -> Rout
 }
 
 /// The largest power of two, in bytes, that divides all these addresses.
-pub(super) fn common_alignment(addresses: impl IntoIterator<Item = u64>) -> usize {
+pub(super) fn common_alignment(addresses: impl IntoIterator<Item = usize>) -> usize {
     1 << addresses.into_iter().fold(0, |all, address| all | address).trailing_zeros().min(8)
 }
 

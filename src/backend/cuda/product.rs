@@ -195,7 +195,7 @@ impl Product<'_> {
 
     /// In slabs of up to 16 rows of x. False if no kernel takes these weights.
     fn gemv(&self) -> Result<bool> {
-        let packed = self.factors.iter().map(|factor| factor.matrix.packed as u64);
+        let packed = self.factors.iter().map(|factor| factor.matrix.packed as usize);
         let alignment = plan::common_alignment(packed);
         let rows: Vec<usize> = self.factors.iter().map(|factor| factor.matrix.rows as usize).collect();
         let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
