@@ -388,17 +388,58 @@ fn activations_of_any_size_survive_fixed_point() {
                 let x: Vec<f32> = (0..1024)
                     .map(|_| rng.random_range(-1.0f32..1.0) * 2f32.powf(rng.random_range(low..high)))
                     .collect();
-                let want = product_in_f64(&decoded, 1024, &x, None);
-                let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
-                let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
-                assert!(error <= 1e-6, "{} {format} 2^{low}: {error:e}", set.name());
+                for m in [1, 3] {
+                    let x = x.repeat(m);
+                    let want = product_in_f64(&decoded, 1024, &x, None);
+                    let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                    let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
+                    assert!(error <= 1e-6, "{} {format} 2^{low} m={m}: {error:e}", set.name());
+                }
             }
-            let zero: Vec<f32> = matmul_with(*set, &weight.view(), &[0f32; 1024], None);
-            assert_eq!(zero, [0.0; 6], "{} {format}", set.name());
-            let mut infinite = [1f32; 1024];
-            infinite[1000] = f32::INFINITY;
-            let got: Vec<f32> = matmul_with(*set, &weight.view(), &infinite, None);
-            assert!(got.iter().all(|y| !y.is_finite()), "{} {format}: {got:?}", set.name());
+            for m in [1, 3] {
+                let zero: Vec<f32> = matmul_with(*set, &weight.view(), &vec![0f32; m * 1024], None);
+                assert_eq!(zero, vec![0.0; m * 6], "{} {format}", set.name());
+                let mut infinite = vec![1f32; m * 1024];
+                infinite[1000] = f32::INFINITY;
+                let got: Vec<f32> = matmul_with(*set, &weight.view(), &infinite, None);
+                let finite = got.iter().map(|y| y.is_finite()).collect::<Vec<_>>();
+                assert_eq!(
+                    finite,
+                    [vec![false; 6], vec![true; (m - 1) * 6]].concat(),
+                    "{} {format}",
+                    set.name()
+                );
+            }
+        }
+    }
+}
+
+/// Powers of two are scales from the smallest to where a product leaves f32.
+#[test]
+fn scales_of_any_size_are_as_good() {
+    let (n, k) = (245, 64);
+    let mut rng = StdRng::seed_from_u64(9);
+    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+        let mut weight = Weight::random(format, n, k, &mut rng);
+        weight.global_scale = 1.;
+        let groups = k / format.group_size();
+        weight.scales = Groups::Byte((0..n as u8).flat_map(|byte| vec![byte; groups]).collect());
+        let decoded = weight.decoded();
+        for (m, size) in [1, 3].into_iter().flat_map(|m| [-8, 0, 60].map(|log| (m, 2f32.powi(log)))) {
+            let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0) * size).collect();
+            let want = product_in_f64(&decoded, k, &x, None);
+            for set in simd::available() {
+                let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
+                    let name = (set.name(), format, m, size, index % n);
+                    if *magnitude < f64::from(f32::MAX) {
+                        // Below 2^-126, f32 has steps of 2^-149.
+                        let bound = 1e-6 * magnitude + 1e-43;
+                        let error = (f64::from(*got) - want).abs();
+                        assert!(error <= bound, "{name:?}: {got:e} {want:e} off by {error:e} > {bound:e}");
+                    }
+                }
+            }
         }
     }
 }

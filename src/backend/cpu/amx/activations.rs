@@ -1,10 +1,8 @@
 //! Groups of activations as sums of three terms that tiles can multiply.
 //!
-//! Beside integer codes, activations are fixed-point numbers of three signed digits of eight bits; beside
-//! bf16 factors, they are three bf16 numbers, each what the ones before it leave over. Either way a group
-//! of weights meets numbers of 23 or 24 bits, scaled by a power of two of their own.
+//! Beside integer codes, activations are fixed-point numbers of three signed digits of eight bits: a group of weights
+//! meets numbers of 23 bits, scaled by a power of two of their own.
 
-use super::codes::Codes;
 use std::arch::x86_64::*;
 
 /// Terms of an activation.
@@ -18,39 +16,27 @@ const LIMIT: f32 = 0x7F_7F7F as f32;
 
 /// The activations that meet a group of weights.
 pub(super) struct Group {
-    /// For each term, highest first: what a lane multiplies, four digits or two bf16 numbers in a word.
+    /// For each term, highest first: what a lane multiplies, four digits in a word.
     pub(super) words: [[u32; MAX_GROUP / 4]; TERMS],
     /// What numbers are multiples of, a power of two.
     pub(super) unit: f32,
-    /// The sum of the activations, beside integer codes.
+    /// The sum of the activations.
     pub(super) sum: f32,
 }
 
 impl Group {
     pub(super) const EMPTY: Self = Self { words: [[0; MAX_GROUP / 4]; TERMS], unit: 0.0, sum: 0.0 };
 
-    /// Elements in a word.
-    pub(super) const fn per_word(float: bool) -> usize {
-        if float {
-            2
-        } else {
-            4
-        }
-    }
+    /// Digits in a word.
+    pub(super) const PER_WORD: usize = 4;
 
-    /// What a term counts in units.
-    pub(super) const fn weight(float: bool, term: usize) -> f32 {
-        match (float, term) {
-            (false, 0) => 65536.0,
-            (false, 1) => 256.0,
-            _ => 1.0,
-        }
-    }
+    /// What terms count in units.
+    pub(super) const WEIGHTS: [f32; TERMS] = [65536.0, 256.0, 1.0];
 
-    /// Fills this with a group, a multiple of 16 up to 128 (beside bf16 factors up to 64); false if there
-    /// is an infinity or a NaN, which have no such terms.
+    /// Fills this with a group, a multiple of 16 up to 128; false if there is an infinity or a NaN, which have no
+    /// such terms.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    pub(super) fn fill<C: Codes>(&mut self, x: &[f32]) -> bool {
+    pub(super) fn fill(&mut self, x: &[f32]) -> bool {
         let infinity = _mm512_set1_ps(f32::INFINITY);
         let mut largest = _mm512_setzero_ps();
         let mut finite = !0;
@@ -66,56 +52,28 @@ impl Group {
         let largest = _mm512_reduce_max_ps(largest);
         let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
         let exponent = (largest.to_bits() >> 23) as i32 - 127;
-        let log = if C::FLOAT {
-            exponent.clamp(-126, 126)
-        } else {
-            // The smallest power of two by which the largest number stays within the limit.
-            let log = (exponent - 22).clamp(-126, 126);
-            log + i32::from(largest * power_of_two(-log) > LIMIT)
-        };
+        // The smallest power of two by which the largest number stays within the limit.
+        let log = (exponent - 22).clamp(-126, 126);
+        let log = log + i32::from(largest * power_of_two(-log) > LIMIT);
         self.unit = power_of_two(log);
         let inverse = _mm512_set1_ps(power_of_two(-log));
         let mut sum = _mm512_setzero_si512();
-        let words_at_once = 16 / Self::per_word(C::FLOAT);
         for (index, x) in x.chunks_exact(16).enumerate() {
             // SAFETY: there are sixteen.
             let x = _mm512_mul_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) }, inverse);
-            if C::FLOAT {
-                let mut rest = x;
-                for words in &mut self.words {
-                    let term = nearest_bf16(rest);
-                    rest = _mm512_sub_ps(rest, term);
-                    let upper = _mm512_srli_epi32::<16>(_mm512_castps_si512(term));
-                    let Some(words) = words.get_mut(index * words_at_once..) else { return false };
-                    let Some(words) = words.first_chunk_mut::<8>() else { return false };
-                    // SAFETY: eight words.
-                    unsafe { _mm256_storeu_si256(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi16(upper)) };
-                }
-            } else {
-                let mut number = _mm512_cvtps_epi32(x);
-                sum = _mm512_add_epi32(sum, number);
-                // The lowest digit first.
-                for words in self.words.iter_mut().rev() {
-                    let digit = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
-                    let Some(words) = words.get_mut(index * words_at_once..) else { return false };
-                    let Some(words) = words.first_chunk_mut::<4>() else { return false };
-                    // SAFETY: four words.
-                    unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(number)) };
-                    number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, digit));
-                }
+            let mut number = _mm512_cvtps_epi32(x);
+            sum = _mm512_add_epi32(sum, number);
+            // The lowest digit first.
+            for words in self.words.iter_mut().rev() {
+                let digit = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
+                let Some(words) = words.get_mut(index * 16 / Self::PER_WORD..) else { return false };
+                let Some(words) = words.first_chunk_mut::<4>() else { return false };
+                // SAFETY: four words.
+                unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(number)) };
+                number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, digit));
             }
         }
         self.sum = _mm512_reduce_add_epi32(sum) as f32 * self.unit;
         true
     }
-}
-
-/// The nearest bf16 numbers, in the upper halves of f32.
-#[inline]
-#[target_feature(enable = "avx512f")]
-fn nearest_bf16(values: __m512) -> __m512 {
-    let bits = _mm512_castps_si512(values);
-    let odd = _mm512_and_si512(_mm512_srli_epi32::<16>(bits), _mm512_set1_epi32(1));
-    let rounded = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7FFF)), odd);
-    _mm512_castsi512_ps(_mm512_and_si512(rounded, _mm512_set1_epi32(0xFFFF_0000_u32 as i32)))
 }

@@ -1,23 +1,32 @@
 //! AMX (Sapphire Rapids and later): products on the matrix unit.
 //!
-//! A tile multiplies sixteen rows of signed bytes (or bf16 numbers) with sixteen columns in as many cycles:
-//! 1024 products a cycle, where two vector units have 32 in f32. The activations become sums of three
-//! terms that fit ([`activations`]), the codes become integers ([`codes`]), and integer products are exact.
-//! Nothing is lost but what the fixed point cuts off, about what f32 does.
+//! A tile multiplies sixteen rows of signed bytes or bf16 numbers with sixteen columns in as many cycles: 1024 or 512
+//! products a cycle, where two vector units have 32 in f32. The activations become sums of three terms that fit.
+//!
+//! * Affine codes are integers ([`codes`]), and so are the terms ([`activations`]): sums are exact, and scaled group by
+//!   group ([`panels`]). Nothing is lost but what the fixed point cuts off, about what f32 does.
+//! * MXFP4, NVFP4 and MXFP8 weights are bf16 numbers, scales and all ([`weights`]), and so are the terms ([`columns`]):
+//!   sums run along K in f32 ([`floats`]).
 
 mod activations;
 mod codes;
+mod columns;
+mod floats;
 mod panels;
 mod rows;
 mod tile;
+mod weights;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
+use super::rows_per_task;
 use super::simd::{avx512, vnni, InstructionSet};
-use super::{rows_per_task, MAX_DIRECT};
-use codes::{with_codes, Codes, WithCodes};
-use panels::{Output, Panels, ROWS_PER_PASS};
+use crate::QuantFormat;
+use columns::Columns;
+use floats::{CHUNK_STEPS, SLAB};
+use panels::{Panels, ROWS_PER_PASS};
 use rayon::prelude::*;
+use weights::{Mxfp4, Mxfp8, Nvfp4, Weights};
 
 /// Whether there is what the functions of this module enable.
 pub(super) fn detected() -> bool {
@@ -51,40 +60,73 @@ impl InstructionSet for Kernels {
     }
 
     fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
-        struct Call<'a>(&'a PackedMatrix<'a>, &'a [f32]);
-        impl WithCodes for Call<'_> {
-            type Output = Option<Vec<f32>>;
-            fn run<C: Codes>(self) -> Self::Output {
-                product::<C>(self.0, self.1)
-            }
-        }
         if x.len() == matrix.k {
             // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
             return vnni::Kernels.product(matrix, x);
         }
-        if x.len() > MAX_DIRECT * matrix.k && matrix.format.group_size() < 32 {
-            // Groups of 16 are scaled so often that a GEMM on decoded panels overtakes.
-            return None;
+        match matrix.format {
+            QuantFormat::Affine { bits: 1, .. } => of_digits::<1>(matrix, x),
+            QuantFormat::Affine { bits: 2, .. } => of_digits::<2>(matrix, x),
+            QuantFormat::Affine { bits: 3, .. } => of_digits::<3>(matrix, x),
+            QuantFormat::Affine { bits: 4, .. } => of_digits::<4>(matrix, x),
+            QuantFormat::Affine { bits: 5, .. } => of_digits::<5>(matrix, x),
+            QuantFormat::Affine { bits: 6, .. } => of_digits::<6>(matrix, x),
+            QuantFormat::Affine { .. } => of_digits::<8>(matrix, x),
+            QuantFormat::Mxfp4 => of_floats::<Mxfp4>(matrix, x),
+            QuantFormat::Nvfp4 => of_floats::<Nvfp4>(matrix, x),
+            QuantFormat::Mxfp8 => of_floats::<Mxfp8>(matrix, x),
         }
-        with_codes(matrix.format, Call(matrix, x))
     }
 }
 
-fn product<C: Codes>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+/// Where the results go, each vector's `stride` behind the last one's.
+#[derive(Clone, Copy)]
+struct Output {
+    first: *mut f32,
+    stride: usize,
+}
+
+// SAFETY: threads write the places of different rows.
+unsafe impl Send for Output {}
+// SAFETY: as above.
+unsafe impl Sync for Output {}
+
+/// None if there is an infinity or a NaN among the activations.
+fn of_digits<const BITS: usize>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
     let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
-    let slab = panels::columns_per_slab::<C>(k);
+    let slab = panels::columns_per_slab(k);
     let rows = rows_per_task(matrix, m).next_multiple_of(ROWS_PER_PASS);
     let mut out = vec![0f32; m * n];
     for (x, out) in x.chunks(slab * k).zip(out.chunks_mut(slab * n)) {
-        let panels = Panels::new::<C>(matrix.format.group_size(), k, x)?;
+        let panels = Panels::new::<BITS>(matrix.format.group_size(), k, x)?;
         let output = Output { first: out.as_mut_ptr(), stride: n };
         let task = |task: usize| {
             let (first, end) = (task * rows, ((task + 1) * rows).min(n));
             // SAFETY: `Kernels` is handed out only after its features were detected; tasks have rows of
             // their own.
-            unsafe { panels::products::<C>(matrix, &panels, first, end - first, output) }
+            unsafe { panels::products::<BITS>(matrix, &panels, first, end - first, output) }
         };
         (0..n.div_ceil(rows)).into_par_iter().for_each(task);
+    }
+    Some(out)
+}
+
+/// None if there is an infinity or a NaN among the activations, or a scale that is too large.
+fn of_floats<W: Weights>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
+    let mut out = vec![0f32; m * n];
+    for (x, out) in x.chunks(SLAB * k).zip(out.chunks_mut(SLAB * n)) {
+        let columns = Columns::new(k, x, CHUNK_STEPS)?;
+        let rows = floats::rows_of_task(n, x.len() / k);
+        let output = Output { first: out.as_mut_ptr(), stride: n };
+        let task = |task: usize| {
+            let rows = task * rows..((task + 1) * rows).min(n);
+            // SAFETY: as above.
+            unsafe { floats::products::<W>(matrix, &columns, rows, output) }
+        };
+        if !(0..n.div_ceil(rows)).into_par_iter().all(task) {
+            return None;
+        }
     }
     Some(out)
 }

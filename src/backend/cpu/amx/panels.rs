@@ -10,12 +10,10 @@ use super::super::matrix::PackedMatrix;
 use super::activations::{Group, TERMS};
 use super::codes::{Codes, STEP};
 use super::rows::RowBlock;
-use super::tile::{self, Line, Tiles, LEFT, RIGHT, ROWS};
+use super::tile::{self, Line, Tiles, COLUMNS, LEFT, RIGHT, ROWS};
+use super::Output;
 use rayon::prelude::*;
 use std::arch::x86_64::*;
-
-/// Columns of a tile.
-const COLUMNS: usize = 16;
 
 /// Rows that share the loads of the activations, two tiles of them.
 pub(super) const ROWS_PER_PASS: usize = 2 * ROWS;
@@ -28,8 +26,8 @@ const CHUNK_TILES: usize = 8;
 const SLAB_BYTES: usize = 1 << 20;
 
 /// Columns that are multiplied in one pass over the weights.
-pub(super) fn columns_per_slab<C: Codes>(k: usize) -> usize {
-    let panel_bytes = COLUMNS * TERMS * k * C::TILES;
+pub(super) fn columns_per_slab(k: usize) -> usize {
+    let panel_bytes = COLUMNS * TERMS * k;
     COLUMNS * (SLAB_BYTES / panel_bytes.max(1)).max(1)
 }
 
@@ -58,10 +56,10 @@ struct Shape {
 }
 
 impl Shape {
-    fn new<C: Codes>(group_size: usize, count: usize) -> Self {
+    fn new(group_size: usize, count: usize) -> Self {
         // Not four for up to four: a vector should have the same product, bit for bit, in any company.
         let groups = if count <= COLUMNS / 2 { 2 } else { 1 };
-        let bytes = groups * group_size * C::TILES;
+        let bytes = groups * group_size;
         Self { group_size, groups, pieces: bytes.div_ceil(64), depth: bytes.min(64) }
     }
 
@@ -87,9 +85,9 @@ struct Scale {
 
 impl Panels {
     /// `x` is `[count, k]`. `None` if there is an infinity or a NaN.
-    pub(super) fn new<C: Codes>(group_size: usize, k: usize, x: &[f32]) -> Option<Self> {
+    pub(super) fn new<const BITS: usize>(group_size: usize, k: usize, x: &[f32]) -> Option<Self> {
         let count = x.len() / k;
-        let shape = Shape::new::<C>(group_size, count);
+        let shape = Shape::new(group_size, count);
         let cluster_size = shape.groups * group_size;
         let clusters = k.div_ceil(cluster_size);
         let all = count.div_ceil(shape.columns()) * clusters;
@@ -102,7 +100,7 @@ impl Panels {
             rows.enumerate().all(|(place, row)| {
                 let x = row.chunks(cluster_size).nth(cluster).unwrap_or_default();
                 // SAFETY: the instruction set was detected before its kernels were handed out.
-                unsafe { fill::<C>(shape, place, x, lines, scale) }
+                unsafe { fill(shape, place, x, Codes::<BITS>::UNIT, (lines, scale)) }
             })
         });
         finite.then_some(Self { tiles, scales, count, clusters, shape })
@@ -112,12 +110,12 @@ impl Panels {
 /// Fills the columns of a cluster's tiles that belong to the activations `x` of one vector; false if there
 /// is an infinity or a NaN.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn fill<C: Codes>(shape: Shape, place: usize, x: &[f32], lines: &mut [Line], scale: &mut Scale) -> bool {
+fn fill(shape: Shape, place: usize, x: &[f32], unit: f32, (lines, scale): (&mut [Line], &mut Scale)) -> bool {
     let mut group = Group::EMPTY;
     let words_per_piece = shape.depth / 4;
-    let words_per_group = shape.group_size / Group::per_word(C::FLOAT);
+    let words_per_group = shape.group_size / Group::PER_WORD;
     for (index, x) in x.chunks_exact(shape.group_size).enumerate() {
-        if !group.fill::<C>(x) {
+        if !group.fill(x) {
             return false;
         }
         let column = place * shape.groups + index;
@@ -128,23 +126,11 @@ fn fill<C: Codes>(shape: Shape, place: usize, x: &[f32], lines: &mut [Line], sca
                 lines[(piece * TERMS + term) * words_per_piece + within].0[column] = *value;
             }
         }
-        scale.units.0[column] = (group.unit * C::UNIT).to_bits();
+        scale.units.0[column] = (group.unit * unit).to_bits();
         scale.sums.0[column] = group.sum.to_bits();
     }
     true
 }
-
-/// Where the results go, each vector's `stride` behind the last one's.
-#[derive(Clone, Copy)]
-pub(super) struct Output {
-    pub(super) first: *mut f32,
-    pub(super) stride: usize,
-}
-
-// SAFETY: threads write the places of different rows.
-unsafe impl Send for Output {}
-// SAFETY: as above.
-unsafe impl Sync for Output {}
 
 /// Sums of a cluster, for each term and each of two blocks of rows.
 type Counts = [[[Line; ROWS]; 2]; TERMS];
@@ -158,7 +144,7 @@ type Sums = [[Line; ROWS]; 2];
 /// [`super::detected`] has returned true; `panels` is of the matrix's format and K; `output` has the rows'
 /// places for every vector, and nobody else uses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-pub(super) unsafe fn products<C: Codes>(
+pub(super) unsafe fn products<const BITS: usize>(
     matrix: &PackedMatrix,
     panels: &Panels,
     first_row: usize,
@@ -172,12 +158,12 @@ pub(super) unsafe fn products<C: Codes>(
         let mut sums = vec![[[Line::ZERO; ROWS]; 2]; panels.count.div_ceil(panels.shape.columns())];
         for pass in (0..rows).step_by(ROWS_PER_PASS) {
             let rows = (rows - pass).min(ROWS_PER_PASS);
-            blocks[0].take::<C>(first_row + pass, rows);
-            blocks[1].take::<C>(first_row + pass + ROWS, rows.saturating_sub(ROWS));
+            blocks[0].take::<BITS>(first_row + pass, rows);
+            blocks[1].take::<BITS>(first_row + pass + ROWS, rows.saturating_sub(ROWS));
             sums.fill([[Line::ZERO; ROWS]; 2]);
             match panels.shape.groups {
-                2 => add_clusters::<C, 2>(&blocks, panels, matrix.k, &mut sums),
-                _ => add_clusters::<C, 1>(&blocks, panels, matrix.k, &mut sums),
+                2 => add_clusters::<BITS, 2>(&blocks, panels, matrix.k, &mut sums),
+                _ => add_clusters::<BITS, 1>(&blocks, panels, matrix.k, &mut sums),
             }
             let groups = panels.shape.groups;
             for index in 0..panels.count {
@@ -205,7 +191,7 @@ struct Waiting<'a> {
 /// As [`products`]; tiles are configured.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-unsafe fn add_clusters<C: Codes, const GROUPS: usize>(
+unsafe fn add_clusters<const BITS: usize, const GROUPS: usize>(
     blocks: &[RowBlock; 2],
     panels: &Panels,
     k: usize,
@@ -214,44 +200,43 @@ unsafe fn add_clusters<C: Codes, const GROUPS: usize>(
     let cluster_size = panels.shape.group_size * GROUPS;
     let lines_per_cluster = panels.shape.lines();
     let steps = k.div_ceil(STEP);
-    let steps_per_chunk = CHUNK_TILES / C::TILES;
-    let clusters_per_chunk = steps_per_chunk * STEP / cluster_size;
+    let clusters_per_chunk = CHUNK_TILES * STEP / cluster_size;
     let mut left = [[Line::ZERO; CHUNK_TILES * ROWS]; 2];
     let mut counts: [Counts; 2] = [[[[Line::ZERO; ROWS]; 2]; TERMS]; 2];
     let mut turn = 0;
-    for (chunk, first_step) in (0..steps).step_by(steps_per_chunk).enumerate() {
-        let end_step = (first_step + steps_per_chunk).min(steps);
+    for (chunk, first_step) in (0..steps).step_by(CHUNK_TILES).enumerate() {
+        let end_step = (first_step + CHUNK_TILES).min(steps);
         let first_cluster = chunk * clusters_per_chunk;
         let end_cluster = (first_cluster + clusters_per_chunk).min(panels.clusters);
         // SAFETY: the caller's promise.
         unsafe {
             for (block, left) in blocks.iter().zip(&mut left) {
-                if end_step - first_step < steps_per_chunk {
+                if end_step - first_step < CHUNK_TILES {
                     left.fill(Line::ZERO); // the last cluster may be incomplete
                 }
-                block.unpack::<C>(first_step..end_step, left.as_mut_ptr());
+                block.unpack::<BITS>(first_step..end_step, left.as_mut_ptr());
             }
             let mut waiting: Option<Waiting> = None;
             for panel in 0..sums.len() {
                 for cluster in first_cluster..end_cluster {
                     let index = panel * panels.clusters + cluster;
                     let right = tile::bytes(&panels.tiles[index * lines_per_cluster..]);
-                    let at = (cluster - first_cluster) * cluster_size * C::TILES;
+                    let at = (cluster - first_cluster) * cluster_size;
                     let at = at / 64 * ROWS * 64 + at % 64;
                     let left = [tile::bytes(&left[0]).add(at), tile::bytes(&left[1]).add(at)];
-                    multiply::<C, 0, 1>(left, right, panels.shape, 0, &mut counts[turn]);
-                    multiply::<C, 2, 3>(left, right, panels.shape, 1, &mut counts[turn]);
-                    multiply::<C, 0, 1>(left, right, panels.shape, 2, &mut counts[turn]);
+                    multiply::<0, 1>(left, right, panels.shape, 0, &mut counts[turn]);
+                    multiply::<2, 3>(left, right, panels.shape, 1, &mut counts[turn]);
+                    multiply::<0, 1>(left, right, panels.shape, 2, &mut counts[turn]);
                     turn ^= 1;
                     if let Some(waiting) = waiting {
-                        flush::<C, GROUPS>(blocks, &waiting, &counts[turn], &mut sums[waiting.panel]);
+                        flush::<GROUPS>(blocks, &waiting, &counts[turn], &mut sums[waiting.panel]);
                     }
                     let first_group = cluster * GROUPS;
                     waiting = Some(Waiting { first_group, scale: &panels.scales[index], panel });
                 }
             }
             if let Some(waiting) = waiting {
-                flush::<C, GROUPS>(blocks, &waiting, &counts[turn ^ 1], &mut sums[waiting.panel]);
+                flush::<GROUPS>(blocks, &waiting, &counts[turn ^ 1], &mut sums[waiting.panel]);
             }
         }
     }
@@ -262,7 +247,7 @@ unsafe fn add_clusters<C: Codes, const GROUPS: usize>(
 /// # Safety
 /// As [`products`]; tiles are configured.
 #[inline(always)]
-unsafe fn multiply<C: Codes, const S0: u8, const S1: u8>(
+unsafe fn multiply<const S0: u8, const S1: u8>(
     left: [*const u8; 2],
     right: *const u8,
     Shape { pieces, depth, .. }: Shape,
@@ -280,8 +265,8 @@ unsafe fn multiply<C: Codes, const S0: u8, const S1: u8>(
                 tile::load::<{ LEFT[0] }>(left[0].add(piece * 64 * ROWS), 64);
                 tile::load::<{ LEFT[1] }>(left[1].add(piece * 64 * ROWS), 64);
             }
-            tile::multiply::<C, S0, { LEFT[0] }>();
-            tile::multiply::<C, S1, { LEFT[1] }>();
+            tile::multiply_digits::<S0, { LEFT[0] }, RIGHT>();
+            tile::multiply_digits::<S1, { LEFT[1] }, RIGHT>();
         }
         tile::store::<S0>(counts[term][0].as_mut_ptr());
         tile::store::<S1>(counts[term][1].as_mut_ptr());
@@ -294,7 +279,7 @@ unsafe fn multiply<C: Codes, const S0: u8, const S1: u8>(
 /// As [`products`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-unsafe fn flush<C: Codes, const GROUPS: usize>(
+unsafe fn flush<const GROUPS: usize>(
     blocks: &[RowBlock; 2],
     waiting: &Waiting,
     counts: &Counts,
@@ -304,23 +289,18 @@ unsafe fn flush<C: Codes, const GROUPS: usize>(
     unsafe {
         let units = _mm512_load_ps(waiting.scale.units.0.as_ptr().cast());
         let group_sums = _mm512_load_ps(waiting.scale.sums.0.as_ptr().cast());
-        let weights = [
-            _mm512_set1_ps(const { Group::weight(C::FLOAT, 0) }),
-            _mm512_set1_ps(const { Group::weight(C::FLOAT, 1) }),
-        ];
+        let weights = [_mm512_set1_ps(Group::WEIGHTS[0]), _mm512_set1_ps(Group::WEIGHTS[1])];
         for (block, sums) in sums.iter_mut().enumerate() {
             let (scales, biases, stride) = blocks[block].parameters();
             for (row, sum) in sums.iter_mut().enumerate() {
                 let at = row * stride + waiting.first_group;
-                let mut count = float::<C>(&counts[2][block][row]);
-                count = _mm512_fmadd_ps(float::<C>(&counts[1][block][row]), weights[1], count);
-                count = _mm512_fmadd_ps(float::<C>(&counts[0][block][row]), weights[0], count);
+                let mut count = float(&counts[2][block][row]);
+                count = _mm512_fmadd_ps(float(&counts[1][block][row]), weights[1], count);
+                count = _mm512_fmadd_ps(float(&counts[0][block][row]), weights[0], count);
                 let scale = repeated::<GROUPS>(scales.add(at));
                 let mut total = _mm512_load_ps(sum.0.as_ptr().cast());
                 total = _mm512_fmadd_ps(_mm512_mul_ps(count, units), scale, total);
-                if C::BIASES {
-                    total = _mm512_fmadd_ps(repeated::<GROUPS>(biases.add(at)), group_sums, total);
-                }
+                total = _mm512_fmadd_ps(repeated::<GROUPS>(biases.add(at)), group_sums, total);
                 _mm512_store_ps(sum.0.as_mut_ptr().cast(), total);
             }
         }
@@ -346,12 +326,7 @@ unsafe fn repeated<const GROUPS: usize>(from: *const f32) -> __m512 {
 /// What lanes count, as f32.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn float<C: Codes>(line: &Line) -> __m512 {
+fn float(line: &Line) -> __m512 {
     // SAFETY: a line is a vector.
-    let count = unsafe { _mm512_load_si512(line.0.as_ptr().cast()) };
-    if C::FLOAT {
-        _mm512_castsi512_ps(count)
-    } else {
-        _mm512_cvtepi32_ps(count)
-    }
+    _mm512_cvtepi32_ps(unsafe { _mm512_load_si512(line.0.as_ptr().cast()) })
 }

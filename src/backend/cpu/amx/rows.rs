@@ -25,9 +25,9 @@ impl<'a> RowBlock<'a> {
 
     /// Takes `rows` rows from `first_row` on, as many as there are.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")]
-    pub(super) fn take<C: Codes>(&mut self, first_row: usize, rows: usize) {
+    pub(super) fn take<const BITS: usize>(&mut self, first_row: usize, rows: usize) {
         let matrix = self.matrix;
-        let row_words = matrix.k * C::BITS / 32;
+        let row_words = matrix.k * BITS / 32;
         self.rows = rows.min(ROWS);
         self.words = matrix.words.get(first_row * row_words..).unwrap_or_default();
         self.words = self.words.get(..self.rows * row_words).unwrap_or_default();
@@ -36,11 +36,9 @@ impl<'a> RowBlock<'a> {
             return;
         }
         self.parameters.load(matrix, first_row, self.rows);
-        if C::BIASES {
-            self.parameters.centre(C::CENTRE);
-        }
+        self.parameters.centre(Codes::<BITS>::CENTRE);
         if !matrix.k.is_multiple_of(STEP) {
-            let full = matrix.k / STEP * (STEP * C::BITS / 32);
+            let full = matrix.k / STEP * (STEP * BITS / 32);
             for (tail, row) in self.tail.iter_mut().zip(self.words.chunks_exact(row_words)) {
                 tail.0.iter_mut().zip(row.iter().skip(full)).for_each(|(to, from)| *to = *from);
             }
@@ -53,24 +51,24 @@ impl<'a> RowBlock<'a> {
         self.parameters.pointers()
     }
 
-    /// Unpacks steps of every row, each into one tile, or two.
+    /// Unpacks steps of every row, each into a row of a tile.
     ///
     /// # Safety
     /// The features of [`Codes::unpack`] are enabled; rows have the steps; `to` has room.
     #[inline(always)]
-    pub(super) unsafe fn unpack<C: Codes>(&self, steps: Range<usize>, to: *mut Line) {
-        let step_bytes = STEP * C::BITS / 8;
-        let row_bytes = self.matrix.k * C::BITS / 8;
+    pub(super) unsafe fn unpack<const BITS: usize>(&self, steps: Range<usize>, to: *mut Line) {
+        let step_bytes = STEP * BITS / 8;
+        let row_bytes = self.matrix.k * BITS / 8;
         let full = steps.end.min(self.matrix.k / STEP).saturating_sub(steps.start);
         let mut from = self.words.as_ptr().cast::<u8>().wrapping_add(steps.start * step_bytes);
         for row in 0..self.rows {
             // SAFETY: the caller's promise.
             unsafe {
                 for step in 0..full {
-                    C::unpack(from.wrapping_add(step * step_bytes), to.add(step * C::TILES * ROWS + row));
+                    Codes::<BITS>::unpack(from.wrapping_add(step * step_bytes), to.add(step * ROWS + row));
                 }
                 if full < steps.len() {
-                    C::unpack(tile::bytes(&self.tail[row..]), to.add(full * C::TILES * ROWS + row));
+                    Codes::<BITS>::unpack(tile::bytes(&self.tail[row..]), to.add(full * ROWS + row));
                 }
             }
             from = from.wrapping_add(row_bytes);

@@ -3,13 +3,15 @@
 //! The tile registers live from [`Tiles::configure`] until the value is dropped, on one thread. The compiler
 //! never touches them, so what one block of assembly leaves there the next one finds.
 
-use super::codes::Codes;
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
 use std::sync::OnceLock;
 
 /// Rows of a tile.
 pub(super) const ROWS: usize = 16;
+
+/// Columns of a tile of sums, or of a right-hand factor.
+pub(super) const COLUMNS: usize = 16;
 
 /// 64 bytes, a row of a tile, as 32-bit words: integers, or the bits of f32 numbers.
 #[derive(Clone, Copy)]
@@ -136,16 +138,20 @@ pub(super) unsafe fn store<const TILE: u8>(to: *mut Line) {
     }
 }
 
-/// `sums += left * right`, of signed bytes or of bf16 numbers.
+/// `sums += left * right`, of signed bytes, four of each in a lane.
 #[inline(always)]
-pub(super) unsafe fn multiply<C: Codes, const SUMS: u8, const LEFT: u8>() {
+pub(super) unsafe fn multiply_digits<const SUMS: u8, const LEFT: u8, const RIGHT: u8>() {
     unsafe {
-        if C::FLOAT {
-            asm!("tdpbf16ps tmm{s}, tmm{l}, tmm{r}", s = const SUMS, l = const LEFT, r = const RIGHT,
-                options(nostack, preserves_flags, nomem));
-        } else {
-            asm!("tdpbssd tmm{s}, tmm{l}, tmm{r}", s = const SUMS, l = const LEFT, r = const RIGHT,
-                options(nostack, preserves_flags, nomem));
-        }
+        asm!("tdpbssd tmm{s}, tmm{l}, tmm{r}", s = const SUMS, l = const LEFT, r = const RIGHT,
+            options(nostack, preserves_flags, nomem));
+    }
+}
+
+/// `sums += left * right`, of bf16 numbers, two of each in a lane.
+#[inline(always)]
+pub(super) unsafe fn multiply_floats<const SUMS: u8, const LEFT: u8, const RIGHT: u8>() {
+    unsafe {
+        asm!("tdpbf16ps tmm{s}, tmm{l}, tmm{r}", s = const SUMS, l = const LEFT, r = const RIGHT,
+            options(nostack, preserves_flags, nomem));
     }
 }
