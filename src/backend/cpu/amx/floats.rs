@@ -25,8 +25,11 @@ const LINES: usize = ROWS;
 /// Lines that a chunk of a tile's rows or columns fills, at most.
 const CHUNK_LINES: usize = 2 * CHUNK_STEPS * LINES;
 
-/// Sums of two tiles of rows and two of columns.
-type Square = [[[Line; LINES]; 2]; 2];
+/// Sums of four tiles: of `[2]` blocks of rows and `[2]` of columns, or of `[4]` blocks of rows.
+type Four = [[Line; LINES]; 4];
+
+/// Blocks of rows that are multiplied together, at most.
+const BLOCKS: usize = 4;
 
 thread_local! {
     /// Unpacked rows, and sums, of this thread's last product: fresh memory costs a page fault for every 4 KiB.
@@ -35,9 +38,9 @@ thread_local! {
 
 /// How many rows a task takes: all columns pass by once for each task.
 pub(super) fn rows_of_task(n: usize, vectors: usize) -> usize {
-    const PAIR: usize = 2 * ROWS;
-    let most = if vectors <= PANEL { PAIR } else { 8 * PAIR };
-    (n / (8 * rayon::current_num_threads())).next_multiple_of(PAIR).clamp(PAIR, most)
+    const LEAST: usize = BLOCKS * ROWS;
+    let most = if vectors <= PANEL { LEAST } else { 4 * LEAST };
+    (n / (8 * rayon::current_num_threads())).next_multiple_of(LEAST).clamp(LEAST, most)
 }
 
 /// Products of some rows and all vectors; false if the rows have scales that are too large for it.
@@ -47,6 +50,7 @@ pub(super) fn rows_of_task(n: usize, vectors: usize) -> usize {
 /// vector, and nobody else uses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni")]
 pub(super) unsafe fn products<W: Weights>(
+    weights: W,
     matrix: &PackedMatrix,
     columns: &Columns,
     rows: Range<usize>,
@@ -58,18 +62,19 @@ pub(super) unsafe fn products<W: Weights>(
         blocks.push(block);
     }
     let (mut left, mut sums) = BUFFERS.take();
-    let pairs = blocks.len().div_ceil(2);
-    left.resize(left.len().max(2 * pairs * CHUNK_LINES), Line::ZERO);
+    let all_blocks = blocks.len().next_multiple_of(BLOCKS);
+    left.resize(left.len().max(all_blocks * CHUNK_LINES), Line::ZERO);
     sums.clear();
-    sums.resize(2 * pairs * ROWS * columns.tiles, Line::ZERO);
+    sums.resize(all_blocks * ROWS * columns.tiles, Line::ZERO);
+    let mut fours = [[[Line::ZERO; LINES]; 4]; 2];
     // SAFETY: the caller's promise; no other tiles are in use here; the buffers have room for all rows.
     unsafe {
         let tiles = Tiles::configure(64);
         for chunk in columns.chunks() {
             for (block, left) in blocks.iter().zip(left.chunks_exact_mut(CHUNK_LINES)) {
-                block.unpack::<W>(chunk.0, chunk.1, left.as_mut_ptr());
+                block.unpack(weights, chunk.0, chunk.1, left.as_mut_ptr());
             }
-            add_chunk(columns, chunk, &left[..2 * pairs * CHUNK_LINES], &mut sums);
+            add_chunk(columns, chunk, &left[..all_blocks * CHUNK_LINES], &mut fours, &mut sums);
         }
         drop(tiles);
         for panel in &columns.panels {
@@ -93,93 +98,131 @@ pub(super) unsafe fn products<W: Weights>(
 /// As [`products`]; tiles are configured.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni")]
-unsafe fn add_chunk(columns: &Columns, chunk: (usize, usize), left: &[Line], sums: &mut [Line]) {
-    let mut squares: [Square; 2] = [[[[Line::ZERO; LINES]; 2]; 2]; 2];
-    let mut waiting = None;
-    let mut turn = 0;
+unsafe fn add_chunk(
+    columns: &Columns,
+    chunk: (usize, usize),
+    left: &[Line],
+    fours: &mut [Four; 2],
+    sums: &mut [Line],
+) {
     let depth = 2 * chunk.1;
+    let left = |block: usize| tile::bytes(&left[block * CHUNK_LINES..]);
+    let blocks = sums.len() / (ROWS * columns.tiles);
+    let mut turn = 0;
+    let mut waiting: Option<[usize; 4]> = None;
     for first_tile in (0..columns.tiles).step_by(2) {
-        let wide = first_tile + 1 < columns.tiles;
-        let right =
-            [first_tile, first_tile + usize::from(wide)].map(|tile| tile::bytes(columns.tile(chunk, tile)));
-        for (pair, left) in left.chunks_exact(2 * CHUNK_LINES).enumerate() {
-            let left = [0, CHUNK_LINES].map(|block| tile::bytes(&left[block..]));
+        let right = |tile: usize| tile::bytes(columns.tile(chunk, tile));
+        // Where in the sums those of a block and a tile of columns begin.
+        let place = |block: usize, tile: usize| block * ROWS * columns.tiles + tile;
+        let pair = first_tile + 1 < columns.tiles;
+        for block in (0..blocks).step_by(if pair { 2 } else { 4 }) {
             // SAFETY: the caller's promise.
-            unsafe {
-                match wide {
-                    true => multiply::<true>(left, right, depth, &mut squares[turn]),
-                    false => multiply::<false>(left, right, depth, &mut squares[turn]),
+            let places = unsafe {
+                if pair {
+                    let right = [right(first_tile), right(first_tile + 1)];
+                    multiply_pairs([left(block), left(block + 1)], right, depth, &mut fours[turn]);
+                    let place = |block, tile| place(block, first_tile + tile);
+                    [place(block, 0), place(block, 1), place(block + 1, 0), place(block + 1, 1)]
+                } else {
+                    let left = std::array::from_fn(|index| left(block + index));
+                    multiply_four(left, right(first_tile), depth, &mut fours[turn]);
+                    std::array::from_fn(|index| place(block + index, first_tile))
                 }
-            }
+            };
             turn ^= 1;
-            if let Some(place) = waiting.replace((pair, first_tile, wide)) {
-                add(&squares[turn], place, columns.tiles, sums);
+            if let Some(places) = waiting.replace(places) {
+                add(&fours[turn], places, columns.tiles, sums);
             }
         }
     }
-    if let Some(place) = waiting {
-        add(&squares[turn ^ 1], place, columns.tiles, sums);
+    if let Some(places) = waiting {
+        add(&fours[turn ^ 1], places, columns.tiles, sums);
     }
 }
 
-/// Multiplies two tiles of rows with two tiles of columns, or one, along a chunk.
+/// Multiplies two tiles of rows with two of columns along a chunk.
 ///
 /// # Safety
 /// As [`products`]; tiles are configured; there are `depth` tiles behind each pointer.
 #[inline(always)]
-unsafe fn multiply<const WIDE: bool>(
-    left: [*const u8; 2],
-    right: [*const u8; 2],
-    depth: usize,
-    square: &mut Square,
-) {
+unsafe fn multiply_pairs(left: [*const u8; 2], right: [*const u8; 2], depth: usize, sums: &mut Four) {
     // SAFETY: the caller's promise.
     unsafe {
-        tile::zero::<0>();
-        tile::zero::<1>();
-        if WIDE {
-            tile::zero::<2>();
-            tile::zero::<3>();
-        }
+        zero();
         for at in (0..depth).map(|tile| tile * LINES * size_of::<Line>()) {
             tile::load::<4>(left[0].add(at), 64);
             tile::load::<6>(right[0].add(at), 64);
             tile::load::<5>(left[1].add(at), 64);
+            tile::load::<7>(right[1].add(at), 64);
             tile::multiply_floats::<0, 4, 6>();
-            tile::multiply_floats::<1, 5, 6>();
-            if WIDE {
-                tile::load::<7>(right[1].add(at), 64);
-                tile::multiply_floats::<2, 4, 7>();
-                tile::multiply_floats::<3, 5, 7>();
-            }
+            tile::multiply_floats::<2, 5, 6>();
+            tile::multiply_floats::<1, 4, 7>();
+            tile::multiply_floats::<3, 5, 7>();
         }
-        tile::store::<0>(square[0][0].as_mut_ptr());
-        tile::store::<1>(square[1][0].as_mut_ptr());
-        if WIDE {
-            tile::store::<2>(square[0][1].as_mut_ptr());
-            tile::store::<3>(square[1][1].as_mut_ptr());
-        }
+        store(sums);
     }
 }
 
-/// Adds what tiles have summed up, of a pair of blocks and two tiles of columns, or one.
+/// Multiplies four tiles of rows with one of columns along a chunk.
+///
+/// # Safety
+/// As [`multiply_pairs`].
+#[inline(always)]
+unsafe fn multiply_four(left: [*const u8; 4], right: *const u8, depth: usize, sums: &mut Four) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        zero();
+        for at in (0..depth).map(|tile| tile * LINES * size_of::<Line>()) {
+            tile::load::<6>(right.add(at), 64);
+            tile::load::<4>(left[0].add(at), 64);
+            tile::multiply_floats::<0, 4, 6>();
+            tile::load::<5>(left[1].add(at), 64);
+            tile::multiply_floats::<1, 5, 6>();
+            tile::load::<4>(left[2].add(at), 64);
+            tile::multiply_floats::<2, 4, 6>();
+            tile::load::<5>(left[3].add(at), 64);
+            tile::multiply_floats::<3, 5, 6>();
+        }
+        store(sums);
+    }
+}
+
+// SAFETY (both): tiles are configured.
+
+#[inline(always)]
+unsafe fn zero() {
+    unsafe {
+        tile::zero::<0>();
+        tile::zero::<1>();
+        tile::zero::<2>();
+        tile::zero::<3>();
+    }
+}
+
+#[inline(always)]
+unsafe fn store(sums: &mut Four) {
+    unsafe {
+        tile::store::<0>(sums[0].as_mut_ptr());
+        tile::store::<1>(sums[1].as_mut_ptr());
+        tile::store::<2>(sums[2].as_mut_ptr());
+        tile::store::<3>(sums[3].as_mut_ptr());
+    }
+}
+
+/// Adds what four tiles have summed up to lines that are `stride` apart and begin at these places.
 #[inline]
 #[target_feature(enable = "avx512f")]
-fn add(square: &Square, (pair, first_tile, wide): (usize, usize, bool), tiles: usize, sums: &mut [Line]) {
-    let mut sums = sums.chunks_exact_mut(tiles).skip(2 * pair * ROWS);
-    for [first, second] in square {
-        for ((first, second), sums) in first.iter().zip(second).zip(&mut sums) {
-            for (line, sum) in
-                [first, second].into_iter().zip(&mut sums[first_tile..]).take(1 + usize::from(wide))
-            {
-                // SAFETY: a line is a vector.
-                unsafe {
-                    let total = _mm512_add_ps(
-                        _mm512_load_ps(sum.0.as_ptr().cast()),
-                        _mm512_load_ps(line.0.as_ptr().cast()),
-                    );
-                    _mm512_store_ps(sum.0.as_mut_ptr().cast(), total);
-                }
+fn add(four: &Four, places: [usize; 4], stride: usize, sums: &mut [Line]) {
+    for (lines, place) in four.iter().zip(places) {
+        let sums = &mut sums[place..place + (LINES - 1) * stride + 1];
+        for (row, line) in lines.iter().enumerate() {
+            // SAFETY: a line is a vector.
+            unsafe {
+                let sum = sums[row * stride].0.as_mut_ptr().cast();
+                _mm512_store_ps(
+                    sum,
+                    _mm512_add_ps(_mm512_load_ps(sum), _mm512_load_ps(line.0.as_ptr().cast())),
+                );
             }
         }
     }

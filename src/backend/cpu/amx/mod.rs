@@ -72,9 +72,9 @@ impl InstructionSet for Kernels {
             QuantFormat::Affine { bits: 5, .. } => of_digits::<5>(matrix, x),
             QuantFormat::Affine { bits: 6, .. } => of_digits::<6>(matrix, x),
             QuantFormat::Affine { .. } => of_digits::<8>(matrix, x),
-            QuantFormat::Mxfp4 => of_floats::<Mxfp4>(matrix, x),
-            QuantFormat::Nvfp4 => of_floats::<Nvfp4>(matrix, x),
-            QuantFormat::Mxfp8 => of_floats::<Mxfp8>(matrix, x),
+            QuantFormat::Mxfp4 => of_floats(Mxfp4::new(), matrix, x),
+            QuantFormat::Nvfp4 => of_floats(Nvfp4::new(), matrix, x),
+            QuantFormat::Mxfp8 => of_floats(Mxfp8, matrix, x),
         }
     }
 }
@@ -112,7 +112,7 @@ fn of_digits<const BITS: usize>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<
 }
 
 /// None if there is an infinity or a NaN among the activations, or a scale that is too large.
-fn of_floats<W: Weights>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+fn of_floats<W: Weights + Sync>(weights: W, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
     let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
     let mut out = vec![0f32; m * n];
     for (x, out) in x.chunks(SLAB * k).zip(out.chunks_mut(SLAB * n)) {
@@ -122,7 +122,7 @@ fn of_floats<W: Weights>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         let task = |task: usize| {
             let rows = task * rows..((task + 1) * rows).min(n);
             // SAFETY: as above.
-            unsafe { floats::products::<W>(matrix, &columns, rows, output) }
+            unsafe { floats::products(weights, matrix, &columns, rows, output) }
         };
         if !(0..n.div_ceil(rows)).into_par_iter().all(task) {
             return None;

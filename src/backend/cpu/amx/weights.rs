@@ -24,7 +24,7 @@ const E8M0_SHIFT: i16 = 16;
 const LARGEST_E8M0: u8 = 127 + 40;
 
 /// How codes and scales of a format become bf16 numbers.
-pub(super) trait Weights {
+pub(super) trait Weights: Copy {
     const FORMAT: QuantFormat;
     /// What one in a tile stands for.
     const UNIT: f32;
@@ -34,11 +34,16 @@ pub(super) trait Weights {
     /// # Safety
     /// `codes` and `scales` have those of a step, `to` has room; AVX-512 with VBMI and GFNI is there, and enabled
     /// in the caller.
-    unsafe fn unpack(codes: *const u8, scales: *const u8, to: *mut Line);
+    unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line);
 }
 
-pub(super) struct Mxfp4;
-pub(super) struct Nvfp4;
+#[derive(Clone, Copy)]
+pub(super) struct Mxfp4(&'static Table);
+
+#[derive(Clone, Copy)]
+pub(super) struct Nvfp4(&'static Table);
+
+#[derive(Clone, Copy)]
 pub(super) struct Mxfp8;
 
 /// E2M1 numbers times a scale, as bf16.
@@ -56,8 +61,19 @@ fn table(kind: ScaleKind, unit: f32) -> Table {
     })
 }
 
-static MXFP4: LazyLock<Box<Table>> = LazyLock::new(|| Box::new(table(ScaleKind::E8m0, Mxfp4::UNIT)));
-static NVFP4: LazyLock<Box<Table>> = LazyLock::new(|| Box::new(table(ScaleKind::E4m3, Nvfp4::UNIT)));
+impl Mxfp4 {
+    pub(super) fn new() -> Self {
+        static TABLE: LazyLock<Table> = LazyLock::new(|| table(ScaleKind::E8m0, Mxfp4::UNIT));
+        Self(&TABLE)
+    }
+}
+
+impl Nvfp4 {
+    pub(super) fn new() -> Self {
+        static TABLE: LazyLock<Table> = LazyLock::new(|| table(ScaleKind::E4m3, Nvfp4::UNIT));
+        Self(&TABLE)
+    }
+}
 
 // SAFETY (all `unsafe` below): reads and writes are those that the trait names; the intrinsics' features
 // are enabled where the trait's caller is.
@@ -82,11 +98,10 @@ impl Weights for Mxfp4 {
     const UNIT: f32 = 1. / (1u32 << E8M0_SHIFT) as f32;
 
     #[inline(always)]
-    unsafe fn unpack(codes: *const u8, scales: *const u8, to: *mut Line) {
+    unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
         unsafe {
-            let table: &Table = &MXFP4;
             for tile in 0..2 {
-                let numbers = _mm512_broadcast_i64x4(scaled(table, scales.add(tile)));
+                let numbers = _mm512_broadcast_i64x4(scaled(self.0, scales.add(tile)));
                 let weights = _mm512_permutexvar_epi16(nibbles(codes.add(16 * tile)), numbers);
                 _mm512_store_si512(to.add(tile * ROWS).cast(), weights);
             }
@@ -99,15 +114,14 @@ impl Weights for Nvfp4 {
     const UNIT: f32 = 1.;
 
     #[inline(always)]
-    unsafe fn unpack(codes: *const u8, scales: *const u8, to: *mut Line) {
+    unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
         unsafe {
-            let table: &Table = &NVFP4;
             // The second sixteen codes are looked up in the second half.
             let halves = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(16));
             for tile in 0..2 {
                 let (first, second) = (scales.add(2 * tile), scales.add(2 * tile + 1));
-                let numbers = _mm512_castsi256_si512(scaled(table, first));
-                let numbers = _mm512_inserti64x4::<1>(numbers, scaled(table, second));
+                let numbers = _mm512_castsi256_si512(scaled(self.0, first));
+                let numbers = _mm512_inserti64x4::<1>(numbers, scaled(self.0, second));
                 let codes = _mm512_or_si512(nibbles(codes.add(16 * tile)), halves);
                 _mm512_store_si512(to.add(tile * ROWS).cast(), _mm512_permutexvar_epi16(codes, numbers));
             }
@@ -120,7 +134,7 @@ impl Weights for Mxfp8 {
     const UNIT: f32 = Mxfp4::UNIT;
 
     #[inline(always)]
-    unsafe fn unpack(codes: *const u8, scales: *const u8, to: *mut Line) {
+    unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
         unsafe {
             // Unpacking interleaves the even quadwords of two vectors, then the odd ones.
             let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
@@ -157,13 +171,15 @@ pub(super) struct RowBlock<'a> {
 
 impl<'a> RowBlock<'a> {
     /// `None` if a scale is so large that sums could overflow where products do not.
+    #[inline(always)]
     pub(super) fn new(matrix: &'a PackedMatrix<'a>, first_row: usize) -> Option<Self> {
         let rows = matrix.rows.saturating_sub(first_row).min(ROWS);
         let GroupValues::Byte(scales) = matrix.scales else { return None };
         let groups = matrix.groups_per_row();
         let scales = scales.get(first_row * groups..)?.get(..rows * groups)?;
-        let too_large = |scale: &u8| (LARGEST_E8M0 + 1..u8::MAX).contains(scale);
-        let fits = matrix.format.scale_kind() != ScaleKind::E8m0 || !scales.iter().any(too_large);
+        // NaN becomes zero.
+        let largest = scales.iter().fold(0, |largest: u8, scale| largest.max(scale.wrapping_add(1)));
+        let fits = matrix.format.scale_kind() != ScaleKind::E8m0 || largest <= LARGEST_E8M0 + 1;
         fits.then_some(Self { matrix, scales, first_row, rows })
     }
 
@@ -173,7 +189,13 @@ impl<'a> RowBlock<'a> {
     /// The features of [`Weights::unpack`] are enabled; rows have the steps, of which the last may be incomplete;
     /// `to` has room.
     #[inline(always)]
-    pub(super) unsafe fn unpack<W: Weights>(&self, first_step: usize, steps: usize, to: *mut Line) {
+    pub(super) unsafe fn unpack<W: Weights>(
+        &self,
+        weights: W,
+        first_step: usize,
+        steps: usize,
+        to: *mut Line,
+    ) {
         let (group_size, code_bytes) = (W::FORMAT.group_size(), STEP * W::FORMAT.bits() / 8);
         let groups = STEP / group_size;
         let full = (first_step + steps).min(self.matrix.k / STEP).saturating_sub(first_step);
@@ -188,7 +210,7 @@ impl<'a> RowBlock<'a> {
                 for step in 0..full {
                     let (codes, scales) = (codes.add(step * code_bytes), scales_of.add(step * groups));
                     _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(steps * code_bytes).cast());
-                    W::unpack(codes, scales, to.add(2 * step * ROWS + row));
+                    weights.unpack(codes, scales, to.add(2 * step * ROWS + row));
                 }
                 if full < steps {
                     let (mut last_codes, mut last_scales) = ([0u8; STEP], [0u8; MAX_GROUPS]);
@@ -199,7 +221,7 @@ impl<'a> RowBlock<'a> {
                         .iter_mut()
                         .zip(scales.iter().skip(done * groups))
                         .for_each(|(to, from)| *to = *from);
-                    W::unpack(last_codes.as_ptr(), last_scales.as_ptr(), to.add(2 * full * ROWS + row));
+                    weights.unpack(last_codes.as_ptr(), last_scales.as_ptr(), to.add(2 * full * ROWS + row));
                 }
             }
         }
