@@ -2,12 +2,13 @@
 # Do the CUDA tests notice bugs? Plants each of testing/mutants/*.patch in a copy of cuda/ and runs tests that
 # have to fail with it, and to pass without.
 #
-#   scripts/mutants.sh [NAME ...]      all, or those of testing/mutants/NAME.patch
+#   scripts/mutants.sh [--sample | NAME ...]      all, a sample of each kind, or those of testing/mutants/NAME.patch
 #
 # A patch begins with
 #   Bug: what is wrong.
 #   Kernels: the sources of cuda/ that get the bug, without `.cu`; few, for they have to be compiled
 #   Tests: arguments of the test program
+#   Sample: yes                    (optional) one of the sample
 #   Sanitizers: yes                    (optional) with AddressSanitizer and UndefinedBehaviorSanitizer
 # The exit code is 0 if every bug was caught.
 set -euo pipefail
@@ -89,6 +90,9 @@ rm -rf "$work/unharmed"
 
 if [ $# = 0 ]; then
   set -- testing/mutants/*.patch
+elif [ "$1" = --sample ]; then
+  # shellcheck disable=SC2046 # several names, without blanks
+  set -- $(grep -l '^Sample: yes' testing/mutants/*.patch)
 else
   set -- "${@/#/testing/mutants/}"
   set -- "${@/%/.patch}"
