@@ -181,6 +181,9 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--format", "4", "--bits", "4"], "cannot be used with"),
         (&["-o", &out, "--recipe", "uniform"], "needs a --format"),
         (&["-o", &out, "--recipe", "mixed_3_6", "--format", "nvfp4"], "expected an affine one"),
+        (&["-o", &out, "--recipe", "mixed_3_6", "--bits", "4"], "leave out --bits"),
+        (&["-o", &out, "--recipe", "uniform", "--group-size", "32"], "--group-size is for --bits"),
+        (&["-o", &out, "--to", "uqff", "--dequantize"], "cannot be used with"),
         (&["-o", &out, "--recipe", "nothing-here"], "neither one of uniform, mixed_2_6"),
         (&["-o", &out, "--bits", "4", "--role", "heads=4"], "expected one of embed"),
         (&["-o", &out, "--bits", "4", "--role", "v"], "expected an equals sign"),
@@ -244,17 +247,23 @@ fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     let line = fail(4, &tiny(), &args);
     assert!(line.contains("report.json: the report can't be written"), "{line}");
     assert!(!other.exists() && !target.0.path().join("other.partial").exists());
-    // One that is there stays if there is no new one.
+    // It is written of an output that is not made, too.
     let report = target.0.path().join("report.json");
     let args = ["--bits", "4", "-o", other.to_str().unwrap(), "--report", report.to_str().unwrap()];
     let strict = ["--max-rrmse", "0.05"];
     fail(3, &tiny(), &[&args[..], &strict].concat());
-    assert!(!report.exists());
+    let written = json_file(&report);
+    assert!(written["tensors"][0]["relative_rms"].as_f64().unwrap() > 0.05);
+    let resumed = [&args[..], &strict, &["--resume", "--json"]].concat();
+    let (code, stdout, _) = run(&tiny(), &resumed);
+    assert_eq!((code, serde_json::from_str::<Value>(&stdout).unwrap()), (3, written.clone()));
+    assert!(!other.exists());
+    // One that is there stays if nothing was measured.
     fs::write(&report, "mine").unwrap();
-    fail(3, &tiny(), &[&args[..], &strict, &["--resume"]].concat());
+    fail(2, Path::new("/nothing/here"), &args);
     assert_eq!(fs::read(&report).unwrap(), b"mine");
     assert_eq!(run(&tiny(), &[&args[..], &["--resume"]].concat()).0, 0);
-    assert_eq!(json_file(&report)["tensors"].as_array().unwrap().len(), 22);
+    assert_eq!(json_file(&report), written);
 }
 
 #[test]

@@ -1,9 +1,10 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
+use super::kind::Encoder;
 use super::quality::Sums;
 use crate::format::decode::decode_row;
 use crate::format::element::{e4m3_to_f32, e8m0_to_f32, Real, E2M1_MAX, E4M3_MAX};
-use crate::format::encode::{encode_affine, encode_mx, encode_nvfp4};
+use crate::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Tensor};
@@ -16,11 +17,17 @@ pub(super) struct Block {
 }
 
 /// Rows of `k` numbers, rounded to `dtype` and packed. What is not finite is packed as zero, and counted.
-pub(super) fn pack(numbers: &Tensor, k: usize, dtype: DType, format: QuantFormat) -> Result<Block> {
+pub(super) fn pack(
+    numbers: &Tensor,
+    k: usize,
+    dtype: DType,
+    format: QuantFormat,
+    encoder: Encoder,
+) -> Result<Block> {
     match dtype {
-        DType::F16 => pack_as::<f16>(numbers, k, format),
-        DType::BF16 => pack_as::<bf16>(numbers, k, format),
-        DType::F32 => pack_as::<f32>(numbers, k, format),
+        DType::F16 => pack_as::<f16>(numbers, k, format, encoder),
+        DType::BF16 => pack_as::<bf16>(numbers, k, format, encoder),
+        DType::F32 => pack_as::<f32>(numbers, k, format, encoder),
         other => Err(unsupported(other)),
     }
 }
@@ -68,7 +75,7 @@ fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec
     Ok((rows, rounded))
 }
 
-fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat) -> Result<Block> {
+fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: Encoder) -> Result<Block> {
     let mut sums = Sums::default();
     let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
     sums.count_non_finite(&rows);
@@ -89,7 +96,10 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat) -> Result<
             let [stored_scales, stored_biases] = &mut stored;
             let parts = stored_scales.chunks_exact_mut(groups).zip(stored_biases.chunks_exact_mut(groups));
             for ((row, words), (scales, biases)) in pairs.zip(parts) {
-                encode_affine(row, bits, group_size, words, scales, biases);
+                match encoder {
+                    Encoder::Mlx => encode_affine(row, bits, group_size, words, scales, biases),
+                    Encoder::Afq => encode_afq(row, bits, group_size, words, scales, biases),
+                }
             }
             bytes.extend(stored.iter().map(|numbers| T::bytes(numbers)));
             [scales, biases] = stored.map(|numbers| numbers.iter().map(|number| number.to_f32()).collect());

@@ -31,9 +31,12 @@ mod block;
 mod config;
 mod disk;
 mod experts;
+mod importer;
 mod job;
 mod journal;
+mod kind;
 mod mixed;
+mod place;
 mod plan;
 mod planner;
 mod quality;
@@ -47,14 +50,16 @@ mod staging;
 mod writer;
 
 pub use disk::available_space;
+pub use place::check_output;
 pub use plan::{Plan, PlannedTensor};
 pub use quality::{Quality, Report, WrittenFile};
 pub use recipe::{Recipe, Rule};
 pub use role::Role;
 pub use run::{measure, run, Event, RunOptions};
 pub use spec::Spec;
-pub use staging::check_output;
 
+use crate::checkpoint::OllamaName;
+use crate::{Error, Result};
 use candle_core::DType;
 
 /// What is written.
@@ -65,6 +70,10 @@ pub enum Target {
     Mlx,
     /// Plain numbers under the names of the source.
     Dense,
+    /// A model of mistral.rs, UQFF 1.2.0.
+    Uqff,
+    /// A model in a store of Ollama.
+    Ollama,
 }
 
 /// What a conversion is to do.
@@ -84,6 +93,8 @@ pub struct Options {
     pub strict: bool,
     /// The size of a file of weights that is not exceeded, unless one weight does.
     pub max_shard_size: u64,
+    /// What an output of Ollama is called.
+    model: Option<OllamaName>,
 }
 
 impl Options {
@@ -93,7 +104,33 @@ impl Options {
     /// An MLX checkpoint by a recipe.
     pub fn mlx(recipe: Recipe) -> Self {
         let max_shard_size = Self::MAX_SHARD_SIZE;
-        Self { target: Target::Mlx, recipe, dtype: None, requantize: false, strict: false, max_shard_size }
+        Self {
+            target: Target::Mlx,
+            recipe,
+            dtype: None,
+            requantize: false,
+            strict: false,
+            max_shard_size,
+            model: None,
+        }
+    }
+
+    /// A UQFF model by a recipe, of which [`Recipe::named`] has one that is meant for it, `mistralrs`.
+    pub fn uqff(recipe: Recipe) -> Self {
+        Self { target: Target::Uqff, ..Self::mlx(recipe) }
+    }
+
+    /// A model called `name`, `[[host/]namespace/]model[:tag]`, in a store of Ollama, by a recipe, of which
+    /// [`Recipe::named`] has one that is meant for it, `ollama`. The output is the store, which may have other models.
+    ///
+    /// # Errors
+    /// If Ollama has no such names.
+    pub fn ollama(recipe: Recipe, name: &str) -> Result<Self> {
+        let Some(model) = OllamaName::parse(name) else {
+            let expected = "[[host/]namespace/]model[:tag] of letters, digits, `-`, `_` and `.`";
+            return Err(Error::mismatch("name of a model", expected, format!("`{name}`")));
+        };
+        Ok(Self { target: Target::Ollama, model: Some(model), ..Self::mlx(recipe) })
     }
 
     /// Plain numbers.
