@@ -184,6 +184,9 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--recipe", "mixed_3_6", "--bits", "4"], "leave out --bits"),
         (&["-o", &out, "--recipe", "uniform", "--group-size", "32"], "--group-size is for --bits"),
         (&["-o", &out, "--to", "uqff", "--dequantize"], "cannot be used with"),
+        (&["-o", &out, "--to", "ollama", "--bits", "4"], "needs the --name"),
+        (&["-o", &out, "--to", "ollama", "--bits", "4", "--name", "../m"], "name of a model"),
+        (&["-o", &out, "--to", "uqff", "--bits", "4", "--name", "m"], "--name is for --to ollama"),
         (&["-o", &out, "--recipe", "nothing-here"], "neither one of uniform, mixed_2_6"),
         (&["-o", &out, "--bits", "4", "--role", "heads=4"], "expected one of embed"),
         (&["-o", &out, "--bits", "4", "--role", "v"], "expected an equals sign"),
@@ -198,6 +201,25 @@ fn wrong_usage_is_1() {
     }
     fs::create_dir(target.out()).unwrap();
     assert!(fail(1, &tiny(), &["--bits", "4", "-o", &out]).contains("it exists already"));
+}
+
+#[test]
+fn models_of_mistralrs_and_of_ollama() {
+    let target = Target::new();
+    let (code, stdout, stderr) = run(&tiny(), &["--to", "uqff", "--bits", "4", "-o", &target.arg()]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("(affine 4-bit g64)") && !stdout.contains("decides about no tensor"), "{stdout}");
+    assert!(target.out().join("afq4-0.uqff").is_file() && target.out().join("tokenizer.json").is_file());
+    let line = fail(2, &tiny(), &["--to", "uqff", "--format", "nvfp4", "-o", &target.arg(), "--overwrite"]);
+    assert!(line.contains("nvfp4 (") && line.contains("affine formats of 2, 3, 4, 6 and 8 bits"), "{line}");
+    let store = target.0.path().join("store");
+    let args = ["--to", "ollama", "--name", "tiny:4", "--format", "int4", "-o", store.to_str().unwrap()];
+    assert_eq!(run(&tiny(), &args).0, 0);
+    let line = fail(1, &tiny(), &args);
+    assert!(line.contains("library/tiny/4") && line.contains("--overwrite"), "{line}");
+    assert_eq!(run(&tiny(), &[&args[..], &["--overwrite", "-q"]].concat()).0, 0);
+    // Without a name only where nothing is written.
+    assert_eq!(run(&tiny(), &["--to", "ollama", "--bits", "4", "--dry-run"]).0, 0);
 }
 
 #[test]
@@ -260,7 +282,7 @@ fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     assert!(!other.exists());
     // One that is there stays if nothing was measured.
     fs::write(&report, "mine").unwrap();
-    fail(2, Path::new("/nothing/here"), &args);
+    fail(2, Path::new("/nothing/here"), &[&args[..], &["--resume"]].concat());
     assert_eq!(fs::read(&report).unwrap(), b"mine");
     assert_eq!(run(&tiny(), &[&args[..], &["--resume"]].concat()).0, 0);
     assert_eq!(json_file(&report), written);

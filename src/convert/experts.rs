@@ -166,7 +166,7 @@ fn stacked(name: String, experts: &Projection) -> Option<Form> {
 /// Whether a tensor has a projection of all experts, or gate and up projection together.
 fn is_fused(name: &str, dims: &[usize], experts: Experts) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
-    experts != Experts::Untouched
+    matches!(experts, Experts::Stacks(_))
         && dims.len() == 3
         && [".experts.gate_up_proj", ".experts.down_proj"].iter().any(|end| module.ends_with(end))
 }

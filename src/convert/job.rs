@@ -1,7 +1,7 @@
 //! One tensor of the output: where its numbers come from, and what is done to them.
 
 use super::experts::{Form, Part};
-use super::kind::Encoder;
+use super::kind::{Encoder, PACKED_ALREADY};
 use super::plan::PlannedTensor;
 use super::repack::WIDE_MXFP4;
 use super::shard::Output;
@@ -117,7 +117,7 @@ impl Job {
             return Err(impossible());
         };
         let format = packed.format();
-        target.check(&form.name, "packed already", format)?;
+        target.check(&form.name, PACKED_ALREADY, format)?;
         let outputs = |scales| kind.packed(&form.name, packed.dims(), format, scales);
         let (work, outputs) = match packed.as_mlx()? {
             Some(parts) => {
@@ -148,7 +148,7 @@ impl Job {
         };
         let mut job = Self::new(form, format.to_string(), work, outputs);
         job.planned.role = role;
-        job.planned.rule = "packed already".into();
+        job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
     }
 

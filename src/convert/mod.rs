@@ -18,12 +18,15 @@
 //! ```
 //!
 //! # What is written
-//! An MLX checkpoint, bit for bit what `mx.quantize` computes on a CPU: `model-00001-of-0000N.safetensors` with an
-//! index, the config with `quantization` and `quantization_config`, all else in it as it was, and the files of the
-//! tokenizer. Experts become stacks, as mlx-lm has them. Or, with [`Target::Dense`], plain numbers.
+//! * [`Target::Mlx`]: an MLX checkpoint, bit for bit what `mx.quantize` computes on a CPU:
+//!   `model-00001-of-0000N.safetensors` with an index, the config with `quantization` and `quantization_config`, all
+//!   else in it as it was, and the files of the tokenizer. Experts become stacks, as mlx-lm has them.
+//! * [`Target::Uqff`]: a model of mistral.rs, in 4, 6 and 8 bits with the numbers that it computes itself.
+//! * [`Target::Ollama`]: a model in a store of Ollama, with the bytes of its importer.
+//! * [`Target::Dense`]: plain numbers.
 //!
 //! # Weights that are packed already
-//! are written as they are, if MLX has their format: AWQ and symmetric integers with 16-bit scales get biases that
+//! are written as they are, if the output has their format: AWQ and symmetric integers with 16-bit scales get biases that
 //! change nothing, and MXFP4 becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice
 //! ([`Options::requantize`]).
 
@@ -131,6 +134,17 @@ impl Options {
             return Err(Error::mismatch("name of a model", expected, format!("`{name}`")));
         };
         Ok(Self { target: Target::Ollama, model: Some(model), ..Self::mlx(recipe) })
+    }
+
+    /// The model of a store that is written, if one is.
+    fn model(&self) -> Result<Option<&OllamaName>> {
+        match (self.target, &self.model) {
+            (Target::Ollama, None) => {
+                Err(Error::mismatch("model of Ollama", "a name, as `Options::ollama` takes one", "none"))
+            }
+            (Target::Ollama, model) => Ok(model.as_ref()),
+            _ => Ok(None),
+        }
     }
 
     /// Plain numbers.

@@ -33,7 +33,7 @@ pub(super) enum Place {
 /// # Errors
 /// If not.
 pub fn check_output(out: &Path, conversion: &Options, options: &RunOptions) -> Result<()> {
-    Place::new(out, conversion.model.as_ref()).check(options)
+    Place::new(out, conversion.model()?).check(options)
 }
 
 impl Place {
@@ -90,11 +90,7 @@ impl Place {
         let published = options.resume && self.is_published()?;
         let there = self.published()?.filter(|path| fs::symlink_metadata(path).is_ok());
         if let Some(path) = there.filter(|_| !published) {
-            if !options.overwrite {
-                let remedy = "remove it, replace it (--overwrite), or give another output";
-                return Err(Error::file(&path, "it exists already, and is not overwritten", remedy));
-            }
-            self.check_replaceable()?;
+            self.check_replaceable(&path, options.overwrite)?;
         }
         if !options.resume && is_begun(&root) {
             let problem = "left by a conversion that was interrupted";
@@ -103,8 +99,12 @@ impl Place {
         Ok(())
     }
 
-    /// Whether what is there may be lost. Of a store only the manifest of the model is, which is what is asked for.
-    fn check_replaceable(&self) -> Result<()> {
+    /// Whether what is at `path` may be lost. Of a store that is the manifest of the model alone.
+    fn check_replaceable(&self, path: &Path, overwrite: bool) -> Result<()> {
+        if !overwrite {
+            let remedy = "remove it, replace it (--overwrite), or give another output";
+            return Err(Error::file(path, "it exists already, and is not overwritten", remedy));
+        }
         match self {
             Self::Folder(out) => check_folder(out),
             Self::Store(..) => Ok(()),
@@ -112,17 +112,18 @@ impl Place {
     }
 
     /// Puts the folder or manifest `made` in its place. A folder that was there is at `made` or `aside` then.
-    pub(super) fn put(&self, made: &Path, aside: &Path) -> Result<()> {
+    pub(super) fn put(&self, made: &Path, aside: &Path, overwrite: bool) -> Result<()> {
         let path = match self {
             Self::Folder(out) => out.clone(),
             Self::Store(out, name) => OllamaStore::create(out)?.make_place(name)?,
         };
+        let is_there = fs::symlink_metadata(&path).is_ok();
+        if is_there {
+            // It may have come only now.
+            self.check_replaceable(&path, overwrite)?;
+        }
         match self {
-            Self::Folder(_) if fs::symlink_metadata(&path).is_ok() => {
-                // It may have come only now.
-                self.check_replaceable()?;
-                replace(&path, made, aside).map_err(io(&path))?;
-            }
+            Self::Folder(_) if is_there => replace(&path, made, aside).map_err(io(&path))?,
             _ => fs::rename(made, &path).map_err(io(&path))?,
         }
         match path.parent() {

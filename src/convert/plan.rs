@@ -113,7 +113,7 @@ impl Plan {
         let top = top_format(&jobs, options.recipe.format);
         let target = options.target;
         let shards = target.kind().shards(jobs, top, options)?;
-        let model = options.model.clone();
+        let model = options.model()?.cloned();
         let plan = Self { source: source.clone(), target, model, shards, top, notes: planner.notes() };
         if plan.config_json()?.is_none() && target.kind().needs_config() {
             let problem =

@@ -143,11 +143,16 @@ impl Recipe {
 
     /// A recipe by name.
     ///
-    /// `safe` is [`Recipe::safe`]. `uniform` packs every matrix alike, head and routers too, as mlx-lm does with models that have no rules of
-    /// their own. `mixed_LOW_HIGH` are mlx-lm's: some value and down projections and the head get HIGH bits, all
-    /// else LOW. `mistralrs` is what mistral.rs does: embedding and head get 6 bits instead of 2 to 4, and 8 instead of
-    /// 6; routers and norms are kept. `ollama` is what its importer does: the embedding is kept, and the head, with 4 bits
-    /// also value, key and down projections, get 8. In all of these, matrices whose rows are no whole number of groups are kept, and so are vision and audio.
+    /// * `safe` is [`Recipe::safe`].
+    /// * `uniform` packs every matrix alike, head and routers too, as mlx-lm does with models that have no rules of
+    ///   their own.
+    /// * `mixed_LOW_HIGH` are mlx-lm's: some value and down projections and the head get HIGH bits, all else LOW.
+    /// * `mistralrs` is what mistral.rs does: embedding and head get 6 bits instead of 2 to 4, and 8 instead of 6; routers
+    ///   and norms are kept.
+    /// * `ollama` is what its importer does: the embedding is kept, the head gets 8 bits, and so do value, key and down
+    ///   projections if all else gets 4, of experts in affine formats only.
+    ///
+    /// In all but the first, matrices whose rows are no whole number of groups are kept, and so are vision and audio.
     ///
     /// # Errors
     /// If there is no recipe of this name, or if a mixed one is asked for another format than an affine one, whose
@@ -162,7 +167,7 @@ impl Recipe {
                 rules.extend([Role::Router, Role::Norm, Role::Conv].map(keep_role));
                 for role in [Role::Embed, Role::LmHead] {
                     let condition = Condition::Role(role);
-                    rules.push(Rule::new(format!("{name}: {role}"), vec![condition], Decision::Promoted));
+                    rules.push(Rule::new(format!("{DEFAULT}{role}"), vec![condition], Decision::Promoted));
                 }
             }
             _ => rules.push(Self::mixed(name, format)?),

@@ -100,7 +100,7 @@ pub fn run(
     }
     progress(Event::Measured { report: &report });
     check_quality(&report, options)?;
-    staging.publish(plan)?;
+    staging.publish(plan, options.overwrite)?;
     Ok(report)
 }
 

@@ -169,7 +169,7 @@ impl Staging {
     }
 
     /// Makes what is in the folder the output, and removes what is left.
-    pub(super) fn publish(mut self, plan: &Plan) -> Result<()> {
+    pub(super) fn publish(mut self, plan: &Plan, overwrite: bool) -> Result<()> {
         let model = model_in(&self.root);
         if !self.is_published {
             sync_folder(&model).map_err(io(&model))?;
@@ -184,7 +184,7 @@ impl Staging {
             };
             self.journal.published = identity(&made);
             self.write_journal()?;
-            self.place.put(&made, &self.root.join("replaced"))?;
+            self.place.put(&made, &self.root.join("replaced"), overwrite)?;
         }
         // The journal last: without it nothing tells that the output is complete.
         for folder in [model, self.root.join("replaced")] {

@@ -281,6 +281,36 @@ fn a_store_has_many_models_and_each_is_replaced_only_when_asked_to() {
     assert!(before.keys().all(|blob| store.join("blobs").join(blob).is_file()));
 }
 
+/// As the importer keeps them: under their names, which end in no `weight`.
+#[test]
+fn stacks_of_the_source_stay_what_they_are() {
+    let source = Source::new()
+        .with_config(r#"{"hidden_size": 64}"#)
+        .random("l.0.mlp.experts.gate_up_proj", &[2, 96, 64])
+        .random("l.0.mlp.experts.down_proj", &[2, 64, 64])
+        .random("l.0.mlp.switch_mlp.up_proj.weight", &[2, 32, 64])
+        .random("l.1.mlp.experts.0.w1.weight", &[32, 64])
+        .finish();
+    let out = convert(&source.open(), &ollama("int4", "m"));
+    let mut layers = layers(&out.path(), "m", "latest");
+    layers.retain(|layer| layer["mediaType"].as_str().unwrap().ends_with("tensor"));
+    let expected = [
+        ("l.0.mlp.experts.down_proj", "int8"),
+        ("l.0.mlp.experts.gate_up_proj", "int4"),
+        ("l.0.mlp.switch_mlp.up_proj.weight", "int4"),
+        ("l.1.mlp.experts.0.w1.weight", "int4"),
+    ];
+    assert_eq!(layers.len(), expected.len());
+    for (layer, (name, format)) in layers.iter().zip(expected) {
+        assert_eq!(layer["name"], name);
+        let bytes = fs::read(blob(&out.path(), layer)).unwrap();
+        let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+        let header: Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+        assert_eq!(header["__metadata__"]["quant_type"], format);
+        assert!(header.get(name).is_some() && header.get(format!("{name}.scale")).is_some());
+    }
+}
+
 #[test]
 fn a_model_without_a_config_is_none() {
     let source = Source::new().random("l.0.up_proj.weight", &[32, 64]).finish();
@@ -351,6 +381,9 @@ fn an_interrupted_model_is_not_there_and_is_resumed() {
     let error = convert::run(&plan, &store, &strict, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("above the limit"), "{error}");
     assert!(!store.join("manifests").exists() && !store.join("blobs").exists());
+    // Killed while blobs were moved.
+    let folder = store.join("registry.ollama.ai+library+tiny-dense+int4.partial/model");
+    fs::remove_file(folder.join("layer-00003")).unwrap();
     let error = convert::run(&plan, &store, &RunOptions::default(), &|_| ()).unwrap_err().to_string();
     assert!(error.contains("--resume"), "{error}");
     let skipped = std::sync::atomic::AtomicUsize::new(0);
@@ -361,8 +394,44 @@ fn an_interrupted_model_is_not_there_and_is_resumed() {
         }
     })
     .unwrap();
-    assert_eq!(skipped.into_inner(), plan.tensors().count());
+    assert_eq!(skipped.into_inner(), plan.tensors().count() - 1);
     assert!(report.files.iter().all(|file| store.join(&file.file).is_file()), "{:?}", report.files);
     let found = fs::read(manifest_in(&store, "tiny-dense", "int4")).unwrap();
     assert!(found == fs::read(manifest_in(&theirs(), "tiny-dense", "int4")).unwrap());
+}
+
+/// Killed between the rename of the manifest and the end.
+#[cfg(unix)]
+#[test]
+fn a_model_that_is_published_is_only_cleaned_up_after() {
+    use std::os::unix::fs::MetadataExt;
+    let (source, folder) = (small(), tempfile::tempdir().unwrap());
+    let store = folder.path().join("store");
+    let plan = Plan::new(&source.open(), &ollama("int4", "m")).unwrap();
+    let partial = store.join("registry.ollama.ai+library+m+latest.partial");
+    let journal = std::sync::Mutex::new(Value::Null);
+    convert::run(&plan, &store, &RunOptions::default(), &|event| {
+        if let convert::Event::Measured { .. } = event {
+            *journal.lock().unwrap() = json_file(partial.join("journal.json"));
+        }
+    })
+    .unwrap();
+    let manifest = manifest_in(&store, "m", "latest");
+    let (before, metadata) = (fs::read(&manifest).unwrap(), fs::metadata(&manifest).unwrap());
+    let mut journal = journal.into_inner().unwrap();
+    journal["published"] = serde_json::json!([metadata.dev(), metadata.ino()]);
+    fs::create_dir_all(partial.join("model")).unwrap();
+    fs::write(partial.join("journal.json"), journal.to_string()).unwrap();
+    let resume = RunOptions { resume: true, ..RunOptions::default() };
+    convert::run(&plan, &store, &resume, &|_| ()).unwrap();
+    assert!(!partial.exists() && fs::read(&manifest).unwrap() == before);
+    assert_eq!(fs::metadata(&manifest).unwrap().ino(), metadata.ino());
+}
+
+#[test]
+fn a_target_without_a_name_is_refused() {
+    let mut options = mlx("4");
+    options.target = Target::Ollama;
+    let error = Plan::new(&small().open(), &options).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("Options::ollama"), "{error}");
 }

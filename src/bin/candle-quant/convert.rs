@@ -29,10 +29,10 @@ alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4; f16, bf16, f32; keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
-Recipes: uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of mlx-lm), \
-or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
-format; the first that matches decides. Without a recipe the output head gets the next wider format; routers, norms, \
-vision, audio and small tensors are kept.
+Recipes: safe, uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
+mlx-lm), mistralrs, ollama (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
+format; the first that matches decides. Without a recipe it is safe: the output head gets the next wider \
+format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama.
 
 Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
 be read or written.")]

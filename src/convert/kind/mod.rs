@@ -79,6 +79,9 @@ pub(super) trait Kind: Debug + Sync {
     fn companions(&self, plan: &Plan) -> Vec<(&'static str, String)>;
 }
 
+/// The rule of tensors that are written as they are.
+pub(super) const PACKED_ALREADY: &str = "packed already";
+
 /// What computes codes and scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Encoder {
@@ -137,12 +140,15 @@ impl Target {
         }
     }
 
-    /// Refuses a format that this kind of output has no type for.
-    pub(super) fn check(self, tensor: &str, rule: &str, format: QuantFormat) -> Result<()> {
+    /// Refuses a format that this kind of output has no type for; `why` says where it comes from.
+    pub(super) fn check(self, tensor: &str, why: &str, format: QuantFormat) -> Result<()> {
         let kind = self.kind();
         kind.check(format).map_err(|formats| Error::Unsupported {
-            what: format!("`{tensor}` as {format} ({rule}), which {} has no type for,", kind.name()),
-            remedy: format!("it has {formats}: name one of these, or requantize or dequantize the tensor"),
+            what: format!("`{tensor}` as {format} ({why}) in {}, which has {formats},", kind.name()),
+            remedy: match why {
+                PACKED_ALREADY => "requantize or dequantize it".into(),
+                _ => "give it one of these formats".into(),
+            },
         })
     }
 }

@@ -129,12 +129,12 @@ fn label(format: QuantFormat) -> String {
 /// Names in the order in which MLX writes the bytes of arrays: that of libstdc++'s `unordered_map` into which they were
 /// put one after another by name. A new one comes before all of its bucket, or before all if its bucket is empty.
 fn hash_order(mut names: Vec<String>) -> Vec<String> {
-    // The first of the numbers of buckets that is not below the number of elements, as far as models need.
-    let buckets = [13, 29, 59, 127, 257].into_iter().find(|buckets| *buckets >= names.len()).unwrap_or(541);
+    // Enough for as many names, and a group of experts has nine.
+    const BUCKETS: u64 = 13;
     names.sort();
     let mut ordered: Vec<(u64, String)> = Vec::new();
     for name in names {
-        let bucket = murmur(name.as_bytes()) % buckets as u64;
+        let bucket = murmur(name.as_bytes()) % BUCKETS;
         let at = ordered.iter().position(|(other, _)| *other == bucket).unwrap_or(0);
         ordered.insert(at, (bucket, name));
     }
@@ -273,4 +273,24 @@ fn prompt_formats(config: &Value) -> (&'static str, &'static str) {
         KNOWN.iter().find_map(|(part, formats)| word.contains(part).then_some(*formats))
     };
     words.into_iter().find_map(known).unwrap_or_default()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Printed by `std::hash<std::string>` of libstdc++.
+    #[test]
+    fn hashes_are_those_of_libstdcxx() {
+        let hashes = [
+            ("", 0x553E_9390_1E46_2A6E),
+            ("a", 0x454D_DEE4_88C1_ED6B),
+            ("lm_head.", 0x9AEC_CD45_B65E_6DDD),
+            ("lm_head.weight", 0x2164_1C74_66AF_AB3D),
+            ("model.layers.0.mlp.down_proj.weight.scale", 0xB8C0_9DAF_603A_AF17),
+        ];
+        for (text, hash) in hashes {
+            assert_eq!(murmur(text.as_bytes()), hash, "{text}");
+        }
+    }
 }
