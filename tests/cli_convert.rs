@@ -181,6 +181,12 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--format", "4", "--bits", "4"], "cannot be used with"),
         (&["-o", &out, "--recipe", "uniform"], "needs a --format"),
         (&["-o", &out, "--recipe", "mixed_3_6", "--format", "nvfp4"], "expected an affine one"),
+        (&["-o", &out, "--recipe", "mixed_3_6", "--bits", "4"], "leave out --bits"),
+        (&["-o", &out, "--recipe", "uniform", "--group-size", "32"], "--group-size is for --bits"),
+        (&["-o", &out, "--to", "uqff", "--dequantize"], "cannot be used with"),
+        (&["-o", &out, "--to", "ollama", "--bits", "4"], "needs the --name"),
+        (&["-o", &out, "--to", "ollama", "--bits", "4", "--name", "../m"], "name of a model"),
+        (&["-o", &out, "--to", "uqff", "--bits", "4", "--name", "m"], "--name is for --to ollama"),
         (&["-o", &out, "--recipe", "nothing-here"], "neither one of uniform, mixed_2_6"),
         (&["-o", &out, "--bits", "4", "--role", "heads=4"], "expected one of embed"),
         (&["-o", &out, "--bits", "4", "--role", "v"], "expected an equals sign"),
@@ -195,6 +201,25 @@ fn wrong_usage_is_1() {
     }
     fs::create_dir(target.out()).unwrap();
     assert!(fail(1, &tiny(), &["--bits", "4", "-o", &out]).contains("it exists already"));
+}
+
+#[test]
+fn models_of_mistralrs_and_of_ollama() {
+    let target = Target::new();
+    let (code, stdout, stderr) = run(&tiny(), &["--to", "uqff", "--bits", "4", "-o", &target.arg()]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains("(affine 4-bit g64)") && !stdout.contains("decides about no tensor"), "{stdout}");
+    assert!(target.out().join("afq4-0.uqff").is_file() && target.out().join("tokenizer.json").is_file());
+    let line = fail(2, &tiny(), &["--to", "uqff", "--format", "nvfp4", "-o", &target.arg(), "--overwrite"]);
+    assert!(line.contains("nvfp4 (") && line.contains("affine formats of 2, 3, 4, 6 and 8 bits"), "{line}");
+    let store = target.0.path().join("store");
+    let args = ["--to", "ollama", "--name", "tiny:4", "--format", "int4", "-o", store.to_str().unwrap()];
+    assert_eq!(run(&tiny(), &args).0, 0);
+    let line = fail(1, &tiny(), &args);
+    assert!(line.contains("library/tiny/4") && line.contains("--overwrite"), "{line}");
+    assert_eq!(run(&tiny(), &[&args[..], &["--overwrite", "-q"]].concat()).0, 0);
+    // Without a name only where nothing is written.
+    assert_eq!(run(&tiny(), &["--to", "ollama", "--bits", "4", "--dry-run"]).0, 0);
 }
 
 #[test]
@@ -244,17 +269,23 @@ fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     let line = fail(4, &tiny(), &args);
     assert!(line.contains("report.json: the report can't be written"), "{line}");
     assert!(!other.exists() && !target.0.path().join("other.partial").exists());
-    // One that is there stays if there is no new one.
+    // It is written of an output that is not made, too.
     let report = target.0.path().join("report.json");
     let args = ["--bits", "4", "-o", other.to_str().unwrap(), "--report", report.to_str().unwrap()];
     let strict = ["--max-rrmse", "0.05"];
     fail(3, &tiny(), &[&args[..], &strict].concat());
-    assert!(!report.exists());
+    let written = json_file(&report);
+    assert!(written["tensors"][0]["relative_rms"].as_f64().unwrap() > 0.05);
+    let resumed = [&args[..], &strict, &["--resume", "--json"]].concat();
+    let (code, stdout, _) = run(&tiny(), &resumed);
+    assert_eq!((code, serde_json::from_str::<Value>(&stdout).unwrap()), (3, written.clone()));
+    assert!(!other.exists());
+    // One that is there stays if nothing was measured.
     fs::write(&report, "mine").unwrap();
-    fail(3, &tiny(), &[&args[..], &strict, &["--resume"]].concat());
+    fail(2, Path::new("/nothing/here"), &[&args[..], &["--resume"]].concat());
     assert_eq!(fs::read(&report).unwrap(), b"mine");
     assert_eq!(run(&tiny(), &[&args[..], &["--resume"]].concat()).0, 0);
-    assert_eq!(json_file(&report)["tensors"].as_array().unwrap().len(), 22);
+    assert_eq!(json_file(&report), written);
 }
 
 #[test]

@@ -6,6 +6,10 @@ mod common;
 mod memory;
 #[path = "convert/mlx.rs"]
 mod mlx;
+#[path = "common/numpy.rs"]
+mod numpy;
+#[path = "convert/ollama.rs"]
+mod ollama;
 #[path = "convert/output.rs"]
 mod output;
 #[path = "convert/overwrite.rs"]
@@ -20,3 +24,5 @@ mod quantized;
 mod repack;
 #[path = "convert/resume.rs"]
 mod resume;
+#[path = "convert/uqff.rs"]
+mod uqff;

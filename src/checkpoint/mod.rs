@@ -66,6 +66,7 @@ pub use digest::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
 pub use names::natural_order;
 pub(crate) use names::{module_of, tensor_of};
+pub(crate) use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use weight::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 
 use crate::{Error, Result};

@@ -1,9 +1,10 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
+use super::kind::Encoder;
 use super::quality::Sums;
-use crate::backend;
 use crate::format::decode::decode_row;
-use crate::format::element::{e4m3_to_f32, e8m0_to_f32, E2M1_MAX, E4M3_MAX};
+use crate::format::element::{e4m3_to_f32, e8m0_to_f32, Real, E2M1_MAX, E4M3_MAX};
+use crate::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Tensor};
@@ -15,49 +16,110 @@ pub(super) struct Block {
     pub sums: Sums,
 }
 
-/// Numbers in f32, and rounded to `dtype`: as a tensor, and in f32 again.
-fn rounded(numbers: &Tensor, dtype: DType) -> Result<(Vec<f32>, Tensor, Vec<f32>)> {
-    if !matches!(dtype, DType::F16 | DType::BF16 | DType::F32) {
-        let remedy = "use F16, BF16 or F32".into();
-        return Err(Error::Unsupported { what: format!("converting to {dtype:?}"), remedy });
+/// Rows of `k` numbers, rounded to `dtype` and packed. What is not finite is packed as zero, and counted.
+pub(super) fn pack(
+    numbers: &Tensor,
+    k: usize,
+    dtype: DType,
+    format: QuantFormat,
+    encoder: Encoder,
+) -> Result<Block> {
+    match dtype {
+        DType::F16 => pack_as::<f16>(numbers, k, format, encoder),
+        DType::BF16 => pack_as::<bf16>(numbers, k, format, encoder),
+        DType::F32 => pack_as::<f32>(numbers, k, format, encoder),
+        other => Err(unsupported(other)),
     }
-    let source = numbers.to_dtype(DType::F32)?;
-    let rounded = source.to_dtype(dtype)?;
-    let widened = rounded.to_dtype(DType::F32)?.to_vec1()?;
-    Ok((source.to_vec1()?, rounded, widened))
 }
 
 /// Numbers, rounded to `dtype`.
 pub(super) fn cast(numbers: &Tensor, dtype: DType) -> Result<Block> {
-    let (source, rounded, stored) = rounded(numbers, dtype)?;
-    let mut sums = Sums::default();
-    sums.add_row(&source, &stored);
-    sums.count_non_finite(&source);
-    Ok(Block { bytes: vec![le_bytes(&rounded)?], sums })
+    let numbers = numbers.to_dtype(DType::F32)?.to_vec1()?;
+    match dtype {
+        DType::F16 => Ok(cast_as::<f16>(numbers)),
+        DType::BF16 => Ok(cast_as::<bf16>(numbers)),
+        DType::F32 => Ok(cast_as::<f32>(numbers)),
+        other => Err(unsupported(other)),
+    }
 }
 
-/// Rows of `k` numbers, rounded to `dtype` and packed. What is not finite is packed as zero, and counted.
-pub(super) fn pack(numbers: &Tensor, k: usize, dtype: DType, format: QuantFormat) -> Result<Block> {
-    let (rows, mut rounded, mut widened) = rounded(numbers, dtype)?;
+fn unsupported(dtype: DType) -> Error {
+    Error::Unsupported { what: format!("converting to {dtype:?}"), remedy: "use F16, BF16 or F32".into() }
+}
+
+fn cast_as<T: Bytes>(numbers: Vec<f32>) -> Block {
+    let rounded = T::round_all(numbers.clone());
+    let mut stored = vec![0.; numbers.len()];
+    T::widen(&rounded, &mut stored);
     let mut sums = Sums::default();
+    sums.add_row(&numbers, &stored);
+    sums.count_non_finite(&numbers);
+    Block { bytes: vec![T::bytes(&rounded)], sums }
+}
+
+/// Numbers as they are, and rounded.
+fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec<T>)> {
+    let widened = |rounded: &[T]| {
+        let mut widened = vec![0.; rounded.len()];
+        T::widen(rounded, &mut widened);
+        widened
+    };
+    if numbers.dtype() == T::DTYPE {
+        let stored = numbers.to_vec1()?;
+        return Ok((widened(&stored), stored));
+    }
+    let rows: Vec<f32> = numbers.to_dtype(DType::F32)?.to_vec1()?;
+    let rounded = T::round_all(rows.clone());
     // They are packed as zero, so that what is decoded does not tell of them.
-    sums.count_overflowing(&rows, &widened);
+    sums.count_overflowing(&rows, &widened(&rounded));
+    Ok((rows, rounded))
+}
+
+fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: Encoder) -> Result<Block> {
+    let mut sums = Sums::default();
+    let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
     sums.count_non_finite(&rows);
     if sums.non_finite() > 0 {
-        widened.iter_mut().filter(|number| !number.is_finite()).for_each(|number| *number = 0.);
-        rounded = Tensor::from_vec(widened, rows.len(), numbers.device())?.to_dtype(dtype)?;
+        for number in rounded.iter_mut().filter(|number| !number.to_f32().is_finite()) {
+            *number = T::from_f32(0.);
+        }
     }
-    let parts = backend::quantize(&rounded.reshape(((), k))?, format, None)?;
-    let stored: Vec<_> = [Some(&parts.packed), Some(&parts.scales), parts.biases.as_ref()]
-        .into_iter()
-        .flatten()
-        .map(le_bytes)
-        .collect::<Result<_>>()?;
-    let words: Vec<u32> = parts.packed.to_vec1()?;
-    let scales = scale_values(&parts.scales, format)?;
-    let biases = parts.biases.map_or(Ok(Vec::new()), |biases| biases.to_dtype(DType::F32)?.to_vec1())?;
-
     let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
+    let count = rows.len() / k.max(1);
+    let mut words = vec![0u32; count * words_per_row];
+    let pairs = rounded.chunks_exact(k).zip(words.chunks_exact_mut(words_per_row));
+    let mut bytes = Vec::new();
+    let (scales, biases);
+    match format {
+        QuantFormat::Affine { bits, group_size } => {
+            let mut stored = [vec![T::from_f32(0.); count * groups], vec![T::from_f32(0.); count * groups]];
+            let [stored_scales, stored_biases] = &mut stored;
+            let parts = stored_scales.chunks_exact_mut(groups).zip(stored_biases.chunks_exact_mut(groups));
+            for ((row, words), (scales, biases)) in pairs.zip(parts) {
+                match encoder {
+                    Encoder::Mlx => encode_affine(row, bits, group_size, words, scales, biases),
+                    Encoder::Afq => encode_afq(row, bits, group_size, words, scales, biases),
+                }
+            }
+            bytes.extend(stored.iter().map(|numbers| T::bytes(numbers)));
+            [scales, biases] = stored.map(|numbers| numbers.iter().map(|number| number.to_f32()).collect());
+        }
+        _ => {
+            let mut stored = vec![0u8; count * groups];
+            for ((row, words), scales) in pairs.zip(stored.chunks_exact_mut(groups)) {
+                match format {
+                    QuantFormat::Nvfp4 => encode_nvfp4(row, None, words, scales),
+                    _ => encode_mx(row, format, words, scales),
+                }
+            }
+            let value = |byte: &u8| match format.scale_kind() {
+                ScaleKind::E4m3 => e4m3_to_f32(*byte),
+                _ => e8m0_to_f32(*byte),
+            };
+            (scales, biases) = (stored.iter().map(value).collect::<Vec<f32>>(), Vec::new());
+            bytes.push(stored);
+        }
+    }
     let mut decoded = vec![0.; k];
     let rows_of_words = rows.chunks_exact(k).zip(words.chunks_exact(words_per_row)).enumerate();
     for (index, (row, words)) in rows_of_words {
@@ -70,18 +132,9 @@ pub(super) fn pack(numbers: &Tensor, k: usize, dtype: DType, format: QuantFormat
             range(format, scales.get(group), biases.get(group))
         });
     }
-    Ok(Block { bytes: stored, sums })
-}
-
-/// Scales as numbers.
-fn scale_values(scales: &Tensor, format: QuantFormat) -> Result<Vec<f32>> {
-    let of_bytes =
-        |value: fn(u8) -> f32| -> Result<Vec<f32>> { Ok(scales.to_vec1()?.into_iter().map(value).collect()) };
-    match format.scale_kind() {
-        ScaleKind::Float => Ok(scales.to_dtype(DType::F32)?.to_vec1()?),
-        ScaleKind::E8m0 => of_bytes(e8m0_to_f32),
-        ScaleKind::E4m3 => of_bytes(e4m3_to_f32),
-    }
+    words.iter_mut().for_each(|word| *word = word.to_le());
+    bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
+    Ok(Block { bytes, sums })
 }
 
 /// What a group can hold, half a step beyond its ends included where steps are even.
@@ -98,14 +151,18 @@ fn range(format: QuantFormat, scale: Option<&f32>, bias: Option<&f32>) -> (f32, 
     }
 }
 
-/// The elements of a tensor as files hold them.
-pub(super) fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
-    let flat = tensor.flatten_all()?;
-    Ok(match flat.dtype() {
-        DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
-        DType::F16 => flat.to_vec1::<f16>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
-        DType::BF16 => flat.to_vec1::<bf16>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
-        DType::F32 => flat.to_vec1::<f32>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
-        _ => flat.to_vec1::<u8>()?,
-    })
+/// Numbers as files hold them.
+trait Bytes: Real {
+    fn bytes(numbers: &[Self]) -> Vec<u8>;
 }
+
+macro_rules! bytes {
+    ($($type:ty),*) => {$(
+        impl Bytes for $type {
+            fn bytes(numbers: &[Self]) -> Vec<u8> {
+                numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+            }
+        }
+    )*};
+}
+bytes!(f16, bf16, f32);

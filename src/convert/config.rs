@@ -1,7 +1,7 @@
-//! The files beside the weights: config.json, whose text is kept as it is but for the quantization, and the index.
+//! The files beside the weights: config.json, whose text is kept as it is but for the quantization, and those that are
+//! copied.
 
 use super::plan::Plan;
-use super::Target;
 use crate::checkpoint::{module_of, Companions};
 use crate::{Error, QuantFormat, Result};
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -29,7 +29,8 @@ impl Plan {
             None if self.source.config().is_object() => self.source.config().to_string(),
             None => "{}".to_owned(),
         };
-        let quantization = self.top.map(|top| self.quantization(top)).transpose()?;
+        let described = self.top.filter(|_| self.target.kind().describes_formats());
+        let quantization = described.map(|top| self.quantization(top)).transpose()?;
         if path.is_none() && quantization.is_none() && text == "{}" {
             return Ok(None);
         }
@@ -63,25 +64,11 @@ impl Plan {
         Ok(Value::from(object).to_string())
     }
 
-    /// The text of model.safetensors.index.json.
-    pub(super) fn index_json(&self) -> String {
-        let mut map: Map<_, _> = Map::new();
-        for shard in &self.shards {
-            for output in shard.jobs.iter().flat_map(|job| &job.outputs) {
-                map.insert(output.name.clone(), shard.file.clone().into());
-            }
-        }
-        let parameters: u64 =
-            self.tensors().map(|tensor| tensor.shape.iter().map(|dim| *dim as u64).product::<u64>()).sum();
-        let metadata = json!({"total_size": self.bytes(), "total_parameters": parameters});
-        format!("{:#}\n", json!({"metadata": metadata, "weight_map": map}))
-    }
-
     /// Files that are copied: tokenizer, chat template, generation settings and the like.
     pub(super) fn copied_files(&self) -> Result<Vec<(String, PathBuf)>> {
         let companions: &Companions = self.source.companions();
-        let files = companions.all()?.into_iter();
-        Ok(files.filter(|(name, _)| is_copied(name)).collect())
+        let (files, kind) = (companions.all()?.into_iter(), self.target.kind());
+        Ok(files.filter(|(name, _)| is_copied(name) && kind.copies(name)).collect())
     }
 }
 
@@ -104,10 +91,14 @@ fn describe(format: QuantFormat) -> Map<String, Value> {
 /// The object `text` with other quantization entries. All else is the text as it was, in its order.
 fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String> {
     let entries: Entries = serde_json::from_str(text)?;
+    let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config";
+    if quantization.is_none() && entries.0.iter().all(|(key, _)| is_kept(key)) {
+        return Ok(text.to_owned());
+    }
     let mut lines: Vec<_> = entries
         .0
         .iter()
-        .filter(|(key, _)| !QUANTIZATION.contains(&key.as_str()) && key != "compression_config")
+        .filter(|(key, _)| is_kept(key))
         .map(|(key, value)| (json!(key).to_string(), value.get().to_owned()))
         .collect();
     if let Some(quantization) = quantization {
@@ -141,16 +132,6 @@ impl<'de> Deserialize<'de> for Entries {
             }
         }
         deserializer.deserialize_map(All)
-    }
-}
-
-impl Target {
-    /// What the metadata of files says.
-    pub(super) fn metadata_format(self) -> &'static str {
-        match self {
-            Self::Mlx => "mlx",
-            Self::Dense => "pt",
-        }
     }
 }
 

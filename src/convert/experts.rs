@@ -1,10 +1,13 @@
-//! Tensors that change their names and shapes when they are packed: experts, which mlx-lm keeps in stacks.
+//! Tensors that change their names and shapes when they are packed: experts, which mlx-lm and mistral.rs keep in
+//! stacks.
 //!
 //! mlx-lm stacks the experts of a dense checkpoint while it loads it, but packed ones have to be stacked already:
 //! `experts.7.up_proj.weight` `[N, K]` becomes a part of `switch_mlp.up_proj.weight` `[E, N, K]`, and
-//! `experts.gate_up_proj` `[E, 2N, K]` two such stacks.
+//! `experts.gate_up_proj` `[E, 2N, K]` two such stacks. mistral.rs calls the module `experts`.
 
-use crate::checkpoint::{DenseTensor, Weight};
+use super::kind::Experts;
+use super::Target;
+use crate::checkpoint::{Checkpoint, CheckpointKind, DenseTensor, Weight};
 use crate::Result;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -59,23 +62,34 @@ impl Group {
 }
 
 /// The experts of one projection with their numbers; those of their biases have a projection of their own.
-type Experts = Vec<(usize, String, DenseTensor)>;
+type Projection = Vec<(usize, String, DenseTensor)>;
 
 /// Why experts can't be stacked.
 const UNLIKE: &str = "experts of different shapes or dtypes, or some are missing or twice there";
 
 /// Groups the tensors of a checkpoint.
-pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Vec<Group>> {
-    let (mut groups, mut projections) = (Vec::new(), BTreeMap::<String, Experts>::new());
+pub(super) fn group(
+    tensors: Vec<(String, Weight)>,
+    source: &Checkpoint,
+    target: Target,
+) -> Result<Vec<Group>> {
+    let (config, experts) = (source.config(), target.kind().experts());
+    // mlx-lm has other names for some models; those it has written are right, and gpt-oss' are those of all.
+    let is_named =
+        model_type(config) == "gpt_oss" || (target, source.kind()) == (Target::Mlx, CheckpointKind::Mlx);
+    let (mut groups, mut projections) = (Vec::new(), BTreeMap::<String, Projection>::new());
     for (name, weight) in tensors {
-        match (weight, expert(&name)) {
+        match (weight, expert(&name, experts)) {
             (Weight::Dense(dense), Some((index, stack))) if dense.is_stored() && dense.dtype().is_float() => {
                 projections.entry(stack).or_default().push((index, name, dense));
             }
-            (Weight::Dense(dense), _) if dense.is_stored() && is_fused(&name, dense.dims()) => {
-                groups.push(fused(name, &dense, config)?);
+            (Weight::Dense(dense), _) if dense.is_stored() && is_fused(&name, dense.dims(), experts) => {
+                groups.push(fused(name, &dense, config, experts)?);
             }
-            (weight, _) => groups.push(Group::one(name, weight)),
+            (weight, _) => {
+                let renamed = restacked(&name, weight.dims(), experts).filter(|_| !is_named);
+                groups.push(Group::one(renamed.unwrap_or(name), weight));
+            }
         }
     }
     projections.values_mut().for_each(|experts| experts.sort_by_key(|(index, ..)| *index));
@@ -101,23 +115,45 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, config: &Value) -> Result<Ve
     Ok(groups)
 }
 
+/// What a model is called in its config.
+fn model_type(config: &Value) -> &str {
+    let text = config.get("text_config").unwrap_or(config);
+    text.get("model_type").and_then(Value::as_str).unwrap_or_default()
+}
+
 /// The number of the expert that a tensor belongs to, and the name of the stack that it is a part of.
-fn expert(name: &str) -> Option<(usize, String)> {
+fn expert(name: &str, experts: Experts) -> Option<(usize, String)> {
     let (block, rest) = name.split_once(".experts.")?;
-    let [index, projection, part] = rest.split('.').collect::<Vec<_>>().try_into().ok()?;
-    let projection = match projection {
+    let [index, source, part] = rest.split('.').collect::<Vec<_>>().try_into().ok()?;
+    let projection = match source {
         "w1" => "gate_proj",
         "w2" => "down_proj",
         "w3" => "up_proj",
-        "gate_proj" | "down_proj" | "up_proj" => projection,
+        "gate_proj" | "down_proj" | "up_proj" => source,
         _ => return None,
     };
-    let known = matches!(part, "weight" | "bias");
-    known.then_some((index.parse().ok()?, format!("{block}.switch_mlp.{projection}.{part}")))
+    let known = match experts {
+        // Only weights, under the names that they have.
+        Experts::OfSource => part == "weight" && projection == source,
+        _ => matches!(part, "weight" | "bias"),
+    };
+    let stack = experts.stack(block, projection).filter(|_| known)?;
+    Some((index.parse().ok()?, format!("{stack}.{part}")))
+}
+
+/// The name of a stack of experts, or of their biases, in the output.
+fn restacked(name: &str, dims: &[usize], experts: Experts) -> Option<String> {
+    let (block, rest) = [".experts.", ".switch_mlp."].iter().find_map(|module| name.split_once(module))?;
+    let known = match rest.split_once('.')? {
+        ("gate_proj" | "down_proj" | "up_proj", "weight") => dims.len() == 3,
+        ("gate_proj" | "down_proj" | "up_proj", "bias") => dims.len() == 2,
+        _ => false,
+    };
+    experts.stack(block, rest).filter(|_| known && matches!(experts, Experts::Stacks(_)))
 }
 
 /// All experts of a projection as one tensor; `None` if they are not alike, or one is missing or twice there.
-fn stacked(name: String, experts: &Experts) -> Option<Form> {
+fn stacked(name: String, experts: &Projection) -> Option<Form> {
     let (.., first) = experts.first()?;
     let alike = |(index, (number, _, dense)): (usize, &(usize, String, DenseTensor))| {
         index == *number && dense.dims() == first.dims() && dense.dtype() == first.dtype()
@@ -128,18 +164,19 @@ fn stacked(name: String, experts: &Experts) -> Option<Form> {
 }
 
 /// Whether a tensor has a projection of all experts, or gate and up projection together.
-fn is_fused(name: &str, dims: &[usize]) -> bool {
+fn is_fused(name: &str, dims: &[usize], experts: Experts) -> bool {
     let module = name.strip_suffix(".weight").unwrap_or(name);
-    dims.len() == 3 && [".experts.gate_up_proj", ".experts.down_proj"].iter().any(|end| module.ends_with(end))
+    matches!(experts, Experts::Stacks(_))
+        && dims.len() == 3
+        && [".experts.gate_up_proj", ".experts.down_proj"].iter().any(|end| module.ends_with(end))
 }
 
 /// Stacks of a projection, or of gate and up projections one after another, as transformers has them. That of some
 /// models has rows for columns, or rows that alternate: what is not certain to be otherwise is not packed.
-fn fused(name: String, dense: &DenseTensor, config: &Value) -> Result<Group> {
+fn fused(name: String, dense: &DenseTensor, config: &Value, layout: Experts) -> Result<Group> {
     let plain = vec![Form::whole(name.clone(), Weight::Dense(dense.clone()))];
     let text = config.get("text_config").unwrap_or(config);
     let hidden = text.get("hidden_size").and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
-    let model_type = text.get("model_type").and_then(Value::as_str).unwrap_or_default();
     let module = name.strip_suffix(".weight").unwrap_or(&name);
     let &[experts, n, k] = dense.dims() else {
         return Ok(Group { packed: plain, plain: Vec::new(), obstacle: None });
@@ -149,13 +186,16 @@ fn fused(name: String, dense: &DenseTensor, config: &Value) -> Result<Group> {
         Some(_) => hidden == Some(k) && n != k && n.is_multiple_of(2),
         None => hidden == Some(n) && n != k,
     };
-    if !certain || model_type == "gpt_oss" {
+    if !certain || model_type(config) == "gpt_oss" {
         let obstacle = Some("experts whose rows may be columns, or alternate");
         return Ok(Group { packed: plain, plain: Vec::new(), obstacle });
     }
+    let stack = |block: &str, projection: &str| {
+        layout.stack(block, projection).map_or_else(|| name.clone(), |module| format!("{module}.weight"))
+    };
     let Some(block) = gate_up else {
         let block = module.strip_suffix(".experts.down_proj").unwrap_or(module);
-        let down = Form::whole(format!("{block}.switch_mlp.down_proj.weight"), Weight::Dense(dense.clone()));
+        let down = Form::whole(stack(block, "down_proj"), Weight::Dense(dense.clone()));
         return Ok(Group { packed: vec![down], plain, obstacle: None });
     };
     let rows = n / 2;
@@ -165,8 +205,7 @@ fn fused(name: String, dense: &DenseTensor, config: &Value) -> Result<Group> {
             Ok(Part::Stored(dense.elements(start..start + rows * k)?))
         };
         let parts = (0..experts).map(run).collect::<Result<_>>()?;
-        let name = format!("{block}.switch_mlp.{projection}.weight");
-        Ok(Form { name, dims: vec![experts, rows, k], parts })
+        Ok(Form { name: stack(block, projection), dims: vec![experts, rows, k], parts })
     };
     Ok(Group { packed: vec![half("gate_proj", 0)?, half("up_proj", rows)?], plain, obstacle: None })
 }

@@ -1,10 +1,11 @@
 //! One tensor of the output: where its numbers come from, and what is done to them.
 
 use super::experts::{Form, Part};
-use super::plan::{packed_outputs, PlannedTensor};
+use super::kind::{Encoder, PACKED_ALREADY};
+use super::plan::PlannedTensor;
 use super::repack::WIDE_MXFP4;
 use super::shard::Output;
-use super::{Role, Spec};
+use super::{Role, Spec, Target};
 use crate::checkpoint::{module_of, tensor_of, DenseTensor, PackedWeight, Weight};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
@@ -20,6 +21,10 @@ pub(super) struct Job {
     pub planned: PlannedTensor,
     pub work: Work,
     pub outputs: Vec<Output>,
+    /// The format that was asked for, if it is not that of the output.
+    pub asked: Option<QuantFormat>,
+    /// Whether it consists of tensors of other names.
+    pub is_stacked: bool,
 }
 
 /// What is done.
@@ -30,7 +35,7 @@ pub(super) enum Work {
     /// Numbers are converted to a dtype.
     Cast(Vec<Part>, DType),
     /// Numbers are rounded to a dtype and packed.
-    Pack(Vec<Part>, DType, QuantFormat),
+    Pack(Vec<Part>, DType, QuantFormat, Encoder),
     /// Codes are brought into another layout, or into a format that holds them exactly.
     Repack(PackedWeight, QuantFormat),
 }
@@ -67,7 +72,9 @@ impl Job {
             fallback: None,
             file: String::new(),
         };
-        Self { planned, work, outputs }
+        let other_name = |part: &Part| matches!(part, Part::Stored(dense) if dense.name() != form.name);
+        let is_stacked = form.parts.first().is_some_and(other_name);
+        Self { planned, work, outputs, asked: None, is_stacked }
     }
 
     /// A tensor of plain numbers, of another dtype if one is given.
@@ -88,46 +95,60 @@ impl Job {
     }
 
     /// A weight that is packed, by numbers of `dtype`.
-    pub(super) fn pack(form: &Form, format: QuantFormat, dtype: DType) -> Result<Self> {
-        let module = module_of(&form.name).unwrap_or(&form.name);
+    pub(super) fn pack(form: &Form, format: QuantFormat, dtype: DType, target: Target) -> Result<Self> {
         let scales = match format.scale_kind() {
             ScaleKind::Float => file_dtype(dtype)?,
             ScaleKind::E8m0 | ScaleKind::E4m3 => Dtype::U8,
         };
-        let outputs = packed_outputs(module, &form.dims, format, scales)?;
-        Ok(Self::new(form, format.to_string(), Work::Pack(form.parts.clone(), dtype, format), outputs))
+        let kind = target.kind();
+        let outputs = kind.packed(&form.name, &form.dims, format, scales)?;
+        let work = Work::Pack(form.parts.clone(), dtype, format, kind.encoder(format));
+        Ok(Self::new(form, format.to_string(), work, outputs))
     }
 
     /// A weight that is packed already.
-    pub(super) fn pass_through(form: &Form, role: Role, weight: &Weight) -> Result<Self> {
+    pub(super) fn pass_through(form: &Form, role: Role, weight: &Weight, target: Target) -> Result<Self> {
+        let kind = target.kind();
         let impossible = || Error::Unsupported {
-            what: format!("`{}`, {}, as it is in an MLX checkpoint", form.name, weight.format_name()),
+            what: format!("`{}`, {}, as it is in {}", form.name, weight.format_name(), kind.name()),
             remedy: "requantize or dequantize it".into(),
         };
         let Weight::Packed(packed) = weight else {
             return Err(impossible());
         };
-        let (module, format) = (module_of(&form.name).unwrap_or(&form.name), packed.format());
+        let format = packed.format();
+        target.check(&form.name, PACKED_ALREADY, format)?;
+        let outputs = |scales| kind.packed(&form.name, packed.dims(), format, scales);
         let (work, outputs) = match packed.as_mlx()? {
             Some(parts) => {
-                let output = |(part, dense): &(&str, DenseTensor)| {
-                    Output::new(tensor_of(module, part), file_dtype(dense.dtype())?, dense.dims().to_vec())
-                };
-                let outputs = parts.iter().map(output).collect::<Result<_>>()?;
-                (Work::Copy(parts.into_iter().map(|(_, dense)| vec![dense]).collect(), Some(format)), outputs)
+                let part = |name| parts.iter().find_map(|(part, dense)| (*part == name).then_some(dense));
+                let scales = part("scales").map(|scales| file_dtype(scales.dtype())).transpose()?;
+                let mut outputs = outputs(scales.unwrap_or(Dtype::U8))?;
+                if let (Some(biases), Some(output)) = (part("biases"), outputs.get_mut(2)) {
+                    *output =
+                        Output::new(output.name.clone(), file_dtype(biases.dtype())?, output.dims.clone())?;
+                }
+                if let Some(scale) = part("global_scale") {
+                    if !kind.has_global_scales() {
+                        return Err(impossible());
+                    }
+                    let name = tensor_of(module_of(&form.name).unwrap_or(&form.name), "global_scale");
+                    outputs.push(Output::new(name, file_dtype(scale.dtype())?, scale.dims().to_vec())?);
+                }
+                let sources = parts.into_iter().map(|(_, dense)| vec![dense]).collect();
+                (Work::Copy(sources, Some(format)), outputs)
             }
             None => {
                 let scales = match format.scale_kind() {
                     ScaleKind::Float => packed.affine_scales(),
                     ScaleKind::E8m0 | ScaleKind::E4m3 => Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
                 };
-                let scales = scales.ok_or_else(impossible)?;
-                (Work::Repack(packed.clone(), format), packed_outputs(module, packed.dims(), format, scales)?)
+                (Work::Repack(packed.clone(), format), outputs(scales.ok_or_else(impossible)?)?)
             }
         };
         let mut job = Self::new(form, format.to_string(), work, outputs);
         job.planned.role = role;
-        job.planned.rule = "packed already".into();
+        job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
     }
 
@@ -138,6 +159,7 @@ impl Job {
         (spec, rule): (Spec, &str),
         packed: &PackedWeight,
         scales: DType,
+        target: Target,
     ) -> Result<Option<Self>> {
         if packed.format() != QuantFormat::Mxfp4
             || spec != Spec::Packed(WIDE_MXFP4)
@@ -145,8 +167,8 @@ impl Job {
         {
             return Ok(None);
         }
-        let module = module_of(&form.name).unwrap_or(&form.name);
-        let outputs = packed_outputs(module, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
+        target.check(&form.name, rule, WIDE_MXFP4)?;
+        let outputs = target.kind().packed(&form.name, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
         let work = Work::Repack(packed.clone(), WIDE_MXFP4);
         let mut job = Self::new(form, WIDE_MXFP4.to_string(), work, outputs);
         job.planned.role = role;
@@ -159,7 +181,7 @@ impl Job {
         match &self.work {
             Work::Copy(_, format) => *format,
             Work::Cast(..) => None,
-            Work::Pack(_, _, format) => Some(*format),
+            Work::Pack(_, _, format, _) => Some(*format),
             Work::Repack(_, format) => Some(*format),
         }
     }

@@ -24,9 +24,9 @@ pub(super) struct Journal {
     source: BTreeMap<String, (u64, u128)>,
     /// In the order of the plan.
     pub finished: Vec<Finished>,
-    /// Device and inode of the folder that becomes the output, noted before it does.
+    /// Device and inode of the folder or manifest that becomes the output, noted before it does.
     #[serde(default)]
-    pub folder: Option<(u64, u64)>,
+    pub published: Option<(u64, u64)>,
 }
 
 /// A finished file, and what is known of its tensors.
@@ -40,7 +40,7 @@ pub(super) struct Finished {
 impl Journal {
     /// That of a conversion of which nothing is finished.
     pub(super) fn new(plan: &Plan) -> Result<Self> {
-        Ok(Self { plan: fingerprint(plan)?, source: source_of(plan)?, finished: Vec::new(), folder: None })
+        Ok(Self { plan: fingerprint(plan)?, source: source_of(plan)?, finished: Vec::new(), published: None })
     }
 
     /// That in a file; `None` if there is none.
@@ -81,7 +81,7 @@ fn fingerprint(plan: &Plan) -> Result<String> {
         let tensor = &job.planned;
         // Scales that are bytes do not tell what their numbers were rounded to before.
         let rounded = match &job.work {
-            Work::Pack(_, dtype, _) => format!("{dtype:?}"),
+            Work::Pack(_, dtype, _, encoder) => format!("{dtype:?} {encoder:?}"),
             Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => String::new(),
         };
         hasher.update(format!("{}\0{}\0{}\0{rounded}\0", tensor.name, tensor.from, tensor.to));

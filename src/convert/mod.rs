@@ -18,12 +18,15 @@
 //! ```
 //!
 //! # What is written
-//! An MLX checkpoint, bit for bit what `mx.quantize` computes on a CPU: `model-00001-of-0000N.safetensors` with an
-//! index, the config with `quantization` and `quantization_config`, all else in it as it was, and the files of the
-//! tokenizer. Experts become stacks, as mlx-lm has them. Or, with [`Target::Dense`], plain numbers.
+//! * [`Target::Mlx`]: an MLX checkpoint, bit for bit what `mx.quantize` computes on a CPU:
+//!   `model-00001-of-0000N.safetensors` with an index, the config with `quantization` and `quantization_config`, all
+//!   else in it as it was, and the files of the tokenizer. Experts become stacks, as mlx-lm has them.
+//! * [`Target::Uqff`]: a model of mistral.rs, in 4, 6 and 8 bits with the numbers that it computes itself.
+//! * [`Target::Ollama`]: a model in a store of Ollama, with the bytes of its importer.
+//! * [`Target::Dense`]: plain numbers.
 //!
 //! # Weights that are packed already
-//! are written as they are, if MLX has their format: AWQ and symmetric integers with 16-bit scales get biases that
+//! are written as they are, if the output has their format: AWQ and symmetric integers with 16-bit scales get biases that
 //! change nothing, and MXFP4 becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice
 //! ([`Options::requantize`]).
 
@@ -31,9 +34,12 @@ mod block;
 mod config;
 mod disk;
 mod experts;
+mod importer;
 mod job;
 mod journal;
+mod kind;
 mod mixed;
+mod place;
 mod plan;
 mod planner;
 mod quality;
@@ -47,14 +53,16 @@ mod staging;
 mod writer;
 
 pub use disk::available_space;
+pub use place::check_output;
 pub use plan::{Plan, PlannedTensor};
 pub use quality::{Quality, Report, WrittenFile};
 pub use recipe::{Recipe, Rule};
 pub use role::Role;
 pub use run::{measure, run, Event, RunOptions};
 pub use spec::Spec;
-pub use staging::check_output;
 
+use crate::checkpoint::OllamaName;
+use crate::{Error, Result};
 use candle_core::DType;
 
 /// What is written.
@@ -65,6 +73,10 @@ pub enum Target {
     Mlx,
     /// Plain numbers under the names of the source.
     Dense,
+    /// A model of mistral.rs, UQFF 1.2.0.
+    Uqff,
+    /// A model in a store of Ollama.
+    Ollama,
 }
 
 /// What a conversion is to do.
@@ -84,6 +96,8 @@ pub struct Options {
     pub strict: bool,
     /// The size of a file of weights that is not exceeded, unless one weight does.
     pub max_shard_size: u64,
+    /// What an output of Ollama is called.
+    model: Option<OllamaName>,
 }
 
 impl Options {
@@ -93,7 +107,44 @@ impl Options {
     /// An MLX checkpoint by a recipe.
     pub fn mlx(recipe: Recipe) -> Self {
         let max_shard_size = Self::MAX_SHARD_SIZE;
-        Self { target: Target::Mlx, recipe, dtype: None, requantize: false, strict: false, max_shard_size }
+        Self {
+            target: Target::Mlx,
+            recipe,
+            dtype: None,
+            requantize: false,
+            strict: false,
+            max_shard_size,
+            model: None,
+        }
+    }
+
+    /// A UQFF model by a recipe, of which [`Recipe::named`] has one that is meant for it, `mistralrs`.
+    pub fn uqff(recipe: Recipe) -> Self {
+        Self { target: Target::Uqff, ..Self::mlx(recipe) }
+    }
+
+    /// A model called `name`, `[[host/]namespace/]model[:tag]`, in a store of Ollama, by a recipe, of which
+    /// [`Recipe::named`] has one that is meant for it, `ollama`. The output is the store, which may have other models.
+    ///
+    /// # Errors
+    /// If Ollama has no such names.
+    pub fn ollama(recipe: Recipe, name: &str) -> Result<Self> {
+        let Some(model) = OllamaName::parse(name) else {
+            let expected = "[[host/]namespace/]model[:tag] of letters, digits, `-`, `_` and `.`";
+            return Err(Error::mismatch("name of a model", expected, format!("`{name}`")));
+        };
+        Ok(Self { target: Target::Ollama, model: Some(model), ..Self::mlx(recipe) })
+    }
+
+    /// The model of a store that is written, if one is.
+    fn model(&self) -> Result<Option<&OllamaName>> {
+        match (self.target, &self.model) {
+            (Target::Ollama, None) => {
+                Err(Error::mismatch("model of Ollama", "a name, as `Options::ollama` takes one", "none"))
+            }
+            (Target::Ollama, model) => Ok(model.as_ref()),
+            _ => Ok(None),
+        }
     }
 
     /// Plain numbers.

@@ -3,11 +3,13 @@
 use super::experts;
 use super::job::Job;
 use super::planner::Planner;
-use super::shard::{self, Output};
-use super::{Options, Role, Spec};
-use crate::checkpoint::{natural_order, Checkpoint};
+use super::shard::{lay_out, Output, Style};
+use super::{Options, Role, Spec, Target};
+use crate::checkpoint::{natural_order, Checkpoint, OllamaName};
 use crate::{Error, QuantFormat, Result};
 use serde::Serialize;
+use serde_json::Value;
+use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What becomes of one tensor.
@@ -32,7 +34,7 @@ pub struct PlannedTensor {
     pub bytes: u64,
     /// Why it does not become what the rule says, if so.
     pub fallback: Option<String>,
-    /// The file it goes to.
+    /// The file it goes to; in a store of Ollama the layer.
     pub file: String,
 }
 
@@ -40,16 +42,49 @@ pub struct PlannedTensor {
 #[derive(Clone, Debug)]
 pub(super) struct Shard {
     pub file: String,
+    /// What a manifest calls it, if there is one.
+    pub layer: String,
     pub jobs: Vec<Job>,
+    /// Tensors of no job: what is known already.
+    pub others: Vec<Output>,
     /// The beginning of the file.
     pub header: Vec<u8>,
     pub size: u64,
+}
+
+impl Shard {
+    /// A file whose tensors lie in this order; those that are equal in it as they come.
+    pub(super) fn new(
+        file: String,
+        mut jobs: Vec<Job>,
+        mut others: Vec<Output>,
+        order: impl Fn(&Output, &Output) -> Ordering,
+        metadata: Option<Value>,
+        style: Style,
+    ) -> Self {
+        let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
+        let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();
+        outputs.sort_by(|a, b| order(a, b));
+        let (header, size) = lay_out(&mut outputs, metadata, style);
+        for job in &mut jobs {
+            job.planned.file.clone_from(&file);
+        }
+        Self { file, layer: String::new(), jobs, others, header, size }
+    }
+
+    /// All its tensors.
+    pub(super) fn outputs(&self) -> impl Iterator<Item = &Output> {
+        self.jobs.iter().flat_map(|job| &job.outputs).chain(&self.others)
+    }
 }
 
 /// What a conversion will do.
 #[derive(Clone, Debug)]
 pub struct Plan {
     pub(super) source: Checkpoint,
+    pub(super) target: Target,
+    /// The model of a store that it is to become.
+    pub(super) model: Option<OllamaName>,
     pub(super) shards: Vec<Shard>,
     /// The format that the config names for the whole checkpoint; `None` if nothing is packed.
     pub(super) top: Option<QuantFormat>,
@@ -67,7 +102,7 @@ impl Plan {
         let planner = Planner::new(source, options);
         let tensors = planner.tensors()?;
         let mut jobs = Vec::with_capacity(tensors.len());
-        for group in experts::group(tensors, source.config())? {
+        for group in experts::group(tensors, source, options.target)? {
             jobs.extend(planner.group(group)?);
         }
         jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
@@ -76,9 +111,15 @@ impl Plan {
         }
         check_names(&jobs)?;
         let top = top_format(&jobs, options.recipe.format);
-        let shards = into_shards(jobs, options);
-        let plan = Self { source: source.clone(), shards, top, notes: planner.notes() };
-        plan.config_json()?;
+        let target = options.target;
+        let shards = target.kind().shards(jobs, top, options)?;
+        let model = options.model()?.cloned();
+        let plan = Self { source: source.clone(), target, model, shards, top, notes: planner.notes() };
+        if plan.config_json()?.is_none() && target.kind().needs_config() {
+            let problem =
+                format!("no config.json, without which there is no model in {}", target.kind().name());
+            return Err(Error::file(source.path(), problem, "put that of the model beside the weights"));
+        }
         let fallen = plan.tensors().find_map(|tensor| Some((tensor, tensor.fallback.as_ref()?)));
         if let Some((tensor, reason)) = fallen.filter(|_| options.strict) {
             return Err(Error::mismatch(
@@ -176,53 +217,4 @@ fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
         Spec::Packed(format) if counts.contains_key(&format.to_string()) => Some(format),
         _ => counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format),
     }
-}
-
-/// Fills files up to the size that is asked for. The tensors of a packed weight stay together.
-fn into_shards(jobs: Vec<Job>, options: &Options) -> Vec<Shard> {
-    let mut shards: Vec<(u64, Vec<Job>)> = Vec::new();
-    for job in jobs {
-        let bytes = job.planned.bytes;
-        match shards.last_mut() {
-            Some((size, jobs)) if size.saturating_add(bytes) <= options.max_shard_size => {
-                *size += bytes;
-                jobs.push(job);
-            }
-            _ => shards.push((bytes, vec![job])),
-        }
-    }
-    let count = shards.len();
-    let finish = |(index, (_, mut jobs)): (usize, (u64, Vec<Job>))| {
-        let file = shard::file_name(index, count);
-        let mut outputs: Vec<_> = jobs.iter_mut().flat_map(|job| &mut job.outputs).collect();
-        let (header, size) = shard::lay_out(&mut outputs, options.target.metadata_format());
-        for job in &mut jobs {
-            job.planned.file.clone_from(&file);
-        }
-        Shard { file, jobs, header, size }
-    };
-    shards.into_iter().enumerate().map(finish).collect()
-}
-
-/// The tensors of a packed weight in the output.
-pub(super) fn packed_outputs(
-    module: &str,
-    dims: &[usize],
-    format: QuantFormat,
-    scales: safetensors::Dtype,
-) -> Result<Vec<Output>> {
-    let k = dims.last().copied().unwrap_or(0);
-    let rows = dims.get(..dims.len().saturating_sub(1)).unwrap_or_default();
-    let output = |part: &str, dtype, last: usize| {
-        Output::new(crate::checkpoint::tensor_of(module, part), dtype, [rows, &[last]].concat())
-    };
-    let groups = format.groups_per_row(k)?;
-    let mut outputs = vec![
-        output("weight", safetensors::Dtype::U32, format.words_per_row(k)?)?,
-        output("scales", scales, groups)?,
-    ];
-    if format.has_biases() {
-        outputs.push(output("biases", scales, groups)?);
-    }
-    Ok(outputs)
 }

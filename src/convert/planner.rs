@@ -60,9 +60,14 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Whether anything may be packed.
+    fn packs(&self) -> bool {
+        self.options.target != Target::Dense
+    }
+
     /// Whether a tensor is left out: a head that the model does not have.
     fn is_left_out(&self, name: &str) -> bool {
-        self.tied && self.options.target == Target::Mlx && name.ends_with("lm_head.weight")
+        self.tied && self.options.target.kind().leaves_out_tied_heads() && name.ends_with("lm_head.weight")
     }
 
     /// All tensors of the source that are converted.
@@ -89,7 +94,7 @@ impl<'a> Planner<'a> {
             Ok(_) => {}
         }
         let used = self.used.borrow();
-        if self.options.target == Target::Mlx {
+        if self.packs() {
             let idle = self.options.recipe.labels().filter(|label| !used.contains(label));
             notes.extend(idle.map(|label| format!("{label} decides about no tensor")));
         }
@@ -104,7 +109,7 @@ impl<'a> Planner<'a> {
     }
 
     pub(super) fn group(&self, group: Group) -> Result<Vec<Job>> {
-        if self.options.target == Target::Mlx {
+        if self.packs() {
             let jobs = group.packed.iter().map(|form| self.job(form, group.obstacle));
             let jobs = jobs.collect::<Result<Vec<_>>>()?;
             if group.plain.is_empty() || jobs.iter().any(|job| job.format().is_some()) {
@@ -117,22 +122,24 @@ impl<'a> Planner<'a> {
 
     fn job(&self, form: &Form, obstacle: Option<&str>) -> Result<Job> {
         let roles = roles(&form.name, &form.dims, self.tied);
-        let subject = Subject { name: &form.name, dims: &form.dims, roles: &roles, layers: &self.layers };
-        let decided = match self.options.target {
-            Target::Mlx => self.options.recipe.decide(&subject),
-            Target::Dense => (Spec::Keep, "dequantize"),
+        let target = self.options.target;
+        let subject =
+            Subject { name: &form.name, dims: &form.dims, roles: &roles, layers: &self.layers, target };
+        let decided = match self.packs() {
+            true => self.options.recipe.decide(&subject),
+            false => (Spec::Keep, "dequantize"),
         };
         self.used.borrow_mut().insert(decided.1);
         let role = roles.first().copied().unwrap_or(Role::Other);
-        if let ([Part::Encoded(weight)], Target::Mlx) = (form.parts.as_slice(), self.options.target) {
+        if let ([Part::Encoded(weight)], true) = (form.parts.as_slice(), self.packs()) {
             let stays = !self.options.requantize || decided.0 == Spec::Keep;
             if stays && !matches!(weight, Weight::Dense(_)) {
                 if let (Weight::Packed(packed), false) = (weight, is_default(decided.1)) {
-                    if let Some(job) = Job::widen(form, role, decided, packed, self.dtype)? {
+                    if let Some(job) = Job::widen(form, role, decided, packed, self.dtype, target)? {
                         return Ok(job);
                     }
                 }
-                let job = Job::pass_through(form, role, weight)?;
+                let job = Job::pass_through(form, role, weight, target)?;
                 if decided.0 != Spec::Keep && job.format().map(Spec::Packed) != Some(decided.0) {
                     self.staying.set(self.staying.get() + 1);
                 }
@@ -141,7 +148,10 @@ impl<'a> Planner<'a> {
         }
         let (spec, fallback) = self.fit(form, decided.0, obstacle);
         let mut job = match spec {
-            Spec::Packed(format) => Job::pack(form, format, self.float_dtype(form))?,
+            Spec::Packed(format) => {
+                target.check(&form.name, decided.1, format)?;
+                Job::pack(form, format, self.float_dtype(form), target)?
+            }
             Spec::Cast(dtype) => Job::plain(form, Some(dtype))?,
             Spec::Keep => Job::plain(form, self.plain_dtype(form))?,
         };
@@ -149,6 +159,10 @@ impl<'a> Planner<'a> {
         let is_vector = form.dims.len() < 2 && spec == Spec::Keep;
         job.planned.rule = if is_vector { "not a matrix" } else { decided.1 }.to_owned();
         job.planned.fallback = fallback;
+        job.asked = match decided.0 {
+            Spec::Packed(format) if job.planned.fallback.is_some() => Some(format),
+            _ => None,
+        };
         Ok(job)
     }
 
@@ -183,14 +197,14 @@ impl<'a> Planner<'a> {
         let Spec::Packed(format) = spec else {
             return (if is_float { spec } else { Spec::Keep }, None);
         };
-        let is_module = form.name.ends_with("weight");
+        let experts = self.options.target.kind().experts();
         let why_not = match obstacle {
             _ if !is_float => Some("not float numbers"),
             _ if form.dims.contains(&0) => Some("no elements"),
-            _ if form.dims.len() > 2 && !form.name.contains(".switch_mlp.") => {
+            _ if form.dims.len() > 2 && !experts.is_stack(&form.name) => {
                 Some(obstacle.unwrap_or("more than two dimensions, and no experts"))
             }
-            None if !is_module => Some("a parameter, not the weight of a module"),
+            None if !experts.is_module(&form.name) => Some("a parameter, not the weight of a module"),
             other => other,
         };
         if let Some(reason) = why_not {

@@ -1,7 +1,7 @@
 //! Which tensor becomes what: ordered rules, of which the first that matches decides.
 
 use super::mixed::{Mixed, ModelLayers};
-use super::{Role, Spec};
+use super::{importer, Role, Spec, Target};
 use crate::{Error, QuantFormat, Result};
 use globset::{Glob, GlobMatcher};
 use regex::Regex;
@@ -89,7 +89,11 @@ enum Decision {
     To(Spec),
     /// One step up from the format of the recipe.
     StepUp,
+    /// What mistral.rs makes of embeddings and the head.
+    Promoted,
     Mixed(Mixed),
+    /// What Ollama's importer makes of it.
+    Importer,
 }
 
 /// A tensor as rules see it.
@@ -98,6 +102,7 @@ pub(super) struct Subject<'a> {
     pub dims: &'a [usize],
     pub roles: &'a [Role],
     pub layers: &'a ModelLayers,
+    pub target: Target,
 }
 
 impl Rule {
@@ -122,7 +127,14 @@ impl Rule {
 
 impl Recipe {
     /// The names of the recipes of [`Recipe::named`].
-    pub const NAMES: [&str; 5] = ["uniform", "mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6"];
+    pub const NAMES: [&str; 8] =
+        ["uniform", "mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "safe", "mistralrs", "ollama"];
+
+    /// What a format alone means for this kind of output: the safe defaults, or what the program does whose format it
+    /// is.
+    pub fn usual(target: Target, format: Spec) -> Self {
+        Self::named(target.kind().recipe(), format).unwrap_or_else(|_| Self::safe(format))
+    }
 
     /// One format, with the safe defaults.
     pub fn safe(format: Spec) -> Self {
@@ -131,29 +143,46 @@ impl Recipe {
 
     /// A recipe by name.
     ///
-    /// `uniform` packs every matrix alike, head and routers too, as mlx-lm does with models that have no rules of
-    /// their own. `mixed_LOW_HIGH` are mlx-lm's: some value and down projections and the head get HIGH bits, all
-    /// else LOW. In both, matrices whose rows are no whole number of groups are kept, and so are vision and audio.
+    /// * `safe` is [`Recipe::safe`].
+    /// * `uniform` packs every matrix alike, head and routers too, as mlx-lm does with models that have no rules of
+    ///   their own.
+    /// * `mixed_LOW_HIGH` are mlx-lm's: some value and down projections and the head get HIGH bits, all else LOW.
+    /// * `mistralrs` is what mistral.rs does: embedding and head get 6 bits instead of 2 to 4, and 8 instead of 6; routers
+    ///   and norms are kept.
+    /// * `ollama` is what its importer does: the embedding is kept, the head gets 8 bits, and so do value, key and down
+    ///   projections if all else gets 4, of experts in affine formats only.
+    ///
+    /// In all but the first, matrices whose rows are no whole number of groups are kept, and so are vision and audio.
     ///
     /// # Errors
     /// If there is no recipe of this name, or if a mixed one is asked for another format than an affine one, whose
     /// group size is all that is taken from it.
     pub fn named(name: &str, format: Spec) -> Result<Self> {
         let mut rules: Vec<_> = [Role::Vision, Role::Audio].map(keep_role).into();
-        if name != "uniform" {
-            let Spec::Packed(QuantFormat::Affine { group_size, .. }) = format else {
-                return Err(Error::mismatch(
-                    format!("format for {name}"),
-                    "an affine one",
-                    format.to_string(),
-                ));
-            };
-            let mixed = Mixed::named(name, group_size).ok_or_else(|| {
-                Error::mismatch("recipe", format!("one of {}", Self::NAMES.join(", ")), format!("`{name}`"))
-            })?;
-            rules.push(Rule::new(name.to_owned(), Vec::new(), Decision::Mixed(mixed)));
+        match name {
+            "safe" => return Ok(Self::safe(format)),
+            "ollama" => rules = vec![Rule::new(name.to_owned(), Vec::new(), Decision::Importer)],
+            "uniform" => {}
+            "mistralrs" => {
+                rules.extend([Role::Router, Role::Norm, Role::Conv].map(keep_role));
+                for role in [Role::Embed, Role::LmHead] {
+                    let condition = Condition::Role(role);
+                    rules.push(Rule::new(format!("{DEFAULT}{role}"), vec![condition], Decision::Promoted));
+                }
+            }
+            _ => rules.push(Self::mixed(name, format)?),
         }
         Ok(Self { format, fallback: Fallback::Keep, rules })
+    }
+
+    fn mixed(name: &str, format: Spec) -> Result<Rule> {
+        let Spec::Packed(QuantFormat::Affine { group_size, .. }) = format else {
+            return Err(Error::mismatch(format!("format for {name}"), "an affine one", format.to_string()));
+        };
+        let mixed = Mixed::named(name, group_size).ok_or_else(|| {
+            Error::mismatch("recipe", format!("one of {}", Self::NAMES.join(", ")), format!("`{name}`"))
+        })?;
+        Ok(Rule::new(name.to_owned(), Vec::new(), Decision::Mixed(mixed)))
     }
 
     /// A recipe from the text of a TOML file; `file` is its name, for the plan.
@@ -196,7 +225,9 @@ impl Recipe {
             Some(rule) => {
                 let spec = match &rule.decision {
                     Decision::To(spec) => *spec,
-                    Decision::StepUp => self.format.step_up(),
+                    Decision::StepUp => self.format.step_up(subject.target),
+                    Decision::Importer => importer::decide(subject, self.format),
+                    Decision::Promoted => self.format.promoted(),
                     Decision::Mixed(mixed) => mixed.decide(subject.name, subject.layers),
                 };
                 (spec, &rule.label)

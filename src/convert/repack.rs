@@ -1,13 +1,12 @@
 //! Packed weights in MLX's layout, or in a format that holds them exactly: no code is decoded or rounded.
 
-use super::block::le_bytes;
 use super::shard::Output;
 use crate::checkpoint::PackedWeight;
 use crate::format::decode::element;
 use crate::format::element::e8m0_to_f32;
 use crate::format::packing::{code_at, pack};
 use crate::{Error, QuantFormat, QuantTensor, Result};
-use candle_core::Device;
+use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -109,4 +108,15 @@ fn append(number: f32, dtype: Dtype, bytes: &mut Vec<u8>) -> bool {
         }
     };
     held == number && held.is_finite()
+}
+
+fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let flat = tensor.flatten_all()?;
+    Ok(match flat.dtype() {
+        DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
+        DType::F16 => flat.to_vec1::<f16>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DType::BF16 => flat.to_vec1::<bf16>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DType::F32 => flat.to_vec1::<f32>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        _ => flat.to_vec1::<u8>()?,
+    })
 }

@@ -4,7 +4,7 @@ use super::journal::Finished;
 use super::plan::Plan;
 use super::quality::{Quality, Report, WrittenFile};
 use super::shard::ShardFile;
-use super::staging::{write_synced, Staging, INDEX};
+use super::staging::{write_synced, Staging};
 use super::writer::Writer;
 use crate::{Error, Result};
 use std::fs;
@@ -49,6 +49,11 @@ pub enum Event<'a> {
         /// The tensor.
         tensor: &'a str,
     },
+    /// All is written, and it is still to be decided whether it becomes the output.
+    Measured {
+        /// What was lost.
+        report: &'a Report,
+    },
 }
 
 /// Carries a plan out. `progress` is called from several threads.
@@ -76,6 +81,11 @@ pub fn run(
                 continue;
             }
             let file = ShardFile::create(staging.path(&shard.file), &shard.header, shard.size)?;
+            for (output, value) in
+                shard.outputs().filter_map(|output| output.value.as_ref().map(|value| (output, value)))
+            {
+                file.write(output.offset, value)?;
+            }
             let tensors = Writer { shard, progress }.write(file)?;
             if !options.allow_nonfinite {
                 check_finite(plan, &tensors)?;
@@ -88,8 +98,9 @@ pub fn run(
     if !options.allow_nonfinite {
         check_finite(plan, &report.tensors)?;
     }
+    progress(Event::Measured { report: &report });
     check_quality(&report, options)?;
-    staging.publish()?;
+    staging.publish(plan, options.overwrite)?;
     Ok(report)
 }
 
@@ -112,11 +123,15 @@ pub fn measure(plan: &Plan, progress: &(dyn Fn(Event) + Sync)) -> Result<Report>
 fn report(plan: &Plan, finished: &[Finished]) -> Report {
     let mut tensors: Vec<_> = finished.iter().flat_map(|entry| entry.tensors.clone()).collect();
     tensors.sort_by(|a, b| b.relative_rms.total_cmp(&a.relative_rms));
+    let file = |entry: &Finished| WrittenFile {
+        file: plan.target.kind().published(&entry.file),
+        sha256: entry.file.sha256.clone(),
+    };
     Report {
         source_bytes: plan.source_bytes(),
         bytes: plan.bytes(),
         bits_per_weight: plan.bits_per_weight(),
-        files: finished.iter().map(|entry| entry.file.clone()).collect(),
+        files: finished.iter().map(file).collect(),
         tensors,
     }
 }
@@ -160,7 +175,9 @@ fn write_companions(plan: &Plan, staging: &Staging) -> Result<()> {
     if let Some(config) = plan.config_json()? {
         write_synced(&staging.path("config.json"), config.as_bytes())?;
     }
-    write_synced(&staging.path(INDEX), plan.index_json().as_bytes())?;
+    for (name, text) in plan.target.kind().companions(plan) {
+        write_synced(&staging.path(name), text.as_bytes())?;
+    }
     let copied = plan.copied_files()?;
     for (name, path) in &copied {
         let bytes = fs::read(path).map_err(|error| Error::Io { path: path.clone(), error })?;

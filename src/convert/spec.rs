@@ -1,5 +1,6 @@
 //! What a tensor is to become, and how that is written.
 
+use super::Target;
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use std::fmt;
@@ -32,14 +33,30 @@ pub enum Spec {
 const DEFAULT_GROUP_SIZE: usize = 64;
 
 impl Spec {
-    /// One step up in precision, for the tensors that deserve it; what is not packed stays as it is.
-    pub(super) fn step_up(self) -> Self {
+    /// One step up in precision, for the tensors that deserve it, if the output has such a format; what is not packed
+    /// stays as it is.
+    pub(super) fn step_up(self, target: Target) -> Self {
+        let Self::Packed(format) = self else {
+            return self;
+        };
+        let wider = match format {
+            QuantFormat::Affine { bits, group_size } => {
+                let wider = QuantFormat::AFFINE_BITS.into_iter().filter(|wider| *wider > bits);
+                wider.map(|bits| QuantFormat::Affine { bits, group_size }).collect()
+            }
+            _ => vec![QuantFormat::Mxfp8],
+        };
+        let wider = wider.into_iter().find(|wider| target.kind().check(*wider).is_ok());
+        Self::Packed(wider.unwrap_or(format))
+    }
+
+    /// What mistral.rs makes of embeddings and heads.
+    pub(super) fn promoted(self) -> Self {
         match self {
             Self::Packed(QuantFormat::Affine { bits, group_size }) => {
-                let wider = QuantFormat::AFFINE_BITS.into_iter().find(|wider| *wider > bits);
-                Self::Packed(QuantFormat::Affine { bits: wider.unwrap_or(bits), group_size })
+                let bits = if bits < 6 { 6 } else { 8 };
+                Self::Packed(QuantFormat::Affine { bits, group_size })
             }
-            Self::Packed(_) => Self::Packed(QuantFormat::Mxfp8),
             other => other,
         }
     }
@@ -134,11 +151,14 @@ mod tests {
 
     #[test]
     fn a_step_up_is_the_next_width_that_exists() {
-        let up = |text: &str| text.parse::<Spec>().unwrap().step_up().to_string();
+        let up = |text: &str| text.parse::<Spec>().unwrap().step_up(Target::Mlx).to_string();
         assert_eq!(up("4:g32"), "affine:5:g32");
         assert_eq!(up("6"), "affine:8:g64");
         assert_eq!(up("8"), "affine:8:g64");
         assert_eq!(up("nvfp4"), "mxfp8");
         assert_eq!(up("bf16"), "bf16");
+        let up = |text: &str| text.parse::<Spec>().unwrap().step_up(Target::Uqff).to_string();
+        assert_eq!(up("4"), "affine:6:g64");
+        assert_eq!(up("mxfp4"), "mxfp4");
     }
 }

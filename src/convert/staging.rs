@@ -2,10 +2,12 @@
 //!
 //! `OUT.partial/model` becomes `OUT` by one rename, when everything is on the disk. Beside it lies the journal:
 //! killed at any moment, the conversion leaves either no `OUT` or all of it. An `OUT` that is to be replaced changes
-//! places with the new one, also by one rename, and is removed then.
+//! places with the new one, also by one rename, and is removed then. In a store of Ollama, what is in the folder
+//! becomes blobs, of which nobody knows until the manifest that names them takes its place, also by one rename.
 
-use super::disk::{available_space, identity, replace, sync_folder};
+use super::disk::{available_space, identity, sync_folder};
 use super::journal::{sha256, Finished, Journal};
+use super::place::{into_blobs, is_begun, Place};
 use super::plan::Plan;
 use super::quality::{Quality, WrittenFile};
 use super::RunOptions;
@@ -14,12 +16,12 @@ use std::fs::{self, File, TryLockError};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
-/// The file that every output has.
-pub(super) const INDEX: &str = "model.safetensors.index.json";
+/// The manifest of a model of a store before it is in its place.
+const MANIFEST: &str = "manifest";
 
 /// The folder in which an output is built. Nobody else works in it as long as this exists.
 pub(super) struct Staging {
-    out: PathBuf,
+    place: Place,
     root: PathBuf,
     pub journal: Journal,
     /// Whether the output has been renamed already, and only the journal is left.
@@ -27,84 +29,16 @@ pub(super) struct Staging {
     lock: File,
 }
 
-fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
+pub(super) fn io(path: &Path) -> impl Fn(std::io::Error) -> Error + '_ {
     |error| Error::Io { path: path.to_owned(), error }
 }
 
-/// Where the output `out` is built.
-fn root_of(out: &Path) -> PathBuf {
-    let mut name = out.file_name().unwrap_or_default().to_owned();
-    name.push(".partial");
-    out.with_file_name(name)
-}
-
-fn journal_in(root: &Path) -> PathBuf {
+pub(super) fn journal_in(root: &Path) -> PathBuf {
     root.join("journal.json")
 }
 
-fn model_in(root: &Path) -> PathBuf {
+pub(super) fn model_in(root: &Path) -> PathBuf {
     root.join("model")
-}
-
-/// Whether the output may be written: there is none yet or it may be replaced, and nothing is unfinished unless it
-/// is to be resumed.
-///
-/// # Errors
-/// If not.
-pub fn check_output(out: &Path, options: &RunOptions) -> Result<()> {
-    let root = root_of(out);
-    if out.file_name().is_none() {
-        return Err(Error::file(out, "not the name of a folder to create", "give another output"));
-    }
-    if fs::symlink_metadata(out).is_ok() && !(options.resume && is_published(out)?) {
-        if !options.overwrite {
-            let remedy = "remove it, replace it (--overwrite), or give another output";
-            return Err(Error::file(out, "it exists already, and is not overwritten", remedy));
-        }
-        check_replaceable(out)?;
-    }
-    if !options.resume && is_begun(&root) {
-        let problem = "left by a conversion that was interrupted";
-        return Err(Error::file(&root, problem, "resume it (--resume), or remove it"));
-    }
-    Ok(())
-}
-
-/// Whether `out` can be nothing but an output: what is replaced is lost.
-fn check_replaceable(out: &Path) -> Result<()> {
-    let refuse = |problem: &str| {
-        Err(Error::file(out, format!("not overwritten: {problem}"), "remove it or give another output"))
-    };
-    if !fs::symlink_metadata(out).map_err(io(out))?.is_dir() {
-        return refuse("not a folder");
-    }
-    let mut names = Vec::new();
-    for entry in fs::read_dir(out).map_err(io(out))? {
-        let entry = entry.map_err(io(out))?;
-        if entry.file_type().map_err(io(out))?.is_dir() {
-            return refuse("it has a folder in it, which no conversion has written");
-        }
-        names.push(entry.file_name());
-    }
-    if !names.is_empty() && !names.iter().any(|name| name == INDEX) {
-        return refuse(&format!("it has no {INDEX}, which every conversion writes"));
-    }
-    Ok(())
-}
-
-/// Whether anything was begun in this folder.
-fn is_begun(root: &Path) -> bool {
-    model_in(root).exists() || journal_in(root).exists()
-}
-
-/// Whether the output has been renamed already, and only the journal is left, and what was replaced.
-fn is_published(out: &Path) -> Result<bool> {
-    let root = root_of(out);
-    let Some(journal) = Journal::read(&journal_in(&root))? else {
-        return Ok(false);
-    };
-    let is_the_folder = journal.folder.is_some() && identity(out) == journal.folder;
-    Ok(out.exists() && (is_the_folder || !model_in(&root).exists()))
 }
 
 /// Refuses an output that would replace its own source.
@@ -124,9 +58,13 @@ fn check_source(plan: &Plan, folders: [&Path; 2]) -> Result<()> {
 impl Staging {
     /// Creates the folder, or takes up what is in it.
     pub(super) fn open(plan: &Plan, out: &Path, options: &RunOptions) -> Result<Self> {
-        check_output(out, options)?;
-        let (root, is_published) = (root_of(out), options.resume && is_published(out)?);
-        check_source(plan, [out, &root])?;
+        let place = Place::new(out, plan.model.as_ref());
+        place.check(options)?;
+        let (root, is_published) = (place.root(), options.resume && place.is_published()?);
+        match &place {
+            Place::Folder(out) => check_source(plan, [out, &root])?,
+            Place::Store(out, _) => fs::create_dir_all(out).map_err(io(out))?,
+        }
         if let Err(error) = fs::create_dir(&root) {
             let may_exist = options.resume || !is_begun(&root);
             if !(may_exist && error.kind() == ErrorKind::AlreadyExists) {
@@ -154,7 +92,7 @@ impl Staging {
             }
             None => fresh,
         };
-        let mut staging = Self { out: out.to_owned(), root, journal, is_published, lock };
+        let mut staging = Self { place, root, journal, is_published, lock };
         if !is_published {
             staging.take_up()?;
             if let Err(error) = staging.check_space(plan) {
@@ -177,7 +115,7 @@ impl Staging {
             sha256(&model.join(&entry.file.file)).is_ok_and(|found| found == entry.file.sha256)
         };
         self.journal.finished.retain(is_whole);
-        self.journal.folder = None;
+        self.journal.published = None;
         for entry in fs::read_dir(&model).map_err(io(&model))? {
             let entry = entry.map_err(io(&model))?;
             if !entry.file_name().to_str().is_some_and(|name| self.has(name)) {
@@ -230,30 +168,29 @@ impl Staging {
         sync_folder(&self.root).map_err(io(&self.root))
     }
 
-    /// Makes the folder the output, and removes what is left.
-    pub(super) fn publish(mut self) -> Result<()> {
+    /// Makes what is in the folder the output, and removes what is left.
+    pub(super) fn publish(mut self, plan: &Plan, overwrite: bool) -> Result<()> {
         let model = model_in(&self.root);
         if !self.is_published {
             sync_folder(&model).map_err(io(&model))?;
-            self.journal.folder = identity(&model);
+            let made = match &self.place {
+                Place::Folder(_) => model.clone(),
+                Place::Store(out, _) => {
+                    let made = self.root.join(MANIFEST);
+                    let manifest = into_blobs(out, plan, &model, &self.journal.finished)?;
+                    write_synced(&made, manifest.as_bytes())?;
+                    made
+                }
+            };
+            self.journal.published = identity(&made);
             self.write_journal()?;
-            if fs::symlink_metadata(&self.out).is_ok() {
-                // It may have come only now.
-                check_replaceable(&self.out)?;
-                replace(&self.out, &model, &self.root.join("replaced")).map_err(io(&self.out))?;
-            } else {
-                fs::rename(&model, &self.out).map_err(io(&self.out))?;
-            }
-            if let Some(parent) = self.out.parent() {
-                let parent = if parent.as_os_str().is_empty() { Path::new(".") } else { parent };
-                sync_folder(parent).map_err(io(parent))?;
-            }
+            self.place.put(&made, &self.root.join("replaced"), overwrite)?;
         }
         // The journal last: without it nothing tells that the output is complete.
         for folder in [model, self.root.join("replaced")] {
             unless_missing(fs::remove_dir_all(&folder)).map_err(io(&folder))?;
         }
-        for file in ["journal.json.new", "lock", "journal.json"] {
+        for file in [MANIFEST, "journal.json.new", "lock", "journal.json"] {
             let file = self.root.join(file);
             unless_missing(fs::remove_file(&file)).map_err(io(&file))?;
         }

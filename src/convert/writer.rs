@@ -133,7 +133,9 @@ impl Writer<'_> {
     /// Converts rows of numbers and writes them; `row` is the number of the first.
     fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
-            Work::Pack(_, dtype, format) => block::pack(numbers, job.k(), *dtype, *format)?,
+            Work::Pack(_, dtype, format, encoder) => {
+                block::pack(numbers, job.k(), *dtype, *format, *encoder)?
+            }
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };

@@ -1,4 +1,4 @@
-//! Scalar encode, bit for bit what `mx.quantize` of mlx 0.32.4 computes on a CPU.
+//! Scalar encode, bit for bit what `mx.quantize` of mlx 0.32.4 computes on a CPU, but for [`encode_afq`].
 //!
 //! The arithmetic happens partly in f32 and partly in the dtype `T` of the weights; the roundings
 //! to `T` below are the ones that MLX makes.
@@ -36,6 +36,37 @@ pub fn encode_affine<T: Real>(
         }
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(bias);
+    }
+    pack(&codes, bits, words);
+}
+
+/// Encodes one row of K finite weights into an affine format as mistral.rs does on a CPU: the minimum of a group becomes
+/// code 0, the maximum the largest code.
+///
+/// Receives what [`encode_affine`] does.
+pub fn encode_afq<T: Real>(
+    weights: &[T],
+    bits: usize,
+    group_size: usize,
+    words: &mut [u32],
+    scales: &mut [T],
+    biases: &mut [T],
+) {
+    let largest_code = ((1u32 << bits) - 1) as f32;
+    let mut codes = vec![0u8; weights.len()];
+    let groups = weights.chunks(group_size).zip(codes.chunks_mut(group_size));
+    for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
+        let numbers = || group.iter().map(|weight| weight.to_f32());
+        let (low, high) =
+            (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
+        let scale = (high - low) / largest_code;
+        for (code, weight) in codes.iter_mut().zip(numbers()) {
+            // Ties away from zero. Of a group of one number, whose scale is zero, all codes are 0.
+            let steps = ((weight - low) / scale).round();
+            *code = steps.max(0.0).min(largest_code) as u8;
+        }
+        *scale_out = T::from_f32(scale);
+        *bias_out = T::from_f32(low);
     }
     pack(&codes, bits, words);
 }

@@ -78,7 +78,7 @@ fn killed_at_its_end() -> (TempDir, PathBuf, PathBuf) {
     let partial = folder.path().join("out.partial");
     let metadata = fs::metadata(partial.join("model")).unwrap();
     let mut journal = json_file(partial.join("journal.json"));
-    journal["folder"] = json!([metadata.dev(), metadata.ino()]);
+    journal["published"] = json!([metadata.dev(), metadata.ino()]);
     fs::write(partial.join("journal.json"), journal.to_string()).unwrap();
     (folder, out, partial)
 }

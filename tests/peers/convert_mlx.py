@@ -125,7 +125,7 @@ for name, (options, theirs) in CASES.items():
     digests[name] = compare(name, args.source, ["--recipe", "uniform", *options], theirs)
 for recipe in MIXED:
     theirs = dict(quant_predicate=recipe, q_group_size=64)
-    digests[recipe] = compare(recipe, args.source, ["--recipe", recipe, "--bits", "4"], theirs)
+    digests[recipe] = compare(recipe, args.source, ["--recipe", recipe], theirs)
 with tempfile.TemporaryDirectory() as temporary:
     moe = Path(temporary, "moe")
     experts(moe, args.source)

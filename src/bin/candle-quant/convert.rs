@@ -5,13 +5,16 @@ mod progress;
 
 use anyhow::{bail, Context, Result};
 use candle_core::DType;
-use candle_quant::convert::{self, Options as Conversion, Plan, Recipe, Role, Rule, RunOptions, Spec};
+use candle_quant::convert::{
+    self, Event, Options as Conversion, Plan, Recipe, Report, Role, Rule, RunOptions, Spec, Target,
+};
 use candle_quant::{Checkpoint, Error};
 use progress::Progress;
 use serde_json::json;
 use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
 /// The exit codes beside 0.
 pub const USAGE: u8 = 1;
@@ -26,31 +29,34 @@ alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4; f16, bf16, f32; keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
-Recipes: uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of mlx-lm), \
-or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
-format; the first that matches decides. Without a recipe the output head gets the next wider format; routers, norms, \
-vision, audio and small tensors are kept.
+Recipes: safe, uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
+mlx-lm), mistralrs, ollama (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
+format; the first that matches decides. Without a recipe it is safe: the output head gets the next wider \
+format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama.
 
 Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
 be read or written.")]
 pub struct Options {
     /// The checkpoint: a directory, a file, or the name of a model of Ollama.
     source: PathBuf,
-    /// The folder to create.
+    /// The folder to create, or the store of Ollama to add to.
     #[arg(short, long, required_unless_present_any = ["dry_run", "compare"])]
     out: Option<PathBuf>,
     /// What to write.
-    #[arg(long, value_enum, default_value = "mlx")]
-    to: Target,
+    #[arg(long, value_enum, default_value = "mlx", conflicts_with = "dequantize")]
+    to: To,
+    /// What the model is called in the store of Ollama: [[HOST/]NAMESPACE/]MODEL[:TAG].
+    #[arg(long)]
+    name: Option<String>,
     /// What tensors become.
     #[arg(long, value_name = "SPEC", value_parser = parse_spec, group = "what")]
     format: Option<Spec>,
     /// Bits of an affine format.
     #[arg(long, group = "what")]
     bits: Option<usize>,
-    /// Group size of the affine format, with --bits.
-    #[arg(long, value_name = "SIZE", default_value_t = 64, requires = "bits")]
-    group_size: usize,
+    /// Group size of the affine format, with --bits or a mixed recipe [default: 64].
+    #[arg(long, value_name = "SIZE", conflicts_with = "format")]
+    group_size: Option<usize>,
     /// A recipe by name, or a TOML file.
     #[arg(long, value_name = "NAME|FILE")]
     recipe: Option<String>,
@@ -67,7 +73,7 @@ pub struct Options {
     #[arg(long)]
     requantize: bool,
     /// Write plain numbers: decode what is packed.
-    #[arg(long, conflicts_with_all = ["format", "bits", "recipe", "role", "tensors", "requantize"])]
+    #[arg(long, conflicts_with_all = ["format", "bits", "group_size", "recipe", "role", "tensors", "requantize"])]
     dequantize: bool,
     /// Refuse if a tensor can't become what its rule says.
     #[arg(long)]
@@ -80,7 +86,7 @@ pub struct Options {
     dry_run: bool,
     /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
     #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
-        "out", "format", "bits", "recipe", "dequantize", "dry_run", "resume", "overwrite", "allow_nonfinite", "max_rrmse",
+        "out", "format", "bits", "group_size", "recipe", "dequantize", "dry_run", "resume", "overwrite", "allow_nonfinite", "max_rrmse",
         "report"
     ])]
     compare: Vec<Spec>,
@@ -111,9 +117,23 @@ pub struct Options {
 }
 
 #[derive(Clone, Copy, clap::ValueEnum)]
-enum Target {
+enum To {
     /// A checkpoint of MLX.
     Mlx,
+    /// A model of mistral.rs: affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4.
+    Uqff,
+    /// A model in a store of Ollama: affine formats of 4 and 8 bits, nvfp4, mxfp4 and mxfp8.
+    Ollama,
+}
+
+impl To {
+    fn target(self) -> Target {
+        match self {
+            Self::Mlx => Target::Mlx,
+            Self::Uqff => Target::Uqff,
+            Self::Ollama => Target::Ollama,
+        }
+    }
 }
 
 fn parse_spec(text: &str) -> Result<Spec, String> {
@@ -165,7 +185,8 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     }
     let conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
-        convert::check_output(out, &run_options(options)).map_err(|error| usage(error.into()))?;
+        convert::check_output(out, &conversion, &run_options(options))
+            .map_err(|error| usage(error.into()))?;
     }
     let plan = Checkpoint::open(&options.source).and_then(|source| Plan::new(&source, &conversion));
     let plan = plan.map_err(|error| (error.into(), BAD_INPUT))?;
@@ -200,8 +221,8 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
 fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
     let mut conversion = match (options.dequantize, format) {
         (true, _) => Conversion::dense(),
-        (_, Some(format)) => Conversion::mlx(with_rules(options, Recipe::safe(format))?),
-        _ => Conversion::mlx(recipe(options)?),
+        (_, Some(format)) => to(options, with_rules(options, Recipe::usual(options.to.target(), format))?)?,
+        _ => to(options, recipe(options)?)?,
     };
     conversion.dtype = options.dtype;
     conversion.requantize = options.requantize;
@@ -210,17 +231,39 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
     Ok(conversion)
 }
 
+fn to(options: &Options, recipe: Recipe) -> Result<Conversion> {
+    match (options.to, &options.name) {
+        (To::Ollama, Some(name)) => Ok(Conversion::ollama(recipe, name)?),
+        // Nothing is written.
+        (To::Ollama, None) if options.out.is_none() => Ok(Conversion::ollama(recipe, "model")?),
+        (To::Ollama, None) => bail!("--to ollama needs the --name of the model"),
+        (_, Some(_)) => bail!("--name is for --to ollama"),
+        (To::Mlx, None) => Ok(Conversion::mlx(recipe)),
+        (To::Uqff, None) => Ok(Conversion::uqff(recipe)),
+    }
+}
+
 fn recipe(options: &Options) -> Result<Recipe> {
-    let format = match (options.format, options.bits) {
-        (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size).parse()?),
+    let mixed = options.recipe.as_deref().filter(|name| name.starts_with("mixed_"));
+    match (mixed, options.bits) {
+        (Some(name), Some(_)) => {
+            bail!("{name} has its own bits: leave out --bits; --group-size may be given alone")
+        }
+        (None, None) if options.group_size.is_some() => {
+            bail!("--group-size is for --bits, or for a mixed recipe")
+        }
+        _ => {}
+    }
+    // A mixed recipe takes the group size alone.
+    let format = match (options.format, options.bits.or(mixed.map(|_| 4))) {
+        (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size.unwrap_or(64)).parse()?),
         (format, _) => format,
     };
     let recipe = match &options.recipe {
         None => match format {
-            Some(format) => Recipe::safe(format),
+            Some(format) => Recipe::usual(options.to.target(), format),
             None => bail!("what are the tensors to become? Give --format, --bits, --recipe or --dequantize"),
         },
-        Some(name) if name.starts_with("mixed_") => Recipe::named(name, format.unwrap_or("4".parse()?))?,
         Some(name) if Recipe::NAMES.contains(&name.as_str()) => match format {
             Some(format) => Recipe::named(name, format)?,
             None => bail!("the recipe {name} needs a --format, or --bits"),
@@ -259,28 +302,45 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
         check_report(path).map_err(|error| (error, IO))?;
     }
     let progress = Progress::new(plan, options.quiet, options.json_progress);
-    let result = convert::run(plan, out, &run_options(options), &|event| progress.tell(&event));
+    let measured = Mutex::new(None);
+    let result = convert::run(plan, out, &run_options(options), &|event| {
+        if let Event::Measured { report } = event {
+            *measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.clone());
+        }
+        progress.tell(&event);
+    });
     progress.finish();
-    let report = result.map_err(|error| {
+    // What is lost is told too if it is too much.
+    let report = match &result {
+        Ok(report) => Some(report.clone()),
+        Err(Error::Quality { .. }) => measured.into_inner().unwrap_or_else(PoisonError::into_inner),
+        Err(_) => None,
+    };
+    if let Some(report) = &report {
+        tell(options, plan, out, report, result.is_ok()).map_err(|error| (error, IO))?;
+    }
+    result.map(|_| ()).map_err(|error| {
         let code = match &error {
             Error::Quality { .. } => QUALITY,
             Error::Io { .. } => IO,
             _ => BAD_INPUT,
         };
         (error.into(), code)
-    })?;
-    let io = |error: io::Error| (error.into(), IO);
+    })
+}
+
+/// The report, in the file and on stdout; there as JSON only, if no output was made.
+fn tell(options: &Options, plan: &Plan, out: &Path, report: &Report, is_made: bool) -> Result<()> {
     if let Some(path) = &options.report {
-        let written = fs::write(path, format!("{:#}\n", json!(report)));
-        written.with_context(|| cannot_report(path)).map_err(|error| (error, IO))?;
+        fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_report(path))?;
     }
     let mut stdout = io::stdout().lock();
-    match (options.json, options.quiet) {
-        (true, _) => writeln!(stdout, "{:#}", json!(report)).map_err(io)?,
-        (false, true) => {}
-        (false, false) => print::report(&mut stdout, plan, &report, out).map_err(io)?,
+    match (options.json, is_made && !options.quiet) {
+        (true, _) => writeln!(stdout, "{:#}", json!(report))?,
+        (false, true) => print::report(&mut stdout, plan, report, out)?,
+        (false, false) => {}
     }
-    stdout.flush().map_err(io)
+    Ok(stdout.flush()?)
 }
 
 /// Before the work: that a report can't be written is not to be learnt after it. Nothing changes by that.

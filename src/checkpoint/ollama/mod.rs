@@ -18,15 +18,17 @@ use super::warnings::Warnings;
 use super::{gguf, CheckpointKind, DenseTensor, PackedWeight, Weight};
 use crate::{Error, Result};
 use manifest::{Layer, LayerKind, Manifest};
-use name::Name;
 use packed::{Evidence, Packed};
 use serde_json::Value;
 use stated::Stated;
 use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
-use store::{ManifestFile, Store};
+use store::ManifestFile;
 use tensors::{Entry, Tensors};
+
+pub(crate) use name::Name;
+pub(crate) use store::Store;
 
 /// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
 pub(super) fn open_path(path: &Path, warnings: &Warnings) -> Result<Option<Opened>> {

@@ -19,7 +19,7 @@ const SERVICE_STORE: Option<&str> = Some("/usr/share/ollama/.ollama/models");
 const SERVICE_STORE: Option<&str> = None;
 
 /// A store on disk.
-pub(super) struct Store {
+pub(crate) struct Store {
     /// Without links, so that what lies in it is found by comparing paths.
     root: PathBuf,
 }
@@ -45,7 +45,7 @@ pub(super) fn default_roots() -> Vec<PathBuf> {
 
 impl Store {
     /// The store in the directory `root`; `None` if there is none.
-    pub(super) fn at(root: &Path) -> Result<Option<Self>> {
+    pub(crate) fn at(root: &Path) -> Result<Option<Self>> {
         if !root.join(MANIFESTS).is_dir() || !root.join(BLOBS).is_dir() {
             return Ok(None);
         }
@@ -81,23 +81,63 @@ impl Store {
 
     /// The manifest of a model; `None` if there is none of this name. Upper and lower case are the same.
     pub(super) fn find(self, name: &Name) -> Result<Option<ManifestFile>> {
-        let mut path = self.root.join(MANIFESTS);
-        for part in name.parts() {
-            let exact = path.join(part);
-            path = match exact.exists() {
-                true => exact,
-                false => {
-                    let same =
-                        |entry: &OsString| entry.to_str().is_some_and(|e| e.eq_ignore_ascii_case(part));
-                    match entries(&path)?.into_iter().find(same) {
-                        Some(entry) => path.join(entry),
-                        None => return Ok(None),
-                    }
-                }
-            };
-        }
+        let Some(path) = self.manifest(name)? else {
+            return Ok(None);
+        };
         let path = self.contained(&path)?;
         Ok(Some(ManifestFile { store: self, name: name.clone(), path }))
+    }
+
+    /// Where the manifest of a model lies in the store, perhaps as a link; `None` if there is none of this name.
+    pub(crate) fn manifest(&self, name: &Name) -> Result<Option<PathBuf>> {
+        let mut path = self.root.join(MANIFESTS);
+        for part in name.parts() {
+            match entry_of(&path, part)? {
+                Some(entry) => path = entry,
+                None => return Ok(None),
+            }
+        }
+        Ok(Some(path))
+    }
+
+    /// The store in the directory `root`, which is made if it is not there.
+    pub(crate) fn create(root: &Path) -> Result<Self> {
+        for folder in [MANIFESTS, BLOBS].map(|folder| root.join(folder)) {
+            fs::create_dir_all(&folder).map_err(|error| Error::Io { path: folder, error })?;
+        }
+        let store = Self::at(root)?.ok_or_else(|| {
+            Error::file(
+                root,
+                "not an Ollama store",
+                "give a folder that is one, or is empty, or is not there",
+            )
+        })?;
+        store.contained(&store.root.join(BLOBS))?;
+        Ok(store)
+    }
+
+    /// Where the manifest of a model is to lie: at that of this name, if there is one. The folders on the way are made;
+    /// none of them leads out of the store.
+    pub(crate) fn make_place(&self, name: &Name) -> Result<PathBuf> {
+        let mut path = self.contained(&self.root.join(MANIFESTS))?;
+        let [folders @ .., tag] = name.parts();
+        for part in folders {
+            path = match entry_of(&path, part)? {
+                Some(entry) => entry,
+                None => {
+                    let folder = path.join(part);
+                    fs::create_dir(&folder).map_err(|error| Error::Io { path: folder.clone(), error })?;
+                    folder
+                }
+            };
+            self.contained(&path)?;
+        }
+        Ok(entry_of(&path, tag)?.unwrap_or_else(|| path.join(tag)))
+    }
+
+    /// Where the blobs are.
+    pub(crate) fn blobs(&self) -> PathBuf {
+        self.root.join(BLOBS)
     }
 
     /// All models, sorted by name. Files that are no manifests by their place are passed over.
@@ -176,6 +216,16 @@ fn canonicalize_dir(dir: &Path) -> io::Result<PathBuf> {
     } else {
         dir.canonicalize()
     }
+}
+
+/// What is called `name` in a directory. Upper and lower case are the same.
+fn entry_of(dir: &Path, name: &str) -> Result<Option<PathBuf>> {
+    let exact = dir.join(name);
+    if exact.exists() {
+        return Ok(Some(exact));
+    }
+    let same = |entry: &OsString| entry.to_str().is_some_and(|entry| entry.eq_ignore_ascii_case(name));
+    Ok(entries(dir)?.into_iter().find(same).map(|entry| dir.join(entry)))
 }
 
 /// What is in a directory, sorted.

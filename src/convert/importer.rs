@@ -1,0 +1,68 @@
+//! What Ollama's importer makes of each tensor of a dense model, as its version of August 2026 does. The exceptions
+//! that it has for single architectures are not followed.
+
+use super::recipe::Subject;
+use super::Spec;
+use crate::QuantFormat;
+
+/// Smaller tensors are kept.
+const SMALL: usize = 1024;
+
+/// What a tensor becomes if the model is to become `asked`.
+pub(super) fn decide(subject: &Subject, asked: Spec) -> Spec {
+    let Spec::Packed(format) = asked else {
+        return asked;
+    };
+    let (name, is_expert) = (subject.name, is_expert(subject.name));
+    let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
+    let ends = |parts: &[&str]| parts.iter().any(|part| name.ends_with(part));
+    let fits = |format: QuantFormat| {
+        subject.dims.last().is_some_and(|k| *k > 0 && k.is_multiple_of(format.group_size()))
+    };
+    let elements = subject.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
+    let is_matrix = match subject.dims {
+        [_, _] => true,
+        [_, _, _] => is_expert,
+        _ => false,
+    };
+    let is_kept = !is_expert && (!ends(&[".weight"]) || has(&["audio_tower", "embed", "norm", "ln_"]))
+        || !is_matrix
+        || elements.is_some_and(|elements| elements < SMALL)
+        || ends(&[
+            ".mlp.gate.weight",
+            ".mixer.gate.weight",
+            ".shared_expert_gate.weight",
+            ".router.proj.weight",
+        ]);
+    if is_kept {
+        return Spec::Keep;
+    }
+    let wide = match format {
+        QuantFormat::Affine { group_size, .. } => QuantFormat::Affine { bits: 8, group_size },
+        _ => QuantFormat::Mxfp8,
+    };
+    let decided = match format {
+        _ if ends(&["lm_head.weight"]) => wide,
+        _ if has(&["vision", "visual"]) || !fits(format) => return Spec::Keep,
+        QuantFormat::Affine { bits: 4, .. } if is_sensitive(name) && fits(wide) => wide,
+        QuantFormat::Nvfp4 | QuantFormat::Mxfp4 if !is_expert && is_sensitive(name) && fits(wide) => wide,
+        _ => format,
+    };
+    if fits(decided) {
+        Spec::Packed(decided)
+    } else {
+        Spec::Keep
+    }
+}
+
+/// Whether a tensor is the weight of experts, shared ones included.
+pub(super) fn is_expert(name: &str) -> bool {
+    let modules = [".experts.", ".mlp.switch_mlp.", ".mlp.shared_experts.", ".mixer.shared_experts."];
+    modules.iter().any(|module| name.contains(module))
+        && !name.ends_with(".bias")
+        && !name.ends_with(".scale")
+}
+
+fn is_sensitive(name: &str) -> bool {
+    [".v_proj", ".k_proj", "down_proj"].iter().any(|projection| name.contains(projection))
+}
