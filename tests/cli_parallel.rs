@@ -139,7 +139,7 @@ fn a_build_without_nccl_is_no_rank_of_others() {
 #[test]
 fn the_launcher_and_not_the_command_says_how_many_ranks_there_are() {
     let output = run(&["generate", TINY, "--distributed", "--ranks", "2"]);
-    assert_eq!(output.status.code(), Some(2));
+    assert!(!output.status.success());
     assert!(
         stderr(&output).contains("'--distributed' cannot be used with '--ranks <RANKS>'"),
         "{}",

@@ -85,6 +85,9 @@ impl Launch {
         }
         let body = Arc::new(body);
         let (sender, results) = mpsc::channel();
+        let of_failure = sender.clone();
+        // Whoever failed may not be able to say so itself.
+        group.on_failure(move |_, _| drop(of_failure.send(None)));
         for (index, device) in devices.iter().enumerate() {
             let (group_of_rank, body, sender) = (Arc::clone(&group), Arc::clone(&body), sender.clone());
             let (device, id) = (device.clone(), id.clone());
@@ -161,7 +164,8 @@ fn collect<T>(
     world_size: usize,
 ) -> Result<Vec<T>> {
     let mut values = Vec::with_capacity(world_size);
-    while let Ok(Some(value)) = results.recv() {
+    while values.len() < world_size {
+        let Ok(Some(value)) = results.recv() else { break };
         values.push(value);
     }
     if let Some(failure) = group.failure() {
