@@ -1,6 +1,8 @@
 //! A model over several ranks, as a program of its own would do it; without arguments, the bundled one over two.
 //!
 //! `cargo run --release --example tensor_parallel -- --model DIR --ranks 4`
+//!
+//! `torchrun --no-python --nproc-per-node 4 target/release/examples/tensor_parallel --model DIR --distributed`
 
 use candle_core::{DType, Device};
 use candle_quant::models::{Config, Model};
@@ -21,17 +23,15 @@ struct Args {
     /// How many ranks compute it.
     #[arg(long, default_value_t = 2)]
     ranks: usize,
+    /// Be one rank of those that a launcher has started.
+    #[arg(long)]
+    distributed: bool,
 }
 
 fn main() -> anyhow::Result<()> {
-    let Args { model, prompt, ranks } = Args::parse();
+    let Args { model, prompt, ranks, distributed } = Args::parse();
     let checkpoint = Checkpoint::open(model)?;
-    let plan = parallel::Plan::new(&checkpoint, ranks)?;
-    println!("each rank loads {:?} of {} bytes", plan.rank_bytes(), plan.stored_bytes());
-
-    // GPUs would be `Device::new_cuda(0)?`, `Device::new_cuda(1)?` and so on.
-    let devices = vec![Device::Cpu; ranks];
-    let texts = parallel::run(&devices, move |rank| {
+    let work = move |rank: parallel::Rank| {
         let config = Config::from_json(checkpoint.config())?;
         // The only line that differs from a model that is alone.
         let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
@@ -41,10 +41,17 @@ fn main() -> anyhow::Result<()> {
         let params = generate::Params { seed: Some(1), sample_len: 100, ..Default::default() };
         let text =
             generate::generate(&mut model, &tokenizer, &prompt, &params, |_| ControlFlow::Continue(()))?;
-        Ok(format!("{prompt}{}", text.text))
-    })?;
-    if let Some(text) = texts.first() {
-        println!("{text}");
+        if rank.index() == 0 {
+            println!("{prompt}{}", text.text);
+        }
+        Ok(())
+    };
+    if distributed {
+        let (place, secret) = (parallel::Place::from_env()?, parallel::Secret::from_env()?);
+        parallel::Launch::default().distributed(&place, &secret, work)?;
+    } else {
+        // GPUs would be `Device::new_cuda(0)?`, `Device::new_cuda(1)?` and so on.
+        parallel::run(&vec![Device::Cpu; ranks], work)?;
     }
     Ok(())
 }

@@ -6,7 +6,7 @@
 #   scripts/test-cuda.sh --clippy
 #
 # --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
-# --clippy: lints of everything that is built with the feature `cuda`, and of testing/, instead of tests.
+# --clippy: lints of everything that is built with the feature `nccl`, and of testing/, instead of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitize=''
@@ -24,7 +24,7 @@ toolkit=$CARGO_TARGET_DIR/toolkit
 # install FOLDER LIBRARY: the names under which programs look for the libraries of CUDA.
 install() {
   mkdir -p "$1"
-  for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so; do
+  for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so nccl.so; do
     ln -sf "$2" "$1/lib$name"
   done
 }
@@ -52,10 +52,10 @@ export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 if [ "${1-}" = --clippy ]; then
   cargo clippy --release -p pretend-cuda -p bindings --all-targets -- -D warnings
-  exec cargo clippy --release --all-targets --features cuda,cli -- -D warnings
+  exec cargo clippy --release --all-targets --features nccl,cli -- -D warnings
 fi
 
 # The emulator and the driver themselves.
 PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
 
-cargo test --release --features cuda --test 'cuda*' "$@"
+cargo test --release --features nccl --test 'cuda*' "$@"

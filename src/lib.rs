@@ -57,6 +57,7 @@
 //! |---|---|
 //! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `plan`, `generate`, `logits` |
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
+//! | `nccl` | `cuda`, and ranks that are GPUs of one or many processes: needs NCCL to build and to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
 
 mod backend;

@@ -126,3 +126,23 @@ fn a_reader_that_leaves_ends_all_ranks() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stderr(&output), "");
 }
+
+#[test]
+#[cfg(not(feature = "nccl"))]
+fn a_build_without_nccl_is_no_rank_of_others() {
+    let output = run(&["generate", TINY, "--distributed"]);
+    assert_eq!(output.status.code(), Some(1));
+    let expected = "--distributed: this program was built without NCCL; build it with `--features cli,nccl`";
+    assert!(stderr(&output).contains(expected), "{}", stderr(&output));
+}
+
+#[test]
+fn the_launcher_and_not_the_command_says_how_many_ranks_there_are() {
+    let output = run(&["generate", TINY, "--distributed", "--ranks", "2"]);
+    assert!(!output.status.success());
+    assert!(
+        stderr(&output).contains("'--distributed' cannot be used with '--ranks <RANKS>'"),
+        "{}",
+        stderr(&output)
+    );
+}

@@ -21,6 +21,8 @@ mod graph;
 mod models;
 #[path = "cuda/products.rs"]
 mod products;
+#[path = "cuda/ranks.rs"]
+mod ranks;
 #[path = "cuda/special.rs"]
 mod special;
 #[path = "cuda/views.rs"]

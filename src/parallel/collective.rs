@@ -7,8 +7,9 @@ use std::sync::Arc;
 
 /// The operations of a group of ranks, as one rank of them calls them.
 ///
-/// Every rank has to call the same operations in the same order. Each returns when all ranks have come, with
-/// a result on the device of the argument, or with the error of whichever rank failed.
+/// Every rank has to call the same operations in the same order. Each returns when all ranks have come (with
+/// NCCL, as soon as the GPU knows what to do), with a result on the device of the argument, or with the error of
+/// whichever rank failed.
 pub trait Collective: fmt::Debug + Send + Sync {
     /// Which rank this is, from 0 on.
     fn index(&self) -> usize;
@@ -16,8 +17,9 @@ pub trait Collective: fmt::Debug + Send + Sync {
     /// How many ranks there are.
     fn world_size(&self) -> usize;
 
-    /// The sum of the `x` of all ranks, which have one shape and dtype. Summed in the order of ranks, F16 and
-    /// BF16 in f32 and rounded once: the same bits on every rank and in every run.
+    /// The sum of the `x` of all ranks, which have one shape and dtype: the same bits on every rank. Between
+    /// threads summed in the order of ranks, F16 and BF16 in f32 and rounded once, alike in every run. NCCL
+    /// chooses an order by sizes and wires, and adds F16 and BF16 as such, rounding each time.
     ///
     /// # Errors
     /// If a rank fails or does not come, or ranks call different operations.
@@ -121,4 +123,9 @@ impl Rank {
 /// An error about an argument that no group could serve.
 pub(super) fn wrong_dim(x: &Tensor, dim: usize) -> Error {
     Error::mismatch("dimension of a collective", format!("one of {:?}", x.dims()), dim.to_string())
+}
+
+/// An error about a rank that is none of the group.
+pub(super) fn no_rank(rank: usize) -> Error {
+    Error::mismatch("rank", "one of the group", rank.to_string())
 }

@@ -1,10 +1,11 @@
 //! Ranks that are threads of one process. Tensors are handed over through the memory of the host.
 
-use super::collective::{wrong_dim, Collective};
+use super::collective::{no_rank, wrong_dim, Collective};
 use super::shard::split;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;
+use std::mem;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -28,8 +29,24 @@ struct State {
     complete: Arc<[Brought]>,
     /// Ranks whose work is done.
     left: Vec<bool>,
+    /// When the first of them left.
+    first_left: Option<Instant>,
     /// The first failure; nothing goes on after it.
     failure: Option<(usize, String)>,
+    /// What is to be done then.
+    on_failure: Hooks,
+}
+
+/// What is called with the first failure: its rank, and what happened.
+type Hook = Box<dyn FnOnce(usize, &str) + Send>;
+
+#[derive(Default)]
+struct Hooks(Vec<Hook>);
+
+impl fmt::Debug for Hooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} hooks", self.0.len())
+    }
 }
 
 #[derive(Clone, Debug)]
@@ -88,28 +105,95 @@ impl Group {
             brought: vec![None; world_size],
             complete: Arc::new([]),
             left: vec![false; world_size],
+            first_left: None,
             failure: None,
+            on_failure: Hooks::default(),
         };
         Arc::new(Self { world_size, timeout, state: Mutex::new(state), changed: Condvar::new() })
     }
 
+    pub fn world_size(&self) -> usize {
+        self.world_size
+    }
+
     /// Ends the work of all ranks, unless something else has: `rank` has failed.
     pub fn fail(&self, rank: usize, problem: String) {
-        self.lock().failure.get_or_insert((rank, problem));
+        self.fail_in(self.lock(), rank, problem);
+    }
+
+    /// Returns the first failure, which this is unless there is one.
+    fn fail_in(&self, mut state: MutexGuard<'_, State>, rank: usize, problem: String) -> Error {
+        let (rank, problem) = state.failure.get_or_insert((rank, problem)).clone();
+        let hooks = mem::take(&mut state.on_failure.0);
+        drop(state);
         self.changed.notify_all();
+        for hook in hooks {
+            hook(rank, &problem);
+        }
+        Error::Rank { rank, problem }
+    }
+
+    /// Calls `hook` as soon as a rank fails, on the thread that tells of it.
+    pub fn on_failure(&self, hook: impl FnOnce(usize, &str) + Send + 'static) {
+        let mut state = self.lock();
+        match state.failure.clone() {
+            None => state.on_failure.0.push(Box::new(hook)),
+            Some((rank, problem)) => {
+                drop(state);
+                hook(rank, &problem);
+            }
+        }
     }
 
     /// `rank` has done its work and comes to no more operations.
     pub fn leave(&self, rank: usize) {
-        if let Some(left) = self.lock().left.get_mut(rank) {
+        let mut state = self.lock();
+        state.first_left.get_or_insert_with(Instant::now);
+        if let Some(left) = state.left.get_mut(rank) {
             *left = true;
         }
+        drop(state);
         self.changed.notify_all();
+    }
+
+    /// All ranks have left.
+    pub fn all_left(&self) {
+        (0..self.world_size).for_each(|rank| self.leave(rank));
+    }
+
+    /// Whether all ranks have left, or one has failed.
+    pub fn has_ended(&self) -> bool {
+        let state = self.lock();
+        state.failure.is_some() || state.left.iter().all(|left| *left)
     }
 
     /// The first failure.
     pub fn failure(&self) -> Option<Error> {
         self.lock().failure()
+    }
+
+    /// Waits until all ranks have left. If some have not when `limit` has passed since the first did, the first
+    /// of them fails: it may be waiting for those that have left.
+    pub fn wait_for_end(&self, limit: Option<Duration>) -> Result<()> {
+        let mut state = self.lock();
+        loop {
+            if let Some(failure) = state.failure() {
+                return Err(failure);
+            }
+            let Some(at_work) = state.left.iter().position(|left| !left) else { return Ok(()) };
+            let rest = match (limit, state.first_left) {
+                (Some(limit), Some(first)) => limit.saturating_sub(first.elapsed()),
+                _ => Duration::from_secs(3600),
+            };
+            if rest.is_zero() {
+                let problem = format!(
+                    "still works {} s after the first rank has ended",
+                    limit.unwrap_or_default().as_secs_f64()
+                );
+                return Err(self.fail_in(state, at_work, problem));
+            }
+            state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -128,9 +212,7 @@ impl Group {
         if let Some((other, _)) = first.filter(|(_, other)| other.operation != brought.operation) {
             let theirs = first.map(|(_, other)| other.operation.to_string()).unwrap_or_default();
             let problem = format!("is at {}, while rank {other} is at {theirs}", brought.operation);
-            state.failure = Some((rank, problem));
-            self.changed.notify_all();
-            return Err(state.failure().unwrap_or_else(|| no_rank(rank)));
+            return Err(self.fail_in(state, rank, problem));
         }
         let operation = brought.operation.clone();
         *state.brought.get_mut(rank).ok_or_else(|| no_rank(rank))? = Some(brought);
@@ -173,10 +255,8 @@ impl Group {
                 }
                 _ => None,
             };
-            if let Some(problem) = problem {
-                state.failure = Some(problem);
-                self.changed.notify_all();
-                continue;
+            if let Some((rank, problem)) = problem {
+                return Err(self.fail_in(state, rank, problem));
             }
             state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
         }
@@ -192,10 +272,6 @@ impl State {
     fn is_absent(&self, rank: usize) -> bool {
         self.brought.get(rank).is_some_and(Option::is_none)
     }
-}
-
-fn no_rank(rank: usize) -> Error {
-    Error::mismatch("rank", "one of the group", rank.to_string())
 }
 
 /// One rank of a [`Group`].
@@ -225,7 +301,7 @@ impl Collective for Member {
     }
 
     fn world_size(&self) -> usize {
-        self.group.world_size
+        self.group.world_size()
     }
 
     fn all_reduce_sum(&self, x: &Tensor) -> Result<Tensor> {

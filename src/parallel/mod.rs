@@ -13,12 +13,19 @@
 //! assert_eq!(sums, [[3., 3.], [3., 3.], [3., 3.]]);
 //! # Ok::<(), candle_quant::Error>(())
 //! ```
+//!
+//! Ranks are threads ([`run`]), or processes that a launcher has started ([`Launch::distributed`], with the feature
+//! `nccl`).
 
 mod collective;
 mod group;
 mod launch;
 mod layers;
+#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
+mod nccl;
+mod place;
 mod plan;
+mod rendezvous;
 mod shard;
 #[cfg(test)]
 mod tests;
@@ -29,5 +36,7 @@ pub use layers::{
     column_parallel, row_parallel, vocab_parallel_embedding, vocab_parallel_head, RowParallel,
     VocabParallelEmbedding, VocabParallelHead,
 };
+pub use place::Place;
 pub use plan::{Communication, Plan, PlannedTensor, Split};
+pub use rendezvous::{Joined, Secret};
 pub(crate) use shard::{Heads, Sharding};

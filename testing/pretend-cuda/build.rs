@@ -89,6 +89,7 @@ fn write_stubs(symbols: &Path, path: &Path) {
         ("cublasLt", "unsupported!(15)"),
         ("curand", "unsupported!(999)"),
         ("nvrtc", "unsupported!(11)"),
+        ("nccl", "unsupported!(5)"),
         ("candle_kernels", "missing!()"),
     ] {
         let file = symbols.join(library);

@@ -4,7 +4,7 @@ use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::generate::{self, Finish, Generated, Params, Sampler, Sampling};
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{self, Rank};
+use candle_quant::parallel::{self, Launch, Place, Rank, Secret};
 use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -39,6 +39,9 @@ pub struct Options {
     /// threads on the CPU.
     #[arg(long, default_value_t = 1)]
     ranks: usize,
+    /// Be one rank of those that torchrun, srun or mpirun has started, with a GPU of its own.
+    #[arg(long, conflicts_with_all = ["ranks", "cpu"])]
+    distributed: bool,
     /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
     #[arg(long, value_parser = parse_dtype)]
     dtype: Option<DType>,
@@ -74,8 +77,9 @@ struct Told {
 
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
-    let devices = devices(options)?;
-    let on_cpu = devices.iter().all(Device::is_cpu);
+    let devices = if options.distributed { Vec::new() } else { devices(options)? };
+    let place = options.distributed.then(place).transpose()?;
+    let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
     let checkpoint = Checkpoint::open(path)?;
     let sampling = Sampling { temperature: options.temperature, top_k: options.top_k, top_p: options.top_p };
     // Refused before anything is loaded or printed.
@@ -86,7 +90,6 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         params: Params {
             sample_len: options.sample_len,
             sampling,
-            // The same on all ranks.
             seed: Some(sampler.seed()),
             stop_tokens: generate::stop_tokens(&checkpoint)?,
             ..Params::default()
@@ -94,14 +97,18 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
-    let told = match devices.as_slice() {
-        [device] => work.run(Model::load(&work.checkpoint, work.dtype, device)?, None)?,
-        devices => {
-            let told = parallel::run(devices, move |rank| {
-                let config = Config::from_json(work.checkpoint.config())?;
-                let vb = VarBuilder::sharded(&work.checkpoint, &rank, work.dtype);
-                work.run(Model::new(&config, vb)?, Some(&rank))
-            })?;
+    let ranks = place.as_ref().map_or(devices.len(), |(place, _)| place.world_size());
+    let told = match (&place, devices.as_slice()) {
+        (Some((place, secret)), _) => {
+            let told = Launch::default().distributed(place, secret, |rank| work.run_as(&rank))?;
+            if place.rank() > 0 {
+                return Ok(());
+            }
+            told
+        }
+        (None, [device]) => work.run(Model::load(&work.checkpoint, work.dtype, device)?, None)?,
+        (None, devices) => {
+            let told = parallel::run(devices, move |rank| work.run_as(&rank))?;
             told.into_iter().next().context("no rank")?
         }
     };
@@ -111,8 +118,16 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
         result => result?,
     }
-    report(&generated, &weights, devices.len())?;
+    report(&generated, &weights, ranks)?;
     Ok(())
+}
+
+/// What the launcher says.
+fn place() -> Result<(Place, Secret)> {
+    if !cfg!(feature = "nccl") {
+        bail!("--distributed: this program was built without NCCL; build it with `--features cli,nccl`");
+    }
+    Ok((Place::from_env()?, Secret::from_env()?))
 }
 
 /// One device for each rank.
@@ -127,6 +142,16 @@ fn devices(options: &Options) -> Result<Vec<Device>> {
 }
 
 impl Work {
+    /// As one rank of several, all of which draw with the seed of the first.
+    fn run_as(&self, rank: &Rank) -> candle_quant::Result<Told> {
+        let config = Config::from_json(self.checkpoint.config())?;
+        let model = Model::new(&config, VarBuilder::sharded(&self.checkpoint, rank, self.dtype))?;
+        let seed = self.params.seed.unwrap_or_default();
+        let seed = rank.broadcast(&Tensor::new(seed.cast_signed(), &Device::Cpu)?, 0)?.to_scalar::<i64>()?;
+        let params = Params { seed: Some(seed.cast_unsigned()), ..self.params.clone() };
+        Self { params, ..self.clone() }.run(model, Some(rank))
+    }
+
     /// Generates the text; the first rank writes it.
     fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Told> {
         let writes = rank.is_none_or(|rank| rank.index() == 0);

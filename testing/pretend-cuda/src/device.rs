@@ -11,7 +11,7 @@ use crate::status::{fail, Result, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE
 use crate::stream;
 
 /// How many devices there are.
-pub const DEVICES: usize = 2;
+pub const DEVICES: usize = 4;
 /// Bytes of memory that each device claims to have.
 pub const MEMORY: usize = 16 << 30;
 /// Threads of a block, at most.

@@ -1,7 +1,7 @@
 //! A CUDA driver for a machine that has no GPU.
 //!
 //! The library built from this crate stands in for `libcuda`, `libcublas`, and the others that a
-//! CUDA program links. It has two devices, whose memory is memory of the host. A kernel that is launched
+//! CUDA program links. It has four devices, whose memory is memory of the host. A kernel that is launched
 //! runs in the emulator of `emulator/`, compiled from the same source as the real one. Work is done when
 //! it is submitted, on the thread that submits it, so what real streams might do at the same time
 //! happens one after another here.
@@ -32,6 +32,7 @@ mod handles;
 pub mod launch;
 pub mod memory;
 pub mod module;
+pub mod nccl;
 mod product;
 mod schedules;
 pub mod status;
