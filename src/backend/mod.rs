@@ -13,6 +13,8 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix};
+#[cfg(feature = "nccl")]
+pub(crate) use cuda::{allocate_elements, Communicator};
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts, Join};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};

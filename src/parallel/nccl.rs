@@ -4,6 +4,7 @@ use super::collective::{no_rank, wrong_dim, Collective, Rank};
 use super::group::Group;
 use super::place::Place;
 use super::shard::split;
+use crate::backend::{allocate_elements, Communicator};
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaSlice, DeviceRepr};
 use candle_core::cuda_backend::cudarc::nccl::result::NcclError;
@@ -14,8 +15,7 @@ use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Storag
 use half::{bf16, f16};
 use std::ffi::c_char;
 use std::hash::{DefaultHasher, Hash, Hasher};
-use std::panic::{catch_unwind, AssertUnwindSafe};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 /// This build has NCCL.
 pub fn available() -> Result<()> {
@@ -62,7 +62,7 @@ pub fn connect(id: &[u8], device: &Device, index: usize, group: &Arc<Group>) -> 
     stream.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
     let comm = Comm::from_rank(stream, index, group.world_size(), Id::uninit(bytes));
     let comm = comm.map_err(|error| failed("connecting", &error))?;
-    let communicator = Arc::new(Communicator(Mutex::new(Some(Owned(comm)))));
+    let communicator = Arc::new(Communicator::new(comm));
     // It stays until the whole group ends: other ranks may still read from this one's buffers.
     let of_group = Arc::clone(&communicator);
     group.on_failure(move |_, _| of_group.abort());
@@ -73,37 +73,6 @@ pub fn connect(id: &[u8], device: &Device, index: usize, group: &Arc<Group>) -> 
 fn failed(what: &str, NcclError(code): &NcclError) -> Error {
     let why = format!("NCCL, {what}: {code:?}; the environment variable NCCL_DEBUG=WARN makes it tell more");
     Error::Candle(candle_core::Error::Msg(why))
-}
-
-#[derive(Debug)]
-struct Owned(Comm);
-
-// SAFETY: NCCL allows calls for a communicator from any thread, one at a time. `Comm` has its stream besides,
-// which is `Send`.
-unsafe impl Send for Owned {}
-
-/// NCCL's side of a rank, until a failure.
-#[derive(Debug)]
-struct Communicator(Mutex<Option<Owned>>);
-
-impl Communicator {
-    /// None after [`abort`](Communicator::abort).
-    fn with<T>(&self, work: impl FnOnce(&Comm) -> T) -> Option<T> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|Owned(comm)| work(comm))
-    }
-
-    /// Ends what is under way on the GPU, with any result, and so whoever waits for it.
-    fn abort(&self) {
-        let comm = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
-        // cudarc aborts when it drops, and panics if NCCL does not like it; the group has failed already.
-        let _ = catch_unwind(AssertUnwindSafe(|| drop(comm)));
-    }
-}
-
-impl Drop for Communicator {
-    fn drop(&mut self) {
-        self.abort();
-    }
 }
 
 #[derive(Debug)]
@@ -184,9 +153,8 @@ impl Member {
             Operation::Gather { counts } => counts.to_vec(),
             Operation::ReduceScatter { counts } => vec![own(counts)],
         };
-        // SAFETY: every bit pattern is a number, and NCCL writes all of it before anything reads it in the
-        // order of the stream. CUDA allocates no empty memory: there it is one element that nobody sees.
-        let allocate = |len: &usize| unsafe { self.gpu.alloc::<T>((*len).max(1)) };
+        // NCCL writes all of it before anything reads it in the order of the stream.
+        let allocate = |len: &usize| allocate_elements::<T>(&self.gpu, *len);
         let mut received = lens.iter().map(allocate).collect::<candle_core::Result<Vec<_>>>()?;
         let told = self.communicator.with(|comm| {
             comm.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
