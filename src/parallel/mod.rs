@@ -15,19 +15,23 @@
 //! ```
 
 mod collective;
+mod experts;
 mod group;
 mod launch;
 mod layers;
 mod plan;
+mod planner;
 mod shard;
 #[cfg(test)]
 mod tests;
 
 pub use collective::{Collective, Rank};
+pub use experts::{parallel_experts, ParallelExperts};
 pub use launch::{run, Launch};
 pub use layers::{
     column_parallel, row_parallel, vocab_parallel_embedding, vocab_parallel_head, RowParallel,
     VocabParallelEmbedding, VocabParallelHead,
 };
 pub use plan::{Communication, Plan, PlannedTensor, Split};
-pub(crate) use shard::{Heads, Sharding};
+pub use shard::ExpertSplit;
+pub(crate) use shard::{whole_units, ExpertShare, Heads, Sharding};

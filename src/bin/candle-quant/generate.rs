@@ -4,7 +4,7 @@ use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::generate::{self, Finish, Generated, Params, Sampler, Sampling};
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{self, Rank};
+use candle_quant::parallel::{self, ExpertSplit, Rank};
 use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -39,6 +39,9 @@ pub struct Options {
     /// threads on the CPU.
     #[arg(long, default_value_t = 1)]
     ranks: usize,
+    /// What ranks have of a model's experts: a part `inside` each, or whole ones, shared out `across` the ranks.
+    #[arg(long, default_value_t, value_name = "SPLIT")]
+    experts: ExpertSplit,
     /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
     #[arg(long, value_parser = parse_dtype)]
     dtype: Option<DType>,
@@ -62,6 +65,7 @@ struct Work {
     prompt: String,
     params: Params,
     dtype: DType,
+    experts: ExpertSplit,
 }
 
 /// What a rank has to tell in the end.
@@ -91,6 +95,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             stop_tokens: generate::stop_tokens(&checkpoint)?,
             ..Params::default()
         },
+        experts: options.experts,
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
@@ -100,7 +105,8 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             let told = parallel::run(devices, move |rank| {
                 let config = Config::from_json(work.checkpoint.config())?;
                 let vb = VarBuilder::sharded(&work.checkpoint, &rank, work.dtype);
-                work.run(Model::new(&config, vb)?, Some(&rank))
+                let model = Model::new(&config, vb.split_experts(work.experts))?;
+                work.run(model, Some(&rank))
             })?;
             told.into_iter().next().context("no rank")?
         }
