@@ -6,10 +6,11 @@ use candle_core::Device;
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::{verify, QuantTensor};
 use serde_json::json;
-use std::{env, fs, io::Write, path::Path, process::Command};
+use std::{fs, path::Path};
 
-/// Set for the child process that loads and is measured.
-const CHILD: &str = "CANDLE_QUANT_TEST_LOAD_DIRECTORY";
+#[path = "common/process.rs"]
+mod process;
+use process::{measured, peak, write_hole};
 
 /// Name, N, K, all of four bits. One is much larger than the others, as embeddings are.
 const WEIGHTS: [(&str, usize, usize); 4] =
@@ -61,28 +62,16 @@ fn all(packed_size: usize) -> usize {
 /// Runs `test` once more in a process of its own, which does `work` on what `write` has written. `needed` tells the
 /// bytes it needs from those in the files.
 fn check(test: &str, work: fn(&Path), needed: impl Fn(usize) -> usize, write: impl Fn(&Path) -> usize) {
-    if let Some(dir) = env::var_os(CHILD) {
-        work(dir.as_ref());
-        let status = fs::read_to_string("/proc/self/status").unwrap();
-        println!("{}", status.lines().find(|line| line.starts_with("VmHWM:")).unwrap());
+    if measured(work) {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
     let packed_size = write(dir.path());
     assert!(packed_size > 230 << 20);
 
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", test, "--nocapture"])
-        .env(CHILD, dir.path())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    let line = stdout.lines().find(|line| line.contains("VmHWM:")).expect(&stdout);
-    let kib: usize = line.split_whitespace().rev().nth(1).unwrap().parse().unwrap();
-    let peak = kib << 10;
+    let peak = peak(test, dir.path());
     let needed = needed(packed_size);
-    assert!(peak > needed / 2, "the child loaded nothing: {line}");
+    assert!(peak > needed / 2, "the child loaded nothing: {peak} bytes");
     let limit = needed + needed / 10 + (64 << 20);
     assert!(peak <= limit, "peak resident set {peak} bytes, {needed} needed, limit {limit}");
     println!("peak {} MiB, needed {} MiB", peak >> 20, needed >> 20);
@@ -110,13 +99,6 @@ fn load_everything(dir: &Path) {
     let modules = checkpoint.modules();
     let tensors: Vec<_> = modules.iter().map(load).collect();
     assert_eq!(tensors.len(), WEIGHTS.len());
-}
-
-/// Writes `head` and behind it a hole of `size` bytes, which reads as zeros and needs no disk.
-fn write_hole(path: &Path, head: &[u8], size: usize) {
-    let mut file = fs::File::create(path).unwrap();
-    file.write_all(head).unwrap();
-    file.set_len((head.len() + size) as u64).unwrap();
 }
 
 /// A safetensors file of small tensors with these bytes, and of large ones of zeros: name, dtype, shape, size.

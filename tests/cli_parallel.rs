@@ -92,9 +92,30 @@ fn plans_that_can_not_be_made() {
         assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
         assert!(stderr(&output).contains(expected), "{}", stderr(&output));
     }
-    let experts = fixture("qwen3moe-affine-b4-g64");
-    let output = run(&["plan", experts.to_str().unwrap(), "--ranks", "2"]);
-    assert!(stderr(&output).contains("a model with experts over 2 ranks is not supported"));
+}
+
+#[test]
+fn experts_are_split_as_asked() {
+    let path = fixture("qwen3moe-affine-b4-g64");
+    let path = path.to_str().unwrap();
+    let plan = |args: &[&str]| run(&[&["plan", path, "--strict"], args].concat());
+    for (split, of_down) in [("inside", "columns"), ("across", "experts")] {
+        let output = plan(&["--ranks", "2", "--json", "--experts", split]);
+        assert!(output.status.success(), "{}", stderr(&output));
+        let plan: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(plan["experts"], split);
+        let down = |tensor: &&Value| tensor["name"] == "model.layers.0.mlp.switch_mlp.down_proj.weight";
+        let down = plan["tensors"].as_array().unwrap().iter().find(down).unwrap();
+        assert_eq!(down["split"], of_down);
+    }
+    let output = plan(&["--ranks", "9", "--experts", "across"]);
+    assert_eq!(output.status.code(), Some(1));
+    let replicated = "replicated: model.layers.1.mlp.switch_mlp.up_proj.weight, ";
+    let text = stdout(&output);
+    assert!(text.contains(replicated) && text.contains(": fewer experts than the 9 ranks"), "{text}");
+    let output = plan(&["--ranks", "2", "--experts", "aside"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("expected `inside` or `across`, found `aside`"), "{}", stderr(&output));
 }
 
 #[test]

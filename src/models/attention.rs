@@ -54,7 +54,7 @@ impl Attention {
             k_norm: norm("k_norm")?,
             sinks: config
                 .attention_sinks
-                .then(|| vb.vector_part(all_heads, "sinks", query.clone())?.to_dtype(DType::F32))
+                .then(|| vb.tensor_part(&[all_heads], "sinks", &[query.clone()])?.to_dtype(DType::F32))
                 .transpose()?,
             heads: query.len(),
             kv_heads: key.len(),

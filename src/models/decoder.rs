@@ -48,19 +48,13 @@ impl Model {
     /// call [`forward`](Model::forward) alike, and all receive the logits.
     ///
     /// # Errors
-    /// If the config is senseless, or has experts and there are several ranks, the dtype is not f32, f16 or bf16, or
-    /// the weights are missing, damaged or contradict the config.
+    /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing, damaged or contradict
+    /// the config.
     pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
         config.validate()?;
         let dtype = vb.dtype();
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
-        }
-        if let (Some(rank), Some(_)) = (vb.rank(), &config.moe) {
-            return Err(Error::Unsupported {
-                what: format!("a model with experts over {} ranks", rank.world_size()),
-                remedy: "run it as one rank".into(),
-            });
         }
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
         let model = vb.pp("model");
@@ -250,7 +244,7 @@ impl Mlp {
         let own = match vb.rank() {
             None => None,
             Some(rank) => {
-                let shares = Sharding::new(config, rank.world_size()).inner(down.unit(hidden, inner)?);
+                let shares = Sharding::new(config, rank.world_size()).inner(down.unit(&[hidden, inner])?);
                 shares.and_then(|shares| shares.get(rank.index()).cloned())
             }
         };

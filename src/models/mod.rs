@@ -36,4 +36,4 @@ pub use config::Config;
 pub use decoder::Model;
 pub use moe::MoeConfig;
 pub use rope::{Rope, RopeScaling};
-pub(crate) use shapes::Expected;
+pub(crate) use shapes::{layer_of, Expected};

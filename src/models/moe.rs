@@ -3,9 +3,8 @@
 use super::fields::Fields;
 use super::projection::projection;
 use super::Config;
-use crate::nn::{
-    experts, Activation, Experts, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder,
-};
+use crate::nn::{Activation, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder};
+use crate::parallel::{parallel_experts, ParallelExperts};
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, D};
 
@@ -112,7 +111,7 @@ impl MoeConfig {
     }
 
     /// Whether layer `index` has experts.
-    pub(super) fn is_sparse(&self, index: usize) -> bool {
+    pub(crate) fn is_sparse(&self, index: usize) -> bool {
         self.sparse_layers.get(index).copied().unwrap_or(false)
     }
 }
@@ -121,7 +120,7 @@ impl MoeConfig {
 #[derive(Debug)]
 pub(super) struct SparseMlp {
     router: Linear,
-    experts: Experts,
+    experts: ParallelExperts,
     top_k: usize,
     normalize: bool,
 }
@@ -139,7 +138,7 @@ impl SparseMlp {
         };
         Ok(Self {
             router: projection(config.hidden_size, moe.experts, moe.bias, vb.pp(moe.router_name))?,
-            experts: experts(&sizes, vb)?,
+            experts: parallel_experts(&sizes, vb)?,
             top_k: moe.top_k,
             normalize: moe.normalize,
         })

@@ -113,7 +113,7 @@ impl MoeConfig {
 }
 
 /// The layer that a tensor belongs to.
-fn layer_of(name: &str) -> Option<usize> {
+pub(crate) fn layer_of(name: &str) -> Option<usize> {
     name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 

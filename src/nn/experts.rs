@@ -3,6 +3,7 @@
 mod load;
 
 pub use load::experts;
+pub(crate) use load::StoredExperts;
 
 use super::{LayerWeight, Linear, Module};
 use crate::backend::{self, ChosenExperts, Factor, Join};
@@ -189,6 +190,42 @@ pub struct Experts {
     up: ExpertStack,
     down: ExpertStack,
     gating: Gating,
+    /// Inputs of the down projections before and after the outputs of gate and up: of groups that begin or end in
+    /// another rank's part.
+    padding: (usize, usize),
+}
+
+/// The sizes of what goes through a block of experts.
+pub(crate) struct Routed {
+    pub tokens: usize,
+    pub hidden: usize,
+    pub top_k: usize,
+    /// Whether it is a step of a decode, in which pairs of a token and an expert are computed by themselves.
+    pub alone: bool,
+}
+
+impl Routed {
+    /// Of `x` `[.., T, hidden]`, `ids` and `shares` `[.., T, top_k]`.
+    pub fn new(x: &Tensor, ids: &Tensor, shares: &Tensor) -> candle_core::Result<Self> {
+        let [outer @ .., hidden] = x.dims() else { bail!("x: a shape [.., T, hidden], found a scalar") };
+        let [outer_ids @ .., top_k] = ids.dims() else {
+            bail!("ids: a shape [.., T, top_k], found a scalar")
+        };
+        if outer != outer_ids || ids.dims() != shares.dims() {
+            bail!("x {:?}, ids {:?} and shares {:?} do not fit", x.dims(), ids.dims(), shares.dims());
+        }
+        let (tokens, alone) = (outer.iter().product(), outer.last() == Some(&1));
+        Ok(Self { tokens, hidden: *hidden, top_k: *top_k, alone })
+    }
+}
+
+/// The ids on the host, each of one of `count` experts.
+pub(crate) fn chosen(ids: &Tensor, count: usize) -> candle_core::Result<Vec<u32>> {
+    let chosen = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
+    match chosen.iter().find(|id| **id as usize >= count) {
+        Some(id) => bail!("ids: each below {count}, the number of experts, found {id}"),
+        None => Ok(chosen),
+    }
 }
 
 impl Experts {
@@ -199,7 +236,7 @@ impl Experts {
     pub fn new(gate: ExpertStack, up: ExpertStack, down: ExpertStack, gating: Gating) -> Result<Self> {
         let counts = [gate.experts(), up.experts(), down.experts()];
         match counts {
-            [a, b, c] if a == b && b == c => Ok(Self { gate, up, down, gating }),
+            [a, b, c] if a == b && b == c => Ok(Self { gate, up, down, gating, padding: (0, 0) }),
             _ => Err(Error::mismatch("gate, up and down", "as many experts each", format!("{counts:?}"))),
         }
     }
@@ -222,23 +259,12 @@ impl Experts {
     /// # Errors
     /// If shapes do not fit, or, where the host reads them, there is no expert of an id.
     pub fn forward(&self, x: &Tensor, ids: &Tensor, shares: &Tensor) -> candle_core::Result<Tensor> {
-        let [outer @ .., hidden] = x.dims() else { bail!("x: a shape [.., T, hidden], found a scalar") };
-        let [outer_ids @ .., top_k] = ids.dims() else {
-            bail!("ids: a shape [.., T, top_k], found a scalar")
-        };
-        if outer != outer_ids || ids.dims() != shares.dims() {
-            bail!("x {:?}, ids {:?} and shares {:?} do not fit", x.dims(), ids.dims(), shares.dims());
-        }
-        let tokens: usize = outer.iter().product();
-        let flat = x.reshape((tokens, *hidden))?;
-        let alone = outer.last() == Some(&1);
+        let Routed { tokens, hidden, top_k, alone } = Routed::new(x, ids, shares)?;
+        let flat = x.reshape((tokens, hidden))?;
         if let Some(sum) = self.in_kernels(&flat, ids, shares, alone)? {
             return sum.reshape(x.shape());
         }
-        let chosen = ids.flatten_all()?.to_dtype(DType::U32)?.to_vec1::<u32>()?;
-        if let Some(id) = chosen.iter().find(|id| **id as usize >= self.count()) {
-            bail!("ids: each below {}, the number of experts, found {id}", self.count());
-        }
+        let chosen = chosen(ids, self.count())?;
         if chosen.is_empty() {
             return x.zeros_like();
         }
@@ -249,9 +275,9 @@ impl Experts {
                 let outputs = chosen.iter().enumerate().map(of_pair).collect::<candle_core::Result<_>>()?;
                 (outputs, (0..chosen.len() as u32).collect())
             }
-            false => self.by_expert(&flat, &chosen, *top_k)?,
+            false => self.by_expert(&flat, &chosen, top_k)?,
         };
-        let shares = shares.reshape((tokens, *top_k))?.to_dtype(DType::F32)?;
+        let shares = shares.reshape((tokens, top_k))?.to_dtype(DType::F32)?;
         backend::weighted_sum(&outputs, &order, &shares)?.reshape(x.shape())
     }
 
@@ -301,7 +327,12 @@ impl Experts {
 
     fn expert(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
         let (gate, up) = (self.gate.expert(index)?.forward(x)?, self.up.expert(index)?.forward(x)?);
-        self.down.expert(index)?.forward(&self.gating.join(&gate, &up)?)
+        let inner = self.gating.join(&gate, &up)?;
+        let inner = match self.padding {
+            (0, 0) => inner,
+            (before, after) => inner.pad_with_zeros(D::Minus1, before, after)?,
+        };
+        self.down.expert(index)?.forward(&inner)
     }
 
     /// The weights, for reports.

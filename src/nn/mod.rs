@@ -44,6 +44,7 @@ mod weight;
 
 pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};
+pub(crate) use experts::{chosen, Routed, StoredExperts};
 pub use experts::{experts, ExpertStack, Experts, ExpertsConfig, Gating};
 pub use fused::{forward_add, forward_all, swiglu};
 pub use linear::{linear, linear_b, linear_no_bias, Linear};

@@ -3,7 +3,7 @@
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::LayerWeight;
 use crate::checkpoint::{tensor_of, Checkpoint, Weight};
-use crate::parallel::Rank;
+use crate::parallel::{ExpertSplit, Rank};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
@@ -27,6 +27,8 @@ pub struct VarBuilder<'a> {
     quantize: Option<QuantFormat>,
     /// Which of several ranks this one is.
     rank: Option<Rank>,
+    /// What ranks have of experts.
+    expert_split: ExpertSplit,
 }
 
 impl VarBuilder<'static> {
@@ -38,6 +40,7 @@ impl VarBuilder<'static> {
             checkpoint: Some(checkpoint.clone()),
             quantize: None,
             rank: None,
+            expert_split: ExpertSplit::default(),
         }
     }
 
@@ -69,6 +72,12 @@ impl<'a> VarBuilder<'a> {
         Self { quantize: Some(format), ..self }
     }
 
+    /// How the experts of a model are split, if the builder is for one of several ranks.
+    #[must_use]
+    pub fn split_experts(self, how: ExpertSplit) -> Self {
+        Self { expert_split: how, ..self }
+    }
+
     /// The tensor `weight` at the current path, of logical shape `[n, k]`, packed if the checkpoint
     /// has it packed. This is what layers are made of. The hint serves sources that create tensors.
     ///
@@ -81,39 +90,42 @@ impl<'a> VarBuilder<'a> {
         }
     }
 
-    /// Rows and columns of the weight at the current path, of logical shape `[n, k]`.
-    pub(crate) fn part(
-        &self,
-        (n, k): (usize, usize),
-        rows: Range<usize>,
-        columns: Range<usize>,
-    ) -> Result<LayerWeight> {
-        match self.stored_weight(&[n, k])? {
-            Some(weight) => self.load(&weight.narrow(0, rows)?.narrow(1, columns)?),
-            None => {
-                let whole = self.get((n, k), "weight")?;
-                let part = whole.narrow(0, rows.start, rows.len())?;
-                self.quantized(part.narrow(1, columns.start, columns.len())?.contiguous()?, columns.len())
-            }
+    /// Part of the weight at the current path, of logical shape `[n, k]`: rows and columns.
+    pub(crate) fn part(&self, (n, k): (usize, usize), part: &[Range<usize>; 2]) -> Result<LayerWeight> {
+        match self.stored_part(&[n, k], part)? {
+            Some(weight) => self.load(&weight),
+            None => self.quantized(self.tensor_part(&[n, k], "weight", part)?, part[1].len()),
         }
     }
 
-    /// Elements of the one-dimensional tensor `name` at the current path, which has `len` of them.
-    pub(crate) fn vector_part(&self, len: usize, name: &str, range: Range<usize>) -> Result<Tensor> {
-        let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| range != (0..len)) else {
-            return self.get(len, name)?.narrow(0, range.start, range.len());
+    /// Part of the weight at the current path, as [`stored_weight`](VarBuilder::stored_weight): of each of `dims` a
+    /// range.
+    pub(super) fn stored_part(&self, dims: &[usize], part: &[Range<usize>]) -> Result<Option<Weight>> {
+        let stored = self.stored_weight(dims)?;
+        Ok(stored.map(|weight| narrow(weight, part)).transpose()?)
+    }
+
+    /// Part of the dense tensor `name` at the current path, of shape `dims`: of each dimension a range.
+    pub(crate) fn tensor_part(&self, dims: &[usize], name: &str, part: &[Range<usize>]) -> Result<Tensor> {
+        let is_whole = dims.iter().zip(part).all(|(&size, range)| *range == (0..size));
+        let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| !is_whole) else {
+            let narrow = |tensor: Tensor, (dim, range): (usize, &Range<usize>)| {
+                tensor.narrow(dim, range.start, range.len())
+            };
+            return part.iter().enumerate().try_fold(self.get(dims, name)?, narrow)?.contiguous();
         };
         let name = tensor_of(&self.prefix(), name);
         let stored = checkpoint.dense(&name)?;
-        if stored.dims() != [len] {
-            return Err(shape_error(checkpoint, &name, &[len], stored.dims()));
+        if stored.dims() != dims {
+            return Err(shape_error(checkpoint, &name, dims, stored.dims()));
         }
-        Ok(Weight::Dense(stored).narrow(0, range)?.decode(self.dtype(), self.device())?)
+        Ok(narrow(Weight::Dense(stored), part)?.decode(self.dtype(), self.device())?)
     }
 
-    /// Elements along K of the weight at the current path that a part keeps together.
-    pub(crate) fn unit(&self, n: usize, k: usize) -> Result<usize> {
-        let stored = self.stored_weight(&[n, k])?;
+    /// Elements along K of the weight at the current path, of logical shape `dims`, that a part keeps together.
+    pub(crate) fn unit(&self, dims: &[usize]) -> Result<usize> {
+        let k = dims.last().copied().unwrap_or(0);
+        let stored = self.stored_weight(dims)?;
         Ok(match (stored, self.quantize.filter(|format| k.is_multiple_of(format.group_size()))) {
             (None | Some(Weight::Dense(_)), Some(format)) => format.group_size(),
             (Some(weight), _) => weight.unit(),
@@ -264,19 +276,28 @@ impl<'a> VarBuilder<'a> {
         self.rank.as_ref()
     }
 
+    /// What ranks have of experts.
+    pub(crate) fn expert_split(&self) -> ExpertSplit {
+        self.expert_split
+    }
+
     /// The checkpoint behind this builder, if there is one.
     pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_ref()
     }
 
     fn with(&self, dense: candle_nn::VarBuilder<'a>) -> Self {
-        let (checkpoint, rank) = (self.checkpoint.clone(), self.rank.clone());
-        Self { dense, checkpoint, quantize: self.quantize, rank }
+        Self { dense, ..self.clone() }
     }
 }
 
 impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
     fn from(dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self { dense, checkpoint: None, quantize: None, rank: None }
+        Self { dense, checkpoint: None, quantize: None, rank: None, expert_split: ExpertSplit::default() }
     }
+}
+
+/// Of each dimension of a weight a range.
+fn narrow(weight: Weight, part: &[Range<usize>]) -> crate::Result<Weight> {
+    part.iter().enumerate().try_fold(weight, |weight, (dim, range)| weight.narrow(dim, range.clone()))
 }

@@ -18,8 +18,8 @@ pub fn column_parallel(
     bias: bool,
     vb: VarBuilder,
 ) -> Result<Linear> {
-    let weight = vb.part((out_dim, in_dim), rows.clone(), 0..in_dim)?;
-    let bias = bias.then(|| vb.vector_part(out_dim, "bias", rows)).transpose()?;
+    let weight = vb.part((out_dim, in_dim), &[rows.clone(), 0..in_dim])?;
+    let bias = bias.then(|| vb.tensor_part(&[out_dim], "bias", &[rows])).transpose()?;
     Ok(Linear::new(weight, bias))
 }
 
@@ -62,12 +62,12 @@ pub fn row_parallel(
     let Some(rank) = vb.rank().cloned() else {
         bail!("inputs {columns:?} of {in_dim}: a builder for one rank of several is needed");
     };
-    let loaded = whole_units(&columns, vb.unit(out_dim, in_dim)?, in_dim);
+    let loaded = whole_units(&columns, vb.unit(&[out_dim, in_dim])?, in_dim);
     let padding = match (columns.start.checked_sub(loaded.start), loaded.end.checked_sub(columns.end)) {
         (Some(before), Some(after)) => (before, after),
         _ => bail!("inputs {columns:?}: expected some of {in_dim}"),
     };
-    let weight = vb.part((out_dim, in_dim), 0..out_dim, loaded)?;
+    let weight = vb.part((out_dim, in_dim), &[0..out_dim, loaded])?;
     Ok(RowParallel { linear: Linear::new(weight, None), sum: Some(Sum { rank, bias, padding }) })
 }
 
@@ -137,7 +137,7 @@ pub fn vocab_parallel_embedding(
     let rows = match &share {
         None => crate::nn::embedding(vocabulary, hidden_size, vb.clone())?,
         Some((_, tokens)) => {
-            let weight = vb.part((vocabulary, hidden_size), tokens.clone(), 0..hidden_size)?;
+            let weight = vb.part((vocabulary, hidden_size), &[tokens.clone(), 0..hidden_size])?;
             Embedding::from_weight(weight, hidden_size, vb.dtype())
         }
     };
@@ -208,7 +208,7 @@ pub fn vocab_parallel_head(
             VocabParallelHead { rows, rank: None }
         }
         Some((rank, tokens)) => {
-            let weight = vb.part((vocabulary, hidden_size), tokens, 0..hidden_size)?;
+            let weight = vb.part((vocabulary, hidden_size), &[tokens, 0..hidden_size])?;
             VocabParallelHead { rows: Linear::new(weight, None), rank: Some(rank) }
         }
     })

@@ -18,6 +18,7 @@
 //! `nccl`).
 
 mod collective;
+mod experts;
 mod group;
 mod launch;
 mod layers;
@@ -25,12 +26,14 @@ mod layers;
 mod nccl;
 mod place;
 mod plan;
+mod planner;
 mod rendezvous;
 mod shard;
 #[cfg(test)]
 mod tests;
 
 pub use collective::{Collective, Rank};
+pub use experts::{parallel_experts, ParallelExperts};
 pub use launch::{run, Launch};
 pub use layers::{
     column_parallel, row_parallel, vocab_parallel_embedding, vocab_parallel_head, RowParallel,
@@ -39,4 +42,5 @@ pub use layers::{
 pub use place::Place;
 pub use plan::{Communication, Plan, PlannedTensor, Split};
 pub use rendezvous::{Joined, Secret};
-pub(crate) use shard::{Heads, Sharding};
+pub use shard::ExpertSplit;
+pub(crate) use shard::{whole_units, ExpertShare, Heads, Sharding};

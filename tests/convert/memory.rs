@@ -4,24 +4,19 @@
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
 use serde_json::{json, Value};
-use std::io::Write;
-use std::path::Path;
-use std::process::Command;
-use std::{env, fs};
+use std::fs;
 
-/// Set for the child process that converts and is measured.
-const CHILD: &str = "CANDLE_QUANT_TEST_CONVERT_DIRECTORY";
+#[path = "../common/process.rs"]
+mod process;
+use process::{measured, write_hole};
 
-/// In the child process: converts, and prints the peak.
+/// In the process that is measured: converts to `format`.
 fn convert_here(format: &str) -> bool {
-    let Some(dir) = env::var_os(CHILD) else { return false };
-    let dir = Path::new(&dir);
-    let source = Checkpoint::open(dir).unwrap();
-    let plan = Plan::new(&source, &Options::mlx(Recipe::safe(format.parse().unwrap()))).unwrap();
-    convert::run(&plan, dir.join("out"), &RunOptions::default(), &|_| ()).unwrap();
-    let status = fs::read_to_string("/proc/self/status").unwrap();
-    println!("{}", status.lines().find(|line| line.starts_with("VmHWM:")).unwrap());
-    true
+    measured(|dir| {
+        let source = Checkpoint::open(dir).unwrap();
+        let plan = Plan::new(&source, &Options::mlx(Recipe::safe(format.parse().unwrap()))).unwrap();
+        convert::run(&plan, dir.join("out"), &RunOptions::default(), &|_| ()).unwrap();
+    })
 }
 
 /// The peak resident set in KiB of a process that runs the test `name`, and the size of what it writes. The source
@@ -30,22 +25,11 @@ fn peak(name: &str, tensors: &Value, size: usize, config: &str) -> (usize, usize
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("config.json"), config).unwrap();
     let header = tensors.to_string();
-    let mut file = fs::File::create(dir.path().join("model.safetensors")).unwrap();
-    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
-    file.write_all(header.as_bytes()).unwrap();
-    // A hole: zeros that need no disk.
-    file.set_len((8 + header.len() + size) as u64).unwrap();
-
-    let output = Command::new(env::current_exe().unwrap())
-        .args(["--exact", name, "--nocapture"])
-        .env(CHILD, dir.path())
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let stdout = String::from_utf8_lossy(&output.stdout);
-    let line = stdout.lines().find(|line| line.contains("VmHWM:")).expect(&stdout);
+    let head = [&(header.len() as u64).to_le_bytes()[..], header.as_bytes()].concat();
+    write_hole(&dir.path().join("model.safetensors"), &head, size);
+    let kib = process::peak(name, dir.path()) >> 10;
     let written = fs::metadata(dir.path().join("out/model.safetensors")).unwrap().len();
-    (line.split_whitespace().rev().nth(1).unwrap().parse().unwrap(), written as usize)
+    (kib, written as usize)
 }
 
 /// A thread needs less than 8 MiB, the rest is the program. In KiB.

@@ -4,7 +4,7 @@ use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::generate::{self, Finish, Generated, Params, Sampler, Sampling};
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{self, Launch, Place, Rank, Secret};
+use candle_quant::parallel::{self, ExpertSplit, Launch, Place, Rank, Secret};
 use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -42,6 +42,9 @@ pub struct Options {
     /// Be one rank of those that torchrun, srun or mpirun has started, with a GPU of its own.
     #[arg(long, conflicts_with_all = ["ranks", "cpu"])]
     distributed: bool,
+    /// What ranks have of a model's experts: a part `inside` each, or whole ones, shared out `across` the ranks.
+    #[arg(long, default_value_t, value_name = "SPLIT")]
+    experts: ExpertSplit,
     /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
     #[arg(long, value_parser = parse_dtype)]
     dtype: Option<DType>,
@@ -65,6 +68,7 @@ struct Work {
     prompt: String,
     params: Params,
     dtype: DType,
+    experts: ExpertSplit,
 }
 
 /// What a rank has to tell in the end.
@@ -94,6 +98,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             stop_tokens: generate::stop_tokens(&checkpoint)?,
             ..Params::default()
         },
+        experts: options.experts,
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
@@ -145,7 +150,8 @@ impl Work {
     /// As one rank of several, all of which draw with the seed of the first.
     fn run_as(&self, rank: &Rank) -> candle_quant::Result<Told> {
         let config = Config::from_json(self.checkpoint.config())?;
-        let model = Model::new(&config, VarBuilder::sharded(&self.checkpoint, rank, self.dtype))?;
+        let vb = VarBuilder::sharded(&self.checkpoint, rank, self.dtype).split_experts(self.experts);
+        let model = Model::new(&config, vb)?;
         let seed = self.params.seed.unwrap_or_default();
         let seed = rank.broadcast(&Tensor::new(seed.cast_signed(), &Device::Cpu)?, 0)?.to_scalar::<i64>()?;
         let params = Params { seed: Some(seed.cast_unsigned()), ..self.params.clone() };

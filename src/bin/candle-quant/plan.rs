@@ -1,7 +1,7 @@
 //! The `plan` subcommand.
 
 use anyhow::Result;
-use candle_quant::parallel::{Plan, PlannedTensor, Split};
+use candle_quant::parallel::{ExpertSplit, Plan, PlannedTensor, Split};
 use candle_quant::Checkpoint;
 use serde_json::{json, Value};
 use std::io::{self, Write};
@@ -15,6 +15,9 @@ pub struct Options {
     /// How many ranks compute the model together.
     #[arg(long)]
     ranks: usize,
+    /// What ranks have of a model's experts: a part `inside` each, or whole ones, shared out `across` the ranks.
+    #[arg(long, default_value_t, value_name = "SPLIT")]
+    experts: ExpertSplit,
     /// Fail if some matrix, or a part of one, is on more than one rank.
     #[arg(long)]
     strict: bool,
@@ -24,7 +27,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let plan = Plan::new(&Checkpoint::open(&options.path)?, options.ranks)?;
+    let plan = Plan::with_experts(&Checkpoint::open(&options.path)?, options.ranks, options.experts)?;
     let mut stdout = io::stdout().lock();
     match options.json {
         true => writeln!(stdout, "{:#}", as_json(&plan))?,
@@ -73,6 +76,7 @@ fn as_json(plan: &Plan) -> Value {
     let communication = plan.communication();
     json!({
         "ranks": plan.ranks(),
+        "experts": plan.experts().to_string(),
         "stored_bytes": plan.stored_bytes(),
         "rank_bytes": plan.rank_bytes(),
         "replicated_bytes": plan.replicated_bytes(),
@@ -88,11 +92,14 @@ fn as_json(plan: &Plan) -> Value {
 }
 
 fn tensor_json(tensor: &PlannedTensor) -> Value {
-    let ranges =
-        |ranges: &[Range<usize>]| ranges.iter().map(|range| json!([range.start, range.end])).collect();
-    let (split, ranges): (_, Vec<_>) = match &tensor.split {
+    let range = |range: &Range<usize>| json!([range.start, range.end]);
+    let ranges = |ranges: &[Range<usize>]| ranges.iter().map(range).collect::<Vec<_>>();
+    let (split, ranges) = match &tensor.split {
         Split::Rows(rows) => ("rows", ranges(rows)),
         Split::Columns(columns) => ("columns", ranges(columns)),
+        Split::Segments(runs) => ("segments", runs.iter().map(|runs| json!(ranges(runs))).collect()),
+        Split::Experts(experts) => ("experts", ranges(experts)),
+        Split::One(_) => ("one", Vec::new()),
         _ => ("whole", Vec::new()),
     };
     json!({

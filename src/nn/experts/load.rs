@@ -3,9 +3,10 @@
 use super::{ExpertStack, Experts, ExpertsConfig, Gating, Weights};
 use crate::checkpoint::Weight;
 use crate::nn::{LayerWeight, VarBuilder};
-use crate::{Error, Result};
-use candle_core::{IndexOp, Tensor, D};
-use candle_nn::Init;
+use crate::parallel::{whole_units, ExpertShare};
+use crate::Error;
+use candle_core::{IndexOp, Tensor};
+use std::ops::Range;
 
 /// A block of experts from the tensors at the builder's path, in whichever of these layouts they are:
 ///
@@ -20,116 +21,166 @@ use candle_nn::Init;
 /// # Errors
 /// If there are none of these, or tensors are missing, damaged or of other shapes.
 pub fn experts(config: &ExpertsConfig, vb: VarBuilder) -> candle_core::Result<Experts> {
-    let &ExpertsConfig { experts, hidden_size, intermediate_size, .. } = config;
-    let source = Source { config, vb: &vb };
-    let (inner, hidden) = (intermediate_size, hidden_size);
-    let stacked = |path: &str| {
-        let stack = |name: &str, n, k| source.stack(&format!("{path}.{name}"), n, k);
-        let (gate, up) = (stack("gate_proj", inner, hidden)?, stack("up_proj", inner, hidden)?);
-        Ok::<_, candle_core::Error>((gate, up, stack("down_proj", hidden, inner)?))
-    };
-    let each = |[gate, up, down]: [&str; 3]| {
-        let each = |name, n, k| source.each(name, n, k);
-        Ok::<_, candle_core::Error>((
-            each(gate, inner, hidden)?,
-            each(up, inner, hidden)?,
-            each(down, hidden, inner)?,
-        ))
-    };
-    let has = |path: &str| vb.pp(path).contains_tensor("weight");
-    let (gate, up, down) = if has("switch_mlp.gate_proj") {
-        stacked("switch_mlp")?
-    } else if has("experts.gate_proj") {
-        stacked("experts")?
-    } else if has("experts.gate_up_proj") || vb.pp("experts").contains_tensor("gate_up_proj") {
-        if let Gating::Clamped { .. } = config.gating {
-            return Err(Error::Unsupported {
-                what: format!(
-                    "`{}` of gpt-oss, whose rows may alternate or not,",
-                    vb.pp("experts.gate_up_proj").prefix()
-                ),
-                remedy: "use the checkpoint as it was published, or a conversion by mlx-lm".to_string(),
-            }
-            .into());
-        }
-        let (gate, up) = source.gate_up("experts.gate_up_proj", experts, inner, hidden)?;
-        (gate, up, source.stack("experts.down_proj", hidden, inner)?)
-    } else if has("experts.0.w1") {
-        each(["w1", "w3", "w2"])?
-    } else {
-        each(["gate_proj", "up_proj", "down_proj"])?
-    };
-    Ok(Experts::new(gate, up, down, config.gating)?)
+    let whole = ExpertShare { experts: 0..config.experts, inner: 0..config.intermediate_size };
+    StoredExperts::find(config, &vb)?.load(&whole)
 }
 
-/// Where the weights of experts come from.
-struct Source<'a, 'v> {
+/// A block of experts in one of the layouts of [`experts`], not loaded yet.
+pub(crate) struct StoredExperts<'a, 'v> {
     config: &'a ExpertsConfig,
     vb: &'a VarBuilder<'v>,
+    names: Names,
 }
 
-impl Source<'_, '_> {
-    /// A stack `[E, n, k]` with its biases.
-    fn stack(&self, path: &str, n: usize, k: usize) -> candle_core::Result<ExpertStack> {
-        let vb = self.vb.pp(path);
-        let bias = self.config.bias.then(|| vb.get((self.config.experts, n), "bias")).transpose()?;
-        Ok(ExpertStack { weights: self.load(&vb, n, k)?, bias })
+/// What the projections are called.
+enum Names {
+    /// The module of three stacks.
+    Stacks(&'static str),
+    /// Stacks of which one has gate and up.
+    GateUp,
+    /// Gate, up and down of each expert.
+    Each([&'static str; 3]),
+}
+
+/// A projection as it is stored, and what of it is loaded.
+struct Projection {
+    /// Rows and columns of an expert's weight.
+    dims: [usize; 2],
+    rows: Range<usize>,
+    columns: Range<usize>,
+    bias: bool,
+}
+
+impl<'a, 'v> StoredExperts<'a, 'v> {
+    pub fn find(config: &'a ExpertsConfig, vb: &'a VarBuilder<'v>) -> candle_core::Result<Self> {
+        let has = |path: &str| vb.pp(path).contains_tensor("weight");
+        let names = if has("switch_mlp.gate_proj") {
+            Names::Stacks("switch_mlp")
+        } else if has("experts.gate_proj") {
+            Names::Stacks("experts")
+        } else if has("experts.gate_up_proj") || vb.pp("experts").contains_tensor("gate_up_proj") {
+            if let Gating::Clamped { .. } = config.gating {
+                return Err(Error::Unsupported {
+                    what: format!(
+                        "`{}` of gpt-oss, whose rows may alternate or not,",
+                        vb.pp("experts.gate_up_proj").prefix()
+                    ),
+                    remedy: "use the checkpoint as it was published, or a conversion by mlx-lm".to_string(),
+                }
+                .into());
+            }
+            Names::GateUp
+        } else if has("experts.0.w1") {
+            Names::Each(["w1", "w3", "w2"])
+        } else {
+            Names::Each(["gate_proj", "up_proj", "down_proj"])
+        };
+        Ok(Self { config, vb, names })
     }
 
-    /// The weights of a stack `[E, n, k]`.
-    fn load(&self, vb: &VarBuilder, n: usize, k: usize) -> candle_core::Result<Weights> {
-        let dims = [self.config.experts, n, k];
-        let each = |dense: Tensor| {
-            let experts = (0..self.config.experts).map(|expert| Ok(dense.i(expert)?.into()));
-            Ok(Weights::Each(experts.collect::<candle_core::Result<_>>()?))
+    /// Inner elements that lie together in the down projections.
+    pub fn unit(&self) -> candle_core::Result<usize> {
+        let &ExpertsConfig { experts, hidden_size, intermediate_size, .. } = self.config;
+        let each = |name: &str, expert| {
+            self.vb.pp("experts").pp(expert).pp(name).unit(&[hidden_size, intermediate_size])
         };
-        match vb.stored_weight(&dims)? {
-            Some(Weight::Packed(stack)) => Ok(Weights::Stack(stack.load(vb.device())?)),
-            Some(Weight::Ggml(stack)) => {
-                let matrices = stack.load_matrices(vb.device())?;
-                Ok(Weights::Each(matrices.into_iter().map(LayerWeight::from).collect()))
+        let stack =
+            |path: &str| self.vb.pp(path).pp("down_proj").unit(&[experts, hidden_size, intermediate_size]);
+        match self.names {
+            Names::Stacks(path) => stack(path),
+            Names::GateUp => stack("experts"),
+            // Each may have a format of its own; units are powers of two.
+            Names::Each([_, _, down]) => {
+                (0..experts).try_fold(1, |unit, expert| Ok(each(down, expert)?.max(unit)))
             }
-            Some(Weight::Dense(stack)) => each(stack.load(vb.dtype(), vb.device())?),
-            None => each(vb.get(&dims, "weight")?),
         }
     }
 
-    /// Gate and up from one stack `[E, 2 inner, hidden]`, gate first.
-    fn gate_up(
-        &self,
-        path: &str,
-        experts: usize,
-        inner: usize,
-        hidden: usize,
-    ) -> candle_core::Result<(ExpertStack, ExpertStack)> {
-        let vb = self.vb.pp(path);
-        let bias = self.config.bias.then(|| vb.get((experts, 2 * inner), "bias")).transpose()?;
-        let weights = self.load(&vb, 2 * inner, hidden)?;
-        let half = |start| {
-            let bias = bias.as_ref().map(|bias| bias.narrow(D::Minus1, start, inner)).transpose()?;
-            let weights = match &weights {
-                Weights::Stack(stack) => Weights::Stack(stack.narrow(1, start, inner)?),
-                Weights::Each(each) => {
-                    let half = |weight: &LayerWeight| {
-                        Ok(weight.to_dense(vb.dtype())?.narrow(0, start, inner)?.contiguous()?.into())
-                    };
-                    Weights::Each(each.iter().map(half).collect::<Result<_>>()?)
-                }
-            };
-            Ok::<_, candle_core::Error>(ExpertStack { weights, bias })
+    /// The experts of `share`, with its inner elements and those in whose group of the down projections they are.
+    pub fn load(&self, share: &ExpertShare) -> candle_core::Result<Experts> {
+        let &ExpertsConfig { hidden_size: hidden, intermediate_size: inner, bias, .. } = self.config;
+        let own = share.inner.clone();
+        let loaded = match own == (0..inner) {
+            true => own.clone(),
+            false => whole_units(&own, self.unit()?, inner),
         };
-        Ok((half(0)?, half(inner)?))
+        let from = |first: usize, of: usize| Projection {
+            dims: [of, hidden],
+            rows: first + own.start..first + own.end,
+            columns: 0..hidden,
+            bias,
+        };
+        let down = Projection {
+            dims: [hidden, inner],
+            rows: 0..hidden,
+            columns: loaded.clone(),
+            // Ranks sum what they have: one adds the bias.
+            bias: bias && own.start == 0,
+        };
+        let stack = |module: &str, name: &str, projection: &Projection| {
+            self.stack(&format!("{module}.{name}"), &share.experts, projection)
+        };
+        let each = |name, projection| self.each(name, &share.experts, projection);
+        let gate_up = from(0, inner);
+        let (gate, up, down) = match self.names {
+            Names::Stacks(module) => (
+                stack(module, "gate_proj", &gate_up)?,
+                stack(module, "up_proj", &gate_up)?,
+                stack(module, "down_proj", &down)?,
+            ),
+            Names::GateUp => {
+                let half = |first| stack("experts", "gate_up_proj", &from(first, inner.saturating_mul(2)));
+                (half(0)?, half(inner)?, stack("experts", "down_proj", &down)?)
+            }
+            Names::Each([gate, up, w2]) => (each(gate, &gate_up)?, each(up, &gate_up)?, each(w2, &down)?),
+        };
+        let padding = (own.start - loaded.start, loaded.end - own.end);
+        Ok(Experts { padding, ..Experts::new(gate, up, down, self.config.gating)? })
     }
 
-    /// One weight `[n, k]` for each expert, `experts.E.NAME`.
-    fn each(&self, name: &str, n: usize, k: usize) -> candle_core::Result<ExpertStack> {
+    /// Some experts of a stack `[E, N, K]` with their biases `[E, N]`.
+    fn stack(
+        &self,
+        path: &str,
+        own: &Range<usize>,
+        projection: &Projection,
+    ) -> candle_core::Result<ExpertStack> {
+        let Projection { dims: [n, k], rows, columns, bias } = projection;
+        let (vb, experts) = (self.vb.pp(path), self.config.experts);
+        let bias_part = [own.clone(), rows.clone()];
+        let bias = bias.then(|| vb.tensor_part(&[experts, *n], "bias", &bias_part)).transpose()?;
+        let dims = [experts, *n, *k];
+        let part = [own.clone(), rows.clone(), columns.clone()];
+        let each = |dense: Tensor| {
+            let experts = (0..own.len()).map(|expert| Ok(dense.i(expert)?.into()));
+            Ok::<_, candle_core::Error>(Weights::Each(experts.collect::<candle_core::Result<_>>()?))
+        };
+        let weights = match vb.stored_part(&dims, &part)? {
+            Some(Weight::Packed(stack)) => Weights::Stack(stack.load(vb.device())?),
+            Some(Weight::Ggml(stack)) => {
+                let matrices = stack.load_matrices(vb.device())?;
+                Weights::Each(matrices.into_iter().map(LayerWeight::from).collect())
+            }
+            Some(Weight::Dense(stack)) => each(stack.load(vb.dtype(), vb.device())?)?,
+            None => each(vb.tensor_part(&dims, "weight", &part)?)?,
+        };
+        Ok(ExpertStack { weights, bias })
+    }
+
+    /// Some experts of which each has a weight `[N, K]`, `experts.E.NAME`.
+    fn each(
+        &self,
+        name: &str,
+        own: &Range<usize>,
+        projection: &Projection,
+    ) -> candle_core::Result<ExpertStack> {
+        let Projection { dims: [n, k], rows, columns, bias } = projection;
         let path = |expert: usize| self.vb.pp("experts").pp(expert).pp(name);
-        let all = 0..self.config.experts;
-        let weight = |expert| path(expert).weight(n, k, Init::Const(0.));
-        let weights = all.clone().map(weight).collect::<candle_core::Result<Vec<_>>>()?;
-        let bias = match self.config.bias {
+        let weight = |expert| path(expert).part((*n, *k), &[rows.clone(), columns.clone()]);
+        let weights = own.clone().map(weight).collect::<candle_core::Result<Vec<_>>>()?;
+        let bias = match bias {
             true => {
-                let each = all.map(|expert| path(expert).get(n, "bias"));
+                let each = own.clone().map(|expert| path(expert).tensor_part(&[*n], "bias", &[rows.clone()]));
                 Some(Tensor::stack(&each.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
             }
             false => None,
