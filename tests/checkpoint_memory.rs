@@ -30,6 +30,16 @@ fn uqff_weights_need_little_more_than_their_size() {
     check("uqff_weights_need_little_more_than_their_size", load_everything, all, write_uqff);
 }
 
+#[test]
+fn weights_of_modelopt_need_little_more_than_their_size() {
+    check("weights_of_modelopt_need_little_more_than_their_size", load_everything, all, write_modelopt);
+}
+
+#[test]
+fn weights_of_ollama_need_little_more_than_their_size() {
+    check("weights_of_ollama_need_little_more_than_their_size", load_everything, all, write_ollama);
+}
+
 /// One weight at a time is in memory, and a piece of it decoded.
 #[test]
 fn verifying_needs_little_more_than_the_largest_weight() {
@@ -150,6 +160,56 @@ fn write_uqff(dir: &Path) -> usize {
         large.push((format!("{module}.weight.scales"), "U8", [n, k / 32], n * k / 32));
     }
     write_safetensors(&dir.join("model-0.uqff"), &small, &large)
+}
+
+/// NVFP4 as ModelOpt writes it.
+fn write_modelopt(dir: &Path) -> usize {
+    let (mut small, mut large) = (Vec::new(), Vec::new());
+    for (module, n, k) in WEIGHTS {
+        small.push((format!("{module}.weight_scale_2"), "F32", 1f32.to_le_bytes().to_vec()));
+        large.push((format!("{module}.weight"), "U8", [n, k / 2], n * k / 2));
+        large.push((format!("{module}.weight_scale"), "F8_E4M3", [n, k / 16], n * k / 16));
+    }
+    let config = r#"{"quantization_config":{"quant_method":"modelopt","quant_algo":"NVFP4"}}"#;
+    fs::write(dir.join("config.json"), config).unwrap();
+    write_safetensors(&dir.join("model.safetensors"), &small, &large)
+}
+
+/// A store whose only manifest is that of `m:latest`, a blob for each weight.
+fn write_ollama(dir: &Path) -> usize {
+    let blobs = dir.join("blobs");
+    fs::create_dir_all(&blobs).unwrap();
+    let mut layers = Vec::new();
+    let mut layer = |kind: &str, name: &str, write: &dyn Fn(&Path) -> usize| {
+        // Names of blobs are only looked at when digests are verified.
+        let digest = format!("{:064x}", layers.len());
+        let path = blobs.join(format!("sha256-{digest}"));
+        let size_of_weights = write(&path);
+        layers.push(json!({
+            "mediaType": format!("application/vnd.ollama.image.{kind}"),
+            "digest": format!("sha256:{digest}"),
+            "size": fs::metadata(&path).unwrap().len(),
+            "name": name,
+        }));
+        size_of_weights
+    };
+    layer("json", "config.json", &|path| {
+        fs::write(path, "{}").unwrap();
+        0
+    });
+    let sizes = WEIGHTS.map(|(module, n, k)| {
+        let name = format!("{module}.weight");
+        layer("tensor", &name, &|path| {
+            let packed = (name.clone(), "U32", [n, k / 8], n * k / 2); // MXFP4
+            let scales = (format!("{name}.scale"), "U8", [n, k / 32], n * k / 32);
+            write_safetensors(path, &[], &[packed, scales])
+        })
+    });
+    let manifest = dir.join("manifests/registry.ollama.ai/library/m/latest");
+    fs::create_dir_all(manifest.parent().unwrap()).unwrap();
+    let config = &layers[0];
+    fs::write(manifest, json!({"schemaVersion": 2, "config": config, "layers": layers}).to_string()).unwrap();
+    sizes.iter().sum()
 }
 
 /// A GGUF file of blocks of 32 elements, of the type with this number.

@@ -5,6 +5,8 @@ mod common;
 mod files;
 #[path = "common/packed.rs"]
 mod packed;
+#[path = "common/process.rs"]
+mod process;
 
 #[path = "slm1/entries.rs"]
 mod entries;
@@ -12,6 +14,8 @@ mod entries;
 mod fixtures;
 #[path = "slm1/headers.rs"]
 mod headers;
+#[path = "slm1/memory.rs"]
+mod memory;
 #[path = "slm1/models.rs"]
 mod models;
 #[path = "slm1/mutations.rs"]
