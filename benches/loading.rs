@@ -11,12 +11,15 @@
 
 use candle_core::{Device, Result};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use serde_json::{json, Map, Value};
+use serde_json::{json, Map};
 use std::fs::{self, File};
 use std::hint::black_box;
-use std::io::{Read, Write};
-use std::path::Path;
+use std::io::Read;
 use std::time::Instant;
+
+#[path = "common/files.rs"]
+mod files;
+use files::{median, packed, write, Stored, CONFIG};
 
 const SHARDS: usize = 8;
 /// Stored tensors of the large checkpoint: 3,330 packed weights of three each, and ten norms.
@@ -24,8 +27,6 @@ const TENSORS: usize = 10_000;
 const NORMS: usize = 10;
 
 const RUNS: usize = 9;
-
-const CONFIG: &str = r#"{"quantization": {"bits": 4, "group_size": 64}}"#;
 
 fn main() -> Result<()> {
     // `cargo test --benches` only wants to know whether it runs.
@@ -38,37 +39,6 @@ fn main() -> Result<()> {
     let runs = if is_bench { RUNS } else { 1 };
     opening(runs)?;
     loading(runs, megabytes)
-}
-
-/// One tensor of a header: name, dtype, shape, bytes.
-type Stored = (String, &'static str, Vec<usize>, usize);
-
-/// A 4-bit weight in groups of 64.
-fn packed(module: &str, n: usize, k: usize) -> [Stored; 3] {
-    let groups = |part| (format!("{module}.{part}"), "BF16", vec![n, k / 64], n * k / 64 * 2);
-    [(format!("{module}.weight"), "U32", vec![n, k / 8], n * k / 2), groups("scales"), groups("biases")]
-}
-
-/// Writes a safetensors file; returns its size. The data is not all zeros, which some file systems leave out.
-fn write(path: &Path, tensors: &[Stored]) -> std::io::Result<usize> {
-    let (mut header, mut end) = (Map::new(), 0);
-    for (name, dtype, shape, bytes) in tensors {
-        let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes]});
-        header.insert(name.clone(), entry);
-        end += bytes;
-    }
-    let header = Value::Object(header).to_string();
-    let mut file = File::create(path)?;
-    file.write_all(&(header.len() as u64).to_le_bytes())?;
-    file.write_all(header.as_bytes())?;
-    let block: Vec<u8> = (0..1 << 20).map(|i| (i % 63) as u8).collect();
-    let mut left = end;
-    while left > 0 {
-        let part = left.min(block.len());
-        file.write_all(&block[..part])?;
-        left -= part;
-    }
-    Ok(8 + header.len() + end)
 }
 
 fn opening(runs: usize) -> Result<()> {
@@ -152,12 +122,6 @@ fn loading(runs: usize, megabytes: usize) -> Result<()> {
         loading / reading
     );
     Ok(())
-}
-
-fn median(runs: usize, mut run: impl FnMut() -> Result<f64>) -> Result<f64> {
-    let mut times = (0..runs).map(|_| run()).collect::<Result<Vec<_>>>()?;
-    times.sort_by(f64::total_cmp);
-    Ok(times[runs / 2])
 }
 
 /// Time that this thread spent on a CPU; where the system does not tell, time.

@@ -8,6 +8,7 @@ use crate::parallel::{Heads, RowParallel, Sharding};
 use candle_core::{DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
 use std::ops::Range;
+use std::slice;
 
 /// Positions by which a cache grows; one copy of the cache each.
 const CACHE_STEP: usize = 256;
@@ -54,7 +55,7 @@ impl Attention {
             k_norm: norm("k_norm")?,
             sinks: config
                 .attention_sinks
-                .then(|| vb.tensor_part(&[all_heads], "sinks", &[query.clone()])?.to_dtype(DType::F32))
+                .then(|| vb.tensor_part(&[all_heads], "sinks", slice::from_ref(&query))?.to_dtype(DType::F32))
                 .transpose()?,
             heads: query.len(),
             kv_heads: key.len(),

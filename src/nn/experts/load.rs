@@ -7,6 +7,7 @@ use crate::parallel::{whole_units, ExpertShare};
 use crate::Error;
 use candle_core::{IndexOp, Tensor};
 use std::ops::Range;
+use std::slice;
 
 /// A block of experts from the tensors at the builder's path, in whichever of these layouts they are:
 ///
@@ -180,7 +181,8 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         let weights = own.clone().map(weight).collect::<candle_core::Result<Vec<_>>>()?;
         let bias = match bias {
             true => {
-                let each = own.clone().map(|expert| path(expert).tensor_part(&[*n], "bias", &[rows.clone()]));
+                let each =
+                    own.clone().map(|expert| path(expert).tensor_part(&[*n], "bias", slice::from_ref(rows)));
                 Some(Tensor::stack(&each.collect::<candle_core::Result<Vec<_>>>()?, 0)?)
             }
             false => None,
