@@ -118,8 +118,8 @@ impl Member {
         }
     }
 
-    /// The outputs of an operation with a contiguous `x` on the GPU, flat: one, or those of all ranks.
-    fn run(&self, operation: &Operation, x: &Tensor) -> Result<Vec<Tensor>> {
+    /// The output of an operation with a contiguous `x` on the GPU, flat; that of all ranks one after another.
+    fn run(&self, operation: &Operation, x: &Tensor) -> Result<Tensor> {
         match x.dtype() {
             DType::U8 => self.run_with::<u8>(operation, x),
             DType::U32 => self.run_with::<u32>(operation, x),
@@ -136,7 +136,7 @@ impl Member {
         }
     }
 
-    fn run_with<T: Element>(&self, operation: &Operation, x: &Tensor) -> Result<Vec<Tensor>> {
+    fn run_with<T: Element>(&self, operation: &Operation, x: &Tensor) -> Result<Tensor> {
         let (storage, layout) = x.storage_and_layout();
         let (Storage::Cuda(storage), Some((start, end))) = (&*storage, layout.contiguous_offsets()) else {
             return Err(Error::mismatch(
@@ -199,18 +199,26 @@ impl Member {
             Some(done) => done?,
             None => return Err(self.group.failure().unwrap_or_else(|| no_rank(self.index))),
         }
-        let tensor = |(slice, len): (CudaSlice<T>, usize)| {
-            let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(slice, self.gpu.clone()));
-            Tensor::from_storage(storage, len, BackpropOp::none(), false)
+        let all: usize = lens.iter().sum();
+        let output = match <[CudaSlice<T>; 1]>::try_from(received) {
+            Ok([output]) => output,
+            Err(parts) => {
+                let mut output = allocate(&all)?;
+                let mut start = 0;
+                for (part, len) in parts.iter().zip(&lens).filter(|(_, len)| **len > 0) {
+                    self.gpu.memcpy_dtod(&part.slice(..*len), &mut output.slice_mut(start..start + len))?;
+                    start += len;
+                }
+                output
+            }
         };
-        Ok(received.into_iter().zip(lens).map(tensor).collect())
+        let storage = Storage::Cuda(CudaStorage::wrap_cuda_slice(output, self.gpu.clone()));
+        Ok(Tensor::from_storage(storage, all, BackpropOp::none(), false))
     }
 
-    /// The only output of an operation, in the shape `dims`, where `x` is.
-    fn one(&self, operation: &Operation, on_gpu: &Tensor, dims: &[usize], x: &Tensor) -> Result<Tensor> {
-        let outputs = self.run(operation, on_gpu)?;
-        let output = outputs.first().ok_or_else(|| no_rank(self.index))?;
-        Ok(output.reshape(dims)?.to_device(x.device())?)
+    /// The output of an operation in the shape `dims`, where `x` is.
+    fn shaped(&self, operation: &Operation, on_gpu: &Tensor, dims: &[usize], x: &Tensor) -> Result<Tensor> {
+        Ok(self.run(operation, on_gpu)?.reshape(dims)?.to_device(x.device())?)
     }
 
     /// What each rank brings along `dim` to a gathering. The ranks have to agree on the rest.
@@ -221,8 +229,7 @@ impl Member {
         let own = [len as i64, hasher.finish().cast_signed()];
         let own = Tensor::new(&own, &Device::Cuda(self.gpu.clone()))?;
         let counts = vec![2; self.world_size()];
-        let all = self.run(&Operation::Gather { counts: &counts }, &own)?;
-        let all = all.first().ok_or_else(|| no_rank(self.index))?.to_vec1::<i64>()?;
+        let all = self.run(&Operation::Gather { counts: &counts }, &own)?.to_vec1::<i64>()?;
         // A failure while waiting has ended the operation with any result.
         if let Some(failure) = self.group.failure() {
             return Err(failure);
@@ -261,7 +268,7 @@ impl Collective for Member {
     }
 
     fn all_reduce_sum(&self, x: &Tensor) -> Result<Tensor> {
-        self.one(&Operation::Sum, &self.on_gpu(x)?, x.dims(), x)
+        self.shaped(&Operation::Sum, &self.on_gpu(x)?, x.dims(), x)
     }
 
     fn all_gather(&self, x: &Tensor, dim: usize) -> Result<Tensor> {
@@ -274,20 +281,18 @@ impl Collective for Member {
             dims
         };
         let counts: Vec<usize> = lens.iter().map(|&len| other(len).iter().product()).collect();
-        let outputs = self.run(&Operation::Gather { counts: &counts }, &on_gpu)?;
+        let flat = self.run(&Operation::Gather { counts: &counts }, &on_gpu)?;
         let is_joined = x.dims().iter().take(dim).all(|&len| len == 1);
-        let joined = match outputs.as_slice() {
-            [flat] if is_joined => flat.reshape(other(lens.iter().sum()))?,
-            outputs => {
-                let flat = Tensor::cat(outputs, 0)?;
-                let mut start = 0;
-                let parts = counts.iter().zip(&lens).map(|(&count, &len)| {
-                    let part = flat.narrow(0, start, count)?.reshape(other(len));
-                    start += count;
-                    part
-                });
-                Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, dim)?
-            }
+        let joined = if is_joined {
+            flat.reshape(other(lens.iter().sum()))?
+        } else {
+            let mut start = 0;
+            let parts = counts.iter().zip(&lens).map(|(&count, &len)| {
+                let part = flat.narrow(0, start, count)?.reshape(other(len));
+                start += count;
+                part
+            });
+            Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, dim)?
         };
         Ok(joined.to_device(x.device())?)
     }
@@ -310,14 +315,14 @@ impl Collective for Member {
             let flat = parts.iter().map(Tensor::flatten_all).collect::<candle_core::Result<Vec<_>>>()?;
             Tensor::cat(&flat, 0)?
         };
-        self.one(&Operation::ReduceScatter { counts: &counts }, &sent, own.dims(), x)
+        self.shaped(&Operation::ReduceScatter { counts: &counts }, &sent, own.dims(), x)
     }
 
     fn broadcast(&self, x: &Tensor, root: usize) -> Result<Tensor> {
         if root >= self.world_size() {
             return Err(no_rank(root));
         }
-        self.one(&Operation::Broadcast { root }, &self.on_gpu(x)?, x.dims(), x)
+        self.shaped(&Operation::Broadcast { root }, &self.on_gpu(x)?, x.dims(), x)
     }
 
     fn barrier(&self) -> Result<()> {
