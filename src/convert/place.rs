@@ -209,9 +209,10 @@ pub(super) fn into_blobs(out: &Path, plan: &Plan, folder: &Path, finished: &[Fin
         take(&name, &sha256)?;
         layers.push(Layer::json(&name, &sha256, size));
     }
-    write_synced(&folder.join(MODEL), ollama::config(plan).as_bytes())?;
+    let unwritten = |error: serde_json::Error| Error::file(folder, error.to_string(), "report this");
+    write_synced(&folder.join(MODEL), ollama::config(plan).map_err(unwritten)?.as_bytes())?;
     let (sha256, size) = hashed(MODEL)?;
     take(MODEL, &sha256)?;
     sync_folder(&blobs).map_err(io(&blobs))?;
-    Ok(ollama::manifest(&Layer::config(&sha256, size), &layers))
+    ollama::manifest(&Layer::config(&sha256, size), &layers).map_err(unwritten)
 }

@@ -192,7 +192,7 @@ impl Layer {
 }
 
 /// The text of a manifest.
-pub(in crate::convert) fn manifest(config: &Layer, layers: &[Layer]) -> String {
+pub(in crate::convert) fn manifest(config: &Layer, layers: &[Layer]) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Manifest<'a> {
         #[serde(rename = "schemaVersion")]
@@ -204,11 +204,11 @@ pub(in crate::convert) fn manifest(config: &Layer, layers: &[Layer]) -> String {
     }
     let media_type = format!("{DOCKER}.distribution.manifest.v2+json");
     let manifest = Manifest { schema_version: 2, media_type, config, layers };
-    format!("{}\n", serde_json::to_string(&manifest).unwrap_or_default())
+    Ok(serde_json::to_string(&manifest)? + "\n")
 }
 
 /// The text of what Ollama knows of the model: which of its prompt formats it has, told by its architecture.
-pub(in crate::convert) fn config(plan: &Plan) -> String {
+pub(in crate::convert) fn config(plan: &Plan) -> serde_json::Result<String> {
     #[derive(Serialize)]
     struct Config {
         model_format: &'static str,
@@ -249,7 +249,7 @@ pub(in crate::convert) fn config(plan: &Plan) -> String {
         architecture: "",
         os: "",
     };
-    serde_json::to_string(&config).unwrap_or_default()
+    serde_json::to_string(&config)
 }
 
 /// Ollama's names of what writes prompts and reads answers of an architecture; empty if it has none.

@@ -66,6 +66,7 @@ impl<const BITS: usize> Codes<BITS> {
     /// `from` has `8 * BITS` bytes; AVX-512 with VBMI and GFNI is there, and enabled in the caller.
     #[inline(always)]
     pub(super) unsafe fn unpack(from: *const u8, to: *mut Line) {
+        // SAFETY: the caller's promise; a line is a vector, and tables have one.
         unsafe {
             let factors = match BITS {
                 8 => _mm512_xor_si512(_mm512_loadu_si512(from.cast()), _mm512_set1_epi8(-128)),

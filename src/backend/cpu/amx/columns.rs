@@ -1,7 +1,7 @@
 //! Vectors of activations as columns of bf16 numbers, three for each: what bf16 keeps of a number, what it keeps of
 //! the rest, and the rest of that. Together they are the number.
 
-use super::tile::{Line, COLUMNS};
+use super::tile::{Line, COLUMNS, ROWS};
 use super::weights::STEP;
 use rayon::prelude::*;
 use std::arch::x86_64::*;
@@ -13,7 +13,7 @@ pub(super) const TERMS: usize = 3;
 pub(super) const PANEL: usize = 16;
 
 /// Lines that a step of K fills in the two tiles of a column.
-const LINES_PER_STEP: usize = 2 * 16;
+const LINES_PER_STEP: usize = 2 * ROWS;
 
 /// log2 of the largest number of a vector; products with the largest weights leave room for their sums.
 const LARGEST: i32 = 50;
