@@ -3,7 +3,6 @@
 use crate::format::decode::{decode_row, scale_from_byte, symmetric_zero};
 use crate::format::ScaleKind;
 use crate::QuantFormat;
-use half::slice::HalfFloatSliceExt;
 use half::{bf16, f16};
 
 /// Scales or biases as stored.
@@ -17,7 +16,7 @@ pub(crate) enum GroupValues<'a> {
 
 impl<'a> GroupValues<'a> {
     /// The part of one matrix of a stack, or of one row of a matrix; empty when out of range.
-    fn slice(self, start: usize, len: usize) -> Self {
+    pub(super) fn slice(self, start: usize, len: usize) -> Self {
         fn part<T>(all: &[T], start: usize, len: usize) -> &[T] {
             all.get(start..).and_then(|rest| rest.get(..len)).unwrap_or_default()
         }
@@ -38,11 +37,10 @@ impl<'a> GroupValues<'a> {
                     *value = scale_from_byte(kind, byte, global_scale);
                 }
             }
-            Self::F16(values) if values.len() == out.len() => values.convert_to_f32_slice(out),
+            // Written out, these loops vectorize.
             Self::F16(values) => {
-                out.iter_mut().zip(values).for_each(|(out, value)| *out = value.to_f32());
+                out.iter_mut().zip(values).for_each(|(out, value)| *out = widened(*value));
             }
-            // Widening bf16 is a shift; written out, the loop vectorizes.
             Self::Bf16(values) => {
                 for (out, value) in out.iter_mut().zip(values) {
                     *out = f32::from_bits(u32::from(value.to_bits()) << 16);
@@ -51,6 +49,20 @@ impl<'a> GroupValues<'a> {
             Self::F32(values) => out.iter_mut().zip(values).for_each(|(out, value)| *out = *value),
         }
     }
+}
+
+/// f16 as f32.
+#[inline(always)]
+fn widened(value: f16) -> f32 {
+    let bits = u32::from(value.to_bits());
+    // 112 is the difference of the biases. One binade up, the leading one that a subnormal does not have is 2^-14.
+    let magnitude = (bits & 0x7FFF) << 13;
+    let normal = f32::from_bits(magnitude + (112 << 23));
+    let subnormal = f32::from_bits(magnitude + (113 << 23)) - 6.103515625e-5;
+    let finite = if magnitude < 1 << 23 { subnormal } else { normal };
+    let not_finite = f32::from_bits(magnitude | f32::INFINITY.to_bits());
+    let value = if magnitude < 0x7C00 << 13 { finite } else { not_finite };
+    f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
 }
 
 /// A packed weight `[rows, k]` in row-major order.
@@ -111,5 +123,21 @@ impl<'a> PackedMatrix<'a> {
         let mut biases = vec![0.0; if self.biases.is_some() { groups } else { 0 }];
         self.row_parameters(row, &mut scales, &mut biases);
         decode_row(self.format, self.row_words(row), &scales, &biases, out);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_f16_is_widened() {
+        for bits in 0..=u16::MAX {
+            let (value, expected) = (widened(f16::from_bits(bits)), f16::from_bits(bits).to_f32());
+            assert!(
+                value.to_bits() == expected.to_bits() || value.is_nan() && expected.is_nan(),
+                "{bits:#x}"
+            );
+        }
     }
 }

@@ -14,6 +14,8 @@ pub(super) struct Codes {
     /// The integer of a code less this is a multiple of `unit`, and around zero.
     pub(super) centre: i32,
     pub(super) unit: f32,
+    /// Whether scales are of any size (E8M0), so that only products are sure to be numbers.
+    pub(super) any_scale: bool,
 }
 
 /// Whether codes of this width are doubled, so that their centre is an integer. Those of 6 and 8 bits
@@ -30,7 +32,8 @@ impl Codes {
             QuantFormat::Mxfp4 | QuantFormat::Nvfp4 => (4, true, 12, 0.5),
             QuantFormat::Mxfp8 => return None,
         };
-        Some(Self { bits, e2m1, centre, unit })
+        let any_scale = format == QuantFormat::Mxfp4;
+        Some(Self { bits, e2m1, centre, unit, any_scale })
     }
 
     /// Vectors of 64 codes in a block: for widths that divide a byte as many as come from one load, for
@@ -79,22 +82,35 @@ pub(super) const LANES: usize = 16;
 /// Bits of a digit.
 pub(super) const DIGIT_BITS: u32 = 8;
 
-/// Activations as fixed-point numbers in the order of [`Codes`].
+/// Activations as fixed-point numbers in the order of [`Codes`]: those of a group of weights are multiples of a power
+/// of two.
 pub(super) struct Digits {
     /// `[block][digit, highest first][vector][64]`.
     pub(super) digits: Vec<u8>,
-    /// `[block][lane]`: `-centre *` the sum of the lane's numbers, without their lowest digit where
-    /// [`splits_sum`], and then the sum of those digits in `centred_low`.
+    /// `[block][lane]`: `-centre *` the sum of the lane's numbers, in units of the highest digit, rounded.
     pub(super) centred: Vec<i32>,
-    pub(super) centred_low: Vec<i32>,
-    /// `[block][lane]`: what the lane's numbers are multiples of, a power of two.
-    pub(super) units: Vec<f32>,
-    /// Sums of the activations of each group of weights, padded with 16 zeros.
-    pub(super) group_sums: Vec<f32>,
+    /// For all groups, and zeros behind them.
+    pub(super) groups: Vec<Groups>,
+    /// What products of integers and [`Groups::units`] are multiples of.
+    pub(super) unit: f32,
+    /// `[block][lane]`: what they are multiples of besides if scales are of any size; else there are none.
+    pub(super) lane_units: Vec<f32>,
     /// For each lane of a block, its group counted from the block's first.
-    pub(super) group_of_lane: [i32; 16],
+    pub(super) group_of_lane: [i32; LANES],
     /// log2 of the group size.
     pub(super) group_shift: u32,
+}
+
+/// What belongs to sixteen groups of weights.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(super) struct Groups {
+    /// Factors of scales; 0 where there is no group.
+    pub(super) units: [f32; LANES],
+    /// Sums of the activations.
+    pub(super) sums: [f32; LANES],
+    /// What [`Digits::centred`] leaves of `-centre *` the sum of a group's numbers.
+    pub(super) rests: [f32; LANES],
 }
 
 impl Digits {
@@ -104,120 +120,139 @@ impl Digits {
         let mut this = Self {
             digits: vec![0; blocks * DIGITS * codes.block()],
             centred: vec![0; blocks * LANES],
-            centred_low: vec![0; blocks * LANES],
-            units: vec![0.0; blocks * LANES],
-            group_sums: Vec::new(),
+            groups: vec![Groups::default(); (x.len() / group_size).div_ceil(LANES) + 1],
+            unit: 1.,
+            lane_units: vec![0.; if codes.any_scale { blocks * LANES } else { 0 }],
             group_of_lane: [0; LANES],
             group_shift: group_size.trailing_zeros(),
         };
         for unit in 0..LANES {
             this.group_of_lane[codes.lane_of_unit(unit)] = (unit * 4 * codes.vectors() / group_size) as i32;
         }
+        for (index, x) in x.chunks(group_size).enumerate() {
+            let group = this.groups.get_mut(index / LANES)?;
+            group.units[index % LANES] = unit_of(x)?;
+            group.sums[index % LANES] = sum(x);
+        }
         // SAFETY: this instruction set is in use only where its features were detected.
-        let finite = unsafe {
+        unsafe {
             match codes.vectors() {
                 2 => this.fill::<2>(codes, x),
                 4 => this.fill::<4>(codes, x),
                 _ => this.fill::<8>(codes, x),
             }
-        };
-        this.group_sums = x.chunks(group_size).map(sum).chain([0.0; LANES]).collect();
-        finite.then_some(this)
+        }
+        this.scale_units(codes);
+        Some(this)
     }
 
-    /// Writes digits, units and sums, sixteen lanes at a time. Returns whether all numbers were finite.
+    /// Brings units to where their products with scales are normal numbers.
+    fn scale_units(&mut self, codes: &Codes) {
+        /// Sums of integers are below 2^31.
+        const HEADROOM: f32 = 4096.;
+        let groups = self.groups.iter_mut();
+        if codes.any_scale {
+            for groups in groups {
+                for (unit, rest) in groups.units.iter_mut().zip(&mut groups.rests) {
+                    *rest *= *unit * codes.unit;
+                    *unit = f32::from(*unit > 0.);
+                }
+            }
+            self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
+        } else {
+            let units = groups.flat_map(|groups| &mut groups.units);
+            let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
+            self.unit = largest * codes.unit * HEADROOM;
+            let units = self.groups.iter_mut().flat_map(|groups| &mut groups.units);
+            units.for_each(|unit| *unit = *unit / largest / HEADROOM);
+        }
+    }
+
+    /// Writes digits, centres and what is left of them, sixteen lanes at a time.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn fill<const VECTORS: usize>(&mut self, codes: &Codes, x: &[f32]) -> bool {
-        // The largest number of three balanced digits.
-        const LIMIT: f32 = 0x7F_7F7F as f32;
-        let split = splits_sum(codes.bits);
+    fn fill<const VECTORS: usize>(&mut self, codes: &Codes, x: &[f32]) {
         let mut first_element = [0i32; LANES];
         for unit in 0..LANES {
             first_element[codes.lane_of_unit(unit)] = (unit * 4 * VECTORS) as i32;
         }
         // SAFETY (loads and stores): sixteen numbers each.
         let first_element = unsafe { _mm512_loadu_si512(first_element.as_ptr().cast()) };
-        let power_of_two =
-            |log: __m512i| _mm512_slli_epi32::<23>(_mm512_add_epi32(log, _mm512_set1_epi32(127)));
-        let infinity = _mm512_set1_ps(f32::INFINITY);
         let centre = _mm512_set1_epi32(-codes.centre);
-        let mut finite = !0;
         let mut last = [0f32; 64 * 8];
         let places = self.digits.chunks_exact_mut(DIGITS * VECTORS * 64);
-        let low = self.centred_low.chunks_exact_mut(LANES);
-        let lanes = self.centred.chunks_exact_mut(LANES).zip(low).zip(self.units.chunks_exact_mut(LANES));
-        for ((x, places), ((centred, centred_low), units)) in x.chunks(64 * VECTORS).zip(places).zip(lanes) {
+        let lanes = self.centred.chunks_exact_mut(LANES);
+        for (block, ((x, places), centred)) in x.chunks(64 * VECTORS).zip(places).zip(lanes).enumerate() {
             let x = if x.len() == 64 * VECTORS {
                 x
             } else {
                 last.iter_mut().zip(x).for_each(|(to, from)| *to = *from);
                 &last[..64 * VECTORS]
             };
-            // [vector][byte of the lane]
-            let mut numbers = [[_mm512_setzero_ps(); 4]; VECTORS];
-            let mut largest = _mm512_setzero_ps();
+            let first_group = (block * 64 * VECTORS) >> self.group_shift;
+            let groups = self.group_of_lane.map(|group| first_group + group as usize);
+            let units = groups.map(|group| self.groups[group / LANES].units[group % LANES]);
+            if let Some(place) = self.lane_units.chunks_exact_mut(LANES).nth(block) {
+                place.copy_from_slice(&units);
+            }
+            // SAFETY: as above.
+            let units = unsafe { _mm512_loadu_ps(units.as_ptr()) };
+            // Behind the last group they are zero, as all numbers are.
+            let inverse =
+                _mm512_div_ps(_mm512_set1_ps(1.), _mm512_max_ps(units, _mm512_set1_ps(f32::MIN_POSITIVE)));
+            let mut sum = _mm512_setzero_si512();
+            // Four bytes of a digit make a lane: the neighbours that it multiplies.
+            let mut digits = [[_mm512_setzero_si512(); VECTORS]; DIGITS];
             for element in 0..4 * VECTORS {
                 let (vector, byte) = codes.place_in_unit(element);
                 let index = _mm512_add_epi32(first_element, _mm512_set1_epi32(element as i32));
                 // SAFETY: indices are below 64 * VECTORS.
                 let number = unsafe { _mm512_i32gather_ps::<4>(index, x.as_ptr()) };
-                let magnitude = _mm512_abs_ps(number);
-                largest = _mm512_max_ps(largest, magnitude);
-                finite &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitude, infinity);
-                numbers[vector][byte] = number;
-            }
-            // The smallest power of two by which the largest number stays within the limit.
-            let exponent = _mm512_srli_epi32::<23>(_mm512_castps_si512(largest));
-            let log = _mm512_sub_epi32(exponent, _mm512_set1_epi32(127 + 22));
-            let log = _mm512_max_epi32(log, _mm512_set1_epi32(-126));
-            let log = _mm512_min_epi32(log, _mm512_set1_epi32(126));
-            let zero = _mm512_setzero_si512();
-            let inverse = _mm512_castsi512_ps(power_of_two(_mm512_sub_epi32(zero, log)));
-            let above =
-                _mm512_cmp_ps_mask::<_CMP_GT_OQ>(_mm512_mul_ps(largest, inverse), _mm512_set1_ps(LIMIT));
-            let log = _mm512_mask_add_epi32(log, above, log, _mm512_set1_epi32(1));
-            let inverse = _mm512_castsi512_ps(power_of_two(_mm512_sub_epi32(zero, log)));
-            let (mut sum, mut low_sum) = (zero, zero);
-            // Four bytes of a digit make a lane: the neighbours that it multiplies.
-            let mut digits = [[zero; VECTORS]; DIGITS];
-            for vector in 0..VECTORS {
-                for byte in 0..4 {
-                    let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(numbers[vector][byte], inverse));
-                    if !split {
-                        sum = _mm512_add_epi32(sum, rest);
-                    }
-                    for digit in (0..DIGITS).rev() {
-                        // The lowest byte, signed, taken away and put in its place.
-                        let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
-                        let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
-                        let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));
-                        digits[digit][vector] = _mm512_or_si512(digits[digit][vector], placed);
-                        rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
-                        if split && digit == DIGITS - 1 {
-                            low_sum = _mm512_add_epi32(low_sum, value);
-                            sum = _mm512_add_epi32(sum, rest);
-                        }
-                    }
+                let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(number, inverse));
+                sum = _mm512_add_epi32(sum, rest);
+                for digit in (0..DIGITS).rev() {
+                    // The lowest byte, signed, taken away and put in its place.
+                    let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
+                    let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
+                    let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));
+                    digits[digit][vector] = _mm512_or_si512(digits[digit][vector], placed);
+                    rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
                 }
             }
-            let mut places = places.chunks_exact_mut(64);
-            for digit in digits.as_flattened() {
-                if let Some(place) = places.next() {
-                    // SAFETY: as above.
-                    unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), *digit) };
-                }
+            for (place, digit) in places.chunks_exact_mut(64).zip(digits.as_flattened()) {
+                // SAFETY: as above.
+                unsafe { _mm512_storeu_si512(place.as_mut_ptr().cast(), *digit) };
             }
+            // The product may have more than 32 bits, but not what is left of it.
+            let highest = (1i32 << (2 * DIGIT_BITS)) as f32;
+            let share = _mm512_set1_ps(-codes.centre as f32 / highest);
+            let upper = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), share));
+            let rest = _mm512_mullo_epi32(sum, centre);
+            let rest = _mm512_sub_epi32(rest, _mm512_slli_epi32::<{ 2 * DIGIT_BITS }>(upper));
+            let mut rests = [0f32; LANES];
             // SAFETY: as above.
             unsafe {
-                let sum = _mm512_mullo_epi32(sum, centre);
-                _mm512_storeu_si512(centred.as_mut_ptr().cast(), sum);
-                let low_sum = _mm512_mullo_epi32(low_sum, centre);
-                _mm512_storeu_si512(centred_low.as_mut_ptr().cast(), low_sum);
-                _mm512_storeu_si512(units.as_mut_ptr().cast(), power_of_two(log));
+                _mm512_storeu_si512(centred.as_mut_ptr().cast(), upper);
+                _mm512_storeu_ps(rests.as_mut_ptr(), _mm512_cvtepi32_ps(rest));
+            }
+            for (group, rest) in groups.into_iter().zip(rests) {
+                self.groups[group / LANES].rests[group % LANES] += rest;
             }
         }
-        finite == !0
     }
+}
+
+/// The smallest power of two of which three digits make all activations of a group; `None` if there is an infinity or a
+/// NaN.
+#[inline(always)]
+fn unit_of(group: &[f32]) -> Option<f32> {
+    /// The largest number of three balanced digits.
+    const LIMIT: f32 = 0x7F_7F7F as f32;
+    let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
+    let largest = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+    let exponent = (largest >> 23) as i32 - 127;
+    let log = (exponent - 22).clamp(-126, 126);
+    let log = log + i32::from(f32::from_bits(largest) * power_of_two(-log) > LIMIT);
+    (exponent < 128).then(|| power_of_two(log))
 }
 
 /// The sum of a group's activations.

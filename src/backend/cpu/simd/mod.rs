@@ -17,6 +17,8 @@ mod digits;
 mod neon;
 mod portable;
 #[cfg(target_arch = "x86_64")]
+mod scales;
+#[cfg(target_arch = "x86_64")]
 pub(super) mod vnni;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};

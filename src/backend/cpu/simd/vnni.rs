@@ -4,8 +4,8 @@
 //! decode. `vpdpbusd` multiplies 64 bytes an instruction. So the activations become fixed-point numbers
 //! of three signed digits, each digit a byte ([`Digits`]), and the codes are multiplied as the integers
 //! that they are: `sum(q * x) = sum(q * d2) * 256^2 + sum(q * d1) * 256 + sum(q * d0)`, exactly. Nothing is
-//! lost but what the fixed point cuts off: every 8 to 32 neighbours have a power of two of their own, and
-//! keep 23 bits below it, which is about what f32 keeps.
+//! lost but what the fixed point cuts off: the activations that meet a group of weights have a power of two of
+//! their own, and keep 23 bits below it, which is about what f32 keeps.
 //!
 //! Codes are centred, `q * s + b = (2 * q - c) * (s / 2) + (b + c * s / 2)`, so that sums stay small even
 //! where all activations have one sign: `c * sum(x)` is subtracted in integers, and the second term is a
@@ -17,7 +17,8 @@
 use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::super::rows_per_task;
-use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS};
+use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
+use super::scales::scale_row;
 use super::{avx512, InstructionSet};
 use rayon::prelude::*;
 use std::arch::x86_64::*;
@@ -61,22 +62,31 @@ impl InstructionSet for Kernels {
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
         let rows = rows_per_task(matrix, 1);
         let mut products = vec![0f32; matrix.rows];
+        let stride = digits.groups.len() * LANES;
         let task = |(task, products): (usize, &mut [f32])| {
-            let mut parameters = Parameters::new(matrix);
+            let mut scales = vec![0f32; ROWS_PER_PASS * stride];
             for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
                 let first_row = task * rows + pass * ROWS_PER_PASS;
-                self.load_parameters(&mut parameters, matrix, first_row, products.len());
-                let row_at = |row: usize| {
-                    let (scales, biases) = parameters.row(row);
-                    Row { words: matrix.row_words(first_row + row), scales, biases }
-                };
+                let mut others = [(0., 0.); ROWS_PER_PASS];
+                // SAFETY (both): `Kernels` is handed out only after its features were detected.
+                for (row, scales) in scales.chunks_exact_mut(stride).take(products.len()).enumerate() {
+                    others[row] = unsafe { scale_row(matrix, first_row + row, &codes, &digits, scales) };
+                }
                 let last = products.len() - 1;
                 for (part, products) in products.chunks_mut(ROWS).enumerate() {
                     // Where rows run out, the last one is computed again.
-                    let rows = std::array::from_fn(|row| row_at((ROWS * part + row).min(last)));
-                    // SAFETY: `Kernels` is handed out only after its features were detected.
-                    let results = unsafe { dot_rows(&codes, &digits, rows) };
-                    products.iter_mut().zip(results).for_each(|(product, result)| *product = result);
+                    let rows: [usize; ROWS] = std::array::from_fn(|row| (ROWS * part + row).min(last));
+                    let sums = unsafe {
+                        let row = |row| Row {
+                            words: matrix.row_words(first_row + row),
+                            scales: &scales[row * stride..][..stride],
+                        };
+                        dot_rows(&codes, &digits, rows.map(row))
+                    };
+                    for ((product, row), sum) in products.iter_mut().zip(rows).zip(sums) {
+                        let (rest, biases) = others[row];
+                        *product = (sum + rest).mul_add(digits.unit, biases);
+                    }
                 }
             }
         };
@@ -89,13 +99,17 @@ impl InstructionSet for Kernels {
     }
 }
 
-/// A packed row with its scales and biases, padded as [`Parameters`] pads them.
+/// A packed row, and for each group what [`scale_row`] makes of its scale.
 #[derive(Clone, Copy)]
 struct Row<'a> {
     words: &'a [u32],
     scales: &'a [f32],
-    biases: &'a [f32],
 }
+
+/// What codes and scales are.
+const AFFINE: u8 = 0;
+const NVFP4: u8 = 1;
+const MXFP4: u8 = 2;
 
 /// Rows that are multiplied together: they share the loads of the digits.
 const ROWS: usize = 4;
@@ -105,49 +119,24 @@ const ROWS: usize = 4;
 unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS]) -> [f32; ROWS] {
     // SAFETY: the features are those of this function.
     unsafe {
-        let mut sums = match (codes.bits, codes.e2m1) {
-            (1, _) => dot_blocks::<1, 8, false>(codes, digits, rows),
-            (2, _) => dot_blocks::<2, 4, false>(codes, digits, rows),
-            (3, _) => dot_blocks::<3, 2, false>(codes, digits, rows),
-            (4, false) => dot_blocks::<4, 2, false>(codes, digits, rows),
-            (4, true) => dot_blocks::<4, 2, true>(codes, digits, rows),
-            (5, _) => dot_blocks::<5, 2, false>(codes, digits, rows),
-            (6, _) => dot_blocks::<6, 2, false>(codes, digits, rows),
-            _ => dot_blocks::<8, 2, false>(codes, digits, rows),
-        };
-        for (sum, row) in sums.iter_mut().zip(rows) {
-            *sum *= codes.unit;
-            if !codes.e2m1 {
-                *sum += centred_biases(codes, digits, row);
-            }
+        match (codes.bits, codes.e2m1) {
+            (1, _) => dot_blocks::<1, 8, AFFINE>(codes, digits, rows),
+            (2, _) => dot_blocks::<2, 4, AFFINE>(codes, digits, rows),
+            (3, _) => dot_blocks::<3, 2, AFFINE>(codes, digits, rows),
+            (4, false) => dot_blocks::<4, 2, AFFINE>(codes, digits, rows),
+            (4, true) if codes.any_scale => dot_blocks::<4, 2, MXFP4>(codes, digits, rows),
+            (4, true) => dot_blocks::<4, 2, NVFP4>(codes, digits, rows),
+            (5, _) => dot_blocks::<5, 2, AFFINE>(codes, digits, rows),
+            (6, _) => dot_blocks::<6, 2, AFFINE>(codes, digits, rows),
+            _ => dot_blocks::<8, 2, AFFINE>(codes, digits, rows),
         }
-        sums
     }
 }
 
-/// `sum((bias + centre * unit * scale) * sum(x))` over the groups of a row.
-#[inline]
-#[target_feature(enable = "avx512f")]
-unsafe fn centred_biases(codes: &Codes, digits: &Digits, row: Row<'_>) -> f32 {
-    let centre = _mm512_set1_ps(codes.centre as f32 * codes.unit);
-    let mut sum = _mm512_setzero_ps();
-    let parts =
-        digits.group_sums.chunks_exact(16).zip(row.scales.chunks_exact(16)).zip(row.biases.chunks_exact(16));
-    for ((sums, scales), biases) in parts {
-        // SAFETY: the slices have sixteen numbers.
-        unsafe {
-            let (scales, biases) = (_mm512_loadu_ps(scales.as_ptr()), _mm512_loadu_ps(biases.as_ptr()));
-            let biases = _mm512_fmadd_ps(centre, scales, biases);
-            sum = _mm512_fmadd_ps(biases, _mm512_loadu_ps(sums.as_ptr()), sum);
-        }
-    }
-    _mm512_reduce_add_ps(sum)
-}
-
-/// `sum((integer - centre) * scale * x)` over rows, in units of [`Codes::unit`].
+/// `sum((integer - centre) * scale * x)` over rows, but for what [`scale_row`] returns.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
-unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
+unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     codes: &Codes,
     digits: &Digits,
     rows: [Row<'_>; ROWS],
@@ -156,8 +145,8 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
     let row_bytes = rows[0].words.len() * 4;
     let blocks = row_bytes.div_ceil(block_bytes);
     assert!(digits.digits.len() >= blocks * DIGITS * 64 * VECTORS);
-    assert!(digits.centred.len() >= blocks * 16 && digits.centred_low.len() >= blocks * 16);
-    assert!(digits.units.len() >= blocks * 16);
+    assert!(digits.centred.len() >= blocks * LANES);
+    assert!(KIND != MXFP4 || digits.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> digits.group_shift;
     for row in &rows {
         assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= last_group + 16);
@@ -167,10 +156,10 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
         let mut totals = [_mm512_setzero_ps(); ROWS];
         let full = row_bytes / block_bytes;
         for block in 0..full {
-            add_block::<BITS, VECTORS, E2M1, true>(digits, &rows, block, &mut totals);
+            add_block::<BITS, VECTORS, KIND, true>(digits, &rows, block, &mut totals);
         }
         if full < blocks {
-            add_block::<BITS, VECTORS, E2M1, false>(digits, &rows, full, &mut totals);
+            add_block::<BITS, VECTORS, KIND, false>(digits, &rows, full, &mut totals);
         }
         let mut results = [0.0; ROWS];
         for row in 0..ROWS {
@@ -186,7 +175,7 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
 /// Digits and scales cover the block.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
-unsafe fn add_block<const BITS: usize, const VECTORS: usize, const E2M1: bool, const WHOLE: bool>(
+unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, const WHOLE: bool>(
     digits: &Digits,
     rows: &[Row<'_>; ROWS],
     block: usize,
@@ -209,43 +198,39 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const E2M1: bool, c
                 _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
             }
             let second = load(at, load_bytes, block_bytes - load_bytes, rest);
-            integers[row] = unpack::<BITS, VECTORS, E2M1>(load(at, 0, load_bytes, rest), second);
+            integers[row] = unpack::<BITS, VECTORS, KIND>(load(at, 0, load_bytes, rest), second);
         }
         let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
-        // The lowest digits by themselves: chains of dependent instructions stay short.
-        let mut uppers = [_mm512_setzero_si512(); ROWS];
-        let centred_low = if splits_sum(BITS) { &digits.centred_low } else { &digits.centred };
-        let mut lows = [_mm512_loadu_si512(centred_low.as_ptr().add(block * 16).cast()); ROWS];
-        for vector in 0..VECTORS {
-            let high = _mm512_loadu_si512(place.add(vector * 64).cast());
-            let low = _mm512_loadu_si512(place.add((2 * VECTORS + vector) * 64).cast());
-            for row in 0..ROWS {
-                uppers[row] = _mm512_dpbusd_epi32(uppers[row], integers[row][vector], high);
-                lows[row] = _mm512_dpbusd_epi32(lows[row], integers[row][vector], low);
+        let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * LANES).cast());
+        let mut sums = [centred; ROWS];
+        // The lowest digits by themselves, where there is no room for them.
+        let mut lows = [_mm512_setzero_si512(); ROWS];
+        for digit in 0..DIGITS {
+            let apart = splits_sum(BITS) && digit + 1 == DIGITS;
+            if digit > 0 && !apart {
+                for sum in &mut sums {
+                    *sum = _mm512_slli_epi32::<DIGIT_BITS>(*sum);
+                }
+            }
+            for vector in 0..VECTORS {
+                let digits = _mm512_loadu_si512(place.add((digit * VECTORS + vector) * 64).cast());
+                for row in 0..ROWS {
+                    let sum = if apart { &mut lows[row] } else { &mut sums[row] };
+                    *sum = _mm512_dpbusd_epi32(*sum, integers[row][vector], digits);
+                }
             }
         }
-        for row in 0..ROWS {
-            uppers[row] = _mm512_slli_epi32::<DIGIT_BITS>(uppers[row]);
-        }
-        for vector in 0..VECTORS {
-            let middle = _mm512_loadu_si512(place.add((VECTORS + vector) * 64).cast());
-            for row in 0..ROWS {
-                uppers[row] = _mm512_dpbusd_epi32(uppers[row], integers[row][vector], middle);
-            }
-        }
-        let units = _mm512_loadu_ps(digits.units.as_ptr().add(block * 16));
         let group_of_lane = _mm512_loadu_si512(digits.group_of_lane.as_ptr().cast());
         let first_group = (block * 64 * VECTORS) >> digits.group_shift;
         for row in 0..ROWS {
-            let sum = if splits_sum(BITS) {
-                let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * 16).cast());
-                let upper = _mm512_cvtepi32_ps(_mm512_add_epi32(uppers[row], centred));
-                let low = _mm512_cvtepi32_ps(lows[row]);
-                _mm512_fmadd_ps(upper, _mm512_set1_ps((1 << DIGIT_BITS) as f32), low)
-            } else {
-                let upper = _mm512_slli_epi32::<DIGIT_BITS>(uppers[row]);
-                _mm512_cvtepi32_ps(_mm512_add_epi32(upper, lows[row]))
-            };
+            let mut sum = _mm512_cvtepi32_ps(sums[row]);
+            if splits_sum(BITS) {
+                let highest = _mm512_set1_ps((1 << DIGIT_BITS) as f32);
+                sum = _mm512_fmadd_ps(sum, highest, _mm512_cvtepi32_ps(lows[row]));
+            }
+            if KIND == MXFP4 {
+                sum = _mm512_mul_ps(sum, _mm512_loadu_ps(digits.lane_units.as_ptr().add(block * LANES)));
+            }
             let scales = rows[row].scales.as_ptr().add(first_group);
             // Blocks of 128 have at most eight groups; shorter loads are less often two cache lines.
             let scales = match VECTORS {
@@ -253,7 +238,7 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const E2M1: bool, c
                 _ => _mm512_loadu_ps(scales),
             };
             let scales = _mm512_permutexvar_ps(group_of_lane, scales);
-            totals[row] = _mm512_fmadd_ps(_mm512_mul_ps(sum, units), scales, totals[row]);
+            totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
         }
     }
 }
@@ -322,11 +307,11 @@ const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8
 /// The integers of a block's codes as bytes.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
-unsafe fn unpack<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
+unsafe fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     first: __m512i,
     second: __m512i,
 ) -> [__m512i; VECTORS] {
-    let double = doubled(BITS) && !E2M1;
+    let double = doubled(BITS) && KIND == AFFINE;
     let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
     let mut codes = [first; VECTORS];
     // SAFETY: the tables have 64 (16) bytes.
@@ -349,10 +334,10 @@ unsafe fn unpack<const BITS: usize, const VECTORS: usize, const E2M1: bool>(
             return codes;
         }
         for vector in 0..VECTORS {
-            let matrix = _mm512_set1_epi64(const { select_code(BITS, E2M1) }[vector]);
+            let matrix = _mm512_set1_epi64(const { select_code(BITS, KIND != AFFINE) }[vector]);
             codes[vector] = _mm512_gf2p8affine_epi64_epi8::<0>(first, matrix);
         }
-        if E2M1 {
+        if KIND != AFFINE {
             let table = _mm512_broadcast_i32x4(_mm_loadu_si128(DOUBLED_E2M1.as_ptr().cast()));
             for vector in 0..VECTORS {
                 codes[vector] = _mm512_shuffle_epi8(table, codes[vector]);
