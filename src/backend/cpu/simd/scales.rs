@@ -2,7 +2,7 @@
 
 use super::super::kernels::ROWS_PER_PASS;
 use super::super::matrix::{GroupValues, PackedMatrix};
-use super::digits::{Codes, Digits, LANES};
+use super::digits::{Codes, Digits, Groups, LANES};
 use crate::format::decode::symmetric_zero;
 use crate::format::ScaleKind;
 use std::arch::x86_64::*;
@@ -22,66 +22,147 @@ pub(super) unsafe fn scale_row(
     out: &mut [f32],
 ) -> (f32, f32) {
     let groups = matrix.groups_per_row();
-    let kind = matrix.format.scale_kind();
-    let scales = matrix.scales.slice(row * groups, groups);
-    let biases = matrix.biases.map(|biases| biases.slice(row * groups, groups));
-    let global = _mm512_set1_ps(matrix.global_scale);
-    let centre = _mm512_set1_ps(codes.centre as f32 * codes.unit);
-    let zero = _mm512_set1_ps(-symmetric_zero(matrix.format.bits()));
+    // SAFETY: the features are those of this function.
+    unsafe {
+        match (matrix.scales.slice(row * groups, groups), matrix.format.scale_kind()) {
+            (GroupValues::Byte(scales), ScaleKind::E8m0) => (scale_bytes::<true>(scales, digits, out), 0.),
+            (GroupValues::Byte(scales), _) => (scale_bytes::<false>(scales, digits, out), 0.),
+            (scales, _) => {
+                let biases = matrix.biases.map(|biases| biases.slice(row * groups, groups));
+                scale_floats((scales, biases), symmetric_zero(matrix.format.bits()), codes, digits, out)
+            }
+        }
+    }
+}
+
+/// What scales of bytes are to be multiplied by besides, for all rows.
+pub(super) fn factor_of_scales(matrix: &PackedMatrix) -> f32 {
+    match matrix.format.scale_kind() {
+        ScaleKind::E4m3 => E4M3_FACTOR * matrix.global_scale,
+        _ => matrix.global_scale,
+    }
+}
+
+/// See [`scale_row`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn scale_bytes<const E8M0: bool>(scales: &[u8], digits: &Digits, out: &mut [f32]) -> f32 {
+    let mut rest = _mm512_setzero_ps();
+    // SAFETY: sixteen bytes and numbers each.
+    unsafe {
+        for line in (0..scales.len()).step_by(64) {
+            prefetch_next_rows(scales, line);
+        }
+        let sixteens = scales.chunks_exact(LANES);
+        let mut last = [0; LANES];
+        let (mask, _) = sixteen_of(sixteens.remainder(), 0);
+        last.iter_mut().zip(sixteens.remainder()).for_each(|(to, from)| *to = *from);
+        let mut places = out.chunks_exact_mut(LANES).zip(&digits.groups);
+        for (bytes, (out, groups)) in sixteens.zip(&mut places) {
+            scale_sixteen::<E8M0>((bytes, !0), groups, out, &mut rest);
+        }
+        if let Some((out, groups)) = places.next() {
+            scale_sixteen::<E8M0>((&last, mask), groups, out, &mut rest);
+        }
+    }
+    _mm512_reduce_add_ps(rest)
+}
+
+/// Scales for sixteen groups, of which those in the mask are there.
+///
+/// # Safety
+/// There are sixteen bytes, and places.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn scale_sixteen<const E8M0: bool>(
+    (bytes, mask): (&[u8], u16),
+    groups: &Groups,
+    out: &mut [f32],
+    rest: &mut __m512,
+) {
+    // SAFETY: the caller's promise.
+    unsafe {
+        let bytes = _mm_loadu_si128(bytes.as_ptr().cast());
+        let scaled = if E8M0 {
+            // Units are one. A byte of zero would be a subnormal number, which takes long.
+            _mm512_maskz_mov_ps(mask, e8m0(bytes))
+        } else {
+            _mm512_mul_ps(e4m3(bytes), _mm512_loadu_ps(groups.units.as_ptr()))
+        };
+        _mm512_storeu_ps(out.as_mut_ptr(), scaled);
+        *rest = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(groups.rests.as_ptr()), *rest);
+    }
+}
+
+/// See [`scale_row`].
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn scale_floats(
+    (scales, biases): (GroupValues, Option<GroupValues>),
+    zero: f32,
+    codes: &Codes,
+    digits: &Digits,
+    out: &mut [f32],
+) -> (f32, f32) {
+    let (zero, centre) = (_mm512_set1_ps(-zero), _mm512_set1_ps(codes.centre as f32 * codes.unit));
     let [mut rest, mut sum] = [_mm512_setzero_ps(); 2];
     for (index, (out, groups)) in out.chunks_exact_mut(LANES).zip(&digits.groups).enumerate() {
         // SAFETY: sixteen numbers each.
         unsafe {
-            let scale = _mm512_mul_ps(sixteen(scales, kind, index * LANES), global);
+            let scale = sixteen_floats(scales, index * LANES);
             let scaled = _mm512_mul_ps(scale, _mm512_loadu_ps(groups.units.as_ptr()));
             _mm512_storeu_ps(out.as_mut_ptr(), scaled);
             rest = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(groups.rests.as_ptr()), rest);
-            if matrix.format.has_biases() {
-                let bias = match biases {
-                    Some(biases) => sixteen(biases, kind, index * LANES),
-                    None => _mm512_mul_ps(scale, zero),
-                };
-                let bias = _mm512_fmadd_ps(centre, scale, bias);
-                sum = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), sum);
-            }
+            let bias = match biases {
+                Some(biases) => sixteen_floats(biases, index * LANES),
+                None => _mm512_mul_ps(scale, zero),
+            };
+            let bias = _mm512_fmadd_ps(centre, scale, bias);
+            sum = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), sum);
         }
     }
     (_mm512_reduce_add_ps(rest), _mm512_reduce_add_ps(sum))
 }
 
+/// Which of sixteen values from `first` on are there, and where.
+#[inline(always)]
+fn sixteen_of<T>(values: &[T], first: usize) -> (u16, *const T) {
+    let count = values.len().saturating_sub(first).min(LANES) as u32;
+    (((1u32 << count) - 1) as u16, values.as_ptr().wrapping_add(first))
+}
+
+/// Asks for a value of the row that many rows ahead, where the values of a row are `values`.
+#[inline(always)]
+fn prefetch_next_rows<T>(values: &[T], index: usize) {
+    let ahead = values.as_ptr().wrapping_add(ROWS_PER_PASS * values.len() + index);
+    // SAFETY: any address may be asked for.
+    unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+}
+
 /// Sixteen numbers from `first` on as f32, exactly; zeros where there are none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn sixteen(values: GroupValues, kind: ScaleKind, first: usize) -> __m512 {
-    fn mask<T>(values: &[T], first: usize) -> (u16, *const T) {
-        let count = values.len().saturating_sub(first).min(LANES) as u32;
-        let from = values.as_ptr().wrapping_add(first);
-        // Those of the rows that come next.
-        // SAFETY: any address may be asked for.
-        unsafe { _mm_prefetch::<_MM_HINT_T0>(from.wrapping_add(ROWS_PER_PASS * values.len()).cast()) };
-        (((1u32 << count) - 1) as u16, from)
-    }
+fn sixteen_floats(values: GroupValues, first: usize) -> __m512 {
     // SAFETY: what the masks let pass is there.
     unsafe {
         match values {
             GroupValues::F16(values) => {
-                let (mask, from) = mask(values, first);
+                prefetch_next_rows(values, first);
+                let (mask, from) = sixteen_of(values, first);
                 _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast()))
             }
             GroupValues::Bf16(values) => {
-                let (mask, from) = mask(values, first);
+                prefetch_next_rows(values, first);
+                let (mask, from) = sixteen_of(values, first);
                 let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
                 _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
             }
             GroupValues::F32(values) => {
-                let (mask, from) = mask(values, first);
+                prefetch_next_rows(values, first);
+                let (mask, from) = sixteen_of(values, first);
                 _mm512_maskz_loadu_ps(mask, from)
             }
-            GroupValues::Byte(values) => {
-                let (mask, from) = mask(values, first);
-                let bytes = _mm_maskz_loadu_epi8(mask, from.cast());
-                _mm512_maskz_mov_ps(mask, if kind == ScaleKind::E8m0 { e8m0(bytes) } else { e4m3(bytes) })
-            }
+            GroupValues::Byte(_) => _mm512_set1_ps(f32::NAN),
         }
     }
 }
@@ -98,16 +179,23 @@ fn e8m0(bytes: __m128i) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, subnormal))
 }
 
-/// E4M3 numbers; 0x7F is NaN.
+/// What [`e4m3`] leaves out.
+const E4M3_FACTOR: f32 = 256.;
+
+/// E4M3 numbers, divided by [`E4M3_FACTOR`]; 0x7F is NaN.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn e4m3(bytes: __m128i) -> __m512 {
     // Exponent and mantissa land on those of f16, whose bias is larger by eight.
     let halves = _mm256_slli_epi16::<7>(_mm256_cvtepi8_epi16(bytes));
     let halves = _mm256_and_si256(halves, _mm256_set1_epi16(0xBFFF_u16 as i16));
-    let numbers = _mm512_mul_ps(_mm512_cvtph_ps(halves), _mm512_set1_ps(256.));
-    let nan = _mm_cmpeq_epi8_mask(_mm_or_si128(bytes, _mm_set1_epi8(-128)), _mm_set1_epi8(-1));
-    _mm512_mask_mov_ps(numbers, nan, _mm512_set1_ps(f32::NAN))
+    // NaN, too: exponent and mantissa are as large as they can be.
+    let nan = _mm256_cmpeq_epi16_mask(
+        _mm256_and_si256(halves, _mm256_set1_epi16(0x7FFF)),
+        _mm256_set1_epi16(0x7F << 7),
+    );
+    let halves = _mm256_mask_mov_epi16(halves, nan, _mm256_set1_epi16(0x7E00));
+    _mm512_cvtph_ps(halves)
 }
 
 #[cfg(test)]
@@ -120,22 +208,22 @@ mod tests {
         if !super::super::avx512::detected() {
             return;
         }
-        let bytes: Vec<u8> = (0..=u8::MAX).collect();
-        for kind in [ScaleKind::E8m0, ScaleKind::E4m3] {
-            // The last ones have zeros behind them.
-            for first in (0..bytes.len()).step_by(10) {
+        for first in (0..=u8::MAX).step_by(LANES) {
+            let bytes: [u8; LANES] = std::array::from_fn(|place| first + place as u8);
+            for kind in [ScaleKind::E8m0, ScaleKind::E4m3] {
                 let mut numbers = [0f32; LANES];
-                // SAFETY: the features were detected.
+                // SAFETY: the features were detected; sixteen bytes and numbers.
                 unsafe {
-                    let vector = sixteen(GroupValues::Byte(&bytes), kind, first);
+                    let vector = _mm_loadu_si128(bytes.as_ptr().cast());
+                    let vector = if kind == ScaleKind::E8m0 { e8m0(vector) } else { e4m3(vector) };
                     _mm512_storeu_ps(numbers.as_mut_ptr(), vector);
                 }
-                for (place, number) in numbers.into_iter().enumerate() {
-                    let expected =
-                        bytes.get(first + place).map_or(0., |byte| scale_from_byte(kind, *byte, 1.));
+                for (byte, number) in bytes.into_iter().zip(numbers) {
+                    let number = if kind == ScaleKind::E4m3 { number * E4M3_FACTOR } else { number };
+                    let expected = scale_from_byte(kind, byte, 1.);
                     let equal =
                         number.to_bits() == expected.to_bits() || number.is_nan() && expected.is_nan();
-                    assert!(equal, "{kind:?} {}: {number} is not {expected}", first + place);
+                    assert!(equal, "{kind:?} {byte}: {number} is not {expected}");
                 }
             }
         }

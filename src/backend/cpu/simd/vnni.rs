@@ -18,7 +18,7 @@ use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::super::rows_per_task;
 use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
-use super::scales::scale_row;
+use super::scales::{factor_of_scales, scale_row};
 use super::{avx512, InstructionSet};
 use rayon::prelude::*;
 use std::arch::x86_64::*;
@@ -63,6 +63,7 @@ impl InstructionSet for Kernels {
         let rows = rows_per_task(matrix, 1);
         let mut products = vec![0f32; matrix.rows];
         let stride = digits.groups.len() * LANES;
+        let unit = digits.unit * factor_of_scales(matrix);
         let task = |(task, products): (usize, &mut [f32])| {
             let mut scales = vec![0f32; ROWS_PER_PASS * stride];
             for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
@@ -85,7 +86,7 @@ impl InstructionSet for Kernels {
                     };
                     for ((product, row), sum) in products.iter_mut().zip(rows).zip(sums) {
                         let (rest, biases) = others[row];
-                        *product = (sum + rest).mul_add(digits.unit, biases);
+                        *product = (sum + rest).mul_add(unit, biases);
                     }
                 }
             }
