@@ -6,6 +6,8 @@ mod files;
 #[path = "common/packed.rs"]
 mod packed;
 
+#[path = "gguf/experts.rs"]
+mod experts;
 #[path = "gguf/models.rs"]
 mod models;
 #[path = "gguf/mutations.rs"]
@@ -14,6 +16,8 @@ mod mutations;
 mod parts;
 #[path = "gguf/rules.rs"]
 mod rules;
+#[path = "gguf/source.rs"]
+mod source;
 #[path = "gguf/tokenizer.rs"]
 mod tokenizer;
 #[path = "gguf/values.rs"]

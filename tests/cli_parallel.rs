@@ -82,6 +82,22 @@ fn what_is_replicated_is_told_and_refused_if_strict() {
     assert!(run(&["plan", path, "--ranks", "2", "--strict"]).status.success());
 }
 
+/// Of HQQ, the bytes of a matrix lie together; converted, every matrix is split.
+#[test]
+fn hqq_is_split_after_conversion() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/fixtures/uqff/hqq4");
+    let output = run(&["plan", path, "--ranks", "2", "--strict"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stdout(&output).contains(": every rank needs all of its bytes"), "{}", stdout(&output));
+    let dir = tempfile::tempdir().unwrap();
+    let converted = dir.path().join("converted");
+    let converted = converted.to_str().unwrap();
+    let output = run(&["convert", path, "-o", converted, "--bits", "4"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+    let output = run(&["plan", converted, "--ranks", "2", "--strict"]);
+    assert!(output.status.success(), "{}", stderr(&output));
+}
+
 #[test]
 fn plans_that_can_not_be_made() {
     for (args, expected) in [

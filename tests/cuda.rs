@@ -6,6 +6,10 @@
 mod common;
 #[path = "common/packed.rs"]
 mod packed;
+#[path = "common/process.rs"]
+mod process;
+#[path = "common/zeros.rs"]
+mod zeros;
 
 #[path = "cuda/codec.rs"]
 mod codec;
@@ -17,6 +21,8 @@ mod experts;
 mod fused;
 #[path = "cuda/graph.rs"]
 mod graph;
+#[path = "cuda/memory.rs"]
+mod memory;
 #[path = "cuda/models.rs"]
 mod models;
 #[path = "cuda/products.rs"]

@@ -3,75 +3,23 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor};
-use candle_quant::models::{Config, Model};
+use candle_quant::models::Config;
 use candle_quant::nn::{experts, ExpertsConfig, Gating};
 use candle_quant::parallel::{parallel_experts, run, ExpertSplit, Plan, Split};
-use candle_quant::{Checkpoint, QuantFormat, Result, VarBuilder};
+use candle_quant::{QuantFormat, VarBuilder};
 use common::{distance, fixture, open, reference};
-use serde_json::{json, Value};
+use serde_json::json;
 use std::collections::HashMap;
-use tempfile::TempDir;
 
 #[path = "common/packed.rs"]
 mod packed;
+#[path = "common/ranks.rs"]
+mod ranks;
 use packed::{bits, tensor};
+use ranks::{check, over, written, SPLITS};
 
 const FIXTURES: [&str; 4] =
     ["gptoss-mxfp4-hf", "gptoss-mxfp4-mlxlm", "qwen3moe-affine-b4-g64", "qwen3moe-nvfp4-global_scale"];
-
-const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
-const SPLITS: [ExpertSplit; 2] = [ExpertSplit::Inside, ExpertSplit::Across];
-
-/// A prompt and then token by token, as in generation: the logits of all positions.
-fn logits(model: &mut Model, tokens: &Tensor) -> Result<Tensor> {
-    let len = tokens.dim(1)?;
-    let mut parts = vec![model.forward(&tokens.narrow(1, 0, len - 4)?, 0)?];
-    for offset in len - 4..len {
-        parts.push(model.forward(&tokens.narrow(1, offset, 1)?, offset)?);
-    }
-    Ok(Tensor::cat(&parts, 1)?)
-}
-
-/// The logits of all ranks.
-fn over(
-    checkpoint: &Checkpoint,
-    ranks: usize,
-    how: ExpertSplit,
-    tokens: &Tensor,
-    dtype: DType,
-) -> Vec<Tensor> {
-    let (checkpoint, tokens) = (checkpoint.clone(), tokens.clone());
-    let of_rank = run(&vec![Device::Cpu; ranks], move |rank| {
-        let config = Config::from_json(checkpoint.config())?;
-        let vb = VarBuilder::sharded(&checkpoint, &rank, dtype).split_experts(how);
-        logits(&mut Model::new(&config, vb)?, &tokens)
-    });
-    of_rank.unwrap()
-}
-
-/// Compares all ranks with one; returns the logits of that.
-fn check(name: &str, checkpoint: &Checkpoint, tokens: &Tensor) -> Tensor {
-    let mut alone = Model::load(checkpoint, DType::F32, &Device::Cpu).unwrap();
-    let alone = logits(&mut alone, tokens).unwrap();
-    for ranks in RANKS {
-        for how in SPLITS {
-            let of_ranks = over(checkpoint, ranks, how, tokens, DType::F32);
-            assert_eq!(of_ranks.len(), ranks);
-            for logits in &of_ranks {
-                assert_eq!(bits(logits), bits(&of_ranks[0]), "{name} over {ranks} {how}: ranks differ");
-            }
-            let distance = distance(&of_ranks[0], &alone);
-            assert!(
-                distance.max <= 3e-4 && distance.other_argmax == 0,
-                "{name} over {ranks} {how}: {distance:?}"
-            );
-            if ranks == 1 {
-                assert_eq!(bits(&of_ranks[0]), bits(&alone), "{name} {how}");
-            }
-        }
-    }
-    alone
-}
 
 #[test]
 fn logits_are_those_of_one_rank() {
@@ -90,15 +38,6 @@ fn half_precision_stays_as_close_as_it_is_alone() {
             assert!(of_ranks <= 2. * alone, "{name} {how}: {of_ranks}, alone {alone}");
         }
     }
-}
-
-/// A checkpoint of these tensors.
-fn written(tensors: &HashMap<String, Tensor>, config: &Value) -> (TempDir, Checkpoint) {
-    let dir = tempfile::tempdir().unwrap();
-    candle_core::safetensors::save(tensors, dir.path().join("model.safetensors")).unwrap();
-    std::fs::write(dir.path().join("config.json"), config.to_string()).unwrap();
-    let checkpoint = Checkpoint::open(dir.path()).unwrap();
-    (dir, checkpoint)
 }
 
 fn tensors_of(name: &str) -> HashMap<String, Tensor> {

@@ -1,19 +1,23 @@
 //! Models over several ranks against themselves as one.
 
 mod common;
+#[path = "common/packed.rs"]
+mod packed;
+#[path = "common/ranks.rs"]
+mod ranks;
 
 use candle_core::{DType, Device, Tensor, D};
 use candle_quant::generate::{generate, Params, Sampling};
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{run, Collective, Launch, Plan, Rank};
+use candle_quant::parallel::{run, Collective, ExpertSplit, Launch, Plan, Rank};
 use candle_quant::{Checkpoint, Result, VarBuilder};
 use common::{byte_tokenizer, distance, open, reference, FIXTURES};
+use packed::bits;
+use ranks::{check, over, RANKS};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-const RANKS: [usize; 5] = [1, 2, 3, 4, 8];
 
 fn devices(count: usize) -> Vec<Device> {
     vec![Device::Cpu; count]
@@ -24,50 +28,12 @@ fn load(checkpoint: &Checkpoint, rank: &Rank, dtype: DType) -> Result<Model> {
     Model::new(&config, VarBuilder::sharded(checkpoint, rank, dtype))
 }
 
-/// A prompt and then token by token, as in generation: the logits of all positions.
-fn logits(model: &mut Model, tokens: &Tensor) -> Result<Tensor> {
-    let len = tokens.dim(1)?;
-    let mut parts = vec![model.forward(&tokens.narrow(1, 0, len - 4)?, 0)?];
-    for offset in len - 4..len {
-        parts.push(model.forward(&tokens.narrow(1, offset, 1)?, offset)?);
-    }
-    Ok(Tensor::cat(&parts, 1)?)
-}
-
-fn over(checkpoint: &Checkpoint, ranks: usize, tokens: &Tensor, dtype: DType) -> Vec<Tensor> {
-    let (checkpoint, tokens) = (checkpoint.clone(), tokens.clone());
-    run(&devices(ranks), move |rank| logits(&mut load(&checkpoint, &rank, dtype)?, &tokens)).unwrap()
-}
-
-fn bits(tensor: &Tensor) -> Vec<u32> {
-    let values = tensor.flatten_all().unwrap().to_dtype(DType::F32).unwrap().to_vec1::<f32>().unwrap();
-    values.into_iter().map(f32::to_bits).collect()
-}
-
 #[test]
 fn logits_are_those_of_one_rank() {
     for name in FIXTURES {
-        let checkpoint = open(name);
         let (tokens, expected) = reference(name);
-        let mut alone = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
-        let alone = logits(&mut alone, &tokens).unwrap();
-        for ranks in RANKS {
-            let of_ranks = over(&checkpoint, ranks, &tokens, DType::F32);
-            assert_eq!(of_ranks.len(), ranks);
-            for logits in &of_ranks {
-                assert_eq!(bits(logits), bits(&of_ranks[0]), "{name} over {ranks}: ranks differ");
-                let distance = distance(logits, &alone);
-                assert!(
-                    distance.max <= 3e-4 && distance.other_argmax == 0,
-                    "{name} over {ranks}: {distance:?}"
-                );
-            }
-            let to_mlx = distance(&of_ranks[0], &expected);
-            assert!(to_mlx.max <= 3e-4 && to_mlx.other_argmax == 0, "{name} over {ranks}: {to_mlx:?}");
-            if ranks == 1 {
-                assert_eq!(bits(&of_ranks[0]), bits(&alone), "{name}");
-            }
-        }
+        let to_mlx = distance(&check(name, &open(name), &tokens), &expected);
+        assert!(to_mlx.max <= 3e-4 && to_mlx.other_argmax == 0, "{name}: {to_mlx:?}");
     }
 }
 
@@ -78,7 +44,7 @@ fn half_precision_stays_as_close_as_it_is_alone() {
         let (tokens, expected) = reference(name);
         for (dtype, bound) in [(DType::F16, 0.003), (DType::BF16, 0.025)] {
             for ranks in [2, 4] {
-                let of_ranks = over(&checkpoint, ranks, &tokens, dtype);
+                let of_ranks = over(&checkpoint, ranks, ExpertSplit::Inside, &tokens, dtype);
                 assert_eq!(of_ranks[0].dtype(), dtype);
                 let distance = distance(&of_ranks[0], &expected);
                 assert!(distance.rms <= bound, "{name} {dtype:?} over {ranks}: {distance:?}");

@@ -1,6 +1,10 @@
 //! Ranks that are processes: how they find each other, and how they end. This program starts itself as each rank.
 
-use candle_quant::parallel::{Launch, Place, Secret};
+mod common;
+
+use candle_core::{DType, Device, Tensor};
+use candle_quant::models::Model;
+use candle_quant::parallel::{Joined, Launch, Place, Secret};
 use candle_quant::{Error, Result};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -47,9 +51,25 @@ fn be_rank(does: &str) -> Result<()> {
                 }
                 thread::sleep(Duration::from_millis(10));
             },
+            "load and decode" => load_and_decode(joined),
             other => panic!("{other}"),
         }
     })
+}
+
+/// Says how far it is, and goes on until another rank fails.
+fn load_and_decode(joined: &Joined) -> Result<()> {
+    let checkpoint = common::open("qwen3-affine-b4-g64");
+    let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu)?;
+    println!("loaded");
+    for offset in 0.. {
+        if let Some(failure) = joined.failure() {
+            return Err(failure);
+        }
+        model.forward(&Tensor::new(&[[7u32]], &Device::Cpu)?, offset)?;
+        println!("step {offset}");
+    }
+    Ok(())
 }
 
 struct Process {
@@ -82,12 +102,17 @@ fn start_all(does: &[&str]) -> Vec<Process> {
 }
 
 impl Process {
-    fn wait_until_joined(&mut self) {
+    fn wait_until(&mut self, said: &str) {
         let mut line = String::new();
-        while !line.ends_with("joined\n") {
+        while !line.ends_with(&format!("{said}\n")) {
             line.clear();
             assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "it has ended");
         }
+    }
+
+    fn kill(mut self) {
+        self.child.kill().unwrap();
+        self.child.wait().unwrap();
     }
 
     fn ends_well(mut self) {
@@ -135,12 +160,57 @@ fn a_panicking_rank_ends_all_with_its_message() {
 fn a_killed_rank_ends_all() {
     for killed in [0, 1] {
         let mut processes = start_all(&["block", "block", "work"]);
-        processes.iter_mut().for_each(Process::wait_until_joined);
-        processes[killed].child.kill().unwrap();
-        processes.remove(killed).child.wait().unwrap();
+        processes.iter_mut().for_each(|process| process.wait_until("joined"));
+        processes.remove(killed).kill();
         for process in processes {
             process.fails(&format!("rank {killed}: its process has ended or cannot be reached"));
         }
+    }
+}
+
+#[test]
+fn a_rank_killed_at_any_point_of_load_or_decode_ends_all() {
+    for point in ["joined", "loaded", "step 0", "step 9"] {
+        for killed in [0, 2] {
+            let mut processes = start_all(&["load and decode"; 3]);
+            processes[killed].wait_until(point);
+            processes.remove(killed).kill();
+            for process in processes {
+                process.fails(&format!("rank {killed}: its process has ended or cannot be reached"));
+            }
+        }
+    }
+}
+
+/// One that has been let in, and waits for the others to come, or is waited for at the end.
+#[test]
+fn a_rank_killed_before_all_have_come_or_gone_ends_all() {
+    for killed in [0, 1] {
+        let (port, listener) = (free_port(), TcpListener::bind("127.0.0.1:0").unwrap());
+        let master = start("block", 0, 3, port, &[]);
+        let waiting = start("block", 1, 3, listener.local_addr().unwrap().port(), &[]);
+        let (mut of_rank, mut of_master) = (listener.accept().unwrap().0, connect(port));
+        write_frame(&mut of_master, &read_frame(&mut of_rank));
+        write_frame(&mut of_rank, &read_frame(&mut of_master));
+        write_frame(&mut of_master, &read_frame(&mut of_rank));
+        let expected = format!("rank {killed}: its process has ended or cannot be reached");
+        if killed == 0 {
+            master.kill();
+            drop((of_rank, of_master));
+            waiting.fails(&expected);
+        } else {
+            waiting.kill();
+            drop((of_rank, of_master));
+            let late = start("block", 2, 3, port, &[]);
+            master.fails(&expected);
+            late.fails(&expected);
+        }
+    }
+    let mut processes = start_all(&["work", "end", "work"]);
+    processes.iter_mut().for_each(|process| process.wait_until("joined"));
+    processes.remove(1).kill();
+    for process in processes {
+        process.fails("rank 1: its process has ended or cannot be reached");
     }
 }
 
@@ -265,10 +335,13 @@ fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
     bytes
 }
 
-fn write_frame(stream: &mut TcpStream, message: &serde_json::Value) {
-    let bytes = message.to_string().into_bytes();
+fn write_message(stream: &mut TcpStream, message: &serde_json::Value) {
+    write_frame(stream, message.to_string().as_bytes());
+}
+
+fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
     stream.write_all(&(bytes.len() as u32).to_le_bytes()).unwrap();
-    stream.write_all(&bytes).unwrap();
+    stream.write_all(bytes).unwrap();
 }
 
 /// Somebody who listens in place of rank 0 learns nothing and is not believed, even if he returns the proof.
@@ -278,7 +351,7 @@ fn a_master_without_the_secret_is_not_believed() {
     let rank = start("end", 1, 2, listener.local_addr().unwrap().port(), &[]);
     let (mut stream, _) = listener.accept().unwrap();
     let hello = read_frame(&mut stream);
-    write_frame(&mut stream, &serde_json::json!({ "Challenge": { "nonce": vec![7; 32] } }));
+    write_message(&mut stream, &serde_json::json!({ "Challenge": { "nonce": vec![7; 32] } }));
     let proof = read_frame(&mut stream);
     for sent in [&hello, &proof] {
         assert!(!sent.windows(SECRET.len()).any(|window| window == SECRET.as_bytes()));
@@ -286,7 +359,10 @@ fn a_master_without_the_secret_is_not_believed() {
     let proof: serde_json::Value = serde_json::from_slice(&proof).unwrap();
     let proof = &proof["Proof"]["proof"];
     assert_eq!(proof.as_array().unwrap().len(), 32);
-    write_frame(&mut stream, &serde_json::json!({ "Welcome": { "proof": proof, "token": b"from rank 0" } }));
+    write_message(
+        &mut stream,
+        &serde_json::json!({ "Welcome": { "proof": proof, "token": b"from rank 0" } }),
+    );
     rank.fails("rank 0: does not know the secret; set CANDLE_QUANT_SECRET alike");
 }
 
@@ -297,7 +373,7 @@ fn another_version_is_refused_with_both_named() {
     let mut stream = connect(port);
     let nonce = vec![1; 32];
     let hello = |protocol: u32| serde_json::json!({ "Hello": { "protocol": protocol, "version": "9.9.9", "rank": 1, "world_size": 2, "nonce": nonce } });
-    write_frame(&mut stream, &hello(2));
+    write_message(&mut stream, &hello(2));
     let refused = String::from_utf8(read_frame(&mut stream)).unwrap();
     assert!(refused.contains("speaks protocol 2 (candle-quant 9.9.9), rank 0 protocol 1"), "{refused}");
     let rank = start("end", 1, 2, port, &[]);

@@ -54,7 +54,7 @@ impl Weight {
     pub fn unit(&self) -> usize {
         match self {
             Self::Packed(weight) => weight.layout.unit(),
-            Self::Ggml(weight) => weight.dtype.block_size(),
+            Self::Ggml(weight) => weight.unit(),
             Self::Dense(tensor) => tensor.unit(),
         }
     }
@@ -181,9 +181,21 @@ impl GgmlWeight {
     }
 
     fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
-        let cut = Cut::new(&self.name, &self.dims, dim, range, self.dtype.block_size())?;
+        let cut = Cut::new(&self.name, &self.dims, dim, range, self.unit())?;
         let blocks = cut.of(&self.blocks, self.dtype.block_size(), self.dtype.type_size())?;
         Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: cut.part_dims(), blocks })
+    }
+
+    /// candle's products take the blocks of some types in pairs.
+    fn unit(&self) -> usize {
+        use GgmlDType::{Q4_1, Q5_0, Q5_1};
+        let (block, k) = (self.dtype.block_size(), self.dims.last().copied().unwrap_or(0));
+        let in_pairs = matches!(self.dtype, Q4_1 | Q5_0 | Q5_1) && k.is_multiple_of(2 * block);
+        if in_pairs {
+            2 * block
+        } else {
+            block
+        }
     }
 
     /// The module path, for example `model.layers.0.mlp.down_proj`.

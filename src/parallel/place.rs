@@ -154,10 +154,14 @@ impl Variables<'_> {
         Ok(())
     }
 
-    /// Whether only Slurm has told of ranks.
+    /// Whether srun has started the ranks: nobody else tells of any, or PMI, which srun speaks too, says the same.
     fn of_slurm(&self) -> bool {
-        ![BY_HAND, OPEN_MPI, MPICH].iter().any(|other| self.get(other.rank).is_some())
-            && self.get(SLURM.rank).is_some()
+        let told = |by: Convention| [by.rank, by.world_size].map(|name| self.get(name));
+        let (nobody, slurm, pmi) = ([None, None], told(SLURM), told(MPICH));
+        slurm != nobody
+            && told(BY_HAND) == nobody
+            && told(OPEN_MPI) == nobody
+            && (pmi == nobody || pmi == slurm)
     }
 
     fn host(&self) -> Result<String> {
@@ -271,6 +275,9 @@ mod tests {
         // 7012345 mod 12000 = 4345
         assert_eq!(place(&SLURM).unwrap(), expected(9, 16, 1, "gpu007", 24345));
         assert_eq!(place(&[&SLURM[..], &MASTER].concat()).unwrap(), expected(9, 16, 1, "10.0.0.1", 4000));
+        // srun with the plugin pmi2, which is the default of some clusters.
+        let pmi = [("PMI_RANK", "9"), ("PMI_SIZE", "16")];
+        assert_eq!(place(&[&SLURM[..], &pmi].concat()).unwrap(), expected(9, 16, 1, "gpu007", 24345));
     }
 
     #[test]

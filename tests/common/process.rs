@@ -21,9 +21,15 @@ pub fn measured(work: impl FnOnce(&Path)) -> bool {
 
 /// Runs the test `name`, which calls [`measured`], in a process of its own; its peak resident set in bytes.
 pub fn peak(name: &str, dir: &Path) -> usize {
+    peak_with(name, dir, &[])
+}
+
+/// As [`peak`], with variables in the environment of the process.
+pub fn peak_with(name: &str, dir: &Path, variables: &[(&str, String)]) -> usize {
     let output = Command::new(env::current_exe().unwrap())
         .args(["--exact", name, "--nocapture"])
         .env(CHILD, dir)
+        .envs(variables.iter().map(|(name, value)| (name, value)))
         .output()
         .unwrap();
     assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -4,6 +4,7 @@
 use crate::common::open;
 use crate::nth_device;
 use candle_core::{DType, Device, Module, Tensor, WithDType};
+use candle_quant::models::{Config, Model};
 use candle_quant::parallel::{
     column_parallel, row_parallel, run, vocab_parallel_head, Launch, Place, Rank, Secret,
 };
@@ -222,16 +223,25 @@ fn rank() {
     let Ok(does) = env::var("RANK_DOES") else { return };
     let place = Place::from_env().unwrap();
     let secret = Secret::from_env().unwrap();
-    let result = Launch::default().distributed(&place, &secret, |rank| {
-        let logits = chain(OF_PROCESSES, Some(&rank))?;
-        println!("computed");
-        match does.as_str() {
-            "end" => Ok(logits),
-            "wait" => rank.barrier().map(|()| logits),
-            _ => loop {
-                std::thread::park();
-            },
+    let at = |point: &str| {
+        println!("{point}");
+        while does == format!("stop at {point}") {
+            std::thread::park();
         }
+    };
+    let result = Launch::default().distributed(&place, &secret, |rank| {
+        at("joined");
+        let checkpoint = open(OF_PROCESSES);
+        let config = Config::from_json(checkpoint.config())?;
+        let model = Model::new(&config, VarBuilder::sharded(&checkpoint, &rank, DType::BF16))?;
+        at("loaded");
+        let logits = chain(OF_PROCESSES, Some(&rank))?;
+        at("computed");
+        if does != "end" {
+            rank.barrier()?;
+        }
+        drop(model);
+        Ok(logits)
     });
     match result {
         Ok(logits) => println!("logits {logits:?}"),
@@ -271,28 +281,33 @@ fn processes_compute_what_one_does() {
     }
 }
 
-/// Also those that are in an operation, which would wait for the killed one for ever.
+/// Also those that are in an operation, which would wait for the killed one for ever; and those that wait for it to
+/// connect NCCL, or while it loads.
 #[test]
 fn a_killed_process_ends_all() {
     let Some(devices) = groups().into_iter().next() else { return };
-    let mut children = start_all(&["wait", "block", "wait"][..devices.len()]);
-    let mut readers: Vec<_> =
-        children.iter_mut().map(|child| BufReader::new(child.stdout.take().unwrap())).collect();
-    for reader in &mut readers {
+    for (point, killed) in [("joined", 1), ("loaded", 0), ("computed", 1), ("computed", 0)] {
+        let mut does = vec!["wait"; devices.len()];
+        // At the point it stops: others come to where they wait for it.
+        let stop = format!("stop at {point}");
+        does[killed] = &stop;
+        let mut children = start_all(&does);
+        let mut reader = BufReader::new(children[killed].stdout.take().unwrap());
         let mut line = String::new();
-        while !line.ends_with("computed\n") {
+        while !line.ends_with(&format!("{point}\n")) {
             line.clear();
             assert_ne!(reader.read_line(&mut line).unwrap(), 0);
         }
-    }
-    let mut killed = children.remove(1);
-    killed.kill().unwrap();
-    killed.wait().unwrap();
-    for mut child in children {
-        let mut stderr = String::new();
-        child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        assert_eq!(child.wait().unwrap().code(), Some(1));
-        assert!(stderr.contains("Error: rank 1: its process has ended or cannot be reached"), "{stderr}");
+        let mut killed_child = children.remove(killed);
+        killed_child.kill().unwrap();
+        killed_child.wait().unwrap();
+        for mut child in children {
+            let mut stderr = String::new();
+            child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
+            assert_eq!(child.wait().unwrap().code(), Some(1));
+            let expected = format!("Error: rank {killed}: its process has ended or cannot be reached");
+            assert!(stderr.contains(&expected), "{point}: {stderr}");
+        }
     }
 }
 

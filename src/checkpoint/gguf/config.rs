@@ -81,12 +81,19 @@ pub(super) fn config(metadata: &Metadata, model_type: &str, tensors: &Tensors) -
     }
     for (key, name) in [
         ("expert_count", "num_experts"),
+        ("expert_count", "num_local_experts"),
         ("expert_used_count", "num_experts_per_tok"),
         ("expert_feed_forward_length", "moe_intermediate_size"),
     ] {
         if let Some(number) = size(key)?.filter(|number| *number > 0) {
             config[name] = json!(number);
         }
+    }
+    match model_type {
+        // What the file does not say, all models of these types have in common.
+        "qwen3_moe" => config["norm_topk_prob"] = json!(true),
+        "gpt_oss" if config["rope_scaling"].is_object() => config["rope_scaling"]["truncate"] = json!(false),
+        _ => {}
     }
     Ok(config)
 }

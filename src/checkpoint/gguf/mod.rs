@@ -118,7 +118,6 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
 /// What the architecture says about names and rows.
 struct Architecture {
     model_type: Option<&'static str>,
-    gpt_oss: bool,
     /// Query and key heads, if the rows of their projections were put in the order of adjacent pairs.
     paired: Option<(usize, usize)>,
 }
@@ -142,12 +141,12 @@ impl Architecture {
             }
             _ => None,
         };
-        Ok(Self { model_type, gpt_oss: header::is_gpt_oss(Some(name)), paired })
+        Ok(Self { model_type, paired })
     }
 
     fn name(&self, name: &str) -> Name {
         match self.model_type {
-            Some(_) => names::translate(name, self.gpt_oss),
+            Some(model_type) => names::translate(name, model_type),
             None => Name::Tensor(name.to_owned()),
         }
     }

@@ -14,8 +14,8 @@ pub(super) enum Name {
 /// The frequencies of the rotary embedding by which those of llama 3 are divided.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
 
-/// What a tensor of a known architecture is. A name that is not known stays as it is.
-pub(super) fn translate(name: &str, gpt_oss: bool) -> Name {
+/// What a tensor of a model of this type is. A name that is not known stays as it is.
+pub(super) fn translate(name: &str, model_type: &str) -> Name {
     if name == ROPE_FREQS {
         return Name::Unused;
     }
@@ -24,7 +24,7 @@ pub(super) fn translate(name: &str, gpt_oss: bool) -> Name {
         Some((path, suffix @ ("weight" | "bias" | "scale" | "input_scale"))) => (path, suffix),
         _ => (name, ""),
     };
-    let Some(module) = module(path, gpt_oss) else {
+    let Some(module) = module(path, model_type) else {
         return stays();
     };
     match suffix {
@@ -37,7 +37,7 @@ pub(super) fn translate(name: &str, gpt_oss: bool) -> Name {
     }
 }
 
-fn module(path: &str, gpt_oss: bool) -> Option<String> {
+fn module(path: &str, model_type: &str) -> Option<String> {
     match path {
         "token_embd" => return Some("model.embed_tokens".to_owned()),
         "output_norm" => return Some("model.norm".to_owned()),
@@ -58,19 +58,27 @@ fn module(path: &str, gpt_oss: bool) -> Option<String> {
         "attn_k_norm" => "self_attn.k_norm",
         "attn_sinks" => "self_attn.sinks",
         "ffn_norm" => "post_attention_layernorm",
-        "post_attention_norm" if gpt_oss => "post_attention_layernorm",
+        "post_attention_norm" if model_type == "gpt_oss" => "post_attention_layernorm",
         "ffn_gate" => "mlp.gate_proj",
         "ffn_up" => "mlp.up_proj",
         "ffn_down" => "mlp.down_proj",
-        "ffn_gate_inp" if gpt_oss => "mlp.router",
-        "ffn_gate_inp" => "mlp.gate",
-        "ffn_gate_exps" => "mlp.experts.gate_proj",
-        "ffn_up_exps" => "mlp.experts.up_proj",
-        "ffn_down_exps" => "mlp.experts.down_proj",
-        "ffn_gate_up_exps" => "mlp.experts.gate_up_proj",
-        _ => return None,
+        other => return of_experts(layer, other, model_type),
     };
     Some(format!("model.layers.{layer}.{part}"))
+}
+
+fn of_experts(layer: &str, part: &str, model_type: &str) -> Option<String> {
+    let part = match part {
+        "ffn_gate_inp" if model_type == "gpt_oss" => "router",
+        "ffn_gate_inp" => "gate",
+        "ffn_gate_exps" => "experts.gate_proj",
+        "ffn_up_exps" => "experts.up_proj",
+        "ffn_down_exps" => "experts.down_proj",
+        "ffn_gate_up_exps" => "experts.gate_up_proj",
+        _ => return None,
+    };
+    let block = if model_type == "mixtral" { "block_sparse_moe" } else { "mlp" };
+    Some(format!("model.layers.{layer}.{block}.{part}"))
 }
 
 #[cfg(test)]
@@ -99,18 +107,22 @@ mod tests {
             ("output", "output"),
             ("", ""),
         ] {
-            assert_eq!(translate(gguf, false), Name::Tensor(name.to_owned()), "{gguf}");
+            assert_eq!(translate(gguf, "qwen3_moe"), Name::Tensor(name.to_owned()), "{gguf}");
         }
         let router = Name::Tensor("model.layers.1.mlp.router.bias".to_owned());
-        assert_eq!(translate("blk.1.ffn_gate_inp.bias", true), router);
+        assert_eq!(translate("blk.1.ffn_gate_inp.bias", "gpt_oss"), router);
+        for (gguf, name) in [("gate_inp", "gate"), ("down_exps", "experts.down_proj")] {
+            let name = Name::Tensor(format!("model.layers.3.block_sparse_moe.{name}.weight"));
+            assert_eq!(translate(&format!("blk.3.ffn_{gguf}.weight"), "mixtral"), name);
+        }
     }
 
     #[test]
     fn scales_belong_to_their_modules() {
         let scale = Name::GlobalScale("model.layers.2.mlp.experts.down_proj".to_owned());
-        assert_eq!(translate("blk.2.ffn_down_exps.scale", false), scale);
-        assert_eq!(translate("output.scale", false), Name::GlobalScale("lm_head".to_owned()));
-        assert_eq!(translate("blk.2.ffn_down.input_scale", false), Name::Unused);
-        assert_eq!(translate(ROPE_FREQS, false), Name::Unused);
+        assert_eq!(translate("blk.2.ffn_down_exps.scale", "llama"), scale);
+        assert_eq!(translate("output.scale", "llama"), Name::GlobalScale("lm_head".to_owned()));
+        assert_eq!(translate("blk.2.ffn_down.input_scale", "llama"), Name::Unused);
+        assert_eq!(translate(ROPE_FREQS, "llama"), Name::Unused);
     }
 }

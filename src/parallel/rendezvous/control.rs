@@ -1,6 +1,6 @@
 //! The connections of a group while its ranks work: who fails or ends is told to all by rank 0.
 
-use super::wire::{Message, Receiver, Sender};
+use super::wire::{lost, Message, Receiver, Sender};
 use super::Link;
 use crate::parallel::group::Group;
 use crate::parallel::launch::{panic_message, GRACE};
@@ -10,14 +10,25 @@ use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How often both sides say that they are alive.
-const ALIVE: Duration = Duration::from_secs(5);
-/// After which silence a rank is given up: its machine or the network is gone.
-const SILENCE: Duration = Duration::from_secs(60);
 /// How long the last messages may take.
 const LINGER: Duration = Duration::from_secs(2);
 /// Bytes of a problem that are told.
 const TOLD: usize = 8 << 10;
+
+/// How a silent rank is noticed.
+#[derive(Clone, Copy, Debug)]
+pub struct Patience {
+    /// How often both sides say that they are alive.
+    pub alive: Duration,
+    /// After which silence a rank is given up: its machine or the network is gone.
+    pub silence: Duration,
+}
+
+impl Default for Patience {
+    fn default() -> Self {
+        Self { alive: Duration::from_secs(5), silence: Duration::from_secs(60) }
+    }
+}
 
 /// One rank's end of the channel: rank 0 has a connection to each other rank, these have one to rank 0.
 pub struct Control {
@@ -30,7 +41,13 @@ pub struct Control {
 }
 
 impl Control {
-    pub fn start(group: &Arc<Group>, rank: usize, links: Vec<Link>, timeout: Duration) -> Self {
+    pub fn start(
+        group: &Arc<Group>,
+        rank: usize,
+        links: Vec<Link>,
+        timeout: Duration,
+        patience: Patience,
+    ) -> Self {
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for (peer, sender, receiver) in links {
             senders.push(sender);
@@ -49,7 +66,8 @@ impl Control {
         for (link, (peer, receiver)) in receivers.into_iter().enumerate() {
             let (group, senders, sender) = (Arc::clone(group), Arc::clone(&senders), sender.clone());
             spawn(&Arc::clone(&group), peer, move || {
-                let problem = senders.get(link).and_then(|link| listen(&group, peer, link, receiver));
+                let problem =
+                    senders.get(link).and_then(|link| listen(&group, peer, link, receiver, patience));
                 if let Some(problem) = problem {
                     group.fail(peer, problem);
                 }
@@ -103,13 +121,19 @@ fn tell(senders: &[Sender], message: impl Fn() -> Message) {
 }
 
 /// Reads what `peer` says until nothing more is to come; returns why it cannot go on.
-fn listen(group: &Group, peer: usize, sender: &Sender, mut receiver: Receiver) -> Option<String> {
+fn listen(
+    group: &Group,
+    peer: usize,
+    sender: &Sender,
+    mut receiver: Receiver,
+    Patience { alive, silence }: Patience,
+) -> Option<String> {
     let (mut heard, mut next) = (Instant::now(), Instant::now());
     loop {
         if Instant::now() >= next {
             // If it cannot be sent, reading fails too.
             let _ = sender.send(&Message::Alive);
-            next = Instant::now() + ALIVE;
+            next = Instant::now() + alive;
         }
         match receiver.receive(next) {
             Ok(Some((message, _))) => {
@@ -128,12 +152,12 @@ fn listen(group: &Group, peer: usize, sender: &Sender, mut receiver: Receiver) -
                     _ => return Some("sent messages out of order".to_string()),
                 }
             }
-            Ok(None) if heard.elapsed() > SILENCE => {
-                return Some(format!("has not been heard of for {} s", SILENCE.as_secs()));
+            Ok(None) if heard.elapsed() > silence => {
+                return Some(format!("has not been heard of for {} s", silence.as_secs_f64()));
             }
             Ok(None) => {}
             Err(_) if group.has_ended() => return None,
-            Err(error) => return Some(format!("its process has ended or cannot be reached: {error}")),
+            Err(error) => return Some(lost(&error)),
         }
     }
 }
@@ -149,5 +173,49 @@ fn stop_later(has_ended: Arc<AtomicBool>, rank: usize, problem: String) {
     };
     if let Err(error) = thread::Builder::new().spawn(stop) {
         log::error!("no thread that would end the process if its rank is stuck: {error}");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::wire::wire;
+    use super::*;
+    use std::net::{TcpListener, TcpStream};
+
+    /// A connection of two ranks.
+    fn connection() -> (Link, (Sender, Receiver)) {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (sender, receiver) = wire(listener.accept().unwrap().0).unwrap();
+        ((1, sender, receiver), wire(stream).unwrap())
+    }
+
+    fn start(link: Link, alive: Duration, silence: Duration) -> Control {
+        let hour = Duration::from_secs(3600);
+        Control::start(&Group::new(2, hour), 0, vec![link], hour, Patience { alive, silence })
+    }
+
+    /// Its machine has lost power, or its process is stopped: the connection stays open.
+    #[test]
+    fn a_silent_rank_is_given_up() {
+        let (link, _silent) = connection();
+        let control = start(link, Duration::from_millis(10), Duration::from_millis(200));
+        let error = control.end(Ok(Ok(()))).unwrap_err().to_string();
+        assert_eq!(error, "rank 1: has not been heard of for 0.2 s");
+    }
+
+    /// A rank that works says so again and again, and hears of the end.
+    #[test]
+    fn both_sides_say_that_they_are_alive() {
+        let (link, (sender, mut receiver)) = connection();
+        let control = start(link, Duration::from_millis(1), Duration::from_secs(3600));
+        for _ in 0..3 {
+            let message = receiver.receive(Instant::now() + Duration::from_secs(600)).unwrap();
+            assert!(matches!(message, Some((Message::Alive, _))), "{message:?}");
+            sender.send(&Message::Alive).unwrap();
+        }
+        sender.send(&Message::Left).unwrap();
+        drop(sender);
+        control.end(Ok(Ok(()))).unwrap();
     }
 }

@@ -1,6 +1,6 @@
 //! How rank 0 and another rank convince each other, before anything else is said.
 
-use super::wire::{wire, Digest, Message, Receiver, Sender, PROTOCOL};
+use super::wire::{lost, wire, Digest, Message, Receiver, Sender, PROTOCOL};
 use crate::parallel::Place;
 use crate::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
@@ -159,7 +159,7 @@ impl Applicant {
     pub fn welcome(&self, secret: &Secret, token: &[u8]) -> Result<()> {
         let proof = secret.prove(&[MASTER, &self.hello, &self.challenge, token])?;
         let sent = self.sender.send(&Message::Welcome { proof, token: token.to_vec() });
-        sent.map(drop).map_err(|error| Error::Rank { rank: self.rank, problem: error.to_string() })
+        sent.map(drop).map_err(|error| Error::Rank { rank: self.rank, problem: lost(&error) })
     }
 }
 
@@ -209,7 +209,7 @@ impl Application {
     /// Waits until all ranks are there: the connection, and what rank 0 had to tell.
     pub fn accepted(mut self, secret: &Secret, deadline: Instant) -> Result<(Sender, Receiver, Vec<u8>)> {
         let failed = |problem: String| Error::Rank { rank: 0, problem };
-        match self.receiver.receive(deadline).map_err(|error| failed(error.to_string()))? {
+        match self.receiver.receive(deadline).map_err(|error| failed(lost(&error)))? {
             Some((Message::Welcome { proof, token }, _)) => {
                 if !secret.is_proven(&proof, &[MASTER, &self.hello, &self.challenge, &token]) {
                     return Err(failed(format!("does not know the secret; set {VARIABLE} alike")));

@@ -8,7 +8,7 @@ mod wire;
 use super::group::Group;
 use super::place::Place;
 use crate::{Error, Result};
-use control::Control;
+use control::{Control, Patience};
 pub use handshake::Secret;
 use handshake::{admit, Applicant, Application, Refusal};
 use std::collections::BTreeMap;
@@ -67,7 +67,7 @@ pub fn join<T>(
         _ => meeting.attend()?,
     };
     let group = Group::new(place.world_size(), timeout);
-    let control = Control::start(&group, place.rank(), links, timeout);
+    let control = Control::start(&group, place.rank(), links, timeout, Patience::default());
     let joined = Joined { group, token };
     let result = catch_unwind(AssertUnwindSafe(|| body(&joined)));
     control.end(result)

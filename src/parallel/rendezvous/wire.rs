@@ -104,6 +104,14 @@ impl Receiver {
     }
 }
 
+/// What the error of a connection says about the rank at its other end.
+pub fn lost(error: &io::Error) -> String {
+    match error.kind() {
+        ErrorKind::InvalidData => error.to_string(),
+        _ => format!("its process has ended or cannot be reached: {error}"),
+    }
+}
+
 fn is_passing(kind: ErrorKind) -> bool {
     matches!(kind, ErrorKind::WouldBlock | ErrorKind::TimedOut | ErrorKind::Interrupted)
 }

@@ -1,7 +1,9 @@
 //! Devices, and which of them a thread works on.
 
 use std::cell::Cell;
+use std::env;
 use std::ffi::{c_char, c_int, c_uint};
+use std::sync::OnceLock;
 
 use crate::argument::Out;
 use crate::driver;
@@ -12,8 +14,6 @@ use crate::stream;
 
 /// How many devices there are.
 pub const DEVICES: usize = 4;
-/// Bytes of memory that each device claims to have.
-pub const MEMORY: usize = 16 << 30;
 /// Threads of a block, at most.
 pub const MAX_THREADS: u32 = 1024;
 /// Threads that a multiprocessor holds.
@@ -90,6 +90,19 @@ fn attribute(number: c_int) -> c_int {
     }) as c_int
 }
 
+/// Bytes of memory that each device has.
+pub fn memory() -> Result<usize> {
+    static BYTES: OnceLock<std::result::Result<usize, String>> = OnceLock::new();
+    let from_environment = || match env::var("PRETEND_CUDA_MEMORY") {
+        Err(_) => Ok(16 << 30),
+        Ok(text) => text.parse().map_err(|_| format!("PRETEND_CUDA_MEMORY is {text}, not a number")),
+    };
+    match BYTES.get_or_init(from_environment) {
+        Ok(bytes) => Ok(*bytes),
+        Err(message) => fail(INVALID_VALUE, message.clone()),
+    }
+}
+
 driver! {
     /// Nothing to initialize.
     fn cuInit(flags: c_uint) {
@@ -133,7 +146,7 @@ driver! {
     /// Bytes of memory.
     fn cuDeviceTotalMem_v2(bytes: Out<usize>, ordinal: c_int) {
         device(ordinal)?;
-        bytes.set(MEMORY)
+        bytes.set(memory()?)
     }
 
     /// Attributes, by the numbers of `CUdevice_attribute`.
@@ -190,7 +203,7 @@ driver! {
 
     /// Bytes that are free, and all.
     fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
-        free.set(MEMORY.saturating_sub(memory::used(current()?)))?;
-        total.set(MEMORY)
+        free.set(memory()?.saturating_sub(memory::used(current()?)))?;
+        total.set(memory()?)
     }
 }

@@ -15,6 +15,7 @@
 //! |---|---|
 //! | `PRETEND_CUDA_SCHEDULES` | `forward` (default), `reverse`, `random`: the order in which threads and blocks run. `all`: every launch runs in each of the three, and a difference in any bit of device memory is an error |
 //! | `PRETEND_CUDA_SEED` | of the random order |
+//! | `PRETEND_CUDA_MEMORY` | bytes of each device, 16 GiB if it is not set |
 //! | `PRETEND_CUDA_KERNELS` | at build time: the folder of the kernels, instead of `cuda/` |
 //! | `PRETEND_CUDA_SANITIZE` | at build time: sanitizers for emulator and kernels, such as `address,undefined` |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]

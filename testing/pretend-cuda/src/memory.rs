@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, VecDeque};
 use std::slice;
 use std::sync::Mutex;
 
-use crate::device::{DEVICES, MEMORY};
+use crate::device::{self, DEVICES};
 use crate::handles::lock;
 use crate::status::{fail, Result, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY};
 
@@ -135,8 +135,9 @@ pub fn allocate(owner: Owner, size: usize) -> Result<u64> {
     let mut memory = lock(&MEMORY_OF_ALL);
     if let Owner::Device(device) = owner {
         let used = memory.used[device];
-        if size > MEMORY - used {
-            return fail(OUT_OF_MEMORY, format!("{size} bytes: device {device} has {} left", MEMORY - used));
+        let left = device::memory()?.saturating_sub(used);
+        if size > left {
+            return fail(OUT_OF_MEMORY, format!("{size} bytes: device {device} has {left} left"));
         }
         memory.used[device] += size;
     }

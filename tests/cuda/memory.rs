@@ -1,0 +1,72 @@
+//! A rank needs little more memory of its device than its part of the weights. On the pretend driver, for the memory of
+//! a GPU is not this program's alone.
+
+use crate::process::{measured, peak_with};
+use crate::zeros::{alone, llama, qwen3_moe, write};
+use crate::{device, PRETENDED};
+use candle_core::cuda_backend::cudarc::driver::CudaContext;
+use candle_core::{DType, Device};
+use candle_quant::models::{Config, Model};
+use candle_quant::parallel::{ExpertSplit, Plan};
+use candle_quant::{Checkpoint, VarBuilder};
+use serde_json::Value;
+use std::sync::Arc;
+
+/// What the pretend driver takes for the memory of each device: whoever allocates more, if only for a moment, fails.
+const MEMORY: &str = "PRETEND_CUDA_MEMORY";
+
+fn context(device: &Device) -> Arc<CudaContext> {
+    device.as_cuda_device().unwrap().cuda_stream().context().clone()
+}
+
+fn used(device: &Device) -> usize {
+    device.synchronize().unwrap();
+    let (free, all) = context(device).mem_get_info().unwrap();
+    all - free
+}
+
+/// Loads `rank` of `ranks` on a device that has room for its part of the plan and a tenth more.
+fn check(test: &str, config: &Value, ranks: usize, rank: usize, how: ExpertSplit) {
+    let is_measured = measured(|dir| {
+        let checkpoint = Checkpoint::open(dir).unwrap();
+        let device = device().unwrap();
+        let before = used(&device);
+        let vb = VarBuilder::sharded(&checkpoint, &alone(&device, rank, ranks), DType::F32);
+        let config = Config::from_json(checkpoint.config()).unwrap();
+        let model = Model::new(&config, vb.split_experts(how)).unwrap();
+        let (held, taken) = (model.summary().size_in_bytes(), used(&device) - before);
+        println!("{held} bytes of weights, {taken} bytes of the device");
+        assert!(taken as u64 >= held);
+    });
+    let is_pretended = |device| context(&device).name().unwrap().contains(PRETENDED);
+    if is_measured || !device().is_some_and(is_pretended) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), config);
+    let plan = Plan::with_experts(&Checkpoint::open(dir.path()).unwrap(), ranks, how).unwrap();
+    let needed = plan.rank_bytes()[rank] as usize;
+    let limit = needed + needed / 10;
+    assert!(limit + (64 << 20) < plan.stored_bytes() as usize, "too small a file to tell");
+    peak_with(test, dir.path(), &[(MEMORY, limit.to_string())]);
+}
+
+#[test]
+fn a_rank_of_a_dense_model() {
+    check("memory::a_rank_of_a_dense_model", &llama(), 2, 1, ExpertSplit::Inside);
+}
+
+#[test]
+fn one_of_four_ranks() {
+    check("memory::one_of_four_ranks", &llama(), 4, 2, ExpertSplit::Inside);
+}
+
+#[test]
+fn a_rank_with_parts_of_experts() {
+    check("memory::a_rank_with_parts_of_experts", &qwen3_moe(), 2, 0, ExpertSplit::Inside);
+}
+
+#[test]
+fn a_rank_with_whole_experts() {
+    check("memory::a_rank_with_whole_experts", &qwen3_moe(), 2, 1, ExpertSplit::Across);
+}
