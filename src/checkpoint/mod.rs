@@ -42,6 +42,7 @@ mod ggml;
 mod gguf;
 mod header;
 mod hf;
+pub(crate) mod json;
 mod kind;
 mod layout;
 mod mapped;
