@@ -25,14 +25,13 @@ pub fn encode_affine<T: Real>(
     biases: &mut [T],
 ) {
     let largest_code = ((1u32 << bits) - 1) as f32;
-    let mut codes = vec![0u8; weights.len()];
-    let groups = weights.chunks(group_size).zip(codes.chunks_mut(group_size));
+    let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
+    let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
         let (scale, bias) = affine_parameters(group, bits, largest_code);
         for (code, weight) in codes.iter_mut().zip(group) {
-            let quotient = (weight.to_f32() - bias) / scale;
             // Between whole numbers, the order of rounding and clamping does not matter.
-            *code = round_small(quotient.max(0.0).min(largest_code)) as u8;
+            *code = small_integer(clamped((weight - bias) / scale, largest_code));
         }
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(bias);
@@ -53,17 +52,20 @@ pub fn encode_afq<T: Real>(
     biases: &mut [T],
 ) {
     let largest_code = ((1u32 << bits) - 1) as f32;
-    let mut codes = vec![0u8; weights.len()];
-    let groups = weights.chunks(group_size).zip(codes.chunks_mut(group_size));
+    let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
+    let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
-        let numbers = || group.iter().map(|weight| weight.to_f32());
-        let (low, high) =
-            (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
+        let (low, high) = (
+            group.iter().copied().fold(f32::INFINITY, f32::min),
+            group.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        );
         let scale = (high - low) / largest_code;
-        for (code, weight) in codes.iter_mut().zip(numbers()) {
-            // Ties away from zero. Of a group of one number, whose scale is zero, all codes are 0.
-            let steps = ((weight - low) / scale).round();
-            *code = steps.max(0.0).min(largest_code) as u8;
+        for (code, weight) in codes.iter_mut().zip(group) {
+            // Of a group of one number, whose scale is zero, all codes are 0.
+            let steps = clamped((weight - low) / scale, largest_code);
+            let even = small_integer(steps);
+            // Ties away from zero: no code above the largest is half a step away.
+            *code = even + u8::from(steps - f32::from(even) == 0.5);
         }
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(low);
@@ -71,26 +73,55 @@ pub fn encode_afq<T: Real>(
     pack(&codes, bits, words);
 }
 
-/// `round_ties_even` of a number from 0 to 255, in instructions that every machine has: beyond 2^23 there are
-/// whole numbers only.
+fn widened<T: Real>(weights: &[T]) -> Vec<f32> {
+    let mut numbers = vec![0.; weights.len()];
+    T::widen(weights, &mut numbers);
+    numbers
+}
+
+/// A number from 0 to `largest`; 0 for NaN.
 #[inline(always)]
-fn round_small(value: f32) -> f32 {
+fn clamped(value: f32, largest: f32) -> f32 {
+    let value = if value > 0. { value } else { 0. };
+    if value < largest {
+        value
+    } else {
+        largest
+    }
+}
+
+/// A number from 0 to 255, rounded with ties to even, in instructions that every machine has: from 2^23 on there are
+/// whole numbers only, whose lowest bits are those of the number.
+#[inline(always)]
+fn small_integer(value: f32) -> u8 {
     const WHOLE: f32 = (1 << 23) as f32;
-    value + WHOLE - WHOLE
+    (value + WHOLE).to_bits() as u8
+}
+
+/// The smallest and the largest number of a group, in as many lanes as vectors may have.
+fn ends(group: &[f32]) -> (f32, f32) {
+    const LANES: usize = 16;
+    let smaller = |a: f32, b: f32| if b < a { b } else { a };
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let (chunks, rest) = group.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            low[lane] = smaller(low[lane], chunk[lane]);
+            high[lane] = larger(high[lane], chunk[lane]);
+        }
+    }
+    let (low, high) = (low.iter().chain(rest).copied(), high.iter().chain(rest).copied());
+    (low.fold(f32::INFINITY, smaller), high.fold(f32::NEG_INFINITY, larger))
 }
 
 /// Scale and bias of a group, not yet rounded to the dtype of the weights.
-fn affine_parameters<T: Real>(group: &[T], bits: usize, largest_code: f32) -> (f32, f32) {
-    let mut low = f32::INFINITY;
-    let mut high = f32::NEG_INFINITY;
-    for weight in group {
-        let weight = weight.to_f32();
-        // Strict comparisons keep the first of equal zeros, whose sign ends up in a 1-bit bias.
-        low = if weight < low { weight } else { low };
-        high = if weight > high { weight } else { high };
-    }
+fn affine_parameters(group: &[f32], bits: usize, largest_code: f32) -> (f32, f32) {
+    let (low, high) = ends(group);
     if bits == 1 {
-        return ((high - low).max(SMALLEST_SCALE), low);
+        // The first of equal zeros, whose sign ends up in the bias.
+        let first = group.iter().copied().find(|weight| *weight == low);
+        return ((high - low).max(SMALLEST_SCALE), first.unwrap_or(low));
     }
     let low_is_larger = low.abs() > high.abs();
     let step = ((high - low) / largest_code).max(SMALLEST_SCALE);
