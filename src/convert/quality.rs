@@ -96,10 +96,11 @@ struct Lanes {
     largest: [f64; LANES],
 }
 
-/// Whether all numbers are finite: the magnitude of none has all bits of the exponent.
+/// Whether all numbers are finite: none has all bits of the exponent.
 fn are_finite(numbers: &[f32]) -> bool {
-    let magnitude = |number: &f32| (number.to_bits() & i32::MAX as u32) as i32;
-    numbers.iter().map(magnitude).fold(0, i32::max) < f32::INFINITY.to_bits() as i32
+    let exponent = f32::INFINITY.to_bits();
+    let is_other = |number: &f32| u32::from(number.to_bits() & exponent == exponent);
+    numbers.iter().map(is_other).fold(0, |any, other| any | other) == 0
 }
 
 impl Lanes {

@@ -10,10 +10,7 @@ pub fn code_at(words: &[u32], bits: usize, index: usize) -> Option<u8> {
     Some((window & ((1 << bits) - 1)) as u8)
 }
 
-/// Codes that begin and end with a word, whatever their width.
-const BLOCK: usize = 32;
-
-/// Calls a function for the width of codes that is known at run time: loops over them have constant shifts.
+/// Calls a function for the width of codes that is known at run time: shifts are constant then.
 macro_rules! for_width {
     ($bits:expr, $function:ident($($argument:expr),*)) => {
         match $bits {
@@ -35,29 +32,45 @@ pub fn pack(codes: &[u8], bits: usize, words: &mut [u32]) {
 }
 
 fn pack_all<const BITS: usize>(codes: &[u8], words: &mut [u32]) {
-    let (blocks, rest) = codes.as_chunks::<BLOCK>();
-    let mut words = words.chunks_mut(BITS);
-    for (block, words) in blocks.iter().zip(&mut words) {
-        pack_block::<BITS>(block, words);
+    // Eight codes are whole bytes, the lowest first.
+    let bytes: &mut [u8] = bytemuck::cast_slice_mut(words);
+    let mut bytes = bytes.chunks_mut(BITS);
+    let (eights, rest) = codes.as_chunks::<8>();
+    for (eight, bytes) in eights.iter().zip(&mut bytes) {
+        let closed = close::<BITS>(u64::from_le_bytes(*eight)).to_le_bytes();
+        bytes.iter_mut().zip(closed).for_each(|(byte, closed)| *byte = closed);
     }
-    pack_block::<BITS>(rest, words.next().unwrap_or_default());
+    let last = rest.iter().rev().fold(0, |eight, code| eight << 8 | u64::from(*code));
+    let last = close::<BITS>(last).to_le_bytes();
+    bytes.next().unwrap_or_default().iter_mut().zip(last).for_each(|(byte, closed)| *byte = closed);
 }
 
-#[inline(always)]
-fn pack_block<const BITS: usize>(codes: &[u8], words: &mut [u32]) {
-    let mut words = words.iter_mut();
-    let (mut window, mut filled) = (0u64, 0);
-    for &code in codes {
-        window |= u64::from(code) << filled;
-        filled += BITS;
-        if filled >= 32 {
-            if let Some(word) = words.next() {
-                *word = window as u32;
-            }
-            window >>= 32;
-            filled -= 32;
-        }
+/// As many ones at the lower end of every lane of this width.
+const fn lower(ones: usize, lane: usize) -> u64 {
+    let (mut all, mut at) = (0, 0);
+    while at < 64 {
+        all |= u64::MAX >> (64 - ones) << at;
+        at += lane;
     }
+    all
+}
+
+/// Eight codes, from one in every byte to one beside the other.
+#[inline(always)]
+fn close<const BITS: usize>(codes: u64) -> u64 {
+    let (bytes, pairs, fours) = const { (lower(BITS, 16), lower(2 * BITS, 32), lower(4 * BITS, 64)) };
+    let pair = codes & bytes | codes >> (8 - BITS) & bytes << BITS;
+    let four = pair & pairs | pair >> (16 - 2 * BITS) & pairs << (2 * BITS);
+    four & fours | four >> (32 - 4 * BITS) & fours << (4 * BITS)
+}
+
+/// The undoing of [`close`].
+#[inline(always)]
+fn open<const BITS: usize>(closed: u64) -> u64 {
+    let (bytes, pairs, fours) = const { (lower(BITS, 16), lower(2 * BITS, 32), lower(4 * BITS, 64)) };
+    let four = closed & fours | (closed & fours << (4 * BITS)) << (32 - 4 * BITS);
+    let pair = four & pairs | (four & pairs << (2 * BITS)) << (16 - 2 * BITS);
+    pair & bytes | (pair & bytes << BITS) << (8 - BITS)
 }
 
 /// Reads the first codes of a bit stream, as many as there are and `codes` takes; tells how many those are.
@@ -67,21 +80,15 @@ pub(crate) fn unpack(words: &[u32], bits: usize, codes: &mut [u8]) -> usize {
 
 fn unpack_all<const BITS: usize>(words: &[u32], codes: &mut [u8]) -> usize {
     let count = codes.len().min(words.len() * 32 / BITS);
-    let (blocks, rest) = codes.split_at_mut(count - count % BLOCK);
-    for (block, words) in blocks.as_chunks_mut::<BLOCK>().0.iter_mut().zip(words.as_chunks::<BITS>().0) {
-        let (mut window, mut filled, mut words) = (0u64, 0, words.iter());
-        for code in block {
-            if filled < BITS {
-                window |= words.next().map_or(0, |word| u64::from(*word) << filled);
-                filled += 32;
-            }
-            *code = (window & ((1 << BITS) - 1)) as u8;
-            window >>= BITS;
-            filled -= BITS;
-        }
+    let (eights, rest) = codes.split_at_mut(count - count % 8);
+    let bytes: &[u8] = bytemuck::cast_slice(words);
+    for (eight, bytes) in eights.as_chunks_mut().0.iter_mut().zip(bytes.as_chunks::<BITS>().0) {
+        let mut closed = [0; 8];
+        closed.iter_mut().zip(bytes).for_each(|(closed, byte)| *closed = *byte);
+        *eight = open::<BITS>(u64::from_le_bytes(closed)).to_le_bytes();
     }
     for (index, code) in rest.iter_mut().enumerate() {
-        *code = code_at(words, BITS, blocks.len() + index).unwrap_or_default();
+        *code = code_at(words, BITS, eights.len() + index).unwrap_or_default();
     }
     count
 }
