@@ -4,11 +4,15 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/convert.rs"]
+mod conversion;
 #[path = "common/packed.rs"]
 mod packed;
 
 #[path = "cuda/codec.rs"]
 mod codec;
+#[path = "cuda/convert.rs"]
+mod convert;
 #[path = "cuda/expected.rs"]
 mod expected;
 #[path = "cuda/experts.rs"]
