@@ -4,6 +4,7 @@
 mod common;
 
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
+use candle_quant::models::Config;
 use candle_quant::QuantFormat;
 use common::{file, folder, folder_of, packed, rejected, warned, Tensor};
 use serde_json::{json, Value};
@@ -96,11 +97,27 @@ fn numbers_are_positive_and_whole() {
 #[test]
 fn numbers_are_finite() {
     let model = file(&AFFINE);
-    for text in
-        [r#"{"rope_theta": NaN}"#, r#"{"rope_theta": Infinity}"#, r#"{"quantization": {"bits": 1e999}}"#]
-    {
+    let open = |text: &str| {
         let dir = folder_of(&[("model.safetensors", &model), ("config.json", text.as_bytes())]);
-        rejected(Checkpoint::open(dir.path()), &["config.json", "malformed JSON", "line 1"]);
+        Checkpoint::open(dir.path())
+    };
+    for text in [r#"{"quantization": {"bits": 1e999}}"#, r#"{"rope_theta": nan}"#, r#"{"rope_theta": NaN"#] {
+        rejected(open(text), &["config.json", "malformed JSON", "line 1"]);
+    }
+    // As Python writes them: kept where nobody asks for them, refused where a number is needed.
+    for literal in ["NaN", "Infinity", "-Infinity"] {
+        let text = r#"{"time_step_limit": [0.0, X], "quantization": {"bits": 8, "group_size": 32}}"#;
+        let checkpoint = open(&text.replace('X', literal)).unwrap();
+        assert_eq!(checkpoint.config()["time_step_limit"][1], literal);
+        let format = checkpoint.weight("m", None).unwrap().format_name();
+        assert_eq!(format, "affine 8-bit g32");
+        let bits = open(&r#"{"quantization": {"bits": X}}"#.replace('X', literal));
+        rejected(bits, &["config.json", "`quantization.bits`", literal]);
+        let model = r#"{"model_type": "llama", "hidden_size": 64, "num_hidden_layers": 1, "vocab_size": 8,
+            "intermediate_size": 64, "num_attention_heads": 2, "rms_norm_eps": 1e-5, "rope_theta": X}"#;
+        let config = open(&model.replace('X', literal)).unwrap().config().clone();
+        let told = Config::from_json(&config).unwrap_err().to_string();
+        assert!(told.contains("`rope_theta`: expected a finite number") && told.contains(literal), "{told}");
     }
 }
 

@@ -4,6 +4,8 @@
 #![cfg(feature = "cuda")]
 
 mod common;
+#[path = "common/convert.rs"]
+mod conversion;
 #[path = "common/packed.rs"]
 mod packed;
 #[path = "common/process.rs"]
@@ -13,6 +15,8 @@ mod zeros;
 
 #[path = "cuda/codec.rs"]
 mod codec;
+#[path = "cuda/convert.rs"]
+mod convert;
 #[path = "cuda/expected.rs"]
 mod expected;
 #[path = "cuda/experts.rs"]

@@ -1,4 +1,5 @@
-//! Files of weights for benchmarks of loading.
+//! Files of weights for benchmarks.
+#![allow(dead_code)] // Each benchmark uses its part.
 
 use candle_core::Result;
 use serde_json::{json, Map, Value};
@@ -20,6 +21,12 @@ pub fn packed(module: &str, n: usize, k: usize) -> [Stored; 3] {
 
 /// Writes a safetensors file; returns its size. The data is not all zeros, which some file systems leave out.
 pub fn write(path: &Path, tensors: &[Stored]) -> std::io::Result<usize> {
+    let block: Vec<u8> = (0..1 << 20).map(|i| (i % 63) as u8).collect();
+    write_block(path, tensors, &block)
+}
+
+/// Writes a safetensors file whose data is this block, again and again; returns its size.
+pub fn write_block(path: &Path, tensors: &[Stored], block: &[u8]) -> std::io::Result<usize> {
     let (mut header, mut end) = (Map::new(), 0);
     for (name, dtype, shape, bytes) in tensors {
         let entry = json!({"dtype": dtype, "shape": shape, "data_offsets": [end, end + bytes]});
@@ -30,7 +37,6 @@ pub fn write(path: &Path, tensors: &[Stored]) -> std::io::Result<usize> {
     let mut file = File::create(path)?;
     file.write_all(&(header.len() as u64).to_le_bytes())?;
     file.write_all(header.as_bytes())?;
-    let block: Vec<u8> = (0..1 << 20).map(|i| (i % 63) as u8).collect();
     let mut left = end;
     while left > 0 {
         let part = left.min(block.len());

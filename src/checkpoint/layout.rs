@@ -25,9 +25,9 @@ pub(super) trait Layout: fmt::Debug + Send + Sync {
     }
 
     /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout once they are
-    /// loaded.
-    fn affine_scales(&self) -> Option<Dtype> {
-        None
+    /// loaded. F32 scales of symmetric codes are read for it.
+    fn affine_scales(&self) -> Result<Option<Dtype>> {
+        Ok(None)
     }
 
     /// The parts, if this is the layout of this crate.
@@ -225,11 +225,11 @@ impl Layout for Parts {
         self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
     }
 
-    /// Symmetric codes: the products of codes and 16-bit scales are exact, as biases are, so that
-    /// `q * scale + bias` is `(q - zero) * scale`.
-    fn affine_scales(&self) -> Option<Dtype> {
-        let is_symmetric = self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float;
-        exact_biases(self.scales.dtype()).filter(|_| is_symmetric)
+    fn affine_scales(&self) -> Result<Option<Dtype>> {
+        match self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
+            true => exact_biases(&self.scales, self.format.bits()),
+            false => Ok(None),
+        }
     }
 
     fn parts(&self) -> Option<&Parts> {
@@ -289,9 +289,22 @@ impl Layout for Parts {
     }
 }
 
-/// A dtype of scales in which the biases of symmetric codes change nothing.
-pub(super) fn exact_biases(scales: Dtype) -> Option<Dtype> {
-    matches!(scales, Dtype::F16 | Dtype::BF16).then_some(scales)
+/// The dtype of the scales of symmetric codes of `bits` bits, if products of them and codes are exact: then biases are
+/// too, and `q * scale + bias` is `(q - zero) * scale`. Those of 16-bit scales are, and those of F32 ones that have as
+/// many bits to spare.
+pub(super) fn exact_biases(scales: &StoredTensor, bits: usize) -> Result<Option<Dtype>> {
+    let codes = 1u32 << bits.min(8);
+    let is_exact = |bytes: &[u8; 4]| {
+        let scale = f32::from_le_bytes(*bytes);
+        scale.to_bits().is_multiple_of(codes) && (scale * codes as f32).is_finite()
+    };
+    let mut all = match scales.dtype() {
+        Dtype::F16 | Dtype::BF16 => return Ok(Some(scales.dtype())),
+        Dtype::F32 => true,
+        _ => return Ok(None),
+    };
+    scales.for_each_chunk(size_of::<f32>(), |chunk| all = all && chunk.as_chunks().0.iter().all(is_exact))?;
+    Ok(all.then_some(Dtype::F32))
 }
 
 impl GlobalScale {

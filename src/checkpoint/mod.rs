@@ -42,6 +42,7 @@ mod ggml;
 mod gguf;
 mod header;
 mod hf;
+pub(crate) mod json;
 mod kind;
 mod layout;
 mod mapped;
@@ -135,7 +136,7 @@ impl Checkpoint {
     }
 
     /// The content of `config.json`, or what a container without one says instead; null if there is
-    /// neither.
+    /// neither. `NaN`, `Infinity` and `-Infinity`, as Python writes them, are strings in it.
     pub fn config(&self) -> &serde_json::Value {
         &self.0.opened.config
     }

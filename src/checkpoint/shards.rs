@@ -2,6 +2,7 @@
 
 use super::{
     header::UniqueMap,
+    json,
     mapped::{self, StoredTensor},
     warnings::Warnings,
 };
@@ -27,7 +28,7 @@ pub(super) fn open_directory(dir: &Path, warnings: &Warnings) -> Result<Tensors>
     }
 }
 
-/// Parses a JSON file; `None` if there is none.
+/// Parses a JSON file; `None` if there is none. Python's `NaN` and `Infinity` are strings in it.
 pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let failed = |error| Error::Io { path: path.to_owned(), error };
     let malformed = |problem: String| Error::File {
@@ -48,8 +49,9 @@ pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<O
             metadata.len()
         )));
     }
-    let text = fs::read(path).map_err(failed)?;
-    serde_json::from_slice(&text).map(Some).map_err(|error| malformed(format!("malformed JSON: {error}")))
+    let wrong = |error: &dyn std::fmt::Display| malformed(format!("malformed JSON: {error}"));
+    let text = String::from_utf8(fs::read(path).map_err(failed)?).map_err(|error| wrong(&error))?;
+    serde_json::from_str(&json::with_strings(&text)).map(Some).map_err(|error| wrong(&error))
 }
 
 #[derive(serde::Deserialize)]

@@ -150,8 +150,9 @@ impl PackedWeight {
         self.layout.has_multiplier()
     }
 
-    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout.
-    pub(crate) fn affine_scales(&self) -> Option<safetensors::Dtype> {
+    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout. F32 scales of
+    /// symmetric codes are read for it.
+    pub(crate) fn affine_scales(&self) -> Result<Option<safetensors::Dtype>> {
         self.layout.affine_scales()
     }
 

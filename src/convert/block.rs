@@ -1,5 +1,6 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
+use super::device;
 use super::kind::Encoder;
 use super::quality::Sums;
 use crate::format::decode::decode_row;
@@ -7,7 +8,7 @@ use crate::format::element::{e4m3_to_f32, e8m0_to_f32, Real, E2M1_MAX, E4M3_MAX}
 use crate::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 
 /// Rows in their new form: the bytes for each tensor of the output, in the order of the files.
@@ -16,18 +17,37 @@ pub(super) struct Block {
     pub sums: Sums,
 }
 
-/// Rows of `k` numbers, rounded to `dtype` and packed. What is not finite is packed as zero, and counted.
-pub(super) fn pack(
-    numbers: &Tensor,
-    k: usize,
-    dtype: DType,
-    format: QuantFormat,
-    encoder: Encoder,
-) -> Result<Block> {
-    match dtype {
-        DType::F16 => pack_as::<f16>(numbers, k, format, encoder),
-        DType::BF16 => pack_as::<bf16>(numbers, k, format, encoder),
-        DType::F32 => pack_as::<f32>(numbers, k, format, encoder),
+/// How rows become codes and scales.
+#[derive(Clone, Copy)]
+pub(super) struct Packing<'a> {
+    /// Numbers of a row.
+    pub k: usize,
+    /// What they are rounded to before.
+    pub dtype: DType,
+    pub format: QuantFormat,
+    pub encoder: Encoder,
+    /// What encodes, where it can.
+    pub device: &'a Device,
+}
+
+/// Codes and scales of rows.
+pub(super) struct Encoded<T> {
+    pub words: Vec<u32>,
+    pub scales: Scales<T>,
+}
+
+pub(super) enum Scales<T> {
+    /// Scales and biases.
+    Floats([Vec<T>; 2]),
+    Bytes(Vec<u8>),
+}
+
+/// Rows of numbers, rounded and packed. What is not finite is packed as zero, and counted.
+pub(super) fn pack(numbers: &Tensor, packing: Packing) -> Result<Block> {
+    match packing.dtype {
+        DType::F16 => pack_as::<f16>(numbers, packing),
+        DType::BF16 => pack_as::<bf16>(numbers, packing),
+        DType::F32 => pack_as::<f32>(numbers, packing),
         other => Err(unsupported(other)),
     }
 }
@@ -75,7 +95,8 @@ fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec
     Ok((rows, rounded))
 }
 
-fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: Encoder) -> Result<Block> {
+fn pack_as<T: Bytes>(numbers: &Tensor, packing: Packing) -> Result<Block> {
+    let Packing { k, format, encoder, device, .. } = packing;
     let mut sums = Sums::default();
     let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
     sums.count_non_finite(&rows);
@@ -84,34 +105,18 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: E
             *number = T::from_f32(0.);
         }
     }
-    let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
-    let count = rows.len() / k.max(1);
-    let mut words = vec![0u32; count * words_per_row];
-    let pairs = rounded.chunks_exact(k).zip(words.chunks_exact_mut(words_per_row));
+    let Encoded { mut words, scales: stored } = match device::encodes(device, encoder) {
+        true => device::encode(&rounded, format, device)?,
+        false => encode(&rounded, packing)?,
+    };
     let mut bytes = Vec::new();
     let (scales, biases);
-    match format {
-        QuantFormat::Affine { bits, group_size } => {
-            let mut stored = [vec![T::from_f32(0.); count * groups], vec![T::from_f32(0.); count * groups]];
-            let [stored_scales, stored_biases] = &mut stored;
-            let parts = stored_scales.chunks_exact_mut(groups).zip(stored_biases.chunks_exact_mut(groups));
-            for ((row, words), (scales, biases)) in pairs.zip(parts) {
-                match encoder {
-                    Encoder::Mlx => encode_affine(row, bits, group_size, words, scales, biases),
-                    Encoder::Afq => encode_afq(row, bits, group_size, words, scales, biases),
-                }
-            }
+    match stored {
+        Scales::Floats(stored) => {
             bytes.extend(stored.iter().map(|numbers| T::bytes(numbers)));
             [scales, biases] = stored.map(|numbers| numbers.iter().map(|number| number.to_f32()).collect());
         }
-        _ => {
-            let mut stored = vec![0u8; count * groups];
-            for ((row, words), scales) in pairs.zip(stored.chunks_exact_mut(groups)) {
-                match format {
-                    QuantFormat::Nvfp4 => encode_nvfp4(row, None, words, scales),
-                    _ => encode_mx(row, format, words, scales),
-                }
-            }
+        Scales::Bytes(stored) => {
             let value = |byte: &u8| match format.scale_kind() {
                 ScaleKind::E4m3 => e4m3_to_f32(*byte),
                 _ => e8m0_to_f32(*byte),
@@ -120,6 +125,7 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: E
             bytes.push(stored);
         }
     }
+    let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
     let mut decoded = vec![0.; k];
     let rows_of_words = rows.chunks_exact(k).zip(words.chunks_exact(words_per_row)).enumerate();
     for (index, (row, words)) in rows_of_words {
@@ -135,6 +141,39 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: E
     words.iter_mut().for_each(|word| *word = word.to_le());
     bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
     Ok(Block { bytes, sums })
+}
+
+/// Encodes rows on the CPU.
+fn encode<T: Real>(rounded: &[T], Packing { k, format, encoder, .. }: Packing) -> Result<Encoded<T>> {
+    let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
+    let count = rounded.len() / k.max(1);
+    let mut words = vec![0u32; count * words_per_row];
+    let pairs = rounded.chunks_exact(k).zip(words.chunks_exact_mut(words_per_row));
+    let scales = match format {
+        QuantFormat::Affine { bits, group_size } => {
+            let mut stored = [vec![T::from_f32(0.); count * groups], vec![T::from_f32(0.); count * groups]];
+            let [scales, biases] = &mut stored;
+            let parts = scales.chunks_exact_mut(groups).zip(biases.chunks_exact_mut(groups));
+            for ((row, words), (scales, biases)) in pairs.zip(parts) {
+                match encoder {
+                    Encoder::Mlx => encode_affine(row, bits, group_size, words, scales, biases),
+                    Encoder::Afq => encode_afq(row, bits, group_size, words, scales, biases),
+                }
+            }
+            Scales::Floats(stored)
+        }
+        _ => {
+            let mut stored = vec![0u8; count * groups];
+            for ((row, words), scales) in pairs.zip(stored.chunks_exact_mut(groups)) {
+                match format {
+                    QuantFormat::Nvfp4 => encode_nvfp4(row, None, words, scales),
+                    _ => encode_mx(row, format, words, scales),
+                }
+            }
+            Scales::Bytes(stored)
+        }
+    };
+    Ok(Encoded { words, scales })
 }
 
 /// What a group can hold, half a step beyond its ends included where steps are even.

@@ -2,6 +2,7 @@
 //! copied.
 
 use super::plan::Plan;
+use crate::checkpoint::json::masked;
 use crate::checkpoint::{module_of, Companions};
 use crate::{Error, QuantFormat, Result};
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -90,16 +91,22 @@ fn describe(format: QuantFormat) -> Map<String, Value> {
 
 /// The object `text` with other quantization entries. All else is the text as it was, in its order.
 fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String> {
-    let entries: Entries = serde_json::from_str(text)?;
+    let masked = masked(text);
+    let entries: Entries = serde_json::from_str(&masked)?;
     let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config";
     if quantization.is_none() && entries.0.iter().all(|(key, _)| is_kept(key)) {
         return Ok(text.to_owned());
     }
+    // A value is where it was before the literals were masked.
+    let written = |value: &RawValue| {
+        let start = value.get().as_ptr().addr() - masked.as_ptr().addr();
+        text.get(start..start + value.get().len()).unwrap_or_default().to_owned()
+    };
     let mut lines: Vec<_> = entries
         .0
         .iter()
         .filter(|(key, _)| is_kept(key))
-        .map(|(key, value)| (json!(key).to_string(), value.get().to_owned()))
+        .map(|(key, value)| (json!(key).to_string(), written(value)))
         .collect();
     if let Some(quantization) = quantization {
         let value: Value = serde_json::from_str(quantization)?;
@@ -111,19 +118,19 @@ fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String>
 }
 
 /// The entries of a JSON object in their order, values as they are written.
-struct Entries(Vec<(String, Box<RawValue>)>);
+struct Entries<'a>(Vec<(String, &'a RawValue)>);
 
-impl<'de> Deserialize<'de> for Entries {
+impl<'de> Deserialize<'de> for Entries<'de> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         struct All;
         impl<'de> Visitor<'de> for All {
-            type Value = Entries;
+            type Value = Entries<'de>;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
                 f.write_str("a JSON object")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries<'de>, A::Error> {
                 let mut entries = Vec::new();
                 while let Some(entry) = map.next_entry()? {
                     entries.push(entry);
@@ -147,6 +154,11 @@ mod tests {
                         \"quantization\": {\n    \"bits\": 4\n  },\n  \"quantization_config\": {\n    \"bits\": 4\n  }\n}\n";
         assert_eq!(written, expected);
         assert_eq!(rewrite(r#"{"quantization_config": 1, "a": 2}"#, None).unwrap(), "{\n  \"a\": 2\n}\n");
+        // As Python writes them.
+        let text = r#"{"a": [0.0, Infinity], "quantization": NaN, "b": NaN, "c": "NaN", "d": -Infinity}"#;
+        let kept = "{\n  \"a\": [0.0, Infinity],\n  \"b\": NaN,\n  \"c\": \"NaN\",\n  \"d\": -Infinity\n}\n";
+        assert_eq!(rewrite(text, None).unwrap(), kept);
+        assert_eq!(rewrite(r#"{"a": Infinity}"#, None).unwrap(), r#"{"a": Infinity}"#);
         assert!(rewrite("[1]", None).unwrap_err().to_string().contains("a JSON object"));
     }
 

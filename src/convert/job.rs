@@ -109,12 +109,12 @@ impl Job {
     /// A weight that is packed already.
     pub(super) fn pass_through(form: &Form, role: Role, weight: &Weight, target: Target) -> Result<Self> {
         let kind = target.kind();
-        let impossible = || Error::Unsupported {
-            what: format!("`{}`, {}, as it is in {}", form.name, weight.format_name(), kind.name()),
+        let impossible = |why: &str| Error::Unsupported {
+            what: format!("`{}`, {}{why}, as it is in {}", form.name, weight.format_name(), kind.name()),
             remedy: "requantize or dequantize it".into(),
         };
         let Weight::Packed(packed) = weight else {
-            return Err(impossible());
+            return Err(impossible(""));
         };
         let format = packed.format();
         target.check(&form.name, PACKED_ALREADY, format)?;
@@ -130,7 +130,7 @@ impl Job {
                 }
                 if let Some(scale) = part("global_scale") {
                     if !kind.has_global_scales() {
-                        return Err(impossible());
+                        return Err(impossible(" with a global scale"));
                     }
                     let name = tensor_of(module_of(&form.name).unwrap_or(&form.name), "global_scale");
                     outputs.push(Output::new(name, file_dtype(scale.dtype())?, scale.dims().to_vec())?);
@@ -139,11 +139,16 @@ impl Job {
                 (Work::Copy(sources, Some(format)), outputs)
             }
             None => {
-                let scales = match format.scale_kind() {
-                    ScaleKind::Float => packed.affine_scales(),
-                    ScaleKind::E8m0 | ScaleKind::E4m3 => Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
+                let (scales, obstacle) = match format.scale_kind() {
+                    ScaleKind::Float => {
+                        (packed.affine_scales()?, " with scales whose products with codes are rounded")
+                    }
+                    ScaleKind::E8m0 | ScaleKind::E4m3 => (
+                        Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
+                        " with a multiplier of its scales",
+                    ),
                 };
-                (Work::Repack(packed.clone(), format), outputs(scales.ok_or_else(impossible)?)?)
+                (Work::Repack(packed.clone(), format), outputs(scales.ok_or_else(|| impossible(obstacle))?)?)
             }
         };
         let mut job = Self::new(form, format.to_string(), work, outputs);

@@ -26,12 +26,13 @@
 //! * [`Target::Dense`]: plain numbers.
 //!
 //! # Weights that are packed already
-//! are written as they are, if the output has their format: AWQ and symmetric integers with 16-bit scales get biases that
-//! change nothing, and MXFP4 becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice
-//! ([`Options::requantize`]).
+//! are written as they are, if the output has their format: AWQ and symmetric integers get biases that change nothing
+//! (of those with F32 scales, which are read for the plan, only if their products with codes are exact), and MXFP4
+//! becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice ([`Options::requantize`]).
 
 mod block;
 mod config;
+mod device;
 mod disk;
 mod experts;
 mod importer;
@@ -63,7 +64,7 @@ pub use spec::Spec;
 
 use crate::checkpoint::OllamaName;
 use crate::{Error, Result};
-use candle_core::DType;
+use candle_core::{DType, Device};
 
 /// What is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +97,9 @@ pub struct Options {
     pub strict: bool,
     /// The size of a file of weights that is not exceeded, unless one weight does.
     pub max_shard_size: u64,
+    /// What packs: a CUDA device, or the CPU (the default). The bytes are the same; what a device has no kernel for is
+    /// done by the CPU, and noted in the plan.
+    pub device: Device,
     /// What an output of Ollama is called.
     model: Option<OllamaName>,
 }
@@ -114,6 +118,7 @@ impl Options {
             requantize: false,
             strict: false,
             max_shard_size,
+            device: Device::Cpu,
             model: None,
         }
     }

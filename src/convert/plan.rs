@@ -1,12 +1,14 @@
 //! What a conversion will do, from headers alone.
 
+use super::device;
 use super::experts;
-use super::job::Job;
+use super::job::{Job, Work};
 use super::planner::Planner;
 use super::shard::{lay_out, Output, Style};
 use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{natural_order, Checkpoint, OllamaName};
 use crate::{Error, QuantFormat, Result};
+use candle_core::Device;
 use serde::Serialize;
 use serde_json::Value;
 use std::cmp::Ordering;
@@ -83,6 +85,8 @@ impl Shard {
 pub struct Plan {
     pub(super) source: Checkpoint,
     pub(super) target: Target,
+    /// What packs. It decides about none of the bytes.
+    pub(super) device: Device,
     /// The model of a store that it is to become.
     pub(super) model: Option<OllamaName>,
     pub(super) shards: Vec<Shard>,
@@ -92,7 +96,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// Plans the conversion of `source`. Of the weights nothing is read.
+    /// Plans the conversion of `source`. Of the weights nothing is read, but the F32 scales of symmetric codes.
     ///
     /// # Errors
     /// If a tensor can't be read or has no form in the output; if two tensors get one name, or the config is
@@ -114,7 +118,10 @@ impl Plan {
         let target = options.target;
         let shards = target.kind().shards(jobs, top, options)?;
         let model = options.model()?.cloned();
-        let plan = Self { source: source.clone(), target, model, shards, top, notes: planner.notes() };
+        let device = options.device.clone();
+        let notes = planner.notes();
+        let mut plan = Self { source: source.clone(), target, device, model, shards, top, notes };
+        plan.notes.extend(plan.note_of_device());
         if plan.config_json()?.is_none() && target.kind().needs_config() {
             let problem =
                 format!("no config.json, without which there is no model in {}", target.kind().name());
@@ -148,6 +155,18 @@ impl Plan {
     /// What is odd about the source, or left out of the output.
     pub fn notes(&self) -> &[String] {
         &self.notes
+    }
+
+    /// What the device that was asked for does not do.
+    fn note_of_device(&self) -> Option<String> {
+        let encoder = |job: &Job| match job.work {
+            Work::Pack(.., encoder) => Some(encoder),
+            _ => None,
+        };
+        let packed = self.jobs().filter_map(encoder);
+        let left = packed.filter(|encoder| !device::encodes(&self.device, *encoder)).count();
+        (left > 0 && !self.device.is_cpu())
+            .then(|| format!("{left} tensors are packed on the CPU: the device has no kernel for them"))
     }
 
     /// How many tensors do not become what their rule says.

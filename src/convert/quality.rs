@@ -94,16 +94,20 @@ struct Lanes {
     product: [f64; LANES],
     max_abs: [f64; LANES],
     largest: [f64; LANES],
-    overflowing: [u64; LANES],
+}
+
+/// Whether all numbers are finite: none has all bits of the exponent.
+fn are_finite(numbers: &[f32]) -> bool {
+    let exponent = f32::INFINITY.to_bits();
+    let is_other = |number: &f32| u32::from(number.to_bits() & exponent == exponent);
+    numbers.iter().map(is_other).fold(0, |any, other| any | other) == 0
 }
 
 impl Lanes {
+    /// Adds finite numbers.
     fn add(&mut self, source: &[f32; LANES], output: &[f32; LANES]) {
         for lane in 0..LANES {
-            let (source, output) = (source[lane], output[lane]);
-            self.overflowing[lane] += u64::from(source.is_finite() & !output.is_finite());
-            let both = source.is_finite() & output.is_finite();
-            let (source, output) = if both { (f64::from(source), f64::from(output)) } else { (0., 0.) };
+            let (source, output) = (f64::from(source[lane]), f64::from(output[lane]));
             let error = (source - output).abs();
             self.error[lane] += error * error;
             self.source[lane] += source * source;
@@ -119,6 +123,14 @@ impl Lanes {
 impl Sums {
     /// Compares numbers; those that are not finite are left out, and counted if they are not of the source.
     pub(super) fn add_row(&mut self, source: &[f32], output: &[f32]) {
+        if !(are_finite(source) && are_finite(output)) {
+            let pairs = || source.iter().zip(output);
+            let is_finite = |(source, output): &(&f32, &f32)| source.is_finite() && output.is_finite();
+            self.count_overflowing(source, output);
+            self.elements += pairs().filter(|pair| !is_finite(pair)).count() as u64;
+            let (source, output): (Vec<f32>, Vec<f32>) = pairs().filter(is_finite).unzip();
+            return self.add_row(&source, &output);
+        }
         self.elements += source.len() as u64;
         let mut lanes = Lanes::default();
         let (sources, source_rest) = source.as_chunks();
@@ -139,7 +151,6 @@ impl Sums {
         self.product += lanes.product.iter().sum::<f64>();
         self.max_abs = lanes.max_abs.iter().fold(self.max_abs, |a, b| a.max(*b));
         self.largest = lanes.largest.iter().fold(self.largest, |a, b| a.max(*b));
-        self.overflowing += lanes.overflowing.iter().sum::<u64>();
     }
 
     /// Counts oddities of groups; `range` tells what the group of this number can hold.
@@ -151,7 +162,8 @@ impl Sums {
     ) {
         for (index, group) in groups.enumerate() {
             let (low, high) = range(index);
-            self.saturated += group.iter().filter(|number| **number < low || **number > high).count() as u64;
+            let outside = group.iter().map(|number| u32::from((*number < low) | (*number > high)));
+            self.saturated += u64::from(outside.sum::<u32>());
         }
         self.zero_scales += scales.iter().filter(|scale| **scale == 0.).count() as u64;
         self.negative_scales += scales.iter().filter(|scale| **scale < 0.).count() as u64;
@@ -159,6 +171,9 @@ impl Sums {
 
     /// Counts what is not finite in the source.
     pub(super) fn count_non_finite(&mut self, source: &[f32]) {
+        if are_finite(source) {
+            return;
+        }
         for number in source {
             self.nan += u64::from(number.is_nan());
             self.infinite += u64::from(number.is_infinite());

@@ -2,7 +2,7 @@
 
 use super::shard::Output;
 use crate::checkpoint::PackedWeight;
-use crate::format::decode::element;
+use crate::format::decode::{element, symmetric_zero};
 use crate::format::element::e8m0_to_f32;
 use crate::format::packing::{code_at, pack};
 use crate::{Error, QuantFormat, QuantTensor, Result};
@@ -40,7 +40,14 @@ pub(super) fn repack(
     let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
     let bytes = |matrix: &QuantTensor| match format == matrix.format() {
         true => {
-            let parts = [Some(matrix.packed()), Some(matrix.scales()), matrix.biases()];
+            let biases = match matrix.biases() {
+                // Of symmetric codes with F32 scales, by a power of two.
+                None if format.has_biases() => {
+                    Some(matrix.scales().affine(f64::from(-symmetric_zero(format.bits())), 0.)?)
+                }
+                biases => biases.cloned(),
+            };
+            let parts = [Some(matrix.packed()), Some(matrix.scales()), biases.as_ref()];
             parts.into_iter().flatten().map(le_bytes).collect()
         }
         false => widened(packed.name(), matrix, scales),

@@ -60,7 +60,8 @@ pub enum Event<'a> {
 ///
 /// The output appears under its name when it is complete. Until then it is in `OUT.partial`, which stays there if
 /// the conversion fails or the process is killed, for [`RunOptions::resume`]. The bytes of the output do not depend
-/// on the number of threads.
+/// on the number of threads, nor on [`Options::device`](super::Options::device), which may be another one when a
+/// conversion is resumed.
 ///
 /// # Errors
 /// If the output exists (and may not be replaced) or can't be written, if the disk has no room for it, if the source
@@ -86,7 +87,7 @@ pub fn run(
             {
                 file.write(output.offset, value)?;
             }
-            let tensors = Writer { shard, progress }.write(file)?;
+            let tensors = Writer { shard, device: &plan.device, progress }.write(file)?;
             if !options.allow_nonfinite {
                 check_finite(plan, &tensors)?;
             }
@@ -111,7 +112,7 @@ pub fn run(
 pub fn measure(plan: &Plan, progress: &(dyn Fn(Event) + Sync)) -> Result<Report> {
     let mut tensors = Vec::new();
     for shard in &plan.shards {
-        tensors.extend(Writer { shard, progress }.write(ShardFile::nowhere())?);
+        tensors.extend(Writer { shard, device: &plan.device, progress }.write(ShardFile::nowhere())?);
     }
     check_finite(plan, &tensors)?;
     let file = WrittenFile { file: String::new(), sha256: String::new() };

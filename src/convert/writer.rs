@@ -1,7 +1,7 @@
 //! Writes one file of weights: all threads on rows of stored numbers, then whole weights that have to be decoded, one
 //! at a time.
 
-use super::block::{self, Block};
+use super::block::{self, Block, Packing};
 use super::experts::Part;
 use super::job::{Job, Work};
 use super::plan::Shard;
@@ -20,6 +20,8 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 /// Writes one file.
 pub(super) struct Writer<'a> {
     pub shard: &'a Shard,
+    /// What packs, where it can.
+    pub device: &'a Device,
     pub progress: &'a (dyn Fn(Event) + Sync),
 }
 
@@ -133,8 +135,9 @@ impl Writer<'_> {
     /// Converts rows of numbers and writes them; `row` is the number of the first.
     fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
-            Work::Pack(_, dtype, format, encoder) => {
-                block::pack(numbers, job.k(), *dtype, *format, *encoder)?
+            &Work::Pack(_, dtype, format, encoder) => {
+                let packing = Packing { k: job.k(), dtype, format, encoder, device: self.device };
+                block::pack(numbers, packing).map_err(|error| of_tensor(error, job, self.device))?
             }
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
@@ -172,6 +175,19 @@ impl Writer<'_> {
         }
         (self.progress)(Event::Finished { tensor: &job.planned.name });
         Ok(sums)
+    }
+}
+
+/// An error of a device does not tell what was done there.
+fn of_tensor(error: Error, job: &Job, device: &Device) -> Error {
+    let name = &job.planned.name;
+    match (error, device) {
+        (Error::Candle(error), Device::Cpu) => Error::Candle(error.context(format!("packing `{name}`"))),
+        (Error::Candle(error), device) => {
+            let place = device.location();
+            Error::Candle(error.context(format!("packing `{name}` on {place:?}; --cpu does without")))
+        }
+        (other, _) => other,
     }
 }
 

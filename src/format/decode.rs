@@ -6,7 +6,7 @@
 //! scale up to `RN32`). Codes that stand for NaN decode to NaN.
 
 use super::element::{e4m3_to_f32, e8m0_to_f32, E2M1, E2M1_MAX, E4M3_MAX};
-use super::packing::code_at;
+use super::packing::unpack;
 use super::{QuantFormat, ScaleKind};
 
 /// `6 * 448`: the largest magnitude that NVFP4 expresses without a global scale, and the divisor of
@@ -65,18 +65,31 @@ pub fn element(format: QuantFormat, code: u8) -> f32 {
 pub fn decode_row(format: QuantFormat, words: &[u32], scales: &[f32], biases: &[f32], row: &mut [f32]) {
     let bits = format.bits();
     let symmetric = format.has_biases() && biases.is_empty();
-    for (group, values) in row.chunks_mut(format.group_size()).enumerate() {
+    let mut codes = vec![0; row.len()];
+    let known = unpack(words, bits, &mut codes);
+    let groups = row.chunks_mut(format.group_size()).zip(codes.chunks(format.group_size())).enumerate();
+    for (group, (values, codes)) in groups {
         let scale = scales.get(group).copied().unwrap_or(f32::NAN);
-        let bias = biases.get(group).copied();
-        for (offset, value) in values.iter_mut().enumerate() {
-            let code = code_at(words, bits, group * format.group_size() + offset);
-            let element = code.map_or(f32::NAN, |code| element(format, code));
-            *value = match bias {
-                // A fused sum of zero is +0, whatever the sign of the scale.
-                None if symmetric => element.mul_add(scale, -symmetric_zero(bits) * scale),
-                None => element * scale,
-                Some(bias) => element * scale + bias,
-            };
+        match biases.get(group).copied() {
+            // A fused sum of zero is +0, whatever the sign of the scale.
+            None if symmetric => {
+                let bias = -symmetric_zero(bits) * scale;
+                decode_group(format, codes, values, |element| element.mul_add(scale, bias));
+            }
+            None => decode_group(format, codes, values, |element| element * scale),
+            Some(bias) => decode_group(format, codes, values, |element| element * scale + bias),
         }
+    }
+    // What the row has no codes for.
+    row.iter_mut().skip(known).for_each(|value| *value = f32::NAN);
+}
+
+/// One loop for each kind of elements, each without a branch.
+#[inline(always)]
+fn decode_group(format: QuantFormat, codes: &[u8], values: &mut [f32], of: impl Fn(f32) -> f32) {
+    let pairs = values.iter_mut().zip(codes);
+    match format {
+        QuantFormat::Affine { .. } => pairs.for_each(|(value, code)| *value = of(f32::from(*code))),
+        _ => pairs.for_each(|(value, code)| *value = of(element(format, *code))),
     }
 }

@@ -118,8 +118,10 @@ impl Real for bf16 {
         bf16::to_f32(self)
     }
     fn widen(from: &[Self], to: &mut [f32]) {
-        let len = to.len().min(from.len());
-        from[..len].convert_to_f32_slice(&mut to[..len]);
+        // Widening is a shift; written out, the loop vectorizes.
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+        }
     }
     fn round_all(from: Vec<f32>) -> Vec<Self> {
         let mut to = vec![bf16::ZERO; from.len()];

@@ -25,14 +25,13 @@ pub fn encode_affine<T: Real>(
     biases: &mut [T],
 ) {
     let largest_code = ((1u32 << bits) - 1) as f32;
-    let mut codes = vec![0u8; weights.len()];
-    let groups = weights.chunks(group_size).zip(codes.chunks_mut(group_size));
+    let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
+    let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
         let (scale, bias) = affine_parameters(group, bits, largest_code);
         for (code, weight) in codes.iter_mut().zip(group) {
-            let quotient = (weight.to_f32() - bias) / scale;
             // Between whole numbers, the order of rounding and clamping does not matter.
-            *code = round_small(quotient.max(0.0).min(largest_code)) as u8;
+            *code = small_integer(clamped((weight - bias) / scale, largest_code));
         }
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(bias);
@@ -53,17 +52,20 @@ pub fn encode_afq<T: Real>(
     biases: &mut [T],
 ) {
     let largest_code = ((1u32 << bits) - 1) as f32;
-    let mut codes = vec![0u8; weights.len()];
-    let groups = weights.chunks(group_size).zip(codes.chunks_mut(group_size));
+    let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
+    let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
-        let numbers = || group.iter().map(|weight| weight.to_f32());
-        let (low, high) =
-            (numbers().fold(f32::INFINITY, f32::min), numbers().fold(f32::NEG_INFINITY, f32::max));
+        let (low, high) = (
+            group.iter().copied().fold(f32::INFINITY, f32::min),
+            group.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        );
         let scale = (high - low) / largest_code;
-        for (code, weight) in codes.iter_mut().zip(numbers()) {
-            // Ties away from zero. Of a group of one number, whose scale is zero, all codes are 0.
-            let steps = ((weight - low) / scale).round();
-            *code = steps.max(0.0).min(largest_code) as u8;
+        for (code, weight) in codes.iter_mut().zip(group) {
+            // Of a group of one number, whose scale is zero, all codes are 0.
+            let steps = clamped((weight - low) / scale, largest_code);
+            let even = small_integer(steps);
+            // Ties away from zero: no code above the largest is half a step away.
+            *code = even + u8::from(steps - f32::from(even) == 0.5);
         }
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(low);
@@ -71,26 +73,64 @@ pub fn encode_afq<T: Real>(
     pack(&codes, bits, words);
 }
 
-/// `round_ties_even` of a number from 0 to 255, in instructions that every machine has: beyond 2^23 there are
-/// whole numbers only.
+fn widened<T: Real>(weights: &[T]) -> Vec<f32> {
+    let mut numbers = vec![0.; weights.len()];
+    T::widen(weights, &mut numbers);
+    numbers
+}
+
+/// A number from 0 to `largest`; 0 for NaN.
 #[inline(always)]
-fn round_small(value: f32) -> f32 {
+fn clamped(value: f32, largest: f32) -> f32 {
+    let value = if value > 0. { value } else { 0. };
+    if value < largest {
+        value
+    } else {
+        largest
+    }
+}
+
+/// A number from 0 to 255, rounded with ties to even, in instructions that every machine has: from 2^23 on there are
+/// whole numbers only, whose lowest bits are those of the number.
+#[inline(always)]
+fn small_integer(value: f32) -> u8 {
     const WHOLE: f32 = (1 << 23) as f32;
-    value + WHOLE - WHOLE
+    (value + WHOLE).to_bits() as u8
+}
+
+/// The smallest and the largest number of a group, in as many lanes as vectors may have.
+fn ends(group: &[f32]) -> (f32, f32) {
+    const LANES: usize = 16;
+    let smaller = |a: f32, b: f32| if b < a { b } else { a };
+    let larger = |a: f32, b: f32| if b > a { b } else { a };
+    let (mut low, mut high) = ([f32::INFINITY; LANES], [f32::NEG_INFINITY; LANES]);
+    let (chunks, rest) = group.as_chunks::<LANES>();
+    for chunk in chunks {
+        for lane in 0..LANES {
+            low[lane] = smaller(low[lane], chunk[lane]);
+            high[lane] = larger(high[lane], chunk[lane]);
+        }
+    }
+    for (lane, weight) in rest.iter().enumerate() {
+        low[lane] = smaller(low[lane], *weight);
+        high[lane] = larger(high[lane], *weight);
+    }
+    for half in [8, 4, 2, 1] {
+        for lane in 0..half {
+            low[lane] = smaller(low[lane], low[lane + half]);
+            high[lane] = larger(high[lane], high[lane + half]);
+        }
+    }
+    (low[0], high[0])
 }
 
 /// Scale and bias of a group, not yet rounded to the dtype of the weights.
-fn affine_parameters<T: Real>(group: &[T], bits: usize, largest_code: f32) -> (f32, f32) {
-    let mut low = f32::INFINITY;
-    let mut high = f32::NEG_INFINITY;
-    for weight in group {
-        let weight = weight.to_f32();
-        // Strict comparisons keep the first of equal zeros, whose sign ends up in a 1-bit bias.
-        low = if weight < low { weight } else { low };
-        high = if weight > high { weight } else { high };
-    }
+fn affine_parameters(group: &[f32], bits: usize, largest_code: f32) -> (f32, f32) {
+    let (low, high) = ends(group);
     if bits == 1 {
-        return ((high - low).max(SMALLEST_SCALE), low);
+        // The first of equal zeros, whose sign ends up in the bias.
+        let first = group.iter().copied().find(|weight| *weight == low);
+        return ((high - low).max(SMALLEST_SCALE), first.unwrap_or(low));
     }
     let low_is_larger = low.abs() > high.abs();
     let step = ((high - low) / largest_code).max(SMALLEST_SCALE);
@@ -111,18 +151,19 @@ fn affine_parameters<T: Real>(group: &[T], bits: usize, largest_code: f32) -> (f
 pub fn encode_mx<T: Real>(weights: &[T], format: QuantFormat, words: &mut [u32], scales: &mut [u8]) {
     let eight_bit = format == QuantFormat::Mxfp8;
     let largest = if eight_bit { E4M3_MAX } else { E2M1_MAX };
-    let mut codes = vec![0u8; weights.len()];
-    let groups = weights.chunks(format.group_size()).zip(codes.chunks_mut(format.group_size()));
-    for ((group, codes), scale) in groups.zip(scales) {
+    let mut values = widened(weights);
+    for (group, scale) in values.chunks_mut(format.group_size()).zip(scales) {
         let exponent = ceil_log2(round::<T>(absmax(group) / largest));
         *scale = (exponent + 127) as u8;
         // 2^exponent is representable in T whenever T holds a number of that size.
         let divisor = round::<T>(2f64.powi(exponent) as f32);
-        for (code, weight) in codes.iter_mut().zip(group) {
-            let value = round::<T>(weight.to_f32() / divisor);
-            *code = if eight_bit { f32_to_e4m3(value) } else { nearest_e2m1::<T>(value) };
-        }
+        group.iter_mut().for_each(|weight| *weight /= divisor);
     }
+    let values = widened(&T::round_all(values));
+    let codes: Vec<u8> = match eight_bit {
+        true => values.iter().map(|value| f32_to_e4m3(*value)).collect(),
+        false => values.iter().map(|value| nearest_e2m1::<T>(*value)).collect(),
+    };
     pack(&codes, format.bits(), words);
 }
 
@@ -137,22 +178,20 @@ pub fn encode_nvfp4<T: Real>(
     scales: &mut [u8],
 ) {
     let scale_of_scales = absmax_of_tensor.map_or(1.0, |absmax| NVFP4_MAX / absmax);
-    let mut codes = vec![0u8; weights.len()];
-    let group_size = QuantFormat::Nvfp4.group_size();
-    let groups = weights.chunks(group_size).zip(codes.chunks_mut(group_size));
-    for ((group, codes), scale) in groups.zip(scales) {
+    let mut values = widened(weights);
+    for (group, scale) in values.chunks_mut(QuantFormat::Nvfp4.group_size()).zip(scales) {
         *scale = f32_to_e4m3(round::<T>(absmax(group) / E2M1_MAX) * scale_of_scales);
         let divisor = e4m3_to_f32(*scale);
-        for (code, weight) in codes.iter_mut().zip(group) {
-            let value = round::<T>(weight.to_f32() / divisor) * scale_of_scales;
-            *code = nearest_e2m1::<f32>(value);
-        }
+        group.iter_mut().for_each(|weight| *weight /= divisor);
     }
+    let values = widened(&T::round_all(values));
+    let codes: Vec<u8> = values.iter().map(|value| nearest_e2m1::<f32>(value * scale_of_scales)).collect();
     pack(&codes, 4, words);
 }
 
-fn absmax<T: Real>(group: &[T]) -> f32 {
-    group.iter().fold(0.0, |largest, weight| weight.to_f32().abs().max(largest))
+fn absmax(group: &[f32]) -> f32 {
+    let (low, high) = ends(group);
+    low.abs().max(high.abs())
 }
 
 fn round<T: Real>(value: f32) -> f32 {
@@ -173,9 +212,28 @@ fn ceil_log2(value: f32) -> i32 {
 
 /// The first code whose distance from `value`, rounded to `T`, is smallest: ties go toward zero and
 /// code 8 (negative zero) never wins. Distances that are not numbers lose, which leaves code 0.
+#[inline(always)]
 fn nearest_e2m1<T: Real>(value: f32) -> u8 {
+    /// Half way between neighbours.
+    const TIES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.];
     // Of a negative number, no positive element is nearer than zero; else all is symmetric.
     let magnitude = value.abs();
+    let nearest = if magnitude <= E2M1_MAX {
+        // The distances from both neighbours are exact in every T that `value` is of.
+        TIES.iter().map(|tie| u8::from(magnitude > *tie)).sum()
+    } else {
+        nearest_beyond::<T>(magnitude)
+    };
+    if nearest > 0 && value < 0.0 {
+        nearest | 8
+    } else {
+        nearest
+    }
+}
+
+/// [`nearest_e2m1`] of a magnitude above all elements, or NaN: there distances round to equal ones.
+#[cold]
+fn nearest_beyond<T: Real>(magnitude: f32) -> u8 {
     let mut nearest = 0;
     let mut smallest = round::<T>(magnitude);
     for (code, element) in E2M1.iter().enumerate().take(8).skip(1) {
@@ -184,9 +242,30 @@ fn nearest_e2m1<T: Real>(value: f32) -> u8 {
             (nearest, smallest) = (code as u8, distance);
         }
     }
-    if nearest > 0 && value < 0.0 {
-        nearest | 8
-    } else {
-        nearest
+    nearest
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use half::{bf16, f16};
+
+    /// Every number of a 16-bit dtype, against all distances.
+    #[test]
+    fn the_nearest_element_is_that_of_the_smallest_distance() {
+        fn check<T: Real>(value: T) {
+            let value = value.to_f32();
+            let nearest = nearest_beyond::<T>(value.abs());
+            let expected = if nearest > 0 && value < 0. { nearest | 8 } else { nearest };
+            assert_eq!(nearest_e2m1::<T>(value), expected, "{value}");
+        }
+        for bits in 0..=u16::MAX {
+            check(f16::from_bits(bits));
+            check(bf16::from_bits(bits));
+            // Among f32, the ties and their neighbours are the hard ones.
+            check(bf16::from_bits(bits).to_f32());
+            check(f32::from_bits((u32::from(bits) << 16).saturating_sub(1)));
+            check(f32::from_bits(u32::from(bits) << 16 | 1));
+        }
     }
 }

@@ -258,3 +258,59 @@ fn every_tensor_is_told_of() {
     finished.sort();
     assert_eq!(finished, ["empty.weight", "scalar", "w.weight"]);
 }
+
+/// A snapshot of Hugging Face's cache consists of links.
+#[cfg(unix)]
+#[test]
+fn files_that_are_links_are_read_and_copied() {
+    let folder = tempfile::tempdir().unwrap();
+    let (blobs, snapshot) = (folder.path().join("blobs"), folder.path().join("snapshots/main"));
+    fs::create_dir(&blobs).unwrap();
+    fs::create_dir_all(&snapshot).unwrap();
+    let mut all = files(bundled_path("tiny-bf16"));
+    all.insert("chat_template.jinja".into(), b"{{ messages }}".to_vec());
+    for (index, (name, bytes)) in all.iter().enumerate() {
+        fs::write(blobs.join(index.to_string()), bytes).unwrap();
+        std::os::unix::fs::symlink(format!("../../blobs/{index}"), snapshot.join(name)).unwrap();
+    }
+    let out = convert(&Checkpoint::open(&snapshot).unwrap(), &safe("4"));
+    let mut expected = files(convert(&bundled("tiny-bf16"), &safe("4")).path());
+    expected.insert("chat_template.jinja".into(), b"{{ messages }}".to_vec());
+    assert!(files(out.path()) == expected);
+    assert!(fs::read_dir(out.path()).unwrap().all(|entry| entry.unwrap().file_type().unwrap().is_file()));
+}
+
+#[test]
+fn sources_in_shards_are_what_whole_ones_are() {
+    let mut keep = safe("keep");
+    keep.max_shard_size = 300_000;
+    let sharded = convert(&bundled("tiny-bf16"), &keep);
+    let source = Checkpoint::open(sharded.path()).unwrap();
+    let shards = files(sharded.path()).into_keys().filter(|name| name.ends_with(".safetensors")).count();
+    assert!(shards > 2, "{shards}");
+    assert!(
+        files(convert(&source, &safe("4")).path())
+            == files(convert(&bundled("tiny-bf16"), &safe("4")).path())
+    );
+}
+
+/// As Python writes them, and no JSON.
+#[test]
+fn configs_keep_nan_and_infinity() {
+    let config = r#"{"time_step_limit": [0.0, Infinity], "pad": NaN, "hidden_size": 64}"#;
+    let source = Source::new().with_config(config).random("w.up_proj.weight", &[32, 64]).finish();
+    let out = convert(&source.open(), &safe("4"));
+    let text = fs::read_to_string(out.path().join("config.json")).unwrap();
+    let kept = "{\n  \"time_step_limit\": [0.0, Infinity],\n  \"pad\": NaN,\n  \"hidden_size\": 64,\n  \"quantization\": {";
+    assert!(text.starts_with(kept), "{text}");
+    assert_eq!(
+        load(&Checkpoint::open(out.path()).unwrap(), "w.up_proj").format().to_string(),
+        "affine 4-bit g64"
+    );
+    let out = convert(&Checkpoint::open(out.path()).unwrap(), &Options::dense());
+    let text = fs::read_to_string(out.path().join("config.json")).unwrap();
+    assert!(
+        text.contains("[0.0, Infinity]") && text.contains("\"pad\": NaN") && !text.contains("quant"),
+        "{text}"
+    );
+}

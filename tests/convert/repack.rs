@@ -1,12 +1,13 @@
 //! Packed weights of other layouts and formats that MLX can hold exactly.
 
-use super::common::{bundled, convert, json_file, tensors, Source};
+use super::common::{bundled, convert, json_file, tensors, tensors_of, Source};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
 use candle_quant::verify;
 use half::{bf16, f16};
 use sha2::{Digest, Sha256};
+use std::fs;
 use std::path::PathBuf;
 
 fn fixture(path: &str) -> Checkpoint {
@@ -15,6 +16,10 @@ fn fixture(path: &str) -> Checkpoint {
 
 fn safe(format: &str) -> Options {
     Options::mlx(Recipe::safe(format.parse().unwrap()))
+}
+
+fn uqff() -> Options {
+    Options::uqff(Recipe::named("mistralrs", "keep".parse().unwrap()).unwrap())
 }
 
 fn decoded(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
@@ -51,11 +56,69 @@ fn integers_with_zeros_and_symmetric_ones_have_biases_in_mlx() {
     }
 }
 
-/// Their products with codes are rounded, so that a bias would round twice.
+/// The fixture with F32 scales, each with these of its bits only.
+fn with_scales(mask: impl Fn(usize) -> u32) -> Source {
+    let mut source = Source::new();
+    let folder = fixture("hf/ct-int4-g128-f32").path().to_owned();
+    for (index, (name, (dtype, shape, mut bytes))) in
+        tensors_of(&folder.join("model.safetensors")).into_iter().enumerate()
+    {
+        if name.ends_with("weight_scale") {
+            assert_eq!(dtype, "F32");
+            for scale in bytes.as_chunks_mut::<4>().0 {
+                *scale = (u32::from_le_bytes(*scale) & mask(index)).to_le_bytes();
+            }
+        }
+        source = source.with_bytes(&name, &dtype, &shape, &bytes);
+    }
+    source.with_config(&fs::read_to_string(folder.join("config.json")).unwrap()).finish()
+}
+
+/// MLX rounds the product of code and scale before it adds the bias.
 #[test]
-fn symmetric_integers_with_f32_scales_are_still_a_choice() {
-    let error = Plan::new(&fixture("hf/ct-int4-g128-f32"), &safe("4")).unwrap_err().to_string();
-    assert!(error.contains("affine 4-bit g128") && error.contains("requantize or dequantize it"), "{error}");
+fn symmetric_integers_with_f32_scales_have_biases_where_nothing_is_rounded() {
+    let (source, sixteen_bits) = (with_scales(|_| !0xF), with_scales(|_| !0xFFFF));
+    for source in [&source, &sixteen_bits] {
+        for out in [convert(&source.open(), &safe("keep")), convert(&source.open(), &uqff())] {
+            let written = Checkpoint::open(out.path()).unwrap();
+            let mut packed = 0;
+            for name in source.open().tensor_names() {
+                let found = written.tensor(name, None).unwrap();
+                packed += usize::from(found.format_name() == "affine 4-bit g128");
+                assert_eq!(decoded(&source.open(), name), decoded(&written, name), "{name}");
+            }
+            assert_eq!(packed, 6);
+            assert!(verify::verify(&written).passed(true));
+        }
+    }
+    let out = convert(&source.open(), &safe("keep"));
+    for (tensor, (dtype, _, biases)) in tensors(out.path()) {
+        if let Some(module) = tensor.strip_suffix(".biases") {
+            let scales = &tensors(out.path())[&format!("{module}.scales")];
+            let number = |bytes: &[u8; 4]| f32::from_le_bytes(*bytes);
+            let pairs = scales.2.as_chunks().0.iter().zip(biases.as_chunks().0);
+            assert_eq!((scales.0.as_str(), dtype.as_str()), ("F32", "F32"));
+            assert!(pairs.into_iter().all(|(scale, bias)| number(bias) == -8. * number(scale)), "{tensor}");
+        }
+    }
+}
+
+#[test]
+fn symmetric_integers_with_other_f32_scales_are_still_a_choice() {
+    // As they were written, with one bit too many, and with that in one weight alone.
+    let last = tensors_of(&fixture("hf/ct-int4-g128-f32").path().join("model.safetensors"))
+        .into_keys()
+        .rposition(|name| name.ends_with("weight_scale"))
+        .unwrap();
+    let one_bad = with_scales(|index| if index == last { !0x7 } else { !0xF });
+    for source in [fixture("hf/ct-int4-g128-f32"), with_scales(|_| !0x7).open(), one_bad.open()] {
+        let error = Plan::new(&source, &safe("4")).unwrap_err().to_string();
+        let parts = [
+            "affine 4-bit g128 with scales whose products with codes are rounded",
+            "requantize or dequantize it",
+        ];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    }
 }
 
 #[test]

@@ -1,13 +1,15 @@
 //! Packed weights bit for bit, and whole models against the same weights as plain numbers.
 
 use crate::common::distance;
+use crate::files::folder_of;
 use crate::fixtures::{model_name, values_as_stored};
 use crate::writer::{File, Kind, Model as Shape};
-use crate::{fixture, open, open_with};
+use crate::{entry, fixture, open, open_with, u32_at, u64_at};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::rotary_emb::{rope, rope_i};
-use candle_quant::checkpoint::slm1::{NibbleOrder, Options};
+use candle_quant::checkpoint::slm1::{self, NibbleOrder, Options as Reading};
 use candle_quant::checkpoint::Weight;
+use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions, Spec};
 use candle_quant::models::Model;
 use candle_quant::{Checkpoint, QuantFormat};
 use std::collections::HashMap;
@@ -36,12 +38,16 @@ fn shape(hidden: u32) -> Shape {
     Shape { hidden, layers: 1, heads: 4, kv_heads: 2, head_dim: hidden / 4, ffn: hidden, tied: false }
 }
 
-fn open_case(file: &File, kind: Kind) -> Checkpoint {
+fn reading(kind: Kind) -> Reading {
     let nibbles = match kind {
         Kind::Q4(_, nibbles) => nibbles,
         _ => NibbleOrder::default(),
     };
-    open_with(&file.bytes, &Options { nibbles, ..Options::default() }).unwrap().checkpoint().clone()
+    Reading { nibbles, ..Reading::default() }
+}
+
+fn open_case(file: &File, kind: Kind) -> Checkpoint {
+    open_with(&file.bytes, &reading(kind)).unwrap().checkpoint().clone()
 }
 
 #[test]
@@ -145,5 +151,51 @@ fn rotation_of_adjacent_pairs_is_that_of_halves_on_other_rows() {
     });
     for (pairs, halves) in scores(stored, rope_i).into_iter().zip(scores(loaded, rope)) {
         assert!((pairs - halves).abs() < 1e-5, "{pairs} {halves}");
+    }
+}
+
+/// MLX has no symmetric codes: biases say what they mean, where nothing is rounded by that.
+#[test]
+fn codes_and_scales_become_those_of_mlx() {
+    for (hidden, kind, group_size) in CASES {
+        let Some(group_size) = group_size else { continue };
+        let mut file = shape(hidden).write(kind, &[]);
+        let keep = Options::mlx(Recipe::safe(Spec::Keep));
+        let error = Plan::new(&open_case(&file, kind), &keep).unwrap_err().to_string();
+        let parts = ["whose products with codes are rounded", "requantize or dequantize it"];
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+        for (name, (dims, values)) in &file.values {
+            let entry = entry(&file.bytes, name);
+            let (at, block) = (u64_at(&file.bytes, entry + 48) as usize, u32_at(&file.bytes, entry + 56));
+            let block = if block == 0 { dims[dims.len() - 1] } else { block as usize };
+            for scale in file.bytes[at..at + values.len() / block * 4].as_chunks_mut().0 {
+                *scale = (u32::from_le_bytes(*scale) & !0xFFF).to_le_bytes();
+            }
+        }
+        let folder = folder_of(&[("model.slm", &file.bytes)]);
+        let source =
+            slm1::open(folder.path().join("model.slm"), &reading(kind)).unwrap().checkpoint().clone();
+        let out = folder.path().join("out");
+        convert::run(&Plan::new(&source, &keep).unwrap(), &out, &RunOptions::default(), &|_| ()).unwrap();
+        let written = Checkpoint::open(out).unwrap();
+        let mut packed = 0;
+        for name in source.tensor_names() {
+            let bits = |checkpoint: &Checkpoint| -> Vec<u32> {
+                let decoded =
+                    checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+                decoded
+                    .flatten_all()
+                    .unwrap()
+                    .to_vec1::<f32>()
+                    .unwrap()
+                    .into_iter()
+                    .map(f32::to_bits)
+                    .collect()
+            };
+            assert_eq!(bits(&source), bits(&written), "{kind:?} {name}");
+            let format = written.tensor(name, None).unwrap().format_name();
+            packed += usize::from(format.ends_with(&format!("-bit g{group_size}")));
+        }
+        assert_eq!(packed, 9, "{kind:?}");
     }
 }

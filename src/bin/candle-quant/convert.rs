@@ -4,7 +4,7 @@ mod print;
 mod progress;
 
 use anyhow::{bail, Context, Result};
-use candle_core::DType;
+use candle_core::{DType, Device};
 use candle_quant::convert::{
     self, Event, Options as Conversion, Plan, Recipe, Report, Role, Rule, RunOptions, Spec, Target,
 };
@@ -90,6 +90,9 @@ pub struct Options {
         "report"
     ])]
     compare: Vec<Spec>,
+    /// Pack on the CPU even if there is a GPU; the bytes are the same.
+    #[arg(long)]
+    cpu: bool,
     /// Print JSON: the plan, the report, or the comparison.
     #[arg(long)]
     json: bool,
@@ -228,7 +231,24 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
     conversion.requantize = options.requantize;
     conversion.strict = options.strict;
     conversion.max_shard_size = options.max_shard_size;
+    if !options.cpu && !options.dequantize {
+        conversion.device = device(options);
+    }
     Ok(conversion)
+}
+
+/// The first GPU, if there is one that can be used.
+fn device(options: &Options) -> Device {
+    Device::cuda_if_available(0).unwrap_or_else(|error| {
+        if !options.quiet {
+            let error = error.to_string();
+            eprintln!(
+                "packing on the CPU, for there is no GPU: {}",
+                error.lines().next().unwrap_or_default()
+            );
+        }
+        Device::Cpu
+    })
 }
 
 fn to(options: &Options, recipe: Recipe) -> Result<Conversion> {

@@ -75,10 +75,10 @@ struct AwqGemm {
 
 impl Layout for AwqGemm {
     /// Biases have the dtype of the scales, as mlx-lm's have.
-    fn affine_scales(&self) -> Option<Dtype> {
+    fn affine_scales(&self) -> Result<Option<Dtype>> {
         match self.qzeros {
-            Some(_) => Some(self.scales.dtype()),
-            None => exact_biases(self.scales.dtype()),
+            Some(_) => Ok(Some(self.scales.dtype())),
+            None => exact_biases(&self.scales, self.format.bits()),
         }
     }
 

@@ -1,11 +1,12 @@
 //! Signed codes with F32 scales, as this crate's symmetric affine formats or decoded.
 
 use super::NibbleOrder;
-use crate::checkpoint::layout::{Cut, Layout};
+use crate::checkpoint::layout::{exact_biases, Cut, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::weight::Decode;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
+use safetensors::Dtype;
 use std::sync::Arc;
 
 /// A tensor of signed codes: two's complement, each the same number of a row's elements with one scale.
@@ -91,6 +92,10 @@ impl SignedBlocks {
 impl Layout for SignedBlocks {
     fn size_in_bytes(&self) -> usize {
         self.size_in_bytes()
+    }
+
+    fn affine_scales(&self) -> Result<Option<Dtype>> {
+        self.format.map_or(Ok(None), |format| exact_biases(&self.scales, format.bits()))
     }
 
     /// Signed codes become unsigned ones by their highest bit; scales are repeated for every group of a block.
