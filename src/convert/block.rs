@@ -1,10 +1,12 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
+use super::job::Packing;
 use super::kind::Encoder;
 use super::quality::Sums;
 use crate::format::decode::decode_row;
 use crate::format::element::{e4m3_to_f32, e8m0_to_f32, Real, E2M1_MAX, E4M3_MAX};
 use crate::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
+use crate::format::search::{search_affine, search_scales};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Tensor};
@@ -16,18 +18,12 @@ pub(super) struct Block {
     pub sums: Sums,
 }
 
-/// Rows of `k` numbers, rounded to `dtype` and packed. What is not finite is packed as zero, and counted.
-pub(super) fn pack(
-    numbers: &Tensor,
-    k: usize,
-    dtype: DType,
-    format: QuantFormat,
-    encoder: Encoder,
-) -> Result<Block> {
-    match dtype {
-        DType::F16 => pack_as::<f16>(numbers, k, format, encoder),
-        DType::BF16 => pack_as::<bf16>(numbers, k, format, encoder),
-        DType::F32 => pack_as::<f32>(numbers, k, format, encoder),
+/// Rows of `k` numbers, rounded to a dtype and packed. What is not finite is packed as zero, and counted.
+pub(super) fn pack(numbers: &Tensor, k: usize, packing: &Packing) -> Result<Block> {
+    match packing.dtype {
+        DType::F16 => pack_as::<f16>(numbers, k, packing),
+        DType::BF16 => pack_as::<bf16>(numbers, k, packing),
+        DType::F32 => pack_as::<f32>(numbers, k, packing),
         other => Err(unsupported(other)),
     }
 }
@@ -75,7 +71,8 @@ fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec
     Ok((rows, rounded))
 }
 
-fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: Encoder) -> Result<Block> {
+fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing) -> Result<Block> {
+    let Packing { format, encoder, search, .. } = *packing;
     let mut sums = Sums::default();
     let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
     sums.count_non_finite(&rows);
@@ -100,6 +97,9 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: E
                     Encoder::Mlx => encode_affine(row, bits, group_size, words, scales, biases),
                     Encoder::Afq => encode_afq(row, bits, group_size, words, scales, biases),
                 }
+                if search {
+                    search_affine(row, bits, group_size, words, scales, biases);
+                }
             }
             bytes.extend(stored.iter().map(|numbers| T::bytes(numbers)));
             [scales, biases] = stored.map(|numbers| numbers.iter().map(|number| number.to_f32()).collect());
@@ -110,6 +110,9 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, format: QuantFormat, encoder: E
                 match format {
                     QuantFormat::Nvfp4 => encode_nvfp4(row, None, words, scales),
                     _ => encode_mx(row, format, words, scales),
+                }
+                if search {
+                    search_scales(row, format, words, scales);
                 }
             }
             let value = |byte: &u8| match format.scale_kind() {

@@ -133,9 +133,7 @@ impl Writer<'_> {
     /// Converts rows of numbers and writes them; `row` is the number of the first.
     fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
-            Work::Pack(_, dtype, format, encoder) => {
-                block::pack(numbers, job.k(), *dtype, *format, *encoder)?
-            }
+            Work::Pack(_, packing) => block::pack(numbers, job.k(), packing)?,
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };

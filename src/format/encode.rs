@@ -74,7 +74,7 @@ pub fn encode_afq<T: Real>(
 /// `round_ties_even` of a number from 0 to 255, in instructions that every machine has: beyond 2^23 there are
 /// whole numbers only.
 #[inline(always)]
-fn round_small(value: f32) -> f32 {
+pub(super) fn round_small(value: f32) -> f32 {
     const WHOLE: f32 = (1 << 23) as f32;
     value + WHOLE - WHOLE
 }
@@ -173,7 +173,7 @@ fn ceil_log2(value: f32) -> i32 {
 
 /// The first code whose distance from `value`, rounded to `T`, is smallest: ties go toward zero and
 /// code 8 (negative zero) never wins. Distances that are not numbers lose, which leaves code 0.
-fn nearest_e2m1<T: Real>(value: f32) -> u8 {
+pub(super) fn nearest_e2m1<T: Real>(value: f32) -> u8 {
     // Of a negative number, no positive element is nearer than zero; else all is symmetric.
     let magnitude = value.abs();
     let mut nearest = 0;
