@@ -176,7 +176,7 @@ fn wrong_usage_is_1() {
     let out = target.arg();
     for (args, part) in [
         (&["--bits", "4"][..], "--out"),
-        (&["-o", &out], "Give --format, --bits, --recipe or --dequantize"),
+        (&["-o", &out], "Give --format, --bits, --target-bpw, --recipe or --dequantize"),
         (&["-o", &out, "--bits", "7"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--format", "q9"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--format", "4", "--bits", "4"], "cannot be used with"),
@@ -194,6 +194,17 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--bits", "4", "--max-shard-size", "5XB"], "expected bytes, KB, MB or GB"),
         (&["-o", &out, "--bits", "4", "--max-rrmse=-1"], "expected a finite number"),
         (&["-o", &out, "--dequantize", "--bits", "4"], "cannot be used with"),
+        (&["-o", &out, "--dequantize", "--search"], "cannot be used with"),
+        (&["-o", &out, "--bits", "4", "--target-bpw", "4"], "cannot be used with"),
+        (&["-o", &out, "--target-bpw", "0"], "expected a number above zero"),
+        (&["-o", &out, "--target-bpw", "NaN"], "expected a number above zero"),
+        (&["-o", &out, "--target-bpw", "4", "--group-size", "32"], "--group-size is for --bits"),
+        (&["-o", &out, "--target-bpw", "4", "--candidates", "3,9"], "affine:BITS[:gGROUP]"),
+        (&["-o", &out, "--target-bpw", "4", "--recipe", "mixed_3_6"], "leave out --target-bpw"),
+        (&["-o", &out, "--bits", "4", "--candidates", "3"], "are for --target-bpw"),
+        (&["-o", &out, "--bits", "4", "--sensitivities", "x"], "are for --target-bpw"),
+        (&["--compare", "4", "--sensitivities", "x"], "are for --target-bpw"),
+        (&["--compare", "4", "--save-recipe", "x"], "cannot be used with"),
     ] {
         let (code, stdout, stderr) = run(&tiny(), args);
         assert_eq!((code, stdout.as_str()), (1, ""), "{args:?}: {stderr}");
@@ -268,7 +279,7 @@ fn too_much_loss_is_3_and_a_file_that_cannot_be_written_4() {
     let other = target.0.path().join("other");
     let args = ["--bits", "4", "-o", other.to_str().unwrap(), "--report", report.to_str().unwrap()];
     let line = fail(4, &tiny(), &args);
-    assert!(line.contains("report.json: the report can't be written"), "{line}");
+    assert!(line.contains("report.json: can't be written"), "{line}");
     assert!(!other.exists() && !target.0.path().join("other.partial").exists());
     // It is written of an output that is not made, too.
     let report = target.0.path().join("report.json");
@@ -298,6 +309,80 @@ fn progress_as_json() {
     assert_eq!((&last["tensors"], &last["total_tensors"]), (&35.into(), &35.into()));
     assert_eq!(last["bytes"], last["total_bytes"]);
     assert!(last["bytes_per_second"].as_f64().unwrap() > 0. && last["eta_seconds"] == 0.);
+}
+
+#[test]
+fn formats_are_chosen_for_a_number_of_bits() {
+    let target = Target::new();
+    let file = |name: &str| target.0.path().join(name).to_str().unwrap().to_owned();
+    let (sensitivities, recipe) = (file("s.json"), file("chosen.toml"));
+    let choice = ["--target-bpw", "4.4", "--candidates", "3,4,6", "--sensitivities", &sensitivities];
+    let dry = [&choice[..], &["--dry-run", "--json", "--strict", "--save-recipe", &recipe]].concat();
+    let (code, stdout, stderr) = run(&tiny(), &dry);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let plan: Value = serde_json::from_str(&stdout).unwrap();
+    let bits = plan["bits_per_weight"].as_f64().unwrap();
+    assert!(4.35 < bits && bits <= 4.4, "{bits}");
+    assert_eq!(
+        plan["notes"][0],
+        "22 formats are chosen for 4.4 bits per weight, by errors that were measured"
+    );
+    assert!(!target.out().exists());
+    // From the file, and from the recipe: the same bytes.
+    let measured = fs::read(&sensitivities).unwrap();
+    let (code, stdout, stderr) = run(&tiny(), &[&choice[..], &["-o", &target.arg()]].concat());
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    assert!(stdout.contains(&format!("{bits:.3} bits per weight")), "{stdout}");
+    assert_eq!(fs::read(&sensitivities).unwrap(), measured);
+    let again = Target::new();
+    assert_eq!(run(&tiny(), &["--recipe", &recipe, "-o", &again.arg(), "-q"]).0, 0);
+    assert!(files(target.out()) == files(again.out()));
+    // What is left open by a recipe is chosen, whatever its own format.
+    let mine = file("mine.toml");
+    fs::write(&mine, "format = \"8\"\n[[rule]]\nrole = \"v\"\nformat = \"mxfp8\"\n").unwrap();
+    let (code, stdout, _) = run(&tiny(), &["--target-bpw", "5", "--recipe", &mine, "--dry-run"]);
+    assert_eq!(code, 0);
+    assert!(stdout.contains(&format!("v  BF16 -> mxfp8  33792 bytes  (rule 1 of {mine})")), "{stdout}");
+    assert!(stdout.contains("(for 5 bits per weight)"), "{stdout}");
+
+    let line = fail(2, &tiny(), &["--target-bpw", "3", "--dry-run"]);
+    assert!(line.contains("bits per weight: expected 3.5 to 8.5") && line.contains("found 3"), "{line}");
+    let more =
+        [&choice[..2], &["--dry-run", "--candidates", "3,5", "--sensitivities", &sensitivities]].concat();
+    let line = fail(2, &tiny(), &more);
+    assert!(line.contains("affine:5:g64") && line.contains("measure anew"), "{line}");
+    fs::write(&sensitivities, "{}").unwrap();
+    let line = fail(2, &tiny(), &[&choice[..], &["--dry-run"]].concat());
+    assert!(line.contains("s.json: no sensitivities") && line.contains("remove it"), "{line}");
+    let (nowhere, dry) = (file("no/such/file"), ["--dry-run", "--target-bpw", "4"]);
+    for option in ["--sensitivities", "--save-recipe"] {
+        let line = fail(4, &tiny(), &[&dry[..], &[option, &nowhere]].concat());
+        assert!(line.contains("no/such/file: can't be written"), "{line}");
+    }
+    let progress = [&dry[..], &["--json-progress", "--candidates", "3,8"]].concat();
+    let (_, _, stderr) = run(&tiny(), &progress);
+    let last: Value = serde_json::from_str(stderr.lines().last().unwrap()).unwrap();
+    assert_eq!((&last["tensors"], &last["total_tensors"]), (&44.into(), &44.into()));
+    assert_eq!(last["bytes"], last["total_bytes"]);
+}
+
+#[test]
+fn a_search_is_told_of() {
+    let (plain, searched) = (Target::new(), Target::new());
+    let report = |target: &Target, more: &[&str]| -> Value {
+        let out = target.arg();
+        let args = [&["--bits", "3", "--json", "-o", &out], more].concat();
+        let (code, stdout, stderr) = run(&tiny(), &args);
+        assert_eq!((code, stderr.as_str()), (0, ""));
+        serde_json::from_str(&stdout).unwrap()
+    };
+    let (before, after) = (report(&plain, &[]), report(&searched, &["--search"]));
+    assert_eq!(before["tensors"][0]["to"], "affine 3-bit g64");
+    assert_eq!(after["tensors"][0]["to"], "affine 3-bit g64, searched");
+    let worst = |report: &Value| report["tensors"][0]["relative_rms"].as_f64().unwrap();
+    assert!(worst(&after) < worst(&before));
+    let (_, stdout, _) = run(&tiny(), &["--bits", "3", "--search", "--dry-run"]);
+    assert!(stdout.contains("-> affine 3-bit g64, searched"), "{stdout}");
 }
 
 /// A file that may not grow is to a program what a full disk is.

@@ -24,5 +24,9 @@ mod quantized;
 mod repack;
 #[path = "convert/resume.rs"]
 mod resume;
+#[path = "convert/search.rs"]
+mod search;
+#[path = "convert/target.rs"]
+mod target;
 #[path = "convert/uqff.rs"]
 mod uqff;

@@ -1,11 +1,13 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
 use super::device;
+use super::job::Packing;
 use super::kind::Encoder;
 use super::quality::Sums;
 use crate::format::decode::decode_row;
 use crate::format::element::{e4m3_to_f32, e8m0_to_f32, Real, E2M1_MAX, E4M3_MAX};
 use crate::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
+use crate::format::search::{search_affine, search_scales};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
@@ -15,19 +17,6 @@ use half::{bf16, f16};
 pub(super) struct Block {
     pub bytes: Vec<Vec<u8>>,
     pub sums: Sums,
-}
-
-/// How rows become codes and scales.
-#[derive(Clone, Copy)]
-pub(super) struct Packing<'a> {
-    /// Numbers of a row.
-    pub k: usize,
-    /// What they are rounded to before.
-    pub dtype: DType,
-    pub format: QuantFormat,
-    pub encoder: Encoder,
-    /// What encodes, where it can.
-    pub device: &'a Device,
 }
 
 /// Codes and scales of rows.
@@ -42,12 +31,13 @@ pub(super) enum Scales<T> {
     Bytes(Vec<u8>),
 }
 
-/// Rows of numbers, rounded and packed. What is not finite is packed as zero, and counted.
-pub(super) fn pack(numbers: &Tensor, packing: Packing) -> Result<Block> {
+/// Rows of `k` numbers, rounded to a dtype and packed, by `device` where it can. What is not finite is packed as zero,
+/// and counted.
+pub(super) fn pack(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
     match packing.dtype {
-        DType::F16 => pack_as::<f16>(numbers, packing),
-        DType::BF16 => pack_as::<bf16>(numbers, packing),
-        DType::F32 => pack_as::<f32>(numbers, packing),
+        DType::F16 => pack_as::<f16>(numbers, k, packing, device),
+        DType::BF16 => pack_as::<bf16>(numbers, k, packing, device),
+        DType::F32 => pack_as::<f32>(numbers, k, packing, device),
         other => Err(unsupported(other)),
     }
 }
@@ -95,8 +85,8 @@ fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec
     Ok((rows, rounded))
 }
 
-fn pack_as<T: Bytes>(numbers: &Tensor, packing: Packing) -> Result<Block> {
-    let Packing { k, format, encoder, device, .. } = packing;
+fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
+    let Packing { format, encoder, search, .. } = *packing;
     let mut sums = Sums::default();
     let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
     sums.count_non_finite(&rows);
@@ -105,10 +95,14 @@ fn pack_as<T: Bytes>(numbers: &Tensor, packing: Packing) -> Result<Block> {
             *number = T::from_f32(0.);
         }
     }
-    let Encoded { mut words, scales: stored } = match device::encodes(device, encoder) {
+    let mut encoded = match device::encodes(device, encoder) {
         true => device::encode(&rounded, format, device)?,
-        false => encode(&rounded, packing)?,
+        false => encode(&rounded, k, packing)?,
     };
+    if search {
+        improve(&rounded, k, format, &mut encoded)?;
+    }
+    let Encoded { mut words, scales: stored } = encoded;
     let mut bytes = Vec::new();
     let (scales, biases);
     match stored {
@@ -144,7 +138,11 @@ fn pack_as<T: Bytes>(numbers: &Tensor, packing: Packing) -> Result<Block> {
 }
 
 /// Encodes rows on the CPU.
-fn encode<T: Real>(rounded: &[T], Packing { k, format, encoder, .. }: Packing) -> Result<Encoded<T>> {
+fn encode<T: Real>(
+    rounded: &[T],
+    k: usize,
+    &Packing { format, encoder, .. }: &Packing,
+) -> Result<Encoded<T>> {
     let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
     let count = rounded.len() / k.max(1);
     let mut words = vec![0u32; count * words_per_row];
@@ -174,6 +172,27 @@ fn encode<T: Real>(rounded: &[T], Packing { k, format, encoder, .. }: Packing) -
         }
     };
     Ok(Encoded { words, scales })
+}
+
+/// Searches codes and scales of a smaller error.
+fn improve<T: Real>(rounded: &[T], k: usize, format: QuantFormat, encoded: &mut Encoded<T>) -> Result<()> {
+    let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
+    let pairs = rounded.chunks_exact(k).zip(encoded.words.chunks_exact_mut(words_per_row));
+    match (&mut encoded.scales, format) {
+        (Scales::Floats([scales, biases]), QuantFormat::Affine { bits, group_size }) => {
+            let parts = scales.chunks_exact_mut(groups).zip(biases.chunks_exact_mut(groups));
+            for ((row, words), (scales, biases)) in pairs.zip(parts) {
+                search_affine(row, bits, group_size, words, scales, biases);
+            }
+        }
+        (Scales::Bytes(scales), _) => {
+            for ((row, words), scales) in pairs.zip(scales.chunks_exact_mut(groups)) {
+                search_scales(row, format, words, scales);
+            }
+        }
+        (Scales::Floats(_), _) => {}
+    }
+    Ok(())
 }
 
 /// What a group can hold, half a step beyond its ends included where steps are even.

@@ -5,7 +5,7 @@ use super::kind::{Encoder, PACKED_ALREADY};
 use super::plan::PlannedTensor;
 use super::repack::WIDE_MXFP4;
 use super::shard::Output;
-use super::{Role, Spec, Target};
+use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{module_of, tensor_of, DenseTensor, PackedWeight, Weight};
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, Result};
@@ -15,14 +15,17 @@ use safetensors::Dtype;
 /// Elements that a thread works on at a time, unless one row has more.
 const BLOCK: usize = 1 << 18;
 
+/// What is said of a weight, after its format, whose codes and scales were searched for.
+const SEARCHED: &str = ", searched";
+
 /// One tensor of the output; a packed weight is one.
 #[derive(Clone, Debug)]
 pub(super) struct Job {
     pub planned: PlannedTensor,
     pub work: Work,
     pub outputs: Vec<Output>,
-    /// The format that was asked for, if it is not that of the output.
-    pub asked: Option<QuantFormat>,
+    /// What the rule says that it becomes.
+    pub spec: Spec,
     /// Whether it consists of tensors of other names.
     pub is_stacked: bool,
 }
@@ -35,9 +38,20 @@ pub(super) enum Work {
     /// Numbers are converted to a dtype.
     Cast(Vec<Part>, DType),
     /// Numbers are rounded to a dtype and packed.
-    Pack(Vec<Part>, DType, QuantFormat, Encoder),
+    Pack(Vec<Part>, Packing),
     /// Codes are brought into another layout, or into a format that holds them exactly.
     Repack(PackedWeight, QuantFormat),
+}
+
+/// How numbers are packed.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Packing {
+    /// What they are rounded to before.
+    pub dtype: DType,
+    pub format: QuantFormat,
+    pub encoder: Encoder,
+    /// Whether what the encoder leaves is improved.
+    pub search: bool,
 }
 
 /// The dtype of numbers in the source.
@@ -74,7 +88,7 @@ impl Job {
         };
         let other_name = |part: &Part| matches!(part, Part::Stored(dense) if dense.name() != form.name);
         let is_stacked = form.parts.first().is_some_and(other_name);
-        Self { planned, work, outputs, asked: None, is_stacked }
+        Self { planned, work, outputs, spec: Spec::Keep, is_stacked }
     }
 
     /// A tensor of plain numbers, of another dtype if one is given.
@@ -95,15 +109,16 @@ impl Job {
     }
 
     /// A weight that is packed, by numbers of `dtype`.
-    pub(super) fn pack(form: &Form, format: QuantFormat, dtype: DType, target: Target) -> Result<Self> {
+    pub(super) fn pack(form: &Form, format: QuantFormat, dtype: DType, options: &Options) -> Result<Self> {
         let scales = match format.scale_kind() {
             ScaleKind::Float => file_dtype(dtype)?,
             ScaleKind::E8m0 | ScaleKind::E4m3 => Dtype::U8,
         };
-        let kind = target.kind();
+        let (kind, search) = (options.target.kind(), options.search);
         let outputs = kind.packed(&form.name, &form.dims, format, scales)?;
-        let work = Work::Pack(form.parts.clone(), dtype, format, kind.encoder(format));
-        Ok(Self::new(form, format.to_string(), work, outputs))
+        let packing = Packing { dtype, format, encoder: kind.encoder(format), search };
+        let to = format!("{format}{}", if search { SEARCHED } else { "" });
+        Ok(Self::new(form, to, Work::Pack(form.parts.clone(), packing), outputs))
     }
 
     /// A weight that is packed already.
@@ -176,9 +191,15 @@ impl Job {
         let outputs = target.kind().packed(&form.name, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
         let work = Work::Repack(packed.clone(), WIDE_MXFP4);
         let mut job = Self::new(form, WIDE_MXFP4.to_string(), work, outputs);
+        job.spec = spec;
         job.planned.role = role;
         job.planned.rule = rule.to_owned();
         Ok(Some(job))
+    }
+
+    /// Whether its codes and scales are searched for.
+    pub(super) fn is_searched(&self) -> bool {
+        matches!(&self.work, Work::Pack(_, packing) if packing.search)
     }
 
     /// The format of the output, if it is packed.
@@ -186,8 +207,16 @@ impl Job {
         match &self.work {
             Work::Copy(_, format) => *format,
             Work::Cast(..) => None,
-            Work::Pack(_, _, format, _) => Some(*format),
+            Work::Pack(_, packing) => Some(packing.format),
             Work::Repack(_, format) => Some(*format),
+        }
+    }
+
+    /// The format that was asked for, if it is not that of the output.
+    pub(super) fn asked(&self) -> Option<QuantFormat> {
+        match (self.spec, &self.planned.fallback) {
+            (Spec::Packed(format), Some(_)) => Some(format),
+            _ => None,
         }
     }
 

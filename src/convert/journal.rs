@@ -3,6 +3,7 @@
 use super::job::Work;
 use super::plan::Plan;
 use super::quality::{Quality, WrittenFile};
+use crate::checkpoint::Checkpoint;
 use crate::{Error, Result};
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
@@ -40,7 +41,12 @@ pub(super) struct Finished {
 impl Journal {
     /// That of a conversion of which nothing is finished.
     pub(super) fn new(plan: &Plan) -> Result<Self> {
-        Ok(Self { plan: fingerprint(plan)?, source: source_of(plan)?, finished: Vec::new(), published: None })
+        Ok(Self {
+            plan: fingerprint(plan)?,
+            source: source_of(&plan.source)?,
+            finished: Vec::new(),
+            published: None,
+        })
     }
 
     /// That in a file; `None` if there is none.
@@ -81,7 +87,7 @@ fn fingerprint(plan: &Plan) -> Result<String> {
         let tensor = &job.planned;
         // Scales that are bytes do not tell what their numbers were rounded to before.
         let rounded = match &job.work {
-            Work::Pack(_, dtype, _, encoder) => format!("{dtype:?} {encoder:?}"),
+            Work::Pack(_, packing) => format!("{packing:?}"),
             Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => String::new(),
         };
         hasher.update(format!("{}\0{}\0{}\0{rounded}\0", tensor.name, tensor.from, tensor.to));
@@ -90,7 +96,8 @@ fn fingerprint(plan: &Plan) -> Result<String> {
     Ok(hex(&hasher.finalize()))
 }
 
-fn source_of(plan: &Plan) -> Result<BTreeMap<String, (u64, u128)>> {
+/// For every file of weights its size and the time of its last change.
+pub(super) fn source_of(source: &Checkpoint) -> Result<BTreeMap<String, (u64, u128)>> {
     let state = |path: &Path| {
         let metadata = fs::metadata(path)?;
         let changed = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -98,7 +105,7 @@ fn source_of(plan: &Plan) -> Result<BTreeMap<String, (u64, u128)>> {
         let path = fs::canonicalize(path)?.to_string_lossy().into_owned();
         Ok((path, (metadata.len(), changed.as_nanos())))
     };
-    let files = plan.source.weight_files().into_iter();
+    let files = source.weight_files().into_iter();
     files.map(|path| state(&path).map_err(|error| Error::Io { path, error })).collect()
 }
 
@@ -115,6 +122,6 @@ pub(super) fn sha256(path: &Path) -> Result<String> {
     }
 }
 
-fn hex(bytes: &[u8]) -> String {
+pub(super) fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }

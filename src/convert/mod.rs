@@ -30,7 +30,9 @@
 //! (of those with F32 scales, which are read for the plan, only if their products with codes are exact), and MXFP4
 //! becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice ([`Options::requantize`]).
 
+mod alternatives;
 mod block;
+mod choice;
 mod config;
 mod device;
 mod disk;
@@ -48,11 +50,14 @@ mod recipe;
 mod repack;
 mod role;
 mod run;
+mod saved;
+mod sensitivities;
 mod shard;
 mod spec;
 mod staging;
 mod writer;
 
+pub use alternatives::Alternatives;
 pub use disk::available_space;
 pub use place::check_output;
 pub use plan::{Plan, PlannedTensor};
@@ -60,6 +65,7 @@ pub use quality::{Quality, Report, WrittenFile};
 pub use recipe::{Recipe, Rule};
 pub use role::Role;
 pub use run::{measure, run, Event, RunOptions};
+pub use sensitivities::Sensitivities;
 pub use spec::Spec;
 
 use crate::checkpoint::OllamaName;
@@ -93,6 +99,9 @@ pub struct Options {
     pub dtype: Option<DType>,
     /// Decodes weights that are packed already, to pack them as the recipe says.
     pub requantize: bool,
+    /// Looks for codes and scales of a smaller squared error than those of the encoder, group by group; see
+    /// [`search`](crate::format::search). The bytes are no longer those of the program whose format it is.
+    pub search: bool,
     /// Refuses a plan in which a tensor can't become what its rule says.
     pub strict: bool,
     /// The size of a file of weights that is not exceeded, unless one weight does.
@@ -116,6 +125,7 @@ impl Options {
             recipe,
             dtype: None,
             requantize: false,
+            search: false,
             strict: false,
             max_shard_size,
             device: Device::Cpu,

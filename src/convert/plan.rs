@@ -4,6 +4,7 @@ use super::device;
 use super::experts;
 use super::job::{Job, Work};
 use super::planner::Planner;
+use super::recipe::Fallback;
 use super::shard::{lay_out, Output, Style};
 use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{natural_order, Checkpoint, OllamaName};
@@ -13,6 +14,9 @@ use serde::Serialize;
 use serde_json::Value;
 use std::cmp::Ordering;
 use std::collections::{BTreeMap, BTreeSet};
+
+/// What the metadata of a file says if codes and scales in it were searched for.
+const SEARCH: &str = "candle_quant.search";
 
 /// What becomes of one tensor.
 #[derive(Clone, Debug, Serialize)]
@@ -61,9 +65,12 @@ impl Shard {
         mut jobs: Vec<Job>,
         mut others: Vec<Output>,
         order: impl Fn(&Output, &Output) -> Ordering,
-        metadata: Option<Value>,
+        mut metadata: Option<Value>,
         style: Style,
     ) -> Self {
+        if let (Some(Value::Object(entries)), true) = (&mut metadata, jobs.iter().any(Job::is_searched)) {
+            entries.insert(SEARCH.into(), "squared error".into());
+        }
         let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
         let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();
         outputs.sort_by(|a, b| order(a, b));
@@ -92,6 +99,8 @@ pub struct Plan {
     pub(super) shards: Vec<Shard>,
     /// The format that the config names for the whole checkpoint; `None` if nothing is packed.
     pub(super) top: Option<QuantFormat>,
+    /// What the recipe does with rows that are no whole number of groups.
+    pub(super) fallback: Fallback,
     notes: Vec<String>,
 }
 
@@ -114,18 +123,18 @@ impl Plan {
             return Err(Error::file(source.path(), "no tensors", "give a checkpoint that has weights"));
         }
         check_names(&jobs)?;
-        let top = top_format(&jobs, options.recipe.format);
+        let top = top_format(&jobs, options.recipe.asked());
         let target = options.target;
         let shards = target.kind().shards(jobs, top, options)?;
         let model = options.model()?.cloned();
-        let device = options.device.clone();
-        let notes = planner.notes();
-        let mut plan = Self { source: source.clone(), target, device, model, shards, top, notes };
+        let (device, fallback) = (options.device.clone(), options.recipe.fallback);
+        let (source, notes) = (source.clone(), planner.notes());
+        let mut plan = Self { source, target, device, model, shards, top, fallback, notes };
         plan.notes.extend(plan.note_of_device());
         if plan.config_json()?.is_none() && target.kind().needs_config() {
             let problem =
                 format!("no config.json, without which there is no model in {}", target.kind().name());
-            return Err(Error::file(source.path(), problem, "put that of the model beside the weights"));
+            return Err(Error::file(plan.source.path(), problem, "put that of the model beside the weights"));
         }
         let fallen = plan.tensors().find_map(|tensor| Some((tensor, tensor.fallback.as_ref()?)));
         if let Some((tensor, reason)) = fallen.filter(|_| options.strict) {
@@ -159,8 +168,8 @@ impl Plan {
 
     /// What the device that was asked for does not do.
     fn note_of_device(&self) -> Option<String> {
-        let encoder = |job: &Job| match job.work {
-            Work::Pack(.., encoder) => Some(encoder),
+        let encoder = |job: &Job| match &job.work {
+            Work::Pack(_, packing) => Some(packing.encoder),
             _ => None,
         };
         let packed = self.jobs().filter_map(encoder);
@@ -191,14 +200,15 @@ impl Plan {
 
     /// Bits for each element of the matrices of the output; 0 if there are none.
     pub fn bits_per_weight(&self) -> f64 {
+        let (elements, bytes) = self.matrices();
+        bits_per_weight(bytes, elements)
+    }
+
+    /// Elements and bytes of the matrices of the output.
+    pub(super) fn matrices(&self) -> (f64, u64) {
         let matrices = || self.tensors().filter(|tensor| tensor.shape.len() > 1);
-        let elements: f64 = matrices().map(|tensor| elements(&tensor.shape)).sum();
-        let bytes: u64 = matrices().map(|tensor| tensor.bytes).sum();
-        if elements == 0. {
-            0.
-        } else {
-            bytes as f64 * 8. / elements
-        }
+        let elements = matrices().map(|tensor| elements(&tensor.shape)).sum();
+        (elements, matrices().map(|tensor| tensor.bytes).sum())
     }
 
     /// About the most memory that the conversion takes, in bytes: what every thread works on, and the largest
@@ -211,7 +221,16 @@ impl Plan {
     }
 }
 
-fn elements(dims: &[usize]) -> f64 {
+/// 0 if there are no elements.
+pub(super) fn bits_per_weight(bytes: u64, elements: f64) -> f64 {
+    if elements == 0. {
+        0.
+    } else {
+        bytes as f64 * 8. / elements
+    }
+}
+
+pub(super) fn elements(dims: &[usize]) -> f64 {
     dims.iter().map(|dim| *dim as f64).product()
 }
 

@@ -98,6 +98,7 @@ impl<'a> Planner<'a> {
             let idle = self.options.recipe.labels().filter(|label| !used.contains(label));
             notes.extend(idle.map(|label| format!("{label} decides about no tensor")));
         }
+        notes.extend(self.options.recipe.choice_note());
         match self.staying.get() {
             0 => {}
             count => {
@@ -150,7 +151,7 @@ impl<'a> Planner<'a> {
         let mut job = match spec {
             Spec::Packed(format) => {
                 target.check(&form.name, decided.1, format)?;
-                Job::pack(form, format, self.float_dtype(form), target)?
+                Job::pack(form, format, self.float_dtype(form), self.options)?
             }
             Spec::Cast(dtype) => Job::plain(form, Some(dtype))?,
             Spec::Keep => Job::plain(form, self.plain_dtype(form))?,
@@ -159,10 +160,7 @@ impl<'a> Planner<'a> {
         let is_vector = form.dims.len() < 2 && spec == Spec::Keep;
         job.planned.rule = if is_vector { "not a matrix" } else { decided.1 }.to_owned();
         job.planned.fallback = fallback;
-        job.asked = match decided.0 {
-            Spec::Packed(format) if job.planned.fallback.is_some() => Some(format),
-            _ => None,
-        };
+        job.spec = decided.0;
         Ok(job)
     }
 

@@ -1,11 +1,12 @@
 //! Which tensor becomes what: ordered rules, of which the first that matches decides.
 
+use super::choice::Choice;
 use super::mixed::{Mixed, ModelLayers};
 use super::{importer, Role, Spec, Target};
 use crate::{Error, QuantFormat, Result};
 use globset::{Glob, GlobMatcher};
 use regex::Regex;
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use std::ops::RangeInclusive;
 
 /// What the safe defaults are called in plans begins like this.
@@ -53,10 +54,12 @@ pub struct Recipe {
     pub(super) format: Spec,
     pub(super) fallback: Fallback,
     rules: Vec<Rule>,
+    /// What is chosen instead of the formats that the rules leave open.
+    choice: Option<Choice>,
 }
 
 /// What becomes of a matrix whose rows are no whole number of groups.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Fallback {
     /// Smaller groups; kept if the smallest do not fit either.
@@ -138,7 +141,7 @@ impl Recipe {
 
     /// One format, with the safe defaults.
     pub fn safe(format: Spec) -> Self {
-        Self { format, fallback: Fallback::Fit, rules: safe_defaults() }
+        Self { format, fallback: Fallback::Fit, rules: safe_defaults(), choice: None }
     }
 
     /// A recipe by name.
@@ -172,7 +175,7 @@ impl Recipe {
             }
             _ => rules.push(Self::mixed(name, format)?),
         }
-        Ok(Self { format, fallback: Fallback::Keep, rules })
+        Ok(Self { format, fallback: Fallback::Keep, rules, choice: None })
     }
 
     fn mixed(name: &str, format: Spec) -> Result<Rule> {
@@ -202,7 +205,7 @@ impl Recipe {
             rules.extend(safe_defaults());
         }
         let format = parsed.format.parse().map_err(|error: Error| wrong(error.to_string()))?;
-        Ok(Self { format, fallback: parsed.fallback, rules })
+        Ok(Self { format, fallback: parsed.fallback, rules, choice: None })
     }
 
     /// The same recipe with a rule before all others.
@@ -210,6 +213,26 @@ impl Recipe {
     pub fn with_rules_first(mut self, rules: impl IntoIterator<Item = Rule>) -> Self {
         self.rules.splice(0..0, rules);
         self
+    }
+
+    /// The same recipe with a choice instead of its format.
+    pub(super) fn with_choice(mut self, format: Spec, choice: Choice) -> Self {
+        (self.format, self.choice) = (format, Some(choice));
+        self
+    }
+
+    /// What is to be said of the choice, if there is one.
+    pub(super) fn choice_note(&self) -> Option<String> {
+        self.choice.as_ref()?.note()
+    }
+
+    /// The format that the whole checkpoint is called after if anything has it.
+    pub(super) fn asked(&self) -> Spec {
+        if self.choice.is_some() {
+            Spec::Keep
+        } else {
+            self.format
+        }
     }
 
     /// The rules of the user, by what they are called in plans.
@@ -220,8 +243,8 @@ impl Recipe {
     /// What a tensor is to become, and the rule that says so.
     pub(super) fn decide(&self, subject: &Subject) -> (Spec, &str) {
         let matches = |rule: &&Rule| rule.conditions.iter().all(|condition| condition.holds(subject));
-        match self.rules.iter().find(matches) {
-            None => (self.format, "format"),
+        let (spec, label, is_said) = match self.rules.iter().find(matches) {
+            None => (self.format, "format", false),
             Some(rule) => {
                 let spec = match &rule.decision {
                     Decision::To(spec) => *spec,
@@ -230,9 +253,12 @@ impl Recipe {
                     Decision::Promoted => self.format.promoted(),
                     Decision::Mixed(mixed) => mixed.decide(subject.name, subject.layers),
                 };
-                (spec, &rule.label)
+                (spec, rule.label.as_str(), matches!(rule.decision, Decision::To(_)))
             }
-        }
+        };
+        let is_open = !is_said && matches!(spec, Spec::Packed(_));
+        let chosen = self.choice.as_ref().and_then(|choice| choice.of(subject.name, is_open));
+        chosen.unwrap_or((spec, label))
     }
 }
 

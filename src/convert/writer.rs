@@ -1,7 +1,7 @@
 //! Writes one file of weights: all threads on rows of stored numbers, then whole weights that have to be decoded, one
 //! at a time.
 
-use super::block::{self, Block, Packing};
+use super::block::{self, Block};
 use super::experts::Part;
 use super::job::{Job, Work};
 use super::plan::Shard;
@@ -135,10 +135,8 @@ impl Writer<'_> {
     /// Converts rows of numbers and writes them; `row` is the number of the first.
     fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
-            &Work::Pack(_, dtype, format, encoder) => {
-                let packing = Packing { k: job.k(), dtype, format, encoder, device: self.device };
-                block::pack(numbers, packing).map_err(|error| of_tensor(error, job, self.device))?
-            }
+            Work::Pack(_, packing) => block::pack(numbers, job.k(), packing, self.device)
+                .map_err(|error| of_tensor(error, job, self.device))?,
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };

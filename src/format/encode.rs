@@ -81,7 +81,7 @@ fn widened<T: Real>(weights: &[T]) -> Vec<f32> {
 
 /// A number from 0 to `largest`; 0 for NaN.
 #[inline(always)]
-fn clamped(value: f32, largest: f32) -> f32 {
+pub(super) fn clamped(value: f32, largest: f32) -> f32 {
     let value = if value > 0. { value } else { 0. };
     if value < largest {
         value
@@ -93,7 +93,7 @@ fn clamped(value: f32, largest: f32) -> f32 {
 /// A number from 0 to 255, rounded with ties to even, in instructions that every machine has: from 2^23 on there are
 /// whole numbers only, whose lowest bits are those of the number.
 #[inline(always)]
-fn small_integer(value: f32) -> u8 {
+pub(super) fn small_integer(value: f32) -> u8 {
     const WHOLE: f32 = (1 << 23) as f32;
     (value + WHOLE).to_bits() as u8
 }
@@ -213,7 +213,7 @@ fn ceil_log2(value: f32) -> i32 {
 /// The first code whose distance from `value`, rounded to `T`, is smallest: ties go toward zero and
 /// code 8 (negative zero) never wins. Distances that are not numbers lose, which leaves code 0.
 #[inline(always)]
-fn nearest_e2m1<T: Real>(value: f32) -> u8 {
+pub(super) fn nearest_e2m1<T: Real>(value: f32) -> u8 {
     /// Half way between neighbours.
     const TIES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.];
     // Of a negative number, no positive element is nearer than zero; else all is symmetric.

@@ -15,12 +15,13 @@
 //! bit 0 being the least significant bit of byte 0. 32 elements are exactly `b` 32-bit words.
 //!
 //! [`decode`] and [`encode`] are the readable scalar reference; every other implementation in the
-//! crate is tested against them.
+//! crate is tested against them. [`search`] improves what an encoder has left.
 
 pub mod decode;
 pub mod element;
 pub mod encode;
 pub mod packing;
+pub mod search;
 
 use crate::{Error, Result};
 use std::fmt;

@@ -58,7 +58,7 @@ fn widened(value: f16) -> f32 {
     // 112 is the difference of the biases. One binade up, the leading one that a subnormal does not have is 2^-14.
     let magnitude = (bits & 0x7FFF) << 13;
     let normal = f32::from_bits(magnitude + (112 << 23));
-    let subnormal = f32::from_bits(magnitude + (113 << 23)) - 6.103515625e-5;
+    let subnormal = f32::from_bits(magnitude + (113 << 23)) - 6.103_515_6e-5;
     let finite = if magnitude < 1 << 23 { subnormal } else { normal };
     let not_finite = f32::from_bits(magnitude | f32::INFINITY.to_bits());
     let value = if magnitude < 0x7C00 << 13 { finite } else { not_finite };

@@ -1,5 +1,7 @@
 //! The `convert` subcommand.
 
+mod choose;
+mod parse;
 mod print;
 mod progress;
 
@@ -9,6 +11,7 @@ use candle_quant::convert::{
     self, Event, Options as Conversion, Plan, Recipe, Report, Role, Rule, RunOptions, Spec, Target,
 };
 use candle_quant::{Checkpoint, Error};
+use parse::{parse_bits, parse_limit, parse_role, parse_size, parse_spec, parse_tensors};
 use progress::Progress;
 use serde_json::json;
 use std::fs;
@@ -57,9 +60,26 @@ pub struct Options {
     /// Group size of the affine format, with --bits or a mixed recipe [default: 64].
     #[arg(long, value_name = "SIZE", conflicts_with = "format")]
     group_size: Option<usize>,
+    /// Choose a format for each weight, so that all matrices together have at most BITS per weight and nearly as many:
+    /// step by step the format that saves most squared error for a byte, of errors that are measured first.
+    #[arg(long, value_name = "BITS", value_parser = parse_bits, group = "what")]
+    target_bpw: Option<f64>,
+    /// What --target-bpw chooses from [default: affine formats from 3 bits on].
+    #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec)]
+    candidates: Vec<Spec>,
+    /// Keep what --target-bpw measures in a file, or take it from there if it is there already.
+    #[arg(long, value_name = "FILE")]
+    sensitivities: Option<PathBuf>,
+    /// Look for codes and scales of a smaller squared error, group by group (slower; no longer the bytes of the
+    /// program whose format it is).
+    #[arg(long)]
+    search: bool,
     /// A recipe by name, or a TOML file.
     #[arg(long, value_name = "NAME|FILE")]
     recipe: Option<String>,
+    /// Also write what becomes of each tensor to a file, as a recipe.
+    #[arg(long, value_name = "FILE")]
+    save_recipe: Option<PathBuf>,
     /// What tensors of a role become, before the rules of the recipe; may be repeated.
     #[arg(long, value_name = "ROLE=SPEC", value_parser = parse_role)]
     role: Vec<(Role, Spec)>,
@@ -73,7 +93,9 @@ pub struct Options {
     #[arg(long)]
     requantize: bool,
     /// Write plain numbers: decode what is packed.
-    #[arg(long, conflicts_with_all = ["format", "bits", "group_size", "recipe", "role", "tensors", "requantize"])]
+    #[arg(long, conflicts_with_all = [
+        "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search"
+    ])]
     dequantize: bool,
     /// Refuse if a tensor can't become what its rule says.
     #[arg(long)]
@@ -81,13 +103,13 @@ pub struct Options {
     /// The size of a file of weights, in bytes or with KB, MB, GB.
     #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "5GB")]
     max_shard_size: u64,
-    /// Print the plan, made from headers alone, and write nothing.
+    /// Print the plan, made from headers alone (with --target-bpw also from what is measured), and write no output.
     #[arg(long, conflicts_with = "resume")]
     dry_run: bool,
     /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
     #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
-        "out", "format", "bits", "group_size", "recipe", "dequantize", "dry_run", "resume", "overwrite", "allow_nonfinite", "max_rrmse",
-        "report"
+        "out", "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "dequantize", "dry_run", "resume",
+        "overwrite", "allow_nonfinite", "max_rrmse", "report"
     ])]
     compare: Vec<Spec>,
     /// Pack on the CPU even if there is a GPU; the bytes are the same.
@@ -139,64 +161,48 @@ impl To {
     }
 }
 
-fn parse_spec(text: &str) -> Result<Spec, String> {
-    text.parse().map_err(|error: Error| error.to_string())
-}
-
-fn split(text: &str) -> Result<(&str, Spec), String> {
-    let (left, spec) = text.rsplit_once('=').ok_or("expected an equals sign")?;
-    Ok((left, parse_spec(spec)?))
-}
-
-fn parse_role(text: &str) -> Result<(Role, Spec), String> {
-    let (role, spec) = split(text)?;
-    Ok((role.parse().map_err(|error: Error| error.to_string())?, spec))
-}
-
-fn parse_tensors(text: &str) -> Result<(String, Spec), String> {
-    let (glob, spec) = split(text)?;
-    Rule::tensors(glob, spec).map_err(|error| error.to_string())?;
-    Ok((glob.to_owned(), spec))
-}
-
-fn parse_size(text: &str) -> Result<u64, String> {
-    let (number, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
-        Some(at) => text.split_at(at),
-        None => (text, ""),
-    };
-    let unit = match unit.to_ascii_uppercase().as_str() {
-        "" | "B" => 1,
-        "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        _ => return Err("expected bytes, KB, MB or GB".into()),
-    };
-    let size = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-    size.filter(|size| *size > 0).ok_or_else(|| "expected a whole number above zero".into())
-}
-
-fn parse_limit(text: &str) -> Result<f64, String> {
-    let limit = text.parse::<f64>().ok().filter(|limit| limit.is_finite() && *limit >= 0.);
-    limit.ok_or_else(|| "expected a finite number, zero or above".into())
-}
-
 /// Runs the command; an error comes with its exit code.
 pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let usage = |error| (error, USAGE);
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
     if !options.compare.is_empty() {
         return compare(options);
     }
-    let conversion = conversion(options, None).map_err(usage)?;
+    let mut conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
         convert::check_output(out, &conversion, &run_options(options))
             .map_err(|error| usage(error.into()))?;
     }
-    let plan = Checkpoint::open(&options.source).and_then(|source| Plan::new(&source, &conversion));
-    let plan = plan.map_err(|error| (error.into(), BAD_INPUT))?;
+    if let Some(path) = &options.save_recipe {
+        check_writable(path).map_err(|error| (error, IO))?;
+    }
+    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    if let Some(bits) = options.target_bpw {
+        conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
+    }
+    let plan = Plan::new(&source, &conversion).map_err(bad_input)?;
+    if let Some(path) = &options.save_recipe {
+        let recipe = plan.recipe_toml().map_err(bad_input)?;
+        fs::write(path, recipe).with_context(|| cannot_write(path)).map_err(|error| (error, IO))?;
+    }
     match &options.out {
         Some(out) if !options.dry_run => write(options, &plan, out),
         _ => print_plan(options, &plan).map_err(|error| (error.into(), IO)),
     }
+}
+
+/// The exit code of an error that is none of usage.
+fn code(error: &Error) -> u8 {
+    match error {
+        Error::Quality { .. } => QUALITY,
+        Error::Io { .. } => IO,
+        _ => BAD_INPUT,
+    }
+}
+
+/// How many tensors, and bytes of them, a conversion goes through.
+fn work(plan: &Plan) -> (usize, u64) {
+    (plan.tensors().count(), plan.source_bytes())
 }
 
 /// Measures one format after the other.
@@ -207,7 +213,7 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     for format in &options.compare {
         let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
         let plan = Plan::new(&source, &conversion).map_err(bad_input)?;
-        let progress = Progress::new(&plan, options.quiet, options.json_progress);
+        let progress = Progress::new(work(&plan), options.quiet, options.json_progress);
         let report = convert::measure(&plan, &|event| progress.tell(&event));
         progress.finish();
         reports.push((*format, report.map_err(bad_input)?));
@@ -222,6 +228,9 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
 
 /// What is to be done, with another format than that of the options if one is given.
 fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
+    if options.target_bpw.is_none() && (!options.candidates.is_empty() || options.sensitivities.is_some()) {
+        bail!("--candidates and --sensitivities are for --target-bpw");
+    }
     let mut conversion = match (options.dequantize, format) {
         (true, _) => Conversion::dense(),
         (_, Some(format)) => to(options, with_rules(options, Recipe::usual(options.to.target(), format))?)?,
@@ -229,6 +238,7 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
     };
     conversion.dtype = options.dtype;
     conversion.requantize = options.requantize;
+    conversion.search = options.search;
     conversion.strict = options.strict;
     conversion.max_shard_size = options.max_shard_size;
     if !options.cpu && !options.dequantize {
@@ -266,6 +276,9 @@ fn to(options: &Options, recipe: Recipe) -> Result<Conversion> {
 fn recipe(options: &Options) -> Result<Recipe> {
     let mixed = options.recipe.as_deref().filter(|name| name.starts_with("mixed_"));
     match (mixed, options.bits) {
+        (Some(name), _) if options.target_bpw.is_some() => {
+            bail!("{name} has its own bits: leave out --target-bpw")
+        }
         (Some(name), Some(_)) => {
             bail!("{name} has its own bits: leave out --bits; --group-size may be given alone")
         }
@@ -277,18 +290,22 @@ fn recipe(options: &Options) -> Result<Recipe> {
     // A mixed recipe takes the group size alone.
     let format = match (options.format, options.bits.or(mixed.map(|_| 4))) {
         (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size.unwrap_or(64)).parse()?),
+        // All that it decides is what the rules leave open.
+        (None, None) if options.target_bpw.is_some() => choose::candidates(options).first().copied(),
         (format, _) => format,
     };
     let recipe = match &options.recipe {
         None => match format {
             Some(format) => Recipe::usual(options.to.target(), format),
-            None => bail!("what are the tensors to become? Give --format, --bits, --recipe or --dequantize"),
+            None => bail!(
+                "what are the tensors to become? Give --format, --bits, --target-bpw, --recipe or --dequantize"
+            ),
         },
         Some(name) if Recipe::NAMES.contains(&name.as_str()) => match format {
             Some(format) => Recipe::named(name, format)?,
             None => bail!("the recipe {name} needs a --format, or --bits"),
         },
-        Some(_) if format.is_some() => {
+        Some(_) if format.is_some() && options.target_bpw.is_none() => {
             bail!("a recipe file has its own format: leave out --format and --bits")
         }
         Some(file) => {
@@ -319,9 +336,9 @@ fn run_options(options: &Options) -> RunOptions {
 
 fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
     if let Some(path) = &options.report {
-        check_report(path).map_err(|error| (error, IO))?;
+        check_writable(path).map_err(|error| (error, IO))?;
     }
-    let progress = Progress::new(plan, options.quiet, options.json_progress);
+    let progress = Progress::new(work(plan), options.quiet, options.json_progress);
     let measured = Mutex::new(None);
     let result = convert::run(plan, out, &run_options(options), &|event| {
         if let Event::Measured { report } = event {
@@ -340,11 +357,7 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
         tell(options, plan, out, report, result.is_ok()).map_err(|error| (error, IO))?;
     }
     result.map(|_| ()).map_err(|error| {
-        let code = match &error {
-            Error::Quality { .. } => QUALITY,
-            Error::Io { .. } => IO,
-            _ => BAD_INPUT,
-        };
+        let code = code(&error);
         (error.into(), code)
     })
 }
@@ -352,7 +365,7 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
 /// The report, in the file and on stdout; there as JSON only, if no output was made.
 fn tell(options: &Options, plan: &Plan, out: &Path, report: &Report, is_made: bool) -> Result<()> {
     if let Some(path) = &options.report {
-        fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_report(path))?;
+        fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_write(path))?;
     }
     let mut stdout = io::stdout().lock();
     match (options.json, is_made && !options.quiet) {
@@ -363,19 +376,19 @@ fn tell(options: &Options, plan: &Plan, out: &Path, report: &Report, is_made: bo
     Ok(stdout.flush()?)
 }
 
-/// Before the work: that a report can't be written is not to be learnt after it. Nothing changes by that.
-fn check_report(path: &Path) -> Result<()> {
+/// Before the work: that a file can't be written is not to be learnt after it. Nothing changes by that.
+fn check_writable(path: &Path) -> Result<()> {
     let is_new = fs::symlink_metadata(path).is_err();
     let opened = fs::OpenOptions::new().append(true).create(true).open(path);
     let checked = match is_new {
         true => opened.and_then(|_| fs::remove_file(path)),
         false => opened.map(drop),
     };
-    checked.with_context(|| cannot_report(path))
+    checked.with_context(|| cannot_write(path))
 }
 
-fn cannot_report(path: &Path) -> String {
-    format!("{}: the report can't be written", path.display())
+fn cannot_write(path: &Path) -> String {
+    format!("{}: can't be written", path.display())
 }
 
 fn print_plan(options: &Options, plan: &Plan) -> io::Result<()> {

@@ -204,7 +204,7 @@ fn report(plan: &Plan) -> Value {
         let stored = label(job.format());
         *counts.entry(stored.clone()).or_default() += 1;
         let shape = job.outputs.first().map(|output| output.dims.clone());
-        let asked = job.asked.map_or_else(|| stored.clone(), |asked| label(Some(asked)));
+        let asked = job.asked().map_or_else(|| stored.clone(), |asked| label(Some(asked)));
         if let Some(reason) = &job.planned.fallback {
             let (from, to) = (&asked, &stored);
             fallbacks

@@ -1,6 +1,6 @@
 //! What is told while a conversion runs: a bar on a terminal, else a line every few seconds, or lines of JSON.
 
-use candle_quant::convert::{Event, Plan};
+use candle_quant::convert::Event;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
@@ -36,8 +36,8 @@ struct State {
 }
 
 impl Progress {
-    pub fn new(plan: &Plan, quiet: bool, json: bool) -> Self {
-        let bytes = plan.source_bytes();
+    /// Of so many tensors and bytes of the source.
+    pub fn new((tensors, bytes): (usize, u64), quiet: bool, json: bool) -> Self {
         let way = match (quiet, json, io::stderr().is_terminal()) {
             (true, ..) => Way::Quiet,
             (_, true, _) => Way::Json,
@@ -53,7 +53,7 @@ impl Progress {
         };
         let now = Instant::now();
         let state = State { begun: now, told: now, done: 0, done_now: 0, finished: 0 };
-        Self { way, state: Mutex::new(state), bytes, tensors: plan.tensors().count() }
+        Self { way, state: Mutex::new(state), bytes, tensors }
     }
 
     pub fn tell(&self, event: &Event) {

@@ -1,0 +1,202 @@
+//! Clip search: never worse than the encoder in any group, better over all, and read like any other row.
+
+use candle_quant::format::decode::{decode_row, scale_from_byte};
+use candle_quant::format::element::Real;
+use candle_quant::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
+use candle_quant::format::search::{search_affine, search_scales};
+use candle_quant::QuantFormat;
+use half::{bf16, f16};
+use proptest::prelude::*;
+
+/// A row as an encoder left it, decoded; and the same after the search.
+type Rows = (Vec<f32>, Vec<f32>);
+
+fn affine<T: Real>(weights: &[T], bits: usize, group_size: usize, afq: bool) -> Rows {
+    let format = QuantFormat::affine(bits, group_size).unwrap();
+    let groups = weights.len() / group_size;
+    let mut words = vec![0; format.words_per_row(weights.len()).unwrap()];
+    let (mut scales, mut biases) = (vec![T::from_f32(0.); groups], vec![T::from_f32(0.); groups]);
+    let encode = if afq { encode_afq } else { encode_affine };
+    encode(weights, bits, group_size, &mut words, &mut scales, &mut biases);
+    let decode = |words: &[u32], scales: &[T], biases: &[T]| {
+        let wide = |numbers: &[T]| numbers.iter().map(|number| number.to_f32()).collect::<Vec<_>>();
+        let mut row = vec![0.; weights.len()];
+        decode_row(format, words, &wide(scales), &wide(biases), &mut row);
+        row
+    };
+    let plain = decode(&words, &scales, &biases);
+    search_affine(weights, bits, group_size, &mut words, &mut scales, &mut biases);
+    (plain, decode(&words, &scales, &biases))
+}
+
+fn scaled<T: Real>(weights: &[T], format: QuantFormat) -> Rows {
+    let groups = weights.len() / format.group_size();
+    let (mut words, mut scales) = (vec![0; format.words_per_row(weights.len()).unwrap()], vec![0; groups]);
+    match format {
+        QuantFormat::Nvfp4 => encode_nvfp4(weights, None, &mut words, &mut scales),
+        _ => encode_mx(weights, format, &mut words, &mut scales),
+    }
+    let decode = |words: &[u32], scales: &[u8]| {
+        let scales: Vec<_> =
+            scales.iter().map(|byte| scale_from_byte(format.scale_kind(), *byte, 1.)).collect();
+        let mut row = vec![0.; weights.len()];
+        decode_row(format, words, &scales, &[], &mut row);
+        row
+    };
+    let plain = decode(&words, &scales);
+    search_scales(weights, format, &mut words, &mut scales);
+    (plain, decode(&words, &scales))
+}
+
+fn squared_errors<T: Real>(weights: &[T], decoded: &[f32], group_size: usize) -> Vec<f64> {
+    let of_group = |(weights, decoded): (&[T], &[f32])| {
+        let pairs = weights.iter().zip(decoded);
+        pairs.map(|(w, d)| (f64::from(w.to_f32()) - f64::from(*d)).powi(2)).sum()
+    };
+    weights.chunks(group_size).zip(decoded.chunks(group_size)).map(of_group).collect()
+}
+
+/// Before and after, by group.
+fn errors<T: Real>(weights: &[T], format: QuantFormat, afq: bool) -> Vec<(f64, f64)> {
+    let (plain, searched) = match format {
+        QuantFormat::Affine { bits, group_size } => affine(weights, bits, group_size, afq),
+        _ => scaled(weights, format),
+    };
+    let of = |decoded: &[f32]| squared_errors(weights, decoded, format.group_size());
+    of(&plain).into_iter().zip(of(&searched)).collect()
+}
+
+#[track_caller]
+fn assert_never_worse<T: Real>(numbers: &[f32], what: &str) {
+    // What is packed is finite.
+    let number = |number: &f32| Some(T::from_f32(*number)).filter(|rounded| rounded.to_f32().is_finite());
+    let weights: Vec<T> = numbers.iter().map(|n| number(n).unwrap_or(T::from_f32(0.))).collect();
+    for format in QuantFormat::all() {
+        for afq in [false, true] {
+            for (group, (plain, searched)) in errors(&weights, format, afq).into_iter().enumerate() {
+                let better = searched <= plain || (searched.is_nan() && plain.is_nan());
+                assert!(better, "{format}, {:?}, {what}, group {group}: {plain:e}, {searched:e}", T::DTYPE);
+            }
+        }
+    }
+}
+
+/// Groups of the kinds that encoders stumble over, side by side.
+fn awkward() -> Vec<(&'static str, Vec<f32>)> {
+    let of = |number: &dyn Fn(usize) -> f32| (0..256).map(number).collect::<Vec<_>>();
+    vec![
+        ("zeros", of(&|_| 0.)),
+        ("negative zeros", of(&|_| -0.)),
+        ("one number", of(&|_| 0.3)),
+        ("one sign", of(&|i| -1. - i as f32 / 999.)),
+        ("far from zero", of(&|i| 1000. + i as f32 / 256.)),
+        ("one outlier", of(&|i| if i % 64 == 5 { 1e4 } else { (i as f32).sin() })),
+        ("two values", of(&|i| if i % 3 == 0 { -0.7 } else { 0.2 })),
+        ("subnormal", of(&|i| (i as f32 - 99.) * 1e-42)),
+        ("tiny", of(&|i| (i as f32 - 99.) * 1e-36)),
+        ("huge", of(&|i| (i as f32 - 128.) * 2.6e36)),
+        ("both ends of f32", of(&|i| [f32::MAX, f32::MIN][i % 2])),
+        ("all sizes", of(&|i| f32::from_bits(((i as u32) << 23).min(0x7F00_0000)))),
+        ("whole numbers", of(&|i| (i % 16) as f32 - 8.)),
+    ]
+}
+
+#[test]
+fn awkward_groups_do_not_become_worse() {
+    for (what, numbers) in awkward() {
+        assert_never_worse::<f32>(&numbers, what);
+        assert_never_worse::<f16>(&numbers, what);
+        assert_never_worse::<bf16>(&numbers, what);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(48))]
+    #[test]
+    fn no_group_becomes_worse(
+        numbers in proptest::collection::vec(-1f32..1., 256),
+        exponent in -40i32..40,
+        power in 1u32..6,
+        offset in -2f32..2.,
+    ) {
+        // Odd powers keep the sign; high ones leave few large numbers.
+        let number = |number: &f32| (number.abs().powi(power as i32).copysign(*number) + offset) * 2f32.powi(exponent);
+        let numbers: Vec<_> = numbers.iter().map(number).collect();
+        assert_never_worse::<f32>(&numbers, "random");
+        assert_never_worse::<f16>(&numbers, "random");
+        assert_never_worse::<bf16>(&numbers, "random");
+    }
+
+    #[test]
+    fn no_group_of_any_bits_becomes_worse(bits in proptest::collection::vec(any::<u32>(), 128)) {
+        let numbers: Vec<_> = bits.into_iter().map(f32::from_bits).collect();
+        assert_never_worse::<f32>(&numbers, "any bits");
+        assert_never_worse::<bf16>(&numbers, "any bits");
+    }
+}
+
+/// Normal numbers, as weights are.
+fn normal(count: usize) -> Vec<bf16> {
+    let mut state = 7u64;
+    let mut uniform = || {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 11) as f64 / (1u64 << 53) as f64
+    };
+    let mut normal = || (-2. * (uniform() + 1e-300).ln()).sqrt() * (std::f64::consts::TAU * uniform()).cos();
+    (0..count).map(|_| bf16::from_f64(normal() * 0.02)).collect()
+}
+
+#[test]
+fn the_sum_of_errors_of_normal_numbers_becomes_smaller() {
+    let weights = normal(1 << 14);
+    for (format, saved) in [
+        ("1-bit", 0.48),
+        ("2-bit", 0.30),
+        ("3-bit", 0.20),
+        ("4-bit", 0.14),
+        ("5-bit", 0.11),
+        ("6-bit", 0.11),
+        ("8-bit", 0.33),
+        ("mxfp4", 0.08),
+        ("nvfp4", 0.20),
+    ] {
+        for all in QuantFormat::all().into_iter().filter(|all| all.to_string().contains(format)) {
+            let (plain, searched) = errors(&weights, all, false)
+                .into_iter()
+                .fold((0., 0.), |sums, (plain, searched)| (sums.0 + plain, sums.1 + searched));
+            let found = 1. - searched / plain;
+            println!("{all}: {:.1} %", found * 100.);
+            assert!(found >= saved, "{all}: {found}");
+        }
+    }
+}
+
+/// Of scales that are bytes there are few enough to try them all.
+#[test]
+fn no_scale_far_away_would_be_better() {
+    let weights = normal(1 << 11);
+    let numbers: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
+    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8, QuantFormat::Nvfp4] {
+        let elements: Vec<f64> = (0..=255u8)
+            .map(|code| f64::from(candle_quant::format::decode::element(format, code)))
+            .filter(|element| element.is_finite())
+            .collect();
+        let (_, searched) = scaled(&weights, format);
+        let found: f64 = squared_errors(&weights, &searched, format.group_size()).iter().sum();
+        // The nearest of all elements, for the best of all scales.
+        let best = |group: &[f32]| {
+            let error = |byte: u8| {
+                let scale = f64::from(scale_from_byte(format.scale_kind(), byte, 1.));
+                let nearest = |w: &f32| {
+                    let distances = elements.iter().map(|element| (element * scale - f64::from(*w)).powi(2));
+                    distances.fold(f64::INFINITY, f64::min)
+                };
+                group.iter().map(nearest).sum::<f64>()
+            };
+            (0..0x7F).map(error).fold(f64::INFINITY, f64::min)
+        };
+        let possible: f64 = numbers.chunks(format.group_size()).map(best).sum();
+        println!("{format}: {found:e}, {possible:e}");
+        assert!(found <= possible * 1.001, "{format}: {found:e}, {possible:e}");
+    }
+}
