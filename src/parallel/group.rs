@@ -5,9 +5,18 @@ use super::shard::split;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;
+use std::hint;
 use std::mem;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
+
+/// How long a rank looks for the others before it sleeps: to be woken takes longer than they mostly do.
+const LOOK: Duration = Duration::from_micros(100);
+
+/// How often it looks before it lets other threads of its core go first.
+const LOOKS: usize = 64;
 
 /// What the ranks share.
 #[derive(Debug)]
@@ -15,18 +24,20 @@ pub(super) struct Group {
     world_size: usize,
     timeout: Duration,
     state: Mutex<State>,
+    /// Operations that all ranks have come to; counted while the state is locked.
+    rounds: AtomicU64,
     changed: Condvar,
 }
 
 #[derive(Debug)]
 struct State {
-    /// Operations that all ranks have come to.
-    rounds: u64,
     /// What ranks have brought to the operation that is under way.
     brought: Vec<Option<Brought>>,
     /// What all brought to the last operation. No rank replaces it before every other one has taken it: to end
     /// the next round, all have to come.
     complete: Arc<[Brought]>,
+    /// Ranks that sleep until something changes.
+    sleeping: usize,
     /// Ranks whose work is done.
     left: Vec<bool>,
     /// When the first of them left.
@@ -101,15 +112,16 @@ impl fmt::Display for Operation {
 impl Group {
     pub fn new(world_size: usize, timeout: Duration) -> Arc<Self> {
         let state = State {
-            rounds: 0,
             brought: vec![None; world_size],
             complete: Arc::new([]),
+            sleeping: 0,
             left: vec![false; world_size],
             first_left: None,
             failure: None,
             on_failure: Hooks::default(),
         };
-        Arc::new(Self { world_size, timeout, state: Mutex::new(state), changed: Condvar::new() })
+        let (state, rounds) = (Mutex::new(state), AtomicU64::new(0));
+        Arc::new(Self { world_size, timeout, state, rounds, changed: Condvar::new() })
     }
 
     pub fn world_size(&self) -> usize {
@@ -218,22 +230,28 @@ impl Group {
         *state.brought.get_mut(rank).ok_or_else(|| no_rank(rank))? = Some(brought);
         if state.brought.iter().all(Option::is_some) {
             state.complete = state.brought.iter_mut().filter_map(Option::take).collect();
-            state.rounds += 1;
-            self.changed.notify_all();
+            self.rounds.fetch_add(1, Ordering::Release);
+            if state.sleeping > 0 {
+                self.changed.notify_all();
+            }
             return Ok(Arc::clone(&state.complete));
         }
         self.wait(rank, &operation, state)
     }
 
-    fn wait(
-        &self,
-        rank: usize,
-        operation: &Operation,
-        mut state: MutexGuard<State>,
-    ) -> Result<Arc<[Brought]>> {
-        let (round, start) = (state.rounds, Instant::now());
+    fn wait(&self, rank: usize, operation: &Operation, state: MutexGuard<State>) -> Result<Arc<[Brought]>> {
+        let (round, start) = (self.rounds.load(Ordering::Acquire), Instant::now());
+        let is_over = || self.rounds.load(Ordering::Acquire) != round;
+        drop(state);
+        while !is_over() && start.elapsed() < LOOK {
+            (0..LOOKS).take_while(|_| !is_over()).for_each(|_| hint::spin_loop());
+            if !is_over() {
+                thread::yield_now();
+            }
+        }
+        let mut state = self.lock();
         loop {
-            if state.rounds != round {
+            if is_over() {
                 return Ok(Arc::clone(&state.complete));
             }
             if let Some(failure) = state.failure() {
@@ -258,7 +276,9 @@ impl Group {
             if let Some((rank, problem)) = problem {
                 return Err(self.fail_in(state, rank, problem));
             }
+            state.sleeping += 1;
             state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+            state.sleeping -= 1;
         }
     }
 }
