@@ -4,7 +4,7 @@
 //!
 //! * of a step of a decode of the bundled model over 2 ranks, the share of time that is spent in collectives: from
 //!   when the last rank has come to one until all have left it. (Waiting for a rank that still computes is not the
-//!   collective's.) Medians of several runs, and the quickest;
+//!   collective's.) After a warm-up; medians of several runs, and the quickest;
 //! * what 1, 2 and 4 ranks read of a file, over its size, and the time it takes with the file in the page cache.
 //!   What ranks read is what their plan says, which the tests count.
 //!
@@ -24,8 +24,9 @@ mod files;
 use files::{median, packed, write, Stored, CONFIG};
 
 const RUNS: usize = 9;
-/// Tokens before a timed step, and timed ones.
+/// Tokens of the prompt, steps before timed ones, and those.
 const PROMPT: usize = 16;
+const WARM_UP: usize = 100;
 const STEPS: usize = 200;
 
 fn main() -> Result<()> {
@@ -101,12 +102,16 @@ fn decode(checkpoint: &Checkpoint, rank: Rank, steps: usize) -> candle_quant::Re
     let vb = VarBuilder::sharded(checkpoint, &Rank::new(&device, timed.clone()), DType::F32);
     let mut model = Model::new(&Config::from_json(checkpoint.config())?, vb)?;
     model.forward(&Tensor::ones((1, PROMPT), DType::U32, &device)?, 0)?;
+    let mut step = |offset: usize| {
+        let token = Tensor::new(&[[1u32 + offset as u32 % 50]], &device)?;
+        model.forward_last(&token, offset).map(drop)
+    };
+    // Ranks that have just been woken may share a core for some milliseconds.
+    (PROMPT..PROMPT + WARM_UP).try_for_each(&mut step)?;
     timed.rank.barrier()?;
     timed.take();
     let start = Instant::now();
-    for offset in PROMPT..PROMPT + steps {
-        model.forward_last(&Tensor::new(&[[1u32 + offset as u32 % 50]], &device)?, offset)?;
-    }
+    (PROMPT + WARM_UP..PROMPT + WARM_UP + steps).try_for_each(&mut step)?;
     Ok(Decoded { elapsed: start.elapsed(), collectives: timed.take() })
 }
 

@@ -13,10 +13,10 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long a rank looks for the others before it sleeps: to be woken takes longer than they mostly do.
-const LOOK: Duration = Duration::from_micros(100);
+const LOOK: Duration = Duration::from_millis(1);
 
 /// How often it looks before it lets other threads of its core go first.
-const LOOKS: usize = 64;
+const LOOKS: usize = 32;
 
 /// What the ranks share.
 #[derive(Debug)]

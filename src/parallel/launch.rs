@@ -7,6 +7,7 @@ use super::place::Place;
 use super::rendezvous::{self, Joined, Secret};
 use crate::{Error, Result};
 use candle_core::Device;
+use rayon::ThreadPoolBuilder;
 use std::any::Any;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{mpsc, Arc};
@@ -17,6 +18,8 @@ use std::time::{Duration, Instant};
 pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs `body` as one rank for each device, each on a thread of its own, and returns their results in order.
+///
+/// What a rank does by several threads, it does by its share of those of rayon's current pool.
 ///
 /// A device may be named several times. As soon as one rank fails, all others end at their next collective.
 /// With the feature `nccl`, ranks that all have GPUs of their own speak through NCCL.
@@ -88,6 +91,9 @@ impl Launch {
         let of_failure = sender.clone();
         // Whoever failed may not be able to say so itself.
         group.on_failure(move |_, _| drop(of_failure.send(None)));
+        // A rank is a thread of its own pool, among which it shares its work: it waits for no thread of another's, and
+        // all together are no more than there are cores, or else one for each rank.
+        let threads = (rayon::current_num_threads() / devices.len()).max(1);
         for (index, device) in devices.iter().enumerate() {
             let (group_of_rank, body, sender) = (Arc::clone(&group), Arc::clone(&body), sender.clone());
             let (device, id) = (device.clone(), id.clone());
@@ -108,9 +114,14 @@ impl Launch {
                 // Nobody listens if another rank has failed long ago.
                 let _ = sender.send(result.ok().and_then(Result::ok).map(|value| (index, value)));
             };
-            if let Err(error) = thread::Builder::new().name(format!("rank {index}")).spawn(work) {
-                group.fail(index, format!("no thread for it: {error}"));
-                break;
+            let pool =
+                ThreadPoolBuilder::new().num_threads(threads).thread_name(move |_| format!("rank {index}"));
+            match pool.build() {
+                Ok(pool) => pool.spawn(work),
+                Err(error) => {
+                    group.fail(index, format!("no thread for it: {error}"));
+                    break;
+                }
             }
         }
         drop(sender);
