@@ -19,7 +19,7 @@ use std::arch::x86_64::*;
 pub(super) const ROWS_PER_PASS: usize = 2 * ROWS;
 
 /// Tiles of each of the two that are unpacked together.
-const CHUNK_TILES: usize = 8;
+const CHUNK_TILES: usize = 4;
 
 /// Bytes of activations that are multiplied before the next ones take their turn: they stay in the
 /// second-level cache.
