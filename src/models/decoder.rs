@@ -29,6 +29,8 @@ pub struct Model {
     sliding_window: Option<usize>,
     dtype: DType,
     device: Device,
+    /// Whether it is a part of a model, whose other parts it waits for.
+    is_sharded: bool,
 }
 
 impl Model {
@@ -80,6 +82,7 @@ impl Model {
             sliding_window: config.sliding_window,
             dtype,
             device: vb.device().clone(),
+            is_sharded: vb.rank().is_some(),
         })
     }
 
@@ -91,7 +94,7 @@ impl Model {
     /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        self.hidden(ids, offset)?.apply(&self.lm_head)
+        self.on_pool(ids, |model| model.hidden(ids, offset)?.apply(&model.lm_head))
     }
 
     /// As [`forward`](Model::forward), the logits `[B, vocabulary]` of the last token alone.
@@ -99,9 +102,24 @@ impl Model {
     /// # Errors
     /// As those of [`forward`](Model::forward).
     pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        let hidden = self.hidden(ids, offset)?;
-        let last = hidden.dim(1)?.saturating_sub(1);
-        hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&self.lm_head)
+        self.on_pool(ids, |model| {
+            let hidden = model.hidden(ids, offset)?;
+            let last = hidden.dim(1)?.saturating_sub(1);
+            hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&model.lm_head)
+        })
+    }
+
+    /// Works on a thread of rayon's pool where the CPU computes a few tokens: many small operations share their work with
+    /// its other threads, which takes long from outside. Ranks do not, for they wait for each other; nor do prompts, for
+    /// which a thread keeps large buffers.
+    fn on_pool<T: Send>(&mut self, ids: &Tensor, work: impl FnOnce(&mut Self) -> T + Send) -> T {
+        const FEW: usize = 16;
+        let is_small = self.device.is_cpu() && ids.elem_count() <= FEW;
+        if is_small && !self.is_sharded && rayon::current_thread_index().is_none() {
+            rayon::scope(|_| work(self))
+        } else {
+            work(self)
+        }
     }
 
     /// Forgets all tokens.
