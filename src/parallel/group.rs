@@ -184,6 +184,20 @@ impl Group {
         self.lock().failure()
     }
 
+    /// The first failure, if there is one before `limit` has passed.
+    #[cfg(feature = "nccl")]
+    pub fn failure_within(&self, limit: Duration) -> Option<Error> {
+        let start = Instant::now();
+        let mut state = self.lock();
+        loop {
+            let rest = limit.saturating_sub(start.elapsed());
+            if state.failure.is_some() || rest.is_zero() {
+                return state.failure();
+            }
+            state = self.changed.wait_timeout(state, rest).unwrap_or_else(PoisonError::into_inner).0;
+        }
+    }
+
     /// Waits until all ranks have left. If some have not when `limit` has passed since the first did, the first
     /// of them fails: it may be waiting for those that have left.
     pub fn wait_for_end(&self, limit: Option<Duration>) -> Result<()> {

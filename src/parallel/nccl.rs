@@ -16,6 +16,7 @@ use half::{bf16, f16};
 use std::ffi::c_char;
 use std::hash::{DefaultHasher, Hash, Hasher};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// This build has NCCL.
 pub fn available() -> Result<()> {
@@ -61,13 +62,21 @@ pub fn connect(id: &[u8], device: &Device, index: usize, group: &Arc<Group>) -> 
     let stream = gpu.cuda_stream();
     stream.context().bind_to_thread().map_err(candle_core::Error::wrap)?;
     let comm = Comm::from_rank(stream, index, group.world_size(), Id::uninit(bytes));
-    let comm = comm.map_err(|error| failed("connecting", &error))?;
+    let comm = comm.map_err(|error| cause(group, failed("connecting", &error)))?;
     let communicator = Arc::new(Communicator::new(comm));
     // It stays until the whole group ends: other ranks may still read from this one's buffers.
     let of_group = Arc::clone(&communicator);
     group.on_failure(move |_, _| of_group.abort());
     let member = Member { index, gpu: gpu.clone(), communicator, group: Arc::clone(group) };
     Ok(Rank::new(device, Arc::new(member)))
+}
+
+/// How long the failure of another rank may take to be told: NCCL may have noticed it earlier.
+const TOLD_WITHIN: Duration = Duration::from_secs(2);
+
+/// The failure of a rank that an error of NCCL follows from, or else the error.
+fn cause(group: &Group, error: Error) -> Error {
+    group.failure_within(TOLD_WITHIN).unwrap_or(error)
 }
 
 fn failed(what: &str, NcclError(code): &NcclError) -> Error {
@@ -196,7 +205,7 @@ impl Member {
             done.map(drop).map_err(not_done)
         });
         match told {
-            Some(done) => done?,
+            Some(done) => done.map_err(|error| cause(&self.group, error))?,
             None => return Err(self.group.failure().unwrap_or_else(|| no_rank(self.index))),
         }
         let all: usize = lens.iter().sum();
