@@ -157,7 +157,7 @@ impl<'a> Alternatives<'a> {
     pub fn recipe(&self, sensitivities: &Sensitivities, bits_per_weight: f64) -> Result<Recipe> {
         sensitivities.check(self.source, &self.settings())?;
         let cost = |name: &str, alternative: &Alternative| {
-            let error = sensitivities.expect(name, Spec::Packed(alternative.format))?;
+            let error = sensitivities.required(name, Spec::Packed(alternative.format))?;
             // Squares have to be finite.
             Ok(Cost { bytes: alternative.bytes, error: error.min(1e100).powi(2) * alternative.elements })
         };

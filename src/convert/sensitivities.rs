@@ -63,8 +63,8 @@ impl Sensitivities {
         self.relative_rms.get(weight)?.get(&format.to_string()).copied()
     }
 
-    /// As [`Self::relative_rms`].
-    pub(super) fn expect(&self, weight: &str, format: Spec) -> Result<f64> {
+    /// As [`Self::relative_rms`], of what has been measured if all is well.
+    pub(super) fn required(&self, weight: &str, format: Spec) -> Result<f64> {
         self.relative_rms(weight, format).ok_or_else(|| {
             let known = self.relative_rms.get(weight).into_iter().flat_map(BTreeMap::keys);
             let known: Vec<_> = known.map(String::as_str).collect();

@@ -3,6 +3,7 @@
 //! Beside integer codes, activations are fixed-point numbers of three signed digits of eight bits: a group of weights
 //! meets numbers of 23 bits, scaled by a power of two of their own.
 
+use super::super::simd::digits::unit_for;
 use std::arch::x86_64::*;
 
 /// Terms of an activation.
@@ -10,9 +11,6 @@ pub(super) const TERMS: usize = 3;
 
 /// The largest group of weights.
 const MAX_GROUP: usize = 128;
-
-/// The largest number of three balanced digits.
-const LIMIT: f32 = 0x7F_7F7F as f32;
 
 /// The activations that meet a group of weights.
 pub(super) struct Group {
@@ -50,13 +48,8 @@ impl Group {
             return false;
         }
         let largest = _mm512_reduce_max_ps(largest);
-        let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
-        let exponent = (largest.to_bits() >> 23) as i32 - 127;
-        // The smallest power of two by which the largest number stays within the limit.
-        let log = (exponent - 22).clamp(-126, 126);
-        let log = log + i32::from(largest * power_of_two(-log) > LIMIT);
-        self.unit = power_of_two(log);
-        let inverse = _mm512_set1_ps(power_of_two(-log));
+        self.unit = unit_for(largest);
+        let inverse = _mm512_set1_ps(1. / self.unit);
         let mut sum = _mm512_setzero_si512();
         for (index, x) in x.chunks_exact(16).enumerate() {
             // SAFETY: there are sixteen.

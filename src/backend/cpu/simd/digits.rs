@@ -132,7 +132,8 @@ impl Digits {
         for (index, x) in x.chunks(group_size).enumerate() {
             let group = this.groups.get_mut(index / LANES)?;
             group.units[index % LANES] = unit_of(x)?;
-            group.sums[index % LANES] = sum(x);
+            // E2M1 elements have no biases to multiply.
+            group.sums[index % LANES] = if codes.e2m1 { 0. } else { sum(x) };
         }
         // SAFETY: this instruction set is in use only where its features were detected.
         unsafe {
@@ -150,9 +151,8 @@ impl Digits {
     fn scale_units(&mut self, codes: &Codes) {
         /// Sums of integers are below 2^31.
         const HEADROOM: f32 = 4096.;
-        let groups = self.groups.iter_mut();
         if codes.any_scale {
-            for groups in groups {
+            for groups in &mut self.groups {
                 for (unit, rest) in groups.units.iter_mut().zip(&mut groups.rests) {
                     *rest *= *unit * codes.unit;
                     *unit = f32::from(*unit > 0.);
@@ -160,7 +160,7 @@ impl Digits {
             }
             self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
         } else {
-            let units = groups.flat_map(|groups| &mut groups.units);
+            let units = self.groups.iter().flat_map(|groups| &groups.units);
             let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
             self.unit = largest * codes.unit * HEADROOM;
             let units = self.groups.iter_mut().flat_map(|groups| &mut groups.units);
@@ -241,18 +241,23 @@ impl Digits {
     }
 }
 
-/// The smallest power of two of which three digits make all activations of a group; `None` if there is an infinity or a
-/// NaN.
+/// What the activations of a group are multiples of; `None` if there is an infinity or a NaN.
 #[inline(always)]
 fn unit_of(group: &[f32]) -> Option<f32> {
+    let bits = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+    let largest = f32::from_bits(bits);
+    largest.is_finite().then(|| unit_for(largest))
+}
+
+/// The smallest power of two of which three signed digits of eight bits make numbers of up to this magnitude.
+#[inline(always)]
+pub(in crate::backend::cpu) fn unit_for(largest: f32) -> f32 {
     /// The largest number of three balanced digits.
     const LIMIT: f32 = 0x7F_7F7F as f32;
     let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
-    let largest = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
-    let exponent = (largest >> 23) as i32 - 127;
+    let exponent = (largest.to_bits() >> 23) as i32 - 127;
     let log = (exponent - 22).clamp(-126, 126);
-    let log = log + i32::from(f32::from_bits(largest) * power_of_two(-log) > LIMIT);
-    (exponent < 128).then(|| power_of_two(log))
+    power_of_two(log + i32::from(largest * power_of_two(-log) > LIMIT))
 }
 
 /// The sum of a group's activations.

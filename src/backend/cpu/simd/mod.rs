@@ -12,7 +12,7 @@ mod avx2;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
-mod digits;
+pub(super) mod digits;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
