@@ -6,18 +6,29 @@
 //! are f32, for M = 1 and the formats of this crate also bf16 (whose error is that of rounding to bf16). With
 //! `CANDLE_QUANT_BENCH_OUT=FILE` the table is written there too. A filter (`cargo bench -- 11008x4096/M=1/`)
 //! leaves out what it does not match.
+//!
+//! A single weight stays in a large cache from one product to the next, as those of a model do not. `streamed`
+//! multiplies with copies in turn, which together exceed any cache.
 
 mod common;
 
-use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_quant::{QuantFormat, QuantTensor};
 use common::Bench;
+use std::cell::Cell;
 use std::hint::black_box;
 use std::time::Duration;
 
-const SHAPES: [(usize, usize); 2] = [(4096, 4096), (11008, 4096)];
-const COLUMNS: [usize; 4] = [1, 8, 32, 512];
+/// N and K, values of M, and whether weights are streamed.
+const CASES: [(usize, usize, &[usize], bool); 3] = [
+    (4096, 4096, &[1, 8, 32, 512], false),
+    (11008, 4096, &[1, 8, 32, 512], false),
+    (11008, 4096, &[1, 8], true),
+];
+
+/// Bytes of the copies that are multiplied with in turn: twice the largest third-level cache there is in one piece.
+const STREAMED_BYTES: usize = 1 << 29;
 
 /// Rows and columns of the product whose error is computed.
 const CHECKED_ROWS: usize = 64;
@@ -36,8 +47,28 @@ struct Contender {
     weights: Vec<Vec<f32>>,
 }
 
-fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
+/// As many copies as make up that many bytes, and at least one, with which it multiplies in turn.
+fn in_turn<T: 'static>(
+    weight: T,
+    copied: usize,
+    (bytes, copy): (usize, impl Fn(&T) -> Result<T>),
+    x: &Tensor,
+    multiply: impl Fn(&T, &Tensor) -> Result<Tensor> + 'static,
+) -> Result<Multiply> {
+    let mut copies = vec![weight];
+    while copies.len() * bytes < copied {
+        copies.push(copy(&copies[0])?);
+    }
+    // Candle arranges weights anew for its first product with them.
+    copies.iter().try_for_each(|copy| multiply(copy, x).map(drop))?;
+    let next = Cell::new(0);
+    Ok(Box::new(move |x| multiply(&copies[next.replace((next.get() + 1) % copies.len())], x)))
+}
+
+fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
     let device = Device::Cpu;
+    let copied = if streamed { STREAMED_BYTES } else { 0 };
+    let x = Tensor::zeros((1, k), DType::F32, &device)?;
     let weight = Tensor::randn(0f32, 0.02, (n, k), &device)?;
     let head = |dense: &Tensor| dense.narrow(0, 0, CHECKED_ROWS)?.to_dtype(DType::F32)?.to_vec2::<f32>();
     let mut all = vec![Contender {
@@ -45,17 +76,21 @@ fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
         bits_per_weight: 32.0,
         takes_bf16: false,
         weights: head(&weight)?,
-        multiply: {
-            let transposed = weight.t()?;
-            Box::new(move |x| x.matmul(&transposed))
-        },
+        multiply: in_turn(weight.clone(), copied, (n * k * 4, Tensor::copy), &x, |weight, x| {
+            x.matmul(&weight.t()?)
+        })?,
     }];
     for (name, dtype) in [("Q4_0", GgmlDType::Q4_0), ("Q8_0", GgmlDType::Q8_0), ("Q4_K", GgmlDType::Q4K)] {
         let packed = QTensor::quantize(&weight, dtype)?;
-        let bits_per_weight = packed.storage_size_in_bytes() as f64 * 8.0 / (n * k) as f64;
+        let bytes = packed.storage_size_in_bytes();
+        let bits_per_weight = bytes as f64 * 8.0 / (n * k) as f64;
         let weights = head(&packed.dequantize(&device)?)?;
-        let packed = QMatMul::from_qtensor(packed)?;
-        let multiply = Box::new(move |x: &Tensor| packed.forward(x));
+        let copy = |_: &QMatMul| {
+            let copy = QStorage::from_data(packed.data()?.to_vec().into(), &device, dtype)?;
+            QMatMul::from_qtensor(QTensor::new(copy, (n, k))?)
+        };
+        let multiply =
+            in_turn(copy(&QMatMul::Tensor(weight.clone()))?, copied, (bytes, copy), &x, QMatMul::forward)?;
         let name = format!("candle {name}");
         all.push(Contender { name, bits_per_weight, takes_bf16: false, multiply, weights });
     }
@@ -65,11 +100,24 @@ fn contenders(n: usize, k: usize) -> Result<Vec<Contender>> {
         let packed = QuantTensor::quantize(&weight, format)?;
         let weights = head(&packed.narrow(0, 0, CHECKED_ROWS)?.dequantize(DType::F32)?)?;
         let bits_per_weight = packed.bits_per_weight();
-        let multiply = Box::new(move |x: &Tensor| packed.matmul(x, None));
+        let bytes = (packed.size_in_bytes(), copy);
+        let multiply = in_turn(packed, copied, bytes, &x, |packed, x| packed.matmul(x, None))?;
         let name = format.to_string();
         all.push(Contender { name, bits_per_weight, takes_bf16: true, multiply, weights });
     }
     Ok(all)
+}
+
+fn copy(packed: &QuantTensor) -> Result<QuantTensor> {
+    let copy = |tensor: Option<&Tensor>| tensor.map(Tensor::copy).transpose();
+    let (words, scales) = (packed.packed().copy()?, packed.scales().copy()?);
+    Ok(QuantTensor::new(
+        packed.format(),
+        words,
+        scales,
+        copy(packed.biases())?,
+        copy(packed.global_scale())?,
+    )?)
 }
 
 /// Relative RMS of the product against f64.
@@ -89,9 +137,10 @@ fn error(contender: &Contender, x: &Tensor) -> Result<f64> {
 fn main() -> Result<()> {
     let columns = ["N x K", "M", "x", "weights", "bits per weight", "ms", "dense / this", "error"];
     let mut bench = Bench::new(&columns, Duration::from_millis(1500));
-    for (n, k) in SHAPES {
-        let contenders = contenders(n, k)?;
-        for m in COLUMNS {
+    for (n, k, columns, streamed) in CASES {
+        let contenders = contenders(n, k, streamed)?;
+        let shape = format!("{n}x{k}{}", if streamed { " streamed" } else { "" });
+        for &m in columns {
             let f32s = Tensor::randn(0f32, 1.0, (m, k), &Device::Cpu)?;
             let bf16s = f32s.to_dtype(DType::BF16)?;
             let mut dense = None;
@@ -99,11 +148,11 @@ fn main() -> Result<()> {
             let in_f32 = contenders.iter().map(|contender| (contender, "f32", &f32s));
             for (contender, dtype, x) in in_f32.chain(in_bf16.map(|contender| (contender, "bf16", &bf16s))) {
                 let Contender { name, bits_per_weight, .. } = contender;
-                let id = format!("{n}x{k}/M={m}/{dtype}/{name}");
+                let id = format!("{shape}/M={m}/{dtype}/{name}");
                 let Some(ms) = bench.time(&id, || (contender.multiply)(black_box(x))) else { continue };
                 let ratio = *dense.get_or_insert(ms) / ms;
                 bench.row(&[
-                    format!("{n}x{k}"),
+                    shape.clone(),
                     m.to_string(),
                     dtype.to_string(),
                     name.clone(),
