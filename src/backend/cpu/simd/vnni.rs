@@ -115,6 +115,10 @@ const MXFP4: u8 = 2;
 /// Rows that are multiplied together: they share the loads of the digits.
 const ROWS: usize = 4;
 
+/// How far ahead packed rows are asked for.
+const ROWS_AHEAD: usize = 2 * ROWS;
+const BYTES_AHEAD: usize = 512;
+
 /// The products of rows and the activations.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS]) -> [f32; ROWS] {
@@ -192,11 +196,14 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
         let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
         for row in 0..ROWS {
             let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
-            // The same place of the rows that come next.
-            let ahead = at.wrapping_add(ROWS * row_bytes);
-            _mm_prefetch::<_MM_HINT_T0>(ahead.cast());
+            // From memory the same place of later rows, from the second-level cache what comes next of this one.
+            let later = at.wrapping_add(ROWS_AHEAD * row_bytes);
+            let next = at.wrapping_add(BYTES_AHEAD);
+            _mm_prefetch::<_MM_HINT_T1>(later.cast());
+            _mm_prefetch::<_MM_HINT_T0>(next.cast());
             if block_bytes > 64 {
-                _mm_prefetch::<_MM_HINT_T0>(ahead.wrapping_add(64).cast());
+                _mm_prefetch::<_MM_HINT_T1>(later.wrapping_add(64).cast());
+                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64).cast());
             }
             let second = load(at, load_bytes, block_bytes - load_bytes, rest);
             integers[row] = unpack::<BITS, VECTORS, KIND>(load(at, 0, load_bytes, rest), second);
