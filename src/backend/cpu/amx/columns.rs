@@ -2,7 +2,7 @@
 //! the rest, and the rest of that. Together they are the number.
 
 use super::tile::{Line, COLUMNS, ROWS};
-use super::weights::STEP;
+use super::weights::{self, STEP};
 use rayon::prelude::*;
 use std::arch::x86_64::*;
 
@@ -117,10 +117,11 @@ fn fill(x: &[f32], scale: f32, columns: [(usize, usize); TERMS], lines: &mut [Li
             let upper = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(term)));
             // SAFETY: eight words.
             unsafe { _mm256_storeu_si256(pairs.as_mut_ptr().cast(), upper) };
-            let lines = lines.iter_mut().skip(first_line + 8 * index);
-            for (line, pair) in lines.zip(pairs) {
-                if let Some(word) = line.0.get_mut(place) {
-                    *word = pair;
+            // A line has the pairs of all columns.
+            for (pair, value) in pairs.into_iter().enumerate() {
+                let line = first_line + 16 * (index / 2) + weights::place(index % 2 * 16 + 2 * pair) / 2;
+                if let Some(word) = lines.get_mut(line).and_then(|line| line.0.get_mut(place)) {
+                    *word = value;
                 }
             }
         }

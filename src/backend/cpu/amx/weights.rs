@@ -14,6 +14,13 @@ use std::sync::LazyLock;
 /// Codes of a row that are unpacked at a time, into a line of each of two tiles.
 pub(super) const STEP: usize = 64;
 
+/// Where in a row of a tile the element is that comes at `index` of its 32: those of both halves take turns, four at a
+/// time, so that one instruction can fetch nibbles from both.
+pub(super) const fn place(index: usize) -> usize {
+    let (half, within) = (index / 16, index % 16);
+    8 * (within / 4) + 4 * half + within % 4
+}
+
 /// The most groups of a step.
 const MAX_GROUPS: usize = 4;
 
@@ -78,13 +85,22 @@ impl Nvfp4 {
 // SAFETY (all `unsafe` below): reads and writes are those that the trait names; the intrinsics' features
 // are enabled where the trait's caller is.
 
-/// Thirty-two nibbles, one in each 16-bit lane.
+/// Thirty-two nibbles in [`place`] order, each in the lowest bits of a 16-bit lane; the others do not matter.
 #[inline(always)]
 unsafe fn nibbles(from: *const u8) -> __m512i {
+    /// Where the nibbles of a quadword begin: even ones take from the first eight bytes, odd ones from the others.
+    const FROM_BIT: [i64; 8] = {
+        let mut offsets = [0; 8];
+        let mut lane = 0;
+        while lane < 8 {
+            offsets[lane] = 0x000C_0008_0004_0000 + (16 * (lane as i64 / 2)) * 0x0001_0001_0001_0001;
+            lane += 1;
+        }
+        offsets
+    };
     unsafe {
-        let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-        // (bytes | bytes << 12) & 0xF
-        _mm512_ternarylogic_epi32::<0xA8>(bytes, _mm512_slli_epi32::<12>(bytes), _mm512_set1_epi16(0xF))
+        let bytes = _mm512_broadcast_i64x2(_mm_loadu_si128(from.cast()));
+        _mm512_multishift_epi64_epi8(_mm512_loadu_si512(FROM_BIT.as_ptr().cast()), bytes)
     }
 }
 
@@ -116,13 +132,14 @@ impl Weights for Nvfp4 {
     #[inline(always)]
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
         unsafe {
-            // The second sixteen codes are looked up in the second half.
-            let halves = _mm512_inserti64x4::<1>(_mm512_setzero_si512(), _mm256_set1_epi16(16));
+            // The second sixteen codes, in odd quadwords, are looked up in the second half.
+            let (nibble, halves) = (_mm512_set1_epi16(15), _mm512_maskz_set1_epi16(0xF0F0_F0F0, 16));
             for tile in 0..2 {
                 let (first, second) = (scales.add(2 * tile), scales.add(2 * tile + 1));
                 let numbers = _mm512_castsi256_si512(scaled(self.0, first));
                 let numbers = _mm512_inserti64x4::<1>(numbers, scaled(self.0, second));
-                let codes = _mm512_or_si512(nibbles(codes.add(16 * tile)), halves);
+                // (codes & nibble) | halves
+                let codes = _mm512_ternarylogic_epi32::<0xEA>(nibbles(codes.add(16 * tile)), nibble, halves);
                 _mm512_store_si512(to.add(tile * ROWS).cast(), _mm512_permutexvar_epi16(codes, numbers));
             }
         }
@@ -136,9 +153,9 @@ impl Weights for Mxfp8 {
     #[inline(always)]
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
         unsafe {
-            // Unpacking interleaves the even quadwords of two vectors, then the odd ones.
-            let order = _mm512_setr_epi64(0, 4, 1, 5, 2, 6, 3, 7);
-            let codes = _mm512_permutexvar_epi64(order, _mm512_loadu_si512(codes.cast()));
+            // Unpacking interleaves the lower quadwords of each 128 bits of two vectors, then the upper ones.
+            let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
+            let codes = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes.cast()));
             let (low, high) = e4m3_halves(codes);
             for (tile, weights) in
                 [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)].into_iter().enumerate()
@@ -161,7 +178,14 @@ impl Weights for Mxfp8 {
     }
 }
 
+/// Steps that are unpacked without a loop.
+const UNROLLED: usize = 2;
+
+/// How far ahead codes are asked for.
+const STEPS_AHEAD: usize = 8;
+
 /// Up to sixteen rows, the height of a tile.
+#[derive(Clone, Copy)]
 pub(super) struct RowBlock<'a> {
     matrix: &'a PackedMatrix<'a>,
     scales: &'a [u8],
@@ -196,34 +220,75 @@ impl<'a> RowBlock<'a> {
         steps: usize,
         to: *mut Line,
     ) {
-        let (group_size, code_bytes) = (W::FORMAT.group_size(), STEP * W::FORMAT.bits() / 8);
-        let groups = STEP / group_size;
         let full = (first_step + steps).min(self.matrix.k / STEP).saturating_sub(first_step);
-        for (row, scales) in
-            self.scales.chunks_exact(self.matrix.groups_per_row()).take(self.rows).enumerate()
-        {
-            let words = self.matrix.row_words(self.first_row + row);
-            let codes = words.as_ptr().cast::<u8>().wrapping_add(first_step * code_bytes);
-            let scales_of = scales.as_ptr().wrapping_add(first_step * groups);
-            // SAFETY: the caller's promise; the tail has all of a step.
-            unsafe {
-                for step in 0..full {
-                    let (codes, scales) = (codes.add(step * code_bytes), scales_of.add(step * groups));
-                    _mm_prefetch::<_MM_HINT_T0>(codes.wrapping_add(steps * code_bytes).cast());
-                    weights.unpack(codes, scales, to.add(2 * step * ROWS + row));
-                }
-                if full < steps {
-                    let (mut last_codes, mut last_scales) = ([0u8; STEP], [0u8; MAX_GROUPS]);
-                    let done = first_step + full;
-                    let rest = words.iter().skip(done * code_bytes / 4).flat_map(|word| word.to_le_bytes());
-                    last_codes.iter_mut().zip(rest).for_each(|(to, from)| *to = from);
-                    last_scales
-                        .iter_mut()
-                        .zip(scales.iter().skip(done * groups))
-                        .for_each(|(to, from)| *to = *from);
-                    weights.unpack(last_codes.as_ptr(), last_scales.as_ptr(), to.add(2 * full * ROWS + row));
+        // SAFETY: the caller's promise.
+        unsafe {
+            for first in (0..full).step_by(UNROLLED) {
+                let to = to.add(2 * first * ROWS);
+                match full - first {
+                    UNROLLED.. => self.unpack_whole::<W, UNROLLED>(weights, first_step + first, to),
+                    rest => {
+                        for step in 0..rest {
+                            let to = to.add(2 * step * ROWS);
+                            self.unpack_whole::<W, 1>(weights, first_step + first + step, to);
+                        }
+                    }
                 }
             }
+            if full < steps {
+                self.unpack_last(weights, first_step + full, to.add(2 * full * ROWS));
+            }
+        }
+    }
+
+    /// Unpacks whole steps, in a loop of nothing else.
+    ///
+    /// # Safety
+    /// As [`Self::unpack`].
+    #[inline(always)]
+    unsafe fn unpack_whole<W: Weights, const STEPS: usize>(self, weights: W, first_step: usize, to: *mut Line) {
+        let code_bytes = STEP * W::FORMAT.bits() / 8;
+        let groups = STEP / W::FORMAT.group_size();
+        let row_bytes = self.matrix.k * W::FORMAT.bits() / 8;
+        let row_groups = self.matrix.k / W::FORMAT.group_size();
+        let mut codes = self.matrix.row_words(self.first_row).as_ptr().cast::<u8>();
+        codes = codes.wrapping_add(first_step * code_bytes);
+        let mut scales = self.scales.as_ptr().wrapping_add(first_step * groups);
+        for row in 0..self.rows {
+            for line in (0..STEPS * code_bytes).step_by(64) {
+                let ahead = codes.wrapping_add(STEPS_AHEAD * code_bytes + line);
+                // SAFETY: any address may be asked for.
+                unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
+            }
+            for step in 0..STEPS {
+                // SAFETY: the caller's promise.
+                unsafe {
+                    let (codes, scales) = (codes.add(step * code_bytes), scales.add(step * groups));
+                    weights.unpack(codes, scales, to.add(2 * step * ROWS + row));
+                }
+            }
+            codes = codes.wrapping_add(row_bytes);
+            scales = scales.wrapping_add(row_groups);
+        }
+    }
+
+    /// Unpacks the last step, with zeros where rows end.
+    ///
+    /// # Safety
+    /// As [`Self::unpack`].
+    #[cold]
+    unsafe fn unpack_last<W: Weights>(self, weights: W, step: usize, to: *mut Line) {
+        let words = STEP * W::FORMAT.bits() / 32;
+        let groups = STEP / W::FORMAT.group_size();
+        for row in 0..self.rows {
+            let (mut codes, mut scales) = ([0u32; STEP / 4], [0u8; MAX_GROUPS]);
+            let rest = self.matrix.row_words(self.first_row + row).iter().skip(step * words);
+            codes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+            let row_scales = self.scales.chunks_exact(self.matrix.groups_per_row()).nth(row);
+            let rest = row_scales.into_iter().flatten().skip(step * groups);
+            scales.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
+            // SAFETY: the caller's promise; there are the codes and scales of a step.
+            unsafe { weights.unpack(codes.as_ptr().cast(), scales.as_ptr(), to.add(row)) };
         }
     }
 }
