@@ -458,3 +458,42 @@ fn products_of_more_than_one_panel_agree_with_f64() {
         assert!(error <= 1e-6, "column {column}: {error:e}");
     }
 }
+
+/// A group counts, however much larger the scales of its neighbours are, and whatever they are of zeros.
+#[test]
+fn scales_far_apart_in_a_row_are_as_good() {
+    let (n, k) = (20, 288);
+    let mut rng = StdRng::seed_from_u64(10);
+    for format in [QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+        let mut weight = Weight::random(format, n, k, &mut rng);
+        let (groups, group_words) = (k / format.group_size(), format.group_size() * format.bits() / 32);
+        for words in weight.words.chunks_exact_mut(group_words) {
+            if rng.random_bool(0.2) {
+                words.fill(0);
+            }
+        }
+        let byte = |rng: &mut StdRng| match format {
+            QuantFormat::Nvfp4 => rng.random_range(1..0x7F),
+            _ => 100 + rng.random_range(0..4) * rng.random_range(0..12),
+        };
+        weight.scales = Groups::Byte((0..n * groups).map(|_| byte(&mut rng)).collect());
+        let decoded = weight.decoded();
+        // Every vector looks at one group.
+        let mut x = vec![0f32; groups * k];
+        for (group, x) in x.chunks_exact_mut(k).enumerate() {
+            let places = group * format.group_size()..(group + 1) * format.group_size();
+            x[places].iter_mut().for_each(|x| *x = rng.random_range(-1.0..1.0));
+        }
+        let want = product_in_f64(&decoded, k, &x, None);
+        for set in simd::available() {
+            let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(*set, &weight.view(), x, None));
+            for got in [alone.collect(), matmul_with::<f32>(*set, &weight.view(), &x, None)] {
+                for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
+                    let error = (f64::from(*got) - want).abs();
+                    let name = (set.name(), format, index / n, index % n);
+                    assert!(error <= 1e-6 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
+                }
+            }
+        }
+    }
+}

@@ -38,20 +38,17 @@ const fn doubled_offsets(bits: usize) -> [u8; 64] {
 /// `2 * code - 15`.
 const CENTRED_NIBBLES: [i8; 16] = [-15, -13, -11, -9, -7, -5, -3, -1, 1, 3, 5, 7, 9, 11, 13, 15];
 
-/// Sixty-four nibbles, centred.
+/// Sixty-four nibbles as bytes.
 ///
 /// # Safety
 /// As [`Codes::unpack`].
 #[inline(always)]
-unsafe fn centred_nibbles(from: *const u8) -> __m512i {
+pub(super) unsafe fn nibbles(from: *const u8) -> __m512i {
     // SAFETY: the caller's promise.
     unsafe {
         let words = _mm512_cvtepu8_epi16(_mm256_loadu_si256(from.cast()));
-        let nibbles = _mm512_set1_epi8(0x0F);
-        // (words | words << 4) & nibbles
-        let codes = _mm512_ternarylogic_epi32::<0xA8>(words, _mm512_slli_epi16::<4>(words), nibbles);
-        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(CENTRED_NIBBLES.as_ptr().cast()));
-        _mm512_shuffle_epi8(table, codes)
+        // (words | words << 4) & 15
+        _mm512_ternarylogic_epi32::<0xA8>(words, _mm512_slli_epi16::<4>(words), _mm512_set1_epi8(15))
     }
 }
 
@@ -70,7 +67,10 @@ impl<const BITS: usize> Codes<BITS> {
         unsafe {
             let factors = match BITS {
                 8 => _mm512_xor_si512(_mm512_loadu_si512(from.cast()), _mm512_set1_epi8(-128)),
-                4 => centred_nibbles(from),
+                4 => {
+                    let table = _mm_loadu_si128(CENTRED_NIBBLES.as_ptr().cast());
+                    _mm512_shuffle_epi8(_mm512_broadcast_i32x4(table), nibbles(from))
+                }
                 _ => {
                     let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { doubled_offsets(BITS) });
                     let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());

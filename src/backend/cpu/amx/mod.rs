@@ -3,15 +3,17 @@
 //! A tile multiplies sixteen rows of signed bytes or bf16 numbers with sixteen columns in as many cycles: 1024 or 512
 //! products a cycle, where two vector units have 32 in f32. The activations become sums of three terms that fit.
 //!
-//! * Affine codes are integers ([`codes`]), and so are the terms ([`activations`]): sums are exact, and scaled group by
-//!   group ([`panels`]). Nothing is lost but what the fixed point cuts off, about what f32 does.
-//! * MXFP4, NVFP4 and MXFP8 weights are bf16 numbers, scales and all ([`weights`]), and so are the terms ([`columns`]):
+//! * Affine codes are integers ([`codes`]), and MXFP4 codes become integers ([`mxfp4`]), and so do the terms
+//!   ([`activations`]): sums are exact, and scaled group by group ([`panels`]). Nothing is lost but what the fixed point
+//!   cuts off, about what f32 does.
+//! * NVFP4 and MXFP8 weights are bf16 numbers, scales and all ([`weights`]), and so are the terms ([`columns`]):
 //!   sums run along K in f32 ([`floats`]).
 
 mod activations;
 mod codes;
 mod columns;
 mod floats;
+mod mxfp4;
 mod panels;
 mod rows;
 mod tile;
@@ -24,9 +26,11 @@ use super::simd::{avx512, vnni, InstructionSet};
 use crate::QuantFormat;
 use columns::Columns;
 use floats::{CHUNK_STEPS, SLAB};
+use mxfp4::Mxfp4Rows;
 use panels::{Panels, ROWS_PER_PASS};
 use rayon::prelude::*;
-use weights::{Mxfp4, Mxfp8, Nvfp4, Weights};
+use rows::{AffineRows, Rows};
+use weights::{Mxfp8, Nvfp4, Weights};
 
 /// Whether there is what the functions of this module enable.
 pub(super) fn detected() -> bool {
@@ -65,14 +69,14 @@ impl InstructionSet for Kernels {
             return vnni::Kernels.product(matrix, x);
         }
         match matrix.format {
-            QuantFormat::Affine { bits: 1, .. } => of_digits::<1>(matrix, x),
-            QuantFormat::Affine { bits: 2, .. } => of_digits::<2>(matrix, x),
-            QuantFormat::Affine { bits: 3, .. } => of_digits::<3>(matrix, x),
-            QuantFormat::Affine { bits: 4, .. } => of_digits::<4>(matrix, x),
-            QuantFormat::Affine { bits: 5, .. } => of_digits::<5>(matrix, x),
-            QuantFormat::Affine { bits: 6, .. } => of_digits::<6>(matrix, x),
-            QuantFormat::Affine { .. } => of_digits::<8>(matrix, x),
-            QuantFormat::Mxfp4 => of_floats(Mxfp4::new(), matrix, x),
+            QuantFormat::Affine { bits: 1, .. } => of_digits::<AffineRows<1>>(matrix, x),
+            QuantFormat::Affine { bits: 2, .. } => of_digits::<AffineRows<2>>(matrix, x),
+            QuantFormat::Affine { bits: 3, .. } => of_digits::<AffineRows<3>>(matrix, x),
+            QuantFormat::Affine { bits: 4, .. } => of_digits::<AffineRows<4>>(matrix, x),
+            QuantFormat::Affine { bits: 5, .. } => of_digits::<AffineRows<5>>(matrix, x),
+            QuantFormat::Affine { bits: 6, .. } => of_digits::<AffineRows<6>>(matrix, x),
+            QuantFormat::Affine { .. } => of_digits::<AffineRows<8>>(matrix, x),
+            QuantFormat::Mxfp4 => of_digits::<Mxfp4Rows>(matrix, x),
             QuantFormat::Nvfp4 => of_floats(Nvfp4::new(), matrix, x),
             QuantFormat::Mxfp8 => of_floats(Mxfp8, matrix, x),
         }
@@ -92,19 +96,19 @@ unsafe impl Send for Output {}
 unsafe impl Sync for Output {}
 
 /// None if there is an infinity or a NaN among the activations.
-fn of_digits<const BITS: usize>(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+fn of_digits<'a, R: Rows<'a>>(matrix: &'a PackedMatrix<'a>, x: &[f32]) -> Option<Vec<f32>> {
     let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
     let slab = panels::columns_per_slab(k);
     let rows = rows_per_task(matrix, m).next_multiple_of(ROWS_PER_PASS);
     let mut out = vec![0f32; m * n];
     for (x, out) in x.chunks(slab * k).zip(out.chunks_mut(slab * n)) {
-        let panels = Panels::new::<BITS>(matrix.format.group_size(), k, x)?;
+        let panels = Panels::new(R::group_size(matrix), R::UNIT, k, x)?;
         let output = Output { first: out.as_mut_ptr(), stride: n };
         let task = |task: usize| {
             let (first, end) = (task * rows, ((task + 1) * rows).min(n));
             // SAFETY: `Kernels` is handed out only after its features were detected; tasks have rows of
             // their own.
-            unsafe { panels::products::<BITS>(matrix, &panels, first, end - first, output) }
+            unsafe { panels::products::<R>(matrix, &panels, first, end - first, output) }
         };
         (0..n.div_ceil(rows)).into_par_iter().for_each(task);
     }

@@ -8,8 +8,8 @@
 
 use super::super::matrix::PackedMatrix;
 use super::activations::{Group, TERMS};
-use super::codes::{Codes, STEP};
-use super::rows::RowBlock;
+use super::codes::STEP;
+use super::rows::Rows;
 use super::tile::{self, Line, Tiles, COLUMNS, LEFT, RIGHT, ROWS};
 use super::Output;
 use rayon::prelude::*;
@@ -84,8 +84,8 @@ struct Scale {
 }
 
 impl Panels {
-    /// `x` is `[count, k]`. `None` if there is an infinity or a NaN.
-    pub(super) fn new<const BITS: usize>(group_size: usize, k: usize, x: &[f32]) -> Option<Self> {
+    /// `x` is `[count, k]`; weights are multiples of `unit`. `None` if there is an infinity or a NaN.
+    pub(super) fn new(group_size: usize, unit: f32, k: usize, x: &[f32]) -> Option<Self> {
         let count = x.len() / k;
         let shape = Shape::new(group_size, count);
         let cluster_size = shape.groups * group_size;
@@ -100,7 +100,7 @@ impl Panels {
             rows.enumerate().all(|(place, row)| {
                 let x = row.chunks(cluster_size).nth(cluster).unwrap_or_default();
                 // SAFETY: the instruction set was detected before its kernels were handed out.
-                unsafe { fill(shape, place, x, Codes::<BITS>::UNIT, (lines, scale)) }
+                unsafe { fill(shape, place, x, unit, (lines, scale)) }
             })
         });
         finite.then_some(Self { tiles, scales, count, clusters, shape })
@@ -114,13 +114,13 @@ fn fill(shape: Shape, place: usize, x: &[f32], unit: f32, (lines, scale): (&mut 
     let mut group = Group::EMPTY;
     let words_per_piece = shape.depth / 4;
     let words_per_group = shape.group_size / Group::PER_WORD;
-    for (index, x) in x.chunks_exact(shape.group_size).enumerate() {
+    for (index, x) in x.chunks(shape.group_size).enumerate() {
         if !group.fill(x) {
             return false;
         }
         let column = place * shape.groups + index;
         for (term, words) in group.words.iter().enumerate() {
-            for (word, value) in words.iter().take(words_per_group).enumerate() {
+            for (word, value) in words.iter().take(x.len() / Group::PER_WORD).enumerate() {
                 let word = index * words_per_group + word;
                 let (piece, within) = (word / words_per_piece, word % words_per_piece);
                 lines[(piece * TERMS + term) * words_per_piece + within].0[column] = *value;
@@ -141,11 +141,11 @@ type Sums = [[Line; ROWS]; 2];
 /// Products of `rows` rows from `first_row` on and all vectors of activations.
 ///
 /// # Safety
-/// [`super::detected`] has returned true; `panels` is of the matrix's format and K; `output` has the rows'
-/// places for every vector, and nobody else uses them.
+/// [`super::detected`] has returned true; `panels` is of the matrix's K, and of groups and a unit as `R` has them;
+/// `output` has the rows' places for every vector, and nobody else uses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-pub(super) unsafe fn products<const BITS: usize>(
-    matrix: &PackedMatrix,
+pub(super) unsafe fn products<'a, R: Rows<'a>>(
+    matrix: &'a PackedMatrix<'a>,
     panels: &Panels,
     first_row: usize,
     rows: usize,
@@ -154,16 +154,16 @@ pub(super) unsafe fn products<const BITS: usize>(
     // SAFETY: the caller's promise; no other tiles are in use here.
     unsafe {
         let _tiles = Tiles::configure(panels.shape.depth);
-        let mut blocks = [RowBlock::new(matrix), RowBlock::new(matrix)];
+        let mut blocks = [R::new(matrix), R::new(matrix)];
         let mut sums = vec![[[Line::ZERO; ROWS]; 2]; panels.count.div_ceil(panels.shape.columns())];
         for pass in (0..rows).step_by(ROWS_PER_PASS) {
             let rows = (rows - pass).min(ROWS_PER_PASS);
-            blocks[0].take::<BITS>(first_row + pass, rows);
-            blocks[1].take::<BITS>(first_row + pass + ROWS, rows.saturating_sub(ROWS));
+            blocks[0].take(first_row + pass, rows);
+            blocks[1].take(first_row + pass + ROWS, rows.saturating_sub(ROWS));
             sums.fill([[Line::ZERO; ROWS]; 2]);
             match panels.shape.groups {
-                2 => add_clusters::<BITS, 2>(&blocks, panels, matrix.k, &mut sums),
-                _ => add_clusters::<BITS, 1>(&blocks, panels, matrix.k, &mut sums),
+                2 => add_clusters::<R, 2>(&blocks, panels, matrix.k, &mut sums),
+                _ => add_clusters::<R, 1>(&blocks, panels, matrix.k, &mut sums),
             }
             let groups = panels.shape.groups;
             for index in 0..panels.count {
@@ -171,7 +171,8 @@ pub(super) unsafe fn products<const BITS: usize>(
                 let to = output.first.add(index * output.stride + first_row + pass);
                 for (row, line) in sums[panel].as_flattened().iter().take(rows).enumerate() {
                     let lanes = line.0[place * groups..][..groups].iter();
-                    *to.add(row) = lanes.fold(0.0, |sum, lane| sum + f32::from_bits(*lane));
+                    let sum = lanes.fold(0.0, |sum, lane| sum + f32::from_bits(*lane));
+                    *to.add(row) = sum * matrix.global_scale;
                 }
             }
         }
@@ -191,8 +192,8 @@ struct Waiting<'a> {
 /// As [`products`]; tiles are configured.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-unsafe fn add_clusters<const BITS: usize, const GROUPS: usize>(
-    blocks: &[RowBlock; 2],
+unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
+    blocks: &[R; 2],
     panels: &Panels,
     k: usize,
     sums: &mut [Sums],
@@ -208,35 +209,44 @@ unsafe fn add_clusters<const BITS: usize, const GROUPS: usize>(
         let end_step = (first_step + CHUNK_TILES).min(steps);
         let first_cluster = chunk * clusters_per_chunk;
         let end_cluster = (first_cluster + clusters_per_chunk).min(panels.clusters);
-        // SAFETY: the caller's promise.
-        unsafe {
-            for (block, left) in blocks.iter().zip(&mut left) {
-                if end_step - first_step < CHUNK_TILES {
-                    left.fill(Line::ZERO); // the last cluster may be incomplete
-                }
-                block.unpack::<BITS>(first_step..end_step, left.as_mut_ptr());
-            }
-            let mut waiting: Option<Waiting> = None;
-            for panel in 0..sums.len() {
-                for cluster in first_cluster..end_cluster {
-                    let index = panel * panels.clusters + cluster;
-                    let right = tile::bytes(&panels.tiles[index * lines_per_cluster..]);
-                    let at = (cluster - first_cluster) * cluster_size;
-                    let at = at / 64 * ROWS * 64 + at % 64;
-                    let left = [tile::bytes(&left[0]).add(at), tile::bytes(&left[1]).add(at)];
-                    multiply::<0, 1>(left, right, panels.shape, 0, &mut counts[turn]);
-                    multiply::<2, 3>(left, right, panels.shape, 1, &mut counts[turn]);
-                    multiply::<0, 1>(left, right, panels.shape, 2, &mut counts[turn]);
-                    turn ^= 1;
-                    if let Some(waiting) = waiting {
-                        flush::<GROUPS>(blocks, &waiting, &counts[turn], &mut sums[waiting.panel]);
+        let chunk_steps = first_step..end_step;
+        for pass in 0..blocks[0].passes(&chunk_steps).max(blocks[1].passes(&chunk_steps)) {
+            // SAFETY: the caller's promise.
+            unsafe {
+                for (block, left) in blocks.iter().zip(&mut left) {
+                    if chunk_steps.len() < CHUNK_TILES {
+                        left.fill(Line::ZERO); // the last cluster may be incomplete
                     }
-                    let first_group = cluster * GROUPS;
-                    waiting = Some(Waiting { first_group, scale: &panels.scales[index], panel });
+                    block.unpack(chunk_steps.clone(), pass, left.as_mut_ptr());
                 }
-            }
-            if let Some(waiting) = waiting {
-                flush::<GROUPS>(blocks, &waiting, &counts[turn ^ 1], &mut sums[waiting.panel]);
+                let mut waiting: Option<Waiting> = None;
+                for panel in 0..sums.len() {
+                    for cluster in first_cluster..end_cluster {
+                        let index = panel * panels.clusters + cluster;
+                        let right = tile::bytes(&panels.tiles[index * lines_per_cluster..]);
+                        let at = (cluster - first_cluster) * cluster_size;
+                        let at = at / 64 * ROWS * 64 + at % 64;
+                        let left = [tile::bytes(&left[0]).add(at), tile::bytes(&left[1]).add(at)];
+                        multiply::<0, 1>(left, right, panels.shape, 0, &mut counts[turn]);
+                        multiply::<2, 3>(left, right, panels.shape, 1, &mut counts[turn]);
+                        multiply::<0, 1>(left, right, panels.shape, 2, &mut counts[turn]);
+                        turn ^= 1;
+                        if let Some(waiting) = waiting {
+                            flush::<R, GROUPS>(
+                                blocks,
+                                pass,
+                                &waiting,
+                                &counts[turn],
+                                &mut sums[waiting.panel],
+                            );
+                        }
+                        let first_group = cluster * GROUPS;
+                        waiting = Some(Waiting { first_group, scale: &panels.scales[index], panel });
+                    }
+                }
+                if let Some(waiting) = waiting {
+                    flush::<R, GROUPS>(blocks, pass, &waiting, &counts[turn ^ 1], &mut sums[waiting.panel]);
+                }
             }
         }
     }
@@ -279,8 +289,9 @@ unsafe fn multiply<const S0: u8, const S1: u8>(
 /// As [`products`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-unsafe fn flush<const GROUPS: usize>(
-    blocks: &[RowBlock; 2],
+unsafe fn flush<'a, R: Rows<'a>, const GROUPS: usize>(
+    blocks: &[R; 2],
+    pass: usize,
     waiting: &Waiting,
     counts: &Counts,
     sums: &mut Sums,
@@ -291,7 +302,7 @@ unsafe fn flush<const GROUPS: usize>(
         let group_sums = _mm512_load_ps(waiting.scale.sums.0.as_ptr().cast());
         let weights = [_mm512_set1_ps(Group::WEIGHTS[0]), _mm512_set1_ps(Group::WEIGHTS[1])];
         for (block, sums) in sums.iter_mut().enumerate() {
-            let (scales, biases, stride) = blocks[block].parameters();
+            let Some((scales, biases, stride)) = blocks[block].parameters(pass) else { continue };
             for (row, sum) in sums.iter_mut().enumerate() {
                 let at = row * stride + waiting.first_group;
                 let mut count = float(&counts[2][block][row]);
@@ -300,7 +311,9 @@ unsafe fn flush<const GROUPS: usize>(
                 let scale = repeated::<GROUPS>(scales.add(at));
                 let mut total = _mm512_load_ps(sum.0.as_ptr().cast());
                 total = _mm512_fmadd_ps(_mm512_mul_ps(count, units), scale, total);
-                total = _mm512_fmadd_ps(repeated::<GROUPS>(biases.add(at)), group_sums, total);
+                if R::BIASES {
+                    total = _mm512_fmadd_ps(repeated::<GROUPS>(biases.add(at)), group_sums, total);
+                }
                 _mm512_store_ps(sum.0.as_mut_ptr().cast(), total);
             }
         }

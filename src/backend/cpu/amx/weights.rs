@@ -45,9 +45,6 @@ pub(super) trait Weights: Copy {
 }
 
 #[derive(Clone, Copy)]
-pub(super) struct Mxfp4(&'static Table);
-
-#[derive(Clone, Copy)]
 pub(super) struct Nvfp4(&'static Table);
 
 #[derive(Clone, Copy)]
@@ -66,13 +63,6 @@ fn table(kind: ScaleKind, unit: f32) -> Table {
         let scale = f64::from(scale_from_byte(kind, byte as u8, 1.)) / f64::from(unit);
         Scaled(E2M1.map(|number| bf16::from_f64(scale * f64::from(number)).to_bits()))
     })
-}
-
-impl Mxfp4 {
-    pub(super) fn new() -> Self {
-        static TABLE: LazyLock<Table> = LazyLock::new(|| table(ScaleKind::E8m0, Mxfp4::UNIT));
-        Self(&TABLE)
-    }
 }
 
 impl Nvfp4 {
@@ -109,22 +99,6 @@ unsafe fn scaled(table: &Table, scale: *const u8) -> __m256i {
     unsafe { _mm256_load_si256(table.get_unchecked(usize::from(*scale)).0.as_ptr().cast()) }
 }
 
-impl Weights for Mxfp4 {
-    const FORMAT: QuantFormat = QuantFormat::Mxfp4;
-    const UNIT: f32 = 1. / (1u32 << E8M0_SHIFT) as f32;
-
-    #[inline(always)]
-    unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
-        unsafe {
-            for tile in 0..2 {
-                let numbers = _mm512_broadcast_i64x4(scaled(self.0, scales.add(tile)));
-                let weights = _mm512_permutexvar_epi16(nibbles(codes.add(16 * tile)), numbers);
-                _mm512_store_si512(to.add(tile * ROWS).cast(), weights);
-            }
-        }
-    }
-}
-
 impl Weights for Nvfp4 {
     const FORMAT: QuantFormat = QuantFormat::Nvfp4;
     const UNIT: f32 = 1.;
@@ -148,7 +122,7 @@ impl Weights for Nvfp4 {
 
 impl Weights for Mxfp8 {
     const FORMAT: QuantFormat = QuantFormat::Mxfp8;
-    const UNIT: f32 = Mxfp4::UNIT;
+    const UNIT: f32 = 1. / (1u32 << E8M0_SHIFT) as f32;
 
     #[inline(always)]
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
@@ -246,7 +220,12 @@ impl<'a> RowBlock<'a> {
     /// # Safety
     /// As [`Self::unpack`].
     #[inline(always)]
-    unsafe fn unpack_whole<W: Weights, const STEPS: usize>(self, weights: W, first_step: usize, to: *mut Line) {
+    unsafe fn unpack_whole<W: Weights, const STEPS: usize>(
+        self,
+        weights: W,
+        first_step: usize,
+        to: *mut Line,
+    ) {
         let code_bytes = STEP * W::FORMAT.bits() / 8;
         let groups = STEP / W::FORMAT.group_size();
         let row_bytes = self.matrix.k * W::FORMAT.bits() / 8;
