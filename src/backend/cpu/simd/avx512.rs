@@ -124,24 +124,43 @@ const fn bit_matrix(rows: [u8; 8]) -> i64 {
     i64::from_le_bytes(rows)
 }
 
-/// The second and the top byte of the f32 of each E4M3 code; both others are zero.
+/// The largest rank, as [`e4m3_rank`] has them, of a code whose bits are not those of its f32.
+pub(super) const E4M3_RARE: i8 = 8;
+
+/// Numbers of E4M3 codes that are at most [`E4M3_RARE`] for zero, subnormals and NaN, and larger for all others.
 ///
 /// # Safety
-/// AVX-512 with VBMI and GFNI is there, and enabled in the caller.
+/// AVX-512 with VBMI and GFNI is there, and enabled in the caller (all of these).
 #[inline(always)]
-pub(in crate::backend::cpu) unsafe fn e4m3_halves(codes: __m512i) -> (__m512i, __m512i) {
+pub(super) unsafe fn e4m3_rank(codes: __m512i) -> __m512i {
+    // Four bits that are 0 for exponent 0 and 1 for exponent 15, and three that are the mantissa, or its complement
+    // where the exponent is odd: NaN has the largest of both.
+    const RANK: i64 = bit_matrix([0, 0x60, 0x30, 0x18, 0x08, 0x0C, 0x0A, 0x09]);
+    unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(RANK)) }
+}
+
+/// The second and the top byte of the f32 of each E4M3 code that is not rare; both others are zero.
+#[inline(always)]
+pub(super) unsafe fn e4m3_by_bits(codes: __m512i) -> (__m512i, __m512i) {
     /// Bits 3 to 0 moved up: the lowest bit of the exponent, and the mantissa.
     const SECOND: i64 = bit_matrix([0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0]);
     /// The sign, and half the exponent, 60 + bits 6 to 4: its carry is bit 6, which flips the ones of 60.
     const TOP: i64 = bit_matrix([0x80, 0x40, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10]);
     unsafe {
-        // Twice the magnitude: subnormals are below 16, NaN is 254.
-        let above_subnormal = _mm512_sub_epi8(_mm512_add_epi8(codes, codes), _mm512_set1_epi8(16));
-        let others = _mm512_cmpgt_epu8_mask(above_subnormal, _mm512_set1_epi8((252 - 16) as u8 as i8));
-        if others == 0 {
-            let second = _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(SECOND));
-            let top = _mm512_gf2p8affine_epi64_epi8::<0x3C>(codes, _mm512_set1_epi64(TOP));
-            return (second, top);
+        let second = _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(SECOND));
+        (second, _mm512_gf2p8affine_epi64_epi8::<0x3C>(codes, _mm512_set1_epi64(TOP)))
+    }
+}
+
+/// The second and the top byte of the f32 of each E4M3 code; both others are zero.
+///
+/// # Safety
+/// As [`e4m3_rank`].
+#[inline(always)]
+pub(in crate::backend::cpu) unsafe fn e4m3_halves(codes: __m512i) -> (__m512i, __m512i) {
+    unsafe {
+        if _mm512_cmple_epu8_mask(e4m3_rank(codes), _mm512_set1_epi8(E4M3_RARE)) == 0 {
+            return e4m3_by_bits(codes);
         }
         // Few vectors have one of those.
         let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
@@ -150,6 +169,22 @@ pub(in crate::backend::cpu) unsafe fn e4m3_halves(codes: __m512i) -> (__m512i, _
         let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
         // The sign: top | (codes & 0x80).
         (second, _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128)))
+    }
+}
+
+/// The f32 numbers of which these are the second and the top bytes. Of each sixteen, the first vector has the even
+/// ones of the first eight in four neighbouring lanes, the second the odd ones, the others those of the last eight.
+#[inline(always)]
+pub(super) unsafe fn e4m3_numbers((second, top): (__m512i, __m512i)) -> [__m512; 4] {
+    unsafe {
+        let (first, last) = (_mm512_unpacklo_epi8(second, top), _mm512_unpackhi_epi8(second, top));
+        let upper_half = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
+        [
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(first)),
+            _mm512_castsi512_ps(_mm512_and_si512(first, upper_half)),
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(last)),
+            _mm512_castsi512_ps(_mm512_and_si512(last, upper_half)),
+        ]
     }
 }
 
@@ -312,15 +347,7 @@ impl Simd for Avx512 {
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let codes = _mm512_shuffle_epi8(codes, bytes(&const { unpack_order() }));
-            let (second, top) = e4m3_halves(codes);
-            let (first, last) = (_mm512_unpacklo_epi8(second, top), _mm512_unpackhi_epi8(second, top));
-            let upper_half = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
-            [
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(first)),
-                _mm512_castsi512_ps(_mm512_and_si512(first, upper_half)),
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(last)),
-                _mm512_castsi512_ps(_mm512_and_si512(last, upper_half)),
-            ]
+            e4m3_numbers(e4m3_halves(codes))
         }
     }
 }

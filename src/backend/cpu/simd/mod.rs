@@ -13,9 +13,13 @@ mod avx2;
 pub(super) mod avx512;
 #[cfg(target_arch = "x86_64")]
 pub(super) mod digits;
+#[cfg(target_arch = "x86_64")]
+mod mxfp8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
 mod portable;
+#[cfg(target_arch = "x86_64")]
+mod rows;
 #[cfg(target_arch = "x86_64")]
 mod scales;
 #[cfg(target_arch = "x86_64")]

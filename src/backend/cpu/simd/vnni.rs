@@ -10,17 +10,16 @@
 //! Codes are centred, `q * s + b = (2 * q - c) * (s / 2) + (b + c * s / 2)`, so that sums stay small even
 //! where all activations have one sign: `c * sum(x)` is subtracted in integers, and the second term is a
 //! short product over the groups of a row. E2M1 elements, doubled, are integers too. E4M3 elements are
-//! not: MXFP8 takes the f32 kernel, as do more columns.
+//! not: MXFP8 has a kernel of its own (`mxfp8.rs`).
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
-use super::super::rows_per_task;
 use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
+use super::rows::{by_rows, load, prefetch, products_of_passes, ROWS};
 use super::scales::{factor_of_scales, scale_row};
-use super::{avx512, InstructionSet};
-use rayon::prelude::*;
+use super::{avx512, mxfp8, InstructionSet};
 use std::arch::x86_64::*;
 
 /// Whether the CPU has what the functions below enable.
@@ -58,45 +57,30 @@ impl InstructionSet for Kernels {
         if x.len() != matrix.k {
             return None;
         }
-        let codes = Codes::of(matrix.format)?;
+        let Some(codes) = Codes::of(matrix.format) else { return Some(mxfp8::product(matrix, x)) };
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
-        let rows = rows_per_task(matrix, 1);
-        let mut products = vec![0f32; matrix.rows];
         let stride = digits.groups.len() * LANES;
         let unit = digits.unit * factor_of_scales(matrix);
-        let task = |(task, products): (usize, &mut [f32])| {
-            let mut scales = vec![0f32; ROWS_PER_PASS * stride];
-            for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
-                let first_row = task * rows + pass * ROWS_PER_PASS;
-                let mut others = [(0., 0.); ROWS_PER_PASS];
-                // SAFETY (both): `Kernels` is handed out only after its features were detected.
-                for (row, scales) in scales.chunks_exact_mut(stride).take(products.len()).enumerate() {
-                    others[row] = unsafe { scale_row(matrix, first_row + row, &codes, &digits, scales) };
-                }
-                let last = products.len() - 1;
-                for (part, products) in products.chunks_mut(ROWS).enumerate() {
-                    // Where rows run out, the last one is computed again.
-                    let rows: [usize; ROWS] = std::array::from_fn(|row| (ROWS * part + row).min(last));
-                    let sums = unsafe {
-                        let row = |row| Row {
-                            words: matrix.row_words(first_row + row),
-                            scales: &scales[row * stride..][..stride],
-                        };
-                        dot_rows(&codes, &digits, rows.map(row))
-                    };
-                    for ((product, row), sum) in products.iter_mut().zip(rows).zip(sums) {
-                        let (rest, biases) = others[row];
-                        *product = (sum + rest).mul_add(unit, biases);
-                    }
-                }
+        let scratch = || vec![0f32; ROWS_PER_PASS * stride];
+        Some(products_of_passes(matrix, scratch, |scales, first_row, products| {
+            let mut others = [(0., 0.); ROWS_PER_PASS];
+            // SAFETY (both): `Kernels` is handed out only after its features were detected.
+            for (row, scales) in scales.chunks_exact_mut(stride).take(products.len()).enumerate() {
+                others[row] = unsafe { scale_row(matrix, first_row + row, &codes, &digits, scales) };
             }
-        };
-        if rows >= matrix.rows {
-            task((0, &mut products));
-        } else {
-            products.par_chunks_mut(rows).enumerate().for_each(task);
-        }
-        Some(products)
+            by_rows(products, |rows| {
+                let row = |row| Row {
+                    words: matrix.row_words(first_row + row),
+                    scales: &scales[row * stride..][..stride],
+                };
+                let mut products = unsafe { dot_rows(&codes, &digits, rows.map(row)) };
+                for (product, row) in products.iter_mut().zip(rows) {
+                    let (rest, biases) = others[row];
+                    *product = (*product + rest).mul_add(unit, biases);
+                }
+                products
+            });
+        }))
     }
 }
 
@@ -111,13 +95,6 @@ struct Row<'a> {
 const AFFINE: u8 = 0;
 const NVFP4: u8 = 1;
 const MXFP4: u8 = 2;
-
-/// Rows that are multiplied together: they share the loads of the digits.
-const ROWS: usize = 4;
-
-/// How far ahead packed rows are asked for.
-const ROWS_AHEAD: usize = 2 * ROWS;
-const BYTES_AHEAD: usize = 512;
 
 /// The products of rows and the activations.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
@@ -196,15 +173,7 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
         let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
         for row in 0..ROWS {
             let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
-            // From memory the same place of later rows, from the second-level cache what comes next of this one.
-            let later = at.wrapping_add(ROWS_AHEAD * row_bytes);
-            let next = at.wrapping_add(BYTES_AHEAD);
-            _mm_prefetch::<_MM_HINT_T1>(later.cast());
-            _mm_prefetch::<_MM_HINT_T0>(next.cast());
-            if block_bytes > 64 {
-                _mm_prefetch::<_MM_HINT_T1>(later.wrapping_add(64).cast());
-                _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(64).cast());
-            }
+            prefetch(at, block_bytes, row_bytes);
             let second = load(at, load_bytes, block_bytes - load_bytes, rest);
             integers[row] = unpack::<BITS, VECTORS, KIND>(load(at, 0, load_bytes, rest), second);
         }
@@ -247,22 +216,6 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
             };
             let scales = _mm512_permutexvar_ps(group_of_lane, scales);
             totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
-        }
-    }
-}
-
-/// `len` bytes (at most 64) from byte `start` of a block on, of which `rest` are left of the row; zeros
-/// behind them.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
-unsafe fn load(block: *const u8, start: usize, len: usize, rest: usize) -> __m512i {
-    let present = len.min(rest.saturating_sub(start));
-    // SAFETY: whatever is not masked out lies in the row.
-    unsafe {
-        match present {
-            0 => _mm512_setzero_si512(),
-            64 => _mm512_loadu_si512(block.add(start).cast()),
-            _ => _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), block.add(start).cast()),
         }
     }
 }

@@ -1,0 +1,127 @@
+//! MXFP8 weights and one vector of activations: what the f32 kernel of `kernels.rs` computes, with fewer instructions.
+//!
+//! Codes become f32 numbers by moving bits, but for the few that stand for zero, subnormal numbers and NaN: four rows
+//! are looked through together for those. Scales multiply the sums of blocks instead of weights, and activations are
+//! brought into the order in which bytes are unpacked.
+
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
+use super::super::kernels::Parameters;
+use super::super::matrix::PackedMatrix;
+use super::avx512::{e4m3_by_bits, e4m3_halves, e4m3_numbers, e4m3_rank, E4M3_RARE};
+use super::rows::{by_rows, load, prefetch, products_of_passes, ROWS};
+use super::{avx512, InstructionSet};
+use std::arch::x86_64::*;
+
+/// Elements of a row that are multiplied at a time: two groups.
+const BLOCK: usize = 64;
+
+/// Lanes of a vector.
+const LANES: usize = 16;
+
+/// The product of an MXFP8 matrix and a vector `x` of K numbers.
+pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+    let x = unpacking_order(x);
+    let scratch = || Parameters::new(matrix);
+    products_of_passes(matrix, scratch, |parameters, first_row, products| {
+        avx512::Kernels.load_parameters(parameters, matrix, first_row, products.len());
+        by_rows(products, |rows| {
+            let row = |row| Row { words: matrix.row_words(first_row + row), scales: parameters.row(row).0 };
+            // SAFETY: this instruction set is in use only where its features were detected.
+            unsafe { dot_rows(rows.map(row), &x) }
+        });
+    })
+}
+
+/// Blocks of activations as [`e4m3_numbers`] orders weights; zeros behind the last.
+fn unpacking_order(x: &[f32]) -> Vec<f32> {
+    let mut ordered = vec![0.; x.len().next_multiple_of(BLOCK)];
+    for (places, x) in ordered.chunks_exact_mut(BLOCK).zip(x.chunks(BLOCK)) {
+        for (element, x) in x.iter().enumerate() {
+            let (quarter, within) = (element / 16, element % 16);
+            let (vector, lane) = (within / 8 * 2 + within % 2, 4 * quarter + within % 8 / 2);
+            places[vector * LANES + lane] = *x;
+        }
+    }
+    ordered
+}
+
+/// A packed row, and its scales with zeros behind them.
+#[derive(Clone, Copy)]
+struct Row<'a> {
+    words: &'a [u32],
+    scales: &'a [f32],
+}
+
+/// The products of rows and the activations.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma")]
+unsafe fn dot_rows(rows: [Row<'_>; ROWS], x: &[f32]) -> [f32; ROWS] {
+    let row_bytes = rows[0].words.len() * 4;
+    let blocks = row_bytes.div_ceil(BLOCK);
+    assert!(x.len() >= blocks * BLOCK);
+    for row in &rows {
+        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= 2 * blocks);
+    }
+    let mut totals = [_mm512_setzero_ps(); ROWS];
+    // SAFETY: the assertions cover every block; whole blocks lie in the rows, the last one is masked.
+    unsafe {
+        let whole = row_bytes / BLOCK;
+        for block in 0..whole {
+            add_block::<true>(&rows, x.as_ptr(), block, &mut totals);
+        }
+        if whole < blocks {
+            add_block::<false>(&rows, x.as_ptr(), whole, &mut totals);
+        }
+    }
+    let mut sums = [0.; ROWS];
+    for row in 0..ROWS {
+        sums[row] = _mm512_reduce_add_ps(totals[row]);
+    }
+    sums
+}
+
+/// Adds the products of a block, which lies in the rows (`WHOLE`) or is their incomplete last one.
+///
+/// # Safety
+/// Activations and scales cover the block.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma")]
+unsafe fn add_block<const WHOLE: bool>(
+    rows: &[Row<'_>; ROWS],
+    x: *const f32,
+    block: usize,
+    totals: &mut [__m512; ROWS],
+) {
+    let row_bytes = rows[0].words.len() * 4;
+    let rest = if WHOLE { BLOCK } else { row_bytes - block * BLOCK };
+    // SAFETY: the caller's promise; what is not in the rows is masked.
+    unsafe {
+        let mut codes = [_mm512_setzero_si512(); ROWS];
+        let mut rank = _mm512_set1_epi8(-1);
+        for row in 0..ROWS {
+            let at = rows[row].words.as_ptr().cast::<u8>().add(block * BLOCK);
+            prefetch(at, BLOCK, row_bytes);
+            codes[row] = load(at, 0, BLOCK, rest);
+            rank = _mm512_min_epu8(rank, e4m3_rank(codes[row]));
+        }
+        let x: [__m512; 4] = [
+            _mm512_loadu_ps(x.add(block * BLOCK)),
+            _mm512_loadu_ps(x.add(block * BLOCK + LANES)),
+            _mm512_loadu_ps(x.add(block * BLOCK + 2 * LANES)),
+            _mm512_loadu_ps(x.add(block * BLOCK + 3 * LANES)),
+        ];
+        let any_rare = _mm512_cmple_epu8_mask(rank, _mm512_set1_epi8(E4M3_RARE)) != 0;
+        for row in 0..ROWS {
+            let halves = if any_rare { e4m3_halves(codes[row]) } else { e4m3_by_bits(codes[row]) };
+            let weights = e4m3_numbers(halves);
+            let mut sum = _mm512_mul_ps(weights[0], x[0]);
+            for vector in 1..4 {
+                sum = _mm512_fmadd_ps(weights[vector], x[vector], sum);
+            }
+            let scales = rows[row].scales.as_ptr().add(2 * block);
+            // The upper lanes are of the second group.
+            let scales = _mm512_mask_mov_ps(_mm512_set1_ps(*scales), 0xFF00, _mm512_set1_ps(*scales.add(1)));
+            totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! What the kernels for one vector of activations share: rows are taken [`ROWS`] at a time, by all threads.
+
+use super::super::kernels::ROWS_PER_PASS;
+use super::super::matrix::PackedMatrix;
+use super::super::rows_per_task;
+use rayon::prelude::*;
+use std::arch::x86_64::*;
+
+/// Rows that are multiplied together: they share the loads of the activations.
+pub(super) const ROWS: usize = 4;
+
+/// How far ahead packed rows are asked for.
+const ROWS_AHEAD: usize = 2 * ROWS;
+const BYTES_AHEAD: usize = 512;
+
+/// The products of all rows: `multiply` fills those of up to [`ROWS_PER_PASS`] rows from its second argument on, with
+/// what `scratch` has made for it and earlier ones.
+pub(super) fn products_of_passes<S>(
+    matrix: &PackedMatrix,
+    scratch: impl Fn() -> S + Sync,
+    multiply: impl Fn(&mut S, usize, &mut [f32]) + Sync,
+) -> Vec<f32> {
+    let rows = rows_per_task(matrix, 1);
+    let mut products = vec![0f32; matrix.rows];
+    let task = |(task, products): (usize, &mut [f32])| {
+        let mut scratch = scratch();
+        for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
+            multiply(&mut scratch, task * rows + pass * ROWS_PER_PASS, products);
+        }
+    };
+    if rows >= matrix.rows {
+        task((0, &mut products));
+    } else {
+        products.par_chunks_mut(rows).enumerate().for_each(task);
+    }
+    products
+}
+
+/// Writes the products of a pass, [`ROWS`] at a time; where rows run out, the last one is computed again.
+pub(super) fn by_rows(products: &mut [f32], mut multiply: impl FnMut([usize; ROWS]) -> [f32; ROWS]) {
+    let last = products.len().saturating_sub(1);
+    for (part, products) in products.chunks_mut(ROWS).enumerate() {
+        let sums = multiply(std::array::from_fn(|row| (ROWS * part + row).min(last)));
+        products.iter_mut().zip(sums).for_each(|(product, sum)| *product = sum);
+    }
+}
+
+/// Asks for what comes after the `len` bytes at `at`: from memory the same place of later rows, of `row_bytes` bytes
+/// each, from the second-level cache what comes next of this one.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8, len: usize, row_bytes: usize) {
+    let (later, next) = (at.wrapping_add(ROWS_AHEAD * row_bytes), at.wrapping_add(BYTES_AHEAD));
+    for line in (0..len).step_by(64) {
+        // SAFETY: any address may be asked for.
+        unsafe {
+            _mm_prefetch::<_MM_HINT_T1>(later.wrapping_add(line).cast());
+            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
+        }
+    }
+}
+
+/// `len` bytes (at most 64) from byte `start` of a block on, of which `rest` are left of the row; zeros
+/// behind them.
+///
+/// # Safety
+/// The row has `rest` bytes from the block's first on.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn load(block: *const u8, start: usize, len: usize, rest: usize) -> __m512i {
+    let present = len.min(rest.saturating_sub(start));
+    // SAFETY: whatever is not masked out lies in the row.
+    unsafe {
+        match present {
+            0 => _mm512_setzero_si512(),
+            64 => _mm512_loadu_si512(block.add(start).cast()),
+            _ => _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), block.add(start).cast()),
+        }
+    }
+}
