@@ -14,6 +14,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+target=${target%/pretend-cuda} # as test-cuda.sh has it
 work=$target/mutants
 mkdir -p "$work"
 export CXX=$PWD/testing/mutants/remembering-c++ REMEMBERED_OBJECTS=$work/objects
@@ -84,8 +85,8 @@ verdict() {
 }
 
 scripts/test-cuda.sh --no-run >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && exit 1; }
-tests=$(sed -n 's/.*Executable tests\/cuda.rs (\(.*\))$/\1/p' "$work/build.log")
-tests=$(realpath "${tests:?tests/cuda.rs was not built, see $work/build.log}")
+tests=$(sed -n 's/.*Executable tests\/cuda\/main.rs (\(.*\))$/\1/p' "$work/build.log")
+tests=$(realpath "${tests:?tests/cuda was not built, see $work/build.log}")
 rm -rf "$work/unharmed"
 
 if [ $# = 0 ]; then

@@ -5,19 +5,22 @@
 #   scripts/test-cuda.sh [--asan] [arguments of cargo test]
 #   scripts/test-cuda.sh --clippy
 #
-# --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer.
+# --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer; threads run in one order
+# instead of three (PRETEND_CUDA_SCHEDULES), as memory is what is looked at.
 # --clippy: lints of everything that is built with the feature `nccl`, and of testing/, instead of tests.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-sanitize=''
+sanitize='' schedules=all
 if [ "${1-}" = --asan ]; then
-  sanitize=address,undefined
+  sanitize=address,undefined schedules=random
   shift
 fi
 
-CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}")/pretend-cuda
+# Apart from builds for a real GPU, unless what is given is such a folder.
+CARGO_TARGET_DIR=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+CARGO_TARGET_DIR=${CARGO_TARGET_DIR%/pretend-cuda}/pretend-cuda
 export CARGO_TARGET_DIR
-export PRETEND_CUDA_SCHEDULES=${PRETEND_CUDA_SCHEDULES:-all}
+export PRETEND_CUDA_SCHEDULES=${PRETEND_CUDA_SCHEDULES:-$schedules}
 export CANDLE_QUANT_REQUIRE_CUDA=1
 toolkit=$CARGO_TARGET_DIR/toolkit
 

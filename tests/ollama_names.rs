@@ -1,13 +1,13 @@
 //! Models by name, and what links in a store may lead to. A program of its own, as it changes the environment.
 
 #[path = "common/checkpoint.rs"]
-mod common;
+mod checkpoint;
 #[path = "common/ollama.rs"]
 mod ollama;
 
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
 use candle_quant::Error;
-use common::{folder, rejected, Tensor};
+use checkpoint::{folder, rejected, Tensor};
 use ollama::{Model, MANIFEST};
 use serde_json::{json, Value};
 use std::path::Path;

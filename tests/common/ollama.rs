@@ -1,7 +1,7 @@
 //! Small Ollama stores for tests, right and wrong ones.
 #![allow(dead_code)] // Each test binary uses its part.
 
-use crate::common::{entry, raw_file, Tensor};
+use crate::checkpoint::{entry, raw_file, Tensor};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{Checkpoint, PackedWeight, Weight};
 use candle_quant::Result;

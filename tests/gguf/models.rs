@@ -1,7 +1,7 @@
 //! Whole models: what a GGUF file computes is what the same model computes from safetensors.
 
+use crate::checkpoint::rejected;
 use crate::common::distance;
-use crate::files::rejected;
 use crate::source::{llama, tiny, Source};
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};

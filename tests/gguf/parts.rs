@@ -1,6 +1,6 @@
 //! Models that were split into several files, and models in directories.
 
-use crate::files::{folder_of, rejected};
+use crate::checkpoint::{folder_of, rejected};
 use crate::writer::{f32_tensor, File};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::CheckpointKind;
@@ -86,7 +86,7 @@ fn the_one_model_of_a_directory_is_opened() {
     let dir = folder(&[("a.gguf", file(1.)), ("b.gguf", file(2.))]);
     rejected(Checkpoint::open(dir.path()), &["2 GGUF models", "a.gguf", "b.gguf", "the path of one"]);
     // Beside safetensors they are something else.
-    let safetensors = crate::files::file(&[("x", "F32", &[1])]);
+    let safetensors = crate::checkpoint::file(&[("x", "F32", &[1])]);
     let gguf = file(1.).bytes();
     let files = [("model.safetensors", &safetensors[..]), ("a.gguf", &gguf), ("b.gguf", &gguf)];
     let dir = folder_of(&files);

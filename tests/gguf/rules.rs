@@ -1,6 +1,6 @@
 //! What a GGUF file may look like: one test for each rule.
 
-use crate::files::{rejected, warned};
+use crate::checkpoint::{rejected, warned};
 use crate::writer::{f32_tensor, open, tensor, File, ARRAY, TEXT, U32};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::CheckpointKind;

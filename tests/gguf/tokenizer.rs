@@ -1,7 +1,7 @@
 //! The tokenizer inside the file.
 
+use crate::checkpoint::rejected;
 use crate::common::{bundled, byte_tokenizer};
-use crate::files::rejected;
 use crate::writer::{f32_tensor, path, write, File, ARRAY, U32};
 use candle_quant::convert::{self, Options, Plan, RunOptions};
 use candle_quant::generate::load_tokenizer;

@@ -1,6 +1,6 @@
 //! Values of all types: those of candle, and the definitions of those that candle does not have.
 
-use crate::files::{rejected, warned};
+use crate::checkpoint::{rejected, warned};
 use crate::packed::numbers;
 use crate::writer::{f32_tensor, path, tensor, write, File};
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};

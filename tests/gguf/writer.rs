@@ -129,7 +129,7 @@ pub fn open(bytes: &[u8]) -> Result<Checkpoint> {
 }
 
 pub fn write(bytes: &[u8]) -> TempDir {
-    crate::files::folder_of(&[("model.gguf", bytes)])
+    crate::checkpoint::folder_of(&[("model.gguf", bytes)])
 }
 
 pub fn path(dir: &TempDir) -> impl AsRef<Path> {

@@ -1,6 +1,6 @@
 //! The rules on tensors, by their numbers in the format's list.
 
-use crate::files::rejected;
+use crate::checkpoint::rejected;
 use crate::{entry, fixture_bytes, open, open_strictly, u64_at, with};
 use candle_quant::checkpoint::slm1::Slm1;
 use candle_quant::Result;

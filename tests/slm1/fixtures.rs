@@ -1,6 +1,6 @@
 //! The fixtures: every tensor bit for bit, and the files that are wrong.
 
-use crate::files::{rejected, warned};
+use crate::checkpoint::{rejected, warned};
 use crate::{fixture, fixture_bytes, hash, open, open_strictly, sha256};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::slm1::{self, Options, TokenizerKind, Verification};

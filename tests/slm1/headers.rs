@@ -1,6 +1,6 @@
 //! The rules on headers and models, by their numbers in the format's list, and what a strict reading refuses.
 
-use crate::files::rejected;
+use crate::checkpoint::rejected;
 use crate::writer::{Kind, Model};
 use crate::{entry, fixture_bytes, hash, open, open_strictly, open_with, u32_at, with};
 use candle_core::{DType, Device};

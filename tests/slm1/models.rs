@@ -1,7 +1,7 @@
 //! Packed weights bit for bit, and whole models against the same weights as plain numbers.
 
+use crate::checkpoint::folder_of;
 use crate::common::distance;
-use crate::files::folder_of;
 use crate::fixtures::{model_name, values_as_stored};
 use crate::writer::{File, Kind, Model as Shape};
 use crate::{entry, fixture, open, open_with, u32_at, u64_at};

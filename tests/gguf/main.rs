@@ -1,0 +1,18 @@
+//! GGUF checkpoints: files written by candle's own writer, and by one of ours where candle's can't.
+
+#[path = "../common/checkpoint.rs"]
+mod checkpoint;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/packed.rs"]
+mod packed;
+
+mod experts;
+mod models;
+mod mutations;
+mod parts;
+mod rules;
+mod source;
+mod tokenizer;
+mod values;
+mod writer;

@@ -1,0 +1,14 @@
+//! Checkpoints in the layouts of Hugging Face.
+
+#[path = "../common/checkpoint.rs"]
+mod checkpoint;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/hf.rs"]
+mod hf;
+
+mod gpt_oss;
+mod layouts;
+mod mutations;
+mod peers;
+mod rules;

@@ -1,0 +1,486 @@
+//! What a quantized checkpoint of another tool than MLX may look like: one test for each rule.
+
+use crate::checkpoint::{folder_of, rejected};
+use crate::hf::{case_of, cases, compressed, entry, f32s, noise, open, weight, with, without, Case, Entry};
+use candle_core::Device;
+use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
+use candle_quant::Result;
+use serde_json::{json, Value};
+
+const FILE: &str = "model.safetensors";
+
+/// The settings of a case with `changes` in their top level.
+fn changed(case: &str, changes: &Value) -> Value {
+    let mut quantization = case_of(case).quantization;
+    for (key, value) in changes.as_object().unwrap() {
+        quantization[key] = value.clone();
+    }
+    quantization
+}
+
+/// The weight of a case with other tensors.
+fn weight_with(case: &str, changes: &[Entry]) -> Result<Weight> {
+    let case = case_of(case);
+    weight(&case.quantization, &with(&case.entries, changes))
+}
+
+#[test]
+fn other_methods_are_named() {
+    for method in [json!("gptq"), json!("bitnet"), json!("bitsandbytes"), json!("something new"), json!(7)] {
+        let result = open(&json!({"quant_method": method, "bits": 4}), &[]);
+        rejected(
+            result,
+            &["config.json", &format!("quant_method {method}"), "not supported", "mlx_lm.convert"],
+        );
+    }
+}
+
+#[test]
+fn other_algorithms_of_modelopt_are_named() {
+    for algo in [json!("FP8"), json!("NVFP4_AWQ"), json!("W4A8_AWQ"), json!("MIXED_PRECISION"), json!(null)] {
+        let result = open(&json!({"quant_method": "modelopt", "quant_algo": algo}), &[]);
+        rejected(result, &["config.json", "modelopt", &format!("quant_algo {algo}"), "not supported"]);
+    }
+    let mixed = |algo: &str| {
+        json!({"quant_method": "modelopt", "quantization": {
+            "quant_algo": "MIXED_PRECISION",
+            "quantized_layers": {"m": {"quant_algo": "NVFP4", "group_size": 16}, "n": {"quant_algo": algo}},
+        }})
+    };
+    rejected(open(&mixed("FP8"), &[]), &["config.json", "quant_algo \"FP8\"", "not supported"]);
+    assert!(weight(&mixed("W4A16_NVFP4"), &case_of("modelopt").entries).is_ok());
+    let result = open(&changed("modelopt", &json!({"group_size": 32})), &[]);
+    rejected(result, &["config.json", "`group_size` is 32", "expected 16"]);
+}
+
+#[test]
+fn other_formats_of_compressed_tensors_are_named() {
+    let weights = json!({"num_bits": 8, "type": "float"});
+    for format in ["float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized", "dense"] {
+        let result = open(&compressed(format, weights.clone()), &[]);
+        rejected(
+            result,
+            &["config.json", "compressed-tensors", &format!("format \"{format}\""), "not supported"],
+        );
+    }
+    let sparse = changed("pack-quantized", &json!({"sparsity_config": {"format": "sparse-24-bitmask"}}));
+    rejected(open(&sparse, &[]), &["config.json", "sparsity format \"sparse-24-bitmask\"", "not supported"]);
+    let dense = changed("pack-quantized", &json!({"sparsity_config": {"format": "dense"}}));
+    assert!(weight(&dense, &case_of("pack-quantized").entries).is_ok());
+}
+
+#[test]
+fn integers_are_symmetric_with_four_bits() {
+    let right = json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 64});
+    for (key, value) in [
+        ("num_bits", json!(8)),
+        ("type", json!("float")),
+        ("symmetric", json!(false)),
+        ("group_size", json!(16)),
+        ("group_size", json!(null)),
+    ] {
+        let mut weights = right.clone();
+        weights[key] = value.clone();
+        let result = open(&compressed("pack-quantized", weights), &[]);
+        rejected(
+            result,
+            &["config.json", "`config_groups.group_0.weights`", &format!("{key} {value}"), "not supported"],
+        );
+    }
+}
+
+#[test]
+fn schemes_are_those_of_their_format() {
+    for (format, key, value) in [
+        ("nvfp4-pack-quantized", "group_size", json!(32)),
+        ("nvfp4-pack-quantized", "num_bits", json!(8)),
+        ("mxfp4-pack-quantized", "group_size", json!(16)),
+        ("mxfp4-pack-quantized", "type", json!("int")),
+    ] {
+        let result = open(&compressed(format, json!({key: value.clone()})), &[]);
+        let mode = &format[..5];
+        rejected(result, &["config.json", &format!("{key} {value}"), &format!("expected those of {mode}")]);
+    }
+}
+
+#[test]
+fn groups_of_modules_are_described() {
+    let with_groups =
+        |groups: Value| open(&json!({"quant_method": "compressed-tensors", "config_groups": groups}), &[]);
+    rejected(with_groups(json!(null)), &["config.json", "`config_groups` is missing"]);
+    rejected(with_groups(json!({})), &["config.json", "`config_groups` names no format"]);
+    rejected(with_groups(json!({"a": {"weights": null}})), &["config.json", "names no format"]);
+    rejected(with_groups(json!({"W4A16": ["Linear"]})), &["config.json", "`config_groups.W4A16`"]);
+    rejected(
+        with_groups(json!({"a": {"weights": {}}})),
+        &["compressed-tensors with format null", "not supported"],
+    );
+}
+
+#[test]
+fn weights_have_a_format_that_the_config_names() {
+    let groups_of_128 =
+        compressed("pack-quantized", json!({"num_bits": 4, "type": "int", "group_size": 128}));
+    for (quantization, case, expected, found) in [
+        (&groups_of_128, "pack-quantized", "affine 4-bit g128", "affine 4-bit g64"),
+        (&case_of("nvfp4-pack-quantized").quantization, "mxfp4-pack-quantized", "nvfp4", "found mxfp4"),
+        (&case_of("mxfp4-pack-quantized").quantization, "nvfp4-pack-quantized", "mxfp4", "found nvfp4"),
+    ] {
+        let result = weight(quantization, &case_of(case).entries);
+        rejected(result, &[FILE, "`m.weight_packed`", "config_groups", expected, found]);
+    }
+}
+
+#[test]
+fn fp8_is_e4m3_with_known_scales() {
+    for (key, value) in [("fmt", json!("e5m2")), ("expert_dtype", json!("fp4"))] {
+        let result = open(&changed("fp8 floats", &json!({key: value.clone()})), &[]);
+        rejected(result, &["config.json", "fp8", &format!("{key} {value}"), "not supported"]);
+    }
+    let result = open(&changed("fp8 floats", &json!({"scale_fmt": "ue5m3"})), &[]);
+    rejected(result, &["config.json", "`scale_fmt` is \"ue5m3\"", "expected \"ue8m0\""]);
+    for (size, part) in [
+        (json!([128]), "not a list of two"),
+        (json!("128"), "not a list of two"),
+        (json!([128, 0]), "expected two positive numbers"),
+        (json!([-1, 1.5]), "expected two positive numbers"),
+    ] {
+        let result = open(&changed("fp8 floats", &json!({"weight_block_size": size})), &[]);
+        rejected(result, &["config.json", "`weight_block_size`", part]);
+    }
+}
+
+#[test]
+fn awq_is_gemm_with_four_bits() {
+    for version in [json!("gemv"), json!("gemv_fast"), json!("marlin"), json!(1)] {
+        let result = open(&changed("awq", &json!({"version": version})), &[]);
+        rejected(result, &["config.json", &format!("version {version}"), "not supported"]);
+    }
+    rejected(
+        open(&changed("awq", &json!({"bits": 8})), &[]),
+        &["config.json", "with 8 bits", "not supported"],
+    );
+    for (key, value) in [("bits", json!(0)), ("bits", json!("4")), ("group_size", json!(1.5))] {
+        let result = open(&changed("awq", &json!({key: value.clone()})), &[]);
+        rejected(result, &["config.json", &format!("`{key}` is {value}"), "positive whole number"]);
+    }
+    let entries = case_of("awq").entries;
+    for accepted in
+        [json!({"version": "GEMM"}), json!({"version": null, "group_size": null}), json!({"group_size": -1})]
+    {
+        assert!(weight(&changed("awq", &accepted), &entries).is_ok(), "{accepted}");
+    }
+}
+
+/// The file beside the config counts if the config says nothing and an algorithm is named.
+#[test]
+fn hf_quant_config_is_read() {
+    let case = case_of("modelopt");
+    let model =
+        std::fs::read(crate::hf::folder(&case.quantization, &case.entries).path().join(FILE)).unwrap();
+    let kind = |config: Value, beside: Value| {
+        let (config, beside) = (config.to_string(), beside.to_string());
+        let dir = folder_of(&[
+            ("config.json", config.as_bytes()),
+            ("hf_quant_config.json", beside.as_bytes()),
+            (FILE, &model),
+        ]);
+        Ok(Checkpoint::open(dir.path())?.kind().to_string())
+    };
+    let nvfp4 = json!({"quantization": {"quant_algo": "NVFP4", "exclude_modules": ["lm_head"]}});
+    assert_eq!(kind(json!({}), nvfp4.clone()).unwrap(), "Hugging Face modelopt");
+    assert_eq!(kind(json!({"quantization_config": {}}), nvfp4.clone()).unwrap(), "dense safetensors");
+    assert_eq!(kind(json!({"quantization": {}}), nvfp4).unwrap(), "dense safetensors");
+    assert_eq!(kind(json!({}), json!({"quantization": {"quant_algo": null}})).unwrap(), "dense safetensors");
+    assert_eq!(kind(json!({}), json!({})).unwrap(), "dense safetensors");
+    let fp8 = json!({"quantization": {"quant_algo": "FP8"}});
+    rejected(kind(json!({}), fp8), &["hf_quant_config.json", "quant_algo \"FP8\"", "not supported"]);
+}
+
+/// A method without a quantized weight makes no quantized checkpoint, and MLX's own settings come first.
+#[test]
+fn tensors_make_the_kind() {
+    let plain = [entry("n.weight", "BF16", &[2, 2], [0; 8])];
+    for case in cases() {
+        assert_eq!(open(&case.quantization, &plain).unwrap().kind(), CheckpointKind::Dense, "{}", case.name);
+    }
+    let mut config = json!({"quantization": {"bits": 4, "group_size": 64}});
+    config["quantization_config"] = json!({"quant_method": "gptq"});
+    let mlx = [
+        ("m.weight", "U32", &[8usize, 16][..]),
+        ("m.scales", "BF16", &[8, 2]),
+        ("m.biases", "BF16", &[8, 2]),
+    ];
+    let dir = crate::checkpoint::folder(&config, &mlx);
+    assert_eq!(Checkpoint::open(dir.path()).unwrap().kind(), CheckpointKind::Mlx);
+}
+
+/// Tensors that a weight needs beside its codes.
+const NEEDED: [(&str, &str); 10] = [
+    ("gpt-oss", "m_scales"),
+    ("mxfp8", "m.weight_scale_inv"),
+    ("modelopt", "m.weight_scale_2"),
+    ("nvfp4-pack-quantized", "m.weight_scale"),
+    ("nvfp4-pack-quantized", "m.weight_global_scale"),
+    ("mxfp4-pack-quantized", "m.weight_scale"),
+    ("pack-quantized", "m.weight_scale"),
+    ("fp8 floats", "m.weight_scale_inv"),
+    ("awq", "m.scales"),
+    ("awq", "m.qzeros"),
+];
+
+#[test]
+fn parts_have_to_be_there() {
+    for (name, part) in NEEDED {
+        let case = case_of(name);
+        let result = weight(&case.quantization, &without(&case.entries, part));
+        rejected(result, &[FILE, &format!("`{part}`"), "beside `m", "found none"]);
+    }
+}
+
+#[test]
+fn parts_have_their_dtypes() {
+    for (case, part, dtype) in [
+        ("gpt-oss", "m_blocks", "F8_E4M3"),
+        ("gpt-oss", "m_scales", "F8_E4M3"),
+        ("mxfp4 words", "m.weight", "I32"),
+        ("mxfp4 words", "m.scales", "F8_E4M3"),
+        ("mxfp8", "m.weight", "U8"),
+        ("modelopt", "m.weight", "F8_E4M3"),
+        ("modelopt", "m.weight_scale", "F8_E8M0"),
+        ("modelopt", "m.weight_scale_2", "U32"),
+        ("nvfp4-pack-quantized", "m.weight_packed", "F8_E4M3"),
+        ("nvfp4-pack-quantized", "m.weight_global_scale", "U32"),
+        ("mxfp4-pack-quantized", "m.weight_scale", "I8"),
+        ("pack-quantized", "m.weight_packed", "U32"),
+        ("pack-quantized", "m.weight_scale", "I16"),
+        ("fp8 floats", "m.weight_scale_inv", "I32"),
+        ("fp8 exponents", "m.weight", "U8"),
+        ("fp8 exponents", "m.weight_scale_inv", "I8"),
+        ("awq", "m.qweight", "U32"),
+        ("awq", "m.qzeros", "F32"),
+        ("awq", "m.scales", "I16"),
+    ] {
+        let mut entries = case_of(case).entries;
+        entries.iter_mut().find(|entry| entry.0 == part).unwrap().1 = dtype;
+        rejected(
+            weight(&case_of(case).quantization, &entries),
+            &[FILE, &format!("`{part}`"), &format!("found {dtype}")],
+        );
+    }
+    // Without exponents in the config bytes may be anything.
+    let mut case = case_of("fp8 exponents");
+    case.quantization["scale_fmt"] = json!(null);
+    case.entries[1].1 = "U8";
+    rejected(weight(&case.quantization, &case.entries), &[FILE, "`m.weight_scale_inv`", "F32", "found U8"]);
+}
+
+#[test]
+fn parts_have_shapes_that_fit() {
+    for (case, part, shape, expected) in [
+        ("gpt-oss", "m_blocks", &[2, 8, 4, 8][..], "[.., N, K/32, 16]"),
+        ("gpt-oss", "m_blocks", &[512], "[.., N, K/32, 16]"),
+        ("gpt-oss", "m_scales", &[2, 16], "shape [2, 8, 2]"),
+        ("gpt-oss", "m_scales", &[2, 2, 8], "shape [2, 8, 2]"),
+        ("mxfp4 words", "m.weight", &[4, 16], "shape [4, 4]"),
+        ("mxfp4 words", "m.scales", &[2, 8], "shape [8, 2]"),
+        ("mxfp4 words", "m.weight", &[16, 4], "shape [16, 1]"),
+        ("mxfp8", "m.weight", &[8, 8, 8], "a shape [N, K]"),
+        ("mxfp8", "m.weight_scale_inv", &[2, 8], "shape [8, 2]"),
+        ("modelopt", "m.weight", &[256], "two or more dimensions"),
+        ("modelopt", "m.weight", &[64, 4], "whole groups of 16"),
+        ("modelopt", "m.weight_scale", &[4, 8], "shape [8, 4]"),
+        ("modelopt", "m.weight_scale", &[32], "shape [8, 4]"),
+        ("mxfp4-pack-quantized", "m.weight_packed", &[4, 64], "shape [4, 4]"),
+        ("pack-quantized", "m.weight_packed", &[128, 1], "32, 64 or 128 of K = 8"),
+        ("pack-quantized", "m.weight_scale", &[16, 1], "config_groups"),
+        ("pack-quantized", "m.weight_scale", &[1, 16], "32, 64 or 128 of K = 128"),
+        ("pack-quantized", "m.weight_scale", &[2, 4, 2], "shape [8, 2]"),
+        ("fp8 floats", "m.weight", &[4, 128], "shape [2, 3]"),
+        ("fp8 floats", "m.weight_scale_inv", &[2, 3], "shape [3, 2]"),
+        ("fp8 exponents", "m.weight_scale_inv", &[6], "shape [3, 2]"),
+        ("awq", "m.qweight", &[8, 8], "one row for each 32 of K = 8"),
+        ("awq", "m.qweight", &[64], "two or more dimensions"),
+        ("awq", "m.qweight", &[8, 8, 1], "a shape [K, N/8]"),
+        ("awq", "m.qzeros", &[1, 2], "shape [2, 1]"),
+        ("awq", "m.scales", &[1, 16], "one row for each 32 of K = 64"),
+        ("awq", "m.scales", &[2, 2, 4], "shape [2, 8]"),
+    ] {
+        let mut entries = case_of(case).entries;
+        let entry = entries.iter_mut().find(|entry| entry.0 == part).unwrap();
+        entry.2 = shape.to_vec();
+        rejected(weight(&case_of(case).quantization, &entries), &[FILE, "`m", expected, "found"]);
+    }
+}
+
+/// The method says how many bits words in MLX's layout have.
+#[test]
+fn words_are_those_of_the_method() {
+    let case = case_of("mxfp4 words");
+    let result = weight(&json!({"quant_method": "mxfp8"}), &case.entries);
+    rejected(result, &[FILE, "`m.scales`", "expected shape [8, 1]", "found [8, 2]"]);
+}
+
+#[test]
+fn nothing_is_empty() {
+    for (case, changes) in [
+        ("gpt-oss", [entry("m_blocks", "U8", &[0, 8, 2, 16], []), entry("m_scales", "U8", &[0, 8, 2], [])]),
+        ("mxfp4 words", [entry("m.weight", "U32", &[0, 8], []), entry("m.scales", "U8", &[0, 2], [])]),
+        (
+            "mxfp8",
+            [entry("m.weight", "F8_E4M3", &[0, 64], []), entry("m.weight_scale_inv", "U8", &[0, 2], [])],
+        ),
+        ("modelopt", [entry("m.weight", "U8", &[8, 0], []), entry("m.weight_scale", "U8", &[8, 0], [])]),
+        ("awq", [entry("m.qweight", "I32", &[64, 0], []), entry("m.scales", "F16", &[2, 0], [])]),
+    ] {
+        rejected(weight_with(case, &changes), &[FILE, "`m", "zero", "found ["]);
+    }
+}
+
+#[test]
+fn gpt_oss_gates_and_ups_come_in_pairs() {
+    let case = case_of("gpt-oss");
+    let odd = [
+        entry("e.gate_up_proj_blocks", "U8", &[2, 7, 2, 16], noise(448, 1)),
+        entry("e.gate_up_proj_scales", "U8", &[2, 7, 2], [120; 28]),
+        entry("e.gate_up_proj_bias", "BF16", &[2, 7], [0; 28]),
+    ];
+    let checkpoint = open(&case.quantization, &with(&case.entries, &odd)).unwrap();
+    for module in ["e.gate_proj", "e.up_proj"] {
+        let result = checkpoint.weight(module, None);
+        rejected(result, &[FILE, "`e.gate_up_proj_blocks`", "an even number of rows", "found 7"]);
+        let result = checkpoint.dense(&format!("{module}.bias"));
+        rejected(result, &[FILE, &format!("`{module}.bias`"), "an even number of biases", "[2, 7]"]);
+    }
+}
+
+#[test]
+fn what_cannot_be_followed_is_refused() {
+    for (case, part) in [
+        ("modelopt", "m.pre_quant_scale"),
+        ("pack-quantized", "m.weight_zero_point"),
+        ("pack-quantized", "m.weight_g_idx"),
+        ("awq", "m.g_idx"),
+    ] {
+        let result = weight_with(case, &[entry(part, "I32", &[1], [0; 4])]);
+        rejected(result, &[FILE, &format!("`{part}`"), "no such tensor: ", "another quantization"]);
+    }
+}
+
+#[test]
+fn the_stored_shape_has_to_agree() {
+    let numbers = |numbers: [u64; 2]| numbers.map(u64::to_le_bytes).concat();
+    for (shape, found) in [
+        (entry("m.weight_shape", "I64", &[2], numbers([8, 127])), "[8, 127]"),
+        (entry("m.weight_shape", "I64", &[1, 2], numbers([8, 128])), "I64 [1, 2]"),
+        (entry("m.weight_shape", "F64", &[2], numbers([8, 128])), "F64 [2]"),
+    ] {
+        let result = weight_with("pack-quantized", &[shape]);
+        rejected(result, &[FILE, "`m.weight_shape`", "[8, 128], the shape of `m.weight_packed`", found]);
+    }
+    let short = entry("m.weight_shape", "I32", &[2], [8u32, 128].map(u32::to_le_bytes).concat());
+    assert!(weight_with("pack-quantized", &[short]).is_ok());
+}
+
+#[test]
+fn multipliers_are_one_or_one_each() {
+    for (case, part) in [("modelopt", "m.weight_scale_2"), ("nvfp4-pack-quantized", "m.weight_global_scale")]
+    {
+        for shape in [&[8][..], &[1, 1], &[2]] {
+            let values = vec![1.; shape.iter().product()];
+            let result = weight_with(case, &[f32s(part, shape, &values)]);
+            rejected(result, &[FILE, &format!("`{part}`"), "one value", &format!("shape {shape:?}")]);
+        }
+    }
+}
+
+#[test]
+fn multipliers_are_finite() {
+    for (case, part, values) in [
+        ("modelopt", "m.weight_scale_2", [-1., f32::NAN, f32::INFINITY]),
+        ("nvfp4-pack-quantized", "m.weight_global_scale", [0., f32::NAN, -2.]),
+    ] {
+        for value in values {
+            let Weight::Packed(packed) = weight_with(case, &[f32s(part, &[1], &[value])]).unwrap() else {
+                panic!("{case}");
+            };
+            let result = packed.load(&Device::Cpu);
+            rejected(result, &[FILE, &format!("`{part}`"), "finite magnitude", &value.to_string()]);
+        }
+    }
+}
+
+#[test]
+fn fp8_tiles_have_a_size() {
+    let case = case_of("fp8 floats");
+    let result = weight(&json!({"quant_method": "fp8"}), &case.entries);
+    rejected(result, &[FILE, "`m.weight_scale_inv`", "no weight_block_size", "shape [3, 2]"]);
+}
+
+#[test]
+fn exponents_cover_whole_groups() {
+    let case = case_of("fp8 exponents");
+    let narrow = changed("fp8 exponents", &json!({"weight_block_size": [3, 48]}));
+    let result = weight(&narrow, &case.entries);
+    rejected(result, &[FILE, "`m.weight`", "whole groups of 32", "K = 64, tiles of 3 x 48"]);
+    let short = [
+        entry("m.weight", "F8_E4M3", &[8, 48], noise(384, 1)),
+        entry("m.weight_scale_inv", "F8_E8M0", &[3, 2], [120; 6]),
+    ];
+    rejected(weight_with("fp8 exponents", &short), &[FILE, "`m.weight`", "whole groups of 32", "K = 48"]);
+}
+
+#[test]
+fn the_config_and_the_scales_of_awq_agree() {
+    let case = case_of("awq");
+    let result = weight(&changed("awq", &json!({"group_size": 64})), &case.entries);
+    rejected(result, &[FILE, "`m.scales`", "one row for each 64 of K = 64, as the config says", "[2, 8]"]);
+    // Groups of 16 don't exist, whatever the config says.
+    let small = [entry("m.scales", "F16", &[4, 8], [0; 64]), entry("m.qzeros", "I32", &[4, 1], [0; 16])];
+    let case = json!({"quant_method": "awq"});
+    let result = weight(&case, &with(&case_of("awq").entries, &small));
+    rejected(result, &[FILE, "`m.scales`", "each 32, 64 or 128 of K = 64", "[4, 8]"]);
+}
+
+#[test]
+fn a_weight_is_stored_once() {
+    for (case, twice, lead) in [
+        ("awq", "m.weight", "m.qweight"),
+        ("pack-quantized", "m.weight", "m.weight_packed"),
+        ("gpt-oss", "e.up_proj.weight", "e.gate_up_proj_blocks"),
+        ("gpt-oss", "e.gate_proj.bias", "e.gate_up_proj_bias"),
+    ] {
+        let Case { quantization, entries, .. } = case_of(case);
+        let result = open(&quantization, &with(&entries, &[entry(twice, "BF16", &[2, 2], [0; 8])]));
+        rejected(result, &[FILE, &format!("`{lead}`"), "in one form", &format!("`{twice}` as well")]);
+    }
+}
+
+#[test]
+fn integers_without_scales_are_no_weights() {
+    for case in cases().into_iter().filter(|case| case.name != "fp8 floats") {
+        let entries = [entry("m.weight", "U8", &[2, 2], [0; 4])];
+        rejected(
+            weight(&case.quantization, &entries),
+            &[FILE, "`m.weight`", "expected a float weight", "U8"],
+        );
+    }
+}
+
+#[test]
+fn float8_weights_need_scales() {
+    let entries = [entry("m.weight", "F8_E4M3", &[2, 2], [0; 4])];
+    for case in ["fp8 floats", "fp8 exponents", "mxfp8"] {
+        let result = weight(&case_of(case).quantization, &entries);
+        rejected(result, &[FILE, "`m.weight_scale_inv`", "beside `m.weight`", "found none"]);
+    }
+    for case in ["awq", "modelopt"] {
+        rejected(weight(&case_of(case).quantization, &entries), &[FILE, "`m.weight`", "F8_E4M3"]);
+    }
+}
+
+#[test]
+fn scales_need_float8_weights() {
+    let half = entry("m.weight", "BF16", &[8, 64], [0; 1024]);
+    rejected(weight_with("fp8 floats", &[half]), &[FILE, "`m.weight`", "expected F8_E4M3", "found BF16"]);
+}

@@ -1,0 +1,11 @@
+//! Packed tensors and the layers that multiply them.
+
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/packed.rs"]
+mod packed;
+
+mod experts;
+mod nn;
+mod products;
+mod tensor;

@@ -1,0 +1,17 @@
+//! UQFF checkpoints.
+
+#[path = "../common/checkpoint.rs"]
+mod checkpoint;
+#[path = "../common/mod.rs"]
+mod common;
+#[path = "../common/packed.rs"]
+mod packed;
+#[path = "../common/uqff.rs"]
+mod uqff;
+
+mod damage;
+mod files;
+mod layers;
+mod models;
+mod peers;
+mod rules;
