@@ -1,7 +1,7 @@
 //! Packed rows as bf16 numbers, exactly: a code and its scale have six significant bits together, bf16 has eight.
 
 use super::super::matrix::{GroupValues, PackedMatrix};
-use super::super::simd::avx512::e4m3_halves;
+use super::super::simd::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_rank};
 use super::tile::{Line, ROWS};
 use crate::format::decode::scale_from_byte;
 use crate::format::element::E2M1;
@@ -130,21 +130,24 @@ impl Weights for Mxfp8 {
             // Unpacking interleaves the lower quadwords of each 128 bits of two vectors, then the upper ones.
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             let codes = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes.cast()));
-            let (low, high) = e4m3_halves(codes);
-            for (tile, weights) in
-                [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)].into_iter().enumerate()
-            {
+            // Zeros and NaN stay what they are under any scale.
+            let any_rare = e4m3_any_rare(e4m3_rank(codes));
+            let (low, high) = if any_rare { e4m3_by_tables(codes) } else { e4m3_by_bits(codes) };
+            let numbers = [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)];
+            for (tile, numbers) in numbers.into_iter().enumerate() {
                 let scale = *scales.add(tile);
+                let exponent = _mm512_set1_epi16((i16::from(scale) - 127 + E8M0_SHIFT) << 7);
                 let weights = if scale == u8::MAX {
                     _mm512_set1_epi16(bf16::NAN.to_bits() as i16)
-                } else {
-                    let exponent = (i16::from(scale) - 127 + E8M0_SHIFT) << 7;
-                    // Not of zero, which wraps around, and not of NaN.
+                } else if any_rare {
+                    // Twice the magnitude, less one: zero wraps around.
                     let magnitude =
-                        _mm512_sub_epi16(_mm512_add_epi16(weights, weights), _mm512_set1_epi16(1));
+                        _mm512_sub_epi16(_mm512_add_epi16(numbers, numbers), _mm512_set1_epi16(1));
                     let infinity = _mm512_set1_epi16((bf16::INFINITY.to_bits() << 1) as i16);
                     let number = _mm512_cmplt_epu16_mask(magnitude, infinity);
-                    _mm512_mask_add_epi16(weights, number, weights, _mm512_set1_epi16(exponent))
+                    _mm512_mask_add_epi16(numbers, number, numbers, exponent)
+                } else {
+                    _mm512_add_epi16(numbers, exponent)
                 };
                 _mm512_store_si512(to.add(tile * ROWS).cast(), weights);
             }

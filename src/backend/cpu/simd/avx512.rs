@@ -124,24 +124,28 @@ const fn bit_matrix(rows: [u8; 8]) -> i64 {
     i64::from_le_bytes(rows)
 }
 
-/// The largest rank, as [`e4m3_rank`] has them, of a code whose bits are not those of its f32.
-pub(super) const E4M3_RARE: i8 = 8;
-
-/// Numbers of E4M3 codes that are at most [`E4M3_RARE`] for zero, subnormals and NaN, and larger for all others.
+/// Numbers by which [`e4m3_any_rare`] knows the codes that are not the bits of their f32: zero, subnormals and NaN. The
+/// least of several codes' numbers tells whether one of them is.
 ///
 /// # Safety
 /// AVX-512 with VBMI and GFNI is there, and enabled in the caller (all of these).
 #[inline(always)]
-pub(super) unsafe fn e4m3_rank(codes: __m512i) -> __m512i {
+pub(in crate::backend::cpu) unsafe fn e4m3_rank(codes: __m512i) -> __m512i {
     // Four bits that are 0 for exponent 0 and 1 for exponent 15, and three that are the mantissa, or its complement
-    // where the exponent is odd: NaN has the largest of both.
+    // where the exponent is odd: at most 7 for exponent 0, and 8 for NaN.
     const RANK: i64 = bit_matrix([0, 0x60, 0x30, 0x18, 0x08, 0x0C, 0x0A, 0x09]);
     unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(RANK)) }
 }
 
-/// The second and the top byte of the f32 of each E4M3 code that is not rare; both others are zero.
+/// Whether one of the codes of these ranks is rare.
 #[inline(always)]
-pub(super) unsafe fn e4m3_by_bits(codes: __m512i) -> (__m512i, __m512i) {
+pub(in crate::backend::cpu) unsafe fn e4m3_any_rare(ranks: __m512i) -> bool {
+    unsafe { _mm512_cmple_epu8_mask(ranks, _mm512_set1_epi8(8)) != 0 }
+}
+
+/// The second and the top byte of the f32 of each E4M3 code, none of which is rare; both others are zero.
+#[inline(always)]
+pub(in crate::backend::cpu) unsafe fn e4m3_by_bits(codes: __m512i) -> (__m512i, __m512i) {
     /// Bits 3 to 0 moved up: the lowest bit of the exponent, and the mantissa.
     const SECOND: i64 = bit_matrix([0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0]);
     /// The sign, and half the exponent, 60 + bits 6 to 4: its carry is bit 6, which flips the ones of 60.
@@ -152,17 +156,10 @@ pub(super) unsafe fn e4m3_by_bits(codes: __m512i) -> (__m512i, __m512i) {
     }
 }
 
-/// The second and the top byte of the f32 of each E4M3 code; both others are zero.
-///
-/// # Safety
-/// As [`e4m3_rank`].
+/// As [`e4m3_by_bits`], of any codes.
 #[inline(always)]
-pub(in crate::backend::cpu) unsafe fn e4m3_halves(codes: __m512i) -> (__m512i, __m512i) {
+pub(in crate::backend::cpu) unsafe fn e4m3_by_tables(codes: __m512i) -> (__m512i, __m512i) {
     unsafe {
-        if _mm512_cmple_epu8_mask(e4m3_rank(codes), _mm512_set1_epi8(E4M3_RARE)) == 0 {
-            return e4m3_by_bits(codes);
-        }
-        // Few vectors have one of those.
         let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
         let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
         let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
@@ -347,7 +344,9 @@ impl Simd for Avx512 {
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let codes = _mm512_shuffle_epi8(codes, bytes(&const { unpack_order() }));
-            e4m3_numbers(e4m3_halves(codes))
+            // Few vectors have one of those.
+            let any_rare = e4m3_any_rare(e4m3_rank(codes));
+            e4m3_numbers(if any_rare { e4m3_by_tables(codes) } else { e4m3_by_bits(codes) })
         }
     }
 }

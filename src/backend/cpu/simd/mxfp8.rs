@@ -8,7 +8,7 @@
 
 use super::super::kernels::Parameters;
 use super::super::matrix::PackedMatrix;
-use super::avx512::{e4m3_by_bits, e4m3_halves, e4m3_numbers, e4m3_rank, E4M3_RARE};
+use super::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_numbers, e4m3_rank};
 use super::rows::{by_rows, load, prefetch, products_of_passes, ROWS};
 use super::{avx512, InstructionSet};
 use std::arch::x86_64::*;
@@ -110,9 +110,9 @@ unsafe fn add_block<const WHOLE: bool>(
             _mm512_loadu_ps(x.add(block * BLOCK + 2 * LANES)),
             _mm512_loadu_ps(x.add(block * BLOCK + 3 * LANES)),
         ];
-        let any_rare = _mm512_cmple_epu8_mask(rank, _mm512_set1_epi8(E4M3_RARE)) != 0;
+        let any_rare = e4m3_any_rare(rank);
         for row in 0..ROWS {
-            let halves = if any_rare { e4m3_halves(codes[row]) } else { e4m3_by_bits(codes[row]) };
+            let halves = if any_rare { e4m3_by_tables(codes[row]) } else { e4m3_by_bits(codes[row]) };
             let weights = e4m3_numbers(halves);
             let mut sum = _mm512_mul_ps(weights[0], x[0]);
             for vector in 1..4 {
