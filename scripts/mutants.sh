@@ -17,7 +17,7 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 target=${target%/pretend-cuda} # as test-cuda.sh has it
 work=$target/mutants
 mkdir -p "$work"
-export CXX=$PWD/testing/mutants/remembering-c++ REMEMBERED_OBJECTS=$work/objects
+export CXX=$PWD/testing/pretend-cuda/remembering-c++ REMEMBERED_OBJECTS=$target/pretend-cuda/objects
 export CANDLE_QUANT_REQUIRE_CUDA=1 PRETEND_CUDA_SCHEDULES=all
 
 field() { sed -n "s/^$2: //p;/^---/q" "$1"; }

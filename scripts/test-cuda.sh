@@ -22,6 +22,7 @@ CARGO_TARGET_DIR=${CARGO_TARGET_DIR%/pretend-cuda}/pretend-cuda
 export CARGO_TARGET_DIR
 export PRETEND_CUDA_SCHEDULES=${PRETEND_CUDA_SCHEDULES:-$schedules}
 export CANDLE_QUANT_REQUIRE_CUDA=1
+export CXX=$PWD/testing/pretend-cuda/remembering-c++ REMEMBERED_OBJECTS=$CARGO_TARGET_DIR/objects
 toolkit=$CARGO_TARGET_DIR/toolkit
 
 # install FOLDER LIBRARY: the names under which programs look for the libraries of CUDA.
