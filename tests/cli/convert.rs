@@ -9,8 +9,8 @@ use std::time::Instant;
 use tempfile::TempDir;
 
 fn command(source: &Path, args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
-    command.arg("convert").arg(source).args(args).env_remove("RUST_BACKTRACE");
+    let mut command = crate::command(&["convert"]);
+    command.arg(source).args(args);
     command
 }
 

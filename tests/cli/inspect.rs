@@ -1,21 +1,12 @@
 //! The `candle-quant` binary: what it prints, writes, and says when it can't.
 
 use crate::common::{distance, fixture, reference};
+use crate::{command, run};
 use serde_json::Value;
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 use tempfile::TempDir;
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
-    command.args(args).env_remove("RUST_BACKTRACE");
-    command
-}
-
-fn run(args: &[&str]) -> Output {
-    command(args).output().unwrap()
-}
 
 fn stdout(output: &Output) -> &str {
     std::str::from_utf8(&output.stdout).unwrap()

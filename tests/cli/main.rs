@@ -7,8 +7,6 @@ mod checkpoint;
 mod common;
 #[path = "../common/convert.rs"]
 mod conversion;
-#[path = "../common/damage.rs"]
-mod damage;
 #[path = "../common/packed.rs"]
 mod packed;
 #[path = "../gguf/writer.rs"]
@@ -16,8 +14,22 @@ mod packed;
 mod writer;
 
 mod convert;
+mod damage;
 mod diff;
 mod inspect;
 mod kinds;
 mod parallel;
 mod verify;
+
+use std::process::{Command, Output};
+
+/// The program with these arguments.
+fn command(args: &[&str]) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
+    command.args(args).env_remove("RUST_BACKTRACE");
+    command
+}
+
+fn run(args: &[&str]) -> Output {
+    command(args).output().unwrap()
+}

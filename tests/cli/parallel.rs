@@ -1,21 +1,12 @@
 //! `candle-quant plan`, and `generate` with several ranks.
 
 use crate::common::fixture;
+use crate::{command, run};
 use serde_json::Value;
 use std::io::Read;
-use std::process::{Command, Output, Stdio};
+use std::process::{Output, Stdio};
 
 const TINY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny");
-
-fn command(args: &[&str]) -> Command {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
-    command.args(args).env_remove("RUST_BACKTRACE");
-    command
-}
-
-fn run(args: &[&str]) -> Output {
-    command(args).output().unwrap()
-}
 
 fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()

@@ -1,17 +1,14 @@
 //! Copies of fixtures with something changed in them, and the command line run on them.
-#![allow(dead_code)] // Each test binary uses its part.
 
 use serde_json::{json, Map, Value};
 use std::fs;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
-use std::process::Command;
 use tempfile::TempDir;
 
 /// Exit code, stdout and stderr of the command line.
 pub fn run(args: &[&str]) -> (i32, String, String) {
-    let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
-    let output = command.args(args).env_remove("RUST_BACKTRACE").output().unwrap();
+    let output = crate::run(args);
     let text = |bytes| String::from_utf8(bytes).unwrap();
     (output.status.code().unwrap(), text(output.stdout), text(output.stderr))
 }
