@@ -1,4 +1,4 @@
-//! Packed weights on the CPU: products, decode and gather, over rayon's threads.
+//! Packed weights on the CPU: products, decode and gather, by all threads.
 //!
 //! * Few activations (decode): the packed weights are multiplied as they are, up to eight activations
 //!   for each pass over them.
@@ -15,6 +15,7 @@ mod kernels;
 mod matrix;
 mod recipe;
 mod simd;
+mod tasks;
 
 #[cfg(test)]
 mod tests;
@@ -65,8 +66,8 @@ fn matmul_with<T: Real>(
     if m == 1 {
         interleave(x, set.lanes(), &mut interleaved);
     } else {
-        let rows = x.par_chunks_exact(matrix.k).zip(interleaved.par_chunks_exact_mut(padded_k));
-        rows.for_each(|(row, out)| interleave(row, set.lanes(), out));
+        let rows = x.chunks_exact(matrix.k).zip(interleaved.chunks_exact_mut(padded_k));
+        tasks::for_each(rows, |_, (row, out)| interleave(row, set.lanes(), out));
     }
     let shape = Activations { m, columns, padded_k };
     if m <= MAX_DIRECT {
@@ -80,11 +81,7 @@ fn matmul_with<T: Real>(
 fn widened<T: Real>(x: &[T]) -> Vec<f32> {
     const AT_ONCE: usize = 1 << 16;
     let mut all = vec![0f32; x.len()];
-    if x.len() <= AT_ONCE {
-        T::widen(x, &mut all);
-    } else {
-        all.par_chunks_mut(AT_ONCE).zip(x.par_chunks(AT_ONCE)).for_each(|(to, from)| T::widen(from, to));
-    }
+    tasks::for_each(all.chunks_mut(AT_ONCE).zip(x.chunks(AT_ONCE)), |_, (to, from)| T::widen(from, to));
     all
 }
 
@@ -127,7 +124,7 @@ fn direct<T: Real>(
     let slab_width = slab(set);
     let rows = rows_per_task(matrix, m);
     let mut products = vec![0f32; matrix.rows * columns];
-    let task = |(task, products): (usize, &mut [f32])| {
+    tasks::for_each(products.chunks_mut(rows * columns), |task, products| {
         let mut parameters = Parameters::new(matrix);
         for (pass, products) in products.chunks_mut(ROWS_PER_PASS * columns).enumerate() {
             let rows_here = products.len() / columns;
@@ -139,12 +136,7 @@ fn direct<T: Real>(
                 set.dot_rows(DotRows { matrix, first_row, parameters, columns, x, out });
             }
         }
-    };
-    if rows >= matrix.rows {
-        task((0, &mut products));
-    } else {
-        products.par_chunks_mut(rows * columns).enumerate().for_each(task);
-    }
+    });
     // The products of a pass are [slab][row][column of the slab]; the result is [column][row].
     let mut result = Vec::with_capacity(m * matrix.rows);
     for column in 0..m {

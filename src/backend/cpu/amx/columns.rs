@@ -1,9 +1,9 @@
 //! Vectors of activations as columns of bf16 numbers, three for each: what bf16 keeps of a number, what it keeps of
 //! the rest, and the rest of that. Together they are the number.
 
+use super::super::tasks;
 use super::tile::{Line, COLUMNS, ROWS};
 use super::weights::{self, STEP};
-use rayon::prelude::*;
 use std::arch::x86_64::*;
 
 /// Columns of a vector.
@@ -51,10 +51,10 @@ impl Columns {
             panels.push(Panel { first_vector, count, first_tile: tiles });
             tiles += (TERMS * count).div_ceil(COLUMNS);
         }
-        let units: Vec<f32> = x.par_chunks_exact(k).with_min_len(8).map(unit).collect::<Option<_>>()?;
+        let units: Vec<f32> = x.chunks_exact(k).map(unit).collect::<Option<_>>()?;
         let steps = k.div_ceil(STEP);
         let mut lines = vec![Line::ZERO; steps * tiles * LINES_PER_STEP];
-        let fill = |(chunk, lines): (usize, &mut [Line])| {
+        let fill = |chunk: usize, lines: &mut [Line]| {
             let steps_here = lines.len() / (tiles * LINES_PER_STEP);
             let first = chunk * chunk_steps * STEP;
             let end = (first + chunk_steps * STEP).min(k);
@@ -76,7 +76,7 @@ impl Columns {
                 }
             }
         };
-        lines.par_chunks_mut(chunk_steps * tiles * LINES_PER_STEP).enumerate().for_each(fill);
+        tasks::for_each(lines.chunks_mut(chunk_steps * tiles * LINES_PER_STEP), fill);
         Some(Self { panels, units, tiles, lines, chunk_steps, steps })
     }
 

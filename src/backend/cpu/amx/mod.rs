@@ -21,15 +21,15 @@ mod weights;
 
 use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
-use super::rows_per_task;
 use super::simd::{avx512, vnni, InstructionSet};
+use super::{rows_per_task, tasks};
 use crate::QuantFormat;
 use columns::Columns;
 use floats::{CHUNK_STEPS, SLAB};
 use mxfp4::Mxfp4Rows;
 use panels::{Panels, ROWS_PER_PASS};
-use rayon::prelude::*;
 use rows::{AffineRows, Rows};
+use std::sync::atomic::{AtomicBool, Ordering};
 use weights::{Mxfp8, Nvfp4, Weights};
 
 /// Whether there is what the functions of this module enable.
@@ -104,31 +104,34 @@ fn of_digits<'a, R: Rows<'a>>(matrix: &'a PackedMatrix<'a>, x: &[f32]) -> Option
     for (x, out) in x.chunks(slab * k).zip(out.chunks_mut(slab * n)) {
         let panels = Panels::new(R::group_size(matrix), R::UNIT, k, x)?;
         let output = Output { first: out.as_mut_ptr(), stride: n };
-        let task = |task: usize| {
+        let task = |_, task: usize| {
             let (first, end) = (task * rows, ((task + 1) * rows).min(n));
             // SAFETY: `Kernels` is handed out only after its features were detected; tasks have rows of
             // their own.
             unsafe { panels::products::<R>(matrix, &panels, first, end - first, output) }
         };
-        (0..n.div_ceil(rows)).into_par_iter().for_each(task);
+        tasks::for_each(0..n.div_ceil(rows), task);
     }
     Some(out)
 }
 
 /// None if there is an infinity or a NaN among the activations, or a scale that is too large.
-fn of_floats<W: Weights + Sync>(weights: W, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+fn of_floats<W: Weights + Send + Sync>(weights: W, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
     let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
     let mut out = vec![0f32; m * n];
     for (x, out) in x.chunks(SLAB * k).zip(out.chunks_mut(SLAB * n)) {
         let columns = Columns::new(k, x, CHUNK_STEPS)?;
         let rows = floats::rows_of_task(n, x.len() / k);
         let output = Output { first: out.as_mut_ptr(), stride: n };
-        let task = |task: usize| {
+        let all_done = AtomicBool::new(true);
+        tasks::for_each(0..n.div_ceil(rows), |_, task| {
             let rows = task * rows..((task + 1) * rows).min(n);
             // SAFETY: as above.
-            unsafe { floats::products(weights, matrix, &columns, rows, output) }
-        };
-        if !(0..n.div_ceil(rows)).into_par_iter().all(task) {
+            if !unsafe { floats::products(weights, matrix, &columns, rows, output) } {
+                all_done.store(false, Ordering::Relaxed);
+            }
+        });
+        if !all_done.into_inner() {
             return None;
         }
     }

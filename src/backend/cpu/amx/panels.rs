@@ -7,13 +7,14 @@
 //! tile has just written, and the other way round, wait long.
 
 use super::super::matrix::PackedMatrix;
+use super::super::tasks;
 use super::activations::{Group, TERMS};
 use super::codes::STEP;
 use super::rows::Rows;
 use super::tile::{self, Line, Tiles, COLUMNS, LEFT, RIGHT, ROWS};
 use super::Output;
-use rayon::prelude::*;
 use std::arch::x86_64::*;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Rows that share the loads of the activations, two tiles of them.
 pub(super) const ROWS_PER_PASS: usize = 2 * ROWS;
@@ -24,6 +25,9 @@ const CHUNK_TILES: usize = 4;
 /// Bytes of activations that are multiplied before the next ones take their turn: they stay in the
 /// second-level cache.
 const SLAB_BYTES: usize = 1 << 20;
+
+/// Clusters whose tiles a thread fills at a time.
+const CLUSTERS_OF_TASK: usize = 16;
 
 /// Columns that are multiplied in one pass over the weights.
 pub(super) fn columns_per_slab(k: usize) -> usize {
@@ -93,17 +97,24 @@ impl Panels {
         let all = count.div_ceil(shape.columns()) * clusters;
         let mut tiles = vec![Line::ZERO; all * shape.lines()];
         let mut scales = vec![Scale { units: Line::ZERO, sums: Line::ZERO }; all];
-        let places = tiles.par_chunks_mut(shape.lines()).zip(&mut scales).enumerate();
-        let finite = places.with_min_len(16).all(|(index, (lines, scale))| {
-            let (panel, cluster) = (index / clusters, index % clusters);
-            let rows = x.chunks_exact(k).skip(panel * shape.columns()).take(shape.columns());
-            rows.enumerate().all(|(place, row)| {
-                let x = row.chunks(cluster_size).nth(cluster).unwrap_or_default();
-                // SAFETY: the instruction set was detected before its kernels were handed out.
-                unsafe { fill(shape, place, x, unit, (lines, scale)) }
-            })
+        let finite = AtomicBool::new(true);
+        let parts =
+            tiles.chunks_mut(CLUSTERS_OF_TASK * shape.lines()).zip(scales.chunks_mut(CLUSTERS_OF_TASK));
+        tasks::for_each(parts, |part, (tiles, scales)| {
+            for (index, (lines, scale)) in tiles.chunks_mut(shape.lines()).zip(scales).enumerate() {
+                let index = part * CLUSTERS_OF_TASK + index;
+                let (panel, cluster) = (index / clusters, index % clusters);
+                let rows = x.chunks_exact(k).skip(panel * shape.columns()).take(shape.columns());
+                for (place, row) in rows.enumerate() {
+                    let x = row.chunks(cluster_size).nth(cluster).unwrap_or_default();
+                    // SAFETY: the instruction set was detected before its kernels were handed out.
+                    if !unsafe { fill(shape, place, x, unit, (lines, scale)) } {
+                        return finite.store(false, Ordering::Relaxed);
+                    }
+                }
+            }
         });
-        finite.then_some(Self { tiles, scales, count, clusters, shape })
+        finite.into_inner().then_some(Self { tiles, scales, count, clusters, shape })
     }
 }
 

@@ -2,8 +2,7 @@
 
 use super::super::kernels::ROWS_PER_PASS;
 use super::super::matrix::PackedMatrix;
-use super::super::rows_per_task;
-use rayon::prelude::*;
+use super::super::{rows_per_task, tasks};
 use std::arch::x86_64::*;
 
 /// Rows that are multiplied together: they share the loads of the activations.
@@ -17,22 +16,17 @@ const BYTES_AHEAD: usize = 512;
 /// what `scratch` has made for it and earlier ones.
 pub(super) fn products_of_passes<S>(
     matrix: &PackedMatrix,
-    scratch: impl Fn() -> S + Sync,
-    multiply: impl Fn(&mut S, usize, &mut [f32]) + Sync,
+    scratch: impl Fn() -> S + Send + Sync,
+    multiply: impl Fn(&mut S, usize, &mut [f32]) + Send + Sync,
 ) -> Vec<f32> {
     let rows = rows_per_task(matrix, 1);
     let mut products = vec![0f32; matrix.rows];
-    let task = |(task, products): (usize, &mut [f32])| {
+    tasks::for_each(products.chunks_mut(rows), |task, products| {
         let mut scratch = scratch();
         for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
             multiply(&mut scratch, task * rows + pass * ROWS_PER_PASS, products);
         }
-    };
-    if rows >= matrix.rows {
-        task((0, &mut products));
-    } else {
-        products.par_chunks_mut(rows).enumerate().for_each(task);
-    }
+    });
     products
 }
 

@@ -1,0 +1,76 @@
+//! Work that all threads take part in.
+
+use rayon::prelude::*;
+use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
+use std::sync::{Mutex, PoisonError};
+
+/// Runs `task` with each item and its number.
+///
+/// A thread of a rayon pool shares the items with its pool. Others share them with candle's own pool, as its quantized
+/// products do: its threads stay awake for a while after each product, where to wake those of rayon takes as long as to
+/// multiply with a small weight.
+pub(super) fn for_each<T: Send>(items: impl IntoIterator<Item = T>, task: impl Fn(usize, T) + Send + Sync) {
+    let items: Vec<T> = items.into_iter().collect();
+    if items.len() < 2 {
+        items.into_iter().for_each(|item| task(0, item));
+    } else if rayon::current_thread_index().is_some() {
+        items.into_par_iter().enumerate().for_each(|(index, item)| task(index, item));
+    } else {
+        let items: Vec<_> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+        let panic = Mutex::new(None);
+        candle_core::utils::barrier_pool().execute_chunked(items.len(), |indices| {
+            for index in indices {
+                let item = items.get(index).and_then(|item| item.lock().ok()?.take());
+                let Some(item) = item else { continue };
+                // The pool could not be used any more.
+                if let Err(cause) = catch_unwind(AssertUnwindSafe(|| task(index, item))) {
+                    panic.lock().unwrap_or_else(PoisonError::into_inner).replace(cause);
+                }
+            }
+        });
+        if let Some(cause) = panic.into_inner().unwrap_or_else(PoisonError::into_inner) {
+            resume_unwind(cause);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicUsize, Ordering};
+
+    fn all_items_once() {
+        for count in [0, 1, 2, 17, 1000] {
+            let mut places = vec![0usize; count];
+            let calls = AtomicUsize::new(0);
+            for_each(&mut places, |index, place| {
+                *place += index + 1;
+                calls.fetch_add(1, Ordering::Relaxed);
+            });
+            assert_eq!(calls.into_inner(), count);
+            assert!(places.iter().enumerate().all(|(index, place)| *place == index + 1));
+        }
+    }
+
+    #[test]
+    fn every_item_is_taken_once_inside_and_outside_of_rayon() {
+        all_items_once();
+        rayon::scope(|_| all_items_once());
+    }
+
+    #[test]
+    fn callers_may_be_many() {
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(all_items_once);
+            }
+        });
+    }
+
+    #[test]
+    fn a_panic_reaches_the_caller_and_the_next_call_works() {
+        let panicked = std::panic::catch_unwind(|| for_each(0..100, |index, _| assert!(index != 63)));
+        assert!(panicked.is_err());
+        all_items_once();
+    }
+}
