@@ -281,8 +281,12 @@ fn a_nan_reaches_its_row_and_no_other() {
         }
         let mut weight = Weight::random(QuantFormat::Mxfp8, 3, 96, &mut rng);
         weight.words[24 + 7] |= 0x7F00;
-        let y: Vec<f32> = matmul_with(*set, &weight.view(), &[1.0f32; 96], None);
-        assert_eq!(y.iter().map(|y| y.is_nan()).collect::<Vec<_>>(), [false, true, false], "{}", set.name());
+        for m in [1, 5] {
+            let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * 96], None);
+            for (index, y) in y.iter().enumerate() {
+                assert_eq!(y.is_nan(), index % 3 == 1, "{} {m} {index}", set.name());
+            }
+        }
     }
 }
 
@@ -497,6 +501,36 @@ fn scales_far_apart_in_a_row_are_as_good() {
                     let error = (f64::from(*got) - want).abs();
                     let name = (set.name(), format, index / n, index % n);
                     assert!(error <= 1e-6 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
+                }
+            }
+        }
+    }
+}
+
+/// A group counts, however much smaller its activations are than those of its neighbours, if its scale makes up for it.
+#[test]
+fn activations_far_apart_are_as_good() {
+    let (n, k, m) = (20, 288, 3);
+    let mut rng = StdRng::seed_from_u64(11);
+    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+        for lowest in [0, 60] {
+            let mut weight = Weight::random(format, n, k, &mut rng);
+            let logs: Vec<i32> = (0..k / 32).map(|_| rng.random_range(-40..40)).collect();
+            // What scales are larger, activations are smaller.
+            let byte = |log: &i32| (40 + lowest - log) as u8;
+            weight.scales = Groups::Byte(logs.iter().map(byte).collect::<Vec<_>>().repeat(n));
+            let size = |index: usize| 2f32.powi(logs[index % k / 32]);
+            let x: Vec<f32> = (0..m * k).map(|index| size(index) * rng.random_range(-1.0..1.0)).collect();
+            let want = product_in_f64(&weight.decoded(), k, &x, None);
+            for set in simd::available() {
+                let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(*set, &weight.view(), x, None));
+                for got in [alone.collect(), matmul_with::<f32>(*set, &weight.view(), &x, None)] {
+                    assert_eq!(got.len(), want.len());
+                    for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
+                        let error = (f64::from(*got) - want).abs();
+                        let name = (set.name(), format, lowest, index / n, index % n);
+                        assert!(error <= 1e-6 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
+                    }
                 }
             }
         }

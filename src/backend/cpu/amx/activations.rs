@@ -12,6 +12,9 @@ pub(super) const TERMS: usize = 3;
 /// The largest group of weights.
 const MAX_GROUP: usize = 128;
 
+/// What activations are below: sums of their products are finite before they are scaled, too.
+const LIMIT: f32 = (1u128 << 96) as f32;
+
 /// The activations that meet a group of weights.
 pub(super) struct Group {
     /// For each term, highest first: what a lane multiplies, four digits in a word.
@@ -31,20 +34,19 @@ impl Group {
     /// What terms count in units.
     pub(super) const WEIGHTS: [f32; TERMS] = [65536.0, 256.0, 1.0];
 
-    /// Fills this with a group, a multiple of 16 up to 128; false if there is an infinity or a NaN, which have no
-    /// such terms.
+    /// Fills this with a group, a multiple of 16 up to 128; false if there is a NaN, or a number of [`LIMIT`] or more.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     pub(super) fn fill(&mut self, x: &[f32]) -> bool {
-        let infinity = _mm512_set1_ps(f32::INFINITY);
+        let limit = _mm512_set1_ps(LIMIT);
         let mut largest = _mm512_setzero_ps();
-        let mut finite = !0;
+        let mut all_below = !0;
         for x in x.chunks_exact(16) {
             // SAFETY: there are sixteen.
             let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
             largest = _mm512_max_ps(largest, magnitudes);
-            finite &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, infinity);
+            all_below &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, limit);
         }
-        if finite != !0 {
+        if all_below != !0 {
             return false;
         }
         let largest = _mm512_reduce_max_ps(largest);

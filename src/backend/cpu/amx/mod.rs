@@ -37,7 +37,7 @@ pub(super) fn detected() -> bool {
     vnni::detected() && tile::detected()
 }
 
-/// The kernels of `avx512.rs`, that of `vnni.rs` for a single column, and that of this module for more.
+/// The kernels of `avx512.rs`, those of [`vnni`] for a single column, and those of this module for more.
 pub(super) struct Kernels;
 
 impl InstructionSet for Kernels {
@@ -95,7 +95,7 @@ unsafe impl Send for Output {}
 // SAFETY: as above.
 unsafe impl Sync for Output {}
 
-/// None if there is an infinity or a NaN among the activations.
+/// None if there is an infinity or a NaN among the activations, or if they and scales are too far apart.
 fn of_digits<'a, R: Rows<'a>>(matrix: &'a PackedMatrix<'a>, x: &[f32]) -> Option<Vec<f32>> {
     let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
     let slab = panels::columns_per_slab(k);
@@ -104,13 +104,18 @@ fn of_digits<'a, R: Rows<'a>>(matrix: &'a PackedMatrix<'a>, x: &[f32]) -> Option
     for (x, out) in x.chunks(slab * k).zip(out.chunks_mut(slab * n)) {
         let panels = Panels::new(R::group_size(matrix), R::UNIT, k, x)?;
         let output = Output { first: out.as_mut_ptr(), stride: n };
-        let task = |_, task: usize| {
+        let all_done = AtomicBool::new(true);
+        tasks::for_each(0..n.div_ceil(rows), |_, task| {
             let (first, end) = (task * rows, ((task + 1) * rows).min(n));
             // SAFETY: `Kernels` is handed out only after its features were detected; tasks have rows of
             // their own.
-            unsafe { panels::products::<R>(matrix, &panels, first, end - first, output) }
-        };
-        tasks::for_each(0..n.div_ceil(rows), task);
+            if !unsafe { panels::products::<R>(matrix, (&panels, x), first, end - first, output) } {
+                all_done.store(false, Ordering::Relaxed);
+            }
+        });
+        if !all_done.into_inner() {
+            return None;
+        }
     }
     Some(out)
 }

@@ -2,7 +2,8 @@
 //!
 //! Doubled E2M1 numbers are integers of up to 12, and scales are powers of two: four groups whose scales are at most a
 //! factor of eight apart are integers of up to 96 with one scale. Groups that are smaller than that take another *pass*
-//! of their own, in which the others are zero.
+//! of their own, in which the others are zero. Activations that meet the four are multiples of one number, too: three
+//! bits of 23 are lost at most, unless both scales and activations of the four are far apart, which is left to others.
 
 use super::super::matrix::{GroupValues, PackedMatrix};
 use super::codes::{nibbles, STEP};
@@ -60,8 +61,10 @@ pub(super) struct Mxfp4Rows<'a> {
     rows: usize,
     tail: [Line; ROWS],
     passes: Vec<Pass>,
-    /// For each scale how many passes there are, in any row.
+    /// For each shared scale how many passes there are, in any row.
     counts: Vec<u8>,
+    /// For each shared scale whether a group is much smaller than the largest, in any row.
+    apart: Vec<bool>,
 }
 
 /// What a pass multiplies. Rows are padded: their numbers are found, and written, sixteen or more at once.
@@ -131,7 +134,9 @@ impl Mxfp4Rows<'_> {
                 words.into_iter().all(|word| word & 0x7777_7777 == 0)
             };
             let mut left: Vec<usize> = (0..scales.len()).collect();
-            left.retain(|of_four| smaller >> (index * SHARING + of_four) & 1 == 1 && !is_zero(*of_four));
+            left.retain(|of_four| smaller >> (index * SHARING + of_four) & 1 == 1);
+            self.apart[batch * BATCH_SHARED + index] |= !left.is_empty();
+            left.retain(|of_four| !is_zero(*of_four));
             let mut pass = 0;
             while let Some(largest) = left.iter().map(|of_four| scales[*of_four]).max() {
                 pass += 1;
@@ -156,15 +161,13 @@ impl Mxfp4Rows<'_> {
     }
 }
 
-/// What the integers of groups are multiples of, of which a byte is the largest scale.
+/// What the integers of groups are multiples of, of which a byte, not that of NaN, is the largest scale.
 fn power_of_two(byte: u8) -> f32 {
-    match byte {
-        u8::MAX => f32::NAN,
-        byte => 2f32.powi(i32::from(byte) - 127 - LOG_FACTOR),
-    }
+    // As f32, powers below 2^-127 would be the inverse of infinity.
+    2f64.powi(i32::from(byte) - 127 - LOG_FACTOR) as f32
 }
 
-/// As [`power_of_two`], of sixteen.
+/// As [`power_of_two`], of sixteen, and NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn powers_of_two(bytes: __m512i) -> __m512 {
@@ -172,6 +175,18 @@ fn powers_of_two(bytes: __m512i) -> __m512 {
     let powers = _mm512_scalef_ps(_mm512_set1_ps(1.), exponents);
     let nan = _mm512_cmpeq_epi32_mask(bytes, _mm512_set1_epi32(0xFF));
     _mm512_mask_mov_ps(powers, nan, _mm512_set1_ps(f32::NAN))
+}
+
+/// The shared scales of steps.
+fn shared_in(steps: &Range<usize>) -> Range<usize> {
+    steps.start * STEP / SHARED..(steps.end * STEP).div_ceil(SHARED)
+}
+
+/// Whether of the activations that meet four groups those of none are much smaller than others.
+fn are_alike(x: &[f32]) -> bool {
+    let largest = |x: &[f32]| x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
+    let all = largest(x);
+    x.chunks(SHARED / SHARING).map(largest).all(|group| group == 0. || all <= group * (1 << RANGE) as f32)
 }
 
 impl<'a> Rows<'a> for Mxfp4Rows<'a> {
@@ -190,9 +205,11 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
             tail: [Line::ZERO; ROWS],
             passes: Vec::new(),
             counts: Vec::new(),
+            apart: Vec::new(),
         };
         rows.passes.push(rows.empty_pass());
         rows.counts.resize(rows.batches() * BATCH_SHARED, 1);
+        rows.apart.resize(rows.batches() * BATCH_SHARED, false);
         rows
     }
 
@@ -203,6 +220,7 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
         tails(self.matrix, self.words, &mut self.tail);
         self.passes.truncate(1);
         self.counts.fill(1);
+        self.apart.fill(false);
         let GroupValues::Byte(scales) = self.matrix.scales.slice(first_row * groups, self.rows * groups)
         else {
             return;
@@ -212,9 +230,17 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
         }
     }
 
+    fn keep(&self, steps: &Range<usize>, x: &[f32]) -> bool {
+        let apart = self.apart.get(shared_in(steps)).unwrap_or_default();
+        !apart.contains(&true)
+            || x.chunks_exact(self.matrix.k).all(|x| {
+                let x = x.get(steps.start * STEP..x.len().min(steps.end * STEP)).unwrap_or_default();
+                x.chunks(SHARED).all(are_alike)
+            })
+    }
+
     fn passes(&self, steps: &Range<usize>) -> usize {
-        let shared = |step: usize| step * STEP / SHARED;
-        let counts = self.counts.get(shared(steps.start)..=shared(steps.end - 1)).unwrap_or_default();
+        let counts = self.counts.get(shared_in(steps)).unwrap_or_default();
         usize::from(counts.iter().copied().max().unwrap_or(1))
     }
 

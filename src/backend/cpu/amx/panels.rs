@@ -88,7 +88,7 @@ struct Scale {
 }
 
 impl Panels {
-    /// `x` is `[count, k]`; weights are multiples of `unit`. `None` if there is an infinity or a NaN.
+    /// `x` is `[count, k]`; weights are multiples of `unit`. `None` if there is a number that [`Group`] does not take.
     pub(super) fn new(group_size: usize, unit: f32, k: usize, x: &[f32]) -> Option<Self> {
         let count = x.len() / k;
         let shape = Shape::new(group_size, count);
@@ -149,7 +149,8 @@ type Counts = [[[Line; ROWS]; 2]; TERMS];
 /// Sums of a panel, for each of two blocks of rows.
 type Sums = [[Line; ROWS]; 2];
 
-/// Products of `rows` rows from `first_row` on and all vectors of activations.
+/// Products of `rows` rows from `first_row` on and all vectors of activations, `x` `[count, k]`; false if the rows do
+/// not [keep](Rows::keep) them.
 ///
 /// # Safety
 /// [`super::detected`] has returned true; `panels` is of the matrix's K, and of groups and a unit as `R` has them;
@@ -157,11 +158,11 @@ type Sums = [[Line; ROWS]; 2];
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
 pub(super) unsafe fn products<'a, R: Rows<'a>>(
     matrix: &'a PackedMatrix<'a>,
-    panels: &Panels,
+    (panels, x): (&Panels, &[f32]),
     first_row: usize,
     rows: usize,
     output: Output,
-) {
+) -> bool {
     // SAFETY: the caller's promise; no other tiles are in use here.
     unsafe {
         let _tiles = Tiles::configure(panels.shape.depth);
@@ -172,9 +173,12 @@ pub(super) unsafe fn products<'a, R: Rows<'a>>(
             blocks[0].take(first_row + pass, rows);
             blocks[1].take(first_row + pass + ROWS, rows.saturating_sub(ROWS));
             sums.fill([[Line::ZERO; ROWS]; 2]);
-            match panels.shape.groups {
-                2 => add_clusters::<R, 2>(&blocks, panels, matrix.k, &mut sums),
-                _ => add_clusters::<R, 1>(&blocks, panels, matrix.k, &mut sums),
+            let kept = match panels.shape.groups {
+                2 => add_clusters::<R, 2>(&blocks, (panels, x), matrix.k, &mut sums),
+                _ => add_clusters::<R, 1>(&blocks, (panels, x), matrix.k, &mut sums),
+            };
+            if !kept {
+                return false;
             }
             let groups = panels.shape.groups;
             for index in 0..panels.count {
@@ -188,6 +192,7 @@ pub(super) unsafe fn products<'a, R: Rows<'a>>(
             }
         }
     }
+    true
 }
 
 /// A cluster whose sums wait to be scaled.
@@ -197,7 +202,7 @@ struct Waiting<'a> {
     panel: usize,
 }
 
-/// Adds the products of two blocks of rows and all panels to `sums`.
+/// Adds the products of two blocks of rows and all panels to `sums`; false as [`products`].
 ///
 /// # Safety
 /// As [`products`]; tiles are configured.
@@ -205,10 +210,10 @@ struct Waiting<'a> {
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
 unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
     blocks: &[R; 2],
-    panels: &Panels,
+    (panels, x): (&Panels, &[f32]),
     k: usize,
     sums: &mut [Sums],
-) {
+) -> bool {
     let cluster_size = panels.shape.group_size * GROUPS;
     let lines_per_cluster = panels.shape.lines();
     let steps = k.div_ceil(STEP);
@@ -221,6 +226,9 @@ unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
         let first_cluster = chunk * clusters_per_chunk;
         let end_cluster = (first_cluster + clusters_per_chunk).min(panels.clusters);
         let chunk_steps = first_step..end_step;
+        if !blocks.iter().all(|block| block.keep(&chunk_steps, x)) {
+            return false;
+        }
         for pass in 0..blocks[0].passes(&chunk_steps).max(blocks[1].passes(&chunk_steps)) {
             // SAFETY: the caller's promise.
             unsafe {
@@ -261,6 +269,7 @@ unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
             }
         }
     }
+    true
 }
 
 /// Counts a cluster of two blocks of rows in one term of a panel's activations.

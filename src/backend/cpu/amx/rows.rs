@@ -28,11 +28,17 @@ pub(super) trait Rows<'a>: Sized {
     /// [`super::detected`] has returned true.
     unsafe fn take(&mut self, first_row: usize, rows: usize);
 
+    /// Whether these steps keep what the activations `x`, vectors of K, contribute, although those that meet groups
+    /// of one scale are multiples of one number.
+    fn keep(&self, _steps: &Range<usize>, _x: &[f32]) -> bool {
+        true
+    }
+
     /// How many passes these steps of the rows take.
     fn passes(&self, steps: &Range<usize>) -> usize;
 
-    /// Scales and biases of the first row in a pass, and how far those of the next one are; `None` if there is no such
-    /// pass in any row.
+    /// Scales and biases (anything, where there are none) of the first row in a pass, and how far those of the next one
+    /// are; `None` if there is no such pass in any row.
     fn parameters(&self, pass: usize) -> Option<(*const f32, *const f32, usize)>;
 
     /// Unpacks steps of every row in a pass, each into a row of a tile.

@@ -2,6 +2,7 @@
 
 use super::super::matrix::{GroupValues, PackedMatrix};
 use super::super::simd::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_rank};
+use super::rows::packed_rows;
 use super::tile::{Line, ROWS};
 use crate::format::decode::scale_from_byte;
 use crate::format::element::E2M1;
@@ -57,17 +58,14 @@ struct Scaled([u16; 16]);
 /// For each byte of a scale.
 type Table = [Scaled; 256];
 
-fn table(kind: ScaleKind, unit: f32) -> Table {
-    std::array::from_fn(|byte| {
-        // In f64, where the largest E8M0 scale has room for its product.
-        let scale = f64::from(scale_from_byte(kind, byte as u8, 1.)) / f64::from(unit);
-        Scaled(E2M1.map(|number| bf16::from_f64(scale * f64::from(number)).to_bits()))
-    })
-}
-
 impl Nvfp4 {
     pub(super) fn new() -> Self {
-        static TABLE: LazyLock<Table> = LazyLock::new(|| table(ScaleKind::E4m3, Nvfp4::UNIT));
+        static TABLE: LazyLock<Table> = LazyLock::new(|| {
+            std::array::from_fn(|byte| {
+                let scale = scale_from_byte(ScaleKind::E4m3, byte as u8, 1.);
+                Scaled(E2M1.map(|number| bf16::from_f32(scale * number).to_bits()))
+            })
+        });
         Self(&TABLE)
     }
 }
@@ -165,8 +163,8 @@ const STEPS_AHEAD: usize = 8;
 #[derive(Clone, Copy)]
 pub(super) struct RowBlock<'a> {
     matrix: &'a PackedMatrix<'a>,
+    words: &'a [u32],
     scales: &'a [u8],
-    first_row: usize,
     rows: usize,
 }
 
@@ -174,14 +172,14 @@ impl<'a> RowBlock<'a> {
     /// `None` if a scale is so large that sums could overflow where products do not.
     #[inline(always)]
     pub(super) fn new(matrix: &'a PackedMatrix<'a>, first_row: usize) -> Option<Self> {
-        let rows = matrix.rows.saturating_sub(first_row).min(ROWS);
+        let (words, rows) = packed_rows(matrix, first_row, ROWS);
         let GroupValues::Byte(scales) = matrix.scales else { return None };
         let groups = matrix.groups_per_row();
         let scales = scales.get(first_row * groups..)?.get(..rows * groups)?;
         // NaN becomes zero.
         let largest = scales.iter().fold(0, |largest: u8, scale| largest.max(scale.wrapping_add(1)));
         let fits = matrix.format.scale_kind() != ScaleKind::E8m0 || largest <= LARGEST_E8M0 + 1;
-        fits.then_some(Self { matrix, scales, first_row, rows })
+        fits.then_some(Self { matrix, words, scales, rows })
     }
 
     /// Unpacks `steps` steps from `first_step` on, two tiles for each.
@@ -233,7 +231,7 @@ impl<'a> RowBlock<'a> {
         let groups = STEP / W::FORMAT.group_size();
         let row_bytes = self.matrix.k * W::FORMAT.bits() / 8;
         let row_groups = self.matrix.k / W::FORMAT.group_size();
-        let mut codes = self.matrix.row_words(self.first_row).as_ptr().cast::<u8>();
+        let mut codes = self.words.as_ptr().cast::<u8>();
         codes = codes.wrapping_add(first_step * code_bytes);
         let mut scales = self.scales.as_ptr().wrapping_add(first_step * groups);
         for row in 0..self.rows {
@@ -259,12 +257,14 @@ impl<'a> RowBlock<'a> {
     /// # Safety
     /// As [`Self::unpack`].
     #[cold]
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni")]
     unsafe fn unpack_last<W: Weights>(self, weights: W, step: usize, to: *mut Line) {
         let words = STEP * W::FORMAT.bits() / 32;
         let groups = STEP / W::FORMAT.group_size();
-        for row in 0..self.rows {
+        let row_words = self.matrix.k * W::FORMAT.bits() / 32;
+        for (row, row_words) in self.words.chunks_exact(row_words).enumerate() {
             let (mut codes, mut scales) = ([0u32; STEP / 4], [0u8; MAX_GROUPS]);
-            let rest = self.matrix.row_words(self.first_row + row).iter().skip(step * words);
+            let rest = row_words.iter().skip(step * words);
             codes.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
             let row_scales = self.scales.chunks_exact(self.matrix.groups_per_row()).nth(row);
             let rest = row_scales.into_iter().flatten().skip(step * groups);

@@ -12,6 +12,7 @@ use super::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_numbers, e
 use super::rows::{by_rows, load, prefetch, products_of_passes, ROWS};
 use super::{avx512, InstructionSet};
 use std::arch::x86_64::*;
+use std::ops::RangeInclusive;
 
 /// Elements of a row that are multiplied at a time: two groups.
 const BLOCK: usize = 64;
@@ -19,18 +20,25 @@ const BLOCK: usize = 64;
 /// Lanes of a vector.
 const LANES: usize = 16;
 
-/// The product of an MXFP8 matrix and a vector `x` of K numbers.
-pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Vec<f32> {
+/// The largest activations for which sums of products are numbers before they are scaled, and keep what they have.
+const RANGE: RangeInclusive<f32> = 1e-18..=1e18;
+
+/// The product of an MXFP8 matrix and a vector `x` of K numbers; `None` if they are not of an ordinary size.
+pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
+    let largest = x.iter().fold(0u32, |largest, x| largest.max(x.abs().to_bits()));
+    if !RANGE.contains(&f32::from_bits(largest)) {
+        return None;
+    }
     let x = unpacking_order(x);
     let scratch = || Parameters::new(matrix);
-    products_of_passes(matrix, scratch, |parameters, first_row, products| {
+    Some(products_of_passes(matrix, scratch, |parameters, first_row, products| {
         avx512::Kernels.load_parameters(parameters, matrix, first_row, products.len());
         by_rows(products, |rows| {
             let row = |row| Row { words: matrix.row_words(first_row + row), scales: parameters.row(row).0 };
             // SAFETY: this instruction set is in use only where its features were detected.
             unsafe { dot_rows(rows.map(row), &x) }
         });
-    })
+    }))
 }
 
 /// Blocks of activations as [`e4m3_numbers`] orders weights; zeros behind the last.

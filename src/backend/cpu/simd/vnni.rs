@@ -27,7 +27,7 @@ pub(in crate::backend::cpu) fn detected() -> bool {
     avx512::detected() && is_x86_feature_detected!("avx512vnni")
 }
 
-/// The kernels of `avx512.rs`, and the one of this file for single columns.
+/// The kernels of `avx512.rs`, and for single columns the one of this file and that of [`mxfp8`].
 pub(in crate::backend::cpu) struct Kernels;
 
 impl InstructionSet for Kernels {
@@ -57,7 +57,7 @@ impl InstructionSet for Kernels {
         if x.len() != matrix.k {
             return None;
         }
-        let Some(codes) = Codes::of(matrix.format) else { return Some(mxfp8::product(matrix, x)) };
+        let Some(codes) = Codes::of(matrix.format) else { return mxfp8::product(matrix, x) };
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
         let stride = digits.groups.len() * LANES;
         let unit = digits.unit * factor_of_scales(matrix);
