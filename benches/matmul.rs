@@ -8,7 +8,7 @@
 //! leaves out what it does not match.
 //!
 //! A single weight stays in a large cache from one product to the next, as those of a model do not. `streamed`
-//! multiplies with copies in turn, which together exceed any cache.
+//! multiplies with copies in turn, which together exceed any cache; all contenders' copies take 8 GB of memory.
 
 mod common;
 

@@ -536,3 +536,27 @@ fn activations_far_apart_are_as_good() {
         }
     }
 }
+
+/// Candle configures the matrix unit once for each thread that it has, this one and those of its pool among them.
+#[test]
+fn candle_finds_the_matrix_unit_as_it_left_it() {
+    use candle_core::quantized::{GgmlDType, QMatMul, QTensor};
+    use candle_core::{Device, Module, Tensor};
+    let mut rng = StdRng::seed_from_u64(12);
+    let mut random = |rows: usize| {
+        let numbers: Vec<f32> = (0..rows * 512).map(|_| rng.random_range(-1.0..1.0)).collect();
+        Tensor::from_vec(numbers, (rows, 512), &Device::Cpu).unwrap()
+    };
+    let packed = QTensor::quantize(&random(512), GgmlDType::Q4K).unwrap();
+    let (theirs, x) = (QMatMul::from_qtensor(packed).unwrap(), random(64));
+    let product = || theirs.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+    let first = product();
+    for format in [QuantFormat::Affine { bits: 4, group_size: 64 }, QuantFormat::Nvfp4] {
+        // A small product is this thread's, a large one everybody's.
+        for n in [16, 1024] {
+            let weight = Weight::random(format, n, 512, &mut StdRng::seed_from_u64(13));
+            matmul::<f32>(&weight.view(), &[1.; 8 * 512], None);
+            assert_eq!(product(), first);
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! AMX: whether it may be used, and its instructions.
 //!
 //! The tile registers live from [`Tiles::configure`] until the value is dropped, on one thread. The compiler
-//! never touches them, so what one block of assembly leaves there the next one finds.
+//! never touches them, so what one block of assembly leaves there the next one finds. Threads may be shared with others
+//! who use them, as candle does, which configures them once: how they were is remembered.
 
 use std::arch::asm;
 use std::arch::x86_64::{__cpuid, __cpuid_count, _xgetbv};
@@ -64,7 +65,7 @@ fn permitted() -> bool {
     false
 }
 
-/// What LDTILECFG reads.
+/// What LDTILECFG reads and STTILECFG writes.
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -74,8 +75,16 @@ struct Config {
     rows: [u8; 16],
 }
 
+impl Config {
+    /// That of registers that are not in use.
+    const NONE: Self =
+        Self { palette: 0, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
+}
+
 /// The tile registers of this thread, configured.
-pub(super) struct Tiles(());
+pub(super) struct Tiles {
+    before: Config,
+}
 
 /// The tile that holds a right-hand factor (activations).
 pub(super) const RIGHT: u8 = 7;
@@ -89,8 +98,8 @@ impl Tiles {
     /// # Safety
     /// [`detected`] has returned true; the thread has no other `Tiles`.
     pub(super) unsafe fn configure(depth: usize) -> Self {
-        let mut config =
-            Config { palette: 1, start_row: 0, reserved: [0; 14], bytes_per_row: [0; 16], rows: [0; 16] };
+        let mut before = Config::NONE;
+        let mut config = Config { palette: 1, ..Config::NONE };
         config.bytes_per_row[..8].fill(64);
         config.rows[..8].fill(ROWS as u8);
         for tile in LEFT {
@@ -99,16 +108,24 @@ impl Tiles {
         config.rows[usize::from(RIGHT)] = (depth / 4) as u8;
         // SAFETY: palette 1 has 8 tiles of up to 16 rows of 64 bytes.
         unsafe {
+            asm!("sttilecfg [{}]", in(reg) &mut before, options(nostack, preserves_flags));
             asm!("ldtilecfg [{}]", in(reg) &config, options(nostack, preserves_flags, readonly));
         }
-        Self(())
+        Self { before }
     }
 }
 
 impl Drop for Tiles {
     fn drop(&mut self) {
-        // SAFETY: the tiles were configured on this thread: raw state does not leave it.
-        unsafe { asm!("tilerelease", options(nostack, preserves_flags, nomem)) }
+        // SAFETY: the tiles were configured on this thread (raw state does not leave it), and so they had been before.
+        unsafe {
+            match self.before.palette {
+                0 => asm!("tilerelease", options(nostack, preserves_flags, nomem)),
+                _ => {
+                    asm!("ldtilecfg [{}]", in(reg) &self.before, options(nostack, preserves_flags, readonly))
+                }
+            }
+        }
     }
 }
 
