@@ -31,7 +31,7 @@ pub(crate) struct DotRows<'a> {
     pub(crate) parameters: &'a Parameters,
     /// One of the instruction set's slab widths.
     pub(crate) columns: usize,
-    /// `columns` interleaved vectors, each K padded to whole blocks.
+    /// `[block][column]`, each a block of an interleaved vector, zero-padded.
     pub(crate) x: &'a [f32],
     /// `[rows, columns]`; its length sets the number of rows.
     pub(crate) out: &'a mut [f32],
@@ -190,12 +190,11 @@ unsafe fn decode_block<S: Simd, R: Recipe>(row: Row, block: usize, group_shift: 
 /// Sums, over a span, of the products of `ROWS` rows and `M` columns.
 ///
 /// # Safety
-/// As [`decode_block`]; `x` must hold `M` columns, `stride` apart, that cover the span.
+/// As [`decode_block`]; `x` must hold `M` columns that cover the span.
 #[inline(always)]
 unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     rows: [Row; ROWS],
     x: *const f32,
-    stride: usize,
     span: Span,
 ) -> [[S::F; M]; ROWS] {
     // SAFETY: the caller's promise.
@@ -209,7 +208,7 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
             }
             for i in 0..4 {
                 for column in 0..M {
-                    let x = S::load(x.add(column * stride + block * S::BLOCK + i * S::LANES));
+                    let x = S::load(x.add((block * M + column) * S::BLOCK + i * S::LANES));
                     for row in 0..ROWS {
                         sums[row][column] = S::mul_add(weights[row][i], x, sums[row][column]);
                     }
@@ -245,8 +244,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
     let rows = out.len() / M;
     let full_blocks = matrix.k / S::BLOCK;
     let all_blocks = matrix.k.div_ceil(S::BLOCK);
-    let stride = all_blocks * S::BLOCK;
-    assert!(x.len() >= M * stride && rows <= ROWS_PER_PASS);
+    assert!(x.len() >= M * all_blocks * S::BLOCK && rows <= ROWS_PER_PASS);
     assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     let group_shift = matrix.format.group_size().trailing_zeros();
     let mut sums = [[[0f32; MAX_LANES]; M]; ROWS_PER_PASS];
@@ -276,7 +274,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
             let span = Span { first_block, end_block, group_shift };
             let waiting = std::array::from_fn(row_of);
             // SAFETY: the caller's promise; words, parameters and activations cover the span, as checked.
-            unsafe { add_span::<S, R, M, ROWS>(pointers, x, stride, span, &mut sums, waiting) };
+            unsafe { add_span::<S, R, M, ROWS>(pointers, x, span, &mut sums, waiting) };
         }
         first_block = end_block;
     }
@@ -296,14 +294,13 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
 unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     rows: [Row; ROWS],
     x: &[f32],
-    stride: usize,
     span: Span,
     waiting: &mut [[[f32; MAX_LANES]; M]; ROWS_PER_PASS],
     places: [usize; ROWS],
 ) {
     // SAFETY: the caller's promise; a sum waits as MAX_LANES numbers.
     unsafe {
-        let sums = dot_span::<S, R, M, ROWS>(rows, x.as_ptr(), stride, span);
+        let sums = dot_span::<S, R, M, ROWS>(rows, x.as_ptr(), span);
         for row in 0..ROWS {
             if row > 0 && places[row] == places[row - 1] {
                 continue; // the last row once more
@@ -343,16 +340,22 @@ pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
                 biases: biases.as_ptr(),
             };
             let mut decoded = [0f32; 4 * MAX_LANES];
-            // SAFETY: the caller's promise; the block lies in the row or is the tail.
+            let to = match order {
+                Order::Natural => decoded.as_mut_ptr(),
+                Order::Interleaved => {
+                    assert!(out.len() == S::BLOCK);
+                    out.as_mut_ptr()
+                }
+            };
+            // SAFETY: the caller's promise; the block lies in the row or is the tail, and there are places for it.
             unsafe {
                 let weights = decode_block::<S, R>(pointers, block, group_shift);
                 for (i, weights) in weights.into_iter().enumerate() {
-                    S::store(decoded.as_mut_ptr().add(i * S::LANES), weights);
+                    S::store(to.add(i * S::LANES), weights);
                 }
             }
-            match order {
-                Order::Natural => deinterleave(&decoded, S::LANES, out),
-                Order::Interleaved => out.copy_from_slice(&decoded[..S::BLOCK]),
+            if order == Order::Natural {
+                deinterleave(&decoded, S::LANES, out);
             }
         }
     }

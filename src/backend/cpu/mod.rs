@@ -8,6 +8,7 @@
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and a result is rounded once.
 
+mod aligned;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod gemm;
@@ -21,6 +22,7 @@ mod tasks;
 mod tests;
 
 use crate::format::element::Real;
+use aligned::Aligned;
 use kernels::{interleave, DecodeRows, DotRows, Order, Parameters, ROWS_PER_PASS};
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 use rayon::prelude::*;
@@ -56,24 +58,15 @@ fn matmul_with<T: Real>(
     if m == 0 {
         return Vec::new();
     }
-    if let Some(mut products) = set.product(matrix, &widened(x)) {
+    let product = if set.has_product(m) { set.product(matrix, &widened(x)) } else { None };
+    if let Some(mut products) = product {
         products.chunks_exact_mut(matrix.rows).for_each(|row| add_bias(row, bias));
         return T::round_all(products);
     }
-    let padded_k = matrix.k.next_multiple_of(set.block());
-    let columns = padded_columns(set, m);
-    let mut interleaved = vec![0f32; columns * padded_k];
-    if m == 1 {
-        interleave(x, set.lanes(), &mut interleaved);
-    } else {
-        let rows = x.chunks_exact(matrix.k).zip(interleaved.chunks_exact_mut(padded_k));
-        tasks::for_each(rows, |_, (row, out)| interleave(row, set.lanes(), out));
-    }
-    let shape = Activations { m, columns, padded_k };
     if m <= MAX_DIRECT {
-        direct(set, matrix, &interleaved, shape, bias)
+        direct(set, matrix, x, m, bias)
     } else {
-        panels(set, matrix, &interleaved, shape, bias)
+        panels(set, matrix, x, m, bias)
     }
 }
 
@@ -83,14 +76,6 @@ fn widened<T: Real>(x: &[T]) -> Vec<f32> {
     let mut all = vec![0f32; x.len()];
     tasks::for_each(all.chunks_mut(AT_ONCE).zip(x.chunks(AT_ONCE)), |_, (to, from)| T::widen(from, to));
     all
-}
-
-/// Interleaved activations: `[columns, padded_k]`, of which the first `m` are not padding.
-#[derive(Clone, Copy)]
-struct Activations {
-    m: usize,
-    columns: usize,
-    padded_k: usize,
 }
 
 /// The widest slab of columns that the direct kernel takes.
@@ -114,14 +99,41 @@ fn rows_per_task(matrix: &PackedMatrix, m: usize) -> usize {
     (matrix.rows / (8 * rayon::current_num_threads())).next_multiple_of(16).clamp(16, 512)
 }
 
+/// Activations for the direct kernel: slabs of columns, each `[block][column][place]`, and their columns. A product goes
+/// through a slab from its first number to its last.
+fn slabs<T: Real>(set: &dyn InstructionSet, k: usize, x: &[T]) -> (Aligned<f32>, usize) {
+    /// Blocks that a thread takes at a time.
+    const BLOCKS: usize = 16;
+    let (block, padded_k) = (set.block(), k.next_multiple_of(set.block()));
+    let columns = padded_columns(set, x.len() / k);
+    let mut all = Aligned::new(columns * padded_k);
+    let slabs = all.chunks_mut(slab(set) * padded_k).zip(x.chunks(slab(set) * k));
+    let tasks = slabs.flat_map(|(slab, x)| {
+        let columns = slab.len() / padded_k;
+        slab.chunks_mut(BLOCKS * columns * block).map(move |blocks| (columns, x, blocks))
+    });
+    tasks::for_each(tasks, |task, (columns, x, blocks)| {
+        let first_block = task % padded_k.div_ceil(BLOCKS * block) * BLOCKS;
+        for (column, x) in x.chunks_exact(k).enumerate() {
+            let x = x.get(first_block * block..).unwrap_or_default();
+            for (x, places) in x.chunks(block).zip(blocks.chunks_exact_mut(columns * block)) {
+                interleave(x, set.lanes(), &mut places[column * block..][..block]);
+            }
+        }
+    });
+    (all, columns)
+}
+
 fn direct<T: Real>(
     set: &dyn InstructionSet,
     matrix: &PackedMatrix,
-    x: &[f32],
-    Activations { m, columns, padded_k }: Activations,
+    x: &[T],
+    m: usize,
     bias: Option<&[f32]>,
 ) -> Vec<T> {
     let slab_width = slab(set);
+    let (x, columns) = slabs(set, matrix.k, x);
+    let padded_k = x.len() / columns;
     let rows = rows_per_task(matrix, m);
     let mut products = vec![0f32; matrix.rows * columns];
     tasks::for_each(products.chunks_mut(rows * columns), |task, products| {
@@ -163,11 +175,15 @@ thread_local! {
 fn panels<T: Real>(
     set: &dyn InstructionSet,
     matrix: &PackedMatrix,
-    x: &[f32],
-    Activations { m, padded_k, .. }: Activations,
+    x: &[T],
+    m: usize,
     bias: Option<&[f32]>,
 ) -> Vec<T> {
     let n = matrix.rows;
+    let padded_k = matrix.k.next_multiple_of(set.block());
+    let mut interleaved = Aligned::<f32>::new(m * padded_k);
+    let rows = x.chunks_exact(matrix.k).zip(interleaved.chunks_exact_mut(padded_k));
+    tasks::for_each(rows, |_, (row, out)| interleave(row, set.lanes(), out));
     let panel_rows = (PANEL_NUMBERS / padded_k).clamp(MIN_PANEL_ROWS, n.max(MIN_PANEL_ROWS));
     // Taken, not borrowed: while this thread waits for others, rayon may have it begin another product.
     let mut panel = PANEL.take();
@@ -178,10 +194,16 @@ fn panels<T: Real>(
         decode_into(set, matrix, first_row, Order::Interleaved, &mut panel[..rows * padded_k], padded_k);
         let products = &mut products[first_row..];
         if rows >= MIN_PANEL_ROWS {
-            gemm::multiply_transposed((m, rows, padded_k), x, &panel, products, n);
+            gemm::multiply_transposed((m, rows, padded_k), &interleaved, &panel, products, n);
         } else {
             let mut wide = vec![0f32; m * MIN_PANEL_ROWS];
-            gemm::multiply_transposed((m, MIN_PANEL_ROWS, padded_k), x, &panel, &mut wide, MIN_PANEL_ROWS);
+            gemm::multiply_transposed(
+                (m, MIN_PANEL_ROWS, padded_k),
+                &interleaved,
+                &panel,
+                &mut wide,
+                MIN_PANEL_ROWS,
+            );
             for (products, wide) in products.chunks_mut(n).zip(wide.chunks_exact(MIN_PANEL_ROWS)) {
                 products.iter_mut().zip(wide).take(rows).for_each(|(y, product)| *y = *product);
             }

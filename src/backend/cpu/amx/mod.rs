@@ -63,6 +63,9 @@ impl InstructionSet for Kernels {
         avx512::Kernels.decode_rows(task);
     }
 
+    fn has_product(&self, _m: usize) -> bool {
+        true
+    }
     fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         if x.len() == matrix.k {
             // Tiles would be nearly empty, and unpacking for them costs more than multiplying.

@@ -2,6 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
+use crate::backend::cpu::aligned::Aligned;
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 
@@ -86,15 +87,15 @@ pub(super) const DIGIT_BITS: u32 = 8;
 /// of two.
 pub(super) struct Digits {
     /// `[block][digit, highest first][vector][64]`.
-    pub(super) digits: Vec<u8>,
+    pub(super) digits: Aligned<u8>,
     /// `[block][lane]`: `-centre *` the sum of the lane's numbers, in units of the highest digit, rounded.
-    pub(super) centred: Vec<i32>,
+    pub(super) centred: Aligned<i32>,
     /// For all groups, and zeros behind them.
     pub(super) groups: Vec<Groups>,
     /// What products of integers and [`Groups::units`] are multiples of.
     pub(super) unit: f32,
     /// `[block][lane]`: what they are multiples of besides if scales are of any size; else there are none.
-    pub(super) lane_units: Vec<f32>,
+    pub(super) lane_units: Aligned<f32>,
     /// For each lane of a block, its group counted from the block's first.
     pub(super) group_of_lane: [i32; LANES],
     /// log2 of the group size.
@@ -118,11 +119,11 @@ impl Digits {
     pub(super) fn new(codes: &Codes, group_size: usize, x: &[f32]) -> Option<Self> {
         let blocks = x.len().div_ceil(codes.block());
         let mut this = Self {
-            digits: vec![0; blocks * DIGITS * codes.block()],
-            centred: vec![0; blocks * LANES],
+            digits: Aligned::new(blocks * DIGITS * codes.block()),
+            centred: Aligned::new(blocks * LANES),
             groups: vec![Groups::default(); (x.len() / group_size).div_ceil(LANES) + 1],
             unit: 1.,
-            lane_units: vec![0.; if codes.any_scale { blocks * LANES } else { 0 }],
+            lane_units: Aligned::new(if codes.any_scale { blocks * LANES } else { 0 }),
             group_of_lane: [0; LANES],
             group_shift: group_size.trailing_zeros(),
         };

@@ -95,6 +95,10 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn dot_rows(&self, task: DotRows<'_>);
     /// Packed rows to f32, interleaved or in natural order.
     fn decode_rows(&self, task: DecodeRows<'_>);
+    /// Whether there may be a kernel for whole products with `m` rows of activations.
+    fn has_product(&self, _m: usize) -> bool {
+        false
+    }
     /// The whole product, `[M, N]`, of activations `[M, K]`, if there is a kernel for just that.
     fn product(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
         None

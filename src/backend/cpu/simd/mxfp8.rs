@@ -6,11 +6,12 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use super::super::kernels::Parameters;
-use super::super::matrix::PackedMatrix;
+use super::super::aligned::Aligned;
+use super::super::kernels::ROWS_PER_PASS;
+use super::super::matrix::{GroupValues, PackedMatrix};
 use super::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_numbers, e4m3_rank};
-use super::rows::{by_rows, load, prefetch, products_of_passes, ROWS};
-use super::{avx512, InstructionSet};
+use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
+use super::scales::e8m0_scales;
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
@@ -30,20 +31,30 @@ pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         return None;
     }
     let x = unpacking_order(x);
-    let scratch = || Parameters::new(matrix);
-    Some(products_of_passes(matrix, scratch, |parameters, first_row, products| {
-        avx512::Kernels.load_parameters(parameters, matrix, first_row, products.len());
+    let GroupValues::Byte(scales) = matrix.scales else { return None };
+    let groups = matrix.groups_per_row();
+    let stride = groups.next_multiple_of(LANES);
+    let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
+    Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
+        // SAFETY (both): this instruction set is in use only where its features were detected.
+        for (row, scaled) in scaled.chunks_exact_mut(stride).take(products.len()).enumerate() {
+            let scales = scales.get((first_row + row) * groups..).and_then(|rest| rest.get(..groups));
+            unsafe { e8m0_scales(scales.unwrap_or_default(), matrix.global_scale, scaled) };
+        }
         by_rows(products, |rows| {
-            let row = |row| Row { words: matrix.row_words(first_row + row), scales: parameters.row(row).0 };
-            // SAFETY: this instruction set is in use only where its features were detected.
-            unsafe { dot_rows(rows.map(row), &x) }
+            let row = |row| Row {
+                words: matrix.row_words(first_row + row),
+                scales: &scaled[row * stride..][..stride],
+            };
+            let [a, b, c, d] = rows;
+            unsafe { dot_rows([row(a), row(b), row(c), row(d)], &x) }
         });
     }))
 }
 
 /// Blocks of activations as [`e4m3_numbers`] orders weights; zeros behind the last.
-fn unpacking_order(x: &[f32]) -> Vec<f32> {
-    let mut ordered = vec![0.; x.len().next_multiple_of(BLOCK)];
+fn unpacking_order(x: &[f32]) -> Aligned<f32> {
+    let mut ordered = Aligned::new(x.len().next_multiple_of(BLOCK));
     for (places, x) in ordered.chunks_exact_mut(BLOCK).zip(x.chunks(BLOCK)) {
         for (element, x) in x.iter().enumerate() {
             let (quarter, within) = (element / 16, element % 16);
@@ -81,11 +92,7 @@ unsafe fn dot_rows(rows: [Row<'_>; ROWS], x: &[f32]) -> [f32; ROWS] {
             add_block::<false>(&rows, x.as_ptr(), whole, &mut totals);
         }
     }
-    let mut sums = [0.; ROWS];
-    for row in 0..ROWS {
-        sums[row] = _mm512_reduce_add_ps(totals[row]);
-    }
-    sums
+    sums_of_lanes(totals)
 }
 
 /// Adds the products of a block, which lies in the rows (`WHOLE`) or is their incomplete last one.

@@ -39,6 +39,23 @@ pub(super) fn by_rows(products: &mut [f32], mut multiply: impl FnMut([usize; ROW
     }
 }
 
+/// The sum of the lanes of each vector.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(super) fn sums_of_lanes([a, b, c, d]: [__m512; ROWS]) -> [f32; ROWS] {
+    // Lanes of pairs of vectors change places, so that an addition serves both.
+    let pairs = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let (ab, cd) = (_mm512_castps_pd(pairs(a, b)), _mm512_castps_pd(pairs(c, d)));
+    let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+    let all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    let half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
+    let quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+    let mut sums = [0.; ROWS];
+    // SAFETY: four numbers.
+    unsafe { _mm_storeu_ps(sums.as_mut_ptr(), quarter) };
+    sums
+}
+
 /// Asks for what comes after the `len` bytes at `at`: from memory the same place of later rows, of `row_bytes` bytes
 /// each, from the second-level cache what comes next of this one.
 #[inline(always)]

@@ -7,31 +7,49 @@ use crate::format::decode::symmetric_zero;
 use crate::format::ScaleKind;
 use std::arch::x86_64::*;
 
-/// Writes scales times [`Groups::units`](super::digits::Groups::units), for each group of a row and zeros behind them.
-/// Returns what the row has besides products with them: what [`Digits::centred`] leaves, as a multiple of
-/// [`Digits::unit`], and biases.
+/// What a row has besides products with its scales, in lanes whose sum it is.
+#[derive(Clone, Copy)]
+pub(super) struct Besides {
+    /// What [`Digits::centred`] leaves, as a multiple of [`Digits::unit`] and [`factor_of_scales`].
+    pub(super) rests: __m512,
+    pub(super) biases: __m512,
+}
+
+impl Besides {
+    #[target_feature(enable = "avx512f")]
+    pub(super) fn nothing() -> Self {
+        Self { rests: _mm512_setzero_ps(), biases: _mm512_setzero_ps() }
+    }
+}
+
+/// For rows from `first_row` on, as many as there are `besides`: writes scales times
+/// [`Groups::units`](super::digits::Groups::units) for each group of a row, and leaves what is behind them.
 ///
 /// # Safety
 /// The features are there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn scale_row(
+pub(super) unsafe fn scale_rows(
     matrix: &PackedMatrix,
-    row: usize,
+    first_row: usize,
     codes: &Codes,
     digits: &Digits,
-    out: &mut [f32],
-) -> (f32, f32) {
+    (scaled, besides): (&mut [f32], &mut [Besides]),
+) {
     let groups = matrix.groups_per_row();
-    // SAFETY: the features are those of this function.
-    unsafe {
-        match (matrix.scales.slice(row * groups, groups), matrix.format.scale_kind()) {
-            (GroupValues::Byte(scales), ScaleKind::E8m0) => (scale_bytes::<true>(scales, digits, out), 0.),
-            (GroupValues::Byte(scales), _) => (scale_bytes::<false>(scales, digits, out), 0.),
-            (scales, _) => {
-                let biases = matrix.biases.map(|biases| biases.slice(row * groups, groups));
-                scale_floats((scales, biases), symmetric_zero(matrix.format.bits()), codes, digits, out)
+    let zero = symmetric_zero(matrix.format.bits());
+    let rows = scaled.chunks_exact_mut(digits.groups.len() * LANES);
+    for (row, (scaled, besides)) in rows.zip(besides).enumerate() {
+        let first = (first_row + row) * groups;
+        let scales = matrix.scales.slice(first, groups);
+        let biases = matrix.biases.map(|biases| biases.slice(first, groups));
+        // SAFETY: the features are those of this function.
+        *besides = unsafe {
+            match (scales, matrix.format.scale_kind()) {
+                (GroupValues::Byte(scales), ScaleKind::E8m0) => scale_bytes::<true>(scales, digits, scaled),
+                (GroupValues::Byte(scales), _) => scale_bytes::<false>(scales, digits, scaled),
+                _ => scale_floats((scales, biases), zero, codes, digits, scaled),
             }
-        }
+        };
     }
 }
 
@@ -43,11 +61,11 @@ pub(super) fn factor_of_scales(matrix: &PackedMatrix) -> f32 {
     }
 }
 
-/// See [`scale_row`].
+/// See [`scale_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn scale_bytes<const E8M0: bool>(scales: &[u8], digits: &Digits, out: &mut [f32]) -> f32 {
-    let mut rest = _mm512_setzero_ps();
+unsafe fn scale_bytes<const E8M0: bool>(scales: &[u8], digits: &Digits, out: &mut [f32]) -> Besides {
+    let mut besides = Besides::nothing();
     // SAFETY: sixteen bytes and numbers each.
     unsafe {
         for line in (0..scales.len()).step_by(64) {
@@ -55,17 +73,34 @@ unsafe fn scale_bytes<const E8M0: bool>(scales: &[u8], digits: &Digits, out: &mu
         }
         let sixteens = scales.chunks_exact(LANES);
         let mut last = [0; LANES];
-        let (mask, _) = sixteen_of(sixteens.remainder(), 0);
+        let mask = there(scales.len(), scales.len() / LANES * LANES);
         last.iter_mut().zip(sixteens.remainder()).for_each(|(to, from)| *to = *from);
         let mut places = out.chunks_exact_mut(LANES).zip(&digits.groups);
         for (bytes, (out, groups)) in sixteens.zip(&mut places) {
-            scale_sixteen::<E8M0>((bytes, !0), groups, out, &mut rest);
+            scale_sixteen::<E8M0>((bytes, !0), groups, out, &mut besides.rests);
         }
         if let Some((out, groups)) = places.next() {
-            scale_sixteen::<E8M0>((&last, mask), groups, out, &mut rest);
+            scale_sixteen::<E8M0>((&last, mask), groups, out, &mut besides.rests);
         }
     }
-    _mm512_reduce_add_ps(rest)
+    besides
+}
+
+/// E8M0 scales times `factor`, and zeros behind them to the end of `out`.
+///
+/// # Safety
+/// The features are there.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+pub(super) unsafe fn e8m0_scales(scales: &[u8], factor: f32, out: &mut [f32]) {
+    for (first, out) in (0..).step_by(LANES).zip(out.chunks_exact_mut(LANES)) {
+        let mask = there(scales.len(), first);
+        // SAFETY: what the mask lets pass is there; sixteen places.
+        unsafe {
+            let bytes = _mm_maskz_loadu_epi8(mask, scales.as_ptr().wrapping_add(first).cast());
+            let scaled = _mm512_maskz_mul_ps(mask, e8m0(bytes), _mm512_set1_ps(factor));
+            _mm512_storeu_ps(out.as_mut_ptr(), scaled);
+        }
+    }
 }
 
 /// Scales for sixteen groups, of which those in the mask are there.
@@ -94,7 +129,7 @@ unsafe fn scale_sixteen<const E8M0: bool>(
     }
 }
 
-/// See [`scale_row`].
+/// See [`scale_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn scale_floats(
@@ -103,32 +138,31 @@ unsafe fn scale_floats(
     codes: &Codes,
     digits: &Digits,
     out: &mut [f32],
-) -> (f32, f32) {
+) -> Besides {
     let (zero, centre) = (_mm512_set1_ps(-zero), _mm512_set1_ps(codes.centre as f32 * codes.unit));
-    let [mut rest, mut sum] = [_mm512_setzero_ps(); 2];
+    let mut besides = Besides::nothing();
     for (index, (out, groups)) in out.chunks_exact_mut(LANES).zip(&digits.groups).enumerate() {
         // SAFETY: sixteen numbers each.
         unsafe {
             let scale = sixteen_floats(scales, index * LANES);
             let scaled = _mm512_mul_ps(scale, _mm512_loadu_ps(groups.units.as_ptr()));
             _mm512_storeu_ps(out.as_mut_ptr(), scaled);
-            rest = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(groups.rests.as_ptr()), rest);
+            besides.rests = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(groups.rests.as_ptr()), besides.rests);
             let bias = match biases {
                 Some(biases) => sixteen_floats(biases, index * LANES),
                 None => _mm512_mul_ps(scale, zero),
             };
             let bias = _mm512_fmadd_ps(centre, scale, bias);
-            sum = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), sum);
+            besides.biases = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), besides.biases);
         }
     }
-    (_mm512_reduce_add_ps(rest), _mm512_reduce_add_ps(sum))
+    besides
 }
 
-/// Which of sixteen values from `first` on are there, and where.
+/// Which of sixteen values from `first` on are there, of `count`.
 #[inline(always)]
-fn sixteen_of<T>(values: &[T], first: usize) -> (u16, *const T) {
-    let count = values.len().saturating_sub(first).min(LANES) as u32;
-    (((1u32 << count) - 1) as u16, values.as_ptr().wrapping_add(first))
+fn there(count: usize, first: usize) -> u16 {
+    ((1u32 << count.saturating_sub(first).min(LANES)) - 1) as u16
 }
 
 /// Asks for a value of the row that many rows ahead, where the values of a row are `values`.
@@ -143,26 +177,35 @@ fn prefetch_next_rows<T>(values: &[T], index: usize) {
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn sixteen_floats(values: GroupValues, first: usize) -> __m512 {
-    // SAFETY: what the masks let pass is there.
+    match values {
+        GroupValues::F16(values) => _mm512_cvtph_ps(sixteen_words(values, first)),
+        GroupValues::Bf16(values) => {
+            let bits = _mm512_cvtepu16_epi32(sixteen_words(values, first));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+        GroupValues::F32(values) => {
+            prefetch_next_rows(values, first);
+            // SAFETY: what the mask lets pass is there.
+            unsafe { _mm512_maskz_loadu_ps(there(values.len(), first), values.as_ptr().wrapping_add(first)) }
+        }
+        GroupValues::Byte(_) => _mm512_set1_ps(f32::NAN),
+    }
+}
+
+/// Sixteen values of 16 bits from `first` on; zeros where there are none.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn sixteen_words<T: Copy>(values: &[T], first: usize) -> __m256i {
+    const { assert!(size_of::<T>() == 2) };
+    prefetch_next_rows(values, first);
+    // SAFETY: sixteen values are there, or those that the mask lets pass.
     unsafe {
-        match values {
-            GroupValues::F16(values) => {
-                prefetch_next_rows(values, first);
-                let (mask, from) = sixteen_of(values, first);
-                _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast()))
+        match values.get(first..first + LANES) {
+            Some(all) => _mm256_loadu_si256(all.as_ptr().cast()),
+            None => {
+                let from = values.as_ptr().wrapping_add(first);
+                _mm256_maskz_loadu_epi16(there(values.len(), first), from.cast())
             }
-            GroupValues::Bf16(values) => {
-                prefetch_next_rows(values, first);
-                let (mask, from) = sixteen_of(values, first);
-                let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
-                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-            }
-            GroupValues::F32(values) => {
-                prefetch_next_rows(values, first);
-                let (mask, from) = sixteen_of(values, first);
-                _mm512_maskz_loadu_ps(mask, from)
-            }
-            GroupValues::Byte(_) => _mm512_set1_ps(f32::NAN),
         }
     }
 }

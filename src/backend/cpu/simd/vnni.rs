@@ -14,11 +14,12 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
+use super::super::aligned::Aligned;
 use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
-use super::rows::{by_rows, load, prefetch, products_of_passes, ROWS};
-use super::scales::{factor_of_scales, scale_row};
+use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
+use super::scales::{factor_of_scales, scale_rows, Besides};
 use super::{avx512, mxfp8, InstructionSet};
 use std::arch::x86_64::*;
 
@@ -53,42 +54,39 @@ impl InstructionSet for Kernels {
         avx512::Kernels.decode_rows(task);
     }
 
+    fn has_product(&self, m: usize) -> bool {
+        m == 1
+    }
     fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
-        if x.len() != matrix.k {
-            return None;
-        }
         let Some(codes) = Codes::of(matrix.format) else { return mxfp8::product(matrix, x) };
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
         let stride = digits.groups.len() * LANES;
         let unit = digits.unit * factor_of_scales(matrix);
-        let scratch = || vec![0f32; ROWS_PER_PASS * stride];
+        let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
         Some(products_of_passes(matrix, scratch, |scales, first_row, products| {
-            let mut others = [(0., 0.); ROWS_PER_PASS];
-            // SAFETY (both): `Kernels` is handed out only after its features were detected.
-            for (row, scales) in scales.chunks_exact_mut(stride).take(products.len()).enumerate() {
-                others[row] = unsafe { scale_row(matrix, first_row + row, &codes, &digits, scales) };
-            }
+            // SAFETY (all): `Kernels` is handed out only after its features were detected.
+            let mut besides = unsafe { [Besides::nothing(); ROWS_PER_PASS] };
+            let to = (&mut **scales, &mut besides[..products.len()]);
+            unsafe { scale_rows(matrix, first_row, &codes, &digits, to) };
             by_rows(products, |rows| {
                 let row = |row| Row {
                     words: matrix.row_words(first_row + row),
                     scales: &scales[row * stride..][..stride],
+                    besides: &besides[row],
                 };
-                let mut products = unsafe { dot_rows(&codes, &digits, rows.map(row)) };
-                for (product, row) in products.iter_mut().zip(rows) {
-                    let (rest, biases) = others[row];
-                    *product = (*product + rest).mul_add(unit, biases);
-                }
-                products
+                let [a, b, c, d] = rows;
+                unsafe { dot_rows(&codes, &digits, [row(a), row(b), row(c), row(d)], unit) }
             });
         }))
     }
 }
 
-/// A packed row, and for each group what [`scale_row`] makes of its scale.
+/// A packed row, and what [`scale_rows`] makes of its scales and biases.
 #[derive(Clone, Copy)]
 struct Row<'a> {
     words: &'a [u32],
     scales: &'a [f32],
+    besides: &'a Besides,
 }
 
 /// What codes and scales are.
@@ -96,32 +94,33 @@ const AFFINE: u8 = 0;
 const NVFP4: u8 = 1;
 const MXFP4: u8 = 2;
 
-/// The products of rows and the activations.
+/// The products of rows and the activations; `unit` is that of products of scaled integers.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
-unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS]) -> [f32; ROWS] {
+unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS], unit: f32) -> [f32; ROWS] {
     // SAFETY: the features are those of this function.
     unsafe {
         match (codes.bits, codes.e2m1) {
-            (1, _) => dot_blocks::<1, 8, AFFINE>(codes, digits, rows),
-            (2, _) => dot_blocks::<2, 4, AFFINE>(codes, digits, rows),
-            (3, _) => dot_blocks::<3, 2, AFFINE>(codes, digits, rows),
-            (4, false) => dot_blocks::<4, 2, AFFINE>(codes, digits, rows),
-            (4, true) if codes.any_scale => dot_blocks::<4, 2, MXFP4>(codes, digits, rows),
-            (4, true) => dot_blocks::<4, 2, NVFP4>(codes, digits, rows),
-            (5, _) => dot_blocks::<5, 2, AFFINE>(codes, digits, rows),
-            (6, _) => dot_blocks::<6, 2, AFFINE>(codes, digits, rows),
-            _ => dot_blocks::<8, 2, AFFINE>(codes, digits, rows),
+            (1, _) => dot_blocks::<1, 8, AFFINE>(codes, digits, rows, unit),
+            (2, _) => dot_blocks::<2, 4, AFFINE>(codes, digits, rows, unit),
+            (3, _) => dot_blocks::<3, 2, AFFINE>(codes, digits, rows, unit),
+            (4, false) => dot_blocks::<4, 2, AFFINE>(codes, digits, rows, unit),
+            (4, true) if codes.any_scale => dot_blocks::<4, 2, MXFP4>(codes, digits, rows, unit),
+            (4, true) => dot_blocks::<4, 2, NVFP4>(codes, digits, rows, unit),
+            (5, _) => dot_blocks::<5, 2, AFFINE>(codes, digits, rows, unit),
+            (6, _) => dot_blocks::<6, 2, AFFINE>(codes, digits, rows, unit),
+            _ => dot_blocks::<8, 2, AFFINE>(codes, digits, rows, unit),
         }
     }
 }
 
-/// `sum((integer - centre) * scale * x)` over rows, but for what [`scale_row`] returns.
+/// See [`dot_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     codes: &Codes,
     digits: &Digits,
     rows: [Row<'_>; ROWS],
+    unit: f32,
 ) -> [f32; ROWS] {
     let block_bytes = codes.block_bytes();
     let row_bytes = rows[0].words.len() * 4;
@@ -143,11 +142,14 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
         if full < blocks {
             add_block::<BITS, VECTORS, KIND, false>(digits, &rows, full, &mut totals);
         }
-        let mut results = [0.0; ROWS];
+        let [a, b, c, d] = rows.map(|row| row.besides);
+        let rests = sums_of_lanes([a.rests, b.rests, c.rests, d.rests]);
+        let biases = sums_of_lanes([a.biases, b.biases, c.biases, d.biases]);
+        let mut products = sums_of_lanes(totals);
         for row in 0..ROWS {
-            results[row] = _mm512_reduce_add_ps(totals[row]);
+            products[row] = (products[row] + rests[row]).mul_add(unit, biases[row]);
         }
-        results
+        products
     }
 }
 
