@@ -227,9 +227,11 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
 pub(super) unsafe fn dot_rows<S: Simd, R: Recipe, const M: usize>(task: DotRows<'_>) {
     // SAFETY: the caller's promise.
     unsafe {
-        match S::rows_at_once(M) {
-            2 => dot_pass::<S, R, M, 2>(task),
-            _ => dot_pass::<S, R, M, 1>(task),
+        // Known before code is generated: the other branch costs nothing.
+        if const { M <= S::MAX_COLUMNS_OF_PAIRS } {
+            dot_pass::<S, R, M, 2>(task)
+        } else {
+            dot_pass::<S, R, M, 1>(task)
         }
     }
 }

@@ -46,14 +46,8 @@ impl Simd for Avx2 {
     type U = __m256i;
     const LANES: usize = 8;
 
-    fn rows_at_once(columns: usize) -> usize {
-        // Sixteen registers: sums, four decoded vectors for each row, one of activations.
-        if columns <= 2 {
-            2
-        } else {
-            1
-        }
-    }
+    // Sixteen registers: sums, four decoded vectors for each row, one of activations.
+    const MAX_COLUMNS_OF_PAIRS: usize = 2;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {

@@ -204,9 +204,7 @@ impl Simd for Avx512 {
     type U = __m512i;
     const LANES: usize = 16;
 
-    fn rows_at_once(_columns: usize) -> usize {
-        2
-    }
+    const MAX_COLUMNS_OF_PAIRS: usize = 8;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {

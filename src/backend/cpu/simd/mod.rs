@@ -43,8 +43,8 @@ pub(super) trait Simd: Copy {
     const LANES: usize;
     /// Elements of a block.
     const BLOCK: usize = 4 * Self::LANES;
-    /// Rows that a product with `m` columns handles together, as registers allow.
-    fn rows_at_once(m: usize) -> usize;
+    /// The most columns with which products handle two rows together, as registers allow.
+    const MAX_COLUMNS_OF_PAIRS: usize;
 
     unsafe fn zero() -> Self::F;
     /// Reads `LANES` numbers.

@@ -75,14 +75,8 @@ impl Simd for Neon {
     type U = uint32x4_t;
     const LANES: usize = 4;
 
-    fn rows_at_once(columns: usize) -> usize {
-        // Thirty-two registers: sums, four decoded vectors for each row, masks, scales, activations.
-        if columns <= 4 {
-            2
-        } else {
-            1
-        }
-    }
+    // Thirty-two registers: sums, four decoded vectors for each row, masks, scales, activations.
+    const MAX_COLUMNS_OF_PAIRS: usize = 4;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {

@@ -20,9 +20,7 @@ impl Simd for Portable {
     type U = [u32; LANES];
     const LANES: usize = LANES;
 
-    fn rows_at_once(_columns: usize) -> usize {
-        1
-    }
+    const MAX_COLUMNS_OF_PAIRS: usize = 0;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
