@@ -16,7 +16,7 @@ pub(crate) const ROWS_PER_PASS: usize = 16;
 /// Lanes of the widest vector.
 const MAX_LANES: usize = 16;
 
-/// How far ahead of the codes in use memory is asked for, in bytes.
+/// How far ahead of the codes in use memory is asked for at least, in bytes.
 const PREFETCH_AHEAD: usize = 4096;
 
 /// Elements along K that are multiplied before the next rows take their turn: keeps up to eight columns
@@ -134,6 +134,8 @@ struct Row {
     codes: *const u8,
     scales: *const f32,
     biases: *const f32,
+    /// Where the codes are that come after them, from here, in bytes.
+    ahead: usize,
 }
 
 /// A run of blocks along K.
@@ -143,6 +145,12 @@ struct Span {
     end_block: usize,
     /// log2 of the group size.
     group_shift: u32,
+}
+
+/// How far it is to the same place of the rows that come next, when so many go together.
+fn ahead(matrix: &PackedMatrix, together: usize) -> usize {
+    let bytes = together * (matrix.k * matrix.format.bits() / 8).max(1);
+    bytes * PREFETCH_AHEAD.div_ceil(bytes)
 }
 
 /// Bytes of the codes of a block.
@@ -179,7 +187,7 @@ unsafe fn decode_block<S: Simd, R: Recipe>(row: Row, block: usize, group_shift: 
     // SAFETY: the caller's promise; parameters are padded to a whole vector.
     unsafe {
         let from = row.codes.wrapping_add(block * block_bytes::<S, R>());
-        S::prefetch(from.wrapping_add(PREFETCH_AHEAD));
+        S::prefetch(from.wrapping_add(row.ahead));
         let codes = R::load_codes::<S>(from);
         let scale = R::spread::<S>(row.scales.add(group));
         let bias = if R::HAS_BIASES { R::spread::<S>(row.biases.add(group)) } else { S::zero() };
@@ -249,6 +257,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
     assert!(x.len() >= M * all_blocks * S::BLOCK && rows <= ROWS_PER_PASS);
     assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     let group_shift = matrix.format.group_size().trailing_zeros();
+    let ahead = ahead(matrix, ROWS);
     let mut sums = [[[0f32; MAX_LANES]; M]; ROWS_PER_PASS];
     let mut first_block = 0;
     while first_block < all_blocks {
@@ -271,6 +280,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
                     },
                     scales: scales.as_ptr(),
                     biases: biases.as_ptr(),
+                    ahead,
                 }
             });
             let span = Span { first_block, end_block, group_shift };
@@ -340,6 +350,7 @@ pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
                 codes: if in_row { words.as_ptr().cast() } else { tail.origin::<S, R>(full_blocks) },
                 scales: scales.as_ptr(),
                 biases: biases.as_ptr(),
+                ahead: PREFETCH_AHEAD,
             };
             let mut decoded = [0f32; 4 * MAX_LANES];
             let to = match order {
