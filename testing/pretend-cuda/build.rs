@@ -26,7 +26,7 @@ fn compile(here: &Path, kernels: &Path, sanitize: &str) {
         .cpp(true)
         .cargo_metadata(false)
         .std("c++17")
-        // Kernels with checks take ten times as long to compile, and longer the more they are optimised.
+        // Kernels with checks take several times as long to compile, and longer the more they are optimised.
         .opt_level(if sanitize.is_empty() { 2 } else { 1 })
         .define("CANDLE_QUANT_EMULATED", None)
         .include(&emulator)

@@ -2,7 +2,7 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use crate::backend::cpu::aligned::Aligned;
+use super::super::aligned::Aligned;
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 

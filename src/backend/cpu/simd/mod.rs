@@ -99,7 +99,8 @@ pub(crate) trait InstructionSet: Send + Sync {
     fn has_product(&self, _m: usize) -> bool {
         false
     }
-    /// The whole product, `[M, N]`, of activations `[M, K]`, if there is a kernel for just that.
+    /// The whole product, `[M, N]`, of activations `[M, K]`, if there is a kernel for just that. Called only where
+    /// [`InstructionSet::has_product`].
     fn product(&self, _matrix: &PackedMatrix, _x: &[f32]) -> Option<Vec<f32>> {
         None
     }
