@@ -110,6 +110,7 @@ impl Parameters {
     }
 
     /// Makes the biases those of codes less `centre`: `q * s + b = (q - centre) * s + (b + centre * s)`.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn centre(&mut self, centre: f32) {
         for (bias, scale) in self.biases.iter_mut().zip(&self.scales) {
