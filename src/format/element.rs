@@ -67,6 +67,8 @@ pub trait Real: Copy + Send + Sync + candle_core::WithDType {
     fn to_f32(self) -> f32;
     /// [`Real::to_f32`] of each number; the slices are of one length.
     fn widen(from: &[Self], to: &mut [f32]);
+    /// [`Real::from_f32`] of each number; the slices are of one length.
+    fn round(from: &[f32], to: &mut [Self]);
     /// [`Real::from_f32`] of each number.
     fn round_all(from: Vec<f32>) -> Vec<Self>;
 }
@@ -82,6 +84,9 @@ impl Real for f32 {
     }
     fn widen(from: &[Self], to: &mut [f32]) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
+    }
+    fn round(from: &[f32], to: &mut [Self]) {
+        Self::widen(from, to);
     }
     fn round_all(from: Vec<f32>) -> Vec<Self> {
         from
@@ -101,9 +106,13 @@ impl Real for f16 {
         let len = to.len().min(from.len());
         from[..len].convert_to_f32_slice(&mut to[..len]);
     }
+    fn round(from: &[f32], to: &mut [Self]) {
+        let len = to.len().min(from.len());
+        to[..len].convert_from_f32_slice(&from[..len]);
+    }
     fn round_all(from: Vec<f32>) -> Vec<Self> {
         let mut to = vec![f16::ZERO; from.len()];
-        to.convert_from_f32_slice(&from);
+        Self::round(&from, &mut to);
         to
     }
 }
@@ -123,9 +132,13 @@ impl Real for bf16 {
             *to = f32::from_bits(u32::from(from.to_bits()) << 16);
         }
     }
+    fn round(from: &[f32], to: &mut [Self]) {
+        let len = to.len().min(from.len());
+        to[..len].convert_from_f32_slice(&from[..len]);
+    }
     fn round_all(from: Vec<f32>) -> Vec<Self> {
         let mut to = vec![bf16::ZERO; from.len()];
-        to.convert_from_f32_slice(&from);
+        Self::round(&from, &mut to);
         to
     }
 }

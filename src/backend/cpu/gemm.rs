@@ -1,44 +1,42 @@
 //! The one call into the GEMM library.
 
-/// `out[m, n] = x[m, k] * w[n, k]^T`, all row-major f32; `out` rows are `out_stride` apart.
+/// `products[row, column] += sum over k of x[k, column] * weights[row, k]`, all row-major f32, by this thread alone.
+///
+/// This is the order in which the library's kernels read: whole vectors of columns, and single weights, which they
+/// repeat. It copies neither if `columns` is a multiple of its vectors and there are at most 48 rows.
 ///
 /// # Panics
 /// If a slice is too short for its shape.
-pub(super) fn multiply_transposed(
-    (m, n, k): (usize, usize, usize),
+pub(super) fn multiply_add(
+    (columns, rows, depth): (usize, usize, usize),
     x: &[f32],
-    w: &[f32],
-    out: &mut [f32],
-    out_stride: usize,
+    weights: &[f32],
+    products: &mut [f32],
 ) {
-    if m == 0 || n == 0 || k == 0 {
-        return;
-    }
-    assert!(n <= out_stride, "rows of the result overlap");
-    assert!(x.len() >= m * k && w.len() >= n * k && out.len() >= (m - 1) * out_stride + n);
-    // SAFETY: the assertions keep every access inside the slices: element (i, j) of a matrix lies at
-    // `i * row stride + j * column stride`, and the result is borrowed exclusively.
+    assert!(x.len() >= depth * columns && weights.len() >= rows * depth && products.len() >= rows * columns);
+    // SAFETY: the assertion keeps every access inside the slices: element (i, j) of a matrix lies at
+    // `i * row stride + j * column stride`, and the products are borrowed exclusively.
     unsafe {
         gemm::gemm(
-            m,
-            n,
-            k,
-            out.as_mut_ptr(),
+            columns,
+            rows,
+            depth,
+            products.as_mut_ptr(),
+            columns as isize,
             1,
-            out_stride as isize,
-            false,
+            true,
             x.as_ptr(),
+            columns as isize,
             1,
-            k as isize,
-            w.as_ptr(),
-            k as isize,
+            weights.as_ptr(),
+            depth as isize,
             1,
-            0.0,
+            1.0,
             1.0,
             false,
             false,
             false,
-            gemm::Parallelism::Rayon(0),
+            gemm::Parallelism::None,
         );
     }
 }

@@ -6,6 +6,7 @@ use super::matrix::PackedMatrix;
 use super::recipe::Recipe;
 use super::simd::Simd;
 use crate::format::element::Real;
+use std::ops::Range;
 
 /// Numbers appended to a row's scales and biases, so that the last block may read a whole vector.
 const PADDING: usize = 16;
@@ -52,8 +53,10 @@ pub(crate) struct DecodeRows<'a> {
     pub(crate) first_row: usize,
     /// Those of the rows, loaded.
     pub(crate) parameters: &'a Parameters,
+    /// Elements of each row, from the beginning of a block to the end of one or of the row.
+    pub(crate) elements: Range<usize>,
     pub(crate) order: Order,
-    /// `[rows, K]`, or `[rows, padded K]` when interleaved; its length sets the number of rows.
+    /// `[rows, elements]`, interleaved padded to whole blocks; its length sets the number of rows.
     pub(crate) out: &'a mut [f32],
 }
 
@@ -332,20 +335,22 @@ unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
 /// The CPU has the features of `S`, and the caller has enabled them.
 #[inline(always)]
 pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
-    let DecodeRows { matrix, first_row, parameters, order, out } = task;
+    let DecodeRows { matrix, first_row, parameters, elements, order, out } = task;
     let full_blocks = matrix.k / S::BLOCK;
+    let first_block = elements.start / S::BLOCK;
     let group_shift = matrix.format.group_size().trailing_zeros();
     let row_len = match order {
-        Order::Natural => matrix.k,
-        Order::Interleaved => matrix.k.next_multiple_of(S::BLOCK),
+        Order::Natural => elements.len(),
+        Order::Interleaved => elements.len().next_multiple_of(S::BLOCK),
     };
+    assert!(elements.start % S::BLOCK == 0 && elements.end <= matrix.k);
     assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     for (row, out) in out.chunks_exact_mut(row_len).take(ROWS_PER_PASS).enumerate() {
         let words = matrix.row_words(first_row + row);
         assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
         let tail = Tail::new::<S, R>(words, full_blocks);
         let (scales, biases) = parameters.row(row);
-        for (block, out) in out.chunks_mut(S::BLOCK).enumerate() {
+        for (block, out) in (first_block..).zip(out.chunks_mut(S::BLOCK)) {
             let in_row = block < full_blocks;
             let pointers = Row {
                 codes: if in_row { words.as_ptr().cast() } else { tail.origin::<S, R>(full_blocks) },

@@ -2,7 +2,7 @@
 //!
 //! * Few activations (decode): the packed weights are multiplied as they are, up to eight activations
 //!   for each pass over them.
-//! * Many (prefill): panels of rows are decoded into f32 and handed to the `gemm` crate.
+//! * Many (prefill): tiles of weights are decoded into f32 and handed to the `gemm` crate.
 //! * An instruction set may have a product of its own for some or all of them: VNNI for one row of
 //!   activations, AMX for more.
 //!
@@ -15,8 +15,10 @@ mod gemm;
 mod kernels;
 mod matrix;
 mod recipe;
+mod result;
 mod simd;
 mod tasks;
+mod tiles;
 
 #[cfg(test)]
 mod tests;
@@ -26,22 +28,14 @@ use aligned::Aligned;
 use kernels::{interleave, DecodeRows, DotRows, Order, Parameters, ROWS_PER_PASS};
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 use rayon::prelude::*;
+use result::round_column;
 use simd::InstructionSet;
-use std::cell::Cell;
 
 /// The most activations for which packed weights are multiplied directly.
-const MAX_DIRECT: usize = 128;
+const MAX_DIRECT: usize = 24;
 
 /// Products below this many weights are not worth waking another thread.
 const SERIAL_WEIGHTS: usize = 1 << 17;
-
-/// Numbers of a decoded panel: 64 MiB. The `gemm` crate copies the activations once for each panel, so
-/// few large panels beat many that fit a cache.
-const PANEL_NUMBERS: usize = 1 << 24;
-
-/// The fewest rows that are handed to the GEMM library at a time. It cuts narrower products along K in
-/// other places, and a slice of a weight would not give, bit for bit, a slice of the product.
-const MIN_PANEL_ROWS: usize = 65;
 
 /// `x * weight^T + bias`: `x` is `[M, K]`, the result `[M, N]`, `bias` has N numbers.
 pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
@@ -66,7 +60,7 @@ fn matmul_with<T: Real>(
     if m <= MAX_DIRECT {
         direct(set, matrix, x, m, bias)
     } else {
-        panels(set, matrix, x, m, bias)
+        tiles::multiply(set, matrix, x, m, bias)
     }
 }
 
@@ -134,116 +128,28 @@ fn direct<T: Real>(
     let slab_width = slab(set);
     let (x, columns) = slabs(set, matrix.k, x);
     let padded_k = x.len() / columns;
-    let rows = rows_per_task(matrix, m);
-    let mut products = vec![0f32; matrix.rows * columns];
-    tasks::for_each(products.chunks_mut(rows * columns), |task, products| {
+    result::by_rows_of_weight((m, matrix.rows), rows_per_task(matrix, m), |first_row, mut places| {
+        let rows = places.first().map_or(0, |row| row.len());
         let mut parameters = Parameters::new(matrix);
-        for (pass, products) in products.chunks_mut(ROWS_PER_PASS * columns).enumerate() {
-            let rows_here = products.len() / columns;
-            let first_row = task * rows + pass * ROWS_PER_PASS;
-            set.load_parameters(&mut parameters, matrix, first_row, rows_here);
-            let slabs = x.chunks(slab_width * padded_k).zip(products.chunks_mut(slab_width * rows_here));
-            for (x, out) in slabs {
+        let mut sums = vec![0f32; ROWS_PER_PASS * slab_width];
+        for start in (0..rows).step_by(ROWS_PER_PASS) {
+            let (first_row, rows) = (first_row + start, ROWS_PER_PASS.min(rows - start));
+            let bias = bias.and_then(|bias| bias.get(first_row..));
+            set.load_parameters(&mut parameters, matrix, first_row, rows);
+            for (x, places) in x.chunks(slab_width * padded_k).zip(places.chunks_mut(slab_width)) {
                 let (columns, parameters) = (x.len() / padded_k, &parameters);
+                let out = &mut sums[..rows * columns];
                 set.dot_rows(DotRows { matrix, first_row, parameters, columns, x, out });
+                for (column, places) in places.iter_mut().enumerate() {
+                    round_column(out, (column, columns), bias, &mut places[start..][..rows]);
+                }
             }
         }
-    });
-    // The products of a pass are [slab][row][column of the slab]; the result is [column][row].
-    let mut result = Vec::with_capacity(m * matrix.rows);
-    for column in 0..m {
-        let (slab, within) = (column / slab_width, column % slab_width);
-        let width = slab_width.min(columns - slab * slab_width);
-        for (pass, products) in products.chunks(ROWS_PER_PASS * columns).enumerate() {
-            let rows_here = products.len() / columns;
-            let slab = products.get(slab * slab_width * rows_here..).unwrap_or_default();
-            let of_column = slab.iter().skip(within).step_by(width).take(rows_here);
-            match bias.and_then(|bias| bias.get(pass * ROWS_PER_PASS..)) {
-                Some(bias) => result.extend(of_column.zip(bias).map(|(y, b)| T::from_f32(y + b))),
-                None => result.extend(of_column.map(|y| T::from_f32(*y))),
-            }
-        }
-    }
-    result
-}
-
-thread_local! {
-    /// The panel of this thread's last product: fresh memory costs a page fault for every 4 KiB.
-    static PANEL: Cell<Vec<f32>> = const { Cell::new(Vec::new()) };
-}
-
-fn panels<T: Real>(
-    set: &dyn InstructionSet,
-    matrix: &PackedMatrix,
-    x: &[T],
-    m: usize,
-    bias: Option<&[f32]>,
-) -> Vec<T> {
-    let n = matrix.rows;
-    let padded_k = matrix.k.next_multiple_of(set.block());
-    let mut interleaved = Aligned::<f32>::new(m * padded_k);
-    let rows = x.chunks_exact(matrix.k).zip(interleaved.chunks_exact_mut(padded_k));
-    tasks::for_each(rows, |_, (row, out)| interleave(row, set.lanes(), out));
-    let panel_rows = (PANEL_NUMBERS / padded_k).clamp(MIN_PANEL_ROWS, n.max(MIN_PANEL_ROWS));
-    // Taken, not borrowed: while this thread waits for others, rayon may have it begin another product.
-    let mut panel = PANEL.take();
-    panel.resize(panel.len().max(panel_rows * padded_k), 0.0);
-    let mut products = vec![0f32; m * n];
-    for first_row in (0..n).step_by(panel_rows) {
-        let rows = panel_rows.min(n - first_row);
-        decode_into(set, matrix, first_row, Order::Interleaved, &mut panel[..rows * padded_k], padded_k);
-        let products = &mut products[first_row..];
-        if rows >= MIN_PANEL_ROWS {
-            gemm::multiply_transposed((m, rows, padded_k), &interleaved, &panel, products, n);
-        } else {
-            let mut wide = vec![0f32; m * MIN_PANEL_ROWS];
-            gemm::multiply_transposed(
-                (m, MIN_PANEL_ROWS, padded_k),
-                &interleaved,
-                &panel,
-                &mut wide,
-                MIN_PANEL_ROWS,
-            );
-            for (products, wide) in products.chunks_mut(n).zip(wide.chunks_exact(MIN_PANEL_ROWS)) {
-                products.iter_mut().zip(wide).take(rows).for_each(|(y, product)| *y = *product);
-            }
-        }
-    }
-    PANEL.set(panel);
-    products.chunks_exact_mut(n).for_each(|row| add_bias(row, bias));
-    T::round_all(products)
+    })
 }
 
 fn add_bias(products: &mut [f32], bias: Option<&[f32]>) {
     products.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, b)| *y += b);
-}
-
-/// Decodes `out.len() / row_len` rows from `first_row` on.
-fn decode_into(
-    set: &dyn InstructionSet,
-    matrix: &PackedMatrix,
-    first_row: usize,
-    order: Order,
-    out: &mut [f32],
-    row_len: usize,
-) {
-    out.par_chunks_mut(ROWS_PER_PASS * row_len).enumerate().for_each(|(pass, out)| {
-        decode_pass(set, matrix, first_row + pass * ROWS_PER_PASS, order, out, row_len);
-    });
-}
-
-/// Decodes up to [`ROWS_PER_PASS`] rows.
-fn decode_pass(
-    set: &dyn InstructionSet,
-    matrix: &PackedMatrix,
-    first_row: usize,
-    order: Order,
-    out: &mut [f32],
-    row_len: usize,
-) {
-    let mut parameters = Parameters::new(matrix);
-    set.load_parameters(&mut parameters, matrix, first_row, out.len() / row_len);
-    set.decode_rows(DecodeRows { matrix, first_row, parameters: &parameters, order, out });
 }
 
 /// All rows, `[N, K]`, bit for bit as the scalar reference decodes them, rounded once to `T`.
@@ -272,7 +178,10 @@ pub(crate) fn embed<T: Real>(matrix: &PackedMatrix, ids: &[usize]) -> Vec<T> {
 /// others where the scales are f32.
 fn decode_exactly(set: &dyn InstructionSet, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
     if matrix.product_is_exact() {
-        decode_pass(set, matrix, first_row, Order::Natural, out, matrix.k);
+        let mut parameters = Parameters::new(matrix);
+        set.load_parameters(&mut parameters, matrix, first_row, out.len() / matrix.k);
+        let (elements, order) = (0..matrix.k, Order::Natural);
+        set.decode_rows(DecodeRows { matrix, first_row, parameters: &parameters, elements, order, out });
     } else {
         for (row, out) in out.chunks_exact_mut(matrix.k).enumerate() {
             matrix.decode_row(first_row + row, out);

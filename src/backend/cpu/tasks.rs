@@ -16,12 +16,14 @@ pub(super) fn for_each<T: Send>(items: impl IntoIterator<Item = T>, task: impl F
     } else if rayon::current_thread_index().is_some() {
         items.into_par_iter().enumerate().for_each(|(index, item)| task(index, item));
     } else {
-        let items: Vec<_> = items.into_iter().map(|item| Mutex::new(Some(item))).collect();
+        let len = items.len();
+        let queue = Mutex::new(items.into_iter().enumerate());
+        let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let panic = Mutex::new(None);
-        candle_core::utils::barrier_pool().execute_chunked(items.len(), |indices| {
-            for index in indices {
-                let item = items.get(index).and_then(|item| item.lock().ok()?.take());
-                let Some(item) = item else { continue };
+        // Each thread takes items until there are none, whichever the pool would have given it: the pool hands them
+        // out in at most eight parts for each thread, and that thread which has one more keeps the others waiting.
+        candle_core::utils::barrier_pool().execute_chunked(len, |_| {
+            while let Some((index, item)) = next() {
                 // The pool could not be used any more.
                 if let Err(cause) = catch_unwind(AssertUnwindSafe(|| task(index, item))) {
                     panic.lock().unwrap_or_else(PoisonError::into_inner).replace(cause);

@@ -27,8 +27,9 @@ const SHAPES: [(usize, usize); 12] = [
     (8, 4096),
 ];
 
-/// Rows of activations: none, every direct width, the edge to panels and beyond.
-const COLUMNS: [usize; 13] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 31, MAX_DIRECT, MAX_DIRECT + 1];
+/// Rows of activations: none, every direct width, the edge to tiles, a whole panel and more.
+const COLUMNS: [usize; 15] =
+    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, MAX_DIRECT - 1, MAX_DIRECT, MAX_DIRECT + 1, 64, 81];
 
 /// Scales (and biases) of a test weight, owned.
 enum Groups {
@@ -387,18 +388,25 @@ fn a_column_has_the_same_bits_whatever_its_company() {
     }
 }
 
+/// Several of everything, and a rest: tasks of rows, tiles in a task, parts of K, panels of columns.
 #[test]
-fn products_of_more_than_one_panel_agree_with_f64() {
+fn products_of_many_tiles_agree_with_f64() {
     let mut rng = StdRng::seed_from_u64(8);
-    let (k, m) = (16384, MAX_DIRECT + 1);
-    let n = PANEL_NUMBERS / k + 16;
-    let weight = Weight::random(QuantFormat::Nvfp4, n, k, &mut rng);
-    let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0)).collect();
-    let got: Vec<f32> = matmul_with(simd::best(), &weight.view(), &x, None);
-    for column in [0, m - 1] {
-        let want = product_in_f64(&weight.decoded(), k, &x[column * k..][..k], None);
-        let error = relative_error(got[column * n..][..n].iter().map(|y| f64::from(*y)), &want);
-        assert!(error <= 1e-6, "column {column}: {error:e}");
+    let (n, k, m) = (493, 1344, 150);
+    for format in formats_for(k) {
+        let weight = Weight::random(format, n, k, &mut rng);
+        let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0)).collect();
+        let bias: Vec<f32> = (0..n).map(|_| rng.random_range(-1.0..1.0)).collect();
+        let columns = [0, 63, 64, 127, 128, m - 1];
+        let some = columns.map(|column| x[column * k..][..k].to_vec()).concat();
+        let want = product_in_f64(&weight.decoded(), k, &some, Some(&bias));
+        for set in simd::available() {
+            let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, Some(&bias));
+            for (want, column) in want.chunks_exact(n).zip(columns) {
+                let error = relative_error(got[column * n..][..n].iter().map(|y| f64::from(*y)), want);
+                assert!(error <= 1e-6, "{} {format} column {column}: {error:e}", set.name());
+            }
+        }
     }
 }
 

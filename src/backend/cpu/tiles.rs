@@ -1,0 +1,155 @@
+//! Products with many activations: tiles of weights are decoded into f32, and the `gemm` crate multiplies with them.
+//!
+//! A tile stays in the cache of the core that decodes it. It and the activations lie in the order in which the crate's
+//! kernels read them, so that nothing is packed or transposed but activations (once) and products.
+
+use super::aligned::Aligned;
+use super::gemm;
+use super::kernels::{interleave, DecodeRows, Order, Parameters, ROWS_PER_PASS};
+use super::result::{by_rows_of_weight, round_column};
+use super::simd::InstructionSet;
+use super::{tasks, PackedMatrix};
+use crate::format::element::Real;
+use std::ops::Range;
+
+/// Columns of activations that lie together: as many as the widest of the crate's kernels takes.
+const COLUMNS: usize = 64;
+
+/// The last panel is padded with columns of zeros to a multiple of the widest vector.
+const VECTOR: usize = 16;
+
+/// Rows that the crate's kernels take at a time. Others than these would be computed by other code, and a slice of a
+/// weight would not give, bit for bit, a slice of the product.
+const KERNEL_ROWS: usize = 6;
+
+/// Rows that are multiplied in one call. For more, the crate would copy the activations.
+const ROWS: usize = 8 * KERNEL_ROWS;
+
+/// Elements along K of a tile. A sum is a sum of sums, which loses less to rounding.
+const DEPTH: usize = 512;
+
+/// Activations as panels of up to [`COLUMNS`] columns, each `[K, columns]`, K in the order of [`interleave`].
+struct Panels {
+    padded_k: usize,
+    /// One after the other: a large buffer of the last product is taken again, many smaller ones are not.
+    numbers: Aligned<f32>,
+}
+
+impl Panels {
+    fn new<T: Real>(set: &dyn InstructionSet, k: usize, x: &[T]) -> Self {
+        let padded_k = k.next_multiple_of(set.block());
+        let mut numbers = Aligned::new((x.len() / k).next_multiple_of(VECTOR) * padded_k);
+        let panels = numbers.chunks_mut(COLUMNS * padded_k).zip(x.chunks(COLUMNS * k));
+        let tasks = panels.flat_map(|(panel, x)| {
+            let columns = panel.len() / padded_k;
+            let parts = panel.chunks_mut(DEPTH * columns).enumerate();
+            parts.map(move |(part, out)| (x, columns, part * DEPTH, out))
+        });
+        tasks::for_each(tasks, |_, (x, columns, first, out)| transpose(set, (x, k), first, columns, out));
+        Self { padded_k, numbers }
+    }
+
+    /// Columns of each panel, and those elements along K.
+    fn part(&self, elements: Range<usize>) -> impl Iterator<Item = (usize, &[f32])> {
+        self.numbers.chunks(COLUMNS * self.padded_k).map(move |panel| {
+            let columns = panel.len() / self.padded_k;
+            (columns, &panel[elements.start * columns..elements.end * columns])
+        })
+    }
+
+    /// Columns of each panel.
+    fn widths(&self) -> impl Iterator<Item = usize> + '_ {
+        self.part(0..0).map(|(columns, _)| columns)
+    }
+}
+
+/// Brings `x`, rows of `k` numbers, into the order of a panel, from element `first` of each on.
+fn transpose<T: Real>(
+    set: &dyn InstructionSet,
+    (x, k): (&[T], usize),
+    first: usize,
+    columns: usize,
+    out: &mut [f32],
+) {
+    let block = set.block();
+    let mut ordered = vec![0f32; columns * block];
+    for (index, out) in out.chunks_exact_mut(block * columns).enumerate() {
+        for (x, ordered) in x.chunks_exact(k).zip(ordered.chunks_exact_mut(block)) {
+            let x = x.get(first + index * block..).unwrap_or_default();
+            interleave(&x[..block.min(x.len())], set.lanes(), ordered);
+        }
+        for (place, out) in out.chunks_exact_mut(columns).enumerate() {
+            out.iter_mut().zip(ordered.iter().skip(place).step_by(block)).for_each(|(out, x)| *out = *x);
+        }
+    }
+}
+
+/// Rows that a thread takes at a time: the more, the less often it goes through the activations.
+fn rows_per_task(rows: usize) -> usize {
+    (rows / (8 * rayon::current_num_threads())).next_multiple_of(ROWS).clamp(ROWS, 2 * ROWS)
+}
+
+/// `x * weight^T + bias`, as `matmul` of this module's parent.
+pub(super) fn multiply<T: Real>(
+    set: &dyn InstructionSet,
+    matrix: &PackedMatrix,
+    x: &[T],
+    m: usize,
+    bias: Option<&[f32]>,
+) -> Vec<T> {
+    let panels = Panels::new(set, matrix.k, x);
+    by_rows_of_weight((m, matrix.rows), rows_per_task(matrix.rows), |first_row, mut places| {
+        let rows = places.first().map_or(0, |row| row.len());
+        let sums = sums(set, matrix, (first_row, rows), &panels);
+        let bias = bias.and_then(|bias| bias.get(first_row..));
+        for ((columns, sums), places) in panels.widths().zip(&sums).zip(places.chunks_mut(COLUMNS)) {
+            for (column, places) in places.iter_mut().enumerate() {
+                round_column(sums, (column, columns), bias, places);
+            }
+        }
+    })
+}
+
+/// Up to [`ROWS_PER_PASS`] rows, which are decoded together.
+struct Pass {
+    first_row: usize,
+    rows: usize,
+    parameters: Parameters,
+}
+
+/// The products of rows with each panel, `[rows, columns]`.
+fn sums(
+    set: &dyn InstructionSet,
+    matrix: &PackedMatrix,
+    (first_row, rows): (usize, usize),
+    panels: &Panels,
+) -> Vec<Aligned<f32>> {
+    let end_row = first_row + rows;
+    let pass = |first_row| {
+        let rows = ROWS_PER_PASS.min(end_row - first_row);
+        let mut parameters = Parameters::new(matrix);
+        set.load_parameters(&mut parameters, matrix, first_row, rows);
+        Pass { first_row, rows, parameters }
+    };
+    let passes: Vec<Pass> = (first_row..end_row).step_by(ROWS_PER_PASS).map(pass).collect();
+    let padded_rows = rows.next_multiple_of(KERNEL_ROWS);
+    let mut weights = Aligned::<f32>::new(padded_rows * DEPTH);
+    let mut sums: Vec<_> =
+        panels.widths().map(|columns| Aligned::<f32>::new(padded_rows * columns)).collect();
+    for first in (0..matrix.k).step_by(DEPTH) {
+        let elements = first..matrix.k.min(first + DEPTH);
+        let depth = elements.len().next_multiple_of(set.block());
+        let weights = &mut weights[..padded_rows * depth];
+        for (pass, out) in passes.iter().zip(weights.chunks_mut(ROWS_PER_PASS * depth)) {
+            let Pass { first_row, rows, ref parameters } = *pass;
+            let (elements, order, out) = (elements.clone(), Order::Interleaved, &mut out[..rows * depth]);
+            set.decode_rows(DecodeRows { matrix, first_row, parameters, elements, order, out });
+        }
+        for ((columns, x), sums) in panels.part(first..first + depth).zip(&mut sums) {
+            for (weights, sums) in weights.chunks(ROWS * depth).zip(sums.chunks_mut(ROWS * columns)) {
+                gemm::multiply_add((columns, weights.len() / depth, depth), x, weights, sums);
+            }
+        }
+    }
+    sums
+}
