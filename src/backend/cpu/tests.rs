@@ -81,17 +81,21 @@ impl Weight {
         let floats = |low: f32, rng: &mut StdRng| -> Vec<f32> {
             (0..groups).map(|_| rng.random_range(low..0.02)).collect()
         };
-        // Scale dtypes take turns over the shapes.
-        let stored = |values: Vec<f32>| match (n + k / 32) % 3 {
+        // Dtypes of scales take turns over the shapes, and those of biases with them or not.
+        let turn = n + k / 32;
+        let stored = |values: Vec<f32>, turn: usize| match turn % 3 {
             0 => Groups::F16(values.into_iter().map(f16::from_f32).collect()),
             1 => Groups::Bf16(values.into_iter().map(bf16::from_f32).collect()),
             _ => Groups::F32(values),
         };
         // Of matrices with f32 scales some have symmetric codes.
-        let symmetric = (n + k / 32) % 3 == 2 && n.is_multiple_of(3);
+        let symmetric = turn % 3 == 2 && n.is_multiple_of(3);
         let (scales, biases) = match format {
-            QuantFormat::Affine { .. } if symmetric => (stored(floats(-0.02, rng)), None),
-            QuantFormat::Affine { .. } => (stored(floats(-0.02, rng)), Some(stored(floats(-0.1, rng)))),
+            QuantFormat::Affine { .. } if symmetric => (stored(floats(-0.02, rng), turn), None),
+            QuantFormat::Affine { .. } => {
+                let (scales, biases) = (floats(-0.02, rng), floats(-0.1, rng));
+                (stored(scales, turn), Some(stored(biases, turn + n % 2)))
+            }
             QuantFormat::Nvfp4 => {
                 // Signed, with subnormals, without NaN.
                 let byte = |rng: &mut StdRng| rng.random_range(0..0x70u8) | (rng.random::<u8>() & 0x80);
@@ -103,7 +107,7 @@ impl Weight {
         let mut weight = Self { format, n, k, words, scales, biases, global_scale };
         if format == QuantFormat::Mxfp8 {
             // Zeros and subnormals, which kernels look for, are everywhere, here and there, or nowhere.
-            weight.replace_rare_codes([1., 0.002, 0.][(n + k / 32) % 3], rng);
+            weight.replace_rare_codes([1., 0.002, 0.][turn % 3], rng);
         }
         weight
     }

@@ -60,11 +60,11 @@ impl Codes {
         }
     }
 
-    /// The vector, and the byte of the lane, of an element of a unit.
-    fn place_in_unit(&self, element: usize) -> (usize, usize) {
+    /// The element of a unit in a vector and a byte of the lane.
+    fn element_of_unit(&self, vector: usize, byte: usize) -> usize {
         match self.bits {
-            1 | 2 | 4 => (element % self.vectors(), element / self.vectors()),
-            _ => (element / 4, element % 4),
+            1 | 2 | 4 => byte * self.vectors() + vector,
+            _ => 4 * vector + byte,
         }
     }
 
@@ -130,14 +130,9 @@ impl Digits {
         for unit in 0..LANES {
             this.group_of_lane[codes.lane_of_unit(unit)] = (unit * 4 * codes.vectors() / group_size) as i32;
         }
-        for (index, x) in x.chunks(group_size).enumerate() {
-            let group = this.groups.get_mut(index / LANES)?;
-            group.units[index % LANES] = unit_of(x)?;
-            // E2M1 elements have no biases to multiply.
-            group.sums[index % LANES] = if codes.e2m1 { 0. } else { sum(x) };
-        }
         // SAFETY: this instruction set is in use only where its features were detected.
         unsafe {
+            this.measure(codes, group_size, x)?;
             match codes.vectors() {
                 2 => this.fill::<2>(codes, x),
                 4 => this.fill::<4>(codes, x),
@@ -146,6 +141,18 @@ impl Digits {
         }
         this.scale_units(codes);
         Some(this)
+    }
+
+    /// Finds units and sums of the groups. The loops become those of the features.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn measure(&mut self, codes: &Codes, group_size: usize, x: &[f32]) -> Option<()> {
+        for (index, x) in x.chunks(group_size).enumerate() {
+            let group = self.groups.get_mut(index / LANES)?;
+            group.units[index % LANES] = unit_of(x)?;
+            // E2M1 elements have no biases to multiply.
+            group.sums[index % LANES] = if codes.e2m1 { 0. } else { sum(x) };
+        }
+        Some(())
     }
 
     /// Brings units to where their products with scales are normal numbers.
@@ -203,20 +210,22 @@ impl Digits {
             let mut sum = _mm512_setzero_si512();
             // Four bytes of a digit make a lane: the neighbours that it multiplies.
             let mut digits = [[_mm512_setzero_si512(); VECTORS]; DIGITS];
-            for element in 0..4 * VECTORS {
-                let (vector, byte) = codes.place_in_unit(element);
-                let index = _mm512_add_epi32(first_element, _mm512_set1_epi32(element as i32));
-                // SAFETY: indices are below 64 * VECTORS.
-                let number = unsafe { _mm512_i32gather_ps::<4>(index, x.as_ptr()) };
-                let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(number, inverse));
-                sum = _mm512_add_epi32(sum, rest);
-                for digit in (0..DIGITS).rev() {
-                    // The lowest byte, signed, taken away and put in its place.
-                    let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
-                    let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
-                    let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));
-                    digits[digit][vector] = _mm512_or_si512(digits[digit][vector], placed);
-                    rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
+            for vector in 0..VECTORS {
+                for byte in 0..4 {
+                    let element = codes.element_of_unit(vector, byte);
+                    let index = _mm512_add_epi32(first_element, _mm512_set1_epi32(element as i32));
+                    // SAFETY: indices are below 64 * VECTORS.
+                    let number = unsafe { _mm512_i32gather_ps::<4>(index, x.as_ptr()) };
+                    let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(number, inverse));
+                    sum = _mm512_add_epi32(sum, rest);
+                    for digit in (0..DIGITS).rev() {
+                        // The lowest byte, signed, taken away and put in its place.
+                        let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
+                        let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
+                        let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));
+                        digits[digit][vector] = _mm512_or_si512(digits[digit][vector], placed);
+                        rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
+                    }
                 }
             }
             for (place, digit) in places.chunks_exact_mut(64).zip(digits.as_flattened()) {

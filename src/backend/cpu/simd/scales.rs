@@ -5,6 +5,7 @@ use super::super::matrix::{GroupValues, PackedMatrix};
 use super::digits::{Codes, Digits, Groups, LANES};
 use crate::format::decode::symmetric_zero;
 use crate::format::ScaleKind;
+use half::{bf16, f16};
 use std::arch::x86_64::*;
 
 /// What a row has besides products with its scales, in lanes whose sum it is.
@@ -47,7 +48,9 @@ pub(super) unsafe fn scale_rows(
             match (scales, matrix.format.scale_kind()) {
                 (GroupValues::Byte(scales), ScaleKind::E8m0) => scale_bytes::<true>(scales, digits, scaled),
                 (GroupValues::Byte(scales), _) => scale_bytes::<false>(scales, digits, scaled),
-                _ => scale_floats((scales, biases), zero, codes, digits, scaled),
+                (GroupValues::F16(scales), _) => of_scales(scales, biases, zero, codes, digits, scaled),
+                (GroupValues::Bf16(scales), _) => of_scales(scales, biases, zero, codes, digits, scaled),
+                (GroupValues::F32(scales), _) => of_scales(scales, biases, zero, codes, digits, scaled),
             }
         };
     }
@@ -132,27 +135,47 @@ unsafe fn scale_sixteen<const E8M0: bool>(
 /// See [`scale_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn scale_floats(
-    (scales, biases): (GroupValues, Option<GroupValues>),
+unsafe fn of_scales<S: Float>(
+    scales: &[S],
+    biases: Option<GroupValues>,
     zero: f32,
     codes: &Codes,
     digits: &Digits,
     out: &mut [f32],
 ) -> Besides {
-    let (zero, centre) = (_mm512_set1_ps(-zero), _mm512_set1_ps(codes.centre as f32 * codes.unit));
+    let centre = codes.centre as f32 * codes.unit;
+    // SAFETY: the features are those of this function.
+    unsafe {
+        match biases {
+            Some(GroupValues::F16(biases)) => scale_floats(scales, (biases, centre), digits, out),
+            Some(GroupValues::Bf16(biases)) => scale_floats(scales, (biases, centre), digits, out),
+            Some(GroupValues::F32(biases)) => scale_floats(scales, (biases, centre), digits, out),
+            // Of symmetric codes. There are no biases of bytes.
+            _ => scale_floats::<S, f32>(scales, (&[], centre - zero), digits, out),
+        }
+    }
+}
+
+/// See [`scale_rows`]: `centre *` its scale is added to each bias.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+unsafe fn scale_floats<S: Float, B: Float>(
+    scales: &[S],
+    (biases, centre): (&[B], f32),
+    digits: &Digits,
+    out: &mut [f32],
+) -> Besides {
+    let centre = _mm512_set1_ps(centre);
     let mut besides = Besides::nothing();
-    for (index, (out, groups)) in out.chunks_exact_mut(LANES).zip(&digits.groups).enumerate() {
+    let places = out.chunks_exact_mut(LANES).take(scales.len().div_ceil(LANES));
+    for (index, (out, groups)) in places.zip(&digits.groups).enumerate() {
         // SAFETY: sixteen numbers each.
         unsafe {
-            let scale = sixteen_floats(scales, index * LANES);
+            let scale = sixteen(scales, index * LANES);
             let scaled = _mm512_mul_ps(scale, _mm512_loadu_ps(groups.units.as_ptr()));
             _mm512_storeu_ps(out.as_mut_ptr(), scaled);
             besides.rests = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(groups.rests.as_ptr()), besides.rests);
-            let bias = match biases {
-                Some(biases) => sixteen_floats(biases, index * LANES),
-                None => _mm512_mul_ps(scale, zero),
-            };
-            let bias = _mm512_fmadd_ps(centre, scale, bias);
+            let bias = _mm512_fmadd_ps(centre, scale, sixteen(biases, index * LANES));
             besides.biases = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), besides.biases);
         }
     }
@@ -173,39 +196,55 @@ fn prefetch_next_rows<T>(values: &[T], index: usize) {
     unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
 }
 
-/// Sixteen numbers from `first` on as f32, exactly; zeros where there are none.
-#[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn sixteen_floats(values: GroupValues, first: usize) -> __m512 {
-    match values {
-        GroupValues::F16(values) => _mm512_cvtph_ps(sixteen_words(values, first)),
-        GroupValues::Bf16(values) => {
-            let bits = _mm512_cvtepu16_epi32(sixteen_words(values, first));
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
-        }
-        GroupValues::F32(values) => {
-            prefetch_next_rows(values, first);
-            // SAFETY: what the mask lets pass is there.
-            unsafe { _mm512_maskz_loadu_ps(there(values.len(), first), values.as_ptr().wrapping_add(first)) }
-        }
-        GroupValues::Byte(_) => _mm512_set1_ps(f32::NAN),
+/// What scales and biases are stored as.
+trait Float: Copy {
+    /// Sixteen numbers, or those that the mask lets pass and zeros, as f32, exactly.
+    ///
+    /// # Safety
+    /// They are there; AVX-512 (F, BW, DQ, VL) is, and enabled in the caller.
+    unsafe fn load(mask: u16, from: *const Self) -> __m512;
+}
+
+impl Float for f16 {
+    #[inline(always)]
+    unsafe fn load(mask: u16, from: *const Self) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast())) }
     }
 }
 
-/// Sixteen values of 16 bits from `first` on; zeros where there are none.
+impl Float for bf16 {
+    #[inline(always)]
+    unsafe fn load(mask: u16, from: *const Self) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
+        }
+    }
+}
+
+impl Float for f32 {
+    #[inline(always)]
+    unsafe fn load(mask: u16, from: *const Self) -> __m512 {
+        // SAFETY: the caller's promise.
+        unsafe { _mm512_maskz_loadu_ps(mask, from) }
+    }
+}
+
+/// Sixteen numbers from `first` on; zeros where there are none.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-fn sixteen_words<T: Copy>(values: &[T], first: usize) -> __m256i {
-    const { assert!(size_of::<T>() == 2) };
+fn sixteen<T: Float>(values: &[T], first: usize) -> __m512 {
     prefetch_next_rows(values, first);
-    // SAFETY: sixteen values are there, or those that the mask lets pass.
+    let from = values.as_ptr().wrapping_add(first);
+    // SAFETY: the features are those of this function, and what the mask lets pass is there.
     unsafe {
-        match values.get(first..first + LANES) {
-            Some(all) => _mm256_loadu_si256(all.as_ptr().cast()),
-            None => {
-                let from = values.as_ptr().wrapping_add(first);
-                _mm256_maskz_loadu_epi16(there(values.len(), first), from.cast())
-            }
+        // A mask of all is no mask: the compiler knows.
+        if first + LANES <= values.len() {
+            T::load(!0, from)
+        } else {
+            T::load(there(values.len(), first), from)
         }
     }
 }
