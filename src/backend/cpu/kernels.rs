@@ -107,6 +107,7 @@ impl Parameters {
     }
 
     /// Those of the first row, and how far those of the next one are.
+    #[cfg(target_arch = "x86_64")]
     #[inline(always)]
     pub(super) fn pointers(&self) -> (*const f32, *const f32, usize) {
         (self.scales.as_ptr(), self.biases.as_ptr(), self.stride)
