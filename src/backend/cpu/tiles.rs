@@ -18,8 +18,8 @@ const COLUMNS: usize = 64;
 /// The last panel is padded with columns of zeros to a multiple of the widest vector.
 const VECTOR: usize = 16;
 
-/// Rows that the crate's kernels take at a time. Others than these would be computed by other code, and a slice of a
-/// weight would not give, bit for bit, a slice of the product.
+/// Rows that the crate's kernels take at a time. Tiles are padded to a multiple: for a rest there is other code, and a
+/// slice of a weight would not give, bit for bit, a slice of the product.
 const KERNEL_ROWS: usize = 6;
 
 /// Rows that are multiplied in one call. For more, the crate would copy the activations.
@@ -31,7 +31,8 @@ const DEPTH: usize = 512;
 /// Activations as panels of up to [`COLUMNS`] columns, each `[K, columns]`, K in the order of [`interleave`].
 struct Panels {
     padded_k: usize,
-    /// One after the other: a large buffer of the last product is taken again, many smaller ones are not.
+    /// One after the other in one buffer: allocators keep a large one for the next product more often than many, and
+    /// fresh memory costs a page fault for every 4 KiB.
     numbers: Aligned<f32>,
 }
 
