@@ -37,9 +37,9 @@
 //! with VBMI and GFNI, AVX2 with FMA, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
 //! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
-//! With AMX, products of two and more rows of activations are integer (for MXFP8 bf16) products of the codes
-//! with three terms of each activation. Without it (and with NVFP4), products with more than 128 rows decode
-//! the weight in panels of up to 64 MiB, which the calling thread keeps for the next one.
+//! With AMX, products of two and more rows of activations are integer (for NVFP4 and MXFP8 bf16) products of the codes
+//! with three terms of each activation. Without it, products with more than 31 rows decode the weight in tiles that stay
+//! in a core's cache.
 //!
 //! # CUDA devices
 //! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.

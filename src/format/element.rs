@@ -70,7 +70,11 @@ pub trait Real: Copy + Send + Sync + candle_core::WithDType {
     /// [`Real::from_f32`] of each number; the slices are of one length.
     fn round(from: &[f32], to: &mut [Self]);
     /// [`Real::from_f32`] of each number.
-    fn round_all(from: Vec<f32>) -> Vec<Self>;
+    fn round_all(from: Vec<f32>) -> Vec<Self> {
+        let mut to = vec![Self::from_f32(0.0); from.len()];
+        Self::round(&from, &mut to);
+        to
+    }
 }
 
 impl Real for f32 {
@@ -110,11 +114,6 @@ impl Real for f16 {
         let len = to.len().min(from.len());
         to[..len].convert_from_f32_slice(&from[..len]);
     }
-    fn round_all(from: Vec<f32>) -> Vec<Self> {
-        let mut to = vec![f16::ZERO; from.len()];
-        Self::round(&from, &mut to);
-        to
-    }
 }
 
 impl Real for bf16 {
@@ -135,11 +134,6 @@ impl Real for bf16 {
     fn round(from: &[f32], to: &mut [Self]) {
         let len = to.len().min(from.len());
         to[..len].convert_from_f32_slice(&from[..len]);
-    }
-    fn round_all(from: Vec<f32>) -> Vec<Self> {
-        let mut to = vec![bf16::ZERO; from.len()];
-        Self::round(&from, &mut to);
-        to
     }
 }
 

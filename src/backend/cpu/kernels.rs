@@ -340,11 +340,13 @@ pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
     let full_blocks = matrix.k / S::BLOCK;
     let first_block = elements.start / S::BLOCK;
     let group_shift = matrix.format.group_size().trailing_zeros();
+    let ahead = ahead(matrix, 1);
     let row_len = match order {
         Order::Natural => elements.len(),
         Order::Interleaved => elements.len().next_multiple_of(S::BLOCK),
     };
     assert!(elements.start % S::BLOCK == 0 && elements.end <= matrix.k);
+    assert!(elements.end % S::BLOCK == 0 || elements.end == matrix.k);
     assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     for (row, out) in out.chunks_exact_mut(row_len).take(ROWS_PER_PASS).enumerate() {
         let words = matrix.row_words(first_row + row);
@@ -357,7 +359,7 @@ pub(super) unsafe fn decode_rows<S: Simd, R: Recipe>(task: DecodeRows<'_>) {
                 codes: if in_row { words.as_ptr().cast() } else { tail.origin::<S, R>(full_blocks) },
                 scales: scales.as_ptr(),
                 biases: biases.as_ptr(),
-                ahead: PREFETCH_AHEAD,
+                ahead,
             };
             let mut decoded = [0f32; 4 * MAX_LANES];
             let to = match order {

@@ -28,11 +28,11 @@ use aligned::Aligned;
 use kernels::{interleave, DecodeRows, DotRows, Order, Parameters, ROWS_PER_PASS};
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 use rayon::prelude::*;
-use result::round_column;
+use result::{in_parts, round_column};
 use simd::InstructionSet;
 
 /// The most activations for which packed weights are multiplied directly.
-const MAX_DIRECT: usize = 24;
+const MAX_DIRECT: usize = 31;
 
 /// Products below this many weights are not worth waking another thread.
 const SERIAL_WEIGHTS: usize = 1 << 17;
@@ -128,15 +128,15 @@ fn direct<T: Real>(
     let slab_width = slab(set);
     let (x, columns) = slabs(set, matrix.k, x);
     let padded_k = x.len() / columns;
-    result::by_rows_of_weight((m, matrix.rows), rows_per_task(matrix, m), |first_row, mut places| {
-        let rows = places.first().map_or(0, |row| row.len());
+    in_parts((m, matrix.rows), (m, rows_per_task(matrix, m)), |mut part| {
+        let rows = part.rows();
         let mut parameters = Parameters::new(matrix);
         let mut sums = vec![0f32; ROWS_PER_PASS * slab_width];
         for start in (0..rows).step_by(ROWS_PER_PASS) {
-            let (first_row, rows) = (first_row + start, ROWS_PER_PASS.min(rows - start));
+            let (first_row, rows) = (part.first_row + start, ROWS_PER_PASS.min(rows - start));
             let bias = bias.and_then(|bias| bias.get(first_row..));
             set.load_parameters(&mut parameters, matrix, first_row, rows);
-            for (x, places) in x.chunks(slab_width * padded_k).zip(places.chunks_mut(slab_width)) {
+            for (x, places) in x.chunks(slab_width * padded_k).zip(part.places.chunks_mut(slab_width)) {
                 let (columns, parameters) = (x.len() / padded_k, &parameters);
                 let out = &mut sums[..rows * columns];
                 set.dot_rows(DotRows { matrix, first_row, parameters, columns, x, out });

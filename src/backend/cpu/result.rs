@@ -1,23 +1,44 @@
-//! The product, `[M, N]`, made by tasks of which each has some rows of the weight.
+//! The product, `[M, N]`, made by tasks of which each has a part.
 
 use super::kernels::ROWS_PER_PASS;
 use super::tasks;
 use crate::format::element::Real;
 
-/// `task` is called for every `rows` rows of the weight (fewer at its end), by all threads, with the first of them and
-/// their places in each of the `m` rows of the product.
-pub(super) fn by_rows_of_weight<T: Real>(
+/// What a task makes: the products of some rows of the weight with some columns of activations.
+pub(super) struct Part<'a, T> {
+    pub(super) first_row: usize,
+    pub(super) first_column: usize,
+    /// For each column, a place for each row.
+    pub(super) places: Vec<&'a mut [T]>,
+}
+
+impl<T> Part<'_, T> {
+    /// Rows of the weight.
+    pub(super) fn rows(&self) -> usize {
+        self.places.first().map_or(0, |places| places.len())
+    }
+}
+
+/// The product of `n` rows of a weight with `m` columns of activations. Every task, by all threads, makes a part of so
+/// many rows and columns, fewer at their ends.
+pub(super) fn in_parts<T: Real>(
     (m, n): (usize, usize),
-    rows: usize,
-    task: impl Fn(usize, Vec<&mut [T]>) + Send + Sync,
+    (columns, rows): (usize, usize),
+    task: impl Fn(Part<'_, T>) + Send + Sync,
 ) -> Vec<T> {
     let mut product = vec![T::from_f32(0.0); m * n];
-    let mut places: Vec<Vec<&mut [T]>> = Vec::new();
-    places.resize_with(n.div_ceil(rows), || Vec::with_capacity(m));
-    for row in product.chunks_exact_mut(n) {
-        places.iter_mut().zip(row.chunks_mut(rows)).for_each(|(places, place)| places.push(place));
+    let mut parts = Vec::new();
+    for (band, product) in product.chunks_mut(columns * n).enumerate() {
+        let first_part = parts.len();
+        let part =
+            |first_row| Part { first_row, first_column: band * columns, places: Vec::with_capacity(columns) };
+        parts.extend((0..n).step_by(rows).map(part));
+        for column in product.chunks_exact_mut(n) {
+            let parts = parts.iter_mut().skip(first_part);
+            parts.zip(column.chunks_mut(rows)).for_each(|(part, places)| part.places.push(places));
+        }
     }
-    tasks::for_each(places, |index, places| task(index * rows, places));
+    tasks::for_each(parts, |_, part| task(part));
     product
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Mutex, PoisonError};
 ///
 /// A thread of a rayon pool shares the items with its pool. Others share them with candle's own pool, as its quantized
 /// products do: its threads stay awake for a while after each product, where to wake those of rayon takes as long as to
-/// multiply with a small weight.
+/// multiply with a small weight. A task must not call this function: candle's pool takes one call at a time.
 pub(super) fn for_each<T: Send>(items: impl IntoIterator<Item = T>, task: impl Fn(usize, T) + Send + Sync) {
     let items: Vec<T> = items.into_iter().collect();
     if items.len() < 2 {
@@ -20,8 +20,8 @@ pub(super) fn for_each<T: Send>(items: impl IntoIterator<Item = T>, task: impl F
         let queue = Mutex::new(items.into_iter().enumerate());
         let next = || queue.lock().unwrap_or_else(PoisonError::into_inner).next();
         let panic = Mutex::new(None);
-        // Each thread takes items until there are none, whichever the pool would have given it: the pool hands them
-        // out in at most eight parts for each thread, and that thread which has one more keeps the others waiting.
+        // Every thread takes items until none are left. The pool would hand them out in fixed parts, eight for each
+        // thread, and a thread with one part more would keep the others waiting.
         candle_core::utils::barrier_pool().execute_chunked(len, |_| {
             while let Some((index, item)) = next() {
                 // The pool could not be used any more.

@@ -40,6 +40,15 @@ enum Groups {
 }
 
 impl Groups {
+    /// Floats in one of the three dtypes.
+    fn of(values: Vec<f32>, turn: usize) -> Self {
+        match turn % 3 {
+            0 => Self::F16(values.into_iter().map(f16::from_f32).collect()),
+            1 => Self::Bf16(values.into_iter().map(bf16::from_f32).collect()),
+            _ => Self::F32(values),
+        }
+    }
+
     fn view(&self) -> GroupValues<'_> {
         match self {
             Self::Byte(values) => GroupValues::Byte(values),
@@ -81,20 +90,16 @@ impl Weight {
         let floats = |low: f32, rng: &mut StdRng| -> Vec<f32> {
             (0..groups).map(|_| rng.random_range(low..0.02)).collect()
         };
-        // Dtypes of scales take turns over the shapes, and those of biases with them or not.
+        // Dtypes of scales and biases take turns over the shapes.
         let turn = n + k / 32;
-        let stored = |values: Vec<f32>, turn: usize| match turn % 3 {
-            0 => Groups::F16(values.into_iter().map(f16::from_f32).collect()),
-            1 => Groups::Bf16(values.into_iter().map(bf16::from_f32).collect()),
-            _ => Groups::F32(values),
-        };
+        let stored = |values| Groups::of(values, turn);
         // Of matrices with f32 scales some have symmetric codes.
         let symmetric = turn % 3 == 2 && n.is_multiple_of(3);
         let (scales, biases) = match format {
-            QuantFormat::Affine { .. } if symmetric => (stored(floats(-0.02, rng), turn), None),
+            QuantFormat::Affine { .. } if symmetric => (stored(floats(-0.02, rng)), None),
             QuantFormat::Affine { .. } => {
                 let (scales, biases) = (floats(-0.02, rng), floats(-0.1, rng));
-                (stored(scales, turn), Some(stored(biases, turn + n % 2)))
+                (stored(scales), Some(stored(biases)))
             }
             QuantFormat::Nvfp4 => {
                 // Signed, with subnormals, without NaN.
@@ -205,6 +210,23 @@ fn products_agree_with_f64_everywhere() {
 }
 
 #[test]
+fn scales_and_biases_may_differ_in_dtype() {
+    let mut rng = StdRng::seed_from_u64(14);
+    for set in simd::available() {
+        for (scales, biases) in (0..9).map(|pair| (pair / 3, pair % 3)) {
+            let mut weight =
+                Weight::random(QuantFormat::Affine { bits: 4, group_size: 32 }, 7, 544, &mut rng);
+            let mut floats = || (0..7 * 544 / 32).map(|_| rng.random_range(-0.02..0.02)).collect();
+            weight.scales = Groups::of(floats(), scales);
+            weight.biases = Some(Groups::of(floats(), biases));
+            for m in [1, 3, MAX_DIRECT + 1] {
+                check_matmul::<f32>(*set, &weight, m, true, &mut rng);
+            }
+        }
+    }
+}
+
+#[test]
 fn nvfp4_rows_may_end_inside_a_run_of_32() {
     let mut rng = StdRng::seed_from_u64(2);
     for set in simd::available() {
@@ -274,13 +296,15 @@ fn a_nan_reaches_its_row_and_no_other() {
         for (format, poison) in
             [(QuantFormat::Mxfp4, 255), (QuantFormat::Mxfp8, 255), (QuantFormat::Nvfp4, 0x7F)]
         {
-            let mut weight = Weight::random(format, 4, 96, &mut rng);
-            let groups = 96 / format.group_size();
+            // Tiles have a shorter last part along K, and rows of nothing behind the last.
+            let k = 1056;
+            let mut weight = Weight::random(format, 4, k, &mut rng);
+            let groups = k / format.group_size();
             if let Groups::Byte(scales) = &mut weight.scales {
                 scales[2 * groups + groups - 1] = poison;
             }
             for m in [1, 5, MAX_DIRECT + 1] {
-                let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * 96], None);
+                let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * k], None);
                 for (index, y) in y.iter().enumerate() {
                     assert_eq!(y.is_nan(), index % 4 == 2, "{} {format} {m} {index}", set.name());
                 }
@@ -288,7 +312,7 @@ fn a_nan_reaches_its_row_and_no_other() {
         }
         let mut weight = Weight::random(QuantFormat::Mxfp8, 3, 96, &mut rng);
         weight.words[24 + 7] |= 0x7F00;
-        for m in [1, 5] {
+        for m in [1, 5, MAX_DIRECT + 1] {
             let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * 96], None);
             for (index, y) in y.iter().enumerate() {
                 assert_eq!(y.is_nan(), index % 3 == 1, "{} {m} {index}", set.name());
@@ -392,11 +416,12 @@ fn a_column_has_the_same_bits_whatever_its_company() {
     }
 }
 
-/// Several of everything, and a rest: tasks of rows, tiles in a task, parts of K, panels of columns.
+/// Several of everything, and a rest: tasks of rows (with one thread of two tiles), parts of K, panels of columns.
 #[test]
 fn products_of_many_tiles_agree_with_f64() {
     let mut rng = StdRng::seed_from_u64(8);
-    let (n, k, m) = (493, 1344, 150);
+    let (n, k, m) = (541, 1344, 150);
+    let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
     for format in formats_for(k) {
         let weight = Weight::random(format, n, k, &mut rng);
         let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0)).collect();
@@ -405,8 +430,11 @@ fn products_of_many_tiles_agree_with_f64() {
         let some = columns.map(|column| x[column * k..][..k].to_vec()).concat();
         let want = product_in_f64(&weight.decoded(), k, &some, Some(&bias));
         for set in simd::available() {
-            let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, Some(&bias));
-            for (want, column) in want.chunks_exact(n).zip(columns) {
+            let product = || matmul_with(*set, &weight.view(), &x, Some(&bias));
+            let products: [Vec<f32>; 2] = [product(), one_thread.install(product)];
+            for (got, (want, column)) in
+                products.iter().flat_map(|got| want.chunks_exact(n).zip(columns).map(move |want| (got, want)))
+            {
                 let error = relative_error(got[column * n..][..n].iter().map(|y| f64::from(*y)), want);
                 assert!(error <= 1e-6, "{} {format} column {column}: {error:e}", set.name());
             }

@@ -175,7 +175,9 @@ unsafe fn scale_floats<S: Float, B: Float>(
             let scaled = _mm512_mul_ps(scale, _mm512_loadu_ps(groups.units.as_ptr()));
             _mm512_storeu_ps(out.as_mut_ptr(), scaled);
             besides.rests = _mm512_fmadd_ps(scaled, _mm512_loadu_ps(groups.rests.as_ptr()), besides.rests);
-            let bias = _mm512_fmadd_ps(centre, scale, sixteen(biases, index * LANES));
+            // There are none, or as many as scales.
+            let bias = if biases.is_empty() { _mm512_setzero_ps() } else { sixteen(biases, index * LANES) };
+            let bias = _mm512_fmadd_ps(centre, scale, bias);
             besides.biases = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), besides.biases);
         }
     }
