@@ -3,7 +3,8 @@
 /// `products[row, column] += sum over k of x[k, column] * weights[row, k]`, all row-major f32, by this thread alone.
 ///
 /// This is the order in which the library's kernels read: whole vectors of columns, and single weights, which they
-/// repeat. It copies neither if `columns` is a multiple of its vectors and there are at most 48 rows.
+/// repeat. It copies neither if `columns` is a multiple of its vectors and there are at most eight times the rows that
+/// its kernels take.
 ///
 /// # Panics
 /// If a slice is too short for its shape.

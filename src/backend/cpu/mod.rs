@@ -58,9 +58,9 @@ fn matmul_with<T: Real>(
         return T::round_all(products);
     }
     if m <= MAX_DIRECT {
-        direct(set, matrix, x, m, bias)
+        direct(set, matrix, x, bias)
     } else {
-        tiles::multiply(set, matrix, x, m, bias)
+        tiles::multiply(set, matrix, x, bias)
     }
 }
 
@@ -118,13 +118,8 @@ fn slabs<T: Real>(set: &dyn InstructionSet, k: usize, x: &[T]) -> (Aligned<f32>,
     (all, columns)
 }
 
-fn direct<T: Real>(
-    set: &dyn InstructionSet,
-    matrix: &PackedMatrix,
-    x: &[T],
-    m: usize,
-    bias: Option<&[f32]>,
-) -> Vec<T> {
+fn direct<T: Real>(set: &dyn InstructionSet, matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
+    let m = x.len() / matrix.k;
     let slab_width = slab(set);
     let (x, columns) = slabs(set, matrix.k, x);
     let padded_k = x.len() / columns;

@@ -101,9 +101,9 @@ pub(super) fn multiply<T: Real>(
     set: &dyn InstructionSet,
     matrix: &PackedMatrix,
     x: &[T],
-    m: usize,
     bias: Option<&[f32]>,
 ) -> Vec<T> {
+    let m = x.len() / matrix.k;
     let padded_k = matrix.k.next_multiple_of(set.block());
     let numbers = in_panels(set, (x, matrix.k), padded_k);
     let panels = Panels { padded_k, numbers: &numbers };
@@ -142,7 +142,7 @@ fn sums(
     };
     let passes: Vec<Pass> = (first_row..end_row).step_by(ROWS_PER_PASS).map(pass).collect();
     let padded_rows = rows.next_multiple_of(KERNEL_ROWS);
-    let mut weights = Aligned::<f32>::new(padded_rows * DEPTH);
+    let mut weights = Aligned::<f32>::new(padded_rows * DEPTH.min(panels.padded_k));
     let zeros = |(columns, _): (usize, &[f32])| (columns, Aligned::<f32>::new(padded_rows * columns));
     let mut sums: Vec<_> = panels.all().map(zeros).collect();
     for first in (0..matrix.k).step_by(DEPTH) {
