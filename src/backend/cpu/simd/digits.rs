@@ -88,7 +88,8 @@ pub(super) const DIGIT_BITS: u32 = 8;
 pub(super) struct Digits {
     /// `[block][digit, highest first][vector][64]`.
     pub(super) digits: Aligned<u8>,
-    /// `[block][lane]`: `-centre *` the sum of the lane's numbers, in units of the highest digit, rounded.
+    /// `[block][2][lane]`: `-centre *` the sum of the lane's numbers, as a multiple of the highest digit's unit and what
+    /// that leaves. Sums of products begin with them.
     pub(super) centred: Aligned<i32>,
     /// For all groups, and zeros behind them.
     pub(super) groups: Vec<Groups>,
@@ -108,10 +109,8 @@ pub(super) struct Digits {
 pub(super) struct Groups {
     /// Factors of scales; 0 where there is no group.
     pub(super) units: [f32; LANES],
-    /// Sums of the activations.
+    /// Sums of the activations, in units of [`Digits::unit`].
     pub(super) sums: [f32; LANES],
-    /// What [`Digits::centred`] leaves of `-centre *` the sum of a group's numbers.
-    pub(super) rests: [f32; LANES],
 }
 
 impl Digits {
@@ -120,7 +119,7 @@ impl Digits {
         let blocks = x.len().div_ceil(codes.block());
         let mut this = Self {
             digits: Aligned::new(blocks * DIGITS * codes.block()),
-            centred: Aligned::new(blocks * LANES),
+            centred: Aligned::new(blocks * 2 * LANES),
             groups: vec![Groups::default(); (x.len() / group_size).div_ceil(LANES) + 1],
             unit: 1.,
             lane_units: Aligned::new(if codes.any_scale { blocks * LANES } else { 0 }),
@@ -160,19 +159,15 @@ impl Digits {
         /// Sums of integers are below 2^31.
         const HEADROOM: f32 = 4096.;
         if codes.any_scale {
-            for groups in &mut self.groups {
-                for (unit, rest) in groups.units.iter_mut().zip(&mut groups.rests) {
-                    *rest *= *unit * codes.unit;
-                    *unit = f32::from(*unit > 0.);
-                }
-            }
             self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
         } else {
             let units = self.groups.iter().flat_map(|groups| &groups.units);
             let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
             self.unit = largest * codes.unit * HEADROOM;
-            let units = self.groups.iter_mut().flat_map(|groups| &mut groups.units);
-            units.for_each(|unit| *unit = *unit / largest / HEADROOM);
+            for groups in &mut self.groups {
+                groups.units.iter_mut().for_each(|unit| *unit = *unit / largest / HEADROOM);
+                groups.sums.iter_mut().for_each(|sum| *sum /= self.unit);
+            }
         }
     }
 
@@ -188,7 +183,7 @@ impl Digits {
         let centre = _mm512_set1_epi32(-codes.centre);
         let mut last = [0f32; 64 * 8];
         let places = self.digits.chunks_exact_mut(DIGITS * VECTORS * 64);
-        let lanes = self.centred.chunks_exact_mut(LANES);
+        let lanes = self.centred.chunks_exact_mut(2 * LANES);
         for (block, ((x, places), centred)) in x.chunks(64 * VECTORS).zip(places).zip(lanes).enumerate() {
             let x = if x.len() == 64 * VECTORS {
                 x
@@ -238,14 +233,10 @@ impl Digits {
             let upper = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), share));
             let rest = _mm512_mullo_epi32(sum, centre);
             let rest = _mm512_sub_epi32(rest, _mm512_slli_epi32::<{ 2 * DIGIT_BITS }>(upper));
-            let mut rests = [0f32; LANES];
             // SAFETY: as above.
             unsafe {
                 _mm512_storeu_si512(centred.as_mut_ptr().cast(), upper);
-                _mm512_storeu_ps(rests.as_mut_ptr(), _mm512_cvtepi32_ps(rest));
-            }
-            for (group, rest) in groups.into_iter().zip(rests) {
-                self.groups[group / LANES].rests[group % LANES] += rest;
+                _mm512_storeu_si512(centred[LANES..].as_mut_ptr().cast(), rest);
             }
         }
     }

@@ -19,7 +19,7 @@ use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
 use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
-use super::scales::{factor_of_scales, scale_rows, Besides};
+use super::scales::{factor_of_scales, scale_rows, scaled_stride};
 use super::{avx512, mxfp8, InstructionSet};
 use std::arch::x86_64::*;
 
@@ -60,19 +60,16 @@ impl InstructionSet for Kernels {
     fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         let Some(codes) = Codes::of(matrix.format) else { return mxfp8::product(matrix, x) };
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
-        let stride = digits.groups.len() * LANES;
-        let unit = digits.unit * factor_of_scales(matrix);
+        let (stride, unit) = (scaled_stride(&digits), digits.unit * factor_of_scales(matrix));
         let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
-        Some(products_of_passes(matrix, scratch, |scales, first_row, products| {
-            // SAFETY (all): `Kernels` is handed out only after its features were detected.
-            let mut besides = unsafe { [Besides::nothing(); ROWS_PER_PASS] };
-            let to = (&mut **scales, &mut besides[..products.len()]);
-            unsafe { scale_rows(matrix, first_row, &codes, &digits, to) };
+        Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
+            let scaled = &mut scaled[..products.len() * stride];
+            // SAFETY (both): `Kernels` is handed out only after its features were detected.
+            unsafe { scale_rows(matrix, first_row, &codes, &digits, scaled) };
             by_rows(products, |rows| {
-                let row = |row| Row {
-                    words: matrix.row_words(first_row + row),
-                    scales: &scales[row * stride..][..stride],
-                    besides: &besides[row],
+                let row = |row| {
+                    let (biases, scales) = scaled[row * stride..][..stride].split_at(LANES);
+                    Row { words: matrix.row_words(first_row + row), scales, biases }
                 };
                 let [a, b, c, d] = rows;
                 unsafe { dot_rows(&codes, &digits, [row(a), row(b), row(c), row(d)], unit) }
@@ -86,7 +83,7 @@ impl InstructionSet for Kernels {
 struct Row<'a> {
     words: &'a [u32],
     scales: &'a [f32],
-    besides: &'a Besides,
+    biases: &'a [f32],
 }
 
 /// What codes and scales are.
@@ -126,11 +123,12 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     let row_bytes = rows[0].words.len() * 4;
     let blocks = row_bytes.div_ceil(block_bytes);
     assert!(digits.digits.len() >= blocks * DIGITS * 64 * VECTORS);
-    assert!(digits.centred.len() >= blocks * LANES);
+    assert!(digits.centred.len() >= blocks * 2 * LANES);
     assert!(KIND != MXFP4 || digits.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> digits.group_shift;
     for row in &rows {
         assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= last_group + 16);
+        assert!(row.biases.len() >= LANES);
     }
     // SAFETY: the assertions cover every block; full blocks lie in the row, the last one is masked.
     unsafe {
@@ -142,14 +140,10 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
         if full < blocks {
             add_block::<BITS, VECTORS, KIND, false>(digits, &rows, full, &mut totals);
         }
-        let [a, b, c, d] = rows.map(|row| row.besides);
-        let rests = sums_of_lanes([a.rests, b.rests, c.rests, d.rests]);
-        let biases = sums_of_lanes([a.biases, b.biases, c.biases, d.biases]);
-        let mut products = sums_of_lanes(totals);
         for row in 0..ROWS {
-            products[row] = (products[row] + rests[row]).mul_add(unit, biases[row]);
+            totals[row] = _mm512_add_ps(totals[row], _mm512_loadu_ps(rows[row].biases.as_ptr()));
         }
-        products
+        sums_of_lanes(totals).map(|sum| sum * unit)
     }
 }
 
@@ -180,33 +174,30 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
             integers[row] = unpack::<BITS, VECTORS, KIND>(load(at, 0, load_bytes, rest), second);
         }
         let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
-        let centred = _mm512_loadu_si512(digits.centred.as_ptr().add(block * LANES).cast());
-        let mut sums = [centred; ROWS];
-        // The lowest digits by themselves, where there is no room for them.
-        let mut lows = [_mm512_setzero_si512(); ROWS];
+        let centred = digits.centred.as_ptr().add(block * 2 * LANES);
+        let (highest, lowest) =
+            (_mm512_loadu_si512(centred.cast()), _mm512_loadu_si512(centred.add(LANES).cast()));
+        // A sum for each digit: instructions of one for all would wait for one another.
+        let mut sums = [[highest, _mm512_setzero_si512(), lowest]; ROWS];
         for digit in 0..DIGITS {
-            let apart = splits_sum(BITS) && digit + 1 == DIGITS;
-            if digit > 0 && !apart {
-                for sum in &mut sums {
-                    *sum = _mm512_slli_epi32::<DIGIT_BITS>(*sum);
-                }
-            }
             for vector in 0..VECTORS {
                 let digits = _mm512_loadu_si512(place.add((digit * VECTORS + vector) * 64).cast());
                 for row in 0..ROWS {
-                    let sum = if apart { &mut lows[row] } else { &mut sums[row] };
-                    *sum = _mm512_dpbusd_epi32(*sum, integers[row][vector], digits);
+                    sums[row][digit] = _mm512_dpbusd_epi32(sums[row][digit], integers[row][vector], digits);
                 }
             }
         }
         let group_of_lane = _mm512_loadu_si512(digits.group_of_lane.as_ptr().cast());
         let first_group = (block * 64 * VECTORS) >> digits.group_shift;
         for row in 0..ROWS {
-            let mut sum = _mm512_cvtepi32_ps(sums[row]);
-            if splits_sum(BITS) {
-                let highest = _mm512_set1_ps((1 << DIGIT_BITS) as f32);
-                sum = _mm512_fmadd_ps(sum, highest, _mm512_cvtepi32_ps(lows[row]));
-            }
+            let [high, middle, low] = sums[row];
+            let high = _mm512_add_epi32(_mm512_slli_epi32::<DIGIT_BITS>(high), middle);
+            let mut sum = if splits_sum(BITS) {
+                let digit = _mm512_set1_ps((1 << DIGIT_BITS) as f32);
+                _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), digit, _mm512_cvtepi32_ps(low))
+            } else {
+                _mm512_cvtepi32_ps(_mm512_add_epi32(_mm512_slli_epi32::<DIGIT_BITS>(high), low))
+            };
             if KIND == MXFP4 {
                 sum = _mm512_mul_ps(sum, _mm512_loadu_ps(digits.lane_units.as_ptr().add(block * LANES)));
             }
