@@ -8,10 +8,10 @@
 
 use super::super::aligned::Aligned;
 use super::super::kernels::ROWS_PER_PASS;
-use super::super::matrix::{GroupValues, PackedMatrix};
+use super::super::matrix::PackedMatrix;
 use super::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_numbers, e4m3_rank};
 use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
-use super::scales::e8m0_scales;
+use super::scales::{scale_rows, Scaling};
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
@@ -31,23 +31,20 @@ pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         return None;
     }
     let x = unpacking_order(x);
-    let GroupValues::Byte(scales) = matrix.scales else { return None };
-    let groups = matrix.groups_per_row();
-    let stride = groups.next_multiple_of(LANES);
+    let scaling = Scaling::none(matrix.groups_per_row());
+    let stride = scaling.stride;
     let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
     Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
+        let scaled = &mut scaled[..products.len() * stride];
         // SAFETY (both): this instruction set is in use only where its features were detected.
-        for (row, scaled) in scaled.chunks_exact_mut(stride).take(products.len()).enumerate() {
-            let scales = scales.get((first_row + row) * groups..).and_then(|rest| rest.get(..groups));
-            unsafe { e8m0_scales(scales.unwrap_or_default(), matrix.global_scale, scaled) };
-        }
+        unsafe { scale_rows(matrix, first_row, &scaling, scaled) };
         by_rows(products, |rows| {
             let row = |row| Row {
                 words: matrix.row_words(first_row + row),
-                scales: &scaled[row * stride..][..stride],
+                scales: &scaled[row * stride..][..stride][LANES..],
             };
             let [a, b, c, d] = rows;
-            unsafe { dot_rows([row(a), row(b), row(c), row(d)], &x) }
+            unsafe { dot_rows([row(a), row(b), row(c), row(d)], &x) }.map(|sum| sum * matrix.global_scale)
         });
     }))
 }
@@ -79,7 +76,7 @@ unsafe fn dot_rows(rows: [Row<'_>; ROWS], x: &[f32]) -> [f32; ROWS] {
     let blocks = row_bytes.div_ceil(BLOCK);
     assert!(x.len() >= blocks * BLOCK);
     for row in &rows {
-        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= 2 * blocks);
+        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= (2 * blocks).next_multiple_of(LANES));
     }
     let mut totals = [_mm512_setzero_ps(); ROWS];
     // SAFETY: the assertions cover every block; whole blocks lie in the rows, the last one is masked.
@@ -125,6 +122,9 @@ unsafe fn add_block<const WHOLE: bool>(
             _mm512_loadu_ps(x.add(block * BLOCK + 2 * LANES)),
             _mm512_loadu_ps(x.add(block * BLOCK + 3 * LANES)),
         ];
+        // Of the block's two groups: the upper lanes are of the second.
+        let first = (2 * block % LANES) as i32;
+        let group_of_lane = _mm512_mask_set1_epi32(_mm512_set1_epi32(first), 0xFF00, first + 1);
         let any_rare = e4m3_any_rare(rank);
         for row in 0..ROWS {
             let halves = if any_rare { e4m3_by_tables(codes[row]) } else { e4m3_by_bits(codes[row]) };
@@ -133,9 +133,8 @@ unsafe fn add_block<const WHOLE: bool>(
             for vector in 1..4 {
                 sum = _mm512_fmadd_ps(weights[vector], x[vector], sum);
             }
-            let scales = rows[row].scales.as_ptr().add(2 * block);
-            // The upper lanes are of the second group.
-            let scales = _mm512_mask_mov_ps(_mm512_set1_ps(*scales), 0xFF00, _mm512_set1_ps(*scales.add(1)));
+            let sixteen = rows[row].scales.as_ptr().add(2 * block / LANES * LANES);
+            let scales = _mm512_permutexvar_ps(group_of_lane, _mm512_loadu_ps(sixteen));
             totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
         }
     }

@@ -8,10 +8,6 @@ use std::arch::x86_64::*;
 /// Rows that are multiplied together: they share the loads of the activations.
 pub(super) const ROWS: usize = 4;
 
-/// How far ahead packed rows are asked for.
-const ROWS_AHEAD: usize = 2 * ROWS;
-const BYTES_AHEAD: usize = 512;
-
 /// The products of all rows: `multiply` fills those of up to [`ROWS_PER_PASS`] rows from its second argument on, with
 /// what `scratch` has made for it and earlier ones.
 pub(super) fn products_of_passes<S>(
@@ -56,17 +52,13 @@ pub(super) fn sums_of_lanes([a, b, c, d]: [__m512; ROWS]) -> [f32; ROWS] {
     sums
 }
 
-/// Asks for what comes after the `len` bytes at `at`: from memory the same place of later rows, of `row_bytes` bytes
-/// each, from the second-level cache what comes next of this one.
+/// Asks for the `len` bytes of the same place, `at`, of the [`ROWS`] rows that come next, of `row_bytes` bytes each.
 #[inline(always)]
 pub(super) fn prefetch(at: *const u8, len: usize, row_bytes: usize) {
-    let (later, next) = (at.wrapping_add(ROWS_AHEAD * row_bytes), at.wrapping_add(BYTES_AHEAD));
+    let next = at.wrapping_add(ROWS * row_bytes);
     for line in (0..len).step_by(64) {
         // SAFETY: any address may be asked for.
-        unsafe {
-            _mm_prefetch::<_MM_HINT_T1>(later.wrapping_add(line).cast());
-            _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast());
-        }
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast()) };
     }
 }
 

@@ -8,10 +8,28 @@ use crate::format::ScaleKind;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// Numbers that [`scale_rows`] makes for each row: sixteen whose sum is that of biases times [`Groups::sums`], then one
-/// for each group, and zeros.
-pub(super) fn scaled_stride(digits: &Digits) -> usize {
-    LANES + digits.groups.len() * LANES
+/// What scales and biases are multiplied by.
+pub(super) struct Scaling<'a> {
+    /// Numbers that [`scale_rows`] makes for each row: sixteen whose sum is that of biases times [`Groups::sums`], then
+    /// one for each group, and zeros to a multiple of sixteen.
+    pub(super) stride: usize,
+    /// None where scales are of any size.
+    groups: &'a [Groups],
+    /// What is added to biases, as a multiple of their scales.
+    centre: f32,
+}
+
+impl<'a> Scaling<'a> {
+    pub(super) fn new(codes: &Codes, digits: &'a Digits) -> Self {
+        let groups = if codes.any_scale { &[] } else { digits.groups.as_slice() };
+        let stride = LANES * (1 + digits.groups.len());
+        Self { stride, groups, centre: codes.centre as f32 * codes.unit }
+    }
+
+    /// Scales are left as they are.
+    pub(super) fn none(groups_per_row: usize) -> Self {
+        Self { stride: LANES + groups_per_row.next_multiple_of(LANES), groups: &[], centre: 0. }
+    }
 }
 
 /// For rows from `first_row` on, as many as `scaled` has place for: writes what biases give, and scales times
@@ -20,35 +38,34 @@ pub(super) fn scaled_stride(digits: &Digits) -> usize {
 /// # Safety
 /// The features are there.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn scale_rows(
-    matrix: &PackedMatrix,
+pub(super) unsafe fn scale_rows<'a>(
+    matrix: &PackedMatrix<'a>,
     first_row: usize,
-    codes: &Codes,
-    digits: &Digits,
+    scaling: &Scaling,
     scaled: &mut [f32],
 ) {
     let groups = matrix.groups_per_row();
-    let rows = scaled.len() / scaled_stride(digits);
-    let scales = matrix.scales.slice(first_row * groups, rows * groups);
-    let biases = matrix.biases.map(|biases| biases.slice(first_row * groups, rows * groups));
+    let rows = scaled.len() / scaling.stride;
+    let part = |values: GroupValues<'a>| values.slice(first_row * groups, rows * groups);
+    let (scales, biases) = (part(matrix.scales), matrix.biases.map(part));
     let zero = symmetric_zero(matrix.format.bits());
     // SAFETY: the features are those of this function.
     unsafe {
         match (scales, matrix.format.scale_kind()) {
             (GroupValues::Byte(scales), ScaleKind::E8m0) => {
-                scale_all::<E8m0, Nothing>((scales, groups), (&[], 0.), digits, scaled)
+                scale_all::<E8m0, Nothing>((scales, groups), (&[], 0.), scaling, scaled)
             }
             (GroupValues::Byte(scales), _) => {
-                scale_all::<E4m3, Nothing>((scales, groups), (&[], 0.), digits, scaled)
+                scale_all::<E4m3, Nothing>((scales, groups), (&[], 0.), scaling, scaled)
             }
             (GroupValues::F16(scales), _) => {
-                of_scales::<f16>((scales, groups), (biases, zero), codes, digits, scaled)
+                of_scales::<f16>((scales, groups), (biases, zero), scaling, scaled)
             }
             (GroupValues::Bf16(scales), _) => {
-                of_scales::<bf16>((scales, groups), (biases, zero), codes, digits, scaled)
+                of_scales::<bf16>((scales, groups), (biases, zero), scaling, scaled)
             }
             (GroupValues::F32(scales), _) => {
-                of_scales::<f32>((scales, groups), (biases, zero), codes, digits, scaled)
+                of_scales::<f32>((scales, groups), (biases, zero), scaling, scaled)
             }
         }
     }
@@ -68,19 +85,20 @@ pub(super) fn factor_of_scales(matrix: &PackedMatrix) -> f32 {
 unsafe fn of_scales<S: Stored>(
     scales: (&[S::Value], usize),
     (biases, zero): (Option<GroupValues>, f32),
-    codes: &Codes,
-    digits: &Digits,
+    scaling: &Scaling,
     scaled: &mut [f32],
 ) {
-    let centre = codes.centre as f32 * codes.unit;
+    let centre = scaling.centre;
     // SAFETY: the features are those of this function.
     unsafe {
         match biases {
-            Some(GroupValues::F16(biases)) => scale_all::<S, f16>(scales, (biases, centre), digits, scaled),
-            Some(GroupValues::Bf16(biases)) => scale_all::<S, bf16>(scales, (biases, centre), digits, scaled),
-            Some(GroupValues::F32(biases)) => scale_all::<S, f32>(scales, (biases, centre), digits, scaled),
+            Some(GroupValues::F16(biases)) => scale_all::<S, f16>(scales, (biases, centre), scaling, scaled),
+            Some(GroupValues::Bf16(biases)) => {
+                scale_all::<S, bf16>(scales, (biases, centre), scaling, scaled)
+            }
+            Some(GroupValues::F32(biases)) => scale_all::<S, f32>(scales, (biases, centre), scaling, scaled),
             // Of symmetric codes. There are no biases of bytes.
-            _ => scale_all::<S, Nothing>(scales, (&[], centre - zero), digits, scaled),
+            _ => scale_all::<S, Nothing>(scales, (&[], centre - zero), scaling, scaled),
         }
     }
 }
@@ -92,13 +110,14 @@ unsafe fn of_scales<S: Stored>(
 unsafe fn scale_all<S: Stored, B: Stored>(
     (scales, groups): (&[S::Value], usize),
     (biases, centre): (&[B::Value], f32),
-    digits: &Digits,
+    scaling: &Scaling,
     scaled: &mut [f32],
 ) {
-    let stride = scaled_stride(digits);
+    let stride = scaling.stride;
     let rows = scaled.len() / stride;
     assert!(scales.len() == rows * groups && biases.len() == if B::ANY { scales.len() } else { 0 });
-    assert!(groups <= stride - LANES);
+    assert!(LANES + groups.next_multiple_of(LANES) <= stride);
+    assert!(S::OF_ANY_SIZE || scaling.groups.len() * LANES >= groups);
     let centre = _mm512_set1_ps(centre);
     let whole = groups / LANES * LANES;
     for row in 0..rows {
@@ -106,17 +125,16 @@ unsafe fn scale_all<S: Stored, B: Stored>(
         unsafe {
             let from = (scales.as_ptr().add(row * groups), biases.as_ptr().wrapping_add(row * groups));
             let to = scaled.as_mut_ptr().add(row * stride);
-            let of_groups = digits.groups.as_ptr();
+            let group = |first| scaling.groups.as_ptr().wrapping_add(first / LANES);
             let mut total = _mm512_setzero_ps();
             for first in (0..whole).step_by(LANES) {
-                let group = &*of_groups.add(first / LANES);
                 prefetch_next_rows::<S, B>(from, first, groups);
-                scale_sixteen::<S, B>(from, first, !0, (centre, group), to, &mut total);
+                scale_sixteen::<S, B>(from, first, !0, (centre, group(first)), to, &mut total);
             }
             if whole < groups {
-                let group = &*of_groups.add(whole / LANES);
+                let mask = (1 << (groups - whole)) - 1;
                 prefetch_next_rows::<S, B>(from, whole, groups);
-                scale_sixteen::<S, B>(from, whole, there(groups, whole), (centre, group), to, &mut total);
+                scale_sixteen::<S, B>(from, whole, mask, (centre, group(whole)), to, &mut total);
             }
             _mm512_storeu_ps(to, total);
         }
@@ -126,52 +144,32 @@ unsafe fn scale_all<S: Stored, B: Stored>(
 /// Sixteen groups of a row from `first` on, of which those in the mask are there.
 ///
 /// # Safety
-/// There are scales and, unless they are [`Nothing`], biases for the mask, and places for the sixteen.
+/// There are scales and, unless they are [`Nothing`], biases for the mask, and places for the sixteen; and `groups`
+/// unless scales are of any size.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn scale_sixteen<S: Stored, B: Stored>(
     (scales, biases): (*const S::Value, *const B::Value),
     first: usize,
     mask: u16,
-    (centre, groups): (__m512, &Groups),
+    (centre, groups): (__m512, *const Groups),
     to: *mut f32,
     total: &mut __m512,
 ) {
     // SAFETY: the caller's promise.
     unsafe {
         let scale = S::load(mask, scales.wrapping_add(first));
-        // A subnormal number takes long to multiply, and units of E8M0 scales are one.
-        let scaled =
-            if S::OF_ANY_SIZE { scale } else { _mm512_mul_ps(scale, _mm512_loadu_ps(groups.units.as_ptr())) };
+        let scaled = match S::OF_ANY_SIZE {
+            true => scale,
+            false => _mm512_mul_ps(scale, _mm512_loadu_ps((*groups).units.as_ptr())),
+        };
         _mm512_storeu_ps(to.add(LANES + first), scaled);
         if S::HAS_BIASES {
             let bias = B::load(mask, biases.wrapping_add(first));
             let bias = _mm512_fmadd_ps(centre, scale, bias);
-            *total = _mm512_fmadd_ps(bias, _mm512_loadu_ps(groups.sums.as_ptr()), *total);
+            *total = _mm512_fmadd_ps(bias, _mm512_loadu_ps((*groups).sums.as_ptr()), *total);
         }
     }
-}
-
-/// E8M0 scales times `factor`, and zeros behind them to the end of `out`.
-///
-/// # Safety
-/// The features are there.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn e8m0_scales(scales: &[u8], factor: f32, out: &mut [f32]) {
-    for (first, out) in (0..).step_by(LANES).zip(out.chunks_exact_mut(LANES)) {
-        let mask = there(scales.len(), first);
-        // SAFETY: what the mask lets pass is there; sixteen places.
-        unsafe {
-            let scales = E8m0::load(mask, scales.as_ptr().wrapping_add(first));
-            _mm512_storeu_ps(out.as_mut_ptr(), _mm512_mul_ps(scales, _mm512_set1_ps(factor)));
-        }
-    }
-}
-
-/// Which of sixteen values from `first` on are there, of `count`.
-#[inline(always)]
-fn there(count: usize, first: usize) -> u16 {
-    ((1u32 << count.saturating_sub(first).min(LANES)) - 1) as u16
 }
 
 /// Asks for the values in the same places of the row that many rows ahead.

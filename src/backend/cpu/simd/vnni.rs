@@ -19,7 +19,7 @@ use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
 use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
-use super::scales::{factor_of_scales, scale_rows, scaled_stride};
+use super::scales::{factor_of_scales, scale_rows, Scaling};
 use super::{avx512, mxfp8, InstructionSet};
 use std::arch::x86_64::*;
 
@@ -60,12 +60,13 @@ impl InstructionSet for Kernels {
     fn product(&self, matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
         let Some(codes) = Codes::of(matrix.format) else { return mxfp8::product(matrix, x) };
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
-        let (stride, unit) = (scaled_stride(&digits), digits.unit * factor_of_scales(matrix));
+        let scaling = Scaling::new(&codes, &digits);
+        let (stride, unit) = (scaling.stride, digits.unit * factor_of_scales(matrix));
         let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
         Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
             let scaled = &mut scaled[..products.len() * stride];
             // SAFETY (both): `Kernels` is handed out only after its features were detected.
-            unsafe { scale_rows(matrix, first_row, &codes, &digits, scaled) };
+            unsafe { scale_rows(matrix, first_row, &scaling, scaled) };
             by_rows(products, |rows| {
                 let row = |row| {
                     let (biases, scales) = scaled[row * stride..][..stride].split_at(LANES);
@@ -127,7 +128,9 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     assert!(KIND != MXFP4 || digits.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> digits.group_shift;
     for row in &rows {
-        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= last_group + 16);
+        assert!(
+            row.words.len() * 4 == row_bytes && row.scales.len() >= (last_group + 1).next_multiple_of(LANES)
+        );
         assert!(row.biases.len() >= LANES);
     }
     // SAFETY: the assertions cover every block; full blocks lie in the row, the last one is masked.
