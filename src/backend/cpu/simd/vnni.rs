@@ -128,9 +128,7 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     assert!(KIND != MXFP4 || digits.lane_units.len() >= blocks * LANES);
     let last_group = (blocks.saturating_sub(1) * 64 * VECTORS) >> digits.group_shift;
     for row in &rows {
-        assert!(
-            row.words.len() * 4 == row_bytes && row.scales.len() >= (last_group + 1).next_multiple_of(LANES)
-        );
+        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= last_group + LANES);
         assert!(row.biases.len() >= LANES);
     }
     // SAFETY: the assertions cover every block; full blocks lie in the row, the last one is masked.
