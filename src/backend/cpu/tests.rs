@@ -121,6 +121,18 @@ fn scales_and_biases_may_differ_in_dtype() {
     }
 }
 
+/// Threads share the rows, and each goes over its own in passes.
+#[test]
+fn products_of_many_rows_agree_with_f64() {
+    let mut rng = StdRng::seed_from_u64(16);
+    for set in simd::available() {
+        for format in formats_for(128) {
+            let weight = Weight::random(format, 2107, 128, &mut rng);
+            check_matmul::<f32>(*set, &weight, 1, true, &mut rng);
+        }
+    }
+}
+
 #[test]
 fn nvfp4_rows_may_end_inside_a_run_of_32() {
     let mut rng = StdRng::seed_from_u64(2);
@@ -187,21 +199,28 @@ fn every_scale_byte_times_every_code_decodes_alike() {
 #[test]
 fn a_nan_reaches_its_row_and_no_other() {
     let mut rng = StdRng::seed_from_u64(4);
+    // Rows of the next passes have the places of the poisoned one. Tiles have a shorter last part along K, and rows of
+    // nothing behind the last.
+    let (n, k, poisoned) = (37, 1056, 2);
     for set in simd::available() {
-        for (format, poison) in
-            [(QuantFormat::Mxfp4, 255), (QuantFormat::Mxfp8, 255), (QuantFormat::Nvfp4, 0x7F)]
-        {
-            // Tiles have a shorter last part along K, and rows of nothing behind the last.
-            let k = 1056;
-            let mut weight = Weight::random(format, 4, k, &mut rng);
+        for format in formats_for(k) {
             let groups = k / format.group_size();
-            if let Groups::Byte(scales) = &mut weight.scales {
-                scales[2 * groups + groups - 1] = poison;
-            }
-            for m in [1, 5, MAX_DIRECT + 1] {
-                let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * k], None);
-                for (index, y) in y.iter().enumerate() {
-                    assert_eq!(y.is_nan(), index % 4 == 2, "{} {format} {m} {index}", set.name());
+            for in_bias in [false, true] {
+                let mut weight = Weight::random(format, n, k, &mut rng);
+                let place = poisoned * groups + groups - 1;
+                match (&mut weight.scales, &mut weight.biases) {
+                    (Groups::Byte(scales), _) => {
+                        scales[place] = if format == QuantFormat::Nvfp4 { 0x7F } else { 255 };
+                    }
+                    (_, Some(biases)) if in_bias => biases.set(place, f32::NAN),
+                    (scales, _) => scales.set(place, f32::NAN),
+                }
+                for m in [1, 5, MAX_DIRECT + 1] {
+                    let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * k], None);
+                    for (index, y) in y.iter().enumerate() {
+                        let name = (set.name(), format, in_bias, m, index);
+                        assert_eq!(y.is_nan(), index % n == poisoned, "{name:?}");
+                    }
                 }
             }
         }

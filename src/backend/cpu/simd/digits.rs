@@ -88,14 +88,14 @@ pub(super) const DIGIT_BITS: u32 = 8;
 pub(super) struct Digits {
     /// `[block][digit, highest first][vector][64]`.
     pub(super) digits: Aligned<u8>,
-    /// `[block][2][lane]`: `-centre *` the sum of the lane's numbers, as a multiple of the highest digit's unit and what
-    /// that leaves. Sums of products begin with them.
+    /// `[block][2][lane]`: `-centre *` the sum of the lane's numbers, as a multiple of the highest digit's unit, and
+    /// what that leaves. Sums of products begin with them.
     pub(super) centred: Aligned<i32>,
     /// For all groups, and zeros behind them.
     pub(super) groups: Vec<Groups>,
-    /// What products of integers and [`Groups::units`] are multiples of.
+    /// What products of integers and [`Groups::units`] are multiples of; one if scales are of any size.
     pub(super) unit: f32,
-    /// `[block][lane]`: what they are multiples of besides if scales are of any size; else there are none.
+    /// `[block][lane]`: what products of integers are multiples of if scales are of any size; else there are none.
     pub(super) lane_units: Aligned<f32>,
     /// For each lane of a block, its group counted from the block's first.
     pub(super) group_of_lane: [i32; LANES],
@@ -107,7 +107,7 @@ pub(super) struct Digits {
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(super) struct Groups {
-    /// Factors of scales; 0 where there is no group.
+    /// Factors of scales, but where these are of any size; 0 where there is no group.
     pub(super) units: [f32; LANES],
     /// Sums of the activations, in units of [`Digits::unit`].
     pub(super) sums: [f32; LANES],
@@ -142,31 +142,34 @@ impl Digits {
         Some(this)
     }
 
-    /// Finds units and sums of the groups. The loops become those of the features.
+    /// Finds units of the groups and sums, in these units. The loops become those of the features.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     fn measure(&mut self, codes: &Codes, group_size: usize, x: &[f32]) -> Option<()> {
         for (index, x) in x.chunks(group_size).enumerate() {
             let group = self.groups.get_mut(index / LANES)?;
-            group.units[index % LANES] = unit_of(x)?;
+            let unit = unit_of(x)?;
+            group.units[index % LANES] = unit;
             // E2M1 elements have no biases to multiply.
-            group.sums[index % LANES] = if codes.e2m1 { 0. } else { sum(x) };
+            group.sums[index % LANES] = if codes.e2m1 { 0. } else { (sum(x) / f64::from(unit)) as f32 };
         }
         Some(())
     }
 
-    /// Brings units to where their products with scales are normal numbers.
+    /// Brings units to where their products with scales are normal numbers, and sums to [`Digits::unit`].
     fn scale_units(&mut self, codes: &Codes) {
-        /// Sums of integers are below 2^31.
+        /// Sums of integers are below 2^33: their products with units below one leave room for any usual scale.
         const HEADROOM: f32 = 4096.;
         if codes.any_scale {
             self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
-        } else {
-            let units = self.groups.iter().flat_map(|groups| &groups.units);
-            let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
-            self.unit = largest * codes.unit * HEADROOM;
-            for groups in &mut self.groups {
-                groups.units.iter_mut().for_each(|unit| *unit = *unit / largest / HEADROOM);
-                groups.sums.iter_mut().for_each(|sum| *sum /= self.unit);
+            return;
+        }
+        let units = self.groups.iter().flat_map(|groups| &groups.units);
+        let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
+        self.unit = largest * codes.unit * HEADROOM;
+        for groups in &mut self.groups {
+            for (unit, sum) in groups.units.iter_mut().zip(&mut groups.sums) {
+                *unit = *unit / largest / HEADROOM;
+                *sum *= *unit / codes.unit;
             }
         }
     }
@@ -263,16 +266,16 @@ pub(in crate::backend::cpu) fn unit_for(largest: f32) -> f32 {
 
 /// The sum of a group's activations.
 #[inline(always)]
-fn sum(group: &[f32]) -> f32 {
+fn sum(group: &[f32]) -> f64 {
     let mut sums = [0f64; 8];
     for eight in group.chunks_exact(8) {
         sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += f64::from(*x));
     }
-    sums.iter().sum::<f64>() as f32
+    sums.iter().sum()
 }
 
-/// Whether the sum of a lane can exceed 32 bits with all three digits, so that the lowest one has a sum
-/// of its own. Eight codes of 6 bits, at most 32 off their centre, just fit: 8 * 32 * 0x7F7F7F < 2^31.
+/// Whether the sum of a lane can exceed 32 bits with all three digits, so that the lowest one's is added in f32. Eight
+/// codes of 6 bits, at most 32 off their centre, just fit: 8 * 32 * 0x7F7F7F < 2^31.
 pub(super) const fn splits_sum(bits: usize) -> bool {
     bits == 8
 }

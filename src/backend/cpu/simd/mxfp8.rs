@@ -10,16 +10,14 @@ use super::super::aligned::Aligned;
 use super::super::kernels::ROWS_PER_PASS;
 use super::super::matrix::PackedMatrix;
 use super::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_numbers, e4m3_rank};
+use super::digits::LANES;
 use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
-use super::scales::{scale_rows, Scaling};
+use super::scales::{factor_of_scales, scale_rows, Scaling};
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
 /// Elements of a row that are multiplied at a time: two groups.
 const BLOCK: usize = 64;
-
-/// Lanes of a vector.
-const LANES: usize = 16;
 
 /// The largest activations for which sums of products are numbers before they are scaled, and keep what they have.
 const RANGE: RangeInclusive<f32> = 1e-18..=1e18;
@@ -32,7 +30,7 @@ pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
     }
     let x = unpacking_order(x);
     let scaling = Scaling::none(matrix.groups_per_row());
-    let stride = scaling.stride;
+    let (stride, factor) = (scaling.stride, factor_of_scales(matrix));
     let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
     Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
         let scaled = &mut scaled[..products.len() * stride];
@@ -44,7 +42,7 @@ pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
                 scales: &scaled[row * stride..][..stride][LANES..],
             };
             let [a, b, c, d] = rows;
-            unsafe { dot_rows([row(a), row(b), row(c), row(d)], &x) }.map(|sum| sum * matrix.global_scale)
+            unsafe { dot_rows([row(a), row(b), row(c), row(d)], &x) }.map(|sum| sum * factor)
         });
     }))
 }

@@ -52,7 +52,9 @@ pub(super) fn sums_of_lanes([a, b, c, d]: [__m512; ROWS]) -> [f32; ROWS] {
     sums
 }
 
-/// Asks for the `len` bytes of the same place, `at`, of the [`ROWS`] rows that come next, of `row_bytes` bytes each.
+/// Asks for as many bytes as the `len` at `at`, which belong to a row of `row_bytes` bytes, in the same place of the row
+/// that takes its turn next: soon enough for memory, and not so soon that they leave the first-level cache again unless
+/// rows are long.
 #[inline(always)]
 pub(super) fn prefetch(at: *const u8, len: usize, row_bytes: usize) {
     let next = at.wrapping_add(ROWS * row_bytes);

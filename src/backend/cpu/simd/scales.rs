@@ -10,8 +10,8 @@ use std::arch::x86_64::*;
 
 /// What scales and biases are multiplied by.
 pub(super) struct Scaling<'a> {
-    /// Numbers that [`scale_rows`] makes for each row: sixteen whose sum is that of biases times [`Groups::sums`], then
-    /// one for each group, and zeros to a multiple of sixteen.
+    /// Numbers of a row: sixteen whose sum is that of biases times [`Groups::sums`], one for each group, and zeros. Of
+    /// those the kernel of `vnni.rs` reads up to sixteen.
     pub(super) stride: usize,
     /// None where scales are of any size.
     groups: &'a [Groups],
@@ -26,14 +26,14 @@ impl<'a> Scaling<'a> {
         Self { stride, groups, centre: codes.centre as f32 * codes.unit }
     }
 
-    /// Scales are left as they are.
+    /// Scales are left as they are, with zeros behind them to a multiple of sixteen.
     pub(super) fn none(groups_per_row: usize) -> Self {
         Self { stride: LANES + groups_per_row.next_multiple_of(LANES), groups: &[], centre: 0. }
     }
 }
 
-/// For rows from `first_row` on, as many as `scaled` has place for: writes what biases give, and scales times
-/// [`Groups::units`]. Leaves what is behind them.
+/// For rows from `first_row` on, as many as `scaled` has place for: writes what biases give, and scales, times
+/// [`Groups::units`] unless they are of any size. Zeros behind the last sixteen groups are left as they are.
 ///
 /// # Safety
 /// The features are there.
@@ -71,7 +71,7 @@ pub(super) unsafe fn scale_rows<'a>(
     }
 }
 
-/// What scales of bytes are to be multiplied by besides, for all rows.
+/// What is left for products to be multiplied by, of all rows. They have to be numbers before that.
 pub(super) fn factor_of_scales(matrix: &PackedMatrix) -> f32 {
     match matrix.format.scale_kind() {
         ScaleKind::E4m3 => E4M3_FACTOR * matrix.global_scale,
@@ -117,7 +117,7 @@ unsafe fn scale_all<S: Stored, B: Stored>(
     let rows = scaled.len() / stride;
     assert!(scales.len() == rows * groups && biases.len() == if B::ANY { scales.len() } else { 0 });
     assert!(LANES + groups.next_multiple_of(LANES) <= stride);
-    assert!(S::OF_ANY_SIZE || scaling.groups.len() * LANES >= groups);
+    assert!(S::OF_ANY_SIZE && !S::HAS_BIASES || scaling.groups.len() * LANES >= groups);
     let centre = _mm512_set1_ps(centre);
     let whole = groups / LANES * LANES;
     for row in 0..rows {
@@ -127,13 +127,13 @@ unsafe fn scale_all<S: Stored, B: Stored>(
             let to = scaled.as_mut_ptr().add(row * stride);
             let group = |first| scaling.groups.as_ptr().wrapping_add(first / LANES);
             let mut total = _mm512_setzero_ps();
+            prefetch_row(from.0.wrapping_add(ROWS_PER_PASS * groups), groups);
+            prefetch_row(from.1.wrapping_add(ROWS_PER_PASS * groups), groups);
             for first in (0..whole).step_by(LANES) {
-                prefetch_next_rows::<S, B>(from, first, groups);
                 scale_sixteen::<S, B>(from, first, !0, (centre, group(first)), to, &mut total);
             }
             if whole < groups {
                 let mask = (1 << (groups - whole)) - 1;
-                prefetch_next_rows::<S, B>(from, whole, groups);
                 scale_sixteen::<S, B>(from, whole, mask, (centre, group(whole)), to, &mut total);
             }
             _mm512_storeu_ps(to, total);
@@ -159,10 +159,10 @@ unsafe fn scale_sixteen<S: Stored, B: Stored>(
     // SAFETY: the caller's promise.
     unsafe {
         let scale = S::load(mask, scales.wrapping_add(first));
-        let scaled = match S::OF_ANY_SIZE {
-            true => scale,
-            false => _mm512_mul_ps(scale, _mm512_loadu_ps((*groups).units.as_ptr())),
-        };
+        let mut scaled = scale;
+        if !S::OF_ANY_SIZE {
+            scaled = _mm512_mul_ps(scale, _mm512_loadu_ps((*groups).units.as_ptr()));
+        }
         _mm512_storeu_ps(to.add(LANES + first), scaled);
         if S::HAS_BIASES {
             let bias = B::load(mask, biases.wrapping_add(first));
@@ -172,20 +172,12 @@ unsafe fn scale_sixteen<S: Stored, B: Stored>(
     }
 }
 
-/// Asks for the values in the same places of the row that many rows ahead.
+/// Asks for the `count` values of a row.
 #[inline(always)]
-fn prefetch_next_rows<S: Stored, B: Stored>(
-    (scales, biases): (*const S::Value, *const B::Value),
-    first: usize,
-    groups: usize,
-) {
-    let ahead = ROWS_PER_PASS * groups + first;
-    // SAFETY: any address may be asked for.
-    unsafe {
-        _mm_prefetch::<_MM_HINT_T0>(scales.wrapping_add(ahead).cast());
-        if B::ANY {
-            _mm_prefetch::<_MM_HINT_T0>(biases.wrapping_add(ahead).cast());
-        }
+fn prefetch_row<T>(values: *const T, count: usize) {
+    for byte in (0..count * size_of::<T>()).step_by(64) {
+        // SAFETY: any address may be asked for.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(values.cast::<i8>().wrapping_add(byte)) };
     }
 }
 
@@ -258,7 +250,7 @@ impl Stored for E8m0 {
     const OF_ANY_SIZE: bool = true;
     #[inline(always)]
     unsafe fn load(mask: u16, from: *const u8) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: the caller's promise. A byte of zero is not zero.
         unsafe { _mm512_maskz_mov_ps(mask, e8m0(_mm_maskz_loadu_epi8(mask, from.cast()))) }
     }
 }

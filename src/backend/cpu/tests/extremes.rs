@@ -6,8 +6,9 @@ use super::*;
 fn activations_of_any_size_survive_fixed_point() {
     for set in simd::available() {
         let mut rng = StdRng::seed_from_u64(7);
-        for format in formats_for(1024) {
-            let weight = Weight::random(format, 6, 1024, &mut rng);
+        // Symmetric codes, and biases.
+        for (n, format) in [6, 7].into_iter().flat_map(|n| formats_for(1024).map(move |format| (n, format))) {
+            let weight = Weight::random(format, n, 1024, &mut rng);
             let decoded = weight.decoded();
             // Magnitudes from 2^-60 to 2^60 beside each other, and rows that are tiny or zero throughout.
             for (low, high) in [(-60.0, 60.0), (-100.0, -90.0), (90.0, 100.0)] {
@@ -24,17 +25,46 @@ fn activations_of_any_size_survive_fixed_point() {
             }
             for m in [1, 3] {
                 let zero: Vec<f32> = matmul_with(*set, &weight.view(), &vec![0f32; m * 1024], None);
-                assert_eq!(zero, vec![0.0; m * 6], "{} {format}", set.name());
+                assert_eq!(zero, vec![0.0; m * n], "{} {format}", set.name());
                 let mut infinite = vec![1f32; m * 1024];
                 infinite[1000] = f32::INFINITY;
                 let got: Vec<f32> = matmul_with(*set, &weight.view(), &infinite, None);
                 let finite = got.iter().map(|y| y.is_finite()).collect::<Vec<_>>();
-                assert_eq!(
-                    finite,
-                    [vec![false; 6], vec![true; (m - 1) * 6]].concat(),
-                    "{} {format}",
-                    set.name()
-                );
+                let want = [vec![false; n], vec![true; (m - 1) * n]].concat();
+                assert_eq!(finite, want, "{} {format}", set.name());
+            }
+        }
+    }
+}
+
+/// Codes and activations that are all as large as they can be, of one sign or of two: sums of integers are largest.
+#[test]
+fn the_largest_sums_are_as_good() {
+    let (n, k) = (3, 1152);
+    let mut rng = StdRng::seed_from_u64(15);
+    for format in formats_for(k) {
+        let mut weight = Weight::random(format, n, k, &mut rng);
+        let row = weight.words.len() / n;
+        // The least codes, the greatest, and one of them after the other. Those of E4M3 would be NaN.
+        let ones = if format == QuantFormat::Mxfp8 { 0x7E7E_7E7E } else { u32::MAX };
+        for (word, to) in weight.words.iter_mut().enumerate() {
+            *to = [0, ones, if word % 2 == 0 { ones } else { 0 }][word / row];
+        }
+        let decoded = weight.decoded();
+        for signs in [[1., 1.], [-1., -1.], [1., -1.]] {
+            // The largest number of three balanced digits, and what its negative could be mistaken for.
+            for largest in [0x7F_7F7F as f32, 0x80_8080 as f32, f32::MAX / 2f32.powi(20)] {
+                let x: Vec<f32> = (0..k).map(|index| signs[index % 2] * largest).collect();
+                let want = product_in_f64(&decoded, k, &x, None);
+                for set in simd::available() {
+                    let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                    for (row, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
+                        let error = (f64::from(*got) - want).abs();
+                        let name = (set.name(), format, signs, largest, row);
+                        // Sums of equal terms in f32 are rounded to the same side again and again.
+                        assert!(error <= 1e-5 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
+                    }
+                }
             }
         }
     }

@@ -24,6 +24,16 @@ impl Groups {
         }
     }
 
+    /// Replaces one of floats.
+    pub(super) fn set(&mut self, index: usize, value: f32) {
+        match self {
+            Self::Byte(_) => panic!("bytes are no floats"),
+            Self::F16(values) => values[index] = f16::from_f32(value),
+            Self::Bf16(values) => values[index] = bf16::from_f32(value),
+            Self::F32(values) => values[index] = value,
+        }
+    }
+
     pub(super) fn view(&self) -> GroupValues<'_> {
         match self {
             Self::Byte(values) => GroupValues::Byte(values),
