@@ -37,8 +37,8 @@ impl Codes {
         Some(Self { bits, e2m1, centre, unit, any_scale })
     }
 
-    /// Vectors of 64 codes in a block: for widths that divide a byte as many as come from one load, for
-    /// others two, from two loads.
+    /// Vectors of 64 codes in a block: for widths that divide a byte as many as come from one load, for others two, from
+    /// one load (3 bits) or two.
     pub(super) fn vectors(&self) -> usize {
         match self.bits {
             1 | 2 | 4 => 8 / self.bits,
@@ -55,7 +55,7 @@ impl Codes {
     /// units of the first and two of the second.
     fn lane_of_unit(&self, unit: usize) -> usize {
         match self.bits {
-            1 | 2 | 4 => unit,
+            1..=4 => unit,
             _ => unit % 8 / 2 * 4 + unit / 8 * 2 + unit % 2,
         }
     }

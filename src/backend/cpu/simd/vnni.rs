@@ -161,8 +161,7 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
     totals: &mut [__m512; ROWS],
 ) {
     let block_bytes = const { 8 * VECTORS * BITS };
-    // Widths that do not divide a byte take two loads.
-    let load_bytes = if VECTORS == 2 && BITS != 4 { block_bytes / 2 } else { block_bytes };
+    let load_bytes = if block_bytes > 64 { block_bytes / 2 } else { block_bytes };
     let row_bytes = rows[0].words.len() * 4;
     let rest = if WHOLE { block_bytes } else { row_bytes - block * block_bytes };
     // SAFETY: the caller's promise; what is not in the row is masked.
@@ -212,6 +211,30 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
             totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
         }
     }
+}
+
+/// Byte indices that put together, in each lane, the bytes with the first (`vector` 0) or the last four of its eight codes
+/// of 3 bits.
+const fn gather_threes(vector: usize) -> [u8; 64] {
+    let mut index = [0; 64];
+    let mut byte = 0;
+    while byte < 64 {
+        // Of the lane's three bytes: the last four codes begin in the middle of the second.
+        index[byte] = (byte / 4 * 3 + vector + byte % 4) as u8;
+        byte += 1;
+    }
+    index
+}
+
+/// Bit offsets in a quadword of two such lanes of the doubled codes.
+const fn offsets_of_threes(vector: usize) -> [u8; 64] {
+    let mut offsets = [0; 64];
+    let mut byte = 0;
+    while byte < 64 {
+        offsets[byte] = ((byte % 8 / 4 * 32 + vector * 4 + byte % 4 * 3 + 63) % 64) as u8;
+        byte += 1;
+    }
+    offsets
 }
 
 /// Byte indices that put the eight codes of each quadword, `bits` bytes, together.
@@ -271,7 +294,18 @@ unsafe fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     let mut codes = [first; VECTORS];
     // SAFETY: the tables have 64 (16) bytes.
     unsafe {
-        if matches!(BITS, 3 | 5 | 6 | 8) {
+        if BITS == 3 {
+            for vector in 0..VECTORS {
+                let bytes = &const { [gather_threes(0), gather_threes(1)] }[vector];
+                let offsets = &const { [offsets_of_threes(0), offsets_of_threes(1)] }[vector];
+                let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
+                let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
+                let together = _mm512_permutexvar_epi8(bytes, first);
+                codes[vector] = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
+            }
+            return codes;
+        }
+        if matches!(BITS, 5 | 6 | 8) {
             let mut halves = [first, second];
             if BITS != 8 {
                 let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { code_offsets(BITS) });
