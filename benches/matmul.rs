@@ -65,6 +65,9 @@ fn in_turn<T: 'static>(
     Ok(Box::new(move |x| multiply(&copies[next.replace((next.get() + 1) % copies.len())], x)))
 }
 
+/// What the others are compared with.
+const DENSE: &str = "candle dense f32";
+
 fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
     let device = Device::Cpu;
     let copied = if streamed { STREAMED_BYTES } else { 0 };
@@ -72,7 +75,7 @@ fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
     let weight = Tensor::randn(0f32, 0.02, (n, k), &device)?;
     let head = |dense: &Tensor| dense.narrow(0, 0, CHECKED_ROWS)?.to_dtype(DType::F32)?.to_vec2::<f32>();
     let mut all = vec![Contender {
-        name: "candle dense f32".to_string(),
+        name: DENSE.to_string(),
         bits_per_weight: 32.0,
         takes_bf16: false,
         weights: head(&weight)?,
@@ -150,7 +153,11 @@ fn main() -> Result<()> {
                 let Contender { name, bits_per_weight, .. } = contender;
                 let id = format!("{shape}/M={m}/{dtype}/{name}");
                 let Some(ms) = bench.time(&id, || (contender.multiply)(black_box(x))) else { continue };
-                let ratio = *dense.get_or_insert(ms) / ms;
+                if name == DENSE {
+                    dense = Some(ms);
+                }
+                // A filter may have left out dense f32.
+                let ratio = dense.map_or("-".to_string(), |dense| format!("{:.2}", dense / ms));
                 bench.row(&[
                     shape.clone(),
                     m.to_string(),
@@ -158,7 +165,7 @@ fn main() -> Result<()> {
                     name.clone(),
                     format!("{bits_per_weight:.2}"),
                     format!("{ms:.3}"),
-                    format!("{ratio:.2}"),
+                    ratio,
                     format!("{:.1e}", error(contender, x)?),
                 ]);
             }
