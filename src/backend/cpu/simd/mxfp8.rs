@@ -7,12 +7,11 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::aligned::Aligned;
-use super::super::kernels::ROWS_PER_PASS;
 use super::super::matrix::PackedMatrix;
 use super::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_numbers, e4m3_rank};
 use super::digits::LANES;
-use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
-use super::scales::{factor_of_scales, scale_rows, Scaling};
+use super::rows::{load, prefetch, products, sums_of_lanes, Row, ROWS};
+use super::scales::{factor_of_scales, Scaling};
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
@@ -30,21 +29,9 @@ pub(super) fn product(matrix: &PackedMatrix, x: &[f32]) -> Option<Vec<f32>> {
     }
     let x = unpacking_order(x);
     let scaling = Scaling::none(matrix.groups_per_row());
-    let (stride, factor) = (scaling.stride, factor_of_scales(matrix));
-    let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
-    Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
-        let scaled = &mut scaled[..products.len() * stride];
-        // SAFETY (both): this instruction set is in use only where its features were detected.
-        unsafe { scale_rows(matrix, first_row, &scaling, scaled) };
-        by_rows(products, |rows| {
-            let row = |row| Row {
-                words: matrix.row_words(first_row + row),
-                scales: &scaled[row * stride..][..stride][LANES..],
-            };
-            let [a, b, c, d] = rows;
-            unsafe { dot_rows([row(a), row(b), row(c), row(d)], &x) }.map(|sum| sum * factor)
-        });
-    }))
+    let factor = factor_of_scales(matrix);
+    // SAFETY (both calls): this instruction set is in use only where its features were detected.
+    Some(unsafe { products(matrix, &scaling, |rows| dot_rows(rows, &x).map(|sum| sum * factor)) })
 }
 
 /// Blocks of activations as [`e4m3_numbers`] orders weights; zeros behind the last.
@@ -58,13 +45,6 @@ fn unpacking_order(x: &[f32]) -> Aligned<f32> {
         }
     }
     ordered
-}
-
-/// A packed row, and its scales with zeros behind them.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    words: &'a [u32],
-    scales: &'a [f32],
 }
 
 /// The products of rows and the activations.

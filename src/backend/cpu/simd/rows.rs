@@ -1,38 +1,56 @@
 //! What the kernels for one vector of activations share: rows are taken [`ROWS`] at a time, by all threads.
 
+use super::super::aligned::Aligned;
 use super::super::kernels::ROWS_PER_PASS;
 use super::super::matrix::PackedMatrix;
 use super::super::{rows_per_task, tasks};
+use super::digits::LANES;
+use super::scales::{scale_rows, Scaling};
 use std::arch::x86_64::*;
 
 /// Rows that are multiplied together: they share the loads of the activations.
 pub(super) const ROWS: usize = 4;
 
-/// The products of all rows: `multiply` fills those of up to [`ROWS_PER_PASS`] rows from its second argument on, with
-/// what `scratch` has made for it and earlier ones.
-pub(super) fn products_of_passes<S>(
+/// A packed row, and what [`scale_rows`] makes of its scales and biases.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub(super) words: &'a [u32],
+    /// Sixteen numbers, of which the sum is meant.
+    pub(super) biases: &'a [f32],
+    pub(super) scales: &'a [f32],
+}
+
+/// The products of all rows, of which `dot` multiplies [`ROWS`] at a time; where rows of a pass run out, the last one is
+/// multiplied again.
+///
+/// # Safety
+/// The features of [`scale_rows`] are there.
+pub(super) unsafe fn products(
     matrix: &PackedMatrix,
-    scratch: impl Fn() -> S + Send + Sync,
-    multiply: impl Fn(&mut S, usize, &mut [f32]) + Send + Sync,
+    scaling: &Scaling,
+    dot: impl Fn([Row<'_>; ROWS]) -> [f32; ROWS] + Send + Sync,
 ) -> Vec<f32> {
-    let rows = rows_per_task(matrix, 1);
+    let rows_of_task = rows_per_task(matrix, 1);
     let mut products = vec![0f32; matrix.rows];
-    tasks::for_each(products.chunks_mut(rows), |task, products| {
-        let mut scratch = scratch();
+    tasks::for_each(products.chunks_mut(rows_of_task), |task, products| {
+        let mut scaled = Aligned::<f32>::new(ROWS_PER_PASS * scaling.stride);
         for (pass, products) in products.chunks_mut(ROWS_PER_PASS).enumerate() {
-            multiply(&mut scratch, task * rows + pass * ROWS_PER_PASS, products);
+            let first_row = task * rows_of_task + pass * ROWS_PER_PASS;
+            let scaled = &mut scaled[..products.len() * scaling.stride];
+            // SAFETY: the caller's promise.
+            unsafe { scale_rows(matrix, first_row, scaling, scaled) };
+            let last = products.len().saturating_sub(1);
+            for (part, products) in products.chunks_mut(ROWS).enumerate() {
+                let sums = dot(std::array::from_fn(|row| {
+                    let row = (ROWS * part + row).min(last);
+                    let (biases, scales) = scaled[row * scaling.stride..][..scaling.stride].split_at(LANES);
+                    Row { words: matrix.row_words(first_row + row), biases, scales }
+                }));
+                products.iter_mut().zip(sums).for_each(|(product, sum)| *product = sum);
+            }
         }
     });
     products
-}
-
-/// Writes the products of a pass, [`ROWS`] at a time; where rows run out, the last one is computed again.
-pub(super) fn by_rows(products: &mut [f32], mut multiply: impl FnMut([usize; ROWS]) -> [f32; ROWS]) {
-    let last = products.len().saturating_sub(1);
-    for (part, products) in products.chunks_mut(ROWS).enumerate() {
-        let sums = multiply(std::array::from_fn(|row| (ROWS * part + row).min(last)));
-        products.iter_mut().zip(sums).for_each(|(product, sum)| *product = sum);
-    }
 }
 
 /// The sum of the lanes of each vector.

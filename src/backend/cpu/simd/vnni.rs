@@ -14,12 +14,11 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use super::super::aligned::Aligned;
-use super::super::kernels::{DecodeRows, DotRows, Parameters, ROWS_PER_PASS};
+use super::super::kernels::{DecodeRows, DotRows, Parameters};
 use super::super::matrix::PackedMatrix;
 use super::digits::{doubled, splits_sum, Codes, Digits, DIGITS, DIGIT_BITS, LANES};
-use super::rows::{by_rows, load, prefetch, products_of_passes, sums_of_lanes, ROWS};
-use super::scales::{factor_of_scales, scale_rows, Scaling};
+use super::rows::{load, prefetch, products, sums_of_lanes, Row, ROWS};
+use super::scales::{factor_of_scales, Scaling};
 use super::{avx512, mxfp8, InstructionSet};
 use std::arch::x86_64::*;
 
@@ -61,30 +60,10 @@ impl InstructionSet for Kernels {
         let Some(codes) = Codes::of(matrix.format) else { return mxfp8::product(matrix, x) };
         let digits = Digits::new(&codes, matrix.format.group_size(), x)?;
         let scaling = Scaling::new(&codes, &digits);
-        let (stride, unit) = (scaling.stride, digits.unit * factor_of_scales(matrix));
-        let scratch = || Aligned::<f32>::new(ROWS_PER_PASS * stride);
-        Some(products_of_passes(matrix, scratch, |scaled, first_row, products| {
-            let scaled = &mut scaled[..products.len() * stride];
-            // SAFETY (both): `Kernels` is handed out only after its features were detected.
-            unsafe { scale_rows(matrix, first_row, &scaling, scaled) };
-            by_rows(products, |rows| {
-                let row = |row| {
-                    let (biases, scales) = scaled[row * stride..][..stride].split_at(LANES);
-                    Row { words: matrix.row_words(first_row + row), scales, biases }
-                };
-                let [a, b, c, d] = rows;
-                unsafe { dot_rows(&codes, &digits, [row(a), row(b), row(c), row(d)], unit) }
-            });
-        }))
+        let unit = digits.unit * factor_of_scales(matrix);
+        // SAFETY (both calls): `Kernels` is handed out only after its features were detected.
+        Some(unsafe { products(matrix, &scaling, |rows| dot_rows(&codes, &digits, rows, unit)) })
     }
-}
-
-/// A packed row, and what [`scale_rows`] makes of its scales and biases.
-#[derive(Clone, Copy)]
-struct Row<'a> {
-    words: &'a [u32],
-    scales: &'a [f32],
-    biases: &'a [f32],
 }
 
 /// What codes and scales are.
