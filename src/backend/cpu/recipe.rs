@@ -9,6 +9,8 @@ pub(super) trait Recipe {
     const BITS: usize;
     /// Whether groups have biases.
     const HAS_BIASES: bool;
+    /// Whether to decode a vector while the one before it is multiplied, where [`Simd::DECODES_AHEAD`].
+    const DECODES_AHEAD: bool = true;
 
     /// The codes of a block.
     ///
@@ -86,6 +88,8 @@ pub(super) struct E4m3;
 impl Recipe for E4m3 {
     const BITS: usize = 8;
     const HAS_BIASES: bool = false;
+    // Vectors of rare codes make a branch, around which more has to be kept than there are registers.
+    const DECODES_AHEAD: bool = false;
 
     #[inline(always)]
     unsafe fn load_codes<S: Simd>(from: *const u8) -> S::U {

@@ -205,6 +205,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
 
     const MAX_COLUMNS_OF_PAIRS: usize = 8;
+    const DECODES_AHEAD: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {

@@ -1,6 +1,6 @@
 //! Vectors: one trait, one thin file for each instruction set, and the choice at run time.
 //!
-//! Every kernel is written once, generic over [`Simd`] (`kernels.rs`), and instantiated for each
+//! Every kernel is written once, generic over [`Simd`] (`kernels`), and instantiated for each
 //! instruction set inside a function that enables its features. A vector of `LANES` 32-bit lanes
 //! takes the packed codes of a *block* of `4 * LANES` elements: lane `l` holds, in its low
 //! `4 * BITS` bits, the codes of elements `4 * l .. 4 * l + 4`. Four shifts then give four vectors
@@ -45,6 +45,8 @@ pub(super) trait Simd: Copy {
     const BLOCK: usize = 4 * Self::LANES;
     /// The most columns with which products handle two rows together, as registers allow.
     const MAX_COLUMNS_OF_PAIRS: usize;
+    /// Whether products take less time if the next weights are decoded meanwhile.
+    const DECODES_AHEAD: bool = false;
 
     unsafe fn zero() -> Self::F;
     /// Reads `LANES` numbers.

@@ -95,6 +95,8 @@ pub(super) unsafe fn load(block: *const u8, start: usize, len: usize, rest: usiz
     unsafe {
         match present {
             0 => _mm512_setzero_si512(),
+            16 => _mm512_zextsi128_si512(_mm_loadu_si128(block.add(start).cast())),
+            32 => _mm512_zextsi256_si512(_mm256_loadu_si256(block.add(start).cast())),
             64 => _mm512_loadu_si512(block.add(start).cast()),
             _ => _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), block.add(start).cast()),
         }
