@@ -51,12 +51,12 @@ impl Codes {
         64 * self.vectors()
     }
 
-    /// The lane that covers a unit: where two loads are shuffled together, each 128-bit part has two
-    /// units of the first and two of the second.
+    /// The lane that covers a unit: where codes are whole bytes, two loads are shuffled together, and each 128-bit part
+    /// has two units of the first and two of the second.
     fn lane_of_unit(&self, unit: usize) -> usize {
         match self.bits {
-            1..=4 => unit,
-            _ => unit % 8 / 2 * 4 + unit / 8 * 2 + unit % 2,
+            8 => unit % 8 / 2 * 4 + unit / 8 * 2 + unit % 2,
+            _ => unit,
         }
     }
 

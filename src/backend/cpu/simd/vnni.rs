@@ -140,7 +140,6 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
     totals: &mut [__m512; ROWS],
 ) {
     let block_bytes = const { 8 * VECTORS * BITS };
-    let load_bytes = if block_bytes > 64 { block_bytes / 2 } else { block_bytes };
     let row_bytes = rows[0].words.len() * 4;
     let rest = if WHOLE { block_bytes } else { row_bytes - block * block_bytes };
     // SAFETY: the caller's promise; what is not in the row is masked.
@@ -149,8 +148,9 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
         for row in 0..ROWS {
             let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
             prefetch(at, block_bytes, row_bytes);
-            let second = load(at, load_bytes, block_bytes - load_bytes, rest);
-            integers[row] = unpack::<BITS, VECTORS, KIND>(load(at, 0, load_bytes, rest), second);
+            let first = load(at, 0, block_bytes.min(64), rest);
+            let second = if block_bytes > 64 { load(at, 64, block_bytes - 64, rest) } else { first };
+            integers[row] = unpack::<BITS, VECTORS, KIND>(first, second);
         }
         let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
         let centred = digits.centred.as_ptr().add(block * 2 * LANES);
@@ -192,48 +192,25 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
     }
 }
 
-/// Byte indices that put together, in each lane, the bytes with the first (`vector` 0) or the last four of its eight codes
-/// of 3 bits.
-const fn gather_threes(vector: usize) -> [u8; 64] {
+/// Byte indices, into one or two loads, that put together, in each lane, the bytes with the first (`vector` 0) or the last
+/// four of its eight codes of 3, 5 or 6 bits.
+const fn gather_bytes(bits: usize, vector: usize) -> [u8; 64] {
     let mut index = [0; 64];
     let mut byte = 0;
     while byte < 64 {
-        // Of the lane's three bytes: the last four codes begin in the middle of the second.
-        index[byte] = (byte / 4 * 3 + vector + byte % 4) as u8;
+        index[byte] = (byte / 4 * bits + vector * 4 * bits / 8 + byte % 4) as u8;
         byte += 1;
     }
     index
 }
 
-/// Bit offsets in a quadword of two such lanes of the doubled codes.
-const fn offsets_of_threes(vector: usize) -> [u8; 64] {
+/// Bit offsets of these codes in a quadword of two lanes; one less, modulo 64, for doubled ones.
+const fn code_offsets(bits: usize, vector: usize) -> [u8; 64] {
     let mut offsets = [0; 64];
     let mut byte = 0;
     while byte < 64 {
-        offsets[byte] = ((byte % 8 / 4 * 32 + vector * 4 + byte % 4 * 3 + 63) % 64) as u8;
-        byte += 1;
-    }
-    offsets
-}
-
-/// Byte indices that put the eight codes of each quadword, `bits` bytes, together.
-const fn gather_bytes(bits: usize) -> [u8; 64] {
-    let mut index = [0; 64];
-    let mut byte = 0;
-    while byte < 64 {
-        let from = byte / 8 * bits + byte % 8;
-        index[byte] = if from < 64 { from as u8 } else { 63 };
-        byte += 1;
-    }
-    index
-}
-
-/// Bit offsets of the eight codes of a quadword; one less, modulo 64, for doubled ones.
-const fn code_offsets(bits: usize) -> [u8; 64] {
-    let mut offsets = [0; 64];
-    let mut byte = 0;
-    while byte < 64 {
-        offsets[byte] = ((byte % 8 * bits + 64 - doubled(bits) as usize) % 64) as u8;
+        let first = byte % 8 / 4 * 32 + vector * 4 * bits % 8;
+        offsets[byte] = ((first + byte % 4 * bits + 64 - doubled(bits) as usize) % 64) as u8;
         byte += 1;
     }
     offsets
@@ -273,30 +250,23 @@ unsafe fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     let mut codes = [first; VECTORS];
     // SAFETY: the tables have 64 (16) bytes.
     unsafe {
-        if BITS == 3 {
+        if matches!(BITS, 3 | 5 | 6) {
             for vector in 0..VECTORS {
-                let bytes = &const { [gather_threes(0), gather_threes(1)] }[vector];
-                let offsets = &const { [offsets_of_threes(0), offsets_of_threes(1)] }[vector];
-                let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
+                let index = &const { [gather_bytes(BITS, 0), gather_bytes(BITS, 1)] }[vector];
+                let offsets = &const { [code_offsets(BITS, 0), code_offsets(BITS, 1)] }[vector];
+                let index = _mm512_loadu_si512(index.as_ptr().cast());
                 let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
-                let together = _mm512_permutexvar_epi8(bytes, first);
+                let together = match BITS {
+                    3 => _mm512_permutexvar_epi8(index, first),
+                    _ => _mm512_permutex2var_epi8(first, index, second),
+                };
                 codes[vector] = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
             }
             return codes;
         }
-        if matches!(BITS, 5 | 6 | 8) {
-            let mut halves = [first, second];
-            if BITS != 8 {
-                let (bytes, offsets) = (&const { gather_bytes(BITS) }, &const { code_offsets(BITS) });
-                let bytes = _mm512_loadu_si512(bytes.as_ptr().cast());
-                let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
-                for half in &mut halves {
-                    let together = _mm512_permutexvar_epi8(bytes, *half);
-                    *half = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
-                }
-            }
+        if BITS == 8 {
             // The lower four codes of every quadword, and the upper four.
-            let [first, second] = [_mm512_castsi512_ps(halves[0]), _mm512_castsi512_ps(halves[1])];
+            let [first, second] = [_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)];
             codes[0] = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(first, second));
             codes[1] = _mm512_castps_si512(_mm512_shuffle_ps::<0xDD>(first, second));
             return codes;
