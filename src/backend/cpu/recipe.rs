@@ -9,7 +9,7 @@ pub(super) trait Recipe {
     const BITS: usize;
     /// Whether groups have biases.
     const HAS_BIASES: bool;
-    /// Whether to decode a vector while the one before it is multiplied, where [`Simd::DECODES_AHEAD`].
+    /// Whether a vector is decoded while the one before it is multiplied, where [`Simd::DECODES_AHEAD`], too.
     const DECODES_AHEAD: bool = true;
 
     /// The codes of a block.

@@ -21,7 +21,7 @@ pub(crate) struct DotRows<'a> {
     pub(crate) columns: usize,
     /// `[block][column]`, each a block of an interleaved vector, zero-padded.
     pub(crate) x: &'a [f32],
-    /// `[rows, columns]`; its length sets the number of rows.
+    /// `[rows, columns]`; its length sets the number of rows, at least one.
     pub(crate) out: &'a mut [f32],
 }
 
@@ -34,7 +34,8 @@ struct Span {
     group_shift: u32,
 }
 
-/// A vector in memory, where it is a cache line: a load or store that crosses one counts twice.
+/// Room for a vector, at the start of a cache line: a load or store that crosses two lines counts twice. Narrower
+/// vectors take the first lanes.
 #[derive(Clone, Copy)]
 #[repr(align(64))]
 struct Lanes([f32; MAX_LANES]);
@@ -70,27 +71,28 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
     assert!(parameters.stride >= matrix.groups_per_row() + PADDING);
     let group_shift = matrix.format.group_size().trailing_zeros();
     let ahead = ahead(matrix, ROWS);
-    let words =
-        std::array::from_fn::<_, ROWS_PER_PASS, _>(|row| matrix.row_words(first_row + row.min(count - 1)));
+    let words_of = |row: usize| matrix.row_words(first_row + row.min(count - 1));
     let mut rows: [Row; ROWS_PER_PASS] = std::array::from_fn(|row| {
-        assert!(words[row].len() * 4 >= full_blocks * block_bytes::<S, R>());
+        let words = words_of(row);
         let (scales, biases) = parameters.row(row.min(count - 1));
-        Row { codes: words[row].as_ptr().cast(), scales: scales.as_ptr(), biases: biases.as_ptr(), ahead }
+        assert!(words.len() * 4 >= full_blocks * block_bytes::<S, R>());
+        assert!(scales.len() == parameters.stride && biases.len() == parameters.stride);
+        Row { codes: words.as_ptr().cast(), scales: scales.as_ptr(), biases: biases.as_ptr(), ahead }
     });
+    let mut tails = [const { Tail::EMPTY }; ROWS_PER_PASS];
     let mut sums = [[Lanes([0.0; MAX_LANES]); M]; ROWS_PER_PASS];
-    for first_block in (0..full_blocks).step_by(DEPTH / S::BLOCK) {
-        let end_block = (first_block + DEPTH / S::BLOCK).min(full_blocks);
-        let span = Span { first_block, end_block, group_shift };
-        // SAFETY: the caller's promise; words, parameters and activations cover the span, as checked.
-        unsafe { add_span::<S, R, M, ROWS>(&rows, x, span, &mut sums[..count.next_multiple_of(ROWS)]) };
-    }
-    if full_blocks < all_blocks {
-        let tails = words.map(|words| Tail::new::<S, R>(words, full_blocks));
-        for (row, tail) in rows.iter_mut().zip(&tails) {
-            row.codes = tail.origin::<S, R>(full_blocks);
+    let of_tail = (full_blocks < all_blocks).then_some(full_blocks);
+    for first_block in (0..full_blocks).step_by(DEPTH / S::BLOCK).chain(of_tail) {
+        let is_tail = first_block == full_blocks;
+        let end_block = if is_tail { all_blocks } else { (first_block + DEPTH / S::BLOCK).min(full_blocks) };
+        if is_tail {
+            for (row, (place, tail)) in rows.iter_mut().zip(&mut tails).enumerate() {
+                *tail = Tail::new::<S, R>(words_of(row), full_blocks);
+                place.codes = tail.origin::<S, R>(full_blocks);
+            }
         }
-        let span = Span { first_block: full_blocks, end_block: all_blocks, group_shift };
-        // SAFETY: as above; the tails hold the last block.
+        let span = Span { first_block, end_block, group_shift };
+        // SAFETY: the caller's promise; the span is not empty, and words, or tails, parameters and activations cover it.
         unsafe { add_span::<S, R, M, ROWS>(&rows, x, span, &mut sums[..count.next_multiple_of(ROWS)]) };
     }
     for (sums, out) in sums.iter().zip(out.chunks_exact_mut(M)) {
@@ -104,7 +106,7 @@ unsafe fn dot_pass<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(task: 
 /// Adds [`dot_span`] to the sums of as many rows, `ROWS` at a time, that wait in memory.
 ///
 /// # Safety
-/// As [`dot_span`].
+/// As [`dot_span_ahead`].
 #[inline(always)]
 unsafe fn add_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     rows: &[Row; ROWS_PER_PASS],
@@ -166,7 +168,7 @@ unsafe fn dot_span<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
 /// enough ahead to begin by itself with what it needs after so many multiplications.
 ///
 /// # Safety
-/// As [`dot_span`].
+/// As [`dot_span`], and the span is not empty.
 #[inline(always)]
 unsafe fn dot_span_ahead<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     rows: [Row; ROWS],
@@ -177,9 +179,11 @@ unsafe fn dot_span_ahead<S: Simd, R: Recipe, const M: usize, const ROWS: usize>(
     unsafe {
         let mut sums = [[S::zero(); M]; ROWS];
         let mut blocks = [fetch::<S, R>(rows[0], span.first_block, span.group_shift); ROWS];
+        for row in 1..ROWS {
+            blocks[row] = fetch::<S, R>(rows[row], span.first_block, span.group_shift);
+        }
         let mut weights = [S::zero(); ROWS];
         for row in 0..ROWS {
-            blocks[row] = fetch::<S, R>(rows[row], span.first_block, span.group_shift);
             weights[row] = blocks[row].weights::<R>()[0];
         }
         for block in span.first_block..span.end_block {
@@ -220,5 +224,53 @@ unsafe fn add_products<S: Simd, const M: usize, const ROWS: usize>(
                 sums[row][column] = S::mul_add(weights[row], x, sums[row][column]);
             }
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::super::recipe::{Affine, E2m1};
+    use super::super::super::simd::portable::Portable;
+    use super::*;
+    use rand::rngs::StdRng;
+    use rand::{RngExt, SeedableRng};
+
+    fn check<R: Recipe, const M: usize, const ROWS: usize>() {
+        const BLOCKS: usize = 17;
+        let mut rng = StdRng::seed_from_u64(18);
+        let mut floats = |len: usize| -> Vec<f32> { (0..len).map(|_| rng.random_range(-1.0..1.0)).collect() };
+        let x = floats(BLOCKS * M * Portable::BLOCK);
+        let mut of_rows = || -> [Vec<f32>; ROWS] { std::array::from_fn(|_| floats(BLOCKS * 2 + PADDING)) };
+        let (scales, biases) = (of_rows(), of_rows());
+        let codes: [Vec<u8>; ROWS] = std::array::from_fn(|_| {
+            (0..BLOCKS * block_bytes::<Portable, R>()).map(|_| rng.random()).collect()
+        });
+        let rows = std::array::from_fn(|row| Row {
+            codes: codes[row].as_ptr(),
+            scales: scales[row].as_ptr(),
+            biases: biases[row].as_ptr(),
+            ahead: 0,
+        });
+        for (first_block, end_block) in [(0, 1), (0, 2), (3, BLOCKS), (BLOCKS - 1, BLOCKS)] {
+            let span = Span { first_block, end_block, group_shift: 4 };
+            // SAFETY: rows and activations have all blocks, and two groups for each.
+            let (plain, ahead) = unsafe {
+                (
+                    dot_span::<Portable, R, M, ROWS>(rows, x.as_ptr(), span),
+                    dot_span_ahead::<Portable, R, M, ROWS>(rows, x.as_ptr(), span),
+                )
+            };
+            assert!(plain.as_flattened().iter().flatten().all(|sum| sum.is_finite() && *sum != 0.));
+            assert_eq!(plain, ahead, "{first_block}..{end_block}");
+        }
+    }
+
+    #[test]
+    fn decoding_ahead_changes_no_bit() {
+        check::<Affine<4, 16>, 1, 1>();
+        check::<Affine<4, 16>, 4, 2>();
+        check::<Affine<5, 8>, 3, 2>();
+        check::<Affine<8, 16>, 8, 2>();
+        check::<E2m1<4>, 2, 2>();
     }
 }

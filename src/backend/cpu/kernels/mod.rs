@@ -105,13 +105,15 @@ const fn block_bytes<S: Simd, R: Recipe>() -> usize {
 struct Tail([u8; 64]);
 
 impl Tail {
+    const EMPTY: Self = Self([0; 64]);
+
     fn new<S: Simd, R: Recipe>(words: &[u32], full_blocks: usize) -> Self {
         let start = full_blocks * block_bytes::<S, R>();
         let words = words.get(start / 4..).unwrap_or_default();
         let bytes = words.iter().flat_map(|word| word.to_le_bytes()).skip(start % 4);
-        let mut tail = [0; 64];
-        tail.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
-        Self(tail)
+        let mut tail = Self::EMPTY;
+        tail.0.iter_mut().zip(bytes).for_each(|(place, byte)| *place = byte);
+        tail
     }
 
     /// The address from which block `full_blocks` is found in the tail.
@@ -140,7 +142,8 @@ unsafe fn fetch<S: Simd, R: Recipe>(row: Row, block: usize, group_shift: u32) ->
 }
 
 impl<S: Simd> Block<S> {
-    /// The weights, in the order of [`super::simd`]. A caller that wants one of the vectors has the others optimized out.
+    /// The weights, in the order of [`super::simd`]. Where a caller takes one of the vectors, of a constant number once
+    /// loops are unrolled, nothing is computed for the others.
     ///
     /// # Safety
     /// As [`Simd`].

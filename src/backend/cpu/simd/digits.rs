@@ -37,8 +37,8 @@ impl Codes {
         Some(Self { bits, e2m1, centre, unit, any_scale })
     }
 
-    /// Vectors of 64 codes in a block: for widths that divide a byte as many as come from one load, for others two, from
-    /// one load (3 bits) or two.
+    /// Vectors of 64 codes in a block: for 1, 2 and 4 bits as many as come from one load, for others two, from one load
+    /// (3 bits) or two.
     pub(super) fn vectors(&self) -> usize {
         match self.bits {
             1 | 2 | 4 => 8 / self.bits,
@@ -51,8 +51,8 @@ impl Codes {
         64 * self.vectors()
     }
 
-    /// The lane that covers a unit: where codes are whole bytes, two loads are shuffled together, and each 128-bit part
-    /// has two units of the first and two of the second.
+    /// The lane that covers a unit: that of its number, but of 8 bits two loads are shuffled together, and each 128-bit
+    /// part has two units of the first and two of the second.
     fn lane_of_unit(&self, unit: usize) -> usize {
         match self.bits {
             8 => unit % 8 / 2 * 4 + unit / 8 * 2 + unit % 2,
@@ -66,11 +66,6 @@ impl Codes {
             1 | 2 | 4 => byte * self.vectors() + vector,
             _ => 4 * vector + byte,
         }
-    }
-
-    /// Packed bytes of a block.
-    pub(super) fn block_bytes(&self) -> usize {
-        self.block() * self.bits / 8
     }
 }
 

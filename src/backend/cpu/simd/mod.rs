@@ -17,7 +17,7 @@ pub(super) mod digits;
 mod mxfp8;
 #[cfg(target_arch = "aarch64")]
 mod neon;
-mod portable;
+pub(super) mod portable;
 #[cfg(target_arch = "x86_64")]
 mod rows;
 #[cfg(target_arch = "x86_64")]
@@ -45,7 +45,7 @@ pub(super) trait Simd: Copy {
     const BLOCK: usize = 4 * Self::LANES;
     /// The most columns with which products handle two rows together, as registers allow.
     const MAX_COLUMNS_OF_PAIRS: usize;
-    /// Whether products take less time if the next weights are decoded meanwhile.
+    /// Whether weights are decoded while others are multiplied, which takes more registers than some have.
     const DECODES_AHEAD: bool = false;
 
     unsafe fn zero() -> Self::F;

@@ -4,7 +4,7 @@ use super::{implement, Simd};
 use crate::format::element::{e4m3_to_f32, E2M1};
 
 #[derive(Clone, Copy)]
-pub(super) struct Portable;
+pub(in crate::backend::cpu) struct Portable;
 
 const LANES: usize = 8;
 

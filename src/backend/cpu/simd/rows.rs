@@ -91,10 +91,12 @@ pub(super) fn prefetch(at: *const u8, len: usize, row_bytes: usize) {
 #[target_feature(enable = "avx512f,avx512bw")]
 pub(super) unsafe fn load(block: *const u8, start: usize, len: usize, rest: usize) -> __m512i {
     let present = len.min(rest.saturating_sub(start));
-    // SAFETY: whatever is not masked out lies in the row.
+    debug_assert!(len <= 64);
+    // SAFETY: `present` bytes are read, which lie in the row.
     unsafe {
         match present {
             0 => _mm512_setzero_si512(),
+            // What blocks of 80 and of 96 bytes have behind the first load.
             16 => _mm512_zextsi128_si512(_mm_loadu_si128(block.add(start).cast())),
             32 => _mm512_zextsi256_si512(_mm256_loadu_si256(block.add(start).cast())),
             64 => _mm512_loadu_si512(block.add(start).cast()),

@@ -77,15 +77,15 @@ unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS], unit: 
     // SAFETY: the features are those of this function.
     unsafe {
         match (codes.bits, codes.e2m1) {
-            (1, _) => dot_blocks::<1, 8, AFFINE>(codes, digits, rows, unit),
-            (2, _) => dot_blocks::<2, 4, AFFINE>(codes, digits, rows, unit),
-            (3, _) => dot_blocks::<3, 2, AFFINE>(codes, digits, rows, unit),
-            (4, false) => dot_blocks::<4, 2, AFFINE>(codes, digits, rows, unit),
-            (4, true) if codes.any_scale => dot_blocks::<4, 2, MXFP4>(codes, digits, rows, unit),
-            (4, true) => dot_blocks::<4, 2, NVFP4>(codes, digits, rows, unit),
-            (5, _) => dot_blocks::<5, 2, AFFINE>(codes, digits, rows, unit),
-            (6, _) => dot_blocks::<6, 2, AFFINE>(codes, digits, rows, unit),
-            _ => dot_blocks::<8, 2, AFFINE>(codes, digits, rows, unit),
+            (1, _) => dot_blocks::<1, 8, AFFINE>(digits, rows, unit),
+            (2, _) => dot_blocks::<2, 4, AFFINE>(digits, rows, unit),
+            (3, _) => dot_blocks::<3, 2, AFFINE>(digits, rows, unit),
+            (4, false) => dot_blocks::<4, 2, AFFINE>(digits, rows, unit),
+            (4, true) if codes.any_scale => dot_blocks::<4, 2, MXFP4>(digits, rows, unit),
+            (4, true) => dot_blocks::<4, 2, NVFP4>(digits, rows, unit),
+            (5, _) => dot_blocks::<5, 2, AFFINE>(digits, rows, unit),
+            (6, _) => dot_blocks::<6, 2, AFFINE>(digits, rows, unit),
+            _ => dot_blocks::<8, 2, AFFINE>(digits, rows, unit),
         }
     }
 }
@@ -94,12 +94,11 @@ unsafe fn dot_rows(codes: &Codes, digits: &Digits, rows: [Row<'_>; ROWS], unit: 
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
-    codes: &Codes,
     digits: &Digits,
     rows: [Row<'_>; ROWS],
     unit: f32,
 ) -> [f32; ROWS] {
-    let block_bytes = codes.block_bytes();
+    let block_bytes = const { 8 * VECTORS * BITS };
     let row_bytes = rows[0].words.len() * 4;
     let blocks = row_bytes.div_ceil(block_bytes);
     assert!(digits.digits.len() >= blocks * DIGITS * 64 * VECTORS);
@@ -130,7 +129,7 @@ unsafe fn dot_blocks<const BITS: usize, const VECTORS: usize, const KIND: u8>(
 /// Adds the products of a block, which lies in the rows (`WHOLE`) or is their incomplete last one.
 ///
 /// # Safety
-/// Digits and scales cover the block.
+/// Digits and scales cover the block; the rows are equally long, and have it, or a part of it.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, const WHOLE: bool>(
@@ -142,14 +141,14 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
     let block_bytes = const { 8 * VECTORS * BITS };
     let row_bytes = rows[0].words.len() * 4;
     let rest = if WHOLE { block_bytes } else { row_bytes - block * block_bytes };
-    // SAFETY: the caller's promise; what is not in the row is masked.
+    // SAFETY: the caller's promise; of codes that are not in the row none is loaded.
     unsafe {
         let mut integers = [[_mm512_setzero_si512(); VECTORS]; ROWS];
         for row in 0..ROWS {
             let at = rows[row].words.as_ptr().cast::<u8>().add(block * block_bytes);
             prefetch(at, block_bytes, row_bytes);
             let first = load(at, 0, block_bytes.min(64), rest);
-            let second = if block_bytes > 64 { load(at, 64, block_bytes - 64, rest) } else { first };
+            let second = load(at, 64, block_bytes.saturating_sub(64), rest);
             integers[row] = unpack::<BITS, VECTORS, KIND>(first, second);
         }
         let place = digits.digits.as_ptr().add(block * DIGITS * 64 * VECTORS);
@@ -192,8 +191,9 @@ unsafe fn add_block<const BITS: usize, const VECTORS: usize, const KIND: u8, con
     }
 }
 
-/// Byte indices, into one or two loads, that put together, in each lane, the bytes with the first (`vector` 0) or the last
-/// four of its eight codes of 3, 5 or 6 bits.
+/// Byte indices, from 64 on into the second load, that put together, in each lane, the bytes with the first (`vector` 0)
+/// or the last four of its eight codes of 3, 5 or 6 bits. No code has bits in the fourth byte of a lane, which may be one
+/// behind the block.
 const fn gather_bytes(bits: usize, vector: usize) -> [u8; 64] {
     let mut index = [0; 64];
     let mut byte = 0;
@@ -238,7 +238,7 @@ const fn select_code(bits: usize, e2m1: bool) -> [i64; 8] {
 /// `2 * e2m1 + 12` of every code.
 const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
 
-/// The integers of a block's codes as bytes.
+/// The integers of a block's codes as bytes; `first` has up to 64 bytes of the block, `second` those behind them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
 unsafe fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
