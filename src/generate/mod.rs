@@ -1,15 +1,17 @@
 //! From a prompt to text: prefill in chunks, sampling, stop tokens, streaming.
 //!
-//! ```no_run
+//! ```
 //! use candle_core::{DType, Device};
 //! use candle_quant::{generate, models::Model, Checkpoint};
 //! use std::ops::ControlFlow;
 //!
 //! # fn main() -> candle_quant::Result<()> {
-//! let checkpoint = Checkpoint::open("Qwen3-0.6B-4bit")?;
+//! let checkpoint = Checkpoint::open("assets/tiny")?;
 //! let tokenizer = generate::load_tokenizer(&checkpoint)?;
 //! let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu)?;
 //! let params = generate::Params {
+//!     sample_len: 40,
+//!     seed: Some(1),
 //!     stop_tokens: generate::stop_tokens(&checkpoint)?,
 //!     ..Default::default()
 //! };
@@ -18,6 +20,7 @@
 //!     ControlFlow::Continue(())
 //! })?;
 //! println!("\n{:.1} tokens/s", generated.decode_rate());
+//! assert!(!generated.text.is_empty() && generated.tokens.len() <= 40);
 //! # Ok(())
 //! # }
 //! ```

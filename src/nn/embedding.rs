@@ -8,6 +8,23 @@ use candle_nn::Init;
 /// An embedding table `[vocabulary, hidden]`; maps ids of any shape `[..]` to `[.., hidden]`.
 ///
 /// A packed table is never decoded as a whole, only the rows that are asked for.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::{embedding, Checkpoint, Module, VarBuilder};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
+/// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+/// let table = embedding(640, 256, vb.pp("model.embed_tokens"))?; // 4-bit, stays packed
+/// let rows = table.forward(&Tensor::new(&[[1u32, 2, 3]], &Device::Cpu)?)?;
+/// assert_eq!(rows.dims(), [1, 3, 256]);
+///
+/// let head = table.as_linear(); // the tied output head, on the same packed data
+/// assert_eq!(head.forward(&rows)?.dims(), [1, 3, 640]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug)]
 pub struct Embedding {
     weight: LayerWeight,

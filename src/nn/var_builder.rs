@@ -15,6 +15,23 @@ use std::ops::Range;
 /// packed weights from it. [`get`](VarBuilder::get) keeps candle's meaning, a dense tensor of the
 /// builder's dtype; asked for a packed weight it decodes it, whole, into a new tensor.
 ///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_quant::{linear_no_bias, Checkpoint, VarBuilder};
+///
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
+/// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+/// let mlp = vb.pp("model.layers").pp(0).pp("mlp");
+/// let up = linear_no_bias(256, 512, mlp.pp("up_proj"))?;
+/// assert!(up.weight().quantized().is_some());
+///
+/// let decoded = mlp.get((512, 256), "up_proj.weight")?;
+/// assert_eq!(decoded.dtype(), DType::F32);
+/// # Ok(())
+/// # }
+/// ```
+///
 /// A `candle_nn::VarBuilder` of any source (a `VarMap` for training, zeros, dense safetensors) converts
 /// into one, so that a ported model keeps working with all of them.
 #[derive(Clone)]

@@ -7,5 +7,6 @@ mod packed;
 
 mod experts;
 mod nn;
+mod port;
 mod products;
 mod tensor;
