@@ -30,7 +30,7 @@ fn main() -> Result<()> {
     if checkpoint.kind() != CheckpointKind::Dense {
         bail!("{}: quantized already; give the dense checkpoint that it was made of", args.model.display());
     }
-    let config = Config::from_json(checkpoint.config())?;
+    let config = Config::from_checkpoint(&checkpoint)?;
     let texts = tokenize(&checkpoint, &args)?;
 
     println!("| format | bits per weight | MB | perplexity | prefill tokens/s | decode tokens/s |");

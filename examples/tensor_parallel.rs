@@ -32,7 +32,7 @@ fn main() -> anyhow::Result<()> {
     let Args { model, prompt, ranks, distributed } = Args::parse();
     let checkpoint = Checkpoint::open(model)?;
     let work = move |rank: parallel::Rank| {
-        let config = Config::from_json(checkpoint.config())?;
+        let config = Config::from_checkpoint(&checkpoint)?;
         // The only line that differs from a model that is alone.
         let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
         let mut model = Model::new(&config, vb)?;

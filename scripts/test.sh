@@ -6,8 +6,8 @@
 #
 # --ci: the CUDA tests with sanitizers as well, and the machine code for the oldest architecture, too.
 # --full: all that for every architecture, and every planted bug.
-# Needs a C++ compiler. The checks of machine code and of generated bindings need Python 3, with which they fetch
-# NVIDIA's compiler and libclang; without it they are left out, unless CI is set.
+# Needs a C++ compiler. The checks of machine code and of generated bindings need Python 3 with venv, with which they
+# fetch NVIDIA's compiler and libclang; without it they are left out, unless CI is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in '' | --ci | --full) ;; *) echo "$0: $1: --ci or --full" >&2 && exit 2 ;; esac
@@ -28,7 +28,8 @@ fi
 step "planted bugs"
 if [ "${1-}" = --full ]; then scripts/mutants.sh; else scripts/mutants.sh --sample; fi
 
-if command -v python3 >/dev/null || [ -n "${CI-}" ]; then
+# Debian and Ubuntu have venv in a package of its own: python3 alone does not tell.
+if python3 -c 'import ensurepip, venv' 2>/dev/null || [ -n "${CI-}" ]; then
   step "machine code of the kernels"
   case ${1-} in
     --full) scripts/sass-gate.sh --archs all ;;
@@ -38,5 +39,6 @@ if command -v python3 >/dev/null || [ -n "${CI-}" ]; then
   step "bindings"
   scripts/check-bindings.sh
 else
-  echo "no python3: machine code and bindings were not checked" >&2
+  echo "machine code of the kernels and bindings were not checked: python3 with venv is missing;" \
+    "on Debian and Ubuntu: apt-get install python3 python3-venv" >&2
 fi

@@ -249,9 +249,23 @@ impl Checkpoint {
         self.0.warnings.list()
     }
 
+    /// The file that holds a tensor; the path that was opened, if it is not known.
+    pub(crate) fn file_of(&self, tensor: &str) -> &Path {
+        self.0.opened.container.file_of(tensor).unwrap_or(self.path())
+    }
+
+    /// The file that states the [`config`](Checkpoint::config), be it there or not: `config.json`, or that of the
+    /// weights, if it tells everything itself.
+    pub(crate) fn config_file(&self) -> PathBuf {
+        match (self.kind(), self.companions()) {
+            (CheckpointKind::Gguf | CheckpointKind::Slm1, _) => self.path().to_owned(),
+            (_, Companions::Directory(dir)) => dir.join("config.json"),
+            (_, files) => files.path("config.json").unwrap_or_else(|| self.path().to_owned()),
+        }
+    }
+
     fn missing(&self, tensor: &str) -> Error {
-        let file = self.0.opened.container.file_of(tensor).unwrap_or(self.path());
-        Error::tensor(file, tensor, "a tensor of this name", "none", self.similar(tensor))
+        Error::tensor(self.file_of(tensor), tensor, "a tensor of this name", "none", self.similar(tensor))
     }
 
     /// Help for a name that does not exist: the same name under another prefix.

@@ -53,6 +53,9 @@ pub fn element(format: QuantFormat, code: u8) -> f32 {
 /// `words` holds the packed row, `scales` and `biases` one f32 for each group (`biases` is empty for
 /// formats without and for symmetric codes), `row` receives K numbers.
 ///
+/// # Panics
+/// If the group size of an affine format is 0, which [`QuantFormat::validate`] refuses.
+///
 /// ```
 /// use candle_quant::{format::decode::decode_row, QuantFormat};
 ///

@@ -16,6 +16,10 @@ const SMALLEST_SCALE: f32 = 1e-7;
 /// `words` receives `K * bits / 32` words, `scales` and `biases` `K / group_size` numbers each.
 /// The end of a group with the larger magnitude becomes code 0 (for 1 bit: the minimum does), which
 /// makes about half of all scales negative.
+///
+/// # Panics
+/// If `group_size` is 0; in builds that check for overflow, if `bits` is 32 or more.
+/// [`QuantFormat::affine`] refuses both.
 pub fn encode_affine<T: Real>(
     weights: &[T],
     bits: usize,
@@ -43,6 +47,9 @@ pub fn encode_affine<T: Real>(
 /// code 0, the maximum the largest code.
 ///
 /// Receives what [`encode_affine`] does.
+///
+/// # Panics
+/// As [`encode_affine`].
 pub fn encode_afq<T: Real>(
     weights: &[T],
     bits: usize,
@@ -148,6 +155,9 @@ fn affine_parameters(group: &[f32], bits: usize, largest_code: f32) -> (f32, f32
 ///
 /// `words` receives `K * bits / 32` words, `scales` `K / 32` E8M0 bytes: the smallest power of two
 /// that keeps the group within the element type's range.
+///
+/// # Panics
+/// If `format` is an affine one with groups of 0.
 pub fn encode_mx<T: Real>(weights: &[T], format: QuantFormat, words: &mut [u32], scales: &mut [u8]) {
     let eight_bit = format == QuantFormat::Mxfp8;
     let largest = if eight_bit { E4M3_MAX } else { E2M1_MAX };

@@ -24,6 +24,9 @@ const ROUNDS: usize = 8;
 /// Ranges from the whole down to seven sixteenths, about its middle, give codes; scale and bias are then those of the
 /// least squares for these codes, and the codes the nearest ones.
 ///
+/// # Panics
+/// If `group_size` is 0, or groups are less than a word. [`QuantFormat::affine`] refuses such formats.
+///
 /// ```
 /// use candle_quant::format::{encode::encode_affine, search::search_affine};
 ///
@@ -78,6 +81,9 @@ pub fn search_affine<T: Real>(
 
 /// Improves a row of K finite weights that [`encode_mx`](super::encode::encode_mx) has encoded, or
 /// [`encode_nvfp4`](super::encode::encode_nvfp4) without a global scale, by trying the scales nearby.
+///
+/// # Panics
+/// If `format` is an affine one with groups of less than a word.
 pub fn search_scales<T: Real>(weights: &[T], format: QuantFormat, words: &mut [u32], scales: &mut [u8]) {
     let kind = format.scale_kind();
     // Powers of two reach far; a larger one may be better since the steps of E2M1 are not even. E4M3 has eight steps

@@ -1,9 +1,9 @@
 //! What distinguishes one decoder-only model from another.
 
-use super::fields::Fields;
+use super::fields::{is_positive, Fields, POSITIVE};
 use super::moe::MoeConfig;
 use super::rope::Rope;
-use crate::{Error, Result};
+use crate::{Checkpoint, Error, Result};
 use candle_nn::Activation;
 use serde::Deserialize;
 use serde_json::Value;
@@ -54,7 +54,30 @@ pub struct Config {
 }
 
 impl Config {
-    /// Reads a `config.json`.
+    /// Reads the config of a checkpoint.
+    ///
+    /// # Errors
+    /// As those of [`from_json`](Config::from_json), with the path of the file.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let (config, path) = (checkpoint.config(), checkpoint.config_file());
+        if config.is_null() {
+            return Err(Error::file(&path, "no such file", "put the model's beside the weights"));
+        }
+        Self::read(config).map_err(|error| match error {
+            Error::Mismatch { what, expected, found } => Error::file(
+                &path,
+                format!("{what}: expected {expected}, found {found}"),
+                "fetch it again, or correct it",
+            ),
+            Error::Unsupported { what, remedy } => {
+                Error::Unsupported { what: format!("{what} ({})", path.display()), remedy }
+            }
+            other => other,
+        })
+    }
+
+    /// Reads a `config.json`. Of one that belongs to an open checkpoint, [`from_checkpoint`](Config::from_checkpoint)
+    /// tells more if something is wrong.
     ///
     /// # Errors
     /// If the architecture is not one of this module's, or a value is missing or senseless.
@@ -62,10 +85,20 @@ impl Config {
         if config.is_null() {
             return Err(Error::mismatch("config.json", "the model's, beside the weights", "no such file"));
         }
-        let fields = Fields::new(config, "config.json");
+        Self::read(config).map_err(|error| match error {
+            Error::Mismatch { what, expected, found } => {
+                Error::Mismatch { what: format!("config.json: {what}"), expected, found }
+            }
+            other => other,
+        })
+    }
+
+    /// Errors don't name the file.
+    fn read(config: &Value) -> Result<Self> {
+        let fields = Fields::new(config);
         let model_type = fields
             .text("model_type")?
-            .ok_or_else(|| Error::mismatch("config.json: `model_type`", "a string", "nothing"))?;
+            .ok_or_else(|| Error::mismatch("`model_type`", "a string", "nothing"))?;
         const KNOWN: [&str; 7] = ["llama", "mistral", "mixtral", "qwen2", "qwen3", "qwen3_moe", "gpt_oss"];
         if !KNOWN.contains(&model_type) {
             return Err(Error::Unsupported {
@@ -151,12 +184,8 @@ impl Config {
                 format!("{} times {}", self.num_attention_heads, self.head_dim),
             ));
         }
-        if !(self.rms_norm_eps.is_finite() && self.rms_norm_eps > 0.) {
-            return Err(Error::mismatch(
-                "`rms_norm_eps`",
-                "a finite number above zero",
-                self.rms_norm_eps.to_string(),
-            ));
+        if !is_positive(self.rms_norm_eps) {
+            return Err(Error::mismatch("`rms_norm_eps`", POSITIVE, self.rms_norm_eps.to_string()));
         }
         if self.sliding_layers.len() != self.num_hidden_layers {
             return Err(Error::mismatch(
@@ -264,6 +293,8 @@ fn activation(fields: Fields) -> Result<Activation> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::models::Model;
+    use candle_core::{DType, Device};
     use serde_json::json;
 
     fn base() -> Value {
@@ -314,7 +345,14 @@ mod tests {
             (json!({"head_dim": 31}), "head_dim"),
             (json!({"rms_norm_eps": "1e-6"}), "rms_norm_eps"),
             (json!({"rms_norm_eps": -1.0}), "rms_norm_eps"),
+            (json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
+            // Infinite and zero as f32.
+            (json!({"rms_norm_eps": 1e300}), "`rms_norm_eps`: expected a finite number above zero"),
+            (json!({"rms_norm_eps": 5e-324}), "rms_norm_eps"),
             (json!({"rope_theta": 0}), "rope_theta"),
+            (json!({"rope_theta": 1e300}), "rope_theta"),
+            (json!({"rope_theta": 5e-324}), "`rope_theta`: expected a finite number above zero"),
+            (json!({"rope_scaling": {"rope_type": "linear", "factor": 1e39}}), "rope_scaling: `factor`"),
             (json!({"hidden_act": "sharp"}), "hidden_act"),
             (json!({"attention_bias": 1}), "attention_bias"),
             (json!({"layer_types": ["full_attention"]}), "layer_types"),
@@ -325,6 +363,62 @@ mod tests {
             let error = with(changes.clone()).unwrap_err().to_string();
             assert!(error.contains(name), "{changes}: {error}");
         }
+    }
+
+    #[test]
+    fn hand_made_numbers_have_to_be_numbers_as_f32() {
+        let config = with(json!({})).unwrap();
+        for number in [0., -1., f64::NAN, f64::INFINITY, 1e300, 5e-324] {
+            let error = Config { rms_norm_eps: number, ..config.clone() }.validate().unwrap_err().to_string();
+            assert!(error.contains("`rms_norm_eps`: expected a finite number above zero"), "{error}");
+            let rope = Rope { theta: number, ..config.rope.clone() };
+            let error = Config { rope, ..config.clone() }.validate().unwrap_err().to_string();
+            assert!(error.contains("`rope_theta`: expected a finite number above zero"), "{error}");
+        }
+    }
+
+    /// What is missing, of the wrong type, contradictory or not supported, in the file or an object in it.
+    #[test]
+    fn errors_of_a_checkpoint_name_its_config_file() {
+        let load = |config: &Value| {
+            let dir = tempfile::tempdir().unwrap();
+            std::fs::copy("assets/tiny/model.safetensors", dir.path().join("model.safetensors")).unwrap();
+            let file = dir.path().join("config.json");
+            if !config.is_null() {
+                std::fs::write(&file, config.to_string()).unwrap();
+            }
+            let checkpoint = Checkpoint::open(dir.path()).unwrap();
+            let told = Config::from_checkpoint(&checkpoint).unwrap_err().to_string();
+            let loading = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap_err().to_string();
+            assert!(loading.starts_with(&told), "{loading}");
+            (file.display().to_string(), told)
+        };
+        let again = "fetch it again, or correct it";
+        for (changes, told) in [
+            (json!({"hidden_size": -1}), "`hidden_size`: expected an integer from 1 to 16777216, found -1"),
+            (json!({"vocab_size": null}), "`vocab_size`: expected an integer, found nothing"),
+            (json!({"head_dim": 31}), "`head_dim`: expected an even number, found 31"),
+            (
+                json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}),
+                "rope_scaling: `factor`: expected a finite number above zero, in f32, found 0",
+            ),
+        ] {
+            let mut config = base();
+            config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+            let (file, found) = load(&config);
+            assert_eq!(found, format!("{file}: {told}; {again}"));
+        }
+        let (file, found) = load(&json!({"model_type": "mamba"}));
+        assert!(found.starts_with(&format!("model type `mamba` ({file}) is not supported; ")), "{found}");
+        let (file, found) = load(&Value::Null);
+        assert_eq!(found, format!("{file}: no such file; put the model's beside the weights"));
+    }
+
+    /// Of files that have everything in one.
+    #[test]
+    fn errors_of_a_checkpoint_without_a_config_file_name_its_own() {
+        let file = "tests/fixtures/slm1/f32.slm";
+        assert_eq!(Checkpoint::open(file).unwrap().config_file().to_str(), Some(file));
     }
 
     #[test]

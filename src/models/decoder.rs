@@ -40,7 +40,7 @@ impl Model {
     /// # Errors
     /// If the architecture is not supported, or the weights are damaged or contradict the config.
     pub fn load(checkpoint: &Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
-        let config = Config::from_json(checkpoint.config())?;
+        let config = Config::from_checkpoint(checkpoint)?;
         Self::new(&config, VarBuilder::from_checkpoint(checkpoint, dtype, device))
     }
 

@@ -6,16 +6,33 @@ use serde_json::Value;
 /// No size in any model's config is larger; products of two of these fit 64 bits.
 const MAX_SIZE: usize = 1 << 24;
 
-/// An object of a config and what it is called in errors.
+/// Whether `number` is finite and above zero in f32, in which models compute with it.
+pub(super) fn is_positive(number: f64) -> bool {
+    let number = number as f32;
+    number.is_finite() && number > 0.
+}
+
+/// What [`is_positive`] demands.
+pub(super) const POSITIVE: &str = "a finite number above zero, in f32";
+
+/// An object of a config, and under which key of the file it stands.
+///
+/// Errors don't name the file: who knows its path adds it.
 #[derive(Clone, Copy)]
 pub(super) struct Fields<'a> {
     value: &'a Value,
-    name: &'static str,
+    key: Option<&'static str>,
 }
 
 impl<'a> Fields<'a> {
-    pub fn new(value: &'a Value, name: &'static str) -> Self {
-        Self { value, name }
+    /// The whole file.
+    pub fn new(value: &'a Value) -> Self {
+        Self { value, key: None }
+    }
+
+    /// The object under `key`.
+    pub fn under(key: &'static str, value: &'a Value) -> Self {
+        Self { value, key: Some(key) }
     }
 
     /// The value of `key`; JSON's null counts as absent.
@@ -59,12 +76,12 @@ impl<'a> Fields<'a> {
         self.size(key)?.ok_or_else(|| Error::mismatch(self.what(key), "an integer", "nothing"))
     }
 
-    /// A finite number above zero, if present.
+    /// A number that is finite and above zero in f32, if present.
     pub fn positive(self, key: &str) -> Result<Option<f64>> {
         let Some(value) = self.get(key) else { return Ok(None) };
         match value.as_f64() {
-            Some(number) if number.is_finite() && number > 0. => Ok(Some(number)),
-            _ => Err(self.error(key, "a finite number above zero", value)),
+            Some(number) if is_positive(number) => Ok(Some(number)),
+            _ => Err(self.error(key, POSITIVE, value)),
         }
     }
 
@@ -90,6 +107,9 @@ impl<'a> Fields<'a> {
     }
 
     fn what(self, key: &str) -> String {
-        format!("{}: `{key}`", self.name)
+        match self.key {
+            Some(object) => format!("{object}: `{key}`"),
+            None => format!("`{key}`"),
+        }
     }
 }

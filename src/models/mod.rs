@@ -11,14 +11,15 @@
 //! | `qwen3_moe` | Qwen3 with experts |
 //! | `gpt_oss` | gpt-oss: experts with biases and clamped gates, attention sinks, alternating windows, YaRN |
 //!
-//! ```no_run
+//! ```
 //! use candle_core::{DType, Device, Tensor};
 //! use candle_quant::{models::Model, Checkpoint};
 //!
 //! # fn main() -> candle_quant::Result<()> {
 //! let device = Device::Cpu;
-//! let mut model = Model::load(&Checkpoint::open("Qwen3-0.6B-4bit")?, DType::F32, &device)?;
-//! let logits = model.forward(&Tensor::new(&[[1u32, 2, 3]], &device)?, 0)?; // [1, 3, vocabulary]
+//! let mut model = Model::load(&Checkpoint::open("assets/tiny")?, DType::F32, &device)?;
+//! let logits = model.forward(&Tensor::new(&[[1u32, 2, 3]], &device)?, 0)?;
+//! assert_eq!(logits.dims(), [1, 3, 640]); // of every token, over the vocabulary
 //! # Ok(())
 //! # }
 //! ```

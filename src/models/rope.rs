@@ -1,6 +1,6 @@
 //! Rotary position embedding: angles from a config, applied to the two halves of each head.
 
-use super::fields::Fields;
+use super::fields::{is_positive, Fields, POSITIVE};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use serde_json::Value;
@@ -57,12 +57,12 @@ impl Rope {
     /// Reads `rope_theta` and `rope_scaling`, or the `rope_parameters` that newer configs put both in.
     pub(super) fn from_json(config: &Value) -> Result<Self> {
         const DEFAULT_THETA: f64 = 10_000.;
-        let top = Fields::new(config, "config.json");
-        let (name, scaling) = match (top.get("rope_parameters"), top.get("rope_scaling")) {
-            (Some(parameters), _) => ("config.json: rope_parameters", Some(parameters)),
-            (None, scaling) => ("config.json: rope_scaling", scaling),
+        let top = Fields::new(config);
+        let (key, scaling) = match (top.get("rope_parameters"), top.get("rope_scaling")) {
+            (Some(parameters), _) => ("rope_parameters", Some(parameters)),
+            (None, scaling) => ("rope_scaling", scaling),
         };
-        let inner = scaling.map(|value| Fields::new(value, name));
+        let inner = scaling.map(|value| Fields::under(key, value));
         let theta = match inner.map(|fields| fields.positive("rope_theta")).transpose()?.flatten() {
             Some(theta) => theta,
             None => top.positive("rope_theta")?.unwrap_or(DEFAULT_THETA),
@@ -81,9 +81,10 @@ impl Rope {
 
     /// What a hand-made value has to satisfy.
     pub(super) fn validate(&self) -> Result<()> {
+        let context_of = |context: usize| ("rope scaling `original_max_position_embeddings`", context as f64);
         let numbers = match self.scaling {
-            RopeScaling::None => vec![self.theta],
-            RopeScaling::Linear { factor } => vec![self.theta, factor],
+            RopeScaling::None => vec![],
+            RopeScaling::Linear { factor } => vec![("rope scaling `factor`", factor)],
             RopeScaling::Llama3 {
                 factor,
                 low_freq_factor,
@@ -97,7 +98,12 @@ impl Rope {
                         high_freq_factor.to_string(),
                     ));
                 }
-                vec![self.theta, factor, low_freq_factor, original_max_position_embeddings as f64]
+                vec![
+                    ("rope scaling `factor`", factor),
+                    ("rope scaling `low_freq_factor`", low_freq_factor),
+                    ("rope scaling `high_freq_factor`", high_freq_factor),
+                    context_of(original_max_position_embeddings),
+                ]
             }
             RopeScaling::Yarn {
                 factor,
@@ -111,22 +117,26 @@ impl Rope {
                 if self.theta == 1. {
                     return Err(Error::mismatch("`rope_theta`", "not 1, with YaRN", "1"));
                 }
-                let context = original_max_position_embeddings as f64;
-                vec![self.theta, factor, beta_fast, beta_slow, context, attention_factor]
+                if beta_slow >= beta_fast {
+                    return Err(Error::mismatch(
+                        "rope scaling `beta_fast`",
+                        format!("more than `beta_slow`, {beta_slow}"),
+                        beta_fast.to_string(),
+                    ));
+                }
+                vec![
+                    ("rope scaling `factor`", factor),
+                    ("rope scaling `beta_fast`", beta_fast),
+                    ("rope scaling `beta_slow`", beta_slow),
+                    context_of(original_max_position_embeddings),
+                    ("rope scaling `attention_factor`", attention_factor),
+                ]
             }
         };
-        if let RopeScaling::Yarn { beta_fast, beta_slow, .. } = self.scaling {
-            if beta_slow >= beta_fast {
-                return Err(Error::mismatch(
-                    "rope scaling `beta_fast`",
-                    format!("more than `beta_slow`, {beta_slow}"),
-                    beta_fast.to_string(),
-                ));
-            }
-        }
-        match numbers.iter().find(|number| !(number.is_finite() && **number > 0.)) {
+        let mut all = std::iter::once(("`rope_theta`", self.theta)).chain(numbers);
+        match all.find(|(_, number)| !is_positive(*number)) {
             None => Ok(()),
-            Some(bad) => Err(Error::mismatch("rope", "finite numbers above zero", bad.to_string())),
+            Some((name, bad)) => Err(Error::mismatch(name, POSITIVE, bad.to_string())),
         }
     }
 

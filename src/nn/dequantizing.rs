@@ -8,14 +8,15 @@ use candle_nn::Init;
 
 /// Lets an unmodified candle model load a quantized checkpoint, each weight decoded when asked for.
 ///
-/// ```no_run
+/// ```
 /// use candle_core::{DType, Device};
 /// use candle_quant::{Checkpoint, DequantizingBackend};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let backend = DequantizingBackend::new(&Checkpoint::open("Qwen3-0.6B-4bit")?);
+/// let backend = DequantizingBackend::new(&Checkpoint::open("assets/tiny")?);
 /// let vb = candle_nn::VarBuilder::from_backend(Box::new(backend), DType::F32, Device::Cpu);
-/// let weight = vb.pp("model.layers.0.mlp.up_proj").get((3072, 1024), "weight")?;
+/// let weight = vb.pp("model.layers.0.mlp.up_proj").get((512, 256), "weight")?; // 4-bit in the file
+/// assert_eq!(weight.dtype(), DType::F32);
 /// # Ok(())
 /// # }
 /// ```
@@ -76,11 +77,49 @@ pub(super) fn shape_error(
     found: &[usize],
 ) -> candle_core::Error {
     Error::Tensor {
-        file: checkpoint.path().into(),
+        file: checkpoint.file_of(tensor).into(),
         tensor: tensor.to_string(),
         expected: format!("shape {expected:?}"),
         found: format!("shape {found:?}"),
         remedy: "check that config.json belongs to these weights".to_string(),
     }
     .into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::VarBuilder;
+
+    /// A dense tensor and a packed one, each asked for in a shape that is not its own.
+    #[test]
+    fn a_wrong_shape_names_the_file_that_holds_the_tensor() {
+        let folder = "tests/fixtures/mlx/qwen3-affine-b4-g64-sharded";
+        let checkpoint = Checkpoint::open(folder).unwrap();
+        let index = std::fs::read(format!("{folder}/model.safetensors.index.json")).unwrap();
+        let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+        let ours = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+        let candles = ours.dense();
+        let mut shards = std::collections::BTreeSet::new();
+        let up = "model.layers.1.mlp.up_proj.weight";
+        for (name, shape, found) in [
+            ("model.norm.weight", &[129][..], "[128]"),
+            ("model.layers.0.input_layernorm.weight", &[129], "[128]"),
+            (up, &[257, 128], "[256, 128]"),
+        ] {
+            let told = candles.get(shape, name).unwrap_err().to_string();
+            let shard = index["weight_map"][name].as_str().unwrap();
+            shards.insert(shard);
+            let expected = format!(
+                "{folder}/{shard}: `{name}`: expected shape {shape:?}, found shape {found}; \
+                 check that config.json belongs to these weights"
+            );
+            assert!(told.contains(&expected), "{told}");
+        }
+        assert!(shards.len() > 1, "{shards:?}");
+        let module = ours.pp(up.strip_suffix(".weight").unwrap());
+        let told = module.stored_weight(&[257, 128]).unwrap_err().to_string();
+        let shard = index["weight_map"][up].as_str().unwrap();
+        assert!(told.contains(&format!("{folder}/{shard}: `{up}`: expected shape [257, 128]")), "{told}");
+    }
 }

@@ -99,7 +99,7 @@ impl Plan {
         if ranks == 0 {
             return Err(Error::mismatch("ranks", "at least one", "0"));
         }
-        let config = Config::from_json(checkpoint.config())?;
+        let config = Config::from_checkpoint(checkpoint)?;
         let planner = Planner::new(checkpoint, &config, ranks, experts)?;
         Ok(Self { ranks, experts, tensors: planner.tensors()?, communication: planner.communication() })
     }

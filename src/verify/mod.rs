@@ -210,7 +210,7 @@ fn model(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) -> Result<Config,
     if config.get("model_type").is_none_or(serde_json::Value::is_null) {
         return Err("no config names one".into());
     }
-    Config::from_json(config).map_err(|error| {
+    Config::from_checkpoint(checkpoint).map_err(|error| {
         if !matches!(error, Error::Unsupported { .. }) {
             findings.push(Finding::from_error(None, &error));
         }

@@ -1,5 +1,5 @@
 //! What a module of an MLX checkpoint may look like: one test for each rule on its tensors and its
-//! config entries. Rules on files are in `checkpoint_files.rs`, on the config in `checkpoint_config.rs`.
+//! config entries. Rules on files are in `files.rs`, on the config in `config.rs`.
 
 use crate::checkpoint::{folder, packed, rejected, warned, weight, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};

@@ -106,7 +106,9 @@ fn inspect_of_a_lone_file_and_of_a_stranger() {
     let config = fs::read_to_string(folder.path().join("config.json")).unwrap();
     fs::write(folder.path().join("config.json"), config.replace("\"qwen3\"", "\"mamba\"")).unwrap();
     let text = succeed(&["inspect", folder.path().to_str().unwrap()]);
-    assert!(text.contains("note: ") && text.contains("`mamba` is not supported"), "{text}");
+    let config = folder.path().join("config.json");
+    let told = format!("`mamba` ({}) is not supported", config.display());
+    assert!(text.contains("note: ") && text.contains(&told), "{text}");
 }
 
 #[test]

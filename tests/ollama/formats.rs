@@ -1,5 +1,5 @@
-//! What a packed weight of an Ollama store may look like: the rules on names of companions and on formats
-//! (6.1 to 6.9). Rules on shapes and dtypes are in `ollama_parts.rs`, on files in `ollama_rules.rs`.
+//! What a packed weight of an Ollama store may look like: the rules on names of companions and on formats.
+//! Rules on shapes and dtypes are in `parts.rs`, on files in `rules.rs`.
 
 use crate::checkpoint::{rejected, warned, Tensor};
 use crate::ollama::{bits, blob_of, stated, weight, weight_of, Model, INT4, INT8, MXFP4, MXFP8, NVFP4};
@@ -145,7 +145,7 @@ fn metadata_of_one_tensor_comes_first() {
     silent(&checkpoint);
 }
 
-/// 6.6 and mlx.md 5.7: K decides between all widths that MLX has.
+/// The shapes of words and scales fit several widths: which of all that MLX has it is, K decides.
 #[test]
 fn k_decides_between_all_widths() {
     for format in QuantFormat::all().into_iter().filter(|format| format.has_biases()) {

@@ -149,7 +149,7 @@ fn devices(options: &Options) -> Result<Vec<Device>> {
 impl Work {
     /// As one rank of several, all of which draw with the seed of the first.
     fn run_as(&self, rank: &Rank) -> candle_quant::Result<Told> {
-        let config = Config::from_json(self.checkpoint.config())?;
+        let config = Config::from_checkpoint(&self.checkpoint)?;
         let vb = VarBuilder::sharded(&self.checkpoint, rank, self.dtype).split_experts(self.experts);
         let model = Model::new(&config, vb)?;
         let seed = self.params.seed.unwrap_or_default();

@@ -72,7 +72,7 @@ pub fn run(options: &Options) -> Result<()> {
 impl Report {
     fn new(checkpoint: &Checkpoint) -> Self {
         let config = checkpoint.config();
-        let model = Config::from_json(config);
+        let model = Config::from_checkpoint(checkpoint);
         let mut report = Self {
             kind: checkpoint.kind().to_string(),
             architecture: architecture(config),
