@@ -61,7 +61,8 @@ impl Config {
     pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
         let (config, path) = (checkpoint.config(), checkpoint.config_file());
         if config.is_null() {
-            return Err(Error::file(&path, "no such file", "put the model's beside the weights"));
+            let problem = if path.is_file() { "no config in it" } else { "no such file" };
+            return Err(Error::file(&path, problem, "put the model's beside the weights"));
         }
         Self::read(config).map_err(|error| match error {
             Error::Mismatch { what, expected, found } => Error::file(
@@ -380,11 +381,11 @@ mod tests {
     /// What is missing, of the wrong type, contradictory or not supported, in the file or an object in it.
     #[test]
     fn errors_of_a_checkpoint_name_its_config_file() {
-        let load = |config: &Value| {
+        let load = |config: Option<&Value>| {
             let dir = tempfile::tempdir().unwrap();
             std::fs::copy("assets/tiny/model.safetensors", dir.path().join("model.safetensors")).unwrap();
             let file = dir.path().join("config.json");
-            if !config.is_null() {
+            if let Some(config) = config {
                 std::fs::write(&file, config.to_string()).unwrap();
             }
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
@@ -405,13 +406,15 @@ mod tests {
         ] {
             let mut config = base();
             config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-            let (file, found) = load(&config);
+            let (file, found) = load(Some(&config));
             assert_eq!(found, format!("{file}: {told}; {again}"));
         }
-        let (file, found) = load(&json!({"model_type": "mamba"}));
+        let (file, found) = load(Some(&json!({"model_type": "mamba"})));
         assert!(found.starts_with(&format!("model type `mamba` ({file}) is not supported; ")), "{found}");
-        let (file, found) = load(&Value::Null);
+        let (file, found) = load(None);
         assert_eq!(found, format!("{file}: no such file; put the model's beside the weights"));
+        let (file, found) = load(Some(&Value::Null));
+        assert_eq!(found, format!("{file}: no config in it; put the model's beside the weights"));
     }
 
     /// Of files that have everything in one.

@@ -1,4 +1,5 @@
-//! MXFP8 weights and one vector of activations: what the f32 kernel of `kernels/dot.rs` computes, with fewer instructions.
+//! MXFP8 weights and one vector of activations: what the f32 kernel of `kernels/dot.rs` computes, with fewer
+//! instructions.
 //!
 //! Codes become f32 numbers by moving bits, but for the few that stand for zero, subnormal numbers and NaN: four rows
 //! are looked through together for those. Scales multiply the sums of blocks instead of weights, and activations are
