@@ -1,9 +1,10 @@
 //! Ranks that are threads of one process. Tensors are handed over through the memory of the host.
 
 use super::collective::{no_rank, wrong_dim, Collective};
-use super::shard::split;
+use super::partition::split;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use std::any::Any;
 use std::fmt;
 use std::hint;
 use std::mem;
@@ -17,6 +18,9 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// How often it looks before it lets other threads of its core go first.
 const LOOKS: usize = 32;
+
+/// How long ranks that have not noticed a failure are waited for.
+pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// What the ranks share.
 #[derive(Debug)]
@@ -387,4 +391,10 @@ impl Collective for Member {
         let nothing = Tensor::zeros((), DType::U8, &Device::Cpu)?;
         self.group.exchange(self.index, Operation::Barrier, &nothing).map(drop)
     }
+}
+
+/// What a panic said.
+pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }

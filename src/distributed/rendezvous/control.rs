@@ -2,8 +2,7 @@
 
 use super::wire::{lost, Message, Receiver, Sender};
 use super::Link;
-use crate::parallel::group::Group;
-use crate::parallel::launch::{panic_message, GRACE};
+use crate::distributed::host_group::{panic_message, Group, GRACE};
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};

@@ -1,9 +1,11 @@
 //! How a plan is made.
 
-use super::plan::{Communication, PlannedTensor, Split};
-use super::shard::{expert_shares, whole_units, ExpertShare, ExpertSplit, Heads, Sharding};
+use super::shard_plan::{Communication, ShardedTensor, Split};
+use super::{Heads, Sharding};
 use crate::checkpoint::{Checkpoint, Weight};
+use crate::distributed::partition::whole_units;
 use crate::models::{layer_of, Config, MoeConfig};
+use crate::nn::expert_split::{expert_shares, ExpertShare, ExpertSplit};
 use crate::Result;
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -78,11 +80,11 @@ impl<'a> Planner<'a> {
         Ok(Self { checkpoint, config, ranks, sharding, how, names, units })
     }
 
-    pub fn tensors(&self) -> Result<Vec<PlannedTensor>> {
+    pub fn tensors(&self) -> Result<Vec<ShardedTensor>> {
         self.names.iter().map(|(name, k)| self.tensor(name, *k)).collect()
     }
 
-    fn tensor(&self, name: &str, k: Option<usize>) -> Result<PlannedTensor> {
+    fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
         let weight = self.checkpoint.tensor(name, k)?;
         let place = Place::of(name);
         let (split, mut replicated) = match self.ranks {
@@ -99,7 +101,7 @@ impl<'a> Planner<'a> {
             replicated = shared_bytes(stored_bytes, &rank_bytes, matrices as u64).map(str::to_owned);
         }
         let is_matrix = weight.dims().len() > 1 && !place.is_bias;
-        Ok(PlannedTensor {
+        Ok(ShardedTensor {
             name: name.to_owned(),
             format: weight.format_name(),
             split,
