@@ -1,7 +1,7 @@
 //! What users call: operations as methods of the weights.
 
 use super::Factor;
-use crate::format::decode::{global_scale_from_absmax, NVFP4_MAX};
+use crate::format::{global_scale_from_absmax, NVFP4_MAX};
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -33,7 +33,7 @@ impl QuantTensor {
         if !absmax.is_finite() {
             return Err(Error::mismatch("weight to quantize", "finite numbers", "infinities or NaN"));
         }
-        let global = (format == QuantFormat::Nvfp4 && absmax > NVFP4_MAX).then_some(absmax);
+        let global = (format == QuantFormat::NVFP4 && absmax > NVFP4_MAX).then_some(absmax);
         let parts = super::quantize(&source, format, global)?;
         let shaped = |flat: Tensor, last: usize| {
             let mut dims = dims.to_vec();
@@ -54,7 +54,7 @@ impl QuantTensor {
 
     /// All weights as a dense tensor `[.., N, K]`.
     ///
-    /// F32 is exact (see [`crate::format::decode`]); F16 and BF16 are that number rounded once.
+    /// F32 is exact (see [`crate::format::dequantize_row`]); F16 and BF16 are that number rounded once.
     ///
     /// # Errors
     /// If `dtype` is none of these, or the device fails.

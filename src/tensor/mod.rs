@@ -5,7 +5,7 @@ mod layer_weight;
 
 use crate::{Error, QuantFormat, Result};
 use candle_core::{Device, Tensor};
-use checks::{check_global_scale, check_groups, check_packed, symmetric_biases};
+use checks::{check_biases, check_global_scale, check_groups, check_packed};
 pub use layer_weight::LayerWeight;
 use std::sync::Arc;
 
@@ -56,10 +56,10 @@ impl QuantTensor {
     /// Puts a weight together from its parts.
     ///
     /// * `packed`: U32 `[.., N, K * bits / 32]`.
-    /// * `scales`: `[.., N, K / group_size]`; F16, BF16 or F32 for affine formats, else U8.
-    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes. None means
-    ///   symmetric codes, `w = (q - 2^(bits - 1)) * scale`; beside 16-bit scales the biases that say so are
-    ///   written out, beside F32 scales they are implied and take no memory.
+    /// * `scales`: `[.., N, K / group_size]`; F16, BF16 or F32 for affine and symmetric formats, else U8.
+    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes. A symmetric format has
+    ///   none; beside 16-bit scales the biases that say the same are written out, and the weight becomes one of the
+    ///   affine format; beside F32 scales they are implied and take no memory.
     /// * `global_scale`: for formats whose scales are bytes, F32, one value (`[]` or `[1]`) or one for each matrix of a
     ///   stack `[E, N, K]`. It *multiplies* the scales; MLX's number, the absolute maximum, becomes
     ///   one by [`global_scale_from_absmax`].
@@ -73,20 +73,12 @@ impl QuantTensor {
         biases: Option<Tensor>,
         global_scale: Option<Tensor>,
     ) -> Result<Self> {
-        format.validate()?;
         let k = check_packed(format, &packed)?;
         let mut group_dims = packed.dims().to_vec();
         if let Some(last) = group_dims.last_mut() {
             *last = format.groups_per_row(k)?;
         }
         check_groups(format, "scales", &scales, &group_dims)?;
-        match (&biases, format.has_biases()) {
-            (Some(biases), true) => check_groups(format, "biases", biases, &group_dims)?,
-            (Some(_), false) => {
-                return Err(Error::mismatch(format!("{format} weight"), "no biases", "biases"));
-            }
-            (None, _) => {}
-        }
         let parts = [Some(&scales), biases.as_ref(), global_scale.as_ref()];
         for part in parts.into_iter().flatten() {
             if !part.device().same_device(packed.device()) {
@@ -99,10 +91,7 @@ impl QuantTensor {
         }
         let global_scale =
             global_scale.map(|tensor| check_global_scale(format, &packed, tensor)).transpose()?;
-        let biases = match biases {
-            None if format.has_biases() => symmetric_biases(format, &scales)?,
-            other => other,
-        };
+        let (format, biases) = check_biases(format, &scales, biases, &group_dims)?;
         let weight = Self { format, k, packed, scales, biases, global_scale };
         let contiguous = weight.map_parts(Tensor::contiguous)?;
         // CUDA kernels read weights without waiting for the kernels before them.
