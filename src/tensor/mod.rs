@@ -62,7 +62,7 @@ impl QuantTensor {
     ///   affine format; beside F32 scales they are implied and take no memory.
     /// * `global_scale`: for formats whose scales are bytes, F32, one value (`[]` or `[1]`) or one for each matrix of a
     ///   stack `[E, N, K]`. It *multiplies* the scales; MLX's number, the absolute maximum, becomes
-    ///   one by [`global_scale_from_absmax`].
+    ///   one by [`global_scale_from_absmax`](crate::format::global_scale_from_absmax).
     ///
     /// # Errors
     /// If a shape, dtype or device is not as above, or a global scale negative or not finite.
