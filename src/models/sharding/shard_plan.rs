@@ -1,8 +1,5 @@
 //! What each rank loads of a checkpoint, before anything is loaded.
 
-use super::planner::Planner;
-use crate::checkpoint::Checkpoint;
-use crate::models::Config;
 use crate::nn::expert_split::ExpertSplit;
 use crate::{Error, Result};
 use std::ops::Range;
@@ -19,10 +16,10 @@ use std::ops::Range;
 /// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct ShardPlan {
-    ranks: usize,
-    experts: ExpertSplit,
-    tensors: Vec<ShardedTensor>,
-    communication: Communication,
+    pub(super) ranks: usize,
+    pub(super) experts: ExpertSplit,
+    pub(super) tensors: Vec<ShardedTensor>,
+    pub(super) communication: Communication,
 }
 
 /// One tensor of a [`ShardPlan`].
@@ -82,28 +79,6 @@ impl Communication {
 }
 
 impl ShardPlan {
-    /// The plan that [`VarBuilder::sharded`](crate::VarBuilder::sharded) follows. Nothing is read.
-    ///
-    /// # Errors
-    /// If there are no ranks, the model is not supported, or its tensors are missing or damaged.
-    pub fn new(checkpoint: &Checkpoint, ranks: usize) -> Result<Self> {
-        Self::with_experts(checkpoint, ranks, ExpertSplit::default())
-    }
-
-    /// As [`new`](ShardPlan::new), with a choice of how experts are split
-    /// ([`VarBuilder::split_experts`](crate::VarBuilder::split_experts)).
-    ///
-    /// # Errors
-    /// As those of [`new`](ShardPlan::new).
-    pub fn with_experts(checkpoint: &Checkpoint, ranks: usize, experts: ExpertSplit) -> Result<Self> {
-        if ranks == 0 {
-            return Err(Error::mismatch("ranks", "at least one", "0"));
-        }
-        let config = Config::from_checkpoint(checkpoint)?;
-        let planner = Planner::new(checkpoint, &config, ranks, experts)?;
-        Ok(Self { ranks, experts, tensors: planner.tensors()?, communication: planner.communication() })
-    }
-
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.ranks

@@ -1,7 +1,7 @@
 //! Plans against what ranks read.
 
 use super::planner::shared_bytes;
-use super::shard_plan::{ShardPlan, ShardedTensor, Split};
+use super::{ShardPlan, ShardedTensor, Split};
 use crate::checkpoint::reads;
 use crate::distributed;
 use crate::models::{Config, Model};
