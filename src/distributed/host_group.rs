@@ -4,7 +4,6 @@ use super::collective::{no_rank, wrong_dim, Collective};
 use super::partition::split;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
-use std::any::Any;
 use std::fmt;
 use std::hint;
 use std::mem;
@@ -18,9 +17,6 @@ const LOOK: Duration = Duration::from_millis(1);
 
 /// How often it looks before it lets other threads of its core go first.
 const LOOKS: usize = 32;
-
-/// How long ranks that have not noticed a failure are waited for.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// What the ranks share.
 #[derive(Debug)]
@@ -391,10 +387,4 @@ impl Collective for Member {
         let nothing = Tensor::zeros((), DType::U8, &Device::Cpu)?;
         self.group.exchange(self.index, Operation::Barrier, &nothing).map(drop)
     }
-}
-
-/// What a panic said.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }

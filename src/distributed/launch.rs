@@ -1,6 +1,7 @@
 //! Starting the ranks: one thread each, for life.
 
-use super::host_group::{panic_message, Group, Member, GRACE};
+use super::failure::{panic_message, GRACE};
+use super::host_group::{Group, Member};
 use super::launcher_env::Place;
 use super::nccl;
 use super::rank::Rank;

@@ -2,6 +2,7 @@
 //! no model.
 
 mod collective;
+mod failure;
 mod host_group;
 mod launch;
 mod launcher_env;
