@@ -2,8 +2,7 @@
 //! copied.
 
 use super::plan::Plan;
-use crate::checkpoint::json::masked;
-use crate::checkpoint::{module_of, Companions};
+use crate::checkpoint::{masked, module_of};
 use crate::{Error, QuantFormat, Result};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
@@ -22,7 +21,7 @@ const OF_THE_SOURCE: [&str; 5] =
 impl Plan {
     /// The text of config.json; `None` if the source has none and there is nothing to say.
     pub(super) fn config_json(&self) -> Result<Option<String>> {
-        let path = self.source.companions().path("config.json");
+        let path = self.source.sidecar_files().path("config.json");
         let text = match &path {
             Some(path) => {
                 fs::read_to_string(path).map_err(|error| Error::Io { path: path.clone(), error })?
@@ -67,8 +66,7 @@ impl Plan {
 
     /// Files that are copied: tokenizer, chat template, generation settings and the like.
     pub(super) fn copied_files(&self) -> Result<Vec<(String, PathBuf)>> {
-        let companions: &Companions = self.source.companions();
-        let (files, kind) = (companions.all()?.into_iter(), self.target.kind());
+        let (files, kind) = (self.source.sidecar_files().all()?.into_iter(), self.target.kind());
         Ok(files.filter(|(name, _)| is_copied(name) && kind.copies(name)).collect())
     }
 }

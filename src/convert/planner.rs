@@ -7,6 +7,7 @@ use super::recipe::{is_default, Fallback, Subject};
 use super::role::roles;
 use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{Checkpoint, Weight};
+use crate::generate::stored_tokenizer;
 use crate::models::Config;
 use crate::verify::in_features;
 use crate::{QuantFormat, Result};
@@ -86,9 +87,9 @@ impl<'a> Planner<'a> {
         let mut notes: Vec<_> = left_out
             .map(|name| format!("`{name}` is left out: the config says that the embedding is the head"))
             .collect();
-        match self.source.stored_tokenizer() {
+        match stored_tokenizer(self.source) {
             Err(error) => notes.push(format!("no tokenizer is written: {error}")),
-            Ok(None) if TOKENIZERS.iter().all(|name| self.source.companions().path(name).is_none()) => {
+            Ok(None) if TOKENIZERS.iter().all(|name| self.source.sidecar_files().path(name).is_none()) => {
                 notes.push("no tokenizer is written: there is none beside the weights".into());
             }
             Ok(_) => {}

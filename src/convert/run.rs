@@ -6,6 +6,7 @@ use super::quality::{Quality, Report, WrittenFile};
 use super::shard::ShardFile;
 use super::staging::{write_synced, Staging};
 use super::writer::Writer;
+use crate::generate::stored_tokenizer;
 use crate::{Error, Result};
 use std::fs;
 use std::path::Path;
@@ -186,9 +187,7 @@ fn write_companions(plan: &Plan, staging: &Staging) -> Result<()> {
     }
     if !copied.iter().any(|(name, _)| name == TOKENIZER) {
         // That there is none that can be read is among the plan's notes.
-        let text = plan
-            .source
-            .stored_tokenizer()
+        let text = stored_tokenizer(&plan.source)
             .ok()
             .flatten()
             .and_then(|tokenizer| tokenizer.to_string(false).ok());

@@ -43,7 +43,7 @@ pub(super) fn model_in(root: &Path) -> PathBuf {
 
 /// Refuses an output that would replace its own source.
 fn check_source(plan: &Plan, folders: [&Path; 2]) -> Result<()> {
-    let files = plan.source.weight_files().into_iter().chain(plan.source.companions().path("config.json"));
+    let files = plan.source.weight_files().into_iter().chain(plan.source.sidecar_files().path("config.json"));
     let files: Vec<_> = files.filter_map(|path| fs::canonicalize(path).ok()).collect();
     for folder in folders {
         let Ok(whole) = fs::canonicalize(folder) else { continue };

@@ -14,18 +14,19 @@ mod metadata;
 mod names;
 mod split;
 mod tokenizer;
-mod types;
 
 pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
-pub(super) use types::{block_type, Kind};
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::layout::{GlobalScale, GlobalScaleMeaning};
-use super::mapped::{MappedFile, StoredTensor, TensorInfo};
-use super::names::{module_of, tensor_of};
-use super::warnings::Warnings;
-use super::{ggml, rows, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::tokenizer::StoredTokenizer;
+use super::weight::{
+    ggml_blocks, halves_of_pairs, module_of, tensor_of, DenseTensor, GlobalScale, GlobalScaleMeaning, Kind,
+    PackedWeight, Weight, EARLY_MXFP4,
+};
 use crate::{Error, Result};
 use blocks::{Fp4, Fp4Blocks};
 use header::{Header, TensorEntry};
@@ -36,8 +37,6 @@ use split::Part;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use tokenizers::Tokenizer;
-use types::EARLY_MXFP4;
 
 const REMEDY: &str = "fetch or convert the model again";
 
@@ -104,12 +103,12 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
             config::config(&metadata, model_type, &facts)?
         }
     };
-    let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let container = GgufCheckpoint { tensors, global_scales, metadata, warnings: warnings.clone() };
     Ok(Opened {
         kind: CheckpointKind::Gguf,
         config,
-        companions,
+        sidecars,
         digests: Vec::new(),
         container: Box::new(container),
     })
@@ -157,7 +156,7 @@ impl Architecture {
             Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.clone(), range },
             _ => TensorInfo { dtype: Dtype::U8, dims: vec![range.len()], range },
         };
-        let stored = file.tensor(&gguf_name, info)?;
+        let stored = StoredTensor::new(file, &gguf_name, info)?;
         let heads = match (name, self.paired) {
             (Name::Tensor(name), Some((heads, kv_heads))) => match name.rsplit_once('.') {
                 Some((module, _)) if module.ends_with(".self_attn.q_proj") => Some(heads),
@@ -170,7 +169,7 @@ impl Architecture {
         let stored = match (heads.filter(|_| block.is_some()), dims.first()) {
             (Some(heads), Some(&rows)) => match rows.checked_div(heads) {
                 Some(head_dim) if head_dim % 2 == 0 && head_dim * heads == rows => {
-                    stored.reordered(&rows::halves_of_pairs(heads, head_dim))?
+                    stored.reordered(&halves_of_pairs(heads, head_dim))?
                 }
                 _ => {
                     let expected = format!("rows that make {heads} heads of an even number each");
@@ -256,14 +255,14 @@ impl Container for GgufCheckpoint {
             Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
             Kind::Dense(_) => Weight::Dense(DenseTensor::new(&name, &entry.stored)?),
             Kind::Ggml(dtype) => {
-                let weight = ggml::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
+                let weight = ggml_blocks::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
                 match weight {
                     None => return Err(Self::unsupported(&name, entry)),
                     Some(weight) => {
                         if let Weight::Dense(_) = weight {
                             self.warnings.once(
-                                ggml::DECODED.into(),
-                                format!("`{name}` is decoded: {}", ggml::DECODED),
+                                ggml_blocks::DEQUANTIZED.into(),
+                                format!("`{name}` is decoded: {}", ggml_blocks::DEQUANTIZED),
                             );
                         }
                         weight
@@ -301,7 +300,7 @@ impl Container for GgufCheckpoint {
         self.tensors.get(name).map(|entry| entry.stored.path())
     }
 
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        tokenizer::build(&self.metadata)
+    fn tokenizer(&self) -> Result<Option<StoredTokenizer>> {
+        tokenizer::read(&self.metadata)
     }
 }

@@ -3,8 +3,8 @@
 use super::header::{self, Header};
 use super::metadata::Metadata;
 use super::names::ROPE_FREQS;
-use super::types::Kind;
-use crate::checkpoint::mapped::{open_file, MappedFile};
+use crate::checkpoint::file::{open_file, MappedFile};
+use crate::checkpoint::weight::Kind;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::fs::{self, File};

@@ -3,8 +3,8 @@
 use super::gpt_oss::{self, Half};
 use super::module::REMEDY;
 use super::{fp8, Method};
-use crate::checkpoint::names::tensor_of;
-use crate::checkpoint::shards::Tensors;
+use crate::checkpoint::file::Tensors;
+use crate::checkpoint::weight::tensor_of;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};

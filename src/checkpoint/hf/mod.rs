@@ -24,11 +24,11 @@ mod module;
 
 pub(super) use config::{find_method, Method};
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::names::tensor_of;
-use super::shards::Tensors;
-use super::warnings::Warnings;
-use super::{CheckpointKind, DenseTensor, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{Tensors, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{tensor_of, DenseTensor, Weight};
 use crate::{Error, QuantFormat, Result};
 use index::{Entry, Index, Packing};
 use module::Module;
@@ -46,7 +46,7 @@ struct HfCheckpoint {
 pub(super) fn open(
     tensors: Tensors,
     method: Method,
-    companions: Companions,
+    sidecars: SidecarFiles,
     config: Value,
     warnings: &Warnings,
 ) -> Result<Opened> {
@@ -57,7 +57,7 @@ pub(super) fn open(
         false => CheckpointKind::Dense,
     };
     let container = HfCheckpoint { tensors, index, method, warnings: warnings.clone() };
-    Ok(Opened { kind, config, companions, digests: Vec::new(), container: Box::new(container) })
+    Ok(Opened { kind, config, sidecars, digests: Vec::new(), container: Box::new(container) })
 }
 
 impl HfCheckpoint {
@@ -143,6 +143,6 @@ impl Container for HfCheckpoint {
         let stored = match self.index.get(name)? {
             Entry::Stored { stored, .. } | Entry::Quantized { lead: stored, .. } => stored,
         };
-        self.tensors.get(stored).map(super::mapped::StoredTensor::path)
+        self.tensors.get(stored).map(super::file::StoredTensor::path)
     }
 }

@@ -11,11 +11,12 @@ mod stated;
 mod store;
 mod tensors;
 
-use super::container::{Companions, Container, Opened};
-use super::layout::{GlobalScale, GlobalScaleMeaning, Parts};
-use super::names::tensor_of;
-use super::warnings::Warnings;
-use super::{gguf, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{Container, Opened};
+use super::file::Warnings;
+use super::gguf;
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{tensor_of, DenseTensor, GlobalScale, GlobalScaleMeaning, PackedWeight, Parts, Weight};
 use crate::{Error, Result};
 use manifest::{Layer, LayerKind, Manifest};
 use packed::{Evidence, Packed};
@@ -120,10 +121,10 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
             return Err(manifest.error(&format!("lists two layers `{name}` of different content")));
         }
     }
-    let companions = Companions::Files(files);
+    let sidecars = SidecarFiles::Files(files);
     let json = |name: &str| {
         let layer = manifest.layers_of(LayerKind::Json).find(|layer| layer.name.as_deref() == Some(name));
-        let json = |layer: &Layer| match companions.json(name).map_err(|error| layer.explain(error))? {
+        let json = |layer: &Layer| match sidecars.json(name).map_err(|error| layer.explain(error))? {
             Some(json @ Value::Object(_)) => Ok(json),
             _ => Err(layer.explain(Error::file(&layer.file, "not a JSON object", manifest::REMEDY))),
         };
@@ -138,7 +139,7 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
         model_index,
         warnings: warnings.clone(),
     };
-    Ok(Opened { kind: CheckpointKind::Ollama, config, companions, digests, container: Box::new(container) })
+    Ok(Opened { kind: CheckpointKind::Ollama, config, sidecars, digests, container: Box::new(container) })
 }
 
 impl OllamaModel {

@@ -6,7 +6,7 @@
 
 use super::stated::Stated;
 use super::tensors::Entry;
-use crate::checkpoint::{mapped::StoredTensor, warnings::Warnings};
+use crate::checkpoint::file::{StoredTensor, Warnings};
 use crate::{format::ScaleKind, Error, QuantFormat, Result};
 use safetensors::Dtype;
 

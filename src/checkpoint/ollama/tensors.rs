@@ -2,9 +2,8 @@
 
 use super::manifest::{Layer, LayerKind};
 use super::stated::Stated;
-use crate::checkpoint::mapped::{self, StoredTensor};
-use crate::checkpoint::names::{module_of, tensor_of};
-use crate::checkpoint::warnings::Warnings;
+use crate::checkpoint::file::{self, StoredTensor, Warnings};
+use crate::checkpoint::weight::{module_of, tensor_of};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::{btree_map, BTreeMap};
@@ -39,7 +38,7 @@ pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for layer in layers.into_iter().filter(|layer| layer.kind == LayerKind::Tensor) {
         let layer = Arc::new(layer);
-        let blob = mapped::open_with_metadata(&layer.file);
+        let blob = file::open_with_metadata(&layer.file);
         let (blob, metadata) = blob.map_err(|error| layer.explain(error))?;
         let malformed =
             |problem: &str| layer.explain(Error::file(&layer.file, problem, super::manifest::REMEDY));

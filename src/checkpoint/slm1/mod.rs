@@ -29,11 +29,12 @@ mod verify;
 pub(super) use header::MAGIC;
 pub use options::{ChecksumPolicy, NibbleOrder, Options, TokenizerKind, Verification};
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::mapped::{MappedFile, StoredTensor, TensorInfo};
-use super::names::tensor_of;
-use super::warnings::Warnings;
-use super::{rows, Checkpoint, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
+use super::kind::CheckpointKind;
+use super::opened::Checkpoint;
+use super::sidecar::SidecarFiles;
+use super::weight::{halves_of_pairs, tensor_of, DenseTensor, PackedWeight, Weight};
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use contract::Known;
@@ -147,14 +148,14 @@ fn open_parts(
         let known = known.get(&hash);
         let name = known.map_or_else(|| format!("slm1.{hash:016x}"), |known| known.model_name.clone());
         let heads = known.and_then(|known| known.heads);
-        let order = heads.map(|heads| rows::halves_of_pairs(heads, header.head_dim as usize));
+        let order = heads.map(|heads| halves_of_pairs(heads, header.head_dim as usize));
         let tensor = Stored::new(&file, &name, entry, order, options.nibbles, warnings)?;
         tensors.insert(name, tensor);
     }
-    let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let config = config(&header, front.as_ref());
     let container = Box::new(Slm1Checkpoint { tensors });
-    let opened = Opened { kind: CheckpointKind::Slm1, config, companions, digests: Vec::new(), container };
+    let opened = Opened { kind: CheckpointKind::Slm1, config, sidecars, digests: Vec::new(), container };
     Ok((opened, section, verification))
 }
 
@@ -235,7 +236,9 @@ impl Stored {
     ) -> Result<Self> {
         let Entry { encoding, dims, payload, scales } = entry;
         let tensor = |dtype, dims, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
-            (Some(start), Some(end)) => file.tensor(name, TensorInfo { dtype, dims, range: start..end }),
+            (Some(start), Some(end)) => {
+                StoredTensor::new(file, name, TensorInfo { dtype, dims, range: start..end })
+            }
             _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
         };
         let in_order = |tensor: StoredTensor| match &order {
@@ -313,7 +316,7 @@ impl Container for Slm1Checkpoint {
             None => Ok(None),
             Some(Stored::Plain(tensor)) => DenseTensor::new(name, tensor).map(Some),
             Some(Stored::Decoded(blocks)) => {
-                Ok(Some(DenseTensor::decoded(name, DType::F32, blocks.dims.clone(), blocks.clone())))
+                Ok(Some(DenseTensor::dequantized(name, DType::F32, blocks.dims.clone(), blocks.clone())))
             }
             Some(Stored::Packed(_, blocks)) => Err(Error::tensor(
                 blocks.codes.path(),

@@ -1,7 +1,6 @@
 //! The file while it is opened: read in the ordinary way, judged strictly or leniently.
 
-use crate::checkpoint::mapped::open_file;
-use crate::checkpoint::warnings::Warnings;
+use crate::checkpoint::file::{open_file, Warnings};
 use crate::{Error, Result};
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};

@@ -1,9 +1,9 @@
 //! The entries of one layer, found and checked.
 
 use super::{afq, eight_bit, hqq, Entries, Entry, REMEDY};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::names::{module_of, tensor_of};
-use crate::checkpoint::{ggml, DenseTensor, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::ggml_blocks;
+use crate::checkpoint::weight::{module_of, tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
 use candle_core::quantized::GgmlDType;
 use candle_core::DType;
@@ -96,7 +96,7 @@ impl<'a> Layer<'a> {
         match bias.dtype() {
             Dtype::F8_E4M3 => {
                 let source = eight_bit::E4m3Numbers { codes: bias.clone(), scale: 1.0 };
-                Ok(Some(DenseTensor::decoded(&name, DType::F32, rows.to_vec(), source)))
+                Ok(Some(DenseTensor::dequantized(&name, DType::F32, rows.to_vec(), source)))
             }
             _ => DenseTensor::new(&name, bias).map(Some),
         }
@@ -104,21 +104,21 @@ impl<'a> Layer<'a> {
 
     fn ggml(&self) -> Result<WeightAndWhy> {
         let id = self.u32("weight.dtype")?;
-        let dtype = ggml::dtype_of(id).ok_or_else(|| {
+        let dtype = ggml_blocks::dtype_of(id).ok_or_else(|| {
             self.wrong("weight.dtype", "the number of a GGML type (0 to 3, 6 to 15, 30)", id.to_string())
         })?;
         let dims = self.shape(true)?;
         let blocks = self.part("weight", &[Dtype::U8])?;
-        let weight = ggml::weight(self.key, &self.weight_name(), dtype, dims.clone(), blocks)?;
+        let weight = ggml_blocks::weight(self.key, &self.weight_name(), dtype, dims.clone(), blocks)?;
         let weight = weight.ok_or_else(|| {
-            let expected = match ggml::size_in_bytes(dtype, &dims) {
+            let expected = match ggml_blocks::size_in_bytes(dtype, &dims) {
                 Some(size) => format!("{size} bytes for {dtype:?} {dims:?}"),
                 None => format!("rows of whole blocks of {} for {dtype:?}", dtype.block_size()),
             };
             self.wrong("weight", expected, format!("{} bytes, shape {dims:?}", blocks.size_in_bytes()))
         })?;
         let decoded = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
-        Ok((weight, decoded.then_some(ggml::DECODED)))
+        Ok((weight, decoded.then_some(ggml_blocks::DEQUANTIZED)))
     }
 
     pub(super) fn weight_name(&self) -> String {

@@ -46,12 +46,11 @@ mod layer;
 mod report;
 mod version;
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::mapped::{self, StoredTensor, Values};
-use super::names::tensor_of;
-use super::shards::Tensors;
-use super::warnings::Warnings;
-use super::{CheckpointKind, DenseTensor, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{self, StoredTensor, Tensors, Values, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
 use layer::Layer;
 use std::collections::btree_map::Entry as MapEntry;
@@ -101,7 +100,7 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
     let mut tensors = layers(&merge(shards)?, warnings)?;
     let residual = files.dir.join(RESIDUAL);
     if residual.is_file() {
-        for (name, tensor) in mapped::open(&residual)? {
+        for (name, tensor) in file::open(&residual)? {
             match tensors.entry(name) {
                 MapEntry::Vacant(vacant) => vacant.insert(Tensor::Residual(tensor)),
                 MapEntry::Occupied(taken) => {
@@ -110,15 +109,15 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
             };
         }
     }
-    let companions = Companions::Directory(files.dir);
-    let config = companions.config()?;
+    let sidecars = SidecarFiles::Directory(files.dir);
+    let config = sidecars.config()?;
     let container = Box::new(UqffCheckpoint { tensors });
-    Ok(Opened { kind: CheckpointKind::Uqff, config, companions, digests: Vec::new(), container })
+    Ok(Opened { kind: CheckpointKind::Uqff, config, sidecars, digests: Vec::new(), container })
 }
 
 impl Shard {
     fn open(path: PathBuf) -> Result<Self> {
-        let (tensors, values) = mapped::open_with_values(&path, MAX_VALUE_BYTES)?;
+        let (tensors, values) = file::open_with_values(&path, MAX_VALUE_BYTES)?;
         Ok(Self { path, tensors, values })
     }
 }

@@ -1,7 +1,7 @@
 //! The version of a UQFF model: three numbers, in at least one shard, in others again or not at all.
 
 use super::{Shard, REMEDY};
-use crate::checkpoint::shards::Tensors;
+use crate::checkpoint::file::Tensors;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::path::Path;

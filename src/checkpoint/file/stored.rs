@@ -1,170 +1,64 @@
-//! Memory-mapped files, and the copy of one tensor's bytes out of them.
+//! One tensor of a mapped file, or a part of one, and the copy of its bytes out of the file.
 
-use super::header::{self, Header, Metadata};
+use super::header::{self, TensorInfo};
+use super::mapped::MappedFile;
 use super::section::Section;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, WithDType};
 use half::{bf16, f16};
-use memmap2::Mmap;
 use safetensors::Dtype;
-use std::{
-    collections::BTreeMap,
-    fmt,
-    fs::File,
-    io::{Read, Seek, SeekFrom},
-    ops::Range,
-    path::{Path, PathBuf},
-    sync::Arc,
-};
+use std::{fmt, ops::Range, path::Path, sync::Arc};
 
 /// Bytes copied before the pages behind them are given back. A multiple of every element size and
 /// of every page size.
 const COPY_CHUNK: usize = 4 << 20;
 
-/// One open file.
-pub(super) struct MappedFile {
-    path: PathBuf,
-    map: Mmap,
-}
-
-/// Where one tensor lies in its file.
-#[derive(Debug)]
-pub(super) struct TensorInfo {
-    pub dtype: Dtype,
-    pub dims: Vec<usize>,
-    /// Bytes, counted from the start of the file. May begin at any offset.
-    pub range: Range<usize>,
-}
-
-/// Bytes of small tensors, by name.
-pub(super) type Values = BTreeMap<String, Vec<u8>>;
-
 /// One tensor of a mapped file, or a part of one. Cloning shares the mapping.
 #[derive(Clone)]
-pub(super) struct StoredTensor {
+pub(in crate::checkpoint) struct StoredTensor {
     file: Arc<MappedFile>,
     info: Arc<TensorInfo>,
     /// Which of the bytes in the range of `info`; all of them if `None`. The dims of `info` are those of the part.
     part: Option<Section>,
 }
 
-/// Maps a safetensors file and checks its header. Of the tensors nothing is read.
-pub(super) fn open(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
-    Ok(open_with_metadata(path)?.0)
-}
-
-/// As [`open`], with the free text of the header.
-pub(super) fn open_with_metadata(path: &Path) -> Result<(BTreeMap<String, StoredTensor>, Metadata)> {
-    let mut file = open_file(path)?;
-    let Header { tensors, metadata } = header::read(path, &mut file)?;
-    Ok((map_all(path, &file, tensors)?, metadata))
-}
-
-/// As [`open`], with the bytes of every tensor that has at most `most` of them.
-pub(super) fn open_with_values(path: &Path, most: usize) -> Result<(BTreeMap<String, StoredTensor>, Values)> {
-    let mut file = open_file(path)?;
-    let Header { tensors, .. } = header::read(path, &mut file)?;
-    let mut read = |range: &Range<usize>| {
-        let mut bytes = vec![0; range.len()];
-        file.seek(SeekFrom::Start(range.start as u64))?;
-        file.read_exact(&mut bytes)?;
-        Ok(bytes)
-    };
-    let mut values = Values::new();
-    for (name, info) in tensors.iter().filter(|(_, info)| info.range.len() <= most) {
-        let bytes = read(&info.range).map_err(|error| Error::Io { path: path.to_owned(), error })?;
-        values.insert(name.clone(), bytes);
-    }
-    Ok((map_all(path, &file, tensors)?, values))
-}
-
-fn map_all(
-    path: &Path,
-    file: &File,
-    tensors: BTreeMap<String, TensorInfo>,
-) -> Result<BTreeMap<String, StoredTensor>> {
-    let file = MappedFile::new(path, file)?;
-    let stored = |(name, info): (String, _)| {
-        let tensor = file.tensor(&name, info)?;
-        Ok((name, tensor))
-    };
-    tensors.into_iter().map(stored).collect()
-}
-
-/// Opens a regular file for reading.
-///
-/// What is needed while opening a checkpoint is read from the file, not from a mapping: a file that shrinks
-/// meanwhile is an error then, and does not kill the process.
-pub(super) fn open_file(path: &Path) -> Result<File> {
-    let io = |error| Error::Io { path: path.to_owned(), error };
-    // Asked before opening: to open a named pipe would block.
-    if !std::fs::metadata(path).map_err(io)?.is_file() {
-        return Err(Error::file(path, "not a regular file", "give a directory or a file of weights"));
-    }
-    File::open(path).map_err(io)
-}
-
-impl MappedFile {
-    /// Maps an open file. Nothing is read.
-    pub(super) fn new(path: &Path, file: &File) -> Result<Arc<Self>> {
-        // SAFETY: the mapping is read-only and only ever seen as bytes, for which every value is valid.
-        // That nobody truncates or rewrites the file meanwhile cannot be ensured from here; the module
-        // docs state what follows if somebody does.
-        let map = unsafe { Mmap::map(file) };
-        let map = map.map_err(|error| Error::Io { path: path.to_owned(), error })?;
-        Ok(Arc::new(Self { path: path.to_owned(), map }))
-    }
-
-    /// A tensor of this file.
+impl StoredTensor {
+    /// A tensor of a file.
     ///
     /// # Errors
     /// If its bytes are not in the file.
-    pub(super) fn tensor(self: &Arc<Self>, name: &str, info: TensorInfo) -> Result<StoredTensor> {
+    pub(in crate::checkpoint) fn new(file: &Arc<MappedFile>, name: &str, info: TensorInfo) -> Result<Self> {
         let Range { start, end } = info.range;
-        if start > end || end > self.map.len() {
+        if start > end || end > file.len() {
             return Err(Error::tensor(
-                &self.path,
+                file.path(),
                 name,
-                format!("bytes within the {} of the file", self.map.len()),
+                format!("bytes within the {} of the file", file.len()),
                 format!("{start}..{end}"),
                 "the file is damaged or incomplete: fetch or write it again",
             ));
         }
-        Ok(StoredTensor { file: Arc::clone(self), info: Arc::new(info), part: None })
+        Ok(Self { file: Arc::clone(file), info: Arc::new(info), part: None })
     }
 
-    /// Takes copied pages out of the process's resident set, so that loading does not hold a weight
-    /// twice. They stay in the page cache of the system. A hint: failure costs memory only.
-    #[cfg(target_os = "linux")]
-    fn release(&self, offset: usize, len: usize) {
-        // SAFETY: MADV_DONTNEED on a read-only mapping of a file loses nothing: whoever reads the
-        // pages again, in this or another thread, gets the file's bytes again.
-        let _ = unsafe { self.map.unchecked_advise_range(memmap2::UncheckedAdvice::DontNeed, offset, len) };
+    pub(in crate::checkpoint) fn path(&self) -> &Path {
+        self.file.path()
     }
 
-    #[cfg(not(target_os = "linux"))]
-    fn release(&self, _offset: usize, _len: usize) {}
-}
-
-impl StoredTensor {
-    pub(super) fn path(&self) -> &Path {
-        &self.file.path
-    }
-
-    pub(super) fn dtype(&self) -> Dtype {
+    pub(in crate::checkpoint) fn dtype(&self) -> Dtype {
         self.info.dtype
     }
 
-    pub(super) fn dims(&self) -> &[usize] {
+    pub(in crate::checkpoint) fn dims(&self) -> &[usize] {
         &self.info.dims
     }
 
-    pub(super) fn size_in_bytes(&self) -> usize {
+    pub(in crate::checkpoint) fn size_in_bytes(&self) -> usize {
         self.part.as_ref().map_or(self.info.range.len(), Section::size_in_bytes)
     }
 
     /// The same bytes as numbers of another dtype and shape; `None` if these have another number of bytes.
-    pub(super) fn as_numbers(&self, dtype: Dtype, dims: &[usize]) -> Option<Self> {
+    pub(in crate::checkpoint) fn as_numbers(&self, dtype: Dtype, dims: &[usize]) -> Option<Self> {
         let info = TensorInfo { dtype, dims: dims.to_vec(), range: self.info.range.clone() };
         (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes())).then(|| Self {
             file: Arc::clone(&self.file),
@@ -178,7 +72,12 @@ impl StoredTensor {
     ///
     /// # Errors
     /// If these are not the sizes of the tensor, or of the part that it is, or the range leaves them.
-    pub(super) fn narrow(&self, sizes: &[usize], dim: usize, range: &Range<usize>) -> Result<Self> {
+    pub(in crate::checkpoint) fn narrow(
+        &self,
+        sizes: &[usize],
+        dim: usize,
+        range: &Range<usize>,
+    ) -> Result<Self> {
         let whole = || Section::whole(sizes, self.size_in_bytes());
         let section = self.part.clone().map_or_else(whole, Some);
         let section = section.and_then(|section| section.narrow(sizes, dim, range));
@@ -192,7 +91,7 @@ impl StoredTensor {
     ///
     /// # Errors
     /// If it has no rows of these numbers, or is only a part of a tensor.
-    pub(super) fn reordered(&self, order: &Arc<[usize]>) -> Result<Self> {
+    pub(in crate::checkpoint) fn reordered(&self, order: &Arc<[usize]>) -> Result<Self> {
         let row = self.size_in_bytes().checked_div(order.len()).unwrap_or(0);
         let section = match self.part {
             None => Section::whole(&[order.len(), row], self.size_in_bytes()),
@@ -209,7 +108,12 @@ impl StoredTensor {
     ///
     /// # Errors
     /// If these are not the sizes of the tensor, or it is only a part of one.
-    pub(super) fn every_second(&self, sizes: &[usize], dim: usize, first: usize) -> Result<Self> {
+    pub(in crate::checkpoint) fn every_second(
+        &self,
+        sizes: &[usize],
+        dim: usize,
+        first: usize,
+    ) -> Result<Self> {
         let section = match self.part {
             None => Section::whole(sizes, self.size_in_bytes()),
             Some(_) => None,
@@ -236,7 +140,7 @@ impl StoredTensor {
     }
 
     /// The tensor on `device`, in the dtype of the file. 8-bit floats come as their bytes (U8).
-    pub(super) fn load(&self, device: &Device) -> Result<Tensor> {
+    pub(in crate::checkpoint) fn load(&self, device: &Device) -> Result<Tensor> {
         match self.dtype() {
             Dtype::U8 | Dtype::F8_E4M3 | Dtype::F8_E8M0 => self.load_as::<u8>(device),
             Dtype::U32 => self.load_as::<u32>(device),
@@ -259,14 +163,18 @@ impl StoredTensor {
     }
 
     /// The elements, copied once. The bytes may lie at any offset, so they are never viewed as `&[T]`.
-    pub(super) fn read<T: Element>(&self) -> Result<Vec<T>> {
+    pub(in crate::checkpoint) fn read<T: Element>(&self) -> Result<Vec<T>> {
         let mut elements = Vec::with_capacity(self.size_in_bytes() / T::SIZE);
         self.for_each_chunk(1, |chunk| T::append(chunk, &mut elements))?;
         Ok(elements)
     }
 
     /// Hands the bytes to `take`, in order and in pieces of whole units of `unit` bytes.
-    pub(super) fn for_each_chunk(&self, unit: usize, mut take: impl FnMut(&[u8])) -> Result<()> {
+    pub(in crate::checkpoint) fn for_each_chunk(
+        &self,
+        unit: usize,
+        mut take: impl FnMut(&[u8]),
+    ) -> Result<()> {
         let unit = unit.max(1);
         let step = (COPY_CHUNK / unit).max(1).saturating_mul(unit);
         if let Some(run) = self.only_run() {
@@ -299,10 +207,9 @@ impl StoredTensor {
     }
 
     /// Lends the bytes at an address that is a multiple of 8, copied if they lie elsewhere or apart.
-    pub(super) fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
+    pub(in crate::checkpoint) fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
         if let Some(run) = self.only_run() {
-            let address = self.file.map.as_ptr().addr().wrapping_add(run.start);
-            if address.is_multiple_of(align_of::<u64>()) {
+            if self.file.is_aligned(run.start) {
                 let result = take(self.bytes(run.clone())?);
                 self.file.release(run.start, run.len());
                 return Ok(result);
@@ -327,13 +234,13 @@ impl StoredTensor {
     }
 
     /// Whether it is all of a tensor, in the order of the file.
-    pub(super) fn is_whole(&self) -> bool {
+    pub(in crate::checkpoint) fn is_whole(&self) -> bool {
         self.part.is_none()
     }
 
     /// A run of elements as a tensor of one dimension; `None` if it is not within the tensor, or its elements are
     /// not whole bytes, or this is a part of a tensor.
-    pub(super) fn elements(&self, elements: Range<usize>) -> Option<Self> {
+    pub(in crate::checkpoint) fn elements(&self, elements: Range<usize>) -> Option<Self> {
         let size = header::size_in_bytes(self.dtype(), &[1])?;
         let Range { start, end } = self.info.range;
         let begin = start.checked_add(elements.start.checked_mul(size)?)?;
@@ -353,10 +260,8 @@ impl StoredTensor {
 
     /// Bytes of the mapping.
     fn bytes(&self, range: Range<usize>) -> Result<&[u8]> {
-        #[cfg(test)]
-        super::reads::record(self.path(), &range);
-        // Always there: `MappedFile::tensor` has checked it.
-        self.file.map.get(range.clone()).ok_or_else(|| {
+        // Always there: `StoredTensor::new` has checked it.
+        self.file.bytes(&range).ok_or_else(|| {
             Error::file(
                 self.path(),
                 format!("bytes {range:?} are outside the file"),
@@ -373,7 +278,7 @@ impl fmt::Debug for StoredTensor {
 }
 
 /// The candle dtype that means the same numbers, or `None` for dtypes that are not loaded as numbers.
-pub(super) fn candle_dtype(dtype: Dtype) -> Option<DType> {
+pub(in crate::checkpoint) fn candle_dtype(dtype: Dtype) -> Option<DType> {
     match dtype {
         Dtype::U8 => Some(DType::U8),
         Dtype::U32 => Some(DType::U32),
@@ -389,7 +294,7 @@ pub(super) fn candle_dtype(dtype: Dtype) -> Option<DType> {
 }
 
 /// A number as safetensors files hold it: little-endian, unaligned.
-pub(super) trait Element: WithDType {
+pub(in crate::checkpoint) trait Element: WithDType {
     const SIZE: usize;
     /// Appends the whole elements of `bytes`. Compiles to a plain copy on little-endian machines.
     fn append(bytes: &[u8], elements: &mut Vec<Self>);

@@ -38,7 +38,7 @@ pub(in crate::checkpoint) enum Nibbles {
 
 /// The number that files of gpt-oss from before there was a number for MXFP4 give to it. It had been that of a
 /// type that was dropped long before.
-pub(super) const EARLY_MXFP4: u32 = 4;
+pub(in crate::checkpoint) const EARLY_MXFP4: u32 = 4;
 
 /// The type of this number; `None` if it is unknown, and with it the size of a tensor. `gpt_oss` says whether
 /// the file holds such a model.

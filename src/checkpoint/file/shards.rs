@@ -1,11 +1,6 @@
 //! Which files a checkpoint consists of: one file, an index and its shards, or `model*.safetensors`.
 
-use super::{
-    header::UniqueMap,
-    json,
-    mapped::{self, StoredTensor},
-    warnings::Warnings,
-};
+use super::{header::UniqueMap, json, open, stored::StoredTensor, warnings::Warnings};
 use crate::{Error, Result};
 use std::{
     collections::BTreeMap,
@@ -18,10 +13,10 @@ const INDEX: &str = "model.safetensors.index.json";
 /// Larger JSON files are refused unread; indices of the largest checkpoints have a few megabytes.
 const MAX_JSON_BYTES: u64 = 100_000_000;
 
-pub(super) type Tensors = BTreeMap<String, StoredTensor>;
+pub(in crate::checkpoint) type Tensors = BTreeMap<String, StoredTensor>;
 
 /// All tensors of the checkpoint in the directory `dir`.
-pub(super) fn open_directory(dir: &Path, warnings: &Warnings) -> Result<Tensors> {
+pub(in crate::checkpoint) fn open_directory(dir: &Path, warnings: &Warnings) -> Result<Tensors> {
     match read_json(&dir.join(INDEX))? {
         Some(index) => open_index(dir, &index, warnings),
         None => open_all(&model_files(dir)?),
@@ -29,7 +24,7 @@ pub(super) fn open_directory(dir: &Path, warnings: &Warnings) -> Result<Tensors>
 }
 
 /// Parses a JSON file; `None` if there is none. Python's `NaN` and `Infinity` are strings in it.
-pub(super) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+pub(in crate::checkpoint) fn read_json<T: serde::de::DeserializeOwned>(path: &Path) -> Result<Option<T>> {
     let failed = |error| Error::Io { path: path.to_owned(), error };
     let malformed = |problem: String| Error::File {
         path: path.to_owned(),
@@ -75,7 +70,7 @@ fn open_index(dir: &Path, index: &Index, warnings: &Warnings) -> Result<Tensors>
     let mut tensors = Tensors::new();
     for (shard, names) in by_shard {
         let path = shard_path(dir, shard)?;
-        let mut stored = match mapped::open(&path) {
+        let mut stored = match open::open(&path) {
             Err(Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::File {
                     problem: format!(
@@ -125,7 +120,7 @@ fn shard_path(dir: &Path, shard: &str) -> Result<PathBuf> {
 }
 
 /// Whether `name` can only mean a file in the directory that it is joined to.
-pub(super) fn is_plain_file_name(name: &str) -> bool {
+pub(in crate::checkpoint) fn is_plain_file_name(name: &str) -> bool {
     let mut components = Path::new(name).components();
     matches!((components.next(), components.next()), (Some(Component::Normal(only)), None) if only == name)
 }
@@ -155,7 +150,7 @@ fn model_files(dir: &Path) -> Result<Vec<PathBuf>> {
 fn open_all(paths: &[PathBuf]) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for path in paths {
-        for (name, tensor) in mapped::open(path)? {
+        for (name, tensor) in open::open(path)? {
             if let Some(first) = tensors.get(&name) {
                 return Err(Error::Tensor {
                     file: path.as_path().into(),

@@ -1,6 +1,6 @@
 //! Tests: parts of every weight of every fixture have the bits of the whole's parts, and nothing else is read.
 
-use super::{reads, Checkpoint, Weight};
+use crate::checkpoint::{reads, Checkpoint, Weight};
 use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
 use std::path::{Path, PathBuf};

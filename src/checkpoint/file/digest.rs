@@ -18,7 +18,7 @@ pub struct Digest {
 }
 
 impl Digest {
-    pub(super) fn new(name: &str, file: &Path, sha256: &str) -> Self {
+    pub(in crate::checkpoint) fn new(name: &str, file: &Path, sha256: &str) -> Self {
         Self { name: name.to_owned(), file: file.to_owned(), sha256: sha256.to_owned() }
     }
 

@@ -1,158 +1,22 @@
-//! How the bytes of packed weights lie in files.
+//! The layout of this crate in a file: codes, scales and what else there is, each a tensor of its own.
 
-use super::mapped::StoredTensor;
+use super::layout::Layout;
 use super::names::tensor_of;
+use super::slice::Slice;
+use crate::checkpoint::file::StoredTensor;
 use crate::format::decode::global_scale_from_absmax;
 use crate::format::ScaleKind;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
-use std::fmt;
-use std::ops::Range;
 use std::sync::Arc;
-
-/// A packed weight in the layout of some container, checked but not read.
-pub(super) trait Layout: fmt::Debug + Send + Sync {
-    /// Bytes of all its tensors in the file.
-    fn size_in_bytes(&self) -> usize;
-
-    /// Brings it to `device`, in the layout of this crate.
-    fn load(&self, device: &Device) -> Result<QuantTensor>;
-
-    /// Whether there is a multiplier of all scales that is not MLX's.
-    fn has_multiplier(&self) -> bool {
-        false
-    }
-
-    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout once they are
-    /// loaded. F32 scales of symmetric codes are read for it.
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        Ok(None)
-    }
-
-    /// The parts, if this is the layout of this crate.
-    fn parts(&self) -> Option<&Parts> {
-        None
-    }
-
-    /// Elements along K that lie together: no [`Cut`] separates them.
-    fn unit(&self) -> usize;
-
-    /// A part of the weight, of which no other bytes are read.
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>>;
-}
-
-/// Entries `range` along dimension `dim` of a tensor of shape `dims`.
-#[derive(Clone, Debug)]
-pub(super) struct Cut<'a> {
-    pub dims: &'a [usize],
-    pub dim: usize,
-    pub range: Range<usize>,
-}
-
-impl<'a> Cut<'a> {
-    /// A cut of the tensor `name`, along K at multiples of `unit` only.
-    ///
-    /// # Errors
-    /// If the range is empty, leaves the dimension or cuts a unit.
-    pub(super) fn new(
-        name: &str,
-        dims: &'a [usize],
-        dim: usize,
-        range: Range<usize>,
-        unit: usize,
-    ) -> Result<Self> {
-        let size = dims.get(dim).copied().unwrap_or(0);
-        let what = || format!("range of dimension {dim} of `{name}` {dims:?}");
-        if range.start >= range.end || range.end > size {
-            return Err(Error::mismatch(what(), format!("1 or more of {size}"), format!("{range:?}")));
-        }
-        let cut = Self { dims, dim, range };
-        if cut.cuts(unit) {
-            let expected = format!("multiples of {unit}, which lie together");
-            return Err(Error::mismatch(what(), expected, format!("{:?}", cut.range)));
-        }
-        Ok(cut)
-    }
-
-    /// Whether units of `unit` elements along K are cut.
-    pub(super) fn cuts(&self, unit: usize) -> bool {
-        let whole = |k: usize| k.is_multiple_of(unit);
-        self.along_k() && !(whole(self.range.start) && whole(self.range.end))
-    }
-
-    pub(super) fn along_k(&self) -> bool {
-        self.dim + 1 == self.dims.len()
-    }
-
-    /// The shape of the part.
-    pub(super) fn part_dims(&self) -> Vec<usize> {
-        let mut dims = self.dims.to_vec();
-        if let Some(dim) = dims.get_mut(self.dim) {
-            *dim = self.range.len();
-        }
-        dims
-    }
-
-    /// The same entries of a stored tensor that has `bytes` for every `elements` along K.
-    pub(super) fn of(&self, stored: &StoredTensor, elements: usize, bytes: usize) -> Result<StoredTensor> {
-        let in_bytes = |k: usize| (k / elements.max(1)).saturating_mul(bytes);
-        let mut sizes = self.dims.to_vec();
-        if let Some(last) = sizes.last_mut() {
-            *last = in_bytes(*last);
-        }
-        match self.along_k() {
-            true => {
-                let range = in_bytes(self.range.start)..in_bytes(self.range.end);
-                stored.narrow(&sizes, self.dim, &range)
-            }
-            false => stored.narrow(&sizes, self.dim, &self.range),
-        }
-    }
-}
-
-/// A part of a weight whose layout has no such part: more is read, and cut in the memory of the host.
-#[derive(Debug)]
-pub(super) struct Excerpt {
-    pub from: Arc<dyn Layout>,
-    /// The shape of what it is a part of.
-    pub dims: Vec<usize>,
-    pub dim: usize,
-    pub range: Range<usize>,
-}
-
-impl Layout for Excerpt {
-    fn size_in_bytes(&self) -> usize {
-        self.from.size_in_bytes()
-    }
-
-    fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let from = self.from.load(&Device::Cpu)?;
-        from.narrow(self.dim, self.range.start, self.range.len())?.to_device(device)
-    }
-
-    fn unit(&self) -> usize {
-        self.from.unit()
-    }
-
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
-        if cut.dim == self.dim {
-            let range = self.range.start + cut.range.start..self.range.start + cut.range.end;
-            let from = Arc::clone(&self.from);
-            return Ok(Arc::new(Self { from, dims: self.dims.clone(), dim: self.dim, range }));
-        }
-        let cut = Cut { dims: &self.dims, ..cut.clone() };
-        let from = self.from.narrow(&cut)?;
-        Ok(Arc::new(Self { from, dims: cut.part_dims(), dim: self.dim, range: self.range.clone() }))
-    }
-}
 
 /// The layout of this crate, which is MLX's: codes, scales and what else there is, each a tensor of its own.
 ///
 /// Of the codes only the bytes count: containers call them U32, I32, U8 or F8_E4M3, and shape them as they like.
 /// The same holds for scales that are bytes.
 #[derive(Clone, Debug)]
-pub(super) struct Parts {
+pub(in crate::checkpoint) struct Parts {
     /// The module, for errors.
     pub module: String,
     pub format: QuantFormat,
@@ -166,7 +30,7 @@ pub(super) struct Parts {
 
 /// A global scale, one value or one for each expert, and what its numbers mean.
 #[derive(Clone, Debug)]
-pub(super) struct GlobalScale {
+pub(in crate::checkpoint) struct GlobalScale {
     /// The tensor's name within the module, for errors.
     pub name: &'static str,
     pub tensor: StoredTensor,
@@ -175,7 +39,7 @@ pub(super) struct GlobalScale {
 
 /// What the number in the file is to the multiplier of all scales.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum GlobalScaleMeaning {
+pub(in crate::checkpoint) enum GlobalScaleMeaning {
     /// The largest magnitude of the tensor (MLX).
     Absmax,
     /// The multiplier itself (ModelOpt, Ollama).
@@ -184,10 +48,19 @@ pub(super) enum GlobalScaleMeaning {
     Reciprocal,
 }
 
-impl Parts {
-    /// The tensors of the weight by their names in a module of an MLX checkpoint, with the bytes of the file and
-    /// MLX's dtypes and shapes; `None` if it means something else there.
-    pub(super) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
+impl Layout for Parts {
+    fn has_multiplier(&self) -> bool {
+        self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
+    }
+
+    fn affine_scales(&self) -> Result<Option<Dtype>> {
+        match self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
+            true => exact_biases(&self.scales, self.format.bits()),
+            false => Ok(None),
+        }
+    }
+
+    fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
         if self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
             return Ok(None); // symmetric codes
         }
@@ -217,23 +90,6 @@ impl Parts {
             parts.push(("global_scale", means_the_same.then(|| scale.tensor.clone())));
         }
         Ok(parts.into_iter().map(|(name, part)| Some((name, part?))).collect())
-    }
-}
-
-impl Layout for Parts {
-    fn has_multiplier(&self) -> bool {
-        self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
-    }
-
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        match self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
-            true => exact_biases(&self.scales, self.format.bits()),
-            false => Ok(None),
-        }
-    }
-
-    fn parts(&self) -> Option<&Parts> {
-        Some(self)
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -269,21 +125,21 @@ impl Layout for Parts {
         self.format.group_size()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         let group_size = self.format.group_size();
         let of_groups = |part: &StoredTensor| {
             let bytes = match self.format.scale_kind() {
                 ScaleKind::Float => part.dtype().bitsize() / 8,
                 ScaleKind::E8m0 | ScaleKind::E4m3 => 1,
             };
-            cut.of(part, group_size, bytes)
+            slice.of(part, group_size, bytes)
         };
         Ok(Arc::new(Self {
-            dims: cut.part_dims(),
-            codes: cut.of(&self.codes, group_size, group_size * self.format.bits() / 8)?,
+            dims: slice.part_dims(),
+            codes: slice.of(&self.codes, group_size, group_size * self.format.bits() / 8)?,
             scales: of_groups(&self.scales)?,
             biases: self.biases.as_ref().map(of_groups).transpose()?,
-            global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(cut)).transpose()?,
+            global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(slice)).transpose()?,
             ..self.clone()
         }))
     }
@@ -292,7 +148,7 @@ impl Layout for Parts {
 /// The dtype of the scales of symmetric codes of `bits` bits, if products of them and codes are exact: then biases are
 /// too, and `q * scale + bias` is `(q - zero) * scale`. Those of 16-bit scales are, and those of F32 ones that have as
 /// many bits to spare.
-pub(super) fn exact_biases(scales: &StoredTensor, bits: usize) -> Result<Option<Dtype>> {
+pub(in crate::checkpoint) fn exact_biases(scales: &StoredTensor, bits: usize) -> Result<Option<Dtype>> {
     let codes = 1u32 << bits.min(8);
     let is_exact = |bytes: &[u8; 4]| {
         let scale = f32::from_le_bytes(*bytes);
@@ -309,12 +165,12 @@ pub(super) fn exact_biases(scales: &StoredTensor, bits: usize) -> Result<Option<
 
 impl GlobalScale {
     /// That of a part: one value serves every part, one for each matrix is cut with the stack.
-    pub(super) fn narrow(&self, cut: &Cut) -> Result<Self> {
+    pub(in crate::checkpoint) fn narrow(&self, slice: &Slice) -> Result<Self> {
         let values = self.tensor.size_in_bytes() / size_of::<f32>();
-        match cut.dims {
-            [experts, _, _] if cut.dim == 0 && values == *experts => {
+        match slice.dims {
+            [experts, _, _] if slice.dim == 0 && values == *experts => {
                 let sizes = [values * size_of::<f32>()];
-                let bytes = cut.range.start * size_of::<f32>()..cut.range.end * size_of::<f32>();
+                let bytes = slice.range.start * size_of::<f32>()..slice.range.end * size_of::<f32>();
                 Ok(Self { tensor: self.tensor.narrow(&sizes, 0, &bytes)?, ..self.clone() })
             }
             _ => Ok(self.clone()),
@@ -322,7 +178,7 @@ impl GlobalScale {
     }
 
     /// The multipliers, F32 `[1]` or `[E]`.
-    pub(super) fn load(&self, module: &str, device: &Device) -> Result<Tensor> {
+    pub(in crate::checkpoint) fn load(&self, module: &str, device: &Device) -> Result<Tensor> {
         let mut values = self.tensor.read::<f32>()?;
         for value in &mut values {
             let multiplier = match self.meaning {

@@ -1,11 +1,13 @@
 //! GGML types by their numbers, and weights of them: most are computed by candle, floats are plain numbers, and
 //! Q8_1 and Q8_K, of which candle has products on the CPU only, are decoded.
 
-use super::gguf::{block_type, Kind};
-use super::layout::Cut;
-use super::mapped::StoredTensor;
-use super::weight::Decode;
-use super::{DenseTensor, GgmlWeight, Weight};
+use super::dense::DenseTensor;
+use super::ggml::GgmlWeight;
+use super::ggml_types::{block_type, Kind};
+use super::layout::Dequantize;
+use super::slice::Slice;
+use super::stored::Weight;
+use crate::checkpoint::file::StoredTensor;
 use crate::Result;
 use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
@@ -13,11 +15,12 @@ use half::f16;
 use safetensors::Dtype;
 use std::sync::Arc;
 
-/// Said of weights that [`weight`] decodes.
-pub(super) const DECODED: &str = "candle has products of the GGML types Q8_1 and Q8_K on the CPU only";
+/// Said of weights that [`weight`] leaves to be dequantized.
+pub(in crate::checkpoint) const DEQUANTIZED: &str =
+    "candle has products of the GGML types Q8_1 and Q8_K on the CPU only";
 
 /// The type that GGML numbers `id`, if candle has it.
-pub(super) fn dtype_of(id: u32) -> Option<GgmlDType> {
+pub(in crate::checkpoint) fn dtype_of(id: u32) -> Option<GgmlDType> {
     match block_type(id, false)?.kind {
         Kind::Ggml(dtype) => Some(dtype),
         Kind::Dense(Dtype::F32) => Some(GgmlDType::F32),
@@ -28,14 +31,14 @@ pub(super) fn dtype_of(id: u32) -> Option<GgmlDType> {
 }
 
 /// Bytes of a weight of shape `dims`; `None` if its rows are not whole blocks, or they overflow.
-pub(super) fn size_in_bytes(dtype: GgmlDType, dims: &[usize]) -> Option<usize> {
+pub(in crate::checkpoint) fn size_in_bytes(dtype: GgmlDType, dims: &[usize]) -> Option<usize> {
     let (k, rows) = dims.split_last()?;
     let row = k.is_multiple_of(dtype.block_size()).then_some(k / dtype.block_size())?;
     rows.iter().try_fold(row, |product, &dim| product.checked_mul(dim))?.checked_mul(dtype.type_size())
 }
 
 /// The weight `module` of shape `dims`, whose `blocks` have the size that [`size_in_bytes`] tells; `None` if not.
-pub(super) fn weight(
+pub(in crate::checkpoint) fn weight(
     module: &str,
     name: &str,
     dtype: GgmlDType,
@@ -55,7 +58,7 @@ pub(super) fn weight(
         GgmlDType::BF16 => numbers(Dtype::BF16),
         GgmlDType::Q8_1 | GgmlDType::Q8K => {
             let source = Q8Blocks { dtype, dims: dims.clone(), blocks: blocks.clone() };
-            Ok(Some(Weight::Dense(DenseTensor::decoded(name, DType::F32, dims, source))))
+            Ok(Some(Weight::Dense(DenseTensor::dequantized(name, DType::F32, dims, source))))
         }
         _ => Ok(Some(Weight::Ggml(GgmlWeight::new(module, dtype, dims, blocks.clone())))),
     }
@@ -69,12 +72,12 @@ struct Q8Blocks {
     blocks: StoredTensor,
 }
 
-impl Decode for Q8Blocks {
+impl Dequantize for Q8Blocks {
     fn size_in_bytes(&self) -> usize {
         self.blocks.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let (size, elements) = (self.dtype.type_size(), self.dtype.block_size());
         let mut values = Vec::with_capacity(self.blocks.size_in_bytes() / size * elements);
         self.blocks.for_each_chunk(size, |blocks| {
@@ -96,11 +99,11 @@ impl Decode for Q8Blocks {
         self.dtype.block_size()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
-        if cut.cuts(self.unit()) {
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        if slice.cuts(self.unit()) {
             return Ok(None);
         }
-        let blocks = cut.of(&self.blocks, self.unit(), self.dtype.type_size())?;
-        Ok(Some(Arc::new(Self { dtype: self.dtype, dims: cut.part_dims(), blocks })))
+        let blocks = slice.of(&self.blocks, self.unit(), self.dtype.type_size())?;
+        Ok(Some(Arc::new(Self { dtype: self.dtype, dims: slice.part_dims(), blocks })))
     }
 }

@@ -4,12 +4,11 @@
 //! gaps. The checks are those of the `safetensors` crate; they are made here because its errors do
 //! not say which tensor is wrong, and because it keeps the last of two tensors of one name.
 
-use super::mapped::TensorInfo;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
 use serde_json::Value;
-use std::{collections::BTreeMap, fmt, fs::File, io::Read, marker::PhantomData, path::Path};
+use std::{collections::BTreeMap, fmt, fs::File, io::Read, marker::PhantomData, ops::Range, path::Path};
 
 /// Bytes of the length field in front of the header.
 const LENGTH_BYTES: u64 = 8;
@@ -25,6 +24,15 @@ struct RawInfo {
     dtype: Dtype,
     shape: Vec<usize>,
     data_offsets: (usize, usize),
+}
+
+/// Where one tensor lies in its file.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct TensorInfo {
+    pub dtype: Dtype,
+    pub dims: Vec<usize>,
+    /// Bytes, counted from the start of the file. May begin at any offset.
+    pub range: Range<usize>,
 }
 
 /// What a file says of itself.
@@ -147,7 +155,7 @@ pub(super) struct UniqueMap<V> {
 }
 
 /// The free text of a safetensors header. What is not text there is dropped.
-pub(super) type Metadata = BTreeMap<String, String>;
+pub(in crate::checkpoint) type Metadata = BTreeMap<String, String>;
 
 impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {

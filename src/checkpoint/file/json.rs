@@ -7,7 +7,7 @@ const LITERALS: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
 /// Text in which these literals are strings of the same letters: read as anything else than what needs a number they
 /// do no harm, and where a number is needed, the error shows them.
-pub(super) fn with_strings(text: &str) -> Cow<'_, str> {
+pub(in crate::checkpoint) fn with_strings(text: &str) -> Cow<'_, str> {
     replaced(text, |literal| format!("\"{literal}\""))
 }
 
