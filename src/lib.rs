@@ -62,6 +62,7 @@
 
 mod backend;
 pub mod checkpoint;
+mod chunks;
 pub mod convert;
 pub mod diff;
 mod error;
@@ -70,7 +71,8 @@ pub mod generate;
 pub mod models;
 pub mod nn;
 pub mod parallel;
-mod pieces;
+mod sha256;
+mod source;
 mod tensor;
 pub mod verify;
 

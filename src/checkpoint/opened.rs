@@ -139,15 +139,6 @@ impl Checkpoint {
         &self.0.opened.digests
     }
 
-    /// Reads all files that have a digest, and compares. Returns how many they are.
-    ///
-    /// # Errors
-    /// The first file that has another digest, or can't be read.
-    pub fn verify_digests(&self) -> Result<usize> {
-        self.digests().iter().try_for_each(Digest::verify)?;
-        Ok(self.digests().len())
-    }
-
     /// What was accepted although something about it is odd, so far. Each is also sent to [`log::warn!`].
     pub fn warnings(&self) -> Vec<String> {
         self.0.warnings.list()

@@ -8,8 +8,7 @@ use super::role::roles;
 use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{Checkpoint, Weight};
 use crate::generate::stored_tokenizer;
-use crate::models::Config;
-use crate::verify::in_features;
+use crate::source::Source;
 use crate::{QuantFormat, Result};
 use candle_core::DType;
 use std::cell::{Cell, RefCell};
@@ -73,11 +72,8 @@ impl<'a> Planner<'a> {
 
     /// All tensors of the source that are converted.
     pub(super) fn tensors(&self) -> Result<Vec<(String, Weight)>> {
-        let model = Config::from_json(self.source.config()).ok();
-        let tensor = |name: &str| {
-            let in_features = model.as_ref().and_then(|model| in_features(model, name));
-            Ok((name.to_owned(), self.source.tensor(name, in_features)?))
-        };
+        let source = Source::new(self.source);
+        let tensor = |name: &str| Ok((name.to_owned(), source.tensor(name)?));
         self.source.tensor_names().filter(|name| !self.is_left_out(name)).map(tensor).collect()
     }
 

@@ -10,8 +10,8 @@ use super::repack::repack;
 use super::run::Event;
 use super::shard::ShardFile;
 use crate::checkpoint::{DenseTensor, Weight};
+use crate::chunks::Chunks;
 use crate::format::decode::NVFP4_MAX;
-use crate::pieces::Pieces;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
@@ -159,13 +159,13 @@ impl Writer<'_> {
                         Part::Stored(dense) => Weight::Dense(dense.clone()),
                         Part::Encoded(weight) => weight.clone(),
                     };
-                    let pieces = Pieces::load(&weight)?;
-                    let of_pieces =
-                        pieces.map_tensors(|first, numbers| self.rows(job, &numbers, row + first, file))?;
-                    for of_piece in of_pieces {
-                        sums = sums.add(&of_piece?);
+                    let chunks = Chunks::load(&weight)?;
+                    let of_chunks =
+                        chunks.map_tensors(|first, numbers| self.rows(job, &numbers, row + first, file))?;
+                    for of_chunk in of_chunks {
+                        sums = sums.add(&of_chunk?);
                     }
-                    row += pieces.rows_in_all();
+                    row += chunks.rows_in_all();
                     self.advance(job, part_bytes);
                 }
             }

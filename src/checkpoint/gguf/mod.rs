@@ -33,7 +33,7 @@ use header::{Header, TensorEntry};
 use metadata::Metadata;
 use names::Name;
 use safetensors::Dtype;
-use split::Part;
+use split::SplitFile;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
@@ -41,14 +41,14 @@ use std::sync::Arc;
 const REMEDY: &str = "fetch or convert the model again";
 
 struct GgufCheckpoint {
-    tensors: BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, GgufTensor>,
     global_scales: BTreeMap<String, StoredTensor>,
     metadata: Metadata,
     warnings: Warnings,
 }
 
 /// One tensor and where it lies.
-struct Entry {
+struct GgufTensor {
     type_id: u32,
     kind: Option<(Kind, &'static str)>,
     dims: Vec<usize>,
@@ -59,7 +59,7 @@ struct Entry {
 /// Opens the model whose file, or one of whose parts, is at `path`.
 pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     let (first, others) = split::open(path)?;
-    let Part { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
+    let SplitFile { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
     let rope_freqs = rope_freqs.or_else(|| others.iter().find_map(|part| part.rope_freqs.clone()));
     let architecture = Architecture::of(&metadata, warnings)?;
     let mut tensors = BTreeMap::new();
@@ -80,7 +80,7 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
             }
         }
     }
-    let early = |entry: &&Entry| entry.type_id == EARLY_MXFP4 && entry.kind.is_some();
+    let early = |entry: &&GgufTensor| entry.type_id == EARLY_MXFP4 && entry.kind.is_some();
     if let Some((name, _)) = tensors.iter().find(|(_, entry)| early(entry)) {
         warnings.add(format!(
             "{}: `{name}` and others are of type 4, taken for MXFP4 as early files of gpt-oss have it",
@@ -150,7 +150,7 @@ impl Architecture {
         }
     }
 
-    fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<MappedFile>) -> Result<Entry> {
+    fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<MappedFile>) -> Result<GgufTensor> {
         let TensorEntry { name: gguf_name, dims, type_id, block, range } = entry;
         let info = match block.map(|block| block.kind) {
             Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.clone(), range },
@@ -184,7 +184,7 @@ impl Architecture {
             },
             _ => stored,
         };
-        Ok(Entry { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored })
+        Ok(GgufTensor { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored })
     }
 }
 
@@ -211,7 +211,7 @@ impl GgufCheckpoint {
         }))
     }
 
-    fn fp4(&self, module: &str, entry: &Entry, kind: Fp4) -> Result<Weight> {
+    fn fp4(&self, module: &str, entry: &GgufTensor, kind: Fp4) -> Result<Weight> {
         let blocks = Fp4Blocks {
             module: module.to_owned(),
             kind,
@@ -222,7 +222,7 @@ impl GgufCheckpoint {
         Ok(Weight::Packed(PackedWeight::new(module, kind.format(), entry.dims.clone(), blocks)))
     }
 
-    fn unsupported(name: &str, entry: &Entry) -> Error {
+    fn unsupported(name: &str, entry: &GgufTensor) -> Error {
         let kind = entry.kind.map_or_else(|| format!("type {}", entry.type_id), |(_, kind)| kind.to_owned());
         Error::Unsupported {
             what: format!("{}: `{name}` of {kind}", entry.stored.path().display()),

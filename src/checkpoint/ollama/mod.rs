@@ -3,13 +3,13 @@
 //! The layout has changed with nearly every version of Ollama, without a number that says so. So nothing is
 //! concluded from versions: names come from the blobs' headers, formats from dtypes and shapes.
 
-mod dims;
 mod manifest;
 mod name;
 mod packed;
 mod stated;
 mod store;
 mod tensors;
+mod usual_dims;
 
 use super::container::{Container, Opened};
 use super::file::Warnings;
@@ -26,10 +26,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use store::ManifestFile;
-use tensors::{Entry, Tensors};
+use tensors::{BlobTensor, Tensors};
 
 pub(crate) use name::Name;
 pub(crate) use store::Store;
+#[cfg(test)]
+pub(super) use usual_dims::usual_in_features;
 
 /// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
 pub(super) fn open_path(path: &Path, warnings: &Warnings) -> Result<Option<Opened>> {
@@ -145,14 +147,14 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
 impl OllamaModel {
     /// The weight of a module, and its full name. Experts that are stacked in the source may be called
     /// like the module.
-    fn find(&self, module: &str) -> Option<(&str, &Entry)> {
+    fn find(&self, module: &str) -> Option<(&str, &BlobTensor)> {
         let get = |name: &str| self.tensors.get_key_value(name);
         let (name, entry) = get(&tensor_of(module, "weight")).or_else(|| get(module))?;
         Some((name, entry))
     }
 
     /// MLX has the largest magnitude in this place, and Ollama passes it over: it can't be told what is meant.
-    fn refuse_foreign_global_scale(&self, module: &str, entry: &Entry) -> Result<()> {
+    fn refuse_foreign_global_scale(&self, module: &str, entry: &BlobTensor) -> Result<()> {
         let name = tensor_of(module, "global_scale");
         match self.tensors.contains_key(&name) && entry.parts.global_scale.is_none() {
             false => Ok(()),
@@ -167,7 +169,7 @@ impl OllamaModel {
     fn packed(&self, module: &str, packed: &Packed<'_>, in_features: Option<usize>) -> Result<PackedWeight> {
         let evidence = Evidence {
             in_features,
-            usual_in_features: dims::in_features(&self.config, module),
+            usual_in_features: usual_dims::usual_in_features(&self.config, module),
             config: stated::entry_of_config(&self.config, module),
             model_index: &self.model_index,
         };

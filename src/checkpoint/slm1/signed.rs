@@ -1,6 +1,6 @@
 //! Signed codes with F32 scales, as this crate's symmetric affine formats or decoded.
 
-use super::NibbleOrder;
+use super::options::NibbleOrder;
 use crate::checkpoint::file::StoredTensor;
 use crate::checkpoint::weight::{exact_biases, Dequantize, Layout, Slice};
 use crate::{QuantFormat, QuantTensor, Result};

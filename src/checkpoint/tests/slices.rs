@@ -1,5 +1,6 @@
 //! Tests: parts of every weight of every fixture have the bits of the whole's parts, and nothing else is read.
 
+use crate::checkpoint::ollama::usual_in_features;
 use crate::checkpoint::{reads, Checkpoint, Weight};
 use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
@@ -137,9 +138,7 @@ fn check(name: &str, weight: &Weight) -> Option<Shared> {
 fn check_all(path: &Path, checkpoint: &Checkpoint) -> (usize, Vec<(String, Shared)>) {
     let k = |name: &str| {
         let module = name.strip_suffix(".weight").unwrap_or(name);
-        crate::models::Config::from_json(checkpoint.config())
-            .ok()
-            .and_then(|config| config.in_features(module))
+        usual_in_features(checkpoint.config(), module)
     };
     let mut count = 0;
     let mut shared = Vec::new();

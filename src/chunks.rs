@@ -1,43 +1,37 @@
-//! The numbers of a weight, decoded a few rows at a time.
+//! The numbers of a weight, dequantized a few rows at a time.
 
 use crate::checkpoint::Weight;
+use crate::nn::LayerWeight;
 use crate::{Error, QuantTensor, Result};
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
-/// Numbers of a piece, unless one row has more.
-const PIECE: usize = 1 << 18;
+/// Elements of a chunk, unless one row has more.
+const CHUNK: usize = 1 << 18;
 
 /// A weight in memory, still in its format.
-pub(crate) struct Pieces {
-    loaded: Loaded,
+pub(crate) struct Chunks {
+    /// Packed `[N, K]` or `[E, N, K]`; dense in one dimension.
+    loaded: LayerWeight,
     /// How many matrices `[N, K]` there are, in row-major order.
     matrices: usize,
     n: usize,
     k: usize,
 }
 
-enum Loaded {
-    /// `[N, K]` or `[E, N, K]`.
-    Packed(QuantTensor),
-    Ggml(QTensor),
-    /// In one dimension.
-    Dense(Tensor),
-}
-
-impl Pieces {
+impl Chunks {
     /// Loads a weight as it is stored.
     pub fn load(weight: &Weight) -> Result<Self> {
         let device = &Device::Cpu;
         let loaded = match weight {
             Weight::Packed(packed) => {
                 let packed = packed.load(device)?;
-                Loaded::Packed(if packed.dims().len() > 2 { packed.flatten_stack()? } else { packed })
+                if packed.dims().len() > 2 { packed.flatten_stack()? } else { packed }.into()
             }
-            Weight::Ggml(ggml) => Loaded::Ggml(ggml.load(device)?),
-            Weight::Dense(dense) => Loaded::Dense(dense.load(dense.dtype(), device)?.flatten_all()?),
+            Weight::Ggml(ggml) => ggml.load(device)?.into(),
+            Weight::Dense(dense) => dense.load(dense.dtype(), device)?.flatten_all()?.into(),
         };
         let (matrices, n, k) = match weight.dims() {
             [] => (1, 1, 1),
@@ -49,32 +43,26 @@ impl Pieces {
 
     /// The packed weight, if it is one; stacks have one leading dimension here.
     pub fn packed(&self) -> Option<&QuantTensor> {
-        match &self.loaded {
-            Loaded::Packed(packed) => Some(packed),
-            _ => None,
-        }
+        self.loaded.quantized()
     }
 
     /// Whether anything but finite numbers can be in it.
     pub fn is_float(&self) -> bool {
-        match &self.loaded {
-            Loaded::Dense(tensor) => tensor.dtype().is_float(),
-            _ => true,
-        }
+        self.loaded.dense().is_none_or(|tensor| tensor.dtype().is_float())
     }
 
-    /// Applies `of` to every piece, in parallel; the results are in order. Weights of one shape have the
-    /// same pieces.
+    /// Applies `of` to every chunk, in parallel; the results are in order. Weights of one shape have the
+    /// same chunks.
     pub fn map<R: Send>(&self, of: impl Fn(&[f64]) -> R + Sync) -> Result<Vec<R>> {
-        self.indices().map(|index| Ok(of(&self.decode(index)?))).collect()
+        self.indices().map(|index| Ok(of(&self.dequantize(index)?))).collect()
     }
 
-    /// Applies `of` to every piece of two weights of one shape.
+    /// Applies `of` to every chunk of two weights of one shape.
     pub fn zip<R: Send>(&self, other: &Self, of: impl Fn(&[f64], &[f64]) -> R + Sync) -> Result<Vec<R>> {
-        self.indices().map(|index| Ok(of(&self.decode(index)?, &other.decode(index)?))).collect()
+        self.indices().map(|index| Ok(of(&self.dequantize(index)?, &other.dequantize(index)?))).collect()
     }
 
-    /// Applies `of` to every piece, in one dimension, and to the number of its first row, in parallel; the results
+    /// Applies `of` to every chunk, in one dimension, and to the number of its first row, in parallel; the results
     /// are in order.
     pub fn map_tensors<R: Send>(&self, of: impl Fn(usize, Tensor) -> R + Sync) -> Result<Vec<R>> {
         let apply = |index| {
@@ -89,9 +77,9 @@ impl Pieces {
         self.matrices.saturating_mul(self.n)
     }
 
-    /// Rows of a piece.
+    /// Rows of a chunk.
     fn rows(&self) -> usize {
-        (PIECE / self.k.max(1)).clamp(1, self.n.max(1))
+        (CHUNK / self.k.max(1)).clamp(1, self.n.max(1))
     }
 
     fn indices(&self) -> rayon::range::Iter<usize> {
@@ -99,13 +87,13 @@ impl Pieces {
         (0..self.matrices.saturating_mul(of_matrix)).into_par_iter()
     }
 
-    /// Decodes one piece. Packed weights become f32 as they do for products; of dense numbers nothing is
+    /// Dequantizes one chunk. Packed weights become f32 as they do for products; of dense numbers nothing is
     /// lost.
-    fn decode(&self, index: usize) -> Result<Vec<f64>> {
+    fn dequantize(&self, index: usize) -> Result<Vec<f64>> {
         Ok(self.numbers(index)?.1.to_dtype(DType::F64)?.flatten_all()?.to_vec1()?)
     }
 
-    /// One piece in the dtype that it decodes to, and the number of its first row.
+    /// One chunk in the dtype that it dequantizes to, and the number of its first row.
     fn numbers(&self, index: usize) -> Result<(usize, Tensor)> {
         let (n, k, rows) = (self.n, self.k, self.rows());
         let of_matrix = n.div_ceil(rows);
@@ -113,18 +101,18 @@ impl Pieces {
         let rows = rows.min(n - row);
         let first = (matrix * n + row) * k;
         let numbers = match &self.loaded {
-            Loaded::Packed(packed) if packed.dims().len() > 2 => {
+            LayerWeight::Quantized(packed) if packed.dims().len() > 2 => {
                 packed.matrix(matrix)?.narrow(0, row, rows)?.dequantize(DType::F32)?
             }
-            Loaded::Packed(packed) => packed.narrow(0, row, rows)?.dequantize(DType::F32)?,
-            Loaded::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
-            Loaded::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
+            LayerWeight::Quantized(packed) => packed.narrow(0, row, rows)?.dequantize(DType::F32)?,
+            LayerWeight::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
+            LayerWeight::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
         };
         Ok((matrix * n + row, numbers))
     }
 }
 
-/// Decodes `rows` rows of K elements, from element `first` on.
+/// Dequantizes `rows` rows of K elements, from element `first` on.
 fn ggml_rows(ggml: &QTensor, first: usize, rows: usize, k: usize) -> Result<Tensor> {
     let dtype = ggml.dtype();
     let bytes_of = |elements: usize| elements / dtype.block_size() * dtype.type_size();
