@@ -30,6 +30,21 @@ pub(crate) fn of_bytes(bytes: impl AsRef<[u8]>) -> String {
     hex(&Sha256::digest(bytes))
 }
 
+/// The SHA-256 of pieces, one after another.
+#[derive(Default)]
+pub(crate) struct Hasher(Sha256);
+
+impl Hasher {
+    pub(crate) fn update(&mut self, piece: impl AsRef<[u8]>) {
+        self.0.update(piece);
+    }
+
+    /// The digest, in hexadecimal.
+    pub(crate) fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
+}
+
 fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
