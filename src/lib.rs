@@ -62,6 +62,7 @@
 
 mod backend;
 pub mod checkpoint;
+mod chunks;
 pub mod convert;
 pub mod diff;
 mod distributed;
@@ -70,7 +71,8 @@ pub mod format;
 pub mod generate;
 pub mod models;
 pub mod nn;
-mod pieces;
+mod sha256;
+mod source;
 mod tensor;
 pub mod verify;
 
