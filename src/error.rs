@@ -107,12 +107,12 @@ impl Error {
     }
 
     /// An [`Error::File`] from anything printable.
-    pub(crate) fn file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub fn file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), problem: problem.into(), remedy: remedy.into() }
     }
 
     /// A [`Error::Mismatch`] from anything printable.
-    pub(crate) fn mismatch(
+    pub fn mismatch(
         what: impl Into<String>,
         expected: impl Into<String>,
         found: impl Into<String>,

@@ -151,7 +151,7 @@ impl Checkpoint {
 
     /// The file that states the [`config`](Checkpoint::config), be it there or not: `config.json`, or that of the
     /// weights, if it tells everything itself.
-    pub(crate) fn config_file(&self) -> PathBuf {
+    pub fn config_file(&self) -> PathBuf {
         match (self.kind(), self.sidecar_files()) {
             (CheckpointKind::Gguf | CheckpointKind::Slm1, _) => self.path().to_owned(),
             (_, SidecarFiles::Directory(dir)) => dir.join("config.json"),

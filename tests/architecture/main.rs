@@ -70,7 +70,7 @@ const CONVERT: Floor = Floor {
 
 #[test]
 fn arrows_between_rooms_point_down() {
-    let sources = Sources::read(Path::new(env!("CARGO_MANIFEST_DIR")));
+    let sources = Sources::read(Path::new(env!("REPOSITORY")));
     let floors = [CRATE, CHECKPOINT, CONVERT];
     let mut problems: Vec<_> = floors.iter().flat_map(|floor| sources.forbidden(floor)).collect();
     let within = sources.floors().into_iter().chain([String::new()]);

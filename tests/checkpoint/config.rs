@@ -2,7 +2,7 @@
 
 use crate::checkpoint::{file, folder, folder_of, packed, rejected, warned, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
-use candle_quant::models::Config;
+use candle_quant_models::Config;
 use candle_quant::QuantFormat;
 use serde_json::{json, Value};
 

@@ -4,7 +4,7 @@
 use crate::common::open;
 use crate::nth_device;
 use candle_core::{DType, Device, Module, Tensor, WithDType};
-use candle_quant::models::{Config, Model};
+use candle_quant_models::{Config, Model};
 use candle_quant::parallel::{
     column_parallel, row_parallel, run, vocab_parallel_head, Launch, Place, Rank, Secret,
 };

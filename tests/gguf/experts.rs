@@ -5,7 +5,7 @@ use crate::models::{config, logits, logits_over};
 use crate::source::sparse;
 use candle_core::quantized::GgmlDType;
 use candle_core::Tensor;
-use candle_quant::models::sharding::{ShardPlan, ShardedTensor, Split};
+use candle_quant_models::sharding::{ShardPlan, ShardedTensor, Split};
 use candle_quant::parallel::ExpertSplit;
 
 const MODELS: [&str; 3] = ["mixtral", "qwen3_moe", "gpt_oss"];

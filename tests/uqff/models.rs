@@ -6,7 +6,7 @@ use crate::uqff::{fixture, open};
 use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::models::Model;
+use candle_quant_models::Model;
 use candle_quant::{linear_no_bias, VarBuilder};
 use candle_transformers::models::{llama, qwen2, qwen3, qwen3_moe};
 use std::collections::HashMap;
