@@ -71,6 +71,7 @@ pub use file::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
 pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
+pub use sidecar::SidecarFiles;
 
 pub use tokenizer::{StoredTokenizer, REMEDY as TOKENIZER_REMEDY};
 pub use weight::{module_of, tensor_of};

@@ -189,7 +189,7 @@ impl QuantFormat {
     }
 
     /// The code in the middle of an integer format's range, as a number: the zero point of symmetric formats.
-    pub(crate) fn midpoint(self) -> f32 {
+    pub fn midpoint(self) -> f32 {
         match self.element {
             Element::Uint(bits) => f32::from(bits.midpoint()),
             Element::E2m1 | Element::E4m3 => 0.,

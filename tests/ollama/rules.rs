@@ -6,8 +6,8 @@ use crate::ollama::Model;
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::CheckpointKind;
-use candle_quant_tools::verify::{verify_digest, verify_digests};
 use candle_quant::{Checkpoint, Error, Result};
+use candle_quant_tools::verify::{verify_digest, verify_digests};
 use serde_json::{json, Value};
 use std::fs;
 

@@ -1,10 +1,10 @@
 //! The numbers of a weight, dequantized a few rows at a time.
 
+use candle_core::quantized::{QStorage, QTensor};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::Weight;
 use candle_quant::nn::LayerWeight;
 use candle_quant::{Error, QuantTensor, Result};
-use candle_core::quantized::{QStorage, QTensor};
-use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -107,6 +107,12 @@ impl Chunks {
             LayerWeight::Quantized(packed) => packed.narrow(0, row, rows)?.dequantize(DType::F32)?,
             LayerWeight::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
             LayerWeight::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
+            other => {
+                return Err(Error::Unsupported {
+                    what: format!("reading rows of a weight in {}", other.format_name()),
+                    remedy: "update candle-quant-tools with candle-quant".into(),
+                })
+            }
         };
         Ok((matrix * n + row, numbers))
     }

@@ -2,12 +2,12 @@
 
 use super::planner::shared_bytes;
 use super::{ShardPlan, ShardedTensor, Split};
+use crate::{Config, Model};
+use candle_core::{DType, Device};
 use candle_quant::checkpoint::reads;
 use candle_quant::parallel;
-use crate::{Config, Model};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
-use candle_core::{DType, Device};
 use std::path::Path;
 
 const SPLITS: [ExpertSplit; 2] = [ExpertSplit::Inside, ExpertSplit::Across];

@@ -24,8 +24,8 @@
 
 mod values;
 
-use candle_quant::checkpoint::{natural_order, Checkpoint, Weight};
 use crate::source::Source;
+use candle_quant::checkpoint::{natural_order, Checkpoint, Weight};
 use candle_quant::Result;
 use serde::Serialize;
 use std::cmp::Ordering;

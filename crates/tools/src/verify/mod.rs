@@ -23,10 +23,10 @@ mod values;
 
 pub use digests::{sha256, verify_digest, verify_digests};
 
-use candle_quant::checkpoint::{natural_order, Checkpoint};
-use candle_quant_models::Config;
 use crate::source::Source;
+use candle_quant::checkpoint::{natural_order, Checkpoint};
 use candle_quant::Error;
+use candle_quant_models::Config;
 use rayon::prelude::*;
 use serde::Serialize;
 use std::fmt;
