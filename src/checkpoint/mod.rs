@@ -65,8 +65,9 @@ mod uqff;
 mod weight;
 
 pub use file::masked;
-#[cfg(test)]
-pub(crate) use file::reads;
+#[cfg(any(test, feature = "recorded-reads"))]
+#[doc(hidden)]
+pub use file::reads;
 pub use file::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
 pub use ollama::{Name as OllamaName, Store as OllamaStore};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Where the files that belong to the weights are: config, tokenizer and the like.
 #[derive(Debug)]
-pub(crate) enum SidecarFiles {
+pub enum SidecarFiles {
     /// In a directory, under their names.
     Directory(PathBuf),
     /// In files of other names.

@@ -6,8 +6,8 @@ mod header;
 mod json;
 mod mapped;
 mod open;
-#[cfg(test)]
-pub(crate) mod reads;
+#[cfg(any(test, feature = "recorded-reads"))]
+pub mod reads;
 mod section;
 mod shards;
 mod stored;

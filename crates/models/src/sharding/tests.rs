@@ -50,7 +50,7 @@ fn a_rank_reads_what_the_plan_says() {
             let plan = ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
             let opened = checkpoint.clone();
             let devices = vec![Device::Cpu; ranks];
-            let read = distributed::run(&devices, move |rank| {
+            let read = parallel::run(&devices, move |rank| {
                 reads::take();
                 let config = Config::from_json(opened.config())?;
                 let vb = VarBuilder::sharded(&opened, &rank, DType::F32);
