@@ -32,7 +32,7 @@ pub enum Spec {
 impl Spec {
     /// One step up in precision, for the tensors that deserve it, if the output has such a format; what is not packed
     /// stays as it is.
-    pub(super) fn step_up(self, has_format: &dyn Fn(QuantFormat) -> bool) -> Self {
+    pub(in crate::convert) fn step_up(self, has_format: &dyn Fn(QuantFormat) -> bool) -> Self {
         let Self::Packed(format) = self else {
             return self;
         };
