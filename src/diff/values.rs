@@ -1,6 +1,6 @@
 //! How far the numbers of two tensors of one shape are apart.
 
-use super::Outcome;
+use super::report::Outcome;
 use crate::checkpoint::Weight;
 use crate::chunks::Chunks;
 use crate::Result;

@@ -1,6 +1,6 @@
 //! Names and shapes against those of the model that the config describes.
 
-use super::{Finding, Severity};
+use super::report::{Finding, Severity};
 use crate::models::{Config, Expected};
 use crate::Checkpoint;
 use std::collections::BTreeMap;

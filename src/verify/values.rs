@@ -1,6 +1,6 @@
 //! Numbers that are not finite, and the codes that stand for them.
 
-use super::Finding;
+use super::report::Finding;
 use crate::checkpoint::Weight;
 use crate::chunks::Chunks;
 use crate::format::Scale;
