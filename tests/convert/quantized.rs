@@ -107,7 +107,7 @@ fn formats_that_mlx_has_not_are_a_choice() {
         ("uqff/q4k", "ggml Q6K"),
         ("hf/ct-nvfp4", "nvfp4"),
         ("uqff/fp8", "mxfp8"),
-        ("hf/ct-int4-g128-f32", "affine 4-bit g128"),
+        ("hf/ct-int4-g128-f32", "symmetric 4-bit g128"),
     ] {
         let error = ConvertPlan::new(&fixture(name), &safe("4")).unwrap_err().to_string();
         assert!(error.contains(format) && error.contains("requantize or dequantize it"), "{name}: {error}");

@@ -114,7 +114,7 @@ fn symmetric_integers_with_other_f32_scales_are_still_a_choice() {
     for source in [fixture("hf/ct-int4-g128-f32"), with_scales(|_| !0x7).open(), one_bad.open()] {
         let error = ConvertPlan::new(&source, &safe("4")).unwrap_err().to_string();
         let parts = [
-            "affine 4-bit g128 with scales whose products with codes are rounded",
+            "symmetric 4-bit g128 with scales whose products with codes are rounded",
             "requantize or dequantize it",
         ];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");

@@ -32,7 +32,12 @@ pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
     let n = packed.saturating_mul(COLUMNS);
     let groups = scales.dims().first().copied().unwrap_or(0);
     let group_size = k.checked_div(groups).unwrap_or(0);
-    let format = QuantFormat::affine(4, group_size).ok().filter(|_| k % group_size == 0);
+    let has_zeros = config.zero_point || module.get("qzeros").is_some();
+    let format = match has_zeros {
+        true => QuantFormat::affine_opt(4, group_size),
+        false => QuantFormat::symmetric_opt(4, group_size),
+    };
+    let format = format.filter(|_| k % group_size == 0);
     let Some(format) = format.filter(|_| config.group_size.is_none_or(|stated| stated == group_size)) else {
         let expected = match config.group_size {
             Some(stated) => format!("one row for each {stated} of K = {k}, as the config says"),
@@ -41,11 +46,7 @@ pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
         return Err(module.wrong("scales", scales, expected, format!("shape {:?}", scales.dims())));
     };
     module.check_dims("scales", scales, &[groups, n])?;
-    let qzeros = match module.get("qzeros") {
-        None if config.zero_point => Some(module.require("qzeros", "qweight", &[Dtype::I32])?),
-        None => None,
-        Some(_) => Some(module.require("qzeros", "qweight", &[Dtype::I32])?),
-    };
+    let qzeros = has_zeros.then(|| module.require("qzeros", "qweight", &[Dtype::I32])).transpose()?;
     if let Some(qzeros) = qzeros {
         module.check_dims("qzeros", qzeros, &[groups, packed])?;
     }

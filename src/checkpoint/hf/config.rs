@@ -165,7 +165,7 @@ impl Source {
             Some("pack-quantized") => {
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
                 let fits = symmetric && bits == Some(4) && kind.is_none_or(|kind| kind == "int");
-                let format = group_size.and_then(|size| QuantFormat::affine(4, size).ok());
+                let format = group_size.and_then(|size| QuantFormat::symmetric_opt(4, size));
                 format.filter(|_| fits).ok_or_else(|| {
                     let read = "num_bits 4, type int, group_size 32, 64 or 128, symmetric true";
                     self.unsupported(format!("pack-quantized that is not {read}: {}", found()))

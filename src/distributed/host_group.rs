@@ -1,7 +1,7 @@
 //! Ranks that are threads of one process. Tensors are handed over through the memory of the host.
 
 use super::collective::{no_rank, wrong_dim, Collective};
-use super::shard::split;
+use super::partition::split;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;

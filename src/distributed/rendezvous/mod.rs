@@ -5,8 +5,8 @@ mod control;
 mod handshake;
 mod wire;
 
-use super::group::Group;
-use super::place::Place;
+use super::host_group::Group;
+use super::launcher_env::Place;
 use crate::{Error, Result};
 use control::{Control, Patience};
 pub use handshake::Secret;

@@ -1,8 +1,8 @@
 //! What stands in for NCCL without the feature `nccl`: the same functions, each an error.
 
-use super::collective::Rank;
-use super::group::Group;
-use super::place::Place;
+use super::host_group::Group;
+use super::launcher_env::Place;
+use super::rank::Rank;
 use crate::{Error, Result};
 use candle_core::Device;
 use std::sync::Arc;

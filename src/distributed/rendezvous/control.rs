@@ -2,8 +2,8 @@
 
 use super::wire::{lost, Message, Receiver, Sender};
 use super::Link;
-use crate::parallel::group::Group;
-use crate::parallel::launch::{panic_message, GRACE};
+use crate::distributed::failure::{panic_message, GRACE};
+use crate::distributed::host_group::Group;
 use crate::{Error, Result};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{mpsc, Arc};

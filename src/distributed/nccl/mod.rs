@@ -1,10 +1,12 @@
 //! Ranks that are GPUs, of one process or of many, on one machine or on many: NCCL.
 
-use super::collective::{no_rank, wrong_dim, Collective, Rank};
-use super::group::Group;
-use super::place::Place;
-use super::shard::split;
-use crate::backend::{allocate_elements, Communicator};
+mod communicator;
+
+use super::collective::{no_rank, wrong_dim, Collective};
+use super::host_group::Group;
+use super::launcher_env::Place;
+use super::partition::split;
+use super::rank::Rank;
 use crate::{Error, Result};
 use candle_core::cuda_backend::cudarc::driver::{CudaContext, CudaSlice, DeviceRepr};
 use candle_core::cuda_backend::cudarc::nccl::result::NcclError;
@@ -12,6 +14,7 @@ use candle_core::cuda_backend::cudarc::nccl::{Comm, Id, NcclType, ReduceOp};
 use candle_core::cuda_backend::CudaDType;
 use candle_core::op::BackpropOp;
 use candle_core::{CudaDevice, CudaStorage, DType, Device, DeviceLocation, Storage, Tensor, WithDType};
+use communicator::Communicator;
 use half::{bf16, f16};
 use std::ffi::c_char;
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -118,6 +121,13 @@ fn is_even(counts: &[usize]) -> bool {
     counts.windows(2).all(|pair| pair.first() == pair.last())
 }
 
+/// Device memory for `len` elements; the caller must write all of it before it is read. CUDA allocates no empty memory:
+/// there it is one element that nobody sees.
+fn allocate<T: Element>(gpu: &CudaDevice, len: usize) -> candle_core::Result<CudaSlice<T>> {
+    // SAFETY: elements are numbers, for which every bit pattern is valid.
+    unsafe { gpu.alloc::<T>(len.max(1)) }
+}
+
 impl Member {
     /// `x` where NCCL takes it, unless a rank has failed.
     fn on_gpu(&self, x: &Tensor) -> Result<Tensor> {
@@ -163,7 +173,7 @@ impl Member {
             Operation::ReduceScatter { counts } => vec![own(counts)],
         };
         // NCCL writes all of it before anything reads it in the order of the stream.
-        let allocate = |len: &usize| allocate_elements::<T>(&self.gpu, *len);
+        let allocate = |len: &usize| allocate::<T>(&self.gpu, *len);
         let mut received = lens.iter().map(allocate).collect::<candle_core::Result<Vec<_>>>()?;
         let told = self.communicator.with(|comm| {
             comm.context().bind_to_thread().map_err(candle_core::Error::wrap)?;

@@ -1,34 +1,31 @@
 //! What each rank loads of a checkpoint, before anything is loaded.
 
-use super::planner::Planner;
-use super::ExpertSplit;
-use crate::checkpoint::Checkpoint;
-use crate::models::Config;
+use crate::nn::expert_split::ExpertSplit;
 use crate::{Error, Result};
 use std::ops::Range;
 
 /// How a checkpoint's model is split over a number of ranks.
 ///
 /// ```
-/// use candle_quant::{parallel::Plan, Checkpoint};
+/// use candle_quant::{models::sharding::ShardPlan, Checkpoint};
 ///
-/// let plan = Plan::new(&Checkpoint::open("assets/tiny")?, 2)?;
+/// let plan = ShardPlan::new(&Checkpoint::open("assets/tiny")?, 2)?;
 /// assert_eq!(plan.rank_bytes().len(), 2);
 /// assert!(plan.rank_bytes()[0] < plan.stored_bytes());
 /// # Ok::<(), candle_quant::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq)]
-pub struct Plan {
-    ranks: usize,
-    experts: ExpertSplit,
-    tensors: Vec<PlannedTensor>,
-    communication: Communication,
+pub struct ShardPlan {
+    pub(super) ranks: usize,
+    pub(super) experts: ExpertSplit,
+    pub(super) tensors: Vec<ShardedTensor>,
+    pub(super) communication: Communication,
 }
 
-/// One tensor of a [`Plan`].
+/// One tensor of a [`ShardPlan`].
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
-pub struct PlannedTensor {
+pub struct ShardedTensor {
     /// The full name.
     pub name: String,
     /// The name of its format.
@@ -81,29 +78,7 @@ impl Communication {
     }
 }
 
-impl Plan {
-    /// The plan that [`VarBuilder::sharded`](crate::VarBuilder::sharded) follows. Nothing is read.
-    ///
-    /// # Errors
-    /// If there are no ranks, the model is not supported, or its tensors are missing or damaged.
-    pub fn new(checkpoint: &Checkpoint, ranks: usize) -> Result<Self> {
-        Self::with_experts(checkpoint, ranks, ExpertSplit::default())
-    }
-
-    /// As [`new`](Plan::new), with a choice of how experts are split
-    /// ([`VarBuilder::split_experts`](crate::VarBuilder::split_experts)).
-    ///
-    /// # Errors
-    /// As those of [`new`](Plan::new).
-    pub fn with_experts(checkpoint: &Checkpoint, ranks: usize, experts: ExpertSplit) -> Result<Self> {
-        if ranks == 0 {
-            return Err(Error::mismatch("ranks", "at least one", "0"));
-        }
-        let config = Config::from_checkpoint(checkpoint)?;
-        let planner = Planner::new(checkpoint, &config, ranks, experts)?;
-        Ok(Self { ranks, experts, tensors: planner.tensors()?, communication: planner.communication() })
-    }
-
+impl ShardPlan {
     /// How many ranks there are.
     pub fn ranks(&self) -> usize {
         self.ranks
@@ -115,7 +90,7 @@ impl Plan {
     }
 
     /// The model's tensors, sorted by name.
-    pub fn tensors(&self) -> &[PlannedTensor] {
+    pub fn tensors(&self) -> &[ShardedTensor] {
         &self.tensors
     }
 
@@ -141,7 +116,7 @@ impl Plan {
     }
 
     /// The largest tensor on any rank.
-    pub fn largest(&self) -> Option<&PlannedTensor> {
+    pub fn largest(&self) -> Option<&ShardedTensor> {
         self.tensors.iter().max_by_key(|tensor| tensor.rank_bytes.iter().max())
     }
 

@@ -1,12 +1,12 @@
-//! A packed weight in memory.
+//! Weights in memory: parts, checks, slices. Nothing is computed here: operations are the backend's.
 
 mod checks;
+mod layer_weight;
 
-use crate::backend::{self, Factor};
-use crate::format::{global_scale_from_absmax, NVFP4_MAX};
 use crate::{Error, QuantFormat, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
+pub use layer_weight::LayerWeight;
 use std::sync::Arc;
 
 /// A quantized weight of logical shape `[.., N, K]`: packed codes, scales, and what else its format
@@ -62,7 +62,7 @@ impl QuantTensor {
     ///   affine format; beside F32 scales they are implied and take no memory.
     /// * `global_scale`: for formats whose scales are bytes, F32, one value (`[]` or `[1]`) or one for each matrix of a
     ///   stack `[E, N, K]`. It *multiplies* the scales; MLX's number, the absolute maximum, becomes
-    ///   one by [`global_scale_from_absmax`].
+    ///   one by [`global_scale_from_absmax`](crate::format::global_scale_from_absmax).
     ///
     /// # Errors
     /// If a shape, dtype or device is not as above, or a global scale negative or not finite.
@@ -97,61 +97,6 @@ impl QuantTensor {
         // CUDA kernels read weights without waiting for the kernels before them.
         contiguous.device().synchronize()?;
         Ok(contiguous)
-    }
-
-    /// Quantizes a weight `[.., N, K]` (F16, BF16 or F32) as `mx.quantize` of MLX does on a CPU, bit
-    /// for bit; affine scales and biases take the dtype of the weight.
-    ///
-    /// NVFP4 gets a global scale when the weight exceeds 2688, the most that it holds without one.
-    /// The result is on the weight's device, which does the work if it is the CPU or a CUDA device.
-    ///
-    /// # Errors
-    /// If the weight has fewer than two dimensions, another dtype, an element that is not finite, or
-    /// a K that is not a multiple of the group size.
-    pub fn quantize(weight: &Tensor, format: QuantFormat) -> Result<Self> {
-        let dims = weight.dims();
-        let [.., _, k] = dims else {
-            return Err(Error::mismatch("weight to quantize", "a shape [.., N, K]", format!("{dims:?}")));
-        };
-        if weight.elem_count() == 0 {
-            return Err(Error::mismatch("weight to quantize", "at least one element", format!("{dims:?}")));
-        }
-        let row = (format.words_per_row(*k)?, format.groups_per_row(*k)?);
-        let source = match weight.device() {
-            Device::Cuda(_) => weight.contiguous()?,
-            _ => weight.to_device(&Device::Cpu)?.contiguous()?,
-        };
-        let absmax = backend::absmax(&source)?;
-        if !absmax.is_finite() {
-            return Err(Error::mismatch("weight to quantize", "finite numbers", "infinities or NaN"));
-        }
-        let global = (format == QuantFormat::NVFP4 && absmax > NVFP4_MAX).then_some(absmax);
-        let parts = backend::quantize(&source, format, global)?;
-        let shaped = |flat: Tensor, last: usize| {
-            let mut dims = dims.to_vec();
-            dims.splice(dims.len() - 1.., [last]);
-            flat.reshape(dims)?.to_device(weight.device())
-        };
-        let global_scale = global
-            .map(|absmax| Tensor::new(&[global_scale_from_absmax(absmax)], weight.device()))
-            .transpose()?;
-        Self::new(
-            format,
-            shaped(parts.packed, row.0)?,
-            shaped(parts.scales, row.1)?,
-            parts.biases.map(|biases| shaped(biases, row.1)).transpose()?,
-            global_scale,
-        )
-    }
-
-    /// All weights as a dense tensor `[.., N, K]`.
-    ///
-    /// F32 is exact (see [`crate::format::dequantize_row`]); F16 and BF16 are that number rounded once.
-    ///
-    /// # Errors
-    /// If `dtype` is none of these, or the device fails.
-    pub fn dequantize(&self, dtype: DType) -> Result<Tensor> {
-        Ok(backend::dequantize(self, dtype)?)
     }
 
     /// Part of the weight along one of its logical dimensions `[.., N, K]`: `len` entries from
@@ -289,33 +234,6 @@ impl QuantTensor {
             self.biases.as_ref().map(moved).transpose()?,
             self.global_scale().map(moved).transpose()?,
         )
-    }
-
-    /// `x * weight^T + bias`.
-    ///
-    /// * `x`: `[.., K]` of F32, F16 or BF16; `[K]` gives `[N]`. With a stack of weights
-    ///   `[.., N, K]`, `x` is `[.., M, K]` and leading dimensions broadcast both ways.
-    /// * `bias`: `[N]`, any float dtype; added before the result is rounded to the dtype of `x`.
-    ///
-    /// Sums are f32. The gradient with respect to `x` is supported, weights and bias are constants.
-    ///
-    /// The same operands give the same bits on the same kind of device. A row of `x` need not give the
-    /// same bits among other numbers of rows; on a CUDA device, with so many that the weights are decoded
-    /// first, they are rounded to the dtype of `x`.
-    ///
-    /// # Errors
-    /// If shapes, dtypes or devices do not fit.
-    pub fn matmul(&self, x: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
-        backend::matmul(Factor { weight: self, bias }, x)
-    }
-
-    /// The rows `ids` of a weight `[N, K]`: shape of `ids` (U8, U32 or I64) followed by K.
-    ///
-    /// # Errors
-    /// If the weight is a stack, or `dtype` is not F32, F16 or BF16. If an id is N or more; on a CUDA
-    /// device, where ids are not read back, such a row is NaN instead.
-    pub fn embed(&self, ids: &Tensor, dtype: DType) -> candle_core::Result<Tensor> {
-        backend::embed(self, ids, dtype)
     }
 
     /// How codes, scales and biases become numbers.

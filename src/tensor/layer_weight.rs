@@ -1,8 +1,9 @@
-//! The weight of a layer: packed or dense.
+//! The weight of a layer: packed, in GGML blocks, or dense.
 
-use crate::{QuantFormat, QuantTensor, Result};
-use candle_core::quantized::{QMatMul, QTensor};
-use candle_core::{DType, Device, Module, Tensor};
+use super::QuantTensor;
+use crate::QuantFormat;
+use candle_core::quantized::QTensor;
+use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
 /// A weight of logical shape `[N, K]`, packed or dense. Clones share the data.
@@ -77,24 +78,6 @@ impl LayerWeight {
             Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
         }
     }
-
-    /// The weight as a dense tensor of `dtype`, decoded when packed.
-    ///
-    /// # Errors
-    /// If the device can't decode or convert to `dtype`.
-    pub fn to_dense(&self, dtype: DType) -> Result<Tensor> {
-        match self {
-            Self::Quantized(weight) => weight.dequantize(dtype),
-            Self::Ggml(weight) => Ok(weight.dequantize(&weight.device())?.to_dtype(dtype)?),
-            Self::Dense(weight) => Ok(weight.to_dtype(dtype)?),
-        }
-    }
-}
-
-/// `x w^T` for blocks `w` `[N, K]` of a GGML type; the product has the dtype of `x`.
-pub(super) fn ggml_matmul(weight: &Arc<QTensor>, x: &Tensor) -> candle_core::Result<Tensor> {
-    let product = QMatMul::from_arc(weight.clone())?.forward(&x.to_dtype(DType::F32)?.contiguous()?)?;
-    product.to_dtype(x.dtype())
 }
 
 impl From<QuantTensor> for LayerWeight {

@@ -1,9 +1,10 @@
 //! Experts of which every rank has a part.
 
-use super::shard::{expert_shares, ExpertShare};
-use super::Rank;
 use crate::backend;
-use crate::nn::{chosen, Experts, ExpertsConfig, LayerWeight, Routed, StoredExperts, VarBuilder};
+use crate::distributed::Rank;
+use crate::nn::expert_split::{expert_shares, ExpertShare};
+use crate::nn::experts::{chosen, Routed, StoredExperts};
+use crate::nn::{Experts, ExpertsConfig, LayerWeight, VarBuilder};
 use candle_core::{DType, Result, Tensor};
 
 /// A block of experts split over ranks, inside each expert or across them: what the ranks make of a token is summed

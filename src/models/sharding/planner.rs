@@ -1,14 +1,40 @@
 //! How a plan is made.
 
-use super::plan::{Communication, PlannedTensor, Split};
-use super::shard::{expert_shares, whole_units, ExpertShare, ExpertSplit, Heads, Sharding};
+use super::parts::{Heads, Sharding};
+use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
 use crate::checkpoint::{Checkpoint, Weight};
+use crate::distributed::partition::whole_units;
 use crate::models::{layer_of, Config, MoeConfig};
-use crate::Result;
+use crate::nn::expert_split::{expert_shares, ExpertShare, ExpertSplit};
+use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-pub(super) struct Planner<'a> {
+impl ShardPlan {
+    /// The plan that [`VarBuilder::sharded`](crate::VarBuilder::sharded) follows. Nothing is read.
+    ///
+    /// # Errors
+    /// If there are no ranks, the model is not supported, or its tensors are missing or damaged.
+    pub fn new(checkpoint: &Checkpoint, ranks: usize) -> Result<Self> {
+        Self::with_experts(checkpoint, ranks, ExpertSplit::default())
+    }
+
+    /// As [`new`](ShardPlan::new), with a choice of how experts are split
+    /// ([`VarBuilder::split_experts`](crate::VarBuilder::split_experts)).
+    ///
+    /// # Errors
+    /// As those of [`new`](ShardPlan::new).
+    pub fn with_experts(checkpoint: &Checkpoint, ranks: usize, experts: ExpertSplit) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::mismatch("ranks", "at least one", "0"));
+        }
+        let config = Config::from_checkpoint(checkpoint)?;
+        let planner = Planner::new(checkpoint, &config, ranks, experts)?;
+        Ok(Self { ranks, experts, tensors: planner.tensors()?, communication: planner.communication() })
+    }
+}
+
+struct Planner<'a> {
     checkpoint: &'a Checkpoint,
     config: &'a Config,
     ranks: usize,
@@ -55,12 +81,7 @@ impl<'n> Place<'n> {
 }
 
 impl<'a> Planner<'a> {
-    pub fn new(
-        checkpoint: &'a Checkpoint,
-        config: &'a Config,
-        ranks: usize,
-        how: ExpertSplit,
-    ) -> Result<Self> {
+    fn new(checkpoint: &'a Checkpoint, config: &'a Config, ranks: usize, how: ExpertSplit) -> Result<Self> {
         let (expected, _) = config.inventory(checkpoint.tensor_names());
         let tied = config.tie_word_embeddings.unwrap_or(!checkpoint.contains("lm_head.weight"));
         let is_loaded = |name: &str, required: bool| required || (name == "lm_head.weight" && !tied);
@@ -78,11 +99,11 @@ impl<'a> Planner<'a> {
         Ok(Self { checkpoint, config, ranks, sharding, how, names, units })
     }
 
-    pub fn tensors(&self) -> Result<Vec<PlannedTensor>> {
+    fn tensors(&self) -> Result<Vec<ShardedTensor>> {
         self.names.iter().map(|(name, k)| self.tensor(name, *k)).collect()
     }
 
-    fn tensor(&self, name: &str, k: Option<usize>) -> Result<PlannedTensor> {
+    fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
         let weight = self.checkpoint.tensor(name, k)?;
         let place = Place::of(name);
         let (split, mut replicated) = match self.ranks {
@@ -99,7 +120,7 @@ impl<'a> Planner<'a> {
             replicated = shared_bytes(stored_bytes, &rank_bytes, matrices as u64).map(str::to_owned);
         }
         let is_matrix = weight.dims().len() > 1 && !place.is_bias;
-        Ok(PlannedTensor {
+        Ok(ShardedTensor {
             name: name.to_owned(),
             format: weight.format_name(),
             split,
@@ -218,7 +239,7 @@ impl<'a> Planner<'a> {
         self.units.get(&layer).copied().unwrap_or(1)
     }
 
-    pub fn communication(&self) -> Communication {
+    fn communication(&self) -> Communication {
         let hidden_size = self.config.hidden_size;
         if self.ranks == 1 {
             return Communication { hidden_size, ..Communication::default() };

@@ -1,7 +1,7 @@
 //! How rank 0 and another rank convince each other, before anything else is said.
 
 use super::wire::{lost, wire, Digest, Message, Receiver, Sender, PROTOCOL};
-use crate::parallel::Place;
+use crate::distributed::launcher_env::Place;
 use crate::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;

@@ -1,10 +1,11 @@
 //! Plans against what ranks read.
 
-use super::plan::{Plan, PlannedTensor, Split};
 use super::planner::shared_bytes;
-use super::ExpertSplit;
+use super::{ShardPlan, ShardedTensor, Split};
 use crate::checkpoint::reads;
+use crate::distributed;
 use crate::models::{Config, Model};
+use crate::nn::expert_split::ExpertSplit;
 use crate::{Checkpoint, VarBuilder};
 use candle_core::{DType, Device};
 use std::path::Path;
@@ -46,10 +47,10 @@ fn a_rank_reads_what_the_plan_says() {
         let cases = [1, 2, 3, 4, 8].into_iter().flat_map(|ranks| SPLITS.map(|split| (ranks, split)));
         let has_experts = EXPERTS.contains(&name);
         for (ranks, split) in cases.filter(|(_, split)| has_experts || *split == ExpertSplit::Inside) {
-            let plan = Plan::with_experts(&checkpoint, ranks, split).unwrap();
+            let plan = ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
             let opened = checkpoint.clone();
             let devices = vec![Device::Cpu; ranks];
-            let read = crate::parallel::run(&devices, move |rank| {
+            let read = distributed::run(&devices, move |rank| {
                 reads::take();
                 let config = Config::from_json(opened.config())?;
                 let vb = VarBuilder::sharded(&opened, &rank, DType::F32);
@@ -67,7 +68,7 @@ fn a_rank_reads_what_the_plan_says() {
     }
 }
 
-fn split_of<'p>(plan: &'p Plan, name: &str) -> &'p PlannedTensor {
+fn split_of<'p>(plan: &'p ShardPlan, name: &str) -> &'p ShardedTensor {
     plan.tensors().iter().find(|tensor| tensor.name == name).unwrap()
 }
 
@@ -75,7 +76,7 @@ fn split_of<'p>(plan: &'p Plan, name: &str) -> &'p PlannedTensor {
 fn what_is_split_and_what_is_not() {
     // 4 query heads on 2 key heads of 32 elements, 256 inner elements, groups of 64.
     let checkpoint = open("tests/fixtures/mlx/qwen3-affine-b4-g64");
-    let plan = Plan::new(&checkpoint, 2).unwrap();
+    let plan = ShardPlan::new(&checkpoint, 2).unwrap();
     plan.require_split().unwrap();
     let norms = plan.tensors().iter().filter(|tensor| tensor.split == Split::Whole);
     assert_eq!(plan.replicated_bytes(), norms.map(|norm| norm.stored_bytes).sum::<u64>());
@@ -88,7 +89,7 @@ fn what_is_split_and_what_is_not() {
     assert_eq!(down.split, Split::Columns(vec![0..128, 128..256]));
     assert_eq!(down.rank_bytes, [down.stored_bytes / 2; 2]);
 
-    let plan = Plan::new(&checkpoint, 4).unwrap();
+    let plan = ShardPlan::new(&checkpoint, 4).unwrap();
     let output = split_of(&plan, "model.layers.1.self_attn.o_proj.weight");
     assert_eq!(output.split, Split::Columns(vec![0..64, 0..64, 64..128, 64..128]));
     assert_eq!(output.replicated.as_deref(), Some("groups of 64 in the inputs of two ranks are on both"));
@@ -99,14 +100,14 @@ fn what_is_split_and_what_is_not() {
     assert!(error.contains("plan for 4 ranks") && error.contains("self_attn.k_proj.weight"), "{error}");
     assert!(error.contains("and 5 more") && error.contains("2 key heads are fewer"), "{error}");
 
-    let plan = Plan::new(&checkpoint, 8).unwrap();
+    let plan = ShardPlan::new(&checkpoint, 8).unwrap();
     let query = split_of(&plan, "model.layers.0.self_attn.q_proj.weight");
     assert_eq!(query.split, Split::Whole);
     let why = "4 query heads on 2 key heads are too few for 8 ranks";
     assert_eq!(query.replicated.as_deref(), Some(why));
     assert_eq!(plan.communication().all_reduces, 2 + 1);
 
-    let plan = Plan::new(&checkpoint, 3).unwrap();
+    let plan = ShardPlan::new(&checkpoint, 3).unwrap();
     let up = split_of(&plan, "model.layers.0.mlp.up_proj.weight");
     assert_eq!(up.split, Split::Rows(vec![0..128, 128..192, 192..256]));
     assert_eq!(
@@ -117,7 +118,7 @@ fn what_is_split_and_what_is_not() {
     // Of HQQ, the nibbles of a byte belong to both halves of the rows.
     for (ranks, expected) in [(2, "every rank needs all of its bytes"), (3, "bytes that several ranks need")]
     {
-        let hqq = Plan::new(&open("tests/fixtures/uqff/hqq4"), ranks).unwrap();
+        let hqq = ShardPlan::new(&open("tests/fixtures/uqff/hqq4"), ranks).unwrap();
         let why = split_of(&hqq, "model.layers.0.mlp.up_proj.weight").replicated.as_ref().unwrap();
         assert!(why.starts_with(expected), "{why}");
     }
@@ -130,7 +131,7 @@ fn what_ranks_have_of_experts() {
     let path = |projection: &str| format!("model.layers.1.mlp.switch_mlp.{projection}.weight");
     // 8 experts of 128 inner elements, groups of 64; 4 query heads on 2 key heads.
     let checkpoint = open("tests/fixtures/mlx/qwen3moe-affine-b4-g64");
-    let plan = |ranks, split| Plan::with_experts(&checkpoint, ranks, split).unwrap();
+    let plan = |ranks, split| ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
     for split in SPLITS {
         let plan = plan(2, split);
         plan.require_split().unwrap();
@@ -169,7 +170,7 @@ fn what_ranks_have_of_experts() {
 
     // gpt-oss: biases, of which those of the outputs are added once, and sinks.
     let checkpoint = open("tests/fixtures/mlx/gptoss-mxfp4-hf");
-    let plan = |split| Plan::with_experts(&checkpoint, 2, split).unwrap();
+    let plan = |split| ShardPlan::with_experts(&checkpoint, 2, split).unwrap();
     let split_of_one =
         |split, name: &str| split_of(&plan(split), &format!("model.layers.0.{name}")).split.clone();
     let inside = |name| split_of_one(ExpertSplit::Inside, name);
@@ -186,6 +187,6 @@ fn what_ranks_have_of_experts() {
 #[test]
 fn what_can_not_be_planned() {
     let checkpoint = open("tests/fixtures/mlx/qwen3moe-affine-b4-g64");
-    assert!(Plan::new(&checkpoint, 0).unwrap_err().to_string().contains("at least one"));
-    Plan::new(&checkpoint, 1).unwrap().require_split().unwrap();
+    assert!(ShardPlan::new(&checkpoint, 0).unwrap_err().to_string().contains("at least one"));
+    ShardPlan::new(&checkpoint, 1).unwrap().require_split().unwrap();
 }

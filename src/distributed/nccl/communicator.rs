@@ -13,20 +13,20 @@ unsafe impl Send for Owned {}
 
 /// NCCL's side of a rank, until a failure.
 #[derive(Debug)]
-pub(crate) struct Communicator(Mutex<Option<Owned>>);
+pub(super) struct Communicator(Mutex<Option<Owned>>);
 
 impl Communicator {
-    pub(crate) fn new(comm: Comm) -> Self {
+    pub(super) fn new(comm: Comm) -> Self {
         Self(Mutex::new(Some(Owned(comm))))
     }
 
     /// None after [`abort`](Communicator::abort).
-    pub(crate) fn with<T>(&self, work: impl FnOnce(&Comm) -> T) -> Option<T> {
+    pub(super) fn with<T>(&self, work: impl FnOnce(&Comm) -> T) -> Option<T> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|Owned(comm)| work(comm))
     }
 
     /// Ends what is under way on the GPU, with any result, and so whoever waits for it.
-    pub(crate) fn abort(&self) {
+    pub(super) fn abort(&self) {
         let comm = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         // cudarc aborts when it drops, and panics if NCCL does not like it; the group has failed already.
         let _ = catch_unwind(AssertUnwindSafe(|| drop(comm)));

@@ -1,21 +1,18 @@
 //! Starting the ranks: one thread each, for life.
 
-use super::collective::Rank;
-use super::group::{Group, Member};
+use super::failure::{panic_message, GRACE};
+use super::host_group::{Group, Member};
+use super::launcher_env::Place;
 use super::nccl;
-use super::place::Place;
+use super::rank::Rank;
 use super::rendezvous::{self, Joined, Secret};
 use crate::{Error, Result};
 use candle_core::Device;
 use rayon::ThreadPoolBuilder;
-use std::any::Any;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
-
-/// How long ranks that have not noticed a failure are waited for.
-pub(super) const GRACE: Duration = Duration::from_secs(5);
 
 /// Runs `body` as one rank for each device, each on a thread of its own, and returns their results in order.
 ///
@@ -186,10 +183,4 @@ fn collect<T>(
     }
     values.sort_by_key(|(index, _)| *index);
     Ok(values.into_iter().map(|(_, value)| value).collect())
-}
-
-/// What a panic said.
-pub(super) fn panic_message(panic: &(dyn Any + Send)) -> &str {
-    let text = panic.downcast_ref::<&str>().copied();
-    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("without a message")
 }
