@@ -24,14 +24,10 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// Loads a weight as it is stored.
     pub fn load(weight: &Weight) -> Result<Self> {
-        let device = &Device::Cpu;
-        let loaded = match weight {
-            Weight::Packed(packed) => {
-                let packed = packed.load(device)?;
-                if packed.dims().len() > 2 { packed.flatten_stack()? } else { packed }.into()
-            }
-            Weight::Ggml(ggml) => ggml.load(device)?.into(),
-            Weight::Dense(dense) => dense.load(dense.dtype(), device)?.flatten_all()?.into(),
+        let loaded = match weight.load(&Device::Cpu)? {
+            LayerWeight::Quantized(packed) if packed.dims().len() > 2 => packed.flatten_stack()?.into(),
+            LayerWeight::Dense(tensor) => tensor.flatten_all()?.into(),
+            other => other,
         };
         let (matrices, n, k) = match weight.dims() {
             [] => (1, 1, 1),

@@ -1,6 +1,6 @@
 //! How far the numbers of two tensors of one shape are apart.
 
-use super::Outcome;
+use super::report::Outcome;
 use crate::chunks::Chunks;
 use candle_quant::checkpoint::Weight;
 use candle_quant::Result;

@@ -1,6 +1,6 @@
 //! Names and shapes against those of the model that the config describes.
 
-use super::{Finding, Severity};
+use super::report::{Finding, Severity};
 use candle_quant::Checkpoint;
 use candle_quant_models::{Config, Expected};
 use std::collections::BTreeMap;

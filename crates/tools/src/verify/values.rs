@@ -1,6 +1,6 @@
 //! Numbers that are not finite, and the codes that stand for them.
 
-use super::Finding;
+use super::report::Finding;
 use crate::chunks::Chunks;
 use candle_core::{DType, Tensor};
 use candle_quant::checkpoint::Weight;
