@@ -1,9 +1,12 @@
 //! Plain Rust on arrays: for CPUs without a file of their own, and as a check on those with one.
 
-use super::{implement, Simd};
-use crate::format::element::{e4m3_to_f32, E2M1};
+#![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions of `Simd`.
 
-#[derive(Clone, Copy)]
+use super::{Simd, Table16};
+use crate::format::element::e4m3_to_f32;
+
+/// Needs no proof: every CPU runs it.
+#[derive(Clone, Copy, Debug)]
 pub(in crate::backend::cpu) struct Portable;
 
 const LANES: usize = 8;
@@ -14,13 +17,13 @@ fn codes_to_values<const BITS: usize>(codes: [u32; LANES], value: impl Fn(u32) -
     std::array::from_fn(|i| codes.map(|lane| value((lane >> (BITS * i)) & ((1 << BITS) - 1))))
 }
 
-// SAFETY (all `unsafe` below): reads and writes are those that the trait names.
+// SAFETY (all `unsafe` below): functions read and write what `Simd` says, for which its callers' pointers are valid.
 impl Simd for Portable {
     type F = [f32; LANES];
     type U = [u32; LANES];
     const LANES: usize = LANES;
 
-    const MAX_COLUMNS_OF_PAIRS: usize = 0;
+    const MAX_M_OF_PAIRS: usize = 0;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -33,6 +36,10 @@ impl Simd for Portable {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::F) {
         unsafe { to.cast::<Self::F>().write_unaligned(value) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::F {
+        [value; LANES]
     }
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
@@ -65,7 +72,7 @@ impl Simd for Portable {
         })
     }
     #[inline(always)]
-    unsafe fn spread<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
+    unsafe fn broadcast<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
         std::array::from_fn(|l| unsafe { *from.add(l / LANES_PER_GROUP) })
     }
 
@@ -79,13 +86,15 @@ impl Simd for Portable {
         values.map(|value| std::array::from_fn(|l| value[l] * scale[l] + bias[l]))
     }
     #[inline(always)]
-    unsafe fn e2m1(codes: Self::U) -> [Self::F; 4] {
-        codes_to_values::<4>(codes, |code| E2M1[code as usize & 15])
+    unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
+        codes_to_values::<4>(codes, |code| T::VALUES[code as usize & 15])
     }
     #[inline(always)]
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
         codes_to_values::<8>(codes, |code| e4m3_to_f32(code as u8))
     }
+    #[inline(always)]
+    unsafe fn int8(codes: Self::U) -> [Self::F; 4] {
+        codes_to_values::<8>(codes, |code| f32::from(code as i8))
+    }
 }
-
-implement!(Portable, "portable", [1, 4],);

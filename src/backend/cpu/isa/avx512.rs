@@ -4,24 +4,42 @@
 //! above them), those of five bits from two tables. Where one group covers the whole vector, the table
 //! already holds `code * scale + bias`, so a group of 64 costs one multiplication.
 
-use super::{each, implement, Simd};
-use crate::format::element::E2M1;
+#![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions of `Simd`.
+
+use super::{avx512_e4m3, each, Simd, Table16};
 use std::arch::x86_64::*;
 
-#[derive(Clone, Copy)]
-pub(super) struct Avx512;
+/// Proves that the CPU has AVX-512 (F, BW, DQ, VL, VBMI), GFNI, AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cpu) struct Avx512(());
 
-/// Whether the CPU has what [`implement!`] enables below.
-pub(in crate::backend::cpu) fn detected() -> bool {
-    is_x86_feature_detected!("avx512f")
-        && is_x86_feature_detected!("avx512bw")
-        && is_x86_feature_detected!("avx512dq")
-        && is_x86_feature_detected!("avx512vl")
-        && is_x86_feature_detected!("avx512vbmi")
-        && is_x86_feature_detected!("gfni")
-        && is_x86_feature_detected!("avx2")
-        && is_x86_feature_detected!("fma")
-        && is_x86_feature_detected!("f16c")
+impl Avx512 {
+    pub(in crate::backend::cpu) fn new() -> Option<Self> {
+        let detected = is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512dq")
+            && is_x86_feature_detected!("avx512vl")
+            && is_x86_feature_detected!("avx512vbmi")
+            && is_x86_feature_detected!("gfni")
+            && is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        detected.then_some(Self(()))
+    }
+}
+
+/// Proves that the CPU has VNNI beside [`Avx512`].
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cpu) struct Avx512Vnni {
+    pub(in crate::backend::cpu) avx512: Avx512,
+    _private: (),
+}
+
+impl Avx512Vnni {
+    pub(super) fn new() -> Option<Self> {
+        let avx512 = Avx512::new()?;
+        is_x86_feature_detected!("avx512vnni").then_some(Self { avx512, _private: () })
+    }
 }
 
 /// Codes as numbers, from `first` on.
@@ -69,31 +87,6 @@ const fn gather_bytes(bits: usize) -> [u8; 64] {
     index
 }
 
-/// A byte of the upper half of the f32 that each positive E4M3 code stands for.
-///
-/// E4M3 has three mantissa bits, so the lower half is zero.
-const fn e4m3_bytes(first: usize, shift: u32) -> [u8; 64] {
-    let mut table = [0; 64];
-    let mut index = 0;
-    while index < 64 {
-        let code = (first + index) as u32;
-        let bits = if code == 0x7F {
-            0x7FC0_0000
-        } else if code >= 8 {
-            (code << 20) + (120 << 23)
-        } else if code == 0 {
-            0
-        } else {
-            // Subnormal: code * 2^-9, normalized.
-            let log = 31 - code.leading_zeros();
-            ((127 - 9 + log) << 23) | ((code << (23 - log)) & 0x7F_FFFF)
-        };
-        table[index] = (bits >> shift) as u8;
-        index += 1;
-    }
-    table
-}
-
 /// Each 16-byte part `[e0 .. e15]` as `[e0 e1 e4 e5 .. | e2 e3 e6 e7 ..]`: unpacking its halves then
 /// leaves elements `4 l + i` in lane `l`.
 const fn unpack_order() -> [u8; 64] {
@@ -107,82 +100,16 @@ const fn unpack_order() -> [u8; 64] {
     order
 }
 
-// SAFETY (all `unsafe` below): reads and writes are those that the trait names; the intrinsics' features
-// are enabled where the trait's caller is.
+// SAFETY (all `unsafe` below): functions read and write what `Simd` says, for which its callers' pointers are valid; and
+// they are called from functions that enable the features of the intrinsics.
 #[inline(always)]
 unsafe fn numbers(table: [f32; 16]) -> __m512 {
     unsafe { _mm512_loadu_ps(table.as_ptr()) }
 }
 
 #[inline(always)]
-unsafe fn bytes(table: &[u8; 64]) -> __m512i {
+pub(super) unsafe fn bytes(table: &[u8; 64]) -> __m512i {
     unsafe { _mm512_loadu_si512(table.as_ptr().cast()) }
-}
-
-/// The bit matrix, as GF2P8AFFINEQB wants it, that selects for output bit `7 - i` the input bits `rows[i]`.
-const fn bit_matrix(rows: [u8; 8]) -> i64 {
-    i64::from_le_bytes(rows)
-}
-
-/// Numbers by which [`e4m3_any_rare`] knows the codes that are not the bits of their f32: zero, subnormals and NaN. The
-/// least of several codes' numbers tells whether one of them is.
-///
-/// # Safety
-/// AVX-512 with VBMI and GFNI is there, and enabled in the caller (all of these).
-#[inline(always)]
-pub(in crate::backend::cpu) unsafe fn e4m3_rank(codes: __m512i) -> __m512i {
-    // Four bits that are 0 for exponent 0 and 1 for exponent 15, and three that are the mantissa, or its complement
-    // where the exponent is odd: at most 7 for exponent 0, and 8 for NaN.
-    const RANK: i64 = bit_matrix([0, 0x60, 0x30, 0x18, 0x08, 0x0C, 0x0A, 0x09]);
-    unsafe { _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(RANK)) }
-}
-
-/// Whether one of the codes of these ranks is rare.
-#[inline(always)]
-pub(in crate::backend::cpu) unsafe fn e4m3_any_rare(ranks: __m512i) -> bool {
-    unsafe { _mm512_cmple_epu8_mask(ranks, _mm512_set1_epi8(8)) != 0 }
-}
-
-/// The second and the top byte of the f32 of each E4M3 code, none of which is rare; both others are zero.
-#[inline(always)]
-pub(in crate::backend::cpu) unsafe fn e4m3_by_bits(codes: __m512i) -> (__m512i, __m512i) {
-    /// Bits 3 to 0 moved up: the lowest bit of the exponent, and the mantissa.
-    const SECOND: i64 = bit_matrix([0x08, 0x04, 0x02, 0x01, 0, 0, 0, 0]);
-    /// The sign, and half the exponent, 60 + bits 6 to 4: its carry is bit 6, which flips the ones of 60.
-    const TOP: i64 = bit_matrix([0x80, 0x40, 0x40, 0x40, 0x40, 0x40, 0x20, 0x10]);
-    unsafe {
-        let second = _mm512_gf2p8affine_epi64_epi8::<0>(codes, _mm512_set1_epi64(SECOND));
-        (second, _mm512_gf2p8affine_epi64_epi8::<0x3C>(codes, _mm512_set1_epi64(TOP)))
-    }
-}
-
-/// As [`e4m3_by_bits`], of any codes.
-#[inline(always)]
-pub(in crate::backend::cpu) unsafe fn e4m3_by_tables(codes: __m512i) -> (__m512i, __m512i) {
-    unsafe {
-        let (low, high) = (&const { e4m3_bytes(0, 16) }, &const { e4m3_bytes(64, 16) });
-        let second = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-        let (low, high) = (&const { e4m3_bytes(0, 24) }, &const { e4m3_bytes(64, 24) });
-        let top = _mm512_permutex2var_epi8(bytes(low), codes, bytes(high));
-        // The sign: top | (codes & 0x80).
-        (second, _mm512_ternarylogic_epi32::<0xF8>(top, codes, _mm512_set1_epi8(-128)))
-    }
-}
-
-/// The f32 numbers of which these are the second and the top bytes. Of each sixteen, the first vector has the even
-/// ones of the first eight in four neighbouring lanes, the second the odd ones, the others those of the last eight.
-#[inline(always)]
-pub(super) unsafe fn e4m3_numbers((second, top): (__m512i, __m512i)) -> [__m512; 4] {
-    unsafe {
-        let (first, last) = (_mm512_unpacklo_epi8(second, top), _mm512_unpackhi_epi8(second, top));
-        let upper_half = _mm512_set1_epi32(0xFFFF_0000_u32 as i32);
-        [
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(first)),
-            _mm512_castsi512_ps(_mm512_and_si512(first, upper_half)),
-            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(last)),
-            _mm512_castsi512_ps(_mm512_and_si512(last, upper_half)),
-        ]
-    }
 }
 
 /// The codes shifted so that code `i` of each lane is lowest, for `i` in 0..4.
@@ -204,8 +131,8 @@ impl Simd for Avx512 {
     type U = __m512i;
     const LANES: usize = 16;
 
-    const MAX_COLUMNS_OF_PAIRS: usize = 8;
-    const DECODES_AHEAD: bool = true;
+    const MAX_M_OF_PAIRS: usize = 8;
+    const DEQUANTIZES_AHEAD: bool = true;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -218,6 +145,10 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::F) {
         unsafe { _mm512_storeu_ps(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::F {
+        unsafe { _mm512_set1_ps(value) }
     }
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
@@ -276,7 +207,7 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn spread<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
+    unsafe fn broadcast<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
         unsafe {
             let index = &const { lane_groups(LANES_PER_GROUP) };
             let index = _mm512_loadu_si512(index.as_ptr().cast());
@@ -333,9 +264,9 @@ impl Simd for Avx512 {
         }
     }
     #[inline(always)]
-    unsafe fn e2m1(codes: Self::U) -> [Self::F; 4] {
+    unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
         unsafe {
-            let table = numbers(E2M1);
+            let table = numbers(T::VALUES);
             each!(shifted::<4>(codes), |index| _mm512_permutexvar_ps(index, table))
         }
     }
@@ -344,15 +275,25 @@ impl Simd for Avx512 {
         unsafe {
             let codes = _mm512_shuffle_epi8(codes, bytes(&const { unpack_order() }));
             // Few vectors have one of those.
-            let any_rare = e4m3_any_rare(e4m3_rank(codes));
-            e4m3_numbers(if any_rare { e4m3_by_tables(codes) } else { e4m3_by_bits(codes) })
+            let any_rare = avx512_e4m3::any_rare(avx512_e4m3::rank(codes));
+            avx512_e4m3::numbers(if any_rare {
+                avx512_e4m3::by_tables(codes)
+            } else {
+                avx512_e4m3::by_bits(codes)
+            })
+        }
+    }
+    #[inline(always)]
+    unsafe fn int8(codes: Self::U) -> [Self::F; 4] {
+        unsafe {
+            // Each code at the top of its lane, from where it comes down with its sign.
+            let at_top = [
+                _mm512_slli_epi32::<24>(codes),
+                _mm512_slli_epi32::<16>(codes),
+                _mm512_slli_epi32::<8>(codes),
+                codes,
+            ];
+            each!(at_top, |code| _mm512_cvtepi32_ps(_mm512_srai_epi32::<24>(code)))
         }
     }
 }
-
-implement!(
-    Avx512,
-    "avx512",
-    [1, 2, 4, 8],
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma,f16c"
-);

@@ -3,12 +3,20 @@
 //! No group is smaller than a block, so a block has one scale. K is a multiple of 16 in every format, so
 //! no row has an incomplete block.
 
-use super::{each, implement, Simd};
-use crate::format::element::E2M1;
+#![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions of `Simd`.
+
+use super::{each, Simd, Table16};
 use std::arch::aarch64::*;
 
-#[derive(Clone, Copy)]
-pub(super) struct Neon;
+/// Proves that the CPU has NEON.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cpu) struct Neon(());
+
+impl Neon {
+    pub(super) fn new() -> Option<Self> {
+        std::arch::is_aarch64_feature_detected!("neon").then_some(Self(()))
+    }
+}
 
 /// The loads of codes that do not fill whole lanes: the first and the last `half_load` bytes of a block,
 /// which overlap.
@@ -38,12 +46,12 @@ const fn gather_bytes(bits: usize) -> [u8; 16] {
     index
 }
 
-/// A byte of the upper half of the f32 that each E2M1 code stands for. The lower half is zero.
-const fn e2m1_bytes(shift: u32) -> [u8; 16] {
+/// The byte of each value that `shift` brings down.
+const fn value_bytes(values: &[f32; 16], shift: u32) -> [u8; 16] {
     let mut table = [0; 16];
     let mut code = 0;
     while code < 16 {
-        table[code] = (E2M1[code].to_bits() >> shift) as u8;
+        table[code] = (values[code].to_bits() >> shift) as u8;
         code += 1;
     }
     table
@@ -63,8 +71,8 @@ macro_rules! numbers {
     }};
 }
 
-// SAFETY (all `unsafe` below): reads and writes are those that the trait names; the intrinsics' feature
-// is enabled where the trait's caller is.
+// SAFETY (all `unsafe` below): functions read and write what `Simd` says, for which its callers' pointers are valid; and
+// they are called from functions that enable the feature of the intrinsics.
 #[inline(always)]
 unsafe fn shifted_right(lanes: uint32x4_t, by: [i32; 4]) -> uint32x4_t {
     unsafe { vshlq_u32(lanes, vnegq_s32(vld1q_s32(by.as_ptr()))) }
@@ -76,7 +84,7 @@ impl Simd for Neon {
     const LANES: usize = 4;
 
     // Thirty-two registers: sums, four decoded vectors for each row, masks, scales, activations.
-    const MAX_COLUMNS_OF_PAIRS: usize = 4;
+    const MAX_M_OF_PAIRS: usize = 4;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -89,6 +97,10 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::F) {
         unsafe { vst1q_f32(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::F {
+        unsafe { vdupq_n_f32(value) }
     }
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
@@ -146,7 +158,7 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn spread<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
+    unsafe fn broadcast<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
         unsafe { vld1q_dup_f32(from) }
     }
 
@@ -170,23 +182,50 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn e2m1(codes: Self::U) -> [Self::F; 4] {
+    unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
         unsafe {
-            let second = vld1q_u8(const { e2m1_bytes(16) }.as_ptr());
-            let top = vld1q_u8(const { e2m1_bytes(24) }.as_ptr());
-            // The codes in the upper half of a lane, where the bytes of their numbers belong; the lower
-            // half stays zero, as code 0 does. `even` holds codes 0 and 2, `odd` 1 and 3.
-            let codes = vreinterpretq_u8_u32(vshlq_n_u32::<16>(codes));
-            let even = vandq_u8(codes, vdupq_n_u8(15));
-            let odd = vshrq_n_u8::<4>(codes);
-            let (even, even_top) = (vqtbl1q_u8(second, even), vqtbl1q_u8(top, even));
-            let (odd, odd_top) = (vqtbl1q_u8(second, odd), vqtbl1q_u8(top, odd));
-            [
-                vreinterpretq_f32_u8(vtrn1q_u8(even, even_top)),
-                vreinterpretq_f32_u8(vtrn1q_u8(odd, odd_top)),
-                vreinterpretq_f32_u8(vtrn2q_u8(even, even_top)),
-                vreinterpretq_f32_u8(vtrn2q_u8(odd, odd_top)),
-            ]
+            let third = vld1q_u8(const { value_bytes(&T::VALUES, 16) }.as_ptr());
+            let top = vld1q_u8(const { value_bytes(&T::VALUES, 24) }.as_ptr());
+            // The codes in the upper half of a lane, where the upper bytes of their values belong. `even` holds codes
+            // 0 and 2, `odd` 1 and 3.
+            let upper = vreinterpretq_u8_u32(vshlq_n_u32::<16>(codes));
+            if const { T::LOWER_HALVES_ARE_ZERO && T::VALUES[0].to_bits() == 0 } {
+                // The lower half selects code 0, whose bytes are zero.
+                let even = vandq_u8(upper, vdupq_n_u8(15));
+                let odd = vshrq_n_u8::<4>(upper);
+                let (even, even_top) = (vqtbl1q_u8(third, even), vqtbl1q_u8(top, even));
+                let (odd, odd_top) = (vqtbl1q_u8(third, odd), vqtbl1q_u8(top, odd));
+                [
+                    vreinterpretq_f32_u8(vtrn1q_u8(even, even_top)),
+                    vreinterpretq_f32_u8(vtrn1q_u8(odd, odd_top)),
+                    vreinterpretq_f32_u8(vtrn2q_u8(even, even_top)),
+                    vreinterpretq_f32_u8(vtrn2q_u8(odd, odd_top)),
+                ]
+            } else {
+                let lowest = vld1q_u8(const { value_bytes(&T::VALUES, 0) }.as_ptr());
+                let second = vld1q_u8(const { value_bytes(&T::VALUES, 8) }.as_ptr());
+                // Both codes of a half are needed in both halves: the lower bytes of their values go into the lower.
+                let both = vreinterpretq_u8_u32(vorrq_u32(
+                    vreinterpretq_u32_u8(upper),
+                    vandq_u32(codes, vdupq_n_u32(0xFFFF)),
+                ));
+                let upper_half = vreinterpretq_u8_u32(vdupq_n_u32(0xFFFF_0000));
+                let (even, odd) = (vandq_u8(both, vdupq_n_u8(15)), vshrq_n_u8::<4>(both));
+                let (even, even_high) = (
+                    vbslq_u8(upper_half, vqtbl1q_u8(third, even), vqtbl1q_u8(lowest, even)),
+                    vbslq_u8(upper_half, vqtbl1q_u8(top, even), vqtbl1q_u8(second, even)),
+                );
+                let (odd, odd_high) = (
+                    vbslq_u8(upper_half, vqtbl1q_u8(third, odd), vqtbl1q_u8(lowest, odd)),
+                    vbslq_u8(upper_half, vqtbl1q_u8(top, odd), vqtbl1q_u8(second, odd)),
+                );
+                [
+                    vreinterpretq_f32_u8(vtrn1q_u8(even, even_high)),
+                    vreinterpretq_f32_u8(vtrn1q_u8(odd, odd_high)),
+                    vreinterpretq_f32_u8(vtrn2q_u8(even, even_high)),
+                    vreinterpretq_f32_u8(vtrn2q_u8(odd, odd_high)),
+                ]
+            }
         }
     }
     #[inline(always)]
@@ -206,6 +245,13 @@ impl Simd for Neon {
             })
         }
     }
+    #[inline(always)]
+    unsafe fn int8(codes: Self::U) -> [Self::F; 4] {
+        unsafe {
+            // Each code at the top of its lane, from where it comes down with its sign.
+            let codes = vreinterpretq_s32_u32(codes);
+            let at_top = [vshlq_n_s32::<24>(codes), vshlq_n_s32::<16>(codes), vshlq_n_s32::<8>(codes), codes];
+            each!(at_top, |code| vcvtq_f32_s32(vshrq_n_s32::<24>(code)))
+        }
+    }
 }
-
-implement!(Neon, "neon", [1, 2, 4, 8], "neon");

@@ -1,14 +1,21 @@
 //! AVX2 with FMA: 8 lanes, blocks of 32 elements.
 
-use super::{each, implement, Simd};
+#![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions of `Simd`.
+
+use super::{each, Simd, Table16};
 use std::arch::x86_64::*;
 
-#[derive(Clone, Copy)]
-pub(super) struct Avx2;
+/// Proves that the CPU has AVX2, FMA and F16C.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cpu) struct Avx2(());
 
-/// Whether the CPU has what [`implement!`] enables below.
-pub(super) fn detected() -> bool {
-    is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") && is_x86_feature_detected!("f16c")
+impl Avx2 {
+    pub(super) fn new() -> Option<Self> {
+        let detected = is_x86_feature_detected!("avx2")
+            && is_x86_feature_detected!("fma")
+            && is_x86_feature_detected!("f16c");
+        detected.then_some(Self(()))
+    }
 }
 
 /// Byte indices, within a 16-byte half, that gather for each of its four lanes the bytes from bit
@@ -26,8 +33,8 @@ const fn gather_bytes(bits: usize) -> [u8; 32] {
     index
 }
 
-// SAFETY (all `unsafe` below): reads and writes are those that the trait names; the intrinsics' features
-// are enabled where the trait's caller is.
+// SAFETY (all `unsafe` below): functions read and write what `Simd` says, for which its callers' pointers are valid; and
+// they are called from functions that enable the features of the intrinsics.
 #[inline(always)]
 unsafe fn shifted<const BITS: usize>(codes: __m256i) -> [__m256i; 4] {
     let bits = BITS as i32;
@@ -47,7 +54,7 @@ impl Simd for Avx2 {
     const LANES: usize = 8;
 
     // Sixteen registers: sums, four decoded vectors for each row, one of activations.
-    const MAX_COLUMNS_OF_PAIRS: usize = 2;
+    const MAX_M_OF_PAIRS: usize = 2;
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -60,6 +67,10 @@ impl Simd for Avx2 {
     #[inline(always)]
     unsafe fn store(to: *mut f32, value: Self::F) {
         unsafe { _mm256_storeu_ps(to, value) }
+    }
+    #[inline(always)]
+    unsafe fn splat(value: f32) -> Self::F {
+        unsafe { _mm256_set1_ps(value) }
     }
     #[inline(always)]
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F {
@@ -125,7 +136,7 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn spread<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
+    unsafe fn broadcast<const LANES_PER_GROUP: usize>(from: *const f32) -> Self::F {
         unsafe {
             match LANES_PER_GROUP {
                 4 => _mm256_set_m128(_mm_set1_ps(*from.add(1)), _mm_set1_ps(*from)),
@@ -148,15 +159,26 @@ impl Simd for Avx2 {
         }
     }
     #[inline(always)]
-    unsafe fn e2m1(codes: Self::U) -> [Self::F; 4] {
+    unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
         unsafe {
-            // The table is selected from by the three lowest bits, the sign is the fourth.
-            let magnitudes = _mm256_setr_ps(0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0);
-            let sign = _mm256_set1_epi32(i32::MIN);
-            each!(shifted::<4>(codes), |code| {
-                let negative = _mm256_and_si256(_mm256_slli_epi32::<28>(code), sign);
-                _mm256_or_ps(_mm256_permutevar8x32_ps(magnitudes, code), _mm256_castsi256_ps(negative))
-            })
+            // Eight entries are selected by the three lowest bits of a lane.
+            let lower = _mm256_loadu_ps(const { &T::VALUES }.as_ptr());
+            // The fourth bit becomes a lane's highest.
+            if const { T::HAS_SIGN_BIT } {
+                let sign = _mm256_set1_epi32(i32::MIN);
+                each!(shifted::<4>(codes), |code| {
+                    let negative = _mm256_and_si256(_mm256_slli_epi32::<28>(code), sign);
+                    _mm256_or_ps(_mm256_permutevar8x32_ps(lower, code), _mm256_castsi256_ps(negative))
+                })
+            } else {
+                let upper = _mm256_loadu_ps(const { &T::VALUES }.as_ptr().add(8));
+                each!(shifted::<4>(codes), |code| {
+                    let is_upper = _mm256_castsi256_ps(_mm256_slli_epi32::<28>(code));
+                    let values =
+                        (_mm256_permutevar8x32_ps(lower, code), _mm256_permutevar8x32_ps(upper, code));
+                    _mm256_blendv_ps(values.0, values.1, is_upper)
+                })
+            }
         }
     }
     #[inline(always)]
@@ -179,6 +201,17 @@ impl Simd for Avx2 {
             })
         }
     }
+    #[inline(always)]
+    unsafe fn int8(codes: Self::U) -> [Self::F; 4] {
+        unsafe {
+            // Each code at the top of its lane, from where it comes down with its sign.
+            let at_top = [
+                _mm256_slli_epi32::<24>(codes),
+                _mm256_slli_epi32::<16>(codes),
+                _mm256_slli_epi32::<8>(codes),
+                codes,
+            ];
+            each!(at_top, |code| _mm256_cvtepi32_ps(_mm256_srai_epi32::<24>(code)))
+        }
+    }
 }
-
-implement!(Avx2, "avx2", [1, 2, 4, 8], "avx2,fma,f16c");
