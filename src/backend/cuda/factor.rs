@@ -3,7 +3,7 @@
 use super::bindings::{CqFactor, CqMatrix, CQ_F16, CQ_F32};
 use super::memory::{float_dtype, u32_of, Address, Locked};
 use crate::backend::Factor;
-use crate::format::ScaleKind;
+use crate::format::Scale;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result, Tensor};
@@ -44,7 +44,7 @@ impl<'a> LockedWeight<'a> {
         let [.., rows, k] = self.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
         let (scales, biases) = (self.scales.view()?, self.biases.as_ref().map(Locked::view).transpose()?);
         let format = self.weight.format();
-        let is_float = format.scale_kind() == ScaleKind::Float;
+        let is_float = format.scale() == Scale::Float;
         Ok(WeightAddresses {
             packed: self.packed.view()?.address(stream)?,
             scale_dtype: if is_float { float_dtype(scales.dtype())? } else { CQ_F16 },
@@ -67,10 +67,10 @@ impl WeightAddresses<'_> {
     /// `rows` rows from `first` on, as if the stack were one matrix.
     pub(super) fn rows_of(&self, first: usize, rows: usize, global_scale: f32) -> Result<CqMatrix> {
         let groups = first * (self.k / self.format.group_size());
-        let bytes = |dtype: u32| match self.format.scale_kind() {
-            ScaleKind::Float if dtype == CQ_F32 => 4,
-            ScaleKind::Float => 2,
-            ScaleKind::E8m0 | ScaleKind::E4m3 => 1,
+        let bytes = |dtype: u32| match self.format.scale() {
+            Scale::Float if dtype == CQ_F32 => 4,
+            Scale::Float => 2,
+            Scale::E8m0 | Scale::E4m3 => 1,
         };
         let at = |address: &Address, bytes: usize| (address.get() + bytes as u64) as *const _;
         Ok(CqMatrix {

@@ -181,7 +181,7 @@ mod tests {
         }
         let format = QuantFormat::Affine { bits: 3, group_size: 128 };
         assert_eq!(Kernel::Gemv { format, rows: 16 }.to_string(), "gemv_a3_g128_m16");
-        assert_eq!(Kernel::Gemv { format: QuantFormat::Nvfp4, rows: 1 }.to_string(), "gemv_nvfp4_m1");
+        assert_eq!(Kernel::Gemv { format: QuantFormat::NVFP4, rows: 1 }.to_string(), "gemv_nvfp4_m1");
         assert_eq!(Kernel::GemvExperts(format).to_string(), "gemv_a3_g128_experts");
         assert_eq!(Kernel::Tiles { format, bf16: false }.to_string(), "tiles_a3_f16");
         assert_eq!(Kernel::Decode(format).to_string(), "decode_a3");

@@ -403,7 +403,7 @@ mod tests {
             assert!((1..=4096).contains(&alone) && (1..=MOST_BLOCKS).contains(&sorted), "{top_k}");
             assert!(most_tiles(sorted * top_k, MOST_SORTED_EXPERTS) <= MOST_BLOCKS, "{top_k}");
         }
-        let format = QuantFormat::Mxfp4;
+        let format = QuantFormat::MXFP4;
         let plan = |k| ExpertGemv::plan(format, 16, Outputs::Each, 8, k, 16);
         assert!(plan(4096).is_some_and(|plan| plan.splits * MOST_PAIRS_ALONE <= MOST_BLOCKS));
         // x has to fit shared memory: too many parts of K.

@@ -91,7 +91,7 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
-        codes_to_values::<8>(codes, |code| e4m3_to_f32(code as u8))
+        codes_to_values::<8>(codes, |code| Element::E4m3.value(code as u8))
     }
     #[inline(always)]
     unsafe fn int8(codes: Self::U) -> [Self::F; 4] {
