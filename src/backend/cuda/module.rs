@@ -1,5 +1,6 @@
 //! The compiled kernels: each fatbin is loaded once on a device, each kernel looked up once.
 
+use crate::format::{Bits, Element};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule, DriverError};
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
@@ -43,17 +44,16 @@ impl Kernel {
     /// The source file, without its extension.
     fn file(self) -> &'static str {
         match self {
-            Self::Gemv { format: QuantFormat::Affine { bits, .. }, .. }
-            | Self::GemvExperts(QuantFormat::Affine { bits, .. }) => match bits {
-                1 => "gemv_a1",
-                2 => "gemv_a2",
-                3 => "gemv_a3",
-                4 => "gemv_a4",
-                5 => "gemv_a5",
-                6 => "gemv_a6",
-                _ => "gemv_a8",
+            Self::Gemv { format, .. } | Self::GemvExperts(format) => match format.element() {
+                Element::Uint(Bits::One) => "gemv_a1",
+                Element::Uint(Bits::Two) => "gemv_a2",
+                Element::Uint(Bits::Three) => "gemv_a3",
+                Element::Uint(Bits::Four) => "gemv_a4",
+                Element::Uint(Bits::Five) => "gemv_a5",
+                Element::Uint(Bits::Six) => "gemv_a6",
+                Element::Uint(Bits::Eight) => "gemv_a8",
+                Element::E2m1 | Element::E4m3 => "gemv_floats",
             },
-            Self::Gemv { .. } | Self::GemvExperts(_) => "gemv_floats",
             Self::Simt(_) | Self::SimtExperts(_) => "simt",
             Self::Tiles { .. } => "tiles",
             Self::SortPairs | Self::WeightedSum => "experts",
@@ -78,13 +78,13 @@ impl Kernel {
 /// The kernel's name.
 impl fmt::Display for Kernel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let codes = |format: &QuantFormat| match format {
-            QuantFormat::Affine { bits, .. } => format!("a{bits}"),
-            other => other.mode().to_string(),
+        let codes = |format: &QuantFormat| match format.element() {
+            Element::Uint(bits) => format!("a{}", bits.get()),
+            Element::E2m1 | Element::E4m3 => format.mode().to_string(),
         };
-        let groups = |format: &QuantFormat| match format {
-            QuantFormat::Affine { group_size, .. } => format!("{}_g{group_size}", codes(format)),
-            other => codes(other),
+        let groups = |format: &QuantFormat| match format.element() {
+            Element::Uint(_) => format!("{}_g{}", codes(format), format.group_size()),
+            Element::E2m1 | Element::E4m3 => codes(format),
         };
         match self {
             Self::Gemv { format, rows } => write!(f, "gemv_{}_m{rows}", groups(format)),
@@ -179,7 +179,7 @@ mod tests {
             let file = kernel.file();
             assert!(FATBINS.iter().any(|(name, _)| *name == file), "{kernel}: no {file}.cu");
         }
-        let format = QuantFormat::Affine { bits: 3, group_size: 128 };
+        let format = QuantFormat::affine(3, 128).unwrap();
         assert_eq!(Kernel::Gemv { format, rows: 16 }.to_string(), "gemv_a3_g128_m16");
         assert_eq!(Kernel::Gemv { format: QuantFormat::NVFP4, rows: 1 }.to_string(), "gemv_nvfp4_m1");
         assert_eq!(Kernel::GemvExperts(format).to_string(), "gemv_a3_g128_experts");

@@ -389,7 +389,7 @@ mod tests {
 
     #[test]
     fn weights_that_are_not_aligned_go_to_kernels_with_narrower_loads_or_none() {
-        let four_bits = QuantFormat::Affine { bits: 4, group_size: 64 };
+        let four_bits = QuantFormat::affine(4, 64).unwrap();
         assert_eq!(GemvShape::choose(four_bits, 1, 64, 16).map(|shape| shape.rows), Some(1));
         // Eight rows of x mean 16 weights, 8 bytes, at a time.
         assert_eq!(GemvShape::choose(four_bits, 1, 64, 8).map(|shape| shape.rows), Some(8));
@@ -412,7 +412,7 @@ mod tests {
 
     #[test]
     fn small_outputs_are_split_and_large_ones_are_not() {
-        let format = QuantFormat::Affine { bits: 4, group_size: 64 };
+        let format = QuantFormat::affine(4, 64).unwrap();
         let plan =
             |rows: usize, m, k| Gemv::plan(format, &[rows], Outputs::Each, m, k, 16).expect("a kernel");
         assert_eq!((plan(4096, 1, 4096).blocks, plan(4096, 1, 4096).splits), (256, 1));
@@ -429,7 +429,7 @@ mod tests {
 
     #[test]
     fn many_rows_of_x_are_a_dense_product() {
-        let format = QuantFormat::Affine { bits: 4, group_size: 64 };
+        let format = QuantFormat::affine(4, 64).unwrap();
         assert_eq!(route(format, 1, 4096, true), Route::Gemv);
         assert_eq!(route(format, 96, 4096, true), Route::Gemv);
         assert_eq!(route(format, 97, 4096, true), Route::Dense);
