@@ -7,7 +7,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // Each block forwards to `Simd` under the conditions of the trait here.
 
 use super::isa::{each, Simd, Table16};
-use crate::format::element;
+use crate::format::{self, Bits, Element as FormatElement, ZeroPoint};
 use crate::QuantFormat;
 
 /// The dequantization of one format.
@@ -31,7 +31,7 @@ pub(super) trait Codec {
 }
 
 /// Unsigned integers of `BITS` bits, with biases. `LANES_PER_GROUP` lanes of four elements share a scale; 16, all lanes
-/// of the widest vector, stands for every group of 64 or more.
+/// of the widest vector, stands for every group of 64 or more (a power of two).
 struct Uint<const BITS: usize, const LANES_PER_GROUP: usize>;
 
 impl<const BITS: usize, const LANES_PER_GROUP: usize> Codec for Uint<BITS, LANES_PER_GROUP> {
@@ -94,7 +94,7 @@ impl<T: Table16> Element for T {
 struct E2m1;
 
 impl Table16 for E2m1 {
-    const VALUES: [f32; 16] = element::E2M1;
+    const VALUES: [f32; 16] = format::E2M1;
 }
 
 struct E4m3;
@@ -121,29 +121,30 @@ pub(super) trait WithCodec {
 pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(), T> {
     /// Runs with the codec of the format's group size.
     macro_rules! run {
-        ($codec:ident<$($parameter:tt),+>, [$($group_sizes:pat => $lanes:literal),+]) => {
+        ($codec:ident, $parameters:tt, [$($group_sizes:pat => $lanes:literal),+]) => {
             match format.group_size() {
-                $($group_sizes => call.run::<$codec<$($parameter),+, $lanes>>(),)+
+                $($group_sizes => call.run::<codec!($codec, $parameters, $lanes)>(),)+
                 _ => return Err(call),
             }
         };
     }
-    if !format.group_size().is_power_of_two() {
-        return Err(call);
+    macro_rules! codec {
+        ($codec:ident, [$($parameter:tt),+], $lanes:literal) => { $codec<$($parameter),+, $lanes> };
     }
-    match format {
-        QuantFormat::Affine { bits, .. } => match bits {
-            1 => run!(Uint<1>, [32 => 8, 64.. => 16]),
-            2 => run!(Uint<2>, [32 => 8, 64.. => 16]),
-            3 => run!(Uint<3>, [32 => 8, 64.. => 16]),
-            4 => run!(Uint<4>, [32 => 8, 64.. => 16]),
-            5 => run!(Uint<5>, [32 => 8, 64.. => 16]),
-            6 => run!(Uint<6>, [32 => 8, 64.. => 16]),
-            8 => run!(Uint<8>, [32 => 8, 64.. => 16]),
-            _ => return Err(call),
+    let without_biases = format.zero_point() == ZeroPoint::None;
+    match format.element() {
+        FormatElement::Uint(bits) => match bits {
+            Bits::One => run!(Uint, [1], [32 => 8, 64 | 128 => 16]),
+            Bits::Two => run!(Uint, [2], [32 => 8, 64 | 128 => 16]),
+            Bits::Three => run!(Uint, [3], [32 => 8, 64 | 128 => 16]),
+            Bits::Four => run!(Uint, [4], [32 => 8, 64 | 128 => 16]),
+            Bits::Five => run!(Uint, [5], [32 => 8, 64 | 128 => 16]),
+            Bits::Six => run!(Uint, [6], [32 => 8, 64 | 128 => 16]),
+            Bits::Eight => run!(Uint, [8], [32 => 8, 64 | 128 => 16]),
         },
-        QuantFormat::Mxfp4 | QuantFormat::Nvfp4 => run!(Scaled<E2m1, 4>, [16 => 4, 32 => 8]),
-        QuantFormat::Mxfp8 => run!(Scaled<E4m3, 8>, [32 => 8]),
+        FormatElement::E2m1 if without_biases => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
+        FormatElement::E4m3 if without_biases => run!(Scaled, [E4m3, 8], [32 => 8]),
+        FormatElement::E2m1 | FormatElement::E4m3 => return Err(call),
     }
     Ok(())
 }

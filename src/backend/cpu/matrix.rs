@@ -130,7 +130,7 @@ impl<'a> PackedMatrix<'a> {
         let mut scales = vec![0.0; groups];
         let mut biases = vec![0.0; if self.biases.is_some() { groups } else { 0 }];
         self.row_params(row, &mut scales, &mut biases);
-        decode_row(self.format, self.row_words(row), &scales, &biases, out);
+        dequantize_row(self.format, self.row_words(row), &scales, &biases, out);
     }
 }
 

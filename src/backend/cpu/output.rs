@@ -2,7 +2,7 @@
 
 use super::group_params::ROWS_PER_PASS;
 use super::tasks;
-use crate::format::element::Real;
+use crate::format::Real;
 
 /// What a task writes: the output of some rows of the weight for some rows of x.
 pub(super) struct Part<'a, T> {

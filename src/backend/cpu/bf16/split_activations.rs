@@ -1,57 +1,67 @@
-//! Vectors of activations as columns of bf16 numbers, three for each: what bf16 keeps of a number, what it keeps of
-//! the rest, and the rest of that. Together they are the number.
+//! Splits each f32 into three bf16 (bf16x3), so that high + middle + low == x.
 
+use super::super::fast_kernel::NotRepresentable;
+use super::super::isa::amx_tile::{Line, COLUMNS, ROWS};
+use super::super::isa::avx512::Avx512;
 use super::super::tasks;
-use super::tile::{Line, COLUMNS, ROWS};
 use super::weights::{self, STEP};
 use std::arch::x86_64::*;
 
-/// Columns of a vector.
-pub(super) const TERMS: usize = 3;
+/// Columns of a row of x: its high, middle and low parts.
+pub(super) const PARTS: usize = 3;
 
-/// Vectors whose columns begin with a tile.
+/// Rows of x whose columns begin with a tile.
 pub(super) const PANEL: usize = 16;
 
 /// Lines that a step of K fills in the two tiles of a column.
 const LINES_PER_STEP: usize = 2 * ROWS;
 
-/// log2 of the largest number of a vector; products with the largest weights leave room for their sums.
+/// log2 of the largest number of a scaled row of x; products with the largest weights leave room for their sums.
 const LARGEST: i32 = 50;
 
-/// Up to 16 vectors: column `term * count + vector` of the panel's tiles.
+/// Up to 16 rows of x. Row `row` has the columns `part * m + row` of the panel's tiles.
 #[derive(Clone, Copy)]
 pub(super) struct Panel {
-    pub(super) first_vector: usize,
-    pub(super) count: usize,
+    /// The first row of x.
+    pub(super) first: usize,
+    /// Rows of x.
+    pub(super) m: usize,
     pub(super) first_tile: usize,
 }
 
-/// Vectors of activations as tiles.
-pub(super) struct Columns {
+/// Rows of x as tiles.
+pub(super) struct SplitActivations {
     pub(super) panels: Vec<Panel>,
-    /// What each vector's columns are multiples of.
+    /// The unit of each row of x.
     pub(super) units: Vec<f32>,
     /// Tiles of a step.
     pub(super) tiles: usize,
-    /// Of `[chunk][tile][step]`.
+    /// `[chunk][tile][step]`.
     lines: Vec<Line>,
     chunk_steps: usize,
     steps: usize,
 }
 
-impl Columns {
-    /// `x` is `[vectors, k]`, of which `chunk_steps` steps of k are to be beside each other. `None` if there is an
-    /// infinity or a NaN.
-    pub(super) fn new(k: usize, x: &[f32], chunk_steps: usize) -> Option<Self> {
-        let vectors = x.len() / k;
-        let mut panels = Vec::with_capacity(vectors.div_ceil(PANEL));
+impl SplitActivations {
+    /// `x` is `[m, k]`; `chunk_steps` steps of k lie together.
+    ///
+    /// # Errors
+    /// If there is an infinity or a NaN.
+    pub(super) fn new(
+        _isa: Avx512,
+        k: usize,
+        x: &[f32],
+        chunk_steps: usize,
+    ) -> Result<Self, NotRepresentable> {
+        let m = x.len() / k;
+        let mut panels = Vec::with_capacity(m.div_ceil(PANEL));
         let mut tiles = 0;
-        for first_vector in (0..vectors).step_by(PANEL) {
-            let count = (vectors - first_vector).min(PANEL);
-            panels.push(Panel { first_vector, count, first_tile: tiles });
-            tiles += (TERMS * count).div_ceil(COLUMNS);
+        for first in (0..m).step_by(PANEL) {
+            let m = (m - first).min(PANEL);
+            panels.push(Panel { first, m, first_tile: tiles });
+            tiles += (PARTS * m).div_ceil(COLUMNS);
         }
-        let units: Vec<f32> = x.chunks_exact(k).map(unit).collect::<Option<_>>()?;
+        let units: Vec<f32> = x.chunks_exact(k).map(unit).collect::<Option<_>>().ok_or(NotRepresentable)?;
         let steps = k.div_ceil(STEP);
         let mut lines = vec![Line::ZERO; steps * tiles * LINES_PER_STEP];
         let fill = |chunk: usize, lines: &mut [Line]| {
@@ -59,25 +69,25 @@ impl Columns {
             let first = chunk * chunk_steps * STEP;
             let end = (first + chunk_steps * STEP).min(k);
             for panel in &panels {
-                for index in 0..panel.count {
-                    let vector = panel.first_vector + index;
-                    let (Some(row), Some(unit)) =
-                        (x.get(vector * k..).and_then(|x| x.get(first..end)), units.get(vector))
+                for index in 0..panel.m {
+                    let row = panel.first + index;
+                    let (Some(x), Some(unit)) =
+                        (x.get(row * k..).and_then(|x| x.get(first..end)), units.get(row))
                     else {
                         return;
                     };
-                    let columns = std::array::from_fn(|term| {
-                        let column = term * panel.count + index;
+                    let columns = std::array::from_fn(|part| {
+                        let column = part * panel.m + index;
                         let tile = panel.first_tile + column / COLUMNS;
                         (tile * steps_here * LINES_PER_STEP, column % COLUMNS)
                     });
-                    // SAFETY: the instruction set was detected before its kernels were handed out.
-                    unsafe { fill(row, 1. / unit, columns, lines) };
+                    // SAFETY: `_isa` proves that the CPU has the features of the function.
+                    unsafe { fill(x, 1. / unit, columns, lines) };
                 }
             }
         };
         tasks::for_each(lines.chunks_mut(chunk_steps * tiles * LINES_PER_STEP), fill);
-        Some(Self { panels, units, tiles, lines, chunk_steps, steps })
+        Ok(Self { panels, units, tiles, lines, chunk_steps, steps })
     }
 
     /// The chunks of K: the first step of each, and how many it has.
@@ -93,7 +103,7 @@ impl Columns {
     }
 }
 
-/// The power of two that makes the largest number of a vector as large as it may be; `None` if there is an infinity or
+/// The power of two whose inverse makes the largest number of a row as large as it may be; None if there is an infinity or
 /// a NaN.
 fn unit(x: &[f32]) -> Option<f32> {
     let bits = x.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
@@ -103,24 +113,24 @@ fn unit(x: &[f32]) -> Option<f32> {
     (exponent < 128).then(|| f32::from_bits(((unit + 127) as u32) << 23))
 }
 
-/// Fills the three columns of a vector, given as their first lines and their places in a line, with `x * scale`.
+/// Fills the three columns of a row of x with `x * scale`. A column is its first line and its index in a line.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn fill(x: &[f32], scale: f32, columns: [(usize, usize); TERMS], lines: &mut [Line]) {
+fn fill(x: &[f32], scale: f32, columns: [(usize, usize); PARTS], lines: &mut [Line]) {
     let scale = _mm512_set1_ps(scale);
     for (index, x) in x.chunks_exact(16).enumerate() {
-        // SAFETY: there are sixteen.
+        // SAFETY: a chunk has the sixteen numbers of a vector.
         let mut rest = _mm512_mul_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) }, scale);
-        for (first_line, place) in columns {
-            let term = nearest_bf16(rest);
-            rest = _mm512_sub_ps(rest, term);
+        for (first_line, column) in columns {
+            let part = nearest_bf16(rest);
+            rest = _mm512_sub_ps(rest, part);
             let mut pairs = [0u32; 8];
-            let upper = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(term)));
-            // SAFETY: eight words.
+            let upper = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(_mm512_castps_si512(part)));
+            // SAFETY: `pairs` has the eight words that are written.
             unsafe { _mm256_storeu_si256(pairs.as_mut_ptr().cast(), upper) };
             // A line has the pairs of all columns.
             for (pair, value) in pairs.into_iter().enumerate() {
-                let line = first_line + 16 * (index / 2) + weights::place(index % 2 * 16 + 2 * pair) / 2;
-                if let Some(word) = lines.get_mut(line).and_then(|line| line.0.get_mut(place)) {
+                let line = first_line + 16 * (index / 2) + weights::column(index % 2 * 16 + 2 * pair) / 2;
+                if let Some(word) = lines.get_mut(line).and_then(|line| line.0.get_mut(column)) {
                     *word = value;
                 }
             }

@@ -1,11 +1,10 @@
-//! Packed rows as bf16 numbers, exactly: a code and its scale have six significant bits together, bf16 has eight.
+//! Packed rows as bf16, exactly: a code times its scale has six significant bits, and bf16 has eight.
 
+use super::super::fast_kernel::NotRepresentable;
+use super::super::isa::amx_tile::{Line, ROWS};
+use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, rank};
 use super::super::matrix::{GroupValues, PackedMatrix};
-use super::super::simd::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_rank};
-use super::rows::packed_rows;
-use super::tile::{Line, ROWS};
-use crate::format::Scale;
-use crate::format::E2M1;
+use crate::format::{Scale, E2M1};
 use crate::QuantFormat;
 use half::bf16;
 use std::arch::x86_64::*;
@@ -14,9 +13,9 @@ use std::sync::LazyLock;
 /// Codes of a row that are unpacked at a time, into a line of each of two tiles.
 pub(super) const STEP: usize = 64;
 
-/// Where in a row of a tile the element is that comes at `index` of its 32: those of both halves take turns, four at a
-/// time, so that one instruction can fetch nibbles from both.
-pub(super) const fn place(index: usize) -> usize {
+/// The column, in a row of a tile, of element `index` of its 32: the elements of both halves alternate, four at a time, so
+/// that one instruction can fetch nibbles from both.
+pub(super) const fn column(index: usize) -> usize {
     let (half, within) = (index / 16, index % 16);
     8 * (within / 4) + 4 * half + within % 4
 }
@@ -24,7 +23,7 @@ pub(super) const fn place(index: usize) -> usize {
 /// The most groups of a step.
 const MAX_GROUPS: usize = 4;
 
-/// log2 of what weights with E8M0 scales are multiplied by, so that the smallest of them is a normal number.
+/// log2 of a factor of weights with E8M0 scales, with which the smallest of them is a normal number.
 const E8M0_SHIFT: i16 = 16;
 
 /// The largest E8M0 scale whose weights leave room for sums: 2^40.
@@ -39,8 +38,8 @@ pub(super) trait Weights: Copy {
     /// Unpacks a step into a line at `to`, and one that is a tile further.
     ///
     /// # Safety
-    /// `codes` and `scales` have those of a step, `to` has room; AVX-512 with VBMI and GFNI is there, and enabled
-    /// in the caller.
+    /// `codes` and `scales` are valid for a step, `to` for both lines; the CPU has AVX-512 with VBMI and GFNI, and the caller
+    /// enables it.
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line);
 }
 
@@ -69,10 +68,10 @@ impl Nvfp4 {
     }
 }
 
-// SAFETY (all `unsafe` below): reads and writes are those that the trait names; the intrinsics' features
-// are enabled where the trait's caller is.
-
-/// Thirty-two nibbles in [`place`] order, each in the lowest bits of a 16-bit lane; the others do not matter.
+/// Thirty-two nibbles in [`column`] order, each in the lowest bits of a 16-bit lane; the other bits do not matter.
+///
+/// # Safety
+/// `from` is valid for sixteen bytes; features as for [`Weights::unpack`].
 #[inline(always)]
 unsafe fn nibbles(from: *const u8) -> __m512i {
     /// Where the nibbles of a quadword begin: even ones take from the first eight bytes, odd ones from the others.
@@ -85,14 +84,20 @@ unsafe fn nibbles(from: *const u8) -> __m512i {
         }
         offsets
     };
+    // SAFETY: sixteen bytes are read, for which the caller vouches, and a table of the size of a vector.
     unsafe {
         let bytes = _mm512_broadcast_i64x2(_mm_loadu_si128(from.cast()));
         _mm512_multishift_epi64_epi8(_mm512_loadu_si512(FROM_BIT.as_ptr().cast()), bytes)
     }
 }
 
+/// All E2M1 numbers times a scale.
+///
+/// # Safety
+/// `scale` is valid; features as for [`Weights::unpack`].
 #[inline(always)]
 unsafe fn scaled(table: &Table, scale: *const u8) -> __m256i {
+    // SAFETY: the table has an aligned entry for every byte.
     unsafe { _mm256_load_si256(table.get_unchecked(usize::from(*scale)).0.as_ptr().cast()) }
 }
 
@@ -102,6 +107,8 @@ impl Weights for Nvfp4 {
 
     #[inline(always)]
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
+        // SAFETY: codes and scales of one step are read, and one aligned line of each tile is written, for all of which the
+        // caller vouches.
         unsafe {
             // The second sixteen codes, in odd quadwords, are looked up in the second half.
             let (nibble, halves) = (_mm512_set1_epi16(15), _mm512_maskz_set1_epi16(0xF0F0_F0F0, 16));
@@ -123,13 +130,15 @@ impl Weights for Mxfp8 {
 
     #[inline(always)]
     unsafe fn unpack(self, codes: *const u8, scales: *const u8, to: *mut Line) {
+        // SAFETY: codes and scales of one step are read, and one aligned line of each tile is written, for all of which the
+        // caller vouches.
         unsafe {
             // Unpacking interleaves the lower quadwords of each 128 bits of two vectors, then the upper ones.
             let order = _mm512_setr_epi32(0, 4, 8, 12, 1, 5, 9, 13, 2, 6, 10, 14, 3, 7, 11, 15);
             let codes = _mm512_permutexvar_epi32(order, _mm512_loadu_si512(codes.cast()));
             // Zeros and NaN stay what they are under any scale.
-            let any_rare = e4m3_any_rare(e4m3_rank(codes));
-            let (low, high) = if any_rare { e4m3_by_tables(codes) } else { e4m3_by_bits(codes) };
+            let any_rare = any_rare(rank(codes));
+            let (low, high) = if any_rare { by_tables(codes) } else { by_bits(codes) };
             let numbers = [_mm512_unpacklo_epi8(low, high), _mm512_unpackhi_epi8(low, high)];
             for (tile, numbers) in numbers.into_iter().enumerate() {
                 let scale = *scales.add(tile);
@@ -155,7 +164,7 @@ impl Weights for Mxfp8 {
 /// Steps that are unpacked without a loop.
 const UNROLLED: usize = 2;
 
-/// How far ahead codes are asked for.
+/// Prefetch distance of codes.
 const STEPS_AHEAD: usize = 8;
 
 /// Up to sixteen rows, the height of a tile.
@@ -168,24 +177,33 @@ pub(super) struct RowBlock<'a> {
 }
 
 impl<'a> RowBlock<'a> {
-    /// `None` if a scale is so large that sums could overflow where products do not.
+    /// # Errors
+    /// If a scale is so large that sums could overflow where the output does not.
     #[inline(always)]
-    pub(super) fn new(matrix: &'a PackedMatrix<'a>, first_row: usize) -> Option<Self> {
-        let (words, rows) = packed_rows(matrix, first_row, ROWS);
-        let GroupValues::Byte(scales) = matrix.scales else { return None };
+    pub(super) fn new(matrix: &'a PackedMatrix<'a>, first_row: usize) -> Result<Self, NotRepresentable> {
+        let (words, rows) = matrix.rows_words(first_row, ROWS);
         let groups = matrix.groups_per_row();
-        let scales = scales.get(first_row * groups..)?.get(..rows * groups)?;
+        let GroupValues::Byte(scales) = matrix.scales.slice(first_row * groups, rows * groups) else {
+            return Err(NotRepresentable);
+        };
+        if scales.len() != rows * groups {
+            return Err(NotRepresentable);
+        }
         // NaN becomes zero.
         let largest = scales.iter().fold(0, |largest: u8, scale| largest.max(scale.wrapping_add(1)));
         let fits = matrix.format.scale() != Scale::E8m0 || largest <= LARGEST_E8M0 + 1;
-        fits.then_some(Self { matrix, words, scales, rows })
+        if fits {
+            Ok(Self { matrix, words, scales, rows })
+        } else {
+            Err(NotRepresentable)
+        }
     }
 
     /// Unpacks `steps` steps from `first_step` on, two tiles for each.
     ///
     /// # Safety
-    /// The features of [`Weights::unpack`] are enabled; rows have the steps, of which the last may be incomplete;
-    /// `to` has room.
+    /// The caller enables the features of [`Weights::unpack`]. Rows have the steps, of which the last may be incomplete. `to`
+    /// is valid for all tiles.
     #[inline(always)]
     pub(super) unsafe fn unpack<W: Weights>(
         &self,
@@ -195,7 +213,7 @@ impl<'a> RowBlock<'a> {
         to: *mut Line,
     ) {
         let full = (first_step + steps).min(self.matrix.k / STEP).saturating_sub(first_step);
-        // SAFETY: the caller's promise.
+        // SAFETY: the first `full` steps lie completely in the rows; offsets of `to` stay inside the tiles of all steps.
         unsafe {
             for first in (0..full).step_by(UNROLLED) {
                 let to = to.add(2 * first * ROWS);
@@ -218,7 +236,7 @@ impl<'a> RowBlock<'a> {
     /// Unpacks whole steps, in a loop of nothing else.
     ///
     /// # Safety
-    /// As [`Self::unpack`].
+    /// The conditions of [`Self::unpack`]; the steps lie completely in the rows.
     #[inline(always)]
     unsafe fn unpack_whole<W: Weights, const STEPS: usize>(
         self,
@@ -236,11 +254,11 @@ impl<'a> RowBlock<'a> {
         for row in 0..self.rows {
             for line in (0..STEPS * code_bytes).step_by(64) {
                 let ahead = codes.wrapping_add(STEPS_AHEAD * code_bytes + line);
-                // SAFETY: any address may be asked for.
+                // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
                 unsafe { _mm_prefetch::<_MM_HINT_T0>(ahead.cast()) };
             }
             for step in 0..STEPS {
-                // SAFETY: the caller's promise.
+                // SAFETY: the step lies in the row, with its codes and scales.
                 unsafe {
                     let (codes, scales) = (codes.add(step * code_bytes), scales.add(step * groups));
                     weights.unpack(codes, scales, to.add(2 * step * ROWS + row));
@@ -254,7 +272,7 @@ impl<'a> RowBlock<'a> {
     /// Unpacks the last step, with zeros where rows end.
     ///
     /// # Safety
-    /// As [`Self::unpack`].
+    /// The conditions of [`Self::unpack`].
     #[cold]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni")]
     unsafe fn unpack_last<W: Weights>(self, weights: W, step: usize, to: *mut Line) {
@@ -268,7 +286,7 @@ impl<'a> RowBlock<'a> {
             let row_scales = self.scales.chunks_exact(self.matrix.groups_per_row()).nth(row);
             let rest = row_scales.into_iter().flatten().skip(step * groups);
             scales.iter_mut().zip(rest).for_each(|(to, from)| *to = *from);
-            // SAFETY: the caller's promise; there are the codes and scales of a step.
+            // SAFETY: the arrays have the codes and scales of a step; `to` is valid for the rows of two tiles.
             unsafe { weights.unpack(codes.as_ptr().cast(), scales.as_ptr(), to.add(row)) };
         }
     }

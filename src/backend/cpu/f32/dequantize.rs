@@ -7,7 +7,7 @@ use super::super::matrix::PackedMatrix;
 use super::block::{block_bytes, load_block, prefetch_distance, Row, Tail, MAX_LANES};
 use super::kernels::Kernels;
 use super::lane_order::{deinterleave, Order};
-use crate::format::element::Real;
+use crate::format::Real;
 use rayon::prelude::*;
 use std::ops::Range;
 
@@ -49,7 +49,7 @@ fn dequantize_exactly(kernels: &dyn Kernels, matrix: &PackedMatrix, first_row: u
 }
 
 /// Dequantizes up to [`ROWS_PER_PASS`] consecutive packed rows.
-pub(super) struct DequantizeRows<'a> {
+pub(in super::super) struct DequantizeRows<'a> {
     pub(super) matrix: &'a PackedMatrix<'a>,
     pub(super) first_row: usize,
     /// Loaded for these rows.

@@ -13,7 +13,7 @@ use super::block::{block_bytes, load_block, prefetch_distance, Row, Tail, MAX_LA
 const DEPTH: usize = 1024;
 
 /// Dot products of up to [`ROWS_PER_PASS`] consecutive packed rows and `m` rows of x.
-pub(super) struct DotRows<'a> {
+pub(in super::super) struct DotRows<'a> {
     pub(super) matrix: &'a PackedMatrix<'a>,
     pub(super) first_row: usize,
     /// Loaded for these rows.
@@ -240,8 +240,8 @@ mod tests {
     use super::super::super::codec::{with_codec, WithCodec};
     use super::super::super::group_params::PADDING;
     use super::super::super::isa::portable::Portable;
-    use crate::QuantFormat;
     use super::*;
+    use crate::QuantFormat;
     use rand::rngs::StdRng;
     use rand::{RngExt, SeedableRng};
 
@@ -253,7 +253,7 @@ mod tests {
         let mut of_rows = || -> [Vec<f32>; ROWS] { std::array::from_fn(|_| floats(BLOCKS * 2 + PADDING)) };
         let (scales, biases) = (of_rows(), of_rows());
         let codes: [Vec<u8>; ROWS] = std::array::from_fn(|_| {
-            (0..BLOCKS * block_bytes::<Portable, R>()).map(|_| rng.random()).collect()
+            (0..BLOCKS * block_bytes::<Portable, C>()).map(|_| rng.random()).collect()
         });
         let rows = std::array::from_fn(|row| Row {
             codes: codes[row].as_ptr(),
@@ -266,8 +266,8 @@ mod tests {
             // SAFETY: rows and activations have all blocks, and two groups for each.
             let (plain, ahead) = unsafe {
                 (
-                    dot_span::<Portable, R, M, ROWS>(rows, x.as_ptr(), span),
-                    dot_span_ahead::<Portable, R, M, ROWS>(rows, x.as_ptr(), span),
+                    dot_span::<Portable, C, M, ROWS>(rows, x.as_ptr(), span),
+                    dot_span_ahead::<Portable, C, M, ROWS>(rows, x.as_ptr(), span),
                 )
             };
             assert!(plain.as_flattened().iter().flatten().all(|sum| sum.is_finite() && *sum != 0.));

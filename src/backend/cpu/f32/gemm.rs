@@ -12,7 +12,7 @@ use super::dequantize::DequantizeRows;
 use super::gemm_crate;
 use super::kernels::Kernels;
 use super::lane_order::{interleave, Order};
-use crate::format::element::Real;
+use crate::format::Real;
 use std::ops::Range;
 
 /// Rows of x in a panel, which lie together: as many as the widest of the crate's kernels takes. Where it has NEON, it

@@ -8,7 +8,7 @@ use super::super::tasks;
 use super::dot::DotRows;
 use super::kernels::Kernels;
 use super::lane_order::interleave;
-use crate::format::element::Real;
+use crate::format::Real;
 
 /// `x * weight^T + bias`: `x` is `[M, K]`, the output `[M, N]`.
 pub(in super::super) fn matmul<T: Real>(

@@ -1,14 +1,14 @@
 //! The f32 kernels of each instruction set: the generic ones, instantiated for every codec inside functions that enable
 //! its features.
 
+use super::super::codec::{with_codec, Codec, WithCodec};
+use super::super::group_params::GroupParams;
 #[cfg(target_arch = "x86_64")]
 use super::super::isa::avx2::Avx2;
 #[cfg(target_arch = "x86_64")]
 use super::super::isa::avx512::Avx512;
 #[cfg(target_arch = "aarch64")]
 use super::super::isa::neon::Neon;
-use super::super::codec::{with_codec, Codec, WithCodec};
-use super::super::group_params::GroupParams;
 use super::super::isa::portable::Portable;
 use super::super::isa::{InstructionSet, Simd};
 use super::super::matrix::PackedMatrix;
@@ -120,8 +120,4 @@ implement!(Neon, [1, 2, 4, 8], "neon");
 #[cfg(target_arch = "x86_64")]
 implement!(Avx2, [1, 2, 4, 8], "avx2,fma,f16c");
 #[cfg(target_arch = "x86_64")]
-implement!(
-    Avx512,
-    [1, 2, 4, 8],
-    "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma,f16c"
-);
+implement!(Avx512, [1, 2, 4, 8], "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma,f16c");

@@ -1,10 +1,10 @@
 //! The order of a block's elements in the lanes of vectors.
 
-use crate::format::element::Real;
+use crate::format::Real;
 
 /// The order of dequantized rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Order {
+pub(in super::super) enum Order {
     /// Element `k` at index `k`.
     Natural,
     /// As [`interleave`] orders activations, padded with zeros to whole blocks.

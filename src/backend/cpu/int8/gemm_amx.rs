@@ -1,191 +1,137 @@
-//! Several vectors of activations, up to sixteen to a *panel*.
+//! Several rows of x times integer codes, on AMX.
 //!
-//! Each of the three terms of a panel's activations fills the sixteen columns of a tile. Up to eight fill
-//! them with two groups of weights: column `2 * activation + group` has zeros where the other group has
-//! its activations. So a tile of sums covers a *cluster* of groups, and a row's
-//! scales repeat along it. It is scaled while the next cluster is multiplied: vectors that read what a
-//! tile has just written, and the other way round, wait long.
+//! A tile multiplies sixteen rows of signed bytes with sixteen columns in as many cycles: 1024 products a cycle, where two
+//! vector units have 32 in f32.
 
+use super::super::fast_kernel::{FastKernel, NotRepresentable};
+use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::matrix::PackedMatrix;
+use super::super::output::{rows_per_task, OutputPtr};
 use super::super::tasks;
-use super::activations::{Group, TERMS};
-use super::codes::STEP;
-use super::rows::Rows;
-use super::tile::{self, Line, Tiles, COLUMNS, LEFT, RIGHT, ROWS};
-use super::Output;
+use super::affine_codes::STEP;
+use super::codes::integer_bits;
+use super::fixed_point::LIMBS;
+use super::group_limbs::Group;
+use super::mxfp4_rows::Mxfp4Rows;
+use super::panels::{m_per_pass, PanelScale, Panels, Shape};
+use super::tile_rows::{AffineRows, TileRows};
+use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Rows that share the loads of the activations, two tiles of them.
-pub(super) const ROWS_PER_PASS: usize = 2 * ROWS;
+/// The kernel, and the proof that the CPU has its instructions.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Int8Amx {
+    isa: Amx,
+}
 
-/// Tiles of each of the two that are unpacked together.
+impl Int8Amx {
+    pub(in super::super) fn new(isa: Amx) -> Self {
+        Self { isa }
+    }
+
+    fn matmul_as<'a, R: TileRows<'a>>(
+        &self,
+        matrix: &'a PackedMatrix<'a>,
+        x: &[f32],
+    ) -> Result<Vec<f32>, NotRepresentable> {
+        let isa = self.isa;
+        let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
+        let at_once = m_per_pass(k);
+        let rows = rows_per_task((m, n, k)).next_multiple_of(ROWS_PER_PASS);
+        let mut out = vec![0f32; m * n];
+        for (x, out) in x.chunks(at_once * k).zip(out.chunks_mut(at_once * n)) {
+            let panels = Panels::new(isa.vnni.avx512, (R::group_size(matrix), R::UNIT), k, x)?;
+            let output = OutputPtr { first: out.as_mut_ptr(), stride: n };
+            let all_precise = AtomicBool::new(true);
+            tasks::for_each(0..n.div_ceil(rows), |_, task| {
+                let (first, end) = (task * rows, ((task + 1) * rows).min(n));
+                // SAFETY: `isa` proves the features. `panels` was made with K and `R`. `output` is a buffer of all rows of x,
+                // which is not used otherwise meanwhile, and tasks have different rows of the weight.
+                if !unsafe { multiply_rows::<R>(isa, matrix, (&panels, x), first, end - first, output) } {
+                    all_precise.store(false, Ordering::Relaxed);
+                }
+            });
+            if !all_precise.into_inner() {
+                return Err(NotRepresentable);
+            }
+        }
+        Ok(out)
+    }
+}
+
+impl FastKernel for Int8Amx {
+    fn supports(&self, format: QuantFormat) -> bool {
+        integer_bits(format).is_some() || format == QuantFormat::MXFP4
+    }
+
+    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
+        match integer_bits(matrix.format) {
+            Some(1) => self.matmul_as::<AffineRows<1>>(matrix, x),
+            Some(2) => self.matmul_as::<AffineRows<2>>(matrix, x),
+            Some(3) => self.matmul_as::<AffineRows<3>>(matrix, x),
+            Some(4) => self.matmul_as::<AffineRows<4>>(matrix, x),
+            Some(5) => self.matmul_as::<AffineRows<5>>(matrix, x),
+            Some(6) => self.matmul_as::<AffineRows<6>>(matrix, x),
+            Some(8) => self.matmul_as::<AffineRows<8>>(matrix, x),
+            None if matrix.format == QuantFormat::MXFP4 => self.matmul_as::<Mxfp4Rows>(matrix, x),
+            Some(_) | None => Err(NotRepresentable),
+        }
+    }
+}
+
+/// Rows of the weight that share the loads of x: two tiles of them.
+const ROWS_PER_PASS: usize = 2 * ROWS;
+
+/// Tiles of each of the two blocks of rows that are unpacked together.
 const CHUNK_TILES: usize = 4;
 
-/// Bytes of activations that are multiplied before the next ones take their turn: they stay in the
-/// second-level cache.
-const SLAB_BYTES: usize = 1 << 20;
-
-/// Clusters whose tiles a thread fills at a time.
-const CLUSTERS_OF_TASK: usize = 16;
-
-/// Columns that are multiplied in one pass over the weights.
-pub(super) fn columns_per_slab(k: usize) -> usize {
-    let panel_bytes = COLUMNS * TERMS * k;
-    COLUMNS * (SLAB_BYTES / panel_bytes.max(1)).max(1)
-}
-
-/// Vectors of activations as tiles.
-pub(super) struct Panels {
-    /// Of `[panel][cluster][piece][term]` the right-hand tiles, `depth / 4` lines each.
-    tiles: Vec<Line>,
-    /// Of `[panel][cluster]`.
-    scales: Vec<Scale>,
-    /// Vectors of activations.
-    count: usize,
-    clusters: usize,
-    shape: Shape,
-}
-
-/// How a cluster is cut into tiles.
-#[derive(Clone, Copy)]
-struct Shape {
-    group_size: usize,
-    /// Groups of a cluster.
-    groups: usize,
-    /// Tiles that a cluster fills, if it does not fill a part of one.
-    pieces: usize,
-    /// Bytes of a cluster in a row of a tile.
-    depth: usize,
-}
-
-impl Shape {
-    fn new(group_size: usize, count: usize) -> Self {
-        // Not four for up to four: a vector should have the same product, bit for bit, in any company.
-        let groups = if count <= COLUMNS / 2 { 2 } else { 1 };
-        let bytes = groups * group_size;
-        Self { group_size, groups, pieces: bytes.div_ceil(64), depth: bytes.min(64) }
-    }
-
-    fn lines(self) -> usize {
-        self.pieces * TERMS * self.depth / 4
-    }
-
-    /// Activations of a panel.
-    fn columns(self) -> usize {
-        COLUMNS / self.groups
-    }
-}
-
-/// What turns the sums of a panel's cluster into products.
-#[derive(Clone, Copy)]
-#[repr(C)]
-struct Scale {
-    /// What each column is a multiple of.
-    units: Line,
-    /// The sum of each column's activations.
-    sums: Line,
-}
-
-impl Panels {
-    /// `x` is `[count, k]`; weights are multiples of `unit`. `None` if there is a number that [`Group`] does not take.
-    pub(super) fn new(group_size: usize, unit: f32, k: usize, x: &[f32]) -> Option<Self> {
-        let count = x.len() / k;
-        let shape = Shape::new(group_size, count);
-        let cluster_size = shape.groups * group_size;
-        let clusters = k.div_ceil(cluster_size);
-        let all = count.div_ceil(shape.columns()) * clusters;
-        let mut tiles = vec![Line::ZERO; all * shape.lines()];
-        let mut scales = vec![Scale { units: Line::ZERO, sums: Line::ZERO }; all];
-        let finite = AtomicBool::new(true);
-        let parts =
-            tiles.chunks_mut(CLUSTERS_OF_TASK * shape.lines()).zip(scales.chunks_mut(CLUSTERS_OF_TASK));
-        tasks::for_each(parts, |part, (tiles, scales)| {
-            for (index, (lines, scale)) in tiles.chunks_mut(shape.lines()).zip(scales).enumerate() {
-                let index = part * CLUSTERS_OF_TASK + index;
-                let (panel, cluster) = (index / clusters, index % clusters);
-                let rows = x.chunks_exact(k).skip(panel * shape.columns()).take(shape.columns());
-                for (place, row) in rows.enumerate() {
-                    let x = row.chunks(cluster_size).nth(cluster).unwrap_or_default();
-                    // SAFETY: the instruction set was detected before its kernels were handed out.
-                    if !unsafe { fill(shape, place, x, unit, (lines, scale)) } {
-                        return finite.store(false, Ordering::Relaxed);
-                    }
-                }
-            }
-        });
-        finite.into_inner().then_some(Self { tiles, scales, count, clusters, shape })
-    }
-}
-
-/// Fills the columns of a cluster's tiles that belong to the activations `x` of one vector; false if there
-/// is an infinity or a NaN.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn fill(shape: Shape, place: usize, x: &[f32], unit: f32, (lines, scale): (&mut [Line], &mut Scale)) -> bool {
-    let mut group = Group::EMPTY;
-    let words_per_piece = shape.depth / 4;
-    let words_per_group = shape.group_size / Group::PER_WORD;
-    for (index, x) in x.chunks(shape.group_size).enumerate() {
-        if !group.fill(x) {
-            return false;
-        }
-        let column = place * shape.groups + index;
-        for (term, words) in group.words.iter().enumerate() {
-            for (word, value) in words.iter().take(x.len() / Group::PER_WORD).enumerate() {
-                let word = index * words_per_group + word;
-                let (piece, within) = (word / words_per_piece, word % words_per_piece);
-                lines[(piece * TERMS + term) * words_per_piece + within].0[column] = *value;
-            }
-        }
-        scale.units.0[column] = (group.unit * unit).to_bits();
-        scale.sums.0[column] = group.sum.to_bits();
-    }
-    true
-}
-
-/// Sums of a cluster, for each term and each of two blocks of rows.
-type Counts = [[[Line; ROWS]; 2]; TERMS];
+/// Sums of a cluster, for each limb and each of two blocks of rows.
+type Counts = [[[Line; ROWS]; 2]; LIMBS];
 
 /// Sums of a panel, for each of two blocks of rows.
 type Sums = [[Line; ROWS]; 2];
 
-/// Products of `rows` rows from `first_row` on and all vectors of activations, `x` `[count, k]`; false if the rows do
-/// not [keep](Rows::keep) them.
+/// The output of `rows` rows of the weight, from `first_row` on, for all rows of x; false if
+/// [precision](TileRows::keeps_precision) is lost.
 ///
 /// # Safety
-/// [`super::detected`] has returned true; `panels` is of the matrix's K, and of groups and a unit as `R` has them;
-/// `output` has the rows' places for every vector, and nobody else uses them.
+/// `isa` proves the features. `panels` has the matrix's K, and the group size and unit of `R`; `output` is valid for the
+/// slots of the rows in every row of x, and nobody else uses them.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-pub(super) unsafe fn products<'a, R: Rows<'a>>(
+unsafe fn multiply_rows<'a, R: TileRows<'a>>(
+    isa: Amx,
     matrix: &'a PackedMatrix<'a>,
     (panels, x): (&Panels, &[f32]),
     first_row: usize,
     rows: usize,
-    output: Output,
+    output: OutputPtr,
 ) -> bool {
-    // SAFETY: the caller's promise; no other tiles are in use here.
+    // SAFETY: a task has one `Tiles` at a time, and calls nothing that makes another. Panels and rows agree in K and groups,
+    // as the caller vouches; `output` is valid for the slots that are written.
     unsafe {
-        let _tiles = Tiles::configure(panels.shape.depth);
+        let _tiles = Tiles::configure(isa, panels.shape.depth);
         let mut blocks = [R::new(matrix), R::new(matrix)];
-        let mut sums = vec![[[Line::ZERO; ROWS]; 2]; panels.count.div_ceil(panels.shape.columns())];
+        let mut sums = vec![[[Line::ZERO; ROWS]; 2]; panels.m.div_ceil(panels.shape.m_of_panel())];
         for pass in (0..rows).step_by(ROWS_PER_PASS) {
             let rows = (rows - pass).min(ROWS_PER_PASS);
-            blocks[0].take(first_row + pass, rows);
-            blocks[1].take(first_row + pass + ROWS, rows.saturating_sub(ROWS));
+            blocks[0].load(first_row + pass, rows);
+            blocks[1].load(first_row + pass + ROWS, rows.saturating_sub(ROWS));
             sums.fill([[Line::ZERO; ROWS]; 2]);
-            let kept = match panels.shape.groups {
+            let precise = match panels.shape.groups {
                 2 => add_clusters::<R, 2>(&blocks, (panels, x), matrix.k, &mut sums),
                 _ => add_clusters::<R, 1>(&blocks, (panels, x), matrix.k, &mut sums),
             };
-            if !kept {
+            if !precise {
                 return false;
             }
             let groups = panels.shape.groups;
-            for index in 0..panels.count {
-                let (panel, place) = (index / panels.shape.columns(), index % panels.shape.columns());
+            for index in 0..panels.m {
+                let (panel, row_of_x) =
+                    (index / panels.shape.m_of_panel(), index % panels.shape.m_of_panel());
                 let to = output.first.add(index * output.stride + first_row + pass);
                 for (row, line) in sums[panel].as_flattened().iter().take(rows).enumerate() {
-                    let lanes = line.0[place * groups..][..groups].iter();
+                    let lanes = line.0[row_of_x * groups..][..groups].iter();
                     let sum = lanes.fold(0.0, |sum, lane| sum + f32::from_bits(*lane));
                     *to.add(row) = sum * matrix.global_scale;
                 }
@@ -195,20 +141,22 @@ pub(super) unsafe fn products<'a, R: Rows<'a>>(
     true
 }
 
-/// A cluster whose sums wait to be scaled.
+/// A cluster whose sums are to be scaled next.
 struct Waiting<'a> {
     first_group: usize,
-    scale: &'a Scale,
+    scale: &'a PanelScale,
     panel: usize,
 }
 
-/// Adds the products of two blocks of rows and all panels to `sums`; false as [`products`].
+/// Multiplies two blocks of rows with all panels, and adds the products to `sums`. A cluster is scaled while the next one is
+/// multiplied: vectors that read what a tile has just written, and the other way round, wait long. False as
+/// [`multiply_rows`].
 ///
 /// # Safety
-/// As [`products`]; tiles are configured.
+/// The conditions of [`multiply_rows`]; tiles are configured for the depth of the panels.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
+unsafe fn add_clusters<'a, R: TileRows<'a>, const GROUPS: usize>(
     blocks: &[R; 2],
     (panels, x): (&Panels, &[f32]),
     k: usize,
@@ -219,18 +167,19 @@ unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
     let steps = k.div_ceil(STEP);
     let clusters_per_chunk = CHUNK_TILES * STEP / cluster_size;
     let mut left = [[Line::ZERO; CHUNK_TILES * ROWS]; 2];
-    let mut counts: [Counts; 2] = [[[[Line::ZERO; ROWS]; 2]; TERMS]; 2];
+    let mut counts: [Counts; 2] = [[[[Line::ZERO; ROWS]; 2]; LIMBS]; 2];
     let mut turn = 0;
     for (chunk, first_step) in (0..steps).step_by(CHUNK_TILES).enumerate() {
         let end_step = (first_step + CHUNK_TILES).min(steps);
         let first_cluster = chunk * clusters_per_chunk;
         let end_cluster = (first_cluster + clusters_per_chunk).min(panels.clusters);
         let chunk_steps = first_step..end_step;
-        if !blocks.iter().all(|block| block.keep(&chunk_steps, x)) {
+        if !blocks.iter().all(|block| block.keeps_precision(&chunk_steps, x)) {
             return false;
         }
         for pass in 0..blocks[0].passes(&chunk_steps).max(blocks[1].passes(&chunk_steps)) {
-            // SAFETY: the caller's promise.
+            // SAFETY: `left` has the lines of a chunk's tiles, and `panels` all its clusters; the pointers into them stay inside,
+            // as clusters and steps end with K.
             unsafe {
                 for (block, left) in blocks.iter().zip(&mut left) {
                     if chunk_steps.len() < CHUNK_TILES {
@@ -242,10 +191,10 @@ unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
                 for panel in 0..sums.len() {
                     for cluster in first_cluster..end_cluster {
                         let index = panel * panels.clusters + cluster;
-                        let right = tile::bytes(&panels.tiles[index * lines_per_cluster..]);
+                        let right = amx_tile::bytes(&panels.lines[index * lines_per_cluster..]);
                         let at = (cluster - first_cluster) * cluster_size;
                         let at = at / 64 * ROWS * 64 + at % 64;
-                        let left = [tile::bytes(&left[0]).add(at), tile::bytes(&left[1]).add(at)];
+                        let left = [amx_tile::bytes(&left[0]).add(at), amx_tile::bytes(&left[1]).add(at)];
                         multiply::<0, 1>(left, right, panels.shape, 0, &mut counts[turn]);
                         multiply::<2, 3>(left, right, panels.shape, 1, &mut counts[turn]);
                         multiply::<0, 1>(left, right, panels.shape, 2, &mut counts[turn]);
@@ -272,57 +221,57 @@ unsafe fn add_clusters<'a, R: Rows<'a>, const GROUPS: usize>(
     true
 }
 
-/// Counts a cluster of two blocks of rows in one term of a panel's activations.
+/// Multiplies a cluster of two blocks of rows with one limb of a panel's activations.
 ///
 /// # Safety
-/// As [`products`]; tiles are configured.
+/// Tiles are configured for `depth`; `left` is valid for the tiles of a cluster, `right` for those of all limbs.
 #[inline(always)]
 unsafe fn multiply<const S0: u8, const S1: u8>(
     left: [*const u8; 2],
     right: *const u8,
-    Shape { pieces, depth, .. }: Shape,
-    term: usize,
+    Shape { tiles, depth, .. }: Shape,
+    limb: usize,
     counts: &mut Counts,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: tiles are configured, and the offsets stay inside the cluster's tiles, for which the pointers are valid.
     unsafe {
-        tile::zero::<S0>();
-        tile::zero::<S1>();
-        for piece in 0..pieces {
-            let right = right.add((piece * TERMS + term) * 16 * depth);
-            tile::load::<RIGHT>(right, 64);
-            if term == 0 || pieces > 1 {
-                tile::load::<{ LEFT[0] }>(left[0].add(piece * 64 * ROWS), 64);
-                tile::load::<{ LEFT[1] }>(left[1].add(piece * 64 * ROWS), 64);
+        amx_tile::zero::<S0>();
+        amx_tile::zero::<S1>();
+        for tile in 0..tiles {
+            let right = right.add((tile * LIMBS + limb) * 16 * depth);
+            amx_tile::load::<RIGHT>(right, 64);
+            if limb == 0 || tiles > 1 {
+                amx_tile::load::<{ LEFT[0] }>(left[0].add(tile * 64 * ROWS), 64);
+                amx_tile::load::<{ LEFT[1] }>(left[1].add(tile * 64 * ROWS), 64);
             }
-            tile::multiply_digits::<S0, { LEFT[0] }, RIGHT>();
-            tile::multiply_digits::<S1, { LEFT[1] }, RIGHT>();
+            amx_tile::multiply_int8::<S0, { LEFT[0] }, RIGHT>();
+            amx_tile::multiply_int8::<S1, { LEFT[1] }, RIGHT>();
         }
-        tile::store::<S0>(counts[term][0].as_mut_ptr());
-        tile::store::<S1>(counts[term][1].as_mut_ptr());
+        amx_tile::store::<S0>(counts[limb][0].as_mut_ptr());
+        amx_tile::store::<S1>(counts[limb][1].as_mut_ptr());
     }
 }
 
-/// Adds what the tiles of sums count, scaled, and the biases' part.
+/// Adds the sums of a cluster, scaled, and the bias term.
 ///
 /// # Safety
-/// As [`products`].
+/// The caller enables the features; the blocks have the group and the pass that wait.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-unsafe fn flush<'a, R: Rows<'a>, const GROUPS: usize>(
+unsafe fn flush<'a, R: TileRows<'a>, const GROUPS: usize>(
     blocks: &[R; 2],
     pass: usize,
     waiting: &Waiting,
     counts: &Counts,
     sums: &mut Sums,
 ) {
-    // SAFETY: there are parameters of sixteen rows, and of the group.
+    // SAFETY: `params` has scales and biases of sixteen rows and all groups; lines are aligned vectors.
     unsafe {
         let units = _mm512_load_ps(waiting.scale.units.0.as_ptr().cast());
         let group_sums = _mm512_load_ps(waiting.scale.sums.0.as_ptr().cast());
         let weights = [_mm512_set1_ps(Group::WEIGHTS[0]), _mm512_set1_ps(Group::WEIGHTS[1])];
         for (block, sums) in sums.iter_mut().enumerate() {
-            let Some((scales, biases, stride)) = blocks[block].parameters(pass) else { continue };
+            let Some((scales, biases, stride)) = blocks[block].params(pass) else { continue };
             for (row, sum) in sums.iter_mut().enumerate() {
                 let at = row * stride + waiting.first_group;
                 let mut count = float(&counts[2][block][row]);
@@ -340,14 +289,14 @@ unsafe fn flush<'a, R: Rows<'a>, const GROUPS: usize>(
     }
 }
 
-/// The parameters of a cluster's groups, over and over.
+/// The numbers of a cluster's groups, repeated.
 ///
 /// # Safety
-/// There are `GROUPS` numbers.
+/// `from` is valid for `GROUPS` numbers.
 #[inline]
 #[target_feature(enable = "avx512f,avx512dq")]
 unsafe fn repeated<const GROUPS: usize>(from: *const f32) -> __m512 {
-    // SAFETY: the caller's promise.
+    // SAFETY: one or two numbers are read, `GROUPS`.
     unsafe {
         match GROUPS {
             2 => _mm512_castpd_ps(_mm512_set1_pd(from.cast::<f64>().read_unaligned())),
@@ -356,10 +305,10 @@ unsafe fn repeated<const GROUPS: usize>(from: *const f32) -> __m512 {
     }
 }
 
-/// What lanes count, as f32.
+/// The sums of lanes, as f32.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn float(line: &Line) -> __m512 {
-    // SAFETY: a line is a vector.
+    // SAFETY: a line is an aligned vector.
     _mm512_cvtepi32_ps(unsafe { _mm512_load_si512(line.0.as_ptr().cast()) })
 }

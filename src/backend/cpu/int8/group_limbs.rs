@@ -1,38 +1,34 @@
-//! Groups of activations as sums of three terms that tiles can multiply.
+//! Groups of activations as fixed-point numbers that tiles can multiply: three signed limbs of eight bits.
 //!
-//! Beside integer codes, activations are fixed-point numbers of three signed digits of eight bits: a group of weights
-//! meets numbers of 23 bits, scaled by a power of two of their own.
+//! A group of weights meets numbers of 23 bits with a unit of their own, a power of two.
 
-use super::super::simd::digits::unit_for;
+use super::fixed_point::{unit_for, LIMBS};
 use std::arch::x86_64::*;
-
-/// Terms of an activation.
-pub(super) const TERMS: usize = 3;
 
 /// The largest group of weights.
 const MAX_GROUP: usize = 128;
 
-/// What activations are below: sums of their products are finite before they are scaled, too.
+/// Activations have to be below this, so that sums of products are finite before they are scaled, too.
 const LIMIT: f32 = (1u128 << 96) as f32;
 
 /// The activations that meet a group of weights.
 pub(super) struct Group {
-    /// For each term, highest first: what a lane multiplies, four digits in a word.
-    pub(super) words: [[u32; MAX_GROUP / 4]; TERMS],
-    /// What numbers are multiples of, a power of two.
+    /// For each limb, highest first: what a lane multiplies, four limbs in a word.
+    pub(super) words: [[u32; MAX_GROUP / 4]; LIMBS],
+    /// Numbers are multiples of this power of two.
     pub(super) unit: f32,
     /// The sum of the activations.
     pub(super) sum: f32,
 }
 
 impl Group {
-    pub(super) const EMPTY: Self = Self { words: [[0; MAX_GROUP / 4]; TERMS], unit: 0.0, sum: 0.0 };
+    pub(super) const EMPTY: Self = Self { words: [[0; MAX_GROUP / 4]; LIMBS], unit: 0.0, sum: 0.0 };
 
-    /// Digits in a word.
+    /// Limbs in a word.
     pub(super) const PER_WORD: usize = 4;
 
-    /// What terms count in units.
-    pub(super) const WEIGHTS: [f32; TERMS] = [65536.0, 256.0, 1.0];
+    /// What each limb counts, in units.
+    pub(super) const WEIGHTS: [f32; LIMBS] = [65536.0, 256.0, 1.0];
 
     /// Fills this with a group, a multiple of 16 up to 128; false if there is a NaN, or a number of [`LIMIT`] or more.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
@@ -41,7 +37,7 @@ impl Group {
         let mut largest = _mm512_setzero_ps();
         let mut all_below = !0;
         for x in x.chunks_exact(16) {
-            // SAFETY: there are sixteen.
+            // SAFETY: a chunk has the sixteen numbers of a vector.
             let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
             largest = _mm512_max_ps(largest, magnitudes);
             all_below &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, limit);
@@ -54,18 +50,18 @@ impl Group {
         let inverse = _mm512_set1_ps(1. / self.unit);
         let mut sum = _mm512_setzero_si512();
         for (index, x) in x.chunks_exact(16).enumerate() {
-            // SAFETY: there are sixteen.
+            // SAFETY: a chunk has the sixteen numbers of a vector.
             let x = _mm512_mul_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) }, inverse);
             let mut number = _mm512_cvtps_epi32(x);
             sum = _mm512_add_epi32(sum, number);
-            // The lowest digit first.
+            // The lowest limb first.
             for words in self.words.iter_mut().rev() {
-                let digit = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
+                let limb = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
                 let Some(words) = words.get_mut(index * 16 / Self::PER_WORD..) else { return false };
                 let Some(words) = words.first_chunk_mut::<4>() else { return false };
-                // SAFETY: four words.
+                // SAFETY: `words` has the four words that are written.
                 unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(number)) };
-                number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, digit));
+                number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, limb));
             }
         }
         self.sum = _mm512_reduce_add_epi32(sum) as f32 * self.unit;

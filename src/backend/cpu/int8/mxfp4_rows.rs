@@ -1,14 +1,14 @@
-//! MXFP4 rows as the factors that tiles multiply.
+//! MXFP4 rows as the signed bytes that tiles multiply.
 //!
 //! Doubled E2M1 numbers are integers of up to 12, and scales are powers of two: four groups whose scales are at most a
 //! factor of eight apart are integers of up to 96 with one scale. Groups that are smaller than that take another *pass*
-//! of their own, in which the others are zero. Activations that meet the four are multiples of one number, too: three
-//! bits of 23 are lost at most, unless both scales and activations of the four are far apart, which is left to others.
+//! of their own, in which the others are zero. Activations that meet the four groups share a unit, too: they lose three
+//! of 23 bits at most, unless both scales and activations of the four are far apart. Then f32 kernels take over.
 
+use super::super::isa::amx_tile::{self, Line, ROWS};
 use super::super::matrix::{GroupValues, PackedMatrix};
-use super::codes::{nibbles, STEP};
-use super::rows::{full_steps, packed_rows, tails, Rows};
-use super::tile::{self, Line, ROWS};
+use super::affine_codes::{nibbles, STEP};
+use super::tile_rows::{full_steps, tails, TileRows};
 use std::arch::x86_64::*;
 use std::ops::Range;
 
@@ -19,13 +19,13 @@ const SHARED: usize = SHARING * 32;
 /// How many times smaller than the largest of those groups, as log2, one may be.
 const RANGE: usize = 3;
 
-/// What a group is that a pass leaves out.
+/// The ratio, as log2, that stands for a group that a pass leaves out.
 const NONE: usize = RANGE + 1;
 
-/// What a place of a step's second group counts in its number.
+/// What a step's second group counts in the number of a table.
 const SECOND: usize = NONE + 1;
 
-/// log2 of what makes integers of the numbers of the largest group.
+/// log2 of the factor that makes integers of the numbers of the largest group.
 const LOG_FACTOR: i32 = 1 + RANGE as i32;
 
 /// The integers of all codes, for a step's two groups.
@@ -67,7 +67,7 @@ pub(super) struct Mxfp4Rows<'a> {
     apart: Vec<bool>,
 }
 
-/// What a pass multiplies. Rows are padded: their numbers are found, and written, sixteen or more at once.
+/// What a pass multiplies. Rows are padded, since sixteen or more values are computed and written at once.
 #[derive(Clone)]
 struct Pass {
     /// Of `[row][step]`, the numbers of tables.
@@ -76,7 +76,7 @@ struct Pass {
     scales: Vec<f32>,
 }
 
-/// Scales that are looked at together, and the shared ones and steps that they make.
+/// Scales that are compared together, and the shared scales and steps that result.
 const BATCH: usize = 64;
 const BATCH_SHARED: usize = BATCH / SHARING;
 const BATCH_STEPS: usize = BATCH / 2;
@@ -102,7 +102,8 @@ impl Mxfp4Rows<'_> {
             let first = &mut self.passes[0];
             let tables = &mut first.tables[at * BATCH_STEPS..][..BATCH_STEPS];
             let shared = &mut first.scales[at * BATCH_SHARED..][..BATCH_SHARED];
-            // SAFETY: what is read and written is there.
+            // SAFETY: the mask keeps the read inside `scales`; `tables` has the 32 bytes, `shared` the sixteen numbers that are
+            // written.
             let smaller = unsafe {
                 let bytes = _mm512_maskz_loadu_epi8(present, scales.as_ptr().cast());
                 let largest = _mm512_max_epu8(bytes, _mm512_ror_epi32::<8>(bytes));
@@ -161,13 +162,13 @@ impl Mxfp4Rows<'_> {
     }
 }
 
-/// What the integers of groups are multiples of, of which a byte, not that of NaN, is the largest scale.
+/// The common power-of-two unit of a group's integers, given its largest (non-NaN) E8M0 scale.
 fn power_of_two(byte: u8) -> f32 {
     // As f32, powers below 2^-127 would be the inverse of infinity.
     2f64.powi(i32::from(byte) - 127 - LOG_FACTOR) as f32
 }
 
-/// As [`power_of_two`], of sixteen, and NaN.
+/// [`power_of_two`] of sixteen scales, and NaN.
 #[inline]
 #[target_feature(enable = "avx512f")]
 fn powers_of_two(bytes: __m512i) -> __m512 {
@@ -182,14 +183,14 @@ fn shared_in(steps: &Range<usize>) -> Range<usize> {
     steps.start * STEP / SHARED..(steps.end * STEP).div_ceil(SHARED)
 }
 
-/// Whether of the activations that meet four groups those of none are much smaller than others.
-fn are_alike(x: &[f32]) -> bool {
+/// Whether activations that meet four groups have similar magnitudes in all of them.
+fn are_similar(x: &[f32]) -> bool {
     let largest = |x: &[f32]| x.iter().fold(0f32, |largest, x| largest.max(x.abs()));
     let all = largest(x);
     x.chunks(SHARED / SHARING).map(largest).all(|group| group == 0. || all <= group * (1 << RANGE) as f32)
 }
 
-impl<'a> Rows<'a> for Mxfp4Rows<'a> {
+impl<'a> TileRows<'a> for Mxfp4Rows<'a> {
     const UNIT: f32 = 1.;
     const BIASES: bool = false;
 
@@ -214,9 +215,9 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
     }
 
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,f16c")]
-    unsafe fn take(&mut self, first_row: usize, rows: usize) {
+    unsafe fn load(&mut self, first_row: usize, rows: usize) {
         let groups = self.matrix.groups_per_row();
-        (self.words, self.rows) = packed_rows(self.matrix, first_row, rows.min(ROWS));
+        (self.words, self.rows) = self.matrix.rows_words(first_row, rows.min(ROWS));
         tails(self.matrix, self.words, &mut self.tail);
         self.passes.truncate(1);
         self.counts.fill(1);
@@ -230,12 +231,12 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
         }
     }
 
-    fn keep(&self, steps: &Range<usize>, x: &[f32]) -> bool {
+    fn keeps_precision(&self, steps: &Range<usize>, x: &[f32]) -> bool {
         let apart = self.apart.get(shared_in(steps)).unwrap_or_default();
         !apart.contains(&true)
             || x.chunks_exact(self.matrix.k).all(|x| {
                 let x = x.get(steps.start * STEP..x.len().min(steps.end * STEP)).unwrap_or_default();
-                x.chunks(SHARED).all(are_alike)
+                x.chunks(SHARED).all(are_similar)
             })
     }
 
@@ -245,7 +246,7 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
     }
 
     #[inline(always)]
-    fn parameters(&self, pass: usize) -> Option<(*const f32, *const f32, usize)> {
+    fn params(&self, pass: usize) -> Option<(*const f32, *const f32, usize)> {
         let scales = &self.passes.get(pass)?.scales;
         Some((scales.as_ptr(), scales.as_ptr(), self.batches() * BATCH_SHARED))
     }
@@ -260,7 +261,8 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
         let mut from = self.words.as_ptr().cast::<u8>().wrapping_add(steps.start * STEP_BYTES);
         let mut tables = pass.tables.as_ptr().wrapping_add(steps.start);
         for row in 0..self.rows {
-            // SAFETY: the caller's promise; there is a table for each step.
+            // SAFETY: full steps lie in the row, and the tail has the bytes of a step. Every step has the number of a table, which
+            // `share` and `share_rest` keep below their count. `to` is valid, as the caller vouches.
             unsafe {
                 let unpack = |from: *const u8, step: usize| {
                     let table = TABLES.get_unchecked(usize::from(*tables.add(step)));
@@ -274,7 +276,7 @@ impl<'a> Rows<'a> for Mxfp4Rows<'a> {
                     unpack(from.add(step * STEP_BYTES), step);
                 }
                 if full < steps.len() {
-                    unpack(tile::bytes(&self.tail[row..]), full);
+                    unpack(amx_tile::bytes(&self.tail[row..]), full);
                 }
             }
             from = from.wrapping_add(row_bytes);

@@ -25,9 +25,9 @@ pub(super) mod portable;
 #[cfg(test)]
 mod tests;
 
-pub(super) use detect::{best, InstructionSet};
 #[cfg(test)]
 pub(super) use detect::available;
+pub(super) use detect::{best, InstructionSet};
 
 /// The operations that algorithms need of an instruction set.
 ///
@@ -55,6 +55,7 @@ pub(super) trait Simd: Copy {
     /// Writes `LANES` numbers.
     unsafe fn store(to: *mut f32, value: Self::F);
     /// The same number in every lane.
+    #[allow(dead_code)] // Here for elements that are a fraction of an integer.
     unsafe fn splat(value: f32) -> Self::F;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
@@ -82,6 +83,7 @@ pub(super) trait Simd: Copy {
     /// Values of the four E4M3 codes in each lane.
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4];
     /// Values of the four signed 8-bit integers in each lane.
+    #[allow(dead_code)] // Here for elements that are signed integers.
     unsafe fn int8(codes: Self::U) -> [Self::F; 4];
 }
 
@@ -91,6 +93,7 @@ pub(super) trait Table16 {
     const VALUES: [f32; 16];
 
     /// Whether the highest bit of a code is the sign of its value.
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
     const HAS_SIGN_BIT: bool = {
         let mut code = 0;
         while code < 8 {
@@ -102,6 +105,7 @@ pub(super) trait Table16 {
         code == 8
     };
     /// Whether the lower half of every value's bits is zero, as it is for values that bf16 has.
+    #[cfg_attr(not(target_arch = "aarch64"), allow(dead_code))]
     const LOWER_HALVES_ARE_ZERO: bool = {
         let mut code = 0;
         while code < 16 && Self::VALUES[code].to_bits() & 0xFFFF == 0 {

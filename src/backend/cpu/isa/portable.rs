@@ -3,7 +3,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions of `Simd`.
 
 use super::{Simd, Table16};
-use crate::format::element::e4m3_to_f32;
+use crate::format::Element;
 
 /// Needs no proof: every CPU runs it.
 #[derive(Clone, Copy, Debug)]

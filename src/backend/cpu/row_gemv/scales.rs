@@ -1,114 +1,124 @@
-//! A row's scales and biases for the kernels of `vnni.rs` and `mxfp8.rs`.
+//! A row's scales and biases as f32, prepared for the kernels of one row of x.
 
-use super::super::kernels::ROWS_PER_PASS;
+use super::super::group_params::ROWS_PER_PASS;
+use super::super::isa::avx512::Avx512;
 use super::super::matrix::{GroupValues, PackedMatrix};
-use super::digits::{Codes, Digits, Groups, LANES};
-use crate::format::Scale;
+use super::LANES;
+use crate::format::{Scale, ZeroPoint};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
+/// What sixteen groups of activations contribute.
+#[derive(Clone, Copy, Default)]
+#[repr(C)]
+pub(in super::super) struct GroupActivations {
+    /// Multipliers of scales, unless these are E8M0; 0 where there is no group.
+    pub(in super::super) units: [f32; LANES],
+    /// Sums of the activations, which biases are multiplied by.
+    pub(in super::super) sums: [f32; LANES],
+}
+
 /// What scales and biases are multiplied by.
-pub(super) struct Scaling<'a> {
-    /// Numbers of a row: sixteen whose sum is that of biases times [`Groups::sums`], one for each group, and zeros. Of
-    /// those the kernel of `vnni.rs` reads up to sixteen.
-    pub(super) stride: usize,
-    /// None where scales are of any size.
-    groups: &'a [Groups],
-    /// What is added to biases, as a multiple of their scales.
-    centre: f32,
+pub(in super::super) struct Scaling<'a> {
+    /// Numbers that a row fills: [`LANES`] partial sums of the bias term, one scale for each group, and zeros. Kernels
+    /// may read up to sixteen of the zeros.
+    pub(in super::super) stride: usize,
+    /// Empty, or not used, where scales stay as they are.
+    groups: &'a [GroupActivations],
+    /// The zero point that biases absorb.
+    zero_point: f32,
 }
 
 impl<'a> Scaling<'a> {
-    pub(super) fn new(codes: &Codes, digits: &'a Digits) -> Self {
-        let groups = if codes.any_scale { &[] } else { digits.groups.as_slice() };
-        let stride = LANES * (1 + digits.groups.len());
-        Self { stride, groups, centre: codes.centre as f32 * codes.unit }
+    /// Multiplies scales, unless they are E8M0, by units; and biases, to which `zero_point *` their scales are added, by
+    /// sums.
+    pub(in super::super) fn by_groups(groups: &'a [GroupActivations], zero_point: f32) -> Self {
+        Self { stride: LANES * (1 + groups.len()), groups, zero_point }
     }
 
-    /// Scales are left as they are, with zeros behind them to a multiple of sixteen.
-    pub(super) fn none(groups_per_row: usize) -> Self {
-        Self { stride: LANES + groups_per_row.next_multiple_of(LANES), groups: &[], centre: 0. }
+    /// Leaves scales as they are, with room for so many groups and zeros behind them to a multiple of sixteen.
+    pub(in super::super) fn none(groups_per_row: usize) -> Self {
+        Self { stride: LANES + groups_per_row.next_multiple_of(LANES), groups: &[], zero_point: 0. }
     }
 }
 
-/// For rows from `first_row` on, as many as `scaled` has place for: writes what biases give, and scales, times
-/// [`Groups::units`] unless they are of any size. Zeros behind the last sixteen groups are left as they are.
-///
-/// # Safety
-/// The features are there.
-#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn scale_rows<'a>(
-    matrix: &PackedMatrix<'a>,
+/// Prepares scales and biases of the rows from `first_row` on, as many as `scaled` has room for. Zeros behind the last
+/// sixteen groups are left as they are.
+pub(super) fn scale_rows(
+    _isa: Avx512,
+    matrix: &PackedMatrix,
     first_row: usize,
     scaling: &Scaling,
     scaled: &mut [f32],
 ) {
+    // SAFETY: `_isa` proves that the CPU has the features of the function.
+    unsafe { scale_rows_avx512(matrix, first_row, scaling, scaled) }
+}
+
+/// See [`scale_rows`].
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn scale_rows_avx512<'a>(matrix: &PackedMatrix<'a>, first_row: usize, scaling: &Scaling, scaled: &mut [f32]) {
     let groups = matrix.groups_per_row();
     let rows = scaled.len() / scaling.stride;
     let part = |values: GroupValues<'a>| values.slice(first_row * groups, rows * groups);
     let (scales, biases) = (part(matrix.scales), matrix.biases.map(part));
-    let zero = matrix.format.midpoint();
-    // SAFETY: the features are those of this function.
-    unsafe {
-        match (scales, matrix.format.scale()) {
-            (GroupValues::Byte(scales), Scale::E8m0) => {
-                scale_all::<E8m0, Nothing>((scales, groups), (&[], 0.), scaling, scaled)
-            }
-            (GroupValues::Byte(scales), _) => {
+    match scales {
+        GroupValues::Byte(scales) => match matrix.format.scale() {
+            Scale::E8m0 => scale_all::<E8m0, Nothing>((scales, groups), (&[], 0.), scaling, scaled),
+            // Float scales are no bytes.
+            Scale::E4m3 | Scale::Float => {
                 scale_all::<E4m3, Nothing>((scales, groups), (&[], 0.), scaling, scaled)
             }
-            (GroupValues::F16(scales), _) => {
-                of_scales::<f16>((scales, groups), (biases, zero), scaling, scaled)
-            }
-            (GroupValues::Bf16(scales), _) => {
-                of_scales::<bf16>((scales, groups), (biases, zero), scaling, scaled)
-            }
-            (GroupValues::F32(scales), _) => {
-                of_scales::<f32>((scales, groups), (biases, zero), scaling, scaled)
-            }
-        }
+        },
+        GroupValues::F16(scales) => with_biases::<f16>(matrix, (scales, groups), biases, scaling, scaled),
+        GroupValues::Bf16(scales) => with_biases::<bf16>(matrix, (scales, groups), biases, scaling, scaled),
+        GroupValues::F32(scales) => with_biases::<f32>(matrix, (scales, groups), biases, scaling, scaled),
     }
 }
 
-/// What is left for products to be multiplied by, of all rows. They have to be numbers before that.
-pub(super) fn factor_of_scales(matrix: &PackedMatrix) -> f32 {
+/// The multiplier that all outputs have left. Sums have to be finite before it.
+pub(in super::super) fn output_multiplier(matrix: &PackedMatrix) -> f32 {
     match matrix.format.scale() {
         Scale::E4m3 => E4M3_FACTOR * matrix.global_scale,
-        _ => matrix.global_scale,
+        Scale::E8m0 | Scale::Float => matrix.global_scale,
     }
 }
 
 /// See [`scale_rows`].
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn of_scales<S: Stored>(
+fn with_biases<S: Stored>(
+    matrix: &PackedMatrix,
     scales: (&[S::Value], usize),
-    (biases, zero): (Option<GroupValues>, f32),
+    biases: Option<GroupValues>,
     scaling: &Scaling,
     scaled: &mut [f32],
 ) {
-    let centre = scaling.centre;
-    // SAFETY: the features are those of this function.
-    unsafe {
-        match biases {
-            Some(GroupValues::F16(biases)) => scale_all::<S, f16>(scales, (biases, centre), scaling, scaled),
-            Some(GroupValues::Bf16(biases)) => {
-                scale_all::<S, bf16>(scales, (biases, centre), scaling, scaled)
-            }
-            Some(GroupValues::F32(biases)) => scale_all::<S, f32>(scales, (biases, centre), scaling, scaled),
-            // Of symmetric codes. There are no biases of bytes.
-            _ => scale_all::<S, Nothing>(scales, (&[], centre - zero), scaling, scaled),
+    let zero_point = scaling.zero_point;
+    match biases {
+        Some(GroupValues::F16(biases)) => scale_all::<S, f16>(scales, (biases, zero_point), scaling, scaled),
+        Some(GroupValues::Bf16(biases)) => {
+            scale_all::<S, bf16>(scales, (biases, zero_point), scaling, scaled)
+        }
+        Some(GroupValues::F32(biases)) => scale_all::<S, f32>(scales, (biases, zero_point), scaling, scaled),
+        // There are no biases of bytes.
+        Some(GroupValues::Byte(_)) | None => {
+            let midpoint = match matrix.format.zero_point() {
+                ZeroPoint::Midpoint => matrix.format.midpoint(),
+                ZeroPoint::Bias | ZeroPoint::None => 0.,
+            };
+            scale_all::<S, Nothing>(scales, (&[], zero_point - midpoint), scaling, scaled)
         }
     }
 }
 
-/// See [`scale_rows`]: scales are those of all rows, each with so many `groups`, and biases, to which `centre *` their
-/// scales are added, are as many or [`Nothing`].
+/// See [`scale_rows`]: `scales` are those of all rows, with so many groups in each. Biases are as many or [`Nothing`];
+/// `zero_point *` their scales are added to them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-unsafe fn scale_all<S: Stored, B: Stored>(
+fn scale_all<S: Stored, B: Stored>(
     (scales, groups): (&[S::Value], usize),
-    (biases, centre): (&[B::Value], f32),
+    (biases, zero_point): (&[B::Value], f32),
     scaling: &Scaling,
     scaled: &mut [f32],
 ) {
@@ -116,11 +126,12 @@ unsafe fn scale_all<S: Stored, B: Stored>(
     let rows = scaled.len() / stride;
     assert!(scales.len() == rows * groups && biases.len() == if B::ANY { scales.len() } else { 0 });
     assert!(LANES + groups.next_multiple_of(LANES) <= stride);
-    assert!(S::OF_ANY_SIZE && !S::HAS_BIASES || scaling.groups.len() * LANES >= groups);
-    let centre = _mm512_set1_ps(centre);
+    assert!(S::IS_EXPONENT && !S::HAS_BIASES || scaling.groups.len() * LANES >= groups);
+    let zero_point = _mm512_set1_ps(zero_point);
     let whole = groups / LANES * LANES;
     for row in 0..rows {
-        // SAFETY: the assertions.
+        // SAFETY: the assertions: each row has `groups` scales and biases, or no biases; its part of `scaled` has room for
+        // whole vectors of them behind the first; and unless scales are E8M0, `scaling` has all groups.
         unsafe {
             let from = (scales.as_ptr().add(row * groups), biases.as_ptr().wrapping_add(row * groups));
             let to = scaled.as_mut_ptr().add(row * stride);
@@ -129,71 +140,71 @@ unsafe fn scale_all<S: Stored, B: Stored>(
             prefetch_row(from.0.wrapping_add(ROWS_PER_PASS * groups), groups);
             prefetch_row(from.1.wrapping_add(ROWS_PER_PASS * groups), groups);
             for first in (0..whole).step_by(LANES) {
-                scale_sixteen::<S, B>(from, first, !0, (centre, group(first)), to, &mut total);
+                scale_sixteen::<S, B>(from, first, !0, (zero_point, group(first)), to, &mut total);
             }
             if whole < groups {
                 let mask = (1 << (groups - whole)) - 1;
-                scale_sixteen::<S, B>(from, whole, mask, (centre, group(whole)), to, &mut total);
+                scale_sixteen::<S, B>(from, whole, mask, (zero_point, group(whole)), to, &mut total);
             }
             _mm512_storeu_ps(to, total);
         }
     }
 }
 
-/// Sixteen groups of a row from `first` on, of which those in the mask are there.
+/// Sixteen groups of a row from `first` on, of which the mask selects those that exist.
 ///
 /// # Safety
-/// There are scales and, unless they are [`Nothing`], biases for the mask, and places for the sixteen; and `groups`
-/// unless scales are of any size.
+/// Scales and, unless they are [`Nothing`], biases are valid for the groups in the mask; `to` has room behind the first
+/// [`LANES`] for sixteen from `first` on; `groups` is valid unless scales are E8M0.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 unsafe fn scale_sixteen<S: Stored, B: Stored>(
     (scales, biases): (*const S::Value, *const B::Value),
     first: usize,
     mask: u16,
-    (centre, groups): (__m512, *const Groups),
+    (zero_point, groups): (__m512, *const GroupActivations),
     to: *mut f32,
     total: &mut __m512,
 ) {
-    // SAFETY: the caller's promise.
+    // SAFETY: the mask keeps reads to what is valid; the caller vouches for `to` and `groups`.
     unsafe {
         let scale = S::load(mask, scales.wrapping_add(first));
         let mut scaled = scale;
-        if !S::OF_ANY_SIZE {
+        if !S::IS_EXPONENT {
             scaled = _mm512_mul_ps(scale, _mm512_loadu_ps((*groups).units.as_ptr()));
         }
         _mm512_storeu_ps(to.add(LANES + first), scaled);
         if S::HAS_BIASES {
             let bias = B::load(mask, biases.wrapping_add(first));
-            let bias = _mm512_fmadd_ps(centre, scale, bias);
+            let bias = _mm512_fmadd_ps(zero_point, scale, bias);
             *total = _mm512_fmadd_ps(bias, _mm512_loadu_ps((*groups).sums.as_ptr()), *total);
         }
     }
 }
 
-/// Asks for the `count` values of a row.
+/// Prefetches the `count` values of a row.
 #[inline(always)]
 fn prefetch_row<T>(values: *const T, count: usize) {
     for byte in (0..count * size_of::<T>()).step_by(64) {
-        // SAFETY: any address may be asked for.
+        // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(values.cast::<i8>().wrapping_add(byte)) };
     }
 }
 
-/// What scales and biases are stored as.
+/// A type in which scales or biases are stored.
 trait Stored {
     type Value: Copy;
-    /// Whether there are any.
+    /// False for [`Nothing`] alone.
     const ANY: bool = true;
     /// Whether formats with such scales have biases.
     const HAS_BIASES: bool = true;
-    /// Whether such scales are of any size that an f32 number has, and not multiplied by units.
-    const OF_ANY_SIZE: bool = false;
+    /// Whether such scales have any exponent that f32 has: they are not multiplied by units, lest they leave f32.
+    const IS_EXPONENT: bool = false;
 
-    /// Sixteen numbers, or those that the mask lets pass and zeros, as f32, exactly.
+    /// Sixteen numbers as f32, exactly; zeros where the mask has none.
     ///
     /// # Safety
-    /// They are there; AVX-512 (F, BW, DQ, VL) is, and enabled in the caller.
+    /// `from` is valid for the numbers in the mask; the CPU has AVX-512 (F, BW, DQ, VL), and the caller enables it.
     unsafe fn load(mask: u16, from: *const Self::Value) -> __m512;
 }
 
@@ -205,7 +216,7 @@ impl Stored for Nothing {
     const ANY: bool = false;
     #[inline(always)]
     unsafe fn load(_mask: u16, _from: *const ()) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: only the numbers in the mask are read, for which the caller vouches; it enables the features, too.
         unsafe { _mm512_setzero_ps() }
     }
 }
@@ -214,7 +225,7 @@ impl Stored for f16 {
     type Value = Self;
     #[inline(always)]
     unsafe fn load(mask: u16, from: *const Self) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: only the numbers in the mask are read, for which the caller vouches; it enables the features, too.
         unsafe { _mm512_cvtph_ps(_mm256_maskz_loadu_epi16(mask, from.cast())) }
     }
 }
@@ -223,7 +234,7 @@ impl Stored for bf16 {
     type Value = Self;
     #[inline(always)]
     unsafe fn load(mask: u16, from: *const Self) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: only the numbers in the mask are read, for which the caller vouches; it enables the features, too.
         unsafe {
             let bits = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, from.cast()));
             _mm512_castsi512_ps(_mm512_slli_epi32::<16>(bits))
@@ -235,26 +246,27 @@ impl Stored for f32 {
     type Value = Self;
     #[inline(always)]
     unsafe fn load(mask: u16, from: *const Self) -> __m512 {
-        // SAFETY: the caller's promise.
+        // SAFETY: only the numbers in the mask are read, for which the caller vouches; it enables the features, too.
         unsafe { _mm512_maskz_loadu_ps(mask, from) }
     }
 }
 
-/// Bytes that are exponents.
+/// E8M0 bytes: exponents.
 struct E8m0;
 
 impl Stored for E8m0 {
     type Value = u8;
     const HAS_BIASES: bool = false;
-    const OF_ANY_SIZE: bool = true;
+    const IS_EXPONENT: bool = true;
     #[inline(always)]
     unsafe fn load(mask: u16, from: *const u8) -> __m512 {
-        // SAFETY: the caller's promise. A byte of zero is not zero.
+        // SAFETY: only the bytes in the mask are read, for which the caller vouches; it enables the features, too.
+        // The mask is applied again, since a byte of zero is not the number zero.
         unsafe { _mm512_maskz_mov_ps(mask, e8m0(_mm_maskz_loadu_epi8(mask, from.cast()))) }
     }
 }
 
-/// Bytes that are E4M3 numbers, of which [`E4M3_FACTOR`] is left out.
+/// E4M3 bytes, divided by [`E4M3_FACTOR`].
 struct E4m3;
 
 impl Stored for E4m3 {
@@ -262,7 +274,8 @@ impl Stored for E4m3 {
     const HAS_BIASES: bool = false;
     #[inline(always)]
     unsafe fn load(mask: u16, from: *const u8) -> __m512 {
-        // SAFETY: the caller's promise. A byte of zero is zero.
+        // SAFETY: only the bytes in the mask are read, for which the caller vouches; it enables the features, too.
+        // A byte of zero is the number zero.
         unsafe { e4m3(_mm_maskz_loadu_epi8(mask, from.cast())) }
     }
 }
@@ -279,7 +292,7 @@ fn e8m0(bytes: __m128i) -> __m512 {
     _mm512_castsi512_ps(_mm512_mask_or_epi32(bits, nan, bits, subnormal))
 }
 
-/// What [`e4m3`] leaves out.
+/// The divisor of [`e4m3`].
 const E4M3_FACTOR: f32 = 256.;
 
 /// E4M3 numbers, divided by [`E4M3_FACTOR`]; 0x7F is NaN.
@@ -304,14 +317,14 @@ mod tests {
 
     #[test]
     fn every_byte_is_its_number() {
-        if !super::super::avx512::detected() {
+        if Avx512::new().is_none() {
             return;
         }
         for first in (0..=u8::MAX).step_by(LANES) {
-            let bytes: [u8; LANES] = std::array::from_fn(|place| first + place as u8);
+            let bytes: [u8; LANES] = std::array::from_fn(|lane| first + lane as u8);
             for kind in [Scale::E8m0, Scale::E4m3] {
                 let mut numbers = [0f32; LANES];
-                // SAFETY: the features were detected; sixteen bytes and numbers.
+                // SAFETY: the features were detected; both arrays have sixteen elements.
                 unsafe {
                     let vector = _mm_loadu_si128(bytes.as_ptr().cast());
                     let vector = if kind == Scale::E8m0 { e8m0(vector) } else { e4m3(vector) };
