@@ -12,12 +12,13 @@ use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked, View};
 use super::module::Kernel;
 use super::plan::{self, ExpertGemv, Outputs};
 use super::workspace;
-use crate::backend::{ChosenExperts, Factor, Join};
+use crate::backend::{ChosenExperts, Factor, Gating};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_nn::Activation;
 use std::sync::Arc;
 
 /// For each token of `x` `[tokens, hidden]` the weighted sum of what its experts make of it. None if there are
@@ -137,8 +138,8 @@ impl Call<'_> {
             pairs_of_x: self.top_k,
             y: joined.get(),
         };
-        if !self.gemv(&gate_up, &pairs, Some(self.chosen.join), dtype)? {
-            self.products(&gate_up, &pairs, Some(self.chosen.join), dtype)?;
+        if !self.gemv(&gate_up, &pairs, Some(self.chosen.gating), dtype)? {
+            self.products(&gate_up, &pairs, Some(self.chosen.gating), dtype)?;
         }
         let down = Projection {
             factors: down_factor,
@@ -195,16 +196,16 @@ impl Call<'_> {
 
     /// Products of single rows on tensor cores, in one launch; of down projections, their sums. False if pairs
     /// are sorted, or no kernel takes these weights.
-    fn gemv(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<bool> {
+    fn gemv(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<bool> {
         if !self.alone || !of.half {
             return Ok(false);
         }
         let alignment = plan::common_alignment(of.factors.iter().map(FactorAddresses::packed));
-        let outputs = if join.is_some() { Outputs::Gated } else { Outputs::Each };
+        let outputs = if gating.is_some() { Outputs::Gated } else { Outputs::Each };
         let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
             return Ok(false);
         };
-        let several_parts = plan.splits > 1 || (join.is_none() && self.top_k > 1);
+        let several_parts = plan.splits > 1 || (gating.is_none() && self.top_k > 1);
         let (partial, arrivals) = match several_parts {
             false => (std::ptr::null_mut(), std::ptr::null_mut()),
             true => workspace::with(self.stream, |workspace| {
@@ -212,7 +213,7 @@ impl Call<'_> {
             })?,
         };
         let params = CqExperts {
-            shares: match join {
+            shares: match gating {
                 Some(_) => std::ptr::null(),
                 None => pairs.shares as *const _,
             },
@@ -220,7 +221,7 @@ impl Call<'_> {
             arrivals,
             splits: u32_of("splits of K", plan.splits)?,
             k_per_split: u32_of("K", plan.k_per_split)?,
-            ..self.params(of, pairs, join, y_dtype)?
+            ..self.params(of, pairs, gating, y_dtype)?
         };
         let grid =
             Grid { blocks: (plan.blocks, self.pairs() * plan.splits), shared_bytes: plan.shared_bytes };
@@ -232,10 +233,10 @@ impl Call<'_> {
     }
 
     /// Products of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
-    fn products(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<()> {
-        let params = self.params(of, pairs, join, y_dtype)?;
+    fn products(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<()> {
+        let params = self.params(of, pairs, gating, y_dtype)?;
         // Gate and up have twice the rows of one.
-        let rows = if join.is_some() { 2 * of.rows } else { of.rows };
+        let rows = if gating.is_some() { 2 * of.rows } else { of.rows };
         let bf16 = of.x_dtype == DType::BF16;
         // There is no bf16 on tensor cores before compute capability 8.0.
         let on_tensor_cores =
@@ -259,7 +260,7 @@ impl Call<'_> {
         &self,
         of: &Projection,
         pairs: &Pairs,
-        join: Option<Join>,
+        gating: Option<Gating>,
         y_dtype: DType,
     ) -> Result<CqExperts> {
         let factor = |index: usize| -> Result<(CqFactor, *const f32)> {
@@ -268,10 +269,11 @@ impl Call<'_> {
             Ok((pointers.into_rows(of.y), global_scales))
         };
         let [(first, first_scales), (second, second_scales)] = [factor(0)?, factor(1)?];
-        let (gating, alpha, limit) = match join {
+        let (gating, alpha, limit) = match gating {
             None => (CQ_NOT_GATED, 0., 0.),
-            Some(Join::Silu) => (CQ_SILU, 0., 0.),
-            Some(Join::Clamped { alpha, limit }) => (CQ_CLAMPED, alpha, limit),
+            Some(Gating::Plain(Activation::Silu | Activation::Swish)) => (CQ_SILU, 0., 0.),
+            Some(Gating::Plain(other)) => bail!("no kernel of experts has the activation {other:?}"),
+            Some(Gating::Clamped { alpha, limit }) => (CQ_CLAMPED, alpha as f32, limit as f32),
         };
         let sorted = !self.alone;
         Ok(CqExperts {

@@ -6,8 +6,6 @@
 //! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
 mod bindings;
-#[cfg(feature = "nccl")]
-mod communicator;
 mod decode;
 mod dense;
 mod encode;
@@ -20,11 +18,7 @@ mod plan;
 mod product;
 mod workspace;
 
-#[cfg(feature = "nccl")]
-pub(crate) use communicator::Communicator;
 pub(crate) use decode::{dequantize, embed};
 pub(crate) use encode::{absmax, quantize};
 pub(crate) use experts::experts;
-#[cfg(feature = "nccl")]
-pub(crate) use memory::allocate_elements;
 pub(crate) use product::{fused, matmul, stacked};
