@@ -7,7 +7,7 @@ use crate::writer::{File, Kind, Model as Shape};
 use crate::{entry, fixture, open, open_with, u32_at, u64_at};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::rotary_emb::{rope, rope_i};
-use candle_quant::checkpoint::slm1::{self, Options as Reading, NibbleOrder};
+use candle_quant::checkpoint::slm1::{self, NibbleOrder, Options as Reading};
 use candle_quant::checkpoint::Weight;
 use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions, Spec};
 use candle_quant::models::Model;

@@ -1,15 +1,15 @@
 //! Packed weights on the CPU, by all threads.
 //!
-//! [`dispatch`] is the table of algorithms. Below it, each room uses only those to the left:
-//!
-//! ```text
-//! isa/  <-  codec  <-  f32/, row_gemv/  <-  int8/, bf16/  <-  dispatch  <-  this face
-//! ```
+//! [`dispatch`] is the table of algorithms: it alone decides which one multiplies.
 //!
 //! * `isa/`: instructions, and which of them this CPU has.
-//! * `codec`: how a block of codes becomes weights, for each format.
-//! * `f32/`: every format on every instruction set; the scalar reference where a format has no codec.
-//! * `int8/`, `bf16/`: faster algorithms for some formats, on some CPUs. `row_gemv/` is what those for one row of x share.
+//! * `codec`: how a block of codes becomes weights, for each format; on `isa`.
+//! * `f32/`: every format on every instruction set, and the scalar reference where a format has no codec; on `codec`.
+//! * `int8/`, `bf16/`: faster algorithms for some formats, on some CPUs; on `isa`.
+//! * `row_gemv/`: what the AVX-512 kernels for one row of x share, those of `int8/` and the one for MXFP8 in `f32/`.
+//!
+//! `dispatch` is above all of these, and they share the plain files beside it. No room uses one above it, and neither
+//! `f32/`, `int8/` nor `bf16/` uses another of the three.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and an output is rounded once.
 

@@ -8,7 +8,7 @@ use super::super::group_params::{GroupParams, ROWS_PER_PASS};
 use super::super::matrix::PackedMatrix;
 use super::super::output::{in_parts, round_row};
 use super::super::tasks;
-use super::dequantize::DequantizeRows;
+use super::dequantize_rows::DequantizeRows;
 use super::gemm_crate;
 use super::kernels::Kernels;
 use super::lane_order::{interleave, Order};

@@ -12,8 +12,8 @@ use super::super::isa::neon::Neon;
 use super::super::isa::portable::Portable;
 use super::super::isa::{InstructionSet, Simd};
 use super::super::matrix::PackedMatrix;
-use super::dequantize::{self, DequantizeRows};
-use super::dot::{self, DotRows};
+use super::dequantize_rows::{dequantize_rows, DequantizeRows};
+use super::dot::{dot_rows, DotRows};
 use super::reference;
 
 /// The kernels of one instruction set.
@@ -78,7 +78,7 @@ macro_rules! implement {
                         $(#[target_feature(enable = $features)])?
                         unsafe fn entry<C: Codec, const M: usize>(task: DotRows<'_>) {
                             // SAFETY: `entry` enables the features of the instruction set.
-                            unsafe { dot::dot_rows::<$isa, C, M>(task) }
+                            unsafe { dot_rows::<$isa, C, M>(task) }
                         }
                         // SAFETY: the value of the instruction set in `self` proves that the CPU has the features.
                         unsafe {
@@ -100,7 +100,7 @@ macro_rules! implement {
                         $(#[target_feature(enable = $features)])?
                         unsafe fn entry<C: Codec>(task: DequantizeRows<'_>) {
                             // SAFETY: `entry` enables the features of the instruction set.
-                            unsafe { dequantize::dequantize_rows::<$isa, C>(task) }
+                            unsafe { dequantize_rows::<$isa, C>(task) }
                         }
                         // SAFETY: the value of the instruction set in `self` proves that the CPU has the features.
                         unsafe { entry::<C>(self.1) }

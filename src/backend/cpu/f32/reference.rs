@@ -1,7 +1,7 @@
 //! The kernels of formats without a codec: the scalar reference, slow and always right.
 
 use super::super::matrix::PackedMatrix;
-use super::dequantize::DequantizeRows;
+use super::dequantize_rows::DequantizeRows;
 use super::dot::DotRows;
 use super::lane_order::{interleave, Order};
 

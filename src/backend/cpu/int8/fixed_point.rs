@@ -149,7 +149,7 @@ impl FixedPoint {
                     let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(number, inverse));
                     sum = _mm512_add_epi32(sum, rest);
                     for limb in (0..LIMBS).rev() {
-                        // The lowest byte, signed, taken away and put in its place.
+                        // The lowest byte, signed, is subtracted and shifted to its position.
                         let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
                         let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
                         let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));

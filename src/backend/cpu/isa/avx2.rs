@@ -53,7 +53,7 @@ impl Simd for Avx2 {
     type U = __m256i;
     const LANES: usize = 8;
 
-    // Sixteen registers: sums, four decoded vectors for each row, one of activations.
+    // Sixteen registers: sums, four dequantized vectors for each row, one of activations.
     const MAX_M_OF_PAIRS: usize = 2;
 
     #[inline(always)]

@@ -58,7 +58,7 @@ const fn value_bytes(values: &[f32; 16], shift: u32) -> [u8; 16] {
 }
 
 /// The four codes of `$bits` bits in each lane, as numbers. They stay where they are: a conversion from
-/// fixed point divides by the power of two of a code's place, which is exact.
+/// fixed point divides by the power of two of a code's position, which is exact.
 macro_rules! numbers {
     ($codes:ident, $bits:literal) => {{
         const MASK: u32 = (1 << $bits) - 1;
@@ -83,7 +83,7 @@ impl Simd for Neon {
     type U = uint32x4_t;
     const LANES: usize = 4;
 
-    // Thirty-two registers: sums, four decoded vectors for each row, masks, scales, activations.
+    // Thirty-two registers: sums, four dequantized vectors for each row, masks, scales, activations.
     const MAX_M_OF_PAIRS: usize = 4;
 
     #[inline(always)]
