@@ -80,6 +80,17 @@ impl QuantFormat {
         Self { element, scale, zero_point, group_size }
     }
 
+    /// A format that nobody has, for tests of what happens then.
+    #[cfg(test)]
+    pub(crate) const fn made_up(
+        element: Element,
+        scale: Scale,
+        zero_point: ZeroPoint,
+        group_size: usize,
+    ) -> Self {
+        Self::of(element, scale, zero_point, group_size)
+    }
+
     /// An affine format, `q * scale + bias`.
     ///
     /// # Errors
