@@ -59,17 +59,17 @@ void measure(int n, int k) {
         auto params = [&](int copy) {
             CqGemv p = {};
             const char *from = memory + rotation.offset(copy);
-            CqMatrix &matrix = p.factor[0].matrix;
+            CqMatrix &matrix = p.operand[0].matrix;
             matrix.packed = reinterpret_cast<const uint32_t *>(from);
             matrix.scales = from + (bytes.packed + 255) / 256 * 256;
             matrix.biases = static_cast<const char *>(matrix.scales) + (bytes.scales + 255) / 256 * 256;
             matrix.global_scale = 1;
             matrix.rows = n;
             matrix.scale_dtype = matrix.biases_dtype = CQ_BF16;
-            p.factor[0].y = y, p.factor[0].y_stride = n;
+            p.operand[0].y = y, p.operand[0].y_stride = n;
             p.x = x, p.x_stride = k, p.x_dtype = CQ_BF16;
             p.partial = partial, p.arrivals = arrivals;
-            p.factors = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.epilogue = CQ_STORE;
+            p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.epilogue = CQ_STORE;
             return p;
         };
         double us[2];
