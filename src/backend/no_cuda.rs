@@ -4,10 +4,19 @@ use super::{ChosenExperts, Epilogue, Factor, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
+/// What is pure arithmetic and names; its tests need no CUDA.
 #[cfg(test)]
-#[path = "cuda/plan.rs"]
-#[allow(dead_code)] // Its tests need no CUDA.
-mod plan;
+mod pure {
+    #![allow(dead_code)]
+    #[path = "../cuda/formats.rs"]
+    mod formats;
+    #[path = "../cuda/gemv.rs"]
+    mod gemv;
+    #[path = "../cuda/kernel.rs"]
+    mod kernel;
+    #[path = "../cuda/plan.rs"]
+    mod plan;
+}
 
 fn error<T>() -> Result<T> {
     Err(Error::Unsupported {

@@ -8,23 +8,26 @@
 mod bindings;
 #[cfg(feature = "nccl")]
 mod communicator;
-mod decode;
-mod dense;
-mod encode;
+mod cublas;
+mod dequantize;
 mod experts;
-mod factor;
+mod formats;
+mod gemv;
+mod kernel;
 mod launch;
+mod matmul;
 mod memory;
 mod module;
+mod operand;
 mod plan;
-mod product;
+mod quantize;
 mod workspace;
 
 #[cfg(feature = "nccl")]
 pub(crate) use communicator::Communicator;
-pub(crate) use decode::{dequantize, embed};
-pub(crate) use encode::{absmax, quantize};
+pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
 #[cfg(feature = "nccl")]
 pub(crate) use memory::allocate_elements;
-pub(crate) use product::{fused, matmul, stacked};
+pub(crate) use matmul::{fused, matmul, stacked};
+pub(crate) use quantize::{absmax, quantize};
