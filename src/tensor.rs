@@ -3,10 +3,10 @@
 mod checks;
 
 use crate::backend::{self, Factor};
-use crate::format::decode::{global_scale_from_absmax, NVFP4_MAX};
+use crate::format::{global_scale_from_absmax, NVFP4_MAX};
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
-use checks::{check_global_scale, check_groups, check_packed, symmetric_biases};
+use checks::{check_biases, check_global_scale, check_groups, check_packed};
 use std::sync::Arc;
 
 /// A quantized weight of logical shape `[.., N, K]`: packed codes, scales, and what else its format
@@ -56,10 +56,10 @@ impl QuantTensor {
     /// Puts a weight together from its parts.
     ///
     /// * `packed`: U32 `[.., N, K * bits / 32]`.
-    /// * `scales`: `[.., N, K / group_size]`; F16, BF16 or F32 for affine formats, else U8.
-    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes. None means
-    ///   symmetric codes, `w = (q - 2^(bits - 1)) * scale`; beside 16-bit scales the biases that say so are
-    ///   written out, beside F32 scales they are implied and take no memory.
+    /// * `scales`: `[.., N, K / group_size]`; F16, BF16 or F32 for affine and symmetric formats, else U8.
+    /// * `biases`: for affine formats, of the shape of `scales`, any of the three float dtypes. A symmetric format has
+    ///   none; beside 16-bit scales the biases that say the same are written out, and the weight becomes one of the
+    ///   affine format; beside F32 scales they are implied and take no memory.
     /// * `global_scale`: for formats whose scales are bytes, F32, one value (`[]` or `[1]`) or one for each matrix of a
     ///   stack `[E, N, K]`. It *multiplies* the scales; MLX's number, the absolute maximum, becomes
     ///   one by [`global_scale_from_absmax`].
@@ -73,20 +73,12 @@ impl QuantTensor {
         biases: Option<Tensor>,
         global_scale: Option<Tensor>,
     ) -> Result<Self> {
-        format.validate()?;
         let k = check_packed(format, &packed)?;
         let mut group_dims = packed.dims().to_vec();
         if let Some(last) = group_dims.last_mut() {
             *last = format.groups_per_row(k)?;
         }
         check_groups(format, "scales", &scales, &group_dims)?;
-        match (&biases, format.has_biases()) {
-            (Some(biases), true) => check_groups(format, "biases", biases, &group_dims)?,
-            (Some(_), false) => {
-                return Err(Error::mismatch(format!("{format} weight"), "no biases", "biases"));
-            }
-            (None, _) => {}
-        }
         let parts = [Some(&scales), biases.as_ref(), global_scale.as_ref()];
         for part in parts.into_iter().flatten() {
             if !part.device().same_device(packed.device()) {
@@ -99,10 +91,7 @@ impl QuantTensor {
         }
         let global_scale =
             global_scale.map(|tensor| check_global_scale(format, &packed, tensor)).transpose()?;
-        let biases = match biases {
-            None if format.has_biases() => symmetric_biases(format, &scales)?,
-            other => other,
-        };
+        let (format, biases) = check_biases(format, &scales, biases, &group_dims)?;
         let weight = Self { format, k, packed, scales, biases, global_scale };
         let contiguous = weight.map_parts(Tensor::contiguous)?;
         // CUDA kernels read weights without waiting for the kernels before them.
@@ -136,7 +125,7 @@ impl QuantTensor {
         if !absmax.is_finite() {
             return Err(Error::mismatch("weight to quantize", "finite numbers", "infinities or NaN"));
         }
-        let global = (format == QuantFormat::Nvfp4 && absmax > NVFP4_MAX).then_some(absmax);
+        let global = (format == QuantFormat::NVFP4 && absmax > NVFP4_MAX).then_some(absmax);
         let parts = backend::quantize(&source, format, global)?;
         let shaped = |flat: Tensor, last: usize| {
             let mut dims = dims.to_vec();
@@ -157,7 +146,7 @@ impl QuantTensor {
 
     /// All weights as a dense tensor `[.., N, K]`.
     ///
-    /// F32 is exact (see [`crate::format::decode`]); F16 and BF16 are that number rounded once.
+    /// F32 is exact (see [`crate::format::dequantize_row`]); F16 and BF16 are that number rounded once.
     ///
     /// # Errors
     /// If `dtype` is none of these, or the device fails.

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// What is compared on each block.
 pub const KINDS: [Kind; 4] =
-    [Kind::Dense, affine(4, 64), Kind::Quantized(QuantFormat::Mxfp4), Kind::Quantized(QuantFormat::Nvfp4)];
+    [Kind::Dense, affine(4, 64), Kind::Quantized(QuantFormat::MXFP4), Kind::Quantized(QuantFormat::NVFP4)];
 
 /// Of gpt-oss.
 const CLAMPED: Gating = Gating::Clamped { alpha: 1.702, limit: 7. };

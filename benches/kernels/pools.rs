@@ -4,7 +4,7 @@
 use crate::gpu::Gpu;
 use crate::options::Activations;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_quant::format::ScaleKind;
+use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
@@ -138,11 +138,11 @@ impl<'a> Pools<'a> {
     /// Packed weights `[.., N, K]`.
     pub fn packed(&self, format: QuantFormat, dims: &[usize], dtype: Activations) -> Result<PackedPools<'_>> {
         let floats = self.floats(dtype)?;
-        let (codes, scales) = match format.scale_kind() {
-            ScaleKind::Float => (&self.codes, &floats.scales),
-            ScaleKind::E4m3 => (&self.codes, &self.e4m3_scales),
-            ScaleKind::E8m0 if format.bits() == 8 => (&self.e4m3_codes, &self.e8m0_scales),
-            ScaleKind::E8m0 => (&self.codes, &self.e8m0_scales),
+        let (codes, scales) = match format.scale() {
+            Scale::Float => (&self.codes, &floats.scales),
+            Scale::E4m3 => (&self.codes, &self.e4m3_scales),
+            Scale::E8m0 if format.bits() == 8 => (&self.e4m3_codes, &self.e8m0_scales),
+            Scale::E8m0 => (&self.codes, &self.e8m0_scales),
         };
         let biases = format.has_biases().then_some(&floats.biases);
         let [lead @ .., k] = dims else { candle_core::bail!("a shape [.., N, K], not {dims:?}") };

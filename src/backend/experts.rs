@@ -2,7 +2,7 @@
 
 use super::fused::is_plain;
 use super::{contiguous, cuda, unsupported_dtype, Factor};
-use crate::format::element::Real;
+use crate::format::Real;
 use candle_core::{bail, DType, Device, Result, Storage, Tensor, WithDType};
 use half::{bf16, f16};
 use rayon::prelude::*;

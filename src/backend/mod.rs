@@ -7,7 +7,7 @@ mod experts;
 mod fused;
 mod quantize;
 
-use crate::format::element::Real;
+use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,

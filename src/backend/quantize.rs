@@ -1,7 +1,6 @@
-//! Encoding of whole tensors, over rayon's threads.
+//! Quantizing whole tensors, over rayon's threads.
 
-use crate::format::element::Real;
-use crate::format::encode::{encode_affine, encode_mx, encode_nvfp4};
+use crate::format::{GroupScales, QuantizedRows, Quantizer, Real};
 use crate::QuantFormat;
 use candle_core::{bail, CpuStorage, Device, Result, Storage, Tensor};
 use rayon::prelude::*;
@@ -46,52 +45,35 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
     over_elements(tensor, Absmax)
 }
 
-/// Encodes the rows of a contiguous CPU tensor `[.., K]` of finite numbers.
+/// Quantizes the rows of a contiguous CPU tensor `[.., K]` of finite numbers.
 ///
 /// `absmax` is NVFP4's global scale in MLX's convention.
 pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
-    struct Encode {
+    struct Quantize {
         format: QuantFormat,
         absmax: Option<f32>,
         k: usize,
     }
-    impl OverElements for Encode {
+    impl OverElements for Quantize {
         type Output = Parts;
         fn run<T: Real>(self, elements: &[T]) -> Result<Parts> {
             let Self { format, absmax, k } = self;
-            let words_per_row = format.words_per_row(k)?;
-            let groups_per_row = format.groups_per_row(k)?;
-            let rows = elements.len() / k;
-            let mut packed = vec![0u32; rows * words_per_row];
-            let row_pairs = elements.par_chunks_exact(k).zip(packed.par_chunks_exact_mut(words_per_row));
-            let (scales, biases) = match format {
-                QuantFormat::Affine { bits, group_size } => {
-                    let mut scales = vec![T::from_f32(0.0); rows * groups_per_row];
-                    let mut biases = scales.clone();
-                    row_pairs
-                        .zip(scales.par_chunks_exact_mut(groups_per_row))
-                        .zip(biases.par_chunks_exact_mut(groups_per_row))
-                        .for_each(|(((row, words), scales), biases)| {
-                            encode_affine(row, bits, group_size, words, scales, biases);
-                        });
-                    (flat(scales)?, Some(flat(biases)?))
+            let mut rows = QuantizedRows::zeros(format, elements.len() / k, k)?;
+            let pairs = rows.rows_mut(format, k)?.into_par_iter().zip(elements.par_chunks_exact(k));
+            pairs.try_for_each(|(row, weights)| row.quantize(format, Quantizer::Mlx, weights, absmax))?;
+            let QuantizedRows { words, scales } = rows;
+            let packed = flat(words)?;
+            Ok(match scales {
+                GroupScales::Float { scales, biases } => {
+                    let biases = format.has_biases().then(|| flat(biases)).transpose()?;
+                    Parts { packed, scales: flat(scales)?, biases }
                 }
-                _ => {
-                    let mut scales = vec![0u8; rows * groups_per_row];
-                    row_pairs.zip(scales.par_chunks_exact_mut(groups_per_row)).for_each(
-                        |((row, words), scales)| match format {
-                            QuantFormat::Nvfp4 => encode_nvfp4(row, absmax, words, scales),
-                            _ => encode_mx(row, format, words, scales),
-                        },
-                    );
-                    (flat(scales)?, None)
-                }
-            };
-            Ok(Parts { packed: flat(packed)?, scales, biases })
+                GroupScales::Bytes(scales) => Parts { packed, scales: flat(scales)?, biases: None },
+            })
         }
     }
     let Some(&k) = weight.dims().last() else { bail!("a scalar cannot be quantized") };
-    over_elements(weight, Encode { format, absmax, k })
+    over_elements(weight, Quantize { format, absmax, k })
 }
 
 fn flat<T: candle_core::WithDType>(values: Vec<T>) -> Result<Tensor> {

@@ -2,8 +2,8 @@
 
 use super::mapped::StoredTensor;
 use super::names::tensor_of;
-use crate::format::decode::global_scale_from_absmax;
-use crate::format::ScaleKind;
+use crate::format::global_scale_from_absmax;
+use crate::format::Scale;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
@@ -188,7 +188,7 @@ impl Parts {
     /// The tensors of the weight by their names in a module of an MLX checkpoint, with the bytes of the file and
     /// MLX's dtypes and shapes; `None` if it means something else there.
     pub(super) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
-        if self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
+        if self.biases.is_none() && self.format.scale() == Scale::Float {
             return Ok(None); // symmetric codes
         }
         if !(self.codes.is_whole() && self.scales.is_whole()) {
@@ -200,9 +200,9 @@ impl Parts {
         };
         let k = self.dims.last().copied().unwrap_or(0);
         let groups = rows_of(self.format.groups_per_row(k)?);
-        let scale_dtype = |part: &StoredTensor| match self.format.scale_kind() {
-            ScaleKind::Float => part.dtype(),
-            ScaleKind::E8m0 | ScaleKind::E4m3 => Dtype::U8,
+        let scale_dtype = |part: &StoredTensor| match self.format.scale() {
+            Scale::Float => part.dtype(),
+            Scale::E8m0 | Scale::E4m3 => Dtype::U8,
         };
         let of_groups = |part: &StoredTensor| part.as_numbers(scale_dtype(part), &groups);
         let mut parts = vec![
@@ -226,7 +226,7 @@ impl Layout for Parts {
     }
 
     fn affine_scales(&self) -> Result<Option<Dtype>> {
-        match self.biases.is_none() && self.format.scale_kind() == ScaleKind::Float {
+        match self.biases.is_none() && self.format.scale() == Scale::Float {
             true => exact_biases(&self.scales, self.format.bits()),
             false => Ok(None),
         }
@@ -253,11 +253,9 @@ impl Layout for Parts {
         let words = rows_of(self.format.words_per_row(k)?);
         let groups = rows_of(self.format.groups_per_row(k)?);
         let codes = Tensor::from_vec(self.codes.read::<u32>()?, words, device)?;
-        let load_groups = |part: &StoredTensor| match self.format.scale_kind() {
-            ScaleKind::Float => Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?),
-            ScaleKind::E8m0 | ScaleKind::E4m3 => {
-                Ok(Tensor::from_vec(part.read::<u8>()?, groups.as_slice(), device)?)
-            }
+        let load_groups = |part: &StoredTensor| match self.format.scale() {
+            Scale::Float => Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?),
+            Scale::E8m0 | Scale::E4m3 => Ok(Tensor::from_vec(part.read::<u8>()?, groups.as_slice(), device)?),
         };
         let (scales, biases) =
             (load_groups(&self.scales)?, self.biases.as_ref().map(load_groups).transpose()?);
@@ -272,9 +270,9 @@ impl Layout for Parts {
     fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
         let group_size = self.format.group_size();
         let of_groups = |part: &StoredTensor| {
-            let bytes = match self.format.scale_kind() {
-                ScaleKind::Float => part.dtype().bitsize() / 8,
-                ScaleKind::E8m0 | ScaleKind::E4m3 => 1,
+            let bytes = match self.format.scale() {
+                Scale::Float => part.dtype().bitsize() / 8,
+                Scale::E8m0 | Scale::E4m3 => 1,
             };
             cut.of(part, group_size, bytes)
         };

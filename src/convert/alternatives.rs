@@ -8,6 +8,7 @@ use super::shard::ShardFile;
 use super::writer::Writer;
 use super::{Options, Recipe, Spec, Target};
 use crate::checkpoint::Checkpoint;
+use crate::format::Bits;
 use crate::{Error, QuantFormat, Result};
 use std::collections::BTreeMap;
 
@@ -56,8 +57,8 @@ impl<'a> Alternatives<'a> {
     /// The affine formats with groups of 64 that this kind of output has, but for those of one and two bits, whose
     /// errors are too large to be chosen unasked.
     pub fn candidates(target: Target) -> Vec<Spec> {
-        let affine = QuantFormat::AFFINE_BITS.into_iter().filter(|bits| *bits > 2);
-        let formats = affine.map(|bits| QuantFormat::Affine { bits, group_size: 64 });
+        let affine = Bits::ALL.into_iter().filter(|bits| *bits > Bits::Two);
+        let formats = affine.filter_map(|bits| QuantFormat::affine_opt(bits.get(), 64));
         formats.filter(|format| target.kind().check(*format).is_ok()).map(Spec::Packed).collect()
     }
 

@@ -1,24 +1,29 @@
-//! Encoding on a CUDA device, with the bits of the CPU: a block of rows goes there, its codes and scales come back.
+//! Quantizing on a CUDA device, with the bits of the CPU: a block of rows goes there, its codes and scales come back.
 
-use super::block::{Encoded, Scales};
-use super::kind::Encoder;
 use crate::backend::{self, Parts};
-use crate::format::element::Real;
+use crate::format::{GroupScales, QuantizedRows, Quantizer, Real};
 use crate::QuantFormat;
 use candle_core::{Device, Result, Tensor};
 
 /// Whether the device computes these codes. All else is done by the CPU.
-pub(super) fn encodes(device: &Device, encoder: Encoder) -> bool {
-    device.is_cuda() && encoder == Encoder::Mlx
+pub(super) fn quantizes(device: &Device, quantizer: Quantizer) -> bool {
+    device.is_cuda() && quantizer == Quantizer::Mlx
 }
 
-/// Encodes whole rows of finite numbers.
-pub(super) fn encode<T: Real>(rows: &[T], format: QuantFormat, device: &Device) -> Result<Encoded<T>> {
+/// Quantizes whole rows of finite numbers.
+pub(super) fn quantize<T: Real>(
+    rows: &[T],
+    format: QuantFormat,
+    device: &Device,
+) -> Result<QuantizedRows<T>> {
     let rows = Tensor::from_slice(rows, rows.len(), device)?;
     let Parts { packed, scales, biases } = backend::quantize(&rows, format, None)?;
-    let scales = match biases {
-        Some(biases) => Scales::Floats([scales.to_vec1()?, biases.to_vec1()?]),
-        None => Scales::Bytes(scales.to_vec1()?),
+    let scales = match format.scale().is_byte() {
+        true => GroupScales::Bytes(scales.to_vec1()?),
+        false => {
+            let biases = biases.map(|biases| biases.to_vec1()).transpose()?.unwrap_or_default();
+            GroupScales::Float { scales: scales.to_vec1()?, biases }
+        }
     };
-    Ok(Encoded { words: packed.to_vec1()?, scales })
+    Ok(QuantizedRows { words: packed.to_vec1()?, scales })
 }

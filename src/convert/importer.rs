@@ -3,6 +3,7 @@
 
 use super::recipe::Subject;
 use super::Spec;
+use crate::format::{Bits, Element};
 use crate::QuantFormat;
 
 /// Smaller tensors are kept.
@@ -37,16 +38,18 @@ pub(super) fn decide(subject: &Subject, asked: Spec) -> Spec {
     if is_kept {
         return Spec::Keep;
     }
-    let wide = match format {
-        QuantFormat::Affine { group_size, .. } => QuantFormat::Affine { bits: 8, group_size },
-        _ => QuantFormat::Mxfp8,
+    let (wide, widens_experts) = match format.element() {
+        Element::Uint(_) => (format.with_bits(Bits::Eight), true),
+        Element::E2m1 | Element::E4m3 => (QuantFormat::MXFP8, false),
     };
-    let decided = match format {
-        _ if ends(&["lm_head.weight"]) => wide,
-        _ if has(&["vision", "visual"]) || !fits(format) => return Spec::Keep,
-        QuantFormat::Affine { bits: 4, .. } if is_sensitive(name) && fits(wide) => wide,
-        QuantFormat::Nvfp4 | QuantFormat::Mxfp4 if !is_expert && is_sensitive(name) && fits(wide) => wide,
-        _ => format,
+    let decided = if ends(&["lm_head.weight"]) {
+        wide
+    } else if has(&["vision", "visual"]) || !fits(format) {
+        return Spec::Keep;
+    } else if format.bits() == 4 && (widens_experts || !is_expert) && is_sensitive(name) && fits(wide) {
+        wide
+    } else {
+        format
     };
     if fits(decided) {
         Spec::Packed(decided)

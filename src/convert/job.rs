@@ -1,13 +1,13 @@
 //! One tensor of the output: where its numbers come from, and what is done to them.
 
 use super::experts::{Form, Part};
-use super::kind::{Encoder, PACKED_ALREADY};
+use super::kind::PACKED_ALREADY;
 use super::plan::PlannedTensor;
 use super::repack::WIDE_MXFP4;
 use super::shard::Output;
 use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{module_of, tensor_of, DenseTensor, PackedWeight, Weight};
-use crate::format::ScaleKind;
+use crate::format::Quantizer;
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use safetensors::Dtype;
@@ -49,8 +49,8 @@ pub(super) struct Packing {
     /// What they are rounded to before.
     pub dtype: DType,
     pub format: QuantFormat,
-    pub encoder: Encoder,
-    /// Whether what the encoder leaves is improved.
+    pub quantizer: Quantizer,
+    /// Whether what the quantizer leaves is improved.
     pub search: bool,
 }
 
@@ -110,13 +110,13 @@ impl Job {
 
     /// A weight that is packed, by numbers of `dtype`.
     pub(super) fn pack(form: &Form, format: QuantFormat, dtype: DType, options: &Options) -> Result<Self> {
-        let scales = match format.scale_kind() {
-            ScaleKind::Float => file_dtype(dtype)?,
-            ScaleKind::E8m0 | ScaleKind::E4m3 => Dtype::U8,
+        let scales = match format.scale().is_byte() {
+            false => file_dtype(dtype)?,
+            true => Dtype::U8,
         };
         let (kind, search) = (options.target.kind(), options.search);
         let outputs = kind.packed(&form.name, &form.dims, format, scales)?;
-        let packing = Packing { dtype, format, encoder: kind.encoder(format), search };
+        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search };
         let to = format!("{format}{}", if search { SEARCHED } else { "" });
         Ok(Self::new(form, to, Work::Pack(form.parts.clone(), packing), outputs))
     }
@@ -131,7 +131,8 @@ impl Job {
         let Weight::Packed(packed) = weight else {
             return Err(impossible(""));
         };
-        let format = packed.format();
+        // Where biases say what the midpoint of symmetric codes says, they are written.
+        let format = packed.format().with_biases();
         target.check(&form.name, PACKED_ALREADY, format)?;
         let outputs = |scales| kind.packed(&form.name, packed.dims(), format, scales);
         let (work, outputs) = match packed.as_mlx()? {
@@ -154,11 +155,9 @@ impl Job {
                 (Work::Copy(sources, Some(format)), outputs)
             }
             None => {
-                let (scales, obstacle) = match format.scale_kind() {
-                    ScaleKind::Float => {
-                        (packed.affine_scales()?, " with scales whose products with codes are rounded")
-                    }
-                    ScaleKind::E8m0 | ScaleKind::E4m3 => (
+                let (scales, obstacle) = match format.scale().is_byte() {
+                    false => (packed.affine_scales()?, " with scales whose products with codes are rounded"),
+                    true => (
                         Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
                         " with a multiplier of its scales",
                     ),
@@ -181,7 +180,7 @@ impl Job {
         scales: DType,
         target: Target,
     ) -> Result<Option<Self>> {
-        if packed.format() != QuantFormat::Mxfp4
+        if packed.format() != QuantFormat::MXFP4
             || spec != Spec::Packed(WIDE_MXFP4)
             || packed.has_multiplier()
         {

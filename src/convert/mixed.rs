@@ -1,14 +1,14 @@
 //! The mixed recipes of mlx-lm: more bits for some value and down projections and for the head.
 
 use super::Spec;
+use crate::format::Bits;
 use crate::QuantFormat;
 
 /// One of mlx-lm's recipes.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Mixed {
-    low: usize,
-    high: usize,
-    group_size: usize,
+    low: QuantFormat,
+    high: QuantFormat,
 }
 
 /// Where layer numbers stand in the paths of a model, and how many layers there are.
@@ -36,15 +36,16 @@ fn is_number(segment: &str) -> bool {
 }
 
 impl Mixed {
-    pub(super) fn named(name: &str, group_size: usize) -> Option<Self> {
+    /// The recipe of this name, with the group size of an affine format.
+    pub(super) fn named(name: &str, format: QuantFormat) -> Option<Self> {
         let (low, high) = match name {
-            "mixed_2_6" => (2, 6),
-            "mixed_3_4" => (3, 4),
-            "mixed_3_6" => (3, 6),
-            "mixed_4_6" => (4, 6),
+            "mixed_2_6" => (Bits::Two, Bits::Six),
+            "mixed_3_4" => (Bits::Three, Bits::Four),
+            "mixed_3_6" => (Bits::Three, Bits::Six),
+            "mixed_4_6" => (Bits::Four, Bits::Six),
             _ => return None,
         };
-        Some(Self { low, high, group_size })
+        Some(Self { low: format.with_bits(low), high: format.with_bits(high) })
     }
 
     pub(super) fn decide(self, name: &str, layers: &ModelLayers) -> Spec {
@@ -52,11 +53,10 @@ impl Mixed {
         let index = path.split('.').nth(layers.segment).and_then(|segment| segment.parse().ok()).unwrap_or(0);
         let any = |words: &[&str]| words.iter().any(|word| path.contains(word));
         let sensitive = any(&["v_proj", "v_a_proj", "v_b_proj", "down_proj"]);
-        let bits = match (sensitive && more_bits(index, layers.count)) || any(&["lm_head"]) {
+        Spec::Packed(match (sensitive && more_bits(index, layers.count)) || any(&["lm_head"]) {
             true => self.high,
             false => self.low,
-        };
-        Spec::Packed(QuantFormat::Affine { bits, group_size: self.group_size })
+        })
     }
 }
 

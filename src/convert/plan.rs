@@ -169,11 +169,11 @@ impl Plan {
     /// What the device that was asked for does not do.
     fn note_of_device(&self) -> Option<String> {
         let encoder = |job: &Job| match &job.work {
-            Work::Pack(_, packing) => Some(packing.encoder),
+            Work::Pack(_, packing) => Some(packing.quantizer),
             _ => None,
         };
         let packed = self.jobs().filter_map(encoder);
-        let left = packed.filter(|encoder| !device::encodes(&self.device, *encoder)).count();
+        let left = packed.filter(|encoder| !device::quantizes(&self.device, *encoder)).count();
         (left > 0 && !self.device.is_cpu())
             .then(|| format!("{left} tensors are packed on the CPU: the device has no kernel for them"))
     }

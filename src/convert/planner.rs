@@ -9,7 +9,7 @@ use super::{Options, Role, Spec, Target};
 use crate::checkpoint::{Checkpoint, Weight};
 use crate::models::Config;
 use crate::verify::in_features;
-use crate::{QuantFormat, Result};
+use crate::Result;
 use candle_core::DType;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -211,18 +211,11 @@ impl<'a> Planner<'a> {
         if k.is_multiple_of(format.group_size()) {
             return (spec, None);
         }
-        let smaller = match (format, self.options.recipe.fallback) {
-            (QuantFormat::Affine { bits, group_size }, Fallback::Fit) => {
-                let mut sizes = QuantFormat::AFFINE_GROUP_SIZES.into_iter().rev();
-                sizes.find(|size| *size < group_size && k.is_multiple_of(*size)).map(|size| (bits, size))
-            }
-            _ => None,
+        let smaller = match self.options.recipe.fallback {
+            Fallback::Fit => format.smaller_groups().find(|format| k.is_multiple_of(format.group_size())),
+            Fallback::Keep => None,
         };
         let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
-        let spec = match smaller {
-            Some((bits, group_size)) => Spec::Packed(QuantFormat::Affine { bits, group_size }),
-            None => Spec::Keep,
-        };
-        (spec, Some(reason))
+        (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
     }
 }

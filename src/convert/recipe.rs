@@ -3,7 +3,7 @@
 use super::choice::Choice;
 use super::mixed::{Mixed, ModelLayers};
 use super::{importer, Role, Spec, Target};
-use crate::{Error, QuantFormat, Result};
+use crate::{Error, Result};
 use globset::{Glob, GlobMatcher};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -179,10 +179,13 @@ impl Recipe {
     }
 
     fn mixed(name: &str, format: Spec) -> Result<Rule> {
-        let Spec::Packed(QuantFormat::Affine { group_size, .. }) = format else {
-            return Err(Error::mismatch(format!("format for {name}"), "an affine one", format.to_string()));
+        let affine = match format {
+            Spec::Packed(format) if format.has_biases() => format,
+            other => {
+                return Err(Error::mismatch(format!("format for {name}"), "an affine one", other.to_string()))
+            }
         };
-        let mixed = Mixed::named(name, group_size).ok_or_else(|| {
+        let mixed = Mixed::named(name, affine).ok_or_else(|| {
             Error::mismatch("recipe", format!("one of {}", Self::NAMES.join(", ")), format!("`{name}`"))
         })?;
         Ok(Rule::new(name.to_owned(), Vec::new(), Decision::Mixed(mixed)))

@@ -2,9 +2,7 @@
 
 use super::shard::Output;
 use crate::checkpoint::PackedWeight;
-use crate::format::decode::{element, symmetric_zero};
-use crate::format::element::e8m0_to_f32;
-use crate::format::packing::{code_at, pack};
+use crate::format::{code_at, pack, Element, Scale, ZeroPoint};
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
@@ -13,7 +11,7 @@ use safetensors::Dtype;
 
 /// What holds MXFP4 exactly. A number `v` of E2M1 and a scale `s` become the code `2v + 12`, the scale `s / 2` and the
 /// bias `-6s`: `(2v + 12) * s / 2 - 6s` is `v * s`.
-pub(super) const WIDE_MXFP4: QuantFormat = QuantFormat::Affine { bits: 5, group_size: 32 };
+pub(super) const WIDE_MXFP4: QuantFormat = QuantFormat::affine_opt(5, 32).unwrap();
 
 /// Hands on a weight matrix by matrix: the number of the first row, and the bytes for each tensor of the output, that
 /// is codes, scales, and biases if `format` has them.
@@ -38,14 +36,14 @@ pub(super) fn repack(
         ));
     }
     let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
-    let bytes = |matrix: &QuantTensor| match format == matrix.format() {
+    let bytes = |matrix: &QuantTensor| match format == matrix.format().with_biases() {
         true => {
-            let biases = match matrix.biases() {
-                // Of symmetric codes with F32 scales, by a power of two.
-                None if format.has_biases() => {
-                    Some(matrix.scales().affine(f64::from(-symmetric_zero(format.bits())), 0.)?)
+            let biases = match matrix.format().zero_point() {
+                // With F32 scales, by a power of two.
+                ZeroPoint::Midpoint => {
+                    Some(matrix.scales().affine(f64::from(-matrix.format().midpoint()), 0.)?)
                 }
-                biases => biases.cloned(),
+                ZeroPoint::Bias | ZeroPoint::None => matrix.biases().cloned(),
             };
             let parts = [Some(matrix.packed()), Some(matrix.scales()), biases.as_ref()];
             parts.into_iter().flatten().map(le_bytes).collect()
@@ -74,7 +72,7 @@ fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>
         codes.clear();
         codes.extend((0..k).filter_map(|index| code_at(narrow, 4, index)).map(|code| {
             // -12 to 12, and so 0 to 24.
-            (2. * element(QuantFormat::Mxfp4, code) + 12.) as u8
+            (2. * Element::E2m1.value(code) + 12.) as u8
         }));
         pack(codes, 5, wide);
     });
@@ -82,7 +80,7 @@ fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>
     let exact = |of: &dyn Fn(f32) -> f32| -> Result<Vec<u8>> {
         let mut exact = Vec::with_capacity(bytes.len().saturating_mul(dtype.bitsize() / 8));
         for byte in &bytes {
-            if !append(of(e8m0_to_f32(*byte)), dtype, &mut exact) {
+            if !append(of(Scale::E8m0.value(*byte)), dtype, &mut exact) {
                 return Err(Error::mismatch(
                     format!("a scale of `{name}`"),
                     format!("one whose half and sixfold {dtype:?} holds, to become an {WIDE_MXFP4} weight"),

@@ -1,6 +1,7 @@
 //! What a tensor is to become, and how that is written.
 
 use super::Target;
+use crate::format::{Bits, Element};
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use std::fmt;
@@ -29,9 +30,6 @@ pub enum Spec {
     Keep,
 }
 
-/// The group size of affine formats for which none is given.
-const DEFAULT_GROUP_SIZE: usize = 64;
-
 impl Spec {
     /// One step up in precision, for the tensors that deserve it, if the output has such a format; what is not packed
     /// stays as it is.
@@ -39,12 +37,12 @@ impl Spec {
         let Self::Packed(format) = self else {
             return self;
         };
-        let wider = match format {
-            QuantFormat::Affine { bits, group_size } => {
-                let wider = QuantFormat::AFFINE_BITS.into_iter().filter(|wider| *wider > bits);
-                wider.map(|bits| QuantFormat::Affine { bits, group_size }).collect()
+        let wider: Vec<_> = match format.element() {
+            Element::Uint(bits) => {
+                let wider = Bits::ALL.into_iter().filter(|wider| *wider > bits);
+                wider.map(|bits| format.with_bits(bits)).collect()
             }
-            _ => vec![QuantFormat::Mxfp8],
+            Element::E2m1 | Element::E4m3 => vec![QuantFormat::MXFP8],
         };
         let wider = wider.into_iter().find(|wider| target.kind().check(*wider).is_ok());
         Self::Packed(wider.unwrap_or(format))
@@ -53,11 +51,11 @@ impl Spec {
     /// What mistral.rs makes of embeddings and heads.
     pub(super) fn promoted(self) -> Self {
         match self {
-            Self::Packed(QuantFormat::Affine { bits, group_size }) => {
-                let bits = if bits < 6 { 6 } else { 8 };
-                Self::Packed(QuantFormat::Affine { bits, group_size })
+            Self::Packed(format) => {
+                let bits = if format.bits() < 6 { Bits::Six } else { Bits::Eight };
+                Self::Packed(format.with_bits(bits))
             }
-            other => other,
+            Self::Cast(_) | Self::Keep => self,
         }
     }
 }
@@ -66,57 +64,23 @@ impl FromStr for Spec {
     type Err = Error;
 
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || {
-            let expected = "affine:BITS[:gGROUP] (BITS 1, 2, 3, 4, 5, 6 or 8; GROUP 32, 64 or 128), \
-                            a width alone (4, q4, int4, 4bit, afq4), mxfp4, mxfp8, nvfp4, f16, bf16, f32 or keep";
-            Error::mismatch("format", expected, format!("`{text}`"))
-        };
-        let lower = text.trim().to_ascii_lowercase();
-        let mut words = lower.split(':');
-        let spec = match words.next().unwrap_or_default() {
+        Ok(match text.trim().to_ascii_lowercase().as_str() {
             "keep" => Self::Keep,
             "f16" => Self::Cast(DType::F16),
             "bf16" => Self::Cast(DType::BF16),
             "f32" => Self::Cast(DType::F32),
-            "mxfp4" => Self::Packed(QuantFormat::Mxfp4),
-            "mxfp8" => Self::Packed(QuantFormat::Mxfp8),
-            "nvfp4" => Self::Packed(QuantFormat::Nvfp4),
-            word => {
-                let bits = match word {
-                    "affine" => words.next().ok_or_else(wrong)?,
-                    alias => ["q", "int", "afq"]
-                        .into_iter()
-                        .find_map(|prefix| alias.strip_prefix(prefix))
-                        .or_else(|| alias.strip_suffix("bit"))
-                        .unwrap_or(alias),
-                };
-                let group_size = match words.next() {
-                    None => DEFAULT_GROUP_SIZE,
-                    Some(group) => number(group.strip_prefix('g').unwrap_or_default()).ok_or_else(wrong)?,
-                };
-                let bits = number(bits).ok_or_else(wrong)?;
-                Self::Packed(QuantFormat::affine(bits, group_size).map_err(|_| wrong())?)
-            }
-        };
-        match words.next() {
-            None => Ok(spec),
-            Some(_) => Err(wrong()),
-        }
+            _ => Self::Packed(text.parse().map_err(|_| {
+                let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::GRAMMAR);
+                Error::mismatch("format", expected, format!("`{text}`"))
+            })?),
+        })
     }
-}
-
-/// A number of digits only: `parse` also takes a sign.
-fn number(text: &str) -> Option<usize> {
-    text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok()).flatten()
 }
 
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Packed(QuantFormat::Affine { bits, group_size }) => {
-                write!(f, "affine:{bits}:g{group_size}")
-            }
-            Self::Packed(format) => f.write_str(format.mode()),
+            Self::Packed(format) => write!(f, "{format:#}"),
             Self::Cast(dtype) => f.write_str(dtype.as_str()),
             Self::Keep => f.write_str("keep"),
         }

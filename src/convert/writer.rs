@@ -10,7 +10,7 @@ use super::repack::repack;
 use super::run::Event;
 use super::shard::ShardFile;
 use crate::checkpoint::{DenseTensor, Weight};
-use crate::format::decode::NVFP4_MAX;
+use crate::format::NVFP4_MAX;
 use crate::pieces::Pieces;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
@@ -223,7 +223,7 @@ fn add_units<'a>(
 /// What is to be told of a tensor; nothing of one that is only copied.
 fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
     let planned = &job.planned;
-    if job.format() == Some(QuantFormat::Nvfp4) && sums.largest > f64::from(NVFP4_MAX) {
+    if job.format() == Some(QuantFormat::NVFP4) && sums.largest > f64::from(NVFP4_MAX) {
         return Err(Error::mismatch(
             format!("`{}` as nvfp4", planned.name),
             format!("magnitudes up to {NVFP4_MAX}, which it holds without a global scale"),

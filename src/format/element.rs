@@ -1,7 +1,6 @@
-//! The small floating-point types: E2M1 and E4M3 elements, E8M0 scales (OCP Microscaling 1.0).
+//! The small floating-point types: E2M1 and E4M3 elements, E8M0 scales (OCP Microscaling 1.0), to f32 and back.
 
-use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
+use super::numeric::{rounded, Real};
 
 /// Values of the sixteen E2M1 codes.
 pub const E2M1: [f32; 16] =
@@ -57,89 +56,45 @@ pub fn e8m0_to_f32(code: u8) -> f32 {
     f32::from_bits(bits)
 }
 
-/// A floating-point type that weights, scales and activations come in.
-///
-/// `from_f32` rounds to nearest, ties to even; `to_f32` is exact.
-pub trait Real: Copy + Send + Sync + candle_core::WithDType {
-    /// Rounds to this type.
-    fn from_f32(value: f32) -> Self;
-    /// The exact value.
-    fn to_f32(self) -> f32;
-    /// [`Real::to_f32`] of each number; the slices are of one length.
-    fn widen(from: &[Self], to: &mut [f32]);
-    /// [`Real::from_f32`] of each number; the slices are of one length.
-    fn round(from: &[f32], to: &mut [Self]);
-    /// [`Real::from_f32`] of each number.
-    fn round_all(from: Vec<f32>) -> Vec<Self> {
-        let mut to = vec![Self::from_f32(0.0); from.len()];
-        Self::round(&from, &mut to);
-        to
+/// The first code whose distance from `value`, rounded to `T`, is smallest: ties go toward zero and
+/// code 8 (negative zero) never wins. Distances that are not numbers lose, which leaves code 0.
+#[inline(always)]
+pub(super) fn nearest_e2m1<T: Real>(value: f32) -> u8 {
+    /// Half way between neighbours.
+    const TIES: [f32; 7] = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.];
+    // Of a negative number, no positive element is nearer than zero; else all is symmetric.
+    let magnitude = value.abs();
+    let nearest = if magnitude <= E2M1_MAX {
+        // The distances from both neighbours are exact in every T that `value` is of.
+        TIES.iter().map(|tie| u8::from(magnitude > *tie)).sum()
+    } else {
+        nearest_beyond::<T>(magnitude)
+    };
+    if nearest > 0 && value < 0.0 {
+        nearest | 8
+    } else {
+        nearest
     }
 }
 
-impl Real for f32 {
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        value
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        self
-    }
-    fn widen(from: &[Self], to: &mut [f32]) {
-        to.iter_mut().zip(from).for_each(|(to, from)| *to = *from);
-    }
-    fn round(from: &[f32], to: &mut [Self]) {
-        Self::widen(from, to);
-    }
-    fn round_all(from: Vec<f32>) -> Vec<Self> {
-        from
-    }
-}
-
-impl Real for f16 {
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        f16::from_f32(value)
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        f16::to_f32(self)
-    }
-    fn widen(from: &[Self], to: &mut [f32]) {
-        let len = to.len().min(from.len());
-        from[..len].convert_to_f32_slice(&mut to[..len]);
-    }
-    fn round(from: &[f32], to: &mut [Self]) {
-        let len = to.len().min(from.len());
-        to[..len].convert_from_f32_slice(&from[..len]);
-    }
-}
-
-impl Real for bf16 {
-    #[inline(always)]
-    fn from_f32(value: f32) -> Self {
-        bf16::from_f32(value)
-    }
-    #[inline(always)]
-    fn to_f32(self) -> f32 {
-        bf16::to_f32(self)
-    }
-    fn widen(from: &[Self], to: &mut [f32]) {
-        // Widening is a shift; written out, the loop vectorizes.
-        for (to, from) in to.iter_mut().zip(from) {
-            *to = f32::from_bits(u32::from(from.to_bits()) << 16);
+/// [`nearest_e2m1`] of a magnitude above all elements, or NaN: there distances round to equal ones.
+#[cold]
+fn nearest_beyond<T: Real>(magnitude: f32) -> u8 {
+    let mut nearest = 0;
+    let mut smallest = rounded::<T>(magnitude);
+    for (code, element) in E2M1.iter().enumerate().take(8).skip(1) {
+        let distance = rounded::<T>(magnitude - element).abs();
+        if distance < smallest {
+            (nearest, smallest) = (code as u8, distance);
         }
     }
-    fn round(from: &[f32], to: &mut [Self]) {
-        let len = to.len().min(from.len());
-        to[..len].convert_from_f32_slice(&from[..len]);
-    }
+    nearest
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use half::{bf16, f16};
 
     /// The definition of the OCP specification, in f64.
     fn e4m3_by_definition(code: u8) -> f64 {
@@ -197,5 +152,24 @@ mod tests {
             assert_eq!(f64::from(e8m0_to_f32(code)), 2f64.powi(i32::from(code) - 127));
         }
         assert!(e8m0_to_f32(255).is_nan());
+    }
+
+    /// Every number of a 16-bit dtype, against all distances.
+    #[test]
+    fn the_nearest_element_is_that_of_the_smallest_distance() {
+        fn check<T: Real>(value: T) {
+            let value = value.to_f32();
+            let nearest = nearest_beyond::<T>(value.abs());
+            let expected = if nearest > 0 && value < 0. { nearest | 8 } else { nearest };
+            assert_eq!(nearest_e2m1::<T>(value), expected, "{value}");
+        }
+        for bits in 0..=u16::MAX {
+            check(f16::from_bits(bits));
+            check(bf16::from_bits(bits));
+            // Among f32, the ties and their neighbours are the hard ones.
+            check(bf16::from_bits(bits).to_f32());
+            check(f32::from_bits((u32::from(bits) << 16).saturating_sub(1)));
+            check(f32::from_bits(u32::from(bits) << 16 | 1));
+        }
     }
 }

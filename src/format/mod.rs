@@ -1,153 +1,211 @@
 //! What the bits of a quantized weight mean.
 //!
-//! A weight of logical shape `[.., N, K]` is stored as rows of packed codes plus one scale (and, for
-//! affine formats, one bias) for each group of consecutive elements along K:
+//! A weight of logical shape `[.., N, K]` is stored as rows of packed codes, with one scale (and for affine formats one
+//! bias) for each group of consecutive elements along K. A format is data, a [`QuantFormat`] of four axes:
 //!
-//! | format | decoded element | codes | scale of a group | bits per weight |
-//! |---|---|---|---|---|
-//! | affine, b bits | `q * scale + bias` | unsigned b-bit integers | f16, bf16 or f32, and as many biases | b + 32 / group (16-bit scales) |
-//! | affine, symmetric | `(q - 2^(b - 1)) * scale` | unsigned b-bit integers | f32, without biases | b + 32 / group |
-//! | MXFP4 | `e2m1 * 2^(s - 127)` | E2M1 | E8M0, 32 elements | 4.25 |
-//! | NVFP4 | `e2m1 * (e4m3 * global)` | E2M1 | E4M3, 16 elements | 4.5 |
-//! | MXFP8 | `e4m3 * 2^(s - 127)` | E4M3 | E8M0, 32 elements | 8.25 |
+//! | format | dequantized element | [`Element`] | [`Scale`] of a group | [`ZeroPoint`] | bits per weight |
+//! |---|---|---|---|---|---|
+//! | affine, b bits | `q * scale + bias` | `Uint` | f16, bf16 or f32 | `Bias`, dtype as the scale | b + 32 / group (16-bit scales) |
+//! | symmetric, b bits | `(q - 2^(b - 1)) * scale` | `Uint` | f32 | `Midpoint` | b + 32 / group |
+//! | MXFP4 | `e2m1 * 2^(s - 127)` | `E2m1` | E8M0, 32 elements | `None` | 4.25 |
+//! | NVFP4 | `e2m1 * (e4m3 * global)` | `E2m1` | E4M3, 16 elements | `None` | 4.5 |
+//! | MXFP8 | `e4m3 * 2^(s - 127)` | `E4m3` | E8M0, 32 elements | `None` | 8.25 |
 //!
 //! A row is one contiguous little-endian bit stream: element `i` owns the bits `[i * b, (i + 1) * b)`,
 //! bit 0 being the least significant bit of byte 0. 32 elements are exactly `b` 32-bit words.
 //!
-//! [`decode`] and [`encode`] are the readable scalar reference; every other implementation in the
-//! crate is tested against them. [`search`] improves what an encoder has left.
+//! [`QuantizedRows`] and [`dequantize_row`] are the scalar reference. Each family of formats has one file with its
+//! quantization and clip search: `affine.rs`, `mx.rs` and `nvfp4.rs`.
 
-pub mod decode;
-pub mod element;
-pub mod encode;
-pub mod packing;
-pub mod search;
+mod affine;
+mod axes;
+mod bits;
+mod clip_search;
+mod element;
+mod grammar;
+mod mx;
+mod numeric;
+mod nvfp4;
+mod rows;
+
+pub use axes::{Bits, Element, Scale, ZeroPoint};
+pub use bits::{code_at, pack};
+pub(crate) use element::E2M1;
+pub use numeric::Real;
+pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
+pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer, RowMut};
 
 use crate::{Error, Result};
-use std::fmt;
 
 /// The quantization of one weight: how codes, scales and biases become numbers.
 ///
+/// There are only values of formats that exist: constructors and the constants make them, and nothing changes them.
+///
 /// ```
+/// use candle_quant::format::{Bits, Element, Scale, ZeroPoint};
 /// use candle_quant::QuantFormat;
 ///
 /// let format = QuantFormat::affine(4, 64)?;
+/// assert_eq!(format.element(), Element::Uint(Bits::Four));
+/// assert_eq!((format.scale(), format.zero_point()), (Scale::Float, ZeroPoint::Bias));
 /// assert_eq!(format.words_per_row(4096)?, 512);
 /// assert_eq!(format.groups_per_row(4096)?, 64);
 /// assert_eq!(format.to_string(), "affine 4-bit g64");
+/// assert_eq!("affine:4:g64".parse::<QuantFormat>()?, format);
+/// assert_eq!("mxfp4".parse::<QuantFormat>()?, QuantFormat::MXFP4);
 /// # Ok::<(), candle_quant::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum QuantFormat {
-    /// `q * scale + bias` with unsigned `bits`-bit codes.
-    Affine {
-        /// Bits of a code: 1, 2, 3, 4, 5, 6 or 8.
-        bits: usize,
-        /// Elements that share a scale and a bias: 32, 64 or 128.
-        group_size: usize,
-    },
-    /// OCP MXFP4: E2M1 elements, an E8M0 scale for each 32.
-    Mxfp4,
-    /// NVFP4: E2M1 elements, an E4M3 scale for each 16, optionally a global scale.
-    Nvfp4,
-    /// OCP MXFP8 (E4M3): E4M3 elements, an E8M0 scale for each 32.
-    Mxfp8,
-}
-
-/// How the scales of a format are stored.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ScaleKind {
-    /// f16, bf16 or f32 numbers, accompanied by biases.
-    Float,
-    /// One byte, the biased exponent of a power of two.
-    E8m0,
-    /// One byte, an 8-bit float.
-    E4m3,
+pub struct QuantFormat {
+    element: Element,
+    scale: Scale,
+    zero_point: ZeroPoint,
+    group_size: usize,
 }
 
 impl QuantFormat {
-    /// The affine widths that exist.
-    pub const AFFINE_BITS: [usize; 7] = [1, 2, 3, 4, 5, 6, 8];
-    /// The affine group sizes that exist.
+    /// OCP MXFP4: E2M1 elements, an E8M0 scale for each 32.
+    pub const MXFP4: Self = Self::of(Element::E2m1, Scale::E8m0, ZeroPoint::None, 32);
+    /// NVFP4: E2M1 elements, an E4M3 scale for each 16, optionally a global scale.
+    pub const NVFP4: Self = Self::of(Element::E2m1, Scale::E4m3, ZeroPoint::None, 16);
+    /// OCP MXFP8 (E4M3): E4M3 elements, an E8M0 scale for each 32.
+    pub const MXFP8: Self = Self::of(Element::E4m3, Scale::E8m0, ZeroPoint::None, 32);
+    /// Formats with a name and without parameters.
+    const NAMED: [(&'static str, Self); 3] =
+        [("mxfp4", Self::MXFP4), ("nvfp4", Self::NVFP4), ("mxfp8", Self::MXFP8)];
+    /// The group sizes of affine and symmetric formats.
     pub const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
 
-    /// An affine format, checked.
+    const fn of(element: Element, scale: Scale, zero_point: ZeroPoint, group_size: usize) -> Self {
+        Self { element, scale, zero_point, group_size }
+    }
+
+    /// An affine format, `q * scale + bias`.
     ///
     /// # Errors
     /// If `bits` is not 1, 2, 3, 4, 5, 6 or 8, or `group_size` not 32, 64 or 128.
     pub fn affine(bits: usize, group_size: usize) -> Result<Self> {
-        let format = Self::Affine { bits, group_size };
-        format.validate()?;
-        Ok(format)
+        Self::affine_opt(bits, group_size).ok_or_else(|| no_integers(bits, group_size))
     }
 
-    /// Every format there is, affine ones first, by width and group size.
-    pub fn all() -> Vec<Self> {
-        let affine = Self::AFFINE_BITS.into_iter().flat_map(|bits| {
-            Self::AFFINE_GROUP_SIZES.into_iter().map(move |group_size| Self::Affine { bits, group_size })
-        });
-        affine.chain([Self::Mxfp4, Self::Nvfp4, Self::Mxfp8]).collect()
+    /// [`QuantFormat::affine`] for constants.
+    pub const fn affine_opt(bits: usize, group_size: usize) -> Option<Self> {
+        Self::integers(bits, group_size, ZeroPoint::Bias)
     }
 
-    /// Checks the public fields of [`QuantFormat::Affine`].
+    /// A symmetric format, `(q - 2^(bits - 1)) * scale`.
     ///
     /// # Errors
-    /// If bits or group size are none of those that exist.
-    pub fn validate(self) -> Result<()> {
-        match self {
-            Self::Affine { bits, group_size }
-                if !Self::AFFINE_BITS.contains(&bits) || !Self::AFFINE_GROUP_SIZES.contains(&group_size) =>
-            {
-                Err(Error::mismatch(
-                    "affine format",
-                    "bits 1, 2, 3, 4, 5, 6 or 8 and group size 32, 64 or 128",
-                    format!("bits {bits}, group size {group_size}"),
-                ))
+    /// If `bits` is not 1, 2, 3, 4, 5, 6 or 8, or `group_size` not 32, 64 or 128.
+    pub fn symmetric(bits: usize, group_size: usize) -> Result<Self> {
+        Self::symmetric_opt(bits, group_size).ok_or_else(|| no_integers(bits, group_size))
+    }
+
+    /// [`QuantFormat::symmetric`] for constants.
+    pub const fn symmetric_opt(bits: usize, group_size: usize) -> Option<Self> {
+        Self::integers(bits, group_size, ZeroPoint::Midpoint)
+    }
+
+    const fn integers(bits: usize, group_size: usize, zero_point: ZeroPoint) -> Option<Self> {
+        match (Bits::new(bits), group_size) {
+            (Some(bits), 32 | 64 | 128) => {
+                Some(Self::of(Element::Uint(bits), Scale::Float, zero_point, group_size))
             }
-            _ => Ok(()),
+            _ => None,
         }
     }
 
-    /// Bits of one code.
-    pub fn bits(self) -> usize {
-        match self {
-            Self::Affine { bits, .. } => bits,
-            Self::Mxfp4 | Self::Nvfp4 => 4,
-            Self::Mxfp8 => 8,
-        }
+    /// Every format that weights can be quantized to, affine ones first, by width and group size. Symmetric formats
+    /// are only read.
+    pub fn all() -> Vec<Self> {
+        let affine = Bits::ALL.into_iter().flat_map(|bits| {
+            Self::AFFINE_GROUP_SIZES.into_iter().filter_map(move |size| Self::affine_opt(bits.get(), size))
+        });
+        affine.chain(Self::NAMED.map(|(_, format)| format)).collect()
     }
 
-    /// Elements that share a scale.
-    pub fn group_size(self) -> usize {
-        match self {
-            Self::Affine { group_size, .. } => group_size,
-            Self::Mxfp4 | Self::Mxfp8 => 32,
-            Self::Nvfp4 => 16,
-        }
+    /// What a code stands for.
+    pub const fn element(self) -> Element {
+        self.element
     }
 
     /// How scales are stored.
-    pub fn scale_kind(self) -> ScaleKind {
-        match self {
-            Self::Affine { .. } => ScaleKind::Float,
-            Self::Mxfp4 | Self::Mxfp8 => ScaleKind::E8m0,
-            Self::Nvfp4 => ScaleKind::E4m3,
-        }
+    pub const fn scale(self) -> Scale {
+        self.scale
+    }
+
+    /// Which code stands for zero.
+    pub const fn zero_point(self) -> ZeroPoint {
+        self.zero_point
+    }
+
+    /// Elements that share a scale.
+    pub const fn group_size(self) -> usize {
+        self.group_size
+    }
+
+    /// Bits of one code.
+    pub const fn bits(self) -> usize {
+        self.element.bits()
     }
 
     /// Whether each group has a bias beside its scale.
-    pub fn has_biases(self) -> bool {
-        matches!(self, Self::Affine { .. })
+    pub const fn has_biases(self) -> bool {
+        match self.zero_point {
+            ZeroPoint::Bias => true,
+            ZeroPoint::Midpoint | ZeroPoint::None => false,
+        }
     }
 
-    /// MLX's word for the format: `affine`, `mxfp4`, `nvfp4` or `mxfp8`.
-    pub fn mode(self) -> &'static str {
-        match self {
-            Self::Affine { .. } => "affine",
-            Self::Mxfp4 => "mxfp4",
-            Self::Nvfp4 => "nvfp4",
-            Self::Mxfp8 => "mxfp8",
+    /// Whether a weight may have a multiplier of all its scales.
+    pub const fn takes_global_scale(self) -> bool {
+        self.scale.is_byte()
+    }
+
+    /// The format whose biases say what the midpoint of a symmetric one says; every other format is itself.
+    pub const fn with_biases(self) -> Self {
+        match self.zero_point {
+            ZeroPoint::Midpoint => Self { zero_point: ZeroPoint::Bias, ..self },
+            ZeroPoint::Bias | ZeroPoint::None => self,
         }
+    }
+
+    /// The same format with integer codes of another width; itself, if its codes are no integers.
+    pub const fn with_bits(self, bits: Bits) -> Self {
+        match self.element {
+            Element::Uint(_) => Self { element: Element::Uint(bits), ..self },
+            Element::E2m1 | Element::E4m3 => self,
+        }
+    }
+
+    /// The formats that differ in a smaller group size only, the largest of these first.
+    pub fn smaller_groups(self) -> impl Iterator<Item = Self> {
+        let sizes = match self.element {
+            Element::Uint(_) => &Self::AFFINE_GROUP_SIZES[..],
+            Element::E2m1 | Element::E4m3 => &[],
+        };
+        let smaller = sizes.iter().rev().filter(move |size| **size < self.group_size);
+        smaller.map(move |group_size| Self { group_size: *group_size, ..self })
+    }
+
+    /// The code in the middle of an integer format's range, as a number: the zero point of symmetric formats.
+    pub(crate) fn midpoint(self) -> f32 {
+        match self.element {
+            Element::Uint(bits) => f32::from(bits.midpoint()),
+            Element::E2m1 | Element::E4m3 => 0.,
+        }
+    }
+
+    /// The smallest and the largest number that round to a code of a group without being clipped.
+    pub fn representable(self, scale: f32, bias: f32) -> (f32, f32) {
+        let (low, high) = self.element.range();
+        let (low, high) = match self.element {
+            // Steps are even, so that half a step beyond the ends still rounds to them.
+            Element::Uint(_) => (low - 0.5, high + 0.5),
+            Element::E2m1 | Element::E4m3 => (low, high),
+        };
+        let (first, last) = (low * scale + bias, high * scale + bias);
+        (first.min(last), first.max(last))
     }
 
     /// Groups of a row of `k` elements.
@@ -156,7 +214,7 @@ impl QuantFormat {
     /// If `k` is zero or not a multiple of the group size.
     pub fn groups_per_row(self, k: usize) -> Result<usize> {
         self.check_row(k)?;
-        Ok(k / self.group_size())
+        Ok(k / self.group_size)
     }
 
     /// 32-bit words of a row of `k` elements. Every whole group is a whole number of words.
@@ -171,8 +229,7 @@ impl QuantFormat {
     }
 
     fn check_row(self, k: usize) -> Result<()> {
-        self.validate()?;
-        let group_size = self.group_size();
+        let group_size = self.group_size;
         if k == 0 || !k.is_multiple_of(group_size) {
             return Err(Error::mismatch(
                 format!("K of {self}"),
@@ -184,13 +241,12 @@ impl QuantFormat {
     }
 }
 
-impl fmt::Display for QuantFormat {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            Self::Affine { bits, group_size } => write!(f, "affine {bits}-bit g{group_size}"),
-            other => f.write_str(other.mode()),
-        }
-    }
+fn no_integers(bits: usize, group_size: usize) -> Error {
+    Error::mismatch(
+        "affine format",
+        "bits 1, 2, 3, 4, 5, 6 or 8 and group size 32, 64 or 128",
+        format!("bits {bits}, group size {group_size}"),
+    )
 }
 
 #[cfg(test)]
@@ -214,17 +270,34 @@ mod tests {
     #[test]
     fn widths_and_groups_outside_the_table_are_refused() {
         for (bits, group_size) in [(0, 64), (7, 64), (9, 64), (4, 16), (4, 256), (4, 0)] {
-            let error = QuantFormat::affine(bits, group_size).unwrap_err().to_string();
-            assert!(error.contains(&format!("bits {bits}, group size {group_size}")), "{error}");
+            for format in [QuantFormat::affine(bits, group_size), QuantFormat::symmetric(bits, group_size)] {
+                let error = format.unwrap_err().to_string();
+                assert!(error.contains(&format!("bits {bits}, group size {group_size}")), "{error}");
+            }
         }
     }
 
     #[test]
     fn rows_that_end_inside_a_group_are_refused() {
         for k in [0, 31, 48] {
-            assert!(QuantFormat::Mxfp4.groups_per_row(k).is_err());
+            assert!(QuantFormat::MXFP4.groups_per_row(k).is_err());
         }
-        assert_eq!(QuantFormat::Nvfp4.groups_per_row(48).unwrap(), 3);
-        assert!(QuantFormat::Affine { bits: 8, group_size: 64 }.words_per_row(usize::MAX - 63).is_err());
+        assert_eq!(QuantFormat::NVFP4.groups_per_row(48).unwrap(), 3);
+        assert!(QuantFormat::affine(8, 64).unwrap().words_per_row(usize::MAX - 63).is_err());
+    }
+
+    #[test]
+    fn nothing_quantizes_to_symmetric_formats_and_that_is_said() {
+        let format = QuantFormat::symmetric(4, 32).unwrap();
+        let error = QuantizedRows::quantize(format, Quantizer::Mlx, &[1f32; 32], 32, None).unwrap_err();
+        assert!(error.to_string().contains("symmetric 4-bit g32"), "{error}");
+    }
+
+    #[test]
+    fn a_number_within_the_representable_range_is_off_by_half_a_step_at_most() {
+        let format = QuantFormat::affine(2, 32).unwrap();
+        assert_eq!(format.representable(2., -1.), (-2., 6.));
+        assert_eq!(format.representable(-2., -1.), (-8., 0.));
+        assert_eq!(QuantFormat::MXFP4.representable(0.5, 0.), (-3., 3.));
     }
 }

@@ -173,7 +173,7 @@ impl ExpertStack {
 /// # fn main() -> candle_quant::Result<()> {
 /// let stack = |n: usize, k: usize| {
 ///     let weights = Tensor::randn(0f32, 1., (8, n, k), &Device::Cpu)?;
-///     ExpertStack::from_quant(QuantTensor::quantize(&weights, QuantFormat::Mxfp4)?, None)
+///     ExpertStack::from_quant(QuantTensor::quantize(&weights, QuantFormat::MXFP4)?, None)
 /// };
 /// let experts = Experts::new(stack(96, 64)?, stack(96, 64)?, stack(64, 96)?, Gating::Plain(Activation::Silu))?;
 /// // Three tokens, two of eight experts each.

@@ -14,7 +14,7 @@ use candle_nn::init::{Init, DEFAULT_KAIMING_NORMAL};
 ///
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// let weight = Tensor::randn(0f32, 1., (8, 64), &Device::Cpu)?;
-/// let layer = Linear::from_quant(QuantTensor::quantize(&weight, QuantFormat::Mxfp4)?, None);
+/// let layer = Linear::from_quant(QuantTensor::quantize(&weight, QuantFormat::MXFP4)?, None);
 /// let x = Tensor::randn(0f32, 1., (2, 3, 64), &Device::Cpu)?;
 /// assert_eq!(layer.forward(&x)?.dims(), &[2, 3, 8]);
 /// # Ok(())

@@ -1,7 +1,7 @@
 //! What the parts of a packed weight have to be.
 
 use super::GlobalScale;
-use crate::format::{decode::symmetric_zero, ScaleKind};
+use crate::format::{Scale, ZeroPoint};
 use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Tensor};
 
@@ -31,9 +31,9 @@ pub(super) fn check_packed(format: QuantFormat, packed: &Tensor) -> Result<usize
 
 pub(super) fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dims: &[usize]) -> Result<()> {
     let is_float = matches!(values.dtype(), DType::F16 | DType::BF16 | DType::F32);
-    let (fits, expected) = match format.scale_kind() {
-        ScaleKind::Float => (is_float, "dtype F16, BF16 or F32"),
-        ScaleKind::E8m0 | ScaleKind::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
+    let (fits, expected) = match format.scale() {
+        Scale::Float => (is_float, "dtype F16, BF16 or F32"),
+        Scale::E8m0 | Scale::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
     };
     let what = format!("{name} of an {format} weight");
     if !fits {
@@ -45,17 +45,40 @@ pub(super) fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dim
     Ok(())
 }
 
-/// The biases of symmetric codes, where kernels read them: beside 16-bit scales, in which they are exact.
-pub(super) fn symmetric_biases(format: QuantFormat, scales: &Tensor) -> Result<Option<Tensor>> {
-    if scales.dtype() == DType::F32 {
-        return Ok(None);
+/// Checks that there are biases if the format has them. Those that mean what a symmetric format means are written out
+/// beside 16-bit scales, in which they are exact, as kernels read them; the weight then is of the affine format.
+pub(super) fn check_biases(
+    format: QuantFormat,
+    scales: &Tensor,
+    biases: Option<Tensor>,
+    dims: &[usize],
+) -> Result<(QuantFormat, Option<Tensor>)> {
+    match (format.zero_point(), biases) {
+        (ZeroPoint::Bias, Some(biases)) => {
+            check_groups(format, "biases", &biases, dims)?;
+            Ok((format, Some(biases)))
+        }
+        (ZeroPoint::Bias, None) => {
+            let expected = "biases, or a symmetric format (QuantFormat::symmetric), which has none";
+            Err(Error::mismatch(format!("{format} weight"), expected, "none"))
+        }
+        (ZeroPoint::Midpoint | ZeroPoint::None, Some(_)) => {
+            Err(Error::mismatch(format!("{format} weight"), "no biases", "biases"))
+        }
+        (ZeroPoint::Midpoint, None) if scales.dtype() != DType::F32 => {
+            Ok((format.with_biases(), Some(symmetric_biases(format, scales)?)))
+        }
+        (ZeroPoint::Midpoint | ZeroPoint::None, None) => Ok((format, None)),
     }
-    let biases = (scales.to_dtype(DType::F32)? * f64::from(-symmetric_zero(format.bits())))?;
+}
+
+fn symmetric_biases(format: QuantFormat, scales: &Tensor) -> Result<Tensor> {
+    let biases = (scales.to_dtype(DType::F32)? * f64::from(-format.midpoint()))?;
     let narrow = biases.to_dtype(scales.dtype())?;
     // Multiples of large halves are beyond their range.
     let fits = narrow.to_dtype(DType::F32)?.eq(&biases)?.to_dtype(DType::U32)?.sum_all()?;
     let all = fits.to_scalar::<u32>()? as usize == biases.elem_count();
-    Ok(Some(if all { narrow } else { biases }))
+    Ok(if all { narrow } else { biases })
 }
 
 pub(super) fn check_global_scale(
@@ -64,7 +87,7 @@ pub(super) fn check_global_scale(
     tensor: Tensor,
 ) -> Result<GlobalScale> {
     let what = || format!("global scale of an {format} weight");
-    if format.scale_kind() == ScaleKind::Float {
+    if format.scale() == Scale::Float {
         return Err(Error::mismatch(what(), "none (only formats with scales of a byte have one)", "one"));
     }
     if tensor.dtype() != DType::F32 {

@@ -2,7 +2,7 @@
 
 use super::Finding;
 use crate::checkpoint::Weight;
-use crate::format::ScaleKind;
+use crate::format::Scale;
 use crate::pieces::Pieces;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Tensor};
@@ -49,17 +49,17 @@ fn problems_of_parts(weight: &QuantTensor) -> Result<Vec<String>> {
         let tally = Tally::of(numbers.iter().map(|&number| f64::from(number)));
         Ok(tally.problem().map(|problem| format!("{part}: {problem}")))
     };
-    match weight.format().scale_kind() {
-        ScaleKind::Float => problems.extend(floats("scales", weight.scales())?),
+    match weight.format().scale() {
+        Scale::Float => problems.extend(floats("scales", weight.scales())?),
         kind => {
             let scales = weight.scales().flatten_all()?.to_vec1::<u8>()?;
             let is_nan = |byte: &u8| match kind {
-                ScaleKind::E8m0 => *byte == u8::MAX,
+                Scale::E8m0 => *byte == u8::MAX,
                 _ => is_e4m3_nan(*byte),
             };
             let count = scales.par_iter().filter(|byte| is_nan(byte)).count();
             if count > 0 {
-                let bytes = if kind == ScaleKind::E8m0 { "E8M0 255" } else { "E4M3 0x7F or 0xFF" };
+                let bytes = if kind == Scale::E8m0 { "E8M0 255" } else { "E4M3 0x7F or 0xFF" };
                 problems.push(format!("scales: {count} of {} are NaN ({bytes})", scales.len()));
             }
         }
@@ -67,7 +67,7 @@ fn problems_of_parts(weight: &QuantTensor) -> Result<Vec<String>> {
     if let Some(biases) = weight.biases() {
         problems.extend(floats("biases", biases)?);
     }
-    if weight.format() == QuantFormat::Mxfp8 {
+    if weight.format() == QuantFormat::MXFP8 {
         let words = weight.packed().flatten_all()?.to_vec1::<u32>()?;
         let nan_codes = |word: &u32| word.to_le_bytes().into_iter().filter(|code| is_e4m3_nan(*code)).count();
         let count: usize = words.par_iter().map(nan_codes).sum();

@@ -183,7 +183,7 @@ fn quantized_activations_are_left_out_with_a_warning() {
         json!({"mode": "nvfp4", "m": {"mode": "nvfp4", "quantize_activations": true, "global_scale": true}}),
     ] {
         let (checkpoint, packed) = packed(&json!({"quantization": object}), &nvfp4, None).unwrap();
-        assert_eq!(packed.format(), QuantFormat::Nvfp4);
+        assert_eq!(packed.format(), QuantFormat::NVFP4);
         warned(&checkpoint, &["config.json", "quantize_activations", "only the weights"]);
     }
     let object = json!({"mode": "nvfp4", "quantize_activations": false});

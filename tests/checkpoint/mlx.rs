@@ -161,13 +161,13 @@ fn odd_scales_are_accepted() {
     // Code 1 of E2M1 is 0.5. E8M0 255 is NaN, 0 is 2^-127.
     let mxfp4 = [("m.weight", "U32", &[1usize, 8][..]), ("m.scales", "U8", &[1, 2])];
     let (format, first, last) = first_and_last(&mxfp4, &[&ones[..32], &[255, 0]]).unwrap();
-    assert_eq!(format, QuantFormat::Mxfp4);
+    assert_eq!(format, QuantFormat::MXFP4);
     assert!(first.is_nan());
     assert_eq!(last, f32::from_bits(0x0020_0000));
     // E4M3 0x7f is NaN, 0xc0 is -2.
     let nvfp4 = [("m.weight", "U32", &[1usize, 4][..]), ("m.scales", "U8", &[1, 2])];
     let (format, first, last) = first_and_last(&nvfp4, &[&ones[..16], &[0x7f, 0xc0]]).unwrap();
-    assert_eq!(format, QuantFormat::Nvfp4);
+    assert_eq!(format, QuantFormat::NVFP4);
     assert!(first.is_nan());
     assert_eq!(last, -1.0);
     // A scale of infinity with bias 0, and scale 2 with a NaN bias.
@@ -194,8 +194,8 @@ fn global_scales_are_magnitudes() {
         // Codes 0.5, E4M3 scales 1.
         first_and_last(&tensors, &[&values, &[0x11; 16], &[0x38; 2]])
     };
-    assert_eq!(load(&[2688.0]).unwrap(), (QuantFormat::Nvfp4, 0.5, 0.5));
-    assert_eq!(load(&[5376.0, 0.0]).unwrap(), (QuantFormat::Nvfp4, 1.0, 0.0));
+    assert_eq!(load(&[2688.0]).unwrap(), (QuantFormat::NVFP4, 0.5, 0.5));
+    assert_eq!(load(&[5376.0, 0.0]).unwrap(), (QuantFormat::NVFP4, 1.0, 0.0));
     for (value, shown) in [(-1.0, "-1"), (f32::NAN, "NaN"), (f32::INFINITY, "inf")] {
         let parts = ["model.safetensors", "`m.global_scale`", "finite magnitude", shown];
         crate::checkpoint::rejected(load(&[value]), &parts);

@@ -129,9 +129,9 @@ fn scales_and_biases_may_differ_in_dtype() {
 fn eight_bit_float_dtypes_are_scale_bytes() {
     let with_scales = |tensors: [Tensor<'static>; 2], dtype| [tensors[0], ("m.scales", dtype, tensors[1].2)];
     for (tensors, dtype, wrong, format) in [
-        (MXFP4, "F8_E8M0", "F8_E4M3", QuantFormat::Mxfp4),
-        (NVFP4, "F8_E4M3", "F8_E8M0", QuantFormat::Nvfp4),
-        (MXFP8, "F8_E8M0", "F8_E4M3", QuantFormat::Mxfp8),
+        (MXFP4, "F8_E8M0", "F8_E4M3", QuantFormat::MXFP4),
+        (NVFP4, "F8_E4M3", "F8_E8M0", QuantFormat::NVFP4),
+        (MXFP8, "F8_E8M0", "F8_E4M3", QuantFormat::MXFP8),
     ] {
         let (_, packed) = packed(&json!({}), &with_scales(tensors, dtype), None).unwrap();
         assert_eq!(packed.format(), format);
@@ -149,7 +149,7 @@ fn global_scales_belong_to_nvfp4() {
     {
         let tensors = [tensors[0], tensors[1], ("m.global_scale", "F32", dims)];
         let (_, packed) = packed(&json!({}), &tensors, None).unwrap();
-        assert_eq!(packed.format(), QuantFormat::Nvfp4);
+        assert_eq!(packed.format(), QuantFormat::NVFP4);
     }
     for (tensors, dtype, dims) in [
         (NVFP4, "F32", &[8usize][..]),
@@ -181,9 +181,9 @@ fn an_override_is_complete_by_itself() {
         }
     }
     for (mode, tensors, format) in [
-        ("mxfp4", MXFP4, QuantFormat::Mxfp4),
-        ("nvfp4", NVFP4, QuantFormat::Nvfp4),
-        ("mxfp8", MXFP8, QuantFormat::Mxfp8),
+        ("mxfp4", MXFP4, QuantFormat::MXFP4),
+        ("nvfp4", NVFP4, QuantFormat::NVFP4),
+        ("mxfp8", MXFP8, QuantFormat::MXFP8),
     ] {
         let config = json!({"quantization": {"bits": 8, "group_size": 128, "m": {"mode": mode}}});
         let (checkpoint, packed) = packed(&config, &tensors, None).unwrap();
@@ -229,7 +229,7 @@ fn false_means_dense() {
 fn shapes_win_against_the_top_level() {
     for (config, tensors, format) in [
         (top(8, 32), &AFFINE[..], affine(4, 64)),
-        (top(4, 32), &MXFP4, QuantFormat::Mxfp4),
+        (top(4, 32), &MXFP4, QuantFormat::MXFP4),
         (json!({"quantization": {"bits": 4, "group_size": 32, "mode": "mxfp4"}}), &AFFINE, affine(4, 64)),
     ] {
         let (checkpoint, packed) = packed(&config, tensors, Some(128)).unwrap();
@@ -310,7 +310,7 @@ fn ambiguity_is_resolved_by_k_or_top_level_only() {
 #[test]
 fn byte_scales_name_their_format() {
     for (tensors, format) in
-        [(MXFP4, QuantFormat::Mxfp4), (NVFP4, QuantFormat::Nvfp4), (MXFP8, QuantFormat::Mxfp8)]
+        [(MXFP4, QuantFormat::MXFP4), (NVFP4, QuantFormat::NVFP4), (MXFP8, QuantFormat::MXFP8)]
     {
         let config = json!({"quantization": {"mode": format.mode()}});
         for k in [None, Some(128)] {

@@ -78,12 +78,12 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
                     None => ((f64::from(code) - zero) * f64::from(scales[group])) as f32 + 0.,
                 }
             }
-            QuantFormat::Mxfp4 => {
+            QuantFormat::MXFP4 => {
                 let scale = power_of_two(scales[group] as i32 - 127) * global(index);
                 signed(E2M1[code as usize & 7], code & 8 != 0) * scale
             }
-            QuantFormat::Mxfp8 => e4m3(code) * (power_of_two(scales[group] as i32 - 127) * global(index)),
-            QuantFormat::Nvfp4 => {
+            QuantFormat::MXFP8 => e4m3(code) * (power_of_two(scales[group] as i32 - 127) * global(index)),
+            QuantFormat::NVFP4 => {
                 let scale = e4m3(scales[group] as u32) * global(index);
                 signed(E2M1[code as usize & 7], code & 8 != 0) * scale
             }

@@ -130,7 +130,7 @@ fn one_file_without_a_config_becomes_a_checkpoint_that_opens() {
     let source = Source::new().random("w.up_proj.weight", &[32, 64]).random("norm.weight", &[64]).finish();
     let file = source.folder.path().join("model.safetensors");
     let out = convert(&Checkpoint::open(file).unwrap(), &safe("mxfp4"));
-    assert_eq!(load(&Checkpoint::open(out.path()).unwrap(), "w.up_proj").format(), QuantFormat::Mxfp4);
+    assert_eq!(load(&Checkpoint::open(out.path()).unwrap(), "w.up_proj").format(), QuantFormat::MXFP4);
     assert_eq!(tensors(out.path())["norm.weight"], tensors(source.folder.path())["norm.weight"]);
 }
 

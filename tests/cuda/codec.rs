@@ -39,7 +39,7 @@ fn weights_are_decoded_as_on_the_cpu() {
             }
         }
     }
-    let weight = random(&[9, 64], QuantFormat::Mxfp4, DType::F32, 400).to_device(&device).unwrap();
+    let weight = random(&[9, 64], QuantFormat::MXFP4, DType::F32, 400).to_device(&device).unwrap();
     assert!(weight.dequantize(DType::F64).unwrap_err().to_string().contains("use F32, F16 or BF16"));
 }
 
@@ -47,7 +47,7 @@ fn weights_are_decoded_as_on_the_cpu() {
 #[test]
 fn every_scale_byte_is_decoded_as_on_the_cpu() {
     let Some(device) = device() else { return };
-    for format in [QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
         let k = 256 * format.group_size();
         let plain = random(&[2, k], format, DType::F32, 410);
         let scales: Vec<u8> = (0..512).map(|i| i as u8).collect();
@@ -84,10 +84,10 @@ fn symmetric_codes_are_decoded_as_on_the_cpu() {
 #[test]
 fn stacks_with_global_scales_are_decoded_as_on_the_cpu() {
     let Some(device) = device() else { return };
-    let plain = random(&[3, 5, 64], QuantFormat::Nvfp4, DType::F32, 420);
+    let plain = random(&[3, 5, 64], QuantFormat::NVFP4, DType::F32, 420);
     let global = Tensor::new(&[0.37f32, 1.1, 5e-3], &Device::Cpu).unwrap();
     let (packed, scales) = (plain.packed().clone(), plain.scales().clone());
-    let weight = QuantTensor::new(QuantFormat::Nvfp4, packed, scales, None, Some(global)).unwrap();
+    let weight = QuantTensor::new(QuantFormat::NVFP4, packed, scales, None, Some(global)).unwrap();
     let there = weight.to_device(&device).unwrap();
     assert_same(&there.dequantize(DType::F32).unwrap(), &weight.dequantize(DType::F32).unwrap(), "stack");
     let (part, there) = (weight.narrow(0, 1, 2).unwrap(), there.narrow(0, 1, 2).unwrap());
@@ -121,7 +121,7 @@ fn rows_are_gathered_as_on_the_cpu() {
 #[test]
 fn rows_that_a_table_does_not_have_are_nan() {
     let Some(device) = device() else { return };
-    let table = random(&[9, 64], QuantFormat::Mxfp4, DType::F16, 440).to_device(&device).unwrap();
+    let table = random(&[9, 64], QuantFormat::MXFP4, DType::F16, 440).to_device(&device).unwrap();
     let nan_rows = |ids: Tensor| -> Vec<bool> {
         let rows = table.embed(&ids.to_device(&device).unwrap(), DType::F16).unwrap();
         let rows = flat(&rows);
@@ -202,9 +202,9 @@ fn weights_that_cannot_be_encoded_are_refused() {
         let mut row = numbers(4096, 480);
         row[4001] = bad;
         let dense = Tensor::from_vec(row, (32, 128), &device).unwrap();
-        let error = QuantTensor::quantize(&dense, QuantFormat::Mxfp8).unwrap_err().to_string();
+        let error = QuantTensor::quantize(&dense, QuantFormat::MXFP8).unwrap_err().to_string();
         assert!(error.contains("expected finite numbers"), "{error}");
     }
     let dense = Tensor::zeros((2, 128), DType::U32, &device).unwrap();
-    assert!(QuantTensor::quantize(&dense, QuantFormat::Mxfp8).is_err());
+    assert!(QuantTensor::quantize(&dense, QuantFormat::MXFP8).is_err());
 }

@@ -9,9 +9,9 @@ pub const KINDS: [QuantFormat; 6] = [
     QuantFormat::Affine { bits: 4, group_size: 64 },
     QuantFormat::Affine { bits: 3, group_size: 32 },
     QuantFormat::Affine { bits: 6, group_size: 128 },
-    QuantFormat::Mxfp4,
-    QuantFormat::Nvfp4,
-    QuantFormat::Mxfp8,
+    QuantFormat::MXFP4,
+    QuantFormat::NVFP4,
+    QuantFormat::MXFP8,
 ];
 
 /// A weight on the CPU of random codes, with scales of either sign where the format has them; those and
@@ -27,7 +27,7 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
     let mut packed: Vec<u32> = numbers(2 * count * words, seed).chunks(2).map(word).collect();
     let scales = numbers(count * groups, seed + 1);
     let byte = |byte: u8| byte & 0x7f != 0x7f;
-    if format == QuantFormat::Mxfp8 {
+    if format == QuantFormat::MXFP8 {
         for word in &mut packed {
             // NaN belongs to other tests.
             *word =
@@ -48,9 +48,9 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
             (tensor(scales.iter().map(|scale| scale * step).collect()), Some(tensor(biases)))
         }
         // From 2^-9 to 2^3.
-        QuantFormat::Mxfp4 | QuantFormat::Mxfp8 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
+        QuantFormat::MXFP4 | QuantFormat::MXFP8 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
         // Signs too, though no encoder writes them.
-        QuantFormat::Nvfp4 => {
+        QuantFormat::NVFP4 => {
             (bytes(&|scale| ((scale.abs() * 24.) as u8 + 24) | if scale < -1. { 0x80 } else { 0 }), None)
         }
     };

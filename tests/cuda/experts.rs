@@ -133,7 +133,7 @@ fn forward(experts: &Experts, device: &Device, x: &Tensor, choice: &Choice, step
 fn check(device: &Device, block: &Block, dtype: DType, choice: &Choice, steps: bool) {
     let hidden = block.gate.dims()[2];
     // The weights of MXFP8 go up to 3584.
-    let small = if block.gate.format() == QuantFormat::Mxfp8 { 1. / 64. } else { 1. };
+    let small = if block.gate.format() == QuantFormat::MXFP8 { 1. / 64. } else { 1. };
     let x = (x(&[choice.tokens(), hidden], dtype, 700) * small).unwrap();
     let experts = block.on(device);
     let y = forward(&experts, device, &x, choice, steps);
@@ -258,7 +258,7 @@ fn global_scales_of_experts_and_symmetric_codes() {
         let (packed, of_groups) = (stack.packed().clone(), stack.scales().clone());
         QuantTensor::new(stack.format(), packed, of_groups, None, Some(scales)).unwrap()
     };
-    for format in [QuantFormat::Nvfp4, QuantFormat::Mxfp4] {
+    for format in [QuantFormat::NVFP4, QuantFormat::MXFP4] {
         let block = Block::new(format, [3, 96, 64], 760);
         let gate = scaled(block.gate, &[0.5, 3., 0.25]);
         // One for all, and none at all.
@@ -282,7 +282,7 @@ fn global_scales_of_experts_and_symmetric_codes() {
 fn long_prompts() {
     let Some(device) = device() else { return };
     for experts in [3, 40, 300] {
-        let block = Block::new(QuantFormat::Mxfp4, [experts, 32, 32], 775);
+        let block = Block::new(QuantFormat::MXFP4, [experts, 32, 32], 775);
         check(&device, &block, DType::F16, &Choice::new(350, 3, experts, 776), false);
     }
 }
@@ -291,7 +291,7 @@ fn long_prompts() {
 #[test]
 fn ids_out_of_range() {
     let Some(device) = device() else { return };
-    for format in [KINDS[0], QuantFormat::Nvfp4] {
+    for format in [KINDS[0], QuantFormat::NVFP4] {
         let experts = Block::new(format, [3, 128, 64], 770).on(&device);
         for dtype in [DType::F16, DType::F32] {
             for (steps, tokens) in [(true, 4), (false, 70)] {
@@ -317,7 +317,7 @@ fn ids_out_of_range() {
 #[test]
 fn a_step_is_the_same_in_any_batch() {
     let Some(device) = device() else { return };
-    for (format, dtype) in [(KINDS[0], DType::BF16), (QuantFormat::Nvfp4, DType::F16), (KINDS[1], DType::F32)]
+    for (format, dtype) in [(KINDS[0], DType::BF16), (QuantFormat::NVFP4, DType::F16), (KINDS[1], DType::F32)]
     {
         // More pairs than twice the experts.
         let tokens = 9;
@@ -338,7 +338,7 @@ fn a_step_is_the_same_in_any_batch() {
 #[test]
 fn a_batch_of_several_launches() {
     let Some(device) = device() else { return };
-    let experts = Block::new(QuantFormat::Mxfp4, [2, 32, 32], 790).on(&device);
+    let experts = Block::new(QuantFormat::MXFP4, [2, 32, 32], 790).on(&device);
     let choice = Choice::new(1100, 4, 2, 791);
     let x = x(&[1100, 32], DType::F16, 792);
     let y = flat(&forward(&experts, &device, &x, &choice, true));

@@ -71,7 +71,7 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> sys::CUdeviceptr {
 #[test]
 fn launches_of_a_layer() {
     let Some(device) = capturing_device() else { return };
-    for format in [KINDS[0], QuantFormat::Nvfp4] {
+    for format in [KINDS[0], QuantFormat::NVFP4] {
         let layer = |n, k, seed| {
             Linear::from_quant(random(&[n, k], format, DType::F16, seed).to_device(&device).unwrap(), None)
         };
@@ -108,7 +108,7 @@ fn launches_of_a_layer() {
 #[test]
 fn a_choice_of_experts() {
     let Some(device) = capturing_device() else { return };
-    for format in [KINDS[0], QuantFormat::Mxfp4] {
+    for format in [KINDS[0], QuantFormat::MXFP4] {
         let stack = |n, k, seed| {
             let stack = random(&[3, n, k], format, DType::F16, seed).to_device(&device).unwrap();
             nn::ExpertStack::from_quant(stack, None).unwrap()

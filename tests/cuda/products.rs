@@ -190,7 +190,7 @@ fn dense_products_in_parts() {
 #[test]
 fn stacks() {
     let Some(device) = device() else { return };
-    for format in [KINDS[0], QuantFormat::Nvfp4] {
+    for format in [KINDS[0], QuantFormat::NVFP4] {
         let stack = random(&[3, 40, 128], format, DType::F16, 120);
         let x = x(&[3, 2, 128], DType::F16, 121);
         let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();

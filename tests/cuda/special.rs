@@ -24,7 +24,7 @@ fn scale_bytes(weight: &QuantTensor) -> Vec<u8> {
 #[test]
 fn global_scales() {
     let Some(device) = device() else { return };
-    for format in [QuantFormat::Nvfp4, QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::NVFP4, QuantFormat::MXFP4, QuantFormat::MXFP8] {
         let plain = random(&[40, 192], format, DType::F16, 200);
         let global = Tensor::new(&[0.0371f32], &Device::Cpu).unwrap();
         let weight = with_scales(&plain, scale_bytes(&plain), Some(global));
@@ -36,7 +36,7 @@ fn global_scales() {
             }
         }
     }
-    let stack = random(&[3, 40, 64], QuantFormat::Nvfp4, DType::F16, 202);
+    let stack = random(&[3, 40, 64], QuantFormat::NVFP4, DType::F16, 202);
     let globals = [0.5f32, 0.03, 2.];
     let global = Tensor::new(&globals, &Device::Cpu).unwrap();
     let stack = with_scales(&stack, scale_bytes(&stack), Some(global));
@@ -45,7 +45,7 @@ fn global_scales() {
     for (index, global) in globals.into_iter().enumerate() {
         let part = |tensor: &Tensor| tensor.get(index).unwrap().contiguous().unwrap();
         let one = QuantTensor::new(
-            QuantFormat::Nvfp4,
+            QuantFormat::NVFP4,
             part(stack.packed()),
             part(stack.scales()),
             None,
@@ -78,7 +78,7 @@ fn symmetric_codes() {
 #[test]
 fn extreme_scales() {
     let Some(device) = device() else { return };
-    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::MXFP4, QuantFormat::MXFP8] {
         let plain = random(&[40, 320], format, DType::F16, 210);
         let scales = scale_bytes(&plain).into_iter().enumerate().map(|(i, scale)| match (i / 10 + i) % 5 {
             0 => 0,
@@ -101,15 +101,15 @@ fn extreme_scales() {
 #[test]
 fn scales_and_codes_that_are_nan() {
     let Some(device) = device() else { return };
-    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8, QuantFormat::Nvfp4] {
+    for format in [QuantFormat::MXFP4, QuantFormat::MXFP8, QuantFormat::NVFP4] {
         let plain = random(&[40, 160], format, DType::F16, 220);
         let groups = 160 / format.group_size();
         let mut scales = scale_bytes(&plain);
-        scales[7 * groups + 1] = if format == QuantFormat::Nvfp4 { 0x7f } else { 255 };
+        scales[7 * groups + 1] = if format == QuantFormat::NVFP4 { 0x7f } else { 255 };
         scales[21 * groups + groups - 1] = 255;
         let mut weight = with_scales(&plain, scales, None);
         let mut rows = vec![7, 21];
-        if format == QuantFormat::Mxfp8 {
+        if format == QuantFormat::MXFP8 {
             let mut words: Vec<u32> = weight.packed().flatten_all().unwrap().to_vec1().unwrap();
             words[30 * 40 + 3] |= 0x7f00;
             words[31 * 40 + 39] |= 0xff00_0000;

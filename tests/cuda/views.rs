@@ -11,7 +11,7 @@ use candle_quant::{nn, Linear, QuantFormat, QuantTensor};
 fn x_at_an_offset() {
     let Some(device) = device() else { return };
     for dtype in [DType::F16, DType::BF16, DType::F32] {
-        for format in [KINDS[0], QuantFormat::Nvfp4] {
+        for format in [KINDS[0], QuantFormat::NVFP4] {
             let weight = random(&[40, 128], format, DType::F16, 300);
             let w = weight.to_device(&device).unwrap();
             let all = tensor(&[5 * 128 + 40], 301).to_dtype(dtype).unwrap();

@@ -115,7 +115,7 @@ fn mxfp4_keeps_codes_and_scales() {
     let checkpoint = file.open().unwrap();
     for (module, dims) in [(DOWN, &[6, 128][..]), ("model.layers.0.mlp.experts.gate_proj", &[2, 3, 128])] {
         let Weight::Packed(packed) = checkpoint.weight(module, Some(128)).unwrap() else { panic!() };
-        assert_eq!((packed.format(), packed.dims()), (QuantFormat::Mxfp4, dims));
+        assert_eq!((packed.format(), packed.dims()), (QuantFormat::MXFP4, dims));
         assert_eq!(packed.size_in_bytes(), 24 * 17);
         assert_eq!(decoded(&checkpoint, module), values);
     }

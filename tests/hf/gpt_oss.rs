@@ -40,7 +40,7 @@ fn bytes(tensor: &Tensor) -> Vec<u8> {
 fn load(checkpoint: &Checkpoint, module: &str) -> QuantTensor {
     match checkpoint.weight(module, Some(128)).unwrap() {
         Weight::Packed(packed) => {
-            assert_eq!((packed.format(), packed.dims()), (QuantFormat::Mxfp4, [4, 128, 128].as_slice()));
+            assert_eq!((packed.format(), packed.dims()), (QuantFormat::MXFP4, [4, 128, 128].as_slice()));
             assert_eq!(packed.size_in_bytes(), 4 * 128 * (64 + 4));
             packed.load(&Device::Cpu).unwrap()
         }

@@ -95,7 +95,7 @@ fn routes(tokens: usize) -> (Tensor, Tensor) {
 #[test]
 fn sums_agree_with_f64() {
     let dense = Dense::new();
-    for format in [FORMAT, QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+    for format in [FORMAT, QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
         for (gating, bias) in [(Gating::Plain(Activation::Silu), false), (CLAMPED, true)] {
             let experts = dense.packed(format, gating, bias);
             let decoded = |i: usize| {
@@ -272,7 +272,7 @@ fn every_layout_of_names_is_found() {
 /// Experts quantized one by one are a stack, and the stack's parts are theirs.
 #[test]
 fn single_weights_are_stacked() {
-    for format in [FORMAT, QuantFormat::Nvfp4] {
+    for format in [FORMAT, QuantFormat::NVFP4] {
         // So large that NVFP4 needs a global scale for each.
         let singles: Vec<_> = (0..3)
             .map(|i| QuantTensor::quantize(&(tensor(&[8, 64], 70 + i) * 1e4).unwrap(), format).unwrap())

@@ -135,7 +135,7 @@ fn paths_dtypes_and_names_are_candles() {
 
 #[test]
 fn dense_weights_can_be_quantized_while_loading() {
-    let format = QuantFormat::Mxfp8;
+    let format = QuantFormat::MXFP8;
     let vb = builder(MIXED).quantize_to(format).pp("model.layers.0.self_attn");
     let dense = linear_no_bias(128, 128, vb.pp("o_proj")).unwrap();
     assert_eq!(dense.weight().format(), Some(format));
@@ -173,7 +173,7 @@ fn layers_made_by_hand() {
     let table = Embedding::new(weight, 2);
     let rows = table.forward(&Tensor::new(&[2u32, 0], &CPU).unwrap()).unwrap();
     assert_eq!(rows.to_vec2::<f32>().unwrap(), [[5., 6.], [1., 2.]]);
-    let packed = QuantTensor::quantize(&input(&[16, 64]), QuantFormat::Nvfp4).unwrap();
+    let packed = QuantTensor::quantize(&input(&[16, 64]), QuantFormat::NVFP4).unwrap();
     assert_eq!(LayerWeight::from(packed.clone()).size_in_bytes(), 16 * 64 * 9 / 16);
     assert_eq!(Embedding::from_quant(packed.clone(), DType::F16).unwrap().hidden_size(), 64);
     assert!(format!("{:?}", Linear::from_quant(packed, None)).contains("Quantized"));
@@ -183,14 +183,14 @@ fn layers_made_by_hand() {
 fn a_layer_may_stand_at_the_root() {
     let folder = tempfile::TempDir::new().unwrap();
     let file = folder.path().join("model.safetensors");
-    let weight = QuantTensor::quantize(&input(&[8, 64]), QuantFormat::Mxfp4).unwrap();
+    let weight = QuantTensor::quantize(&input(&[8, 64]), QuantFormat::MXFP4).unwrap();
     let tensors = [("weight", weight.packed().clone()), ("scales", weight.scales().clone())];
     candle_core::safetensors::save(&tensors.into_iter().collect(), &file).unwrap();
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
     assert_eq!(checkpoint.modules(), [""]);
     let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &CPU);
     let layer = linear_no_bias(64, 8, vb.clone()).unwrap();
-    assert_eq!(layer.weight().format(), Some(QuantFormat::Mxfp4));
+    assert_eq!(layer.weight().format(), Some(QuantFormat::MXFP4));
     let decoded = weight.dequantize(DType::F32).unwrap();
     let through_candle = vb.dense().get((8, 64), "weight").unwrap();
     assert_eq!(through_candle.to_vec2::<f32>().unwrap(), decoded.to_vec2::<f32>().unwrap());
@@ -203,7 +203,7 @@ fn a_layer_may_stand_at_the_root() {
 fn layers_that_share_their_input_give_what_they_give_alone() {
     let values = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
     let packed = |n| {
-        let weight = QuantTensor::quantize(&input(&[n, 64]), QuantFormat::Mxfp4).unwrap();
+        let weight = QuantTensor::quantize(&input(&[n, 64]), QuantFormat::MXFP4).unwrap();
         Linear::from_quant(weight, Some(input(&[n])))
     };
     let dense = |n| Linear::new(input(&[n, 64]), None);

@@ -10,9 +10,9 @@ const AFFINE: QuantFormat = QuantFormat::Affine { bits: 4, group_size: 32 };
 const FORMATS: [QuantFormat; 5] = [
     AFFINE,
     QuantFormat::Affine { bits: 3, group_size: 64 },
-    QuantFormat::Mxfp4,
-    QuantFormat::Nvfp4,
-    QuantFormat::Mxfp8,
+    QuantFormat::MXFP4,
+    QuantFormat::NVFP4,
+    QuantFormat::MXFP8,
 ];
 
 /// `x * weight^T + bias` in f64 for `x` `[.., K]` and a matrix.
@@ -143,10 +143,10 @@ fn stacks_broadcast_both_ways() {
 
 #[test]
 fn every_expert_has_its_own_global_scale() {
-    let stack = packed(&[3, 7, 64], QuantFormat::Nvfp4, 70);
+    let stack = packed(&[3, 7, 64], QuantFormat::NVFP4, 70);
     let global = Tensor::new(&[0.37f32, 1.1, 5e-3], &Device::Cpu).unwrap();
     let (words, scales) = (stack.packed().clone(), stack.scales().clone());
-    let stack = QuantTensor::new(QuantFormat::Nvfp4, words, scales, None, Some(global)).unwrap();
+    let stack = QuantTensor::new(QuantFormat::NVFP4, words, scales, None, Some(global)).unwrap();
     let x = tensor(&[2, 64], 71);
     let products = stack.matmul(&x, None).unwrap();
     let weights = reference(&stack);

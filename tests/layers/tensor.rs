@@ -76,7 +76,7 @@ fn scales_and_biases_are_checked() {
     // Scales and biases may differ in dtype.
     with(Some(zeros(&[3, 2], DType::BF16))).build().unwrap();
 
-    for format in [QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
         let good = Parts::of(format, &[3, 64]);
         let dims = good.scales.dims().to_vec();
         let shape = format!("shape {dims:?}");
@@ -94,7 +94,7 @@ fn global_scales_are_checked() {
     let global = |values: &[f32]| Some(Tensor::new(values, &Device::Cpu).unwrap());
     let parts = Parts { global_scale: global(&[1.]), ..Parts::of(AFFINE, &[3, 64]) };
     refused(parts, &["global scale", "only formats with scales of a byte", "found one"]);
-    let good = Parts::of(QuantFormat::Nvfp4, &[2, 3, 64]);
+    let good = Parts::of(QuantFormat::NVFP4, &[2, 3, 64]);
     let with = |global_scale| Parts { global_scale, ..good.clone() };
     refused(with(Some(zeros(&[2], DType::F16))), &["dtype F32", "F16"]);
     refused(with(global(&[1., 1., 1.])), &["one value, or 2", "[3]"]);
@@ -106,7 +106,7 @@ fn global_scales_are_checked() {
         with(global_scale).build().unwrap();
     }
     // One matrix has one global scale.
-    let single = Parts { global_scale: global(&[1., 1.]), ..Parts::of(QuantFormat::Nvfp4, &[3, 64]) };
+    let single = Parts { global_scale: global(&[1., 1.]), ..Parts::of(QuantFormat::NVFP4, &[3, 64]) };
     refused(single, &["one value, or 1", "[2]"]);
 }
 
@@ -121,7 +121,7 @@ fn parts_need_not_be_contiguous() {
 
 #[test]
 fn every_global_scale_is_that_of_its_matrix() {
-    for format in [QuantFormat::Nvfp4, QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::NVFP4, QuantFormat::MXFP4, QuantFormat::MXFP8] {
         let weight = packed(&[2, 3, 64], format, 4);
         let (words, scales) = (weight.packed().clone(), weight.scales().clone());
         let global = Tensor::new(&[0.37f32, 0.], &Device::Cpu).unwrap();
@@ -203,9 +203,9 @@ fn quantize_agrees_with_mlx() {
         let number = |part: &str| part[1..].parse().unwrap();
         let format = match *case.split('.').collect::<Vec<_>>() {
             ["affine", bits, group, _] => QuantFormat::affine(number(bits), number(group)).unwrap(),
-            ["mxfp4", ..] => QuantFormat::Mxfp4,
-            ["mxfp8", ..] => QuantFormat::Mxfp8,
-            ["nvfp4", ..] => QuantFormat::Nvfp4,
+            ["mxfp4", ..] => QuantFormat::MXFP4,
+            ["mxfp8", ..] => QuantFormat::MXFP8,
+            ["nvfp4", ..] => QuantFormat::NVFP4,
             _ => panic!("{case}"),
         };
         let quantized = QuantTensor::quantize(weight, format).unwrap();
@@ -261,7 +261,7 @@ fn decoding_follows_the_definition_in_every_dtype() {
 fn large_weights_get_a_global_scale_in_nvfp4_alone() {
     let weight = (tensor(&[4, 64], 8) * 1e6).unwrap();
     let absmax = flat(&weight.abs().unwrap()).into_iter().fold(0., f32::max);
-    let quantized = QuantTensor::quantize(&weight, QuantFormat::Nvfp4).unwrap();
+    let quantized = QuantTensor::quantize(&weight, QuantFormat::NVFP4).unwrap();
     assert_eq!(flat(quantized.global_scale().unwrap()), [absmax / 2688.]);
     let decoded = flat(&decoded(&quantized));
     assert_eq!(decoded, reference(&quantized));
@@ -274,12 +274,12 @@ fn large_weights_get_a_global_scale_in_nvfp4_alone() {
     }
     for (scale, needed) in [(2688f32, false), (2689., true)] {
         let weight = Tensor::full(scale, (1, 16), &Device::Cpu).unwrap();
-        let quantized = QuantTensor::quantize(&weight, QuantFormat::Nvfp4).unwrap();
+        let quantized = QuantTensor::quantize(&weight, QuantFormat::NVFP4).unwrap();
         assert_eq!(quantized.global_scale().is_some(), needed, "{scale}");
         let relative = flat(&quantized.dequantize(DType::F32).unwrap())[0] / scale - 1.;
         assert!(relative.abs() < 1e-6, "{scale}: {relative}");
     }
-    for format in [AFFINE, QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+    for format in [AFFINE, QuantFormat::MXFP4, QuantFormat::MXFP8] {
         assert!(QuantTensor::quantize(&weight, format).unwrap().global_scale().is_none());
     }
 }
@@ -314,7 +314,7 @@ fn what_cannot_be_quantized_is_refused() {
 fn slices_decode_as_the_whole_does() {
     for format in QuantFormat::all() {
         let mut weight = packed(&[3, 5, 384], format, 10);
-        if format == QuantFormat::Nvfp4 {
+        if format == QuantFormat::NVFP4 {
             let global = Tensor::new(&[0.3f32, 0.7, 1.9], &Device::Cpu).unwrap();
             let (words, scales) = (weight.packed().clone(), weight.scales().clone());
             weight = QuantTensor::new(format, words, scales, None, Some(global)).unwrap();
@@ -372,13 +372,13 @@ fn weights_that_do_not_fit_are_not_joined() {
     let error = |parts: &[&QuantTensor]| QuantTensor::concat(parts).unwrap_err().to_string();
     assert!(error(&[]).contains("expected at least one, found none"));
     let weight = packed(&[2, 128], AFFINE, 13);
-    let other_format = packed(&[2, 128], QuantFormat::Mxfp4, 13);
+    let other_format = packed(&[2, 128], QuantFormat::MXFP4, 13);
     let told = error(&[&weight, &other_format]);
     assert!(told.contains("affine 4-bit g32") && told.contains("mxfp4"), "{told}");
     error(&[&weight, &packed(&[2, 64], AFFINE, 13)]);
     error(&[&weight, &packed(&[1, 2, 128], AFFINE, 13)]);
-    let small = packed(&[2, 128], QuantFormat::Nvfp4, 13);
-    let large = QuantTensor::quantize(&(tensor(&[2, 128], 13) * 1e6).unwrap(), QuantFormat::Nvfp4).unwrap();
+    let small = packed(&[2, 128], QuantFormat::NVFP4, 13);
+    let large = QuantTensor::quantize(&(tensor(&[2, 128], 13) * 1e6).unwrap(), QuantFormat::NVFP4).unwrap();
     let told = error(&[&small, &large]);
     assert!(told.contains("global scale"), "{told}");
     assert_eq!(QuantTensor::concat(&[&large, &large]).unwrap().dims(), [4, 128]);
@@ -400,18 +400,18 @@ fn sizes_count_all_parts() {
             assert_eq!(bytes_per_weight(format, DType::F32), b + 64. / g);
         }
     }
-    assert_eq!(bytes_per_weight(QuantFormat::Mxfp4, DType::F32), 4.25);
-    assert_eq!(bytes_per_weight(QuantFormat::Nvfp4, DType::F32), 4.5);
-    assert_eq!(bytes_per_weight(QuantFormat::Mxfp8, DType::F32), 8.25);
+    assert_eq!(bytes_per_weight(QuantFormat::MXFP4, DType::F32), 4.25);
+    assert_eq!(bytes_per_weight(QuantFormat::NVFP4, DType::F32), 4.5);
+    assert_eq!(bytes_per_weight(QuantFormat::MXFP8, DType::F32), 8.25);
     let large = (tensor(&[4, 256], 14) * 1e6).unwrap();
-    let large = QuantTensor::quantize(&large, QuantFormat::Nvfp4).unwrap();
+    let large = QuantTensor::quantize(&large, QuantFormat::NVFP4).unwrap();
     assert_eq!(large.size_in_bytes(), 4 * 256 / 2 + 4 * 256 / 16 + 4);
 }
 
 #[test]
 fn a_weight_moves_with_all_its_parts() {
     let weight = (tensor(&[4, 256], 15) * 1e6).unwrap();
-    for format in [AFFINE, QuantFormat::Nvfp4] {
+    for format in [AFFINE, QuantFormat::NVFP4] {
         let weight = QuantTensor::quantize(&weight, format).unwrap();
         let moved = weight.to_device(&Device::Cpu).unwrap();
         assert_eq!(moved.size_in_bytes(), weight.size_in_bytes());

@@ -65,7 +65,7 @@ fn raw_nvfp4_is_packed_in_bytes() {
     let checkpoint = model.open().unwrap();
     assert_eq!(checkpoint.tensor_names().collect::<Vec<_>>(), ["m.weight"]);
     let Weight::Packed(packed) = checkpoint.weight("m", Some(128)).unwrap() else { panic!() };
-    assert_eq!((packed.format(), packed.dims()), (QuantFormat::Nvfp4, &[8, 128][..]));
+    assert_eq!((packed.format(), packed.dims()), (QuantFormat::NVFP4, &[8, 128][..]));
     // The same words and scales as U32 and U8, without the factor of one half.
     let mut model = Model::of(&json!({}), &Value::Null, &NVFP4[..1]);
     model.tensors("m.weight.scale", &Value::Null, &NVFP4[1..]);
@@ -104,9 +104,9 @@ fn types_have_aliases() {
     for (tensors, names, group, format) in [
         (&INT4[..], &["int4", "q4", "fp4", "INT4", "Fp4", " int4 "][..], "64", affine(4, 64)),
         (&INT8, &["int8", "q8", "FP8"], "64", affine(8, 64)),
-        (&NVFP4, &["nvfp4", "NVFP4"], "16", QuantFormat::Nvfp4),
-        (&MXFP4, &["mxfp4"], "32", QuantFormat::Mxfp4),
-        (&MXFP8, &["mxfp8", "MxFp8"], "32", QuantFormat::Mxfp8),
+        (&NVFP4, &["nvfp4", "NVFP4"], "16", QuantFormat::NVFP4),
+        (&MXFP4, &["mxfp4"], "32", QuantFormat::MXFP4),
+        (&MXFP8, &["mxfp8", "MxFp8"], "32", QuantFormat::MXFP8),
     ] {
         for name in names {
             for metadata in [stated(name, group), json!({"quant_type": name})] {
@@ -124,7 +124,7 @@ fn types_have_aliases() {
 #[test]
 fn floating_point_formats_need_no_metadata() {
     for (tensors, format) in
-        [(NVFP4, QuantFormat::Nvfp4), (MXFP4, QuantFormat::Mxfp4), (MXFP8, QuantFormat::Mxfp8)]
+        [(NVFP4, QuantFormat::NVFP4), (MXFP4, QuantFormat::MXFP4), (MXFP8, QuantFormat::MXFP8)]
     {
         for metadata in [Value::Null, json!({})] {
             let (checkpoint, packed) = weight(&metadata, &tensors, None).unwrap();
@@ -259,7 +259,7 @@ fn odd_metadata_is_told() {
         warned(&checkpoint, &["`m.weight`", said, "affine 4-bit g64"]);
     }
     let (checkpoint, packed) = weight(&stated("fp6", "16"), &NVFP4, None).unwrap();
-    assert_eq!(packed.format(), QuantFormat::Nvfp4);
+    assert_eq!(packed.format(), QuantFormat::NVFP4);
     warned(&checkpoint, &["`m.weight`", "\"fp6\"", "is unknown", "nvfp4"]);
 }
 

@@ -126,7 +126,7 @@ fn shares_of_90_groups() {
         {
             let path = format!("model.layers.{layer}.mlp.experts.{name}");
             let dense = (tensor(&[4, n, k], seed) * 0.1).unwrap();
-            let weight = candle_quant::QuantTensor::quantize(&dense, QuantFormat::Mxfp4).unwrap();
+            let weight = candle_quant::QuantTensor::quantize(&dense, QuantFormat::MXFP4).unwrap();
             tensors.insert(format!("{path}.weight"), weight.packed().clone());
             tensors.insert(format!("{path}.scales"), weight.scales().clone());
             tensors.insert(format!("{path}.bias"), tensor(&[4, n], 100 + seed));

@@ -17,15 +17,15 @@ const VOCABULARY: usize = 100;
 fn formats() -> Vec<QuantFormat> {
     let affine = [(1, 64), (2, 64), (3, 32), (4, 64), (5, 32), (6, 128), (8, 32)];
     let affine = affine.map(|(bits, group_size)| QuantFormat::Affine { bits, group_size });
-    [&affine[..], &[QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8]].concat()
+    [&affine[..], &[QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8]].concat()
 }
 
 /// As mlx-lm writes it.
 fn quantization(format: QuantFormat) -> Value {
     let mode = match format {
-        QuantFormat::Mxfp4 => "mxfp4",
-        QuantFormat::Nvfp4 => "nvfp4",
-        QuantFormat::Mxfp8 => "mxfp8",
+        QuantFormat::MXFP4 => "mxfp4",
+        QuantFormat::NVFP4 => "nvfp4",
+        QuantFormat::MXFP8 => "mxfp8",
         _ => "affine",
     };
     json!({"group_size": format.group_size(), "bits": format.bits(), "mode": mode})

@@ -1,7 +1,6 @@
 //! A packed `[N, K]` weight as borrowed slices: what the CPU kernels see.
 
-use crate::format::decode::{decode_row, scale_from_byte, symmetric_zero};
-use crate::format::ScaleKind;
+use crate::format::{dequantize_row, Scale, ZeroPoint};
 use crate::QuantFormat;
 use half::{bf16, f16};
 
@@ -30,11 +29,11 @@ impl<'a> GroupValues<'a> {
 
     /// Converts to f32, exactly but for the product of a byte's scale and a global scale.
     #[inline(always)]
-    fn to_f32(self, kind: ScaleKind, global_scale: f32, out: &mut [f32]) {
+    fn to_f32(self, kind: Scale, global_scale: f32, out: &mut [f32]) {
         match self {
             Self::Byte(bytes) => {
                 for (value, &byte) in out.iter_mut().zip(bytes) {
-                    *value = scale_from_byte(kind, byte, global_scale);
+                    *value = kind.value(byte) * global_scale;
                 }
             }
             // Written out, these loops vectorize.
@@ -95,13 +94,13 @@ impl<'a> PackedMatrix<'a> {
     #[inline(always)]
     pub(crate) fn row_parameters(&self, row: usize, scales: &mut [f32], biases: &mut [f32]) {
         let groups = self.groups_per_row();
-        let (start, kind) = (row * groups, self.format.scale_kind());
+        let (start, kind) = (row * groups, self.format.scale());
         let head = |buffer| <[f32]>::get_mut(buffer, ..groups).unwrap_or_default();
         self.scales.slice(start, groups).to_f32(kind, self.global_scale, head(scales));
         match self.biases {
             Some(all) => all.slice(start, groups).to_f32(kind, 1.0, head(biases)),
-            None if self.format.has_biases() => {
-                let zero = symmetric_zero(self.format.bits());
+            None if self.format.zero_point() == ZeroPoint::Midpoint => {
+                let zero = self.format.midpoint();
                 for (bias, scale) in biases.iter_mut().zip(&*scales).take(groups) {
                     *bias = -zero * scale;
                 }
@@ -122,7 +121,7 @@ impl<'a> PackedMatrix<'a> {
         let mut scales = vec![0.0; groups];
         let mut biases = vec![0.0; if self.biases.is_some() { groups } else { 0 }];
         self.row_parameters(row, &mut scales, &mut biases);
-        decode_row(self.format, self.row_words(row), &scales, &biases, out);
+        dequantize_row(self.format, self.row_words(row), &scales, &biases, out);
     }
 }
 

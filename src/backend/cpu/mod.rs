@@ -23,7 +23,7 @@ mod tiles;
 #[cfg(test)]
 mod tests;
 
-use crate::format::element::Real;
+use crate::format::Real;
 use aligned::Aligned;
 use kernels::{interleave, DecodeRows, DotRows, Order, Parameters, ROWS_PER_PASS};
 pub(crate) use matrix::{GroupValues, PackedMatrix};

@@ -1,6 +1,7 @@
 //! How a block of codes becomes weights, for each format; resolved at compile time.
 
 use super::simd::{each, Simd};
+use crate::format::{Bits, Element};
 use crate::QuantFormat;
 
 /// The decode of one format.
@@ -118,27 +119,23 @@ pub(super) trait WithRecipe {
 
 /// Runs `call` with the recipe of a (validated) format.
 pub(super) fn with_recipe(format: QuantFormat, call: impl WithRecipe) {
-    match format {
-        QuantFormat::Affine { bits, group_size: 32 } => match bits {
-            1 => call.run::<Affine<1, 8>>(),
-            2 => call.run::<Affine<2, 8>>(),
-            3 => call.run::<Affine<3, 8>>(),
-            4 => call.run::<Affine<4, 8>>(),
-            5 => call.run::<Affine<5, 8>>(),
-            6 => call.run::<Affine<6, 8>>(),
-            _ => call.run::<Affine<8, 8>>(),
-        },
-        QuantFormat::Affine { bits, .. } => match bits {
-            1 => call.run::<Affine<1, 16>>(),
-            2 => call.run::<Affine<2, 16>>(),
-            3 => call.run::<Affine<3, 16>>(),
-            4 => call.run::<Affine<4, 16>>(),
-            5 => call.run::<Affine<5, 16>>(),
-            6 => call.run::<Affine<6, 16>>(),
-            _ => call.run::<Affine<8, 16>>(),
-        },
-        QuantFormat::Mxfp4 => call.run::<E2m1<8>>(),
-        QuantFormat::Nvfp4 => call.run::<E2m1<4>>(),
-        QuantFormat::Mxfp8 => call.run::<E4m3>(),
+    match (format.element(), format.group_size()) {
+        (Element::Uint(Bits::One), 32) => call.run::<Affine<1, 8>>(),
+        (Element::Uint(Bits::Two), 32) => call.run::<Affine<2, 8>>(),
+        (Element::Uint(Bits::Three), 32) => call.run::<Affine<3, 8>>(),
+        (Element::Uint(Bits::Four), 32) => call.run::<Affine<4, 8>>(),
+        (Element::Uint(Bits::Five), 32) => call.run::<Affine<5, 8>>(),
+        (Element::Uint(Bits::Six), 32) => call.run::<Affine<6, 8>>(),
+        (Element::Uint(Bits::Eight), 32) => call.run::<Affine<8, 8>>(),
+        (Element::Uint(Bits::One), _) => call.run::<Affine<1, 16>>(),
+        (Element::Uint(Bits::Two), _) => call.run::<Affine<2, 16>>(),
+        (Element::Uint(Bits::Three), _) => call.run::<Affine<3, 16>>(),
+        (Element::Uint(Bits::Four), _) => call.run::<Affine<4, 16>>(),
+        (Element::Uint(Bits::Five), _) => call.run::<Affine<5, 16>>(),
+        (Element::Uint(Bits::Six), _) => call.run::<Affine<6, 16>>(),
+        (Element::Uint(Bits::Eight), _) => call.run::<Affine<8, 16>>(),
+        (Element::E2m1, 16) => call.run::<E2m1<4>>(),
+        (Element::E2m1, _) => call.run::<E2m1<8>>(),
+        (Element::E4m3, _) => call.run::<E4m3>(),
     }
 }

@@ -2,7 +2,7 @@
 
 use super::kernels::ROWS_PER_PASS;
 use super::tasks;
-use crate::format::element::Real;
+use crate::format::Real;
 
 /// What a task makes: the products of some rows of the weight with some columns of activations.
 pub(super) struct Part<'a, T> {

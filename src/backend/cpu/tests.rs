@@ -140,7 +140,7 @@ fn nvfp4_rows_may_end_inside_a_run_of_32() {
     let mut rng = StdRng::seed_from_u64(2);
     for set in simd::available() {
         for k in [16, 48, 80, 112, 1040] {
-            let weight = Weight::random(QuantFormat::Nvfp4, 5, k, &mut rng);
+            let weight = Weight::random(QuantFormat::NVFP4, 5, k, &mut rng);
             for m in [1, 4, MAX_DIRECT + 1] {
                 check_matmul::<f32>(*set, &weight, m, true, &mut rng);
             }
@@ -174,7 +174,7 @@ fn decode_has_the_bits_of_the_reference() {
 #[test]
 fn every_scale_byte_times_every_code_decodes_alike() {
     for set in simd::available() {
-        for format in [QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+        for format in [QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
             let k = 256;
             let words_per_row = format.words_per_row(k).unwrap();
             let codes: Vec<u8> = (0..words_per_row * 4)
@@ -212,7 +212,7 @@ fn a_nan_reaches_its_row_and_no_other() {
                 let place = poisoned * groups + groups - 1;
                 match (&mut weight.scales, &mut weight.biases) {
                     (Groups::Byte(scales), _) => {
-                        scales[place] = if format == QuantFormat::Nvfp4 { 0x7F } else { 255 };
+                        scales[place] = if format == QuantFormat::NVFP4 { 0x7F } else { 255 };
                     }
                     (_, Some(biases)) if in_bias => biases.set(place, f32::NAN),
                     (scales, _) => scales.set(place, f32::NAN),
@@ -226,7 +226,7 @@ fn a_nan_reaches_its_row_and_no_other() {
                 }
             }
         }
-        let mut weight = Weight::random(QuantFormat::Mxfp8, 3, 96, &mut rng);
+        let mut weight = Weight::random(QuantFormat::MXFP8, 3, 96, &mut rng);
         weight.words[24 + 7] |= 0x7F00;
         for m in [1, 5, MAX_DIRECT + 1] {
             let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * 96], None);
@@ -281,7 +281,7 @@ fn results_are_as_good_as_rounding_allows() {
                     let (scales, biases) = (&mut scales[part.clone()], &mut biases[part]);
                     encode_affine(dense, bits, group_size, words, scales, biases);
                 }
-                QuantFormat::Nvfp4 => encode_nvfp4(dense, None, words, &mut bytes[part]),
+                QuantFormat::NVFP4 => encode_nvfp4(dense, None, words, &mut bytes[part]),
                 _ => encode_mx(dense, format, words, &mut bytes[part]),
             }
         }
@@ -373,7 +373,7 @@ fn candle_finds_the_matrix_unit_as_it_left_it() {
     let (theirs, x) = (QMatMul::from_qtensor(packed).unwrap(), random(64));
     let product = || theirs.forward(&x).unwrap().to_vec2::<f32>().unwrap();
     let first = product();
-    for format in [QuantFormat::Affine { bits: 4, group_size: 64 }, QuantFormat::Nvfp4] {
+    for format in [QuantFormat::Affine { bits: 4, group_size: 64 }, QuantFormat::NVFP4] {
         // A small product is this thread's, a large one everybody's.
         for n in [16, 1024] {
             let weight = Weight::random(format, n, 512, &mut StdRng::seed_from_u64(13));

@@ -10,7 +10,7 @@ use super::kernels::{interleave, DecodeRows, Order, Parameters, ROWS_PER_PASS};
 use super::result::{in_parts, round_column};
 use super::simd::InstructionSet;
 use super::{tasks, PackedMatrix};
-use crate::format::element::Real;
+use crate::format::Real;
 use std::ops::Range;
 
 /// Columns of activations that lie together: as many as the widest of the crate's kernels takes. Where it has NEON, it

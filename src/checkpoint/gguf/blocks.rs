@@ -32,8 +32,8 @@ pub(super) enum Fp4 {
 impl Fp4 {
     pub fn format(self) -> QuantFormat {
         match self {
-            Self::Mxfp4(_) => QuantFormat::Mxfp4,
-            Self::Nvfp4 => QuantFormat::Nvfp4,
+            Self::Mxfp4(_) => QuantFormat::MXFP4,
+            Self::Nvfp4 => QuantFormat::NVFP4,
         }
     }
 

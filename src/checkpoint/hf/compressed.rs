@@ -8,6 +8,7 @@
 use super::module::{scale_dtypes, Module, PartNames, REMEDY};
 use crate::checkpoint::layout::GlobalScaleMeaning;
 use crate::checkpoint::Weight;
+use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 
@@ -29,9 +30,9 @@ pub(super) fn weight(module: &Module, formats: &[QuantFormat]) -> Result<Weight>
     let global_scale = Some((GLOBAL_SCALE, GlobalScaleMeaning::Reciprocal));
     let (format, global_scale) = match (codes.dtype(), scales.dtype()) {
         (Dtype::I32, _) => (integers(module)?, None),
-        (_, Dtype::F8_E4M3) => (QuantFormat::Nvfp4, global_scale),
-        _ if module.get(GLOBAL_SCALE).is_some() => (QuantFormat::Nvfp4, global_scale),
-        _ => (QuantFormat::Mxfp4, None),
+        (_, Dtype::F8_E4M3) => (QuantFormat::NVFP4, global_scale),
+        _ if module.get(GLOBAL_SCALE).is_some() => (QuantFormat::NVFP4, global_scale),
+        _ => (QuantFormat::MXFP4, None),
     };
     if !formats.contains(&format) {
         let named: Vec<_> = formats.iter().map(ToString::to_string).collect();
@@ -46,7 +47,7 @@ pub(super) fn weight(module: &Module, formats: &[QuantFormat]) -> Result<Weight>
         return Err(module.wrong(CODES, codes, expected, found));
     }
     let names = PartNames { codes: CODES, scales: SCALES, global_scale };
-    let weight = module.parts(format, &names, &[codes.dtype()], scale_dtypes(format))?;
+    let weight = module.parts(format, &names, &[codes.dtype()], scale_dtypes(format.scale()))?;
     check_shape(module, weight.dims())?;
     Ok(weight)
 }
@@ -54,12 +55,11 @@ pub(super) fn weight(module: &Module, formats: &[QuantFormat]) -> Result<Weight>
 /// The format of codes in I32, from the shapes.
 fn integers(module: &Module) -> Result<QuantFormat> {
     let codes = module.require(CODES, CODES, &[Dtype::I32])?;
-    let scales =
-        module.require(SCALES, CODES, scale_dtypes(QuantFormat::Affine { bits: 4, group_size: 32 }))?;
+    let scales = module.require(SCALES, CODES, scale_dtypes(Scale::Float))?;
     let (_, words) = module.rows(CODES, codes)?;
     let k = words.saturating_mul(8);
     let group_size = scales.dims().last().and_then(|groups| k.checked_div(*groups)).unwrap_or(0);
-    QuantFormat::affine(4, group_size).map_err(|_| {
+    QuantFormat::symmetric(4, group_size).map_err(|_| {
         let expected = format!("scales for groups of 32, 64 or 128 of K = {k}");
         module.wrong(SCALES, scales, expected, format!("{:?}", scales.dims()))
     })

@@ -81,7 +81,7 @@ impl Source {
         match method.as_str().map(str::to_ascii_lowercase).as_deref() {
             Some("mxfp4") => Ok(Method::Mxfp4),
             Some("mxfp8") => {
-                let size = self.block_size(object)?.or(Some((1, QuantFormat::Mxfp8.group_size())));
+                let size = self.block_size(object)?.or(Some((1, QuantFormat::MXFP8.group_size())));
                 Ok(Method::Mxfp8(Blocks { size, exponents: true }))
             }
             Some("modelopt") => match object.get("quantization") {
@@ -160,8 +160,8 @@ impl Source {
             fits.then_some(format).ok_or_else(wrong)
         };
         match format {
-            Some("nvfp4-pack-quantized") => float(QuantFormat::Nvfp4),
-            Some("mxfp4-pack-quantized") => float(QuantFormat::Mxfp4),
+            Some("nvfp4-pack-quantized") => float(QuantFormat::NVFP4),
+            Some("mxfp4-pack-quantized") => float(QuantFormat::MXFP4),
             Some("pack-quantized") => {
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
                 let fits = symmetric && bits == Some(4) && kind.is_none_or(|kind| kind == "int");

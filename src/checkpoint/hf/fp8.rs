@@ -12,7 +12,7 @@ use crate::checkpoint::names::tensor_of;
 use crate::checkpoint::warnings::Warnings;
 use crate::checkpoint::weight::Decode;
 use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
-use crate::format::element::e4m3_to_f32;
+use crate::format::Element;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
@@ -70,7 +70,7 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
         let name = tensor_of(module.path, "weight");
         return Ok(Weight::Dense(DenseTensor::decoded(&name, DType::F32, dims, decoded)));
     }
-    let format = QuantFormat::Mxfp8;
+    let format = QuantFormat::MXFP8;
     let group = format.group_size();
     if k % group != 0 || columns % group != 0 {
         let expected = format!("rows of whole groups of {group} below one exponent each");
@@ -147,7 +147,7 @@ impl Layout for TiledExponents {
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let format = QuantFormat::Mxfp8;
+        let format = QuantFormat::MXFP8;
         let (words, groups) = (format.words_per_row(self.k)?, format.groups_per_row(self.k)?);
         let exponents = self.scales.read::<u8>()?;
         let mut scales = Vec::with_capacity(self.n.saturating_mul(groups));
@@ -164,7 +164,7 @@ impl Layout for TiledExponents {
     }
 
     fn unit(&self) -> usize {
-        QuantFormat::Mxfp8.group_size()
+        QuantFormat::MXFP8.group_size()
     }
 
     fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
@@ -199,9 +199,9 @@ impl Decode for Decoded {
                 let (first, rest) = codes.split_at(first);
                 let chunks = std::iter::once(first).chain(rest.chunks(self.tiles.columns.max(1)));
                 let tiles = chunks.zip(self.tiles.of_row(&scales, row));
-                elements.extend(
-                    tiles.flat_map(|(codes, scale)| codes.iter().map(move |code| e4m3_to_f32(*code) * scale)),
-                );
+                elements.extend(tiles.flat_map(|(codes, scale)| {
+                    codes.iter().map(move |code| Element::E4m3.value(*code) * scale)
+                }));
                 row += 1;
             }
         })?;

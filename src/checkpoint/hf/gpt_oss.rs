@@ -50,9 +50,9 @@ pub(super) fn weights_of(stored: &str) -> Vec<(String, Option<Half>)> {
 
 /// The weight in `_blocks` and `_scales`, or half of its rows.
 pub(super) fn weight(module: &Module, half: Option<Half>) -> Result<Weight> {
-    let format = QuantFormat::Mxfp4;
+    let format = QuantFormat::MXFP4;
     let blocks = module.require(BLOCKS, BLOCKS, &[Dtype::U8])?;
-    let scales = module.require(SCALES, BLOCKS, scale_dtypes(format))?;
+    let scales = module.require(SCALES, BLOCKS, scale_dtypes(format.scale()))?;
     let (rows, k) = match blocks.dims() {
         [rows @ .., groups, BLOCK] if !rows.is_empty() && !rows.contains(&0) && *groups > 0 => {
             module.check_dims(SCALES, scales, &[rows, &[*groups]].concat())?;

@@ -67,8 +67,8 @@ impl HfCheckpoint {
         let module = Module { tensors: &self.tensors, path, separator };
         match (packing, &self.method) {
             (Packing::Blocks(half), _) => gpt_oss::weight(&module, half),
-            (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::Mxfp4),
-            (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::Mxfp8),
+            (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::MXFP4),
+            (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(formats)) => {
                 compressed::weight(&module, formats)

@@ -14,6 +14,6 @@ pub(super) fn weight(module: &Module) -> Result<Weight> {
     module.refuse("pre_quant_scale", "a scale of the layer's input (AWQ) is not applied")?;
     let global_scale = Some(("weight_scale_2", GlobalScaleMeaning::Multiplier));
     let names = PartNames { codes: "weight", scales: "weight_scale", global_scale };
-    let format = QuantFormat::Nvfp4;
-    module.parts(format, &names, &[Dtype::U8], scale_dtypes(format))
+    let format = QuantFormat::NVFP4;
+    module.parts(format, &names, &[Dtype::U8], scale_dtypes(format.scale()))
 }

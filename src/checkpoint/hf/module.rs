@@ -4,7 +4,7 @@ use crate::checkpoint::layout::{GlobalScale, GlobalScaleMeaning, Parts};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::shards::Tensors;
 use crate::checkpoint::{PackedWeight, Weight};
-use crate::format::ScaleKind;
+use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 
@@ -138,14 +138,14 @@ impl<'a> Module<'a> {
 /// A weight of MXFP4 or MXFP8 in MLX's layout, under MLX's names.
 pub(super) fn words(module: &Module, format: QuantFormat) -> Result<Weight> {
     let names = PartNames { codes: "weight", scales: "scales", global_scale: None };
-    module.parts(format, &names, &[Dtype::U32], scale_dtypes(format))
+    module.parts(format, &names, &[Dtype::U32], scale_dtypes(format.scale()))
 }
 
-/// Dtypes under which the scales of a format are stored.
-pub(super) fn scale_dtypes(format: QuantFormat) -> &'static [Dtype] {
-    match format.scale_kind() {
-        ScaleKind::Float => &[Dtype::F16, Dtype::BF16, Dtype::F32],
-        ScaleKind::E8m0 => &[Dtype::U8, Dtype::F8_E8M0],
-        ScaleKind::E4m3 => &[Dtype::F8_E4M3, Dtype::U8],
+/// Dtypes under which scales are stored.
+pub(super) fn scale_dtypes(scale: Scale) -> &'static [Dtype] {
+    match scale {
+        Scale::Float => &[Dtype::F16, Dtype::BF16, Dtype::F32],
+        Scale::E8m0 => &[Dtype::U8, Dtype::F8_E8M0],
+        Scale::E4m3 => &[Dtype::F8_E4M3, Dtype::U8],
     }
 }

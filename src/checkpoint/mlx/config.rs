@@ -78,6 +78,9 @@ struct Reader<'a> {
     warnings: &'a Warnings,
 }
 
+/// What MLX takes where nothing is said.
+const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 64).unwrap();
+
 impl Reader<'_> {
     /// The format an object names. A missing mode is affine, missing numbers are the mode's defaults.
     fn format(&self, object: &Map<String, Value>, key: &str) -> Result<QuantFormat> {
@@ -89,27 +92,20 @@ impl Reader<'_> {
             }
         };
         let default = match mode {
-            "affine" => QuantFormat::Affine { bits: 4, group_size: 64 },
-            "mxfp4" => QuantFormat::Mxfp4,
-            "nvfp4" => QuantFormat::Nvfp4,
-            "mxfp8" => QuantFormat::Mxfp8,
-            _ => {
-                return Err(
-                    self.wrong(format!("`{key}.mode` is {mode:?}, expected affine, mxfp4, nvfp4 or mxfp8"))
-                );
-            }
+            "affine" => AFFINE,
+            _ => QuantFormat::named(mode).ok_or_else(|| {
+                self.wrong(format!("`{key}.mode` is {mode:?}, expected affine, mxfp4, nvfp4 or mxfp8"))
+            })?,
         };
         let bits = self.number(object, key, "bits")?.unwrap_or(default.bits());
         let group_size = self.number(object, key, "group_size")?.unwrap_or(default.group_size());
         let format = match default {
-            QuantFormat::Affine { .. } => QuantFormat::affine(bits, group_size).ok(),
+            AFFINE => QuantFormat::affine_opt(bits, group_size),
             fixed => (bits == fixed.bits() && group_size == fixed.group_size()).then_some(fixed),
         };
         format.ok_or_else(|| {
             let exists = match default {
-                QuantFormat::Affine { .. } => {
-                    "bits 1, 2, 3, 4, 5, 6 or 8 and group_size 32, 64 or 128".to_owned()
-                }
+                AFFINE => "bits 1, 2, 3, 4, 5, 6 or 8 and group_size 32, 64 or 128".to_owned(),
                 fixed => format!("bits {} and group_size {}", fixed.bits(), fixed.group_size()),
             };
             self.wrong(format!(

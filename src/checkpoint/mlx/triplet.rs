@@ -13,7 +13,7 @@ use crate::checkpoint::{
     shards::Tensors,
     warnings::Warnings,
 };
-use crate::{format::ScaleKind, Error, QuantFormat, Result};
+use crate::{format::Scale, Error, QuantFormat, Result};
 use safetensors::Dtype;
 
 /// The tensors of one packed module, checked against each other.
@@ -165,7 +165,7 @@ impl<'a> Triplet<'a> {
     }
 
     fn check_override(&self, format: QuantFormat, in_features: Option<usize>) -> Result<QuantFormat> {
-        let float_scales = format.scale_kind() == ScaleKind::Float;
+        let float_scales = format.scale() == Scale::Float;
         if float_scales == self.byte_scales {
             let expected = if float_scales { "float scales and biases" } else { "U8 scales" };
             return Err(self.wrong(
@@ -224,18 +224,18 @@ impl<'a> Triplet<'a> {
     /// Bytes that call themselves E4M3 or E8M0 have to be what the format reads them as.
     fn check_scale_dtype(&self, format: QuantFormat) -> Result<()> {
         let stated = match self.scales.dtype() {
-            Dtype::F8_E4M3 => ScaleKind::E4m3,
-            Dtype::F8_E8M0 => ScaleKind::E8m0,
+            Dtype::F8_E4M3 => Scale::E4m3,
+            Dtype::F8_E8M0 => Scale::E8m0,
             _ => return Ok(()),
         };
-        if stated == format.scale_kind() {
+        if stated == format.scale() {
             return Ok(());
         }
         Err(wrong(
             self.module,
             "scales",
             self.scales,
-            format!("{:?} scales for {format}", format.scale_kind()),
+            format!("{:?} scales for {format}", format.scale()),
             format!("{:?}", self.scales.dtype()),
         ))
     }
@@ -246,7 +246,7 @@ impl<'a> Triplet<'a> {
         };
         let dims = global_scale.dims();
         let one_each = matches!(self.rows, [experts, _] if dims == [*experts]);
-        if format == QuantFormat::Nvfp4
+        if format == QuantFormat::NVFP4
             && global_scale.dtype() == Dtype::F32
             && (dims.is_empty() || dims == [1] || one_each)
         {

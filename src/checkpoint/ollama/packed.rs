@@ -7,7 +7,7 @@
 use super::stated::Stated;
 use super::tensors::Entry;
 use crate::checkpoint::{mapped::StoredTensor, warnings::Warnings};
-use crate::{format::ScaleKind, Error, QuantFormat, Result};
+use crate::{format::Scale, Error, QuantFormat, Result};
 use safetensors::Dtype;
 
 /// A packed weight whose parts fit each other.
@@ -32,7 +32,7 @@ enum Scales {
     Floats,
     Bytes,
     /// Bytes whose meaning is stated.
-    BytesOf(ScaleKind),
+    BytesOf(Scale),
 }
 
 /// What may decide between the readings that shapes leave.
@@ -63,8 +63,8 @@ impl<'a> Packed<'a> {
         };
         let scale_kind = match scales.dtype() {
             Dtype::U8 => Scales::Bytes,
-            Dtype::F8_E4M3 => Scales::BytesOf(ScaleKind::E4m3),
-            Dtype::F8_E8M0 => Scales::BytesOf(ScaleKind::E8m0),
+            Dtype::F8_E4M3 => Scales::BytesOf(Scale::E4m3),
+            Dtype::F8_E8M0 => Scales::BytesOf(Scale::E8m0),
             Dtype::F16 | Dtype::BF16 | Dtype::F32 => Scales::Floats,
             other => return wrong("scales in F16, BF16, F32 or U8", format!("{other:?}")),
         };
@@ -204,7 +204,7 @@ impl<'a> Packed<'a> {
         };
         let count = tensor.dims().iter().try_fold(1usize, |product, dim| product.checked_mul(*dim));
         let one_each = matches!(self.rows, [experts, _] if count == Some(*experts));
-        if format != QuantFormat::Nvfp4 || tensor.dtype() != Dtype::F32 || !(count == Some(1) || one_each) {
+        if format != QuantFormat::NVFP4 || tensor.dtype() != Dtype::F32 || !(count == Some(1) || one_each) {
             let found = format!("{:?} {:?} on {format}", tensor.dtype(), tensor.dims());
             return Err(
                 self.wrong("a global scale in F32, one value or one for each expert, on nvfp4", found)
@@ -222,7 +222,7 @@ impl<'a> Packed<'a> {
         let fits_scales = |format: &QuantFormat| match self.scale_kind {
             Scales::Floats => format.has_biases(),
             Scales::Bytes => !format.has_biases(),
-            Scales::BytesOf(kind) => format.scale_kind() == kind,
+            Scales::BytesOf(kind) => format.scale() == kind,
         };
         let mut all = QuantFormat::all();
         all.retain(|format| {

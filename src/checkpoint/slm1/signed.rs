@@ -45,7 +45,7 @@ impl SignedBlocks {
         let group_size = [128, 64, 32].into_iter().find(|group_size| block.is_multiple_of(*group_size));
         let format = group_size
             .filter(|_| dims.len() == 2)
-            .map(|group_size| QuantFormat::Affine { bits: width, group_size });
+            .and_then(|group_size| QuantFormat::symmetric_opt(width, group_size));
         Self { bits, dims, codes, scales, block, format }
     }
 

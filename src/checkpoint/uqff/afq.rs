@@ -35,8 +35,8 @@ pub(super) fn afq(layer: &Layer) -> Result<WeightAndWhy> {
 pub(super) fn mxfp4(layer: &Layer) -> Result<WeightAndWhy> {
     let codes = layer.part("weight", &[Dtype::U8])?;
     let scales = layer.part("weight.scales", &[Dtype::U8])?;
-    let dims = dims(layer, QuantFormat::Mxfp4, codes, scales)?;
-    Ok(packed(layer, QuantFormat::Mxfp4, dims, codes, scales, None))
+    let dims = dims(layer, QuantFormat::MXFP4, codes, scales)?;
+    Ok(packed(layer, QuantFormat::MXFP4, dims, codes, scales, None))
 }
 
 /// The logical shape, from codes and scales that agree about it.

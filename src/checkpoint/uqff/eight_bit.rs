@@ -5,7 +5,7 @@ use crate::checkpoint::layout::{Cut, Layout};
 use crate::checkpoint::mapped::StoredTensor;
 use crate::checkpoint::weight::Decode;
 use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
-use crate::format::element::e4m3_to_f32;
+use crate::format::Element;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
@@ -25,7 +25,7 @@ const BLOCK_BYTES: usize = 1 + BLOCK;
 /// the 448 of the format.
 const F8Q8_MAX: f32 = 416.0;
 
-const F8Q8_FORMAT: QuantFormat = QuantFormat::Affine { bits: 8, group_size: BLOCK };
+const F8Q8_FORMAT: QuantFormat = QuantFormat::symmetric_opt(8, BLOCK).unwrap();
 
 pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
     let codes = layer.part("weight", &[Dtype::F8_E4M3])?;
@@ -50,13 +50,13 @@ pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
     let k = dims.last().copied().unwrap_or(0);
     let why = match scale.is_sign_negative() {
         true => "FP8 with a negative scale has no packed format here",
-        false if !k.is_multiple_of(QuantFormat::Mxfp8.group_size()) => {
+        false if !k.is_multiple_of(QuantFormat::MXFP8.group_size()) => {
             "FP8 rows that are no multiple of 32 elements have no packed format here"
         }
         false => {
             let layout = PerTensorFp8 { codes: codes.clone(), scale };
             return Ok((
-                Weight::Packed(PackedWeight::new(layer.key, QuantFormat::Mxfp8, dims, layout)),
+                Weight::Packed(PackedWeight::new(layer.key, QuantFormat::MXFP8, dims, layout)),
                 None,
             ));
         }
@@ -107,7 +107,7 @@ impl Layout for PerTensorFp8 {
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let format = QuantFormat::Mxfp8;
+        let format = QuantFormat::MXFP8;
         let &[n, k] = self.codes.dims() else {
             return Err(crate::Error::mismatch("FP8 weight", "[N, K]", format!("{:?}", self.codes.dims())));
         };
@@ -123,7 +123,7 @@ impl Layout for PerTensorFp8 {
     }
 
     fn unit(&self) -> usize {
-        QuantFormat::Mxfp8.group_size()
+        QuantFormat::MXFP8.group_size()
     }
 
     fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
@@ -146,7 +146,7 @@ impl Decode for E4m3Numbers {
     fn decode(&self, device: &Device) -> Result<Tensor> {
         let mut values = Vec::with_capacity(self.codes.size_in_bytes());
         self.codes.for_each_chunk(1, |codes| {
-            values.extend(codes.iter().map(|&code| e4m3_to_f32(code) * self.scale));
+            values.extend(codes.iter().map(|&code| Element::E4m3.value(code) * self.scale));
         })?;
         Ok(Tensor::from_vec(values, self.codes.dims(), device)?)
     }
@@ -172,7 +172,7 @@ impl F8q8Blocks {
     fn for_each(&self, mut take: impl FnMut(f32, &[u8])) -> Result<()> {
         self.blocks.for_each_chunk(BLOCK_BYTES, |blocks| {
             for (&scale, codes) in blocks.chunks_exact(BLOCK_BYTES).filter_map(<[u8]>::split_first) {
-                take(e4m3_to_f32(scale) / F8Q8_MAX, codes);
+                take(Element::E4m3.value(scale) / F8Q8_MAX, codes);
             }
         })
     }

@@ -9,6 +9,7 @@ use super::plan::{Plan, Shard};
 use super::quality::WrittenFile;
 use super::shard::Output;
 use super::{importer, Options, Target};
+use crate::format::Quantizer;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use std::fmt::Debug;
@@ -32,8 +33,8 @@ pub(super) trait Kind: Debug + Sync {
     }
 
     /// What computes the codes.
-    fn encoder(&self, _: QuantFormat) -> Encoder {
-        Encoder::Mlx
+    fn quantizer(&self, _: QuantFormat) -> Quantizer {
+        Quantizer::Mlx
     }
 
     /// What becomes of the experts of the source.
@@ -81,15 +82,6 @@ pub(super) trait Kind: Debug + Sync {
 
 /// The rule of tensors that are written as they are.
 pub(super) const PACKED_ALREADY: &str = "packed already";
-
-/// What computes codes and scales.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Encoder {
-    /// As `mx.quantize` on a CPU.
-    Mlx,
-    /// As mistral.rs on a CPU: affine formats only.
-    Afq,
-}
 
 /// What becomes of experts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

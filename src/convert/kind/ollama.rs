@@ -7,6 +7,7 @@ use crate::convert::plan::{Plan, Shard};
 use crate::convert::quality::WrittenFile;
 use crate::convert::shard::{Output, Style};
 use crate::convert::Options;
+use crate::format::{Bits, Element};
 use crate::{QuantFormat, Result};
 use safetensors::Dtype;
 use serde::Serialize;
@@ -33,11 +34,11 @@ impl Kind for Ollama {
     }
 
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
-        match format {
-            QuantFormat::Affine { bits: 1 | 2 | 3 | 5 | 6, .. } => {
+        match format.element() {
+            Element::Uint(Bits::Four | Bits::Eight) | Element::E2m1 | Element::E4m3 => Ok(()),
+            Element::Uint(Bits::One | Bits::Two | Bits::Three | Bits::Five | Bits::Six) => {
                 Err("affine formats of 4 and 8 bits (int4, int8), nvfp4, mxfp4 and mxfp8")
             }
-            _ => Ok(()),
         }
     }
 
@@ -120,9 +121,9 @@ fn blob(index: usize, layer: String, jobs: Vec<Job>) -> Shard {
 
 /// Ollama's word for a format.
 fn label(format: QuantFormat) -> String {
-    match format {
-        QuantFormat::Affine { bits, .. } => format!("int{bits}"),
-        other => other.mode().to_owned(),
+    match format.element() {
+        Element::Uint(bits) => format!("int{}", bits.get()),
+        Element::E2m1 | Element::E4m3 => format.mode().to_owned(),
     }
 }
 

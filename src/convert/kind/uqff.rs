@@ -1,12 +1,13 @@
 //! UQFF 1.2.0, the container of mistral.rs: layers in `.uqff` shards, all else in `residual.safetensors`, and a report
 //! that lists the shards.
 
-use super::{by_size, Encoder, Experts, Kind};
+use super::{by_size, Experts, Kind};
 use crate::checkpoint::{module_of, tensor_of};
 use crate::convert::job::Job;
 use crate::convert::plan::{Plan, Shard};
 use crate::convert::shard::{Output, Style};
 use crate::convert::{Options, Role};
+use crate::format::{Bits, Element, Quantizer};
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use serde_json::{json, Map, Value};
@@ -42,18 +43,19 @@ impl Kind for Uqff {
     }
 
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
-        match format {
-            QuantFormat::Affine { bits: 2 | 3 | 4 | 6 | 8, .. } | QuantFormat::Mxfp4 => Ok(()),
-            _ => Err("affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4"),
-        }
+        let is_known = match format.element() {
+            Element::Uint(bits) => !matches!(bits, Bits::One | Bits::Five),
+            Element::E2m1 | Element::E4m3 => format == QuantFormat::MXFP4,
+        };
+        is_known.then_some(()).ok_or("affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4")
     }
 
     /// That of mistral.rs where it loses no more than MLX's: with 2 and 3 bits, and in MXFP4 whose larger numbers it
     /// clips, it does.
-    fn encoder(&self, format: QuantFormat) -> Encoder {
-        match format {
-            QuantFormat::Affine { bits: 4.., .. } => Encoder::Afq,
-            _ => Encoder::Mlx,
+    fn quantizer(&self, format: QuantFormat) -> Quantizer {
+        match format.element() {
+            Element::Uint(bits) if bits >= Bits::Four => Quantizer::Afq,
+            Element::Uint(_) | Element::E2m1 | Element::E4m3 => Quantizer::Mlx,
         }
     }
 
@@ -74,16 +76,20 @@ impl Kind for Uqff {
         let byte = |part: &str, byte: usize| {
             Output::scalar(tensor_of(module, part), Dtype::U8, &[u8::try_from(byte).unwrap_or(u8::MAX)])
         };
-        if let QuantFormat::Affine { bits, group_size } = format {
-            outputs.extend([byte("weight.bits", bits), byte("weight.group_size", group_size)]);
-            outputs.push(family(module, AFQ));
-        } else {
-            // Words as the bytes that they are.
-            if let Some(codes) = outputs.first_mut() {
-                codes.dtype = Dtype::U8;
-                codes.dims.iter_mut().last().into_iter().for_each(|columns| *columns *= 4);
+        match format.element() {
+            Element::Uint(bits) => {
+                outputs.push(byte("weight.bits", bits.get()));
+                outputs.push(byte("weight.group_size", format.group_size()));
+                outputs.push(family(module, AFQ));
             }
-            outputs.push(family(module, MXFP4));
+            Element::E2m1 | Element::E4m3 => {
+                // Words as the bytes that they are.
+                if let Some(codes) = outputs.first_mut() {
+                    codes.dtype = Dtype::U8;
+                    codes.dims.iter_mut().last().into_iter().for_each(|columns| *columns *= 4);
+                }
+                outputs.push(family(module, MXFP4));
+            }
         }
         Ok(outputs)
     }
@@ -157,10 +163,10 @@ fn is_unquant(job: &Job) -> bool {
 
 /// mistral.rs' word for a format.
 fn label(format: Option<QuantFormat>) -> String {
-    match format {
-        Some(QuantFormat::Affine { bits, .. }) => format!("afq{bits}"),
-        Some(other) => other.mode().to_owned(),
-        None => "unquant".to_owned(),
+    let Some(format) = format else { return "unquant".to_owned() };
+    match format.element() {
+        Element::Uint(bits) => format!("afq{}", bits.get()),
+        Element::E2m1 | Element::E4m3 => format.mode().to_owned(),
     }
 }
 

@@ -23,7 +23,7 @@ use super::kernels::{DecodeRows, DotRows, Parameters};
 use super::matrix::PackedMatrix;
 use super::simd::{avx512, vnni, InstructionSet};
 use super::{rows_per_task, tasks};
-use crate::QuantFormat;
+use crate::format::{Bits, Element, Scale};
 use columns::Columns;
 use floats::{CHUNK_STEPS, SLAB};
 use mxfp4::Mxfp4Rows;
@@ -71,17 +71,18 @@ impl InstructionSet for Kernels {
             // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
             return vnni::Kernels.product(matrix, x);
         }
-        match matrix.format {
-            QuantFormat::Affine { bits: 1, .. } => of_digits::<AffineRows<1>>(matrix, x),
-            QuantFormat::Affine { bits: 2, .. } => of_digits::<AffineRows<2>>(matrix, x),
-            QuantFormat::Affine { bits: 3, .. } => of_digits::<AffineRows<3>>(matrix, x),
-            QuantFormat::Affine { bits: 4, .. } => of_digits::<AffineRows<4>>(matrix, x),
-            QuantFormat::Affine { bits: 5, .. } => of_digits::<AffineRows<5>>(matrix, x),
-            QuantFormat::Affine { bits: 6, .. } => of_digits::<AffineRows<6>>(matrix, x),
-            QuantFormat::Affine { .. } => of_digits::<AffineRows<8>>(matrix, x),
-            QuantFormat::Mxfp4 => of_digits::<Mxfp4Rows>(matrix, x),
-            QuantFormat::Nvfp4 => of_floats(Nvfp4::new(), matrix, x),
-            QuantFormat::Mxfp8 => of_floats(Mxfp8, matrix, x),
+        match (matrix.format.element(), matrix.format.scale()) {
+            (Element::Uint(Bits::One), _) => of_digits::<AffineRows<1>>(matrix, x),
+            (Element::Uint(Bits::Two), _) => of_digits::<AffineRows<2>>(matrix, x),
+            (Element::Uint(Bits::Three), _) => of_digits::<AffineRows<3>>(matrix, x),
+            (Element::Uint(Bits::Four), _) => of_digits::<AffineRows<4>>(matrix, x),
+            (Element::Uint(Bits::Five), _) => of_digits::<AffineRows<5>>(matrix, x),
+            (Element::Uint(Bits::Six), _) => of_digits::<AffineRows<6>>(matrix, x),
+            (Element::Uint(Bits::Eight), _) => of_digits::<AffineRows<8>>(matrix, x),
+            (Element::E2m1, Scale::E8m0) => of_digits::<Mxfp4Rows>(matrix, x),
+            (Element::E2m1, Scale::E4m3) => of_floats(Nvfp4::new(), matrix, x),
+            (Element::E4m3, Scale::E8m0) => of_floats(Mxfp8, matrix, x),
+            (Element::E2m1, Scale::Float) | (Element::E4m3, Scale::Float | Scale::E4m3) => None,
         }
     }
 }

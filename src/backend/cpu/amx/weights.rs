@@ -4,9 +4,8 @@ use super::super::matrix::{GroupValues, PackedMatrix};
 use super::super::simd::avx512::{e4m3_any_rare, e4m3_by_bits, e4m3_by_tables, e4m3_rank};
 use super::rows::packed_rows;
 use super::tile::{Line, ROWS};
-use crate::format::decode::scale_from_byte;
-use crate::format::element::E2M1;
-use crate::format::ScaleKind;
+use crate::format::Scale;
+use crate::format::E2M1;
 use crate::QuantFormat;
 use half::bf16;
 use std::arch::x86_64::*;
@@ -62,7 +61,7 @@ impl Nvfp4 {
     pub(super) fn new() -> Self {
         static TABLE: LazyLock<Table> = LazyLock::new(|| {
             std::array::from_fn(|byte| {
-                let scale = scale_from_byte(ScaleKind::E4m3, byte as u8, 1.);
+                let scale = Scale::E4m3.value(byte as u8);
                 Scaled(E2M1.map(|number| bf16::from_f32(scale * number).to_bits()))
             })
         });
@@ -98,7 +97,7 @@ unsafe fn scaled(table: &Table, scale: *const u8) -> __m256i {
 }
 
 impl Weights for Nvfp4 {
-    const FORMAT: QuantFormat = QuantFormat::Nvfp4;
+    const FORMAT: QuantFormat = QuantFormat::NVFP4;
     const UNIT: f32 = 1.;
 
     #[inline(always)]
@@ -119,7 +118,7 @@ impl Weights for Nvfp4 {
 }
 
 impl Weights for Mxfp8 {
-    const FORMAT: QuantFormat = QuantFormat::Mxfp8;
+    const FORMAT: QuantFormat = QuantFormat::MXFP8;
     const UNIT: f32 = 1. / (1u32 << E8M0_SHIFT) as f32;
 
     #[inline(always)]
@@ -178,7 +177,7 @@ impl<'a> RowBlock<'a> {
         let scales = scales.get(first_row * groups..)?.get(..rows * groups)?;
         // NaN becomes zero.
         let largest = scales.iter().fold(0, |largest: u8, scale| largest.max(scale.wrapping_add(1)));
-        let fits = matrix.format.scale_kind() != ScaleKind::E8m0 || largest <= LARGEST_E8M0 + 1;
+        let fits = matrix.format.scale() != Scale::E8m0 || largest <= LARGEST_E8M0 + 1;
         fits.then_some(Self { matrix, words, scales, rows })
     }
 

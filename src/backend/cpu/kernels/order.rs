@@ -1,6 +1,6 @@
 //! The order of a block's elements in vectors.
 
-use crate::format::element::Real;
+use crate::format::Real;
 
 /// The order of decoded rows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

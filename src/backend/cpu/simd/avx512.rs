@@ -5,7 +5,7 @@
 //! already holds `code * scale + bias`, so a group of 64 costs one multiplication.
 
 use super::{each, implement, Simd};
-use crate::format::element::E2M1;
+use crate::format::E2M1;
 use std::arch::x86_64::*;
 
 #[derive(Clone, Copy)]

@@ -3,6 +3,7 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::aligned::Aligned;
+use crate::format::{Element, Scale};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 
@@ -27,13 +28,14 @@ pub(super) const fn doubled(bits: usize) -> bool {
 
 impl Codes {
     pub(super) fn of(format: QuantFormat) -> Option<Self> {
-        let (bits, e2m1, centre, unit) = match format {
-            QuantFormat::Affine { bits, .. } if doubled(bits) => (bits, false, (1 << bits) - 1, 0.5),
-            QuantFormat::Affine { bits, .. } => (bits, false, 1 << (bits - 1), 1.0),
-            QuantFormat::Mxfp4 | QuantFormat::Nvfp4 => (4, true, 12, 0.5),
-            QuantFormat::Mxfp8 => return None,
+        let bits = format.bits();
+        let (e2m1, centre, unit) = match format.element() {
+            Element::Uint(_) if doubled(bits) => (false, (1 << bits) - 1, 0.5),
+            Element::Uint(_) => (false, 1 << (bits - 1), 1.0),
+            Element::E2m1 => (true, 12, 0.5),
+            Element::E4m3 => return None,
         };
-        let any_scale = format == QuantFormat::Mxfp4;
+        let any_scale = format.scale() == Scale::E8m0;
         Some(Self { bits, e2m1, centre, unit, any_scale })
     }
 

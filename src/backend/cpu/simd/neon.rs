@@ -4,7 +4,7 @@
 //! no row has an incomplete block.
 
 use super::{each, implement, Simd};
-use crate::format::element::E2M1;
+use crate::format::E2M1;
 use std::arch::aarch64::*;
 
 #[derive(Clone, Copy)]

@@ -1,7 +1,7 @@
 //! Plain Rust on arrays: for CPUs without a file of their own, and as a check on those with one.
 
 use super::{implement, Simd};
-use crate::format::element::{e4m3_to_f32, E2M1};
+use crate::format::Element;
 
 #[derive(Clone, Copy)]
 pub(in crate::backend::cpu) struct Portable;
@@ -80,11 +80,11 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn e2m1(codes: Self::U) -> [Self::F; 4] {
-        codes_to_values::<4>(codes, |code| E2M1[code as usize & 15])
+        codes_to_values::<4>(codes, |code| Element::E2m1.value(code as u8))
     }
     #[inline(always)]
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {
-        codes_to_values::<8>(codes, |code| e4m3_to_f32(code as u8))
+        codes_to_values::<8>(codes, |code| Element::E4m3.value(code as u8))
     }
 }
 

@@ -3,8 +3,7 @@
 use super::super::kernels::ROWS_PER_PASS;
 use super::super::matrix::{GroupValues, PackedMatrix};
 use super::digits::{Codes, Digits, Groups, LANES};
-use crate::format::decode::symmetric_zero;
-use crate::format::ScaleKind;
+use crate::format::Scale;
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
@@ -48,11 +47,11 @@ pub(super) unsafe fn scale_rows<'a>(
     let rows = scaled.len() / scaling.stride;
     let part = |values: GroupValues<'a>| values.slice(first_row * groups, rows * groups);
     let (scales, biases) = (part(matrix.scales), matrix.biases.map(part));
-    let zero = symmetric_zero(matrix.format.bits());
+    let zero = matrix.format.midpoint();
     // SAFETY: the features are those of this function.
     unsafe {
-        match (scales, matrix.format.scale_kind()) {
-            (GroupValues::Byte(scales), ScaleKind::E8m0) => {
+        match (scales, matrix.format.scale()) {
+            (GroupValues::Byte(scales), Scale::E8m0) => {
                 scale_all::<E8m0, Nothing>((scales, groups), (&[], 0.), scaling, scaled)
             }
             (GroupValues::Byte(scales), _) => {
@@ -73,8 +72,8 @@ pub(super) unsafe fn scale_rows<'a>(
 
 /// What is left for products to be multiplied by, of all rows. They have to be numbers before that.
 pub(super) fn factor_of_scales(matrix: &PackedMatrix) -> f32 {
-    match matrix.format.scale_kind() {
-        ScaleKind::E4m3 => E4M3_FACTOR * matrix.global_scale,
+    match matrix.format.scale() {
+        Scale::E4m3 => E4M3_FACTOR * matrix.global_scale,
         _ => matrix.global_scale,
     }
 }
@@ -302,7 +301,6 @@ fn e4m3(bytes: __m128i) -> __m512 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::format::decode::scale_from_byte;
 
     #[test]
     fn every_byte_is_its_number() {
@@ -311,17 +309,17 @@ mod tests {
         }
         for first in (0..=u8::MAX).step_by(LANES) {
             let bytes: [u8; LANES] = std::array::from_fn(|place| first + place as u8);
-            for kind in [ScaleKind::E8m0, ScaleKind::E4m3] {
+            for kind in [Scale::E8m0, Scale::E4m3] {
                 let mut numbers = [0f32; LANES];
                 // SAFETY: the features were detected; sixteen bytes and numbers.
                 unsafe {
                     let vector = _mm_loadu_si128(bytes.as_ptr().cast());
-                    let vector = if kind == ScaleKind::E8m0 { e8m0(vector) } else { e4m3(vector) };
+                    let vector = if kind == Scale::E8m0 { e8m0(vector) } else { e4m3(vector) };
                     _mm512_storeu_ps(numbers.as_mut_ptr(), vector);
                 }
                 for (byte, number) in bytes.into_iter().zip(numbers) {
-                    let number = if kind == ScaleKind::E4m3 { number * E4M3_FACTOR } else { number };
-                    let expected = scale_from_byte(kind, byte, 1.);
+                    let number = if kind == Scale::E4m3 { number * E4M3_FACTOR } else { number };
+                    let expected = kind.value(byte);
                     let equal =
                         number.to_bits() == expected.to_bits() || number.is_nan() && expected.is_nan();
                     assert!(equal, "{kind:?} {byte}: {number} is not {expected}");

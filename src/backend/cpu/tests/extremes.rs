@@ -46,7 +46,7 @@ fn the_largest_sums_are_as_good() {
         let mut weight = Weight::random(format, n, k, &mut rng);
         let row = weight.words.len() / n;
         // The least codes, the greatest, and one of them after the other. Those of E4M3 would be NaN.
-        let ones = if format == QuantFormat::Mxfp8 { 0x7E7E_7E7E } else { u32::MAX };
+        let ones = if format == QuantFormat::MXFP8 { 0x7E7E_7E7E } else { u32::MAX };
         for (word, to) in weight.words.iter_mut().enumerate() {
             *to = [0, ones, if word % 2 == 0 { ones } else { 0 }][word / row];
         }
@@ -75,7 +75,7 @@ fn the_largest_sums_are_as_good() {
 fn scales_of_any_size_are_as_good() {
     let (n, k) = (245, 64);
     let mut rng = StdRng::seed_from_u64(9);
-    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::MXFP4, QuantFormat::MXFP8] {
         let mut weight = Weight::random(format, n, k, &mut rng);
         weight.global_scale = 1.;
         let groups = k / format.group_size();
@@ -105,7 +105,7 @@ fn scales_of_any_size_are_as_good() {
 fn scales_far_apart_in_a_row_are_as_good() {
     let (n, k) = (20, 288);
     let mut rng = StdRng::seed_from_u64(10);
-    for format in [QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
         let mut weight = Weight::random(format, n, k, &mut rng);
         let (groups, group_words) = (k / format.group_size(), format.group_size() * format.bits() / 32);
         for words in weight.words.chunks_exact_mut(group_words) {
@@ -114,7 +114,7 @@ fn scales_far_apart_in_a_row_are_as_good() {
             }
         }
         let byte = |rng: &mut StdRng| match format {
-            QuantFormat::Nvfp4 => rng.random_range(1..0x7F),
+            QuantFormat::NVFP4 => rng.random_range(1..0x7F),
             _ => 100 + rng.random_range(0..4) * rng.random_range(0..12),
         };
         weight.scales = Groups::Byte((0..n * groups).map(|_| byte(&mut rng)).collect());
@@ -144,7 +144,7 @@ fn scales_far_apart_in_a_row_are_as_good() {
 fn activations_far_apart_are_as_good() {
     let (n, k, m) = (20, 288, 3);
     let mut rng = StdRng::seed_from_u64(11);
-    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8] {
+    for format in [QuantFormat::MXFP4, QuantFormat::MXFP8] {
         for lowest in [0, 60] {
             let mut weight = Weight::random(format, n, k, &mut rng);
             let logs: Vec<i32> = (0..k / 32).map(|_| rng.random_range(-40..40)).collect();

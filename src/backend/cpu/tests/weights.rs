@@ -86,7 +86,7 @@ impl Weight {
                 let (scales, biases) = (floats(-0.02, rng), floats(-0.1, rng));
                 (stored(scales), Some(stored(biases)))
             }
-            QuantFormat::Nvfp4 => {
+            QuantFormat::NVFP4 => {
                 // Signed, with subnormals, without NaN.
                 let byte = |rng: &mut StdRng| rng.random_range(0..0x70u8) | (rng.random::<u8>() & 0x80);
                 (Groups::Byte((0..groups).map(|_| byte(rng)).collect()), None)
@@ -95,7 +95,7 @@ impl Weight {
         };
         let global_scale = if format.has_biases() { 1.0 } else { 0.37 };
         let mut weight = Self { format, n, k, words, scales, biases, global_scale };
-        if format == QuantFormat::Mxfp8 {
+        if format == QuantFormat::MXFP8 {
             // Zeros and subnormals, which kernels look for, are everywhere, here and there, or nowhere.
             weight.replace_rare_codes([1., 0.002, 0.][turn % 3], rng);
         }

@@ -1,0 +1,167 @@
+//! Unsigned integer codes with a scale and a bias for each group: `q * scale + bias`.
+
+use super::bits::pack;
+use super::clip_search::{groups, nearest, Group};
+use super::numeric::{clamped, ends, small_integer, widened, Real};
+use super::{Bits, QuantFormat};
+use std::ops::RangeInclusive;
+
+/// Smallest affine scale, as in MLX.
+const SMALLEST_SCALE: f32 = 1e-7;
+
+/// Quantizes a row of K finite weights as `mx.quantize` of mlx 0.32.4 does on a CPU, bit for bit.
+///
+/// `words` receives `K * bits / 32` words, `scales` and `biases` `K / group_size` numbers each. The end of a group with
+/// the larger magnitude becomes code 0 (for 1 bit: the minimum does), which makes about half of all scales negative.
+pub(super) fn quantize_mlx<T: Real>(
+    (bits, group_size): (Bits, usize),
+    weights: &[T],
+    words: &mut [u32],
+    scales: &mut [T],
+    biases: &mut [T],
+) {
+    let largest_code = f32::from(bits.largest_code());
+    let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
+    let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
+    for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
+        let (scale, bias) = scale_and_bias(group, bits, largest_code);
+        for (code, weight) in codes.iter_mut().zip(group) {
+            // Between whole numbers, the order of rounding and clamping does not matter.
+            *code = small_integer(clamped((weight - bias) / scale, largest_code));
+        }
+        *scale_out = T::from_f32(scale);
+        *bias_out = T::from_f32(bias);
+    }
+    pack(&codes, bits.get(), words);
+}
+
+/// Quantizes a row of K finite weights as mistral.rs does on a CPU (AFQ): the minimum of a group becomes code 0, the
+/// maximum the largest code. The arguments are those of [`quantize_mlx`].
+pub(super) fn quantize_afq<T: Real>(
+    (bits, group_size): (Bits, usize),
+    weights: &[T],
+    words: &mut [u32],
+    scales: &mut [T],
+    biases: &mut [T],
+) {
+    let largest_code = f32::from(bits.largest_code());
+    let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
+    let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
+    for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
+        let (low, high) = (
+            group.iter().copied().fold(f32::INFINITY, f32::min),
+            group.iter().copied().fold(f32::NEG_INFINITY, f32::max),
+        );
+        let scale = (high - low) / largest_code;
+        for (code, weight) in codes.iter_mut().zip(group) {
+            // A group of equal numbers has the scale zero and codes of 0 only.
+            let steps = clamped((weight - low) / scale, largest_code);
+            let even = small_integer(steps);
+            // Ties away from zero: no code above the largest is half a step away.
+            *code = even + u8::from(steps - f32::from(even) == 0.5);
+        }
+        *scale_out = T::from_f32(scale);
+        *bias_out = T::from_f32(low);
+    }
+    pack(&codes, bits.get(), words);
+}
+
+/// Scale and bias of a group, not yet rounded to the dtype of the weights.
+fn scale_and_bias(group: &[f32], bits: Bits, largest_code: f32) -> (f32, f32) {
+    let (low, high) = ends(group);
+    if bits == Bits::One {
+        // The first of equal zeros, whose sign ends up in the bias.
+        let first = group.iter().copied().find(|weight| *weight == low);
+        return ((high - low).max(SMALLEST_SCALE), first.unwrap_or(low));
+    }
+    let low_is_larger = low.abs() > high.abs();
+    let step = ((high - low) / largest_code).max(SMALLEST_SCALE);
+    let (scale, edge) = if low_is_larger { (step, low) } else { (-step, high) };
+    let steps_to_edge = (edge / scale).round_ties_even();
+    if steps_to_edge == 0.0 {
+        (scale, 0.0)
+    } else {
+        // Zero is then a multiple of the scale away from the edge, hence exact.
+        (edge / steps_to_edge, edge)
+    }
+}
+
+/// The parts of its range that a group is quantized with, in sixteenths.
+const PARTS: RangeInclusive<u8> = 7..=16;
+
+/// How often scale and codes of a group follow each other at most.
+const ROUNDS: usize = 8;
+
+/// Clip search in a quantized row: ranges from the whole down to seven sixteenths, about its middle, give codes; scale
+/// and bias are then those of the least squares for these codes, and the codes the nearest ones.
+pub(super) fn improve<T: Real>(
+    format: QuantFormat,
+    bits: Bits,
+    weights: &[T],
+    words: &mut [u32],
+    scales: &mut [T],
+    biases: &mut [T],
+) {
+    let parameters = scales.iter_mut().zip(biases);
+    for ((weights, words), (scale, bias)) in groups(format, weights, words).zip(parameters) {
+        let mut group = Group::new(format, &weights, words, scale.to_f32(), bias.to_f32());
+        let mut best = None;
+        let mut attempt = |group: &mut Group, codes: &[u8]| {
+            let fits = least_squares(&weights, codes, bits);
+            let better = fits
+                .into_iter()
+                .filter(|(scale, bias): &(T, T)| group.improves(scale.to_f32(), bias.to_f32()));
+            let better = better.last();
+            best = better.or(best);
+            better.is_some()
+        };
+        for part in PARTS.rev() {
+            let (scale, bias) = range(&weights, bits, f32::from(part) / 16.);
+            let codes = nearest(format, &weights, scale, bias);
+            attempt(&mut group, &codes);
+        }
+        for _ in 0..ROUNDS {
+            let codes = group.codes().to_vec();
+            if !attempt(&mut group, &codes) {
+                break;
+            }
+        }
+        if let Some((better_scale, better_bias)) = best {
+            (*scale, *bias) = (better_scale, better_bias);
+            pack(group.codes(), bits.get(), words);
+        }
+    }
+}
+
+/// Scale and bias whose codes reach over a part of the group's range, about its middle.
+fn range(weights: &[f32], bits: Bits, part: f32) -> (f32, f32) {
+    let low = weights.iter().copied().fold(f32::INFINITY, f32::min);
+    let high = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+    // Halves, whose difference can't overflow.
+    let (middle, half) = (low / 2. + high / 2., (high / 2. - low / 2.) * part);
+    (half / f32::from(bits.largest_code()) * 2., middle - half)
+}
+
+/// Scale and bias of the smallest squared error with these codes, as far as `T` goes; and the same with the codes
+/// counted from the other end, whose bias is the other end, too. Nothing if all codes are equal.
+fn least_squares<T: Real>(weights: &[f32], codes: &[u8], bits: Bits) -> Vec<(T, T)> {
+    let pairs = || weights.iter().zip(codes).map(|(weight, code)| (f64::from(*weight), f64::from(*code)));
+    let count = weights.len() as f64;
+    let (weight_sum, code_sum) =
+        pairs().fold((0., 0.), |sums, (weight, code)| (sums.0 + weight, sums.1 + code));
+    let (weight_mean, code_mean) = (weight_sum / count, code_sum / count);
+    let (product, square) = pairs().fold((0., 0.), |sums, (weight, code)| {
+        let code = code - code_mean;
+        (sums.0 + code * (weight - weight_mean), sums.1 + code * code)
+    });
+    if square == 0. {
+        return Vec::new();
+    }
+    let scale = T::from_f32((product / square) as f32).to_f32();
+    let other_mean = f64::from(bits.largest_code()) - code_mean;
+    let fit = |scale: f32, code_mean: f64| {
+        let bias = weight_mean - f64::from(scale) * code_mean;
+        (T::from_f32(scale), T::from_f32(bias as f32))
+    };
+    vec![fit(scale, code_mean), fit(-scale, other_mean)]
+}

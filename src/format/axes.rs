@@ -1,0 +1,159 @@
+//! The axes of a format: what a code stands for, how scales are stored, and where zero is.
+
+use super::element::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
+use super::numeric::{clamped, small_integer, Real};
+
+/// Bits of an unsigned integer code. Codes of seven bits do not exist.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Bits {
+    /// 1
+    One = 1,
+    /// 2
+    Two = 2,
+    /// 3
+    Three = 3,
+    /// 4
+    Four = 4,
+    /// 5
+    Five = 5,
+    /// 6
+    Six = 6,
+    /// 8
+    Eight = 8,
+}
+
+impl Bits {
+    /// Every width, ascending.
+    pub const ALL: [Self; 7] =
+        [Self::One, Self::Two, Self::Three, Self::Four, Self::Five, Self::Six, Self::Eight];
+
+    /// The width of that many bits, if there is one.
+    pub const fn new(bits: usize) -> Option<Self> {
+        match bits {
+            1 => Some(Self::One),
+            2 => Some(Self::Two),
+            3 => Some(Self::Three),
+            4 => Some(Self::Four),
+            5 => Some(Self::Five),
+            6 => Some(Self::Six),
+            8 => Some(Self::Eight),
+            _ => None,
+        }
+    }
+
+    /// The number of bits.
+    pub const fn get(self) -> usize {
+        self as usize
+    }
+
+    /// The largest code.
+    pub const fn largest_code(self) -> u8 {
+        ((1u32 << self.get()) - 1) as u8
+    }
+
+    /// The code in the middle of the range, `2^(bits - 1)`: the zero point of symmetric formats.
+    pub const fn midpoint(self) -> u8 {
+        1 << (self.get() - 1)
+    }
+}
+
+/// What a code stands for, before scale and zero point.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Element {
+    /// An unsigned integer.
+    Uint(Bits),
+    /// A 4-bit float: 1 sign, 2 exponent and 1 mantissa bits.
+    E2m1,
+    /// An 8-bit float: 1 sign, 4 exponent and 3 mantissa bits, no infinity.
+    E4m3,
+}
+
+impl Element {
+    /// Bits of a code.
+    pub const fn bits(self) -> usize {
+        match self {
+            Self::Uint(bits) => bits.get(),
+            Self::E2m1 => 4,
+            Self::E4m3 => 8,
+        }
+    }
+
+    /// The value of a code. Bits above [`Element::bits`] are ignored for tables and kept for integers.
+    #[inline(always)]
+    pub fn value(self, code: u8) -> f32 {
+        match self {
+            Self::Uint(_) => f32::from(code),
+            Self::E2m1 => E2M1[usize::from(code & 15)],
+            Self::E4m3 => e4m3_to_f32(code),
+        }
+    }
+
+    /// The code whose value is nearest to `value`, a number of `T`, as MLX rounds in that dtype; some code for NaN.
+    #[inline(always)]
+    pub fn nearest<T: Real>(self, value: f32) -> u8 {
+        match self {
+            Self::Uint(bits) => small_integer(clamped(value, f32::from(bits.largest_code()))),
+            Self::E2m1 => nearest_e2m1::<T>(value),
+            Self::E4m3 => f32_to_e4m3(value),
+        }
+    }
+
+    /// The smallest and the largest value.
+    pub fn range(self) -> (f32, f32) {
+        match self {
+            Self::Uint(bits) => (0., f32::from(bits.largest_code())),
+            Self::E2m1 => (-E2M1_MAX, E2M1_MAX),
+            Self::E4m3 => (-E4M3_MAX, E4M3_MAX),
+        }
+    }
+
+    /// Whether a code can stand for NaN.
+    pub const fn has_nan(self) -> bool {
+        match self {
+            Self::Uint(_) | Self::E2m1 => false,
+            Self::E4m3 => true,
+        }
+    }
+}
+
+/// How the scales of a format are stored.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Scale {
+    /// An f16, bf16 or f32 number.
+    Float,
+    /// One byte, the biased exponent of a power of two.
+    E8m0,
+    /// One byte, an 8-bit float.
+    E4m3,
+}
+
+impl Scale {
+    /// Whether a scale is one byte.
+    pub const fn is_byte(self) -> bool {
+        match self {
+            Self::Float => false,
+            Self::E8m0 | Self::E4m3 => true,
+        }
+    }
+
+    /// The value of a scale's byte; NaN for [`Scale::Float`], whose scales are no bytes.
+    #[inline(always)]
+    pub fn value(self, byte: u8) -> f32 {
+        match self {
+            Self::E8m0 => e8m0_to_f32(byte),
+            Self::E4m3 => e4m3_to_f32(byte),
+            Self::Float => f32::NAN,
+        }
+    }
+}
+
+/// Which code of a group stands for zero.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum ZeroPoint {
+    /// Code 0, or none: the elements are signed.
+    None,
+    /// Stored for each group as the number that is added to `code * scale` (MLX's `biases`).
+    Bias,
+    /// The middle code, `2^(bits - 1)`.
+    Midpoint,
+}

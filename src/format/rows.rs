@@ -1,0 +1,271 @@
+//! Rows of packed codes with the scales of their groups: quantized, improved and dequantized, for every format.
+//!
+//! These functions are the readable scalar reference: every other implementation in the crate is tested against them.
+
+use super::bits::unpack;
+use super::numeric::Real;
+use super::{affine, mx, nvfp4, Bits, Element, QuantFormat, Scale, ZeroPoint};
+use crate::{Error, Result};
+
+/// Whose arithmetic chooses codes, scales and biases. Only affine formats know more than MLX's.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Quantizer {
+    /// `mx.quantize` of mlx 0.32.4 on a CPU.
+    #[default]
+    Mlx,
+    /// AFQ of mistral.rs on a CPU.
+    Afq,
+}
+
+/// Scales of groups, as a format stores them.
+#[derive(Clone, Debug, PartialEq)]
+pub enum GroupScales<T> {
+    /// Of [`Scale::Float`]; `biases` is empty where the format has none.
+    Float {
+        /// One for each group.
+        scales: Vec<T>,
+        /// As many, or none.
+        biases: Vec<T>,
+    },
+    /// Of [`Scale::E8m0`] and [`Scale::E4m3`], one byte for each group.
+    Bytes(Vec<u8>),
+}
+
+/// Rows of a quantized weight.
+///
+/// ```
+/// use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
+/// use candle_quant::QuantFormat;
+///
+/// let format = QuantFormat::affine(4, 32)?;
+/// let weights: Vec<f32> = (0..32).map(|i| i as f32 / 2.0).collect();
+/// let rows = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, 32, None)?;
+/// let GroupScales::Float { scales, biases } = &rows.scales else { unreachable!() };
+/// let mut row = [0f32; 32];
+/// dequantize_row(format, &rows.words, scales, biases, &mut row);
+/// assert_eq!((row[0], row[31]), (0.0, 15.5));
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq)]
+pub struct QuantizedRows<T> {
+    /// Packed codes, `K * bits / 32` words for each row.
+    pub words: Vec<u32>,
+    /// Scales, `K / group_size` for each row.
+    pub scales: GroupScales<T>,
+}
+
+/// One row of [`QuantizedRows`].
+pub struct RowMut<'a, T> {
+    words: &'a mut [u32],
+    scales: GroupScalesMut<'a, T>,
+}
+
+enum GroupScalesMut<'a, T> {
+    Float { scales: &'a mut [T], biases: &'a mut [T] },
+    Bytes(&'a mut [u8]),
+}
+
+/// The families of formats, each in a file of its own.
+enum Family {
+    Affine(Bits),
+    Mx,
+    Nvfp4,
+}
+
+/// The family that a format belongs to.
+fn family(format: QuantFormat) -> Result<Family> {
+    let without = || Error::Unsupported {
+        what: format!("quantizing to {format}"),
+        remedy: "quantize to an affine format, mxfp4, nvfp4 or mxfp8".into(),
+    };
+    match format.element() {
+        Element::Uint(bits) => match format.zero_point() {
+            ZeroPoint::Bias => Ok(Family::Affine(bits)),
+            ZeroPoint::Midpoint | ZeroPoint::None => Err(without()),
+        },
+        Element::E2m1 | Element::E4m3 => match format.scale() {
+            Scale::E8m0 => Ok(Family::Mx),
+            Scale::E4m3 => Ok(Family::Nvfp4),
+            Scale::Float => Err(without()),
+        },
+    }
+}
+
+impl<T: Real> QuantizedRows<T> {
+    /// So many rows of K elements, all zero.
+    ///
+    /// # Errors
+    /// If `k` is not a positive multiple of the group size.
+    pub fn zeros(format: QuantFormat, rows: usize, k: usize) -> Result<Self> {
+        let (words, groups) = (rows * format.words_per_row(k)?, rows * format.groups_per_row(k)?);
+        let biases = if format.has_biases() { groups } else { 0 };
+        let zeros = |count| vec![T::from_f32(0.); count];
+        let scales = match format.scale().is_byte() {
+            true => GroupScales::Bytes(vec![0; groups]),
+            false => GroupScales::Float { scales: zeros(groups), biases: zeros(biases) },
+        };
+        Ok(Self { words: vec![0; words], scales })
+    }
+
+    /// Quantizes rows of K finite weights, by one thread.
+    ///
+    /// `absmax` is MLX's global scale of an NVFP4 tensor, its largest magnitude.
+    ///
+    /// # Errors
+    /// If `k` is not a positive multiple of the group size, or nothing quantizes to the format.
+    pub fn quantize(
+        format: QuantFormat,
+        quantizer: Quantizer,
+        weights: &[T],
+        k: usize,
+        absmax: Option<f32>,
+    ) -> Result<Self> {
+        let mut rows = Self::zeros(format, weights.len() / k.max(1), k)?;
+        rows.rows_mut(format, k)?
+            .into_iter()
+            .zip(weights.chunks_exact(k))
+            .try_for_each(|(row, weights)| row.quantize(format, quantizer, weights, absmax))?;
+        Ok(rows)
+    }
+
+    /// Improves quantized rows by clip search: `weights` are what they were quantized from, without a global scale.
+    ///
+    /// # Errors
+    /// If `k` is not a positive multiple of the group size, or nothing quantizes to the format.
+    pub fn improve(&mut self, format: QuantFormat, weights: &[T], k: usize) -> Result<()> {
+        for (row, weights) in self.rows_mut(format, k)?.into_iter().zip(weights.chunks_exact(k)) {
+            row.improve(format, weights)?;
+        }
+        Ok(())
+    }
+
+    /// The rows, each by itself, so that several threads can share the work.
+    ///
+    /// # Errors
+    /// If `k` is not a positive multiple of the group size.
+    pub fn rows_mut(&mut self, format: QuantFormat, k: usize) -> Result<Vec<RowMut<'_, T>>> {
+        let groups = format.groups_per_row(k)?;
+        let words = self.words.chunks_exact_mut(format.words_per_row(k)?);
+        Ok(match &mut self.scales {
+            GroupScales::Float { scales, biases } => {
+                let mut biases = biases.chunks_exact_mut(groups);
+                let scales = scales.chunks_exact_mut(groups).map(|scales| {
+                    let biases = biases.next().unwrap_or_default();
+                    GroupScalesMut::Float { scales, biases }
+                });
+                words.zip(scales).map(|(words, scales)| RowMut { words, scales }).collect()
+            }
+            GroupScales::Bytes(scales) => {
+                let scales = scales.chunks_exact_mut(groups).map(GroupScalesMut::Bytes);
+                words.zip(scales).map(|(words, scales)| RowMut { words, scales }).collect()
+            }
+        })
+    }
+}
+
+impl<T: Real> RowMut<'_, T> {
+    /// Quantizes a row of K finite weights; see [`QuantizedRows::quantize`].
+    ///
+    /// # Errors
+    /// If nothing quantizes to the format, or the row is of another format.
+    pub fn quantize(
+        self,
+        format: QuantFormat,
+        quantizer: Quantizer,
+        weights: &[T],
+        absmax: Option<f32>,
+    ) -> Result<()> {
+        let Self { words, scales } = self;
+        match (family(format)?, scales) {
+            (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
+                let layout = (bits, format.group_size());
+                match quantizer {
+                    Quantizer::Mlx => affine::quantize_mlx(layout, weights, words, scales, biases),
+                    Quantizer::Afq => affine::quantize_afq(layout, weights, words, scales, biases),
+                }
+            }
+            (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::quantize(format, weights, words, scales),
+            (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => {
+                nvfp4::quantize(format, weights, absmax, words, scales)
+            }
+            (Family::Affine(_), GroupScalesMut::Bytes(_))
+            | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
+        }
+        Ok(())
+    }
+
+    /// Improves a quantized row; see [`QuantizedRows::improve`].
+    ///
+    /// # Errors
+    /// If nothing quantizes to the format, or the row is of another format.
+    pub fn improve(self, format: QuantFormat, weights: &[T]) -> Result<()> {
+        let Self { words, scales } = self;
+        match (family(format)?, scales) {
+            (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
+                affine::improve(format, bits, weights, words, scales, biases)
+            }
+            (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::improve(format, weights, words, scales),
+            (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => nvfp4::improve(format, weights, words, scales),
+            (Family::Affine(_), GroupScalesMut::Bytes(_))
+            | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
+        }
+        Ok(())
+    }
+}
+
+fn other_format(format: QuantFormat) -> Error {
+    Error::mismatch("quantized rows", format!("rows of {format}"), "rows of another format")
+}
+
+/// Dequantizes one row.
+///
+/// `words` holds the packed row, `scales` and `biases` one f32 for each group (`biases` is empty for formats without),
+/// `row` receives K numbers. A scale that is a byte comes multiplied by the global scale, if there is one.
+///
+/// All arithmetic is f32; `RN32` is rounding to nearest, ties to even. With biases the result is
+/// `RN32(RN32(q * s) + b)`; with the midpoint as zero it is `RN32((q - midpoint) * s)`; without a zero point it is
+/// `RN32(element * s)`, which is exact but for float scales and a global scale. Codes that stand for NaN, and elements
+/// that the row has no codes or scales for, become NaN.
+///
+/// ```
+/// use candle_quant::{format::dequantize_row, QuantFormat};
+///
+/// let mut row = [0f32; 32];
+/// // 32 codes of 4 bits; the first two are 1 and 2.
+/// dequantize_row(QuantFormat::affine(4, 32)?, &[0x21, 0, 0, 0], &[0.5], &[-1.0], &mut row);
+/// assert_eq!(row[..3], [-0.5, 0.0, -1.0]);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+pub fn dequantize_row(format: QuantFormat, words: &[u32], scales: &[f32], biases: &[f32], row: &mut [f32]) {
+    let (element, group_size) = (format.element(), format.group_size());
+    let mut codes = vec![0; row.len()];
+    let known = unpack(words, element.bits(), &mut codes);
+    for (group, (values, codes)) in row.chunks_mut(group_size).zip(codes.chunks(group_size)).enumerate() {
+        let of_group = |all: &[f32]| all.get(group).copied().unwrap_or(f32::NAN);
+        let scale = of_group(scales);
+        match format.zero_point() {
+            ZeroPoint::Bias => {
+                let bias = of_group(biases);
+                dequantize_group(element, codes, values, |value| value * scale + bias);
+            }
+            ZeroPoint::Midpoint => {
+                // A fused sum of zero is +0, whatever the sign of the scale.
+                let bias = -format.midpoint() * scale;
+                dequantize_group(element, codes, values, |value| value.mul_add(scale, bias));
+            }
+            ZeroPoint::None => dequantize_group(element, codes, values, |value| value * scale),
+        }
+    }
+    row.iter_mut().skip(known).for_each(|value| *value = f32::NAN);
+}
+
+/// One loop for each kind of elements, each without a branch.
+#[inline(always)]
+fn dequantize_group(element: Element, codes: &[u8], values: &mut [f32], of: impl Fn(f32) -> f32) {
+    let pairs = values.iter_mut().zip(codes);
+    match element {
+        Element::Uint(_) => pairs.for_each(|(value, code)| *value = of(f32::from(*code))),
+        Element::E2m1 => pairs.for_each(|(value, code)| *value = of(Element::E2m1.value(*code))),
+        Element::E4m3 => pairs.for_each(|(value, code)| *value = of(Element::E4m3.value(*code))),
+    }
+}
