@@ -52,7 +52,7 @@ const SHAPES: [Shape; 2] = [
 ];
 
 const FORMATS: [QuantFormat; 3] =
-    [QuantFormat::Affine { bits: 4, group_size: 64 }, QuantFormat::Mxfp4, QuantFormat::Nvfp4];
+    [QuantFormat::affine_opt(4, 64).unwrap(), QuantFormat::MXFP4, QuantFormat::NVFP4];
 
 /// Sequences, and tokens of each.
 type Tokens = (usize, usize);

@@ -97,9 +97,9 @@ fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
         let name = format!("candle {name}");
         all.push(Contender { name, bits_per_weight, takes_bf16: false, multiply, weights });
     }
-    let affine = [4, 8, 1, 2, 3, 5, 6].into_iter().map(|bits| QuantFormat::Affine { bits, group_size: 64 });
+    let affine = [4, 8, 1, 2, 3, 5, 6].into_iter().map(|bits| QuantFormat::affine(bits, 64).unwrap());
     let weight = weight.to_dtype(DType::BF16)?;
-    for format in affine.chain([QuantFormat::Mxfp4, QuantFormat::Nvfp4, QuantFormat::Mxfp8]) {
+    for format in affine.chain([QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8]) {
         let packed = QuantTensor::quantize(&weight, format)?;
         let weights = head(&packed.narrow(0, 0, CHECKED_ROWS)?.dequantize(DType::F32)?)?;
         let bits_per_weight = packed.bits_per_weight();

@@ -35,8 +35,8 @@ fn main() -> Result<()> {
 
     println!("| format | bits per weight | MB | perplexity | prefill tokens/s | decode tokens/s |");
     println!("|---|---|---|---|---|---|");
-    let affine = [8, 6, 5, 4, 3, 2].map(|bits| QuantFormat::Affine { bits, group_size: 64 });
-    let packed = affine.into_iter().chain([QuantFormat::Mxfp8, QuantFormat::Mxfp4, QuantFormat::Nvfp4]);
+    let affine = [8, 6, 5, 4, 3, 2].map(|bits| QuantFormat::affine(bits, 64).unwrap());
+    let packed = affine.into_iter().chain([QuantFormat::MXFP8, QuantFormat::MXFP4, QuantFormat::NVFP4]);
     for format in std::iter::once(None).chain(packed.map(Some)) {
         let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &device);
         let vb = match format {

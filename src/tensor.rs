@@ -20,7 +20,7 @@ use std::sync::Arc;
 /// use candle_quant::{QuantFormat, QuantTensor};
 ///
 /// let weight = Tensor::randn(0f32, 1.0, (256, 128), &Device::Cpu)?;
-/// let packed = QuantTensor::quantize(&weight, QuantFormat::Mxfp4)?;
+/// let packed = QuantTensor::quantize(&weight, QuantFormat::MXFP4)?;
 /// assert_eq!(packed.dims(), [256, 128]);
 /// assert_eq!(packed.bits_per_weight(), 4.25);
 ///

@@ -1,8 +1,8 @@
 //! The scalar codec against `mx.quantize` and `mx.dequantize` of mlx 0.32.4: every case of the fixture.
 
-use candle_quant::format::decode::{decode_row, global_scale_from_absmax, scale_from_byte};
-use candle_quant::format::element::{e4m3_to_f32, e8m0_to_f32, Real};
-use candle_quant::format::encode::{encode_affine, encode_mx, encode_nvfp4};
+use candle_quant::format::{
+    global_scale_from_absmax, Bits, Element, GroupScales, QuantizedRows, Quantizer, Real, Scale,
+};
 use candle_quant::QuantFormat;
 use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
@@ -58,42 +58,19 @@ fn row_length(file: &SafeTensors, name: &str) -> usize {
     *file.tensor(name).expect(name).shape().last().expect("a shape")
 }
 
-fn decode_all(format: QuantFormat, k: usize, packed: &[u32], scales: &[f32], biases: &[f32]) -> Vec<f32> {
-    let (words, groups) = (format.words_per_row(k).unwrap(), format.groups_per_row(k).unwrap());
-    let mut decoded = vec![0.0; packed.len() / words * k];
-    for (row, values) in decoded.chunks_exact_mut(k).enumerate() {
-        let of_row = |all: &[f32]| all.get(row * groups..(row + 1) * groups).unwrap_or_default().to_vec();
-        decode_row(format, &packed[row * words..(row + 1) * words], &of_row(scales), &of_row(biases), values);
-    }
-    decoded
-}
-
 fn check_affine<T: Real>(file: &SafeTensors, case: &str, bits: usize, group_size: usize, unit: f32) {
     let format = QuantFormat::affine(bits, group_size).unwrap();
     let k = row_length(file, &format!("{case}.w"));
     let weights = typed::<T>(&floats(file, &format!("{case}.w")));
-    let rows = weights.len() / k;
-    let (words_per_row, groups) = (format.words_per_row(k).unwrap(), format.groups_per_row(k).unwrap());
-    let mut packed = vec![0; rows * words_per_row];
-    let mut scales = vec![T::from_f32(0.0); rows * groups];
-    let mut biases = scales.clone();
-    for (row, weights) in weights.chunks_exact(k).enumerate() {
-        encode_affine(
-            weights,
-            bits,
-            group_size,
-            &mut packed[row * words_per_row..(row + 1) * words_per_row],
-            &mut scales[row * groups..(row + 1) * groups],
-            &mut biases[row * groups..(row + 1) * groups],
-        );
-    }
+    let rows = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, k, None).unwrap();
+    let GroupScales::Float { scales, biases } = &rows.scales else { panic!("{case}: {format}") };
     let as_f32 = |values: &[T]| values.iter().map(|value| value.to_f32()).collect::<Vec<_>>();
-    assert_eq!(packed, words(file, &format!("{case}.q")), "{case}.q");
-    let (scales, biases) = (as_f32(&scales), as_f32(&biases));
+    assert_eq!(rows.words, words(file, &format!("{case}.q")), "{case}.q");
+    let (scales, biases) = (as_f32(scales), as_f32(biases));
     assert_same_floats(&format!("{case}.s"), &scales, &floats(file, &format!("{case}.s")));
     assert_same_floats(&format!("{case}.b"), &biases, &floats(file, &format!("{case}.b")));
 
-    let ours = decode_all(format, k, &packed, &scales, &biases);
+    let ours = rows.dequantize(format, k, 1.0).unwrap();
     let theirs = floats(file, &format!("{case}.d"));
     if unit == 0.0 {
         return assert_same_floats(&format!("{case}.d"), &ours, &theirs);
@@ -111,20 +88,9 @@ fn check_fp<T: Real>(file: &SafeTensors, case: &str, format: QuantFormat) {
     let k = row_length(file, &format!("{case}.w"));
     let weights = typed::<T>(&floats(file, &format!("{case}.w")));
     let absmax = case.ends_with(".gs").then(|| floats(file, &format!("{case}.gs"))[0]);
-    let rows = weights.len() / k;
-    let (words_per_row, groups) = (format.words_per_row(k).unwrap(), format.groups_per_row(k).unwrap());
-    let mut packed = vec![0; rows * words_per_row];
-    let mut scales = vec![0; rows * groups];
-    for (row, weights) in weights.chunks_exact(k).enumerate() {
-        let packed = &mut packed[row * words_per_row..(row + 1) * words_per_row];
-        let scales = &mut scales[row * groups..(row + 1) * groups];
-        match format {
-            QuantFormat::Nvfp4 => encode_nvfp4(weights, absmax, packed, scales),
-            _ => encode_mx(weights, format, packed, scales),
-        }
-    }
-    assert_eq!(packed, words(file, &format!("{case}.q")), "{case}.q");
-    assert_eq!(scales, bytes(file, &format!("{case}.s")), "{case}.s");
+    let rows = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, k, absmax).unwrap();
+    assert_eq!(rows.words, words(file, &format!("{case}.q")), "{case}.q");
+    assert_eq!(rows.scales, GroupScales::Bytes(bytes(file, &format!("{case}.s"))), "{case}.s");
     let global = absmax.map_or(1.0, global_scale_from_absmax);
     check_fp_decode(file, case, format, k, global);
 }
@@ -132,12 +98,11 @@ fn check_fp<T: Real>(file: &SafeTensors, case: &str, format: QuantFormat) {
 /// f32 bit for bit; f16 and bf16 against our f32 value rounded once, where MLX's own detour through
 /// a 16-bit scale does not lose the number (f16 holds neither 2^16 nor 2^-25).
 fn check_fp_decode(file: &SafeTensors, case: &str, format: QuantFormat, k: usize, global: f32) {
-    let packed = words(file, &format!("{case}.q"));
     let scale_bytes = bytes(file, &format!("{case}.s"));
-    let scales: Vec<f32> =
-        scale_bytes.iter().map(|&byte| scale_from_byte(format.scale_kind(), byte, global)).collect();
-    let ours = decode_all(format, k, &packed, &scales, &[]);
-    let is_mx = format != QuantFormat::Nvfp4;
+    let scales = GroupScales::<f32>::Bytes(scale_bytes.clone());
+    let ours = QuantizedRows { words: words(file, &format!("{case}.q")), scales };
+    let ours = ours.dequantize(format, k, global).unwrap();
+    let is_mx = format != QuantFormat::NVFP4;
     let scale_byte = |index: usize| scale_bytes[index / format.group_size()];
 
     let theirs = floats(file, &format!("{case}.d_f32"));
@@ -165,21 +130,12 @@ fn check_fp_decode(file: &SafeTensors, case: &str, format: QuantFormat, k: usize
     }
 }
 
-fn format_of(mode: &str) -> QuantFormat {
-    match mode {
-        "mxfp4" => QuantFormat::Mxfp4,
-        "nvfp4" => QuantFormat::Nvfp4,
-        "mxfp8" => QuantFormat::Mxfp8,
-        other => panic!("{other}"),
-    }
-}
-
 #[test]
 fn affine_matches_mlx() {
     let data = fixture();
     let file = SafeTensors::deserialize(&data).unwrap();
     let mut cases = 0;
-    for bits in QuantFormat::AFFINE_BITS {
+    for bits in Bits::ALL.map(Bits::get) {
         for group_size in QuantFormat::AFFINE_GROUP_SIZES {
             let case = |dtype: &str| format!("affine.b{bits}.g{group_size}.{dtype}");
             check_affine::<f32>(&file, &case("f32"), bits, group_size, 0.0);
@@ -200,7 +156,7 @@ fn fp_modes_match_mlx() {
         let Some(case) = name.strip_suffix(".w").filter(|case| !case.starts_with("affine")) else { continue };
         let mut parts = case.split('.');
         let (mode, dtype) = (parts.next().unwrap(), parts.next().unwrap());
-        let format = format_of(mode);
+        let format = QuantFormat::named(mode).unwrap();
         match dtype {
             "f32" => check_fp::<f32>(&file, case, format),
             "f16" => check_fp::<f16>(&file, case, format),
@@ -219,7 +175,7 @@ fn every_scale_byte_times_every_code_decodes_as_in_mlx() {
     for mode in ["mxfp4", "nvfp4", "mxfp8"] {
         let case = format!("all.{mode}");
         let k = row_length(&file, &format!("{case}.d_f32"));
-        check_fp_decode(&file, &case, format_of(mode), k, 1.0);
+        check_fp_decode(&file, &case, QuantFormat::named(mode).unwrap(), k, 1.0);
     }
 }
 
@@ -227,8 +183,8 @@ fn every_scale_byte_times_every_code_decodes_as_in_mlx() {
 fn element_tables_match_mlx() {
     let data = fixture();
     let file = SafeTensors::deserialize(&data).unwrap();
-    let e4m3: Vec<f32> = (0..=255).map(e4m3_to_f32).collect();
+    let e4m3: Vec<f32> = (0..=255).map(|code| Element::E4m3.value(code)).collect();
     assert_same_floats("e4m3", &e4m3, &floats(&file, "table.e4m3.f32"));
-    let e8m0: Vec<f32> = (0..255).map(e8m0_to_f32).collect();
+    let e8m0: Vec<f32> = (0..255).map(|code| Scale::E8m0.value(code)).collect();
     assert_same_floats("e8m0", &e8m0, &floats(&file, "table.e8m0.f32")[..255]);
 }

@@ -1,9 +1,6 @@
 //! Clip search: never worse than the encoder in any group, better over all, and read like any other row.
 
-use candle_quant::format::decode::{decode_row, scale_from_byte};
-use candle_quant::format::element::Real;
-use candle_quant::format::encode::{encode_affine, encode_afq, encode_mx, encode_nvfp4};
-use candle_quant::format::search::{search_affine, search_scales};
+use candle_quant::format::{QuantizedRows, Quantizer, Real};
 use candle_quant::QuantFormat;
 use half::{bf16, f16};
 use proptest::prelude::*;
@@ -11,44 +8,13 @@ use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::f64::consts::TAU;
 
-/// A row as an encoder left it, decoded; and the same after the search.
-type Rows = (Vec<f32>, Vec<f32>);
-
-fn affine<T: Real>(weights: &[T], bits: usize, group_size: usize, afq: bool) -> Rows {
-    let format = QuantFormat::affine(bits, group_size).unwrap();
-    let groups = weights.len() / group_size;
-    let mut words = vec![0; format.words_per_row(weights.len()).unwrap()];
-    let (mut scales, mut biases) = (vec![T::from_f32(0.); groups], vec![T::from_f32(0.); groups]);
-    let encode = if afq { encode_afq } else { encode_affine };
-    encode(weights, bits, group_size, &mut words, &mut scales, &mut biases);
-    let decode = |words: &[u32], scales: &[T], biases: &[T]| {
-        let wide = |numbers: &[T]| numbers.iter().map(|number| number.to_f32()).collect::<Vec<_>>();
-        let mut row = vec![0.; weights.len()];
-        decode_row(format, words, &wide(scales), &wide(biases), &mut row);
-        row
-    };
-    let plain = decode(&words, &scales, &biases);
-    search_affine(weights, bits, group_size, &mut words, &mut scales, &mut biases);
-    (plain, decode(&words, &scales, &biases))
-}
-
-fn scaled<T: Real>(weights: &[T], format: QuantFormat) -> Rows {
-    let groups = weights.len() / format.group_size();
-    let (mut words, mut scales) = (vec![0; format.words_per_row(weights.len()).unwrap()], vec![0; groups]);
-    match format {
-        QuantFormat::Nvfp4 => encode_nvfp4(weights, None, &mut words, &mut scales),
-        _ => encode_mx(weights, format, &mut words, &mut scales),
-    }
-    let decode = |words: &[u32], scales: &[u8]| {
-        let scales: Vec<_> =
-            scales.iter().map(|byte| scale_from_byte(format.scale_kind(), *byte, 1.)).collect();
-        let mut row = vec![0.; weights.len()];
-        decode_row(format, words, &scales, &[], &mut row);
-        row
-    };
-    let plain = decode(&words, &scales);
-    search_scales(weights, format, &mut words, &mut scales);
-    (plain, decode(&words, &scales))
+/// A row as it was quantized, dequantized; and the same after the search.
+fn rows<T: Real>(weights: &[T], format: QuantFormat, quantizer: Quantizer) -> (Vec<f32>, Vec<f32>) {
+    let k = weights.len();
+    let mut rows = QuantizedRows::quantize(format, quantizer, weights, k, None).unwrap();
+    let plain = rows.dequantize(format, k, 1.).unwrap();
+    rows.improve(format, weights, k).unwrap();
+    (plain, rows.dequantize(format, k, 1.).unwrap())
 }
 
 fn squared_errors<T: Real>(weights: &[T], decoded: &[f32], group_size: usize) -> Vec<f64> {
@@ -60,11 +26,8 @@ fn squared_errors<T: Real>(weights: &[T], decoded: &[f32], group_size: usize) ->
 }
 
 /// Before and after, by group.
-fn errors<T: Real>(weights: &[T], format: QuantFormat, afq: bool) -> Vec<(f64, f64)> {
-    let (plain, searched) = match format {
-        QuantFormat::Affine { bits, group_size } => affine(weights, bits, group_size, afq),
-        _ => scaled(weights, format),
-    };
+fn errors<T: Real>(weights: &[T], format: QuantFormat, quantizer: Quantizer) -> Vec<(f64, f64)> {
+    let (plain, searched) = rows(weights, format, quantizer);
     let of = |decoded: &[f32]| squared_errors(weights, decoded, format.group_size());
     of(&plain).into_iter().zip(of(&searched)).collect()
 }
@@ -75,8 +38,8 @@ fn assert_never_worse<T: Real>(numbers: &[f32], what: &str) {
     let number = |number: &f32| Some(T::from_f32(*number)).filter(|rounded| rounded.to_f32().is_finite());
     let weights: Vec<T> = numbers.iter().map(|n| number(n).unwrap_or(T::from_f32(0.))).collect();
     for format in QuantFormat::all() {
-        for afq in [false, true] {
-            for (group, (plain, searched)) in errors(&weights, format, afq).into_iter().enumerate() {
+        for quantizer in [Quantizer::Mlx, Quantizer::Afq] {
+            for (group, (plain, searched)) in errors(&weights, format, quantizer).into_iter().enumerate() {
                 let better = searched <= plain || (searched.is_nan() && plain.is_nan());
                 assert!(better, "{format}, {:?}, {what}, group {group}: {plain:e}, {searched:e}", T::DTYPE);
             }
@@ -165,7 +128,7 @@ fn the_sum_of_errors_of_normal_numbers_becomes_smaller() {
         ("mxfp8", 0.),
     ] {
         for all in QuantFormat::all().into_iter().filter(|all| all.to_string().contains(format)) {
-            let (plain, searched) = errors(&weights, all, false)
+            let (plain, searched) = errors(&weights, all, Quantizer::Mlx)
                 .into_iter()
                 .fold((0., 0.), |sums, (plain, searched)| (sums.0 + plain, sums.1 + searched));
             let found = 1. - searched / plain;
@@ -180,17 +143,17 @@ fn the_sum_of_errors_of_normal_numbers_becomes_smaller() {
 fn no_scale_far_away_would_be_better() {
     let weights = normal(1 << 11);
     let numbers: Vec<f32> = weights.iter().map(|weight| weight.to_f32()).collect();
-    for format in [QuantFormat::Mxfp4, QuantFormat::Mxfp8, QuantFormat::Nvfp4] {
+    for format in [QuantFormat::MXFP4, QuantFormat::MXFP8, QuantFormat::NVFP4] {
         let elements: Vec<f64> = (0..=255u8)
-            .map(|code| f64::from(candle_quant::format::decode::element(format, code)))
+            .map(|code| f64::from(format.element().value(code)))
             .filter(|element| element.is_finite())
             .collect();
-        let (_, searched) = scaled(&weights, format);
+        let (_, searched) = rows(&weights, format, Quantizer::Mlx);
         let found: f64 = squared_errors(&weights, &searched, format.group_size()).iter().sum();
         // The nearest of all elements, for the best of all scales.
         let best = |group: &[f32]| {
             let error = |byte: u8| {
-                let scale = f64::from(scale_from_byte(format.scale_kind(), byte, 1.));
+                let scale = f64::from(format.scale().value(byte));
                 let nearest = |w: &f32| {
                     let distances = elements.iter().map(|element| (element * scale - f64::from(*w)).powi(2));
                     distances.fold(f64::INFINITY, f64::min)

@@ -55,7 +55,7 @@ pub enum Kind {
 
 /// `affine`, for lists of constants.
 pub const fn affine(bits: usize, group_size: usize) -> Kind {
-    Kind::Quantized(QuantFormat::Affine { bits, group_size })
+    Kind::Quantized(QuantFormat::affine(bits, group_size).unwrap())
 }
 
 /// Everything to compare, in this order: baselines lie between the formats.

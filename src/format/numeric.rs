@@ -6,7 +6,7 @@ use half::{bf16, f16};
 /// A floating-point type that weights, scales and activations come in.
 ///
 /// `from_f32` rounds to nearest, ties to even; `to_f32` is exact.
-pub trait Real: Copy + Send + Sync + candle_core::WithDType {
+pub trait Real: Copy + PartialEq + std::fmt::Debug + Send + Sync + candle_core::WithDType {
     /// Rounds to this type.
     fn from_f32(value: f32) -> Self;
     /// The exact value.

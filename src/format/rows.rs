@@ -34,15 +34,13 @@ pub enum GroupScales<T> {
 /// Rows of a quantized weight.
 ///
 /// ```
-/// use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
+/// use candle_quant::format::{QuantizedRows, Quantizer};
 /// use candle_quant::QuantFormat;
 ///
 /// let format = QuantFormat::affine(4, 32)?;
 /// let weights: Vec<f32> = (0..32).map(|i| i as f32 / 2.0).collect();
 /// let rows = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, 32, None)?;
-/// let GroupScales::Float { scales, biases } = &rows.scales else { unreachable!() };
-/// let mut row = [0f32; 32];
-/// dequantize_row(format, &rows.words, scales, biases, &mut row);
+/// let row = rows.dequantize(format, 32, 1.0)?;
 /// assert_eq!((row[0], row[31]), (0.0, 15.5));
 /// # Ok::<(), candle_quant::Error>(())
 /// ```
@@ -137,6 +135,31 @@ impl<T: Real> QuantizedRows<T> {
             row.improve(format, weights)?;
         }
         Ok(())
+    }
+
+    /// All elements, `[rows, K]`; scales that are bytes are multiplied by `global_scale`, which is 1 where there is none.
+    /// See [`dequantize_row`].
+    ///
+    /// # Errors
+    /// If `k` is not a positive multiple of the group size.
+    pub fn dequantize(&self, format: QuantFormat, k: usize, global_scale: f32) -> Result<Vec<f32>> {
+        let (words, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
+        let wide = |numbers: &[T]| numbers.iter().map(|number| number.to_f32()).collect::<Vec<_>>();
+        let (scales, biases) = match &self.scales {
+            GroupScales::Float { scales, biases } => (wide(scales), wide(biases)),
+            GroupScales::Bytes(bytes) => {
+                let value = |byte: &u8| format.scale().value(*byte) * global_scale;
+                (bytes.iter().map(value).collect(), Vec::new())
+            }
+        };
+        let mut all = vec![0.; self.words.len() / words * k];
+        let rows = all.chunks_exact_mut(k).zip(self.words.chunks_exact(words)).enumerate();
+        for (index, (row, words)) in rows {
+            let of_row = index * groups..(index + 1) * groups;
+            let scales = scales.get(of_row.clone()).unwrap_or_default();
+            dequantize_row(format, words, scales, biases.get(of_row).unwrap_or_default(), row);
+        }
+        Ok(all)
     }
 
     /// The rows, each by itself, so that several threads can share the work.

@@ -2,6 +2,7 @@
 #![allow(dead_code)] // each test binary uses its own part
 
 use candle_core::{DType, Device, Result, Tensor};
+use candle_quant::format::{Element, Scale};
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Numbers of roughly normal distribution that depend on `seed` alone.
@@ -66,11 +67,20 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
         let globals = globals.as_deref().unwrap_or(&[1.]);
         globals[if globals.len() == 1 { 0 } else { index / of_matrix }]
     };
+    let scale_of_bytes = |index: usize| {
+        let byte = scales[index / format.group_size()];
+        let scale = match format.scale() {
+            Scale::E8m0 => power_of_two(byte as i32 - 127),
+            Scale::E4m3 => e4m3(byte as u32),
+            Scale::Float => panic!("{format} has no bytes for scales"),
+        };
+        scale * global(index)
+    };
     let decode = |index: usize| {
         let (code, group) = (code(index), index / format.group_size());
         let signed = |magnitude: f32, sign: bool| if sign { -magnitude } else { magnitude };
-        match format {
-            QuantFormat::Affine { .. } => {
+        match format.element() {
+            Element::Uint(_) => {
                 let zero = f64::from(1u32 << (format.bits() - 1));
                 match &biases {
                     Some(biases) => code as f32 * scales[group] + biases[group],
@@ -78,15 +88,8 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
                     None => ((f64::from(code) - zero) * f64::from(scales[group])) as f32 + 0.,
                 }
             }
-            QuantFormat::MXFP4 => {
-                let scale = power_of_two(scales[group] as i32 - 127) * global(index);
-                signed(E2M1[code as usize & 7], code & 8 != 0) * scale
-            }
-            QuantFormat::MXFP8 => e4m3(code) * (power_of_two(scales[group] as i32 - 127) * global(index)),
-            QuantFormat::NVFP4 => {
-                let scale = e4m3(scales[group] as u32) * global(index);
-                signed(E2M1[code as usize & 7], code & 8 != 0) * scale
-            }
+            Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of_bytes(index),
+            Element::E4m3 => e4m3(code) * scale_of_bytes(index),
         }
     };
     (0..dims.iter().product()).map(decode).collect()

@@ -18,10 +18,7 @@ fn uniform(format: &str) -> Options {
 }
 
 fn spec(format: QuantFormat) -> String {
-    match format {
-        QuantFormat::Affine { bits, group_size } => format!("affine:{bits}:g{group_size}"),
-        other => other.mode().to_owned(),
-    }
+    format!("{format:#}")
 }
 
 fn on(device: &Device, options: &Options) -> Options {
@@ -53,9 +50,8 @@ fn the_bundled_model_in_every_format() {
     let source = bundled("tiny-bf16");
     // Of the groups of a width one size: codes of all are compared where single weights are.
     let sizes = QuantFormat::AFFINE_GROUP_SIZES;
-    let one_size = |format: &QuantFormat| match *format {
-        QuantFormat::Affine { bits, group_size } => group_size == sizes[bits % sizes.len()],
-        _ => true,
+    let one_size = |format: &QuantFormat| {
+        !format.has_biases() || format.group_size() == sizes[format.bits() % sizes.len()]
     };
     for format in QuantFormat::all().into_iter().filter(one_size) {
         let what = spec(format);

@@ -2,13 +2,14 @@
 
 use crate::packed::{flat, numbers, reference};
 use candle_core::{DType, Device, Tensor};
+use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Of every kind of format one.
 pub const KINDS: [QuantFormat; 6] = [
-    QuantFormat::Affine { bits: 4, group_size: 64 },
-    QuantFormat::Affine { bits: 3, group_size: 32 },
-    QuantFormat::Affine { bits: 6, group_size: 128 },
+    QuantFormat::affine_opt(4, 64).unwrap(),
+    QuantFormat::affine_opt(3, 32).unwrap(),
+    QuantFormat::affine_opt(6, 128).unwrap(),
     QuantFormat::MXFP4,
     QuantFormat::NVFP4,
     QuantFormat::MXFP8,
@@ -41,16 +42,16 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
         let bytes: Vec<u8> = scales.iter().map(|scale| of(*scale)).collect();
         Tensor::from_vec(bytes, of_row(groups), &Device::Cpu).unwrap()
     };
-    let (scales, biases) = match format {
-        QuantFormat::Affine { bits, .. } => {
-            let step = 1. / (1 << bits) as f32;
+    let (scales, biases) = match format.scale() {
+        Scale::Float => {
+            let step = 1. / (1 << format.bits()) as f32;
             let biases = numbers(count * groups, seed + 2);
             (tensor(scales.iter().map(|scale| scale * step).collect()), Some(tensor(biases)))
         }
         // From 2^-9 to 2^3.
-        QuantFormat::MXFP4 | QuantFormat::MXFP8 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
+        Scale::E8m0 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
         // Signs too, though no encoder writes them.
-        QuantFormat::NVFP4 => {
+        Scale::E4m3 => {
             (bytes(&|scale| ((scale.abs() * 24.) as u8 + 24) | if scale < -1. { 0x80 } else { 0 }), None)
         }
     };
@@ -61,7 +62,8 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
 /// The same codes and scales, with codes around zero in place of biases.
 pub fn symmetric(weight: &QuantTensor) -> QuantTensor {
     let (packed, scales) = (weight.packed().clone(), weight.scales().clone());
-    QuantTensor::new(weight.format(), packed, scales, None, None).unwrap()
+    let format = QuantFormat::symmetric(weight.format().bits(), weight.format().group_size()).unwrap();
+    QuantTensor::new(format, packed, scales, None, None).unwrap()
 }
 
 /// A product in f64, and for each element the sum of magnitudes by which rounding errors are measured.

@@ -176,7 +176,7 @@ fn dense_products_in_parts() {
     let Some(device) = device() else { return };
     // 32 MB are 128 rows of 65536 f32.
     let (n, k, m) = (131, 65536, 66);
-    let weight = random(&[n, k], QuantFormat::Affine { bits: 2, group_size: 128 }, DType::F16, 110);
+    let weight = random(&[n, k], QuantFormat::affine(2, 128).unwrap(), DType::F16, 110);
     let x = x(&[m, k], DType::F32, 111);
     let product = weight.to_device(&device).unwrap().matmul(&x.to_device(&device).unwrap(), None).unwrap();
     // Some rows of x suffice.

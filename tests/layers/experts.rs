@@ -12,7 +12,7 @@ use std::collections::HashMap;
 const EXPERTS: usize = 5;
 const HIDDEN: usize = 64;
 const INNER: usize = 96;
-const FORMAT: QuantFormat = QuantFormat::Affine { bits: 4, group_size: 32 };
+const FORMAT: QuantFormat = QuantFormat::affine_opt(4, 32).unwrap();
 const CLAMPED: Gating = Gating::Clamped { alpha: 1.702, limit: 1.5 };
 
 /// Gate, up and down of all experts as dense tensors, and their biases.

@@ -52,7 +52,7 @@ fn packed_layers_agree_with_candles_on_decoded_weights() {
 fn the_checkpoint_decides_what_is_packed() {
     let vb = builder(MIXED).pp("model.layers.0.self_attn");
     let packed = linear_no_bias(128, 128, vb.pp("q_proj")).unwrap();
-    assert_eq!(packed.weight().format(), Some(QuantFormat::Affine { bits: 8, group_size: 32 }));
+    assert_eq!(packed.weight().format(), Some(QuantFormat::affine(8, 32).unwrap()));
     let dense = linear_no_bias(128, 128, vb.pp("o_proj")).unwrap();
     assert_eq!(dense.weight().dense().unwrap().dtype(), DType::F32);
     assert_eq!(dense.forward(&input(&[1, 128])).unwrap().dims(), [1, 128]);
@@ -143,12 +143,12 @@ fn dense_weights_can_be_quantized_while_loading() {
     let expected = QuantTensor::quantize(&stored, format).unwrap().dequantize(DType::F32).unwrap();
     assert_eq!(distance(&dense.weight().to_dense(DType::F32).unwrap(), &expected).max, 0.);
     let packed = linear_no_bias(128, 128, vb.pp("q_proj")).unwrap();
-    assert_eq!(packed.weight().format(), Some(QuantFormat::Affine { bits: 8, group_size: 32 }));
+    assert_eq!(packed.weight().format(), Some(QuantFormat::affine(8, 32).unwrap()));
 
     // A row that is no whole number of groups stays dense.
     let varmap = VarMap::new();
     let fresh = VarBuilder::from(candle_nn::VarBuilder::from_varmap(&varmap, DType::F32, &CPU));
-    let vb = fresh.quantize_to(QuantFormat::Affine { bits: 4, group_size: 64 });
+    let vb = fresh.quantize_to(QuantFormat::affine(4, 64).unwrap());
     assert!(linear(96, 8, vb.pp("a")).unwrap().weight().dense().is_some());
     assert!(linear(128, 8, vb.pp("b")).unwrap().weight().quantized().is_some());
 }

@@ -4,12 +4,12 @@ use crate::packed::{bits, flat, packed, reference, refused, relative_error, tens
 use candle_core::{DType, Device, Tensor, Var};
 use candle_quant::{QuantFormat, QuantTensor};
 
-const AFFINE: QuantFormat = QuantFormat::Affine { bits: 4, group_size: 32 };
+const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 32).unwrap();
 
 /// Of every kind of format one.
 const FORMATS: [QuantFormat; 5] = [
     AFFINE,
-    QuantFormat::Affine { bits: 3, group_size: 64 },
+    QuantFormat::affine_opt(3, 64).unwrap(),
     QuantFormat::MXFP4,
     QuantFormat::NVFP4,
     QuantFormat::MXFP8,

@@ -2,10 +2,11 @@
 
 use crate::packed::{bits, flat, numbers, packed, reference, tensor};
 use candle_core::{DType, Device, Tensor};
+use candle_quant::format::Bits;
 use candle_quant::{QuantFormat, QuantTensor, Result};
 use std::path::Path;
 
-const AFFINE: QuantFormat = QuantFormat::Affine { bits: 4, group_size: 32 };
+const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 32).unwrap();
 
 /// The parts of a weight, to be spoilt one by one.
 #[derive(Clone)]
@@ -56,7 +57,7 @@ fn packed_words_are_checked() {
     refused(with(zeros(&[0, 8], DType::U32)), &["no dimension of zero", "[0, 8]"]);
     refused(with(zeros(&[3, 0], DType::U32)), &["no dimension of zero", "[3, 0]"]);
     refused(with(zeros(&[3, 6], DType::U32)), &["whole groups, 4 words each", "6 words in [3, 6]"]);
-    let format = QuantFormat::Affine { bits: 7, group_size: 32 };
+    let format = QuantFormat::affine(7, 32).unwrap();
     refused(Parts { format, ..good.clone() }, &["bits 1, 2, 3, 4, 5, 6 or 8", "bits 7, group size 32"]);
     assert_eq!(good.build().unwrap().dims(), [3, 64]);
 }
@@ -170,7 +171,7 @@ fn codes_without_biases_are_symmetric() {
     }
     // 128 times this scale is no f16; the biases are F32 then.
     let large = Tensor::full(600f32, (2, 2), &Device::Cpu).unwrap().to_dtype(DType::F16).unwrap();
-    let format = QuantFormat::Affine { bits: 8, group_size: 32 };
+    let format = QuantFormat::affine(8, 32).unwrap();
     let packed = Tensor::full(0xff80_7f00u32, (2, 16), &Device::Cpu).unwrap();
     let weight = QuantTensor::new(format, packed, large, None, None).unwrap();
     assert_eq!(flat(&decoded(&weight))[..4], [-128. * 600., -600., 0., 127. * 600.]);
@@ -217,7 +218,7 @@ fn quantize_agrees_with_mlx() {
         assert_eq!(quantized.biases().map(bits), file.get(&format!("{case}.b")).map(bits), "{case}");
         cases += 1;
     }
-    assert_eq!(cases, (QuantFormat::AFFINE_BITS.len() * 3 + 3) * 3);
+    assert_eq!(cases, (Bits::ALL.len() * 3 + 3) * 3);
 }
 
 #[test]
@@ -337,7 +338,7 @@ fn slices_decode_as_the_whole_does() {
 
 #[test]
 fn slices_that_cannot_be_are_refused() {
-    let weight = packed(&[2, 4, 128], QuantFormat::Affine { bits: 3, group_size: 64 }, 11);
+    let weight = packed(&[2, 4, 128], QuantFormat::affine(3, 64).unwrap(), 11);
     for (dim, start, len, told) in [
         (2, 32, 64, "multiples of the group size 64, found 64 from 32 on"),
         (2, 0, 32, "multiples of the group size 64, found 32 from 0 on"),
@@ -392,9 +393,9 @@ fn sizes_count_all_parts() {
         assert_eq!(weight.bits_per_weight(), weight.size_in_bytes() as f64 * 8. / 1024.);
         weight.bits_per_weight()
     };
-    for bits in QuantFormat::AFFINE_BITS {
+    for bits in Bits::ALL.map(Bits::get) {
         for group_size in QuantFormat::AFFINE_GROUP_SIZES {
-            let format = QuantFormat::Affine { bits, group_size };
+            let format = QuantFormat::affine(bits, group_size).unwrap();
             let (b, g) = (bits as f64, group_size as f64);
             assert_eq!(bytes_per_weight(format, DType::BF16), b + 32. / g);
             assert_eq!(bytes_per_weight(format, DType::F32), b + 64. / g);

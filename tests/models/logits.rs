@@ -32,7 +32,7 @@ fn the_bundled_model_is_the_one_that_mlx_lm_ran() {
     // Quantizing its source while loading makes the same model.
     let source = bundled("tiny-bf16");
     let vb = VarBuilder::from_checkpoint(&source, DType::F32, &Device::Cpu)
-        .quantize_to(QuantFormat::Affine { bits: 4, group_size: 64 });
+        .quantize_to(QuantFormat::affine(4, 64).unwrap());
     let mut model = Model::new(&Config::from_json(source.config()).unwrap(), vb).unwrap();
     assert_eq!(distance(&model.forward(&tokens, 0).unwrap(), &logits).max, 0.);
 }

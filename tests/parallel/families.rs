@@ -16,7 +16,7 @@ const VOCABULARY: usize = 100;
 
 fn formats() -> Vec<QuantFormat> {
     let affine = [(1, 64), (2, 64), (3, 32), (4, 64), (5, 32), (6, 128), (8, 32)];
-    let affine = affine.map(|(bits, group_size)| QuantFormat::Affine { bits, group_size });
+    let affine = affine.map(|(bits, group_size)| QuantFormat::affine(bits, group_size).unwrap());
     [&affine[..], &[QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8]].concat()
 }
 

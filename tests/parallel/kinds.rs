@@ -107,7 +107,7 @@ fn experts_of_ollama() {
 #[test]
 fn weights_quantized_while_loading() {
     let source = bundled("tiny-bf16");
-    for format in [QuantFormat::Affine { bits: 4, group_size: 64 }, QuantFormat::MXFP8] {
+    for format in [QuantFormat::affine(4, 64).unwrap(), QuantFormat::MXFP8] {
         check("tiny-bf16", &source, Some(format), 3e-4);
     }
     check("tiny-bf16", &source, None, 3e-4);

@@ -82,7 +82,7 @@ fn blocks_of_32_stay_packed() {
     for module in checkpoint.modules() {
         match checkpoint.weight(&module, None).unwrap() {
             Weight::Packed(packed) => {
-                assert_eq!(packed.format(), QuantFormat::Affine { bits: 4, group_size: 32 }, "{module}");
+                assert_eq!(packed.format(), QuantFormat::affine(4, 32).unwrap(), "{module}");
                 let tensor = packed.load(&Device::Cpu).unwrap();
                 assert!(tensor.biases().is_none() && tensor.scales().dtype() == DType::F32);
                 assert_eq!(tensor.size_in_bytes(), packed.size_in_bytes());

@@ -69,7 +69,7 @@ fn codes_and_scales_are_kept_bit_for_bit() {
             let expected = group_size.filter(|_| dims.len() == 2);
             assert_eq!(
                 format,
-                expected.map(|group_size| QuantFormat::Affine { bits, group_size }),
+                expected.map(|group_size| QuantFormat::affine(bits, group_size).unwrap()),
                 "{kind:?} {name}"
             );
         }

@@ -2,8 +2,8 @@
 //! reference in f64.
 
 use super::*;
-use crate::format::encode::{encode_affine, encode_mx, encode_nvfp4};
 use crate::format::QuantFormat;
+use crate::format::{GroupScales, QuantizedRows, Quantizer};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -111,8 +111,7 @@ fn scales_and_biases_may_differ_in_dtype() {
     let mut rng = StdRng::seed_from_u64(14);
     for set in simd::available() {
         for (scales, biases) in (0..9).map(|pair| (pair / 3, pair % 3)) {
-            let mut weight =
-                Weight::random(QuantFormat::Affine { bits: 4, group_size: 32 }, 7, 544, &mut rng);
+            let mut weight = Weight::random(QuantFormat::affine(4, 32).unwrap(), 7, 544, &mut rng);
             let mut floats = || (0..7 * 544 / 32).map(|_| rng.random_range(-0.02..0.02)).collect();
             weight.scales = Groups::of(floats(), scales);
             weight.biases = Some(Groups::of(floats(), biases));
@@ -268,33 +267,12 @@ fn results_are_as_good_as_rounding_allows() {
     let (n, k) = (24, 16384);
     let dense: Vec<f32> = (0..n * k).map(|_| 0.02 * gaussian(&mut rng)).collect();
     for format in QuantFormat::all() {
-        let groups = k / format.group_size();
-        let words_per_row = format.words_per_row(k).unwrap();
-        let mut words = vec![0; n * words_per_row];
-        let (mut scales, mut biases) = (vec![0f32; n * groups], vec![0f32; n * groups]);
-        let mut bytes = vec![0u8; n * groups];
-        for row in 0..n {
-            let (dense, words) = (&dense[row * k..][..k], &mut words[row * words_per_row..][..words_per_row]);
-            let part = row * groups..(row + 1) * groups;
-            match format {
-                QuantFormat::Affine { bits, group_size } => {
-                    let (scales, biases) = (&mut scales[part.clone()], &mut biases[part]);
-                    encode_affine(dense, bits, group_size, words, scales, biases);
-                }
-                QuantFormat::NVFP4 => encode_nvfp4(dense, None, words, &mut bytes[part]),
-                _ => encode_mx(dense, format, words, &mut bytes[part]),
-            }
-        }
-        let affine = format.has_biases();
-        let weight = Weight {
-            format,
-            n,
-            k,
-            words,
-            scales: if affine { Groups::F32(scales) } else { Groups::Byte(bytes) },
-            biases: affine.then_some(Groups::F32(biases)),
-            global_scale: 1.0,
+        let rows = QuantizedRows::quantize(format, Quantizer::Mlx, &dense, k, None).unwrap();
+        let (scales, biases) = match rows.scales {
+            GroupScales::Float { scales, biases } => (Groups::F32(scales), Some(Groups::F32(biases))),
+            GroupScales::Bytes(scales) => (Groups::Byte(scales), None),
         };
+        let weight = Weight { format, n, k, words: rows.words, scales, biases, global_scale: 1.0 };
         let decoded = weight.decoded();
         for (m, one_sign) in [(1, false), (1, true), (4, true), (8, false), (MAX_DIRECT + 1, true)] {
             let signed = |x: f32| if one_sign { x.abs() } else { x };
@@ -373,7 +351,7 @@ fn candle_finds_the_matrix_unit_as_it_left_it() {
     let (theirs, x) = (QMatMul::from_qtensor(packed).unwrap(), random(64));
     let product = || theirs.forward(&x).unwrap().to_vec2::<f32>().unwrap();
     let first = product();
-    for format in [QuantFormat::Affine { bits: 4, group_size: 64 }, QuantFormat::NVFP4] {
+    for format in [QuantFormat::affine(4, 64).unwrap(), QuantFormat::NVFP4] {
         // A small product is this thread's, a large one everybody's.
         for n in [16, 1024] {
             let weight = Weight::random(format, n, 512, &mut StdRng::seed_from_u64(13));

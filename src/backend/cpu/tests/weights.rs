@@ -1,7 +1,7 @@
 //! Random packed weights of every format.
 
 use super::super::{GroupValues, PackedMatrix};
-use crate::format::QuantFormat;
+use crate::format::{QuantFormat, Scale};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::RngExt;
@@ -80,20 +80,24 @@ impl Weight {
         let stored = |values| Groups::of(values, turn);
         // Of matrices with f32 scales some have symmetric codes.
         let symmetric = turn % 3 == 2 && n.is_multiple_of(3);
-        let (scales, biases) = match format {
-            QuantFormat::Affine { .. } if symmetric => (stored(floats(-0.02, rng)), None),
-            QuantFormat::Affine { .. } => {
+        let (scales, biases) = match format.scale() {
+            Scale::Float if symmetric => (stored(floats(-0.02, rng)), None),
+            Scale::Float => {
                 let (scales, biases) = (floats(-0.02, rng), floats(-0.1, rng));
                 (stored(scales), Some(stored(biases)))
             }
-            QuantFormat::NVFP4 => {
+            Scale::E4m3 => {
                 // Signed, with subnormals, without NaN.
                 let byte = |rng: &mut StdRng| rng.random_range(0..0x70u8) | (rng.random::<u8>() & 0x80);
                 (Groups::Byte((0..groups).map(|_| byte(rng)).collect()), None)
             }
-            _ => (Groups::Byte((0..groups).map(|_| rng.random_range(115..125)).collect()), None),
+            Scale::E8m0 => (Groups::Byte((0..groups).map(|_| rng.random_range(115..125)).collect()), None),
         };
         let global_scale = if format.has_biases() { 1.0 } else { 0.37 };
+        let format = match symmetric && format.has_biases() {
+            true => QuantFormat::symmetric(format.bits(), format.group_size()).unwrap(),
+            false => format,
+        };
         let mut weight = Self { format, n, k, words, scales, biases, global_scale };
         if format == QuantFormat::MXFP8 {
             // Zeros and subnormals, which kernels look for, are everywhere, here and there, or nowhere.
