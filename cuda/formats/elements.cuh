@@ -79,7 +79,7 @@ struct E4m3 {
         if (magnitude < 0x1p-6f)  // subnormals count steps of 2^-9
             code = static_cast<uint32_t>(rintf(__fmul_rn(magnitude, 512.0f)));
         else if (magnitude < 464.0f)
-            code = (((bits & 0x7fffffu) + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120 << 3);
+            code = (((bits & 0x7fffffffu) + 0x7ffffu + (bits >> 20 & 1)) >> 20) - (120 << 3);
         return sign | min(code, 0x7eu);
     }
 
