@@ -9,7 +9,7 @@
 //! With `CANDLE_QUANT_BENCH_MB=N` the model has N megabytes instead of 256.
 
 use candle_core::Result;
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::Checkpoint;
 use half::bf16;
 use rayon::{ThreadPool, ThreadPoolBuilder};
@@ -58,7 +58,7 @@ fn main() -> Result<()> {
     println!("|---|---|---|---|---|");
     for format in formats {
         let recipe = Recipe::named("uniform", format.parse()?)?;
-        let plan = Plan::new(&Checkpoint::open(&source)?, &Options::mlx(recipe))?;
+        let plan = ConvertPlan::new(&Checkpoint::open(&source)?, &ConvertOptions::mlx(recipe))?;
         let speed =
             |pool: &ThreadPool, work: &(dyn Fn() -> candle_quant::Result<()> + Sync)| -> Result<f64> {
                 let seconds = median(runs, || {
@@ -71,7 +71,7 @@ fn main() -> Result<()> {
         let measured = || convert::measure(&plan, &|_| ()).map(|report| drop(black_box(report)));
         let written = || {
             let out = folder.path().join("out");
-            convert::run(&plan, &out, &RunOptions::default(), &|_| ())?;
+            convert::convert(&plan, &out, &RunOptions::default(), &|_| ())?;
             fs::remove_dir_all(&out).map_err(|error| candle_quant::Error::Io { path: out, error })
         };
         let mut cells = vec![plan.tensors().next().map_or_else(String::new, |tensor| tensor.to.clone())];

@@ -11,8 +11,9 @@
 //! With `CANDLE_QUANT_BENCH_MB=N` the file has about N megabytes instead of 256.
 
 use candle_core::{DType, Device, Result, Tensor};
+use candle_quant::models::sharding::ShardPlan;
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{run, Collective, Plan, Rank};
+use candle_quant::parallel::{run, Collective, Rank};
 use candle_quant::{Checkpoint, VarBuilder};
 use serde_json::json;
 use std::fs;
@@ -206,7 +207,7 @@ fn loading(runs: usize, megabytes: usize) -> Result<()> {
     load(1)?;
     let alone = median(runs, || load(1))?;
     for ranks in [1, 2, 4] {
-        let read = Plan::new(&checkpoint, ranks)?.rank_bytes().iter().sum::<u64>();
+        let read = ShardPlan::new(&checkpoint, ranks)?.rank_bytes().iter().sum::<u64>();
         let time = median(runs, || load(ranks))?;
         println!(
             "{ranks} ranks load {:.3} GB in {:.0} ms ({:.2} x the time of one) and read {:.4} x the file",

@@ -62,15 +62,17 @@
 
 mod backend;
 pub mod checkpoint;
+mod chunks;
 pub mod convert;
 pub mod diff;
+mod distributed;
 mod error;
 pub mod format;
 pub mod generate;
 pub mod models;
 pub mod nn;
-pub mod parallel;
-mod pieces;
+mod sha256;
+mod source;
 mod tensor;
 pub mod verify;
 
@@ -83,3 +85,30 @@ pub use nn::{
     ModuleT, RmsNorm, VarBuilder, WeightSummary,
 };
 pub use tensor::QuantTensor;
+
+/// Tensor parallelism: several ranks, each on a device of its own and with its slices of the weights, compute
+/// one model together.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::parallel;
+///
+/// let devices = [Device::Cpu, Device::Cpu, Device::Cpu];
+/// let sums = parallel::run(&devices, |rank| {
+///     let x = Tensor::new(&[rank.index() as f32, 1.], rank.device())?;
+///     Ok(rank.all_reduce_sum(&x)?.to_vec1::<f32>()?)
+/// })?;
+/// assert_eq!(sums, [[3., 3.], [3., 3.], [3., 3.]]);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+///
+/// Ranks are threads ([`run`](parallel::run)), or processes that a launcher has started
+/// ([`Launch::distributed`](parallel::Launch::distributed), with the feature `nccl`).
+pub mod parallel {
+    pub use crate::distributed::{run, Collective, Joined, Launch, Place, Rank, Secret};
+    pub use crate::nn::expert_split::ExpertSplit;
+    pub use crate::nn::parallel::{
+        column_parallel, parallel_experts, row_parallel, vocab_parallel_embedding, vocab_parallel_head,
+        ParallelExperts, RowParallel, VocabParallelEmbedding, VocabParallelHead,
+    };
+}

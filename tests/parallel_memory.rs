@@ -2,8 +2,9 @@
 #![cfg(target_os = "linux")]
 
 use candle_core::{DType, Device};
+use candle_quant::models::sharding::ShardPlan;
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{ExpertSplit, Plan};
+use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
 use serde_json::Value;
 use std::path::Path;
@@ -22,7 +23,7 @@ fn check(test: &str, config: &Value, ranks: usize, rank: usize, how: ExpertSplit
         let rank = alone(&Device::Cpu, rank, ranks);
         let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32).split_experts(how);
         let model = Model::new(&Config::from_json(checkpoint.config()).unwrap(), vb).unwrap();
-        let plan = Plan::with_experts(&checkpoint, ranks, how).unwrap();
+        let plan = ShardPlan::with_experts(&checkpoint, ranks, how).unwrap();
         let (held, planned) = (model.summary().size_in_bytes(), plan.rank_bytes()[rank.index()]);
         // Norms are in the plan alone.
         assert!(held <= planned && held + (1 << 20) > planned, "{held} bytes held, {planned} planned");
@@ -32,7 +33,7 @@ fn check(test: &str, config: &Value, ranks: usize, rank: usize, how: ExpertSplit
     }
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), config);
-    let plan = Plan::with_experts(&Checkpoint::open(dir.path()).unwrap(), ranks, how).unwrap();
+    let plan = ShardPlan::with_experts(&Checkpoint::open(dir.path()).unwrap(), ranks, how).unwrap();
     let (stored, needed) = (plan.stored_bytes() as usize, plan.rank_bytes()[rank] as usize);
     let peak = peak(test, dir.path());
     let limit = needed + needed / 10 + (64 << 20);

@@ -34,7 +34,11 @@ pub fn run(bundle: &Bundle) -> bool {
 
 /// Opens a checkpoint, reads and decodes all it has, and asks for things it may not have.
 pub fn open_and_load_everything(path: &Path) -> bool {
-    let strict = slm1::Options { strict: true, sha256: Some([0; 32]), ..slm1::Options::default() };
+    let strict = slm1::Slm1Options {
+        strict: true,
+        digest: Some(candle_quant::verify::sha256([0; 32])),
+        ..slm1::Slm1Options::default()
+    };
     let _ = slm1::open(path, &strict).is_ok();
     let Ok(checkpoint) = Checkpoint::open(path) else {
         return false;
@@ -61,7 +65,7 @@ pub fn open_and_load_everything(path: &Path) -> bool {
             }
         }
     }
-    let diff = diff::diff(&checkpoint, &checkpoint, &diff::Options::default());
+    let diff = diff::diff(&checkpoint, &checkpoint, &diff::DiffOptions::default());
     let _ = (diff.equal(), checkpoint.warnings());
     true
 }

@@ -4,17 +4,45 @@ use super::fused::is_plain;
 use super::{contiguous, cuda, unsupported_dtype, Factor};
 use crate::format::Real;
 use candle_core::{bail, DType, Device, Result, Storage, Tensor, WithDType};
+use candle_nn::Activation;
 use half::{bf16, f16};
 use rayon::prelude::*;
 
 /// What joins the outputs of an expert's gate and up projections.
 #[derive(Clone, Copy, Debug, PartialEq)]
-#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
-pub(crate) enum Join {
-    /// `silu(gate) * up`.
-    Silu,
-    /// `g * sigmoid(alpha * g) * (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`.
-    Clamped { alpha: f32, limit: f32 },
+#[non_exhaustive]
+pub enum Gating {
+    /// `activation(gate) * up`.
+    Plain(Activation),
+    /// gpt-oss: `g * sigmoid(alpha * g) * (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`.
+    Clamped {
+        /// The slope inside the sigmoid, 1.702.
+        alpha: f64,
+        /// Where both are cut off, 7.
+        limit: f64,
+    },
+}
+
+impl Gating {
+    /// Applies it in candle's operations, for weights and devices that no kernel takes.
+    pub(crate) fn apply(self, gate: &Tensor, up: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Plain(activation) => gate.apply(&activation)? * up,
+            Self::Clamped { alpha, limit } => {
+                let gate = gate.minimum(limit)?;
+                let glu = (&gate * candle_nn::ops::sigmoid(&(&gate * alpha)?)?)?;
+                glu * (up.clamp(-limit, limit)? + 1.)?
+            }
+        }
+    }
+
+    /// Whether the kernels that compute experts together know it.
+    fn is_in_kernels(self) -> bool {
+        match self {
+            Self::Plain(activation) => matches!(activation, Activation::Silu | Activation::Swish),
+            Self::Clamped { .. } => true,
+        }
+    }
 }
 
 /// Experts and who chose them.
@@ -26,7 +54,7 @@ pub(crate) struct ChosenExperts<'a> {
     pub(crate) up: Factor<'a>,
     /// A stack `[E, hidden, inner]`, biases `[E, hidden]`.
     pub(crate) down: Factor<'a>,
-    pub(crate) join: Join,
+    pub(crate) gating: Gating,
     /// U32 `[tokens, top_k]`. Those that are out of range make NaN.
     pub(crate) ids: &'a Tensor,
     /// F32 `[tokens, top_k]`.
@@ -56,6 +84,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
     let here = |tensor: &Tensor| tensor.device().same_device(device);
     let possible = matches!(device, Device::Cuda(_))
         && fits
+        && chosen.gating.is_in_kernels()
         && chosen.gate.weight.format() == chosen.up.weight.format()
         && factors.iter().all(|factor| here(factor.weight.packed()) && bias_fits(factor))
         && factors.iter().filter_map(|factor| factor.bias).all(here)

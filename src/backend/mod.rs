@@ -5,6 +5,7 @@ mod cpu;
 mod cuda;
 mod experts;
 mod fused;
+mod ops;
 mod quantize;
 
 use crate::format::Real;
@@ -13,9 +14,8 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix};
-#[cfg(feature = "nccl")]
-pub(crate) use cuda::{allocate_elements, Communicator};
-pub(crate) use experts::{experts, weighted_sum, ChosenExperts, Join};
+pub use experts::Gating;
+pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};
 pub(crate) use quantize::Parts;

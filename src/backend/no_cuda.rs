@@ -4,19 +4,23 @@ use super::{ChosenExperts, Epilogue, Factor, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
-/// What is pure arithmetic and names; its tests need no CUDA.
+// Arithmetic and names, whose tests need no CUDA.
 #[cfg(test)]
-mod pure {
-    #![allow(dead_code)]
-    #[path = "../cuda/formats.rs"]
-    mod formats;
-    #[path = "../cuda/gemv.rs"]
-    mod gemv;
-    #[path = "../cuda/kernel.rs"]
-    mod kernel;
-    #[path = "../cuda/plan.rs"]
-    mod plan;
-}
+#[path = "cuda/formats.rs"]
+#[allow(dead_code)]
+mod formats;
+#[cfg(test)]
+#[path = "cuda/gemv.rs"]
+#[allow(dead_code)]
+mod gemv;
+#[cfg(test)]
+#[path = "cuda/kernel.rs"]
+#[allow(dead_code)]
+mod kernel;
+#[cfg(test)]
+#[path = "cuda/plan.rs"]
+#[allow(dead_code)]
+mod plan;
 
 fn error<T>() -> Result<T> {
     Err(Error::Unsupported {

@@ -9,7 +9,7 @@
 //!
 //! let original = Checkpoint::open("assets/tiny-bf16")?;
 //! let packed = Checkpoint::open("assets/tiny")?;
-//! let diff = diff::diff(&original, &packed, &diff::Options::default());
+//! let diff = diff::diff(&original, &packed, &diff::DiffOptions::default());
 //! assert!(!diff.equal());
 //! // Worst first: a 4-bit weight.
 //! let diff::Outcome::Values { relative_rms, .. } = diff.tensors[0].outcome else { unreachable!() };
@@ -24,8 +24,7 @@
 mod values;
 
 use crate::checkpoint::{natural_order, Checkpoint, Weight};
-use crate::models::Config;
-use crate::verify::in_features;
+use crate::source::Source;
 use crate::Result;
 use serde::Serialize;
 use std::cmp::Ordering;
@@ -33,7 +32,7 @@ use std::collections::BTreeSet;
 
 /// What counts as different.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Options {
+pub struct DiffOptions {
     /// The relative RMS up to which the numbers of a tensor count as equal; 0 for equal numbers only.
     pub tolerance: f64,
     /// Whether tensors that one side has and the other has not are left out.
@@ -143,8 +142,8 @@ impl Outcome {
 ///
 /// Where a format has more than one reading, K is that of the config's model (of either side), else that of
 /// the same tensor on the other side.
-pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &Options) -> Diff {
-    let (a, b) = (Side::new(a), Side::new(b));
+pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &DiffOptions) -> Diff {
+    let (a, b) = (Source::new(a), Source::new(b));
     let names: BTreeSet<&str> = a.checkpoint.tensor_names().chain(b.checkpoint.tensor_names()).collect();
     let compare = |name: &str| {
         let outcome = match (a.checkpoint.contains(name), b.checkpoint.contains(name)) {
@@ -160,7 +159,7 @@ pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &Options) -> Diff {
     Diff { tensors }
 }
 
-fn compare(a: &Side, b: &Side, name: &str) -> Outcome {
+fn compare(a: &Source, b: &Source, name: &str) -> Outcome {
     let unreadable = |error: crate::Error| Outcome::Unreadable { message: error.to_string() };
     let (a, b) = match pair(a, b, name) {
         Ok(weights) => weights,
@@ -172,25 +171,10 @@ fn compare(a: &Side, b: &Side, name: &str) -> Outcome {
     values::compare(&a, &b).unwrap_or_else(unreadable)
 }
 
-/// One checkpoint, and the model its config describes.
-struct Side<'c> {
-    checkpoint: &'c Checkpoint,
-    model: Option<Config>,
-}
-
-impl<'c> Side<'c> {
-    fn new(checkpoint: &'c Checkpoint) -> Self {
-        Self { checkpoint, model: Config::from_json(checkpoint.config()).ok() }
-    }
-
-    fn in_features(&self, name: &str) -> Option<usize> {
-        in_features(self.model.as_ref()?, name)
-    }
-}
-
 /// The same tensor of both checkpoints.
-fn pair(a: &Side, b: &Side, name: &str) -> Result<(Weight, Weight)> {
-    let in_features = |own: &Side, other: &Side| own.in_features(name).or_else(|| other.in_features(name));
+fn pair(a: &Source, b: &Source, name: &str) -> Result<(Weight, Weight)> {
+    let in_features =
+        |own: &Source, other: &Source| own.in_features(name).or_else(|| other.in_features(name));
     let (k_of_a, k_of_b) = (in_features(a, b), in_features(b, a));
     let first = a.checkpoint.tensor(name, k_of_a);
     let second = b.checkpoint.tensor(name, k_of_b);
@@ -200,7 +184,7 @@ fn pair(a: &Side, b: &Side, name: &str) -> Result<(Weight, Weight)> {
         }
     }
     // What no config decides, the other side may.
-    let with_k_of = |side: &Side, known: Option<usize>, other: &Result<Weight>| match (known, other) {
+    let with_k_of = |side: &Source, known: Option<usize>, other: &Result<Weight>| match (known, other) {
         (None, Ok(other)) => side.checkpoint.tensor(name, other.dims().last().copied()).ok(),
         _ => None,
     };

@@ -2,11 +2,11 @@
 
 use super::Outcome;
 use crate::checkpoint::Weight;
-use crate::pieces::Pieces;
+use crate::chunks::Chunks;
 use crate::Result;
 
 pub(super) fn compare(a: &Weight, b: &Weight) -> Result<Outcome> {
-    let sums = Pieces::load(a)?.zip(&Pieces::load(b)?, Sums::of)?;
+    let sums = Chunks::load(a)?.zip(&Chunks::load(b)?, Sums::of)?;
     // In order, so that the result does not depend on the number of threads.
     let sums = sums.into_iter().fold(Sums::default(), Sums::add);
     Ok(Outcome::Values {

@@ -27,9 +27,11 @@
 
 mod sampler;
 mod text;
+mod tokenizer;
 
 pub use sampler::{Sampler, Sampling};
 pub use text::{load_tokenizer, stop_tokens, TextStream};
+pub use tokenizer::stored_tokenizer;
 
 use crate::models::Model;
 use crate::{Error, Result};

@@ -1,5 +1,6 @@
 //! Tokens to text as they come, and what a checkpoint says about its tokens.
 
+use super::tokenizer::stored_tokenizer;
 use crate::{Checkpoint, Error, Result};
 use serde_json::Value;
 use tokenizers::tokenizer::DecodeStream;
@@ -13,7 +14,7 @@ use tokenizers::{
 /// If there is neither, or it can't be read.
 pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     let Some(path) = checkpoint.tokenizer_file() else {
-        if let Some(tokenizer) = checkpoint.stored_tokenizer()? {
+        if let Some(tokenizer) = stored_tokenizer(checkpoint)? {
             return Ok(tokenizer);
         }
         return Err(Error::File {

@@ -2,9 +2,10 @@
 
 use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
+use super::sharding::{Heads, Sharding};
 use super::Config;
+use crate::nn::parallel::RowParallel;
 use crate::nn::{forward_all, rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
-use crate::parallel::{Heads, RowParallel, Sharding};
 use candle_core::{DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
 use std::ops::Range;
@@ -202,7 +203,7 @@ mod tests {
             [(1, vec![2]), (2, vec![1; 2]), (3, vec![1; 3]), (4, vec![1; 4]), (8, vec![2; 8])]
         {
             let (checkpoint, config) = (checkpoint.clone(), config.clone());
-            let cached = crate::parallel::run(&vec![Device::Cpu; ranks], move |rank| {
+            let cached = crate::distributed::run(&vec![Device::Cpu; ranks], move |rank| {
                 let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
                 let mut attention = Attention::new(&config, vb.pp("model.layers.0.self_attn"))?;
                 let x = Tensor::ones((1, 2, 128), DType::F32, rank.device())?;

@@ -4,14 +4,14 @@ use super::attention::{Attention, Visible};
 use super::moe::SparseMlp;
 use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
+use super::sharding::Sharding;
 use super::Config;
 use crate::checkpoint::Checkpoint;
+use crate::nn::parallel::{
+    vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
+};
 use crate::nn::{
     rms_norm, swiglu, Activation, LayerWeight, Linear, Module, RmsNorm, VarBuilder, WeightSummary,
-};
-use crate::parallel::{
-    vocab_parallel_embedding, vocab_parallel_head, RowParallel, Sharding, VocabParallelEmbedding,
-    VocabParallelHead,
 };
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};

@@ -32,6 +32,7 @@ mod moe;
 mod projection;
 mod rope;
 mod shapes;
+pub mod sharding;
 
 pub use config::Config;
 pub use decoder::Model;

@@ -3,8 +3,8 @@
 use super::fields::Fields;
 use super::projection::projection;
 use super::Config;
+use crate::nn::parallel::{parallel_experts, ParallelExperts};
 use crate::nn::{Activation, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder};
-use crate::parallel::{parallel_experts, ParallelExperts};
 use crate::{Error, Result};
 use candle_core::{DType, Tensor, D};
 

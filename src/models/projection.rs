@@ -3,8 +3,8 @@
 //! All are refused if the checkpoint has a bias that the config does not know of: an error instead of wrong
 //! numbers.
 
+use crate::nn::parallel::{column_parallel, row_parallel, RowParallel};
 use crate::nn::{linear_b, Linear, VarBuilder};
-use crate::parallel::{column_parallel, row_parallel, RowParallel};
 use crate::Error;
 use candle_core::Result;
 use std::ops::Range;

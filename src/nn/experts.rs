@@ -6,49 +6,10 @@ pub use load::experts;
 pub(crate) use load::StoredExperts;
 
 use super::{LayerWeight, Linear, Module};
-use crate::backend::{self, ChosenExperts, Factor, Join};
+pub use crate::backend::Gating;
+use crate::backend::{self, ChosenExperts, Factor};
 use crate::{Error, QuantTensor, Result};
 use candle_core::{bail, DType, IndexOp, Tensor, D};
-use candle_nn::Activation;
-
-/// What joins the outputs of an expert's gate and up projections.
-#[derive(Clone, Copy, Debug, PartialEq)]
-#[non_exhaustive]
-pub enum Gating {
-    /// `activation(gate) * up`.
-    Plain(Activation),
-    /// gpt-oss: `g * sigmoid(alpha * g) * (u + 1)` with `g = min(gate, limit)` and `u = clamp(up, -limit, limit)`.
-    Clamped {
-        /// The slope inside the sigmoid, 1.702.
-        alpha: f64,
-        /// Where both are cut off, 7.
-        limit: f64,
-    },
-}
-
-impl Gating {
-    fn join(self, gate: &Tensor, up: &Tensor) -> candle_core::Result<Tensor> {
-        match self {
-            Self::Plain(activation) => gate.apply(&activation)? * up,
-            Self::Clamped { alpha, limit } => {
-                let gate = gate.minimum(limit)?;
-                let glu = (&gate * candle_nn::ops::sigmoid(&(&gate * alpha)?)?)?;
-                glu * (up.clamp(-limit, limit)? + 1.)?
-            }
-        }
-    }
-
-    /// As kernels know it.
-    fn in_kernels(self) -> Option<Join> {
-        match self {
-            Self::Plain(Activation::Silu | Activation::Swish) => Some(Join::Silu),
-            Self::Plain(_) => None,
-            Self::Clamped { alpha, limit } => {
-                Some(Join::Clamped { alpha: alpha as f32, limit: limit as f32 })
-            }
-        }
-    }
-}
 
 /// The sizes of a block of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -290,13 +251,14 @@ impl Experts {
         alone: bool,
     ) -> candle_core::Result<Option<Tensor>> {
         let factors = (self.gate.factor(), self.up.factor(), self.down.factor());
-        let ((Some(gate), Some(up), Some(down)), Some(join)) = (factors, self.gating.in_kernels()) else {
+        let (Some(gate), Some(up), Some(down)) = factors else {
             return Ok(None);
         };
         let pairs = (x.dim(0)?, ids.dim(D::Minus1)?);
         let ids = ids.reshape(pairs)?.to_dtype(DType::U32)?;
         let shares = shares.reshape(pairs)?.to_dtype(DType::F32)?;
-        backend::experts(&ChosenExperts { gate, up, down, join, ids: &ids, shares: &shares, alone }, x)
+        let gating = self.gating;
+        backend::experts(&ChosenExperts { gate, up, down, gating, ids: &ids, shares: &shares, alone }, x)
     }
 
     /// The outputs of the `chosen` experts, each applied once, and for each of `chosen` its row in them.
@@ -327,7 +289,7 @@ impl Experts {
 
     fn expert(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
         let (gate, up) = (self.gate.expert(index)?.forward(x)?, self.up.expert(index)?.forward(x)?);
-        let inner = self.gating.join(&gate, &up)?;
+        let inner = self.gating.apply(&gate, &up)?;
         let inner = match self.padding {
             (0, 0) => inner,
             (before, after) => inner.pad_with_zeros(D::Minus1, before, after)?,

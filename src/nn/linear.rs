@@ -1,10 +1,11 @@
 //! `y = x w^T + b`, on packed or dense weights.
 
-use super::weight::ggml_matmul;
 use super::{LayerWeight, VarBuilder};
 use crate::QuantTensor;
-use candle_core::{Module, Result, Tensor};
+use candle_core::quantized::{QMatMul, QTensor};
+use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::init::{Init, DEFAULT_KAIMING_NORMAL};
+use std::sync::Arc;
 
 /// A linear layer: weight `[N, K]`, optional bias `[N]`; maps `[.., K]` to `[.., N]`.
 ///
@@ -61,6 +62,12 @@ impl Module for Linear {
             }
         }
     }
+}
+
+/// `x w^T` for blocks `w` `[N, K]` of a GGML type; the product has the dtype of `x`.
+fn ggml_matmul(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
+    let product = QMatMul::from_arc(weight.clone())?.forward(&x.to_dtype(DType::F32)?.contiguous()?)?;
+    product.to_dtype(x.dtype())
 }
 
 /// A linear layer with a bias, from the tensors `weight` and `bias` at the builder's path.

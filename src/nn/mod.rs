@@ -34,24 +34,24 @@
 
 mod dequantizing;
 mod embedding;
+pub(crate) mod expert_split;
 mod experts;
 mod fused;
 mod linear;
 mod norm;
+pub(crate) mod parallel;
 mod summary;
 mod var_builder;
-mod weight;
 
+pub use crate::tensor::LayerWeight;
 pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};
-pub(crate) use experts::{chosen, Routed, StoredExperts};
 pub use experts::{experts, ExpertStack, Experts, ExpertsConfig, Gating};
 pub use fused::{forward_add, forward_all, swiglu};
 pub use linear::{linear, linear_b, linear_no_bias, Linear};
 pub use norm::{layer_norm, layer_norm_no_bias, rms_norm};
 pub use summary::{FormatShare, WeightSummary};
 pub use var_builder::VarBuilder;
-pub use weight::LayerWeight;
 
 // What a model file imports beside the layers, so that one `use` line serves it.
 pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};

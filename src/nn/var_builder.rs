@@ -1,9 +1,10 @@
 //! candle_nn's `VarBuilder` verbs, with packed weights behind them.
 
 use super::dequantizing::{shape_error, DequantizingBackend};
+use super::expert_split::ExpertSplit;
 use super::LayerWeight;
 use crate::checkpoint::{tensor_of, Checkpoint, Weight};
-use crate::parallel::{ExpertSplit, Rank};
+use crate::distributed::Rank;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;

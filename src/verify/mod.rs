@@ -16,11 +16,15 @@
 //!
 //! One tensor is in memory at a time, in its format; decoded it is only in pieces.
 
+mod digests;
 mod shapes;
 mod values;
 
-use crate::checkpoint::{module_of, natural_order, Checkpoint};
+pub use digests::{sha256, verify_digest, verify_digests};
+
+use crate::checkpoint::{natural_order, Checkpoint};
 use crate::models::Config;
+use crate::source::Source;
 use crate::Error;
 use rayon::prelude::*;
 use serde::Serialize;
@@ -53,7 +57,7 @@ pub struct Finding {
 /// What [`verify`] found.
 #[derive(Clone, Debug, Serialize)]
 #[non_exhaustive]
-pub struct Report {
+pub struct VerifyReport {
     /// What the checkpoint was recognised as; `None` if it could not be opened.
     pub kind: Option<String>,
     /// How many tensors were read; a quantized weight counts as one.
@@ -103,7 +107,7 @@ impl fmt::Display for Finding {
     }
 }
 
-impl Report {
+impl VerifyReport {
     /// Whether nothing is wrong; if `strict`, nothing is odd either.
     pub fn passed(&self, strict: bool) -> bool {
         self.errors() == 0 && !(strict && self.warnings() > 0)
@@ -130,7 +134,7 @@ impl Report {
 }
 
 /// A summary of one line; the findings are not in it.
-impl fmt::Display for Report {
+impl fmt::Display for VerifyReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Some(kind) = &self.kind else {
             return write!(f, "not a checkpoint that can be opened");
@@ -152,10 +156,10 @@ impl fmt::Display for Report {
 }
 
 /// As [`verify`], for a path; that it can't be opened is a finding.
-pub fn verify_path(path: impl AsRef<Path>) -> Report {
+pub fn verify_path(path: impl AsRef<Path>) -> VerifyReport {
     match Checkpoint::open(path) {
         Ok(checkpoint) => verify(&checkpoint),
-        Err(error) => Report {
+        Err(error) => VerifyReport {
             kind: None,
             tensors: 0,
             bytes: 0,
@@ -167,14 +171,14 @@ pub fn verify_path(path: impl AsRef<Path>) -> Report {
 }
 
 /// Reads every tensor and compares it with what it should be.
-pub fn verify(checkpoint: &Checkpoint) -> Report {
+pub fn verify(checkpoint: &Checkpoint) -> VerifyReport {
     let mut findings = Vec::new();
     let model = model(checkpoint, &mut findings);
     let inventory = model.as_ref().ok().map(|model| shapes::Inventory::new(model, checkpoint));
     let (mut tensors, mut bytes) = (0, 0);
+    let source = Source::with_model(checkpoint, model.as_ref().ok().cloned());
     for name in checkpoint.tensor_names() {
-        let in_features = model.as_ref().ok().and_then(|model| in_features(model, name));
-        match checkpoint.tensor(name, in_features) {
+        match source.tensor(name) {
             Ok(weight) => {
                 if let Some(inventory) = &inventory {
                     findings.extend(inventory.check(name, weight.dims()));
@@ -193,12 +197,12 @@ pub fn verify(checkpoint: &Checkpoint) -> Report {
         findings.extend(inventory.absent(checkpoint));
     }
     let digests = checkpoint.digests();
-    let wrong = digests.par_iter().filter_map(|digest| digest.verify().err()).collect::<Vec<_>>();
+    let wrong = digests.par_iter().filter_map(|digest| verify_digest(digest).err()).collect::<Vec<_>>();
     findings.extend(wrong.iter().map(|error| Finding::from_error(None, error)));
     findings.extend(checkpoint.warnings().into_iter().map(Finding::warning));
     let kind = Some(checkpoint.kind().to_string());
     let digests = digests.len();
-    let mut report = Report { kind, tensors, bytes, digests, shapes_unchecked: model.err(), findings };
+    let mut report = VerifyReport { kind, tensors, bytes, digests, shapes_unchecked: model.err(), findings };
     report.sort();
     report
 }
@@ -216,9 +220,4 @@ fn model(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) -> Result<Config,
         }
         error.to_string()
     })
-}
-
-/// K of a tensor, as the model knows it.
-pub(crate) fn in_features(model: &Config, tensor: &str) -> Option<usize> {
-    model.in_features(module_of(tensor).unwrap_or(tensor))
 }

@@ -2,34 +2,34 @@
 
 use super::Finding;
 use crate::checkpoint::Weight;
+use crate::chunks::Chunks;
 use crate::format::Scale;
-use crate::pieces::Pieces;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Tensor};
 use rayon::prelude::*;
 
 /// Reads a weight and looks at all its numbers.
 pub(super) fn check(name: &str, weight: &Weight) -> Vec<Finding> {
-    let result = Pieces::load(weight).and_then(|pieces| problems(&pieces));
+    let result = Chunks::load(weight).and_then(|chunks| problems(&chunks));
     match result {
         Ok(problems) => problems.into_iter().map(|problem| Finding::error(name, problem)).collect(),
         Err(error) => vec![Finding::from_error(Some(name), &error)],
     }
 }
 
-fn problems(pieces: &Pieces) -> Result<Vec<String>> {
-    if !pieces.is_float() {
+fn problems(chunks: &Chunks) -> Result<Vec<String>> {
+    if !chunks.is_float() {
         return Ok(Vec::new());
     }
-    let mut problems = match pieces.packed() {
+    let mut problems = match chunks.packed() {
         Some(packed) => problems_of_parts(packed)?,
         None => Vec::new(),
     };
-    let decoded = pieces
+    let decoded = chunks
         .map(|numbers| Tally::of(numbers.iter().copied()))?
         .into_iter()
         .fold(Tally::default(), Tally::add);
-    match (decoded.problem(), pieces.packed()) {
+    match (decoded.problem(), chunks.packed()) {
         // The parts that make them so are told of.
         (Some(_), Some(_)) if !problems.is_empty() => {}
         (Some(problem), Some(_)) => {

@@ -1,7 +1,7 @@
 //! What the tests of `convert` share: small sources, and readers of what is written that share no code with the crate.
 #![allow(dead_code)] // Each test binary uses its part.
 
-use candle_quant::convert::{self, Options, Plan, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use candle_quant::Checkpoint;
 use serde_json::{json, Value};
 use sha2::{Digest, Sha256};
@@ -32,10 +32,10 @@ pub fn bundled_path(name: &str) -> PathBuf {
 }
 
 /// Converts to a new folder.
-pub fn convert(source: &Checkpoint, options: &Options) -> Out {
+pub fn convert(source: &Checkpoint, options: &ConvertOptions) -> Out {
     let out = Out(tempfile::tempdir().unwrap());
-    let plan = Plan::new(source, options).unwrap();
-    convert::run(&plan, out.path(), &RunOptions::default(), &|_| ()).unwrap();
+    let plan = ConvertPlan::new(source, options).unwrap();
+    convert::convert(&plan, out.path(), &RunOptions::default(), &|_| ()).unwrap();
     let left: Vec<_> = fs::read_dir(out.0.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(left, ["out"]);
     out

@@ -14,8 +14,8 @@ use tempfile::TempDir;
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
 pub const FIXTURES: [(&str, &str); 8] = [
     ("awq-g64", "affine 4-bit g64"),
-    ("ct-int4-g128-f32", "affine 4-bit g128"),
-    ("ct-int4-g32", "affine 4-bit g32"),
+    ("ct-int4-g128-f32", "symmetric 4-bit g128"),
+    ("ct-int4-g32", "symmetric 4-bit g32"),
     ("ct-mxfp4", "mxfp4"),
     ("ct-nvfp4", "nvfp4"),
     ("fp8-128x128", "F32"),

@@ -2,7 +2,7 @@
 #![cfg(target_os = "linux")]
 
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use serde_json::{json, Value};
 use std::fs;
 
@@ -14,8 +14,9 @@ use process::{measured, write_hole};
 fn convert_here(format: &str) -> bool {
     measured(|dir| {
         let source = Checkpoint::open(dir).unwrap();
-        let plan = Plan::new(&source, &Options::mlx(Recipe::safe(format.parse().unwrap()))).unwrap();
-        convert::run(&plan, dir.join("out"), &RunOptions::default(), &|_| ()).unwrap();
+        let plan =
+            ConvertPlan::new(&source, &ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))).unwrap();
+        convert::convert(&plan, dir.join("out"), &RunOptions::default(), &|_| ()).unwrap();
     })
 }
 

@@ -2,7 +2,7 @@
 
 use super::common::{bundled, convert, digests, tensors};
 use candle_core::DType;
-use candle_quant::convert::{Options, Recipe};
+use candle_quant::convert::{ConvertOptions, Recipe};
 use std::collections::BTreeMap;
 
 /// The digests of `tests/peers/convert_mlx.py`.
@@ -27,7 +27,7 @@ fn the_output_is_that_of_mlx_lm() {
             [mode] => (Recipe::named("uniform", mode.parse().unwrap()), None),
             _ => panic!("{case}"),
         };
-        let mut options = Options::mlx(recipe.unwrap());
+        let mut options = ConvertOptions::mlx(recipe.unwrap());
         options.dtype = dtype;
         let out = convert(&source, &options);
         let found = tensors(out.path());

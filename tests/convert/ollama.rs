@@ -4,7 +4,7 @@ use super::common::{convert, files, json_file, tensors, Source};
 use super::numpy::Random;
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions, Target};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions, Target};
 use candle_quant::verify;
 use half::bf16;
 use serde_json::Value;
@@ -20,12 +20,12 @@ fn theirs() -> PathBuf {
     fixture("ollama/current")
 }
 
-fn ollama(format: &str, name: &str) -> Options {
-    Options::ollama(Recipe::usual(Target::Ollama, format.parse().unwrap()), name).unwrap()
+fn ollama(format: &str, name: &str) -> ConvertOptions {
+    ConvertOptions::ollama(Recipe::usual(Target::Ollama, format.parse().unwrap()), name).unwrap()
 }
 
-fn mlx(format: &str) -> Options {
-    Options::mlx(Recipe::safe(format.parse().unwrap()))
+fn mlx(format: &str) -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))
 }
 
 fn manifest_in(store: &Path, model: &str, tag: &str) -> PathBuf {
@@ -228,7 +228,7 @@ fn mlx_goes_to_ollama_and_back() {
         [("qwen3-affine-b6-g32", "affine 6-bit g32"), ("qwen3-affine-b1-g64", "affine 1-bit g64")]
     {
         let source = Checkpoint::open(fixture("mlx").join(name)).unwrap();
-        let error = Plan::new(&source, &ollama("keep", "m")).map(|_| ()).unwrap_err().to_string();
+        let error = ConvertPlan::new(&source, &ollama("keep", "m")).map(|_| ()).unwrap_err().to_string();
         for part in [
             "`model.embed_tokens.weight`",
             format,
@@ -249,8 +249,8 @@ fn small() -> Source {
 }
 
 fn run(source: &Source, format: &str, name: &str, store: &Path, options: RunOptions) -> Result<(), String> {
-    let plan = Plan::new(&source.open(), &ollama(format, name)).unwrap();
-    convert::run(&plan, store, &options, &|_| ()).map(|_| ()).map_err(|error| error.to_string())
+    let plan = ConvertPlan::new(&source.open(), &ollama(format, name)).unwrap();
+    convert::convert(&plan, store, &options, &|_| ()).map(|_| ()).map_err(|error| error.to_string())
 }
 
 #[test]
@@ -314,7 +314,7 @@ fn stacks_of_the_source_stay_what_they_are() {
 #[test]
 fn a_model_without_a_config_is_none() {
     let source = Source::new().random("l.0.up_proj.weight", &[32, 64]).finish();
-    let error = Plan::new(&source.open(), &ollama("int4", "m")).map(|_| ()).unwrap_err().to_string();
+    let error = ConvertPlan::new(&source.open(), &ollama("int4", "m")).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("no config.json"), "{error}");
 }
 
@@ -322,7 +322,7 @@ fn a_model_without_a_config_is_none() {
 fn names_do_not_lead_out_of_the_store() {
     let recipe = || Recipe::usual(Target::Ollama, "int4".parse().unwrap());
     for name in ["", "..", "../m", "m:../../x", "a/../m", "/m", "m:", "a/b/c/d", "m\\x", "m\0"] {
-        let error = Options::ollama(recipe(), name).unwrap_err().to_string();
+        let error = ConvertOptions::ollama(recipe(), name).unwrap_err().to_string();
         assert!(error.contains("name of a model"), "{name}: {error}");
     }
 }
@@ -376,20 +376,20 @@ fn what_is_no_store_is_not_written_to() {
 fn an_interrupted_model_is_not_there_and_is_resumed() {
     let (source, folder) = (source("tiny-dense"), tempfile::tempdir().unwrap());
     let store = folder.path().join("store");
-    let plan = Plan::new(&source.open(), &ollama("int4", "tiny-dense:int4")).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &ollama("int4", "tiny-dense:int4")).unwrap();
     let strict = RunOptions { max_relative_rms: Some(1e-6), ..RunOptions::default() };
-    let error = convert::run(&plan, &store, &strict, &|_| ()).unwrap_err().to_string();
+    let error = convert::convert(&plan, &store, &strict, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("above the limit"), "{error}");
     assert!(!store.join("manifests").exists() && !store.join("blobs").exists());
     // Killed while blobs were moved.
     let folder = store.join("registry.ollama.ai+library+tiny-dense+int4.partial/model");
     fs::remove_file(folder.join("layer-00003")).unwrap();
-    let error = convert::run(&plan, &store, &RunOptions::default(), &|_| ()).unwrap_err().to_string();
+    let error = convert::convert(&plan, &store, &RunOptions::default(), &|_| ()).unwrap_err().to_string();
     assert!(error.contains("--resume"), "{error}");
     let skipped = std::sync::atomic::AtomicUsize::new(0);
     let resume = RunOptions { resume: true, ..RunOptions::default() };
-    let report = convert::run(&plan, &store, &resume, &|event| {
-        if let convert::Event::Skipped { tensors, .. } = event {
+    let report = convert::convert(&plan, &store, &resume, &|event| {
+        if let convert::ConvertEvent::Skipped { tensors, .. } = event {
             skipped.fetch_add(tensors, std::sync::atomic::Ordering::Relaxed);
         }
     })
@@ -407,11 +407,11 @@ fn a_model_that_is_published_is_only_cleaned_up_after() {
     use std::os::unix::fs::MetadataExt;
     let (source, folder) = (small(), tempfile::tempdir().unwrap());
     let store = folder.path().join("store");
-    let plan = Plan::new(&source.open(), &ollama("int4", "m")).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &ollama("int4", "m")).unwrap();
     let partial = store.join("registry.ollama.ai+library+m+latest.partial");
     let journal = std::sync::Mutex::new(Value::Null);
-    convert::run(&plan, &store, &RunOptions::default(), &|event| {
-        if let convert::Event::Measured { .. } = event {
+    convert::convert(&plan, &store, &RunOptions::default(), &|event| {
+        if let convert::ConvertEvent::Measured { .. } = event {
             *journal.lock().unwrap() = json_file(partial.join("journal.json"));
         }
     })
@@ -423,7 +423,7 @@ fn a_model_that_is_published_is_only_cleaned_up_after() {
     fs::create_dir_all(partial.join("model")).unwrap();
     fs::write(partial.join("journal.json"), journal.to_string()).unwrap();
     let resume = RunOptions { resume: true, ..RunOptions::default() };
-    convert::run(&plan, &store, &resume, &|_| ()).unwrap();
+    convert::convert(&plan, &store, &resume, &|_| ()).unwrap();
     assert!(!partial.exists() && fs::read(&manifest).unwrap() == before);
     assert_eq!(fs::metadata(&manifest).unwrap().ino(), metadata.ino());
 }
@@ -432,6 +432,6 @@ fn a_model_that_is_published_is_only_cleaned_up_after() {
 fn a_target_without_a_name_is_refused() {
     let mut options = mlx("4");
     options.target = Target::Ollama;
-    let error = Plan::new(&small().open(), &options).map(|_| ()).unwrap_err().to_string();
-    assert!(error.contains("Options::ollama"), "{error}");
+    let error = ConvertPlan::new(&small().open(), &options).map(|_| ()).unwrap_err().to_string();
+    assert!(error.contains("ConvertOptions::ollama"), "{error}");
 }

@@ -3,14 +3,14 @@
 use super::common::{bundled, bundled_path, convert, files, json_file, tensors, Source};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::{verify, QuantFormat, QuantTensor};
 use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs;
 
-fn safe(format: &str) -> Options {
-    Options::mlx(Recipe::safe(format.parse().unwrap()))
+fn safe(format: &str) -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))
 }
 
 fn load(source: &Checkpoint, module: &str) -> QuantTensor {
@@ -33,10 +33,11 @@ fn bytes_do_not_depend_on_threads() {
     for source in [bundled("tiny-bf16"), wide.open()] {
         let outputs = [1, 2, 5].map(|threads| {
             let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
-            let plan = Plan::new(&source, &options).unwrap();
+            let plan = ConvertPlan::new(&source, &options).unwrap();
             let folder = tempfile::tempdir().unwrap();
             let out = folder.path().join("out");
-            let report = pool.install(|| convert::run(&plan, &out, &RunOptions::default(), &|_| ())).unwrap();
+            let report =
+                pool.install(|| convert::convert(&plan, &out, &RunOptions::default(), &|_| ())).unwrap();
             (files(&out), serde_json::to_string(&report).unwrap())
         });
         assert!(outputs[0] == outputs[1] && outputs[0] == outputs[2]);
@@ -46,7 +47,7 @@ fn bytes_do_not_depend_on_threads() {
 #[test]
 fn tensors_are_aligned() {
     let recipe = "format = \"4\"\n[[rule]]\nrole = \"v\"\nformat = \"nvfp4\"\n[[rule]]\nrole = \"down\"\nformat = \"f32\"";
-    let out = convert(&bundled("tiny-bf16"), &Options::mlx(Recipe::from_toml("x", recipe).unwrap()));
+    let out = convert(&bundled("tiny-bf16"), &ConvertOptions::mlx(Recipe::from_toml("x", recipe).unwrap()));
     let bytes = fs::read(out.path().join("model.safetensors")).unwrap();
     let length = u64::from_le_bytes(bytes[..8].try_into().unwrap());
     let header: Value = serde_json::from_slice(&bytes[8..8 + length as usize]).unwrap();
@@ -120,7 +121,7 @@ fn a_config_that_names_nothing_packed_has_no_quantization() {
     assert!(tensors(out.path()).values().all(|(dtype, ..)| dtype == "F16"));
     // A downcast with one packed role is described by that.
     let recipe = "format = \"f16\"\n[[rule]]\nrole = \"embed\"\nformat = \"6\"";
-    let out = convert(&bundled("tiny-bf16"), &Options::mlx(Recipe::from_toml("x", recipe).unwrap()));
+    let out = convert(&bundled("tiny-bf16"), &ConvertOptions::mlx(Recipe::from_toml("x", recipe).unwrap()));
     assert_eq!(json_file(out.path().join("config.json"))["quantization"]["bits"], 6);
     assert!(verify::verify(&Checkpoint::open(out.path()).unwrap()).passed(true));
 }
@@ -190,7 +191,7 @@ fn experts_that_are_not_packed_keep_their_names() {
         .random("l.0.mlp.experts.0.up_proj.weight", &[32, 64])
         .random("l.0.mlp.experts.2.up_proj.weight", &[32, 64])
         .finish();
-    let plan = Plan::new(&source.open(), &safe("4")).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &safe("4")).unwrap();
     assert_eq!(plan.fallbacks(), 2);
     assert!(plan.tensors().all(|t| t.fallback.as_deref().unwrap().contains("some are missing")));
     // Rows or columns? Nothing tells.
@@ -198,7 +199,7 @@ fn experts_that_are_not_packed_keep_their_names() {
         .with_config(r#"{"hidden_size": 64}"#)
         .random("l.0.mlp.experts.gate_up_proj", &[2, 64, 64])
         .finish();
-    let plan = Plan::new(&source.open(), &safe("4")).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &safe("4")).unwrap();
     assert!(plan
         .tensors()
         .all(|t| t.to == "F32" && t.fallback.as_deref().unwrap().contains("may be columns")));
@@ -208,10 +209,10 @@ fn experts_that_are_not_packed_keep_their_names() {
 fn an_output_that_exists_is_not_touched() {
     let out = convert(&bundled("tiny-bf16"), &safe("4"));
     let before = files(out.path());
-    let plan = Plan::new(&bundled("tiny-bf16"), &safe("8")).unwrap();
+    let plan = ConvertPlan::new(&bundled("tiny-bf16"), &safe("8")).unwrap();
     for resume in [false, true] {
         let options = RunOptions { resume, ..RunOptions::default() };
-        let error = convert::run(&plan, out.path(), &options, &|_| ()).unwrap_err().to_string();
+        let error = convert::convert(&plan, out.path(), &options, &|_| ()).unwrap_err().to_string();
         assert!(error.contains("it exists already, and is not overwritten"), "{error}");
         assert_eq!(files(out.path()), before);
     }
@@ -226,14 +227,14 @@ fn experts_that_would_be_one_are_kept() {
             .random(&format!("l.0.mlp.experts.{first}.weight"), &[32, 64])
             .random(&format!("l.0.mlp.experts.{second}.weight"), &[32, 64])
             .finish();
-        for options in [safe("4"), safe("keep"), Options::dense()] {
+        for options in [safe("4"), safe("keep"), ConvertOptions::dense()] {
             let out = convert(&source.open(), &options);
             let kept = tensors(out.path());
             for name in [first, second].map(|name| format!("l.0.mlp.experts.{name}.weight")) {
                 assert_eq!(kept.get(&name), tensors(source.folder.path()).get(&name), "{name}");
             }
         }
-        let plan = Plan::new(&source.open(), &safe("4")).unwrap();
+        let plan = ConvertPlan::new(&source.open(), &safe("4")).unwrap();
         assert!(plan.tensors().any(|t| t.fallback.as_deref().unwrap_or("").contains("twice there")));
     }
 }
@@ -245,15 +246,15 @@ fn every_tensor_is_told_of() {
         .with("empty.weight", &[0, 64], &[])
         .with("scalar", &[], &[1.])
         .finish();
-    let plan = Plan::new(&source.open(), &safe("4")).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &safe("4")).unwrap();
     let folder = tempfile::tempdir().unwrap();
     let finished = std::sync::Mutex::new(Vec::new());
-    let progress = |event: convert::Event| {
-        if let convert::Event::Finished { tensor } = event {
+    let progress = |event: convert::ConvertEvent| {
+        if let convert::ConvertEvent::Finished { tensor } = event {
             finished.lock().unwrap().push(tensor.to_owned());
         }
     };
-    convert::run(&plan, folder.path().join("out"), &RunOptions::default(), &progress).unwrap();
+    convert::convert(&plan, folder.path().join("out"), &RunOptions::default(), &progress).unwrap();
     let mut finished = finished.into_inner().unwrap();
     finished.sort();
     assert_eq!(finished, ["empty.weight", "scalar", "w.weight"]);
@@ -307,7 +308,7 @@ fn configs_keep_nan_and_infinity() {
         load(&Checkpoint::open(out.path()).unwrap(), "w.up_proj").format().to_string(),
         "affine 4-bit g64"
     );
-    let out = convert(&Checkpoint::open(out.path()).unwrap(), &Options::dense());
+    let out = convert(&Checkpoint::open(out.path()).unwrap(), &ConvertOptions::dense());
     let text = fs::read_to_string(out.path().join("config.json")).unwrap();
     assert!(
         text.contains("[0.0, Infinity]") && text.contains("\"pad\": NaN") && !text.contains("quant"),

@@ -1,7 +1,7 @@
 //! Outputs that replace others, and outputs that can't be.
 
 use super::common::{bundled, bundled_path, files, json_file, Source};
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::{Checkpoint, Error, Result};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ use tempfile::TempDir;
 const REPLACE: RunOptions =
     RunOptions { resume: false, overwrite: true, allow_nonfinite: false, max_relative_rms: None };
 
-fn plan(source: &Checkpoint, format: &str) -> Plan {
-    Plan::new(source, &Options::mlx(Recipe::safe(format.parse().unwrap()))).unwrap()
+fn plan(source: &Checkpoint, format: &str) -> ConvertPlan {
+    ConvertPlan::new(source, &ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))).unwrap()
 }
 
 fn run(format: &str, out: &Path, options: &RunOptions) -> Result<()> {
-    convert::run(&plan(&bundled("tiny-bf16"), format), out, options, &|_| ()).map(drop)
+    convert::convert(&plan(&bundled("tiny-bf16"), format), out, options, &|_| ()).map(drop)
 }
 
 /// An output of 4 bits, with a file that those of 8 bits do not have.
@@ -146,7 +146,8 @@ fn a_source_is_not_replaced_by_its_output() {
     let (folder, out) = old();
     let before = files(&out);
     let refused = |source: &Path, out: &Path| {
-        let error = convert::run(&plan(&Checkpoint::open(source).unwrap(), "keep"), out, &REPLACE, &|_| ());
+        let error =
+            convert::convert(&plan(&Checkpoint::open(source).unwrap(), "keep"), out, &REPLACE, &|_| ());
         let error = error.unwrap_err().to_string();
         assert!(error.contains("model.safetensors of the source is in it"), "{error}");
         assert!(files(folder.path().join("out")) == before);
@@ -170,8 +171,8 @@ fn a_source_is_not_replaced_by_its_output() {
 fn an_output_may_be_in_its_source() {
     let source = Source::new().random("w.up_proj.weight", &[64, 64]).finish();
     let out = source.folder.path().join("out");
-    convert::run(&plan(&source.open(), "4"), &out, &REPLACE, &|_| ()).unwrap();
-    convert::run(&plan(&source.open(), "8"), &out, &REPLACE, &|_| ()).unwrap();
+    convert::convert(&plan(&source.open(), "4"), &out, &REPLACE, &|_| ()).unwrap();
+    convert::convert(&plan(&source.open(), "8"), &out, &REPLACE, &|_| ()).unwrap();
     assert_eq!(Checkpoint::open(&out).unwrap().tensor_names().count(), 1);
     assert_eq!(source.open().tensor_names().count(), 1);
 }
@@ -192,7 +193,7 @@ fn what_the_disk_has_no_room_for_is_not_begun() {
     file.set_len(8 + header.len() as u64 + size).unwrap();
     let plan = plan(&Checkpoint::open(source.path()).unwrap(), "keep");
     let out = source.path().join("out");
-    let error = convert::run(&plan, &out, &RunOptions::default(), &|_| panic!("begun")).unwrap_err();
+    let error = convert::convert(&plan, &out, &RunOptions::default(), &|_| panic!("begun")).unwrap_err();
     let needed = format!("{} bytes are still to be written here", plan.disk_bytes());
     assert!(error.to_string().contains(&needed), "{error}");
     assert!(matches!(&error, Error::Io { error, .. } if error.kind() == ErrorKind::StorageFull));

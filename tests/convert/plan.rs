@@ -1,14 +1,14 @@
 //! Rules, roles and fall-backs, seen in plans.
 
 use super::common::{bundled, Source};
-use candle_quant::convert::{Options, Plan, Recipe, Role, Rule, Spec};
+use candle_quant::convert::{ConvertOptions, ConvertPlan, Recipe, Role, Rule, Spec};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
 
 /// What each tensor becomes, and by which rule.
 fn planned(source: &Source, recipe: Recipe) -> BTreeMap<String, (String, String)> {
-    let plan = Plan::new(&source.open(), &Options::mlx(recipe)).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &ConvertOptions::mlx(recipe)).unwrap();
     plan.tensors().map(|tensor| (tensor.name.clone(), (tensor.to.clone(), tensor.rule.clone()))).collect()
 }
 
@@ -71,10 +71,10 @@ fn an_embedding_that_is_the_head_is_treated_as_one() {
         .random("model.embed_tokens.weight", &[32, 64])
         .random("lm_head.weight", &[32, 64])
         .finish();
-    let plan = Plan::new(&source.open(), &Options::mlx(Recipe::safe(spec("4")))).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &ConvertOptions::mlx(Recipe::safe(spec("4")))).unwrap();
     assert_eq!(plan.tensors().count(), 1);
     assert!(plan.notes()[0].contains("`lm_head.weight` is left out"), "{:?}", plan.notes());
-    assert_eq!(Plan::new(&source.open(), &Options::dense()).unwrap().tensors().count(), 2);
+    assert_eq!(ConvertPlan::new(&source.open(), &ConvertOptions::dense()).unwrap().tensors().count(), 2);
 }
 
 #[test]
@@ -151,9 +151,9 @@ fn what_does_not_fit_falls_back_and_is_counted() {
         .random("e.table", &[32, 64])
         .with_bytes("f.weight_map", "I32", &[32, 64], &[0; 32 * 64 * 4])
         .finish();
-    let mut options = Options::mlx(Recipe::named("uniform", spec("4")).unwrap());
+    let mut options = ConvertOptions::mlx(Recipe::named("uniform", spec("4")).unwrap());
     options.recipe = Recipe::from_toml("x", "format = \"4\"\ndefaults = false").unwrap();
-    let plan = Plan::new(&source.open(), &options).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &options).unwrap();
     let found: BTreeMap<_, _> = plan
         .tensors()
         .map(|t| (t.name.as_str(), (t.to.as_str(), t.fallback.as_deref().unwrap_or(""))))
@@ -169,7 +169,7 @@ fn what_does_not_fit_falls_back_and_is_counted() {
     assert_eq!(found, expected);
     assert_eq!(plan.fallbacks(), 5);
     options.strict = true;
-    let error = Plan::new(&source.open(), &options).unwrap_err().to_string();
+    let error = ConvertPlan::new(&source.open(), &options).unwrap_err().to_string();
     for part in ["`a.weight`", "what the rule `format` says", "rows of 96", "5 tensors fall back"] {
         assert!(error.contains(part), "{part} in {error}");
     }
@@ -191,7 +191,7 @@ fn a_plan_reads_no_weights_and_adds_up() {
     let file = fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(8 + header.len() as u64 + 2 * n * k * 2).unwrap();
     let source = candle_quant::Checkpoint::open(folder.path()).unwrap();
-    let plan = Plan::new(&source, &Options::mlx(Recipe::safe(spec("4")))).unwrap();
+    let plan = ConvertPlan::new(&source, &ConvertOptions::mlx(Recipe::safe(spec("4")))).unwrap();
     assert_eq!(plan.source_bytes(), 2 * n * k * 2);
     assert_eq!(plan.bytes(), 2 * n * k * 9 / 16);
     assert_eq!(plan.bits_per_weight(), 4.5);
@@ -204,9 +204,9 @@ fn a_plan_reads_no_weights_and_adds_up() {
 
 #[test]
 fn shards_hold_what_they_may_and_whole_weights() {
-    let mut options = Options::mlx(Recipe::safe(spec("4")));
+    let mut options = ConvertOptions::mlx(Recipe::safe(spec("4")));
     options.max_shard_size = 200_000;
-    let plan = Plan::new(&bundled("tiny-bf16"), &options).unwrap();
+    let plan = ConvertPlan::new(&bundled("tiny-bf16"), &options).unwrap();
     let mut sizes = BTreeMap::<&str, u64>::new();
     for tensor in plan.tensors() {
         *sizes.entry(&tensor.file).or_default() += tensor.bytes;
@@ -218,7 +218,7 @@ fn shards_hold_what_they_may_and_whole_weights() {
 #[test]
 fn a_source_without_tensors_is_refused() {
     let source = Source::new().finish();
-    let error = Plan::new(&source.open(), &Options::dense()).unwrap_err().to_string();
+    let error = ConvertPlan::new(&source.open(), &ConvertOptions::dense()).unwrap_err().to_string();
     assert!(error.contains("no tensors"), "{error}");
 }
 
@@ -229,7 +229,9 @@ fn two_tensors_of_one_name_are_refused() {
         .random("l.0.mlp.experts.0.up_proj.weight", &[32, 64])
         .random("l.0.mlp.switch_mlp.up_proj.weight", &[1, 32, 64])
         .finish();
-    let error = Plan::new(&source.open(), &Options::mlx(Recipe::safe(spec("4")))).unwrap_err().to_string();
+    let error = ConvertPlan::new(&source.open(), &ConvertOptions::mlx(Recipe::safe(spec("4"))))
+        .unwrap_err()
+        .to_string();
     assert!(
         error.contains("`l.0.mlp.switch_mlp.up_proj.weight`") && error.contains("two of this name"),
         "{error}"
@@ -251,25 +253,25 @@ fn layers_count_upwards() {
 fn rules_that_no_tensor_matches_are_told_of() {
     let text = "format = \"4\"\n[[rule]]\ntensors = \"*.down_porj\"\nformat = \"8\"\n[[rule]]\nrole = \"v\"\nformat = \"8\"";
     let recipe = Recipe::from_toml("mine.toml", text).unwrap();
-    let plan = Plan::new(&zoo().open(), &Options::mlx(recipe)).unwrap();
+    let plan = ConvertPlan::new(&zoo().open(), &ConvertOptions::mlx(recipe)).unwrap();
     let notes: Vec<_> = plan.notes().iter().filter(|note| note.contains("rule")).collect();
     assert_eq!(notes, ["rule 1 of mine.toml decides about no tensor"]);
 }
 
 #[test]
 fn packed_weights_that_stay_are_told_of() {
-    let plan = Plan::new(&bundled("tiny"), &Options::mlx(Recipe::safe(spec("8")))).unwrap();
+    let plan = ConvertPlan::new(&bundled("tiny"), &ConvertOptions::mlx(Recipe::safe(spec("8")))).unwrap();
     let note = plan.notes().iter().find(|note| note.contains("--requantize")).unwrap();
     assert_eq!(note, "22 packed weights stay as they are; --requantize packs them anew");
     // That is what was asked for.
-    let plan = Plan::new(&bundled("tiny"), &Options::mlx(Recipe::safe(Spec::Keep))).unwrap();
+    let plan = ConvertPlan::new(&bundled("tiny"), &ConvertOptions::mlx(Recipe::safe(Spec::Keep))).unwrap();
     assert!(!plan.notes().iter().any(|note| note.contains("--requantize")));
 }
 
 #[test]
 fn a_source_without_a_tokenizer_is_told_of() {
     let noted = |source: &Source| {
-        let plan = Plan::new(&source.open(), &Options::mlx(Recipe::safe(spec("4")))).unwrap();
+        let plan = ConvertPlan::new(&source.open(), &ConvertOptions::mlx(Recipe::safe(spec("4")))).unwrap();
         plan.notes().iter().any(|note| note == "no tokenizer is written: there is none beside the weights")
     };
     let source = Source::new().random("a.weight", &[32, 64]).finish();
@@ -284,6 +286,6 @@ fn modules_have_no_names_of_config_keys() {
     let source = Source::new().random("bits.weight", &[32, 64]).random("a.weight", &[32, 64]).finish();
     let recipe =
         Recipe::from_toml("x", "format = \"4\"\n[[rule]]\ntensors = \"bits\"\nformat = \"8\"").unwrap();
-    let error = Plan::new(&source.open(), &Options::mlx(recipe)).unwrap_err().to_string();
+    let error = ConvertPlan::new(&source.open(), &ConvertOptions::mlx(recipe)).unwrap_err().to_string();
     assert!(error.contains("`bits`") && error.contains("a key of the config"), "{error}");
 }

@@ -3,13 +3,13 @@
 use super::common::{bundled, tensors, Source};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::convert::{self, Options, Plan, Recipe, Report, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions};
 use candle_quant::{Error, Result};
 use std::path::Path;
 
-fn run(source: &Checkpoint, recipe: Recipe, out: &Path, options: &RunOptions) -> Result<Report> {
-    let plan = Plan::new(source, &Options::mlx(recipe)).unwrap();
-    convert::run(&plan, out, options, &|_| ())
+fn run(source: &Checkpoint, recipe: Recipe, out: &Path, options: &RunOptions) -> Result<ConvertReport> {
+    let plan = ConvertPlan::new(source, &ConvertOptions::mlx(recipe)).unwrap();
+    convert::convert(&plan, out, options, &|_| ())
 }
 
 fn uniform(format: &str) -> Recipe {

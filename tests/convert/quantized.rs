@@ -3,7 +3,7 @@
 use super::common::{bundled, convert, json_file, tensors, Source};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::convert::{Options, Plan, Recipe};
+use candle_quant::convert::{ConvertOptions, ConvertPlan, Recipe};
 use candle_quant::{verify, QuantFormat, QuantTensor};
 use serde_json::json;
 use sha2::{Digest, Sha256};
@@ -13,8 +13,8 @@ fn fixture(path: &str) -> Checkpoint {
     Checkpoint::open(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)).unwrap()
 }
 
-fn safe(format: &str) -> Options {
-    Options::mlx(Recipe::safe(format.parse().unwrap()))
+fn safe(format: &str) -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))
 }
 
 fn decoded(checkpoint: &Checkpoint, name: &str, dtype: DType) -> Tensor {
@@ -107,9 +107,9 @@ fn formats_that_mlx_has_not_are_a_choice() {
         ("uqff/q4k", "ggml Q6K"),
         ("hf/ct-nvfp4", "nvfp4"),
         ("uqff/fp8", "mxfp8"),
-        ("hf/ct-int4-g128-f32", "affine 4-bit g128"),
+        ("hf/ct-int4-g128-f32", "symmetric 4-bit g128"),
     ] {
-        let error = Plan::new(&fixture(name), &safe("4")).unwrap_err().to_string();
+        let error = ConvertPlan::new(&fixture(name), &safe("4")).unwrap_err().to_string();
         assert!(error.contains(format) && error.contains("requantize or dequantize it"), "{name}: {error}");
     }
 }
@@ -120,7 +120,7 @@ fn requantized_weights_are_those_of_the_decoded_numbers() {
     {
         let source = fixture(name);
         let recipe = Recipe::named("uniform", "8:g32".parse().unwrap());
-        let mut options = Options::mlx(recipe.unwrap());
+        let mut options = ConvertOptions::mlx(recipe.unwrap());
         options.requantize = true;
         let out = convert(&source, &options);
         let written = Checkpoint::open(out.path()).unwrap();
@@ -161,7 +161,7 @@ fn dequantized_checkpoints_are_dense() {
     {
         let source = fixture(name);
         for dtype in [DType::F32, DType::BF16] {
-            let mut options = Options::dense();
+            let mut options = ConvertOptions::dense();
             options.dtype = Some(dtype);
             let out = convert(&source, &options);
             let written = Checkpoint::open(out.path()).unwrap();
@@ -188,7 +188,7 @@ fn dequantized_checkpoints_are_dense() {
 fn one_packed_weight_among_dense_ones_stays_as_it_is() {
     let source = bundled("tiny");
     // All matrices of the source are packed with 4 bits; what is asked for is for those that are not.
-    let plan = Plan::new(&source, &safe("8")).unwrap();
+    let plan = ConvertPlan::new(&source, &safe("8")).unwrap();
     for tensor in plan.tensors().filter(|tensor| tensor.shape.len() > 1) {
         assert_eq!((tensor.to.as_str(), tensor.rule.as_str()), ("affine 4-bit g64", "packed already"));
     }

@@ -3,7 +3,7 @@
 use super::common::{bundled, convert, json_file, tensors, tensors_of, Source};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::verify;
 use half::{bf16, f16};
 use sha2::{Digest, Sha256};
@@ -14,12 +14,12 @@ fn fixture(path: &str) -> Checkpoint {
     Checkpoint::open(PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(path)).unwrap()
 }
 
-fn safe(format: &str) -> Options {
-    Options::mlx(Recipe::safe(format.parse().unwrap()))
+fn safe(format: &str) -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))
 }
 
-fn uqff() -> Options {
-    Options::uqff(Recipe::named("mistralrs", "keep".parse().unwrap()).unwrap())
+fn uqff() -> ConvertOptions {
+    ConvertOptions::uqff(Recipe::named("mistralrs", "keep".parse().unwrap()).unwrap())
 }
 
 fn decoded(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
@@ -112,9 +112,9 @@ fn symmetric_integers_with_other_f32_scales_are_still_a_choice() {
         .unwrap();
     let one_bad = with_scales(|index| if index == last { !0x7 } else { !0xF });
     for source in [fixture("hf/ct-int4-g128-f32"), with_scales(|_| !0x7).open(), one_bad.open()] {
-        let error = Plan::new(&source, &safe("4")).unwrap_err().to_string();
+        let error = ConvertPlan::new(&source, &safe("4")).unwrap_err().to_string();
         let parts = [
-            "affine 4-bit g128 with scales whose products with codes are rounded",
+            "symmetric 4-bit g128 with scales whose products with codes are rounded",
             "requantize or dequantize it",
         ];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
@@ -131,10 +131,10 @@ fn mxfp4_becomes_five_bits_exactly() {
     ] {
         let source = fixture(name);
         let recipe = Recipe::from_toml("x", "format = \"5:g32\"\ndefaults = false").unwrap();
-        let plan = Plan::new(&source, &Options::mlx(recipe)).unwrap();
+        let plan = ConvertPlan::new(&source, &ConvertOptions::mlx(recipe)).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
-        convert::run(&plan, &out, &RunOptions::default(), &|_| ()).unwrap();
+        convert::convert(&plan, &out, &RunOptions::default(), &|_| ()).unwrap();
         let written = Checkpoint::open(&out).unwrap();
         let mut widened = 0;
         for tensor in plan.tensors().filter(|tensor| tensor.from == "mxfp4") {
@@ -149,7 +149,7 @@ fn mxfp4_becomes_five_bits_exactly() {
         assert!(verify::verify(&written).passed(true), "{name}");
     }
     // It was not asked for: five bits are for a head that could have been packed with four.
-    let plan = Plan::new(&fixture("mlx/llama-untied-mxfp4"), &safe("4:g32")).unwrap();
+    let plan = ConvertPlan::new(&fixture("mlx/llama-untied-mxfp4"), &safe("4:g32")).unwrap();
     assert!(plan.tensors().any(|tensor| tensor.name == "lm_head.weight" && tensor.to == "mxfp4"));
 }
 
@@ -172,7 +172,7 @@ fn every_code_and_the_ends_of_the_scales() {
         [(DType::BF16, &[0u8, 1, 100, 127, 252][..]), (DType::F16, &[104, 127, 140]), (DType::F32, &[0, 252])]
     {
         let recipe = Recipe::from_toml("x", "format = \"5:g32\"\ndefaults = false").unwrap();
-        let mut options = Options::mlx(recipe);
+        let mut options = ConvertOptions::mlx(recipe);
         options.dtype = Some(dtype);
         let out = convert(&mxfp4(scales).open(), &options);
         let stored = tensors(out.path());
@@ -214,10 +214,10 @@ fn scales_that_a_dtype_does_not_hold_are_named() {
         options.recipe = Recipe::from_toml("x", "format = \"5:g32\"\ndefaults = false").unwrap();
         options.dtype = Some(dtype);
         let source = mxfp4(&[127, scale]);
-        let plan = Plan::new(&source.open(), &options).unwrap();
+        let plan = ConvertPlan::new(&source.open(), &options).unwrap();
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
-        let error = convert::run(&plan, &out, &RunOptions::default(), &|_| ()).unwrap_err().to_string();
+        let error = convert::convert(&plan, &out, &RunOptions::default(), &|_| ()).unwrap_err().to_string();
         for part in ["`w`", shown, "--dtype"] {
             assert!(error.contains(part), "{part} in {error}");
         }
@@ -228,6 +228,6 @@ fn scales_that_a_dtype_does_not_hold_are_named() {
 #[test]
 fn nothing_else_becomes_wider() {
     // 4-bit affine codes would be 5-bit ones, too, but nobody can mean that.
-    let plan = Plan::new(&bundled("tiny"), &safe("5:g32")).unwrap();
+    let plan = ConvertPlan::new(&bundled("tiny"), &safe("5:g32")).unwrap();
     assert!(plan.tensors().filter(|t| t.shape.len() > 1).all(|t| t.to == "affine 4-bit g64"));
 }

@@ -2,7 +2,9 @@
 
 use super::common::{bundled, bundled_path, files, json_file, Source};
 use candle_core::DType;
-use candle_quant::convert::{self, Event, Options, Plan, Recipe, Report, RunOptions};
+use candle_quant::convert::{
+    self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions,
+};
 use candle_quant::{Checkpoint, Result};
 use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
@@ -11,34 +13,35 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use tempfile::TempDir;
 
 /// Shards of about 100 kB, so that there are many.
-fn plan_of(source: &Checkpoint, format: &str) -> Plan {
-    let mut options = Options::mlx(Recipe::safe(format.parse().unwrap()));
+fn plan_of(source: &Checkpoint, format: &str) -> ConvertPlan {
+    let mut options = ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()));
     options.max_shard_size = 100_000;
-    Plan::new(source, &options).unwrap()
+    ConvertPlan::new(source, &options).unwrap()
 }
 
-fn run(plan: &Plan, out: &Path, resume: bool) -> Result<Report> {
-    convert::run(plan, out, &RunOptions { resume, ..RunOptions::default() }, &|_| ())
+fn run(plan: &ConvertPlan, out: &Path, resume: bool) -> Result<ConvertReport> {
+    convert::convert(plan, out, &RunOptions { resume, ..RunOptions::default() }, &|_| ())
 }
 
 /// A conversion that dies in its `tensors`-th tensor.
-fn interrupted(plan: &Plan, tensors: usize) -> (TempDir, PathBuf) {
+fn interrupted(plan: &ConvertPlan, tensors: usize) -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let finished = AtomicUsize::new(0);
-    let progress = |event: Event| {
-        if matches!(event, Event::Finished { .. }) && finished.fetch_add(1, Ordering::Relaxed) + 1 == tensors
+    let progress = |event: ConvertEvent| {
+        if matches!(event, ConvertEvent::Finished { .. })
+            && finished.fetch_add(1, Ordering::Relaxed) + 1 == tensors
         {
             panic!("interrupted");
         }
     };
     let result =
-        catch_unwind(AssertUnwindSafe(|| convert::run(plan, &out, &RunOptions::default(), &progress)));
+        catch_unwind(AssertUnwindSafe(|| convert::convert(plan, &out, &RunOptions::default(), &progress)));
     assert!(result.is_err() && !out.exists());
     (folder, out)
 }
 
-fn complete(plan: &Plan) -> (Vec<(String, Vec<u8>)>, String) {
+fn complete(plan: &ConvertPlan) -> (Vec<(String, Vec<u8>)>, String) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let report = run(plan, &out, false).unwrap();
@@ -55,13 +58,13 @@ fn what_is_resumed_is_equal_and_nothing_is_done_twice() {
         let journal = json_file(out.with_file_name("out.partial").join("journal.json"));
         let done = journal["finished"].as_array().unwrap().len();
         let (skipped, written) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        let count = |event: Event| match event {
-            Event::Skipped { tensors, .. } => drop(skipped.fetch_add(tensors, Ordering::Relaxed)),
-            Event::Finished { .. } => drop(written.fetch_add(1, Ordering::Relaxed)),
+        let count = |event: ConvertEvent| match event {
+            ConvertEvent::Skipped { tensors, .. } => drop(skipped.fetch_add(tensors, Ordering::Relaxed)),
+            ConvertEvent::Finished { .. } => drop(written.fetch_add(1, Ordering::Relaxed)),
             _ => {}
         };
         let options = RunOptions { resume: true, ..RunOptions::default() };
-        let report = convert::run(&plan, &out, &options, &count).unwrap();
+        let report = convert::convert(&plan, &out, &options, &count).unwrap();
         let (skipped, written) = (skipped.into_inner(), written.into_inner());
         assert_eq!(skipped + written, all);
         assert!(skipped >= done && (done > 0) == (skipped > 0), "{tensors}: {done} files, {skipped} tensors");
@@ -137,7 +140,7 @@ fn an_output_that_is_there_already_only_needs_tidying() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let strict = RunOptions { max_relative_rms: Some(1e-6), ..RunOptions::default() };
-    convert::run(&plan, &out, &strict, &|_| ()).unwrap_err();
+    convert::convert(&plan, &out, &strict, &|_| ()).unwrap_err();
     fs::rename(folder.path().join("out.partial/model"), &out).unwrap();
     let report = run(&plan, &out, true).unwrap();
     let expected = complete(&plan);
@@ -152,12 +155,12 @@ fn two_conversions_to_one_output_exclude_each_other() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let refused = AtomicUsize::new(0);
-    let progress = |_: Event| {
+    let progress = |_: ConvertEvent| {
         let error = run(&plan, &out, true).unwrap_err().to_string();
         assert!(error.contains("another conversion is writing here"), "{error}");
         refused.fetch_add(1, Ordering::Relaxed);
     };
-    convert::run(&plan, &out, &RunOptions::default(), &progress).unwrap();
+    convert::convert(&plan, &out, &RunOptions::default(), &progress).unwrap();
     assert!(refused.into_inner() > 0);
 }
 
@@ -166,9 +169,9 @@ fn two_conversions_to_one_output_exclude_each_other() {
 fn another_dtype_is_another_plan() {
     let source = Source::new().random("w.up_proj.weight", &[64, 64]).finish();
     let plan = |dtype| {
-        let mut options = Options::mlx(Recipe::safe("mxfp4".parse().unwrap()));
+        let mut options = ConvertOptions::mlx(Recipe::safe("mxfp4".parse().unwrap()));
         options.dtype = dtype;
-        Plan::new(&source.open(), &options).unwrap()
+        ConvertPlan::new(&source.open(), &options).unwrap()
     };
     let (_folder, out) = interrupted(&plan(None), 1);
     let error = run(&plan(Some(DType::BF16)), &out, true).unwrap_err().to_string();

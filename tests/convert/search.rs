@@ -1,14 +1,14 @@
-//! `Options::search`: what it saves of a model, and that the output says so.
+//! `ConvertOptions::search`: what it saves of a model, and that the output says so.
 
 use super::common::{bundled, convert, files, json_file, tensors};
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::verify::verify;
 use candle_quant::Checkpoint;
 use std::fs;
 use std::path::Path;
 
-fn options(format: &str) -> Options {
-    let mut options = Options::mlx(Recipe::named("uniform", format.parse().unwrap()).unwrap());
+fn options(format: &str) -> ConvertOptions {
+    let mut options = ConvertOptions::mlx(Recipe::named("uniform", format.parse().unwrap()).unwrap());
     options.search = true;
     options
 }
@@ -19,9 +19,9 @@ fn every_weight_of_a_model_loses_less() {
     // The part of the squared error that is saved, at least.
     for (format, saved) in [("3", 0.22), ("4", 0.17), ("mxfp4", 0.08), ("nvfp4", 0.25), ("mxfp8", 0.)] {
         let mut options = options(format);
-        let searched = convert::measure(&Plan::new(&source, &options).unwrap(), &|_| ()).unwrap();
+        let searched = convert::measure(&ConvertPlan::new(&source, &options).unwrap(), &|_| ()).unwrap();
         options.search = false;
-        let plain = convert::measure(&Plan::new(&source, &options).unwrap(), &|_| ()).unwrap();
+        let plain = convert::measure(&ConvertPlan::new(&source, &options).unwrap(), &|_| ()).unwrap();
         assert_eq!(plain.tensors.len(), 22);
         let (mut before, mut after) = (0., 0.);
         for tensor in &plain.tensors {
@@ -38,7 +38,7 @@ fn every_weight_of_a_model_loses_less() {
 fn a_searched_output_says_so_and_is_read_like_any_other() {
     let source = bundled("tiny-bf16");
     let mut options = options("4");
-    let plan = Plan::new(&source, &options).unwrap();
+    let plan = ConvertPlan::new(&source, &options).unwrap();
     let packed: Vec<_> = plan.tensors().filter(|tensor| tensor.to.starts_with("affine")).collect();
     assert_eq!(packed.len(), 22);
     assert!(packed.iter().all(|tensor| tensor.to == "affine 4-bit g64, searched"));
@@ -74,15 +74,15 @@ fn a_search_is_not_taken_up_without_it() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let mut run = RunOptions { max_relative_rms: Some(0.01), ..RunOptions::default() };
-    let searched = Plan::new(&source, &options("4")).unwrap();
-    convert::run(&searched, &out, &run, &|_| ()).unwrap_err();
+    let searched = ConvertPlan::new(&source, &options("4")).unwrap();
+    convert::convert(&searched, &out, &run, &|_| ()).unwrap_err();
     run = RunOptions { resume: true, ..RunOptions::default() };
     let mut without = options("4");
     without.search = false;
-    let plain = Plan::new(&source, &without).unwrap();
-    let error = convert::run(&plain, &out, &run, &|_| ()).unwrap_err().to_string();
+    let plain = ConvertPlan::new(&source, &without).unwrap();
+    let error = convert::convert(&plain, &out, &run, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("begun with other options"), "{error}");
-    let report = convert::run(&searched, &out, &run, &|_| ()).unwrap();
+    let report = convert::convert(&searched, &out, &run, &|_| ()).unwrap();
     assert!(report.tensors.iter().all(|tensor| tensor.to.ends_with(", searched")));
 }
 
@@ -90,14 +90,21 @@ fn a_search_is_not_taken_up_without_it() {
 fn other_programs_get_searched_weights_too() {
     let source = bundled("tiny-bf16");
     for (mut options, file) in [
-        (Options::uqff(Recipe::named("mistralrs", "4".parse().unwrap()).unwrap()), Some("afq4-0.uqff")),
-        (Options::ollama(Recipe::named("ollama", "nvfp4".parse().unwrap()).unwrap(), "tiny").unwrap(), None),
+        (
+            ConvertOptions::uqff(Recipe::named("mistralrs", "4".parse().unwrap()).unwrap()),
+            Some("afq4-0.uqff"),
+        ),
+        (
+            ConvertOptions::ollama(Recipe::named("ollama", "nvfp4".parse().unwrap()).unwrap(), "tiny")
+                .unwrap(),
+            None,
+        ),
     ] {
-        let plain = convert::measure(&Plan::new(&source, &options).unwrap(), &|_| ()).unwrap();
+        let plain = convert::measure(&ConvertPlan::new(&source, &options).unwrap(), &|_| ()).unwrap();
         options.search = true;
         let out = convert(&source, &options);
-        let worst = |report: &convert::Report| report.tensors.first().unwrap().relative_rms;
-        let searched = convert::measure(&Plan::new(&source, &options).unwrap(), &|_| ()).unwrap();
+        let worst = |report: &convert::ConvertReport| report.tensors.first().unwrap().relative_rms;
+        let searched = convert::measure(&ConvertPlan::new(&source, &options).unwrap(), &|_| ()).unwrap();
         assert!(worst(&searched) < worst(&plain));
         if let Some(file) = file {
             let opened = Checkpoint::open(out.path()).unwrap();

@@ -3,7 +3,8 @@
 use super::common::{bundled, bundled_path, convert, files, Source};
 use candle_core::DType;
 use candle_quant::convert::{
-    self, Alternatives, Event, Options, Plan, Recipe, Rule, RunOptions, Sensitivities, Spec, Target,
+    self, BitAllocation, ConvertEvent, ConvertOptions, ConvertPlan, Recipe, Rule, RunOptions, Sensitivities,
+    Spec, Target,
 };
 use candle_quant::{Checkpoint, Result};
 use std::fs;
@@ -13,40 +14,45 @@ fn specs(texts: &[&str]) -> Vec<Spec> {
     texts.iter().map(|text| text.parse().unwrap()).collect()
 }
 
-fn safe() -> Options {
-    Options::mlx(Recipe::safe(Spec::Keep))
+fn safe() -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::safe(Spec::Keep))
 }
 
-fn with(mut options: Options, edit: impl FnOnce(&mut Options)) -> Options {
+fn with(mut options: ConvertOptions, edit: impl FnOnce(&mut ConvertOptions)) -> ConvertOptions {
     edit(&mut options);
     options
 }
 
-fn measured(source: &Checkpoint, options: &Options, candidates: &[Spec]) -> Sensitivities {
-    Alternatives::new(source, options, candidates).unwrap().measure(&|_| ()).unwrap()
+fn measured(source: &Checkpoint, options: &ConvertOptions, candidates: &[Spec]) -> Sensitivities {
+    BitAllocation::new(source, options, candidates).unwrap().measure(&|_| ()).unwrap()
 }
 
 /// The plan with chosen formats.
-fn target(source: &Checkpoint, mut options: Options, candidates: &[&str], bits: f64) -> Result<Plan> {
+fn target(
+    source: &Checkpoint,
+    mut options: ConvertOptions,
+    candidates: &[&str],
+    bits: f64,
+) -> Result<ConvertPlan> {
     let chooser = options.clone();
-    let alternatives = Alternatives::new(source, &chooser, &specs(candidates))?;
+    let alternatives = BitAllocation::new(source, &chooser, &specs(candidates))?;
     options.recipe = alternatives.recipe(&alternatives.measure(&|_| ())?, bits)?;
-    Plan::new(source, &options)
+    ConvertPlan::new(source, &options)
 }
 
 #[test]
 fn a_number_of_bits_is_nearly_reached_and_never_exceeded() {
     let source = bundled("tiny-bf16");
     let options = safe();
-    let candidates = Alternatives::candidates(Target::Mlx);
+    let candidates = BitAllocation::candidates(Target::Mlx);
     assert_eq!(candidates, specs(&["3", "4", "5", "6", "8"]));
-    let alternatives = Alternatives::new(&source, &options, &candidates).unwrap();
+    let alternatives = BitAllocation::new(&source, &options, &candidates).unwrap();
     assert_eq!(alternatives.work().0, 5 * 22);
     let sensitivities = alternatives.measure(&|_| ()).unwrap();
     let mut errors = Vec::new();
     for bits in [3.5, 3.6, 4., 4.5, 4.75, 5.3, 6., 6.5, 7.9, 8.5] {
         let recipe = alternatives.recipe(&sensitivities, bits).unwrap();
-        let plan = Plan::new(&source, &with(safe(), |options| options.recipe = recipe)).unwrap();
+        let plan = ConvertPlan::new(&source, &with(safe(), |options| options.recipe = recipe)).unwrap();
         let found = plan.bits_per_weight();
         assert!(found <= bits && bits - found < 0.05, "{bits}: {found}");
         let report = convert::measure(&plan, &|_| ()).unwrap();
@@ -64,10 +70,10 @@ fn a_number_of_bits_is_nearly_reached_and_never_exceeded() {
         [("uniform", "3"), ("uniform", "4"), ("safe", "4"), ("safe", "5"), ("mixed_3_6", "4")]
     {
         let recipe = Recipe::named(name, specs(&[format])[0]).unwrap();
-        let plan = Plan::new(&source, &Options::mlx(recipe)).unwrap();
+        let plan = ConvertPlan::new(&source, &ConvertOptions::mlx(recipe)).unwrap();
         let bits = plan.bits_per_weight();
         let recipe = alternatives.recipe(&sensitivities, bits).unwrap();
-        let chosen = Plan::new(&source, &with(safe(), |options| options.recipe = recipe)).unwrap();
+        let chosen = ConvertPlan::new(&source, &with(safe(), |options| options.recipe = recipe)).unwrap();
         assert!(chosen.bits_per_weight() <= bits);
         let loss = |plan| error(&convert::measure(plan, &|_| ()).unwrap());
         let (chosen, given) = (loss(&chosen), loss(&plan));
@@ -77,7 +83,7 @@ fn a_number_of_bits_is_nearly_reached_and_never_exceeded() {
 }
 
 /// The squared error, relative to the RMS of each weight.
-fn error(report: &convert::Report) -> f64 {
+fn error(report: &convert::ConvertReport) -> f64 {
     report.tensors.iter().map(|tensor| tensor.relative_rms.powi(2) * tensor.elements as f64).sum()
 }
 
@@ -87,8 +93,8 @@ fn sensitivities_are_those_of_what_would_be_written() {
     let options = safe();
     let found = measured(&source, &options, &specs(&["3", "nvfp4"]));
     for format in specs(&["3", "nvfp4"]) {
-        let uniform = Options::mlx(Recipe::named("uniform", format).unwrap());
-        let report = convert::measure(&Plan::new(&source, &uniform).unwrap(), &|_| ()).unwrap();
+        let uniform = ConvertOptions::mlx(Recipe::named("uniform", format).unwrap());
+        let report = convert::measure(&ConvertPlan::new(&source, &uniform).unwrap(), &|_| ()).unwrap();
         assert_eq!(report.tensors.len(), 22);
         for tensor in report.tensors {
             assert_eq!(found.relative_rms(&tensor.name, format), Some(tensor.relative_rms));
@@ -132,7 +138,7 @@ fn what_is_kept_or_said_stays_so() {
     let zoo = zoo();
     let source = zoo.open();
     let rule = Rule::tensors("*.v_proj", specs(&["mxfp8"])[0]).unwrap();
-    let options = Options::mlx(Recipe::safe(Spec::Keep).with_rules_first([rule]));
+    let options = ConvertOptions::mlx(Recipe::safe(Spec::Keep).with_rules_first([rule]));
     let plan = target(&source, options, &["3", "8"], 10.5).unwrap();
     let of = |name: &str| {
         let tensor = plan.tensors().find(|tensor| tensor.name.ends_with(name)).unwrap();
@@ -177,20 +183,20 @@ fn what_is_out_of_reach_is_refused() {
         let error = refused(&["4", none], 4.5);
         assert!(error.contains("expected quantized formats") && error.contains(none), "{error}");
     }
-    let kept = Options::mlx(
+    let kept = ConvertOptions::mlx(
         Recipe::from_toml("mine", "format = \"keep\"\n[[rule]]\ntensors = \"*\"\nformat = \"keep\"").unwrap(),
     );
     let error = target(&source, kept, &["4"], 4.5).unwrap_err().to_string();
     assert!(error.contains("tiny-bf16") && error.contains("there is nothing to choose"), "{error}");
-    let error = target(&source, Options::dense(), &["4"], 4.5).unwrap_err().to_string();
+    let error = target(&source, ConvertOptions::dense(), &["4"], 4.5).unwrap_err().to_string();
     assert!(error.contains("there is nothing to choose"), "{error}");
 }
 
 #[test]
 fn other_outputs_have_their_own_formats() {
     let source = bundled("tiny-bf16");
-    let uqff = || Options::uqff(Recipe::named("mistralrs", specs(&["4"])[0]).unwrap());
-    assert_eq!(Alternatives::candidates(Target::Uqff), specs(&["3", "4", "6", "8"]));
+    let uqff = || ConvertOptions::uqff(Recipe::named("mistralrs", specs(&["4"])[0]).unwrap());
+    assert_eq!(BitAllocation::candidates(Target::Uqff), specs(&["3", "4", "6", "8"]));
     let plan = target(&source, uqff(), &["3", "4", "6", "mxfp4"], 4.6).unwrap();
     assert!(4.5 < plan.bits_per_weight() && plan.bits_per_weight() <= 4.6);
     let error = target(&source, uqff(), &["4", "5"], 4.6).unwrap_err().to_string();
@@ -198,8 +204,8 @@ fn other_outputs_have_their_own_formats() {
         error.contains("affine 5-bit g64 (left open) in UQFF") && error.contains("2, 3, 4, 6 and 8 bits"),
         "{error}"
     );
-    let ollama = Options::ollama(Recipe::named("ollama", specs(&["4"])[0]).unwrap(), "tiny").unwrap();
-    assert_eq!(Alternatives::candidates(Target::Ollama), specs(&["4", "8"]));
+    let ollama = ConvertOptions::ollama(Recipe::named("ollama", specs(&["4"])[0]).unwrap(), "tiny").unwrap();
+    assert_eq!(BitAllocation::candidates(Target::Ollama), specs(&["4", "8"]));
     let plan = target(&source, ollama, &["4", "8"], 9.).unwrap();
     // The importer keeps embeddings.
     let embedding = plan.tensors().find(|tensor| tensor.name.contains("embed")).unwrap();
@@ -214,10 +220,10 @@ fn a_saved_recipe_makes_the_same_output() {
     let down = Rule::tensors("*norm*", specs(&["bf16"])[0]).unwrap();
     let with_rule = |recipe: Recipe| recipe.with_rules_first([down.clone()]);
     let chosen = |candidates: &[&str], bits| {
-        let mut options = Options::mlx(with_rule(Recipe::safe(Spec::Keep)));
+        let mut options = ConvertOptions::mlx(with_rule(Recipe::safe(Spec::Keep)));
         let chooser = options.clone();
         let source = zoo.open();
-        let alternatives = Alternatives::new(&source, &chooser, &specs(candidates)).unwrap();
+        let alternatives = BitAllocation::new(&source, &chooser, &specs(candidates)).unwrap();
         options.recipe = alternatives.recipe(&alternatives.measure(&|_| ()).unwrap(), bits).unwrap();
         options
     };
@@ -225,12 +231,12 @@ fn a_saved_recipe_makes_the_same_output() {
     for options in [
         chosen(&["3", "5", "mxfp8"], 10.5),
         chosen(&["3:g32", "nvfp4", "8:g32"], 10.5),
-        Options::mlx(with_rule(Recipe::named("mixed_3_6", four).unwrap())),
-        Options::mlx(with_rule(Recipe::safe(Spec::Keep))),
-        Options::uqff(with_rule(Recipe::named("mistralrs", four).unwrap())),
+        ConvertOptions::mlx(with_rule(Recipe::named("mixed_3_6", four).unwrap())),
+        ConvertOptions::mlx(with_rule(Recipe::safe(Spec::Keep))),
+        ConvertOptions::uqff(with_rule(Recipe::named("mistralrs", four).unwrap())),
     ] {
         let source = zoo.open();
-        let plan = Plan::new(&source, &options).unwrap();
+        let plan = ConvertPlan::new(&source, &options).unwrap();
         let text = plan.recipe_toml().unwrap();
         let recipe = Recipe::from_toml("saved.toml", &text).unwrap();
         let again = with(options.clone(), |options| options.recipe = recipe);
@@ -241,13 +247,14 @@ fn a_saved_recipe_makes_the_same_output() {
     }
     // Names are taken literally.
     let odd = Source::new().random("a[b]*{c}.weight", &[32, 64]).random("axb.weight", &[32, 64]).finish();
-    let options = Options::mlx(Recipe::safe(Spec::Keep).with_rules_first([
+    let options = ConvertOptions::mlx(Recipe::safe(Spec::Keep).with_rules_first([
         Rule::tensors("axb", four).unwrap(),
         Rule::tensors("a*", specs(&["8"])[0]).unwrap(),
     ]));
-    let text = Plan::new(&odd.open(), &options).unwrap().recipe_toml().unwrap();
-    let again = Options::mlx(Recipe::from_toml("saved.toml", &text).unwrap());
-    let formats: Vec<_> = Plan::new(&odd.open(), &again).unwrap().tensors().map(|t| t.to.clone()).collect();
+    let text = ConvertPlan::new(&odd.open(), &options).unwrap().recipe_toml().unwrap();
+    let again = ConvertOptions::mlx(Recipe::from_toml("saved.toml", &text).unwrap());
+    let formats: Vec<_> =
+        ConvertPlan::new(&odd.open(), &again).unwrap().tensors().map(|t| t.to.clone()).collect();
     assert_eq!(formats, ["affine 8-bit g64", "affine 4-bit g64"]);
 }
 
@@ -266,16 +273,16 @@ fn sensitivities_are_kept_in_a_file() {
     let read = Sensitivities::read(&path).unwrap().unwrap();
     assert_eq!(read, found);
     // For some of the formats, too.
-    let recipe = |source: &Checkpoint, options: &Options, candidates: &[&str]| {
-        let alternatives = Alternatives::new(source, options, &specs(candidates)).unwrap();
+    let recipe = |source: &Checkpoint, options: &ConvertOptions, candidates: &[&str]| {
+        let alternatives = BitAllocation::new(source, options, &specs(candidates)).unwrap();
         alternatives
             .recipe(&read, 5.)
-            .map(|recipe| Plan::new(source, &with(safe(), |options| options.recipe = recipe)).unwrap())
+            .map(|recipe| ConvertPlan::new(source, &with(safe(), |options| options.recipe = recipe)).unwrap())
     };
     let plan = recipe(&source, &options, &["4", "8"]).unwrap();
     let direct = target(&source, safe(), &["4", "8"], 5.).unwrap();
     assert_eq!(plan.recipe_toml().unwrap(), direct.recipe_toml().unwrap());
-    let refused = |options: &Options, candidates: &[&str]| {
+    let refused = |options: &ConvertOptions, candidates: &[&str]| {
         recipe(&open(), options, candidates).unwrap_err().to_string()
     };
     let error = refused(&options, &["4", "6"]);
@@ -337,19 +344,19 @@ fn a_resumed_conversion_chooses_as_before() {
         target(&source, with(safe(), |options| options.max_shard_size = 100_000), &["3", "4", "8"], bits)
             .unwrap()
     };
-    let die = |event: Event| {
-        if matches!(event, Event::Finished { tensor } if tensor.contains("layers.1")) {
+    let die = |event: ConvertEvent| {
+        if matches!(event, ConvertEvent::Finished { tensor } if tensor.contains("layers.1")) {
             panic!("interrupted");
         }
     };
     let died =
-        catch_unwind(AssertUnwindSafe(|| convert::run(&plan(4.5), &out, &RunOptions::default(), &die)));
+        catch_unwind(AssertUnwindSafe(|| convert::convert(&plan(4.5), &out, &RunOptions::default(), &die)));
     assert!(died.is_err() && !out.exists());
     let resume = RunOptions { resume: true, ..RunOptions::default() };
-    let error = convert::run(&plan(4.6), &out, &resume, &|_| ()).unwrap_err().to_string();
+    let error = convert::convert(&plan(4.6), &out, &resume, &|_| ()).unwrap_err().to_string();
     assert!(error.contains("begun with other options"), "{error}");
-    convert::run(&plan(4.5), &out, &resume, &|_| ()).unwrap();
+    convert::convert(&plan(4.5), &out, &resume, &|_| ()).unwrap();
     let other = folder.path().join("other");
-    convert::run(&plan(4.5), &other, &RunOptions::default(), &|_| ()).unwrap();
+    convert::convert(&plan(4.5), &other, &RunOptions::default(), &|_| ()).unwrap();
     assert!(files(out) == files(other));
 }

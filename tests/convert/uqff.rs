@@ -3,7 +3,7 @@
 use super::common::{convert, files, json_file, tensors, tensors_of, Source};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions, Target};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions, Target};
 use candle_quant::verify;
 use serde_json::{json, Value};
 use std::fs;
@@ -17,12 +17,12 @@ fn open(path: &str) -> Checkpoint {
     Checkpoint::open(fixture(path)).unwrap()
 }
 
-fn uqff(format: &str) -> Options {
-    Options::uqff(Recipe::usual(Target::Uqff, format.parse().unwrap()))
+fn uqff(format: &str) -> ConvertOptions {
+    ConvertOptions::uqff(Recipe::usual(Target::Uqff, format.parse().unwrap()))
 }
 
-fn mlx(format: &str) -> Options {
-    Options::mlx(Recipe::safe(format.parse().unwrap()))
+fn mlx(format: &str) -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))
 }
 
 /// The header without the metadata, whose order is not always the same in mistral.rs' files, and all bytes behind it.
@@ -167,7 +167,8 @@ fn mlx_goes_to_uqff_and_back() {
 fn other_layouts_are_rearranged_exactly() {
     for name in ["mlx/gptoss-mxfp4-hf", "hf/awq-g64", "hf/ct-int4-g32"] {
         let source = open(name);
-        let ollama = Options::ollama(Recipe::usual(Target::Ollama, "keep".parse().unwrap()), "m").unwrap();
+        let ollama =
+            ConvertOptions::ollama(Recipe::usual(Target::Ollama, "keep".parse().unwrap()), "m").unwrap();
         for options in [uqff("keep"), ollama] {
             let out = convert(&source, &options);
             let written = Checkpoint::open(out.path()).unwrap();
@@ -218,7 +219,7 @@ fn what_uqff_has_no_type_for_is_refused_by_the_plan() {
         ("mlx/llama-untied-mxfp4", uniform("5:g32"), ["`lm_head.weight`", "affine 5-bit g32"]),
         ("uqff/q4k", uqff("keep"), ["`lm_head.weight`", "as it is in UQFF"]),
     ] {
-        let error = Plan::new(&open(source), &options).map(|_| ()).unwrap_err().to_string();
+        let error = ConvertPlan::new(&open(source), &options).map(|_| ()).unwrap_err().to_string();
         let formats = "UQFF, which has affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4";
         let remedy = match source {
             "mlx/qwen3-mxfp8" | "mlx/qwen3-affine-b5-g128" | "uqff/q4k" => "requantize or dequantize it",
@@ -232,7 +233,7 @@ fn what_uqff_has_no_type_for_is_refused_by_the_plan() {
     // It is a matter of the rule where the weight is no part of the output as it is.
     let mut options = uqff("4");
     options.requantize = true;
-    assert!(Plan::new(&open("mlx/qwen3-affine-b5-g128"), &options).is_ok());
+    assert!(ConvertPlan::new(&open("mlx/qwen3-affine-b5-g128"), &options).is_ok());
 }
 
 #[test]
@@ -258,11 +259,12 @@ fn an_output_is_replaced_by_one_of_another_kind() {
     let source = open("convert/odd_small");
     let out = convert(&source, &uqff("4"));
     for options in [mlx("4"), uqff("8")] {
-        let plan = Plan::new(&source, &options).unwrap();
-        let error = convert::run(&plan, out.path(), &RunOptions::default(), &|_| ()).unwrap_err().to_string();
+        let plan = ConvertPlan::new(&source, &options).unwrap();
+        let error =
+            convert::convert(&plan, out.path(), &RunOptions::default(), &|_| ()).unwrap_err().to_string();
         assert!(error.contains("it exists already"), "{error}");
         let overwrite = RunOptions { overwrite: true, ..RunOptions::default() };
-        convert::run(&plan, out.path(), &overwrite, &|_| ()).unwrap();
+        convert::convert(&plan, out.path(), &overwrite, &|_| ()).unwrap();
         assert_eq!(out.path().join("uqff_report.json").exists(), options.target == Target::Uqff);
     }
 }
@@ -291,6 +293,6 @@ fn groups_of_one_number_and_experts_that_are_fused() {
 #[test]
 fn a_model_without_layers_is_none() {
     let source = Source::new().random("norm.weight", &[64]).finish();
-    let error = Plan::new(&source.open(), &uqff("4")).map(|_| ()).unwrap_err().to_string();
+    let error = ConvertPlan::new(&source.open(), &uqff("4")).map(|_| ()).unwrap_err().to_string();
     assert!(error.contains("without any linear layer"), "{error}");
 }

@@ -4,7 +4,9 @@ use crate::conversion::{bundled, bundled_path, files, numbers, Source};
 use crate::device;
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device};
-use candle_quant::convert::{self, Event, Options, Plan, Recipe, Report, RunOptions};
+use candle_quant::convert::{
+    self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions,
+};
 use candle_quant::{Checkpoint, QuantFormat, Result};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
@@ -13,34 +15,34 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Everything alike, as mlx-lm has it: `affine:4:g64`, say.
-fn uniform(format: &str) -> Options {
-    Options::mlx(Recipe::named("uniform", format.parse().unwrap()).unwrap())
+fn uniform(format: &str) -> ConvertOptions {
+    ConvertOptions::mlx(Recipe::named("uniform", format.parse().unwrap()).unwrap())
 }
 
 fn spec(format: QuantFormat) -> String {
     format!("{format:#}")
 }
 
-fn on(device: &Device, options: &Options) -> Options {
+fn on(device: &Device, options: &ConvertOptions) -> ConvertOptions {
     let mut options = options.clone();
     options.device = device.clone();
     options
 }
 
-fn run(plan: &Plan, out: &Path) -> Result<Report> {
-    convert::run(plan, out, &RunOptions { allow_nonfinite: true, ..RunOptions::default() }, &|_| ())
+fn run(plan: &ConvertPlan, out: &Path) -> Result<ConvertReport> {
+    convert::convert(plan, out, &RunOptions { allow_nonfinite: true, ..RunOptions::default() }, &|_| ())
 }
 
 /// What is written, and what is told of it.
-fn converted(source: &Checkpoint, options: &Options) -> (BTreeMap<String, Vec<u8>>, String) {
+fn converted(source: &Checkpoint, options: &ConvertOptions) -> (BTreeMap<String, Vec<u8>>, String) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
-    let report = run(&Plan::new(source, options).unwrap(), &out).unwrap();
+    let report = run(&ConvertPlan::new(source, options).unwrap(), &out).unwrap();
     (files(&out), serde_json::to_string(&report).unwrap())
 }
 
 #[track_caller]
-fn assert_same(source: &Checkpoint, options: &Options, device: &Device, what: &str) {
+fn assert_same(source: &Checkpoint, options: &ConvertOptions, device: &Device, what: &str) {
     assert!(converted(source, options) == converted(source, &on(device, options)), "{what}");
 }
 
@@ -56,13 +58,13 @@ fn the_bundled_model_in_every_format() {
     for format in QuantFormat::all().into_iter().filter(one_size) {
         let what = spec(format);
         let options = uniform(&what);
-        let plan = Plan::new(&source, &on(&device, &options)).unwrap();
+        let plan = ConvertPlan::new(&source, &on(&device, &options)).unwrap();
         assert!(!plan.notes().iter().any(|note| note.contains("on the CPU")), "{:?}", plan.notes());
         assert_same(&source, &options, &device, &what);
     }
     // The head one step up, and numbers that are rounded before.
     for (format, dtype) in [("4", DType::F16), ("3:g32", DType::F32), ("nvfp4", DType::F16)] {
-        let mut options = Options::mlx(Recipe::safe(format.parse().unwrap()));
+        let mut options = ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()));
         options.dtype = Some(dtype);
         assert_same(&source, &options, &device, &format!("{format} {dtype:?}"));
     }
@@ -106,7 +108,7 @@ fn sources_of_every_dtype_stacks_and_what_is_not_finite() {
     for source in [zoo(&numbers(4, 16 * 128)), zoo(&unusual())] {
         for format in ["1:g32", "2:g128", "3:g32", "4", "5:g32", "6", "8:g128", "mxfp4", "mxfp8"] {
             for dtype in [None, Some(DType::F16), Some(DType::BF16), Some(DType::F32)] {
-                let mut options = Options::mlx(Recipe::safe(format.parse().unwrap()));
+                let mut options = ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()));
                 options.dtype = dtype;
                 assert_same(&source.open(), &options, &device, &format!("{format} {dtype:?}"));
             }
@@ -133,8 +135,8 @@ fn other_outputs() {
     let source = bundled("tiny-bf16");
     for (format, left) in [("4", 22), ("3", 0), ("mxfp4", 0)] {
         let recipe = Recipe::named("uniform", format.parse().unwrap()).unwrap();
-        let options = Options::uqff(recipe);
-        let plan = Plan::new(&source, &on(&device, &options)).unwrap();
+        let options = ConvertOptions::uqff(recipe);
+        let plan = ConvertPlan::new(&source, &on(&device, &options)).unwrap();
         let note = plan.notes().iter().find(|note| note.contains("packed on the CPU"));
         let expected = format!("{left} tensors are packed on the CPU: the device has no kernel for them");
         assert_eq!(note, (left > 0).then_some(&expected), "{format}");
@@ -143,8 +145,8 @@ fn other_outputs() {
     let recipe = Recipe::named("ollama", "int4".parse().unwrap()).unwrap();
     let store = |device: &Device| {
         let folder = tempfile::tempdir().unwrap();
-        let options = on(device, &Options::ollama(recipe.clone(), "m").unwrap());
-        run(&Plan::new(&source, &options).unwrap(), folder.path()).unwrap();
+        let options = on(device, &ConvertOptions::ollama(recipe.clone(), "m").unwrap());
+        run(&ConvertPlan::new(&source, &options).unwrap(), folder.path()).unwrap();
         let manifests = folder.path().join("manifests/registry.ollama.ai/library/m");
         (files(folder.path().join("blobs")), files(manifests))
     };
@@ -171,7 +173,7 @@ fn measures_are_those_of_the_cpu() {
     let source = Source::new().random("w.weight", &[64, 1024]).finish();
     for format in ["5", "mxfp8"] {
         let report = |device: &Device| {
-            let plan = Plan::new(&source.open(), &on(device, &uniform(format))).unwrap();
+            let plan = ConvertPlan::new(&source.open(), &on(device, &uniform(format))).unwrap();
             serde_json::to_string(&convert::measure(&plan, &|_| ()).unwrap()).unwrap()
         };
         assert_eq!(report(&device), report(&Device::Cpu), "{format}");
@@ -189,23 +191,23 @@ fn a_conversion_is_resumed_on_another_device() {
     for (first, second) in [(&device, &Device::Cpu), (&Device::Cpu, &device)] {
         let folder = tempfile::tempdir().unwrap();
         let out = folder.path().join("out");
-        let plan = Plan::new(&source, &on(first, &options)).unwrap();
+        let plan = ConvertPlan::new(&source, &on(first, &options)).unwrap();
         let finished = AtomicUsize::new(0);
-        let interrupt = |event: Event| {
-            let is_finished = matches!(event, Event::Finished { .. });
+        let interrupt = |event: ConvertEvent| {
+            let is_finished = matches!(event, ConvertEvent::Finished { .. });
             assert!(!is_finished || finished.fetch_add(1, Ordering::Relaxed) < 20, "interrupted");
         };
-        let run = || convert::run(&plan, &out, &RunOptions::default(), &interrupt);
+        let run = || convert::convert(&plan, &out, &RunOptions::default(), &interrupt);
         catch_unwind(AssertUnwindSafe(run)).unwrap_err();
         let skipped = AtomicUsize::new(0);
-        let count = |event: Event| {
-            if let Event::Skipped { tensors, .. } = event {
+        let count = |event: ConvertEvent| {
+            if let ConvertEvent::Skipped { tensors, .. } = event {
                 skipped.fetch_add(tensors, Ordering::Relaxed);
             }
         };
-        let plan = Plan::new(&source, &on(second, &options)).unwrap();
+        let plan = ConvertPlan::new(&source, &on(second, &options)).unwrap();
         let resume = RunOptions { resume: true, ..RunOptions::default() };
-        let report = convert::run(&plan, &out, &resume, &count).unwrap();
+        let report = convert::convert(&plan, &out, &resume, &count).unwrap();
         assert!(skipped.into_inner() > 0);
         assert!((files(&out), serde_json::to_string(&report).unwrap()) == expected);
     }
@@ -220,7 +222,7 @@ fn errors_of_the_device_name_the_tensor() {
     let device = Device::new_cuda_with_stream(0).unwrap();
     let stream = device.as_cuda_device().unwrap().cuda_stream();
     let source = Source::new().random("w.weight", &[32, 64]).finish();
-    let plan = Plan::new(&source.open(), &on(&device, &uniform("4"))).unwrap();
+    let plan = ConvertPlan::new(&source.open(), &on(&device, &uniform("4"))).unwrap();
     let folder = tempfile::tempdir().unwrap();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).unwrap();
     let error = run(&plan, &folder.path().join("out")).unwrap_err().to_string();

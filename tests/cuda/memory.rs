@@ -6,8 +6,9 @@ use crate::zeros::{alone, llama, qwen3_moe, write};
 use crate::{device, PRETENDED};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::{DType, Device};
+use candle_quant::models::sharding::ShardPlan;
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{ExpertSplit, Plan};
+use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
 use serde_json::Value;
 use std::sync::Arc;
@@ -44,7 +45,7 @@ fn check(test: &str, config: &Value, ranks: usize, rank: usize, how: ExpertSplit
     }
     let dir = tempfile::tempdir().unwrap();
     write(dir.path(), config);
-    let plan = Plan::with_experts(&Checkpoint::open(dir.path()).unwrap(), ranks, how).unwrap();
+    let plan = ShardPlan::with_experts(&Checkpoint::open(dir.path()).unwrap(), ranks, how).unwrap();
     let needed = plan.rank_bytes()[rank] as usize;
     let limit = needed + needed / 10;
     assert!(limit + (64 << 20) < plan.stored_bytes() as usize, "too small a file to tell");

@@ -5,7 +5,8 @@ use crate::models::{config, logits, logits_over};
 use crate::source::sparse;
 use candle_core::quantized::GgmlDType;
 use candle_core::Tensor;
-use candle_quant::parallel::{ExpertSplit, Plan, PlannedTensor, Split};
+use candle_quant::models::sharding::{ShardPlan, ShardedTensor, Split};
+use candle_quant::parallel::ExpertSplit;
 
 const MODELS: [&str; 3] = ["mixtral", "qwen3_moe", "gpt_oss"];
 const SPLITS: [ExpertSplit; 2] = [ExpertSplit::Inside, ExpertSplit::Across];
@@ -49,8 +50,8 @@ fn stacks_of_ggml_types_over_ranks() {
         let alone = logits(&gguf);
         let mut cut = 0;
         for (ranks, how) in [2, 4, 8].into_iter().flat_map(|ranks| SPLITS.map(|how| (ranks, how))) {
-            let plan = Plan::with_experts(&gguf, ranks, how).unwrap();
-            let down = |tensor: &&PlannedTensor| tensor.name.ends_with("experts.down_proj.weight");
+            let plan = ShardPlan::with_experts(&gguf, ranks, how).unwrap();
+            let down = |tensor: &&ShardedTensor| tensor.name.ends_with("experts.down_proj.weight");
             let down = plan.tensors().iter().find(down).unwrap();
             assert_eq!(down.format, format!("ggml {dtype:?}"));
             let is_cut = down.replicated.as_ref().is_some_and(|why| why.starts_with("groups of "));

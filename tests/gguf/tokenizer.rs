@@ -3,7 +3,7 @@
 use crate::checkpoint::rejected;
 use crate::common::{bundled, byte_tokenizer};
 use crate::writer::{f32_tensor, path, write, File, ARRAY, U32};
-use candle_quant::convert::{self, Options, Plan, RunOptions};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use candle_quant::generate::load_tokenizer;
 use candle_quant::{Checkpoint, Result};
 use serde_json::Value;
@@ -60,9 +60,9 @@ fn a_conversion_writes_it_beside_the_weights() {
     let mut file = file("gpt-2");
     file.tensors = vec![f32_tensor("output_norm.weight", &[64], &[1.; 64])];
     let dir = write(&file.bytes());
-    let plan = Plan::new(&Checkpoint::open(path(&dir)).unwrap(), &Options::dense()).unwrap();
+    let plan = ConvertPlan::new(&Checkpoint::open(path(&dir)).unwrap(), &ConvertOptions::dense()).unwrap();
     let out = dir.path().join("out");
-    convert::run(&plan, &out, &RunOptions::default(), &|_| ()).unwrap();
+    convert::convert(&plan, &out, &RunOptions::default(), &|_| ()).unwrap();
     let written = load_tokenizer(&Checkpoint::open(&out).unwrap()).unwrap();
     let text = "Once upon a time, a cat.";
     assert_eq!(encode(&written, text), encode(&original().0, text));

@@ -167,7 +167,7 @@ fn compressed_tensors_integers_are_symmetric() {
                 entry("m.weight_packed", "I32", &[rows, 16], &codes[..rows * 64]),
                 entry("m.weight_scale", dtype, &[rows, groups], &scales[..rows * groups * size]),
             ];
-            let format = format!("affine 4-bit g{group_size}");
+            let format = format!("symmetric 4-bit g{group_size}");
             check(&quantization, &entries, &format, &[rows, 128], |row, k| {
                 (f64::from(nibble(&codes, row * 128 + k)) - 8.) * values[row * groups + k / group_size]
             });
@@ -250,7 +250,7 @@ fn awq_columns_are_in_another_order() {
     });
     // Without zeros 8 stands for nothing.
     let symmetric = json!({"quant_method": "awq", "bits": 4, "group_size": 32, "zero_point": false});
-    check(&symmetric, &without(&entries, "m.qzeros"), "affine 4-bit g32", &[n, k], |row, k| {
+    check(&symmetric, &without(&entries, "m.qzeros"), "symmetric 4-bit g32", &[n, k], |row, k| {
         (code(&entries[0].3, k, row) - 8.) * scales[k / 32 * n + row].to_f64()
     });
 }
@@ -287,7 +287,7 @@ fn a_mixed_checkpoint_has_one_format_for_each_group() {
             "group_2": {"weights": null, "input_activations": {"num_bits": 8}},
         },
     });
-    for (name, format) in [("pack-quantized", "affine 4-bit g64"), ("nvfp4-pack-quantized", "nvfp4")] {
+    for (name, format) in [("pack-quantized", "symmetric 4-bit g64"), ("nvfp4-pack-quantized", "nvfp4")] {
         assert_eq!(weight(&quantization, &case_of(name).entries).unwrap().format_name(), format);
     }
 }

@@ -122,7 +122,7 @@ fn weights_have_a_format_that_the_config_names() {
     let groups_of_128 =
         compressed("pack-quantized", json!({"num_bits": 4, "type": "int", "group_size": 128}));
     for (quantization, case, expected, found) in [
-        (&groups_of_128, "pack-quantized", "affine 4-bit g128", "affine 4-bit g64"),
+        (&groups_of_128, "pack-quantized", "symmetric 4-bit g128", "symmetric 4-bit g64"),
         (&case_of("nvfp4-pack-quantized").quantization, "mxfp4-pack-quantized", "nvfp4", "found mxfp4"),
         (&case_of("mxfp4-pack-quantized").quantization, "nvfp4-pack-quantized", "mxfp4", "found nvfp4"),
     ] {

@@ -2,9 +2,10 @@
 
 use crate::common::{distance, fixture, open, reference};
 use candle_core::{DType, Device, Tensor};
+use candle_quant::models::sharding::{ShardPlan, Split};
 use candle_quant::models::Config;
 use candle_quant::nn::{experts, ExpertsConfig, Gating};
-use candle_quant::parallel::{parallel_experts, run, ExpertSplit, Plan, Split};
+use candle_quant::parallel::{parallel_experts, run, ExpertSplit};
 use candle_quant::{QuantFormat, VarBuilder};
 use serde_json::json;
 use std::collections::HashMap;
@@ -77,7 +78,7 @@ fn experts_of_mixtral() {
     check("mixtral", &checkpoint, &reference(NAME).0);
 
     let split = |how, name: &str| {
-        let plan = Plan::with_experts(&checkpoint, 3, how).unwrap();
+        let plan = ShardPlan::with_experts(&checkpoint, 3, how).unwrap();
         let name = format!("model.layers.0.block_sparse_moe.experts.{name}.weight");
         plan.tensors().iter().find(|tensor| tensor.name == name).unwrap().split.clone()
     };
@@ -107,7 +108,7 @@ fn gate_and_up_in_one_stack() {
     let to_mlx = distance(&check("gate_up_proj", &checkpoint, &tokens), &expected);
     assert!(to_mlx.max <= 3e-4, "{to_mlx:?}");
 
-    let plan = Plan::new(&checkpoint, 2).unwrap();
+    let plan = ShardPlan::new(&checkpoint, 2).unwrap();
     plan.require_split().unwrap();
     let name = "model.layers.0.mlp.experts.gate_up_proj.weight";
     let gate_up = plan.tensors().iter().find(|tensor| tensor.name == name).unwrap();
@@ -135,7 +136,7 @@ fn shares_of_90_groups() {
     let mut config = open(NAME).config().clone();
     config["intermediate_size"] = 2880.into();
     let (_dir, checkpoint) = written(&tensors, &config);
-    let plan = Plan::new(&checkpoint, 4).unwrap();
+    let plan = ShardPlan::new(&checkpoint, 4).unwrap();
     let name = "model.layers.1.mlp.experts.down_proj.weight";
     let down = plan.tensors().iter().find(|tensor| tensor.name == name).unwrap();
     assert_eq!(down.split, Split::Columns(vec![0..736, 736..1472, 1472..2176, 2176..2880]));

@@ -5,8 +5,9 @@ use crate::packed::bits;
 use crate::ranks::{check, over, RANKS};
 use candle_core::{DType, Device, Tensor, D};
 use candle_quant::generate::{generate, Params, Sampling};
+use candle_quant::models::sharding::ShardPlan;
 use candle_quant::models::{Config, Model};
-use candle_quant::parallel::{run, Collective, ExpertSplit, Launch, Plan, Rank};
+use candle_quant::parallel::{run, Collective, ExpertSplit, Launch, Rank};
 use candle_quant::{Checkpoint, Result, VarBuilder};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -170,7 +171,7 @@ fn a_layer_sums_once_after_attention_and_once_after_the_mlp() {
     // What the plan says; with 8 ranks, attention is whole on each.
     for (ranks, all_reduces) in [(2, 2 * 2 + 1), (4, 2 * 2 + 1), (8, 2 + 1)] {
         let checkpoint = open("qwen3-nvfp4");
-        assert_eq!(Plan::new(&checkpoint, ranks).unwrap().communication().all_reduces, all_reduces);
+        assert_eq!(ShardPlan::new(&checkpoint, ranks).unwrap().communication().all_reduces, all_reduces);
         run(&devices(ranks), move |rank| {
             let device = rank.device().clone();
             let counting =

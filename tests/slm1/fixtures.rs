@@ -3,7 +3,7 @@
 use crate::checkpoint::{rejected, warned};
 use crate::{fixture, fixture_bytes, hash, open, open_strictly, sha256};
 use candle_core::{DType, Device};
-use candle_quant::checkpoint::slm1::{self, Options, TokenizerKind, Verification};
+use candle_quant::checkpoint::slm1::{self, Slm1Options, TokenizerKind, Verification};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
 use candle_quant::QuantFormat;
 use serde_json::{json, Value};
@@ -82,7 +82,7 @@ fn blocks_of_32_stay_packed() {
     for module in checkpoint.modules() {
         match checkpoint.weight(&module, None).unwrap() {
             Weight::Packed(packed) => {
-                assert_eq!(packed.format(), QuantFormat::affine(4, 32).unwrap(), "{module}");
+                assert_eq!(packed.format(), QuantFormat::symmetric(4, 32).unwrap(), "{module}");
                 let tensor = packed.load(&Device::Cpu).unwrap();
                 assert!(tensor.biases().is_none() && tensor.scales().dtype() == DType::F32);
                 assert_eq!(tensor.size_in_bytes(), packed.size_in_bytes());
@@ -113,7 +113,7 @@ fn the_config_is_that_of_the_header() {
 
 #[test]
 fn the_tokenizer_is_kept() {
-    let file = slm1::open(fixture("q8_0"), &Options::default()).unwrap();
+    let file = slm1::open(fixture("q8_0"), &Slm1Options::default()).unwrap();
     assert_eq!(file.tokenizer_kind(), Some(TokenizerKind::Btok));
     assert_eq!(file.tokenizer_bytes(), &fixture_bytes("q8_0")[108..136]);
     let other = |magic: &[u8; 4]| open(&crate::with(&fixture_bytes("q8_0"), 108, magic)).unwrap();
@@ -134,11 +134,14 @@ fn nothing_counts_as_verified_that_was_not() {
     assert_eq!(file.verification(), Verification::Verified);
     assert!(file.checkpoint().warnings().is_empty());
     rejected(
-        crate::open_with(&bytes, &Options { strict: true, ..Options::default() }),
+        crate::open_with(&bytes, &Slm1Options { strict: true, ..Slm1Options::default() }),
         &["model.slm", "nothing to verify the file with"],
     );
     rejected(
-        crate::open_with(&bytes, &Options { sha256: Some([7; 32]), ..Options::default() }),
+        crate::open_with(
+            &bytes,
+            &Slm1Options { digest: Some(candle_quant::verify::sha256([7; 32])), ..Slm1Options::default() },
+        ),
         &["model.slm", "the SHA-256 is", "expected 0707"],
     );
 }

@@ -4,7 +4,7 @@ use crate::checkpoint::rejected;
 use crate::writer::{Kind, Model};
 use crate::{entry, fixture_bytes, hash, open, open_strictly, open_with, u32_at, with};
 use candle_core::{DType, Device};
-use candle_quant::checkpoint::slm1::{ChecksumPolicy, Options, Verification};
+use candle_quant::checkpoint::slm1::{ChecksumPolicy, Slm1Options, Verification};
 use serde_json::Value;
 
 const FILE: &str = "model.slm";
@@ -95,7 +95,7 @@ fn sum(bytes: &[u8]) -> u64 {
 fn rules_8_and_9_checksum() {
     let zero = u64_field(100, 0);
     rejected(open(&zero), &[FILE, "the checksum is 0"]);
-    let options = |checksum| Options { checksum, ..Options::default() };
+    let options = |checksum| Slm1Options { checksum, ..Slm1Options::default() };
     let ignored = open_with(&zero, &options(ChecksumPolicy::Ignore)).unwrap();
     assert_eq!(ignored.verification(), Verification::Unverified);
     let verify = options(ChecksumPolicy::Verify(sum));
@@ -106,7 +106,7 @@ fn rules_8_and_9_checksum() {
     for wrong in [with(&right, 8000, &[right[8000] ^ 1]), u64_field(100, expected + 1)] {
         rejected(open_with(&wrong, &verify), &[FILE, "the checksum is 0x", "expected 0x"]);
     }
-    let strict = Options { strict: true, ..verify };
+    let strict = Slm1Options { strict: true, ..verify };
     assert_eq!(open_with(&right, &strict).unwrap().verification(), Verification::Verified);
 }
 

@@ -17,7 +17,8 @@ mod models;
 mod mutations;
 mod writer;
 
-use candle_quant::checkpoint::slm1::{self, Options, Slm1};
+use candle_quant::checkpoint::slm1::{self, Slm1, Slm1Options};
+use candle_quant::verify;
 use candle_quant::Result;
 use sha2::{Digest, Sha256};
 use std::fs;
@@ -36,19 +37,22 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
     Sha256::digest(bytes).into()
 }
 
-fn open_with(bytes: &[u8], options: &Options) -> Result<Slm1> {
+fn open_with(bytes: &[u8], options: &Slm1Options) -> Result<Slm1> {
     let dir = checkpoint::folder_of(&[("model.slm", bytes)]);
     slm1::open(dir.path().join("model.slm"), options)
 }
 
 /// Opens a file as `Checkpoint::open` does.
 fn open(bytes: &[u8]) -> Result<Slm1> {
-    open_with(bytes, &Options::default())
+    open_with(bytes, &Slm1Options::default())
 }
 
 /// Opens a file strictly, with its own SHA-256.
 fn open_strictly(bytes: &[u8]) -> Result<Slm1> {
-    open_with(bytes, &Options { strict: true, sha256: Some(sha256(bytes)), ..Options::default() })
+    open_with(
+        bytes,
+        &Slm1Options { strict: true, digest: Some(verify::sha256(sha256(bytes))), ..Slm1Options::default() },
+    )
 }
 
 /// FNV-1a, 64 bits.

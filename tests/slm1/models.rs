@@ -7,9 +7,9 @@ use crate::writer::{File, Kind, Model as Shape};
 use crate::{entry, fixture, open, open_with, u32_at, u64_at};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::rotary_emb::{rope, rope_i};
-use candle_quant::checkpoint::slm1::{self, NibbleOrder, Options as Reading};
+use candle_quant::checkpoint::slm1::{self, Options as Reading, NibbleOrder};
 use candle_quant::checkpoint::Weight;
-use candle_quant::convert::{self, Options, Plan, Recipe, RunOptions, Spec};
+use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions, Spec};
 use candle_quant::models::Model;
 use candle_quant::{Checkpoint, QuantFormat};
 use std::collections::HashMap;
@@ -69,7 +69,7 @@ fn codes_and_scales_are_kept_bit_for_bit() {
             let expected = group_size.filter(|_| dims.len() == 2);
             assert_eq!(
                 format,
-                expected.map(|group_size| QuantFormat::affine(bits, group_size).unwrap()),
+                expected.map(|group_size| QuantFormat::symmetric(bits, group_size).unwrap()),
                 "{kind:?} {name}"
             );
         }
@@ -160,8 +160,8 @@ fn codes_and_scales_become_those_of_mlx() {
     for (hidden, kind, group_size) in CASES {
         let Some(group_size) = group_size else { continue };
         let mut file = shape(hidden).write(kind, &[]);
-        let keep = Options::mlx(Recipe::safe(Spec::Keep));
-        let error = Plan::new(&open_case(&file, kind), &keep).unwrap_err().to_string();
+        let keep = ConvertOptions::mlx(Recipe::safe(Spec::Keep));
+        let error = ConvertPlan::new(&open_case(&file, kind), &keep).unwrap_err().to_string();
         let parts = ["whose products with codes are rounded", "requantize or dequantize it"];
         assert!(parts.iter().all(|part| error.contains(part)), "{error}");
         for (name, (dims, values)) in &file.values {
@@ -176,7 +176,8 @@ fn codes_and_scales_become_those_of_mlx() {
         let source =
             slm1::open(folder.path().join("model.slm"), &reading(kind)).unwrap().checkpoint().clone();
         let out = folder.path().join("out");
-        convert::run(&Plan::new(&source, &keep).unwrap(), &out, &RunOptions::default(), &|_| ()).unwrap();
+        convert::convert(&ConvertPlan::new(&source, &keep).unwrap(), &out, &RunOptions::default(), &|_| ())
+            .unwrap();
         let written = Checkpoint::open(out).unwrap();
         let mut packed = 0;
         for name in source.tensor_names() {

@@ -13,12 +13,13 @@ use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked, View};
 use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses};
 use super::{plan, workspace};
-use crate::backend::{ChosenExperts, Factor, Join};
+use crate::backend::{ChosenExperts, Factor, Gating};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_nn::Activation;
 use std::sync::Arc;
 
 /// For each token of `x` `[tokens, hidden]` the weighted sum of its experts' outputs. None if there are too many
@@ -110,7 +111,9 @@ impl Call<'_> {
         let operands =
             locked.iter().map(|operand| operand.addresses(self.stream)).collect::<Result<Vec<_>>>()?;
         let [gate_up @ .., _] = operands.as_slice() else { bail!("three projections") };
-        let Some(down_operand) = operands.last().map(std::slice::from_ref) else { bail!("three projections") };
+        let Some(down_operand) = operands.last().map(std::slice::from_ref) else {
+            bail!("three projections")
+        };
 
         let (x, ids, shares) = (Locked::new(x), Locked::new(ids), Locked::new(shares));
         let realigned = x.view()?.realigned(self.stream)?;
@@ -127,8 +130,11 @@ impl Call<'_> {
 
         let mut sorted = allocate(self.device, &Shape::from(self.words_of_sorted()), DType::U32)?;
         let sorted = address_mut(&mut sorted, self.stream)?;
-        let pairs =
-            Pairs { ids: ids.get(), shares: shares.get(), sorted: if self.grouped { sorted.get() } else { 0 } };
+        let pairs = Pairs {
+            ids: ids.get(),
+            shares: shares.get(),
+            sorted: if self.grouped { sorted.get() } else { 0 },
+        };
         if self.grouped {
             self.sort(&pairs)?;
         }
@@ -146,8 +152,8 @@ impl Call<'_> {
             pairs_of_x: self.top_k,
             y: joined.get(),
         };
-        if !self.gemv(&gate_up, &pairs, Some(self.chosen.join), dtype)? {
-            self.products(&gate_up, &pairs, Some(self.chosen.join), dtype)?;
+        if !self.gemv(&gate_up, &pairs, Some(self.chosen.gating), dtype)? {
+            self.products(&gate_up, &pairs, Some(self.chosen.gating), dtype)?;
         }
         let down = Projection {
             operands: down_operand,
@@ -205,14 +211,14 @@ impl Call<'_> {
 
     /// The GEMV of every pair in one launch; for down projections, also their sums. False if pairs are grouped, or no
     /// kernel takes these weights.
-    fn gemv(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<bool> {
+    fn gemv(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<bool> {
         let Some(kernels) = of.kernels.gemv().filter(|_| of.half && !self.grouped) else { return Ok(false) };
         let alignment = plan::common_alignment(of.operands.iter().map(OperandAddresses::packed));
-        let outputs = if join.is_some() { Outputs::Gated } else { Outputs::Each };
+        let outputs = if gating.is_some() { Outputs::Gated } else { Outputs::Each };
         let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
             return Ok(false);
         };
-        let several_parts = plan.splits > 1 || (join.is_none() && self.top_k > 1);
+        let several_parts = plan.splits > 1 || (gating.is_none() && self.top_k > 1);
         let (partial, arrivals) = match several_parts {
             false => (std::ptr::null_mut(), std::ptr::null_mut()),
             true => workspace::with(self.stream, |workspace| {
@@ -220,7 +226,7 @@ impl Call<'_> {
             })?,
         };
         let params = CqExperts {
-            shares: match join {
+            shares: match gating {
                 Some(_) => std::ptr::null(),
                 None => pairs.shares as *const _,
             },
@@ -228,7 +234,7 @@ impl Call<'_> {
             arrivals,
             splits: u32_of("splits of K", plan.splits)?,
             k_per_split: u32_of("K", plan.k_per_split)?,
-            ..self.params(of, pairs, join, y_dtype)?
+            ..self.params(of, pairs, gating, y_dtype)?
         };
         let grid =
             Grid { blocks: (plan.blocks, self.pairs() * plan.splits), shared_bytes: plan.shared_bytes };
@@ -240,10 +246,10 @@ impl Call<'_> {
     }
 
     /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
-    fn products(&self, of: &Projection, pairs: &Pairs, join: Option<Join>, y_dtype: DType) -> Result<()> {
-        let params = self.params(of, pairs, join, y_dtype)?;
+    fn products(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<()> {
+        let params = self.params(of, pairs, gating, y_dtype)?;
         // Gate and up have twice the rows of one.
-        let rows = if join.is_some() { 2 * of.rows } else { of.rows };
+        let rows = if gating.is_some() { 2 * of.rows } else { of.rows };
         let bf16 = of.x_dtype == DType::BF16;
         // There is no bf16 on tensor cores before compute capability 8.0.
         let on_tensor_cores =
@@ -254,9 +260,7 @@ impl Call<'_> {
         };
         let tile_kernel = of.kernels.tiles(bf16).filter(|_| on_tensor_cores);
         let (kernel, blocks, shared_bytes) = match (tile_kernel, of.kernels.simt_experts()) {
-            (Some(kernel), _) => {
-                (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format))
-            }
+            (Some(kernel), _) => (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format)),
             (None, Some(kernel)) => (kernel, rows.div_ceil(plan::SIMT_ROWS), 0),
             (None, None) => bail!("no kernel multiplies experts of {}", of.format),
         };
@@ -268,7 +272,7 @@ impl Call<'_> {
         &self,
         of: &Projection,
         pairs: &Pairs,
-        join: Option<Join>,
+        gating: Option<Gating>,
         y_dtype: DType,
     ) -> Result<CqExperts> {
         let operand = |index: usize| -> Result<(CqOperand, *const f32)> {
@@ -277,10 +281,11 @@ impl Call<'_> {
             Ok((pointers.into_rows(of.y), global_scales))
         };
         let [(first, first_scales), (second, second_scales)] = [operand(0)?, operand(1)?];
-        let (gating, alpha, limit) = match join {
+        let (gating, alpha, limit) = match gating {
             None => (CQ_NOT_GATED, 0., 0.),
-            Some(Join::Silu) => (CQ_SILU, 0., 0.),
-            Some(Join::Clamped { alpha, limit }) => (CQ_CLAMPED, alpha, limit),
+            Some(Gating::Plain(Activation::Silu | Activation::Swish)) => (CQ_SILU, 0., 0.),
+            Some(Gating::Plain(other)) => bail!("no kernel of experts has the activation {other:?}"),
+            Some(Gating::Clamped { alpha, limit }) => (CQ_CLAMPED, alpha as f32, limit as f32),
         };
         Ok(CqExperts {
             operand: [first, second],

@@ -102,7 +102,8 @@ mod tests {
     /// Every format, also those that are only read.
     fn formats() -> Vec<QuantFormat> {
         let all = QuantFormat::all();
-        let symmetric = |format: &QuantFormat| QuantFormat::symmetric(format.bits(), format.group_size()).ok();
+        let symmetric =
+            |format: &QuantFormat| QuantFormat::symmetric(format.bits(), format.group_size()).ok();
         let integers = all.iter().filter(|format| format.has_biases()).filter_map(symmetric);
         integers.chain(all.iter().copied()).collect()
     }
@@ -167,10 +168,7 @@ mod tests {
         let of_format = FormatKernels::of(format).unwrap();
         let gemv = |format| FormatKernels::of(format).unwrap().gemv().unwrap();
         assert_eq!(Kernel::Gemv { format: gemv(format), rows: 16 }.to_string(), "gemv_a3_g128_m16");
-        assert_eq!(
-            Kernel::Gemv { format: gemv(QuantFormat::NVFP4), rows: 1 }.to_string(),
-            "gemv_nvfp4_m1"
-        );
+        assert_eq!(Kernel::Gemv { format: gemv(QuantFormat::NVFP4), rows: 1 }.to_string(), "gemv_nvfp4_m1");
         assert_eq!(Kernel::GemvExperts(gemv(format)).to_string(), "gemv_a3_g128_experts");
         assert_eq!(of_format.tiles(false).unwrap().to_string(), "tiles_a3_f16");
         assert_eq!(of_format.dequantize().to_string(), "dequantize_a3");

@@ -108,17 +108,6 @@ pub(super) fn allocate(device: &CudaDevice, shape: &Shape, dtype: DType) -> Resu
     unsafe { device.alloc_uninit(shape, dtype) }
 }
 
-/// Uninitialised device memory of `len` elements; the caller must write all of them before they are read. CUDA
-/// allocates no empty memory, so that is one element.
-#[cfg(feature = "nccl")]
-pub(crate) fn allocate_elements<T: candle_core::cuda_backend::cudarc::driver::DeviceRepr>(
-    device: &CudaDevice,
-    len: usize,
-) -> Result<CudaSlice<T>> {
-    // SAFETY: elements are numbers, for which every bit pattern is valid.
-    unsafe { device.alloc::<T>(len.max(1)) }
-}
-
 /// The address of storage that a kernel fills.
 pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStream) -> Result<Address<'a>> {
     fn of<'a, T>(slice: &'a mut CudaSlice<T>, stream: &'a CudaStream) -> Result<Address<'a>> {

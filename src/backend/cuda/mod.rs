@@ -6,8 +6,6 @@
 //! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
 mod bindings;
-#[cfg(feature = "nccl")]
-mod communicator;
 mod cublas;
 mod dequantize;
 mod experts;
@@ -23,11 +21,7 @@ mod plan;
 mod quantize;
 mod workspace;
 
-#[cfg(feature = "nccl")]
-pub(crate) use communicator::Communicator;
 pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
-#[cfg(feature = "nccl")]
-pub(crate) use memory::allocate_elements;
 pub(crate) use matmul::{fused, matmul, stacked};
 pub(crate) use quantize::{absmax, quantize};

@@ -8,7 +8,8 @@ mod progress;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device};
 use candle_quant::convert::{
-    self, Event, Options as Conversion, Plan, Recipe, Report, Role, Rule, RunOptions, Spec, Target,
+    self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Role, Rule, RunOptions, Spec,
+    Target,
 };
 use candle_quant::{Checkpoint, Error};
 use parse::{parse_bits, parse_limit, parse_role, parse_size, parse_spec, parse_tensors};
@@ -180,7 +181,7 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     if let Some(bits) = options.target_bpw {
         conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
     }
-    let plan = Plan::new(&source, &conversion).map_err(bad_input)?;
+    let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
     if let Some(path) = &options.save_recipe {
         let recipe = plan.recipe_toml().map_err(bad_input)?;
         fs::write(path, recipe).with_context(|| cannot_write(path)).map_err(|error| (error, IO))?;
@@ -201,7 +202,7 @@ fn code(error: &Error) -> u8 {
 }
 
 /// How many tensors, and bytes of them, a conversion goes through.
-fn work(plan: &Plan) -> (usize, u64) {
+fn work(plan: &ConvertPlan) -> (usize, u64) {
     (plan.tensors().count(), plan.source_bytes())
 }
 
@@ -212,7 +213,7 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let mut reports = Vec::new();
     for format in &options.compare {
         let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
-        let plan = Plan::new(&source, &conversion).map_err(bad_input)?;
+        let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
         let progress = Progress::new(work(&plan), options.quiet, options.json_progress);
         let report = convert::measure(&plan, &|event| progress.tell(&event));
         progress.finish();
@@ -227,13 +228,13 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
 }
 
 /// What is to be done, with another format than that of the options if one is given.
-fn conversion(options: &Options, format: Option<Spec>) -> Result<Conversion> {
+fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions> {
     if options.target_bpw.is_none() && (!options.candidates.is_empty() || options.sensitivities.is_some()) {
         bail!("--candidates and --sensitivities are for --target-bpw");
     }
     let mut conversion = match (options.dequantize, format) {
-        (true, _) => Conversion::dense(),
-        (_, Some(format)) => to(options, with_rules(options, Recipe::usual(options.to.target(), format))?)?,
+        (true, _) => ConvertOptions::dense(),
+        (_, Some(format)) => to(options, with_rules(options, options.to.target().usual_recipe(format))?)?,
         _ => to(options, recipe(options)?)?,
     };
     conversion.dtype = options.dtype;
@@ -261,15 +262,15 @@ fn device(options: &Options) -> Device {
     })
 }
 
-fn to(options: &Options, recipe: Recipe) -> Result<Conversion> {
+fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
     match (options.to, &options.name) {
-        (To::Ollama, Some(name)) => Ok(Conversion::ollama(recipe, name)?),
+        (To::Ollama, Some(name)) => Ok(ConvertOptions::ollama(recipe, name)?),
         // Nothing is written.
-        (To::Ollama, None) if options.out.is_none() => Ok(Conversion::ollama(recipe, "model")?),
+        (To::Ollama, None) if options.out.is_none() => Ok(ConvertOptions::ollama(recipe, "model")?),
         (To::Ollama, None) => bail!("--to ollama needs the --name of the model"),
         (_, Some(_)) => bail!("--name is for --to ollama"),
-        (To::Mlx, None) => Ok(Conversion::mlx(recipe)),
-        (To::Uqff, None) => Ok(Conversion::uqff(recipe)),
+        (To::Mlx, None) => Ok(ConvertOptions::mlx(recipe)),
+        (To::Uqff, None) => Ok(ConvertOptions::uqff(recipe)),
     }
 }
 
@@ -296,7 +297,7 @@ fn recipe(options: &Options) -> Result<Recipe> {
     };
     let recipe = match &options.recipe {
         None => match format {
-            Some(format) => Recipe::usual(options.to.target(), format),
+            Some(format) => options.to.target().usual_recipe(format),
             None => bail!(
                 "what are the tensors to become? Give --format, --bits, --target-bpw, --recipe or --dequantize"
             ),
@@ -334,14 +335,14 @@ fn run_options(options: &Options) -> RunOptions {
     }
 }
 
-fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
+fn write(options: &Options, plan: &ConvertPlan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
     if let Some(path) = &options.report {
         check_writable(path).map_err(|error| (error, IO))?;
     }
     let progress = Progress::new(work(plan), options.quiet, options.json_progress);
     let measured = Mutex::new(None);
-    let result = convert::run(plan, out, &run_options(options), &|event| {
-        if let Event::Measured { report } = event {
+    let result = convert::convert(plan, out, &run_options(options), &|event| {
+        if let ConvertEvent::Measured { report } = event {
             *measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.clone());
         }
         progress.tell(&event);
@@ -363,7 +364,13 @@ fn write(options: &Options, plan: &Plan, out: &Path) -> Result<(), (anyhow::Erro
 }
 
 /// The report, in the file and on stdout; there as JSON only, if no output was made.
-fn tell(options: &Options, plan: &Plan, out: &Path, report: &Report, is_made: bool) -> Result<()> {
+fn tell(
+    options: &Options,
+    plan: &ConvertPlan,
+    out: &Path,
+    report: &ConvertReport,
+    is_made: bool,
+) -> Result<()> {
     if let Some(path) = &options.report {
         fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_write(path))?;
     }
@@ -391,7 +398,7 @@ fn cannot_write(path: &Path) -> String {
     format!("{}: can't be written", path.display())
 }
 
-fn print_plan(options: &Options, plan: &Plan) -> io::Result<()> {
+fn print_plan(options: &Options, plan: &ConvertPlan) -> io::Result<()> {
     let available = options.out.as_deref().and_then(convert::available_space);
     let mut stdout = io::stdout().lock();
     match options.json {

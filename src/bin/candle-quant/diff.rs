@@ -45,7 +45,8 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 pub fn run(options: &Options) -> Result<ExitCode> {
     let open = |path: &Path| Checkpoint::open(path).context("nothing was compared");
     let (a, b) = (open(&options.a)?, open(&options.b)?);
-    let diff = diff::diff(&a, &b, &diff::Options { tolerance: options.tolerance, common: options.common });
+    let diff =
+        diff::diff(&a, &b, &diff::DiffOptions { tolerance: options.tolerance, common: options.common });
     if diff.tensors.is_empty() {
         bail!("{} and {} have no tensor in common", options.a.display(), options.b.display());
     }

@@ -1,7 +1,8 @@
 //! The `plan` subcommand.
 
 use anyhow::Result;
-use candle_quant::parallel::{ExpertSplit, Plan, PlannedTensor, Split};
+use candle_quant::models::sharding::{ShardPlan, ShardedTensor, Split};
+use candle_quant::parallel::ExpertSplit;
 use candle_quant::Checkpoint;
 use serde_json::{json, Value};
 use std::io::{self, Write};
@@ -27,7 +28,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let plan = Plan::with_experts(&Checkpoint::open(&options.path)?, options.ranks, options.experts)?;
+    let plan = ShardPlan::with_experts(&Checkpoint::open(&options.path)?, options.ranks, options.experts)?;
     let mut stdout = io::stdout().lock();
     match options.json {
         true => writeln!(stdout, "{:#}", as_json(&plan))?,
@@ -44,7 +45,7 @@ fn megabytes(bytes: u64) -> String {
     format!("{:.3} MB", bytes as f64 / 1e6)
 }
 
-fn print(plan: &Plan, out: &mut impl Write) -> io::Result<()> {
+fn print(plan: &ShardPlan, out: &mut impl Write) -> io::Result<()> {
     writeln!(out, "stored: {}", megabytes(plan.stored_bytes()))?;
     for (rank, bytes) in plan.rank_bytes().into_iter().enumerate() {
         writeln!(out, "rank {rank}: {}", megabytes(bytes))?;
@@ -72,7 +73,7 @@ fn print(plan: &Plan, out: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-fn as_json(plan: &Plan) -> Value {
+fn as_json(plan: &ShardPlan) -> Value {
     let communication = plan.communication();
     json!({
         "ranks": plan.ranks(),
@@ -91,7 +92,7 @@ fn as_json(plan: &Plan) -> Value {
     })
 }
 
-fn tensor_json(tensor: &PlannedTensor) -> Value {
+fn tensor_json(tensor: &ShardedTensor) -> Value {
     let range = |range: &Range<usize>| json!([range.start, range.end]);
     let ranges = |ranges: &[Range<usize>]| ranges.iter().map(range).collect::<Vec<_>>();
     let (split, ranges) = match &tensor.split {

@@ -2,7 +2,7 @@
 
 use super::WRONG;
 use anyhow::Result;
-use candle_quant::verify::{verify_path, Report};
+use candle_quant::verify::{verify_path, VerifyReport};
 use serde_json::json;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -43,7 +43,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     Ok(if passed { ExitCode::SUCCESS } else { WRONG.into() })
 }
 
-fn print(out: &mut impl Write, report: &Report, all: bool) -> io::Result<()> {
+fn print(out: &mut impl Write, report: &VerifyReport, all: bool) -> io::Result<()> {
     let shown = if all { usize::MAX } else { MAX_FINDINGS };
     for finding in report.findings.iter().take(shown) {
         writeln!(out, "{finding}")?;

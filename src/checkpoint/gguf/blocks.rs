@@ -1,8 +1,7 @@
 //! Blocks of GGUF's 4-bit floating-point types, brought into the layout of this crate.
 
-use super::types::Nibbles;
-use crate::checkpoint::layout::{Cut, GlobalScale, Layout};
-use crate::checkpoint::mapped::StoredTensor;
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{GlobalScale, Layout, Nibbles, Slice};
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
@@ -133,11 +132,11 @@ impl Layout for Fp4Blocks {
         self.kind.block().0 * self.kind.format().group_size()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         Ok(Arc::new(Self {
-            dims: cut.part_dims(),
-            blocks: cut.of(&self.blocks, self.unit(), self.kind.block().1)?,
-            global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(cut)).transpose()?,
+            dims: slice.part_dims(),
+            blocks: slice.of(&self.blocks, self.unit(), self.kind.block().1)?,
+            global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(slice)).transpose()?,
             ..self.clone()
         }))
     }

@@ -4,7 +4,7 @@
 //! and 3, metadata, and where every tensor lies. Nothing is allocated that the file does not hold.
 
 use super::metadata::{Array, Metadata, Type, Value};
-use super::types::{block_type, BlockType};
+use crate::checkpoint::weight::{block_type, BlockType};
 use crate::{Error, Result};
 use std::collections::{btree_map, BTreeMap, BTreeSet};
 use std::fs::File;

@@ -14,42 +14,41 @@ mod metadata;
 mod names;
 mod split;
 mod tokenizer;
-mod types;
 
 pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
-pub(super) use types::{block_type, Kind};
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::layout::{GlobalScale, GlobalScaleMeaning};
-use super::mapped::{MappedFile, StoredTensor, TensorInfo};
-use super::names::{module_of, tensor_of};
-use super::warnings::Warnings;
-use super::{ggml, rows, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::tokenizer::StoredTokenizer;
+use super::weight::{
+    ggml_blocks, halves_of_pairs, module_of, tensor_of, DenseTensor, GlobalScale, GlobalScaleMeaning, Kind,
+    PackedWeight, Weight, EARLY_MXFP4,
+};
 use crate::{Error, Result};
 use blocks::{Fp4, Fp4Blocks};
 use header::{Header, TensorEntry};
 use metadata::Metadata;
 use names::Name;
 use safetensors::Dtype;
-use split::Part;
+use split::SplitFile;
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
-use tokenizers::Tokenizer;
-use types::EARLY_MXFP4;
 
 const REMEDY: &str = "fetch or convert the model again";
 
 struct GgufCheckpoint {
-    tensors: BTreeMap<String, Entry>,
+    tensors: BTreeMap<String, GgufTensor>,
     global_scales: BTreeMap<String, StoredTensor>,
     metadata: Metadata,
     warnings: Warnings,
 }
 
 /// One tensor and where it lies.
-struct Entry {
+struct GgufTensor {
     type_id: u32,
     kind: Option<(Kind, &'static str)>,
     dims: Vec<usize>,
@@ -60,7 +59,7 @@ struct Entry {
 /// Opens the model whose file, or one of whose parts, is at `path`.
 pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     let (first, others) = split::open(path)?;
-    let Part { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
+    let SplitFile { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
     let rope_freqs = rope_freqs.or_else(|| others.iter().find_map(|part| part.rope_freqs.clone()));
     let architecture = Architecture::of(&metadata, warnings)?;
     let mut tensors = BTreeMap::new();
@@ -81,7 +80,7 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
             }
         }
     }
-    let early = |entry: &&Entry| entry.type_id == EARLY_MXFP4 && entry.kind.is_some();
+    let early = |entry: &&GgufTensor| entry.type_id == EARLY_MXFP4 && entry.kind.is_some();
     if let Some((name, _)) = tensors.iter().find(|(_, entry)| early(entry)) {
         warnings.add(format!(
             "{}: `{name}` and others are of type 4, taken for MXFP4 as early files of gpt-oss have it",
@@ -104,12 +103,12 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
             config::config(&metadata, model_type, &facts)?
         }
     };
-    let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let container = GgufCheckpoint { tensors, global_scales, metadata, warnings: warnings.clone() };
     Ok(Opened {
         kind: CheckpointKind::Gguf,
         config,
-        companions,
+        sidecars,
         digests: Vec::new(),
         container: Box::new(container),
     })
@@ -151,13 +150,13 @@ impl Architecture {
         }
     }
 
-    fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<MappedFile>) -> Result<Entry> {
+    fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<MappedFile>) -> Result<GgufTensor> {
         let TensorEntry { name: gguf_name, dims, type_id, block, range } = entry;
         let info = match block.map(|block| block.kind) {
             Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.clone(), range },
             _ => TensorInfo { dtype: Dtype::U8, dims: vec![range.len()], range },
         };
-        let stored = file.tensor(&gguf_name, info)?;
+        let stored = StoredTensor::new(file, &gguf_name, info)?;
         let heads = match (name, self.paired) {
             (Name::Tensor(name), Some((heads, kv_heads))) => match name.rsplit_once('.') {
                 Some((module, _)) if module.ends_with(".self_attn.q_proj") => Some(heads),
@@ -170,7 +169,7 @@ impl Architecture {
         let stored = match (heads.filter(|_| block.is_some()), dims.first()) {
             (Some(heads), Some(&rows)) => match rows.checked_div(heads) {
                 Some(head_dim) if head_dim % 2 == 0 && head_dim * heads == rows => {
-                    stored.reordered(&rows::halves_of_pairs(heads, head_dim))?
+                    stored.reordered(&halves_of_pairs(heads, head_dim))?
                 }
                 _ => {
                     let expected = format!("rows that make {heads} heads of an even number each");
@@ -185,7 +184,7 @@ impl Architecture {
             },
             _ => stored,
         };
-        Ok(Entry { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored })
+        Ok(GgufTensor { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored })
     }
 }
 
@@ -212,7 +211,7 @@ impl GgufCheckpoint {
         }))
     }
 
-    fn fp4(&self, module: &str, entry: &Entry, kind: Fp4) -> Result<Weight> {
+    fn fp4(&self, module: &str, entry: &GgufTensor, kind: Fp4) -> Result<Weight> {
         let blocks = Fp4Blocks {
             module: module.to_owned(),
             kind,
@@ -223,7 +222,7 @@ impl GgufCheckpoint {
         Ok(Weight::Packed(PackedWeight::new(module, kind.format(), entry.dims.clone(), blocks)))
     }
 
-    fn unsupported(name: &str, entry: &Entry) -> Error {
+    fn unsupported(name: &str, entry: &GgufTensor) -> Error {
         let kind = entry.kind.map_or_else(|| format!("type {}", entry.type_id), |(_, kind)| kind.to_owned());
         Error::Unsupported {
             what: format!("{}: `{name}` of {kind}", entry.stored.path().display()),
@@ -256,14 +255,14 @@ impl Container for GgufCheckpoint {
             Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
             Kind::Dense(_) => Weight::Dense(DenseTensor::new(&name, &entry.stored)?),
             Kind::Ggml(dtype) => {
-                let weight = ggml::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
+                let weight = ggml_blocks::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
                 match weight {
                     None => return Err(Self::unsupported(&name, entry)),
                     Some(weight) => {
                         if let Weight::Dense(_) = weight {
                             self.warnings.once(
-                                ggml::DECODED.into(),
-                                format!("`{name}` is decoded: {}", ggml::DECODED),
+                                ggml_blocks::DEQUANTIZED.into(),
+                                format!("`{name}` is decoded: {}", ggml_blocks::DEQUANTIZED),
                             );
                         }
                         weight
@@ -301,7 +300,7 @@ impl Container for GgufCheckpoint {
         self.tensors.get(name).map(|entry| entry.stored.path())
     }
 
-    fn tokenizer(&self) -> Result<Option<Tokenizer>> {
-        tokenizer::build(&self.metadata)
+    fn tokenizer(&self) -> Result<Option<StoredTokenizer>> {
+        tokenizer::read(&self.metadata)
     }
 }

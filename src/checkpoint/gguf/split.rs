@@ -3,8 +3,8 @@
 use super::header::{self, Header};
 use super::metadata::Metadata;
 use super::names::ROPE_FREQS;
-use super::types::Kind;
-use crate::checkpoint::mapped::{open_file, MappedFile};
+use crate::checkpoint::file::{open_file, MappedFile};
+use crate::checkpoint::weight::Kind;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::fs::{self, File};
@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// One file of a model.
-pub(super) struct Part {
+pub(super) struct SplitFile {
     pub header: Header,
     pub file: Arc<MappedFile>,
     /// The values of the tensor of that name.
@@ -21,7 +21,7 @@ pub(super) struct Part {
 }
 
 /// Opens the file at `path` and, if it is a part of a model, all other parts. The first one has the metadata.
-pub(super) fn open(path: &Path) -> Result<(Part, Vec<Part>)> {
+pub(super) fn open(path: &Path) -> Result<(SplitFile, Vec<SplitFile>)> {
     let given = open_part(path)?;
     let count = count_of(&given.header.metadata)?;
     if count <= 1 {
@@ -71,11 +71,11 @@ fn prefix(path: &Path, count: u32) -> Option<&str> {
     (number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(prefix)
 }
 
-fn open_part(path: &Path) -> Result<Part> {
+fn open_part(path: &Path) -> Result<SplitFile> {
     let mut file = open_file(path)?;
     let header = header::read(path, &mut file)?;
     let rope_freqs = read_rope_freqs(path, &header, &mut file)?;
-    Ok(Part { header, file: MappedFile::new(path, &file)?, rope_freqs })
+    Ok(SplitFile { header, file: MappedFile::new(path, &file)?, rope_freqs })
 }
 
 fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Option<Vec<f32>>> {

@@ -1,12 +1,10 @@
-//! The tokenizer inside a GGUF file, built by candle from metadata that we have checked.
+//! The tokenizer inside a GGUF file: its metadata, checked, for candle to build it from.
 
 use super::metadata::{Metadata, Value};
+use crate::checkpoint::tokenizer::{StoredTokenizer, REMEDY};
 use crate::{Error, Result};
 use candle_core::quantized::gguf_file;
-use candle_core::quantized::tokenizer::TokenizerFromGguf;
 use std::collections::HashMap;
-use tokenizers::pre_tokenizers::byte_level::ByteLevel;
-use tokenizers::Tokenizer;
 
 /// The keys that candle reads.
 const KEYS: [&str; 13] = [
@@ -37,7 +35,7 @@ enum Pre {
 ///
 /// # Errors
 /// If it is of a kind that is not known to be built as it should be.
-pub(super) fn build(metadata: &Metadata) -> Result<Option<Tokenizer>> {
+pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
     let Some(model) = metadata.text("tokenizer.ggml.model")? else {
         return Ok(None);
     };
@@ -73,23 +71,12 @@ pub(super) fn build(metadata: &Metadata) -> Result<Option<Tokenizer>> {
             values.entry(format!("tokenizer.ggml.{key}")).or_insert(gguf_file::Value::Bool(true));
         }
     }
-    let content = gguf_file::Content {
-        magic: gguf_file::VersionedMagic::GgufV3,
+    Ok(Some(StoredTokenizer {
+        path: metadata.path.to_path_buf(),
         metadata: values,
-        tensor_infos: HashMap::new(),
-        tensor_data_offset: 0,
-    };
-    let mut tokenizer = Tokenizer::from_gguf(&content).map_err(|error| {
-        Error::file(&metadata.path, format!("the tokenizer in it is damaged: {error}"), REMEDY)
-    })?;
-    if pre == Pre::Gpt2 {
-        // candle's has a space put before the text.
-        tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
-    }
-    Ok(Some(tokenizer))
+        without_prefix_space: pre == Pre::Gpt2,
+    }))
 }
-
-const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
 
 fn unsupported(metadata: &Metadata, what: &str) -> Error {
     Error::Unsupported { what: format!("{}: {what}", metadata.path.display()), remedy: REMEDY.into() }

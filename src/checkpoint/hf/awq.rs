@@ -7,9 +7,8 @@
 
 use super::config::AwqConfig;
 use super::module::Module;
-use crate::checkpoint::layout::{exact_biases, Cut, Excerpt, Layout};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::{PackedWeight, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{exact_biases, Layout, PackedWeight, Slice, SliceInMemory, Weight};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
@@ -33,7 +32,12 @@ pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
     let n = packed.saturating_mul(COLUMNS);
     let groups = scales.dims().first().copied().unwrap_or(0);
     let group_size = k.checked_div(groups).unwrap_or(0);
-    let format = QuantFormat::affine(4, group_size).ok().filter(|_| k % group_size == 0);
+    let has_zeros = config.zero_point || module.get("qzeros").is_some();
+    let format = match has_zeros {
+        true => QuantFormat::affine_opt(4, group_size),
+        false => QuantFormat::symmetric_opt(4, group_size),
+    };
+    let format = format.filter(|_| k % group_size == 0);
     let Some(format) = format.filter(|_| config.group_size.is_none_or(|stated| stated == group_size)) else {
         let expected = match config.group_size {
             Some(stated) => format!("one row for each {stated} of K = {k}, as the config says"),
@@ -42,11 +46,7 @@ pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
         return Err(module.wrong("scales", scales, expected, format!("shape {:?}", scales.dims())));
     };
     module.check_dims("scales", scales, &[groups, n])?;
-    let qzeros = match module.get("qzeros") {
-        None if config.zero_point => Some(module.require("qzeros", "qweight", &[Dtype::I32])?),
-        None => None,
-        Some(_) => Some(module.require("qzeros", "qweight", &[Dtype::I32])?),
-    };
+    let qzeros = has_zeros.then(|| module.require("qzeros", "qweight", &[Dtype::I32])).transpose()?;
     if let Some(qzeros) = qzeros {
         module.check_dims("qzeros", qzeros, &[groups, packed])?;
     }
@@ -108,24 +108,24 @@ impl Layout for AwqGemm {
     }
 
     /// Rows of the weight are columns here, eight of which are a word: parts of words are cut off in memory.
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         let groups = self.format.groups_per_row(self.k)?;
         let scale = self.scales.dtype().bitsize() / 8;
         let (words, n) = (self.packed * size_of::<u32>(), self.packed * COLUMNS * scale);
-        if cut.along_k() {
+        if slice.along_k() {
             let group_size = self.format.group_size();
-            let of_groups = cut.range.start / group_size..cut.range.end / group_size;
+            let of_groups = slice.range.start / group_size..slice.range.end / group_size;
             let zeros = |zeros: &StoredTensor| zeros.narrow(&[groups, words], 0, &of_groups);
             return Ok(Arc::new(Self {
                 format: self.format,
-                k: cut.range.len(),
+                k: slice.range.len(),
                 packed: self.packed,
-                qweight: self.qweight.narrow(&[self.k, words], 0, &cut.range)?,
+                qweight: self.qweight.narrow(&[self.k, words], 0, &slice.range)?,
                 qzeros: self.qzeros.as_ref().map(zeros).transpose()?,
                 scales: self.scales.narrow(&[groups, n], 0, &of_groups)?,
             }));
         }
-        let whole = cut.range.start / COLUMNS..cut.range.end.div_ceil(COLUMNS);
+        let whole = slice.range.start / COLUMNS..slice.range.end.div_ceil(COLUMNS);
         let of_words = whole.start * size_of::<u32>()..whole.end * size_of::<u32>();
         let of_columns = whole.start * COLUMNS * scale..whole.end * COLUMNS * scale;
         let zeros = |zeros: &StoredTensor| zeros.narrow(&[groups, words], 1, &of_words);
@@ -138,12 +138,12 @@ impl Layout for AwqGemm {
             scales: self.scales.narrow(&[groups, n], 1, &of_columns)?,
         });
         let first = whole.start * COLUMNS;
-        let range = cut.range.start - first..cut.range.end - first;
+        let range = slice.range.start - first..slice.range.end - first;
         if range == (0..whole.len() * COLUMNS) {
             return Ok(part);
         }
         let dims = vec![whole.len() * COLUMNS, self.k];
-        Ok(Arc::new(Excerpt { from: part, dims, dim: cut.dim, range }))
+        Ok(Arc::new(SliceInMemory::<dyn Layout> { whole: part, dims, dim: slice.dim, range }))
     }
 }
 

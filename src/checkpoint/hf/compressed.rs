@@ -6,8 +6,7 @@
 //! eight to an I32, the first in the lowest bits.
 
 use super::module::{scale_dtypes, Module, PartNames, REMEDY};
-use crate::checkpoint::layout::GlobalScaleMeaning;
-use crate::checkpoint::Weight;
+use crate::checkpoint::weight::{GlobalScaleMeaning, Weight};
 use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;

@@ -1,8 +1,8 @@
 //! What `config.json` or `hf_quant_config.json` say of the quantization.
 
 use super::fp8::Blocks;
-use crate::checkpoint::container::Companions;
-use crate::checkpoint::QuantMethod;
+use crate::checkpoint::kind::QuantMethod;
+use crate::checkpoint::sidecar::SidecarFiles;
 use crate::{Error, QuantFormat, Result};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
@@ -48,22 +48,22 @@ impl Method {
 ///
 /// # Errors
 /// If it is one that is not read.
-pub(in crate::checkpoint) fn find_method(config: &Value, companions: &Companions) -> Result<Option<Method>> {
+pub(in crate::checkpoint) fn find_method(config: &Value, sidecars: &SidecarFiles) -> Result<Option<Method>> {
     if config.get("quantization").is_some_and(Value::is_object) {
         return Ok(None);
     }
     if let Some(Value::Object(object)) = config.get("quantization_config") {
-        let path = companions.path("config.json").unwrap_or_default();
+        let path = sidecars.path("config.json").unwrap_or_default();
         return match object.get("quant_method") {
             None | Some(Value::Null) => Ok(None),
             Some(method) => Source { path, key: "quantization_config" }.method(method, object).map(Some),
         };
     }
     const BESIDE: &str = "hf_quant_config.json";
-    let settings = companions.json(BESIDE)?;
+    let settings = sidecars.json(BESIDE)?;
     match settings.as_ref().and_then(|settings| settings.get("quantization")?.as_object()) {
         Some(object) if object.get("quant_algo").is_some_and(|algo| !algo.is_null()) => {
-            let path = companions.path(BESIDE).unwrap_or_default();
+            let path = sidecars.path(BESIDE).unwrap_or_default();
             Source { path, key: "quantization" }.modelopt(object).map(Some)
         }
         _ => Ok(None),
@@ -165,7 +165,7 @@ impl Source {
             Some("pack-quantized") => {
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
                 let fits = symmetric && bits == Some(4) && kind.is_none_or(|kind| kind == "int");
-                let format = group_size.and_then(|size| QuantFormat::affine(4, size).ok());
+                let format = group_size.and_then(|size| QuantFormat::symmetric_opt(4, size));
                 format.filter(|_| fits).ok_or_else(|| {
                     let read = "num_bits 4, type int, group_size 32, 64 or 128, symmetric true";
                     self.unsupported(format!("pack-quantized that is not {read}: {}", found()))

@@ -6,12 +6,8 @@
 //! U8). Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are decoded.
 
 use super::module::Module;
-use crate::checkpoint::layout::{Cut, Layout};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::names::tensor_of;
-use crate::checkpoint::warnings::Warnings;
-use crate::checkpoint::weight::Decode;
-use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
+use crate::checkpoint::file::{StoredTensor, Warnings};
+use crate::checkpoint::weight::{tensor_of, DenseTensor, Dequantize, Layout, PackedWeight, Slice, Weight};
 use crate::format::Element;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -68,7 +64,7 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
         );
         let decoded = Decoded { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
         let name = tensor_of(module.path, "weight");
-        return Ok(Weight::Dense(DenseTensor::decoded(&name, DType::F32, dims, decoded)));
+        return Ok(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, decoded)));
     }
     let format = QuantFormat::MXFP8;
     let group = format.group_size();
@@ -81,11 +77,11 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
 }
 
 /// Rows and columns of a part.
-fn part_size(n: usize, k: usize, cut: &Cut) -> (usize, usize) {
-    if cut.along_k() {
-        (n, cut.range.len())
+fn part_size(n: usize, k: usize, slice: &Slice) -> (usize, usize) {
+    if slice.along_k() {
+        (n, slice.range.len())
     } else {
-        (cut.range.len(), k)
+        (slice.range.len(), k)
     }
 }
 
@@ -108,15 +104,15 @@ impl Tiles {
     }
 
     /// The tiles of a part of a weight of `n` rows, and their scales.
-    fn narrow(self, n: usize, scales: &StoredTensor, cut: &Cut) -> Result<(Self, StoredTensor)> {
+    fn narrow(self, n: usize, scales: &StoredTensor, slice: &Slice) -> Result<(Self, StoredTensor)> {
         let bytes = scales.dtype().bitsize() / 8;
         let sizes = [(self.before.0 + n).div_ceil(self.rows), self.per_row * bytes];
         let tiles = |before: usize, size: usize| {
-            let Range { start, end } = cut.range;
+            let Range { start, end } = slice.range;
             let tiles = (before + start) / size..(before + end).div_ceil(size);
             (tiles, (before + start) % size)
         };
-        let (tiles, dim, part) = match cut.along_k() {
+        let (tiles, dim, part) = match slice.along_k() {
             true => {
                 let (tiles, before) = tiles(self.before.1, self.columns);
                 let part = Self { per_row: tiles.len(), before: (self.before.0, before), ..self };
@@ -167,10 +163,10 @@ impl Layout for TiledExponents {
         QuantFormat::MXFP8.group_size()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
-        let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, cut)?;
-        let (n, k) = part_size(self.n, self.k, cut);
-        Ok(Arc::new(Self { n, k, codes: cut.of(&self.codes, 1, 1)?, scales, tiles }))
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
+        let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, slice)?;
+        let (n, k) = part_size(self.n, self.k, slice);
+        Ok(Arc::new(Self { n, k, codes: slice.of(&self.codes, 1, 1)?, scales, tiles }))
     }
 }
 
@@ -184,12 +180,12 @@ struct Decoded {
     tiles: Tiles,
 }
 
-impl Decode for Decoded {
+impl Dequantize for Decoded {
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + self.scales.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let scales = self.scales.load(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?;
         let mut elements = Vec::with_capacity(self.codes.size_in_bytes());
         let mut row = 0;
@@ -212,9 +208,9 @@ impl Decode for Decoded {
         1
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
-        let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, cut)?;
-        let (n, k) = part_size(self.n, self.k, cut);
-        Ok(Some(Arc::new(Self { n, k, codes: cut.of(&self.codes, 1, 1)?, scales, tiles })))
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, slice)?;
+        let (n, k) = part_size(self.n, self.k, slice);
+        Ok(Some(Arc::new(Self { n, k, codes: slice.of(&self.codes, 1, 1)?, scales, tiles })))
     }
 }

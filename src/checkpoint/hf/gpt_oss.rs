@@ -6,9 +6,8 @@
 //! makes of it: `gate_proj` and `up_proj`, each with its bias.
 
 use super::module::{scale_dtypes, Module};
-use crate::checkpoint::layout::Parts;
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{DenseTensor, PackedWeight, Parts, Weight};
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 

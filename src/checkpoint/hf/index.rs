@@ -1,20 +1,21 @@
 //! Which logical tensors the stored ones make up.
 
+use super::config::Method;
+use super::fp8;
 use super::gpt_oss::{self, Half};
 use super::module::REMEDY;
-use super::{fp8, Method};
-use crate::checkpoint::names::tensor_of;
-use crate::checkpoint::shards::Tensors;
+use crate::checkpoint::file::Tensors;
+use crate::checkpoint::weight::tensor_of;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// All tensors by the names that models use.
-pub(super) type Index = BTreeMap<String, Entry>;
+pub(super) type Index = BTreeMap<String, IndexEntry>;
 
 /// Where a tensor comes from.
 #[derive(Debug)]
-pub(super) enum Entry {
+pub(super) enum IndexEntry {
     /// A stored tensor, or half of it.
     Stored { stored: String, half: Option<Half> },
     /// Several stored tensors, of which `lead` holds the codes.
@@ -83,7 +84,7 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
     let mut index = Index::new();
     // Stored tensors that are not known by their own names.
     let mut hidden = BTreeSet::new();
-    let mut insert = |stored: &str, name: String, entry: Entry| {
+    let mut insert = |stored: &str, name: String, entry: IndexEntry| {
         let twice = index.contains_key(&name) || (name != stored && tensors.contains_key(&name));
         if let Some(tensor) = tensors.get(stored).filter(|_| twice) {
             let (expected, found) = ("each weight in one form", format!("`{name}` as well"));
@@ -98,21 +99,21 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         hidden.insert(lead.clone());
         hidden.extend(packing.parts().iter().map(|part| format!("{module}{separator}{part}")));
         if packing != Packing::Blocks(None) {
-            insert(lead, tensor_of(module, "weight"), Entry::Quantized { lead: lead.clone(), packing })?;
+            insert(lead, tensor_of(module, "weight"), IndexEntry::Quantized { lead: lead.clone(), packing })?;
             continue;
         }
         let bias = format!("{module}{}", gpt_oss::BIAS);
         for (path, half) in gpt_oss::weights_of(module) {
             let packing = Packing::Blocks(half);
-            insert(lead, tensor_of(&path, "weight"), Entry::Quantized { lead: lead.clone(), packing })?;
+            insert(lead, tensor_of(&path, "weight"), IndexEntry::Quantized { lead: lead.clone(), packing })?;
             if tensors.contains_key(&bias) {
-                insert(&bias, tensor_of(&path, "bias"), Entry::Stored { stored: bias.clone(), half })?;
+                insert(&bias, tensor_of(&path, "bias"), IndexEntry::Stored { stored: bias.clone(), half })?;
             }
         }
         hidden.insert(bias);
     }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
-        index.insert(name.clone(), Entry::Stored { stored: name.clone(), half: None });
+        index.insert(name.clone(), IndexEntry::Stored { stored: name.clone(), half: None });
     }
     Ok(index)
 }

@@ -24,13 +24,13 @@ mod module;
 
 pub(super) use config::{find_method, Method};
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::names::tensor_of;
-use super::shards::Tensors;
-use super::warnings::Warnings;
-use super::{CheckpointKind, DenseTensor, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{Tensors, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{tensor_of, DenseTensor, Weight};
 use crate::{Error, QuantFormat, Result};
-use index::{Entry, Index, Packing};
+use index::{Index, IndexEntry, Packing};
 use module::Module;
 use serde_json::Value;
 use std::path::Path;
@@ -46,18 +46,18 @@ struct HfCheckpoint {
 pub(super) fn open(
     tensors: Tensors,
     method: Method,
-    companions: Companions,
+    sidecars: SidecarFiles,
     config: Value,
     warnings: &Warnings,
 ) -> Result<Opened> {
     let index = index::of(&tensors, &method)?;
-    let is_quantized = index.values().any(|entry| matches!(entry, Entry::Quantized { .. }));
+    let is_quantized = index.values().any(|entry| matches!(entry, IndexEntry::Quantized { .. }));
     let kind = match is_quantized {
         true => CheckpointKind::HuggingFace(method.name()),
         false => CheckpointKind::Dense,
     };
     let container = HfCheckpoint { tensors, index, method, warnings: warnings.clone() };
-    Ok(Opened { kind, config, companions, digests: Vec::new(), container: Box::new(container) })
+    Ok(Opened { kind, config, sidecars, digests: Vec::new(), container: Box::new(container) })
 }
 
 impl HfCheckpoint {
@@ -97,7 +97,7 @@ impl Container for HfCheckpoint {
     fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
         let name = tensor_of(module, "weight");
         let weight = match self.index.get(&name) {
-            Some(Entry::Quantized { lead, packing }) => self.quantized(lead, *packing)?,
+            Some(IndexEntry::Quantized { lead, packing }) => self.quantized(lead, *packing)?,
             _ => match self.dense(&name)? {
                 Some(dense) if dense.dtype().is_float() => return Ok(Some(Weight::Dense(dense))),
                 None => return Ok(None),
@@ -119,14 +119,14 @@ impl Container for HfCheckpoint {
     fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
         match self.index.get(name) {
             None => Ok(None),
-            Some(Entry::Stored { stored, half }) => {
+            Some(IndexEntry::Stored { stored, half }) => {
                 let dense = |stored| match half {
                     None => DenseTensor::new(name, stored),
                     Some(half) => gpt_oss::half_of(name, stored, *half),
                 };
                 self.tensors.get(stored).map(dense).transpose()
             }
-            Some(Entry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
+            Some(IndexEntry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
                 Weight::Dense(decoded) => Ok(Some(decoded)),
                 _ => Err(Error::tensor(
                     self.file_of(name).unwrap_or(Path::new("")),
@@ -141,8 +141,8 @@ impl Container for HfCheckpoint {
 
     fn file_of(&self, name: &str) -> Option<&Path> {
         let stored = match self.index.get(name)? {
-            Entry::Stored { stored, .. } | Entry::Quantized { lead: stored, .. } => stored,
+            IndexEntry::Stored { stored, .. } | IndexEntry::Quantized { lead: stored, .. } => stored,
         };
-        self.tensors.get(stored).map(super::mapped::StoredTensor::path)
+        self.tensors.get(stored).map(super::file::StoredTensor::path)
     }
 }

@@ -5,8 +5,7 @@
 //! NVIDIA/Model-Optimizer), with the names and settings of modelopt/torch/export.
 
 use super::module::{scale_dtypes, Module, PartNames};
-use crate::checkpoint::layout::GlobalScaleMeaning;
-use crate::checkpoint::Weight;
+use crate::checkpoint::weight::{GlobalScaleMeaning, Weight};
 use crate::{QuantFormat, Result};
 use safetensors::Dtype;
 

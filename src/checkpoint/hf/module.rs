@@ -1,9 +1,7 @@
 //! The tensors of one quantized module, and the errors about them.
 
-use crate::checkpoint::layout::{GlobalScale, GlobalScaleMeaning, Parts};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::shards::Tensors;
-use crate::checkpoint::{PackedWeight, Weight};
+use crate::checkpoint::file::{StoredTensor, Tensors};
+use crate::checkpoint::weight::{GlobalScale, GlobalScaleMeaning, PackedWeight, Parts, Weight};
 use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;

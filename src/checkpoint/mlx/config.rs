@@ -1,7 +1,7 @@
 //! The `quantization` object of a `config.json`: what it says of the whole checkpoint and of single
 //! modules.
 
-use crate::checkpoint::warnings::Warnings;
+use crate::checkpoint::file::Warnings;
 use crate::{Error, QuantFormat, Result};
 use serde_json::{Map, Value};
 use std::{collections::BTreeMap, path::Path};

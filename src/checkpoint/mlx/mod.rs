@@ -5,12 +5,11 @@
 mod config;
 mod triplet;
 
-use super::container::{Companions, Container, Opened};
-use super::layout::Parts;
-use super::names::{module_of, tensor_of};
-use super::shards::Tensors;
-use super::warnings::Warnings;
-use super::{CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{Container, Opened};
+use super::file::{Tensors, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{module_of, tensor_of, DenseTensor, PackedWeight, Parts, Weight};
 use crate::{Error, Result};
 use config::Quantization;
 use safetensors::Dtype;
@@ -30,12 +29,12 @@ struct MlxCheckpoint {
 /// A checkpoint of these tensors, of the config `config` beside them.
 pub(super) fn open(
     tensors: Tensors,
-    companions: Companions,
+    sidecars: SidecarFiles,
     config: Value,
     warnings: &Warnings,
 ) -> Result<Opened> {
     let is_module = |module: &str| tensors.contains_key(&tensor_of(module, "weight"));
-    let config_path = companions.path("config.json").unwrap_or_default();
+    let config_path = sidecars.path("config.json").unwrap_or_default();
     let quantization = config::parse(&config, &config_path, is_module, warnings)?;
     let container = MlxCheckpoint { tensors, quantization, warnings: warnings.clone() };
     let kind =
@@ -43,12 +42,12 @@ pub(super) fn open(
             true => CheckpointKind::Mlx,
             false => CheckpointKind::Dense,
         };
-    Ok(Opened { kind, config, companions, digests: Vec::new(), container: Box::new(container) })
+    Ok(Opened { kind, config, sidecars, digests: Vec::new(), container: Box::new(container) })
 }
 
 impl MlxCheckpoint {
     fn is_packed(&self, module: &str) -> bool {
-        let is_words = |weight: &super::mapped::StoredTensor| weight.dtype() == Dtype::U32;
+        let is_words = |weight: &super::file::StoredTensor| weight.dtype() == Dtype::U32;
         self.tensors.get(&tensor_of(module, "weight")).is_some_and(is_words)
             && self.tensors.contains_key(&tensor_of(module, "scales"))
     }
@@ -117,6 +116,6 @@ impl Container for MlxCheckpoint {
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {
-        self.tensors.get(name).map(super::mapped::StoredTensor::path)
+        self.tensors.get(name).map(super::file::StoredTensor::path)
     }
 }

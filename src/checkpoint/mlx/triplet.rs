@@ -6,13 +6,8 @@
 //! level of the config.
 
 use super::config::{Override, Quantization};
-use super::tensor_of;
-use crate::checkpoint::{
-    layout::{GlobalScale, GlobalScaleMeaning},
-    mapped::StoredTensor,
-    shards::Tensors,
-    warnings::Warnings,
-};
+use crate::checkpoint::file::{StoredTensor, Tensors, Warnings};
+use crate::checkpoint::weight::{tensor_of, GlobalScale, GlobalScaleMeaning};
 use crate::{format::Scale, Error, QuantFormat, Result};
 use safetensors::Dtype;
 

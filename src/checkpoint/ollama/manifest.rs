@@ -1,7 +1,7 @@
 //! The manifest of a model: a list of layers, each a blob with a meaning.
 
 use super::store::{BlobDigest, ManifestFile, Store};
-use crate::checkpoint::{digest::Digest, shards::read_json};
+use crate::checkpoint::file::{read_json, Digest};
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};

@@ -3,19 +3,20 @@
 //! The layout has changed with nearly every version of Ollama, without a number that says so. So nothing is
 //! concluded from versions: names come from the blobs' headers, formats from dtypes and shapes.
 
-mod dims;
 mod manifest;
 mod name;
 mod packed;
 mod stated;
 mod store;
 mod tensors;
+mod usual_dims;
 
-use super::container::{Companions, Container, Opened};
-use super::layout::{GlobalScale, GlobalScaleMeaning, Parts};
-use super::names::tensor_of;
-use super::warnings::Warnings;
-use super::{gguf, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{Container, Opened};
+use super::file::Warnings;
+use super::gguf;
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{tensor_of, DenseTensor, GlobalScale, GlobalScaleMeaning, PackedWeight, Parts, Weight};
 use crate::{Error, Result};
 use manifest::{Layer, LayerKind, Manifest};
 use packed::{Evidence, Packed};
@@ -25,10 +26,12 @@ use std::collections::BTreeMap;
 use std::io;
 use std::path::{Path, PathBuf};
 use store::ManifestFile;
-use tensors::{Entry, Tensors};
+use tensors::{BlobTensor, Tensors};
 
 pub(crate) use name::Name;
 pub(crate) use store::Store;
+#[cfg(test)]
+pub(super) use usual_dims::usual_in_features;
 
 /// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
 pub(super) fn open_path(path: &Path, warnings: &Warnings) -> Result<Option<Opened>> {
@@ -120,10 +123,10 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
             return Err(manifest.error(&format!("lists two layers `{name}` of different content")));
         }
     }
-    let companions = Companions::Files(files);
+    let sidecars = SidecarFiles::Files(files);
     let json = |name: &str| {
         let layer = manifest.layers_of(LayerKind::Json).find(|layer| layer.name.as_deref() == Some(name));
-        let json = |layer: &Layer| match companions.json(name).map_err(|error| layer.explain(error))? {
+        let json = |layer: &Layer| match sidecars.json(name).map_err(|error| layer.explain(error))? {
             Some(json @ Value::Object(_)) => Ok(json),
             _ => Err(layer.explain(Error::file(&layer.file, "not a JSON object", manifest::REMEDY))),
         };
@@ -138,20 +141,20 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
         model_index,
         warnings: warnings.clone(),
     };
-    Ok(Opened { kind: CheckpointKind::Ollama, config, companions, digests, container: Box::new(container) })
+    Ok(Opened { kind: CheckpointKind::Ollama, config, sidecars, digests, container: Box::new(container) })
 }
 
 impl OllamaModel {
     /// The weight of a module, and its full name. Experts that are stacked in the source may be called
     /// like the module.
-    fn find(&self, module: &str) -> Option<(&str, &Entry)> {
+    fn find(&self, module: &str) -> Option<(&str, &BlobTensor)> {
         let get = |name: &str| self.tensors.get_key_value(name);
         let (name, entry) = get(&tensor_of(module, "weight")).or_else(|| get(module))?;
         Some((name, entry))
     }
 
     /// MLX has the largest magnitude in this place, and Ollama passes it over: it can't be told what is meant.
-    fn refuse_foreign_global_scale(&self, module: &str, entry: &Entry) -> Result<()> {
+    fn refuse_foreign_global_scale(&self, module: &str, entry: &BlobTensor) -> Result<()> {
         let name = tensor_of(module, "global_scale");
         match self.tensors.contains_key(&name) && entry.parts.global_scale.is_none() {
             false => Ok(()),
@@ -166,7 +169,7 @@ impl OllamaModel {
     fn packed(&self, module: &str, packed: &Packed<'_>, in_features: Option<usize>) -> Result<PackedWeight> {
         let evidence = Evidence {
             in_features,
-            usual_in_features: dims::in_features(&self.config, module),
+            usual_in_features: usual_dims::usual_in_features(&self.config, module),
             config: stated::entry_of_config(&self.config, module),
             model_index: &self.model_index,
         };

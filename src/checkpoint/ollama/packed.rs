@@ -5,15 +5,15 @@
 //! is not, all that is said has to leave one reading.
 
 use super::stated::Stated;
-use super::tensors::Entry;
-use crate::checkpoint::{mapped::StoredTensor, warnings::Warnings};
+use super::tensors::BlobTensor;
+use crate::checkpoint::file::{StoredTensor, Warnings};
 use crate::{format::Scale, Error, QuantFormat, Result};
 use safetensors::Dtype;
 
 /// A packed weight whose parts fit each other.
 pub(super) struct Packed<'a> {
     name: &'a str,
-    entry: &'a Entry,
+    entry: &'a BlobTensor,
     pub scales: &'a StoredTensor,
     pub biases: Option<&'a StoredTensor>,
     /// All dimensions but the last.
@@ -52,7 +52,7 @@ impl<'a> Packed<'a> {
     ///
     /// # Errors
     /// If it is and parts are missing, or don't fit each other.
-    pub(super) fn of(name: &'a str, entry: &'a Entry) -> Result<Option<Self>> {
+    pub(super) fn of(name: &'a str, entry: &'a BlobTensor) -> Result<Option<Self>> {
         let wrong = |expected: &str, found: String| Err(entry.layer.tensor_error(name, expected, found));
         let dtype = entry.stored.dtype();
         let Some(scales) = &entry.parts.scales else {

@@ -1,6 +1,6 @@
 //! What files say of a weight's format. It may be wrong.
 
-use crate::checkpoint::header::Metadata;
+use crate::checkpoint::file::Metadata;
 use crate::QuantFormat;
 use serde_json::Value;
 use std::fmt;

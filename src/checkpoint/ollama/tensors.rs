@@ -2,9 +2,8 @@
 
 use super::manifest::{Layer, LayerKind};
 use super::stated::Stated;
-use crate::checkpoint::mapped::{self, StoredTensor};
-use crate::checkpoint::names::{module_of, tensor_of};
-use crate::checkpoint::warnings::Warnings;
+use crate::checkpoint::file::{self, StoredTensor, Warnings};
+use crate::checkpoint::weight::{module_of, tensor_of};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::collections::{btree_map, BTreeMap};
@@ -14,10 +13,10 @@ use std::sync::Arc;
 const NAMELESS: &str = "data";
 
 /// All tensors by name, without those that are parts of a packed weight.
-pub(super) type Tensors = BTreeMap<String, Entry>;
+pub(super) type Tensors = BTreeMap<String, BlobTensor>;
 
 /// A tensor, or a packed weight.
-pub(super) struct Entry {
+pub(super) struct BlobTensor {
     pub stored: StoredTensor,
     pub layer: Arc<Layer>,
     /// What the blob says of its format.
@@ -39,7 +38,7 @@ pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for layer in layers.into_iter().filter(|layer| layer.kind == LayerKind::Tensor) {
         let layer = Arc::new(layer);
-        let blob = mapped::open_with_metadata(&layer.file);
+        let blob = file::open_with_metadata(&layer.file);
         let (blob, metadata) = blob.map_err(|error| layer.explain(error))?;
         let malformed =
             |problem: &str| layer.explain(Error::file(&layer.file, problem, super::manifest::REMEDY));
@@ -56,7 +55,8 @@ pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
                     .ok_or_else(|| malformed("neither header nor manifest name the tensor"))?,
                 false => key,
             };
-            let entry = Entry { stored, layer: Arc::clone(&layer), stated, parts: PackedParts::default() };
+            let entry =
+                BlobTensor { stored, layer: Arc::clone(&layer), stated, parts: PackedParts::default() };
             match tensors.entry(name) {
                 btree_map::Entry::Vacant(vacant) => drop(vacant.insert(entry)),
                 btree_map::Entry::Occupied(first) if first.get().layer.digest == layer.digest => {}
@@ -82,7 +82,7 @@ pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
 /// Moves the parts of each packed weight into its entry. Names alone tell nothing: `X.bias` is the bias of a linear
 /// layer, and models have parameters called `scale`. A part is what has the name of a packed tensor, extended.
 fn gather(tensors: &mut Tensors) {
-    let is_words = |entry: &Entry| matches!(entry.stored.dtype(), Dtype::U32 | Dtype::U8);
+    let is_words = |entry: &BlobTensor| matches!(entry.stored.dtype(), Dtype::U32 | Dtype::U8);
     let words: Vec<_> =
         tensors.iter().filter(|(_, entry)| is_words(entry)).map(|(name, _)| name.clone()).collect();
     for name in words {

@@ -20,7 +20,7 @@ pub(super) enum Encoding {
 
 /// A tensor's entry, checked.
 #[derive(Debug)]
-pub(super) struct Entry {
+pub(super) struct DirectoryEntry {
     pub encoding: Encoding,
     pub dims: Vec<usize>,
     pub payload: Range<u64>,
@@ -33,7 +33,7 @@ pub(super) fn read(
     source: &mut Source,
     header: &Header,
     name_of: impl Fn(u64) -> String,
-) -> Result<BTreeMap<u64, Entry>> {
+) -> Result<BTreeMap<u64, DirectoryEntry>> {
     let mut entries = BTreeMap::new();
     for index in 0..u64::from(header.tensor_count) {
         let raw = source.read::<64>(header.directory.start + index * ENTRY_BYTES)?;
@@ -68,7 +68,7 @@ impl Parser<'_> {
         Error::tensor(self.source.path, self.name, expected, found, REMEDY)
     }
 
-    fn entry(&self) -> Result<Entry> {
+    fn entry(&self) -> Result<DirectoryEntry> {
         let (dtype, block) = (self.u32(8), self.u32(56));
         if !matches!(dtype, 1..=3) {
             return Err(self.wrong("dtype 1 (f32), 2 (q8_0) or 3 (q4_0)", format!("dtype {dtype}")));
@@ -107,7 +107,7 @@ impl Parser<'_> {
             return Err(self.wrong("0 in the reserved field", self.u32(60).to_string()));
         }
         let dims = dims.iter().map(|&dim| to_usize(dim)).collect::<Option<_>>().ok_or_else(too_large)?;
-        Ok(Entry { encoding, dims, payload, scales })
+        Ok(DirectoryEntry { encoding, dims, payload, scales })
     }
 
     /// The dimensions and their product.
@@ -169,7 +169,7 @@ impl Parser<'_> {
 fn check_overlaps(
     source: &mut Source,
     header: &Header,
-    entries: &BTreeMap<u64, Entry>,
+    entries: &BTreeMap<u64, DirectoryEntry>,
     name_of: impl Fn(u64) -> String,
 ) -> Result<()> {
     enum Owner {

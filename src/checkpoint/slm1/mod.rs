@@ -1,13 +1,18 @@
 //! SLM1 files, version 1: one file with header, tokenizer, hashed names, and tensors of F32 or of signed codes
 //! with F32 scales.
 //!
-//! [`Checkpoint::open`] opens them leniently; [`open`] with [`Options`], and with what there is to learn besides
+//! [`Checkpoint::open`] opens them leniently; [`open`] with [`Slm1Options`], and with what there is to learn besides
 //! weights.
 //!
 //! ```no_run
-//! use candle_quant::checkpoint::slm1::{self, Options, Verification};
+//! use candle_quant::checkpoint::slm1::{self, ExpectedDigest, Slm1Options, Verification};
 //!
-//! let options = Options { sha256: Some([0x5A; 32]), ..Options::default() };
+//! let digest = ExpectedDigest {
+//!     name: "SHA-256",
+//!     digest: [0x5A; 32],
+//!     compute: |_file| unimplemented!("a function of yours, or candle_quant::verify::sha256"),
+//! };
+//! let options = Slm1Options { digest: Some(digest), ..Slm1Options::default() };
 //! let file = slm1::open("model.slm", &options)?;
 //! assert_eq!(file.verification(), Verification::Verified);
 //! let names: Vec<&str> = file.checkpoint().tensor_names().collect();
@@ -15,7 +20,7 @@
 //! ```
 //!
 //! The format is published in part. Its checksum is not, so that a file counts as unverified, with a warning,
-//! unless the caller brings a function for it or the SHA-256 of the file.
+//! unless the caller brings a function for it or a digest of the file.
 
 mod contract;
 mod directory;
@@ -27,17 +32,18 @@ mod tokenizer;
 mod verify;
 
 pub(super) use header::MAGIC;
-pub use options::{ChecksumPolicy, NibbleOrder, Options, TokenizerKind, Verification};
+pub use options::{ChecksumPolicy, ExpectedDigest, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::mapped::{MappedFile, StoredTensor, TensorInfo};
-use super::names::tensor_of;
-use super::warnings::Warnings;
-use super::{rows, Checkpoint, CheckpointKind, DenseTensor, PackedWeight, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
+use super::kind::CheckpointKind;
+use super::opened::Checkpoint;
+use super::sidecar::SidecarFiles;
+use super::weight::{halves_of_pairs, tensor_of, DenseTensor, PackedWeight, Weight};
 use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use contract::Known;
-use directory::{Encoding, Entry};
+use directory::{DirectoryEntry, Encoding};
 use header::Header;
 use safetensors::Dtype;
 use serde_json::{json, Value};
@@ -83,7 +89,7 @@ impl Slm1 {
 /// # Errors
 /// If the file is damaged, contradicts itself, is not what a checksum says, or is not as published and
 /// `options` are strict.
-pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Slm1> {
+pub fn open(path: impl AsRef<Path>, options: &Slm1Options) -> Result<Slm1> {
     let (path, warnings) = (path.as_ref(), Warnings::default());
     let (opened, tokenizer, verification) = open_parts(path, options, &warnings)?;
     Ok(Slm1 { checkpoint: Checkpoint::new(path, opened, warnings), tokenizer, verification })
@@ -91,12 +97,12 @@ pub fn open(path: impl AsRef<Path>, options: &Options) -> Result<Slm1> {
 
 /// Opens a file as [`Checkpoint::open`] does.
 pub(super) fn open_default(path: &Path, warnings: &Warnings) -> Result<Opened> {
-    open_parts(path, &Options::default(), warnings).map(|(opened, ..)| opened)
+    open_parts(path, &Slm1Options::default(), warnings).map(|(opened, ..)| opened)
 }
 
 fn open_parts(
     path: &Path,
-    options: &Options,
+    options: &Slm1Options,
     warnings: &Warnings,
 ) -> Result<(Opened, Vec<u8>, Verification)> {
     let mut source = Source::open(path, options.strict, warnings)?;
@@ -147,19 +153,19 @@ fn open_parts(
         let known = known.get(&hash);
         let name = known.map_or_else(|| format!("slm1.{hash:016x}"), |known| known.model_name.clone());
         let heads = known.and_then(|known| known.heads);
-        let order = heads.map(|heads| rows::halves_of_pairs(heads, header.head_dim as usize));
+        let order = heads.map(|heads| halves_of_pairs(heads, header.head_dim as usize));
         let tensor = Stored::new(&file, &name, entry, order, options.nibbles, warnings)?;
         tensors.insert(name, tensor);
     }
-    let companions = Companions::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
+    let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let config = config(&header, front.as_ref());
     let container = Box::new(Slm1Checkpoint { tensors });
-    let opened = Opened { kind: CheckpointKind::Slm1, config, companions, digests: Vec::new(), container };
+    let opened = Opened { kind: CheckpointKind::Slm1, config, sidecars, digests: Vec::new(), container };
     Ok((opened, section, verification))
 }
 
 /// Scales are finite and positive; F32 values are finite if the file is read strictly.
-fn check_numbers(source: &mut Source, name: &str, entry: &Entry) -> Result<()> {
+fn check_numbers(source: &mut Source, name: &str, entry: &DirectoryEntry) -> Result<()> {
     let (range, what, is_valid): (_, _, fn(f32) -> bool) = match entry.encoding {
         Encoding::F32 if !source.strict => return Ok(()),
         Encoding::F32 => (entry.payload.clone(), "finite values", f32::is_finite),
@@ -176,7 +182,7 @@ fn check_numbers(source: &mut Source, name: &str, entry: &Entry) -> Result<()> {
     }
 }
 
-fn check_shape(source: &Source, known: Option<&Known>, hash: u64, entry: &Entry) -> Result<()> {
+fn check_shape(source: &Source, known: Option<&Known>, hash: u64, entry: &DirectoryEntry) -> Result<()> {
     match known {
         None => source.odd(format!("the tensor of hash {hash:#018x} is not one of the model's")),
         Some(known) if known.dims == entry.dims => Ok(()),
@@ -228,14 +234,16 @@ impl Stored {
     fn new(
         file: &Arc<MappedFile>,
         name: &str,
-        entry: Entry,
+        entry: DirectoryEntry,
         order: Option<Arc<[usize]>>,
         nibbles: NibbleOrder,
         warnings: &Warnings,
     ) -> Result<Self> {
-        let Entry { encoding, dims, payload, scales } = entry;
+        let DirectoryEntry { encoding, dims, payload, scales } = entry;
         let tensor = |dtype, dims, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
-            (Some(start), Some(end)) => file.tensor(name, TensorInfo { dtype, dims, range: start..end }),
+            (Some(start), Some(end)) => {
+                StoredTensor::new(file, name, TensorInfo { dtype, dims, range: start..end })
+            }
             _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
         };
         let in_order = |tensor: StoredTensor| match &order {
@@ -313,7 +321,7 @@ impl Container for Slm1Checkpoint {
             None => Ok(None),
             Some(Stored::Plain(tensor)) => DenseTensor::new(name, tensor).map(Some),
             Some(Stored::Decoded(blocks)) => {
-                Ok(Some(DenseTensor::decoded(name, DType::F32, blocks.dims.clone(), blocks.clone())))
+                Ok(Some(DenseTensor::dequantized(name, DType::F32, blocks.dims.clone(), blocks.clone())))
             }
             Some(Stored::Packed(_, blocks)) => Err(Error::tensor(
                 blocks.codes.path(),

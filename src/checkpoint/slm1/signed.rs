@@ -1,9 +1,8 @@
 //! Signed codes with F32 scales, as this crate's symmetric affine formats or decoded.
 
-use super::NibbleOrder;
-use crate::checkpoint::layout::{exact_biases, Cut, Layout};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::weight::Decode;
+use super::options::NibbleOrder;
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{exact_biases, Dequantize, Layout, Slice};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use safetensors::Dtype;
@@ -68,12 +67,12 @@ impl SignedBlocks {
         }
     }
 
-    fn part(&self, cut: &Cut) -> Result<Self> {
-        let of_blocks = |stored: &StoredTensor, bytes: usize| cut.of(stored, self.block, bytes);
-        let dims = cut.part_dims();
+    fn part(&self, slice: &Slice) -> Result<Self> {
+        let of_blocks = |stored: &StoredTensor, bytes: usize| slice.of(stored, self.block, bytes);
+        let dims = slice.part_dims();
         let (codes, scales, block) = match self.bits {
-            Bits::Eight if cut.along_k() => {
-                (cut.of(&self.codes, 1, 1)?, self.scales.clone(), cut.range.len())
+            Bits::Eight if slice.along_k() => {
+                (slice.of(&self.codes, 1, 1)?, self.scales.clone(), slice.range.len())
             }
             _ => (
                 of_blocks(&self.codes, self.block_bytes())?,
@@ -141,17 +140,17 @@ impl Layout for SignedBlocks {
         self.whole_elements()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
-        Ok(Arc::new(self.part(cut)?))
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
+        Ok(Arc::new(self.part(slice)?))
     }
 }
 
-impl Decode for SignedBlocks {
+impl Dequantize for SignedBlocks {
     fn size_in_bytes(&self) -> usize {
         self.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let scales = self.read_scales()?;
         let mut values = Vec::with_capacity(self.dims.iter().product());
         let nibble = |code: u8| f32::from(((code & 15) ^ 8) as i8 - 8);
@@ -182,10 +181,10 @@ impl Decode for SignedBlocks {
         self.whole_elements()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
-        if cut.cuts(self.whole_elements()) {
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        if slice.cuts(self.whole_elements()) {
             return Ok(None);
         }
-        Ok(Some(Arc::new(self.part(cut)?)))
+        Ok(Some(Arc::new(self.part(slice)?)))
     }
 }

@@ -1,6 +1,6 @@
 //! The tokenizer section: kept as it is, but for the numbers in front.
 
-use super::TokenizerKind;
+use super::options::TokenizerKind;
 
 const BTOK_BYTES: usize = 28;
 const BPE1_HEADER_BYTES: usize = 36;

@@ -1,13 +1,12 @@
 //! Whether a file is what a checksum says.
 
 use super::header::{Header, CHECKSUM};
+use super::options::{ChecksumPolicy, ExpectedDigest, Slm1Options, Verification};
 use super::source::Source;
-use super::{ChecksumPolicy, Options, Verification};
 use crate::{Error, Result};
-use sha2::{Digest, Sha256};
 
 /// Compares the content with everything that there is to compare it with.
-pub(super) fn verify(source: &mut Source, header: &Header, options: &Options) -> Result<Verification> {
+pub(super) fn verify(source: &mut Source, header: &Header, options: &Slm1Options) -> Result<Verification> {
     let mut verification = Verification::Unverified;
     if header.checksum == 0 && !matches!(options.checksum, ChecksumPolicy::Ignore) {
         return Err(source.wrong("the checksum is 0, which no file has"));
@@ -24,12 +23,10 @@ pub(super) fn verify(source: &mut Source, header: &Header, options: &Options) ->
         }
         verification = Verification::Verified;
     }
-    if let Some(expected) = options.sha256 {
-        let mut hasher = Sha256::new();
-        source.for_each_piece(0..source.len, |piece| hasher.update(piece))?;
-        let found: [u8; 32] = hasher.finalize().into();
-        if found != expected {
-            let problem = format!("the SHA-256 is {}, expected {}", hex(&found), hex(&expected));
+    if let Some(ExpectedDigest { name, digest, compute }) = options.digest {
+        let found = source.digest(compute)?;
+        if found != digest {
+            let problem = format!("the {name} is {}, expected {}", hex(&found), hex(&digest));
             return Err(source.wrong(problem));
         }
         verification = Verification::Verified;

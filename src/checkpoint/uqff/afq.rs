@@ -1,9 +1,8 @@
 //! AFQ and MXFP4: the bytes of MLX's affine formats and MXFP4 under other names.
 
 use super::layer::{Layer, WeightAndWhy};
-use crate::checkpoint::layout::Parts;
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::{PackedWeight, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{PackedWeight, Parts, Weight};
 use crate::{QuantFormat, Result};
 use safetensors::Dtype;
 

@@ -1,10 +1,8 @@
 //! FP8 with one scale, and F8Q8: eight-bit codes that become MXFP8 and symmetric affine ones, bit for bit.
 
 use super::layer::{Layer, WeightAndWhy};
-use crate::checkpoint::layout::{Cut, Layout};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::weight::Decode;
-use crate::checkpoint::{DenseTensor, PackedWeight, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{DenseTensor, Dequantize, Layout, PackedWeight, Slice, Weight};
 use crate::format::Element;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -62,7 +60,7 @@ pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
         }
     };
     let source = E4m3Numbers { codes: codes.clone(), scale };
-    Ok((Weight::Dense(DenseTensor::decoded(&layer.weight_name(), DType::F32, dims, source)), Some(why)))
+    Ok((Weight::Dense(DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, source)), Some(why)))
 }
 
 pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
@@ -85,7 +83,7 @@ pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
     if dims.last().is_some_and(|k| k.is_multiple_of(BLOCK)) {
         return Ok((Weight::Packed(PackedWeight::new(layer.key, F8Q8_FORMAT, dims, layout)), None));
     }
-    let dense = DenseTensor::decoded(&layer.weight_name(), DType::F32, dims, layout);
+    let dense = DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, layout);
     let why = "blocks of F8Q8 run across rows that are no multiple of 32 elements";
     Ok((Weight::Dense(dense), Some(why)))
 }
@@ -126,8 +124,8 @@ impl Layout for PerTensorFp8 {
         QuantFormat::MXFP8.group_size()
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
-        Ok(Arc::new(Self { codes: cut.of(&self.codes, 1, 1)?, scale: self.scale }))
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
+        Ok(Arc::new(Self { codes: slice.of(&self.codes, 1, 1)?, scale: self.scale }))
     }
 }
 
@@ -138,12 +136,12 @@ pub(super) struct E4m3Numbers {
     pub scale: f32,
 }
 
-impl Decode for E4m3Numbers {
+impl Dequantize for E4m3Numbers {
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let mut values = Vec::with_capacity(self.codes.size_in_bytes());
         self.codes.for_each_chunk(1, |codes| {
             values.extend(codes.iter().map(|&code| Element::E4m3.value(code) * self.scale));
@@ -155,8 +153,8 @@ impl Decode for E4m3Numbers {
         1
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
-        Ok(Some(Arc::new(Self { codes: cut.of(&self.codes, 1, 1)?, scale: self.scale })))
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        Ok(Some(Arc::new(Self { codes: slice.of(&self.codes, 1, 1)?, scale: self.scale })))
     }
 }
 
@@ -211,18 +209,18 @@ impl Layout for F8q8Blocks {
         BLOCK
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Arc<dyn Layout>> {
-        let blocks = cut.of(&self.blocks, BLOCK, BLOCK_BYTES)?;
-        Ok(Arc::new(Self { blocks, dims: cut.part_dims() }))
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
+        let blocks = slice.of(&self.blocks, BLOCK, BLOCK_BYTES)?;
+        Ok(Arc::new(Self { blocks, dims: slice.part_dims() }))
     }
 }
 
-impl Decode for F8q8Blocks {
+impl Dequantize for F8q8Blocks {
     fn size_in_bytes(&self) -> usize {
         self.blocks.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let mut values = Vec::with_capacity(self.count() * BLOCK);
         self.for_each(|scale, codes| {
             values.extend(codes.iter().map(|code| f32::from(code.cast_signed()) * scale));
@@ -236,7 +234,7 @@ impl Decode for F8q8Blocks {
     }
 
     /// Blocks run across rows.
-    fn narrow(&self, _: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+    fn narrow(&self, _: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
         Ok(None)
     }
 }

@@ -12,7 +12,7 @@
 //! A directory with `model*.safetensors` beside `.uqff` files could mean either; it is refused.
 
 use super::report;
-use crate::checkpoint::warnings::Warnings;
+use crate::checkpoint::file::Warnings;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

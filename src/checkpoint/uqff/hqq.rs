@@ -1,10 +1,8 @@
 //! HQQ: groups that run across rows, decoded.
 
 use super::layer::{Layer, WeightAndWhy};
-use crate::checkpoint::layout::Cut;
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::weight::Decode;
-use crate::checkpoint::{DenseTensor, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{DenseTensor, Dequantize, Slice, Weight};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
@@ -66,7 +64,7 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
         scales: scales.clone(),
         zeros: zeros.clone(),
     };
-    Ok((Weight::Dense(DenseTensor::decoded(&layer.weight_name(), DType::F32, dims, source)), Some(WHY)))
+    Ok((Weight::Dense(DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, source)), Some(WHY)))
 }
 
 /// Codes `[bytes of a group, groups]`: a column is a group. With two codes to a byte, the high ones of the whole
@@ -80,12 +78,12 @@ struct HqqGroups {
     zeros: StoredTensor,
 }
 
-impl Decode for HqqGroups {
+impl Dequantize for HqqGroups {
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + self.scales.size_in_bytes() + self.zeros.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let (scales, zeros) = (floats(&self.scales)?, floats(&self.zeros)?);
         let codes = self.codes.read::<u8>()?;
         let shifts: &[u8] = if self.nibbles { &[4, 0] } else { &[0] };
@@ -107,7 +105,7 @@ impl Decode for HqqGroups {
     }
 
     /// Groups run across rows, but codes of a row lie together if as many groups do.
-    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
         match (self.dims.as_slice(), self.codes.dims()) {
             (&[n, k], &[rows, groups]) if k > 0 && groups.is_multiple_of(k) => HqqRows {
                 rows: 0..n,
@@ -116,7 +114,7 @@ impl Decode for HqqGroups {
                 stored: rows.saturating_mul(groups / k),
                 whole: self.clone(),
             }
-            .narrow(cut),
+            .narrow(slice),
             _ => Ok(None),
         }
     }
@@ -157,13 +155,13 @@ impl HqqRows {
     }
 }
 
-impl Decode for HqqRows {
+impl Dequantize for HqqRows {
     fn size_in_bytes(&self) -> usize {
         let codes: usize = self.read().map(|rows| rows.len()).sum();
         codes * self.k + self.whole.scales.size_in_bytes() + self.whole.zeros.size_in_bytes()
     }
 
-    fn decode(&self, device: &Device) -> Result<Tensor> {
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let (scales, zeros) = (floats(&self.whole.scales)?, floats(&self.whole.zeros)?);
         let read = |rows: Range<usize>| {
             let codes = self.whole.codes.narrow(&[self.stored, self.k], 0, &rows)?.read::<u8>()?;
@@ -196,14 +194,14 @@ impl Decode for HqqRows {
         1
     }
 
-    fn narrow(&self, cut: &Cut) -> Result<Option<Arc<dyn Decode>>> {
-        if !cut.along_k() {
-            let rows = self.rows.start + cut.range.start..self.rows.start + cut.range.end;
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        if !slice.along_k() {
+            let rows = self.rows.start + slice.range.start..self.rows.start + slice.range.end;
             return Ok(Some(Arc::new(Self { rows, ..self.clone() })));
         }
         let columns = |part: &StoredTensor, rows: usize| {
             let bytes = part.dtype().bitsize() / 8;
-            part.narrow(&[rows, self.k * bytes], 1, &(cut.range.start * bytes..cut.range.end * bytes))
+            part.narrow(&[rows, self.k * bytes], 1, &(slice.range.start * bytes..slice.range.end * bytes))
         };
         let whole = HqqGroups {
             codes: columns(&self.whole.codes, self.stored)?,
@@ -211,6 +209,6 @@ impl Decode for HqqRows {
             zeros: columns(&self.whole.zeros, self.of_groups)?,
             ..self.whole.clone()
         };
-        Ok(Some(Arc::new(Self { k: cut.range.len(), whole, ..self.clone() })))
+        Ok(Some(Arc::new(Self { k: slice.range.len(), whole, ..self.clone() })))
     }
 }

@@ -1,12 +1,9 @@
 //! The entries of one layer, found and checked.
 
-use super::{afq, eight_bit, hqq, Entries, Entry, REMEDY};
-use crate::checkpoint::mapped::StoredTensor;
-use crate::checkpoint::names::{module_of, tensor_of};
-use crate::checkpoint::{ggml, DenseTensor, Weight};
+use super::entries::{Entries, LayerEntry, REMEDY};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{module_of, tensor_of, Weight};
 use crate::{Error, Result};
-use candle_core::quantized::GgmlDType;
-use candle_core::DType;
 use safetensors::Dtype;
 use std::path::Path;
 
@@ -39,13 +36,14 @@ pub(super) fn key_of(name: &str) -> Option<&str> {
 }
 
 /// The families, by the number in `weight.format`.
-const FAMILIES: [&str; 7] = ["GGML", "Unquant", "HQQ", "FP8", "AFQ", "F8Q8", "MXFP4"];
+pub(super) const FAMILIES: [&str; 7] = ["GGML", "Unquant", "HQQ", "FP8", "AFQ", "F8Q8", "MXFP4"];
 
 /// One layer.
 pub(super) struct Layer<'a> {
     pub key: &'a str,
     entries: &'a Entries,
-    format: Option<u8>,
+    /// The number of its family.
+    pub format: Option<u8>,
 }
 
 /// A weight, and, if it is decoded though it is quantized, why.
@@ -60,65 +58,6 @@ impl<'a> Layer<'a> {
         }
         let format = Some(layer.u8("weight.format")?);
         Ok(Self { format, ..layer })
-    }
-
-    pub(super) fn weight(&self) -> Result<WeightAndWhy> {
-        match self.format {
-            Some(0) => self.ggml(),
-            Some(1) => {
-                let weight = self.part("weight", &[Dtype::F32, Dtype::F16, Dtype::BF16])?;
-                self.check_rank("weight", weight.dims(), true)?;
-                Ok((Weight::Dense(DenseTensor::new(&self.weight_name(), weight)?), None))
-            }
-            Some(2) => hqq::weight(self),
-            Some(3) => eight_bit::fp8(self),
-            Some(4) => afq::afq(self),
-            Some(5) => eight_bit::f8q8(self),
-            Some(6) => afq::mxfp4(self),
-            format => {
-                let found = format.map_or("none".into(), |format| format.to_string());
-                Err(self.wrong("weight.format", format!("0 to 6 ({})", FAMILIES.join(", ")), found))
-            }
-        }
-    }
-
-    /// The additive bias of the layer, whose weight has shape `dims`.
-    pub(super) fn bias(&self, dims: &[usize]) -> Result<Option<DenseTensor>> {
-        if self.entry("bias").is_none() {
-            return Ok(None);
-        }
-        let bias = self.part("bias", &[Dtype::F32, Dtype::F16, Dtype::BF16, Dtype::F8_E4M3])?;
-        let (_, rows) = dims.split_last().unwrap_or((&0, &[]));
-        if bias.dims() != rows {
-            return Err(self.wrong("bias", format!("shape {rows:?}"), format!("{:?}", bias.dims())));
-        }
-        let name = tensor_of(self.key, "bias");
-        match bias.dtype() {
-            Dtype::F8_E4M3 => {
-                let source = eight_bit::E4m3Numbers { codes: bias.clone(), scale: 1.0 };
-                Ok(Some(DenseTensor::decoded(&name, DType::F32, rows.to_vec(), source)))
-            }
-            _ => DenseTensor::new(&name, bias).map(Some),
-        }
-    }
-
-    fn ggml(&self) -> Result<WeightAndWhy> {
-        let id = self.u32("weight.dtype")?;
-        let dtype = ggml::dtype_of(id).ok_or_else(|| {
-            self.wrong("weight.dtype", "the number of a GGML type (0 to 3, 6 to 15, 30)", id.to_string())
-        })?;
-        let dims = self.shape(true)?;
-        let blocks = self.part("weight", &[Dtype::U8])?;
-        let weight = ggml::weight(self.key, &self.weight_name(), dtype, dims.clone(), blocks)?;
-        let weight = weight.ok_or_else(|| {
-            let expected = match ggml::size_in_bytes(dtype, &dims) {
-                Some(size) => format!("{size} bytes for {dtype:?} {dims:?}"),
-                None => format!("rows of whole blocks of {} for {dtype:?}", dtype.block_size()),
-            };
-            self.wrong("weight", expected, format!("{} bytes, shape {dims:?}", blocks.size_in_bytes()))
-        })?;
-        let decoded = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
-        Ok((weight, decoded.then_some(ggml::DECODED)))
     }
 
     pub(super) fn weight_name(&self) -> String {
@@ -151,7 +90,7 @@ impl<'a> Layer<'a> {
     }
 
     fn scalar<const N: usize>(&self, suffix: &str, dtype: Dtype) -> Result<[u8; N]> {
-        let Entry { tensor, value } = self.required(suffix)?;
+        let LayerEntry { tensor, value } = self.required(suffix)?;
         match value.as_slice().try_into() {
             Ok(bytes) if tensor.dtype() == dtype && tensor.dims().is_empty() => Ok(bytes),
             _ => Err(self.wrong(
@@ -165,7 +104,7 @@ impl<'a> Layer<'a> {
     /// The logical shape where it is an entry of its own: `[N, K]`, or with `stack` perhaps `[E, N, K]`.
     pub(super) fn shape(&self, stack: bool) -> Result<Vec<usize>> {
         let suffix = "weight.shape";
-        let Entry { tensor, value } = self.required(suffix)?;
+        let LayerEntry { tensor, value } = self.required(suffix)?;
         let (Dtype::U32, &[rank]) = (tensor.dtype(), tensor.dims()) else {
             let found = format!("{:?} {:?}", tensor.dtype(), tensor.dims());
             return Err(self.wrong(suffix, "the shape, U32 of shape [2] or [3]", found));
@@ -192,7 +131,7 @@ impl<'a> Layer<'a> {
         Err(self.wrong(suffix, expected, format!("{dims:?}")))
     }
 
-    fn required(&self, suffix: &str) -> Result<&'a Entry> {
+    fn required(&self, suffix: &str) -> Result<&'a LayerEntry> {
         self.entry(suffix).ok_or_else(|| self.wrong(suffix, "this entry", "none"))
     }
 
@@ -200,7 +139,7 @@ impl<'a> Layer<'a> {
         self.entry(suffix).is_some()
     }
 
-    fn entry(&self, suffix: &str) -> Option<&'a Entry> {
+    pub(super) fn entry(&self, suffix: &str) -> Option<&'a LayerEntry> {
         self.entries.get(&tensor_of(self.key, suffix))
     }
 

@@ -40,21 +40,23 @@
 
 mod afq;
 mod eight_bit;
+mod entries;
+mod families;
 mod files;
 mod hqq;
 mod layer;
 mod report;
 mod version;
 
-use super::container::{check_in_features, Companions, Container, Opened};
-use super::mapped::{self, StoredTensor, Values};
-use super::names::tensor_of;
-use super::shards::Tensors;
-use super::warnings::Warnings;
-use super::{CheckpointKind, DenseTensor, Weight};
+use super::container::{check_in_features, Container, Opened};
+use super::file::{self, StoredTensor, Warnings};
+use super::kind::CheckpointKind;
+use super::sidecar::SidecarFiles;
+use super::weight::{tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
+use entries::{merge, twice, Entries, Shard, REMEDY};
 use layer::Layer;
-use std::collections::btree_map::Entry as MapEntry;
+use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
@@ -62,26 +64,6 @@ pub(super) use files::{find, Files};
 pub(super) use version::is_versioned;
 
 const RESIDUAL: &str = "residual.safetensors";
-
-const REMEDY: &str = "the file is damaged or not of mistral.rs: fetch or write it again";
-
-/// Larger entries are not read while opening. Shapes have at most three numbers of 4 bytes.
-const MAX_VALUE_BYTES: usize = 12;
-
-/// One of the files of a model.
-struct Shard {
-    path: PathBuf,
-    tensors: Tensors,
-    values: Values,
-}
-
-/// A tensor of a shard, with its bytes if they are few.
-struct Entry {
-    tensor: StoredTensor,
-    value: Vec<u8>,
-}
-
-type Entries = BTreeMap<String, Entry>;
 
 struct UqffCheckpoint {
     tensors: BTreeMap<String, Tensor>,
@@ -101,56 +83,19 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
     let mut tensors = layers(&merge(shards)?, warnings)?;
     let residual = files.dir.join(RESIDUAL);
     if residual.is_file() {
-        for (name, tensor) in mapped::open(&residual)? {
+        for (name, tensor) in file::open(&residual)? {
             match tensors.entry(name) {
-                MapEntry::Vacant(vacant) => vacant.insert(Tensor::Residual(tensor)),
-                MapEntry::Occupied(taken) => {
+                Entry::Vacant(vacant) => vacant.insert(Tensor::Residual(tensor)),
+                Entry::Occupied(taken) => {
                     return Err(twice(taken.key(), taken.get().path(), &residual));
                 }
             };
         }
     }
-    let companions = Companions::Directory(files.dir);
-    let config = companions.config()?;
+    let sidecars = SidecarFiles::Directory(files.dir);
+    let config = sidecars.config()?;
     let container = Box::new(UqffCheckpoint { tensors });
-    Ok(Opened { kind: CheckpointKind::Uqff, config, companions, digests: Vec::new(), container })
-}
-
-impl Shard {
-    fn open(path: PathBuf) -> Result<Self> {
-        let (tensors, values) = mapped::open_with_values(&path, MAX_VALUE_BYTES)?;
-        Ok(Self { path, tensors, values })
-    }
-}
-
-/// All entries but those of the version.
-fn merge(shards: Vec<Shard>) -> Result<Entries> {
-    let mut entries = Entries::new();
-    for Shard { path, tensors, mut values } in shards {
-        for (name, tensor) in tensors {
-            if version::is_part(&name) {
-                continue;
-            }
-            let value = values.remove(&name).unwrap_or_default();
-            match entries.entry(name) {
-                MapEntry::Vacant(vacant) => vacant.insert(Entry { tensor, value }),
-                MapEntry::Occupied(taken) => {
-                    return Err(twice(taken.key(), taken.get().tensor.path(), &path));
-                }
-            };
-        }
-    }
-    Ok(entries)
-}
-
-fn twice(name: &str, first: &Path, second: &Path) -> Error {
-    Error::tensor(
-        second,
-        name,
-        "each entry in one file",
-        format!("the same entry in {}", first.display()),
-        "remove the file that does not belong to this model",
-    )
+    Ok(Opened { kind: CheckpointKind::Uqff, config, sidecars, digests: Vec::new(), container })
 }
 
 /// The weights and biases of all layers.
@@ -160,8 +105,8 @@ fn layers(entries: &Entries, warnings: &Warnings) -> Result<BTreeMap<String, Ten
     let mut decoded: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for key in keys {
         let layer = Layer::find(entries, key)?;
-        let (weight, why_decoded) = layer.weight()?;
-        if let Some(bias) = layer.bias(weight.dims())? {
+        let (weight, why_decoded) = families::weight(&layer)?;
+        if let Some(bias) = families::bias(&layer, weight.dims())? {
             let path = layer.file_of("bias").to_owned();
             tensors.insert(tensor_of(key, "bias"), Tensor::Layer(Weight::Dense(bias), path));
         }

@@ -1,6 +1,6 @@
 //! `uqff_report.json`: which shards make the model of a directory.
 
-use crate::checkpoint::shards::{is_plain_file_name, read_json};
+use crate::checkpoint::file::{is_plain_file_name, read_json};
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeSet;

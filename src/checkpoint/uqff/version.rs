@@ -1,13 +1,10 @@
 //! The version of a UQFF model: three numbers, in at least one shard, in others again or not at all.
 
-use super::{Shard, REMEDY};
-use crate::checkpoint::shards::Tensors;
+use super::entries::{Shard, REMEDY, VERSION};
+use crate::checkpoint::file::Tensors;
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::path::Path;
-
-/// The entries of the version, and what they are called.
-const PARTS: [&str; 3] = ["uqff.version.major", "uqff.version.minor", "uqff.version.patch"];
 
 const MAJOR: u32 = 1;
 
@@ -18,12 +15,7 @@ const REGENERATE: &str = "write it again with mistral.rs 0.8.4 or later (`mistra
 
 /// Whether these are the tensors of a UQFF file, by its version.
 pub(in crate::checkpoint) fn is_versioned(tensors: &Tensors) -> bool {
-    PARTS.iter().all(|part| tensors.contains_key(*part))
-}
-
-/// Whether an entry is a part of the version.
-pub(super) fn is_part(name: &str) -> bool {
-    PARTS.contains(&name)
+    VERSION.iter().all(|part| tensors.contains_key(*part))
 }
 
 /// Checks that the shards are of one version, which is understood.
@@ -56,11 +48,11 @@ pub(super) fn check(shards: &[Shard]) -> Result<()> {
 
 /// The version in one shard, if there is one.
 fn of(shard: &Shard) -> Result<Option<[u32; 3]>> {
-    if !PARTS.iter().any(|part| shard.tensors.contains_key(*part)) {
+    if !VERSION.iter().any(|part| shard.tensors.contains_key(*part)) {
         return Ok(None);
     }
     let mut version = [0; 3];
-    for (part, number) in PARTS.into_iter().zip(&mut version) {
+    for (part, number) in VERSION.into_iter().zip(&mut version) {
         let wrong = |found: String| {
             Error::tensor(&shard.path, part, "a version number, U32 of shape []", found, REMEDY)
         };
@@ -99,7 +91,7 @@ fn missing(first: &Shard, shards: &[Shard]) -> Error {
         let problem = "UQFF of a version before 1.0, whose layers have numbers and no names";
         return Error::file(&first.path, problem, format!("regenerate it: {REGENERATE}"));
     }
-    let [major, ..] = PARTS;
+    let [major, ..] = VERSION;
     Error::tensor(&first.path, major, "the version of the format, in this or another shard", "none", REMEDY)
 }
 

@@ -2,8 +2,9 @@
 
 use super::{ExpertStack, Experts, ExpertsConfig, Gating, Weights};
 use crate::checkpoint::Weight;
+use crate::distributed::partition::whole_units;
+use crate::nn::expert_split::ExpertShare;
 use crate::nn::{LayerWeight, VarBuilder};
-use crate::parallel::{whole_units, ExpertShare};
 use crate::Error;
 use candle_core::{IndexOp, Tensor};
 use std::ops::Range;

@@ -2,13 +2,13 @@
 
 use super::progress::Progress;
 use super::{check_writable, code, Options, BAD_INPUT, IO};
-use candle_quant::convert::{Alternatives, Options as Conversion, Recipe, Sensitivities, Spec};
+use candle_quant::convert::{BitAllocation, ConvertOptions, Recipe, Sensitivities, Spec};
 use candle_quant::{Checkpoint, Error};
 
 /// What weights may become.
 pub fn candidates(options: &Options) -> Vec<Spec> {
     match options.candidates.as_slice() {
-        [] => Alternatives::candidates(options.to.target()),
+        [] => BitAllocation::candidates(options.to.target()),
         given => given.to_vec(),
     }
 }
@@ -17,7 +17,7 @@ pub fn candidates(options: &Options) -> Vec<Spec> {
 pub fn choose(
     options: &Options,
     source: &Checkpoint,
-    conversion: &Conversion,
+    conversion: &ConvertOptions,
     bits_per_weight: f64,
 ) -> Result<Recipe, (anyhow::Error, u8)> {
     let bad_input = |error: Error| (error.into(), BAD_INPUT);
@@ -25,7 +25,7 @@ pub fn choose(
         let code = code(&error);
         (error.into(), code)
     };
-    let alternatives = Alternatives::new(source, conversion, &candidates(options)).map_err(bad_input)?;
+    let allocation = BitAllocation::new(source, conversion, &candidates(options)).map_err(bad_input)?;
     let known = options.sensitivities.as_ref().map(Sensitivities::read).transpose().map_err(in_file)?;
     let sensitivities = match known.flatten() {
         Some(known) => known,
@@ -33,8 +33,8 @@ pub fn choose(
             if let Some(path) = &options.sensitivities {
                 check_writable(path).map_err(|error| (error, IO))?;
             }
-            let progress = Progress::new(alternatives.work(), options.quiet, options.json_progress);
-            let measured = alternatives.measure(&|event| progress.tell(&event));
+            let progress = Progress::new(allocation.work(), options.quiet, options.json_progress);
+            let measured = allocation.measure(&|event| progress.tell(&event));
             progress.finish();
             let measured = measured.map_err(bad_input)?;
             if let Some(path) = &options.sensitivities {
@@ -43,5 +43,5 @@ pub fn choose(
             measured
         }
     };
-    alternatives.recipe(&sensitivities, bits_per_weight).map_err(bad_input)
+    allocation.recipe(&sensitivities, bits_per_weight).map_err(bad_input)
 }

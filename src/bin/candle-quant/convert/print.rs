@@ -1,6 +1,6 @@
 //! Plans and reports, for people and as JSON.
 
-use candle_quant::convert::{Plan, Report, Spec};
+use candle_quant::convert::{ConvertPlan, ConvertReport, Spec};
 use serde_json::{json, Value};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -10,7 +10,7 @@ use std::path::Path;
 /// Tensors that are shown of a report.
 const WORST: usize = 10;
 
-pub fn plan(out: &mut impl Write, plan: &Plan, available: Option<u64>) -> io::Result<()> {
+pub fn plan(out: &mut impl Write, plan: &ConvertPlan, available: Option<u64>) -> io::Result<()> {
     for tensor in plan.tensors() {
         let note = tensor.fallback.as_ref().map_or_else(String::new, |reason| format!("  [{reason}]"));
         writeln!(
@@ -37,7 +37,7 @@ pub fn plan(out: &mut impl Write, plan: &Plan, available: Option<u64>) -> io::Re
     Ok(())
 }
 
-fn summary(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
+fn summary(out: &mut impl Write, plan: &ConvertPlan) -> io::Result<()> {
     let (from, to) = (plan.source_bytes(), plan.bytes());
     let share = if from == 0 { 100. } else { to as f64 * 100. / from as f64 };
     let tensors = plan.tensors().count();
@@ -56,7 +56,7 @@ fn summary(out: &mut impl Write, plan: &Plan) -> io::Result<()> {
 }
 
 /// How many tensors fall back, by what they become and why.
-fn fallbacks(plan: &Plan) -> BTreeMap<String, usize> {
+fn fallbacks(plan: &ConvertPlan) -> BTreeMap<String, usize> {
     let mut counts = BTreeMap::new();
     for tensor in plan.tensors() {
         if let Some(reason) = &tensor.fallback {
@@ -66,7 +66,7 @@ fn fallbacks(plan: &Plan) -> BTreeMap<String, usize> {
     counts
 }
 
-pub fn plan_json(plan: &Plan, available: Option<u64>) -> Value {
+pub fn plan_json(plan: &ConvertPlan, available: Option<u64>) -> Value {
     let files = plan.files().map(|(file, bytes)| json!({"file": file, "bytes": bytes}));
     json!({
         "tensors": plan.tensors().collect::<Vec<_>>(),
@@ -82,7 +82,12 @@ pub fn plan_json(plan: &Plan, available: Option<u64>) -> Value {
     })
 }
 
-pub fn report(out: &mut impl Write, plan: &Plan, report: &Report, path: &Path) -> io::Result<()> {
+pub fn report(
+    out: &mut impl Write,
+    plan: &ConvertPlan,
+    report: &ConvertReport,
+    path: &Path,
+) -> io::Result<()> {
     if !report.tensors.is_empty() {
         writeln!(
             out,
@@ -120,7 +125,7 @@ pub fn report(out: &mut impl Write, plan: &Plan, report: &Report, path: &Path) -
     writeln!(out, "{}", path.display())
 }
 
-pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Result<()> {
+pub fn comparison(out: &mut impl Write, reports: &[(Spec, ConvertReport)]) -> io::Result<()> {
     writeln!(out, "{:>14} {:>12} {:>9} {:>9} {:>9}  worst", "format", "size", "bits", "median", "largest")?;
     for (format, report) in reports {
         let error = |index: usize| report.tensors.get(index).map_or(0., |tensor| tensor.relative_rms);
@@ -138,7 +143,7 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, Report)]) -> io::Resul
     Ok(())
 }
 
-pub fn comparison_json(reports: &[(Spec, Report)]) -> Value {
+pub fn comparison_json(reports: &[(Spec, ConvertReport)]) -> Value {
     reports.iter().map(|(format, report)| json!({"format": format.to_string(), "report": report})).collect()
 }
 

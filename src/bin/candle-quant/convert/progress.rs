@@ -1,6 +1,6 @@
 //! What is told while a conversion runs: a bar on a terminal, else a line every few seconds, or lines of JSON.
 
-use candle_quant::convert::Event;
+use candle_quant::convert::ConvertEvent;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::{self, IsTerminal, Write};
@@ -56,20 +56,20 @@ impl Progress {
         Self { way, state: Mutex::new(state), bytes, tensors }
     }
 
-    pub fn tell(&self, event: &Event) {
+    pub fn tell(&self, event: &ConvertEvent) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let name = match *event {
-            Event::Skipped { bytes, tensors } => {
+            ConvertEvent::Skipped { bytes, tensors } => {
                 state.done += bytes;
                 state.finished += tensors;
                 ""
             }
-            Event::Advanced { tensor, bytes } => {
+            ConvertEvent::Advanced { tensor, bytes } => {
                 state.done += bytes;
                 state.done_now += bytes;
                 tensor
             }
-            Event::Finished { tensor } => {
+            ConvertEvent::Finished { tensor } => {
                 state.finished += 1;
                 tensor
             }

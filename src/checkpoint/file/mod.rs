@@ -1,0 +1,23 @@
+//! Mechanics of files: mapped bytes, headers of safetensors files, shards, parts of tensors, JSON. What the bytes
+//! mean is not known here.
+
+mod digest;
+mod header;
+mod json;
+mod mapped;
+mod open;
+#[cfg(test)]
+pub(crate) mod reads;
+mod section;
+mod shards;
+mod stored;
+mod warnings;
+
+pub use digest::Digest;
+pub(super) use header::{Metadata, TensorInfo};
+pub(crate) use json::masked;
+pub(super) use mapped::{open_file, MappedFile};
+pub(super) use open::{open, open_with_metadata, open_with_values, Values};
+pub(super) use shards::{is_plain_file_name, open_directory, read_json, Tensors};
+pub(super) use stored::{candle_dtype, StoredTensor};
+pub(super) use warnings::Warnings;

@@ -1,0 +1,69 @@
+//! The files that lie beside the weights: config, tokenizer and the like.
+
+use super::file::read_json;
+use crate::{Error, Result};
+use serde_json::Value;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+/// Where the files that belong to the weights are: config, tokenizer and the like.
+#[derive(Debug)]
+pub(crate) enum SidecarFiles {
+    /// In a directory, under their names.
+    Directory(PathBuf),
+    /// In files of other names.
+    Files(BTreeMap<String, PathBuf>),
+}
+
+impl SidecarFiles {
+    /// All of them by name; of a directory every file in it.
+    pub(crate) fn all(&self) -> Result<BTreeMap<String, PathBuf>> {
+        let dir = match self {
+            Self::Files(files) => return Ok(files.clone()),
+            Self::Directory(dir) if dir.as_os_str().is_empty() => Path::new("."),
+            Self::Directory(dir) => dir,
+        };
+        let failed = |error| Error::Io { path: dir.to_owned(), error };
+        let mut files = BTreeMap::new();
+        for entry in std::fs::read_dir(dir).map_err(failed)? {
+            let entry = entry.map_err(failed)?;
+            // Asked of the path, not of the entry: files of the Hugging Face cache are links.
+            if let (Ok(name), true) = (entry.file_name().into_string(), entry.path().is_file()) {
+                files.insert(name, entry.path());
+            }
+        }
+        Ok(files)
+    }
+
+    /// Where the file called `name` is, if there is one.
+    pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
+        match self {
+            Self::Directory(dir) => Some(dir.join(name)).filter(|path| path.is_file()),
+            Self::Files(files) => files.get(name).cloned(),
+        }
+    }
+
+    /// The content of the JSON file called `name`; `None` if there is none.
+    pub(super) fn json(&self, name: &str) -> Result<Option<Value>> {
+        match self.path(name) {
+            Some(path) => read_json(&path),
+            None => Ok(None),
+        }
+    }
+
+    /// `config.json`; null if there is none.
+    ///
+    /// # Errors
+    /// If it is not a JSON object.
+    pub(super) fn config(&self) -> Result<Value> {
+        let config = self.json("config.json")?.unwrap_or_default();
+        match (&config, self.path("config.json")) {
+            (Value::Object(_) | Value::Null, _) | (_, None) => Ok(config),
+            (_, Some(path)) => Err(Error::File {
+                path,
+                problem: "not a JSON object".into(),
+                remedy: "fetch it again".into(),
+            }),
+        }
+    }
+}

@@ -1,0 +1,3 @@
+//! Tests that look at which bytes of files are read.
+
+mod slices;

@@ -1,0 +1,232 @@
+//! Tests: parts of every weight of every fixture have the bits of the whole's parts, and nothing else is read.
+
+use crate::checkpoint::ollama::usual_in_features;
+use crate::checkpoint::{reads, Checkpoint, Weight};
+use candle_core::{DType, Device, Tensor};
+use std::ops::Range;
+use std::path::{Path, PathBuf};
+
+/// All checkpoints below a folder of fixtures.
+fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+    let mut entries: Vec<_> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
+    entries.sort();
+    let found = entries.into_iter().filter_map(|path| Some((path.clone(), Checkpoint::open(&path).ok()?)));
+    found.collect()
+}
+
+/// Manifests of a store.
+fn manifests(folder: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
+    let below = |path: PathBuf| if path.is_dir() { manifests(&path) } else { vec![path] };
+    entries.flat_map(below).collect()
+}
+
+/// The bits of all that a weight is made of in memory.
+fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>> {
+    let device = &Device::Cpu;
+    let bytes = |tensor: &Tensor| {
+        let flat = tensor.flatten_all().unwrap();
+        let mut file = Vec::new();
+        flat.write_bytes(&mut file).unwrap();
+        file
+    };
+    let narrowed = |tensor: Tensor| match &cut {
+        Some((dim, range)) => tensor.narrow(*dim, range.start, range.len()).unwrap(),
+        None => tensor,
+    };
+    match weight {
+        Weight::Packed(packed) => {
+            let mut tensor = packed.load(device).unwrap();
+            if let Some((dim, range)) = &cut {
+                tensor = tensor.narrow(*dim, range.start, range.len()).unwrap();
+            }
+            let parts =
+                [Some(tensor.packed()), Some(tensor.scales()), tensor.biases(), tensor.global_scale()];
+            parts.into_iter().flatten().map(bytes).collect()
+        }
+        Weight::Ggml(blocks) => {
+            vec![bytes(&narrowed(blocks.load(device).unwrap().dequantize(device).unwrap()))]
+        }
+        Weight::Dense(dense) => vec![bytes(&narrowed(dense.load(dense.dtype(), device).unwrap()))],
+    }
+}
+
+/// Three or fewer ranges, cut at multiples of `unit`.
+fn ranges(len: usize, unit: usize) -> Vec<Range<usize>> {
+    let units = len / unit;
+    let cuts = [0, units.div_ceil(4), units.div_ceil(3).max(2).min(units), units].map(|cut| cut * unit);
+    let ranges = cuts.windows(2).map(|pair| pair[0]..pair[1]);
+    ranges.filter(|range| !range.is_empty()).collect()
+}
+
+/// Bytes read since the last call, and whether any of them twice.
+fn read() -> (usize, bool) {
+    let mut reads = reads::take();
+    reads.sort_by(|(path, range), (other, after)| (path, range.start).cmp(&(other, after.start)));
+    let overlap =
+        |pair: &[(PathBuf, Range<usize>)]| pair[0].0 == pair[1].0 && pair[0].1.end > pair[1].1.start;
+    (reads.iter().map(|(_, range)| range.len()).sum(), reads.windows(2).any(overlap))
+}
+
+/// What is read more than once when a weight is read in parts.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum Shared {
+    /// Scales for all rows or all of K.
+    Scales,
+    /// Everything: there are no parts in the file.
+    All,
+}
+
+/// Loads a weight in parts along each dimension; returns what was shared.
+fn check(name: &str, weight: &Weight) -> Option<Shared> {
+    let mut shared = None;
+    let dims = weight.dims().to_vec();
+    for (dim, &len) in dims.iter().enumerate() {
+        let unit = if dim + 1 == dims.len() { weight.unit() } else { 1 };
+        let ranges = ranges(len, unit);
+        reads::take();
+        let mut total = 0;
+        for range in &ranges {
+            let part = weight.narrow(dim, range.clone()).unwrap();
+            assert_eq!(part.dims()[dim], range.len(), "{name} {dim} {range:?}");
+            assert_eq!(part.unit(), weight.unit(), "{name}");
+            let before: usize = reads::take().iter().map(|(_, range)| range.len()).sum();
+            assert_eq!(before, 0, "{name}: read before it was asked for");
+            let of_part = bits(&part, None);
+            let (count, twice) = read();
+            assert!(!twice, "{name} {dim} {range:?}: bytes were read twice");
+            // PerTensorFp8 counts the scale that was read while opening.
+            assert!(part.size_in_bytes() - count <= 4, "{name} {dim} {range:?}: {count} of {part:?}");
+            total += count;
+            assert!(of_part == bits(weight, Some((dim, range.clone()))), "{name} {dim} {range:?}");
+            reads::take();
+
+            // And the half of the part.
+            let half = range.len() / 2 / unit * unit;
+            if half > 0 {
+                let whole = bits(weight, Some((dim, range.start..range.start + half)));
+                assert!(
+                    bits(&part.narrow(dim, 0..half).unwrap(), None) == whole,
+                    "{name} {dim} {range:?} half"
+                );
+            }
+            if let (0, Some(&k)) = (dim, dims.get(1)) {
+                let last = k - weight.unit().min(k)..k;
+                let corner = part.narrow(1, last.clone()).unwrap();
+                assert!(
+                    bits(&corner, None) == bits(&part, Some((1, last))),
+                    "{name} {range:?}: last columns of some rows"
+                );
+            }
+            reads::take();
+        }
+        let whole = weight.size_in_bytes();
+        let of_this_dim = match total {
+            total if total <= whole => None,
+            total if total == ranges.len() * whole => Some(Shared::All),
+            _ => Some(Shared::Scales),
+        };
+        if of_this_dim.is_some() {
+            shared = of_this_dim;
+        }
+    }
+    shared
+}
+
+/// Checks every weight of a checkpoint; returns the names of those that shared something.
+fn check_all(path: &Path, checkpoint: &Checkpoint) -> (usize, Vec<(String, Shared)>) {
+    let k = |name: &str| {
+        let module = name.strip_suffix(".weight").unwrap_or(name);
+        usual_in_features(checkpoint.config(), module)
+    };
+    let mut count = 0;
+    let mut shared = Vec::new();
+    for name in checkpoint.tensor_names() {
+        let Ok(weight) = checkpoint.tensor(name, k(name)) else { continue };
+        count += 1;
+        shared.extend(check(&format!("{} {name}", path.display()), &weight).map(|of| (name.to_owned(), of)));
+    }
+    (count, shared)
+}
+
+#[test]
+fn mlx_weights() {
+    for (path, checkpoint) in checkpoints("mlx") {
+        let (count, shared) = check_all(&path, &checkpoint);
+        assert!(count >= 10, "{}", path.display());
+        // The global scale of a matrix serves all its parts.
+        let global = |(_, of): &(String, Shared)| {
+            *of == Shared::Scales && path.ends_with("qwen3moe-nvfp4-global_scale")
+        };
+        assert!(shared.iter().all(global), "{}", path.display());
+    }
+}
+
+#[test]
+fn weights_of_other_tools() {
+    let mut names = Vec::new();
+    for (path, checkpoint) in checkpoints("hf") {
+        names.push(path.file_name().unwrap().to_string_lossy().into_owned());
+        let (count, shared) = check_all(&path, &checkpoint);
+        assert!(count >= 5, "{}", path.display());
+        let all: Vec<_> = shared.iter().filter(|(_, of)| *of == Shared::All).collect();
+        assert!(all.is_empty(), "{}: {}", path.display(), all.len());
+        // Global scales; scales of tiles that a cut goes through; AWQ's words of eight rows.
+        let shares = ["awq", "nvfp4", "fp8"].iter().any(|kind| names[names.len() - 1].contains(kind));
+        assert!(shares || shared.is_empty(), "{}: {}", path.display(), shared[0].0);
+    }
+    assert_eq!(names.len(), 8, "{names:?}");
+}
+
+#[test]
+fn uqff_weights() {
+    let mut opened = 0;
+    for (path, checkpoint) in checkpoints("uqff") {
+        opened += 1;
+        for (name, of) in check_all(&path, &checkpoint).1 {
+            let format = checkpoint.tensor(&name, None).unwrap().format_name();
+            // Decoded: groups of HQQ, whose scales are those of several rows, and blocks of F8Q8 across rows.
+            let expected = if path.ends_with("hqq4") { Shared::Scales } else { Shared::All };
+            assert!(of == expected && format == "F32", "{} {name}: {format} {of:?}", path.display());
+        }
+    }
+    assert!(opened >= 12, "{opened}");
+}
+
+#[test]
+fn slm1_and_ollama_weights() {
+    for (path, checkpoint) in checkpoints("slm1") {
+        let (count, shared) = check_all(&path, &checkpoint);
+        assert!(count >= 10, "{}", path.display());
+        // Of q8_0 each row has one scale, for all of K.
+        let of_rows = |(_, of): &(String, Shared)| *of == Shared::Scales && path.ends_with("q8_0.slm");
+        assert!(shared.iter().all(of_rows), "{}", path.display());
+    }
+    for store in ["current", "v0.15", "v0.16", "v0.21"] {
+        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ollama").join(store);
+        let mut opened = 0;
+        for path in manifests(&root.join("manifests")) {
+            let Ok(checkpoint) = Checkpoint::open(&path) else { continue };
+            opened += 1;
+            let (_, shared) = check_all(&path, &checkpoint);
+            assert!(shared.iter().all(|(_, of)| *of == Shared::Scales), "{}", path.display());
+        }
+        assert!(opened > 0, "{store}");
+    }
+}
+
+#[test]
+fn a_cut_through_a_group_is_refused() {
+    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mlx");
+    let checkpoint = Checkpoint::open(fixtures.join("qwen3-affine-b3-g64")).unwrap();
+    let weight = checkpoint.weight("model.layers.0.mlp.down_proj", Some(256)).unwrap();
+    let error = weight.narrow(1, 0..32).unwrap_err().to_string();
+    assert!(error.contains("mlp.down_proj") && error.contains("multiples of 64"), "{error}");
+    assert!(error.contains("0..32"), "{error}");
+    for (dim, range) in [(0, 0..0), (0, 100..129), (1, 192..320), (2, 0..1)] {
+        let error = weight.narrow(dim, range.clone()).unwrap_err().to_string();
+        assert!(error.contains("1 or more of") && error.contains(&format!("{range:?}")), "{error}");
+    }
+    assert_eq!(weight.decode(DType::F32, &Device::Cpu).unwrap().dims(), [128, 256]);
+}

@@ -1,0 +1,20 @@
+//! A tokenizer that lies in the same files as the weights. It is handed on as it is stored: whoever generates text
+//! builds it.
+
+use candle_core::quantized::gguf_file;
+use std::collections::HashMap;
+use std::path::PathBuf;
+
+/// What helps if it can't be built.
+pub(crate) const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
+
+/// A tokenizer as a checkpoint stores it.
+#[derive(Debug)]
+pub(crate) struct StoredTokenizer {
+    /// The file that it is in.
+    pub path: PathBuf,
+    /// The metadata of a GGUF file that describe it, checked: candle builds it from them.
+    pub metadata: HashMap<String, gguf_file::Value>,
+    /// Whether candle would put a space before the text that the tokenizer does not have.
+    pub without_prefix_space: bool,
+}

@@ -1,0 +1,96 @@
+//! Weights in blocks of a GGML type, which candle computes with.
+
+use super::slice::Slice;
+use crate::checkpoint::file::StoredTensor;
+use crate::{Error, Result};
+use candle_core::quantized::{GgmlDType, QStorage, QTensor};
+use candle_core::Device;
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// A weight in blocks of a GGML type, checked but not read. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct GgmlWeight {
+    name: String,
+    dtype: GgmlDType,
+    dims: Vec<usize>,
+    blocks: StoredTensor,
+}
+
+impl GgmlWeight {
+    /// A weight whose `blocks` are those of `dims`, row by row; the reader has checked that they are.
+    pub(in crate::checkpoint) fn new(
+        name: &str,
+        dtype: GgmlDType,
+        dims: Vec<usize>,
+        blocks: StoredTensor,
+    ) -> Self {
+        Self { name: name.to_owned(), dtype, dims, blocks }
+    }
+
+    pub(super) fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        let slice = Slice::new(&self.name, &self.dims, dim, range, self.unit())?;
+        let blocks = slice.of(&self.blocks, self.dtype.block_size(), self.dtype.type_size())?;
+        Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: slice.part_dims(), blocks })
+    }
+
+    /// Elements along K that lie together: candle's products take the blocks of some types in pairs.
+    pub(super) fn unit(&self) -> usize {
+        use GgmlDType::{Q4_1, Q5_0, Q5_1};
+        let (block, k) = (self.dtype.block_size(), self.dims.last().copied().unwrap_or(0));
+        let in_pairs = matches!(self.dtype, Q4_1 | Q5_0 | Q5_1) && k.is_multiple_of(2 * block);
+        if in_pairs {
+            2 * block
+        } else {
+            block
+        }
+    }
+
+    /// The module path, for example `model.layers.0.mlp.down_proj`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// The type of its blocks.
+    pub fn dtype(&self) -> GgmlDType {
+        self.dtype
+    }
+
+    /// The logical shape `[.., N, K]`.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Bytes in the file.
+    pub fn size_in_bytes(&self) -> usize {
+        self.blocks.size_in_bytes()
+    }
+
+    /// Copies the matrices of a stack `[E, N, K]` to `device`, each for itself.
+    ///
+    /// # Errors
+    /// As those of [`load`](GgmlWeight::load); if the weight is no stack.
+    pub fn load_matrices(&self, device: &Device) -> Result<Vec<QTensor>> {
+        let &[experts, n, k] = self.dims.as_slice() else {
+            return Err(Error::mismatch(&self.name, "a stack [E, N, K]", format!("{:?}", self.dims)));
+        };
+        let bytes_of_each = (self.blocks.size_in_bytes() / experts.max(1)).max(1);
+        self.blocks.with_aligned(|blocks| {
+            let load = |blocks| {
+                let storage = QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype)?;
+                Ok(QTensor::new(storage, (n, k))?)
+            };
+            blocks.chunks_exact(bytes_of_each).map(load).collect()
+        })?
+    }
+
+    /// Copies the blocks to `device`.
+    ///
+    /// # Errors
+    /// If the device refuses the memory or the type.
+    pub fn load(&self, device: &Device) -> Result<QTensor> {
+        let load = |blocks: &[u8]| QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype);
+        let storage = self.blocks.with_aligned(load)??;
+        Ok(QTensor::new(storage, self.dims.as_slice())?)
+    }
+}

@@ -1,0 +1,113 @@
+//! What the readers of checkpoints implement: a weight that lies in a file in some layout, packed or to be
+//! dequantized.
+
+use super::slice::Slice;
+use crate::checkpoint::file::StoredTensor;
+use crate::{QuantTensor, Result};
+use candle_core::{Device, Tensor};
+use safetensors::Dtype;
+use std::fmt;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A packed weight in the layout of some container, checked but not read.
+pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
+    /// Bytes of all its tensors in the file.
+    fn size_in_bytes(&self) -> usize;
+
+    /// Brings it to `device`, in the layout of this crate.
+    fn load(&self, device: &Device) -> Result<QuantTensor>;
+
+    /// Whether there is a multiplier of all scales that is not MLX's.
+    fn has_multiplier(&self) -> bool {
+        false
+    }
+
+    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout once they are
+    /// loaded. F32 scales of symmetric codes are read for it.
+    fn affine_scales(&self) -> Result<Option<Dtype>> {
+        Ok(None)
+    }
+
+    /// The tensors of the weight by their names in a module of an MLX checkpoint, with the bytes of the file and
+    /// MLX's dtypes and shapes; `None` if they lie otherwise in the file, or mean something else there.
+    fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
+        Ok(None)
+    }
+
+    /// Elements along K that lie together: no [`Slice`] separates them.
+    fn unit(&self) -> usize;
+
+    /// A part of the weight, of which no other bytes are read.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>>;
+}
+
+/// Numbers that are stored in a format in which nothing is computed.
+pub(in crate::checkpoint) trait Dequantize: fmt::Debug + Send + Sync {
+    /// Bytes in the file.
+    fn size_in_bytes(&self) -> usize;
+
+    /// The numbers, of the dtype and shape that were promised.
+    fn dequantize(&self, device: &Device) -> Result<Tensor>;
+
+    /// Elements along K that are best kept together.
+    fn unit(&self) -> usize;
+
+    /// A part, of which no other bytes are read; `None` if its bytes do not lie apart from others.
+    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>>;
+}
+
+/// A slice of a weight whose bytes do not lie apart from the rest: more is read, and cut in the memory of the host.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct SliceInMemory<T: ?Sized> {
+    pub whole: Arc<T>,
+    /// The shape of `whole`.
+    pub dims: Vec<usize>,
+    pub dim: usize,
+    pub range: Range<usize>,
+}
+
+impl Layout for SliceInMemory<dyn Layout> {
+    fn size_in_bytes(&self) -> usize {
+        self.whole.size_in_bytes()
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let whole = self.whole.load(&Device::Cpu)?;
+        whole.narrow(self.dim, self.range.start, self.range.len())?.to_device(device)
+    }
+
+    fn unit(&self) -> usize {
+        self.whole.unit()
+    }
+
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
+        if slice.dim == self.dim {
+            let range = self.range.start + slice.range.start..self.range.start + slice.range.end;
+            let whole = Arc::clone(&self.whole);
+            return Ok(Arc::new(Self { whole, dims: self.dims.clone(), dim: self.dim, range }));
+        }
+        let slice = Slice { dims: &self.dims, ..slice.clone() };
+        let whole = self.whole.narrow(&slice)?;
+        Ok(Arc::new(Self { whole, dims: slice.part_dims(), dim: self.dim, range: self.range.clone() }))
+    }
+}
+
+impl Dequantize for SliceInMemory<dyn Dequantize> {
+    fn size_in_bytes(&self) -> usize {
+        self.whole.size_in_bytes()
+    }
+
+    fn dequantize(&self, device: &Device) -> Result<Tensor> {
+        let whole = self.whole.dequantize(&Device::Cpu)?;
+        Ok(whole.narrow(self.dim, self.range.start, self.range.len())?.contiguous()?.to_device(device)?)
+    }
+
+    fn unit(&self) -> usize {
+        self.whole.unit()
+    }
+
+    fn narrow(&self, _: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        Ok(None)
+    }
+}

@@ -1,0 +1,26 @@
+//! Weights as they lie in files: format, byte ranges and logical shape. What is not asked for is not read.
+
+mod dense;
+mod ggml;
+pub(super) mod ggml_blocks;
+mod ggml_types;
+mod layout;
+mod names;
+mod packed;
+mod parts;
+mod row_order;
+mod slice;
+mod stored;
+
+pub use dense::DenseTensor;
+pub use ggml::GgmlWeight;
+pub use names::natural_order;
+pub(crate) use names::{module_of, tensor_of};
+pub use packed::PackedWeight;
+pub use stored::Weight;
+
+pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};
+pub(super) use layout::{Dequantize, Layout, SliceInMemory};
+pub(super) use parts::{exact_biases, GlobalScale, GlobalScaleMeaning, Parts};
+pub(super) use row_order::halves_of_pairs;
+pub(super) use slice::Slice;

@@ -1,0 +1,90 @@
+//! Quantized weights in a file.
+
+use super::dense::DenseTensor;
+use super::layout::Layout;
+use super::slice::Slice;
+use crate::checkpoint::file::StoredTensor;
+use crate::{QuantFormat, QuantTensor, Result};
+use candle_core::Device;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// A quantized weight, checked but not read. Cloning is cheap.
+#[derive(Clone, Debug)]
+pub struct PackedWeight {
+    name: String,
+    format: QuantFormat,
+    dims: Vec<usize>,
+    layout: Arc<dyn Layout>,
+}
+
+impl PackedWeight {
+    pub(in crate::checkpoint) fn new(
+        name: &str,
+        format: QuantFormat,
+        dims: Vec<usize>,
+        layout: impl Layout + 'static,
+    ) -> Self {
+        Self { name: name.to_owned(), format, dims, layout: Arc::new(layout) }
+    }
+
+    pub(super) fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        let slice = Slice::new(&self.name, &self.dims, dim, range, self.layout.unit())?;
+        let (dims, layout) = (slice.part_dims(), self.layout.narrow(&slice)?);
+        Ok(Self { name: self.name.clone(), format: self.format, dims, layout })
+    }
+
+    /// The module path, for example `model.layers.0.mlp.down_proj`.
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// How the weight is quantized.
+    pub fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    /// The logical shape `[.., N, K]`: leading dimensions (experts), out features, in features.
+    pub fn dims(&self) -> &[usize] {
+        &self.dims
+    }
+
+    /// Bytes of all its tensors in the file.
+    pub fn size_in_bytes(&self) -> usize {
+        self.layout.size_in_bytes()
+    }
+
+    /// Copies the packed bytes to `device`, brought into this crate's layout where the file has another one.
+    /// No code is decoded or rounded.
+    ///
+    /// # Errors
+    /// If a global scale is negative or not finite, or the device refuses the memory.
+    pub fn load(&self, device: &Device) -> Result<QuantTensor> {
+        self.layout.load(device)
+    }
+
+    /// Elements along K that lie together.
+    pub(super) fn unit(&self) -> usize {
+        self.layout.unit()
+    }
+
+    /// Whether there is a multiplier of all scales that is not MLX's.
+    pub(crate) fn has_multiplier(&self) -> bool {
+        self.layout.has_multiplier()
+    }
+
+    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout. F32 scales of
+    /// symmetric codes are read for it.
+    pub(crate) fn affine_scales(&self) -> Result<Option<safetensors::Dtype>> {
+        self.layout.affine_scales()
+    }
+
+    /// The tensors of the weight as a module of an MLX checkpoint has them, if the file has these bytes.
+    pub(crate) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
+        let Some(parts) = self.layout.as_mlx()? else {
+            return Ok(None);
+        };
+        let dense = |(part, stored): (_, StoredTensor)| Ok((part, DenseTensor::new(&self.name, &stored)?));
+        parts.into_iter().map(dense).collect::<Result<_>>().map(Some)
+    }
+}

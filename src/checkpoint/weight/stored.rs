@@ -1,0 +1,85 @@
+//! The weight of a module as a checkpoint stores it.
+
+use super::{dense::DenseTensor, ggml::GgmlWeight, packed::PackedWeight};
+use crate::Result;
+use candle_core::{DType, Device, Tensor};
+use std::ops::Range;
+
+/// The weight of a module, as the checkpoint holds it.
+#[derive(Clone, Debug)]
+pub enum Weight {
+    /// Quantized: packed words, scales and what else the format has.
+    Packed(PackedWeight),
+    /// Blocks of a GGML type, for candle's own quantized tensors.
+    Ggml(GgmlWeight),
+    /// Plain numbers.
+    Dense(DenseTensor),
+}
+
+impl Weight {
+    /// The logical shape: `[.., N, K]` if it is a matrix.
+    pub fn dims(&self) -> &[usize] {
+        match self {
+            Self::Packed(weight) => weight.dims(),
+            Self::Ggml(weight) => weight.dims(),
+            Self::Dense(tensor) => tensor.dims(),
+        }
+    }
+
+    /// Bytes of all its tensors in the file.
+    pub fn size_in_bytes(&self) -> usize {
+        match self {
+            Self::Packed(weight) => weight.size_in_bytes(),
+            Self::Ggml(weight) => weight.size_in_bytes(),
+            Self::Dense(tensor) => tensor.size_in_bytes(),
+        }
+    }
+
+    /// The name of its format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
+    pub fn format_name(&self) -> String {
+        match self {
+            Self::Packed(weight) => weight.format().to_string(),
+            Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
+            Self::Dense(tensor) => format!("{:?}", tensor.dtype()),
+        }
+    }
+
+    /// Elements along K that can't be separated by [`narrow`](Weight::narrow): those of a group or block, 1 in a
+    /// tensor of plain numbers.
+    pub fn unit(&self) -> usize {
+        match self {
+            Self::Packed(weight) => weight.unit(),
+            Self::Ggml(weight) => weight.unit(),
+            Self::Dense(tensor) => tensor.unit(),
+        }
+    }
+
+    /// Entries `range` along dimension `dim` of the logical shape `[.., N, K]`. Nothing is read; loading the part
+    /// reads no more than the bytes that make it, which [`size_in_bytes`](Weight::size_in_bytes) counts. Of the
+    /// few formats in which a part does not lie apart from the rest, more is counted and read.
+    ///
+    /// # Errors
+    /// If the range is empty, leaves the dimension, or along K cuts a [`unit`](Weight::unit) of a quantized weight.
+    pub fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
+        if self.dims().get(dim).is_some_and(|&size| range == (0..size)) {
+            return Ok(self.clone());
+        }
+        Ok(match self {
+            Self::Packed(weight) => Self::Packed(weight.narrow(dim, range)?),
+            Self::Ggml(weight) => Self::Ggml(weight.narrow(dim, range)?),
+            Self::Dense(tensor) => Self::Dense(tensor.narrow(dim, range)?),
+        })
+    }
+
+    /// The numbers it stands for, decoded if it is quantized.
+    ///
+    /// # Errors
+    /// As those of loading it; if the device can't decode or convert to `dtype`.
+    pub fn decode(&self, dtype: DType, device: &Device) -> Result<Tensor> {
+        match self {
+            Self::Packed(weight) => weight.load(device)?.dequantize(dtype),
+            Self::Ggml(weight) => Ok(weight.load(device)?.dequantize(device)?.to_dtype(dtype)?),
+            Self::Dense(tensor) => tensor.load(dtype, device),
+        }
+    }
+}

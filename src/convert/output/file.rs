@@ -1,0 +1,52 @@
+//! One file of weights of the output.
+
+use super::job::Job;
+use super::tensor::{lay_out, OutputTensor, Style};
+use serde_json::Value;
+use std::cmp::Ordering;
+
+/// What the metadata of a file says if codes and scales in it were searched for.
+const SEARCH: &str = "candle_quant.search";
+
+/// One file of weights of the output.
+#[derive(Clone, Debug)]
+pub(in crate::convert) struct OutputFile {
+    pub file: String,
+    /// What a manifest calls it, if there is one.
+    pub layer: String,
+    pub jobs: Vec<Job>,
+    /// Tensors of no job: what is known already.
+    pub others: Vec<OutputTensor>,
+    /// The beginning of the file.
+    pub header: Vec<u8>,
+    pub size: u64,
+}
+
+impl OutputFile {
+    /// A file whose tensors lie in this order; those that are equal in it as they come.
+    pub(in crate::convert) fn new(
+        file: String,
+        mut jobs: Vec<Job>,
+        mut others: Vec<OutputTensor>,
+        order: impl Fn(&OutputTensor, &OutputTensor) -> Ordering,
+        mut metadata: Option<Value>,
+        style: Style,
+    ) -> Self {
+        if let (Some(Value::Object(entries)), true) = (&mut metadata, jobs.iter().any(Job::is_searched)) {
+            entries.insert(SEARCH.into(), "squared error".into());
+        }
+        let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
+        let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();
+        outputs.sort_by(|a, b| order(a, b));
+        let (header, size) = lay_out(&mut outputs, metadata, style);
+        for job in &mut jobs {
+            job.planned.file.clone_from(&file);
+        }
+        Self { file, layer: String::new(), jobs, others, header, size }
+    }
+
+    /// All its tensors.
+    pub(in crate::convert) fn outputs(&self) -> impl Iterator<Item = &OutputTensor> {
+        self.jobs.iter().flat_map(|job| &job.outputs).chain(&self.others)
+    }
+}

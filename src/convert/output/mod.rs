@@ -1,0 +1,13 @@
+//! What is written, as data: jobs, their sources and tensors, and the files that these lie in. Plans are made of it,
+//! targets arrange it, and runs carry it out.
+
+mod file;
+mod job;
+mod source;
+mod tensor;
+
+pub(super) use file::OutputFile;
+pub use job::TensorPlan;
+pub(super) use job::{Job, Packing, Work, WIDE_MXFP4};
+pub(super) use source::{SourcePart, SourceTensor};
+pub(super) use tensor::{file_dtype, OutputTensor, Style};

@@ -1,0 +1,12 @@
+//! Plans: what becomes of every tensor of a checkpoint, decided from headers alone.
+
+mod config;
+mod experts;
+mod jobs;
+#[allow(clippy::module_inception)]
+mod plan;
+mod planner;
+mod saved;
+
+pub use plan::ConvertPlan;
+pub(super) use plan::{bits_per_weight, elements};

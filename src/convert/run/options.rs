@@ -1,0 +1,14 @@
+//! How a plan is carried out.
+
+/// How a plan is carried out.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct RunOptions {
+    /// Take up an interrupted conversion with the same plan.
+    pub resume: bool,
+    /// Replace an output of an earlier conversion. It stays until the new one is complete.
+    pub overwrite: bool,
+    /// Accept NaN and infinities. In packed tensors they become zero.
+    pub allow_nonfinite: bool,
+    /// The largest relative RMS error of a tensor with which the output is made.
+    pub max_relative_rms: Option<f64>,
+}

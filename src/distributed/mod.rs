@@ -1,0 +1,19 @@
+//! Ranks, and what they do together: every rank is a thread or a process with a device of its own. Knows no layer and
+//! no model.
+
+mod collective;
+mod failure;
+mod host_group;
+mod launch;
+mod launcher_env;
+#[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
+mod nccl;
+pub(crate) mod partition;
+mod rank;
+mod rendezvous;
+
+pub use collective::Collective;
+pub use launch::{run, Launch};
+pub use launcher_env::Place;
+pub use rank::Rank;
+pub use rendezvous::{Joined, Secret};

@@ -1,0 +1,272 @@
+//! How processes become the ranks of one group: rank 0 listens, the others connect, and the connections stay as
+//! a [`control`] channel over which failures are told.
+
+mod control;
+mod handshake;
+mod wire;
+
+use super::host_group::Group;
+use super::launcher_env::Place;
+use crate::{Error, Result};
+use control::{Control, Patience};
+pub use handshake::Secret;
+use handshake::{admit, Applicant, Application, Refusal};
+use std::collections::BTreeMap;
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::{mpsc, Arc};
+use std::thread;
+use std::time::{Duration, Instant};
+use wire::{Message, Receiver, Sender};
+
+/// How often rank 0 looks for news, and others try again to reach it.
+const AGAIN: Duration = Duration::from_millis(50);
+/// How long one attempt to connect takes, and whoever has connected has to prove itself.
+const ATTEMPT: Duration = Duration::from_secs(10);
+/// How long rank 0 waits for ranks that do not know yet that it is over.
+const TO_TELL_WHY: Duration = Duration::from_secs(30);
+/// How much longer than rank 0 others wait, to hear from it what went wrong.
+const TO_HEAR_WHY: Duration = Duration::from_secs(10);
+/// Connections that have not proven themselves, at once.
+const STRANGERS: usize = 256;
+/// Refused connections that a message tells of.
+const TOLD: usize = 4;
+
+/// A process that has joined the others of its group.
+#[derive(Debug)]
+pub struct Joined {
+    pub(super) group: Arc<Group>,
+    token: Vec<u8>,
+}
+
+impl Joined {
+    /// What rank 0 told all ranks.
+    pub fn token(&self) -> &[u8] {
+        &self.token
+    }
+
+    /// The first failure of any rank so far.
+    pub fn failure(&self) -> Option<Error> {
+        self.group.failure()
+    }
+}
+
+/// Joins the others, runs `body`, and waits for them to end. See [`Launch::join`](super::Launch::join).
+pub fn join<T>(
+    place: &Place,
+    secret: &Secret,
+    timeout: Duration,
+    token: impl FnOnce() -> Result<Vec<u8>>,
+    body: impl FnOnce(&Joined) -> Result<T>,
+) -> Result<T> {
+    let meeting = Meeting { place, secret, timeout, deadline: Instant::now() + timeout };
+    let (links, token) = match (place.world_size(), place.rank()) {
+        (1, _) => (Vec::new(), token()?),
+        (_, 0) => meeting.host(token)?,
+        _ => meeting.attend()?,
+    };
+    let group = Group::new(place.world_size(), timeout);
+    let control = Control::start(&group, place.rank(), links, timeout, Patience::default());
+    let joined = Joined { group, token };
+    let result = catch_unwind(AssertUnwindSafe(|| body(&joined)));
+    control.end(result)
+}
+
+/// A connection to another rank.
+type Link = (usize, Sender, Receiver);
+
+struct Meeting<'a> {
+    place: &'a Place,
+    secret: &'a Secret,
+    timeout: Duration,
+    deadline: Instant,
+}
+
+impl Meeting<'_> {
+    fn master(&self) -> String {
+        format!("{}:{}", self.place.host(), self.place.port())
+    }
+
+    /// Rank 0: waits for the others.
+    fn host(&self, token: impl FnOnce() -> Result<Vec<u8>>) -> Result<(Vec<Link>, Vec<u8>)> {
+        let mut door = Door::open(self).map_err(|error| Error::Rank {
+            rank: 0,
+            problem: format!("cannot listen on {}: {error}", self.master()),
+        })?;
+        let mut members = BTreeMap::new();
+        let met = self.gather(&mut door, &mut members).and_then(|()| token()).and_then(|token| {
+            members.values().try_for_each(|member| member.welcome(self.secret, &token))?;
+            Ok(token)
+        });
+        match met {
+            Ok(token) => {
+                let link = |(rank, member): (usize, Applicant)| (rank, member.sender, member.receiver);
+                Ok((members.into_iter().map(link).collect(), token))
+            }
+            Err(error) => {
+                let (rank, problem) = match error {
+                    Error::Rank { rank, problem } => (rank, problem),
+                    other => (0, other.to_string()),
+                };
+                self.tell_why(door, members, &Message::Failed { rank, problem: problem.clone() });
+                Err(Error::Rank { rank, problem })
+            }
+        }
+    }
+
+    fn gather(&self, door: &mut Door, members: &mut BTreeMap<usize, Applicant>) -> Result<()> {
+        let mut strangers = Vec::new();
+        while members.len() + 1 < self.place.world_size() {
+            if Instant::now() >= self.deadline {
+                return Err(self.incomplete(members, &strangers));
+            }
+            match door.next() {
+                Some((_, Ok(applicant))) => {
+                    let rank = applicant.rank;
+                    if let Some(first) = members.insert(rank, applicant) {
+                        door.refused.push(first);
+                        return Err(Error::Rank { rank, problem: "two processes are this rank".to_string() });
+                    }
+                }
+                Some((_, Err(Refusal::Rank { rank, problem }))) => {
+                    door.told += 1;
+                    return Err(Error::Rank { rank, problem });
+                }
+                Some((from, Err(Refusal::Stranger(problem)))) => strangers.push(format!("{from} {problem}")),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+
+    /// Tells all ranks why it is over, those too that come only now.
+    fn tell_why(&self, mut door: Door, members: BTreeMap<usize, Applicant>, why: &Message) {
+        let mut to_tell: Vec<Applicant> = door.refused.drain(..).chain(members.into_values()).collect();
+        let end = self.deadline.min(Instant::now() + TO_TELL_WHY);
+        loop {
+            door.told += to_tell.len();
+            for applicant in to_tell.drain(..) {
+                // It may have gone.
+                let _ = applicant.sender.send(why);
+            }
+            if door.told + 1 >= self.place.world_size() || Instant::now() >= end {
+                return;
+            }
+            match door.next() {
+                Some((_, Ok(applicant))) => to_tell.push(applicant),
+                Some((_, Err(Refusal::Rank { .. }))) => door.told += 1,
+                _ => {}
+            }
+        }
+    }
+
+    /// Not all have come in time.
+    fn incomplete(&self, members: &BTreeMap<usize, Applicant>, strangers: &[String]) -> Error {
+        let absent: Vec<usize> =
+            (1..self.place.world_size()).filter(|rank| !members.contains_key(rank)).collect();
+        let seconds = self.timeout.as_secs_f64();
+        let mut problem = format!("has not come to rank 0 at {} within {seconds} s", self.master());
+        if absent.len() > 1 {
+            problem += &format!(", as {} others have not", absent.len() - 1);
+        }
+        if !strangers.is_empty() {
+            let told: Vec<&str> = strangers.iter().rev().take(TOLD).map(String::as_str).collect();
+            problem += &format!("; {} connections were refused: {}", strangers.len(), told.join("; "));
+        }
+        Error::Rank { rank: absent.first().copied().unwrap_or_default(), problem }
+    }
+
+    /// Other ranks: ask rank 0 until it answers.
+    fn attend(&self) -> Result<(Vec<Link>, Vec<u8>)> {
+        let application = loop {
+            let error = match self.connect() {
+                Ok(application) => break application?,
+                Err(error) => error,
+            };
+            if Instant::now() >= self.deadline {
+                let (rank, seconds) = (self.place.rank(), self.timeout.as_secs_f64());
+                let problem =
+                    format!("does not answer rank {rank} at {} within {seconds} s: {error}", self.master());
+                return Err(Error::Rank { rank: 0, problem });
+            }
+            thread::sleep(AGAIN);
+        };
+        let (sender, receiver, token) = application.accepted(self.secret, self.deadline + TO_HEAR_WHY)?;
+        Ok((vec![(0, sender, receiver)], token))
+    }
+
+    /// The error is one that another attempt may not have.
+    fn connect(&self) -> io::Result<Result<Application>> {
+        let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
+        for address in (self.place.host(), self.place.port()).to_socket_addrs()? {
+            let rest = self.deadline.saturating_duration_since(Instant::now());
+            // Zero is refused.
+            let limit = rest.min(ATTEMPT).max(Duration::from_millis(1));
+            let attempt = TcpStream::connect_timeout(&address, limit)
+                .and_then(|stream| Application::new(self.place, self.secret, stream, self.deadline));
+            match attempt {
+                Ok(application) => return Ok(application),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
+    }
+}
+
+/// Where others come to rank 0.
+struct Door {
+    place: Place,
+    secret: Secret,
+    deadline: Instant,
+    listener: TcpListener,
+    /// Connections that have not proven themselves.
+    waiting: usize,
+    arrived: (mpsc::Sender<Arrival>, mpsc::Receiver<Arrival>),
+    /// Ranks that cannot stay and do not know it yet, and how many do.
+    refused: Vec<Applicant>,
+    told: usize,
+}
+
+type Arrival = (SocketAddr, Result<Applicant, Refusal>);
+
+impl Door {
+    fn open(meeting: &Meeting) -> io::Result<Self> {
+        let (place, secret) = (meeting.place.clone(), meeting.secret.clone());
+        let listener = Self::listen(&place)?;
+        listener.set_nonblocking(true)?;
+        let (deadline, arrived) = (meeting.deadline, mpsc::channel());
+        Ok(Self { place, secret, deadline, listener, waiting: 0, arrived, refused: Vec::new(), told: 0 })
+    }
+
+    /// On all addresses of the machine, unless all ranks are on it.
+    fn listen(place: &Place) -> io::Result<TcpListener> {
+        let (host, port) = (place.host(), place.port());
+        if host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback()) {
+            return TcpListener::bind((host, port));
+        }
+        TcpListener::bind((Ipv6Addr::UNSPECIFIED, port))
+            .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
+    }
+
+    /// Who has arrived, if somebody has; looks for a moment.
+    fn next(&mut self) -> Option<Arrival> {
+        match self.listener.accept() {
+            Ok((stream, from)) if self.waiting < STRANGERS => {
+                let (place, secret, sender) =
+                    (self.place.clone(), self.secret.clone(), self.arrived.0.clone());
+                let limit = (self.deadline + TO_HEAR_WHY).min(Instant::now() + ATTEMPT);
+                // Nobody listens when all are there.
+                let work = move || drop(sender.send((from, admit(&place, &secret, stream, limit))));
+                // Without a thread for it, it tries again.
+                self.waiting += usize::from(thread::Builder::new().spawn(work).is_ok());
+            }
+            Ok(_) => {}
+            // Nobody else comes now, or whoever came has gone.
+            Err(_) => thread::sleep(AGAIN / 5),
+        }
+        let arrival = self.arrived.1.try_recv().ok()?;
+        self.waiting -= 1;
+        Some(arrival)
+    }
+}

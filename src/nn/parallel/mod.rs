@@ -1,0 +1,11 @@
+//! Layers of which every rank has a part.
+
+mod experts;
+mod linear;
+mod vocabulary;
+
+pub use experts::{parallel_experts, ParallelExperts};
+pub use linear::{column_parallel, row_parallel, RowParallel};
+pub use vocabulary::{
+    vocab_parallel_embedding, vocab_parallel_head, VocabParallelEmbedding, VocabParallelHead,
+};

@@ -1,0 +1,132 @@
+//! Embeddings and output heads of which every rank has the rows of some tokens.
+
+use crate::distributed::partition::split;
+use crate::distributed::Rank;
+use crate::nn::{embedding, linear_no_bias, Embedding, LayerWeight, Linear, Module, VarBuilder};
+use candle_core::{bail, DType, Result, Tensor};
+use std::ops::Range;
+
+/// An embedding table of which every rank has the rows of some tokens; the whole table if there is one rank, or
+/// fewer tokens than ranks.
+#[derive(Clone, Debug)]
+pub struct VocabParallelEmbedding {
+    rows: Embedding,
+    vocabulary: usize,
+    dtype: DType,
+    share: Option<(Rank, Range<usize>)>,
+}
+
+/// The tokens of this rank's rows, unless all ranks have all.
+fn share(vocabulary: usize, vb: &VarBuilder) -> Option<(Rank, Range<usize>)> {
+    let rank = vb.rank()?;
+    let tokens = split(vocabulary, 1, rank.world_size())?.get(rank.index())?.clone();
+    Some((rank.clone(), tokens))
+}
+
+/// This rank's part of an embedding table, from the tensor `weight` at the builder's path; rows have the
+/// builder's dtype.
+///
+/// # Errors
+/// If the weight is missing, damaged, or not of shape `[vocabulary, hidden_size]`.
+pub fn vocab_parallel_embedding(
+    vocabulary: usize,
+    hidden_size: usize,
+    vb: VarBuilder,
+) -> Result<VocabParallelEmbedding> {
+    let share = share(vocabulary, &vb);
+    let rows = match &share {
+        None => embedding(vocabulary, hidden_size, vb.clone())?,
+        Some((_, tokens)) => {
+            let weight = vb.part((vocabulary, hidden_size), &[tokens.clone(), 0..hidden_size])?;
+            Embedding::from_weight(weight, hidden_size, vb.dtype())
+        }
+    };
+    Ok(VocabParallelEmbedding { rows, vocabulary, dtype: vb.dtype(), share })
+}
+
+impl VocabParallelEmbedding {
+    /// This rank's rows.
+    pub fn embeddings(&self) -> &LayerWeight {
+        self.rows.embeddings()
+    }
+
+    /// The tied output head, on the same data.
+    pub fn as_head(&self) -> VocabParallelHead {
+        let rank = self.share.as_ref().map(|(rank, _)| rank.clone());
+        VocabParallelHead { rows: self.rows.as_linear(), rank }
+    }
+}
+
+impl Module for VocabParallelEmbedding {
+    fn forward(&self, ids: &Tensor) -> Result<Tensor> {
+        let Some((rank, tokens)) = &self.share else {
+            return self.rows.forward(ids);
+        };
+        let global = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+        // Refused on all ranks: else the one that has the last rows would be the only one.
+        let token = |id| usize::try_from(id).ok().filter(|id| *id < self.vocabulary);
+        let Some(global) = global.into_iter().map(token).collect::<Option<Vec<_>>>() else {
+            bail!("ids: each below {}, the size of the vocabulary, expected", self.vocabulary);
+        };
+        let mut dims = ids.dims().to_vec();
+        let is_own = |id: &usize| tokens.contains(id);
+        let shape = [dims.as_slice(), &[self.rows.hidden_size()]].concat();
+        let zeros = Tensor::zeros(shape.as_slice(), self.dtype, ids.device())?;
+        let rows = if global.iter().any(is_own) {
+            let local = |id: &usize| if is_own(id) { (id - tokens.start) as u32 } else { 0 };
+            let local = Tensor::from_iter(global.iter().map(local), ids.device())?;
+            let rows = self.rows.forward(&local.reshape(dims.as_slice())?)?;
+            dims.push(1);
+            let own = Tensor::from_iter(global.iter().map(|id| u8::from(is_own(id))), ids.device())?;
+            own.reshape(dims)?.broadcast_as(shape.as_slice())?.where_cond(&rows, &zeros)?
+        } else {
+            zeros
+        };
+        Ok(rank.all_reduce_sum(&rows)?)
+    }
+}
+
+/// An output head of which every rank computes the logits of some tokens; all have all of them in the end.
+#[derive(Clone, Debug)]
+pub struct VocabParallelHead {
+    rows: Linear,
+    rank: Option<Rank>,
+}
+
+/// This rank's part of an output head without a bias, from the tensor `weight` at the builder's path.
+///
+/// # Errors
+/// If the weight is missing, damaged, or not of shape `[vocabulary, hidden_size]`.
+pub fn vocab_parallel_head(
+    hidden_size: usize,
+    vocabulary: usize,
+    vb: VarBuilder,
+) -> Result<VocabParallelHead> {
+    Ok(match share(vocabulary, &vb) {
+        None => {
+            let rows = linear_no_bias(hidden_size, vocabulary, vb)?;
+            VocabParallelHead { rows, rank: None }
+        }
+        Some((rank, tokens)) => {
+            let weight = vb.part((vocabulary, hidden_size), &[tokens, 0..hidden_size])?;
+            VocabParallelHead { rows: Linear::new(weight, None), rank: Some(rank) }
+        }
+    })
+}
+
+impl VocabParallelHead {
+    /// This rank's rows.
+    pub fn weight(&self) -> &LayerWeight {
+        self.rows.weight()
+    }
+}
+
+impl Module for VocabParallelHead {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let logits = self.rows.forward(x)?;
+        match &self.rank {
+            None => Ok(logits),
+            Some(rank) => Ok(rank.all_gather(&logits, logits.rank().saturating_sub(1))?),
+        }
+    }
+}

@@ -1,0 +1,50 @@
+//! SHA-256 of files.
+
+use sha2::{Digest, Sha256};
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+/// Bytes that are read at a time.
+const CHUNK: usize = 4 << 20;
+
+/// The SHA-256 of all that is read.
+pub(crate) fn of_reader(read: &mut dyn Read) -> io::Result<[u8; 32]> {
+    let (mut hasher, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
+    loop {
+        let count = read.read(&mut chunk)?;
+        match chunk.get(..count) {
+            None | Some([]) => return Ok(hasher.finalize().into()),
+            Some(bytes) => hasher.update(bytes),
+        }
+    }
+}
+
+/// The SHA-256 of a file, in hexadecimal.
+pub(crate) fn of_file(path: &Path) -> io::Result<String> {
+    Ok(hex(&of_reader(&mut File::open(path)?)?))
+}
+
+/// The SHA-256 of bytes, in hexadecimal.
+pub(crate) fn of_bytes(bytes: impl AsRef<[u8]>) -> String {
+    hex(&Sha256::digest(bytes))
+}
+
+/// The SHA-256 of pieces, one after another.
+#[derive(Default)]
+pub(crate) struct Hasher(Sha256);
+
+impl Hasher {
+    pub(crate) fn update(&mut self, piece: impl AsRef<[u8]>) {
+        self.0.update(piece);
+    }
+
+    /// The digest, in hexadecimal.
+    pub(crate) fn finish(self) -> String {
+        hex(&self.0.finalize())
+    }
+}
+
+fn hex(bytes: &[u8]) -> String {
+    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
+}

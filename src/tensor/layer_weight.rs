@@ -1,0 +1,99 @@
+//! The weight of a layer: packed, in GGML blocks, or dense.
+
+use super::QuantTensor;
+use crate::QuantFormat;
+use candle_core::quantized::QTensor;
+use candle_core::{Device, Tensor};
+use std::sync::Arc;
+
+/// A weight of logical shape `[N, K]`, packed or dense. Clones share the data.
+///
+/// [`Linear::new`](crate::Linear::new) takes either kind, so candle's idiom for a tied head,
+/// `Linear::new(embedding.embeddings().clone(), None)`, keeps a packed embedding packed.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub enum LayerWeight {
+    /// Computed on the packed codes.
+    Quantized(QuantTensor),
+    /// Blocks of a GGML type, computed by candle, which rounds activations to 8 bits for that.
+    Ggml(Arc<QTensor>),
+    /// An ordinary tensor.
+    Dense(Tensor),
+}
+
+impl LayerWeight {
+    /// The packed tensor, if the weight is packed.
+    pub fn quantized(&self) -> Option<&QuantTensor> {
+        match self {
+            Self::Quantized(weight) => Some(weight),
+            _ => None,
+        }
+    }
+
+    /// The dense tensor, if the weight is dense.
+    pub fn dense(&self) -> Option<&Tensor> {
+        match self {
+            Self::Dense(weight) => Some(weight),
+            _ => None,
+        }
+    }
+
+    /// The format, if the weight is packed.
+    pub fn format(&self) -> Option<QuantFormat> {
+        self.quantized().map(QuantTensor::format)
+    }
+
+    /// Logical dimensions, normally `[N, K]`.
+    pub fn dims(&self) -> Vec<usize> {
+        match self {
+            Self::Quantized(weight) => weight.dims(),
+            Self::Ggml(weight) => weight.shape().dims().to_vec(),
+            Self::Dense(weight) => weight.dims().to_vec(),
+        }
+    }
+
+    /// Where the data lives.
+    pub fn device(&self) -> Device {
+        match self {
+            Self::Quantized(weight) => weight.device().clone(),
+            Self::Ggml(weight) => weight.device(),
+            Self::Dense(weight) => weight.device().clone(),
+        }
+    }
+
+    /// The name of the format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
+    pub fn format_name(&self) -> String {
+        match self {
+            Self::Quantized(weight) => weight.format().to_string(),
+            Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
+            Self::Dense(weight) => format!("{:?}", weight.dtype()),
+        }
+    }
+
+    /// Bytes the weight occupies: codes, scales and biases, or dense elements.
+    pub fn size_in_bytes(&self) -> usize {
+        match self {
+            Self::Quantized(weight) => weight.size_in_bytes(),
+            Self::Ggml(weight) => weight.storage_size_in_bytes(),
+            Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
+        }
+    }
+}
+
+impl From<QuantTensor> for LayerWeight {
+    fn from(weight: QuantTensor) -> Self {
+        Self::Quantized(weight)
+    }
+}
+
+impl From<QTensor> for LayerWeight {
+    fn from(weight: QTensor) -> Self {
+        Self::Ggml(Arc::new(weight))
+    }
+}
+
+impl From<Tensor> for LayerWeight {
+    fn from(weight: Tensor) -> Self {
+        Self::Dense(weight)
+    }
+}
