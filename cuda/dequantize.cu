@@ -1,16 +1,15 @@
-// decode_{a1,a2,a3,a4,a5,a6,a8,mxfp4,nvfp4,mxfp8}: rows of a weight as f16, bf16 or f32 (CqDecode).
+// dequantize_<format>: rows of a weight as f16, bf16 or f32 (CqDequantize).
 //
 // The f32 bits are those of the scalar reference; f16 and bf16 are that number rounded once. A row that
 // the weight does not have (an id out of range) is written as NaN and not read.
 //
 // Grid (count, ceil(k / 2048)), 256 threads of eight elements each, no dynamic shared memory.
 // y is 16-byte aligned, packed 4-byte aligned.
-#include "formats/scalar.cuh"
+#include "formats/all.cuh"
 
 namespace {
 
 using namespace cq;
-using namespace cq::scalar;
 
 constexpr int THREADS = 256;
 
@@ -39,7 +38,7 @@ __device__ __forceinline__ void store_octet(void *y, size_t octet, uint32_t dtyp
     }
 }
 
-template <class F> __device__ __forceinline__ void decode(const CqDecode &p) {
+template <class F> __device__ __forceinline__ void dequantize(const CqDequantize &p) {
     wait_for_earlier_kernels();
     const uint32_t octets = p.k / 8, octet = blockIdx.y * THREADS + threadIdx.x;
     if (octet >= octets) return;
@@ -48,18 +47,18 @@ template <class F> __device__ __forceinline__ void decode(const CqDecode &p) {
     float a[4] = {nan, nan, nan, nan}, b[4] = {nan, nan, nan, nan};
     if (row < p.matrix.rows) {
         const uint32_t group_size = group_size_of<F>(p.group_size);
-        const GroupParameters group =
-            load_parameters<F>(p.matrix, row * (p.k / group_size) + octet * 8 / group_size, p.matrix.global_scale);
+        const GroupScale group =
+            F::load_group(p.matrix, row * (p.k / group_size) + octet * 8 / group_size, p.matrix.global_scale);
         const uint32_t *words = p.matrix.packed + row * words_of_row<F::BITS>(p.k);
         const Octet codes = load_octet<F::BITS>(words, octet);
-        decode_four<F>(codes, 0, group, a);
-        decode_four<F>(codes, 4, group, b);
+        dequantize_four<F>(codes, 0, group, a);
+        dequantize_four<F>(codes, 4, group, b);
     }
     store_octet(p.y, size_t(blockIdx.x) * octets + octet, p.y_dtype, a, b);
 }
 
 }  // namespace
 
-#define DECODE_KERNEL(suffix, Format) \
-    CQ_KERNEL(decode_##suffix, CqDecode, THREADS, 4) { decode<Format>(p); }
-CQ_FOR_EVERY_FORMAT(DECODE_KERNEL)
+#define DEQUANTIZE_KERNEL(name, Format) \
+    CQ_KERNEL(dequantize_##name, CqDequantize, THREADS, 4) { dequantize<Format>(p); }
+CQ_FORMATS(DEQUANTIZE_KERNEL)

@@ -1,17 +1,17 @@
 //! Packed weights to dense ones: all of them, or the rows of a table.
 
-use super::bindings::{CqDecode, CqMatrix};
-use super::factor::LockedWeight;
+use super::bindings::{CqDequantize, CqMatrix};
+use super::formats::FormatKernels;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked};
-use super::module::Kernel;
+use super::operand::LockedWeight;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaStorage, DType, Device, Result, Shape, Storage, Tensor};
 use std::ops::Range;
 
-/// Elements of a row that a block decodes.
+/// Elements of a row that a block dequantizes.
 const ELEMENTS_OF_BLOCK: usize = 2048;
 
 /// All rows of a matrix or a stack.
@@ -37,16 +37,17 @@ pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
     })
 }
 
-/// The rows `ids` (U8, U32 or I64) of a matrix. A row that the matrix does not have is NaN: the ids are
-/// never read by the host.
+/// The rows `ids` (U8, U32 or I64) of a matrix. A row that the matrix does not have is NaN: the host never
+/// reads the ids.
 pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
     let [_, k] = weight.dims()[..] else { bail!("an embedding is a matrix") };
     let ids = ids.contiguous()?;
+    let kernel = FormatKernels::of(weight.format())?.dequantize();
     filled(weight.device(), [ids.dims(), &[k]].concat(), dtype, |y, stream| {
         let (weights, locked_ids) = (LockedWeight::new(weight), Locked::new(&ids));
         let addresses = weights.addresses(stream)?;
         let ids_address = locked_ids.view()?.address(stream)?;
-        let params = CqDecode {
+        let params = CqDequantize {
             matrix: addresses.matrix(0, weight.global_scale_of(0))?,
             ids: ids_address.as_ptr(),
             y: y as *mut _,
@@ -59,11 +60,11 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
         };
         let blocks = (ids.elem_count(), k.div_ceil(ELEMENTS_OF_BLOCK));
         // SAFETY: ids, weight and y are borrowed until after the launch; y has a row for each id.
-        unsafe { launch(stream, Kernel::Decode(weight.format()), Grid { blocks, shared_bytes: 0 }, &params) }
+        unsafe { launch(stream, kernel, Grid { blocks, shared_bytes: 0 }, &params) }
     })
 }
 
-/// Decodes some rows of a matrix to an address.
+/// Dequantizes some rows of a matrix to an address.
 ///
 /// # Safety
 /// The matrix is one of a weight on the stream's device, whose addresses are held until the launch. At the
@@ -76,7 +77,8 @@ pub(super) unsafe fn rows_to(
     k: usize,
     (y, dtype): (u64, DType),
 ) -> Result<()> {
-    let params = CqDecode {
+    let kernel = FormatKernels::of(format)?.dequantize();
+    let params = CqDequantize {
         matrix: *matrix,
         ids: std::ptr::null(),
         y: y as *mut _,
@@ -89,7 +91,7 @@ pub(super) unsafe fn rows_to(
     };
     let blocks = (rows.len(), k.div_ceil(ELEMENTS_OF_BLOCK));
     // SAFETY: as the caller promises.
-    unsafe { launch(stream, Kernel::Decode(format), Grid { blocks, shared_bytes: 0 }, &params) }
+    unsafe { launch(stream, kernel, Grid { blocks, shared_bytes: 0 }, &params) }
 }
 
 /// A new tensor that `fill` writes.

@@ -1,9 +1,9 @@
-//! A packed weight, and what is added to its product, as kernels see them.
+//! A packed weight and its bias as kernels see them.
 
-use super::bindings::{CqFactor, CqMatrix, CQ_F16, CQ_F32};
+use super::bindings::{CqMatrix, CqOperand, CQ_F16, CQ_F32};
 use super::memory::{float_dtype, u32_of, Address, Locked};
 use crate::backend::Factor;
-use crate::format::Scale;
+use crate::format::{Scale, ZeroPoint};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result, Tensor};
@@ -44,10 +44,20 @@ impl<'a> LockedWeight<'a> {
         let [.., rows, k] = self.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
         let (scales, biases) = (self.scales.view()?, self.biases.as_ref().map(Locked::view).transpose()?);
         let format = self.weight.format();
-        let is_float = format.scale() == Scale::Float;
+        // Integer kernels take the middle code for zero if there are no biases.
+        let takes_biases = match format.zero_point() {
+            ZeroPoint::Bias => true,
+            ZeroPoint::Midpoint | ZeroPoint::None => false,
+        };
+        if takes_biases != biases.is_some() {
+            bail!("{format} {} biases", if takes_biases { "needs" } else { "has no" });
+        }
         Ok(WeightAddresses {
             packed: self.packed.view()?.address(stream)?,
-            scale_dtype: if is_float { float_dtype(scales.dtype())? } else { CQ_F16 },
+            scale_dtype: match format.scale() {
+                Scale::Float => float_dtype(scales.dtype())?,
+                Scale::E8m0 | Scale::E4m3 => CQ_F16, // not read
+            },
             scales: scales.address(stream)?,
             biases_dtype: biases.map_or(Ok(CQ_F16), |biases| float_dtype(biases.dtype()))?,
             biases: biases.map(|biases| biases.address(stream)).transpose()?,
@@ -89,14 +99,14 @@ impl WeightAddresses<'_> {
 }
 
 /// A weight and its bias, locked for reading.
-pub(super) struct LockedFactor<'a> {
+pub(super) struct LockedOperand<'a> {
     weight: LockedWeight<'a>,
     global_scales: Option<Locked<'a>>,
     bias: Option<Locked<'a>>,
 }
 
 /// Addresses of both.
-pub(super) struct FactorAddresses<'a> {
+pub(super) struct OperandAddresses<'a> {
     weight: WeightAddresses<'a>,
     of: &'a QuantTensor,
     /// A multiplier for each matrix of a stack, if they differ.
@@ -107,26 +117,26 @@ pub(super) struct FactorAddresses<'a> {
 
 /// A matrix and its bias, while their addresses are held.
 #[derive(Clone, Copy)]
-pub(super) struct FactorPointers {
+pub(super) struct OperandPointers {
     pub(super) matrix: CqMatrix,
     /// Null if there is none.
     pub(super) bias: *const c_void,
     pub(super) bias_dtype: u32,
 }
 
-impl<'a> LockedFactor<'a> {
-    pub(super) fn new(factor: Factor<'a>) -> Self {
-        let global_scales = factor.weight.global_scale().filter(|scales| scales.elem_count() > 1);
+impl<'a> LockedOperand<'a> {
+    pub(super) fn new(operand: Factor<'a>) -> Self {
+        let global_scales = operand.weight.global_scale().filter(|scales| scales.elem_count() > 1);
         Self {
-            weight: LockedWeight::new(factor.weight),
+            weight: LockedWeight::new(operand.weight),
             global_scales: global_scales.map(Locked::new),
-            bias: factor.bias.map(Locked::new),
+            bias: operand.bias.map(Locked::new),
         }
     }
 
-    pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<FactorAddresses<'b>> {
+    pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<OperandAddresses<'b>> {
         let bias = self.bias.as_ref().map(Locked::view).transpose()?;
-        Ok(FactorAddresses {
+        Ok(OperandAddresses {
             weight: self.weight.addresses(stream)?,
             of: self.weight.weight,
             global_scales: match &self.global_scales {
@@ -139,10 +149,10 @@ impl<'a> LockedFactor<'a> {
     }
 }
 
-impl FactorAddresses<'_> {
+impl OperandAddresses<'_> {
     /// Matrix `index` of the stack, with the bias that all have in common.
-    pub(super) fn pointers(&self, index: usize) -> Result<FactorPointers> {
-        Ok(FactorPointers {
+    pub(super) fn pointers(&self, index: usize) -> Result<OperandPointers> {
+        Ok(OperandPointers {
             matrix: self.weight.matrix(index, self.of.global_scale_of(index))?,
             bias: self.bias.as_ref().map_or(std::ptr::null(), Address::as_ptr),
             bias_dtype: self.bias_dtype,
@@ -151,11 +161,11 @@ impl FactorAddresses<'_> {
 
     /// The first matrix of the stack, with the biases of all, and the multipliers of each matrix, if they
     /// differ.
-    pub(super) fn stack(&self) -> Result<(FactorPointers, *const f32)> {
+    pub(super) fn stack(&self) -> Result<(OperandPointers, *const f32)> {
         let first = self.pointers(0)?;
         Ok(match &self.global_scales {
             Some(scales) => (
-                FactorPointers { matrix: CqMatrix { global_scale: 1., ..first.matrix }, ..first },
+                OperandPointers { matrix: CqMatrix { global_scale: 1., ..first.matrix }, ..first },
                 scales.as_ptr(),
             ),
             None => (first, std::ptr::null()),
@@ -168,11 +178,11 @@ impl FactorAddresses<'_> {
     }
 }
 
-impl FactorPointers {
-    /// With the product written to `y`, row after row.
-    pub(super) fn into_rows(self, y: u64) -> CqFactor {
+impl OperandPointers {
+    /// With the output written to `y`, row after row.
+    pub(super) fn into_rows(self, y: u64) -> CqOperand {
         let Self { matrix, bias, bias_dtype } = self;
-        CqFactor { matrix, bias, y: y as *mut _, y_stride: matrix.rows, bias_dtype }
+        CqOperand { matrix, bias, y: y as *mut _, y_stride: matrix.rows, bias_dtype }
     }
 }
 

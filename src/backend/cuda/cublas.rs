@@ -1,4 +1,4 @@
-//! Dense products on device memory, by candle's cuBLAS handle.
+//! Dense GEMM on device memory, by candle's cuBLAS handle.
 
 use candle_core::cuda_backend::cudarc::cublas::{result, sys};
 use candle_core::cuda_backend::WrapErr;
@@ -7,7 +7,7 @@ use std::ffi::c_int;
 
 /// `y (+)= x * weight^T`, all of one dtype, sums f32.
 #[derive(Clone, Copy)]
-pub(super) struct Product {
+pub(super) struct Gemm {
     pub(super) m: usize,
     pub(super) n: usize,
     pub(super) k: usize,
@@ -19,23 +19,23 @@ pub(super) struct Product {
     /// `[m, n]`, rows `y_stride` elements apart.
     pub(super) y: u64,
     pub(super) y_stride: usize,
-    /// Whether the product is added to what y holds.
+    /// Whether the result is added to what y holds.
     pub(super) add: bool,
 }
 
-/// Puts the product into the device's stream.
+/// Puts the GEMM into the device's stream.
 ///
 /// # Safety
 /// The addresses are of device memory of the sizes above, which nothing but work ordered by the device's
-/// stream touches until the product is done.
-pub(super) unsafe fn multiply(device: &CudaDevice, product: Product) -> Result<()> {
+/// stream touches until the GEMM is done.
+pub(super) unsafe fn multiply(device: &CudaDevice, gemm: Gemm) -> Result<()> {
     use sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
-    let Product { m, n, k, dtype, x, weight, y, y_stride, add } = product;
+    let Gemm { m, n, k, dtype, x, weight, y, y_stride, add } = gemm;
     let element = match dtype {
         DType::F16 => sys::cudaDataType::CUDA_R_16F,
         DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
         DType::F32 => sys::cudaDataType::CUDA_R_32F,
-        other => bail!("a dense product of F16, BF16 or F32 is needed here, found {other:?}"),
+        other => bail!("a dense matmul takes F16, BF16 and F32, found {other:?}"),
     };
     let size = |what: &str, size: usize| match c_int::try_from(size) {
         Ok(size) => Ok(size),

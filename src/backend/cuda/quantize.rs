@@ -1,11 +1,13 @@
-//! Dense weights to packed ones, with the bits of the CPU's encoder.
+//! Dense weights to packed ones, with the bits that the CPU makes.
 
-use super::bindings::{CqAbsmax, CqEncode};
+use super::bindings::{CqAbsmax, CqQuantize};
+use super::formats::FormatKernels;
+use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked};
-use super::module::Kernel;
 use super::plan::THREADS;
-use crate::backend::Parts;
+use crate::backend::{quantize::quantize as quantize_on_cpu, Parts};
+use crate::format::{Scale, ZeroPoint};
 use crate::QuantFormat;
 use candle_core::backend::BackendStorage;
 use candle_core::op::BackpropOp;
@@ -38,25 +40,34 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
     }
 }
 
-/// Encodes the rows of a contiguous tensor `[.., K]` of finite numbers.
+/// Quantizes the rows of a contiguous tensor `[.., K]` of finite numbers.
 ///
 /// `absmax` is NVFP4's global scale in MLX's convention.
 pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
     let Device::Cuda(device) = weight.device() else { bail!("a tensor on a CUDA device is needed here") };
+    let Some(kernel) = FormatKernels::of(format)?.quantize() else {
+        return through_cpu(weight, format, absmax);
+    };
     let stream = device.cuda_stream();
     let (elements, dtype) = (weight.elem_count(), weight.dtype());
     let groups = elements / format.group_size();
     let flat = |len: usize, dtype| allocate(device, &Shape::from(len), dtype);
     let mut packed = flat(elements * format.bits() / 32, DType::U32)?;
-    let mut scales = flat(groups, if format.has_biases() { dtype } else { DType::U8 })?;
-    let mut biases = format.has_biases().then(|| flat(groups, dtype)).transpose()?;
+    let mut scales = match format.scale() {
+        Scale::Float => flat(groups, dtype)?,
+        Scale::E8m0 | Scale::E4m3 => flat(groups, DType::U8)?,
+    };
+    let mut biases = match format.zero_point() {
+        ZeroPoint::Bias => Some(flat(groups, dtype)?),
+        ZeroPoint::Midpoint | ZeroPoint::None => None,
+    };
     {
         let locked = Locked::new(weight);
         let weights = locked.view()?.address(&stream)?;
         let packed = address_mut(&mut packed, &stream)?;
         let scales = address_mut(&mut scales, &stream)?;
         let biases = biases.as_mut().map(|biases| address_mut(biases, &stream)).transpose()?;
-        let params = CqEncode {
+        let params = CqQuantize {
             weights: weights.as_ptr(),
             packed: packed.as_mut_ptr(),
             scales: scales.as_mut_ptr(),
@@ -68,9 +79,7 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
         };
         let blocks = elements.div_ceil(8 * format.group_size().max(32));
         // SAFETY: the tensors are borrowed until after the launch, and as large as `groups` says.
-        unsafe {
-            launch(&stream, Kernel::Encode(format), Grid { blocks: (blocks, 1), shared_bytes: 0 }, &params)?;
-        }
+        unsafe { launch(&stream, kernel, Grid { blocks: (blocks, 1), shared_bytes: 0 }, &params)? };
     }
     let tensor = |storage: CudaStorage, len: usize| {
         Tensor::from_storage(Storage::Cuda(storage), len, BackpropOp::none(), false)
@@ -79,5 +88,16 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
         packed: tensor(packed, elements * format.bits() / 32),
         scales: tensor(scales, groups),
         biases: biases.map(|biases| tensor(biases, groups)),
+    })
+}
+
+/// The same, for formats without a kernel.
+fn through_cpu(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
+    let device = weight.device();
+    let parts = quantize_on_cpu(&weight.to_device(&Device::Cpu)?, format, absmax)?;
+    Ok(Parts {
+        packed: parts.packed.to_device(device)?,
+        scales: parts.scales.to_device(device)?,
+        biases: parts.biases.map(|biases| biases.to_device(device)).transpose()?,
     })
 }
