@@ -90,7 +90,7 @@ fn weight_passes(weight: &QuantTensor, elements: &[f32]) {
     }
 
     let ids = [40u32, 0, 7, 7];
-    let rows = Embedding::from_quant(weight.clone()).unwrap();
+    let rows = Embedding::from_quant(weight.clone(), DType::F32).unwrap();
     let rows = rows.forward(&Tensor::new(&ids, device).unwrap()).unwrap();
     let expected: Vec<f32> = ids.iter().flat_map(|id| &elements[*id as usize * K..][..K]).copied().collect();
     let error = relative(&flat(&rows), &expected.iter().map(|value| f64::from(*value)).collect::<Vec<_>>());
