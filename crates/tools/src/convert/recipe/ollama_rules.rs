@@ -3,7 +3,7 @@
 
 use super::spec::Spec;
 use super::tensor_info::TensorInfo;
-use candle_quant::format::{Bits, Element};
+use candle_quant::format::Bits;
 use candle_quant::QuantFormat;
 
 /// Smaller tensors are kept.
@@ -38,9 +38,9 @@ pub(super) fn decide(tensor: &TensorInfo, asked: Spec) -> Spec {
     if is_kept {
         return Spec::Keep;
     }
-    let (wide, widens_experts) = match format.element() {
-        Element::Uint(_) => (format.with_bits(Bits::Eight), true),
-        Element::E2m1 | Element::E4m3 => (QuantFormat::MXFP8, false),
+    let (wide, widens_experts) = match format.element().uint() {
+        Some(_) => (format.with_bits(Bits::Eight), true),
+        None => (QuantFormat::MXFP8, false),
     };
     let decided = if ends(&["lm_head.weight"]) {
         wide

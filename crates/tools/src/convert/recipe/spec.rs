@@ -1,7 +1,7 @@
 //! What a tensor is to become, and how that is written.
 
 use candle_core::DType;
-use candle_quant::format::{Bits, Element};
+use candle_quant::format::Bits;
 use candle_quant::{Error, QuantFormat, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -36,12 +36,13 @@ impl Spec {
         let Self::Packed(format) = self else {
             return self;
         };
-        let wider: Vec<_> = match format.element() {
-            Element::Uint(bits) => {
+        let wider: Vec<_> = match format.element().uint() {
+            Some(bits) => {
                 let wider = Bits::ALL.into_iter().filter(|wider| *wider > bits);
                 wider.map(|bits| format.with_bits(bits)).collect()
             }
-            Element::E2m1 | Element::E4m3 => vec![QuantFormat::MXFP8],
+            None if format.bits() < 8 => vec![QuantFormat::MXFP8],
+            None => Vec::new(),
         };
         let wider = wider.into_iter().find(|wider| has_format(*wider));
         Self::Packed(wider.unwrap_or(format))
@@ -69,7 +70,7 @@ impl FromStr for Spec {
             "bf16" => Self::Cast(DType::BF16),
             "f32" => Self::Cast(DType::F32),
             _ => Self::Packed(text.parse().map_err(|_| {
-                let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::GRAMMAR);
+                let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::grammar());
                 Error::mismatch("format", expected, format!("`{text}`"))
             })?),
         })

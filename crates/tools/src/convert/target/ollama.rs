@@ -4,7 +4,7 @@
 use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
-use candle_quant::format::{Bits, Element};
+use candle_quant::format::Bits;
 use candle_quant::{QuantFormat, Result};
 use safetensors::Dtype;
 use serde_json::json;
@@ -24,12 +24,11 @@ impl TargetKind for Ollama {
     }
 
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
-        match format.element() {
-            Element::Uint(Bits::Four | Bits::Eight) | Element::E2m1 | Element::E4m3 => Ok(()),
-            Element::Uint(Bits::One | Bits::Two | Bits::Three | Bits::Five | Bits::Six) => {
-                Err("affine formats of 4 and 8 bits (int4, int8), nvfp4, mxfp4 and mxfp8")
-            }
-        }
+        let is_known = match format.element().uint() {
+            Some(bits) => matches!(bits, Bits::Four | Bits::Eight),
+            None => [QuantFormat::NVFP4, QuantFormat::MXFP4, QuantFormat::MXFP8].contains(&format),
+        };
+        is_known.then_some(()).ok_or("affine formats of 4 and 8 bits (int4, int8), nvfp4, mxfp4 and mxfp8")
     }
 
     fn experts(&self) -> ExpertLayout {
@@ -117,10 +116,8 @@ fn blob(index: usize, layer: String, jobs: Vec<Job>) -> OutputFile {
 
 /// Ollama's word for a format.
 pub(super) fn label(format: QuantFormat) -> String {
-    match format.element() {
-        Element::Uint(bits) => format!("int{}", bits.get()),
-        Element::E2m1 | Element::E4m3 => format.mode().to_owned(),
-    }
+    let integers = format.element().uint().map(|bits| format!("int{}", bits.get()));
+    integers.unwrap_or_else(|| format.mode().to_owned())
 }
 
 /// Names in the order in which MLX writes the bytes of arrays: that of libstdc++'s `unordered_map` into which they were

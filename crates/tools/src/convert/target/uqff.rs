@@ -6,7 +6,7 @@ use super::kind::{by_size, TargetKind};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
 use crate::convert::recipe::Role;
 use candle_quant::checkpoint::{module_of, tensor_of};
-use candle_quant::format::{Bits, Element, Quantizer};
+use candle_quant::format::{Bits, Quantizer};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use serde_json::{json, Map, Value};
@@ -42,9 +42,9 @@ impl TargetKind for Uqff {
     }
 
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
-        let is_known = match format.element() {
-            Element::Uint(bits) => !matches!(bits, Bits::One | Bits::Five),
-            Element::E2m1 | Element::E4m3 => format == QuantFormat::MXFP4,
+        let is_known = match format.element().uint() {
+            Some(bits) => !matches!(bits, Bits::One | Bits::Five),
+            None => format == QuantFormat::MXFP4,
         };
         is_known.then_some(()).ok_or("affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4")
     }
@@ -52,9 +52,9 @@ impl TargetKind for Uqff {
     /// That of mistral.rs where it loses no more than MLX's: with 2 and 3 bits, and in MXFP4 whose larger numbers it
     /// clips, it does.
     fn quantizer(&self, format: QuantFormat) -> Quantizer {
-        match format.element() {
-            Element::Uint(bits) if bits >= Bits::Four => Quantizer::Afq,
-            Element::Uint(_) | Element::E2m1 | Element::E4m3 => Quantizer::Mlx,
+        match format.element().uint() {
+            Some(bits) if bits >= Bits::Four => Quantizer::Afq,
+            Some(_) | None => Quantizer::Mlx,
         }
     }
 
@@ -81,13 +81,13 @@ impl TargetKind for Uqff {
         let byte = |part: &str, byte: usize| {
             OutputTensor::scalar(tensor_of(module, part), Dtype::U8, &[u8::try_from(byte).unwrap_or(u8::MAX)])
         };
-        match format.element() {
-            Element::Uint(bits) => {
+        match format.element().uint() {
+            Some(bits) => {
                 outputs.push(byte("weight.bits", bits.get()));
                 outputs.push(byte("weight.group_size", format.group_size()));
                 outputs.push(family(module, AFQ));
             }
-            Element::E2m1 | Element::E4m3 => {
+            None => {
                 // Words as the bytes that they are.
                 if let Some(codes) = outputs.first_mut() {
                     codes.dtype = Dtype::U8;
@@ -170,10 +170,8 @@ fn is_unquant(job: &Job) -> bool {
 /// mistral.rs' word for a format.
 fn label(format: Option<QuantFormat>) -> String {
     let Some(format) = format else { return "unquant".to_owned() };
-    match format.element() {
-        Element::Uint(bits) => format!("afq{}", bits.get()),
-        Element::E2m1 | Element::E4m3 => format.mode().to_owned(),
-    }
+    let integers = format.element().uint().map(|bits| format!("afq{}", bits.get()));
+    integers.unwrap_or_else(|| format.mode().to_owned())
 }
 
 fn family(module: &str, number: u8) -> OutputTensor {
