@@ -210,6 +210,13 @@ __device__ __forceinline__ float load_float(const void *array, size_t i, uint32_
     return dtype == CQ_F16 ? half_bits_to_float(bits) : bf16_bits_to_float(bits);
 }
 
+// `value` rounded to `dtype`, to nearest, ties to even.
+__device__ __forceinline__ float rounded(float value, uint32_t dtype) {
+    if (dtype == CQ_F16) return __half2float(__float2half_rn(value));
+    if (dtype == CQ_BF16) return __bfloat162float(__float2bfloat16_rn(value));
+    return value;
+}
+
 // Rounds to nearest, ties to even, into element i of an array of `dtype`.
 __device__ __forceinline__ void store_float(void *array, size_t i, uint32_t dtype, float value) {
     if (dtype == CQ_F32)

@@ -1,4 +1,4 @@
-// What experts need besides products: pairs in the order of experts, and the sums of a token's experts.
+// What experts need besides GEMV and GEMM: pairs in the order of experts, and the sums of a token's experts.
 #include "experts.cuh"
 
 namespace {

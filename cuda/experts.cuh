@@ -14,13 +14,13 @@ struct ChosenExpert {
     // Row `row` of its matrix, or of its biases, in the stack of all.
     __device__ __forceinline__ size_t row(const CqMatrix &matrix, uint32_t row) const { return size_t(index) * matrix.rows + row; }
 
-    __device__ __forceinline__ float global_scale(const CqExperts &p, int factor) const {
-        const float *scales = p.global_scale[factor];
-        return p.factor[factor].matrix.global_scale * (scales ? scales[index] : 1.f);
+    __device__ __forceinline__ float global_scale(const CqExperts &p, int operand) const {
+        const float *scales = p.global_scale[operand];
+        return p.operand[operand].matrix.global_scale * (scales ? scales[index] : 1.f);
     }
 
-    __device__ __forceinline__ float with_bias(const CqExperts &p, int factor, uint32_t row_, float product) const {
-        const CqFactor &of = p.factor[factor];
+    __device__ __forceinline__ float with_bias(const CqExperts &p, int operand, uint32_t row_, float product) const {
+        const CqOperand &of = p.operand[operand];
         return of.bias ? product + load_float(of.bias, row(of.matrix, row_), of.bias_dtype) : product;
     }
 };

@@ -2,7 +2,7 @@
 //
 // `mma.m16n8k16` multiplies 16 rows of weights (A, registers) by 8 columns of activations (B). A sum of
 // products may visit k in any order on which A and B agree, so every lane loads whole chunks of its
-// rows from the checkpoint's layout, and the decoded pairs *are* its A fragment; x is staged in shared
+// rows from the checkpoint's layout, and the dequantized pairs *are* its A fragment; x is staged in shared
 // memory in the matching order. The 8 columns hold 8 / ROWS neighbouring groups times ROWS rows of x:
 // column c carries x only for group c / ROWS and meets zeros elsewhere. An accumulator thus keeps the
 // groups apart, and scale and bias are applied once per group, in fp32, to a sum of codes times x.
@@ -11,8 +11,6 @@
 // blockIdx.x and different blockIdx.y share the k of one set of rows; the last to arrive adds their
 // partial sums in the order of k. Nothing depends on the order of warps or blocks.
 #pragma once
-#include "formats/affine.cuh"
-#include "formats/floats.cuh"
 #include "gemv_round.cuh"
 
 namespace cq {
@@ -37,22 +35,22 @@ template <class Shape> __device__ __forceinline__ void store_sums(float *out, Su
 
 // Which rows of which weights a block multiplies.
 struct BlockRows {
-    uint32_t factor;  // of rows 0..8 of each tile, and of rows 8..16 unless SwiGLU
+    uint32_t operand;  // of rows 0..8 of each tile, and of rows 8..16 unless SwiGLU
     uint32_t first;
-    bool paired;  // SwiGLU: rows 8..16 of each tile are the same rows of the next factor
+    bool paired;  // SwiGLU: rows 8..16 of each tile are the same rows of the next operand
 
-    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block) : factor(0), paired(p.epilogue == CQ_SWIGLU) {
+    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block) : operand(0), paired(p.epilogue == CQ_SWIGLU) {
         const uint32_t step = paired ? rows_per_block / 2 : rows_per_block;
         uint32_t block = blockIdx.x;
         if (!paired)
-            for (; factor + 1 < p.factors; ++factor) {
-                const uint32_t blocks = (p.factor[factor].matrix.rows + step - 1) / step;
+            for (; operand + 1 < p.operands; ++operand) {
+                const uint32_t blocks = (p.operand[operand].matrix.rows + step - 1) / step;
                 if (block < blocks) break;
                 block -= blocks;
             }
         first = block * step;
     }
-    __device__ __forceinline__ uint32_t factor_of(int row_in_tile) const { return paired && row_in_tile >= 8 ? factor + 1 : factor; }
+    __device__ __forceinline__ uint32_t operand_of(int row_in_tile) const { return paired && row_in_tile >= 8 ? operand + 1 : operand; }
     __device__ __forceinline__ uint32_t row(int tile, int row_in_tile) const {
         return paired ? first + tile * 8 + row_in_tile % 8 : first + tile * 16 + row_in_tile;
     }
@@ -61,22 +59,22 @@ struct BlockRows {
 // Turns finished sums `total(tile, row in tile, row of x)` into elements of y.
 template <class Shape, class Total>
 __device__ __forceinline__ void store_products(const CqGemv &p, const BlockRows &block, float out_scale, Total total) {
-    auto with_bias = [&](const CqFactor &factor, uint32_t row, float sum) {
-        const float product = sum * (out_scale * factor.matrix.global_scale);
-        return factor.bias ? product + load_float(factor.bias, row, factor.bias_dtype) : product;
+    auto with_bias = [&](const CqOperand &operand, uint32_t row, float sum) {
+        const float product = sum * (out_scale * operand.matrix.global_scale);
+        return operand.bias ? product + load_float(operand.bias, row, operand.bias_dtype) : product;
     };
     const int rows = block.paired ? Shape::ROWS_PER_BLOCK / 2 : Shape::ROWS_PER_BLOCK, per_tile = block.paired ? 8 : 16;
     for (int i = threadIdx.x; i < rows * Shape::ROWS; i += Shape::THREADS) {
         const uint32_t m = i / rows, tile = i % rows / per_tile, r = i % rows % per_tile, row = block.row(tile, r);
-        const CqFactor &factor = p.factor[block.factor];
-        if (m >= p.m || row >= factor.matrix.rows) continue;
-        float value = with_bias(factor, row, total(tile, r, m));
+        const CqOperand &operand = p.operand[block.operand];
+        if (m >= p.m || row >= operand.matrix.rows) continue;
+        float value = with_bias(operand, row, total(tile, r, m));
         if (block.paired) {
-            const float up = with_bias(p.factor[block.factor + 1], row, total(tile, r + 8, m));
+            const float up = with_bias(p.operand[block.operand + 1], row, total(tile, r + 8, m));
             value = value / (1.f + expf(-value)) * up;
         }
-        if (p.residual && block.factor == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
-        store_float(factor.y, size_t(m) * factor.y_stride + row, p.x_dtype, value);
+        if (p.residual && block.operand == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
+        store_float(operand.y, size_t(m) * operand.y_stride + row, p.x_dtype, value);
     }
 }
 
@@ -164,8 +162,8 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     const BlockRows block(p, Shape::ROWS_PER_BLOCK);
     const RowsOfX x{p.x, 0, p.m, p.x_stride, p.x_dtype};
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
-        x, p.factor[block.factor].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
-            const CqMatrix &matrix = p.factor[block.factor_of(half * 8)].matrix;
+        x, p.operand[block.operand].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
+            const CqMatrix &matrix = p.operand[block.operand_of(half * 8)].matrix;
             // Rows past the end repeat the last one; their products are not stored.
             rows.place(half, matrix, min(block.row(tile, row), matrix.rows - 1), p.k, k, t);
         });

@@ -1,4 +1,4 @@
-// The tensor-core product for one row of x, of the experts that tokens chose.
+// The tensor-core GEMV of one row of x with the experts that its token chose.
 //
 // Grid (blocks that cover the rows of an expert, pairs times splits of k). Gate and up share a block, as rows
 // 0..8 and 8..16 of its tile. The blocks of a token's down projections add up to one sum: the last to arrive adds
@@ -18,12 +18,12 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     // An earlier kernel chose the experts.
     wait_for_earlier_kernels();
 
-    const uint32_t first = blockIdx.x * (gated ? 8 : 16), rows_of_matrix = p.factor[0].matrix.rows;
+    const uint32_t first = blockIdx.x * (gated ? 8 : 16), rows_of_matrix = p.operand[0].matrix.rows;
     const RowsOfX x{p.x, pair / p.pairs_of_x, 1, p.k, p.x_dtype};
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
-        x, p.factor[0].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int, int row, int k, int t) {
+        x, p.operand[0].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int, int row, int k, int t) {
             const ChosenExpert expert(p, p.ids[pair]);
-            const CqMatrix &matrix = p.factor[gated ? half : 0].matrix;
+            const CqMatrix &matrix = p.operand[gated ? half : 0].matrix;
             // Rows past the end repeat the last one; their products are not stored.
             const uint32_t index = min(first + (gated ? row % 8 : row), rows_of_matrix - 1);
             rows.place(half, matrix, expert.row(matrix, index), p.k, k, t);
@@ -45,9 +45,9 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     };
     const uint32_t i = threadIdx.x, row = first + i;
     if (i >= (gated ? 8 : 16) || row >= rows_of_matrix) return;
-    auto product = [&](const ChosenExpert &of, int factor, uint32_t of_output, int row_in_tile) {
-        const float scaled = sum(of_output, row_in_tile) * (OUT_SCALE * of.global_scale(p, factor));
-        return of.with_bias(p, factor, row, scaled);
+    auto product = [&](const ChosenExpert &of, int operand, uint32_t of_output, int row_in_tile) {
+        const float scaled = sum(of_output, row_in_tile) * (OUT_SCALE * of.global_scale(p, operand));
+        return of.with_bias(p, operand, row, scaled);
     };
     float value = 0;
     if (gated) {
@@ -62,7 +62,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
             value = chosen.exists ? __fmaf_rn(share, product(chosen, 0, of_token, i), value) : not_a_number();
         }
     }
-    store_float(p.factor[0].y, size_t(output) * rows_of_matrix + row, p.y_dtype, value);
+    store_float(p.operand[0].y, size_t(output) * rows_of_matrix + row, p.y_dtype, value);
 }
 
 }  // namespace cq

@@ -1,4 +1,4 @@
-// One round of the tensor-core product: a warp's share of k between two applications of scales to sums.
+// One round of the tensor-core GEMV: a warp's share of k between two applications of scales to sums.
 #pragma once
 #include "gemv_staging.cuh"
 
@@ -17,7 +17,7 @@ template <class Format, class Shape> struct Round {
 
 // Where a lane reads its rows. The warps that share a tile take turns at rounds, BATCH of them at a time.
 template <class Format, class Shape> struct LaneRows {
-    static constexpr int SCALE_BYTES = Format::SCALES == ScaleKind::Float ? 2 : 1;
+    static constexpr int SCALE_BYTES = Format::SCALES == Scale::Float ? 2 : 1;
     static constexpr int TURN = Shape::K_WARPS * Shape::ROUND;  // from a round of this warp to the next
     const uint32_t *packed[2];
     const char *scales[2];
@@ -87,12 +87,12 @@ template <class Shape> struct Sums {
     float sum[2][COUNT];
 };
 
-// Sixteen decoded weights of a lane's chunk, as pairs of halves.
-template <class Format, int PART> __device__ __forceinline__ void decode_sixteen(uint32_t (&pairs)[8], const uint32_t *chunk) {
+// Sixteen dequantized weights of a lane's chunk, as pairs of halves.
+template <class Format, int PART> __device__ __forceinline__ void dequantize_sixteen(uint32_t (&pairs)[8], const uint32_t *chunk) {
     constexpr int UNITS = 16 / Format::UNIT;
     static_for<UNITS>([&](auto unit_) {
         constexpr int unit = decltype(unit_)::value;
-        Format::template decode<PART * UNITS + unit>(chunk, pairs + unit * Format::UNIT / 2);
+        Format::template to_halves<PART * UNITS + unit>(chunk, pairs + unit * Format::UNIT / 2);
     });
 }
 
@@ -119,7 +119,7 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
             constexpr int step = decltype(step_)::value, part = decltype(part_)::value;
             uint32_t a[2][8];
 #pragma unroll
-            for (int row = 0; row < 2; ++row) decode_sixteen<Format, part>(a[row], round.words[row][step]);
+            for (int row = 0; row < 2; ++row) dequantize_sixteen<Format, part>(a[row], round.words[row][step]);
             const int group = (step * Shape::STEP + t * Shape::CHUNK + part * 16) / Shape::GROUP;
 #pragma unroll
             for (int pass = 0; pass < Shape::PASSES; ++pass) {
@@ -162,7 +162,7 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
 // E8M0 scale of the row in this round, which becomes 2^FOLDED_EXPONENT.
 template <class Format> __device__ __forceinline__ uint32_t folded_scale(uint32_t bits, uint32_t top) {
     uint32_t factor;
-    if constexpr (Format::SCALES == ScaleKind::E8m0) {
+    if constexpr (Format::SCALES == Scale::E8m0) {
         const int exponent = int(bits) - int(top) + Format::FOLDED_EXPONENT + 127;
         const float value = __uint_as_float(bits == 255 ? 0x7fc00000u : uint32_t(exponent < 0 ? 0 : exponent) << 23);
         factor = as_bits(__float2half2_rn(value));
@@ -186,7 +186,7 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<F
 #pragma unroll
         for (int row = 0; row < 2; ++row)
             if (round.scale[row][step] != 255) top[row] = max(top[row], round.scale[row][step]);
-    if constexpr (Format::SCALES == ScaleKind::E8m0)
+    if constexpr (Format::SCALES == Scale::E8m0)
 #pragma unroll
         for (int distance = 1; distance < 4; distance *= 2)
 #pragma unroll
@@ -202,7 +202,7 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<F
             uint32_t a[2][8];
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
-                decode_sixteen<Format, part>(a[row], round.words[row][step]);
+                dequantize_sixteen<Format, part>(a[row], round.words[row][step]);
 #pragma unroll
                 for (int i = 0; i < 8; ++i) a[row][i] = as_bits(__hmul2(as_half2(a[row][i]), factor[row]));
             }
@@ -218,7 +218,7 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<F
             const float unit = x.group(tile * 8 + 2 * t + j, k0 / Shape::ROUND)->unit;
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
-                const float scale = Format::SCALES == ScaleKind::E8m0 ? e8m0_to_float(top[row]) : 1.f;
+                const float scale = Format::SCALES == Scale::E8m0 ? e8m0_to_float(top[row]) : 1.f;
                 float &sum = sums.sum[row][tile * 2 + j];
                 sum = __fmaf_rn(scale, c[tile][row * 2 + j] * unit, sum);
             }

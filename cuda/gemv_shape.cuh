@@ -1,6 +1,6 @@
-// The geometry of a tensor-core product: how rows, groups and k are dealt out to lanes, warps and blocks.
+// The geometry of a tensor-core GEMV: how rows, groups and k are dealt out to lanes, warps and blocks.
 //
-// `src/backend/cuda/plan.rs` computes the same numbers for the launch.
+// `src/backend/cuda/gemv.rs` computes the same numbers for the launch.
 #pragma once
 
 namespace cq {

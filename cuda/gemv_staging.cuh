@@ -1,9 +1,10 @@
-// Activations in shared memory, as B fragments: halves, in the order in which the formats decode weights.
+// Activations in shared memory, as B fragments: halves, in the order in which formats make halves of weights.
 //
 // The range of bf16 does not fit a half, so each group of x is multiplied by a power of two that brings
 // its largest finite magnitude to [2^14, 2^15); the factor is taken out again where scales are applied.
 // Elements down to 2^-28 of that maximum stay exact, smaller ones lose at most 2^-39 of it.
 #pragma once
+#include "formats/scales.cuh"
 #include "gemv_shape.cuh"
 
 namespace cq {
@@ -24,7 +25,7 @@ template <int N, class F, int I = 0> __device__ __forceinline__ void static_for(
 template <bool BIASES> struct GroupOfX;
 template <> struct alignas(16) GroupOfX<true> {
     float unit;        // what 1 of the staged x stands for
-    float offset_sum;  // of the staged x, times the offsets that the decoded codes carry
+    float offset_sum;  // of the staged x, times the offsets that codes as halves carry
     float sum;         // of x
     float unused;
 };

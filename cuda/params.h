@@ -6,10 +6,10 @@
 #define CANDLE_QUANT_PARAMS_H
 #include <stdint.h>
 
-/* Element types of activations, products, scales, biases. */
+/* Element types of activations, outputs, scales, biases. */
 enum CqDtype { CQ_F16 = 0, CQ_BF16 = 1, CQ_F32 = 2 };
 
-/* What becomes of the products of one launch. */
+/* What a launch makes of its outputs. */
 enum CqEpilogue {
     CQ_STORE = 0,  /* y_i = x w_i^T (+ bias_i), for each of up to three weights */
     CQ_SWIGLU = 1, /* y_0 = silu(x w_0^T + bias_0) * (x w_1^T + bias_1); both have the same rows */
@@ -21,32 +21,32 @@ enum CqEpilogue {
 typedef struct CqMatrix {
     const uint32_t *packed; /* [rows, k * bits / 32] */
     const void *scales;     /* [rows, k / group]: scale_dtype for affine formats, else one byte each */
-    const void *biases;     /* the same shape, of biases_dtype; null unless affine; null too for symmetric codes */
-    float global_scale;     /* multiplies every product: of formats whose scales are bytes, else 1 */
+    const void *biases;     /* the same shape, of biases_dtype; null unless affine; null for symmetric codes */
+    float global_scale;     /* multiplies every output: of formats whose scales are bytes, else 1 */
     uint32_t rows;
     uint32_t scale_dtype;  /* CqDtype, for affine formats */
     uint32_t biases_dtype; /* CqDtype, for affine formats */
 } CqMatrix;
 
-/* A weight of a product, what is added to it, and where it goes. */
-typedef struct CqFactor {
+/* A weight, its bias, and where its output goes. */
+typedef struct CqOperand {
     CqMatrix matrix;
     const void *bias; /* [rows], of bias_dtype; may be null */
     void *y;          /* [m, rows], of x_dtype; rows y_stride apart */
     uint32_t y_stride;
     uint32_t bias_dtype;
-} CqFactor;
+} CqOperand;
 
 /* y = x w^T for 1 to 16 rows of x. All weights of a launch share format, group size and k.
  *
  * Grid: (blocks that cover the rows of every weight, splits of k). */
 typedef struct CqGemv {
-    CqFactor factor[CQ_MAX_WEIGHTS];
+    CqOperand operand[CQ_MAX_WEIGHTS];
     const void *x;        /* [m, k], 16-byte aligned rows */
-    const void *residual; /* [m, rows of factor 0], added to y_0; may be null */
+    const void *residual; /* [m, rows of operand 0], added to y_0; may be null */
     float *partial;       /* [splits][blocks][rows per block][rows of x]: used if splits > 1 */
     uint32_t *arrivals;   /* [blocks], zero before and after: used if splits > 1 */
-    uint32_t factors;
+    uint32_t operands;
     uint32_t m;
     uint32_t k;
     uint32_t k_per_split; /* a multiple of the kernel's round */
@@ -56,9 +56,9 @@ typedef struct CqGemv {
     uint32_t epilogue;
 } CqGemv;
 
-/* The plain fp32 product, any m, any k that is whole groups. */
+/* The fp32 matmul on CUDA cores: any m, any k that is whole groups. */
 typedef struct CqSimt {
-    CqFactor factor;
+    CqOperand operand;
     const void *x; /* [m, k] */
     uint32_t m;
     uint32_t k;
@@ -83,10 +83,10 @@ typedef struct CqTile {
 
 /* One projection, or two joined, of the experts that tokens chose. A pair is a token and one of its experts.
  *
- * The matrix of a factor is that of expert 0; those of the others follow it, as do their biases. An expert that
+ * The matrix of a operand is that of expert 0; those of the others follow it, as do their biases. An expert that
  * does not exist is not read: it makes NaN. */
 typedef struct CqExperts {
-    CqFactor factor[2];           /* gate and up, y for both that of gate; or down */
+    CqOperand operand[2];           /* gate and up, y for both that of gate; or down */
     const float *global_scale[2]; /* [experts], beside that of the matrix; may be null */
     const uint32_t *ids;          /* [pairs] */
     const float *shares;          /* [pairs]: what each counts in the sum of its token; null: no sums, y has pairs */
@@ -131,8 +131,8 @@ typedef struct CqWeightedSum {
     uint32_t y_dtype;
 } CqWeightedSum;
 
-/* rows of a weight, decoded: all of them, or those named by ids. */
-typedef struct CqDecode {
+/* Rows of a weight, dequantized: all of them, or those named by ids. */
+typedef struct CqDequantize {
     CqMatrix matrix;
     const void *ids;    /* [count] of ids_dtype: embedding; null: rows first_row .. first_row + count */
     void *y;            /* [count, k] of y_dtype */
@@ -142,10 +142,10 @@ typedef struct CqDecode {
     uint32_t group_size;
     uint32_t ids_bytes; /* 1, 4 or 8: U8, U32, I64 */
     uint32_t y_dtype;
-} CqDecode;
+} CqDequantize;
 
-/* Encodes rows as the CPU encoder does, bit for bit. */
-typedef struct CqEncode {
+/* Quantizes rows as the CPU does, bit for bit. */
+typedef struct CqQuantize {
     const void *weights; /* [rows, k] of dtype */
     uint32_t *packed;    /* [rows, k * bits / 32] */
     void *scales;        /* [rows, k / group] of dtype (affine) or bytes */
@@ -154,9 +154,9 @@ typedef struct CqEncode {
     uint64_t groups;     /* rows * k / group */
     uint32_t group_size;
     uint32_t dtype;
-} CqEncode;
+} CqQuantize;
 
-/* Every row of y becomes the bias, to which a dense product is then added. */
+/* Every row of y becomes the bias, to which a dense matmul is then added. */
 typedef struct CqFillBias {
     const void *bias; /* [rows], of bias_dtype */
     void *y;          /* [m, rows], of y_dtype */

@@ -1,10 +1,10 @@
-// simt_{a1,a2,a3,a4,a5,a6,a8,mxfp4,nvfp4,mxfp8}: y = x w^T (+ bias) in f32 on CUDA cores (CqSimt).
+// simt_<format>: y = x w^T (+ bias) in f32 on CUDA cores (CqSimt).
 //
 // For what the tensor-core kernels cannot take (f32 activations, scales or biases, k or addresses that do
-// not fit their loads), and an independent check of them. Weights are decoded one by one, so nothing
+// not fit their loads), and an independent check of them. Weights are dequantized one by one, so nothing
 // cancels that does not cancel in the product itself.
 //
-// simt_{..}_experts: the same for the experts that tokens chose (CqExperts). A warp's two rows are the same row of
+// simt_<format>_experts: the same for the experts that tokens chose (CqExperts). A warp's two rows are the same row of
 // gate and of up, if those are joined.
 //
 // Grid (ceil(rows / 16), ceil(m / 8)), or, of experts, (ceil(rows / 16), tiles), for gate and up twice as many
@@ -13,18 +13,17 @@
 // consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
 #include "experts.cuh"
-#include "formats/scalar.cuh"
+#include "formats/all.cuh"
 
 namespace {
 
 using namespace cq;
-using namespace cq::scalar;
 
 constexpr int THREADS = 256;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 2;  // of the weight, in each warp
 constexpr uint32_t BLOCK_ROWS = WARPS * ROWS;
-constexpr uint32_t SLAB = 8;  // rows of x, in each block
+constexpr uint32_t BLOCK_ROWS_OF_X = 8;  // rows of x, in each block
 constexpr uint32_t PASS = 4;  // rows of x, at a time: with eight, registers would be scarce
 
 // How a step along k is divided among the lanes of a warp.
@@ -87,48 +86,48 @@ __device__ __forceinline__ float warp_sum(float value) {
     return value;
 }
 
-// A product with one weight.
-struct Product {
+// A matmul with one weight.
+struct Matmul {
     const CqSimt &p;
 
     __device__ __forceinline__ size_t x_stride() const { return p.x_stride; }
     __device__ __forceinline__ size_t row_of_x(uint32_t m) const { return m; }
 
-    // Row r of the two of a warp whose first one is `first`: of which factor, where in its matrix.
-    __device__ __forceinline__ const CqFactor &factor(int) const { return p.factor; }
+    // Row r of the two of a warp whose first one is `first`: of which operand, where in its matrix.
+    __device__ __forceinline__ const CqOperand &operand(int) const { return p.operand; }
     __device__ __forceinline__ uint32_t row(uint32_t first, int r) const { return first + r; }
     __device__ __forceinline__ size_t row_of_matrix(uint32_t row) const { return row; }
-    __device__ __forceinline__ float global_scale(int) const { return p.factor.matrix.global_scale; }
+    __device__ __forceinline__ float global_scale(int) const { return p.operand.matrix.global_scale; }
 
     // A lane stores the product of row r of the warp with row m of x; all lanes take part.
     template <int M> __device__ __forceinline__ void store(uint32_t first, int r, uint32_t m, bool mine, float product) const {
         const uint32_t row = first + r;
-        if (!mine || row >= p.factor.matrix.rows) return;
-        if (p.factor.bias) product += load_float(p.factor.bias, row, p.factor.bias_dtype);
-        store_float(p.factor.y, size_t(m) * p.factor.y_stride + row, p.x_dtype, product);
+        if (!mine || row >= p.operand.matrix.rows) return;
+        if (p.operand.bias) product += load_float(p.operand.bias, row, p.operand.bias_dtype);
+        store_float(p.operand.y, size_t(m) * p.operand.y_stride + row, p.x_dtype, product);
     }
 };
 
 // The products of a tile of pairs with their expert.
-struct ExpertProduct {
+struct ExpertMatmul {
     const CqExperts &p;
     Pairs pairs;
     ChosenExpert expert;
     bool gated;
 
-    __device__ __forceinline__ ExpertProduct(const CqExperts &p)
+    __device__ __forceinline__ ExpertMatmul(const CqExperts &p)
         : p(p), pairs(p, blockIdx.y), expert(p, pairs.tile.expert), gated(p.gating != CQ_NOT_GATED) {}
 
     __device__ __forceinline__ size_t x_stride() const { return p.k; }
     __device__ __forceinline__ size_t row_of_x(uint32_t m) const { return pairs.pair(m) / p.pairs_of_x; }
 
-    __device__ __forceinline__ const CqFactor &factor(int r) const { return p.factor[gated ? r : 0]; }
+    __device__ __forceinline__ const CqOperand &operand(int r) const { return p.operand[gated ? r : 0]; }
     __device__ __forceinline__ uint32_t row(uint32_t first, int r) const { return gated ? first / ROWS : first + r; }
-    __device__ __forceinline__ size_t row_of_matrix(uint32_t row) const { return expert.row(p.factor[0].matrix, row); }
+    __device__ __forceinline__ size_t row_of_matrix(uint32_t row) const { return expert.row(p.operand[0].matrix, row); }
     __device__ __forceinline__ float global_scale(int r) const { return expert.global_scale(p, gated ? r : 0); }
 
     template <int M> __device__ __forceinline__ void store(uint32_t first, int r, uint32_t m, bool mine, float product) const {
-        const uint32_t row_ = row(first, r), rows = p.factor[0].matrix.rows;
+        const uint32_t row_ = row(first, r), rows = p.operand[0].matrix.rows;
         if (row_ < rows && r < ROWS) product = expert.with_bias(p, gated ? r : 0, row_, product);
         if (gated) {
             const float up = __shfl_down_sync(FULL_WARP, product, M);
@@ -136,7 +135,7 @@ struct ExpertProduct {
             mine = mine && r == 0;
         }
         if (!mine || row_ >= rows) return;
-        store_float(p.factor[0].y, size_t(pairs.pair(m)) * rows + row_, p.y_dtype, expert.exists ? product : not_a_number());
+        store_float(p.operand[0].y, size_t(pairs.pair(m)) * rows + row_, p.y_dtype, expert.exists ? product : not_a_number());
     }
 };
 
@@ -149,25 +148,25 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
     const uint32_t first_row = block_row + threadIdx.x / 32 * ROWS;
     const uint32_t group_size = group_size_of<F>(p.group_size);
     const size_t words_per_row = words_of_row<F::BITS>(p.k);
-    const uintptr_t addresses = reinterpret_cast<uintptr_t>(job.factor(0).matrix.packed) |
-                                reinterpret_cast<uintptr_t>(job.factor(1).matrix.packed);
+    const uintptr_t addresses = reinterpret_cast<uintptr_t>(job.operand(0).matrix.packed) |
+                                reinterpret_cast<uintptr_t>(job.operand(1).matrix.packed);
     const bool wide = addresses % (4 * S::WIDEST_LOAD) == 0 && words_per_row % S::WIDEST_LOAD == 0;
     float sums[ROWS][M] = {};
     for (uint32_t k0 = 0; k0 < p.k; k0 += S::K) {
         const uint32_t k = k0 + lane * S::LANE;
         uint32_t words[ROWS][S::WORDS];
-        GroupParameters group[ROWS];
+        GroupScale group[ROWS];
         if (k < p.k) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
-                const CqMatrix &matrix = job.factor(r).matrix;
+                const CqMatrix &matrix = job.operand(r).matrix;
                 const size_t row = job.row_of_matrix(min(job.row(first_row, r), matrix.rows - 1));
                 const uint32_t *from = matrix.packed + row * words_per_row + k / S::LANE * S::WORDS;
                 if (wide)
                     load_part<S::WORDS, S::WIDEST_LOAD>(words[r], from);
                 else
                     load_part<S::WORDS, 1>(words[r], from);
-                group[r] = load_parameters<F>(matrix, row * (p.k / group_size) + k / group_size, job.global_scale(r));
+                group[r] = F::load_group(matrix, row * (p.k / group_size) + k / group_size, job.global_scale(r));
             }
         }
         if (k0 == 0) wait_for_earlier_kernels();
@@ -181,7 +180,7 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
                 float weight[ROWS][4];
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
-                    decode_four<F>(octet_of<F::BITS>(words[r], part / 8), part % 8, group[r], weight[r]);
+                    dequantize_four<F>(octet_of<F::BITS>(words[r], part / 8), part % 8, group[r], weight[r]);
 #pragma unroll
                 for (int column = 0; column < M; ++column) {
                     const float *from = shared + (column * 32 + lane) * S::STRIDE + part;
@@ -226,23 +225,23 @@ __device__ __forceinline__ void multiply_rows(const Job &job, uint32_t rows, uin
         }
 }
 
-template <class F> __device__ __forceinline__ void multiply_slab(const CqSimt &p, float *shared) {
+template <class F> __device__ __forceinline__ void multiply_block(const CqSimt &p, float *shared) {
     let_next_kernel_start();
-    const uint32_t slab = blockIdx.y * SLAB;
-    multiply_rows<F>(Product{p}, p.factor.matrix.rows, slab, min(slab + SLAB, p.m), shared);
+    const uint32_t first = blockIdx.y * BLOCK_ROWS_OF_X;
+    multiply_rows<F>(Matmul{p}, p.operand.matrix.rows, first, min(first + BLOCK_ROWS_OF_X, p.m), shared);
 }
 
 template <class F> __device__ __forceinline__ void multiply_experts(const CqExperts &p, float *shared) {
     let_next_kernel_start();
     // Earlier kernels chose the experts.
     wait_for_earlier_kernels();
-    const ExpertProduct job(p);
-    multiply_rows<F>(job, p.factor[0].matrix.rows * (job.gated ? ROWS : 1), 0, job.pairs.tile.count, shared);
+    const ExpertMatmul job(p);
+    multiply_rows<F>(job, p.operand[0].matrix.rows * (job.gated ? ROWS : 1), 0, job.pairs.tile.count, shared);
 }
 
 }  // namespace
 
-#define SIMT_KERNEL(suffix, Format)                                                        \
-    CQ_KERNEL(simt_##suffix, CqSimt, THREADS, 2) { multiply_slab<Format>(p, shared_x()); } \
-    CQ_KERNEL(simt_##suffix##_experts, CqExperts, THREADS, 2) { multiply_experts<Format>(p, shared_x()); }
-CQ_FOR_EVERY_FORMAT(SIMT_KERNEL)
+#define SIMT_KERNEL(name, Format)                                                        \
+    CQ_KERNEL(simt_##name, CqSimt, THREADS, 2) { multiply_block<Format>(p, shared_x()); } \
+    CQ_KERNEL(simt_##name##_experts, CqExperts, THREADS, 2) { multiply_experts<Format>(p, shared_x()); }
+CQ_FORMATS(SIMT_KERNEL)

@@ -1,20 +1,19 @@
-// tiles_{a1,..,mxfp8}_{f16,bf16}: the products of many pairs with the experts that tokens chose (CqExperts), on
-// tensor cores, of weights that are decoded to the dtype of x.
+// tiles_<format>_{f16,bf16}: the GEMM of many pairs with the experts that tokens chose (CqExperts), on
+// tensor cores, of weights that are dequantized to the dtype of x.
 //
 // Grid (blocks that cover the rows of an expert, tiles). A block multiplies 128 rows of weights by up to 64 rows of
-// x, which it gathers; each of its 8 warps 16 rows of weights by all of x, so that every weight is decoded once for
+// x, which it gathers; each of its 8 warps 16 rows of weights by all of x, so that every weight is dequantized once for
 // 64 rows. If gate and up are joined, a warp's rows 0..8 are of gate and its rows 8..16 the same rows of up.
 //
-// Lanes load weights as they lie in the checkpoint, LANE consecutive ones of a row, and decode eight of them to the A
+// Lanes load weights as they lie in the checkpoint, LANE consecutive ones of a row, and dequantize eight of them to the A
 // fragments of two multiplications. x lies in shared memory such that the lane of B that meets those eight weights
 // finds its elements in one load of 16 bytes. x of the step after is on its way meanwhile.
 #include "experts.cuh"
-#include "formats/scalar.cuh"
+#include "formats/all.cuh"
 
 namespace {
 
 using namespace cq;
-using namespace cq::scalar;
 
 constexpr int THREADS = 256;
 constexpr int COLUMNS = 64;  // rows of x
@@ -50,16 +49,15 @@ template <class F> struct LaneRows {
         uintptr_t addresses = 0;
 #pragma unroll
         for (int r = 0; r < 2; ++r) {
-            const int factor = gated ? r : 0;
-            matrix[r] = p.factor[factor].matrix;
-            global_scale[r] = expert.global_scale(p, factor);
+            const int operand = gated ? r : 0;
+            matrix[r] = p.operand[operand].matrix;
+            global_scale[r] = expert.global_scale(p, operand);
             addresses |= reinterpret_cast<uintptr_t>(matrix[r].packed);
             // Rows past the end repeat the last one; their products are not stored.
             const size_t at = expert.row(matrix[r], min(row[r], matrix[r].rows - 1));
             words[r] = matrix[r].packed + at * words_of_row<F::BITS>(p.k) + lane * S::WORDS;
             auto of_row = [&](const void *groups_of_all, uint32_t dtype) -> const void * {
-                const size_t bytes = F::SCALES != ScaleKind::Float ? 1 : dtype == CQ_F32 ? 4 : 2;
-                return groups_of_all ? static_cast<const char *>(groups_of_all) + at * groups * bytes : nullptr;
+                return groups_of_all ? static_cast<const char *>(groups_of_all) + at * groups * scale_bytes<F::SCALES>(dtype) : nullptr;
             };
             matrix[r].scales = of_row(matrix[r].scales, matrix[r].scale_dtype);
             matrix[r].biases = of_row(matrix[r].biases, matrix[r].biases_dtype);
@@ -84,8 +82,8 @@ template <class F> struct LaneRows {
             else
 #pragma unroll
                 for (int i = 0; i < S::WORDS; ++i) load_words<1, true>(loaded.words[r] + i, words[r] + i);
-            const GroupParameters group = load_parameters<F>(matrix[r], k >> log_group_size, global_scale[r]);
-            loaded.scale[r] = group.scale, loaded.bias[r] = group.bias - group.zero * group.scale;
+            const GroupScale group = F::load_group(matrix[r], k >> log_group_size, global_scale[r]);
+            loaded.scale[r] = group.scale, loaded.bias[r] = group.bias - group.zero_point * group.scale;
             words[r] += 4 * S::WORDS;
         }
         k += S::K;
@@ -153,7 +151,7 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
     for (uint32_t i = threadIdx.x; i < count; i += THREADS) rows_of_x[i] = pairs.pair(i) / p.pairs_of_x;
     __syncthreads();
 
-    const uint32_t rows_of_matrix = p.factor[0].matrix.rows;
+    const uint32_t rows_of_matrix = p.operand[0].matrix.rows;
     const uint32_t first = (blockIdx.x * 8 + warp) * (gated ? 8 : 16);
     const uint32_t row[2] = {first + g, gated ? first + g : first + g + 8};
     LaneRows<F> rows(p, expert, row, t);
@@ -179,7 +177,7 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
 #pragma unroll
                 for (int four = 0; four < 2; ++four) {
                     float weight[4];
-                    elements<F>(octet_of<F::BITS>(now.words[r], octet), four * 4, weight);
+                    F::elements(octet_of<F::BITS>(now.words[r], octet), four * 4, weight);
 #pragma unroll
                     for (float &element : weight) element = __fmaf_rn(element, now.scale[r], now.bias[r]);
                     a[r][four * 2] = rounded_pair<BF16>(weight[0], weight[1]);
@@ -210,7 +208,7 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
             const size_t y = size_t(pairs.pair(column)) * rows_of_matrix;
             auto product = [&](int r) { return expert.with_bias(p, gated ? r : 0, row[r], sums[tile][r * 2 + j]); };
             auto store = [&](int r, float value) {
-                store_float(p.factor[0].y, y + row[r], p.y_dtype, expert.exists ? value : not_a_number());
+                store_float(p.operand[0].y, y + row[r], p.y_dtype, expert.exists ? value : not_a_number());
             };
             if (gated) {
                 if (row[0] < rows_of_matrix) store(0, joined(p, product(0), product(1)));
@@ -224,7 +222,7 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
 
 }  // namespace
 
-#define TILE_KERNELS(suffix, Format)                                                                  \
-    CQ_KERNEL(tiles_##suffix##_f16, CqExperts, THREADS, 2) { multiply_tile<Format, false>(p); } \
-    CQ_KERNEL(tiles_##suffix##_bf16, CqExperts, THREADS, 2) { multiply_tile<Format, true>(p); }
-CQ_FOR_EVERY_FORMAT(TILE_KERNELS)
+#define TILE_KERNELS(name, Format)                                                                  \
+    CQ_KERNEL(tiles_##name##_f16, CqExperts, THREADS, 2) { multiply_tile<Format, false>(p); } \
+    CQ_KERNEL(tiles_##name##_bf16, CqExperts, THREADS, 2) { multiply_tile<Format, true>(p); }
+CQ_FORMATS(TILE_KERNELS)

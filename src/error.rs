@@ -90,7 +90,7 @@ pub enum Error {
 
 impl Error {
     /// An [`Error::Tensor`] from anything printable.
-    pub(crate) fn tensor(
+    pub fn tensor(
         file: &Path,
         tensor: impl Into<String>,
         expected: impl Into<String>,
@@ -112,11 +112,7 @@ impl Error {
     }
 
     /// A [`Error::Mismatch`] from anything printable.
-    pub fn mismatch(
-        what: impl Into<String>,
-        expected: impl Into<String>,
-        found: impl Into<String>,
-    ) -> Self {
+    pub fn mismatch(what: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> Self {
         Self::Mismatch { what: what.into(), expected: expected.into(), found: found.into() }
     }
 }

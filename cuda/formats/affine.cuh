@@ -1,17 +1,18 @@
-// Affine codes as halves, in place: a field of `BITS` bits at bit p of a 16-bit half, with the exponent
+// Affine formats: unsigned codes of 1 to 8 bits, a float scale for each group, and a bias; without biases the code
+// 2^(bits - 1) stands for zero.
+//
+// For tensor cores codes become halves in place: a field of `BITS` bits at bit p of a 16-bit half, with the exponent
 // of 2^(10-p) put in front of it, reads 2^(10-p) + q. What that offset contributes to a sum of products
 // is taken out once per group, never per weight.
 #pragma once
-#include "scales.cuh"
+#include "quantize.cuh"
 
 namespace cq {
 
-// A format of the tensor-core kernel decodes UNIT consecutive weights at a time into UNIT / 2 pairs of
-// halves: half h of the unit is weight `weight_of(h)` of the unit, times 1 / OUT_SCALE, plus `offset(h)`.
-template <int BITS_> struct Affine {
+template <int BITS_> struct Affine : FloatScales {
     static constexpr int BITS = BITS_;
+    static constexpr uint32_t GROUP = 0;  // a launch parameter
     static constexpr int UNIT = BITS == 4 ? 8 : BITS == 8 ? 4 : 16;
-    static constexpr ScaleKind SCALES = ScaleKind::Float;
     static constexpr bool HAS_BIASES = true;
     static constexpr float OUT_SCALE = 1.f;
     static constexpr int FOLDED_EXPONENT = 0;  // never folded: the products would not be exact
@@ -37,7 +38,7 @@ template <int BITS_> struct Affine {
     static constexpr __host__ __device__ uint32_t magic(int p) { return 0x00010001u * uint32_t((25 - p) << 10); }
 
     // Unit U of a chunk of words.
-    template <int U> static __device__ __forceinline__ void decode(const uint32_t *words, uint32_t *pairs) {
+    template <int U> static __device__ __forceinline__ void to_halves(const uint32_t *words, uint32_t *pairs) {
         if constexpr (BITS == 8) {
             pairs[0] = and_or(words[U], 0x00ff00ffu, magic(0));
             pairs[1] = __byte_perm(words[U], 0x64646464u, 0x4341);
@@ -60,8 +61,81 @@ template <int BITS_> struct Affine {
         }
     }
 
+    static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) element[i] = integer(codes, first + i);
+    }
+
+    static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float) {
+        const float scale = load_scale(matrix, group);
+        if (!matrix.biases) return {scale, 0.0f, 1 << (BITS - 1)};  // symmetric codes
+        return {scale, load_float(matrix.biases, group, matrix.biases_dtype), 0.0f};
+    }
+
+    static __device__ __forceinline__ void quantize_group(const CqQuantize &p, LaneOfGroup &own, uint64_t group, bool stores) {
+        constexpr float LARGEST_CODE = (1 << BITS) - 1;
+        const GroupScale of_group = scale_and_bias(own);
+#pragma unroll
+        for (int i = 0; i < MAX_PER_LANE; ++i) {
+            const float steps = rintf(__fdiv_rn(__fsub_rn(own.weight[i], of_group.bias), of_group.scale));
+            own.code[i] = static_cast<uint32_t>(fminf(fmaxf(steps, 0.0f), LARGEST_CODE));
+        }
+        if (stores) {
+            store_float(p.scales, group, p.dtype, of_group.scale);
+            store_float(p.biases, group, p.dtype, of_group.bias);
+        }
+    }
+
   private:
     static constexpr uint32_t FIELD_MASK = 0x00010001u * ((1u << BITS) - 1);
+    static constexpr float SMALLEST_SCALE = 1e-7f;
+
+    // Code i, known at compile time, of an octet as a number.
+    //
+    // Among the mantissa bits of 2^(23 - p), a code at bit p counts units: no conversion, which costs four
+    // times as much. The code has to end below bit 23, which it does in the half word that it starts in.
+    static __device__ __forceinline__ float integer(Octet codes, int i) {
+        const int bit = i * BITS, p = bit % 16;
+        const uint32_t window = bit < 16   ? codes.low
+                                : bit < 32 ? __funnelshift_r(codes.low, codes.high, 16)
+                                : bit < 48 ? codes.high
+                                           : codes.high >> 16;
+        const uint32_t magic = uint32_t(127 + 23 - p) << 23;
+        return __uint_as_float(and_or(window, ((1u << BITS) - 1) << p, magic)) - __uint_as_float(magic);
+    }
+
+    // The first smallest of all lanes' values, in the order of lanes: which of two zeros is first shows in
+    // the sign of a 1-bit bias.
+    static __device__ __forceinline__ float first_smallest_of(float value) {
+        for (int distance = 1; distance < 32; distance *= 2) {
+            const float other = __shfl_xor_sync(FULL_WARP, value, distance);
+            const bool other_is_first = threadIdx.x & distance;
+            value = other < value || (other_is_first && other == value) ? other : value;
+        }
+        return value;
+    }
+
+    // Scale and bias of a group, not yet rounded to the dtype of the weights.
+    static __device__ __forceinline__ GroupScale scale_and_bias(const LaneOfGroup &own) {
+        float low = __uint_as_float(0x7f800000u), high = -low;
+#pragma unroll
+        for (int i = 0; i < MAX_PER_LANE; ++i) {
+            if (i >= own.count) continue;
+            low = own.weight[i] < low ? own.weight[i] : low;
+            high = own.weight[i] > high ? own.weight[i] : high;
+        }
+        low = first_smallest_of(low);
+        high = -first_smallest_of(-high);
+        const float range = __fsub_rn(high, low);
+        if (BITS == 1) return {fmaxf(range, SMALLEST_SCALE), low, 0.0f};
+        const float step = fmaxf(__fdiv_rn(range, (1 << BITS) - 1), SMALLEST_SCALE);
+        const bool low_is_larger = fabsf(low) > fabsf(high);
+        const float scale = low_is_larger ? step : -step, edge = low_is_larger ? low : high;
+        const float steps_to_edge = rintf(__fdiv_rn(edge, scale));
+        if (steps_to_edge == 0) return {scale, 0.0f, 0.0f};
+        // Zero is then a multiple of the scale away from the edge, hence exact.
+        return {__fdiv_rn(edge, steps_to_edge), edge, 0.0f};
+    }
 
     // The stream from weight i of unit U at bit LEAD of the low half, from weight i + 8 of the high half.
     template <int U> static __device__ __forceinline__ uint32_t window(const uint32_t *words, int i) {
@@ -84,3 +158,19 @@ template <int BITS_> struct Affine {
 };
 
 }  // namespace cq
+
+// The kernels of the family; formats/all.cuh says what the lists are. GEMV kernels are listed by width: they take
+// long to compile.
+#define CQ_FORMATS_AFFINE(X) \
+    X(a1, cq::Affine<1>)     \
+    X(a2, cq::Affine<2>)     \
+    X(a3, cq::Affine<3>)     \
+    X(a4, cq::Affine<4>)     \
+    X(a5, cq::Affine<5>)     \
+    X(a6, cq::Affine<6>)     \
+    X(a8, cq::Affine<8>)
+#define CQ_QUANTIZE_AFFINE(X) CQ_FORMATS_AFFINE(X)
+#define CQ_GEMV_AFFINE(X, bits)                   \
+    X(a##bits##_g32, cq::Affine<bits>, 32)        \
+    X(a##bits##_g64, cq::Affine<bits>, 64)        \
+    X(a##bits##_g128, cq::Affine<bits>, 128)

@@ -1,28 +1,64 @@
-// The scale of a group, as a number.
+// The scale of a group: how it is stored, and as a number.
 #pragma once
 #include "../device.cuh"
 
 namespace cq {
 
 // How the scales of a format are stored.
-enum class ScaleKind { Float, E8m0, E4m3 };
+enum class Scale { Float, E8m0, E4m3 };
 
-// Raw bits of scale i: loaded early, converted late, so that a load is not waited for.
-template <ScaleKind KIND> __device__ __forceinline__ uint32_t scale_bits(const void *scales, size_t i) {
-    if constexpr (KIND == ScaleKind::Float)
+// Raw bits of scale i: loaded early, converted late, so that nothing waits for the load.
+template <Scale KIND> __device__ __forceinline__ uint32_t scale_bits(const void *scales, size_t i) {
+    if constexpr (KIND == Scale::Float)
         return static_cast<const uint16_t *>(scales)[i];
     else
         return static_cast<const uint8_t *>(scales)[i];
 }
 
 // The number that 16-bit or 8-bit scale bits stand for; `dtype` (F16 or BF16) matters for Float only.
-template <ScaleKind KIND> __device__ __forceinline__ float scale_from_bits(uint32_t bits, uint32_t dtype) {
-    if constexpr (KIND == ScaleKind::Float)
+template <Scale KIND> __device__ __forceinline__ float scale_from_bits(uint32_t bits, uint32_t dtype) {
+    if constexpr (KIND == Scale::Float)
         return dtype == CQ_F16 ? half_bits_to_float(bits) : bf16_bits_to_float(bits);
-    else if constexpr (KIND == ScaleKind::E8m0)
+    else if constexpr (KIND == Scale::E8m0)
         return e8m0_to_float(bits);
     else
         return half_bits_to_float(e4m3x2_to_half2(bits));
 }
+
+// Bytes of one scale, for Float of `dtype`.
+template <Scale KIND> __device__ __forceinline__ size_t scale_bytes(uint32_t dtype) {
+    return KIND != Scale::Float ? 1 : dtype == CQ_F32 ? 4 : 2;
+}
+
+// Scale and bias of a group, and the code that stands for zero; formats without them leave them at 0.
+struct GroupScale {
+    float scale, bias, zero_point;
+};
+
+// Formats whose scales are bytes: a weight is element * (scale * global scale), rounded once each.
+template <Scale KIND> struct ByteScales {
+    static_assert(KIND != Scale::Float, "one byte");
+    static constexpr Scale SCALES = KIND;
+    static constexpr bool HAS_BIASES = false;
+
+    static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float global_scale) {
+        const float scale = scale_from_bits<KIND>(scale_bits<KIND>(matrix.scales, group), CQ_F32);
+        return {__fmul_rn(scale, global_scale), 0.0f, 0.0f};
+    }
+    static __device__ __forceinline__ float weight(float element, GroupScale group) { return __fmul_rn(element, group.scale); }
+};
+
+// Formats whose scales are f16, bf16 or f32: a weight is (element - zero point) * scale + bias.
+struct FloatScales {
+    static constexpr Scale SCALES = Scale::Float;
+
+    static __device__ __forceinline__ float load_scale(const CqMatrix &matrix, size_t group) {
+        return load_float(matrix.scales, group, matrix.scale_dtype);
+    }
+    static __device__ __forceinline__ float weight(float element, GroupScale group) {
+        // The difference is exact. A bias of +0 makes the sum of -0 the +0 of the reference.
+        return __fadd_rn(__fmul_rn(element - group.zero_point, group.scale), group.bias);
+    }
+};
 
 }  // namespace cq

@@ -34,13 +34,13 @@ done
 [ "$(nproc)" -gt 4 ] || wait
 for blocks in 2 3 4; do
     tuned a4_g64 'Affine<4>' 64 1 "$blocks" &
-    tuned mxfp4 'Fp4<cq::ScaleKind::E8m0>' 32 1 "$blocks" &
+    tuned mxfp4 Mxfp4 32 1 "$blocks" &
     [ "$(nproc)" -gt 4 ] || wait
 done
 tuned a4_g64 'Affine<4>' 64 8 2 &
 tuned a4_g64 'Affine<4>' 64 16 2 &
-tuned nvfp4 'Fp4<cq::ScaleKind::E4m3>' 16 1 2 &
-tuned mxfp8 Fp8 32 1 2 &
+tuned nvfp4 Nvfp4 16 1 2 &
+tuned mxfp8 Mxfp8 32 1 2 &
 [ "$(nproc)" -gt 4 ] || wait
 tuned a3_g64 'Affine<3>' 64 1 2 &
 tuned a5_g64 'Affine<5>' 64 1 2 &

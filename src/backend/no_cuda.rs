@@ -4,9 +4,22 @@ use super::{ChosenExperts, Epilogue, Factor, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
+// Arithmetic and names, whose tests need no CUDA.
+#[cfg(test)]
+#[path = "cuda/formats.rs"]
+#[allow(dead_code)]
+mod formats;
+#[cfg(test)]
+#[path = "cuda/gemv.rs"]
+#[allow(dead_code)]
+mod gemv;
+#[cfg(test)]
+#[path = "cuda/kernel.rs"]
+#[allow(dead_code)]
+mod kernel;
 #[cfg(test)]
 #[path = "cuda/plan.rs"]
-#[allow(dead_code)] // Its tests need no CUDA.
+#[allow(dead_code)]
 mod plan;
 
 fn error<T>() -> Result<T> {

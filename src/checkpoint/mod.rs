@@ -65,12 +65,14 @@ mod uqff;
 mod weight;
 
 pub use file::masked;
-#[cfg(test)]
-pub(crate) use file::reads;
+#[cfg(any(test, feature = "recorded-reads"))]
+#[doc(hidden)]
+pub use file::reads;
 pub use file::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
 pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
+pub use sidecar::SidecarFiles;
 
 pub use tokenizer::{StoredTokenizer, REMEDY as TOKENIZER_REMEDY};
 pub use weight::{module_of, tensor_of};

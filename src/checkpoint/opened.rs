@@ -51,12 +51,12 @@ impl Checkpoint {
     }
 
     /// The tokenizer that lies in the same files as the weights, if there is one.
-    pub(crate) fn stored_tokenizer(&self) -> Result<Option<StoredTokenizer>> {
+    pub fn stored_tokenizer(&self) -> Result<Option<StoredTokenizer>> {
         self.0.opened.container.tokenizer()
     }
 
     /// The content of a JSON file that belongs to the weights; `None` if there is no such file.
-    pub(crate) fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
+    pub fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
         self.0.opened.sidecars.json(file)
     }
 
@@ -115,7 +115,7 @@ impl Checkpoint {
     }
 
     /// The files that hold the tensors.
-    pub(crate) fn weight_files(&self) -> BTreeSet<PathBuf> {
+    pub fn weight_files(&self) -> BTreeSet<PathBuf> {
         let container = &self.0.opened.container;
         let parts = |name: &str| {
             let module = module_of(name).unwrap_or(name).to_owned();
@@ -129,7 +129,7 @@ impl Checkpoint {
     }
 
     /// The files beside the weights: config, tokenizer and the like.
-    pub(crate) fn sidecar_files(&self) -> &SidecarFiles {
+    pub fn sidecar_files(&self) -> &SidecarFiles {
         &self.0.opened.sidecars
     }
 

@@ -80,6 +80,17 @@ impl QuantFormat {
         Self { element, scale, zero_point, group_size }
     }
 
+    /// A format that nobody has, for tests of what happens then.
+    #[cfg(test)]
+    pub(crate) const fn made_up(
+        element: Element,
+        scale: Scale,
+        zero_point: ZeroPoint,
+        group_size: usize,
+    ) -> Self {
+        Self::of(element, scale, zero_point, group_size)
+    }
+
     /// An affine format, `q * scale + bias`.
     ///
     /// # Errors
@@ -189,7 +200,7 @@ impl QuantFormat {
     }
 
     /// The code in the middle of an integer format's range, as a number: the zero point of symmetric formats.
-    pub(crate) fn midpoint(self) -> f32 {
+    pub fn midpoint(self) -> f32 {
         match self.element {
             Element::Uint(bits) => f32::from(bits.midpoint()),
             Element::E2m1 | Element::E4m3 => 0.,

@@ -1,32 +1,29 @@
-// One tensor-core product by itself, for tuning: cold, in a graph, over shapes, splits of k, and dependent
+// One tensor-core GEMV by itself, for tuning: cold, in a graph, over shapes, splits of k, and dependent
 // launch or not. The kernel and its knobs are chosen when this is compiled:
 //
 //     nvcc -std=c++17 -O3 -arch=sm_90 -DTUNE_FORMAT='Affine<4>' -DTUNE_GROUP=64 -DTUNE_ROWS=1 [-DRESIDENT_BLOCKS=3] gemv.cu
-#include "../../cuda/device.cuh"
-#ifdef RESIDENT_BLOCKS
-#undef CQ_KERNEL
-#define CQ_KERNEL(name, Params, threads, blocks) \
-    extern "C" __global__ void __launch_bounds__(threads, RESIDENT_BLOCKS) name(const __grid_constant__ Params p)
-#else
-#define RESIDENT_BLOCKS 2
-#endif
+#include "../../cuda/formats/all.cuh"
 #include "../../cuda/gemv.cuh"
 #include "harness.cuh"
 
-CQ_GEMV(tuned, TUNE_FORMAT, TUNE_GROUP, TUNE_ROWS)
-
-namespace {
+#ifndef RESIDENT_BLOCKS
+#define RESIDENT_BLOCKS 2
+#endif
 
 using Format = cq::TUNE_FORMAT;
 using Shape = cq::GemvShape<Format, TUNE_GROUP, TUNE_ROWS>;
 
+CQ_KERNEL(tuned, CqGemv, Shape::THREADS, RESIDENT_BLOCKS) { cq::gemv<Format, Shape>(p); }
+
+namespace {
+
 #define TEXT_(text) #text
 #define TEXT(text) TEXT_(text)
 
-constexpr bool FLOAT_SCALES = Format::SCALES == cq::ScaleKind::Float;
+constexpr bool FLOAT_SCALES = Format::SCALES == cq::Scale::Float;
 constexpr size_t SCALE_BYTES = FLOAT_SCALES ? 2 : 1;
 
-// As src/backend/cuda/plan.rs has it.
+// As src/backend/cuda/gemv.rs has it.
 size_t shared_bytes(int k) {
     const size_t of_row = 64 + 2 * size_t(k) + (Format::HAS_BIASES ? 16 : 4) * (k / Shape::X_GROUP) + 4 * 8 * 16;
     return 64 + Shape::ROWS * of_row;
@@ -59,17 +56,17 @@ void measure(int n, int k) {
         auto params = [&](int copy) {
             CqGemv p = {};
             const char *from = memory + rotation.offset(copy);
-            CqMatrix &matrix = p.factor[0].matrix;
+            CqMatrix &matrix = p.operand[0].matrix;
             matrix.packed = reinterpret_cast<const uint32_t *>(from);
             matrix.scales = from + (bytes.packed + 255) / 256 * 256;
             matrix.biases = static_cast<const char *>(matrix.scales) + (bytes.scales + 255) / 256 * 256;
             matrix.global_scale = 1;
             matrix.rows = n;
             matrix.scale_dtype = matrix.biases_dtype = CQ_BF16;
-            p.factor[0].y = y, p.factor[0].y_stride = n;
+            p.operand[0].y = y, p.operand[0].y_stride = n;
             p.x = x, p.x_stride = k, p.x_dtype = CQ_BF16;
             p.partial = partial, p.arrivals = arrivals;
-            p.factors = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.epilogue = CQ_STORE;
+            p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.epilogue = CQ_STORE;
             return p;
         };
         double us[2];

@@ -45,7 +45,7 @@ class Measuring(unittest.TestCase):
         for instruction in ("LDL R1, [R2]", "@!P0 STL.64 [R2], R4"):
             self.assertIn("local memory", complaints_of(kernel(before=["NOP", instruction]))[0])
         self.assertIn("local memory", complaints_of(kernel(local=8))[0])
-        self.assertIn("local memory", complaints_of(kernel(name="decode_a4", local=8))[0])
+        self.assertIn("local memory", complaints_of(kernel(name="dequantize_a4", local=8))[0])
 
     def test_narrow_loads(self):
         narrow = [text.replace("E.128", "E.64") for text in BODY]

@@ -1,8 +1,8 @@
 //! What the tests of `convert` share: small sources, and readers of what is written that share no code with the crate.
 #![allow(dead_code)] // Each test binary uses its part.
 
-use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use candle_quant::Checkpoint;
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use serde_json::{json, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;

@@ -5,8 +5,8 @@ use crate::packed::{bits, tensor};
 use crate::{device, has_candle_kernels};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
 use candle_core::{DType, Device, Result, Storage, Tensor};
-use candle_quant_models::Model;
 use candle_quant::{nn, Checkpoint, Linear, QuantFormat};
+use candle_quant_models::Model;
 
 /// A device with a stream of its own, no tensor of which is tracked by events: those of before a capture
 /// cannot be waited for in it.

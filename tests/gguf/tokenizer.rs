@@ -3,9 +3,9 @@
 use crate::checkpoint::rejected;
 use crate::common::{bundled, byte_tokenizer};
 use crate::writer::{f32_tensor, path, write, File, ARRAY, U32};
-use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
-use candle_quant_models::generate::load_tokenizer;
 use candle_quant::{Checkpoint, Result};
+use candle_quant_models::generate::load_tokenizer;
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use serde_json::Value;
 use std::fs;
 use tokenizers::Tokenizer;

@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
+use candle_quant::VarBuilder;
 use candle_quant_models::{Config, Model};
 use candle_quant_tools::verify::verify_digests;
-use candle_quant::VarBuilder;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};

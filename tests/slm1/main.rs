@@ -18,8 +18,8 @@ mod mutations;
 mod writer;
 
 use candle_quant::checkpoint::slm1::{self, Slm1, Slm1Options};
-use candle_quant_tools::verify;
 use candle_quant::Result;
+use candle_quant_tools::verify;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};

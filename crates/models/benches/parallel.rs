@@ -11,10 +11,10 @@
 //! With `CANDLE_QUANT_BENCH_MB=N` the file has about N megabytes instead of 256.
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_quant_models::sharding::ShardPlan;
-use candle_quant_models::{Config, Model};
 use candle_quant::parallel::{run, Collective, Rank};
 use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant_models::sharding::ShardPlan;
+use candle_quant_models::{Config, Model};
 use serde_json::json;
 use std::fs;
 use std::sync::{Arc, Mutex, PoisonError};

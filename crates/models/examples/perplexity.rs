@@ -5,9 +5,9 @@
 use anyhow::{anyhow, bail, Context, Result};
 use candle_core::{DType, Device, Tensor, D};
 use candle_quant::checkpoint::CheckpointKind;
+use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
 use candle_quant_models::generate::load_tokenizer;
 use candle_quant_models::{Config, Model};
-use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
 use clap::Parser;
 use std::path::PathBuf;
 use std::time::Instant;

@@ -5,9 +5,9 @@
 //! `torchrun --no-python --nproc-per-node 4 target/release/examples/tensor_parallel --model DIR --distributed`
 
 use candle_core::{DType, Device};
-use candle_quant_models::{Config, Model};
 use candle_quant::{parallel, Checkpoint, VarBuilder};
 use candle_quant_models::generate;
+use candle_quant_models::{Config, Model};
 use clap::Parser;
 use std::ops::ControlFlow;
 use std::path::PathBuf;

@@ -4,10 +4,10 @@ use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::sharding::{Heads, Sharding};
 use super::Config;
-use candle_quant::parallel::RowParallel;
-use candle_quant::nn::{forward_all, rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
 use candle_core::{DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
+use candle_quant::nn::{forward_all, rms_norm, LayerWeight, Linear, Module, RmsNorm, VarBuilder};
+use candle_quant::parallel::RowParallel;
 use std::ops::Range;
 use std::slice;
 

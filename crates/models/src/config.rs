@@ -3,8 +3,8 @@
 use super::fields::{is_positive, Fields, POSITIVE};
 use super::moe::MoeConfig;
 use super::rope::Rope;
-use candle_quant::{Checkpoint, Error, Result};
 use candle_nn::Activation;
+use candle_quant::{Checkpoint, Error, Result};
 use serde::Deserialize;
 use serde_json::Value;
 
@@ -383,7 +383,11 @@ mod tests {
     fn errors_of_a_checkpoint_name_its_config_file() {
         let load = |config: Option<&Value>| {
             let dir = tempfile::tempdir().unwrap();
-            std::fs::copy(concat!(env!("REPOSITORY"), "/assets/tiny/model.safetensors"), dir.path().join("model.safetensors")).unwrap();
+            std::fs::copy(
+                concat!(env!("REPOSITORY"), "/assets/tiny/model.safetensors"),
+                dir.path().join("model.safetensors"),
+            )
+            .unwrap();
             let file = dir.path().join("config.json");
             if let Some(config) = config {
                 std::fs::write(&file, config.to_string()).unwrap();

@@ -6,15 +6,15 @@ use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::sharding::Sharding;
 use super::Config;
+use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::parallel::{
-    vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
-};
 use candle_quant::nn::{
     rms_norm, swiglu, Activation, LayerWeight, Linear, Module, RmsNorm, VarBuilder, WeightSummary,
 };
+use candle_quant::parallel::{
+    vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
+};
 use candle_quant::{Error, Result};
-use candle_core::{DType, Device, Tensor};
 
 /// A decoder-only language model with its key/value cache.
 #[derive(Debug)]

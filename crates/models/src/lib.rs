@@ -29,6 +29,7 @@ mod attention;
 mod config;
 mod decoder;
 mod fields;
+pub mod generate;
 mod moe;
 mod projection;
 mod rope;

@@ -3,10 +3,10 @@
 use super::fields::Fields;
 use super::projection::projection;
 use super::Config;
-use candle_quant::parallel::{parallel_experts, ParallelExperts};
-use candle_quant::nn::{Activation, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder};
-use candle_quant::{Error, Result};
 use candle_core::{DType, Tensor, D};
+use candle_quant::nn::{Activation, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder};
+use candle_quant::parallel::{parallel_experts, ParallelExperts};
+use candle_quant::{Error, Result};
 
 /// The experts of a model.
 #[derive(Clone, Debug, PartialEq)]

@@ -3,10 +3,10 @@
 //! All are refused if the checkpoint has a bias that the config does not know of: an error instead of wrong
 //! numbers.
 
-use candle_quant::parallel::{column_parallel, row_parallel, RowParallel};
-use candle_quant::nn::{linear_b, Linear, VarBuilder};
-use candle_quant::Error;
 use candle_core::Result;
+use candle_quant::nn::{linear_b, Linear, VarBuilder};
+use candle_quant::parallel::{column_parallel, row_parallel, RowParallel};
+use candle_quant::Error;
 use std::ops::Range;
 
 /// A layer that every rank has whole.

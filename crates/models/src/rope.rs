@@ -1,8 +1,8 @@
 //! Rotary position embedding: angles from a config, applied to the two halves of each head.
 
 use super::fields::{is_positive, Fields, POSITIVE};
-use candle_quant::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use candle_quant::{Error, Result};
 use serde_json::Value;
 
 /// Base frequency and scaling of the rotary position embedding.

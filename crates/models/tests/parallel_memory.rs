@@ -2,10 +2,10 @@
 #![cfg(target_os = "linux")]
 
 use candle_core::{DType, Device};
-use candle_quant_models::sharding::ShardPlan;
-use candle_quant_models::{Config, Model};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant_models::sharding::ShardPlan;
+use candle_quant_models::{Config, Model};
 use serde_json::Value;
 use std::path::Path;
 

@@ -1,11 +1,12 @@
 //! Ranks that are processes: how they find each other, and how they end. This program starts itself as each rank.
 
+#[path = "../../../tests/common/mod.rs"]
 mod common;
 
 use candle_core::{DType, Device, Tensor};
-use candle_quant_models::Model;
 use candle_quant::parallel::{Joined, Launch, Place, Secret};
 use candle_quant::{Error, Result};
+use candle_quant_models::Model;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{self, Child, ChildStdout, Command, Stdio};

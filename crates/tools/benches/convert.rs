@@ -9,8 +9,8 @@
 //! With `CANDLE_QUANT_BENCH_MB=N` the model has N megabytes instead of 256.
 
 use candle_core::Result;
-use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::Checkpoint;
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use half::bf16;
 use rayon::{ThreadPool, ThreadPoolBuilder};
 use std::fs;

@@ -1,10 +1,10 @@
 //! The numbers of a weight, dequantized a few rows at a time.
 
+use candle_core::quantized::{QStorage, QTensor};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::Weight;
 use candle_quant::nn::LayerWeight;
 use candle_quant::{Error, QuantTensor, Result};
-use candle_core::quantized::{QStorage, QTensor};
-use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::borrow::Cow;
 
@@ -24,14 +24,10 @@ pub(crate) struct Chunks {
 impl Chunks {
     /// Loads a weight as it is stored.
     pub fn load(weight: &Weight) -> Result<Self> {
-        let device = &Device::Cpu;
-        let loaded = match weight {
-            Weight::Packed(packed) => {
-                let packed = packed.load(device)?;
-                if packed.dims().len() > 2 { packed.flatten_stack()? } else { packed }.into()
-            }
-            Weight::Ggml(ggml) => ggml.load(device)?.into(),
-            Weight::Dense(dense) => dense.load(dense.dtype(), device)?.flatten_all()?.into(),
+        let loaded = match weight.load(&Device::Cpu)? {
+            LayerWeight::Quantized(packed) if packed.dims().len() > 2 => packed.flatten_stack()?.into(),
+            LayerWeight::Dense(tensor) => tensor.flatten_all()?.into(),
+            other => other,
         };
         let (matrices, n, k) = match weight.dims() {
             [] => (1, 1, 1),
@@ -107,6 +103,12 @@ impl Chunks {
             LayerWeight::Quantized(packed) => packed.narrow(0, row, rows)?.dequantize(DType::F32)?,
             LayerWeight::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
             LayerWeight::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
+            other => {
+                return Err(Error::Unsupported {
+                    what: format!("reading rows of a weight in {}", other.format_name()),
+                    remedy: "update candle-quant-tools with candle-quant".into(),
+                })
+            }
         };
         Ok((matrix * n + row, numbers))
     }

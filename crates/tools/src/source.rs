@@ -1,8 +1,8 @@
 //! The tensors of a checkpoint, read as the model of its config knows them.
 
 use candle_quant::checkpoint::{module_of, Checkpoint, Weight};
-use candle_quant_models::Config;
 use candle_quant::Result;
+use candle_quant_models::Config;
 
 /// A checkpoint, and the model that its config describes, if it describes one that is known.
 pub(crate) struct Source<'c> {

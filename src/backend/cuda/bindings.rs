@@ -33,7 +33,7 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct CqFactor {
+pub struct CqOperand {
     pub matrix: CqMatrix,
     pub bias: *const ::core::ffi::c_void,
     pub y: *mut ::core::ffi::c_void,
@@ -42,23 +42,23 @@ pub struct CqFactor {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqFactor"][::core::mem::size_of::<CqFactor>() - 64usize];
-    ["Alignment of CqFactor"][::core::mem::align_of::<CqFactor>() - 8usize];
-    ["Offset of field: CqFactor::matrix"][::core::mem::offset_of!(CqFactor, matrix) - 0usize];
-    ["Offset of field: CqFactor::bias"][::core::mem::offset_of!(CqFactor, bias) - 40usize];
-    ["Offset of field: CqFactor::y"][::core::mem::offset_of!(CqFactor, y) - 48usize];
-    ["Offset of field: CqFactor::y_stride"][::core::mem::offset_of!(CqFactor, y_stride) - 56usize];
-    ["Offset of field: CqFactor::bias_dtype"][::core::mem::offset_of!(CqFactor, bias_dtype) - 60usize];
+    ["Size of CqOperand"][::core::mem::size_of::<CqOperand>() - 64usize];
+    ["Alignment of CqOperand"][::core::mem::align_of::<CqOperand>() - 8usize];
+    ["Offset of field: CqOperand::matrix"][::core::mem::offset_of!(CqOperand, matrix) - 0usize];
+    ["Offset of field: CqOperand::bias"][::core::mem::offset_of!(CqOperand, bias) - 40usize];
+    ["Offset of field: CqOperand::y"][::core::mem::offset_of!(CqOperand, y) - 48usize];
+    ["Offset of field: CqOperand::y_stride"][::core::mem::offset_of!(CqOperand, y_stride) - 56usize];
+    ["Offset of field: CqOperand::bias_dtype"][::core::mem::offset_of!(CqOperand, bias_dtype) - 60usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqGemv {
-    pub factor: [CqFactor; 3usize],
+    pub operand: [CqOperand; 3usize],
     pub x: *const ::core::ffi::c_void,
     pub residual: *const ::core::ffi::c_void,
     pub partial: *mut f32,
     pub arrivals: *mut u32,
-    pub factors: u32,
+    pub operands: u32,
     pub m: u32,
     pub k: u32,
     pub k_per_split: u32,
@@ -71,12 +71,12 @@ pub struct CqGemv {
 const _: () = {
     ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 256usize];
     ["Alignment of CqGemv"][::core::mem::align_of::<CqGemv>() - 8usize];
-    ["Offset of field: CqGemv::factor"][::core::mem::offset_of!(CqGemv, factor) - 0usize];
+    ["Offset of field: CqGemv::operand"][::core::mem::offset_of!(CqGemv, operand) - 0usize];
     ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 192usize];
     ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 200usize];
     ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 208usize];
     ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 216usize];
-    ["Offset of field: CqGemv::factors"][::core::mem::offset_of!(CqGemv, factors) - 224usize];
+    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 224usize];
     ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 228usize];
     ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 232usize];
     ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 236usize];
@@ -88,7 +88,7 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqSimt {
-    pub factor: CqFactor,
+    pub operand: CqOperand,
     pub x: *const ::core::ffi::c_void,
     pub m: u32,
     pub k: u32,
@@ -100,7 +100,7 @@ pub struct CqSimt {
 const _: () = {
     ["Size of CqSimt"][::core::mem::size_of::<CqSimt>() - 96usize];
     ["Alignment of CqSimt"][::core::mem::align_of::<CqSimt>() - 8usize];
-    ["Offset of field: CqSimt::factor"][::core::mem::offset_of!(CqSimt, factor) - 0usize];
+    ["Offset of field: CqSimt::operand"][::core::mem::offset_of!(CqSimt, operand) - 0usize];
     ["Offset of field: CqSimt::x"][::core::mem::offset_of!(CqSimt, x) - 64usize];
     ["Offset of field: CqSimt::m"][::core::mem::offset_of!(CqSimt, m) - 72usize];
     ["Offset of field: CqSimt::k"][::core::mem::offset_of!(CqSimt, k) - 76usize];
@@ -130,7 +130,7 @@ const _: () = {
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqExperts {
-    pub factor: [CqFactor; 2usize],
+    pub operand: [CqOperand; 2usize],
     pub global_scale: [*const f32; 2usize],
     pub ids: *const u32,
     pub shares: *const f32,
@@ -157,7 +157,7 @@ pub struct CqExperts {
 const _: () = {
     ["Size of CqExperts"][::core::mem::size_of::<CqExperts>() - 256usize];
     ["Alignment of CqExperts"][::core::mem::align_of::<CqExperts>() - 8usize];
-    ["Offset of field: CqExperts::factor"][::core::mem::offset_of!(CqExperts, factor) - 0usize];
+    ["Offset of field: CqExperts::operand"][::core::mem::offset_of!(CqExperts, operand) - 0usize];
     ["Offset of field: CqExperts::global_scale"][::core::mem::offset_of!(CqExperts, global_scale) - 128usize];
     ["Offset of field: CqExperts::ids"][::core::mem::offset_of!(CqExperts, ids) - 144usize];
     ["Offset of field: CqExperts::shares"][::core::mem::offset_of!(CqExperts, shares) - 152usize];
@@ -227,7 +227,7 @@ const _: () = {
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct CqDecode {
+pub struct CqDequantize {
     pub matrix: CqMatrix,
     pub ids: *const ::core::ffi::c_void,
     pub y: *mut ::core::ffi::c_void,
@@ -240,21 +240,22 @@ pub struct CqDecode {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqDecode"][::core::mem::size_of::<CqDecode>() - 88usize];
-    ["Alignment of CqDecode"][::core::mem::align_of::<CqDecode>() - 8usize];
-    ["Offset of field: CqDecode::matrix"][::core::mem::offset_of!(CqDecode, matrix) - 0usize];
-    ["Offset of field: CqDecode::ids"][::core::mem::offset_of!(CqDecode, ids) - 40usize];
-    ["Offset of field: CqDecode::y"][::core::mem::offset_of!(CqDecode, y) - 48usize];
-    ["Offset of field: CqDecode::first_row"][::core::mem::offset_of!(CqDecode, first_row) - 56usize];
-    ["Offset of field: CqDecode::count"][::core::mem::offset_of!(CqDecode, count) - 64usize];
-    ["Offset of field: CqDecode::k"][::core::mem::offset_of!(CqDecode, k) - 68usize];
-    ["Offset of field: CqDecode::group_size"][::core::mem::offset_of!(CqDecode, group_size) - 72usize];
-    ["Offset of field: CqDecode::ids_bytes"][::core::mem::offset_of!(CqDecode, ids_bytes) - 76usize];
-    ["Offset of field: CqDecode::y_dtype"][::core::mem::offset_of!(CqDecode, y_dtype) - 80usize];
+    ["Size of CqDequantize"][::core::mem::size_of::<CqDequantize>() - 88usize];
+    ["Alignment of CqDequantize"][::core::mem::align_of::<CqDequantize>() - 8usize];
+    ["Offset of field: CqDequantize::matrix"][::core::mem::offset_of!(CqDequantize, matrix) - 0usize];
+    ["Offset of field: CqDequantize::ids"][::core::mem::offset_of!(CqDequantize, ids) - 40usize];
+    ["Offset of field: CqDequantize::y"][::core::mem::offset_of!(CqDequantize, y) - 48usize];
+    ["Offset of field: CqDequantize::first_row"][::core::mem::offset_of!(CqDequantize, first_row) - 56usize];
+    ["Offset of field: CqDequantize::count"][::core::mem::offset_of!(CqDequantize, count) - 64usize];
+    ["Offset of field: CqDequantize::k"][::core::mem::offset_of!(CqDequantize, k) - 68usize];
+    ["Offset of field: CqDequantize::group_size"]
+        [::core::mem::offset_of!(CqDequantize, group_size) - 72usize];
+    ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 76usize];
+    ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 80usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
-pub struct CqEncode {
+pub struct CqQuantize {
     pub weights: *const ::core::ffi::c_void,
     pub packed: *mut u32,
     pub scales: *mut ::core::ffi::c_void,
@@ -266,16 +267,16 @@ pub struct CqEncode {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqEncode"][::core::mem::size_of::<CqEncode>() - 56usize];
-    ["Alignment of CqEncode"][::core::mem::align_of::<CqEncode>() - 8usize];
-    ["Offset of field: CqEncode::weights"][::core::mem::offset_of!(CqEncode, weights) - 0usize];
-    ["Offset of field: CqEncode::packed"][::core::mem::offset_of!(CqEncode, packed) - 8usize];
-    ["Offset of field: CqEncode::scales"][::core::mem::offset_of!(CqEncode, scales) - 16usize];
-    ["Offset of field: CqEncode::biases"][::core::mem::offset_of!(CqEncode, biases) - 24usize];
-    ["Offset of field: CqEncode::absmax"][::core::mem::offset_of!(CqEncode, absmax) - 32usize];
-    ["Offset of field: CqEncode::groups"][::core::mem::offset_of!(CqEncode, groups) - 40usize];
-    ["Offset of field: CqEncode::group_size"][::core::mem::offset_of!(CqEncode, group_size) - 48usize];
-    ["Offset of field: CqEncode::dtype"][::core::mem::offset_of!(CqEncode, dtype) - 52usize];
+    ["Size of CqQuantize"][::core::mem::size_of::<CqQuantize>() - 56usize];
+    ["Alignment of CqQuantize"][::core::mem::align_of::<CqQuantize>() - 8usize];
+    ["Offset of field: CqQuantize::weights"][::core::mem::offset_of!(CqQuantize, weights) - 0usize];
+    ["Offset of field: CqQuantize::packed"][::core::mem::offset_of!(CqQuantize, packed) - 8usize];
+    ["Offset of field: CqQuantize::scales"][::core::mem::offset_of!(CqQuantize, scales) - 16usize];
+    ["Offset of field: CqQuantize::biases"][::core::mem::offset_of!(CqQuantize, biases) - 24usize];
+    ["Offset of field: CqQuantize::absmax"][::core::mem::offset_of!(CqQuantize, absmax) - 32usize];
+    ["Offset of field: CqQuantize::groups"][::core::mem::offset_of!(CqQuantize, groups) - 40usize];
+    ["Offset of field: CqQuantize::group_size"][::core::mem::offset_of!(CqQuantize, group_size) - 48usize];
+    ["Offset of field: CqQuantize::dtype"][::core::mem::offset_of!(CqQuantize, dtype) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

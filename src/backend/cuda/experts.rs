@@ -1,17 +1,18 @@
 //! Experts that tokens chose. Which they are is read by kernels, never by the host.
 //!
-//! Of few pairs of a token and an expert each is multiplied by itself. Of more, those of one expert are brought
-//! together on the device, and multiplied in tiles; there are as many blocks as there could be tiles.
+//! Few pairs of a token and an expert are multiplied ungrouped, each by a GEMV. More are grouped by expert on the
+//! device, and multiplied in tiles; there are as many blocks as there could be tiles.
 
 use super::bindings::{
-    CqExperts, CqFactor, CqSortPairs, CqTile, CqWeightedSum, CQ_CLAMPED, CQ_NOT_GATED, CQ_SILU,
+    CqExperts, CqOperand, CqSortPairs, CqTile, CqWeightedSum, CQ_CLAMPED, CQ_NOT_GATED, CQ_SILU,
 };
-use super::factor::{has_narrow_scales, FactorAddresses, LockedFactor};
+use super::formats::FormatKernels;
+use super::gemv::{ExpertGemv, Outputs};
+use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked, View};
-use super::module::Kernel;
-use super::plan::{self, ExpertGemv, Outputs};
-use super::workspace;
+use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses};
+use super::{plan, workspace};
 use crate::backend::{ChosenExperts, Factor, Gating};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -21,19 +22,25 @@ use candle_core::{bail, CudaDevice, DType, Device, Layout, Result, Shape, Storag
 use candle_nn::Activation;
 use std::sync::Arc;
 
-/// For each token of `x` `[tokens, hidden]` the weighted sum of what its experts make of it. None if there are
-/// too many experts to sort by.
+/// For each token of `x` `[tokens, hidden]` the weighted sum of its experts' outputs. None if there are too many
+/// experts to group by, or a format has no kernel for experts.
 pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tensor>> {
     let (tokens, top_k) = chosen.ids.dims2()?;
     let experts = chosen.down.weight.dims().first().copied().unwrap_or(0);
-    let alone = chosen.alone || tokens * top_k <= plan::pairs_alone(experts);
-    if !alone && experts > plan::MOST_SORTED_EXPERTS {
+    let grouped = !chosen.alone && tokens * top_k > plan::most_ungrouped_pairs(experts);
+    if grouped && experts > plan::MOST_GROUPED_EXPERTS {
         return Ok(None);
+    }
+    for factor in [&chosen.gate, &chosen.up, &chosen.down] {
+        // Any x and any alignment of weights: what the other kernels do not take, this one does.
+        if FormatKernels::of(factor.weight.format())?.simt_experts().is_none() {
+            return Ok(None);
+        }
     }
     if x.elem_count() == 0 || top_k == 0 {
         return x.zeros_like().map(Some);
     }
-    let of_launch = plan::tokens_of_launch(alone, top_k);
+    let of_launch = plan::tokens_of_launch(grouped, top_k);
     let Device::Cuda(device) = x.device() else { bail!("experts on a CUDA device are needed here") };
     let (ids, shares) = (chosen.ids.contiguous()?, chosen.shares.contiguous()?);
     let stream = device.cuda_stream();
@@ -44,7 +51,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
             let count = of_launch.min(tokens - first);
             let part = |tensor: &Tensor| tensor.narrow(0, first, count);
             let row_bytes = x.elem_count() / tokens * x.dtype().size_in_bytes();
-            let call = Call { device, stream: &stream, chosen, experts, tokens: count, top_k, alone };
+            let call = Call { device, stream: &stream, chosen, experts, tokens: count, top_k, grouped };
             call.sum(&part(x)?, &part(&ids)?, &part(&shares)?, y.get() + (first * row_bytes) as u64)?;
         }
     }
@@ -59,22 +66,23 @@ struct Call<'a> {
     experts: usize,
     tokens: usize,
     top_k: usize,
-    /// Whether every pair is computed by itself.
-    alone: bool,
+    /// Whether pairs are grouped by expert.
+    grouped: bool,
 }
 
 /// Where kernels find the pairs.
 struct Pairs {
     ids: u64,
     shares: u64,
-    /// `[pairs]`, the number of tiles, and the tiles; 0 if each is computed by itself.
+    /// `[pairs]`, the number of tiles, and the tiles; 0 if ungrouped.
     sorted: u64,
 }
 
 /// What is multiplied, and where that goes.
 struct Projection<'a> {
-    factors: &'a [FactorAddresses<'a>],
+    operands: &'a [OperandAddresses<'a>],
     format: QuantFormat,
+    kernels: FormatKernels,
     /// Whether tensor cores take weights and x.
     half: bool,
     /// Rows of an expert, `[N]`.
@@ -99,11 +107,13 @@ impl Call<'_> {
         let half = |factors: &[&Factor]| {
             dtype != DType::F32 && factors.iter().all(|factor| has_narrow_scales(factor.weight))
         };
-        let locked = [gate, up, down].map(|factor| LockedFactor::new(*factor));
-        let factors =
-            locked.iter().map(|factor| factor.addresses(self.stream)).collect::<Result<Vec<_>>>()?;
-        let [gate_up @ .., _] = factors.as_slice() else { bail!("three projections") };
-        let Some(down_factor) = factors.last().map(std::slice::from_ref) else { bail!("three projections") };
+        let locked = [gate, up, down].map(|factor| LockedOperand::new(*factor));
+        let operands =
+            locked.iter().map(|operand| operand.addresses(self.stream)).collect::<Result<Vec<_>>>()?;
+        let [gate_up @ .., _] = operands.as_slice() else { bail!("three projections") };
+        let Some(down_operand) = operands.last().map(std::slice::from_ref) else {
+            bail!("three projections")
+        };
 
         let (x, ids, shares) = (Locked::new(x), Locked::new(ids), Locked::new(shares));
         let realigned = x.view()?.realigned(self.stream)?;
@@ -120,16 +130,20 @@ impl Call<'_> {
 
         let mut sorted = allocate(self.device, &Shape::from(self.words_of_sorted()), DType::U32)?;
         let sorted = address_mut(&mut sorted, self.stream)?;
-        let pairs =
-            Pairs { ids: ids.get(), shares: shares.get(), sorted: if self.alone { 0 } else { sorted.get() } };
-        if !self.alone {
+        let pairs = Pairs {
+            ids: ids.get(),
+            shares: shares.get(),
+            sorted: if self.grouped { sorted.get() } else { 0 },
+        };
+        if self.grouped {
             self.sort(&pairs)?;
         }
         let mut joined = allocate(self.device, &Shape::from((self.pairs(), inner)), dtype)?;
         let joined = address_mut(&mut joined, self.stream)?;
         let gate_up = Projection {
-            factors: gate_up,
+            operands: gate_up,
             format: gate.weight.format(),
+            kernels: FormatKernels::of(gate.weight.format())?,
             half: half(&[gate, up]),
             rows: inner,
             k: hidden,
@@ -142,8 +156,9 @@ impl Call<'_> {
             self.products(&gate_up, &pairs, Some(self.chosen.gating), dtype)?;
         }
         let down = Projection {
-            factors: down_factor,
+            operands: down_operand,
             format: down.weight.format(),
+            kernels: FormatKernels::of(down.weight.format())?,
             half: half(&[down]),
             rows: hidden,
             k: inner,
@@ -165,9 +180,9 @@ impl Call<'_> {
     /// Words of the order of pairs, the number of tiles, and the tiles.
     fn words_of_sorted(&self) -> usize {
         const WORDS_OF_TILE: usize = size_of::<CqTile>() / size_of::<u32>();
-        match self.alone {
-            true => 0,
-            false => self.pairs() + 1 + plan::most_tiles(self.pairs(), self.experts) * WORDS_OF_TILE,
+        match self.grouped {
+            false => 0,
+            true => self.pairs() + 1 + plan::most_tiles(self.pairs(), self.experts) * WORDS_OF_TILE,
         }
     }
 
@@ -194,13 +209,11 @@ impl Call<'_> {
         unsafe { launch(self.stream, Kernel::SortPairs, grid, &params) }
     }
 
-    /// Products of single rows on tensor cores, in one launch; of down projections, their sums. False if pairs
-    /// are sorted, or no kernel takes these weights.
+    /// The GEMV of every pair in one launch; for down projections, also their sums. False if pairs are grouped, or no
+    /// kernel takes these weights.
     fn gemv(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<bool> {
-        if !self.alone || !of.half {
-            return Ok(false);
-        }
-        let alignment = plan::common_alignment(of.factors.iter().map(FactorAddresses::packed));
+        let Some(kernels) = of.kernels.gemv().filter(|_| of.half && !self.grouped) else { return Ok(false) };
+        let alignment = plan::common_alignment(of.operands.iter().map(OperandAddresses::packed));
         let outputs = if gating.is_some() { Outputs::Gated } else { Outputs::Each };
         let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
             return Ok(false);
@@ -228,11 +241,11 @@ impl Call<'_> {
         // SAFETY: all addresses are those of tensors that are held until after the launch, and of the workspace
         // of this thread and stream. Shapes were checked by the caller; x and its rows begin at multiples of 16
         // bytes, since K is a multiple of 16.
-        unsafe { launch(self.stream, Kernel::GemvExperts(of.format), grid, &params)? };
+        unsafe { launch(self.stream, Kernel::GemvExperts(kernels), grid, &params)? };
         Ok(true)
     }
 
-    /// Products of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
+    /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
     fn products(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<()> {
         let params = self.params(of, pairs, gating, y_dtype)?;
         // Gate and up have twice the rows of one.
@@ -240,17 +253,16 @@ impl Call<'_> {
         let bf16 = of.x_dtype == DType::BF16;
         // There is no bf16 on tensor cores before compute capability 8.0.
         let on_tensor_cores =
-            of.half && !self.alone && (!bf16 || self.stream.context().compute_capability().w()?.0 >= 8);
-        let tiles = match self.alone {
-            true => self.pairs(),
-            false => plan::most_tiles(self.pairs(), self.experts),
+            of.half && self.grouped && (!bf16 || self.stream.context().compute_capability().w()?.0 >= 8);
+        let tiles = match self.grouped {
+            false => self.pairs(),
+            true => plan::most_tiles(self.pairs(), self.experts),
         };
-        let (kernel, blocks, shared_bytes) = match on_tensor_cores {
-            true => {
-                let kernel = Kernel::Tiles { format: of.format, bf16 };
-                (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format))
-            }
-            false => (Kernel::SimtExperts(of.format), rows.div_ceil(plan::PLAIN_ROWS), 0),
+        let tile_kernel = of.kernels.tiles(bf16).filter(|_| on_tensor_cores);
+        let (kernel, blocks, shared_bytes) = match (tile_kernel, of.kernels.simt_experts()) {
+            (Some(kernel), _) => (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format)),
+            (None, Some(kernel)) => (kernel, rows.div_ceil(plan::SIMT_ROWS), 0),
+            (None, None) => bail!("no kernel multiplies experts of {}", of.format),
         };
         // SAFETY: as above.
         unsafe { launch(self.stream, kernel, Grid { blocks: (blocks, tiles), shared_bytes }, &params) }
@@ -263,27 +275,26 @@ impl Call<'_> {
         gating: Option<Gating>,
         y_dtype: DType,
     ) -> Result<CqExperts> {
-        let factor = |index: usize| -> Result<(CqFactor, *const f32)> {
-            let Some(factor) = of.factors.get(index).or(of.factors.last()) else { bail!("no factors") };
-            let (pointers, global_scales) = factor.stack()?;
+        let operand = |index: usize| -> Result<(CqOperand, *const f32)> {
+            let Some(operand) = of.operands.get(index).or(of.operands.last()) else { bail!("no operands") };
+            let (pointers, global_scales) = operand.stack()?;
             Ok((pointers.into_rows(of.y), global_scales))
         };
-        let [(first, first_scales), (second, second_scales)] = [factor(0)?, factor(1)?];
+        let [(first, first_scales), (second, second_scales)] = [operand(0)?, operand(1)?];
         let (gating, alpha, limit) = match gating {
             None => (CQ_NOT_GATED, 0., 0.),
             Some(Gating::Plain(Activation::Silu | Activation::Swish)) => (CQ_SILU, 0., 0.),
             Some(Gating::Plain(other)) => bail!("no kernel of experts has the activation {other:?}"),
             Some(Gating::Clamped { alpha, limit }) => (CQ_CLAMPED, alpha as f32, limit as f32),
         };
-        let sorted = !self.alone;
         Ok(CqExperts {
-            factor: [first, second],
+            operand: [first, second],
             global_scale: [first_scales, second_scales],
             ids: pairs.ids as *const _,
             shares: std::ptr::null(),
             order: pairs.sorted as *const _,
-            tiles: if sorted { self.tiles_address(pairs) as *const _ } else { std::ptr::null() },
-            tile_count: if sorted { self.count_address(pairs) as *const _ } else { std::ptr::null() },
+            tiles: if self.grouped { self.tiles_address(pairs) as *const _ } else { std::ptr::null() },
+            tile_count: if self.grouped { self.count_address(pairs) as *const _ } else { std::ptr::null() },
             x: of.x as *const _,
             partial: std::ptr::null_mut(),
             arrivals: std::ptr::null_mut(),

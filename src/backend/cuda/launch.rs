@@ -1,9 +1,10 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqDecode, CqEncode, CqExperts, CqFillBias, CqGemv, CqSimt, CqSortPairs, CqWeightedSum,
+    CqAbsmax, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSimt, CqSortPairs, CqWeightedSum,
 };
-use super::module::{self, Kernel};
+use super::kernel::Kernel;
+use super::module;
 use super::plan::THREADS;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
 use candle_core::cuda_backend::WrapErr;
@@ -29,8 +30,8 @@ params! {
     CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_) | Kernel::Tiles { .. },
     CqSortPairs => Kernel::SortPairs,
     CqWeightedSum => Kernel::WeightedSum,
-    CqDecode => Kernel::Decode(_),
-    CqEncode => Kernel::Encode(_),
+    CqDequantize => Kernel::Dequantize(_),
+    CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,
     CqAbsmax => Kernel::Absmax,
 }

@@ -9,7 +9,7 @@ use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, S
 /// What memory begins with what x, and the outputs of candle's allocator, are aligned to.
 const ALIGNMENT: u64 = 16;
 
-/// An address, good for the stream that it was asked for, until this is dropped.
+/// An address that may be used in its stream until this is dropped.
 pub(super) struct Address<'a> {
     address: u64,
     _in_use: SyncOnDrop<'a>,
@@ -98,12 +98,13 @@ impl<'a> View<'a> {
     }
 }
 
-/// Memory that is not set. CUDA allocates no empty memory: there it is one element that nobody sees.
+/// Uninitialised device memory; the caller must write all of it before it is read. CUDA allocates no empty memory, so
+/// that is one element.
 pub(super) fn allocate(device: &CudaDevice, shape: &Shape, dtype: DType) -> Result<CudaStorage> {
     let one = Shape::from(1);
     let shape = if shape.elem_count() == 0 { &one } else { shape };
-    // SAFETY: all elements are numbers, for which every bit pattern is valid; who asks for the memory
-    // writes all of it before it is read.
+    // SAFETY: all elements are numbers, for which every bit pattern is valid; the caller writes all of them before
+    // they are read.
     unsafe { device.alloc_uninit(shape, dtype) }
 }
 
@@ -124,7 +125,7 @@ pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStre
     }
 }
 
-/// The kernels' word for a float dtype.
+/// A float dtype as kernels take it.
 pub(super) fn float_dtype(dtype: DType) -> Result<CqDtype> {
     match dtype {
         DType::F16 => Ok(CQ_F16),

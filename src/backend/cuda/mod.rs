@@ -6,19 +6,22 @@
 //! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
 mod bindings;
-mod decode;
-mod dense;
-mod encode;
+mod cublas;
+mod dequantize;
 mod experts;
-mod factor;
+mod formats;
+mod gemv;
+mod kernel;
 mod launch;
+mod matmul;
 mod memory;
 mod module;
+mod operand;
 mod plan;
-mod product;
+mod quantize;
 mod workspace;
 
-pub(crate) use decode::{dequantize, embed};
-pub(crate) use encode::{absmax, quantize};
+pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
-pub(crate) use product::{fused, matmul, stacked};
+pub(crate) use matmul::{fused, matmul, stacked};
+pub(crate) use quantize::{absmax, quantize};

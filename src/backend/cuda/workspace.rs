@@ -1,4 +1,4 @@
-//! Device memory that launches share and that is kept: partial sums, arrival counters, decoded weights.
+//! Device memory that launches share and that is kept: partial sums, arrival counters, dequantized weights.
 //!
 //! A workspace belongs to one thread and one stream, whose order keeps launches from each other's
 //! results. (The stream of [`candle_core::Device::new_cuda`] is another one on each thread.)
@@ -27,7 +27,7 @@ pub(super) struct Workspace {
     partial: Buffer,
     /// How many parts have been summed, for each block; zero between launches.
     arrivals: Buffer,
-    /// Weights decoded for a dense product.
+    /// Weights dequantized for a dense GEMM.
     scratch: Buffer,
     captured: bool,
 }
@@ -77,7 +77,7 @@ impl Workspace {
         Ok((partial as *mut f32, arrivals as *mut u32))
     }
 
-    /// Room for `bytes` of decoded weights.
+    /// Room for `bytes` of dequantized weights.
     pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64> {
         let stream = self.stream.clone();
         self.scratch.at_least(bytes, &stream)

@@ -35,8 +35,8 @@ pub use text::{load_tokenizer, stop_tokens, TextStream};
 pub use tokenizer::stored_tokenizer;
 
 use crate::Model;
-use candle_quant::{Error, Result};
 use candle_core::{Device, Tensor};
+use candle_quant::{Error, Result};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 use tokenizers::Tokenizer;

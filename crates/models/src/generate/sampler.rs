@@ -1,7 +1,7 @@
 //! Choosing the next token from logits.
 
-use candle_quant::{Error, Result};
 use candle_core::{DType, Tensor};
+use candle_quant::{Error, Result};
 use rand::distr::weighted::WeightedIndex;
 use rand::distr::Distribution;
 use rand::rngs::StdRng;

@@ -1,9 +1,9 @@
 //! The tokenizer inside a GGUF file, which candle builds from metadata that the reader has checked.
 
-use candle_quant::checkpoint::TOKENIZER_REMEDY;
-use candle_quant::{Checkpoint, Error, Result};
 use candle_core::quantized::gguf_file;
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
+use candle_quant::checkpoint::TOKENIZER_REMEDY;
+use candle_quant::{Checkpoint, Error, Result};
 use std::collections::HashMap;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::Tokenizer;

@@ -1,7 +1,7 @@
 //! Heads, inner elements and tokens of each rank.
 
-use candle_quant::parallel::{split, split_or_cut_units};
 use crate::Config;
+use candle_quant::parallel::{split, split_or_cut_units};
 use std::ops::Range;
 
 /// How a model is split over the ranks of a group.

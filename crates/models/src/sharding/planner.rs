@@ -2,9 +2,9 @@
 
 use super::parts::{Heads, Sharding};
 use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
+use crate::{layer_of, Config, MoeConfig};
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::parallel::whole_units;
-use crate::{layer_of, Config, MoeConfig};
 use candle_quant::parallel::{expert_shares, ExpertShare, ExpertSplit};
 use candle_quant::{Error, Result};
 use std::collections::BTreeMap;

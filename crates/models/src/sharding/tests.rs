@@ -2,12 +2,12 @@
 
 use super::planner::shared_bytes;
 use super::{ShardPlan, ShardedTensor, Split};
+use crate::{Config, Model};
+use candle_core::{DType, Device};
 use candle_quant::checkpoint::reads;
 use candle_quant::parallel;
-use crate::{Config, Model};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
-use candle_core::{DType, Device};
 use std::path::Path;
 
 const SPLITS: [ExpertSplit; 2] = [ExpertSplit::Inside, ExpertSplit::Across];
@@ -50,7 +50,7 @@ fn a_rank_reads_what_the_plan_says() {
             let plan = ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
             let opened = checkpoint.clone();
             let devices = vec![Device::Cpu; ranks];
-            let read = distributed::run(&devices, move |rank| {
+            let read = parallel::run(&devices, move |rank| {
                 reads::take();
                 let config = Config::from_json(opened.config())?;
                 let vb = VarBuilder::sharded(&opened, &rank, DType::F32);

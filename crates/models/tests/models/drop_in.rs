@@ -4,8 +4,8 @@
 use crate::common::{distance, open, reference};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use candle_quant_models::{Config, Model};
 use candle_quant::VarBuilder;
+use candle_quant_models::{Config, Model};
 use candle_transformers::models::{llama, mistral, qwen2, qwen3};
 use serde_json::json;
 

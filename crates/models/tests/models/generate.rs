@@ -2,11 +2,11 @@
 
 use crate::common::byte_tokenizer;
 use candle_core::{DType, Device, Tensor};
+use candle_quant::Checkpoint;
 use candle_quant_models::generate::{
     generate, load_tokenizer, stop_tokens, CausalLm, Finish, Params, Sampler, Sampling, TextStream,
 };
 use candle_quant_models::Model;
-use candle_quant::Checkpoint;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::ops::ControlFlow;

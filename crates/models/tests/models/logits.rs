@@ -3,8 +3,8 @@
 use crate::common::{bundled, distance, open, reference, reference_in, FIXTURES};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
-use candle_quant_models::{Config, Model};
 use candle_quant::{QuantFormat, VarBuilder};
+use candle_quant_models::{Config, Model};
 use serde_json::json;
 
 fn load(name: &str, dtype: DType) -> Model {

@@ -2,11 +2,11 @@
 
 use crate::common::{distance, fixture, open, reference};
 use candle_core::{DType, Device, Tensor};
-use candle_quant_models::sharding::{ShardPlan, Split};
-use candle_quant_models::Config;
 use candle_quant::nn::{experts, ExpertsConfig, Gating};
 use candle_quant::parallel::{parallel_experts, run, ExpertSplit};
 use candle_quant::{QuantFormat, VarBuilder};
+use candle_quant_models::sharding::{ShardPlan, Split};
+use candle_quant_models::Config;
 use serde_json::json;
 use std::collections::HashMap;
 

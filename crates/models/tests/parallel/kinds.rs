@@ -2,9 +2,9 @@
 
 use crate::common::{bundled, distance};
 use candle_core::{DType, Device, Tensor};
-use candle_quant_models::{Config, Model};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
+use candle_quant_models::{Config, Model};
 use std::path::{Path, PathBuf};
 
 fn entries(folder: &Path) -> Vec<PathBuf> {

@@ -2,9 +2,9 @@
 
 use super::recipe::{Recipe, Spec};
 use super::target::Target;
+use candle_core::{DType, Device};
 use candle_quant::checkpoint::OllamaName;
 use candle_quant::{Error, Result};
-use candle_core::{DType, Device};
 
 /// What a conversion is to do.
 #[derive(Clone, Debug)]

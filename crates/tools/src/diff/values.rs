@@ -1,8 +1,8 @@
 //! How far the numbers of two tensors of one shape are apart.
 
-use super::Outcome;
-use candle_quant::checkpoint::Weight;
+use super::report::Outcome;
 use crate::chunks::Chunks;
+use candle_quant::checkpoint::Weight;
 use candle_quant::Result;
 
 pub(super) fn compare(a: &Weight, b: &Weight) -> Result<Outcome> {

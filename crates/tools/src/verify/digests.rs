@@ -1,7 +1,8 @@
 //! The digests that a checkpoint states of its files.
 
+use crate::sha256 as hash;
 use candle_quant::checkpoint::{slm1::ExpectedDigest, Checkpoint, Digest};
-use crate::{sha256 as hash, Error, Result};
+use candle_quant::{Error, Result};
 
 /// Reads a file that has a digest, and compares.
 ///

@@ -1,8 +1,8 @@
 //! Names and shapes against those of the model that the config describes.
 
-use super::{Finding, Severity};
-use candle_quant_models::{Config, Expected};
+use super::report::{Finding, Severity};
 use candle_quant::Checkpoint;
+use candle_quant_models::{Config, Expected};
 use std::collections::BTreeMap;
 
 /// The tensors the model has, and what the checkpoint has instead.

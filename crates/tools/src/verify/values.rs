@@ -1,11 +1,11 @@
 //! Numbers that are not finite, and the codes that stand for them.
 
-use super::Finding;
-use candle_quant::checkpoint::Weight;
+use super::report::Finding;
 use crate::chunks::Chunks;
+use candle_core::{DType, Tensor};
+use candle_quant::checkpoint::Weight;
 use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor, Result};
-use candle_core::{DType, Tensor};
 use rayon::prelude::*;
 
 /// Reads a weight and looks at all its numbers.

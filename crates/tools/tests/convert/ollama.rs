@@ -21,7 +21,7 @@ fn theirs() -> PathBuf {
 }
 
 fn ollama(format: &str, name: &str) -> ConvertOptions {
-    ConvertOptions::ollama(Recipe::usual(Target::Ollama, format.parse().unwrap()), name).unwrap()
+    ConvertOptions::ollama(Target::Ollama.usual_recipe(format.parse().unwrap()), name).unwrap()
 }
 
 fn mlx(format: &str) -> ConvertOptions {
@@ -320,7 +320,7 @@ fn a_model_without_a_config_is_none() {
 
 #[test]
 fn names_do_not_lead_out_of_the_store() {
-    let recipe = || Recipe::usual(Target::Ollama, "int4".parse().unwrap());
+    let recipe = || Target::Ollama.usual_recipe("int4".parse().unwrap());
     for name in ["", "..", "../m", "m:../../x", "a/../m", "/m", "m:", "a/b/c/d", "m\\x", "m\0"] {
         let error = ConvertOptions::ollama(recipe(), name).unwrap_err().to_string();
         assert!(error.contains("name of a model"), "{name}: {error}");

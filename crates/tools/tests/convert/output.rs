@@ -3,8 +3,8 @@
 use super::common::{bundled, bundled_path, convert, files, json_file, tensors, Source};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant_tools::verify;
 use serde_json::Value;
 use std::collections::BTreeSet;

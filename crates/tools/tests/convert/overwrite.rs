@@ -1,8 +1,8 @@
 //! Outputs that replace others, and outputs that can't be.
 
 use super::common::{bundled, bundled_path, files, json_file, Source};
-use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant::{Checkpoint, Error, Result};
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;

@@ -3,8 +3,8 @@
 use super::common::{bundled, tensors, Source};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions};
 use candle_quant::{Error, Result};
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions};
 use std::path::Path;
 
 fn run(source: &Checkpoint, recipe: Recipe, out: &Path, options: &RunOptions) -> Result<ConvertReport> {

@@ -3,8 +3,8 @@
 use super::common::{bundled, convert, json_file, tensors, Source};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
 use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
 use candle_quant_tools::verify;
 use serde_json::json;
 use sha2::{Digest, Sha256};

@@ -2,10 +2,10 @@
 
 use super::common::{bundled, bundled_path, files, json_file, Source};
 use candle_core::DType;
+use candle_quant::{Checkpoint, Result};
 use candle_quant_tools::convert::{
     self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions,
 };
-use candle_quant::{Checkpoint, Result};
 use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::path::{Path, PathBuf};

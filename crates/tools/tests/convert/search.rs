@@ -1,9 +1,9 @@
 //! `ConvertOptions::search`: what it saves of a model, and that the output says so.
 
 use super::common::{bundled, convert, files, json_file, tensors};
+use candle_quant::Checkpoint;
 use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use candle_quant_tools::verify::verify;
-use candle_quant::Checkpoint;
 use std::fs;
 use std::path::Path;
 

@@ -2,11 +2,11 @@
 
 use super::common::{bundled, bundled_path, convert, files, Source};
 use candle_core::DType;
+use candle_quant::{Checkpoint, Result};
 use candle_quant_tools::convert::{
     self, BitAllocation, ConvertEvent, ConvertOptions, ConvertPlan, Recipe, Rule, RunOptions, Sensitivities,
     Spec, Target,
 };
-use candle_quant::{Checkpoint, Result};
 use std::fs;
 use std::panic::{catch_unwind, AssertUnwindSafe};
 

@@ -4,10 +4,10 @@ use crate::conversion::{bundled, bundled_path, files, numbers, Source};
 use crate::device;
 use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device};
+use candle_quant::{Checkpoint, QuantFormat, Result};
 use candle_quant_tools::convert::{
     self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, RunOptions,
 };
-use candle_quant::{Checkpoint, QuantFormat, Result};
 use half::{bf16, f16};
 use std::collections::BTreeMap;
 use std::panic::{catch_unwind, AssertUnwindSafe};

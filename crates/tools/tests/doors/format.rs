@@ -5,10 +5,10 @@ use crate::conversion::{self, Source};
 use crate::packed::{bits, flat, numbers, reference, tensor};
 use candle_core::{DType, Device, Module, Tensor};
 use candle_quant::checkpoint::Weight;
-use candle_quant_tools::convert::{Options, Recipe};
 use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
-use candle_quant_tools::verify::verify;
 use candle_quant::{Checkpoint, Embedding, Linear, QuantFormat, QuantTensor, VarBuilder};
+use candle_quant_tools::convert::{ConvertOptions, Recipe};
+use candle_quant_tools::verify::verify;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
 use std::path::Path;
@@ -90,7 +90,7 @@ fn weight_passes(weight: &QuantTensor, elements: &[f32]) {
     }
 
     let ids = [40u32, 0, 7, 7];
-    let rows = Embedding::from_quant(weight.clone()).unwrap();
+    let rows = Embedding::from_quant(weight.clone(), DType::F32).unwrap();
     let rows = rows.forward(&Tensor::new(&ids, device).unwrap()).unwrap();
     let expected: Vec<f32> = ids.iter().flat_map(|id| &elements[*id as usize * K..][..K]).copied().collect();
     let error = relative(&flat(&rows), &expected.iter().map(|value| f64::from(*value)).collect::<Vec<_>>());
@@ -188,7 +188,8 @@ fn loaded_passes(folder: &Path, elements: &[f32], device: &Device) {
 fn converted_passes(format: QuantFormat, device: &Device) {
     let weights = numbers(N * K, 23);
     let source = Source::new().with("m.weight", &[N, K], &weights).with_config("{}").finish();
-    let mut options = Options::mlx(Recipe::named("uniform", format!("{format:#}").parse().unwrap()).unwrap());
+    let mut options =
+        ConvertOptions::mlx(Recipe::named("uniform", format!("{format:#}").parse().unwrap()).unwrap());
     options.device = device.clone();
     let out = conversion::convert(&source.open(), &options);
     let Weight::Packed(written) = Checkpoint::open(out.path()).unwrap().weight("m", Some(K)).unwrap() else {

@@ -7,11 +7,11 @@ mod progress;
 
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device};
+use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{
     self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Role, Rule, RunOptions, Spec,
     Target,
 };
-use candle_quant::{Checkpoint, Error};
 use parse::{parse_bits, parse_limit, parse_role, parse_size, parse_spec, parse_tensors};
 use progress::Progress;
 use serde_json::json;

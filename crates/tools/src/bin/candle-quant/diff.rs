@@ -2,8 +2,8 @@
 
 use super::WRONG;
 use anyhow::{bail, Context, Result};
-use candle_quant_tools::diff::{self, Comparison, Diff, Outcome};
 use candle_quant::Checkpoint;
+use candle_quant_tools::diff::{self, Comparison, Diff, Outcome};
 use serde_json::json;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

@@ -2,10 +2,10 @@
 
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
-use candle_quant_models::{Config, Model};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Place, Rank, Secret};
 use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
+use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
+use candle_quant_models::{Config, Model};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;

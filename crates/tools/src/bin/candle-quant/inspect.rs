@@ -2,8 +2,8 @@
 
 use anyhow::{bail, Result};
 use candle_quant::checkpoint::{natural_order, Weight};
-use candle_quant_models::Config;
 use candle_quant::{Checkpoint, WeightSummary};
+use candle_quant_models::Config;
 use serde_json::{json, Value};
 use std::io::{self, Write};
 use std::path::PathBuf;

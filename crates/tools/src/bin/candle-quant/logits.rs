@@ -3,8 +3,8 @@
 use super::generate::parse_dtype;
 use anyhow::{Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_quant_models::Model;
 use candle_quant::Checkpoint;
+use candle_quant_models::Model;
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};

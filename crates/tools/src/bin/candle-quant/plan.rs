@@ -1,9 +1,9 @@
 //! The `plan` subcommand.
 
 use anyhow::Result;
-use candle_quant_models::sharding::{ShardPlan, ShardedTensor, Split};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::Checkpoint;
+use candle_quant_models::sharding::{ShardPlan, ShardedTensor, Split};
 use serde_json::{json, Value};
 use std::io::{self, Write};
 use std::ops::Range;

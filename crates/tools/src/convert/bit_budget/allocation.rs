@@ -2,13 +2,13 @@
 
 use super::greedy::{best, choose, smallest, Cost};
 use super::sensitivities::{Sensitivities, Settings};
-use candle_quant::checkpoint::Checkpoint;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::OutputFile;
 use crate::convert::plan::{bits_per_weight as bits, elements, ConvertPlan};
 use crate::convert::recipe::{Choice, Recipe, Spec, OPEN};
 use crate::convert::run::{ConvertEvent, ShardFile, Writer};
 use crate::convert::target::Target;
+use candle_quant::checkpoint::Checkpoint;
 use candle_quant::format::Bits;
 use candle_quant::{Error, QuantFormat, Result};
 use std::collections::BTreeMap;

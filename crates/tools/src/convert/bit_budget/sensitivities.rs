@@ -1,10 +1,11 @@
 //! What each weight loses in each of several formats, in memory and in a file.
 
-use candle_quant::checkpoint::Checkpoint;
 use crate::convert::disk::{io, states_of_files, sync_folder, write_synced};
 use crate::convert::options::ConvertOptions;
 use crate::convert::recipe::Spec;
-use crate::{sha256, Error, Result};
+use crate::sha256;
+use candle_quant::checkpoint::Checkpoint;
+use candle_quant::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::fs;

@@ -2,11 +2,11 @@
 
 use super::source::SourcePart;
 use super::tensor::OutputTensor;
-use candle_quant::checkpoint::{DenseTensor, PackedWeight};
 use crate::convert::recipe::{Role, Spec};
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::{DenseTensor, PackedWeight};
 use candle_quant::format::Quantizer;
 use candle_quant::QuantFormat;
-use candle_core::{DType, Device};
 use serde::Serialize;
 
 /// What holds MXFP4 exactly. A number `v` of E2M1 and a scale `s` become the code `2v + 12`, the scale `s / 2` and the

@@ -1,7 +1,7 @@
 //! The safetensors files of the output: what lies where in them, known before the first byte is written.
 
-use candle_quant::{Error, QuantFormat, Result};
 use candle_core::DType;
+use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 use serde_json::{json, Value};
 

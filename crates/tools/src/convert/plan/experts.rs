@@ -5,9 +5,9 @@
 //! `experts.7.up_proj.weight` `[N, K]` becomes a part of `switch_mlp.up_proj.weight` `[E, N, K]`, and
 //! `experts.gate_up_proj` `[E, 2N, K]` two such stacks. mistral.rs calls the module `experts`.
 
-use candle_quant::checkpoint::{Checkpoint, CheckpointKind, DenseTensor, Weight};
 use crate::convert::output::{SourcePart, SourceTensor};
 use crate::convert::target::{ExpertLayout, Target};
+use candle_quant::checkpoint::{Checkpoint, CheckpointKind, DenseTensor, Weight};
 use candle_quant::Result;
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -1,14 +1,14 @@
 //! Makes the job of each tensor of the output.
 
-use candle_quant::checkpoint::{module_of, tensor_of, PackedWeight, Weight};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{
     file_dtype, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, Work, WIDE_MXFP4,
 };
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
-use candle_quant::{Error, QuantFormat, Result};
 use candle_core::DType;
+use candle_quant::checkpoint::{module_of, tensor_of, PackedWeight, Weight};
+use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 
 /// What is said of a weight, after its format, whose codes and scales were searched for.

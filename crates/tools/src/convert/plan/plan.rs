@@ -2,13 +2,13 @@
 
 use super::experts;
 use super::planner::Planner;
-use candle_quant::checkpoint::{natural_order, Checkpoint, OllamaName};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
-use candle_quant::{Error, QuantFormat, Result};
 use candle_core::Device;
+use candle_quant::checkpoint::{natural_order, Checkpoint, OllamaName};
+use candle_quant::{Error, QuantFormat, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a conversion will do.

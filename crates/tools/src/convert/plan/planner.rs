@@ -2,15 +2,15 @@
 
 use super::experts::TensorGroup;
 use super::jobs::stored_dtype;
-use candle_quant::checkpoint::{Checkpoint, Weight};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, SourcePart, SourceTensor};
 use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
 use crate::convert::target::Target;
-use candle_quant_models::generate::stored_tokenizer;
 use crate::source::Source;
-use candle_quant::Result;
 use candle_core::DType;
+use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::Result;
+use candle_quant_models::generate::stored_tokenizer;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 

@@ -8,11 +8,13 @@ pub(super) mod ollama_rules;
 mod role;
 mod rules;
 mod spec;
+mod tensor_info;
 
 pub(super) use choice::{Choice, OPEN};
 pub(super) use mlx_mixed::ModelLayers;
 pub(super) use role::roles;
 pub use role::Role;
-pub(super) use rules::{is_default, Fallback, TensorInfo};
+pub(super) use rules::{is_default, Fallback};
 pub use rules::{Recipe, Rule};
 pub use spec::Spec;
+pub(super) use tensor_info::TensorInfo;

@@ -1,8 +1,8 @@
 //! Ollama's rules: what its importer makes of each tensor of a dense model, as its version of August 2026 does. The exceptions
 //! that it has for single architectures are not followed.
 
-use super::rules::TensorInfo;
 use super::spec::Spec;
+use super::tensor_info::TensorInfo;
 use candle_quant::format::{Bits, Element};
 use candle_quant::QuantFormat;
 

@@ -1,11 +1,12 @@
 //! Which tensor becomes what: ordered rules, the first that matches decides.
 
 use super::choice::Choice;
-use super::mlx_mixed::{MlxMixed, ModelLayers};
+use super::mlx_mixed::MlxMixed;
 use super::ollama_rules;
 use super::role::Role;
 use super::spec::Spec;
-use candle_quant::{Error, QuantFormat, Result};
+use super::tensor_info::TensorInfo;
+use candle_quant::{Error, Result};
 use globset::{Glob, GlobMatcher};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -99,16 +100,6 @@ pub(super) enum Decision {
     MlxMixed(MlxMixed),
     /// What Ollama's importer makes of it.
     Ollama,
-}
-
-/// A tensor as rules see it.
-pub(in crate::convert) struct TensorInfo<'a> {
-    pub name: &'a str,
-    pub dims: &'a [usize],
-    pub roles: &'a [Role],
-    pub layers: &'a ModelLayers,
-    /// Whether the output has a format.
-    pub has_format: &'a dyn Fn(QuantFormat) -> bool,
 }
 
 impl Rule {

@@ -1,8 +1,8 @@
 //! What a tensor is to become, and how that is written.
 
+use candle_core::DType;
 use candle_quant::format::{Bits, Element};
 use candle_quant::{Error, QuantFormat, Result};
-use candle_core::DType;
 use std::fmt;
 use std::str::FromStr;
 

@@ -1,11 +1,12 @@
 //! A finished model in a store of Ollama: its files become blobs, which a manifest names.
 
 use super::journal::Finished;
-use candle_quant::checkpoint::OllamaStore;
 use crate::convert::disk::{io, sync_folder, write_synced};
 use crate::convert::plan::ConvertPlan;
 use crate::convert::target::ollama_manifest::{self, ManifestLayer};
-use crate::{sha256, Error, Result};
+use crate::sha256;
+use candle_quant::checkpoint::OllamaStore;
+use candle_quant::{Error, Result};
 use std::fs;
 use std::path::Path;
 

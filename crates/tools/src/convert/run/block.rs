@@ -1,11 +1,11 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
-use super::device;
 use super::quality::Sums;
 use crate::convert::output::Packing;
-use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Real};
-use candle_quant::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Real};
+use candle_quant::ops::quantize_rows;
+use candle_quant::{Error, Result};
 use half::{bf16, f16};
 
 /// Rows in their new form: the bytes for each tensor of the output, in the order of the files.
@@ -79,7 +79,7 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
         }
     }
     let mut quantized = match packing.runs_on(device) {
-        true => device::quantize(&rounded, format, device)?,
+        true => quantize_rows(&rounded, k, format, device)?,
         false => QuantizedRows::quantize(format, quantizer, &rounded, k, None)?,
     };
     if search {

@@ -9,8 +9,8 @@ use super::staging::Staging;
 use super::writer::Writer;
 use crate::convert::disk::write_synced;
 use crate::convert::plan::ConvertPlan;
-use candle_quant_models::generate::stored_tokenizer;
 use candle_quant::{Error, Result};
+use candle_quant_models::generate::stored_tokenizer;
 use std::fs;
 use std::path::Path;
 

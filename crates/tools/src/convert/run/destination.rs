@@ -3,10 +3,10 @@
 use super::journal::Journal;
 use super::options::RunOptions;
 use super::partial::{is_begun, journal_in, model_in};
-use candle_quant::checkpoint::{OllamaName, OllamaStore};
 use crate::convert::disk::{identity, io, replace, sync_folder};
 use crate::convert::options::ConvertOptions;
 use crate::convert::target::{INDEX, REPORT};
+use candle_quant::checkpoint::{OllamaName, OllamaStore};
 use candle_quant::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -4,7 +4,6 @@ mod blobs;
 mod block;
 mod convert;
 mod destination;
-mod device;
 mod event;
 mod journal;
 mod options;

@@ -1,10 +1,10 @@
 //! Packed weights in MLX's layout, or in a format that holds them exactly: no code is decoded or rounded.
 
-use candle_quant::checkpoint::PackedWeight;
 use crate::convert::output::{OutputTensor, WIDE_MXFP4};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::PackedWeight;
 use candle_quant::format::{code_at, pack, Element, Scale, ZeroPoint};
 use candle_quant::{Error, QuantFormat, QuantTensor, Result};
-use candle_core::{DType, Device, Tensor};
 use half::{bf16, f16};
 use rayon::prelude::*;
 use safetensors::Dtype;

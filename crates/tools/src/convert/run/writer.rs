@@ -6,12 +6,12 @@ use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
 use super::repack::repack;
 use super::shard_file::ShardFile;
-use candle_quant::checkpoint::{DenseTensor, Weight};
 use crate::chunks::Chunks;
 use crate::convert::output::{Job, OutputFile, SourcePart, Work};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::{DenseTensor, Weight};
 use candle_quant::format::NVFP4_MAX;
 use candle_quant::{Error, QuantFormat, Result};
-use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 

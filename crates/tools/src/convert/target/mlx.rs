@@ -2,8 +2,8 @@
 
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
-use candle_quant::checkpoint::{module_of, tensor_of};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
+use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::{QuantFormat, Result};
 use safetensors::Dtype;
 use serde_json::{json, Map};

@@ -3,9 +3,9 @@
 
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
-use candle_quant::checkpoint::{module_of, tensor_of};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
 use crate::convert::recipe::Role;
+use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::format::{Bits, Element, Quantizer};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;

@@ -2,8 +2,8 @@
 
 use super::progress::Progress;
 use super::{check_writable, code, Options, BAD_INPUT, IO};
-use candle_quant_tools::convert::{BitAllocation, ConvertOptions, Recipe, Sensitivities, Spec};
 use candle_quant::{Checkpoint, Error};
+use candle_quant_tools::convert::{BitAllocation, ConvertOptions, Recipe, Sensitivities, Spec};
 
 /// What weights may become.
 pub fn candidates(options: &Options) -> Vec<Spec> {

@@ -1,7 +1,7 @@
 //! Values of options.
 
-use candle_quant_tools::convert::{Role, Rule, Spec};
 use candle_quant::Error;
+use candle_quant_tools::convert::{Role, Rule, Spec};
 
 pub fn parse_spec(text: &str) -> Result<Spec, String> {
     text.parse().map_err(|error: Error| error.to_string())

@@ -1,0 +1,43 @@
+// Packed codes: a row is one little-endian bit stream.
+#pragma once
+#include "scales.cuh"
+
+namespace cq {
+
+// The elements that share a scale: those of the format, or `parameter` if it leaves them open.
+template <class F> __device__ __forceinline__ uint32_t group_size_of(uint32_t parameter) {
+    return F::GROUP ? F::GROUP : parameter;
+}
+
+template <int BITS> __device__ __forceinline__ size_t words_of_row(uint32_t k) { return size_t(k) * BITS / 32; }
+
+// Eight consecutive codes, the first in the lowest bits. Bits above the eighth code are arbitrary.
+struct Octet {
+    uint32_t low, high;
+};
+
+// Octet `index` of a row in memory. Reads no word that holds none of its codes.
+template <int BITS> __device__ __forceinline__ Octet load_octet(const uint32_t *row, uint32_t index) {
+    const uint32_t bit = index % 4 * (8 * BITS), shift = bit % 32;
+    const uint32_t *word = row + size_t(index / 4) * BITS + bit / 32;
+    const uint32_t first = word[0];
+    const uint32_t second = shift + 8 * BITS > 32 ? word[1] : 0;
+    return {__funnelshift_r(first, second, shift), second >> shift};
+}
+
+// Octet `index`, known at compile time, of codes in registers.
+template <int BITS, int WORDS> __device__ __forceinline__ Octet octet_of(const uint32_t (&words)[WORDS], int index) {
+    const int word = index * 8 * BITS / 32, shift = index * 8 * BITS % 32;
+    const uint32_t second = word + 1 < WORDS ? words[word + 1 < WORDS ? word + 1 : 0] : 0;
+    return {shift ? __funnelshift_r(words[word], second, shift) : words[word], second >> shift};
+}
+
+// The weights of four codes of an octet, from code `first` (0 or 4) on.
+template <class F>
+__device__ __forceinline__ void dequantize_four(Octet codes, int first, GroupScale group, float (&weight)[4]) {
+    F::elements(codes, first, weight);
+#pragma unroll
+    for (int i = 0; i < 4; ++i) weight[i] = F::weight(weight[i], group);
+}
+
+}  // namespace cq

@@ -1,0 +1,45 @@
+// OCP microscaling: MXFP4 and MXFP8, a power of two (E8M0) for each 32 elements.
+#pragma once
+#include "quantize.cuh"
+
+namespace cq {
+
+// Smallest e with 2^e >= value, at least -127; 0 for a value of zero.
+__device__ __forceinline__ int ceil_log2(float value) {
+    const uint32_t bits = __float_as_uint(value);
+    if (bits == 0) return 0;
+    const uint32_t exponent = bits >> 23, mantissa = bits & 0x7fffffu;
+    // A subnormal above 2^-127 rounds up to 2^-126, every other to the lower limit.
+    if (exponent == 0) return mantissa > 0x400000u ? -126 : -127;
+    return static_cast<int>(exponent) - 127 + (mantissa != 0);
+}
+
+// Tensor-core kernels may fold scales into weights: the largest scale of a round then becomes 2^FOLDED. Products stay
+// exact down to 2^-24 of the largest.
+template <class Element, int FOLDED> struct Mx : Element, ByteScales<Scale::E8m0> {
+    static constexpr uint32_t GROUP = 32;
+    static constexpr int FOLDED_EXPONENT = FOLDED;
+
+    static __device__ __forceinline__ void quantize_group(const CqQuantize &p, LaneOfGroup &own, uint64_t group, bool stores) {
+        const float largest = __fdiv_rn(absmax_of_group(own, 32), Element::MAX);
+        const uint32_t scale = static_cast<uint32_t>(ceil_log2(rounded(largest, p.dtype)) + 127);
+        const float divisor = rounded(e8m0_to_float(scale), p.dtype);
+        const float value = rounded(__fdiv_rn(own.weight[0], divisor), p.dtype);
+        own.code[0] = Element::nearest(value, p.dtype);
+        if (stores) static_cast<uint8_t *>(p.scales)[group] = static_cast<uint8_t>(scale);
+    }
+};
+
+using Mxfp4 = Mx<E2m1, 15>;
+using Mxfp8 = Mx<E4m3, 7>;
+
+}  // namespace cq
+
+// The kernels of the family; formats/all.cuh says what the lists are.
+#define CQ_FORMATS_MX(X)  \
+    X(mxfp4, cq::Mxfp4)   \
+    X(mxfp8, cq::Mxfp8)
+#define CQ_QUANTIZE_MX(X) CQ_FORMATS_MX(X)
+#define CQ_GEMV_MX(X)              \
+    X(mxfp4, cq::Mxfp4, 32)        \
+    X(mxfp8, cq::Mxfp8, 32)

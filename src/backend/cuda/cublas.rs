@@ -1,0 +1,72 @@
+//! Dense GEMM on device memory, by candle's cuBLAS handle.
+
+use candle_core::cuda_backend::cudarc::cublas::{result, sys};
+use candle_core::cuda_backend::WrapErr;
+use candle_core::{bail, CudaDevice, DType, Result};
+use std::ffi::c_int;
+
+/// `y (+)= x * weight^T`, all of one dtype, sums f32.
+#[derive(Clone, Copy)]
+pub(super) struct Gemm {
+    pub(super) m: usize,
+    pub(super) n: usize,
+    pub(super) k: usize,
+    pub(super) dtype: DType,
+    /// `[m, k]`.
+    pub(super) x: u64,
+    /// `[n, k]`.
+    pub(super) weight: u64,
+    /// `[m, n]`, rows `y_stride` elements apart.
+    pub(super) y: u64,
+    pub(super) y_stride: usize,
+    /// Whether the result is added to what y holds.
+    pub(super) add: bool,
+}
+
+/// Puts the GEMM into the device's stream.
+///
+/// # Safety
+/// The addresses are of device memory of the sizes above, which nothing but work ordered by the device's
+/// stream touches until the GEMM is done.
+pub(super) unsafe fn multiply(device: &CudaDevice, gemm: Gemm) -> Result<()> {
+    use sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
+    let Gemm { m, n, k, dtype, x, weight, y, y_stride, add } = gemm;
+    let element = match dtype {
+        DType::F16 => sys::cudaDataType::CUDA_R_16F,
+        DType::BF16 => sys::cudaDataType::CUDA_R_16BF,
+        DType::F32 => sys::cudaDataType::CUDA_R_32F,
+        other => bail!("a dense matmul takes F16, BF16 and F32, found {other:?}"),
+    };
+    let size = |what: &str, size: usize| match c_int::try_from(size) {
+        Ok(size) => Ok(size),
+        Err(_) => bail!("{what} = {size} is more than cuBLAS takes"),
+    };
+    let (alpha, beta) = (1f32, f32::from(u8::from(add)));
+    let handle = device.cublas_handle();
+    // SAFETY: cuBLAS thinks in columns: y^T = weight * x^T, each of these read as it lies. The caller
+    // answers for the addresses.
+    let told = unsafe {
+        result::gemm_ex(
+            *handle.handle(),
+            CUBLAS_OP_T,
+            CUBLAS_OP_N,
+            size("N", n)?,
+            size("M", m)?,
+            size("K", k)?,
+            std::ptr::from_ref(&alpha).cast(),
+            weight as *const _,
+            element,
+            size("K", k)?,
+            x as *const _,
+            element,
+            size("K", k)?,
+            std::ptr::from_ref(&beta).cast(),
+            y as *mut _,
+            element,
+            size("N", y_stride)?,
+            sys::cublasComputeType_t::CUBLAS_COMPUTE_32F,
+            sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
+        )
+    };
+    told.w()
+}

@@ -1,0 +1,360 @@
+//! `x * weight^T`: GEMV on tensor cores, SIMT in fp32, or dequantized weights and cuBLAS.
+
+use super::bindings::{CqFillBias, CqGemv, CqSimt, CQ_MAX_WEIGHTS, CQ_STORE, CQ_SWIGLU};
+use super::cublas;
+use super::formats::FormatKernels;
+use super::gemv::{Gemv, Outputs};
+use super::kernel::Kernel;
+use super::launch::{launch, Grid};
+use super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked, View};
+use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
+use super::plan::{self, Route};
+use super::{dequantize, workspace};
+use crate::backend::{unsupported_dtype, Epilogue, Factor};
+use crate::QuantFormat;
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::op::BackpropOp;
+use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
+use std::sync::Arc;
+
+/// The most weights of one launch.
+const MOST_WEIGHTS: usize = CQ_MAX_WEIGHTS as usize;
+
+/// `x` `[.., K]` times a matrix `[N, K]`.
+pub(crate) fn matmul(factor: Factor, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
+    let [.., n, _] = factor.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+    let mut dims = layout.dims().to_vec();
+    if let Some(last) = dims.last_mut() {
+        *last = n;
+    }
+    let x = View { storage, layout };
+    Ok((one_by_one(factor, &[(0, 0)], x, layout.shape().elem_count())?, Shape::from(dims)))
+}
+
+/// For each of `pairs` an entry `[M, K]` of `x` `[.., M, K]` times a matrix of a stack: (matrix, entry).
+pub(crate) fn stacked(factor: Factor, pairs: &[(usize, usize)], x: &Tensor) -> Result<Tensor> {
+    let [.., n, _] = factor.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+    let [.., m, k] = x.dims()[..] else { bail!("x for a stack has at least two dimensions") };
+    let x = Locked::new(x);
+    let storage = one_by_one(factor, pairs, x.view()?, m * k)?;
+    Ok(Tensor::from_storage(Storage::Cuda(storage), (pairs.len(), m, n), BackpropOp::none(), false))
+}
+
+/// One matmul after another, `[pairs, M, N]`. An entry of x has so many `elements`.
+fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize) -> Result<CudaStorage> {
+    let device = x.storage.device();
+    let stream = device.cuda_stream();
+    let operands = Operands::new(&[factor], x, &stream)?;
+    let kernels = FormatKernels::of(factor.weight.format())?;
+    let [.., n, k] = factor.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+    let m = elements / k;
+    let mut outputs = allocate(device, &Shape::from((pairs.len(), m, n)), operands.x.dtype())?;
+    if m == 0 {
+        return Ok(outputs);
+    }
+    let size = operands.x.dtype().size_in_bytes();
+    let held = operands.hold(&stream)?;
+    let y = address_mut(&mut outputs, &stream)?;
+    for (index, (matrix, entry)) in pairs.iter().enumerate() {
+        let operands_of_pair =
+            held.operands.iter().map(|operand| operand.pointers(*matrix)).collect::<Result<Vec<_>>>()?;
+        let matmul = Matmul {
+            device,
+            stream: &stream,
+            format: factor.weight.format(),
+            kernels,
+            m,
+            k,
+            x: held.x.get() + (entry * elements * size) as u64,
+            x_dtype: operands.x.dtype(),
+            operands: &operands_of_pair,
+            y: &[y.get() + (index * m * n * size) as u64],
+            gated: false,
+            residual: 0,
+        };
+        let done = match plan::route(kernels, factor.weight.format().bits(), m, k, operands.half) {
+            Route::Gemv => matmul.gemv()? || matmul.simt()?,
+            Route::Simt => matmul.simt()?,
+            Route::Dense => false,
+        };
+        if !done {
+            matmul.dense()?;
+        }
+    }
+    drop(y);
+    Ok(outputs)
+}
+
+/// Several matmuls with the same x in one launch, or what [`Epilogue`] makes of them; none if the
+/// weights or x do not allow one launch.
+pub(crate) fn fused(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
+    let Some(format) = factors.first().map(|factor| factor.weight.format()) else { return Ok(None) };
+    let [leading @ .., k] = x.dims() else { bail!("x has at least one dimension") };
+    let (k, m) = (*k, leading.iter().product::<usize>());
+    let locked = Locked::new(x);
+    let x = locked.view()?;
+    let device = x.storage.device();
+    let stream = device.cuda_stream();
+    let operands = Operands::new(factors, x, &stream)?;
+    let alike = factors.iter().all(|factor| factor.weight.format() == format);
+    let kernels = FormatKernels::of(format)?;
+    let route = plan::route(kernels, format.bits(), m, k, operands.half);
+    let fits = route == Route::Gemv && factors.len() <= MOST_WEIGHTS;
+    if !(alike && fits) || m == 0 {
+        return Ok(None);
+    }
+    let mut outputs = Vec::with_capacity(factors.len());
+    for factor in factors.iter().take(epilogue.results(factors.len())) {
+        let [n, _] = factor.weight.dims()[..] else { bail!("one launch multiplies matrices") };
+        let shape = Shape::from([leading, &[n]].concat());
+        outputs.push((allocate(device, &shape, x.dtype())?, shape));
+    }
+    {
+        let held = operands.hold(&stream)?;
+        let pointers = held.operands.iter().map(|operand| operand.pointers(0)).collect::<Result<Vec<_>>>()?;
+        let residual = epilogue.residual().map(Locked::new);
+        let residual = residual.as_ref().map(|residual| residual.view()?.address(&stream)).transpose()?;
+        let addresses: Vec<Address> =
+            outputs.iter_mut().map(|(storage, _)| address_mut(storage, &stream)).collect::<Result<_>>()?;
+        let y: Vec<u64> = addresses.iter().map(Address::get).collect();
+        let matmul = Matmul {
+            device,
+            stream: &stream,
+            format,
+            kernels,
+            m,
+            k,
+            x: held.x.get(),
+            x_dtype: x.dtype(),
+            operands: &pointers,
+            y: &y,
+            gated: matches!(epilogue, Epilogue::Swiglu),
+            residual: residual.as_ref().map_or(0, Address::get),
+        };
+        if !matmul.gemv()? {
+            return Ok(None);
+        }
+    }
+    let tensor =
+        |(storage, shape)| Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
+    Ok(Some(outputs.into_iter().map(tensor).collect()))
+}
+
+/// What is multiplied, locked for reading; x is in order.
+struct Operands<'a> {
+    operands: Vec<LockedOperand<'a>>,
+    x: View<'a>,
+    /// A copy of x, if it was not.
+    realigned: Option<(CudaStorage, Layout)>,
+    /// Whether x, scales and biases are of 16 bits or less: what the tensor cores take.
+    half: bool,
+}
+
+/// Addresses of all that.
+struct Held<'a> {
+    operands: Vec<OperandAddresses<'a>>,
+    x: Address<'a>,
+}
+
+impl<'a> Operands<'a> {
+    fn new(factors: &[Factor<'a>], x: View<'a>, stream: &CudaStream) -> Result<Self> {
+        if !matches!(x.dtype(), DType::F16 | DType::BF16 | DType::F32) {
+            return Err(unsupported_dtype("matmul", x.dtype()));
+        }
+        let realigned = x.realigned(stream)?;
+        Ok(Self {
+            half: x.dtype() != DType::F32 && factors.iter().all(|factor| has_narrow_scales(factor.weight)),
+            realigned: realigned.map(|copy| (copy, Layout::contiguous(x.layout.shape()))),
+            operands: factors.iter().map(|factor| LockedOperand::new(*factor)).collect(),
+            x,
+        })
+    }
+
+    fn hold<'b>(&'b self, stream: &'b CudaStream) -> Result<Held<'b>> {
+        let x = self.realigned.as_ref().map_or(self.x, |(storage, layout)| View { storage, layout });
+        Ok(Held {
+            operands: self.operands.iter().map(|operand| operand.addresses(stream)).collect::<Result<_>>()?,
+            x: x.address(stream)?,
+        })
+    }
+}
+
+/// A matmul of operands whose addresses the caller holds.
+struct Matmul<'a> {
+    device: &'a CudaDevice,
+    stream: &'a Arc<CudaStream>,
+    format: QuantFormat,
+    kernels: FormatKernels,
+    m: usize,
+    k: usize,
+    /// `[m, k]`.
+    x: u64,
+    x_dtype: DType,
+    operands: &'a [OperandPointers],
+    /// Where the result of each operand goes, `[m, rows]`; a single one if gated.
+    y: &'a [u64],
+    /// Whether the result is SwiGLU of two operands.
+    gated: bool,
+    /// `[m, rows]`, or null.
+    residual: u64,
+}
+
+impl Matmul<'_> {
+    fn bytes_of_x(&self) -> usize {
+        self.x_dtype.size_in_bytes()
+    }
+
+    /// Launches for up to 16 rows of x each. False if no kernel takes these weights.
+    fn gemv(&self) -> Result<bool> {
+        let Some(kernels) = self.kernels.gemv() else { return Ok(false) };
+        let packed = self.operands.iter().map(|operand| operand.matrix.packed as usize);
+        let alignment = plan::common_alignment(packed);
+        let rows: Vec<usize> = self.operands.iter().map(|operand| operand.matrix.rows as usize).collect();
+        let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
+        let mut first_row = 0;
+        while first_row < self.m {
+            let left = self.m - first_row;
+            let Some(plan) = Gemv::plan(self.format, &rows, outputs, left, self.k, alignment) else {
+                return Ok(false);
+            };
+            let kernel = Kernel::Gemv { format: kernels, rows: plan.shape.rows };
+            self.launch_gemv(kernel, first_row, plan)?;
+            first_row += plan.m;
+        }
+        Ok(true)
+    }
+
+    fn launch_gemv(&self, kernel: Kernel, first_row: usize, plan: Gemv) -> Result<()> {
+        let (Some(first), Some(last)) = (self.operands.first(), self.y.last()) else { bail!("no operands") };
+        // Bytes of a column of so many rows.
+        let above = (first_row * self.bytes_of_x()) as u64;
+        // Kernels do not look at operands beyond their number.
+        let mut operand = [first.into_rows(*last); MOST_WEIGHTS];
+        for (index, (place, source)) in operand.iter_mut().zip(self.operands).enumerate() {
+            let y = self.y.get(index).unwrap_or(last);
+            *place = source.into_rows(y + above * u64::from(source.matrix.rows));
+        }
+        let columns = first.matrix.rows;
+        let residual = match self.residual {
+            0 => 0,
+            residual => residual + above * u64::from(columns),
+        };
+        let (partial, arrivals) = match plan.splits {
+            1 => (std::ptr::null_mut(), std::ptr::null_mut()),
+            _ => workspace::with(self.stream, |workspace| {
+                workspace.split_sums(plan.partial_sums(), plan.blocks)
+            })?,
+        };
+        let params = CqGemv {
+            operand,
+            x: (self.x + above * self.k as u64) as *const _,
+            residual: residual as *const _,
+            partial,
+            arrivals,
+            operands: u32_of("weights of a launch", self.operands.len())?,
+            m: u32_of("rows of x", plan.m)?,
+            k: u32_of("K", self.k)?,
+            k_per_split: u32_of("K", plan.k_per_split)?,
+            x_stride: u32_of("K", self.k)?,
+            residual_stride: columns,
+            x_dtype: float_dtype(self.x_dtype)?,
+            epilogue: if self.gated { CQ_SWIGLU } else { CQ_STORE },
+        };
+        let grid = Grid { blocks: (plan.blocks, plan.splits), shared_bytes: plan.shared_bytes };
+        // SAFETY: all addresses are those of tensors that are held until after the launch, and of the
+        // workspace of this thread and stream. Shapes were checked when the weights were made and by the
+        // caller; x begins at a multiple of 16 bytes, as do its rows, since K is a multiple of 16.
+        unsafe { launch(self.stream, kernel, grid, &params) }
+    }
+
+    /// One weight at a time. False if the format has no such kernel.
+    fn simt(&self) -> Result<bool> {
+        const ROWS_OF_X: usize = 8;
+        let Some(kernel) = self.kernels.simt() else { return Ok(false) };
+        for (operand, y) in self.operands.iter().zip(self.y) {
+            let params = CqSimt {
+                operand: operand.into_rows(*y),
+                x: self.x as *const _,
+                m: u32_of("rows of x", self.m)?,
+                k: u32_of("K", self.k)?,
+                group_size: u32_of("group size", self.format.group_size())?,
+                x_stride: u32_of("K", self.k)?,
+                x_dtype: float_dtype(self.x_dtype)?,
+            };
+            let rows = operand.matrix.rows as usize;
+            let grid = Grid {
+                blocks: (rows.div_ceil(plan::SIMT_ROWS), self.m.div_ceil(ROWS_OF_X)),
+                shared_bytes: 0,
+            };
+            // SAFETY: as for the GEMV.
+            unsafe { launch(self.stream, kernel, grid, &params)? };
+        }
+        Ok(true)
+    }
+
+    /// Dequantizes rows of the weight to the dtype of x, as many as the scratch holds, and multiplies them by
+    /// cuBLAS; y has the bias in it already.
+    fn dense(&self) -> Result<()> {
+        let size = self.bytes_of_x();
+        for (operand, y) in self.operands.iter().zip(self.y) {
+            let rows = operand.matrix.rows as usize;
+            let add = !operand.bias.is_null();
+            if add {
+                self.fill_bias(operand, *y)?;
+            }
+            let chunk = plan::rows_of_scratch(self.k, size).min(rows);
+            workspace::with(self.stream, |workspace| {
+                let scratch = workspace.scratch(chunk * self.k * size)?;
+                for first in (0..rows).step_by(chunk) {
+                    let n = chunk.min(rows - first);
+                    let target = (scratch, self.x_dtype);
+                    // SAFETY: the matrix is held, and the scratch has room for so many rows.
+                    unsafe {
+                        dequantize::rows_to(
+                            self.stream,
+                            self.format,
+                            &operand.matrix,
+                            first..first + n,
+                            self.k,
+                            target,
+                        )?;
+                    }
+                    let gemm = cublas::Gemm {
+                        m: self.m,
+                        n,
+                        k: self.k,
+                        dtype: self.x_dtype,
+                        x: self.x,
+                        weight: scratch,
+                        y: y + (first * size) as u64,
+                        y_stride: rows,
+                        add,
+                    };
+                    // SAFETY: x, scratch and y are as large as their dimensions say, and stay until the
+                    // stream has passed.
+                    unsafe { cublas::multiply(self.device, gemm)? };
+                }
+                Ok(())
+            })?;
+        }
+        Ok(())
+    }
+
+    fn fill_bias(&self, operand: &OperandPointers, y: u64) -> Result<()> {
+        const ROWS_OF_Y: usize = 32;
+        let rows = operand.matrix.rows;
+        let params = CqFillBias {
+            bias: operand.bias,
+            y: y as *mut _,
+            rows,
+            m: u32_of("rows of x", self.m)?,
+            bias_dtype: operand.bias_dtype,
+            y_dtype: float_dtype(self.x_dtype)?,
+        };
+        let columns = (rows as usize).div_ceil(plan::THREADS as usize);
+        let grid = Grid { blocks: (columns, self.m.div_ceil(ROWS_OF_Y)), shared_bytes: 0 };
+        // SAFETY: the bias has as many elements as the weight has rows, y as many for each row of x.
+        unsafe { launch(self.stream, Kernel::FillBias, grid, &params) }
+    }
+}
