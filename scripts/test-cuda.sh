@@ -56,7 +56,7 @@ export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 
 if [ "${1-}" = --clippy ]; then
   cargo clippy --release -p pretend-cuda -p bindings --all-targets -- -D warnings
-  exec cargo clippy --release --all-targets --features nccl,cli -- -D warnings
+  exec cargo clippy --release --all-targets --features nccl -- -D warnings
 fi
 
 # The emulator and the driver themselves.

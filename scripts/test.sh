@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All tests: of the crate; of the CUDA backend, its kernels run by an emulator below a pretend driver, and whether a
+# All tests: of the crates; of the CUDA backend, its kernels run by an emulator below a pretend driver, and whether a
 # sample of bugs that are planted in them is noticed; of the kernels' machine code. No GPU is needed.
 #
 #   scripts/test.sh [--ci | --full]
@@ -14,8 +14,8 @@ case ${1-} in '' | --ci | --full) ;; *) echo "$0: $1: --ci or --full" >&2 && exi
 
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
-step "the crate"
-cargo test --release --features cli
+step "the crates"
+cargo test --release
 
 step "the CUDA backend on the pretend driver"
 scripts/test-cuda.sh

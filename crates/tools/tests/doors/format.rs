@@ -17,10 +17,10 @@ use std::path::Path;
 const N: usize = 41;
 const K: usize = 384;
 
-/// The relative error that quantizing normal numbers may have. Half of it, or more, is what the best codes have.
+/// The relative error that quantizing normal numbers may have. One bit is the range of a group or nothing.
 fn bound(format: QuantFormat) -> f64 {
     match format.bits() {
-        1 => 1.2,
+        1 => 2.,
         2 => 0.55,
         3 => 0.3,
         4 => 0.16,
