@@ -1,4 +1,4 @@
-// OCP microscaling: MXFP4 and MXFP8, a power of two (E8M0) for each 32 elements.
+// OCP microscaling: MXFP4, MXFP8 and MXINT8, a power of two (E8M0) for each 32 elements.
 #pragma once
 #include "quantize.cuh"
 
@@ -30,16 +30,32 @@ template <class Element, int FOLDED> struct Mx : Element, ByteScales<Scale::E8m0
     }
 };
 
+// Two's complement, times 2^-6.
+struct Int8 {
+    static constexpr int BITS = 8;
+
+    static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
+        const uint32_t four = first == 0 ? codes.low : codes.high;
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+            element[i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(four >> (8 * i))), 0x1p-6f);
+    }
+};
+
 using Mxfp4 = Mx<E2m1, 15>;
 using Mxfp8 = Mx<E4m3, 7>;
+using Mxint8 = Mx<Int8, 0>;
 
 }  // namespace cq
 
 // The kernels of the family; formats/all.cuh says what the lists are.
 #define CQ_FORMATS_MX(X)  \
     X(mxfp4, cq::Mxfp4)   \
+    X(mxfp8, cq::Mxfp8)   \
+    X(mxint8, cq::Mxint8)
+#define CQ_QUANTIZE_MX(X)  \
+    X(mxfp4, cq::Mxfp4)    \
     X(mxfp8, cq::Mxfp8)
-#define CQ_QUANTIZE_MX(X) CQ_FORMATS_MX(X)
 #define CQ_GEMV_MX(X)              \
     X(mxfp4, cq::Mxfp4, 32)        \
     X(mxfp8, cq::Mxfp8, 32)

@@ -66,6 +66,8 @@ pub enum Element {
     E2m1,
     /// An 8-bit float: 1 sign, 4 exponent and 3 mantissa bits, no infinity.
     E4m3,
+    /// A two's-complement integer times 2^-6, from -127 on.
+    Int8,
 }
 
 impl Element {
@@ -74,7 +76,7 @@ impl Element {
         match self {
             Self::Uint(bits) => bits.get(),
             Self::E2m1 => 4,
-            Self::E4m3 => 8,
+            Self::E4m3 | Self::Int8 => 8,
         }
     }
 
@@ -82,7 +84,7 @@ impl Element {
     pub const fn uint(self) -> Option<Bits> {
         match self {
             Self::Uint(bits) => Some(bits),
-            Self::E2m1 | Self::E4m3 => None,
+            Self::E2m1 | Self::E4m3 | Self::Int8 => None,
         }
     }
 
@@ -94,6 +96,7 @@ impl Element {
             Self::Uint(_) => pairs.for_each(|(value, code)| *value = of(f32::from(*code))),
             Self::E2m1 => pairs.for_each(|(value, code)| *value = of(Self::E2m1.value(*code))),
             Self::E4m3 => pairs.for_each(|(value, code)| *value = of(Self::E4m3.value(*code))),
+            Self::Int8 => pairs.for_each(|(value, code)| *value = of(Self::Int8.value(*code))),
         }
     }
 
@@ -104,6 +107,7 @@ impl Element {
             Self::Uint(_) => f32::from(code),
             Self::E2m1 => E2M1[usize::from(code & 15)],
             Self::E4m3 => e4m3_to_f32(code),
+            Self::Int8 => f32::from(code as i8) / 64.,
         }
     }
 
@@ -114,6 +118,7 @@ impl Element {
             Self::Uint(bits) => small_integer(clamped(value, f32::from(bits.largest_code()))),
             Self::E2m1 => nearest_e2m1::<T>(value),
             Self::E4m3 => f32_to_e4m3(value),
+            Self::Int8 => (value * 64.).round_ties_even().clamp(-127., 127.) as i8 as u8,
         }
     }
 
@@ -123,13 +128,14 @@ impl Element {
             Self::Uint(bits) => (0., f32::from(bits.largest_code())),
             Self::E2m1 => (-E2M1_MAX, E2M1_MAX),
             Self::E4m3 => (-E4M3_MAX, E4M3_MAX),
+            Self::Int8 => (-127. / 64., 127. / 64.),
         }
     }
 
     /// Whether a code can stand for NaN.
     pub const fn has_nan(self) -> bool {
         match self {
-            Self::Uint(_) | Self::E2m1 => false,
+            Self::Uint(_) | Self::E2m1 | Self::Int8 => false,
             Self::E4m3 => true,
         }
     }

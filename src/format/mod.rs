@@ -10,6 +10,7 @@
 //! | MXFP4 | `e2m1 * 2^(s - 127)` | `E2m1` | E8M0, 32 elements | `None` | 4.25 |
 //! | NVFP4 | `e2m1 * (e4m3 * global)` | `E2m1` | E4M3, 16 elements | `None` | 4.5 |
 //! | MXFP8 | `e4m3 * 2^(s - 127)` | `E4m3` | E8M0, 32 elements | `None` | 8.25 |
+//! | MXINT8 | `int8 / 64 * 2^(s - 127)` | `Int8` | E8M0, 32 elements | `None` | 8.25 |
 //!
 //! A row is one contiguous little-endian bit stream: element `i` owns the bits `[i * b, (i + 1) * b)`,
 //! bit 0 being the least significant bit of byte 0. 32 elements are exactly `b` 32-bit words.
@@ -72,9 +73,11 @@ impl QuantFormat {
     pub const NVFP4: Self = Self::of(Element::E2m1, Scale::E4m3, ZeroPoint::None, 16);
     /// OCP MXFP8 (E4M3): E4M3 elements, an E8M0 scale for each 32.
     pub const MXFP8: Self = Self::of(Element::E4m3, Scale::E8m0, ZeroPoint::None, 32);
+    /// OCP MXINT8: two's-complement integers times 2^-6, an E8M0 scale for each 32.
+    pub const MXINT8: Self = Self::of(Element::Int8, Scale::E8m0, ZeroPoint::None, 32);
     /// Formats with a name and without parameters.
-    const NAMED: [(&'static str, Self); 3] =
-        [("mxfp4", Self::MXFP4), ("nvfp4", Self::NVFP4), ("mxfp8", Self::MXFP8)];
+    const NAMED: [(&'static str, Self); 4] =
+        [("mxfp4", Self::MXFP4), ("nvfp4", Self::NVFP4), ("mxfp8", Self::MXFP8), ("mxint8", Self::MXINT8)];
     /// The group sizes of affine and symmetric formats.
     pub const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
 
@@ -246,9 +249,9 @@ enum Family {
 fn family(format: QuantFormat) -> Result<Family> {
     match (format.element, format.scale, format.zero_point) {
         (Element::Uint(bits), Scale::Float, ZeroPoint::Bias) => Ok(Family::Affine(bits)),
-        (Element::E2m1 | Element::E4m3, Scale::E8m0, ZeroPoint::None) => Ok(Family::Mx),
+        (Element::E2m1 | Element::E4m3 | Element::Int8, Scale::E8m0, ZeroPoint::None) => Ok(Family::Mx),
         (Element::E2m1, Scale::E4m3, ZeroPoint::None) => Ok(Family::Nvfp4),
-        (Element::Uint(_) | Element::E2m1 | Element::E4m3, _, _) => Err(Error::Unsupported {
+        (Element::Uint(_) | Element::E2m1 | Element::E4m3 | Element::Int8, _, _) => Err(Error::Unsupported {
             what: format!("quantizing to {format}"),
             remedy: format!("quantize to one of {}", QuantFormat::grammar()),
         }),

@@ -1,4 +1,5 @@
-//! OCP Microscaling formats: a power of two (E8M0) scales each group. MXFP4 has E2M1 elements, MXFP8 E4M3 ones.
+//! OCP Microscaling formats: a power of two (E8M0) scales each group. MXFP4 has E2M1 elements, MXFP8 E4M3
+//! ones, MXINT8 integers.
 
 use super::bits::pack;
 use super::clip_search::{improve_byte_scales, Nearby};

@@ -90,6 +90,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             }
             Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of_bytes(index),
             Element::E4m3 => e4m3(code) * scale_of_bytes(index),
+            Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of_bytes(index),
         }
     };
     (0..dims.iter().product()).map(decode).collect()

@@ -108,6 +108,18 @@ impl Element for E4m3 {
     }
 }
 
+struct Int8;
+
+impl Element for Int8 {
+    #[inline(always)]
+    unsafe fn numbers<S: Simd>(codes: S::U) -> [S::F; 4] {
+        unsafe {
+            let unit = S::splat(1. / 64.);
+            each!(S::int8(codes), |integer| S::mul(integer, unit))
+        }
+    }
+}
+
 /// A call that waits for its codec.
 pub(super) trait WithCodec {
     /// Runs with `C`.
@@ -144,7 +156,8 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
         },
         FormatElement::E2m1 if without_biases => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
         FormatElement::E4m3 if without_biases => run!(Scaled, [E4m3, 8], [32 => 8]),
-        FormatElement::E2m1 | FormatElement::E4m3 => return Err(call),
+        FormatElement::Int8 if without_biases => run!(Scaled, [Int8, 8], [32 => 8]),
+        FormatElement::E2m1 | FormatElement::E4m3 | FormatElement::Int8 => return Err(call),
     }
     Ok(())
 }

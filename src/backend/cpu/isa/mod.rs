@@ -55,7 +55,6 @@ pub(super) trait Simd: Copy {
     /// Writes `LANES` numbers.
     unsafe fn store(to: *mut f32, value: Self::F);
     /// The same number in every lane.
-    #[allow(dead_code)] // Here for elements that are a fraction of an integer.
     unsafe fn splat(value: f32) -> Self::F;
     unsafe fn add(a: Self::F, b: Self::F) -> Self::F;
     unsafe fn mul(a: Self::F, b: Self::F) -> Self::F;
@@ -83,7 +82,6 @@ pub(super) trait Simd: Copy {
     /// Values of the four E4M3 codes in each lane.
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4];
     /// Values of the four signed 8-bit integers in each lane.
-    #[allow(dead_code)] // Here for elements that are signed integers.
     unsafe fn int8(codes: Self::U) -> [Self::F; 4];
 }
 
