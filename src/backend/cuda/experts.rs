@@ -246,7 +246,13 @@ impl Call<'_> {
     }
 
     /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
-    fn all_pairs(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<()> {
+    fn all_pairs(
+        &self,
+        of: &Projection,
+        pairs: &Pairs,
+        gating: Option<Gating>,
+        y_dtype: DType,
+    ) -> Result<()> {
         let params = self.params(of, pairs, gating, y_dtype)?;
         // Gate and up have twice the rows of one.
         let rows = if gating.is_some() { 2 * of.rows } else { of.rows };
