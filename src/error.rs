@@ -90,7 +90,7 @@ pub enum Error {
 
 impl Error {
     /// An [`Error::Tensor`] from anything printable.
-    pub(crate) fn tensor(
+    pub fn tensor(
         file: &Path,
         tensor: impl Into<String>,
         expected: impl Into<String>,
@@ -107,16 +107,12 @@ impl Error {
     }
 
     /// An [`Error::File`] from anything printable.
-    pub(crate) fn file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
+    pub fn file(path: &Path, problem: impl Into<String>, remedy: impl Into<String>) -> Self {
         Self::File { path: path.to_owned(), problem: problem.into(), remedy: remedy.into() }
     }
 
     /// A [`Error::Mismatch`] from anything printable.
-    pub(crate) fn mismatch(
-        what: impl Into<String>,
-        expected: impl Into<String>,
-        found: impl Into<String>,
-    ) -> Self {
+    pub fn mismatch(what: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> Self {
         Self::Mismatch { what: what.into(), expected: expected.into(), found: found.into() }
     }
 }

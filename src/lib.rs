@@ -62,19 +62,11 @@
 
 mod backend;
 pub mod checkpoint;
-mod chunks;
-pub mod convert;
-pub mod diff;
 mod distributed;
 mod error;
 pub mod format;
-pub mod generate;
-pub mod models;
 pub mod nn;
-mod sha256;
-mod source;
 mod tensor;
-pub mod verify;
 
 pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};
@@ -85,6 +77,11 @@ pub use nn::{
     ModuleT, RmsNorm, VarBuilder, WeightSummary,
 };
 pub use tensor::QuantTensor;
+
+/// Operations on rows that are no weights yet. Those of weights are methods of [`QuantTensor`].
+pub mod ops {
+    pub use crate::backend::quantize_rows;
+}
 
 /// Tensor parallelism: several ranks, each on a device of its own and with its slices of the weights, compute
 /// one model together.
@@ -103,10 +100,13 @@ pub use tensor::QuantTensor;
 /// ```
 ///
 /// Ranks are threads ([`run`](parallel::run)), or processes that a launcher has started
-/// ([`Launch::distributed`](parallel::Launch::distributed), with the feature `nccl`).
+/// (`Launch::distributed`, with the features `processes` and `nccl`).
 pub mod parallel {
-    pub use crate::distributed::{run, Collective, Joined, Launch, Place, Rank, Secret};
-    pub use crate::nn::expert_split::ExpertSplit;
+    pub use crate::distributed::partition::{split, split_or_cut_units, whole_units};
+    pub use crate::distributed::{run, Collective, Launch, Place, Rank};
+    #[cfg(feature = "processes")]
+    pub use crate::distributed::{Joined, Secret};
+    pub use crate::nn::expert_split::{expert_shares, ExpertShare, ExpertSplit};
     pub use crate::nn::parallel::{
         column_parallel, parallel_experts, row_parallel, vocab_parallel_embedding, vocab_parallel_head,
         ParallelExperts, RowParallel, VocabParallelEmbedding, VocabParallelHead,

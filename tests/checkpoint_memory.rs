@@ -4,7 +4,8 @@
 use candle_core::quantized::QTensor;
 use candle_core::Device;
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::{verify, QuantTensor};
+use candle_quant::QuantTensor;
+use candle_quant_tools::verify;
 use serde_json::json;
 use std::{fs, path::Path};
 

@@ -21,8 +21,10 @@ pub use mutate::mutate;
 pub use seeds::{seeds, TARGETS};
 
 use candle_quant::checkpoint::{natural_order, slm1, Weight};
-use candle_quant::models::Config;
-use candle_quant::{diff, generate, verify, Checkpoint};
+use candle_quant_models::Config;
+use candle_quant::Checkpoint;
+use candle_quant_models::generate;
+use candle_quant_tools::{diff, verify};
 use std::path::Path;
 
 /// Runs one input: whether it could be opened.
@@ -36,7 +38,7 @@ pub fn run(bundle: &Bundle) -> bool {
 pub fn open_and_load_everything(path: &Path) -> bool {
     let strict = slm1::Slm1Options {
         strict: true,
-        digest: Some(candle_quant::verify::sha256([0; 32])),
+        digest: Some(candle_quant_tools::verify::sha256([0; 32])),
         ..slm1::Slm1Options::default()
     };
     let _ = slm1::open(path, &strict).is_ok();

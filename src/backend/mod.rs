@@ -18,6 +18,7 @@ pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};
+pub use ops::quantize_rows;
 pub(crate) use quantize::Parts;
 
 #[cfg(target_endian = "big")]

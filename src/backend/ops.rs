@@ -1,10 +1,33 @@
 //! What users call: operations as methods of the weights.
 
-use super::Factor;
-use crate::format::{global_scale_from_absmax, NVFP4_MAX};
+use super::{Factor, Parts};
+use crate::format::{global_scale_from_absmax, GroupScales, QuantizedRows, Real, NVFP4_MAX};
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
+
+/// Quantizes whole rows of finite numbers on a device, without a global scale: they go there, codes and scales come back.
+/// The bits are those of [`QuantizedRows::quantize`] with MLX's arithmetic.
+///
+/// # Errors
+/// If the device fails, or nothing quantizes to the format.
+pub fn quantize_rows<T: Real>(
+    rows: &[T],
+    k: usize,
+    format: QuantFormat,
+    device: &Device,
+) -> Result<QuantizedRows<T>> {
+    let rows = Tensor::from_slice(rows, (rows.len() / k.max(1), k), device)?;
+    let Parts { packed, scales, biases } = super::quantize(&rows, format, None)?;
+    let scales = match format.scale().is_byte() {
+        true => GroupScales::Bytes(scales.to_vec1()?),
+        false => {
+            let biases = biases.map(|biases| biases.to_vec1()).transpose()?.unwrap_or_default();
+            GroupScales::Float { scales: scales.to_vec1()?, biases }
+        }
+    };
+    Ok(QuantizedRows { words: packed.to_vec1()?, scales })
+}
 
 impl QuantTensor {
     /// Quantizes a weight `[.., N, K]` (F16, BF16 or F32) as `mx.quantize` of MLX does on a CPU, bit

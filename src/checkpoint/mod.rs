@@ -64,16 +64,18 @@ mod tokenizer;
 mod uqff;
 mod weight;
 
-pub(crate) use file::masked;
-#[cfg(test)]
-pub(crate) use file::reads;
+pub use file::masked;
+#[cfg(any(test, feature = "recorded-reads"))]
+#[doc(hidden)]
+pub use file::reads;
 pub use file::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
-pub(crate) use ollama::{Name as OllamaName, Store as OllamaStore};
+pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
+pub use sidecar::SidecarFiles;
 
-pub(crate) use tokenizer::REMEDY as TOKENIZER_REMEDY;
-pub(crate) use weight::{module_of, tensor_of};
+pub use tokenizer::{StoredTokenizer, REMEDY as TOKENIZER_REMEDY};
+pub use weight::{module_of, tensor_of};
 pub use weight::{natural_order, DenseTensor, GgmlWeight, PackedWeight, Weight};
 
 use crate::Result;

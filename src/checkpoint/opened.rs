@@ -51,12 +51,12 @@ impl Checkpoint {
     }
 
     /// The tokenizer that lies in the same files as the weights, if there is one.
-    pub(crate) fn stored_tokenizer(&self) -> Result<Option<StoredTokenizer>> {
+    pub fn stored_tokenizer(&self) -> Result<Option<StoredTokenizer>> {
         self.0.opened.container.tokenizer()
     }
 
     /// The content of a JSON file that belongs to the weights; `None` if there is no such file.
-    pub(crate) fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
+    pub fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
         self.0.opened.sidecars.json(file)
     }
 
@@ -115,7 +115,7 @@ impl Checkpoint {
     }
 
     /// The files that hold the tensors.
-    pub(crate) fn weight_files(&self) -> BTreeSet<PathBuf> {
+    pub fn weight_files(&self) -> BTreeSet<PathBuf> {
         let container = &self.0.opened.container;
         let parts = |name: &str| {
             let module = module_of(name).unwrap_or(name).to_owned();
@@ -129,7 +129,7 @@ impl Checkpoint {
     }
 
     /// The files beside the weights: config, tokenizer and the like.
-    pub(crate) fn sidecar_files(&self) -> &SidecarFiles {
+    pub fn sidecar_files(&self) -> &SidecarFiles {
         &self.0.opened.sidecars
     }
 
@@ -151,7 +151,7 @@ impl Checkpoint {
 
     /// The file that states the [`config`](Checkpoint::config), be it there or not: `config.json`, or that of the
     /// weights, if it tells everything itself.
-    pub(crate) fn config_file(&self) -> PathBuf {
+    pub fn config_file(&self) -> PathBuf {
         match (self.kind(), self.sidecar_files()) {
             (CheckpointKind::Gguf | CheckpointKind::Slm1, _) => self.path().to_owned(),
             (_, SidecarFiles::Directory(dir)) => dir.join("config.json"),

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Where the files that belong to the weights are: config, tokenizer and the like.
 #[derive(Debug)]
-pub(crate) enum SidecarFiles {
+pub enum SidecarFiles {
     /// In a directory, under their names.
     Directory(PathBuf),
     /// In files of other names.
@@ -17,7 +17,7 @@ pub(crate) enum SidecarFiles {
 
 impl SidecarFiles {
     /// All of them by name; of a directory every file in it.
-    pub(crate) fn all(&self) -> Result<BTreeMap<String, PathBuf>> {
+    pub fn all(&self) -> Result<BTreeMap<String, PathBuf>> {
         let dir = match self {
             Self::Files(files) => return Ok(files.clone()),
             Self::Directory(dir) if dir.as_os_str().is_empty() => Path::new("."),
@@ -36,7 +36,7 @@ impl SidecarFiles {
     }
 
     /// Where the file called `name` is, if there is one.
-    pub(crate) fn path(&self, name: &str) -> Option<PathBuf> {
+    pub fn path(&self, name: &str) -> Option<PathBuf> {
         match self {
             Self::Directory(dir) => Some(dir.join(name)).filter(|path| path.is_file()),
             Self::Files(files) => files.get(name).cloned(),

@@ -6,11 +6,11 @@ use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// What helps if it can't be built.
-pub(crate) const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
+pub const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
 
 /// A tokenizer as a checkpoint stores it.
 #[derive(Debug)]
-pub(crate) struct StoredTokenizer {
+pub struct StoredTokenizer {
     /// The file that it is in.
     pub path: PathBuf,
     /// The metadata of a GGUF file that describe it, checked: candle builds it from them.

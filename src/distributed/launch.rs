@@ -2,9 +2,11 @@
 
 use super::failure::{panic_message, GRACE};
 use super::host_group::{Group, Member};
+#[cfg(feature = "processes")]
 use super::launcher_env::Place;
 use super::nccl;
 use super::rank::Rank;
+#[cfg(feature = "processes")]
 use super::rendezvous::{self, Joined, Secret};
 use crate::{Error, Result};
 use candle_core::Device;
@@ -125,7 +127,8 @@ impl Launch {
         collect(&group, &results, devices.len())
     }
 
-    /// Runs `body` on this thread as one rank of a group of processes, which a launcher has started.
+    /// With the feature `processes`: runs `body` on this thread as one rank of a group of processes, which a launcher
+    /// has started.
     ///
     /// Rank 0 listens at the address of `place` for the others. Each proves the other that it knows `secret`,
     /// and all are told the `token` of rank 0. The connections stay: when a rank fails, or its process ends,
@@ -136,6 +139,7 @@ impl Launch {
     /// # Errors
     /// [`Error::Rank`] with the message of the first rank that could not join, returned an error, panicked,
     /// was gone, or had not ended when the timeout had passed since the first did.
+    #[cfg(feature = "processes")]
     pub fn join<T>(
         &self,
         place: &Place,
@@ -146,11 +150,12 @@ impl Launch {
         rendezvous::join(place, secret, self.timeout, token, body)
     }
 
-    /// Runs `body` on this thread as one rank of a group of processes, as [`join`](Launch::join) does, with a
+    /// With the feature `processes`: runs `body` on this thread as one rank of a group of processes, as [`join`](Launch::join) does, with a
     /// GPU and NCCL: the GPU of its number on the machine, or the only one that it can see.
     ///
     /// # Errors
     /// As those of [`join`](Launch::join); without the feature `nccl`, in every case.
+    #[cfg(feature = "processes")]
     pub fn distributed<T>(
         &self,
         place: &Place,

@@ -10,10 +10,12 @@ mod launcher_env;
 mod nccl;
 pub(crate) mod partition;
 mod rank;
+#[cfg(feature = "processes")]
 mod rendezvous;
 
 pub use collective::Collective;
 pub use launch::{run, Launch};
 pub use launcher_env::Place;
 pub use rank::Rank;
+#[cfg(feature = "processes")]
 pub use rendezvous::{Joined, Secret};

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 /// Which entries of `len` belong to each of `ranks`, cut at multiples of `unit` only and as evenly as that
 /// allows, the larger shares first; `None` if there are fewer units than ranks, or none at all.
-pub(crate) fn split(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
+pub fn split(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
     let units = len.div_ceil(unit.max(1));
     if ranks == 0 || units < ranks {
         return None;
@@ -16,12 +16,12 @@ pub(crate) fn split(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<u
 
 /// As [`split`]; if there are fewer units than ranks, cut inside units, too: several ranks need parts of one. `None` if
 /// there are fewer entries than ranks.
-pub(crate) fn split_or_cut_units(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
+pub fn split_or_cut_units(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
     split(len, unit, ranks).or_else(|| split(len, 1, ranks))
 }
 
 /// The smallest range of whole units of `k` elements that has all of `range`.
-pub(crate) fn whole_units(range: &Range<usize>, unit: usize, k: usize) -> Range<usize> {
+pub fn whole_units(range: &Range<usize>, unit: usize, k: usize) -> Range<usize> {
     let unit = unit.max(1);
     range.start / unit * unit..range.end.div_ceil(unit).saturating_mul(unit).min(k)
 }

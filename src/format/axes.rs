@@ -78,6 +78,25 @@ impl Element {
         }
     }
 
+    /// The width of the codes, if they are unsigned integers.
+    pub const fn uint(self) -> Option<Bits> {
+        match self {
+            Self::Uint(bits) => Some(bits),
+            Self::E2m1 | Self::E4m3 => None,
+        }
+    }
+
+    /// Writes `of` the value of each code: one loop for each kind of elements, each without a branch.
+    #[inline(always)]
+    pub(super) fn map(self, codes: &[u8], values: &mut [f32], of: impl Fn(f32) -> f32) {
+        let pairs = values.iter_mut().zip(codes);
+        match self {
+            Self::Uint(_) => pairs.for_each(|(value, code)| *value = of(f32::from(*code))),
+            Self::E2m1 => pairs.for_each(|(value, code)| *value = of(Self::E2m1.value(*code))),
+            Self::E4m3 => pairs.for_each(|(value, code)| *value = of(Self::E4m3.value(*code))),
+        }
+    }
+
     /// The value of a code. Bits above [`Element::bits`] are ignored for tables and kept for integers.
     #[inline(always)]
     pub fn value(self, code: u8) -> f32 {

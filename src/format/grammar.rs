@@ -1,6 +1,6 @@
 //! How formats are written: `affine 4-bit g64`, and `affine:4:g64` without blanks.
 
-use super::{Bits, Element, QuantFormat, ZeroPoint};
+use super::{Bits, QuantFormat, ZeroPoint};
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -10,7 +10,11 @@ const DEFAULT_GROUP_SIZE: usize = 64;
 
 impl QuantFormat {
     /// What [`QuantFormat::from_str`] reads.
-    pub const GRAMMAR: &'static str = "affine:BITS[:gGROUP] (BITS 1, 2, 3, 4, 5, 6 or 8; GROUP 32, 64 or 128), a width alone (4, q4, int4, 4bit, afq4), mxfp4, mxfp8, nvfp4";
+    pub fn grammar() -> String {
+        let names = Self::NAMED.map(|(name, _)| name).join(", ");
+        let affine = "affine:BITS[:gGROUP] (BITS 1, 2, 3, 4, 5, 6 or 8; GROUP 32, 64 or 128)";
+        format!("{affine}, a width alone (4, q4, int4, 4bit, afq4), {names}")
+    }
 
     /// The name of the format's family, MLX's word where MLX has it: `affine`, `mxfp4`, `nvfp4`, `mxfp8`; or `symmetric`.
     pub fn mode(self) -> &'static str {
@@ -31,9 +35,9 @@ impl QuantFormat {
 
     /// Bits of the codes, if they are integers whose format has a width and a group size.
     fn integer_bits(self) -> Option<Bits> {
-        match (self.element(), self.zero_point()) {
-            (Element::Uint(bits), ZeroPoint::Bias | ZeroPoint::Midpoint) => Some(bits),
-            (Element::Uint(_), ZeroPoint::None) | (Element::E2m1 | Element::E4m3, _) => None,
+        match self.zero_point() {
+            ZeroPoint::Bias | ZeroPoint::Midpoint => self.element().uint(),
+            ZeroPoint::None => None,
         }
     }
 }
@@ -56,7 +60,7 @@ impl FromStr for QuantFormat {
     /// Reads both forms that are written, in upper or lower case; without a group size it is 64, and a width alone
     /// (`4`, `q4`, `int4`, `4bit`, `afq4`) is an affine format.
     fn from_str(text: &str) -> Result<Self> {
-        let wrong = || Error::mismatch("format", Self::GRAMMAR, format!("`{text}`"));
+        let wrong = || Error::mismatch("format", Self::grammar(), format!("`{text}`"));
         let lower = text.trim().to_ascii_lowercase();
         let mut words = lower.split([':', ' ']);
         let first = words.next().unwrap_or_default();

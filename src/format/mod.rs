@@ -23,6 +23,7 @@ mod bits;
 mod clip_search;
 mod element;
 mod grammar;
+mod layout;
 mod mx;
 mod numeric;
 mod nvfp4;
@@ -33,6 +34,7 @@ pub use bits::{code_at, pack};
 pub(crate) use element::E2M1;
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
+use rows::GroupScalesMut;
 pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer, RowMut};
 
 use crate::{Error, Result};
@@ -80,6 +82,17 @@ impl QuantFormat {
         Self { element, scale, zero_point, group_size }
     }
 
+    /// A format that nobody has, for tests of what happens then.
+    #[cfg(test)]
+    pub(crate) const fn made_up(
+        element: Element,
+        scale: Scale,
+        zero_point: ZeroPoint,
+        group_size: usize,
+    ) -> Self {
+        Self::of(element, scale, zero_point, group_size)
+    }
+
     /// An affine format, `q * scale + bias`.
     ///
     /// # Errors
@@ -118,10 +131,18 @@ impl QuantFormat {
     /// Every format that weights can be quantized to, affine ones first, by width and group size. Symmetric formats
     /// are only read.
     pub fn all() -> Vec<Self> {
-        let affine = Bits::ALL.into_iter().flat_map(|bits| {
+        Self::all_affine().chain(Self::NAMED.map(|(_, format)| format)).collect()
+    }
+
+    /// The formats that MLX has: those that files of MLX and Ollama can be without saying so.
+    pub fn mlx() -> Vec<Self> {
+        Self::all_affine().chain([Self::MXFP4, Self::NVFP4, Self::MXFP8]).collect()
+    }
+
+    fn all_affine() -> impl Iterator<Item = Self> {
+        Bits::ALL.into_iter().flat_map(|bits| {
             Self::AFFINE_GROUP_SIZES.into_iter().filter_map(move |size| Self::affine_opt(bits.get(), size))
-        });
-        affine.chain(Self::NAMED.map(|(_, format)| format)).collect()
+        })
     }
 
     /// What a code stands for.
@@ -172,72 +193,37 @@ impl QuantFormat {
 
     /// The same format with integer codes of another width; itself, if its codes are no integers.
     pub const fn with_bits(self, bits: Bits) -> Self {
-        match self.element {
-            Element::Uint(_) => Self { element: Element::Uint(bits), ..self },
-            Element::E2m1 | Element::E4m3 => self,
+        match self.element.uint() {
+            Some(_) => Self { element: Element::Uint(bits), ..self },
+            None => self,
         }
     }
 
     /// The formats that differ in a smaller group size only, the largest of these first.
     pub fn smaller_groups(self) -> impl Iterator<Item = Self> {
-        let sizes = match self.element {
-            Element::Uint(_) => &Self::AFFINE_GROUP_SIZES[..],
-            Element::E2m1 | Element::E4m3 => &[],
+        let sizes = match self.element.uint() {
+            Some(_) => &Self::AFFINE_GROUP_SIZES[..],
+            None => &[],
         };
         let smaller = sizes.iter().rev().filter(move |size| **size < self.group_size);
         smaller.map(move |group_size| Self { group_size: *group_size, ..self })
     }
 
     /// The code in the middle of an integer format's range, as a number: the zero point of symmetric formats.
-    pub(crate) fn midpoint(self) -> f32 {
-        match self.element {
-            Element::Uint(bits) => f32::from(bits.midpoint()),
-            Element::E2m1 | Element::E4m3 => 0.,
-        }
+    pub fn midpoint(self) -> f32 {
+        self.element.uint().map_or(0., |bits| f32::from(bits.midpoint()))
     }
 
     /// The smallest and the largest number that round to a code of a group without being clipped.
     pub fn representable(self, scale: f32, bias: f32) -> (f32, f32) {
         let (low, high) = self.element.range();
-        let (low, high) = match self.element {
+        let (low, high) = match self.element.uint() {
             // Steps are even, so that half a step beyond the ends still rounds to them.
-            Element::Uint(_) => (low - 0.5, high + 0.5),
-            Element::E2m1 | Element::E4m3 => (low, high),
+            Some(_) => (low - 0.5, high + 0.5),
+            None => (low, high),
         };
         let (first, last) = (low * scale + bias, high * scale + bias);
         (first.min(last), first.max(last))
-    }
-
-    /// Groups of a row of `k` elements.
-    ///
-    /// # Errors
-    /// If `k` is zero or not a multiple of the group size.
-    pub fn groups_per_row(self, k: usize) -> Result<usize> {
-        self.check_row(k)?;
-        Ok(k / self.group_size)
-    }
-
-    /// 32-bit words of a row of `k` elements. Every whole group is a whole number of words.
-    ///
-    /// # Errors
-    /// If `k` is zero, not a multiple of the group size, or too large to address.
-    pub fn words_per_row(self, k: usize) -> Result<usize> {
-        self.check_row(k)?;
-        k.checked_mul(self.bits())
-            .map(|bits| bits / 32)
-            .ok_or_else(|| Error::mismatch("K", "a row that fits the address space", k.to_string()))
-    }
-
-    fn check_row(self, k: usize) -> Result<()> {
-        let group_size = self.group_size;
-        if k == 0 || !k.is_multiple_of(group_size) {
-            return Err(Error::mismatch(
-                format!("K of {self}"),
-                format!("a positive multiple of {group_size}"),
-                k.to_string(),
-            ));
-        }
-        Ok(())
     }
 }
 
@@ -249,23 +235,83 @@ fn no_integers(bits: usize, group_size: usize) -> Error {
     )
 }
 
+/// The families of formats, each in a file of its own.
+enum Family {
+    Affine(Bits),
+    Mx,
+    Nvfp4,
+}
+
+/// The family that quantizes to a format.
+fn family(format: QuantFormat) -> Result<Family> {
+    match (format.element, format.scale, format.zero_point) {
+        (Element::Uint(bits), Scale::Float, ZeroPoint::Bias) => Ok(Family::Affine(bits)),
+        (Element::E2m1 | Element::E4m3, Scale::E8m0, ZeroPoint::None) => Ok(Family::Mx),
+        (Element::E2m1, Scale::E4m3, ZeroPoint::None) => Ok(Family::Nvfp4),
+        (Element::Uint(_) | Element::E2m1 | Element::E4m3, _, _) => Err(Error::Unsupported {
+            what: format!("quantizing to {format}"),
+            remedy: format!("quantize to one of {}", QuantFormat::grammar()),
+        }),
+    }
+}
+
+impl<T: Real> RowMut<'_, T> {
+    /// Quantizes a row of K finite weights; see [`QuantizedRows::quantize`].
+    ///
+    /// # Errors
+    /// If nothing quantizes to the format, or the row is of another format.
+    pub fn quantize(
+        self,
+        format: QuantFormat,
+        quantizer: Quantizer,
+        weights: &[T],
+        absmax: Option<f32>,
+    ) -> Result<()> {
+        let Self { words, scales } = self;
+        match (family(format)?, scales) {
+            (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
+                let layout = (bits, format.group_size());
+                match quantizer {
+                    Quantizer::Mlx => affine::quantize_mlx(layout, weights, words, scales, biases),
+                    Quantizer::Afq => affine::quantize_afq(layout, weights, words, scales, biases),
+                }
+            }
+            (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::quantize(format, weights, words, scales),
+            (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => {
+                nvfp4::quantize(format, weights, absmax, words, scales)
+            }
+            (Family::Affine(_), GroupScalesMut::Bytes(_))
+            | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
+        }
+        Ok(())
+    }
+
+    /// Improves a quantized row by clip search; see [`QuantizedRows::improve`].
+    ///
+    /// # Errors
+    /// If nothing quantizes to the format, or the row is of another format.
+    pub fn improve(self, format: QuantFormat, weights: &[T]) -> Result<()> {
+        let Self { words, scales } = self;
+        match (family(format)?, scales) {
+            (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
+                affine::improve(format, bits, weights, words, scales, biases)
+            }
+            (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::improve(format, weights, words, scales),
+            (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => nvfp4::improve(format, weights, words, scales),
+            (Family::Affine(_), GroupScalesMut::Bytes(_))
+            | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
+        }
+        Ok(())
+    }
+}
+
+fn other_format(format: QuantFormat) -> Error {
+    Error::mismatch("quantized rows", format!("rows of {format}"), "rows of another format")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn layout_is_the_bit_stream_of_the_spec() {
-        for format in QuantFormat::all() {
-            for k in [32, 64, 96, 128, 4096, 16384] {
-                if k % format.group_size() != 0 {
-                    assert!(format.words_per_row(k).is_err(), "{format} K={k}");
-                    continue;
-                }
-                assert_eq!(format.words_per_row(k).unwrap() * 32, k * format.bits());
-                assert_eq!(format.groups_per_row(k).unwrap() * format.group_size(), k);
-            }
-        }
-    }
 
     #[test]
     fn widths_and_groups_outside_the_table_are_refused() {
@@ -275,15 +321,6 @@ mod tests {
                 assert!(error.contains(&format!("bits {bits}, group size {group_size}")), "{error}");
             }
         }
-    }
-
-    #[test]
-    fn rows_that_end_inside_a_group_are_refused() {
-        for k in [0, 31, 48] {
-            assert!(QuantFormat::MXFP4.groups_per_row(k).is_err());
-        }
-        assert_eq!(QuantFormat::NVFP4.groups_per_row(48).unwrap(), 3);
-        assert!(QuantFormat::affine(8, 64).unwrap().words_per_row(usize::MAX - 63).is_err());
     }
 
     #[test]

@@ -4,8 +4,8 @@
 
 use super::bits::unpack;
 use super::numeric::Real;
-use super::{affine, mx, nvfp4, Bits, Element, QuantFormat, Scale, ZeroPoint};
-use crate::{Error, Result};
+use super::{QuantFormat, ZeroPoint};
+use crate::Result;
 
 /// Whose arithmetic chooses codes, scales and biases. Only affine formats know more than MLX's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -54,39 +54,13 @@ pub struct QuantizedRows<T> {
 
 /// One row of [`QuantizedRows`].
 pub struct RowMut<'a, T> {
-    words: &'a mut [u32],
-    scales: GroupScalesMut<'a, T>,
+    pub(super) words: &'a mut [u32],
+    pub(super) scales: GroupScalesMut<'a, T>,
 }
 
-enum GroupScalesMut<'a, T> {
+pub(super) enum GroupScalesMut<'a, T> {
     Float { scales: &'a mut [T], biases: &'a mut [T] },
     Bytes(&'a mut [u8]),
-}
-
-/// The families of formats, each in a file of its own.
-enum Family {
-    Affine(Bits),
-    Mx,
-    Nvfp4,
-}
-
-/// The family that a format belongs to.
-fn family(format: QuantFormat) -> Result<Family> {
-    let without = || Error::Unsupported {
-        what: format!("quantizing to {format}"),
-        remedy: "quantize to an affine format, mxfp4, nvfp4 or mxfp8".into(),
-    };
-    match format.element() {
-        Element::Uint(bits) => match format.zero_point() {
-            ZeroPoint::Bias => Ok(Family::Affine(bits)),
-            ZeroPoint::Midpoint | ZeroPoint::None => Err(without()),
-        },
-        Element::E2m1 | Element::E4m3 => match format.scale() {
-            Scale::E8m0 => Ok(Family::Mx),
-            Scale::E4m3 => Ok(Family::Nvfp4),
-            Scale::Float => Err(without()),
-        },
-    }
 }
 
 impl<T: Real> QuantizedRows<T> {
@@ -186,60 +160,6 @@ impl<T: Real> QuantizedRows<T> {
     }
 }
 
-impl<T: Real> RowMut<'_, T> {
-    /// Quantizes a row of K finite weights; see [`QuantizedRows::quantize`].
-    ///
-    /// # Errors
-    /// If nothing quantizes to the format, or the row is of another format.
-    pub fn quantize(
-        self,
-        format: QuantFormat,
-        quantizer: Quantizer,
-        weights: &[T],
-        absmax: Option<f32>,
-    ) -> Result<()> {
-        let Self { words, scales } = self;
-        match (family(format)?, scales) {
-            (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
-                let layout = (bits, format.group_size());
-                match quantizer {
-                    Quantizer::Mlx => affine::quantize_mlx(layout, weights, words, scales, biases),
-                    Quantizer::Afq => affine::quantize_afq(layout, weights, words, scales, biases),
-                }
-            }
-            (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::quantize(format, weights, words, scales),
-            (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => {
-                nvfp4::quantize(format, weights, absmax, words, scales)
-            }
-            (Family::Affine(_), GroupScalesMut::Bytes(_))
-            | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
-        }
-        Ok(())
-    }
-
-    /// Improves a quantized row; see [`QuantizedRows::improve`].
-    ///
-    /// # Errors
-    /// If nothing quantizes to the format, or the row is of another format.
-    pub fn improve(self, format: QuantFormat, weights: &[T]) -> Result<()> {
-        let Self { words, scales } = self;
-        match (family(format)?, scales) {
-            (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
-                affine::improve(format, bits, weights, words, scales, biases)
-            }
-            (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::improve(format, weights, words, scales),
-            (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => nvfp4::improve(format, weights, words, scales),
-            (Family::Affine(_), GroupScalesMut::Bytes(_))
-            | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
-        }
-        Ok(())
-    }
-}
-
-fn other_format(format: QuantFormat) -> Error {
-    Error::mismatch("quantized rows", format!("rows of {format}"), "rows of another format")
-}
-
 /// Dequantizes one row.
 ///
 /// `words` holds the packed row, `scales` and `biases` one f32 for each group (`biases` is empty for formats without),
@@ -269,26 +189,15 @@ pub fn dequantize_row(format: QuantFormat, words: &[u32], scales: &[f32], biases
         match format.zero_point() {
             ZeroPoint::Bias => {
                 let bias = of_group(biases);
-                dequantize_group(element, codes, values, |value| value * scale + bias);
+                element.map(codes, values, |value| value * scale + bias);
             }
             ZeroPoint::Midpoint => {
                 // A fused sum of zero is +0, whatever the sign of the scale.
                 let bias = -format.midpoint() * scale;
-                dequantize_group(element, codes, values, |value| value.mul_add(scale, bias));
+                element.map(codes, values, |value| value.mul_add(scale, bias));
             }
-            ZeroPoint::None => dequantize_group(element, codes, values, |value| value * scale),
+            ZeroPoint::None => element.map(codes, values, |value| value * scale),
         }
     }
     row.iter_mut().skip(known).for_each(|value| *value = f32::NAN);
-}
-
-/// One loop for each kind of elements, each without a branch.
-#[inline(always)]
-fn dequantize_group(element: Element, codes: &[u8], values: &mut [f32], of: impl Fn(f32) -> f32) {
-    let pairs = values.iter_mut().zip(codes);
-    match element {
-        Element::Uint(_) => pairs.for_each(|(value, code)| *value = of(f32::from(*code))),
-        Element::E2m1 => pairs.for_each(|(value, code)| *value = of(Element::E2m1.value(*code))),
-        Element::E4m3 => pairs.for_each(|(value, code)| *value = of(Element::E4m3.value(*code))),
-    }
 }

@@ -38,7 +38,8 @@ impl FromStr for ExpertSplit {
 
 /// Experts of one rank.
 #[derive(Clone, Debug, PartialEq)]
-pub(crate) struct ExpertShare {
+pub struct ExpertShare {
+    /// The experts, of all.
     pub experts: Range<usize>,
     /// Which of their inner elements.
     pub inner: Range<usize>,
@@ -46,7 +47,7 @@ pub(crate) struct ExpertShare {
 
 /// What each rank has of a block of `count` experts of `inner` elements, of which `unit` lie together in the down
 /// projections; `None` if there are fewer of what is split than ranks.
-pub(crate) fn expert_shares(
+pub fn expert_shares(
     how: ExpertSplit,
     count: usize,
     inner: usize,

@@ -40,6 +40,7 @@ mod fused;
 mod linear;
 mod norm;
 pub(crate) mod parallel;
+mod stored_weight;
 mod summary;
 mod var_builder;
 

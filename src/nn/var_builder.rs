@@ -124,7 +124,7 @@ impl<'a> VarBuilder<'a> {
     }
 
     /// Part of the dense tensor `name` at the current path, of shape `dims`: of each dimension a range.
-    pub(crate) fn tensor_part(&self, dims: &[usize], name: &str, part: &[Range<usize>]) -> Result<Tensor> {
+    pub fn tensor_part(&self, dims: &[usize], name: &str, part: &[Range<usize>]) -> Result<Tensor> {
         let is_whole = dims.iter().zip(part).all(|(&size, range)| *range == (0..size));
         let Some(checkpoint) = self.checkpoint.as_ref().filter(|_| !is_whole) else {
             let narrow = |tensor: Tensor, (dim, range): (usize, &Range<usize>)| {
@@ -141,7 +141,7 @@ impl<'a> VarBuilder<'a> {
     }
 
     /// Elements along K of the weight at the current path, of logical shape `dims`, that a part keeps together.
-    pub(crate) fn unit(&self, dims: &[usize]) -> Result<usize> {
+    pub fn unit(&self, dims: &[usize]) -> Result<usize> {
         let k = dims.last().copied().unwrap_or(0);
         let stored = self.stored_weight(dims)?;
         Ok(match (stored, self.quantize.filter(|format| k.is_multiple_of(format.group_size()))) {
@@ -300,7 +300,7 @@ impl<'a> VarBuilder<'a> {
     }
 
     /// The checkpoint behind this builder, if there is one.
-    pub(crate) fn checkpoint(&self) -> Option<&Checkpoint> {
+    pub fn checkpoint(&self) -> Option<&Checkpoint> {
         self.checkpoint.as_ref()
     }
 

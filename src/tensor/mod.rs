@@ -282,12 +282,12 @@ impl QuantTensor {
     }
 
     /// A stack with one leading dimension.
-    pub(crate) fn flatten_stack(&self) -> Result<Self> {
+    pub fn flatten_stack(&self) -> Result<Self> {
         Ok(self.map_parts(|part| part.flatten_to(part.rank() - 3))?)
     }
 
     /// Matrix `index` of a stack with one leading dimension.
-    pub(crate) fn matrix(&self, index: usize) -> Result<Self> {
+    pub fn matrix(&self, index: usize) -> Result<Self> {
         Ok(self.narrow(0, index, 1)?.map_parts(|part| part.squeeze(0))?)
     }
 

@@ -2,8 +2,8 @@
 
 use crate::checkpoint::{file, folder, folder_of, packed, rejected, warned, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
-use candle_quant::models::Config;
 use candle_quant::QuantFormat;
+use candle_quant_models::Config;
 use serde_json::{json, Value};
 
 /// Affine with 8 words for each scale: 2-bit g128, 4-bit g64 or 8-bit g32.

@@ -1,8 +1,8 @@
 //! What the tests of `convert` share: small sources, and readers of what is written that share no code with the crate.
 #![allow(dead_code)] // Each test binary uses its part.
 
-use candle_quant::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use candle_quant::Checkpoint;
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use serde_json::{json, Value};
 use sha2::{Digest, Sha256};
 use std::collections::BTreeMap;
@@ -28,7 +28,7 @@ pub fn bundled(name: &str) -> Checkpoint {
 }
 
 pub fn bundled_path(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("assets").join(name)
+    PathBuf::from(env!("REPOSITORY")).join("assets").join(name)
 }
 
 /// Converts to a new folder.

@@ -4,9 +4,9 @@
 use crate::common::distance;
 use crate::packed::bits;
 use candle_core::{DType, Device, Tensor};
-use candle_quant::models::{Config, Model};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, Result, VarBuilder};
+use candle_quant_models::{Config, Model};
 use serde_json::Value;
 use std::collections::HashMap;
 use tempfile::TempDir;

@@ -5,8 +5,8 @@ use crate::packed::{bits, tensor};
 use crate::{device, has_candle_kernels};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
 use candle_core::{DType, Device, Result, Storage, Tensor};
-use candle_quant::models::Model;
 use candle_quant::{nn, Checkpoint, Linear, QuantFormat};
+use candle_quant_models::Model;
 
 /// A device with a stream of its own, no tensor of which is tracked by events: those of before a capture
 /// cannot be waited for in it.
@@ -170,7 +170,7 @@ fn a_decode_step_of_a_model() {
         return;
     }
     let _cached_uploads = device.as_cuda_device().unwrap().enable_cuda_graph_htod_cache();
-    let checkpoint = Checkpoint::open(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny")).unwrap();
+    let checkpoint = Checkpoint::open(concat!(env!("REPOSITORY"), "/assets/tiny")).unwrap();
     let prompt = Tensor::new(&[[1u32, 17, 42, 7, 99]], &device).unwrap();
     let id = Tensor::new(&[[3u32]], &device).unwrap();
     let put = |token: u32| write(&id, &Tensor::new(&[[token]], &Device::Cpu).unwrap());

@@ -5,8 +5,8 @@
 
 #[path = "../common/mod.rs"]
 mod common;
-#[path = "../common/convert.rs"]
-mod conversion;
+#[path = "../common/gpu.rs"]
+mod gpu;
 #[path = "../common/packed.rs"]
 mod packed;
 #[path = "../common/process.rs"]
@@ -15,7 +15,6 @@ mod process;
 mod zeros;
 
 mod codec;
-mod convert;
 mod expected;
 mod experts;
 mod fused;
@@ -28,26 +27,7 @@ mod special;
 mod views;
 
 use candle_core::Device;
-use std::sync::LazyLock;
-
-/// The first CUDA device, or none with a message.
-fn device() -> Option<Device> {
-    static FIRST: LazyLock<Option<Device>> = LazyLock::new(|| nth_device(0));
-    FIRST.clone()
-}
-
-fn nth_device(ordinal: usize) -> Option<Device> {
-    match Device::new_cuda(ordinal) {
-        Ok(device) => Some(device),
-        Err(error) if std::env::var("CANDLE_QUANT_REQUIRE_CUDA").as_deref() == Ok("1") => {
-            panic!("CANDLE_QUANT_REQUIRE_CUDA is set, and there is no CUDA device {ordinal}: {error}")
-        }
-        Err(error) => {
-            eprintln!("skipped, for there is no CUDA device {ordinal}: {error}");
-            None
-        }
-    }
-}
+use gpu::{device, nth_device};
 
 /// In the name of a device of the pretend driver.
 const PRETENDED: &str = "pretend GPU";

@@ -6,10 +6,10 @@ use crate::zeros::{alone, llama, qwen3_moe, write};
 use crate::{device, PRETENDED};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::{DType, Device};
-use candle_quant::models::sharding::ShardPlan;
-use candle_quant::models::{Config, Model};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant_models::sharding::ShardPlan;
+use candle_quant_models::{Config, Model};
 use serde_json::Value;
 use std::sync::Arc;
 

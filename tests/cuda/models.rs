@@ -3,7 +3,7 @@
 use crate::common::{distance, open, reference, FIXTURES};
 use crate::{device, has_candle_kernels};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::models::Model;
+use candle_quant_models::Model;
 
 /// With experts, in fp32: rounding to 16 bits makes some tokens choose others.
 #[test]

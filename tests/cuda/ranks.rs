@@ -4,11 +4,11 @@
 use crate::common::open;
 use crate::nth_device;
 use candle_core::{DType, Device, Module, Tensor, WithDType};
-use candle_quant::models::{Config, Model};
 use candle_quant::parallel::{
     column_parallel, row_parallel, run, vocab_parallel_head, Launch, Place, Rank, Secret,
 };
 use candle_quant::{linear_no_bias, Result, VarBuilder};
+use candle_quant_models::{Config, Model};
 use half::{bf16, f16};
 use std::io::{BufRead, BufReader, Read};
 use std::process::{self, Child, Command, Stdio};

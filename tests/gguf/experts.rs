@@ -5,8 +5,8 @@ use crate::models::{config, logits, logits_over};
 use crate::source::sparse;
 use candle_core::quantized::GgmlDType;
 use candle_core::Tensor;
-use candle_quant::models::sharding::{ShardPlan, ShardedTensor, Split};
 use candle_quant::parallel::ExpertSplit;
+use candle_quant_models::sharding::{ShardPlan, ShardedTensor, Split};
 
 const MODELS: [&str; 3] = ["mixtral", "qwen3_moe", "gpt_oss"];
 const SPLITS: [ExpertSplit; 2] = [ExpertSplit::Inside, ExpertSplit::Across];

@@ -5,10 +5,10 @@ use crate::common::distance;
 use crate::source::{llama, tiny, Source};
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::generate::stop_tokens;
-use candle_quant::models::{Config, Model};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant_models::generate::stop_tokens;
+use candle_quant_models::{Config, Model};
 use serde_json::{json, Value};
 use std::fs;
 

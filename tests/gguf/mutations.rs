@@ -2,7 +2,7 @@
 
 use crate::writer::{f32_tensor, open, tensor, File};
 use candle_core::{DType, Device};
-use candle_quant::generate::{load_tokenizer, stop_tokens};
+use candle_quant_models::generate::{load_tokenizer, stop_tokens};
 
 const FILES: u64 = 20_000;
 

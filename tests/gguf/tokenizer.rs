@@ -3,9 +3,9 @@
 use crate::checkpoint::rejected;
 use crate::common::{bundled, byte_tokenizer};
 use crate::writer::{f32_tensor, path, write, File, ARRAY, U32};
-use candle_quant::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
-use candle_quant::generate::load_tokenizer;
 use candle_quant::{Checkpoint, Result};
+use candle_quant_models::generate::load_tokenizer;
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, RunOptions};
 use serde_json::Value;
 use std::fs;
 use tokenizers::Tokenizer;
@@ -71,7 +71,7 @@ fn a_conversion_writes_it_beside_the_weights() {
 #[test]
 fn it_encodes_as_the_original() {
     let (original, _) = original();
-    let text = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/assets/heldout.txt")).unwrap();
+    let text = fs::read_to_string(concat!(env!("REPOSITORY"), "/assets/heldout.txt")).unwrap();
     let text = format!("{text}<|endoftext|>It's 1234 o'clock,  is it?\n\n");
     let built = tokenizer(&file("gpt-2")).unwrap();
     let ids = encode(&built, &text);

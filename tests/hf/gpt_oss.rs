@@ -3,8 +3,8 @@
 use crate::hf::{read_json, sha256_of, values};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, QuantMethod, Weight};
-use candle_quant::models::{Config, Model, RopeScaling};
 use candle_quant::{QuantFormat, QuantTensor, VarBuilder};
+use candle_quant_models::{Config, Model, RopeScaling};
 use half::bf16;
 use serde_json::json;
 

@@ -5,7 +5,7 @@ use crate::common::{distance, reference_in};
 use crate::hf::{fixture, read_json, sha256, FIXTURES};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, QuantMethod, Weight};
-use candle_quant::models::Model;
+use candle_quant_models::Model;
 use std::collections::HashMap;
 use std::fs;
 

@@ -6,8 +6,8 @@ use crate::ollama::Model;
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::CheckpointKind;
-use candle_quant::verify::{verify_digest, verify_digests};
 use candle_quant::{Checkpoint, Error, Result};
+use candle_quant_tools::verify::{verify_digest, verify_digests};
 use serde_json::{json, Value};
 use std::fs;
 
@@ -199,7 +199,7 @@ fn other_content_of_the_same_size_is_found_on_request() {
     assert_eq!((wrong[0].name(), wrong[0].sha256()), (label, digest.as_str()));
     assert_eq!(wrong[0].file(), path.canonicalize().unwrap());
     fs::remove_file(path).unwrap();
-    assert!(matches!(wrong[0].verify(), Err(Error::Io { .. })));
+    assert!(matches!(verify_digest(wrong[0]), Err(Error::Io { .. })));
 }
 
 /// R6

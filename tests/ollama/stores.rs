@@ -2,9 +2,9 @@
 
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
-use candle_quant::models::{Config, Model};
-use candle_quant::verify::verify_digests;
 use candle_quant::VarBuilder;
+use candle_quant_models::{Config, Model};
+use candle_quant_tools::verify::verify_digests;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ollama")
+    Path::new(env!("REPOSITORY")).join("tests/fixtures/ollama")
 }
 
 fn json(path: &Path) -> Value {

@@ -140,7 +140,10 @@ fn nothing_counts_as_verified_that_was_not() {
     rejected(
         crate::open_with(
             &bytes,
-            &Slm1Options { digest: Some(candle_quant::verify::sha256([7; 32])), ..Slm1Options::default() },
+            &Slm1Options {
+                digest: Some(candle_quant_tools::verify::sha256([7; 32])),
+                ..Slm1Options::default()
+            },
         ),
         &["model.slm", "the SHA-256 is", "expected 0707"],
     );

@@ -18,15 +18,15 @@ mod mutations;
 mod writer;
 
 use candle_quant::checkpoint::slm1::{self, Slm1, Slm1Options};
-use candle_quant::verify;
 use candle_quant::Result;
+use candle_quant_tools::verify;
 use sha2::{Digest, Sha256};
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The path of a fixture.
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/slm1").join(format!("{name}.slm"))
+    Path::new(env!("REPOSITORY")).join("tests/fixtures/slm1").join(format!("{name}.slm"))
 }
 
 fn fixture_bytes(name: &str) -> Vec<u8> {

@@ -7,11 +7,11 @@ use crate::writer::{File, Kind, Model as Shape};
 use crate::{entry, fixture, open, open_with, u32_at, u64_at};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::rotary_emb::{rope, rope_i};
-use candle_quant::checkpoint::slm1::{self, Options as Reading, NibbleOrder};
+use candle_quant::checkpoint::slm1::{self, NibbleOrder, Slm1Options as Reading};
 use candle_quant::checkpoint::Weight;
-use candle_quant::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions, Spec};
-use candle_quant::models::Model;
 use candle_quant::{Checkpoint, QuantFormat};
+use candle_quant_models::Model;
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions, Spec};
 use std::collections::HashMap;
 use std::fs;
 

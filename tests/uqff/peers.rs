@@ -44,7 +44,7 @@ fn weights_stay_in_their_formats() {
     check("q8_0", &[(k, "ggml Q8_0"), (embed, "ggml Q8_0")]);
     check("mxfp4", &[(k, "mxfp4"), (head, "mxfp4")]);
     check("fp8", &[(k, "mxfp8"), (embed, "mxfp8")]);
-    check("f8q8", &[(k, "affine 8-bit g32"), (embed, "affine 8-bit g32")]);
+    check("f8q8", &[(k, "symmetric 8-bit g32"), (embed, "symmetric 8-bit g32")]);
     check("hqq4", &[(k, "F32"), (head, "F32")]);
     check("v0816_afq4", &[(k, "affine 4-bit g64"), (head, "affine 4-bit g64"), (embed, "BF16")]);
     check("v090_q4k", &[(k, "ggml Q4K"), (head, "ggml Q4K"), (embed, "BF16")]);
@@ -69,7 +69,7 @@ fn weights_stay_in_their_formats() {
             ("fp8.denormal", "mxfp8"),
             ("fp8.ragged", "F32"),
             ("fp8.negative", "F32"),
-            ("f8q8.packed", "affine 8-bit g32"),
+            ("f8q8.packed", "symmetric 8-bit g32"),
             ("f8q8.ragged", "F32"),
             ("f8q8.filled", "F32"),
             ("mxfp4.stack", "mxfp4"),

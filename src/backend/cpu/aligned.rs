@@ -5,7 +5,7 @@ use std::ops::{Deref, DerefMut};
 /// Bytes of a cache line.
 const LINE: usize = 64;
 
-/// Zeros at first, of which the first begins a cache line.
+/// A buffer, zeroed at first, that begins at a cache line.
 pub(super) struct Aligned<T> {
     /// With room before and behind the buffer.
     all: Vec<T>,

@@ -27,7 +27,7 @@ impl<'a> GroupValues<'a> {
         }
     }
 
-    /// Converts to f32, exactly but for the product of a byte's scale and a global scale.
+    /// Converts to f32. Exact but for the multiplication of a byte's scale by a global scale.
     #[inline(always)]
     fn to_f32(self, kind: Scale, global_scale: f32, out: &mut [f32]) {
         match self {
@@ -90,9 +90,18 @@ impl<'a> PackedMatrix<'a> {
         self.words.get(row * len..).and_then(|rest| rest.get(..len)).unwrap_or_default()
     }
 
-    /// Scales and biases of a row as f32, into the first `groups_per_row` places of each buffer.
+    /// The words of `rows` rows from `first_row` on, or of as many as there are, and how many rows that is.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn rows_words(&self, first_row: usize, rows: usize) -> (&'a [u32], usize) {
+        let row_words = self.k * self.format.bits() / 32;
+        let rows = rows.min(self.rows.saturating_sub(first_row));
+        let words = self.words.get(first_row * row_words..).and_then(|words| words.get(..rows * row_words));
+        words.map_or((&[], 0), |words| (words, rows))
+    }
+
+    /// Writes scales and biases of a row as f32 to the first `groups_per_row` elements of each buffer.
     #[inline(always)]
-    pub(crate) fn row_parameters(&self, row: usize, scales: &mut [f32], biases: &mut [f32]) {
+    pub(crate) fn row_params(&self, row: usize, scales: &mut [f32], biases: &mut [f32]) {
         let groups = self.groups_per_row();
         let (start, kind) = (row * groups, self.format.scale());
         let head = |buffer| <[f32]>::get_mut(buffer, ..groups).unwrap_or_default();
@@ -109,18 +118,18 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// Whether `q * scale + bias` has the same bits fused and in two steps: the product of a code and a
-    /// 16-bit scale is exact, that of a code and an f32 scale is not.
-    pub(crate) fn product_is_exact(&self) -> bool {
+    /// Whether `q * scale + bias` has the same bits fused and in two steps: a code times a 16-bit scale is exact, a code
+    /// times an f32 scale is not.
+    pub(crate) fn scaling_is_exact(&self) -> bool {
         !matches!(self.scales, GroupValues::F32(_))
     }
 
-    /// Decodes a row with the scalar reference.
-    pub(crate) fn decode_row(&self, row: usize, out: &mut [f32]) {
+    /// Dequantizes a row with the scalar reference.
+    pub(crate) fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         let groups = self.groups_per_row();
         let mut scales = vec![0.0; groups];
         let mut biases = vec![0.0; if self.biases.is_some() { groups } else { 0 }];
-        self.row_parameters(row, &mut scales, &mut biases);
+        self.row_params(row, &mut scales, &mut biases);
         dequantize_row(self.format, self.row_words(row), &scales, &biases, out);
     }
 }

@@ -1,4 +1,4 @@
-//! Work that all threads take part in.
+//! Work shared by all threads.
 
 use rayon::prelude::*;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
@@ -6,9 +6,9 @@ use std::sync::{Mutex, PoisonError};
 
 /// Runs `task` with each item and its number.
 ///
-/// A thread of a rayon pool shares the items with its pool. Others share them with candle's own pool, as its quantized
-/// products do: its threads stay awake for a while after each product, where to wake those of rayon takes as long as to
-/// multiply with a small weight. A task must not call this function: candle's pool takes one call at a time.
+/// A thread of a rayon pool shares the items with its pool. Other threads share them with candle's own pool, as
+/// candle's quantized matmuls do: its threads stay awake for a while after each call, whereas waking rayon's takes as long
+/// as multiplying a small weight. A task must not call this function: candle's pool takes one call at a time.
 pub(super) fn for_each<T: Send>(items: impl IntoIterator<Item = T>, task: impl Fn(usize, T) + Send + Sync) {
     let items: Vec<T> = items.into_iter().collect();
     if items.len() < 2 {

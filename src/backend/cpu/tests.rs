@@ -1,6 +1,8 @@
 //! Every instruction set through the same checks on the same awkward shapes, against the scalar
 //! reference in f64.
 
+use super::dispatch::{self, MAX_FEW};
+use super::isa::InstructionSet;
 use super::*;
 use crate::format::QuantFormat;
 use crate::format::{GroupScales, QuantizedRows, Quantizer};
@@ -8,12 +10,28 @@ use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
+mod algorithms;
 #[cfg(unix)]
 mod bounds;
 mod extremes;
 mod weights;
 
 use weights::{Groups, Weight};
+
+/// [`matmul`] on an instruction set.
+fn matmul_with<T: Real>(
+    isa: &InstructionSet,
+    matrix: &PackedMatrix,
+    x: &[T],
+    bias: Option<&[f32]>,
+) -> Vec<T> {
+    dispatch::matmul(isa, matrix, x, bias)
+}
+
+/// [`dequantize`] on an instruction set.
+fn dequantize_with<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix) -> Vec<T> {
+    f32::dequantize::dequantize(f32::kernels(isa), matrix)
+}
 
 /// N and K: one row, odd counts, less than a block, every kind of incomplete last block, rows that are
 /// not multiples of 16 bytes, more than one span along K.
@@ -32,9 +50,8 @@ const SHAPES: [(usize, usize); 12] = [
     (8, 4096),
 ];
 
-/// Rows of activations: none, every direct width, the edge to tiles, a whole panel and more.
-const COLUMNS: [usize; 15] =
-    [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, MAX_DIRECT - 1, MAX_DIRECT, MAX_DIRECT + 1, 64, 81];
+/// Rows of x: none, every panel size of the GEMV, the edge to tiles, a whole panel of the GEMM and more.
+const M: [usize; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, MAX_FEW - 1, MAX_FEW, MAX_FEW + 1, 64, 81];
 
 fn formats_for(k: usize) -> impl Iterator<Item = QuantFormat> {
     QuantFormat::all().into_iter().filter(move |format| k.is_multiple_of(format.group_size()))
@@ -63,25 +80,24 @@ fn unit<T: Real>() -> (f64, f64) {
     }
 }
 
-fn check_matmul<T: Real>(
-    set: &dyn InstructionSet,
-    weight: &Weight,
-    m: usize,
-    biased: bool,
-    rng: &mut StdRng,
-) {
+fn check_matmul<T: Real>(isa: &InstructionSet, weight: &Weight, m: usize, biased: bool, rng: &mut StdRng) {
     let x: Vec<T> = (0..m * weight.k).map(|_| T::from_f32(rng.random_range(-1.0..1.0))).collect();
     let bias: Option<Vec<f32>> = biased.then(|| (0..weight.n).map(|_| rng.random_range(-1.0..1.0)).collect());
-    let got = matmul_with(set, &weight.view(), &x, bias.as_deref());
+    let got = matmul_with(isa, &weight.view(), &x, bias.as_deref());
     let exact: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
     let want = product_in_f64(&weight.decoded(), weight.k, &exact, bias.as_deref());
+    let name = (isa.name(), weight.format, weight.n, weight.k, m);
+    assert_close(name, &got, &want);
+}
+
+/// Whether an output is as good as a sum in f32 over lanes, and one rounding to T.
+#[track_caller]
+fn assert_close<T: Real>(name: impl std::fmt::Debug, got: &[T], want: &[(f64, f64)]) {
     assert_eq!(got.len(), want.len());
     let (unit, half_step) = unit::<T>();
-    for (index, (got, (want, size))) in got.iter().zip(&want).enumerate() {
+    for (index, (got, (want, size))) in got.iter().zip(want).enumerate() {
         let error = (f64::from(got.to_f32()) - want).abs();
-        // A sum in f32 over lanes, then one rounding to T.
         let bound = 1e-6 * size + unit * want.abs() + half_step;
-        let name = (set.name(), weight.format, weight.n, weight.k, m);
         assert!(error <= bound, "{name:?} [{index}]: {} {want} off by {error:e} > {bound:e}", got.to_f32());
     }
 }
@@ -89,17 +105,17 @@ fn check_matmul<T: Real>(
 #[test]
 fn products_agree_with_f64_everywhere() {
     let mut rng = StdRng::seed_from_u64(1);
-    for set in simd::available() {
+    for isa in isa::available() {
         for (n, k) in SHAPES {
             for format in formats_for(k) {
                 let weight = Weight::random(format, n, k, &mut rng);
                 // All widths on small shapes; on large ones a random few, to keep the test short.
                 let some: Vec<usize> =
-                    COLUMNS.into_iter().filter(|m| n * k < 8192 || *m < 3 || rng.random_bool(0.15)).collect();
+                    M.into_iter().filter(|m| n * k < 8192 || *m < 3 || rng.random_bool(0.15)).collect();
                 for m in some {
-                    check_matmul::<f32>(*set, &weight, m, m % 2 == 1, &mut rng);
-                    check_matmul::<f16>(*set, &weight, m, m % 2 == 0, &mut rng);
-                    check_matmul::<bf16>(*set, &weight, m, m % 2 == 1, &mut rng);
+                    check_matmul::<f32>(isa, &weight, m, m % 2 == 1, &mut rng);
+                    check_matmul::<f16>(isa, &weight, m, m % 2 == 0, &mut rng);
+                    check_matmul::<bf16>(isa, &weight, m, m % 2 == 1, &mut rng);
                 }
             }
         }
@@ -109,14 +125,14 @@ fn products_agree_with_f64_everywhere() {
 #[test]
 fn scales_and_biases_may_differ_in_dtype() {
     let mut rng = StdRng::seed_from_u64(14);
-    for set in simd::available() {
+    for isa in isa::available() {
         for (scales, biases) in (0..9).map(|pair| (pair / 3, pair % 3)) {
             let mut weight = Weight::random(QuantFormat::affine(4, 32).unwrap(), 7, 544, &mut rng);
             let mut floats = || (0..7 * 544 / 32).map(|_| rng.random_range(-0.02..0.02)).collect();
             weight.scales = Groups::of(floats(), scales);
             weight.biases = Some(Groups::of(floats(), biases));
-            for m in [1, 3, MAX_DIRECT + 1] {
-                check_matmul::<f32>(*set, &weight, m, true, &mut rng);
+            for m in [1, 3, MAX_FEW + 1] {
+                check_matmul::<f32>(isa, &weight, m, true, &mut rng);
             }
         }
     }
@@ -126,10 +142,10 @@ fn scales_and_biases_may_differ_in_dtype() {
 #[test]
 fn products_of_many_rows_agree_with_f64() {
     let mut rng = StdRng::seed_from_u64(16);
-    for set in simd::available() {
+    for isa in isa::available() {
         for format in formats_for(128) {
             let weight = Weight::random(format, 2107, 128, &mut rng);
-            check_matmul::<f32>(*set, &weight, 1, true, &mut rng);
+            check_matmul::<f32>(isa, &weight, 1, true, &mut rng);
         }
     }
 }
@@ -137,11 +153,11 @@ fn products_of_many_rows_agree_with_f64() {
 #[test]
 fn nvfp4_rows_may_end_inside_a_run_of_32() {
     let mut rng = StdRng::seed_from_u64(2);
-    for set in simd::available() {
+    for isa in isa::available() {
         for k in [16, 48, 80, 112, 1040] {
             let weight = Weight::random(QuantFormat::NVFP4, 5, k, &mut rng);
-            for m in [1, 4, MAX_DIRECT + 1] {
-                check_matmul::<f32>(*set, &weight, m, true, &mut rng);
+            for m in [1, 4, MAX_FEW + 1] {
+                check_matmul::<f32>(isa, &weight, m, true, &mut rng);
             }
         }
     }
@@ -159,12 +175,12 @@ fn assert_same_bits(name: impl std::fmt::Debug, got: &[f32], want: &[f32]) {
 #[test]
 fn decode_has_the_bits_of_the_reference() {
     let mut rng = StdRng::seed_from_u64(3);
-    for set in simd::available() {
+    for isa in isa::available() {
         for (n, k) in SHAPES {
             for format in formats_for(k) {
                 let weight = Weight::random(format, n, k, &mut rng);
-                let got: Vec<f32> = dequantize_with(*set, &weight.view());
-                assert_same_bits((set.name(), format, n, k), &got, &weight.decoded());
+                let got: Vec<f32> = dequantize_with(isa, &weight.view());
+                assert_same_bits((isa.name(), format, n, k), &got, &weight.decoded());
             }
         }
     }
@@ -172,7 +188,7 @@ fn decode_has_the_bits_of_the_reference() {
 
 #[test]
 fn every_scale_byte_times_every_code_decodes_alike() {
-    for set in simd::available() {
+    for isa in isa::available() {
         for format in [QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
             let k = 256;
             let words_per_row = format.words_per_row(k).unwrap();
@@ -191,8 +207,8 @@ fn every_scale_byte_times_every_code_decodes_alike() {
                 biases: None,
                 global_scale: 1.0,
             };
-            let got: Vec<f32> = dequantize_with(*set, &weight.view());
-            assert_same_bits((set.name(), format), &got, &weight.decoded());
+            let got: Vec<f32> = dequantize_with(isa, &weight.view());
+            assert_same_bits((isa.name(), format), &got, &weight.decoded());
         }
     }
 }
@@ -203,7 +219,7 @@ fn a_nan_reaches_its_row_and_no_other() {
     // Rows of the next passes have the places of the poisoned one. Tiles have a shorter last part along K, and rows of
     // nothing behind the last.
     let (n, k, poisoned) = (37, 1056, 2);
-    for set in simd::available() {
+    for isa in isa::available() {
         for format in formats_for(k) {
             let groups = k / format.group_size();
             for in_bias in (0..1 + usize::from(format.has_biases())).map(|turn| turn == 1) {
@@ -216,10 +232,10 @@ fn a_nan_reaches_its_row_and_no_other() {
                     (_, Some(biases)) if in_bias => biases.set(place, f32::NAN),
                     (scales, _) => scales.set(place, f32::NAN),
                 }
-                for m in [1, 5, MAX_DIRECT + 1] {
-                    let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * k], None);
+                for m in [1, 5, MAX_FEW + 1] {
+                    let y: Vec<f32> = matmul_with(isa, &weight.view(), &vec![1.0f32; m * k], None);
                     for (index, y) in y.iter().enumerate() {
-                        let name = (set.name(), format, in_bias, m, index);
+                        let name = (isa.name(), format, in_bias, m, index);
                         assert_eq!(y.is_nan(), index % n == poisoned, "{name:?}");
                     }
                 }
@@ -227,10 +243,10 @@ fn a_nan_reaches_its_row_and_no_other() {
         }
         let mut weight = Weight::random(QuantFormat::MXFP8, 3, 96, &mut rng);
         weight.words[24 + 7] |= 0x7F00;
-        for m in [1, 5, MAX_DIRECT + 1] {
-            let y: Vec<f32> = matmul_with(*set, &weight.view(), &vec![1.0f32; m * 96], None);
+        for m in [1, 5, MAX_FEW + 1] {
+            let y: Vec<f32> = matmul_with(isa, &weight.view(), &vec![1.0f32; m * 96], None);
             for (index, y) in y.iter().enumerate() {
-                assert_eq!(y.is_nan(), index % 3 == 1, "{} {m} {index}", set.name());
+                assert_eq!(y.is_nan(), index % 3 == 1, "{} {m} {index}", isa.name());
             }
         }
     }
@@ -245,14 +261,14 @@ fn relative_error(got: impl Iterator<Item = f64>, want: &[(f64, f64)]) -> f64 {
 }
 
 /// Results of a 16-bit type are at most 5 % further from f64 than f64 rounded to that type.
-fn check_rounding<T: Real>(set: &dyn InstructionSet, weight: &Weight, x: &[f32], want: &[(f64, f64)]) {
+fn check_rounding<T: Real>(isa: &InstructionSet, weight: &Weight, x: &[f32], want: &[(f64, f64)]) {
     let x: Vec<T> = x.iter().map(|x| T::from_f32(*x)).collect();
-    let got: Vec<T> = matmul_with(set, &weight.view(), &x, None);
+    let got: Vec<T> = matmul_with(isa, &weight.view(), &x, None);
     let error = relative_error(got.iter().map(|y| f64::from(y.to_f32())), want);
     // Through f32, which is far finer than T.
     let rounded = want.iter().map(|(y, _)| f64::from(T::from_f32(*y as f32).to_f32()));
     let unavoidable = relative_error(rounded, want);
-    let name = (set.name(), weight.format, x.len() / weight.k, T::DTYPE);
+    let name = (isa.name(), weight.format, x.len() / weight.k, T::DTYPE);
     assert!(error <= 1.05 * unavoidable, "{name:?}: {error:e}, rounding alone {unavoidable:e}");
 }
 
@@ -274,21 +290,21 @@ fn results_are_as_good_as_rounding_allows() {
         };
         let weight = Weight { format, n, k, words: rows.words, scales, biases, global_scale: 1.0 };
         let decoded = weight.decoded();
-        for (m, one_sign) in [(1, false), (1, true), (4, true), (8, false), (MAX_DIRECT + 1, true)] {
+        for (m, one_sign) in [(1, false), (1, true), (4, true), (8, false), (MAX_FEW + 1, true)] {
             let signed = |x: f32| if one_sign { x.abs() } else { x };
             let x: Vec<f32> = (0..m * k).map(|_| signed(gaussian(&mut rng))).collect();
             let want = product_in_f64(&decoded, k, &x, None);
             // What f16 and bf16 both have.
             let short: Vec<f32> = x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
             let want_of_short = product_in_f64(&decoded, k, &short, None);
-            for set in simd::available() {
-                let name = (set.name(), format, m, one_sign);
-                let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+            for isa in isa::available() {
+                let name = (isa.name(), format, m, one_sign);
+                let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                 let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
                 assert!(error <= 1e-6, "{name:?}: {error:e}");
 
-                check_rounding::<f16>(*set, &weight, &short, &want_of_short);
-                check_rounding::<bf16>(*set, &weight, &short, &want_of_short);
+                check_rounding::<f16>(isa, &weight, &short, &want_of_short);
+                check_rounding::<bf16>(isa, &weight, &short, &want_of_short);
             }
         }
     }
@@ -297,15 +313,15 @@ fn results_are_as_good_as_rounding_allows() {
 #[test]
 fn a_column_has_the_same_bits_whatever_its_company() {
     let mut rng = StdRng::seed_from_u64(6);
-    for set in simd::available() {
+    for isa in isa::available() {
         for format in formats_for(2176) {
             let weight = Weight::random(format, 21, 2176, &mut rng);
             let x: Vec<f32> = (0..8 * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
-            let eight: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+            let eight: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
             // A single column may have a kernel of its own.
             for columns in 2..8 {
-                let fewer: Vec<f32> = matmul_with(*set, &weight.view(), &x[..columns * weight.k], None);
-                assert_same_bits((set.name(), format, columns), &fewer, &eight[..columns * 21]);
+                let fewer: Vec<f32> = matmul_with(isa, &weight.view(), &x[..columns * weight.k], None);
+                assert_same_bits((isa.name(), format, columns), &fewer, &eight[..columns * 21]);
             }
         }
     }
@@ -324,14 +340,14 @@ fn products_of_many_tiles_agree_with_f64() {
         let columns = [0, 63, 64, 127, 128, m - 1];
         let some = columns.map(|column| x[column * k..][..k].to_vec()).concat();
         let want = product_in_f64(&weight.decoded(), k, &some, Some(&bias));
-        for set in simd::available() {
-            let product = || matmul_with(*set, &weight.view(), &x, Some(&bias));
+        for isa in isa::available() {
+            let product = || matmul_with(isa, &weight.view(), &x, Some(&bias));
             let products: [Vec<f32>; 2] = [product(), one_thread.install(product)];
             for (got, (want, column)) in
                 products.iter().flat_map(|got| want.chunks_exact(n).zip(columns).map(move |want| (got, want)))
             {
                 let error = relative_error(got[column * n..][..n].iter().map(|y| f64::from(*y)), want);
-                assert!(error <= 1e-6, "{} {format} column {column}: {error:e}", set.name());
+                assert!(error <= 1e-6, "{} {format} column {column}: {error:e}", isa.name());
             }
         }
     }

@@ -12,7 +12,7 @@ pub(in crate::checkpoint) fn with_strings(text: &str) -> Cow<'_, str> {
 }
 
 /// Text in which these literals are strings that are as long: everything is where it was.
-pub(crate) fn masked(text: &str) -> Cow<'_, str> {
+pub fn masked(text: &str) -> Cow<'_, str> {
     replaced(text, |literal| format!("\"{}\"", "_".repeat(literal.len() - 2)))
 }
 

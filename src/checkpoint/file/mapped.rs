@@ -50,7 +50,7 @@ impl MappedFile {
 
     /// The bytes of a range; `None` if it is not in the file.
     pub(super) fn bytes(&self, range: &Range<usize>) -> Option<&[u8]> {
-        #[cfg(test)]
+        #[cfg(any(test, feature = "recorded-reads"))]
         super::reads::record(&self.path, range);
         self.map.get(range.clone())
     }

@@ -6,8 +6,8 @@ mod header;
 mod json;
 mod mapped;
 mod open;
-#[cfg(test)]
-pub(crate) mod reads;
+#[cfg(any(test, feature = "recorded-reads"))]
+pub mod reads;
 mod section;
 mod shards;
 mod stored;
@@ -15,7 +15,7 @@ mod warnings;
 
 pub use digest::Digest;
 pub(super) use header::{Metadata, TensorInfo};
-pub(crate) use json::masked;
+pub use json::masked;
 pub(super) use mapped::{open_file, MappedFile};
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
 pub(super) use shards::{is_plain_file_name, open_directory, read_json, Tensors};

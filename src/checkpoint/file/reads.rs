@@ -1,4 +1,4 @@
-//! For tests: which bytes of files a thread has read through their mappings.
+//! For tests, also of other crates (feature `recorded-reads`): which bytes of files a thread has read through their mappings.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -13,6 +13,6 @@ pub(super) fn record(path: &Path, range: &Range<usize>) {
 }
 
 /// Those of this thread since it was last asked.
-pub(crate) fn take() -> Vec<(PathBuf, Range<usize>)> {
+pub fn take() -> Vec<(PathBuf, Range<usize>)> {
     READS.take()
 }

@@ -84,16 +84,10 @@ impl<'a> Triplet<'a> {
         Ok(Some(triplet))
     }
 
-    /// Float scales come with biases of the same shape, byte scales come without.
+    /// Biases lie beside float scales, and are of the same shape.
     fn check_biases(&self) -> Result<()> {
         let (scales, byte_scales) = (self.scales, self.byte_scales);
-        let Some(biases) = self.biases else {
-            let expected = format!("biases beside {:?} scales", scales.dtype());
-            return match byte_scales {
-                true => Ok(()),
-                false => Err(wrong(self.module, "scales", scales, expected, "none")),
-            };
-        };
+        let Some(biases) = self.biases else { return Ok(()) };
         let expected = if byte_scales {
             format!("no biases beside {:?} scales", scales.dtype())
         } else if biases.dims() != scales.dims() {
@@ -107,6 +101,20 @@ impl<'a> Triplet<'a> {
         Err(wrong(self.module, "biases", biases, expected, found))
     }
 
+    /// Float scales come without biases only if the config names a format that has none: MLX has no such format.
+    fn check_missing_biases(&self, config: &Quantization) -> Result<()> {
+        let named = match config.overrides.get(self.module) {
+            Some(Override::Packed(format)) => Some(*format),
+            Some(Override::Dense) | None => config.top,
+        };
+        let has_none = named.is_some_and(|format| !format.scale().is_byte() && !format.has_biases());
+        if self.byte_scales || self.biases.is_some() || has_none {
+            return Ok(());
+        }
+        let expected = format!("biases beside {:?} scales", self.scales.dtype());
+        Err(wrong(self.module, "scales", self.scales, expected, "none"))
+    }
+
     /// Decides the format. `in_features` is K as the model knows it.
     pub(super) fn resolve(
         &self,
@@ -114,6 +122,7 @@ impl<'a> Triplet<'a> {
         in_features: Option<usize>,
         warnings: &Warnings,
     ) -> Result<QuantFormat> {
+        self.check_missing_biases(config)?;
         let format = match config.overrides.get(self.module) {
             Some(Override::Dense) => {
                 return Err(self.wrong(
@@ -122,9 +131,9 @@ impl<'a> Triplet<'a> {
                     "remove the entry from config.json, or fetch files of one revision",
                 ));
             }
-            Some(&Override::Packed(format)) => self.check_override(format, in_features)?,
+            Some(&Override::Packed(format)) => self.check_override(format, in_features, config.top)?,
             None => match in_features {
-                Some(k) => self.by_shape(k)?,
+                Some(k) => self.by_shape(k, config.top)?,
                 None => self.without_in_features(config.top)?,
             },
         };
@@ -159,8 +168,13 @@ impl<'a> Triplet<'a> {
         format.words_per_row(self.k(format)).is_ok_and(|words| words == self.words)
     }
 
-    fn check_override(&self, format: QuantFormat, in_features: Option<usize>) -> Result<QuantFormat> {
-        let float_scales = format.scale() == Scale::Float;
+    fn check_override(
+        &self,
+        format: QuantFormat,
+        in_features: Option<usize>,
+        top: Option<QuantFormat>,
+    ) -> Result<QuantFormat> {
+        let float_scales = !format.scale().is_byte();
         if float_scales == self.byte_scales {
             let expected = if float_scales { "float scales and biases" } else { "U8 scales" };
             return Err(self.wrong(
@@ -175,25 +189,25 @@ impl<'a> Triplet<'a> {
         Err(self.wrong(
             format!("shapes of the {format} of its entry in the config{}", with_k(in_features)),
             self.shapes(),
-            format!("correct the entry in config.json; {}", self.candidates_text()),
+            format!("correct the entry in config.json; {}", self.candidates_text(top)),
         ))
     }
 
     /// The one format in which rows of K elements have these words and groups.
-    fn by_shape(&self, k: usize) -> Result<QuantFormat> {
-        self.candidates().into_iter().find(|format| self.k(*format) == k).ok_or_else(|| {
+    fn by_shape(&self, k: usize, top: Option<QuantFormat>) -> Result<QuantFormat> {
+        self.candidates(top).into_iter().find(|format| self.k(*format) == k).ok_or_else(|| {
             self.wrong(
                 format!("shapes of a quantized weight{}", with_k(Some(k))),
                 self.shapes(),
-                format!("check the model's dimensions in config.json; {}", self.candidates_text()),
+                format!("check the model's dimensions in config.json; {}", self.candidates_text(top)),
             )
         })
     }
 
     fn without_in_features(&self, top: Option<QuantFormat>) -> Result<QuantFormat> {
         if self.byte_scales {
-            // Words per scale are 2, 4 and 8 in the three formats, so there is at most one.
-            return self.candidates().first().copied().ok_or_else(|| {
+            // Words per scale are 2, 4 and 8 in the three formats of MLX, so there is at most one.
+            return self.candidates(top).first().copied().ok_or_else(|| {
                 self.wrong(
                     "shapes of mxfp4, nvfp4 or mxfp8",
                     self.shapes(),
@@ -202,16 +216,16 @@ impl<'a> Triplet<'a> {
             });
         }
         match top {
-            Some(format) if format.has_biases() && self.fits(format) => Ok(format),
+            Some(format) if self.candidates(top).contains(&format) => Ok(format),
             Some(format) => Err(self.wrong(
                 format!("shapes of the {format} that the config names"),
                 self.shapes(),
-                format!("give the number of input features; {}", self.candidates_text()),
+                format!("give the number of input features; {}", self.candidates_text(top)),
             )),
             None => Err(self.wrong(
                 "a quantization object in config.json, or a known number of input features",
                 self.shapes(),
-                format!("give the number of input features; {}", self.candidates_text()),
+                format!("give the number of input features; {}", self.candidates_text(top)),
             )),
         }
     }
@@ -278,16 +292,26 @@ impl<'a> Triplet<'a> {
         }
     }
 
-    /// All formats that have this ratio of words to scales. No two of them have the same K.
-    fn candidates(&self) -> Vec<QuantFormat> {
-        let mut all = QuantFormat::all();
-        all.retain(|format| format.has_biases() != self.byte_scales && self.fits(*format));
+    /// All formats of MLX, and the one that the config names, that have such scales and this ratio of words to scales.
+    /// No two of them have the same K: where MLX has one of the K of the named one, that is meant.
+    fn candidates(&self, top: Option<QuantFormat>) -> Vec<QuantFormat> {
+        let has_parts = |format: QuantFormat| {
+            format.scale().is_byte() == self.byte_scales && format.has_biases() == self.biases.is_some()
+        };
+        let mut all = QuantFormat::mlx();
+        all.retain(|format| has_parts(*format) && self.fits(*format));
+        if let Some(top) = top.filter(|top| has_parts(*top) && self.fits(*top)) {
+            match all.iter_mut().find(|format| self.k(**format) == self.k(top)) {
+                Some(same_k) => *same_k = top,
+                None => all.push(top),
+            }
+        }
         all
     }
 
-    fn candidates_text(&self) -> String {
+    fn candidates_text(&self, top: Option<QuantFormat>) -> String {
         let each: Vec<_> = self
-            .candidates()
+            .candidates(top)
             .into_iter()
             .map(|format| format!("{format} (K = {})", self.k(format)))
             .collect();

@@ -28,8 +28,8 @@ use std::path::{Path, PathBuf};
 use store::ManifestFile;
 use tensors::{BlobTensor, Tensors};
 
-pub(crate) use name::Name;
-pub(crate) use store::Store;
+pub use name::Name;
+pub use store::Store;
 #[cfg(test)]
 pub(super) use usual_dims::usual_in_features;
 

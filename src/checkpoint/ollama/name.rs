@@ -8,7 +8,7 @@ const DEFAULT_TAG: &str = "latest";
 
 /// The name of a model, complete. Each of its parts is a plain file name: none can lead out of a directory.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Name {
+pub struct Name {
     host: String,
     namespace: String,
     model: String,
@@ -27,7 +27,7 @@ enum Part {
 impl Name {
     /// `[scheme://][[host/]namespace/]model[:tag]`, with Ollama's defaults for what is left out. `None` if it
     /// is not a name.
-    pub(crate) fn parse(text: &str) -> Option<Self> {
+    pub fn parse(text: &str) -> Option<Self> {
         // A host may have a port: only a colon behind the last slash is that of a tag.
         let (path, tag) = match (text.rfind(':'), text.rfind('/')) {
             (Some(colon), slash) if slash.is_none_or(|slash| slash < colon) => {
@@ -64,7 +64,7 @@ impl Name {
     }
 
     /// Host, namespace, model and tag: the path of the manifest.
-    pub(crate) fn parts(&self) -> [&str; 4] {
+    pub fn parts(&self) -> [&str; 4] {
         [&self.host, &self.namespace, &self.model, &self.tag]
     }
 }

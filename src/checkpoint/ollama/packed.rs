@@ -224,7 +224,7 @@ impl<'a> Packed<'a> {
             Scales::Bytes => !format.has_biases(),
             Scales::BytesOf(kind) => format.scale() == kind,
         };
-        let mut all = QuantFormat::all();
+        let mut all = QuantFormat::mlx();
         all.retain(|format| {
             fits_scales(format)
                 && format.words_per_row(self.k(*format)).is_ok_and(|words| words == self.words)

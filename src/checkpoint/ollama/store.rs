@@ -19,7 +19,7 @@ const SERVICE_STORE: Option<&str> = Some("/usr/share/ollama/.ollama/models");
 const SERVICE_STORE: Option<&str> = None;
 
 /// A store on disk.
-pub(crate) struct Store {
+pub struct Store {
     /// Without links, so that what lies in it is found by comparing paths.
     root: PathBuf,
 }
@@ -45,7 +45,7 @@ pub(super) fn default_roots() -> Vec<PathBuf> {
 
 impl Store {
     /// The store in the directory `root`; `None` if there is none.
-    pub(crate) fn at(root: &Path) -> Result<Option<Self>> {
+    pub fn at(root: &Path) -> Result<Option<Self>> {
         if !root.join(MANIFESTS).is_dir() || !root.join(BLOBS).is_dir() {
             return Ok(None);
         }
@@ -89,7 +89,7 @@ impl Store {
     }
 
     /// Where the manifest of a model lies in the store, perhaps as a link; `None` if there is none of this name.
-    pub(crate) fn manifest(&self, name: &Name) -> Result<Option<PathBuf>> {
+    pub fn manifest(&self, name: &Name) -> Result<Option<PathBuf>> {
         let mut path = self.root.join(MANIFESTS);
         for part in name.parts() {
             match entry_of(&path, part)? {
@@ -101,7 +101,7 @@ impl Store {
     }
 
     /// The store in the directory `root`, which is made if it is not there.
-    pub(crate) fn create(root: &Path) -> Result<Self> {
+    pub fn create(root: &Path) -> Result<Self> {
         for folder in [MANIFESTS, BLOBS].map(|folder| root.join(folder)) {
             fs::create_dir_all(&folder).map_err(|error| Error::Io { path: folder, error })?;
         }
@@ -118,7 +118,7 @@ impl Store {
 
     /// Where the manifest of a model is to lie: at that of this name, if there is one. The folders on the way are made;
     /// none of them leads out of the store.
-    pub(crate) fn make_place(&self, name: &Name) -> Result<PathBuf> {
+    pub fn make_place(&self, name: &Name) -> Result<PathBuf> {
         let mut path = self.contained(&self.root.join(MANIFESTS))?;
         let [folders @ .., tag] = name.parts();
         for part in folders {
@@ -136,7 +136,7 @@ impl Store {
     }
 
     /// Where the blobs are.
-    pub(crate) fn blobs(&self) -> PathBuf {
+    pub fn blobs(&self) -> PathBuf {
         self.root.join(BLOBS)
     }
 

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::ollama::usual_in_features;
 use crate::checkpoint::{reads, Checkpoint, Weight};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
@@ -228,5 +228,5 @@ fn a_cut_through_a_group_is_refused() {
         let error = weight.narrow(dim, range.clone()).unwrap_err().to_string();
         assert!(error.contains("1 or more of") && error.contains(&format!("{range:?}")), "{error}");
     }
-    assert_eq!(weight.decode(DType::F32, &Device::Cpu).unwrap().dims(), [128, 256]);
+    assert_eq!(weight.load(&Device::Cpu).unwrap().dims(), [128, 256]);
 }

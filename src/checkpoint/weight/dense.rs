@@ -76,7 +76,7 @@ impl DenseTensor {
     }
 
     /// Whether the numbers are in the file as they are.
-    pub(crate) fn is_stored(&self) -> bool {
+    pub fn is_stored(&self) -> bool {
         matches!(&self.source, Source::Stored(tensor) if tensor.is_whole())
     }
 
@@ -84,7 +84,7 @@ impl DenseTensor {
     ///
     /// # Errors
     /// If the numbers are not stored as they are, or the run is not within the tensor.
-    pub(crate) fn elements(&self, elements: Range<usize>) -> Result<Self> {
+    pub fn elements(&self, elements: Range<usize>) -> Result<Self> {
         let run = match &self.source {
             Source::Stored(tensor) => tensor.elements(elements.clone()),
             Source::Quantized(_) => None,
@@ -103,7 +103,7 @@ impl DenseTensor {
     ///
     /// # Errors
     /// If the numbers are not stored as they are.
-    pub(crate) fn for_each_chunk(&self, take: impl FnMut(&[u8])) -> Result<()> {
+    pub fn for_each_chunk(&self, take: impl FnMut(&[u8])) -> Result<()> {
         match &self.source {
             Source::Stored(tensor) => tensor.for_each_chunk(1, take),
             Source::Quantized(_) => {

@@ -15,7 +15,7 @@ mod stored;
 pub use dense::DenseTensor;
 pub use ggml::GgmlWeight;
 pub use names::natural_order;
-pub(crate) use names::{module_of, tensor_of};
+pub use names::{module_of, tensor_of};
 pub use packed::PackedWeight;
 pub use stored::Weight;
 

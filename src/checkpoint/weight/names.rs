@@ -3,7 +3,7 @@
 use std::cmp::Ordering;
 
 /// The module path of a weight's name; that of a weight at the root is empty.
-pub(crate) fn module_of(tensor: &str) -> Option<&str> {
+pub fn module_of(tensor: &str) -> Option<&str> {
     match tensor.strip_suffix("weight")? {
         "" => Some(""),
         // `.weight` is the name of no module's weight: that at the root has no dot.
@@ -12,7 +12,7 @@ pub(crate) fn module_of(tensor: &str) -> Option<&str> {
 }
 
 /// The name of one tensor of a module.
-pub(crate) fn tensor_of(module: &str, suffix: &str) -> String {
+pub fn tensor_of(module: &str, suffix: &str) -> String {
     match module {
         "" => suffix.to_owned(),
         path => format!("{path}.{suffix}"),

@@ -69,18 +69,18 @@ impl PackedWeight {
     }
 
     /// Whether there is a multiplier of all scales that is not MLX's.
-    pub(crate) fn has_multiplier(&self) -> bool {
+    pub fn has_multiplier(&self) -> bool {
         self.layout.has_multiplier()
     }
 
     /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout. F32 scales of
     /// symmetric codes are read for it.
-    pub(crate) fn affine_scales(&self) -> Result<Option<safetensors::Dtype>> {
+    pub fn affine_scales(&self) -> Result<Option<safetensors::Dtype>> {
         self.layout.affine_scales()
     }
 
     /// The tensors of the weight as a module of an MLX checkpoint has them, if the file has these bytes.
-    pub(crate) fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
+    pub fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
         let Some(parts) = self.layout.as_mlx()? else {
             return Ok(None);
         };

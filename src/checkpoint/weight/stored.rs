@@ -1,8 +1,9 @@
 //! The weight of a module as a checkpoint stores it.
 
 use super::{dense::DenseTensor, ggml::GgmlWeight, packed::PackedWeight};
+use crate::tensor::LayerWeight;
 use crate::Result;
-use candle_core::{DType, Device, Tensor};
+use candle_core::Device;
 use std::ops::Range;
 
 /// The weight of a module, as the checkpoint holds it.
@@ -71,15 +72,15 @@ impl Weight {
         })
     }
 
-    /// The numbers it stands for, decoded if it is quantized.
+    /// Copies the weight to `device` in the format in which it is stored. Plain numbers keep their dtype.
     ///
     /// # Errors
-    /// As those of loading it; if the device can't decode or convert to `dtype`.
-    pub fn decode(&self, dtype: DType, device: &Device) -> Result<Tensor> {
-        match self {
-            Self::Packed(weight) => weight.load(device)?.dequantize(dtype),
-            Self::Ggml(weight) => Ok(weight.load(device)?.dequantize(device)?.to_dtype(dtype)?),
-            Self::Dense(tensor) => tensor.load(dtype, device),
-        }
+    /// As those of [`PackedWeight::load`], [`GgmlWeight::load`] and [`DenseTensor::load`].
+    pub fn load(&self, device: &Device) -> Result<LayerWeight> {
+        Ok(match self {
+            Self::Packed(weight) => weight.load(device)?.into(),
+            Self::Ggml(weight) => weight.load(device)?.into(),
+            Self::Dense(tensor) => tensor.load(tensor.dtype(), device)?.into(),
+        })
     }
 }

@@ -95,7 +95,7 @@ impl ParallelExperts {
     }
 
     /// This rank's weights, for reports.
-    pub(crate) fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
+    pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
         self.own.weights()
     }
 }

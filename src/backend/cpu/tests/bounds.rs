@@ -1,8 +1,9 @@
 //! Nothing is read behind a weight: where its last byte is the last of a file, a byte more would be a bus error.
 
-use super::super::{dequantize_with, matmul_with, simd, GroupValues, PackedMatrix, MAX_DIRECT};
+use super::super::dispatch::MAX_FEW;
+use super::super::{isa, GroupValues, PackedMatrix};
 use super::weights::{Groups, Weight};
-use super::{assert_same_bits, formats_for};
+use super::{assert_same_bits, dequantize_with, formats_for, matmul_with};
 use memmap2::{Mmap, MmapOptions};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -57,15 +58,15 @@ fn with_copies(groups: &Groups, check: impl FnOnce(GroupValues)) {
 fn check(weight: &Weight, scales: GroupValues, biases: Option<GroupValues>, rng: &mut StdRng) {
     let words = AtTheEnd::new(&weight.words);
     let copied = PackedMatrix { words: &words, scales, biases, ..weight.view() };
-    for set in simd::available() {
-        for m in [1, 2, 8, MAX_DIRECT + 1] {
+    for isa in isa::available() {
+        for m in [1, 2, 8, MAX_FEW + 1] {
             let x: Vec<f32> = (0..m * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
-            let product = |matrix| matmul_with::<f32>(*set, matrix, &x, None);
-            let name = (set.name(), weight.format, weight.n, weight.k, m);
+            let product = |matrix| matmul_with::<f32>(isa, matrix, &x, None);
+            let name = (isa.name(), weight.format, weight.n, weight.k, m);
             assert_same_bits(name, &product(&copied), &product(&weight.view()));
         }
-        let decoded: Vec<f32> = dequantize_with(*set, &copied);
-        assert_same_bits((set.name(), weight.format), &decoded, &weight.decoded());
+        let decoded: Vec<f32> = dequantize_with(isa, &copied);
+        assert_same_bits((isa.name(), weight.format), &decoded, &weight.decoded());
     }
 }
 

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn activations_of_any_size_survive_fixed_point() {
-    for set in simd::available() {
+    for isa in isa::available() {
         let mut rng = StdRng::seed_from_u64(7);
         // Symmetric codes, and biases.
         for (n, format) in [6, 7].into_iter().flat_map(|n| formats_for(1024).map(move |format| (n, format))) {
@@ -18,20 +18,20 @@ fn activations_of_any_size_survive_fixed_point() {
                 for m in [1, 3] {
                     let x = x.repeat(m);
                     let want = product_in_f64(&decoded, 1024, &x, None);
-                    let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                    let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                     let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
-                    assert!(error <= 1e-6, "{} {format} 2^{low} m={m}: {error:e}", set.name());
+                    assert!(error <= 1e-6, "{} {format} 2^{low} m={m}: {error:e}", isa.name());
                 }
             }
             for m in [1, 3] {
-                let zero: Vec<f32> = matmul_with(*set, &weight.view(), &vec![0f32; m * 1024], None);
-                assert_eq!(zero, vec![0.0; m * n], "{} {format}", set.name());
+                let zero: Vec<f32> = matmul_with(isa, &weight.view(), &vec![0f32; m * 1024], None);
+                assert_eq!(zero, vec![0.0; m * n], "{} {format}", isa.name());
                 let mut infinite = vec![1f32; m * 1024];
                 infinite[1000] = f32::INFINITY;
-                let got: Vec<f32> = matmul_with(*set, &weight.view(), &infinite, None);
+                let got: Vec<f32> = matmul_with(isa, &weight.view(), &infinite, None);
                 let finite = got.iter().map(|y| y.is_finite()).collect::<Vec<_>>();
                 let want = [vec![false; n], vec![true; (m - 1) * n]].concat();
-                assert_eq!(finite, want, "{} {format}", set.name());
+                assert_eq!(finite, want, "{} {format}", isa.name());
             }
         }
     }
@@ -56,11 +56,11 @@ fn the_largest_sums_are_as_good() {
             for largest in [0x7F_7F7F as f32, 0x80_8080 as f32, f32::MAX / 2f32.powi(20)] {
                 let x: Vec<f32> = (0..k).map(|index| signs[index % 2] * largest).collect();
                 let want = product_in_f64(&decoded, k, &x, None);
-                for set in simd::available() {
-                    let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+                for isa in isa::available() {
+                    let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                     for (row, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
                         let error = (f64::from(*got) - want).abs();
-                        let name = (set.name(), format, signs, largest, row);
+                        let name = (isa.name(), format, signs, largest, row);
                         // Sums of equal terms in f32 are rounded to the same side again and again.
                         assert!(error <= 1e-5 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
                     }
@@ -84,10 +84,10 @@ fn scales_of_any_size_are_as_good() {
         for (m, size) in [1, 3].into_iter().flat_map(|m| [-8, 0, 60].map(|log| (m, 2f32.powi(log)))) {
             let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0) * size).collect();
             let want = product_in_f64(&decoded, k, &x, None);
-            for set in simd::available() {
-                let got: Vec<f32> = matmul_with(*set, &weight.view(), &x, None);
+            for isa in isa::available() {
+                let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                 for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
-                    let name = (set.name(), format, m, size, index % n);
+                    let name = (isa.name(), format, m, size, index % n);
                     if *magnitude < f64::from(f32::MAX) {
                         // Below 2^-126, f32 has steps of 2^-149.
                         let bound = 1e-6 * magnitude + 1e-43;
@@ -126,12 +126,12 @@ fn scales_far_apart_in_a_row_are_as_good() {
             x[places].iter_mut().for_each(|x| *x = rng.random_range(-1.0..1.0));
         }
         let want = product_in_f64(&decoded, k, &x, None);
-        for set in simd::available() {
-            let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(*set, &weight.view(), x, None));
-            for got in [alone.collect(), matmul_with::<f32>(*set, &weight.view(), &x, None)] {
+        for isa in isa::available() {
+            let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(isa, &weight.view(), x, None));
+            for got in [alone.collect(), matmul_with::<f32>(isa, &weight.view(), &x, None)] {
                 for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
                     let error = (f64::from(*got) - want).abs();
-                    let name = (set.name(), format, index / n, index % n);
+                    let name = (isa.name(), format, index / n, index % n);
                     assert!(error <= 1e-6 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
                 }
             }
@@ -154,13 +154,13 @@ fn activations_far_apart_are_as_good() {
             let size = |index: usize| 2f32.powi(logs[index % k / 32]);
             let x: Vec<f32> = (0..m * k).map(|index| size(index) * rng.random_range(-1.0..1.0)).collect();
             let want = product_in_f64(&weight.decoded(), k, &x, None);
-            for set in simd::available() {
-                let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(*set, &weight.view(), x, None));
-                for got in [alone.collect(), matmul_with::<f32>(*set, &weight.view(), &x, None)] {
+            for isa in isa::available() {
+                let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(isa, &weight.view(), x, None));
+                for got in [alone.collect(), matmul_with::<f32>(isa, &weight.view(), &x, None)] {
                     assert_eq!(got.len(), want.len());
                     for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
                         let error = (f64::from(*got) - want).abs();
-                        let name = (set.name(), format, lowest, index / n, index % n);
+                        let name = (isa.name(), format, lowest, index / n, index % n);
                         assert!(error <= 1e-6 * magnitude, "{name:?}: {got:e} {want:e} off by {error:e}");
                     }
                 }

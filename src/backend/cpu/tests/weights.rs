@@ -81,7 +81,7 @@ impl Weight {
         // Of matrices with f32 scales some have symmetric codes.
         let symmetric = turn % 3 == 2 && n.is_multiple_of(3);
         let (scales, biases) = match format.scale() {
-            Scale::Float if symmetric => (stored(floats(-0.02, rng)), None),
+            Scale::Float if symmetric || !format.has_biases() => (stored(floats(-0.02, rng)), None),
             Scale::Float => {
                 let (scales, biases) = (floats(-0.02, rng), floats(-0.1, rng));
                 (stored(scales), Some(stored(biases)))
@@ -93,7 +93,7 @@ impl Weight {
             }
             Scale::E8m0 => (Groups::Byte((0..groups).map(|_| rng.random_range(115..125)).collect()), None),
         };
-        let global_scale = if format.has_biases() { 1.0 } else { 0.37 };
+        let global_scale = if format.takes_global_scale() { 0.37 } else { 1.0 };
         let format = match symmetric && format.has_biases() {
             true => QuantFormat::symmetric(format.bits(), format.group_size()).unwrap(),
             false => format,
@@ -122,7 +122,7 @@ impl Weight {
     pub(super) fn decoded(&self) -> Vec<f32> {
         let mut all = vec![0.0; self.n * self.k];
         for (row, out) in all.chunks_exact_mut(self.k).enumerate() {
-            self.view().decode_row(row, out);
+            self.view().dequantize_row(row, out);
         }
         all
     }

@@ -1,0 +1,286 @@
+//! The decoder: embedding, layers of attention and feed-forward, output head.
+
+use super::attention::{Attention, Visible};
+use super::moe::SparseMlp;
+use super::projection::{columns_of, rows_of};
+use super::rope::Rotation;
+use super::sharding::Sharding;
+use super::Config;
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::Checkpoint;
+use candle_quant::nn::{
+    rms_norm, swiglu, Activation, LayerWeight, Linear, Module, RmsNorm, VarBuilder, WeightSummary,
+};
+use candle_quant::parallel::{
+    vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
+};
+use candle_quant::{Error, Result};
+
+/// A decoder-only language model with its key/value cache.
+#[derive(Debug)]
+pub struct Model {
+    embed_tokens: VocabParallelEmbedding,
+    layers: Vec<Layer>,
+    norm: RmsNorm,
+    lm_head: VocabParallelHead,
+    tied: bool,
+    inverse_frequencies: Vec<f32>,
+    attention_factor: f32,
+    sliding_window: Option<usize>,
+    dtype: DType,
+    device: Device,
+    /// Whether it is a part of a model, whose other parts it waits for.
+    is_sharded: bool,
+}
+
+impl Model {
+    /// Loads a checkpoint: the architecture its config names, each weight packed or dense as it is
+    /// stored, activations of `dtype`.
+    ///
+    /// # Errors
+    /// If the architecture is not supported, or the weights are damaged or contradict the config.
+    pub fn load(checkpoint: &Checkpoint, dtype: DType, device: &Device) -> Result<Self> {
+        let config = Config::from_checkpoint(checkpoint)?;
+        Self::new(&config, VarBuilder::from_checkpoint(checkpoint, dtype, device))
+    }
+
+    /// Builds a model from the weights at the root of `vb`; activations have the builder's dtype.
+    ///
+    /// On a builder for one of several ranks ([`VarBuilder::sharded`]) it is that rank's part: all ranks have to
+    /// call [`forward`](Model::forward) alike, and all receive the logits.
+    ///
+    /// # Errors
+    /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing, damaged or contradict
+    /// the config.
+    pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
+        config.validate()?;
+        let dtype = vb.dtype();
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
+        }
+        let (vocab, hidden) = (config.vocab_size, config.hidden_size);
+        let model = vb.pp("model");
+        let embed_tokens = vocab_parallel_embedding(vocab, hidden, model.pp("embed_tokens"))?;
+        let layers = (0..config.num_hidden_layers)
+            .map(|index| Layer::new(config, index, model.pp("layers").pp(index)))
+            .collect::<Result<_>>()?;
+        // The two defaults in use for a missing key contradict each other; the file decides.
+        let head = vb.pp("lm_head");
+        let tied = config.tie_word_embeddings.unwrap_or_else(|| !head.contains_tensor("weight"));
+        let lm_head = match tied {
+            true => embed_tokens.as_head(),
+            false => vocab_parallel_head(hidden, vocab, head)?,
+        };
+        Ok(Self {
+            norm: rms_norm(hidden, config.rms_norm_eps, model.pp("norm"))?,
+            embed_tokens,
+            layers,
+            lm_head,
+            tied,
+            inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
+            attention_factor: config.rope.attention_factor(),
+            sliding_window: config.sliding_window,
+            dtype,
+            device: vb.device().clone(),
+            is_sharded: vb.rank().is_some(),
+        })
+    }
+
+    /// Logits `[B, T, vocabulary]`, of the activations' dtype, for `ids` `[B, T]`, whose first token
+    /// stands at position `offset`. The tokens are appended to the cache, so that a text may come in
+    /// pieces: a prompt in chunks, then token by token.
+    ///
+    /// # Errors
+    /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size
+    /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
+    pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        self.on_pool(ids, |model| model.hidden(ids, offset)?.apply(&model.lm_head))
+    }
+
+    /// As [`forward`](Model::forward), the logits `[B, vocabulary]` of the last token alone.
+    ///
+    /// # Errors
+    /// As those of [`forward`](Model::forward).
+    pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        self.on_pool(ids, |model| {
+            let hidden = model.hidden(ids, offset)?;
+            let last = hidden.dim(1)?.saturating_sub(1);
+            hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&model.lm_head)
+        })
+    }
+
+    /// Works on a thread of rayon's pool where the CPU computes a few tokens: many small operations share their work with
+    /// its other threads, which takes long from outside. Ranks do not, for they wait for each other; nor do prompts, for
+    /// which a thread keeps large buffers.
+    fn on_pool<T: Send>(&mut self, ids: &Tensor, work: impl FnOnce(&mut Self) -> T + Send) -> T {
+        const FEW: usize = 16;
+        let is_small = self.device.is_cpu() && ids.elem_count() <= FEW;
+        if is_small && !self.is_sharded && rayon::current_thread_index().is_none() {
+            rayon::scope(|_| work(self))
+        } else {
+            work(self)
+        }
+    }
+
+    /// Forgets all tokens.
+    pub fn clear_kv_cache(&mut self) {
+        for layer in &mut self.layers {
+            layer.attention.clear_cache();
+        }
+    }
+
+    /// Tokens in the cache, which is the offset of the next one.
+    pub fn cached_tokens(&self) -> usize {
+        self.layers.first().map_or(0, |layer| layer.attention.cached())
+    }
+
+    /// Where the model lives.
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The dtype of activations and logits.
+    pub fn dtype(&self) -> DType {
+        self.dtype
+    }
+
+    /// Formats and sizes of the embedding, the projections and the head (a tied head counts once).
+    pub fn summary(&self) -> WeightSummary {
+        let head = (!self.tied).then(|| self.lm_head.weight().clone());
+        std::iter::once(self.embed_tokens.embeddings().clone())
+            .chain(self.layers.iter().flat_map(Layer::weights))
+            .chain(head)
+            .collect()
+    }
+
+    /// The normalized hidden states `[B, T, hidden]` behind the last layer.
+    fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if ids.elem_count() == 0 {
+            candle_core::bail!("ids: expected at least one token, found shape {:?}", ids.dims());
+        }
+        let cached = self.cached_tokens();
+        if offset != cached {
+            candle_core::bail!(
+                "offset: expected {cached}, the tokens in the cache, found {offset}; \
+                 call clear_kv_cache to start a new text"
+            );
+        }
+        let hidden = self.run_layers(ids, offset);
+        if hidden.is_err() {
+            // Some layers may have appended their keys and others not.
+            self.clear_kv_cache();
+        }
+        hidden
+    }
+
+    fn run_layers(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        let (_, len) = ids.dims2()?;
+        let rotation = Rotation::new(
+            &self.inverse_frequencies,
+            self.attention_factor,
+            offset,
+            len,
+            self.dtype,
+            &self.device,
+        )?;
+        let all = Visible::new(offset, len, None, &self.device)?;
+        let near = Visible::new(offset, len, self.sliding_window, &self.device)?;
+        let mut x = self.embed_tokens.forward(ids)?;
+        for layer in &mut self.layers {
+            let visible = if layer.slides { &near } else { &all };
+            x = layer.forward(&x, &rotation, visible)?;
+        }
+        self.norm.forward(&x)
+    }
+}
+
+#[derive(Debug)]
+struct Layer {
+    /// Whether the model's window, if it has one, applies.
+    slides: bool,
+    input_norm: RmsNorm,
+    attention: Attention,
+    mlp_norm: RmsNorm,
+    mlp: FeedForward,
+}
+
+#[derive(Debug)]
+enum FeedForward {
+    Dense(Mlp),
+    Sparse(SparseMlp),
+}
+
+impl Layer {
+    fn new(config: &Config, index: usize, vb: VarBuilder) -> Result<Self> {
+        let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
+        Ok(Self {
+            slides: config.slides(index),
+            input_norm: norm("input_layernorm")?,
+            attention: Attention::new(config, vb.pp("self_attn"))?,
+            mlp_norm: norm("post_attention_layernorm")?,
+            mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
+                Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
+                None => FeedForward::Dense(Mlp::new(config, vb.pp("mlp"))?),
+            },
+        })
+    }
+
+    fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> candle_core::Result<Tensor> {
+        let x = self.attention.forward(&self.input_norm.forward(x)?, x, rotation, visible)?;
+        let inner = self.mlp_norm.forward(&x)?;
+        match &self.mlp {
+            FeedForward::Dense(mlp) => mlp.forward(&inner, &x),
+            FeedForward::Sparse(mlp) => mlp.forward(&inner, &x),
+        }
+    }
+
+    fn weights(&self) -> Vec<LayerWeight> {
+        let mut weights: Vec<_> = self.attention.weights().cloned().collect();
+        match &self.mlp {
+            FeedForward::Dense(Mlp { gate_proj, up_proj, down_proj, .. }) => {
+                let layers = [gate_proj.weight(), up_proj.weight(), down_proj.weight()];
+                weights.extend(layers.map(LayerWeight::clone));
+            }
+            FeedForward::Sparse(mlp) => weights.extend(mlp.weights()),
+        }
+        weights
+    }
+}
+
+#[derive(Debug)]
+struct Mlp {
+    gate_proj: Linear,
+    up_proj: Linear,
+    down_proj: RowParallel,
+    activation: Activation,
+}
+
+impl Mlp {
+    fn new(config: &Config, vb: VarBuilder) -> candle_core::Result<Self> {
+        let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
+        let down = vb.pp("down_proj");
+        let own = match vb.rank() {
+            None => None,
+            Some(rank) => {
+                let shares = Sharding::new(config, rank.world_size()).inner(down.unit(&[hidden, inner])?);
+                shares.and_then(|shares| shares.get(rank.index()).cloned())
+            }
+        };
+        let own = own.unwrap_or(0..inner);
+        Ok(Self {
+            gate_proj: columns_of(hidden, inner, own.clone(), bias, vb.pp("gate_proj"))?,
+            up_proj: columns_of(hidden, inner, own.clone(), bias, vb.pp("up_proj"))?,
+            down_proj: rows_of(inner, hidden, own, bias, down)?,
+            activation: config.hidden_act,
+        })
+    }
+
+    /// What is made of `x` is added to `residual`.
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> candle_core::Result<Tensor> {
+        let inner = match self.activation {
+            Activation::Silu => swiglu(&self.gate_proj, &self.up_proj, x)?,
+            other => (x.apply(&self.gate_proj)?.apply(&other)? * x.apply(&self.up_proj)?)?,
+        };
+        self.down_proj.forward_add(&inner, residual)
+    }
+}

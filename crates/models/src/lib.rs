@@ -1,0 +1,43 @@
+//! Decoder-only language models, written once on the layers of [`nn`](candle_quant::nn): packed and dense
+//! weights run through the same code.
+//!
+//! | `model_type` | models |
+//! |---|---|
+//! | `llama` | Llama 2 and 3, SmolLM, and everything that shares their architecture |
+//! | `mistral` | Mistral, with its sliding window |
+//! | `qwen2` | Qwen2 and Qwen2.5 (biased query, key and value projections) |
+//! | `mixtral` | Mixtral: experts in every layer |
+//! | `qwen3` | Qwen3 (normalized queries and keys) |
+//! | `qwen3_moe` | Qwen3 with experts |
+//! | `gpt_oss` | gpt-oss: experts with biases and clamped gates, attention sinks, alternating windows, YaRN |
+//!
+//! ```
+//! use candle_core::{DType, Device, Tensor};
+//! use candle_quant::Checkpoint;
+//! use candle_quant_models::Model;
+//!
+//! # fn main() -> candle_quant::Result<()> {
+//! let device = Device::Cpu;
+//! let mut model = Model::load(&Checkpoint::open("../../assets/tiny")?, DType::F32, &device)?;
+//! let logits = model.forward(&Tensor::new(&[[1u32, 2, 3]], &device)?, 0)?;
+//! assert_eq!(logits.dims(), [1, 3, 640]); // of every token, over the vocabulary
+//! # Ok(())
+//! # }
+//! ```
+
+mod attention;
+mod config;
+mod decoder;
+mod fields;
+pub mod generate;
+mod moe;
+mod projection;
+mod rope;
+mod shapes;
+pub mod sharding;
+
+pub use config::Config;
+pub use decoder::Model;
+pub use moe::MoeConfig;
+pub use rope::{Rope, RopeScaling};
+pub use shapes::{layer_of, Expected};

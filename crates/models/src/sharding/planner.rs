@@ -1,0 +1,288 @@
+//! How a plan is made.
+
+use super::parts::{Heads, Sharding};
+use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
+use crate::{layer_of, Config, MoeConfig};
+use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::parallel::whole_units;
+use candle_quant::parallel::{expert_shares, ExpertShare, ExpertSplit};
+use candle_quant::{Error, Result};
+use std::collections::BTreeMap;
+use std::ops::Range;
+
+impl ShardPlan {
+    /// The plan that [`VarBuilder::sharded`](candle_quant::VarBuilder::sharded) follows. Nothing is read.
+    ///
+    /// # Errors
+    /// If there are no ranks, the model is not supported, or its tensors are missing or damaged.
+    pub fn new(checkpoint: &Checkpoint, ranks: usize) -> Result<Self> {
+        Self::with_experts(checkpoint, ranks, ExpertSplit::default())
+    }
+
+    /// As [`new`](ShardPlan::new), with a choice of how experts are split
+    /// ([`VarBuilder::split_experts`](candle_quant::VarBuilder::split_experts)).
+    ///
+    /// # Errors
+    /// As those of [`new`](ShardPlan::new).
+    pub fn with_experts(checkpoint: &Checkpoint, ranks: usize, experts: ExpertSplit) -> Result<Self> {
+        if ranks == 0 {
+            return Err(Error::mismatch("ranks", "at least one", "0"));
+        }
+        let config = Config::from_checkpoint(checkpoint)?;
+        let planner = Planner::new(checkpoint, &config, ranks, experts)?;
+        Ok(Self { ranks, experts, tensors: planner.tensors()?, communication: planner.communication() })
+    }
+}
+
+struct Planner<'a> {
+    checkpoint: &'a Checkpoint,
+    config: &'a Config,
+    ranks: usize,
+    sharding: Sharding,
+    how: ExpertSplit,
+    /// Name and K of all tensors.
+    names: Vec<(String, Option<usize>)>,
+    /// Of each layer, elements that lie together along the inputs of its down projections.
+    units: BTreeMap<usize, usize>,
+}
+
+/// How a tensor is split, and why parts of it are on several ranks.
+type Shared = (Split, Option<String>);
+
+/// What is known of a tensor by its name.
+struct Place<'n> {
+    layer: usize,
+    /// The module that the projection is in.
+    parent: &'n str,
+    projection: &'n str,
+    is_bias: bool,
+}
+
+impl<'n> Place<'n> {
+    fn of(name: &'n str) -> Self {
+        let (module, is_bias) = match name.rsplit_once('.') {
+            Some((module, "weight")) => (module, false),
+            Some((module, "bias")) => (module, true),
+            _ => (name, false),
+        };
+        let (parent, projection) = module.rsplit_once('.').unwrap_or(("", module));
+        Self { layer: layer_of(name).unwrap_or(0), parent, projection, is_bias }
+    }
+
+    fn is_down(&self) -> bool {
+        matches!(self.projection, "down_proj" | "w2")
+    }
+
+    /// The number of the expert that the tensor belongs to.
+    fn expert(&self) -> Option<usize> {
+        let (parent, index) = self.parent.rsplit_once('.')?;
+        index.parse().ok().filter(|_| parent.ends_with("experts"))
+    }
+}
+
+impl<'a> Planner<'a> {
+    fn new(checkpoint: &'a Checkpoint, config: &'a Config, ranks: usize, how: ExpertSplit) -> Result<Self> {
+        let (expected, _) = config.inventory(checkpoint.tensor_names());
+        let tied = config.tie_word_embeddings.unwrap_or(!checkpoint.contains("lm_head.weight"));
+        let is_loaded = |name: &str, required: bool| required || (name == "lm_head.weight" && !tied);
+        let names = expected.into_iter().filter(|(name, tensor)| is_loaded(name, tensor.required));
+        let names: Vec<_> = names.map(|(name, tensor)| (name, tensor.dims.last().copied())).collect();
+        let mut units = BTreeMap::new();
+        for (name, k) in &names {
+            let place = Place::of(name);
+            if place.is_down() && !place.is_bias {
+                let unit = units.entry(place.layer).or_insert(1);
+                *unit = checkpoint.tensor(name, *k)?.unit().max(*unit);
+            }
+        }
+        let sharding = Sharding::new(config, ranks);
+        Ok(Self { checkpoint, config, ranks, sharding, how, names, units })
+    }
+
+    fn tensors(&self) -> Result<Vec<ShardedTensor>> {
+        self.names.iter().map(|(name, k)| self.tensor(name, *k)).collect()
+    }
+
+    fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
+        let weight = self.checkpoint.tensor(name, k)?;
+        let place = Place::of(name);
+        let (split, mut replicated) = match self.ranks {
+            1 => (Split::Whole, None),
+            _ => self.split(&place, &weight),
+        };
+        let rank_bytes = self.rank_bytes(&split, &weight, place.is_bias)?;
+        let stored_bytes = weight.size_in_bytes() as u64;
+        if replicated.is_none() && split != Split::Whole {
+            // Of a global scale each run is a part.
+            let runs = if matches!(split, Split::Segments(_)) { 2usize } else { 1 };
+            let matrices =
+                weight.dims().iter().rev().skip(2).fold(runs, |count, size| count.saturating_mul(*size));
+            replicated = shared_bytes(stored_bytes, &rank_bytes, matrices as u64).map(str::to_owned);
+        }
+        let is_matrix = weight.dims().len() > 1 && !place.is_bias;
+        Ok(ShardedTensor {
+            name: name.to_owned(),
+            format: weight.format_name(),
+            split,
+            stored_bytes,
+            rank_bytes,
+            replicated: replicated.filter(|_| is_matrix),
+        })
+    }
+
+    /// Bytes that each rank loads.
+    fn rank_bytes(&self, split: &Split, weight: &Weight, is_bias: bool) -> Result<Vec<u64>> {
+        let bytes = |weight: &Weight| weight.size_in_bytes() as u64;
+        let last = weight.dims().len().saturating_sub(1);
+        let of_rows = if is_bias { last } else { last.saturating_sub(1) };
+        let along = |dim: usize, ranges: &[Range<usize>]| {
+            let part = |range: &Range<usize>| Ok(bytes(&weight.narrow(dim, range.clone())?));
+            ranges.iter().map(part).collect::<Result<Vec<u64>>>()
+        };
+        match split {
+            Split::Whole => Ok(vec![bytes(weight); self.ranks]),
+            Split::One(only) => {
+                Ok((0..self.ranks).map(|rank| if rank == *only { bytes(weight) } else { 0 }).collect())
+            }
+            Split::Rows(rows) => along(of_rows, rows),
+            Split::Columns(columns) => along(last, columns),
+            Split::Experts(experts) => along(0, experts),
+            Split::Segments(runs) => {
+                let sum = |runs: &Vec<Range<usize>>| Ok(along(of_rows, runs)?.into_iter().sum());
+                runs.iter().map(sum).collect()
+            }
+        }
+    }
+
+    fn split(&self, place: &Place, weight: &Weight) -> Shared {
+        let ranks = self.ranks;
+        match place.projection {
+            "embed_tokens" | "lm_head" => match self.sharding.vocabulary() {
+                Some(rows) => (Split::Rows(rows), None),
+                None => (Split::Whole, Some(format!("fewer tokens than the {ranks} ranks"))),
+            },
+            "q_proj" | "k_proj" | "v_proj" | "o_proj" | "sinks" => match &self.sharding.heads {
+                Some(heads) => self.by_heads(place, heads, weight),
+                None => {
+                    let (queries, keys) = (self.config.num_attention_heads, self.config.num_key_value_heads);
+                    let why =
+                        format!("{queries} query heads on {keys} key heads are too few for {ranks} ranks");
+                    (Split::Whole, Some(why))
+                }
+            },
+            "gate_proj" | "up_proj" | "down_proj" | "gate_up_proj" | "w1" | "w2" | "w3" => {
+                match self.config.moe.as_ref().filter(|moe| moe.is_sparse(place.layer)) {
+                    Some(moe) => self.of_experts(moe, place, weight),
+                    None => match self.sharding.inner(self.unit(place.layer)) {
+                        None => (Split::Whole, Some(format!("fewer inner elements than the {ranks} ranks"))),
+                        Some(inner) if place.is_down() => columns(place, inner, weight),
+                        Some(inner) => (Split::Rows(inner), None),
+                    },
+                }
+            }
+            _ => (Split::Whole, None),
+        }
+    }
+
+    fn by_heads(&self, place: &Place, heads: &[Heads], weight: &Weight) -> Shared {
+        let size = self.config.head_dim;
+        let elements = |heads: &Range<usize>| heads.start * size..heads.end * size;
+        let queries = heads.iter().map(|heads| elements(&heads.query)).collect();
+        match place.projection {
+            "sinks" => (Split::Rows(heads.iter().map(|heads| heads.query.clone()).collect()), None),
+            "q_proj" => (Split::Rows(queries), None),
+            "o_proj" => columns(place, queries, weight),
+            _ => {
+                let keys = self.config.num_key_value_heads;
+                let why = format!("{keys} key heads are fewer than the {} ranks", self.ranks);
+                let rows = heads.iter().map(|heads| elements(&heads.key)).collect();
+                (Split::Rows(rows), (keys < self.ranks).then_some(why))
+            }
+        }
+    }
+
+    fn of_experts(&self, moe: &MoeConfig, place: &Place, weight: &Weight) -> Shared {
+        let Some(shares) = self.expert_shares(moe, self.unit(place.layer)) else {
+            let what = match self.how {
+                ExpertSplit::Inside => "inner elements",
+                ExpertSplit::Across => "experts",
+            };
+            return (Split::Whole, Some(format!("fewer {what} than the {} ranks", self.ranks)));
+        };
+        let inner = || shares.iter().map(|share| share.inner.clone());
+        let split = match (self.how, place.projection) {
+            (ExpertSplit::Across, _) => match place.expert() {
+                Some(expert) => {
+                    let owner = shares.iter().position(|share| share.experts.contains(&expert));
+                    owner.map_or(Split::Whole, Split::One)
+                }
+                None => Split::Experts(shares.into_iter().map(|share| share.experts).collect()),
+            },
+            // The outputs of an expert are weighed before they are summed: one rank adds its bias.
+            (ExpertSplit::Inside, _) if place.is_down() && place.is_bias => Split::One(0),
+            (ExpertSplit::Inside, _) if place.is_down() => return columns(place, inner().collect(), weight),
+            (ExpertSplit::Inside, "gate_up_proj") => {
+                let up =
+                    |own: &Range<usize>| moe.intermediate_size + own.start..moe.intermediate_size + own.end;
+                Split::Segments(inner().map(|own| vec![own.clone(), up(&own)]).collect())
+            }
+            (ExpertSplit::Inside, _) => Split::Rows(inner().collect()),
+        };
+        (split, None)
+    }
+
+    fn expert_shares(&self, moe: &MoeConfig, unit: usize) -> Option<Vec<ExpertShare>> {
+        expert_shares(self.how, moe.experts, moe.intermediate_size, unit, self.ranks)
+    }
+
+    fn unit(&self, layer: usize) -> usize {
+        self.units.get(&layer).copied().unwrap_or(1)
+    }
+
+    fn communication(&self) -> Communication {
+        let hidden_size = self.config.hidden_size;
+        if self.ranks == 1 {
+            return Communication { hidden_size, ..Communication::default() };
+        }
+        let layers = self.config.num_hidden_layers;
+        let (sparse, experts_are_split) = self.config.moe.as_ref().map_or((0, false), |moe| {
+            let sparse = moe.sparse_layers.iter().filter(|is_sparse| **is_sparse).count();
+            (sparse, self.expert_shares(moe, 1).is_some())
+        });
+        let sums = |layers: usize, is_split: bool| if is_split { layers } else { 0 };
+        let vocabulary = self.sharding.vocabulary().is_some();
+        let all_reduces = [
+            sums(layers, self.sharding.heads.is_some()),
+            sums(sparse, experts_are_split),
+            sums(layers.saturating_sub(sparse), self.sharding.inner(1).is_some()),
+            sums(1, vocabulary),
+        ];
+        Communication {
+            all_reduces: all_reduces.into_iter().fold(0, usize::saturating_add),
+            hidden_size,
+            gathered_logits: if vocabulary { self.config.vocab_size } else { 0 },
+        }
+    }
+}
+
+/// Columns of a weight, in whole groups; its bias is whole.
+fn columns(place: &Place, own: Vec<Range<usize>>, weight: &Weight) -> Shared {
+    let (unit, k) = (weight.unit(), weight.dims().last().copied().unwrap_or(0));
+    if place.is_bias {
+        return (Split::Whole, None);
+    }
+    let columns: Vec<_> = own.iter().map(|own| whole_units(own, unit, k)).collect();
+    let why = (columns != own).then(|| format!("groups of {unit} in the inputs of two ranks are on both"));
+    (Split::Columns(columns), why)
+}
+
+/// Why ranks that share out a tensor, of so many matrices each, read more than its bytes, if they do.
+pub(super) fn shared_bytes(stored: u64, rank_bytes: &[u64], matrices: u64) -> Option<&'static str> {
+    // The global scale of a matrix is 4 bytes, for all ranks.
+    let once = stored.saturating_add((4 * rank_bytes.len() as u64).saturating_mul(matrices));
+    if rank_bytes.len() > 1 && rank_bytes.iter().all(|bytes| *bytes == stored) {
+        return Some("every rank needs all of its bytes");
+    }
+    (rank_bytes.iter().sum::<u64>() > once)
+        .then_some("bytes that several ranks need are read by each of them")
+}

@@ -1,0 +1,14 @@
+//! Tensor parallelism, by ranks that are threads.
+
+#[path = "../../../../tests/common/mod.rs"]
+mod common;
+#[path = "../../../../tests/common/packed.rs"]
+mod packed;
+#[path = "../../../../tests/common/ranks.rs"]
+mod ranks;
+
+mod collectives;
+mod experts;
+mod families;
+mod kinds;
+mod models;

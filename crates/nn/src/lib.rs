@@ -1,0 +1,32 @@
+//! candle_nn's interface, with layers that compute on quantized weights as they are packed.
+//!
+//! Everything that candle_nn exports is here under its name. [`Linear`], [`Embedding`], [`VarBuilder`], the norms and
+//! their constructors are those of [`candle_quant`]: the checkpoint decides, tensor by tensor, whether a layer is
+//! quantized or dense. A model that imports its layers from `candle_nn` and builds no others takes this crate in its
+//! place by one line of Cargo.toml:
+//!
+//! ```toml
+//! candle-nn = { package = "candle-quant-nn", version = "0.1" }
+//! ```
+//!
+//! ```
+//! use candle_core::{DType, Device, Module, Tensor};
+//! use candle_quant::Checkpoint;
+//! use candle_quant_nn as candle_nn; // the line of Cargo.toml says this
+//!
+//! # fn main() -> candle_core::Result<()> {
+//! let checkpoint = Checkpoint::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny"))?;
+//! let vb = candle_nn::VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+//! let gate = candle_nn::linear_no_bias(256, 512, vb.pp("model.layers.0.mlp.gate_proj"))?;
+//! let y = candle_nn::ops::silu(&gate.forward(&Tensor::ones((1, 256), DType::F32, &Device::Cpu)?)?)?;
+//! assert_eq!(y.dims(), [1, 512]);
+//! # Ok(())
+//! # }
+//! ```
+
+pub use candle_nn::*;
+
+pub use candle_quant::nn::{
+    embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm, Activation,
+    Dropout, Embedding, Init, LayerNorm, LayerNormConfig, Linear, Module, ModuleT, RmsNorm, VarBuilder,
+};

@@ -1,0 +1,409 @@
+//! The `convert` subcommand.
+
+mod choose;
+mod parse;
+mod print;
+mod progress;
+
+use anyhow::{bail, Context, Result};
+use candle_core::{DType, Device};
+use candle_quant::{Checkpoint, Error};
+use candle_quant_tools::convert::{
+    self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Role, Rule, RunOptions, Spec,
+    Target,
+};
+use parse::{parse_bits, parse_limit, parse_role, parse_size, parse_spec, parse_tensors};
+use progress::Progress;
+use serde_json::json;
+use std::fs;
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
+/// The exit codes beside 0.
+pub const USAGE: u8 = 1;
+const BAD_INPUT: u8 = 2;
+const QUALITY: u8 = 3;
+const IO: u8 = 4;
+
+#[derive(clap::Args)]
+#[command(after_help = "\
+Formats: affine:BITS[:gGROUP] with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 (default) or 128, or the width \
+alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4; f16, bf16, f32; keep.
+
+Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
+
+Recipes: safe, uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
+mlx-lm), mistralrs, ollama (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
+format; the first that matches decides. Without a recipe it is safe: the output head gets the next wider \
+format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama.
+
+Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
+be read or written.")]
+pub struct Options {
+    /// The checkpoint: a directory, a file, or the name of a model of Ollama.
+    source: PathBuf,
+    /// The folder to create, or the store of Ollama to add to.
+    #[arg(short, long, required_unless_present_any = ["dry_run", "compare"])]
+    out: Option<PathBuf>,
+    /// What to write.
+    #[arg(long, value_enum, default_value = "mlx", conflicts_with = "dequantize")]
+    to: To,
+    /// What the model is called in the store of Ollama: [[HOST/]NAMESPACE/]MODEL[:TAG].
+    #[arg(long)]
+    name: Option<String>,
+    /// What tensors become.
+    #[arg(long, value_name = "SPEC", value_parser = parse_spec, group = "what")]
+    format: Option<Spec>,
+    /// Bits of an affine format.
+    #[arg(long, group = "what")]
+    bits: Option<usize>,
+    /// Group size of the affine format, with --bits or a mixed recipe [default: 64].
+    #[arg(long, value_name = "SIZE", conflicts_with = "format")]
+    group_size: Option<usize>,
+    /// Choose a format for each weight, so that all matrices together have at most BITS per weight and nearly as many:
+    /// step by step the format that saves most squared error for a byte, of errors that are measured first.
+    #[arg(long, value_name = "BITS", value_parser = parse_bits, group = "what")]
+    target_bpw: Option<f64>,
+    /// What --target-bpw chooses from [default: affine formats from 3 bits on].
+    #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec)]
+    candidates: Vec<Spec>,
+    /// Keep what --target-bpw measures in a file, or take it from there if it is there already.
+    #[arg(long, value_name = "FILE")]
+    sensitivities: Option<PathBuf>,
+    /// Look for codes and scales of a smaller squared error, group by group (slower; no longer the bytes of the
+    /// program whose format it is).
+    #[arg(long)]
+    search: bool,
+    /// A recipe by name, or a TOML file.
+    #[arg(long, value_name = "NAME|FILE")]
+    recipe: Option<String>,
+    /// Also write what becomes of each tensor to a file, as a recipe.
+    #[arg(long, value_name = "FILE")]
+    save_recipe: Option<PathBuf>,
+    /// What tensors of a role become, before the rules of the recipe; may be repeated.
+    #[arg(long, value_name = "ROLE=SPEC", value_parser = parse_role)]
+    role: Vec<(Role, Spec)>,
+    /// What the tensors become whose names match, before all other rules; may be repeated.
+    #[arg(long, value_name = "GLOB=SPEC", value_parser = parse_tensors)]
+    tensors: Vec<(String, Spec)>,
+    /// Round all float numbers to f16, bf16 or f32 first, and so the scales [default: as in SRC].
+    #[arg(long, value_parser = super::generate::parse_dtype)]
+    dtype: Option<DType>,
+    /// Decode what is packed already, and pack it anew.
+    #[arg(long)]
+    requantize: bool,
+    /// Write plain numbers: decode what is packed.
+    #[arg(long, conflicts_with_all = [
+        "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search"
+    ])]
+    dequantize: bool,
+    /// Refuse if a tensor can't become what its rule says.
+    #[arg(long)]
+    strict: bool,
+    /// The size of a file of weights, in bytes or with KB, MB, GB.
+    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "5GB")]
+    max_shard_size: u64,
+    /// Print the plan, made from headers alone (with --target-bpw also from what is measured), and write no output.
+    #[arg(long, conflicts_with = "resume")]
+    dry_run: bool,
+    /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
+    #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
+        "out", "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "dequantize", "dry_run", "resume",
+        "overwrite", "allow_nonfinite", "max_rrmse", "report"
+    ])]
+    compare: Vec<Spec>,
+    /// Pack on the CPU even if there is a GPU; the bytes are the same.
+    #[arg(long)]
+    cpu: bool,
+    /// Print JSON: the plan, the report, or the comparison.
+    #[arg(long)]
+    json: bool,
+    /// Take up a conversion that was interrupted.
+    #[arg(long)]
+    resume: bool,
+    /// Replace OUT if it is the output of an earlier conversion; it stays until the new one is complete.
+    #[arg(long, conflicts_with = "dry_run")]
+    overwrite: bool,
+    /// Accept NaN and infinities in SRC; in packed tensors they become zero.
+    #[arg(long)]
+    allow_nonfinite: bool,
+    /// Make no output if a tensor has a larger error, relative to the RMS of its numbers.
+    #[arg(long, value_name = "LIMIT", value_parser = parse_limit)]
+    max_rrmse: Option<f64>,
+    /// Also write the report, as JSON, to a file.
+    #[arg(long, value_name = "FILE")]
+    report: Option<PathBuf>,
+    /// Tell nothing while converting.
+    #[arg(short, long)]
+    quiet: bool,
+    /// Tell the progress on stderr as lines of JSON.
+    #[arg(long, conflicts_with = "quiet")]
+    json_progress: bool,
+}
+
+#[derive(Clone, Copy, clap::ValueEnum)]
+enum To {
+    /// A checkpoint of MLX.
+    Mlx,
+    /// A model of mistral.rs: affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4.
+    Uqff,
+    /// A model in a store of Ollama: affine formats of 4 and 8 bits, nvfp4, mxfp4 and mxfp8.
+    Ollama,
+}
+
+impl To {
+    fn target(self) -> Target {
+        match self {
+            Self::Mlx => Target::Mlx,
+            Self::Uqff => Target::Uqff,
+            Self::Ollama => Target::Ollama,
+        }
+    }
+}
+
+/// Runs the command; an error comes with its exit code.
+pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
+    let usage = |error| (error, USAGE);
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
+    if !options.compare.is_empty() {
+        return compare(options);
+    }
+    let mut conversion = conversion(options, None).map_err(usage)?;
+    if let (Some(out), false) = (&options.out, options.dry_run) {
+        convert::check_output(out, &conversion, &run_options(options))
+            .map_err(|error| usage(error.into()))?;
+    }
+    if let Some(path) = &options.save_recipe {
+        check_writable(path).map_err(|error| (error, IO))?;
+    }
+    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    if let Some(bits) = options.target_bpw {
+        conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
+    }
+    let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
+    if let Some(path) = &options.save_recipe {
+        let recipe = plan.recipe_toml().map_err(bad_input)?;
+        fs::write(path, recipe).with_context(|| cannot_write(path)).map_err(|error| (error, IO))?;
+    }
+    match &options.out {
+        Some(out) if !options.dry_run => write(options, &plan, out),
+        _ => print_plan(options, &plan).map_err(|error| (error.into(), IO)),
+    }
+}
+
+/// The exit code of an error that is none of usage.
+fn code(error: &Error) -> u8 {
+    match error {
+        Error::Quality { .. } => QUALITY,
+        Error::Io { .. } => IO,
+        _ => BAD_INPUT,
+    }
+}
+
+/// How many tensors, and bytes of them, a conversion goes through.
+fn work(plan: &ConvertPlan) -> (usize, u64) {
+    (plan.tensors().count(), plan.source_bytes())
+}
+
+/// Measures one format after the other.
+fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
+    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    let mut reports = Vec::new();
+    for format in &options.compare {
+        let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
+        let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
+        let progress = Progress::new(work(&plan), options.quiet, options.json_progress);
+        let report = convert::measure(&plan, &|event| progress.tell(&event));
+        progress.finish();
+        reports.push((*format, report.map_err(bad_input)?));
+    }
+    let mut stdout = io::stdout().lock();
+    let printed = match options.json {
+        true => writeln!(stdout, "{:#}", print::comparison_json(&reports)),
+        false => print::comparison(&mut stdout, &reports),
+    };
+    printed.and_then(|()| stdout.flush()).map_err(|error| (error.into(), IO))
+}
+
+/// What is to be done, with another format than that of the options if one is given.
+fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions> {
+    if options.target_bpw.is_none() && (!options.candidates.is_empty() || options.sensitivities.is_some()) {
+        bail!("--candidates and --sensitivities are for --target-bpw");
+    }
+    let mut conversion = match (options.dequantize, format) {
+        (true, _) => ConvertOptions::dense(),
+        (_, Some(format)) => to(options, with_rules(options, options.to.target().usual_recipe(format))?)?,
+        _ => to(options, recipe(options)?)?,
+    };
+    conversion.dtype = options.dtype;
+    conversion.requantize = options.requantize;
+    conversion.search = options.search;
+    conversion.strict = options.strict;
+    conversion.max_shard_size = options.max_shard_size;
+    if !options.cpu && !options.dequantize {
+        conversion.device = device(options);
+    }
+    Ok(conversion)
+}
+
+/// The first GPU, if there is one that can be used.
+fn device(options: &Options) -> Device {
+    Device::cuda_if_available(0).unwrap_or_else(|error| {
+        if !options.quiet {
+            let error = error.to_string();
+            eprintln!(
+                "packing on the CPU, for there is no GPU: {}",
+                error.lines().next().unwrap_or_default()
+            );
+        }
+        Device::Cpu
+    })
+}
+
+fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
+    match (options.to, &options.name) {
+        (To::Ollama, Some(name)) => Ok(ConvertOptions::ollama(recipe, name)?),
+        // Nothing is written.
+        (To::Ollama, None) if options.out.is_none() => Ok(ConvertOptions::ollama(recipe, "model")?),
+        (To::Ollama, None) => bail!("--to ollama needs the --name of the model"),
+        (_, Some(_)) => bail!("--name is for --to ollama"),
+        (To::Mlx, None) => Ok(ConvertOptions::mlx(recipe)),
+        (To::Uqff, None) => Ok(ConvertOptions::uqff(recipe)),
+    }
+}
+
+fn recipe(options: &Options) -> Result<Recipe> {
+    let mixed = options.recipe.as_deref().filter(|name| name.starts_with("mixed_"));
+    match (mixed, options.bits) {
+        (Some(name), _) if options.target_bpw.is_some() => {
+            bail!("{name} has its own bits: leave out --target-bpw")
+        }
+        (Some(name), Some(_)) => {
+            bail!("{name} has its own bits: leave out --bits; --group-size may be given alone")
+        }
+        (None, None) if options.group_size.is_some() => {
+            bail!("--group-size is for --bits, or for a mixed recipe")
+        }
+        _ => {}
+    }
+    // A mixed recipe takes the group size alone.
+    let format = match (options.format, options.bits.or(mixed.map(|_| 4))) {
+        (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size.unwrap_or(64)).parse()?),
+        // All that it decides is what the rules leave open.
+        (None, None) if options.target_bpw.is_some() => choose::candidates(options).first().copied(),
+        (format, _) => format,
+    };
+    let recipe = match &options.recipe {
+        None => match format {
+            Some(format) => options.to.target().usual_recipe(format),
+            None => bail!(
+                "what are the tensors to become? Give --format, --bits, --target-bpw, --recipe or --dequantize"
+            ),
+        },
+        Some(name) if Recipe::NAMES.contains(&name.as_str()) => match format {
+            Some(format) => Recipe::named(name, format)?,
+            None => bail!("the recipe {name} needs a --format, or --bits"),
+        },
+        Some(_) if format.is_some() && options.target_bpw.is_none() => {
+            bail!("a recipe file has its own format: leave out --format and --bits")
+        }
+        Some(file) => {
+            let names = Recipe::NAMES.join(", ");
+            let text = fs::read_to_string(file)
+                .with_context(|| format!("{file}: neither one of {names} nor a file"))?;
+            Recipe::from_toml(file, &text)?
+        }
+    };
+    with_rules(options, recipe)
+}
+
+/// The recipe after the rules of the command line.
+fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
+    let tensors = options.tensors.iter().map(|(glob, spec)| Rule::tensors(glob, *spec));
+    let roles = options.role.iter().map(|(role, spec)| Ok(Rule::role(*role, *spec)));
+    Ok(recipe.with_rules_first(tensors.chain(roles).collect::<candle_quant::Result<Vec<_>>>()?))
+}
+
+fn run_options(options: &Options) -> RunOptions {
+    RunOptions {
+        resume: options.resume,
+        overwrite: options.overwrite,
+        allow_nonfinite: options.allow_nonfinite,
+        max_relative_rms: options.max_rrmse,
+    }
+}
+
+fn write(options: &Options, plan: &ConvertPlan, out: &Path) -> Result<(), (anyhow::Error, u8)> {
+    if let Some(path) = &options.report {
+        check_writable(path).map_err(|error| (error, IO))?;
+    }
+    let progress = Progress::new(work(plan), options.quiet, options.json_progress);
+    let measured = Mutex::new(None);
+    let result = convert::convert(plan, out, &run_options(options), &|event| {
+        if let ConvertEvent::Measured { report } = event {
+            *measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.clone());
+        }
+        progress.tell(&event);
+    });
+    progress.finish();
+    // What is lost is told too if it is too much.
+    let report = match &result {
+        Ok(report) => Some(report.clone()),
+        Err(Error::Quality { .. }) => measured.into_inner().unwrap_or_else(PoisonError::into_inner),
+        Err(_) => None,
+    };
+    if let Some(report) = &report {
+        tell(options, plan, out, report, result.is_ok()).map_err(|error| (error, IO))?;
+    }
+    result.map(|_| ()).map_err(|error| {
+        let code = code(&error);
+        (error.into(), code)
+    })
+}
+
+/// The report, in the file and on stdout; there as JSON only, if no output was made.
+fn tell(
+    options: &Options,
+    plan: &ConvertPlan,
+    out: &Path,
+    report: &ConvertReport,
+    is_made: bool,
+) -> Result<()> {
+    if let Some(path) = &options.report {
+        fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_write(path))?;
+    }
+    let mut stdout = io::stdout().lock();
+    match (options.json, is_made && !options.quiet) {
+        (true, _) => writeln!(stdout, "{:#}", json!(report))?,
+        (false, true) => print::report(&mut stdout, plan, report, out)?,
+        (false, false) => {}
+    }
+    Ok(stdout.flush()?)
+}
+
+/// Before the work: that a file can't be written is not to be learnt after it. Nothing changes by that.
+fn check_writable(path: &Path) -> Result<()> {
+    let is_new = fs::symlink_metadata(path).is_err();
+    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
+    let checked = match is_new {
+        true => opened.and_then(|_| fs::remove_file(path)),
+        false => opened.map(drop),
+    };
+    checked.with_context(|| cannot_write(path))
+}
+
+fn cannot_write(path: &Path) -> String {
+    format!("{}: can't be written", path.display())
+}
+
+fn print_plan(options: &Options, plan: &ConvertPlan) -> io::Result<()> {
+    let available = options.out.as_deref().and_then(convert::available_space);
+    let mut stdout = io::stdout().lock();
+    match options.json {
+        true => writeln!(stdout, "{:#}", print::plan_json(plan, available))?,
+        false => print::plan(&mut stdout, plan, available)?,
+    }
+    stdout.flush()
+}

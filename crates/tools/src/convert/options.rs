@@ -1,0 +1,91 @@
+//! What a conversion is to do.
+
+use super::recipe::{Recipe, Spec};
+use super::target::Target;
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::OllamaName;
+use candle_quant::{Error, Result};
+
+/// What a conversion is to do.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct ConvertOptions {
+    /// What is written.
+    pub target: Target,
+    /// Which tensor becomes what.
+    pub recipe: Recipe,
+    /// Rounds all float numbers to F16, BF16 or F32 first: those that stay plain numbers, those that are packed,
+    /// and their scales. Without it they keep the dtype of the source; decoded ones get that of the config.
+    pub dtype: Option<DType>,
+    /// Decodes weights that are packed already, to pack them as the recipe says.
+    pub requantize: bool,
+    /// Looks for codes and scales of a smaller squared error than those of the encoder, group by group; see
+    /// [`search`](candle_quant::format::search). The bytes are no longer those of the program whose format it is.
+    pub search: bool,
+    /// Refuses a plan in which a tensor can't become what its rule says.
+    pub strict: bool,
+    /// The size of a file of weights that is not exceeded, unless one weight does.
+    pub max_shard_size: u64,
+    /// What packs: a CUDA device, or the CPU (the default). The bytes are the same; what a device has no kernel for is
+    /// done by the CPU, and noted in the plan.
+    pub device: Device,
+    /// What an output of Ollama is called.
+    pub(super) model: Option<OllamaName>,
+}
+
+impl ConvertOptions {
+    /// The default size of a file of weights, 5 GB, as Hugging Face has it.
+    pub const MAX_SHARD_SIZE: u64 = 5_000_000_000;
+
+    /// An MLX checkpoint by a recipe.
+    pub fn mlx(recipe: Recipe) -> Self {
+        let max_shard_size = Self::MAX_SHARD_SIZE;
+        Self {
+            target: Target::Mlx,
+            recipe,
+            dtype: None,
+            requantize: false,
+            search: false,
+            strict: false,
+            max_shard_size,
+            device: Device::Cpu,
+            model: None,
+        }
+    }
+
+    /// A UQFF model by a recipe, of which [`Recipe::named`] has one that is meant for it, `mistralrs`.
+    pub fn uqff(recipe: Recipe) -> Self {
+        Self { target: Target::Uqff, ..Self::mlx(recipe) }
+    }
+
+    /// A model called `name`, `[[host/]namespace/]model[:tag]`, in a store of Ollama, by a recipe, of which
+    /// [`Recipe::named`] has one that is meant for it, `ollama`. The output is the store, which may have other models.
+    ///
+    /// # Errors
+    /// If Ollama has no such names.
+    pub fn ollama(recipe: Recipe, name: &str) -> Result<Self> {
+        let Some(model) = OllamaName::parse(name) else {
+            let expected = "[[host/]namespace/]model[:tag] of letters, digits, `-`, `_` and `.`";
+            return Err(Error::mismatch("name of a model", expected, format!("`{name}`")));
+        };
+        Ok(Self { target: Target::Ollama, model: Some(model), ..Self::mlx(recipe) })
+    }
+
+    /// The model of a store that is written, if one is.
+    pub(super) fn model(&self) -> Result<Option<&OllamaName>> {
+        match (self.target, &self.model) {
+            (Target::Ollama, None) => Err(Error::mismatch(
+                "model of Ollama",
+                "a name, as `ConvertOptions::ollama` takes one",
+                "none",
+            )),
+            (Target::Ollama, model) => Ok(model.as_ref()),
+            _ => Ok(None),
+        }
+    }
+
+    /// Plain numbers.
+    pub fn dense() -> Self {
+        Self { target: Target::Dense, ..Self::mlx(Recipe::safe(Spec::Keep)) }
+    }
+}

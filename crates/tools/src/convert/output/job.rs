@@ -1,0 +1,145 @@
+//! One tensor of the output: where its numbers come from, and what is done to them.
+
+use super::source::SourcePart;
+use super::tensor::OutputTensor;
+use crate::convert::recipe::{Role, Spec};
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::{DenseTensor, PackedWeight};
+use candle_quant::format::Quantizer;
+use candle_quant::QuantFormat;
+use serde::Serialize;
+
+/// What holds MXFP4 exactly. A number `v` of E2M1 and a scale `s` become the code `2v + 12`, the scale `s / 2` and the
+/// bias `-6s`: `(2v + 12) * s / 2 - 6s` is `v * s`.
+pub(in crate::convert) const WIDE_MXFP4: QuantFormat = QuantFormat::affine_opt(5, 32).unwrap();
+
+/// Elements that a thread works on at a time, unless one row has more.
+const BLOCK: usize = 1 << 18;
+
+/// What becomes of one tensor.
+#[derive(Clone, Debug, Serialize)]
+#[non_exhaustive]
+pub struct TensorPlan {
+    /// Its name in the output; a packed weight is one tensor.
+    pub name: String,
+    /// Its logical shape.
+    pub shape: Vec<usize>,
+    /// What it is for.
+    pub role: Role,
+    /// The rule that decided.
+    pub rule: String,
+    /// What it is in the source: `BF16`, `affine 4-bit g64`.
+    pub from: String,
+    /// What it becomes, in the same words.
+    pub to: String,
+    /// Bytes in the source.
+    pub source_bytes: u64,
+    /// Bytes in the output.
+    pub bytes: u64,
+    /// Why it does not become what the rule says, if so.
+    pub fallback: Option<String>,
+    /// The file it goes to; in a store of Ollama the layer.
+    pub file: String,
+}
+
+/// One tensor of the output; a packed weight is one.
+#[derive(Clone, Debug)]
+pub(in crate::convert) struct Job {
+    pub planned: TensorPlan,
+    pub work: Work,
+    pub outputs: Vec<OutputTensor>,
+    /// What the rule says that it becomes.
+    pub spec: Spec,
+    /// Whether it consists of tensors of other names.
+    pub is_stacked: bool,
+}
+
+/// What is done.
+#[derive(Clone, Debug)]
+pub(in crate::convert) enum Work {
+    /// For each tensor of the output, the tensors whose bytes it consists of.
+    Copy(Vec<Vec<DenseTensor>>, Option<QuantFormat>),
+    /// Numbers are converted to a dtype.
+    Cast(Vec<SourcePart>, DType),
+    /// Numbers are rounded to a dtype and packed.
+    Pack(Vec<SourcePart>, Packing),
+    /// Codes are brought into another layout, or into a format that holds them exactly.
+    Repack(PackedWeight, QuantFormat),
+}
+
+/// How numbers are packed.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::convert) struct Packing {
+    /// What they are rounded to before.
+    pub dtype: DType,
+    pub format: QuantFormat,
+    pub quantizer: Quantizer,
+    /// Whether what the quantizer leaves is improved.
+    pub search: bool,
+}
+
+impl Packing {
+    /// Whether a device quantizes so. All else is done by the CPU.
+    pub(in crate::convert) fn runs_on(&self, device: &Device) -> bool {
+        device.is_cuda() && self.quantizer == Quantizer::Mlx
+    }
+}
+
+impl Job {
+    /// Whether its codes and scales are searched for.
+    pub(in crate::convert) fn is_searched(&self) -> bool {
+        matches!(&self.work, Work::Pack(_, packing) if packing.search)
+    }
+
+    /// The format of the output, if it is packed.
+    pub(in crate::convert) fn format(&self) -> Option<QuantFormat> {
+        match &self.work {
+            Work::Copy(_, format) => *format,
+            Work::Cast(..) => None,
+            Work::Pack(_, packing) => Some(packing.format),
+            Work::Repack(_, format) => Some(*format),
+        }
+    }
+
+    /// The format that was asked for, if it is not that of the output.
+    pub(in crate::convert) fn asked(&self) -> Option<QuantFormat> {
+        match (self.spec, &self.planned.fallback) {
+            (Spec::Packed(format), Some(_)) => Some(format),
+            _ => None,
+        }
+    }
+
+    /// Elements of a row.
+    pub(in crate::convert) fn k(&self) -> usize {
+        self.planned.shape.last().copied().unwrap_or(1).max(1)
+    }
+
+    /// Rows that a thread works on at a time.
+    pub(in crate::convert) fn block_rows(&self) -> usize {
+        (BLOCK / self.k()).max(1)
+    }
+
+    /// About the memory that a thread needs for one block.
+    pub(in crate::convert) fn block_bytes(&self) -> u64 {
+        // Numbers as they are stored and as f32, decoded ones, and codes before and after packing.
+        (self.block_rows() as u64).saturating_mul(self.k() as u64).saturating_mul(16)
+    }
+
+    /// The memory for a weight that has to be loaded as a whole.
+    pub(in crate::convert) fn whole_bytes(&self) -> u64 {
+        let whole = |part: &SourcePart| match part {
+            SourcePart::Stored(_) => 0,
+            SourcePart::Encoded(weight) => (weight.size_in_bytes() as u64).saturating_mul(2),
+        };
+        match &self.work {
+            Work::Copy(..) => 0,
+            Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
+            Work::Repack(packed, _) => {
+                // Once read and once loaded; then a matrix as numbers and as bytes.
+                let whole = packed.size_in_bytes() as u64;
+                let stack = packed.dims().iter().rev().skip(2).product::<usize>().max(1) as u64;
+                whole.saturating_mul(2).saturating_add((whole / stack).saturating_mul(3))
+            }
+        }
+    }
+}

@@ -1,0 +1,179 @@
+//! The files beside the weights: config.json, whose text is kept as it is but for the quantization, and those that are
+//! copied.
+
+use super::plan::ConvertPlan;
+use candle_quant::checkpoint::{masked, module_of};
+use candle_quant::{Error, QuantFormat, Result};
+use serde::de::{Deserializer, MapAccess, Visitor};
+use serde::Deserialize;
+use serde_json::value::RawValue;
+use serde_json::{json, Map, Value};
+use std::path::PathBuf;
+use std::{fmt, fs};
+
+/// What says how weights are quantized. Both are written, and those of the source are dropped.
+const QUANTIZATION: [&str; 2] = ["quantization", "quantization_config"];
+
+/// Files that describe the quantization, or the files, of the source.
+const OF_THE_SOURCE: [&str; 5] =
+    ["config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json", "uqff_report.json"];
+
+impl ConvertPlan {
+    /// The text of config.json; `None` if the source has none and there is nothing to say.
+    pub(in crate::convert) fn config_json(&self) -> Result<Option<String>> {
+        let path = self.source.sidecar_files().path("config.json");
+        let text = match &path {
+            Some(path) => {
+                fs::read_to_string(path).map_err(|error| Error::Io { path: path.clone(), error })?
+            }
+            None if self.source.config().is_object() => self.source.config().to_string(),
+            None => "{}".to_owned(),
+        };
+        let described = self.top.filter(|_| self.target.kind().describes_formats());
+        let quantization = described.map(|top| self.quantization(top)).transpose()?;
+        if path.is_none() && quantization.is_none() && text == "{}" {
+            return Ok(None);
+        }
+        let wrong = |error: serde_json::Error| {
+            let path = path.clone().unwrap_or_default();
+            Error::file(&path, format!("malformed JSON: {error}"), "correct it or fetch it again")
+        };
+        rewrite(&text, quantization.as_deref()).map(Some).map_err(wrong)
+    }
+
+    /// What the config says of the format: one for all, and one for each module that has another.
+    fn quantization(&self, top: QuantFormat) -> Result<String> {
+        let mut object = describe(top);
+        for job in self.jobs() {
+            let module = module_of(&job.planned.name).unwrap_or(&job.planned.name);
+            let has_global_scale = job.outputs.iter().any(|output| output.name.ends_with(".global_scale"));
+            match job.format() {
+                Some(format) if format != top || has_global_scale => {
+                    let mut entry = describe(format);
+                    if has_global_scale {
+                        entry.insert("global_scale".into(), true.into());
+                    }
+                    if object.insert(module.to_owned(), entry.into()).is_some() {
+                        let found = "a key of the config that is needed for another purpose";
+                        return Err(Error::mismatch(format!("`{module}`"), "the path of a module", found));
+                    }
+                }
+                _ => {}
+            }
+        }
+        Ok(Value::from(object).to_string())
+    }
+
+    /// Files that are copied: tokenizer, chat template, generation settings and the like.
+    pub(in crate::convert) fn copied_files(&self) -> Result<Vec<(String, PathBuf)>> {
+        let (files, kind) = (self.source.sidecar_files().all()?.into_iter(), self.target.kind());
+        Ok(files.filter(|(name, _)| is_copied(name) && kind.copies(name)).collect())
+    }
+}
+
+fn is_copied(name: &str) -> bool {
+    let wanted =
+        [".json", ".jinja", ".txt", ".model", ".tiktoken", ".py"].iter().any(|end| name.ends_with(end))
+            || ["LICENSE", "NOTICE"].iter().any(|start| name.starts_with(start));
+    let plain = !name.starts_with('.') && !name.contains(['/', '\\']);
+    wanted && plain && !name.ends_with(".index.json") && !OF_THE_SOURCE.contains(&name)
+}
+
+fn describe(format: QuantFormat) -> Map<String, Value> {
+    let mut object = Map::new();
+    object.insert("group_size".into(), format.group_size().into());
+    object.insert("bits".into(), format.bits().into());
+    object.insert("mode".into(), format.mode().into());
+    object
+}
+
+/// The object `text` with other quantization entries. All else is the text as it was, in its order.
+fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String> {
+    let masked = masked(text);
+    let entries: Entries = serde_json::from_str(&masked)?;
+    let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config";
+    if quantization.is_none() && entries.0.iter().all(|(key, _)| is_kept(key)) {
+        return Ok(text.to_owned());
+    }
+    // A value is where it was before the literals were masked.
+    let written = |value: &RawValue| {
+        let start = value.get().as_ptr().addr() - masked.as_ptr().addr();
+        text.get(start..start + value.get().len()).unwrap_or_default().to_owned()
+    };
+    let mut lines: Vec<_> = entries
+        .0
+        .iter()
+        .filter(|(key, _)| is_kept(key))
+        .map(|(key, value)| (json!(key).to_string(), written(value)))
+        .collect();
+    if let Some(quantization) = quantization {
+        let value: Value = serde_json::from_str(quantization)?;
+        let pretty = format!("{value:#}").replace('\n', "\n  ");
+        lines.extend(QUANTIZATION.map(|key| (json!(key).to_string(), pretty.clone())));
+    }
+    let lines: Vec<_> = lines.iter().map(|(key, value)| format!("  {key}: {value}")).collect();
+    Ok(format!("{{\n{}\n}}\n", lines.join(",\n")))
+}
+
+/// The entries of a JSON object in their order, values as they are written.
+struct Entries<'a>(Vec<(String, &'a RawValue)>);
+
+impl<'de> Deserialize<'de> for Entries<'de> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
+        struct All;
+        impl<'de> Visitor<'de> for All {
+            type Value = Entries<'de>;
+
+            fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
+                f.write_str("a JSON object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Entries<'de>, A::Error> {
+                let mut entries = Vec::new();
+                while let Some(entry) = map.next_entry()? {
+                    entries.push(entry);
+                }
+                Ok(Entries(entries))
+            }
+        }
+        deserializer.deserialize_map(All)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_quantization_of_a_config_changes() {
+        let text = r#"{"z": 1e-06, "quantization": {"bits": 2}, "a": {"x": [1.0, 2]}, "big": 12345678901234567890123}"#;
+        let written = rewrite(text, Some(r#"{"bits":4}"#)).unwrap();
+        let expected = "{\n  \"z\": 1e-06,\n  \"a\": {\"x\": [1.0, 2]},\n  \"big\": 12345678901234567890123,\n  \
+                        \"quantization\": {\n    \"bits\": 4\n  },\n  \"quantization_config\": {\n    \"bits\": 4\n  }\n}\n";
+        assert_eq!(written, expected);
+        assert_eq!(rewrite(r#"{"quantization_config": 1, "a": 2}"#, None).unwrap(), "{\n  \"a\": 2\n}\n");
+        // As Python writes them.
+        let text = r#"{"a": [0.0, Infinity], "quantization": NaN, "b": NaN, "c": "NaN", "d": -Infinity}"#;
+        let kept = "{\n  \"a\": [0.0, Infinity],\n  \"b\": NaN,\n  \"c\": \"NaN\",\n  \"d\": -Infinity\n}\n";
+        assert_eq!(rewrite(text, None).unwrap(), kept);
+        assert_eq!(rewrite(r#"{"a": Infinity}"#, None).unwrap(), r#"{"a": Infinity}"#);
+        assert!(rewrite("[1]", None).unwrap_err().to_string().contains("a JSON object"));
+    }
+
+    #[test]
+    fn weights_indices_and_the_quantization_of_others_are_not_copied() {
+        for name in ["tokenizer.json", "merges.txt", "tokenizer.model", "chat_template.jinja", "LICENSE"] {
+            assert!(is_copied(name), "{name}");
+        }
+        let others = [
+            "model.safetensors",
+            "model.safetensors.index.json",
+            "config.json",
+            ".gitattributes",
+            "README.md",
+        ];
+        for name in others.into_iter().chain(OF_THE_SOURCE) {
+            assert!(!is_copied(name), "{name}");
+        }
+    }
+}

@@ -1,0 +1,172 @@
+//! Makes the job of each tensor of the output.
+
+use crate::convert::options::ConvertOptions;
+use crate::convert::output::{
+    file_dtype, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, Work, WIDE_MXFP4,
+};
+use crate::convert::recipe::{Role, Spec};
+use crate::convert::target::{Target, PACKED_ALREADY};
+use candle_core::DType;
+use candle_quant::checkpoint::{module_of, tensor_of, PackedWeight, Weight};
+use candle_quant::{Error, QuantFormat, Result};
+use safetensors::Dtype;
+
+/// What is said of a weight, after its format, whose codes and scales were searched for.
+const SEARCHED: &str = ", searched";
+
+/// The dtype of numbers in the source.
+pub(super) fn stored_dtype(source: &SourceTensor) -> Option<DType> {
+    match source.parts.first()? {
+        SourcePart::Stored(dense) => Some(dense.dtype()),
+        SourcePart::Encoded(Weight::Dense(dense)) => Some(dense.dtype()),
+        SourcePart::Encoded(_) => None,
+    }
+}
+
+impl Job {
+    fn new(source: &SourceTensor, to: String, work: Work, outputs: Vec<OutputTensor>) -> Self {
+        let bytes_of = |part: &SourcePart| match part {
+            SourcePart::Stored(dense) => dense.size_in_bytes() as u64,
+            SourcePart::Encoded(weight) => weight.size_in_bytes() as u64,
+        };
+        let from = match source.parts.first() {
+            Some(SourcePart::Stored(dense)) => format!("{:?}", dense.dtype()),
+            Some(SourcePart::Encoded(weight)) => weight.format_name(),
+            None => String::new(),
+        };
+        let planned = TensorPlan {
+            name: source.name.clone(),
+            shape: source.dims.clone(),
+            role: Role::Other,
+            rule: String::new(),
+            from,
+            to,
+            source_bytes: source.parts.iter().map(bytes_of).sum(),
+            bytes: outputs.iter().map(|output| output.bytes).sum(),
+            fallback: None,
+            file: String::new(),
+        };
+        let other_name =
+            |part: &SourcePart| matches!(part, SourcePart::Stored(dense) if dense.name() != source.name);
+        let is_stacked = source.parts.first().is_some_and(other_name);
+        Self { planned, work, outputs, spec: Spec::Keep, is_stacked }
+    }
+
+    /// A tensor of plain numbers, of another dtype if one is given.
+    pub(super) fn plain(source: &SourceTensor, dtype: Option<DType>) -> Result<Self> {
+        let stored_as = stored_dtype(source);
+        let dtype = dtype.or(stored_as).unwrap_or(DType::BF16);
+        let output = OutputTensor::new(source.name.clone(), file_dtype(dtype)?, source.dims.clone())?;
+        let stored = |part: &SourcePart| match part {
+            SourcePart::Stored(dense) => Some(dense.clone()),
+            SourcePart::Encoded(_) => None,
+        };
+        let runs: Option<Vec<_>> = source.parts.iter().map(stored).collect();
+        let work = match runs {
+            Some(runs) if stored_as == Some(dtype) => Work::Copy(vec![runs], None),
+            _ => Work::Cast(source.parts.clone(), dtype),
+        };
+        Ok(Self::new(source, format!("{dtype:?}"), work, vec![output]))
+    }
+
+    /// A weight that is packed, by numbers of `dtype`.
+    pub(super) fn pack(
+        source: &SourceTensor,
+        format: QuantFormat,
+        dtype: DType,
+        options: &ConvertOptions,
+    ) -> Result<Self> {
+        let scales = match format.scale().is_byte() {
+            false => file_dtype(dtype)?,
+            true => Dtype::U8,
+        };
+        let (kind, search) = (options.target.kind(), options.search);
+        let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
+        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search };
+        let to = format!("{format}{}", if search { SEARCHED } else { "" });
+        Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
+    }
+
+    /// A weight that is packed already.
+    pub(super) fn pass_through(
+        source: &SourceTensor,
+        role: Role,
+        weight: &Weight,
+        target: Target,
+    ) -> Result<Self> {
+        let kind = target.kind();
+        let impossible = |why: &str| Error::Unsupported {
+            what: format!("`{}`, {}{why}, as it is in {}", source.name, weight.format_name(), kind.name()),
+            remedy: "requantize or dequantize it".into(),
+        };
+        let Weight::Packed(packed) = weight else {
+            return Err(impossible(""));
+        };
+        // Where biases say what the midpoint of symmetric codes says, they are written.
+        let format = packed.format().with_biases();
+        target.check(&source.name, PACKED_ALREADY, format)?;
+        let outputs = |scales| kind.packed(&source.name, packed.dims(), format, scales);
+        let (work, outputs) = match packed.as_mlx()? {
+            Some(parts) => {
+                let part = |name| parts.iter().find_map(|(part, dense)| (*part == name).then_some(dense));
+                let scales = part("scales").map(|scales| file_dtype(scales.dtype())).transpose()?;
+                let mut outputs = outputs(scales.unwrap_or(Dtype::U8))?;
+                if let (Some(biases), Some(output)) = (part("biases"), outputs.get_mut(2)) {
+                    *output = OutputTensor::new(
+                        output.name.clone(),
+                        file_dtype(biases.dtype())?,
+                        output.dims.clone(),
+                    )?;
+                }
+                if let Some(scale) = part("global_scale") {
+                    if !kind.has_global_scales() {
+                        return Err(impossible(" with a global scale"));
+                    }
+                    let name = tensor_of(module_of(&source.name).unwrap_or(&source.name), "global_scale");
+                    outputs.push(OutputTensor::new(name, file_dtype(scale.dtype())?, scale.dims().to_vec())?);
+                }
+                let sources = parts.into_iter().map(|(_, dense)| vec![dense]).collect();
+                (Work::Copy(sources, Some(format)), outputs)
+            }
+            None => {
+                let (scales, obstacle) = match format.scale().is_byte() {
+                    false => (packed.affine_scales()?, " with scales whose products with codes are rounded"),
+                    true => (
+                        Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
+                        " with a multiplier of its scales",
+                    ),
+                };
+                (Work::Repack(packed.clone(), format), outputs(scales.ok_or_else(|| impossible(obstacle))?)?)
+            }
+        };
+        let mut job = Self::new(source, format.to_string(), work, outputs);
+        job.planned.role = role;
+        job.planned.rule = PACKED_ALREADY.into();
+        Ok(job)
+    }
+
+    /// A weight in a wider format that holds it exactly, if that is what it is to become.
+    pub(super) fn widen(
+        source: &SourceTensor,
+        role: Role,
+        (spec, rule): (Spec, &str),
+        packed: &PackedWeight,
+        scales: DType,
+        target: Target,
+    ) -> Result<Option<Self>> {
+        if packed.format() != QuantFormat::MXFP4
+            || spec != Spec::Packed(WIDE_MXFP4)
+            || packed.has_multiplier()
+        {
+            return Ok(None);
+        }
+        target.check(&source.name, rule, WIDE_MXFP4)?;
+        let outputs = target.kind().packed(&source.name, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
+        let work = Work::Repack(packed.clone(), WIDE_MXFP4);
+        let mut job = Self::new(source, WIDE_MXFP4.to_string(), work, outputs);
+        job.spec = spec;
+        job.planned.role = role;
+        job.planned.rule = rule.to_owned();
+        Ok(Some(job))
+    }
+}

@@ -1,0 +1,181 @@
+//! What a conversion will do, from headers alone.
+
+use super::experts;
+use super::planner::Planner;
+use crate::convert::options::ConvertOptions;
+use crate::convert::output::{Job, OutputFile, TensorPlan, Work};
+use crate::convert::recipe::{Fallback, Spec};
+use crate::convert::target::Target;
+use candle_core::Device;
+use candle_quant::checkpoint::{natural_order, Checkpoint, OllamaName};
+use candle_quant::{Error, QuantFormat, Result};
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What a conversion will do.
+#[derive(Clone, Debug)]
+pub struct ConvertPlan {
+    pub(in crate::convert) source: Checkpoint,
+    pub(in crate::convert) target: Target,
+    /// What packs. It decides about none of the bytes.
+    pub(in crate::convert) device: Device,
+    /// The model of a store that it is to become.
+    pub(in crate::convert) model: Option<OllamaName>,
+    pub(in crate::convert) files: Vec<OutputFile>,
+    /// The format that the config names for the whole checkpoint; `None` if nothing is packed.
+    pub(in crate::convert) top: Option<QuantFormat>,
+    /// What the recipe does with rows that are no whole number of groups.
+    pub(in crate::convert) fallback: Fallback,
+    notes: Vec<String>,
+}
+
+impl ConvertPlan {
+    /// Plans the conversion of `source`. Of the weights nothing is read, but the F32 scales of symmetric codes.
+    ///
+    /// # Errors
+    /// If a tensor can't be read or has no form in the output; if two tensors get one name, or the config is
+    /// malformed; with
+    /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
+    pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
+        let planner = Planner::new(source, options);
+        let tensors = planner.tensors()?;
+        let mut jobs = Vec::with_capacity(tensors.len());
+        for group in experts::group(tensors, source, options.target)? {
+            jobs.extend(planner.jobs(group)?);
+        }
+        jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
+        if jobs.is_empty() {
+            return Err(Error::file(source.path(), "no tensors", "give a checkpoint that has weights"));
+        }
+        check_names(&jobs)?;
+        let top = top_format(&jobs, options.recipe.asked());
+        let target = options.target;
+        let files = target.kind().files(jobs, top, options.max_shard_size)?;
+        let model = options.model()?.cloned();
+        let (device, fallback) = (options.device.clone(), options.recipe.fallback);
+        let (source, notes) = (source.clone(), planner.notes());
+        let mut plan = Self { source, target, device, model, files, top, fallback, notes };
+        plan.notes.extend(plan.note_of_device());
+        if plan.config_json()?.is_none() && target.kind().needs_config() {
+            let problem =
+                format!("no config.json, without which there is no model in {}", target.kind().name());
+            return Err(Error::file(plan.source.path(), problem, "put that of the model beside the weights"));
+        }
+        let fallen = plan.tensors().find_map(|tensor| Some((tensor, tensor.fallback.as_ref()?)));
+        if let Some((tensor, reason)) = fallen.filter(|_| options.strict) {
+            return Err(Error::mismatch(
+                format!("`{}`", tensor.name),
+                format!("what the rule `{}` says", tensor.rule),
+                format!("{} ({reason}); {} tensors fall back", tensor.to, plan.fallbacks()),
+            ));
+        }
+        Ok(plan)
+    }
+
+    /// What becomes of each tensor, in natural order.
+    pub fn tensors(&self) -> impl Iterator<Item = &TensorPlan> {
+        self.jobs().map(|job| &job.planned)
+    }
+
+    pub(in crate::convert) fn jobs(&self) -> impl Iterator<Item = &Job> {
+        self.files.iter().flat_map(|file| &file.jobs)
+    }
+
+    /// The files of weights, and their sizes.
+    pub fn files(&self) -> impl Iterator<Item = (&str, u64)> {
+        self.files.iter().map(|file| (file.file.as_str(), file.size))
+    }
+
+    /// What is odd about the source, or left out of the output.
+    pub fn notes(&self) -> &[String] {
+        &self.notes
+    }
+
+    /// What the requested device does not do.
+    fn note_of_device(&self) -> Option<String> {
+        let is_left = |job: &&Job| match &job.work {
+            Work::Pack(_, packing) => !packing.runs_on(&self.device),
+            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => false,
+        };
+        let left = self.jobs().filter(is_left).count();
+        (left > 0 && !self.device.is_cpu())
+            .then(|| format!("{left} tensors are packed on the CPU: the device has no kernel for them"))
+    }
+
+    /// How many tensors do not become what their rule says.
+    pub fn fallbacks(&self) -> usize {
+        self.tensors().filter(|tensor| tensor.fallback.is_some()).count()
+    }
+
+    /// Bytes of all tensors in the source.
+    pub fn source_bytes(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.source_bytes).sum()
+    }
+
+    /// Bytes of all tensors in the output.
+    pub fn bytes(&self) -> u64 {
+        self.tensors().map(|tensor| tensor.bytes).sum()
+    }
+
+    /// Bytes that the files of weights need on the disk.
+    pub fn disk_bytes(&self) -> u64 {
+        self.files.iter().map(|file| file.size).sum()
+    }
+
+    /// Bits for each element of the matrices of the output; 0 if there are none.
+    pub fn bits_per_weight(&self) -> f64 {
+        let (elements, bytes) = self.matrices();
+        bits_per_weight(bytes, elements)
+    }
+
+    /// Elements and bytes of the matrices of the output.
+    pub(in crate::convert) fn matrices(&self) -> (f64, u64) {
+        let matrices = || self.tensors().filter(|tensor| tensor.shape.len() > 1);
+        let elements = matrices().map(|tensor| elements(&tensor.shape)).sum();
+        (elements, matrices().map(|tensor| tensor.bytes).sum())
+    }
+
+    /// About the most memory that the conversion takes, in bytes: what every thread works on, and the largest
+    /// weight that has to be decoded as a whole.
+    pub fn peak_memory(&self) -> u64 {
+        let threads = rayon::current_num_threads() as u64;
+        let blocks = self.jobs().map(Job::block_bytes).max().unwrap_or(0);
+        let whole = self.jobs().map(Job::whole_bytes).max().unwrap_or(0);
+        threads.saturating_mul(blocks).saturating_add(whole)
+    }
+}
+
+/// 0 if there are no elements.
+pub(in crate::convert) fn bits_per_weight(bytes: u64, elements: f64) -> f64 {
+    if elements == 0. {
+        0.
+    } else {
+        bytes as f64 * 8. / elements
+    }
+}
+
+pub(in crate::convert) fn elements(dims: &[usize]) -> f64 {
+    dims.iter().map(|dim| *dim as f64).product()
+}
+
+fn check_names(jobs: &[Job]) -> Result<()> {
+    let mut seen = BTreeSet::new();
+    for output in jobs.iter().flat_map(|job| &job.outputs) {
+        if !seen.insert(&output.name) {
+            let expected = "tensors of different names in the output";
+            return Err(Error::mismatch(format!("`{}`", output.name), expected, "two of this name"));
+        }
+    }
+    Ok(())
+}
+
+/// The format that was asked for, if anything has it, or else that of most tensors.
+fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
+    let mut counts = BTreeMap::<String, (usize, QuantFormat)>::new();
+    for format in jobs.iter().filter_map(Job::format) {
+        counts.entry(format.to_string()).or_insert((0, format)).0 += 1;
+    }
+    match asked {
+        Spec::Packed(format) if counts.contains_key(&format.to_string()) => Some(format),
+        _ => counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format),
+    }
+}

@@ -1,0 +1,223 @@
+//! Decides what becomes of every tensor.
+
+use super::experts::TensorGroup;
+use super::jobs::stored_dtype;
+use crate::convert::options::ConvertOptions;
+use crate::convert::output::{Job, SourcePart, SourceTensor};
+use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
+use crate::convert::target::Target;
+use crate::source::Source;
+use candle_core::DType;
+use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::Result;
+use candle_quant_models::generate::stored_tokenizer;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
+
+/// The files that tokenizers are made of, of which there is one at least.
+const TOKENIZERS: [&str; 5] =
+    ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model"];
+
+/// What decides about all tensors.
+pub(super) struct Planner<'a> {
+    source: &'a Checkpoint,
+    options: &'a ConvertOptions,
+    layers: ModelLayers,
+    /// Whether the embedding is the head.
+    tied: bool,
+    /// What is decoded becomes this, unless a rule says otherwise.
+    dtype: DType,
+    /// The rules that have decided.
+    used: RefCell<BTreeSet<&'a str>>,
+    /// Packed weights that do not become what their rule says, because they stay as they are.
+    staying: Cell<usize>,
+}
+
+impl<'a> Planner<'a> {
+    pub(super) fn new(source: &'a Checkpoint, options: &'a ConvertOptions) -> Self {
+        let config = source.config();
+        let stated = |key: &str| {
+            config.get(key).or_else(|| config.get("text_config")?.get(key)).filter(|value| !value.is_null())
+        };
+        let layers = stated("num_hidden_layers").and_then(serde_json::Value::as_u64);
+        let layers = layers.and_then(|layers| usize::try_from(layers).ok());
+        let head = source.tensor_names().any(|name| name.ends_with("lm_head.weight"));
+        let tied = stated("tie_word_embeddings").and_then(serde_json::Value::as_bool);
+        let dtype =
+            ["torch_dtype", "dtype"].into_iter().find_map(stated).and_then(|dtype| match dtype.as_str()? {
+                "float16" => Some(DType::F16),
+                "float32" => Some(DType::F32),
+                _ => None,
+            });
+        Self {
+            source,
+            options,
+            layers: ModelLayers::new(|| source.tensor_names(), layers),
+            tied: tied == Some(true) || !head,
+            dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
+            used: RefCell::default(),
+            staying: Cell::default(),
+        }
+    }
+
+    /// Whether anything may be packed.
+    fn packs(&self) -> bool {
+        self.options.target != Target::Dense
+    }
+
+    /// Whether a tensor is left out: a head that the model does not have.
+    fn is_left_out(&self, name: &str) -> bool {
+        self.tied && self.options.target.kind().leaves_out_tied_heads() && name.ends_with("lm_head.weight")
+    }
+
+    /// All tensors of the source that are converted.
+    pub(super) fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+        let source = Source::new(self.source);
+        let tensor = |name: &str| Ok((name.to_owned(), source.tensor(name)?));
+        self.source.tensor_names().filter(|name| !self.is_left_out(name)).map(tensor).collect()
+    }
+
+    /// Warnings about tensors and rules, collected while planning.
+    pub(super) fn notes(&self) -> Vec<String> {
+        let left_out = self.source.tensor_names().filter(|name| self.is_left_out(name));
+        let mut notes: Vec<_> = left_out
+            .map(|name| format!("`{name}` is left out: the config says that the embedding is the head"))
+            .collect();
+        match stored_tokenizer(self.source) {
+            Err(error) => notes.push(format!("no tokenizer is written: {error}")),
+            Ok(None) if TOKENIZERS.iter().all(|name| self.source.sidecar_files().path(name).is_none()) => {
+                notes.push("no tokenizer is written: there is none beside the weights".into());
+            }
+            Ok(_) => {}
+        }
+        let used = self.used.borrow();
+        if self.packs() {
+            let idle = self.options.recipe.labels().filter(|label| !used.contains(label));
+            notes.extend(idle.map(|label| format!("{label} decides about no tensor")));
+        }
+        notes.extend(self.options.recipe.choice_note());
+        match self.staying.get() {
+            0 => {}
+            count => {
+                notes.push(format!("{count} packed weights stay as they are; --requantize packs them anew"))
+            }
+        }
+        notes.extend(self.source.warnings());
+        notes
+    }
+
+    pub(super) fn jobs(&self, group: TensorGroup) -> Result<Vec<Job>> {
+        if self.packs() {
+            let jobs = group.packed.iter().map(|source| self.job(source, group.obstacle));
+            let jobs = jobs.collect::<Result<Vec<_>>>()?;
+            if group.plain.is_empty() || jobs.iter().any(|job| job.format().is_some()) {
+                return Ok(jobs);
+            }
+        }
+        let forms = if group.plain.is_empty() { &group.packed } else { &group.plain };
+        forms.iter().map(|source| self.job(source, group.obstacle)).collect()
+    }
+
+    fn job(&self, source: &SourceTensor, obstacle: Option<&str>) -> Result<Job> {
+        let roles = roles(&source.name, &source.dims, self.tied);
+        let target = self.options.target;
+        let info = TensorInfo {
+            name: &source.name,
+            dims: &source.dims,
+            roles: &roles,
+            layers: &self.layers,
+            has_format: &|format| target.has(format),
+        };
+        let decided = match self.packs() {
+            true => self.options.recipe.decide(&info),
+            false => (Spec::Keep, "dequantize"),
+        };
+        self.used.borrow_mut().insert(decided.1);
+        let role = roles.first().copied().unwrap_or(Role::Other);
+        if let ([SourcePart::Encoded(weight)], true) = (source.parts.as_slice(), self.packs()) {
+            let stays = !self.options.requantize || decided.0 == Spec::Keep;
+            if stays && !matches!(weight, Weight::Dense(_)) {
+                if let (Weight::Packed(packed), false) = (weight, is_default(decided.1)) {
+                    if let Some(job) = Job::widen(source, role, decided, packed, self.dtype, target)? {
+                        return Ok(job);
+                    }
+                }
+                let job = Job::pass_through(source, role, weight, target)?;
+                if decided.0 != Spec::Keep && job.format().map(Spec::Packed) != Some(decided.0) {
+                    self.staying.set(self.staying.get() + 1);
+                }
+                return Ok(job);
+            }
+        }
+        let (spec, fallback) = self.fit(source, decided.0, obstacle);
+        let mut job = match spec {
+            Spec::Packed(format) => {
+                target.check(&source.name, decided.1, format)?;
+                Job::pack(source, format, self.float_dtype(source), self.options)?
+            }
+            Spec::Cast(dtype) => Job::plain(source, Some(dtype))?,
+            Spec::Keep => Job::plain(source, self.plain_dtype(source))?,
+        };
+        job.planned.role = role;
+        let is_vector = source.dims.len() < 2 && spec == Spec::Keep;
+        job.planned.rule = if is_vector { "not a matrix" } else { decided.1 }.to_owned();
+        job.planned.fallback = fallback;
+        job.spec = decided.0;
+        Ok(job)
+    }
+
+    /// The dtype in which numbers are packed, which that of the scales is too.
+    fn float_dtype(&self, source: &SourceTensor) -> DType {
+        self.plain_dtype(source)
+            .or_else(|| stored_dtype(source))
+            .filter(|dtype| *dtype != DType::F64)
+            .unwrap_or(self.dtype)
+    }
+
+    /// What a tensor that is not packed is converted to, if to anything.
+    fn plain_dtype(&self, source: &SourceTensor) -> Option<DType> {
+        match source.parts.first() {
+            Some(SourcePart::Stored(dense)) if dense.dtype().is_float() => self.options.dtype,
+            Some(SourcePart::Encoded(Weight::Dense(dense))) => self.options.dtype.or(Some(dense.dtype())),
+            Some(SourcePart::Encoded(_)) => Some(self.dtype),
+            _ => None,
+        }
+    }
+
+    /// The format actually used, and the reason if it differs from the rule.
+    fn fit(&self, source: &SourceTensor, spec: Spec, obstacle: Option<&str>) -> (Spec, Option<String>) {
+        let is_float = match source.parts.first() {
+            Some(SourcePart::Stored(dense)) => dense.dtype().is_float(),
+            part => part.is_some(),
+        };
+        let [.., _, k] = source.dims.as_slice() else {
+            // Norms, biases and the like: no rule means to pack them.
+            return (if is_float && matches!(spec, Spec::Cast(_)) { spec } else { Spec::Keep }, None);
+        };
+        let Spec::Packed(format) = spec else {
+            return (if is_float { spec } else { Spec::Keep }, None);
+        };
+        let experts = self.options.target.kind().experts();
+        let why_not = match obstacle {
+            _ if !is_float => Some("not float numbers"),
+            _ if source.dims.contains(&0) => Some("no elements"),
+            _ if source.dims.len() > 2 && !experts.is_stack(&source.name) => {
+                Some(obstacle.unwrap_or("more than two dimensions, and no experts"))
+            }
+            None if !experts.is_module(&source.name) => Some("a parameter, not the weight of a module"),
+            other => other,
+        };
+        if let Some(reason) = why_not {
+            return (Spec::Keep, Some(reason.to_owned()));
+        }
+        if k.is_multiple_of(format.group_size()) {
+            return (spec, None);
+        }
+        let smaller = match self.options.recipe.fallback {
+            Fallback::Fit => format.smaller_groups().find(|format| k.is_multiple_of(format.group_size())),
+            Fallback::Keep => None,
+        };
+        let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
+        (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
+    }
+}

@@ -1,0 +1,115 @@
+//! What a tensor is to become, and how that is written.
+
+use candle_core::DType;
+use candle_quant::format::Bits;
+use candle_quant::{Error, QuantFormat, Result};
+use std::fmt;
+use std::str::FromStr;
+
+/// What a tensor is to become.
+///
+/// ```
+/// use candle_quant_tools::convert::Spec;
+/// use candle_quant::QuantFormat;
+///
+/// for text in ["affine:4:g64", "affine:4", "4", "q4", "int4", "4bit", "afq4"] {
+///     assert_eq!(text.parse::<Spec>()?, Spec::Packed(QuantFormat::affine(4, 64)?));
+/// }
+/// assert_eq!("6:g32".parse::<Spec>()?.to_string(), "affine:6:g32");
+/// assert_eq!("keep".parse::<Spec>()?, Spec::Keep);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Spec {
+    /// Quantized.
+    Packed(QuantFormat),
+    /// Plain numbers of this dtype: F16, BF16 or F32.
+    Cast(DType),
+    /// What it is.
+    Keep,
+}
+
+impl Spec {
+    /// One step up in precision, for the tensors that deserve it, if the output has such a format; what is not packed
+    /// stays as it is.
+    pub(in crate::convert) fn step_up(self, has_format: &dyn Fn(QuantFormat) -> bool) -> Self {
+        let Self::Packed(format) = self else {
+            return self;
+        };
+        let wider: Vec<_> = match format.element().uint() {
+            Some(bits) => {
+                let wider = Bits::ALL.into_iter().filter(|wider| *wider > bits);
+                wider.map(|bits| format.with_bits(bits)).collect()
+            }
+            None if format.bits() < 8 => vec![QuantFormat::MXFP8],
+            None => Vec::new(),
+        };
+        let wider = wider.into_iter().find(|wider| has_format(*wider));
+        Self::Packed(wider.unwrap_or(format))
+    }
+
+    /// What mistral.rs makes of embeddings and heads.
+    pub(super) fn promoted(self) -> Self {
+        match self {
+            Self::Packed(format) => {
+                let bits = if format.bits() < 6 { Bits::Six } else { Bits::Eight };
+                Self::Packed(format.with_bits(bits))
+            }
+            Self::Cast(_) | Self::Keep => self,
+        }
+    }
+}
+
+impl FromStr for Spec {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        Ok(match text.trim().to_ascii_lowercase().as_str() {
+            "keep" => Self::Keep,
+            "f16" => Self::Cast(DType::F16),
+            "bf16" => Self::Cast(DType::BF16),
+            "f32" => Self::Cast(DType::F32),
+            _ => Self::Packed(text.parse().map_err(|_| {
+                let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::grammar());
+                Error::mismatch("format", expected, format!("`{text}`"))
+            })?),
+        })
+    }
+}
+
+impl fmt::Display for Spec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Packed(format) => write!(f, "{format:#}"),
+            Self::Cast(dtype) => f.write_str(dtype.as_str()),
+            Self::Keep => f.write_str("keep"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spec_is_read_as_it_is_written() {
+        let packed = QuantFormat::all().into_iter().map(Spec::Packed);
+        let others = [DType::F16, DType::BF16, DType::F32].map(Spec::Cast);
+        for spec in packed.chain(others).chain([Spec::Keep]) {
+            assert_eq!(spec.to_string().parse::<Spec>().unwrap(), spec);
+        }
+    }
+
+    #[test]
+    fn what_is_not_a_spec_is_refused_with_the_grammar() {
+        for text in
+            ["", "7", "affine", "affine:4:64", "affine:4:g16", "4:g", "mxfp4:g32", "q", "+4", "4:g64:x"]
+        {
+            let error = text.parse::<Spec>().unwrap_err().to_string();
+            assert!(
+                error.contains("affine:BITS[:gGROUP]") && error.contains(&format!("`{text}`")),
+                "{error}"
+            );
+        }
+    }
+}

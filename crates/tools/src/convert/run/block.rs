@@ -1,0 +1,139 @@
+//! The work of one thread on a few rows: packing, converting, and what is lost by it.
+
+use super::quality::Sums;
+use crate::convert::output::Packing;
+use candle_core::{DType, Device, Tensor};
+use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Real};
+use candle_quant::ops::quantize_rows;
+use candle_quant::{Error, Result};
+use half::{bf16, f16};
+
+/// Rows in their new form: the bytes for each tensor of the output, in the order of the files.
+pub(super) struct Block {
+    pub bytes: Vec<Vec<u8>>,
+    pub sums: Sums,
+}
+
+/// Rows of `k` numbers, rounded to a dtype and packed, by `device` where it can. What is not finite is packed as zero,
+/// and counted.
+pub(super) fn pack(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
+    match packing.dtype {
+        DType::F16 => pack_as::<f16>(numbers, k, packing, device),
+        DType::BF16 => pack_as::<bf16>(numbers, k, packing, device),
+        DType::F32 => pack_as::<f32>(numbers, k, packing, device),
+        other => Err(unsupported(other)),
+    }
+}
+
+/// Numbers, rounded to `dtype`.
+pub(super) fn cast(numbers: &Tensor, dtype: DType) -> Result<Block> {
+    let numbers = numbers.to_dtype(DType::F32)?.to_vec1()?;
+    match dtype {
+        DType::F16 => Ok(cast_as::<f16>(numbers)),
+        DType::BF16 => Ok(cast_as::<bf16>(numbers)),
+        DType::F32 => Ok(cast_as::<f32>(numbers)),
+        other => Err(unsupported(other)),
+    }
+}
+
+fn unsupported(dtype: DType) -> Error {
+    Error::Unsupported { what: format!("converting to {dtype:?}"), remedy: "use F16, BF16 or F32".into() }
+}
+
+fn cast_as<T: Bytes>(numbers: Vec<f32>) -> Block {
+    let rounded = T::round_all(numbers.clone());
+    let mut stored = vec![0.; numbers.len()];
+    T::widen(&rounded, &mut stored);
+    let mut sums = Sums::default();
+    sums.add_row(&numbers, &stored);
+    sums.count_non_finite(&numbers);
+    Block { bytes: vec![T::bytes(&rounded)], sums }
+}
+
+/// Numbers as they are, and rounded.
+fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec<T>)> {
+    let widened = |rounded: &[T]| {
+        let mut widened = vec![0.; rounded.len()];
+        T::widen(rounded, &mut widened);
+        widened
+    };
+    if numbers.dtype() == T::DTYPE {
+        let stored = numbers.to_vec1()?;
+        return Ok((widened(&stored), stored));
+    }
+    let rows: Vec<f32> = numbers.to_dtype(DType::F32)?.to_vec1()?;
+    let rounded = T::round_all(rows.clone());
+    // They are packed as zero, so that what is decoded does not tell of them.
+    sums.count_overflowing(&rows, &widened(&rounded));
+    Ok((rows, rounded))
+}
+
+fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
+    let Packing { format, quantizer, search, .. } = *packing;
+    let mut sums = Sums::default();
+    let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
+    sums.count_non_finite(&rows);
+    if sums.non_finite() > 0 {
+        for number in rounded.iter_mut().filter(|number| !number.to_f32().is_finite()) {
+            *number = T::from_f32(0.);
+        }
+    }
+    let mut quantized = match packing.runs_on(device) {
+        true => quantize_rows(&rounded, k, format, device)?,
+        false => QuantizedRows::quantize(format, quantizer, &rounded, k, None)?,
+    };
+    if search {
+        quantized.improve(format, &rounded, k)?;
+    }
+    let QuantizedRows { mut words, scales: stored } = quantized;
+    let mut bytes = Vec::new();
+    let (scales, biases);
+    match stored {
+        GroupScales::Float { scales: stored_scales, biases: stored_biases } => {
+            let widened = |stored: &[T]| stored.iter().map(|number| number.to_f32()).collect::<Vec<f32>>();
+            (scales, biases) = (widened(&stored_scales), widened(&stored_biases));
+            bytes.push(T::bytes(&stored_scales));
+            if format.has_biases() {
+                bytes.push(T::bytes(&stored_biases));
+            }
+        }
+        GroupScales::Bytes(stored) => {
+            scales = stored.iter().map(|byte| format.scale().value(*byte)).collect();
+            biases = Vec::new();
+            bytes.push(stored);
+        }
+    }
+    let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
+    let mut decoded = vec![0.; k];
+    let rows_of_words = rows.chunks_exact(k).zip(words.chunks_exact(words_per_row)).enumerate();
+    for (index, (row, words)) in rows_of_words {
+        let of_row = index * groups..(index + 1) * groups;
+        let scales = scales.get(of_row.clone()).unwrap_or_default();
+        let biases = biases.get(of_row).unwrap_or_default();
+        dequantize_row(format, words, scales, biases, &mut decoded);
+        sums.add_row(row, &decoded);
+        sums.add_groups(scales, row.chunks_exact(format.group_size()), |group| {
+            let of_group = |all: &[f32], missing| all.get(group).copied().unwrap_or(missing);
+            format.representable(of_group(scales, f32::NAN), of_group(biases, 0.))
+        });
+    }
+    words.iter_mut().for_each(|word| *word = word.to_le());
+    bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
+    Ok(Block { bytes, sums })
+}
+
+/// Numbers as files hold them.
+trait Bytes: Real {
+    fn bytes(numbers: &[Self]) -> Vec<u8>;
+}
+
+macro_rules! bytes {
+    ($($type:ty),*) => {$(
+        impl Bytes for $type {
+            fn bytes(numbers: &[Self]) -> Vec<u8> {
+                numbers.iter().flat_map(|number| number.to_le_bytes()).collect()
+            }
+        }
+    )*};
+}
+bytes!(f16, bf16, f32);

@@ -1,0 +1,159 @@
+//! Carries a plan out, file by file.
+
+use super::event::ConvertEvent;
+use super::journal::Finished;
+use super::options::RunOptions;
+use super::quality::{ConvertReport, Quality, WrittenFile};
+use super::shard_file::ShardFile;
+use super::staging::Staging;
+use super::writer::Writer;
+use crate::convert::disk::write_synced;
+use crate::convert::plan::ConvertPlan;
+use candle_quant::{Error, Result};
+use candle_quant_models::generate::stored_tokenizer;
+use std::fs;
+use std::path::Path;
+
+/// The file of a tokenizer.
+const TOKENIZER: &str = "tokenizer.json";
+
+/// Carries a plan out. `progress` is called from several threads.
+///
+/// The output appears under its name when it is complete. Until then it is in `OUT.partial`, which stays there if
+/// the conversion fails or the process is killed, for [`RunOptions::resume`]. The bytes of the output do not depend
+/// on the number of threads, nor on [`ConvertOptions::device`](crate::convert::ConvertOptions::device), which may be another one when a
+/// conversion is resumed.
+///
+/// # Errors
+/// If the output exists (and may not be replaced) or can't be written, if the disk has no room for it, if the source
+/// can't be read or has numbers that are not finite, or if the loss is larger than
+/// [`RunOptions::max_relative_rms`].
+pub fn convert(
+    plan: &ConvertPlan,
+    out: impl AsRef<Path>,
+    options: &RunOptions,
+    progress: &(dyn Fn(ConvertEvent) + Sync),
+) -> Result<ConvertReport> {
+    let mut staging = Staging::open(plan, out.as_ref(), options)?;
+    if !staging.is_published {
+        for file in &plan.files {
+            if staging.has(&file.file) {
+                let bytes = file.jobs.iter().map(|job| job.planned.source_bytes).sum();
+                progress(ConvertEvent::Skipped { bytes, tensors: file.jobs.len() });
+                continue;
+            }
+            let written = ShardFile::create(staging.path(&file.file), &file.header, file.size)?;
+            for (output, value) in
+                file.outputs().filter_map(|output| output.value.as_ref().map(|value| (output, value)))
+            {
+                written.write(output.offset, value)?;
+            }
+            let tensors = Writer { file, device: &plan.device, progress }.write(written)?;
+            if !options.allow_nonfinite {
+                check_finite(plan, &tensors)?;
+            }
+            staging.finish(&file.file, tensors)?;
+        }
+        write_sidecars(plan, &staging)?;
+    }
+    let report = report(plan, &staging.journal.finished);
+    if !options.allow_nonfinite {
+        check_finite(plan, &report.tensors)?;
+    }
+    progress(ConvertEvent::Measured { report: &report });
+    check_quality(&report, options)?;
+    staging.publish(plan, options.overwrite)?;
+    Ok(report)
+}
+
+/// What a plan loses: everything is computed, and nothing written.
+///
+/// # Errors
+/// If the source can't be read, or has numbers that are not finite.
+pub fn measure(plan: &ConvertPlan, progress: &(dyn Fn(ConvertEvent) + Sync)) -> Result<ConvertReport> {
+    let mut tensors = Vec::new();
+    for file in &plan.files {
+        tensors.extend(Writer { file, device: &plan.device, progress }.write(ShardFile::nowhere())?);
+    }
+    check_finite(plan, &tensors)?;
+    let file = WrittenFile { file: String::new(), sha256: String::new() };
+    let mut report = report(plan, &[Finished { file, tensors }]);
+    report.files.clear();
+    Ok(report)
+}
+
+fn report(plan: &ConvertPlan, finished: &[Finished]) -> ConvertReport {
+    let mut tensors: Vec<_> = finished.iter().flat_map(|entry| entry.tensors.clone()).collect();
+    tensors.sort_by(|a, b| b.relative_rms.total_cmp(&a.relative_rms));
+    let file = |entry: &Finished| WrittenFile {
+        file: plan.target.kind().published(&entry.file.file, &entry.file.sha256),
+        sha256: entry.file.sha256.clone(),
+    };
+    ConvertReport {
+        source_bytes: plan.source_bytes(),
+        bytes: plan.bytes(),
+        bits_per_weight: plan.bits_per_weight(),
+        files: finished.iter().map(file).collect(),
+        tensors,
+    }
+}
+
+fn check_finite(plan: &ConvertPlan, tensors: &[Quality]) -> Result<()> {
+    let bad: Vec<_> = tensors.iter().filter(|tensor| tensor.non_finite() > 0).collect();
+    let Some(first) = bad.first() else {
+        return Ok(());
+    };
+    let others = match bad.len() {
+        1 => String::new(),
+        count => format!("; {} more tensors have such numbers", count - 1),
+    };
+    Err(Error::tensor(
+        plan.source.path(),
+        &first.name,
+        "finite numbers",
+        format!("{}{others}", first.describe_non_finite()),
+        "fetch the file again, or accept them (--allow-nonfinite): packed they become zero",
+    ))
+}
+
+fn check_quality(report: &ConvertReport, options: &RunOptions) -> Result<()> {
+    let Some(limit) = options.max_relative_rms else {
+        return Ok(());
+    };
+    let worse = report.tensors.iter().filter(|tensor| tensor.relative_rms > limit).count();
+    match report.tensors.first() {
+        Some(worst) if worse > 0 => Err(Error::Quality {
+            tensor: worst.name.clone(),
+            format: worst.to.clone(),
+            relative_rms: worst.relative_rms,
+            limit,
+            worse,
+        }),
+        _ => Ok(()),
+    }
+}
+
+fn write_sidecars(plan: &ConvertPlan, staging: &Staging) -> Result<()> {
+    if let Some(config) = plan.config_json()? {
+        write_synced(&staging.path("config.json"), config.as_bytes())?;
+    }
+    for (name, text) in plan.target.kind().sidecars(&plan.files, plan.top) {
+        write_synced(&staging.path(name), text.as_bytes())?;
+    }
+    let copied = plan.copied_files()?;
+    for (name, path) in &copied {
+        let bytes = fs::read(path).map_err(|error| Error::Io { path: path.clone(), error })?;
+        write_synced(&staging.path(name), &bytes)?;
+    }
+    if !copied.iter().any(|(name, _)| name == TOKENIZER) {
+        // That there is none that can be read is among the plan's notes.
+        let text = stored_tokenizer(&plan.source)
+            .ok()
+            .flatten()
+            .and_then(|tokenizer| tokenizer.to_string(false).ok());
+        if let Some(text) = text {
+            write_synced(&staging.path(TOKENIZER), text.as_bytes())?;
+        }
+    }
+    Ok(())
+}

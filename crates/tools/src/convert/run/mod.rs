@@ -1,0 +1,23 @@
+//! Carries a plan out: reads, quantizes, measures and writes, file by file, so that it can be resumed.
+
+mod blobs;
+mod block;
+mod convert;
+mod destination;
+mod event;
+mod journal;
+mod options;
+mod partial;
+mod quality;
+mod repack;
+mod shard_file;
+mod staging;
+mod writer;
+
+pub use convert::{convert, measure};
+pub use destination::check_output;
+pub use event::ConvertEvent;
+pub use options::RunOptions;
+pub use quality::{ConvertReport, Quality, WrittenFile};
+pub(super) use shard_file::ShardFile;
+pub(super) use writer::Writer;

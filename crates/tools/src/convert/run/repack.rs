@@ -1,0 +1,123 @@
+//! Packed weights in MLX's layout, or in a format that holds them exactly: no code is decoded or rounded.
+
+use crate::convert::output::{OutputTensor, WIDE_MXFP4};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::PackedWeight;
+use candle_quant::format::{code_at, pack, Element, Scale, ZeroPoint};
+use candle_quant::{Error, QuantFormat, QuantTensor, Result};
+use half::{bf16, f16};
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+/// Hands on a weight matrix by matrix: the number of the first row, and the bytes for each tensor of the output, that
+/// is codes, scales, and biases if `format` has them.
+pub(super) fn repack(
+    packed: &PackedWeight,
+    format: QuantFormat,
+    outputs: &[OutputTensor],
+    mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
+) -> Result<()> {
+    let weight = packed.load(&Device::Cpu)?;
+    if weight.global_scale().is_some() {
+        return Err(Error::Unsupported {
+            what: format!("`{}` with a multiplier of its scales in an MLX checkpoint", packed.name()),
+            remedy: "requantize or dequantize it".into(),
+        });
+    }
+    if let Some(biases) = weight.biases().filter(|biases| biases.dtype() != weight.scales().dtype()) {
+        return Err(Error::mismatch(
+            format!("biases of `{}`", packed.name()),
+            format!("numbers that {:?}, the dtype of its scales, holds exactly", weight.scales().dtype()),
+            format!("{:?}; requantize or dequantize it", biases.dtype()),
+        ));
+    }
+    let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
+    let bytes = |matrix: &QuantTensor| match format == matrix.format().with_biases() {
+        true => {
+            let biases = match matrix.format().zero_point() {
+                // With F32 scales, by a power of two.
+                ZeroPoint::Midpoint => {
+                    Some(matrix.scales().affine(f64::from(-matrix.format().midpoint()), 0.)?)
+                }
+                ZeroPoint::Bias | ZeroPoint::None => matrix.biases().cloned(),
+            };
+            let parts = [Some(matrix.packed()), Some(matrix.scales()), biases.as_ref()];
+            parts.into_iter().flatten().map(le_bytes).collect()
+        }
+        false => widened(packed.name(), matrix, scales),
+    };
+    let dims = weight.dims();
+    let [stack @ .., n, _] = dims.as_slice() else {
+        return write(0, bytes(&weight)?);
+    };
+    if stack.is_empty() {
+        return write(0, bytes(&weight)?);
+    }
+    let flat = weight.flatten_stack()?;
+    drop(weight);
+    (0..stack.iter().product()).try_for_each(|index: usize| write(index * n, bytes(&flat.matrix(index)?)?))
+}
+
+fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>>> {
+    let k = weight.dims().last().copied().unwrap_or(0);
+    let (row, wide_row) = (weight.format().words_per_row(k)?, WIDE_MXFP4.words_per_row(k)?);
+    let narrow = weight.packed().flatten_all()?.to_vec1::<u32>()?;
+    let mut words = vec![0u32; narrow.len() / row.max(1) * wide_row];
+    let rows = words.par_chunks_exact_mut(wide_row.max(1)).zip(narrow.par_chunks_exact(row.max(1)));
+    rows.for_each_init(Vec::new, |codes, (wide, narrow)| {
+        codes.clear();
+        codes.extend((0..k).filter_map(|index| code_at(narrow, 4, index)).map(|code| {
+            // -12 to 12, and so 0 to 24.
+            (2. * Element::E2m1.value(code) + 12.) as u8
+        }));
+        pack(codes, 5, wide);
+    });
+    let bytes = weight.scales().flatten_all()?.to_vec1::<u8>()?;
+    let exact = |of: &dyn Fn(f32) -> f32| -> Result<Vec<u8>> {
+        let mut exact = Vec::with_capacity(bytes.len().saturating_mul(dtype.bitsize() / 8));
+        for byte in &bytes {
+            if !append(of(Scale::E8m0.value(*byte)), dtype, &mut exact) {
+                return Err(Error::mismatch(
+                    format!("a scale of `{name}`"),
+                    format!("one whose half and sixfold {dtype:?} holds, to become an {WIDE_MXFP4} weight"),
+                    format!("2^{}; give another --dtype, or keep the weight", i16::from(*byte) - 127),
+                ));
+            }
+        }
+        Ok(exact)
+    };
+    let words = words.iter().flat_map(|word| word.to_le_bytes()).collect();
+    Ok(vec![words, exact(&|scale| scale / 2.)?, exact(&|scale| -6. * scale)?])
+}
+
+/// Appends the bytes of a number, if the dtype holds it.
+fn append(number: f32, dtype: Dtype, bytes: &mut Vec<u8>) -> bool {
+    let held = match dtype {
+        Dtype::F16 => {
+            let held = f16::from_f32(number);
+            bytes.extend(held.to_le_bytes());
+            held.to_f32()
+        }
+        Dtype::BF16 => {
+            let held = bf16::from_f32(number);
+            bytes.extend(held.to_le_bytes());
+            held.to_f32()
+        }
+        _ => {
+            bytes.extend(number.to_le_bytes());
+            number
+        }
+    };
+    held == number && held.is_finite()
+}
+
+fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
+    let flat = tensor.flatten_all()?;
+    Ok(match flat.dtype() {
+        DType::U32 => flat.to_vec1::<u32>()?.iter().flat_map(|word| word.to_le_bytes()).collect(),
+        DType::F16 => flat.to_vec1::<f16>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DType::BF16 => flat.to_vec1::<bf16>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        DType::F32 => flat.to_vec1::<f32>()?.iter().flat_map(|number| number.to_le_bytes()).collect(),
+        _ => flat.to_vec1::<u8>()?,
+    })
+}

@@ -1,0 +1,257 @@
+//! Writes one file of weights: all threads on rows of stored numbers, then whole weights that have to be decoded, one
+//! at a time.
+
+use super::block::{self, Block};
+use super::event::ConvertEvent;
+use super::quality::{Quality, Sums};
+use super::repack::repack;
+use super::shard_file::ShardFile;
+use crate::chunks::Chunks;
+use crate::convert::output::{Job, OutputFile, SourcePart, Work};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::checkpoint::{DenseTensor, Weight};
+use candle_quant::format::NVFP4_MAX;
+use candle_quant::{Error, QuantFormat, Result};
+use rayon::prelude::*;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// Writes one file.
+pub(in crate::convert) struct Writer<'a> {
+    pub file: &'a OutputFile,
+    /// What packs, where it can.
+    pub device: &'a Device,
+    pub progress: &'a (dyn Fn(ConvertEvent) + Sync),
+}
+
+/// Rows, or bytes of a tensor that is copied, that one thread works on.
+struct Unit<'a> {
+    job: usize,
+    /// Which tensor of the output, if it is copied.
+    output: usize,
+    source: &'a DenseTensor,
+    elements: std::ops::Range<usize>,
+    /// Elements of the output before these.
+    before: usize,
+}
+
+impl Writer<'_> {
+    /// Writes it, and tells what was lost.
+    pub(in crate::convert) fn write(&self, file: ShardFile) -> Result<Vec<Quality>> {
+        let jobs = &self.file.jobs;
+        let units = self.units();
+        let left: Vec<_> = jobs.iter().map(|_| AtomicUsize::new(0)).collect();
+        for unit in &units {
+            if let Some(left) = left.get(unit.job) {
+                left.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+        let written = units.par_iter().map(|unit| {
+            let Some((job, left)) = jobs.get(unit.job).zip(left.get(unit.job)) else {
+                return Ok((unit.job, Sums::default()));
+            };
+            let sums = self.unit(job, unit, &file)?;
+            let width = unit.source.size_in_bytes() / elements_of(unit.source).max(1);
+            self.advance(job, unit.elements.len().saturating_mul(width) as u64);
+            if left.fetch_sub(1, Ordering::Relaxed) == 1 {
+                (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
+            }
+            Ok((unit.job, sums))
+        });
+        // In order, so that the sums do not depend on the number of threads.
+        let mut sums: Vec<_> = jobs.iter().map(|_| Sums::default()).collect();
+        for (job, of_unit) in written.collect::<Result<Vec<_>>>()? {
+            if let Some(sums) = sums.get_mut(job) {
+                *sums = sums.add(&of_unit);
+            }
+        }
+        let mut tensors = Vec::new();
+        for (job, mut sums) in jobs.iter().zip(sums) {
+            if job.whole_bytes() > 0 {
+                sums = self.whole(job, &file)?;
+            } else if job.planned.bytes == 0 {
+                // Nothing to be done, by no unit.
+                (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
+            }
+            tensors.extend(quality(job, &sums)?);
+        }
+        file.finish()?;
+        Ok(tensors)
+    }
+
+    fn advance(&self, job: &Job, bytes: u64) {
+        (self.progress)(ConvertEvent::Advanced { tensor: &job.planned.name, bytes });
+    }
+
+    /// What threads can do independently.
+    fn units(&self) -> Vec<Unit<'_>> {
+        let mut units = Vec::new();
+        for (index, job) in self.file.jobs.iter().enumerate() {
+            match &job.work {
+                Work::Copy(outputs, _) => {
+                    for (output, runs) in outputs.iter().enumerate() {
+                        add_units(&mut units, index, output, runs.iter(), job);
+                    }
+                }
+                Work::Cast(parts, _) | Work::Pack(parts, ..) if job.whole_bytes() == 0 => {
+                    let stored = parts.iter().filter_map(|part| match part {
+                        SourcePart::Stored(dense) => Some(dense),
+                        SourcePart::Encoded(_) => None,
+                    });
+                    add_units(&mut units, index, 0, stored, job);
+                }
+                _ => {}
+            }
+        }
+        units
+    }
+
+    fn unit(&self, job: &Job, unit: &Unit, file: &ShardFile) -> Result<Sums> {
+        let run = unit.source.elements(unit.elements.clone())?;
+        if let Work::Copy(_, format) = &job.work {
+            let Some(output) = job.outputs.get(unit.output) else {
+                return Ok(Sums::default());
+            };
+            let width = run.dtype().size_in_bytes();
+            let (mut at, mut sums) = (output.offset + (unit.before * width) as u64, Sums::default());
+            let mut result = Ok(());
+            run.for_each_chunk(|bytes| {
+                if result.is_ok() {
+                    result = file.write(at, bytes);
+                }
+                at += bytes.len() as u64;
+                if format.is_none() {
+                    let (nan, infinite) = non_finite(bytes, run.dtype());
+                    sums.count_copied((bytes.len() / width.max(1)) as u64, nan, infinite);
+                }
+            })?;
+            return result.map(|()| sums);
+        }
+        let numbers = run.load(run.dtype(), &Device::Cpu)?;
+        self.rows(job, &numbers, unit.before / job.k(), file)
+    }
+
+    /// Converts rows of numbers and writes them; `row` is the number of the first.
+    fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
+        let Block { bytes, sums } = match &job.work {
+            Work::Pack(_, packing) => block::pack(numbers, job.k(), packing, self.device)
+                .map_err(|error| of_tensor(error, job, self.device))?,
+            Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
+            Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
+        };
+        write_rows(job, row, &bytes, file)?;
+        Ok(sums)
+    }
+
+    /// A weight that is loaded as a whole.
+    fn whole(&self, job: &Job, file: &ShardFile) -> Result<Sums> {
+        let mut sums = Sums::default();
+        match &job.work {
+            Work::Repack(packed, format) => {
+                repack(packed, *format, &job.outputs, |row, bytes| write_rows(job, row, &bytes, file))?;
+                self.advance(job, job.planned.source_bytes);
+            }
+            Work::Cast(parts, _) | Work::Pack(parts, ..) => {
+                let (mut row, part_bytes) = (0, job.planned.source_bytes / parts.len().max(1) as u64);
+                for part in parts {
+                    let weight = match part {
+                        SourcePart::Stored(dense) => Weight::Dense(dense.clone()),
+                        SourcePart::Encoded(weight) => weight.clone(),
+                    };
+                    let chunks = Chunks::load(&weight)?;
+                    let of_chunks =
+                        chunks.map_tensors(|first, numbers| self.rows(job, &numbers, row + first, file))?;
+                    for of_chunk in of_chunks {
+                        sums = sums.add(&of_chunk?);
+                    }
+                    row += chunks.rows_in_all();
+                    self.advance(job, part_bytes);
+                }
+            }
+            Work::Copy(..) => {}
+        }
+        (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
+        Ok(sums)
+    }
+}
+
+/// An error of a device does not tell what was done there.
+fn of_tensor(error: Error, job: &Job, device: &Device) -> Error {
+    let name = &job.planned.name;
+    match (error, device) {
+        (Error::Candle(error), Device::Cpu) => Error::Candle(error.context(format!("packing `{name}`"))),
+        (Error::Candle(error), device) => {
+            let place = device.location();
+            Error::Candle(error.context(format!("packing `{name}` on {place:?}; --cpu does without")))
+        }
+        (other, _) => other,
+    }
+}
+
+/// Writes the bytes for each tensor of the output; `row` is the number of their first row.
+fn write_rows(job: &Job, row: usize, bytes: &[Vec<u8>], file: &ShardFile) -> Result<()> {
+    let mut parts = job.outputs.iter().zip(bytes);
+    parts
+        .try_for_each(|(output, bytes)| file.write(output.offset + output.bytes_of_row() * row as u64, bytes))
+}
+
+fn elements_of(tensor: &DenseTensor) -> usize {
+    tensor.dims().iter().product()
+}
+
+/// Cuts tensors that follow one another in the output into whole rows.
+fn add_units<'a>(
+    units: &mut Vec<Unit<'a>>,
+    job_index: usize,
+    output: usize,
+    sources: impl Iterator<Item = &'a DenseTensor>,
+    job: &Job,
+) {
+    let step = job.block_rows().saturating_mul(job.k());
+    let mut before = 0;
+    for source in sources {
+        let count = elements_of(source);
+        for start in (0..count).step_by(step) {
+            let elements = start..count.min(start.saturating_add(step));
+            units.push(Unit { job: job_index, output, source, elements, before: before + start });
+        }
+        before += count;
+    }
+}
+
+/// What is to be told of a tensor; nothing of one that is only copied.
+fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
+    let planned = &job.planned;
+    if job.format() == Some(QuantFormat::NVFP4) && sums.largest > f64::from(NVFP4_MAX) {
+        return Err(Error::mismatch(
+            format!("`{}` as nvfp4", planned.name),
+            format!("magnitudes up to {NVFP4_MAX}, which it holds without a global scale"),
+            format!("{}; give this tensor another format", sums.largest),
+        ));
+    }
+    let converted = matches!(job.work, Work::Cast(..) | Work::Pack(..));
+    Ok((converted || sums.non_finite() > 0).then(|| sums.quality(&planned.name, &planned.from, &planned.to)))
+}
+
+/// How many numbers of a float dtype are NaN, and how many infinite.
+fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
+    let count = |exponents: u64, width: usize| {
+        let (mut nan, mut infinite) = (0, 0);
+        for number in bytes.chunks_exact(width) {
+            let bits = number.iter().rev().fold(0u64, |bits, byte| bits << 8 | u64::from(*byte));
+            let sign = 1u64 << (8 * width - 1);
+            if bits & exponents == exponents {
+                let is_infinite = bits & !sign == exponents;
+                infinite += u64::from(is_infinite);
+                nan += u64::from(!is_infinite);
+            }
+        }
+        (nan, infinite)
+    };
+    match dtype {
+        DType::F16 => count(0x7C00, 2),
+        DType::BF16 => count(0x7F80, 2),
+        DType::F32 => count(0x7F80_0000, 4),
+        DType::F64 => count(0x7FF0 << 48, 8),
+        _ => (0, 0),
+    }
+}

@@ -1,0 +1,94 @@
+//! What each kind of output does in its own way. Planning, writing, resuming and measuring are the same for all.
+
+use super::experts::ExpertLayout;
+use crate::convert::output::{Job, OutputFile, OutputTensor};
+use candle_quant::format::Quantizer;
+use candle_quant::{QuantFormat, Result};
+use safetensors::Dtype;
+use std::fmt::Debug;
+
+/// One kind of output.
+pub(in crate::convert) trait TargetKind: Debug + Sync {
+    /// What it is called in errors.
+    fn name(&self) -> &'static str;
+
+    /// The recipe that is meant by a format alone.
+    fn recipe(&self) -> &'static str {
+        "safe"
+    }
+
+    /// Whether it has this format, and `Err` of the formats that it has if not.
+    fn check(&self, _: QuantFormat) -> std::result::Result<(), &'static str> {
+        Ok(())
+    }
+
+    /// What computes the codes.
+    fn quantizer(&self, _: QuantFormat) -> Quantizer {
+        Quantizer::Mlx
+    }
+
+    /// What becomes of the experts of the source.
+    fn experts(&self) -> ExpertLayout;
+
+    /// Whether a tied `lm_head` is omitted.
+    fn leaves_out_tied_heads(&self) -> bool {
+        false
+    }
+
+    /// Whether a file beside the weights of the source is copied, of those that are copied at all.
+    fn copies(&self, _name: &str) -> bool {
+        true
+    }
+
+    /// What a finished file is called in the output.
+    fn published(&self, file: &str, _sha256: &str) -> String {
+        file.to_owned()
+    }
+
+    /// Whether config.json says how the weights are quantized.
+    fn describes_formats(&self) -> bool {
+        false
+    }
+
+    /// Whether there is no output without a config.json.
+    fn needs_config(&self) -> bool {
+        false
+    }
+
+    /// Whether weights may have a global scale, which is MLX's.
+    fn has_global_scales(&self) -> bool {
+        false
+    }
+
+    /// The tensors of a packed weight: codes, scales, biases if the format has them, and then what is known already.
+    fn packed(
+        &self,
+        name: &str,
+        dims: &[usize],
+        format: QuantFormat,
+        scales: Dtype,
+    ) -> Result<Vec<OutputTensor>>;
+
+    /// The files of weights, with what lies where in them. `top` is the format of the checkpoint as a whole; no file
+    /// exceeds `max_size` bytes, unless one weight does.
+    fn files(&self, jobs: Vec<Job>, top: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>>;
+
+    /// The files that describe the weights, beside config.json.
+    fn sidecars(&self, files: &[OutputFile], top: Option<QuantFormat>) -> Vec<(&'static str, String)>;
+}
+
+/// Fills files up to the size that is asked for. The tensors of a packed weight stay together.
+pub(super) fn by_size(jobs: Vec<Job>, limit: u64) -> Vec<Vec<Job>> {
+    let mut files: Vec<(u64, Vec<Job>)> = Vec::new();
+    for job in jobs {
+        let bytes = job.planned.bytes;
+        match files.last_mut() {
+            Some((size, jobs)) if size.saturating_add(bytes) <= limit => {
+                *size += bytes;
+                jobs.push(job);
+            }
+            _ => files.push((bytes, vec![job])),
+        }
+    }
+    files.into_iter().map(|(_, jobs)| jobs).collect()
+}

@@ -1,0 +1,88 @@
+//! The kinds of output, and what each does in its own way: names, experts, files, and what describes them.
+
+mod experts;
+mod kind;
+mod mlx;
+mod ollama;
+pub(super) mod ollama_manifest;
+mod uqff;
+
+pub(super) use experts::ExpertLayout;
+pub(super) use kind::TargetKind;
+pub(super) use mlx::INDEX;
+pub(super) use uqff::REPORT;
+
+use crate::convert::recipe::{Recipe, Spec};
+use candle_quant::{Error, QuantFormat, Result};
+
+/// What is written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum Target {
+    /// An MLX checkpoint.
+    Mlx,
+    /// Plain numbers under the names of the source.
+    Dense,
+    /// A model of mistral.rs, UQFF 1.2.0.
+    Uqff,
+    /// A model in a store of Ollama.
+    Ollama,
+}
+
+/// The rule of tensors that are written as they are.
+pub(super) const PACKED_ALREADY: &str = "packed already";
+
+impl Target {
+    pub(in crate::convert) fn kind(self) -> &'static dyn TargetKind {
+        match self {
+            Self::Mlx => &mlx::Mlx,
+            Self::Dense => &mlx::Dense,
+            Self::Uqff => &uqff::Uqff,
+            Self::Ollama => &ollama::Ollama,
+        }
+    }
+
+    /// Refuses a format that this kind of output has no type for; `why` says where it comes from.
+    pub(in crate::convert) fn check(self, tensor: &str, why: &str, format: QuantFormat) -> Result<()> {
+        let kind = self.kind();
+        kind.check(format).map_err(|formats| Error::Unsupported {
+            what: format!("`{tensor}` as {format} ({why}) in {}, which has {formats},", kind.name()),
+            remedy: match why {
+                PACKED_ALREADY => "requantize or dequantize it".into(),
+                _ => "give it one of these formats".into(),
+            },
+        })
+    }
+
+    /// The recipe that a format alone stands for: what the program does whose format the output has, or else the safe
+    /// defaults.
+    pub fn usual_recipe(self, format: Spec) -> Recipe {
+        Recipe::named(self.kind().recipe(), format).unwrap_or_else(|_| Recipe::safe(format))
+    }
+
+    /// Whether this kind of output has a format.
+    pub(in crate::convert) fn has(self, format: QuantFormat) -> bool {
+        self.kind().check(format).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_step_up_is_the_next_width_that_exists() {
+        let up =
+            |text: &str| text.parse::<Spec>().unwrap().step_up(&|format| Target::Mlx.has(format)).to_string();
+        assert_eq!(up("4:g32"), "affine:5:g32");
+        assert_eq!(up("6"), "affine:8:g64");
+        assert_eq!(up("8"), "affine:8:g64");
+        assert_eq!(up("nvfp4"), "mxfp8");
+        assert_eq!(up("bf16"), "bf16");
+        let up = |text: &str| {
+            text.parse::<Spec>().unwrap().step_up(&|format| Target::Uqff.has(format)).to_string()
+        };
+        assert_eq!(up("4"), "affine:6:g64");
+        assert_eq!(up("mxfp4"), "mxfp4");
+    }
+}

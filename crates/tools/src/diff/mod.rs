@@ -1,0 +1,103 @@
+//! Compares two checkpoints, number by number.
+//!
+//! Both sides may be of any kind: an original and its quantized form, two conversions of one model, a
+//! checkpoint and a safetensors file of dense tensors. Packed weights are decoded to f32, as they are for
+//! products; differences are computed in f64.
+//!
+//! ```
+//! use candle_quant::Checkpoint;
+//! use candle_quant_tools::diff;
+//!
+//! let original = Checkpoint::open("../../assets/tiny-bf16")?;
+//! let packed = Checkpoint::open("../../assets/tiny")?;
+//! let diff = diff::diff(&original, &packed, &diff::DiffOptions::default());
+//! assert!(!diff.equal());
+//! // Worst first: a 4-bit weight.
+//! let diff::Outcome::Values { relative_rms, .. } = diff.tensors[0].outcome else { unreachable!() };
+//! assert!(relative_rms > 0.05 && relative_rms < 0.15);
+//! # Ok::<(), candle_quant::Error>(())
+//! ```
+//!
+//! # Numbers that are not finite
+//! Two NaN are equal, and so are two infinities of one sign. Any other pair with a NaN or an infinity in it is
+//! unequal, whatever the tolerance; such pairs are counted, and left out of the two distances.
+
+mod report;
+mod values;
+
+pub use report::{Comparison, Diff, Outcome};
+
+use crate::source::Source;
+use candle_quant::checkpoint::{natural_order, Checkpoint, Weight};
+use candle_quant::Result;
+use std::collections::BTreeSet;
+
+/// What counts as different.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DiffOptions {
+    /// The relative RMS up to which the numbers of a tensor count as equal; 0 for equal numbers only.
+    pub tolerance: f64,
+    /// Whether tensors that one side has and the other has not are left out.
+    pub common: bool,
+}
+
+/// Compares all tensors of two checkpoints.
+///
+/// Where a format has more than one reading, K is that of the config's model (of either side), else that of
+/// the same tensor on the other side.
+pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &DiffOptions) -> Diff {
+    let (a, b) = (Source::new(a), Source::new(b));
+    let names: BTreeSet<&str> = a.checkpoint.tensor_names().chain(b.checkpoint.tensor_names()).collect();
+    let compare = |name: &str| {
+        let outcome = match (a.checkpoint.contains(name), b.checkpoint.contains(name)) {
+            (true, true) => compare(&a, &b, name),
+            _ if options.common => return None,
+            (true, false) => Outcome::OnlyInA,
+            _ => Outcome::OnlyInB,
+        };
+        Some(Comparison { name: name.to_owned(), equal: outcome.is_equal(options.tolerance), outcome })
+    };
+    let mut tensors: Vec<_> = names.into_iter().filter_map(compare).collect();
+    tensors.sort_by(|a, b| a.outcome.worse_first(&b.outcome).then_with(|| natural_order(&a.name, &b.name)));
+    Diff { tensors }
+}
+
+fn compare(a: &Source, b: &Source, name: &str) -> Outcome {
+    let unreadable = |error: candle_quant::Error| Outcome::Unreadable { message: error.to_string() };
+    let (a, b) = match pair(a, b, name) {
+        Ok(weights) => weights,
+        Err(error) => return unreadable(error),
+    };
+    if a.dims() != b.dims() {
+        return Outcome::Shapes { a: a.dims().to_vec(), b: b.dims().to_vec() };
+    }
+    values::compare(&a, &b).unwrap_or_else(unreadable)
+}
+
+/// The same tensor of both checkpoints.
+fn pair(a: &Source, b: &Source, name: &str) -> Result<(Weight, Weight)> {
+    let in_features =
+        |own: &Source, other: &Source| own.in_features(name).or_else(|| other.in_features(name));
+    let (k_of_a, k_of_b) = (in_features(a, b), in_features(b, a));
+    let first = a.checkpoint.tensor(name, k_of_a);
+    let second = b.checkpoint.tensor(name, k_of_b);
+    if let (Ok(first), Ok(second)) = (&first, &second) {
+        if first.dims() == second.dims() {
+            return Ok((first.clone(), second.clone()));
+        }
+    }
+    // What no config decides, the other side may.
+    let with_k_of = |side: &Source, known: Option<usize>, other: &Result<Weight>| match (known, other) {
+        (None, Ok(other)) => side.checkpoint.tensor(name, other.dims().last().copied()).ok(),
+        _ => None,
+    };
+    let same_dims =
+        |one: &Weight, other: &Result<Weight>| other.as_ref().is_ok_and(|other| one.dims() == other.dims());
+    if let Some(reread) = with_k_of(a, k_of_a, &second).filter(|reread| same_dims(reread, &second)) {
+        return Ok((reread, second?));
+    }
+    if let Some(reread) = with_k_of(b, k_of_b, &first).filter(|reread| same_dims(reread, &first)) {
+        return Ok((first?, reread));
+    }
+    Ok((first?, second?))
+}

@@ -1,0 +1,17 @@
+//! Makes and examines quantized checkpoints: what the `candle-quant` command line does, as a library.
+//!
+//! | room | what it does |
+//! |---|---|
+//! | [`mod@convert`] | quantizes a checkpoint, or writes a packed one in another way: a plan, little memory, a report of what is lost |
+//! | [`mod@verify`] | what is wrong with a checkpoint |
+//! | [`mod@diff`] | how far two checkpoints are apart |
+//!
+//! The binary `candle-quant` (feature `cli`, on by default) has these as commands, beside `inspect`, `plan`, `generate`
+//! and `logits`.
+
+mod chunks;
+pub mod convert;
+pub mod diff;
+mod sha256;
+mod source;
+pub mod verify;

@@ -1,0 +1,61 @@
+//! Names and shapes against those of the model that the config describes.
+
+use super::report::{Finding, Severity};
+use candle_quant::Checkpoint;
+use candle_quant_models::{Config, Expected};
+use std::collections::BTreeMap;
+
+/// The tensors the model has, and what the checkpoint has instead.
+pub(super) struct Inventory {
+    expected: BTreeMap<String, Expected>,
+    layers: usize,
+    absent_layers: Option<(usize, usize)>,
+}
+
+impl Inventory {
+    pub(super) fn new(model: &Config, checkpoint: &Checkpoint) -> Self {
+        let (expected, absent_layers) = model.inventory(checkpoint.tensor_names());
+        Self { expected, layers: model.num_hidden_layers, absent_layers }
+    }
+
+    /// A tensor of the checkpoint against that of the model.
+    pub(super) fn check(&self, name: &str, dims: &[usize]) -> Option<Finding> {
+        let expected = self.expected.get(name)?;
+        (expected.dims != dims).then(|| {
+            let message = format!("shape {dims:?}; the model of config.json has {:?}", expected.dims);
+            Finding::error(name, message)
+        })
+    }
+
+    /// What the model has and the checkpoint has not, and the other way round.
+    pub(super) fn absent(&self, checkpoint: &Checkpoint) -> Vec<Finding> {
+        let missing = |(name, expected): (&String, &Expected)| {
+            (expected.required && !checkpoint.contains(name))
+                .then(|| Finding::error(name, "missing; the model of config.json needs it"))
+        };
+        let mut findings: Vec<_> = self.expected.iter().filter_map(missing).collect();
+        if let Some((count, first)) = self.absent_layers {
+            let message = format!(
+                "{count} of {} layers have no tensors at all, layer {first} the first of them",
+                self.layers
+            );
+            findings.push(Finding { severity: Severity::Error, tensor: None, message });
+        }
+        let mut unknown = Vec::new();
+        for name in checkpoint.tensor_names().filter(|name| !self.expected.contains_key(*name)) {
+            let module = name.strip_suffix(".bias").map(|module| format!("{module}.weight"));
+            match module.is_some_and(|weight| self.expected.contains_key(&weight)) {
+                // Left out, the results would be wrong; the loader refuses it too.
+                true => findings.push(Finding::error(name, "a bias, which config.json says there is not")),
+                false => unknown.push(name),
+            }
+        }
+        if let Some(first) = unknown.first() {
+            findings.push(Finding::warning(format!(
+                "{} tensors that the model of config.json does not use, `{first}` among them",
+                unknown.len()
+            )));
+        }
+        findings
+    }
+}

@@ -1,0 +1,19 @@
+//! `convert`: what it plans, what it writes, and what it says was lost.
+
+#[path = "../../../../tests/common/convert.rs"]
+mod common;
+mod memory;
+mod mlx;
+#[path = "../../../../tests/common/numpy.rs"]
+mod numpy;
+mod ollama;
+mod output;
+mod overwrite;
+mod plan;
+mod quality;
+mod quantized;
+mod repack;
+mod resume;
+mod search;
+mod target;
+mod uqff;

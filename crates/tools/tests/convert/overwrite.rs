@@ -1,0 +1,201 @@
+//! Outputs that replace others, and outputs that can't be.
+
+use super::common::{bundled, bundled_path, files, json_file, Source};
+use candle_quant::{Checkpoint, Error, Result};
+use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
+use serde_json::json;
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Write};
+use std::path::{Path, PathBuf};
+use tempfile::TempDir;
+
+const REPLACE: RunOptions =
+    RunOptions { resume: false, overwrite: true, allow_nonfinite: false, max_relative_rms: None };
+
+fn plan(source: &Checkpoint, format: &str) -> ConvertPlan {
+    ConvertPlan::new(source, &ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))).unwrap()
+}
+
+fn run(format: &str, out: &Path, options: &RunOptions) -> Result<()> {
+    convert::convert(&plan(&bundled("tiny-bf16"), format), out, options, &|_| ()).map(drop)
+}
+
+/// An output of 4 bits, with a file that those of 8 bits do not have.
+fn old() -> (TempDir, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    run("4", &out, &RunOptions::default()).unwrap();
+    fs::write(out.join("README.md"), "mine").unwrap();
+    (folder, out)
+}
+
+fn new() -> BTreeMap<String, Vec<u8>> {
+    let folder = tempfile::tempdir().unwrap();
+    run("8", &folder.path().join("out"), &RunOptions::default()).unwrap();
+    files(folder.path().join("out"))
+}
+
+#[test]
+fn an_output_replaces_an_older_one_as_a_whole() {
+    let (folder, out) = old();
+    run("8", &out, &REPLACE).unwrap();
+    assert!(new() == files(&out));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    // There need not be one, and it may be empty.
+    let other = folder.path().join("other");
+    run("8", &other, &REPLACE).unwrap();
+    fs::remove_dir_all(&other).unwrap();
+    fs::create_dir(&other).unwrap();
+    run("8", &other, &REPLACE).unwrap();
+    assert!(new() == files(&other));
+}
+
+#[test]
+fn the_older_output_stays_until_the_new_one_is_complete() {
+    let (folder, out) = old();
+    let before = files(&out);
+    run("8", &out, &RunOptions { max_relative_rms: Some(1e-9), ..REPLACE }).unwrap_err();
+    assert!(files(&out) == before);
+    // To go on is to be asked for, and to replace is, too.
+    let error = run("8", &out, &REPLACE).unwrap_err().to_string();
+    assert!(error.contains("out.partial") && error.contains("--resume"), "{error}");
+    let resume = RunOptions { resume: true, ..RunOptions::default() };
+    let error = run("8", &out, &resume).unwrap_err().to_string();
+    assert!(error.contains("it exists already") && error.contains("--overwrite"), "{error}");
+    assert!(files(&out) == before);
+    run("8", &out, &RunOptions { resume: true, ..REPLACE }).unwrap();
+    assert!(new() == files(&out));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// A conversion that is complete but for its name.
+#[cfg(unix)]
+fn killed_at_its_end() -> (TempDir, PathBuf, PathBuf) {
+    use std::os::unix::fs::MetadataExt;
+    let (folder, out) = old();
+    run("8", &out, &RunOptions { max_relative_rms: Some(1e-9), ..REPLACE }).unwrap_err();
+    let partial = folder.path().join("out.partial");
+    let metadata = fs::metadata(partial.join("model")).unwrap();
+    let mut journal = json_file(partial.join("journal.json"));
+    journal["published"] = json!([metadata.dev(), metadata.ino()]);
+    fs::write(partial.join("journal.json"), journal.to_string()).unwrap();
+    (folder, out, partial)
+}
+
+#[cfg(unix)]
+#[test]
+fn killed_when_the_folders_had_changed_places() {
+    for more in [RunOptions::default(), REPLACE] {
+        let (folder, out, partial) = killed_at_its_end();
+        fs::rename(&out, partial.join("aside")).unwrap();
+        fs::rename(partial.join("model"), &out).unwrap();
+        fs::rename(partial.join("aside"), partial.join("model")).unwrap();
+        run("8", &out, &RunOptions { resume: true, ..more }).unwrap();
+        assert!(new() == files(&out));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
+
+/// Where a system can't do it with one rename.
+#[cfg(unix)]
+#[test]
+fn killed_between_two_renames() {
+    for second in [false, true] {
+        let (folder, out, partial) = killed_at_its_end();
+        fs::rename(&out, partial.join("replaced")).unwrap();
+        if second {
+            fs::rename(partial.join("model"), &out).unwrap();
+        }
+        run("8", &out, &RunOptions { resume: true, ..RunOptions::default() }).unwrap();
+        assert!(new() == files(&out));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+}
+
+#[test]
+fn only_outputs_are_replaced() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let refused = |part: &str| {
+        let error = run("8", &out, &REPLACE).unwrap_err().to_string();
+        assert!(error.contains("not overwritten") && error.contains(part), "{error}");
+    };
+    fs::write(&out, "a file").unwrap();
+    refused("not a folder");
+    assert_eq!(fs::read(&out).unwrap(), b"a file");
+    fs::remove_file(&out).unwrap();
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("letter.txt"), "dear").unwrap();
+    refused("it has no model.safetensors.index.json");
+    fs::write(out.join("model.safetensors.index.json"), "{}").unwrap();
+    fs::create_dir(out.join("photos")).unwrap();
+    refused("it has a folder in it");
+    assert_eq!(fs::read_dir(&out).unwrap().count(), 3);
+    #[cfg(unix)]
+    {
+        fs::rename(&out, folder.path().join("elsewhere")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", &out).unwrap();
+        refused("not a folder");
+    }
+    assert!(!folder.path().join("out.partial").exists());
+}
+
+#[test]
+fn a_source_is_not_replaced_by_its_output() {
+    let (folder, out) = old();
+    let before = files(&out);
+    let refused = |source: &Path, out: &Path| {
+        let error =
+            convert::convert(&plan(&Checkpoint::open(source).unwrap(), "keep"), out, &REPLACE, &|_| ());
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("model.safetensors of the source is in it"), "{error}");
+        assert!(files(folder.path().join("out")) == before);
+    };
+    refused(&out, &out);
+    refused(&out.join("model.safetensors"), &out);
+    let winding = out.join("..").join("out");
+    refused(&out, &winding);
+    // The folder in which the output is built.
+    let partial = folder.path().join("new.partial");
+    fs::create_dir(&partial).unwrap();
+    for (name, bytes) in files(bundled_path("tiny-bf16")) {
+        fs::write(partial.join(name), bytes).unwrap();
+    }
+    refused(&partial, &folder.path().join("new"));
+    assert!(files(&partial) == files(bundled_path("tiny-bf16")));
+}
+
+/// Inside of the source, that is, not in place of it.
+#[test]
+fn an_output_may_be_in_its_source() {
+    let source = Source::new().random("w.up_proj.weight", &[64, 64]).finish();
+    let out = source.folder.path().join("out");
+    convert::convert(&plan(&source.open(), "4"), &out, &REPLACE, &|_| ()).unwrap();
+    convert::convert(&plan(&source.open(), "8"), &out, &REPLACE, &|_| ()).unwrap();
+    assert_eq!(Checkpoint::open(&out).unwrap().tensor_names().count(), 1);
+    assert_eq!(source.open().tensor_names().count(), 1);
+}
+
+#[test]
+fn what_the_disk_has_no_room_for_is_not_begun() {
+    let source = tempfile::tempdir().unwrap();
+    let available = convert::available_space(source.path()).unwrap();
+    // A hole that is larger than the disk.
+    let size = (available + (1 << 30)).next_multiple_of(4096);
+    let header =
+        json!({"a.weight": {"dtype": "BF16", "shape": [size / 4096, 2048], "data_offsets": [0, size]}})
+            .to_string();
+    let path = source.path().join("model.safetensors");
+    let mut file = fs::File::create(&path).unwrap();
+    file.write_all(&(header.len() as u64).to_le_bytes()).unwrap();
+    file.write_all(header.as_bytes()).unwrap();
+    file.set_len(8 + header.len() as u64 + size).unwrap();
+    let plan = plan(&Checkpoint::open(source.path()).unwrap(), "keep");
+    let out = source.path().join("out");
+    let error = convert::convert(&plan, &out, &RunOptions::default(), &|_| panic!("begun")).unwrap_err();
+    let needed = format!("{} bytes are still to be written here", plan.disk_bytes());
+    assert!(error.to_string().contains(&needed), "{error}");
+    assert!(matches!(&error, Error::Io { error, .. } if error.kind() == ErrorKind::StorageFull));
+    assert_eq!(fs::read_dir(source.path()).unwrap().count(), 1);
+}

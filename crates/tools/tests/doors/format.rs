@@ -1,0 +1,204 @@
+//! The doors, for one format. Expected values are f64 sums over elements that `packed::reference` reads by the letter
+//! of the format.
+
+use crate::conversion::{self, Source};
+use crate::packed::{bits, flat, numbers, reference, tensor};
+use candle_core::{DType, Device, Module, Tensor};
+use candle_quant::checkpoint::Weight;
+use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
+use candle_quant::{Checkpoint, Embedding, Linear, QuantFormat, QuantTensor, VarBuilder};
+use candle_quant_tools::convert::{ConvertOptions, Recipe};
+use candle_quant_tools::verify::verify;
+use safetensors::tensor::{Dtype, TensorView};
+use serde_json::json;
+use std::path::Path;
+
+/// Rows and columns of the weights: no multiple of what any kernel takes at a time; some whole groups of 128.
+const N: usize = 41;
+const K: usize = 384;
+
+/// The relative error that quantizing normal numbers may have. Half of it, or more, is what the best codes have.
+fn bound(format: QuantFormat) -> f64 {
+    match format.bits() {
+        1 => 1.2,
+        2 => 0.55,
+        3 => 0.3,
+        4 => 0.16,
+        5 => 0.08,
+        6 => 0.04,
+        _ => 0.04,
+    }
+}
+
+fn relative(got: &[f32], want: &[f64]) -> f64 {
+    assert_eq!(got.len(), want.len());
+    let squares = |values: &mut dyn Iterator<Item = f64>| values.map(|value| value * value).sum::<f64>();
+    let errors = squares(&mut got.iter().zip(want).map(|(got, want)| f64::from(*got) - want));
+    (errors / squares(&mut want.iter().copied())).sqrt()
+}
+
+/// `x * w^T` in f64.
+fn product(x: &[f32], w: &[f32], k: usize) -> Vec<f64> {
+    let dot = |x: &[f32], w: &[f32]| x.iter().zip(w).map(|(x, w)| f64::from(*x) * f64::from(*w)).sum();
+    x.chunks_exact(k).flat_map(|x| w.chunks_exact(k).map(move |w| dot(x, w))).collect()
+}
+
+/// All doors, for a format that weights can be quantized to.
+pub fn passes_every_door(format: QuantFormat, device: &Device) {
+    let dense = tensor(&[N, K], 7).to_device(device).unwrap();
+    let weight = QuantTensor::quantize(&dense, format).unwrap();
+    assert_eq!(weight.format(), format);
+    let on_cpu = weight.to_device(&Device::Cpu).unwrap();
+    let elements = reference(&on_cpu);
+    let dense: Vec<f64> = flat(&dense).into_iter().map(f64::from).collect();
+    let error = relative(&elements, &dense);
+    assert!(error <= bound(format), "{format}: quantized with a relative error of {error}");
+    weight_passes(&weight, &elements);
+
+    let stack = QuantTensor::quantize(&tensor(&[4, K, K], 9).to_device(device).unwrap(), format).unwrap();
+    experts_pass(&stack);
+    let folder = tempfile::tempdir().unwrap();
+    save(&on_cpu, folder.path());
+    loaded_passes(folder.path(), &elements, device);
+    converted_passes(format, device);
+}
+
+/// The doors of a format that is only read: codes as another one has them, scales in F32.
+pub fn symmetric_passes_every_door(format: QuantFormat, device: &Device) {
+    let source = QuantTensor::quantize(&tensor(&[N, K], 11), format.with_biases()).unwrap();
+    let parts = (source.packed().clone(), source.scales().clone());
+    let weight = QuantTensor::new(format, parts.0, parts.1, None, None).unwrap();
+    assert_eq!(weight.format(), format);
+    let elements = reference(&weight);
+    weight_passes(&weight.to_device(device).unwrap(), &elements);
+    let refused = QuantTensor::quantize(&tensor(&[N, K], 11), format).unwrap_err().to_string();
+    assert!(refused.contains(&format.to_string()), "{refused}");
+}
+
+/// Dequantize, matmul, embed, narrow.
+fn weight_passes(weight: &QuantTensor, elements: &[f32]) {
+    let (format, device) = (weight.format(), weight.device());
+    let as_bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+    assert_eq!(bits(&weight.dequantize(DType::F32).unwrap()), as_bits(elements), "{format}: dequantize");
+
+    let linear = Linear::from_quant(weight.clone(), None);
+    for m in [1, 2, 8, 40] {
+        let x = numbers(m * K, 13 + m as u64);
+        let y = linear.forward(&Tensor::from_slice(&x, (m, K), device).unwrap()).unwrap();
+        let error = relative(&flat(&y), &product(&x, elements, K));
+        assert!(error <= 2e-6, "{format}: matmul with M = {m} has a relative error of {error:e}");
+    }
+
+    let ids = [40u32, 0, 7, 7];
+    let rows = Embedding::from_quant(weight.clone(), DType::F32).unwrap();
+    let rows = rows.forward(&Tensor::new(&ids, device).unwrap()).unwrap();
+    let expected: Vec<f32> = ids.iter().flat_map(|id| &elements[*id as usize * K..][..K]).copied().collect();
+    let error = relative(&flat(&rows), &expected.iter().map(|value| f64::from(*value)).collect::<Vec<_>>());
+    assert!(error <= 4e-3, "{format}: embed has a relative error of {error:e}");
+
+    let part = weight.narrow(0, 3, 30).unwrap().narrow(1, 128, 256).unwrap();
+    let expected: Vec<f32> = (3..33).flat_map(|row| &elements[row * K + 128..][..256]).copied().collect();
+    assert_eq!(bits(&part.dequantize(DType::F32).unwrap()), as_bits(&expected), "{format}: narrow");
+}
+
+/// A block of experts of which each token takes two.
+fn experts_pass(stack: &QuantTensor) {
+    let (format, device) = (stack.format(), stack.device());
+    let matrices = reference(&stack.to_device(&Device::Cpu).unwrap());
+    let matrix = |expert: usize| &matrices[expert * K * K..][..K * K];
+    let projection = || ExpertStack::from_quant(stack.clone(), None).unwrap();
+    let gating = Gating::Plain(Activation::Silu);
+    let experts = Experts::new(projection(), projection(), projection(), gating).unwrap();
+    for tokens in [1usize, 5, 40] {
+        let x: Vec<f32> = numbers(tokens * K, 17).iter().map(|x| x / 16.).collect();
+        let ids: Vec<u32> =
+            (0..tokens as u32).flat_map(|token| [token % 4, (token + 1 + token / 4 % 3) % 4]).collect();
+        let y = experts.forward(
+            &Tensor::from_slice(&x, (1, tokens, K), device).unwrap(),
+            &Tensor::from_slice(&ids, (1, tokens, 2), device).unwrap(),
+            &Tensor::full(0.5f32, (1, tokens, 2), device).unwrap(),
+        );
+        let mut expected = vec![0f64; tokens * K];
+        for (pair, id) in ids.iter().enumerate() {
+            let (token, weights) = (pair / 2, matrix(*id as usize));
+            let up = product(&x[token * K..][..K], weights, K);
+            let gated: Vec<f32> = up.iter().map(|up| (up * up / (1. + (-up).exp())) as f32).collect();
+            for (sum, value) in expected[token * K..][..K].iter_mut().zip(product(&gated, weights, K)) {
+                *sum += value / 2.;
+            }
+        }
+        let error = relative(&flat(&y.unwrap()), &expected);
+        assert!(
+            error <= 5e-6,
+            "{format}: {tokens} tokens through experts have a relative error of {error:e}"
+        );
+    }
+}
+
+/// Writes a checkpoint of one module, `m`, as MLX lays it out, and a config that names its format.
+fn save(weight: &QuantTensor, folder: &Path) {
+    let bytes = |tensor: &Tensor| -> Vec<u8> {
+        let flat = tensor.flatten_all().unwrap();
+        match tensor.dtype() {
+            DType::U32 => {
+                flat.to_vec1::<u32>().unwrap().iter().flat_map(|value| value.to_le_bytes()).collect()
+            }
+            DType::F32 => {
+                flat.to_vec1::<f32>().unwrap().iter().flat_map(|value| value.to_le_bytes()).collect()
+            }
+            _ => flat.to_vec1::<u8>().unwrap(),
+        }
+    };
+    let dtype = |tensor: &Tensor| match tensor.dtype() {
+        DType::U32 => Dtype::U32,
+        DType::F32 => Dtype::F32,
+        _ => Dtype::U8,
+    };
+    let parts = [
+        ("m.weight", Some(weight.packed())),
+        ("m.scales", Some(weight.scales())),
+        ("m.biases", weight.biases()),
+    ];
+    let parts: Vec<_> =
+        parts.into_iter().filter_map(|(name, part)| Some((name, part?, bytes(part?)))).collect();
+    let views = parts.iter().map(|(name, part, bytes)| {
+        (*name, TensorView::new(dtype(part), part.dims().to_vec(), bytes).unwrap())
+    });
+    safetensors::serialize_to_file(views, None, &folder.join("model.safetensors")).unwrap();
+    let format = weight.format();
+    let quantization =
+        json!({"mode": format.mode(), "bits": format.bits(), "group_size": format.group_size()});
+    std::fs::write(folder.join("config.json"), json!({ "quantization": quantization }).to_string()).unwrap();
+}
+
+/// Load and verify.
+fn loaded_passes(folder: &Path, elements: &[f32], device: &Device) {
+    let checkpoint = Checkpoint::open(folder).unwrap();
+    let report = verify(&checkpoint);
+    assert!(report.passed(true), "{report}");
+    let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, device);
+    let layer = candle_quant::linear_no_bias(K, N, vb.pp("m")).unwrap();
+    let x = numbers(K, 19);
+    let y = layer.forward(&Tensor::from_slice(&x, (1, K), device).unwrap()).unwrap();
+    let error = relative(&flat(&y), &product(&x, elements, K));
+    assert!(error <= 2e-6, "saved and loaded, a matmul has a relative error of {error:e}");
+}
+
+/// What `convert` writes is what `quantize` makes.
+fn converted_passes(format: QuantFormat, device: &Device) {
+    let weights = numbers(N * K, 23);
+    let source = Source::new().with("m.weight", &[N, K], &weights).with_config("{}").finish();
+    let mut options =
+        ConvertOptions::mlx(Recipe::named("uniform", format!("{format:#}").parse().unwrap()).unwrap());
+    options.device = device.clone();
+    let out = conversion::convert(&source.open(), &options);
+    let Weight::Packed(written) = Checkpoint::open(out.path()).unwrap().weight("m", Some(K)).unwrap() else {
+        panic!("{format}: the weight is not packed")
+    };
+    let written = written.load(&Device::Cpu).unwrap();
+    assert_eq!(written.format(), format);
+    let dense = Tensor::from_slice(&weights, (N, K), &Device::Cpu).unwrap();
+    let quantized = QuantTensor::quantize(&dense, format).unwrap();
+    let numbers = |weight: &QuantTensor| bits(&weight.dequantize(DType::F32).unwrap());
+    assert!(numbers(&written) == numbers(&quantized), "{format}: convert");
+}

@@ -1,0 +1,49 @@
+//! Every format goes through every door of the crate: quantize, dequantize, matmul, experts, embed, narrow, save and load,
+//! verify, convert; with the kernels of every instruction set that this CPU has, and on a CUDA device if there is one.
+//!
+//! Whoever adds a format adds nothing here, but for an independent reading of its elements in `common/packed.rs`: a door
+//! that takes the new format for another one is off by far more than the bounds of this test.
+
+#[path = "../../../../tests/common/convert.rs"]
+mod conversion;
+mod format;
+#[path = "../../../../tests/common/packed.rs"]
+mod packed;
+
+use candle_core::Device;
+use candle_quant::format::Bits;
+use candle_quant::QuantFormat;
+use std::process::Command;
+
+/// Formats that are only read.
+fn symmetric() -> impl Iterator<Item = QuantFormat> {
+    Bits::ALL
+        .into_iter()
+        .zip([32, 64, 128].into_iter().cycle())
+        .map(|(bits, group_size)| QuantFormat::symmetric(bits.get(), group_size).unwrap())
+}
+
+fn every_format(device: &Device) {
+    for format in QuantFormat::all() {
+        format::passes_every_door(format, device);
+    }
+    for format in symmetric() {
+        format::symmetric_passes_every_door(format, device);
+    }
+}
+
+#[test]
+fn every_format_passes_every_door() {
+    const SIMD: &str = "CANDLE_QUANT_SIMD";
+    if std::env::var(SIMD).is_ok() {
+        return every_format(&Device::Cpu);
+    }
+    // The kernels are chosen once for a process. A name that this CPU does not have leaves the best there are.
+    for set in ["avx512amx", "avx512vnni", "avx512", "avx2", "neon", "portable"] {
+        let this = std::env::current_exe().unwrap();
+        let test = ["--exact", "every_format_passes_every_door", "--nocapture"];
+        let output = Command::new(this).args(test).env(SIMD, set).output().unwrap();
+        let text = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success() && text.contains("1 passed"), "{set}: {text}");
+    }
+}

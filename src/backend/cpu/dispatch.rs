@@ -1,0 +1,197 @@
+//! Which algorithm multiplies a weight: the one place that decides.
+//!
+//! | instruction set | rows of x (M) | affine, symmetric | MXFP4 | NVFP4 | MXFP8 | every other format |
+//! |---|---|---|---|---|---|---|
+//! | `portable`, `neon`, `avx2`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
+//! | | 2 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
+//! | | 2 to 31 | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
+//! | | 32 and more | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 tiles |
+//!
+//! The instruction set and M name the candidates, the fastest first; each kernel says which formats it supports. The last
+//! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
+//! kernel that cannot represent some activations or scales ([`NotRepresentable`]) leaves the matmul to f32, too.
+
+#[cfg(target_arch = "x86_64")]
+use super::bf16::gemm_amx::Bf16Amx;
+use super::f32;
+#[cfg(target_arch = "x86_64")]
+use super::f32::mxfp8_gemv::Mxfp8Gemv;
+use super::fast_kernel::{FastKernel, NotRepresentable};
+#[cfg(target_arch = "x86_64")]
+use super::int8::{gemm_amx::Int8Amx, gemv_vnni::Int8Gemv};
+use super::isa::InstructionSet;
+use super::matrix::PackedMatrix;
+use super::tasks;
+use crate::format::Real;
+use crate::QuantFormat;
+
+/// How a weight is multiplied. A fast algorithm holds its kernel, which proves that the CPU has the instructions.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Algorithm {
+    /// Packed weights as they are, in f32, with up to eight rows of x in each pass over them.
+    F32Gemv,
+    /// Tiles of weights, dequantized into f32, for the `gemm` crate.
+    F32Tiles,
+    /// Integer codes times fixed-point activations, with VNNI.
+    #[cfg(target_arch = "x86_64")]
+    Int8Gemv(Int8Gemv),
+    /// MXFP8 in f32, in fewer AVX-512 instructions.
+    #[cfg(target_arch = "x86_64")]
+    Mxfp8Gemv(Mxfp8Gemv),
+    /// Integer codes times fixed-point activations, on AMX.
+    #[cfg(target_arch = "x86_64")]
+    Int8Amx(Int8Amx),
+    /// bf16 weights times activations split into three bf16, on AMX.
+    #[cfg(target_arch = "x86_64")]
+    Bf16Amx(Bf16Amx),
+}
+
+/// What runs an algorithm.
+enum Runner<'a> {
+    F32Gemv,
+    F32Tiles,
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    Fast(&'a dyn FastKernel),
+}
+
+impl Algorithm {
+    fn runner(&self) -> Runner<'_> {
+        match self {
+            Self::F32Gemv => Runner::F32Gemv,
+            Self::F32Tiles => Runner::F32Tiles,
+            #[cfg(target_arch = "x86_64")]
+            Self::Int8Gemv(kernel) => Runner::Fast(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Mxfp8Gemv(kernel) => Runner::Fast(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Int8Amx(kernel) => Runner::Fast(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Bf16Amx(kernel) => Runner::Fast(kernel),
+        }
+    }
+
+    /// Whether the algorithm computes with weights of this format.
+    pub(super) fn supports(&self, format: QuantFormat) -> bool {
+        match self.runner() {
+            Runner::F32Gemv | Runner::F32Tiles => true,
+            Runner::Fast(kernel) => kernel.supports(format),
+        }
+    }
+}
+
+/// Ranges of M that algorithms differ in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RowsOfX {
+    One,
+    /// So few that it does not pay to dequantize tiles.
+    Few,
+    Many,
+}
+
+/// The largest M of the f32 GEMV.
+pub(super) const MAX_FEW: usize = 31;
+
+impl RowsOfX {
+    fn of(m: usize) -> Self {
+        match m {
+            0..=1 => Self::One,
+            2..=MAX_FEW => Self::Few,
+            _ => Self::Many,
+        }
+    }
+
+    /// The algorithm for every format.
+    fn in_f32(self) -> Algorithm {
+        match self {
+            Self::One | Self::Few => Algorithm::F32Gemv,
+            Self::Many => Algorithm::F32Tiles,
+        }
+    }
+}
+
+/// The table above.
+pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat) -> Algorithm {
+    let rows = RowsOfX::of(m);
+    let candidates: &[Algorithm] = match isa {
+        InstructionSet::Portable(_) => &[],
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon(_) => &[],
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2(_) | InstructionSet::Avx512(_) => &[],
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Vnni(isa) => match rows {
+            RowsOfX::One => {
+                &[Algorithm::Int8Gemv(Int8Gemv::new(*isa)), Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(isa.avx512))]
+            }
+            RowsOfX::Few | RowsOfX::Many => &[],
+        },
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Amx(isa) => match rows {
+            // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
+            RowsOfX::One => &[
+                Algorithm::Int8Gemv(Int8Gemv::new(isa.vnni)),
+                Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(isa.vnni.avx512)),
+            ],
+            RowsOfX::Few | RowsOfX::Many => {
+                &[Algorithm::Int8Amx(Int8Amx::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
+            }
+        },
+    };
+    candidates.iter().copied().find(|algorithm| algorithm.supports(format)).unwrap_or(rows.in_f32())
+}
+
+/// `x * weight^T + bias` with the algorithm that the table chooses.
+pub(super) fn matmul<T: Real>(
+    isa: &InstructionSet,
+    matrix: &PackedMatrix,
+    x: &[T],
+    bias: Option<&[f32]>,
+) -> Vec<T> {
+    let m = x.len() / matrix.k;
+    if m == 0 {
+        return Vec::new();
+    }
+    match run(choose(isa, m, matrix.format), isa, matrix, x, bias) {
+        Ok(output) => output,
+        Err(NotRepresentable) => match RowsOfX::of(m) {
+            RowsOfX::One | RowsOfX::Few => f32::gemv::matmul(f32::kernels(isa), matrix, x, bias),
+            RowsOfX::Many => f32::gemm::matmul(f32::kernels(isa), matrix, x, bias),
+        },
+    }
+}
+
+/// `x * weight^T + bias` with this algorithm.
+///
+/// # Errors
+/// If a fast kernel cannot represent the activations or scales.
+pub(super) fn run<T: Real>(
+    algorithm: Algorithm,
+    isa: &InstructionSet,
+    matrix: &PackedMatrix,
+    x: &[T],
+    bias: Option<&[f32]>,
+) -> Result<Vec<T>, NotRepresentable> {
+    match algorithm.runner() {
+        Runner::F32Gemv => Ok(f32::gemv::matmul(f32::kernels(isa), matrix, x, bias)),
+        Runner::F32Tiles => Ok(f32::gemm::matmul(f32::kernels(isa), matrix, x, bias)),
+        Runner::Fast(kernel) => {
+            let mut output = kernel.matmul(matrix, &widened(x))?;
+            for output in output.chunks_exact_mut(matrix.rows) {
+                output.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, bias)| *y += bias);
+            }
+            Ok(T::round_all(output))
+        }
+    }
+}
+
+/// `x` in f32.
+fn widened<T: Real>(x: &[T]) -> Vec<f32> {
+    const AT_ONCE: usize = 1 << 16;
+    let mut all = vec![0f32; x.len()];
+    tasks::for_each(all.chunks_mut(AT_ONCE).zip(x.chunks(AT_ONCE)), |_, (to, from)| T::widen(from, to));
+    all
+}

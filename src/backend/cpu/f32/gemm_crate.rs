@@ -1,0 +1,43 @@
+//! The one call into the `gemm` crate.
+
+/// `sums[row, m] += sum over k of x[k, m] * weights[row, k]`, all row-major f32, on this thread alone.
+///
+/// The crate's kernels read in this order: whole vectors along `m`, and single weights, which they broadcast. The crate
+/// copies neither operand if `m` is a multiple of its vectors and there are at most eight times the rows that its kernels
+/// take.
+///
+/// # Panics
+/// If a slice is too short for its shape.
+pub(super) fn multiply_add(
+    (m, rows, depth): (usize, usize, usize),
+    x: &[f32],
+    weights: &[f32],
+    sums: &mut [f32],
+) {
+    assert!(x.len() >= depth * m && weights.len() >= rows * depth && sums.len() >= rows * m);
+    // SAFETY: the assertion keeps every access inside the slices: element (i, j) of a matrix lies at
+    // `i * row stride + j * column stride`. `sums` is borrowed exclusively.
+    unsafe {
+        gemm::gemm(
+            m,
+            rows,
+            depth,
+            sums.as_mut_ptr(),
+            m as isize,
+            1,
+            true,
+            x.as_ptr(),
+            m as isize,
+            1,
+            weights.as_ptr(),
+            depth as isize,
+            1,
+            1.0,
+            1.0,
+            false,
+            false,
+            false,
+            gemm::Parallelism::None,
+        );
+    }
+}

@@ -1,0 +1,21 @@
+//! Arithmetic in f32: every format on every instruction set.
+//!
+//! * [`gemv`] multiplies packed weights as they are with a few rows of x; its kernel is `dot`.
+//! * [`gemm`] dequantizes tiles of weights for many rows of x; its kernels are `dequantize_rows` and the `gemm` crate's.
+//! * [`dequantize`] writes rows of weights in their natural order.
+//! * [`mxfp8_gemv`] is what `dot` computes for MXFP8 and one row of x, in fewer AVX-512 instructions.
+
+mod block;
+pub(super) mod dequantize;
+mod dequantize_rows;
+mod dot;
+pub(super) mod gemm;
+mod gemm_crate;
+pub(super) mod gemv;
+mod kernels;
+mod lane_order;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod mxfp8_gemv;
+mod reference;
+
+pub(super) use kernels::kernels;

@@ -1,0 +1,145 @@
+//! One row of x times MXFP8 weights, with AVX-512: what the f32 kernel of `dot.rs` computes, in fewer instructions.
+//!
+//! Codes become f32 numbers by moving bits, but for the few that stand for zero, subnormal numbers and NaN: one test
+//! finds them in four rows together. Scales multiply the sums of blocks instead of weights, and x is brought into the
+//! order in which bytes are unpacked.
+
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
+use super::super::aligned::Aligned;
+use super::super::fast_kernel::{FastKernel, NotRepresentable};
+use super::super::isa::avx512::Avx512;
+use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
+use super::super::matrix::PackedMatrix;
+use super::super::row_gemv::scales::{output_multiplier, Scaling};
+use super::super::row_gemv::{gemv, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
+use crate::QuantFormat;
+use std::arch::x86_64::*;
+use std::ops::RangeInclusive;
+
+/// Elements of a row that are multiplied at a time: two groups.
+const BLOCK: usize = 64;
+
+/// The range of the largest activation in which sums of products, before they are scaled, neither overflow nor lose bits
+/// as subnormal numbers.
+const RANGE: RangeInclusive<f32> = 1e-18..=1e18;
+
+/// The kernel, and the proof that the CPU has its instructions.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct Mxfp8Gemv {
+    isa: Avx512,
+}
+
+impl Mxfp8Gemv {
+    pub(in super::super) fn new(isa: Avx512) -> Self {
+        Self { isa }
+    }
+}
+
+impl FastKernel for Mxfp8Gemv {
+    fn supports(&self, format: QuantFormat) -> bool {
+        format == QuantFormat::MXFP8
+    }
+
+    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
+        let scaling = Scaling::none(matrix.groups_per_row());
+        let multiplier = output_multiplier(matrix);
+        let mut output = Vec::with_capacity(x.len() / matrix.k * matrix.rows);
+        for x in x.chunks_exact(matrix.k) {
+            let largest = x.iter().fold(0u32, |largest, x| largest.max(x.abs().to_bits()));
+            if !RANGE.contains(&f32::from_bits(largest)) {
+                return Err(NotRepresentable);
+            }
+            let x = unpacking_order(x);
+            output.extend(gemv(self.isa, matrix, &scaling, |rows| {
+                // SAFETY: `self.isa` proves that the CPU has the features of the function.
+                unsafe { dot_rows(rows, &x) }.map(|sum| sum * multiplier)
+            }));
+        }
+        Ok(output)
+    }
+}
+
+/// Blocks of x in the order in which [`numbers`] leaves weights; zeros behind the last.
+fn unpacking_order(x: &[f32]) -> Aligned<f32> {
+    let mut ordered = Aligned::new(x.len().next_multiple_of(BLOCK));
+    for (ordered, x) in ordered.chunks_exact_mut(BLOCK).zip(x.chunks(BLOCK)) {
+        for (element, x) in x.iter().enumerate() {
+            let (quarter, within) = (element / 16, element % 16);
+            let (vector, lane) = (within / 8 * 2 + within % 2, 4 * quarter + within % 8 / 2);
+            ordered[vector * LANES + lane] = *x;
+        }
+    }
+    ordered
+}
+
+/// Dot products of rows and `x`.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma")]
+fn dot_rows(rows: [Row<'_>; ROWS], x: &[f32]) -> [f32; ROWS] {
+    let row_bytes = rows[0].words.len() * 4;
+    let blocks = row_bytes.div_ceil(BLOCK);
+    assert!(x.len() >= blocks * BLOCK);
+    for row in &rows {
+        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= (2 * blocks).next_multiple_of(LANES));
+    }
+    let mut totals = [_mm512_setzero_ps(); ROWS];
+    // SAFETY: the assertions cover every block. Whole blocks lie in the rows; what the last one lacks is masked.
+    unsafe {
+        let whole = row_bytes / BLOCK;
+        for block in 0..whole {
+            add_block::<true>(&rows, x.as_ptr(), block, &mut totals);
+        }
+        if whole < blocks {
+            add_block::<false>(&rows, x.as_ptr(), whole, &mut totals);
+        }
+    }
+    sums_of_lanes(totals)
+}
+
+/// Multiplies a block, which lies in the rows (`WHOLE`) or is their incomplete last one, and adds the products.
+///
+/// # Safety
+/// `x` and scales cover the block; the rows are equally long, and have it, or a part of it.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma")]
+unsafe fn add_block<const WHOLE: bool>(
+    rows: &[Row<'_>; ROWS],
+    x: *const f32,
+    block: usize,
+    totals: &mut [__m512; ROWS],
+) {
+    let row_bytes = rows[0].words.len() * 4;
+    let rest = if WHOLE { BLOCK } else { row_bytes - block * BLOCK };
+    // SAFETY: `x` and scales cover the block, as the caller vouches; `load` reads only codes that lie in the row.
+    unsafe {
+        let mut codes = [_mm512_setzero_si512(); ROWS];
+        let mut least_rank = _mm512_set1_epi8(-1);
+        for row in 0..ROWS {
+            let at = rows[row].words.as_ptr().cast::<u8>().add(block * BLOCK);
+            prefetch(at, BLOCK, row_bytes);
+            codes[row] = load(at, 0, BLOCK, rest);
+            least_rank = _mm512_min_epu8(least_rank, rank(codes[row]));
+        }
+        let x: [__m512; 4] = [
+            _mm512_loadu_ps(x.add(block * BLOCK)),
+            _mm512_loadu_ps(x.add(block * BLOCK + LANES)),
+            _mm512_loadu_ps(x.add(block * BLOCK + 2 * LANES)),
+            _mm512_loadu_ps(x.add(block * BLOCK + 3 * LANES)),
+        ];
+        // The block has two groups: the upper lanes belong to the second.
+        let first = (2 * block % LANES) as i32;
+        let group_of_lane = _mm512_mask_set1_epi32(_mm512_set1_epi32(first), 0xFF00, first + 1);
+        let any_rare = any_rare(least_rank);
+        for row in 0..ROWS {
+            let halves = if any_rare { by_tables(codes[row]) } else { by_bits(codes[row]) };
+            let weights = numbers(halves);
+            let mut sum = _mm512_mul_ps(weights[0], x[0]);
+            for vector in 1..4 {
+                sum = _mm512_fmadd_ps(weights[vector], x[vector], sum);
+            }
+            let sixteen = rows[row].scales.as_ptr().add(2 * block / LANES * LANES);
+            let scales = _mm512_permutexvar_ps(group_of_lane, _mm512_loadu_ps(sixteen));
+            totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
+        }
+    }
+}

@@ -1,0 +1,213 @@
+//! x as fixed-point numbers, for the VNNI kernel.
+//!
+//! A number is three signed limbs of eight bits. The numbers that meet a group of weights share a unit, a power of two.
+
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
+use super::super::aligned::Aligned;
+use super::super::fast_kernel::NotRepresentable;
+use super::super::isa::avx512::Avx512;
+use super::super::row_gemv::scales::GroupActivations;
+use super::super::row_gemv::LANES;
+use super::codes::IntegerCodes;
+use std::arch::x86_64::*;
+
+/// Limbs of a number.
+pub(super) const LIMBS: usize = 3;
+
+/// Bits of a limb.
+pub(super) const LIMB_BITS: u32 = 8;
+
+/// A row of x in the order of [`IntegerCodes`]. The numbers that meet a group of weights are multiples of its unit, a power
+/// of two.
+pub(super) struct FixedPoint {
+    /// `[block][limb, highest first][vector][64]`.
+    pub(super) limbs: Aligned<u8>,
+    /// `[block][2][lane]`: `-zero_point *` the sum of the lane's numbers, as a multiple of the highest limb's unit, and
+    /// the rest. Sums of products begin with them.
+    pub(super) offsets: Aligned<i32>,
+    /// For all groups, and zeros behind them.
+    pub(super) groups: Vec<GroupActivations>,
+    /// The unit of integers times [`GroupActivations::units`]; one if scales are E8M0.
+    pub(super) unit: f32,
+    /// `[block][lane]`: the unit of integers if scales are E8M0; else there are none.
+    pub(super) lane_units: Aligned<f32>,
+    /// For each lane of a block, its group counted from the block's first.
+    pub(super) group_of_lane: [i32; LANES],
+    /// log2 of the group size.
+    pub(super) group_shift: u32,
+}
+
+impl FixedPoint {
+    /// # Errors
+    /// If there is an infinity or a NaN, which no fixed-point number is.
+    pub(super) fn new(
+        _isa: Avx512,
+        codes: &IntegerCodes,
+        group_size: usize,
+        x: &[f32],
+    ) -> Result<Self, NotRepresentable> {
+        let blocks = x.len().div_ceil(codes.block());
+        let mut this = Self {
+            limbs: Aligned::new(blocks * LIMBS * codes.block()),
+            offsets: Aligned::new(blocks * 2 * LANES),
+            groups: vec![GroupActivations::default(); (x.len() / group_size).div_ceil(LANES) + 1],
+            unit: 1.,
+            lane_units: Aligned::new(if codes.any_scale { blocks * LANES } else { 0 }),
+            group_of_lane: [0; LANES],
+            group_shift: group_size.trailing_zeros(),
+        };
+        for unit in 0..LANES {
+            this.group_of_lane[codes.lane_of_unit(unit)] = (unit * 4 * codes.vectors() / group_size) as i32;
+        }
+        // SAFETY: `_isa` proves that the CPU has the features of the functions.
+        unsafe {
+            this.measure(codes, group_size, x).ok_or(NotRepresentable)?;
+            match codes.vectors() {
+                2 => this.fill::<2>(codes, x),
+                4 => this.fill::<4>(codes, x),
+                _ => this.fill::<8>(codes, x),
+            }
+        }
+        this.scale_units(codes);
+        Ok(this)
+    }
+
+    /// Finds units of the groups and sums, in these units. The features make the loops wide.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn measure(&mut self, codes: &IntegerCodes, group_size: usize, x: &[f32]) -> Option<()> {
+        for (index, x) in x.chunks(group_size).enumerate() {
+            let group = self.groups.get_mut(index / LANES)?;
+            let unit = unit_of(x)?;
+            group.units[index % LANES] = unit;
+            // E2M1 elements have no biases to multiply.
+            group.sums[index % LANES] = if codes.e2m1 { 0. } else { (sum(x) / f64::from(unit)) as f32 };
+        }
+        Some(())
+    }
+
+    /// Scales units so that their products with scales are normal numbers, and sums to [`FixedPoint::unit`].
+    fn scale_units(&mut self, codes: &IntegerCodes) {
+        /// Sums of integers are below 2^33: their products with units below one leave room for any usual scale.
+        const HEADROOM: f32 = 4096.;
+        if codes.any_scale {
+            self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
+            return;
+        }
+        let units = self.groups.iter().flat_map(|groups| &groups.units);
+        let largest = units.fold(0f32, |largest, unit| largest.max(*unit));
+        self.unit = largest * codes.unit * HEADROOM;
+        for groups in &mut self.groups {
+            for (unit, sum) in groups.units.iter_mut().zip(&mut groups.sums) {
+                *unit = *unit / largest / HEADROOM;
+                *sum *= *unit / codes.unit;
+            }
+        }
+    }
+
+    /// Writes limbs and offsets, sixteen lanes at a time.
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn fill<const VECTORS: usize>(&mut self, codes: &IntegerCodes, x: &[f32]) {
+        let mut first_element = [0i32; LANES];
+        for unit in 0..LANES {
+            first_element[codes.lane_of_unit(unit)] = (unit * 4 * VECTORS) as i32;
+        }
+        // SAFETY: the array has the sixteen numbers of a vector.
+        let first_element = unsafe { _mm512_loadu_si512(first_element.as_ptr().cast()) };
+        let zero_point = _mm512_set1_epi32(-codes.zero_point);
+        let mut last = [0f32; 64 * 8];
+        let out = self.limbs.chunks_exact_mut(LIMBS * VECTORS * 64);
+        let lanes = self.offsets.chunks_exact_mut(2 * LANES);
+        for (block, ((x, out), offsets)) in x.chunks(64 * VECTORS).zip(out).zip(lanes).enumerate() {
+            let x = if x.len() == 64 * VECTORS {
+                x
+            } else {
+                last.iter_mut().zip(x).for_each(|(to, from)| *to = *from);
+                &last[..64 * VECTORS]
+            };
+            let first_group = (block * 64 * VECTORS) >> self.group_shift;
+            let groups = self.group_of_lane.map(|group| first_group + group as usize);
+            let units = groups.map(|group| self.groups[group / LANES].units[group % LANES]);
+            if let Some(to) = self.lane_units.chunks_exact_mut(LANES).nth(block) {
+                to.copy_from_slice(&units);
+            }
+            // SAFETY: the array has the sixteen numbers of a vector.
+            let units = unsafe { _mm512_loadu_ps(units.as_ptr()) };
+            // Behind the last group they are zero, as all numbers are.
+            let inverse =
+                _mm512_div_ps(_mm512_set1_ps(1.), _mm512_max_ps(units, _mm512_set1_ps(f32::MIN_POSITIVE)));
+            let mut sum = _mm512_setzero_si512();
+            // Four bytes of a limb make a lane: the neighbours that it multiplies.
+            let mut limbs = [[_mm512_setzero_si512(); VECTORS]; LIMBS];
+            for vector in 0..VECTORS {
+                for byte in 0..4 {
+                    let element = codes.element_of_unit(vector, byte);
+                    let index = _mm512_add_epi32(first_element, _mm512_set1_epi32(element as i32));
+                    // SAFETY: `x` has 64 * VECTORS numbers. An index is that of a unit in the block plus that of an element in
+                    // the unit, and so below.
+                    let number = unsafe { _mm512_i32gather_ps::<4>(index, x.as_ptr()) };
+                    let mut rest = _mm512_cvtps_epi32(_mm512_mul_ps(number, inverse));
+                    sum = _mm512_add_epi32(sum, rest);
+                    for limb in (0..LIMBS).rev() {
+                        // The lowest byte, signed, is subtracted and shifted to its position.
+                        let value = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(rest));
+                        let placed = _mm512_and_si512(value, _mm512_set1_epi32(0xFF));
+                        let placed = _mm512_sllv_epi32(placed, _mm512_set1_epi32(8 * byte as i32));
+                        limbs[limb][vector] = _mm512_or_si512(limbs[limb][vector], placed);
+                        rest = _mm512_srai_epi32::<8>(_mm512_sub_epi32(rest, value));
+                    }
+                }
+            }
+            for (to, limb) in out.chunks_exact_mut(64).zip(limbs.as_flattened()) {
+                // SAFETY: a chunk has the 64 bytes of a vector.
+                unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), *limb) };
+            }
+            // -zero_point * sum may have more than 32 bits; the rest below the upper part has not.
+            let highest = (1i32 << (2 * LIMB_BITS)) as f32;
+            let share = _mm512_set1_ps(-codes.zero_point as f32 / highest);
+            let upper = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), share));
+            let rest = _mm512_mullo_epi32(sum, zero_point);
+            let rest = _mm512_sub_epi32(rest, _mm512_slli_epi32::<{ 2 * LIMB_BITS }>(upper));
+            // SAFETY: the chunk has twice the sixteen numbers of a vector.
+            unsafe {
+                _mm512_storeu_si512(offsets.as_mut_ptr().cast(), upper);
+                _mm512_storeu_si512(offsets[LANES..].as_mut_ptr().cast(), rest);
+            }
+        }
+    }
+}
+
+/// The unit of a group of activations; None if there is an infinity or a NaN.
+#[inline(always)]
+fn unit_of(group: &[f32]) -> Option<f32> {
+    let bits = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
+    let largest = f32::from_bits(bits);
+    largest.is_finite().then(|| unit_for(largest))
+}
+
+/// The smallest power of two with which three signed limbs of eight bits express numbers of up to this magnitude.
+#[inline(always)]
+pub(super) fn unit_for(largest: f32) -> f32 {
+    /// The largest number of three signed limbs.
+    const LIMIT: f32 = 0x7F_7F7F as f32;
+    let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
+    let exponent = (largest.to_bits() >> 23) as i32 - 127;
+    let log = (exponent - 22).clamp(-126, 126);
+    power_of_two(log + i32::from(largest * power_of_two(-log) > LIMIT))
+}
+
+/// The sum of a group's activations.
+#[inline(always)]
+fn sum(group: &[f32]) -> f64 {
+    let mut sums = [0f64; 8];
+    for eight in group.chunks_exact(8) {
+        sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += f64::from(*x));
+    }
+    sums.iter().sum()
+}
+
+/// Whether the sum of a lane can exceed 32 bits with all three limbs, so that the lowest limb's is added in f32. Eight
+/// codes of 6 bits, at most 32 off their zero point, just fit: 8 * 32 * 0x7F7F7F < 2^31.
+pub(super) const fn splits_sum(bits: usize) -> bool {
+    bits == 8
+}

@@ -1,0 +1,105 @@
+//! Packed codes as the unsigned bytes that VNNI multiplies.
+
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
+use super::codes::doubled;
+use std::arch::x86_64::*;
+
+/// What codes and scales are: the parameter `KIND` of the functions here and in `gemv_vnni.rs`.
+pub(super) const AFFINE: u8 = 0;
+pub(super) const NVFP4: u8 = 1;
+pub(super) const MXFP4: u8 = 2;
+
+/// Byte indices, from 64 on into the second load, that gather, in each lane, the bytes with the first (`vector` 0) or the
+/// last four of its eight codes of 3, 5 or 6 bits. No code has bits in the fourth byte of a lane, which may lie behind the
+/// block.
+const fn gather_bytes(bits: usize, vector: usize) -> [u8; 64] {
+    let mut index = [0; 64];
+    let mut byte = 0;
+    while byte < 64 {
+        index[byte] = (byte / 4 * bits + vector * 4 * bits / 8 + byte % 4) as u8;
+        byte += 1;
+    }
+    index
+}
+
+/// Bit offsets of these codes in a quadword of two lanes; one less, modulo 64, for doubled ones.
+const fn code_offsets(bits: usize, vector: usize) -> [u8; 64] {
+    let mut offsets = [0; 64];
+    let mut byte = 0;
+    while byte < 64 {
+        let first = byte % 8 / 4 * 32 + vector * 4 * bits % 8;
+        offsets[byte] = ((first + byte % 4 * bits + 64 - doubled(bits) as usize) % 64) as u8;
+        byte += 1;
+    }
+    offsets
+}
+
+/// For each code of a byte, the bit matrix (as GF2P8AFFINEQB wants it: byte `7 - i` for bit `i`) that
+/// selects it, doubled where [`doubled`], as it is for E2M1.
+const fn select_code(bits: usize, e2m1: bool) -> [i64; 8] {
+    let mut matrices = [0; 8];
+    let first = if e2m1 { 0 } else { doubled(bits) as usize };
+    let mut code = 0;
+    while code < 8 / bits {
+        let mut rows = [0; 8];
+        let mut bit = 0;
+        while bit < bits && first + bit < 8 {
+            rows[7 - first - bit] = 1 << (code * bits + bit);
+            bit += 1;
+        }
+        matrices[code] = i64::from_le_bytes(rows);
+        code += 1;
+    }
+    matrices
+}
+
+/// `2 * e2m1 + 12` of every code.
+const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+
+/// The integers of a block's codes as bytes; `first` has up to 64 bytes of the block, `second` those behind them.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,gfni")]
+pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
+    first: __m512i,
+    second: __m512i,
+) -> [__m512i; VECTORS] {
+    let double = doubled(BITS) && KIND == AFFINE;
+    let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
+    let mut codes = [first; VECTORS];
+    // SAFETY: only tables are loaded, which have the 64 (16) bytes of a vector.
+    unsafe {
+        if matches!(BITS, 3 | 5 | 6) {
+            for vector in 0..VECTORS {
+                let index = &const { [gather_bytes(BITS, 0), gather_bytes(BITS, 1)] }[vector];
+                let offsets = &const { [code_offsets(BITS, 0), code_offsets(BITS, 1)] }[vector];
+                let index = _mm512_loadu_si512(index.as_ptr().cast());
+                let offsets = _mm512_loadu_si512(offsets.as_ptr().cast());
+                let together = match BITS {
+                    3 => _mm512_permutexvar_epi8(index, first),
+                    _ => _mm512_permutex2var_epi8(first, index, second),
+                };
+                codes[vector] = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
+            }
+            return codes;
+        }
+        if BITS == 8 {
+            // The lower four codes of every quadword, and the upper four.
+            let [first, second] = [_mm512_castsi512_ps(first), _mm512_castsi512_ps(second)];
+            codes[0] = _mm512_castps_si512(_mm512_shuffle_ps::<0x88>(first, second));
+            codes[1] = _mm512_castps_si512(_mm512_shuffle_ps::<0xDD>(first, second));
+            return codes;
+        }
+        for vector in 0..VECTORS {
+            let matrix = _mm512_set1_epi64(const { select_code(BITS, KIND != AFFINE) }[vector]);
+            codes[vector] = _mm512_gf2p8affine_epi64_epi8::<0>(first, matrix);
+        }
+        if KIND != AFFINE {
+            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(DOUBLED_E2M1.as_ptr().cast()));
+            for vector in 0..VECTORS {
+                codes[vector] = _mm512_shuffle_epi8(table, codes[vector]);
+            }
+        }
+    }
+    codes
+}

@@ -1,0 +1,80 @@
+//! Which instruction sets this CPU has, and which one is used.
+
+#[cfg(target_arch = "x86_64")]
+use super::amx_tile::Amx;
+#[cfg(target_arch = "x86_64")]
+use super::avx2::Avx2;
+#[cfg(target_arch = "x86_64")]
+use super::avx512::{Avx512, Avx512Vnni};
+#[cfg(target_arch = "aarch64")]
+use super::neon::Neon;
+use super::portable::Portable;
+use std::sync::OnceLock;
+
+/// An instruction set that this CPU has. The values inside prove it.
+#[derive(Clone, Copy, Debug)]
+pub(in crate::backend::cpu) enum InstructionSet {
+    Portable(Portable),
+    #[cfg(target_arch = "aarch64")]
+    Neon(Neon),
+    #[cfg(target_arch = "x86_64")]
+    Avx2(Avx2),
+    #[cfg(target_arch = "x86_64")]
+    Avx512(Avx512),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Vnni(Avx512Vnni),
+    #[cfg(target_arch = "x86_64")]
+    Avx512Amx(Amx),
+}
+
+impl InstructionSet {
+    /// For `CANDLE_QUANT_SIMD` and for reports.
+    pub(in crate::backend::cpu) fn name(&self) -> &'static str {
+        match self {
+            Self::Portable(_) => "portable",
+            #[cfg(target_arch = "aarch64")]
+            Self::Neon(_) => "neon",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx2(_) => "avx2",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512(_) => "avx512",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Vnni(_) => "avx512vnni",
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Amx(_) => "avx512amx",
+        }
+    }
+}
+
+/// Every instruction set that this CPU has, best first; the portable one is always there.
+pub(in crate::backend::cpu) fn available() -> &'static [InstructionSet] {
+    static AVAILABLE: OnceLock<Vec<InstructionSet>> = OnceLock::new();
+    AVAILABLE.get_or_init(|| {
+        #[cfg(target_arch = "x86_64")]
+        let native = [
+            Amx::new().map(InstructionSet::Avx512Amx),
+            Avx512Vnni::new().map(InstructionSet::Avx512Vnni),
+            Avx512::new().map(InstructionSet::Avx512),
+            Avx2::new().map(InstructionSet::Avx2),
+        ];
+        #[cfg(target_arch = "aarch64")]
+        let native = [Neon::new().map(InstructionSet::Neon)];
+        #[cfg(not(any(target_arch = "x86_64", target_arch = "aarch64")))]
+        let native: [Option<InstructionSet>; 0] = [];
+        native.into_iter().flatten().chain([InstructionSet::Portable(Portable)]).collect()
+    })
+}
+
+/// The instruction set in use: the best there is, or the one that the environment variable
+/// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
+pub(in crate::backend::cpu) fn best() -> &'static InstructionSet {
+    static BEST: OnceLock<InstructionSet> = OnceLock::new();
+    BEST.get_or_init(|| {
+        let wanted = std::env::var("CANDLE_QUANT_SIMD").unwrap_or_default();
+        let named = available().iter().find(|isa| isa.name() == wanted);
+        if named.is_none() && !wanted.is_empty() {
+            log::warn!("CANDLE_QUANT_SIMD={wanted}: not an instruction set of this CPU, ignored");
+        }
+        named.or(available().first()).copied().unwrap_or(InstructionSet::Portable(Portable))
+    })
+}

@@ -1,0 +1,109 @@
+//! What the AVX-512 kernels for one row of x share: threads take rows of the weight, [`ROWS`] at a time, with their scales
+//! and biases prepared ([`scales`]).
+
+pub(super) mod scales;
+
+use super::aligned::Aligned;
+use super::group_params::ROWS_PER_PASS;
+use super::isa::avx512::Avx512;
+use super::matrix::PackedMatrix;
+use super::output::rows_per_task;
+use super::tasks;
+use scales::{scale_rows, Scaling};
+use std::arch::x86_64::*;
+
+/// 32-bit lanes of a vector.
+pub(super) const LANES: usize = 16;
+
+/// Rows that are multiplied together: they share the loads of x.
+pub(super) const ROWS: usize = 4;
+
+/// A packed row, and its scales and biases as [`scale_rows`] prepares them.
+#[derive(Clone, Copy)]
+pub(super) struct Row<'a> {
+    pub(super) words: &'a [u32],
+    /// 16 partial sums; add them to get the bias term.
+    pub(super) biases: &'a [f32],
+    pub(super) scales: &'a [f32],
+}
+
+/// The output of all rows. `dot` multiplies [`ROWS`] rows at a time; where the rows of a pass run out, it gets the last one
+/// again.
+pub(super) fn gemv(
+    isa: Avx512,
+    matrix: &PackedMatrix,
+    scaling: &Scaling,
+    dot: impl Fn([Row<'_>; ROWS]) -> [f32; ROWS] + Send + Sync,
+) -> Vec<f32> {
+    let rows_of_task = rows_per_task((1, matrix.rows, matrix.k));
+    let mut output = vec![0f32; matrix.rows];
+    tasks::for_each(output.chunks_mut(rows_of_task), |task, output| {
+        let mut scaled = Aligned::<f32>::new(ROWS_PER_PASS * scaling.stride);
+        for (pass, output) in output.chunks_mut(ROWS_PER_PASS).enumerate() {
+            let first_row = task * rows_of_task + pass * ROWS_PER_PASS;
+            let scaled = &mut scaled[..output.len() * scaling.stride];
+            scale_rows(isa, matrix, first_row, scaling, scaled);
+            let last = output.len().saturating_sub(1);
+            for (part, output) in output.chunks_mut(ROWS).enumerate() {
+                let sums = dot(std::array::from_fn(|row| {
+                    let row = (ROWS * part + row).min(last);
+                    let (biases, scales) = scaled[row * scaling.stride..][..scaling.stride].split_at(LANES);
+                    Row { words: matrix.row_words(first_row + row), biases, scales }
+                }));
+                output.iter_mut().zip(sums).for_each(|(output, sum)| *output = sum);
+            }
+        }
+    });
+    output
+}
+
+/// The sum of the lanes of each vector.
+#[inline]
+#[target_feature(enable = "avx512f,avx512dq")]
+pub(super) fn sums_of_lanes([a, b, c, d]: [__m512; ROWS]) -> [f32; ROWS] {
+    // Lanes of two vectors are interleaved, so that one addition serves both.
+    let pairs = |a, b| _mm512_add_ps(_mm512_unpacklo_ps(a, b), _mm512_unpackhi_ps(a, b));
+    let (ab, cd) = (_mm512_castps_pd(pairs(a, b)), _mm512_castps_pd(pairs(c, d)));
+    let (low, high) = (_mm512_unpacklo_pd(ab, cd), _mm512_unpackhi_pd(ab, cd));
+    let all = _mm512_add_ps(_mm512_castpd_ps(low), _mm512_castpd_ps(high));
+    let half = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps::<1>(all));
+    let quarter = _mm_add_ps(_mm256_castps256_ps128(half), _mm256_extractf128_ps::<1>(half));
+    let mut sums = [0.; ROWS];
+    // SAFETY: `sums` has room for the four numbers that are written.
+    unsafe { _mm_storeu_ps(sums.as_mut_ptr(), quarter) };
+    sums
+}
+
+/// Prefetches `len` bytes at the position of `at` in the next [`ROWS`] rows, where a row has `row_bytes` bytes: soon enough
+/// for memory, and not so soon that they leave the first-level cache again unless rows are long.
+#[inline(always)]
+pub(super) fn prefetch(at: *const u8, len: usize, row_bytes: usize) {
+    let next = at.wrapping_add(ROWS * row_bytes);
+    for line in (0..len).step_by(64) {
+        // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast()) };
+    }
+}
+
+/// `len` bytes (at most 64) from byte `start` of a block on. The row ends `rest` bytes behind the start of the block; the
+/// vector has zeros from there on.
+///
+/// # Safety
+/// `block` is valid for `rest` bytes.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw")]
+pub(super) unsafe fn load(block: *const u8, start: usize, len: usize, rest: usize) -> __m512i {
+    let present = len.min(rest.saturating_sub(start));
+    debug_assert!(len <= 64);
+    // SAFETY: each arm reads `present` bytes from `start` on, which are among the `rest` bytes of the row.
+    unsafe {
+        match present {
+            0 => _mm512_setzero_si512(),
+            // What blocks of 80 and of 96 bytes have behind the first load.
+            16 => _mm512_zextsi128_si512(_mm_loadu_si128(block.add(start).cast())),
+            32 => _mm512_zextsi256_si512(_mm256_loadu_si256(block.add(start).cast())),
+            64 => _mm512_loadu_si512(block.add(start).cast()),
+            _ => _mm512_maskz_loadu_epi8(u64::MAX >> (64 - present), block.add(start).cast()),
+        }
+    }
+}

@@ -1,0 +1,193 @@
+//! Every algorithm by itself, and the table that chooses one.
+
+use super::super::dispatch::{choose, run, Algorithm};
+#[cfg(target_arch = "x86_64")]
+use super::super::{
+    bf16::gemm_amx::Bf16Amx,
+    f32::mxfp8_gemv::Mxfp8Gemv,
+    int8::{gemm_amx::Int8Amx, gemv_vnni::Int8Gemv},
+};
+use super::*;
+use crate::format::{Bits, Element, Scale, ZeroPoint};
+
+/// The algorithms for which an instruction set suffices.
+fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
+    let in_f32 = [Algorithm::F32Gemv, Algorithm::F32Tiles];
+    let fast: Vec<Algorithm> = match isa {
+        InstructionSet::Portable(_) => vec![],
+        #[cfg(target_arch = "aarch64")]
+        InstructionSet::Neon(_) => vec![],
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx2(_) => vec![],
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512(isa) => vec![Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(*isa))],
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Vnni(isa) => vec![Algorithm::Int8Gemv(Int8Gemv::new(*isa))],
+        #[cfg(target_arch = "x86_64")]
+        InstructionSet::Avx512Amx(isa) => {
+            vec![Algorithm::Int8Amx(Int8Amx::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
+        }
+    };
+    in_f32.into_iter().chain(fast).collect()
+}
+
+fn name(algorithm: Algorithm) -> &'static str {
+    match algorithm {
+        Algorithm::F32Gemv => "f32 GEMV",
+        Algorithm::F32Tiles => "f32 tiles",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8Gemv(_) => "int8 GEMV",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Mxfp8Gemv(_) => "MXFP8 GEMV",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8Amx(_) => "int8 AMX",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Bf16Amx(_) => "bf16 AMX",
+    }
+}
+
+/// Every format that a weight can have.
+fn known_formats() -> Vec<QuantFormat> {
+    let mut all = QuantFormat::all();
+    for bits in Bits::ALL {
+        let sizes = QuantFormat::AFFINE_GROUP_SIZES;
+        all.extend(sizes.map(|size| QuantFormat::symmetric(bits.get(), size).unwrap()));
+    }
+    all
+}
+
+/// Formats that nobody has: known axes, put together in other ways.
+fn made_up_formats() -> Vec<QuantFormat> {
+    let uint = Element::Uint(Bits::Four);
+    vec![
+        QuantFormat::made_up(Element::E2m1, Scale::Float, ZeroPoint::None, 64),
+        QuantFormat::made_up(Element::E2m1, Scale::Float, ZeroPoint::Bias, 32),
+        QuantFormat::made_up(Element::E2m1, Scale::E8m0, ZeroPoint::None, 16),
+        QuantFormat::made_up(Element::E2m1, Scale::E4m3, ZeroPoint::None, 32),
+        QuantFormat::made_up(Element::E4m3, Scale::Float, ZeroPoint::None, 128),
+        QuantFormat::made_up(Element::E4m3, Scale::E4m3, ZeroPoint::None, 32),
+        QuantFormat::made_up(Element::E4m3, Scale::E8m0, ZeroPoint::None, 64),
+        QuantFormat::made_up(uint, Scale::Float, ZeroPoint::None, 32),
+        QuantFormat::made_up(uint, Scale::Float, ZeroPoint::Bias, 16),
+        QuantFormat::made_up(uint, Scale::Float, ZeroPoint::Bias, 96),
+        QuantFormat::made_up(uint, Scale::E8m0, ZeroPoint::None, 32),
+    ]
+}
+
+fn check_algorithm(algorithm: Algorithm, isa: &InstructionSet, weight: &Weight, m: usize, rng: &mut StdRng) {
+    let x: Vec<f32> = (0..m * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
+    let bias: Vec<f32> = (0..weight.n).map(|_| rng.random_range(-1.0..1.0)).collect();
+    let name = (name(algorithm), isa.name(), weight.format, weight.n, weight.k, m);
+    let want = product_in_f64(&weight.decoded(), weight.k, &x, Some(&bias));
+    match run(algorithm, isa, &weight.view(), &x, Some(&bias)) {
+        Ok(got) => assert_close::<f32>(name, &got, &want),
+        Err(error) => panic!("{name:?}: {error:?}"),
+    }
+}
+
+#[test]
+fn every_algorithm_agrees_with_f64_for_every_format_that_it_supports() {
+    let mut rng = StdRng::seed_from_u64(21);
+    let mut used = std::collections::BTreeSet::new();
+    for isa in isa::available() {
+        for algorithm in algorithms(isa) {
+            for (n, k) in [(1usize, 128usize), (3, 64), (7, 96), (17, 160), (2, 1056), (33, 256)] {
+                for format in known_formats() {
+                    if !k.is_multiple_of(format.group_size()) || !algorithm.supports(format) {
+                        continue;
+                    }
+                    used.insert((isa.name(), name(algorithm)));
+                    let weight = Weight::random(format, n, k, &mut rng);
+                    for m in [1, 2, 3, 8, 9, 17, 33] {
+                        check_algorithm(algorithm, isa, &weight, m, &mut rng);
+                    }
+                }
+            }
+        }
+    }
+    let all =
+        isa::available().iter().flat_map(|isa| algorithms(isa).into_iter().map(|a| (isa.name(), name(a))));
+    assert_eq!(used, all.collect());
+}
+
+const MS: [usize; 7] = [1, 2, 8, 9, 31, 32, 100];
+
+#[test]
+fn the_table_has_an_algorithm_for_every_format_and_m() {
+    for isa in isa::available() {
+        for format in known_formats().into_iter().chain(made_up_formats()) {
+            for m in MS {
+                let algorithm = choose(isa, m, format);
+                assert!(algorithm.supports(format), "{} {format} m={m}: {algorithm:?}", isa.name());
+            }
+        }
+    }
+}
+
+/// The table as it stands in the documentation of `dispatch`.
+#[test]
+fn the_table_is_the_documented_one() {
+    for isa in isa::available() {
+        for format in known_formats() {
+            let (one, more) = match format {
+                QuantFormat::MXFP8 => ("MXFP8 GEMV", "bf16 AMX"),
+                QuantFormat::NVFP4 => ("int8 GEMV", "bf16 AMX"),
+                _ => ("int8 GEMV", "int8 AMX"),
+            };
+            for m in MS {
+                let in_f32 = if m < 32 { "f32 GEMV" } else { "f32 tiles" };
+                let want = match (isa.name(), m) {
+                    ("avx512vnni" | "avx512amx", 1) => one,
+                    ("avx512amx", _) => more,
+                    _ => in_f32,
+                };
+                assert_eq!(name(choose(isa, m, format)), want, "{} {format} m={m}", isa.name());
+            }
+        }
+    }
+}
+
+#[test]
+fn a_format_without_a_fast_kernel_is_multiplied_in_f32() {
+    let mut rng = StdRng::seed_from_u64(22);
+    for isa in isa::available() {
+        for format in made_up_formats() {
+            let mut weight = Weight::random(format, 7, 384, &mut rng);
+            if format.element() == Element::E4m3 {
+                // No NaN.
+                weight.words.iter_mut().for_each(|word| *word &= 0xBFBF_BFBF);
+            }
+            for m in MS {
+                let algorithm = choose(isa, m, format);
+                let in_f32 = if m < 32 { "f32 GEMV" } else { "f32 tiles" };
+                assert_eq!(name(algorithm), in_f32, "{} {format} m={m}", isa.name());
+                check_algorithm(algorithm, isa, &weight, m, &mut rng);
+            }
+            let got: Vec<f32> = dequantize_with(isa, &weight.view());
+            let want = weight.decoded();
+            assert!(got.iter().zip(&want).all(|(got, want)| got == want), "{} {format}", isa.name());
+        }
+    }
+}
+
+/// An infinity is no fixed-point number: the fast kernel says so, and dispatch multiplies in f32.
+#[test]
+fn what_a_fast_kernel_cannot_represent_is_multiplied_in_f32() {
+    let mut rng = StdRng::seed_from_u64(23);
+    for isa in isa::available() {
+        for format in formats_for(256) {
+            let weight = Weight::random(format, 5, 256, &mut rng);
+            for m in [1, 3, 40] {
+                let mut x = vec![1f32; m * 256];
+                x[m * 256 - 2] = f32::INFINITY;
+                let algorithm = choose(isa, m, format);
+                let is_f32 = matches!(algorithm, Algorithm::F32Gemv | Algorithm::F32Tiles);
+                let ran = run::<f32>(algorithm, isa, &weight.view(), &x, None).is_ok();
+                assert_eq!(ran, is_f32, "{} {format} m={m}: {algorithm:?}", isa.name());
+                let y: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
+                assert!(y[(m - 1) * 5..].iter().all(|y| !y.is_finite()), "{} {format} m={m}", isa.name());
+                assert!(y[..(m - 1) * 5].iter().all(|y| y.is_finite()), "{} {format} m={m}", isa.name());
+            }
+        }
+    }
+}

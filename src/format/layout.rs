@@ -1,0 +1,66 @@
+//! How many words and groups a row has.
+
+use super::QuantFormat;
+use crate::{Error, Result};
+
+impl QuantFormat {
+    /// Groups of a row of `k` elements.
+    ///
+    /// # Errors
+    /// If `k` is zero or not a multiple of the group size.
+    pub fn groups_per_row(self, k: usize) -> Result<usize> {
+        self.check_row(k)?;
+        Ok(k / self.group_size)
+    }
+
+    /// 32-bit words of a row of `k` elements. Every whole group is a whole number of words.
+    ///
+    /// # Errors
+    /// If `k` is zero, not a multiple of the group size, or too large to address.
+    pub fn words_per_row(self, k: usize) -> Result<usize> {
+        self.check_row(k)?;
+        k.checked_mul(self.bits())
+            .map(|bits| bits / 32)
+            .ok_or_else(|| Error::mismatch("K", "a row that fits the address space", k.to_string()))
+    }
+
+    fn check_row(self, k: usize) -> Result<()> {
+        let group_size = self.group_size;
+        if k == 0 || !k.is_multiple_of(group_size) {
+            return Err(Error::mismatch(
+                format!("K of {self}"),
+                format!("a positive multiple of {group_size}"),
+                k.to_string(),
+            ));
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn layout_is_the_bit_stream_of_the_spec() {
+        for format in QuantFormat::all() {
+            for k in [32, 64, 96, 128, 4096, 16384] {
+                if k % format.group_size() != 0 {
+                    assert!(format.words_per_row(k).is_err(), "{format} K={k}");
+                    continue;
+                }
+                assert_eq!(format.words_per_row(k).unwrap() * 32, k * format.bits());
+                assert_eq!(format.groups_per_row(k).unwrap() * format.group_size(), k);
+            }
+        }
+    }
+
+    #[test]
+    fn rows_that_end_inside_a_group_are_refused() {
+        for k in [0, 31, 48] {
+            assert!(QuantFormat::MXFP4.groups_per_row(k).is_err());
+        }
+        assert_eq!(QuantFormat::NVFP4.groups_per_row(48).unwrap(), 3);
+        assert!(QuantFormat::affine(8, 64).unwrap().words_per_row(usize::MAX - 63).is_err());
+    }
+}

@@ -1,8 +1,0 @@
-//! Whole models, and the text that they generate.
-
-#[path = "../common/mod.rs"]
-mod common;
-
-mod drop_in;
-mod generate;
-mod logits;
