@@ -8,7 +8,7 @@ using namespace cq;
 constexpr uint32_t THREADS = 256;
 constexpr uint32_t WARPS = THREADS / 32;
 
-// Replaces each thread's number by the sum of those of the threads before it.
+// Replaces the number of each thread by the sum over the threads before it.
 __device__ __forceinline__ uint32_t sum_before(uint32_t mine) {
     __shared__ uint32_t sums[THREADS];
     uint32_t through = mine;

@@ -37,7 +37,7 @@ __device__ __forceinline__ float joined(const CqExperts &p, float gate, float up
     return gate / (1.f + expf(-gate)) * up;
 }
 
-// The pairs of a block: those of tile blockIdx.y, or, if pairs are not in order, that pair alone.
+// The pairs of a block: those of tile blockIdx.y, or, if pairs are ungrouped, a single pair.
 struct Pairs {
     CqTile tile;
     const uint32_t *order;

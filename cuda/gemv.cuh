@@ -58,7 +58,7 @@ struct BlockRows {
 
 // Turns finished sums `total(tile, row in tile, row of x)` into elements of y.
 template <class Shape, class Total>
-__device__ __forceinline__ void store_products(const CqGemv &p, const BlockRows &block, float out_scale, Total total) {
+__device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &block, float out_scale, Total total) {
     auto with_bias = [&](const CqOperand &operand, uint32_t row, float sum) {
         const float product = sum * (out_scale * operand.matrix.global_scale);
         return operand.bias ? product + load_float(operand.bias, row, operand.bias_dtype) : product;
@@ -164,11 +164,11 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
         x, p.operand[block.operand].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
             const CqMatrix &matrix = p.operand[block.operand_of(half * 8)].matrix;
-            // Rows past the end repeat the last one; their products are not stored.
+            // Rows past the end repeat the last one; their outputs are not stored.
             rows.place(half, matrix, min(block.row(tile, row), matrix.rows - 1), p.k, k, t);
         });
     if (gridDim.y == 1) {
-        store_products<Shape>(p, block, OUT_SCALE, sums);
+        store_outputs<Shape>(p, block, OUT_SCALE, sums);
         return;
     }
     constexpr int COUNT = Shape::ROWS_PER_BLOCK * Shape::ROWS;
@@ -177,7 +177,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     for (int i = threadIdx.x; i < COUNT; i += Shape::THREADS)
         partial[blockIdx.y * split + i] = sums(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
     if (!last_of_parts(p.arrivals + blockIdx.x, gridDim.y)) return;
-    store_products<Shape>(p, block, OUT_SCALE, [&](int tile, int row, int m) {
+    store_outputs<Shape>(p, block, OUT_SCALE, [&](int tile, int row, int m) {
         float sum = 0;
         for (uint32_t s = 0; s < gridDim.y; ++s)
             sum += static_cast<const volatile float *>(partial)[s * split + (tile * 16 + row) * Shape::ROWS + m];

@@ -24,7 +24,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
         x, p.operand[0].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int, int row, int k, int t) {
             const ChosenExpert expert(p, p.ids[pair]);
             const CqMatrix &matrix = p.operand[gated ? half : 0].matrix;
-            // Rows past the end repeat the last one; their products are not stored.
+            // Rows past the end repeat the last one; their outputs are not stored.
             const uint32_t index = min(first + (gated ? row % 8 : row), rows_of_matrix - 1);
             rows.place(half, matrix, expert.row(matrix, index), p.k, k, t);
         });

@@ -83,7 +83,7 @@ typedef struct CqTile {
 
 /* One projection, or two joined, of the experts that tokens chose. A pair is a token and one of its experts.
  *
- * The matrix of a operand is that of expert 0; those of the others follow it, as do their biases. An expert that
+ * The matrix of an operand is that of expert 0; those of the others follow it, as do their biases. An expert that
  * does not exist is not read: it makes NaN. */
 typedef struct CqExperts {
     CqOperand operand[2];           /* gate and up, y for both that of gate; or down */

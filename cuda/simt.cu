@@ -2,7 +2,7 @@
 //
 // For what the tensor-core kernels cannot take (f32 activations, scales or biases, k or addresses that do
 // not fit their loads), and an independent check of them. Weights are dequantized one by one, so nothing
-// cancels that does not cancel in the product itself.
+// cancels that does not cancel in the exact sum.
 //
 // simt_<format>_experts: the same for the experts that tokens chose (CqExperts). A warp's two rows are the same row of
 // gate and of up, if those are joined.
@@ -99,7 +99,7 @@ struct Matmul {
     __device__ __forceinline__ size_t row_of_matrix(uint32_t row) const { return row; }
     __device__ __forceinline__ float global_scale(int) const { return p.operand.matrix.global_scale; }
 
-    // A lane stores the product of row r of the warp with row m of x; all lanes take part.
+    // A lane stores the output of row r of the warp with row m of x; all lanes take part.
     template <int M> __device__ __forceinline__ void store(uint32_t first, int r, uint32_t m, bool mine, float product) const {
         const uint32_t row = first + r;
         if (!mine || row >= p.operand.matrix.rows) return;
@@ -108,7 +108,7 @@ struct Matmul {
     }
 };
 
-// The products of a tile of pairs with their expert.
+// The matmul of a tile of pairs with their expert.
 struct ExpertMatmul {
     const CqExperts &p;
     Pairs pairs;
@@ -199,7 +199,7 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
             for (int i = 0; i < ROWS * M; ++i) sums[i / M][i % M] += step[i / M][i % M];
         }
     }
-    // Lane r * M + column stores that product.
+    // Lane r * M + column stores that output.
     float product = 0;
 #pragma unroll
     for (int i = 0; i < ROWS * M; ++i) {

@@ -53,7 +53,7 @@ template <class F> struct LaneRows {
             matrix[r] = p.operand[operand].matrix;
             global_scale[r] = expert.global_scale(p, operand);
             addresses |= reinterpret_cast<uintptr_t>(matrix[r].packed);
-            // Rows past the end repeat the last one; their products are not stored.
+            // Rows past the end repeat the last one; their outputs are not stored.
             const size_t at = expert.row(matrix[r], min(row[r], matrix[r].rows - 1));
             words[r] = matrix[r].packed + at * words_of_row<F::BITS>(p.k) + lane * S::WORDS;
             auto of_row = [&](const void *groups_of_all, uint32_t dtype) -> const void * {

@@ -45,7 +45,7 @@ pub(super) unsafe fn multiply(device: &CudaDevice, gemm: Gemm) -> Result<()> {
     let handle = device.cublas_handle();
     // SAFETY: cuBLAS thinks in columns: y^T = weight * x^T, each of these read as it lies. The caller
     // answers for the addresses.
-    let told = unsafe {
+    let status = unsafe {
         result::gemm_ex(
             *handle.handle(),
             CUBLAS_OP_T,
@@ -68,5 +68,5 @@ pub(super) unsafe fn multiply(device: &CudaDevice, gemm: Gemm) -> Result<()> {
             sys::cublasGemmAlgo_t::CUBLAS_GEMM_DEFAULT_TENSOR_OP,
         )
     };
-    told.w()
+    status.w()
 }

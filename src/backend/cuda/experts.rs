@@ -153,7 +153,7 @@ impl Call<'_> {
             y: joined.get(),
         };
         if !self.gemv(&gate_up, &pairs, Some(self.chosen.gating), dtype)? {
-            self.products(&gate_up, &pairs, Some(self.chosen.gating), dtype)?;
+            self.all_pairs(&gate_up, &pairs, Some(self.chosen.gating), dtype)?;
         }
         let down = Projection {
             operands: down_operand,
@@ -168,11 +168,11 @@ impl Call<'_> {
             y,
         };
         if !self.gemv(&down, &pairs, None, dtype)? {
-            let mut products = allocate(self.device, &Shape::from((self.pairs(), hidden)), DType::F32)?;
-            let products = address_mut(&mut products, self.stream)?;
-            let to = Projection { y: products.get(), ..down };
-            self.products(&to, &pairs, None, DType::F32)?;
-            self.weighted_sum(products.get(), pairs.shares, y, hidden, dtype)?;
+            let mut outputs = allocate(self.device, &Shape::from((self.pairs(), hidden)), DType::F32)?;
+            let outputs = address_mut(&mut outputs, self.stream)?;
+            let to = Projection { y: outputs.get(), ..down };
+            self.all_pairs(&to, &pairs, None, DType::F32)?;
+            self.weighted_sum(outputs.get(), pairs.shares, y, hidden, dtype)?;
         }
         Ok(())
     }
@@ -246,7 +246,13 @@ impl Call<'_> {
     }
 
     /// The outputs of all pairs, `[pairs, rows]`: of tiles on tensor cores, else in fp32.
-    fn products(&self, of: &Projection, pairs: &Pairs, gating: Option<Gating>, y_dtype: DType) -> Result<()> {
+    fn all_pairs(
+        &self,
+        of: &Projection,
+        pairs: &Pairs,
+        gating: Option<Gating>,
+        y_dtype: DType,
+    ) -> Result<()> {
         let params = self.params(of, pairs, gating, y_dtype)?;
         // Gate and up have twice the rows of one.
         let rows = if gating.is_some() { 2 * of.rows } else { of.rows };

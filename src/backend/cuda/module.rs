@@ -58,7 +58,7 @@ fn load_module(context: &Arc<CudaContext>, file: &'static str) -> Result<Arc<Cud
         candle_core::bail!("the kernels of cuda/{file}.cu were not built");
     };
     context.load_module(Ptx::from_binary(image.to_vec())).map_err(|error| {
-        let told = match error {
+        let context = match error {
             DriverError(sys::CUresult::CUDA_ERROR_NO_BINARY_FOR_GPU) => format!(
                 "the kernels were built for the architectures {}, none of which serves this device; set \
                  CANDLE_QUANT_CUDA_ARCHS (to 90 for a card of compute capability 9.0, say) and build again",
@@ -66,6 +66,6 @@ fn load_module(context: &Arc<CudaContext>, file: &'static str) -> Result<Arc<Cud
             ),
             _ => format!("loading the kernels of cuda/{file}.cu"),
         };
-        candle_core::Error::wrap(error).context(told)
+        candle_core::Error::wrap(error).context(context)
     })
 }
