@@ -129,13 +129,15 @@ fn the_table_has_an_algorithm_for_every_format_and_m() {
 fn the_table_is_the_documented_one() {
     for isa in isa::available() {
         for format in known_formats() {
-            let (one, more) = match format {
-                QuantFormat::MXFP8 => ("MXFP8 GEMV", "bf16 AMX"),
-                QuantFormat::NVFP4 => ("int8 GEMV", "bf16 AMX"),
-                _ => ("int8 GEMV", "int8 AMX"),
-            };
             for m in MS {
                 let in_f32 = if m < 32 { "f32 GEMV" } else { "f32 tiles" };
+                let (one, more) = match format {
+                    QuantFormat::MXFP8 => ("MXFP8 GEMV", "bf16 AMX"),
+                    QuantFormat::NVFP4 => ("int8 GEMV", "bf16 AMX"),
+                    QuantFormat::MXFP4 => ("int8 GEMV", "int8 AMX"),
+                    _ if format.element().uint().is_some() => ("int8 GEMV", "int8 AMX"),
+                    _ => (in_f32, in_f32),
+                };
                 let want = match (isa.name(), m) {
                     ("avx512vnni" | "avx512amx", 1) => one,
                     ("avx512amx", _) => more,
