@@ -9,7 +9,8 @@
 #pragma once
 #include "affine.cuh"
 #include "mx.cuh"
+#include "nf4.cuh"
 #include "nvfp4.cuh"
 
-#define CQ_FORMATS(X) CQ_FORMATS_AFFINE(X) CQ_FORMATS_MX(X) CQ_FORMATS_NVFP4(X)
+#define CQ_FORMATS(X) CQ_FORMATS_AFFINE(X) CQ_FORMATS_MX(X) CQ_FORMATS_NF4(X) CQ_FORMATS_NVFP4(X)
 #define CQ_QUANTIZE(X) CQ_QUANTIZE_AFFINE(X) CQ_QUANTIZE_MX(X) CQ_QUANTIZE_NVFP4(X)

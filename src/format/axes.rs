@@ -1,6 +1,7 @@
 //! The axes of a format: what a code stands for, how scales are stored, and where zero is.
 
 use super::element::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
+use super::nf4::NF4;
 use super::numeric::{clamped, small_integer, Real};
 
 /// Bits of an unsigned integer code. Codes of seven bits do not exist.
@@ -68,6 +69,8 @@ pub enum Element {
     E4m3,
     /// A two's-complement integer times 2^-6, from -127 on.
     Int8,
+    /// One of the sixteen NF4 values of bitsandbytes.
+    Nf4,
 }
 
 impl Element {
@@ -75,7 +78,7 @@ impl Element {
     pub const fn bits(self) -> usize {
         match self {
             Self::Uint(bits) => bits.get(),
-            Self::E2m1 => 4,
+            Self::E2m1 | Self::Nf4 => 4,
             Self::E4m3 | Self::Int8 => 8,
         }
     }
@@ -84,7 +87,7 @@ impl Element {
     pub const fn uint(self) -> Option<Bits> {
         match self {
             Self::Uint(bits) => Some(bits),
-            Self::E2m1 | Self::E4m3 | Self::Int8 => None,
+            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 => None,
         }
     }
 
@@ -97,6 +100,7 @@ impl Element {
             Self::E2m1 => pairs.for_each(|(value, code)| *value = of(Self::E2m1.value(*code))),
             Self::E4m3 => pairs.for_each(|(value, code)| *value = of(Self::E4m3.value(*code))),
             Self::Int8 => pairs.for_each(|(value, code)| *value = of(Self::Int8.value(*code))),
+            Self::Nf4 => pairs.for_each(|(value, code)| *value = of(Self::Nf4.value(*code))),
         }
     }
 
@@ -108,6 +112,7 @@ impl Element {
             Self::E2m1 => E2M1[usize::from(code & 15)],
             Self::E4m3 => e4m3_to_f32(code),
             Self::Int8 => f32::from(code as i8) / 64.,
+            Self::Nf4 => NF4[usize::from(code & 15)],
         }
     }
 
@@ -118,6 +123,7 @@ impl Element {
             Self::Uint(bits) => small_integer(clamped(value, f32::from(bits.largest_code()))),
             Self::E2m1 => nearest_e2m1::<T>(value),
             Self::E4m3 => f32_to_e4m3(value),
+            Self::Nf4 => super::nf4::nearest(value),
             Self::Int8 => (value * 64.).round_ties_even().clamp(-127., 127.) as i8 as u8,
         }
     }
@@ -129,13 +135,14 @@ impl Element {
             Self::E2m1 => (-E2M1_MAX, E2M1_MAX),
             Self::E4m3 => (-E4M3_MAX, E4M3_MAX),
             Self::Int8 => (-127. / 64., 127. / 64.),
+            Self::Nf4 => (-1., 1.),
         }
     }
 
     /// Whether a code can stand for NaN.
     pub const fn has_nan(self) -> bool {
         match self {
-            Self::Uint(_) | Self::E2m1 | Self::Int8 => false,
+            Self::Uint(_) | Self::E2m1 | Self::Int8 | Self::Nf4 => false,
             Self::E4m3 => true,
         }
     }

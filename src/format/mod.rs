@@ -11,6 +11,7 @@
 //! | NVFP4 | `e2m1 * (e4m3 * global)` | `E2m1` | E4M3, 16 elements | `None` | 4.5 |
 //! | MXFP8 | `e4m3 * 2^(s - 127)` | `E4m3` | E8M0, 32 elements | `None` | 8.25 |
 //! | MXINT8 | `int8 / 64 * 2^(s - 127)` | `Int8` | E8M0, 32 elements | `None` | 8.25 |
+//! | NF4 | `nf4 * scale` | `Nf4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
 //!
 //! A row is one contiguous little-endian bit stream: element `i` owns the bits `[i * b, (i + 1) * b)`,
 //! bit 0 being the least significant bit of byte 0. 32 elements are exactly `b` 32-bit words.
@@ -26,6 +27,7 @@ mod element;
 mod grammar;
 mod layout;
 mod mx;
+mod nf4;
 mod numeric;
 mod nvfp4;
 mod rows;
@@ -33,6 +35,7 @@ mod rows;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
 pub use bits::{code_at, pack};
 pub(crate) use element::E2M1;
+pub(crate) use nf4::NF4;
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
 use rows::GroupScalesMut;
@@ -75,9 +78,16 @@ impl QuantFormat {
     pub const MXFP8: Self = Self::of(Element::E4m3, Scale::E8m0, ZeroPoint::None, 32);
     /// OCP MXINT8: two's-complement integers times 2^-6, an E8M0 scale for each 32.
     pub const MXINT8: Self = Self::of(Element::Int8, Scale::E8m0, ZeroPoint::None, 32);
+    /// NF4 of bitsandbytes: one of sixteen values, a float scale for each 64.
+    pub const NF4: Self = Self::of(Element::Nf4, Scale::Float, ZeroPoint::None, 64);
     /// Formats with a name and without parameters.
-    const NAMED: [(&'static str, Self); 4] =
-        [("mxfp4", Self::MXFP4), ("nvfp4", Self::NVFP4), ("mxfp8", Self::MXFP8), ("mxint8", Self::MXINT8)];
+    const NAMED: [(&'static str, Self); 5] = [
+        ("mxfp4", Self::MXFP4),
+        ("nvfp4", Self::NVFP4),
+        ("mxfp8", Self::MXFP8),
+        ("mxint8", Self::MXINT8),
+        ("nf4", Self::NF4),
+    ];
     /// The group sizes of affine and symmetric formats.
     pub const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
 
@@ -242,6 +252,7 @@ fn no_integers(bits: usize, group_size: usize) -> Error {
 enum Family {
     Affine(Bits),
     Mx,
+    Nf4,
     Nvfp4,
 }
 
@@ -251,10 +262,13 @@ fn family(format: QuantFormat) -> Result<Family> {
         (Element::Uint(bits), Scale::Float, ZeroPoint::Bias) => Ok(Family::Affine(bits)),
         (Element::E2m1 | Element::E4m3 | Element::Int8, Scale::E8m0, ZeroPoint::None) => Ok(Family::Mx),
         (Element::E2m1, Scale::E4m3, ZeroPoint::None) => Ok(Family::Nvfp4),
-        (Element::Uint(_) | Element::E2m1 | Element::E4m3 | Element::Int8, _, _) => Err(Error::Unsupported {
-            what: format!("quantizing to {format}"),
-            remedy: format!("quantize to one of {}", QuantFormat::grammar()),
-        }),
+        (Element::Nf4, Scale::Float, ZeroPoint::None) => Ok(Family::Nf4),
+        (Element::Uint(_) | Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4, _, _) => {
+            Err(Error::Unsupported {
+                what: format!("quantizing to {format}"),
+                remedy: format!("quantize to one of {}", QuantFormat::grammar()),
+            })
+        }
     }
 }
 
@@ -279,11 +293,14 @@ impl<T: Real> RowMut<'_, T> {
                     Quantizer::Afq => affine::quantize_afq(layout, weights, words, scales, biases),
                 }
             }
+            (Family::Nf4, GroupScalesMut::Float { scales, .. }) => {
+                nf4::quantize(format, weights, words, scales)
+            }
             (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::quantize(format, weights, words, scales),
             (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => {
                 nvfp4::quantize(format, weights, absmax, words, scales)
             }
-            (Family::Affine(_), GroupScalesMut::Bytes(_))
+            (Family::Affine(_) | Family::Nf4, GroupScalesMut::Bytes(_))
             | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
         }
         Ok(())
@@ -299,9 +316,12 @@ impl<T: Real> RowMut<'_, T> {
             (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {
                 affine::improve(format, bits, weights, words, scales, biases)
             }
+            (Family::Nf4, GroupScalesMut::Float { scales, .. }) => {
+                nf4::improve(format, weights, words, scales)
+            }
             (Family::Mx, GroupScalesMut::Bytes(scales)) => mx::improve(format, weights, words, scales),
             (Family::Nvfp4, GroupScalesMut::Bytes(scales)) => nvfp4::improve(format, weights, words, scales),
-            (Family::Affine(_), GroupScalesMut::Bytes(_))
+            (Family::Affine(_) | Family::Nf4, GroupScalesMut::Bytes(_))
             | (Family::Mx | Family::Nvfp4, GroupScalesMut::Float { .. }) => return Err(other_format(format)),
         }
         Ok(())

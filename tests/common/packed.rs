@@ -47,6 +47,27 @@ pub fn refused<T>(result: Result<T>) -> String {
     }
 }
 
+/// The sixteen values of bitsandbytes, as its CUDA source writes them.
+#[allow(clippy::excessive_precision)]
+const NF4: [f32; 16] = [
+    -1.0,
+    -0.6961928009986877,
+    -0.5250730514526367,
+    -0.39491748809814453,
+    -0.28444138169288635,
+    -0.18477343022823334,
+    -0.09105003625154495,
+    0.0,
+    0.07958029955625534,
+    0.16093020141124725,
+    0.24611230194568634,
+    0.33791524171829224,
+    0.44070982933044434,
+    0.5626170039176941,
+    0.7229568362236023,
+    1.0,
+];
+
 /// Every weight, decoded element by element from the definition of its format.
 pub fn reference(weight: &QuantTensor) -> Vec<f32> {
     const E2M1: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
@@ -90,6 +111,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             }
             Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of_bytes(index),
             Element::E4m3 => e4m3(code) * scale_of_bytes(index),
+            Element::Nf4 => NF4[code as usize & 15] * scales[group],
             Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of_bytes(index),
         }
     };

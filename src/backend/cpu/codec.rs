@@ -97,6 +97,12 @@ impl Table16 for E2m1 {
     const VALUES: [f32; 16] = format::E2M1;
 }
 
+struct Nf4;
+
+impl Table16 for Nf4 {
+    const VALUES: [f32; 16] = format::NF4;
+}
+
 struct E4m3;
 
 impl Element for E4m3 {
@@ -157,7 +163,10 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
         FormatElement::E2m1 if without_biases => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
         FormatElement::E4m3 if without_biases => run!(Scaled, [E4m3, 8], [32 => 8]),
         FormatElement::Int8 if without_biases => run!(Scaled, [Int8, 8], [32 => 8]),
-        FormatElement::E2m1 | FormatElement::E4m3 | FormatElement::Int8 => return Err(call),
+        FormatElement::Nf4 if without_biases => run!(Scaled, [Nf4, 4], [64 => 16]),
+        FormatElement::E2m1 | FormatElement::E4m3 | FormatElement::Int8 | FormatElement::Nf4 => {
+            return Err(call)
+        }
     }
     Ok(())
 }

@@ -1,0 +1,31 @@
+// NF4 of bitsandbytes: 4-bit codes select from a table, a float scale for each 64.
+#pragma once
+#include "codes.cuh"
+
+namespace cq {
+
+__device__ constexpr float NF4_VALUES[16] = {
+    -1.0f,         -0.6961928f,   -0.52507305f, -0.3949175f,  -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
+    0.0795803f,    0.1609302f,    0.2461123f,   0.33791524f,  0.44070983f,  0.562617f,    0.72295684f,   1.0f,
+};
+
+struct Nf4 : FloatScales {
+    static constexpr int BITS = 4;
+    static constexpr uint32_t GROUP = 64;
+    static constexpr bool HAS_BIASES = false;
+
+    static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) element[i] = NF4_VALUES[codes.low >> (4 * (first + i)) & 15];
+    }
+    static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float) {
+        return {load_scale(matrix, group), 0.0f, 0.0f};
+    }
+    // Without a bias, so that a zero keeps its sign.
+    static __device__ __forceinline__ float weight(float element, GroupScale group) { return __fmul_rn(element, group.scale); }
+};
+
+}  // namespace cq
+
+// The kernels of the family; formats/all.cuh says what the lists are.
+#define CQ_FORMATS_NF4(X) X(nf4, cq::Nf4)

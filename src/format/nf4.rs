@@ -1,0 +1,58 @@
+//! NF4 of bitsandbytes: 4-bit codes select quantiles of a normal distribution, scaled by the largest magnitude of a group.
+
+use super::bits::pack;
+use super::clip_search::{groups, Group};
+use super::numeric::{absmax, widened, Real};
+use super::QuantFormat;
+
+/// Values of the sixteen codes (QLoRA, appendix E), as bitsandbytes has them.
+pub const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// The code whose value is nearest; 0 for NaN.
+#[inline(always)]
+pub(super) fn nearest(value: f32) -> u8 {
+    NF4.windows(2).map(|pair| u8::from(value > (pair[0] + pair[1]) / 2.)).sum()
+}
+
+/// Quantizes a row of K finite weights.
+///
+/// `words` receives `K / 8` words, `scales` the largest magnitude of each group.
+pub(super) fn quantize<T: Real>(format: QuantFormat, weights: &[T], words: &mut [u32], scales: &mut [T]) {
+    let mut codes = Vec::with_capacity(weights.len());
+    for (group, scale) in widened(weights).chunks(format.group_size()).zip(scales) {
+        let largest = absmax(group);
+        *scale = T::from_f32(largest);
+        codes.extend(group.iter().map(|weight| nearest(if largest > 0. { weight / largest } else { 0. })));
+    }
+    pack(&codes, 4, words);
+}
+
+/// Clip search in a quantized row, by smaller scales.
+pub(super) fn improve<T: Real>(format: QuantFormat, weights: &[T], words: &mut [u32], scales: &mut [T]) {
+    for ((weights, words), scale) in groups(format, weights, words).zip(scales) {
+        let mut group = Group::new(format, &weights, words, scale.to_f32(), 0.);
+        let part = |sixteenths: u8| T::from_f32(scale.to_f32() * f32::from(sixteenths) / 16.);
+        let better = (8..16).rev().map(part).filter(|scale| group.improves(scale.to_f32(), 0.)).last();
+        if let Some(better) = better {
+            *scale = better;
+            pack(group.codes(), 4, words);
+        }
+    }
+}
