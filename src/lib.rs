@@ -1,9 +1,9 @@
-//! Runs quantized language-model checkpoints in candle **on the packed weights**: affine 1- to 8-bit, MXFP4,
-//! NVFP4 and MXFP8, as mlx-lm, mistral.rs, Ollama, ModelOpt, compressed-tensors, AutoAWQ or GGUF tools write them.
+//! Layers, kernels and checkpoint readers that run quantized weights in candle **as they are packed**: affine 1- to
+//! 8-bit, MXFP4, NVFP4, MXFP8, MXINT8 and NF4, from checkpoints that mlx-lm, mistral.rs, Ollama, ModelOpt,
+//! compressed-tensors, AutoAWQ or GGUF tools wrote.
 //!
-//! A candle model is ported by one `use` line: [`linear`], [`linear_no_bias`], [`Linear`], [`embedding`],
-//! [`Embedding`] and [`VarBuilder`] have the names and arguments of their candle_nn namesakes, and become
-//! quantized or dense as the checkpoint says, tensor by tensor.
+//! [`linear`], [`linear_no_bias`], [`Linear`], [`embedding`], [`Embedding`] and [`VarBuilder`] have the names and
+//! arguments of their candle_nn namesakes, and become quantized or dense as the checkpoint says, tensor by tensor.
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor};
@@ -22,24 +22,23 @@
 //!
 //! | room | what it does |
 //! |---|---|
-//! | [`checkpoint`] | opens a checkpoint, checks it, names its weights; nothing is read before it is asked for |
-//! | [`mod@format`] | what the bits mean: layout, scalar decode and encode, the reference for everything else |
-//! | [`QuantTensor`] | a packed weight in memory: product, gather, decode, slices |
+//! | [`checkpoint`] | opens a checkpoint, checks it, names its weights; a weight is read when it is loaded |
+//! | [`mod@format`] | what the bits mean: layout, scalar quantization and dequantization, the reference for everything else |
+//! | [`QuantTensor`] | a packed weight in memory: matmul, embedding, dequantize, slices |
 //! | [`nn`] | layers with candle_nn's names |
-//! | [`models`] | the llama family, Qwen3, and models with experts, dense or quantized from the same code |
-//! | [`parallel`] | the same models over several devices, each with its slice of the weights |
-//! | [`mod@generate`] | sampling, stop tokens, streamed text |
-//! | [`mod@convert`] | quantizes a checkpoint: a plan, little memory, a report of what is lost |
-//! | [`mod@verify`], [`mod@diff`] | what is wrong with a checkpoint; how far two are apart |
+//! | [`parallel`] | ranks, and layers of which each rank has a slice |
+//!
+//! Three more crates stand on this one: `candle-quant-nn` (candle_nn's whole interface), `candle-quant-models` (language
+//! models, generation) and `candle-quant-tools` (convert, verify, diff, the command line). `docs/architecture.md` in the
+//! repository maps the rooms and the way of a weight through them.
 //!
 //! # Instruction sets
 //! The CPU kernels are chosen at run time: AVX-512 with AMX (int8 and bf16 tiles), AVX-512 with VNNI, AVX-512
 //! with VBMI and GFNI, AVX2 with FMA, NEON, or portable Rust. The environment variable `CANDLE_QUANT_SIMD`
 //! (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) picks a lesser one, for comparison.
 //!
-//! With AMX, products of two and more rows of activations are integer (for NVFP4 and MXFP8 bf16) products of the codes
-//! with three terms of each activation. Without it, products with more than 31 rows decode the weight in tiles that stay
-//! in a core's cache.
+//! Which algorithm multiplies depends on the format, the rows of x and the instruction set; one table says so, in
+//! `src/backend/cpu/dispatch.rs`. A format without a fast kernel goes through the f32 kernels.
 //!
 //! # CUDA devices
 //! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.
@@ -55,10 +54,10 @@
 //! # Features
 //! | feature | adds |
 //! |---|---|
-//! | `cli` | the `candle-quant` binary: `inspect`, `verify`, `diff`, `convert`, `plan`, `generate`, `logits` |
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
-//! | `nccl` | `cuda`, and ranks that are GPUs of one or many processes: needs NCCL to build and to start |
-#![deny(missing_docs, unsafe_op_in_unsafe_fn)]
+//! | `processes` | ranks that are processes, which find each other over TCP |
+//! | `nccl` | `cuda`, `processes`, and ranks that are GPUs of one or many processes: needs NCCL to build and to start |
+#![deny(missing_docs, unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 mod backend;
 pub mod checkpoint;

@@ -19,6 +19,8 @@
 //! [`QuantizedRows`] and [`dequantize_row`] are the scalar reference. Each family of formats has one file with its
 //! quantization and clip search: `affine.rs`, `mx.rs` and `nvfp4.rs`.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod affine;
 mod axes;
 mod bits;

@@ -173,7 +173,7 @@ fn codes_without_biases_are_symmetric() {
     }
     // 128 times this scale is no f16; the biases are F32 then.
     let large = Tensor::full(600f32, (2, 2), &Device::Cpu).unwrap().to_dtype(DType::F16).unwrap();
-    let format = QuantFormat::affine(8, 32).unwrap();
+    let format = QuantFormat::symmetric(8, 32).unwrap();
     let packed = Tensor::full(0xff80_7f00u32, (2, 16), &Device::Cpu).unwrap();
     let weight = QuantTensor::new(format, packed, large, None, None).unwrap();
     assert_eq!(flat(&decoded(&weight))[..4], [-128. * 600., -600., 0., 127. * 600.]);
