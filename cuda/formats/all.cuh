@@ -3,7 +3,7 @@
 // Each formats/<family>.cuh has up to three lists. `name` is the format in the names of kernels; the same names are in
 // src/backend/cuda/formats.rs, and a test compares what is listed here with what Rust can launch.
 //   CQ_FORMATS_<FAMILY>   X(name, format): dequantize, simt and tiles, which need `elements`, `load_group` and `weight`
-//                         (a table of elements: `__device__ constexpr`, outside of functions, lest it lies on the stack)
+//                         (a table of elements: `__constant__ constexpr`, outside of functions, lest it lies on the stack)
 //   CQ_QUANTIZE_<FAMILY>  X(name, format): quantize, which needs `quantize_group`
 //   CQ_GEMV_<FAMILY>      X(name, format, group size): the tensor-core GEMV, which needs `to_halves`
 #pragma once

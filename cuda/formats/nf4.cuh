@@ -4,7 +4,8 @@
 
 namespace cq {
 
-__device__ constexpr float NF4_VALUES[16] = {
+// In constant memory, for want of registers: lanes with different codes wait for each other.
+__constant__ constexpr float NF4_VALUES[16] = {
     -1.0f,         -0.6961928f,   -0.52507305f, -0.3949175f,  -0.28444138f, -0.18477343f, -0.091050036f, 0.0f,
     0.0795803f,    0.1609302f,    0.2461123f,   0.33791524f,  0.44070983f,  0.562617f,    0.72295684f,   1.0f,
 };

@@ -169,11 +169,13 @@ impl Group {
     }
 
     /// All ranks have left.
+    #[cfg(feature = "processes")]
     pub fn all_left(&self) {
         (0..self.world_size).for_each(|rank| self.leave(rank));
     }
 
     /// Whether all ranks have left, or one has failed.
+    #[cfg(feature = "processes")]
     pub fn has_ended(&self) -> bool {
         let state = self.lock();
         state.failure.is_some() || state.left.iter().all(|left| *left)

@@ -1,6 +1,7 @@
 //! What stands in for NCCL without the feature `nccl`: the same functions, each an error.
 
 use super::host_group::Group;
+#[cfg(feature = "processes")]
 use super::launcher_env::Place;
 use super::rank::Rank;
 use crate::{Error, Result};
@@ -14,6 +15,7 @@ fn error<T>() -> Result<T> {
     })
 }
 
+#[cfg(feature = "processes")]
 pub fn available() -> Result<()> {
     error()
 }
@@ -26,6 +28,7 @@ pub fn new_id() -> Result<Vec<u8>> {
     error()
 }
 
+#[cfg(feature = "processes")]
 pub fn device(_: &Place) -> Result<Device> {
     error()
 }

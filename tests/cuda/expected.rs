@@ -46,7 +46,10 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
         Scale::Float => {
             let step = 1. / (1 << format.bits()) as f32;
             let biases = numbers(count * groups, seed + 2);
-            (tensor(scales.iter().map(|scale| scale * step).collect()), Some(tensor(biases)))
+            (
+                tensor(scales.iter().map(|scale| scale * step).collect()),
+                format.has_biases().then(|| tensor(biases)),
+            )
         }
         // From 2^-9 to 2^3.
         Scale::E8m0 => (bytes(&|scale| (124. + scale * 2.) as u8), None),
