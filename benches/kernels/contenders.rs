@@ -55,7 +55,7 @@ pub enum Kind {
 
 /// `affine`, for lists of constants.
 pub const fn affine(bits: usize, group_size: usize) -> Kind {
-    Kind::Quantized(QuantFormat::affine(bits, group_size).unwrap())
+    Kind::Quantized(QuantFormat::affine_opt(bits, group_size).unwrap())
 }
 
 /// Everything to compare, in this order: baselines lie between the formats.
