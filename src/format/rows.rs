@@ -20,14 +20,14 @@ pub enum Quantizer {
 /// Scales of groups, as a format stores them.
 #[derive(Clone, Debug, PartialEq)]
 pub enum GroupScales<T> {
-    /// Of [`Scale::Float`]; `biases` is empty where the format has none.
+    /// Of [`Scale::Float`](super::Scale::Float); `biases` is empty where the format has none.
     Float {
         /// One for each group.
         scales: Vec<T>,
         /// As many, or none.
         biases: Vec<T>,
     },
-    /// Of [`Scale::E8m0`] and [`Scale::E4m3`], one byte for each group.
+    /// Of [`Scale::E8m0`](super::Scale::E8m0) and [`Scale::E4m3`](super::Scale::E4m3), one byte for each group.
     Bytes(Vec<u8>),
 }
 

@@ -20,7 +20,7 @@ pub struct ConvertOptions {
     /// Decodes weights that are packed already, to pack them as the recipe says.
     pub requantize: bool,
     /// Looks for codes and scales of a smaller squared error than those of the encoder, group by group; see
-    /// [`search`](candle_quant::format::search). The bytes are no longer those of the program whose format it is.
+    /// [`QuantizedRows::improve`](candle_quant::format::QuantizedRows::improve). The bytes are no longer those of the program whose format it is.
     pub search: bool,
     /// Refuses a plan in which a tensor can't become what its rule says.
     pub strict: bool,
