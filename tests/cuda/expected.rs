@@ -44,7 +44,8 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
     };
     let (scales, biases) = match format.scale() {
         Scale::Float => {
-            let step = 1. / (1 << format.bits()) as f32;
+            // Integers reach up to 2^bits, values of a table up to 1: weights of a size that f16 holds after two products.
+            let step = if format.element().uint().is_some() { 1. / (1 << format.bits()) as f32 } else { 1. };
             let biases = numbers(count * groups, seed + 2);
             (
                 tensor(scales.iter().map(|scale| scale * step).collect()),
