@@ -84,7 +84,7 @@ verdict() {
   fi
 }
 
-scripts/test-cuda.sh --no-run >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && exit 1; }
+scripts/test-cuda.sh --no-run -p candle-quant >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && exit 1; }
 tests=$(sed -n 's/.*Executable tests\/cuda\/main.rs (\(.*\))$/\1/p' "$work/build.log")
 tests=$(realpath "${tests:?tests/cuda was not built, see $work/build.log}")
 rm -rf "$work/unharmed"
