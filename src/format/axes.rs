@@ -138,14 +138,6 @@ impl Element {
             Self::Nf4 => (-1., 1.),
         }
     }
-
-    /// Whether a code can stand for NaN.
-    pub const fn has_nan(self) -> bool {
-        match self {
-            Self::Uint(_) | Self::E2m1 | Self::Int8 | Self::Nf4 => false,
-            Self::E4m3 => true,
-        }
-    }
 }
 
 /// How the scales of a format are stored.

@@ -17,7 +17,7 @@
 //! bit 0 being the least significant bit of byte 0. 32 elements are exactly `b` 32-bit words.
 //!
 //! [`QuantizedRows`] and [`dequantize_row`] are the scalar reference. Each family of formats has one file with its
-//! quantization and clip search: `affine.rs`, `mx.rs` and `nvfp4.rs`.
+//! quantization and clip search: `affine.rs`, `mx.rs`, `nvfp4.rs` and `nf4.rs`.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -40,8 +40,8 @@ pub(crate) use element::E2M1;
 pub(crate) use nf4::NF4;
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
-use rows::GroupScalesMut;
-pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer, RowMut};
+pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
+use rows::{GroupScalesMut, RowMut};
 
 use crate::{Error, Result};
 
@@ -191,11 +191,6 @@ impl QuantFormat {
             ZeroPoint::Bias => true,
             ZeroPoint::Midpoint | ZeroPoint::None => false,
         }
-    }
-
-    /// Whether a weight may have a multiplier of all its scales.
-    pub const fn takes_global_scale(self) -> bool {
-        self.scale.is_byte()
     }
 
     /// The format whose biases say what the midpoint of a symmetric one says; every other format is itself.
@@ -353,6 +348,13 @@ mod tests {
         let format = QuantFormat::symmetric(4, 32).unwrap();
         let error = QuantizedRows::quantize(format, Quantizer::Mlx, &[1f32; 32], 32, None).unwrap_err();
         assert!(error.to_string().contains("symmetric 4-bit g32"), "{error}");
+    }
+
+    #[test]
+    fn a_part_of_a_row_is_not_quantized() {
+        let error = QuantizedRows::quantize(QuantFormat::MXFP4, Quantizer::Mlx, &[1f32; 96], 64, None);
+        let error = error.unwrap_err().to_string();
+        assert!(error.contains("rows of 64") && error.contains("96 weights"), "{error}");
     }
 
     #[test]

@@ -5,7 +5,7 @@
 use super::bits::unpack;
 use super::numeric::Real;
 use super::{QuantFormat, ZeroPoint};
-use crate::Result;
+use crate::{Error, Result};
 
 /// Whose arithmetic chooses codes, scales and biases. Only affine formats know more than MLX's.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -53,7 +53,7 @@ pub struct QuantizedRows<T> {
 }
 
 /// One row of [`QuantizedRows`].
-pub struct RowMut<'a, T> {
+pub(crate) struct RowMut<'a, T> {
     pub(super) words: &'a mut [u32],
     pub(super) scales: GroupScalesMut<'a, T>,
 }
@@ -68,7 +68,7 @@ impl<T: Real> QuantizedRows<T> {
     ///
     /// # Errors
     /// If `k` is not a positive multiple of the group size.
-    pub fn zeros(format: QuantFormat, rows: usize, k: usize) -> Result<Self> {
+    pub(crate) fn zeros(format: QuantFormat, rows: usize, k: usize) -> Result<Self> {
         let (words, groups) = (rows * format.words_per_row(k)?, rows * format.groups_per_row(k)?);
         let biases = if format.has_biases() { groups } else { 0 };
         let zeros = |count| vec![T::from_f32(0.); count];
@@ -84,7 +84,8 @@ impl<T: Real> QuantizedRows<T> {
     /// `absmax` is MLX's global scale of an NVFP4 tensor, its largest magnitude.
     ///
     /// # Errors
-    /// If `k` is not a positive multiple of the group size, or nothing quantizes to the format.
+    /// If `k` is not a positive multiple of the group size, `weights` are no whole rows, or nothing quantizes to the
+    /// format.
     pub fn quantize(
         format: QuantFormat,
         quantizer: Quantizer,
@@ -93,6 +94,10 @@ impl<T: Real> QuantizedRows<T> {
         absmax: Option<f32>,
     ) -> Result<Self> {
         let mut rows = Self::zeros(format, weights.len() / k.max(1), k)?;
+        if !weights.len().is_multiple_of(k) {
+            let found = format!("{} weights", weights.len());
+            return Err(Error::mismatch("weights to quantize", format!("rows of {k}"), found));
+        }
         rows.rows_mut(format, k)?
             .into_iter()
             .zip(weights.chunks_exact(k))
@@ -140,7 +145,7 @@ impl<T: Real> QuantizedRows<T> {
     ///
     /// # Errors
     /// If `k` is not a positive multiple of the group size.
-    pub fn rows_mut(&mut self, format: QuantFormat, k: usize) -> Result<Vec<RowMut<'_, T>>> {
+    pub(crate) fn rows_mut(&mut self, format: QuantFormat, k: usize) -> Result<Vec<RowMut<'_, T>>> {
         let groups = format.groups_per_row(k)?;
         let words = self.words.chunks_exact_mut(format.words_per_row(k)?);
         Ok(match &mut self.scales {

@@ -93,7 +93,7 @@ impl Weight {
             }
             Scale::E8m0 => (Groups::Byte((0..groups).map(|_| rng.random_range(115..125)).collect()), None),
         };
-        let global_scale = if format.takes_global_scale() { 0.37 } else { 1.0 };
+        let global_scale = if format.scale().is_byte() { 0.37 } else { 1.0 };
         let format = match symmetric && format.has_biases() {
             true => QuantFormat::symmetric(format.bits(), format.group_size()).unwrap(),
             false => format,
