@@ -129,7 +129,7 @@ fn barriers() {
     let x: Vec<f32> = (0..640).map(|i| i as f32).collect();
     let reverse = |kernel: &str, schedule| {
         let mut y = vec![0f32; x.len()];
-        launch(kernel, 10, 64, 0, &params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32), schedule).unwrap();
+        launch(kernel, 10, 64, 256, &params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32), schedule).unwrap();
         y
     };
     for schedule in SCHEDULES {
@@ -148,8 +148,15 @@ fn barriers() {
 fn shared_memory_is_poisoned_before_each_block() {
     for schedule in SCHEDULES {
         let mut y = [0f32; 10];
-        launch("toy_stale_shared", 5, 1, 16, &params!(std::ptr::null::<f32>(), y.as_mut_ptr(), 5), schedule)
-            .unwrap();
+        launch(
+            "toy_stale_shared",
+            10,
+            1,
+            16,
+            &params!(std::ptr::null::<f32>(), y.as_mut_ptr(), 10),
+            schedule,
+        )
+        .unwrap();
         assert!(y.iter().all(|y| y.is_nan()), "{y:?}");
     }
 }
@@ -175,6 +182,50 @@ fn copies_arrive_when_waited_for() {
             };
             assert_eq!(*y, expected, "{i}");
         }
+    }
+}
+
+#[test]
+fn copies_are_for_other_threads_after_a_barrier() {
+    // Aligned to 16 bytes.
+    let x: Vec<[f32; 4]> = (0..64).map(|i| [i as f32; 4]).collect();
+    for schedule in SCHEDULES {
+        // Nothing, a shuffle, mma, __syncwarp, __syncthreads.
+        for between in 0..5u32 {
+            let mut y = [[[0f32; 4]; 64]; 3];
+            let params = params!(x.as_ptr(), y.as_mut_ptr(), between);
+            launch("toy_copies", 1, 64, 1024, &params, schedule).unwrap();
+            for (i, own) in x.iter().enumerate() {
+                let context = format!("thread {i}, {between} between, {schedule:?}");
+                assert_eq!(y[0][i], *own, "its own: {context}");
+                for (of, seen, visible) in [(i ^ 1, y[1][i], between >= 3), (i ^ 32, y[2][i], between == 4)] {
+                    match visible {
+                        true => assert_eq!(seen, x[of], "of thread {of}: {context}"),
+                        false => {
+                            assert!(seen.iter().all(|y| y.is_nan()), "of thread {of}: {seen:?}, {context}")
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_to_slots_of_one_thread() {
+    let steps = 7;
+    let x: Vec<[f32; 4]> = (0..steps * 64).map(|i| [i as f32, 1.0, 2.0, 3.0]).collect();
+    for schedule in SCHEDULES {
+        let mut y = [0f32; 64];
+        launch("toy_ring", 1, 64, 2048, &params!(x.as_ptr(), y.as_mut_ptr(), steps as u32), schedule)
+            .unwrap();
+        for (i, y) in y.iter().enumerate() {
+            let sum: usize = (0..steps).map(|step| step * 64 + i + 6).sum();
+            assert_eq!(*y, sum as f32, "thread {i}, {schedule:?}");
+        }
+        let mut y = [0f32; 64];
+        launch("toy_refilled_early", 1, 64, 1024, &params!(x.as_ptr(), y.as_mut_ptr(), 0), schedule).unwrap();
+        assert!(y.iter().all(|y| y.is_nan()), "what a copy is on its way to is not there: {y:?}");
     }
 }
 
@@ -205,7 +256,7 @@ fn launches_in_many_threads() {
                 for round in 0..50 {
                     let mut y = vec![0f32; x.len()];
                     let params = params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32);
-                    launch("toy_reverse", 10, 64, 0, &params, SCHEDULES[round % 4]).unwrap();
+                    launch("toy_reverse", 10, 64, 256, &params, SCHEDULES[round % 4]).unwrap();
                     assert_eq!(y, reversed_tiles(&x));
                 }
             });
@@ -225,7 +276,7 @@ fn diagnosed(kernel: &str, threads: u32, at: i32, words: &[&str]) {
     }
     // The emulator works as before.
     let x = [1f32; 64];
-    launch("toy_reverse", 1, 64, 0, &params!(x.as_ptr(), y.as_mut_ptr(), 64), Schedule::Forward).unwrap();
+    launch("toy_reverse", 1, 64, 256, &params!(x.as_ptr(), y.as_mut_ptr(), 64), Schedule::Forward).unwrap();
     assert_eq!(x, y);
 }
 
