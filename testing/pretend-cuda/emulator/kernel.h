@@ -50,6 +50,8 @@ struct Early;
 extern "C" {
 
 const emulator::Kernel *emulator_find_kernel(const char *name);
+// Of all kernels together.
+size_t emulator_static_shared_bytes();
 void emulator_kernel_shape(const emulator::Kernel *kernel, size_t *params_size, unsigned *threads);
 
 // Runs the first, the last, and a few other blocks of a grid up to where they wait for earlier kernels; the grid and its

@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "early.h"
+#include "illegal_address.h"
 #include "kernel.h"
 #include "memory.h"
 #include "scheduler.h"
@@ -27,6 +28,7 @@ static uint64_t block_in_turn(uint64_t i, uint64_t count, Schedule schedule, uin
 }
 
 static Machine &make_ready(Machine &machine, const Grid &grid) {
+    diagnose_illegal_addresses();
     Block &block = machine.block;
     block.kernel = grid.kernel;
     block.params = grid.params;

@@ -83,16 +83,7 @@ void Machine::prepare(unsigned size, size_t shared_bytes) {
     fill_with_poison(block.shared + shared_bytes, GUARD);
 }
 
-void Machine::poison_shared() {
-    const auto begin = reinterpret_cast<uintptr_t>(emulator_shared_begin);
-    const auto end = reinterpret_cast<uintptr_t>(emulator_shared_end);
-    if (end < begin) {
-        fputs("emulator: link shared_begin.cpp before the kernels and shared_end.cpp after them\n", stderr);
-        abort();
-    }
-    fill_with_poison(emulator_shared_begin, end - begin);
-    fill_with_poison(block.shared, block.shared_bytes);
-}
+void Machine::poison_shared() { fill_with_poison(block.shared, block.shared_bytes); }
 
 std::string shared_overrun(const Block &block) {
     const size_t before = first_change(block.shared - GUARD);
@@ -127,3 +118,13 @@ void hand_back(std::unique_ptr<Machine> machine) {
 }
 
 }  // namespace emulator
+
+size_t emulator_static_shared_bytes() {
+    const auto begin = reinterpret_cast<uintptr_t>(emulator_shared_begin) + 128;
+    const auto end = reinterpret_cast<uintptr_t>(emulator_shared_end);
+    if (end < begin) {
+        fputs("emulator: link shared_begin.cpp before the kernels and shared_end.cpp after them\n", stderr);
+        abort();
+    }
+    return end - begin;
+}

@@ -21,7 +21,7 @@ public:
 
     // Threads and dynamic shared memory for a launch.
     void prepare(unsigned threads, size_t shared_bytes);
-    // Fills static and dynamic shared memory with numbers that are NaN in every format.
+    // Fills shared memory with numbers that are NaN in every format.
     void poison_shared();
     // Aborts if a thread had more on its stack than fits.
     void check_stacks() const;

@@ -14,7 +14,7 @@ constexpr unsigned WARP = 32;
 constexpr unsigned MAX_THREADS = 1024;
 
 enum class Operation : uint8_t {
-    Syncthreads, Syncwarp, Shfl, ShflXor, ShflUp, ShflDown, Ballot, Any, All, Mma, Ldmatrix,
+    Syncthreads, Syncwarp, Shfl, ShflXor, ShflUp, ShflDown, Ballot, Any, All, Mma, Ldmatrix, Movmatrix,
 };
 
 // Where in the source an operation stands.

@@ -1,7 +1,7 @@
 //! The matrix products of cuBLAS that candle asks for.
 
 use std::ffi::{c_int, c_longlong, c_uint};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use half::f16;
 

@@ -38,6 +38,7 @@ pub struct Memory {
 
 extern "C" {
     fn emulator_find_kernel(name: *const c_char) -> *const RawKernel;
+    fn emulator_static_shared_bytes() -> usize;
     fn emulator_kernel_shape(kernel: *const RawKernel, params_size: *mut usize, threads: *mut c_uint);
     fn emulator_start_early(
         grid: *const RawGrid,
@@ -130,6 +131,12 @@ impl Params {
         });
         halves.enumerate().map(|(i, word)| (8 * i, word)).take(self.size / 8)
     }
+}
+
+/// Bytes of static shared memory of all kernels.
+pub fn static_shared_bytes() -> usize {
+    // SAFETY: takes nothing, changes nothing.
+    unsafe { emulator_static_shared_bytes() }
 }
 
 impl Kernel {

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use crate::argument::{In, Out, Text};
 use crate::device::{self, Card, SHARED};
 use crate::driver;
-use crate::emulator::Kernel;
+use crate::emulator::{self, Kernel};
 use crate::handles::{Handle, Handles};
 use crate::status::{fail, Result, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 
@@ -43,7 +43,13 @@ const BINARY_VERSION: c_int = 6;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 const PREFERRED_SHARED_MEMORY_CARVEOUT: c_int = 9;
 
+/// A module is refused if kernels have static shared memory: with that, a launch that asks for all that a block can have
+/// would fail on a GPU, and which kernels have how much is not known here.
 fn load(module: Out<Handle>) -> Result<()> {
+    let bytes = emulator::static_shared_bytes();
+    if bytes > 0 {
+        return fail(NOT_SUPPORTED, format!("{bytes} bytes of static shared memory: all has to be dynamic"));
+    }
     module.set(MODULES.insert(Module { device: device::current()? }))
 }
 
@@ -54,12 +60,12 @@ fn resident_blocks(card: Card, threads: c_int, shared_bytes: usize) -> c_int {
 }
 
 driver! {
-    /// Accepts anything.
+    /// Accepts any image.
     fn cuModuleLoadData(module: Out<Handle>, _image: In<u8>) {
         load(module)
     }
 
-    /// Accepts anything.
+    /// Accepts any image.
     fn cuModuleLoadDataEx(
         module: Out<Handle>,
         _image: In<u8>,
@@ -70,7 +76,7 @@ driver! {
         load(module)
     }
 
-    /// Accepts anything.
+    /// Accepts any image.
     fn cuModuleLoadFatBinary(module: Out<Handle>, _image: In<u8>) {
         load(module)
     }

@@ -99,6 +99,19 @@ fn matrices_from_shared_memory() {
 }
 
 #[test]
+fn transposed_fragments() {
+    let x: Vec<u16> = (0..64).map(|i| i * 31).collect();
+    for schedule in SCHEDULES {
+        let mut y = [0u32; 32];
+        launch("toy_movmatrix", 1, 32, 0, &params!(x.as_ptr(), y.as_mut_ptr()), schedule).unwrap();
+        for (lane, y) in y.iter().enumerate() {
+            let column = |row: usize| u32::from(x[row * 8 + lane / 4]);
+            assert_eq!(*y, column(lane % 4 * 2) | column(lane % 4 * 2 + 1) << 16, "lane {lane}");
+        }
+    }
+}
+
+#[test]
 fn indices() {
     let (grid, block) = ([3, 2, 4], [4, 3, 2]);
     for schedule in SCHEDULES {
@@ -266,11 +279,16 @@ fn launches_in_many_threads() {
 
 /// In every order, the fault is found, and its description has all of `words`.
 fn diagnosed(kernel: &str, threads: u32, at: i32, words: &[&str]) {
+    diagnosed_anywhere(kernel, threads, at, &[words, &["faults.cu"]].concat());
+}
+
+/// The same of a fault whose place in the source is not known.
+fn diagnosed_anywhere(kernel: &str, threads: u32, at: i32, words: &[&str]) {
     let mut y = [0f32; 64];
     for schedule in SCHEDULES {
         let fault = launch(kernel, 2, threads, 128, &params!(y.as_mut_ptr(), at as u32), schedule);
         let fault = fault.expect_err("the fault is found");
-        for word in words.iter().copied().chain([kernel, "block (", "faults.cu"]) {
+        for word in words.iter().copied().chain([kernel, "block ("]) {
             assert!(fault.contains(word), "{word:?} is not in: {fault}");
         }
     }
@@ -301,6 +319,15 @@ fn faults_are_diagnosed() {
     diagnosed("toy_not_in_mask", 32, 8, &["not in its mask"]);
     diagnosed("toy_trap", 32, 9, &["__trap", "block (1, 0, 0)", "thread (9, 0, 0)"]);
     diagnosed("toy_misaligned_copy", 32, 0, &["misaligned cp.async"]);
+}
+
+// AddressSanitizer would end the process.
+#[cfg(not(address_sanitizer))]
+#[test]
+fn illegal_addresses_are_diagnosed() {
+    for stores in [0, 1] {
+        diagnosed_anywhere("toy_illegal_address", 32, stores, &["illegal address 0x40", "thread (7, 0, 0)"]);
+    }
 }
 
 // AddressSanitizer would end the process.

@@ -58,3 +58,13 @@ EMULATED_KERNEL(toy_trap, FaultParams, 32) {
 EMULATED_KERNEL(toy_misaligned_copy, FaultParams, 32) {
     emulator::copy_async(emulator::dynamic_shared() + 4, p.y, 16);
 }
+
+// Loads, or stores, where there is no memory.
+EMULATED_KERNEL(toy_illegal_address, FaultParams, 32) {
+    if (threadIdx.x != 7) return;
+    volatile float *nowhere = reinterpret_cast<float *>(uintptr_t(64));
+    if (p.at)
+        *nowhere = 1.f;
+    else
+        p.y[0] = *nowhere;
+}
