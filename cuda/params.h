@@ -17,6 +17,18 @@ enum CqEpilogue {
 
 #define CQ_MAX_WEIGHTS 3
 
+/* Threads of every block. */
+#define CQ_THREADS 256
+
+/* All shared memory is dynamic: a launch asks for all that a block has. In bytes: */
+#define CQ_SIMT_SHARED_BYTES 18432    /* of the fp32 matmuls: x of one step */
+#define CQ_QUANTIZE_SHARED_BYTES 1024 /* of quantization: a block's codes */
+#define CQ_SCAN_SHARED_BYTES 1024     /* of the kernel that sorts, behind its counters: a sum for each thread */
+
+/* Rows of a weight and rows of x that a block of the tile kernels multiplies. */
+#define CQ_TILE_ROWS 128
+#define CQ_TILE_COLUMNS 64
+
 /* A packed weight [rows, k]. */
 typedef struct CqMatrix {
     const uint32_t *packed; /* [rows, k * bits / 32] */

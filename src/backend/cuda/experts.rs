@@ -5,7 +5,9 @@
 
 use super::bindings::{
     CqExperts, CqOperand, CqSortPairs, CqTile, CqWeightedSum, CQ_CLAMPED, CQ_NOT_GATED, CQ_SILU,
+    CQ_SIMT_SHARED_BYTES, CQ_TILE_ROWS,
 };
+use super::card::Card;
 use super::formats::FormatKernels;
 use super::gemv::{ExpertGemv, Outputs};
 use super::kernel::Kernel;
@@ -16,7 +18,6 @@ use super::{plan, workspace};
 use crate::backend::{ChosenExperts, Factor, Gating};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
-use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Layout, Result, Shape, Storage, Tensor};
 use candle_nn::Activation;
@@ -51,7 +52,8 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
             let count = of_launch.min(tokens - first);
             let part = |tensor: &Tensor| tensor.narrow(0, first, count);
             let row_bytes = x.elem_count() / tokens * x.dtype().size_in_bytes();
-            let call = Call { device, stream: &stream, chosen, experts, tokens: count, top_k, grouped };
+            let card = Card::of(stream.context())?;
+            let call = Call { device, stream: &stream, card, chosen, experts, tokens: count, top_k, grouped };
             call.sum(&part(x)?, &part(&ids)?, &part(&shares)?, y.get() + (first * row_bytes) as u64)?;
         }
     }
@@ -62,6 +64,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
 struct Call<'a> {
     device: &'a CudaDevice,
     stream: &'a Arc<CudaStream>,
+    card: Card,
     chosen: &'a ChosenExperts<'a>,
     experts: usize,
     tokens: usize,
@@ -215,7 +218,9 @@ impl Call<'_> {
         let Some(kernels) = of.kernels.gemv().filter(|_| of.half && !self.grouped) else { return Ok(false) };
         let alignment = plan::common_alignment(of.operands.iter().map(OperandAddresses::packed));
         let outputs = if gating.is_some() { Outputs::Gated } else { Outputs::Each };
-        let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
+        let most_shared = self.card.most_shared_bytes;
+        let plan = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment, most_shared);
+        let Some(plan) = plan else {
             return Ok(false);
         };
         let several_parts = plan.splits > 1 || (gating.is_none() && self.top_k > 1);
@@ -258,16 +263,17 @@ impl Call<'_> {
         let rows = if gating.is_some() { 2 * of.rows } else { of.rows };
         let bf16 = of.x_dtype == DType::BF16;
         // There is no bf16 on tensor cores before compute capability 8.0.
-        let on_tensor_cores =
-            of.half && self.grouped && (!bf16 || self.stream.context().compute_capability().w()?.0 >= 8);
+        let on_tensor_cores = of.half && self.grouped && (!bf16 || self.card.bf16);
         let tiles = match self.grouped {
             false => self.pairs(),
             true => plan::most_tiles(self.pairs(), self.experts),
         };
         let tile_kernel = of.kernels.tiles(bf16).filter(|_| on_tensor_cores);
         let (kernel, blocks, shared_bytes) = match (tile_kernel, of.kernels.simt_experts()) {
-            (Some(kernel), _) => (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format)),
-            (None, Some(kernel)) => (kernel, rows.div_ceil(plan::SIMT_ROWS), 0),
+            (Some(kernel), _) => {
+                (kernel, rows.div_ceil(CQ_TILE_ROWS as usize), plan::tile_shared_bytes(of.format))
+            }
+            (None, Some(kernel)) => (kernel, rows.div_ceil(plan::SIMT_ROWS), CQ_SIMT_SHARED_BYTES as usize),
             (None, None) => bail!("no kernel multiplies experts of {}", of.format),
         };
         // SAFETY: as above.

@@ -122,7 +122,7 @@ mod tests {
                 for alignment in [4, 8, 16, 256] {
                     let shapes = (1..=32).filter_map(|m| GemvShape::choose(format, m, k, alignment));
                     kernels.extend(shapes.map(|shape| Kernel::Gemv { format: gemv, rows: shape.rows }));
-                    let experts = ExpertGemv::plan(format, 64, Outputs::Each, 4, k, alignment);
+                    let experts = ExpertGemv::plan(format, 64, Outputs::Each, 4, k, alignment, 48 << 10);
                     kernels.extend(experts.map(|_| Kernel::GemvExperts(gemv)));
                 }
             }

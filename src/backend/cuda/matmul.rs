@@ -1,6 +1,9 @@
 //! `x * weight^T`: GEMV on tensor cores, SIMT in fp32, or dequantized weights and cuBLAS.
 
-use super::bindings::{CqFillBias, CqGemv, CqSimt, CQ_MAX_WEIGHTS, CQ_STORE, CQ_SWIGLU};
+use super::bindings::{
+    CqFillBias, CqGemv, CqSimt, CQ_MAX_WEIGHTS, CQ_SIMT_SHARED_BYTES, CQ_STORE, CQ_SWIGLU,
+};
+use super::card::Card;
 use super::cublas;
 use super::formats::FormatKernels;
 use super::gemv::{Gemv, Outputs};
@@ -212,10 +215,12 @@ impl Matmul<'_> {
         let alignment = plan::common_alignment(packed);
         let rows: Vec<usize> = self.operands.iter().map(|operand| operand.matrix.rows as usize).collect();
         let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
+        let most_shared = Card::of(self.stream.context())?.most_shared_bytes;
         let mut first_row = 0;
         while first_row < self.m {
             let left = self.m - first_row;
-            let Some(plan) = Gemv::plan(self.format, &rows, outputs, left, self.k, alignment) else {
+            let plan = Gemv::plan(self.format, &rows, outputs, left, self.k, alignment, most_shared);
+            let Some(plan) = plan else {
                 return Ok(false);
             };
             let kernel = Kernel::Gemv { format: kernels, rows: plan.shape.rows };
@@ -285,7 +290,7 @@ impl Matmul<'_> {
             let rows = operand.matrix.rows as usize;
             let grid = Grid {
                 blocks: (rows.div_ceil(plan::SIMT_ROWS), self.m.div_ceil(ROWS_OF_X)),
-                shared_bytes: 0,
+                shared_bytes: CQ_SIMT_SHARED_BYTES as usize,
             };
             // SAFETY: as for the GEMV.
             unsafe { launch(self.stream, kernel, grid, &params)? };

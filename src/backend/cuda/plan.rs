@@ -1,10 +1,11 @@
 //! Which kernels multiply: pure arithmetic on shapes, so that cards of one kind agree bit for bit.
 
+use super::bindings::{CQ_SCAN_SHARED_BYTES, CQ_THREADS, CQ_TILE_COLUMNS};
 use super::formats::FormatKernels;
 use crate::QuantFormat;
 
 /// Threads of every block of every kernel.
-pub(super) const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = CQ_THREADS;
 
 /// The most rows of x for which the GEMV multiplies the packed weights, up to 16 rows in each launch. With more it is
 /// cheaper to dequantize them once for a dense GEMM.
@@ -88,15 +89,13 @@ const MOST_GROUPED_PAIRS: usize = 1 << 20;
 /// The most experts by which pairs can be grouped: the counters of a block.
 pub(super) const MOST_GROUPED_EXPERTS: usize = 1023;
 
-/// Dynamic shared memory of the kernel that sorts: for each warp a counter for each expert, and one more.
+/// Shared memory of the kernel that sorts: for each warp a counter for each expert, and one more; then its scan.
 pub(super) fn sort_shared_bytes(experts: usize) -> usize {
-    THREADS as usize / 32 * (experts + 1) * size_of::<u32>()
+    THREADS as usize / 32 * (experts + 1) * size_of::<u32>() + CQ_SCAN_SHARED_BYTES as usize
 }
 
-/// Rows of a weight and rows of x that a block of the tile kernels multiplies: `ROWS` and `COLUMNS` of
-/// `cuda/tiles.cu`.
-pub(super) const TILE_ROWS: usize = 128;
-pub(super) const TILE_COLUMNS: usize = 64;
+/// Rows of x that a block of the tile kernels multiplies.
+pub(super) const TILE_COLUMNS: usize = CQ_TILE_COLUMNS as usize;
 
 /// Rows of a weight, of gate and up those of both, for each block of the SIMT kernels.
 pub(super) const SIMT_ROWS: usize = 32;
@@ -106,10 +105,21 @@ pub(super) fn most_tiles(pairs: usize, experts: usize) -> usize {
     pairs / TILE_COLUMNS + (experts + 1).min(pairs)
 }
 
-/// Dynamic shared memory of the tile kernels: two steps of x.
+/// Shared memory of the tile kernels: two steps of x, and which rows these are.
 pub(super) fn tile_shared_bytes(format: QuantFormat) -> usize {
     let step = 4 * format.group_size().min(32);
-    2 * TILE_COLUMNS * step * 2
+    2 * TILE_COLUMNS * step * 2 + TILE_COLUMNS * size_of::<u32>()
+}
+
+/// Shared memory of a block on any card, without asking for more.
+const ALWAYS_SHARED_BYTES: usize = 48 << 10;
+
+/// The most shared memory that launches plan with for a block: half of a multiprocessor's, so that the kernel that
+/// comes next has room beside this one. A card gives a block `of_block` bytes at most, a multiprocessor has
+/// `of_multiprocessor`, of which the system keeps `reserved` for each block.
+pub(super) fn most_shared_bytes(of_block: usize, of_multiprocessor: usize, reserved: usize) -> usize {
+    let half = (of_multiprocessor / 2).saturating_sub(reserved);
+    half.max(ALWAYS_SHARED_BYTES).min(of_block.max(ALWAYS_SHARED_BYTES))
 }
 
 #[cfg(test)]
@@ -143,6 +153,19 @@ mod tests {
         // However long a row is, one is dequantized at a time.
         assert_eq!(route(FormatKernels::DEQUANTIZE_ALONE, 4, 1, 1 << 26, true), Route::Dense);
         assert_eq!(rows_of_scratch(1 << 26, 4), 1);
+    }
+
+    /// Compute capability 7.5, 8.0, 8.6 (8.9 and 12.0 alike) and 9.0 (10.0 alike), by the table "technical specifications per compute
+    /// capability" of the CUDA programming guide.
+    #[test]
+    fn two_blocks_share_a_multiprocessor_where_it_has_room() {
+        const KB: usize = 1 << 10;
+        assert_eq!(most_shared_bytes(64 * KB, 64 * KB, 0), 48 * KB);
+        assert_eq!(most_shared_bytes(163 * KB, 164 * KB, KB), 81 * KB);
+        assert_eq!(most_shared_bytes(99 * KB, 100 * KB, KB), 49 * KB);
+        assert_eq!(most_shared_bytes(227 * KB, 228 * KB, KB), 113 * KB);
+        // A driver that knows no more than the default.
+        assert_eq!(most_shared_bytes(0, 0, 0), 48 * KB);
     }
 
     #[test]

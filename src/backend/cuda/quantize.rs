@@ -1,5 +1,6 @@
 //! Dense weights to packed ones, with the bits that the CPU makes.
 
+use super::bindings::CQ_QUANTIZE_SHARED_BYTES;
 use super::bindings::{CqAbsmax, CqQuantize};
 use super::formats::FormatKernels;
 use super::kernel::Kernel;
@@ -78,8 +79,9 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
             dtype: float_dtype(dtype)?,
         };
         let blocks = elements.div_ceil(8 * format.group_size().max(32));
+        let shared_bytes = CQ_QUANTIZE_SHARED_BYTES as usize;
         // SAFETY: the tensors are borrowed until after the launch, and as large as `groups` says.
-        unsafe { launch(&stream, kernel, Grid { blocks: (blocks, 1), shared_bytes: 0 }, &params)? };
+        unsafe { launch(&stream, kernel, Grid { blocks: (blocks, 1), shared_bytes }, &params)? };
     }
     let tensor = |storage: CudaStorage, len: usize| {
         Tensor::from_storage(Storage::Cuda(storage), len, BackpropOp::none(), false)
