@@ -38,7 +38,7 @@ static Machine &make_ready(Machine &machine, const Grid &grid) {
     // Neighbouring seeds must not give neighbouring orders.
     block.random = (grid.seed + 1) * 0x9e3779b97f4a7c15u;
     block.starts_early = grid.starts_early;
-    block.before_wait = false;
+    block.before_wait = block.started_early = false;
     block.watch = nullptr;
     machine.prepare(block.dim.x * block.dim.y * block.dim.z, grid.shared_bytes);
     return machine;
@@ -84,7 +84,7 @@ static std::vector<uint64_t> sample(uint64_t count, uint64_t random) {
 static std::string start_early(const Grid &grid, uint64_t number, const Watch *watch, Early &early) {
     auto machine = take_machine();
     Block &block = make_ready(*machine, grid).block;
-    block.before_wait = true;
+    block.before_wait = block.started_early = true;
     block.watch = watch;
     const std::string fault = run_block(*machine, number) ? std::string() : block.fault;
     early.blocks.push_back({number, std::move(machine)});

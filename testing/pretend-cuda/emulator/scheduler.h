@@ -103,6 +103,7 @@ struct Block {
     bool any_arrived;  // copies that not all threads may read
 
     bool starts_early;   // the launch
+    bool started_early;  // this block
     bool before_wait;    // it runs up to its wait
     bool waited;         // some thread has
     bool all_waited;     // or passed a barrier after one that had
@@ -130,6 +131,9 @@ extern __thread Thread *current __attribute__((tls_model("initial-exec")));
 // result there; then all go on.
 void meet(Operation operation, uint32_t mask, void *operand, Place place,
           void (*complete)(Warp &, uint32_t, Place));
+
+// Whether this block started before the kernels before this one were complete.
+inline bool started_early() { return current->block->started_early; }
 
 // griddepcontrol.wait: the kernels before this one are complete, and what they wrote is visible. When a block starts
 // early, its threads stay here until that is so.

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 
 use common::gpu::{made, message, Gpu};
 use common::launch::SCHEDULES;
-use pretend_cuda::argument::{Host, In, Out};
+use pretend_cuda::argument::{Host, In};
 use pretend_cuda::cublas::*;
 use pretend_cuda::device::*;
 use pretend_cuda::emulator::{Grid, Kernel, Memory, Params};

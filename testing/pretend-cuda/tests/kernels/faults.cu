@@ -62,7 +62,8 @@ EMULATED_KERNEL(toy_misaligned_copy, FaultParams, 32) {
 // Loads, or stores, where there is no memory.
 EMULATED_KERNEL(toy_illegal_address, FaultParams, 32) {
     if (threadIdx.x != 7) return;
-    volatile float *nowhere = reinterpret_cast<float *>(uintptr_t(64));
+    volatile uintptr_t address = 64;
+    volatile float *nowhere = reinterpret_cast<float *>(address);
     if (p.at)
         *nowhere = 1.f;
     else
