@@ -34,24 +34,41 @@ export CUDA_ROOT=$target/libraries
 
 rm -rf carry
 mkdir -p carry
-programs=$(cargo build --release --features cuda --test 'cuda*' --bench kernels --message-format=json-render-diagnostics |
-    python3 -c '
+cargo build --release --features cuda --test 'cuda*' --bench kernels --message-format=json-render-diagnostics >"$target/messages"
+# kind-package-target and where it is, of each test or bench.
+python3 - "$target/messages" <<'END' >"$target/programs"
 import json, sys
-for line in sys.stdin:
+for line in open(sys.argv[1]):
     message = json.loads(line)
     if message.get("executable") and set(message["target"]["kind"]) & {"test", "bench"}:
-        print(message["target"]["kind"][0], message["target"]["name"], message["executable"])')
-while read -r kind name program; do
-    strip -o "carry/$kind-$name" "$program"
-done <<<"$programs"
+        folder, _, package = message["package_id"].rpartition("#")
+        package = package.split("@")[0] if "@" in package else folder.rpartition("/")[2]
+        print(f'{message["target"]["kind"][0]}-{package}-{message["target"]["name"]}', message["executable"])
+END
+while read -r name program; do
+    strip -o "carry/$name" "$program"
+    xz --threads=0 "carry/$name"
+    echo "$name" >>carry/programs
+done <"$target/programs"
 # Tests look for their files where they were built.
 printf '%s\n' "$PWD" >carry/built-in
 git rev-parse HEAD >carry/commit
 git diff --quiet HEAD || echo 'and changes' >>carry/commit
-xz --threads=0 carry/bench-* carry/test-*
 
 # The programs of testing/ are compiled there; that they compile is seen here.
 scripts/gpu/compile.sh "$target/tools" "sm_$CUDA_COMPUTE_CAP"
 
-du -ch carry/* | sed 's/^/  /'
-[ "$(du -sm carry | cut -f1)" -lt 64 ] || { echo "carry/ is larger than 64 MB" >&2; exit 1; }
+# All that travels: the tree, without what git ignores, and carry/.
+size() { xargs -0r stat -c %s | awk '{ all += $1 } END { printf "%d", all }'; }
+tree=$(git ls-files -cz --others --exclude-standard --deduplicate | while IFS= read -rd '' file; do
+    [ ! -e "$file" ] || printf '%s\0' "$file"
+done | size)
+carried=$(find carry -type f -print0 | size)
+stat -c '  %s %n' carry/*
+mib() { awk -v bytes="$1" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }'; }
+summary="the tree is $(mib "$tree"), carry/ is $(mib "$carried")"
+if ((tree + carried > 64 << 20)); then
+    echo "too big to travel: $summary, together more than 64 MiB" >&2
+    exit 1
+fi
+echo "$summary, of 64 MiB together"

@@ -1,0 +1,31 @@
+"""unpack.py FOLDER PROGRAM..: programs of carry/ into a folder; fails if one, or a library of one, is missing."""
+import lzma
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+CARRY = Path("carry")
+
+
+def unpack(folder, programs):
+    missing = [f"carry/{program}.xz" for program in programs if not (CARRY / f"{program}.xz").exists()]
+    if missing:
+        sys.exit(f"missing: {', '.join(missing)}: scripts/gpu.sh build makes them")
+    for program in programs:
+        with lzma.open(CARRY / f"{program}.xz") as packed, open(folder / program, "wb") as out:
+            shutil.copyfileobj(packed, out)
+        (folder / program).chmod(0o755)
+    libraries = subprocess.run(["ldd", *(folder / program for program in programs)], capture_output=True, text=True).stdout
+    absent = sorted({line.split()[0] for line in libraries.splitlines() if "not found" in line})
+    if absent:
+        sys.exit(f"libraries are missing: {', '.join(absent)}")
+    # Tests look for their files where they were built.
+    built_in = Path((CARRY / "built-in").read_text().strip())
+    if not built_in.exists():
+        built_in.parent.mkdir(parents=True, exist_ok=True)
+        os.symlink(Path.cwd(), built_in)
+
+
+unpack(Path(sys.argv[1]), sys.argv[2:])
