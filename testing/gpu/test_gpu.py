@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = Path(__file__).resolve().parent / "fakes"
 CORE, TOOLS, BENCH = "test-candle-quant-cuda", "test-candle-quant-tools-cuda", "bench-candle-quant-kernels"
+BENCH_STEP = "products and experts, of this crate and others"
 
 TESTS = """#!/bin/sh
 cat <<END
@@ -107,14 +108,12 @@ class Gpu(unittest.TestCase):
         self.build()
         return self.checkout.gpu("run", **variables)
 
-    def assert_fails(self, run, *named):
-        """It ends with an error, and both the end of what it prints and steps.json name the fault."""
+    def assert_fails(self, run, step, fault):
+        """It ends with an error, and both the end of what it prints and steps.json name the step and its fault."""
         status, printed = run
         self.assertNotEqual(status, 0, printed)
-        written = self.checkout.out.joinpath("steps.json").read_text()
-        for name in named:
-            self.assertIn(name, printed.rpartition("THIS RUN FAILED")[2])
-            self.assertIn(name, written)
+        self.assertRegex(printed.rpartition("THIS RUN FAILED")[2], f"(?m)^{step}: .*{fault}")
+        self.assertRegex(self.outcome(step)["fault"], fault)
 
     def outcome(self, name):
         return next(step for step in json.loads(self.checkout.out.joinpath("steps.json").read_text()) if step["name"] == name)
@@ -142,7 +141,7 @@ class Gpu(unittest.TestCase):
         self.assert_fails(run, TOOLS, "views::weights_at_an_offset")
         self.assertEqual(self.outcome(TOOLS)["rc"], 101)
         # The others ran, and what was found is kept, with the verdict.
-        self.assertEqual(self.outcome("products and experts, of this crate and others")["rc"], 0)
+        self.assertEqual(self.outcome(BENCH_STEP)["rc"], 0)
         into = self.checkout.root / "recorded"
         self.assertEqual(self.checkout.gpu("record", self.checkout.out, "--into", into)[0], 0)
         self.assertIn("**This run failed:**\n\n* test-candle-quant-tools-cuda: failed tests: views::weights_at_an_offset", (into / "README.md").read_text())
@@ -152,18 +151,22 @@ class Gpu(unittest.TestCase):
         self.assert_fails(self.run_with(), CORE, "no test ran")
 
     def test_a_test_hangs(self):
-        self.checkout.program(CORE, HANGS)
-        self.assert_fails(self.run_with(END="12"), CORE, "stopped at its limit")
-        self.assertLess(self.outcome(CORE)["seconds"], 6)
-        self.assertEqual(self.outcome(TOOLS)["rc"], 0)
+        self.checkout.program(TOOLS, HANGS)
+        self.assert_fails(self.run_with(END="30"), TOOLS, "stopped at its limit")
+        self.assertLess(self.outcome(TOOLS)["seconds"], 20)
+        # The steps after it have had their time.
+        self.assertEqual(self.outcome(BENCH_STEP)["rc"], 0)
 
     def test_the_bench_writes_garbage(self):
         self.checkout.program(BENCH, WRITES.format('{"kind": "product", "us"'))
-        self.assert_fails(self.run_with(), "products and experts", "line 1 is no record")
+        self.assert_fails(self.run_with(), BENCH_STEP, "line 1 is no record")
 
     def test_the_bench_measures_nothing(self):
         self.checkout.program(BENCH, WRITES.format(DEVICE))
-        self.assert_fails(self.run_with(), "products and experts", "no figures")
+        self.assert_fails(self.run_with(), BENCH_STEP, "no figures")
+
+    def test_a_probe_writes_garbage(self):
+        self.assert_fails(self.run_with(FAKE_GARBAGE="splits"), "probe: splits", "line 1 is no record: 'garbage'")
 
     def test_a_program_is_missing(self):
         self.build()
@@ -176,11 +179,12 @@ class Gpu(unittest.TestCase):
     def test_tree_and_carry_are_too_big_together(self):
         # Neither of them is.
         with open(self.checkout.programs / CORE, "ab") as program:
-            program.write(os.urandom(40 << 20))
-        (self.checkout.root / "untracked").write_bytes(bytes(30 << 20))
+            program.write(os.urandom(3 << 20))
+        with open(self.checkout.root / "untracked", "wb") as untracked:
+            untracked.truncate(62 << 20)
         status, printed = self.checkout.gpu("build")
         self.assertNotEqual(status, 0, printed)
-        self.assertRegex(printed.splitlines()[-1], r"too big to travel: the tree is 30\.\d MiB, carry/ is 40\.\d MiB")
+        self.assertRegex(printed.splitlines()[-1], r"too big to travel: the tree is 62\.\d MiB, carry/ is 3\.\d MiB")
 
     def test_no_gpu(self):
         for variables in ({"FAKE_NO_GPU": "1"}, {"FAKE_DEAD": "1"}, {"without": ["nvidia-smi"]}):
