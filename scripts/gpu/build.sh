@@ -32,8 +32,8 @@ stub nvrtc nvrtc libnvrtc.so.13 libnvrtc.so
 ln -sf "$CUDA_HOME"/lib/libcudart.so.13 "$libraries/libcudart.so"
 export CUDA_ROOT=$target/libraries
 
-rm -rf carry
-mkdir -p carry
+rm -rf carry "$target/carried"
+mkdir -p carry "$target/carried"
 cargo build --release --features cuda --test 'cuda*' --bench kernels --message-format=json-render-diagnostics >"$target/messages"
 # kind-package-target and where it is, of each test or bench.
 python3 - "$target/messages" <<'END' >"$target/programs"
@@ -46,10 +46,11 @@ for line in open(sys.argv[1]):
         print(f'{message["target"]["kind"][0]}-{package}-{message["target"]["name"]}', message["executable"])
 END
 while read -r name program; do
-    strip -o "carry/$name" "$program"
-    xz --threads=0 "carry/$name"
+    strip -o "$target/carried/$name" "$program"
     echo "$name" >>carry/programs
 done <"$target/programs"
+# Most of each is candle's kernels: with a dictionary larger than a program they are packed once.
+tar -c --sort=name -C "$target/carried" . | xz --threads=1 --lzma2=preset=6,dict=256MiB >carry/programs.tar.xz
 # Tests look for their files where they were built.
 printf '%s\n' "$PWD" >carry/built-in
 git rev-parse HEAD >carry/commit
@@ -59,10 +60,12 @@ git diff --quiet HEAD || echo 'and changes' >>carry/commit
 scripts/gpu/compile.sh "$target/tools" "sm_$CUDA_COMPUTE_CAP"
 
 # All that travels: the tree, without what git ignores, and carry/.
-size() { xargs -0r stat -c %s | awk '{ all += $1 } END { printf "%d", all }'; }
-tree=$(git ls-files -cz --others --exclude-standard --deduplicate | while IFS= read -rd '' file; do
-    [ ! -e "$file" ] || printf '%s\0' "$file"
-done | size)
+size() { # of the files whose names come in
+    python3 -c 'import os, sys
+files = {name for name in sys.stdin.buffer.read().split(b"\0") if name and os.path.lexists(name)}
+print(sum(os.lstat(name).st_size for name in files))'
+}
+tree=$(git ls-files -coz --exclude-standard | size)
 carried=$(find carry -type f -print0 | size)
 stat -c '  %s %n' carry/*
 mib() { awk -v bytes="$1" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }'; }

@@ -1,22 +1,21 @@
 """unpack.py FOLDER PROGRAM..: programs of carry/ into a folder; fails if one, or a library of one, is missing."""
-import lzma
 import os
-import shutil
 import subprocess
 import sys
+import tarfile
 from pathlib import Path
 
 CARRY = Path("carry")
 
 
 def unpack(folder, programs):
-    missing = [f"carry/{program}.xz" for program in programs if not (CARRY / f"{program}.xz").exists()]
+    packed = CARRY / "programs.tar.xz"
+    if packed.exists():
+        with tarfile.open(packed) as archive:
+            archive.extractall(folder, filter="data")
+    missing = [program for program in programs if not (folder / program).exists()]
     if missing:
-        sys.exit(f"missing: {', '.join(missing)}: scripts/gpu.sh build makes them")
-    for program in programs:
-        with lzma.open(CARRY / f"{program}.xz") as packed, open(folder / program, "wb") as out:
-            shutil.copyfileobj(packed, out)
-        (folder / program).chmod(0o755)
+        sys.exit(f"missing in {packed}: {', '.join(missing)}: scripts/gpu.sh build makes it")
     libraries = subprocess.run(["ldd", *(folder / program for program in programs)], capture_output=True, text=True).stdout
     absent = sorted({line.split()[0] for line in libraries.splitlines() if "not found" in line})
     if absent:

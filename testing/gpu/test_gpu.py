@@ -35,7 +35,11 @@ END
 exit 101
 """
 NO_TESTS = TESTS.replace("running 2", "running 0").replace("2 passed", "0 passed")
-HANGS = "#!/bin/sh\necho 'test products::awkward_shapes ...'\nsleep 600 & wait\n"
+HANGS = """#!/bin/sh
+sleep 600 &
+echo $$ $! >"$FAKE_CALLS"
+wait
+"""
 RECORD = {"kind": "product", "library": "candle-quant", "name": "mxfp4", "dtype": "bf16", "n": 4096, "k": 4096, "m": 1, "us": 4.5,
           "bytes": 9000000, "gb_per_s": 2000.0, "error": 1e-3, "error_over_rounding": 1.0}
 WRITES = """#!/bin/sh
@@ -46,6 +50,13 @@ END
 """
 DEVICE = json.dumps({"kind": "device", "name": "NVIDIA Fake GPU"})
 BENCHES = WRITES.format("\n".join([DEVICE, json.dumps(RECORD)]))
+
+
+def is_running(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
 
 
 class Checkout:
@@ -154,6 +165,8 @@ class Gpu(unittest.TestCase):
         self.checkout.program(TOOLS, HANGS)
         self.assert_fails(self.run_with(END="30"), TOOLS, "stopped at its limit")
         self.assertLess(self.outcome(TOOLS)["seconds"], 20)
+        for process in self.checkout.calls.read_text().split():
+            self.assertFalse(is_running(process), "what hangs is stopped, with all that it started")
         # The steps after it have had their time.
         self.assertEqual(self.outcome(BENCH_STEP)["rc"], 0)
 
@@ -170,11 +183,13 @@ class Gpu(unittest.TestCase):
 
     def test_a_program_is_missing(self):
         self.build()
-        (self.checkout.root / "carry" / f"{TOOLS}.xz").unlink()
-        self.assert_fails(self.checkout.gpu("run"), "unpack", f"missing: carry/{TOOLS}.xz")
+        carry = self.checkout.root / "carry"
+        (carry / "programs").write_text(carry.joinpath("programs").read_text() + "test-of-another-crate\n")
+        self.assert_fails(self.checkout.gpu("run"), "unpack", "missing in carry/programs.tar.xz: test-of-another-crate:")
+        self.assertEqual((self.outcome("test-of-another-crate")["rc"], self.outcome(TOOLS)["rc"]), (127, 0))
 
     def test_nothing_was_carried(self):
-        self.assert_fails(self.checkout.gpu("run"), "unpack", "missing: carry/")
+        self.assert_fails(self.checkout.gpu("run"), "unpack", f"missing in carry/programs.tar.xz: {CORE}, {BENCH}:")
 
     def test_tree_and_carry_are_too_big_together(self):
         # Neither of them is.
