@@ -7,8 +7,8 @@
 #
 # --ci: the CUDA tests with sanitizers as well, and the machine code for the oldest architecture, too.
 # --full: all that for every architecture, and every planted bug.
-# Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, with which they
-# fetch NVIDIA's compiler and libclang; without it they are left out, unless CI is set.
+# Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches NVIDIA's compiler and
+# libclang; without it that is left out, unless CI is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in '' | --ci | --full) ;; *) echo "$0: $1: --ci or --full" >&2 && exit 2 ;; esac
