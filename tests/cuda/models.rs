@@ -1,7 +1,7 @@
 //! Whole models, against the logits of mlx-lm.
 
 use crate::common::{distance, open, reference, FIXTURES};
-use crate::{device, has_candle_kernels};
+use crate::device;
 use candle_core::{DType, Device, Tensor};
 use candle_quant_models::Model;
 
@@ -9,9 +9,6 @@ use candle_quant_models::Model;
 #[test]
 fn logits_of_experts_are_those_of_mlx_lm() {
     let Some(device) = device() else { return };
-    if !has_candle_kernels(&device) {
-        return;
-    }
     for name in ["qwen3moe-affine-b4-g64", "qwen3moe-nvfp4-global_scale"] {
         let (tokens, expected) = reference(name);
         let tokens = tokens.to_device(&device).unwrap();
@@ -26,9 +23,6 @@ fn logits_of_experts_are_those_of_mlx_lm() {
 #[test]
 fn logits_are_those_of_mlx_lm() {
     let Some(device) = device() else { return };
-    if !has_candle_kernels(&device) {
-        return;
-    }
     for name in FIXTURES {
         let (tokens, expected) = reference(name);
         let tokens = tokens.to_device(&device).unwrap();

@@ -2,6 +2,10 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::ptr::NonNull;
+use std::slice;
+
+/// Bytes from one of several parameters to the next.
+pub const PARAM_SLOT: usize = 16;
 
 #[repr(C)]
 struct RawKernel {
@@ -11,6 +15,7 @@ struct RawKernel {
 extern "C" {
     fn emulator_find_kernel(name: *const c_char) -> *const RawKernel;
     fn emulator_kernel_shape(kernel: *const RawKernel, params_size: *mut usize, threads: *mut c_uint);
+    fn emulator_kernel_param_sizes(kernel: *const RawKernel) -> *const usize;
     fn emulator_launch(
         kernel: *const RawKernel,
         grid: *const c_uint,
@@ -30,7 +35,9 @@ pub struct Kernel {
     raw: NonNull<RawKernel>,
     /// Bytes of its parameter struct.
     pub params_size: usize,
-    /// Threads in each block.
+    /// Sizes of the parameters of a kernel that takes several, as candle's do; empty for one struct.
+    pub param_sizes: &'static [usize],
+    /// Threads in each block; 0 if it takes any number.
     pub threads: u32,
 }
 
@@ -95,7 +102,12 @@ impl Kernel {
         let (mut params_size, mut threads) = (0, 0);
         // SAFETY: a kernel that was found, and places for the answers.
         unsafe { emulator_kernel_shape(raw.as_ptr(), &mut params_size, &mut threads) };
-        Some(Self { raw, params_size, threads })
+        // SAFETY: as above.
+        let sizes = unsafe { emulator_kernel_param_sizes(raw.as_ptr()) };
+        let count = if sizes.is_null() { 0 } else { params_size / PARAM_SLOT };
+        // SAFETY: a constant of the program, with a size for each slot; nothing is read if there is none.
+        let param_sizes = if count == 0 { &[] } else { unsafe { slice::from_raw_parts(sizes, count) } };
+        Some(Self { raw, params_size, param_sizes, threads })
     }
 
     /// Runs a grid; describes what goes wrong.

@@ -4,9 +4,9 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use crate::argument::In;
-use crate::device::{MAX_GRID, SHARED};
+use crate::device::{MAX_GRID, MAX_THREADS, SHARED};
 use crate::driver;
-use crate::emulator::{Params, Schedule};
+use crate::emulator::{Kernel, Params, Schedule, PARAM_SLOT};
 use crate::handles::Handle;
 use crate::memory::{self, Owner, Region};
 use crate::module::{Function, FUNCTIONS};
@@ -35,7 +35,14 @@ impl Launch {
         params: Params,
     ) -> Result<Self> {
         let threads = block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
-        if threads != Some(function.kernel.threads) {
+        let takes_any = function.kernel.threads == 0;
+        if !threads.is_some_and(|n| {
+            if takes_any {
+                (1..=MAX_THREADS).contains(&n)
+            } else {
+                n == function.kernel.threads
+            }
+        }) {
             let message =
                 format!("blocks of {block:?} threads, the kernel is for {}", function.kernel.threads);
             return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
@@ -99,10 +106,31 @@ impl Launch {
     /// Runs it in every order asked for.
     fn execute(&self) -> Result<()> {
         let touched = self.touched()?;
-        schedules::run(self, &touched)?;
+        if self.function.kernel.param_sizes.is_empty() {
+            schedules::run(self, &touched)?;
+        } else {
+            // One of candle's: not what is tested here, and many of them.
+            self.run(Schedule::Forward)?;
+        }
         memory::check_guards(&touched)
             .or_else(|error| fail(error.code(), format!("kernel `{}`: {}", self.name(), error.message())))
     }
+}
+
+/// The parameter struct, or several parameters in slots.
+fn parameter_bytes(kernel: &Kernel, params: In<In<u8>>) -> Result<Vec<u8>> {
+    let read = |i: usize, bytes: &mut [u8]| {
+        let from = params.get(i)?;
+        bytes.iter_mut().enumerate().try_for_each(|(i, byte)| from.get(i).map(|value| *byte = value))
+    };
+    let mut bytes = vec![0; kernel.params_size];
+    if kernel.param_sizes.is_empty() {
+        read(0, &mut bytes)?;
+    }
+    for (i, (slot, size)) in bytes.chunks_mut(PARAM_SLOT).zip(kernel.param_sizes).enumerate() {
+        read(i, &mut slot[..*size])?;
+    }
+    Ok(bytes)
 }
 
 fn launch(
@@ -123,8 +151,7 @@ fn launch(
     if !extra.is_null() {
         return fail(NOT_SUPPORTED, "parameters in a buffer (`extra`)");
     }
-    let bytes = params.get(0)?;
-    let bytes: Vec<u8> = (0..function.kernel.params_size).map(|i| bytes.get(i)).collect::<Result<_>>()?;
+    let bytes = parameter_bytes(&function.kernel, params)?;
     let launch = Launch::new(function, grid, block, shared_bytes, Params::new(&bytes))?;
     stream.submit(Arc::new(move || launch.execute()))
 }
@@ -164,7 +191,7 @@ pub struct LaunchAttribute {
 const HARMLESS_ATTRIBUTES: [c_int; 4] = [0, 3, 6, 8];
 
 driver! {
-    /// Launches a kernel that takes one struct by value.
+    /// Launches a kernel.
     fn cuLaunchKernel(
         function: Handle,
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::argument::{In, Out, Text};
 use crate::device::{
-    self, BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED, SHARED, SHARED_PER_MULTIPROCESSOR, SHARED_RESERVED,
-    THREADS_PER_MULTIPROCESSOR,
+    self, BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED, MAX_THREADS, SHARED, SHARED_PER_MULTIPROCESSOR,
+    SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR,
 };
 use crate::driver;
 use crate::emulator::Kernel;
@@ -98,6 +98,7 @@ driver! {
     fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, function: Handle) {
         let function = FUNCTIONS.get(function)?;
         value.set(match attribute {
+            MAX_THREADS_PER_BLOCK if function.kernel.threads == 0 => MAX_THREADS as c_int,
             MAX_THREADS_PER_BLOCK => function.kernel.threads as c_int,
             NUM_REGS => (65536 / function.kernel.threads.max(1)).min(255) as c_int,
             PTX_VERSION | BINARY_VERSION => 90,
