@@ -20,7 +20,6 @@ mod experts;
 mod fused;
 mod graph;
 mod memory;
-mod models;
 mod products;
 mod ranks;
 mod special;

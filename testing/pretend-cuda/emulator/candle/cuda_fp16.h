@@ -24,6 +24,8 @@ inline long long __double_as_longlong(double value) {
 }
 template <class T, class U> inline T atomicMin(T *p, U value) { return atomicMin<T>(p, static_cast<T>(value)); }
 template <class T, class U> inline T atomicMax(T *p, U value) { return atomicMax<T>(p, static_cast<T>(value)); }
+// Of products of GGML blocks with 8-bit activations, which are not registered.
+inline unsigned __vsubss4(unsigned, unsigned) { emulator::fail("__vsubss4 is not emulated"); }
 // (1 + erf(x / sqrt(2))) / 2, whose left tail is not lost in the sum.
 inline double normcdf(double x) { return 0.5 * std::erfc(-x * M_SQRT1_2); }
 inline float normcdff(float x) { return static_cast<float>(normcdf(static_cast<double>(x))); }
