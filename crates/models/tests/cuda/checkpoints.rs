@@ -26,6 +26,14 @@ fn logits(model: &mut Model, tokens: &Tensor) -> [Tensor; 2] {
     [whole, Tensor::cat(&pieces, 1).unwrap()]
 }
 
+/// The median of the root-mean-square distances of tokens.
+fn median_distance(logits: &Tensor, expected: &Tensor) -> f64 {
+    let of = |t: &Tensor, i| t.narrow(1, i, 1).unwrap();
+    let mut distances: Vec<_> = (0..LEN).map(|i| distance(&of(logits, i), &of(expected, i)).rms).collect();
+    distances.sort_by(f64::total_cmp);
+    distances[LEN / 2]
+}
+
 fn check(name: &str, checkpoint: &Checkpoint, device: &Device) {
     let config = Config::from_json(checkpoint.config()).unwrap();
     let ids: Vec<u32> = (0..LEN).map(|i| ((i * 37 + 5) % config.vocab_size) as u32).collect();
@@ -43,21 +51,21 @@ fn check(name: &str, checkpoint: &Checkpoint, device: &Device) {
         assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
     }
 
-    // What rounding makes of it on the CPU, and twice that: attention rounds its scores, too, on a device.
+    // What rounding makes of it on the CPU, and twice that: attention rounds its scores, too, on a device. Of the median
+    // token: rounding sends some to other experts.
     let rounded = Model::load(checkpoint, DType::BF16, &Device::Cpu).unwrap().forward(&tokens, 0).unwrap();
-    let bound = 2. * distance(&rounded, &expected).rms;
+    let bound = 2. * median_distance(&rounded, &expected);
     let mut model = Model::load(checkpoint, DType::BF16, device).unwrap();
     for logits in logits(&mut model, &there) {
         assert_eq!(logits.dtype(), DType::BF16);
-        let distance = distance(&logits, &expected);
-        assert!(distance.rms <= bound, "{name} BF16: {distance:?} of {bound}");
+        let distance = median_distance(&logits, &expected);
+        assert!(distance <= bound, "{name} BF16: {distance} of {bound}");
     }
 }
 
 fn check_all(kind: &str, names: &[&str]) {
     let Some(device) = device() else { return };
-    // The kernels for GGML blocks that are modules of PTX, which the pretend driver has: those that candle links are
-    // compiled by nvcc alone.
+    // By kernels that candle loads, as the pretend driver has these: those that it links are nothing without nvcc.
     candle_core::quantized::cuda::set_force_dmmv(true);
     for name in names {
         check(&format!("{kind}/{name}"), &Checkpoint::open(fixtures(kind).join(name)).unwrap(), &device);

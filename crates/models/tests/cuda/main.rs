@@ -20,3 +20,6 @@ use gpu::device;
 
 /// Root-mean-square distances that 16-bit activations may make: attention rounds its scores, too, here.
 const HALF_BOUNDS: [(DType, f64); 2] = [(DType::F16, 0.006), (DType::BF16, 0.05)];
+/// Of every family and kind of format one: the others, in BF16, are compared with the CPU.
+const HALF_FIXTURES: [&str; 4] =
+    ["llama-mixed-custom", "llama-untied-mxfp4", "qwen3-affine-b3-g64", "qwen3-nvfp4"];

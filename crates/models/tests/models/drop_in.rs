@@ -54,10 +54,7 @@ fn agree(
     mut oracle: impl FnMut(&Tensor, usize) -> candle_core::Result<Tensor>,
 ) {
     let config = Config::from_json(&config).unwrap();
-    let there = |(name, weight): (&String, &Var)| (name.clone(), weight.to_device(device).unwrap());
-    let weights = varmap.data().lock().unwrap().iter().map(there).collect();
-    let vb = candle_nn::VarBuilder::from_tensors(weights, DType::F32, device);
-    let mut ours = Model::new(&config, VarBuilder::from(vb)).unwrap();
+    let mut ours = Model::new(&config, weights_on(device, varmap)).unwrap();
     let tokens = Tensor::arange(0u32, 60, device).unwrap().unsqueeze(0).unwrap();
     let whole = ours.forward(&tokens, 0).unwrap();
     ours.clear_kv_cache();
@@ -69,6 +66,13 @@ fn agree(
             assert!(distance.max < 1e-4 && distance.other_argmax == 0, "at {offset}: {distance:?}");
         }
     }
+}
+
+/// The weights that a model made, on a device.
+pub fn weights_on(device: &Device, varmap: &VarMap) -> VarBuilder<'static> {
+    let there = |(name, weight): (&String, &Var)| (name.clone(), weight.to_device(device).unwrap());
+    let weights = varmap.data().lock().unwrap().iter().map(there).collect();
+    candle_nn::VarBuilder::from_tensors(weights, DType::F32, device).into()
 }
 
 fn random_weights(varmap: &VarMap) -> candle_nn::VarBuilder<'static> {
