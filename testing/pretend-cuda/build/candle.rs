@@ -15,13 +15,14 @@ const MODULES: [&str; 10] =
 const DEFINES: [(&str, &str); 3] =
     [("__CUDA_ARCH__", "800"), ("__CUDACC_VER_MAJOR__", "13"), ("__CUDACC_VER_MINOR__", "0")];
 
-/// Compiles them with the flags of `build`, one file of C++ for each module.
+/// Compiles them with the flags of `build`, one file of C++ for each module. Without sanitizers: it is not them that are
+/// tested.
 pub fn compile(mut build: cc::Build, here: &Path, out: &Path) {
     let kernels = sources(here);
     println!("cargo:rerun-if-changed={}", kernels.display());
     build.include(here.join("emulator/candle")).include(&kernels);
     // Sources for a compiler that warns of other things.
-    build.warnings(false).flag("-w");
+    build.opt_level(2).warnings(false).flag("-w");
     for (name, value) in DEFINES {
         build.define(name, value);
     }

@@ -40,14 +40,14 @@ fn compile(here: &Path, kernels: &Path, out: &Path, sanitize: &str) {
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         build.flag("-march=x86-64-v3");
     }
+    // Sources are C++ whatever they are called.
+    build.flag("-x").flag("c++");
+    candle::compile(build.clone(), here, out);
     if !sanitize.is_empty() {
         build.flag(format!("-fsanitize={sanitize}")).flag("-fno-sanitize-recover=all").flag("-g1");
         // An access through such a pointer is one that AddressSanitizer, or the machine, notices.
         build.flag("-fno-sanitize=null,object-size,pointer-overflow");
     }
-    // Sources are C++ whatever they are called.
-    build.flag("-x").flag("c++");
-    candle::compile(build.clone(), here, out);
     build.file(&begin);
     build.files(sources(kernels, "cu")).files(sources(&here.join("tests/kernels"), "cu"));
     build.files(sources(&emulator, "cpp").into_iter().filter(|file| *file != begin && *file != end));
