@@ -10,7 +10,9 @@
 #include <cstdint>
 #include <cstring>
 
+#ifndef __global__
 #define __global__
+#endif
 #define __device__
 #define __host__
 #define __constant__ static const

@@ -9,14 +9,19 @@ namespace emulator {
 // The order in which the blocks of a launch, and the threads that could run, do run.
 enum class Schedule : int { Forward = 0, Reverse = 1, Random = 2 };
 
+// Bytes from one of several parameters to the next.
+constexpr size_t PARAM_SLOT = 16;
+
 struct Kernel {
     const char *name;
     void (*run)(const void *params);
     size_t params_size;
-    unsigned threads;  // in each block
+    unsigned threads;  // in each block; 0 if it takes any number
+    const size_t *sizes;  // of several parameters, each in a slot of its own; null for one struct
     const Kernel *next;
 
     Kernel(const char *name, void (*run)(const void *), size_t params_size, unsigned threads);
+    Kernel(const char *name, void (*run)(const void *), const size_t *sizes);
 };
 
 // What is launched.
@@ -53,6 +58,8 @@ const emulator::Kernel *emulator_find_kernel(const char *name);
 // Of all kernels together.
 size_t emulator_static_shared_bytes();
 void emulator_kernel_shape(const emulator::Kernel *kernel, size_t *params_size, unsigned *threads);
+// Sizes of several parameters, up to 0; null if the kernel takes one struct.
+const size_t *emulator_kernel_param_sizes(const emulator::Kernel *kernel);
 
 // Runs the first, the last, and a few other blocks of a grid up to where they wait for earlier kernels; the grid and its
 // parameters have to stay where they are. Null, with a description of the fault in `message`, cut to `capacity` bytes, if

@@ -14,7 +14,18 @@ namespace emulator {
 static const Kernel *kernels = nullptr;
 
 Kernel::Kernel(const char *name, void (*run)(const void *), size_t params_size, unsigned threads)
-    : name(name), run(run), params_size(params_size), threads(threads), next(kernels) {
+    : name(name), run(run), params_size(params_size), threads(threads), sizes(nullptr), next(kernels) {
+    kernels = this;
+}
+
+static size_t slots(const size_t *sizes) {
+    size_t bytes = 0;
+    while (*sizes++) bytes += PARAM_SLOT;
+    return bytes;
+}
+
+Kernel::Kernel(const char *name, void (*run)(const void *), const size_t *sizes)
+    : name(name), run(run), params_size(slots(sizes)), threads(0), sizes(sizes), next(kernels) {
     kernels = this;
 }
 
@@ -128,6 +139,8 @@ void emulator_kernel_shape(const Kernel *kernel, size_t *params_size, unsigned *
     *params_size = kernel->params_size;
     *threads = kernel->threads;
 }
+
+const size_t *emulator_kernel_param_sizes(const Kernel *kernel) { return kernel->sizes; }
 
 Early *emulator_start_early(const Grid *grid, const Memory *watched, size_t count, char *message, size_t capacity) {
     auto early = std::make_unique<Early>();

@@ -3,6 +3,10 @@
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
 use std::marker::PhantomData;
 use std::ptr::NonNull;
+use std::slice;
+
+/// Bytes from one of several parameters to the next.
+pub const PARAM_SLOT: usize = 16;
 
 #[repr(C)]
 struct RawKernel {
@@ -48,6 +52,7 @@ extern "C" {
         capacity: usize,
     ) -> *mut RawEarly;
     fn emulator_drop_early(early: *mut RawEarly);
+    fn emulator_kernel_param_sizes(kernel: *const RawKernel) -> *const usize;
     fn emulator_launch(
         grid: *const RawGrid,
         early: *mut RawEarly,
@@ -62,7 +67,9 @@ pub struct Kernel {
     raw: NonNull<RawKernel>,
     /// Bytes of its parameter struct.
     pub params_size: usize,
-    /// Threads in each block.
+    /// Sizes of the parameters of a kernel that takes several, as candle's do; empty for one struct.
+    pub param_sizes: &'static [usize],
+    /// Threads in each block; 0 if it takes any number.
     pub threads: u32,
 }
 
@@ -147,7 +154,12 @@ impl Kernel {
         let (mut params_size, mut threads) = (0, 0);
         // SAFETY: a kernel that was found, and places for the answers.
         unsafe { emulator_kernel_shape(raw.as_ptr(), &mut params_size, &mut threads) };
-        Some(Self { raw, params_size, threads })
+        // SAFETY: as above.
+        let sizes = unsafe { emulator_kernel_param_sizes(raw.as_ptr()) };
+        let count = if sizes.is_null() { 0 } else { params_size / PARAM_SLOT };
+        // SAFETY: a constant of the program, with a size for each slot; nothing is read if there is none.
+        let param_sizes = if count == 0 { &[] } else { unsafe { slice::from_raw_parts(sizes, count) } };
+        Some(Self { raw, params_size, param_sizes, threads })
     }
 
     fn raw(self, grid: &Grid, schedule: Schedule) -> Result<RawGrid, String> {

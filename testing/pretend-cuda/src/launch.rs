@@ -4,10 +4,10 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use crate::argument::In;
-use crate::device::{MAX_GRID, SHARED};
+use crate::device::{MAX_GRID, MAX_THREADS, SHARED};
 use crate::driver;
 use crate::edge::Edge;
-use crate::emulator::{Grid, Memory, Params, Schedule};
+use crate::emulator::{Grid, Kernel, Memory, Params, Schedule, PARAM_SLOT};
 use crate::handles::Handle;
 use crate::memory::{self, Owner, Region};
 use crate::module::{Function, FUNCTIONS};
@@ -28,7 +28,14 @@ impl Launch {
     fn new(function: Arc<Function>, grid: Grid) -> Result<Self> {
         let Grid { blocks, threads: block, shared_bytes, .. } = &grid;
         let threads = block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
-        if threads != Some(function.kernel.threads) {
+        let takes_any = function.kernel.threads == 0;
+        if !threads.is_some_and(|n| {
+            if takes_any {
+                (1..=MAX_THREADS).contains(&n)
+            } else {
+                n == function.kernel.threads
+            }
+        }) {
             let message =
                 format!("blocks of {block:?} threads, the kernel is for {}", function.kernel.threads);
             return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
@@ -83,6 +90,11 @@ impl Launch {
         fail(LAUNCH_FAILED, format!("{message} [{schedule:?}]"))
     }
 
+    /// Whether the kernel is one of candle's: those take several parameters.
+    pub fn is_of_candle(&self) -> bool {
+        !self.function.kernel.param_sizes.is_empty()
+    }
+
     /// Runs the grid once.
     pub fn run(&self, schedule: Schedule) -> Result<()> {
         // SAFETY: the caller of the driver gave the kernel's parameter struct; pointers to memory of devices
@@ -115,6 +127,22 @@ impl Launch {
     }
 }
 
+/// The parameter struct, or several parameters in slots.
+fn parameter_bytes(kernel: &Kernel, params: In<In<u8>>) -> Result<Vec<u8>> {
+    let read = |i: usize, bytes: &mut [u8]| {
+        let from = params.get(i)?;
+        bytes.iter_mut().enumerate().try_for_each(|(i, byte)| from.get(i).map(|value| *byte = value))
+    };
+    let mut bytes = vec![0; kernel.params_size];
+    if kernel.param_sizes.is_empty() {
+        read(0, &mut bytes)?;
+    }
+    for (i, (slot, size)) in bytes.chunks_mut(PARAM_SLOT).zip(kernel.param_sizes).enumerate() {
+        read(i, &mut slot[..*size])?;
+    }
+    Ok(bytes)
+}
+
 fn launch(
     function: Handle,
     [blocks, threads]: [[u32; 3]; 2],
@@ -133,8 +161,7 @@ fn launch(
     if !extra.is_null() {
         return fail(NOT_SUPPORTED, "parameters in a buffer (`extra`)");
     }
-    let bytes = params.get(0)?;
-    let bytes: Vec<u8> = (0..function.kernel.params_size).map(|i| bytes.get(i)).collect::<Result<_>>()?;
+    let bytes = parameter_bytes(&function.kernel, params)?;
     let (shared_bytes, params) = (shared_bytes as usize, Params::new(&bytes));
     let launch = Launch::new(function, Grid { blocks, threads, shared_bytes, params, starts_early })?;
     stream.submit(Work::of_kernels(move |edge| launch.execute(edge)))
@@ -176,7 +203,7 @@ const HARMLESS_ATTRIBUTES: [c_int; 3] = [0, 3, 8];
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
 
 driver! {
-    /// Launches a kernel that takes one struct by value.
+    /// Launches a kernel.
     fn cuLaunchKernel(
         function: Handle,
         grid_x: c_uint, grid_y: c_uint, grid_z: c_uint,

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::argument::{In, Out, Text};
-use crate::device::{self, Card, SHARED};
+use crate::device::{self, Card, MAX_THREADS, SHARED};
 use crate::driver;
 use crate::emulator::{self, Kernel};
 use crate::handles::{Handle, Handles};
@@ -101,6 +101,7 @@ driver! {
     fn cuFuncGetAttribute(value: Out<c_int>, attribute: c_int, function: Handle) {
         let function = FUNCTIONS.get(function)?;
         value.set(match attribute {
+            MAX_THREADS_PER_BLOCK if function.kernel.threads == 0 => MAX_THREADS as c_int,
             MAX_THREADS_PER_BLOCK => function.kernel.threads as c_int,
             NUM_REGS => (65536 / function.kernel.threads.max(1)).min(255) as c_int,
             PTX_VERSION | BINARY_VERSION => {
