@@ -71,7 +71,7 @@ template <class Format, class Shape> struct LaneRows {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             packed[row] += WEIGHTS * Format::BITS / 32;
-            if (Format::BITS == 8 && Shape::ROWS == 1) forget_origin(packed[row]);
+            if ((Format::BITS == 5 || Format::BITS == 8) && Shape::ROWS == 1) forget_origin(packed[row]);
             scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }
