@@ -1,8 +1,12 @@
 """The tables of docs/tuning.md."""
+import tempfile
 import unittest
+from pathlib import Path
+from unittest import mock
 
 from made_up import kernel
 from measure import measure
+from sass_gate import check_document
 from tables import BEGIN, END, inserted, tables
 from whole import Whole
 
@@ -26,6 +30,17 @@ class Tables(unittest.TestCase):
         for broken in ("before", f"{BEGIN}\n", f"{END}\n"):
             with self.assertRaises(ValueError):
                 inserted(broken, "new")
+
+    def test_the_gate_fails_if_they_are_stale_and_writes_them(self):
+        measured = {"gemv_a4_g64_m1": measure(kernel(), LAUNCHES)[0]}
+        with tempfile.TemporaryDirectory() as folder, mock.patch("tables.DOCUMENT", Path(folder, "tuning.md")) as document:
+            document.write_text(f"{BEGIN}\n{END}\n")
+            self.assertIn("not those of the machine code", check_document(measured, "13.0.88", write=False)["tuning.md"][0])
+            self.assertEqual(check_document(measured, "13.0.88", write=True), {})
+            self.assertIn("| a4_g64 | 80 |", document.read_text())
+            self.assertEqual(check_document(measured, "13.0.88", write=False), {})
+            document.write_text(document.read_text().replace("| 80 |", "| 81 |"))
+            self.assertEqual(list(check_document(measured, "13.0.88", write=False)), ["tuning.md"])
 
 
 if __name__ == "__main__":
