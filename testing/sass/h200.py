@@ -7,7 +7,8 @@ ISSUE, ISSUE_ALU = 128, 64
 
 # What a multiprocessor has for its blocks, and in which units a lane gets registers.
 REGISTERS, REGISTER_UNIT, SHARED_BYTES = 65536, 8, 228 << 10
-# Of shared memory, for each block of any kernel; cuobjdump counts it, too (compute capability 9.0 and up).
+# Of shared memory, for each block; cuobjdump counts it with what a kernel has itself, if that uses any or a barrier
+# (compute capability 9.0 and up).
 RESERVED_SHARED_BYTES = 1 << 10
 
 THREADS = 256  # of every block

@@ -72,7 +72,7 @@ class Kernel:
     registers: int = 0
     stack: int = 0  # bytes for each thread, in local memory
     local: int = 0
-    shared: int = 0  # static bytes of a block, and what the system keeps
+    shared: int = 0  # static bytes of a block, and if it uses shared memory what the system keeps
 
     def count(self, *names):
         return sum(instruction.name in names for instruction in self.instructions)

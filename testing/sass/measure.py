@@ -103,8 +103,9 @@ def memory_complaints(kernel):
     if local or kernel.local or kernel.stack:
         complaints.append(f"local memory: {local} loads and stores, {kernel.local + kernel.stack} bytes")
     # Static shared memory is not in what a launch asks for, but in what the driver gives at most.
-    if kernel.shared != h200.RESERVED_SHARED_BYTES:
-        complaints.append(f"{kernel.shared - h200.RESERVED_SHARED_BYTES} bytes of static shared memory, not 0")
+    static = kernel.shared - h200.RESERVED_SHARED_BYTES if kernel.shared else 0
+    if static:
+        complaints.append(f"{static} bytes of static shared memory, not 0")
     return complaints
 
 

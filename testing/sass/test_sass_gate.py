@@ -39,6 +39,7 @@ class Measuring(unittest.TestCase):
     def test_static_shared_memory(self):
         for name in ("gemv_a4_g64_m1", "absmax"):
             self.assertIn("16 bytes of static shared memory", complaints_of(kernel(name=name, shared=1024 + 16))[0])
+        self.assertEqual(complaints_of(kernel(shared=0)), [])
 
     def test_two_blocks_fit_a_multiprocessor(self):
         early = {"starts_early": {"experts_sort": 113 << 10}, "gemv": []}
