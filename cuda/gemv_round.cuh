@@ -19,6 +19,9 @@ template <class Format, class Shape> struct Round {
 template <class Format, class Shape> struct LaneRows {
     static constexpr int SCALE_BYTES = Format::SCALES == Scale::Float ? 2 : 1;
     static constexpr int TURN = Shape::K_WARPS * Shape::ROUND;  // from a round of this warp to the next
+    // Where the SASS gate finds fewer instructions for it, or no spills.
+    static constexpr bool FORGETS_ORIGIN =
+        Shape::ROWS == 1 && (Format::BITS == 8 || Format::BITS == 5 || (Format::BITS == 2 && Shape::GROUP < 128));
     const uint32_t *packed[2];
     const char *scales[2];
     const char *biases[2];
@@ -71,7 +74,7 @@ template <class Format, class Shape> struct LaneRows {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             packed[row] += WEIGHTS * Format::BITS / 32;
-            if (Format::BITS == 8 && Shape::ROWS == 1) forget_origin(packed[row]);
+            if (FORGETS_ORIGIN) forget_origin(packed[row]);
             scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }

@@ -5,7 +5,8 @@
 #
 #   scripts/test.sh [--ci | --full]
 #
-# --ci: the CUDA tests with sanitizers as well, and the machine code for the oldest architecture, too.
+# --ci: the CUDA tests with sanitizers as well, the machine code for the oldest architecture, too, and whether bugs that are
+# planted in it are noticed.
 # --full: all that for every architecture, and every planted bug.
 # Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches NVIDIA's compiler and
 # libclang; without it that is left out, unless CI is set.
@@ -37,6 +38,7 @@ if python3 -c 'import ensurepip, venv' 2>/dev/null || [ -n "${CI-}" ]; then
     --ci) scripts/sass-gate.sh --archs "75;90" ;; # every branch of the sources
     *) scripts/sass-gate.sh ;;
   esac
+  [ -z "${1-}" ] || scripts/sass-gate.sh --planted
   step "bindings"
   scripts/check-bindings.sh
   step "the scripts and programs of a GPU run"

@@ -29,13 +29,31 @@ class Instruction:
         return self.opcode.split(".")[0]
 
     @property
+    def conditional(self):
+        """By its predicate, or that of a branch."""
+        return re.match(r"@|(BRA|EXIT)\S* !?U?P\w+,", self.text) is not None
+
+    @property
     def branch_target(self):
         target = re.search(r"0x([0-9a-f]+)", self.text) if self.name == "BRA" else None
         return int(target.group(1), 16) if target else None
 
     @property
+    def registers(self):
+        """The registers that it names, in order, None for RZ: R12, desc[UR8][R2.64] are 12 and 2."""
+        named = re.findall(r"\bR(\d+|Z)\b", self.text)
+        return [None if number == "Z" else int(number) for number in named]
+
+    @property
+    def writes(self):
+        """The first register that it writes, None if none."""
+        if not self.registers or re.match(r"ST|RED|BRA|LDGSTS|R2|.*SETP", self.name):
+            return None
+        return self.registers[0]
+
+    @property
     def load_bytes(self):
-        """Bytes that one lane loads, for a global load."""
+        """Bytes that one lane loads, or copies to shared memory."""
         modifiers = self.opcode.split(".")
         for modifier, size in (("128", 16), ("64", 8), ("U16", 2), ("S16", 2), ("U8", 1), ("S8", 1)):
             if modifier in modifiers:
@@ -54,6 +72,7 @@ class Kernel:
     registers: int = 0
     stack: int = 0  # bytes for each thread, in local memory
     local: int = 0
+    shared: int = 0  # static bytes of a block, and if it uses shared memory what the system keeps
 
     def count(self, *names):
         return sum(instruction.name in names for instruction in self.instructions)
@@ -90,6 +109,19 @@ class Loop:
     def weight_loads(self):
         return [instruction for instruction in self.body if instruction.loads_weights]
 
+    @property
+    def hmma_chain(self):
+        """The most HMMA in a row of which each waits for the sums of the one before."""
+        length, longest = {}, 0  # by the first register of the sums
+        for instruction in self.body:
+            if instruction.name == "HMMA":
+                to, *_, sums = instruction.registers
+                length[to] = length.get(sums, 0) + 1
+                longest = max(longest, length[to])
+            elif instruction.writes is not None:
+                length.pop(instruction.writes // 4 * 4, None)
+        return longest
+
     def histogram(self):
         """How often each opcode occurs, most frequent first."""
         return Counter(instruction.name for instruction in self.body).most_common()
@@ -109,9 +141,9 @@ def parse(disassembly, resource_usage):
             current = kernels.setdefault(function.group(1), Kernel(function.group(1), []))
         elif current and (code := re.match(r"\s*/\*([0-9a-f]{4,})\*/\s+(.*?)\s*;", line)):
             current.instructions.append(Instruction(int(code.group(1), 16), code.group(2)))
-    usage = re.findall(r"Function (\S+?):\s*REG:(\d+) STACK:(\d+) .*?LOCAL:(\d+)", resource_usage)
-    for name, registers, stack, local in usage:
+    usage = re.findall(r"Function (\S+?):\s*REG:(\d+) STACK:(\d+) SHARED:(\d+) LOCAL:(\d+)", resource_usage)
+    for name, *figures in usage:
         if name in kernels:
             kernel = kernels[name]
-            kernel.registers, kernel.stack, kernel.local = int(registers), int(stack), int(local)
+            kernel.registers, kernel.stack, kernel.shared, kernel.local = map(int, figures)
     return kernels

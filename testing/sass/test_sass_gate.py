@@ -2,50 +2,56 @@
 import unittest
 
 from gemv import Gemv
-from machine_code import parse
-from sass_gate import compare, measure
+from made_up import BODY, assembled, kernel
+from measure import measure
+from sass_gate import compare
+from whole import Whole
 
-# Four weight loads of 16 bytes (4-bit: 128 weights of a lane), 16 HMMA, 44 instructions in all.
-LOADS = ["LDG.E.128.NA.LTC128B.CONSTANT R8, desc[UR4][R2.64]"] * 4
-BODY = [*LOADS, *["LOP3.LUT R4, R8, 0xf000f, R5, 0xea, !PT"] * 22, "@P0 LDG.E.U16.CONSTANT R3, desc[UR4][R6.64]",
-        *["HMMA.16816.F32 R4, R8, R12, R4"] * 16]
-
-
-def kernel(body=BODY, name="gemv_a4_g64_m1", registers=80, local=0, before=("MOV R1, c[0x0][0x28]",)):
-    """A kernel whose instructions are `before`, a loop of `body`, an exit, and a branch to itself."""
-    first = 16 * len(before)
-    last = first + 16 * len(body)
-    code = [*before, *body, f"@P1 BRA {first:#x}", "EXIT", f"BRA {last + 32:#x}"]
-    lines = [f"\t\tFunction : {name}"]
-    lines += [f"        /*{16 * i:04x}*/                   {text} ;  /* 0x0 */" for i, text in enumerate(code)]
-    usage = f" Function {name}:\n  REG:{registers} STACK:0 SHARED:1024 LOCAL:{local} CONSTANT[0]:580 TEXTURE:0 SURFACE:0 SAMPLER:0"
-    return parse("\n".join(lines), usage)[name]
+LAUNCHES = {"starts_early": {}, "gemv": []}
+COPY = "LDGSTS.E.BYPASS.128 [R31], desc[UR8][R20.64], P3"
+BUDGETS = {"goals": {"gemv_a4_g64_m1": 0.5},
+           "kernels": {"gemv_a4_g64_m1": {"registers": 80, "instructions_per_weight": 0.344, "load_bytes": 16, "hmma_chain": 16}}}
 
 
-def complaints_of(kernel):
-    return measure(kernel)[1]
-
-
-BUDGETS = {"most_registers": 128, "goals": {"gemv_a4_g64_m1": 0.5},
-           "kernels": {"gemv_a4_g64_m1": {"registers": 80, "instructions_per_weight": 0.344, "load_bytes": 16}}}
+def complaints_of(kernel, launches=LAUNCHES):
+    return measure(kernel, launches)[1]
 
 
 class Measuring(unittest.TestCase):
     def test_counts_the_hot_loop(self):
-        measured, complaints = measure(kernel())
+        measured, complaints = measure(kernel(), LAUNCHES)
         self.assertEqual(complaints, [])
-        self.assertEqual((measured.registers, measured.load_bytes), (80, 16))
-        self.assertEqual(measured.instructions_per_weight, 44 / 128)
+        self.assertEqual((measured.registers, min(measured.hot_loop.load_bytes)), (80, 16))
+        self.assertEqual(measured.hot_loop.per_weight, 44 / 128)
+        # 4.3 TB/s are 29.25 weights of 0.5625 bytes for each clock of 132 multiprocessors at 1.98 GHz.
+        self.assertAlmostEqual(measured.hot_loop.issue, 44 / 128 * 29.25 / 128, places=3)
 
     def test_unrolling_does_not_change_the_figure(self):
-        measured, _ = measure(kernel(body=BODY + BODY))
-        self.assertEqual(measured.instructions_per_weight, 87 / 256)
+        measured, _ = measure(kernel(body=BODY + BODY), LAUNCHES)
+        self.assertEqual(measured.hot_loop.per_weight, 87 / 256)
 
     def test_local_memory(self):
         for instruction in ("LDL R1, [R2]", "@!P0 STL.64 [R2], R4"):
             self.assertIn("local memory", complaints_of(kernel(before=["NOP", instruction]))[0])
         self.assertIn("local memory", complaints_of(kernel(local=8))[0])
         self.assertIn("local memory", complaints_of(kernel(name="dequantize_a4", local=8))[0])
+
+    def test_static_shared_memory(self):
+        for name in ("gemv_a4_g64_m1", "absmax"):
+            self.assertIn("16 bytes of static shared memory", complaints_of(kernel(name=name, shared=1024 + 16))[0])
+        self.assertEqual(complaints_of(kernel(shared=0)), [])
+
+    def test_two_blocks_fit_a_multiprocessor(self):
+        early = {"starts_early": {"experts_sort": 113 << 10}, "gemv": []}
+        code = ["ACQBULK", "BAR.SYNC.DEFER_BLOCKING 0x0", "EXIT"]
+        self.assertEqual(complaints_of(assembled(code, name="experts_sort", registers=128), early), [])
+        self.assertEqual(complaints_of(assembled(code, name="experts_sort", registers=129), early),
+                         ["129 registers: no two blocks fit a multiprocessor"])
+        early["starts_early"]["experts_sort"] += 1
+        self.assertEqual(complaints_of(assembled(code, name="experts_sort"), early),
+                         ["115713 bytes of shared memory: no two blocks fit a multiprocessor"])
+        # Whether it starts early or not.
+        self.assertIn("129 registers", complaints_of(assembled(code, name="absmax", registers=129))[0])
 
     def test_narrow_loads(self):
         narrow = [text.replace("E.128", "E.64") for text in BODY]
@@ -62,36 +68,76 @@ class Measuring(unittest.TestCase):
         self.assertIn("15 HMMA", complaints_of(kernel(body=BODY[:-1]))[0])
 
     def test_tiles(self):
-        measured, complaints = measure(kernel(name="tiles_a4_f16"))
-        self.assertEqual((complaints, measured.instructions_per_hmma, measured.instructions_per_weight), ([], 44 / 16, None))
-        budgets = {"most_registers": 128, "goals": {}, "kernels": {"tiles_a4_f16": {"registers": 80, "instructions_per_hmma": 2.7}}}
-        self.assertIn("2.75 instructions per HMMA", compare("tiles_a4_f16", measured, budgets)[0])
+        measured, complaints = measure(kernel(name="tiles_a4_f16", before=[COPY]), LAUNCHES)
+        self.assertEqual((complaints, measured.instructions_per_hmma, measured.hot_loop), ([], 44 / 16, None))
+        budgets = {"goals": {}, "kernels": {"tiles_a4_f16": {"registers": 80, "instructions_per_hmma": 2.7, "hmma_chain": 16}}}
+        self.assertEqual(compare("tiles_a4_f16", measured, budgets), ["2.75 instructions per HMMA, budget 2.7"])
+
+    def test_width_of_copies(self):
+        narrow = COPY.replace("128", "64")
+        self.assertEqual(complaints_of(kernel(name="tiles_a4_f16", before=[COPY, narrow])), ["copies of 8 bytes, not 16"])
+        self.assertIn("no LDGSTS", complaints_of(kernel(name="tiles_a4_f16"))[0])
+
+    def test_hmma_in_a_row(self):
+        def chain(*hmma):
+            return measure(kernel(body=[*BODY[:-16], *hmma]), LAUNCHES)[0].hmma_chain
+
+        one, other = "HMMA.16816.F32 R4, R8, R12, R4", "HMMA.16816.F32 R20, R8, R14, R20"
+        self.assertEqual(chain(*[one] * 16), 16)
+        self.assertEqual(chain(*[one, other] * 8), 8)
+        # Sums begin at zero, or go from register to register.
+        self.assertEqual(chain(*[one] * 9, "HMMA.16816.F32 R4, R8.reuse, R12, RZ", *[one] * 6), 9)
+        self.assertEqual(chain(*[one] * 15, "HMMA.16816.F32 R20, R8, R12, R4"), 16)
+        # What is written over is no sum any more.
+        for lost in ("CS2R R4, SRZ", "MOV R7, RZ", "@P0 LDS.128 R4, [R30]"):
+            self.assertEqual(chain(*[one] * 10, lost, *[one] * 6), 10, lost)
+        for kept in ("ISETP.GE.AND P0, PT, R4, RZ, PT", "STS [R4], R12", "IADD3 R3, R4, R5, RZ"):
+            self.assertEqual(chain(*[one] * 10, kept, *[one] * 6), 16, kept)
 
     def test_a_loop_that_is_not_unrolled(self):
-        first_hmma = 16 * (1 + len(BODY) - 16)
-        self.assertIn("not unrolled", complaints_of(kernel(body=[*BODY, f"@P2 BRA {first_hmma:#x}"]))[0])
+        body = [*BODY[:-1], f"inner: {BODY[-1]}", "@P2 BRA inner"]
+        self.assertIn("not unrolled", complaints_of(kernel(body=body))[0])
 
 
 class Comparing(unittest.TestCase):
     def compare(self, kernel, **changes):
-        return compare(kernel.name, measure(kernel)[0], BUDGETS | changes)
+        return compare(kernel.name, measure(kernel, LAUNCHES)[0], BUDGETS | changes)
 
     def test_within_budget(self):
         self.assertEqual(self.compare(kernel()), [])
 
     def test_registers(self):
         self.assertIn("81 registers, budget 80", self.compare(kernel(registers=81)))
-        self.assertIn("129 registers, of which", self.compare(kernel(registers=129))[0])
 
     def test_instructions(self):
         slower = kernel(body=BODY + ["IADD3 R1, R2, R3, RZ"])
-        self.assertIn("0.352 instructions per weight, budget", self.compare(slower)[0])
+        self.assertIn("0.35156 instructions per weight, budget", self.compare(slower)[0])
         goals = {"gemv_a4_g64_m1": 0.3}
         self.assertIn("more than the goal of 0.3", self.compare(kernel(), goals=goals)[0])
 
     def test_load_width(self):
-        budgets = {"gemv_a4_g64_m1": {"registers": 80, "instructions_per_weight": 1, "load_bytes": 32}}
+        budgets = {"gemv_a4_g64_m1": BUDGETS["kernels"]["gemv_a4_g64_m1"] | {"load_bytes": 32}}
         self.assertEqual(self.compare(kernel(), kernels=budgets), ["loads of 16 bytes, budget 32"])
+
+    def test_hmma_in_a_row(self):
+        budget = BUDGETS["kernels"]["gemv_a4_g64_m1"]
+        shorter = {"gemv_a4_g64_m1": budget | {"hmma_chain": 15}}
+        self.assertEqual(self.compare(kernel(), kernels=shorter), ["16 HMMA in a row, budget 15"])
+        none = {"gemv_a4_g64_m1": {key: value for key, value in budget.items() if key != "hmma_chain"}}
+        self.assertEqual(self.compare(kernel(), kernels=none), ["16 HMMA in a row, budget None"])
+
+    def test_whole_kernel(self):
+        def compare_whole(figure, budget):
+            measured = measure(kernel(), LAUNCHES)[0]
+            measured.wholes = {"4096x4096": Whole(figure, 4, 1)}
+            whole = {"gemv_a4_g64_m1": BUDGETS["kernels"]["gemv_a4_g64_m1"] | {"whole": budget}}
+            return compare("gemv_a4_g64_m1", measured, BUDGETS | {"kernels": whole})
+
+        self.assertEqual(compare_whole(3.63, {"4096x4096": 3.6}), [])
+        self.assertEqual(compare_whole(3.64, {"4096x4096": 3.6}),
+                         ["3.64 instructions per weight of the whole kernel at 4096x4096, budget 3.6"])
+        self.assertIn("budget None", compare_whole(3.6, {})[0])
+        self.assertIn("no instructions per weight of the whole kernel at 1x1", compare_whole(3.6, {"4096x4096": 3.6, "1x1": 1})[0])
 
     def test_no_budget(self):
         self.assertIn("no budget", self.compare(kernel(), kernels={})[0])

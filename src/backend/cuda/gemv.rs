@@ -78,8 +78,13 @@ impl GemvShape {
         self.rows.min(8)
     }
 
-    fn rows_per_block(&self) -> usize {
+    pub(super) fn rows_per_block(&self) -> usize {
         16 * self.tiles()
+    }
+
+    /// Warps that share the k of a row tile.
+    pub(super) fn k_warps(&self) -> usize {
+        8 / self.tiles()
     }
 
     /// Shared memory of a block whose share of k has `rounds` rounds.
@@ -92,12 +97,11 @@ impl GemvShape {
     /// Into how many parts k is split, and the rounds of each but the last, for blocks of at most so much shared memory.
     fn split(&self, blocks: usize, k: usize, most_shared_bytes: usize) -> (usize, usize) {
         let rounds = k.div_ceil(self.round);
-        let k_warps = 8 / self.tiles();
         let fixed = self.shared_bytes(0);
         let most_rounds = (most_shared_bytes.saturating_sub(fixed) / (self.shared_bytes(1) - fixed)).max(1);
         let to_fill = (ENOUGH_BLOCKS + blocks / 2) / blocks;
         // With fewer rounds than that, more than half of a block's warps would be idle.
-        let useful = (2 * rounds / k_warps).clamp(1, rounds);
+        let useful = (2 * rounds / self.k_warps()).clamp(1, rounds);
         let splits = to_fill.clamp(1, useful).max(rounds.div_ceil(most_rounds));
         let per_split = rounds.div_ceil(splits);
         (rounds.div_ceil(per_split), per_split)
@@ -244,7 +248,7 @@ mod tests {
         let told = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
         let ours = |shape: GemvShape| {
             let GemvShape { chunk, round, x_group, .. } = shape;
-            let (rows, k_warps) = (shape.rows_per_block(), 8 / shape.tiles());
+            let (rows, k_warps) = (shape.rows_per_block(), shape.k_warps());
             format!("{chunk} {round} {x_group} {rows} {k_warps} {}", shape.load_bytes())
         };
         let shapes = shapes();

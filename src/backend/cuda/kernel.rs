@@ -88,11 +88,14 @@ impl fmt::Display for GemvKernels {
 
 #[cfg(test)]
 mod tests {
+    use super::super::bindings::CQ_SIMT_SHARED_BYTES;
     use super::super::formats::FormatKernels;
-    use super::super::gemv::{ExpertGemv, GemvShape, Outputs};
+    use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
+    use super::super::plan;
     use super::*;
     use crate::QuantFormat;
-    use std::collections::BTreeSet;
+    use serde_json::json;
+    use std::collections::{BTreeMap, BTreeSet};
     use std::fs;
     use std::process::Command;
 
@@ -109,7 +112,7 @@ mod tests {
     }
 
     /// What the crate can launch, for weights of any format, shape and alignment, and any x.
-    fn launched() -> Names {
+    fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
         for format in formats() {
             let of_format = FormatKernels::of(format).unwrap();
@@ -125,7 +128,7 @@ mod tests {
                 }
             }
         }
-        kernels.into_iter().map(|kernel| (kernel.file().to_string(), kernel.to_string())).collect()
+        kernels
     }
 
     /// What the compiler sees in `cuda/`: the preprocessor leaves the names in place of the kernels' heads.
@@ -153,11 +156,72 @@ mod tests {
 
     #[test]
     fn the_crate_launches_every_kernel_that_is_compiled_and_no_other() {
-        let (launched, compiled) = (launched(), compiled());
+        let name = |kernel: Kernel| (kernel.file().to_string(), kernel.to_string());
+        let (launched, compiled): (Names, _) = (launched().into_iter().map(name).collect(), compiled());
         let missing: Vec<_> = launched.difference(&compiled).collect();
         assert!(missing.is_empty(), "not in cuda/: {missing:?}");
         let dead: Vec<_> = compiled.difference(&launched).collect();
         assert!(dead.is_empty(), "never launched: {dead:?}");
+    }
+
+    /// The most shared memory of a block on an H200, by the programming guide's "technical specifications per compute capability".
+    const H200_SHARED_BYTES: usize = (228 << 10) / 2 - (1 << 10);
+
+    /// The most shared memory that a launch asks for.
+    fn most_shared_bytes(kernel: Kernel) -> usize {
+        match kernel {
+            Kernel::Gemv { .. } | Kernel::GemvExperts(_) => H200_SHARED_BYTES,
+            Kernel::Simt(_) | Kernel::SimtExperts(_) => CQ_SIMT_SHARED_BYTES as usize,
+            Kernel::Tiles { .. } => {
+                formats().into_iter().map(plan::tile_shared_bytes).max().expect("a format")
+            }
+            Kernel::SortPairs => plan::sort_shared_bytes(plan::MOST_GROUPED_EXPERTS),
+            _ => 0,
+        }
+    }
+
+    /// What the gate on machine code has to know of launches (testing/sass), a line for each.
+    fn facts_for_the_sass_gate() -> String {
+        let early = launched().into_iter().filter(|kernel| kernel.starts_early());
+        let early: BTreeMap<String, usize> =
+            early.map(|kernel| (kernel.to_string(), most_shared_bytes(kernel))).collect();
+        let early: Vec<String> = early.iter().map(|(name, bytes)| format!("    {name:?}: {bytes}")).collect();
+
+        let affine = |bits, group| QuantFormat::affine(bits, group).unwrap();
+        let timed =
+            [affine(4, 64), affine(8, 64), QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8];
+        let shapes = [(4096, 4096), (6144, 4096), (14336, 4096), (28672, 4096), (4096, 14336)];
+        let launch = |format, (n, k): (usize, usize)| {
+            let plan = Gemv::plan(format, &[n], Outputs::Each, 1, k, 256, H200_SHARED_BYTES).unwrap();
+            let gemv = FormatKernels::of(format).unwrap().gemv().unwrap();
+            let kernel = Kernel::Gemv { format: gemv, rows: plan.shape.rows }.to_string();
+            let Gemv { blocks, splits, k_per_split, .. } = plan;
+            let (threads, k_warps, rows_per_block) =
+                (plan::THREADS, plan.shape.k_warps(), plan.shape.rows_per_block());
+            format!(
+                "    {}",
+                json!({"kernel": kernel, "n": n, "k": k, "blocks": blocks, "splits": splits, "k_per_split": k_per_split,
+                       "threads": threads, "k_warps": k_warps, "rows_per_block": rows_per_block})
+            )
+        };
+        let gemv: Vec<String> =
+            timed.into_iter().flat_map(|format| shapes.map(|shape| launch(format, shape))).collect();
+        format!(
+            "{{\n  \"starts_early\": {{\n{}\n  }},\n  \"gemv\": [\n{}\n  ]\n}}\n",
+            early.join(",\n"),
+            gemv.join(",\n")
+        )
+    }
+
+    #[test]
+    fn the_sass_gate_knows_the_launches() {
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testing/sass/launches.json");
+        let facts = facts_for_the_sass_gate();
+        if std::env::var_os("CANDLE_QUANT_WRITE_LAUNCHES").is_some() {
+            fs::write(path, &facts).unwrap();
+        }
+        let known = fs::read_to_string(path).unwrap();
+        assert!(known == facts, "launches have changed: run this test with CANDLE_QUANT_WRITE_LAUNCHES=1");
     }
 
     #[test]

@@ -1,0 +1,153 @@
+"""What is known of a kernel from its code alone, and what is wrong with it whatever its budget."""
+from dataclasses import dataclass, field
+
+import h200
+import order
+import whole
+from gemv import Gemv
+from machine_code import ALU
+
+# A lane's share of the 16x16 weights of one HMMA.
+WEIGHTS_PER_HMMA = 16 * 16 // 32
+
+# With more in a row, each HMMA waits for the one before, and a multiprocessor's warps are too few to fill the time.
+GOAL_OF_HMMA_CHAIN = 12
+
+COPY_BYTES = 16
+
+# So that a kernel that starts early finds room beside the one ahead.
+BLOCKS_OF_MULTIPROCESSOR = 2
+
+
+@dataclass
+class HotLoop:
+    """Of a GEMV."""
+
+    instructions: int
+    weights: float  # of a lane, in a trip
+    load_bytes: list
+    hmma: int
+    issue: float  # share of an H200's issue slots at its memory bandwidth
+    alu: float  # the same of the pipe for integers and logic
+    kilobytes_in_flight: int  # loads of a trip, of all blocks on a multiprocessor
+
+    @property
+    def per_weight(self):
+        return self.instructions / self.weights
+
+    def __str__(self):
+        return (f"{self.instructions:5d} {self.weights:7.0f} {self.per_weight:7.2f} {self.issue:6.0%} {self.alu:5.0%}"
+                f" {len(self.load_bytes):3d} x {min(self.load_bytes):2d} {self.kilobytes_in_flight:4d} KB {self.hmma:5d}")
+
+
+@dataclass
+class Measured:
+    registers: int
+    hot_loop: HotLoop = None
+    hmma_chain: int = None
+    instructions_per_hmma: float = None
+    wholes: dict = field(default_factory=dict)  # N x K: whole.Whole
+
+    def budget(self):
+        values = {"registers": self.registers}
+        if self.hot_loop:
+            per_weight = round(self.hot_loop.per_weight, 3)
+            values |= {"instructions_per_weight": per_weight, "load_bytes": min(self.hot_loop.load_bytes)}
+        if self.instructions_per_hmma is not None:
+            values["instructions_per_hmma"] = round(self.instructions_per_hmma, 2)
+        if self.hmma_chain is not None:
+            values["hmma_chain"] = self.hmma_chain
+        if self.wholes:
+            values["whole"] = {shape: round(launch.per_weight, 3) for shape, launch in self.wholes.items()}
+        return values
+
+    def __str__(self):
+        if self.hot_loop:
+            return f"{self.hot_loop} {self.hmma_chain:5d}"
+        if self.instructions_per_hmma is not None:
+            return f"{self.instructions_per_hmma:.2f} instructions for each HMMA, of which {self.hmma_chain} in a row"
+        return ""
+
+
+def measure(kernel, launches):
+    """(Measured, complaints that need no budget). `launches` is what launches.json says."""
+    early = launches["starts_early"].get(kernel.name)
+    measured = Measured(kernel.registers)
+    complaints = memory_complaints(kernel) + room_complaints(kernel, early or 0)
+    if early is not None:
+        complaints += order.complaints(kernel)
+    gemv, tiles = Gemv.from_name(kernel.name), kernel.name.startswith("tiles_")
+    if not gemv and not tiles:
+        return measured, complaints
+    loop = kernel.hot_loop()
+    if not loop:
+        return measured, complaints + ["no loop that loads weights and multiplies them on tensor cores"]
+    measured.hmma_chain = loop.hmma_chain
+    if tiles:
+        measured.instructions_per_hmma = len(loop.body) / loop.count("HMMA")
+        return measured, complaints + copy_complaints(kernel)
+    measured.hot_loop = hot_loop(kernel, loop, gemv)
+    complaints += hot_loop_complaints(measured.hot_loop, loop, gemv)
+    mine = [launch for launch in launches["gemv"] if launch["kernel"] == kernel.name]
+    try:
+        regions = whole.Regions.of(kernel, gemv) if mine else None
+        measured.wholes = {f"{launch['n']}x{launch['k']}": whole.whole(regions, gemv, launch) for launch in mine}
+    except whole.NotCounted as why:
+        complaints.append(f"instructions of the whole kernel: {why}")
+    return measured, complaints
+
+
+def memory_complaints(kernel):
+    complaints = []
+    local = kernel.count("LDL", "STL")
+    if local or kernel.local or kernel.stack:
+        complaints.append(f"local memory: {local} loads and stores, {kernel.local + kernel.stack} bytes")
+    # Static shared memory is not in what a launch asks for, but in what the driver gives at most.
+    static = kernel.shared - h200.RESERVED_SHARED_BYTES if kernel.shared else 0
+    if static:
+        complaints.append(f"{static} bytes of static shared memory, not 0")
+    return complaints
+
+
+def room_complaints(kernel, shared_bytes):
+    """Of a kernel that asks for so much shared memory at most."""
+    complaints = []
+    if h200.blocks_by_registers(kernel.registers) < BLOCKS_OF_MULTIPROCESSOR:
+        complaints.append(f"{kernel.registers} registers: no two blocks fit a multiprocessor")
+    if h200.blocks_by_shared_memory(shared_bytes) < BLOCKS_OF_MULTIPROCESSOR:
+        complaints.append(f"{shared_bytes} bytes of shared memory: no two blocks fit a multiprocessor")
+    return complaints
+
+
+def copy_complaints(kernel):
+    copies = [copy.load_bytes for copy in kernel.instructions if copy.name == "LDGSTS"]
+    if not copies:
+        return ["x is not copied to shared memory (no LDGSTS)"]
+    return [f"copies of {min(copies)} bytes, not {COPY_BYTES}"] if min(copies) < COPY_BYTES else []
+
+
+def hot_loop(kernel, loop, gemv):
+    loads = [load.load_bytes for load in loop.weight_loads]
+    weights = sum(loads) * 8 / gemv.bits
+    # For the weights of a trip of one lane: what a multiprocessor reads meanwhile is its share of the bandwidth.
+    seconds = h200.seconds_to_read(weights * gemv.bytes_per_weight) * h200.MULTIPROCESSORS
+    return HotLoop(
+        instructions=len(loop.body),
+        weights=weights,
+        load_bytes=loads,
+        hmma=loop.count("HMMA"),
+        issue=h200.seconds_to_issue(len(loop.body), h200.ISSUE) / seconds,
+        alu=h200.seconds_to_issue(loop.count(*ALU), h200.ISSUE_ALU) / seconds,
+        kilobytes_in_flight=sum(loads) * h200.THREADS * h200.blocks_by_registers(kernel.registers) // 1024,
+    )
+
+
+def hot_loop_complaints(measured, loop, gemv):
+    complaints = []
+    if loop.inner_loops:
+        complaints.append("a loop inside the hot loop is not unrolled")
+    if measured.hmma * WEIGHTS_PER_HMMA < measured.weights:
+        complaints.append(f"{measured.hmma} HMMA cannot multiply the {measured.weights:.0f} weights that the hot loop loads")
+    if min(measured.load_bytes) < gemv.least_load_bytes:
+        complaints.append(f"loads of {min(measured.load_bytes)} bytes in the hot loop, not {gemv.least_load_bytes}")
+    return complaints

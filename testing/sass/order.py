@@ -1,0 +1,35 @@
+"""Kernels that start before the one ahead of them has finished: what they do before they wait for it.
+
+`griddepcontrol.wait` is ACQBULK, `griddepcontrol.launch_dependents` is PREEXIT. One warp waits; the others are held by
+the barrier behind.
+"""
+import re
+
+from flow import Flow
+
+LEAST_SHARE_OF_LOADS = 0.9
+GLOBAL_WRITES = ("ST", "STG", "RED", "REDG", "ATOM", "ATOMG")
+
+
+def before_the_wait(flow):
+    """What a warp may execute before it has passed a wait."""
+    barriers = {min((n for n in flow.numbers("BAR") if n > wait), default=wait) for wait in flow.numbers("ACQBULK")}
+    return flow.reached_from(0, stops=barriers) & flow.reaching(barriers)
+
+
+def complaints(kernel):
+    flow = Flow(kernel)
+    if not flow.numbers("ACQBULK"):
+        return ["starts early and does not wait for the kernel ahead of it (no ACQBULK)"]
+    before = before_the_wait(flow)
+    found = [f"{kernel.instructions[n].opcode} before the wait for the kernel ahead" for n in sorted(before)
+             if kernel.instructions[n].name in (*GLOBAL_WRITES, "PREEXIT")]
+    if not re.match(r"(gemv|simt)_(?!.*_experts)", kernel.name):  # the ids of experts have to be awaited
+        return found
+    loop = kernel.hot_loop() if kernel.name.startswith("gemv_") else None
+    # The fp32 matmul waits in its loop.
+    batch = len(loop.weight_loads if loop else [load for load in kernel.instructions if load.loads_weights])
+    early = sum(kernel.instructions[n].loads_weights for n in before & flow.reaching(flow.numbers("ACQBULK")))
+    if early < LEAST_SHARE_OF_LOADS * batch:
+        found.append(f"{early} of the {batch} loads of the first weights precede the wait for the kernel ahead")
+    return found
