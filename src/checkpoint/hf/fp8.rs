@@ -7,7 +7,9 @@
 
 use super::module::Module;
 use crate::checkpoint::file::{StoredTensor, Warnings};
-use crate::checkpoint::weight::{tensor_of, DenseTensor, Dequantize, Layout, PackedWeight, Slice, Weight};
+use crate::checkpoint::weight::{
+    tensor_of, DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, Weight,
+};
 use crate::format::Element;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -138,6 +140,10 @@ struct TiledExponents {
 }
 
 impl Layout for TiledExponents {
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(MlxForm::Rearranged(DType::U8))
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + self.scales.size_in_bytes()
     }

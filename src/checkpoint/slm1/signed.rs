@@ -2,10 +2,9 @@
 
 use super::options::NibbleOrder;
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{exact_biases, Dequantize, Layout, Slice};
+use crate::checkpoint::weight::{Dequantize, Layout, MlxForm, Slice};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
-use safetensors::Dtype;
 use std::sync::Arc;
 
 /// A tensor of signed codes: two's complement, each the same number of a row's elements with one scale.
@@ -93,8 +92,9 @@ impl Layout for SignedBlocks {
         self.size_in_bytes()
     }
 
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        self.format.map_or(Ok(None), |format| exact_biases(&self.scales, format.bits()))
+    fn mlx_form(&self) -> Result<MlxForm> {
+        let bits = self.format.and_then(|format| format.element().uint());
+        bits.map_or(Ok(MlxForm::ROUNDED), |bits| MlxForm::of_symmetric(&self.scales, bits))
     }
 
     /// Signed codes become unsigned ones by their highest bit; scales are repeated for every group of a block.
