@@ -94,7 +94,8 @@ impl Reader<'_> {
         let default = match mode {
             "affine" => AFFINE,
             _ => QuantFormat::named(mode).ok_or_else(|| {
-                self.wrong(format!("`{key}.mode` is {mode:?}, expected affine, mxfp4, nvfp4 or mxfp8"))
+                let names = QuantFormat::names().join(", ");
+                self.wrong(format!("`{key}.mode` is {mode:?}, expected one of affine, {names}"))
             })?,
         };
         let bits = self.number(object, key, "bits")?.unwrap_or(default.bits());
