@@ -20,8 +20,12 @@ pub(crate) fn of_reader(read: &mut dyn Read) -> io::Result<[u8; 32]> {
     }
 }
 
-/// The SHA-256 of a file, in hexadecimal.
+/// The SHA-256 of a regular file, in hexadecimal.
 pub(crate) fn of_file(path: &Path) -> io::Result<String> {
+    // Asked before opening: to open a named pipe waits for a writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
     Ok(hex(&of_reader(&mut File::open(path)?)?))
 }
 
