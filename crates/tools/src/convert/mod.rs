@@ -26,6 +26,10 @@
 //!    ▼
 //! target      what MLX, UQFF and Ollama do in their own ways: names, experts, files
 //!    ▼
+//! options     how a conversion is done: ConvertOptions
+//!    ▼
+//! disk        free space, files written whole
+//!    ▼
 //! plan        checkpoint + recipe + target, from headers alone: a ConvertPlan
 //!    ▼
 //! run         reads, quantizes, measures, writes; journal, resume, one rename at the end: a ConvertReport
