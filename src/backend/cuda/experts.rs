@@ -24,19 +24,13 @@ use candle_nn::Activation;
 use std::sync::Arc;
 
 /// For each token of `x` `[tokens, hidden]` the weighted sum of its experts' outputs. None if there are too many
-/// experts to group by, or a format has no kernel for experts.
+/// experts to group by.
 pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tensor>> {
     let (tokens, top_k) = chosen.ids.dims2()?;
     let experts = chosen.down.weight.dims().first().copied().unwrap_or(0);
     let grouped = !chosen.alone && tokens * top_k > plan::most_ungrouped_pairs(experts);
     if grouped && experts > plan::MOST_GROUPED_EXPERTS {
         return Ok(None);
-    }
-    for factor in [&chosen.gate, &chosen.up, &chosen.down] {
-        // Any x and any alignment of weights: what the other kernels do not take, this one does.
-        if FormatKernels::of(factor.weight.format())?.simt_experts().is_none() {
-            return Ok(None);
-        }
     }
     if x.elem_count() == 0 || top_k == 0 {
         return x.zeros_like().map(Some);
@@ -268,14 +262,12 @@ impl Call<'_> {
             false => self.pairs(),
             true => plan::most_tiles(self.pairs(), self.experts),
         };
-        let tile_kernel = of.kernels.tiles(bf16).filter(|_| on_tensor_cores);
-        let (kernel, blocks, shared_bytes) = match (tile_kernel, of.kernels.simt_experts()) {
-            (Some(kernel), _) => {
-                (kernel, rows.div_ceil(CQ_TILE_ROWS as usize), plan::tile_shared_bytes(of.format))
-            }
-            (None, Some(kernel)) => (kernel, rows.div_ceil(plan::SIMT_ROWS), CQ_SIMT_SHARED_BYTES as usize),
-            (None, None) => bail!("no kernel multiplies experts of {}", of.format),
+        let (kernel, rows_of_block, shared_bytes) = match on_tensor_cores {
+            true => (of.kernels.tiles(bf16), CQ_TILE_ROWS as usize, plan::tile_shared_bytes(of.format)),
+            // Any x and any alignment of weights.
+            false => (of.kernels.simt_experts(), plan::SIMT_ROWS, CQ_SIMT_SHARED_BYTES as usize),
         };
+        let blocks = rows.div_ceil(rows_of_block);
         // SAFETY: as above.
         unsafe { launch(self.stream, kernel, Grid { blocks: (blocks, tiles), shared_bytes }, &params) }
     }

@@ -6,8 +6,8 @@
 use super::plan::{tokens_of_launch, MOST_BLOCKS};
 use crate::QuantFormat;
 
-/// Blocks that fill a large card, two for each of 132 multiprocessors. No property of the device at
-/// hand: how k is split decides how sums are rounded.
+/// Blocks that fill a large card, two for each of 132 multiprocessors. Not a number of the device at hand: how k is split
+/// decides how sums are rounded, and cards of one architecture round alike.
 const ENOUGH_BLOCKS: usize = 264;
 
 /// The geometry of one kernel.
@@ -262,11 +262,13 @@ mod tests {
                 if k % group != 0 {
                     continue;
                 }
-                for blocks in [1, 2, 32, 100, 256, 4000] {
-                    let (splits, rounds) = shape.split(blocks, k, most_shared_bytes);
+                for (blocks, most) in
+                    [1, 2, 32, 100, 256, 4000].into_iter().flat_map(|n| CARDS.map(|most| (n, most)))
+                {
+                    let (splits, rounds) = shape.split(blocks, k, most);
                     let covered = |splits: usize| splits * rounds * shape.round;
                     assert!(covered(splits) >= k && covered(splits - 1) < k, "{shape:?} k={k}");
-                    assert!(shape.shared_bytes(rounds) <= MOST_SHARED_BYTES, "{shape:?} k={k}");
+                    assert!(shape.shared_bytes(rounds) <= most, "{shape:?} k={k} {most}");
                 }
             }
         }

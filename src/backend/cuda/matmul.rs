@@ -76,13 +76,10 @@ fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize
             gated: false,
             residual: 0,
         };
-        let done = match plan::route(kernels, factor.weight.format().bits(), m, k, operands.half) {
-            Route::Gemv => matmul.gemv()? || matmul.simt()?,
-            Route::Simt => matmul.simt()?,
-            Route::Dense => false,
-        };
-        if !done {
-            matmul.dense()?;
+        match plan::route(kernels, factor.weight.format().bits(), m, k, operands.half) {
+            Route::Gemv if matmul.gemv()? => {}
+            Route::Gemv | Route::Simt => matmul.simt()?,
+            Route::Dense => matmul.dense()?,
         }
     }
     drop(y);
@@ -273,10 +270,9 @@ impl Matmul<'_> {
         unsafe { launch(self.stream, kernel, grid, &params) }
     }
 
-    /// One weight at a time. False if the format has no such kernel.
-    fn simt(&self) -> Result<bool> {
+    /// One weight at a time, of any alignment.
+    fn simt(&self) -> Result<()> {
         const ROWS_OF_X: usize = 8;
-        let Some(kernel) = self.kernels.simt() else { return Ok(false) };
         for (operand, y) in self.operands.iter().zip(self.y) {
             let params = CqSimt {
                 operand: operand.into_rows(*y),
@@ -293,9 +289,9 @@ impl Matmul<'_> {
                 shared_bytes: CQ_SIMT_SHARED_BYTES as usize,
             };
             // SAFETY: as for the GEMV.
-            unsafe { launch(self.stream, kernel, grid, &params)? };
+            unsafe { launch(self.stream, self.kernels.simt(), grid, &params)? };
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Dequantizes rows of the weight to the dtype of x, as many as the scratch holds, and multiplies them by

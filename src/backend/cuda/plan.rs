@@ -36,18 +36,12 @@ pub(super) enum Route {
 /// The route of a format with these kernels. `half` says that x, scales and biases are all of 16 bits (or bytes):
 /// what the tensor cores take.
 pub(super) fn route(kernels: FormatKernels, bits: usize, m: usize, k: usize, half: bool) -> Route {
-    let packed = match (half && kernels.gemv().is_some(), kernels.simt().is_some()) {
-        (true, _) => Route::Gemv,
-        (false, true) => Route::Simt,
-        (false, false) => return Route::Dense,
-    };
-    let in_table = MOST_GEMV_ROWS.iter().find(|(of, _)| *of == bits);
-    let most = match packed {
-        Route::Gemv => in_table.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows),
-        Route::Simt | Route::Dense => MOST_SIMT_ROWS,
+    let (packed, most) = match half && kernels.gemv().is_some() {
+        true => (Route::Gemv, MOST_GEMV_ROWS.iter().find(|(of, _)| *of == bits)),
+        false => (Route::Simt, None),
     };
     // With rows so long that the scratch holds but few, a dense GEMM is slower at any M.
-    match m > most && SCRATCH_BYTES / (k * 4) >= 16 {
+    match m > most.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows) && SCRATCH_BYTES / (k * 4) >= 16 {
         true => Route::Dense,
         false => packed,
     }
@@ -58,9 +52,12 @@ pub(super) fn common_alignment(addresses: impl IntoIterator<Item = usize>) -> us
     1 << addresses.into_iter().fold(0, |all, address| all | address).trailing_zeros().min(8)
 }
 
-/// Rows of dequantized weights that are multiplied at a time.
+/// Rows of dequantized weights that are multiplied at a time: 256 or a multiple, if the scratch has room, else a power
+/// of two. Their outputs then begin at addresses aligned for cuBLAS's wide stores.
 pub(super) fn rows_of_scratch(k: usize, bytes_of_element: usize) -> usize {
-    (SCRATCH_BYTES / (k * bytes_of_element)).max(1)
+    let rows = (SCRATCH_BYTES / (k * bytes_of_element)).max(1);
+    let unit = 1 << rows.ilog2().min(8);
+    rows / unit * unit
 }
 
 /// The most pairs of tokens and experts that are not grouped by expert: with more, some expert was most
@@ -142,17 +139,27 @@ mod tests {
     }
 
     #[test]
-    fn a_format_without_a_kernel_takes_the_next_slower_one() {
-        for m in [1, 2, 8, 40, 64] {
-            for half in [true, false] {
-                assert_eq!(route(FormatKernels::SCALAR, 4, m, 4096, half), Route::Simt);
-                assert_eq!(route(FormatKernels::DEQUANTIZE_ALONE, 4, m, 4096, half), Route::Dense);
+    fn parts_of_dense_weights_are_aligned() {
+        for k in [2880, 4096, 7168, 14336, 28672] {
+            for bytes in [2, 4] {
+                let rows = rows_of_scratch(k, bytes);
+                assert!(rows % 256 == 0 || rows.is_power_of_two() && rows >= 128, "{k}: {rows}");
+                assert!(
+                    rows * k * bytes <= SCRATCH_BYTES && rows * k * bytes * 2 > SCRATCH_BYTES,
+                    "{k}: {rows}"
+                );
             }
         }
-        assert_eq!(route(FormatKernels::SCALAR, 4, 65, 4096, true), Route::Dense);
-        // However long a row is, one is dequantized at a time.
-        assert_eq!(route(FormatKernels::DEQUANTIZE_ALONE, 4, 1, 1 << 26, true), Route::Dense);
-        assert_eq!(rows_of_scratch(1 << 26, 4), 1);
+        assert_eq!((rows_of_scratch(14336, 2), rows_of_scratch(5120, 2)), (1024, 3072));
+    }
+
+    #[test]
+    fn a_format_without_a_gemv_takes_the_simt_kernel() {
+        let nf4 = FormatKernels::of(QuantFormat::NF4).unwrap();
+        for m in [1, 2, 8, 40, 64] {
+            assert_eq!([true, false].map(|half| route(nf4, 4, m, 4096, half)), [Route::Simt; 2]);
+        }
+        assert_eq!(route(nf4, 4, 65, 4096, true), Route::Dense);
     }
 
     /// Compute capability 7.5, 8.0, 8.6 (8.9 and 12.0 alike) and 9.0 (10.0 alike), by the table "technical specifications per compute

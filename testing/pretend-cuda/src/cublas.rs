@@ -61,7 +61,7 @@ impl Arguments {
         }
     }
 
-    fn product(&self) -> Result<Product> {
+    fn product(&self, math_mode: c_uint) -> Result<Product> {
         let [m, n, k] = self.sizes;
         let transposed = self.operations.map(|operation| operation != 0);
         if self.operations.iter().any(|operation| !(0..=2).contains(operation)) {
@@ -87,12 +87,13 @@ impl Arguments {
             alpha: self.scalar(alpha)?,
             beta: self.scalar(beta)?,
             batch,
+            reduced: math_mode & NO_REDUCED_PRECISION == 0,
         })
     }
 
     fn submit(self, handle: Handle) -> Result<()> {
         let blas = HANDLES.get(handle)?;
-        let product = self.product()?;
+        let product = self.product(*lock(&blas.math_mode))?;
         let stream = stream::find(*lock(&blas.stream))?;
         if stream.device != blas.device {
             return fail(INVALID_VALUE, "a handle of another device than its stream");
@@ -112,6 +113,8 @@ macro_rules! blas {
     )*};
 }
 
+/// `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`
+const NO_REDUCED_PRECISION: c_uint = 16;
 const COMPUTE_32F: c_int = 68;
 const COMPUTE_64F: c_int = 70;
 
@@ -155,7 +158,7 @@ blas! {
         mode.set(0)
     }
 
-    /// Modes mean nothing.
+    /// Of the modes, only `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION` means something.
     fn cublasSetMathMode(handle: Handle, mode: c_uint) {
         *lock(&HANDLES.get(handle)?.math_mode) = mode;
         Ok(())
