@@ -1,5 +1,7 @@
 //! The one door to the kernels: the device of a weight decides who computes.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
@@ -43,7 +45,7 @@ pub(crate) fn matmul(factor: Factor, x: &Tensor) -> Result<Tensor> {
     match x.device() {
         // Kernels of the device take views, or copy them.
         Device::Cuda(_) => x.apply_op1(product),
-        _ => x.contiguous()?.apply_op1(product),
+        Device::Cpu | Device::Metal(_) => x.contiguous()?.apply_op1(product),
     }
 }
 
@@ -130,6 +132,7 @@ pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// See [`QuantTensor::embed`].
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
 pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
     fn typed<T: Real>(weight: &QuantTensor, ids: &[usize], dims: Vec<usize>) -> Result<Tensor> {
         let rows = with_matrix(weight, 0, |matrix| Ok(cpu::embed::<T>(matrix, ids)))?;
@@ -177,7 +180,7 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
 pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
     match weight.device() {
         Device::Cuda(_) => cuda::quantize(weight, format, absmax),
-        _ => quantize::quantize(weight, format, absmax),
+        Device::Cpu | Device::Metal(_) => quantize::quantize(weight, format, absmax),
     }
 }
 
@@ -193,6 +196,7 @@ impl CustomOp1 for QuantMatmul {
         "quant-matmul"
     }
 
+    #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let bias: Option<Vec<f32>> = self.bias.as_ref().map(|bias| bias.to_vec1()).transpose()?;
         let bias = bias.as_deref();
@@ -274,6 +278,7 @@ fn with_matrix<R>(
     })
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "parts are U8 or floats, on the CPU")]
 fn group_values<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<GroupValues<'a>> {
     Ok(match storage {
         Storage::Cpu(CpuStorage::U8(all)) => GroupValues::Byte(slice(contiguous(all, layout)?, part)?),

@@ -50,7 +50,7 @@ impl QuantTensor {
         let row = (format.words_per_row(*k)?, format.groups_per_row(*k)?);
         let source = match weight.device() {
             Device::Cuda(_) => weight.contiguous()?,
-            _ => weight.to_device(&Device::Cpu)?.contiguous()?,
+            Device::Cpu | Device::Metal(_) => weight.to_device(&Device::Cpu)?.contiguous()?,
         };
         let absmax = super::absmax(&source)?;
         if !absmax.is_finite() {

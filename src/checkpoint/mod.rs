@@ -36,6 +36,8 @@
 //! or, on Windows, is prevented by the system; if its bytes are overwritten, weights loaded afterwards
 //! hold whatever is there then. Replacing a file by renaming another over it is safe.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod container;
 mod file;
 mod gguf;

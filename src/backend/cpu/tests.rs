@@ -72,6 +72,7 @@ fn product_in_f64(weights: &[f32], k: usize, x: &[f32], bias: Option<&[f32]>) ->
 }
 
 /// Unit roundoff of an activation dtype, and half its smallest step.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other activations are F32")]
 fn unit<T: Real>() -> (f64, f64) {
     match T::DTYPE {
         candle_core::DType::F16 => (2f64.powi(-11), 2f64.powi(-25)),

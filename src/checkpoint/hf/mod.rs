@@ -127,8 +127,8 @@ impl Container for HfCheckpoint {
                 self.tensors.get(stored).map(dense).transpose()
             }
             Some(IndexEntry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
-                Weight::Dense(decoded) => Ok(Some(decoded)),
-                _ => Err(Error::tensor(
+                Weight::Dense(dense) => Ok(Some(dense)),
+                Weight::Packed(_) | Weight::Ggml(_) => Err(Error::tensor(
                     self.file_of(name).unwrap_or(Path::new("")),
                     name,
                     "a dense tensor",

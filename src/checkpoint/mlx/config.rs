@@ -56,7 +56,9 @@ pub(super) fn parse(
                 "{}: `{key}.{name}` matches no module of the checkpoint and is ignored",
                 path.display()
             )),
-            _ => reader.warn_of_unknown_key(key, name),
+            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                reader.warn_of_unknown_key(key, name);
+            }
         }
     }
     reader.warn_of_activations(object, key);

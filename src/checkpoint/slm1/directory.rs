@@ -101,7 +101,9 @@ impl Parser<'_> {
         let payload = self.payload(bytes)?;
         let scales = match encoding {
             Encoding::F32 => payload.end..payload.end,
-            _ => self.scales(scales.checked_mul(4).ok_or_else(too_large)?)?,
+            Encoding::Q8 | Encoding::Q4 { .. } => {
+                self.scales(scales.checked_mul(4).ok_or_else(too_large)?)?
+            }
         };
         if self.source.strict && self.u32(60) != 0 {
             return Err(self.wrong("0 in the reserved field", self.u32(60).to_string()));

@@ -169,7 +169,9 @@ fn check_numbers(source: &mut Source, name: &str, entry: &DirectoryEntry) -> Res
     let (range, what, is_valid): (_, _, fn(f32) -> bool) = match entry.encoding {
         Encoding::F32 if !source.strict => return Ok(()),
         Encoding::F32 => (entry.payload.clone(), "finite values", f32::is_finite),
-        _ => (entry.scales.clone(), "finite scales above zero", |scale| scale.is_finite() && scale > 0.),
+        Encoding::Q8 | Encoding::Q4 { .. } => {
+            (entry.scales.clone(), "finite scales above zero", |scale| scale.is_finite() && scale > 0.)
+        }
     };
     let mut wrong = None;
     source.for_each_piece(range, |piece| {
@@ -227,7 +229,7 @@ struct Slm1Checkpoint {
 enum Stored {
     Plain(StoredTensor),
     Packed(QuantFormat, SignedBlocks),
-    Decoded(SignedBlocks),
+    Dequantized(SignedBlocks),
 }
 
 impl Stored {
@@ -272,20 +274,20 @@ impl Stored {
                 ),
             );
         }
-        Ok(Self::Decoded(blocks))
+        Ok(Self::Dequantized(blocks))
     }
 
     fn path(&self) -> &Path {
         match self {
             Self::Plain(tensor) => tensor.path(),
-            Self::Packed(_, blocks) | Self::Decoded(blocks) => blocks.codes.path(),
+            Self::Packed(_, blocks) | Self::Dequantized(blocks) => blocks.codes.path(),
         }
     }
 
     fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(tensor) => tensor.dims(),
-            Self::Packed(_, blocks) | Self::Decoded(blocks) => &blocks.dims,
+            Self::Packed(_, blocks) | Self::Dequantized(blocks) => &blocks.dims,
         }
     }
 }
@@ -312,7 +314,7 @@ impl Container for Slm1Checkpoint {
                 let packed = PackedWeight::new(module, *format, blocks.dims.clone(), blocks.clone());
                 Ok(Some(Weight::Packed(packed)))
             }
-            _ => Ok(self.dense(name)?.map(Weight::Dense)),
+            Stored::Plain(_) | Stored::Dequantized(_) => Ok(self.dense(name)?.map(Weight::Dense)),
         }
     }
 
@@ -320,7 +322,7 @@ impl Container for Slm1Checkpoint {
         match self.tensors.get(name) {
             None => Ok(None),
             Some(Stored::Plain(tensor)) => DenseTensor::new(name, tensor).map(Some),
-            Some(Stored::Decoded(blocks)) => {
+            Some(Stored::Dequantized(blocks)) => {
                 Ok(Some(DenseTensor::dequantized(name, DType::F32, blocks.dims.clone(), blocks.clone())))
             }
             Some(Stored::Packed(_, blocks)) => Err(Error::tensor(

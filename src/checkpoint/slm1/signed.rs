@@ -73,7 +73,7 @@ impl SignedBlocks {
             Bits::Eight if slice.along_k() => {
                 (slice.of(&self.codes, 1, 1)?, self.scales.clone(), slice.range.len())
             }
-            _ => (
+            Bits::Four(_) | Bits::Eight => (
                 of_blocks(&self.codes, self.block_bytes())?,
                 of_blocks(&self.scales, size_of::<f32>())?,
                 self.block,

@@ -26,7 +26,7 @@ pub(in crate::checkpoint) fn dtype_of(id: u32) -> Option<GgmlDType> {
         Kind::Dense(Dtype::F32) => Some(GgmlDType::F32),
         Kind::Dense(Dtype::F16) => Some(GgmlDType::F16),
         Kind::Dense(Dtype::BF16) => Some(GgmlDType::BF16),
-        _ => None,
+        Kind::Dense(_) | Kind::Mxfp4(_) | Kind::Nvfp4 | Kind::Unsupported => None,
     }
 }
 
@@ -38,6 +38,7 @@ pub(in crate::checkpoint) fn size_in_bytes(dtype: GgmlDType, dims: &[usize]) -> 
 }
 
 /// The weight `module` of shape `dims`, whose `blocks` have the size that [`size_in_bytes`] tells; `None` if not.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle computes with all other types")]
 pub(in crate::checkpoint) fn weight(
     module: &str,
     name: &str,
@@ -84,9 +85,9 @@ impl Dequantize for Q8Blocks {
             for block in blocks.chunks_exact(size) {
                 let Some((head, codes)) = block.split_first_chunk::<4>() else { continue };
                 let [low, high, ..] = *head;
-                let scale = match self.dtype {
-                    GgmlDType::Q8_1 => f16::from_le_bytes([low, high]).to_f32(),
-                    _ => f32::from_le_bytes(*head),
+                let scale = match self.dtype == GgmlDType::Q8_1 {
+                    true => f16::from_le_bytes([low, high]).to_f32(),
+                    false => f32::from_le_bytes(*head),
                 };
                 let codes = codes.iter().take(elements);
                 values.extend(codes.map(|code| scale * f32::from(code.cast_signed())));

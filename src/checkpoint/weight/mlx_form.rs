@@ -1,10 +1,9 @@
 //! What packed weights are in an MLX checkpoint.
 
 use super::dense::DenseTensor;
-use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::file::{candle_dtype, StoredTensor};
 use crate::{format::Bits, Result};
 use candle_core::DType;
-use safetensors::Dtype;
 
 /// What a packed weight is in an MLX checkpoint, where no number of it may change.
 #[derive(Debug)]
@@ -32,15 +31,13 @@ impl MlxForm {
             let scale = f32::from_le_bytes(*bytes);
             scale.to_bits().is_multiple_of(codes) && (scale * codes as f32).is_finite()
         };
-        let mut all = match scales.dtype() {
-            Dtype::F16 => return Ok(Self::Rearranged(DType::F16)),
-            Dtype::BF16 => return Ok(Self::Rearranged(DType::BF16)),
-            dtype => dtype == Dtype::F32,
-        };
-        if all {
-            scales.for_each_chunk(size_of::<f32>(), |chunk| {
+        let mut all = true;
+        match candle_dtype(scales.dtype()) {
+            Some(dtype @ (DType::F16 | DType::BF16)) => return Ok(Self::Rearranged(dtype)),
+            Some(DType::F32) => scales.for_each_chunk(size_of::<f32>(), |chunk| {
                 all = all && chunk.as_chunks().0.iter().all(is_exact);
-            })?;
+            })?,
+            _ => return Ok(Self::ROUNDED),
         }
         Ok(if all { Self::Rearranged(DType::F32) } else { Self::ROUNDED })
     }

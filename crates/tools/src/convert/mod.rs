@@ -51,6 +51,8 @@
 //! (of those with F32 scales, which are read for the plan, only if their products with codes are exact), and MXFP4
 //! becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice ([`ConvertOptions::requantize`]).
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod bit_budget;
 mod disk;
 mod options;

@@ -17,6 +17,8 @@
 //!
 //! One tensor is in memory at a time, in its format; decoded it is only in pieces.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod digests;
 mod report;
 mod shapes;

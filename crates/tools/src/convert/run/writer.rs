@@ -99,7 +99,7 @@ impl Writer<'_> {
                     });
                     add_units(&mut units, index, 0, stored, job);
                 }
-                _ => {}
+                Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => {}
             }
         }
         units
@@ -238,6 +238,7 @@ fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
 }
 
 /// How many numbers of a float dtype are NaN, and how many infinite.
+#[allow(clippy::wildcard_enum_match_arm, reason = "integers are finite")]
 fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
     let count = |exponents: u64, width: usize| {
         let (mut nan, mut infinite) = (0, 0);
