@@ -28,7 +28,7 @@ pub(super) struct DirectoryEntry {
     pub scales: Range<u64>,
 }
 
-/// The tensors by the hashes of their names. `name_of` tells the names that are known.
+/// The tensors by the hashes of their names. `name_of` returns the names that are known.
 pub(super) fn read(
     source: &mut Source,
     header: &Header,

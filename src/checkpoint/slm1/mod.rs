@@ -5,22 +5,16 @@
 //! weights.
 //!
 //! ```no_run
-//! use candle_quant::checkpoint::slm1::{self, ExpectedDigest, Slm1Options, Verification};
+//! use candle_quant::checkpoint::slm1::{self, Slm1Options};
 //!
-//! let digest = ExpectedDigest {
-//!     name: "SHA-256",
-//!     digest: [0x5A; 32],
-//!     compute: |_file| unimplemented!("a function of yours, or candle_quant::verify::sha256"),
-//! };
-//! let options = Slm1Options { digest: Some(digest), ..Slm1Options::default() };
+//! let options = Slm1Options { nibbles: slm1::NibbleOrder::HalfBlock, ..Slm1Options::default() };
 //! let file = slm1::open("model.slm", &options)?;
-//! assert_eq!(file.verification(), Verification::Verified);
 //! let names: Vec<&str> = file.checkpoint().tensor_names().collect();
 //! # Ok::<(), candle_quant::Error>(())
 //! ```
 //!
 //! The format is published in part. Its checksum is not, so that a file counts as unverified, with a warning,
-//! unless the caller brings a function for it or a digest of the file.
+//! unless the caller brings a function for it.
 
 mod contract;
 mod directory;
@@ -32,7 +26,7 @@ mod tokenizer;
 mod verify;
 
 pub(super) use header::MAGIC;
-pub use options::{ChecksumPolicy, ExpectedDigest, NibbleOrder, Slm1Options, TokenizerKind, Verification};
+pub use options::{ChecksumPolicy, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
 use super::container::{check_in_features, Container, Opened};
 use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
@@ -266,9 +260,9 @@ impl Stored {
         }
         if blocks.dims.len() > 1 {
             warnings.once(
-                format!("decoded, blocks of {block}"),
+                format!("dequantized, blocks of {block}"),
                 format!(
-                    "{}: `{name}` and others alike are decoded when they are loaded: one scale for {block} elements \
+                    "{}: `{name}` and others alike are dequantized when they are loaded: one scale for {block} elements \
                      is no whole number of groups of 32",
                     blocks.codes.path().display()
                 ),

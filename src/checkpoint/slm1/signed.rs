@@ -1,4 +1,4 @@
-//! Signed codes with F32 scales, as this crate's symmetric affine formats or decoded.
+//! Signed codes with F32 scales, as this crate's symmetric formats or dequantized.
 
 use super::options::NibbleOrder;
 use crate::checkpoint::file::StoredTensor;
@@ -101,7 +101,7 @@ impl Layout for SignedBlocks {
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let format = self.format.ok_or_else(|| crate::Error::Unsupported {
             what: format!("blocks of {} elements", self.block),
-            remedy: "load the tensor decoded".into(),
+            remedy: "load the tensor as numbers".into(),
         })?;
         let mask = match self.bits {
             Bits::Four(_) => 0x8888_8888,

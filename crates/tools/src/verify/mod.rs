@@ -24,7 +24,7 @@ mod report;
 mod shapes;
 mod values;
 
-pub use digests::{sha256, verify_digest, verify_digests};
+pub use digests::{verify_digest, verify_digests};
 pub use report::{Finding, Severity, VerifyReport};
 
 use crate::source::Source;
