@@ -1,4 +1,4 @@
-//! A tokenizer that lies in the same files as the weights. It is handed on as it is stored: whoever generates text
+//! A tokenizer that lies in the same files as the weights. It is returned as it is stored; text generation
 //! builds it.
 
 use crate::Error;

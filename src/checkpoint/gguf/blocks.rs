@@ -69,7 +69,7 @@ impl Fp4 {
     fn scale(self, byte: u8) -> Option<u8> {
         match (self, byte) {
             (Self::Mxfp4(_), _) => Some(byte),
-            // NaN in E4M3; ggml decodes it as zero.
+            // NaN in E4M3; ggml dequantizes it to zero.
             (Self::Nvfp4, 0x7F) => Some(0),
             (Self::Nvfp4, 0x80..) => None,
             (Self::Nvfp4, _) => Some(byte),

@@ -7,7 +7,7 @@
 //! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
 //! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4, symmetric 4-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
-//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | decoded |
+//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
 //! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the

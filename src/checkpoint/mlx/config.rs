@@ -26,7 +26,7 @@ pub(super) enum Override {
     Packed(QuantFormat),
 }
 
-/// Reads the quantization object of `config`, the content of the file at `path`. `is_module` tells
+/// Reads the quantization object of `config`, the content of the file at `path`. `is_module` says
 /// whether the checkpoint has a module of that path.
 pub(super) fn parse(
     config: &Value,

@@ -60,7 +60,7 @@ struct RawLayer {
     name: Option<String>,
 }
 
-/// What tells a model that is not on this machine, in the config of a manifest.
+/// The mark of a model that is not on this machine, in the config of a manifest.
 #[derive(Deserialize)]
 struct RemoteModel {
     remote_host: Option<String>,

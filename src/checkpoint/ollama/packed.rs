@@ -26,7 +26,7 @@ pub(super) struct Packed<'a> {
     scale_kind: Scales,
 }
 
-/// What a scale's dtype tells.
+/// What a scale's dtype says.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scales {
     Floats,

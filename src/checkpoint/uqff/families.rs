@@ -62,6 +62,6 @@ fn ggml(layer: &Layer) -> Result<WeightAndWhy> {
         };
         layer.wrong("weight", expected, format!("{} bytes, shape {dims:?}", blocks.size_in_bytes()))
     })?;
-    let decoded = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
-    Ok((weight, decoded.then_some(ggml_blocks::DEQUANTIZED)))
+    let dequantized = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
+    Ok((weight, dequantized.then_some(ggml_blocks::DEQUANTIZED)))
 }

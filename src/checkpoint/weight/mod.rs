@@ -1,4 +1,4 @@
-//! Weights as they lie in files: format, byte ranges and logical shape. What is not asked for is not read.
+//! Weights as they lie in files: format, byte ranges and logical shape. Only what is loaded is read.
 
 mod dense;
 mod ggml;
