@@ -164,7 +164,12 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 // Waits until the kernels before this one in the stream have finished (programmatic dependent launch).
 // Nothing that they write may be read before; weights may. All threads of a block call it together.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
-#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 900
+#ifdef CANDLE_QUANT_EMULATED
+    // As below in blocks that start early, as on older cards in the others.
+    const bool early = emulator::started_early();
+    if (!early || threadIdx.x < 32) emulator::wait_for_earlier_kernels();
+    if (early) __syncthreads();
+#elif __CUDA_ARCH__ >= 900
     // One warp waits, the others at the barrier: where every warp waits, the assembler moves the wait above the loads
     // that come before it.
     if (threadIdx.x < 32) asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -175,7 +180,9 @@ __device__ __forceinline__ void wait_for_earlier_kernels() {
 // Lets the next kernel of the stream start, up to its own wait. Comes after the own wait: the next kernel may then read,
 // before it waits, whatever was written two launches ago.
 __device__ __forceinline__ void let_next_kernel_start() {
-#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 900
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::let_next_kernel_start();
+#elif __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

@@ -22,7 +22,9 @@ template <class Element, int FOLDED> struct Mx : Element, ByteScales<Scale::E8m0
 
     static __device__ __forceinline__ void quantize_group(const CqQuantize &p, LaneOfGroup &own, uint64_t group, bool stores) {
         const float largest = __fdiv_rn(absmax_of_group(own, 32), Element::MAX);
-        const uint32_t scale = static_cast<uint32_t>(ceil_log2(rounded(largest, p.dtype)) + 127);
+        uint32_t scale = static_cast<uint32_t>(ceil_log2(rounded(largest, p.dtype)) + 127);
+        // The largest numbers of a dtype saturate where the power of two is not one of its numbers.
+        if (!(rounded(e8m0_to_float(scale), p.dtype) < INFINITY)) --scale;
         const float divisor = rounded(e8m0_to_float(scale), p.dtype);
         const float value = rounded(__fdiv_rn(own.weight[0], divisor), p.dtype);
         own.code[0] = Element::nearest(value, p.dtype);

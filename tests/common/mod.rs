@@ -66,7 +66,10 @@ pub struct Distance {
 /// The distance of two tensors of the same shape, after flattening to rows.
 pub fn distance(actual: &Tensor, expected: &Tensor) -> Distance {
     assert_eq!(actual.elem_count(), expected.elem_count());
-    let rows = |t: &Tensor| t.to_dtype(DType::F64).unwrap().flatten_to(t.rank() - 2).unwrap();
+    let rows = |t: &Tensor| {
+        let t = t.to_device(&Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
+        t.flatten_to(t.rank() - 2).unwrap()
+    };
     let (actual, expected) = (rows(actual), rows(expected));
     let argmax = |t: &Tensor| t.argmax(D::Minus1).unwrap().to_vec1::<u32>().unwrap();
     let other_argmax = argmax(&actual).iter().zip(argmax(&expected)).filter(|(a, b)| **a != *b).count();

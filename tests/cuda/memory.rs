@@ -1,9 +1,9 @@
 //! A rank needs little more memory of its device than its part of the weights. On the pretend driver, for the memory of
 //! a GPU is not this program's alone.
 
+use crate::device;
 use crate::process::{measured, peak_with};
 use crate::zeros::{alone, llama, qwen3_moe, write};
-use crate::{device, PRETENDED};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::{DType, Device};
 use candle_quant::parallel::ExpertSplit;
@@ -15,6 +15,8 @@ use std::sync::Arc;
 
 /// What the pretend driver takes for the memory of each device: whoever allocates more, if only for a moment, fails.
 const MEMORY: &str = "PRETEND_CUDA_MEMORY";
+/// In the name of a device of the pretend driver.
+const PRETENDED: &str = "pretend GPU";
 
 fn context(device: &Device) -> Arc<CudaContext> {
     device.as_cuda_device().unwrap().cuda_stream().context().clone()

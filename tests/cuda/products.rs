@@ -103,6 +103,23 @@ fn k_that_is_split_over_blocks() {
     }
 }
 
+/// The second kernel starts while the first one runs, whose output it reads.
+#[test]
+fn a_product_of_a_product() {
+    let Some(device) = device() else { return };
+    for (m, dtype) in [(1, DType::F16), (5, DType::BF16), (3, DType::F32)] {
+        let [first, second] = [[128, 320], [40, 128]].map(|dims| random(&dims, KINDS[0], DType::F16, 65));
+        let x = x(&[m, 320], dtype, 66);
+        let [on_first, on_second] = [&first, &second].map(|weight| weight.to_device(&device).unwrap());
+        let x_there = x.to_device(&device).unwrap();
+        let y = on_first.matmul(&x_there, None).unwrap();
+        let z = on_second.matmul(&y, None).unwrap();
+        let [y, z] = [y, z].map(|tensor| tensor.to_device(&Device::Cpu).unwrap());
+        Expected::new(&first, &x, None).check(&y, dtype, "the first");
+        Expected::new(&second, &y, None).check(&z, dtype, "the second");
+    }
+}
+
 #[test]
 fn x_of_any_rank() {
     let Some(device) = device() else { return };
@@ -264,9 +281,6 @@ fn products_on_other_streams() {
 #[test]
 fn gradients_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
-    if !crate::has_candle_kernels(&device) {
-        return;
-    }
     for dims in [&[24, 64][..], &[3, 24, 64]] {
         let weight = random(dims, KINDS[0], DType::F32, 140);
         let gradient = |device: &Device| {

@@ -2,7 +2,7 @@
 
 use crate::expected::{random, Expected, KINDS};
 use crate::packed::{bits, refused, tensor};
-use crate::{device, has_candle_kernels, nth_device};
+use crate::{device, nth_device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{nn, Linear, QuantFormat, QuantTensor};
 
@@ -29,9 +29,6 @@ fn x_at_an_offset() {
 #[test]
 fn x_that_is_not_contiguous() {
     let Some(device) = device() else { return };
-    if !has_candle_kernels(&device) {
-        return;
-    }
     let weight = random(&[11, 128], KINDS[0], DType::F16, 310);
     let w = weight.to_device(&device).unwrap();
     let turned = tensor(&[128, 6], 311).to_dtype(DType::F16).unwrap();

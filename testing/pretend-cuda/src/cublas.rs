@@ -1,16 +1,18 @@
 //! The matrix products of cuBLAS that candle asks for.
 
 use std::ffi::{c_int, c_longlong, c_uint};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use half::f16;
 
 use crate::argument::{In, Out};
 use crate::device;
+use crate::edge;
 use crate::handles::{lock, Handle, Handles};
+use crate::memory;
 use crate::product::{Element, Matrices, Product};
 use crate::status::{self, fail, Result, INVALID_VALUE, NOT_SUPPORTED};
-use crate::stream;
+use crate::stream::{self, Work};
 
 struct Blas {
     device: usize,
@@ -98,7 +100,15 @@ impl Arguments {
         if stream.device != blas.device {
             return fail(INVALID_VALUE, "a handle of another device than its stream");
         }
-        stream.submit(Arc::new(move || product.run()))
+        let y = self.addresses[2];
+        stream.submit(Work::of_kernels(move |edge| {
+            let written: Vec<_> = memory::allocation_at(y, "matrix C")?.into_iter().collect();
+            let before = edge::copies(&written);
+            edge.cut();
+            product.run()?;
+            edge.ran(&written, before);
+            Ok(())
+        }))
     }
 }
 

@@ -6,3 +6,14 @@ mod common;
 mod drop_in;
 mod generate;
 mod logits;
+
+use candle_core::{DType, Device};
+use common::FIXTURES as HALF_FIXTURES;
+
+/// Root-mean-square distances that 16-bit activations may make.
+const HALF_BOUNDS: [(DType, f64); 2] = [(DType::F16, 0.003), (DType::BF16, 0.025)];
+
+/// Where the tests that `tests/cuda` has too compute here.
+fn device() -> Option<Device> {
+    Some(Device::Cpu)
+}

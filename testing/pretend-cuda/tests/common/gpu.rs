@@ -76,7 +76,22 @@ impl Gpu {
         let function = self.function(name).unwrap();
         let params = [In::from(params)];
         let params = In::from(&params[..]).cast();
-        cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 64, self.stream, params, In::default())
+        cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 256, self.stream, params, In::default())
+    }
+
+    /// A kernel of several parameters, each of which is the low bytes of a word.
+    pub fn launch_words(
+        &self,
+        name: &str,
+        blocks: c_uint,
+        [x, y, z]: [c_uint; 3],
+        shared_bytes: c_uint,
+        params: &[u64],
+    ) -> c_int {
+        let function = self.function(name).unwrap();
+        let params: Vec<In<u8>> = params.iter().map(|word| In::from(word).cast()).collect();
+        let params = In::from(&params[..]);
+        cuLaunchKernel(function, blocks, 1, 1, x, y, z, shared_bytes, self.stream, params, In::default())
     }
 }
 

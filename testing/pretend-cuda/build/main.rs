@@ -1,5 +1,7 @@
 //! Compiles the emulator and every kernel into one static library, and stubs for the rest of CUDA.
 
+mod candle;
+
 use std::env;
 use std::fmt::Write;
 use std::fs;
@@ -12,13 +14,13 @@ fn main() {
     println!("cargo:rerun-if-env-changed=PRETEND_CUDA_SANITIZE");
     let kernels = env::var_os("PRETEND_CUDA_KERNELS").map_or(here.join("../../cuda"), PathBuf::from);
     let sanitize = env::var("PRETEND_CUDA_SANITIZE").unwrap_or_default();
-    compile(&here, &kernels, &sanitize);
+    compile(&here, &kernels, &out, &sanitize);
     link(&out, &sanitize);
     write_stubs(&here.join("symbols"), &out.join("stubs.rs"));
 }
 
-/// Kernels lie between the two files that mark where their static shared memory begins and ends.
-fn compile(here: &Path, kernels: &Path, sanitize: &str) {
+/// Kernels lie between the two files that mark where their static shared memory would begin and end.
+fn compile(here: &Path, kernels: &Path, out: &Path, sanitize: &str) {
     let emulator = here.join("emulator");
     let (begin, end) = (emulator.join("shared_begin.cpp"), emulator.join("shared_end.cpp"));
     let mut build = cc::Build::new();
@@ -38,17 +40,18 @@ fn compile(here: &Path, kernels: &Path, sanitize: &str) {
     if env::var("CARGO_CFG_TARGET_ARCH").as_deref() == Ok("x86_64") {
         build.flag("-march=x86-64-v3");
     }
+    // Sources are C++ whatever they are called.
+    build.flag("-x").flag("c++");
+    candle::compile(build.clone(), here, out);
     if !sanitize.is_empty() {
         build.flag(format!("-fsanitize={sanitize}")).flag("-fno-sanitize-recover=all").flag("-g1");
         // An access through such a pointer is one that AddressSanitizer, or the machine, notices.
         build.flag("-fno-sanitize=null,object-size,pointer-overflow");
     }
-    // Sources are C++ whatever they are called.
-    build.flag("-x").flag("c++");
     build.file(&begin);
     build.files(sources(kernels, "cu")).files(sources(&here.join("tests/kernels"), "cu"));
-    build.files(sources(&emulator, "cpp").into_iter().filter(|file| *file != begin && *file != end));
     build.file(&end);
+    build.files(sources(&emulator, "cpp").into_iter().filter(|file| *file != begin && *file != end));
     build.compile("emulated_kernels");
     for folder in [&emulator, kernels, &here.join("tests/kernels")] {
         println!("cargo:rerun-if-changed={}", folder.display());
@@ -70,6 +73,8 @@ fn link(out: &Path, sanitize: &str) {
     println!("cargo:rustc-link-search=native={}", out.display());
     // Kernels register themselves; nothing else refers to them.
     println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=emulated_kernels");
+    // After the end of what is poisoned before every block, or that would take long: theirs is static.
+    println!("cargo:rustc-link-lib=static:+whole-archive,-bundle=emulated_candle");
     println!("cargo:rustc-link-lib=stdc++");
     for (sanitizer, library) in [("address", "asan"), ("undefined", "ubsan")] {
         if sanitize.split(',').any(|one| one == sanitizer) {
