@@ -256,10 +256,17 @@ fn parse_architectures(list: &str) -> Result<Vec<String>> {
     }
 }
 
-/// Machine code for each, and for later ones the PTX of the last.
+/// Machine code for each, and PTX, which the driver compiles for a card that no machine code is for: of the first
+/// architecture that has all the features that kernels use, so that every later card is served (PTX of 120 leaves out
+/// 110), else of the last. Architecture-specific features (90a) have no place in PTX, which later cards run.
 fn architecture_flags(archs: &[String]) -> Vec<String> {
+    const NEWEST_FEATURES: u32 = 90;
     let machine_code = archs.iter().map(|arch| format!("arch=compute_{arch},code=sm_{arch}"));
-    let ptx = archs.last().map(|arch| format!("arch=compute_{arch},code=compute_{arch}"));
+    let mut numbers: Vec<u32> =
+        archs.iter().filter_map(|arch| arch.trim_end_matches(['a', 'f']).parse().ok()).collect();
+    numbers.sort_unstable();
+    let enough = numbers.iter().find(|arch| **arch >= NEWEST_FEATURES);
+    let ptx = enough.or(numbers.last()).map(|arch| format!("arch=compute_{arch},code=compute_{arch}"));
     machine_code.chain(ptx).flat_map(|code| ["-gencode".to_string(), code]).collect()
 }
 
@@ -300,4 +307,49 @@ fn hash(value: &impl Hash) -> u64 {
 
 fn variable(name: &str) -> Option<String> {
     env::var(name).ok().filter(|value| !value.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether a card of this compute capability finds an image: machine code of its major version that is not newer, or
+    /// PTX that is not newer.
+    fn serves(flags: &[String], card: u32) -> bool {
+        let codes = flags.iter().filter_map(|flag| flag.split_once("code=")).map(|(_, code)| code);
+        let number = |code: &str, prefix| code.strip_prefix(prefix)?.parse::<u32>().ok();
+        codes.into_iter().any(|code| {
+            let machine_code = number(code, "sm_").is_some_and(|arch| arch / 10 == card / 10 && arch <= card);
+            machine_code || number(code, "compute_").is_some_and(|arch| arch <= card)
+        })
+    }
+
+    #[test]
+    fn every_card_has_an_image() {
+        let flags = architecture_flags(&DEFAULT_ARCHS.map(String::from));
+        for card in [75, 80, 86, 87, 89, 90, 100, 103, 110, 120, 121, 130] {
+            assert!(serves(&flags, card), "sm_{card}: {flags:?}");
+        }
+        assert!(!serves(&flags, 72));
+    }
+
+    #[test]
+    fn one_architecture_brings_its_own_ptx_without_suffix() {
+        let of = |arch: &str| architecture_flags(&[arch.to_string()]);
+        assert_eq!(
+            of("80"),
+            ["-gencode", "arch=compute_80,code=sm_80", "-gencode", "arch=compute_80,code=compute_80"]
+        );
+        let suffixed =
+            ["-gencode", "arch=compute_90a,code=sm_90a", "-gencode", "arch=compute_90,code=compute_90"];
+        assert_eq!(of("90a"), suffixed);
+    }
+
+    #[test]
+    fn lists_of_architectures() {
+        assert_eq!(parse_architectures("75;8.0 90a").unwrap(), ["75", "80", "90a"]);
+        for wrong in ["", "x", "9", "sm_90"] {
+            assert!(parse_architectures(wrong).is_err(), "{wrong}");
+        }
+    }
 }

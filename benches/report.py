@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import charts
+import steps
 
 RESULTS = Path(__file__).resolve().parent / "results"
 OURS = "candle-quant"
@@ -21,7 +22,7 @@ COLUMNS = [
     "kind", "library", "name", "dtype", "n", "k", "m", "experts", "top_k", "us", "p10", "p90", "bytes", "gb_per_s", "share_of_read", "error",
     "error_over_rounding", "launches", "copies", "note",
 ]
-KEPT = ["clocks.csv", "log.txt", "tests.txt"]
+KEPT = [steps.NAME, "clocks.csv", "log.txt", "tests.txt"]
 
 # DESIGN: one launch in a graph takes no longer than this and the bytes at that share of the read bandwidth.
 LAUNCH_US, SHARE = 2.0, 0.92
@@ -43,9 +44,9 @@ class Results:
 
     def __init__(self, folder):
         self.records = []
+        self.steps = steps.read(Path(folder))
         for path in sorted(Path(folder).glob("*.jsonl")):
-            lines = path.read_text().splitlines()
-            self.records += [json.loads(line) for line in lines if line.startswith("{") and line.endswith("}")]
+            self.records += steps.parse_records(path.read_text(errors="replace"))[0]
         reads = [record["gb_per_s"] for record in self.of("floor", name="read")]
         self.read_gb_per_s = max(reads, default=None)
         for record in self.products():
@@ -230,6 +231,16 @@ def table_of_experts(results):
     return lines
 
 
+def of_the_run(results):
+    """Whether the figures are of a run that counts, and what became of its steps."""
+    if results.steps is None:
+        return [f"**Without {steps.NAME}: nobody knows which steps succeeded.**", ""]
+    faults = steps.faults(results.steps)
+    passed = sum(step.get("passed", 0) for step in results.steps)
+    verdict = ["**This run failed:**", "", *(f"* {fault}" for fault in faults)] if faults else [f"Every required step succeeded; {passed} tests passed."]
+    return [*verdict, "", *steps.table(results.steps), ""]
+
+
 def report(results):
     lines = [f"# {results.gpu}", ""]
     floors = [f"{r['name']} {r['bytes'] / 1e6:.0f} MB: {r['us']:.2f} us" + (f", {r['gb_per_s']:.0f} GB/s" if r["bytes"] else "")
@@ -266,7 +277,8 @@ def record(folder, into):
         writer = csv.DictWriter(out, COLUMNS, extrasaction="ignore")
         writer.writeheader()
         writer.writerows(results.of("floor") + results.products() + results.of("experts"))
-    (into / "README.md").write_text(report(results) + "\n" + charts.LINKS)
+    title, rest = report(results).split("\n", 1)
+    (into / "README.md").write_text("\n".join([title, "", *of_the_run(results)]) + rest + "\n" + charts.LINKS)
     charts.write(results, into, (LAUNCH_US, SHARE))
     for kept in KEPT:
         if (Path(folder) / kept).exists():

@@ -4,7 +4,7 @@
 #include "device.cuh"
 
 namespace {
-constexpr int THREADS = 256;
+constexpr int THREADS = CQ_THREADS;
 }
 
 CQ_KERNEL(absmax, CqAbsmax, THREADS, 4) {

@@ -11,7 +11,7 @@ namespace {
 
 using namespace cq;
 
-constexpr int THREADS = 256;
+constexpr int THREADS = CQ_THREADS;
 
 __device__ __forceinline__ uint64_t load_id(const void *ids, uint32_t i, uint32_t bytes) {
     if (bytes == 1) return static_cast<const uint8_t *>(ids)[i];

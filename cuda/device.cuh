@@ -86,6 +86,20 @@ template <int WORDS, bool KEEP> __device__ __forceinline__ void load_words(uint3
 #endif
 }
 
+// A number that another block wrote, or one that is to be loaded once more rather than kept in a register.
+template <class T> __device__ __forceinline__ T load_again(const T *p) {
+    static_assert(sizeof(T) == 4, "a word");
+    T value;
+#ifdef CANDLE_QUANT_EMULATED
+    value = *p;
+#else
+    uint32_t bits;
+    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");
+    memcpy(&value, &bits, sizeof value);
+#endif
+    return value;
+}
+
 // Starts to copy 16 bytes to shared memory, or zeros if they are not `there`.
 __device__ __forceinline__ void copy_sixteen_bytes(void *shared, const void *global, bool there) {
     const uint32_t bytes = there ? 16 : 0;
@@ -148,16 +162,27 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 }
 
 // Waits until the kernels before this one in the stream have finished (programmatic dependent launch).
-// Nothing that they write may be read before; weights may.
+// Nothing that they write may be read before; weights may. All threads of a block call it together.
 __device__ __forceinline__ void wait_for_earlier_kernels() {
-#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 900
-    asm volatile("griddepcontrol.wait;" ::: "memory");
+#ifdef CANDLE_QUANT_EMULATED
+    // As below in blocks that start early, as on older cards in the others.
+    const bool early = emulator::started_early();
+    if (!early || threadIdx.x < 32) emulator::wait_for_earlier_kernels();
+    if (early) __syncthreads();
+#elif __CUDA_ARCH__ >= 900
+    // One warp waits, the others at the barrier: where every warp waits, the assembler moves the wait above the loads
+    // that come before it.
+    if (threadIdx.x < 32) asm volatile("griddepcontrol.wait;" ::: "memory");
+    __syncthreads();
 #endif
 }
 
-// Lets the next kernel of the stream start, up to its own wait.
+// Lets the next kernel of the stream start, up to its own wait. Comes after the own wait: the next kernel may then read,
+// before it waits, whatever was written two launches ago.
 __device__ __forceinline__ void let_next_kernel_start() {
-#if !defined(CANDLE_QUANT_EMULATED) && __CUDA_ARCH__ >= 900
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::let_next_kernel_start();
+#elif __CUDA_ARCH__ >= 900
     asm volatile("griddepcontrol.launch_dependents;");
 #endif
 }

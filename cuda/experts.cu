@@ -5,12 +5,12 @@ namespace {
 
 using namespace cq;
 
-constexpr uint32_t THREADS = 256;
+constexpr uint32_t THREADS = CQ_THREADS;
 constexpr uint32_t WARPS = THREADS / 32;
 
-// Replaces the number of each thread by the sum over the threads before it.
-__device__ __forceinline__ uint32_t sum_before(uint32_t mine) {
-    __shared__ uint32_t sums[THREADS];
+// The sum of `mine` over the threads before this one. `sums` has room for one of each.
+static_assert(CQ_SCAN_SHARED_BYTES == THREADS * sizeof(uint32_t), "a sum for each thread");
+__device__ __forceinline__ uint32_t sum_before(uint32_t mine, uint32_t *sums) {
     uint32_t through = mine;
     for (uint32_t distance = 1; distance < THREADS; distance *= 2) {
         sums[threadIdx.x] = through;
@@ -46,15 +46,15 @@ template <class Visit> __device__ __forceinline__ void visit_share(const CqSortP
 
 // One block. Pairs of an expert stay in their order.
 //
-// Dynamic shared memory: for each warp a counter for each expert, and one for those that do not exist.
+// Shared memory: for each warp a counter for each expert, and one for those that do not exist; then a sum for each thread.
 __device__ __forceinline__ void sort_pairs(const CqSortPairs &p) {
     CQ_DYNAMIC_SHARED(memory);
     uint32_t *counters = reinterpret_cast<uint32_t *>(memory);
     const uint32_t buckets = p.experts + 1;
-    uint32_t *mine = counters + threadIdx.x / 32 * buckets;
+    uint32_t *mine = counters + threadIdx.x / 32 * buckets, *sums = counters + WARPS * buckets;
     for (uint32_t i = threadIdx.x; i < WARPS * buckets; i += THREADS) counters[i] = 0;
-    let_next_kernel_start();
     wait_for_earlier_kernels();
+    let_next_kernel_start();
     __syncthreads();
     visit_share(p, [&](uint32_t, uint32_t bucket, uint32_t alike, uint32_t lane) {
         if (alike && lane == uint32_t(__ffs(alike)) - 1) mine[bucket] += __popc(alike);
@@ -75,8 +75,8 @@ __device__ __forceinline__ void sort_pairs(const CqSortPairs &p) {
         pairs += count;
         tiles += (count + p.rows_of_tile - 1) / p.rows_of_tile;
     }
-    const uint32_t tiles_before = sum_before(tiles);
-    uint32_t next = sum_before(pairs);
+    const uint32_t tiles_before = sum_before(tiles, sums);
+    uint32_t next = sum_before(pairs, sums);
     CqTile *tile = p.tiles + tiles_before;
     for (uint32_t i = begin; i < end; ++i) {
         const uint32_t count = pairs_of(i);

@@ -4,7 +4,7 @@
 #include "device.cuh"
 
 namespace {
-constexpr uint32_t THREADS = 256, ROWS_OF_Y = 32;
+constexpr uint32_t THREADS = CQ_THREADS, ROWS_OF_Y = 32;
 }
 
 CQ_KERNEL(fill_bias, CqFillBias, THREADS, 4) {

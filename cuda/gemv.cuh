@@ -78,19 +78,20 @@ __device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &
     }
 }
 
-// Whether this block is the last of those that add up to the same sums to have written its part; all parts are
-// visible to it then.
+// Whether this block is the last of those that add up to the same sums to have written its part; it finds all parts
+// with `load_again` then. The flag takes the place of the staged zeros, which nobody reads any more.
 __device__ __forceinline__ bool last_of_parts(uint32_t *arrivals, uint32_t parts) {
-    __shared__ bool last;
-    __threadfence();
+    CQ_DYNAMIC_SHARED(memory);
+    uint32_t *last = reinterpret_cast<uint32_t *>(memory);
     __syncthreads();
     if (threadIdx.x == 0) {
-        last = atomicAdd(arrivals, 1u) == parts - 1;
-        if (last) *arrivals = 0;
+        __threadfence();  // what all threads wrote before the barrier comes before the count
+        *last = atomicAdd(arrivals, 1u) == parts - 1;
+        if (*last) *arrivals = 0;
+        __threadfence();
     }
     __syncthreads();
-    __threadfence();
-    return last;
+    return *last;
 }
 
 // The sums of a block over its share of k.
@@ -180,7 +181,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     store_outputs<Shape>(p, block, OUT_SCALE, [&](int tile, int row, int m) {
         float sum = 0;
         for (uint32_t s = 0; s < gridDim.y; ++s)
-            sum += static_cast<const volatile float *>(partial)[s * split + (tile * 16 + row) * Shape::ROWS + m];
+            sum += load_again(partial + s * split + (tile * 16 + row) * Shape::ROWS + m);
         return sum;
     });
 }

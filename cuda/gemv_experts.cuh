@@ -40,7 +40,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     auto sum = [&](uint32_t of_output, int row) {
         if (parts == 1) return sums(0, row, 0);
         float sum = 0;
-        for (uint32_t s = 0; s < p.splits; ++s) sum += static_cast<const volatile float *>(partial)[(of_output * p.splits + s) * 16 + row];
+        for (uint32_t s = 0; s < p.splits; ++s) sum += load_again(partial + (of_output * p.splits + s) * 16 + row);
         return sum;
     };
     const uint32_t i = threadIdx.x, row = first + i;
@@ -51,8 +51,8 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     };
     float value = 0;
     if (gated) {
-        // Read again, for there are no registers to keep it in.
-        const ChosenExpert expert(p, static_cast<const volatile uint32_t *>(p.ids)[pair]);
+        // There are no registers to keep it in.
+        const ChosenExpert expert(p, load_again(p.ids + pair));
         value = joined(p, product(expert, 0, 0, i), product(expert, 1, 0, i + 8));
         if (!expert.exists) value = not_a_number();
     } else {

@@ -3,9 +3,9 @@
 #include "gemv_experts.cuh"
 
 #define CQ_GEMV(name, Format, group, rows) \
-    CQ_KERNEL(gemv_##name##_m##rows, CqGemv, 256, 2) { cq::gemv<Format, cq::GemvShape<Format, group, rows>>(p); }
+    CQ_KERNEL(gemv_##name##_m##rows, CqGemv, CQ_THREADS, 2) { cq::gemv<Format, cq::GemvShape<Format, group, rows>>(p); }
 #define CQ_GEMV_EXPERTS(name, Format, group) \
-    CQ_KERNEL(gemv_##name##_experts, CqExperts, 256, 2) { cq::gemv_of_experts<Format, cq::GemvShape<Format, group, 1>>(p); }
+    CQ_KERNEL(gemv_##name##_experts, CqExperts, CQ_THREADS, 2) { cq::gemv_of_experts<Format, cq::GemvShape<Format, group, 1>>(p); }
 // For each number of rows of x, and for the experts of one. Groups of less than 64 weights take 16 rows as twice 8:
 // the columns could not keep their sums apart in the registers there are.
 #define CQ_GEMV_16_16(name, Format)

@@ -161,6 +161,7 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
 // A scale of one chunk as the factor of its halves, in both halves of a word; `top` is the largest
 // E8M0 scale of the row in this round, which becomes 2^FOLDED_EXPONENT.
 template <class Format> __device__ __forceinline__ uint32_t folded_scale(uint32_t bits, uint32_t top) {
+    static_assert(Format::SCALES != Scale::Float, "only scales of one byte are folded into weights");
     uint32_t factor;
     if constexpr (Format::SCALES == Scale::E8m0) {
         const int exponent = int(bits) - int(top) + Format::FOLDED_EXPONENT + 127;

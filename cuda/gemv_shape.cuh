@@ -2,6 +2,7 @@
 //
 // `src/backend/cuda/gemv.rs` computes the same numbers for the launch.
 #pragma once
+#include "params.h"
 
 namespace cq {
 
@@ -10,7 +11,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int GROUP = GROUP_;  // weights that share a scale
     static constexpr int ROWS = ROWS_;    // rows of x, padded: 1, 2, 4, 8 or 16
 
-    static constexpr int THREADS = 256;
+    static constexpr int THREADS = CQ_THREADS;
     static constexpr int TILES = ROWS < 8 ? ROWS : 8;  // row tiles of a block
     static constexpr int K_WARPS = 8 / TILES;          // warps that share a row tile
     static constexpr int ROWS_PER_BLOCK = 16 * TILES;

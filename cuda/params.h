@@ -17,14 +17,26 @@ enum CqEpilogue {
 
 #define CQ_MAX_WEIGHTS 3
 
+/* Threads of every block. */
+#define CQ_THREADS 256
+
+/* All shared memory is dynamic: a launch asks for all that a block has. In bytes: */
+#define CQ_SIMT_SHARED_BYTES 18432    /* of the fp32 matmuls: x of one step */
+#define CQ_QUANTIZE_SHARED_BYTES 1024 /* of quantization: a block's codes */
+#define CQ_SCAN_SHARED_BYTES 1024     /* of the kernel that sorts, behind its counters: a sum for each thread */
+
+/* Rows of a weight and rows of x that a block of the tile kernels multiplies. */
+#define CQ_TILE_ROWS 128
+#define CQ_TILE_COLUMNS 64
+
 /* A packed weight [rows, k]. */
 typedef struct CqMatrix {
     const uint32_t *packed; /* [rows, k * bits / 32] */
-    const void *scales;     /* [rows, k / group]: scale_dtype for affine formats, else one byte each */
+    const void *scales;     /* [rows, k / group]: of scale_dtype for formats with float scales, else one byte each */
     const void *biases;     /* the same shape, of biases_dtype; null unless affine; null for symmetric codes */
     float global_scale;     /* multiplies every output: of formats whose scales are bytes, else 1 */
     uint32_t rows;
-    uint32_t scale_dtype;  /* CqDtype, for affine formats */
+    uint32_t scale_dtype;  /* CqDtype, for formats with float scales */
     uint32_t biases_dtype; /* CqDtype, for affine formats */
 } CqMatrix;
 
@@ -148,7 +160,7 @@ typedef struct CqDequantize {
 typedef struct CqQuantize {
     const void *weights; /* [rows, k] of dtype */
     uint32_t *packed;    /* [rows, k * bits / 32] */
-    void *scales;        /* [rows, k / group] of dtype (affine) or bytes */
+    void *scales;        /* [rows, k / group] of dtype (float scales) or bytes */
     void *biases;        /* [rows, k / group] of dtype (affine) */
     float absmax;        /* NVFP4: the tensor's, or 0 for none */
     uint64_t groups;     /* rows * k / group */

@@ -2,15 +2,15 @@
 //
 // The results have the bits of the scalar reference (src/format); how, each family says. Weights are finite.
 //
-// Grid (ceil(groups * group_size / PER_BLOCK)), PER_BLOCK = 8 * max(group_size, 32); 256 threads, no
-// dynamic shared memory.
+// Grid (ceil(groups * group_size / PER_BLOCK)), PER_BLOCK = 8 * max(group_size, 32); 256 threads; shared memory for the
+// codes of a block.
 #include "formats/all.cuh"
 
 namespace {
 
 using namespace cq;
 
-constexpr int THREADS = 256;
+constexpr int THREADS = CQ_THREADS;
 constexpr int WARPS = THREADS / 32;
 
 // Word `index` of the bit stream of `codes`.
@@ -24,7 +24,8 @@ template <int BITS> __device__ __forceinline__ uint32_t packed_word(const uint8_
     return word;
 }
 
-template <class F> __device__ __forceinline__ void quantize(const CqQuantize &p, uint8_t *codes) {
+template <class F> __device__ __forceinline__ void quantize(const CqQuantize &p) {
+    CQ_DYNAMIC_SHARED(codes);
     wait_for_earlier_kernels();
     const uint32_t lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const uint32_t group_size = group_size_of<F>(p.group_size);
@@ -40,24 +41,20 @@ template <class F> __device__ __forceinline__ void quantize(const CqQuantize &p,
     for (int i = 0; i < MAX_PER_LANE; ++i)
         own.weight[i] = inside && i < own.count ? load_float(p.weights, index + i, p.dtype) : 0.0f;
     F::quantize_group(p, own, index / group_size, inside && index % group_size == 0);
-    codes += warp * LARGEST_GROUP;
+    uint8_t *of_warp = codes + warp * LARGEST_GROUP;
 #pragma unroll
     for (int i = 0; i < MAX_PER_LANE; ++i)
-        if (i < own.count) codes[lane * own.count + i] = static_cast<uint8_t>(own.code[i]);
+        if (i < own.count) of_warp[lane * own.count + i] = static_cast<uint8_t>(own.code[i]);
     __syncwarp();
     const uint64_t first_word = first / 32 * F::BITS;
     if (lane < per_warp / 32 * F::BITS && first_word + lane < elements * F::BITS / 32)
-        p.packed[first_word + lane] = packed_word<F::BITS>(codes, lane);
+        p.packed[first_word + lane] = packed_word<F::BITS>(of_warp, lane);
 }
 
-// The codes of a block's groups, for all kernels.
-__device__ __forceinline__ uint8_t *shared_codes() {
-    __shared__ uint8_t codes[WARPS * LARGEST_GROUP];
-    return codes;
-}
+static_assert(CQ_QUANTIZE_SHARED_BYTES == WARPS * LARGEST_GROUP, "codes of a group for each warp");
 
 }  // namespace
 
 #define QUANTIZE_KERNEL(name, Format) \
-    CQ_KERNEL(quantize_##name, CqQuantize, THREADS, 2) { quantize<Format>(p, shared_codes()); }
+    CQ_KERNEL(quantize_##name, CqQuantize, THREADS, 2) { quantize<Format>(p); }
 CQ_QUANTIZE(QUANTIZE_KERNEL)

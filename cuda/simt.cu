@@ -8,7 +8,7 @@
 // gate and of up, if those are joined.
 //
 // Grid (ceil(rows / 16), ceil(m / 8)), or, of experts, (ceil(rows / 16), tiles), for gate and up twice as many
-// blocks; 256 threads, no dynamic shared memory. A block multiplies 16 rows of the weight (more, if there are
+// blocks; 256 threads; shared memory for x of one step. A block multiplies 16 rows of the weight (more, if there are
 // fewer blocks), two in each warp, by eight rows of x (all of a tile), which its warps share. Lanes divide k, 32
 // consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
@@ -19,7 +19,7 @@ namespace {
 
 using namespace cq;
 
-constexpr int THREADS = 256;
+constexpr int THREADS = CQ_THREADS;
 constexpr int WARPS = THREADS / 32;
 constexpr int ROWS = 2;  // of the weight, in each warp
 constexpr uint32_t BLOCK_ROWS = WARPS * ROWS;
@@ -34,14 +34,9 @@ template <class F> struct Step {
     // A lane's x in shared memory: four more than needed, so that eight lanes reading 16 bytes each, at
     // the same place of their parts, touch all banks once.
     static constexpr int STRIDE = LANE + 4;
+    static_assert(PASS * 32 * STRIDE * sizeof(float) <= CQ_SIMT_SHARED_BYTES, "x of a step");
     static constexpr int WIDEST_LOAD = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
 };
-
-// The x of a step, for all kernels.
-__device__ __forceinline__ float *shared_x() {
-    __shared__ __align__(16) float x[PASS * 32 * (32 + 4)];
-    return x;
-}
 
 template <int WORDS, int LOAD>
 __device__ __forceinline__ void load_part(uint32_t (&words)[WORDS], const uint32_t *from) {
@@ -141,8 +136,10 @@ struct ExpertMatmul {
 
 // ROWS rows of the weight in each warp by m <= M rows of x.
 template <class F, int M, class Job>
-__device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uint32_t first_m, uint32_t m, float *shared) {
+__device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uint32_t first_m, uint32_t m) {
     using S = Step<F>;
+    CQ_DYNAMIC_SHARED(memory);
+    float *shared = reinterpret_cast<float *>(memory);
     const auto &p = job.p;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t first_row = block_row + threadIdx.x / 32 * ROWS;
@@ -169,7 +166,10 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
                 group[r] = F::load_group(matrix, row * (p.k / group_size) + k / group_size, job.global_scale(r));
             }
         }
-        if (k0 == 0) wait_for_earlier_kernels();
+        if (k0 == 0) {
+            wait_for_earlier_kernels();
+            let_next_kernel_start();
+        }
         __syncthreads();  // the x of the step before has been read
         stage_x<F, M>(job, first_m, m, k0, shared);
         __syncthreads();
@@ -212,36 +212,34 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
 
 // Rows first_m .. end of x, by all rows of the weight that are this block's.
 template <class F, class Job>
-__device__ __forceinline__ void multiply_rows(const Job &job, uint32_t rows, uint32_t first, uint32_t end, float *shared) {
+__device__ __forceinline__ void multiply_rows(const Job &job, uint32_t rows, uint32_t first, uint32_t end) {
     for (uint32_t row = blockIdx.x * BLOCK_ROWS; row < rows; row += gridDim.x * BLOCK_ROWS)
         for (uint32_t first_m = first; first_m < end; first_m += PASS) {
             const uint32_t m = min(end - first_m, PASS);
             if (m == 1)
-                multiply<F, 1>(job, row, first_m, m, shared);
+                multiply<F, 1>(job, row, first_m, m);
             else if (m == 2)
-                multiply<F, 2>(job, row, first_m, m, shared);
+                multiply<F, 2>(job, row, first_m, m);
             else
-                multiply<F, 4>(job, row, first_m, m, shared);
+                multiply<F, 4>(job, row, first_m, m);
         }
 }
 
-template <class F> __device__ __forceinline__ void multiply_block(const CqSimt &p, float *shared) {
-    let_next_kernel_start();
+template <class F> __device__ __forceinline__ void multiply_block(const CqSimt &p) {
     const uint32_t first = blockIdx.y * BLOCK_ROWS_OF_X;
-    multiply_rows<F>(Matmul{p}, p.operand.matrix.rows, first, min(first + BLOCK_ROWS_OF_X, p.m), shared);
+    multiply_rows<F>(Matmul{p}, p.operand.matrix.rows, first, min(first + BLOCK_ROWS_OF_X, p.m));
 }
 
-template <class F> __device__ __forceinline__ void multiply_experts(const CqExperts &p, float *shared) {
-    let_next_kernel_start();
+template <class F> __device__ __forceinline__ void multiply_experts(const CqExperts &p) {
     // Earlier kernels chose the experts.
     wait_for_earlier_kernels();
     const ExpertMatmul job(p);
-    multiply_rows<F>(job, p.operand[0].matrix.rows * (job.gated ? ROWS : 1), 0, job.pairs.tile.count, shared);
+    multiply_rows<F>(job, p.operand[0].matrix.rows * (job.gated ? ROWS : 1), 0, job.pairs.tile.count);
 }
 
 }  // namespace
 
 #define SIMT_KERNEL(name, Format)                                                        \
-    CQ_KERNEL(simt_##name, CqSimt, THREADS, 2) { multiply_block<Format>(p, shared_x()); } \
-    CQ_KERNEL(simt_##name##_experts, CqExperts, THREADS, 2) { multiply_experts<Format>(p, shared_x()); }
+    CQ_KERNEL(simt_##name, CqSimt, THREADS, 2) { multiply_block<Format>(p); } \
+    CQ_KERNEL(simt_##name##_experts, CqExperts, THREADS, 2) { multiply_experts<Format>(p); }
 CQ_FORMATS(SIMT_KERNEL)

@@ -15,8 +15,9 @@ namespace {
 
 using namespace cq;
 
-constexpr int THREADS = 256;
-constexpr int COLUMNS = 64;  // rows of x
+constexpr int THREADS = CQ_THREADS;
+constexpr int COLUMNS = CQ_TILE_COLUMNS;  // rows of x
+static_assert(CQ_TILE_ROWS == THREADS / 32 * 16, "a row tile for each warp");
 constexpr int COLUMN_TILES = COLUMNS / 8;
 
 // How a step along k is divided among the four lanes of a row.
@@ -139,11 +140,12 @@ template <bool BF16> __device__ __forceinline__ uint32_t rounded_pair(float firs
 template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(const CqExperts &p) {
     using S = Step<F>;
     CQ_DYNAMIC_SHARED(memory);
-    __shared__ uint32_t rows_of_x[COLUMNS];
+    // Behind two steps of x.
+    uint32_t *rows_of_x = reinterpret_cast<uint32_t *>(memory + 2 * S::K * COLUMNS * sizeof(half));
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
     const bool gated = p.gating != CQ_NOT_GATED;
-    let_next_kernel_start();
     wait_for_earlier_kernels();
+    let_next_kernel_start();
     const Pairs pairs(p, blockIdx.y);
     const uint32_t count = pairs.tile.count;
     if (count == 0) return;

@@ -3,11 +3,12 @@
 # lies testing/pretend-cuda. Needs a C++ compiler; neither a driver nor a CUDA toolkit.
 #
 #   scripts/test-cuda.sh [--asan] [arguments of cargo test]
-#   scripts/test-cuda.sh --clippy
+#   scripts/test-cuda.sh --clippy | --build
 #
 # --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer; threads run in one order
 # instead of three (PRETEND_CUDA_SCHEDULES), as memory is what is looked at.
 # --clippy: lints of everything that is built with the feature `nccl`, and of testing/, instead of tests.
+# --build: the tests and the bench of kernels are built, but not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitize='' schedules=all
@@ -57,6 +58,10 @@ export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 if [ "${1-}" = --clippy ]; then
   cargo clippy --release -p pretend-cuda -p bindings --all-targets -- -D warnings
   exec cargo clippy --release --all-targets --features nccl -- -D warnings
+fi
+
+if [ "${1-}" = --build ]; then
+  exec cargo build --release --features nccl --test 'cuda*' --bench kernels
 fi
 
 # The emulator and the driver themselves.

@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 if [ "$(uname -m)" = aarch64 ]; then
-  exec cargo test --release --lib backend::cpu "$@"
+  exec cargo test --release -p candle-quant --lib backend::cpu "$@"
 fi
 for tool in aarch64-linux-gnu-gcc aarch64-linux-gnu-g++ qemu-aarch64; do
   if ! command -v "$tool" >/dev/null; then
@@ -18,4 +18,4 @@ rustup target add "$target"
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc
 export CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64 -L /usr/aarch64-linux-gnu"
 export CC_aarch64_unknown_linux_gnu=aarch64-linux-gnu-gcc CXX_aarch64_unknown_linux_gnu=aarch64-linux-gnu-g++
-cargo test --release --target "$target" --lib backend::cpu "$@"
+cargo test --release --target "$target" -p candle-quant --lib backend::cpu "$@"

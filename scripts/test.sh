@@ -1,13 +1,14 @@
 #!/usr/bin/env bash
 # All tests: of the crates; of the CUDA backend, its kernels run by an emulator below a pretend driver, and whether a
-# sample of bugs that are planted in them is noticed; of the kernels' machine code. No GPU is needed.
+# sample of bugs that are planted in them is noticed; of the kernels' machine code; of the scripts that run on a GPU. No
+# GPU is needed.
 #
 #   scripts/test.sh [--ci | --full]
 #
 # --ci: the CUDA tests with sanitizers as well, and the machine code for the oldest architecture, too.
 # --full: all that for every architecture, and every planted bug.
-# Needs a C++ compiler. The checks of machine code and of generated bindings need Python 3 with venv, with which they
-# fetch NVIDIA's compiler and libclang; without it they are left out, unless CI is set.
+# Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches NVIDIA's compiler and
+# libclang; without it that is left out, unless CI is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 case ${1-} in '' | --ci | --full) ;; *) echo "$0: $1: --ci or --full" >&2 && exit 2 ;; esac
@@ -38,7 +39,9 @@ if python3 -c 'import ensurepip, venv' 2>/dev/null || [ -n "${CI-}" ]; then
   esac
   step "bindings"
   scripts/check-bindings.sh
+  step "the scripts and programs of a GPU run"
+  scripts/gpu/check.sh
 else
-  echo "machine code of the kernels and bindings were not checked: python3 with venv is missing;" \
+  echo "machine code of the kernels, bindings and what runs on a GPU were not checked: python3 with venv is missing;" \
     "on Debian and Ubuntu: apt-get install python3 python3-venv" >&2
 fi

@@ -22,7 +22,9 @@ template <class Element, int FOLDED> struct Mx : Element, ByteScales<Scale::E8m0
 
     static __device__ __forceinline__ void quantize_group(const CqQuantize &p, LaneOfGroup &own, uint64_t group, bool stores) {
         const float largest = __fdiv_rn(absmax_of_group(own, 32), Element::MAX);
-        const uint32_t scale = static_cast<uint32_t>(ceil_log2(rounded(largest, p.dtype)) + 127);
+        uint32_t scale = static_cast<uint32_t>(ceil_log2(rounded(largest, p.dtype)) + 127);
+        // The largest numbers of a dtype saturate where the power of two is not one of its numbers.
+        if (!(rounded(e8m0_to_float(scale), p.dtype) < INFINITY)) --scale;
         const float divisor = rounded(e8m0_to_float(scale), p.dtype);
         const float value = rounded(__fdiv_rn(own.weight[0], divisor), p.dtype);
         own.code[0] = Element::nearest(value, p.dtype);
@@ -33,12 +35,19 @@ template <class Element, int FOLDED> struct Mx : Element, ByteScales<Scale::E8m0
 // Two's complement, times 2^-6.
 struct Int8 {
     static constexpr int BITS = 8;
+    static constexpr float MAX = 127.f / 64;
 
     static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
         const uint32_t four = first == 0 ? codes.low : codes.high;
 #pragma unroll
         for (int i = 0; i < 4; ++i)
             element[i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(four >> (8 * i))), 0x1p-6f);
+    }
+
+    // The value has been rounded to the dtype of the weights.
+    static __device__ __forceinline__ uint32_t nearest(float value, uint32_t) {
+        const float steps = rintf(__fmul_rn(value, 64.0f));
+        return static_cast<uint8_t>(static_cast<int8_t>(fminf(fmaxf(steps, -127.0f), 127.0f)));
     }
 };
 
@@ -53,9 +62,7 @@ using Mxint8 = Mx<Int8, 0>;
     X(mxfp4, cq::Mxfp4)   \
     X(mxfp8, cq::Mxfp8)   \
     X(mxint8, cq::Mxint8)
-#define CQ_QUANTIZE_MX(X)  \
-    X(mxfp4, cq::Mxfp4)    \
-    X(mxfp8, cq::Mxfp8)
+#define CQ_QUANTIZE_MX(X) CQ_FORMATS_MX(X)
 #define CQ_GEMV_MX(X)              \
     X(mxfp4, cq::Mxfp4, 32)        \
     X(mxfp8, cq::Mxfp8, 32)

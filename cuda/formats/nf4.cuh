@@ -1,6 +1,6 @@
 // NF4 of bitsandbytes: 4-bit codes select from a table, a float scale for each 64.
 #pragma once
-#include "codes.cuh"
+#include "quantize.cuh"
 
 namespace cq {
 
@@ -24,9 +24,23 @@ struct Nf4 : FloatScales {
     }
     // Without a bias, so that a zero keeps its sign.
     static __device__ __forceinline__ float weight(float element, GroupScale group) { return __fmul_rn(element, group.scale); }
+
+    static __device__ __forceinline__ uint32_t nearest(float value) {
+        uint32_t code = 0;
+#pragma unroll
+        for (int i = 0; i < 15; ++i) code += value > (NF4_VALUES[i] + NF4_VALUES[i + 1]) / 2;
+        return code;
+    }
+    static __device__ __forceinline__ void quantize_group(const CqQuantize &p, LaneOfGroup &own, uint64_t group, bool stores) {
+        const float largest = absmax_of_group(own, 32);
+#pragma unroll
+        for (int i = 0; i < MAX_PER_LANE; ++i) own.code[i] = nearest(largest > 0 ? __fdiv_rn(own.weight[i], largest) : 0.0f);
+        if (stores) store_float(p.scales, group, p.dtype, largest);
+    }
 };
 
 }  // namespace cq
 
 // The kernels of the family; formats/all.cuh says what the lists are.
 #define CQ_FORMATS_NF4(X) X(nf4, cq::Nf4)
+#define CQ_QUANTIZE_NF4(X) CQ_FORMATS_NF4(X)

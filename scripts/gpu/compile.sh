@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# compile.sh FOLDER ARCH: the programs of testing/wrappers and testing/probe, all at once, for one architecture.
-# What an architecture cannot do is left out, and said so.
+# compile.sh FOLDER ARCH [PROBE]: the programs of testing/wrappers and testing/probe, all at once, for one architecture;
+# or one probe. What an architecture cannot do is left out, and said so.
 set -uo pipefail
 cd "$(dirname "$0")/../.."
 folder=$(realpath -m "$1")
@@ -24,11 +24,16 @@ tuned() { # name, format, group, rows of x, resident blocks
     one "gemv-$1-m$4-b$5" testing/probe/gemv.cu -DTUNE_FORMAT="$2" -DTUNE_GROUP="$3" -DTUNE_ROWS="$4" -DRESIDENT_BLOCKS="$5"
 }
 rm -f "$folder/failed"
+if [ -n "${3-}" ]; then
+    one "$3" "testing/probe/$3.cu"
+    [ ! -e "$folder/failed" ] || exit 1
+    exit 0
+fi
 
 # The branches for this card, and those for cards before it, which the driver compiles.
 wrappers wrappers "$arch" &
 wrappers wrappers-75 compute_75 &
-for probe in issue_rates bandwidth launches strides splits; do
+for probe in alive issue_rates bandwidth launches strides splits; do
     one "$probe" "testing/probe/$probe.cu" &
 done
 [ "$(nproc)" -gt 4 ] || wait

@@ -6,6 +6,10 @@ use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
 // Arithmetic and names, whose tests need no CUDA.
 #[cfg(test)]
+#[path = "cuda/bindings.rs"]
+#[allow(dead_code)]
+mod bindings;
+#[cfg(test)]
 #[path = "cuda/formats.rs"]
 #[allow(dead_code)]
 mod formats;

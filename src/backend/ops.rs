@@ -10,14 +10,16 @@ use candle_core::{DType, Device, Tensor};
 /// The bits are those of [`QuantizedRows::quantize`] with MLX's arithmetic.
 ///
 /// # Errors
-/// If the device fails, or nothing quantizes to the format.
+/// If `k` is not a positive multiple of the group size, `rows` are no whole rows, the device fails, or nothing
+/// quantizes to the format.
 pub fn quantize_rows<T: Real>(
     rows: &[T],
     k: usize,
     format: QuantFormat,
     device: &Device,
 ) -> Result<QuantizedRows<T>> {
-    let rows = Tensor::from_slice(rows, (rows.len() / k.max(1), k), device)?;
+    format.words_per_row(k)?;
+    let rows = Tensor::from_slice(rows, (rows.len() / k, k), device)?;
     let Parts { packed, scales, biases } = super::quantize(&rows, format, None)?;
     let scales = match format.scale().is_byte() {
         true => GroupScales::Bytes(scales.to_vec1()?),
@@ -30,8 +32,8 @@ pub fn quantize_rows<T: Real>(
 }
 
 impl QuantTensor {
-    /// Quantizes a weight `[.., N, K]` (F16, BF16 or F32) as `mx.quantize` of MLX does on a CPU, bit
-    /// for bit; affine scales and biases take the dtype of the weight.
+    /// Quantizes a weight `[.., N, K]` (F16, BF16 or F32): formats that MLX has as its `mx.quantize` does on a CPU, bit
+    /// for bit. Scales and biases that are floats take the dtype of the weight.
     ///
     /// NVFP4 gets a global scale when the weight exceeds 2688, the most that it holds without one.
     /// The result is on the weight's device, which does the work if it is the CPU or a CUDA device.

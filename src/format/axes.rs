@@ -128,6 +128,19 @@ impl Element {
         }
     }
 
+    /// The code nearest to each of `values`: one loop for each kind of elements.
+    #[inline(always)]
+    pub(super) fn nearest_all<T: Real>(self, values: impl IntoIterator<Item = f32>) -> Vec<u8> {
+        let values = values.into_iter();
+        match self {
+            Self::Uint(bits) => values.map(|value| Self::Uint(bits).nearest::<T>(value)).collect(),
+            Self::E2m1 => values.map(|value| Self::E2m1.nearest::<T>(value)).collect(),
+            Self::E4m3 => values.map(|value| Self::E4m3.nearest::<T>(value)).collect(),
+            Self::Int8 => values.map(|value| Self::Int8.nearest::<T>(value)).collect(),
+            Self::Nf4 => values.map(|value| Self::Nf4.nearest::<T>(value)).collect(),
+        }
+    }
+
     /// The smallest and the largest value.
     pub fn range(self) -> (f32, f32) {
         match self {

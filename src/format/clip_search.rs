@@ -83,14 +83,12 @@ impl<'a> Group<'a> {
 
 /// The codes nearest to `weights`; any, where scale or bias leave none.
 pub(super) fn nearest(format: QuantFormat, weights: &[f32], scale: f32, bias: f32) -> Vec<u8> {
-    let element = format.element();
-    weights.iter().map(|weight| element.nearest::<f32>((weight - bias) / scale)).collect()
+    format.element().nearest_all::<f32>(weights.iter().map(|weight| (weight - bias) / scale))
 }
 
 fn squared_error(format: QuantFormat, weights: &[f32], codes: &[u8], scale: f32, bias: f32) -> f64 {
-    let squared = |(weight, code): (&f32, &u8)| {
-        let dequantized = format.element().value(*code) * scale + bias;
-        (f64::from(dequantized) - f64::from(*weight)).powi(2)
-    };
-    weights.iter().zip(codes).map(squared).sum()
+    let mut dequantized = vec![0.; codes.len()];
+    format.element().map(codes, &mut dequantized, |value| value * scale + bias);
+    let pairs = weights.iter().zip(dequantized);
+    pairs.map(|(weight, number)| (f64::from(number) - f64::from(*weight)).powi(2)).sum()
 }

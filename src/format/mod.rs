@@ -143,6 +143,13 @@ impl QuantFormat {
         }
     }
 
+    /// # Errors
+    /// If nothing quantizes to the format.
+    #[cfg(feature = "cuda")]
+    pub(crate) fn ensure_quantizable(self) -> Result<()> {
+        family(self).map(drop)
+    }
+
     /// Every format that weights can be quantized to, affine ones first, by width and group size. Symmetric formats
     /// are only read.
     pub fn all() -> Vec<Self> {

@@ -5,7 +5,7 @@ use super::clip_search::{groups, Group};
 use super::numeric::{absmax, widened, Real};
 use super::QuantFormat;
 
-/// Values of the sixteen codes (QLoRA, appendix E), as bitsandbytes has them.
+/// Values of the sixteen codes (QLoRA, appendix E), as bitsandbytes 0.50.2 has them (`functional.py`).
 pub const NF4: [f32; 16] = [
     -1.0,
     -0.696_192_8,
@@ -54,5 +54,33 @@ pub(super) fn improve<T: Real>(format: QuantFormat, weights: &[T], words: &mut [
             *scale = better;
             pack(group.codes(), 4, words);
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::{QuantizedRows, Quantizer};
+    use super::*;
+
+    /// Every value of the table times the largest magnitude is its own code; half way between two, the lower one is.
+    #[test]
+    fn values_of_the_table_are_kept_and_ties_go_down() {
+        let mut weights = vec![0f32; 64];
+        for (code, weight) in weights.iter_mut().take(16).enumerate() {
+            *weight = NF4[code] * 4.;
+        }
+        for (pair, weight) in NF4.windows(2).zip(weights.iter_mut().skip(16)) {
+            *weight = (pair[0] + pair[1]) / 2. * 4.;
+        }
+        let rows = QuantizedRows::quantize(QuantFormat::NF4, Quantizer::Mlx, &weights, 64, None).unwrap();
+        let codes: Vec<u32> = (0..31).map(|i| rows.words[i / 8] >> (i % 8 * 4) & 15).collect();
+        let expected: Vec<u32> = (0..16).chain(0..15).collect();
+        assert_eq!(codes, expected);
+        assert_eq!(rows.scales, super::super::GroupScales::Float { scales: vec![4.], biases: vec![] });
+        let numbers = rows.dequantize(QuantFormat::NF4, 64, 1.).unwrap();
+        assert_eq!(numbers[..16], weights[..16]);
+        // Zero has a code, so that rows of zeros stay zero.
+        let zeros = QuantizedRows::quantize(QuantFormat::NF4, Quantizer::Mlx, &[0f32; 64], 64, None).unwrap();
+        assert_eq!(zeros.dequantize(QuantFormat::NF4, 64, 1.).unwrap(), [0.; 64]);
     }
 }

@@ -38,8 +38,8 @@ pub(super) fn quantize<T: Real>(
         group.iter_mut().for_each(|weight| *weight /= divisor);
     }
     let values = widened(&T::round_all(values));
-    let codes: Vec<u8> = values.iter().map(|value| element.nearest::<f32>(value * scale_of_scales)).collect();
-    pack(&codes, element.bits(), words);
+    let scaled = values.into_iter().map(|value| value * scale_of_scales);
+    pack(&element.nearest_all::<f32>(scaled), element.bits(), words);
 }
 
 /// Clip search in a row that was quantized without a global scale, by the scales nearby.

@@ -108,8 +108,14 @@ impl<T: Real> QuantizedRows<T> {
     /// Improves quantized rows by clip search: `weights` are what they were quantized from, without a global scale.
     ///
     /// # Errors
-    /// If `k` is not a positive multiple of the group size, or nothing quantizes to the format.
+    /// If `k` is not a positive multiple of the group size, these are no rows of it, `weights` are no such rows, or nothing
+    /// quantizes to the format.
     pub fn improve(&mut self, format: QuantFormat, weights: &[T], k: usize) -> Result<()> {
+        let rows = self.rows(format, k)?;
+        if weights.len() != rows * k {
+            let found = format!("{} weights", weights.len());
+            return Err(Error::mismatch("weights of quantized rows", format!("{rows} rows of {k}"), found));
+        }
         for (row, weights) in self.rows_mut(format, k)?.into_iter().zip(weights.chunks_exact(k)) {
             row.improve(format, weights)?;
         }
@@ -120,8 +126,9 @@ impl<T: Real> QuantizedRows<T> {
     /// See [`dequantize_row`].
     ///
     /// # Errors
-    /// If `k` is not a positive multiple of the group size.
+    /// If `k` is not a positive multiple of the group size, or these are no rows of it.
     pub fn dequantize(&self, format: QuantFormat, k: usize, global_scale: f32) -> Result<Vec<f32>> {
+        let rows = self.rows(format, k)?;
         let (words, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
         let wide = |numbers: &[T]| numbers.iter().map(|number| number.to_f32()).collect::<Vec<_>>();
         let (scales, biases) = match &self.scales {
@@ -131,7 +138,7 @@ impl<T: Real> QuantizedRows<T> {
                 (bytes.iter().map(value).collect(), Vec::new())
             }
         };
-        let mut all = vec![0.; self.words.len() / words * k];
+        let mut all = vec![0.; rows * k];
         let rows = all.chunks_exact_mut(k).zip(self.words.chunks_exact(words)).enumerate();
         for (index, (row, words)) in rows {
             let of_row = index * groups..(index + 1) * groups;
@@ -139,6 +146,27 @@ impl<T: Real> QuantizedRows<T> {
             dequantize_row(format, words, scales, biases.get(of_row).unwrap_or_default(), row);
         }
         Ok(all)
+    }
+
+    /// How many rows of K elements these are.
+    fn rows(&self, format: QuantFormat, k: usize) -> Result<usize> {
+        let (words, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
+        let rows = self.words.len() / words;
+        let (bytes, scales, biases) = match &self.scales {
+            GroupScales::Float { scales, biases } => (false, scales.len(), biases.len()),
+            GroupScales::Bytes(scales) => (true, scales.len(), 0),
+        };
+        let of_biases = if format.has_biases() { rows * groups } else { 0 };
+        if bytes != format.scale().is_byte()
+            || (self.words.len(), scales, biases) != (rows * words, rows * groups, of_biases)
+        {
+            return Err(Error::mismatch(
+                "quantized rows",
+                format!("rows of {k} as {format}: {words} words, {groups} scales each"),
+                format!("{} words, {scales} scales, {biases} biases", self.words.len()),
+            ));
+        }
+        Ok(rows)
     }
 
     /// The rows, each by itself, so that several threads can share the work.

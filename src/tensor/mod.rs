@@ -282,13 +282,32 @@ impl QuantTensor {
     }
 
     /// A stack with one leading dimension.
+    ///
+    /// # Errors
+    /// If the weight is no stack `[.., E, N, K]`.
     pub fn flatten_stack(&self) -> Result<Self> {
+        self.ensure_stack()?;
         Ok(self.map_parts(|part| part.flatten_to(part.rank() - 3))?)
     }
 
     /// Matrix `index` of a stack with one leading dimension.
+    ///
+    /// # Errors
+    /// If the weight is no stack `[E, N, K]`, or has no such matrix.
     pub fn matrix(&self, index: usize) -> Result<Self> {
+        self.ensure_stack()?;
         Ok(self.narrow(0, index, 1)?.map_parts(|part| part.squeeze(0))?)
+    }
+
+    fn ensure_stack(&self) -> Result<()> {
+        match self.packed.rank() {
+            3.. => Ok(()),
+            _ => Err(Error::mismatch(
+                "stack of weights",
+                "a shape [.., E, N, K]",
+                format!("{:?}", self.dims()),
+            )),
+        }
     }
 
     /// The same weights, packed words, scales and biases reshaped or copied alike.

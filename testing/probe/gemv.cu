@@ -29,6 +29,13 @@ size_t shared_bytes(int k) {
     return 64 + Shape::ROWS * of_row;
 }
 
+// As src/backend/cuda/plan.rs has it.
+size_t most_shared_bytes() {
+    const cudaDeviceProp &card = probe::device();
+    const size_t half = card.sharedMemPerMultiprocessor / 2 - card.reservedSharedMemPerBlock, always = 48 << 10;
+    return std::max(always, std::min(half, card.sharedMemPerBlockOptin));
+}
+
 struct Weights {
     size_t packed, scales;  // bytes
     Weights(int n, int k) : packed(size_t(n) * k * Format::BITS / 8), scales(size_t(n) * (k / TUNE_GROUP) * SCALE_BYTES) {}
@@ -39,6 +46,7 @@ void measure(int n, int k) {
     if (k % Shape::CHUNK) return;
     cudaFuncAttributes kernel;
     CHECK(cudaFuncGetAttributes(&kernel, tuned));
+    CHECK(cudaFuncSetAttribute(tuned, cudaFuncAttributeMaxDynamicSharedMemorySize, int(most_shared_bytes())));
     const Weights bytes(n, k);
     const probe::Rotation rotation((bytes.all() + 767) / 256 * 256);
     char *memory = probe::random_memory(rotation.all()), *x = probe::random_memory(size_t(TUNE_ROWS) * k * 2);
@@ -46,7 +54,7 @@ void measure(int n, int k) {
     const int blocks = (n + Shape::ROWS_PER_BLOCK - 1) / Shape::ROWS_PER_BLOCK, rounds = (k + Shape::ROUND - 1) / Shape::ROUND;
     for (int splits : {1, 2, 3, 4, 6, 8}) {
         const int k_per_split = (rounds + splits - 1) / splits * Shape::ROUND;
-        if ((k + k_per_split - 1) / k_per_split != splits || shared_bytes(k_per_split) > 48 << 10) continue;
+        if ((k + k_per_split - 1) / k_per_split != splits || shared_bytes(k_per_split) > most_shared_bytes()) continue;
         float *partial;
         uint32_t *arrivals;
         CHECK(cudaMalloc(&partial, sizeof(float) * splits * blocks * Shape::ROWS_PER_BLOCK * Shape::ROWS));

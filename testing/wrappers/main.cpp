@@ -19,10 +19,11 @@ namespace {
 using Words = std::vector<uint32_t>;
 using Canonical = std::function<uint32_t(uint32_t)>;
 
+const char *kind = "wrapper";  // of the records
 int failures = 0;
 
 void report(const char *name, uint64_t cases, uint64_t wrong, const std::string &rest = "") {
-    printf("{\"kind\": \"wrapper\", \"name\": \"%s\", \"cases\": %" PRIu64 ", \"wrong\": %" PRIu64 "%s}\n", name, cases, wrong,
+    printf("{\"kind\": \"%s\", \"name\": \"%s\", \"cases\": %" PRIu64 ", \"wrong\": %" PRIu64 "%s}\n", kind, name, cases, wrong,
            rest.c_str());
     fflush(stdout);
     failures += wrong > 0;
@@ -191,7 +192,9 @@ void check_all_products(Runner &subject, Runner &reference) {
 
 }  // namespace
 
-int main() {
+// wrappers [KIND]
+int main(int count, char **arguments) {
+    if (count > 1) kind = arguments[1];
     const std::unique_ptr<Runner> reference(emulator()), device(gpu());
     Runner &subject = device ? *device : *reference;
     fprintf(stderr, "on %s\n", subject.name().c_str());

@@ -6,13 +6,15 @@ use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Of every kind of format one.
-pub const KINDS: [QuantFormat; 6] = [
+pub const KINDS: [QuantFormat; 8] = [
     QuantFormat::affine_opt(4, 64).unwrap(),
     QuantFormat::affine_opt(3, 32).unwrap(),
     QuantFormat::affine_opt(6, 128).unwrap(),
     QuantFormat::MXFP4,
     QuantFormat::NVFP4,
     QuantFormat::MXFP8,
+    QuantFormat::MXINT8,
+    QuantFormat::NF4,
 ];
 
 /// A weight on the CPU of random codes, with scales of either sign where the format has them; those and

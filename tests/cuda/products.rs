@@ -4,6 +4,7 @@ use crate::device;
 use crate::expected::{random, Expected, KINDS};
 use crate::packed::{bits, flat, numbers, relative_error, tensor};
 use candle_core::{DType, Device, Tensor};
+use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Rows of x that every kernel for some of them gets, full or padded, and slabs of several launches.
@@ -59,7 +60,7 @@ fn f32_activations_and_f32_scales() {
             let weight = random(&[37, k], format, DType::F16, 40 + seed as u64);
             check(&device, &weight, &x(&[m, k], DType::F32, 41), None);
         }
-        if format.has_biases() {
+        if format.scale() == Scale::Float {
             let weight = random(&[37, k], format, DType::F32, 42 + seed as u64);
             for dtype in [DType::F32, DType::F16, DType::BF16] {
                 check(&device, &weight, &x(&[2, k], dtype, 43), Some(&x(&[37], DType::BF16, 44)));
@@ -99,6 +100,23 @@ fn k_that_is_split_over_blocks() {
             let weight = random(&[n, k], format, DType::BF16, 60);
             check(&device, &weight, &x(&[m, k], DType::F16, 61), Some(&x(&[n], DType::F16, 62)));
         }
+    }
+}
+
+/// The second kernel starts while the first one runs, whose output it reads.
+#[test]
+fn a_product_of_a_product() {
+    let Some(device) = device() else { return };
+    for (m, dtype) in [(1, DType::F16), (5, DType::BF16), (3, DType::F32)] {
+        let [first, second] = [[128, 320], [40, 128]].map(|dims| random(&dims, KINDS[0], DType::F16, 65));
+        let x = x(&[m, 320], dtype, 66);
+        let [on_first, on_second] = [&first, &second].map(|weight| weight.to_device(&device).unwrap());
+        let x_there = x.to_device(&device).unwrap();
+        let y = on_first.matmul(&x_there, None).unwrap();
+        let z = on_second.matmul(&y, None).unwrap();
+        let [y, z] = [y, z].map(|tensor| tensor.to_device(&Device::Cpu).unwrap());
+        Expected::new(&first, &x, None).check(&y, dtype, "the first");
+        Expected::new(&second, &y, None).check(&z, dtype, "the second");
     }
 }
 
@@ -167,6 +185,28 @@ fn dense_products() {
                 assert!(error < bound, "{format} {dtype:?}: {error:.2e}");
             }
         }
+    }
+}
+
+/// The two halves of K nearly cancel: were the sum of one rounded to f16 before the other is added, as cuBLAS may by
+/// default, the rounding would be larger than the result.
+#[test]
+fn dense_products_are_added_up_in_f32() {
+    let Some(device) = device() else { return };
+    let (n, half, m) = (16, 1024, 131);
+    let dense = tensor(&[n, half], 103);
+    let dense = Tensor::cat(&[&dense, &dense], 1).unwrap().to_dtype(DType::F16).unwrap();
+    let weight = QuantTensor::quantize(&dense, QuantFormat::affine(4, 64).unwrap()).unwrap();
+    // Multiples of 1/64, of which the second half is the first, negated, and 1/64 more.
+    let first = (tensor(&[m, half], 104) * 32.).unwrap().round().unwrap();
+    let x = Tensor::cat(&[&first, &(1. - &first).unwrap()], 1).unwrap();
+    let x = (x / 64.).unwrap().to_dtype(DType::F16).unwrap();
+    let expected = Expected::new(&weight, &x, None);
+    let product = weight.to_device(&device).unwrap().matmul(&x.to_device(&device).unwrap(), None).unwrap();
+    for (got, exact) in flat(&product).iter().zip(&expected.products) {
+        // The result's rounding, and those of 1024 weights of magnitude 1 times 1/64, one way as likely as the other.
+        let bound = exact.abs() / 1024. + 32. / 2048. / 64.;
+        assert!((f64::from(*got) - exact).abs() < bound, "{got} for {exact}");
     }
 }
 

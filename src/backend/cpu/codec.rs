@@ -149,9 +149,12 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
     macro_rules! codec {
         ($codec:ident, [$($parameter:tt),+], $lanes:literal) => { $codec<$($parameter),+, $lanes> };
     }
-    let without_biases = format.zero_point() == ZeroPoint::None;
+    let offset = match format.zero_point() {
+        ZeroPoint::Bias | ZeroPoint::Midpoint => true,
+        ZeroPoint::None => false,
+    };
     match format.element() {
-        FormatElement::Uint(bits) => match bits {
+        FormatElement::Uint(bits) if offset => match bits {
             Bits::One => run!(Uint, [1], [32 => 8, 64 | 128 => 16]),
             Bits::Two => run!(Uint, [2], [32 => 8, 64 | 128 => 16]),
             Bits::Three => run!(Uint, [3], [32 => 8, 64 | 128 => 16]),
@@ -160,13 +163,15 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
             Bits::Six => run!(Uint, [6], [32 => 8, 64 | 128 => 16]),
             Bits::Eight => run!(Uint, [8], [32 => 8, 64 | 128 => 16]),
         },
-        FormatElement::E2m1 if without_biases => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
-        FormatElement::E4m3 if without_biases => run!(Scaled, [E4m3, 8], [32 => 8]),
-        FormatElement::Int8 if without_biases => run!(Scaled, [Int8, 8], [32 => 8]),
-        FormatElement::Nf4 if without_biases => run!(Scaled, [Nf4, 4], [64 => 16]),
-        FormatElement::E2m1 | FormatElement::E4m3 | FormatElement::Int8 | FormatElement::Nf4 => {
-            return Err(call)
-        }
+        FormatElement::E2m1 if !offset => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
+        FormatElement::E4m3 if !offset => run!(Scaled, [E4m3, 8], [32 => 8]),
+        FormatElement::Int8 if !offset => run!(Scaled, [Int8, 8], [32 => 8]),
+        FormatElement::Nf4 if !offset => run!(Scaled, [Nf4, 4], [64 => 16]),
+        FormatElement::Uint(_)
+        | FormatElement::E2m1
+        | FormatElement::E4m3
+        | FormatElement::Int8
+        | FormatElement::Nf4 => return Err(call),
     }
     Ok(())
 }

@@ -106,22 +106,29 @@ impl<'a> PackedMatrix<'a> {
         let (start, kind) = (row * groups, self.format.scale());
         let head = |buffer| <[f32]>::get_mut(buffer, ..groups).unwrap_or_default();
         self.scales.slice(start, groups).to_f32(kind, self.global_scale, head(scales));
-        match self.biases {
-            Some(all) => all.slice(start, groups).to_f32(kind, 1.0, head(biases)),
-            None if self.format.zero_point() == ZeroPoint::Midpoint => {
+        match self.format.zero_point() {
+            ZeroPoint::Bias => {
+                if let Some(all) = self.biases {
+                    all.slice(start, groups).to_f32(kind, 1.0, head(biases));
+                }
+            }
+            ZeroPoint::Midpoint => {
                 let zero = self.format.midpoint();
                 for (bias, scale) in biases.iter_mut().zip(&*scales).take(groups) {
                     *bias = -zero * scale;
                 }
             }
-            None => {}
+            ZeroPoint::None => {}
         }
     }
 
     /// Whether `q * scale + bias` has the same bits fused and in two steps: a code times a 16-bit scale is exact, a code
-    /// times an f32 scale is not.
+    /// times an f32 scale is not, and without a bias there is one step.
     pub(crate) fn scaling_is_exact(&self) -> bool {
-        !matches!(self.scales, GroupValues::F32(_))
+        match self.format.zero_point() {
+            ZeroPoint::Bias | ZeroPoint::Midpoint => !matches!(self.scales, GroupValues::F32(_)),
+            ZeroPoint::None => true,
+        }
     }
 
     /// Dequantizes a row with the scalar reference.

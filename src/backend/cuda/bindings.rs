@@ -1,6 +1,12 @@
 // Generated from cuda/params.h by `cargo run -p bindings`; do not edit.
 
 pub const CQ_MAX_WEIGHTS: u32 = 3;
+pub const CQ_THREADS: u32 = 256;
+pub const CQ_SIMT_SHARED_BYTES: u32 = 18432;
+pub const CQ_QUANTIZE_SHARED_BYTES: u32 = 1024;
+pub const CQ_SCAN_SHARED_BYTES: u32 = 1024;
+pub const CQ_TILE_ROWS: u32 = 128;
+pub const CQ_TILE_COLUMNS: u32 = 64;
 pub const CQ_F16: CqDtype = 0;
 pub const CQ_BF16: CqDtype = 1;
 pub const CQ_F32: CqDtype = 2;

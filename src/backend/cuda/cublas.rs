@@ -23,6 +23,32 @@ pub(super) struct Gemm {
     pub(super) add: bool,
 }
 
+/// While it lives, cuBLAS adds up in f32 what it splits: by default it may do so in the 16 bits of the result. The
+/// handle is candle's, whose own matmuls go on as they were.
+struct ExactSums {
+    handle: sys::cublasHandle_t,
+    before: sys::cublasMath_t,
+}
+
+impl ExactSums {
+    fn new(handle: sys::cublasHandle_t) -> Result<Self> {
+        let mut before = sys::cublasMath_t::CUBLAS_DEFAULT_MATH;
+        // SAFETY: candle's handle lives as long as its device; the mode goes to a variable that outlives the call.
+        unsafe { sys::cublasGetMathMode(handle, &mut before) }.result().w()?;
+        let exact = sys::cublasMath_t::CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION;
+        // SAFETY: as above.
+        unsafe { sys::cublasSetMathMode(handle, exact) }.result().w()?;
+        Ok(Self { handle, before })
+    }
+}
+
+impl Drop for ExactSums {
+    fn drop(&mut self) {
+        // SAFETY: the handle outlives this value, which `multiply` drops before it returns; the mode was its own.
+        let _ = unsafe { sys::cublasSetMathMode(self.handle, self.before) };
+    }
+}
+
 /// Puts the GEMM into the device's stream.
 ///
 /// # Safety
@@ -43,6 +69,7 @@ pub(super) unsafe fn multiply(device: &CudaDevice, gemm: Gemm) -> Result<()> {
     };
     let (alpha, beta) = (1f32, f32::from(u8::from(add)));
     let handle = device.cublas_handle();
+    let _exact_sums = ExactSums::new(*handle.handle())?;
     // SAFETY: cuBLAS thinks in columns: y^T = weight * x^T, each of these read as it lies. The caller
     // answers for the addresses.
     let status = unsafe {

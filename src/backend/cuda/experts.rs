@@ -5,7 +5,9 @@
 
 use super::bindings::{
     CqExperts, CqOperand, CqSortPairs, CqTile, CqWeightedSum, CQ_CLAMPED, CQ_NOT_GATED, CQ_SILU,
+    CQ_SIMT_SHARED_BYTES, CQ_TILE_ROWS,
 };
+use super::card::Card;
 use super::formats::FormatKernels;
 use super::gemv::{ExpertGemv, Outputs};
 use super::kernel::Kernel;
@@ -16,26 +18,19 @@ use super::{plan, workspace};
 use crate::backend::{ChosenExperts, Factor, Gating};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
-use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Layout, Result, Shape, Storage, Tensor};
 use candle_nn::Activation;
 use std::sync::Arc;
 
 /// For each token of `x` `[tokens, hidden]` the weighted sum of its experts' outputs. None if there are too many
-/// experts to group by, or a format has no kernel for experts.
+/// experts to group by.
 pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tensor>> {
     let (tokens, top_k) = chosen.ids.dims2()?;
     let experts = chosen.down.weight.dims().first().copied().unwrap_or(0);
     let grouped = !chosen.alone && tokens * top_k > plan::most_ungrouped_pairs(experts);
     if grouped && experts > plan::MOST_GROUPED_EXPERTS {
         return Ok(None);
-    }
-    for factor in [&chosen.gate, &chosen.up, &chosen.down] {
-        // Any x and any alignment of weights: what the other kernels do not take, this one does.
-        if FormatKernels::of(factor.weight.format())?.simt_experts().is_none() {
-            return Ok(None);
-        }
     }
     if x.elem_count() == 0 || top_k == 0 {
         return x.zeros_like().map(Some);
@@ -51,7 +46,8 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
             let count = of_launch.min(tokens - first);
             let part = |tensor: &Tensor| tensor.narrow(0, first, count);
             let row_bytes = x.elem_count() / tokens * x.dtype().size_in_bytes();
-            let call = Call { device, stream: &stream, chosen, experts, tokens: count, top_k, grouped };
+            let card = Card::of(stream.context())?;
+            let call = Call { device, stream: &stream, card, chosen, experts, tokens: count, top_k, grouped };
             call.sum(&part(x)?, &part(&ids)?, &part(&shares)?, y.get() + (first * row_bytes) as u64)?;
         }
     }
@@ -62,6 +58,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
 struct Call<'a> {
     device: &'a CudaDevice,
     stream: &'a Arc<CudaStream>,
+    card: Card,
     chosen: &'a ChosenExperts<'a>,
     experts: usize,
     tokens: usize,
@@ -215,7 +212,9 @@ impl Call<'_> {
         let Some(kernels) = of.kernels.gemv().filter(|_| of.half && !self.grouped) else { return Ok(false) };
         let alignment = plan::common_alignment(of.operands.iter().map(OperandAddresses::packed));
         let outputs = if gating.is_some() { Outputs::Gated } else { Outputs::Each };
-        let Some(plan) = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment) else {
+        let most_shared = self.card.most_shared_bytes;
+        let plan = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment, most_shared);
+        let Some(plan) = plan else {
             return Ok(false);
         };
         let several_parts = plan.splits > 1 || (gating.is_none() && self.top_k > 1);
@@ -258,18 +257,17 @@ impl Call<'_> {
         let rows = if gating.is_some() { 2 * of.rows } else { of.rows };
         let bf16 = of.x_dtype == DType::BF16;
         // There is no bf16 on tensor cores before compute capability 8.0.
-        let on_tensor_cores =
-            of.half && self.grouped && (!bf16 || self.stream.context().compute_capability().w()?.0 >= 8);
+        let on_tensor_cores = of.half && self.grouped && (!bf16 || self.card.bf16);
         let tiles = match self.grouped {
             false => self.pairs(),
             true => plan::most_tiles(self.pairs(), self.experts),
         };
-        let tile_kernel = of.kernels.tiles(bf16).filter(|_| on_tensor_cores);
-        let (kernel, blocks, shared_bytes) = match (tile_kernel, of.kernels.simt_experts()) {
-            (Some(kernel), _) => (kernel, rows.div_ceil(plan::TILE_ROWS), plan::tile_shared_bytes(of.format)),
-            (None, Some(kernel)) => (kernel, rows.div_ceil(plan::SIMT_ROWS), 0),
-            (None, None) => bail!("no kernel multiplies experts of {}", of.format),
+        let (kernel, rows_of_block, shared_bytes) = match on_tensor_cores {
+            true => (of.kernels.tiles(bf16), CQ_TILE_ROWS as usize, plan::tile_shared_bytes(of.format)),
+            // Any x and any alignment of weights.
+            false => (of.kernels.simt_experts(), plan::SIMT_ROWS, CQ_SIMT_SHARED_BYTES as usize),
         };
+        let blocks = rows.div_ceil(rows_of_block);
         // SAFETY: as above.
         unsafe { launch(self.stream, kernel, Grid { blocks: (blocks, tiles), shared_bytes }, &params) }
     }

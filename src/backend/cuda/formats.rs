@@ -1,9 +1,8 @@
 //! Which kernels there are for a format: the one place that knows. `cuda/formats/<family>.cuh` lists the same, and a
 //! test of [`super::kernel`] compares the two.
 //!
-//! A format needs nothing but the scalar half of its family's header, which gives it all of [`FormatKernels::scalar`].
-//! What else is missing is slower, never wrong: without a GEMV the SIMT kernel multiplies, and without that one the
-//! weight is dequantized for cuBLAS; without a quantization the CPU quantizes.
+//! A format needs nothing but the scalar half of its family's header. Without a GEMV, which is the other half, the SIMT
+//! kernel multiplies: slower, never wrong.
 
 use super::kernel::Kernel;
 use crate::format::{Bits, Scale, ZeroPoint};
@@ -15,11 +14,6 @@ pub(super) struct FormatKernels {
     /// The format in the names of kernels.
     name: &'static str,
     gemv: Option<GemvKernels>,
-    /// The fp32 matmul on CUDA cores, and that of experts.
-    simt: bool,
-    /// The tensor-core GEMM of experts.
-    tiles: bool,
-    quantize: bool,
 }
 
 /// The tensor-core GEMV kernels of a format.
@@ -46,8 +40,9 @@ impl FormatKernels {
                 QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx")),
                 QuantFormat::MXFP8 => Some(Self::all("mxfp8", "gemv_mx")),
                 QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
-                // A format without its scalar half in cuda/formats fails the test that compares the lists.
-                other => QuantFormat::named(other.mode()).map(|_| Self::scalar(other.mode())),
+                QuantFormat::MXINT8 => Some(Self::scalar("mxint8")),
+                QuantFormat::NF4 => Some(Self::scalar("nf4")),
+                _ => None,
             },
         };
         kernels.ok_or_else(|| Error::Unsupported {
@@ -56,36 +51,24 @@ impl FormatKernels {
         })
     }
 
-    /// What a format has that is listed in `CQ_FORMATS_<FAMILY>` only.
+    /// What a format has that is in no list but `CQ_FORMATS_<FAMILY>` and `CQ_QUANTIZE_<FAMILY>`.
     const fn scalar(name: &'static str) -> Self {
-        Self { name, gemv: None, simt: true, tiles: true, quantize: false }
+        Self { name, gemv: None }
     }
 
     /// What a format has that is in all lists of its family.
     const fn all(name: &'static str, file: &'static str) -> Self {
-        let gemv = GemvKernels { file, name, group_size: None };
-        Self { gemv: Some(gemv), quantize: true, ..Self::scalar(name) }
+        Self { name, gemv: Some(GemvKernels { file, name, group_size: None }) }
     }
 
     const fn affine(bits: Bits, group_size: usize) -> Self {
-        let name = integers(bits);
-        let file = match bits {
-            Bits::One => "gemv_affine_1",
-            Bits::Two => "gemv_affine_2",
-            Bits::Three => "gemv_affine_3",
-            Bits::Four => "gemv_affine_4",
-            Bits::Five => "gemv_affine_5",
-            Bits::Six => "gemv_affine_6",
-            Bits::Eight => "gemv_affine_8",
-        };
-        let gemv = GemvKernels { file, name, group_size: Some(group_size) };
-        Self { gemv: Some(gemv), quantize: true, ..Self::scalar(name) }
+        let (name, file) = integers(bits);
+        Self { name, gemv: Some(GemvKernels { file, name, group_size: Some(group_size) }) }
     }
 
-    /// The kernels of the affine format take the middle code for zero where there are no biases; the GEMV needs them,
-    /// and nothing is quantized to such a format.
+    /// The kernels of the affine format take the middle code for zero where there are no biases; the GEMV needs them.
     const fn symmetric(bits: Bits) -> Self {
-        Self::scalar(integers(bits))
+        Self::scalar(integers(bits).0)
     }
 
     pub(super) fn gemv(self) -> Option<GemvKernels> {
@@ -93,46 +76,38 @@ impl FormatKernels {
     }
 
     /// The fp32 matmul.
-    pub(super) fn simt(self) -> Option<Kernel> {
-        self.simt.then_some(Kernel::Simt(self.name))
+    pub(super) fn simt(self) -> Kernel {
+        Kernel::Simt(self.name)
     }
 
     /// The fp32 matmul of pairs with their experts.
-    pub(super) fn simt_experts(self) -> Option<Kernel> {
-        self.simt.then_some(Kernel::SimtExperts(self.name))
+    pub(super) fn simt_experts(self) -> Kernel {
+        Kernel::SimtExperts(self.name)
     }
 
     /// The tensor-core GEMM of tiles of pairs with their experts.
-    pub(super) fn tiles(self, bf16: bool) -> Option<Kernel> {
-        self.tiles.then_some(Kernel::Tiles { format: self.name, bf16 })
+    pub(super) fn tiles(self, bf16: bool) -> Kernel {
+        Kernel::Tiles { format: self.name, bf16 }
     }
 
     pub(super) fn dequantize(self) -> Kernel {
         Kernel::Dequantize(self.name)
     }
 
-    pub(super) fn quantize(self) -> Option<Kernel> {
-        self.quantize.then_some(Kernel::Quantize(self.name))
+    pub(super) fn quantize(self) -> Kernel {
+        Kernel::Quantize(self.name)
     }
 }
 
-/// Integer codes in the names of kernels.
-const fn integers(bits: Bits) -> &'static str {
+/// Integer codes in the names of kernels, and the file of their GEMV.
+const fn integers(bits: Bits) -> (&'static str, &'static str) {
     match bits {
-        Bits::One => "a1",
-        Bits::Two => "a2",
-        Bits::Three => "a3",
-        Bits::Four => "a4",
-        Bits::Five => "a5",
-        Bits::Six => "a6",
-        Bits::Eight => "a8",
+        Bits::One => ("a1", "gemv_affine_1"),
+        Bits::Two => ("a2", "gemv_affine_2"),
+        Bits::Three => ("a3", "gemv_affine_3"),
+        Bits::Four => ("a4", "gemv_affine_4"),
+        Bits::Five => ("a5", "gemv_affine_5"),
+        Bits::Six => ("a6", "gemv_affine_6"),
+        Bits::Eight => ("a8", "gemv_affine_8"),
     }
-}
-
-#[cfg(test)]
-impl FormatKernels {
-    /// The least a format can have.
-    pub(super) const DEQUANTIZE_ALONE: Self =
-        Self { name: "test", gemv: None, simt: false, tiles: false, quantize: false };
-    pub(super) const SCALAR: Self = Self::scalar("test");
 }

@@ -6,12 +6,9 @@
 use super::plan::{tokens_of_launch, MOST_BLOCKS};
 use crate::QuantFormat;
 
-/// Blocks that fill a large card, two for each of 132 multiprocessors. No property of the device at
-/// hand: how k is split decides how sums are rounded.
+/// Blocks that fill a large card, two for each of 132 multiprocessors. Not a number of the device at hand: how k is split
+/// decides how sums are rounded, and cards of one architecture round alike.
 const ENOUGH_BLOCKS: usize = 264;
-
-/// Dynamic shared memory that a block gets without asking.
-const MOST_SHARED_BYTES: usize = 48 << 10;
 
 /// The geometry of one kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,19 +82,19 @@ impl GemvShape {
         16 * self.tiles()
     }
 
-    /// Dynamic shared memory of a block whose share of k has `rounds` rounds.
+    /// Shared memory of a block whose share of k has `rounds` rounds.
     fn shared_bytes(&self, rounds: usize) -> usize {
         let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 4 });
         let of_row = 64 + 2 * k + group_bytes * (k / self.x_group) + 4 * 8 * 16;
         64 + self.rows * of_row
     }
 
-    /// Into how many parts k is split, and the rounds of each but the last.
-    fn split(&self, blocks: usize, k: usize) -> (usize, usize) {
+    /// Into how many parts k is split, and the rounds of each but the last, for blocks of at most so much shared memory.
+    fn split(&self, blocks: usize, k: usize, most_shared_bytes: usize) -> (usize, usize) {
         let rounds = k.div_ceil(self.round);
         let k_warps = 8 / self.tiles();
         let fixed = self.shared_bytes(0);
-        let most_rounds = (MOST_SHARED_BYTES - fixed) / (self.shared_bytes(1) - fixed);
+        let most_rounds = (most_shared_bytes.saturating_sub(fixed) / (self.shared_bytes(1) - fixed)).max(1);
         let to_fill = (ENOUGH_BLOCKS + blocks / 2) / blocks;
         // With fewer rounds than that, more than half of a block's warps would be idle.
         let useful = (2 * rounds / k_warps).clamp(1, rounds);
@@ -141,6 +138,7 @@ impl Gemv {
         m: usize,
         k: usize,
         alignment: usize,
+        most_shared_bytes: usize,
     ) -> Option<Self> {
         let shape = GemvShape::choose(format, m, k, alignment)?;
         let blocks = match outputs {
@@ -149,7 +147,7 @@ impl Gemv {
             }
             Outputs::Gated => rows_of_weights.first()?.div_ceil(shape.rows_per_block() / 2),
         };
-        let (splits, rounds) = shape.split(blocks, k);
+        let (splits, rounds) = shape.split(blocks, k, most_shared_bytes);
         Some(Self {
             shape,
             m: m.min(shape.rows),
@@ -186,13 +184,14 @@ impl ExpertGemv {
         top_k: usize,
         k: usize,
         alignment: usize,
+        most_shared_bytes: usize,
     ) -> Option<Self> {
         let shape = GemvShape::choose(format, 1, k, alignment).filter(|shape| shape.rows == 1)?;
         let blocks = match outputs {
             Outputs::Each => rows.div_ceil(shape.rows_per_block()),
             Outputs::Gated => rows.div_ceil(shape.rows_per_block() / 2),
         };
-        let (splits, rounds) = shape.split(blocks * top_k, k);
+        let (splits, rounds) = shape.split(blocks * top_k, k, most_shared_bytes);
         let k_per_split = rounds * shape.round;
         let fits = splits * tokens_of_launch(false, top_k) * top_k <= MOST_BLOCKS;
         fits.then(|| Self { blocks, splits, k_per_split, shared_bytes: shape.shared_bytes(rounds) })
@@ -209,6 +208,9 @@ mod tests {
     use super::super::plan::MOST_UNGROUPED_PAIRS;
     use super::*;
     use std::process::Command;
+
+    /// The most shared memory of a block on cards of compute capability 7.5, 8.0, 8.6 and 9.0.
+    const CARDS: [usize; 4] = [48 << 10, 81 << 10, 49 << 10, 113 << 10];
 
     fn shapes() -> Vec<GemvShape> {
         let of_format = |format| {
@@ -260,11 +262,13 @@ mod tests {
                 if k % group != 0 {
                     continue;
                 }
-                for blocks in [1, 2, 32, 100, 256, 4000] {
-                    let (splits, rounds) = shape.split(blocks, k);
+                for (blocks, most) in
+                    [1, 2, 32, 100, 256, 4000].into_iter().flat_map(|n| CARDS.map(|most| (n, most)))
+                {
+                    let (splits, rounds) = shape.split(blocks, k, most);
                     let covered = |splits: usize| splits * rounds * shape.round;
                     assert!(covered(splits) >= k && covered(splits - 1) < k, "{shape:?} k={k}");
-                    assert!(shape.shared_bytes(rounds) <= MOST_SHARED_BYTES, "{shape:?} k={k}");
+                    assert!(shape.shared_bytes(rounds) <= most, "{shape:?} k={k} {most}");
                 }
             }
         }
@@ -296,7 +300,7 @@ mod tests {
     #[test]
     fn launches_for_experts_fit_a_grid() {
         let format = QuantFormat::MXFP4;
-        let plan = |k| ExpertGemv::plan(format, 16, Outputs::Each, 8, k, 16);
+        let plan = |k| ExpertGemv::plan(format, 16, Outputs::Each, 8, k, 16, CARDS[0]);
         assert!(plan(4096).is_some_and(|plan| plan.splits * MOST_UNGROUPED_PAIRS <= MOST_BLOCKS));
         // x has to fit shared memory: too many parts of K.
         assert_eq!(plan(1 << 20), None);
@@ -305,17 +309,18 @@ mod tests {
     #[test]
     fn small_outputs_are_split_and_large_ones_are_not() {
         let format = QuantFormat::affine(4, 64).unwrap();
-        let plan =
-            |rows: usize, m, k| Gemv::plan(format, &[rows], Outputs::Each, m, k, 16).expect("a kernel");
+        let plan = |rows: usize, m, k| {
+            Gemv::plan(format, &[rows], Outputs::Each, m, k, 16, CARDS[0]).expect("a kernel")
+        };
         assert_eq!((plan(4096, 1, 4096).blocks, plan(4096, 1, 4096).splits), (256, 1));
         assert!(plan(1024, 1, 8192).splits > 1);
         // x alone would not fit a block's shared memory.
         assert!(plan(4096, 16, 4096).splits >= 4);
         assert_eq!(plan(4096, 5, 4096).shape.rows, 8);
         assert_eq!(plan(4096, 33, 4096).m, 16);
-        let merged = Gemv::plan(format, &[4096, 1024, 1000], Outputs::Each, 1, 4096, 16);
+        let merged = Gemv::plan(format, &[4096, 1024, 1000], Outputs::Each, 1, 4096, 16, CARDS[0]);
         assert_eq!(merged.map(|plan| plan.blocks), Some(256 + 64 + 63));
-        let gated = Gemv::plan(format, &[1000], Outputs::Gated, 2, 4096, 16);
+        let gated = Gemv::plan(format, &[1000], Outputs::Gated, 2, 4096, 16, CARDS[0]);
         assert_eq!(gated.map(|plan| plan.blocks), Some(63));
     }
 }

@@ -3,6 +3,7 @@
 use super::bindings::{
     CqAbsmax, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSimt, CqSortPairs, CqWeightedSum,
 };
+use super::card::EarlyStart;
 use super::kernel::Kernel;
 use super::module;
 use super::plan::THREADS;
@@ -36,7 +37,7 @@ params! {
     CqAbsmax => Kernel::Absmax,
 }
 
-/// Blocks and the dynamic shared memory of each.
+/// Blocks and the shared memory of each, all of it dynamic.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Grid {
     pub(super) blocks: (usize, usize),
@@ -68,6 +69,21 @@ pub(super) unsafe fn launch<P: Params>(
         return Ok(());
     }
     let loaded = module::load(stream.context(), kernel)?;
+    let most = loaded.card.most_shared_bytes;
+    if grid.shared_bytes > most {
+        bail!(
+            "{kernel}: {} bytes of shared memory are more than the {most} of a block here",
+            grid.shared_bytes
+        );
+    }
+    let starts_early = kernel.starts_early()
+        && match loaded.card.early_start {
+            EarlyStart::Never => false,
+            EarlyStart::Always => true,
+            EarlyStart::OutsideGraphs => {
+                stream.capture_status().w()? == sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE
+            }
+        };
     let mut early_start = sys::CUlaunchAttribute {
         id: sys::CUlaunchAttributeID::CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION,
         pad: [0; 4],
@@ -83,7 +99,7 @@ pub(super) unsafe fn launch<P: Params>(
         sharedMemBytes: dimension(grid.shared_bytes, u32::MAX)?,
         hStream: stream.cu_stream(),
         attrs: &mut early_start,
-        numAttrs: u32::from(loaded.early_start && kernel.starts_early()),
+        numAttrs: u32::from(starts_early),
     };
     let mut arguments = [std::ptr::from_ref(params).cast_mut().cast()];
     stream.context().bind_to_thread().w()?;

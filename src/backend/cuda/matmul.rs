@@ -1,6 +1,9 @@
 //! `x * weight^T`: GEMV on tensor cores, SIMT in fp32, or dequantized weights and cuBLAS.
 
-use super::bindings::{CqFillBias, CqGemv, CqSimt, CQ_MAX_WEIGHTS, CQ_STORE, CQ_SWIGLU};
+use super::bindings::{
+    CqFillBias, CqGemv, CqSimt, CQ_MAX_WEIGHTS, CQ_SIMT_SHARED_BYTES, CQ_STORE, CQ_SWIGLU,
+};
+use super::card::Card;
 use super::cublas;
 use super::formats::FormatKernels;
 use super::gemv::{Gemv, Outputs};
@@ -73,13 +76,10 @@ fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize
             gated: false,
             residual: 0,
         };
-        let done = match plan::route(kernels, factor.weight.format().bits(), m, k, operands.half) {
-            Route::Gemv => matmul.gemv()? || matmul.simt()?,
-            Route::Simt => matmul.simt()?,
-            Route::Dense => false,
-        };
-        if !done {
-            matmul.dense()?;
+        match plan::route(kernels, factor.weight.format().bits(), m, k, operands.half) {
+            Route::Gemv if matmul.gemv()? => {}
+            Route::Gemv | Route::Simt => matmul.simt()?,
+            Route::Dense => matmul.dense()?,
         }
     }
     drop(y);
@@ -212,10 +212,12 @@ impl Matmul<'_> {
         let alignment = plan::common_alignment(packed);
         let rows: Vec<usize> = self.operands.iter().map(|operand| operand.matrix.rows as usize).collect();
         let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
+        let most_shared = Card::of(self.stream.context())?.most_shared_bytes;
         let mut first_row = 0;
         while first_row < self.m {
             let left = self.m - first_row;
-            let Some(plan) = Gemv::plan(self.format, &rows, outputs, left, self.k, alignment) else {
+            let plan = Gemv::plan(self.format, &rows, outputs, left, self.k, alignment, most_shared);
+            let Some(plan) = plan else {
                 return Ok(false);
             };
             let kernel = Kernel::Gemv { format: kernels, rows: plan.shape.rows };
@@ -268,10 +270,9 @@ impl Matmul<'_> {
         unsafe { launch(self.stream, kernel, grid, &params) }
     }
 
-    /// One weight at a time. False if the format has no such kernel.
-    fn simt(&self) -> Result<bool> {
+    /// One weight at a time, of any alignment.
+    fn simt(&self) -> Result<()> {
         const ROWS_OF_X: usize = 8;
-        let Some(kernel) = self.kernels.simt() else { return Ok(false) };
         for (operand, y) in self.operands.iter().zip(self.y) {
             let params = CqSimt {
                 operand: operand.into_rows(*y),
@@ -285,12 +286,12 @@ impl Matmul<'_> {
             let rows = operand.matrix.rows as usize;
             let grid = Grid {
                 blocks: (rows.div_ceil(plan::SIMT_ROWS), self.m.div_ceil(ROWS_OF_X)),
-                shared_bytes: 0,
+                shared_bytes: CQ_SIMT_SHARED_BYTES as usize,
             };
             // SAFETY: as for the GEMV.
-            unsafe { launch(self.stream, kernel, grid, &params)? };
+            unsafe { launch(self.stream, self.kernels.simt(), grid, &params)? };
         }
-        Ok(true)
+        Ok(())
     }
 
     /// Dequantizes rows of the weight to the dtype of x, as many as the scratch holds, and multiplies them by

@@ -6,6 +6,7 @@
 //! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
 mod bindings;
+mod card;
 mod cublas;
 mod dequantize;
 mod experts;

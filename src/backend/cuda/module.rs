@@ -1,5 +1,6 @@
 //! The compiled kernels: each fatbin is loaded once on a device, each kernel looked up once.
 
+use super::card::Card;
 use super::kernel::Kernel;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaFunction, CudaModule, DriverError};
 use candle_core::cuda_backend::cudarc::nvrtc::Ptx;
@@ -15,8 +16,7 @@ include!(concat!(env!("OUT_DIR"), "/fatbins.rs"));
 #[derive(Clone)]
 pub(super) struct Loaded {
     pub(super) function: CudaFunction,
-    /// Whether the device can start a kernel before the one ahead of it has finished.
-    pub(super) early_start: bool,
+    pub(super) card: Card,
 }
 
 /// By context: what is in it keeps the context alive, so that its address stays its own.
@@ -48,7 +48,14 @@ pub(super) fn load(context: &Arc<CudaContext>, kernel: Kernel) -> Result<Loaded>
     };
     let function = module.load_function(&kernel.to_string()).w();
     let function = function.map_err(|error| error.context(format!("looking up the kernel {kernel}")))?;
-    let loaded = Loaded { function, early_start: context.compute_capability().w()?.0 >= 9 };
+    let card = Card::of(context)?;
+    let most_shared_bytes = i32::try_from(card.most_shared_bytes).unwrap_or(i32::MAX);
+    let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
+    let allowed = function.set_attribute(attribute, most_shared_bytes).w();
+    allowed.map_err(|error| {
+        error.context(format!("asking for {most_shared_bytes} bytes of shared memory for {kernel}"))
+    })?;
+    let loaded = Loaded { function, card };
     cache.kernels.insert((device, kernel), loaded.clone());
     Ok(loaded)
 }

@@ -1,10 +1,11 @@
 //! Which kernels multiply: pure arithmetic on shapes, so that cards of one kind agree bit for bit.
 
+use super::bindings::{CQ_SCAN_SHARED_BYTES, CQ_THREADS, CQ_TILE_COLUMNS};
 use super::formats::FormatKernels;
 use crate::QuantFormat;
 
 /// Threads of every block of every kernel.
-pub(super) const THREADS: u32 = 256;
+pub(super) const THREADS: u32 = CQ_THREADS;
 
 /// The most rows of x for which the GEMV multiplies the packed weights, up to 16 rows in each launch. With more it is
 /// cheaper to dequantize them once for a dense GEMM.
@@ -35,18 +36,12 @@ pub(super) enum Route {
 /// The route of a format with these kernels. `half` says that x, scales and biases are all of 16 bits (or bytes):
 /// what the tensor cores take.
 pub(super) fn route(kernels: FormatKernels, bits: usize, m: usize, k: usize, half: bool) -> Route {
-    let packed = match (half && kernels.gemv().is_some(), kernels.simt().is_some()) {
-        (true, _) => Route::Gemv,
-        (false, true) => Route::Simt,
-        (false, false) => return Route::Dense,
-    };
-    let in_table = MOST_GEMV_ROWS.iter().find(|(of, _)| *of == bits);
-    let most = match packed {
-        Route::Gemv => in_table.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows),
-        Route::Simt | Route::Dense => MOST_SIMT_ROWS,
+    let (packed, most) = match half && kernels.gemv().is_some() {
+        true => (Route::Gemv, MOST_GEMV_ROWS.iter().find(|(of, _)| *of == bits)),
+        false => (Route::Simt, None),
     };
     // With rows so long that the scratch holds but few, a dense GEMM is slower at any M.
-    match m > most && SCRATCH_BYTES / (k * 4) >= 16 {
+    match m > most.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows) && SCRATCH_BYTES / (k * 4) >= 16 {
         true => Route::Dense,
         false => packed,
     }
@@ -57,9 +52,12 @@ pub(super) fn common_alignment(addresses: impl IntoIterator<Item = usize>) -> us
     1 << addresses.into_iter().fold(0, |all, address| all | address).trailing_zeros().min(8)
 }
 
-/// Rows of dequantized weights that are multiplied at a time.
+/// Rows of dequantized weights that are multiplied at a time: 256 or a multiple, if the scratch has room, else a power
+/// of two. Their outputs then begin at addresses aligned for cuBLAS's wide stores.
 pub(super) fn rows_of_scratch(k: usize, bytes_of_element: usize) -> usize {
-    (SCRATCH_BYTES / (k * bytes_of_element)).max(1)
+    let rows = (SCRATCH_BYTES / (k * bytes_of_element)).max(1);
+    let unit = 1 << rows.ilog2().min(8);
+    rows / unit * unit
 }
 
 /// The most pairs of tokens and experts that are not grouped by expert: with more, some expert was most
@@ -88,15 +86,13 @@ const MOST_GROUPED_PAIRS: usize = 1 << 20;
 /// The most experts by which pairs can be grouped: the counters of a block.
 pub(super) const MOST_GROUPED_EXPERTS: usize = 1023;
 
-/// Dynamic shared memory of the kernel that sorts: for each warp a counter for each expert, and one more.
+/// Shared memory of the kernel that sorts: for each warp a counter for each expert, and one more; then its scan.
 pub(super) fn sort_shared_bytes(experts: usize) -> usize {
-    THREADS as usize / 32 * (experts + 1) * size_of::<u32>()
+    THREADS as usize / 32 * (experts + 1) * size_of::<u32>() + CQ_SCAN_SHARED_BYTES as usize
 }
 
-/// Rows of a weight and rows of x that a block of the tile kernels multiplies: `ROWS` and `COLUMNS` of
-/// `cuda/tiles.cu`.
-pub(super) const TILE_ROWS: usize = 128;
-pub(super) const TILE_COLUMNS: usize = 64;
+/// Rows of x that a block of the tile kernels multiplies.
+pub(super) const TILE_COLUMNS: usize = CQ_TILE_COLUMNS as usize;
 
 /// Rows of a weight, of gate and up those of both, for each block of the SIMT kernels.
 pub(super) const SIMT_ROWS: usize = 32;
@@ -106,10 +102,21 @@ pub(super) fn most_tiles(pairs: usize, experts: usize) -> usize {
     pairs / TILE_COLUMNS + (experts + 1).min(pairs)
 }
 
-/// Dynamic shared memory of the tile kernels: two steps of x.
+/// Shared memory of the tile kernels: two steps of x, and which rows these are.
 pub(super) fn tile_shared_bytes(format: QuantFormat) -> usize {
     let step = 4 * format.group_size().min(32);
-    2 * TILE_COLUMNS * step * 2
+    2 * TILE_COLUMNS * step * 2 + TILE_COLUMNS * size_of::<u32>()
+}
+
+/// Shared memory of a block on any card, without asking for more.
+const ALWAYS_SHARED_BYTES: usize = 48 << 10;
+
+/// The most shared memory that launches plan with for a block: half of a multiprocessor's, so that the kernel that
+/// comes next has room beside this one. A card gives a block `of_block` bytes at most, a multiprocessor has
+/// `of_multiprocessor`, of which the system keeps `reserved` for each block.
+pub(super) fn most_shared_bytes(of_block: usize, of_multiprocessor: usize, reserved: usize) -> usize {
+    let half = (of_multiprocessor / 2).saturating_sub(reserved);
+    half.max(ALWAYS_SHARED_BYTES).min(of_block.max(ALWAYS_SHARED_BYTES))
 }
 
 #[cfg(test)]
@@ -132,17 +139,40 @@ mod tests {
     }
 
     #[test]
-    fn a_format_without_a_kernel_takes_the_next_slower_one() {
-        for m in [1, 2, 8, 40, 64] {
-            for half in [true, false] {
-                assert_eq!(route(FormatKernels::SCALAR, 4, m, 4096, half), Route::Simt);
-                assert_eq!(route(FormatKernels::DEQUANTIZE_ALONE, 4, m, 4096, half), Route::Dense);
+    fn parts_of_dense_weights_are_aligned() {
+        for k in [2880, 4096, 7168, 14336, 28672] {
+            for bytes in [2, 4] {
+                let rows = rows_of_scratch(k, bytes);
+                assert!(rows % 256 == 0 || rows.is_power_of_two() && rows >= 128, "{k}: {rows}");
+                assert!(
+                    rows * k * bytes <= SCRATCH_BYTES && rows * k * bytes * 2 > SCRATCH_BYTES,
+                    "{k}: {rows}"
+                );
             }
         }
-        assert_eq!(route(FormatKernels::SCALAR, 4, 65, 4096, true), Route::Dense);
-        // However long a row is, one is dequantized at a time.
-        assert_eq!(route(FormatKernels::DEQUANTIZE_ALONE, 4, 1, 1 << 26, true), Route::Dense);
-        assert_eq!(rows_of_scratch(1 << 26, 4), 1);
+        assert_eq!((rows_of_scratch(14336, 2), rows_of_scratch(5120, 2)), (1024, 3072));
+    }
+
+    #[test]
+    fn a_format_without_a_gemv_takes_the_simt_kernel() {
+        let nf4 = FormatKernels::of(QuantFormat::NF4).unwrap();
+        for m in [1, 2, 8, 40, 64] {
+            assert_eq!([true, false].map(|half| route(nf4, 4, m, 4096, half)), [Route::Simt; 2]);
+        }
+        assert_eq!(route(nf4, 4, 65, 4096, true), Route::Dense);
+    }
+
+    /// Compute capability 7.5, 8.0, 8.6 (8.9 and 12.0 alike) and 9.0 (10.0 alike), by the table "technical specifications per compute
+    /// capability" of the CUDA programming guide.
+    #[test]
+    fn two_blocks_share_a_multiprocessor_where_it_has_room() {
+        const KB: usize = 1 << 10;
+        assert_eq!(most_shared_bytes(64 * KB, 64 * KB, 0), 48 * KB);
+        assert_eq!(most_shared_bytes(163 * KB, 164 * KB, KB), 81 * KB);
+        assert_eq!(most_shared_bytes(99 * KB, 100 * KB, KB), 49 * KB);
+        assert_eq!(most_shared_bytes(227 * KB, 228 * KB, KB), 113 * KB);
+        // A driver that knows no more than the default.
+        assert_eq!(most_shared_bytes(0, 0, 0), 48 * KB);
     }
 
     #[test]

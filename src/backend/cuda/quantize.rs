@@ -1,12 +1,13 @@
 //! Dense weights to packed ones, with the bits that the CPU makes.
 
+use super::bindings::CQ_QUANTIZE_SHARED_BYTES;
 use super::bindings::{CqAbsmax, CqQuantize};
 use super::formats::FormatKernels;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked};
 use super::plan::THREADS;
-use crate::backend::{quantize::quantize as quantize_on_cpu, Parts};
+use crate::backend::Parts;
 use crate::format::{Scale, ZeroPoint};
 use crate::QuantFormat;
 use candle_core::backend::BackendStorage;
@@ -45,9 +46,8 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
 /// `absmax` is NVFP4's global scale in MLX's convention.
 pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
     let Device::Cuda(device) = weight.device() else { bail!("a tensor on a CUDA device is needed here") };
-    let Some(kernel) = FormatKernels::of(format)?.quantize() else {
-        return through_cpu(weight, format, absmax);
-    };
+    format.ensure_quantizable()?;
+    let kernel = FormatKernels::of(format)?.quantize();
     let stream = device.cuda_stream();
     let (elements, dtype) = (weight.elem_count(), weight.dtype());
     let groups = elements / format.group_size();
@@ -78,8 +78,9 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
             dtype: float_dtype(dtype)?,
         };
         let blocks = elements.div_ceil(8 * format.group_size().max(32));
+        let shared_bytes = CQ_QUANTIZE_SHARED_BYTES as usize;
         // SAFETY: the tensors are borrowed until after the launch, and as large as `groups` says.
-        unsafe { launch(&stream, kernel, Grid { blocks: (blocks, 1), shared_bytes: 0 }, &params)? };
+        unsafe { launch(&stream, kernel, Grid { blocks: (blocks, 1), shared_bytes }, &params)? };
     }
     let tensor = |storage: CudaStorage, len: usize| {
         Tensor::from_storage(Storage::Cuda(storage), len, BackpropOp::none(), false)
@@ -88,16 +89,5 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
         packed: tensor(packed, elements * format.bits() / 32),
         scales: tensor(scales, groups),
         biases: biases.map(|biases| tensor(biases, groups)),
-    })
-}
-
-/// The same, for formats without a kernel.
-fn through_cpu(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
-    let device = weight.device();
-    let parts = quantize_on_cpu(&weight.to_device(&Device::Cpu)?, format, absmax)?;
-    Ok(Parts {
-        packed: parts.packed.to_device(device)?,
-        scales: parts.scales.to_device(device)?,
-        biases: parts.biases.map(|biases| biases.to_device(device)).transpose()?,
     })
 }

@@ -19,7 +19,7 @@ fn main() {
     write_stubs(&here.join("symbols"), &out.join("stubs.rs"));
 }
 
-/// Kernels lie between the two files that mark where their static shared memory begins and ends.
+/// Kernels lie between the two files that mark where their static shared memory would begin and end.
 fn compile(here: &Path, kernels: &Path, out: &Path, sanitize: &str) {
     let emulator = here.join("emulator");
     let (begin, end) = (emulator.join("shared_begin.cpp"), emulator.join("shared_end.cpp"));
@@ -50,8 +50,8 @@ fn compile(here: &Path, kernels: &Path, out: &Path, sanitize: &str) {
     }
     build.file(&begin);
     build.files(sources(kernels, "cu")).files(sources(&here.join("tests/kernels"), "cu"));
-    build.files(sources(&emulator, "cpp").into_iter().filter(|file| *file != begin && *file != end));
     build.file(&end);
+    build.files(sources(&emulator, "cpp").into_iter().filter(|file| *file != begin && *file != end));
     build.compile("emulated_kernels");
     for folder in [&emulator, kernels, &here.join("tests/kernels")] {
         println!("cargo:rerun-if-changed={}", folder.display());

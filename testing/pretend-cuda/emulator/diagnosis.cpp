@@ -18,6 +18,7 @@ const char *name(Operation operation) {
     case Operation::All: return "__all_sync";
     case Operation::Mma: return "mma";
     case Operation::Ldmatrix: return "ldmatrix";
+    case Operation::Movmatrix: return "movmatrix";
     }
     return "?";
 }

@@ -20,8 +20,7 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-// All blocks of a launch share it, one after another; it is poisoned before each. Large tiles belong
-// in dynamic shared memory, which has guards and costs nothing in other kernels.
+// Compiles, but no module is loaded with it: all shared memory has to be dynamic.
 #define __shared__ static thread_local
 
 #include "async_copy.h"

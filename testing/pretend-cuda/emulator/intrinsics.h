@@ -73,6 +73,9 @@ inline int __clz(int a) { return a ? __builtin_clz(static_cast<unsigned>(a)) : 3
 inline int __clzll(long long a) { return a ? __builtin_clzll(static_cast<unsigned long long>(a)) : 64; }
 inline int __ffs(int a) { return __builtin_ffs(a); }
 inline uint32_t __umulhi(uint32_t a, uint32_t b) { return static_cast<uint32_t>(uint64_t(a) * b >> 32); }
+inline uint64_t __umul64hi(uint64_t a, uint64_t b) {
+    return static_cast<uint64_t>(static_cast<unsigned __int128>(a) * b >> 64);
+}
 inline uint32_t __brev(uint32_t a) {
     uint32_t reversed = 0;
     for (int i = 0; i < 32; ++i) reversed |= (a >> i & 1) << (31 - i);

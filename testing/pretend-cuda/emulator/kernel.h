@@ -24,6 +24,25 @@ struct Kernel {
     Kernel(const char *name, void (*run)(const void *), const size_t *sizes);
 };
 
+// What is launched.
+struct Grid {
+    const Kernel *kernel;
+    unsigned blocks[3], threads[3];
+    size_t shared_bytes;
+    const void *params;
+    Schedule schedule;
+    unsigned long long seed;
+    // Launched with programmatic stream serialization: every thread has to wait for the kernels before this one.
+    int starts_early;
+};
+
+struct Memory {
+    unsigned char *start;
+    size_t size;
+};
+
+struct Early;
+
 }  // namespace emulator
 
 // Defines and registers a kernel; a function body follows, in which `p` is the parameter struct.
@@ -36,13 +55,20 @@ struct Kernel {
 extern "C" {
 
 const emulator::Kernel *emulator_find_kernel(const char *name);
+// Of all kernels together.
+size_t emulator_static_shared_bytes();
 void emulator_kernel_shape(const emulator::Kernel *kernel, size_t *params_size, unsigned *threads);
 // Sizes of several parameters, up to 0; null if the kernel takes one struct.
 const size_t *emulator_kernel_param_sizes(const emulator::Kernel *kernel);
 
-// Runs a grid. Returns 0, or 1 with a description of the fault in `message`, cut to `capacity` bytes.
-int emulator_launch(const emulator::Kernel *kernel, const unsigned grid[3], const unsigned block[3],
-                    size_t shared_bytes, const void *params, int schedule, unsigned long long seed,
-                    char *message, size_t capacity);
+// Runs the first, the last, and a few other blocks of a grid up to where they wait for earlier kernels; the grid and its
+// parameters have to stay where they are. Null, with a description of the fault in `message`, cut to `capacity` bytes, if
+// something goes wrong or anything in `watched`, the memory that the kernel can reach, was written.
+emulator::Early *emulator_start_early(const emulator::Grid *grid, const emulator::Memory *watched, size_t count,
+                                      char *message, size_t capacity);
+void emulator_drop_early(emulator::Early *early);
+
+// Runs a grid, or the rest of it if some blocks started early. Returns 0, or 1 with a description of the fault.
+int emulator_launch(const emulator::Grid *grid, emulator::Early *early, char *message, size_t capacity);
 
 }

@@ -19,7 +19,7 @@ static const size_t ALIGNMENT = 128;
 // On both sides of dynamic shared memory. AddressSanitizer has its own.
 static const size_t GUARD = sanitizer::ADDRESS ? 0 : 2 * ALIGNMENT;
 
-static void fill(unsigned char *memory, size_t bytes) {
+void fill_with_poison(unsigned char *memory, size_t bytes) {
     for (size_t i = 0; i + 1 < bytes; i += 2) memcpy(memory + i, &POISON, 2);
     if (bytes % 2) memory[bytes - 1] = POISON & 0xff;
 }
@@ -27,7 +27,7 @@ static void fill(unsigned char *memory, size_t bytes) {
 // A guard as it was filled.
 struct Guard {
     unsigned char bytes[GUARD + 1];
-    Guard() { fill(bytes, GUARD); }
+    Guard() { fill_with_poison(bytes, GUARD); }
 };
 static const Guard intact;
 
@@ -39,9 +39,10 @@ static size_t first_change(const unsigned char *guard) {
     return i;
 }
 
-static void *map_stack() {
+// The stacks of a warp, each below the next, below them a guard: a process can have so many mappings only.
+static char *map_stacks() {
     const size_t guard = sysconf(_SC_PAGESIZE);
-    void *memory = mmap(nullptr, guard + STACK_SIZE, PROT_READ | PROT_WRITE,
+    void *memory = mmap(nullptr, guard + WARP * STACK_SIZE, PROT_READ | PROT_WRITE,
                         MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
     if (memory == MAP_FAILED || mprotect(memory, guard, PROT_NONE)) {
         perror("emulator: no memory for the stacks of CUDA threads");
@@ -50,10 +51,24 @@ static void *map_stack() {
     return static_cast<char *>(memory) + guard;
 }
 
+void Machine::check_stacks() const {
+    for (const Thread &thread : threads) {
+        // Memory that was never written is zero.
+        for (size_t i = 0; i < 8; ++i) {
+            if (thread.stack[i] == 0) continue;
+            fputs("emulator: the stack of a CUDA thread is full\n", stderr);
+            abort();
+        }
+    }
+}
+
 void Machine::prepare(unsigned size, size_t shared_bytes) {
     while (threads.size() < size) {
-        threads.emplace_back();
-        threads.back().stack = static_cast<char *>(map_stack());
+        char *stacks = map_stacks();
+        for (unsigned i = 0; i < WARP; ++i) {
+            threads.emplace_back();
+            threads.back().stack = stacks + i * STACK_SIZE;
+        }
     }
     block.threads = threads.data();
     block.size = size;
@@ -64,20 +79,11 @@ void Machine::prepare(unsigned size, size_t shared_bytes) {
     shared = {memory, free};
     block.shared = static_cast<unsigned char *>(memory) + GUARD;
     block.shared_bytes = shared_bytes;
-    fill(block.shared - GUARD, GUARD);
-    fill(block.shared + shared_bytes, GUARD);
+    fill_with_poison(block.shared - GUARD, GUARD);
+    fill_with_poison(block.shared + shared_bytes, GUARD);
 }
 
-void Machine::poison_shared() {
-    const auto begin = reinterpret_cast<uintptr_t>(emulator_shared_begin);
-    const auto end = reinterpret_cast<uintptr_t>(emulator_shared_end);
-    if (end < begin) {
-        fputs("emulator: link shared_begin.cpp before the kernels and shared_end.cpp after them\n", stderr);
-        abort();
-    }
-    fill(emulator_shared_begin, end - begin);
-    fill(block.shared, block.shared_bytes);
-}
+void Machine::poison_shared() { fill_with_poison(block.shared, block.shared_bytes); }
 
 std::string shared_overrun(const Block &block) {
     const size_t before = first_change(block.shared - GUARD);
@@ -106,8 +112,19 @@ std::unique_ptr<Machine> take_machine() {
 }
 
 void hand_back(std::unique_ptr<Machine> machine) {
+    machine->check_stacks();
     const std::lock_guard<std::mutex> lock(machines_lock);
     idle_machines().push_back(std::move(machine));
 }
 
 }  // namespace emulator
+
+size_t emulator_static_shared_bytes() {
+    const auto begin = reinterpret_cast<uintptr_t>(emulator_shared_begin) + 128;
+    const auto end = reinterpret_cast<uintptr_t>(emulator_shared_end);
+    if (end < begin) {
+        fputs("emulator: link shared_begin.cpp before the kernels and shared_end.cpp after them\n", stderr);
+        abort();
+    }
+    return end - begin;
+}

@@ -11,6 +11,9 @@ namespace emulator {
 
 constexpr size_t STACK_SIZE = 256 * 1024;
 
+// Makes a number of it that is NaN in every format.
+void fill_with_poison(unsigned char *memory, size_t bytes);
+
 // What a launch needs and the next one can use again: a block, its threads and their stacks.
 class Machine {
 public:
@@ -18,8 +21,10 @@ public:
 
     // Threads and dynamic shared memory for a launch.
     void prepare(unsigned threads, size_t shared_bytes);
-    // Fills static and dynamic shared memory with numbers that are NaN in every format.
+    // Fills shared memory with numbers that are NaN in every format.
     void poison_shared();
+    // Aborts if a thread had more on its stack than fits.
+    void check_stacks() const;
 
 private:
     std::vector<Thread> threads;

@@ -1,6 +1,8 @@
 #include "mma.h"
 
 #include <cstring>
+
+#include "diagnosis.h"
 #ifdef __F16C__
 #include <immintrin.h>
 #endif
@@ -11,8 +13,7 @@ static const uint32_t FULL = 0xffffffffu;
 
 static void need_whole_warp(Operation operation, Place place) {
     if (current->warp->lanes != FULL)
-        fail(operation == Operation::Mma ? "mma in a warp of less than 32 lanes"
-                                         : "ldmatrix in a warp of less than 32 lanes", place);
+        fail(std::string(name(operation)) + " in a warp of less than 32 lanes", place);
 }
 
 struct Half {
@@ -127,6 +128,22 @@ void ldmatrix(uint32_t *d, unsigned count, const void *row, bool transpose, Plac
     if (count != 1 && count != 2 && count != 4) fail("ldmatrix loads 1, 2, or 4 matrices", place);
     LdmatrixOperand operand{d, count, row, transpose};
     meet(Operation::Ldmatrix, FULL, &operand, place, load_matrices);
+}
+
+static void transpose(Warp &warp, uint32_t, Place) {
+    auto operand_of = [&](unsigned lane) { return static_cast<uint32_t *>(warp.lane(lane).operand); };
+    uint16_t matrix[8][8];
+    for (unsigned lane = 0; lane < WARP; ++lane) memcpy(&matrix[lane / 4][2 * (lane % 4)], operand_of(lane), 4);
+    for (unsigned lane = 0; lane < WARP; ++lane) {
+        const unsigned g = lane / 4, t = lane % 4;
+        *operand_of(lane) = matrix[2 * t][g] | uint32_t(matrix[2 * t + 1][g]) << 16;
+    }
+}
+
+uint32_t movmatrix(uint32_t row, Place place) {
+    need_whole_warp(Operation::Movmatrix, place);
+    meet(Operation::Movmatrix, FULL, &row, place, transpose);
+    return row;
 }
 
 }  // namespace emulator

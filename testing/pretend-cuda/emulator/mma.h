@@ -17,4 +17,7 @@ void mma_m16n8k16_bf16(float *d, const uint32_t *a, uint32_t b0, uint32_t b1, Pl
 // is 16-byte aligned; lane 4g + t gets elements [g][2t, 2t+1], or with `transpose` [2t, 2t+1][g], of each.
 void ldmatrix(uint32_t *d, unsigned count, const void *row, bool transpose, Place place = Place::here());
 
+// movmatrix.m8n8.trans.b16: lane 4g + t gives elements 2t and 2t + 1 of row g, and gets those of column g.
+uint32_t movmatrix(uint32_t row, Place place = Place::here());
+
 }  // namespace emulator

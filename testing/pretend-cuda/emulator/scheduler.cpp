@@ -1,6 +1,8 @@
 #include "scheduler.h"
 
+#include "async_copy.h"
 #include "diagnosis.h"
+#include "early.h"
 #include "memory.h"
 #include "sanitizer.h"
 
@@ -49,16 +51,43 @@ static Thread *take_next(Block &block) {
     return &warp.lane(l);
 }
 
+const char *const WRITES_EARLY = "writes to memory of the device before it waits for the kernels before it";
+
+// The running thread stops, and lets `next` (or the launcher) run.
+static void stop(const Thread *next) {
+    const Thread &self = *current;
+    if (self.block->watch && self.block->watch->changed()) fail(WRITES_EARLY, {"before the wait", 0});
+    if (self.block->any_arrived) hide_arrived(next);
+}
+
+// The running thread goes on, or begins.
+static void start() {
+    if (current->block->any_arrived) show_arrived();
+}
+
+// Back to the launcher, until the block is resumed.
+static void suspend(Block &block) {
+    Thread &self = *current;
+    stop(nullptr);
+    sanitizer::leaving(&self.fake_stack, block.launcher_stack, block.launcher_stack_size);
+    switch_context(&self.stack_pointer, block.launcher);
+    sanitizer::entered(self.fake_stack);
+    start();
+}
+
 // Lets other threads run until this one is awake and its turn comes.
 static void park() {
     Thread &self = *current;
     Thread *next = take_next(*self.block);
     if (next == &self) return;
+    if (!next && self.block->at_wait) return suspend(*self.block);
     if (!next) fail_deadlocked(*self.block);
+    stop(next);
     current = next;
     sanitizer::leaving(&self.fake_stack, next->stack, STACK_SIZE);
     switch_context(&self.stack_pointer, next->stack_pointer);
     sanitizer::entered(self.fake_stack);
+    start();
 }
 
 // Goes back to the launcher for good.
@@ -132,6 +161,7 @@ void meet(Operation operation, uint32_t mask, void *operand, Place place,
     Warp &warp = *self.warp;
     const Place kernel{"end of the kernel", 0};
     check_shared(block, kernel);
+    if (block.starts_early && !has_waited(self)) fail("leaves the kernel before it has waited for the kernels before it", kernel);
     if (block.at_barrier)
         fail("leaves the kernel while others wait for it at __syncthreads, " + describe(block.barrier), kernel);
     for (unsigned i = 0; i < warp.open; ++i)
@@ -142,6 +172,7 @@ void meet(Operation operation, uint32_t mask, void *operand, Place place,
     if (++block.left == block.size) abandon_block(block);
     Thread *next = take_next(block);
     if (!next) fail_deadlocked(block);
+    stop(next);
     current = next;
     StackPointer never;
     sanitizer::leaving(nullptr, next->stack, STACK_SIZE);
@@ -152,12 +183,30 @@ void meet(Operation operation, uint32_t mask, void *operand, Place place,
 static void thread_main() {
     Block &block = *current->block;
     sanitizer::entered(nullptr, block.launcher_stack, block.launcher_stack_size);
+    start();
     block.kernel->run(block.params);
     leave();
 }
 
+// Lets the threads of `block` run until they have ended, failed, or wait for earlier kernels.
+static bool run_threads(Block &block) {
+    current = take_next(block);
+    void *fake_stack = nullptr;
+    sanitizer::leaving(&fake_stack, current->stack, STACK_SIZE);
+    switch_context(&block.launcher, current->stack_pointer);
+    sanitizer::entered(fake_stack);
+    current = nullptr;
+    if (!block.at_wait) forget_block(block);
+    return block.fault.empty();
+}
+
+void forget_block(Block &block) {
+    for (unsigned i = 0; i < block.size; ++i) sanitizer::forget_stack(block.threads[i].stack, STACK_SIZE);
+}
+
 bool run_block(Block &block) {
-    block.left = block.at_barrier = 0;
+    block.left = block.at_barrier = block.at_wait = 0;
+    block.waited = block.all_waited = block.any_arrived = false;
     block.ready_warps = 0;
     block.launcher_stack = nullptr;
     block.fault.clear();
@@ -170,25 +219,44 @@ bool run_block(Block &block) {
         thread.index = {i % block.dim.x, i / block.dim.x % block.dim.y, i / (block.dim.x * block.dim.y)};
         thread.copies.clear();
         thread.copy_groups = 0;
+        thread.arrived.clear();
+        thread.waited = false;
         // Stacks that all began at the same offset in a page would compete for the same lines of cache.
         thread.stack_pointer = make_context(thread.stack + STACK_SIZE - i * 832 % 4096, thread_main);
         if (thread.lane == 0) {
             warp.first = &thread;
             const unsigned lanes = block.size - i < WARP ? block.size - i : WARP;
             warp.lanes = lanes == WARP ? ~0u : (1u << lanes) - 1;
-            warp.ready = warp.left = warp.at_barrier = 0;
+            warp.ready = warp.left = warp.at_barrier = warp.at_wait = 0;
             warp.open = 0;
+            warp.arrived.clear();
+            warp.hidden = false;
             wake(block, warp, warp.lanes);
         }
     }
-    current = take_next(block);
-    void *fake_stack = nullptr;
-    sanitizer::leaving(&fake_stack, current->stack, STACK_SIZE);
-    switch_context(&block.launcher, current->stack_pointer);
-    sanitizer::entered(fake_stack);
-    current = nullptr;
-    for (unsigned i = 0; i < block.size; ++i) sanitizer::forget_stack(block.threads[i].stack, STACK_SIZE);
-    return block.fault.empty();
+    return run_threads(block);
+}
+
+bool resume_block(Block &block) {
+    block.before_wait = false;
+    block.at_wait = 0;
+    for (unsigned w = 0; w * WARP < block.size; ++w) {
+        Warp &warp = block.warps[w];
+        if (warp.at_wait) wake(block, warp, warp.at_wait);
+        warp.at_wait = 0;
+    }
+    return run_threads(block);
+}
+
+void wait_for_earlier_kernels(Place) {
+    Thread &self = *current;
+    Block &block = *self.block;
+    if (block.before_wait) {
+        self.warp->at_wait |= bit(self);
+        ++block.at_wait;
+        park();
+    }
+    self.waited = block.waited = true;
 }
 
 }  // namespace emulator
@@ -209,6 +277,8 @@ void __syncthreads(Place place) {
     self.warp->at_barrier |= bit(self);
     if (++block.at_barrier == block.size) {
         block.at_barrier = 0;
+        block.all_waited = block.waited;
+        if (block.any_arrived) publish_arrived(block);
         for (unsigned w = 0; w * WARP < block.size; ++w) {
             wake(block, block.warps[w], block.warps[w].lanes);
             block.warps[w].at_barrier = 0;
@@ -218,5 +288,11 @@ void __syncthreads(Place place) {
 }
 
 void __syncwarp(uint32_t mask, Place place) {
-    meet(Operation::Syncwarp, mask, nullptr, place, [](Warp &, uint32_t, Place) {});
+    meet(Operation::Syncwarp, mask, nullptr, place, [](Warp &warp, uint32_t lanes, Place) {
+        bool waited = false;
+        for (uint32_t left = lanes; left; left &= left - 1) waited |= warp.lane(lowest(left)).waited;
+        if (waited)
+            for (uint32_t left = lanes; left; left &= left - 1) warp.lane(lowest(left)).waited = true;
+        if (current->block->any_arrived) publish_arrived(warp, lanes);
+    });
 }

@@ -14,7 +14,7 @@ constexpr unsigned WARP = 32;
 constexpr unsigned MAX_THREADS = 1024;
 
 enum class Operation : uint8_t {
-    Syncthreads, Syncwarp, Shfl, ShflXor, ShflUp, ShflDown, Ballot, Any, All, Mma, Ldmatrix,
+    Syncthreads, Syncwarp, Shfl, ShflXor, ShflUp, ShflDown, Ballot, Any, All, Mma, Ldmatrix, Movmatrix,
 };
 
 // Where in the source an operation stands.
@@ -37,6 +37,14 @@ struct AsyncCopy {
     unsigned group;
 };
 
+// Bytes that a copy brought to shared memory, and that not all threads of the block may read yet. While those run that
+// may not, poison takes their place.
+struct Arrived {
+    unsigned char *to;
+    unsigned size;
+    unsigned char bytes[16];  // while they are hidden
+};
+
 struct Thread {
     StackPointer stack_pointer;
     Block *block;
@@ -46,6 +54,8 @@ struct Thread {
     void *operand;  // of the warp operation it takes part in; lies on its stack
     std::vector<AsyncCopy> copies;
     unsigned copy_groups;  // committed so far
+    std::vector<Arrived> arrived;  // that no other thread may read
+    bool waited;                   // for earlier kernels
     char *stack;       // lowest address
     void *fake_stack;  // AddressSanitizer's
 };
@@ -63,11 +73,16 @@ struct Warp {
     uint32_t ready;  // could run, but do not
     uint32_t left;   // have ended
     uint32_t at_barrier;
+    uint32_t at_wait;  // for earlier kernels
     Meeting meetings[WARP];
     unsigned open;  // meetings
+    std::vector<Arrived> arrived;  // that no other warp may read
+    bool hidden;                   // what arrived
 
     Thread &lane(unsigned i) const { return first[i]; }
 };
+
+struct Watch;
 
 // The block that runs, and the launch it belongs to.
 struct Block {
@@ -85,6 +100,15 @@ struct Block {
     unsigned left;         // threads that have ended
     unsigned at_barrier;
     Place barrier;
+    bool any_arrived;  // copies that not all threads may read
+
+    bool starts_early;   // the launch
+    bool started_early;  // this block
+    bool before_wait;    // it runs up to its wait
+    bool waited;         // some thread has
+    bool all_waited;     // or passed a barrier after one that had
+    unsigned at_wait;    // threads
+    const Watch *watch;  // memory that must not be written, looked at whenever a thread stops
 
     unsigned char *shared;
     size_t shared_bytes;
@@ -108,11 +132,33 @@ extern __thread Thread *current __attribute__((tls_model("initial-exec")));
 void meet(Operation operation, uint32_t mask, void *operand, Place place,
           void (*complete)(Warp &, uint32_t, Place));
 
+// Whether this block started before the kernels before this one were complete.
+inline bool started_early() { return current->block->started_early; }
+
+// griddepcontrol.wait: the kernels before this one are complete, and what they wrote is visible. When a block starts
+// early, its threads stay here until that is so.
+void wait_for_earlier_kernels(Place place = Place::here());
+
+// griddepcontrol.launch_dependents. Comes after the own wait: what the next kernel may read before its wait was written
+// two launches ago.
+void let_next_kernel_start(Place place = Place::here());
+
 // Base of the dynamic shared memory of the block, aligned to 128 bytes.
 inline unsigned char *dynamic_shared() { return current->block->shared; }
 
-// Runs all threads of `block`; false if one of them failed.
+// Whether the kernels before this one are complete, as far as the thread can know.
+inline bool has_waited(const Thread &thread) { return thread.waited || thread.block->all_waited; }
+
+// What a thread does that writes before it has waited.
+extern const char *const WRITES_EARLY;
+
+// Runs all threads of `block`, up to where they wait for earlier kernels if it is `before_wait`; false if one of them
+// failed.
 bool run_block(Block &block);
+// Runs the rest of a block that waits for earlier kernels.
+bool resume_block(Block &block);
+// A block that waits for earlier kernels will not be resumed.
+void forget_block(Block &block);
 
 }  // namespace emulator
 

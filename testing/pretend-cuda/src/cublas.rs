@@ -1,16 +1,18 @@
 //! The matrix products of cuBLAS that candle asks for.
 
 use std::ffi::{c_int, c_longlong, c_uint};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 
 use half::f16;
 
 use crate::argument::{In, Out};
 use crate::device;
+use crate::edge;
 use crate::handles::{lock, Handle, Handles};
+use crate::memory;
 use crate::product::{Element, Matrices, Product};
 use crate::status::{self, fail, Result, INVALID_VALUE, NOT_SUPPORTED};
-use crate::stream;
+use crate::stream::{self, Work};
 
 struct Blas {
     device: usize,
@@ -61,7 +63,7 @@ impl Arguments {
         }
     }
 
-    fn product(&self) -> Result<Product> {
+    fn product(&self, math_mode: c_uint) -> Result<Product> {
         let [m, n, k] = self.sizes;
         let transposed = self.operations.map(|operation| operation != 0);
         if self.operations.iter().any(|operation| !(0..=2).contains(operation)) {
@@ -87,17 +89,26 @@ impl Arguments {
             alpha: self.scalar(alpha)?,
             beta: self.scalar(beta)?,
             batch,
+            reduced: math_mode & NO_REDUCED_PRECISION == 0,
         })
     }
 
     fn submit(self, handle: Handle) -> Result<()> {
         let blas = HANDLES.get(handle)?;
-        let product = self.product()?;
+        let product = self.product(*lock(&blas.math_mode))?;
         let stream = stream::find(*lock(&blas.stream))?;
         if stream.device != blas.device {
             return fail(INVALID_VALUE, "a handle of another device than its stream");
         }
-        stream.submit(Arc::new(move || product.run()))
+        let y = self.addresses[2];
+        stream.submit(Work::of_kernels(move |edge| {
+            let written: Vec<_> = memory::allocation_at(y, "matrix C")?.into_iter().collect();
+            let before = edge::copies(&written);
+            edge.cut();
+            product.run()?;
+            edge.ran(&written, before);
+            Ok(())
+        }))
     }
 }
 
@@ -112,6 +123,8 @@ macro_rules! blas {
     )*};
 }
 
+/// `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`
+const NO_REDUCED_PRECISION: c_uint = 16;
 const COMPUTE_32F: c_int = 68;
 const COMPUTE_64F: c_int = 70;
 
@@ -155,7 +168,7 @@ blas! {
         mode.set(0)
     }
 
-    /// Modes mean nothing.
+    /// Of the modes, only `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION` means something.
     fn cublasSetMathMode(handle: Handle, mode: c_uint) {
         *lock(&HANDLES.get(handle)?.math_mode) = mode;
         Ok(())

@@ -7,6 +7,7 @@ use std::sync::OnceLock;
 
 use crate::argument::Out;
 use crate::driver;
+use crate::edge;
 use crate::handles::Handle;
 use crate::memory;
 use crate::status::{fail, Result, INVALID_CONTEXT, INVALID_DEVICE, INVALID_VALUE};
@@ -16,20 +17,66 @@ use crate::stream;
 pub const DEVICES: usize = 4;
 /// Threads of a block, at most.
 pub const MAX_THREADS: u32 = 1024;
-/// Threads that a multiprocessor holds.
-pub const THREADS_PER_MULTIPROCESSOR: u32 = 2048;
-/// Blocks that a multiprocessor holds.
-pub const BLOCKS_PER_MULTIPROCESSOR: u32 = 32;
 /// Bytes of shared memory of a block, unless it asks for more.
 pub const SHARED: u32 = 48 << 10;
-/// Bytes of shared memory that a block may ask for.
-pub const MAX_SHARED: u32 = 227 << 10;
-/// Bytes of shared memory of a multiprocessor.
-pub const SHARED_PER_MULTIPROCESSOR: u32 = 228 << 10;
-/// Bytes of shared memory that the system takes of each block.
-pub const SHARED_RESERVED: u32 = 1 << 10;
 /// Blocks in each direction of a grid, at most.
 pub const MAX_GRID: [u32; 3] = [i32::MAX as u32, 65535, 65535];
+
+/// What differs between cards.
+#[derive(Clone, Copy, Debug)]
+pub struct Card {
+    /// Major and minor.
+    pub compute_capability: [u32; 2],
+    /// Threads that a multiprocessor holds.
+    pub threads: u32,
+    /// Blocks that a multiprocessor holds.
+    pub blocks: u32,
+    /// Bytes of shared memory of a multiprocessor.
+    pub shared: u32,
+    /// Of these, what the system takes of each block.
+    pub reserved: u32,
+}
+
+impl Card {
+    /// Bytes of shared memory that a block may ask for.
+    pub fn shared_of_block(&self) -> u32 {
+        self.shared - self.reserved
+    }
+}
+
+const fn card_of(
+    compute_capability: [u32; 2],
+    threads: u32,
+    blocks: u32,
+    shared: u32,
+    reserved: u32,
+) -> Card {
+    Card { compute_capability, threads, blocks, shared: shared << 10, reserved: reserved << 10 }
+}
+
+/// By the KB of shared memory that a block may ask for: table 30 of the CUDA C++ Programming Guide.
+const CARDS: [(&str, Card); 4] = [
+    ("64", card_of([7, 5], 1024, 16, 64, 0)),
+    ("99", card_of([8, 6], 1536, 16, 100, 1)),
+    ("163", card_of([8, 0], 2048, 32, 164, 1)),
+    ("227", card_of([9, 0], 2048, 32, 228, 1)),
+];
+
+/// The card that is pretended.
+pub fn card() -> Result<Card> {
+    static CARD: OnceLock<std::result::Result<Card, String>> = OnceLock::new();
+    let from_environment = || {
+        let name = env::var("PRETEND_CUDA_CARD").unwrap_or_else(|_| "227".into());
+        let found = CARDS.iter().find(|(other, _)| *other == name);
+        found
+            .map(|(_, card)| *card)
+            .ok_or(format!("PRETEND_CUDA_CARD is {name}; it can be 64, 99, 163, or 227"))
+    };
+    match CARD.get_or_init(from_environment) {
+        Ok(card) => Ok(*card),
+        Err(message) => fail(INVALID_VALUE, message.clone()),
+    }
+}
 
 /// Handle of the (primary) context of device 0; the others follow.
 const CONTEXT: Handle = 0x100;
@@ -60,9 +107,10 @@ fn context_device(context: Handle) -> Result<usize> {
     }
 }
 
-/// Attributes of an H200; zero for what a launch never asks.
-fn attribute(number: c_int) -> c_int {
-    (match number {
+/// Attributes of an H200, or of the card that is pretended; zero for what a launch never asks.
+fn attribute(number: c_int) -> Result<c_int> {
+    let card = card()?;
+    Ok((match number {
         1..=3 => MAX_THREADS,
         4 => 64,
         5 => MAX_GRID[0],
@@ -77,17 +125,17 @@ fn attribute(number: c_int) -> c_int {
         36 => 3_201_000,  // memory clock, kHz
         37 => 6144,       // memory bus, bits
         38 => 50 << 20,   // second-level cache
-        39 => THREADS_PER_MULTIPROCESSOR,
+        39 => card.threads,
         41 => 1, // one address space for host and devices
-        75 => 9, // compute capability
-        76 => 0,
-        81 => SHARED_PER_MULTIPROCESSOR,
-        97 => MAX_SHARED,
-        106 => BLOCKS_PER_MULTIPROCESSOR,
-        111 => SHARED_RESERVED,
+        75 => card.compute_capability[0],
+        76 => card.compute_capability[1],
+        81 => card.shared,
+        97 => card.shared_of_block(),
+        106 => card.blocks,
+        111 => card.reserved,
         115 => 1, // memory pools
         _ => 0,
-    }) as c_int
+    }) as c_int)
 }
 
 /// Bytes of memory that each device has.
@@ -152,7 +200,7 @@ driver! {
     /// Attributes, by the numbers of `CUdevice_attribute`.
     fn cuDeviceGetAttribute(value: Out<c_int>, number: c_int, ordinal: c_int) {
         device(ordinal)?;
-        value.set(attribute(number))
+        value.set(attribute(number)?)
     }
 
     /// Devices reach each other's memory only by copies.
@@ -190,8 +238,9 @@ driver! {
 
     /// Everything submitted is done already.
     fn cuCtxSynchronize() {
-        current()?;
-        stream::forbid_in_capture("cuCtxSynchronize")
+        stream::forbid_in_capture("cuCtxSynchronize")?;
+        edge::host_waited(current()?);
+        Ok(())
     }
 
     /// Priorities mean nothing.

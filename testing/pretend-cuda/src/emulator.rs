@@ -1,6 +1,7 @@
 //! The emulator of CUDA C++.
 
 use std::ffi::{c_char, c_int, c_uint, c_ulonglong, c_void, CStr};
+use std::marker::PhantomData;
 use std::ptr::NonNull;
 use std::slice;
 
@@ -12,18 +13,49 @@ struct RawKernel {
     _opaque: [u8; 0],
 }
 
+#[repr(C)]
+struct RawEarly {
+    _opaque: [u8; 0],
+}
+
+/// `emulator::Grid`
+#[repr(C)]
+struct RawGrid {
+    kernel: *const RawKernel,
+    blocks: [c_uint; 3],
+    threads: [c_uint; 3],
+    shared_bytes: usize,
+    params: *const c_void,
+    schedule: c_int,
+    seed: c_ulonglong,
+    starts_early: c_int,
+}
+
+/// `emulator::Memory`
+#[repr(C)]
+pub struct Memory {
+    /// Where it begins.
+    pub start: *mut u8,
+    /// How many bytes.
+    pub size: usize,
+}
+
 extern "C" {
     fn emulator_find_kernel(name: *const c_char) -> *const RawKernel;
+    fn emulator_static_shared_bytes() -> usize;
     fn emulator_kernel_shape(kernel: *const RawKernel, params_size: *mut usize, threads: *mut c_uint);
+    fn emulator_start_early(
+        grid: *const RawGrid,
+        watched: *const Memory,
+        count: usize,
+        message: *mut c_char,
+        capacity: usize,
+    ) -> *mut RawEarly;
+    fn emulator_drop_early(early: *mut RawEarly);
     fn emulator_kernel_param_sizes(kernel: *const RawKernel) -> *const usize;
     fn emulator_launch(
-        kernel: *const RawKernel,
-        grid: *const c_uint,
-        block: *const c_uint,
-        shared_bytes: usize,
-        params: *const c_void,
-        schedule: c_int,
-        seed: c_ulonglong,
+        grid: *const RawGrid,
+        early: *mut RawEarly,
         message: *mut c_char,
         capacity: usize,
     ) -> c_int;
@@ -67,6 +99,20 @@ pub struct Params {
     size: usize,
 }
 
+/// What is launched.
+pub struct Grid {
+    /// Blocks.
+    pub blocks: [u32; 3],
+    /// Threads of each.
+    pub threads: [u32; 3],
+    /// Bytes of dynamic shared memory of each.
+    pub shared_bytes: usize,
+    /// The kernel's parameters.
+    pub params: Params,
+    /// Whether it may start before earlier kernels have finished, for which every thread has to wait then.
+    pub starts_early: bool,
+}
+
 impl Params {
     /// A copy of `bytes`.
     pub fn new(bytes: &[u8]) -> Self {
@@ -94,6 +140,12 @@ impl Params {
     }
 }
 
+/// Bytes of static shared memory of all kernels.
+pub fn static_shared_bytes() -> usize {
+    // SAFETY: takes nothing, changes nothing.
+    unsafe { emulator_static_shared_bytes() }
+}
+
 impl Kernel {
     /// The kernel of this name.
     pub fn find(name: &CStr) -> Option<Self> {
@@ -110,49 +162,98 @@ impl Kernel {
         Some(Self { raw, params_size, param_sizes, threads })
     }
 
-    /// Runs a grid; describes what goes wrong.
-    ///
-    /// # Safety
-    /// `params` is what the kernel takes, and what the kernel does with the pointers in it is sound.
-    pub unsafe fn launch(
-        self,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared_bytes: usize,
-        params: &Params,
-        schedule: Schedule,
-    ) -> Result<(), String> {
+    fn raw(self, grid: &Grid, schedule: Schedule) -> Result<RawGrid, String> {
+        let params = &grid.params;
         if params.size() != self.params_size {
-            return Err(format!(
-                "{} bytes of parameters, the kernel takes {}",
-                params.size(),
-                self.params_size
-            ));
+            let (given, taken) = (params.size(), self.params_size);
+            return Err(format!("{given} bytes of parameters, the kernel takes {taken}"));
         }
-        let (order, seed) = match schedule {
+        let (schedule, seed) = match schedule {
             Schedule::Forward => (0, 0),
             Schedule::Reverse => (1, 0),
             Schedule::Random { seed } => (2, seed),
         };
-        let mut message = [0u8; 4096];
-        // SAFETY: all arguments are as the function wants them; the kernel is the caller's promise.
-        let failed = unsafe {
-            emulator_launch(
-                self.raw.as_ptr(),
-                grid.as_ptr(),
-                block.as_ptr(),
-                shared_bytes,
-                params.words.as_ptr().cast(),
-                order,
-                seed,
-                message.as_mut_ptr().cast(),
-                message.len(),
-            )
-        };
-        if failed == 0 {
-            return Ok(());
-        }
-        let text = CStr::from_bytes_until_nul(&message).unwrap_or_default();
-        Err(text.to_string_lossy().into_owned())
+        Ok(RawGrid {
+            kernel: self.raw.as_ptr(),
+            blocks: grid.blocks,
+            threads: grid.threads,
+            shared_bytes: grid.shared_bytes,
+            params: params.words.as_ptr().cast(),
+            schedule,
+            seed,
+            starts_early: grid.starts_early.into(),
+        })
     }
+
+    /// Runs a grid; describes what goes wrong.
+    ///
+    /// # Safety
+    /// `params` is what the kernel takes, and what the kernel does with the pointers in it is sound.
+    pub unsafe fn launch(self, grid: &Grid, schedule: Schedule) -> Result<(), String> {
+        let grid = self.raw(grid, schedule)?;
+        // SAFETY: all arguments are as the function wants them; the kernel is the caller's promise.
+        described(|message, capacity| unsafe {
+            emulator_launch(&grid, std::ptr::null_mut(), message, capacity) == 0
+        })
+    }
+
+    /// Runs some blocks up to where they wait for earlier kernels. They must not write to `watched`, the memory that the
+    /// kernel can reach.
+    ///
+    /// # Safety
+    /// As for [`launch`](Self::launch); `watched` is memory that nobody else uses meanwhile.
+    pub unsafe fn start_early<'a>(
+        self,
+        grid: &'a Grid,
+        schedule: Schedule,
+        watched: &[Memory],
+    ) -> Result<Early<'a>, String> {
+        let raw = Box::new(self.raw(grid, schedule)?);
+        let mut blocks = None;
+        // SAFETY: as above. The grid stays in its box and the parameters in `grid`, as long as there are blocks.
+        described(|message, capacity| unsafe {
+            let early = emulator_start_early(&*raw, watched.as_ptr(), watched.len(), message, capacity);
+            blocks = NonNull::new(early);
+            blocks.is_some()
+        })?;
+        let blocks = blocks.ok_or("no blocks")?;
+        Ok(Early { raw, blocks, _grid: PhantomData })
+    }
+}
+
+/// A grid of which some blocks wait for earlier kernels.
+pub struct Early<'a> {
+    raw: Box<RawGrid>,
+    blocks: NonNull<RawEarly>,
+    _grid: PhantomData<&'a Grid>,
+}
+
+impl Early<'_> {
+    /// Runs all that is left of the grid.
+    ///
+    /// # Safety
+    /// As for [`Kernel::launch`], and this is the thread in which the blocks started.
+    pub unsafe fn finish(self) -> Result<(), String> {
+        // SAFETY: the grid that the blocks are of; the rest is the caller's promise.
+        described(|message, capacity| unsafe {
+            emulator_launch(&*self.raw, self.blocks.as_ptr(), message, capacity) == 0
+        })
+    }
+}
+
+impl Drop for Early<'_> {
+    fn drop(&mut self) {
+        // SAFETY: not dropped before.
+        unsafe { emulator_drop_early(self.blocks.as_ptr()) };
+    }
+}
+
+/// The description that `run` leaves of what went wrong, if it returns false.
+fn described(run: impl FnOnce(*mut c_char, usize) -> bool) -> Result<(), String> {
+    let mut message = [0u8; 4096];
+    if run(message.as_mut_ptr().cast(), message.len()) {
+        return Ok(());
+    }
+    let text = CStr::from_bytes_until_nul(&message).unwrap_or_default();
+    Err(text.to_string_lossy().into_owned())
 }

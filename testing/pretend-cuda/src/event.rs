@@ -53,6 +53,9 @@ fn record(event: Handle, stream: Handle) -> Result<()> {
         return fail(INVALID_HANDLE, message);
     }
     let capture = stream.capture_id();
+    if capture.is_none() {
+        stream.cut();
+    }
     *lock(&event.event) = Event { time: capture.is_none().then(Instant::now), capture };
     Ok(())
 }

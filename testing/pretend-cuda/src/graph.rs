@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use crate::argument::Out;
 use crate::driver;
+use crate::edge::Edge;
 use crate::handles::{Handle, Handles};
 use crate::memory;
 use crate::status::{fail, Result, INVALID_HANDLE, INVALID_VALUE};
@@ -33,14 +34,14 @@ impl GraphMemory {
     pub fn allocate(&mut self, device: usize, bytes: usize) -> Result<(u64, Work)> {
         let address = memory::reserve(device, bytes)?;
         self.allocations.push((address, false));
-        Ok((address, Arc::new(move || memory::revive(address))))
+        Ok((address, Work::new(move || memory::revive(address))))
     }
 
     /// The work that frees memory; none if it is not memory of this graph, or freed already.
     pub fn free(&mut self, address: u64) -> Option<Work> {
         let allocation = self.allocations.iter_mut().find(|(other, freed)| *other == address && !*freed)?;
         allocation.1 = true;
-        Some(Arc::new(move || memory::free(address)))
+        Some(Work::new(move || memory::free(address)))
     }
 
     /// What a launch left behind.
@@ -61,7 +62,9 @@ struct Executable {
 }
 
 impl Executable {
-    fn run(&self) -> Result<()> {
+    /// Between the last kernel of a launch and the first of the next one, nothing overlaps.
+    fn run(&self, edge: &mut Edge) -> Result<()> {
+        edge.cut();
         for address in self.graph.memory.left_over() {
             if !self.frees_at_launch {
                 return fail(
@@ -71,7 +74,9 @@ impl Executable {
             }
             memory::free(address)?;
         }
-        self.graph.work.iter().try_for_each(|work| work())
+        let result = self.graph.work.iter().try_for_each(|work| work.run(edge));
+        edge.cut();
+        result
     }
 }
 
@@ -108,7 +113,7 @@ driver! {
             let message = format!("a graph of device {} on a stream of device {}", graph.device, stream.device);
             return fail(INVALID_HANDLE, message);
         }
-        stream.submit(Arc::new(move || executable.run()))
+        stream.submit(Work::of_kernels(move |edge| executable.run(edge)))
     }
 
     /// How many pieces of work there are; they cannot be looked at.

@@ -6,7 +6,8 @@ use std::sync::Arc;
 use crate::argument::In;
 use crate::device::{MAX_GRID, MAX_THREADS, SHARED};
 use crate::driver;
-use crate::emulator::{Kernel, Params, Schedule, PARAM_SLOT};
+use crate::edge::Edge;
+use crate::emulator::{Grid, Kernel, Memory, Params, Schedule, PARAM_SLOT};
 use crate::handles::Handle;
 use crate::memory::{self, Owner, Region};
 use crate::module::{Function, FUNCTIONS};
@@ -14,26 +15,18 @@ use crate::schedules;
 use crate::status::{
     fail, Result, ILLEGAL_ADDRESS, INVALID_HANDLE, INVALID_VALUE, LAUNCH_FAILED, NOT_SUPPORTED,
 };
-use crate::stream;
+use crate::stream::{self, Work};
 
 /// A kernel with everything it is launched with.
 pub struct Launch {
     function: Arc<Function>,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared_bytes: u32,
-    params: Params,
+    grid: Grid,
 }
 
 impl Launch {
     /// Checks what the driver checks.
-    fn new(
-        function: Arc<Function>,
-        grid: [u32; 3],
-        block: [u32; 3],
-        shared_bytes: u32,
-        params: Params,
-    ) -> Result<Self> {
+    fn new(function: Arc<Function>, grid: Grid) -> Result<Self> {
+        let Grid { blocks, threads: block, shared_bytes, .. } = &grid;
         let threads = block.iter().try_fold(1u32, |product, n| product.checked_mul(*n));
         let takes_any = function.kernel.threads == 0;
         if !threads.is_some_and(|n| {
@@ -47,17 +40,17 @@ impl Launch {
                 format!("blocks of {block:?} threads, the kernel is for {}", function.kernel.threads);
             return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
         }
-        if grid.iter().zip(MAX_GRID).any(|(n, most)| *n == 0 || *n > most) {
-            let message = format!("a grid of {grid:?} blocks: at least 1, at most {MAX_GRID:?}");
+        if blocks.iter().zip(MAX_GRID).any(|(n, most)| *n == 0 || *n > most) {
+            let message = format!("a grid of {blocks:?} blocks: at least 1, at most {MAX_GRID:?}");
             return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
         }
         let most = function.max_shared().max(SHARED);
-        if shared_bytes > most {
+        if *shared_bytes > most as usize {
             let message =
                 format!("{shared_bytes} bytes of shared memory, {most} are allowed: set the attribute");
             return fail(INVALID_VALUE, format!("kernel `{}`: {message}", function.name));
         }
-        Ok(Self { function, grid, block, shared_bytes, params })
+        Ok(Self { function, grid })
     }
 
     /// The kernel's name.
@@ -68,14 +61,15 @@ impl Launch {
     /// The region, by the first parameter that points into it.
     pub fn describe(&self, region: Region) -> String {
         let in_region = |word: u64| word.wrapping_sub(region.base) < region.size as u64;
-        let offset = self.params.words().find(|(_, word)| in_region(*word)).map_or(0, |(offset, _)| offset);
+        let offset =
+            self.grid.params.words().find(|(_, word)| in_region(*word)).map_or(0, |(offset, _)| offset);
         format!("the {} bytes that the parameter at offset {offset} points to", region.size)
     }
 
     /// The allocations that parameters point to. Kernels get at memory in no other way.
     fn touched(&self) -> Result<Vec<Region>> {
         let mut regions: Vec<Region> = Vec::new();
-        for (offset, word) in self.params.words() {
+        for (offset, word) in self.grid.params.words() {
             let what = format!("kernel `{}`: the parameter at offset {offset}", self.name());
             let Some(region) = memory::allocation_at(word, &what)? else { continue };
             let here = Owner::Device(self.function.device);
@@ -92,26 +86,42 @@ impl Launch {
         Ok(regions)
     }
 
+    fn failed(&self, message: String, schedule: Schedule) -> Result<()> {
+        fail(LAUNCH_FAILED, format!("{message} [{schedule:?}]"))
+    }
+
+    /// Whether the kernel is one of candle's: those take several parameters.
+    pub fn is_of_candle(&self) -> bool {
+        !self.function.kernel.param_sizes.is_empty()
+    }
+
     /// Runs the grid once.
     pub fn run(&self, schedule: Schedule) -> Result<()> {
-        let kernel = self.function.kernel;
         // SAFETY: the caller of the driver gave the kernel's parameter struct; pointers to memory of devices
         // were found live.
-        let result = unsafe {
-            kernel.launch(self.grid, self.block, self.shared_bytes as usize, &self.params, schedule)
-        };
-        result.or_else(|message| fail(LAUNCH_FAILED, format!("{message} [{schedule:?}]")))
+        let result = unsafe { self.function.kernel.launch(&self.grid, schedule) };
+        result.or_else(|message| self.failed(message, schedule))
+    }
+
+    /// Runs the grid once, after the work that `edge` stands for. If it may start early, some blocks do.
+    pub fn run_after(&self, schedule: Schedule, touched: &[Region], edge: &Edge) -> Result<()> {
+        if !self.grid.starts_early {
+            return self.run(schedule);
+        }
+        let watched = |region: &Region| Memory { start: region.base as *mut u8, size: region.size };
+        let watched: Vec<_> = touched.iter().map(watched).collect();
+        let hidden = edge.hide();
+        // SAFETY: as above.
+        let early = unsafe { self.function.kernel.start_early(&self.grid, schedule, &watched) };
+        hidden.show();
+        // SAFETY: as above.
+        early.and_then(|early| unsafe { early.finish() }).or_else(|message| self.failed(message, schedule))
     }
 
     /// Runs it in every order asked for.
-    fn execute(&self) -> Result<()> {
+    fn execute(&self, edge: &mut Edge) -> Result<()> {
         let touched = self.touched()?;
-        if self.function.kernel.param_sizes.is_empty() {
-            schedules::run(self, &touched)?;
-        } else {
-            // One of candle's: not what is tested here, and many of them.
-            self.run(Schedule::Forward)?;
-        }
+        schedules::run(self, &touched, edge)?;
         memory::check_guards(&touched)
             .or_else(|error| fail(error.code(), format!("kernel `{}`: {}", self.name(), error.message())))
     }
@@ -135,9 +145,9 @@ fn parameter_bytes(kernel: &Kernel, params: In<In<u8>>) -> Result<Vec<u8>> {
 
 fn launch(
     function: Handle,
-    grid: [u32; 3],
-    block: [u32; 3],
+    [blocks, threads]: [[u32; 3]; 2],
     shared_bytes: u32,
+    starts_early: bool,
     stream: Handle,
     params: In<In<u8>>,
     extra: In<u8>,
@@ -152,8 +162,9 @@ fn launch(
         return fail(NOT_SUPPORTED, "parameters in a buffer (`extra`)");
     }
     let bytes = parameter_bytes(&function.kernel, params)?;
-    let launch = Launch::new(function, grid, block, shared_bytes, Params::new(&bytes))?;
-    stream.submit(Arc::new(move || launch.execute()))
+    let (shared_bytes, params) = (shared_bytes as usize, Params::new(&bytes));
+    let launch = Launch::new(function, Grid { blocks, threads, shared_bytes, params, starts_early })?;
+    stream.submit(Work::of_kernels(move |edge| launch.execute(edge)))
 }
 
 /// `CUlaunchConfig`
@@ -186,9 +197,10 @@ pub struct LaunchAttribute {
     pub value: [u64; 8],
 }
 
-/// Attributes that change when a kernel runs, not what it does: none, synchronization policy, programmatic
-/// stream serialization, priority.
-const HARMLESS_ATTRIBUTES: [c_int; 4] = [0, 3, 6, 8];
+/// Attributes that change nothing here: none, synchronization policy, priority.
+const HARMLESS_ATTRIBUTES: [c_int; 3] = [0, 3, 8];
+/// It may start before earlier kernels have finished.
+const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
 
 driver! {
     /// Launches a kernel.
@@ -201,18 +213,24 @@ driver! {
         params: In<In<u8>>,
         extra: In<u8>,
     ) {
-        launch(function, [grid_x, grid_y, grid_z], [block_x, block_y, block_z], shared_bytes, stream, params, extra)
+        let shape = [[grid_x, grid_y, grid_z], [block_x, block_y, block_z]];
+        launch(function, shape, shared_bytes, false, stream, params, extra)
     }
 
     /// Launches a kernel with attributes.
     fn cuLaunchKernelEx(config: In<LaunchConfig>, function: Handle, params: In<In<u8>>, extra: In<u8>) {
         let config = config.get(0)?;
+        let mut starts_early = false;
         for i in 0..config.attribute_count as usize {
-            let id = config.attributes.get(i)?.id;
-            if !HARMLESS_ATTRIBUTES.contains(&id) {
+            let LaunchAttribute { id, value, .. } = config.attributes.get(i)?;
+            if id == PROGRAMMATIC_STREAM_SERIALIZATION {
+                // An `int` at the start of the union.
+                starts_early = value[0] as u32 != 0;
+            } else if !HARMLESS_ATTRIBUTES.contains(&id) {
                 return fail(NOT_SUPPORTED, format!("launch attribute {id}"));
             }
         }
-        launch(function, config.grid, config.block, config.shared_bytes, config.stream, params, extra)
+        let shape = [config.grid, config.block];
+        launch(function, shape, config.shared_bytes, starts_early, config.stream, params, extra)
     }
 }

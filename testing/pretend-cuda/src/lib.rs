@@ -4,11 +4,15 @@
 //! CUDA program links. It has four devices, whose memory is memory of the host. A kernel that is launched
 //! runs in the emulator of `emulator/`, compiled from the same source as the real one. Work is done when
 //! it is submitted, on the thread that submits it, so what real streams might do at the same time
-//! happens one after another here.
+//! happens one after another here, but for this:
+//!
+//! A kernel launched with programmatic stream serialization starts early. Some of its blocks run up to
+//! `griddepcontrol.wait` with memory in which everything is poison that the kernel ahead of it changed, and go on once
+//! that is complete. Before its wait a thread must not write to memory, nor let the next kernel start, nor end.
 //!
 //! Wrong use is an error, more often than with the real driver: memory of another device or memory that
-//! was freed, a block of another size than the kernel's, writes next to an allocation, host
-//! synchronization while a stream captures. `cuGetErrorString` gives the last error of a
+//! was freed, a block of another size than the kernel's, more shared memory than the card has or the kernel
+//! asked for, writes next to an allocation, host synchronization while a stream captures. `cuGetErrorString` gives the last error of a
 //! thread in full.
 //!
 //! | variable | |
@@ -16,6 +20,7 @@
 //! | `PRETEND_CUDA_SCHEDULES` | `forward` (default), `reverse`, `random`: the order in which threads and blocks run. `all`: every launch runs in each of the three, and a difference in any bit of device memory is an error |
 //! | `PRETEND_CUDA_SEED` | of the random order |
 //! | `PRETEND_CUDA_MEMORY` | bytes of each device, 16 GiB if it is not set |
+//! | `PRETEND_CUDA_CARD` | KB of shared memory that a block may ask for: `64` (compute capability 7.5), `99` (8.6), `163` (8.0), `227` (9.0, default) |
 //! | `PRETEND_CUDA_KERNELS` | at build time: the folder of the kernels, instead of `cuda/` |
 //! | `PRETEND_CUDA_SANITIZE` | at build time: sanitizers for emulator and kernels, such as `address,undefined` |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]
@@ -26,6 +31,7 @@ pub mod argument;
 pub mod cublas;
 pub mod curand;
 pub mod device;
+mod edge;
 pub mod emulator;
 pub mod event;
 pub mod graph;

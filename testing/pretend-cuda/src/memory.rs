@@ -17,7 +17,7 @@ const ALIGNMENT: usize = 256;
 /// Bytes before and after an allocation. AddressSanitizer has its own.
 const GUARD: usize = if cfg!(address_sanitizer) { 0 } else { ALIGNMENT };
 /// A NaN in half, bfloat16, and float.
-const POISON: [u8; 2] = [0xff, 0x7f];
+pub const POISON: [u8; 2] = [0xff, 0x7f];
 /// Bytes of freed memory that are kept.
 const KEPT: usize = 64 << 20;
 
@@ -262,6 +262,12 @@ pub fn allocation_at(address: u64, what: &str) -> Result<Option<Region>> {
         Some(_) => memory.live(address, what).map(Some),
         None => Ok(None),
     }
+}
+
+/// Whether this very allocation is live.
+pub fn is_live(region: Region) -> bool {
+    let memory = lock(&MEMORY_OF_ALL);
+    memory.allocations.get(&region.base).is_some_and(|found| !found.freed && found.region == region)
 }
 
 /// Whether host memory at `address` is pinned.

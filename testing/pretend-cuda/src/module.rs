@@ -4,12 +4,9 @@ use std::ffi::{c_int, c_uint};
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::argument::{In, Out, Text};
-use crate::device::{
-    self, BLOCKS_PER_MULTIPROCESSOR, MAX_SHARED, MAX_THREADS, SHARED, SHARED_PER_MULTIPROCESSOR,
-    SHARED_RESERVED, THREADS_PER_MULTIPROCESSOR,
-};
+use crate::device::{self, Card, MAX_THREADS, SHARED};
 use crate::driver;
-use crate::emulator::Kernel;
+use crate::emulator::{self, Kernel};
 use crate::handles::{Handle, Handles};
 use crate::status::{fail, Result, INVALID_VALUE, NOT_FOUND, NOT_SUPPORTED};
 
@@ -46,23 +43,29 @@ const BINARY_VERSION: c_int = 6;
 const MAX_DYNAMIC_SHARED_SIZE_BYTES: c_int = 8;
 const PREFERRED_SHARED_MEMORY_CARVEOUT: c_int = 9;
 
+/// A module is refused if kernels have static shared memory: with that, a launch that asks for all that a block can have
+/// would fail on a GPU, and which kernels have how much is not known here.
 fn load(module: Out<Handle>) -> Result<()> {
+    let bytes = emulator::static_shared_bytes();
+    if bytes > 0 {
+        return fail(NOT_SUPPORTED, format!("{bytes} bytes of static shared memory: all has to be dynamic"));
+    }
     module.set(MODULES.insert(Module { device: device::current()? }))
 }
 
-fn resident_blocks(threads: u32, shared_bytes: usize) -> u32 {
-    let by_threads = THREADS_PER_MULTIPROCESSOR / threads.max(1);
-    let by_shared = SHARED_PER_MULTIPROCESSOR as usize / (shared_bytes + SHARED_RESERVED as usize);
-    by_threads.min(by_shared as u32).min(BLOCKS_PER_MULTIPROCESSOR)
+fn resident_blocks(card: Card, threads: c_int, shared_bytes: usize) -> c_int {
+    let by_threads = card.threads / threads.max(1) as u32;
+    let by_shared = card.shared as usize / (shared_bytes + card.reserved as usize).max(1);
+    by_threads.min(by_shared as u32).min(card.blocks) as c_int
 }
 
 driver! {
-    /// Accepts anything.
+    /// Accepts any image.
     fn cuModuleLoadData(module: Out<Handle>, _image: In<u8>) {
         load(module)
     }
 
-    /// Accepts anything.
+    /// Accepts any image.
     fn cuModuleLoadDataEx(
         module: Out<Handle>,
         _image: In<u8>,
@@ -73,7 +76,7 @@ driver! {
         load(module)
     }
 
-    /// Accepts anything.
+    /// Accepts any image.
     fn cuModuleLoadFatBinary(module: Out<Handle>, _image: In<u8>) {
         load(module)
     }
@@ -101,7 +104,10 @@ driver! {
             MAX_THREADS_PER_BLOCK if function.kernel.threads == 0 => MAX_THREADS as c_int,
             MAX_THREADS_PER_BLOCK => function.kernel.threads as c_int,
             NUM_REGS => (65536 / function.kernel.threads.max(1)).min(255) as c_int,
-            PTX_VERSION | BINARY_VERSION => 90,
+            PTX_VERSION | BINARY_VERSION => {
+                let [major, minor] = device::card()?.compute_capability;
+                (10 * major + minor) as c_int
+            }
             MAX_DYNAMIC_SHARED_SIZE_BYTES => function.max_shared() as c_int,
             _ => 0,
         })
@@ -110,13 +116,14 @@ driver! {
     /// Only shared memory can be changed.
     fn cuFuncSetAttribute(function: Handle, attribute: c_int, value: c_int) {
         let function = FUNCTIONS.get(function)?;
+        let most = device::card()?.shared_of_block();
         match (attribute, u32::try_from(value)) {
-            (MAX_DYNAMIC_SHARED_SIZE_BYTES, Ok(bytes)) if bytes <= MAX_SHARED => {
+            (MAX_DYNAMIC_SHARED_SIZE_BYTES, Ok(bytes)) if bytes <= most => {
                 function.max_shared.store(bytes, Ordering::Relaxed);
                 Ok(())
             }
             (MAX_DYNAMIC_SHARED_SIZE_BYTES, _) => {
-                fail(INVALID_VALUE, format!("{value} bytes of shared memory: a block can have {MAX_SHARED}"))
+                fail(INVALID_VALUE, format!("{value} bytes of shared memory: a block can have {most}"))
             }
             (PREFERRED_SHARED_MEMORY_CARVEOUT, _) => Ok(()),
             _ => fail(NOT_SUPPORTED, format!("attribute {attribute} of a function")),
@@ -136,7 +143,7 @@ driver! {
         shared_bytes: usize,
     ) {
         FUNCTIONS.get(function)?;
-        blocks.set(resident_blocks(threads.max(1) as u32, shared_bytes) as c_int)
+        blocks.set(resident_blocks(device::card()?, threads, shared_bytes))
     }
 
     /// The same.
@@ -148,7 +155,7 @@ driver! {
         _flags: c_uint,
     ) {
         FUNCTIONS.get(function)?;
-        blocks.set(resident_blocks(threads.max(1) as u32, shared_bytes) as c_int)
+        blocks.set(resident_blocks(device::card()?, threads, shared_bytes))
     }
 
     /// Shared memory that each of `blocks` on a multiprocessor can have.
@@ -159,7 +166,8 @@ driver! {
         _threads: c_int,
     ) {
         FUNCTIONS.get(function)?;
-        let share = SHARED_PER_MULTIPROCESSOR as usize / blocks.max(1) as usize;
-        shared_bytes.set(share.saturating_sub(SHARED_RESERVED as usize).min(MAX_SHARED as usize))
+        let card = device::card()?;
+        let share = card.shared / blocks.max(1) as u32;
+        shared_bytes.set(share.saturating_sub(card.reserved).min(card.shared_of_block()) as usize)
     }
 }

@@ -8,7 +8,7 @@ use std::cell::Cell;
 use std::ffi::c_int;
 use std::io::{self, Read, Write};
 use std::net::{Ipv4Addr, Shutdown, TcpListener, TcpStream};
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::{slice, thread};
 
 use half::{bf16, f16};
@@ -17,7 +17,7 @@ use crate::argument::Out;
 use crate::handles::{lock, Handle, Handles};
 use crate::memory;
 use crate::status::{fail, Result, INVALID_VALUE, LAUNCH_FAILED};
-use crate::stream;
+use crate::stream::{self, Work};
 
 /// `ncclUniqueId`: the port of the hub.
 #[repr(C)]
@@ -174,7 +174,7 @@ impl Call {
         let communicator = COMMUNICATORS.get(communicator)?;
         let stream = stream::find(stream)?;
         stream.forbid_in_capture("an operation of the pretended NCCL")?;
-        stream.submit(Arc::new(move || self.run(&communicator)))
+        stream.submit(Work::new(move || self.run(&communicator)))
     }
 
     fn run(&self, communicator: &Communicator) -> Result<()> {

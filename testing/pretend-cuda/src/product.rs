@@ -1,6 +1,7 @@
 //! Products of matrices in device memory, on the host. Sums are taken in `f32`, or `f64` for `f64`.
 
 use std::ffi::{c_int, c_longlong};
+use std::ops::Range;
 
 use gemm::{gemm, Parallelism};
 use half::{bf16, f16};
@@ -43,6 +44,16 @@ impl Element {
             [a, b, c, d] => f32::from_ne_bytes([a, b, c, d]).into(),
             [a, b, c, d, e, f, g, h] => f64::from_ne_bytes([a, b, c, d, e, f, g, h]),
             _ => f64::NAN,
+        }
+    }
+
+    /// The element nearest to a number.
+    fn rounded(self, value: f64) -> f64 {
+        match self {
+            Self::F16 => f16::from_f64(value).to_f64(),
+            Self::Bf16 => bf16::from_f64(value).to_f64(),
+            Self::F32 => (value as f32).into(),
+            Self::F64 => value,
         }
     }
 
@@ -134,6 +145,9 @@ pub struct Product {
     pub alpha: f64,
     pub beta: f64,
     pub batch: usize,
+    /// Whether sums of 16-bit results may be added up in 16 bits: then each half of the inner dimension is rounded
+    /// before the two are added.
+    pub reduced: bool,
 }
 
 trait Number: Copy + 'static {
@@ -191,34 +205,47 @@ impl Product {
         };
         let (a_columns, a_rows) = strides(self.a, self.transposed[0]);
         let (b_columns, b_rows) = strides(self.b, self.transposed[1]);
-        let mut product = vec![T::ZERO; m * n];
-        // SAFETY: dense matrices of the sizes given: m n, m k, and k n elements.
-        unsafe {
-            gemm(
-                m,
-                n,
-                k,
-                product.as_mut_ptr(),
-                m as isize,
-                1,
-                false,
-                a.as_ptr(),
-                a_columns,
-                a_rows,
-                b.as_ptr(),
-                b_columns,
-                b_rows,
-                T::ZERO,
-                T::ONE,
-                false,
-                false,
-                false,
-                Parallelism::None,
-            );
-        }
+        let over = |inner: Range<usize>| {
+            let mut product = vec![T::ZERO; m * n];
+            let (a_from, b_from) = (inner.start as isize * a_columns, inner.start as isize * b_rows);
+            // SAFETY: dense matrices of the sizes given: m n, m k, and k n elements, of the inner ones a range.
+            unsafe {
+                gemm(
+                    m,
+                    n,
+                    inner.len(),
+                    product.as_mut_ptr(),
+                    m as isize,
+                    1,
+                    false,
+                    a.as_ptr().offset(a_from),
+                    a_columns,
+                    a_rows,
+                    b.as_ptr().offset(b_from),
+                    b_columns,
+                    b_rows,
+                    T::ZERO,
+                    T::ONE,
+                    false,
+                    false,
+                    false,
+                    Parallelism::None,
+                );
+            }
+            product
+        };
+        let product: Vec<f64> = match self.reduced && self.c.element.size() == 2 {
+            false => over(0..k).into_iter().map(T::get).collect(),
+            true => {
+                let halves = over(0..k / 2).into_iter().zip(over(k / 2..k));
+                halves
+                    .map(|(p, q)| self.c.element.rounded(p.get()) + self.c.element.rounded(q.get()))
+                    .collect()
+            }
+        };
         // With beta = 0, c is not read: it may be NaN.
         let old = if self.beta == 0.0 { vec![0.0; m * n] } else { self.c.read(i)? };
-        let new = product.iter().zip(old).map(|(p, c)| self.alpha * p.get() + self.beta * c);
+        let new = product.iter().zip(old).map(|(p, c)| self.alpha * p + self.beta * c);
         self.c.write(i, &new.collect::<Vec<_>>())
     }
 }

@@ -9,6 +9,7 @@ use std::thread::{self, ThreadId};
 use crate::argument::Out;
 use crate::device::{self, DEVICES};
 use crate::driver;
+use crate::edge::Edge;
 use crate::event::{Event, EVENTS};
 use crate::graph::{Graph, GraphMemory, GRAPHS};
 use crate::handles::{lock, Handle, Handles};
@@ -19,14 +20,36 @@ use crate::status::{
 };
 
 /// Something for a stream to do, as often as it is asked to.
-pub type Work = Arc<dyn Fn() -> Result<()> + Send + Sync>;
+#[derive(Clone)]
+pub struct Work(Arc<dyn Fn(&mut Edge) -> Result<()> + Send + Sync>);
+
+impl Work {
+    /// Of kernels.
+    pub fn of_kernels(work: impl Fn(&mut Edge) -> Result<()> + Send + Sync + 'static) -> Self {
+        Self(Arc::new(work))
+    }
+
+    /// Of anything else, before and after which the work of a stream is not let overlap.
+    pub fn new(work: impl Fn() -> Result<()> + Send + Sync + 'static) -> Self {
+        Self::of_kernels(move |edge| {
+            edge.cut();
+            work()
+        })
+    }
+
+    /// Does it.
+    pub fn run(&self, edge: &mut Edge) -> Result<()> {
+        self.0(edge)
+    }
+}
 
 /// Does what is submitted, at once and one after another.
 pub struct Stream {
     /// Its device.
     pub device: usize,
     capturable: bool,
-    busy: Mutex<()>,
+    /// Locked while the stream works.
+    edge: Mutex<Edge>,
     capture: Mutex<Option<Capture>>,
 }
 
@@ -63,7 +86,7 @@ thread_local! {
 
 impl Stream {
     fn new(device: usize, capturable: bool) -> Self {
-        Self { device, capturable, busy: Mutex::default(), capture: Mutex::default() }
+        Self { device, capturable, edge: Mutex::new(Edge::new(device)), capture: Mutex::default() }
     }
 
     fn one_per_device(capturable: bool) -> Vec<Arc<Stream>> {
@@ -81,8 +104,12 @@ impl Stream {
             capture.work.push(work);
             return Ok(());
         }
-        let _busy = lock(&self.busy);
-        work()
+        work.run(&mut lock(&self.edge))
+    }
+
+    /// What is submitted from here on starts after all that was submitted before.
+    pub fn cut(&self) {
+        lock(&self.edge).cut();
     }
 
     /// Memory of the stream's device; of the graph, while capturing.
@@ -202,17 +229,24 @@ driver! {
 
     /// Everything submitted is done already.
     fn cuStreamSynchronize(stream: Handle) {
-        find(stream)?.forbid_in_capture("cuStreamSynchronize")
+        let stream = find(stream)?;
+        stream.forbid_in_capture("cuStreamSynchronize")?;
+        stream.cut();
+        Ok(())
     }
 
     /// Everything submitted is done already.
     fn cuStreamQuery(stream: Handle) {
-        find(stream)?.forbid_in_capture("cuStreamQuery")
+        let stream = find(stream)?;
+        stream.forbid_in_capture("cuStreamQuery")?;
+        stream.cut();
+        Ok(())
     }
 
     /// Only captured work and other work must not wait for each other.
     fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
         let (stream, event) = (find(stream)?, EVENTS.get(event)?);
+        stream.cut();
         match (stream.capture_id(), event.recorded()) {
             (Some(capture), Event { capture: Some(id), .. }) if capture == id => Ok(()),
             (Some(_), Event { time: Some(_), .. } | Event { capture: Some(_), .. }) => {

@@ -1,16 +1,16 @@
 //! Allocating, copying, and filling memory.
 
 use std::ffi::{c_uchar, c_uint, c_ushort};
-use std::sync::Arc;
 use std::{ptr, slice};
 
 use crate::argument::{Host, Out};
 use crate::device;
 use crate::driver;
+use crate::edge;
 use crate::handles::Handle;
 use crate::memory::{self, Owner};
 use crate::status::{fail, Result, INVALID_VALUE};
-use crate::stream::{self, Stream};
+use crate::stream::{self, Stream, Work};
 
 /// An address, of the host or of a device.
 type Address = u64;
@@ -71,12 +71,13 @@ impl Copy {
     fn submit(self, stream: Handle) -> Result<()> {
         let stream = stream::find(stream)?;
         self.check_capture(&stream)?;
-        stream.submit(Arc::new(move || self.run()))
+        stream.submit(Work::new(move || self.run()))
     }
 
     fn run_now(self, function: &str) -> Result<()> {
-        device::current()?;
+        let device = device::current()?;
         stream::forbid_in_capture(function)?;
+        edge::host_waited(device);
         self.run()
     }
 }
@@ -103,12 +104,13 @@ impl<const N: usize> Fill<N> {
     }
 
     fn submit(self, stream: Handle) -> Result<()> {
-        stream::find(stream)?.submit(Arc::new(move || self.run()))
+        stream::find(stream)?.submit(Work::new(move || self.run()))
     }
 
     fn run_now(self, function: &str) -> Result<()> {
-        device::current()?;
+        let device = device::current()?;
         stream::forbid_in_capture(function)?;
+        edge::host_waited(device);
         self.run()
     }
 }

@@ -110,7 +110,7 @@ fn conversions_round_to_nearest_even() {
 
 #[test]
 fn bits() {
-    let mut y = [0u32; 12];
+    let mut y = [0u32; 13];
     launch("toy_bits", 1, 1, 0, &params!(y.as_mut_ptr()), Schedule::Forward).unwrap();
     assert_eq!(y[0], 0x77553311);
     // Selectors 8, c, 0, 0 of bytes 80 00 00 00 7f 00 00 00: sign of byte 0, sign of byte 4, bytes 0 and 0.
@@ -126,4 +126,6 @@ fn bits() {
     assert_eq!(y[9] as i32, -3);
     assert_eq!(y[10], 7);
     assert_eq!(f32::from_bits(y[11]), 15.5);
+    // 0x123456789abcdef0 * 0xfedcba9876543210, its bits 96 to 127
+    assert_eq!(y[12], 0x121fa00a);
 }

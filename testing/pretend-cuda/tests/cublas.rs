@@ -54,9 +54,13 @@ fn upload(format: &Format, count: usize, seed: usize) -> (u64, Vec<f64>) {
     (address, bytes.chunks(bytes.len() / count).map(format.decode).collect())
 }
 
-fn products(format: &Format, transposed: [bool; 2], beta: f64) {
+/// `CUBLAS_MATH_DISALLOW_REDUCED_PRECISION_REDUCTION`
+const NO_REDUCED_PRECISION: u32 = 16;
+
+fn products(format: &Format, transposed: [bool; 2], beta: f64, math_mode: u32) {
     let mut handle = 0;
     assert_eq!(cublasCreate_v2(Out::from(&mut handle)), 0);
+    assert_eq!(cublasSetMathMode(handle, math_mode), 0);
     let (m, n, k, batch) = (5, 7, 33, 3);
     // One column more than needed between columns, a few elements between matrices.
     let lda = if transposed[0] { k } else { m } + 1;
@@ -131,9 +135,37 @@ fn strided_batches() {
     assert_eq!(cuCtxSetCurrent(context()), 0);
     for format in [&F16, &BF16, &F32, &F64] {
         for transposed in [[false, false], [true, false], [false, true], [true, true]] {
-            products(format, transposed, 0.0);
-            products(format, transposed, 0.75);
+            products(format, transposed, 0.0, NO_REDUCED_PRECISION);
+            products(format, transposed, 0.75, NO_REDUCED_PRECISION);
         }
+    }
+}
+
+#[test]
+fn sums_of_sixteen_bits_are_rounded_in_between_unless_the_mode_forbids_it() {
+    assert_eq!(cuCtxSetCurrent(context()), 0);
+    // 1 + 2^-12 is 1 as f16.
+    let halves: Vec<u8> = [1.0, 1.0 / 4096.0, -1.0, 0.0].into_iter().flat_map(F16.encode).collect();
+    let ones: Vec<u8> = [1.0; 4].into_iter().flat_map(F16.encode).collect();
+    let put = |bytes: &[u8]| {
+        let mut address = 0;
+        assert_eq!(cuMemAlloc_v2(Out::from(&mut address), bytes.len()), 0);
+        assert_eq!(cuMemcpyHtoD_v2(address, Host(bytes.as_ptr().cast_mut().cast()), bytes.len()), 0);
+        address
+    };
+    let (a, b, c) = (put(&halves), put(&ones), put(&[0; 2]));
+    for (math_mode, expected) in [(0, 0.0), (NO_REDUCED_PRECISION, 1.0 / 4096.0)] {
+        let mut handle = 0;
+        assert_eq!(cublasCreate_v2(Out::from(&mut handle)), 0);
+        assert_eq!(cublasSetMathMode(handle, math_mode), 0);
+        let (alpha, beta) = (1f32, 0f32);
+        let (alpha, beta) = (In::from(&alpha).cast(), In::from(&beta).cast());
+        let status = cublasGemmEx(handle, 0, 0, 1, 1, 4, alpha, a, 2, 1, b, 2, 4, beta, c, 2, 1, 68, 99);
+        assert_eq!(status, 0);
+        let mut bytes = [0u8; 2];
+        assert_eq!(cuMemcpyDtoH_v2(Host(bytes.as_mut_ptr().cast()), c, 2), 0);
+        assert_eq!((F16.decode)(&bytes), expected, "mode {math_mode}");
+        assert_eq!(cublasDestroy_v2(handle), 0);
     }
 }
 

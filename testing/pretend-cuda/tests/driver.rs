@@ -2,7 +2,7 @@
 
 mod common;
 
-use std::ffi::c_uint;
+use std::ffi::{c_int, c_uint};
 
 use common::gpu::{made, message, tile, Gpu, Handle, Reverse};
 use pretend_cuda::argument::{In, Out};
@@ -40,7 +40,7 @@ fn launches_with_attributes() {
         let config = LaunchConfig {
             grid: [1; 3],
             block: [64, 1, 1],
-            shared_bytes: 0,
+            shared_bytes: 256,
             stream: gpu.stream,
             attributes: In::from(&attribute),
             attribute_count: 1,
@@ -49,7 +49,7 @@ fn launches_with_attributes() {
         cuLaunchKernelEx(In::from(&config), function, In::from(&pointers[..]), In::default())
     };
     assert_eq!(launch(4), NOT_SUPPORTED, "clusters");
-    assert_eq!(launch(6), SUCCESS, "programmatic stream serialization");
+    assert_eq!(launch(8), SUCCESS, "priority");
     assert_eq!(gpu.download(params.y, 64), y);
 }
 
@@ -134,6 +134,56 @@ fn launches_that_are_refused() {
     assert_eq!(launch([1; 3], block, 0), ILLEGAL_ADDRESS, "freed memory");
     assert!(message(ILLEGAL_ADDRESS).contains("offset 0 is memory of device 0 that was freed"));
     assert_eq!(cuMemFree_v2(params.x), ILLEGAL_ADDRESS, "freed twice");
+}
+
+#[test]
+fn shared_memory_of_cards() {
+    // A process has cards of one kind.
+    let name = "PRETEND_CUDA_CARD";
+    if std::env::var_os(name).is_none() {
+        for card in ["64", "99", "163", "227"] {
+            let mut test = std::process::Command::new(std::env::current_exe().unwrap());
+            let run = test.args(["shared_memory_of_cards", "--exact"]).env(name, card).output().unwrap();
+            assert!(run.status.success(), "{card}: {}", String::from_utf8_lossy(&run.stdout));
+        }
+        return;
+    }
+    let gpu = Gpu::new(0);
+    let attribute = |number| made(|out| cuDeviceGetAttribute(out, number, 0)).unwrap();
+    let (per_block, opt_in, per_multiprocessor) = (attribute(8), attribute(97), attribute(81));
+    let [major, minor] = [75, 76].map(attribute);
+    let expected = match std::env::var(name).unwrap().as_str() {
+        "64" => (64, 64, 7, 5),
+        "99" => (99, 100, 8, 6),
+        "163" => (163, 164, 8, 0),
+        _ => (227, 228, 9, 0),
+    };
+    assert_eq!((opt_in >> 10, per_multiprocessor >> 10, major, minor), expected);
+    assert_eq!(per_block, 48 << 10);
+
+    let (x, y) = tile();
+    let params = Reverse { x: gpu.upload(&x), y: gpu.room(256), n: 64 };
+    let function = gpu.function("toy_reverse").unwrap();
+    let pointers = [In::from(&params).cast()];
+    let launch = |shared_bytes: c_int| {
+        let pointers = In::from(&pointers[..]);
+        let none = In::default();
+        cuLaunchKernel(function, 1, 1, 1, 64, 1, 1, shared_bytes as c_uint, gpu.stream, pointers, none)
+    };
+    let allow = |bytes| cuFuncSetAttribute(function, 8, bytes);
+    assert_eq!(launch(per_block), SUCCESS);
+    assert_eq!(launch(per_block + 1), INVALID_VALUE, "without the attribute");
+    assert_eq!(allow(opt_in + 1), INVALID_VALUE, "more than the card has");
+    assert_eq!(launch(opt_in), INVALID_VALUE, "the attribute was refused");
+    assert_eq!(allow(opt_in - 4), SUCCESS);
+    assert_eq!(launch(opt_in - 4), SUCCESS);
+    assert_eq!(launch(opt_in), INVALID_VALUE, "more than the attribute");
+    assert_eq!(allow(opt_in), SUCCESS);
+    assert_eq!(launch(opt_in), SUCCESS);
+    assert_eq!(launch(opt_in + 1), INVALID_VALUE);
+    assert_eq!(gpu.download(params.y, 64), y);
+    let blocks = made(|out| cuOccupancyMaxActiveBlocksPerMultiprocessor(out, function, 64, opt_in as usize));
+    assert_eq!(blocks, Ok(1));
 }
 
 #[test]

@@ -99,6 +99,19 @@ fn matrices_from_shared_memory() {
 }
 
 #[test]
+fn transposed_fragments() {
+    let x: Vec<u16> = (0..64).map(|i| i * 31).collect();
+    for schedule in SCHEDULES {
+        let mut y = [0u32; 32];
+        launch("toy_movmatrix", 1, 32, 0, &params!(x.as_ptr(), y.as_mut_ptr()), schedule).unwrap();
+        for (lane, y) in y.iter().enumerate() {
+            let column = |row: usize| u32::from(x[row * 8 + lane / 4]);
+            assert_eq!(*y, column(lane % 4 * 2) | column(lane % 4 * 2 + 1) << 16, "lane {lane}");
+        }
+    }
+}
+
+#[test]
 fn indices() {
     let (grid, block) = ([3, 2, 4], [4, 3, 2]);
     for schedule in SCHEDULES {
@@ -129,7 +142,7 @@ fn barriers() {
     let x: Vec<f32> = (0..640).map(|i| i as f32).collect();
     let reverse = |kernel: &str, schedule| {
         let mut y = vec![0f32; x.len()];
-        launch(kernel, 10, 64, 0, &params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32), schedule).unwrap();
+        launch(kernel, 10, 64, 256, &params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32), schedule).unwrap();
         y
     };
     for schedule in SCHEDULES {
@@ -148,8 +161,15 @@ fn barriers() {
 fn shared_memory_is_poisoned_before_each_block() {
     for schedule in SCHEDULES {
         let mut y = [0f32; 10];
-        launch("toy_stale_shared", 5, 1, 16, &params!(std::ptr::null::<f32>(), y.as_mut_ptr(), 5), schedule)
-            .unwrap();
+        launch(
+            "toy_stale_shared",
+            10,
+            1,
+            16,
+            &params!(std::ptr::null::<f32>(), y.as_mut_ptr(), 10),
+            schedule,
+        )
+        .unwrap();
         assert!(y.iter().all(|y| y.is_nan()), "{y:?}");
     }
 }
@@ -175,6 +195,50 @@ fn copies_arrive_when_waited_for() {
             };
             assert_eq!(*y, expected, "{i}");
         }
+    }
+}
+
+#[test]
+fn copies_are_for_other_threads_after_a_barrier() {
+    // Aligned to 16 bytes.
+    let x: Vec<[f32; 4]> = (0..64).map(|i| [i as f32; 4]).collect();
+    for schedule in SCHEDULES {
+        // Nothing, a shuffle, mma, __syncwarp, __syncthreads.
+        for between in 0..5u32 {
+            let mut y = [[[0f32; 4]; 64]; 3];
+            let params = params!(x.as_ptr(), y.as_mut_ptr(), between);
+            launch("toy_copies", 1, 64, 1024, &params, schedule).unwrap();
+            for (i, own) in x.iter().enumerate() {
+                let context = format!("thread {i}, {between} between, {schedule:?}");
+                assert_eq!(y[0][i], *own, "its own: {context}");
+                for (of, seen, visible) in [(i ^ 1, y[1][i], between >= 3), (i ^ 32, y[2][i], between == 4)] {
+                    match visible {
+                        true => assert_eq!(seen, x[of], "of thread {of}: {context}"),
+                        false => {
+                            assert!(seen.iter().all(|y| y.is_nan()), "of thread {of}: {seen:?}, {context}")
+                        }
+                    }
+                }
+            }
+        }
+    }
+}
+
+#[test]
+fn copies_to_slots_of_one_thread() {
+    let steps = 7;
+    let x: Vec<[f32; 4]> = (0..steps * 64).map(|i| [i as f32, 1.0, 2.0, 3.0]).collect();
+    for schedule in SCHEDULES {
+        let mut y = [0f32; 64];
+        launch("toy_ring", 1, 64, 2048, &params!(x.as_ptr(), y.as_mut_ptr(), steps as u32), schedule)
+            .unwrap();
+        for (i, y) in y.iter().enumerate() {
+            let sum: usize = (0..steps).map(|step| step * 64 + i + 6).sum();
+            assert_eq!(*y, sum as f32, "thread {i}, {schedule:?}");
+        }
+        let mut y = [0f32; 64];
+        launch("toy_refilled_early", 1, 64, 1024, &params!(x.as_ptr(), y.as_mut_ptr(), 0), schedule).unwrap();
+        assert!(y.iter().all(|y| y.is_nan()), "what a copy is on its way to is not there: {y:?}");
     }
 }
 
@@ -205,7 +269,7 @@ fn launches_in_many_threads() {
                 for round in 0..50 {
                     let mut y = vec![0f32; x.len()];
                     let params = params!(x.as_ptr(), y.as_mut_ptr(), x.len() as u32);
-                    launch("toy_reverse", 10, 64, 0, &params, SCHEDULES[round % 4]).unwrap();
+                    launch("toy_reverse", 10, 64, 256, &params, SCHEDULES[round % 4]).unwrap();
                     assert_eq!(y, reversed_tiles(&x));
                 }
             });
@@ -215,17 +279,22 @@ fn launches_in_many_threads() {
 
 /// In every order, the fault is found, and its description has all of `words`.
 fn diagnosed(kernel: &str, threads: u32, at: i32, words: &[&str]) {
+    diagnosed_anywhere(kernel, threads, at, &[words, &["faults.cu"]].concat());
+}
+
+/// The same of a fault whose place in the source is not known.
+fn diagnosed_anywhere(kernel: &str, threads: u32, at: i32, words: &[&str]) {
     let mut y = [0f32; 64];
     for schedule in SCHEDULES {
         let fault = launch(kernel, 2, threads, 128, &params!(y.as_mut_ptr(), at as u32), schedule);
         let fault = fault.expect_err("the fault is found");
-        for word in words.iter().copied().chain([kernel, "block (", "faults.cu"]) {
+        for word in words.iter().copied().chain([kernel, "block ("]) {
             assert!(fault.contains(word), "{word:?} is not in: {fault}");
         }
     }
     // The emulator works as before.
     let x = [1f32; 64];
-    launch("toy_reverse", 1, 64, 0, &params!(x.as_ptr(), y.as_mut_ptr(), 64), Schedule::Forward).unwrap();
+    launch("toy_reverse", 1, 64, 256, &params!(x.as_ptr(), y.as_mut_ptr(), 64), Schedule::Forward).unwrap();
     assert_eq!(x, y);
 }
 
@@ -250,6 +319,15 @@ fn faults_are_diagnosed() {
     diagnosed("toy_not_in_mask", 32, 8, &["not in its mask"]);
     diagnosed("toy_trap", 32, 9, &["__trap", "block (1, 0, 0)", "thread (9, 0, 0)"]);
     diagnosed("toy_misaligned_copy", 32, 0, &["misaligned cp.async"]);
+}
+
+// AddressSanitizer would end the process.
+#[cfg(not(address_sanitizer))]
+#[test]
+fn illegal_addresses_are_diagnosed() {
+    for stores in [0, 1] {
+        diagnosed_anywhere("toy_illegal_address", 32, stores, &["illegal address 0x40", "thread (7, 0, 0)"]);
+    }
 }
 
 // AddressSanitizer would end the process.

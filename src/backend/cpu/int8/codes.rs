@@ -25,8 +25,12 @@ pub(super) const fn doubled(bits: usize) -> bool {
 
 /// The bits of a format of unsigned integers with float scales and a zero point: affine and symmetric formats.
 pub(super) fn integer_bits(format: QuantFormat) -> Option<usize> {
+    let has_zero_point = match format.zero_point() {
+        ZeroPoint::Bias | ZeroPoint::Midpoint => true,
+        ZeroPoint::None => false,
+    };
     let is_affine = format.scale() == Scale::Float
-        && format.zero_point() != ZeroPoint::None
+        && has_zero_point
         && QuantFormat::AFFINE_GROUP_SIZES.contains(&format.group_size());
     matches!(format.element(), Element::Uint(_) if is_affine).then_some(format.bits())
 }

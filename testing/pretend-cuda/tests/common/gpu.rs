@@ -76,7 +76,7 @@ impl Gpu {
         let function = self.function(name).unwrap();
         let params = [In::from(params)];
         let params = In::from(&params[..]).cast();
-        cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 64, self.stream, params, In::default())
+        cuLaunchKernel(function, blocks, 1, 1, threads, 1, 1, 256, self.stream, params, In::default())
     }
 
     /// A kernel of several parameters, each of which is the low bytes of a word.

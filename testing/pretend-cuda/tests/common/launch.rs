@@ -2,7 +2,7 @@
 
 use std::ffi::CString;
 
-use pretend_cuda::emulator::{Kernel, Params, Schedule};
+use pretend_cuda::emulator::{Grid, Kernel, Params, Schedule};
 
 /// Orders that find what depends on order.
 pub const SCHEDULES: [Schedule; 4] =
@@ -42,15 +42,16 @@ impl Argument for u32 {
 
 pub fn launch_grid(
     name: &str,
-    grid: [u32; 3],
-    block: [u32; 3],
-    shared: usize,
+    blocks: [u32; 3],
+    threads: [u32; 3],
+    shared_bytes: usize,
     params: &Params,
     schedule: Schedule,
 ) -> Result<(), String> {
     let kernel = Kernel::find(&CString::new(name).unwrap()).unwrap_or_else(|| panic!("no kernel {name}"));
+    let grid = Grid { blocks, threads, shared_bytes, params: params.clone(), starts_early: false };
     // SAFETY: every test gives its kernel memory that is large enough, and live.
-    unsafe { kernel.launch(grid, block, shared, params, schedule) }
+    unsafe { kernel.launch(&grid, schedule) }
 }
 
 pub fn launch(

@@ -57,4 +57,5 @@ EMULATED_KERNEL(toy_bits, BitsParams, 1) {
     put(__float2int_rd(-2.5f));
     put(min(3, 7u) + max(-1.f, 4.f));
     put(__float_as_uint(__fmaf_rn(3.f, 5.f, 0.5f)));
+    put(static_cast<uint32_t>(__umul64hi(0x123456789abcdef0u, 0xfedcba9876543210u) >> 32));
 }

@@ -1,15 +1,17 @@
 // Kernels of the emulator's own tests: shared memory, barriers, several blocks.
 #include "emulator.h"
 
+static float *shared_floats() { return reinterpret_cast<float *>(emulator::dynamic_shared()); }
+
 struct CopyParams {
     const float *x;
     float *y;
     unsigned n;
 };
 
-// Reverses each tile of 64, through static shared memory.
+// Reverses each tile of 64, through shared memory.
 EMULATED_KERNEL(toy_reverse, CopyParams, 64) {
-    __shared__ float tile[64];
+    float *tile = shared_floats();
     const unsigned i = blockIdx.x * 64 + threadIdx.x;
     tile[threadIdx.x] = i < p.n ? p.x[i] : 0.f;
     __syncthreads();
@@ -18,19 +20,17 @@ EMULATED_KERNEL(toy_reverse, CopyParams, 64) {
 
 // The same without the barrier.
 EMULATED_KERNEL(toy_reverse_without_barrier, CopyParams, 64) {
-    __shared__ float tile[64];
+    float *tile = shared_floats();
     const unsigned i = blockIdx.x * 64 + threadIdx.x;
     tile[threadIdx.x] = i < p.n ? p.x[i] : 0.f;
     if (i < p.n) p.y[i] = tile[63 - threadIdx.x];
 }
 
-// Shared memory as it is before anything is written: static in y[0], dynamic in y[1].
+// Shared memory as it is before anything is written.
 EMULATED_KERNEL(toy_stale_shared, CopyParams, 1) {
-    __shared__ float fixed[4];
-    float *dynamic = reinterpret_cast<float *>(emulator::dynamic_shared());
-    p.y[2 * blockIdx.x] = fixed[3];
-    p.y[2 * blockIdx.x + 1] = dynamic[3];
-    fixed[3] = dynamic[3] = 1.f;
+    float *shared = shared_floats();
+    p.y[blockIdx.x] = shared[3];
+    shared[3] = 1.f;
 }
 
 struct AtomicParams {
@@ -60,7 +60,7 @@ struct AsyncParams {
 
 // y = x through cp.async, read before its wait unless `wait`.
 EMULATED_KERNEL(toy_async_copy, AsyncParams, 32) {
-    float *tile = reinterpret_cast<float *>(emulator::dynamic_shared());
+    float *tile = shared_floats();
     emulator::copy_async(tile + threadIdx.x * 4, p.x + threadIdx.x * 4, 16);
     emulator::commit_copies();
     emulator::copy_async(tile + 128 + threadIdx.x * 4, p.x + 128 + threadIdx.x * 4, 16, 8);

@@ -58,3 +58,14 @@ EMULATED_KERNEL(toy_trap, FaultParams, 32) {
 EMULATED_KERNEL(toy_misaligned_copy, FaultParams, 32) {
     emulator::copy_async(emulator::dynamic_shared() + 4, p.y, 16);
 }
+
+// Loads, or stores, where there is no memory.
+EMULATED_KERNEL(toy_illegal_address, FaultParams, 32) {
+    if (threadIdx.x != 7) return;
+    volatile uintptr_t address = 64;
+    volatile float *nowhere = reinterpret_cast<float *>(address);
+    if (p.at)
+        *nowhere = 1.f;
+    else
+        p.y[0] = *nowhere;
+}

@@ -64,3 +64,8 @@ EMULATED_KERNEL(toy_ldmatrix, LdmatrixParams, 32) {
     for (unsigned transpose = 0; transpose < 2; ++transpose)
         emulator::ldmatrix(p.y + (transpose * 32 + threadIdx.x) * 4, 4, p.x + threadIdx.x * 8, transpose);
 }
+
+// y = x transposed, for 8x8 elements.
+EMULATED_KERNEL(toy_movmatrix, LdmatrixParams, 32) {
+    p.y[threadIdx.x] = emulator::movmatrix(p.x[threadIdx.x * 2] | uint32_t(p.x[threadIdx.x * 2 + 1]) << 16);
+}
