@@ -46,7 +46,7 @@ __device__ __forceinline__ uint32_t as_bits(half2 value) {
 
 // Hides how an address came about, lest the compiler computes all that follow from it ahead of a loop, for which
 // there are no registers.
-template <class T> __device__ __forceinline__ void forget_origin(T *&address) {
+template <class T> __device__ __forceinline__ void forget_origin([[maybe_unused]] T *&address) {
 #ifndef CANDLE_QUANT_EMULATED
     asm volatile("" : "+l"(address));
 #endif

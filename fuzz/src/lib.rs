@@ -38,7 +38,7 @@ pub fn run(bundle: &Bundle) -> bool {
 pub fn open_and_load_everything(path: &Path) -> bool {
     let strict = slm1::Slm1Options {
         strict: true,
-        digest: Some(candle_quant_tools::verify::sha256([0; 32])),
+        checksum: slm1::ChecksumPolicy::Verify(|_| 1),
         ..slm1::Slm1Options::default()
     };
     let _ = slm1::open(path, &strict).is_ok();

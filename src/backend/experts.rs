@@ -103,6 +103,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
 ///
 /// `outputs` `[rows, N]`, one below the other, have a row for each of the `shares` `[tokens, top_k]` (F32): row `order[i]`
 /// is that of share `i`.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
 pub(crate) fn weighted_sum(outputs: &[Tensor], order: &[u32], shares: &Tensor) -> Result<Tensor> {
     let Some(first) = outputs.first() else { bail!("there are no outputs to add") };
     let is_plain = |tensor: &Tensor| matches!(tensor.device(), Device::Cpu) && !tensor.track_op();

@@ -1,10 +1,10 @@
-//! Products that one launch on a CUDA device computes together. Elsewhere, and where shapes or formats do
+//! Matmuls that one launch on a CUDA device computes together. Elsewhere, and where shapes or formats do
 //! not allow it, they are computed one after another.
 
 use super::{check_factor, cuda, matmul, Factor};
 use candle_core::{DType, Device, Result, Tensor};
 
-/// What becomes of the products of a launch.
+/// What becomes of the outputs of a launch.
 #[derive(Clone, Copy, Debug)]
 #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
 pub(crate) enum Epilogue<'a> {
@@ -32,26 +32,25 @@ impl<'a> Epilogue<'a> {
     }
 }
 
-/// The products of several matrices with the same x.
+/// The matmuls of several matrices with the same x.
 pub(crate) fn matmul_many(factors: &[Factor], x: &Tensor) -> Result<Vec<Tensor>> {
     match in_one_launch(factors, x, Epilogue::Store { residual: None })? {
-        Some(products) => Ok(products),
+        Some(outputs) => Ok(outputs),
         None => factors.iter().map(|factor| matmul(*factor, x)).collect(),
     }
 }
 
-/// `silu(gate) * up` of the products with x.
+/// `silu(gate) * up` of the outputs for x.
 pub(crate) fn swiglu(gate: Factor, up: Factor, x: &Tensor) -> Result<Tensor> {
     if gate.weight.dims() == up.weight.dims() {
-        if let Some(product) = in_one_launch(&[gate, up], x, Epilogue::Swiglu)?.and_then(|mut all| all.pop())
-        {
-            return Ok(product);
+        if let Some(output) = in_one_launch(&[gate, up], x, Epilogue::Swiglu)?.and_then(|mut all| all.pop()) {
+            return Ok(output);
         }
     }
     matmul(gate, x)?.silu()? * matmul(up, x)?
 }
 
-/// The product with x, and `residual` added to it.
+/// The matmul with x, and `residual` added to it.
 pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
     if let (Some(last), [n, _]) = (dims.last_mut(), factor.weight.dims().as_slice()) {
@@ -68,7 +67,7 @@ pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Resul
 }
 
 /// What one launch gives, if it is possible on this device and with these weights. Not where gradients are
-/// wanted: they follow from the single products.
+/// wanted: they follow from the single matmuls.
 fn in_one_launch(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
     let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(is_plain);
     if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !factors.iter().all(possible) {

@@ -1,5 +1,7 @@
 //! The one door to the kernels: the device of a weight decides who computes.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
@@ -24,7 +26,7 @@ pub(crate) use quantize::Parts;
 #[cfg(target_endian = "big")]
 compile_error!("candle-quant reads packed words as little-endian bytes");
 
-/// A weight of a product, and what is added to the product.
+/// The weight of a matmul, and what is added to its output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Factor<'a> {
     pub(crate) weight: &'a QuantTensor,
@@ -39,11 +41,11 @@ pub(crate) fn matmul(factor: Factor, x: &Tensor) -> Result<Tensor> {
         return stacked_matmul(factor, x);
     }
     let bias = bias.map(for_kernels).transpose()?;
-    let product = QuantMatmul { weight: weight.clone(), bias };
+    let matmul = QuantMatmul { weight: weight.clone(), bias };
     match x.device() {
         // Kernels of the device take views, or copy them.
-        Device::Cuda(_) => x.apply_op1(product),
-        _ => x.contiguous()?.apply_op1(product),
+        Device::Cuda(_) => x.apply_op1(matmul),
+        Device::Cpu | Device::Metal(_) => x.contiguous()?.apply_op1(matmul),
     }
 }
 
@@ -55,7 +57,7 @@ fn for_kernels(bias: &Tensor) -> Result<Tensor> {
     }
 }
 
-/// Shapes and devices of a product; its dtype is the kernels' business.
+/// Checks shapes and devices of a matmul; the kernels check its dtype.
 fn check_factor(Factor { weight, bias }: Factor, x: &Tensor) -> Result<()> {
     let dims = weight.dims();
     let [.., n, k] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
@@ -75,7 +77,7 @@ fn check_factor(Factor { weight, bias }: Factor, x: &Tensor) -> Result<()> {
     check_device("x", x, weight.device())
 }
 
-/// One product for each matrix of a stack; leading dimensions broadcast both ways.
+/// One matmul for each matrix of a stack; leading dimensions broadcast both ways.
 fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor> {
     let dims = weight.dims();
     let [stack @ .., _, _] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
@@ -85,9 +87,9 @@ fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor>
     };
     let shape = Shape::from(x_stack).broadcast_shape_binary_op(&Shape::from(stack), "matmul")?;
     let batch = shape.dims().to_vec();
-    let product_dims = [&batch[..], &[*m, weight.packed().dim(D::Minus2)?]].concat();
+    let output_dims = [&batch[..], &[*m, weight.packed().dim(D::Minus2)?]].concat();
     if shape.elem_count() == 0 {
-        return Tensor::zeros(product_dims, x.dtype(), x.device());
+        return Tensor::zeros(output_dims, x.dtype(), x.device());
     }
     // Which entry of a flattened stack each batch entry meets.
     let entries = |stack: &[usize]| -> Result<Vec<u32>> {
@@ -101,12 +103,12 @@ fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor>
     if matches!(x.device(), Device::Cuda(_)) && !x.track_op() {
         let bias = bias.map(for_kernels).transpose()?;
         let factor = Factor { weight, bias: bias.as_ref() };
-        return cuda::stacked(factor, &pairs.collect::<Vec<_>>(), &x)?.reshape(product_dims);
+        return cuda::stacked(factor, &pairs.collect::<Vec<_>>(), &x)?.reshape(output_dims);
     }
     let flat = weight.flatten_stack()?;
-    let products =
+    let outputs =
         pairs.map(|(matrix, entry)| matmul(Factor { weight: &flat.matrix(matrix)?, bias }, &x.get(entry)?));
-    Tensor::stack(&products.collect::<Result<Vec<_>>>()?, 0)?.reshape(product_dims)
+    Tensor::stack(&outputs.collect::<Result<Vec<_>>>()?, 0)?.reshape(output_dims)
 }
 
 /// See [`QuantTensor::dequantize`].
@@ -130,6 +132,7 @@ pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
 }
 
 /// See [`QuantTensor::embed`].
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
 pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<Tensor> {
     fn typed<T: Real>(weight: &QuantTensor, ids: &[usize], dims: Vec<usize>) -> Result<Tensor> {
         let rows = with_matrix(weight, 0, |matrix| Ok(cpu::embed::<T>(matrix, ids)))?;
@@ -171,17 +174,17 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
     }
 }
 
-/// Encodes the rows of a contiguous tensor `[.., K]` of finite numbers.
+/// Quantizes the rows of a contiguous tensor `[.., K]` of finite numbers.
 ///
 /// `absmax` is NVFP4's global scale in MLX's convention.
 pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>) -> Result<Parts> {
     match weight.device() {
         Device::Cuda(_) => cuda::quantize(weight, format, absmax),
-        _ => quantize::quantize(weight, format, absmax),
+        Device::Cpu | Device::Metal(_) => quantize::quantize(weight, format, absmax),
     }
 }
 
-/// The product with a matrix `[N, K]`; candle hands it the storage of `x`.
+/// A matmul with a matrix `[N, K]`; candle hands it the storage of `x`.
 struct QuantMatmul {
     weight: QuantTensor,
     /// `[N]`, contiguous, F32 on the CPU.
@@ -193,10 +196,11 @@ impl CustomOp1 for QuantMatmul {
         "quant-matmul"
     }
 
+    #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
     fn cpu_fwd(&self, storage: &CpuStorage, layout: &Layout) -> Result<(CpuStorage, Shape)> {
         let bias: Option<Vec<f32>> = self.bias.as_ref().map(|bias| bias.to_vec1()).transpose()?;
         let bias = bias.as_deref();
-        let product = with_matrix(&self.weight, 0, |matrix| {
+        let output = with_matrix(&self.weight, 0, |matrix| {
             Ok(match storage {
                 CpuStorage::F32(x) => CpuStorage::F32(cpu::matmul(matrix, contiguous(x, layout)?, bias)),
                 CpuStorage::F16(x) => CpuStorage::F16(cpu::matmul(matrix, contiguous(x, layout)?, bias)),
@@ -213,7 +217,7 @@ impl CustomOp1 for QuantMatmul {
         if let (Some(last), [.., n, _]) = (dims.last_mut(), self.weight.dims().as_slice()) {
             *last = *n;
         }
-        Ok((product, Shape::from(dims)))
+        Ok((output, Shape::from(dims)))
     }
 
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
@@ -221,7 +225,7 @@ impl CustomOp1 for QuantMatmul {
     }
 
     /// `grad * weight`: the weight is dequantized for it.
-    fn bwd(&self, _x: &Tensor, _product: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
+    fn bwd(&self, _x: &Tensor, _output: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
         let weight = self.weight.dequantize(grad.dtype())?;
         let (n, k) = weight.dims2()?;
         let flat = grad.contiguous()?.reshape(((), n))?.matmul(&weight)?;
@@ -274,6 +278,7 @@ fn with_matrix<R>(
     })
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "parts are U8 or floats, on the CPU")]
 fn group_values<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<GroupValues<'a>> {
     Ok(match storage {
         Storage::Cpu(CpuStorage::U8(all)) => GroupValues::Byte(slice(contiguous(all, layout)?, part)?),

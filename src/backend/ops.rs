@@ -52,7 +52,7 @@ impl QuantTensor {
         let row = (format.words_per_row(*k)?, format.groups_per_row(*k)?);
         let source = match weight.device() {
             Device::Cuda(_) => weight.contiguous()?,
-            _ => weight.to_device(&Device::Cpu)?.contiguous()?,
+            Device::Cpu | Device::Metal(_) => weight.to_device(&Device::Cpu)?.contiguous()?,
         };
         let absmax = super::absmax(&source)?;
         if !absmax.is_finite() {
@@ -96,7 +96,7 @@ impl QuantTensor {
     /// Sums are f32. The gradient with respect to `x` is supported, weights and bias are constants.
     ///
     /// The same operands give the same bits on the same kind of device. A row of `x` need not give the
-    /// same bits among other numbers of rows; on a CUDA device, with so many that the weights are decoded
+    /// same bits among other numbers of rows; on a CUDA device, with so many that the weights are dequantized
     /// first, they are rounded to the dtype of `x`.
     ///
     /// # Errors
@@ -116,10 +116,10 @@ impl QuantTensor {
 }
 
 impl LayerWeight {
-    /// The weight as a dense tensor of `dtype`, decoded when packed.
+    /// The weight as a dense tensor of `dtype`, dequantized when packed.
     ///
     /// # Errors
-    /// If the device can't decode or convert to `dtype`.
+    /// If the device can't dequantize or convert to `dtype`.
     pub fn to_dense(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Self::Quantized(weight) => weight.dequantize(dtype),

@@ -19,6 +19,7 @@ trait OverElements {
 }
 
 /// Lends the elements of a contiguous CPU tensor of F32, F16 or BF16.
+#[allow(clippy::wildcard_enum_match_arm, reason = "storages of other dtypes and devices are refused")]
 fn over_elements<C: OverElements>(tensor: &Tensor, computation: C) -> Result<C::Output> {
     let (storage, layout) = tensor.storage_and_layout();
     match &*storage {

@@ -36,16 +36,7 @@
 //! or, on Windows, is prevented by the system; if its bytes are overwritten, weights loaded afterwards
 //! hold whatever is there then. Replacing a file by renaming another over it is safe.
 
-//! # Rooms
-//! Each knows only those before it:
-//!
-//! | room | what it does |
-//! |---|---|
-//! | `file` | mapped bytes, headers of safetensors files, shards, JSON |
-//! | `weight` | a weight in a file: format, byte ranges, logical shape, slices |
-//! | `container` | what a reader of one kind provides; `opened` is a checkpoint of any kind |
-//! | `mlx`, `hf`, `uqff`, `gguf`, `ollama`, [`slm1`] | the readers, one for each kind |
-//! | `recognise` | which reader a path is for |
+#![deny(clippy::wildcard_enum_match_arm)]
 
 mod container;
 mod file;
@@ -64,19 +55,19 @@ mod tokenizer;
 mod uqff;
 mod weight;
 
-pub use file::masked;
 #[cfg(any(test, feature = "recorded-reads"))]
 #[doc(hidden)]
 pub use file::reads;
+#[doc(hidden)]
+pub use file::with_masked_literals;
 pub use file::Digest;
 pub use kind::{CheckpointKind, QuantMethod};
 pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
 pub use sidecar::SidecarFiles;
-
-pub use tokenizer::{StoredTokenizer, REMEDY as TOKENIZER_REMEDY};
+pub use tokenizer::StoredTokenizer;
 pub use weight::{module_of, tensor_of};
-pub use weight::{natural_order, DenseTensor, GgmlWeight, PackedWeight, Weight};
+pub use weight::{natural_order, DenseTensor, GgmlWeight, MlxForm, PackedWeight, Weight};
 
 use crate::Result;
 use file::Warnings;

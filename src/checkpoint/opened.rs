@@ -150,7 +150,7 @@ impl Checkpoint {
     }
 
     /// The file that states the [`config`](Checkpoint::config), be it there or not: `config.json`, or that of the
-    /// weights, if it tells everything itself.
+    /// weights, if it says everything itself.
     pub fn config_file(&self) -> PathBuf {
         match (self.kind(), self.sidecar_files()) {
             (CheckpointKind::Gguf | CheckpointKind::Slm1, _) => self.path().to_owned(),

@@ -1,6 +1,6 @@
 //! The files that lie beside the weights: config, tokenizer and the like.
 
-use super::file::read_json;
+use super::file::{is_plain_file_name, read_json};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -35,10 +35,12 @@ impl SidecarFiles {
         Ok(files)
     }
 
-    /// Where the file called `name` is, if there is one.
+    /// Where the file called `name` is, if there is one. A name that would lead out of the folder is none.
     pub fn path(&self, name: &str) -> Option<PathBuf> {
         match self {
-            Self::Directory(dir) => Some(dir.join(name)).filter(|path| path.is_file()),
+            Self::Directory(dir) => {
+                Some(dir.join(name)).filter(|path| is_plain_file_name(name) && path.is_file())
+            }
             Self::Files(files) => files.get(name).cloned(),
         }
     }
@@ -64,6 +66,27 @@ impl SidecarFiles {
                 problem: "not a JSON object".into(),
                 remedy: "fetch it again".into(),
             }),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_do_not_lead_out_of_the_folder() {
+        let folder = tempfile::tempdir().unwrap();
+        let inside = folder.path().join("model");
+        std::fs::create_dir(&inside).unwrap();
+        for dir in [folder.path(), &inside] {
+            std::fs::write(dir.join("config.json"), "{}").unwrap();
+        }
+        let files = SidecarFiles::Directory(inside.clone());
+        assert_eq!(files.path("config.json"), Some(inside.join("config.json")));
+        let absolute = folder.path().join("config.json");
+        for name in ["../config.json", "./config.json", absolute.to_str().unwrap(), "", ".", ".."] {
+            assert_eq!(files.path(name), None, "{name}");
         }
     }
 }

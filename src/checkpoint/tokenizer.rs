@@ -1,15 +1,17 @@
-//! A tokenizer that lies in the same files as the weights. It is handed on as it is stored: whoever generates text
+//! A tokenizer that lies in the same files as the weights. It is returned as it is stored; text generation
 //! builds it.
 
+use crate::Error;
 use candle_core::quantized::gguf_file;
 use std::collections::HashMap;
 use std::path::PathBuf;
 
 /// What helps if it can't be built.
-pub const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
+pub(super) const REMEDY: &str = "put the tokenizer.json of the original model beside the file";
 
 /// A tokenizer as a checkpoint stores it.
 #[derive(Debug)]
+#[non_exhaustive]
 pub struct StoredTokenizer {
     /// The file that it is in.
     pub path: PathBuf,
@@ -17,4 +19,11 @@ pub struct StoredTokenizer {
     pub metadata: HashMap<String, gguf_file::Value>,
     /// Whether candle would put a space before the text that the tokenizer does not have.
     pub without_prefix_space: bool,
+}
+
+impl StoredTokenizer {
+    /// The error of a tokenizer that can't be built, and how to go on.
+    pub fn error(&self, problem: impl Into<String>) -> Error {
+        Error::file(&self.path, problem, REMEDY)
+    }
 }

@@ -145,7 +145,7 @@ impl Group {
         Error::Rank { rank, problem }
     }
 
-    /// Calls `hook` as soon as a rank fails, on the thread that tells of it.
+    /// Calls `hook` as soon as a rank fails, on the thread that reports it.
     pub fn on_failure(&self, hook: impl FnOnce(usize, &str) + Send + 'static) {
         let mut state = self.lock();
         match state.failure.clone() {

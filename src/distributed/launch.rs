@@ -88,7 +88,7 @@ impl Launch {
         let body = Arc::new(body);
         let (sender, results) = mpsc::channel();
         let of_failure = sender.clone();
-        // Whoever failed may not be able to say so itself.
+        // The rank that failed may not be able to report it itself.
         group.on_failure(move |_, _| drop(of_failure.send(None)));
         // A rank is a thread of its own pool, among which it shares its work: it waits for no thread of another's, and
         // all together are no more than there are cores, or else one for each rank.
@@ -131,7 +131,7 @@ impl Launch {
     /// has started.
     ///
     /// Rank 0 listens at the address of `place` for the others. Each proves the other that it knows `secret`,
-    /// and all are told the `token` of rank 0. The connections stay: when a rank fails, or its process ends,
+    /// and rank 0 broadcasts its `token` to all. The connections stay: when a rank fails, or its process ends,
     /// all others end with its message, those that notice at the next [`Joined::failure`]. A process that has
     /// not ended some seconds later, because it waits for a rank that never comes, is ended with exit code 1,
     /// and its message on stderr. All wait for each other in the end.

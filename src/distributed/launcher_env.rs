@@ -65,10 +65,10 @@ impl Place {
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let variables =
             Variables(&|name| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty()));
-        let told = |convention: &&Convention| {
+        let is_set = |convention: &&Convention| {
             variables.get(convention.rank).or(variables.get(convention.world_size)).is_some()
         };
-        let Some(convention) = CONVENTIONS.iter().find(told) else {
+        let Some(convention) = CONVENTIONS.iter().find(is_set) else {
             let expected = "RANK, WORLD_SIZE and LOCAL_RANK, or the variables of mpirun or srun";
             return Err(Error::mismatch("environment of a rank", expected, "none of them"));
         };
@@ -154,13 +154,13 @@ impl Variables<'_> {
         Ok(())
     }
 
-    /// Whether srun has started the ranks: nobody else tells of any, or PMI, which srun speaks too, says the same.
+    /// Whether srun has started the ranks: no other launcher has set any, or PMI, which srun speaks too, says the same.
     fn of_slurm(&self) -> bool {
-        let told = |by: Convention| [by.rank, by.world_size].map(|name| self.get(name));
-        let (nobody, slurm, pmi) = ([None, None], told(SLURM), told(MPICH));
+        let set_by = |by: Convention| [by.rank, by.world_size].map(|name| self.get(name));
+        let (nobody, slurm, pmi) = ([None, None], set_by(SLURM), set_by(MPICH));
         slurm != nobody
-            && told(BY_HAND) == nobody
-            && told(OPEN_MPI) == nobody
+            && set_by(BY_HAND) == nobody
+            && set_by(OPEN_MPI) == nobody
             && (pmi == nobody || pmi == slurm)
     }
 

@@ -5,6 +5,7 @@ mod collective;
 mod failure;
 mod host_group;
 mod launch;
+#[cfg(feature = "processes")]
 mod launcher_env;
 #[cfg_attr(not(feature = "nccl"), path = "no_nccl.rs")]
 mod nccl;
@@ -15,6 +16,7 @@ mod rendezvous;
 
 pub use collective::Collective;
 pub use launch::{run, Launch};
+#[cfg(feature = "processes")]
 pub use launcher_env::Place;
 pub use rank::Rank;
 #[cfg(feature = "processes")]

@@ -150,14 +150,14 @@ fn least_squares<T: Real>(weights: &[f32], codes: &[u8], bits: Bits) -> Vec<(T, 
     let (weight_sum, code_sum) =
         pairs().fold((0., 0.), |sums, (weight, code)| (sums.0 + weight, sums.1 + code));
     let (weight_mean, code_mean) = (weight_sum / count, code_sum / count);
-    let (product, square) = pairs().fold((0., 0.), |sums, (weight, code)| {
+    let (cross, square) = pairs().fold((0., 0.), |sums, (weight, code)| {
         let code = code - code_mean;
         (sums.0 + code * (weight - weight_mean), sums.1 + code * code)
     });
     if square == 0. {
         return Vec::new();
     }
-    let scale = T::from_f32((product / square) as f32).to_f32();
+    let scale = T::from_f32((cross / square) as f32).to_f32();
     let other_mean = f64::from(bits.largest_code()) - code_mean;
     let fit = |scale: f32, code_mean: f64| {
         let bias = weight_mean - f64::from(scale) * code_mean;

@@ -9,11 +9,16 @@ use std::str::FromStr;
 const DEFAULT_GROUP_SIZE: usize = 64;
 
 impl QuantFormat {
-    /// What [`QuantFormat::from_str`] reads.
+    /// What [`QuantFormat::from_str`] reads, but for `symmetric:BITS[:gGROUP]`: nothing quantizes to symmetric formats.
     pub fn grammar() -> String {
-        let names = Self::NAMED.map(|(name, _)| name).join(", ");
+        let names = Self::names().join(", ");
         let affine = "affine:BITS[:gGROUP] (BITS 1, 2, 3, 4, 5, 6 or 8; GROUP 32, 64 or 128)";
         format!("{affine}, a width alone (4, q4, int4, 4bit, afq4), {names}")
+    }
+
+    /// The names of the formats without parameters.
+    pub(crate) fn names() -> [&'static str; Self::NAMED.len()] {
+        Self::NAMED.map(|(name, _)| name)
     }
 
     /// The name of the format's family, MLX's word where MLX has it: `affine`, `mxfp4`, `nvfp4`, `mxfp8`; or `symmetric`.

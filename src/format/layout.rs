@@ -24,6 +24,16 @@ impl QuantFormat {
             .ok_or_else(|| Error::mismatch("K", "a row that fits the address space", k.to_string()))
     }
 
+    /// The shapes of codes, in 32-bit words, and of scales of a weight of shape `dims`.
+    ///
+    /// # Errors
+    /// If K, the last dimension, is no whole number of groups.
+    pub fn part_dims(self, dims: &[usize]) -> Result<(Vec<usize>, Vec<usize>)> {
+        let (k, rows) = dims.split_last().unwrap_or((&0, &[]));
+        let with_last = |last: usize| [rows, &[last]].concat();
+        Ok((with_last(self.words_per_row(*k)?), with_last(self.groups_per_row(*k)?)))
+    }
+
     fn check_row(self, k: usize) -> Result<()> {
         let group_size = self.group_size;
         if k == 0 || !k.is_multiple_of(group_size) {

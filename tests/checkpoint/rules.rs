@@ -214,6 +214,15 @@ fn an_override_that_contradicts_the_shapes_is_refused() {
         &[FILE, "`m`", "U8 scales", "BF16"],
     );
     rejected(weight(&with(json!({"mode": "nvfp4"})), &MXFP4, None), &[FILE, "`m`", "nvfp4"]);
+    // NF4 has float scales, too, but no biases.
+    rejected(
+        weight(&with(json!({"mode": "nf4"})), &AFFINE, Some(128)),
+        &[FILE, "`m.biases`", "no biases", "nf4 of its entry in the config"],
+    );
+    rejected(
+        weight(&with(json!({"mode": "nf4"})), &MXFP4, Some(128)),
+        &[FILE, "`m`", "expected float scales for the nf4"],
+    );
 }
 
 #[test]

@@ -83,7 +83,7 @@ fn every_type_of_candle_decodes_as_in_candle() {
         );
     }
     let warnings = checkpoint.warnings();
-    assert!(matches!(warnings.as_slice(), [one] if one.contains("is decoded")), "{warnings:?}");
+    assert!(matches!(warnings.as_slice(), [one] if one.contains("is dequantized")), "{warnings:?}");
 }
 
 /// Blocks of MXFP4 and their values; `adjacent` says which elements share a byte.

@@ -64,7 +64,7 @@ fn what_is_decoded_is_said() {
         match format {
             "F32" => crate::checkpoint::warned(
                 &checkpoint,
-                &["model.safetensors", "fp8 with F32 scales", "are decoded"],
+                &["model.safetensors", "fp8 with F32 scales", "are dequantized"],
             ),
             _ => assert!(checkpoint.warnings().is_empty(), "{:?}", checkpoint.warnings()),
         }

@@ -231,6 +231,17 @@ fn lying_metadata_loses_against_k_and_the_entry_of_the_config() {
     warned(&checkpoint, &["`m.weight`", "config.json says affine 4-bit g128", "affine 8-bit g64"]);
 }
 
+/// Ollama writes none of them, so that an entry says nothing.
+#[test]
+fn entries_of_formats_that_ollama_has_not_are_no_evidence() {
+    for mode in ["mxint8", "nf4", "symmetric"] {
+        let config = json!({"quantization": {"bits": 4, "group_size": 64, "m": {"mode": mode}}});
+        let (checkpoint, packed) = weight_of(&config, &stated("int4", "64"), "m", &INT4, Some(128)).unwrap();
+        assert_eq!(packed.format(), affine(4, 64));
+        silent(&checkpoint);
+    }
+}
+
 /// Section 5: the type of the whole model in versions up to 0.15, where nothing else is said.
 #[test]
 fn model_index_decides_last() {

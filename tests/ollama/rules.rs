@@ -202,6 +202,22 @@ fn other_content_of_the_same_size_is_found_on_request() {
     assert!(matches!(verify_digest(wrong[0]), Err(Error::Io { .. })));
 }
 
+/// To open a named pipe waits for a writer that never comes.
+#[cfg(unix)]
+#[test]
+fn a_blob_that_became_a_named_pipe_is_no_file() {
+    let mut model = model();
+    let digest = model.digest();
+    let path = model.root().join(format!("blobs/sha256-{digest}"));
+    let checkpoint = model.open().unwrap();
+    fs::remove_file(&path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(&path).status().unwrap().success());
+    let (sender, found) = std::sync::mpsc::channel();
+    std::thread::spawn(move || sender.send(verify_digests(&checkpoint)));
+    let found = found.recv_timeout(std::time::Duration::from_secs(60)).expect("it waits for a writer");
+    rejected(found, &[path.file_name().unwrap().to_str().unwrap(), "not a regular file"]);
+}
+
 /// R6
 #[test]
 fn headers_are_whole() {

@@ -2,7 +2,7 @@
 
 use crate::checkpoint::rejected;
 use crate::writer::{Kind, Model};
-use crate::{entry, fixture_bytes, hash, open, open_strictly, open_with, u32_at, with};
+use crate::{entry, fixture_bytes, hash, open, open_strictly, open_with, sum, u32_at, with};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::slm1::{ChecksumPolicy, Slm1Options, Verification};
 use serde_json::Value;
@@ -85,10 +85,6 @@ fn rule_7_rotation_and_epsilon() {
             rejected(open(&bytes), &[FILE, &format!("{name} is {value}"), "a finite number above zero"]);
         }
     }
-}
-
-fn sum(bytes: &[u8]) -> u64 {
-    bytes.iter().enumerate().map(|(at, byte)| u64::from(*byte) * (at as u64 + 1)).sum()
 }
 
 #[test]

@@ -74,7 +74,7 @@ fn codes_and_scales_are_kept_bit_for_bit() {
             );
         }
         let decoded =
-            checkpoint.warnings().iter().any(|warning| warning.contains("decoded when they are loaded"));
+            checkpoint.warnings().iter().any(|warning| warning.contains("dequantized when they are loaded"));
         assert_eq!(decoded, group_size.is_none(), "{kind:?}");
     }
 }

@@ -8,21 +8,20 @@ use std::path::Path;
 /// Bytes that are read at a time.
 const CHUNK: usize = 4 << 20;
 
-/// The SHA-256 of all that is read.
-pub(crate) fn of_reader(read: &mut dyn Read) -> io::Result<[u8; 32]> {
-    let (mut hasher, mut chunk) = (Sha256::new(), vec![0; CHUNK]);
+/// The SHA-256 of a regular file, in hexadecimal.
+pub(crate) fn of_file(path: &Path) -> io::Result<String> {
+    // Asked before opening: to open a named pipe waits for a writer.
+    if !std::fs::metadata(path)?.is_file() {
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, "not a regular file"));
+    }
+    let (mut file, mut hasher, mut chunk) = (File::open(path)?, Hasher::default(), vec![0; CHUNK]);
     loop {
-        let count = read.read(&mut chunk)?;
+        let count = file.read(&mut chunk)?;
         match chunk.get(..count) {
-            None | Some([]) => return Ok(hasher.finalize().into()),
+            None | Some([]) => return Ok(hasher.finish()),
             Some(bytes) => hasher.update(bytes),
         }
     }
-}
-
-/// The SHA-256 of a file, in hexadecimal.
-pub(crate) fn of_file(path: &Path) -> io::Result<String> {
-    Ok(hex(&of_reader(&mut File::open(path)?)?))
 }
 
 /// The SHA-256 of bytes, in hexadecimal.

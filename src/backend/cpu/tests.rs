@@ -58,7 +58,7 @@ fn formats_for(k: usize) -> impl Iterator<Item = QuantFormat> {
 }
 
 /// `x * w^T + bias` in f64, and the sum of magnitudes that bounds its rounding errors.
-fn product_in_f64(weights: &[f32], k: usize, x: &[f32], bias: Option<&[f32]>) -> Vec<(f64, f64)> {
+fn matmul_in_f64(weights: &[f32], k: usize, x: &[f32], bias: Option<&[f32]>) -> Vec<(f64, f64)> {
     let mut results = Vec::new();
     for x in x.chunks_exact(k) {
         for (n, weights) in weights.chunks_exact(k).enumerate() {
@@ -72,6 +72,7 @@ fn product_in_f64(weights: &[f32], k: usize, x: &[f32], bias: Option<&[f32]>) ->
 }
 
 /// Unit roundoff of an activation dtype, and half its smallest step.
+#[allow(clippy::wildcard_enum_match_arm, reason = "all other activations are F32")]
 fn unit<T: Real>() -> (f64, f64) {
     match T::DTYPE {
         candle_core::DType::F16 => (2f64.powi(-11), 2f64.powi(-25)),
@@ -85,7 +86,7 @@ fn check_matmul<T: Real>(isa: &InstructionSet, weight: &Weight, m: usize, biased
     let bias: Option<Vec<f32>> = biased.then(|| (0..weight.n).map(|_| rng.random_range(-1.0..1.0)).collect());
     let got = matmul_with(isa, &weight.view(), &x, bias.as_deref());
     let exact: Vec<f32> = x.iter().map(|x| x.to_f32()).collect();
-    let want = product_in_f64(&weight.decoded(), weight.k, &exact, bias.as_deref());
+    let want = matmul_in_f64(&weight.dequantized(), weight.k, &exact, bias.as_deref());
     let name = (isa.name(), weight.format, weight.n, weight.k, m);
     assert_close(name, &got, &want);
 }
@@ -180,7 +181,7 @@ fn decode_has_the_bits_of_the_reference() {
             for format in formats_for(k) {
                 let weight = Weight::random(format, n, k, &mut rng);
                 let got: Vec<f32> = dequantize_with(isa, &weight.view());
-                assert_same_bits((isa.name(), format, n, k), &got, &weight.decoded());
+                assert_same_bits((isa.name(), format, n, k), &got, &weight.dequantized());
             }
         }
     }
@@ -208,7 +209,7 @@ fn every_scale_byte_times_every_code_decodes_alike() {
                 global_scale: 1.0,
             };
             let got: Vec<f32> = dequantize_with(isa, &weight.view());
-            assert_same_bits((isa.name(), format), &got, &weight.decoded());
+            assert_same_bits((isa.name(), format), &got, &weight.dequantized());
         }
     }
 }
@@ -272,7 +273,7 @@ fn check_rounding<T: Real>(isa: &InstructionSet, weight: &Weight, x: &[f32], wan
     assert!(error <= 1.05 * unavoidable, "{name:?}: {error:e}, rounding alone {unavoidable:e}");
 }
 
-/// The encoder's own output on Gaussian weights, long rows, activations of one sign: sums that cancel.
+/// Gaussian weights, long rows, activations of one sign: sums that cancel.
 #[test]
 fn results_are_as_good_as_rounding_allows() {
     fn gaussian(rng: &mut impl Rng) -> f32 {
@@ -289,14 +290,14 @@ fn results_are_as_good_as_rounding_allows() {
             GroupScales::Bytes(scales) => (Groups::Byte(scales), None),
         };
         let weight = Weight { format, n, k, words: rows.words, scales, biases, global_scale: 1.0 };
-        let decoded = weight.decoded();
+        let dequantized = weight.dequantized();
         for (m, one_sign) in [(1, false), (1, true), (4, true), (8, false), (MAX_FEW + 1, true)] {
             let signed = |x: f32| if one_sign { x.abs() } else { x };
             let x: Vec<f32> = (0..m * k).map(|_| signed(gaussian(&mut rng))).collect();
-            let want = product_in_f64(&decoded, k, &x, None);
+            let want = matmul_in_f64(&dequantized, k, &x, None);
             // What f16 and bf16 both have.
             let short: Vec<f32> = x.iter().map(|x| bf16::from_f32(*x).to_f32()).collect();
-            let want_of_short = product_in_f64(&decoded, k, &short, None);
+            let want_of_short = matmul_in_f64(&dequantized, k, &short, None);
             for isa in isa::available() {
                 let name = (isa.name(), format, m, one_sign);
                 let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
@@ -339,12 +340,12 @@ fn products_of_many_tiles_agree_with_f64() {
         let bias: Vec<f32> = (0..n).map(|_| rng.random_range(-1.0..1.0)).collect();
         let columns = [0, 63, 64, 127, 128, m - 1];
         let some = columns.map(|column| x[column * k..][..k].to_vec()).concat();
-        let want = product_in_f64(&weight.decoded(), k, &some, Some(&bias));
+        let want = matmul_in_f64(&weight.dequantized(), k, &some, Some(&bias));
         for isa in isa::available() {
-            let product = || matmul_with(isa, &weight.view(), &x, Some(&bias));
-            let products: [Vec<f32>; 2] = [product(), one_thread.install(product)];
+            let multiply = || matmul_with(isa, &weight.view(), &x, Some(&bias));
+            let outputs: [Vec<f32>; 2] = [multiply(), one_thread.install(multiply)];
             for (got, (want, column)) in
-                products.iter().flat_map(|got| want.chunks_exact(n).zip(columns).map(move |want| (got, want)))
+                outputs.iter().flat_map(|got| want.chunks_exact(n).zip(columns).map(move |want| (got, want)))
             {
                 let error = relative_error(got[column * n..][..n].iter().map(|y| f64::from(*y)), want);
                 assert!(error <= 1e-6, "{} {format} column {column}: {error:e}", isa.name());
@@ -365,14 +366,14 @@ fn candle_finds_the_matrix_unit_as_it_left_it() {
     };
     let packed = QTensor::quantize(&random(512), GgmlDType::Q4K).unwrap();
     let (theirs, x) = (QMatMul::from_qtensor(packed).unwrap(), random(64));
-    let product = || theirs.forward(&x).unwrap().to_vec2::<f32>().unwrap();
-    let first = product();
+    let multiply = || theirs.forward(&x).unwrap().to_vec2::<f32>().unwrap();
+    let first = multiply();
     for format in [QuantFormat::affine(4, 64).unwrap(), QuantFormat::NVFP4] {
-        // A small product is this thread's, a large one everybody's.
+        // A small matmul stays on this thread, a large one goes to all.
         for n in [16, 1024] {
             let weight = Weight::random(format, n, 512, &mut StdRng::seed_from_u64(13));
             matmul::<f32>(&weight.view(), &[1.; 8 * 512], None);
-            assert_eq!(product(), first);
+            assert_eq!(multiply(), first);
         }
     }
 }

@@ -54,6 +54,7 @@ impl Drop for ExactSums {
 /// # Safety
 /// The addresses are of device memory of the sizes above, which nothing but work ordered by the device's
 /// stream touches until the GEMM is done.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
 pub(super) unsafe fn multiply(device: &CudaDevice, gemm: Gemm) -> Result<()> {
     use sys::cublasOperation_t::{CUBLAS_OP_N, CUBLAS_OP_T};
     let Gemm { m, n, k, dtype, x, weight, y, y_stride, add } = gemm;

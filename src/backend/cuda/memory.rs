@@ -41,6 +41,7 @@ impl<'a> Locked<'a> {
         Self { storage, layout }
     }
 
+    #[allow(clippy::wildcard_enum_match_arm, reason = "all other storages are refused")]
     pub(super) fn view(&self) -> Result<View<'_>> {
         match &*self.storage {
             Storage::Cuda(storage) => Ok(View { storage, layout: self.layout }),
@@ -62,6 +63,7 @@ impl<'a> View<'a> {
     }
 
     /// The address of the first element of a contiguous view, to be read.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
     pub(super) fn address(&self, stream: &'a CudaStream) -> Result<Address<'a>> {
         fn of<'a, T>(
             slice: &'a CudaSlice<T>,
@@ -109,6 +111,7 @@ pub(super) fn allocate(device: &CudaDevice, shape: &Shape, dtype: DType) -> Resu
 }
 
 /// The address of storage that a kernel fills.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
 pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStream) -> Result<Address<'a>> {
     fn of<'a, T>(slice: &'a mut CudaSlice<T>, stream: &'a CudaStream) -> Result<Address<'a>> {
         let (address, in_use) = slice.device_ptr_mut(stream);
@@ -126,6 +129,7 @@ pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStre
 }
 
 /// A float dtype as kernels take it.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
 pub(super) fn float_dtype(dtype: DType) -> Result<CqDtype> {
     match dtype {
         DType::F16 => Ok(CQ_F16),

@@ -15,6 +15,7 @@ use candle_core::op::BackpropOp;
 use candle_core::{bail, CpuStorage, CudaStorage, DType, Device, Result, Shape, Storage, Tensor};
 
 /// The largest magnitude; NaN if there is a NaN.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle keeps U32 as U32")]
 pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
     /// Enough to fill a card.
     const MOST_BLOCKS: usize = 1024;

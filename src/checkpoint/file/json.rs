@@ -12,7 +12,7 @@ pub(in crate::checkpoint) fn with_strings(text: &str) -> Cow<'_, str> {
 }
 
 /// Text in which these literals are strings that are as long: everything is where it was.
-pub fn masked(text: &str) -> Cow<'_, str> {
+pub fn with_masked_literals(text: &str) -> Cow<'_, str> {
     replaced(text, |literal| format!("\"{}\"", "_".repeat(literal.len() - 2)))
 }
 
@@ -72,8 +72,8 @@ mod tests {
             (r#"["\"NaN", "\\", NaN, "ä Infinity,"]"#, json!(["\"NaN", "\\", "NaN", "ä Infinity,"])),
         ] {
             assert_eq!(serde_json::from_str::<Value>(&with_strings(text)).unwrap(), expected, "{text}");
-            assert_eq!(masked(text).len(), text.len());
-            assert!(serde_json::from_str::<Value>(&masked(text)).is_ok(), "{text}");
+            assert_eq!(with_masked_literals(text).len(), text.len());
+            assert!(serde_json::from_str::<Value>(&with_masked_literals(text)).is_ok(), "{text}");
         }
         let text = r#"{"a": "NaN", "b": "\u004e", "c": 1e5, "d": null}"#;
         assert!(matches!(with_strings(text), Cow::Borrowed(same) if same == text));
@@ -97,7 +97,7 @@ mod tests {
             "[NaN NaN]",
         ] {
             assert!(serde_json::from_str::<Value>(&with_strings(text)).is_err(), "{text}");
-            assert!(serde_json::from_str::<Value>(&masked(text)).is_err(), "{text}");
+            assert!(serde_json::from_str::<Value>(&with_masked_literals(text)).is_err(), "{text}");
         }
     }
 }

@@ -15,7 +15,7 @@ mod warnings;
 
 pub use digest::Digest;
 pub(super) use header::{Metadata, TensorInfo};
-pub use json::masked;
+pub use json::with_masked_literals;
 pub(super) use mapped::{open_file, MappedFile};
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
 pub(super) use shards::{is_plain_file_name, open_directory, read_json, Tensors};

@@ -1,9 +1,9 @@
 //! Blocks of GGUF's 4-bit floating-point types, brought into the layout of this crate.
 
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{GlobalScale, Layout, Nibbles, Slice};
+use crate::checkpoint::weight::{GlobalScale, Layout, MlxForm, Nibbles, Slice};
 use crate::{Error, QuantFormat, QuantTensor, Result};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use std::sync::Arc;
 
 /// Blocks whose scales lie in front of their codes. Codes and scales keep their values; only their places
@@ -69,7 +69,7 @@ impl Fp4 {
     fn scale(self, byte: u8) -> Option<u8> {
         match (self, byte) {
             (Self::Mxfp4(_), _) => Some(byte),
-            // NaN in E4M3; ggml decodes it as zero.
+            // NaN in E4M3; ggml dequantizes it to zero.
             (Self::Nvfp4, 0x7F) => Some(0),
             (Self::Nvfp4, 0x80..) => None,
             (Self::Nvfp4, _) => Some(byte),
@@ -78,8 +78,11 @@ impl Fp4 {
 }
 
 impl Layout for Fp4Blocks {
-    fn has_multiplier(&self) -> bool {
-        self.global_scale.is_some()
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(match self.global_scale {
+            Some(_) => MlxForm::MULTIPLIED,
+            None => MlxForm::Rearranged(DType::U8),
+        })
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -115,15 +118,9 @@ impl Layout for Fp4Blocks {
             ));
         }
         let format = self.kind.format();
-        let k = self.dims.last().copied().unwrap_or(0);
-        let with_last = |last: usize| {
-            let mut dims = self.dims.clone();
-            dims.pop();
-            dims.push(last);
-            dims
-        };
-        let codes = Tensor::from_vec(words, with_last(format.words_per_row(k)?), device)?;
-        let scales = Tensor::from_vec(scales, with_last(format.groups_per_row(k)?), device)?;
+        let (words_dims, groups_dims) = format.part_dims(&self.dims)?;
+        let codes = Tensor::from_vec(words, words_dims, device)?;
+        let scales = Tensor::from_vec(scales, groups_dims, device)?;
         let global_scale = self.global_scale.as_ref().map(|scale| scale.load(&self.module, device));
         QuantTensor::new(format, codes, scales, None, global_scale.transpose()?)
     }

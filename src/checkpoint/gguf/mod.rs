@@ -262,7 +262,7 @@ impl Container for GgufCheckpoint {
                         if let Weight::Dense(_) = weight {
                             self.warnings.once(
                                 ggml_blocks::DEQUANTIZED.into(),
-                                format!("`{name}` is decoded: {}", ggml_blocks::DEQUANTIZED),
+                                format!("`{name}` is dequantized: {}", ggml_blocks::DEQUANTIZED),
                             );
                         }
                         weight

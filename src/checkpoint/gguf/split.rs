@@ -33,6 +33,7 @@ pub(super) fn open(path: &Path) -> Result<(SplitFile, Vec<SplitFile>)> {
         let name = format!("a part of {count} files, and not called `..-00001-of-{count:05}.gguf`");
         return Err(wrong(path, name));
     };
+    #[allow(clippy::wildcard_enum_match_arm, reason = "all other errors stay as they are")]
     let open = |number: u32| {
         let path = path.with_file_name(format!("{prefix}-{:05}-of-{count:05}.gguf", number + 1));
         let part = open_part(&path).map_err(|error| match error {

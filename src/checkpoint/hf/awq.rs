@@ -7,8 +7,8 @@
 
 use super::config::AwqConfig;
 use super::module::Module;
-use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{exact_biases, Layout, PackedWeight, Slice, SliceInMemory, Weight};
+use crate::checkpoint::file::{candle_dtype, StoredTensor};
+use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, SliceInMemory, Weight};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
@@ -75,10 +75,10 @@ struct AwqGemm {
 
 impl Layout for AwqGemm {
     /// Biases have the dtype of the scales, as mlx-lm's have.
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        match self.qzeros {
-            Some(_) => Ok(Some(self.scales.dtype())),
-            None => exact_biases(&self.scales, self.format.bits()),
+    fn mlx_form(&self) -> Result<MlxForm> {
+        match (&self.qzeros, self.format.element().uint()) {
+            (None, Some(bits)) => MlxForm::of_symmetric(&self.scales, bits),
+            _ => Ok(candle_dtype(self.scales.dtype()).map_or(MlxForm::ROUNDED, MlxForm::Rearranged)),
         }
     }
 

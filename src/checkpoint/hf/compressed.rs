@@ -69,11 +69,13 @@ fn check_shape(module: &Module, dims: &[usize]) -> Result<()> {
     let Some(shape) = module.get(SHAPE) else {
         return Ok(());
     };
-    let stored = match shape.dtype() {
-        _ if shape.dims() != [dims.len()] => None,
-        Dtype::I64 => Some(shape.read::<i64>()?),
-        Dtype::I32 => Some(shape.read::<i32>()?.into_iter().map(i64::from).collect()),
-        _ => None,
+    let numbers = |dtype| shape.dims() == [dims.len()] && shape.dtype() == dtype;
+    let stored = if numbers(Dtype::I64) {
+        Some(shape.read::<i64>()?)
+    } else if numbers(Dtype::I32) {
+        Some(shape.read::<i32>()?.into_iter().map(i64::from).collect())
+    } else {
+        None
     };
     let expected: Vec<_> = dims.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
     if stored.as_ref() == Some(&expected) {

@@ -12,7 +12,7 @@ type Object = Map<String, Value>;
 const REMEDY: &str = "correct the file or fetch it again";
 const OTHER: &str = "use another quantization of the model, for example one written by mlx_lm.convert";
 
-/// How a checkpoint is quantized, with what the tensors alone don't tell.
+/// How a checkpoint is quantized, with what the tensors alone don't say.
 #[derive(Debug)]
 pub(in crate::checkpoint) enum Method {
     Mxfp4,

@@ -3,11 +3,14 @@
 //!
 //! As `FP8Linear` and `Fp8Dequantize` have it (src/transformers/integrations/finegrained_fp8.py of
 //! huggingface/transformers; quantizers/quantizer_finegrained_fp8.py for the other names and for exponents in
-//! U8). Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are decoded.
+//! U8). Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are
+//! dequantized.
 
 use super::module::Module;
 use crate::checkpoint::file::{StoredTensor, Warnings};
-use crate::checkpoint::weight::{tensor_of, DenseTensor, Dequantize, Layout, PackedWeight, Slice, Weight};
+use crate::checkpoint::weight::{
+    tensor_of, DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, Weight,
+};
 use crate::format::Element;
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -56,15 +59,15 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
         warnings.once(
             "fp8 with float scales".into(),
             format!(
-                "{}: nothing computes in fp8 with {:?} scales: such weights (`{}`) are decoded while loading",
+                "{}: nothing computes in fp8 with {:?} scales: such weights (`{}`) are dequantized while loading",
                 codes.path().display(),
                 scales.dtype(),
                 module.path
             ),
         );
-        let decoded = Decoded { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
+        let source = TiledFloats { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
         let name = tensor_of(module.path, "weight");
-        return Ok(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, decoded)));
+        return Ok(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, source)));
     }
     let format = QuantFormat::MXFP8;
     let group = format.group_size();
@@ -138,6 +141,10 @@ struct TiledExponents {
 }
 
 impl Layout for TiledExponents {
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(MlxForm::Rearranged(DType::U8))
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + self.scales.size_in_bytes()
     }
@@ -172,7 +179,7 @@ impl Layout for TiledExponents {
 
 /// Codes with float scales.
 #[derive(Debug)]
-struct Decoded {
+struct TiledFloats {
     n: usize,
     k: usize,
     codes: StoredTensor,
@@ -180,7 +187,7 @@ struct Decoded {
     tiles: Tiles,
 }
 
-impl Dequantize for Decoded {
+impl Dequantize for TiledFloats {
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + self.scales.size_in_bytes()
     }

@@ -40,10 +40,9 @@ impl Packing {
     pub(super) fn module_of(self, lead: &str) -> (&str, &'static str) {
         match self {
             Self::Blocks(_) => (lead.strip_suffix(gpt_oss::BLOCKS).unwrap_or(lead), ""),
-            _ => match lead.rsplit_once('.') {
-                Some((module, _)) => (module, "."),
-                None => ("", ""),
-            },
+            Self::Words | Self::Awq | Self::CompressedTensors | Self::ModelOpt | Self::Float8 => {
+                lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, "."))
+            }
         }
     }
 
@@ -132,6 +131,11 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         Method::ModelOpt if last == "weight" && has("weight_scale") => Some(Packing::ModelOpt),
         Method::CompressedTensors(_) if last == "weight_packed" => Some(Packing::CompressedTensors),
         Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
-        _ => None,
+        Method::Mxfp4
+        | Method::Mxfp8(_)
+        | Method::Fp8(_)
+        | Method::ModelOpt
+        | Method::CompressedTensors(_)
+        | Method::Awq(_) => None,
     }
 }

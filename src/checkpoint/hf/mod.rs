@@ -7,7 +7,7 @@
 //! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
 //! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4, symmetric 4-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
-//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | decoded |
+//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
 //! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
@@ -127,8 +127,8 @@ impl Container for HfCheckpoint {
                 self.tensors.get(stored).map(dense).transpose()
             }
             Some(IndexEntry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
-                Weight::Dense(decoded) => Ok(Some(decoded)),
-                _ => Err(Error::tensor(
+                Weight::Dense(dense) => Ok(Some(dense)),
+                Weight::Packed(_) | Weight::Ggml(_) => Err(Error::tensor(
                     self.file_of(name).unwrap_or(Path::new("")),
                     name,
                     "a dense tensor",

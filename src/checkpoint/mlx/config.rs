@@ -26,7 +26,7 @@ pub(super) enum Override {
     Packed(QuantFormat),
 }
 
-/// Reads the quantization object of `config`, the content of the file at `path`. `is_module` tells
+/// Reads the quantization object of `config`, the content of the file at `path`. `is_module` says
 /// whether the checkpoint has a module of that path.
 pub(super) fn parse(
     config: &Value,
@@ -56,7 +56,9 @@ pub(super) fn parse(
                 "{}: `{key}.{name}` matches no module of the checkpoint and is ignored",
                 path.display()
             )),
-            _ => reader.warn_of_unknown_key(key, name),
+            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
+                reader.warn_of_unknown_key(key, name);
+            }
         }
     }
     reader.warn_of_activations(object, key);
@@ -94,7 +96,8 @@ impl Reader<'_> {
         let default = match mode {
             "affine" => AFFINE,
             _ => QuantFormat::named(mode).ok_or_else(|| {
-                self.wrong(format!("`{key}.mode` is {mode:?}, expected affine, mxfp4, nvfp4 or mxfp8"))
+                let names = QuantFormat::names().join(", ");
+                self.wrong(format!("`{key}.mode` is {mode:?}, expected one of affine, {names}"))
             })?,
         };
         let bits = self.number(object, key, "bits")?.unwrap_or(default.bits());

@@ -2,8 +2,8 @@
 //!
 //! Packed words and scales alone fix only the product of bits and group size. What decides between the
 //! candidates is, in this order: the module's own entry in the config, the number of input features
-//! that the model knows, the byte-sized scales that only the floating-point formats have, and the top
-//! level of the config.
+//! that the model knows, the byte-sized scales that affine formats do not have, and the top level of the
+//! config.
 
 use super::config::{Override, Quantization};
 use crate::checkpoint::file::{StoredTensor, Tensors, Warnings};
@@ -25,7 +25,7 @@ pub(super) struct Triplet<'a> {
     words: usize,
     /// Scales of a row.
     groups: usize,
-    /// Whether scales are bytes, as in the floating-point formats, and not floats.
+    /// Whether scales are bytes, and not floats.
     byte_scales: bool,
 }
 
@@ -176,12 +176,20 @@ impl<'a> Triplet<'a> {
     ) -> Result<QuantFormat> {
         let float_scales = !format.scale().is_byte();
         if float_scales == self.byte_scales {
-            let expected = if float_scales { "float scales and biases" } else { "U8 scales" };
+            let expected = match (float_scales, format.has_biases()) {
+                (true, true) => "float scales and biases",
+                (true, false) => "float scales",
+                (false, _) => "U8 scales",
+            };
             return Err(self.wrong(
                 format!("{expected} for the {format} of its entry in the config (no mode means affine)"),
                 self.shapes(),
                 "correct the entry in config.json",
             ));
+        }
+        if let Some(biases) = self.biases.filter(|_| !format.has_biases()) {
+            let expected = format!("no biases, as {format} of its entry in the config has none");
+            return Err(wrong(self.module, "biases", biases, expected, "biases"));
         }
         if self.fits(format) && in_features.is_none_or(|k| k == self.k(format)) {
             return Ok(format);
@@ -209,7 +217,7 @@ impl<'a> Triplet<'a> {
             // Words per scale are 2, 4 and 8 in the three formats of MLX, so there is at most one.
             return self.candidates(top).first().copied().ok_or_else(|| {
                 self.wrong(
-                    "shapes of mxfp4, nvfp4 or mxfp8",
+                    "shapes of mxfp4, nvfp4 or mxfp8, or of the format that the config names",
                     self.shapes(),
                     "fetch or convert the file again",
                 )
@@ -232,12 +240,12 @@ impl<'a> Triplet<'a> {
 
     /// Bytes that call themselves E4M3 or E8M0 have to be what the format reads them as.
     fn check_scale_dtype(&self, format: QuantFormat) -> Result<()> {
-        let stated = match self.scales.dtype() {
-            Dtype::F8_E4M3 => Scale::E4m3,
-            Dtype::F8_E8M0 => Scale::E8m0,
-            _ => return Ok(()),
+        let contradicts = match format.scale() {
+            Scale::E8m0 => self.scales.dtype() == Dtype::F8_E4M3,
+            Scale::E4m3 => self.scales.dtype() == Dtype::F8_E8M0,
+            Scale::Float => !is_affine_dtype(self.scales.dtype()),
         };
-        if stated == format.scale() {
+        if !contradicts {
             return Ok(());
         }
         Err(wrong(
@@ -350,12 +358,13 @@ fn is_affine_dtype(dtype: Dtype) -> bool {
     matches!(dtype, Dtype::F16 | Dtype::BF16 | Dtype::F32)
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "files have dtypes that nothing here reads")]
 fn has_byte_scales(module: &str, scales: &StoredTensor) -> Result<bool> {
     match scales.dtype() {
         Dtype::U8 | Dtype::F8_E4M3 | Dtype::F8_E8M0 => Ok(true),
         dtype if is_affine_dtype(dtype) => Ok(false),
         other => {
-            let expected = "F16, BF16 or F32 (affine) or U8 (floating-point formats)";
+            let expected = "F16, BF16 or F32, or U8 for scales that are bytes";
             Err(wrong(module, "scales", scales, expected, format!("{other:?}")))
         }
     }

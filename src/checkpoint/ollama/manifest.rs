@@ -60,7 +60,7 @@ struct RawLayer {
     name: Option<String>,
 }
 
-/// What tells a model that is not on this machine, in the config of a manifest.
+/// The mark of a model that is not on this machine, in the config of a manifest.
 #[derive(Deserialize)]
 struct RemoteModel {
     remote_host: Option<String>,
@@ -133,6 +133,7 @@ impl Layer {
             wrong(format!("has the digest {digest:?}, which is not `sha256:` and 64 hexadecimal digits"))
         })?;
         let place = place(&label, &digest);
+        #[allow(clippy::wildcard_enum_match_arm, reason = "all other errors stay as they are")]
         let file = store.blob(&digest).map_err(|error| {
             let error = match error {
                 Error::Io { path, error } if error.kind() == std::io::ErrorKind::NotFound => Error::file(
@@ -174,6 +175,7 @@ fn place(label: &str, digest: &BlobDigest) -> String {
 }
 
 /// The same error, with the place in the model where it occurred.
+#[allow(clippy::wildcard_enum_match_arm, reason = "other errors name no file")]
 fn with_place(error: Error, place: &str) -> Error {
     match error {
         Error::File { path, problem, remedy } => {

@@ -153,7 +153,7 @@ impl OllamaModel {
         Some((name, entry))
     }
 
-    /// MLX has the largest magnitude in this place, and Ollama passes it over: it can't be told what is meant.
+    /// MLX has the largest magnitude in this place, and Ollama passes it over: the file is ambiguous, so it is refused.
     fn refuse_foreign_global_scale(&self, module: &str, entry: &BlobTensor) -> Result<()> {
         let name = tensor_of(module, "global_scale");
         match self.tensors.contains_key(&name) && entry.parts.global_scale.is_none() {

@@ -26,7 +26,7 @@ pub(super) struct Packed<'a> {
     scale_kind: Scales,
 }
 
-/// What a scale's dtype tells.
+/// What a scale's dtype says.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Scales {
     Floats,
@@ -52,6 +52,7 @@ impl<'a> Packed<'a> {
     ///
     /// # Errors
     /// If it is and parts are missing, or don't fit each other.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "files have dtypes that nothing here reads")]
     pub(super) fn of(name: &'a str, entry: &'a BlobTensor) -> Result<Option<Self>> {
         let wrong = |expected: &str, found: String| Err(entry.layer.tensor_error(name, expected, found));
         let dtype = entry.stored.dtype();
@@ -126,7 +127,9 @@ impl<'a> Packed<'a> {
             ([], _) => {
                 let expected = match self.scale_kind {
                     Scales::Floats => "shapes of an affine format",
-                    _ => "2 (nvfp4), 4 (mxfp4) or 8 (mxfp8) words for each scale",
+                    Scales::Bytes | Scales::BytesOf(_) => {
+                        "2 (nvfp4), 4 (mxfp4) or 8 (mxfp8) words for each scale"
+                    }
                 };
                 return Err(self.wrong(expected, self.shapes()));
             }

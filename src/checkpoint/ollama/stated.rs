@@ -78,7 +78,7 @@ impl fmt::Display for Stated {
     }
 }
 
-/// What the quantization object of `config.json` says of the module, if it is a format of this crate.
+/// What the quantization object of `config.json` says of the module, if it is a format that Ollama has.
 pub(super) fn entry_of_config(config: &Value, module: &str) -> Option<QuantFormat> {
     let entry = |key: &str| config.get(key)?.get(module)?.as_object();
     let entry = entry("quantization").or_else(|| entry("quantization_config"))?;
@@ -86,6 +86,6 @@ pub(super) fn entry_of_config(config: &Value, module: &str) -> Option<QuantForma
         |key: &str, default: u64| entry.get(key).map_or(Some(default), Value::as_u64)?.try_into().ok();
     match entry.get("mode").map_or(Some("affine"), Value::as_str)? {
         "affine" => QuantFormat::affine(number("bits", 4)?, number("group_size", 64)?).ok(),
-        mode => QuantFormat::all().into_iter().find(|format| format.mode() == mode),
+        mode => QuantFormat::mlx().into_iter().find(|format| format.mode() == mode),
     }
 }

@@ -28,7 +28,7 @@ pub(super) struct DirectoryEntry {
     pub scales: Range<u64>,
 }
 
-/// The tensors by the hashes of their names. `name_of` tells the names that are known.
+/// The tensors by the hashes of their names. `name_of` returns the names that are known.
 pub(super) fn read(
     source: &mut Source,
     header: &Header,
@@ -101,7 +101,9 @@ impl Parser<'_> {
         let payload = self.payload(bytes)?;
         let scales = match encoding {
             Encoding::F32 => payload.end..payload.end,
-            _ => self.scales(scales.checked_mul(4).ok_or_else(too_large)?)?,
+            Encoding::Q8 | Encoding::Q4 { .. } => {
+                self.scales(scales.checked_mul(4).ok_or_else(too_large)?)?
+            }
         };
         if self.source.strict && self.u32(60) != 0 {
             return Err(self.wrong("0 in the reserved field", self.u32(60).to_string()));

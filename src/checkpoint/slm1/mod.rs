@@ -5,22 +5,16 @@
 //! weights.
 //!
 //! ```no_run
-//! use candle_quant::checkpoint::slm1::{self, ExpectedDigest, Slm1Options, Verification};
+//! use candle_quant::checkpoint::slm1::{self, Slm1Options};
 //!
-//! let digest = ExpectedDigest {
-//!     name: "SHA-256",
-//!     digest: [0x5A; 32],
-//!     compute: |_file| unimplemented!("a function of yours, or candle_quant::verify::sha256"),
-//! };
-//! let options = Slm1Options { digest: Some(digest), ..Slm1Options::default() };
+//! let options = Slm1Options { nibbles: slm1::NibbleOrder::HalfBlock, ..Slm1Options::default() };
 //! let file = slm1::open("model.slm", &options)?;
-//! assert_eq!(file.verification(), Verification::Verified);
 //! let names: Vec<&str> = file.checkpoint().tensor_names().collect();
 //! # Ok::<(), candle_quant::Error>(())
 //! ```
 //!
 //! The format is published in part. Its checksum is not, so that a file counts as unverified, with a warning,
-//! unless the caller brings a function for it or a digest of the file.
+//! unless the caller brings a function for it.
 
 mod contract;
 mod directory;
@@ -32,7 +26,7 @@ mod tokenizer;
 mod verify;
 
 pub(super) use header::MAGIC;
-pub use options::{ChecksumPolicy, ExpectedDigest, NibbleOrder, Slm1Options, TokenizerKind, Verification};
+pub use options::{ChecksumPolicy, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
 use super::container::{check_in_features, Container, Opened};
 use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
@@ -169,7 +163,9 @@ fn check_numbers(source: &mut Source, name: &str, entry: &DirectoryEntry) -> Res
     let (range, what, is_valid): (_, _, fn(f32) -> bool) = match entry.encoding {
         Encoding::F32 if !source.strict => return Ok(()),
         Encoding::F32 => (entry.payload.clone(), "finite values", f32::is_finite),
-        _ => (entry.scales.clone(), "finite scales above zero", |scale| scale.is_finite() && scale > 0.),
+        Encoding::Q8 | Encoding::Q4 { .. } => {
+            (entry.scales.clone(), "finite scales above zero", |scale| scale.is_finite() && scale > 0.)
+        }
     };
     let mut wrong = None;
     source.for_each_piece(range, |piece| {
@@ -227,7 +223,7 @@ struct Slm1Checkpoint {
 enum Stored {
     Plain(StoredTensor),
     Packed(QuantFormat, SignedBlocks),
-    Decoded(SignedBlocks),
+    Dequantized(SignedBlocks),
 }
 
 impl Stored {
@@ -264,28 +260,28 @@ impl Stored {
         }
         if blocks.dims.len() > 1 {
             warnings.once(
-                format!("decoded, blocks of {block}"),
+                format!("dequantized, blocks of {block}"),
                 format!(
-                    "{}: `{name}` and others alike are decoded when they are loaded: one scale for {block} elements \
+                    "{}: `{name}` and others alike are dequantized when they are loaded: one scale for {block} elements \
                      is no whole number of groups of 32",
                     blocks.codes.path().display()
                 ),
             );
         }
-        Ok(Self::Decoded(blocks))
+        Ok(Self::Dequantized(blocks))
     }
 
     fn path(&self) -> &Path {
         match self {
             Self::Plain(tensor) => tensor.path(),
-            Self::Packed(_, blocks) | Self::Decoded(blocks) => blocks.codes.path(),
+            Self::Packed(_, blocks) | Self::Dequantized(blocks) => blocks.codes.path(),
         }
     }
 
     fn dims(&self) -> &[usize] {
         match self {
             Self::Plain(tensor) => tensor.dims(),
-            Self::Packed(_, blocks) | Self::Decoded(blocks) => &blocks.dims,
+            Self::Packed(_, blocks) | Self::Dequantized(blocks) => &blocks.dims,
         }
     }
 }
@@ -312,7 +308,7 @@ impl Container for Slm1Checkpoint {
                 let packed = PackedWeight::new(module, *format, blocks.dims.clone(), blocks.clone());
                 Ok(Some(Weight::Packed(packed)))
             }
-            _ => Ok(self.dense(name)?.map(Weight::Dense)),
+            Stored::Plain(_) | Stored::Dequantized(_) => Ok(self.dense(name)?.map(Weight::Dense)),
         }
     }
 
@@ -320,7 +316,7 @@ impl Container for Slm1Checkpoint {
         match self.tensors.get(name) {
             None => Ok(None),
             Some(Stored::Plain(tensor)) => DenseTensor::new(name, tensor).map(Some),
-            Some(Stored::Decoded(blocks)) => {
+            Some(Stored::Dequantized(blocks)) => {
                 Ok(Some(DenseTensor::dequantized(name, DType::F32, blocks.dims.clone(), blocks.clone())))
             }
             Some(Stored::Packed(_, blocks)) => Err(Error::tensor(

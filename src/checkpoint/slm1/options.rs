@@ -1,32 +1,17 @@
 //! How an SLM1 file is opened, and what is learnt besides its weights.
 
-use std::io::{self, Read};
-
 /// How an SLM1 file is opened. The default is what [`Checkpoint::open`](crate::Checkpoint::open) uses: lenient,
 /// the checksum not zero.
 #[derive(Clone, Debug, Default)]
 pub struct Slm1Options {
     /// Refuses what leaves no doubt about the numbers but is not as published: other model types, unknown flags,
     /// tensors that are not the model's, odd offsets, bytes behind the last tensor, grouped heads, values that are
-    /// not finite. A strict reading also needs a way to verify the file.
+    /// not finite. A strict reading also needs a function for the checksum.
     pub strict: bool,
     /// What is done about the checksum in the file.
     pub checksum: ChecksumPolicy,
-    /// The digest that the file has to have.
-    pub digest: Option<ExpectedDigest>,
     /// Which elements share a byte in 4-bit tensors.
     pub nibbles: NibbleOrder,
-}
-
-/// The digest that a file has to have, and the function that computes it: this room has none of its own.
-#[derive(Clone, Copy, Debug)]
-pub struct ExpectedDigest {
-    /// What errors call it, for example `SHA-256`.
-    pub name: &'static str,
-    /// The digest.
-    pub digest: [u8; 32],
-    /// Computes the digest of all that it reads.
-    pub compute: fn(&mut dyn Read) -> io::Result<[u8; 32]>,
 }
 
 /// What is done about the checksum of an SLM1 file, whose algorithm is not published.
@@ -51,12 +36,12 @@ pub enum NibbleOrder {
     HalfBlock,
 }
 
-/// Whether a file was found to be what its checksum, or a given digest, says.
+/// Whether a file was found to be what its checksum says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verification {
     /// Nothing was compared with the content.
     Unverified,
-    /// The function of [`ChecksumPolicy::Verify`] or the digest agrees.
+    /// The function of [`ChecksumPolicy::Verify`] agrees.
     Verified,
 }
 

@@ -1,11 +1,10 @@
-//! Signed codes with F32 scales, as this crate's symmetric affine formats or decoded.
+//! Signed codes with F32 scales, as this crate's symmetric formats or dequantized.
 
 use super::options::NibbleOrder;
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{exact_biases, Dequantize, Layout, Slice};
+use crate::checkpoint::weight::{Dequantize, Layout, MlxForm, Slice};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
-use safetensors::Dtype;
 use std::sync::Arc;
 
 /// A tensor of signed codes: two's complement, each the same number of a row's elements with one scale.
@@ -74,7 +73,7 @@ impl SignedBlocks {
             Bits::Eight if slice.along_k() => {
                 (slice.of(&self.codes, 1, 1)?, self.scales.clone(), slice.range.len())
             }
-            _ => (
+            Bits::Four(_) | Bits::Eight => (
                 of_blocks(&self.codes, self.block_bytes())?,
                 of_blocks(&self.scales, size_of::<f32>())?,
                 self.block,
@@ -93,15 +92,16 @@ impl Layout for SignedBlocks {
         self.size_in_bytes()
     }
 
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        self.format.map_or(Ok(None), |format| exact_biases(&self.scales, format.bits()))
+    fn mlx_form(&self) -> Result<MlxForm> {
+        let bits = self.format.and_then(|format| format.element().uint());
+        bits.map_or(Ok(MlxForm::ROUNDED), |bits| MlxForm::of_symmetric(&self.scales, bits))
     }
 
     /// Signed codes become unsigned ones by their highest bit; scales are repeated for every group of a block.
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let format = self.format.ok_or_else(|| crate::Error::Unsupported {
             what: format!("blocks of {} elements", self.block),
-            remedy: "load the tensor decoded".into(),
+            remedy: "load the tensor as numbers".into(),
         })?;
         let mask = match self.bits {
             Bits::Four(_) => 0x8888_8888,

@@ -3,7 +3,7 @@
 use crate::checkpoint::file::{open_file, Warnings};
 use crate::{Error, Result};
 use std::fs::File;
-use std::io::{self, Read, Seek, SeekFrom};
+use std::io::{Read, Seek, SeekFrom};
 use std::ops::Range;
 use std::path::Path;
 
@@ -70,13 +70,6 @@ impl<'a> Source<'a> {
             at += size as u64;
         }
         Ok(())
-    }
-
-    /// The digest of the whole file.
-    pub fn digest(&mut self, compute: fn(&mut dyn Read) -> io::Result<[u8; 32]>) -> Result<[u8; 32]> {
-        let io = |error| Error::Io { path: self.path.to_owned(), error };
-        self.file.seek(SeekFrom::Start(0)).map_err(io)?;
-        compute(&mut (&self.file).take(self.len)).map_err(io)
     }
 
     fn read_into(&mut self, offset: u64, bytes: &mut [u8]) -> Result<()> {

@@ -186,7 +186,7 @@ fn uqff_weights() {
         opened += 1;
         for (name, of) in check_all(&path, &checkpoint).1 {
             let format = checkpoint.tensor(&name, None).unwrap().format_name();
-            // Decoded: groups of HQQ, whose scales are those of several rows, and blocks of F8Q8 across rows.
+            // Dequantized: groups of HQQ, whose scales are those of several rows, and blocks of F8Q8 across rows.
             let expected = if path.ends_with("hqq4") { Shared::Scales } else { Shared::All };
             assert!(of == expected && format == "F32", "{} {name}: {format} {of:?}", path.display());
         }

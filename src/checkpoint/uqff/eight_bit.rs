@@ -2,7 +2,7 @@
 
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{DenseTensor, Dequantize, Layout, PackedWeight, Slice, Weight};
+use crate::checkpoint::weight::{DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, Weight};
 use crate::format::Element;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -96,8 +96,8 @@ struct PerTensorFp8 {
 }
 
 impl Layout for PerTensorFp8 {
-    fn has_multiplier(&self) -> bool {
-        true
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(MlxForm::MULTIPLIED)
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -181,6 +181,10 @@ impl F8q8Blocks {
 }
 
 impl Layout for F8q8Blocks {
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(MlxForm::ROUNDED)
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.blocks.size_in_bytes()
     }

@@ -40,13 +40,11 @@ pub(super) fn bias(layer: &Layer, dims: &[usize]) -> Result<Option<DenseTensor>>
         return Err(layer.wrong("bias", format!("shape {rows:?}"), format!("{:?}", bias.dims())));
     }
     let name = tensor_of(layer.key, "bias");
-    match bias.dtype() {
-        Dtype::F8_E4M3 => {
-            let source = eight_bit::E4m3Numbers { codes: bias.clone(), scale: 1.0 };
-            Ok(Some(DenseTensor::dequantized(&name, DType::F32, rows.to_vec(), source)))
-        }
-        _ => DenseTensor::new(&name, bias).map(Some),
+    if bias.dtype() == Dtype::F8_E4M3 {
+        let source = eight_bit::E4m3Numbers { codes: bias.clone(), scale: 1.0 };
+        return Ok(Some(DenseTensor::dequantized(&name, DType::F32, rows.to_vec(), source)));
     }
+    DenseTensor::new(&name, bias).map(Some)
 }
 
 fn ggml(layer: &Layer) -> Result<WeightAndWhy> {
@@ -64,6 +62,6 @@ fn ggml(layer: &Layer) -> Result<WeightAndWhy> {
         };
         layer.wrong("weight", expected, format!("{} bytes, shape {dims:?}", blocks.size_in_bytes()))
     })?;
-    let decoded = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
-    Ok((weight, decoded.then_some(ggml_blocks::DEQUANTIZED)))
+    let dequantized = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
+    Ok((weight, dequantized.then_some(ggml_blocks::DEQUANTIZED)))
 }

@@ -1,4 +1,4 @@
-//! HQQ: groups that run across rows, decoded.
+//! HQQ: groups that run across rows, dequantized.
 
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;

@@ -46,7 +46,7 @@ pub(super) struct Layer<'a> {
     pub format: Option<u8>,
 }
 
-/// A weight, and, if it is decoded though it is quantized, why.
+/// A weight, and, if it is dequantized when it is loaded, why.
 pub(super) type WeightAndWhy = (Weight, Option<&'static str>);
 
 impl<'a> Layer<'a> {

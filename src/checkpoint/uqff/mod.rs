@@ -8,18 +8,18 @@
 //! | format | family | here | computed |
 //! |---|---|---|---|
 //! | 0 | GGML Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K | [`Ggml`](Weight::Ggml) | by candle, activations rounded to 8 bits |
-//! | 0 | GGML Q8_1, Q8_K | dense F32, decoded when loaded | dense: candle has products of them on the CPU only |
+//! | 0 | GGML Q8_1, Q8_K | dense F32, dequantized when loaded | dense: candle has no matmul for them on a GPU |
 //! | 0 | GGML F32, F16, BF16 | dense | dense |
 //! | 1 | Unquant | dense | dense |
-//! | 2 | HQQ 4 and 8 bits | dense F32, decoded when loaded | dense: see below |
+//! | 2 | HQQ 4 and 8 bits | dense F32, dequantized when loaded | dense: see below |
 //! | 3 | FP8 E4M3 with one scale | MXFP8, unit group scales, the scale as global scale | on the codes, exact |
-//! | 3 | the same, K no multiple of 32 or scale negative | dense F32, decoded when loaded | dense |
+//! | 3 | the same, K no multiple of 32 or scale negative | dense F32, dequantized when loaded | dense |
 //! | 4 | AFQ 2, 3, 4, 6, 8 bits | affine | on the codes, exact |
 //! | 5 | F8Q8 | affine 8-bit g32, symmetric, F32 scales | on the codes, exact |
-//! | 5 | the same, K no multiple of 32 | dense F32, decoded when loaded: blocks run across rows | dense |
+//! | 5 | the same, K no multiple of 32 | dense F32, dequantized when loaded: blocks run across rows | dense |
 //! | 6 | MXFP4 | MXFP4 | on the codes, exact |
 //!
-//! Where weights are decoded, a warning of the checkpoint says how many and why. HQQ has to be: element `i` of
+//! Where weights are dequantized, a warning of the checkpoint says how many and why. HQQ has to be: element `i` of
 //! the flattened weight belongs to group `i mod G`, of `G` groups, so that neighbours along K never share one.
 //! Groups of consecutive elements of K with a scale and a bias each, which is what an affine format has, can
 //! therefore not hold the same numbers.
@@ -31,8 +31,8 @@
 //! are ignored and listed by a warning.
 //!
 //! # Exactness
-//! Computed or decoded, every number is that of its definition in F32, bit for bit. Two liberties: affine weights
-//! with F32 scales (mistral.rs writes 16-bit ones) are rounded twice, after the product and after the sum; and
+//! Computed with or dequantized, every number is that of its definition in F32, bit for bit. Two liberties: affine weights
+//! with F32 scales (mistral.rs writes 16-bit ones) are rounded twice, after the multiplication and after the sum; and
 //! in F8Q8 blocks whose scale is negative or zero, which mistral.rs does not write, a zero is `+0`.
 //!
 //! # Which files
@@ -102,24 +102,24 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
 fn layers(entries: &Entries, warnings: &Warnings) -> Result<BTreeMap<String, Tensor>> {
     let keys: BTreeSet<&str> = entries.keys().filter_map(|name| layer::key_of(name)).collect();
     let mut tensors = BTreeMap::new();
-    let mut decoded: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
+    let mut dequantized: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for key in keys {
         let layer = Layer::find(entries, key)?;
-        let (weight, why_decoded) = families::weight(&layer)?;
+        let (weight, why_dequantized) = families::weight(&layer)?;
         if let Some(bias) = families::bias(&layer, weight.dims())? {
             let path = layer.file_of("bias").to_owned();
             tensors.insert(tensor_of(key, "bias"), Tensor::Layer(Weight::Dense(bias), path));
         }
         tensors.insert(tensor_of(key, "weight"), Tensor::Layer(weight, layer.file_of("weight").to_owned()));
-        if let Some(why) = why_decoded {
-            decoded.entry(why).or_default().push(key);
+        if let Some(why) = why_dequantized {
+            dequantized.entry(why).or_default().push(key);
         }
     }
-    for (why, keys) in decoded {
+    for (why, keys) in dequantized {
         let name = keys.first().map(|key| tensor_of(key, "weight")).unwrap_or_default();
         let path = tensors.get(&name).map_or(Path::new(""), Tensor::path);
         warnings.add(format!(
-            "{}: {} weights are decoded to F32 when they are loaded, `{name}` among them: {why}",
+            "{}: {} weights are dequantized to F32 when they are loaded, `{name}` among them: {why}",
             path.display(),
             keys.len()
         ));

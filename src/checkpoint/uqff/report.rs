@@ -26,6 +26,7 @@ struct Output {
 /// The names of the shards that the report at `path` lists; `None` if there is no report.
 pub(super) fn shards(path: &Path) -> Result<Option<Vec<String>>> {
     let wrong = |problem: String| Error::file(path, problem, REMEDY);
+    #[allow(clippy::wildcard_enum_match_arm, reason = "all other errors stay as they are")]
     let report = read_json::<Report>(path).map_err(|error| match error {
         Error::File { problem, .. } => wrong(problem),
         other => other,

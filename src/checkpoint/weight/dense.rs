@@ -57,7 +57,7 @@ impl DenseTensor {
         &self.name
     }
 
-    /// The dtype of the numbers: that in the file, or that which they are decoded to.
+    /// The dtype of the numbers: that in the file, or the one they are dequantized to.
     pub fn dtype(&self) -> DType {
         self.dtype
     }

@@ -34,7 +34,7 @@ impl GgmlWeight {
         Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: slice.part_dims(), blocks })
     }
 
-    /// Elements along K that lie together: candle's products take the blocks of some types in pairs.
+    /// Elements along K that lie together: candle's matmuls take the blocks of some types in pairs.
     pub(super) fn unit(&self) -> usize {
         use GgmlDType::{Q4_1, Q5_0, Q5_1};
         let (block, k) = (self.dtype.block_size(), self.dims.last().copied().unwrap_or(0));

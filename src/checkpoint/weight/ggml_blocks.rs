@@ -1,5 +1,5 @@
-//! GGML types by their numbers, and weights of them: most are computed by candle, floats are plain numbers, and
-//! Q8_1 and Q8_K, of which candle has products on the CPU only, are decoded.
+//! GGML types by their numbers, and weights of them: candle computes with most, floats are plain numbers, and Q8_1 and
+//! Q8_K, for which candle has a matmul on the CPU only, are dequantized.
 
 use super::dense::DenseTensor;
 use super::ggml::GgmlWeight;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 /// Said of weights that [`weight`] leaves to be dequantized.
 pub(in crate::checkpoint) const DEQUANTIZED: &str =
-    "candle has products of the GGML types Q8_1 and Q8_K on the CPU only";
+    "candle has no matmul for the GGML types Q8_1 and Q8_K on a GPU";
 
 /// The type that GGML numbers `id`, if candle has it.
 pub(in crate::checkpoint) fn dtype_of(id: u32) -> Option<GgmlDType> {
@@ -26,7 +26,7 @@ pub(in crate::checkpoint) fn dtype_of(id: u32) -> Option<GgmlDType> {
         Kind::Dense(Dtype::F32) => Some(GgmlDType::F32),
         Kind::Dense(Dtype::F16) => Some(GgmlDType::F16),
         Kind::Dense(Dtype::BF16) => Some(GgmlDType::BF16),
-        _ => None,
+        Kind::Dense(_) | Kind::Mxfp4(_) | Kind::Nvfp4 | Kind::Unsupported => None,
     }
 }
 
@@ -37,7 +37,8 @@ pub(in crate::checkpoint) fn size_in_bytes(dtype: GgmlDType, dims: &[usize]) -> 
     rows.iter().try_fold(row, |product, &dim| product.checked_mul(dim))?.checked_mul(dtype.type_size())
 }
 
-/// The weight `module` of shape `dims`, whose `blocks` have the size that [`size_in_bytes`] tells; `None` if not.
+/// The weight `module` of shape `dims`, whose `blocks` have the size that [`size_in_bytes`] returns; `None` if not.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle computes with all other types")]
 pub(in crate::checkpoint) fn weight(
     module: &str,
     name: &str,
@@ -84,9 +85,9 @@ impl Dequantize for Q8Blocks {
             for block in blocks.chunks_exact(size) {
                 let Some((head, codes)) = block.split_first_chunk::<4>() else { continue };
                 let [low, high, ..] = *head;
-                let scale = match self.dtype {
-                    GgmlDType::Q8_1 => f16::from_le_bytes([low, high]).to_f32(),
-                    _ => f32::from_le_bytes(*head),
+                let scale = match self.dtype == GgmlDType::Q8_1 {
+                    true => f16::from_le_bytes([low, high]).to_f32(),
+                    false => f32::from_le_bytes(*head),
                 };
                 let codes = codes.iter().take(elements);
                 values.extend(codes.map(|code| scale * f32::from(code.cast_signed())));

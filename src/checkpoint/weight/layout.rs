@@ -1,11 +1,10 @@
 //! What the readers of checkpoints implement: a weight that lies in a file in some layout, packed or to be
 //! dequantized.
 
+use super::mlx_form::MlxForm;
 use super::slice::Slice;
-use crate::checkpoint::file::StoredTensor;
 use crate::{QuantTensor, Result};
 use candle_core::{Device, Tensor};
-use safetensors::Dtype;
 use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
@@ -18,22 +17,8 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
     /// Brings it to `device`, in the layout of this crate.
     fn load(&self, device: &Device) -> Result<QuantTensor>;
 
-    /// Whether there is a multiplier of all scales that is not MLX's.
-    fn has_multiplier(&self) -> bool {
-        false
-    }
-
-    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout once they are
-    /// loaded. F32 scales of symmetric codes are read for it.
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        Ok(None)
-    }
-
-    /// The tensors of the weight by their names in a module of an MLX checkpoint, with the bytes of the file and
-    /// MLX's dtypes and shapes; `None` if they lie otherwise in the file, or mean something else there.
-    fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
-        Ok(None)
-    }
+    /// What it is in an MLX checkpoint. F32 scales of symmetric codes are read for it.
+    fn mlx_form(&self) -> Result<MlxForm>;
 
     /// Elements along K that lie together: no [`Slice`] separates them.
     fn unit(&self) -> usize;
@@ -75,6 +60,14 @@ impl Layout for SliceInMemory<dyn Layout> {
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let whole = self.whole.load(&Device::Cpu)?;
         whole.narrow(self.dim, self.range.start, self.range.len())?.to_device(device)
+    }
+
+    /// Layouts with MLX's bytes are not cut in memory.
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(match self.whole.mlx_form()? {
+            MlxForm::Stored(_) => MlxForm::Impossible(" of which only a part is meant"),
+            form @ (MlxForm::Rearranged(_) | MlxForm::Impossible(_)) => form,
+        })
     }
 
     fn unit(&self) -> usize {

@@ -1,10 +1,11 @@
-//! Weights as they lie in files: format, byte ranges and logical shape. What is not asked for is not read.
+//! Weights as they lie in files: format, byte ranges and logical shape. Only what is loaded is read.
 
 mod dense;
 mod ggml;
 pub(super) mod ggml_blocks;
 mod ggml_types;
 mod layout;
+mod mlx_form;
 mod names;
 mod packed;
 mod parts;
@@ -14,6 +15,7 @@ mod stored;
 
 pub use dense::DenseTensor;
 pub use ggml::GgmlWeight;
+pub use mlx_form::MlxForm;
 pub use names::natural_order;
 pub use names::{module_of, tensor_of};
 pub use packed::PackedWeight;
@@ -21,6 +23,6 @@ pub use stored::Weight;
 
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};
 pub(super) use layout::{Dequantize, Layout, SliceInMemory};
-pub(super) use parts::{exact_biases, GlobalScale, GlobalScaleMeaning, Parts};
+pub(super) use parts::{GlobalScale, GlobalScaleMeaning, Parts};
 pub(super) use row_order::halves_of_pairs;
 pub(super) use slice::Slice;

@@ -1,9 +1,8 @@
 //! Quantized weights in a file.
 
-use super::dense::DenseTensor;
 use super::layout::Layout;
+use super::mlx_form::MlxForm;
 use super::slice::Slice;
-use crate::checkpoint::file::StoredTensor;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::Device;
 use std::ops::Range;
@@ -55,7 +54,7 @@ impl PackedWeight {
     }
 
     /// Copies the packed bytes to `device`, brought into this crate's layout where the file has another one.
-    /// No code is decoded or rounded.
+    /// No code is dequantized, and nothing is rounded.
     ///
     /// # Errors
     /// If a global scale is negative or not finite, or the device refuses the memory.
@@ -68,23 +67,11 @@ impl PackedWeight {
         self.layout.unit()
     }
 
-    /// Whether there is a multiplier of all scales that is not MLX's.
-    pub fn has_multiplier(&self) -> bool {
-        self.layout.has_multiplier()
-    }
-
-    /// The dtype of its scales, if scales and biases of this dtype mean exactly the same in MLX's layout. F32 scales of
-    /// symmetric codes are read for it.
-    pub fn affine_scales(&self) -> Result<Option<safetensors::Dtype>> {
-        self.layout.affine_scales()
-    }
-
-    /// The tensors of the weight as a module of an MLX checkpoint has them, if the file has these bytes.
-    pub fn as_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
-        let Some(parts) = self.layout.as_mlx()? else {
-            return Ok(None);
-        };
-        let dense = |(part, stored): (_, StoredTensor)| Ok((part, DenseTensor::new(&self.name, &stored)?));
-        parts.into_iter().map(dense).collect::<Result<_>>().map(Some)
+    /// What it is in an MLX checkpoint. F32 scales of symmetric codes are read for it, and of all else nothing.
+    ///
+    /// # Errors
+    /// If the shapes are no whole groups.
+    pub fn mlx_form(&self) -> Result<MlxForm> {
+        self.layout.mlx_form()
     }
 }

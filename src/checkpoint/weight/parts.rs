@@ -1,13 +1,14 @@
 //! The layout of this crate in a file: codes, scales and what else there is, each a tensor of its own.
 
+use super::dense::DenseTensor;
 use super::layout::Layout;
+use super::mlx_form::MlxForm;
 use super::names::tensor_of;
 use super::slice::Slice;
-use crate::checkpoint::file::StoredTensor;
-use crate::format::global_scale_from_absmax;
-use crate::format::Scale;
+use crate::checkpoint::file::{candle_dtype, StoredTensor};
+use crate::format::{global_scale_from_absmax, ZeroPoint};
 use crate::{Error, QuantFormat, QuantTensor, Result};
-use candle_core::{Device, Tensor};
+use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use std::sync::Arc;
 
@@ -48,48 +49,49 @@ pub(in crate::checkpoint) enum GlobalScaleMeaning {
     Reciprocal,
 }
 
-impl Layout for Parts {
-    fn has_multiplier(&self) -> bool {
-        self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax)
-    }
-
-    fn affine_scales(&self) -> Result<Option<Dtype>> {
-        match self.biases.is_none() && self.format.scale() == Scale::Float {
-            true => exact_biases(&self.scales, self.format.bits()),
-            false => Ok(None),
-        }
-    }
-
-    fn as_mlx(&self) -> Result<Option<Vec<(&'static str, StoredTensor)>>> {
-        if self.biases.is_none() && self.format.scale() == Scale::Float {
-            return Ok(None); // symmetric codes
-        }
+impl Parts {
+    /// The tensors by their names in a module of an MLX checkpoint, with MLX's dtypes and shapes; `None` if they are
+    /// parts of stored tensors.
+    fn of_mlx(&self) -> Result<Option<Vec<(&'static str, DenseTensor)>>> {
         if !(self.codes.is_whole() && self.scales.is_whole()) {
             return Ok(None);
         }
-        let rows_of = |last: usize| {
-            let rows = self.dims.len().saturating_sub(1);
-            [self.dims.get(..rows).unwrap_or_default(), &[last]].concat()
+        let (words, groups) = self.format.part_dims(&self.dims)?;
+        let of_groups = |part: &StoredTensor| {
+            let dtype = if self.format.scale().is_byte() { Dtype::U8 } else { part.dtype() };
+            part.as_numbers(dtype, &groups)
         };
-        let k = self.dims.last().copied().unwrap_or(0);
-        let groups = rows_of(self.format.groups_per_row(k)?);
-        let scale_dtype = |part: &StoredTensor| match self.format.scale() {
-            Scale::Float => part.dtype(),
-            Scale::E8m0 | Scale::E4m3 => Dtype::U8,
-        };
-        let of_groups = |part: &StoredTensor| part.as_numbers(scale_dtype(part), &groups);
-        let mut parts = vec![
-            ("weight", self.codes.as_numbers(Dtype::U32, &rows_of(self.format.words_per_row(k)?))),
-            ("scales", of_groups(&self.scales)),
+        let parts = [
+            ("weight", Some(self.codes.as_numbers(Dtype::U32, &words))),
+            ("scales", Some(of_groups(&self.scales))),
+            ("biases", self.biases.as_ref().map(of_groups)),
+            ("global_scale", self.global_scale.as_ref().map(|scale| Some(scale.tensor.clone()))),
         ];
-        if let Some(biases) = &self.biases {
-            parts.push(("biases", of_groups(biases)));
+        let present = parts.into_iter().filter_map(|(name, part)| Some((name, part?)));
+        let Some(parts) = present.map(|(name, part)| Some((name, part?))).collect::<Option<Vec<_>>>() else {
+            return Ok(None);
+        };
+        let dense = |(name, part)| Ok((name, DenseTensor::new(&tensor_of(&self.module, name), &part)?));
+        parts.into_iter().map(dense).collect::<Result<_>>().map(Some)
+    }
+}
+
+impl Layout for Parts {
+    fn mlx_form(&self) -> Result<MlxForm> {
+        if let (ZeroPoint::Midpoint, Some(bits)) = (self.format.zero_point(), self.format.element().uint()) {
+            return MlxForm::of_symmetric(&self.scales, bits);
         }
-        if let Some(scale) = &self.global_scale {
-            let means_the_same = scale.meaning == GlobalScaleMeaning::Absmax;
-            parts.push(("global_scale", means_the_same.then(|| scale.tensor.clone())));
+        if self.global_scale.as_ref().is_some_and(|scale| scale.meaning != GlobalScaleMeaning::Absmax) {
+            return Ok(MlxForm::MULTIPLIED);
         }
-        Ok(parts.into_iter().map(|(name, part)| Some((name, part?))).collect())
+        if let Some(parts) = self.of_mlx()? {
+            return Ok(MlxForm::Stored(parts));
+        }
+        let dtype = match self.format.scale().is_byte() {
+            true => Some(DType::U8),
+            false => candle_dtype(self.scales.dtype()),
+        };
+        Ok(dtype.map_or(MlxForm::ROUNDED, MlxForm::Rearranged))
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -99,22 +101,10 @@ impl Layout for Parts {
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let k = self.dims.last().copied().unwrap_or(0);
-        let rows_of = |last: usize| {
-            let mut dims = self.dims.clone();
-            dims.pop();
-            dims.push(last);
-            dims
-        };
-        let words = rows_of(self.format.words_per_row(k)?);
-        let groups = rows_of(self.format.groups_per_row(k)?);
+        let (words, groups) = self.format.part_dims(&self.dims)?;
         let codes = Tensor::from_vec(self.codes.read::<u32>()?, words, device)?;
-        let load_groups = |part: &StoredTensor| match self.format.scale() {
-            Scale::Float => Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?),
-            Scale::E8m0 | Scale::E4m3 => Ok(Tensor::from_vec(part.read::<u8>()?, groups.as_slice(), device)?),
-        };
-        let (scales, biases) =
-            (load_groups(&self.scales)?, self.biases.as_ref().map(load_groups).transpose()?);
+        let of_groups = |part: &StoredTensor| Ok::<_, Error>(part.load(device)?.reshape(groups.as_slice())?);
+        let (scales, biases) = (of_groups(&self.scales)?, self.biases.as_ref().map(of_groups).transpose()?);
         let global_scale = self.global_scale.as_ref().map(|scale| scale.load(&self.module, device));
         QuantTensor::new(self.format, codes, scales, biases, global_scale.transpose()?)
     }
@@ -125,13 +115,7 @@ impl Layout for Parts {
 
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         let group_size = self.format.group_size();
-        let of_groups = |part: &StoredTensor| {
-            let bytes = match self.format.scale() {
-                Scale::Float => part.dtype().bitsize() / 8,
-                Scale::E8m0 | Scale::E4m3 => 1,
-            };
-            slice.of(part, group_size, bytes)
-        };
+        let of_groups = |part: &StoredTensor| slice.of(part, group_size, part.dtype().bitsize() / 8);
         Ok(Arc::new(Self {
             dims: slice.part_dims(),
             codes: slice.of(&self.codes, group_size, group_size * self.format.bits() / 8)?,
@@ -141,24 +125,6 @@ impl Layout for Parts {
             ..self.clone()
         }))
     }
-}
-
-/// The dtype of the scales of symmetric codes of `bits` bits, if products of them and codes are exact: then biases are
-/// too, and `q * scale + bias` is `(q - zero) * scale`. Those of 16-bit scales are, and those of F32 ones that have as
-/// many bits to spare.
-pub(in crate::checkpoint) fn exact_biases(scales: &StoredTensor, bits: usize) -> Result<Option<Dtype>> {
-    let codes = 1u32 << bits.min(8);
-    let is_exact = |bytes: &[u8; 4]| {
-        let scale = f32::from_le_bytes(*bytes);
-        scale.to_bits().is_multiple_of(codes) && (scale * codes as f32).is_finite()
-    };
-    let mut all = match scales.dtype() {
-        Dtype::F16 | Dtype::BF16 => return Ok(Some(scales.dtype())),
-        Dtype::F32 => true,
-        _ => return Ok(None),
-    };
-    scales.for_each_chunk(size_of::<f32>(), |chunk| all = all && chunk.as_chunks().0.iter().all(is_exact))?;
-    Ok(all.then_some(Dtype::F32))
 }
 
 impl GlobalScale {

@@ -25,7 +25,7 @@ impl Communicator {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).as_ref().map(|Owned(comm)| work(comm))
     }
 
-    /// Ends what is under way on the GPU, with any result, and so whoever waits for it.
+    /// Ends what is under way on the GPU, with any result, and so those that wait for it.
     pub(super) fn abort(&self) {
         let comm = self.0.lock().unwrap_or_else(PoisonError::into_inner).take();
         // cudarc aborts when it drops, and panics if NCCL does not like it; the group has failed already.

@@ -74,16 +74,16 @@ pub fn connect(id: &[u8], device: &Device, index: usize, group: &Arc<Group>) -> 
     Ok(Rank::new(device, Arc::new(member)))
 }
 
-/// How long the failure of another rank may take to be told: NCCL may have noticed it earlier.
-const TOLD_WITHIN: Duration = Duration::from_secs(2);
+/// How long the report of another rank's failure may take: NCCL may have noticed it earlier.
+const REPORTED_WITHIN: Duration = Duration::from_secs(2);
 
 /// The failure of a rank that an error of NCCL follows from, or else the error.
 fn cause(group: &Group, error: Error) -> Error {
-    group.failure_within(TOLD_WITHIN).unwrap_or(error)
+    group.failure_within(REPORTED_WITHIN).unwrap_or(error)
 }
 
 fn failed(what: &str, NcclError(code): &NcclError) -> Error {
-    let why = format!("NCCL, {what}: {code:?}; the environment variable NCCL_DEBUG=WARN makes it tell more");
+    let why = format!("NCCL, {what}: {code:?}; the environment variable NCCL_DEBUG=WARN makes it log more");
     Error::Candle(candle_core::Error::Msg(why))
 }
 

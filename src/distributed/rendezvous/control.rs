@@ -1,4 +1,4 @@
-//! The connections of a group while its ranks work: who fails or ends is told to all by rank 0.
+//! The connections of a group while its ranks work: rank 0 reports failures and ends to all.
 
 use super::wire::{lost, Message, Receiver, Sender};
 use super::Link;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How long the last messages may take.
 const LINGER: Duration = Duration::from_secs(2);
-/// Bytes of a problem that are told.
-const TOLD: usize = 8 << 10;
+/// The most characters of a problem that are reported.
+const MOST_REPORTED: usize = 8 << 10;
 
 /// How a silent rank is noticed.
 #[derive(Clone, Copy, Debug)]
@@ -57,8 +57,8 @@ impl Control {
         let ended = Arc::new(AtomicBool::new(false));
         let others = Arc::clone(&senders);
         group.on_failure(move |rank, problem| {
-            let problem: String = problem.chars().take(TOLD).collect();
-            tell(&others, || Message::Failed { rank, problem: problem.clone() });
+            let problem: String = problem.chars().take(MOST_REPORTED).collect();
+            broadcast(&others, || Message::Failed { rank, problem: problem.clone() });
         });
         let has_ended = Arc::clone(&ended);
         group.on_failure(move |rank, problem| stop_later(has_ended, rank, problem.to_string()));
@@ -82,13 +82,13 @@ impl Control {
         Self { group: Arc::clone(group), rank, senders, listening, ended }
     }
 
-    /// Tells how this rank has ended, and waits for all others.
+    /// Reports how this rank has ended, and waits for all others.
     pub fn end<T>(self, result: thread::Result<Result<T>>) -> Result<T> {
         match &result {
             Ok(Ok(_)) => {
                 self.group.leave(self.rank);
                 if self.rank != 0 {
-                    tell(&self.senders, || Message::Left);
+                    broadcast(&self.senders, || Message::Left);
                 }
             }
             Ok(Err(error)) => self.group.fail(self.rank, error.to_string()),
@@ -96,7 +96,7 @@ impl Control {
         }
         let over = self.group.wait_for_end(None);
         if self.rank == 0 && over.is_ok() {
-            tell(&self.senders, || Message::AllLeft);
+            broadcast(&self.senders, || Message::AllLeft);
         }
         // The last messages arrive only if this process does not go before they are taken.
         let _ = self.listening.recv_timeout(LINGER);
@@ -113,9 +113,9 @@ fn spawn(group: &Arc<Group>, rank: usize, work: impl FnOnce() + Send + 'static) 
     }
 }
 
-fn tell(senders: &[Sender], message: impl Fn() -> Message) {
+fn broadcast(senders: &[Sender], message: impl Fn() -> Message) {
     for sender in senders {
-        // Whoever does not take it is noticed by its silence.
+        // A rank that does not receive it is noticed by its silence.
         let _ = sender.send(&message());
     }
 }

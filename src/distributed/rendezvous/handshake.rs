@@ -14,7 +14,7 @@ use std::{env, fmt, io};
 #[derive(Clone)]
 pub struct Secret(Vec<u8>);
 
-/// Bytes of a secret, at least: whoever listens can try all short ones.
+/// Bytes of a secret, at least: an eavesdropper can try all short ones.
 const SHORTEST: usize = 16;
 /// Where [`Secret::from_env`] looks.
 const VARIABLE: &str = "CANDLE_QUANT_SECRET";
@@ -78,7 +78,7 @@ const MASTER: &[u8] = b"candle-quant rank 0";
 
 /// A rank that rank 0 believes.
 #[derive(Debug)]
-pub struct Applicant {
+pub struct PendingPeer {
     pub rank: usize,
     pub sender: Sender,
     pub receiver: Receiver,
@@ -112,7 +112,7 @@ pub fn admit(
     secret: &Secret,
     stream: TcpStream,
     deadline: Instant,
-) -> Result<Applicant, Refusal> {
+) -> Result<PendingPeer, Refusal> {
     let (sender, mut receiver) = wire(stream)?;
     let mut expect = || match receiver.receive(deadline) {
         Ok(Some(received)) => Ok(received),
@@ -145,7 +145,7 @@ pub fn admit(
     } else if rank == 0 || rank >= world_size {
         format!("is no rank between 0 and {world_size}")
     } else {
-        return Ok(Applicant { rank, sender, receiver, hello, challenge });
+        return Ok(PendingPeer { rank, sender, receiver, hello, challenge });
     };
     Err(Refusal::Rank { rank, problem: refuse(problem) })
 }
@@ -154,7 +154,7 @@ fn disorder() -> Refusal {
     Refusal::Stranger("sent messages out of order".to_string())
 }
 
-impl Applicant {
+impl PendingPeer {
     /// Lets it in.
     pub fn welcome(&self, secret: &Secret, token: &[u8]) -> Result<()> {
         let proof = secret.prove(&[MASTER, &self.hello, &self.challenge, token])?;
@@ -206,7 +206,7 @@ impl Application {
         Ok(Ok(Self { sender, receiver, hello, challenge }))
     }
 
-    /// Waits until all ranks are there: the connection, and what rank 0 had to tell.
+    /// Waits until all ranks are there: the connection, and what rank 0 has broadcast.
     pub fn accepted(mut self, secret: &Secret, deadline: Instant) -> Result<(Sender, Receiver, Vec<u8>)> {
         let failed = |problem: String| Error::Rank { rank: 0, problem };
         match self.receiver.receive(deadline).map_err(|error| failed(lost(&error)))? {

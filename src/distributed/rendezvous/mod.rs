@@ -1,5 +1,5 @@
 //! How processes become the ranks of one group: rank 0 listens, the others connect, and the connections stay as
-//! a [`control`] channel over which failures are told.
+//! a [`control`] channel that reports failures.
 
 mod control;
 mod handshake;
@@ -10,7 +10,7 @@ use super::launcher_env::Place;
 use crate::{Error, Result};
 use control::{Control, Patience};
 pub use handshake::Secret;
-use handshake::{admit, Applicant, Application, Refusal};
+use handshake::{admit, Application, PendingPeer, Refusal};
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -20,18 +20,18 @@ use std::thread;
 use std::time::{Duration, Instant};
 use wire::{Message, Receiver, Sender};
 
-/// How often rank 0 looks for news, and others try again to reach it.
-const AGAIN: Duration = Duration::from_millis(50);
-/// How long one attempt to connect takes, and whoever has connected has to prove itself.
+/// The interval at which rank 0 polls, and at which others try again to reach it.
+const RETRY_INTERVAL: Duration = Duration::from_millis(50);
+/// The timeout of one attempt to connect, and of the authentication of a peer.
 const ATTEMPT: Duration = Duration::from_secs(10);
-/// How long rank 0 waits for ranks that do not know yet that it is over.
-const TO_TELL_WHY: Duration = Duration::from_secs(30);
-/// How much longer than rank 0 others wait, to hear from it what went wrong.
-const TO_HEAR_WHY: Duration = Duration::from_secs(10);
-/// Connections that have not proven themselves, at once.
-const STRANGERS: usize = 256;
-/// Refused connections that a message tells of.
-const TOLD: usize = 4;
+/// How long rank 0 waits for more ranks after a failure, to report it to them.
+const REPORT_TIMEOUT: Duration = Duration::from_secs(30);
+/// How much longer than rank 0 others wait, for its report of a failure.
+const REPORT_GRACE: Duration = Duration::from_secs(10);
+/// The most peers that are not authenticated yet, at a time.
+const MOST_PENDING_PEERS: usize = 256;
+/// The most refused connections that an error lists.
+const MOST_LISTED: usize = 4;
 
 /// A process that has joined the others of its group.
 #[derive(Debug)]
@@ -41,7 +41,7 @@ pub struct Joined {
 }
 
 impl Joined {
-    /// What rank 0 told all ranks.
+    /// What rank 0 broadcast to all ranks.
     pub fn token(&self) -> &[u8] {
         &self.token
     }
@@ -101,7 +101,7 @@ impl Meeting<'_> {
         });
         match met {
             Ok(token) => {
-                let link = |(rank, member): (usize, Applicant)| (rank, member.sender, member.receiver);
+                let link = |(rank, member): (usize, PendingPeer)| (rank, member.sender, member.receiver);
                 Ok((members.into_iter().map(link).collect(), token))
             }
             Err(error) => {
@@ -109,60 +109,60 @@ impl Meeting<'_> {
                     Error::Rank { rank, problem } => (rank, problem),
                     other => (0, other.to_string()),
                 };
-                self.tell_why(door, members, &Message::Failed { rank, problem: problem.clone() });
+                self.report_failure(door, members, &Message::Failed { rank, problem: problem.clone() });
                 Err(Error::Rank { rank, problem })
             }
         }
     }
 
-    fn gather(&self, door: &mut Door, members: &mut BTreeMap<usize, Applicant>) -> Result<()> {
-        let mut strangers = Vec::new();
+    fn gather(&self, door: &mut Door, members: &mut BTreeMap<usize, PendingPeer>) -> Result<()> {
+        let mut refused = Vec::new();
         while members.len() + 1 < self.place.world_size() {
             if Instant::now() >= self.deadline {
-                return Err(self.incomplete(members, &strangers));
+                return Err(self.incomplete(members, &refused));
             }
             match door.next() {
-                Some((_, Ok(applicant))) => {
-                    let rank = applicant.rank;
-                    if let Some(first) = members.insert(rank, applicant) {
+                Some((_, Ok(peer))) => {
+                    let rank = peer.rank;
+                    if let Some(first) = members.insert(rank, peer) {
                         door.refused.push(first);
                         return Err(Error::Rank { rank, problem: "two processes are this rank".to_string() });
                     }
                 }
                 Some((_, Err(Refusal::Rank { rank, problem }))) => {
-                    door.told += 1;
+                    door.informed += 1;
                     return Err(Error::Rank { rank, problem });
                 }
-                Some((from, Err(Refusal::Stranger(problem)))) => strangers.push(format!("{from} {problem}")),
+                Some((from, Err(Refusal::Stranger(problem)))) => refused.push(format!("{from} {problem}")),
                 None => {}
             }
         }
         Ok(())
     }
 
-    /// Tells all ranks why it is over, those too that come only now.
-    fn tell_why(&self, mut door: Door, members: BTreeMap<usize, Applicant>, why: &Message) {
-        let mut to_tell: Vec<Applicant> = door.refused.drain(..).chain(members.into_values()).collect();
-        let end = self.deadline.min(Instant::now() + TO_TELL_WHY);
+    /// Reports a failure to all ranks, also to those that come only now.
+    fn report_failure(&self, mut door: Door, members: BTreeMap<usize, PendingPeer>, why: &Message) {
+        let mut pending: Vec<PendingPeer> = door.refused.drain(..).chain(members.into_values()).collect();
+        let end = self.deadline.min(Instant::now() + REPORT_TIMEOUT);
         loop {
-            door.told += to_tell.len();
-            for applicant in to_tell.drain(..) {
+            door.informed += pending.len();
+            for peer in pending.drain(..) {
                 // It may have gone.
-                let _ = applicant.sender.send(why);
+                let _ = peer.sender.send(why);
             }
-            if door.told + 1 >= self.place.world_size() || Instant::now() >= end {
+            if door.informed + 1 >= self.place.world_size() || Instant::now() >= end {
                 return;
             }
             match door.next() {
-                Some((_, Ok(applicant))) => to_tell.push(applicant),
-                Some((_, Err(Refusal::Rank { .. }))) => door.told += 1,
+                Some((_, Ok(peer))) => pending.push(peer),
+                Some((_, Err(Refusal::Rank { .. }))) => door.informed += 1,
                 _ => {}
             }
         }
     }
 
-    /// Not all have come in time.
-    fn incomplete(&self, members: &BTreeMap<usize, Applicant>, strangers: &[String]) -> Error {
+    /// The error if not all ranks have come in time.
+    fn incomplete(&self, members: &BTreeMap<usize, PendingPeer>, refused: &[String]) -> Error {
         let absent: Vec<usize> =
             (1..self.place.world_size()).filter(|rank| !members.contains_key(rank)).collect();
         let seconds = self.timeout.as_secs_f64();
@@ -170,14 +170,14 @@ impl Meeting<'_> {
         if absent.len() > 1 {
             problem += &format!(", as {} others have not", absent.len() - 1);
         }
-        if !strangers.is_empty() {
-            let told: Vec<&str> = strangers.iter().rev().take(TOLD).map(String::as_str).collect();
-            problem += &format!("; {} connections were refused: {}", strangers.len(), told.join("; "));
+        if !refused.is_empty() {
+            let listed: Vec<&str> = refused.iter().rev().take(MOST_LISTED).map(String::as_str).collect();
+            problem += &format!("; {} connections were refused: {}", refused.len(), listed.join("; "));
         }
         Error::Rank { rank: absent.first().copied().unwrap_or_default(), problem }
     }
 
-    /// Other ranks: ask rank 0 until it answers.
+    /// The other ranks: connect until rank 0 answers.
     fn attend(&self) -> Result<(Vec<Link>, Vec<u8>)> {
         let application = loop {
             let error = match self.connect() {
@@ -190,9 +190,9 @@ impl Meeting<'_> {
                     format!("does not answer rank {rank} at {} within {seconds} s: {error}", self.master());
                 return Err(Error::Rank { rank: 0, problem });
             }
-            thread::sleep(AGAIN);
+            thread::sleep(RETRY_INTERVAL);
         };
-        let (sender, receiver, token) = application.accepted(self.secret, self.deadline + TO_HEAR_WHY)?;
+        let (sender, receiver, token) = application.accepted(self.secret, self.deadline + REPORT_GRACE)?;
         Ok((vec![(0, sender, receiver)], token))
     }
 
@@ -220,15 +220,15 @@ struct Door {
     secret: Secret,
     deadline: Instant,
     listener: TcpListener,
-    /// Connections that have not proven themselves.
+    /// Peers that are not authenticated yet.
     waiting: usize,
     arrived: (mpsc::Sender<Arrival>, mpsc::Receiver<Arrival>),
-    /// Ranks that cannot stay and do not know it yet, and how many do.
-    refused: Vec<Applicant>,
-    told: usize,
+    /// Ranks that were refused and are not informed yet, and how many ranks are.
+    refused: Vec<PendingPeer>,
+    informed: usize,
 }
 
-type Arrival = (SocketAddr, Result<Applicant, Refusal>);
+type Arrival = (SocketAddr, Result<PendingPeer, Refusal>);
 
 impl Door {
     fn open(meeting: &Meeting) -> io::Result<Self> {
@@ -236,7 +236,7 @@ impl Door {
         let listener = Self::listen(&place)?;
         listener.set_nonblocking(true)?;
         let (deadline, arrived) = (meeting.deadline, mpsc::channel());
-        Ok(Self { place, secret, deadline, listener, waiting: 0, arrived, refused: Vec::new(), told: 0 })
+        Ok(Self { place, secret, deadline, listener, waiting: 0, arrived, refused: Vec::new(), informed: 0 })
     }
 
     /// On all addresses of the machine, unless all ranks are on it.
@@ -249,21 +249,21 @@ impl Door {
             .or_else(|_| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))
     }
 
-    /// Who has arrived, if somebody has; looks for a moment.
+    /// The next peer that has arrived, if there is one; waits for a moment.
     fn next(&mut self) -> Option<Arrival> {
         match self.listener.accept() {
-            Ok((stream, from)) if self.waiting < STRANGERS => {
+            Ok((stream, from)) if self.waiting < MOST_PENDING_PEERS => {
                 let (place, secret, sender) =
                     (self.place.clone(), self.secret.clone(), self.arrived.0.clone());
-                let limit = (self.deadline + TO_HEAR_WHY).min(Instant::now() + ATTEMPT);
+                let limit = (self.deadline + REPORT_GRACE).min(Instant::now() + ATTEMPT);
                 // Nobody listens when all are there.
                 let work = move || drop(sender.send((from, admit(&place, &secret, stream, limit))));
                 // Without a thread for it, it tries again.
                 self.waiting += usize::from(thread::Builder::new().spawn(work).is_ok());
             }
             Ok(_) => {}
-            // Nobody else comes now, or whoever came has gone.
-            Err(_) => thread::sleep(AGAIN / 5),
+            // Nobody connects now, or the peer has gone.
+            Err(_) => thread::sleep(RETRY_INTERVAL / 5),
         }
         let arrival = self.arrived.1.try_recv().ok()?;
         self.waiting -= 1;

@@ -23,7 +23,7 @@ pub enum Message {
     Challenge { nonce: Digest },
     /// It does.
     Proof { proof: Digest },
-    /// All ranks are here. Rank 0 knows the secret too, and tells what only rank 0 can know.
+    /// All ranks are here. Rank 0 knows the secret too, and broadcasts what only rank 0 can know.
     Welcome { proof: Digest, token: Vec<u8> },
     /// A rank has failed, or is refused: all is over.
     Failed { rank: usize, problem: String },

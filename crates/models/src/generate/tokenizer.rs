@@ -2,8 +2,7 @@
 
 use candle_core::quantized::gguf_file;
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
-use candle_quant::checkpoint::TOKENIZER_REMEDY;
-use candle_quant::{Checkpoint, Error, Result};
+use candle_quant::{Checkpoint, Result};
 use std::collections::HashMap;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::Tokenizer;
@@ -13,18 +12,17 @@ use tokenizers::Tokenizer;
 /// # Errors
 /// If it is damaged, or of a kind that is not known to be built as it should be.
 pub fn stored_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
-    let Some(stored) = checkpoint.stored_tokenizer()? else {
+    let Some(mut stored) = checkpoint.stored_tokenizer()? else {
         return Ok(None);
     };
     let content = gguf_file::Content {
         magic: gguf_file::VersionedMagic::GgufV3,
-        metadata: stored.metadata,
+        metadata: std::mem::take(&mut stored.metadata),
         tensor_infos: HashMap::new(),
         tensor_data_offset: 0,
     };
-    let mut tokenizer = Tokenizer::from_gguf(&content).map_err(|error| {
-        Error::file(&stored.path, format!("the tokenizer in it is damaged: {error}"), TOKENIZER_REMEDY)
-    })?;
+    let mut tokenizer = Tokenizer::from_gguf(&content)
+        .map_err(|error| stored.error(format!("the tokenizer in it is damaged: {error}")))?;
     if stored.without_prefix_space {
         // candle's has a space put before the text.
         tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));

@@ -13,6 +13,7 @@ mod gpu;
 mod logits;
 
 mod checkpoints;
+mod ranks;
 mod text;
 
 use candle_core::DType;

@@ -26,6 +26,10 @@
 //!    ▼
 //! target      what MLX, UQFF and Ollama do in their own ways: names, experts, files
 //!    ▼
+//! options     how a conversion is done: ConvertOptions
+//!    ▼
+//! disk        free space, files written whole
+//!    ▼
 //! plan        checkpoint + recipe + target, from headers alone: a ConvertPlan
 //!    ▼
 //! run         reads, quantizes, measures, writes; journal, resume, one rename at the end: a ConvertReport
@@ -46,6 +50,8 @@
 //! are written as they are, if the output has their format: AWQ and symmetric integers get biases that change nothing
 //! (of those with F32 scales, which are read for the plan, only if their products with codes are exact), and MXFP4
 //! becomes `affine:5:g32` exactly where a rule asks for it. To pack them anew is a choice ([`ConvertOptions::requantize`]).
+
+#![deny(clippy::wildcard_enum_match_arm)]
 
 mod bit_budget;
 mod disk;

@@ -1,7 +1,7 @@
 //! The digests that a checkpoint states of its files.
 
 use crate::sha256 as hash;
-use candle_quant::checkpoint::{slm1::ExpectedDigest, Checkpoint, Digest};
+use candle_quant::checkpoint::{Checkpoint, Digest};
 use candle_quant::{Error, Result};
 
 /// Reads a file that has a digest, and compares.
@@ -28,9 +28,4 @@ pub fn verify_digest(digest: &Digest) -> Result<()> {
 pub fn verify_digests(checkpoint: &Checkpoint) -> Result<usize> {
     checkpoint.digests().iter().try_for_each(verify_digest)?;
     Ok(checkpoint.digests().len())
-}
-
-/// The SHA-256 that an SLM1 file has to have.
-pub fn sha256(digest: [u8; 32]) -> ExpectedDigest {
-    ExpectedDigest { name: "SHA-256", digest, compute: hash::of_reader }
 }

@@ -17,12 +17,14 @@
 //!
 //! One tensor is in memory at a time, in its format; decoded it is only in pieces.
 
+#![deny(clippy::wildcard_enum_match_arm)]
+
 mod digests;
 mod report;
 mod shapes;
 mod values;
 
-pub use digests::{sha256, verify_digest, verify_digests};
+pub use digests::{verify_digest, verify_digests};
 pub use report::{Finding, Severity, VerifyReport};
 
 use crate::source::Source;

@@ -56,6 +56,7 @@ impl Finding {
     }
 
     /// What the loader says of `tensor`.
+    #[allow(clippy::wildcard_enum_match_arm, reason = "other errors name no tensor")]
     pub(super) fn from_error(tensor: Option<&str>, error: &Error) -> Self {
         let (tensor, message) = match error {
             Error::Tensor { file, tensor, expected, found, remedy } => {

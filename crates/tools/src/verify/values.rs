@@ -4,8 +4,8 @@ use super::report::Finding;
 use crate::chunks::Chunks;
 use candle_core::{DType, Tensor};
 use candle_quant::checkpoint::Weight;
-use candle_quant::format::Scale;
-use candle_quant::{QuantFormat, QuantTensor, Result};
+use candle_quant::format::{Element, Scale};
+use candle_quant::{QuantTensor, Result};
 use rayon::prelude::*;
 
 /// Reads a weight and looks at all its numbers.
@@ -49,25 +49,20 @@ fn problems_of_parts(weight: &QuantTensor) -> Result<Vec<String>> {
         let tally = Tally::of(numbers.iter().map(|&number| f64::from(number)));
         Ok(tally.problem().map(|problem| format!("{part}: {problem}")))
     };
-    match weight.format().scale() {
-        Scale::Float => problems.extend(floats("scales", weight.scales())?),
-        kind => {
-            let scales = weight.scales().flatten_all()?.to_vec1::<u8>()?;
-            let is_nan = |byte: &u8| match kind {
-                Scale::E8m0 => *byte == u8::MAX,
-                _ => is_e4m3_nan(*byte),
-            };
-            let count = scales.par_iter().filter(|byte| is_nan(byte)).count();
-            if count > 0 {
-                let bytes = if kind == Scale::E8m0 { "E8M0 255" } else { "E4M3 0x7F or 0xFF" };
-                problems.push(format!("scales: {count} of {} are NaN ({bytes})", scales.len()));
-            }
-        }
-    }
+    let bytes = |is_nan: fn(u8) -> bool, code: &str| -> Result<Option<String>> {
+        let scales = weight.scales().flatten_all()?.to_vec1::<u8>()?;
+        let count = scales.par_iter().filter(|byte| is_nan(**byte)).count();
+        Ok((count > 0).then(|| format!("scales: {count} of {} are NaN ({code})", scales.len())))
+    };
+    problems.extend(match weight.format().scale() {
+        Scale::Float => floats("scales", weight.scales())?,
+        Scale::E8m0 => bytes(|byte| byte == u8::MAX, "E8M0 255")?,
+        Scale::E4m3 => bytes(is_e4m3_nan, "E4M3 0x7F or 0xFF")?,
+    });
     if let Some(biases) = weight.biases() {
         problems.extend(floats("biases", biases)?);
     }
-    if weight.format() == QuantFormat::MXFP8 {
+    if weight.format().element() == Element::E4m3 {
         let words = weight.packed().flatten_all()?.to_vec1::<u32>()?;
         let nan_codes = |word: &u32| word.to_le_bytes().into_iter().filter(|code| is_e4m3_nan(*code)).count();
         let count: usize = words.par_iter().map(nan_codes).sum();

@@ -67,7 +67,8 @@ fn fixtures_of_every_kind_are_fine_and_equal_to_themselves() {
         let (code, text, _) = run(&["inspect", path]);
         assert!(code == 0 && text.starts_with(&format!("kind: {kind}\n")), "{name}: {text}");
         // Why something is dense is told.
-        let told = text.lines().filter(|line| line.starts_with("note: ") && line.contains("decoded")).count();
+        let told =
+            text.lines().filter(|line| line.starts_with("note: ") && line.contains("dequantized")).count();
         let decoded = ["uqff/hqq4", "hf/fp8-128x128", "slm1/q4_0.slm"].contains(&name);
         assert_eq!(told, usize::from(decoded), "{text}");
     }

@@ -230,6 +230,8 @@ fn exit_codes_of_usage_are_documented() {
         assert_eq!(run(args).0, 2, "{args:?}");
     }
     assert_eq!(run(&["inspect"]).0, 1);
+    let (code, stdout, _) = run(&["--version"]);
+    assert!(code == 0 && stdout.starts_with("candle-quant 0."), "{stdout}");
     for args in [&["--help"][..], &["verify", "--help"], &["diff", "--help"]] {
         let (code, stdout, _) = run(args);
         assert!(code == 0 && stdout.contains("Exit codes: "), "{args:?}: {stdout}");

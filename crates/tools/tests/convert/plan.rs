@@ -1,7 +1,8 @@
 //! Rules, roles and fall-backs, seen in plans.
 
 use super::common::{bundled, Source};
-use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe, Role, Rule, Spec};
+use candle_quant::QuantFormat;
+use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe, Role, Rule, Spec, Target};
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -139,6 +140,21 @@ fn recipes_that_are_none_are_refused() {
     assert!(error.contains("uniform, mixed_2_6"), "{error}");
     let error = Recipe::named("mixed_2_6", spec("nvfp4")).unwrap_err().to_string();
     assert!(error.contains("expected an affine one, found nvfp4"), "{error}");
+}
+
+/// A program can ask for what no command line can.
+#[test]
+fn formats_that_are_only_read_are_refused_by_the_plan() {
+    let symmetric = Spec::Packed(QuantFormat::symmetric(4, 64).unwrap());
+    let source = bundled("tiny-bf16");
+    for target in [Target::Mlx, Target::Uqff, Target::Ollama] {
+        let mut options = ConvertOptions::mlx(Recipe::named("uniform", symmetric).unwrap());
+        options.target = target;
+        let error = ConvertPlan::new(&source, &options).map(|_| ()).unwrap_err().to_string();
+        for part in ["`lm_head.weight`", "symmetric 4-bit g64", "affine:BITS"] {
+            assert!(error.contains(part), "{target:?}: {part} in {error}");
+        }
+    }
 }
 
 #[test]

@@ -256,6 +256,19 @@ fn shards_are_counted_from_zero_and_the_first_has_the_version() {
     assert!(verify::verify(&Checkpoint::open(out.path()).unwrap()).passed(true));
 }
 
+/// The program's name, whatever the crate is called: it is part of the bytes.
+#[test]
+fn the_producer_is_the_program() {
+    let out = convert(&open("convert/qwen3_s"), &uqff("4"));
+    for file in ["afq4-0.uqff", "residual.safetensors"] {
+        let bytes = fs::read(out.path().join(file)).unwrap();
+        let header = String::from_utf8_lossy(&bytes[8..512]).into_owned();
+        assert!(header.contains(r#""uqff.producer":"candle-quant""#), "{file}: {header}");
+    }
+    let tool = json_file(out.path().join("uqff_report.json"))["generated_by"]["tool"].clone();
+    assert!(tool.as_str().unwrap().starts_with("candle-quant 0."), "{tool}");
+}
+
 #[test]
 fn an_output_is_replaced_by_one_of_another_kind() {
     let source = open("convert/odd_small");

@@ -7,7 +7,7 @@ use candle_core::{DType, Device, Module, Tensor};
 use candle_quant::checkpoint::Weight;
 use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
 use candle_quant::{Checkpoint, Embedding, Linear, QuantFormat, QuantTensor, VarBuilder};
-use candle_quant_tools::convert::{ConvertOptions, Recipe};
+use candle_quant_tools::convert::{ConvertOptions, Recipe, Spec};
 use candle_quant_tools::verify::verify;
 use safetensors::tensor::{Dtype, TensorView};
 use serde_json::json;
@@ -201,4 +201,11 @@ fn converted_passes(format: QuantFormat, device: &Device) {
     let quantized = QuantTensor::quantize(&dense, format).unwrap();
     let numbers = |weight: &QuantTensor| bits(&weight.dequantize(DType::F32).unwrap());
     assert!(numbers(&written) == numbers(&quantized), "{format}: convert");
+    // What is packed already is copied.
+    let keep = ConvertOptions::mlx(Recipe::safe(Spec::Keep));
+    let copied = conversion::convert(&Checkpoint::open(out.path()).unwrap(), &keep);
+    assert!(
+        conversion::files(copied.path()) == conversion::files(out.path()),
+        "{format}: convert what is packed"
+    );
 }

@@ -1,6 +1,6 @@
 //! bf16 weights x bf16x3 activations on AMX; only the f32 accumulation rounds.
 //!
-//! A tile multiplies sixteen rows of bf16 with sixteen columns in as many cycles: 512 products a cycle. Two tiles of rows
+//! A tile multiplies sixteen rows of bf16 with sixteen columns in as many cycles: 512 multiply-adds a cycle. Two tiles of rows
 //! and two of columns share their loads. Sums along K stay in tiles for a *chunk*, and are added in vectors while the next
 //! chunk is multiplied: vectors that read what a tile has just written wait long.
 

@@ -1,6 +1,6 @@
 //! Several rows of x times integer codes, on AMX.
 //!
-//! A tile multiplies sixteen rows of signed bytes with sixteen columns in as many cycles: 1024 products a cycle, where two
+//! A tile multiplies sixteen rows of signed bytes with sixteen columns in as many cycles: 1024 multiply-adds a cycle, where two
 //! vector units have 32 in f32.
 
 use super::super::fast_kernel::{FastKernel, NotRepresentable};

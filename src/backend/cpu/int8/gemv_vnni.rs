@@ -1,6 +1,6 @@
 //! One row of x times integer codes, with AVX-512 VNNI.
 //!
-//! An f32 kernel is bound by its arithmetic here: sixteen products an instruction, plus the dequantization. `vpdpbusd`
+//! An f32 kernel is bound by its arithmetic here: sixteen multiply-adds an instruction, plus the dequantization. `vpdpbusd`
 //! multiplies 64 bytes an instruction. So x becomes fixed-point numbers of three signed limbs, each a byte
 //! ([`FixedPoint`]), and codes are multiplied as the integers that they are:
 //! `sum(q * x) = sum(q * x2) * 256^2 + sum(q * x1) * 256 + sum(q * x0)`, exactly. Only the fixed point rounds: the

@@ -78,7 +78,7 @@ fn check_algorithm(algorithm: Algorithm, isa: &InstructionSet, weight: &Weight, 
     let x: Vec<f32> = (0..m * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
     let bias: Vec<f32> = (0..weight.n).map(|_| rng.random_range(-1.0..1.0)).collect();
     let name = (name(algorithm), isa.name(), weight.format, weight.n, weight.k, m);
-    let want = product_in_f64(&weight.decoded(), weight.k, &x, Some(&bias));
+    let want = matmul_in_f64(&weight.dequantized(), weight.k, &x, Some(&bias));
     match run(algorithm, isa, &weight.view(), &x, Some(&bias)) {
         Ok(got) => assert_close::<f32>(name, &got, &want),
         Err(error) => panic!("{name:?}: {error:?}"),
@@ -166,7 +166,7 @@ fn a_format_without_a_fast_kernel_is_multiplied_in_f32() {
                 check_algorithm(algorithm, isa, &weight, m, &mut rng);
             }
             let got: Vec<f32> = dequantize_with(isa, &weight.view());
-            let want = weight.decoded();
+            let want = weight.dequantized();
             assert!(got.iter().zip(&want).all(|(got, want)| got == want), "{} {format}", isa.name());
         }
     }

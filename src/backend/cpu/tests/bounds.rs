@@ -61,12 +61,12 @@ fn check(weight: &Weight, scales: GroupValues, biases: Option<GroupValues>, rng:
     for isa in isa::available() {
         for m in [1, 2, 8, MAX_FEW + 1] {
             let x: Vec<f32> = (0..m * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
-            let product = |matrix| matmul_with::<f32>(isa, matrix, &x, None);
+            let multiply = |matrix| matmul_with::<f32>(isa, matrix, &x, None);
             let name = (isa.name(), weight.format, weight.n, weight.k, m);
-            assert_same_bits(name, &product(&copied), &product(&weight.view()));
+            assert_same_bits(name, &multiply(&copied), &multiply(&weight.view()));
         }
-        let decoded: Vec<f32> = dequantize_with(isa, &copied);
-        assert_same_bits((isa.name(), weight.format), &decoded, &weight.decoded());
+        let dequantized: Vec<f32> = dequantize_with(isa, &copied);
+        assert_same_bits((isa.name(), weight.format), &dequantized, &weight.dequantized());
     }
 }
 

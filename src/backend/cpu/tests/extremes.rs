@@ -9,7 +9,7 @@ fn activations_of_any_size_survive_fixed_point() {
         // Symmetric codes, and biases.
         for (n, format) in [6, 7].into_iter().flat_map(|n| formats_for(1024).map(move |format| (n, format))) {
             let weight = Weight::random(format, n, 1024, &mut rng);
-            let decoded = weight.decoded();
+            let dequantized = weight.dequantized();
             // Magnitudes from 2^-60 to 2^60 beside each other, and rows that are tiny or zero throughout.
             for (low, high) in [(-60.0, 60.0), (-100.0, -90.0), (90.0, 100.0)] {
                 let x: Vec<f32> = (0..1024)
@@ -17,7 +17,7 @@ fn activations_of_any_size_survive_fixed_point() {
                     .collect();
                 for m in [1, 3] {
                     let x = x.repeat(m);
-                    let want = product_in_f64(&decoded, 1024, &x, None);
+                    let want = matmul_in_f64(&dequantized, 1024, &x, None);
                     let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                     let error = relative_error(got.iter().map(|y| f64::from(*y)), &want);
                     assert!(error <= 1e-6, "{} {format} 2^{low} m={m}: {error:e}", isa.name());
@@ -50,12 +50,12 @@ fn the_largest_sums_are_as_good() {
         for (word, to) in weight.words.iter_mut().enumerate() {
             *to = [0, ones, if word % 2 == 0 { ones } else { 0 }][word / row];
         }
-        let decoded = weight.decoded();
+        let dequantized = weight.dequantized();
         for signs in [[1., 1.], [-1., -1.], [1., -1.]] {
-            // The largest number of three balanced digits, and what its negative could be mistaken for.
+            // The largest number of three signed limbs, and what its negative could be mistaken for.
             for largest in [0x7F_7F7F as f32, 0x80_8080 as f32, f32::MAX / 2f32.powi(20)] {
                 let x: Vec<f32> = (0..k).map(|index| signs[index % 2] * largest).collect();
-                let want = product_in_f64(&decoded, k, &x, None);
+                let want = matmul_in_f64(&dequantized, k, &x, None);
                 for isa in isa::available() {
                     let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                     for (row, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
@@ -70,7 +70,7 @@ fn the_largest_sums_are_as_good() {
     }
 }
 
-/// Powers of two are scales from the smallest to where a product leaves f32.
+/// Powers of two are scales from the smallest to where a weight times x leaves f32.
 #[test]
 fn scales_of_any_size_are_as_good() {
     let (n, k) = (245, 64);
@@ -80,10 +80,10 @@ fn scales_of_any_size_are_as_good() {
         weight.global_scale = 1.;
         let groups = k / format.group_size();
         weight.scales = Groups::Byte((0..n as u8).flat_map(|byte| vec![byte; groups]).collect());
-        let decoded = weight.decoded();
+        let dequantized = weight.dequantized();
         for (m, size) in [1, 3].into_iter().flat_map(|m| [-8, 0, 60].map(|log| (m, 2f32.powi(log)))) {
             let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0) * size).collect();
-            let want = product_in_f64(&decoded, k, &x, None);
+            let want = matmul_in_f64(&dequantized, k, &x, None);
             for isa in isa::available() {
                 let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                 for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
@@ -118,14 +118,14 @@ fn scales_far_apart_in_a_row_are_as_good() {
             _ => 100 + rng.random_range(0..4) * rng.random_range(0..12),
         };
         weight.scales = Groups::Byte((0..n * groups).map(|_| byte(&mut rng)).collect());
-        let decoded = weight.decoded();
+        let dequantized = weight.dequantized();
         // Every vector looks at one group.
         let mut x = vec![0f32; groups * k];
         for (group, x) in x.chunks_exact_mut(k).enumerate() {
             let places = group * format.group_size()..(group + 1) * format.group_size();
             x[places].iter_mut().for_each(|x| *x = rng.random_range(-1.0..1.0));
         }
-        let want = product_in_f64(&decoded, k, &x, None);
+        let want = matmul_in_f64(&dequantized, k, &x, None);
         for isa in isa::available() {
             let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(isa, &weight.view(), x, None));
             for got in [alone.collect(), matmul_with::<f32>(isa, &weight.view(), &x, None)] {
@@ -153,7 +153,7 @@ fn activations_far_apart_are_as_good() {
             weight.scales = Groups::Byte(logs.iter().map(byte).collect::<Vec<_>>().repeat(n));
             let size = |index: usize| 2f32.powi(logs[index % k / 32]);
             let x: Vec<f32> = (0..m * k).map(|index| size(index) * rng.random_range(-1.0..1.0)).collect();
-            let want = product_in_f64(&weight.decoded(), k, &x, None);
+            let want = matmul_in_f64(&weight.dequantized(), k, &x, None);
             for isa in isa::available() {
                 let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(isa, &weight.view(), x, None));
                 for got in [alone.collect(), matmul_with::<f32>(isa, &weight.view(), &x, None)] {

@@ -119,7 +119,7 @@ impl Weight {
     }
 
     /// The scalar reference.
-    pub(super) fn decoded(&self) -> Vec<f32> {
+    pub(super) fn dequantized(&self) -> Vec<f32> {
         let mut all = vec![0.0; self.n * self.k];
         for (row, out) in all.chunks_exact_mut(self.k).enumerate() {
             self.view().dequantize_row(row, out);

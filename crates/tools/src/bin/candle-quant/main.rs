@@ -25,7 +25,7 @@ Exit codes: 0 success, 1 failure.
 
 /// Quantized checkpoints on candle.
 #[derive(Parser)]
-#[command(version, after_help = EXIT_CODES)]
+#[command(name = "candle-quant", version, after_help = EXIT_CODES)]
 struct Cli {
     #[command(subcommand)]
     command: Command,

@@ -21,9 +21,9 @@ pub(in crate::convert) struct SourceTensor {
 
 impl SourcePart {
     pub(in crate::convert) fn of(weight: Weight) -> Self {
-        match weight {
-            Weight::Dense(dense) if dense.is_stored() => Self::Stored(dense),
-            other => Self::Encoded(other),
+        match &weight {
+            Weight::Dense(dense) if dense.is_stored() => Self::Stored(dense.clone()),
+            Weight::Packed(_) | Weight::Ggml(_) | Weight::Dense(_) => Self::Encoded(weight),
         }
     }
 }

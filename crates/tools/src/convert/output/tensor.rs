@@ -45,14 +45,13 @@ impl OutputTensor {
         scales: Dtype,
         name: impl Fn(&str) -> String,
     ) -> Result<Vec<Self>> {
-        let k = dims.last().copied().unwrap_or(0);
-        let rows = dims.get(..dims.len().saturating_sub(1)).unwrap_or_default();
-        let output = |part: &str, dtype, last: usize| Self::new(name(part), dtype, [rows, &[last]].concat());
-        let groups = format.groups_per_row(k)?;
-        let mut outputs =
-            vec![output("weight", Dtype::U32, format.words_per_row(k)?)?, output("scales", scales, groups)?];
+        let (words, groups) = format.part_dims(dims)?;
+        let mut outputs = vec![
+            Self::new(name("weight"), Dtype::U32, words)?,
+            Self::new(name("scales"), scales, groups.clone())?,
+        ];
         if format.has_biases() {
-            outputs.push(output("biases", scales, groups)?);
+            outputs.push(Self::new(name("biases"), scales, groups)?);
         }
         Ok(outputs)
     }
@@ -110,6 +109,7 @@ pub(in crate::convert) fn lay_out(
 }
 
 /// The dtype as files call it.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here writes")]
 pub(in crate::convert) fn file_dtype(dtype: DType) -> Result<Dtype> {
     Ok(match dtype {
         DType::U8 => Dtype::U8,

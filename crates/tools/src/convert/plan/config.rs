@@ -2,7 +2,7 @@
 //! copied.
 
 use super::plan::ConvertPlan;
-use candle_quant::checkpoint::{masked, module_of};
+use candle_quant::checkpoint::{module_of, with_masked_literals};
 use candle_quant::{Error, QuantFormat, Result};
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
@@ -89,7 +89,7 @@ fn describe(format: QuantFormat) -> Map<String, Value> {
 
 /// The object `text` with other quantization entries. All else is the text as it was, in its order.
 fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String> {
-    let masked = masked(text);
+    let masked = with_masked_literals(text);
     let entries: Entries = serde_json::from_str(&masked)?;
     let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config";
     if quantization.is_none() && entries.0.iter().all(|(key, _)| is_kept(key)) {

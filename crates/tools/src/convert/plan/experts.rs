@@ -104,7 +104,7 @@ fn expert(name: &str, experts: ExpertLayout) -> Option<(usize, String)> {
     let known = match experts {
         // Only weights, under the names that they have.
         ExpertLayout::OfSource => part == "weight" && projection == source,
-        _ => matches!(part, "weight" | "bias"),
+        ExpertLayout::Stacks(_) | ExpertLayout::Untouched => matches!(part, "weight" | "bias"),
     };
     let stack = experts.stack(block, projection).filter(|_| known)?;
     Some((index.parse().ok()?, format!("{stack}.{part}")))

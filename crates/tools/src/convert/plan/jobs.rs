@@ -7,7 +7,7 @@ use crate::convert::output::{
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, tensor_of, PackedWeight, Weight};
+use candle_quant::checkpoint::{module_of, tensor_of, MlxForm, PackedWeight, Weight};
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 
@@ -106,8 +106,8 @@ impl Job {
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
         let outputs = |scales| kind.packed(&source.name, packed.dims(), format, scales);
-        let (work, outputs) = match packed.as_mlx()? {
-            Some(parts) => {
+        let (work, outputs) = match packed.mlx_form()? {
+            MlxForm::Stored(parts) => {
                 let part = |name| parts.iter().find_map(|(part, dense)| (*part == name).then_some(dense));
                 let scales = part("scales").map(|scales| file_dtype(scales.dtype())).transpose()?;
                 let mut outputs = outputs(scales.unwrap_or(Dtype::U8))?;
@@ -128,16 +128,10 @@ impl Job {
                 let sources = parts.into_iter().map(|(_, dense)| vec![dense]).collect();
                 (Work::Copy(sources, Some(format)), outputs)
             }
-            None => {
-                let (scales, obstacle) = match format.scale().is_byte() {
-                    false => (packed.affine_scales()?, " with scales whose products with codes are rounded"),
-                    true => (
-                        Some(Dtype::U8).filter(|_| !packed.has_multiplier()),
-                        " with a multiplier of its scales",
-                    ),
-                };
-                (Work::Repack(packed.clone(), format), outputs(scales.ok_or_else(|| impossible(obstacle))?)?)
+            MlxForm::Rearranged(scales) => {
+                (Work::Repack(packed.clone(), format), outputs(file_dtype(scales)?)?)
             }
+            MlxForm::Impossible(why) => return Err(impossible(why)),
         };
         let mut job = Self::new(source, format.to_string(), work, outputs);
         job.planned.role = role;
@@ -156,7 +150,7 @@ impl Job {
     ) -> Result<Option<Self>> {
         if packed.format() != QuantFormat::MXFP4
             || spec != Spec::Packed(WIDE_MXFP4)
-            || packed.has_multiplier()
+            || matches!(packed.mlx_form()?, MlxForm::Impossible(_))
         {
             return Ok(None);
         }

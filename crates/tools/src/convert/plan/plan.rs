@@ -176,6 +176,8 @@ fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
     }
     match asked {
         Spec::Packed(format) if counts.contains_key(&format.to_string()) => Some(format),
-        _ => counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format),
+        Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
+            counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format)
+        }
     }
 }

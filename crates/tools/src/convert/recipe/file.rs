@@ -100,7 +100,7 @@ impl Layers {
         let wrong = |layers: &Self| {
             let found = match layers {
                 Self::Range(text) => format!("`{text}`"),
-                _ => "something else".into(),
+                Self::One(_) | Self::Several(_) => "something else".into(),
             };
             Error::mismatch("layers", "numbers and ranges, such as [\"0-8\", 31]", found)
         };
@@ -108,7 +108,7 @@ impl Layers {
             Self::Several(all) => {
                 all.iter().map(|layers| range(layers).ok_or_else(|| wrong(layers))).collect()
             }
-            one => Ok(vec![range(one).ok_or_else(|| wrong(one))?]),
+            Self::One(_) | Self::Range(_) => Ok(vec![range(self).ok_or_else(|| wrong(self))?]),
         }
     }
 }

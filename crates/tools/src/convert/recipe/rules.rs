@@ -169,8 +169,12 @@ impl Recipe {
     fn mixed(name: &str, format: Spec) -> Result<Rule> {
         let affine = match format {
             Spec::Packed(format) if format.has_biases() => format,
-            other => {
-                return Err(Error::mismatch(format!("format for {name}"), "an affine one", other.to_string()))
+            Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
+                return Err(Error::mismatch(
+                    format!("format for {name}"),
+                    "an affine one",
+                    format.to_string(),
+                ))
             }
         };
         let mixed = MlxMixed::named(name, affine).ok_or_else(|| {

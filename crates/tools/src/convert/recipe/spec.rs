@@ -69,10 +69,13 @@ impl FromStr for Spec {
             "f16" => Self::Cast(DType::F16),
             "bf16" => Self::Cast(DType::BF16),
             "f32" => Self::Cast(DType::F32),
-            _ => Self::Packed(text.parse().map_err(|_| {
-                let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::grammar());
-                Error::mismatch("format", expected, format!("`{text}`"))
-            })?),
+            _ => {
+                let format = text.parse().ok().filter(|format| QuantFormat::all().contains(format));
+                Self::Packed(format.ok_or_else(|| {
+                    let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::grammar());
+                    Error::mismatch("format", expected, format!("`{text}`"))
+                })?)
+            }
         })
     }
 }
@@ -102,9 +105,10 @@ mod tests {
 
     #[test]
     fn what_is_not_a_spec_is_refused_with_the_grammar() {
-        for text in
-            ["", "7", "affine", "affine:4:64", "affine:4:g16", "4:g", "mxfp4:g32", "q", "+4", "4:g64:x"]
-        {
+        let malformed =
+            ["", "7", "affine", "affine:4:64", "affine:4:g16", "4:g", "mxfp4:g32", "q", "+4", "4:g64:x"];
+        let only_read = ["symmetric:4", "symmetric:8:g32", "symmetric 4-bit g64"];
+        for text in malformed.into_iter().chain(only_read) {
             let error = text.parse::<Spec>().unwrap_err().to_string();
             assert!(
                 error.contains("affine:BITS[:gGROUP]") && error.contains(&format!("`{text}`")),

@@ -16,6 +16,7 @@ pub(super) struct Block {
 
 /// Rows of `k` numbers, rounded to a dtype and packed, by `device` where it can. What is not finite is packed as zero,
 /// and counted.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here writes")]
 pub(super) fn pack(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
     match packing.dtype {
         DType::F16 => pack_as::<f16>(numbers, k, packing, device),
@@ -26,6 +27,7 @@ pub(super) fn pack(numbers: &Tensor, k: usize, packing: &Packing, device: &Devic
 }
 
 /// Numbers, rounded to `dtype`.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here writes")]
 pub(super) fn cast(numbers: &Tensor, dtype: DType) -> Result<Block> {
     let numbers = numbers.to_dtype(DType::F32)?.to_vec1()?;
     match dtype {

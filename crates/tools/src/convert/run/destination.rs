@@ -120,7 +120,7 @@ impl Destination {
         }
         match self {
             Self::Folder(_) if is_there => replace(&path, made, aside).map_err(io(&path))?,
-            _ => fs::rename(made, &path).map_err(io(&path))?,
+            Self::Folder(_) | Self::Store(..) => fs::rename(made, &path).map_err(io(&path))?,
         }
         match path.parent() {
             Some(parent) if parent.as_os_str().is_empty() => sync_folder(Path::new(".")).map_err(io(parent)),

@@ -91,6 +91,7 @@ fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>
 }
 
 /// Appends the bytes of a number, if the dtype holds it.
+#[allow(clippy::wildcard_enum_match_arm, reason = "scales are F16, BF16 or else F32")]
 fn append(number: f32, dtype: Dtype, bytes: &mut Vec<u8>) -> bool {
     let held = match dtype {
         Dtype::F16 => {
@@ -111,6 +112,7 @@ fn append(number: f32, dtype: Dtype, bytes: &mut Vec<u8>) -> bool {
     held == number && held.is_finite()
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "parts are words, floats or else bytes")]
 fn le_bytes(tensor: &Tensor) -> Result<Vec<u8>> {
     let flat = tensor.flatten_all()?;
     Ok(match flat.dtype() {

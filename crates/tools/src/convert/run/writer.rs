@@ -99,7 +99,7 @@ impl Writer<'_> {
                     });
                     add_units(&mut units, index, 0, stored, job);
                 }
-                _ => {}
+                Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => {}
             }
         }
         units
@@ -134,7 +134,7 @@ impl Writer<'_> {
     fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
             Work::Pack(_, packing) => block::pack(numbers, job.k(), packing, self.device)
-                .map_err(|error| of_tensor(error, job, self.device))?,
+                .map_err(|error| of_tensor(error, &job.planned.name, self.device))?,
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) => return Ok(Sums::default()),
         };
@@ -174,14 +174,19 @@ impl Writer<'_> {
     }
 }
 
-/// An error of a device does not tell what was done there.
-fn of_tensor(error: Error, job: &Job, device: &Device) -> Error {
-    let name = &job.planned.name;
+/// The error with the name of the tensor that was packed.
+fn of_tensor(error: Error, name: &str, device: &Device) -> Error {
     match (error, device) {
         (Error::Candle(error), Device::Cpu) => Error::Candle(error.context(format!("packing `{name}`"))),
         (Error::Candle(error), device) => {
             let place = device.location();
             Error::Candle(error.context(format!("packing `{name}` on {place:?}; --cpu does without")))
+        }
+        (Error::Unsupported { what, remedy }, _) => {
+            Error::Unsupported { what: format!("packing `{name}`: {what}"), remedy }
+        }
+        (Error::Mismatch { what, expected, found }, _) => {
+            Error::Mismatch { what: format!("packing `{name}`: {what}"), expected, found }
         }
         (other, _) => other,
     }
@@ -233,6 +238,7 @@ fn quality(job: &Job, sums: &Sums) -> Result<Option<Quality>> {
 }
 
 /// How many numbers of a float dtype are NaN, and how many infinite.
+#[allow(clippy::wildcard_enum_match_arm, reason = "integers are finite")]
 fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
     let count = |exponents: u64, width: usize| {
         let (mut nan, mut infinite) = (0, 0);
@@ -253,5 +259,23 @@ fn non_finite(bytes: &[u8], dtype: DType) -> (u64, u64) {
         DType::F32 => count(0x7F80_0000, 4),
         DType::F64 => count(0x7FF0 << 48, 8),
         _ => (0, 0),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_error_of_packing_names_the_tensor() {
+        let errors = [
+            Error::Candle(candle_core::Error::Msg("out of memory".into())),
+            Error::Unsupported { what: "quantizing to symmetric 4-bit g64".into(), remedy: "other".into() },
+            Error::mismatch("K of mxfp4", "a multiple of 32", "31"),
+        ];
+        for error in errors {
+            let (text, named) = (error.to_string(), of_tensor(error, "m.weight", &Device::Cpu).to_string());
+            assert!(named.contains("`m.weight`") && named.contains(&text), "{text}: {named}");
+        }
     }
 }

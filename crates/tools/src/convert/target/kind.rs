@@ -1,7 +1,9 @@
 //! What each kind of output does in its own way. Planning, writing, resuming and measuring are the same for all.
 
 use super::experts::ExpertLayout;
+use super::mlx::{index_json, INDEX};
 use crate::convert::output::{Job, OutputFile, OutputTensor};
+use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
 use safetensors::Dtype;
@@ -61,20 +63,26 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
     }
 
     /// The tensors of a packed weight: codes, scales, biases if the format has them, and then what is known already.
+    /// They have MLX's names, unless the kind has others.
     fn packed(
         &self,
         name: &str,
         dims: &[usize],
         format: QuantFormat,
         scales: Dtype,
-    ) -> Result<Vec<OutputTensor>>;
+    ) -> Result<Vec<OutputTensor>> {
+        let module = module_of(name).unwrap_or(name);
+        OutputTensor::packed(dims, format, scales, |part| tensor_of(module, part))
+    }
 
     /// The files of weights, with what lies where in them. `top` is the format of the checkpoint as a whole; no file
     /// exceeds `max_size` bytes, unless one weight does.
     fn files(&self, jobs: Vec<Job>, top: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>>;
 
-    /// The files that describe the weights, beside config.json.
-    fn sidecars(&self, files: &[OutputFile], top: Option<QuantFormat>) -> Vec<(&'static str, String)>;
+    /// The files that describe the weights, beside config.json: an index of the tensors.
+    fn sidecars(&self, files: &[OutputFile], _top: Option<QuantFormat>) -> Vec<(&'static str, String)> {
+        vec![(INDEX, index_json(files))]
+    }
 }
 
 /// Fills files up to the size that is asked for. The tensors of a packed weight stay together.

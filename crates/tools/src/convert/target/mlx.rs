@@ -3,9 +3,7 @@
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
-use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::{QuantFormat, Result};
-use safetensors::Dtype;
 use serde_json::{json, Map};
 
 /// The file that says where each tensor is.
@@ -40,23 +38,8 @@ impl TargetKind for Mlx {
         true
     }
 
-    fn packed(
-        &self,
-        name: &str,
-        dims: &[usize],
-        format: QuantFormat,
-        scales: Dtype,
-    ) -> Result<Vec<OutputTensor>> {
-        let module = module_of(name).unwrap_or(name);
-        OutputTensor::packed(dims, format, scales, |part| tensor_of(module, part))
-    }
-
     fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "mlx"))
-    }
-
-    fn sidecars(&self, files: &[OutputFile], _: Option<QuantFormat>) -> Vec<(&'static str, String)> {
-        vec![(INDEX, index_json(files))]
     }
 }
 
@@ -73,22 +56,8 @@ impl TargetKind for Dense {
         ExpertLayout::Untouched
     }
 
-    fn packed(
-        &self,
-        name: &str,
-        dims: &[usize],
-        format: QuantFormat,
-        scales: Dtype,
-    ) -> Result<Vec<OutputTensor>> {
-        Mlx.packed(name, dims, format, scales)
-    }
-
     fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "pt"))
-    }
-
-    fn sidecars(&self, files: &[OutputFile], _: Option<QuantFormat>) -> Vec<(&'static str, String)> {
-        vec![(INDEX, index_json(files))]
     }
 }
 
@@ -108,7 +77,7 @@ fn files(jobs: Vec<Job>, max_size: u64, format: &str) -> Vec<OutputFile> {
     files.into_iter().enumerate().map(file).collect()
 }
 
-fn index_json(files: &[OutputFile]) -> String {
+pub(super) fn index_json(files: &[OutputFile]) -> String {
     let mut map: Map<_, _> = Map::new();
     for file in files {
         for output in file.outputs() {

@@ -42,9 +42,16 @@ impl Target {
         }
     }
 
-    /// Refuses a format that this kind of output has no type for; `why` says where it comes from.
+    /// Refuses a format that nothing quantizes to, or that this kind of output has no type for; `why` says where it
+    /// comes from.
     pub(in crate::convert) fn check(self, tensor: &str, why: &str, format: QuantFormat) -> Result<()> {
         let kind = self.kind();
+        if !QuantFormat::all().contains(&format) {
+            return Err(Error::Unsupported {
+                what: format!("quantizing `{tensor}` to {format} ({why})"),
+                remedy: format!("give it one of {}", QuantFormat::grammar()),
+            });
+        }
         kind.check(format).map_err(|formats| Error::Unsupported {
             what: format!("`{tensor}` as {format} ({why}) in {}, which has {formats},", kind.name()),
             remedy: match why {
@@ -62,7 +69,7 @@ impl Target {
 
     /// Whether this kind of output has a format.
     pub(in crate::convert) fn has(self, format: QuantFormat) -> bool {
-        self.kind().check(format).is_ok()
+        QuantFormat::all().contains(&format) && self.kind().check(format).is_ok()
     }
 }
 

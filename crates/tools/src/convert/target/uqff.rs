@@ -17,6 +17,9 @@ pub(in crate::convert) const REPORT: &str = "uqff_report.json";
 
 const RESIDUAL: &str = "residual.safetensors";
 
+/// The program's name, which files of earlier versions have too.
+const PRODUCER: &str = "candle-quant";
+
 /// Major, minor and patch.
 const VERSION: [(&str, u32); 3] = [("major", 1), ("minor", 2), ("patch", 0)];
 
@@ -191,7 +194,7 @@ fn version_text() -> String {
 
 fn metadata() -> Value {
     json!({
-        "uqff.producer": env!("CARGO_PKG_NAME"),
+        "uqff.producer": PRODUCER,
         "uqff.producer.version": env!("CARGO_PKG_VERSION"),
         "uqff.version": version_text(),
     })
@@ -239,7 +242,7 @@ fn report(files: &[OutputFile], top: Option<QuantFormat>) -> Value {
     output.insert("layer_details".into(), details.into());
     json!({
         "schema": 1,
-        "generated_by": {"tool": concat!(env!("CARGO_PKG_NAME"), " ", env!("CARGO_PKG_VERSION"))},
+        "generated_by": {"tool": format!("{PRODUCER} {}", env!("CARGO_PKG_VERSION"))},
         "uqff_version": version_text(),
         "outputs": [output],
     })

@@ -1,0 +1,44 @@
+//! What packed weights are in an MLX checkpoint.
+
+use super::dense::DenseTensor;
+use crate::checkpoint::file::{candle_dtype, StoredTensor};
+use crate::{format::Bits, Result};
+use candle_core::DType;
+
+/// What a packed weight is in an MLX checkpoint, where no number of it may change.
+#[derive(Debug)]
+pub enum MlxForm {
+    /// The file has the bytes: the tensors by their names in a module.
+    Stored(Vec<(&'static str, DenseTensor)>),
+    /// Loading brings them into MLX's order; scales and, if MLX needs them, biases have this dtype.
+    Rearranged(DType),
+    /// Nothing, for this reason, which follows the name of its format.
+    Impossible(&'static str),
+}
+
+impl MlxForm {
+    /// All scales are multiplied by a number, and it is not MLX's global scale.
+    pub(in crate::checkpoint) const MULTIPLIED: Self = Self::Impossible(" with a multiplier of its scales");
+    /// Biases would not be what they stand for.
+    pub(in crate::checkpoint) const ROUNDED: Self =
+        Self::Impossible(" with scales whose products with codes are rounded");
+
+    /// The form of symmetric codes, whose biases MLX needs: `q * scale + bias` is `(q - zero) * scale` if products of
+    /// codes and scales are exact. Those of 16-bit scales are, and those of F32 ones that have as many bits to spare.
+    pub(in crate::checkpoint) fn of_symmetric(scales: &StoredTensor, bits: Bits) -> Result<Self> {
+        let codes = 1u32 << bits.get();
+        let is_exact = |bytes: &[u8; 4]| {
+            let scale = f32::from_le_bytes(*bytes);
+            scale.to_bits().is_multiple_of(codes) && (scale * codes as f32).is_finite()
+        };
+        let mut all = true;
+        match candle_dtype(scales.dtype()) {
+            Some(dtype @ (DType::F16 | DType::BF16)) => return Ok(Self::Rearranged(dtype)),
+            Some(DType::F32) => scales.for_each_chunk(size_of::<f32>(), |chunk| {
+                all = all && chunk.as_chunks().0.iter().all(is_exact);
+            })?,
+            _ => return Ok(Self::ROUNDED),
+        }
+        Ok(if all { Self::Rearranged(DType::F32) } else { Self::ROUNDED })
+    }
+}
