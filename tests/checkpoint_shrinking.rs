@@ -69,7 +69,7 @@ fn survives(source: &Path) {
 }
 
 fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("REPOSITORY")).join("tests/fixtures").join(path)
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(path)
 }
 
 /// Opens it, if it can be opened, and asks for all that can be told without reading weights.

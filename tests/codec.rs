@@ -8,7 +8,7 @@ use half::{bf16, f16};
 use safetensors::{Dtype, SafeTensors};
 
 fn fixture() -> Vec<u8> {
-    let path = concat!(env!("REPOSITORY"), "/tests/fixtures/mlx/codec.safetensors");
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/mlx/codec.safetensors");
     std::fs::read(path).expect(path)
 }
 

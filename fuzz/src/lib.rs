@@ -11,7 +11,7 @@ mod seeds;
 // The writer of the crate's own tests.
 #[allow(dead_code)]
 #[path = "../../tests/common/checkpoint.rs"]
-mod files;
+mod checkpoint;
 #[allow(dead_code)]
 #[path = "../../tests/gguf/writer.rs"]
 mod writer;

@@ -5,7 +5,8 @@ use std::ops::Range;
 /// Which entries of `len` belong to each of `ranks`, cut at multiples of `unit` only and as evenly as that
 /// allows, the larger shares first; `None` if there are fewer units than ranks, or none at all.
 pub fn split(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
-    let units = len.div_ceil(unit.max(1));
+    let unit = unit.max(1);
+    let units = len.div_ceil(unit);
     if ranks == 0 || units < ranks {
         return None;
     }

@@ -80,7 +80,7 @@ const CONVERT: Floor = Floor {
 
 /// A crate below the repository, and the floors that its arrows are held against. Cargo sees to arrows between crates.
 fn check(path: &str, floors: &[Floor]) {
-    let sources = Sources::read(&Path::new(env!("REPOSITORY")).join(path));
+    let sources = Sources::read(&Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(path));
     let mut problems: Vec<_> = floors.iter().flat_map(|floor| sources.forbidden(floor)).collect();
     let within = sources.floors().into_iter().chain([String::new()]);
     problems.extend(within.flat_map(|module| sources.circles(&module)));

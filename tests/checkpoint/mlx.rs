@@ -10,7 +10,7 @@ use std::{fs, path::Path, path::PathBuf};
 
 /// All checkpoint folders.
 fn folders() -> Vec<PathBuf> {
-    let root = Path::new(env!("REPOSITORY")).join("tests/fixtures/mlx");
+    let root = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/mlx");
     let paths = fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path());
     // One is the same model in another layout: `tests/hf/gpt_oss.rs`.
     let is_mlx = |path: &PathBuf| path.is_dir() && !path.ends_with("gptoss-mxfp4-hf");

@@ -28,7 +28,7 @@ pub fn bundled(name: &str) -> Checkpoint {
 }
 
 pub fn bundled_path(name: &str) -> PathBuf {
-    PathBuf::from(env!("REPOSITORY")).join("assets").join(name)
+    PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("assets").join(name)
 }
 
 /// Converts to a new folder.

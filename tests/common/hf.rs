@@ -25,7 +25,7 @@ pub const FIXTURES: [(&str, &str); 8] = [
 
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("REPOSITORY")).join("tests/fixtures/hf").join(name)
+    PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/hf").join(name)
 }
 
 pub fn read_json(path: PathBuf) -> Value {

@@ -29,7 +29,7 @@ pub const FIXTURES: [&str; 15] = [
 
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("REPOSITORY")).join("tests/fixtures/mlx").join(name)
+    PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/mlx").join(name)
 }
 
 /// A fixture checkpoint.
@@ -39,7 +39,7 @@ pub fn open(name: &str) -> Checkpoint {
 
 /// A bundled model: `tiny` or `tiny-bf16`.
 pub fn bundled(name: &str) -> Checkpoint {
-    Checkpoint::open(PathBuf::from(env!("REPOSITORY")).join("assets").join(name)).unwrap()
+    Checkpoint::open(PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("assets").join(name)).unwrap()
 }
 
 /// The reference prompt `[1, T]` of a fixture and mlx-lm's f32 logits `[T, vocabulary]`.

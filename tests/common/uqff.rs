@@ -32,7 +32,7 @@ pub const FIXTURES: [&str; 15] = [
 
 /// The folder of a fixture.
 pub fn fixture(name: &str) -> PathBuf {
-    PathBuf::from(env!("REPOSITORY")).join("tests/fixtures/uqff").join(name)
+    PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/uqff").join(name)
 }
 
 /// A fixture that opens.

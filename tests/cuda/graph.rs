@@ -167,7 +167,7 @@ fn a_capture_without_a_step_before_is_refused() {
 fn a_decode_step_of_a_model() {
     let Some(device) = capturing_device() else { return };
     let _cached_uploads = device.as_cuda_device().unwrap().enable_cuda_graph_htod_cache();
-    let checkpoint = Checkpoint::open(concat!(env!("REPOSITORY"), "/assets/tiny")).unwrap();
+    let checkpoint = Checkpoint::open(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny")).unwrap();
     let prompt = Tensor::new(&[[1u32, 17, 42, 7, 99]], &device).unwrap();
     let id = Tensor::new(&[[3u32]], &device).unwrap();
     let put = |token: u32| write(&id, &Tensor::new(&[[token]], &Device::Cpu).unwrap());

@@ -71,7 +71,7 @@ fn a_conversion_writes_it_beside_the_weights() {
 #[test]
 fn it_encodes_as_the_original() {
     let (original, _) = original();
-    let text = fs::read_to_string(concat!(env!("REPOSITORY"), "/assets/heldout.txt")).unwrap();
+    let text = fs::read_to_string(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/heldout.txt")).unwrap();
     let text = format!("{text}<|endoftext|>It's 1234 o'clock,  is it?\n\n");
     let built = tokenizer(&file("gpt-2")).unwrap();
     let ids = encode(&built, &text);

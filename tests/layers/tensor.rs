@@ -195,7 +195,7 @@ fn decoded(weight: &QuantTensor) -> Tensor {
 /// What `mx.quantize` of mlx 0.32.4 made of the same weights, in every format and dtype.
 #[test]
 fn quantize_agrees_with_mlx() {
-    let path = Path::new(env!("REPOSITORY")).join("tests/fixtures/mlx/codec.safetensors");
+    let path = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/mlx/codec.safetensors");
     let file = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
     let mut cases = 0;
     for (name, weight) in &file {

@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixtures() -> PathBuf {
-    Path::new(env!("REPOSITORY")).join("tests/fixtures/ollama")
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/ollama")
 }
 
 fn json(path: &Path) -> Value {

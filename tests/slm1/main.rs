@@ -25,7 +25,7 @@ use std::path::{Path, PathBuf};
 
 /// The path of a fixture.
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("REPOSITORY")).join("tests/fixtures/slm1").join(format!("{name}.slm"))
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/slm1").join(format!("{name}.slm"))
 }
 
 fn fixture_bytes(name: &str) -> Vec<u8> {

@@ -122,7 +122,7 @@ struct Decoded {
 }
 
 fn decoding(runs: usize, steps: usize) -> Result<()> {
-    let path = concat!(env!("REPOSITORY"), "/assets/tiny");
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
     let checkpoint = Checkpoint::open(path)?;
     let (mut shares, mut of_step, mut of_two) = (Vec::new(), Vec::new(), Vec::new());
     let mut count = 0;

@@ -7,7 +7,7 @@ use candle_quant_models::Model;
 use candle_transformers::models::qwen3;
 
 fn main() -> Result<()> {
-    let bundled = concat!(env!("REPOSITORY"), "/assets/tiny").to_string();
+    let bundled = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny").to_string();
     let checkpoint = Checkpoint::open(std::env::args().nth(1).unwrap_or(bundled))?;
     let (dtype, device) = (DType::F32, Device::Cpu);
 

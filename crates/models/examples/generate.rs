@@ -12,7 +12,7 @@ use std::path::PathBuf;
 #[derive(Parser)]
 struct Args {
     /// A checkpoint directory with config.json and tokenizer.json.
-    #[arg(long, default_value = concat!(env!("REPOSITORY"), "/assets/tiny"))]
+    #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny"))]
     model: PathBuf,
     #[command(flatten)]
     options: generate::Options,

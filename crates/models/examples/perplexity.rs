@@ -16,10 +16,10 @@ use std::time::Instant;
 #[derive(Parser)]
 struct Args {
     /// A dense checkpoint with a tokenizer.
-    #[arg(long, default_value = concat!(env!("REPOSITORY"), "/assets/tiny-bf16"))]
+    #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny-bf16"))]
     model: PathBuf,
     /// Texts, separated by blank lines; each is judged by itself.
-    #[arg(long, default_value = concat!(env!("REPOSITORY"), "/assets/heldout.txt"))]
+    #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/heldout.txt"))]
     text: PathBuf,
 }
 

@@ -16,7 +16,7 @@ use std::path::PathBuf;
 #[derive(Parser)]
 struct Args {
     /// A checkpoint directory with config.json and tokenizer.json.
-    #[arg(long, default_value = concat!(env!("REPOSITORY"), "/assets/tiny"))]
+    #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny"))]
     model: PathBuf,
     /// The text to continue.
     #[arg(long, default_value = "Once upon a time")]

@@ -195,7 +195,7 @@ mod tests {
 
     #[test]
     fn a_rank_has_the_keys_of_its_own_heads() {
-        let path = concat!(env!("REPOSITORY"), "/tests/fixtures/mlx/qwen3-affine-b4-g64");
+        let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/mlx/qwen3-affine-b4-g64");
         let checkpoint = candle_quant::Checkpoint::open(path).unwrap();
         let config = Config::from_json(checkpoint.config()).unwrap();
         // 4 query heads on 2 key heads, two tokens of 32 elements.

@@ -384,7 +384,7 @@ mod tests {
         let load = |config: Option<&Value>| {
             let dir = tempfile::tempdir().unwrap();
             std::fs::copy(
-                concat!(env!("REPOSITORY"), "/assets/tiny/model.safetensors"),
+                concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny/model.safetensors"),
                 dir.path().join("model.safetensors"),
             )
             .unwrap();
@@ -424,7 +424,7 @@ mod tests {
     /// Of files that have everything in one.
     #[test]
     fn errors_of_a_checkpoint_without_a_config_file_name_its_own() {
-        let file = concat!(env!("REPOSITORY"), "/tests/fixtures/slm1/f32.slm");
+        let file = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/slm1/f32.slm");
         assert_eq!(Checkpoint::open(file).unwrap().config_file().to_str(), Some(file));
     }
 

@@ -136,7 +136,7 @@ mod tests {
             "tests/fixtures/mlx/gptoss-mxfp4-hf",
             "tests/fixtures/uqff/moe_afq4",
         ] {
-            let checkpoint = Checkpoint::open(Path::new(env!("REPOSITORY")).join(name)).unwrap();
+            let checkpoint = Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap();
             let config = Config::from_json(checkpoint.config()).unwrap();
             let (expected, absent_layers) = config.inventory(checkpoint.tensor_names());
             assert_eq!(absent_layers, None, "{name}");

@@ -11,11 +11,10 @@
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor};
-//! use candle_quant::Checkpoint;
 //! use candle_quant_nn as candle_nn; // the line of Cargo.toml says this
 //!
 //! # fn main() -> candle_core::Result<()> {
-//! let checkpoint = Checkpoint::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny"))?;
+//! let checkpoint = candle_nn::Checkpoint::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny"))?;
 //! let vb = candle_nn::VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
 //! let gate = candle_nn::linear_no_bias(256, 512, vb.pp("model.layers.0.mlp.gate_proj"))?;
 //! let y = candle_nn::ops::silu(&gate.forward(&Tensor::ones((1, 256), DType::F32, &Device::Cpu)?)?)?;
@@ -25,6 +24,7 @@
 //! ```
 
 pub use candle_nn::*;
+pub use candle_quant::Checkpoint;
 
 pub use candle_quant::nn::{
     embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm, Activation,

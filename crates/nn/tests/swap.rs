@@ -20,7 +20,7 @@ mod swapped {
 
 #[test]
 fn a_model_of_candle_nn_runs_packed() {
-    let fixtures = concat!(env!("REPOSITORY"), "/tests/fixtures/mlx/");
+    let fixtures = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/mlx/");
     for name in ["llama-untied-bias-b4-g64-f16", "llama-untied-mxfp4", "qwen3-affine-b4-g64", "qwen3-nvfp4"] {
         let checkpoint = Checkpoint::open(format!("{fixtures}{name}")).unwrap();
         let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);

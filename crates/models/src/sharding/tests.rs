@@ -21,7 +21,7 @@ const EXPERTS: [&str; 5] = [
 ];
 
 fn open(name: &str) -> Checkpoint {
-    Checkpoint::open(Path::new(env!("REPOSITORY")).join(name)).unwrap()
+    Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap()
 }
 
 /// What a rank of a model reads is what the plan says, once, and no rank reads more than its share and what

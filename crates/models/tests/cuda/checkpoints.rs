@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 const LEN: usize = 14;
 
 fn fixtures(kind: &str) -> PathBuf {
-    Path::new(env!("REPOSITORY")).join("tests/fixtures").join(kind)
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(kind)
 }
 
 /// In one piece, and in chunks and tokens after what is in the cache.

@@ -281,7 +281,7 @@ fn stop_tokens_come_from_both_configs() {
 #[test]
 fn a_damaged_tokenizer_is_an_error() {
     let folder = tempfile::tempdir().unwrap();
-    let assets = concat!(env!("REPOSITORY"), "/assets/tiny");
+    let assets = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
     for file in ["config.json", "model.safetensors"] {
         std::fs::copy(format!("{assets}/{file}"), folder.path().join(file)).unwrap();
     }

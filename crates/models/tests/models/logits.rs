@@ -37,7 +37,7 @@ fn logits_of_experts_are_those_of_mlx_lm() {
 #[test]
 fn the_bundled_model_is_the_one_that_mlx_lm_ran() {
     let Some(device) = device() else { return };
-    let path = concat!(env!("REPOSITORY"), "/tests/fixtures/tiny_logits.safetensors");
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/tiny_logits.safetensors");
     let (tokens, expected) = reference_in(path.as_ref());
     let tokens = tokens.to_device(&device).unwrap();
     let mut model = Model::load(&bundled("tiny"), DType::F32, &device).unwrap();

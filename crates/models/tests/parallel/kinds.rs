@@ -14,7 +14,7 @@ fn entries(folder: &Path) -> Vec<PathBuf> {
 }
 
 fn files(folder: &str) -> Vec<PathBuf> {
-    entries(&Path::new(env!("REPOSITORY")).join("tests/fixtures").join(folder))
+    entries(&Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(folder))
 }
 
 fn tokens(config: &Config) -> Tensor {

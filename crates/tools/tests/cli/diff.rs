@@ -262,7 +262,7 @@ fn k_comes_from_the_other_side_where_no_config_tells() {
 /// The original and what `quantize` makes of it are apart by what the format costs.
 #[test]
 fn a_quantized_model_beside_its_original() {
-    let assets = Path::new(env!("REPOSITORY")).join("assets");
+    let assets = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("assets");
     let (original, quantized) = (assets.join("tiny-bf16"), assets.join("tiny"));
     let (code, report) =
         run_json(&["diff", "--json", original.to_str().unwrap(), quantized.to_str().unwrap()]);

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use tempfile::TempDir;
 
 fn fixture(name: &str) -> PathBuf {
-    Path::new(env!("REPOSITORY")).join("tests/fixtures").join(name)
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(name)
 }
 
 /// A copy of an Ollama store, with every file in its place.

@@ -6,7 +6,7 @@ use serde_json::Value;
 use std::io::Read;
 use std::process::{Output, Stdio};
 
-const TINY: &str = concat!(env!("REPOSITORY"), "/assets/tiny");
+const TINY: &str = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
 
 fn stdout(output: &Output) -> String {
     String::from_utf8(output.stdout.clone()).unwrap()
@@ -73,7 +73,7 @@ fn what_is_replicated_is_told_and_refused_if_strict() {
 /// Of HQQ, the bytes of a matrix lie together; converted, every matrix is split.
 #[test]
 fn hqq_is_split_after_conversion() {
-    let path = concat!(env!("REPOSITORY"), "/tests/fixtures/uqff/hqq4");
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/uqff/hqq4");
     let output = run(&["plan", path, "--ranks", "2", "--strict"]);
     assert_eq!(output.status.code(), Some(1));
     assert!(stdout(&output).contains(": every rank needs all of its bytes"), "{}", stdout(&output));

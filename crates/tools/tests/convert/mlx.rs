@@ -6,7 +6,8 @@ use candle_quant_tools::convert::{ConvertOptions, Recipe};
 use std::collections::BTreeMap;
 
 /// The digests of `tests/peers/convert_mlx.py`.
-const EXPECTED: &str = include_str!(concat!(env!("REPOSITORY"), "/tests/fixtures/convert/mlx_lm.json"));
+const EXPECTED: &str =
+    include_str!(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/convert/mlx_lm.json"));
 
 #[test]
 fn the_output_is_that_of_mlx_lm() {

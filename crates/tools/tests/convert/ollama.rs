@@ -12,7 +12,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 fn fixture(path: &str) -> PathBuf {
-    PathBuf::from(env!("REPOSITORY")).join("tests/fixtures").join(path)
+    PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(path)
 }
 
 /// The store that Ollama's importer has written.

@@ -11,7 +11,8 @@ use sha2::{Digest, Sha256};
 use std::path::PathBuf;
 
 fn fixture(path: &str) -> Checkpoint {
-    Checkpoint::open(PathBuf::from(env!("REPOSITORY")).join("tests/fixtures").join(path)).unwrap()
+    Checkpoint::open(PathBuf::from(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(path))
+        .unwrap()
 }
 
 fn safe(format: &str) -> ConvertOptions {

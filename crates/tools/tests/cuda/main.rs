@@ -6,7 +6,20 @@
 #[path = "../../../../tests/common/convert.rs"]
 mod conversion;
 mod convert;
+#[path = "../doors/format.rs"]
+mod format;
 #[path = "../../../../tests/common/gpu.rs"]
 mod gpu;
+#[path = "../../../../tests/common/packed.rs"]
+mod packed;
 
 use gpu::device;
+
+/// See `crates/tools/tests/doors`.
+#[test]
+fn every_format_passes_every_door_of_a_device() {
+    let Some(device) = device() else { return };
+    for format in candle_quant::QuantFormat::all() {
+        format::passes_every_door(format, &device);
+    }
+}

@@ -1,5 +1,5 @@
 //! Every format goes through every door of the crate: quantize, dequantize, matmul, experts, embed, narrow, save and load,
-//! verify, convert; with the kernels of every instruction set that this CPU has, and on a CUDA device if there is one.
+//! verify, convert; with the kernels of every instruction set that this CPU has; `tests/cuda` does the same on a CUDA device.
 //!
 //! Whoever adds a format adds nothing here, but for an independent reading of its elements in `common/packed.rs`: a door
 //! that takes the new format for another one is off by far more than the bounds of this test.
