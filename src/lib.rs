@@ -45,11 +45,11 @@
 //! Operands on different devices are an error; ids of embeddings and of experts are not read back, and one out of range
 //! gives a row of NaN.
 //!
-//! A decode step can be captured as a CUDA graph, on a device with a stream of its own
-//! (`Device::new_cuda_with_stream`) and without event tracking (`CudaDevice::disable_event_tracking`): run
-//! the same step once before on the same thread, under `CudaDevice::enable_cuda_graph_htod_cache` for the
-//! sake of candle's own operations; in the capture, copy the result into a tensor from before and drop all
-//! others. Buffers that a captured step uses are never freed.
+//! A decode step can be captured as a CUDA graph, which replays it for the position it was captured at and no other.
+//! That needs a device with a stream of its own (`Device::new_cuda_with_stream`) and without event tracking
+//! (`CudaDevice::disable_event_tracking`): run the same step once before on the same thread, under
+//! `CudaDevice::enable_cuda_graph_htod_cache` for the sake of candle's own operations; in the capture, copy the result
+//! into a tensor from before and drop all others. Buffers that a captured step uses are never freed.
 //!
 //! # Features
 //! | feature | adds |

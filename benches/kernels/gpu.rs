@@ -1,6 +1,5 @@
 //! One GPU: its facts, its floors, and the time of launches on it.
 
-use crate::arena;
 use candle_core::cuda_backend::cudarc::driver::sys::{
     CUdevice_attribute, CUevent_flags, CUgraphInstantiate_flags, CUstreamCaptureMode,
 };
@@ -12,16 +11,14 @@ use candle_core::cuda_backend::WrapErr;
 use candle_core::{DType, Device, Result, Tensor};
 use std::sync::Arc;
 
-/// Results of one graph of the largest product, and candle's scratch.
-const ARENA_BYTES: usize = 4 << 30;
 const CUBLAS_WORKSPACE_BYTES: usize = 64 << 20;
 const WARM_UP_REPLAYS: usize = 3;
 
 pub struct Gpu {
     pub device: Device,
     stream: Arc<CudaStream>,
-    /// Keeps the memory of the arena and of cuBLAS.
-    _memory: [Tensor; 2],
+    /// Keeps the memory of cuBLAS.
+    _workspace: Tensor,
 }
 
 /// Microseconds of one launch, over the replays.
@@ -47,8 +44,6 @@ impl Gpu {
         unsafe { cuda.disable_event_tracking() };
         let stream = cuda.cuda_stream();
         let shrink = if small { 64 } else { 1 };
-        let arena = Tensor::zeros(ARENA_BYTES / shrink, DType::U8, &device)?;
-        arena::provide(address(&arena)?, ARENA_BYTES / shrink);
         // Without its own workspace cuBLAS allocates one in each captured product.
         let workspace = Tensor::zeros(CUBLAS_WORKSPACE_BYTES / shrink, DType::U8, &device)?;
         let handle = *cuda.cublas_handle().handle();
@@ -62,7 +57,7 @@ impl Gpu {
             .result()
             .w()?;
         }
-        Ok(Self { device, stream, _memory: [arena, workspace] })
+        Ok(Self { device, stream, _workspace: workspace })
     }
 
     pub fn name(&self) -> Result<String> {
@@ -85,7 +80,8 @@ impl Gpu {
         self.stream.synchronize().w()
     }
 
-    /// Times `launches` launches, captured as one graph, which is replayed.
+    /// Times `launches` launches, captured as one graph, which is replayed. candle's allocations of results are nodes of
+    /// that graph, and their time is part of the launches', as in a step that a user captures.
     pub fn time(
         &self,
         launches: usize,
@@ -121,7 +117,6 @@ impl Gpu {
     }
 
     fn capture(&self, launches: usize, mut launch: impl FnMut(usize) -> Result<()>) -> Result<CudaGraph> {
-        let _arena = arena::Capture::begin();
         self.stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).w()?;
         let launched = (0..launches).try_for_each(&mut launch);
         // Ended in any case, lest everything after it fail too.

@@ -11,7 +11,6 @@
 //! ```
 
 mod accuracy;
-mod arena;
 mod contenders;
 mod experts;
 mod gpu;

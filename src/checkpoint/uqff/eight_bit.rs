@@ -1,4 +1,4 @@
-//! FP8 with one scale, and F8Q8: eight-bit codes that become MXFP8 and symmetric affine ones, bit for bit.
+//! FP8 with one scale, and F8Q8: eight-bit codes that become MXFP8 and symmetric ones, bit for bit.
 
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
