@@ -285,6 +285,17 @@ fn packed_weights_that_stay_are_told_of() {
 }
 
 #[test]
+fn formats_that_mlx_does_not_have_are_noted() {
+    let noted = |format| {
+        let options = ConvertOptions::mlx(Recipe::safe(spec(format)));
+        let plan = ConvertPlan::new(&bundled("tiny-bf16"), &options).unwrap();
+        plan.notes().iter().any(|note| *note == format!("candle-quant reads {format}; MLX and mlx-lm do not"))
+    };
+    assert!(noted("nf4") && noted("mxint8"));
+    assert!(!noted("mxfp4"));
+}
+
+#[test]
 fn a_source_without_a_tokenizer_is_told_of() {
     let noted = |source: &Source| {
         let plan = ConvertPlan::new(&source.open(), &ConvertOptions::mlx(Recipe::safe(spec("4")))).unwrap();

@@ -55,6 +55,7 @@ impl ConvertPlan {
         let (source, notes) = (source.clone(), planner.notes());
         let mut plan = Self { source, target, device, model, files, top, fallback, notes };
         plan.notes.extend(plan.note_of_device());
+        plan.notes.extend(plan.note_of_readers());
         if plan.config_json()?.is_none() && target.kind().needs_config() {
             let problem =
                 format!("no config.json, without which there is no model in {}", target.kind().name());
@@ -99,6 +100,15 @@ impl ConvertPlan {
         let left = self.jobs().filter(is_left).count();
         (left > 0 && !self.device.is_cpu())
             .then(|| format!("{left} tensors are packed on the CPU: the device has no kernel for them"))
+    }
+
+    fn note_of_readers(&self) -> Option<String> {
+        let known = QuantFormat::mlx();
+        let unknown = self.jobs().filter_map(Job::format).filter(|format| !known.contains(format));
+        let unknown: BTreeSet<_> = unknown.map(|format| format.to_string()).collect();
+        let names = unknown.into_iter().collect::<Vec<_>>().join(", ");
+        (self.target.kind().describes_formats() && !names.is_empty())
+            .then(|| format!("candle-quant reads {names}; MLX and mlx-lm do not"))
     }
 
     /// How many tensors do not become what their rule says.
