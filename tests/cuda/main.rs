@@ -14,6 +14,7 @@ mod process;
 #[path = "../common/zeros.rs"]
 mod zeros;
 
+mod cards;
 mod codec;
 mod expected;
 mod experts;

@@ -151,6 +151,16 @@ pub fn memory() -> Result<usize> {
     }
 }
 
+/// 1000 times the major version of CUDA that the driver belongs to, and 10 times the minor one.
+pub fn driver_version() -> Result<c_int> {
+    match env::var("PRETEND_CUDA_DRIVER") {
+        Err(_) => Ok(13000),
+        Ok(text) => text
+            .parse()
+            .or_else(|_| fail(INVALID_VALUE, format!("PRETEND_CUDA_DRIVER is {text}, not a number"))),
+    }
+}
+
 driver! {
     /// Nothing to initialize.
     fn cuInit(flags: c_uint) {
@@ -160,9 +170,9 @@ driver! {
         Ok(())
     }
 
-    /// CUDA 13.0.
+    /// CUDA 13.0, or as PRETEND_CUDA_DRIVER says.
     fn cuDriverGetVersion(version: Out<c_int>) {
-        version.set(13000)
+        version.set(driver_version()?)
     }
 
     /// How many devices there are.

@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint};
 use std::sync::Arc;
 
 use crate::argument::In;
-use crate::device::{MAX_GRID, MAX_THREADS, SHARED};
+use crate::device::{self, MAX_GRID, MAX_THREADS, SHARED};
 use crate::driver;
 use crate::edge::Edge;
 use crate::emulator::{Grid, Kernel, Memory, Params, Schedule, PARAM_SLOT};
@@ -161,6 +161,9 @@ fn launch(
     if !extra.is_null() {
         return fail(NOT_SUPPORTED, "parameters in a buffer (`extra`)");
     }
+    if starts_early && stream.capture_id().is_some() && device::driver_version()? < EARLY_START_IN_GRAPHS {
+        return fail(NOT_SUPPORTED, "programmatic stream serialization in a graph, before CUDA 12.3");
+    }
     let bytes = parameter_bytes(&function.kernel, params)?;
     let (shared_bytes, params) = (shared_bytes as usize, Params::new(&bytes));
     let launch = Launch::new(function, Grid { blocks, threads, shared_bytes, params, starts_early })?;
@@ -201,6 +204,8 @@ pub struct LaunchAttribute {
 const HARMLESS_ATTRIBUTES: [c_int; 3] = [0, 3, 8];
 /// It may start before earlier kernels have finished.
 const PROGRAMMATIC_STREAM_SERIALIZATION: c_int = 6;
+/// The first driver that captures it: CUDA 12.3.
+const EARLY_START_IN_GRAPHS: c_int = 12030;
 
 driver! {
     /// Launches a kernel.

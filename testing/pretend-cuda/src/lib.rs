@@ -21,6 +21,7 @@
 //! | `PRETEND_CUDA_SEED` | of the random order |
 //! | `PRETEND_CUDA_MEMORY` | bytes of each device, 16 GiB if it is not set |
 //! | `PRETEND_CUDA_CARD` | KB of shared memory that a block may ask for: `64` (compute capability 7.5), `99` (8.6), `163` (8.0), `227` (9.0, default) |
+//! | `PRETEND_CUDA_DRIVER` | the version of CUDA of the driver, 13000 if not set; before 12030 a graph takes no early starts |
 //! | `PRETEND_CUDA_KERNELS` | at build time: the folder of the kernels, instead of `cuda/` |
 //! | `PRETEND_CUDA_SANITIZE` | at build time: sanitizers for emulator and kernels, such as `address,undefined` |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn)]

@@ -65,7 +65,9 @@ fn run_in(
             },
         }
     }
-    restore(touched, before);
+    if after.is_some() {
+        restore(touched, before);
+    }
     launch.run_after(*last, touched, edge)?;
     let Some((first, expected)) = after else { return Ok(()) };
     let Some((region, at)) = difference(touched, &expected) else { return Ok(()) };

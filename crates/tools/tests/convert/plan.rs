@@ -151,7 +151,7 @@ fn formats_that_are_only_read_are_refused_by_the_plan() {
         let mut options = ConvertOptions::mlx(Recipe::named("uniform", symmetric).unwrap());
         options.target = target;
         let error = ConvertPlan::new(&source, &options).map(|_| ()).unwrap_err().to_string();
-        for part in ["`lm_head.weight`", "symmetric 4-bit g64", "affine:BITS"] {
+        for part in [".weight`", "symmetric 4-bit g64", "affine:BITS"] {
             assert!(error.contains(part), "{target:?}: {part} in {error}");
         }
     }
