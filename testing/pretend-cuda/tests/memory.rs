@@ -50,13 +50,17 @@ fn memory_that_is_used_again() {
     let size = 8 << 20;
     let mut seen = std::collections::BTreeSet::new();
     let mut again = 0;
-    for _ in 0..2 * KEPT / size {
+    // Freed memory is kept for a while; which address comes back when is up to the allocator.
+    for _ in 0..40 * KEPT / size {
         let address = gpu.room(size);
         again += usize::from(!seen.insert(address));
         all_nan(&gpu.download(address, 8));
         all_nan(&gpu.download(address + size as u64 - 32, 8));
         assert_eq!(cuMemsetD8Async(address, 0, size, gpu.stream), SUCCESS);
         assert_eq!(cuMemFreeAsync(address, gpu.stream), SUCCESS);
+        if again > 2 {
+            break;
+        }
     }
     assert!(again > 0, "no address came back: the test shows nothing");
 }
