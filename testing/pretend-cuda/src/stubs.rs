@@ -15,10 +15,10 @@ macro_rules! unsupported {
     };
 }
 
-// candle's own kernels return nothing that could tell an error.
+// Kernels that candle links, instead of loading modules, return nothing that could tell an error.
 macro_rules! missing {
     () => {{
-        eprintln!("pretend CUDA: candle's own kernels do not exist here");
+        eprintln!("pretend CUDA: kernels that candle links do not exist here; `set_force_dmmv` makes it load others for GGML blocks");
         std::process::abort()
     }};
 }
