@@ -21,7 +21,9 @@ use crate::status::{
 
 /// Something for a stream to do, as often as it is asked to.
 #[derive(Clone)]
-pub struct Work(Arc<dyn Fn(&mut Edge) -> Result<()> + Send + Sync>);
+pub struct Work(Arc<Task>);
+
+type Task = dyn Fn(&mut Edge) -> Result<()> + Send + Sync;
 
 impl Work {
     /// Of kernels.
