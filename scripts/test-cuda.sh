@@ -6,7 +6,8 @@
 #   scripts/test-cuda.sh --clippy | --build
 #
 # --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer; threads run in one order
-# instead of three (PRETEND_CUDA_SCHEDULES), as memory is what is looked at.
+# instead of three (PRETEND_CUDA_SCHEDULES), as memory is what is looked at; the tests of the core alone, which launch
+# every kernel.
 # --clippy: lints of everything that is built with the feature `nccl`, and of testing/, instead of tests.
 # --build: the tests and the bench of kernels are built, but not run.
 set -euo pipefail
@@ -67,4 +68,5 @@ fi
 # The emulator and the driver themselves.
 PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
 
-cargo test --release --features nccl --test 'cuda*' "$@"
+# shellcheck disable=SC2086 # two words or none
+cargo test --release --features nccl ${sanitize:+-p candle-quant} --test 'cuda*' "$@"
