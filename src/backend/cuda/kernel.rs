@@ -88,7 +88,7 @@ impl fmt::Display for GemvKernels {
 
 #[cfg(test)]
 mod tests {
-    use super::super::bindings::CQ_SIMT_SHARED_BYTES;
+    use super::super::bindings::{CQ_QUANTIZE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES};
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
     use super::super::plan;
@@ -176,7 +176,8 @@ mod tests {
                 formats().into_iter().map(plan::tile_shared_bytes).max().expect("a format")
             }
             Kernel::SortPairs => plan::sort_shared_bytes(plan::MOST_GROUPED_EXPERTS),
-            _ => 0,
+            Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
+            Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
         }
     }
 

@@ -143,7 +143,7 @@ mod tests {
         for k in [2880, 4096, 7168, 14336, 28672] {
             for bytes in [2, 4] {
                 let rows = rows_of_scratch(k, bytes);
-                assert!(rows % 256 == 0 || rows.is_power_of_two() && rows >= 128, "{k}: {rows}");
+                assert!(rows.is_multiple_of(256) || rows.is_power_of_two() && rows >= 128, "{k}: {rows}");
                 assert!(
                     rows * k * bytes <= SCRATCH_BYTES && rows * k * bytes * 2 > SCRATCH_BYTES,
                     "{k}: {rows}"

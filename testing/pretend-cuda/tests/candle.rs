@@ -126,7 +126,8 @@ fn functions_of_16_bit_numbers() {
     check(&gpu, "bmaximum_f16", &[x, y], fp, larger);
     check(&gpu, "bminimum_bf16", &[x, y], bf, smaller);
     check(&gpu, "bminimum_f16", &[x, y], fp, smaller);
-    let functions: [(&str, fn(&[f64]) -> f64); 6] = [
+    type Function = fn(&[f64]) -> f64;
+    let functions: [(&str, Function); 6] = [
         ("uexp", |v| v[0].exp()),
         ("ulog", |v| v[0].ln()),
         ("usin", |v| v[0].sin()),
