@@ -75,7 +75,7 @@ struct Call {
     /// Each token of `x` as often as it chooses an expert.
     rows: Tensor,
     ids: Tensor,
-    shares: Tensor,
+    routing_weights: Tensor,
     /// For a model, `[sequences, length]`.
     words: Tensor,
 }
@@ -84,15 +84,16 @@ fn calls((sequences, length): Tokens, hidden: usize, top_k: usize, experts: usiz
     let mut rng = StdRng::seed_from_u64(1);
     let x = Tensor::randn(0f32, 1., (sequences, length, hidden), &Device::Cpu)?;
     let rows = x.repeat((1, top_k, 1))?;
-    let shares = Tensor::rand(0.1f32, 1., (sequences, length, top_k), &Device::Cpu)?;
-    let shares = shares.broadcast_div(&shares.sum_keepdim(D::Minus1)?)?;
+    let routing_weights = Tensor::rand(0.1f32, 1., (sequences, length, top_k), &Device::Cpu)?;
+    let routing_weights = routing_weights.broadcast_div(&routing_weights.sum_keepdim(D::Minus1)?)?;
     let tokens = sequences * length;
     let mut call = |_| {
         let ids = (0..tokens).flat_map(|_| index::sample(&mut rng, experts, top_k));
-        let ids = Tensor::from_iter(ids.map(|id| id as u32), &Device::Cpu)?.reshape(shares.shape())?;
+        let ids =
+            Tensor::from_iter(ids.map(|id| id as u32), &Device::Cpu)?.reshape(routing_weights.shape())?;
         let words = (0..tokens).map(|_| rng.random_range(0..VOCABULARY as u32));
         let words = Tensor::from_iter(words, &Device::Cpu)?.reshape((sequences, length))?;
-        Ok(Call { x: x.clone(), rows: rows.clone(), ids, shares: shares.clone(), words })
+        Ok(Call { x: x.clone(), rows: rows.clone(), ids, routing_weights: routing_weights.clone(), words })
     };
     (0..CALLS).map(&mut call).collect()
 }
@@ -152,7 +153,7 @@ fn of_this_crate(stacks: [QuantTensor; 3]) -> Contender {
             };
             let [gate, up, down] = each(&of_layer, part)?;
             let block = Experts::new(gate, up, down, Gating::Plain(Activation::Silu))?;
-            Ok(Box::new(move |call: &Call| block.forward(&call.x, &call.ids, &call.shares)))
+            Ok(Box::new(move |call: &Call| block.forward(&call.x, &call.ids, &call.routing_weights)))
         }),
         decoded: Some(Box::new(move |expert| {
             each(&stacks, |stack| stack.narrow(0, expert, 1)?.dequantize(DType::F32)?.squeeze(0))
@@ -202,22 +203,22 @@ fn dense_loop(stacks: [Tensor; 3]) -> Contender {
                 let x = call.x.flatten_to(1)?;
                 let mut pairs = vec![(vec![], vec![]); experts];
                 let chosen = call.ids.flatten_all()?.to_vec1::<u32>()?;
-                let shares = call.shares.flatten_all()?.to_vec1::<f32>()?;
-                for (pair, (expert, share)) in chosen.into_iter().zip(shares).enumerate() {
-                    let (tokens, shares) = &mut pairs[expert as usize];
+                let routing_weights = call.routing_weights.flatten_all()?.to_vec1::<f32>()?;
+                for (pair, (expert, weight)) in chosen.into_iter().zip(routing_weights).enumerate() {
+                    let (tokens, routing_weights) = &mut pairs[expert as usize];
                     tokens.push((pair / top_k) as u32);
-                    shares.push(share);
+                    routing_weights.push(weight);
                 }
                 let mut sum = x.zeros_like()?;
-                for (expert, (tokens, shares)) in pairs.into_iter().enumerate() {
+                for (expert, (tokens, routing_weights)) in pairs.into_iter().enumerate() {
                     if tokens.is_empty() {
                         continue;
                     }
-                    let shares = Tensor::from_vec(shares, (tokens.len(), 1), &Device::Cpu)?;
+                    let routing_weights = Tensor::from_vec(routing_weights, (tokens.len(), 1), &Device::Cpu)?;
                     let tokens = Tensor::new(tokens, &Device::Cpu)?;
                     let x = x.index_select(&tokens, 0)?;
                     let joined = (silu(&x.matmul(&gate.i(expert)?)?)? * x.matmul(&up.i(expert)?)?)?;
-                    let output = joined.matmul(&down.i(expert)?)?.broadcast_mul(&shares)?;
+                    let output = joined.matmul(&down.i(expert)?)?.broadcast_mul(&routing_weights)?;
                     sum = sum.index_add(&tokens, &output, 0)?;
                 }
                 Ok(sum)
@@ -301,15 +302,18 @@ fn error(layer: &Layer, decoded: &Decoded, call: &Call) -> Result<f64> {
     let in_f64 = |tensor: &Tensor| tensor.to_dtype(DType::F64);
     let x = in_f64(&call.x.reshape(((), hidden))?)?;
     let product = in_f64(&layer(call)?.reshape(((), hidden))?)?;
-    let (ids, shares) = (call.ids.flatten_to(1)?.to_vec2::<u32>()?, in_f64(&call.shares.flatten_to(1)?)?);
+    let (ids, routing_weights) =
+        (call.ids.flatten_to(1)?.to_vec2::<u32>()?, in_f64(&call.routing_weights.flatten_to(1)?)?);
     let (mut error, mut size) = (0., 0.);
-    for (token, (ids, shares)) in ids.iter().zip(shares.to_vec2::<f64>()?).enumerate().take(CHECKED_TOKENS) {
+    for (token, (ids, routing_weights)) in
+        ids.iter().zip(routing_weights.to_vec2::<f64>()?).enumerate().take(CHECKED_TOKENS)
+    {
         let x = x.narrow(0, token, 1)?;
         let mut want = x.zeros_like()?;
-        for (expert, share) in ids.iter().zip(shares) {
+        for (expert, weight) in ids.iter().zip(routing_weights) {
             let [gate, up, down] = each(&decoded(*expert as usize)?, |matrix| in_f64(matrix)?.t())?;
             let joined = (silu(&x.matmul(&gate)?)? * x.matmul(&up)?)?;
-            want = (want + (joined.matmul(&down)? * share)?)?;
+            want = (want + (joined.matmul(&down)? * weight)?)?;
         }
         let squares = |tensor: &Tensor| tensor.sqr()?.sum_all()?.to_scalar::<f64>();
         error += squares(&(product.narrow(0, token, 1)? - &want)?)?;

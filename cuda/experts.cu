@@ -109,7 +109,7 @@ __device__ __forceinline__ void weighted_sum(const CqWeightedSum &p) {
     float sum = 0;
     for (uint32_t i = 0; i < p.top_k; ++i) {
         const size_t pair = size_t(blockIdx.y) * p.top_k + i;
-        sum = __fmaf_rn(p.shares[pair], p.z[pair * p.rows + row], sum);
+        sum = __fmaf_rn(p.routing_weights[pair], p.z[pair * p.rows + row], sum);
     }
     store_float(p.y, size_t(blockIdx.y) * p.rows + row, p.y_dtype, sum);
 }

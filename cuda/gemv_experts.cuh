@@ -30,7 +30,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
         });
 
     // Sums of one output: of a pair, or of a token's pairs.
-    const uint32_t pairs = p.shares ? p.top_k : 1, parts = pairs * p.splits;
+    const uint32_t pairs = p.routing_weights ? p.top_k : 1, parts = pairs * p.splits;
     const uint32_t output = blockIdx.y / parts, block = output * gridDim.x + blockIdx.x;
     float *partial = p.partial + size_t(block) * parts * 16;
     if (parts > 1) {
@@ -58,8 +58,8 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     } else {
         for (uint32_t of_token = 0; of_token < pairs; ++of_token) {
             const ChosenExpert chosen(p, p.ids[output * pairs + of_token]);
-            const float share = p.shares ? p.shares[output * pairs + of_token] : 1.f;
-            value = chosen.exists ? __fmaf_rn(share, product(chosen, 0, of_token, i), value) : not_a_number();
+            const float weight = p.routing_weights ? p.routing_weights[output * pairs + of_token] : 1.f;
+            value = chosen.exists ? __fmaf_rn(weight, product(chosen, 0, of_token, i), value) : not_a_number();
         }
     }
     store_float(p.operand[0].y, size_t(output) * rows_of_matrix + row, p.y_dtype, value);

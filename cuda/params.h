@@ -101,7 +101,7 @@ typedef struct CqExperts {
     CqOperand operand[2];           /* gate and up, y for both that of gate; or down */
     const float *global_scale[2]; /* [experts], beside that of the matrix; may be null */
     const uint32_t *ids;          /* [pairs] */
-    const float *shares;          /* [pairs]: what each counts in the sum of its token; null: no sums, y has pairs */
+    const float *routing_weights; /* [pairs]: factors in the sum of a token; null: no sums, y has pairs */
     const uint32_t *order;        /* [pairs]: pairs, those of one expert together; null: as they are */
     const CqTile *tiles;          /* [tile_count]; used if there is an order, else each pair is a tile */
     const uint32_t *tile_count;
@@ -133,11 +133,11 @@ typedef struct CqSortPairs {
     uint32_t rows_of_tile;
 } CqSortPairs;
 
-/* y_t = sum over i of shares[t, i] z[t, i], in that order. */
+/* y_t = sum over i of routing_weights[t, i] z[t, i], in that order. */
 typedef struct CqWeightedSum {
-    const float *z;      /* [tokens, top_k, rows] */
-    const float *shares; /* [tokens, top_k] */
-    void *y;             /* [tokens, rows] of y_dtype */
+    const float *z;               /* [tokens, top_k, rows] */
+    const float *routing_weights; /* [tokens, top_k] */
+    void *y;                     /* [tokens, rows] of y_dtype */
     uint32_t top_k;
     uint32_t rows;
     uint32_t y_dtype;

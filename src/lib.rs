@@ -101,10 +101,10 @@ pub mod ops {
 /// Ranks are threads ([`run`](parallel::run)), or processes that a launcher has started
 /// (`Launch::distributed`, with the features `processes` and `nccl`).
 pub mod parallel {
-    pub use crate::distributed::partition::{split, split_or_cut_units, whole_units};
+    pub use crate::distributed::partition::{split, split_or_cut_units, whole_groups};
     pub use crate::distributed::{run, Collective, Launch, Rank};
     #[cfg(feature = "processes")]
-    pub use crate::distributed::{Joined, Place, Secret};
+    pub use crate::distributed::{Joined, RankInfo, Secret};
     pub use crate::nn::expert_split::{expert_shares, ExpertShare, ExpertSplit};
     pub use crate::nn::parallel::{
         column_parallel, parallel_experts, row_parallel, vocab_parallel_embedding, vocab_parallel_head,

@@ -41,7 +41,7 @@ fn weights_of_ollama_need_little_more_than_their_size() {
     check("weights_of_ollama_need_little_more_than_their_size", load_everything, all, write_ollama);
 }
 
-/// One weight at a time is in memory, and a piece of it decoded.
+/// One weight at a time is in memory, and a piece of it dequantized.
 #[test]
 fn verifying_needs_little_more_than_the_largest_weight() {
     let (_, n, k) = WEIGHTS[0];

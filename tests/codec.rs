@@ -92,12 +92,12 @@ fn check_fp<T: Real>(file: &SafeTensors, case: &str, format: QuantFormat) {
     assert_eq!(rows.words, words(file, &format!("{case}.q")), "{case}.q");
     assert_eq!(rows.scales, GroupScales::Bytes(bytes(file, &format!("{case}.s"))), "{case}.s");
     let global = absmax.map_or(1.0, global_scale_from_absmax);
-    check_fp_decode(file, case, format, k, global);
+    check_fp_dequantize(file, case, format, k, global);
 }
 
 /// f32 bit for bit; f16 and bf16 against our f32 value rounded once, where MLX's own detour through
 /// a 16-bit scale does not lose the number (f16 holds neither 2^16 nor 2^-25).
-fn check_fp_decode(file: &SafeTensors, case: &str, format: QuantFormat, k: usize, global: f32) {
+fn check_fp_dequantize(file: &SafeTensors, case: &str, format: QuantFormat, k: usize, global: f32) {
     let scale_bytes = bytes(file, &format!("{case}.s"));
     let scales = GroupScales::<f32>::Bytes(scale_bytes.clone());
     let ours = QuantizedRows { words: words(file, &format!("{case}.q")), scales };
@@ -175,7 +175,7 @@ fn every_scale_byte_times_every_code_decodes_as_in_mlx() {
     for mode in ["mxfp4", "nvfp4", "mxfp8"] {
         let case = format!("all.{mode}");
         let k = row_length(&file, &format!("{case}.d_f32"));
-        check_fp_decode(&file, &case, QuantFormat::named(mode).unwrap(), k, 1.0);
+        check_fp_dequantize(&file, &case, QuantFormat::named(mode).unwrap(), k, 1.0);
     }
 }
 

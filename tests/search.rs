@@ -17,18 +17,18 @@ fn rows<T: Real>(weights: &[T], format: QuantFormat, quantizer: Quantizer) -> (V
     (plain, rows.dequantize(format, k, 1.).unwrap())
 }
 
-fn squared_errors<T: Real>(weights: &[T], decoded: &[f32], group_size: usize) -> Vec<f64> {
-    let of_group = |(weights, decoded): (&[T], &[f32])| {
-        let pairs = weights.iter().zip(decoded);
+fn squared_errors<T: Real>(weights: &[T], dequantized: &[f32], group_size: usize) -> Vec<f64> {
+    let of_group = |(weights, dequantized): (&[T], &[f32])| {
+        let pairs = weights.iter().zip(dequantized);
         pairs.map(|(w, d)| (f64::from(w.to_f32()) - f64::from(*d)).powi(2)).sum()
     };
-    weights.chunks(group_size).zip(decoded.chunks(group_size)).map(of_group).collect()
+    weights.chunks(group_size).zip(dequantized.chunks(group_size)).map(of_group).collect()
 }
 
 /// Before and after, by group.
 fn errors<T: Real>(weights: &[T], format: QuantFormat, quantizer: Quantizer) -> Vec<(f64, f64)> {
     let (plain, searched) = rows(weights, format, quantizer);
-    let of = |decoded: &[f32]| squared_errors(weights, decoded, format.group_size());
+    let of = |dequantized: &[f32]| squared_errors(weights, dequantized, format.group_size());
     of(&plain).into_iter().zip(of(&searched)).collect()
 }
 

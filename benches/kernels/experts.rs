@@ -76,7 +76,7 @@ impl Block {
     }
 
     /// Of each of its experts in a token's sum.
-    fn share(&self) -> f32 {
+    fn weight(&self) -> f32 {
         1. / self.top_k as f32
     }
 
@@ -142,11 +142,11 @@ impl Block {
         };
         let experts = Experts::new(stack(0)?, stack(1)?, stack(2)?, self.gating())?;
         let dims = tokens.dims(self.top_k);
-        let shares = Tensor::full(self.share(), &dims, &Device::Cpu)?.to_device(device)?;
+        let routing_weights = Tensor::full(self.weight(), &dims, &Device::Cpu)?.to_device(device)?;
         let copy = |ids: &Vec<u32>| -> Result<Multiply> {
             let ids = Tensor::new(ids.as_slice(), device)?.reshape(&dims)?;
-            let (experts, shares) = (experts.clone(), shares.clone());
-            Ok(Box::new(move |x: &Tensor| experts.forward(x, &ids, &shares)))
+            let (experts, routing_weights) = (experts.clone(), routing_weights.clone());
+            Ok(Box::new(move |x: &Tensor| experts.forward(x, &ids, &routing_weights)))
         };
         let copies = choices.iter().map(copy).collect::<Result<_>>()?;
         let chosen = self.experts.min(choices[0].len());
@@ -215,7 +215,7 @@ impl Reference<'_> {
                 for (output, sum) in
                     self.project(2, expert, &joined, rows.clone())?.into_iter().zip(&mut sums)
                 {
-                    *sum += f64::from(self.block.share()) * output;
+                    *sum += f64::from(self.block.weight()) * output;
                 }
             }
         }

@@ -1,7 +1,7 @@
 //! Matmuls that one launch on a CUDA device computes together. Elsewhere, and where shapes or formats do
 //! not allow it, they are computed one after another.
 
-use super::{check_factor, cuda, matmul, Factor};
+use super::{check_operand, cuda, matmul, Operand};
 use candle_core::{DType, Device, Result, Tensor};
 
 /// What becomes of the outputs of a launch.
@@ -33,15 +33,15 @@ impl<'a> Epilogue<'a> {
 }
 
 /// The matmuls of several matrices with the same x.
-pub(crate) fn matmul_many(factors: &[Factor], x: &Tensor) -> Result<Vec<Tensor>> {
-    match in_one_launch(factors, x, Epilogue::Store { residual: None })? {
+pub(crate) fn matmul_many(operands: &[Operand], x: &Tensor) -> Result<Vec<Tensor>> {
+    match in_one_launch(operands, x, Epilogue::Store { residual: None })? {
         Some(outputs) => Ok(outputs),
-        None => factors.iter().map(|factor| matmul(*factor, x)).collect(),
+        None => operands.iter().map(|operand| matmul(*operand, x)).collect(),
     }
 }
 
 /// `silu(gate) * up` of the outputs for x.
-pub(crate) fn swiglu(gate: Factor, up: Factor, x: &Tensor) -> Result<Tensor> {
+pub(crate) fn swiglu(gate: Operand, up: Operand, x: &Tensor) -> Result<Tensor> {
     if gate.weight.dims() == up.weight.dims() {
         if let Some(output) = in_one_launch(&[gate, up], x, Epilogue::Swiglu)?.and_then(|mut all| all.pop()) {
             return Ok(output);
@@ -51,30 +51,31 @@ pub(crate) fn swiglu(gate: Factor, up: Factor, x: &Tensor) -> Result<Tensor> {
 }
 
 /// The matmul with x, and `residual` added to it.
-pub(crate) fn matmul_add(factor: Factor, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+pub(crate) fn matmul_add(operand: Operand, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
     let mut dims = x.dims().to_vec();
-    if let (Some(last), [n, _]) = (dims.last_mut(), factor.weight.dims().as_slice()) {
+    if let (Some(last), [n, _]) = (dims.last_mut(), operand.weight.dims().as_slice()) {
         *last = *n;
     }
     let fits = residual.dims() == dims && residual.is_contiguous() && residual.dtype() == x.dtype();
     if fits && !residual.track_op() && residual.device().same_device(x.device()) {
         let epilogue = Epilogue::Store { residual: Some(residual) };
-        if let Some(sum) = in_one_launch(&[factor], x, epilogue)?.and_then(|mut all| all.pop()) {
+        if let Some(sum) = in_one_launch(&[operand], x, epilogue)?.and_then(|mut all| all.pop()) {
             return Ok(sum);
         }
     }
-    residual + matmul(factor, x)?
+    residual + matmul(operand, x)?
 }
 
 /// What one launch gives, if it is possible on this device and with these weights. Not where gradients are
 /// wanted: they follow from the single matmuls.
-fn in_one_launch(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
-    let possible = |factor: &Factor| factor.weight.packed().rank() == 2 && factor.bias.is_none_or(is_plain);
-    if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !factors.iter().all(possible) {
+fn in_one_launch(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
+    let possible =
+        |operand: &Operand| operand.weight.packed().rank() == 2 && operand.bias.is_none_or(is_plain);
+    if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !operands.iter().all(possible) {
         return Ok(None);
     }
-    factors.iter().try_for_each(|factor| check_factor(*factor, x))?;
-    cuda::fused(factors, x, epilogue)
+    operands.iter().try_for_each(|operand| check_operand(*operand, x))?;
+    cuda::fused(operands, x, epilogue)
 }
 
 /// Whether kernels can read a bias as it lies.

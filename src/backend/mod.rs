@@ -28,17 +28,17 @@ compile_error!("candle-quant reads packed words as little-endian bytes");
 
 /// The weight of a matmul, and what is added to its output.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Factor<'a> {
+pub(crate) struct Operand<'a> {
     pub(crate) weight: &'a QuantTensor,
     pub(crate) bias: Option<&'a Tensor>,
 }
 
 /// See [`QuantTensor::matmul`].
-pub(crate) fn matmul(factor: Factor, x: &Tensor) -> Result<Tensor> {
-    let Factor { weight, bias } = factor;
-    check_factor(factor, x)?;
+pub(crate) fn matmul(operand: Operand, x: &Tensor) -> Result<Tensor> {
+    let Operand { weight, bias } = operand;
+    check_operand(operand, x)?;
     if weight.packed().rank() > 2 {
-        return stacked_matmul(factor, x);
+        return stacked_matmul(operand, x);
     }
     let bias = bias.map(for_kernels).transpose()?;
     let matmul = QuantMatmul { weight: weight.clone(), bias };
@@ -58,7 +58,7 @@ fn for_kernels(bias: &Tensor) -> Result<Tensor> {
 }
 
 /// Checks shapes and devices of a matmul; the kernels check its dtype.
-fn check_factor(Factor { weight, bias }: Factor, x: &Tensor) -> Result<()> {
+fn check_operand(Operand { weight, bias }: Operand, x: &Tensor) -> Result<()> {
     let dims = weight.dims();
     let [.., n, k] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
     if x.dims().last() != Some(k) {
@@ -78,7 +78,7 @@ fn check_factor(Factor { weight, bias }: Factor, x: &Tensor) -> Result<()> {
 }
 
 /// One matmul for each matrix of a stack; leading dimensions broadcast both ways.
-fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor> {
+fn stacked_matmul(Operand { weight, bias }: Operand, x: &Tensor) -> Result<Tensor> {
     let dims = weight.dims();
     let [stack @ .., _, _] = dims.as_slice() else { bail!("a weight has at least two dimensions") };
     let [x_stack @ .., m, k] = x.dims() else {
@@ -102,12 +102,12 @@ fn stacked_matmul(Factor { weight, bias }: Factor, x: &Tensor) -> Result<Tensor>
     let x = x.reshape((x_stack.iter().product::<usize>(), *m, *k))?;
     if matches!(x.device(), Device::Cuda(_)) && !x.track_op() {
         let bias = bias.map(for_kernels).transpose()?;
-        let factor = Factor { weight, bias: bias.as_ref() };
-        return cuda::stacked(factor, &pairs.collect::<Vec<_>>(), &x)?.reshape(output_dims);
+        let operand = Operand { weight, bias: bias.as_ref() };
+        return cuda::stacked(operand, &pairs.collect::<Vec<_>>(), &x)?.reshape(output_dims);
     }
     let flat = weight.flatten_stack()?;
     let outputs =
-        pairs.map(|(matrix, entry)| matmul(Factor { weight: &flat.matrix(matrix)?, bias }, &x.get(entry)?));
+        pairs.map(|(matrix, entry)| matmul(Operand { weight: &flat.matrix(matrix)?, bias }, &x.get(entry)?));
     Tensor::stack(&outputs.collect::<Result<Vec<_>>>()?, 0)?.reshape(output_dims)
 }
 
@@ -221,7 +221,7 @@ impl CustomOp1 for QuantMatmul {
     }
 
     fn cuda_fwd(&self, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        cuda::matmul(Factor { weight: &self.weight, bias: self.bias.as_ref() }, storage, layout)
+        cuda::matmul(Operand { weight: &self.weight, bias: self.bias.as_ref() }, storage, layout)
     }
 
     /// `grad * weight`: the weight is dequantized for it.

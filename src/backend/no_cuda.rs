@@ -1,6 +1,6 @@
 //! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
 
-use super::{ChosenExperts, Epilogue, Factor, Parts};
+use super::{ChosenExperts, Epilogue, Operand, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
@@ -34,15 +34,15 @@ fn error<T>() -> Result<T> {
     .into())
 }
 
-pub(super) fn matmul(_: Factor, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
+pub(super) fn matmul(_: Operand, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
     error()
 }
 
-pub(super) fn stacked(_: Factor, _: &[(usize, usize)], _: &Tensor) -> Result<Tensor> {
+pub(super) fn stacked(_: Operand, _: &[(usize, usize)], _: &Tensor) -> Result<Tensor> {
     error()
 }
 
-pub(super) fn fused(_: &[Factor], _: &Tensor, _: Epilogue) -> Result<Option<Vec<Tensor>>> {
+pub(super) fn fused(_: &[Operand], _: &Tensor, _: Epilogue) -> Result<Option<Vec<Tensor>>> {
     error()
 }
 

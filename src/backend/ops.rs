@@ -1,6 +1,6 @@
 //! What users call: operations as methods of the weights.
 
-use super::{Factor, Parts};
+use super::{Operand, Parts};
 use crate::format::{global_scale_from_absmax, GroupScales, QuantizedRows, Real, NVFP4_MAX};
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantFormat, QuantTensor, Result};
@@ -102,7 +102,7 @@ impl QuantTensor {
     /// # Errors
     /// If shapes, dtypes or devices do not fit.
     pub fn matmul(&self, x: &Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
-        super::matmul(Factor { weight: self, bias }, x)
+        super::matmul(Operand { weight: self, bias }, x)
     }
 
     /// The rows `ids` of a weight `[N, K]`: shape of `ids` (U8, U32 or I64) followed by K.

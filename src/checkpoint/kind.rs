@@ -18,7 +18,7 @@ pub enum CheckpointKind {
     Gguf,
     /// An SLM1 file.
     Slm1,
-    /// Plain numbers only.
+    /// Dense elements only.
     Dense,
 }
 

@@ -3,7 +3,7 @@
 use super::failure::{panic_message, GRACE};
 use super::host_group::{Group, Member};
 #[cfg(feature = "processes")]
-use super::launcher_env::Place;
+use super::launcher_env::RankInfo;
 use super::nccl;
 use super::rank::Rank;
 #[cfg(feature = "processes")]
@@ -142,12 +142,12 @@ impl Launch {
     #[cfg(feature = "processes")]
     pub fn join<T>(
         &self,
-        place: &Place,
+        info: &RankInfo,
         secret: &Secret,
         token: impl FnOnce() -> Result<Vec<u8>>,
         body: impl FnOnce(&Joined) -> Result<T>,
     ) -> Result<T> {
-        rendezvous::join(place, secret, self.timeout, token, body)
+        rendezvous::join(info, secret, self.timeout, token, body)
     }
 
     /// With the feature `processes`: runs `body` on this thread as one rank of a group of processes, as [`join`](Launch::join) does, with a
@@ -158,14 +158,14 @@ impl Launch {
     #[cfg(feature = "processes")]
     pub fn distributed<T>(
         &self,
-        place: &Place,
+        info: &RankInfo,
         secret: &Secret,
         body: impl FnOnce(Rank) -> Result<T>,
     ) -> Result<T> {
         nccl::available()?;
-        self.join(place, secret, nccl::new_id, |joined| {
-            let device = nccl::device(place)?;
-            body(nccl::connect(joined.token(), &device, place.rank(), &joined.group)?)
+        self.join(info, secret, nccl::new_id, |joined| {
+            let device = nccl::device(info)?;
+            body(nccl::connect(joined.token(), &device, info.rank(), &joined.group)?)
         })
     }
 }

@@ -17,7 +17,7 @@ use std::env;
 /// job's number. `CANDLE_QUANT_PORT` goes before `MASTER_PORT`. torchrun itself listens on the latter if it
 /// sets `TORCHELASTIC_USE_AGENT_STORE=True`: then it is the port after it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub struct RankInfo {
     rank: usize,
     world_size: usize,
     local_rank: usize,
@@ -49,7 +49,7 @@ const MOST_RANKS: usize = 1 << 16;
 /// Slurm comes last: mpirun and torchrun inside of a job inherit its variables, which count machines there.
 const CONVENTIONS: [Convention; 4] = [BY_HAND, OPEN_MPI, MPICH, SLURM];
 
-impl Place {
+impl RankInfo {
     /// From the environment of this process.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Place {
     /// From any variables; an empty one counts as missing.
     ///
     /// # Errors
-    /// As those of [`from_env`](Place::from_env).
+    /// As those of [`from_env`](RankInfo::from_env).
     pub fn from_variables(variable: impl Fn(&str) -> Option<String>) -> Result<Self> {
         let variables =
             Variables(&|name| variable(name).map(|v| v.trim().to_string()).filter(|v| !v.is_empty()));
@@ -86,20 +86,20 @@ impl Place {
         let local_rank = [convention.local_rank].into_iter().chain(local_rank);
         let local_rank =
             local_rank.clone().find(|name| variables.get(name).is_some()).unwrap_or(convention.local_rank);
-        let place = Self {
+        let info = Self {
             rank,
             world_size,
             local_rank: variables.number(local_rank)?,
             host: String::from("localhost"),
             port: 0,
         };
-        if place.local_rank >= world_size {
+        if info.local_rank >= world_size {
             let expected = format!("less than {} = {world_size}", convention.world_size);
-            return Err(unexpected(local_rank, expected, place.local_rank));
+            return Err(unexpected(local_rank, expected, info.local_rank));
         }
         match world_size {
-            1 => Ok(place),
-            _ => Ok(Self { host: variables.host()?, port: variables.port()?, ..place }),
+            1 => Ok(info),
+            _ => Ok(Self { host: variables.host()?, port: variables.port()?, ..info }),
         }
     }
 
@@ -226,22 +226,22 @@ fn first_node(list: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::Place;
+    use super::RankInfo;
     use crate::Result;
 
-    fn place(variables: &[(&str, &str)]) -> Result<Place> {
+    fn info(variables: &[(&str, &str)]) -> Result<RankInfo> {
         let find = |name: &str| variables.iter().rev().find(|(other, _)| *other == name);
-        Place::from_variables(|name| find(name).map(|(_, value)| value.to_string()))
+        RankInfo::from_variables(|name| find(name).map(|(_, value)| value.to_string()))
     }
 
     #[track_caller]
     fn refused(variables: &[(&str, &str)], expected: &str) {
-        let error = place(variables).unwrap_err().to_string();
+        let error = info(variables).unwrap_err().to_string();
         assert!(error.contains(expected), "{error}");
     }
 
-    fn expected(rank: usize, world_size: usize, local_rank: usize, host: &str, port: u16) -> Place {
-        Place { rank, world_size, local_rank, host: host.to_string(), port }
+    fn expected(rank: usize, world_size: usize, local_rank: usize, host: &str, port: u16) -> RankInfo {
+        RankInfo { rank, world_size, local_rank, host: host.to_string(), port }
     }
 
     const TORCHRUN: [(&str, &str); 5] = [
@@ -264,35 +264,35 @@ mod tests {
 
     #[test]
     fn every_launcher_is_understood() {
-        assert_eq!(place(&TORCHRUN).unwrap(), expected(3, 8, 1, "gpu1", 29500));
+        assert_eq!(info(&TORCHRUN).unwrap(), expected(3, 8, 1, "gpu1", 29500));
         let elastic = [&TORCHRUN[..], &[("TORCHELASTIC_USE_AGENT_STORE", "True")]].concat();
-        assert_eq!(place(&elastic).unwrap().port(), 29501);
+        assert_eq!(info(&elastic).unwrap().port(), 29501);
         let own_port = [&elastic[..], &[("CANDLE_QUANT_PORT", "77")]].concat();
-        assert_eq!(place(&own_port).unwrap().port(), 77);
-        assert_eq!(place(&[&MPI[..], &MASTER].concat()).unwrap(), expected(5, 6, 2, "10.0.0.1", 4000));
+        assert_eq!(info(&own_port).unwrap().port(), 77);
+        assert_eq!(info(&[&MPI[..], &MASTER].concat()).unwrap(), expected(5, 6, 2, "10.0.0.1", 4000));
         let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0")];
-        assert_eq!(place(&[&mpich[..], &MASTER].concat()).unwrap(), expected(0, 2, 0, "10.0.0.1", 4000));
+        assert_eq!(info(&[&mpich[..], &MASTER].concat()).unwrap(), expected(0, 2, 0, "10.0.0.1", 4000));
         // 7012345 mod 12000 = 4345
-        assert_eq!(place(&SLURM).unwrap(), expected(9, 16, 1, "gpu007", 24345));
-        assert_eq!(place(&[&SLURM[..], &MASTER].concat()).unwrap(), expected(9, 16, 1, "10.0.0.1", 4000));
+        assert_eq!(info(&SLURM).unwrap(), expected(9, 16, 1, "gpu007", 24345));
+        assert_eq!(info(&[&SLURM[..], &MASTER].concat()).unwrap(), expected(9, 16, 1, "10.0.0.1", 4000));
         // srun with the plugin pmi2, which is the default of some clusters.
         let pmi = [("PMI_RANK", "9"), ("PMI_SIZE", "16")];
-        assert_eq!(place(&[&SLURM[..], &pmi].concat()).unwrap(), expected(9, 16, 1, "gpu007", 24345));
+        assert_eq!(info(&[&SLURM[..], &pmi].concat()).unwrap(), expected(9, 16, 1, "gpu007", 24345));
     }
 
     #[test]
     fn what_runs_inside_of_a_slurm_job_is_not_slurm() {
         // srun has started one task on each machine, and those the ranks.
         let inside = [&SLURM[..], &MPI, &MASTER].concat();
-        assert_eq!(place(&inside).unwrap(), expected(5, 6, 2, "10.0.0.1", 4000));
-        assert_eq!(place(&[&SLURM[..], &TORCHRUN].concat()).unwrap(), expected(3, 8, 1, "gpu1", 29500));
+        assert_eq!(info(&inside).unwrap(), expected(5, 6, 2, "10.0.0.1", 4000));
+        assert_eq!(info(&[&SLURM[..], &TORCHRUN].concat()).unwrap(), expected(3, 8, 1, "gpu1", 29500));
         refused(&[&SLURM[..], &MPI].concat(), "MASTER_ADDR: expected the name or address");
     }
 
     #[test]
     fn one_rank_needs_no_master() {
         let alone = [("RANK", "0"), ("WORLD_SIZE", "1"), ("LOCAL_RANK", "0")];
-        assert_eq!(place(&alone).unwrap(), expected(0, 1, 0, "localhost", 0));
+        assert_eq!(info(&alone).unwrap(), expected(0, 1, 0, "localhost", 0));
     }
 
     #[test]

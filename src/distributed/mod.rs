@@ -17,7 +17,7 @@ mod rendezvous;
 pub use collective::Collective;
 pub use launch::{run, Launch};
 #[cfg(feature = "processes")]
-pub use launcher_env::Place;
+pub use launcher_env::RankInfo;
 pub use rank::Rank;
 #[cfg(feature = "processes")]
 pub use rendezvous::{Joined, Secret};

@@ -2,7 +2,7 @@
 
 use super::host_group::Group;
 #[cfg(feature = "processes")]
-use super::launcher_env::Place;
+use super::launcher_env::RankInfo;
 use super::rank::Rank;
 use crate::{Error, Result};
 use candle_core::Device;
@@ -29,7 +29,7 @@ pub fn new_id() -> Result<Vec<u8>> {
 }
 
 #[cfg(feature = "processes")]
-pub fn device(_: &Place) -> Result<Device> {
+pub fn device(_: &RankInfo) -> Result<Device> {
     error()
 }
 

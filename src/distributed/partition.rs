@@ -22,7 +22,7 @@ pub fn split_or_cut_units(len: usize, unit: usize, ranks: usize) -> Option<Vec<R
 }
 
 /// The smallest range of whole units of `k` elements that has all of `range`.
-pub fn whole_units(range: &Range<usize>, unit: usize, k: usize) -> Range<usize> {
+pub fn whole_groups(range: &Range<usize>, unit: usize, k: usize) -> Range<usize> {
     let unit = unit.max(1);
     range.start / unit * unit..range.end.div_ceil(unit).saturating_mul(unit).min(k)
 }
@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_are_whole_units_and_as_even_as_they_can_be() {
+    fn shares_are_whole_groups_and_as_even_as_they_can_be() {
         let lens = |len, unit, ranks| -> Option<Vec<usize>> {
             let ranges = split(len, unit, ranks)?;
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start));
@@ -52,10 +52,10 @@ mod tests {
 
     #[test]
     fn units_that_are_cut_are_taken_whole() {
-        assert_eq!(whole_units(&(32..64), 64, 128), 0..64);
-        assert_eq!(whole_units(&(32..96), 64, 128), 0..128);
-        assert_eq!(whole_units(&(64..128), 64, 128), 64..128);
-        assert_eq!(whole_units(&(90..100), 64, 100), 64..100);
-        assert_eq!(whole_units(&(3..5), 1, 128), 3..5);
+        assert_eq!(whole_groups(&(32..64), 64, 128), 0..64);
+        assert_eq!(whole_groups(&(32..96), 64, 128), 0..128);
+        assert_eq!(whole_groups(&(64..128), 64, 128), 64..128);
+        assert_eq!(whole_groups(&(90..100), 64, 100), 64..100);
+        assert_eq!(whole_groups(&(3..5), 1, 128), 3..5);
     }
 }

@@ -6,7 +6,7 @@ use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
 
-/// Lets an unmodified candle model load a quantized checkpoint, each weight decoded when asked for.
+/// Lets an unmodified candle model load a quantized checkpoint, each weight dequantized when asked for.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -33,7 +33,7 @@ impl DequantizingBackend {
         Self { checkpoint: checkpoint.clone() }
     }
 
-    /// The tensor called `name`, decoded if it is the packed weight of a module. The expected shape
+    /// The tensor called `name`, dequantized if it is the packed weight of a module. The expected shape
     /// supplies the K that tells, say, 4 bits in groups of 32 from 2 bits in groups of 64.
     fn load(&self, name: &str, shape: Option<&[usize]>, dtype: DType, device: &Device) -> Result<Tensor> {
         let check = |dims: &[usize]| match shape {
@@ -51,7 +51,7 @@ impl DequantizingBackend {
         };
         let weight = self.checkpoint.weight(module, in_features)?;
         check(weight.dims())?;
-        Ok(weight.decode(dtype, device)?)
+        Ok(weight.to_dense(dtype, device)?)
     }
 }
 
@@ -107,19 +107,22 @@ mod tests {
             ("model.layers.0.input_layernorm.weight", &[129], "[128]"),
             (up, &[257, 128], "[256, 128]"),
         ] {
-            let told = candles.get(shape, name).unwrap_err().to_string();
+            let message = candles.get(shape, name).unwrap_err().to_string();
             let shard = index["weight_map"][name].as_str().unwrap();
             shards.insert(shard);
             let expected = format!(
                 "{folder}/{shard}: `{name}`: expected shape {shape:?}, found shape {found}; \
                  check that config.json belongs to these weights"
             );
-            assert!(told.contains(&expected), "{told}");
+            assert!(message.contains(&expected), "{message}");
         }
         assert!(shards.len() > 1, "{shards:?}");
         let module = ours.pp(up.strip_suffix(".weight").unwrap());
-        let told = module.stored_weight(&[257, 128]).unwrap_err().to_string();
+        let message = module.stored_weight(&[257, 128]).unwrap_err().to_string();
         let shard = index["weight_map"][up].as_str().unwrap();
-        assert!(told.contains(&format!("{folder}/{shard}: `{up}`: expected shape [257, 128]")), "{told}");
+        assert!(
+            message.contains(&format!("{folder}/{shard}: `{up}`: expected shape [257, 128]")),
+            "{message}"
+        );
     }
 }

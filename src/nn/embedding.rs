@@ -7,7 +7,7 @@ use candle_nn::Init;
 
 /// An embedding table `[vocabulary, hidden]`; maps ids of any shape `[..]` to `[.., hidden]`.
 ///
-/// A packed table is never decoded as a whole, only the rows that are asked for.
+/// A packed table is never dequantized as a whole, only the rows that are asked for.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -39,7 +39,7 @@ impl Embedding {
         Self { weight: embeddings.into(), hidden_size, dtype }
     }
 
-    /// A packed table, whose rows are decoded to `dtype`.
+    /// A packed table, whose rows are dequantized to `dtype`.
     ///
     /// # Errors
     /// If `embeddings` is not a matrix.

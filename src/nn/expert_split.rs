@@ -84,7 +84,7 @@ mod tests {
         for how in [ExpertSplit::Inside, ExpertSplit::Across] {
             assert_eq!(how.to_string().parse::<ExpertSplit>().unwrap(), how);
         }
-        let told = "aside".parse::<ExpertSplit>().unwrap_err().to_string();
-        assert!(told.contains("expected `inside` or `across`, found `aside`"), "{told}");
+        let message = "aside".parse::<ExpertSplit>().unwrap_err().to_string();
+        assert!(message.contains("expected `inside` or `across`, found `aside`"), "{message}");
     }
 }

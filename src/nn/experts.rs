@@ -7,7 +7,7 @@ pub(crate) use load::StoredExperts;
 
 use super::{LayerWeight, Linear, Module};
 pub use crate::backend::Gating;
-use crate::backend::{self, ChosenExperts, Factor};
+use crate::backend::{self, ChosenExperts, Operand};
 use crate::{Error, QuantTensor, Result};
 use candle_core::{bail, DType, IndexOp, Tensor, D};
 
@@ -107,9 +107,9 @@ impl ExpertStack {
     }
 
     /// The stack and its biases, if it is packed.
-    fn factor(&self) -> Option<Factor<'_>> {
+    fn operand(&self) -> Option<Operand<'_>> {
         match &self.weights {
-            Weights::Stack(weight) => Some(Factor { weight, bias: self.bias.as_ref() }),
+            Weights::Stack(weight) => Some(Operand { weight, bias: self.bias.as_ref() }),
             Weights::Each(_) => None,
         }
     }
@@ -140,8 +140,8 @@ impl ExpertStack {
 /// // Three tokens, two of eight experts each.
 /// let x = Tensor::randn(0f32, 1., (1, 3, 64), &Device::Cpu)?;
 /// let ids = Tensor::new(&[[[7u32, 0], [3, 4], [0, 1]]], &Device::Cpu)?;
-/// let shares = Tensor::full(0.5f32, (1, 3, 2), &Device::Cpu)?;
-/// assert_eq!(experts.forward(&x, &ids, &shares)?.dims(), [1, 3, 64]);
+/// let routing_weights = Tensor::full(0.5f32, (1, 3, 2), &Device::Cpu)?;
+/// assert_eq!(experts.forward(&x, &ids, &routing_weights)?.dims(), [1, 3, 64]);
 /// # Ok(())
 /// # }
 /// ```
@@ -162,21 +162,26 @@ pub(crate) struct Routed {
     pub hidden: usize,
     pub top_k: usize,
     /// Whether it is a step of a decode, in which pairs of a token and an expert are computed by themselves.
-    pub alone: bool,
+    pub ungrouped: bool,
 }
 
 impl Routed {
-    /// Of `x` `[.., T, hidden]`, `ids` and `shares` `[.., T, top_k]`.
-    pub fn new(x: &Tensor, ids: &Tensor, shares: &Tensor) -> candle_core::Result<Self> {
+    /// Of `x` `[.., T, hidden]`, `ids` and `routing_weights` `[.., T, top_k]`.
+    pub fn new(x: &Tensor, ids: &Tensor, routing_weights: &Tensor) -> candle_core::Result<Self> {
         let [outer @ .., hidden] = x.dims() else { bail!("x: a shape [.., T, hidden], found a scalar") };
         let [outer_ids @ .., top_k] = ids.dims() else {
             bail!("ids: a shape [.., T, top_k], found a scalar")
         };
-        if outer != outer_ids || ids.dims() != shares.dims() {
-            bail!("x {:?}, ids {:?} and shares {:?} do not fit", x.dims(), ids.dims(), shares.dims());
+        if outer != outer_ids || ids.dims() != routing_weights.dims() {
+            bail!(
+                "x {:?}, ids {:?} and routing_weights {:?} do not fit",
+                x.dims(),
+                ids.dims(),
+                routing_weights.dims()
+            );
         }
-        let (tokens, alone) = (outer.iter().product(), outer.last() == Some(&1));
-        Ok(Self { tokens, hidden: *hidden, top_k: *top_k, alone })
+        let (tokens, ungrouped) = (outer.iter().product(), outer.last() == Some(&1));
+        Ok(Self { tokens, hidden: *hidden, top_k: *top_k, ungrouped })
     }
 }
 
@@ -207,9 +212,9 @@ impl Experts {
         self.gate.experts()
     }
 
-    /// For each token of `x` `[.., T, hidden]` the sum of its experts' outputs, each times its share.
+    /// For each token of `x` `[.., T, hidden]` the sum of its experts' outputs, each times its routing weight.
     ///
-    /// `ids` `[.., T, top_k]` (U32) names them, `shares` is of that shape. With `T = 1`, the step of a
+    /// `ids` `[.., T, top_k]` (U32) names them, `routing_weights` is of that shape. With `T = 1`, the step of a
     /// decode, every expert of a token is computed by itself, so that the bits of its sum do not depend on
     /// what else is in the batch; with more, tokens are grouped by expert and each expert is read once.
     /// Sums are f32, in the order of `ids`.
@@ -219,17 +224,17 @@ impl Experts {
     ///
     /// # Errors
     /// If shapes do not fit, or, where the host reads them, there is no expert of an id.
-    pub fn forward(&self, x: &Tensor, ids: &Tensor, shares: &Tensor) -> candle_core::Result<Tensor> {
-        let Routed { tokens, hidden, top_k, alone } = Routed::new(x, ids, shares)?;
+    pub fn forward(&self, x: &Tensor, ids: &Tensor, routing_weights: &Tensor) -> candle_core::Result<Tensor> {
+        let Routed { tokens, hidden, top_k, ungrouped } = Routed::new(x, ids, routing_weights)?;
         let flat = x.reshape((tokens, hidden))?;
-        if let Some(sum) = self.in_kernels(&flat, ids, shares, alone)? {
+        if let Some(sum) = self.in_kernels(&flat, ids, routing_weights, ungrouped)? {
             return sum.reshape(x.shape());
         }
         let chosen = chosen(ids, self.count())?;
         if chosen.is_empty() {
             return x.zeros_like();
         }
-        let (outputs, order) = match alone {
+        let (outputs, order) = match ungrouped {
             true => {
                 let of_pair =
                     |(pair, id): (usize, &u32)| self.expert(*id as usize, &flat.narrow(0, pair / top_k, 1)?);
@@ -238,8 +243,8 @@ impl Experts {
             }
             false => self.by_expert(&flat, &chosen, top_k)?,
         };
-        let shares = shares.reshape((tokens, top_k))?.to_dtype(DType::F32)?;
-        backend::weighted_sum(&outputs, &order, &shares)?.reshape(x.shape())
+        let routing_weights = routing_weights.reshape((tokens, top_k))?.to_dtype(DType::F32)?;
+        backend::weighted_sum(&outputs, &order, &routing_weights)?.reshape(x.shape())
     }
 
     /// All of it in kernels that read the ids themselves; none where there are none for it.
@@ -247,18 +252,29 @@ impl Experts {
         &self,
         x: &Tensor,
         ids: &Tensor,
-        shares: &Tensor,
-        alone: bool,
+        routing_weights: &Tensor,
+        ungrouped: bool,
     ) -> candle_core::Result<Option<Tensor>> {
-        let factors = (self.gate.factor(), self.up.factor(), self.down.factor());
-        let (Some(gate), Some(up), Some(down)) = factors else {
+        let operands = (self.gate.operand(), self.up.operand(), self.down.operand());
+        let (Some(gate), Some(up), Some(down)) = operands else {
             return Ok(None);
         };
         let pairs = (x.dim(0)?, ids.dim(D::Minus1)?);
         let ids = ids.reshape(pairs)?.to_dtype(DType::U32)?;
-        let shares = shares.reshape(pairs)?.to_dtype(DType::F32)?;
+        let routing_weights = routing_weights.reshape(pairs)?.to_dtype(DType::F32)?;
         let gating = self.gating;
-        backend::experts(&ChosenExperts { gate, up, down, gating, ids: &ids, shares: &shares, alone }, x)
+        backend::experts(
+            &ChosenExperts {
+                gate,
+                up,
+                down,
+                gating,
+                ids: &ids,
+                routing_weights: &routing_weights,
+                ungrouped,
+            },
+            x,
+        )
     }
 
     /// The outputs of the `chosen` experts, each applied once, and for each of `chosen` its row in them.

@@ -1,7 +1,7 @@
 //! Layers that share their input, computed together where the device gains by it.
 
 use super::{LayerWeight, Linear, Module};
-use crate::backend::{self, Factor};
+use crate::backend::{self, Operand};
 use candle_core::{bail, Result, Tensor};
 
 /// The outputs of several layers for the same `x`.
@@ -26,9 +26,9 @@ use candle_core::{bail, Result, Tensor};
 /// # Errors
 /// As those of each layer.
 pub fn forward_all<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
-    let factors: Option<Vec<Factor>> = layers.into_iter().map(factor).collect();
-    let outputs = match factors {
-        Some(factors) => backend::matmul_many(&factors, x)?,
+    let operands: Option<Vec<Operand>> = layers.into_iter().map(operand).collect();
+    let outputs = match operands {
+        Some(operands) => backend::matmul_many(&operands, x)?,
         None => layers.into_iter().map(|layer| layer.forward(x)).collect::<Result<_>>()?,
     };
     match outputs.try_into() {
@@ -42,7 +42,7 @@ pub fn forward_all<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[
 /// # Errors
 /// As those of each layer, and if their outputs differ in shape.
 pub fn swiglu(gate: &Linear, up: &Linear, x: &Tensor) -> Result<Tensor> {
-    match (factor(gate), factor(up)) {
+    match (operand(gate), operand(up)) {
         (Some(gate), Some(up)) => backend::swiglu(gate, up, x),
         _ => gate.forward(x)?.silu()? * up.forward(x)?,
     }
@@ -53,16 +53,16 @@ pub fn swiglu(gate: &Linear, up: &Linear, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As those of the layer, and if its output differs in shape from `residual`.
 pub fn forward_add(layer: &Linear, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
-    match factor(layer) {
-        Some(factor) => backend::matmul_add(factor, x, residual),
+    match operand(layer) {
+        Some(operand) => backend::matmul_add(operand, x, residual),
         None => residual + layer.forward(x)?,
     }
 }
 
 /// The weight and the bias, if the weight is packed.
-fn factor(layer: &Linear) -> Option<Factor<'_>> {
+fn operand(layer: &Linear) -> Option<Operand<'_>> {
     match layer.weight() {
-        LayerWeight::Quantized(weight) => Some(Factor { weight, bias: layer.bias() }),
+        LayerWeight::Quantized(weight) => Some(Operand { weight, bias: layer.bias() }),
         _ => None,
     }
 }

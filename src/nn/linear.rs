@@ -64,10 +64,10 @@ impl Module for Linear {
     }
 }
 
-/// `x w^T` for blocks `w` `[N, K]` of a GGML type; the product has the dtype of `x`.
+/// `x w^T` for blocks `w` `[N, K]` of a GGML type; the output has the dtype of `x`.
 fn ggml_matmul(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
-    let product = QMatMul::from_arc(weight.clone())?.forward(&x.to_dtype(DType::F32)?.contiguous()?)?;
-    product.to_dtype(x.dtype())
+    let output = QMatMul::from_arc(weight.clone())?.forward(&x.to_dtype(DType::F32)?.contiguous()?)?;
+    output.to_dtype(x.dtype())
 }
 
 /// A linear layer with a bias, from the tensors `weight` and `bias` at the builder's path.

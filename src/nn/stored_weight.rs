@@ -9,7 +9,7 @@ impl Weight {
     ///
     /// # Errors
     /// As those of loading it; if the device can't dequantize or convert to `dtype`.
-    pub fn decode(&self, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn to_dense(&self, dtype: DType, device: &Device) -> Result<Tensor> {
         self.load(device)?.to_dense(dtype)
     }
 }

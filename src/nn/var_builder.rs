@@ -14,7 +14,7 @@ use std::ops::Range;
 ///
 /// The layers of this crate ([`linear`](crate::linear), [`embedding`](crate::embedding)) receive
 /// packed weights from it. [`get`](VarBuilder::get) keeps candle's meaning, a dense tensor of the
-/// builder's dtype; asked for a packed weight it decodes it, whole, into a new tensor.
+/// builder's dtype; asked for a packed weight it dequantizes it, whole, into a new tensor.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -27,8 +27,8 @@ use std::ops::Range;
 /// let up = linear_no_bias(256, 512, mlp.pp("up_proj"))?;
 /// assert!(up.weight().quantized().is_some());
 ///
-/// let decoded = mlp.get((512, 256), "up_proj.weight")?;
-/// assert_eq!(decoded.dtype(), DType::F32);
+/// let dequantized = mlp.get((512, 256), "up_proj.weight")?;
+/// assert_eq!(dequantized.dtype(), DType::F32);
 /// # Ok(())
 /// # }
 /// ```
@@ -76,7 +76,7 @@ impl VarBuilder<'static> {
 
 impl<'a> VarBuilder<'a> {
     /// candle_nn's own builder at the same path, for layers this crate does not replace and for
-    /// unmodified models. It gives packed weights decoded.
+    /// unmodified models. It gives packed weights dequantized.
     pub fn dense(&self) -> candle_nn::VarBuilder<'a> {
         self.dense.clone()
     }
@@ -137,16 +137,16 @@ impl<'a> VarBuilder<'a> {
         if stored.dims() != dims {
             return Err(shape_error(checkpoint, &name, dims, stored.dims()));
         }
-        Ok(narrow(Weight::Dense(stored), part)?.decode(self.dtype(), self.device())?)
+        Ok(narrow(Weight::Dense(stored), part)?.to_dense(self.dtype(), self.device())?)
     }
 
     /// Elements along K of the weight at the current path, of logical shape `dims`, that a part keeps together.
-    pub fn unit(&self, dims: &[usize]) -> Result<usize> {
+    pub fn granularity(&self, dims: &[usize]) -> Result<usize> {
         let k = dims.last().copied().unwrap_or(0);
         let stored = self.stored_weight(dims)?;
         Ok(match (stored, self.quantize.filter(|format| k.is_multiple_of(format.group_size()))) {
             (None | Some(Weight::Dense(_)), Some(format)) => format.group_size(),
-            (Some(weight), _) => weight.unit(),
+            (Some(weight), _) => weight.granularity(),
             (None, None) => 1,
         })
     }

@@ -335,7 +335,7 @@ fn open_and_load_everything(dir: &Path) -> Result<()> {
     for (module, k) in modules.iter().flat_map(|module| [(module, None), (module, Some(128))]) {
         match checkpoint.weight(module, k)? {
             Weight::Packed(packed) => drop(packed.load(&Device::Cpu)?),
-            other => drop(other.decode(DType::F32, &Device::Cpu)?),
+            other => drop(other.to_dense(DType::F32, &Device::Cpu)?),
         }
     }
     for name in checkpoint.tensor_names().filter(|name| !name.ends_with(".weight")) {

@@ -1,4 +1,4 @@
-//! Checkpoints written by mlx-lm: every module resolves as mlx-lm resolved it, and embedding rows decode
+//! Checkpoints written by mlx-lm: every module resolves as mlx-lm resolved it, and embedding rows dequantize
 //! to the bits that mlx gives.
 
 use candle_core::{DType, Device, Tensor};

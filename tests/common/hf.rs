@@ -95,9 +95,9 @@ pub fn weight(quantization: &Value, entries: &[Entry]) -> Result<Weight> {
 }
 
 /// The format of the weight of module `m`, its shape and its numbers.
-pub fn decoded(quantization: &Value, entries: &[Entry]) -> (String, Vec<usize>, Vec<f32>) {
+pub fn dequantized(quantization: &Value, entries: &[Entry]) -> (String, Vec<usize>, Vec<f32>) {
     let weight = weight(quantization, entries).unwrap();
-    let tensor = weight.decode(DType::F32, &Device::Cpu).unwrap();
+    let tensor = weight.to_dense(DType::F32, &Device::Cpu).unwrap();
     assert_eq!(tensor.dims(), weight.dims());
     (weight.format_name(), weight.dims().to_vec(), values(&tensor))
 }

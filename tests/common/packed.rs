@@ -68,7 +68,7 @@ const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// Every weight, decoded element by element from the definition of its format.
+/// Every weight, dequantized element by element from the definition of its format.
 pub fn reference(weight: &QuantTensor) -> Vec<f32> {
     const E2M1: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
     let format = weight.format();
@@ -97,7 +97,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
         };
         scale * global(index)
     };
-    let decode = |index: usize| {
+    let dequantize = |index: usize| {
         let (code, group) = (code(index), index / format.group_size());
         let signed = |magnitude: f32, sign: bool| if sign { -magnitude } else { magnitude };
         match format.element() {
@@ -115,7 +115,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of_bytes(index),
         }
     };
-    (0..dims.iter().product()).map(decode).collect()
+    (0..dims.iter().product()).map(dequantize).collect()
 }
 
 fn power_of_two(exponent: i32) -> f32 {

@@ -62,15 +62,15 @@ pub fn sha256(tensor: &Tensor) -> String {
     hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A tensor of a checkpoint, decoded to F32.
-pub fn decoded(checkpoint: &Checkpoint, name: &str) -> Result<Tensor> {
-    checkpoint.tensor(name, None)?.decode(DType::F32, &Device::Cpu)
+/// A tensor of a checkpoint, dequantized to F32.
+pub fn dequantized(checkpoint: &Checkpoint, name: &str) -> Result<Tensor> {
+    checkpoint.tensor(name, None)?.to_dense(DType::F32, &Device::Cpu)
 }
 
 /// Asserts that a tensor is what is expected of it.
 #[track_caller]
 pub fn assert_expected(checkpoint: &Checkpoint, name: &str, expected: &Value) {
-    let tensor = decoded(checkpoint, name).unwrap();
+    let tensor = dequantized(checkpoint, name).unwrap();
     assert_eq!(serde_json::json!(tensor.dims()), expected["shape"], "{name}");
     assert_eq!(sha256(&tensor), expected["sha256"].as_str().unwrap(), "{name}");
 }
@@ -210,5 +210,5 @@ pub fn weight_of(entries: &[Entry]) -> Weight {
 
 /// All numbers of a tensor.
 pub fn values(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
-    decoded(checkpoint, name).unwrap().flatten_all().unwrap().to_vec1().unwrap()
+    dequantized(checkpoint, name).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }

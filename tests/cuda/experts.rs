@@ -25,7 +25,7 @@ struct Block {
 #[derive(Clone)]
 struct Choice {
     ids: Vec<u32>,
-    shares: Vec<f32>,
+    routing_weights: Vec<f32>,
     top_k: usize,
 }
 
@@ -38,8 +38,9 @@ impl Choice {
             other => (other as usize * 7 + pair) as u32 % experts as u32,
         });
         // Of one sign, as those of a router: what they add up to does not cancel.
-        let shares = flat(&tensor(&[tokens * top_k], seed + 1)).into_iter().map(|share| share.abs() + 0.1);
-        Self { ids: ids.collect(), shares: shares.collect(), top_k }
+        let routing_weights =
+            flat(&tensor(&[tokens * top_k], seed + 1)).into_iter().map(|weight| weight.abs() + 0.1);
+        Self { ids: ids.collect(), routing_weights: routing_weights.collect(), top_k }
     }
 
     fn tokens(&self) -> usize {
@@ -101,7 +102,7 @@ impl Block {
                 let (gate, up) = (product(0, expert, &x, inner), product(1, expert, &x, inner));
                 let joined: Vec<f64> = gate.into_iter().zip(up).map(|(gate, up)| join(gate, up)).collect();
                 for (sum, product) in sum.iter_mut().zip(product(2, expert, &joined, hidden)) {
-                    *sum += f64::from(choice.shares[pair]) * product;
+                    *sum += f64::from(choice.routing_weights[pair]) * product;
                 }
             }
             sum
@@ -120,10 +121,10 @@ fn forward(experts: &Experts, device: &Device, x: &Tensor, choice: &Choice, step
     let lead = if steps { [choice.tokens(), 1] } else { [1, choice.tokens()] };
     let dims = [&lead[..], &[choice.top_k]].concat();
     let ids = Tensor::from_slice(&choice.ids, dims.as_slice(), device).unwrap();
-    let shares = Tensor::from_slice(&choice.shares, dims.as_slice(), device).unwrap();
+    let routing_weights = Tensor::from_slice(&choice.routing_weights, dims.as_slice(), device).unwrap();
     let hidden = x.dims()[x.rank() - 1];
     let x = x.reshape((lead[0], lead[1], hidden)).unwrap().to_device(device).unwrap();
-    let y = experts.forward(&x, &ids, &shares).unwrap();
+    let y = experts.forward(&x, &ids, &routing_weights).unwrap();
     assert_eq!((y.dims(), y.dtype()), (x.dims(), x.dtype()));
     assert!(y.device().same_device(device));
     y.reshape(((), hidden)).unwrap()
@@ -327,8 +328,11 @@ fn a_step_is_the_same_in_any_batch() {
         let all = bits(&forward(&experts, &device, &x, &choice, true));
         for token in 0..tokens {
             let part = |values: &[u32]| values[token * 2..][..2].to_vec();
-            let alone =
-                Choice { ids: part(&choice.ids), shares: choice.shares[token * 2..][..2].to_vec(), top_k: 2 };
+            let alone = Choice {
+                ids: part(&choice.ids),
+                routing_weights: choice.routing_weights[token * 2..][..2].to_vec(),
+                top_k: 2,
+            };
             let y = forward(&experts, &device, &x.narrow(0, token, 1).unwrap(), &alone, true);
             assert_eq!(bits(&y), all[token * 128..][..128], "{format} token {token}");
         }
@@ -345,10 +349,10 @@ fn a_batch_of_several_launches() {
     let y = flat(&forward(&experts, &device, &x, &choice, true));
     for token in [0, 1023, 1024, 1099] {
         let part = |range: std::ops::Range<usize>| {
-            (choice.ids[range.clone()].to_vec(), choice.shares[range].to_vec())
+            (choice.ids[range.clone()].to_vec(), choice.routing_weights[range].to_vec())
         };
-        let (ids, shares) = part(token * 4..token * 4 + 4);
-        let alone = Choice { ids, shares, top_k: 4 };
+        let (ids, routing_weights) = part(token * 4..token * 4 + 4);
+        let alone = Choice { ids, routing_weights, top_k: 4 };
         let one = forward(&experts, &device, &x.narrow(0, token, 1).unwrap(), &alone, true);
         assert_eq!(flat(&one), y[token * 32..][..32], "token {token}");
     }

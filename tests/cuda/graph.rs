@@ -124,8 +124,9 @@ fn a_choice_of_experts() {
                 Tensor::from_vec(ids.collect(), (1, tokens, 2), &Device::Cpu).unwrap()
             });
             let ids = choices[0].to_device(&device).unwrap();
-            let shares = Tensor::from_vec(vec![0.5f32; 2 * tokens], (1, tokens, 2), &device).unwrap();
-            let step = || experts.forward(&x, &ids, &shares);
+            let routing_weights =
+                Tensor::from_vec(vec![0.5f32; 2 * tokens], (1, tokens, 2), &device).unwrap();
+            let step = || experts.forward(&x, &ids, &routing_weights);
             let eager = choices.each_ref().map(|choice| {
                 write(&ids, choice);
                 bits(&step().unwrap())

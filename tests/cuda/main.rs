@@ -15,13 +15,13 @@ mod process;
 mod zeros;
 
 mod cards;
-mod codec;
 mod expected;
 mod experts;
 mod fused;
 mod graph;
+mod matmul;
 mod memory;
-mod products;
+mod quantize;
 mod ranks;
 mod special;
 mod views;

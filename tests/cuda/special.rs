@@ -56,7 +56,7 @@ fn global_scales() {
     }
 }
 
-/// Codes around zero, with scales that the tensor cores take and with f32 scales, decoded and multiplied.
+/// Codes around zero, with scales that the tensor cores take and with f32 scales, dequantized and multiplied.
 #[test]
 fn symmetric_codes() {
     let Some(device) = device() else { return };

@@ -74,7 +74,7 @@ fn plain_models_compute_what_safetensors_do() {
     }
 }
 
-/// Against the same weights as plain numbers. The product of a GGML type is candle's, which rounds activations to
+/// Against the same weights as dense elements. The product of a GGML type is candle's, which rounds activations to
 /// 8 bits, one scale for 32 (K types: 256) of them: an error of up to 1/254 of the largest one in each product. Measured here: 0.023 to 0.029
 /// standard deviations (root mean square), 0.21 at most.
 #[test]

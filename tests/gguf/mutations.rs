@@ -37,7 +37,7 @@ fn read(bytes: &[u8]) -> Vec<String> {
     let mut results = vec![checkpoint.config().to_string()];
     for name in checkpoint.tensor_names() {
         results.push(
-            match checkpoint.tensor(name, None).and_then(|weight| weight.decode(DType::F32, &Device::Cpu)) {
+            match checkpoint.tensor(name, None).and_then(|weight| weight.to_dense(DType::F32, &Device::Cpu)) {
                 Ok(tensor) => format!("{name} {:?}", tensor.dims()),
                 Err(_) => format!("{name}: error"),
             },

@@ -36,9 +36,9 @@ fn bits(tensor: &Tensor) -> Vec<u32> {
     values.into_iter().map(f32::to_bits).collect()
 }
 
-fn decoded(checkpoint: &Checkpoint, module: &str) -> Vec<u32> {
+fn dequantized(checkpoint: &Checkpoint, module: &str) -> Vec<u32> {
     let weight = checkpoint.weight(module, None).unwrap();
-    bits(&weight.decode(DType::F32, &Device::Cpu).unwrap())
+    bits(&weight.to_dense(DType::F32, &Device::Cpu).unwrap())
 }
 
 fn bytes(count: usize, seed: u64) -> Vec<u8> {
@@ -77,7 +77,7 @@ fn every_type_of_candle_decodes_as_in_candle() {
             (_, other) => panic!("{dtype:?}: {other:?}"),
         }
         assert_eq!(
-            decoded(&checkpoint, &module),
+            dequantized(&checkpoint, &module),
             bits(&tensor.dequantize(&Device::Cpu).unwrap()),
             "{dtype:?}"
         );
@@ -117,7 +117,7 @@ fn mxfp4_keeps_codes_and_scales() {
         let Weight::Packed(packed) = checkpoint.weight(module, Some(128)).unwrap() else { panic!() };
         assert_eq!((packed.format(), packed.dims()), (QuantFormat::MXFP4, dims));
         assert_eq!(packed.size_in_bytes(), 24 * 17);
-        assert_eq!(decoded(&checkpoint, module), values);
+        assert_eq!(dequantized(&checkpoint, module), values);
     }
     assert!(checkpoint.warnings().is_empty());
 }
@@ -137,7 +137,7 @@ fn type_4_is_early_mxfp4_in_gpt_oss_and_nowhere_else() {
     let module = "model.layers.0.mlp.experts.down_proj";
     for architecture in ["gptoss", "gpt-oss"] {
         let checkpoint = file(architecture).open().unwrap();
-        assert_eq!(decoded(&checkpoint, module), values);
+        assert_eq!(dequantized(&checkpoint, module), values);
         warned(&checkpoint, &["model.gguf", &format!("`{module}.weight`"), "type 4", "MXFP4"]);
     }
     let checkpoint = file("qwen3moe").open().unwrap();
@@ -178,11 +178,11 @@ fn nvfp4_keeps_codes_and_scales() {
         .tensor(f32_tensor("blk.0.ffn_up_exps.scale", &[3], &[0.37, 1.5, 0.001]));
     let checkpoint = file.open().unwrap();
     assert_eq!(checkpoint.tensor_names().count(), 3, "{:?}", checkpoint.tensor_names().collect::<Vec<_>>());
-    assert_eq!(decoded(&checkpoint, DOWN), expected(&|_| 1.));
-    assert_eq!(decoded(&checkpoint, "model.layers.1.mlp.down_proj"), expected(&|_| 0.37));
+    assert_eq!(dequantized(&checkpoint, DOWN), expected(&|_| 1.));
+    assert_eq!(dequantized(&checkpoint, "model.layers.1.mlp.down_proj"), expected(&|_| 0.37));
     let each = [0.37, 1.5, 0.001];
     assert_eq!(
-        decoded(&checkpoint, "model.layers.0.mlp.experts.up_proj"),
+        dequantized(&checkpoint, "model.layers.0.mlp.experts.up_proj"),
         expected(&|group| each[group / 16])
     );
 
@@ -195,7 +195,7 @@ fn nvfp4_keeps_codes_and_scales() {
         negative,
     ));
     let weight = file.open().unwrap().weight(DOWN, None).unwrap();
-    rejected(weight.decode(DType::F32, &Device::Cpu), &["model.gguf", DOWN, "unsigned E4M3", "0x80"]);
+    rejected(weight.to_dense(DType::F32, &Device::Cpu), &["model.gguf", DOWN, "unsigned E4M3", "0x80"]);
 }
 
 #[test]
@@ -212,7 +212,7 @@ fn global_scales_are_checked() {
     for value in [-1., f32::NAN] {
         let file = base().tensor(nvfp4()).tensor(f32_tensor("blk.0.ffn_down.scale", &[1], &[value]));
         let weight = open(file).weight(DOWN, None).unwrap();
-        rejected(weight.decode(DType::F32, &Device::Cpu), &["finite magnitude", &value.to_string()]);
+        rejected(weight.to_dense(DType::F32, &Device::Cpu), &["finite magnitude", &value.to_string()]);
     }
     let q8_0 = tensor("blk.0.ffn_down.weight", &[6, 64], 8, vec![0; 6 * 2 * 34]);
     let file = base().tensor(q8_0).tensor(f32_tensor("blk.0.ffn_down.scale", &[1], &[1.]));
@@ -274,7 +274,7 @@ fn rows_of_queries_and_keys_of_llama_are_put_back() {
     };
     let llama = file("llama", &q, &k);
     let firsts = |checkpoint: &Checkpoint, name: &str| -> Vec<f32> {
-        let tensor = checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+        let tensor = checkpoint.tensor(name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
         let rows = tensor.dims()[0];
         tensor.reshape((rows, ())).unwrap().narrow(1, 0, 1).unwrap().flatten_all().unwrap().to_vec1().unwrap()
     };
@@ -317,14 +317,14 @@ fn parts_of_fp4_and_of_reordered_rows_are_those_of_the_whole() {
     assert_eq!(checkpoint.tensor_names().count(), 6);
     for name in checkpoint.tensor_names() {
         let weight = checkpoint.tensor(name, None).unwrap();
-        let decode = |weight: &Weight| weight.decode(DType::F32, &Device::Cpu).unwrap();
-        let whole = decode(&weight);
+        let dequantize = |weight: &Weight| weight.to_dense(DType::F32, &Device::Cpu).unwrap();
+        let whole = dequantize(&weight);
         for (dim, &len) in weight.dims().iter().enumerate() {
-            let unit = if dim + 1 == weight.dims().len() { weight.unit() } else { 1 };
+            let unit = if dim + 1 == weight.dims().len() { weight.granularity() } else { 1 };
             for range in [0..unit, unit..len, len - unit..len].into_iter().filter(|range| !range.is_empty()) {
                 let part = weight.narrow(dim, range.clone()).unwrap();
                 let expected = whole.narrow(dim, range.start, range.len()).unwrap();
-                assert_eq!(bits(&decode(&part)), bits(&expected), "{name} {dim} {range:?}");
+                assert_eq!(bits(&dequantize(&part)), bits(&expected), "{name} {dim} {range:?}");
                 let global = 4 * 3;
                 let share = weight.size_in_bytes() * range.len() / len;
                 assert!(part.size_in_bytes() <= share + global, "{name} {dim} {range:?}");
@@ -332,6 +332,6 @@ fn parts_of_fp4_and_of_reordered_rows_are_those_of_the_whole() {
         }
     }
     let down = checkpoint.weight(DOWN, Some(128)).unwrap();
-    assert_eq!(down.unit(), 64);
+    assert_eq!(down.granularity(), 64);
     rejected(down.narrow(1, 0..16), &[DOWN, "multiples of 64", "0..16"]);
 }

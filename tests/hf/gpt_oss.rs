@@ -135,7 +135,7 @@ fn the_embedding_is_that_of_mlx_lm() {
             candle_core::safetensors::load(checkpoint.path().join("refs.safetensors"), &Device::Cpu).unwrap();
         let tokens = refs["tokens"].to_dtype(DType::U32).unwrap();
         let table = checkpoint.weight("model.embed_tokens", Some(128)).unwrap();
-        let table = table.decode(DType::F32, &Device::Cpu).unwrap();
+        let table = table.to_dense(DType::F32, &Device::Cpu).unwrap();
         let rows = table.index_select(&tokens, 0).unwrap();
         assert!(values(&rows) == values(&refs["hidden_embed_f32"]), "{layout}");
     }

@@ -1,6 +1,6 @@
 //! Every layout against its definition, computed in f64 from the bytes of the file.
 
-use crate::hf::{case_of, decoded, entry, f32s, noise, open, weight, with, without, Case, Entry};
+use crate::hf::{case_of, dequantized, entry, f32s, noise, open, weight, with, without, Case, Entry};
 use half::{bf16, f16};
 use serde_json::{json, Value};
 
@@ -48,7 +48,7 @@ fn check(
     shape: &[usize],
     expected: impl Fn(usize, usize) -> f64,
 ) {
-    let (found, dims, values) = decoded(quantization, entries);
+    let (found, dims, values) = dequantized(quantization, entries);
     assert_eq!((found.as_str(), dims.as_slice()), (format, shape));
     let k = *shape.last().unwrap();
     for (index, value) in values.iter().enumerate() {
@@ -177,7 +177,7 @@ fn compressed_tensors_integers_are_symmetric() {
 
 /// Tiles of 3 x 48 on 8 x 64: the last ones are cut off on both sides.
 #[test]
-fn fp8_tiles_are_decoded() {
+fn fp8_tiles_are_dequantized() {
     let Case { quantization, entries, .. } = case_of("fp8 floats");
     let codes = bytes(&entries, "m.weight");
     let scales = [0.1f32, 0.2, 0.3, 0.4, 0.5, 0.6];

@@ -206,8 +206,8 @@ fn load_all(dir: &Path, errors: &mut BTreeSet<String>) -> (usize, usize) {
     for name in checkpoint.tensor_names() {
         for k in [None, Some(64)] {
             count(checkpoint.tensor(name, k).and_then(|tensor| {
-                let decoded = tensor.decode(DType::F32, &Device::Cpu)?;
-                assert_eq!(decoded.dims(), tensor.dims(), "{name}");
+                let dequantized = tensor.to_dense(DType::F32, &Device::Cpu)?;
+                assert_eq!(dequantized.dims(), tensor.dims(), "{name}");
                 Ok(())
             }));
         }

@@ -1,4 +1,4 @@
-//! Checkpoints written by AutoAWQ, compressed-tensors, ModelOpt and transformers: every tensor decodes to
+//! Checkpoints written by AutoAWQ, compressed-tensors, ModelOpt and transformers: every tensor dequantizes to
 //! what the tool itself makes of it, and the models compute what transformers computes.
 
 use crate::common::{distance, reference_in};
@@ -24,9 +24,9 @@ fn tensors_decode_as_in_the_tools_that_wrote_them() {
         for (tensor, expected) in expected {
             assert!(checkpoint.contains(tensor), "{name} {tensor}");
             let weight = checkpoint.tensor(tensor, None).unwrap();
-            let decoded = weight.decode(DType::F32, &Device::Cpu).unwrap();
-            assert_eq!(serde_json::json!(decoded.dims()), expected["shape"], "{name} {tensor}");
-            assert_eq!(sha256(&decoded), expected["sha256"].as_str().unwrap(), "{name} {tensor}");
+            let dequantized = weight.to_dense(DType::F32, &Device::Cpu).unwrap();
+            assert_eq!(serde_json::json!(dequantized.dims()), expected["shape"], "{name} {tensor}");
+            assert_eq!(sha256(&dequantized), expected["sha256"].as_str().unwrap(), "{name} {tensor}");
             quantized += usize::from(weight.format_name() == format && tensor.ends_with("_proj.weight"));
         }
         // Which linear layers have no whole tiles, or were excluded.
@@ -77,10 +77,10 @@ fn dense_copy(checkpoint: &Checkpoint, name: &str) -> tempfile::TempDir {
     let mut config = read_json(fixture(name).join("config.json"));
     config.as_object_mut().unwrap().remove("quantization_config");
     fs::write(copy.path().join("config.json"), config.to_string()).unwrap();
-    let decode =
-        |tensor: &str| checkpoint.tensor(tensor, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+    let dequantize =
+        |tensor: &str| checkpoint.tensor(tensor, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
     let tensors: HashMap<String, Tensor> =
-        checkpoint.tensor_names().map(|tensor| (tensor.to_owned(), decode(tensor))).collect();
+        checkpoint.tensor_names().map(|tensor| (tensor.to_owned(), dequantize(tensor))).collect();
     candle_core::safetensors::save(&tensors, copy.path().join("model.safetensors")).unwrap();
     copy
 }

@@ -62,7 +62,7 @@ fn expected(
     let sigmoid = |x: f64| 1. / (1. + (-x).exp());
     let x: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
     let mut sum = vec![0.; HIDDEN];
-    for &(expert, share) in chosen {
+    for &(expert, weight) in chosen {
         let gate = project(0, expert as usize, INNER, &x);
         let up = project(1, expert as usize, INNER, &x);
         let inner: Vec<f64> = gate
@@ -77,19 +77,19 @@ fn expected(
             })
             .collect();
         let output = project(2, expert as usize, HIDDEN, &inner);
-        sum.iter_mut().zip(output).for_each(|(sum, output)| *sum += f64::from(share) * output);
+        sum.iter_mut().zip(output).for_each(|(sum, output)| *sum += f64::from(weight) * output);
     }
     sum
 }
 
-/// Experts and shares of `tokens` tokens, two for each, none of them expert 2.
+/// Experts and routing_weights of `tokens` tokens, two for each, none of them expert 2.
 fn routes(tokens: usize) -> (Tensor, Tensor) {
     let ids: Vec<u32> =
         (0..tokens as u32).flat_map(|t| [[0, 1, 3, 4][t as usize % 4], [4, 3, 0][t as usize % 3]]).collect();
-    let shares: Vec<f32> = (0..2 * tokens).map(|i| 0.1 + (i % 7) as f32 * 0.13).collect();
+    let routing_weights: Vec<f32> = (0..2 * tokens).map(|i| 0.1 + (i % 7) as f32 * 0.13).collect();
     let tensor = |dims| (Tensor::from_vec(ids, dims, &Device::Cpu).unwrap(), dims);
     let (ids, dims) = tensor((1, tokens, 2));
-    (ids, Tensor::from_vec(shares, dims, &Device::Cpu).unwrap())
+    (ids, Tensor::from_vec(routing_weights, dims, &Device::Cpu).unwrap())
 }
 
 #[test]
@@ -98,7 +98,7 @@ fn sums_agree_with_f64() {
     for format in [FORMAT, QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::MXFP8] {
         for (gating, bias) in [(Gating::Plain(Activation::Silu), false), (CLAMPED, true)] {
             let experts = dense.packed(format, gating, bias);
-            let decoded = |i: usize| {
+            let dequantized = |i: usize| {
                 flat(
                     &QuantTensor::quantize(&dense.weights[i], format)
                         .unwrap()
@@ -106,13 +106,13 @@ fn sums_agree_with_f64() {
                         .unwrap(),
                 )
             };
-            let weights = [0, 1, 2].map(decoded);
+            let weights = [0, 1, 2].map(dequantized);
             let biases = [0, 1, 2].map(|i| flat(&dense.biases[i]));
             for tokens in [1, 2, 37] {
-                let (x, (ids, shares)) = (tensor(&[1, tokens, HIDDEN], 30), routes(tokens));
-                let y = flat(&experts.forward(&x, &ids, &shares).unwrap());
+                let (x, (ids, routing_weights)) = (tensor(&[1, tokens, HIDDEN], 30), routes(tokens));
+                let y = flat(&experts.forward(&x, &ids, &routing_weights).unwrap());
                 let ids: Vec<u32> = ids.flatten_all().unwrap().to_vec1().unwrap();
-                let chosen: Vec<_> = ids.into_iter().zip(flat(&shares)).collect();
+                let chosen: Vec<_> = ids.into_iter().zip(flat(&routing_weights)).collect();
                 let parts = flat(&x).into_iter().collect::<Vec<_>>();
                 let expected: Vec<f64> = parts
                     .chunks(HIDDEN)
@@ -131,15 +131,16 @@ fn sums_agree_with_f64() {
 fn a_decode_step_does_not_depend_on_the_batch() {
     let experts = Dense::new().packed(FORMAT, CLAMPED, true);
     let x = tensor(&[9, 1, HIDDEN], 40);
-    let (ids, shares) = routes(9);
-    let (ids, shares) = (ids.reshape((9, 1, 2)).unwrap(), shares.reshape((9, 1, 2)).unwrap());
+    let (ids, routing_weights) = routes(9);
+    let (ids, routing_weights) =
+        (ids.reshape((9, 1, 2)).unwrap(), routing_weights.reshape((9, 1, 2)).unwrap());
     for dtype in [DType::F32, DType::BF16] {
         let x = x.to_dtype(dtype).unwrap();
-        let all = experts.forward(&x, &ids, &shares).unwrap();
+        let all = experts.forward(&x, &ids, &routing_weights).unwrap();
         assert_eq!((all.dims(), all.dtype()), (&[9, 1, HIDDEN][..], dtype));
         for row in 0..9 {
             let one = |tensor: &Tensor| tensor.narrow(0, row, 1).unwrap();
-            let alone = experts.forward(&one(&x), &one(&ids), &one(&shares)).unwrap();
+            let alone = experts.forward(&one(&x), &one(&ids), &one(&routing_weights)).unwrap();
             assert_eq!(bits(&alone), bits(&one(&all)), "{row}");
         }
     }
@@ -151,11 +152,11 @@ fn gradients_reach_x() {
     let experts = Dense::new().packed(FORMAT, Gating::Plain(Activation::Silu), true);
     for tokens in [1, 9] {
         let (x, direction) = (tensor(&[1, tokens, HIDDEN], 50), tensor(&[1, tokens, HIDDEN], 51));
-        let (ids, shares) = routes(tokens);
+        let (ids, routing_weights) = routes(tokens);
         let variable = Var::from_tensor(&x).unwrap();
-        let y = experts.forward(&variable, &ids, &shares).unwrap();
+        let y = experts.forward(&variable, &ids, &routing_weights).unwrap();
         let plain: Vec<f64> =
-            flat(&experts.forward(&x, &ids, &shares).unwrap()).into_iter().map(f64::from).collect();
+            flat(&experts.forward(&x, &ids, &routing_weights).unwrap()).into_iter().map(f64::from).collect();
         assert!(crate::packed::relative_error(&flat(&y), &plain) < 1e-6);
 
         let gradients = y.sum_all().unwrap().backward().unwrap();
@@ -165,7 +166,7 @@ fn gradients_reach_x() {
         const STEP: f64 = 1e-2;
         let sum_at = |step: f64| -> f64 {
             let moved = (&x + (&direction * step).unwrap()).unwrap();
-            flat(&experts.forward(&moved, &ids, &shares).unwrap()).into_iter().map(f64::from).sum()
+            flat(&experts.forward(&moved, &ids, &routing_weights).unwrap()).into_iter().map(f64::from).sum()
         };
         let difference = (sum_at(STEP) - sum_at(-STEP)) / (2. * STEP);
         let bound = 1e-2 * along.abs().max(1.);
@@ -178,16 +179,16 @@ fn wrong_input_is_refused() {
     let dense = Dense::new();
     let experts = dense.packed(FORMAT, CLAMPED, true);
     let x = tensor(&[1, 2, HIDDEN], 50);
-    let (ids, shares) = routes(2);
+    let (ids, routing_weights) = routes(2);
     let bad = Tensor::new(&[[[0u32, 5], [1, 2]]], &Device::Cpu).unwrap();
-    let told = refused(experts.forward(&x, &bad, &shares));
+    let told = refused(experts.forward(&x, &bad, &routing_weights));
     assert!(told.contains("each below 5") && told.contains("found 5"), "{told}");
-    let told = refused(experts.forward(&x.narrow(1, 0, 1).unwrap(), &ids, &shares));
+    let told = refused(experts.forward(&x.narrow(1, 0, 1).unwrap(), &ids, &routing_weights));
     assert!(told.contains("do not fit"), "{told}");
     let none = experts.forward(
         &x.narrow(1, 0, 0).unwrap(),
         &ids.narrow(1, 0, 0).unwrap(),
-        &shares.narrow(1, 0, 0).unwrap(),
+        &routing_weights.narrow(1, 0, 0).unwrap(),
     );
     assert_eq!(none.unwrap().dims(), [1, 0, HIDDEN]);
 
@@ -214,7 +215,7 @@ fn every_layout_of_names_is_found() {
         bias: true,
         gating: Gating::Plain(Activation::Silu),
     };
-    let (x, (ids, shares)) = (tensor(&[1, 3, HIDDEN], 60), routes(3));
+    let (x, (ids, routing_weights)) = (tensor(&[1, 3, HIDDEN], 60), routes(3));
     let names = ["gate_proj", "up_proj", "down_proj"];
     let mut layouts: Vec<HashMap<String, Tensor>> = Vec::new();
     for block in ["switch_mlp", "experts"] {
@@ -262,7 +263,7 @@ fn every_layout_of_names_is_found() {
         let stored =
             experts(&config, VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu)).unwrap();
         for experts in [dense, stored] {
-            outputs.push(bits(&experts.forward(&x, &ids, &shares).unwrap()));
+            outputs.push(bits(&experts.forward(&x, &ids, &routing_weights).unwrap()));
         }
     }
     assert_eq!(outputs.len(), 10);
@@ -279,9 +280,9 @@ fn single_weights_are_stacked() {
             .collect();
         let stack = QuantTensor::stack(&singles.iter().collect::<Vec<_>>()).unwrap();
         assert_eq!(stack.dims(), [3, 8, 64]);
-        let decoded = stack.dequantize(DType::F32).unwrap();
+        let dequantized = stack.dequantize(DType::F32).unwrap();
         for (i, single) in singles.iter().enumerate() {
-            assert_eq!(bits(&decoded.get(i).unwrap()), bits(&single.dequantize(DType::F32).unwrap()));
+            assert_eq!(bits(&dequantized.get(i).unwrap()), bits(&single.dequantize(DType::F32).unwrap()));
         }
         let other = QuantTensor::quantize(&tensor(&[8, 128], 80), format).unwrap();
         let told = QuantTensor::stack(&[&singles[0], &other]).unwrap_err().to_string();
@@ -329,15 +330,15 @@ fn stacks_of_ggml_types_are_parted() {
         gating: Gating::Plain(Activation::Silu),
     };
     let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu).pp(block);
-    let (x, (ids, shares)) = (tensor(&[1, 6, HIDDEN], 90), routes(6));
-    let y = experts(&config, vb).unwrap().forward(&x, &ids, &shares).unwrap();
-    let decoded: HashMap<_, _> = ["gate_proj", "up_proj", "down_proj"]
+    let (x, (ids, routing_weights)) = (tensor(&[1, 6, HIDDEN], 90), routes(6));
+    let y = experts(&config, vb).unwrap().forward(&x, &ids, &routing_weights).unwrap();
+    let dequantized: HashMap<_, _> = ["gate_proj", "up_proj", "down_proj"]
         .into_iter()
         .zip(&stacks)
         .map(|(name, stack)| (format!("experts.{name}.weight"), stack.dequantize(&Device::Cpu).unwrap()))
         .collect();
-    let vb = candle_nn::VarBuilder::from_tensors(decoded, DType::F32, &Device::Cpu);
-    let exact = experts(&config, VarBuilder::from(vb)).unwrap().forward(&x, &ids, &shares).unwrap();
+    let vb = candle_nn::VarBuilder::from_tensors(dequantized, DType::F32, &Device::Cpu);
+    let exact = experts(&config, VarBuilder::from(vb)).unwrap().forward(&x, &ids, &routing_weights).unwrap();
     let exact: Vec<f64> = flat(&exact).into_iter().map(f64::from).collect();
     // candle rounds activations to 8 bits, 0.4 % of the largest of 32, in three products.
     let error = crate::packed::relative_error(&flat(&y), &exact);

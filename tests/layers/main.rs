@@ -6,7 +6,7 @@ mod common;
 mod packed;
 
 mod experts;
+mod matmul;
 mod nn;
 mod port;
-mod products;
 mod tensor;

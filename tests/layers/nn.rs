@@ -22,7 +22,7 @@ fn input(dims: &[usize]) -> Tensor {
     Tensor::randn(0f32, 1., dims, &CPU).unwrap()
 }
 
-/// candle's own layer on the decoded weight.
+/// candle's own layer on the dequantized weight.
 fn dense_twin(fixture: &str, path: &str, n: usize, k: usize, bias: bool) -> candle_nn::Linear {
     candle_nn::linear_b(k, n, bias, builder(fixture).dense().pp(path)).unwrap()
 }
@@ -191,9 +191,9 @@ fn a_layer_may_stand_at_the_root() {
     let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &CPU);
     let layer = linear_no_bias(64, 8, vb.clone()).unwrap();
     assert_eq!(layer.weight().format(), Some(QuantFormat::MXFP4));
-    let decoded = weight.dequantize(DType::F32).unwrap();
+    let dequantized = weight.dequantize(DType::F32).unwrap();
     let through_candle = vb.dense().get((8, 64), "weight").unwrap();
-    assert_eq!(through_candle.to_vec2::<f32>().unwrap(), decoded.to_vec2::<f32>().unwrap());
+    assert_eq!(through_candle.to_vec2::<f32>().unwrap(), dequantized.to_vec2::<f32>().unwrap());
     let error = linear_no_bias(64, 9, vb).unwrap_err().to_string();
     assert!(error.contains("`weight`: expected shape [9, 64], found shape [8, 64]"), "{error}");
 }

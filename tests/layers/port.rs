@@ -34,7 +34,7 @@ fn builder(checkpoint: &Checkpoint) -> VarBuilder<'static> {
     VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu)
 }
 
-/// The model as it was written, on decoded weights.
+/// The model as it was written, on dequantized weights.
 fn before(checkpoint: &Checkpoint) -> before::Model {
     before::Model::new(&config(checkpoint), builder(checkpoint).dense()).unwrap()
 }

@@ -1,4 +1,4 @@
-//! `QuantTensor`: construction, quantizing, decoding, cutting and joining.
+//! `QuantTensor`: construction, quantizing, dequantizing, cutting and joining.
 
 use crate::packed::{bits, flat, numbers, packed, reference, tensor};
 use candle_core::{DType, Device, Tensor};
@@ -115,7 +115,7 @@ fn parts_need_not_be_contiguous() {
     let turned = |part: &Tensor| part.t().unwrap().contiguous().unwrap().t().unwrap();
     let biases = weight.biases().map(turned);
     let same = QuantTensor::new(AFFINE, turned(weight.packed()), turned(weight.scales()), biases, None);
-    assert_eq!(bits(&same.unwrap().dequantize(DType::F32).unwrap()), bits(&decoded(&weight)));
+    assert_eq!(bits(&same.unwrap().dequantize(DType::F32).unwrap()), bits(&dequantized(&weight)));
 }
 
 #[test]
@@ -125,12 +125,12 @@ fn every_global_scale_is_that_of_its_matrix() {
         let (words, scales) = (weight.packed().clone(), weight.scales().clone());
         let global = Tensor::new(&[0.37f32, 0.], &Device::Cpu).unwrap();
         let scaled = QuantTensor::new(format, words, scales, None, Some(global)).unwrap();
-        assert_eq!(flat(&decoded(&scaled)), reference(&scaled));
-        assert_eq!(flat(&decoded(&scaled))[3 * 64..], [0.; 3 * 64]);
+        assert_eq!(flat(&dequantized(&scaled)), reference(&scaled));
+        assert_eq!(flat(&dequantized(&scaled))[3 * 64..], [0.; 3 * 64]);
         for expert in 0..2 {
             let one = scaled.narrow(0, expert, 1).unwrap();
             assert_eq!(one.global_scale().unwrap().dims(), [1]);
-            assert_eq!(bits(&decoded(&one)), bits(&decoded(&scaled).narrow(0, expert, 1).unwrap()));
+            assert_eq!(bits(&dequantized(&one)), bits(&dequantized(&scaled).narrow(0, expert, 1).unwrap()));
         }
     }
 }
@@ -157,14 +157,14 @@ fn codes_without_biases_are_symmetric() {
                 // At most 8 and 24 bits: exact in f64. A zero is positive.
                 .map(|(code, scale)| (((code as i64 - zero) as f64 * f64::from(scale)) as f32 + 0.).to_bits())
                 .collect();
-            assert_eq!(bits(&decoded(&symmetric)), expected, "{format} {dtype:?}");
+            assert_eq!(bits(&dequantized(&symmetric)), expected, "{format} {dtype:?}");
 
             let (rows, tail) = (symmetric.narrow(0, 1, 4).unwrap(), symmetric.narrow(1, 128, 128).unwrap());
-            let whole = decoded(&symmetric);
-            assert_eq!(bits(&decoded(&rows)), bits(&whole.narrow(0, 1, 4).unwrap()));
-            assert_eq!(bits(&decoded(&tail)), bits(&whole.narrow(1, 128, 128).unwrap()));
+            let whole = dequantized(&symmetric);
+            assert_eq!(bits(&dequantized(&rows)), bits(&whole.narrow(0, 1, 4).unwrap()));
+            assert_eq!(bits(&dequantized(&tail)), bits(&whole.narrow(1, 128, 128).unwrap()));
             let twice = QuantTensor::concat(&[&symmetric, &symmetric]).unwrap();
-            assert_eq!(bits(&decoded(&twice)), bits(&Tensor::cat(&[&whole, &whole], 0).unwrap()));
+            assert_eq!(bits(&dequantized(&twice)), bits(&Tensor::cat(&[&whole, &whole], 0).unwrap()));
             if dtype == DType::F32 {
                 let told = QuantTensor::concat(&[&symmetric, &weight]).expect_err("accepted").to_string();
                 assert!(told.contains("expected symmetric") && told.contains("found affine"), "{told}");
@@ -176,7 +176,7 @@ fn codes_without_biases_are_symmetric() {
     let format = QuantFormat::symmetric(8, 32).unwrap();
     let packed = Tensor::full(0xff80_7f00u32, (2, 16), &Device::Cpu).unwrap();
     let weight = QuantTensor::new(format, packed, large, None, None).unwrap();
-    assert_eq!(flat(&decoded(&weight))[..4], [-128. * 600., -600., 0., 127. * 600.]);
+    assert_eq!(flat(&dequantized(&weight))[..4], [-128. * 600., -600., 0., 127. * 600.]);
 }
 
 /// The codes of a weight, one by one from the bits.
@@ -188,7 +188,7 @@ fn codes(weight: &QuantTensor) -> Vec<u32> {
     (0..count).map(|code| (0..width).map(|b| bit(code * width + b) << b).sum()).collect()
 }
 
-fn decoded(weight: &QuantTensor) -> Tensor {
+fn dequantized(weight: &QuantTensor) -> Tensor {
     weight.dequantize(DType::F32).unwrap()
 }
 
@@ -246,7 +246,7 @@ fn decoding_follows_the_definition_in_every_dtype() {
             let weight = tensor(&[5, 384], 6).to_dtype(dtype).unwrap();
             let weight = QuantTensor::quantize(&weight, format).unwrap();
             let exact = reference(&weight);
-            assert_eq!(flat(&decoded(&weight)), exact, "{format}");
+            assert_eq!(flat(&dequantized(&weight)), exact, "{format}");
             for rounded in [DType::F16, DType::BF16] {
                 let expected =
                     Tensor::new(exact.as_slice(), &Device::Cpu).unwrap().to_dtype(rounded).unwrap();
@@ -266,12 +266,12 @@ fn large_weights_get_a_global_scale_in_nvfp4_alone() {
     let absmax = flat(&weight.abs().unwrap()).into_iter().fold(0., f32::max);
     let quantized = QuantTensor::quantize(&weight, QuantFormat::NVFP4).unwrap();
     assert_eq!(flat(quantized.global_scale().unwrap()), [absmax / 2688.]);
-    let decoded = flat(&decoded(&quantized));
-    assert_eq!(decoded, reference(&quantized));
+    let dequantized = flat(&dequantized(&quantized));
+    assert_eq!(dequantized, reference(&quantized));
     // The widest gap of E2M1 is from 4 to 6, a third of a group's largest; E4M3 adds its 1/16.
-    for (group, (decoded, weight)) in decoded.chunks(16).zip(flat(&weight).chunks(16)).enumerate() {
+    for (group, (dequantized, weight)) in dequantized.chunks(16).zip(flat(&weight).chunks(16)).enumerate() {
         let largest = weight.iter().fold(0f32, |largest, w| largest.max(w.abs()));
-        for (d, w) in decoded.iter().zip(weight) {
+        for (d, w) in dequantized.iter().zip(weight) {
             assert!((d - w).abs() <= largest * (1. / 6. + 1. / 16.), "group {group}: {d} for {w}");
         }
     }
@@ -312,7 +312,7 @@ fn what_cannot_be_quantized_is_refused() {
     assert!(error.contains("F64") && error.contains("use F32, F16 or BF16"), "{error}");
 }
 
-/// Decoded slices are bit for bit the slices of the decoded whole, along every dimension.
+/// Dequantized slices are bit for bit the slices of the dequantized whole, along every dimension.
 #[test]
 fn slices_decode_as_the_whole_does() {
     for format in QuantFormat::all() {
@@ -322,7 +322,7 @@ fn slices_decode_as_the_whole_does() {
             let (words, scales) = (weight.packed().clone(), weight.scales().clone());
             weight = QuantTensor::new(format, words, scales, None, Some(global)).unwrap();
         }
-        let whole = decoded(&weight);
+        let whole = dequantized(&weight);
         let g = format.group_size();
         let along_k = [(2, 0, g), (2, g, 384 - g), (2, 384 - g, g), (2, 0, 384)];
         let others = [(0, 0, 1), (0, 1, 2), (0, 0, 3), (1, 0, 5), (1, 2, 2), (1, 4, 1)];
@@ -330,11 +330,11 @@ fn slices_decode_as_the_whole_does() {
             let slice = weight.narrow(dim, start, len).unwrap();
             let expected = whole.narrow(dim, start, len).unwrap();
             assert_eq!(slice.dims(), expected.dims());
-            assert_eq!(bits(&decoded(&slice)), bits(&expected), "{format} {dim} {start} {len}");
+            assert_eq!(bits(&dequantized(&slice)), bits(&expected), "{format} {dim} {start} {len}");
         }
         let twice = weight.narrow(2, g, 2 * g).unwrap().narrow(1, 1, 3).unwrap().narrow(2, g, g).unwrap();
         let expected = whole.narrow(1, 1, 3).unwrap().narrow(2, 2 * g, g).unwrap();
-        assert_eq!(bits(&decoded(&twice)), bits(&expected), "{format}");
+        assert_eq!(bits(&dequantized(&twice)), bits(&expected), "{format}");
     }
 }
 
@@ -365,7 +365,7 @@ fn joining_undoes_cutting() {
             let part = |start, len| weight.narrow(along_n, start, len).unwrap();
             let joined = QuantTensor::concat(&[&part(0, 2), &part(2, 1), &part(3, 4)]).unwrap();
             assert_eq!(joined.dims(), dims);
-            assert_eq!(bits(&decoded(&joined)), bits(&decoded(&weight)), "{format}");
+            assert_eq!(bits(&dequantized(&joined)), bits(&dequantized(&weight)), "{format}");
         }
     }
 }
@@ -418,7 +418,7 @@ fn a_weight_moves_with_all_its_parts() {
         let weight = QuantTensor::quantize(&weight, format).unwrap();
         let moved = weight.to_device(&Device::Cpu).unwrap();
         assert_eq!(moved.size_in_bytes(), weight.size_in_bytes());
-        assert_eq!(bits(&decoded(&moved)), bits(&decoded(&weight)));
+        assert_eq!(bits(&dequantized(&moved)), bits(&dequantized(&weight)));
         assert_eq!(format!("{moved:?}"), format!("QuantTensor[{format}; [4, 256], Cpu]"));
     }
 }

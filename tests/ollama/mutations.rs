@@ -52,7 +52,7 @@ fn open_and_load_everything(model: &Model) -> Result<()> {
     let mut first_error = Ok(());
     for name in checkpoint.tensor_names() {
         for k in [None, Some(64)] {
-            let load = || checkpoint.tensor(name, k)?.decode(DType::F32, &Device::Cpu).map(drop);
+            let load = || checkpoint.tensor(name, k)?.to_dense(DType::F32, &Device::Cpu).map(drop);
             first_error = first_error.and(load());
         }
     }

@@ -53,8 +53,8 @@ fn check(checkpoint: &Checkpoint, name: &str, in_features: Option<usize>, expect
     assert_eq!(type_of(&weight), expected["type"].as_str().unwrap(), "{context} {name}");
     let dims: Vec<usize> = serde_json::from_value(expected["shape"].clone()).unwrap();
     assert_eq!(weight.dims(), dims, "{context} {name}");
-    let decoded = weight.decode(DType::F32, &Device::Cpu).unwrap();
-    assert_eq!(sha256(&decoded), expected["sha256"].as_str().unwrap(), "{context} {name}");
+    let dequantized = weight.to_dense(DType::F32, &Device::Cpu).unwrap();
+    assert_eq!(sha256(&dequantized), expected["sha256"].as_str().unwrap(), "{context} {name}");
 }
 
 #[test]
@@ -158,7 +158,7 @@ fn copy_of(model: &str, keep: impl Fn(&str) -> bool) -> tempfile::TempDir {
     dir
 }
 
-/// A run on packed weights against one of the same code on the decoded ones.
+/// A run on packed weights against one of the same code on the dequantized ones.
 #[test]
 fn whole_models_run_on_their_packed_weights() {
     let tokens: Vec<u32> = (0..40u32).map(|i| i.wrapping_mul(2_654_435_761) >> 23).collect();
@@ -172,11 +172,11 @@ fn whole_models_run_on_their_packed_weights() {
         let mut packed = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
         let logits = packed.forward(&tokens, 0).unwrap();
 
-        let decode =
-            |name: &str| checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
-        let decoded: HashMap<_, _> =
-            checkpoint.tensor_names().map(|name| (name.to_owned(), decode(name))).collect();
-        let vb = candle_nn::VarBuilder::from_tensors(decoded, DType::F32, &Device::Cpu);
+        let dequantize =
+            |name: &str| checkpoint.tensor(name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
+        let dequantized: HashMap<_, _> =
+            checkpoint.tensor_names().map(|name| (name.to_owned(), dequantize(name))).collect();
+        let vb = candle_nn::VarBuilder::from_tensors(dequantized, DType::F32, &Device::Cpu);
         let config = Config::from_json(checkpoint.config()).unwrap();
         let mut dense = Model::new(&config, VarBuilder::from(vb)).unwrap();
         let distance = crate::common::distance(&logits, &dense.forward(&tokens, 0).unwrap());
@@ -214,7 +214,7 @@ fn broken_stores_give_an_error_that_names_the_place() {
     assert_eq!(all, tested);
     for (name, parts) in cases {
         let path = dir.join(name).join("latest");
-        let load = || Checkpoint::open(&path)?.tensor(UP, None)?.decode(DType::F32, &Device::Cpu);
+        let load = || Checkpoint::open(&path)?.tensor(UP, None)?.to_dense(DType::F32, &Device::Cpu);
         let error = load().expect_err(name).to_string();
         for part in parts.iter().chain([&format!("model `{name}:latest`").as_str()]) {
             assert!(error.contains(part), "{name}: no {part:?} in: {error}");

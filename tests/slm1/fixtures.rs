@@ -43,7 +43,7 @@ pub fn model_name(name: &str) -> String {
 pub fn values_as_stored(checkpoint: &Checkpoint, name: &str, head_dim: usize) -> Vec<f32> {
     let tensor = checkpoint.tensor(&model_name(name), None).unwrap();
     let values =
-        tensor.decode(DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        tensor.to_dense(DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
     if !name.contains("wq") && !name.contains("wk") {
         return values;
     }
@@ -91,7 +91,7 @@ fn blocks_of_32_stay_packed() {
             other => panic!("{other:?}"),
         }
     }
-    // Others are decoded, which is said once.
+    // Others are dequantized, which is said once.
     let checkpoint = Checkpoint::open(fixture("q4_0")).unwrap();
     assert!(matches!(checkpoint.weight("lm_head", Some(8)).unwrap(), Weight::Dense(_)));
     let warnings = checkpoint.warnings();

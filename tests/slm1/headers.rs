@@ -274,7 +274,7 @@ fn models_of_other_types_are_tensors_without_names() {
     assert_eq!(checkpoint.config(), &Value::Null);
     assert_eq!(checkpoint.tensor_names().count(), 12);
     let name = format!("slm1.{:016x}", hash("norm.weight"));
-    let norm = checkpoint.tensor(&name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+    let norm = checkpoint.tensor(&name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
     let named = open(&q8_0()).unwrap().checkpoint().dense("model.norm.weight").unwrap();
     let named = named.load(DType::F32, &Device::Cpu).unwrap();
     assert_eq!(norm.to_vec1::<f32>().unwrap(), named.to_vec1::<f32>().unwrap());
@@ -288,7 +288,7 @@ fn tensors_beyond_the_model_are_reached_by_their_hashes() {
     let opened = open(&file.bytes).unwrap();
     for name in ["extra", "matrix"] {
         let tensor = opened.checkpoint().tensor(&format!("slm1.{:016x}", hash(name)), None).unwrap();
-        let tensor = tensor.decode(DType::F32, &Device::Cpu).unwrap();
+        let tensor = tensor.to_dense(DType::F32, &Device::Cpu).unwrap();
         let (dims, values) = &file.values[name];
         assert_eq!(
             (tensor.dims(), tensor.flatten_all().unwrap().to_vec1().unwrap()),

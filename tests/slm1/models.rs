@@ -1,4 +1,4 @@
-//! Packed weights bit for bit, and whole models against the same weights as plain numbers.
+//! Packed weights bit for bit, and whole models against the same weights as dense elements.
 
 use crate::checkpoint::folder_of;
 use crate::common::distance;
@@ -73,19 +73,19 @@ fn codes_and_scales_are_kept_bit_for_bit() {
                 "{kind:?} {name}"
             );
         }
-        let decoded =
+        let dequantized =
             checkpoint.warnings().iter().any(|warning| warning.contains("dequantized when they are loaded"));
-        assert_eq!(decoded, group_size.is_none(), "{kind:?}");
+        assert_eq!(dequantized, group_size.is_none(), "{kind:?}");
     }
 }
 
 /// The model of the same numbers, dense.
 fn dense(checkpoint: &Checkpoint) -> (tempfile::TempDir, Checkpoint) {
-    let decode = |name: &str| {
+    let dequantize = |name: &str| {
         let tensor = checkpoint.tensor(name, None).unwrap();
-        (name.to_owned(), tensor.decode(DType::F32, &Device::Cpu).unwrap())
+        (name.to_owned(), tensor.to_dense(DType::F32, &Device::Cpu).unwrap())
     };
-    let tensors: HashMap<_, _> = checkpoint.tensor_names().map(decode).collect();
+    let tensors: HashMap<_, _> = checkpoint.tensor_names().map(dequantize).collect();
     let dir = tempfile::tempdir().unwrap();
     candle_core::safetensors::save(&tensors, dir.path().join("model.safetensors")).unwrap();
     fs::write(dir.path().join("config.json"), checkpoint.config().to_string()).unwrap();
@@ -182,9 +182,9 @@ fn codes_and_scales_become_those_of_mlx() {
         let mut packed = 0;
         for name in source.tensor_names() {
             let bits = |checkpoint: &Checkpoint| -> Vec<u32> {
-                let decoded =
-                    checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
-                decoded
+                let dequantized =
+                    checkpoint.tensor(name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
+                dequantized
                     .flatten_all()
                     .unwrap()
                     .to_vec1::<f32>()

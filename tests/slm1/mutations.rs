@@ -17,7 +17,8 @@ fn read(bytes: &[u8]) -> Vec<String> {
     let checkpoint = file.checkpoint();
     let mut results = vec![checkpoint.config().to_string(), format!("{:?}", file.tokenizer_kind())];
     for name in checkpoint.tensor_names() {
-        let tensor = checkpoint.tensor(name, None).and_then(|weight| weight.decode(DType::F32, &Device::Cpu));
+        let tensor =
+            checkpoint.tensor(name, None).and_then(|weight| weight.to_dense(DType::F32, &Device::Cpu));
         let sum =
             |tensor: candle_core::Tensor| tensor.sum_all().unwrap().to_scalar::<f32>().unwrap().to_bits();
         results.push(format!("{name} {:?}", tensor.map(sum).ok()));

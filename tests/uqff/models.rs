@@ -1,4 +1,4 @@
-//! Whole models from UQFF files, against unmodified candle-transformers models in dense f32 on the decoded weights.
+//! Whole models from UQFF files, against unmodified candle-transformers models in dense f32 on the dequantized weights.
 
 use crate::checkpoint::folder_of;
 use crate::common::{distance, Distance};
@@ -18,11 +18,11 @@ fn tokens() -> Tensor {
     Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap()
 }
 
-/// All tensors decoded to f32, stacks of experts taken apart, as candle-transformers has them.
-fn decoded(checkpoint: &Checkpoint) -> candle_nn::VarBuilder<'static> {
+/// All tensors dequantized to f32, stacks of experts taken apart, as candle-transformers has them.
+fn dequantized(checkpoint: &Checkpoint) -> candle_nn::VarBuilder<'static> {
     let mut tensors = HashMap::new();
     for name in checkpoint.tensor_names() {
-        let tensor = crate::uqff::decoded(checkpoint, name).unwrap();
+        let tensor = crate::uqff::dequantized(checkpoint, name).unwrap();
         match name.split_once(".experts.") {
             Some((block, projection)) => {
                 for expert in 0..tensor.dim(0).unwrap() {
@@ -36,9 +36,9 @@ fn decoded(checkpoint: &Checkpoint) -> candle_nn::VarBuilder<'static> {
     candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu)
 }
 
-/// The logits of the candle-transformers model that the config names, on decoded weights.
+/// The logits of the candle-transformers model that the config names, on dequantized weights.
 fn dense_logits(checkpoint: &Checkpoint) -> Tensor {
-    let vb = decoded(checkpoint);
+    let vb = dequantized(checkpoint);
     let mut config = checkpoint.config().clone();
     // candle asks for a number here, which it does not use as `use_sliding_window` is false.
     config["sliding_window"] = 512.into();

@@ -77,9 +77,9 @@ fn weights_stay_in_their_formats() {
     );
 }
 
-/// What is decoded is said, once for each reason.
+/// What is dequantized is said, once for each reason.
 #[test]
-fn decoded_weights_are_told() {
+fn dequantized_weights_are_reported() {
     for name in FIXTURES {
         let warnings = open(name).warnings();
         match name {

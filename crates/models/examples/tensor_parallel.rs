@@ -48,8 +48,8 @@ fn main() -> anyhow::Result<()> {
         Ok(())
     };
     if distributed {
-        let (place, secret) = (parallel::Place::from_env()?, parallel::Secret::from_env()?);
-        parallel::Launch::default().distributed(&place, &secret, work)?;
+        let (info, secret) = (parallel::RankInfo::from_env()?, parallel::Secret::from_env()?);
+        parallel::Launch::default().distributed(&info, &secret, work)?;
     } else {
         // GPUs would be `Device::new_cuda(0)?`, `Device::new_cuda(1)?` and so on.
         parallel::run(&vec![Device::Cpu; ranks], work)?;

@@ -393,13 +393,13 @@ mod tests {
                 std::fs::write(&file, config.to_string()).unwrap();
             }
             let checkpoint = Checkpoint::open(dir.path()).unwrap();
-            let told = Config::from_checkpoint(&checkpoint).unwrap_err().to_string();
+            let message = Config::from_checkpoint(&checkpoint).unwrap_err().to_string();
             let loading = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap_err().to_string();
-            assert!(loading.starts_with(&told), "{loading}");
-            (file.display().to_string(), told)
+            assert!(loading.starts_with(&message), "{loading}");
+            (file.display().to_string(), message)
         };
         let again = "fetch it again, or correct it";
-        for (changes, told) in [
+        for (changes, message) in [
             (json!({"hidden_size": -1}), "`hidden_size`: expected an integer from 1 to 16777216, found -1"),
             (json!({"vocab_size": null}), "`vocab_size`: expected an integer, found nothing"),
             (json!({"head_dim": 31}), "`head_dim`: expected an even number, found 31"),
@@ -411,7 +411,7 @@ mod tests {
             let mut config = base();
             config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
             let (file, found) = load(Some(&config));
-            assert_eq!(found, format!("{file}: {told}; {again}"));
+            assert_eq!(found, format!("{file}: {message}; {again}"));
         }
         let (file, found) = load(Some(&json!({"model_type": "mamba"})));
         assert!(found.starts_with(&format!("model type `mamba` ({file}) is not supported; ")), "{found}");

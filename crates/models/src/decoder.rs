@@ -262,7 +262,8 @@ impl Mlp {
         let own = match vb.rank() {
             None => None,
             Some(rank) => {
-                let shares = Sharding::new(config, rank.world_size()).inner(down.unit(&[hidden, inner])?);
+                let shares =
+                    Sharding::new(config, rank.world_size()).inner(down.granularity(&[hidden, inner])?);
                 shares.and_then(|shares| shares.get(rank.index()).cloned())
             }
         };

@@ -17,7 +17,7 @@ pub struct MoeConfig {
     pub top_k: usize,
     /// Elements inside an expert.
     pub intermediate_size: usize,
-    /// Whether the shares of the chosen experts are made to add up to 1.
+    /// Whether the routing weights of the chosen experts are made to add up to 1.
     pub normalize: bool,
     /// Whether router and experts have biases.
     pub bias: bool,
@@ -146,22 +146,22 @@ impl SparseMlp {
 
     /// What is made of `x` `[B, T, hidden]` is added to `residual`.
     pub fn forward(&self, x: &Tensor, residual: &Tensor) -> candle_core::Result<Tensor> {
-        let (ids, shares) = self.route(x)?;
-        residual + self.experts.forward(x, &ids, &shares)?
+        let (ids, routing_weights) = self.route(x)?;
+        residual + self.experts.forward(x, &ids, &routing_weights)?
     }
 
-    /// The chosen experts of each token and their shares, both `[B, T, top_k]`, the largest first.
+    /// The chosen experts of each token and their routing weights, both `[B, T, top_k]`, the largest first.
     fn route(&self, x: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
         let logits = self.router.forward(x)?.to_dtype(DType::F32)?;
-        let shares = candle_nn::ops::softmax_last_dim(&logits)?;
-        let order = shares.contiguous()?.arg_sort_last_dim(false)?;
+        let routing_weights = candle_nn::ops::softmax_last_dim(&logits)?;
+        let order = routing_weights.contiguous()?.arg_sort_last_dim(false)?;
         let ids = order.narrow(D::Minus1, 0, self.top_k)?.contiguous()?;
-        let shares = shares.gather(&ids, D::Minus1)?;
-        let shares = match self.normalize {
-            true => shares.broadcast_div(&shares.sum_keepdim(D::Minus1)?)?,
-            false => shares,
+        let routing_weights = routing_weights.gather(&ids, D::Minus1)?;
+        let routing_weights = match self.normalize {
+            true => routing_weights.broadcast_div(&routing_weights.sum_keepdim(D::Minus1)?)?,
+            false => routing_weights,
         };
-        Ok((ids, shares))
+        Ok((ids, routing_weights))
     }
 
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {

@@ -4,7 +4,7 @@
 mod common;
 
 use candle_core::{DType, Device, Tensor};
-use candle_quant::parallel::{Joined, Launch, Place, Secret};
+use candle_quant::parallel::{Joined, Launch, RankInfo, Secret};
 use candle_quant::{Error, Result};
 use candle_quant_models::Model;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -29,7 +29,7 @@ fn rank() {
 }
 
 fn be_rank(does: &str) -> Result<()> {
-    let place = Place::from_env()?;
+    let place = RankInfo::from_env()?;
     let timeout = Duration::from_secs(env::var("TIMEOUT").unwrap().parse().unwrap());
     let token = || match does {
         "no token" => Err(Error::Unsupported { what: "a token".into(), remedy: "go on without".into() }),

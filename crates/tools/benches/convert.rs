@@ -3,7 +3,7 @@
 //! `cargo bench --bench convert` writes a model of BF16 weights into a temporary directory, reads it once so that it is
 //! in the page cache, and prints, for every format, megabytes of BF16 source per second and core, medians:
 //!
-//! * measured: read, packed, decoded again and compared; nothing is written;
+//! * measured: read, packed, dequantized again and compared; nothing is written;
 //! * written: that, and files that are synced to the disk, read again for their SHA-256, and renamed.
 //!
 //! With `CANDLE_QUANT_BENCH_MB=N` the model has N megabytes instead of 256.

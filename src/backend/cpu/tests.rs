@@ -174,7 +174,7 @@ fn assert_same_bits(name: impl std::fmt::Debug, got: &[f32], want: &[f32]) {
 }
 
 #[test]
-fn decode_has_the_bits_of_the_reference() {
+fn dequantize_has_the_bits_of_the_reference() {
     let mut rng = StdRng::seed_from_u64(3);
     for isa in isa::available() {
         for (n, k) in SHAPES {

@@ -139,7 +139,7 @@ pub struct CqExperts {
     pub operand: [CqOperand; 2usize],
     pub global_scale: [*const f32; 2usize],
     pub ids: *const u32,
-    pub shares: *const f32,
+    pub routing_weights: *const f32,
     pub order: *const u32,
     pub tiles: *const CqTile,
     pub tile_count: *const u32,
@@ -166,7 +166,8 @@ const _: () = {
     ["Offset of field: CqExperts::operand"][::core::mem::offset_of!(CqExperts, operand) - 0usize];
     ["Offset of field: CqExperts::global_scale"][::core::mem::offset_of!(CqExperts, global_scale) - 128usize];
     ["Offset of field: CqExperts::ids"][::core::mem::offset_of!(CqExperts, ids) - 144usize];
-    ["Offset of field: CqExperts::shares"][::core::mem::offset_of!(CqExperts, shares) - 152usize];
+    ["Offset of field: CqExperts::routing_weights"]
+        [::core::mem::offset_of!(CqExperts, routing_weights) - 152usize];
     ["Offset of field: CqExperts::order"][::core::mem::offset_of!(CqExperts, order) - 160usize];
     ["Offset of field: CqExperts::tiles"][::core::mem::offset_of!(CqExperts, tiles) - 168usize];
     ["Offset of field: CqExperts::tile_count"][::core::mem::offset_of!(CqExperts, tile_count) - 176usize];
@@ -214,7 +215,7 @@ const _: () = {
 #[derive(Debug, Copy, Clone)]
 pub struct CqWeightedSum {
     pub z: *const f32,
-    pub shares: *const f32,
+    pub routing_weights: *const f32,
     pub y: *mut ::core::ffi::c_void,
     pub top_k: u32,
     pub rows: u32,
@@ -225,7 +226,8 @@ const _: () = {
     ["Size of CqWeightedSum"][::core::mem::size_of::<CqWeightedSum>() - 40usize];
     ["Alignment of CqWeightedSum"][::core::mem::align_of::<CqWeightedSum>() - 8usize];
     ["Offset of field: CqWeightedSum::z"][::core::mem::offset_of!(CqWeightedSum, z) - 0usize];
-    ["Offset of field: CqWeightedSum::shares"][::core::mem::offset_of!(CqWeightedSum, shares) - 8usize];
+    ["Offset of field: CqWeightedSum::routing_weights"]
+        [::core::mem::offset_of!(CqWeightedSum, routing_weights) - 8usize];
     ["Offset of field: CqWeightedSum::y"][::core::mem::offset_of!(CqWeightedSum, y) - 16usize];
     ["Offset of field: CqWeightedSum::top_k"][::core::mem::offset_of!(CqWeightedSum, top_k) - 24usize];
     ["Offset of field: CqWeightedSum::rows"][::core::mem::offset_of!(CqWeightedSum, rows) - 28usize];

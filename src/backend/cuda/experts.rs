@@ -15,7 +15,7 @@ use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked, View};
 use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses};
 use super::{plan, workspace};
-use crate::backend::{ChosenExperts, Factor, Gating};
+use crate::backend::{ChosenExperts, Gating, Operand};
 use crate::QuantFormat;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
@@ -28,7 +28,7 @@ use std::sync::Arc;
 pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tensor>> {
     let (tokens, top_k) = chosen.ids.dims2()?;
     let experts = chosen.down.weight.dims().first().copied().unwrap_or(0);
-    let grouped = !chosen.alone && tokens * top_k > plan::most_ungrouped_pairs(experts);
+    let grouped = !chosen.ungrouped && tokens * top_k > plan::most_ungrouped_pairs(experts);
     if grouped && experts > plan::MOST_GROUPED_EXPERTS {
         return Ok(None);
     }
@@ -37,7 +37,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
     }
     let of_launch = plan::tokens_of_launch(grouped, top_k);
     let Device::Cuda(device) = x.device() else { bail!("experts on a CUDA device are needed here") };
-    let (ids, shares) = (chosen.ids.contiguous()?, chosen.shares.contiguous()?);
+    let (ids, routing_weights) = (chosen.ids.contiguous()?, chosen.routing_weights.contiguous()?);
     let stream = device.cuda_stream();
     let mut sums = allocate(device, x.shape(), x.dtype())?;
     {
@@ -48,7 +48,12 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
             let row_bytes = x.elem_count() / tokens * x.dtype().size_in_bytes();
             let card = Card::of(stream.context())?;
             let call = Call { device, stream: &stream, card, chosen, experts, tokens: count, top_k, grouped };
-            call.sum(&part(x)?, &part(&ids)?, &part(&shares)?, y.get() + (first * row_bytes) as u64)?;
+            call.sum(
+                &part(x)?,
+                &part(&ids)?,
+                &part(&routing_weights)?,
+                y.get() + (first * row_bytes) as u64,
+            )?;
         }
     }
     Ok(Some(Tensor::from_storage(Storage::Cuda(sums), x.shape(), BackpropOp::none(), false)))
@@ -70,7 +75,7 @@ struct Call<'a> {
 /// Where kernels find the pairs.
 struct Pairs {
     ids: u64,
-    shares: u64,
+    routing_weights: u64,
     /// `[pairs]`, the number of tiles, and the tiles; 0 if ungrouped.
     sorted: u64,
 }
@@ -97,14 +102,14 @@ impl Call<'_> {
     }
 
     /// Writes `[tokens, hidden]`, of the dtype of x, to `y`.
-    fn sum(&self, x: &Tensor, ids: &Tensor, shares: &Tensor, y: u64) -> Result<()> {
+    fn sum(&self, x: &Tensor, ids: &Tensor, routing_weights: &Tensor, y: u64) -> Result<()> {
         let ChosenExperts { gate, up, down, .. } = self.chosen;
         let [_, inner, hidden] = gate.weight.dims()[..] else { bail!("experts are stacks [E, N, K]") };
         let dtype = x.dtype();
-        let half = |factors: &[&Factor]| {
-            dtype != DType::F32 && factors.iter().all(|factor| has_narrow_scales(factor.weight))
+        let half = |operands: &[&Operand]| {
+            dtype != DType::F32 && operands.iter().all(|operand| has_narrow_scales(operand.weight))
         };
-        let locked = [gate, up, down].map(|factor| LockedOperand::new(*factor));
+        let locked = [gate, up, down].map(|operand| LockedOperand::new(*operand));
         let operands =
             locked.iter().map(|operand| operand.addresses(self.stream)).collect::<Result<Vec<_>>>()?;
         let [gate_up @ .., _] = operands.as_slice() else { bail!("three projections") };
@@ -112,24 +117,24 @@ impl Call<'_> {
             bail!("three projections")
         };
 
-        let (x, ids, shares) = (Locked::new(x), Locked::new(ids), Locked::new(shares));
+        let (x, ids, routing_weights) = (Locked::new(x), Locked::new(ids), Locked::new(routing_weights));
         let realigned = x.view()?.realigned(self.stream)?;
         let layout = Layout::contiguous((self.tokens, hidden));
         let x = match &realigned {
             Some(storage) => View { storage, layout: &layout },
             None => x.view()?,
         };
-        let (x, ids, shares) = (
+        let (x, ids, routing_weights) = (
             x.address(self.stream)?,
             ids.view()?.address(self.stream)?,
-            shares.view()?.address(self.stream)?,
+            routing_weights.view()?.address(self.stream)?,
         );
 
         let mut sorted = allocate(self.device, &Shape::from(self.words_of_sorted()), DType::U32)?;
         let sorted = address_mut(&mut sorted, self.stream)?;
         let pairs = Pairs {
             ids: ids.get(),
-            shares: shares.get(),
+            routing_weights: routing_weights.get(),
             sorted: if self.grouped { sorted.get() } else { 0 },
         };
         if self.grouped {
@@ -169,7 +174,7 @@ impl Call<'_> {
             let outputs = address_mut(&mut outputs, self.stream)?;
             let to = Projection { y: outputs.get(), ..down };
             self.all_pairs(&to, &pairs, None, DType::F32)?;
-            self.weighted_sum(outputs.get(), pairs.shares, y, hidden, dtype)?;
+            self.weighted_sum(outputs.get(), pairs.routing_weights, y, hidden, dtype)?;
         }
         Ok(())
     }
@@ -225,9 +230,9 @@ impl Call<'_> {
             })?,
         };
         let params = CqExperts {
-            shares: match gating {
+            routing_weights: match gating {
                 Some(_) => std::ptr::null(),
-                None => pairs.shares as *const _,
+                None => pairs.routing_weights as *const _,
             },
             partial,
             arrivals,
@@ -295,7 +300,7 @@ impl Call<'_> {
             operand: [first, second],
             global_scale: [first_scales, second_scales],
             ids: pairs.ids as *const _,
-            shares: std::ptr::null(),
+            routing_weights: std::ptr::null(),
             order: pairs.sorted as *const _,
             tiles: if self.grouped { self.tiles_address(pairs) as *const _ } else { std::ptr::null() },
             tile_count: if self.grouped { self.count_address(pairs) as *const _ } else { std::ptr::null() },
@@ -317,17 +322,17 @@ impl Call<'_> {
         })
     }
 
-    fn weighted_sum(&self, z: u64, shares: u64, y: u64, rows: usize, dtype: DType) -> Result<()> {
+    fn weighted_sum(&self, z: u64, routing_weights: u64, y: u64, rows: usize, dtype: DType) -> Result<()> {
         let params = CqWeightedSum {
             z: z as *const _,
-            shares: shares as *const _,
+            routing_weights: routing_weights as *const _,
             y: y as *mut _,
             top_k: u32_of("experts of a token", self.top_k)?,
             rows: u32_of("rows of a weight", rows)?,
             y_dtype: float_dtype(dtype)?,
         };
         let blocks = (rows.div_ceil(plan::THREADS as usize), self.tokens);
-        // SAFETY: z has a row for each pair, y one for each token, shares a number for each pair.
+        // SAFETY: z has a row for each pair, y one for each token, routing_weights a number for each pair.
         unsafe { launch(self.stream, Kernel::WeightedSum, Grid { blocks, shared_bytes: 0 }, &params) }
     }
 }

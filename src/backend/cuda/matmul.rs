@@ -13,7 +13,7 @@ use super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked,
 use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
 use super::plan::{self, Route};
 use super::{dequantize, workspace};
-use crate::backend::{unsupported_dtype, Epilogue, Factor};
+use crate::backend::{unsupported_dtype, Epilogue, Operand};
 use crate::QuantFormat;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -25,32 +25,36 @@ use std::sync::Arc;
 const MOST_WEIGHTS: usize = CQ_MAX_WEIGHTS as usize;
 
 /// `x` `[.., K]` times a matrix `[N, K]`.
-pub(crate) fn matmul(factor: Factor, storage: &CudaStorage, layout: &Layout) -> Result<(CudaStorage, Shape)> {
-    let [.., n, _] = factor.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+pub(crate) fn matmul(
+    operand: Operand,
+    storage: &CudaStorage,
+    layout: &Layout,
+) -> Result<(CudaStorage, Shape)> {
+    let [.., n, _] = operand.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
     let mut dims = layout.dims().to_vec();
     if let Some(last) = dims.last_mut() {
         *last = n;
     }
     let x = View { storage, layout };
-    Ok((one_by_one(factor, &[(0, 0)], x, layout.shape().elem_count())?, Shape::from(dims)))
+    Ok((one_by_one(operand, &[(0, 0)], x, layout.shape().elem_count())?, Shape::from(dims)))
 }
 
 /// For each of `pairs` an entry `[M, K]` of `x` `[.., M, K]` times a matrix of a stack: (matrix, entry).
-pub(crate) fn stacked(factor: Factor, pairs: &[(usize, usize)], x: &Tensor) -> Result<Tensor> {
-    let [.., n, _] = factor.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+pub(crate) fn stacked(operand: Operand, pairs: &[(usize, usize)], x: &Tensor) -> Result<Tensor> {
+    let [.., n, _] = operand.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
     let [.., m, k] = x.dims()[..] else { bail!("x for a stack has at least two dimensions") };
     let x = Locked::new(x);
-    let storage = one_by_one(factor, pairs, x.view()?, m * k)?;
+    let storage = one_by_one(operand, pairs, x.view()?, m * k)?;
     Ok(Tensor::from_storage(Storage::Cuda(storage), (pairs.len(), m, n), BackpropOp::none(), false))
 }
 
 /// One matmul after another, `[pairs, M, N]`. An entry of x has so many `elements`.
-fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize) -> Result<CudaStorage> {
+fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usize) -> Result<CudaStorage> {
     let device = x.storage.device();
     let stream = device.cuda_stream();
-    let operands = Operands::new(&[factor], x, &stream)?;
-    let kernels = FormatKernels::of(factor.weight.format())?;
-    let [.., n, k] = factor.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
+    let operands = Operands::new(&[operand], x, &stream)?;
+    let kernels = FormatKernels::of(operand.weight.format())?;
+    let [.., n, k] = operand.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
     let m = elements / k;
     let mut outputs = allocate(device, &Shape::from((pairs.len(), m, n)), operands.x.dtype())?;
     if m == 0 {
@@ -65,7 +69,7 @@ fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize
         let matmul = Matmul {
             device,
             stream: &stream,
-            format: factor.weight.format(),
+            format: operand.weight.format(),
             kernels,
             m,
             k,
@@ -76,7 +80,7 @@ fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize
             gated: false,
             residual: 0,
         };
-        match plan::route(kernels, factor.weight.format().bits(), m, k, operands.half) {
+        match plan::route(kernels, operand.weight.format().bits(), m, k, operands.half) {
             Route::Gemv if matmul.gemv()? => {}
             Route::Gemv | Route::Simt => matmul.simt()?,
             Route::Dense => matmul.dense()?,
@@ -88,25 +92,25 @@ fn one_by_one(factor: Factor, pairs: &[(usize, usize)], x: View, elements: usize
 
 /// Several matmuls with the same x in one launch, or what [`Epilogue`] makes of them; none if the
 /// weights or x do not allow one launch.
-pub(crate) fn fused(factors: &[Factor], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
-    let Some(format) = factors.first().map(|factor| factor.weight.format()) else { return Ok(None) };
+pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
+    let Some(format) = operands.first().map(|operand| operand.weight.format()) else { return Ok(None) };
     let [leading @ .., k] = x.dims() else { bail!("x has at least one dimension") };
     let (k, m) = (*k, leading.iter().product::<usize>());
     let locked = Locked::new(x);
     let x = locked.view()?;
     let device = x.storage.device();
     let stream = device.cuda_stream();
-    let operands = Operands::new(factors, x, &stream)?;
-    let alike = factors.iter().all(|factor| factor.weight.format() == format);
+    let operands = Operands::new(operands, x, &stream)?;
+    let alike = operands.iter().all(|operand| operand.weight.format() == format);
     let kernels = FormatKernels::of(format)?;
     let route = plan::route(kernels, format.bits(), m, k, operands.half);
-    let fits = route == Route::Gemv && factors.len() <= MOST_WEIGHTS;
+    let fits = route == Route::Gemv && operands.len() <= MOST_WEIGHTS;
     if !(alike && fits) || m == 0 {
         return Ok(None);
     }
-    let mut outputs = Vec::with_capacity(factors.len());
-    for factor in factors.iter().take(epilogue.results(factors.len())) {
-        let [n, _] = factor.weight.dims()[..] else { bail!("one launch multiplies matrices") };
+    let mut outputs = Vec::with_capacity(operands.len());
+    for operand in operands.iter().take(epilogue.results(operands.len())) {
+        let [n, _] = operand.weight.dims()[..] else { bail!("one launch multiplies matrices") };
         let shape = Shape::from([leading, &[n]].concat());
         outputs.push((allocate(device, &shape, x.dtype())?, shape));
     }
@@ -158,15 +162,15 @@ struct Held<'a> {
 }
 
 impl<'a> Operands<'a> {
-    fn new(factors: &[Factor<'a>], x: View<'a>, stream: &CudaStream) -> Result<Self> {
+    fn new(operands: &[Operand<'a>], x: View<'a>, stream: &CudaStream) -> Result<Self> {
         if !matches!(x.dtype(), DType::F16 | DType::BF16 | DType::F32) {
             return Err(unsupported_dtype("matmul", x.dtype()));
         }
         let realigned = x.realigned(stream)?;
         Ok(Self {
-            half: x.dtype() != DType::F32 && factors.iter().all(|factor| has_narrow_scales(factor.weight)),
+            half: x.dtype() != DType::F32 && operands.iter().all(|operand| has_narrow_scales(operand.weight)),
             realigned: realigned.map(|copy| (copy, Layout::contiguous(x.layout.shape()))),
-            operands: factors.iter().map(|factor| LockedOperand::new(*factor)).collect(),
+            operands: operands.iter().map(|operand| LockedOperand::new(*operand)).collect(),
             x,
         })
     }

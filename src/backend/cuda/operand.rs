@@ -2,7 +2,7 @@
 
 use super::bindings::{CqMatrix, CqOperand, CQ_F16, CQ_F32};
 use super::memory::{float_dtype, u32_of, Address, Locked};
-use crate::backend::Factor;
+use crate::backend::Operand;
 use crate::format::{Scale, ZeroPoint};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -125,7 +125,7 @@ pub(super) struct OperandPointers {
 }
 
 impl<'a> LockedOperand<'a> {
-    pub(super) fn new(operand: Factor<'a>) -> Self {
+    pub(super) fn new(operand: Operand<'a>) -> Self {
         let global_scales = operand.weight.global_scale().filter(|scales| scales.elem_count() > 1);
         Self {
             weight: LockedWeight::new(operand.weight),

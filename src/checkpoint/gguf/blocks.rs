@@ -125,14 +125,14 @@ impl Layout for Fp4Blocks {
         QuantTensor::new(format, codes, scales, None, global_scale.transpose()?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         self.kind.block().0 * self.kind.format().group_size()
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         Ok(Arc::new(Self {
             dims: slice.part_dims(),
-            blocks: slice.of(&self.blocks, self.unit(), self.kind.block().1)?,
+            blocks: slice.of(&self.blocks, self.granularity(), self.kind.block().1)?,
             global_scale: self.global_scale.as_ref().map(|scale| scale.narrow(slice)).transpose()?,
             ..self.clone()
         }))

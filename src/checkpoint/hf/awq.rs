@@ -103,7 +103,7 @@ impl Layout for AwqGemm {
         QuantTensor::new(self.format, codes, scales.to_device(device)?, biases, None)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         self.format.group_size()
     }
 

@@ -166,7 +166,7 @@ impl Layout for TiledExponents {
         QuantTensor::new(format, codes, scales, None, None)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         QuantFormat::MXFP8.group_size()
     }
 
@@ -211,7 +211,7 @@ impl Dequantize for TiledFloats {
         Tensor::from_vec(elements, (self.n, self.k), device).map_err(Error::from)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         1
     }
 

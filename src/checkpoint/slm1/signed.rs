@@ -136,7 +136,7 @@ impl Layout for SignedBlocks {
         QuantTensor::new(format, codes, scales, None, None)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         self.whole_elements()
     }
 
@@ -177,7 +177,7 @@ impl Dequantize for SignedBlocks {
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         self.whole_elements()
     }
 

@@ -83,14 +83,14 @@ fn check(name: &str, weight: &Weight) -> Option<Shared> {
     let mut shared = None;
     let dims = weight.dims().to_vec();
     for (dim, &len) in dims.iter().enumerate() {
-        let unit = if dim + 1 == dims.len() { weight.unit() } else { 1 };
+        let unit = if dim + 1 == dims.len() { weight.granularity() } else { 1 };
         let ranges = ranges(len, unit);
         reads::take();
         let mut total = 0;
         for range in &ranges {
             let part = weight.narrow(dim, range.clone()).unwrap();
             assert_eq!(part.dims()[dim], range.len(), "{name} {dim} {range:?}");
-            assert_eq!(part.unit(), weight.unit(), "{name}");
+            assert_eq!(part.granularity(), weight.granularity(), "{name}");
             let before: usize = reads::take().iter().map(|(_, range)| range.len()).sum();
             assert_eq!(before, 0, "{name}: read before it was asked for");
             let of_part = bits(&part, None);
@@ -112,7 +112,7 @@ fn check(name: &str, weight: &Weight) -> Option<Shared> {
                 );
             }
             if let (0, Some(&k)) = (dim, dims.get(1)) {
-                let last = k - weight.unit().min(k)..k;
+                let last = k - weight.granularity().min(k)..k;
                 let corner = part.narrow(1, last.clone()).unwrap();
                 assert!(
                     bits(&corner, None) == bits(&part, Some((1, last))),

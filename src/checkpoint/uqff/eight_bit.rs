@@ -120,7 +120,7 @@ impl Layout for PerTensorFp8 {
         )
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         QuantFormat::MXFP8.group_size()
     }
 
@@ -149,7 +149,7 @@ impl Dequantize for E4m3Numbers {
         Ok(Tensor::from_vec(values, self.codes.dims(), device)?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         1
     }
 
@@ -209,7 +209,7 @@ impl Layout for F8q8Blocks {
         )
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         BLOCK
     }
 
@@ -233,7 +233,7 @@ impl Dequantize for F8q8Blocks {
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         1
     }
 

@@ -100,7 +100,7 @@ impl Dequantize for HqqGroups {
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         1
     }
 
@@ -190,7 +190,7 @@ impl Dequantize for HqqRows {
         Ok(Tensor::from_vec(values, (self.rows.len(), self.k), device)?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         1
     }
 

@@ -1,4 +1,4 @@
-//! Tensors of plain numbers in a file, or of codes that are dequantized when they are loaded.
+//! Tensors of dense elements in a file, or of codes that are dequantized when they are loaded.
 
 use super::layout::{Dequantize, SliceInMemory};
 use super::slice::Slice;
@@ -9,7 +9,7 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A tensor of plain numbers, not read yet. Cloning is cheap.
+/// A tensor of dense elements, not read yet. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct DenseTensor {
     name: String,
@@ -18,7 +18,7 @@ pub struct DenseTensor {
     source: Source,
 }
 
-/// Where plain numbers come from.
+/// Where dense elements come from.
 #[derive(Clone)]
 enum Source {
     /// From the file as they are.
@@ -112,10 +112,10 @@ impl DenseTensor {
         }
     }
 
-    pub(super) fn unit(&self) -> usize {
+    pub(super) fn granularity(&self) -> usize {
         match &self.source {
             Source::Stored(_) => 1,
-            Source::Quantized(source) => source.unit(),
+            Source::Quantized(source) => source.granularity(),
         }
     }
 

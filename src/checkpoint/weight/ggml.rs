@@ -29,13 +29,13 @@ impl GgmlWeight {
     }
 
     pub(super) fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
-        let slice = Slice::new(&self.name, &self.dims, dim, range, self.unit())?;
+        let slice = Slice::new(&self.name, &self.dims, dim, range, self.granularity())?;
         let blocks = slice.of(&self.blocks, self.dtype.block_size(), self.dtype.type_size())?;
         Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: slice.part_dims(), blocks })
     }
 
     /// Elements along K that lie together: candle's matmuls take the blocks of some types in pairs.
-    pub(super) fn unit(&self) -> usize {
+    pub(super) fn granularity(&self) -> usize {
         use GgmlDType::{Q4_1, Q5_0, Q5_1};
         let (block, k) = (self.dtype.block_size(), self.dims.last().copied().unwrap_or(0));
         let in_pairs = matches!(self.dtype, Q4_1 | Q5_0 | Q5_1) && k.is_multiple_of(2 * block);

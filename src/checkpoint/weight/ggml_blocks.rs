@@ -1,4 +1,4 @@
-//! GGML types by their numbers, and weights of them: candle computes with most, floats are plain numbers, and Q8_1 and
+//! GGML types by their numbers, and weights of them: candle computes with most, floats are dense elements, and Q8_1 and
 //! Q8_K, for which candle has a matmul on the CPU only, are dequantized.
 
 use super::dense::DenseTensor;
@@ -96,15 +96,15 @@ impl Dequantize for Q8Blocks {
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         self.dtype.block_size()
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
-        if slice.cuts(self.unit()) {
+        if slice.cuts(self.granularity()) {
             return Ok(None);
         }
-        let blocks = slice.of(&self.blocks, self.unit(), self.dtype.type_size())?;
+        let blocks = slice.of(&self.blocks, self.granularity(), self.dtype.type_size())?;
         Ok(Some(Arc::new(Self { dtype: self.dtype, dims: slice.part_dims(), blocks })))
     }
 }

@@ -15,7 +15,7 @@ pub(in crate::checkpoint) struct BlockType {
 /// What becomes of tensors of a type.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::checkpoint) enum Kind {
-    /// Plain numbers.
+    /// Dense elements.
     Dense(Dtype),
     /// Computed by candle.
     Ggml(GgmlDType),

@@ -21,7 +21,7 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
     fn mlx_form(&self) -> Result<MlxForm>;
 
     /// Elements along K that lie together: no [`Slice`] separates them.
-    fn unit(&self) -> usize;
+    fn granularity(&self) -> usize;
 
     /// A part of the weight, of which no other bytes are read.
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>>;
@@ -36,7 +36,7 @@ pub(in crate::checkpoint) trait Dequantize: fmt::Debug + Send + Sync {
     fn dequantize(&self, device: &Device) -> Result<Tensor>;
 
     /// Elements along K that are best kept together.
-    fn unit(&self) -> usize;
+    fn granularity(&self) -> usize;
 
     /// A part, of which no other bytes are read; `None` if its bytes do not lie apart from others.
     fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>>;
@@ -70,8 +70,8 @@ impl Layout for SliceInMemory<dyn Layout> {
         })
     }
 
-    fn unit(&self) -> usize {
-        self.whole.unit()
+    fn granularity(&self) -> usize {
+        self.whole.granularity()
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
@@ -96,8 +96,8 @@ impl Dequantize for SliceInMemory<dyn Dequantize> {
         Ok(whole.narrow(self.dim, self.range.start, self.range.len())?.contiguous()?.to_device(device)?)
     }
 
-    fn unit(&self) -> usize {
-        self.whole.unit()
+    fn granularity(&self) -> usize {
+        self.whole.granularity()
     }
 
     fn narrow(&self, _: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {

@@ -28,7 +28,7 @@ impl PackedWeight {
     }
 
     pub(super) fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
-        let slice = Slice::new(&self.name, &self.dims, dim, range, self.layout.unit())?;
+        let slice = Slice::new(&self.name, &self.dims, dim, range, self.layout.granularity())?;
         let (dims, layout) = (slice.part_dims(), self.layout.narrow(&slice)?);
         Ok(Self { name: self.name.clone(), format: self.format, dims, layout })
     }
@@ -63,8 +63,8 @@ impl PackedWeight {
     }
 
     /// Elements along K that lie together.
-    pub(super) fn unit(&self) -> usize {
-        self.layout.unit()
+    pub(super) fn granularity(&self) -> usize {
+        self.layout.granularity()
     }
 
     /// What it is in an MLX checkpoint. F32 scales of symmetric codes are read for it, and of all else nothing.

@@ -109,7 +109,7 @@ impl Layout for Parts {
         QuantTensor::new(self.format, codes, scales, biases, global_scale.transpose()?)
     }
 
-    fn unit(&self) -> usize {
+    fn granularity(&self) -> usize {
         self.format.group_size()
     }
 

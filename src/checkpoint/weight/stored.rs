@@ -13,7 +13,7 @@ pub enum Weight {
     Packed(PackedWeight),
     /// Blocks of a GGML type, for candle's own quantized tensors.
     Ggml(GgmlWeight),
-    /// Plain numbers.
+    /// Dense elements.
     Dense(DenseTensor),
 }
 
@@ -46,12 +46,12 @@ impl Weight {
     }
 
     /// Elements along K that can't be separated by [`narrow`](Weight::narrow): those of a group or block, 1 in a
-    /// tensor of plain numbers.
-    pub fn unit(&self) -> usize {
+    /// tensor of dense elements.
+    pub fn granularity(&self) -> usize {
         match self {
-            Self::Packed(weight) => weight.unit(),
-            Self::Ggml(weight) => weight.unit(),
-            Self::Dense(tensor) => tensor.unit(),
+            Self::Packed(weight) => weight.granularity(),
+            Self::Ggml(weight) => weight.granularity(),
+            Self::Dense(tensor) => tensor.granularity(),
         }
     }
 
@@ -60,7 +60,7 @@ impl Weight {
     /// few formats in which a part does not lie apart from the rest, more is counted and read.
     ///
     /// # Errors
-    /// If the range is empty, leaves the dimension, or along K cuts a [`unit`](Weight::unit) of a quantized weight.
+    /// If the range is empty, leaves the dimension, or along K not at multiples of [`granularity`](Weight::granularity).
     pub fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
         if self.dims().get(dim).is_some_and(|&size| range == (0..size)) {
             return Ok(self.clone());
@@ -72,7 +72,7 @@ impl Weight {
         })
     }
 
-    /// Copies the weight to `device` in the format in which it is stored. Plain numbers keep their dtype.
+    /// Copies the weight to `device` in the format in which it is stored. Dense elements keep their dtype.
     ///
     /// # Errors
     /// As those of [`PackedWeight::load`], [`GgmlWeight::load`] and [`DenseTensor::load`].

@@ -4,7 +4,7 @@ mod communicator;
 
 use super::collective::{no_rank, wrong_dim, Collective};
 use super::host_group::Group;
-use super::launcher_env::Place;
+use super::launcher_env::RankInfo;
 use super::partition::split;
 use super::rank::Rank;
 use crate::{Error, Result};
@@ -47,9 +47,9 @@ pub fn new_id() -> Result<Vec<u8>> {
 }
 
 /// The GPU of a process: that of its number on the machine, or the only one it can see.
-pub fn device(place: &Place) -> Result<Device> {
+pub fn device(info: &RankInfo) -> Result<Device> {
     let count = CudaContext::device_count().map_err(candle_core::Error::wrap)?;
-    let ordinal = if count == 1 { 0 } else { place.local_rank() };
+    let ordinal = if count == 1 { 0 } else { info.local_rank() };
     // Not the stream of each thread: NCCL has threads of its own.
     Ok(Device::new_cuda_with_stream(ordinal)?)
 }
@@ -204,10 +204,10 @@ impl Member {
                     let mut together = comm.group();
                     let mut start = 0;
                     for (root, count) in counts.iter().enumerate() {
-                        let place = if root == self.index { received.next() } else { None };
+                        let info = if root == self.index { received.next() } else { None };
                         let part = sent.slice(start..start + count);
                         start += count;
-                        together.reduce(part, place, &ReduceOp::Sum, nccl_rank(root)?).map_err(not_done)?;
+                        together.reduce(part, info, &ReduceOp::Sum, nccl_rank(root)?).map_err(not_done)?;
                     }
                     return Ok(());
                 }

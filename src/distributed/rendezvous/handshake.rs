@@ -1,7 +1,7 @@
 //! How rank 0 and another rank convince each other, before anything else is said.
 
 use super::wire::{lost, wire, Digest, Message, Receiver, Sender, PROTOCOL};
-use crate::distributed::launcher_env::Place;
+use crate::distributed::launcher_env::RankInfo;
 use crate::{Error, Result};
 use hmac::{Hmac, KeyInit, Mac};
 use sha2::Sha256;
@@ -108,7 +108,7 @@ impl From<Error> for Refusal {
 
 /// Rank 0's side of a connection, until all ranks are there.
 pub fn admit(
-    place: &Place,
+    info: &RankInfo,
     secret: &Secret,
     stream: TcpStream,
     deadline: Instant,
@@ -140,8 +140,8 @@ pub fn admit(
     }
     let problem = if version != VERSION {
         format!("runs candle-quant {version}, rank 0 {VERSION}; install the same on all machines")
-    } else if world_size != place.world_size() {
-        format!("was told of {world_size} ranks, rank 0 of {}", place.world_size())
+    } else if world_size != info.world_size() {
+        format!("was told of {world_size} ranks, rank 0 of {}", info.world_size())
     } else if rank == 0 || rank >= world_size {
         format!("is no rank between 0 and {world_size}")
     } else {
@@ -175,7 +175,7 @@ pub struct Application {
 impl Application {
     /// Makes itself known. The error of the system is that of a connection which may be better the next time.
     pub fn new(
-        place: &Place,
+        info: &RankInfo,
         secret: &Secret,
         stream: TcpStream,
         deadline: Instant,
@@ -184,8 +184,8 @@ impl Application {
         let hello = sender.send(&Message::Hello {
             protocol: PROTOCOL,
             version: VERSION.to_string(),
-            rank: place.rank(),
-            world_size: place.world_size(),
+            rank: info.rank(),
+            world_size: info.world_size(),
             nonce: rand::random(),
         })?;
         let challenge = match receiver.receive(deadline)? {

@@ -6,7 +6,7 @@ mod handshake;
 mod wire;
 
 use super::host_group::Group;
-use super::launcher_env::Place;
+use super::launcher_env::RankInfo;
 use crate::{Error, Result};
 use control::{Control, Patience};
 pub use handshake::Secret;
@@ -54,20 +54,20 @@ impl Joined {
 
 /// Joins the others, runs `body`, and waits for them to end. See [`Launch::join`](super::Launch::join).
 pub fn join<T>(
-    place: &Place,
+    info: &RankInfo,
     secret: &Secret,
     timeout: Duration,
     token: impl FnOnce() -> Result<Vec<u8>>,
     body: impl FnOnce(&Joined) -> Result<T>,
 ) -> Result<T> {
-    let meeting = Meeting { place, secret, timeout, deadline: Instant::now() + timeout };
-    let (links, token) = match (place.world_size(), place.rank()) {
+    let meeting = Meeting { info, secret, timeout, deadline: Instant::now() + timeout };
+    let (links, token) = match (info.world_size(), info.rank()) {
         (1, _) => (Vec::new(), token()?),
         (_, 0) => meeting.host(token)?,
         _ => meeting.attend()?,
     };
-    let group = Group::new(place.world_size(), timeout);
-    let control = Control::start(&group, place.rank(), links, timeout, Patience::default());
+    let group = Group::new(info.world_size(), timeout);
+    let control = Control::start(&group, info.rank(), links, timeout, Patience::default());
     let joined = Joined { group, token };
     let result = catch_unwind(AssertUnwindSafe(|| body(&joined)));
     control.end(result)
@@ -77,7 +77,7 @@ pub fn join<T>(
 type Link = (usize, Sender, Receiver);
 
 struct Meeting<'a> {
-    place: &'a Place,
+    info: &'a RankInfo,
     secret: &'a Secret,
     timeout: Duration,
     deadline: Instant,
@@ -85,7 +85,7 @@ struct Meeting<'a> {
 
 impl Meeting<'_> {
     fn master(&self) -> String {
-        format!("{}:{}", self.place.host(), self.place.port())
+        format!("{}:{}", self.info.host(), self.info.port())
     }
 
     /// Rank 0: waits for the others.
@@ -117,7 +117,7 @@ impl Meeting<'_> {
 
     fn gather(&self, door: &mut Door, members: &mut BTreeMap<usize, PendingPeer>) -> Result<()> {
         let mut refused = Vec::new();
-        while members.len() + 1 < self.place.world_size() {
+        while members.len() + 1 < self.info.world_size() {
             if Instant::now() >= self.deadline {
                 return Err(self.incomplete(members, &refused));
             }
@@ -150,7 +150,7 @@ impl Meeting<'_> {
                 // It may have gone.
                 let _ = peer.sender.send(why);
             }
-            if door.informed + 1 >= self.place.world_size() || Instant::now() >= end {
+            if door.informed + 1 >= self.info.world_size() || Instant::now() >= end {
                 return;
             }
             match door.next() {
@@ -164,7 +164,7 @@ impl Meeting<'_> {
     /// The error if not all ranks have come in time.
     fn incomplete(&self, members: &BTreeMap<usize, PendingPeer>, refused: &[String]) -> Error {
         let absent: Vec<usize> =
-            (1..self.place.world_size()).filter(|rank| !members.contains_key(rank)).collect();
+            (1..self.info.world_size()).filter(|rank| !members.contains_key(rank)).collect();
         let seconds = self.timeout.as_secs_f64();
         let mut problem = format!("has not come to rank 0 at {} within {seconds} s", self.master());
         if absent.len() > 1 {
@@ -185,7 +185,7 @@ impl Meeting<'_> {
                 Err(error) => error,
             };
             if Instant::now() >= self.deadline {
-                let (rank, seconds) = (self.place.rank(), self.timeout.as_secs_f64());
+                let (rank, seconds) = (self.info.rank(), self.timeout.as_secs_f64());
                 let problem =
                     format!("does not answer rank {rank} at {} within {seconds} s: {error}", self.master());
                 return Err(Error::Rank { rank: 0, problem });
@@ -199,12 +199,12 @@ impl Meeting<'_> {
     /// The error is one that another attempt may not have.
     fn connect(&self) -> io::Result<Result<Application>> {
         let mut last = io::Error::new(ErrorKind::NotFound, "the name has no address");
-        for address in (self.place.host(), self.place.port()).to_socket_addrs()? {
+        for address in (self.info.host(), self.info.port()).to_socket_addrs()? {
             let rest = self.deadline.saturating_duration_since(Instant::now());
             // Zero is refused.
             let limit = rest.min(ATTEMPT).max(Duration::from_millis(1));
             let attempt = TcpStream::connect_timeout(&address, limit)
-                .and_then(|stream| Application::new(self.place, self.secret, stream, self.deadline));
+                .and_then(|stream| Application::new(self.info, self.secret, stream, self.deadline));
             match attempt {
                 Ok(application) => return Ok(application),
                 Err(error) => last = error,
@@ -216,7 +216,7 @@ impl Meeting<'_> {
 
 /// Where others come to rank 0.
 struct Door {
-    place: Place,
+    info: RankInfo,
     secret: Secret,
     deadline: Instant,
     listener: TcpListener,
@@ -232,16 +232,16 @@ type Arrival = (SocketAddr, Result<PendingPeer, Refusal>);
 
 impl Door {
     fn open(meeting: &Meeting) -> io::Result<Self> {
-        let (place, secret) = (meeting.place.clone(), meeting.secret.clone());
-        let listener = Self::listen(&place)?;
+        let (info, secret) = (meeting.info.clone(), meeting.secret.clone());
+        let listener = Self::listen(&info)?;
         listener.set_nonblocking(true)?;
         let (deadline, arrived) = (meeting.deadline, mpsc::channel());
-        Ok(Self { place, secret, deadline, listener, waiting: 0, arrived, refused: Vec::new(), informed: 0 })
+        Ok(Self { info, secret, deadline, listener, waiting: 0, arrived, refused: Vec::new(), informed: 0 })
     }
 
     /// On all addresses of the machine, unless all ranks are on it.
-    fn listen(place: &Place) -> io::Result<TcpListener> {
-        let (host, port) = (place.host(), place.port());
+    fn listen(info: &RankInfo) -> io::Result<TcpListener> {
+        let (host, port) = (info.host(), info.port());
         if host == "localhost" || host.parse().is_ok_and(|address: IpAddr| address.is_loopback()) {
             return TcpListener::bind((host, port));
         }
@@ -253,11 +253,10 @@ impl Door {
     fn next(&mut self) -> Option<Arrival> {
         match self.listener.accept() {
             Ok((stream, from)) if self.waiting < MOST_PENDING_PEERS => {
-                let (place, secret, sender) =
-                    (self.place.clone(), self.secret.clone(), self.arrived.0.clone());
+                let (info, secret, sender) = (self.info.clone(), self.secret.clone(), self.arrived.0.clone());
                 let limit = (self.deadline + REPORT_GRACE).min(Instant::now() + ATTEMPT);
                 // Nobody listens when all are there.
-                let work = move || drop(sender.send((from, admit(&place, &secret, stream, limit))));
+                let work = move || drop(sender.send((from, admit(&info, &secret, stream, limit))));
                 // Without a thread for it, it tries again.
                 self.waiting += usize::from(thread::Builder::new().spawn(work).is_ok());
             }

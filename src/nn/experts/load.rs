@@ -2,7 +2,7 @@
 
 use super::{ExpertStack, Experts, ExpertsConfig, Gating, Weights};
 use crate::checkpoint::Weight;
-use crate::distributed::partition::whole_units;
+use crate::distributed::partition::whole_groups;
 use crate::nn::expert_split::ExpertShare;
 use crate::nn::{LayerWeight, VarBuilder};
 use crate::Error;
@@ -81,13 +81,14 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
     }
 
     /// Inner elements that lie together in the down projections.
-    pub fn unit(&self) -> candle_core::Result<usize> {
+    pub fn granularity(&self) -> candle_core::Result<usize> {
         let &ExpertsConfig { experts, hidden_size, intermediate_size, .. } = self.config;
         let each = |name: &str, expert| {
-            self.vb.pp("experts").pp(expert).pp(name).unit(&[hidden_size, intermediate_size])
+            self.vb.pp("experts").pp(expert).pp(name).granularity(&[hidden_size, intermediate_size])
         };
-        let stack =
-            |path: &str| self.vb.pp(path).pp("down_proj").unit(&[experts, hidden_size, intermediate_size]);
+        let stack = |path: &str| {
+            self.vb.pp(path).pp("down_proj").granularity(&[experts, hidden_size, intermediate_size])
+        };
         match self.names {
             Names::Stacks(path) => stack(path),
             Names::GateUp => stack("experts"),
@@ -104,7 +105,7 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         let own = share.inner.clone();
         let loaded = match own == (0..inner) {
             true => own.clone(),
-            false => whole_units(&own, self.unit()?, inner),
+            false => whole_groups(&own, self.granularity()?, inner),
         };
         let from = |first: usize, of: usize| Projection {
             dims: [of, hidden],

@@ -35,7 +35,7 @@ pub fn parallel_experts(config: &ExpertsConfig, vb: VarBuilder) -> Result<Parall
     let mut rank = vb.rank().cloned();
     let mut share = ExpertShare { experts: 0..count, inner: 0..inner };
     if let Some(of) = &rank {
-        let shares = expert_shares(vb.expert_split(), count, inner, stored.unit()?, of.world_size());
+        let shares = expert_shares(vb.expert_split(), count, inner, stored.granularity()?, of.world_size());
         match shares.and_then(|shares| shares.get(of.index()).cloned()) {
             Some(own) => share = own,
             None => rank = None,
@@ -45,16 +45,16 @@ pub fn parallel_experts(config: &ExpertsConfig, vb: VarBuilder) -> Result<Parall
 }
 
 impl ParallelExperts {
-    /// As [`Experts::forward`], with the same `x`, `ids` and `shares` on all ranks; all receive the sums.
+    /// As [`Experts::forward`], with the same `x`, `ids` and `routing_weights` on all ranks; all receive the sums.
     ///
     /// If ranks have whole experts, ids are read by the host.
     ///
     /// # Errors
     /// As those of [`Experts::forward`]; if another rank fails.
-    pub fn forward(&self, x: &Tensor, ids: &Tensor, shares: &Tensor) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, ids: &Tensor, routing_weights: &Tensor) -> Result<Tensor> {
         let own = match self.own.count() == self.count {
-            true => self.own.forward(x, ids, shares)?,
-            false => self.of_own_experts(x, ids, shares)?,
+            true => self.own.forward(x, ids, routing_weights)?,
+            false => self.of_own_experts(x, ids, routing_weights)?,
         };
         match &self.rank {
             None => Ok(own),
@@ -63,8 +63,8 @@ impl ParallelExperts {
     }
 
     /// The sums as if all other experts gave zeros. Nothing is computed for those.
-    fn of_own_experts(&self, x: &Tensor, ids: &Tensor, shares: &Tensor) -> Result<Tensor> {
-        let Routed { tokens, hidden, top_k, alone } = Routed::new(x, ids, shares)?;
+    fn of_own_experts(&self, x: &Tensor, ids: &Tensor, routing_weights: &Tensor) -> Result<Tensor> {
+        let Routed { tokens, hidden, top_k, ungrouped } = Routed::new(x, ids, routing_weights)?;
         let chosen = chosen(ids, self.count)?;
         // Each pair of a token and an expert that is here as a token with one expert.
         let own = |id: &u32| (*id as usize).checked_sub(self.first).filter(|own| *own < self.own.count());
@@ -76,7 +76,7 @@ impl ParallelExperts {
         let (count, device) = (pairs.len(), x.device());
         let of_pairs: Vec<u32> = pairs.iter().map(|pair| pair / top_k as u32).collect();
         let of_pairs = x.reshape((tokens, hidden))?.index_select(&Tensor::new(of_pairs, device)?, 0)?;
-        let (batch, len) = if alone { (count, 1) } else { (1, count) };
+        let (batch, len) = if ungrouped { (count, 1) } else { (1, count) };
         let own_ids = Tensor::from_vec(own_ids, (batch, len, 1), device)?;
         let ones = own_ids.ones_like()?.to_dtype(DType::F32)?;
         let outputs = self.own.forward(&of_pairs.reshape((batch, len, hidden))?, &own_ids, &ones)?;
@@ -90,8 +90,8 @@ impl ParallelExperts {
                 *place = row;
             }
         }
-        let shares = shares.reshape((tokens, top_k))?.to_dtype(DType::F32)?;
-        backend::weighted_sum(&[outputs, nothing], &order, &shares)?.reshape(x.shape())
+        let routing_weights = routing_weights.reshape((tokens, top_k))?.to_dtype(DType::F32)?;
+        backend::weighted_sum(&[outputs, nothing], &order, &routing_weights)?.reshape(x.shape())
     }
 
     /// This rank's weights, for reports.

@@ -1,6 +1,6 @@
 //! Linear layers of which every rank has some outputs (column-parallel) or some inputs (row-parallel).
 
-use crate::distributed::partition::whole_units;
+use crate::distributed::partition::whole_groups;
 use crate::distributed::Rank;
 use crate::nn::{forward_add, linear_b, LayerWeight, Linear, Module, VarBuilder};
 use candle_core::{bail, Result, Tensor, D};
@@ -23,7 +23,7 @@ pub fn column_parallel(
     Ok(Linear::new(weight, bias))
 }
 
-/// A linear layer of which every rank has other inputs. The ranks' products are summed, then the bias is added.
+/// A linear layer of which every rank has other inputs. The ranks' partial outputs are summed, then the bias is added.
 #[derive(Clone, Debug)]
 pub struct RowParallel {
     /// With the bias, if the layer is whole.
@@ -31,7 +31,7 @@ pub struct RowParallel {
     sum: Option<Sum>,
 }
 
-/// What is left to do after a part of a product.
+/// What is left to do after a partial output.
 #[derive(Clone, Debug)]
 struct Sum {
     rank: Rank,
@@ -62,7 +62,7 @@ pub fn row_parallel(
     let Some(rank) = vb.rank().cloned() else {
         bail!("inputs {columns:?} of {in_dim}: a builder for one rank of several is needed");
     };
-    let loaded = whole_units(&columns, vb.unit(&[out_dim, in_dim])?, in_dim);
+    let loaded = whole_groups(&columns, vb.granularity(&[out_dim, in_dim])?, in_dim);
     let padding = match (columns.start.checked_sub(loaded.start), loaded.end.checked_sub(columns.end)) {
         (Some(before), Some(after)) => (before, after),
         _ => bail!("inputs {columns:?}: expected some of {in_dim}"),
@@ -98,10 +98,10 @@ impl Module for RowParallel {
             (0, 0) => x.clone(),
             (before, after) => x.pad_with_zeros(D::Minus1, *before, *after)?,
         };
-        let product = rank.all_reduce_sum(&self.linear.forward(&x)?)?;
+        let sum = rank.all_reduce_sum(&self.linear.forward(&x)?)?;
         match bias {
-            Some(bias) => product.broadcast_add(bias),
-            None => Ok(product),
+            Some(bias) => sum.broadcast_add(bias),
+            None => Ok(sum),
         }
     }
 }

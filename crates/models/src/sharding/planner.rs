@@ -4,7 +4,7 @@ use super::parts::{Heads, Sharding};
 use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
 use crate::{layer_of, Config, MoeConfig};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::parallel::whole_units;
+use candle_quant::parallel::whole_groups;
 use candle_quant::parallel::{expert_shares, ExpertShare, ExpertSplit};
 use candle_quant::{Error, Result};
 use std::collections::BTreeMap;
@@ -50,7 +50,7 @@ struct Planner<'a> {
 type Shared = (Split, Option<String>);
 
 /// What is known of a tensor by its name.
-struct Place<'n> {
+struct ModuleName<'n> {
     layer: usize,
     /// The module that the projection is in.
     parent: &'n str,
@@ -58,7 +58,7 @@ struct Place<'n> {
     is_bias: bool,
 }
 
-impl<'n> Place<'n> {
+impl<'n> ModuleName<'n> {
     fn of(name: &'n str) -> Self {
         let (module, is_bias) = match name.rsplit_once('.') {
             Some((module, "weight")) => (module, false),
@@ -89,10 +89,10 @@ impl<'a> Planner<'a> {
         let names: Vec<_> = names.map(|(name, tensor)| (name, tensor.dims.last().copied())).collect();
         let mut units = BTreeMap::new();
         for (name, k) in &names {
-            let place = Place::of(name);
-            if place.is_down() && !place.is_bias {
-                let unit = units.entry(place.layer).or_insert(1);
-                *unit = checkpoint.tensor(name, *k)?.unit().max(*unit);
+            let module = ModuleName::of(name);
+            if module.is_down() && !module.is_bias {
+                let unit = units.entry(module.layer).or_insert(1);
+                *unit = checkpoint.tensor(name, *k)?.granularity().max(*unit);
             }
         }
         let sharding = Sharding::new(config, ranks);
@@ -105,12 +105,12 @@ impl<'a> Planner<'a> {
 
     fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
         let weight = self.checkpoint.tensor(name, k)?;
-        let place = Place::of(name);
+        let module = ModuleName::of(name);
         let (split, mut replicated) = match self.ranks {
             1 => (Split::Whole, None),
-            _ => self.split(&place, &weight),
+            _ => self.split(&module, &weight),
         };
-        let rank_bytes = self.rank_bytes(&split, &weight, place.is_bias)?;
+        let rank_bytes = self.rank_bytes(&split, &weight, module.is_bias)?;
         let stored_bytes = weight.size_in_bytes() as u64;
         if replicated.is_none() && split != Split::Whole {
             // Of a global scale each run is a part.
@@ -119,7 +119,7 @@ impl<'a> Planner<'a> {
                 weight.dims().iter().rev().skip(2).fold(runs, |count, size| count.saturating_mul(*size));
             replicated = shared_bytes(stored_bytes, &rank_bytes, matrices as u64).map(str::to_owned);
         }
-        let is_matrix = weight.dims().len() > 1 && !place.is_bias;
+        let is_matrix = weight.dims().len() > 1 && !module.is_bias;
         Ok(ShardedTensor {
             name: name.to_owned(),
             format: weight.format_name(),
@@ -154,15 +154,15 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn split(&self, place: &Place, weight: &Weight) -> Shared {
+    fn split(&self, module: &ModuleName, weight: &Weight) -> Shared {
         let ranks = self.ranks;
-        match place.projection {
+        match module.projection {
             "embed_tokens" | "lm_head" => match self.sharding.vocabulary() {
                 Some(rows) => (Split::Rows(rows), None),
                 None => (Split::Whole, Some(format!("fewer tokens than the {ranks} ranks"))),
             },
             "q_proj" | "k_proj" | "v_proj" | "o_proj" | "sinks" => match &self.sharding.heads {
-                Some(heads) => self.by_heads(place, heads, weight),
+                Some(heads) => self.by_heads(module, heads, weight),
                 None => {
                     let (queries, keys) = (self.config.num_attention_heads, self.config.num_key_value_heads);
                     let why =
@@ -171,11 +171,11 @@ impl<'a> Planner<'a> {
                 }
             },
             "gate_proj" | "up_proj" | "down_proj" | "gate_up_proj" | "w1" | "w2" | "w3" => {
-                match self.config.moe.as_ref().filter(|moe| moe.is_sparse(place.layer)) {
-                    Some(moe) => self.of_experts(moe, place, weight),
-                    None => match self.sharding.inner(self.unit(place.layer)) {
+                match self.config.moe.as_ref().filter(|moe| moe.is_sparse(module.layer)) {
+                    Some(moe) => self.of_experts(moe, module, weight),
+                    None => match self.sharding.inner(self.granularity(module.layer)) {
                         None => (Split::Whole, Some(format!("fewer inner elements than the {ranks} ranks"))),
-                        Some(inner) if place.is_down() => columns(place, inner, weight),
+                        Some(inner) if module.is_down() => columns(module, inner, weight),
                         Some(inner) => (Split::Rows(inner), None),
                     },
                 }
@@ -184,14 +184,14 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn by_heads(&self, place: &Place, heads: &[Heads], weight: &Weight) -> Shared {
+    fn by_heads(&self, module: &ModuleName, heads: &[Heads], weight: &Weight) -> Shared {
         let size = self.config.head_dim;
         let elements = |heads: &Range<usize>| heads.start * size..heads.end * size;
         let queries = heads.iter().map(|heads| elements(&heads.query)).collect();
-        match place.projection {
+        match module.projection {
             "sinks" => (Split::Rows(heads.iter().map(|heads| heads.query.clone()).collect()), None),
             "q_proj" => (Split::Rows(queries), None),
-            "o_proj" => columns(place, queries, weight),
+            "o_proj" => columns(module, queries, weight),
             _ => {
                 let keys = self.config.num_key_value_heads;
                 let why = format!("{keys} key heads are fewer than the {} ranks", self.ranks);
@@ -201,8 +201,8 @@ impl<'a> Planner<'a> {
         }
     }
 
-    fn of_experts(&self, moe: &MoeConfig, place: &Place, weight: &Weight) -> Shared {
-        let Some(shares) = self.expert_shares(moe, self.unit(place.layer)) else {
+    fn of_experts(&self, moe: &MoeConfig, module: &ModuleName, weight: &Weight) -> Shared {
+        let Some(shares) = self.expert_shares(moe, self.granularity(module.layer)) else {
             let what = match self.how {
                 ExpertSplit::Inside => "inner elements",
                 ExpertSplit::Across => "experts",
@@ -210,8 +210,8 @@ impl<'a> Planner<'a> {
             return (Split::Whole, Some(format!("fewer {what} than the {} ranks", self.ranks)));
         };
         let inner = || shares.iter().map(|share| share.inner.clone());
-        let split = match (self.how, place.projection) {
-            (ExpertSplit::Across, _) => match place.expert() {
+        let split = match (self.how, module.projection) {
+            (ExpertSplit::Across, _) => match module.expert() {
                 Some(expert) => {
                     let owner = shares.iter().position(|share| share.experts.contains(&expert));
                     owner.map_or(Split::Whole, Split::One)
@@ -219,8 +219,10 @@ impl<'a> Planner<'a> {
                 None => Split::Experts(shares.into_iter().map(|share| share.experts).collect()),
             },
             // The outputs of an expert are weighed before they are summed: one rank adds its bias.
-            (ExpertSplit::Inside, _) if place.is_down() && place.is_bias => Split::One(0),
-            (ExpertSplit::Inside, _) if place.is_down() => return columns(place, inner().collect(), weight),
+            (ExpertSplit::Inside, _) if module.is_down() && module.is_bias => Split::One(0),
+            (ExpertSplit::Inside, _) if module.is_down() => {
+                return columns(module, inner().collect(), weight)
+            }
             (ExpertSplit::Inside, "gate_up_proj") => {
                 let up =
                     |own: &Range<usize>| moe.intermediate_size + own.start..moe.intermediate_size + own.end;
@@ -235,7 +237,7 @@ impl<'a> Planner<'a> {
         expert_shares(self.how, moe.experts, moe.intermediate_size, unit, self.ranks)
     }
 
-    fn unit(&self, layer: usize) -> usize {
+    fn granularity(&self, layer: usize) -> usize {
         self.units.get(&layer).copied().unwrap_or(1)
     }
 
@@ -266,12 +268,12 @@ impl<'a> Planner<'a> {
 }
 
 /// Columns of a weight, in whole groups; its bias is whole.
-fn columns(place: &Place, own: Vec<Range<usize>>, weight: &Weight) -> Shared {
-    let (unit, k) = (weight.unit(), weight.dims().last().copied().unwrap_or(0));
-    if place.is_bias {
+fn columns(module: &ModuleName, own: Vec<Range<usize>>, weight: &Weight) -> Shared {
+    let (unit, k) = (weight.granularity(), weight.dims().last().copied().unwrap_or(0));
+    if module.is_bias {
         return (Split::Whole, None);
     }
-    let columns: Vec<_> = own.iter().map(|own| whole_units(own, unit, k)).collect();
+    let columns: Vec<_> = own.iter().map(|own| whole_groups(own, unit, k)).collect();
     let why = (columns != own).then(|| format!("groups of {unit} in the inputs of two ranks are on both"));
     (Split::Columns(columns), why)
 }

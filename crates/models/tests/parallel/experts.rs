@@ -165,16 +165,16 @@ fn whole_experts_compute_the_bits_of_the_whole_block() {
             let x = tensor(&[batch, len, 128], 3);
             let ids: Vec<u32> = (0..(batch * len) as u32).map(|i| i * 3 % moe.experts as u32).collect();
             let ids = Tensor::from_vec(ids, (batch, len, 1), &Device::Cpu).unwrap();
-            let shares = (ids.ones_like().unwrap().to_dtype(DType::F32).unwrap() * 0.3).unwrap();
+            let routing_weights = (ids.ones_like().unwrap().to_dtype(DType::F32).unwrap() * 0.3).unwrap();
             let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
-            let alone = experts(&config, vb.pp(module)).unwrap().forward(&x, &ids, &shares).unwrap();
+            let alone = experts(&config, vb.pp(module)).unwrap().forward(&x, &ids, &routing_weights).unwrap();
             for ranks in [2, 3, 4] {
                 let checkpoint = checkpoint.clone();
-                let (x, ids, shares) = (x.clone(), ids.clone(), shares.clone());
+                let (x, ids, routing_weights) = (x.clone(), ids.clone(), routing_weights.clone());
                 let outputs = run(&vec![Device::Cpu; ranks], move |rank| {
                     let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
                     let vb = vb.split_experts(ExpertSplit::Across).pp(module);
-                    Ok(parallel_experts(&config, vb)?.forward(&x, &ids, &shares)?)
+                    Ok(parallel_experts(&config, vb)?.forward(&x, &ids, &routing_weights)?)
                 });
                 for output in outputs.unwrap() {
                     assert_eq!(bits(&output), bits(&alone), "{name} over {ranks}");
@@ -198,12 +198,14 @@ fn wrong_input_is_refused_by_all_ranks() {
         let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32).split_experts(ExpertSplit::Across);
         let experts = parallel_experts(&config, vb.pp("model.layers.0.mlp"))?;
         let x = tensor(&[1, 2, 128], 1);
-        let told = |ids: &Tensor, shares: &Tensor| experts.forward(&x, ids, shares).unwrap_err().to_string();
-        let shares = Tensor::full(0.5f32, (1, 2, 2), &Device::Cpu)?;
-        let of_none = told(&Tensor::new(&[[[0u32, 7], [8, 1]]], &Device::Cpu)?, &shares);
-        let of_fewer = told(&Tensor::new(&[[[0u32, 7]]], &Device::Cpu)?, &shares);
+        let told = |ids: &Tensor, routing_weights: &Tensor| {
+            experts.forward(&x, ids, routing_weights).unwrap_err().to_string()
+        };
+        let routing_weights = Tensor::full(0.5f32, (1, 2, 2), &Device::Cpu)?;
+        let of_none = told(&Tensor::new(&[[[0u32, 7], [8, 1]]], &Device::Cpu)?, &routing_weights);
+        let of_fewer = told(&Tensor::new(&[[[0u32, 7]]], &Device::Cpu)?, &routing_weights);
         // And they go on.
-        experts.forward(&x, &Tensor::new(&[[[0u32, 7], [0, 1]]], &Device::Cpu)?, &shares)?;
+        experts.forward(&x, &Tensor::new(&[[[0u32, 7], [0, 1]]], &Device::Cpu)?, &routing_weights)?;
         Ok([of_none, of_fewer])
     });
     for [of_none, of_fewer] in errors.unwrap() {

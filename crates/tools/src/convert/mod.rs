@@ -44,7 +44,7 @@
 //!   else in it as it was, and the files of the tokenizer. Experts become stacks, as mlx-lm has them.
 //! * [`Target::Uqff`]: a model of mistral.rs, in 4, 6 and 8 bits with the numbers that it computes itself.
 //! * [`Target::Ollama`]: a model in a store of Ollama, with the bytes of its importer.
-//! * [`Target::Dense`]: plain numbers.
+//! * [`Target::Dense`]: dense elements.
 //!
 //! # Weights that are packed already
 //! are written as they are, if the output has their format: AWQ and symmetric integers get biases that change nothing

@@ -14,10 +14,10 @@ pub struct ConvertOptions {
     pub target: Target,
     /// Which tensor becomes what.
     pub recipe: Recipe,
-    /// Rounds all float numbers to F16, BF16 or F32 first: those that stay plain numbers, those that are packed,
-    /// and their scales. Without it they keep the dtype of the source; decoded ones get that of the config.
+    /// Rounds all float numbers to F16, BF16 or F32 first: those that stay dense elements, those that are packed,
+    /// and their scales. Without it they keep the dtype of the source; dequantized ones get that of the config.
     pub dtype: Option<DType>,
-    /// Decodes weights that are packed already, to pack them as the recipe says.
+    /// Dequantizes weights that are packed already, to pack them as the recipe says.
     pub requantize: bool,
     /// Looks for codes and scales of a smaller squared error than those of the encoder, group by group; see
     /// [`QuantizedRows::improve`](candle_quant::format::QuantizedRows::improve). The bytes are no longer those of the program whose format it is.
@@ -84,7 +84,7 @@ impl ConvertOptions {
         }
     }
 
-    /// Plain numbers.
+    /// Dense elements.
     pub fn dense() -> Self {
         Self { target: Target::Dense, ..Self::mlx(Recipe::safe(Spec::Keep)) }
     }

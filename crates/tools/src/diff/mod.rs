@@ -1,7 +1,7 @@
 //! Compares two checkpoints, number by number.
 //!
 //! Both sides may be of any kind: an original and its quantized form, two conversions of one model, a
-//! checkpoint and a safetensors file of dense tensors. Packed weights are decoded to f32, as they are for
+//! checkpoint and a safetensors file of dense tensors. Packed weights are dequantized to f32, as they are for
 //! products; differences are computed in f64.
 //!
 //! ```

@@ -15,7 +15,7 @@
 //! # Ok::<(), candle_quant::Error>(())
 //! ```
 //!
-//! One tensor is in memory at a time, in its format; decoded it is only in pieces.
+//! One tensor is in memory at a time, in its format; dequantized it is only in pieces.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 

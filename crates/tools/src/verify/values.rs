@@ -25,15 +25,15 @@ fn problems(chunks: &Chunks) -> Result<Vec<String>> {
         Some(packed) => problems_of_parts(packed)?,
         None => Vec::new(),
     };
-    let decoded = chunks
+    let dequantized = chunks
         .map(|numbers| Tally::of(numbers.iter().copied()))?
         .into_iter()
         .fold(Tally::default(), Tally::add);
-    match (decoded.problem(), chunks.packed()) {
+    match (dequantized.problem(), chunks.packed()) {
         // The parts that make them so are told of.
         (Some(_), Some(_)) if !problems.is_empty() => {}
         (Some(problem), Some(_)) => {
-            problems.push(format!("decoded, {problem}: its scales are too large for f32"));
+            problems.push(format!("dequantized, {problem}: its scales are too large for f32"));
         }
         (Some(problem), None) => problems.push(problem),
         (None, _) => {}

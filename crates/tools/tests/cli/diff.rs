@@ -12,8 +12,8 @@ use tempfile::TempDir;
 
 const UP: &str = "model.layers.0.mlp.up_proj.weight";
 
-/// All tensors of a checkpoint as f32, packed ones decoded by the letter of their format.
-fn decoded(path: &Path) -> Vec<Stored> {
+/// All tensors of a checkpoint as f32, packed ones dequantized by the letter of their format.
+fn dequantized(path: &Path) -> Vec<Stored> {
     let checkpoint = Checkpoint::open(path).unwrap();
     let dense = |name: &str| {
         let weight = checkpoint.tensor(name, None).unwrap();
@@ -47,10 +47,10 @@ fn assert_close(found: &Value, expected: f64) {
 }
 
 #[test]
-fn decoded_weights_are_equal_to_packed_ones() {
+fn dequantized_weights_are_equal_to_packed_ones() {
     for name in ["qwen3-affine-b3-g64", "llama-mixed-custom", "qwen3-nvfp4", "qwen3-mxfp8"] {
         let path = fixture(name);
-        let (_folder, dense) = file_of(&decoded(&path));
+        let (_folder, dense) = file_of(&dequantized(&path));
         let path = path.to_str().unwrap();
         for (a, b) in [(path, dense.as_str()), (dense.as_str(), path), (path, path)] {
             let (code, stdout, stderr) = run(&["diff", a, b]);
@@ -63,7 +63,7 @@ fn decoded_weights_are_equal_to_packed_ones() {
 #[test]
 fn distances_are_those_of_f64_and_the_worst_comes_first() {
     let path = fixture("llama-mixed-custom");
-    let original = decoded(&path);
+    let original = dequantized(&path);
     let mut noisy = original.clone();
     // The last one is left alone.
     let count = noisy.len();
@@ -113,7 +113,7 @@ fn one_flipped_bit_is_one_tensor() {
     let tensors = report["tensors"].as_array().unwrap();
     assert_eq!((status, &tensors[0]["name"]), (1, &json!(UP)));
     assert_eq!(tensors.iter().filter(|tensor| tensor["equal"] == json!(false)).count(), 1);
-    let original = decoded(&path);
+    let original = dequantized(&path);
     let original = numbers(original.iter().find(|tensor| tensor.name == UP).unwrap());
     let mut changed = original.clone();
     changed[40] = -changed[40];

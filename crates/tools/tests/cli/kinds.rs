@@ -69,8 +69,8 @@ fn fixtures_of_every_kind_are_fine_and_equal_to_themselves() {
         // Why something is dense is told.
         let told =
             text.lines().filter(|line| line.starts_with("note: ") && line.contains("dequantized")).count();
-        let decoded = ["uqff/hqq4", "hf/fp8-128x128", "slm1/q4_0.slm"].contains(&name);
-        assert_eq!(told, usize::from(decoded), "{text}");
+        let dequantized = ["uqff/hqq4", "hf/fp8-128x128", "slm1/q4_0.slm"].contains(&name);
+        assert_eq!(told, usize::from(dequantized), "{text}");
     }
 }
 

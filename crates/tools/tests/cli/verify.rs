@@ -92,7 +92,7 @@ fn scales_too_large_for_f32_are_found() {
     assert!(infinite > 0);
     let message = one_error(&copy, &format!("{UP}.weight"));
     let expected =
-        format!("decoded, {infinite} of 32768 numbers are infinite: its scales are too large for f32");
+        format!("dequantized, {infinite} of 32768 numbers are infinite: its scales are too large for f32");
     assert_eq!(message, expected);
 }
 

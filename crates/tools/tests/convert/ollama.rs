@@ -160,8 +160,8 @@ fn findings(checkpoint: &Checkpoint) -> Vec<String> {
     verify::verify(checkpoint).findings.into_iter().map(|finding| finding.message).collect()
 }
 
-fn decoded(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
-    let numbers = checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+fn dequantized(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+    let numbers = checkpoint.tensor(name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
     numbers.flatten_all().unwrap().to_vec1().unwrap()
 }
 
@@ -188,7 +188,7 @@ fn models_go_to_mlx_and_back() {
                 |checkpoint: &Checkpoint, name: &str| checkpoint.tensor(name, None).unwrap().format_name();
             for other in [&checkpoint, &written] {
                 assert_eq!(format(&source, name), format(other, &stack), "{model}:{tag} {name}");
-                assert!(decoded(&source, name) == decoded(other, &stack), "{model}:{tag} {name}");
+                assert!(dequantized(&source, name) == dequantized(other, &stack), "{model}:{tag} {name}");
             }
         }
         if model == "tiny-dense" {

@@ -158,8 +158,8 @@ fn experts_become_stacks() {
     let check = |module: &str, expected: &Tensor| {
         let (found, expected) = (load(&written, module), QuantTensor::quantize(expected, format).unwrap());
         assert_eq!(found.dims(), expected.dims(), "{module}");
-        let decoded = |tensor: &QuantTensor| numbers(&tensor.dequantize(DType::F32).unwrap());
-        assert_eq!(decoded(&found), decoded(&expected), "{module}");
+        let dequantized = |tensor: &QuantTensor| numbers(&tensor.dequantize(DType::F32).unwrap());
+        assert_eq!(dequantized(&found), dequantized(&expected), "{module}");
     };
     for (ours, theirs) in [("gate_proj", "w1"), ("down_proj", "w2"), ("up_proj", "w3")] {
         let each = |part: &str| -> Vec<Tensor> {

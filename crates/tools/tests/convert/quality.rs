@@ -28,12 +28,13 @@ fn quality_is_that_of_what_is_written() {
         assert_eq!(report.tensors.len(), converted, "{format}");
         assert!(report.tensors.is_sorted_by(|a, b| a.relative_rms >= b.relative_rms));
         for tensor in &report.tensors {
-            let decode = |checkpoint: &Checkpoint| -> Vec<f64> {
+            let dequantize = |checkpoint: &Checkpoint| -> Vec<f64> {
                 let weight = checkpoint.tensor(&tensor.name, None).unwrap();
-                let numbers = weight.decode(DType::F32, &Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
+                let numbers =
+                    weight.to_dense(DType::F32, &Device::Cpu).unwrap().to_dtype(DType::F64).unwrap();
                 numbers.flatten_all().unwrap().to_vec1().unwrap()
             };
-            let (a, b) = (decode(&source), decode(&written));
+            let (a, b) = (dequantize(&source), dequantize(&written));
             let sum = |of: &dyn Fn(f64, f64) -> f64| a.iter().zip(&b).map(|(a, b)| of(*a, *b)).sum::<f64>();
             let (error, signal) = (sum(&|a, b| (a - b).powi(2)), sum(&|a, _| a * a));
             let cosine = sum(&|a, b| a * b) / (signal * sum(&|_, b| b * b)).sqrt();
@@ -115,10 +116,10 @@ fn numbers_that_are_not_finite_are_named_and_counted() {
     assert!(counts.contains(&("a.weight", 1, 2)) && counts.contains(&("norm.weight", 1, 0)), "{counts:?}");
     // Packed they are zero, with a small error of a number; plain they stay what they are.
     let weight = Checkpoint::open(&out).unwrap().tensor("a.weight", None).unwrap();
-    let decoded =
-        weight.decode(DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
-    assert!(decoded.iter().all(|number| number.is_finite()));
-    assert!([0, 700, 4095].iter().all(|index| decoded[*index].abs() < 1e-3));
+    let dequantized =
+        weight.to_dense(DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    assert!(dequantized.iter().all(|number| number.is_finite()));
+    assert!([0, 700, 4095].iter().all(|index| dequantized[*index].abs() < 1e-3));
     assert_eq!(tensors(&out)["norm.weight"].2, tensors(source.folder.path())["norm.weight"].2);
 }
 

@@ -1,4 +1,4 @@
-//! Sources that are packed already: passed through, packed anew, decoded.
+//! Sources that are packed already: passed through, packed anew, dequantized.
 
 use super::common::{bundled, convert, json_file, tensors, Source};
 use candle_core::{DType, Device, Tensor};
@@ -19,10 +19,10 @@ fn safe(format: &str) -> ConvertOptions {
     ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()))
 }
 
-fn decoded(checkpoint: &Checkpoint, name: &str, dtype: DType) -> Tensor {
+fn dequantized(checkpoint: &Checkpoint, name: &str, dtype: DType) -> Tensor {
     let model = candle_quant_models::Config::from_json(checkpoint.config()).ok();
     let k = model.and_then(|model| model.in_features(name.strip_suffix(".weight").unwrap_or(name)));
-    checkpoint.tensor(name, k).unwrap().decode(dtype, &Device::Cpu).unwrap()
+    checkpoint.tensor(name, k).unwrap().to_dense(dtype, &Device::Cpu).unwrap()
 }
 
 fn bits(tensor: &Tensor) -> Vec<u32> {
@@ -71,8 +71,8 @@ fn other_containers_pass_through_as_mlx() {
             let (Ok(a), Ok(b)) = (&a, &b) else { panic!("{name} {tensor}: {a:?} {b:?}") };
             assert_eq!(a.format_name(), b.format_name(), "{name} {tensor}");
             count += usize::from(matches!(b, Weight::Packed(_)));
-            let decode = |weight: &Weight| bits(&weight.decode(DType::F32, &Device::Cpu).unwrap());
-            assert!(decode(a) == decode(b), "{name} {tensor}");
+            let dequantize = |weight: &Weight| bits(&weight.to_dense(DType::F32, &Device::Cpu).unwrap());
+            assert!(dequantize(a) == dequantize(b), "{name} {tensor}");
         }
         assert_eq!(count, packed, "{name}");
         assert!(json_file(out.path().join("config.json"))["quantization_config"]
@@ -138,13 +138,13 @@ fn requantized_weights_are_those_of_the_decoded_numbers() {
                 continue;
             }
             let was_packed = !matches!(source.tensor(tensor, None), Ok(Weight::Dense(_)));
-            let numbers = decoded(&source, tensor, DType::F32);
+            let numbers = dequantized(&source, tensor, DType::F32);
             let dtype = if was_packed { dtype } else { source.dense(tensor).unwrap().dtype() };
             let expected = QuantTensor::quantize(&numbers.to_dtype(dtype).unwrap(), weight.format()).unwrap();
             let found = weight.load(&Device::Cpu).unwrap();
             assert_eq!(found.scales().dtype(), dtype);
-            let decode = |tensor: &QuantTensor| bits(&tensor.dequantize(DType::F32).unwrap());
-            assert!(decode(&found) == decode(&expected), "{name} {tensor}");
+            let dequantize = |tensor: &QuantTensor| bits(&tensor.dequantize(DType::F32).unwrap());
+            assert!(dequantize(&found) == dequantize(&expected), "{name} {tensor}");
             packed += 1;
         }
         assert!(packed > 5, "{name}: {packed}");
@@ -176,7 +176,7 @@ fn dequantized_checkpoints_are_dense() {
                 let found = dense.load(DType::F32, &Device::Cpu).unwrap();
                 assert_eq!(
                     bits(&found),
-                    bits(&decoded(&source, tensor, DType::F32).to_dtype(dtype).unwrap()),
+                    bits(&dequantized(&source, tensor, DType::F32).to_dtype(dtype).unwrap()),
                     "{name} {tensor}"
                 );
             }

@@ -23,12 +23,12 @@ fn uqff() -> ConvertOptions {
     ConvertOptions::uqff(Recipe::named("mistralrs", "keep".parse().unwrap()).unwrap())
 }
 
-fn decoded(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
-    let numbers = checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+fn dequantized(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+    let numbers = checkpoint.tensor(name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
     numbers.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// `expected.json` is what AutoAWQ and compressed-tensors decode.
+/// `expected.json` is what AutoAWQ and compressed-tensors dequantize.
 #[test]
 fn integers_with_zeros_and_symmetric_ones_have_biases_in_mlx() {
     for (name, format) in [("hf/awq-g64", "affine 4-bit g64"), ("hf/ct-int4-g32", "affine 4-bit g32")] {
@@ -38,7 +38,7 @@ fn integers_with_zeros_and_symmetric_ones_have_biases_in_mlx() {
         let expected = json_file(source.path().join("expected.json"));
         let mut packed = 0;
         for (tensor, expected) in expected.as_object().unwrap() {
-            let numbers = decoded(&written, tensor);
+            let numbers = dequantized(&written, tensor);
             let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
             let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
             assert_eq!(sha256, expected["sha256"].as_str().unwrap(), "{name} {tensor}");
@@ -86,7 +86,7 @@ fn symmetric_integers_with_f32_scales_have_biases_where_nothing_is_rounded() {
             for name in source.open().tensor_names() {
                 let found = written.tensor(name, None).unwrap();
                 packed += usize::from(found.format_name() == "affine 4-bit g128");
-                assert_eq!(decoded(&source.open(), name), decoded(&written, name), "{name}");
+                assert_eq!(dequantized(&source.open(), name), dequantized(&written, name), "{name}");
             }
             assert_eq!(packed, 6);
             assert!(verify::verify(&written).passed(true));
@@ -142,7 +142,7 @@ fn mxfp4_becomes_five_bits_exactly() {
             assert_eq!((tensor.to.as_str(), tensor.rule.as_str()), ("affine 5-bit g32", "format"));
             assert_eq!(written.tensor(&tensor.name, None).unwrap().format_name(), "affine 5-bit g32");
             // Zeros have no sign there.
-            let (a, b) = (decoded(&source, &tensor.name), decoded(&written, &tensor.name));
+            let (a, b) = (dequantized(&source, &tensor.name), dequantized(&written, &tensor.name));
             assert!(a.iter().any(|number| *number != 0.) && a == b, "{name} {}", tensor.name);
             widened += 1;
         }

@@ -87,16 +87,16 @@ fn mxfp4_is_laid_out_as_by_mistralrs_and_loses_less() {
     assert_same(&out.path().join("residual.safetensors"), &expected.join("residual.safetensors"));
     assert_eq!(reported(&out.path()), reported(&expected));
     let name = "model.layers.0.mlp.up_proj.weight";
-    let exact = decoded(&source, name);
+    let exact = dequantized(&source, name);
     let error = |folder: PathBuf| {
-        let numbers = decoded(&Checkpoint::open(folder).unwrap(), name);
+        let numbers = dequantized(&Checkpoint::open(folder).unwrap(), name);
         exact.iter().zip(numbers).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>()
     };
     assert!(error(out.path()) < 0.5 * error(expected));
 }
 
-fn decoded(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
-    let numbers = checkpoint.tensor(name, None).unwrap().decode(DType::F32, &Device::Cpu).unwrap();
+fn dequantized(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
+    let numbers = checkpoint.tensor(name, None).unwrap().to_dense(DType::F32, &Device::Cpu).unwrap();
     numbers.flatten_all().unwrap().to_vec1().unwrap()
 }
 
@@ -180,7 +180,7 @@ fn other_layouts_are_rearranged_exactly() {
                 // What symmetric codes mean is written with biases.
                 let expected = format.replace("symmetric", "affine");
                 assert_eq!(written.tensor(stored, None).unwrap().format_name(), expected, "{name} {tensor}");
-                assert!(decoded(&source, tensor) == decoded(&written, stored), "{name} {tensor}");
+                assert!(dequantized(&source, tensor) == dequantized(&written, stored), "{name} {tensor}");
                 packed += usize::from(!format.contains('F'));
             }
             assert!(packed > 5, "{name}");
@@ -196,7 +196,7 @@ fn models_of_earlier_versions_become_such_of_today() {
     let written = Checkpoint::open(out.path()).unwrap();
     assert!(source.tensor_names().eq(written.tensor_names()));
     for name in source.tensor_names() {
-        assert!(decoded(&source, name) == decoded(&written, name), "{name}");
+        assert!(dequantized(&source, name) == dequantized(&written, name), "{name}");
     }
     assert_eq!(tensors_of(&out.path().join("afq4-0.uqff"))["model.embed_tokens.weight.format"].2, [1]);
 }
@@ -295,7 +295,7 @@ fn groups_of_one_number_and_experts_that_are_fused() {
         .finish();
     let out = convert(&source.open(), &uqff("8:g32"));
     let written = Checkpoint::open(out.path()).unwrap();
-    assert_eq!(decoded(&written, "l.0.mlp.up_proj.weight"), [vec![0.5; 64], vec![0.; 64]].concat());
+    assert_eq!(dequantized(&written, "l.0.mlp.up_proj.weight"), [vec![0.5; 64], vec![0.; 64]].concat());
     for (projection, dims) in
         [("gate_proj", [3, 48, 64]), ("up_proj", [3, 48, 64]), ("down_proj", [3, 64, 32])]
     {

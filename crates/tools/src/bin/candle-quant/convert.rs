@@ -90,10 +90,10 @@ pub struct Options {
     /// Round all float numbers to f16, bf16 or f32 first, and so the scales [default: as in SRC].
     #[arg(long, value_parser = super::generate::parse_dtype)]
     dtype: Option<DType>,
-    /// Decode what is packed already, and pack it anew.
+    /// Dequantize what is packed already, and pack it anew.
     #[arg(long)]
     requantize: bool,
-    /// Write plain numbers: decode what is packed.
+    /// Write dense elements: dequantize what is packed.
     #[arg(long, conflicts_with_all = [
         "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search"
     ])]
@@ -348,7 +348,7 @@ fn write(options: &Options, plan: &ConvertPlan, out: &Path) -> Result<(), (anyho
         progress.tell(&event);
     });
     progress.finish();
-    // What is lost is told too if it is too much.
+    // What is lost is reported too if it is too much.
     let report = match &result {
         Ok(report) => Some(report.clone()),
         Err(Error::Quality { .. }) => measured.into_inner().unwrap_or_else(PoisonError::into_inner),

@@ -13,7 +13,7 @@ use std::process::ExitCode;
 #[command(after_help = "\
 Exit codes: 0 equal; 1 different; 2 a checkpoint can't be read.
 
-Packed weights are decoded. The relative RMS is that of the difference, over that of A. A NaN is equal to a NaN, \
+Packed weights are dequantized. The relative RMS is that of the difference, over that of A. A NaN is equal to a NaN, \
 an infinity to that of its sign, and neither to anything else, whatever the tolerance.")]
 pub struct Options {
     /// The checkpoint to compare with: a directory, or a file, which may be one of dense tensors.

@@ -2,7 +2,7 @@
 
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::parallel::{self, ExpertSplit, Launch, Place, Rank, Secret};
+use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
 use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
 use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
 use candle_quant_models::{Config, Model};
@@ -72,7 +72,7 @@ struct Work {
 }
 
 /// What a rank has to tell in the end.
-struct Told {
+struct Outcome {
     generated: Generated,
     weights: WeightSummary,
     /// Whether the text could be written.
@@ -82,7 +82,7 @@ struct Told {
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
     let devices = if options.distributed { Vec::new() } else { devices(options)? };
-    let place = options.distributed.then(place).transpose()?;
+    let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
     let checkpoint = Checkpoint::open(path)?;
     let sampling = Sampling { temperature: options.temperature, top_k: options.top_k, top_p: options.top_p };
@@ -102,22 +102,22 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
-    let ranks = place.as_ref().map_or(devices.len(), |(place, _)| place.world_size());
-    let told = match (&place, devices.as_slice()) {
-        (Some((place, secret)), _) => {
-            let told = Launch::default().distributed(place, secret, |rank| work.run_as(&rank))?;
-            if place.rank() > 0 {
+    let ranks = info.as_ref().map_or(devices.len(), |(info, _)| info.world_size());
+    let outcome = match (&info, devices.as_slice()) {
+        (Some((info, secret)), _) => {
+            let outcome = Launch::default().distributed(info, secret, |rank| work.run_as(&rank))?;
+            if info.rank() > 0 {
                 return Ok(());
             }
-            told
+            outcome
         }
         (None, [device]) => work.run(Model::load(&work.checkpoint, work.dtype, device)?, None)?,
         (None, devices) => {
-            let told = parallel::run(devices, move |rank| work.run_as(&rank))?;
-            told.into_iter().next().context("no rank")?
+            let outcome = parallel::run(devices, move |rank| work.run_as(&rank))?;
+            outcome.into_iter().next().context("no rank")?
         }
     };
-    let Told { generated, weights, written } = told;
+    let Outcome { generated, weights, written } = outcome;
     match written {
         // Whoever read the text has gone, as `head` does.
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
@@ -128,11 +128,11 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
 }
 
 /// What the launcher says.
-fn place() -> Result<(Place, Secret)> {
+fn rank_info() -> Result<(RankInfo, Secret)> {
     if !cfg!(feature = "nccl") {
         bail!("--distributed: this program was built without NCCL; build it with `--features cli,nccl`");
     }
-    Ok((Place::from_env()?, Secret::from_env()?))
+    Ok((RankInfo::from_env()?, Secret::from_env()?))
 }
 
 /// One device for each rank.
@@ -148,7 +148,7 @@ fn devices(options: &Options) -> Result<Vec<Device>> {
 
 impl Work {
     /// As one rank of several, all of which draw with the seed of the first.
-    fn run_as(&self, rank: &Rank) -> candle_quant::Result<Told> {
+    fn run_as(&self, rank: &Rank) -> candle_quant::Result<Outcome> {
         let config = Config::from_checkpoint(&self.checkpoint)?;
         let vb = VarBuilder::sharded(&self.checkpoint, rank, self.dtype).split_experts(self.experts);
         let model = Model::new(&config, vb)?;
@@ -159,7 +159,7 @@ impl Work {
     }
 
     /// Generates the text; the first rank writes it.
-    fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Told> {
+    fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Outcome> {
         let writes = rank.is_none_or(|rank| rank.index() == 0);
         let write = |text: &str| if writes { write_now(text) } else { Ok(()) };
         let mut written = write(&self.prompt);
@@ -183,14 +183,14 @@ impl Work {
             return Err(error);
         }
         let written = written.and_then(|()| write("\n"));
-        Ok(Told { generated, weights: model.summary(), written })
+        Ok(Outcome { generated, weights: model.summary(), written })
     }
 }
 
 /// What the first rank says: all ranks go on, or none.
 fn as_the_first(rank: &Rank, go_on: bool) -> candle_quant::Result<bool> {
-    let told = rank.broadcast(&Tensor::new(u8::from(go_on), &Device::Cpu)?, 0)?;
-    Ok(told.to_scalar::<u8>()? != 0)
+    let answer = rank.broadcast(&Tensor::new(u8::from(go_on), &Device::Cpu)?, 0)?;
+    Ok(answer.to_scalar::<u8>()? != 0)
 }
 
 fn write_now(text: &str) -> io::Result<()> {

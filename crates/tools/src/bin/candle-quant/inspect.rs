@@ -20,7 +20,7 @@ pub struct Options {
     json: bool,
 }
 
-/// Unreadable tensors that are told of by default: in a damaged file they are many and alike.
+/// Unreadable tensors that are reported by default: in a damaged file they are many and alike.
 const MAX_FAILURES: usize = 5;
 
 /// One tensor; a quantized weight is one.

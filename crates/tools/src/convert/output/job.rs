@@ -121,7 +121,7 @@ impl Job {
 
     /// About the memory that a thread needs for one block.
     pub(in crate::convert) fn block_bytes(&self) -> u64 {
-        // Numbers as they are stored and as f32, decoded ones, and codes before and after packing.
+        // Numbers as they are stored and as f32, dequantized ones, and codes before and after packing.
         (self.block_rows() as u64).saturating_mul(self.k() as u64).saturating_mul(16)
     }
 

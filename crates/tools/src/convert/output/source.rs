@@ -7,7 +7,7 @@ use candle_quant::checkpoint::{DenseTensor, Weight};
 pub(in crate::convert) enum SourcePart {
     /// Whole rows of a stored tensor.
     Stored(DenseTensor),
-    /// A weight that has to be decoded.
+    /// A weight that has to be dequantized.
     Encoded(Weight),
 }
 

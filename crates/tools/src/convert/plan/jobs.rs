@@ -52,7 +52,7 @@ impl Job {
         Self { planned, work, outputs, spec: Spec::Keep, is_stacked }
     }
 
-    /// A tensor of plain numbers, of another dtype if one is given.
+    /// A tensor of dense elements, of another dtype if one is given.
     pub(super) fn plain(source: &SourceTensor, dtype: Option<DType>) -> Result<Self> {
         let stored_as = stored_dtype(source);
         let dtype = dtype.or(stored_as).unwrap_or(DType::BF16);

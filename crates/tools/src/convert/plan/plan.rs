@@ -145,7 +145,7 @@ impl ConvertPlan {
     }
 
     /// About the most memory that the conversion takes, in bytes: what every thread works on, and the largest
-    /// weight that has to be decoded as a whole.
+    /// weight that has to be dequantized as a whole.
     pub fn peak_memory(&self) -> u64 {
         let threads = rayon::current_num_threads() as u64;
         let blocks = self.jobs().map(Job::block_bytes).max().unwrap_or(0);

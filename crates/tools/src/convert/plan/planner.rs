@@ -25,7 +25,7 @@ pub(super) struct Planner<'a> {
     layers: ModelLayers,
     /// Whether the embedding is the head.
     tied: bool,
-    /// What is decoded becomes this, unless a rule says otherwise.
+    /// What is dequantized becomes this, unless a rule says otherwise.
     dtype: DType,
     /// The rules that have decided.
     used: RefCell<BTreeSet<&'a str>>,

@@ -23,7 +23,7 @@ use std::str::FromStr;
 pub enum Spec {
     /// Quantized.
     Packed(QuantFormat),
-    /// Plain numbers of this dtype: F16, BF16 or F32.
+    /// Dense elements of this dtype: F16, BF16 or F32.
     Cast(DType),
     /// What it is.
     Keep,

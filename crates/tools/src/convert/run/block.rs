@@ -65,7 +65,7 @@ fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec
     }
     let rows: Vec<f32> = numbers.to_dtype(DType::F32)?.to_vec1()?;
     let rounded = T::round_all(rows.clone());
-    // They are packed as zero, so that what is decoded does not tell of them.
+    // They are packed as zero, so that what is dequantized does not tell of them.
     sums.count_overflowing(&rows, &widened(&rounded));
     Ok((rows, rounded))
 }
@@ -106,14 +106,14 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
         }
     }
     let (words_per_row, groups) = (format.words_per_row(k)?, format.groups_per_row(k)?);
-    let mut decoded = vec![0.; k];
+    let mut dequantized = vec![0.; k];
     let rows_of_words = rows.chunks_exact(k).zip(words.chunks_exact(words_per_row)).enumerate();
     for (index, (row, words)) in rows_of_words {
         let of_row = index * groups..(index + 1) * groups;
         let scales = scales.get(of_row.clone()).unwrap_or_default();
         let biases = biases.get(of_row).unwrap_or_default();
-        dequantize_row(format, words, scales, biases, &mut decoded);
-        sums.add_row(row, &decoded);
+        dequantize_row(format, words, scales, biases, &mut dequantized);
+        sums.add_row(row, &dequantized);
         sums.add_groups(scales, row.chunks_exact(format.group_size()), |group| {
             let of_group = |all: &[f32], missing| all.get(group).copied().unwrap_or(missing);
             format.representable(of_group(scales, f32::NAN), of_group(biases, 0.))

@@ -1,4 +1,4 @@
-//! Packed weights in MLX's layout, or in a format that holds them exactly: no code is decoded or rounded.
+//! Packed weights in MLX's layout, or in a format that holds them exactly: no code is dequantized or rounded.
 
 use crate::convert::output::{OutputTensor, WIDE_MXFP4};
 use candle_core::{DType, Device, Tensor};

@@ -1,4 +1,4 @@
-//! Writes one file of weights: all threads on rows of stored numbers, then whole weights that have to be decoded, one
+//! Writes one file of weights: all threads on rows of stored numbers, then whole weights that have to be dequantized, one
 //! at a time.
 
 use super::block::{self, Block};

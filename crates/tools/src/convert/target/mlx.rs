@@ -1,4 +1,4 @@
-//! MLX checkpoints, and plain numbers in the same files.
+//! MLX checkpoints, and dense elements in the same files.
 
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
@@ -13,7 +13,7 @@ pub(in crate::convert) const INDEX: &str = "model.safetensors.index.json";
 #[derive(Debug)]
 pub(super) struct Mlx;
 
-/// Plain numbers under the names of the source.
+/// Dense elements under the names of the source.
 #[derive(Debug)]
 pub(super) struct Dense;
 
@@ -45,7 +45,7 @@ impl TargetKind for Mlx {
 
 impl TargetKind for Dense {
     fn name(&self) -> &'static str {
-        "plain numbers"
+        "dense elements"
     }
 
     fn check(&self, _: QuantFormat) -> std::result::Result<(), &'static str> {

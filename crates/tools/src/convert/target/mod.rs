@@ -21,7 +21,7 @@ use candle_quant::{Error, QuantFormat, Result};
 pub enum Target {
     /// An MLX checkpoint.
     Mlx,
-    /// Plain numbers under the names of the source.
+    /// Dense elements under the names of the source.
     Dense,
     /// A model of mistral.rs, UQFF 1.2.0.
     Uqff,

@@ -1,4 +1,4 @@
-//! What is told while a conversion runs: a bar on a terminal, else a line every few seconds, or lines of JSON.
+//! What is reported while a conversion runs: a bar on a terminal, else a line every few seconds, or lines of JSON.
 
 use candle_quant_tools::convert::ConvertEvent;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -28,7 +28,7 @@ enum Way {
 
 struct State {
     begun: Instant,
-    told: Instant,
+    reported: Instant,
     /// Bytes of the source that are done, in all and by this process.
     done: u64,
     done_now: u64,
@@ -52,7 +52,7 @@ impl Progress {
             _ => Way::Lines,
         };
         let now = Instant::now();
-        let state = State { begun: now, told: now, done: 0, done_now: 0, finished: 0 };
+        let state = State { begun: now, reported: now, done: 0, done_now: 0, finished: 0 };
         Self { way, state: Mutex::new(state), bytes, tensors }
     }
 
@@ -81,13 +81,13 @@ impl Progress {
                 bar.set_position(state.done);
                 bar.set_message(format!("{}/{} {name}", state.finished, self.tensors));
             }
-            Way::Lines if state.told.elapsed() >= EVERY => self.line(&mut state, name),
-            Way::Json if state.told.elapsed() >= EVERY_JSON => self.line(&mut state, name),
+            Way::Lines if state.reported.elapsed() >= EVERY => self.line(&mut state, name),
+            Way::Json if state.reported.elapsed() >= EVERY_JSON => self.line(&mut state, name),
             Way::Lines | Way::Json => {}
         }
     }
 
-    /// The last line; nothing is told of a conversion that took no time, except as JSON.
+    /// The last line; nothing is reported of a conversion that took no time, except as JSON.
     pub fn finish(&self) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match &self.way {
@@ -99,7 +99,7 @@ impl Progress {
     }
 
     fn line(&self, state: &mut State, name: &str) {
-        state.told = Instant::now();
+        state.reported = Instant::now();
         let rate = state.done_now as f64 / state.begun.elapsed().as_secs_f64().max(1e-9);
         let left = self.bytes.saturating_sub(state.done);
         let eta = (rate > 0.).then(|| (left as f64 / rate).ceil());

@@ -161,7 +161,7 @@ fn scales_and_biases_of_different_dtypes() {
     }
 }
 
-/// Many rows of x: weights are decoded to the dtype of x, some at a time, and multiplied by cuBLAS. Beside
+/// Many rows of x: weights are dequantized to the dtype of x, some at a time, and multiplied by cuBLAS. Beside
 /// the rounding of the result there is that of each weight.
 #[test]
 fn dense_products() {

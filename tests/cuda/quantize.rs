@@ -1,4 +1,4 @@
-//! Decoding, gathering and encoding: the bits of the CPU.
+//! Dequantizing, gathering and quantizing: the bits of the CPU.
 
 use crate::device;
 use crate::expected::{random, symmetric};
@@ -20,7 +20,7 @@ fn assert_same(actual: &Tensor, expected: &Tensor, what: &str) {
 }
 
 #[test]
-fn weights_are_decoded_as_on_the_cpu() {
+fn weights_are_dequantized_as_on_the_cpu() {
     let Some(device) = device() else { return };
     for (seed, format) in QuantFormat::all().into_iter().enumerate() {
         let k = 3 * format.group_size().max(32);
@@ -140,7 +140,7 @@ fn rows_that_a_table_does_not_have_are_nan() {
 }
 
 #[test]
-fn weights_are_encoded_as_on_the_cpu() {
+fn weights_are_quantized_as_on_the_cpu() {
     let Some(device) = device() else { return };
     for (seed, format) in QuantFormat::all().into_iter().enumerate() {
         let k = 3 * format.group_size().max(32);
@@ -169,7 +169,7 @@ fn assert_same_parts(actual: &QuantTensor, expected: &QuantTensor) {
 
 /// Zeros, one sign, subnormals, a constant, powers of two; NVFP4 with a global scale.
 #[test]
-fn unusual_weights_are_encoded_as_on_the_cpu() {
+fn unusual_weights_are_quantized_as_on_the_cpu() {
     let Some(device) = device() else { return };
     let usual = numbers(128, 470);
     let scaled = |factor: f32| usual.iter().map(|value| value * factor).collect::<Vec<f32>>();
