@@ -4,6 +4,8 @@
 #
 #   scripts/mutants.sh [--sample | NAME ...]      all, a sample of each kind, or those of testing/mutants/NAME.patch
 #
+# --sample is for after scripts/test-cuda.sh: that tests pass without the bug is not shown again, only that there are some.
+#
 # A patch begins with
 #   Bug: what is wrong.
 #   Kernels: the sources of cuda/ that get the bug, without `.cu`; few, for they have to be compiled
@@ -56,6 +58,11 @@ run() {
 # unharmed PATCH: its tests pass on the kernels as they are.
 unharmed() {
   local key folder
+  if [ -n "$sample" ]; then
+    # shellcheck disable=SC2046 # several arguments
+    LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib "$tests" --list $(field "$1" Tests) 2>/dev/null | grep -q ': test$'
+    return
+  fi
   key=$(field "$1" Tests).$(field "$1" Sanitizers)
   folder=$work/unharmed/${key//[^a-zA-Z0-9_.]/-}
   if [ ! -e "$folder" ]; then
@@ -89,9 +96,11 @@ tests=$(sed -n 's/.*Executable tests\/cuda\/main.rs (\(.*\))$/\1/p' "$work/build
 tests=$(realpath "${tests:?tests/cuda was not built, see $work/build.log}")
 rm -rf "$work/unharmed"
 
+sample=''
 if [ $# = 0 ]; then
   set -- testing/mutants/*.patch
 elif [ "$1" = --sample ]; then
+  sample=yes
   # shellcheck disable=SC2046 # several names, without blanks
   set -- $(grep -l '^Sample: yes' testing/mutants/*.patch)
 else

@@ -68,5 +68,13 @@ fi
 # The emulator and the driver themselves.
 PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
 
-# shellcheck disable=SC2086 # two words or none
-cargo test --release --features nccl ${sanitize:+-p candle-quant} --test 'cuda*' "$@"
+# Every kernel in all schedules; what models and tools do with them, in one.
+if [ -n "$sanitize" ] || [ $# != 0 ]; then
+  # shellcheck disable=SC2086 # two words or none
+  cargo test --release --features nccl ${sanitize:+-p candle-quant} --test 'cuda*' "$@"
+else
+  cargo test --release --features nccl --test 'cuda*' --no-run
+  cargo test --release --features nccl -p candle-quant --test 'cuda*'
+  PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
+    -p candle-quant-models -p candle-quant-tools --test 'cuda*'
+fi

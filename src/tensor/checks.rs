@@ -87,7 +87,7 @@ pub(super) fn check_global_scale(
     tensor: Tensor,
 ) -> Result<GlobalScale> {
     let what = || format!("global scale of an {format} weight");
-    if format.scale() == Scale::Float {
+    if !format.scale().is_byte() {
         return Err(Error::mismatch(what(), "none (only formats with scales of a byte have one)", "one"));
     }
     if tensor.dtype() != DType::F32 {

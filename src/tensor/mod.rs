@@ -153,8 +153,7 @@ impl QuantTensor {
     /// Joins weights along N, as fused QKV or gate and up projections want.
     ///
     /// # Errors
-    /// If there are none, or formats, K, leading dimensions, devices or global scales differ; if codes of
-    /// some are symmetric, with F32 scales, and others have biases.
+    /// If there are none, or formats, K, leading dimensions, devices or global scales differ.
     pub fn concat(parts: &[&Self]) -> Result<Self> {
         let Some((first, rest)) = parts.split_first() else {
             return Err(Error::mismatch("weights to join", "at least one", "none"));
@@ -168,9 +167,6 @@ impl QuantTensor {
                     format!("{} and one global scale throughout", first.format),
                     format!("{} or another global scale", part.format),
                 ));
-            }
-            if part.biases.is_some() != first.biases.is_some() {
-                return Err(Error::mismatch("weights to join", "biases throughout, or nowhere", "both"));
             }
         }
         let join = |of: fn(&Self) -> &Tensor| {
@@ -190,19 +186,17 @@ impl QuantTensor {
     /// Joins weights `[.., N, K]` to a stack `[E, .., N, K]`.
     ///
     /// # Errors
-    /// If there are none, or formats, shapes or devices differ; if some have a global scale, or biases, and
-    /// others don't.
+    /// If there are none, or formats, shapes or devices differ; if some have a global scale, and others
+    /// don't.
     pub fn stack(parts: &[&Self]) -> Result<Self> {
         let Some(first) = parts.first() else {
             return Err(Error::mismatch("weights to stack", "at least one", "none"));
         };
-        let alike = |part: &Self| {
-            (part.format, part.dims(), part.biases.is_some(), part.global_scale().map(Tensor::elem_count))
-        };
+        let alike = |part: &Self| (part.format, part.dims(), part.global_scale().map(Tensor::elem_count));
         if let Some(other) = parts.iter().find(|part| alike(part) != alike(first)) {
             return Err(Error::mismatch(
                 "weights to stack",
-                format!("{first:?}, with or without biases and a global scale, throughout"),
+                format!("{first:?}, with or without a global scale, throughout"),
                 format!("{other:?}"),
             ));
         }

@@ -42,12 +42,12 @@ impl GroupParams {
         (self.scales.as_ptr(), self.biases.as_ptr())
     }
 
-    /// Moves `zero_point` from the codes into the biases: `q * s + b = (q - zero_point) * s + (b + zero_point * s)`.
+    /// Moves `center` from the codes into the biases: `q * s + b = (q - center) * s + (b + center * s)`.
     #[cfg(target_arch = "x86_64")]
     #[inline(always)]
-    pub(super) fn absorb_zero_point(&mut self, zero_point: f32) {
+    pub(super) fn absorb_center(&mut self, center: f32) {
         for (bias, scale) in self.biases.iter_mut().zip(&self.scales) {
-            *bias = scale.mul_add(zero_point, *bias);
+            *bias = scale.mul_add(center, *bias);
         }
     }
 

@@ -72,7 +72,7 @@ pub(crate) struct PackedMatrix<'a> {
     pub(crate) k: usize,
     pub(crate) words: &'a [u32],
     pub(crate) scales: GroupValues<'a>,
-    /// None where the format has none, and if affine codes are symmetric.
+    /// None where the format has none.
     pub(crate) biases: Option<GroupValues<'a>>,
     /// Multiplier of every scale; 1 where the format has none.
     pub(crate) global_scale: f32,

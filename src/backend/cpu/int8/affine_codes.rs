@@ -6,11 +6,11 @@ use std::arch::x86_64::*;
 /// Codes of a row that are unpacked at a time, a *step*.
 pub(super) const STEP: usize = 64;
 
-/// Affine codes of so many bits, relative to a zero point in the middle of their range, so that sums stay small even where
+/// Affine codes of so many bits, relative to the center of their range, so that sums stay small even where
 /// all activations have one sign. The middle lies between two codes, so they are doubled; eight bits do not have the room,
-/// and their zero point is half a step off.
+/// and their center is half a step off.
 ///
-/// A code is `byte * UNIT + ZERO_POINT`.
+/// A code is `byte * UNIT + CENTER`.
 pub(super) struct AffineCodes<const BITS: usize>;
 
 /// Byte indices that gather the `bits` bytes with the eight codes of each quadword.
@@ -56,7 +56,7 @@ pub(super) unsafe fn nibbles(from: *const u8) -> __m512i {
 impl<const BITS: usize> AffineCodes<BITS> {
     /// The unit of a byte.
     pub(super) const UNIT: f32 = if BITS == 8 { 1.0 } else { 0.5 };
-    pub(super) const ZERO_POINT: f32 = if BITS == 8 { 128.0 } else { ((1 << BITS) - 1) as f32 * 0.5 };
+    pub(super) const CENTER: f32 = if BITS == 8 { 128.0 } else { ((1 << BITS) - 1) as f32 * 0.5 };
 
     /// Unpacks the step at `from` into a row of a tile.
     ///

@@ -9,7 +9,7 @@ use super::super::fast_kernel::NotRepresentable;
 use super::super::isa::avx512::Avx512;
 use super::super::row_gemv::scales::GroupActivations;
 use super::super::row_gemv::LANES;
-use super::codes::IntegerCodes;
+use super::codes::{IntegerCodes, Kind};
 use std::arch::x86_64::*;
 
 /// Limbs of a number.
@@ -23,7 +23,7 @@ pub(super) const LIMB_BITS: u32 = 8;
 pub(super) struct FixedPoint {
     /// `[block][limb, highest first][vector][64]`.
     pub(super) limbs: Aligned<u8>,
-    /// `[block][2][lane]`: `-zero_point *` the sum of the lane's numbers, as a multiple of the highest limb's unit, and
+    /// `[block][2][lane]`: `-center *` the sum of the lane's numbers, as a multiple of the highest limb's unit, and
     /// the rest. Sums of products begin with them.
     pub(super) offsets: Aligned<i32>,
     /// For all groups, and zeros behind them.
@@ -53,7 +53,7 @@ impl FixedPoint {
             offsets: Aligned::new(blocks * 2 * LANES),
             groups: vec![GroupActivations::default(); (x.len() / group_size).div_ceil(LANES) + 1],
             unit: 1.,
-            lane_units: Aligned::new(if codes.any_scale { blocks * LANES } else { 0 }),
+            lane_units: Aligned::new(if matches!(codes.kind, Kind::Mxfp4) { blocks * LANES } else { 0 }),
             group_of_lane: [0; LANES],
             group_shift: group_size.trailing_zeros(),
         };
@@ -81,7 +81,10 @@ impl FixedPoint {
             let unit = unit_of(x)?;
             group.units[index % LANES] = unit;
             // E2M1 elements have no biases to multiply.
-            group.sums[index % LANES] = if codes.e2m1 { 0. } else { (sum(x) / f64::from(unit)) as f32 };
+            group.sums[index % LANES] = match codes.kind {
+                Kind::Mxfp4 | Kind::Nvfp4 => 0.,
+                Kind::Uint(_) => (sum(x) / f64::from(unit)) as f32,
+            };
         }
         Some(())
     }
@@ -90,7 +93,7 @@ impl FixedPoint {
     fn scale_units(&mut self, codes: &IntegerCodes) {
         /// Sums of integers are below 2^33: their products with units below one leave room for any usual scale.
         const HEADROOM: f32 = 4096.;
-        if codes.any_scale {
+        if matches!(codes.kind, Kind::Mxfp4) {
             self.lane_units.iter_mut().for_each(|unit| *unit *= codes.unit);
             return;
         }
@@ -114,7 +117,7 @@ impl FixedPoint {
         }
         // SAFETY: the array has the sixteen numbers of a vector.
         let first_element = unsafe { _mm512_loadu_si512(first_element.as_ptr().cast()) };
-        let zero_point = _mm512_set1_epi32(-codes.zero_point);
+        let center = _mm512_set1_epi32(-codes.center);
         let mut last = [0f32; 64 * 8];
         let out = self.limbs.chunks_exact_mut(LIMBS * VECTORS * 64);
         let lanes = self.offsets.chunks_exact_mut(2 * LANES);
@@ -162,11 +165,11 @@ impl FixedPoint {
                 // SAFETY: a chunk has the 64 bytes of a vector.
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), *limb) };
             }
-            // -zero_point * sum may have more than 32 bits; the rest below the upper part has not.
+            // -center * sum may have more than 32 bits; the rest below the upper part has not.
             let highest = (1i32 << (2 * LIMB_BITS)) as f32;
-            let share = _mm512_set1_ps(-codes.zero_point as f32 / highest);
+            let share = _mm512_set1_ps(-codes.center as f32 / highest);
             let upper = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), share));
-            let rest = _mm512_mullo_epi32(sum, zero_point);
+            let rest = _mm512_mullo_epi32(sum, center);
             let rest = _mm512_sub_epi32(rest, _mm512_slli_epi32::<{ 2 * LIMB_BITS }>(upper));
             // SAFETY: the chunk has twice the sixteen numbers of a vector.
             unsafe {

@@ -15,6 +15,7 @@ use super::group_limbs::Group;
 use super::mxfp4_rows::Mxfp4Rows;
 use super::panels::{m_per_pass, PanelScale, Panels, Shape};
 use super::tile_rows::{AffineRows, TileRows};
+use crate::format::Bits;
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -67,15 +68,15 @@ impl FastKernel for Int8Amx {
 
     fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
         match integer_bits(matrix.format) {
-            Some(1) => self.matmul_as::<AffineRows<1>>(matrix, x),
-            Some(2) => self.matmul_as::<AffineRows<2>>(matrix, x),
-            Some(3) => self.matmul_as::<AffineRows<3>>(matrix, x),
-            Some(4) => self.matmul_as::<AffineRows<4>>(matrix, x),
-            Some(5) => self.matmul_as::<AffineRows<5>>(matrix, x),
-            Some(6) => self.matmul_as::<AffineRows<6>>(matrix, x),
-            Some(8) => self.matmul_as::<AffineRows<8>>(matrix, x),
+            Some(Bits::One) => self.matmul_as::<AffineRows<1>>(matrix, x),
+            Some(Bits::Two) => self.matmul_as::<AffineRows<2>>(matrix, x),
+            Some(Bits::Three) => self.matmul_as::<AffineRows<3>>(matrix, x),
+            Some(Bits::Four) => self.matmul_as::<AffineRows<4>>(matrix, x),
+            Some(Bits::Five) => self.matmul_as::<AffineRows<5>>(matrix, x),
+            Some(Bits::Six) => self.matmul_as::<AffineRows<6>>(matrix, x),
+            Some(Bits::Eight) => self.matmul_as::<AffineRows<8>>(matrix, x),
             None if matrix.format == QuantFormat::MXFP4 => self.matmul_as::<Mxfp4Rows>(matrix, x),
-            Some(_) | None => Err(NotRepresentable),
+            None => Err(NotRepresentable),
         }
     }
 }

@@ -19,9 +19,10 @@ use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
 use super::super::row_gemv::{gemv, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
-use super::codes::IntegerCodes;
+use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{splits_sum, FixedPoint, LIMBS, LIMB_BITS};
 use super::unpack_vnni::{unpack, AFFINE, MXFP4, NVFP4};
+use crate::format::Bits;
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 
@@ -48,7 +49,7 @@ impl FastKernel for Int8Gemv {
         let mut output = Vec::with_capacity(x.len() / matrix.k * matrix.rows);
         for x in x.chunks_exact(matrix.k) {
             let x = FixedPoint::new(avx512, &codes, matrix.format.group_size(), x)?;
-            let scaling = Scaling::by_groups(&x.groups, codes.zero_point as f32 * codes.unit);
+            let scaling = Scaling::by_groups(&x.groups, codes.center as f32 * codes.unit);
             let unit = x.unit * output_multiplier(matrix);
             output.extend(gemv(avx512, matrix, &scaling, |rows| {
                 // SAFETY: `self.isa` proves that the CPU has the features of the function.
@@ -62,16 +63,16 @@ impl FastKernel for Int8Gemv {
 /// Dot products of rows and `x`; `unit` is that of scaled sums.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx512vnni,avx2,fma,gfni")]
 fn dot_rows(codes: &IntegerCodes, x: &FixedPoint, rows: [Row<'_>; ROWS], unit: f32) -> [f32; ROWS] {
-    match (codes.bits, codes.e2m1) {
-        (1, _) => dot_blocks::<1, 8, AFFINE>(x, rows, unit),
-        (2, _) => dot_blocks::<2, 4, AFFINE>(x, rows, unit),
-        (3, _) => dot_blocks::<3, 2, AFFINE>(x, rows, unit),
-        (4, false) => dot_blocks::<4, 2, AFFINE>(x, rows, unit),
-        (4, true) if codes.any_scale => dot_blocks::<4, 2, MXFP4>(x, rows, unit),
-        (4, true) => dot_blocks::<4, 2, NVFP4>(x, rows, unit),
-        (5, _) => dot_blocks::<5, 2, AFFINE>(x, rows, unit),
-        (6, _) => dot_blocks::<6, 2, AFFINE>(x, rows, unit),
-        _ => dot_blocks::<8, 2, AFFINE>(x, rows, unit),
+    match codes.kind {
+        Kind::Uint(Bits::One) => dot_blocks::<1, 8, AFFINE>(x, rows, unit),
+        Kind::Uint(Bits::Two) => dot_blocks::<2, 4, AFFINE>(x, rows, unit),
+        Kind::Uint(Bits::Three) => dot_blocks::<3, 2, AFFINE>(x, rows, unit),
+        Kind::Uint(Bits::Four) => dot_blocks::<4, 2, AFFINE>(x, rows, unit),
+        Kind::Uint(Bits::Five) => dot_blocks::<5, 2, AFFINE>(x, rows, unit),
+        Kind::Uint(Bits::Six) => dot_blocks::<6, 2, AFFINE>(x, rows, unit),
+        Kind::Uint(Bits::Eight) => dot_blocks::<8, 2, AFFINE>(x, rows, unit),
+        Kind::Mxfp4 => dot_blocks::<4, 2, MXFP4>(x, rows, unit),
+        Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4>(x, rows, unit),
     }
 }
 

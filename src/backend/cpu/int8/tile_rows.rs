@@ -91,7 +91,7 @@ impl<'a, const BITS: usize> TileRows<'a> for AffineRows<'a, BITS> {
     unsafe fn load(&mut self, first_row: usize, rows: usize) {
         (self.words, self.rows) = self.matrix.rows_words(first_row, rows.min(ROWS));
         self.params.load(self.matrix, first_row, self.rows);
-        self.params.absorb_zero_point(AffineCodes::<BITS>::ZERO_POINT);
+        self.params.absorb_center(AffineCodes::<BITS>::CENTER);
         tails(self.matrix, self.words, &mut self.tail);
     }
 

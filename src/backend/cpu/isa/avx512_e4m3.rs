@@ -5,7 +5,7 @@
 //! # Safety
 //! Each function may be called only where the CPU has these features, from a function that enables them.
 
-#![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions of `Simd`.
+#![allow(clippy::undocumented_unsafe_blocks)] // Each block wraps instructions under the conditions above.
 
 use super::avx512::bytes;
 use std::arch::x86_64::*;

@@ -26,19 +26,19 @@ pub(in super::super) struct Scaling<'a> {
     /// Empty, or not used, where scales stay as they are.
     groups: &'a [GroupActivations],
     /// The zero point that biases absorb.
-    zero_point: f32,
+    center: f32,
 }
 
 impl<'a> Scaling<'a> {
-    /// Multiplies scales, unless they are E8M0, by units; and biases, to which `zero_point *` their scales are added, by
+    /// Multiplies scales, unless they are E8M0, by units; and biases, to which `center *` their scales are added, by
     /// sums.
-    pub(in super::super) fn by_groups(groups: &'a [GroupActivations], zero_point: f32) -> Self {
-        Self { stride: LANES * (1 + groups.len()), groups, zero_point }
+    pub(in super::super) fn by_groups(groups: &'a [GroupActivations], center: f32) -> Self {
+        Self { stride: LANES * (1 + groups.len()), groups, center }
     }
 
     /// Leaves scales as they are, with room for so many groups and zeros behind them to a multiple of sixteen.
     pub(in super::super) fn none(groups_per_row: usize) -> Self {
-        Self { stride: LANES + groups_per_row.next_multiple_of(LANES), groups: &[], zero_point: 0. }
+        Self { stride: LANES + groups_per_row.next_multiple_of(LANES), groups: &[], center: 0. }
     }
 }
 
@@ -94,31 +94,29 @@ fn with_biases<S: Stored>(
     scaling: &Scaling,
     scaled: &mut [f32],
 ) {
-    let zero_point = scaling.zero_point;
+    let center = scaling.center;
     match biases {
-        Some(GroupValues::F16(biases)) => scale_all::<S, f16>(scales, (biases, zero_point), scaling, scaled),
-        Some(GroupValues::Bf16(biases)) => {
-            scale_all::<S, bf16>(scales, (biases, zero_point), scaling, scaled)
-        }
-        Some(GroupValues::F32(biases)) => scale_all::<S, f32>(scales, (biases, zero_point), scaling, scaled),
+        Some(GroupValues::F16(biases)) => scale_all::<S, f16>(scales, (biases, center), scaling, scaled),
+        Some(GroupValues::Bf16(biases)) => scale_all::<S, bf16>(scales, (biases, center), scaling, scaled),
+        Some(GroupValues::F32(biases)) => scale_all::<S, f32>(scales, (biases, center), scaling, scaled),
         // There are no biases of bytes.
         Some(GroupValues::Byte(_)) | None => {
             let midpoint = match matrix.format.zero_point() {
                 ZeroPoint::Midpoint => matrix.format.midpoint(),
                 ZeroPoint::Bias | ZeroPoint::None => 0.,
             };
-            scale_all::<S, Nothing>(scales, (&[], zero_point - midpoint), scaling, scaled)
+            scale_all::<S, Nothing>(scales, (&[], center - midpoint), scaling, scaled)
         }
     }
 }
 
 /// See [`scale_rows`]: `scales` are those of all rows, with so many groups in each. Biases are as many or [`Nothing`];
-/// `zero_point *` their scales are added to them.
+/// `center *` their scales are added to them.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 fn scale_all<S: Stored, B: Stored>(
     (scales, groups): (&[S::Value], usize),
-    (biases, zero_point): (&[B::Value], f32),
+    (biases, center): (&[B::Value], f32),
     scaling: &Scaling,
     scaled: &mut [f32],
 ) {
@@ -127,7 +125,7 @@ fn scale_all<S: Stored, B: Stored>(
     assert!(scales.len() == rows * groups && biases.len() == if B::ANY { scales.len() } else { 0 });
     assert!(LANES + groups.next_multiple_of(LANES) <= stride);
     assert!(S::IS_EXPONENT && !S::HAS_BIASES || scaling.groups.len() * LANES >= groups);
-    let zero_point = _mm512_set1_ps(zero_point);
+    let center = _mm512_set1_ps(center);
     let whole = groups / LANES * LANES;
     for row in 0..rows {
         // SAFETY: the assertions: each row has `groups` scales and biases, or no biases; its part of `scaled` has room for
@@ -140,11 +138,11 @@ fn scale_all<S: Stored, B: Stored>(
             prefetch_row(from.0.wrapping_add(ROWS_PER_PASS * groups), groups);
             prefetch_row(from.1.wrapping_add(ROWS_PER_PASS * groups), groups);
             for first in (0..whole).step_by(LANES) {
-                scale_sixteen::<S, B>(from, first, !0, (zero_point, group(first)), to, &mut total);
+                scale_sixteen::<S, B>(from, first, !0, (center, group(first)), to, &mut total);
             }
             if whole < groups {
                 let mask = (1 << (groups - whole)) - 1;
-                scale_sixteen::<S, B>(from, whole, mask, (zero_point, group(whole)), to, &mut total);
+                scale_sixteen::<S, B>(from, whole, mask, (center, group(whole)), to, &mut total);
             }
             _mm512_storeu_ps(to, total);
         }
@@ -162,7 +160,7 @@ unsafe fn scale_sixteen<S: Stored, B: Stored>(
     (scales, biases): (*const S::Value, *const B::Value),
     first: usize,
     mask: u16,
-    (zero_point, groups): (__m512, *const GroupActivations),
+    (center, groups): (__m512, *const GroupActivations),
     to: *mut f32,
     total: &mut __m512,
 ) {
@@ -176,7 +174,7 @@ unsafe fn scale_sixteen<S: Stored, B: Stored>(
         _mm512_storeu_ps(to.add(LANES + first), scaled);
         if S::HAS_BIASES {
             let bias = B::load(mask, biases.wrapping_add(first));
-            let bias = _mm512_fmadd_ps(zero_point, scale, bias);
+            let bias = _mm512_fmadd_ps(center, scale, bias);
             *total = _mm512_fmadd_ps(bias, _mm512_loadu_ps((*groups).sums.as_ptr()), *total);
         }
     }
