@@ -5,7 +5,7 @@ use crate::common::open;
 use crate::nth_device;
 use candle_core::{DType, Device, Module, Tensor, WithDType};
 use candle_quant::parallel::{
-    column_parallel, row_parallel, run, vocab_parallel_head, Launch, Place, Rank, Secret,
+    column_parallel, row_parallel, run, vocab_parallel_head, Launch, Rank, RankInfo, Secret,
 };
 use candle_quant::{linear_no_bias, Result, VarBuilder};
 use candle_quant_models::{Config, Model};
@@ -221,7 +221,7 @@ const OF_PROCESSES: &str = "llama-untied-mxfp4";
 #[test]
 fn rank() {
     let Ok(does) = env::var("RANK_DOES") else { return };
-    let place = Place::from_env().unwrap();
+    let place = RankInfo::from_env().unwrap();
     let secret = Secret::from_env().unwrap();
     let at = |point: &str| {
         println!("{point}");

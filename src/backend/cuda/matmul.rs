@@ -52,16 +52,16 @@ pub(crate) fn stacked(operand: Operand, pairs: &[(usize, usize)], x: &Tensor) ->
 fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usize) -> Result<CudaStorage> {
     let device = x.storage.device();
     let stream = device.cuda_stream();
-    let operands = Operands::new(&[operand], x, &stream)?;
+    let locked = LockedOperands::new(&[operand], x, &stream)?;
     let kernels = FormatKernels::of(operand.weight.format())?;
     let [.., n, k] = operand.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
     let m = elements / k;
-    let mut outputs = allocate(device, &Shape::from((pairs.len(), m, n)), operands.x.dtype())?;
+    let mut outputs = allocate(device, &Shape::from((pairs.len(), m, n)), locked.x.dtype())?;
     if m == 0 {
         return Ok(outputs);
     }
-    let size = operands.x.dtype().size_in_bytes();
-    let held = operands.hold(&stream)?;
+    let size = locked.x.dtype().size_in_bytes();
+    let held = locked.hold(&stream)?;
     let y = address_mut(&mut outputs, &stream)?;
     for (index, (matrix, entry)) in pairs.iter().enumerate() {
         let operands_of_pair =
@@ -74,13 +74,13 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
             m,
             k,
             x: held.x.get() + (entry * elements * size) as u64,
-            x_dtype: operands.x.dtype(),
+            x_dtype: locked.x.dtype(),
             operands: &operands_of_pair,
             y: &[y.get() + (index * m * n * size) as u64],
             gated: false,
             residual: 0,
         };
-        match plan::route(kernels, operand.weight.format().bits(), m, k, operands.half) {
+        match plan::route(kernels, operand.weight.format().bits(), m, k, locked.half) {
             Route::Gemv if matmul.gemv()? => {}
             Route::Gemv | Route::Simt => matmul.simt()?,
             Route::Dense => matmul.dense()?,
@@ -96,14 +96,14 @@ pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Res
     let Some(format) = operands.first().map(|operand| operand.weight.format()) else { return Ok(None) };
     let [leading @ .., k] = x.dims() else { bail!("x has at least one dimension") };
     let (k, m) = (*k, leading.iter().product::<usize>());
-    let locked = Locked::new(x);
-    let x = locked.view()?;
+    let locked_x = Locked::new(x);
+    let x = locked_x.view()?;
     let device = x.storage.device();
     let stream = device.cuda_stream();
-    let operands = Operands::new(operands, x, &stream)?;
+    let locked = LockedOperands::new(operands, x, &stream)?;
     let alike = operands.iter().all(|operand| operand.weight.format() == format);
     let kernels = FormatKernels::of(format)?;
-    let route = plan::route(kernels, format.bits(), m, k, operands.half);
+    let route = plan::route(kernels, format.bits(), m, k, locked.half);
     let fits = route == Route::Gemv && operands.len() <= MOST_WEIGHTS;
     if !(alike && fits) || m == 0 {
         return Ok(None);
@@ -115,7 +115,7 @@ pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Res
         outputs.push((allocate(device, &shape, x.dtype())?, shape));
     }
     {
-        let held = operands.hold(&stream)?;
+        let held = locked.hold(&stream)?;
         let pointers = held.operands.iter().map(|operand| operand.pointers(0)).collect::<Result<Vec<_>>>()?;
         let residual = epilogue.residual().map(Locked::new);
         let residual = residual.as_ref().map(|residual| residual.view()?.address(&stream)).transpose()?;
@@ -146,7 +146,7 @@ pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Res
 }
 
 /// What is multiplied, locked for reading; x is in order.
-struct Operands<'a> {
+struct LockedOperands<'a> {
     operands: Vec<LockedOperand<'a>>,
     x: View<'a>,
     /// A copy of x, if it was not.
@@ -161,7 +161,7 @@ struct Held<'a> {
     x: Address<'a>,
 }
 
-impl<'a> Operands<'a> {
+impl<'a> LockedOperands<'a> {
     fn new(operands: &[Operand<'a>], x: View<'a>, stream: &CudaStream) -> Result<Self> {
         if !matches!(x.dtype(), DType::F16 | DType::BF16 | DType::F32) {
             return Err(unsupported_dtype("matmul", x.dtype()));

@@ -81,8 +81,11 @@ pub fn symmetric_passes_every_door(format: QuantFormat, device: &Device) {
 /// Dequantize, matmul, embed, narrow.
 fn weight_passes(weight: &QuantTensor, elements: &[f32]) {
     let (format, device) = (weight.format(), weight.device());
-    let as_bits = |numbers: &[f32]| numbers.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
-    assert_eq!(bits(&weight.dequantize(DType::F32).unwrap()), as_bits(elements), "{format}: dequantize");
+    let same_bits = |got: &Tensor, want: &[f32], door: &str| {
+        let want = want.iter().map(|number| number.to_bits()).collect::<Vec<_>>();
+        assert!(bits(got) == want, "{format}: {door} has other bits than the format's definition");
+    };
+    same_bits(&weight.dequantize(DType::F32).unwrap(), elements, "dequantize");
 
     let linear = Linear::from_quant(weight.clone(), None);
     for m in [1, 2, 8, 40] {
@@ -96,11 +99,11 @@ fn weight_passes(weight: &QuantTensor, elements: &[f32]) {
     let rows = Embedding::from_quant(weight.clone(), DType::F32).unwrap();
     let rows = rows.forward(&Tensor::new(&ids, device).unwrap()).unwrap();
     let expected: Vec<f32> = ids.iter().flat_map(|id| &elements[*id as usize * K..][..K]).copied().collect();
-    assert_eq!(bits(&rows), as_bits(&expected), "{format}: embed");
+    same_bits(&rows, &expected, "embed");
 
     let part = weight.narrow(0, 3, 30).unwrap().narrow(1, 128, 256).unwrap();
     let expected: Vec<f32> = (3..33).flat_map(|row| &elements[row * K + 128..][..256]).copied().collect();
-    assert_eq!(bits(&part.dequantize(DType::F32).unwrap()), as_bits(&expected), "{format}: narrow");
+    same_bits(&part.dequantize(DType::F32).unwrap(), &expected, "narrow");
 }
 
 /// A block of experts of which each token takes two.
