@@ -17,8 +17,9 @@
 mod common;
 
 use candle_core::{DType, Device, IndexOp, Module, Result, Tensor, D};
+use candle_nn::Activation;
 use candle_nn::{ops::silu, VarBuilder};
-use candle_quant::nn::{Activation, ExpertStack, Experts, Gating, Linear};
+use candle_quant::nn::{ExpertStack, Experts, Gating, Linear};
 use candle_quant::{QuantFormat, QuantTensor};
 use candle_transformers::models::qwen3_moe;
 use common::Bench;

@@ -71,10 +71,11 @@ pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};
 pub use format::QuantFormat;
 pub use nn::{
-    embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm, Activation,
-    DequantizingBackend, Dropout, Embedding, Init, LayerNorm, LayerNormConfig, LayerWeight, Linear, Module,
-    ModuleT, RmsNorm, VarBuilder, WeightSummary,
+    embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm,
+    DequantizingBackend, Embedding, LayerWeight, Linear, VarBuilder, WeightSummary,
 };
+// What a model file imports beside the layers, so that one `use` line serves it.
+pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};
 pub use tensor::QuantTensor;
 
 /// Operations on rows that are no weights yet. Those of weights are methods of [`QuantTensor`].

@@ -6,7 +6,8 @@ use crate::contenders::{affine, checked, checked_rows, Contender, Kind, Multiply
 use crate::options::Activations;
 use crate::pools::{PackedPools, Pool, Pools};
 use candle_core::{DType, Device, Result, Tensor};
-use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
+use candle_nn::Activation;
+use candle_quant::nn::{ExpertStack, Experts, Gating};
 use candle_quant::QuantFormat;
 use rand::rngs::StdRng;
 use rand::seq::SliceRandom;

@@ -5,11 +5,12 @@ mod load;
 pub use load::experts;
 pub(crate) use load::StoredExperts;
 
-use super::{LayerWeight, Linear, Module};
+use super::{LayerWeight, Linear};
 pub use crate::backend::Gating;
 use crate::backend::{self, ChosenExperts, Operand};
 use crate::{Error, QuantTensor, Result};
 use candle_core::{bail, DType, IndexOp, Tensor, D};
+use candle_nn::Module;
 
 /// The sizes of a block of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -128,7 +129,8 @@ impl ExpertStack {
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
-/// use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
+/// use candle_nn::Activation;
+/// use candle_quant::nn::{ExpertStack, Experts, Gating};
 /// use candle_quant::{QuantFormat, QuantTensor};
 ///
 /// # fn main() -> candle_quant::Result<()> {

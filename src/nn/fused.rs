@@ -1,8 +1,9 @@
 //! Layers that share their input, computed together where the device gains by it.
 
-use super::{LayerWeight, Linear, Module};
+use super::{LayerWeight, Linear};
 use crate::backend::{self, Operand};
 use candle_core::{bail, Result, Tensor};
+use candle_nn::Module;
 
 /// The outputs of several layers for the same `x`.
 ///

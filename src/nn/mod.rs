@@ -53,6 +53,3 @@ pub use linear::{linear, linear_b, linear_no_bias, Linear};
 pub use norm::{layer_norm, layer_norm_no_bias, rms_norm};
 pub use summary::{FormatShare, WeightSummary};
 pub use var_builder::VarBuilder;
-
-// What a model file imports beside the layers, so that one `use` line serves it.
-pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};

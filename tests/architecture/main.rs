@@ -30,8 +30,31 @@ const CRATE: Floor = Floor {
 };
 
 /// The rooms of `crates/models`: a model knows its sharding, which knows no model; text is generated above both.
-const MODELS: Floor =
-    Floor { module: "", complete: false, rooms: &[room("decoder", &[]), room("generate", &["decoder"])] };
+const MODELS: Floor = Floor {
+    module: "",
+    complete: false,
+    rooms: &[
+        room("sharding", &[]),
+        room("attention", &["sharding"]),
+        room("decoder", &["sharding", "attention"]),
+        room("generate", &["decoder"]),
+    ],
+};
+
+/// The rooms of the CPU's kernels: instructions, codes, algorithms, and the table that chooses among them.
+const CPU: Floor = Floor {
+    module: "backend::cpu",
+    complete: false,
+    rooms: &[
+        room("isa", &[]),
+        room("codec", &["isa"]),
+        room("row_gemv", &["isa"]),
+        room("f32", &["isa", "codec", "row_gemv"]),
+        room("int8", &["isa", "row_gemv"]),
+        room("bf16", &["isa"]),
+        room("dispatch", &["isa", "f32", "int8", "bf16"]),
+    ],
+};
 
 /// The rooms of `crates/tools`, from the bottom to the top.
 const TOOLS: Floor = Floor {
@@ -89,7 +112,7 @@ fn check(path: &str, floors: &[Floor]) {
 
 #[test]
 fn arrows_between_rooms_point_down() {
-    check("", &[CRATE, CHECKPOINT]);
+    check("", &[CRATE, CHECKPOINT, CPU]);
     check("crates/models", &[MODELS]);
     check("crates/tools", &[TOOLS, CONVERT]);
 }

@@ -4,8 +4,9 @@ use crate::device;
 use crate::expected::{random, symmetric, KINDS};
 use crate::packed::{bits, flat, reference, relative_error, tensor};
 use candle_core::{DType, Device, Tensor};
+use candle_nn::Activation;
 use candle_quant::format::Scale;
-use candle_quant::nn::{Activation, ExpertStack, Experts, Gating};
+use candle_quant::nn::{ExpertStack, Experts, Gating};
 use candle_quant::{QuantFormat, QuantTensor};
 
 const SILU: Gating = Gating::Plain(Activation::Silu);

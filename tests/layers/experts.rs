@@ -3,8 +3,9 @@
 use crate::common::{distance, open, reference};
 use crate::packed::{bits, flat, refused, tensor};
 use candle_core::{DType, Device, Tensor, Var, D};
+use candle_nn::Activation;
 use candle_quant::checkpoint::Weight;
-use candle_quant::nn::{experts, Activation, ExpertStack, Experts, ExpertsConfig, Gating};
+use candle_quant::nn::{experts, ExpertStack, Experts, ExpertsConfig, Gating};
 use candle_quant::{Checkpoint, LayerWeight, QuantFormat, QuantTensor, VarBuilder};
 use candle_quant_models::{Config, Model, RopeScaling};
 use std::collections::HashMap;

@@ -7,10 +7,9 @@ use super::rope::Rotation;
 use super::sharding::Sharding;
 use super::Config;
 use candle_core::{DType, Device, Tensor};
+use candle_nn::{Activation, Module, RmsNorm};
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::nn::{
-    rms_norm, swiglu, Activation, LayerWeight, Linear, Module, RmsNorm, VarBuilder, WeightSummary,
-};
+use candle_quant::nn::{rms_norm, swiglu, LayerWeight, Linear, VarBuilder, WeightSummary};
 use candle_quant::parallel::{
     vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
 };

@@ -4,7 +4,8 @@ use super::fields::Fields;
 use super::projection::projection;
 use super::Config;
 use candle_core::{DType, Tensor, D};
-use candle_quant::nn::{Activation, ExpertsConfig, Gating, LayerWeight, Linear, Module, VarBuilder};
+use candle_nn::{Activation, Module};
+use candle_quant::nn::{ExpertsConfig, Gating, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{parallel_experts, ParallelExperts};
 use candle_quant::{Error, Result};
 

@@ -27,6 +27,6 @@ pub use candle_nn::*;
 pub use candle_quant::Checkpoint;
 
 pub use candle_quant::nn::{
-    embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm, Activation,
-    Dropout, Embedding, Init, LayerNorm, LayerNormConfig, Linear, Module, ModuleT, RmsNorm, VarBuilder,
+    embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm, Embedding, Linear,
+    VarBuilder,
 };

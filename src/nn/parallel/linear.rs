@@ -2,8 +2,9 @@
 
 use crate::distributed::partition::whole_groups;
 use crate::distributed::Rank;
-use crate::nn::{forward_add, linear_b, LayerWeight, Linear, Module, VarBuilder};
+use crate::nn::{forward_add, linear_b, LayerWeight, Linear, VarBuilder};
 use candle_core::{bail, Result, Tensor, D};
+use candle_nn::Module;
 use std::ops::Range;
 
 /// The part of a linear layer that computes the outputs `rows`, from the tensors `weight` `[out_dim, in_dim]` and,

@@ -2,8 +2,9 @@
 
 use crate::distributed::partition::split;
 use crate::distributed::Rank;
-use crate::nn::{embedding, linear_no_bias, Embedding, LayerWeight, Linear, Module, VarBuilder};
+use crate::nn::{embedding, linear_no_bias, Embedding, LayerWeight, Linear, VarBuilder};
 use candle_core::{bail, DType, Result, Tensor};
+use candle_nn::Module;
 use std::ops::Range;
 
 /// An embedding table of which every rank has the rows of some tokens; the whole table if there is one rank, or

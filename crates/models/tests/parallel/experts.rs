@@ -192,7 +192,7 @@ fn wrong_input_is_refused_by_all_ranks() {
         hidden_size: 128,
         intermediate_size: 128,
         bias: false,
-        gating: Gating::Plain(candle_quant::nn::Activation::Silu),
+        gating: Gating::Plain(candle_quant::Activation::Silu),
     };
     let errors = run(&[Device::Cpu, Device::Cpu], move |rank| {
         let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32).split_experts(ExpertSplit::Across);

@@ -12,3 +12,4 @@ mod experts;
 mod families;
 mod kinds;
 mod models;
+mod plans;

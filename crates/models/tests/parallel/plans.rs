@@ -1,0 +1,63 @@
+//! Plans against what ranks read.
+
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::reads;
+use candle_quant::parallel::{self, ExpertSplit};
+use candle_quant::{Checkpoint, VarBuilder};
+use candle_quant_models::sharding::{ShardPlan, Split};
+use candle_quant_models::{Config, Model};
+use std::path::Path;
+
+const EXPERTS: [&str; 5] = [
+    "tests/fixtures/mlx/gptoss-mxfp4-hf",
+    "tests/fixtures/mlx/gptoss-mxfp4-mlxlm",
+    "tests/fixtures/mlx/qwen3moe-affine-b4-g64",
+    "tests/fixtures/mlx/qwen3moe-nvfp4-global_scale",
+    "tests/fixtures/uqff/moe_afq4",
+];
+
+/// What a rank of a model reads is what the plan says, once, and no rank reads more than its share and what
+/// is replicated.
+#[test]
+fn a_rank_reads_what_the_plan_says() {
+    for name in [
+        "assets/tiny",
+        "assets/tiny-bf16",
+        "tests/fixtures/mlx/llama-mixed-custom",
+        "tests/fixtures/mlx/llama-untied-bias-b4-g64-f16",
+        "tests/fixtures/mlx/qwen3-affine-b3-g64",
+        "tests/fixtures/mlx/qwen3-affine-b5-g128",
+        "tests/fixtures/mlx/qwen3-nvfp4",
+        "tests/fixtures/hf/awq-g64",
+        "tests/fixtures/uqff/hqq4",
+        "tests/fixtures/uqff/q4k",
+    ]
+    .into_iter()
+    .chain(EXPERTS)
+    {
+        let checkpoint = Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap();
+        let cases = [1, 2, 3, 4, 8]
+            .into_iter()
+            .flat_map(|ranks| [ExpertSplit::Inside, ExpertSplit::Across].map(|split| (ranks, split)));
+        let has_experts = EXPERTS.contains(&name);
+        for (ranks, split) in cases.filter(|(_, split)| has_experts || *split == ExpertSplit::Inside) {
+            let plan = ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
+            let opened = checkpoint.clone();
+            let devices = vec![Device::Cpu; ranks];
+            let read = parallel::run(&devices, move |rank| {
+                reads::take();
+                let config = Config::from_json(opened.config())?;
+                let vb = VarBuilder::sharded(&opened, &rank, DType::F32);
+                Model::new(&config, vb.split_experts(split))?;
+                Ok(reads::take().iter().map(|(_, range)| range.len() as u64).sum::<u64>())
+            });
+            assert_eq!(read.unwrap(), plan.rank_bytes(), "{name} over {ranks} {split}");
+            let matrices = plan.tensors().iter().filter(|tensor| tensor.name.ends_with(".weight"));
+            for tensor in matrices.filter(|tensor| tensor.split != Split::Whole) {
+                // A global scale serves every part of its matrix; there are 8 or fewer in these stacks.
+                let extra = tensor.rank_bytes.iter().sum::<u64>() - tensor.stored_bytes;
+                assert!(tensor.replicated.is_some() || extra <= 8 * 4 * ranks as u64, "{name}: {tensor:?}");
+            }
+        }
+    }
+}
