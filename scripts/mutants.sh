@@ -59,8 +59,9 @@ run() {
 unharmed() {
   local key folder
   if [ -n "$sample" ]; then
+    # Not `grep -q`, which would close the pipe while the names are printed.
     # shellcheck disable=SC2046 # several arguments
-    LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib "$tests" --list $(field "$1" Tests) 2>/dev/null | grep -q ': test$'
+    LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib "$tests" --list $(field "$1" Tests) | grep ': test$' >/dev/null
     return
   fi
   key=$(field "$1" Tests).$(field "$1" Sanitizers)
