@@ -114,7 +114,8 @@ fn a_choice_of_experts() {
             nn::ExpertStack::from_quant(stack, None).unwrap()
         };
         let (gate, up, down) = (stack(64, 128, 630), stack(64, 128, 631), stack(128, 64, 632));
-        let experts = nn::Experts::new(gate, up, down, nn::Gating::Plain(nn::Activation::Silu)).unwrap();
+        let experts =
+            nn::Experts::new(gate, up, down, nn::Gating::Plain(candle_nn::Activation::Silu)).unwrap();
         // One by one, and in tiles.
         for tokens in [1, 9] {
             let x = (tensor(&[1, tokens, 128], 634) * 0.05).unwrap().to_dtype(DType::BF16).unwrap();
