@@ -1,8 +1,8 @@
 //! The axes of a format: what a code stands for, how scales are stored, and where zero is.
 
-use super::element::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
 use super::nf4::NF4;
 use super::numeric::{clamped, small_integer, Real};
+use super::small_floats::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
 
 /// Bits of an unsigned integer code. Codes of seven bits do not exist.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

@@ -25,7 +25,6 @@ mod affine;
 mod axes;
 mod bits;
 mod clip_search;
-mod element;
 mod grammar;
 mod layout;
 mod mx;
@@ -33,15 +32,16 @@ mod nf4;
 mod numeric;
 mod nvfp4;
 mod rows;
+mod small_floats;
 
 pub use axes::{Bits, Element, Scale, ZeroPoint};
 pub use bits::{code_at, pack};
-pub(crate) use element::E2M1;
 pub(crate) use nf4::NF4;
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
 pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
 use rows::{GroupScalesMut, RowMut};
+pub(crate) use small_floats::E2M1;
 
 use crate::{Error, Result};
 

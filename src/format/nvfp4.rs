@@ -2,8 +2,8 @@
 
 use super::bits::pack;
 use super::clip_search::{improve_byte_scales, Nearby};
-use super::element::{e4m3_to_f32, f32_to_e4m3, E2M1_MAX, E4M3_MAX};
 use super::numeric::{absmax, rounded, widened, Real};
+use super::small_floats::{e4m3_to_f32, f32_to_e4m3, E2M1_MAX, E4M3_MAX};
 use super::QuantFormat;
 
 /// `6 * 448`: the largest magnitude that NVFP4 expresses without a global scale, and the divisor of
