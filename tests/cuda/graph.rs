@@ -4,7 +4,7 @@ use crate::device;
 use crate::expected::{random, KINDS};
 use crate::packed::{bits, tensor};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
-use candle_core::{DType, Device, Result, Storage, Tensor};
+use candle_core::{DType, Device, Module, Result, Storage, Tensor};
 use candle_quant::{nn, Checkpoint, Linear, QuantFormat};
 use candle_quant_models::Model;
 
@@ -63,6 +63,7 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> sys::CUdeviceptr {
     match tensor.dtype() {
         DType::F16 => storage.as_cuda_slice::<half::f16>().unwrap().device_ptr(stream).0,
         DType::BF16 => storage.as_cuda_slice::<half::bf16>().unwrap().device_ptr(stream).0,
+        DType::F32 => storage.as_cuda_slice::<f32>().unwrap().device_ptr(stream).0,
         DType::U32 => storage.as_cuda_slice::<u32>().unwrap().device_ptr(stream).0,
         other => panic!("{other:?}"),
     }
@@ -101,6 +102,27 @@ fn launches_of_a_layer() {
                 }
             }
         }
+    }
+}
+
+/// A dense product in parts, which a second stream dequantizes.
+#[test]
+fn parts_of_a_dense_product() {
+    let Some(device) = capturing_device() else { return };
+    let weight = random(&[131, 131_072], QuantFormat::affine(2, 128).unwrap(), DType::F16, 620);
+    let layer = Linear::from_quant(weight.to_device(&device).unwrap(), None);
+    let inputs = [0, 1].map(|seed| tensor(&[66, 131_072], 621 + seed));
+    let x = inputs[0].to_device(&device).unwrap();
+    let step = || layer.forward(&x)?.to_dtype(DType::F16);
+    let eager = inputs.each_ref().map(|input| {
+        write(&x, input);
+        bits(&step().unwrap())
+    });
+    let (graph, result) = capture(&device, &mut (), |_| (), |_| step());
+    for (input, eager) in inputs.iter().zip(&eager) {
+        write(&x, input);
+        graph.launch().unwrap();
+        assert!(bits(&result) == *eager, "other bits than without a graph");
     }
 }
 

@@ -210,12 +210,12 @@ fn dense_products_are_added_up_in_f32() {
     }
 }
 
-/// More rows than the scratch holds.
+/// More rows than the scratch holds: parts take turns in its two halves.
 #[test]
 fn dense_products_in_parts() {
     let Some(device) = device() else { return };
-    // 32 MB are 128 rows of 65536 f32.
-    let (n, k, m) = (131, 65536, 66);
+    // 32 MB are 64 rows of 131072 f32.
+    let (n, k, m) = (131, 131_072, 66);
     let weight = random(&[n, k], QuantFormat::affine(2, 128).unwrap(), DType::F16, 110);
     let x = x(&[m, k], DType::F32, 111);
     let product = weight.to_device(&device).unwrap().matmul(&x.to_device(&device).unwrap(), None).unwrap();

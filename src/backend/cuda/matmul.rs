@@ -19,6 +19,7 @@ use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The most weights of one launch.
@@ -298,8 +299,8 @@ impl Matmul<'_> {
         Ok(())
     }
 
-    /// Dequantizes rows of the weight to the dtype of x, as many as the scratch holds, and multiplies them by
-    /// cuBLAS; y has the bias in it already.
+    /// Dequantizes rows of the weight to the dtype of x, as many as the scratch holds, while cuBLAS multiplies those
+    /// before them; y has the bias in it already.
     fn dense(&self) -> Result<()> {
         let size = self.bytes_of_x();
         for (operand, y) in self.operands.iter().zip(self.y) {
@@ -308,39 +309,31 @@ impl Matmul<'_> {
             if add {
                 self.fill_bias(operand, *y)?;
             }
-            let chunk = plan::rows_of_scratch(self.k, size).min(rows);
+            let most = plan::rows_of_scratch(self.k, size).min(rows);
+            let parts = (0..rows).step_by(most).map(|first| first..rows.min(first + most));
+            let fill = |stream: &CudaStream, part, place| {
+                let target = (place, self.x_dtype);
+                // SAFETY: the matrix is held, and the scratch has room for so many rows.
+                unsafe { dequantize::rows_to(stream, self.format, &operand.matrix, part, self.k, target) }
+            };
+            let multiply = |part: Range<usize>, place| {
+                let gemm = cublas::Gemm {
+                    m: self.m,
+                    n: part.len(),
+                    k: self.k,
+                    dtype: self.x_dtype,
+                    x: self.x,
+                    weight: place,
+                    y: y + (part.start * size) as u64,
+                    y_stride: rows,
+                    add,
+                };
+                // SAFETY: x, scratch and y are as large as their dimensions say, and stay until the stream has passed.
+                unsafe { cublas::multiply(self.device, gemm) }
+            };
             workspace::with(self.stream, |workspace| {
-                let scratch = workspace.scratch(chunk * self.k * size)?;
-                for first in (0..rows).step_by(chunk) {
-                    let n = chunk.min(rows - first);
-                    let target = (scratch, self.x_dtype);
-                    // SAFETY: the matrix is held, and the scratch has room for so many rows.
-                    unsafe {
-                        dequantize::rows_to(
-                            self.stream,
-                            self.format,
-                            &operand.matrix,
-                            first..first + n,
-                            self.k,
-                            target,
-                        )?;
-                    }
-                    let gemm = cublas::Gemm {
-                        m: self.m,
-                        n,
-                        k: self.k,
-                        dtype: self.x_dtype,
-                        x: self.x,
-                        weight: scratch,
-                        y: y + (first * size) as u64,
-                        y_stride: rows,
-                        add,
-                    };
-                    // SAFETY: x, scratch and y are as large as their dimensions say, and stay until the
-                    // stream has passed.
-                    unsafe { cublas::multiply(self.device, gemm)? };
-                }
-                Ok(())
+                let scratch = workspace.scratch(most * self.k * size, rows > most)?;
+                scratch.each_part(self.stream, parts, fill, multiply)
             })?;
         }
         Ok(())

@@ -20,6 +20,7 @@ mod module;
 mod operand;
 mod plan;
 mod quantize;
+mod scratch;
 mod workspace;
 
 pub(crate) use dequantize::{dequantize, embed};

@@ -19,7 +19,8 @@ const MOST_GEMV_ROWS: [(usize, usize); 7] =
 /// limited by arithmetic. Computed, not measured.
 const MOST_SIMT_ROWS: usize = 64;
 
-/// Bytes for dequantized weights. They stay in a cache of 50 MB.
+/// Bytes for a part of dequantized weights, of which the next one is dequantized meanwhile: most of the two stays in a
+/// cache of 50 MB.
 pub(super) const SCRATCH_BYTES: usize = 32 << 20;
 
 /// How a matmul is computed.

@@ -8,6 +8,7 @@
 //! allocated during a capture, where memory would belong to the graph; running the step once before
 //! capturing it, on the same thread, brings all buffers to their size.
 
+use super::scratch::{Scratch, SideStream};
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaSlice, CudaStream, DevicePtr};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{bail, Result};
@@ -28,7 +29,9 @@ pub(super) struct Workspace {
     /// How many parts have been summed, for each block; zero between launches.
     arrivals: Buffer,
     /// Weights dequantized for a dense GEMM.
-    scratch: Buffer,
+    scratch: [Buffer; 2],
+    /// Dequantizes, if there is more than one part.
+    side: Option<SideStream>,
     captured: bool,
 }
 
@@ -47,7 +50,7 @@ pub(super) fn with<R>(stream: &Arc<CudaStream>, work: impl FnOnce(&mut Workspace
         let index = match workspaces.iter().position(mine) {
             Some(index) => index,
             None => {
-                workspaces.retain(Workspace::is_needed);
+                workspaces.retain_mut(Workspace::is_needed);
                 workspaces.push(Workspace::new(stream));
                 workspaces.len() - 1
             }
@@ -64,7 +67,8 @@ impl Workspace {
             stream: stream.clone(),
             partial: Buffer::default(),
             arrivals: Buffer::default(),
-            scratch: Buffer::default(),
+            scratch: Default::default(),
+            side: None,
             captured: false,
         }
     }
@@ -77,22 +81,32 @@ impl Workspace {
         Ok((partial as *mut f32, arrivals as *mut u32))
     }
 
-    /// Room for `bytes` of dequantized weights.
-    pub(super) fn scratch(&mut self, bytes: usize) -> Result<u64> {
-        let stream = self.stream.clone();
-        self.scratch.at_least(bytes, &stream)
+    /// Room for parts of a weight of `bytes`; if there are several, two at a time.
+    pub(super) fn scratch(&mut self, bytes: usize, several: bool) -> Result<Scratch<'_>> {
+        let [first, second] = &mut self.scratch;
+        let first = first.at_least(bytes, &self.stream)?;
+        if !several {
+            return Ok(Scratch { addresses: [first; 2], side: None });
+        }
+        let second = second.at_least(bytes, &self.stream)?;
+        let side = match self.side.take() {
+            Some(side) => side,
+            None => SideStream::new(self.stream.context())?,
+        };
+        Ok(Scratch { addresses: [first, second], side: Some(self.side.insert(side)) })
     }
 
     fn is_capturing(&self) -> Result<bool> {
         Ok(self.stream.capture_status().w()? != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    fn buffers(&self) -> [&Buffer; 3] {
-        [&self.partial, &self.arrivals, &self.scratch]
+    fn buffers(&mut self) -> [&mut Buffer; 4] {
+        let [first, second] = &mut self.scratch;
+        [&mut self.partial, &mut self.arrivals, first, second]
     }
 
     /// Whether somebody beside this workspace holds the stream: a device, a tensor, a graph.
-    fn is_needed(&self) -> bool {
+    fn is_needed(&mut self) -> bool {
         let held_here: usize = self.buffers().iter().map(|buffer| buffer.slices.len()).sum();
         Arc::strong_count(&self.stream) > held_here + 1
     }
@@ -101,7 +115,7 @@ impl Workspace {
 impl Drop for Workspace {
     fn drop(&mut self) {
         if self.captured {
-            for buffer in [&mut self.partial, &mut self.arrivals, &mut self.scratch] {
+            for buffer in self.buffers() {
                 std::mem::take(&mut buffer.slices).into_iter().for_each(std::mem::forget);
             }
         }

@@ -82,7 +82,8 @@ fn sources(here: &Path) -> PathBuf {
     let cargo = env::var_os("CARGO").expect("cargo sets it");
     let target = env::var("TARGET").expect("cargo sets it");
     let output = Command::new(cargo)
-        .args(["metadata", "--format-version=1", "--offline", "--features=candle-quant/cuda"])
+        // Not `--offline`: of a new clone only what was built so far lies on the disk, and this needs all of the workspace.
+        .args(["metadata", "--format-version=1", "--locked", "--features=candle-quant/cuda"])
         .args(["--filter-platform", &target, "--manifest-path"])
         .arg(here.join("../../Cargo.toml"))
         .output()

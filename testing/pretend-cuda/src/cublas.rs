@@ -100,14 +100,17 @@ impl Arguments {
         if stream.device != blas.device {
             return fail(INVALID_VALUE, "a handle of another device than its stream");
         }
-        let y = self.addresses[2];
+        let [a, b, y] = self.addresses;
         stream.submit(Work::of_kernels(move |edge| {
             let written: Vec<_> = memory::allocation_at(y, "matrix C")?.into_iter().collect();
             let before = edge::copies(&written);
             edge.cut();
             product.run()?;
-            edge.ran(&written, before);
-            Ok(())
+            for (address, name) in [(a, "matrix A"), (b, "matrix B")] {
+                memory::allocation_at(address, name)?
+                    .map_or(Ok(()), |region| edge.order.uses(region, false))?;
+            }
+            edge.ran(&written, before)
         }))
     }
 }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::device::DEVICES;
 use crate::memory::{self, Region, POISON};
+use crate::order::{self, Order};
+use crate::status::Result;
 
 /// How often the host waited for all work of a device.
 static WAITS: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
@@ -11,6 +13,7 @@ static WAITS: [AtomicU64; DEVICES] = [const { AtomicU64::new(0) }; DEVICES];
 /// From here on no kernel of the device starts before an earlier one has finished: the host waited for those.
 pub fn host_waited(device: usize) {
     WAITS[device].fetch_add(1, Ordering::Relaxed);
+    order::host_waited(device);
 }
 
 /// The work before the next kernel of a stream, if that is a kernel: what it changed, with the bytes before.
@@ -18,6 +21,8 @@ pub struct Edge {
     device: usize,
     waits: u64,
     changed: Vec<(Region, Vec<u8>)>,
+    /// The work of this stream and that of others.
+    pub order: Order,
 }
 
 /// The bytes of live regions that a kernel changed, while they are hidden.
@@ -33,7 +38,7 @@ pub fn copies(regions: &[Region]) -> Vec<Vec<u8>> {
 impl Edge {
     /// Of a stream in which nothing runs.
     pub fn new(device: usize) -> Self {
-        Self { device, waits: 0, changed: Vec::new() }
+        Self { device, waits: 0, changed: Vec::new(), order: Order::new(device) }
     }
 
     /// Work that is no kernel: what comes next starts after it.
@@ -42,13 +47,18 @@ impl Edge {
     }
 
     /// A kernel ran, before which `regions` held `before`.
-    pub fn ran(&mut self, regions: &[Region], before: Vec<Vec<u8>>) {
-        let changed = regions.iter().copied().zip(before).filter(|(region, before)| {
-            // SAFETY: as in `copies`.
-            unsafe { region.bytes() != before.as_slice() }
-        });
-        self.changed = changed.collect();
+    pub fn ran(&mut self, regions: &[Region], before: Vec<Vec<u8>>) -> Result<()> {
+        self.changed.clear();
         self.waits = WAITS[self.device].load(Ordering::Relaxed);
+        for (region, before) in regions.iter().copied().zip(before) {
+            // SAFETY: as in `copies`.
+            let writes = unsafe { region.bytes() != before.as_slice() };
+            self.order.uses(region, writes)?;
+            if writes {
+                self.changed.push((region, before));
+            }
+        }
+        Ok(())
     }
 
     /// Memory as a kernel may find it that starts before the one ahead of it has finished: of what that changes,

@@ -8,16 +8,19 @@ use crate::argument::Out;
 use crate::device;
 use crate::driver;
 use crate::handles::{lock, Handle, Handles};
+use crate::order::{self, Clock};
 use crate::status::{fail, Result, CAPTURED_EVENT, INVALID_HANDLE};
 use crate::stream;
 
 /// What an event was recorded for last.
-#[derive(Clone, Copy, Default)]
+#[derive(Clone, Default)]
 pub struct Event {
     /// When, outside of captures.
     pub time: Option<Instant>,
     /// The capture in which it was recorded.
     pub capture: Option<u64>,
+    /// What had to be done by then.
+    pub done: Clock,
 }
 
 /// An event that callers hold.
@@ -30,13 +33,15 @@ pub struct Recorder {
 impl Recorder {
     /// What it was recorded for last.
     pub fn recorded(&self) -> Event {
-        *lock(&self.event)
+        lock(&self.event).clone()
     }
 
-    fn forbid_in_capture(&self) -> Result<()> {
-        if self.recorded().capture.is_some() {
+    fn host_waited(&self) -> Result<()> {
+        let event = self.recorded();
+        if event.capture.is_some() {
             return fail(CAPTURED_EVENT, "the event was recorded in a capture: the host cannot wait for it");
         }
+        order::host_waited_for(&event.done);
         Ok(())
     }
 }
@@ -56,7 +61,8 @@ fn record(event: Handle, stream: Handle) -> Result<()> {
     if capture.is_none() {
         stream.cut();
     }
-    *lock(&event.event) = Event { time: capture.is_none().then(Instant::now), capture };
+    let done = stream.done();
+    *lock(&event.event) = Event { time: capture.is_none().then(Instant::now), capture, done };
     Ok(())
 }
 
@@ -84,12 +90,12 @@ driver! {
 
     /// Everything submitted is done already.
     fn cuEventQuery(event: Handle) {
-        EVENTS.get(event)?.forbid_in_capture()
+        EVENTS.get(event)?.host_waited()
     }
 
     /// Everything submitted is done already.
     fn cuEventSynchronize(event: Handle) {
-        EVENTS.get(event)?.forbid_in_capture()
+        EVENTS.get(event)?.host_waited()
     }
 
     /// Milliseconds between two events.

@@ -10,6 +10,9 @@
 //! `griddepcontrol.wait` with memory in which everything is poison that the kernel ahead of it changed, and go on once
 //! that is complete. Before its wait a thread must not write to memory, nor let the next kernel start, nor end.
 //!
+//! A kernel, or a product of cuBLAS, that uses what work of another stream writes, or writes what that reads, without
+//! waiting for it by an event or on the host, fails: on a GPU the two may run at the same time.
+//!
 //! Wrong use is an error, more often than with the real driver: memory of another device or memory that
 //! was freed, a block of another size than the kernel's, more shared memory than the card has or the kernel
 //! asked for, writes next to an allocation, host synchronization while a stream captures. `cuGetErrorString` gives the last error of a
@@ -41,6 +44,7 @@ pub mod launch;
 pub mod memory;
 pub mod module;
 pub mod nccl;
+mod order;
 mod product;
 mod schedules;
 pub mod status;

@@ -10,6 +10,7 @@ use std::sync::Mutex;
 
 use crate::device::{self, DEVICES};
 use crate::handles::lock;
+use crate::order;
 use crate::status::{fail, Result, ILLEGAL_ADDRESS, INVALID_VALUE, OUT_OF_MEMORY};
 
 /// Alignment of every allocation.
@@ -150,6 +151,7 @@ pub fn allocate(owner: Owner, size: usize) -> Result<u64> {
     fill(unsafe { slice::from_raw_parts_mut(start, layout.size()) });
     let region = Region { base: (start as usize + GUARD) as u64, size, owner };
     fill_guards(region);
+    order::forget(region.base);
     memory.allocations.insert(region.base, Allocation { region, freed: false, of_graph: false });
     Ok(region.base)
 }
@@ -221,6 +223,7 @@ pub fn revive(address: u64) -> Result<()> {
     match lock(&MEMORY_OF_ALL).allocations.get_mut(&address) {
         Some(allocation) if allocation.freed && allocation.of_graph => {
             allocation.freed = false;
+            order::forget(address);
             Ok(())
         }
         _ => fail(INVALID_VALUE, "memory of a graph is allocated already"),

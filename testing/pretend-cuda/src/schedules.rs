@@ -41,8 +41,8 @@ pub fn run(launch: &Launch, touched: &[Region], edge: &mut Edge) -> Result<()> {
     let result = run_in(schedules, launch, touched, &before, edge);
     edge.cut();
     result?;
-    edge.ran(touched, before);
-    Ok(())
+    edge.ran(touched, before)
+        .or_else(|error| fail(error.code(), format!("kernel `{}` {}", launch.name(), error.message())))
 }
 
 fn run_in(

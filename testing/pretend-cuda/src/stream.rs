@@ -10,13 +10,14 @@ use crate::argument::Out;
 use crate::device::{self, DEVICES};
 use crate::driver;
 use crate::edge::Edge;
-use crate::event::{Event, EVENTS};
+use crate::event::EVENTS;
 use crate::graph::{Graph, GraphMemory, GRAPHS};
 use crate::handles::{lock, Handle, Handles};
 use crate::memory::{self, Owner};
+use crate::order::{self, Clock};
 use crate::status::{
-    fail, Result, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNMATCHED,
-    CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, INVALID_HANDLE, INVALID_VALUE, NOT_SUPPORTED,
+    fail, Result, CAPTURED_EVENT, CAPTURE_IMPLICIT, CAPTURE_INVALIDATED, CAPTURE_ISOLATION, CAPTURE_UNJOINED,
+    CAPTURE_UNMATCHED, CAPTURE_UNSUPPORTED, CAPTURE_WRONG_THREAD, INVALID_HANDLE, INVALID_VALUE,
 };
 
 /// Something for a stream to do, as often as it is asked to.
@@ -53,6 +54,8 @@ pub struct Stream {
     /// Locked while the stream works.
     edge: Mutex<Edge>,
     capture: Mutex<Option<Capture>>,
+    /// The stream whose capture this one takes part in, since it waited for work of that, and which capture.
+    joined: Mutex<Option<(Weak<Stream>, u64)>>,
 }
 
 struct Capture {
@@ -61,6 +64,8 @@ struct Capture {
     thread: ThreadId,
     work: Vec<Work>,
     memory: GraphMemory,
+    /// Streams that take part in it.
+    joined: Vec<Arc<Stream>>,
     broken: bool,
 }
 
@@ -88,7 +93,13 @@ thread_local! {
 
 impl Stream {
     fn new(device: usize, capturable: bool) -> Self {
-        Self { device, capturable, edge: Mutex::new(Edge::new(device)), capture: Mutex::default() }
+        Self {
+            device,
+            capturable,
+            edge: Mutex::new(Edge::new(device)),
+            capture: Mutex::default(),
+            joined: Mutex::default(),
+        }
     }
 
     fn one_per_device(capturable: bool) -> Vec<Arc<Stream>> {
@@ -101,12 +112,49 @@ impl Stream {
             let message = format!("the stream is of device {}, which is not current", self.device);
             return fail(INVALID_HANDLE, message);
         }
-        if let Some(capture) = lock(&self.capture).as_mut() {
+        let mut edge = lock(&self.edge);
+        edge.order.next();
+        let origin = self.origin();
+        let capture = &origin.as_deref().unwrap_or(self).capture;
+        if let Some(capture) = lock(capture).as_mut() {
             capture.check()?;
             capture.work.push(work);
             return Ok(());
         }
-        work.run(&mut lock(&self.edge))
+        work.run(&mut edge)
+    }
+
+    /// The stream whose capture this one takes part in.
+    fn origin(&self) -> Option<Arc<Stream>> {
+        let joined = lock(&self.joined);
+        let (origin, id) = joined.as_ref()?;
+        origin.upgrade().filter(|origin| origin.capture_id() == Some(*id))
+    }
+
+    /// Takes part in a capture from here on.
+    fn join(self: &Arc<Self>, id: u64) -> Result<()> {
+        if !self.capturable {
+            return fail(CAPTURE_IMPLICIT, "the default stream cannot take part in a capture");
+        }
+        let origin =
+            lock(&CAPTURING).iter().filter_map(Weak::upgrade).find(|stream| stream.capture_id() == Some(id));
+        let Some(origin) = origin else {
+            return fail(CAPTURED_EVENT, "the event was recorded in a capture that has ended");
+        };
+        *lock(&self.joined) = Some((Arc::downgrade(&origin), id));
+        lock(&origin.capture).iter_mut().for_each(|capture| capture.joined.push(self.clone()));
+        Ok(())
+    }
+
+    /// What is done when all that was submitted so far is.
+    pub fn done(&self) -> Clock {
+        lock(&self.edge).order.done().clone()
+    }
+
+    /// The host waited for all that was submitted.
+    pub fn host_waited(&self) {
+        self.cut();
+        order::host_waited_for(&self.done());
     }
 
     /// What is submitted from here on starts after all that was submitted before.
@@ -116,6 +164,9 @@ impl Stream {
 
     /// Memory of the stream's device; of the graph, while capturing.
     pub fn allocate(&self, bytes: usize) -> Result<u64> {
+        if let Some(origin) = self.origin() {
+            return origin.allocate(bytes);
+        }
         let mut capture = lock(&self.capture);
         let Some(capture) = capture.as_mut() else {
             return memory::allocate(Owner::Device(self.device), bytes);
@@ -128,6 +179,9 @@ impl Stream {
 
     /// Frees memory; while capturing, that of the graph only.
     pub fn free(&self, address: u64) -> Result<()> {
+        if let Some(origin) = self.origin() {
+            return origin.free(address);
+        }
         let mut capture = lock(&self.capture);
         let Some(capture) = capture.as_mut() else { return memory::free(address) };
         capture.check()?;
@@ -141,7 +195,8 @@ impl Stream {
 
     /// The capture that is going on.
     pub fn capture_id(&self) -> Option<u64> {
-        lock(&self.capture).as_ref().map(|capture| capture.id)
+        let own = lock(&self.capture).as_ref().map(|capture| capture.id);
+        own.or_else(|| self.origin().and_then(|origin| origin.capture_id()))
     }
 
     /// An error while capturing, which ends the capture too.
@@ -150,7 +205,9 @@ impl Stream {
     }
 
     fn break_capture(&self, code: c_int, message: String) -> Result<()> {
-        match lock(&self.capture).as_mut() {
+        let origin = self.origin();
+        let mut capture = lock(&origin.as_deref().unwrap_or(self).capture);
+        match capture.as_mut() {
             None => Ok(()),
             Some(capture) => {
                 capture.broken = true;
@@ -233,7 +290,7 @@ driver! {
     fn cuStreamSynchronize(stream: Handle) {
         let stream = find(stream)?;
         stream.forbid_in_capture("cuStreamSynchronize")?;
-        stream.cut();
+        stream.host_waited();
         Ok(())
     }
 
@@ -241,24 +298,27 @@ driver! {
     fn cuStreamQuery(stream: Handle) {
         let stream = find(stream)?;
         stream.forbid_in_capture("cuStreamQuery")?;
-        stream.cut();
+        stream.host_waited();
         Ok(())
     }
 
-    /// Only captured work and other work must not wait for each other.
+    /// Captured work does not wait for other work; who waits for captured work takes part in the capture.
     fn cuStreamWaitEvent(stream: Handle, event: Handle, _flags: c_uint) {
         let (stream, event) = (find(stream)?, EVENTS.get(event)?);
         stream.cut();
-        match (stream.capture_id(), event.recorded()) {
-            (Some(capture), Event { capture: Some(id), .. }) if capture == id => Ok(()),
-            (Some(_), Event { time: Some(_), .. } | Event { capture: Some(_), .. }) => {
-                stream.break_capture(CAPTURE_ISOLATION, "a capture waits for work outside of it".into())
+        let event = event.recorded();
+        match (stream.capture_id(), event.capture) {
+            (None, None) => (),
+            (None, Some(id)) => stream.join(id)?,
+            (Some(capture), Some(id)) if capture == id => (),
+            (Some(_), None) if event.time.is_none() => (),
+            (Some(_), _) => {
+                let message = "a capture waits for work outside of it";
+                stream.break_capture(CAPTURE_ISOLATION, message.into())?;
             }
-            (None, Event { capture: Some(_), .. }) => {
-                fail(NOT_SUPPORTED, "a second stream cannot join a capture")
-            }
-            _ => Ok(()),
         }
+        lock(&stream.edge).order.wait_for(&event.done);
+        Ok(())
     }
 
     /// From here on, submitted work is kept for a graph.
@@ -285,6 +345,7 @@ driver! {
             thread: thread::current().id(),
             work: Vec::new(),
             memory: GraphMemory::default(),
+            joined: Vec::new(),
             broken: false,
         });
         drop(capture);
@@ -297,6 +358,7 @@ driver! {
     /// Makes a graph of what was submitted.
     fn cuStreamEndCapture(stream: Handle, graph: Out<Handle>) {
         let stream = find(stream)?;
+        let order = &lock(&stream.edge).order;
         let mut current = lock(&stream.capture);
         match current.as_ref() {
             None => return fail(CAPTURE_UNMATCHED, "the stream is not capturing"),
@@ -306,7 +368,12 @@ driver! {
             Some(_) => (),
         }
         let Some(capture) = current.take() else { return Ok(()) };
-        if let Err(error) = capture.check() {
+        let unjoined = capture.joined.iter().any(|other| !order.follows(&lock(&other.edge).order));
+        let joined = match unjoined {
+            true => fail(CAPTURE_UNJOINED, "a stream takes part in the capture for which the first one does not wait"),
+            false => Ok(()),
+        };
+        if let Err(error) = capture.check().and(joined) {
             graph.set(0)?;
             return Err(error);
         }
@@ -315,7 +382,10 @@ driver! {
 
     /// Whether the stream is capturing.
     fn cuStreamIsCapturing(stream: Handle, status: Out<c_int>) {
-        status.set(match lock(&find(stream)?.capture).as_ref() {
+        let stream = find(stream)?;
+        let origin = stream.origin();
+        let capture = lock(&origin.as_ref().unwrap_or(&stream).capture);
+        status.set(match capture.as_ref() {
             None => 0,
             Some(Capture { broken: false, .. }) => 1,
             Some(Capture { broken: true, .. }) => 2,

@@ -71,7 +71,11 @@ impl Copy {
     fn submit(self, stream: Handle) -> Result<()> {
         let stream = stream::find(stream)?;
         self.check_capture(&stream)?;
-        stream.submit(Work::new(move || self.run()))
+        stream.submit(Work::new(move || self.run()))?;
+        if self.direction == Direction::DeviceToHost && !memory::is_pinned(self.to) {
+            stream.host_waited();
+        }
+        Ok(())
     }
 
     fn run_now(self, function: &str) -> Result<()> {
