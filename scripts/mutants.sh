@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# Do the CUDA tests notice bugs? Plants each of testing/mutants/*.patch in a copy of cuda/ and runs tests that
-# have to fail with it, and to pass without.
+# Do the CUDA tests notice bugs? Plants each of testing/mutants/*.patch in a copy of the sources and runs tests that have to
+# fail with it, and to pass without.
 #
 #   scripts/mutants.sh [--sample | NAME ...]      all, a sample of each kind, or those of testing/mutants/NAME.patch
 #
@@ -8,8 +8,9 @@
 #
 # A patch begins with
 #   Bug: what is wrong.
-#   Kernels: the sources of cuda/ that get the bug, without `.cu`; few, for they have to be compiled
+#   Kernels: the sources of cuda/ that get the bug, without `.cu`; few, for they have to be compiled; none if it is in src/
 #   Tests: arguments of the test program
+#   Program: lib                    (optional) unit tests instead of tests/cuda
 #   Sample: yes                    (optional) one of the sample
 #   Sanitizers: yes                    (optional) with AddressSanitizer and UndefinedBehaviorSanitizer
 # The exit code is 0 if every bug was caught.
@@ -72,9 +73,55 @@ unharmed() {
   fi
 }
 
+# build FOLDER: the tests, as the programs `cuda` (of tests/cuda) and `lib` (unit tests) of the folder.
+build() {
+  mkdir -p "$1"
+  scripts/test-cuda.sh --no-run -p candle-quant --lib >"$1/build.log" 2>&1 || return 1
+  local program source
+  for program in cuda=tests/cuda/main.rs lib=src/lib.rs; do
+    source=${program#*=}
+    cp "$(sed -n "s|.*Executable.* $source (\(.*\))\$|\1|p" "$1/build.log")" "$1/${program%%=*}"
+  done
+}
+
+# tests_pass PATCH FOLDER: of the programs there.
+tests_pass() {
+  local program
+  program=$(field "$1" Program)
+  # shellcheck disable=SC2046 # several arguments
+  LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib timeout 600 "$2/${program:-cuda}" $(field "$1" Tests) >"$2/tests.log" 2>&1 &&
+    grep -q 'test result: ok. [1-9]' "$2/tests.log"
+}
+
+# verdict_of_src PATCH: of a bug in src/, in a copy of the checkout.
+verdict_of_src() {
+  local copy=$work/checkout changed
+  changed=$(sed -n 's|^+++ b/||p' "$1")
+  mkdir -p "$copy"
+  git ls-files -z | xargs -0 cp --parents --preserve=timestamps --update -t "$copy"
+  # What is put back is newer than what was built with the bug, also here: cargo keeps one result for both folders.
+  # shellcheck disable=SC2064,SC2086 # this patch's files, of which there may be several
+  trap "touch $changed && cp --parents $changed -t '$copy'" RETURN
+  if ! patch --quiet --directory="$copy" -p1 <"$1" >"$work/patch.log"; then
+    echo 'does not apply any more'
+  elif ! tests_pass "$1" "$work/without"; then
+    echo 'its tests fail without it, too'
+  elif ! (cd "$copy" && CARGO_TARGET_DIR=$target build "$work/with"); then
+    echo 'does not build'
+  elif tests_pass "$1" "$work/with"; then
+    echo MISSED
+  else
+    echo caught
+  fi
+}
+
 # verdict PATCH FOLDER
 verdict() {
   local code=0
+  if [ -z "$(field "$1" Kernels)" ]; then
+    verdict_of_src "$1"
+    return
+  fi
   rm -rf "$2" && mkdir -p "$2" && cp -r cuda "$2"
   if ! patch --quiet --directory="$2" -p1 <"$1" >"$2.log"; then
     echo 'does not apply any more'
@@ -92,9 +139,8 @@ verdict() {
   fi
 }
 
-scripts/test-cuda.sh --no-run -p candle-quant >"$work/build.log" 2>&1 || { cat "$work/build.log" >&2 && exit 1; }
-tests=$(sed -n 's/.*Executable tests\/cuda\/main.rs (\(.*\))$/\1/p' "$work/build.log")
-tests=$(realpath "${tests:?tests/cuda was not built, see $work/build.log}")
+build "$work/without" || { cat "$work/without/build.log" >&2 && exit 1; }
+tests=$work/without/cuda
 rm -rf "$work/unharmed"
 
 sample=''

@@ -74,6 +74,7 @@ if [ -n "$sanitize" ] || [ $# != 0 ]; then
   cargo test --release --features nccl ${sanitize:+-p candle-quant} --test 'cuda*' "$@"
 else
   cargo test --release --features nccl --test 'cuda*' --no-run
+  cargo test --release --features nccl -p candle-quant --lib backend::cuda
   cargo test --release --features nccl -p candle-quant --test 'cuda*'
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
     -p candle-quant-models -p candle-quant-tools --test 'cuda*'

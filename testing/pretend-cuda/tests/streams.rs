@@ -20,8 +20,9 @@ struct Streams {
 }
 
 impl Streams {
-    fn new() -> Self {
-        let gpu = Gpu::new(0);
+    /// On a device of the test's own: what the host waits for in one thread counts for all.
+    fn new(device: c_int) -> Self {
+        let gpu = Gpu::new(device);
         let second = made(|out| cuStreamCreate(out, 1)).unwrap();
         let event = made(|out| cuEventCreate(out, 2)).unwrap();
         let buffers = [gpu.upload(&tile().0), gpu.room(256), gpu.room(256)];
@@ -55,7 +56,7 @@ impl Streams {
 
 #[test]
 fn a_reader_waits_for_its_writer() {
-    let mut streams = Streams::new();
+    let mut streams = Streams::new(0);
     assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
     let status = streams.reverse(true, 1, 2);
     assert_eq!(status, LAUNCH_FAILED);
@@ -65,7 +66,7 @@ fn a_reader_waits_for_its_writer() {
         "{message}"
     );
 
-    let mut streams = Streams::new();
+    let mut streams = Streams::new(0);
     assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
     streams.second_waits();
     assert_eq!(streams.reverse(true, 1, 2), SUCCESS);
@@ -75,7 +76,7 @@ fn a_reader_waits_for_its_writer() {
 
 #[test]
 fn a_writer_waits_for_readers_and_writers() {
-    let mut streams = Streams::new();
+    let mut streams = Streams::new(1);
     assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
     streams.second_waits();
     // The first kernel's source, and its result: the second stream waited for it.
@@ -89,7 +90,7 @@ fn a_writer_waits_for_readers_and_writers() {
         message(status)
     );
 
-    let mut streams = Streams::new();
+    let mut streams = Streams::new(1);
     assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
     let status = streams.reverse(true, 2, 0);
     assert!(
@@ -102,7 +103,7 @@ fn a_writer_waits_for_readers_and_writers() {
 /// An event stands for what was submitted before it was recorded, no more.
 #[test]
 fn an_event_is_a_point_in_time() {
-    let mut streams = Streams::new();
+    let mut streams = Streams::new(2);
     assert_eq!(cuEventRecord(streams.event, streams.gpu.stream), SUCCESS);
     assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
     assert_eq!(cuStreamWaitEvent(streams.second, streams.event, 0), SUCCESS);
@@ -115,7 +116,7 @@ fn the_host_waits_for_both() {
         |streams: &Streams| cuStreamSynchronize(streams.gpu.stream),
         |_: &Streams| pretend_cuda::device::cuCtxSynchronize(),
     ] {
-        let mut streams = Streams::new();
+        let mut streams = Streams::new(3);
         assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
         assert_eq!(wait(&streams), SUCCESS);
         assert_eq!(streams.reverse(true, 1, 2), SUCCESS);
@@ -125,7 +126,7 @@ fn the_host_waits_for_both() {
 /// A stream that waits for captured work takes part in the capture, until the first one waits for it.
 #[test]
 fn a_second_stream_in_a_graph() {
-    let mut streams = Streams::new();
+    let mut streams = Streams::new(3);
     for joins in [true, false] {
         assert_eq!(cuStreamBeginCapture_v2(streams.gpu.stream, 1), SUCCESS);
         assert_eq!(streams.reverse(false, 0, 1), SUCCESS);
