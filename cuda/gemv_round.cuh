@@ -99,16 +99,30 @@ template <class Format, int PART> __device__ __forceinline__ void dequantize_six
     });
 }
 
+// Sums of one tile of columns: those of its accumulators are added up at the end.
+template <class Shape> struct Accumulators {
+    float of[Shape::CHAINS][4];
+
+    __device__ __forceinline__ void add_up() {
+#pragma unroll
+        for (int distance = Shape::CHAINS / 2; distance > 0; distance /= 2)
+#pragma unroll
+            for (int chain = 0; chain < distance; ++chain)
+#pragma unroll
+                for (int i = 0; i < 4; ++i) of[chain][i] += of[chain + distance][i];
+    }
+};
+
 // Adds the products of sixteen weights of rows g and g + 8 with the columns of x of one tile.
 template <class Format, class Shape>
-__device__ __forceinline__ void multiply_sixteen(float (&c)[4], const uint32_t (&a)[2][8], const StagedX<Format, Shape> &x, bool mine,
+__device__ __forceinline__ void multiply_sixteen(Accumulators<Shape> &c, const uint32_t (&a)[2][8], const StagedX<Format, Shape> &x, bool mine,
                                                  int part, int row, int t) {
     uint32_t b[8];
     x.fragment(b, mine, part, row, t);
 #pragma unroll
     for (int i = 0; i < 8; i += 2) {
         const uint32_t ai[4] = {a[0][i], a[1][i], a[0][i + 1], a[1][i + 1]};
-        mma_m16n8k16(c, ai, b[i], b[i + 1]);
+        mma_m16n8k16(c.of[i / 2 % Shape::CHAINS], ai, b[i], b[i + 1]);
     }
 }
 
@@ -116,7 +130,7 @@ __device__ __forceinline__ void multiply_sixteen(float (&c)[4], const uint32_t (
 template <class Format, class Shape>
 __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Round<Format, Shape> &round, const CqMatrix &matrix,
                                                    const StagedX<Format, Shape> &x, int k0, int g, int t) {
-    float c[Shape::PASSES][Shape::COLUMN_TILES][4] = {};
+    Accumulators<Shape> c[Shape::PASSES][Shape::COLUMN_TILES] = {};
     static_for<Shape::STEPS>([&](auto step_) {
         static_for<Shape::CHUNK / 16>([&](auto part_) {
             constexpr int step = decltype(step_)::value, part = decltype(part_)::value;
@@ -139,7 +153,8 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
 #pragma unroll
     for (int pass = 0; pass < Shape::PASSES; ++pass)
 #pragma unroll
-        for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile)
+        for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
+            c[pass][tile].add_up();
 #pragma unroll
             for (int j = 0; j < 2; ++j) {
                 const int slot = Shape::slot(2 * t + j);
@@ -149,7 +164,7 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
 #pragma unroll
                 for (int row = 0; row < 2; ++row) {
                     float &sum = sums.sum[row][ONE ? 0 : tile * 2 + j];
-                    float dot = c[pass][tile][row * 2 + j];
+                    float dot = c[pass][tile].of[0][row * 2 + j];
                     if constexpr (Format::HAS_BIASES) {
                         dot -= of_x.offset_sum;
                         const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], matrix.biases_dtype);
@@ -159,6 +174,7 @@ __device__ __forceinline__ void multiply_by_groups(Sums<Shape> &sums, const Roun
                     sum = __fmaf_rn(scale, dot * of_x.unit, sum);
                 }
             }
+        }
 }
 
 // A scale of one chunk as the factor of its halves, in both halves of a word; `top` is the largest
@@ -196,7 +212,7 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<F
 #pragma unroll
             for (int row = 0; row < 2; ++row) top[row] = max(top[row], __shfl_xor_sync(FULL_WARP, top[row], distance));
 
-    float c[Shape::COLUMN_TILES][4] = {};
+    Accumulators<Shape> c[Shape::COLUMN_TILES] = {};
     static_for<Shape::STEPS>([&](auto step_) {
         constexpr int step = decltype(step_)::value;
         const half2 factor[2] = {as_half2(folded_scale<Format>(round.scale[0][step], top[0])),
@@ -216,7 +232,8 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<F
         });
     });
 #pragma unroll
-    for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile)
+    for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {
+        c[tile].add_up();
 #pragma unroll
         for (int j = 0; j < 2; ++j) {
             const float unit = x.group(tile * 8 + 2 * t + j, k0 / Shape::ROUND)->unit;
@@ -224,9 +241,10 @@ __device__ __forceinline__ void multiply_folded(Sums<Shape> &sums, const Round<F
             for (int row = 0; row < 2; ++row) {
                 const float scale = Format::SCALES == Scale::E8m0 ? e8m0_to_float(top[row]) : 1.f;
                 float &sum = sums.sum[row][tile * 2 + j];
-                sum = __fmaf_rn(scale, c[tile][row * 2 + j] * unit, sum);
+                sum = __fmaf_rn(scale, c[tile].of[0][row * 2 + j] * unit, sum);
             }
         }
+    }
 }
 
 // What finished sums are multiplied by.

@@ -47,6 +47,10 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
     // Rounds that are loaded at a time, so that enough bytes are on their way, where registers allow it.
     static constexpr int BATCH = STEPS * WORDS >= 8 || PASSES > 1 ? 1 : Format::HAS_BIASES && ROWS == 1 ? 2 : 4;
+    // Accumulators that take turns, as a multiplication waits for the one before it in the same: 12 of a round in a row at
+    // most, but where so many sums would cost instructions or registers. Passes take turns anyway.
+    static constexpr int MULTIPLICATIONS = ROUND / 16;
+    static constexpr int CHAINS = MULTIPLICATIONS <= 12 || PASSES > 1 ? 1 : MULTIPLICATIONS <= 24 || (BITS == 8 && ROWS == 2) ? 2 : 4;
     // Elements of a row of x that are brought to the range of a half by one factor.
     static constexpr int X_GROUP = FOLDED ? ROUND : GROUP;
 
