@@ -38,10 +38,13 @@ struct Int8 {
     static constexpr float MAX = 127.f / 64;
 
     static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
-        const uint32_t four = first == 0 ? codes.low : codes.high;
+        // A byte at the end of 2^23 is 2^23 plus the byte: faster than a conversion, and as exact.
+        const uint32_t from_minus_128 = (first == 0 ? codes.low : codes.high) ^ 0x80808080u;
 #pragma unroll
-        for (int i = 0; i < 4; ++i)
-            element[i] = __fmul_rn(static_cast<float>(static_cast<int8_t>(four >> (8 * i))), 0x1p-6f);
+        for (int i = 0; i < 4; ++i) {
+            const float shifted = __uint_as_float(__byte_perm(from_minus_128, 0x4b000000u, 0x7440 + i));
+            element[i] = __fmul_rn(__fadd_rn(shifted, -(8388608.f + 128.f)), 0x1p-6f);
+        }
     }
 
     // The value has been rounded to the dtype of the weights.
