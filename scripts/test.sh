@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All tests: of the crates; of the CUDA backend, its kernels run by an emulator below a pretend driver, and whether a
-# sample of bugs that are planted in them is noticed; of the kernels' machine code; of the scripts that run on a GPU. No
-# GPU is needed.
+# All tests: of the crates; of the readers, on files changed at random; of the CUDA backend, its kernels run by an emulator
+# below a pretend driver, and whether a sample of bugs that are planted in them is noticed; of the kernels' machine code; of
+# the scripts that run on a GPU. No GPU is needed.
 #
 #   scripts/test.sh [--ci | --full]
 #
@@ -16,8 +16,12 @@ case ${1-} in '' | --ci | --full) ;; *) echo "$0: $1: --ci or --full" >&2 && exi
 
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
+# Together, so that what they depend on is built once.
 step "the crates"
-cargo test --release
+cargo test --release --workspace --exclude pretend-cuda --exclude bindings
+
+step "readers on files changed at random"
+"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 4
 
 step "the CUDA backend on the pretend driver"
 scripts/test-cuda.sh

@@ -21,9 +21,9 @@ pub use mutate::mutate;
 pub use seeds::{seeds, TARGETS};
 
 use candle_quant::checkpoint::{natural_order, slm1, Weight};
-use candle_quant_models::Config;
 use candle_quant::Checkpoint;
 use candle_quant_models::generate;
+use candle_quant_models::Config;
 use candle_quant_tools::{diff, verify};
 use std::path::Path;
 

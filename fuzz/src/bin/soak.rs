@@ -1,14 +1,12 @@
 //! Fuzzing without libFuzzer: random changes of the seeds, for a while.
 //!
-//! ```text
-//! cargo run --bin soak -- [--seconds N] [--seed N] [--corpus] [TARGET ..]
-//! ```
-//!
 //! Reports executions, how many of them could be opened, the slowest, and the peak of the resident set. An
 //! input that panics, or takes longer than ten seconds, is written to `artifacts/TARGET/`, and the exit code
-//! is 1. `--corpus` writes the seeds to `corpus/TARGET/`, for cargo-fuzz, and runs nothing.
+//! is 1.
 
 use candle_quant_fuzz::{mutate, run, seeds, Bundle, TARGETS};
+use clap::builder::PossibleValuesParser;
+use clap::Parser;
 use std::fs;
 use std::io;
 use std::panic;
@@ -21,38 +19,29 @@ const MAX_FAILURES: usize = 10;
 
 const TOO_LONG: Duration = Duration::from_secs(10);
 
+/// Changes files of checkpoints at random and reads them, for a while.
+#[derive(Parser)]
 struct Options {
+    /// How long, for each reader
+    #[arg(long, default_value_t = 60)]
     seconds: u64,
+    /// Of the random changes
+    #[arg(long, default_value_t = 1)]
     seed: u64,
+    /// Write the seeds to corpus/, for cargo-fuzz, and run nothing
+    #[arg(long)]
     corpus: bool,
+    /// Which readers; all if none is named
+    #[arg(value_parser = PossibleValuesParser::new(TARGETS))]
     targets: Vec<String>,
 }
 
-fn options() -> Option<Options> {
-    let mut options = Options { seconds: 60, seed: 1, corpus: false, targets: Vec::new() };
-    let mut arguments = std::env::args().skip(1);
-    while let Some(argument) = arguments.next() {
-        match argument.as_str() {
-            "--seconds" => options.seconds = arguments.next()?.parse().ok()?,
-            "--seed" => options.seed = arguments.next()?.parse().ok()?,
-            "--corpus" => options.corpus = true,
-            target if TARGETS.contains(&target) => options.targets.push(target.to_owned()),
-            _ => return None,
-        }
-    }
-    if options.targets.is_empty() {
-        options.targets = TARGETS.map(str::to_owned).to_vec();
-    }
-    Some(options)
-}
-
 fn main() -> ExitCode {
-    let Some(options) = options() else {
-        eprintln!("usage: soak [--seconds N] [--seed N] [--corpus] [{} ..]", TARGETS.join("|"));
-        return ExitCode::FAILURE;
-    };
+    let options = Options::parse();
+    let all = TARGETS.map(str::to_owned);
+    let targets = if options.targets.is_empty() { &all[..] } else { &options.targets };
     let mut failures = 0;
-    for target in &options.targets {
+    for target in targets {
         let seeds = seeds(target);
         if seeds.is_empty() {
             eprintln!("{target}: no seeds");
