@@ -278,7 +278,11 @@ fn files_that_are_links_are_read_and_copied() {
     let out = convert(&Checkpoint::open(&snapshot).unwrap(), &safe("4"));
     let mut expected = files(convert(&bundled("tiny-bf16"), &safe("4")).path());
     expected.insert("chat_template.jinja".into(), b"{{ messages }}".to_vec());
-    assert!(files(out.path()) == expected);
+    let mut written = files(out.path());
+    for list in [&mut written, &mut expected] {
+        list.remove("candle-quant.json").expect("a list of the output");
+    }
+    assert!(written == expected);
     assert!(fs::read_dir(out.path()).unwrap().all(|entry| entry.unwrap().file_type().unwrap().is_file()));
 }
 

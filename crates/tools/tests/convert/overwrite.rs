@@ -21,12 +21,11 @@ fn run(format: &str, out: &Path, options: &RunOptions) -> Result<()> {
     convert::convert(&plan(&bundled("tiny-bf16"), format), out, options, &|_| ()).map(drop)
 }
 
-/// An output of 4 bits, with a file that those of 8 bits do not have.
+/// An output of 4 bits.
 fn old() -> (TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     run("4", &out, &RunOptions::default()).unwrap();
-    fs::write(out.join("README.md"), "mine").unwrap();
     (folder, out)
 }
 
@@ -49,6 +48,68 @@ fn an_output_replaces_an_older_one_as_a_whole() {
     fs::create_dir(&other).unwrap();
     run("8", &other, &REPLACE).unwrap();
     assert!(new() == files(&other));
+}
+
+/// What `--overwrite` removes is what a conversion wrote, as it wrote it.
+#[test]
+fn what_no_conversion_wrote_is_not_replaced() {
+    let refused = |out: &Path, why: &str| {
+        let before = files(out);
+        let error = run("8", out, &REPLACE).unwrap_err().to_string();
+        assert!(error.contains("not overwritten") && error.contains(why), "{error}");
+        assert!(error.contains("give another output"), "{error}");
+        assert!(files(out) == before, "{why}");
+        assert_eq!(fs::read_dir(out.parent().unwrap()).unwrap().count(), 1, "{why}");
+    };
+    // A file beside those of an output, and one of them that was changed, to as many bytes.
+    let (_folder, out) = old();
+    fs::write(out.join("thesis.txt"), "mine").unwrap();
+    refused(&out, "thesis.txt");
+    fs::remove_file(out.join("thesis.txt")).unwrap();
+    let config = fs::read_to_string(out.join("config.json")).unwrap();
+    fs::write(out.join("config.json"), config.replacen(' ', "\t", 1)).unwrap();
+    refused(&out, "config.json was changed");
+    fs::write(out.join("config.json"), config).unwrap();
+    run("8", &out, &REPLACE).unwrap();
+
+    // Folders that look like an output: with an index, or a whole checkpoint.
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("d");
+    fs::create_dir(&out).unwrap();
+    fs::write(out.join("model.safetensors.index.json"), "{}").unwrap();
+    fs::write(out.join("thesis.txt"), "mine").unwrap();
+    refused(&out, "no candle-quant.json");
+    for file in fs::read_dir(bundled_path("tiny-bf16")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), out.join(file.file_name())).unwrap();
+    }
+    refused(&out, "no candle-quant.json");
+    for damaged in ["{}", "[]", "\u{0}"] {
+        fs::write(out.join("candle-quant.json"), damaged).unwrap();
+        refused(&out, "its candle-quant.json is not what");
+    }
+}
+
+/// The list of an output is not copied into one that is made of it, and says what is in it.
+#[test]
+fn an_output_of_an_output_has_its_own_list() {
+    let (folder, first) = old();
+    let second = folder.path().join("second");
+    let source = Checkpoint::open(&first).unwrap();
+    let options = ConvertOptions::mlx(Recipe::safe("bf16".parse().unwrap()));
+    let plan = ConvertPlan::new(&source, &options).unwrap();
+    convert::convert(&plan, &second, &RunOptions::default(), &|_| ()).unwrap();
+    let listed = json_file(second.join("candle-quant.json"));
+    let mut names: Vec<_> = listed["files"].as_object().unwrap().keys().cloned().collect();
+    names.push("candle-quant.json".into());
+    names.sort();
+    assert_eq!(names, files(&second).into_keys().collect::<Vec<_>>());
+    for (name, bytes) in files(&second) {
+        if name != "candle-quant.json" {
+            assert_eq!(listed["files"][&name]["bytes"], bytes.len(), "{name}");
+        }
+    }
+    convert::convert(&plan, &second, &REPLACE, &|_| ()).unwrap();
 }
 
 #[test]
@@ -77,6 +138,7 @@ fn killed_at_its_end() -> (TempDir, PathBuf, PathBuf) {
     run("8", &out, &RunOptions { max_relative_rms: Some(1e-9), ..REPLACE }).unwrap_err();
     let partial = folder.path().join("out.partial");
     let metadata = fs::metadata(partial.join("model")).unwrap();
+    fs::write(partial.join("model/candle-quant.json"), &new()["candle-quant.json"]).unwrap();
     let mut journal = json_file(partial.join("journal.json"));
     journal["published"] = json!([metadata.dev(), metadata.ino()]);
     fs::write(partial.join("journal.json"), journal.to_string()).unwrap();
@@ -127,11 +189,7 @@ fn only_outputs_are_replaced() {
     fs::remove_file(&out).unwrap();
     fs::create_dir(&out).unwrap();
     fs::write(out.join("letter.txt"), "dear").unwrap();
-    refused("it has no model.safetensors.index.json");
-    fs::write(out.join("model.safetensors.index.json"), "{}").unwrap();
-    fs::create_dir(out.join("photos")).unwrap();
-    refused("it has a folder in it");
-    assert_eq!(fs::read_dir(&out).unwrap().count(), 3);
+    refused("it has no candle-quant.json");
     #[cfg(unix)]
     {
         fs::rename(&out, folder.path().join("elsewhere")).unwrap();

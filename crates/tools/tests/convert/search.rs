@@ -58,7 +58,10 @@ fn a_searched_output_says_so_and_is_read_like_any_other() {
     // All else is the same, but for the codes and scales.
     let (a, b) = (files(searched.path()), files(plain.path()));
     let same = |name: &&String| a.get(*name) == b.get(*name);
-    assert_eq!(b.keys().filter(|name| !same(name)).collect::<Vec<_>>(), ["model.safetensors"]);
+    assert_eq!(
+        b.keys().filter(|name| !same(name)).collect::<Vec<_>>(),
+        ["candle-quant.json", "model.safetensors"]
+    );
     let (a, b) = (tensors(searched.path()), tensors(plain.path()));
     assert_eq!(a.len(), b.len());
     for (name, (dtype, shape, bytes)) in &a {

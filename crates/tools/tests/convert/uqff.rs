@@ -68,7 +68,7 @@ fn the_output_is_that_of_mistralrs() {
         assert_eq!(json_file(out.path().join("config.json")), json_file(expected.join("config.json")));
         assert_eq!(reported(&out.path()), reported(&expected));
         let names: Vec<_> = files(out.path()).into_keys().collect();
-        assert_eq!(names, [shard, "config.json", residual, "uqff_report.json"]);
+        assert_eq!(names, [shard, "candle-quant.json", "config.json", residual, "uqff_report.json"]);
         let written = Checkpoint::open(out.path()).unwrap();
         assert_eq!(written.kind(), CheckpointKind::Uqff);
         let report = verify::verify(&written);

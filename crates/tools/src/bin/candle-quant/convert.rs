@@ -122,7 +122,8 @@ pub struct Options {
     /// Take up a conversion that was interrupted.
     #[arg(long)]
     resume: bool,
-    /// Replace OUT if it is the output of an earlier conversion; it stays until the new one is complete.
+    /// Replace OUT if all in it is listed in its candle-quant.json, as an earlier conversion wrote it; it stays until the new
+    /// one is complete.
     #[arg(long, conflicts_with = "dry_run")]
     overwrite: bool,
     /// Accept NaN and infinities in SRC; in packed tensors they become zero.

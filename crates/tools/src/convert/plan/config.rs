@@ -2,6 +2,7 @@
 //! copied.
 
 use super::plan::ConvertPlan;
+use crate::convert::output::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals};
 use candle_quant::{Error, QuantFormat, Result};
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -15,8 +16,14 @@ use std::{fmt, fs};
 const QUANTIZATION: [&str; 2] = ["quantization", "quantization_config"];
 
 /// Files that describe the quantization, or the files, of the source.
-const OF_THE_SOURCE: [&str; 5] =
-    ["config.json", "hf_quant_config.json", "quantize_config.json", "quant_config.json", "uqff_report.json"];
+const OF_THE_SOURCE: [&str; 6] = [
+    "config.json",
+    "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
+    "uqff_report.json",
+    MANIFEST,
+];
 
 impl ConvertPlan {
     /// The text of config.json; `None` if the source has none and there is nothing to say.

@@ -1,11 +1,11 @@
 //! Where an output goes: a folder, or a model in a store of Ollama. Both appear by one rename.
 
 use super::journal::Journal;
+use super::manifest;
 use super::options::RunOptions;
 use super::partial::{is_begun, journal_in, model_in};
 use crate::convert::disk::{identity, io, replace, sync_folder};
 use crate::convert::options::ConvertOptions;
-use crate::convert::target::{INDEX, REPORT};
 use candle_quant::checkpoint::{OllamaName, OllamaStore};
 use candle_quant::{Error, Result};
 use std::fs;
@@ -102,7 +102,7 @@ impl Destination {
             return Err(Error::file(path, "it exists already, and is not overwritten", remedy));
         }
         match self {
-            Self::Folder(out) => check_folder(out),
+            Self::Folder(out) => manifest::check_replaceable(out),
             Self::Store(..) => Ok(()),
         }
     }
@@ -128,28 +128,6 @@ impl Destination {
             None => Ok(()),
         }
     }
-}
-
-/// Whether `out` can be nothing but an output: what is replaced is lost.
-fn check_folder(out: &Path) -> Result<()> {
-    let refuse = |problem: &str| {
-        Err(Error::file(out, format!("not overwritten: {problem}"), "remove it or give another output"))
-    };
-    if !fs::symlink_metadata(out).map_err(io(out))?.is_dir() {
-        return refuse("not a folder");
-    }
-    let mut names = Vec::new();
-    for entry in fs::read_dir(out).map_err(io(out))? {
-        let entry = entry.map_err(io(out))?;
-        if entry.file_type().map_err(io(out))?.is_dir() {
-            return refuse("it has a folder in it, which no conversion has written");
-        }
-        names.push(entry.file_name());
-    }
-    if !names.is_empty() && !names.iter().any(|name| name == INDEX || name == REPORT) {
-        return refuse(&format!("it has no {INDEX} and no {REPORT}, of which every conversion writes one"));
-    }
-    Ok(())
 }
 
 /// Whether `out` is a store, or may become one.

@@ -6,6 +6,7 @@ mod convert;
 mod destination;
 mod event;
 mod journal;
+mod manifest;
 mod options;
 mod partial;
 mod quality;

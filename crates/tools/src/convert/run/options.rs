@@ -5,7 +5,8 @@
 pub struct RunOptions {
     /// Take up an interrupted conversion with the same plan.
     pub resume: bool,
-    /// Replace an output of an earlier conversion. It stays until the new one is complete.
+    /// Replace an output of an earlier conversion, in which nothing was added or changed since. It stays until the new one
+    /// is complete.
     pub overwrite: bool,
     /// Accept NaN and infinities. In packed tensors they become zero.
     pub allow_nonfinite: bool,

@@ -8,6 +8,7 @@
 use super::blobs::into_blobs;
 use super::destination::Destination;
 use super::journal::{Finished, Journal};
+use super::manifest;
 use super::options::RunOptions;
 use super::partial::{is_begun, journal_in, model_in};
 use super::quality::{Quality, WrittenFile};
@@ -164,10 +165,14 @@ impl Staging {
     pub(super) fn publish(mut self, plan: &ConvertPlan, overwrite: bool) -> Result<()> {
         let model = model_in(&self.root);
         if !self.is_published {
-            sync_folder(&model).map_err(io(&model))?;
             let made = match &self.destination {
-                Destination::Folder(_) => model.clone(),
+                Destination::Folder(_) => {
+                    manifest::write(&model, &self.journal.finished)?;
+                    sync_folder(&model).map_err(io(&model))?;
+                    model.clone()
+                }
                 Destination::Store(out, _) => {
+                    sync_folder(&model).map_err(io(&model))?;
                     let made = self.root.join(MANIFEST);
                     let manifest = into_blobs(out, plan, &model, &self.journal.finished)?;
                     write_synced(&made, manifest.as_bytes())?;

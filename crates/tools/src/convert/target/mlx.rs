@@ -7,7 +7,7 @@ use candle_quant::{QuantFormat, Result};
 use serde_json::{json, Map};
 
 /// The file that says where each tensor is.
-pub(in crate::convert) const INDEX: &str = "model.safetensors.index.json";
+pub(super) const INDEX: &str = "model.safetensors.index.json";
 
 /// An MLX checkpoint.
 #[derive(Debug)]

@@ -9,8 +9,6 @@ mod uqff;
 
 pub(super) use experts::ExpertLayout;
 pub(super) use kind::TargetKind;
-pub(super) use mlx::INDEX;
-pub(super) use uqff::REPORT;
 
 use crate::convert::recipe::{Recipe, Spec};
 use candle_quant::{Error, QuantFormat, Result};

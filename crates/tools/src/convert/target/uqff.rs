@@ -13,7 +13,7 @@ use serde_json::{json, Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The file that names the shards.
-pub(in crate::convert) const REPORT: &str = "uqff_report.json";
+pub(super) const REPORT: &str = "uqff_report.json";
 
 const RESIDUAL: &str = "residual.safetensors";
 
