@@ -9,7 +9,6 @@ mod mutate;
 mod seeds;
 
 // The writer of the crate's own tests.
-#[allow(dead_code)]
 #[path = "../../tests/common/checkpoint.rs"]
 mod checkpoint;
 #[allow(dead_code)]

@@ -157,7 +157,7 @@ fn mutate_types(header: &mut Vec<u8>, rng: &mut StdRng) {
                 }
                 _ if !new.is_empty() => {
                     let (from, to) = (rng.random_range(0..new.len()), rng.random_range(0..new.len()));
-                    if new[from] % 2 == 0 {
+                    if new[from].is_multiple_of(2) {
                         new[from] /= 2;
                         new[to] = new[to].wrapping_mul(2);
                     }
