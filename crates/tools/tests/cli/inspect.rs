@@ -44,6 +44,41 @@ fn with_tokenizer(name: &str) -> TempDir {
     folder
 }
 
+/// What is no regular file stays what it is.
+#[cfg(unix)]
+#[test]
+fn logits_replace_regular_files_alone() {
+    let folder = TempDir::new().unwrap();
+    let (target, link) = (folder.path().join("target"), folder.path().join("link"));
+    fs::write(&target, "mine").unwrap();
+    std::os::unix::fs::symlink(&target, &link).unwrap();
+    let logits = |out: &Path| {
+        let checkpoint = path("qwen3-nvfp4");
+        run(&["logits", &checkpoint, "--tokens", "1", "--out", out.to_str().unwrap()])
+    };
+    for out in [&link, Path::new("/dev/null"), folder.path()] {
+        let output = logits(out);
+        let line = String::from_utf8_lossy(&output.stderr);
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        assert!(line.contains("no regular file; give another output"), "{line}");
+    }
+    assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(fs::read(&target).unwrap(), b"mine");
+    assert!(logits(&target).status.success());
+    assert_ne!(fs::read(&target).unwrap(), b"mine");
+}
+
+#[test]
+fn inspect_of_nothing_says_so() {
+    let folder = TempDir::new().unwrap();
+    let empty = safetensors::serialize(std::iter::empty::<(String, candle_core::Tensor)>(), None).unwrap();
+    fs::write(folder.path().join("model.safetensors"), empty).unwrap();
+    let output = run(&["inspect", folder.path().to_str().unwrap()]);
+    let line = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{line}");
+    assert!(line.contains("no tensors in it"), "{line}");
+}
+
 #[test]
 fn inspect_tells_what_is_inside() {
     let text = succeed(&["inspect", &path("qwen3-affine-b4-g64")]);

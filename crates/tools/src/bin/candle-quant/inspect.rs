@@ -64,6 +64,9 @@ pub fn run(options: &Options) -> Result<()> {
     }
     stdout.flush()?;
     match report.failures.len() {
+        0 if report.weights.is_empty() && report.others.is_empty() => {
+            bail!("{}: there are no tensors in it; is the download complete?", options.path.display())
+        }
         0 => Ok(()),
         count => bail!("{}: {count} of its tensors can't be read", options.path.display()),
     }

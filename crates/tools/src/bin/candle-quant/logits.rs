@@ -1,7 +1,7 @@
 //! The `logits` subcommand.
 
 use super::generate::parse_dtype;
-use anyhow::{Context, Result};
+use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::Checkpoint;
 use candle_quant_models::Model;
@@ -25,6 +25,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<()> {
+    check_replaceable(&options.out)?;
     let device = Device::Cpu;
     let mut model = Model::load(&Checkpoint::open(&options.path)?, options.dtype, &device)?;
     let tokens = Tensor::new(options.tokens.as_slice(), &device)?;
@@ -32,8 +33,17 @@ pub fn run(options: &Options) -> Result<()> {
     save(HashMap::from([("tokens", tokens), ("logits", logits)]), &options.out)
 }
 
+/// A file that is there already is replaced, a link, pipe or device is not.
+fn check_replaceable(path: &Path) -> Result<()> {
+    if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
+        bail!("{}: it is there already, and no regular file; give another output", path.display());
+    }
+    Ok(())
+}
+
 /// Writes beside the file and moves it into place, so that a failure leaves nothing and harms nothing.
 fn save(tensors: HashMap<&str, Tensor>, path: &Path) -> Result<()> {
+    check_replaceable(path)?;
     let mut part = path.as_os_str().to_owned();
     part.push(format!(".{}.part", std::process::id()));
     let part = PathBuf::from(part);
