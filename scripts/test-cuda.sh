@@ -69,7 +69,10 @@ fi
 PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-dir "$own"
 
 # Every kernel in all schedules; what models and tools do with them, in one.
-if [ -n "$sanitize" ] || [ $# != 0 ]; then
+if [ -n "$sanitize" ] && [ $# = 0 ]; then
+  # Ranks talk to each other, and cards launch the same kernels again.
+  cargo test --release --features nccl -p candle-quant --test 'cuda*' -- --skip ranks:: --skip cards::
+elif [ $# != 0 ]; then
   # shellcheck disable=SC2086 # two words or none
   cargo test --release --features nccl ${sanitize:+-p candle-quant} --test 'cuda*' "$@"
 else

@@ -21,7 +21,7 @@ step "the crates"
 cargo test --release --workspace --exclude pretend-cuda --exclude bindings
 
 step "readers on files changed at random"
-"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 4
+"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 2
 
 step "the CUDA backend on the pretend driver"
 scripts/test-cuda.sh

@@ -132,6 +132,23 @@ impl Process {
     }
 }
 
+/// These mostly wait for silence: side by side they take as long as the longest.
+#[test]
+fn ranks_that_fall_silent() {
+    let tests = [
+        a_failing_rank_ends_all_with_its_message,
+        a_panicking_rank_ends_all_with_its_message,
+        a_killed_rank_ends_all,
+        a_rank_killed_before_all_have_come_or_gone_ends_all,
+        a_rank_that_works_on_when_others_have_ended_fails,
+        a_rank_that_is_there_twice_ends_all_at_once,
+        a_rank_with_another_secret_is_not_let_in,
+        strangers_disturb_nobody_and_are_told_of,
+        a_master_that_does_not_answer_is_named,
+    ];
+    thread::scope(|scope| tests.map(|test| scope.spawn(test)).map(|test| test.join().unwrap()));
+}
+
 #[test]
 fn ranks_find_each_other_and_wait_for_all_to_end() {
     for count in [1, 2, 5] {
@@ -139,7 +156,6 @@ fn ranks_find_each_other_and_wait_for_all_to_end() {
     }
 }
 
-#[test]
 fn a_failing_rank_ends_all_with_its_message() {
     for failed in [0, 2] {
         let mut does = ["block", "work", "block", "work", "end"];
@@ -150,14 +166,12 @@ fn a_failing_rank_ends_all_with_its_message() {
     }
 }
 
-#[test]
 fn a_panicking_rank_ends_all_with_its_message() {
     for process in start_all(&["work", "panic", "block"]) {
         process.fails("rank 1: panicked: a fuse blew");
     }
 }
 
-#[test]
 fn a_killed_rank_ends_all() {
     for killed in [0, 1] {
         let mut processes = start_all(&["block", "block", "work"]);
@@ -184,7 +198,6 @@ fn a_rank_killed_at_any_point_of_load_or_decode_ends_all() {
 }
 
 /// One that has been let in, and waits for the others to come, or is waited for at the end.
-#[test]
 fn a_rank_killed_before_all_have_come_or_gone_ends_all() {
     for killed in [0, 1] {
         let (port, listener) = (free_port(), TcpListener::bind("127.0.0.1:0").unwrap());
@@ -215,7 +228,6 @@ fn a_rank_killed_before_all_have_come_or_gone_ends_all() {
     }
 }
 
-#[test]
 fn a_rank_that_works_on_when_others_have_ended_fails() {
     let port = free_port();
     let timeout = [("TIMEOUT", "10")];
@@ -243,7 +255,6 @@ fn a_rank_of_another_world_size_ends_all_at_once() {
     }
 }
 
-#[test]
 fn a_rank_that_is_there_twice_ends_all_at_once() {
     let port = free_port();
     let processes = [0, 1, 1].map(|rank| start("end", rank, 3, port, &[]));
@@ -264,7 +275,6 @@ fn a_rank_that_is_there_twice_ends_all_at_once() {
 }
 
 /// The one without it ends at once. The others wait for the right one, which does not come.
-#[test]
 fn a_rank_with_another_secret_is_not_let_in() {
     let port = free_port();
     let wrong = start("end", 2, 3, port, &[("CANDLE_QUANT_SECRET", "another secret, but long enough")]);
@@ -289,7 +299,6 @@ fn connect(port: u16) -> TcpStream {
     }
 }
 
-#[test]
 fn strangers_disturb_nobody_and_are_told_of() {
     let garbage: [&[u8]; 4] =
         [b"GET / HTTP/1.1\r\n\r\n", &[0; 4096], &[0xff; 64], b"\x09\0\0\0\"Alive\"  \x07\0\0\0\"Alive\""];
@@ -314,7 +323,6 @@ fn strangers_disturb_nobody_and_are_told_of() {
     ));
 }
 
-#[test]
 fn a_master_that_does_not_answer_is_named() {
     let timeout = [("TIMEOUT", "2")];
     let silent = TcpListener::bind("127.0.0.1:0").unwrap();
