@@ -110,8 +110,10 @@ verdict_of_src() {
     echo 'does not build'
   elif tests_pass "$1" "$work/with"; then
     echo MISSED
-  else
+  elif grep -q 'test result: FAILED' "$work/with/tests.log"; then
     echo caught
+  else
+    echo 'its tests could not be run'
   fi
 }
 

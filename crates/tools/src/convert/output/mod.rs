@@ -7,7 +7,7 @@ mod source;
 mod tensor;
 
 /// What is in an output, with sizes and digests: lies in it, and belongs to no other.
-pub(super) const MANIFEST: &str = "candle-quant.json";
+pub(super) const FILE_LIST: &str = "candle-quant.json";
 
 pub(super) use file::OutputFile;
 pub use job::TensorPlan;

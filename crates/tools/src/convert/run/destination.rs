@@ -1,7 +1,7 @@
 //! Where an output goes: a folder, or a model in a store of Ollama. Both appear by one rename.
 
+use super::file_list;
 use super::journal::Journal;
-use super::manifest;
 use super::options::RunOptions;
 use super::partial::{is_begun, journal_in, model_in};
 use crate::convert::disk::{identity, io, replace, sync_folder};
@@ -102,7 +102,7 @@ impl Destination {
             return Err(Error::file(path, "it exists already, and is not overwritten", remedy));
         }
         match self {
-            Self::Folder(out) => manifest::check_replaceable(out),
+            Self::Folder(out) => file_list::check_replaceable(out),
             Self::Store(..) => Ok(()),
         }
     }

@@ -7,8 +7,8 @@
 
 use super::blobs::into_blobs;
 use super::destination::Destination;
+use super::file_list;
 use super::journal::{Finished, Journal};
-use super::manifest;
 use super::options::RunOptions;
 use super::partial::{is_begun, journal_in, model_in};
 use super::quality::{Quality, WrittenFile};
@@ -167,7 +167,7 @@ impl Staging {
         if !self.is_published {
             let made = match &self.destination {
                 Destination::Folder(_) => {
-                    manifest::write(&model, &self.journal.finished)?;
+                    file_list::write(&model, &self.journal.finished)?;
                     sync_folder(&model).map_err(io(&model))?;
                     model.clone()
                 }

@@ -3,7 +3,7 @@
 
 use super::journal::Finished;
 use crate::convert::disk::{io, write_synced};
-use crate::convert::output::MANIFEST;
+use crate::convert::output::FILE_LIST;
 use crate::sha256;
 use candle_quant::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -16,7 +16,7 @@ use std::path::Path;
 const SMALL: u64 = 16 << 20;
 
 #[derive(Serialize, Deserialize)]
-struct Manifest {
+struct FileList {
     /// The program and its version.
     written_by: String,
     files: BTreeMap<String, Written>,
@@ -41,10 +41,10 @@ pub(super) fn write(output: &Path, finished: &[Finished]) -> Result<()> {
         };
         files.insert(name, Written { bytes: entry.metadata().map_err(io(&path))?.len(), sha256 });
     }
-    let manifest = Manifest { written_by: concat!("candle-quant ", env!("CARGO_PKG_VERSION")).into(), files };
-    let text = serde_json::to_vec_pretty(&manifest)
+    let list = FileList { written_by: concat!("candle-quant ", env!("CARGO_PKG_VERSION")).into(), files };
+    let text = serde_json::to_vec_pretty(&list)
         .map_err(|error| Error::file(output, error.to_string(), "report this"))?;
-    write_synced(&output.join(MANIFEST), &text)
+    write_synced(&output.join(FILE_LIST), &text)
 }
 
 /// Whether a folder may be replaced: it is empty, or everything in it is as a conversion wrote it.
@@ -63,24 +63,24 @@ pub(super) fn check_replaceable(folder: &Path) -> Result<()> {
     if entries.is_empty() {
         return Ok(());
     }
-    let path = folder.join(MANIFEST);
+    let path = folder.join(FILE_LIST);
     let text = match fs::read(&path) {
         Ok(text) => text,
         Err(error) if error.kind() == ErrorKind::NotFound => {
-            return refuse(&format!("it has no {MANIFEST}, in which a conversion lists what it wrote"));
+            return refuse(&format!("it has no {FILE_LIST}, in which a conversion lists what it wrote"));
         }
         Err(error) => return Err(io(&path)(error)),
     };
-    let Ok(manifest) = serde_json::from_slice::<Manifest>(&text) else {
-        return refuse(&format!("its {MANIFEST} is not what a conversion writes"));
+    let Ok(list) = serde_json::from_slice::<FileList>(&text) else {
+        return refuse(&format!("its {FILE_LIST} is not what a conversion writes"));
     };
     for entry in entries {
         let (name, path) = (entry.file_name(), entry.path());
-        if name == MANIFEST {
+        if name == FILE_LIST {
             continue;
         }
         let metadata = fs::symlink_metadata(&path).map_err(io(&path))?;
-        let written = name.to_str().and_then(|name| manifest.files.get(name));
+        let written = name.to_str().and_then(|name| list.files.get(name));
         let Some(written) = written.filter(|_| metadata.is_file()) else {
             let what = if metadata.is_dir() { "a folder in it" } else { "a file in it" };
             return refuse(&format!("it has {what} that no conversion has written: {}", name.display()));
