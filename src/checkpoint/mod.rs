@@ -103,4 +103,23 @@ impl Checkpoint {
         let opened = recognise::open(path, &warnings)?;
         Ok(Self::new(path, opened, warnings))
     }
+
+    /// Opens these files, and no others, if weights in them are quantized; `None` if all are dense.
+    ///
+    /// For safetensors, the `config.json` beside them says how, if they lie in one folder. Of a UQFF or GGUF model, the
+    /// first file is enough.
+    ///
+    /// # Errors
+    /// As those of [`open`](Checkpoint::open), if the config or the first file says that weights are quantized.
+    pub fn open_quantized(files: &[impl AsRef<Path>]) -> Result<Option<Self>> {
+        let files: Vec<_> = files.iter().map(|file| file.as_ref().to_owned()).collect();
+        let warnings = Warnings::default();
+        let opened = recognise::open_quantized(&files, &warnings)?;
+        let path = match files.as_slice() {
+            [file] => file,
+            [file, ..] => file.parent().unwrap_or(file),
+            [] => return Ok(None),
+        };
+        Ok(opened.map(|opened| Self::new(path, opened, warnings)))
+    }
 }

@@ -114,6 +114,25 @@ impl Checkpoint {
         }
     }
 
+    /// Whether exactly one weight outside of the layers has a row for each entry of the vocabulary (`vocab_size` of
+    /// the config), and it has this many: then it is both embedding and output head.
+    pub(crate) fn has_one_vocabulary(&self, rows: usize) -> bool {
+        let size = |config: &serde_json::Value| config.get("vocab_size")?.as_u64();
+        let config = self.config();
+        let vocabulary = size(config).or_else(|| size(config.get("text_config")?));
+        if vocabulary != u64::try_from(rows).ok() {
+            return false;
+        }
+        let is_in_layer = |module: &str| module.split('.').any(|part| part.parse::<usize>().is_ok());
+        let modules = self.tensor_names().filter_map(module_of).filter(|module| !is_in_layer(module));
+        // One that can't be read without its K may be another one.
+        let may_be_one = |module: &&str| match self.weight(module, None) {
+            Ok(weight) => matches!(weight.dims(), [n, _] if *n == rows),
+            Err(_) => true,
+        };
+        modules.filter(may_be_one).count() == 1
+    }
+
     /// The files that hold the tensors.
     pub fn weight_files(&self) -> BTreeSet<PathBuf> {
         let container = &self.0.opened.container;

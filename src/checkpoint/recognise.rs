@@ -1,14 +1,16 @@
 //! Which kind of checkpoint a path leads to. Data decides: magic numbers and tensors, not file names alone.
 
 use super::container::Opened;
-use super::file::{self, open_file, Warnings};
+use super::file::{self, open_file, Tensors, Warnings};
+use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::{gguf, hf, mlx, ollama, slm1, uqff};
 use crate::{Error, Result};
+use serde_json::Value;
 use std::{
     fs,
     io::{self, Read},
-    path::Path,
+    path::{Path, PathBuf},
 };
 
 /// Opens whatever lies at `path`.
@@ -42,10 +44,47 @@ pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
     }
     let sidecars = SidecarFiles::Directory(dir.to_owned());
     let config = sidecars.config()?;
-    if let Some(method) = hf::find_method(&config, &sidecars)? {
-        return hf::open(tensors, method, sidecars, config, warnings);
+    open_tensors(tensors, sidecars, config, warnings)
+}
+
+/// Opens these files if weights in them are quantized; `None` if they are dense.
+pub(super) fn open_quantized(paths: &[PathBuf], warnings: &Warnings) -> Result<Option<Opened>> {
+    let Some(first) = paths.first() else { return Ok(None) };
+    if uqff::find(first, warnings)?.is_some()
+        || begins_with(first, gguf::MAGIC)?
+        || begins_with(first, slm1::MAGIC)?
+    {
+        return open(first, warnings).map(Some);
     }
-    mlx::open(tensors, sidecars, config, warnings)
+    let dir = first.parent().unwrap_or(Path::new(""));
+    let sidecars = SidecarFiles::Directory(dir.to_owned());
+    // The config of one folder says nothing of the files of another.
+    let config = match paths.iter().all(|path| path.parent() == first.parent()) {
+        true => sidecars.config()?,
+        false => Value::Null,
+    };
+    let says_so = ["quantization", "quantization_config"].iter().any(|key| config.get(key).is_some());
+    let tensors = match file::open_all(paths) {
+        Ok(tensors) => tensors,
+        Err(error) if says_so => return Err(error),
+        // Whoever reads dense files says what is wrong with them.
+        Err(_) => return Ok(None),
+    };
+    let opened = open_tensors(tensors, sidecars, config, warnings)?;
+    Ok(Some(opened).filter(|opened| opened.kind != CheckpointKind::Dense))
+}
+
+/// The checkpoint of these safetensors, packed by MLX or by a tool that the config names.
+fn open_tensors(
+    tensors: Tensors,
+    sidecars: SidecarFiles,
+    config: Value,
+    warnings: &Warnings,
+) -> Result<Opened> {
+    match hf::find_method(&config, &sidecars)? {
+        Some(method) => hf::open(tensors, method, sidecars, config, warnings),
+        None => mlx::open(tensors, sidecars, config, warnings),
+    }
 }
 
 /// Whether the first bytes of a file are these.

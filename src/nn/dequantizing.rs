@@ -1,12 +1,16 @@
-//! A quantized checkpoint as candle_nn sees any other one: dense tensors by name.
+//! A quantized checkpoint as candle_nn sees any other one: tensors by name.
 
-use crate::checkpoint::{module_of, Checkpoint};
+use super::loaded::{Loaded, LoadedAs};
+use crate::checkpoint::{module_of, Checkpoint, Weight};
 use crate::Error;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::var_builder::SimpleBackend;
 use candle_nn::Init;
+use candle_quant_packed::takes_packed;
 
 /// Lets an unmodified candle model load a quantized checkpoint, each weight dequantized when asked for.
+///
+/// Layers that know of packed weights ([`load_packed`](candle_quant_packed::load_packed)) get them packed.
 ///
 /// ```
 /// use candle_core::{DType, Device};
@@ -25,12 +29,18 @@ use candle_nn::Init;
 #[derive(Clone, Debug)]
 pub struct DequantizingBackend {
     checkpoint: Checkpoint,
+    loaded: Loaded,
 }
 
 impl DequantizingBackend {
     /// A backend on an open checkpoint.
     pub fn new(checkpoint: &Checkpoint) -> Self {
-        Self { checkpoint: checkpoint.clone() }
+        Self { checkpoint: checkpoint.clone(), loaded: Loaded::default() }
+    }
+
+    /// Where it is written down in which form weights were loaded.
+    pub(super) fn loaded(&self) -> &Loaded {
+        &self.loaded
     }
 
     /// The tensor called `name`, dequantized if it is the packed weight of a module. The expected shape
@@ -51,7 +61,18 @@ impl DequantizingBackend {
         };
         let weight = self.checkpoint.weight(module, in_features)?;
         check(weight.dims())?;
-        Ok(weight.to_dense(dtype, device)?)
+        let form = match (&weight, weight.dims()) {
+            (Weight::Dense(_), _) => LoadedAs::Dense,
+            (_, [_, _]) if takes_packed() => LoadedAs::Packed,
+            _ => LoadedAs::Dequantized,
+        };
+        self.loaded.add(module, form);
+        match (form, weight.dims()) {
+            (LoadedAs::Packed, [rows, _]) => {
+                weight.load(device)?.into_tensor(dtype, self.checkpoint.has_one_vocabulary(*rows))
+            }
+            _ => Ok(weight.to_dense(dtype, device)?),
+        }
     }
 }
 

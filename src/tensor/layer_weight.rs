@@ -93,7 +93,9 @@ impl From<QTensor> for LayerWeight {
 }
 
 impl From<Tensor> for LayerWeight {
+    /// A tensor that stands for a packed weight becomes that weight.
     fn from(weight: Tensor) -> Self {
-        Self::Dense(weight)
+        let packed = candle_quant_packed::Weight::new(weight.clone());
+        packed.packed().and_then(|packed| packed.downcast_ref().cloned()).unwrap_or(Self::Dense(weight))
     }
 }

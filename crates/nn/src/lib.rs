@@ -23,10 +23,13 @@
 //! # }
 //! ```
 
+pub mod embedding;
+pub mod linear;
+
 pub use candle_nn::*;
 pub use candle_quant::Checkpoint;
+pub use candle_quant_packed::dense_copies;
 
-pub use candle_quant::nn::{
-    embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm, Embedding, Linear,
-    VarBuilder,
-};
+pub use candle_quant::nn::{layer_norm, layer_norm_no_bias, rms_norm, LoadedAs, VarBuilder};
+pub use embedding::{embedding, Embedding};
+pub use linear::{linear, linear_b, linear_no_bias, Linear};

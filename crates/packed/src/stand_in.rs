@@ -5,8 +5,8 @@
 
 use super::{Packed, PackedWeight};
 use candle_core::{
-    backend::BackendStorage, CpuStorage, CustomOp1, DType, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
-    TensorId, Var,
+    backend::BackendStorage, CpuStorage, CustomOp1, DType, InplaceOp1, Layout, Result, Shape, Storage,
+    Tensor, TensorId, Var,
 };
 #[cfg(feature = "cuda")]
 use candle_core::{cuda_backend::CudaStorageSlice, CudaStorage};

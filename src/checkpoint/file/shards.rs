@@ -147,7 +147,7 @@ fn model_files(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// All tensors of several files, each tensor in one file only.
-fn open_all(paths: &[PathBuf]) -> Result<Tensors> {
+pub(in crate::checkpoint) fn open_all(paths: &[PathBuf]) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for path in paths {
         for (name, tensor) in open::open(path)? {

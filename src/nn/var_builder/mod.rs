@@ -1,13 +1,19 @@
 //! candle_nn's `VarBuilder` verbs, with packed weights behind them.
 
+mod renamed;
+mod sources;
+
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::expert_split::ExpertSplit;
+use super::loaded::{Loaded, LoadedAs};
 use super::LayerWeight;
 use crate::checkpoint::{tensor_of, Checkpoint, Weight};
 use crate::distributed::Rank;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
+use candle_quant_packed::load_packed;
+use std::collections::BTreeMap;
 use std::ops::Range;
 
 /// Finds the tensors of a model by path, as [`candle_nn::VarBuilder`] does.
@@ -33,8 +39,9 @@ use std::ops::Range;
 /// # }
 /// ```
 ///
-/// A `candle_nn::VarBuilder` of any source (a `VarMap` for training, zeros, dense safetensors) converts
-/// into one, so that a ported model keeps working with all of them.
+/// All of candle_nn's constructors exist. [`from_mmaped_safetensors`](VarBuilder::from_mmaped_safetensors) opens the
+/// checkpoint that the files belong to, so that candle's own examples run on packed weights. A
+/// `candle_nn::VarBuilder` of any source converts into this one.
 #[derive(Clone)]
 pub struct VarBuilder<'a> {
     /// Path, dtype and device, and every dense tensor.
@@ -47,19 +54,17 @@ pub struct VarBuilder<'a> {
     rank: Option<Rank>,
     /// What ranks have of experts.
     expert_split: ExpertSplit,
+    /// In which form weights were loaded.
+    loaded: Loaded,
 }
 
 impl VarBuilder<'static> {
     /// A builder at the root of a checkpoint. `dtype` is that of dense tensors and activations.
     pub fn from_checkpoint(checkpoint: &Checkpoint, dtype: DType, device: &Device) -> Self {
         let backend = Box::new(DequantizingBackend::new(checkpoint));
-        Self {
-            dense: candle_nn::VarBuilder::from_backend(backend, dtype, device.clone()),
-            checkpoint: Some(checkpoint.clone()),
-            quantize: None,
-            rank: None,
-            expert_split: ExpertSplit::default(),
-        }
+        let (checkpoint, loaded) = (Some(checkpoint.clone()), backend.loaded().clone());
+        let dense = candle_nn::VarBuilder::from_backend(backend, dtype, device.clone());
+        Self { checkpoint, loaded, ..dense.into() }
     }
 
     /// A builder for one of several ranks, on its device: models built on it load this rank's slices of their
@@ -103,9 +108,38 @@ impl<'a> VarBuilder<'a> {
     /// If it is missing or damaged, or its shape is not `[n, k]`.
     pub fn weight(&self, n: usize, k: usize, hint: Init) -> Result<LayerWeight> {
         match self.stored_weight(&[n, k])? {
-            None => self.quantized(self.get_with_hints((n, k), "weight", hint)?, k),
+            None => match self.asked_for(n, k, hint)?.into() {
+                LayerWeight::Dense(dense) => self.quantized(dense, k),
+                packed => Ok(packed),
+            },
             Some(weight) => self.load(&weight),
         }
+    }
+
+    /// The tensor `weight` at the current path, of shape `[n, k]`, for a layer that knows of packed weights: the
+    /// [stand-in](candle_quant_packed::stand_in) of a packed weight, or a dense tensor.
+    ///
+    /// # Errors
+    /// As those of [`weight`](VarBuilder::weight).
+    pub fn weight_tensor(&self, n: usize, k: usize, hint: Init) -> Result<Tensor> {
+        match self.quantize {
+            None => self.asked_for(n, k, hint),
+            Some(_) => {
+                let shared =
+                    self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.has_one_vocabulary(n));
+                self.weight(n, k, hint)?.into_tensor(self.dtype(), shared)
+            }
+        }
+    }
+
+    /// What the source of the builder answers to a layer that knows of packed weights.
+    fn asked_for(&self, n: usize, k: usize, hint: Init) -> Result<Tensor> {
+        load_packed(|| self.get_with_hints((n, k), "weight", hint))
+    }
+
+    /// In which form each weight was loaded so far, by the path of its module, if a checkpoint is behind the builder.
+    pub fn loaded(&self) -> BTreeMap<String, LoadedAs> {
+        self.loaded.weights()
     }
 
     /// Part of the weight at the current path, of logical shape `[n, k]`: rows and columns.
@@ -152,6 +186,11 @@ impl<'a> VarBuilder<'a> {
     }
 
     fn load(&self, weight: &Weight) -> Result<LayerWeight> {
+        let form = match weight {
+            Weight::Dense(_) => LoadedAs::Dense,
+            _ => LoadedAs::Packed,
+        };
+        self.loaded.add(&self.prefix(), form);
         let k = weight.dims().last().copied().unwrap_or(0);
         match weight {
             Weight::Packed(packed) => Ok(packed.load(self.device())?.into()),
@@ -311,7 +350,14 @@ impl<'a> VarBuilder<'a> {
 
 impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
     fn from(dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self { dense, checkpoint: None, quantize: None, rank: None, expert_split: ExpertSplit::default() }
+        Self {
+            dense,
+            checkpoint: None,
+            quantize: None,
+            rank: None,
+            expert_split: ExpertSplit::default(),
+            loaded: Loaded::default(),
+        }
     }
 }
 
