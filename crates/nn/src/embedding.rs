@@ -1,4 +1,4 @@
-//! Token ids to rows of packed or dense weights; everything of [`candle_nn::embedding`].
+//! Token ids to rows of packed or dense weights.
 
 use crate::VarBuilder;
 use candle_core::{Module, Result, Tensor};

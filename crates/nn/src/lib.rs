@@ -23,13 +23,29 @@
 //! # }
 //! ```
 
+pub mod activation;
+pub mod batch_norm;
+pub mod conv;
 pub mod embedding;
+pub mod group_norm;
+pub mod layer_norm;
 pub mod linear;
+pub mod rnn;
+pub mod var_builder;
 
+pub use activation::prelu;
+pub use batch_norm::batch_norm;
 pub use candle_nn::*;
+pub use candle_quant::nn::LoadedAs;
 pub use candle_quant::Checkpoint;
 pub use candle_quant_packed::dense_copies;
-
-pub use candle_quant::nn::{layer_norm, layer_norm_no_bias, rms_norm, LoadedAs, VarBuilder};
+pub use conv::{
+    conv1d, conv1d_no_bias, conv2d, conv2d_no_bias, conv_transpose1d, conv_transpose1d_no_bias,
+    conv_transpose2d, conv_transpose2d_no_bias,
+};
 pub use embedding::{embedding, Embedding};
+pub use group_norm::group_norm;
+pub use layer_norm::{layer_norm, layer_norm_no_bias, rms_norm};
 pub use linear::{linear, linear_b, linear_no_bias, Linear};
+pub use rnn::{gru, lstm, GRU, LSTM};
+pub use var_builder::VarBuilder;

@@ -1,4 +1,4 @@
-//! `y = x w^T + b`, on packed or dense weights; everything of [`candle_nn::linear`].
+//! `y = x w^T + b`, on packed or dense weights.
 
 use crate::VarBuilder;
 use candle_core::{Module, Result, Tensor};
