@@ -64,6 +64,7 @@ const TOOLS: Floor = Floor {
         room("sha256", &[]),
         room("chunks", &[]),
         room("source", &[]),
+        room("patch_candle", &["sha256"]),
         room("verify", &["sha256", "chunks", "source"]),
         room("diff", &["chunks", "source"]),
         room("convert", &["sha256", "chunks", "source"]),

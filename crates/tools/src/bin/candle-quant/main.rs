@@ -5,6 +5,7 @@ mod diff;
 mod generate;
 mod inspect;
 mod logits;
+mod patch_candle;
 mod plan;
 mod verify;
 
@@ -52,6 +53,8 @@ enum Command {
     Plan(plan::Options),
     /// Write the logits of given tokens to a safetensors file, to compare with other frameworks.
     Logits(logits::Options),
+    /// Write a candle-nn for `[patch.crates-io]` whose layers run packed weights.
+    PatchCandle(patch_candle::Options),
 }
 
 fn main() -> ExitCode {
@@ -80,6 +83,7 @@ fn main() -> ExitCode {
         },
         Command::Plan(options) => (plan::run(options).map(done), ExitCode::FAILURE),
         Command::Logits(options) => (logits::run(options).map(done), ExitCode::FAILURE),
+        Command::PatchCandle(options) => (patch_candle::run(options).map(done), ExitCode::FAILURE),
     };
     match result {
         Ok(code) => code,

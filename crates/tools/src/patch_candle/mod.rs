@@ -1,0 +1,124 @@
+//! A candle-nn whose layers know of packed weights, made from the one in cargo's own registry.
+//!
+//! Crates that depend on candle-nn, such as candle-transformers, then run on packed weights as they are:
+//!
+//! ```toml
+//! [patch.crates-io]
+//! candle-nn = { path = "candle-nn" }
+//! ```
+//!
+//! No source of candle is part of this crate: it changes some lines of a file whose SHA-256 it knows, and refuses any
+//! other.
+
+mod edits;
+
+use crate::sha256;
+use candle_quant::{Error, Result};
+use edits::EDITS;
+use std::{
+    fs,
+    io::{self, Read},
+    path::{Component, Path, PathBuf},
+};
+
+/// The version of candle-nn that can be patched.
+pub const VERSION: &str = "0.11.1";
+
+/// The SHA-256 of its package, as every `Cargo.lock` that has it says.
+pub const CHECKSUM: &str = "437fabe77547c2447c7bdf3cc946e19db29a2832440176b419f77c80b0a9a05e";
+
+/// The largest file that a package is believed to hold.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// The package of candle-nn that cargo has downloaded, below `cargo_home`.
+///
+/// # Errors
+/// If there is none.
+pub fn downloaded_package(cargo_home: &Path) -> Result<PathBuf> {
+    let cache = cargo_home.join("registry/cache");
+    let name = format!("candle-nn-{VERSION}.crate");
+    let registries = fs::read_dir(&cache).into_iter().flatten().flatten();
+    let found = registries.map(|registry| registry.path().join(&name)).find(|package| package.is_file());
+    found.ok_or_else(|| {
+        let problem = format!("no registry in it has {name}");
+        Error::file(
+            &cache,
+            problem,
+            format!("run `cargo fetch` in a project that depends on candle-nn {VERSION}"),
+        )
+    })
+}
+
+/// Unpacks the package `package` of candle-nn into the new folder `dir` and patches it there.
+///
+/// # Errors
+/// If the package is not the one that [`CHECKSUM`] belongs to, if `dir` exists, or a file can't be read or written.
+pub fn patch_candle(package: &Path, dir: &Path) -> Result<()> {
+    let found = sha256::of_file(package).map_err(|error| failed(package, error))?;
+    if found != CHECKSUM {
+        let problem = format!("its SHA-256 is {found}, that of candle-nn {VERSION} is {CHECKSUM}");
+        return Err(Error::file(
+            package,
+            problem,
+            "only this version can be patched; if it says so, delete it and fetch it again",
+        ));
+    }
+    if fs::symlink_metadata(dir).is_ok() {
+        return Err(Error::file(dir, "it exists", "remove it or choose another folder"));
+    }
+    let unfinished = unfinished(dir)?;
+    let written = unpack(package, &unfinished).and_then(|()| patch(&unfinished));
+    let done = written.and_then(|()| fs::rename(&unfinished, dir).map_err(|error| failed(dir, error)));
+    if done.is_err() {
+        // Ours, under a name that nobody else uses.
+        let _ = fs::remove_dir_all(&unfinished);
+    }
+    done
+}
+
+/// A new folder beside `dir`.
+fn unfinished(dir: &Path) -> Result<PathBuf> {
+    let name = dir.file_name().unwrap_or_default().to_string_lossy();
+    let unfinished = dir.with_file_name(format!(".{name}.{}", std::process::id()));
+    fs::create_dir_all(&unfinished).map_err(|error| failed(&unfinished, error))?;
+    Ok(unfinished)
+}
+
+/// Writes what a build needs: the manifest, the sources and the licences.
+fn unpack(package: &Path, dir: &Path) -> Result<()> {
+    let in_package = |error| failed(package, error);
+    let file = fs::File::open(package).map_err(in_package)?;
+    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    for entry in archive.entries().map_err(in_package)? {
+        let entry = entry.map_err(in_package)?;
+        let path = entry.path().map_err(in_package)?.into_owned();
+        // All lie in one folder, named after the crate.
+        let inner: PathBuf = path.components().skip(1).collect();
+        let is_plain = inner.components().all(|part| matches!(part, Component::Normal(_)));
+        let is_needed = inner.starts_with("src") || inner.components().count() == 1;
+        if !(is_plain && is_needed && entry.header().entry_type().is_file()) {
+            continue;
+        }
+        let path = dir.join(inner);
+        let folder = path.parent().unwrap_or(dir);
+        fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
+        let mut bytes = Vec::new();
+        entry.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(in_package)?;
+        fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
+    }
+    Ok(())
+}
+
+fn patch(dir: &Path) -> Result<()> {
+    for edit in EDITS {
+        let path = dir.join(edit.file);
+        let text = fs::read_to_string(&path).map_err(|error| failed(&path, error))?;
+        let text = edit.apply(&path, &text)?;
+        fs::write(&path, text).map_err(|error| failed(&path, error))?;
+    }
+    Ok(())
+}
+
+fn failed(path: &Path, error: io::Error) -> Error {
+    Error::Io { path: path.to_owned(), error }
+}
