@@ -33,6 +33,9 @@ use std::ops::Range;
 /// # }
 /// ```
 ///
+/// Names that the checkpoint lacks are looked up as [`Checkpoint::weight`] does: a model finds single experts in
+/// stacks, and a tied head in the embedding.
+///
 /// A `candle_nn::VarBuilder` of any source (a `VarMap` for training, zeros, dense safetensors) converts
 /// into one, so that a ported model keeps working with all of them.
 #[derive(Clone)]
@@ -232,7 +235,8 @@ impl<'a> VarBuilder<'a> {
         self.dense.get_unchecked_dtype(name, dtype)
     }
 
-    /// Whether a tensor called `name` exists at the current path.
+    /// Whether a tensor called `name` is stored at the current path. A bias counts, too, if
+    /// [`Checkpoint::dense`] finds it under another name: without it a layer would be another one.
     pub fn contains_tensor(&self, name: &str) -> bool {
         self.dense.contains_tensor(name)
     }
