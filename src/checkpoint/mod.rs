@@ -53,6 +53,7 @@ pub mod slm1;
 mod tests;
 mod tokenizer;
 mod uqff;
+mod views;
 mod weight;
 
 #[cfg(any(test, feature = "recorded-reads"))]

@@ -5,6 +5,7 @@ use super::file::{Digest, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
+use super::views::Views;
 use super::weight::{module_of, natural_order, tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
 use std::{
@@ -66,7 +67,7 @@ impl Checkpoint {
         self.0.opened.container.names()
     }
 
-    /// Whether there is a tensor of this full name, for example `model.norm.weight`.
+    /// Whether a tensor of this full name is stored, for example `model.norm.weight`.
     pub fn contains(&self, tensor: &str) -> bool {
         self.0.opened.container.contains(tensor)
     }
@@ -85,21 +86,34 @@ impl Checkpoint {
     /// as the model knows it. It decides the format where the checkpoint leaves more than one reading, and
     /// everything is checked against it. Without it the config decides, and has to fit the shapes.
     ///
+    /// If the module is not stored, its other names are tried: an expert `experts.3.gate_proj` (or `w1`) is a matrix of
+    /// the stack `switch_mlp.gate_proj` or `experts.gate_proj`, `q_proj` is rows of `qkv_proj`, `gate_proj` and `up_proj`
+    /// are those of `gate_up_proj`, each also the other way round, and `lm_head` is the embedding if the config ties
+    /// them. Weights stay as they are packed, and only the bytes of the part are read.
+    ///
     /// # Errors
-    /// If the weight is missing, if its tensors contradict each other, the config or `in_features`, or if
-    /// more than one format fits.
+    /// If the weight is missing, if its tensors contradict each other, the config or `in_features`, if
+    /// more than one format fits, or if the parts that it would be made of have several.
     pub fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Weight> {
-        let weight = self.0.opened.container.weight(module, in_features)?;
+        let weight = match self.0.opened.container.weight(module, in_features)? {
+            Some(weight) => Some(weight),
+            None => self.views().weight(module, in_features)?,
+        };
         weight.ok_or_else(|| self.missing(&tensor_of(module, "weight")))
     }
 
-    /// A tensor that is not quantized, by its full name.
+    /// A tensor that is not quantized, by its full name. Biases have the other names of their modules, as for
+    /// [`weight`](Checkpoint::weight).
     ///
     /// # Errors
     /// If there is none of that name, if it is a quantized weight, or if its dtype is not one of
     /// F16, BF16, F32, F64, U8, U32, I16, I32 and I64.
     pub fn dense(&self, tensor: &str) -> Result<DenseTensor> {
-        self.0.opened.container.dense(tensor)?.ok_or_else(|| self.missing(tensor))
+        let dense = match self.0.opened.container.dense(tensor)? {
+            Some(dense) => Some(dense),
+            None => self.views().dense(tensor)?,
+        };
+        dense.ok_or_else(|| self.missing(tensor))
     }
 
     /// Any tensor by its full name, in the format in which the checkpoint has it; `in_features` as for
@@ -108,9 +122,11 @@ impl Checkpoint {
     /// # Errors
     /// As those of [`weight`](Checkpoint::weight) and [`dense`](Checkpoint::dense).
     pub fn tensor(&self, name: &str, in_features: Option<usize>) -> Result<Weight> {
-        match self.0.opened.container.weight(module_of(name).unwrap_or(name), in_features)? {
-            Some(weight) => Ok(weight),
-            None => self.dense(name).map(Weight::Dense),
+        let container = &self.0.opened.container;
+        match (container.weight(module_of(name).unwrap_or(name), in_features)?, module_of(name)) {
+            (Some(weight), _) => Ok(weight),
+            (None, Some(module)) if !container.contains(name) => self.weight(module, in_features),
+            (None, _) => self.dense(name).map(Weight::Dense),
         }
     }
 
@@ -163,9 +179,19 @@ impl Checkpoint {
         self.0.warnings.list()
     }
 
-    /// The file that holds a tensor; the path that was opened, if it is not known.
+    /// The file that holds a tensor, or what answers for it; the path that was opened, if it is not known.
     pub(crate) fn file_of(&self, tensor: &str) -> &Path {
-        self.0.opened.container.file_of(tensor).unwrap_or(self.path())
+        let stored = self.0.opened.container.file_of(tensor);
+        stored.or_else(|| self.views().file_of(tensor)).unwrap_or(self.path())
+    }
+
+    /// Whether there is a tensor of this full name, or others answer for it.
+    pub(crate) fn provides(&self, tensor: &str) -> bool {
+        self.contains(tensor) || self.views().contains(tensor)
+    }
+
+    fn views(&self) -> Views<'_> {
+        Views { container: &*self.0.opened.container, config: self.config(), path: self.path() }
     }
 
     /// The file that states the [`config`](Checkpoint::config), be it there or not: `config.json`, or that of the

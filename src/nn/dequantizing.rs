@@ -9,6 +9,7 @@ use candle_nn::Init;
 use candle_quant_packed::takes_packed;
 
 /// Lets an unmodified candle model load a quantized checkpoint, each weight dequantized when asked for.
+/// Names that the checkpoint lacks are looked up as [`Checkpoint::weight`] does.
 ///
 /// Layers that know of packed weights ([`load_packed`](candle_quant_packed::load_packed)) get them packed.
 ///
@@ -85,8 +86,14 @@ impl SimpleBackend for DequantizingBackend {
         self.load(name, None, dtype, device)
     }
 
+    /// A model that asks about a weight chooses among layouts, or between a head of its own and the embedding: what
+    /// is stored is the best choice. One that asks about a bias computes without it if there is none: a bias that is
+    /// stored under another name counts.
     fn contains_tensor(&self, name: &str) -> bool {
-        self.checkpoint.contains(name)
+        match name.ends_with(".bias") {
+            true => self.checkpoint.provides(name),
+            false => self.checkpoint.contains(name),
+        }
     }
 }
 

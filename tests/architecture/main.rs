@@ -85,6 +85,8 @@ const CHECKPOINT: Floor = Floor {
         // Its blobs are GGUF files.
         room("ollama", &["file", "weight", "gguf"]),
         room("uqff", &["file", "weight"]),
+        // Names only, whatever kind of checkpoint.
+        room("views", &["weight"]),
     ],
 };
 

@@ -19,5 +19,5 @@ pub use json::with_masked_literals;
 pub(super) use mapped::{open_file, MappedFile};
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
 pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json, Tensors};
-pub(super) use stored::{candle_dtype, StoredTensor};
+pub(super) use stored::{candle_dtype, with_aligned_copy, StoredTensor};
 pub(super) use warnings::Warnings;

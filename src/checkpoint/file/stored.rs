@@ -216,15 +216,7 @@ impl StoredTensor {
                 return Ok(result);
             }
         }
-        let size = self.size_in_bytes();
-        let mut copy = vec![0u64; size.div_ceil(size_of::<u64>())];
-        let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut copy);
-        self.for_each_chunk(1, |chunk| {
-            let (head, tail) = std::mem::take(&mut rest).split_at_mut(chunk.len());
-            head.copy_from_slice(chunk);
-            rest = tail;
-        })?;
-        Ok(take(&bytemuck::cast_slice(&copy)[..size]))
+        with_aligned_copy(self.size_in_bytes(), |chunk| self.for_each_chunk(1, chunk), take)
     }
 
     /// Where the bytes lie in the file, if they lie together.
@@ -276,6 +268,22 @@ impl fmt::Debug for StoredTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{:?} {:?} in {}", self.dtype(), self.dims(), self.path().display())
     }
+}
+
+/// Lends `size` bytes, which `for_each_chunk` hands over in order and in pieces, at an address that is a multiple of 8.
+pub(in crate::checkpoint) fn with_aligned_copy<R>(
+    size: usize,
+    for_each_chunk: impl FnOnce(&mut dyn FnMut(&[u8])) -> Result<()>,
+    take: impl FnOnce(&[u8]) -> R,
+) -> Result<R> {
+    let mut copy = vec![0u64; size.div_ceil(size_of::<u64>())];
+    let mut rest: &mut [u8] = bytemuck::cast_slice_mut(&mut copy);
+    for_each_chunk(&mut |chunk| {
+        let (head, tail) = std::mem::take(&mut rest).split_at_mut(chunk.len());
+        head.copy_from_slice(chunk);
+        rest = tail;
+    })?;
+    Ok(take(&bytemuck::cast_slice(&copy)[..size]))
 }
 
 /// The candle dtype that means the same numbers, or `None` for dtypes that are not loaded as numbers.

@@ -7,7 +7,7 @@ use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// All checkpoints below a folder of fixtures.
-fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
+pub(super) fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
     let mut entries: Vec<_> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
@@ -16,14 +16,14 @@ fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
 }
 
 /// Manifests of a store.
-fn manifests(folder: &Path) -> Vec<PathBuf> {
+pub(super) fn manifests(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let below = |path: PathBuf| if path.is_dir() { manifests(&path) } else { vec![path] };
     entries.flat_map(below).collect()
 }
 
 /// The bits of all that a weight is made of in memory.
-fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>> {
+pub(super) fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>> {
     let device = &Device::Cpu;
     let bytes = |tensor: &Tensor| {
         let flat = tensor.flatten_all().unwrap();
@@ -71,7 +71,7 @@ fn read() -> (usize, bool) {
 
 /// What is read more than once when a weight is read in parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Shared {
+pub(super) enum Shared {
     /// Scales for all rows or all of K.
     Scales,
     /// Everything: there are no parts in the file.
@@ -79,7 +79,7 @@ enum Shared {
 }
 
 /// Loads a weight in parts along each dimension; returns what was shared.
-fn check(name: &str, weight: &Weight) -> Option<Shared> {
+pub(super) fn check(name: &str, weight: &Weight) -> Option<Shared> {
     let mut shared = None;
     let dims = weight.dims().to_vec();
     for (dim, &len) in dims.iter().enumerate() {

@@ -1,12 +1,14 @@
 //! Weights in blocks of a GGML type, which candle computes with.
 
+use super::layout::GgmlBlocks;
 use super::slice::Slice;
-use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::file::{with_aligned_copy, StoredTensor};
 use crate::{Error, Result};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::Device;
 use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// A weight in blocks of a GGML type, checked but not read. Cloning is cheap.
 #[derive(Clone, Debug)]
@@ -14,7 +16,14 @@ pub struct GgmlWeight {
     name: String,
     dtype: GgmlDType,
     dims: Vec<usize>,
-    blocks: StoredTensor,
+    blocks: Blocks,
+}
+
+/// Where blocks come from.
+#[derive(Clone, Debug)]
+enum Blocks {
+    Stored(StoredTensor),
+    Composed(Arc<dyn GgmlBlocks>),
 }
 
 impl GgmlWeight {
@@ -25,12 +34,27 @@ impl GgmlWeight {
         dims: Vec<usize>,
         blocks: StoredTensor,
     ) -> Self {
-        Self { name: name.to_owned(), dtype, dims, blocks }
+        Self { name: name.to_owned(), dtype, dims, blocks: Blocks::Stored(blocks) }
+    }
+
+    /// A weight whose blocks lie in several places.
+    pub(in crate::checkpoint) fn composed(
+        name: &str,
+        dtype: GgmlDType,
+        dims: Vec<usize>,
+        blocks: impl GgmlBlocks + 'static,
+    ) -> Self {
+        Self { name: name.to_owned(), dtype, dims, blocks: Blocks::Composed(Arc::new(blocks)) }
     }
 
     pub(super) fn narrow(&self, dim: usize, range: Range<usize>) -> Result<Self> {
         let slice = Slice::new(&self.name, &self.dims, dim, range, self.granularity())?;
-        let blocks = slice.of(&self.blocks, self.dtype.block_size(), self.dtype.type_size())?;
+        let blocks = match &self.blocks {
+            Blocks::Stored(blocks) => {
+                Blocks::Stored(slice.of(blocks, self.dtype.block_size(), self.dtype.type_size())?)
+            }
+            Blocks::Composed(blocks) => Blocks::Composed(blocks.narrow(&slice)?),
+        };
         Ok(Self { name: self.name.clone(), dtype: self.dtype, dims: slice.part_dims(), blocks })
     }
 
@@ -63,7 +87,28 @@ impl GgmlWeight {
 
     /// Bytes in the file.
     pub fn size_in_bytes(&self) -> usize {
-        self.blocks.size_in_bytes()
+        match &self.blocks {
+            Blocks::Stored(blocks) => blocks.size_in_bytes(),
+            Blocks::Composed(blocks) => blocks.size_in_bytes(),
+        }
+    }
+
+    /// Hands the blocks to `take`, row by row and in pieces.
+    pub(in crate::checkpoint) fn for_each_chunk(&self, take: &mut dyn FnMut(&[u8])) -> Result<()> {
+        match &self.blocks {
+            Blocks::Stored(blocks) => blocks.for_each_chunk(1, take),
+            Blocks::Composed(blocks) => blocks.for_each_chunk(take),
+        }
+    }
+
+    /// Lends the blocks at an address that is a multiple of 8.
+    fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
+        match &self.blocks {
+            Blocks::Stored(blocks) => blocks.with_aligned(take),
+            Blocks::Composed(blocks) => {
+                with_aligned_copy(blocks.size_in_bytes(), |chunk| blocks.for_each_chunk(chunk), take)
+            }
+        }
     }
 
     /// Copies the matrices of a stack `[E, N, K]` to `device`, each for itself.
@@ -74,8 +119,8 @@ impl GgmlWeight {
         let &[experts, n, k] = self.dims.as_slice() else {
             return Err(Error::mismatch(&self.name, "a stack [E, N, K]", format!("{:?}", self.dims)));
         };
-        let bytes_of_each = (self.blocks.size_in_bytes() / experts.max(1)).max(1);
-        self.blocks.with_aligned(|blocks| {
+        let bytes_of_each = (self.size_in_bytes() / experts.max(1)).max(1);
+        self.with_aligned(|blocks| {
             let load = |blocks| {
                 let storage = QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype)?;
                 Ok(QTensor::new(storage, (n, k))?)
@@ -90,7 +135,7 @@ impl GgmlWeight {
     /// If the device refuses the memory or the type.
     pub fn load(&self, device: &Device) -> Result<QTensor> {
         let load = |blocks: &[u8]| QStorage::from_data(Cow::Borrowed(blocks), device, self.dtype);
-        let storage = self.blocks.with_aligned(load)??;
+        let storage = self.with_aligned(load)??;
         Ok(QTensor::new(storage, self.dims.as_slice())?)
     }
 }

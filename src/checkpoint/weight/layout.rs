@@ -42,6 +42,18 @@ pub(in crate::checkpoint) trait Dequantize: fmt::Debug + Send + Sync {
     fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>>;
 }
 
+/// Blocks of a GGML type that do not lie in one tensor.
+pub(in crate::checkpoint) trait GgmlBlocks: fmt::Debug + Send + Sync {
+    /// Bytes in the file.
+    fn size_in_bytes(&self) -> usize;
+
+    /// Hands the blocks to `take`, row by row and in pieces.
+    fn for_each_chunk(&self, take: &mut dyn FnMut(&[u8])) -> Result<()>;
+
+    /// A part, of which no other bytes are read.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn GgmlBlocks>>;
+}
+
 /// A slice of a weight whose bytes do not lie apart from the rest: more is read, and cut in the memory of the host.
 #[derive(Debug)]
 pub(in crate::checkpoint) struct SliceInMemory<T: ?Sized> {

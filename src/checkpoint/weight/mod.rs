@@ -22,7 +22,7 @@ pub use packed::PackedWeight;
 pub use stored::Weight;
 
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};
-pub(super) use layout::{Dequantize, Layout, SliceInMemory};
+pub(super) use layout::{Dequantize, GgmlBlocks, Layout, SliceInMemory};
 pub(super) use parts::{GlobalScale, GlobalScaleMeaning, Parts};
 pub(super) use row_order::halves_of_pairs;
 pub(super) use slice::Slice;

@@ -39,6 +39,9 @@ use std::ops::Range;
 /// # }
 /// ```
 ///
+/// Names that the checkpoint lacks are looked up as [`Checkpoint::weight`] does: a model finds single experts in
+/// stacks, and a tied head in the embedding.
+///
 /// All of candle_nn's constructors exist. [`from_mmaped_safetensors`](VarBuilder::from_mmaped_safetensors) opens the
 /// checkpoint that the files belong to, so that candle's own examples run on packed weights. A
 /// `candle_nn::VarBuilder` of any source converts into this one.
@@ -271,7 +274,8 @@ impl<'a> VarBuilder<'a> {
         self.dense.get_unchecked_dtype(name, dtype)
     }
 
-    /// Whether a tensor called `name` exists at the current path.
+    /// Whether a tensor called `name` is stored at the current path. A bias counts, too, if
+    /// [`Checkpoint::dense`] finds it under another name: without it a layer would be another one.
     pub fn contains_tensor(&self, name: &str) -> bool {
         self.dense.contains_tensor(name)
     }
