@@ -1,0 +1,94 @@
+//! One family, in each way.
+
+use crate::checkpoint::Written;
+use crate::recorder::Recorder;
+use crate::{packed, unchanged, Run, STEPS};
+use candle::{Result, Tensor};
+use candle_quant::{Checkpoint, QuantFormat};
+use std::collections::BTreeSet;
+
+/// How far logits of packed weights may be from those of dequantized ones, in standard deviations of the latter.
+const BOUND: f64 = 1e-5;
+
+pub fn compare(
+    name: &str,
+    unchanged: fn() -> unchanged::Family,
+    swapped: fn() -> packed::Family,
+) -> Result<()> {
+    let family = unchanged();
+    let recorder = Recorder::new(family.optional);
+    drop((family.build)(&family.config, unchanged::on(recorder.clone()))?);
+    let tensors = recorder.tensors();
+
+    for format in [QuantFormat::affine(4, 64)?, QuantFormat::MXFP4] {
+        let name = format!("{name} {format}");
+        let written = Written::new(family.config.clone(), &tensors, format)?;
+        let folder = written.file().parent().unwrap().to_owned();
+        let builder = unchanged::dequantized(&Checkpoint::open(folder)?);
+        let dequantized = run((family.build)(&family.config, builder)?)?;
+        not_degenerate(&name, &dequantized)?;
+        let dense = run((family.build)(&family.config, unchanged::dense(&written.dense_file())?)?)?;
+        for (step, (dequantized, dense)) in dequantized.iter().zip(&dense).enumerate() {
+            assert_eq!(flat(dequantized)?, flat(dense)?, "{name}, step {step}: dequantized and dense");
+        }
+
+        let swapped = swapped();
+        let builder = packed::open(&written.file())?;
+        let outputs = run((swapped.build)(&swapped.config, builder.clone())?)?;
+        for (step, (output, expected)) in outputs.iter().zip(&dequantized).enumerate() {
+            let distance = distance(output, expected)?;
+            println!("{name}, step {step}: {distance:.1e} standard deviations");
+            assert!(distance <= BOUND, "{name}, step {step}: {distance:e} standard deviations");
+        }
+        stay_packed(&name, &written, &builder, swapped.dense);
+    }
+    Ok(())
+}
+
+fn run(mut model: Run) -> Result<Vec<Tensor>> {
+    (0..STEPS).map(|step| model(step)).collect()
+}
+
+/// All packed weights but those of the table are given to layers as they are packed.
+fn stay_packed(name: &str, written: &Written, builder: &packed::VarBuilder, dense: &[(&str, &str)]) {
+    let Some(given_dense) = packed::given_dense(builder) else { return };
+    let is_dense = |weight: &&String| dense.iter().any(|(end, _)| weight.ends_with(end));
+    let expected: BTreeSet<String> = written.packed.iter().filter(is_dense).cloned().collect();
+    assert_eq!(given_dense, expected, "{name}: packed weights that were given as dense ones");
+}
+
+fn flat(tensor: &Tensor) -> Result<Vec<f32>> {
+    tensor.flatten_all()?.to_vec1()
+}
+
+fn deviation(values: &[f32]) -> f64 {
+    let mean = values.iter().copied().map(f64::from).sum::<f64>() / values.len() as f64;
+    (values.iter().map(|value| (f64::from(*value) - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
+}
+
+/// The largest difference, in standard deviations of what is expected. NaN if there is one.
+fn distance(actual: &Tensor, expected: &Tensor) -> Result<f64> {
+    assert_eq!(actual.dims(), expected.dims());
+    let (actual, expected) = (flat(actual)?, flat(expected)?);
+    let differences = actual.iter().zip(&expected).map(|(a, e)| f64::from((a - e).abs()));
+    let largest = differences
+        .fold(0., |largest: f64, difference| if difference <= largest { largest } else { difference });
+    Ok(largest / deviation(&expected))
+}
+
+/// Outputs are finite and vary; those of one position are not those of the next one, nor of the next step.
+fn not_degenerate(name: &str, outputs: &[Tensor]) -> Result<()> {
+    let mut rows = Vec::new();
+    for output in outputs {
+        let width = output.dim(candle::D::Minus1)?;
+        rows.extend(output.reshape(((), width))?.to_vec2::<f32>()?);
+    }
+    assert!(rows.iter().flatten().all(|value| value.is_finite()), "{name}: not finite");
+    let deviation = deviation(&rows.concat());
+    assert!(deviation > 1e-3, "{name}: a standard deviation of {deviation}");
+    for (row, next) in rows.iter().zip(&rows[1..]) {
+        let differs = row.iter().zip(next).any(|(a, b)| f64::from((a - b).abs()) > deviation / 100.);
+        assert!(differs, "{name}: two positions with equal outputs");
+    }
+    Ok(())
+}
