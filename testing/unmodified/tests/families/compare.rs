@@ -6,9 +6,12 @@ use crate::{packed, unchanged, Run, STEPS};
 use candle::{Result, Tensor};
 use candle_quant::{Checkpoint, QuantFormat};
 use std::collections::BTreeSet;
+use std::sync::Mutex;
 
 /// How far logits of packed weights may be from those of dequantized ones, in standard deviations of the latter.
 const BOUND: f64 = 1e-5;
+
+static ALONE: Mutex<()> = Mutex::new(());
 
 pub fn compare(
     name: &str,
@@ -33,28 +36,39 @@ pub fn compare(
         }
 
         let swapped = swapped();
+        // The count of copies is one for the process.
+        let alone = ALONE.lock().unwrap();
+        let copies = packed::dense_copies();
         let builder = packed::open(&written.file())?;
         let outputs = run((swapped.build)(&swapped.config, builder.clone())?)?;
+        let copies = packed::dense_copies() - copies;
+        drop(alone);
         for (step, (output, expected)) in outputs.iter().zip(&dequantized).enumerate() {
             let distance = distance(output, expected)?;
             println!("{name}, step {step}: {distance:.1e} standard deviations");
             assert!(distance <= BOUND, "{name}, step {step}: {distance:e} standard deviations");
         }
-        stay_packed(&name, &written, &builder, swapped.dense);
+        assert_eq!(copies, named(&written, swapped.copied).len(), "{name}: dense copies of packed weights");
+        let loaded = builder.loaded();
+        let form = |weight: &String| loaded.get(weight.strip_suffix(".weight").unwrap()).copied();
+        let elsewise = written.packed.iter().filter(|weight| form(weight) != Some(packed::LoadedAs::Packed));
+        let elsewise: BTreeSet<_> = elsewise.map(|weight| (weight, form(weight))).collect();
+        let expected = named(&written, swapped.read_dense).into_iter();
+        let expected: BTreeSet<_> =
+            expected.map(|weight| (weight, Some(packed::LoadedAs::Dequantized))).collect();
+        assert_eq!(elsewise, expected, "{name}: packed weights that the model got in another form");
     }
     Ok(())
 }
 
-fn run(mut model: Run) -> Result<Vec<Tensor>> {
-    (0..STEPS).map(|step| model(step)).collect()
+/// The packed weights whose names end as a table says.
+fn named<'a>(written: &'a Written, table: &[(&str, &str)]) -> Vec<&'a String> {
+    let is_named = |weight: &&String| table.iter().any(|(end, _)| weight.ends_with(end));
+    written.packed.iter().filter(is_named).collect()
 }
 
-/// All packed weights but those of the table are given to layers as they are packed.
-fn stay_packed(name: &str, written: &Written, builder: &packed::VarBuilder, dense: &[(&str, &str)]) {
-    let Some(given_dense) = packed::given_dense(builder) else { return };
-    let is_dense = |weight: &&String| dense.iter().any(|(end, _)| weight.ends_with(end));
-    let expected: BTreeSet<String> = written.packed.iter().filter(is_dense).cloned().collect();
-    assert_eq!(given_dense, expected, "{name}: packed weights that were given as dense ones");
+fn run(mut model: Run) -> Result<Vec<Tensor>> {
+    (0..STEPS).map(|step| model(step)).collect()
 }
 
 fn flat(tensor: &Tensor) -> Result<Vec<f32>> {

@@ -33,8 +33,10 @@ pub struct Family<V> {
     build: fn(&Value, V) -> Result<Run>,
     /// Tensors that the model asks for only if they exist.
     optional: &'static [&'static str],
-    /// Ends of the names of weights that it computes with as dense ones, and why.
-    dense: &'static [(&'static str, &'static str)],
+    /// Ends of the names of packed weights that it reads as dense tensors, and why.
+    read_dense: &'static [(&'static str, &'static str)],
+    /// Ends of the names of packed weights whose layer it asks for a tensor to compute with, and why.
+    copied: &'static [(&'static str, &'static str)],
 }
 
 impl<V> Family<V> {
@@ -43,15 +45,19 @@ impl<V> Family<V> {
         let mut whole = small();
         let Value::Object(config) = config else { panic!("not an object: {config}") };
         whole.extend(config);
-        Self { config: whole.into(), build, optional: &[], dense: &[] }
+        Self { config: whole.into(), build, optional: &[], read_dense: &[], copied: &[] }
     }
 
     fn with_optional(self, optional: &'static [&'static str]) -> Self {
         Self { optional, ..self }
     }
 
-    fn with_dense(self, dense: &'static [(&'static str, &'static str)]) -> Self {
-        Self { dense, ..self }
+    fn with_read_dense(self, read_dense: &'static [(&'static str, &'static str)]) -> Self {
+        Self { read_dense, ..self }
+    }
+
+    fn with_copied(self, copied: &'static [(&'static str, &'static str)]) -> Self {
+        Self { copied, ..self }
     }
 }
 

@@ -1,11 +1,10 @@
 //! The families of candle-transformers as it is.
 
 use candle::{DType, Device, Result};
-use candle_nn as unchanged_nn; // The swap: candle_nn_unchanged.
+pub use candle_nn_unchanged::var_builder::SimpleBackend;
 use candle_quant::{Checkpoint, DequantizingBackend};
 use candle_transformers as transformers;
 use std::path::Path;
-pub use unchanged_nn::var_builder::SimpleBackend;
 
 #[path = "table/moe.rs"]
 pub mod moe;
@@ -14,7 +13,7 @@ pub mod other;
 #[path = "table/text.rs"]
 pub mod text;
 
-pub use unchanged_nn::{Init, VarBuilder};
+pub use candle_nn_unchanged::{Init, VarBuilder};
 pub type Family = crate::Family<VarBuilder<'static>>;
 
 pub fn on(backend: impl SimpleBackend + 'static) -> VarBuilder<'static> {

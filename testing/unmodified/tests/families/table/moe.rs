@@ -49,5 +49,5 @@ pub fn deepseek2() -> Family {
         let mut model = deepseek2::DeepSeekV2::new(&parse(config)?, vb)?;
         decoder(move |ids, position| model.forward(ids, position))
     })
-    .with_dense(&[("mlp.gate.weight", "multiplied by the model itself, in f32")])
+    .with_read_dense(&[("mlp.gate.weight", "multiplied by the model itself, in f32")])
 }

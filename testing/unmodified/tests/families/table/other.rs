@@ -73,10 +73,8 @@ pub fn whisper() -> Family {
             model.decoder.final_linear(&hidden)
         }))
     })
-    .with_dense(&[
-        ("decoder.embed_tokens.weight", "the model multiplies by the embedding itself, for logits"),
-        ("decoder.embed_positions.weight", "read as a tensor, of which rows are taken"),
-    ])
+    .with_read_dense(&[("decoder.embed_positions.weight", "rows of a tensor, no layer")])
+    .with_copied(&[("decoder.embed_tokens.weight", "multiplied by the model itself, for logits")])
 }
 
 /// One step of a noisy image of 2x3 patches, which four tokens describe.
