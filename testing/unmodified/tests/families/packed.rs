@@ -4,10 +4,14 @@ use candle::{DType, Device, Result};
 use std::path::Path;
 use unmodified as transformers;
 
+#[path = "table/encoders.rs"]
+pub mod encoders;
 #[path = "table/moe.rs"]
 pub mod moe;
 #[path = "table/other.rs"]
 pub mod other;
+#[path = "table/recurrent.rs"]
+pub mod recurrent;
 #[path = "table/text.rs"]
 pub mod text;
 

@@ -6,10 +6,14 @@ use candle_quant::{Checkpoint, DequantizingBackend};
 use candle_transformers as transformers;
 use std::path::Path;
 
+#[path = "table/encoders.rs"]
+pub mod encoders;
 #[path = "table/moe.rs"]
 pub mod moe;
 #[path = "table/other.rs"]
 pub mod other;
+#[path = "table/recurrent.rs"]
+pub mod recurrent;
 #[path = "table/text.rs"]
 pub mod text;
 

@@ -1,26 +1,12 @@
-//! An encoder of text, one of images, audio, and a diffusion transformer.
+//! Images, audio, and transformers of diffusion.
 
 use super::transformers::models::*;
 use super::Family;
 use crate::{input, parse, tokens, Run};
-use candle::{Device, Result, Tensor};
+use candle::{DType, Device, Module, Result, Tensor};
 use serde_json::json;
 
-pub fn bert() -> Family {
-    let config = json!({
-        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "type_vocab_size": 2, "initializer_range": 0.02,
-        "layer_norm_eps": 1e-12, "pad_token_id": 0, "model_type": "bert",
-    });
-    Family::new(config, |config, vb| {
-        let model = bert::BertModel::load(vb, &parse(config)?)?;
-        Ok(Box::new(move |step| {
-            let ids = tokens(step..step + 7)?;
-            model.forward(&ids, &ids.zeros_like()?, None)
-        }))
-    })
-}
-
-/// What it says about two images and three texts.
+/// Features of three texts and two images.
 pub fn clip() -> Family {
     Family::new(json!({}), |_, vb| {
         let config = clip::ClipConfig {
@@ -53,10 +39,21 @@ pub fn clip() -> Family {
         Ok(Box::new(move |step| {
             let texts =
                 (0..3).map(|text| tokens(step + text..step + text + 7)).collect::<Result<Vec<_>>>()?;
-            Ok(model.forward(&input(&[2, 3, 32, 32], step), &Tensor::cat(&texts, 0)?)?.0)
+            let texts = model.get_text_features(&Tensor::cat(&texts, 0)?)?;
+            Tensor::cat(&[texts, model.get_image_features(&input(&[2, 3, 32, 32], step))?], 0)
         }))
     })
     .with_optional(&["vision_model.embeddings.class_embedding"])
+}
+
+/// Hidden states of an image, position by position.
+pub fn siglip() -> Family {
+    let config = json!({ "image_size": 32, "patch_size": 8, "hidden_act": "gelu_pytorch_tanh" });
+    Family::new(config, |config, vb| {
+        let model = siglip::VisionModel::new(&parse(config)?, false, vb)?;
+        Ok(Box::new(move |step| model.forward(&input(&[1, 3, 32, 32], step))))
+    })
+    .with_copied(&[("position_embedding.weight", "scaled as an image")])
 }
 
 /// Hears something, and writes more of a text in each step.
@@ -103,7 +100,7 @@ pub fn flux() -> Family {
                 &input(&[1, 6, 64], step),
                 &Tensor::from_vec(places, (1, 6, 3), &Device::Cpu)?,
                 &input(&[1, 4, 128], step),
-                &Tensor::zeros((1, 4, 3), candle::DType::F32, &Device::Cpu)?,
+                &Tensor::zeros((1, 4, 3), DType::F32, &Device::Cpu)?,
                 &Tensor::new(&[1. - step as f32 / 4.], &Device::Cpu)?,
                 &input(&[1, 64], step),
                 Some(&Tensor::new(&[3.5f32], &Device::Cpu)?),
@@ -111,4 +108,21 @@ pub fn flux() -> Family {
         });
         Ok(run)
     })
+}
+
+/// One step of a noisy image of 2x4 patches, which five vectors describe.
+pub fn z_image() -> Family {
+    let config = json!({
+        "dim": 192, "n_layers": 1, "n_refiner_layers": 1, "n_heads": 4, "n_kv_heads": 4, "cap_feat_dim": 64,
+        "axes_dims": [16, 16, 16], "axes_lens": [64, 16, 16], "use_accelerated_attn": false,
+    });
+    Family::new(config, |config, vb| {
+        let model = z_image::transformer::ZImageTransformer2DModel::new(&parse(config)?, vb)?;
+        Ok(Box::new(move |step| {
+            let mask = Tensor::ones((1, 5), DType::U8, &Device::Cpu)?;
+            let time = Tensor::new(&[step as f32 / 4.], &Device::Cpu)?;
+            model.forward(&input(&[1, 16, 1, 4, 8], step), &time, &input(&[1, 5, 64], step), &mask)
+        }))
+    })
+    .with_copied(&[("t_embedder.mlp.0.weight", "asked for its dtype")])
 }

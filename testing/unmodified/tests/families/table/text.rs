@@ -3,7 +3,7 @@
 use super::transformers::models::*;
 use super::Family;
 use crate::{decoder, parse};
-use candle::{DType, Device, Tensor};
+use candle::{DType, Device};
 use serde_json::json;
 
 /// A family with the usual constructor and the usual `forward`; what the constructor takes before its config may follow.
@@ -119,22 +119,47 @@ pub fn smollm3() -> Family {
     usual!(smol::smollm3::ModelForCausalLM, { "tie_word_embeddings": true, "no_rope_layers": [1, 0] })
 }
 
-/// Takes one token at a time.
-pub fn mamba() -> Family {
-    let config = json!({ "d_model": 64, "n_layer": 2, "pad_vocab_size_multiple": 8 });
+pub fn falcon() -> Family {
+    let config = json!({
+        "layer_norm_epsilon": 1e-5, "initializer_range": 0.02, "use_cache": true, "bos_token_id": 1, "eos_token_id": 2,
+        "hidden_dropout": 0.0, "attention_dropout": 0.0, "n_head_kv": null, "alibi": false,
+        "new_decoder_architecture": false, "multi_query": true, "parallel_attn": true, "bias": false,
+    });
     Family::new(config, |config, vb| {
-        let config = parse(config)?;
-        let model = mamba::Model::new(&config, vb)?;
-        let mut state = mamba::State::new(1, &config, DType::F32, &Device::Cpu)?;
-        decoder(move |ids, _| {
-            let tokens = ids.squeeze(0)?.chunk(ids.elem_count(), 0)?;
-            Tensor::stack(
-                &tokens
-                    .iter()
-                    .map(|token| model.forward(token, &mut state))
-                    .collect::<Result<Vec<_>, _>>()?,
-                1,
-            )
-        })
+        let mut model = falcon::Falcon::load(vb, parse(config)?)?;
+        decoder(move |ids, _| model.forward(ids))
     })
+}
+
+pub fn bigcode() -> Family {
+    Family::new(json!({}), |_, vb| {
+        let config = bigcode::Config {
+            vocab_size: 101,
+            max_position_embeddings: 64,
+            num_hidden_layers: 2,
+            hidden_size: 64,
+            layer_norm_epsilon: 1e-5,
+            n_inner: Some(128),
+            num_attention_heads: 4,
+            multi_query: true,
+            use_cache: true,
+        };
+        let mut model = bigcode::GPTBigCode::load(vb, config)?;
+        decoder(move |ids, position| model.forward(ids, position))
+    })
+}
+
+pub fn granitemoehybrid() -> Family {
+    let config = json!({
+        "layer_types": ["attention", "attention"], "shared_intermediate_size": 128, "attention_multiplier": 0.25,
+        "embedding_multiplier": 12.0, "residual_multiplier": 0.5, "logits_scaling": 3.0,
+    });
+    Family::new(config, |config, vb| {
+        use granitemoehybrid::*;
+        let config = parse::<GraniteMoeHybridConfig>(config)?.into_config(false);
+        let mut cache = GraniteMoeHybridCache::new(true, DType::F32, &config, &Device::Cpu)?;
+        let model = GraniteMoeHybrid::load(vb, &config)?;
+        decoder(move |ids, position| model.forward(ids, position, &mut cache))
+    })
+    .with_copied(&[("embed_tokens.weight", "multiplied by the model itself, for logits")])
 }
