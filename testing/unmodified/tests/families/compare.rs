@@ -48,6 +48,7 @@ pub fn compare(
             println!("{name}, step {step}: {distance:.1e} standard deviations");
             assert!(distance <= BOUND, "{name}, step {step}: {distance:e} standard deviations");
         }
+        println!("{name}: {} packed weights, {copies} dense copies", written.packed.len());
         assert_eq!(copies, named(&written, swapped.copied).len(), "{name}: dense copies of packed weights");
         let loaded = builder.loaded();
         let form = |weight: &String| loaded.get(weight.strip_suffix(".weight").unwrap()).copied();

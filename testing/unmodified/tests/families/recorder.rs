@@ -47,12 +47,12 @@ impl crate::unchanged::SimpleBackend for Recorder {
     }
 }
 
-/// Weights of norms are around 1; products with other weights are about as large as what they are products with.
+/// Weights of norms and of ways around a state (Mamba's `D`) are around 1; products with other weights are about as large as what they are products with.
 fn random(dims: &[usize], name: &str, seed: u64) -> Result<Tensor> {
     const DEVIATION: f64 = std::f64::consts::FRAC_1_SQRT_2; // of the numbers
     let numbers = (reference::tensor(dims, seed) / DEVIATION)?;
     match dims {
-        [_] if name.ends_with("weight") => numbers.affine(0.1, 1.0),
+        [_] if name.ends_with("weight") || name.ends_with(".D") => numbers.affine(0.1, 1.0),
         [] | [_] => numbers.affine(0.1, 0.0),
         [_, inner @ ..] => numbers / (inner.iter().product::<usize>() as f64).sqrt(),
     }
