@@ -68,8 +68,8 @@ fn named<'a>(written: &'a Written, table: &[(&str, &str)]) -> Vec<&'a String> {
     written.packed.iter().filter(is_named).collect()
 }
 
-fn run(mut model: Run) -> Result<Vec<Tensor>> {
-    (0..STEPS).map(|step| model(step)).collect()
+fn run(model: Run) -> Result<Vec<Tensor>> {
+    (0..STEPS).map(model).collect()
 }
 
 fn flat(tensor: &Tensor) -> Result<Vec<f32>> {

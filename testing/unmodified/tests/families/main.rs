@@ -5,6 +5,7 @@
 //! * dense: candle-transformers and candle_nn as they are, on the dequantized weights in a file.
 //!
 //! How a family is built and run is in `table`, once for both crates.
+#![allow(clippy::duplicate_mod)] // The table.
 
 // The name that candle-transformers has for it, and the one that shared code has.
 extern crate candle as candle_core;
