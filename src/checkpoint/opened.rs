@@ -131,9 +131,14 @@ impl Checkpoint {
     }
 
     /// Whether exactly one weight outside of the layers has a row for each entry of the vocabulary (`vocab_size` of
-    /// the config), and it has this many: then it is both embedding and output head.
+    /// the config, rounded up to a `pad_vocab_size_multiple`), and it has this many: then it is both embedding and
+    /// output head.
     pub(crate) fn has_one_vocabulary(&self, rows: usize) -> bool {
-        let size = |config: &serde_json::Value| config.get("vocab_size")?.as_u64();
+        let number = |config: &serde_json::Value, key| config.get(key)?.as_u64();
+        let size = |config| {
+            let multiple = number(config, "pad_vocab_size_multiple").filter(|multiple| *multiple > 0);
+            number(config, "vocab_size")?.checked_next_multiple_of(multiple.unwrap_or(1))
+        };
         let config = self.config();
         let vocabulary = size(config).or_else(|| size(config.get("text_config")?));
         if vocabulary != u64::try_from(rows).ok() {
