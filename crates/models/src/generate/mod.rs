@@ -42,6 +42,38 @@ use std::time::{Duration, Instant};
 use tokenizers::Tokenizer;
 
 /// A model that [`generate`] can drive: [`Model`], or one of your own.
+///
+/// ```
+/// use candle_core::{DType, Device, Module, Result, Tensor};
+/// use candle_quant::{embedding, Checkpoint, Embedding, VarBuilder};
+/// use candle_quant_models::generate::{generate, load_tokenizer, CausalLm, Params};
+/// use std::ops::ControlFlow;
+///
+/// /// The next token is the one whose embedding is most like that of the last.
+/// struct Echo(Embedding);
+///
+/// impl CausalLm for Echo {
+///     fn forward_last(&mut self, ids: &Tensor, _offset: usize) -> Result<Tensor> {
+///         let last = ids.narrow(1, ids.dim(1)? - 1, 1)?;
+///         self.0.as_linear().forward(&self.0.forward(&last)?.squeeze(1)?) // [B, vocabulary]
+///     }
+///     fn clear_kv_cache(&mut self) {}
+///     fn device(&self) -> &Device {
+///         &Device::Cpu
+///     }
+/// }
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// let checkpoint = Checkpoint::open("../../assets/tiny")?;
+/// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+/// let mut model = Echo(embedding(640, 256, vb.pp("model.embed_tokens"))?);
+/// let params = Params { sample_len: 5, ..Default::default() };
+/// let tokenizer = load_tokenizer(&checkpoint)?;
+/// let echo = generate(&mut model, &tokenizer, "Once", &params, |_| ControlFlow::Continue(()))?;
+/// assert_eq!(echo.tokens.len(), 5);
+/// # Ok(())
+/// # }
+/// ```
 pub trait CausalLm {
     /// Logits `[B, vocabulary]` of the last token of `ids` `[B, T]`, the first of which stands at
     /// position `offset`; the tokens are remembered.
