@@ -1,4 +1,3 @@
 //! Embedding tables, packed or dense.
 
-pub use candle_nn::embedding::*;
 pub use candle_quant::nn::{embedding, Embedding};

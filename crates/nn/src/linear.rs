@@ -1,4 +1,3 @@
 //! Linear layers, on packed or dense weights.
 
-pub use candle_nn::linear::*;
 pub use candle_quant::nn::{linear, linear_b, linear_no_bias, Linear};

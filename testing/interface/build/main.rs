@@ -1,0 +1,75 @@
+//! Writes what the compiler is asked about candle_nn's interface, from candle_nn's source as Cargo has it.
+
+mod checks;
+mod count;
+mod differences;
+mod signatures;
+mod sources;
+
+use checks::{Check, Checks};
+use count::Counts;
+use differences::DIFFERENCES;
+use sources::Sources;
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+fn main() {
+    let folder = source_of("candle-nn");
+    for watched in [folder.as_path(), Path::new("build"), Path::new("../../Cargo.lock")] {
+        println!("cargo:rerun-if-changed={}", watched.display());
+    }
+    let sources = Sources::read(&folder);
+    let checks = Checks::of(&sources);
+    let names: BTreeSet<_> = checks.checks.iter().map(|check| check.id.as_str()).collect();
+    for (name, _) in DIFFERENCES {
+        assert!(names.contains(name), "candle_nn has no item {name:?}: remove it from build/differences.rs");
+    }
+
+    let (mut same, mut different) = (String::new(), String::new());
+    for check in &checks.checks {
+        match DIFFERENCES.iter().find(|(name, _)| *name == check.id) {
+            None => write_check(&mut same, check),
+            Some((_, reason)) => {
+                writeln!(different, "\n`{}` ({}): {reason}.\n\n```compile_fail", check.public, check.id)
+                    .unwrap();
+                write_check(&mut different, check);
+                writeln!(different, "fn main() {{}}\n```").unwrap();
+            }
+        }
+    }
+    let counts = |name: &str, counts: &Counts| {
+        let rows: String = counts.iter().map(|(kind, count)| format!("({kind:?}, {count}), ")).collect();
+        format!("pub const {name}: &[(&str, usize)] = &[{rows}];\n")
+    };
+    let counts = counts("CHECKED", &checks.counts())
+        + &counts("OFF", &sources.off)
+        + &counts("WRITTEN", &sources.written);
+    let output = PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets it"));
+    for (name, text) in [("interface.rs", same), ("differences.md", different), ("counts.rs", counts)] {
+        std::fs::write(output.join(name), text).expect("the folder is Cargo's");
+    }
+    // So that errors show readable lines. Without rustfmt they show long ones.
+    let _ = Command::new("rustfmt").arg("--edition=2024").arg(output.join("interface.rs")).status();
+}
+
+fn write_check(text: &mut String, check: &Check) {
+    writeln!(text, "// {}, as {}\n{}\n", check.id, check.public, check.code).unwrap();
+}
+
+/// The folder in which Cargo has a dependency.
+fn source_of(name: &str) -> PathBuf {
+    let variable = |name| std::env::var(name).expect("Cargo sets it");
+    let output = Command::new(variable("CARGO"))
+        .args(["metadata", "--format-version=1", "--locked", "--filter-platform", &variable("TARGET")])
+        .output()
+        .expect("Cargo runs");
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("Cargo writes JSON");
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    let found: Vec<_> = packages.iter().filter(|package| package["name"] == name).collect();
+    let [package] = found[..] else { panic!("{} packages {name}", found.len()) };
+    let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
+    manifest.parent().expect("a file is in a folder").to_path_buf()
+}
