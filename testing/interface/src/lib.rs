@@ -39,6 +39,6 @@ mod tests {
                 "public {kind} in candle_nn's source"
             );
         }
-        assert!(count(CHECKED, "fn") > 300, "{CHECKED:?}");
+        assert!(count(CHECKED, "fn") > 250, "candle_nn 0.11 has more: {CHECKED:?}");
     }
 }
