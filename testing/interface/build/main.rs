@@ -1,11 +1,14 @@
 //! Writes what the compiler is asked about candle_nn's interface, from candle_nn's source as Cargo has it.
 
+mod cargo;
 mod checks;
 mod count;
 mod differences;
+mod places;
 mod signatures;
 mod sources;
 
+use cargo::source_of;
 use checks::{Check, Checks};
 use count::Counts;
 use differences::DIFFERENCES;
@@ -63,20 +66,4 @@ fn examples(check: &Check) -> String {
     let ours = check.code.to_string().replace("# [", "#[");
     let original = ours.replace("candle_quant_nn", "candle_nn");
     format!("```\n{original}\nfn main() {{}}\n```\n```compile_fail\n{ours}\nfn main() {{}}\n```\n")
-}
-
-/// The folder in which Cargo has a dependency.
-fn source_of(name: &str) -> PathBuf {
-    let variable = |name| std::env::var(name).expect("Cargo sets it");
-    let output = Command::new(variable("CARGO"))
-        .args(["metadata", "--format-version=1", "--locked", "--filter-platform", &variable("TARGET")])
-        .output()
-        .expect("Cargo runs");
-    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("Cargo writes JSON");
-    let packages = metadata["packages"].as_array().expect("a list of packages");
-    let found: Vec<_> = packages.iter().filter(|package| package["name"] == name).collect();
-    let [package] = found[..] else { panic!("{} packages {name}", found.len()) };
-    let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
-    manifest.parent().expect("a file is in a folder").to_path_buf()
 }
