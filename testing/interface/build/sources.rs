@@ -1,9 +1,10 @@
 //! candle_nn's source as a tree of modules, and what of it a user can name.
 
 use crate::count::{Counts, count_items, count_lines};
+use quote::quote;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path as File, PathBuf};
-use syn::{Attribute, Item, ItemImpl, Meta, UseTree, Visibility};
+use syn::{Attribute, Ident, Item, ItemImpl, Meta, UseTree, Visibility};
 
 /// `["crate", "conv", "conv2d"]`. Those of other crates begin with the crate's name.
 pub type Path = Vec<String>;
@@ -46,7 +47,7 @@ impl Sources {
     fn read_items(&mut self, path: Path, items: Vec<Item>, folder: &File) {
         let mut module = Module::default();
         for item in items {
-            if !attributes(&item).iter().all(is_on) {
+            if !parts(&item).2.iter().all(is_on) {
                 count_items(&item, &mut self.off);
                 continue;
             }
@@ -112,7 +113,7 @@ impl Sources {
 
     fn export(&self, module: &Path, public: &Path, exports: &mut BTreeMap<Path, Path>) {
         for item in &self.modules[module].items {
-            if !is_public(item) {
+            if !matches!(parts(item).1, Visibility::Public(_)) {
                 continue;
             }
             for (name, target) in imports(item) {
@@ -200,52 +201,31 @@ fn imports(item: &Item) -> Vec<(String, Path)> {
     imports
 }
 
-fn name_of(item: &Item) -> Option<String> {
-    Some(match item {
-        Item::Const(item) => item.ident.to_string(),
-        Item::Enum(item) => item.ident.to_string(),
-        Item::Fn(item) => item.sig.ident.to_string(),
-        Item::Mod(item) => item.ident.to_string(),
-        Item::Static(item) => item.ident.to_string(),
-        Item::Struct(item) => item.ident.to_string(),
-        Item::Trait(item) => item.ident.to_string(),
-        Item::Type(item) => item.ident.to_string(),
-        Item::Impl(_) | Item::Use(_) => return None,
-        other => panic!("this test has to learn of another kind of item: {}", quote::quote!(#other)),
-    })
-}
-
-fn is_public(item: &Item) -> bool {
-    let visibility = match item {
-        Item::Const(item) => &item.vis,
-        Item::Enum(item) => &item.vis,
-        Item::Fn(item) => &item.vis,
-        Item::Mod(item) => &item.vis,
-        Item::Static(item) => &item.vis,
-        Item::Struct(item) => &item.vis,
-        Item::Trait(item) => &item.vis,
-        Item::Type(item) => &item.vis,
-        Item::Use(item) => &item.vis,
-        _ => return false,
-    };
-    matches!(visibility, Visibility::Public(_))
-}
-
-fn attributes(item: &Item) -> &[Attribute] {
+/// Name, visibility and attributes of an item.
+fn parts(item: &Item) -> (Option<&Ident>, &Visibility, &[Attribute]) {
     match item {
-        Item::Const(item) => &item.attrs,
-        Item::Enum(item) => &item.attrs,
-        Item::Fn(item) => &item.attrs,
-        Item::Impl(item) => &item.attrs,
-        Item::Macro(item) => &item.attrs,
-        Item::Mod(item) => &item.attrs,
-        Item::Static(item) => &item.attrs,
-        Item::Struct(item) => &item.attrs,
-        Item::Trait(item) => &item.attrs,
-        Item::Type(item) => &item.attrs,
-        Item::Use(item) => &item.attrs,
-        _ => &[],
+        Item::Const(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Enum(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Fn(item) => (Some(&item.sig.ident), &item.vis, &item.attrs),
+        Item::Impl(item) => (None, &Visibility::Inherited, &item.attrs),
+        // A macro for the crate itself.
+        Item::Macro(item)
+            if item.ident.is_some() && !item.attrs.iter().any(|one| one.path().is_ident("macro_export")) =>
+        {
+            (None, &Visibility::Inherited, &item.attrs)
+        }
+        Item::Mod(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Static(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Struct(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Trait(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Type(item) => (Some(&item.ident), &item.vis, &item.attrs),
+        Item::Use(item) => (None, &item.vis, &item.attrs),
+        other => panic!("this test has to learn of another kind of item: {}", quote!(#other)),
     }
+}
+
+fn name_of(item: &Item) -> Option<String> {
+    parts(item).0.map(ToString::to_string)
 }
 
 /// Whether a `cfg` holds for this build; other attributes do.
@@ -261,7 +241,7 @@ fn holds(condition: &Meta) -> bool {
         Meta::Path(path) => value_of(&format!("CARGO_CFG_{}", name(path))).is_ok(),
         Meta::NameValue(pair) => {
             let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(wanted), .. }) = &pair.value else {
-                panic!("a cfg of candle_nn is not understood: {}", quote::quote!(#condition));
+                panic!("a cfg of candle_nn is not understood: {}", quote!(#condition));
             };
             let wanted = wanted.value();
             match name(&pair.path).as_str() {
