@@ -1,13 +1,18 @@
 //! candle_nn's interface, with layers that compute on quantized weights as they are packed.
 //!
-//! Everything that candle_nn exports is here under its name. [`Linear`], [`Embedding`], [`VarBuilder`], the norms and
-//! their constructors are those of [`candle_quant`]: the checkpoint decides, tensor by tensor, whether a layer is
-//! quantized or dense. A model that imports its layers from `candle_nn` and builds no others takes this crate in its
-//! place by one line of Cargo.toml:
+//! Every public item of candle_nn is here under its name, in the same module. A model takes this crate in candle_nn's place
+//! by one line of Cargo.toml:
 //!
 //! ```toml
 //! candle-nn = { package = "candle-quant-nn", version = "0.1" }
 //! ```
+//!
+//! * [`Linear`], [`Embedding`], [`VarBuilder`] and their functions are those of [`candle_quant`]: the checkpoint decides,
+//!   tensor by tensor, whether a layer is quantized or dense.
+//! * Functions for other layers (convolutions, norms, ...) take this [`VarBuilder`] and return candle_nn's layers. A packed
+//!   weight is dequantized for them.
+//! * [`LSTM`] and [`GRU`] are types of this crate, for their `new` takes a [`VarBuilder`].
+//! * All other items are candle_nn's own.
 //!
 //! ```
 //! use candle_core::{DType, Device, Module, Tensor};

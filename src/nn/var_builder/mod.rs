@@ -47,8 +47,10 @@ use std::ops::Range;
 /// `candle_nn::VarBuilder` of any source converts into this one.
 #[derive(Clone)]
 pub struct VarBuilder<'a> {
-    /// Path, dtype and device, and every dense tensor.
-    dense: candle_nn::VarBuilder<'a>,
+    /// Path and device, and every dense tensor.
+    inner: candle_nn::VarBuilder<'a>,
+    /// The dtype of dense tensors and of activations.
+    pub dtype: DType,
     /// Where packed weights come from, if from a checkpoint.
     checkpoint: Option<Checkpoint>,
     /// What dense weights of linear layers and embeddings are quantized to while loading.
@@ -86,7 +88,7 @@ impl<'a> VarBuilder<'a> {
     /// candle_nn's own builder at the same path, for layers this crate does not replace and for
     /// unmodified models. It gives packed weights dequantized.
     pub fn dense(&self) -> candle_nn::VarBuilder<'a> {
-        self.dense.clone()
+        self.inner.to_dtype(self.dtype)
     }
 
     /// Quantizes the dense weights of linear layers and embeddings to `format` while they are loaded.
@@ -233,7 +235,7 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// If it is missing or damaged, or has another shape.
     pub fn get<S: Into<Shape>>(&self, shape: S, name: &str) -> Result<Tensor> {
-        self.dense.get(shape, name)
+        self.dense().get(shape, name)
     }
 
     /// As [`get`](VarBuilder::get); the hint serves sources that create tensors, such as a `VarMap`.
@@ -241,7 +243,7 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// As those of [`get`](VarBuilder::get).
     pub fn get_with_hints<S: Into<Shape>>(&self, shape: S, name: &str, hint: Init) -> Result<Tensor> {
-        self.dense.get_with_hints(shape, name, hint)
+        self.dense().get_with_hints(shape, name, hint)
     }
 
     /// As [`get_with_hints`](VarBuilder::get_with_hints), of a chosen dtype.
@@ -255,7 +257,7 @@ impl<'a> VarBuilder<'a> {
         hint: Init,
         dtype: DType,
     ) -> Result<Tensor> {
-        self.dense.get_with_hints_dtype(shape, name, hint, dtype)
+        self.dense().get_with_hints_dtype(shape, name, hint, dtype)
     }
 
     /// The tensor `name` at the current path, of whatever shape it has.
@@ -263,7 +265,7 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// If it is missing or damaged, or packed in a way that its shape alone does not tell.
     pub fn get_unchecked(&self, name: &str) -> Result<Tensor> {
-        self.dense.get_unchecked(name)
+        self.inner.get_unchecked(name)
     }
 
     /// As [`get_unchecked`](VarBuilder::get_unchecked), of a chosen dtype.
@@ -271,23 +273,23 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// As those of [`get_unchecked`](VarBuilder::get_unchecked).
     pub fn get_unchecked_dtype(&self, name: &str, dtype: DType) -> Result<Tensor> {
-        self.dense.get_unchecked_dtype(name, dtype)
+        self.inner.get_unchecked_dtype(name, dtype)
     }
 
     /// Whether a tensor called `name` is stored at the current path. A bias counts, too, if
     /// [`Checkpoint::dense`] finds it under another name: without it a layer would be another one.
     pub fn contains_tensor(&self, name: &str) -> bool {
-        self.dense.contains_tensor(name)
+        self.inner.contains_tensor(name)
     }
 
     /// The current path, its parts joined by dots.
     pub fn prefix(&self) -> String {
-        self.dense.prefix()
+        self.inner.prefix()
     }
 
     /// A builder one step down, as `cd` into a directory.
     pub fn push_prefix<S: ToString>(&self, part: S) -> Self {
-        self.with(self.dense.push_prefix(part))
+        self.with(self.inner.push_prefix(part))
     }
 
     /// Short for [`push_prefix`](VarBuilder::push_prefix).
@@ -297,39 +299,39 @@ impl<'a> VarBuilder<'a> {
 
     /// A builder at the path `prefix`, seen from the root.
     pub fn set_prefix(&self, prefix: impl ToString) -> Self {
-        self.with(self.dense.set_prefix(prefix))
+        self.with(self.inner.set_prefix(prefix))
     }
 
     /// A builder at the root.
     pub fn root(&self) -> Self {
-        self.with(self.dense.root())
+        self.with(self.inner.root())
     }
 
     /// The device that tensors are put on.
     pub fn device(&self) -> &Device {
-        self.dense.device()
+        self.inner.device()
     }
 
     /// The dtype of dense tensors and of activations.
     pub fn dtype(&self) -> DType {
-        self.dense.dtype()
+        self.dtype
     }
 
     /// A builder with another dtype.
     pub fn to_dtype(&self, dtype: DType) -> Self {
-        self.with(self.dense.to_dtype(dtype))
+        Self { dtype, ..self.clone() }
     }
 
     /// This builder with another dtype.
     pub fn set_dtype(self, dtype: DType) -> Self {
-        let dense = self.dense.clone().set_dtype(dtype);
-        self.with(dense)
+        let inner = self.inner.clone().set_dtype(dtype);
+        Self { inner, dtype, ..self }
     }
 
     /// This builder with another device.
     pub fn set_device(self, device: Device) -> Self {
-        let dense = self.dense.clone().set_device(device);
-        self.with(dense)
+        let inner = self.inner.clone().set_device(device);
+        Self { inner, ..self }
     }
 
     /// Which of several ranks the builder is for; `None` if it is for the only one.
@@ -347,15 +349,16 @@ impl<'a> VarBuilder<'a> {
         self.checkpoint.as_ref()
     }
 
-    fn with(&self, dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self { dense, ..self.clone() }
+    fn with(&self, inner: candle_nn::VarBuilder<'a>) -> Self {
+        Self { inner, ..self.clone() }
     }
 }
 
 impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
-    fn from(dense: candle_nn::VarBuilder<'a>) -> Self {
+    fn from(inner: candle_nn::VarBuilder<'a>) -> Self {
         Self {
-            dense,
+            dtype: inner.dtype(),
+            inner,
             checkpoint: None,
             quantize: None,
             rank: None,

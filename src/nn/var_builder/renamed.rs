@@ -9,18 +9,18 @@ impl<'a> VarBuilder<'a> {
     /// Layers of [`nn`](crate::nn) receive packed weights from it; those of [`parallel`](crate::parallel) load weights
     /// whole and dequantized before they take their slices.
     pub fn rename_f<F: Fn(&str) -> String + Sync + Send + 'static>(self, rename: F) -> Self {
-        let dense = self.dense.clone().rename_f(rename);
-        self.renamed(dense)
+        let inner = self.dense().rename_f(rename);
+        self.renamed(inner)
     }
 
     /// As [`rename_f`](VarBuilder::rename_f), by a [`Renamer`].
     pub fn rename<R: Renamer + Send + Sync + 'a>(self, renamer: R) -> Self {
-        let dense = self.dense.clone().rename(renamer);
-        self.renamed(dense)
+        let inner = self.dense().rename(renamer);
+        self.renamed(inner)
     }
 
     /// Without the checkpoint, whose names are other ones.
-    fn renamed(self, dense: candle_nn::VarBuilder<'a>) -> Self {
-        Self { dense, checkpoint: None, ..self }
+    fn renamed(self, inner: candle_nn::VarBuilder<'a>) -> Self {
+        Self { inner, checkpoint: None, ..self }
     }
 }

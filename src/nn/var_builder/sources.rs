@@ -12,6 +12,11 @@ impl<'a> VarBuilder<'a> {
         candle_nn::VarBuilder::from_backend(backend, dtype, device).into()
     }
 
+    /// As [`from_backend`](VarBuilder::from_backend).
+    pub fn new_with_args(backend: Box<dyn SimpleBackend + 'a>, dtype: DType, device: &Device) -> Self {
+        Self::from_backend(backend, dtype, device.clone())
+    }
+
     /// A builder whose tensors are zeros of any shape.
     pub fn zeros(dtype: DType, device: &Device) -> Self {
         candle_nn::VarBuilder::zeros(dtype, device).into()
