@@ -6,11 +6,12 @@ use crate::{packed, unchanged, Run, STEPS};
 use candle::{Result, Tensor};
 use candle_quant::{Checkpoint, QuantFormat};
 use std::collections::BTreeSet;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 
 /// How far logits of packed weights may be from those of dequantized ones, in standard deviations of the latter.
 const BOUND: f64 = 1e-5;
 
+/// Held while packed weights are computed on: the count of dense copies is one for the process.
 static ALONE: Mutex<()> = Mutex::new(());
 
 pub fn compare(
@@ -36,8 +37,7 @@ pub fn compare(
         }
 
         let swapped = swapped();
-        // The count of copies is one for the process.
-        let alone = ALONE.lock().unwrap();
+        let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let copies = packed::dense_copies();
         let builder = packed::open(&written.file())?;
         let outputs = run((swapped.build)(&swapped.config, builder.clone())?)?;
@@ -64,8 +64,13 @@ pub fn compare(
 
 /// The packed weights whose names end as a table says.
 fn named<'a>(written: &'a Written, table: &[(&str, &str)]) -> Vec<&'a String> {
-    let is_named = |weight: &&String| table.iter().any(|(end, _)| weight.ends_with(end));
-    written.packed.iter().filter(is_named).collect()
+    let end_with = |end| written.packed.iter().filter(move |weight| weight.ends_with(end)).peekable();
+    let named = table.iter().flat_map(|(end, _)| {
+        let mut weights = end_with(*end);
+        assert!(weights.peek().is_some(), "the table names {end}, of which there is none");
+        weights
+    });
+    named.collect()
 }
 
 fn run(model: Run) -> Result<Vec<Tensor>> {
@@ -81,14 +86,13 @@ fn deviation(values: &[f32]) -> f64 {
     (values.iter().map(|value| (f64::from(*value) - mean).powi(2)).sum::<f64>() / values.len() as f64).sqrt()
 }
 
-/// The largest difference, in standard deviations of what is expected. NaN if there is one.
+/// The largest difference, in standard deviations of what is expected.
 fn distance(actual: &Tensor, expected: &Tensor) -> Result<f64> {
     assert_eq!(actual.dims(), expected.dims());
     let (actual, expected) = (flat(actual)?, flat(expected)?);
+    assert!(actual.iter().all(|value| value.is_finite()), "not finite");
     let differences = actual.iter().zip(&expected).map(|(a, e)| f64::from((a - e).abs()));
-    let largest = differences
-        .fold(0., |largest: f64, difference| if difference <= largest { largest } else { difference });
-    Ok(largest / deviation(&expected))
+    Ok(differences.fold(0., f64::max) / deviation(&expected))
 }
 
 /// Outputs are finite and vary; those of one position are not those of the next one, nor of the next step.

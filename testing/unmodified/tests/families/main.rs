@@ -112,10 +112,10 @@ macro_rules! families {
 }
 
 families! {
-    text: llama mistral qwen2 qwen3 gemma gemma2 gemma3 phi phi3 olmo olmo2 starcoder2 stable_lm helium granite glm4
+    text: llama mistral qwen2 qwen3 gemma gemma2 gemma3 gemma4 phi phi3 olmo olmo2 starcoder2 stable_lm helium granite glm4
         glm4_new smollm3 falcon bigcode granitemoehybrid;
     moe: mixtral qwen2_moe qwen3_moe deepseek2;
     recurrent: mamba mamba2 recurrent_gemma lfm2;
-    encoders: bert distilbert modernbert t5 marian;
-    other: clip siglip whisper flux z_image;
+    encoders: bert distilbert modernbert xlm_roberta debertav2 t5 marian;
+    other: clip vit siglip whisper flux z_image stable_diffusion;
 }

@@ -46,6 +46,37 @@ pub fn modernbert() -> Family {
     .with_read_dense(&[("tok_embeddings.weight", "asked for as a tensor, too, for the output layer")])
 }
 
+pub fn xlm_roberta() -> Family {
+    let config = json!({
+        "attention_probs_dropout_prob": 0.0, "hidden_dropout_prob": 0.0, "position_embedding_type": "absolute",
+        "hidden_act": "gelu", "type_vocab_size": 1, "pad_token_id": 0,
+    });
+    Family::new(config, |config, vb| {
+        let model = xlm_roberta::XLMRobertaForMaskedLM::new(&parse(config)?, vb)?;
+        let mask = Tensor::ones((1, 7), DType::F32, &Device::Cpu)?;
+        Ok(Box::new(move |step| {
+            let ids = tokens(step..step + 7)?;
+            model.forward(&ids, &mask, &ids.zeros_like()?, None, None, None)
+        }))
+    })
+    .with_copied(&[("word_embeddings.weight", "multiplied by the model itself, for logits")])
+}
+
+/// Attends to relative positions, of which it has an embedding.
+pub fn debertav2() -> Family {
+    let config = json!({
+        "hidden_act": "gelu", "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0, "type_vocab_size": 0,
+        "initializer_range": 0.02, "layer_norm_eps": 1e-7, "relative_attention": true, "max_relative_positions": -1,
+        "pad_token_id": 0, "position_biased_input": false, "pos_att_type": "p2c|c2p", "position_buckets": 16,
+        "share_att_key": true, "norm_rel_ebd": "layer_norm",
+    });
+    Family::new(config, |config, vb| {
+        let model = debertav2::DebertaV2Model::load(vb, &parse(config)?)?;
+        Ok(Box::new(move |step| model.forward(&tokens(step..step + 7)?, None, None)))
+    })
+    .with_copied(&[("rel_embeddings.weight", "normalized as a tensor, no layer")])
+}
+
 /// It has linear layers of its own, of tensors that it asks for by name.
 pub fn t5() -> Family {
     let config = json!({

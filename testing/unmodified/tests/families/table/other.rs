@@ -46,6 +46,17 @@ pub fn clip() -> Family {
     .with_optional(&["vision_model.embeddings.class_embedding"])
 }
 
+/// Scores of classes.
+pub fn vit() -> Family {
+    let config = json!({
+        "hidden_act": "gelu", "image_size": 32, "patch_size": 8, "num_channels": 3, "qkv_bias": true,
+    });
+    Family::new(config, |config, vb| {
+        let model = vit::Model::new(&parse(config)?, 10, vb)?;
+        Ok(Box::new(move |step| model.forward(&input(&[2, 3, 32, 32], step))))
+    })
+}
+
 /// Hidden states of an image, position by position.
 pub fn siglip() -> Family {
     let config = json!({ "image_size": 32, "patch_size": 8, "hidden_act": "gelu_pytorch_tanh" });
@@ -125,4 +136,28 @@ pub fn z_image() -> Family {
         }))
     })
     .with_copied(&[("t_embedder.mlp.0.weight", "asked for its dtype")])
+}
+
+/// The U-Net: a block of convolutions with attention to five vectors, and one without.
+pub fn stable_diffusion() -> Family {
+    Family::new(json!({}), |_, vb| {
+        use stable_diffusion::unet_2d::*;
+        let block = |out_channels, use_cross_attn| BlockConfig {
+            out_channels,
+            use_cross_attn,
+            attention_head_dim: 4,
+        };
+        let config = UNet2DConditionModelConfig {
+            blocks: vec![block(64, Some(1)), block(128, None)],
+            layers_per_block: 1,
+            norm_num_groups: 8,
+            cross_attention_dim: 128,
+            use_linear_projection: true,
+            ..Default::default()
+        };
+        let model = UNet2DConditionModel::new(vb, 4, 4, false, config)?;
+        Ok(Box::new(move |step| {
+            model.forward(&input(&[1, 4, 8, 8], step), 900. - 300. * step as f64, &input(&[1, 5, 128], step))
+        }))
+    })
 }

@@ -55,6 +55,14 @@ pub fn gemma3() -> Family {
     }, false)
 }
 
+/// A layer that sees four tokens, and one that sees all, with larger heads.
+pub fn gemma4() -> Family {
+    usual!(gemma4::text::TextModel, {
+        "tie_word_embeddings": true, "sliding_window": 4, "layer_types": ["sliding_attention", "full_attention"],
+        "num_key_value_heads": 1, "global_head_dim": 32, "final_logit_softcapping": 30.0
+    })
+}
+
 pub fn phi() -> Family {
     let config = json!({ "hidden_act": "gelu_new", "partial_rotary_factor": 0.5, "qk_layernorm": false });
     Family::new(config, |config, vb| {
