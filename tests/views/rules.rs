@@ -223,6 +223,11 @@ fn parameters_have_rows_that_are_certain() {
             &[FILE, &format!("`{stored}`"), "rows are certain", &format!("{dims:?}")],
         );
     }
+    let words: [Tensor; 1] = [(gate_up, "U32", &[2, 8, 6])];
+    rejected(
+        crate::rules::ask(&config, &words, "b.experts.1.up_proj").0,
+        &[FILE, "of floats", "found U32 [2, 8, 6]"],
+    );
 }
 
 /// What is stored is what its name says, whatever else there is.
