@@ -196,7 +196,7 @@ impl Checkpoint {
     }
 
     fn views(&self) -> Views<'_> {
-        Views { container: &*self.0.opened.container, config: self.config(), path: self.path() }
+        Views::new(&*self.0.opened.container, self.config(), self.path())
     }
 
     /// The file that states the [`config`](Checkpoint::config), be it there or not: `config.json`, or that of the

@@ -16,22 +16,8 @@ const BIASES: &str = "llama-untied-bias-b4-g64-f16";
 /// A fixture with fused projections.
 fn fused(name: &str) -> (TempDir, Checkpoint) {
     let path = fixture(name).join("model.safetensors");
-    let mut tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
-    for layer in 0..2 {
-        for (parts, whole) in [
-            (&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..], "self_attn.qkv_proj"),
-            (&["mlp.gate_proj", "mlp.up_proj"], "mlp.gate_up_proj"),
-        ] {
-            for part in ["weight", "scales", "biases", "bias"] {
-                let name = |module: &str| format!("model.layers.{layer}.{module}.{part}");
-                let parts: Vec<_> = parts.iter().filter_map(|module| tensors.remove(&name(module))).collect();
-                if !parts.is_empty() {
-                    tensors.insert(name(whole), Tensor::cat(&parts, 0).unwrap());
-                }
-            }
-        }
-    }
-    written(&tensors, open(name).config())
+    let tensors = candle_core::safetensors::load(path, &Device::Cpu).unwrap();
+    written(&crate::fused(tensors), open(name).config())
 }
 
 fn builder(checkpoint: &Checkpoint) -> VarBuilder<'static> {

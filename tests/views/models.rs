@@ -3,6 +3,7 @@
 use crate::common::{distance, open, reference};
 use crate::packed::bits;
 use crate::ranks::written;
+use crate::{fused, Tensors};
 use candle_core::{DType, Device, Result, Tensor};
 use candle_nn::VarMap;
 use candle_quant::{Checkpoint, VarBuilder};
@@ -13,7 +14,6 @@ use serde::de::DeserializeOwned;
 use serde_json::{json, Value};
 use std::collections::HashMap;
 
-type Tensors = HashMap<String, Tensor>;
 type Forward = Box<dyn FnMut(&Tensor, usize) -> Result<Tensor>>;
 
 /// `config` with other entries.
@@ -192,25 +192,6 @@ fn tied_heads_are_found_in_the_embedding() {
         qwen2_moe,
         |tensors| without_head(stacked(tensors)),
     );
-}
-
-/// Joins modules along the rows, their weights and biases.
-fn fused(mut tensors: Tensors) -> Tensors {
-    for layer in 0..2 {
-        for (parts, whole) in [
-            (&["self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"][..], "self_attn.qkv_proj"),
-            (&["mlp.gate_proj", "mlp.up_proj"], "mlp.gate_up_proj"),
-        ] {
-            for part in ["weight", "bias"] {
-                let name = |module: &str| format!("model.layers.{layer}.{module}.{part}");
-                let parts: Vec<_> = parts.iter().filter_map(|module| tensors.remove(&name(module))).collect();
-                if !parts.is_empty() {
-                    tensors.insert(name(whole), Tensor::cat(&parts, 0).unwrap());
-                }
-            }
-        }
-    }
-    tensors
 }
 
 /// Takes the projections of Phi-3 apart.

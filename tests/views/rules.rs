@@ -109,6 +109,24 @@ fn parts_have_one_format() {
     }
 }
 
+/// K, as the model knows it, decides the format of what a view is made of.
+#[test]
+fn in_features_decide_the_format() {
+    let part = |name, dtype, k| -> Tensor { (name, dtype, if k == 16 { &[2, 8, 16] } else { &[2, 8, 4] }) };
+    let stack = [
+        part("b.switch_mlp.up_proj.weight", "U32", 16),
+        part("b.switch_mlp.up_proj.scales", "BF16", 4),
+        part("b.switch_mlp.up_proj.biases", "BF16", 4),
+    ];
+    let dir = folder(&json!({}), &stack);
+    let checkpoint = Checkpoint::open(dir.path()).unwrap();
+    for (k, format) in [(128, "affine 4-bit g32"), (256, "affine 2-bit g64")] {
+        let weight = checkpoint.weight("b.experts.1.w3", Some(k)).unwrap();
+        assert_eq!((weight.format_name().as_str(), weight.dims()), (format, &[8, k][..]));
+    }
+    rejected(checkpoint.weight("b.experts.1.w3", None), &[FILE, "`b.switch_mlp.up_proj"]);
+}
+
 /// Formats that differ in what only loading tells: the dtype of scales.
 #[test]
 fn parts_have_one_dtype_of_scales() {
@@ -223,6 +241,11 @@ fn parameters_have_rows_that_are_certain() {
             &[FILE, &format!("`{stored}`"), "rows are certain", &format!("{dims:?}")],
         );
     }
+    let words: [Tensor; 1] = [(gate_up, "U32", &[2, 8, 6])];
+    rejected(
+        crate::rules::ask(&config, &words, "b.experts.1.up_proj").0,
+        &[FILE, "of floats", "found U32 [2, 8, 6]"],
+    );
 }
 
 /// What is stored is what its name says, whatever else there is.

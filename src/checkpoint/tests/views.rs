@@ -358,9 +358,10 @@ fn views_of_ggml_blocks() {
         ] {
             let (view, expected) = (view(&checkpoint, name, Some(512)), expected.unwrap());
             assert_eq!(view.dims(), expected.dims(), "{name}");
-            let loaded = match view.load(cpu).unwrap() {
-                crate::tensor::LayerWeight::Ggml(blocks) => blocks.dequantize(cpu).unwrap(),
-                other => other.dense().unwrap().to_dtype(DType::F32).unwrap(),
+            let loaded = match &view {
+                Weight::Ggml(blocks) => blocks.load(cpu).unwrap().dequantize(cpu).unwrap(),
+                Weight::Dense(dense) => dense.load(DType::F32, cpu).unwrap(),
+                Weight::Packed(packed) => panic!("{packed:?}"),
             };
             let flat = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
             assert!(flat(&loaded) == flat(&expected), "{dtype:?} {name}");

@@ -8,6 +8,9 @@ use candle_core::{Device, Tensor};
 use std::path::Path;
 use std::sync::Arc;
 
+/// How to go on if weights can't be made one.
+pub(super) const REMEDY: &str = "ask for the parts by their own names, or quantize them alike";
+
 /// A weight made of others, which have one format.
 #[derive(Clone, Debug)]
 pub(super) struct Composed {
@@ -101,8 +104,7 @@ impl Composed {
     }
 
     fn not_alike(&self, found: impl Into<String>) -> Error {
-        let remedy = "ask for the parts by their own names, or quantize them alike";
-        Error::tensor(&self.file, &self.name, "parts that make one weight", found, remedy)
+        Error::tensor(&self.file, &self.name, "parts that make one weight", found, REMEDY)
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -200,7 +202,9 @@ impl GgmlBlocks for Composed {
                 }
                 Ok(())
             }
-            how => how.parts().iter().try_for_each(hand_over),
+            how @ (How::Matrix(_) | How::Joined { .. } | How::Stacked(_)) => {
+                how.parts().iter().try_for_each(hand_over)
+            }
         }
     }
 

@@ -19,25 +19,26 @@
 
 mod composed;
 mod expert_name;
+mod rows;
 mod source;
 
 use super::container::Container;
 use super::weight::{module_of, tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
 use composed::{Composed, How};
+use rows::{ModelConfig, Problem};
 use serde_json::Value;
 use source::{Finder, Part, Rows, Source};
-use std::ops::Range;
 use std::path::Path;
 
 const REMEDY: &str = "check that config.json belongs to these weights";
 
 /// The weights of a checkpoint under the names that it does not have.
 pub(super) struct Views<'a> {
-    pub container: &'a dyn Container,
-    pub config: &'a Value,
+    container: &'a dyn Container,
+    config: ModelConfig<'a>,
     /// What was opened, for errors.
-    pub path: &'a Path,
+    path: &'a Path,
 }
 
 /// What is asked for.
@@ -48,6 +49,11 @@ struct Request<'a> {
 }
 
 impl<'a> Views<'a> {
+    /// Those of `container`, whose config is `config`; `path` is what was opened.
+    pub fn new(container: &'a dyn Container, config: &'a Value, path: &'a Path) -> Self {
+        Self { container, config: ModelConfig(config), path }
+    }
+
     /// The weight of a module that has none of its own; `None` if nothing answers for it.
     pub fn weight(&self, module: &str, in_features: Option<usize>) -> Result<Option<Weight>> {
         self.view(&Request { module, part: Part::Weight, in_features })
@@ -82,8 +88,8 @@ impl<'a> Views<'a> {
     }
 
     fn find(&self, module: &str, part: Part) -> Result<Option<Source>> {
-        let is_tied = self.flag("tie_word_embeddings");
-        Finder { container: self.container, path: self.path, part, is_tied }.find(module)
+        let (container, path, is_tied) = (self.container, self.path, self.config.is_tied());
+        Finder { container, path, part, is_tied }.find(module)
     }
 
     fn file_of_source(&self, source: &Source, part: Part) -> Option<&'a Path> {
@@ -98,70 +104,79 @@ impl<'a> Views<'a> {
     }
 
     fn build(&self, source: &Source, request: &Request) -> Result<Weight> {
-        let error = |expected: String, found: String, remedy: &str| {
-            let file = self.file_of_source(source, request.part).unwrap_or(self.path);
-            Error::tensor(file, request.part.of(request.module), expected, found, remedy)
-        };
         match source {
             Source::Stored(module) => self.stored(module, request),
             Source::Parameter(name) => self.parameter(name, request),
-            Source::Matrix(stack, index) => {
-                let name = stack.to_string();
-                let stack = self.build(stack, request)?;
-                let rank = request.part.rank() + 1;
-                match stack.dims() {
-                    [experts, ..] if stack.dims().len() == rank && index < experts => {
-                        let one = stack.narrow(0, *index..index + 1)?;
-                        self.compose(How::Matrix(Box::new(one)), source, request)
-                    }
-                    [experts, ..] if stack.dims().len() == rank => Err(error(
-                        format!("an expert below {experts}, as `{name}` has"),
-                        index.to_string(),
-                        REMEDY,
-                    )),
-                    dims => Err(error(
-                        format!("`{name}` to be a stack of experts, of {rank} dimensions"),
-                        format!("{dims:?}"),
-                        REMEDY,
-                    )),
-                }
-            }
-            Source::Rows(fused, rows) => {
-                let name = fused.to_string();
-                let whole = self.build(fused, request)?;
-                let dim = whole.dims().len().checked_sub(request.part.rank());
-                let of_dim = dim.and_then(|dim| Some((dim, *whole.dims().get(dim)?)));
-                let Some((dim, count)) = of_dim else {
-                    let found = format!("{:?}", whole.dims());
-                    return Err(error(format!("`{name}` to have rows"), found, REMEDY));
-                };
-                let range = self.rows(*rows, count, request.module).map_err(|problem| match problem {
-                    Problem::Count { expected } => {
-                        error(format!("`{name}` of {expected} rows"), count.to_string(), REMEDY)
-                    }
-                    Problem::Order { why } => error(
-                        "rows in a known order".into(),
-                        format!("`{name}` of {why}"),
-                        "use a checkpoint that stores the parts",
-                    ),
-                })?;
-                whole.narrow(dim, range)
-            }
+            Source::Matrix(stack, index) => self.matrix(stack, *index, request),
+            Source::Rows(fused, rows) => self.rows(fused, *rows, request),
             Source::Joined(parts) => {
-                if let Some(why) = self.unknown_order(request.module) {
-                    let expected = "a checkpoint that has it, or rows in a known order";
-                    return Err(error(expected.into(), why, "ask for the parts by their own names"));
+                if let Some(found) = self.config.other_order(request.module) {
+                    let expected = "a model whose parts are one after another";
+                    return Err(self.error(
+                        source,
+                        request,
+                        expected,
+                        found,
+                        "ask for the parts by their own names",
+                    ));
                 }
-                let parts = self.alike(parts, source, request)?;
-                let dim =
-                    parts.first().map_or(0, |part| part.dims().len()).saturating_sub(request.part.rank());
+                let (parts, dim) = self.alike(parts, true, request)?;
                 self.compose(How::Joined { parts, dim }, source, request)
             }
             Source::Stacked(parts) => {
-                let parts = self.alike(parts, source, request)?;
+                let (parts, _) = self.alike(parts, false, request)?;
                 self.compose(How::Stacked(parts), source, request)
             }
         }
+    }
+
+    fn error(
+        &self,
+        source: &Source,
+        request: &Request,
+        expected: impl Into<String>,
+        found: impl Into<String>,
+        remedy: &str,
+    ) -> Error {
+        let file = self.file_of_source(source, request.part).unwrap_or(self.path);
+        Error::tensor(file, request.part.of(request.module), expected, found, remedy)
+    }
+
+    fn matrix(&self, source: &Source, index: usize, request: &Request) -> Result<Weight> {
+        let stack = self.build(source, request)?;
+        let rank = request.part.rank() + 1;
+        let experts = stack.dims().first().copied().filter(|_| stack.dims().len() == rank);
+        let Some(experts) = experts else {
+            let expected = format!("`{source}` to be a stack of experts, of {rank} dimensions");
+            return Err(self.error(source, request, expected, format!("{:?}", stack.dims()), REMEDY));
+        };
+        if index >= experts {
+            let expected = format!("an expert below {experts}, as `{source}` has");
+            return Err(self.error(source, request, expected, index.to_string(), REMEDY));
+        }
+        let one = stack.narrow(0, index..index + 1)?;
+        self.compose(How::Matrix(Box::new(one)), source, request)
+    }
+
+    fn rows(&self, source: &Source, rows: Rows, request: &Request) -> Result<Weight> {
+        let fused = self.build(source, request)?;
+        let dim = fused.dims().len().checked_sub(request.part.rank());
+        let Some((dim, count)) = dim.and_then(|dim| Some((dim, *fused.dims().get(dim)?))) else {
+            let expected = format!("`{source}` to have rows");
+            return Err(self.error(source, request, expected, format!("{:?}", fused.dims()), REMEDY));
+        };
+        let range = self.config.range(rows, count, request.module).map_err(|problem| match problem {
+            Problem::Count { expected } => {
+                let expected = format!("`{source}` of {expected} rows");
+                self.error(source, request, expected, count.to_string(), REMEDY)
+            }
+            Problem::Order { found } => {
+                let expected = "a model whose parts are one after another";
+                let remedy = "use a checkpoint that stores the parts";
+                self.error(source, request, expected, format!("`{source}` of {found}"), remedy)
+            }
+        })?;
+        fused.narrow(dim, range)
     }
 
     fn stored(&self, module: &str, request: &Request) -> Result<Weight> {
@@ -180,8 +195,9 @@ impl<'a> Views<'a> {
             Some(weight) => Some(weight),
             None => self.container.dense(name)?.map(Weight::Dense),
         };
-        let hidden = self.size("hidden_size");
+        let hidden = self.config.size("hidden_size");
         let certain = match &weight {
+            Some(Weight::Dense(dense)) if !dense.dtype().is_float() => false,
             Some(Weight::Dense(dense)) => match (dense.dims(), name.ends_with(".down_proj")) {
                 ([_, n, k], true) => hidden == Some(*n) && n != k,
                 ([_, n, k], false) => hidden == Some(*k) && n != k,
@@ -194,133 +210,45 @@ impl<'a> Views<'a> {
             weight => Err(Error::tensor(
                 self.container.file_of(name).unwrap_or(self.path),
                 name,
-                "a stack [E, N, K] of experts whose rows are certain by the `hidden_size` of the config",
-                format!("{:?}", weight.as_ref().map_or(&[][..], Weight::dims)),
+                "a stack [E, N, K] of floats whose rows are certain by the `hidden_size` of the config",
+                weight.map_or_else(
+                    || "none".into(),
+                    |found| format!("{} {:?}", found.format_name(), found.dims()),
+                ),
                 "convert the model: this crate's `convert` and mlx-lm write `switch_mlp`",
             )),
         }
     }
 
-    /// The parts of a weight, which have one format and, but for the rows of those that are joined, one shape.
-    fn alike(&self, sources: &[Source], whole: &Source, request: &Request) -> Result<Vec<Weight>> {
+    /// The parts of a weight, which have one format and, but for the rows of those that are joined, one shape; and the
+    /// dimension of the rows.
+    fn alike(&self, sources: &[Source], joined: bool, request: &Request) -> Result<(Vec<Weight>, usize)> {
         let parts = sources.iter().map(|source| self.build(source, request)).collect::<Result<Vec<_>>>()?;
-        let rows = match whole {
-            Source::Joined(_) => {
-                parts.first().and_then(|part| part.dims().len().checked_sub(request.part.rank()))
-            }
-            _ => None,
-        };
+        let mut all = sources.iter().zip(&parts);
+        let Some((source, first)) = all.next() else { return Ok((parts, 0)) };
+        let dim = first.dims().len().saturating_sub(request.part.rank());
         let shape = |weight: &Weight| {
             let mut dims = weight.dims().to_vec();
-            if let Some(rows) = rows.and_then(|dim| dims.get_mut(dim)) {
+            if let Some(rows) = dims.get_mut(dim).filter(|_| joined) {
                 *rows = 0;
             }
             dims
         };
-        let named = |(source, part): (&Source, &Weight)| {
+        let alike = |part: &Weight| part.format_name() == first.format_name() && shape(part) == shape(first);
+        let Some((other_source, other)) = all.find(|(_, part)| !alike(part)) else {
+            return Ok((parts, dim));
+        };
+        let named = |source: &Source, part: &Weight| {
             format!("`{source}` of {} {:?}", part.format_name(), part.dims())
         };
-        let mut all = sources.iter().zip(&parts);
-        let Some((first_source, first)) = all.next() else { return Ok(parts) };
-        let alike = |part: &Weight| part.format_name() == first.format_name() && shape(part) == shape(first);
-        match all.find(|(_, part)| !alike(part)) {
-            None => Ok(parts),
-            Some(other) => Err(Error::tensor(
-                self.file_of_source(other.0, request.part).unwrap_or(self.path),
-                request.part.of(request.module),
-                format!("parts of one format and shape, as {}", named((first_source, first))),
-                named(other),
-                "ask for the parts by their own names, or quantize them alike",
-            )),
-        }
+        let expected = format!("parts of one format and shape, as {}", named(source, first));
+        Err(self.error(other_source, request, expected, named(other_source, other), composed::REMEDY))
     }
 
     fn compose(&self, how: How, source: &Source, request: &Request) -> Result<Weight> {
         let file = self.file_of_source(source, request.part).unwrap_or(self.path).into();
         Composed { how, name: request.part.of(request.module), file }.into_weight(request.module)
     }
-
-    /// Which of `count` rows of a fused projection.
-    fn rows(&self, rows: Rows, count: usize, module: &str) -> Result<Range<usize>, Problem> {
-        if let Some(why) = self.unknown_order(module) {
-            return Err(Problem::Order { why });
-        }
-        let half = count / 2;
-        match rows {
-            Rows::FirstHalf | Rows::SecondHalf if count % 2 != 0 || count == 0 => {
-                Err(Problem::Count { expected: "an even number of".into() })
-            }
-            Rows::FirstHalf => Ok(0..half),
-            Rows::SecondHalf => Ok(half..count),
-            Rows::Queries | Rows::Keys | Rows::Values => {
-                let unknown = || Problem::Count {
-                    expected:
-                        "as many as `num_attention_heads` and `head_dim` of the config make, which it lacks,"
-                            .into(),
-                };
-                let (q, kv) = self.head_rows().ok_or_else(unknown)?;
-                let expected = kv.checked_mul(2).and_then(|both| both.checked_add(q)).ok_or_else(unknown)?;
-                if expected != count {
-                    let expected = format!("{q} + {kv} + {kv}, which the heads of the config make,");
-                    return Err(Problem::Count { expected });
-                }
-                Ok(match rows {
-                    Rows::Keys => q..q + kv,
-                    Rows::Values => q + kv..count,
-                    _ => 0..q,
-                })
-            }
-        }
-    }
-
-    /// Rows of the query projection, and those of the key and the value projection.
-    fn head_rows(&self) -> Option<(usize, usize)> {
-        let heads = self.size("num_attention_heads")?;
-        let kv_heads = self.size("num_key_value_heads").unwrap_or(heads);
-        let head_dim = match self.size("head_dim") {
-            Some(head_dim) => head_dim,
-            None => {
-                let hidden = self.size("hidden_size")?;
-                hidden.checked_div(heads).filter(|_| hidden.is_multiple_of(heads))?
-            }
-        };
-        Some((heads.checked_mul(head_dim)?, kv_heads.checked_mul(head_dim)?))
-    }
-
-    /// Why the order of the rows of fused projections is not that of their parts, or not known.
-    ///
-    /// gpt-oss alternates rows of gate and up (mlx_lm/models/gpt_oss.py). Hunyuan has queries, keys and values of one
-    /// key-value head after another (mlx_lm/models/hunyuan.py), CodeGen of one of four parts.
-    fn unknown_order(&self, module: &str) -> Option<String> {
-        let name = module.rsplit('.').next().unwrap_or(module);
-        let attention = matches!(name, "q_proj" | "k_proj" | "v_proj" | "qkv_proj");
-        let model = self.text().get("model_type").or(self.config.get("model_type"))?.as_str()?;
-        let other = match attention {
-            true => model.starts_with("hunyuan") || model == "codegen",
-            false => model == "gpt_oss",
-        };
-        other.then(|| format!("{model}, whose rows alternate"))
-    }
-
-    fn text(&self) -> &Value {
-        self.config.get("text_config").filter(|text| text.is_object()).unwrap_or(self.config)
-    }
-
-    fn size(&self, key: &str) -> Option<usize> {
-        usize::try_from(self.text().get(key)?.as_u64()?).ok()
-    }
-
-    /// Multimodal configs have it beside the `text_config`, or in it.
-    fn flag(&self, key: &str) -> bool {
-        let stated = self.config.get(key).filter(|value| !value.is_null());
-        stated.or_else(|| self.text().get(key)).and_then(Value::as_bool) == Some(true)
-    }
-}
-
-/// Why rows can't be told apart.
-enum Problem {
-    Count { expected: String },
-    Order { why: String },
 }
 
 /// A full name as a module and one of its tensors.

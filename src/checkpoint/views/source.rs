@@ -162,7 +162,7 @@ impl Finder<'_> {
     fn stored_stack(&self, name: ExpertName) -> Option<Source> {
         let stored = |module: String| match self.part {
             Part::Weight if self.container.contains(&module) => Some(Source::Parameter(module)),
-            _ => self.module(module),
+            Part::Weight | Part::Bias => self.module(module),
         };
         name.of_stack().find_map(stored)
     }

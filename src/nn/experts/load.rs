@@ -16,7 +16,7 @@ use std::slice;
 /// |---|---|
 /// | `switch_mlp.gate_proj.weight` `[E, inner, hidden]`, `up_proj`, `down_proj` | mlx-lm, Ollama |
 /// | `experts.gate_proj.weight` `[E, inner, hidden]`, ... | mistral.rs, Ollama, gpt-oss |
-/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first; not for gpt-oss, where rows alternate in some files | Ollama |
+/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first; not for gpt-oss, where rows alternate in some files | transformers, Ollama |
 /// | `experts.0.gate_proj.weight` `[inner, hidden]`, ... | Hugging Face (Qwen) |
 /// | `experts.0.w1.weight`, `w3`, `w2` for gate, up, down | Hugging Face (Mixtral) |
 ///
