@@ -80,5 +80,5 @@ else
   cargo test --release --features nccl -p candle-quant --lib backend::cuda
   cargo test --release --features nccl -p candle-quant --test 'cuda*'
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
-    -p candle-quant-models -p candle-quant-tools --test 'cuda*'
+    -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --test 'cuda*'
 fi

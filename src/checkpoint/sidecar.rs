@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 /// Where the files that belong to the weights are: config, tokenizer and the like.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum SidecarFiles {
     /// In a directory, under their names.
     Directory(PathBuf),

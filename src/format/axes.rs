@@ -60,6 +60,7 @@ impl Bits {
 
 /// What a code stands for, before scale and zero point.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Element {
     /// An unsigned integer.
     Uint(Bits),
@@ -155,6 +156,7 @@ impl Element {
 
 /// How the scales of a format are stored.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum Scale {
     /// An f16, bf16 or f32 number.
     Float,
@@ -186,6 +188,7 @@ impl Scale {
 
 /// Which code of a group stands for zero.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
 pub enum ZeroPoint {
     /// Code 0, or none: the elements are signed.
     None,

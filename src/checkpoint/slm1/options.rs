@@ -16,6 +16,7 @@ pub struct Slm1Options {
 
 /// What is done about the checksum of an SLM1 file, whose algorithm is not published.
 #[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
 pub enum ChecksumPolicy {
     /// It must not be zero, which no valid file has. This verifies nothing.
     #[default]
@@ -28,6 +29,7 @@ pub enum ChecksumPolicy {
 
 /// Which elements share a byte in 4-bit tensors. The published text does not quite say.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum NibbleOrder {
     /// Elements 2i (low) and 2i + 1 (high) of a row.
     #[default]
@@ -38,6 +40,7 @@ pub enum NibbleOrder {
 
 /// Whether a file was found to be what its checksum says.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Verification {
     /// Nothing was compared with the content.
     Unverified,

@@ -7,6 +7,7 @@ use candle_core::DType;
 
 /// What a packed weight is in an MLX checkpoint, where no number of it may change.
 #[derive(Debug)]
+#[non_exhaustive]
 pub enum MlxForm {
     /// The file has the bytes: the tensors by their names in a module.
     Stored(Vec<(&'static str, DenseTensor)>),

@@ -8,6 +8,7 @@ use std::ops::Range;
 
 /// The weight of a module, as the checkpoint holds it.
 #[derive(Clone, Debug)]
+#[non_exhaustive]
 pub enum Weight {
     /// Quantized: packed words, scales and what else the format has.
     Packed(PackedWeight),

@@ -39,8 +39,8 @@ pub fn compare(
         let swapped = swapped();
         let alone = ALONE.lock().unwrap_or_else(PoisonError::into_inner);
         let copies = packed::dense_copies();
-        let builder = packed::open(&written.file())?;
-        let outputs = run((swapped.build)(&swapped.config, builder.clone())?)?;
+        let (builder, record) = packed::open(&written.file())?;
+        let outputs = run((swapped.build)(&swapped.config, builder)?)?;
         let copies = packed::dense_copies() - copies;
         drop(alone);
         for (step, (output, expected)) in outputs.iter().zip(&dequantized).enumerate() {
@@ -50,7 +50,7 @@ pub fn compare(
         }
         println!("{name}: {} packed weights, {copies} dense copies", written.packed.len());
         assert_eq!(copies, named(&written, swapped.copied).len(), "{name}: dense copies of packed weights");
-        let loaded = builder.loaded();
+        let loaded = record.loaded();
         let form = |weight: &String| loaded.get(weight.strip_suffix(".weight").unwrap()).copied();
         let elsewise = written.packed.iter().filter(|weight| form(weight) != Some(packed::LoadedAs::Packed));
         let elsewise: BTreeSet<_> = elsewise.map(|weight| (weight, form(weight))).collect();

@@ -20,6 +20,7 @@ use std::str::FromStr;
 /// # Ok::<(), candle_quant::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
 pub enum Spec {
     /// Quantized.
     Packed(QuantFormat),
