@@ -77,7 +77,7 @@ impl<'a> Views<'a> {
 
     /// Whether something answers for a full name.
     pub fn contains(&self, name: &str) -> bool {
-        // An error is one of reading it, too.
+        // What fails here fails again, with its reason, when the tensor is asked for.
         split(name).is_some_and(|(module, part)| !matches!(self.find(module, part), Ok(None)))
     }
 
