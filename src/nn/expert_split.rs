@@ -8,7 +8,6 @@ use std::str::FromStr;
 
 /// How experts are split over ranks.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-#[non_exhaustive]
 pub enum ExpertSplit {
     /// Every rank has a part of each expert, as it has of a dense feed-forward block. Ranks have equal work.
     #[default]

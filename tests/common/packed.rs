@@ -93,7 +93,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
         let scale = match format.scale() {
             Scale::E8m0 => power_of_two(byte as i32 - 127),
             Scale::E4m3 => e4m3(byte as u32),
-            Scale::Float => panic!("{format} has no bytes for scales"),
+            other => panic!("{format}: {other:?} scales are no bytes"),
         };
         scale * global(index)
     };
@@ -113,6 +113,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             Element::E4m3 => e4m3(code) * scale_of_bytes(index),
             Element::Nf4 => NF4[code as usize & 15] * scales[group],
             Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of_bytes(index),
+            other => panic!("{other:?} has no reference"),
         }
     };
     (0..dims.iter().product()).map(dequantize).collect()

@@ -20,7 +20,8 @@ fn open(name: &str, device: &Device) -> Result<VarBuilder<'static>> {
 /// An embedding, its tied head, and a layer on both.
 fn outputs(name: &str, device: &Device) -> Result<[Vec<f32>; 3]> {
     let vb = open(name, device)?;
-    let (vocabulary, hidden) = (vb.checkpoint().unwrap().config()["vocab_size"].as_u64().unwrap() as usize, 128);
+    let (vocabulary, hidden) =
+        (vb.checkpoint().unwrap().config()["vocab_size"].as_u64().unwrap() as usize, 128);
     let table = embedding(vocabulary, hidden, vb.pp("model.embed_tokens"))?;
     let weight = table.embeddings().clone();
     assert!(weight.device().same_device(device) && weight.dims() == [vocabulary, hidden], "{weight:?}");

@@ -58,6 +58,7 @@ fn problems_of_parts(weight: &QuantTensor) -> Result<Vec<String>> {
         Scale::Float => floats("scales", weight.scales())?,
         Scale::E8m0 => bytes(|byte| byte == u8::MAX, "E8M0 255")?,
         Scale::E4m3 => bytes(is_e4m3_nan, "E4M3 0x7F or 0xFF")?,
+        other => Some(format!("scales: {other:?} are of a kind that is not checked")),
     });
     if let Some(biases) = weight.biases() {
         problems.extend(floats("biases", biases)?);

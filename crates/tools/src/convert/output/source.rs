@@ -23,7 +23,7 @@ impl SourcePart {
     pub(in crate::convert) fn of(weight: Weight) -> Self {
         match &weight {
             Weight::Dense(dense) if dense.is_stored() => Self::Stored(dense.clone()),
-            Weight::Packed(_) | Weight::Ggml(_) | Weight::Dense(_) => Self::Encoded(weight),
+            Weight::Packed(_) | Weight::Ggml(_) | Weight::Dense(_) | _ => Self::Encoded(weight),
         }
     }
 }

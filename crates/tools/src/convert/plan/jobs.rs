@@ -132,6 +132,7 @@ impl Job {
                 (Work::Repack(packed.clone(), format), outputs(file_dtype(scales)?)?)
             }
             MlxForm::Impossible(why) => return Err(impossible(why)),
+            _ => return Err(impossible("")),
         };
         let mut job = Self::new(source, format.to_string(), work, outputs);
         job.planned.role = role;

@@ -39,7 +39,7 @@ pub(super) fn repack(
                 ZeroPoint::Midpoint => {
                     Some(matrix.scales().affine(f64::from(-matrix.format().midpoint()), 0.)?)
                 }
-                ZeroPoint::Bias | ZeroPoint::None => matrix.biases().cloned(),
+                ZeroPoint::Bias | ZeroPoint::None | _ => matrix.biases().cloned(),
             };
             let parts = [Some(matrix.packed()), Some(matrix.scales()), biases.as_ref()];
             parts.into_iter().flatten().map(le_bytes).collect()
