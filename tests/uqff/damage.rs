@@ -34,7 +34,7 @@ static CONFIG: &[u8] = br#"{"model_type":"qwen3"}"#;
 fn open_and_load_everything(dir: &Path) -> Result<()> {
     let checkpoint = Checkpoint::open(dir)?;
     for module in checkpoint.modules() {
-        match checkpoint.weight(&module, None)? {
+        match &checkpoint.weight(&module, None)? {
             Weight::Packed(packed) => {
                 let tensor = packed.load(&Device::Cpu)?;
                 assert_eq!(tensor.dims(), packed.dims());
@@ -42,6 +42,7 @@ fn open_and_load_everything(dir: &Path) -> Result<()> {
             }
             Weight::Ggml(blocks) => drop(blocks.load(&Device::Cpu)?.dequantize(&Device::Cpu)?),
             Weight::Dense(dense) => assert_eq!(dense.load(DType::F32, &Device::Cpu)?.dims(), dense.dims()),
+            other => panic!("{other:?}"),
         }
     }
     for name in checkpoint.tensor_names().filter(|name| !name.ends_with(".weight")) {
