@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# All tests: of the crates; of the readers, on files changed at random; of the CUDA backend, its kernels run by an emulator
-# below a pretend driver, and whether a sample of bugs that are planted in them is noticed; of the kernels' machine code; of
-# the scripts that run on a GPU. No GPU is needed.
+# All tests: of the crates; of the readers, on files changed at random; of a patched candle-nn; of the CUDA backend, its
+# kernels run by an emulator below a pretend driver, and whether a sample of bugs that are planted in them is noticed; of the
+# kernels' machine code; of the scripts that run on a GPU. No GPU is needed.
 #
 #   scripts/test.sh [--ci | --full]
 #
@@ -22,6 +22,9 @@ cargo test --release --workspace --exclude pretend-cuda --exclude bindings
 
 step "readers on files changed at random"
 "${CARGO_TARGET_DIR:-target}/release/soak" --seconds 2
+
+step "candle-transformers on a patched candle-nn"
+scripts/patched-candle.sh
 
 step "the CUDA backend on the pretend driver"
 scripts/test-cuda.sh
