@@ -1,6 +1,7 @@
 //! Families of candle-transformers as a dependency, with a patched candle-nn: on packed weights, and on dense ones. The
 //! repository's `testing/unmodified` says what a family is.
 #![allow(clippy::duplicate_mod)] // The table.
+#![allow(dead_code)] // The tables hold more families than are run here.
 
 extern crate candle_core as candle;
 
