@@ -130,10 +130,10 @@ impl Checkpoint {
         }
     }
 
-    /// Whether exactly one weight outside of the layers has a row for each entry of the vocabulary (`vocab_size` of
-    /// the config, rounded up to a `pad_vocab_size_multiple`), and it has this many: then it is both embedding and
-    /// output head.
-    pub(crate) fn has_one_vocabulary(&self, rows: usize) -> bool {
+    /// Whether the weight `module` has so many rows as the only one outside of the layers that has one for each entry of
+    /// the vocabulary (`vocab_size` of the config, rounded up to a `pad_vocab_size_multiple`): then it is both
+    /// embedding and output head.
+    pub(crate) fn is_only_vocabulary(&self, module: &str, rows: usize) -> bool {
         let number = |config: &serde_json::Value, key| config.get(key)?.as_u64();
         let size = |config| {
             let multiple = number(config, "pad_vocab_size_multiple").filter(|multiple| *multiple > 0);
@@ -141,10 +141,10 @@ impl Checkpoint {
         };
         let config = self.config();
         let vocabulary = size(config).or_else(|| size(config.get("text_config")?));
-        if vocabulary != u64::try_from(rows).ok() {
+        let is_in_layer = |module: &str| module.split('.').any(|part| part.parse::<usize>().is_ok());
+        if is_in_layer(module) || vocabulary != u64::try_from(rows).ok() {
             return false;
         }
-        let is_in_layer = |module: &str| module.split('.').any(|part| part.parse::<usize>().is_ok());
         let modules = self.tensor_names().filter_map(module_of).filter(|module| !is_in_layer(module));
         // One that can't be read without its K may be another one.
         let may_be_one = |module: &&str| match self.weight(module, None) {

@@ -70,7 +70,7 @@ impl DequantizingBackend {
         self.loaded.add(module, form);
         match (form, weight.dims()) {
             (LoadedAs::Packed, [rows, _]) => {
-                weight.load(device)?.into_tensor(dtype, self.checkpoint.has_one_vocabulary(*rows))
+                weight.load(device)?.into_tensor(dtype, self.checkpoint.is_only_vocabulary(module, *rows))
             }
             _ => Ok(weight.to_dense(dtype, device)?),
         }

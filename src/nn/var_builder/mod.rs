@@ -130,8 +130,11 @@ impl<'a> VarBuilder<'a> {
         match self.quantize {
             None => self.asked_for(n, k, hint),
             Some(_) => {
-                let shared =
-                    self.checkpoint.as_ref().is_some_and(|checkpoint| checkpoint.has_one_vocabulary(n));
+                let path = self.prefix();
+                let shared = self
+                    .checkpoint
+                    .as_ref()
+                    .is_some_and(|checkpoint| checkpoint.is_only_vocabulary(&path, n));
                 self.weight(n, k, hint)?.into_tensor(self.dtype(), shared)
             }
         }
