@@ -29,7 +29,8 @@
 //! | [`parallel`] | ranks, and layers of which each rank has a slice |
 //!
 //! Three more crates stand on this one: `candle-quant-nn` (candle_nn's whole interface), `candle-quant-models` (language
-//! models, generation) and `candle-quant-tools` (convert, verify, diff, the command line). `docs/architecture.md` in the
+//! models, generation) and `candle-quant-tools` (convert, verify, diff, the command line). It stands on a small one,
+//! `candle-quant-packed`, by which layers of other crates hold packed weights. `docs/architecture.md` in the
 //! repository maps the rooms and the way of a weight through them.
 //!
 //! # Instruction sets

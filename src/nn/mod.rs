@@ -1,10 +1,13 @@
 //! Layers with candle_nn's names and call shapes, on packed or dense weights.
 //!
 //! The checkpoint decides for every tensor: a module with packed weights is computed on them, any
-//! other one is an ordinary dense layer. Replacing candle_nn's names is the whole port of a model:
+//! other one is an ordinary dense layer.
+//!
+//! A model that is written for candle_nn needs no change at all: in its `Cargo.toml`,
+//! `candle-nn = { package = "candle-quant-nn", .. }` gives it these layers under candle_nn's names, and the rest of
+//! candle_nn. New code uses them by their own path:
 //!
 //! ```
-//! // use candle_nn::{linear_no_bias, rms_norm, Linear, Module, RmsNorm, VarBuilder};
 //! use candle_core::{Result, Tensor};
 //! use candle_quant::{linear_no_bias, rms_norm, Linear, Module, RmsNorm, VarBuilder};
 //!
