@@ -19,6 +19,7 @@ mod diff;
 mod inspect;
 mod kinds;
 mod parallel;
+mod patch_candle;
 mod verify;
 
 use std::process::{Command, Output};
