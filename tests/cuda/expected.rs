@@ -60,6 +60,7 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
         Scale::E4m3 => {
             (bytes(&|scale| ((scale.abs() * 24.) as u8 + 24) | if scale < -1. { 0x80 } else { 0 }), None)
         }
+        scale => panic!("no scales of {scale:?} are made here"),
     };
     let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
     QuantTensor::new(format, packed, scales, biases, None).unwrap()
