@@ -143,6 +143,7 @@ impl<'a> Pools<'a> {
             Scale::E4m3 => (&self.codes, &self.e4m3_scales),
             Scale::E8m0 if format.bits() == 8 => (&self.e4m3_codes, &self.e8m0_scales),
             Scale::E8m0 => (&self.codes, &self.e8m0_scales),
+            scale => candle_core::bail!("no pool holds scales of {scale:?}"),
         };
         let biases = format.has_biases().then_some(&floats.biases);
         let [lead @ .., k] = dims else { candle_core::bail!("a shape [.., N, K], not {dims:?}") };

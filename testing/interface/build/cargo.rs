@@ -1,5 +1,7 @@
 //! Where Cargo has a dependency's source.
 
+use serde_json::Value;
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -15,17 +17,33 @@ pub fn source_of(name: &str) -> PathBuf {
         .and_then(|()| std::fs::write(probe.join("Cargo.toml"), manifest))
         .and_then(|()| std::fs::copy("../../Cargo.lock", probe.join("Cargo.lock")));
     written.unwrap_or_else(|error| panic!("{}: {error}", probe.display()));
-    let output = Command::new(variable("CARGO"))
-        .args(["metadata", "--format-version=1", "--offline", "--filter-platform", &variable("TARGET")])
-        .arg("--manifest-path")
-        .arg(probe.join("Cargo.toml"))
-        .output()
-        .expect("Cargo runs");
-    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).expect("Cargo writes JSON");
+    let metadata = metadata(&probe.join("Cargo.toml"), &["--filter-platform", &variable("TARGET")]);
     let packages = metadata["packages"].as_array().expect("a list of packages");
     let found: Vec<_> = packages.iter().filter(|package| package["name"] == name).collect();
     let [package] = found[..] else { panic!("{} packages {name}", found.len()) };
     let manifest = Path::new(package["manifest_path"].as_str().expect("a path"));
     manifest.parent().expect("a file is in a folder").to_path_buf()
+}
+
+/// The names of the features of the package in `folder`, those of optional dependencies left out.
+pub fn features_of(folder: &Path) -> BTreeSet<String> {
+    let metadata = metadata(&folder.join("Cargo.toml"), &["--no-deps"]);
+    let packages = metadata["packages"].as_array().expect("a list of packages");
+    let manifest = std::fs::canonicalize(folder.join("Cargo.toml")).expect("the package has a manifest");
+    let is_it =
+        |package: &&Value| Path::new(package["manifest_path"].as_str().unwrap_or_default()) == manifest;
+    let package = packages.iter().find(is_it).expect("Cargo lists the package that it is asked about");
+    package["features"].as_object().expect("a table of features").keys().cloned().collect()
+}
+
+/// What Cargo says of the package with this manifest.
+fn metadata(manifest: &Path, options: &[&str]) -> Value {
+    let output = Command::new(std::env::var("CARGO").expect("Cargo sets it"))
+        .args(["metadata", "--format-version=1", "--offline", "--manifest-path"])
+        .arg(manifest)
+        .args(options)
+        .output()
+        .expect("Cargo runs");
+    assert!(output.status.success(), "cargo metadata: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).expect("Cargo writes JSON")
 }

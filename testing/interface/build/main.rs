@@ -8,7 +8,7 @@ mod places;
 mod signatures;
 mod sources;
 
-use cargo::source_of;
+use cargo::{features_of, source_of};
 use checks::{Check, Checks};
 use count::Counts;
 use differences::DIFFERENCES;
@@ -20,7 +20,9 @@ use std::process::Command;
 
 fn main() {
     let folder = source_of("candle-nn");
-    for watched in [folder.as_path(), Path::new("build"), Path::new("../../Cargo.lock")] {
+    let facade = PathBuf::from("../../crates/nn");
+    let manifest = facade.join("Cargo.toml");
+    for watched in [folder.as_path(), Path::new("build"), Path::new("../../Cargo.lock"), &manifest] {
         println!("cargo:rerun-if-changed={}", watched.display());
     }
     let sources = Sources::read(&folder);
@@ -53,7 +55,15 @@ fn main() {
         + &counts("OFF", &sources.off)
         + &counts("WRITTEN", &sources.written);
     let output = PathBuf::from(std::env::var("OUT_DIR").expect("Cargo sets it"));
-    for (name, text) in [("interface.rs", same), ("differences.rs", different), ("counts.rs", counts)] {
+    let missing: Vec<_> = features_of(&folder).difference(&features_of(&facade)).cloned().collect();
+    let features = format!("pub const MISSING_FEATURES: &[&str] = &{missing:?};\n");
+    let files = [
+        ("interface.rs", same),
+        ("differences.rs", different),
+        ("counts.rs", counts),
+        ("features.rs", features),
+    ];
+    for (name, text) in files {
         std::fs::write(output.join(name), text).expect("the folder is Cargo's");
     }
     // So that errors show readable lines. Without rustfmt they show long ones.

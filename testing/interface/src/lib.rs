@@ -25,6 +25,13 @@ mod tests {
     use std::collections::BTreeMap;
 
     include!(concat!(env!("OUT_DIR"), "/counts.rs"));
+    include!(concat!(env!("OUT_DIR"), "/features.rs"));
+
+    /// Cargo refuses a dependency that lacks a feature it is asked for.
+    #[test]
+    fn every_feature_exists() {
+        assert_eq!(MISSING_FEATURES, [""; 0], "features of candle_nn that crates/nn lacks");
+    }
 
     #[test]
     fn every_public_item_is_checked() {
