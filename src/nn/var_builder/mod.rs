@@ -86,7 +86,8 @@ impl VarBuilder<'static> {
 
 impl<'a> VarBuilder<'a> {
     /// candle_nn's own builder at the same path, for layers this crate does not replace and for
-    /// unmodified models. It gives packed weights dequantized.
+    /// unmodified models. It gives packed weights dequantized, except to layers that know of packed ones: those of this
+    /// crate and of candle-quant-nn.
     pub fn dense(&self) -> candle_nn::VarBuilder<'a> {
         self.inner.to_dtype(self.dtype)
     }
