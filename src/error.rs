@@ -61,6 +61,14 @@ pub enum Error {
         /// What the user can do instead.
         remedy: String,
     },
+    /// A text is longer than its KV cache allows.
+    #[error("{needed} tokens, but the KV cache holds at most {max_tokens} of a sequence; clear it and begin with less text, or give it a larger `max_tokens`")]
+    OutOfCache {
+        /// The tokens that the sequence would have.
+        needed: usize,
+        /// The most that it may have.
+        max_tokens: usize,
+    },
     /// A conversion loses more than it may.
     #[error("`{tensor}` as {format}: relative RMS error {relative_rms:.4}, {worse} tensors above the limit {limit}; give them wider formats, or resume with a higher limit")]
     Quality {

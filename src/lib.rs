@@ -77,11 +77,12 @@ pub use nn::{
 };
 // What a model file imports beside the layers, so that one `use` line serves it.
 pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};
-pub use tensor::QuantTensor;
+pub use tensor::{KvCache, KvCacheConfig, KvFormat, QuantTensor};
 
-/// Operations on rows that are no weights yet. Those of weights are methods of [`QuantTensor`].
+/// Attention to a [`KvCache`], and operations on rows that are no weights yet. Those of weights are methods of
+/// [`QuantTensor`].
 pub mod ops {
-    pub use crate::backend::quantize_rows;
+    pub use crate::backend::{attention, quantize_rows, AttentionOptions};
 }
 
 /// Tensor parallelism: several ranks, each on a device of its own and with its slices of the weights, compute

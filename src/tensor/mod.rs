@@ -1,11 +1,14 @@
 //! Weights in memory: parts, checks, slices. Nothing is computed here: operations are the backend's.
 
 mod checks;
+mod kv_cache;
 mod layer_weight;
 
 use crate::{Error, QuantFormat, Result};
 use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
+pub(crate) use kv_cache::{Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
+pub use kv_cache::{KvCache, KvCacheConfig, KvFormat};
 pub use layer_weight::LayerWeight;
 use std::sync::Arc;
 

@@ -52,6 +52,7 @@ const CPU: Floor = Floor {
         room("f32", &["isa", "codec", "row_gemv"]),
         room("int8", &["isa", "row_gemv"]),
         room("bf16", &["isa"]),
+        room("attention", &["isa"]),
         room("dispatch", &["isa", "f32", "int8", "bf16"]),
     ],
 };

@@ -2,6 +2,7 @@
 
 use super::attention::{Attention, Visible};
 use super::moe::SparseMlp;
+use super::options::ModelOptions;
 use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::sharding::Sharding;
@@ -26,6 +27,7 @@ pub struct Model {
     inverse_frequencies: Vec<f32>,
     attention_factor: f32,
     sliding_window: Option<usize>,
+    max_tokens: usize,
     dtype: DType,
     device: Device,
     /// Whether it is a part of a model, whose other parts it waits for.
@@ -52,7 +54,32 @@ impl Model {
     /// If the config is senseless, the dtype is not f32, f16 or bf16, or the weights are missing, damaged or contradict
     /// the config.
     pub fn new(config: &Config, vb: VarBuilder) -> Result<Self> {
+        Self::with_options(config, vb, ModelOptions::default())
+    }
+
+    /// As [`new`](Model::new), with a choice of cache.
+    ///
+    /// ```
+    /// use candle_core::{DType, Device};
+    /// use candle_quant::{Checkpoint, KvFormat, VarBuilder};
+    /// use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
+    ///
+    /// # fn main() -> candle_quant::Result<()> {
+    /// let checkpoint = Checkpoint::open("../../assets/tiny")?;
+    /// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+    /// let cache = CacheOptions { keys: Some(KvFormat::F16), max_tokens: Some(4096), ..Default::default() };
+    /// let config = Config::from_checkpoint(&checkpoint)?;
+    /// let model = Model::with_options(&config, vb, ModelOptions { cache })?;
+    /// assert_eq!(model.cached_tokens(), 0);
+    /// # Ok(())
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    /// As those of [`new`](Model::new); if the device has no cache of the chosen format.
+    pub fn with_options(config: &Config, vb: VarBuilder, options: ModelOptions) -> Result<Self> {
         config.validate()?;
+        options.cache.validate(vb.device().is_cpu())?;
         let dtype = vb.dtype();
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
@@ -61,7 +88,7 @@ impl Model {
         let model = vb.pp("model");
         let embed_tokens = vocab_parallel_embedding(vocab, hidden, model.pp("embed_tokens"))?;
         let layers = (0..config.num_hidden_layers)
-            .map(|index| Layer::new(config, index, model.pp("layers").pp(index)))
+            .map(|index| Layer::new(config, index, &options, model.pp("layers").pp(index)))
             .collect::<Result<_>>()?;
         // The two defaults in use for a missing key contradict each other; the file decides.
         let head = vb.pp("lm_head");
@@ -79,6 +106,7 @@ impl Model {
             inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
             attention_factor: config.rope.attention_factor(),
             sliding_window: config.sliding_window,
+            max_tokens: options.cache.max_tokens.unwrap_or(usize::MAX),
             dtype,
             device: vb.device().clone(),
             is_sharded: vb.rank().is_some(),
@@ -90,7 +118,8 @@ impl Model {
     /// pieces: a prompt in chunks, then token by token.
     ///
     /// # Errors
-    /// If `offset` is not the number of tokens in the cache, or there are no tokens. If the batch size
+    /// If `offset` is not the number of tokens in the cache, there are no tokens, or more than the cache may have
+    /// ([`Error::OutOfCache`]). If the batch size
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         self.on_pool(ids, |model| model.hidden(ids, offset)?.apply(&model.lm_head))
@@ -164,6 +193,10 @@ impl Model {
                  call clear_kv_cache to start a new text"
             );
         }
+        let needed = offset.saturating_add(ids.dim(candle_core::D::Minus1)?);
+        if needed > self.max_tokens {
+            return Err(Error::OutOfCache { needed, max_tokens: self.max_tokens }.into());
+        }
         let hidden = self.run_layers(ids, offset);
         if hidden.is_err() {
             // Some layers may have appended their keys and others not.
@@ -182,12 +215,15 @@ impl Model {
             self.dtype,
             &self.device,
         )?;
-        let all = Visible::new(offset, len, None, &self.device)?;
-        let near = Visible::new(offset, len, self.sliding_window, &self.device)?;
+        let visible = |window| match self.device.is_cpu() {
+            true => Ok(None),
+            false => Visible::new(offset, len, window, &self.device).map(Some),
+        };
+        let (all, near) = (visible(None)?, visible(self.sliding_window)?);
         let mut x = self.embed_tokens.forward(ids)?;
         for layer in &mut self.layers {
             let visible = if layer.slides { &near } else { &all };
-            x = layer.forward(&x, &rotation, visible)?;
+            x = layer.forward(&x, &rotation, visible.as_ref())?;
         }
         self.norm.forward(&x)
     }
@@ -210,12 +246,12 @@ enum FeedForward {
 }
 
 impl Layer {
-    fn new(config: &Config, index: usize, vb: VarBuilder) -> Result<Self> {
+    fn new(config: &Config, index: usize, options: &ModelOptions, vb: VarBuilder) -> Result<Self> {
         let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
         Ok(Self {
             slides: config.slides(index),
             input_norm: norm("input_layernorm")?,
-            attention: Attention::new(config, vb.pp("self_attn"))?,
+            attention: Attention::new(config, index, &options.cache, vb.pp("self_attn"))?,
             mlp_norm: norm("post_attention_layernorm")?,
             mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
                 Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
@@ -224,7 +260,12 @@ impl Layer {
         })
     }
 
-    fn forward(&mut self, x: &Tensor, rotation: &Rotation, visible: &Visible) -> candle_core::Result<Tensor> {
+    fn forward(
+        &mut self,
+        x: &Tensor,
+        rotation: &Rotation,
+        visible: Option<&Visible>,
+    ) -> candle_core::Result<Tensor> {
         let x = self.attention.forward(&self.input_norm.forward(x)?, x, rotation, visible)?;
         let inner = self.mlp_norm.forward(&x)?;
         match &self.mlp {

@@ -189,7 +189,7 @@ pub(super) fn run<T: Real>(
 }
 
 /// `x` in f32.
-fn widened<T: Real>(x: &[T]) -> Vec<f32> {
+pub(super) fn widened<T: Real>(x: &[T]) -> Vec<f32> {
     const AT_ONCE: usize = 1 << 16;
     let mut all = vec![0f32; x.len()];
     tasks::for_each(all.chunks_mut(AT_ONCE).zip(x.chunks(AT_ONCE)), |_, (to, from)| T::widen(from, to));

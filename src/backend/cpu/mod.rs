@@ -14,6 +14,7 @@
 //! Activations of every dtype are widened to f32, sums are f32, and an output is rounded once.
 
 mod aligned;
+pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod codec;
@@ -39,6 +40,11 @@ pub(crate) use matrix::{GroupValues, PackedMatrix};
 /// `x * weight^T + bias`: `x` is `[M, K]`, the output `[M, N]`, `bias` has N numbers.
 pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
     dispatch::matmul(isa::best(), matrix, x, bias)
+}
+
+/// `x` in f32, by all threads.
+pub(crate) fn widened<T: Real>(x: &[T]) -> Vec<f32> {
+    dispatch::widened(x)
 }
 
 /// All rows, `[N, K]`, bit for bit as the scalar reference dequantizes them, rounded once to `T`.

@@ -55,6 +55,7 @@ impl Simd for Avx2 {
 
     // Sixteen registers: sums, four dequantized vectors for each row, one of activations.
     const MAX_M_OF_PAIRS: usize = 2;
+    const TILE: (usize, usize) = (6, 2);
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -90,6 +91,52 @@ impl Simd for Avx2 {
             let four = _mm_add_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm256_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn largest(value: Self::F) -> f32 {
+        unsafe {
+            let four = _mm_max_ps(_mm256_castps256_ps128(value), _mm256_extractf128_ps::<1>(value));
+            let two = _mm_max_ps(four, _mm_movehl_ps(four, four));
+            _mm_cvtss_f32(_mm_max_ss(two, _mm_movehdup_ps(two)))
+        }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm256_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn low_bits_as_power(value: Self::F) -> Self::F {
+        unsafe { _mm256_castsi256_ps(_mm256_slli_epi32::<23>(_mm256_castps_si256(value))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self::F {
+        unsafe { _mm256_cvtph_ps(_mm_loadu_si128(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self::F {
+        unsafe {
+            let words = _mm256_cvtepu16_epi32(_mm_loadu_si128(from.cast()));
+            _mm256_castsi256_ps(_mm256_slli_epi32::<16>(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::F {
+        unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+        unsafe {
+            let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
+            let codes = match HIGH {
+                true => _mm256_srli_epi32::<4>(bytes),
+                false => _mm256_and_si256(bytes, _mm256_set1_epi32(15)),
+            };
+            _mm256_cvtepi32_ps(codes)
         }
     }
     #[inline(always)]

@@ -132,6 +132,7 @@ impl Simd for Avx512 {
     const LANES: usize = 16;
 
     const MAX_M_OF_PAIRS: usize = 8;
+    const TILE: (usize, usize) = (6, 4);
     const DEQUANTIZES_AHEAD: bool = true;
 
     #[inline(always)]
@@ -165,6 +166,48 @@ impl Simd for Avx512 {
     #[inline(always)]
     unsafe fn sum(value: Self::F) -> f32 {
         unsafe { _mm512_reduce_add_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm512_max_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn largest(value: Self::F) -> f32 {
+        unsafe { _mm512_reduce_max_ps(value) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { _mm512_sub_ps(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn low_bits_as_power(value: Self::F) -> Self::F {
+        unsafe { _mm512_castsi512_ps(_mm512_slli_epi32::<23>(_mm512_castps_si512(value))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self::F {
+        unsafe { _mm512_cvtph_ps(_mm256_loadu_si256(from.cast())) }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self::F {
+        unsafe {
+            let words = _mm512_cvtepu16_epi32(_mm256_loadu_si256(from.cast()));
+            _mm512_castsi512_ps(_mm512_slli_epi32::<16>(words))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::F {
+        unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+        unsafe {
+            let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
+            let codes = match HIGH {
+                true => _mm512_srli_epi32::<4>(bytes),
+                false => _mm512_and_si512(bytes, _mm512_set1_epi32(15)),
+            };
+            _mm512_cvtepi32_ps(codes)
+        }
     }
     #[inline(always)]
     unsafe fn prefetch(address: *const u8) {

@@ -45,6 +45,8 @@ pub(super) trait Simd: Copy {
     const BLOCK: usize = 4 * Self::LANES;
     /// The largest M with which a GEMV kernel takes two rows of the weight together, as registers allow.
     const MAX_M_OF_PAIRS: usize;
+    /// Rows and vectors of the tile of sums that a kernel for dense matrices keeps in registers.
+    const TILE: (usize, usize);
     /// Whether weights are dequantized while others are multiplied. Measured: with AVX-512 that takes less time, with
     /// AVX2 three times as long for some formats.
     const DEQUANTIZES_AHEAD: bool = false;
@@ -62,6 +64,22 @@ pub(super) trait Simd: Copy {
     unsafe fn mul_add(a: Self::F, b: Self::F, c: Self::F) -> Self::F;
     /// Sum over the lanes.
     unsafe fn sum(value: Self::F) -> f32;
+    /// The larger number in each lane; `b` where it is NaN.
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F;
+    /// The largest of all lanes, if none is NaN.
+    unsafe fn largest(value: Self::F) -> f32;
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F;
+    /// The low nine bits of each lane as sign and exponent of a number: `2^(n - 127)` for a lane that holds `2^23 + n`
+    /// or `1.5 * 2^23 + n`, and zero for an `n` of zero.
+    unsafe fn low_bits_as_power(value: Self::F) -> Self::F;
+    /// Reads `LANES` f16 numbers.
+    unsafe fn load_f16(from: *const u16) -> Self::F;
+    /// Reads `LANES` bf16 numbers.
+    unsafe fn load_bf16(from: *const u16) -> Self::F;
+    /// Reads `LANES` unsigned bytes, as numbers.
+    unsafe fn load_bytes(from: *const u8) -> Self::F;
+    /// Reads `LANES` bytes: their low four bits as numbers, or their high four bits.
+    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F;
     /// Prefetches a cache line; never faults.
     unsafe fn prefetch(address: *const u8);
 

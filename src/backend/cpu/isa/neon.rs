@@ -85,6 +85,7 @@ impl Simd for Neon {
 
     // Thirty-two registers: sums, four dequantized vectors for each row, masks, scales, activations.
     const MAX_M_OF_PAIRS: usize = 4;
+    const TILE: (usize, usize) = (6, 4);
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -117,6 +118,58 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn sum(value: Self::F) -> f32 {
         unsafe { vaddvq_f32(value) }
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { vmaxq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn largest(value: Self::F) -> f32 {
+        unsafe { vmaxvq_f32(value) }
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        unsafe { vsubq_f32(a, b) }
+    }
+    #[inline(always)]
+    unsafe fn low_bits_as_power(value: Self::F) -> Self::F {
+        unsafe { vreinterpretq_f32_u32(vshlq_n_u32::<23>(vreinterpretq_u32_f32(value))) }
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self::F {
+        unsafe {
+            // Exponent and mantissa land on f32's, 112 too low; the product is exact, and subnormals become normal.
+            let bits = vmovl_u16(vld1_u16(from));
+            let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7FFF)));
+            let scaled = vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits((127 + 112) << 23)));
+            // What would be 65536 and more is infinite or NaN: all bits of the exponent are set, the mantissa is there.
+            let special = vcgeq_f32(scaled, vdupq_n_f32(65536.0));
+            let special = vandq_u32(special, vdupq_n_u32(0x7F80_0000));
+            let sign = vshlq_n_u32::<16>(vandq_u32(bits, vdupq_n_u32(0x8000)));
+            vreinterpretq_f32_u32(vorrq_u32(vorrq_u32(vreinterpretq_u32_f32(scaled), special), sign))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self::F {
+        unsafe { vreinterpretq_f32_u32(vshll_n_u16::<16>(vld1_u16(from))) }
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::F {
+        unsafe {
+            let four = vreinterpret_u8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
+            vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(four))))
+        }
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+        unsafe {
+            let four = vreinterpret_u8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
+            let codes = match HIGH {
+                true => vshr_n_u8::<4>(four),
+                false => vand_u8(four, vdup_n_u8(15)),
+            };
+            vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(codes))))
+        }
     }
     /// Nothing: there is no stable intrinsic, and rows follow each other in memory, which the CPU
     /// prefetches by itself.

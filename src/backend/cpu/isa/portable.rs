@@ -4,6 +4,7 @@
 
 use super::{Simd, Table16};
 use crate::format::Element;
+use half::f16;
 
 /// Needs no proof: every CPU runs it.
 #[derive(Clone, Copy, Debug)]
@@ -24,6 +25,7 @@ impl Simd for Portable {
     const LANES: usize = LANES;
 
     const MAX_M_OF_PAIRS: usize = 0;
+    const TILE: (usize, usize) = (2, 2);
 
     #[inline(always)]
     unsafe fn zero() -> Self::F {
@@ -57,6 +59,42 @@ impl Simd for Portable {
     unsafe fn sum(value: Self::F) -> f32 {
         let [a, b, c, d, e, f, g, h] = value;
         ((a + e) + (c + g)) + ((b + f) + (d + h))
+    }
+    #[inline(always)]
+    unsafe fn max(a: Self::F, b: Self::F) -> Self::F {
+        std::array::from_fn(|l| if a[l] > b[l] { a[l] } else { b[l] })
+    }
+    #[inline(always)]
+    unsafe fn largest(value: Self::F) -> f32 {
+        value.into_iter().fold(f32::NEG_INFINITY, f32::max)
+    }
+    #[inline(always)]
+    unsafe fn sub(a: Self::F, b: Self::F) -> Self::F {
+        std::array::from_fn(|l| a[l] - b[l])
+    }
+    #[inline(always)]
+    unsafe fn low_bits_as_power(value: Self::F) -> Self::F {
+        value.map(|value| f32::from_bits(value.to_bits() << 23))
+    }
+    #[inline(always)]
+    unsafe fn load_f16(from: *const u16) -> Self::F {
+        let bits: [u16; LANES] = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        bits.map(|bits| f16::from_bits(bits).to_f32_const())
+    }
+    #[inline(always)]
+    unsafe fn load_bf16(from: *const u16) -> Self::F {
+        let bits: [u16; LANES] = unsafe { from.cast::<[u16; LANES]>().read_unaligned() };
+        bits.map(|bits| f32::from_bits(u32::from(bits) << 16))
+    }
+    #[inline(always)]
+    unsafe fn load_bytes(from: *const u8) -> Self::F {
+        let bytes: [u8; LANES] = unsafe { from.cast::<[u8; LANES]>().read() };
+        bytes.map(f32::from)
+    }
+    #[inline(always)]
+    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+        let bytes: [u8; LANES] = unsafe { from.cast::<[u8; LANES]>().read() };
+        bytes.map(|byte| f32::from(if HIGH { byte >> 4 } else { byte & 15 }))
     }
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}

@@ -1,0 +1,129 @@
+//! Attention by candle's operations, on devices without a kernel for it.
+
+use candle_core::{bail, DType, Device, Result, Tensor, D};
+use candle_nn::kv_cache::KvCache;
+
+/// Positions by which a cache grows; one copy of the cache each.
+const CACHE_STEP: usize = 256;
+
+/// A cache of the activations' dtype, which knows no window.
+#[derive(Debug)]
+pub(super) struct OnDevice {
+    cache: KvCache,
+}
+
+impl OnDevice {
+    pub(super) fn new() -> Self {
+        Self { cache: KvCache::new(2, CACHE_STEP) }
+    }
+
+    pub(super) fn len(&self) -> usize {
+        self.cache.current_seq_len()
+    }
+
+    pub(super) fn clear(&mut self) {
+        self.cache.reset();
+    }
+
+    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns softmax(scale q k^T) v for `q`,
+    /// `[B, T, heads, head_dim]`, as `[B, T, heads * head_dim]`.
+    pub(super) fn attend(
+        &mut self,
+        [q, k, v]: [&Tensor; 3],
+        visible: Option<&Visible>,
+        scale: f64,
+        sinks: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
+        let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
+        let (batch, heads, len, head_dim) = q.dims4()?;
+        let kv_heads = k.dim(1)?;
+        let (k, v) = self.cache.append(&k, &v)?;
+        let Some(&Visible { first, keys, ref mask }) = visible else {
+            bail!("attention on a device: expected what its tokens see, found none")
+        };
+        let (k, v) = (k.narrow(2, first, keys)?, v.narrow(2, first, keys)?);
+
+        // The query heads that share a key head become rows of one matrix: keys are never repeated.
+        let rows = heads / kv_heads * len;
+        let q = (q * scale)?.reshape((batch, kv_heads, rows, head_dim))?;
+        let mut scores = q.matmul(&k.t()?)?;
+        if let Some(mask) = mask {
+            let by_query = scores.reshape((batch, heads, len, keys))?;
+            let masked = by_query.broadcast_add(&mask.to_dtype(q.dtype())?)?;
+            scores = masked.reshape((batch, kv_heads, rows, keys))?;
+        }
+        let scores = scores.to_dtype(DType::F32)?;
+        let weights = match sinks {
+            None => candle_nn::ops::softmax_last_dim(&scores)?,
+            Some(sinks) => {
+                // One more key, which has no value.
+                let sinks = sinks.reshape((1, kv_heads, heads / kv_heads, 1))?;
+                let sinks = sinks.broadcast_as((batch, kv_heads, heads / kv_heads, len))?;
+                let sinks = sinks.reshape((batch, kv_heads, rows, 1))?;
+                let weights = candle_nn::ops::softmax_last_dim(&Tensor::cat(&[&scores, &sinks], D::Minus1)?)?;
+                weights.narrow(D::Minus1, 0, keys)?.contiguous()?
+            }
+        };
+        weights
+            .to_dtype(q.dtype())?
+            .matmul(&v)?
+            .reshape((batch, heads, len, head_dim))?
+            .transpose(1, 2)?
+            .flatten_from(D::Minus2)
+    }
+}
+
+/// Which keys of the cache a run of queries sees; the same for all layers of a kind.
+pub(in super::super) struct Visible {
+    /// The first key that any of the queries sees.
+    first: usize,
+    /// How many there are from it on.
+    keys: usize,
+    /// What is added to the scores `[.., len, keys]`. One query sees all that is left: it needs none.
+    mask: Option<Tensor>,
+}
+
+impl Visible {
+    /// For `len` queries from position `offset` on. Each sees itself and the keys before it, at most
+    /// `window` in all.
+    pub fn new(offset: usize, len: usize, window: Option<usize>, device: &Device) -> Result<Self> {
+        let window = window.unwrap_or(usize::MAX);
+        let first = (offset + 1).saturating_sub(window);
+        let keys = offset + len - first;
+        let values = || -> Vec<f32> {
+            let queries = offset - first..keys;
+            queries
+                .flat_map(|query| {
+                    (0..keys).map(move |key| match query.checked_sub(key) {
+                        Some(distance) if distance < window => 0.,
+                        _ => f32::NEG_INFINITY,
+                    })
+                })
+                .collect()
+        };
+        let mask = (len > 1).then(|| Tensor::from_vec(values(), (len, keys), device)).transpose()?;
+        Ok(Self { first, keys, mask })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queries_see_what_is_before_them_and_in_the_window() {
+        let x = f32::NEG_INFINITY;
+        let visible = |offset, len, window| {
+            let visible = Visible::new(offset, len, window, &Device::Cpu).unwrap();
+            let mask = visible.mask.map(|mask| mask.to_vec2::<f32>().unwrap());
+            (visible.first, visible.keys, mask)
+        };
+        assert_eq!(visible(0, 2, None), (0, 2, Some(vec![vec![0., x], vec![0., 0.]])));
+        assert_eq!(visible(1, 2, None), (0, 3, Some(vec![vec![0., 0., x], vec![0., 0., 0.]])));
+        assert_eq!(visible(5, 2, Some(2)), (4, 3, Some(vec![vec![0., 0., x], vec![x, 0., 0.]])));
+        assert_eq!(visible(5, 1, None), (0, 6, None));
+        assert_eq!(visible(5, 1, Some(2)), (4, 2, None));
+        assert_eq!(visible(5, 1, Some(9)), (0, 6, None));
+    }
+}

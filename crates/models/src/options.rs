@@ -1,0 +1,57 @@
+//! What a model is built with beside its config and weights.
+
+use candle_core::DType;
+use candle_quant::{Error, KvCacheConfig, KvFormat, Result};
+
+/// Choices that a checkpoint does not make; the defaults are those of [`Model::load`](crate::Model::load).
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct ModelOptions {
+    /// The key/value cache.
+    pub cache: CacheOptions,
+}
+
+/// How keys and values are held.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct CacheOptions {
+    /// The format of keys; the dtype of activations without one. Other formats need the CPU.
+    pub keys: Option<KvFormat>,
+    /// The format of values, likewise.
+    pub values: Option<KvFormat>,
+    /// The most tokens of a text; as many as memory allows without a limit.
+    pub max_tokens: Option<usize>,
+}
+
+impl CacheOptions {
+    /// What the cache of one layer has to be.
+    pub(super) fn layer(
+        &self,
+        kv_heads: usize,
+        head_dim: usize,
+        window: Option<usize>,
+        dtype: DType,
+    ) -> KvCacheConfig {
+        let of_dtype = match dtype {
+            DType::F16 => KvFormat::F16,
+            DType::BF16 => KvFormat::Bf16,
+            _ => KvFormat::F32,
+        };
+        KvCacheConfig {
+            window,
+            keys: self.keys.unwrap_or(of_dtype),
+            values: self.values.unwrap_or(of_dtype),
+            // Checked for the whole model, before any layer appends.
+            ..KvCacheConfig::new(kv_heads, head_dim)
+        }
+    }
+
+    /// Whether the device has the formats.
+    pub(super) fn validate(&self, is_cpu: bool) -> Result<()> {
+        match self.keys.or(self.values) {
+            Some(format) if !is_cpu => Err(Error::Unsupported {
+                what: format!("a KV cache in {format} on a device other than the CPU"),
+                remedy: "leave the format to the dtype of activations".to_string(),
+            }),
+            _ => Ok(()),
+        }
+    }
+}

@@ -1,0 +1,232 @@
+//! Attention of tensors to a cache.
+
+use super::cpu::attention::{append_all, attend, Attention, Queries, Rows};
+use super::{contiguous, cpu, unsupported_dtype};
+use crate::format::Real;
+use crate::tensor::KvCache;
+use crate::{Error, Result};
+use candle_core::{bail, CpuStorage, CustomOp3, DType, Device, Layout, Shape, Storage, Tensor};
+use half::{bf16, f16};
+use std::borrow::Cow;
+use std::ops::Range;
+
+/// How [`attention`] computes.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionOptions<'a> {
+    /// By what products of queries and keys are multiplied: usually `1 / sqrt(head_dim)`.
+    pub scale: f32,
+    /// Attention sinks, `[heads]` of a float dtype: logits of one more key for each query head, which has no value.
+    pub sinks: Option<&'a Tensor>,
+    /// The sequence of the cache that each entry of the batch continues, each at most once. Without it, entry `i` continues
+    /// sequence `i`, and the batch has as many entries as the cache has sequences, unless that is empty.
+    pub sequences: Option<&'a [usize]>,
+}
+
+/// Appends keys and values to a cache, and attends to all that it then holds: `softmax(scale * q * k^T) * v`, causal, and
+/// within the cache's window if it has one. No matrix of scores exists, however long the text is.
+///
+/// * `q`: `[B, T, heads, head_dim]`, the queries of T consecutive tokens of each sequence, with their position already in
+///   them (RoPE); F32, F16 or BF16, on the CPU.
+/// * `k`, `v`: `[B, T, kv_heads, head_dim]` of the same dtype; `heads` is a multiple of `kv_heads`, and query head `h` uses
+///   key head `h / (heads / kv_heads)`.
+///
+/// The result is `[B, T, heads * head_dim]` of the dtype of `q`. Sums and softmax are f32; keys and values are what the
+/// cache's formats make of them, those of these tokens, too. The number of threads does not matter. There is no gradient.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::{ops, KvCache, KvCacheConfig};
+///
+/// let mut cache = KvCache::new(KvCacheConfig::new(2, 64))?;
+/// let options = ops::AttentionOptions { scale: 0.125, ..Default::default() };
+/// let random = |tokens, heads| Tensor::randn(0f32, 1., (1, tokens, heads, 64), &Device::Cpu);
+///
+/// // A prompt of five tokens, then one more.
+/// let y = ops::attention(&random(5, 8)?, &random(5, 2)?, &random(5, 2)?, &mut cache, options)?;
+/// assert_eq!(y.dims(), [1, 5, 8 * 64]);
+/// let y = ops::attention(&random(1, 8)?, &random(1, 2)?, &random(1, 2)?, &mut cache, options)?;
+/// assert_eq!((y.dims(), cache.len(0)), (&[1, 1, 8 * 64][..], 6));
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+///
+/// # Errors
+/// If shapes, dtypes or sequences do not fit, or a sequence would exceed the cache's `max_tokens`
+/// ([`Error::OutOfCache`]): the cache is then as before. If a tensor is not on the CPU.
+pub fn attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    cache: &mut KvCache,
+    options: AttentionOptions,
+) -> Result<Tensor> {
+    let shape = check(q, k, v, cache)?;
+    let sinks = options.sinks.map(|sinks| check_sinks(sinks, shape.heads)).transpose()?;
+    let sequences = match options.sequences {
+        Some(sequences) => check_sequences(sequences, shape.batch)?,
+        None => all_sequences(cache, shape.batch)?,
+    };
+    let scale = options.scale;
+    #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
+    let output = match q.dtype() {
+        DType::F32 => typed::<f32>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
+        DType::F16 => typed::<f16>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
+        DType::BF16 => typed::<bf16>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
+        other => return Err(unsupported_dtype("attention", other).into()),
+    };
+    // Whoever wants a gradient gets an error, not a wrong one.
+    Ok(match [q, k, v].into_iter().any(Tensor::track_op) {
+        true => q.apply_op3(k, v, WithoutGradient(output))?,
+        false => output,
+    })
+}
+
+/// Sizes of an attention.
+#[derive(Clone, Copy)]
+struct Sizes {
+    batch: usize,
+    tokens: usize,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// Checks devices, dtypes and shapes.
+fn check(q: &Tensor, k: &Tensor, v: &Tensor, cache: &KvCache) -> Result<Sizes> {
+    for tensor in [q, k, v] {
+        match tensor.device() {
+            Device::Cpu => {}
+            other @ (Device::Cuda(_) | Device::Metal(_)) => {
+                return Err(Error::Unsupported {
+                    what: format!("attention to a KvCache on {:?}", other.location()),
+                    remedy: "move the tensors to Device::Cpu, or use candle's matmul and softmax".to_string(),
+                })
+            }
+        }
+        if tensor.dtype() != q.dtype() {
+            let (expected, found) = (format!("{:?}, as q", q.dtype()), format!("{:?}", tensor.dtype()));
+            return Err(Error::mismatch("dtype of keys and values", expected, found));
+        }
+    }
+    let config = cache.config();
+    let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
+    let (batch, tokens, heads) = match *q.dims() {
+        [batch, tokens, heads, dim] if dim == head_dim && heads > 0 && heads.is_multiple_of(kv_heads) => {
+            (batch, tokens, heads)
+        }
+        _ => {
+            let expected = format!("[B, T, a multiple of {kv_heads} heads, {head_dim}]");
+            return Err(Error::mismatch("shape of queries", expected, format!("{:?}", q.dims())));
+        }
+    };
+    for (name, tensor) in [("shape of keys", k), ("shape of values", v)] {
+        let expected = [batch, tokens, kv_heads, head_dim];
+        if tensor.dims() != expected {
+            return Err(Error::mismatch(name, format!("{expected:?}"), format!("{:?}", tensor.dims())));
+        }
+    }
+    Ok(Sizes { batch, tokens, heads, kv_heads, head_dim })
+}
+
+fn check_sinks(sinks: &Tensor, heads: usize) -> Result<Vec<f32>> {
+    if sinks.dims() != [heads] || !sinks.dtype().is_float() {
+        let found = format!("{:?} {:?}", sinks.dtype(), sinks.dims());
+        return Err(Error::mismatch("attention sinks", format!("floats [{heads}]"), found));
+    }
+    Ok(sinks.to_dtype(DType::F32)?.to_vec1()?)
+}
+
+fn check_sequences(sequences: &[usize], batch: usize) -> Result<Cow<'_, [usize]>> {
+    /// So many that no memory is wasted on a number that is none.
+    const MOST: usize = 1 << 16;
+    let mut sorted = sequences.to_vec();
+    sorted.sort_unstable();
+    sorted.dedup();
+    if sequences.len() != batch || sorted.len() != batch || sorted.last().is_some_and(|last| *last >= MOST) {
+        let expected = format!("{batch} different ones, each below {MOST}");
+        return Err(Error::mismatch("sequences of a batch", expected, format!("{sequences:?}")));
+    }
+    Ok(Cow::Borrowed(sequences))
+}
+
+fn all_sequences(cache: &KvCache, batch: usize) -> Result<Cow<'static, [usize]>> {
+    if !cache.is_empty() && cache.sequences() != batch {
+        let expected = format!("{}, as the cache has sequences", cache.sequences());
+        return Err(Error::mismatch("batch size", expected, batch.to_string()));
+    }
+    Ok((0..batch).collect())
+}
+
+/// Tokens that are appended at once to a cache with a window, which holds all of them until they have attended.
+const WINDOWED_TOKENS: usize = 512;
+
+fn typed<T: Real>(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    cache: &mut KvCache,
+    (sizes, scale): (Sizes, f32),
+    sinks: Option<&[f32]>,
+    sequences: &[usize],
+) -> Result<Tensor> {
+    let [q, k, v] = [q.contiguous()?, k.contiguous()?, v.contiguous()?];
+    let (q, k, v) = (q.storage_and_layout(), k.storage_and_layout(), v.storage_and_layout());
+    let (q, k, v) = (numbers(&q.0, q.1)?, numbers(&k.0, k.1)?, numbers(&v.0, v.1)?);
+    let (width, kv_width) = (sizes.heads * sizes.head_dim, sizes.kv_heads * sizes.head_dim);
+    let (k, v) = (Rows { values: &k, stride: kv_width }, Rows { values: &v, stride: kv_width });
+    let mut out = vec![0f32; sizes.batch * sizes.tokens * width];
+    // Before anything is appended.
+    let positions = cache.room_for(sequences, sizes.tokens)?;
+    let at_once = if cache.config().window.is_some() { WINDOWED_TOKENS } else { sizes.tokens };
+    for first in (0..sizes.tokens).step_by(at_once.max(1)) {
+        let tokens = at_once.min(sizes.tokens - first);
+        cache.extend(sequences, tokens)?;
+        let of_entry = |(entry, (sequence, positions)): (usize, (&usize, &Range<usize>))| Queries {
+            sequence: *sequence,
+            position: positions.start + first,
+            tokens,
+            first_row: entry * sizes.tokens + first,
+        };
+        let queries: Vec<Queries> = sequences.iter().zip(&positions).enumerate().map(of_entry).collect();
+        append_all(cache, &queries, k, v);
+        let attention = Attention { cache, queries: &queries, heads: sizes.heads, scale, sinks };
+        attend(&attention, Rows { values: &q, stride: width }, &mut out);
+    }
+    sequences.iter().for_each(|sequence| cache.free_unseen(*sequence));
+    let shape = (sizes.batch, sizes.tokens, width);
+    Ok(Tensor::from_vec(T::round_all(out), shape, &Device::Cpu)?)
+}
+
+/// The numbers of a contiguous tensor, widened if need be.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
+fn numbers<'a>(storage: &'a Storage, layout: &Layout) -> Result<Cow<'a, [f32]>> {
+    Ok(match storage {
+        Storage::Cpu(CpuStorage::F32(all)) => Cow::Borrowed(contiguous(all, layout)?),
+        Storage::Cpu(CpuStorage::F16(all)) => Cow::Owned(cpu::widened::<f16>(contiguous(all, layout)?)),
+        Storage::Cpu(CpuStorage::BF16(all)) => Cow::Owned(cpu::widened::<bf16>(contiguous(all, layout)?)),
+        _ => return Err(unsupported_dtype("attention", storage.dtype()).into()),
+    })
+}
+
+/// The output of an attention, as that of an operation which has no gradient.
+struct WithoutGradient(Tensor);
+
+impl CustomOp3 for WithoutGradient {
+    fn name(&self) -> &'static str {
+        "kv-cache-attention"
+    }
+
+    fn cpu_fwd(
+        &self,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+        _: &CpuStorage,
+        _: &Layout,
+    ) -> candle_core::Result<(CpuStorage, Shape)> {
+        match &*self.0.storage_and_layout().0 {
+            Storage::Cpu(output) => Ok((output.clone(), self.0.shape().clone())),
+            Storage::Cuda(_) | Storage::Metal(_) => bail!("an output on the CPU is needed here"),
+        }
+    }
+}

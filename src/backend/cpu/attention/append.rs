@@ -1,0 +1,94 @@
+//! New keys and values: rounded or quantized, and put where the kernels read them.
+
+use super::hadamard;
+use super::parts::Rows;
+use crate::tensor::{KvCache, KvFormat, KvLayout, KvPlane, KV_BLOCK};
+use half::{bf16, f16};
+use half::slice::HalfFloatSliceExt;
+use std::ops::Range;
+
+/// Puts the keys and values of one head, `[tokens][head_dim]` each, into the cache, from `position` of the sequence on.
+/// Different heads may be appended to at the same time.
+///
+/// The cache has room for them, see `KvCache::extend`; what stands behind its end, or before its window, is dropped.
+pub(crate) fn append(cache: &KvCache, sequence: usize, kv_head: usize, position: usize, k: &[f32], v: &[f32]) {
+    let dim = cache.config().head_dim;
+    let tokens = (k.len() / dim).min(v.len() / dim);
+    let rows = |values| Rows { values, stride: dim };
+    append_rows(cache, (sequence, kv_head), position, (rows(k), rows(v)), (0..tokens, 0));
+}
+
+/// As [`append`], for `rows` of keys and values in which the head begins at element `start`.
+pub(super) fn append_rows(
+    cache: &KvCache,
+    (sequence, kv_head): (usize, usize),
+    position: usize,
+    (k, v): (Rows, Rows),
+    (rows, start): (Range<usize>, usize),
+) {
+    let (key_layout, value_layout) = cache.layouts();
+    let dim = cache.config().head_dim;
+    let Some(mut head) = cache.head_mut(sequence, kv_head) else { return };
+    let mut row = Row { numbers: vec![0.; dim], halves: vec![0; dim], codes: vec![0; dim] };
+    for (position, index) in (position..cache.len(sequence)).zip(rows) {
+        let Some(block) = head.block_mut(position / KV_BLOCK, key_layout, value_layout) else { continue };
+        let token = position % KV_BLOCK;
+        for (plane, layout, numbers, is_keys) in
+            [(&mut block.keys, key_layout, k, true), (&mut block.values, value_layout, v, false)]
+        {
+            row.numbers.fill(0.);
+            let numbers = numbers.get(index, start..start + dim);
+            row.numbers.iter_mut().zip(numbers).for_each(|(to, from)| *to = *from);
+            row.put(plane, layout, token, is_keys);
+        }
+    }
+}
+
+/// Buffers for one head of one token.
+struct Row {
+    numbers: Vec<f32>,
+    halves: Vec<u16>,
+    codes: Vec<u8>,
+}
+
+impl Row {
+    /// Puts the numbers of a token into its column of keys, or its row of values.
+    fn put(&mut self, plane: &mut KvPlane, layout: &KvLayout, token: usize, is_keys: bool) {
+        let (codes, _scales, _biases) = plane.parts_mut(layout);
+        match layout.format {
+            KvFormat::F32 => put(codes, layout, token, is_keys, &self.numbers),
+            KvFormat::F16 => {
+                let halves: &mut [f16] = half::slice::HalfBitsSliceExt::reinterpret_cast_mut(&mut *self.halves);
+                halves.convert_from_f32_slice(&self.numbers);
+                put(codes, layout, token, is_keys, &self.halves);
+            }
+            KvFormat::Bf16 => {
+                let halves: &mut [bf16] = half::slice::HalfBitsSliceExt::reinterpret_cast_mut(&mut *self.halves);
+                halves.convert_from_f32_slice(&self.numbers);
+                put(codes, layout, token, is_keys, &self.halves);
+            }
+            KvFormat::Affine8 | KvFormat::Affine4 => {
+                if layout.format.is_rotated() {
+                    hadamard::rotate(&mut self.numbers);
+                }
+                let _ = &mut self.codes;
+            }
+        }
+    }
+}
+
+/// Puts words of one size, the numbers of a token, into a column or a row.
+fn put<W: bytemuck::Pod>(plane: &mut [u8], layout: &KvLayout, token: usize, is_keys: bool, words: &[W]) {
+    let plane: &mut [W] = bytemuck::cast_slice_mut(plane);
+    let row_len = layout.row_bytes / size_of::<W>();
+    match is_keys {
+        true => {
+            let column = plane.iter_mut().skip(token).step_by(row_len);
+            column.zip(words).for_each(|(to, from)| *to = *from);
+        }
+        false => {
+            let row = plane.get_mut(token * row_len..).unwrap_or_default();
+            row.iter_mut().zip(words).for_each(|(to, from)| *to = *from);
+        }
+    }
+}

@@ -1,0 +1,147 @@
+//! Products of a few rows of f32 and a matrix of a cache, by tiles of sums that stay in registers.
+
+#![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
+
+use super::super::isa::Simd;
+use super::operand::{Bf16, Float, Numbers, Operand, F16, F32};
+use std::ops::Range;
+
+/// `out = a * b`, or `out = factors * out + a * b`.
+#[derive(Clone, Copy)]
+pub(super) struct Product {
+    /// The first of the rows of `a`, `a_stride` numbers apart.
+    pub(super) a: *const f32,
+    pub(super) a_stride: usize,
+    pub(super) b: Operand,
+    /// The first of the rows of the result, `out_stride` numbers apart.
+    pub(super) out: *mut f32,
+    pub(super) out_stride: usize,
+    /// By what each row of `out` is multiplied before the product is added; null if the product replaces it.
+    pub(super) factors: *const f32,
+}
+
+/// Vectors of columns that a pass over some rows takes. Where rows are few, more vectors keep the adders busy.
+const fn strip<S: Simd>(rows: usize) -> usize {
+    let (_, vectors) = S::TILE;
+    if rows <= 2 && vectors < 4 {
+        4
+    } else {
+        vectors
+    }
+}
+
+/// Computes `rows` of the result, at most [`Simd::TILE`]`.0`, in the vectors `columns`; sums are over the rows `depth` of
+/// `b`, that is the columns `depth` of `a`.
+///
+/// # Safety
+/// As [`Simd`]. `a`, `out` and `factors` have the rows, `a` and `b` all of `depth`, `b` and `out` all of `columns`.
+#[inline(always)]
+pub(super) unsafe fn multiply<S: Simd>(
+    product: &Product,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    columns: Range<usize>,
+) {
+    // SAFETY: the caller vouches for features, rows, depth and columns.
+    unsafe {
+        match product.b.float {
+            Float::F32 => strips::<S, F32>(product, rows, depth, columns),
+            Float::F16 => strips::<S, F16>(product, rows, depth, columns),
+            Float::Bf16 => strips::<S, Bf16>(product, rows, depth, columns),
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn strips<S: Simd, N: Numbers>(
+    product: &Product,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    columns: Range<usize>,
+) {
+    let count = columns.len().div_ceil(strip::<S>(rows.len())).max(1);
+    let mut first = columns.start;
+    for index in 0..count {
+        // Strips of one width, as far as possible: a narrow one has too few sums for the latency of an addition.
+        let last = columns.start + columns.len() * (index + 1) / count;
+        // SAFETY: the caller vouches for features, rows, depth and columns, of which these are some.
+        unsafe { tiles::<S, N>(product, rows.clone(), depth.clone(), (first, last - first)) };
+        first = last;
+    }
+}
+
+/// One tile of sums, whose numbers of rows and vectors become constants.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn tiles<S: Simd, N: Numbers>(
+    product: &Product,
+    rows: Range<usize>,
+    depth: Range<usize>,
+    (first, vectors): (usize, usize),
+) {
+    macro_rules! for_vectors {
+        ($rows:literal) => {
+            match vectors {
+                1 => tile::<S, N, $rows, 1>(product, rows.start, depth, first),
+                2 => tile::<S, N, $rows, 2>(product, rows.start, depth, first),
+                3 => tile::<S, N, $rows, 3>(product, rows.start, depth, first),
+                _ => tile::<S, N, $rows, 4>(product, rows.start, depth, first),
+            }
+        };
+    }
+    // SAFETY: the caller vouches for features, rows, depth and columns. No strip is wider than four vectors.
+    unsafe {
+        match rows.len() {
+            1 => for_vectors!(1),
+            2 => for_vectors!(2),
+            3 => for_vectors!(3),
+            4 => for_vectors!(4),
+            5 => for_vectors!(5),
+            _ => for_vectors!(6),
+        }
+    }
+}
+
+/// # Safety
+/// As [`multiply`], for `ROWS` rows and `VECTORS` vectors.
+#[inline(always)]
+unsafe fn tile<S: Simd, N: Numbers, const ROWS: usize, const VECTORS: usize>(
+    product: &Product,
+    first_row: usize,
+    depth: Range<usize>,
+    first_vector: usize,
+) {
+    // SAFETY: the caller vouches for features, rows, depth and columns.
+    unsafe {
+        let mut sums = [[S::zero(); VECTORS]; ROWS];
+        let a = product.a.add(first_row * product.a_stride);
+        for k in depth {
+            let row = product.b.start.add(k * product.b.row_bytes);
+            let mut numbers = [S::zero(); VECTORS];
+            for vector in 0..VECTORS {
+                numbers[vector] = N::load::<S>(row, (first_vector + vector) * S::LANES);
+            }
+            for row in 0..ROWS {
+                let factor = S::splat(*a.add(row * product.a_stride + k));
+                for vector in 0..VECTORS {
+                    sums[row][vector] = S::mul_add(factor, numbers[vector], sums[row][vector]);
+                }
+            }
+        }
+        for row in 0..ROWS {
+            let out = product.out.add((first_row + row) * product.out_stride + first_vector * S::LANES);
+            for vector in 0..VECTORS {
+                let out = out.add(vector * S::LANES);
+                let mut sum = sums[row][vector];
+                if !product.factors.is_null() {
+                    sum = S::mul_add(S::load(out), S::splat(*product.factors.add(first_row + row)), sum);
+                }
+                S::store(out, sum);
+            }
+        }
+    }
+}

@@ -1,0 +1,203 @@
+//! The keys and values of the tokens so far: blocks, formats, how much there is. Nothing is computed here: rounding,
+//! quantizing and attention are the backend's.
+
+mod block;
+mod format;
+#[cfg(test)]
+mod tests;
+
+use crate::{Error, Result};
+use block::HeadCache;
+pub(crate) use block::{Layout, Plane, BLOCK};
+pub use format::KvFormat;
+use std::fmt;
+use std::ops::Range;
+use std::sync::{PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+
+/// What a [`KvCache`] is for.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct KvCacheConfig {
+    /// Heads of keys and values.
+    pub kv_heads: usize,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// How many tokens a query sees, itself included; all of them without a window. The cache keeps no more.
+    pub window: Option<usize>,
+    /// How keys are held.
+    pub keys: KvFormat,
+    /// How values are held.
+    pub values: KvFormat,
+    /// The most tokens of a sequence, those that a window has left behind included.
+    pub max_tokens: usize,
+}
+
+impl KvCacheConfig {
+    /// For `kv_heads` heads of `head_dim` elements: keys and values in f32, no window, as many tokens as memory allows.
+    pub fn new(kv_heads: usize, head_dim: usize) -> Self {
+        let format = KvFormat::F32;
+        Self { kv_heads, head_dim, window: None, keys: format, values: format, max_tokens: usize::MAX }
+    }
+}
+
+/// Keys and values of one layer of a decoder on the CPU, for one or several sequences.
+///
+/// [`ops::attention`](crate::ops::attention) appends to it and attends to what it holds. It grows by blocks of 64 tokens,
+/// when their first token comes; what is there is never copied. [`clear`](Self::clear) keeps the blocks for the next text.
+/// With a window the blocks behind it become new ones: `ceil(window / 64) + 1` of them serve a text of any length.
+///
+/// ```
+/// use candle_quant::{KvCache, KvCacheConfig, KvFormat};
+///
+/// let config = KvCacheConfig { keys: KvFormat::Affine8, max_tokens: 4096, ..KvCacheConfig::new(8, 128) };
+/// let cache = KvCache::new(config)?;
+/// assert_eq!((cache.len(0), cache.size_in_bytes()), (0, 0));
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+pub struct KvCache {
+    config: KvCacheConfig,
+    keys: Layout,
+    values: Layout,
+    sequences: Vec<Sequence>,
+}
+
+#[derive(Default)]
+struct Sequence {
+    /// Tokens, those behind the window included.
+    len: usize,
+    /// Each by itself, so that threads append to different heads at the same time.
+    heads: Vec<RwLock<HeadCache>>,
+}
+
+/// The largest `head_dim`: far above any model's, and no product of sizes overflows.
+const MAX_HEAD_DIM: usize = 1 << 16;
+
+impl KvCache {
+    /// An empty cache, which has no blocks yet.
+    ///
+    /// # Errors
+    /// If there are no heads, a head has no elements or more than 65536, or the window is empty.
+    pub fn new(config: KvCacheConfig) -> Result<Self> {
+        let check = |what: &str, expected: &str, found: usize, fits: bool| match fits {
+            true => Ok(()),
+            false => Err(Error::mismatch(format!("{what} of a KV cache"), expected, found.to_string())),
+        };
+        let KvCacheConfig { kv_heads, head_dim, window, keys, values, .. } = config;
+        check("heads", "at least one", kv_heads, kv_heads > 0)?;
+        check("elements of a head", "1 to 65536", head_dim, (1..=MAX_HEAD_DIM).contains(&head_dim))?;
+        check("window", "at least one token", 0, window != Some(0))?;
+        let (keys, values) = (Layout::of_keys(keys, head_dim), Layout::of_values(values, head_dim));
+        Ok(Self { config, keys, values, sequences: Vec::new() })
+    }
+
+    /// What the cache is for.
+    pub fn config(&self) -> &KvCacheConfig {
+        &self.config
+    }
+
+    /// Tokens of a sequence, those behind the window included: the position of the next one.
+    pub fn len(&self, sequence: usize) -> usize {
+        self.sequences.get(sequence).map_or(0, |sequence| sequence.len)
+    }
+
+    /// Whether no sequence has tokens.
+    pub fn is_empty(&self) -> bool {
+        self.sequences.iter().all(|sequence| sequence.len == 0)
+    }
+
+    /// The sequences with tokens, and those between them.
+    pub fn sequences(&self) -> usize {
+        self.sequences.iter().rposition(|sequence| sequence.len > 0).map_or(0, |last| last + 1)
+    }
+
+    /// Forgets all tokens; the blocks stay for the next ones.
+    pub fn clear(&mut self) {
+        for sequence in &mut self.sequences {
+            sequence.len = 0;
+            sequence.heads.iter_mut().for_each(|head| exclusive(head).clear());
+        }
+    }
+
+    /// Bytes of all blocks, those without tokens included.
+    pub fn size_in_bytes(&self) -> usize {
+        let heads = self.sequences.iter().flat_map(|sequence| &sequence.heads);
+        let blocks: usize = heads.map(|head| read(head).allocated()).sum();
+        blocks * (self.keys.bytes() + self.values.bytes())
+    }
+
+    /// How keys and values lie in a block.
+    pub(crate) fn layouts(&self) -> (&Layout, &Layout) {
+        (&self.keys, &self.values)
+    }
+
+    /// Where the next `tokens` tokens of each of these sequences stand.
+    ///
+    /// # Errors
+    /// If a sequence would have more than the most tokens.
+    pub(crate) fn room_for(&self, sequences: &[usize], tokens: usize) -> Result<Vec<Range<usize>>> {
+        let positions = |sequence: &usize| {
+            let (len, max_tokens) = (self.len(*sequence), self.config.max_tokens);
+            match len.checked_add(tokens).filter(|end| *end <= max_tokens) {
+                Some(end) => Ok(len..end),
+                None => Err(Error::OutOfCache { needed: len.saturating_add(tokens), max_tokens }),
+            }
+        };
+        sequences.iter().map(positions).collect()
+    }
+
+    /// Makes room for `tokens` more tokens of each of these sequences, which the caller then appends, and returns their
+    /// positions. Blocks that none of these tokens sees are freed.
+    ///
+    /// # Errors
+    /// As those of [`room_for`](Self::room_for); nothing has changed then.
+    pub(crate) fn extend(&mut self, sequences: &[usize], tokens: usize) -> Result<Vec<Range<usize>>> {
+        let positions = self.room_for(sequences, tokens)?;
+        let count = sequences.iter().max().map_or(0, |last| last + 1).max(self.sequences.len());
+        self.sequences.resize_with(count, Sequence::default);
+        for (sequence, positions) in sequences.iter().zip(&positions) {
+            self.free_unseen(*sequence);
+            if let Some(sequence) = self.sequences.get_mut(*sequence) {
+                sequence.len = positions.end;
+                sequence.heads.resize_with(self.config.kv_heads, RwLock::default);
+            }
+        }
+        Ok(positions)
+    }
+
+    /// Frees the blocks of a sequence that its next token does not see, and all but those of a full window.
+    pub(crate) fn free_unseen(&mut self, sequence: usize) {
+        let Some(window) = self.config.window else { return };
+        let Some(sequence) = self.sequences.get_mut(sequence) else { return };
+        let first_seen = (sequence.len + 1).saturating_sub(window);
+        for head in sequence.heads.iter_mut().map(exclusive) {
+            head.drop_before(first_seen / BLOCK);
+            head.shrink_to(window.div_ceil(BLOCK) + 1);
+        }
+    }
+
+    /// One head of a sequence, to read.
+    pub(crate) fn head(&self, sequence: usize, kv_head: usize) -> Option<RwLockReadGuard<'_, HeadCache>> {
+        self.sequences.get(sequence)?.heads.get(kv_head).map(read)
+    }
+
+    /// One head of a sequence, to append to.
+    pub(crate) fn head_mut(&self, sequence: usize, kv_head: usize) -> Option<RwLockWriteGuard<'_, HeadCache>> {
+        let head = self.sequences.get(sequence)?.heads.get(kv_head)?;
+        Some(head.write().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+// A thread that panicked while it appended has left a row of numbers half written, which is no danger to others.
+fn read(head: &RwLock<HeadCache>) -> RwLockReadGuard<'_, HeadCache> {
+    head.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn exclusive(head: &mut RwLock<HeadCache>) -> &mut HeadCache {
+    head.get_mut().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl fmt::Debug for KvCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let lens: Vec<usize> = self.sequences.iter().map(|sequence| sequence.len).collect();
+        f.debug_struct("KvCache").field("config", &self.config).field("lens", &lens).finish()
+    }
+}

@@ -1,0 +1,91 @@
+//! Blocks, lengths and limits.
+
+use super::*;
+
+fn cache(window: Option<usize>, max_tokens: usize) -> KvCache {
+    KvCache::new(KvCacheConfig { window, max_tokens, ..KvCacheConfig::new(2, 16) }).unwrap()
+}
+
+/// Adds `tokens` tokens, and the blocks that they need.
+fn grow(cache: &mut KvCache, sequence: usize, tokens: usize) {
+    let positions = cache.extend(&[sequence], tokens).unwrap().remove(0);
+    let (keys, values) = (cache.keys, cache.values);
+    for head in 0..2 {
+        for position in positions.clone() {
+            let mut head = cache.head_mut(sequence, head).unwrap();
+            assert!(head.block_mut(position / BLOCK, &keys, &values).is_some());
+        }
+    }
+}
+
+/// Blocks of all heads and sequences.
+fn blocks(cache: &KvCache) -> usize {
+    cache.size_in_bytes() / (2 * 64 * 16 * 4)
+}
+
+#[test]
+fn it_grows_by_blocks_and_keeps_them_when_cleared() {
+    let mut cache = cache(None, 1000);
+    for (tokens, expected) in [(1, 2), (63, 2), (1, 4), (64, 4), (200, 12)] {
+        grow(&mut cache, 0, tokens);
+        assert_eq!(blocks(&cache), expected, "{tokens}");
+    }
+    assert_eq!((cache.len(0), cache.sequences(), cache.is_empty()), (329, 1, false));
+    cache.clear();
+    assert_eq!((cache.len(0), cache.sequences(), cache.is_empty()), (0, 0, true));
+    assert_eq!(blocks(&cache), 12);
+    grow(&mut cache, 0, 329);
+    assert_eq!(blocks(&cache), 12);
+}
+
+#[test]
+fn a_window_needs_no_more_blocks_than_it_covers_and_one() {
+    for (window, most) in [(1, 2), (63, 2), (64, 2), (65, 3), (128, 3)] {
+        let mut cache = cache(Some(window), usize::MAX);
+        for position in 0..700 {
+            grow(&mut cache, 0, 1);
+            assert!(blocks(&cache) <= 2 * most, "{window} {position}");
+            let seen = (position + 1usize).saturating_sub(window)..=position;
+            let head = cache.head(0, 1).unwrap();
+            assert!(seen.clone().all(|token| head.block(token / BLOCK).is_some()), "{window} {position}");
+        }
+        // A long prompt needs more, for as long as it is computed.
+        grow(&mut cache, 0, 300);
+        cache.free_unseen(0);
+        assert!(blocks(&cache) <= 2 * most, "{window}");
+    }
+}
+
+#[test]
+fn a_full_cache_is_an_error_that_changes_nothing() {
+    let mut cache = cache(None, 100);
+    grow(&mut cache, 1, 100);
+    grow(&mut cache, 0, 40);
+    let error = cache.extend(&[0, 1], 1).unwrap_err();
+    assert!(matches!(error, Error::OutOfCache { needed: 101, max_tokens: 100 }), "{error}");
+    assert_eq!((cache.len(0), cache.len(1)), (40, 100));
+    assert!(cache.extend(&[0], usize::MAX).is_err());
+    assert!(cache.extend(&[0], 60).is_ok());
+}
+
+#[test]
+fn senseless_configs_are_refused() {
+    for (config, what) in [
+        (KvCacheConfig::new(0, 8), "heads"),
+        (KvCacheConfig::new(1, 0), "elements of a head"),
+        (KvCacheConfig::new(1, usize::MAX), "elements of a head"),
+        (KvCacheConfig { window: Some(0), ..KvCacheConfig::new(1, 8) }, "window"),
+    ] {
+        let error = KvCache::new(config).unwrap_err().to_string();
+        assert!(error.contains(what), "{error}");
+    }
+}
+
+#[test]
+fn formats_have_names() {
+    for format in ["f32", "f16", "bf16", "8bit", "4bit"] {
+        assert_eq!(format.to_uppercase().parse::<KvFormat>().unwrap().to_string(), format);
+    }
+    let error = "int8".parse::<KvFormat>().unwrap_err().to_string();
+    assert!(error.contains("f32, f16, bf16, 8bit or 4bit") && error.contains("int8"), "{error}");
+}
