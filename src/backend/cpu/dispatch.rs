@@ -20,12 +20,12 @@ use super::bf16::gemm_amx::Bf16Amx;
 use super::f32;
 #[cfg(target_arch = "x86_64")]
 use super::f32::mxfp8_gemv::Mxfp8Gemv;
-use super::fast_kernel::{FastKernel, NotRepresentable};
+use super::fast_kernel::{matmul_by_rows, FastKernel, NotRepresentable, PreparedX, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::int8::{gemm_amx::Int8Amx, gemv_vnni::Int8Gemv};
 use super::isa::InstructionSet;
 use super::matrix::PackedMatrix;
-use super::tasks;
+use super::tasks::{self, Threads};
 use crate::format::Real;
 use crate::QuantFormat;
 
@@ -55,7 +55,9 @@ enum Runner<'a> {
     F32Gemv,
     F32Tiles,
     #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
-    Fast(&'a dyn FastKernel),
+    Rows(&'a dyn RowKernel),
+    #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+    Whole(&'a dyn FastKernel),
 }
 
 impl Algorithm {
@@ -64,13 +66,13 @@ impl Algorithm {
             Self::F32Gemv => Runner::F32Gemv,
             Self::F32Tiles => Runner::F32Tiles,
             #[cfg(target_arch = "x86_64")]
-            Self::Int8Gemv(kernel) => Runner::Fast(kernel),
+            Self::Int8Gemv(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
-            Self::Mxfp8Gemv(kernel) => Runner::Fast(kernel),
+            Self::Mxfp8Gemv(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
-            Self::Int8Amx(kernel) => Runner::Fast(kernel),
+            Self::Int8Amx(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
-            Self::Bf16Amx(kernel) => Runner::Fast(kernel),
+            Self::Bf16Amx(kernel) => Runner::Whole(kernel),
         }
     }
 
@@ -78,7 +80,8 @@ impl Algorithm {
     pub(super) fn supports(&self, format: QuantFormat) -> bool {
         match self.runner() {
             Runner::F32Gemv | Runner::F32Tiles => true,
-            Runner::Fast(kernel) => kernel.supports(format),
+            Runner::Rows(kernel) => kernel.supports(format),
+            Runner::Whole(kernel) => kernel.supports(format),
         }
     }
 }
@@ -158,7 +161,7 @@ pub(super) fn matmul<T: Real>(
     match run(choose(isa, m, matrix.format), isa, matrix, x, bias) {
         Ok(output) => output,
         Err(NotRepresentable) => match RowsOfX::of(m) {
-            RowsOfX::One | RowsOfX::Few => f32::gemv::matmul(f32::kernels(isa), matrix, x, bias),
+            RowsOfX::One | RowsOfX::Few => f32_gemv(isa, matrix, x, bias),
             RowsOfX::Many => f32::gemm::matmul(f32::kernels(isa), matrix, x, bias),
         },
     }
@@ -176,14 +179,66 @@ pub(super) fn run<T: Real>(
     bias: Option<&[f32]>,
 ) -> Result<Vec<T>, NotRepresentable> {
     match algorithm.runner() {
-        Runner::F32Gemv => Ok(f32::gemv::matmul(f32::kernels(isa), matrix, x, bias)),
+        Runner::F32Gemv => Ok(f32_gemv(isa, matrix, x, bias)),
         Runner::F32Tiles => Ok(f32::gemm::matmul(f32::kernels(isa), matrix, x, bias)),
-        Runner::Fast(kernel) => {
+        Runner::Rows(kernel) => {
+            let prepared = kernel.prepare(matrix.format, matrix.k, &widened(x))?;
+            Ok(matmul_by_rows(&*prepared, matrix, bias))
+        }
+        Runner::Whole(kernel) => {
             let mut output = kernel.matmul(matrix, &widened(x))?;
             for output in output.chunks_exact_mut(matrix.rows) {
                 output.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, bias)| *y += bias);
             }
             Ok(T::round_all(output))
+        }
+    }
+}
+
+/// `x * weight^T + bias` with the f32 GEMV.
+fn f32_gemv<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
+    let prepared = f32::gemv::prepare(f32::kernels(isa), matrix.k, x, Threads::All);
+    matmul_by_rows(&*prepared, matrix, bias)
+}
+
+/// A few rows of x, prepared for weights of one format and one K, by the kernel that the table chooses for them or by
+/// the f32 GEMV: for threads that share out the rows of several weights among themselves.
+pub(super) struct Prepared<'a> {
+    format: QuantFormat,
+    k: usize,
+    x: Box<dyn PreparedX + 'a>,
+}
+
+/// Prepares `x`, a few rows of `k` numbers, on this thread alone.
+#[cfg_attr(not(test), allow(dead_code))]
+pub(super) fn prepare<'a>(isa: &'a InstructionSet, format: QuantFormat, k: usize, x: &[f32]) -> Prepared<'a> {
+    let fast = match choose(isa, x.len() / k.max(1), format).runner() {
+        Runner::Rows(kernel) => kernel.prepare(format, k, x).ok(),
+        // Kernels for whole outputs have no rows to share out.
+        Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
+    };
+    let x = fast.unwrap_or_else(|| f32::gemv::prepare(f32::kernels(isa), k, x, Threads::This));
+    Prepared { format, k, x }
+}
+
+#[cfg_attr(not(test), allow(dead_code))]
+impl Prepared<'_> {
+    /// Rows of x.
+    pub(super) fn m(&self) -> usize {
+        self.x.m()
+    }
+
+    /// Multiplies rows of a weight, from `first_row` on, with all rows of x, on this thread alone. `out` is `[rows, M]`;
+    /// its length sets the number of rows. A row has the same bits whatever rows are multiplied with it.
+    ///
+    /// # Panics
+    /// If the weight has another format or K, or fewer rows.
+    pub(super) fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
+        assert!(matrix.format == self.format && matrix.k == self.k, "x is prepared for another weight");
+        let m = self.m();
+        if m > 0 && !out.is_empty() {
+            assert!(out.len().is_multiple_of(m) && first_row + out.len() / m <= matrix.rows, "no such rows");
+            self.x.rows(matrix, first_row, out);
         }
     }
 }

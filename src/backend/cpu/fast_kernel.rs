@@ -1,6 +1,9 @@
-//! What dispatch needs of a kernel that is faster than those in f32, and takes some formats only.
+//! What dispatch needs of kernels: of those that are faster than the ones in f32 and take some formats only, and of those
+//! for a few rows of x.
 
 use super::matrix::PackedMatrix;
+use super::output::{in_parts, round_row, rows_per_task};
+use crate::format::Real;
 use crate::QuantFormat;
 
 /// The kernel cannot represent these activations or scales: an infinity, a NaN, or magnitudes too far apart. The f32
@@ -9,6 +12,7 @@ use crate::QuantFormat;
 pub(super) struct NotRepresentable;
 
 /// A kernel for a whole output.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
 pub(super) trait FastKernel {
     /// Whether the kernel computes with weights of this format.
     fn supports(&self, format: QuantFormat) -> bool;
@@ -18,4 +22,52 @@ pub(super) trait FastKernel {
     /// # Errors
     /// If the kernel cannot represent the activations or scales.
     fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable>;
+}
+
+/// A kernel for a few rows of x, in two steps: it prepares x once, for every weight that x meets, and then multiplies any
+/// rows of such a weight.
+#[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
+pub(super) trait RowKernel {
+    /// Whether the kernel computes with weights of this format.
+    fn supports(&self, format: QuantFormat) -> bool;
+
+    /// Prepares `x`, rows of `k` numbers, for weights of a supported format, on this thread alone.
+    ///
+    /// # Errors
+    /// If the kernel cannot represent the activations.
+    fn prepare(
+        &self,
+        format: QuantFormat,
+        k: usize,
+        x: &[f32],
+    ) -> Result<Box<dyn PreparedX>, NotRepresentable>;
+}
+
+/// Rows of x, prepared for the rows of any weight of one format and one K.
+pub(super) trait PreparedX: Send + Sync {
+    /// Rows of x.
+    fn m(&self) -> usize;
+
+    /// Multiplies rows of the weight, from `first_row` on, with all rows of x, on this thread alone. `out` is
+    /// `[rows, M]`; its length sets the number of rows, which the weight has. A row has the same bits whatever rows
+    /// are multiplied with it.
+    fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]);
+}
+
+/// `x * weight^T + bias`, `[M, N]`, by all threads, each of which takes some rows of the weight at a time.
+pub(super) fn matmul_by_rows<T: Real>(
+    prepared: &dyn PreparedX,
+    matrix: &PackedMatrix,
+    bias: Option<&[f32]>,
+) -> Vec<T> {
+    let m = prepared.m();
+    let rows_of_task = rows_per_task((m, matrix.rows, matrix.k));
+    in_parts((m, matrix.rows), (m, rows_of_task), |mut part| {
+        let mut sums = vec![0f32; part.rows() * m];
+        prepared.rows(matrix, part.first_row, &mut sums);
+        let bias = bias.and_then(|bias| bias.get(part.first_row..));
+        for (index, slots) in part.slots.iter_mut().enumerate() {
+            round_row(&sums, (index, m), bias, slots);
+        }
+    })
 }

@@ -4,6 +4,16 @@ use rayon::prelude::*;
 use std::panic::{catch_unwind, resume_unwind, AssertUnwindSafe};
 use std::sync::{Mutex, PoisonError};
 
+/// Who does some work.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Threads {
+    /// The calling thread alone, which may be one of many that work side by side.
+    #[cfg_attr(not(test), allow(dead_code))]
+    This,
+    /// All, through [`for_each`].
+    All,
+}
+
 /// Runs `task` with each item and its number.
 ///
 /// A thread of a rayon pool shares the items with its pool. Other threads share them with candle's own pool, as

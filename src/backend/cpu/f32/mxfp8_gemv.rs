@@ -7,12 +7,12 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::aligned::Aligned;
-use super::super::fast_kernel::{FastKernel, NotRepresentable};
+use super::super::fast_kernel::{NotRepresentable, PreparedX, RowKernel};
 use super::super::isa::avx512::Avx512;
 use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{gemv, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
@@ -36,27 +36,50 @@ impl Mxfp8Gemv {
     }
 }
 
-impl FastKernel for Mxfp8Gemv {
+impl RowKernel for Mxfp8Gemv {
     fn supports(&self, format: QuantFormat) -> bool {
         format == QuantFormat::MXFP8
     }
 
-    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
+    fn prepare(
+        &self,
+        _format: QuantFormat,
+        k: usize,
+        x: &[f32],
+    ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
+        let in_range = |x: &[f32]| {
+            let largest = x.iter().fold(0u32, |largest, x| largest.max(x.abs().to_bits()));
+            RANGE.contains(&f32::from_bits(largest))
+        };
+        if !x.chunks_exact(k).all(in_range) {
+            return Err(NotRepresentable);
+        }
+        let rows = x.chunks_exact(k).map(unpacking_order).collect();
+        Ok(Box::new(Prepared { isa: self.isa, rows }))
+    }
+}
+
+/// Rows of x in [`unpacking_order`].
+struct Prepared {
+    isa: Avx512,
+    rows: Vec<Aligned<f32>>,
+}
+
+impl PreparedX for Prepared {
+    fn m(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
         let scaling = Scaling::none(matrix.groups_per_row());
         let multiplier = output_multiplier(matrix);
-        let mut output = Vec::with_capacity(x.len() / matrix.k * matrix.rows);
-        for x in x.chunks_exact(matrix.k) {
-            let largest = x.iter().fold(0u32, |largest, x| largest.max(x.abs().to_bits()));
-            if !RANGE.contains(&f32::from_bits(largest)) {
-                return Err(NotRepresentable);
-            }
-            let x = unpacking_order(x);
-            output.extend(gemv(self.isa, matrix, &scaling, |rows| {
+        each_row_of_x(self.rows.len(), out, |index, sums| {
+            let Some(x) = self.rows.get(index) else { return };
+            row_gemv::dot_rows(self.isa, matrix, &scaling, (first_row, sums), |rows| {
                 // SAFETY: `self.isa` proves that the CPU has the features of the function.
-                unsafe { dot_rows(rows, &x) }.map(|sum| sum * multiplier)
-            }));
-        }
-        Ok(output)
+                unsafe { dot_rows(rows, x) }.map(|sum| sum * multiplier)
+            });
+        });
     }
 }
 

@@ -14,11 +14,11 @@
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
-use super::super::fast_kernel::{FastKernel, NotRepresentable};
+use super::super::fast_kernel::{NotRepresentable, PreparedX, RowKernel};
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{gemv, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::{splits_sum, FixedPoint, LIMBS, LIMB_BITS};
 use super::unpack_vnni::{unpack, AFFINE, MXFP4, NVFP4};
@@ -38,25 +38,47 @@ impl Int8Gemv {
     }
 }
 
-impl FastKernel for Int8Gemv {
+impl RowKernel for Int8Gemv {
     fn supports(&self, format: QuantFormat) -> bool {
         IntegerCodes::of(format).is_some()
     }
 
-    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
-        let codes = IntegerCodes::of(matrix.format).ok_or(NotRepresentable)?;
-        let avx512 = self.isa.avx512;
-        let mut output = Vec::with_capacity(x.len() / matrix.k * matrix.rows);
-        for x in x.chunks_exact(matrix.k) {
-            let x = FixedPoint::new(avx512, &codes, matrix.format.group_size(), x)?;
+    fn prepare(
+        &self,
+        format: QuantFormat,
+        k: usize,
+        x: &[f32],
+    ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
+        let codes = IntegerCodes::of(format).ok_or(NotRepresentable)?;
+        let fixed = |x| FixedPoint::new(self.isa.avx512, &codes, format.group_size(), x);
+        let rows = x.chunks_exact(k).map(fixed).collect::<Result<_, _>>()?;
+        Ok(Box::new(Prepared { isa: self.isa, codes, rows }))
+    }
+}
+
+/// Rows of x as fixed-point numbers for these codes.
+struct Prepared {
+    isa: Avx512Vnni,
+    codes: IntegerCodes,
+    rows: Vec<FixedPoint>,
+}
+
+impl PreparedX for Prepared {
+    fn m(&self) -> usize {
+        self.rows.len()
+    }
+
+    fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
+        let codes = &self.codes;
+        each_row_of_x(self.rows.len(), out, |index, sums| {
+            let Some(x) = self.rows.get(index) else { return };
             let scaling = Scaling::by_groups(&x.groups, codes.center as f32 * codes.unit);
             let unit = x.unit * output_multiplier(matrix);
-            output.extend(gemv(avx512, matrix, &scaling, |rows| {
+            row_gemv::dot_rows(self.isa.avx512, matrix, &scaling, (first_row, sums), |rows| {
                 // SAFETY: `self.isa` proves that the CPU has the features of the function.
-                unsafe { dot_rows(&codes, &x, rows, unit) }
-            }));
-        }
-        Ok(output)
+                unsafe { dot_rows(codes, x, rows, unit) }
+            });
+        });
     }
 }
 

@@ -1,4 +1,4 @@
-//! What the AVX-512 kernels for one row of x share: threads take rows of the weight, [`ROWS`] at a time, with their scales
+//! What the AVX-512 kernels for one row of x share: they take rows of the weight, [`ROWS`] at a time, with their scales
 //! and biases prepared ([`scales`]).
 
 pub(super) mod scales;
@@ -7,8 +7,6 @@ use super::aligned::Aligned;
 use super::group_params::ROWS_PER_PASS;
 use super::isa::avx512::Avx512;
 use super::matrix::PackedMatrix;
-use super::output::rows_per_task;
-use super::tasks;
 use scales::{scale_rows, Scaling};
 use std::arch::x86_64::*;
 
@@ -27,34 +25,42 @@ pub(super) struct Row<'a> {
     pub(super) scales: &'a [f32],
 }
 
-/// The output of all rows. `dot` multiplies [`ROWS`] rows at a time; where the rows of a pass run out, it gets the last one
-/// again.
-pub(super) fn gemv(
+/// The sums of the rows from `first_row` on, one for each of `output`. `dot` multiplies [`ROWS`] rows at a time; where the
+/// rows of a pass run out, it gets the last one again.
+pub(super) fn dot_rows(
     isa: Avx512,
     matrix: &PackedMatrix,
     scaling: &Scaling,
-    dot: impl Fn([Row<'_>; ROWS]) -> [f32; ROWS] + Send + Sync,
-) -> Vec<f32> {
-    let rows_of_task = rows_per_task((1, matrix.rows, matrix.k));
-    let mut output = vec![0f32; matrix.rows];
-    tasks::for_each(output.chunks_mut(rows_of_task), |task, output| {
-        let mut scaled = Aligned::<f32>::new(ROWS_PER_PASS * scaling.stride);
-        for (pass, output) in output.chunks_mut(ROWS_PER_PASS).enumerate() {
-            let first_row = task * rows_of_task + pass * ROWS_PER_PASS;
-            let scaled = &mut scaled[..output.len() * scaling.stride];
-            scale_rows(isa, matrix, first_row, scaling, scaled);
-            let last = output.len().saturating_sub(1);
-            for (part, output) in output.chunks_mut(ROWS).enumerate() {
-                let sums = dot(std::array::from_fn(|row| {
-                    let row = (ROWS * part + row).min(last);
-                    let (biases, scales) = scaled[row * scaling.stride..][..scaling.stride].split_at(LANES);
-                    Row { words: matrix.row_words(first_row + row), biases, scales }
-                }));
-                output.iter_mut().zip(sums).for_each(|(output, sum)| *output = sum);
-            }
+    (first_row, output): (usize, &mut [f32]),
+    dot: impl Fn([Row<'_>; ROWS]) -> [f32; ROWS],
+) {
+    let mut scaled = Aligned::<f32>::new(ROWS_PER_PASS * scaling.stride);
+    for (pass, output) in output.chunks_mut(ROWS_PER_PASS).enumerate() {
+        let first_row = first_row + pass * ROWS_PER_PASS;
+        let scaled = &mut scaled[..output.len() * scaling.stride];
+        scale_rows(isa, matrix, first_row, scaling, scaled);
+        let last = output.len().saturating_sub(1);
+        for (part, output) in output.chunks_mut(ROWS).enumerate() {
+            let sums = dot(std::array::from_fn(|row| {
+                let row = (ROWS * part + row).min(last);
+                let (biases, scales) = scaled[row * scaling.stride..][..scaling.stride].split_at(LANES);
+                Row { words: matrix.row_words(first_row + row), biases, scales }
+            }));
+            output.iter_mut().zip(sums).for_each(|(output, sum)| *output = sum);
         }
-    });
-    output
+    }
+}
+
+/// Writes what `dot` gives for each of `m` rows of x, one after the other, to `out`, `[rows, m]`.
+pub(super) fn each_row_of_x(m: usize, out: &mut [f32], mut dot: impl FnMut(usize, &mut [f32])) {
+    if m == 1 {
+        return dot(0, out);
+    }
+    let mut sums = vec![0f32; out.len() / m.max(1)];
+    for index in 0..m {
+        dot(index, &mut sums);
+        out.iter_mut().skip(index).step_by(m).zip(&sums).for_each(|(out, sum)| *out = *sum);
+    }
 }
 
 /// The sum of the lanes of each vector.

@@ -1,6 +1,6 @@
 //! Every algorithm by itself, and the table that chooses one.
 
-use super::super::dispatch::{choose, run, Algorithm};
+use super::super::dispatch::{choose, prepare, run, Algorithm};
 #[cfg(target_arch = "x86_64")]
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
@@ -189,6 +189,38 @@ fn what_a_fast_kernel_cannot_represent_is_multiplied_in_f32() {
                 let y: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                 assert!(y[(m - 1) * 5..].iter().all(|y| !y.is_finite()), "{} {format} m={m}", isa.name());
                 assert!(y[..(m - 1) * 5].iter().all(|y| y.is_finite()), "{} {format} m={m}", isa.name());
+            }
+        }
+    }
+}
+
+/// x prepared once, weights in parts: the bits of the whole matmul, wherever parts begin and end.
+#[test]
+fn parts_of_several_weights_share_a_prepared_x() {
+    let mut rng = StdRng::seed_from_u64(24);
+    for isa in isa::available().iter().filter(|isa| isa.name() != "avx512amx") {
+        for format in formats_for(640) {
+            let weights = [37, 18].map(|n| Weight::random(format, n, 640, &mut rng));
+            for (m, infinite) in [(1, false), (2, false), (5, false), (16, false), (1, true), (3, true)] {
+                let mut x: Vec<f32> = (0..m * 640).map(|_| rng.random_range(-1.0..1.0)).collect();
+                if infinite {
+                    x[7] = f32::INFINITY;
+                }
+                let format = weights[0].format;
+                let prepared = prepare(isa, format, 640, &x);
+                assert_eq!(prepared.m(), m);
+                for weight in weights.iter().filter(|weight| weight.format == format) {
+                    let whole: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
+                    for part in [1, 5, 16, weight.n] {
+                        let mut got = vec![0f32; weight.n * m];
+                        for (index, out) in got.chunks_mut(part * m).enumerate() {
+                            prepared.rows(&weight.view(), index * part, out);
+                        }
+                        let turned: Vec<f32> =
+                            (0..m * weight.n).map(|at| got[at % weight.n * m + at / weight.n]).collect();
+                        assert_same_bits((isa.name(), format, m, part), &turned, &whole);
+                    }
+                }
             }
         }
     }
