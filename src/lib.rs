@@ -85,6 +85,12 @@ pub mod ops {
     pub use crate::backend::{attention, quantize_rows, AttentionOptions};
 }
 
+/// A decoder whose layers are known before the first token, run in one call: see [`StepPlan`](step::StepPlan).
+pub mod step {
+    pub use crate::backend::step::StepToken;
+    pub use crate::nn::step::{AttentionBlock, FeedForwardBlock, StepBuilder, StepPlan};
+}
+
 /// Tensor parallelism: several ranks, each on a device of its own and with its slices of the weights, compute
 /// one model together.
 ///

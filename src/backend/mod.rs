@@ -10,6 +10,7 @@ mod experts;
 mod fused;
 mod ops;
 mod quantize;
+pub(crate) mod step;
 
 use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};

@@ -45,6 +45,7 @@ mod loaded;
 mod norm;
 pub(crate) mod parallel;
 mod stand_in;
+pub(crate) mod step;
 mod stored_weight;
 mod summary;
 mod var_builder;

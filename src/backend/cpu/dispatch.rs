@@ -210,7 +210,6 @@ pub(super) struct Prepared<'a> {
 }
 
 /// Prepares `x`, a few rows of `k` numbers, on this thread alone.
-#[cfg_attr(not(test), allow(dead_code))]
 pub(super) fn prepare<'a>(isa: &'a InstructionSet, format: QuantFormat, k: usize, x: &[f32]) -> Prepared<'a> {
     let fast = match choose(isa, x.len() / k.max(1), format).runner() {
         Runner::Rows(kernel) => kernel.prepare(format, k, x).ok(),
@@ -221,7 +220,6 @@ pub(super) fn prepare<'a>(isa: &'a InstructionSet, format: QuantFormat, k: usize
     Prepared { format, k, x }
 }
 
-#[cfg_attr(not(test), allow(dead_code))]
 impl Prepared<'_> {
     /// Rows of x.
     pub(super) fn m(&self) -> usize {

@@ -29,7 +29,9 @@ mod matrix;
 mod output;
 #[cfg(target_arch = "x86_64")]
 mod row_gemv;
+pub(super) mod step;
 mod tasks;
+mod team;
 
 #[cfg(test)]
 mod tests;

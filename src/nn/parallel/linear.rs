@@ -88,6 +88,11 @@ impl RowParallel {
     pub fn weight(&self) -> &LayerWeight {
         self.linear.weight()
     }
+
+    /// The layer, if it is whole: no other rank has a part of it.
+    pub fn whole(&self) -> Option<&Linear> {
+        self.sum.is_none().then_some(&self.linear)
+    }
 }
 
 impl Module for RowParallel {

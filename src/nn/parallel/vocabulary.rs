@@ -51,6 +51,11 @@ impl VocabParallelEmbedding {
         self.rows.embeddings()
     }
 
+    /// The table, if it is whole: no other rank has a part of it.
+    pub fn whole(&self) -> Option<&Embedding> {
+        self.share.is_none().then_some(&self.rows)
+    }
+
     /// The tied output head, on the same data.
     pub fn as_head(&self) -> VocabParallelHead {
         let rank = self.share.as_ref().map(|(rank, _)| rank.clone());
@@ -119,6 +124,11 @@ impl VocabParallelHead {
     /// This rank's rows.
     pub fn weight(&self) -> &LayerWeight {
         self.rows.weight()
+    }
+
+    /// The layer, if it is whole: no other rank has a part of it.
+    pub fn whole(&self) -> Option<&Linear> {
+        self.rank.is_none().then_some(&self.rows)
     }
 }
 

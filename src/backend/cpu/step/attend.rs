@@ -1,0 +1,276 @@
+//! The attention of a step: queries and keys are normalized and rotated, keys and values appended, parts computed and
+//! combined ([`attention`](super::super::attention)).
+
+use super::super::attention::{append, append_all, attend, combine, parts, run_part, Attention, Part, Queries, Rows};
+use super::super::tasks;
+use super::super::team::{Cursor, Member, Shared, Stopped};
+use super::elementwise::{rms_norm_in_place, rotate};
+use super::Angles;
+use crate::backend::step::{Heads, Node, Norm, Plan, StepToken};
+use crate::{Error, KvCache};
+use candle_core::Result;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// Tokens and caches, for all layers.
+pub(super) struct Layers<'a> {
+    angles: Angles,
+    queries: Vec<Queries>,
+    caches: Vec<&'a KvCache>,
+    /// For each layer the parts of its attention.
+    parts: Vec<Arc<[Part]>>,
+}
+
+/// Queries, keys and values of all rows.
+#[derive(Clone, Copy)]
+pub(super) struct Projected<'a> {
+    pub(super) queries: &'a Shared,
+    pub(super) keys: &'a Shared,
+    pub(super) values: &'a Shared,
+}
+
+impl<'a> Layers<'a> {
+    /// Makes room for the tokens in the caches, which [`check`] has found to fit.
+    pub(super) fn new(plan: &Plan, tokens: &[StepToken], caches: &'a mut [&mut KvCache]) -> Result<Self> {
+        let queries = queries_of(tokens)?;
+        for cache in caches.iter_mut() {
+            for Queries { sequence, tokens, .. } in &queries {
+                cache.extend(&[*sequence], *tokens)?;
+            }
+        }
+        let angles = Angles::new(plan, tokens);
+        let mut layers = Self { angles, queries, caches: caches.iter().map(|cache| &**cache).collect(), parts: Vec::new() };
+        let mut known: Option<(&KvCache, usize, Arc<[Part]>)> = None;
+        for heads in heads_of(plan) {
+            let Some(&cache) = layers.caches.get(heads.layer) else { continue };
+            let of_layer = match known {
+                Some((other, count, of_other)) if other.config() == cache.config() && count == heads.heads => of_other,
+                _ => parts(&attention(heads, cache, &layers.queries)).into(),
+            };
+            layers.parts.push(of_layer.clone());
+            known = Some((cache, heads.heads, of_layer));
+        }
+        Ok(layers)
+    }
+
+    /// The most numbers that the parts of a layer have together.
+    pub(super) fn partial_len(&self) -> usize {
+        self.parts.iter().filter_map(|parts| parts.last()).map(|part| part.partial.end).max().unwrap_or(0)
+    }
+
+    /// A member's share of a layer's attention.
+    ///
+    /// # Errors
+    /// If another member has failed.
+    pub(super) fn compute(
+        &self,
+        heads: &Heads,
+        (member, cursors): (&Member, &[Cursor; 3]),
+        projected: Projected,
+        (partials, attended): (&Shared, &Shared),
+    ) -> std::result::Result<(), Stopped> {
+        let Some((cache, parts)) = self.caches.get(heads.layer).copied().zip(self.parts.get(heads.layer)) else {
+            return Ok(());
+        };
+        let attention = attention(heads, cache, &self.queries);
+        let groups: Vec<&[Part]> = parts.chunk_by(|a, b| a.group == b.group).collect();
+        let [appended, computed, combined] = cursors;
+        let heads_of_keys = self.queries.len() * heads.kv_heads;
+        let group_width = heads.heads / heads.kv_heads * heads.head_dim;
+        let width = heads.heads * heads.head_dim;
+        let mut q = vec![0.; self.angles.rows() * width];
+        // Whoever appends a head may attend to it at once, if no other thread has a part of that.
+        let is_whole = groups.len() == parts.len() && groups.len() == heads_of_keys;
+        while let Some(taken) = appended.take(heads_of_keys, 1) {
+            let kv_head = taken.start % heads.kv_heads;
+            let Some(queries) = self.queries.get(taken.start / heads.kv_heads) else { continue };
+            self.append(heads, cache, (queries, kv_head), projected, &mut q);
+            match groups.get(taken.start).filter(|_| is_whole) {
+                Some(group) => {
+                    let mut partials = vec![0.; numbers_of(group).len()];
+                    run_parts(&attention, group, &q, &mut partials);
+                    write_combined(&attention, group, &partials, attended);
+                }
+                None => {
+                    for row in queries.first_row..queries.first_row + queries.tokens {
+                        let start = row * width + kv_head * group_width;
+                        let own = q.get(start..start + group_width).unwrap_or_default();
+                        projected.queries.write(start, own);
+                    }
+                }
+            }
+        }
+        if is_whole {
+            return Ok(());
+        }
+        member.wait()?;
+        projected.queries.read(0, &mut q);
+        while let Some(taken) = computed.take(parts.len(), 1) {
+            let Some(part) = parts.get(taken) else { continue };
+            let numbers = numbers_of(part);
+            let mut partial = vec![0.; numbers.len()];
+            run_parts(&attention, part, &q, &mut partial);
+            partials.write(numbers.start, &partial);
+        }
+        member.wait()?;
+        while let Some(taken) = combined.take(groups.len(), 1) {
+            let Some(group) = groups.get(taken.start) else { continue };
+            let numbers = numbers_of(group);
+            let mut of_group = vec![0.; numbers.len()];
+            partials.read(numbers.start, &mut of_group);
+            write_combined(&attention, group, &of_group, attended);
+        }
+        Ok(())
+    }
+
+    /// Normalizes and rotates queries and keys of one head of keys, and appends keys and values. The queries come to
+    /// where they lie in `q`, `[rows][heads * head_dim]`.
+    fn append(
+        &self,
+        heads: &Heads,
+        cache: &KvCache,
+        (queries, kv_head): (&Queries, usize),
+        projected: Projected,
+        q: &mut [f32],
+    ) {
+        let Heads { head_dim, kv_heads, .. } = *heads;
+        let (width, group_width) = (heads.heads * head_dim, heads.heads / kv_heads * head_dim);
+        let mut k = vec![0.; queries.tokens * head_dim];
+        let mut v = vec![0.; queries.tokens * head_dim];
+        let rows = queries.first_row..;
+        for ((row, k), v) in rows.zip(k.chunks_exact_mut(head_dim)).zip(v.chunks_exact_mut(head_dim)) {
+            let of_keys = (row * kv_heads + kv_head) * head_dim;
+            projected.keys.read(of_keys, k);
+            projected.values.read(of_keys, v);
+            self.prepare(k, heads.k_norm.as_ref(), row);
+            let of_queries = row * width + kv_head * group_width;
+            let q = q.get_mut(of_queries..of_queries + group_width).unwrap_or_default();
+            projected.queries.read(of_queries, q);
+            q.chunks_exact_mut(head_dim).for_each(|head| self.prepare(head, heads.q_norm.as_ref(), row));
+        }
+        append(cache, queries.sequence, kv_head, queries.position, &k, &v);
+    }
+
+    /// Normalizes and rotates a head of a row.
+    fn prepare(&self, head: &mut [f32], norm: Option<&Norm>, row: usize) {
+        if let Some(norm) = norm {
+            rms_norm_in_place(head, &norm.weight, norm.eps);
+        }
+        let (cos, sin) = self.angles.of(row);
+        rotate(head, cos, sin);
+    }
+
+    /// A layer's attention for many rows, by all threads: `[rows][heads * head_dim]`.
+    pub(super) fn compute_many(&self, heads: &Heads, [queries, keys, values]: &mut [Vec<f32>; 3]) -> Vec<f32> {
+        let Some(&cache) = self.caches.get(heads.layer) else { return Vec::new() };
+        let (width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
+        let rows = queries.chunks_mut(ROWS * width).zip(keys.chunks_mut(ROWS * kv_width));
+        tasks::for_each(rows, |task, (q, k)| {
+            let rows = (task * ROWS..).zip(q.chunks_exact_mut(width).zip(k.chunks_exact_mut(kv_width)));
+            for (row, (q, k)) in rows {
+                q.chunks_exact_mut(heads.head_dim).for_each(|head| self.prepare(head, heads.q_norm.as_ref(), row));
+                k.chunks_exact_mut(heads.head_dim).for_each(|head| self.prepare(head, heads.k_norm.as_ref(), row));
+            }
+        });
+        let rows = |values, stride| Rows { values, stride };
+        append_all(cache, &self.queries, rows(keys, kv_width), rows(values, kv_width));
+        let mut attended = vec![0.; queries.len()];
+        attend(&attention(heads, cache, &self.queries), rows(queries, width), &mut attended);
+        attended
+    }
+}
+
+/// Rows that a thread takes at a time, where it rotates them.
+const ROWS: usize = 8;
+
+fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -> Attention<'a> {
+    let scale = 1. / (heads.head_dim as f64).sqrt();
+    Attention { cache, queries, heads: heads.heads, scale: scale as f32, sinks: heads.sinks.as_deref() }
+}
+
+fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {
+    plan.nodes.iter().filter_map(|node| match node {
+        Node::Attend(heads) => Some(heads),
+        _ => None,
+    })
+}
+
+/// Where the numbers of some parts are.
+fn numbers_of(parts: &[Part]) -> Range<usize> {
+    let (first, last) = (parts.first(), parts.last());
+    first.map_or(0, |part| part.partial.start)..last.map_or(0, |part| part.partial.end)
+}
+
+/// Computes some parts one after another, for queries of all rows.
+fn run_parts(attention: &Attention, parts: &[Part], q: &[f32], partials: &mut [f32]) {
+    let q = Rows { values: q, stride: attention.heads * attention.cache.config().head_dim };
+    let mut rest = partials;
+    for part in parts {
+        let (partial, others) = std::mem::take(&mut rest).split_at_mut(part.partial.len());
+        run_part(attention, part, q, partial);
+        rest = others;
+    }
+}
+
+/// Combines the parts of a group into their slots of `attended`.
+fn write_combined(attention: &Attention, group: &[Part], partials: &[f32], attended: &Shared) {
+    let Some(part) = group.first() else { return };
+    let config = attention.cache.config();
+    let group_width = attention.heads / config.kv_heads * config.head_dim;
+    let mut out = vec![0.; part.queries.tokens * group_width];
+    combine(attention, group, partials, &mut out.chunks_exact_mut(group_width).collect::<Vec<_>>());
+    for (row, out) in (part.queries.first_row..).zip(out.chunks_exact(group_width)) {
+        attended.write(row * config.kv_heads * group_width + part.kv_head * group_width, out);
+    }
+}
+
+/// The tokens sequence by sequence.
+fn queries_of(tokens: &[StepToken]) -> Result<Vec<Queries>> {
+    let mut all: Vec<Queries> = Vec::new();
+    for (row, token) in tokens.iter().enumerate() {
+        let StepToken { sequence, position, .. } = *token;
+        if let Some(last) = all.last_mut().filter(|last| last.sequence == sequence) {
+            if last.position + last.tokens != position {
+                let expected = format!("{}, behind that of the token before", last.position + last.tokens);
+                return Err(Error::mismatch("position", expected, position.to_string()).into());
+            }
+            last.tokens += 1;
+        } else if all.iter().any(|queries| queries.sequence == sequence) {
+            let expected = "the tokens of a sequence one after another";
+            return Err(Error::mismatch("tokens", expected, format!("sequence {sequence} twice")).into());
+        } else {
+            all.push(Queries { sequence, position, tokens: 1, first_row: row });
+        }
+    }
+    Ok(all)
+}
+
+/// Checks that caches fit the plan, and that tokens follow what is cached and find room.
+pub(super) fn check(plan: &Plan, tokens: &[StepToken], caches: &[&mut KvCache]) -> Result<()> {
+    let queries = queries_of(tokens)?;
+    heads_of(plan).try_for_each(|heads| check_layer(heads, &queries, caches.get(heads.layer).map(|cache| &**cache)))
+}
+
+fn check_layer(heads: &Heads, queries: &[Queries], cache: Option<&KvCache>) -> Result<()> {
+    let Some(cache) = cache else {
+        return Err(Error::mismatch("caches", "one for each layer", "fewer").into());
+    };
+    let config = cache.config();
+    let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
+    if (kv_heads, head_dim) != (heads.kv_heads, heads.head_dim) {
+        let expected = format!("{} heads of {} elements", heads.kv_heads, heads.head_dim);
+        return Err(Error::mismatch("cache", expected, format!("{kv_heads} of {head_dim}")).into());
+    }
+    for &Queries { sequence, position, tokens, .. } in queries {
+        let (len, max_tokens) = (cache.len(sequence), config.max_tokens);
+        if len != position {
+            let expected = format!("{len}, the tokens in the cache");
+            return Err(Error::mismatch("position", expected, position.to_string()).into());
+        }
+        let needed = len.saturating_add(tokens);
+        if needed > max_tokens {
+            return Err(Error::OutOfCache { needed, max_tokens }.into());
+        }
+    }
+    Ok(())
+}
