@@ -14,6 +14,7 @@ use candle_quant::nn::{rms_norm, swiglu, LayerWeight, Linear, VarBuilder, Weight
 use candle_quant::parallel::{
     vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
 };
+use candle_quant::step::{FeedForwardBlock, StepBuilder, StepPlan, StepToken};
 use candle_quant::{Error, Result};
 
 /// A decoder-only language model with its key/value cache.
@@ -21,6 +22,8 @@ use candle_quant::{Error, Result};
 pub struct Model {
     embed_tokens: VocabParallelEmbedding,
     layers: Vec<Layer>,
+    /// All of it in one call, on the CPU; none if a layer is of a kind that a plan does not have.
+    plan: Option<StepPlan>,
     norm: RmsNorm,
     lm_head: VocabParallelHead,
     tied: bool,
@@ -97,8 +100,9 @@ impl Model {
             true => embed_tokens.as_head(),
             false => vocab_parallel_head(hidden, vocab, head)?,
         };
-        Ok(Self {
+        let mut this = Self {
             norm: rms_norm(hidden, config.rms_norm_eps, model.pp("norm"))?,
+            plan: None,
             embed_tokens,
             layers,
             lm_head,
@@ -110,7 +114,9 @@ impl Model {
             dtype,
             device: vb.device().clone(),
             is_sharded: vb.rank().is_some(),
-        })
+        };
+        this.plan = this.planned();
+        Ok(this)
     }
 
     /// Logits `[B, T, vocabulary]`, of the activations' dtype, for `ids` `[B, T]`, whose first token
@@ -122,6 +128,11 @@ impl Model {
     /// ([`Error::OutOfCache`]). If the batch size
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if self.plan.is_some() {
+            let (batch, len) = ids.dims2()?;
+            let logits = self.run_plan(ids, offset, &(0..batch * len).collect::<Vec<_>>())?;
+            return logits.reshape((batch, len, ()));
+        }
         self.on_pool(ids, |model| model.hidden(ids, offset)?.apply(&model.lm_head))
     }
 
@@ -130,6 +141,11 @@ impl Model {
     /// # Errors
     /// As those of [`forward`](Model::forward).
     pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if self.plan.is_some() {
+            let (batch, len) = ids.dims2()?;
+            let last: Vec<usize> = (1..=batch).map(|sequence| (sequence * len).saturating_sub(1)).collect();
+            return self.run_plan(ids, offset, &last);
+        }
         self.on_pool(ids, |model| {
             let hidden = model.hidden(ids, offset)?;
             let last = hidden.dim(1)?.saturating_sub(1);
@@ -181,8 +197,64 @@ impl Model {
             .collect()
     }
 
-    /// The normalized hidden states `[B, T, hidden]` behind the last layer.
-    fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+    /// The layers as a plan, if all are whole, packed, and of kinds that plans have.
+    fn planned(&self) -> Option<StepPlan> {
+        let build = || -> Result<StepPlan> {
+            let unsupported = |what: &str| Error::Unsupported {
+                what: format!("{what} in a step plan"),
+                remedy: "call the layers one by one".to_string(),
+            };
+            let parts = self.embed_tokens.whole().zip(self.lm_head.whole());
+            let Some((table, head)) = parts.filter(|_| self.device.is_cpu()) else {
+                return Err(unsupported("another device, or a rank's part of a model,"));
+            };
+            let mut plan = StepBuilder::new(table, self.inverse_frequencies.clone(), self.attention_factor)?;
+            for layer in &self.layers {
+                let Some(attention) = layer.attention.block(&layer.input_norm) else {
+                    return Err(unsupported("a rank's part of attention"));
+                };
+                plan.attention(attention)?;
+                match &layer.mlp {
+                    FeedForward::Dense(mlp) => match mlp.block(&layer.mlp_norm) {
+                        Some(mlp) => plan.feed_forward(mlp)?,
+                        None => return Err(unsupported("another activation than SiLU")),
+                    },
+                    FeedForward::Sparse(_) => return Err(unsupported("a layer of experts")),
+                }
+            }
+            plan.head(&self.norm, head)
+        };
+        build().map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok()
+    }
+
+    /// The logits `[wanted, vocabulary]` of some of the tokens, by the plan.
+    fn run_plan(&mut self, ids: &Tensor, offset: usize, wanted: &[usize]) -> candle_core::Result<Tensor> {
+        self.check(ids, offset)?;
+        let Some(plan) = &self.plan else { candle_core::bail!("the model has no plan") };
+        let (batch, len) = ids.dims2()?;
+        let flat = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+        let token = |(row, id): (usize, &i64)| match u32::try_from(*id) {
+            Ok(id) => Ok(StepToken { id, sequence: row / len, position: offset + row % len }),
+            Err(_) => Err(Error::mismatch("ids", "numbers of tokens", id.to_string())),
+        };
+        let tokens = flat.iter().enumerate().map(token).collect::<Result<Vec<_>>>()?;
+        let mut caches: Vec<_> = self.layers.iter_mut().filter_map(|layer| layer.attention.cache_mut()).collect();
+        let cached = caches.first().map_or(0, |cache| cache.sequences());
+        let run = match cached == 0 || cached == batch {
+            true => plan.run(&tokens, &mut caches, wanted),
+            false => Err(Error::mismatch("batch", format!("{cached} texts, as in the cache"), batch.to_string())),
+        };
+        match run {
+            Ok(logits) => logits.to_dtype(self.dtype),
+            Err(error) => {
+                self.clear_kv_cache();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// Checks that tokens may come, and that these follow those in the cache.
+    fn check(&self, ids: &Tensor, offset: usize) -> candle_core::Result<()> {
         if ids.elem_count() == 0 {
             candle_core::bail!("ids: expected at least one token, found shape {:?}", ids.dims());
         }
@@ -197,6 +269,12 @@ impl Model {
         if needed > self.max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens: self.max_tokens }.into());
         }
+        Ok(())
+    }
+
+    /// The normalized hidden states `[B, T, hidden]` behind the last layer.
+    fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        self.check(ids, offset)?;
         let hidden = self.run_layers(ids, offset);
         if hidden.is_err() {
             // Some layers may have appended their keys and others not.
@@ -314,6 +392,13 @@ impl Mlp {
             down_proj: rows_of(inner, hidden, own, bias, down)?,
             activation: config.hidden_act,
         })
+    }
+
+    /// The block behind its norm, if it is whole and of the kind that plans have.
+    fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<FeedForwardBlock<'a>> {
+        let is_silu = matches!(self.activation, Activation::Silu | Activation::Swish);
+        let down_proj = self.down_proj.whole().filter(|_| is_silu)?;
+        Some(FeedForwardBlock { norm, gate_proj: &self.gate_proj, up_proj: &self.up_proj, down_proj })
     }
 
     /// What is made of `x` is added to `residual`.

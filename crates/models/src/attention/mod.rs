@@ -13,6 +13,7 @@ use candle_nn::{Module, RmsNorm};
 use candle_quant::nn::{forward_all, rms_norm, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
+use candle_quant::step::AttentionBlock;
 use candle_quant::KvCache;
 use on_device::OnDevice;
 pub(super) use on_device::Visible;
@@ -83,6 +84,29 @@ impl Attention {
             head_dim,
             cache,
         })
+    }
+
+    /// The block behind its norm, if it is whole and on the CPU.
+    pub fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<AttentionBlock<'a>> {
+        Some(AttentionBlock {
+            norm,
+            q_proj: &self.q_proj,
+            k_proj: &self.k_proj,
+            v_proj: &self.v_proj,
+            o_proj: self.o_proj.whole()?,
+            q_norm: self.q_norm.as_ref(),
+            k_norm: self.k_norm.as_ref(),
+            sinks: self.sinks.as_ref(),
+            head_dim: self.head_dim,
+        })
+    }
+
+    /// The cache, if it is on the CPU.
+    pub fn cache_mut(&mut self) -> Option<&mut KvCache> {
+        match &mut self.cache {
+            Cache::OnCpu(cache) => Some(cache),
+            Cache::OnDevice(_) => None,
+        }
     }
 
     /// `x` is `[B, T, hidden]`, the tokens that follow those in the cache; what attention makes of them is
