@@ -94,7 +94,12 @@ pub(crate) fn run(
         return Err(Error::mismatch("ids", expected, token.id.to_string()).into());
     }
     if let Some(row) = wanted.iter().find(|row| **row >= tokens.len()) {
-        return Err(Error::mismatch("rows of logits", format!("each below {}", tokens.len()), row.to_string()).into());
+        return Err(Error::mismatch(
+            "rows of logits",
+            format!("each below {}", tokens.len()),
+            row.to_string(),
+        )
+        .into());
     }
     super::cpu::step::run(plan, tokens, caches, wanted)
 }

@@ -82,7 +82,11 @@ impl StepBuilder {
         let AttentionBlock { head_dim, .. } = block;
         let pairs = self.plan.inverse_frequencies.len();
         if head_dim == 0 || head_dim != 2 * pairs {
-            return Err(Error::mismatch("head", format!("{} elements, two for each frequency", 2 * pairs), head_dim.to_string()));
+            return Err(Error::mismatch(
+                "head",
+                format!("{} elements, two for each frequency", 2 * pairs),
+                head_dim.to_string(),
+            ));
         }
         let q = projection("queries", block.q_proj, self.plan.hidden)?;
         let k = projection("keys", block.k_proj, self.plan.hidden)?;
@@ -91,7 +95,11 @@ impl StepBuilder {
         let fits = q.rows == heads * head_dim && k.rows == kv_heads * head_dim && v.rows == k.rows;
         if !fits || kv_heads == 0 || heads % kv_heads != 0 {
             let found = format!("{}, {} and {} outputs", q.rows, k.rows, v.rows);
-            return Err(Error::mismatch("queries, keys and values", format!("whole heads of {head_dim}"), found));
+            return Err(Error::mismatch(
+                "queries, keys and values",
+                format!("whole heads of {head_dim}"),
+                found,
+            ));
         }
         let o = projection("output of attention", block.o_proj, q.rows)?;
         check_rows("output of attention", &o, self.plan.hidden)?;
@@ -99,7 +107,8 @@ impl StepBuilder {
             None => None,
             Some(sinks) => Some(numbers("sinks", sinks, heads)?),
         };
-        let norm_of = |name, norm: Option<&RmsNorm>| norm.map(|norm| self::norm(name, norm, head_dim)).transpose();
+        let norm_of =
+            |name, norm: Option<&RmsNorm>| norm.map(|norm| self::norm(name, norm, head_dim)).transpose();
         let of_heads = Heads {
             heads,
             kv_heads,
@@ -111,7 +120,11 @@ impl StepBuilder {
         };
         let norm = norm("norm before attention", block.norm, self.plan.hidden)?;
         self.layers += 1;
-        self.plan.nodes.extend([Node::Queries(norm, [q, k, v]), Node::Attend(of_heads), Node::AddAttended(o)]);
+        self.plan.nodes.extend([
+            Node::Queries(norm, [q, k, v]),
+            Node::Attend(of_heads),
+            Node::AddAttended(o),
+        ]);
         Ok(())
     }
 
@@ -168,7 +181,11 @@ impl StepPlan {
         wanted: &[usize],
     ) -> Result<Tensor> {
         if caches.len() != self.layers {
-            return Err(Error::mismatch("caches", format!("{}, one for each layer", self.layers), caches.len().to_string()));
+            return Err(Error::mismatch(
+                "caches",
+                format!("{}, one for each layer", self.layers),
+                caches.len().to_string(),
+            ));
         }
         let mut caches: Vec<&mut KvCache> = caches.iter_mut().map(BorrowMut::borrow_mut).collect();
         let logits = step::run(&self.plan, tokens, &mut caches, wanted)?;
@@ -182,7 +199,9 @@ fn packed(what: &str, weight: &LayerWeight) -> Result<QuantTensor> {
         remedy: "call the layers one by one".to_string(),
     };
     match weight {
-        LayerWeight::Quantized(weight) if weight.device().is_cpu() && weight.dims().len() == 2 => Ok(weight.clone()),
+        LayerWeight::Quantized(weight) if weight.device().is_cpu() && weight.dims().len() == 2 => {
+            Ok(weight.clone())
+        }
         LayerWeight::Quantized(weight) => Err(unsupported(format!("on {:?}", weight.device().location()))),
         other => Err(unsupported(format!("as {}", other.format_name()))),
     }

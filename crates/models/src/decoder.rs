@@ -238,11 +238,14 @@ impl Model {
             Err(_) => Err(Error::mismatch("ids", "numbers of tokens", id.to_string())),
         };
         let tokens = flat.iter().enumerate().map(token).collect::<Result<Vec<_>>>()?;
-        let mut caches: Vec<_> = self.layers.iter_mut().filter_map(|layer| layer.attention.cache_mut()).collect();
+        let mut caches: Vec<_> =
+            self.layers.iter_mut().filter_map(|layer| layer.attention.cache_mut()).collect();
         let cached = caches.first().map_or(0, |cache| cache.sequences());
         let run = match cached == 0 || cached == batch {
             true => plan.run(&tokens, &mut caches, wanted),
-            false => Err(Error::mismatch("batch", format!("{cached} texts, as in the cache"), batch.to_string())),
+            false => {
+                Err(Error::mismatch("batch", format!("{cached} texts, as in the cache"), batch.to_string()))
+            }
         };
         match run {
             Ok(logits) => logits.to_dtype(self.dtype),

@@ -83,7 +83,9 @@ impl Plane {
         let all: &[f16] = half_slice(bytemuck::cast_slice(&self.0));
         let count = layout.groups * BLOCK;
         let of_groups = all.get(layout.scales_at() / 2..).unwrap_or_default();
-        of_groups.split_at_checked(count).map_or((&[], &[]), |(scales, rest)| (scales, &rest[..count.min(rest.len())]))
+        of_groups
+            .split_at_checked(count)
+            .map_or((&[], &[]), |(scales, rest)| (scales, &rest[..count.min(rest.len())]))
     }
 
     /// Numbers or codes, scales, biases.

@@ -3,15 +3,22 @@
 use super::hadamard;
 use super::parts::Rows;
 use crate::tensor::{KvCache, KvFormat, KvLayout, KvPlane, KV_BLOCK};
-use half::{bf16, f16};
 use half::slice::HalfFloatSliceExt;
+use half::{bf16, f16};
 use std::ops::Range;
 
 /// Puts the keys and values of one head, `[tokens][head_dim]` each, into the cache, from `position` of the sequence on.
 /// Different heads may be appended to at the same time.
 ///
 /// The cache has room for them, see `KvCache::extend`; what stands behind its end, or before its window, is dropped.
-pub(crate) fn append(cache: &KvCache, sequence: usize, kv_head: usize, position: usize, k: &[f32], v: &[f32]) {
+pub(crate) fn append(
+    cache: &KvCache,
+    sequence: usize,
+    kv_head: usize,
+    position: usize,
+    k: &[f32],
+    v: &[f32],
+) {
     let dim = cache.config().head_dim;
     let tokens = (k.len() / dim).min(v.len() / dim);
     let rows = |values| Rows { values, stride: dim };
@@ -58,12 +65,14 @@ impl Row {
         match layout.format {
             KvFormat::F32 => put(codes, layout, token, is_keys, &self.numbers),
             KvFormat::F16 => {
-                let halves: &mut [f16] = half::slice::HalfBitsSliceExt::reinterpret_cast_mut(&mut *self.halves);
+                let halves: &mut [f16] =
+                    half::slice::HalfBitsSliceExt::reinterpret_cast_mut(&mut *self.halves);
                 halves.convert_from_f32_slice(&self.numbers);
                 put(codes, layout, token, is_keys, &self.halves);
             }
             KvFormat::Bf16 => {
-                let halves: &mut [bf16] = half::slice::HalfBitsSliceExt::reinterpret_cast_mut(&mut *self.halves);
+                let halves: &mut [bf16] =
+                    half::slice::HalfBitsSliceExt::reinterpret_cast_mut(&mut *self.halves);
                 halves.convert_from_f32_slice(&self.numbers);
                 put(codes, layout, token, is_keys, &self.halves);
             }

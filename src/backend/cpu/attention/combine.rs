@@ -19,7 +19,8 @@ fn row_of<'a>(
     row: usize,
 ) -> Option<RowOf<'a>> {
     let (rows, stride) = (attention.rows(part), attention.sum_stride());
-    let partial = partials.get(part.partial.start.checked_sub(start)?..part.partial.end.checked_sub(start)?)?;
+    let partial =
+        partials.get(part.partial.start.checked_sub(start)?..part.partial.end.checked_sub(start)?)?;
     let sums = partial.get(row * stride..)?.get(..attention.cache.config().head_dim)?;
     let largest = *partial.get(rows * stride + row)?;
     Some(RowOf { sums, largest, total: *partial.get(rows * (stride + 1) + row)? })

@@ -91,7 +91,8 @@ pub(super) unsafe fn run<S: Simd>(task: PartTask<'_>) {
     partial.largest.fill(f32::MIN);
     partial.totals.fill(0.);
     let (key_layout, value_layout) = attention.cache.layouts();
-    let reads_wide = [key_layout, value_layout].into_iter().any(|layout| !is_read_directly::<S>(layout, rows));
+    let reads_wide =
+        [key_layout, value_layout].into_iter().any(|layout| !is_read_directly::<S>(layout, rows));
     if reads_wide {
         scratch.wide = Aligned::new(KV_BLOCK * stride.max(dim));
     }
@@ -213,7 +214,9 @@ unsafe fn softmax<S: Simd>(
 ) {
     let vectors = KV_BLOCK / S::LANES;
     let rows = scratch.scores.chunks_exact_mut(KV_BLOCK);
-    for (row, (scores, (factor, largest))) in rows.zip(scratch.factors.iter_mut().zip(&mut *largest)).enumerate() {
+    for (row, (scores, (factor, largest))) in
+        rows.zip(scratch.factors.iter_mut().zip(&mut *largest)).enumerate()
+    {
         let seen = block.seen(row);
         let (before, rest) = scores.split_at_mut(seen.start.min(seen.end));
         before.fill(f32::NEG_INFINITY);

@@ -64,7 +64,8 @@ impl Texts {
         let rows = sequences.len() * tokens;
         // Scores have a standard deviation of about 2.
         let size = 3. / (head_dim as f32).powf(0.25);
-        let (q, k) = (self.random(rows * self.heads * head_dim, size), self.random(rows * kv_heads * head_dim, size));
+        let (q, k) =
+            (self.random(rows * self.heads * head_dim, size), self.random(rows * kv_heads * head_dim, size));
         let v = self.random(rows * kv_heads * head_dim, 1.);
         let stride = kv_heads * head_dim;
         append_all(&self.cache, &queries, Rows { values: &k, stride }, Rows { values: &v, stride });
@@ -92,7 +93,8 @@ impl Texts {
                     let row = (queries.first_row + token) * self.heads + head;
                     let q: Vec<f64> = q[row * head_dim..][..head_dim].iter().map(|q| f64::from(*q)).collect();
                     let kv_head = head / (self.heads / kv_heads);
-                    let (keys, values) = (&self.keys[queries.sequence][kv_head], &self.values[queries.sequence][kv_head]);
+                    let (keys, values) =
+                        (&self.keys[queries.sequence][kv_head], &self.values[queries.sequence][kv_head]);
                     let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
                     want.extend(reference::attend(&q, keys, values, seen.clone(), (f64::from(SCALE), sink)));
                 }
@@ -130,7 +132,11 @@ fn relative_error(got: &[f32], want: &[f64]) -> f64 {
     let square = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
     let error = square(&mut got.iter().zip(want).map(|(got, want)| f64::from(*got) - want));
     let size = square(&mut want.iter().copied());
-    if error.is_nan() { f64::INFINITY } else { (error / size).sqrt() }
+    if error.is_nan() {
+        f64::INFINITY
+    } else {
+        (error / size).sqrt()
+    }
 }
 
 const FLOATS: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Bf16];
@@ -234,7 +240,8 @@ fn a_prompt_gives_the_same_in_any_pieces() {
         let config = KvCacheConfig { window, ..config(2, 64, KvFormat::F16) };
         let width = 4 * 64;
         let mut rng = StdRng::seed_from_u64(11);
-        let mut random = |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.0..1.0)).collect() };
+        let mut random =
+            |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.0..1.0)).collect() };
         let (q, k, v) = (random(300 * width), random(300 * width / 2), random(300 * width / 2));
         let run = |isa: &InstructionSet, pieces: usize| {
             let mut cache = KvCache::new(config).unwrap();
@@ -245,7 +252,8 @@ fn a_prompt_gives_the_same_in_any_pieces() {
                 let queries = [Queries { sequence: 0, position, tokens, first_row }];
                 let stride = width / 2;
                 append_all(&cache, &queries, Rows { values: &k, stride }, Rows { values: &v, stride });
-                let attention = Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None };
+                let attention =
+                    Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None };
                 attend_with(isa, &attention, Rows { values: &q, stride: width }, &mut out);
             }
             out

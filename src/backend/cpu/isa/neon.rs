@@ -141,7 +141,8 @@ impl Simd for Neon {
             // Exponent and mantissa land on f32's, 112 too low; the product is exact, and subnormals become normal.
             let bits = vmovl_u16(vld1_u16(from));
             let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7FFF)));
-            let scaled = vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits((127 + 112) << 23)));
+            let scaled =
+                vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits((127 + 112) << 23)));
             // What would be 65536 and more is infinite or NaN: all bits of the exponent are set, the mantissa is there.
             let special = vcgeq_f32(scaled, vdupq_n_f32(65536.0));
             let special = vandq_u32(special, vdupq_n_u32(0x7F80_0000));

@@ -1,7 +1,9 @@
 //! The attention of a step: queries and keys are normalized and rotated, keys and values appended, parts computed and
 //! combined ([`attention`](super::super::attention)).
 
-use super::super::attention::{append, append_all, attend, combine, parts, run_part, Attention, Part, Queries, Rows};
+use super::super::attention::{
+    append, append_all, attend, combine, parts, run_part, Attention, Part, Queries, Rows,
+};
 use super::super::tasks;
 use super::super::team::{Cursor, Member, Shared, Stopped};
 use super::elementwise::{rms_norm_in_place, rotate};
@@ -39,12 +41,21 @@ impl<'a> Layers<'a> {
             }
         }
         let angles = Angles::new(plan, tokens);
-        let mut layers = Self { angles, queries, caches: caches.iter().map(|cache| &**cache).collect(), parts: Vec::new() };
+        let mut layers = Self {
+            angles,
+            queries,
+            caches: caches.iter().map(|cache| &**cache).collect(),
+            parts: Vec::new(),
+        };
         let mut known: Option<(&KvCache, usize, Arc<[Part]>)> = None;
         for heads in heads_of(plan) {
             let Some(&cache) = layers.caches.get(heads.layer) else { continue };
             let of_layer = match known {
-                Some((other, count, of_other)) if other.config() == cache.config() && count == heads.heads => of_other,
+                Some((other, count, of_other))
+                    if other.config() == cache.config() && count == heads.heads =>
+                {
+                    of_other
+                }
                 _ => parts(&attention(heads, cache, &layers.queries)).into(),
             };
             layers.parts.push(of_layer.clone());
@@ -69,7 +80,8 @@ impl<'a> Layers<'a> {
         projected: Projected,
         (partials, attended): (&Shared, &Shared),
     ) -> std::result::Result<(), Stopped> {
-        let Some((cache, parts)) = self.caches.get(heads.layer).copied().zip(self.parts.get(heads.layer)) else {
+        let Some((cache, parts)) = self.caches.get(heads.layer).copied().zip(self.parts.get(heads.layer))
+        else {
             return Ok(());
         };
         let attention = attention(heads, cache, &self.queries);
@@ -161,15 +173,21 @@ impl<'a> Layers<'a> {
     }
 
     /// A layer's attention for many rows, by all threads: `[rows][heads * head_dim]`.
-    pub(super) fn compute_many(&self, heads: &Heads, [queries, keys, values]: &mut [Vec<f32>; 3]) -> Vec<f32> {
+    pub(super) fn compute_many(
+        &self,
+        heads: &Heads,
+        [queries, keys, values]: &mut [Vec<f32>; 3],
+    ) -> Vec<f32> {
         let Some(&cache) = self.caches.get(heads.layer) else { return Vec::new() };
         let (width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
         let rows = queries.chunks_mut(ROWS * width).zip(keys.chunks_mut(ROWS * kv_width));
         tasks::for_each(rows, |task, (q, k)| {
             let rows = (task * ROWS..).zip(q.chunks_exact_mut(width).zip(k.chunks_exact_mut(kv_width)));
             for (row, (q, k)) in rows {
-                q.chunks_exact_mut(heads.head_dim).for_each(|head| self.prepare(head, heads.q_norm.as_ref(), row));
-                k.chunks_exact_mut(heads.head_dim).for_each(|head| self.prepare(head, heads.k_norm.as_ref(), row));
+                q.chunks_exact_mut(heads.head_dim)
+                    .for_each(|head| self.prepare(head, heads.q_norm.as_ref(), row));
+                k.chunks_exact_mut(heads.head_dim)
+                    .for_each(|head| self.prepare(head, heads.k_norm.as_ref(), row));
             }
         });
         let rows = |values, stride| Rows { values, stride };
@@ -248,7 +266,8 @@ fn queries_of(tokens: &[StepToken]) -> Result<Vec<Queries>> {
 /// Checks that caches fit the plan, and that tokens follow what is cached and find room.
 pub(super) fn check(plan: &Plan, tokens: &[StepToken], caches: &[&mut KvCache]) -> Result<()> {
     let queries = queries_of(tokens)?;
-    heads_of(plan).try_for_each(|heads| check_layer(heads, &queries, caches.get(heads.layer).map(|cache| &**cache)))
+    heads_of(plan)
+        .try_for_each(|heads| check_layer(heads, &queries, caches.get(heads.layer).map(|cache| &**cache)))
 }
 
 fn check_layer(heads: &Heads, queries: &[Queries], cache: Option<&KvCache>) -> Result<()> {

@@ -87,7 +87,10 @@ mod tests {
             let weight: Vec<f32> = (0..len).map(|index| number(index, 0.3) as f32).collect();
             let wide: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
             let close = |found: f32, expected: f64| {
-                assert!((f64::from(found) - expected).abs() <= 5e-7 * expected.abs().max(1e-3), "{found} {expected}")
+                assert!(
+                    (f64::from(found) - expected).abs() <= 5e-7 * expected.abs().max(1e-3),
+                    "{found} {expected}"
+                )
             };
 
             let rms = (wide.iter().map(|x| x * x).sum::<f64>() / len as f64 + 1e-6).sqrt();
@@ -111,8 +114,13 @@ mod tests {
             for (pair, angle) in angles.iter().enumerate() {
                 let (a, b) = (wide[pair], wide[pair + len / 2]);
                 let size = (a * a + b * b).sqrt();
-                assert!((f64::from(rotated[pair]) - (a * angle.cos() - b * angle.sin())).abs() <= 3e-7 * size);
-                assert!((f64::from(rotated[pair + len / 2]) - (a * angle.sin() + b * angle.cos())).abs() <= 3e-7 * size);
+                assert!(
+                    (f64::from(rotated[pair]) - (a * angle.cos() - b * angle.sin())).abs() <= 3e-7 * size
+                );
+                assert!(
+                    (f64::from(rotated[pair + len / 2]) - (a * angle.sin() + b * angle.cos())).abs()
+                        <= 3e-7 * size
+                );
             }
         }
     }

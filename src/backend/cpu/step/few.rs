@@ -104,7 +104,8 @@ impl Step<'_> {
                 while let Some(range) = cursor.take(rows, 1) {
                     for row in range {
                         let ids = [self.tokens.get(row).map_or(0, |token| token.id as usize)];
-                        let embedded = with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, &ids)))?;
+                        let embedded =
+                            with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, &ids)))?;
                         buffers.hidden.write(row * hidden, &embedded);
                     }
                 }
@@ -112,7 +113,8 @@ impl Step<'_> {
             Node::Queries(norm, projections) => {
                 let mut x = Operand::new(self.normed(norm, None), rows);
                 let to = [&buffers.queries, &buffers.keys, &buffers.values];
-                let blocks: usize = projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
+                let blocks: usize =
+                    projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let mut first = 0;
                     for (projection, to) in projections.iter().zip(to) {
@@ -121,7 +123,9 @@ impl Step<'_> {
                         if start < end {
                             let range = (start - first) * BLOCK..projection.rows.min((end - first) * BLOCK);
                             let sums = x.multiply(projection, range.start, range.len())?;
-                            scatter(&sums, rows, |row, sums| to.write(row * projection.rows + range.start, sums));
+                            scatter(&sums, rows, |row, sums| {
+                                to.write(row * projection.rows + range.start, sums)
+                            });
                         }
                         first += own;
                     }
@@ -141,7 +145,9 @@ impl Step<'_> {
                     let range = taken.start * BLOCK..gate.rows.min(taken.end * BLOCK);
                     let mut gates = x.multiply(gate, range.start, range.len())?;
                     silu_mul(&mut gates, &x.multiply(up, range.start, range.len())?);
-                    scatter(&gates, rows, |row, inner| buffers.inner.write(row * gate.rows + range.start, inner));
+                    scatter(&gates, rows, |row, inner| {
+                        buffers.inner.write(row * gate.rows + range.start, inner)
+                    });
                 }
             }
             Node::AddInner(projection) => self.add(projection, &buffers.inner, member, cursor)?,
@@ -152,7 +158,9 @@ impl Step<'_> {
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let range = taken.start * BLOCK..head.rows.min(taken.end * BLOCK);
                     let sums = x.multiply(head, range.start, range.len())?;
-                    scatter(&sums, wanted, |row, sums| buffers.logits.write(row * head.rows + range.start, sums));
+                    scatter(&sums, wanted, |row, sums| {
+                        buffers.logits.write(row * head.rows + range.start, sums)
+                    });
                 }
             }
         }
@@ -231,7 +239,8 @@ impl Operand {
         let format = projection.weight.format();
         let known = self.prepared.iter().position(|(known, _)| *known == format);
         let index = known.unwrap_or_else(|| {
-            self.prepared.push((format, dispatch::prepare(super::super::isa::best(), format, projection.k, &self.x)));
+            self.prepared
+                .push((format, dispatch::prepare(super::super::isa::best(), format, projection.k, &self.x)));
             self.prepared.len() - 1
         });
         let mut sums = vec![0.; count * self.rows];

@@ -43,7 +43,9 @@ pub(super) fn run(
                 inner = multiply(gate, &x)?;
                 let up_rows = multiply(up, &x)?;
                 let len = ROWS * gate.rows;
-                tasks::for_each(inner.chunks_mut(len).zip(up_rows.chunks(len)), |_, (gate, up)| silu_mul(gate, up));
+                tasks::for_each(inner.chunks_mut(len).zip(up_rows.chunks(len)), |_, (gate, up)| {
+                    silu_mul(gate, up)
+                });
             }
             Node::AddInner(projection) => add(&mut hidden, &multiply(projection, &inner)?),
             Node::Logits(norm, head) => {

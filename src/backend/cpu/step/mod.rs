@@ -53,7 +53,8 @@ impl Angles {
         let angles = tokens.iter().flat_map(|token| {
             plan.inverse_frequencies.iter().map(|frequency| (token.position as f32 * frequency).sin_cos())
         });
-        let (sin, cos) = angles.map(|(sin, cos)| (sin * plan.attention_factor, cos * plan.attention_factor)).unzip();
+        let (sin, cos) =
+            angles.map(|(sin, cos)| (sin * plan.attention_factor, cos * plan.attention_factor)).unzip();
         Self { pairs: plan.inverse_frequencies.len(), cos, sin }
     }
 

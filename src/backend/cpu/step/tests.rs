@@ -77,21 +77,28 @@ impl Model {
         }
         nodes.push(Node::Logits(norm(&mut rng, HIDDEN), projection(&mut rng, VOCABULARY, HIDDEN)));
         let inverse_frequencies = (0..HEAD_DIM / 2).map(|pair| 0.7f32.powi(pair as i32)).collect();
-        let plan =
-            Plan { nodes, hidden: HIDDEN, vocabulary: VOCABULARY, inverse_frequencies, attention_factor: 1.1 };
+        let plan = Plan {
+            nodes,
+            hidden: HIDDEN,
+            vocabulary: VOCABULARY,
+            inverse_frequencies,
+            attention_factor: 1.1,
+        };
         Self { plan, kind }
     }
 
     fn caches(&self) -> Vec<KvCache> {
         let window = |layer| self.kind.window.filter(|_| layer == 1);
-        let config = |layer| KvCacheConfig { window: window(layer), ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) };
+        let config =
+            |layer| KvCacheConfig { window: window(layer), ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) };
         (0..LAYERS).map(|layer| KvCache::new(config(layer)).unwrap()).collect()
     }
 
     /// Logits of every token of a text, in f64.
     fn reference(&self, ids: &[u32]) -> Vec<Vec<f64>> {
         let mut hidden: Vec<Vec<f64>> = Vec::new();
-        let (mut projected, mut attended, mut inner, mut logits) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
+        let (mut projected, mut attended, mut inner, mut logits) =
+            (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for node in &self.plan.nodes {
             match node {
                 Node::Embed(table) => {
@@ -104,13 +111,21 @@ impl Model {
                     projected = q.into_iter().zip(k).zip(v).map(|((q, k), v)| [q, k, v]).collect::<Vec<_>>();
                 }
                 Node::Attend(heads) => {
-                    let rotated: Vec<_> = projected.iter().enumerate().map(|(position, [q, k, v])| {
-                        let by_head = |x: &[f64], norm: &Option<Norm>| -> Vec<Vec<f64>> {
-                            x.chunks(HEAD_DIM).map(|head| self.rotated(head, norm.as_ref(), position)).collect()
-                        };
-                        (by_head(q, &heads.q_norm), by_head(k, &heads.k_norm), v.clone())
-                    }).collect();
-                    attended = (0..ids.len()).map(|position| self.attend(heads, &rotated, position)).collect::<Vec<_>>();
+                    let rotated: Vec<_> = projected
+                        .iter()
+                        .enumerate()
+                        .map(|(position, [q, k, v])| {
+                            let by_head = |x: &[f64], norm: &Option<Norm>| -> Vec<Vec<f64>> {
+                                x.chunks(HEAD_DIM)
+                                    .map(|head| self.rotated(head, norm.as_ref(), position))
+                                    .collect()
+                            };
+                            (by_head(q, &heads.q_norm), by_head(k, &heads.k_norm), v.clone())
+                        })
+                        .collect();
+                    attended = (0..ids.len())
+                        .map(|position| self.attend(heads, &rotated, position))
+                        .collect::<Vec<_>>();
                 }
                 Node::AddAttended(projection) => add(&mut hidden, projection, &attended),
                 Node::Gate(norm, [gate, up]) => {
@@ -133,35 +148,49 @@ impl Model {
         let head = norm.map_or(head.to_vec(), |norm| normed(head, norm));
         let half = HEAD_DIM / 2;
         let factor = f64::from(self.plan.attention_factor);
-        (0..HEAD_DIM).map(|index| {
-            let angle = f64::from(position as f32 * self.plan.inverse_frequencies[index % half]);
-            let (sin, cos) = angle.sin_cos();
-            match index < half {
-                true => factor * (head[index] * cos - head[index + half] * sin),
-                false => factor * (head[index - half] * sin + head[index] * cos),
-            }
-        }).collect()
+        (0..HEAD_DIM)
+            .map(|index| {
+                let angle = f64::from(position as f32 * self.plan.inverse_frequencies[index % half]);
+                let (sin, cos) = angle.sin_cos();
+                match index < half {
+                    true => factor * (head[index] * cos - head[index + half] * sin),
+                    false => factor * (head[index - half] * sin + head[index] * cos),
+                }
+            })
+            .collect()
     }
 
     /// What the heads of a position see.
-    fn attend(&self, heads: &Heads, rotated: &[(Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>)], position: usize) -> Vec<f64> {
+    fn attend(
+        &self,
+        heads: &Heads,
+        rotated: &[(Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>)],
+        position: usize,
+    ) -> Vec<f64> {
         let window = self.kind.window.filter(|_| heads.layer == 1).unwrap_or(usize::MAX);
         let seen = (position + 1).saturating_sub(window)..position + 1;
-        (0..HEADS).flat_map(|head| {
-            let kv_head = head / (HEADS / KV_HEADS);
-            let score = |key: usize| {
-                let products = rotated[position].0[head].iter().zip(&rotated[key].1[kv_head]);
-                products.map(|(q, k)| q * k).sum::<f64>() / (HEAD_DIM as f64).sqrt()
-            };
-            let weights: Vec<f64> = seen.clone().map(|key| score(key).exp()).collect();
-            let sink = heads.sinks.as_ref().map_or(0., |sinks| f64::from(sinks[head]).exp());
-            let total = weights.iter().sum::<f64>() + sink;
-            let first = seen.start;
-            (0..HEAD_DIM).map(move |index| {
-                let values = weights.iter().enumerate();
-                values.map(|(key, weight)| weight * rotated[first + key].2[kv_head * HEAD_DIM + index]).sum::<f64>() / total
-            }).collect::<Vec<_>>()
-        }).collect()
+        (0..HEADS)
+            .flat_map(|head| {
+                let kv_head = head / (HEADS / KV_HEADS);
+                let score = |key: usize| {
+                    let products = rotated[position].0[head].iter().zip(&rotated[key].1[kv_head]);
+                    products.map(|(q, k)| q * k).sum::<f64>() / (HEAD_DIM as f64).sqrt()
+                };
+                let weights: Vec<f64> = seen.clone().map(|key| score(key).exp()).collect();
+                let sink = heads.sinks.as_ref().map_or(0., |sinks| f64::from(sinks[head]).exp());
+                let total = weights.iter().sum::<f64>() + sink;
+                let first = seen.start;
+                (0..HEAD_DIM)
+                    .map(move |index| {
+                        let values = weights.iter().enumerate();
+                        values
+                            .map(|(key, weight)| weight * rotated[first + key].2[kv_head * HEAD_DIM + index])
+                            .sum::<f64>()
+                            / total
+                    })
+                    .collect::<Vec<_>>()
+            })
+            .collect()
     }
 }
 
@@ -203,7 +232,12 @@ fn lent(caches: &mut [KvCache]) -> Vec<&mut KvCache> {
     caches.iter_mut().collect()
 }
 
-fn run(plan: &Plan, tokens: &[StepToken], caches: &mut [KvCache], wanted: &[usize]) -> candle_core::Result<Vec<f32>> {
+fn run(
+    plan: &Plan,
+    tokens: &[StepToken],
+    caches: &mut [KvCache],
+    wanted: &[usize],
+) -> candle_core::Result<Vec<f32>> {
     crate::backend::step::run(plan, tokens, &mut lent(caches), wanted)
 }
 
@@ -220,8 +254,13 @@ fn check(found: &[f32], expected: &[Vec<f64>], what: &str) {
     assert!(worst <= 1e-5 * spread, "{what}: {worst:e} of {spread}");
 }
 
-const PLAIN: Kind =
-    Kind { format: QuantFormat::affine_opt(4, 64).unwrap(), bias: false, qk_norm: false, sinks: false, window: None };
+const PLAIN: Kind = Kind {
+    format: QuantFormat::affine_opt(4, 64).unwrap(),
+    bias: false,
+    qk_norm: false,
+    sinks: false,
+    window: None,
+};
 
 fn kinds() -> Vec<(&'static str, Kind)> {
     vec![
@@ -241,7 +280,8 @@ fn steps_are_those_of_a_decoder_in_f64() {
         let expected = model.reference(&ids);
 
         let mut caches = model.caches();
-        let found = many::run(&model.plan, &tokens(&ids, 0, 0), &mut lent(&mut caches), &all(ids.len())).unwrap();
+        let found =
+            many::run(&model.plan, &tokens(&ids, 0, 0), &mut lent(&mut caches), &all(ids.len())).unwrap();
         check(&found, &expected, &format!("{name}, at once"));
 
         let mut caches = model.caches();
@@ -266,13 +306,17 @@ fn results_do_not_depend_on_the_number_of_threads() {
         let (prompt, rest) = ids.split_at(600);
         run(&model.plan, &tokens(prompt, 0, 0), &mut caches, &[]).unwrap();
         // Long enough for several parts of a head.
-        [1, 1, 5, 16].iter().scan(0, |first, len| {
-            let part = tokens(&rest[*first..*first + len], 0, 600 + *first);
-            *first += len;
-            let threads = threads.map_or(Threads::Pool, Threads::Own);
-            let logits = few::run(threads, &model.plan, &part, &mut lent(&mut caches), &all(*len)).unwrap();
-            Some(logits.into_iter().map(f32::to_bits).collect())
-        }).collect()
+        [1, 1, 5, 16]
+            .iter()
+            .scan(0, |first, len| {
+                let part = tokens(&rest[*first..*first + len], 0, 600 + *first);
+                *first += len;
+                let threads = threads.map_or(Threads::Pool, Threads::Own);
+                let logits =
+                    few::run(threads, &model.plan, &part, &mut lent(&mut caches), &all(*len)).unwrap();
+                Some(logits.into_iter().map(f32::to_bits).collect())
+            })
+            .collect()
     };
     let alone = after_prompt(Some(1));
     for threads in [Some(2), Some(3), Some(7), None] {
@@ -293,10 +337,14 @@ fn sequences_of_a_batch_do_not_see_each_other() {
     }
     run(&model.plan, &before, &mut caches, &[]).unwrap();
     for back in [2, 1] {
-        let step: Vec<StepToken> = texts.iter().enumerate().flat_map(|(sequence, ids)| {
-            let position = ids.len() - back;
-            tokens(&ids[position..=position], sequence, position)
-        }).collect();
+        let step: Vec<StepToken> = texts
+            .iter()
+            .enumerate()
+            .flat_map(|(sequence, ids)| {
+                let position = ids.len() - back;
+                tokens(&ids[position..=position], sequence, position)
+            })
+            .collect();
         let found = run(&model.plan, &step, &mut caches, &all(3)).unwrap();
         for ((found, ids), alone) in found.chunks(VOCABULARY).zip(&texts).zip(&alone) {
             let position = ids.len() - back;
@@ -314,7 +362,8 @@ fn only_wanted_rows_have_logits() {
         let wanted = [0, len / 2, len - 1];
         let some = run(&model.plan, &tokens(&ids, 0, 0), &mut model.caches(), &wanted).unwrap();
         for (row, some) in wanted.iter().zip(some.chunks(VOCABULARY)) {
-            let of_row = every[row * VOCABULARY..(row + 1) * VOCABULARY].iter().map(|logit| f64::from(*logit));
+            let of_row =
+                every[row * VOCABULARY..(row + 1) * VOCABULARY].iter().map(|logit| f64::from(*logit));
             check(some, &[of_row.collect()], &format!("row {row} of {len}"));
         }
     }
@@ -324,7 +373,9 @@ fn only_wanted_rows_have_logits() {
 fn what_does_not_fit_is_refused_and_changes_nothing() {
     let model = Model::new(PLAIN);
     let small = KvCacheConfig { max_tokens: 4, ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) };
-    let caches = |config: KvCacheConfig| -> Vec<KvCache> { (0..LAYERS).map(|_| KvCache::new(config).unwrap()).collect() };
+    let caches = |config: KvCacheConfig| -> Vec<KvCache> {
+        (0..LAYERS).map(|_| KvCache::new(config).unwrap()).collect()
+    };
     let step = |tokens: &[StepToken], caches: &mut [KvCache]| {
         let before: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
         let result = run(&model.plan, tokens, caches, &[0]);
@@ -342,7 +393,10 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         (step(&tokens(&[VOCABULARY as u32], 0, 3), &mut full), "each below 80"),
         (step(&[], &mut full), "at least one"),
         (step(&[tokens(&[1], 0, 3), tokens(&[1], 0, 5)].concat(), &mut full), "position: expected 4"),
-        (step(&[tokens(&[1], 0, 3), tokens(&[1], 1, 0), tokens(&[1], 0, 4)].concat(), &mut full), "sequence 0 twice"),
+        (
+            step(&[tokens(&[1], 0, 3), tokens(&[1], 1, 0), tokens(&[1], 0, 4)].concat(), &mut full),
+            "sequence 0 twice",
+        ),
         (step(&tokens(&[1], 0, 0), &mut caches(KvCacheConfig::new(1, HEAD_DIM))), "2 heads of 32"),
         (step(&tokens(&[1], 0, 0), &mut caches(small)[..2]), "one for each layer"),
     ];
