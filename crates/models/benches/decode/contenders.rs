@@ -46,9 +46,7 @@ impl Contender {
     pub fn load(library: Library, path: &Path, chunk: usize) -> Result<Self> {
         let device = Device::Cpu;
         let model = match library {
-            Library::CandleQuant => {
-                Loaded::Ours(Model::load(&Checkpoint::open(path)?, DType::F32, &device)?)
-            }
+            Library::CandleQuant => Loaded::Ours(Model::load(&Checkpoint::open(path)?, DType::F32, &device)?),
             Library::Candle => {
                 let mut reader = BufReader::new(File::open(path)?);
                 let content = gguf_file::Content::read(&mut reader)?;
@@ -81,7 +79,9 @@ impl Contender {
         let ids = (0..batch * tokens).map(|at| ((at * 31 + self.cached * 7) % 256) as u32).collect();
         let ids = Tensor::from_vec(ids, (batch, tokens), &self.device)?;
         let logits = match &mut self.model {
-            Loaded::Ours(model) if all => model.forward(&ids, offset)?.narrow(1, tokens - 1, 1)?.squeeze(1)?,
+            Loaded::Ours(model) if all => {
+                model.forward(&ids, offset)?.narrow(1, tokens - 1, 1)?.squeeze(1)?
+            }
             Loaded::Ours(model) => model.forward_last(&ids, offset)?,
             Loaded::Candle(model) => model.forward(&ids, offset)?,
         };

@@ -98,12 +98,18 @@ fn decode(
         let case = Case::new("decode", files, context);
         let floor = bytes_per_s / (files.bytes + files.shape.cache_bytes(context)) as f64;
         report.write(case.figure("byte floor", "tokens/s", &[floor]))?;
-        rounds((case, "tokens/s", options.rounds), contenders, report, |s| steps / s, |contender| {
-            if context <= SHORT {
-                contender.reach(context)?;
-            }
-            seconds(|| (0..options.steps).try_for_each(|_| contender.forward_last(1, 1)))
-        })?;
+        rounds(
+            (case, "tokens/s", options.rounds),
+            contenders,
+            report,
+            |s| steps / s,
+            |contender| {
+                if context <= SHORT {
+                    contender.reach(context)?;
+                }
+                seconds(|| (0..options.steps).try_for_each(|_| contender.forward_last(1, 1)))
+            },
+        )?;
     }
     Ok(())
 }

@@ -125,7 +125,8 @@ impl Report {
     }
 
     fn table(&self) -> String {
-        let mut table = String::from("| model | bits | | | unit | candle-quant | candle | times better | byte floor |\n");
+        let mut table =
+            String::from("| model | bits | | | unit | candle-quant | candle | times better | byte floor |\n");
         table += &("|---".repeat(9) + "|\n");
         let mut rows: Vec<(&Case, &str, BTreeMap<&str, &Figure>)> = Vec::new();
         for figure in &self.figures {
