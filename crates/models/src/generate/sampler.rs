@@ -1,20 +1,33 @@
 //! Choosing the next token from logits.
+//!
+//! Probabilities are integers here: the weight of a token is 2^31 exp((logit - largest) / temperature), rounded down, and
+//! a draw compares a random number with sums of weights. Such sums are exact in any order, so that what is drawn does not
+//! depend on how the work is shared out, and another implementation (on a GPU, say) draws the same tokens. The random
+//! number is a function of the seed and of how many were drawn before. A token that is 2^31 times less likely than the most
+//! likely one is never drawn.
 
-use candle_core::{DType, Tensor};
+mod exp;
+mod philox;
+mod select;
+#[cfg(test)]
+mod tests;
+
+use candle_core::{CpuStorage, DType, Storage, Tensor};
 use candle_quant::{Error, Result};
-use rand::distr::weighted::WeightedIndex;
-use rand::distr::Distribution;
-use rand::rngs::StdRng;
-use rand::SeedableRng;
+use exp::weight;
+use select::{keep_largest, keep_sum, nth_largest, Candidate};
+
+/// Logits are looked at in blocks of so many: what a block holds at most says whether it can be skipped.
+const BLOCK: usize = 256;
 
 /// How the next token is chosen. Temperature comes first, then top-k, then top-p.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sampling {
     /// Divides the logits; 0 always takes the largest one.
     pub temperature: f64,
-    /// Only the k most likely tokens.
+    /// Only the k most likely tokens; of equally likely ones the first.
     pub top_k: Option<usize>,
-    /// Only the smallest set of most likely tokens whose probabilities sum to p or more.
+    /// Only the smallest set of most likely tokens whose probabilities sum to p or more; of equally likely ones the first.
     pub top_p: Option<f64>,
 }
 
@@ -35,7 +48,26 @@ impl Default for Sampling {
 pub struct Sampler {
     sampling: Sampling,
     seed: u64,
-    rng: StdRng,
+    /// How many tokens were drawn.
+    step: u64,
+    /// Memory that is used again for every token.
+    scratch: Scratch,
+}
+
+#[derive(Debug, Default)]
+struct Scratch {
+    /// The largest logit of each block.
+    largest: Vec<f32>,
+    weights: Vec<u32>,
+    /// What the weights of each block come to.
+    blocks: Vec<Block>,
+    candidates: Vec<Candidate<u32>>,
+}
+
+#[derive(Debug)]
+struct Block {
+    sum: u64,
+    largest: u32,
 }
 
 impl Sampler {
@@ -59,7 +91,7 @@ impl Sampler {
             return Err(Error::mismatch("top-p", "above 0 and at most 1", p.to_string()));
         }
         let seed = seed.unwrap_or_else(rand::random);
-        Ok(Self { sampling, seed, rng: StdRng::seed_from_u64(seed) })
+        Ok(Self { sampling, seed, step: 0, scratch: Scratch::default() })
     }
 
     /// The seed in use.
@@ -72,60 +104,184 @@ impl Sampler {
     /// # Errors
     /// If `logits` is not a vector of floats, is empty, or holds NaN or infinity.
     pub fn sample(&mut self, logits: &Tensor) -> Result<u32> {
-        let logits = logits.to_dtype(DType::F32)?.to_vec1::<f32>()?;
-        let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
-        // A logit of minus infinity is a forbidden token; anything else has to be finite.
-        if !largest.is_finite() || logits.iter().any(|logit| logit.is_nan()) {
-            return Err(Error::mismatch("logits", "finite numbers", "NaN or infinity, or none at all"));
+        logits.dims1()?;
+        let logits = logits.to_dtype(DType::F32)?;
+        // Logits that are in memory already are not copied.
+        let (storage, layout) = logits.storage_and_layout();
+        if let (Storage::Cpu(CpuStorage::F32(values)), Some((start, end))) =
+            (&*storage, layout.contiguous_offsets())
+        {
+            if let Some(values) = values.get(start..end) {
+                return self.sample_slice(values);
+            }
         }
+        self.sample_slice(&logits.to_vec1()?)
+    }
+
+    fn sample_slice(&mut self, logits: &[f32]) -> Result<u32> {
+        let scratch = &mut self.scratch;
+        let largest = find_largest(logits, &mut scratch.largest);
+        // A logit of minus infinity is a forbidden token; anything else has to be finite.
+        let Some(largest) = largest.filter(|largest| largest.is_finite()) else {
+            return Err(Error::mismatch("logits", "finite numbers", "NaN or infinity, or none at all"));
+        };
         let Sampling { temperature, top_k, top_p } = self.sampling;
         if temperature == 0. {
-            let first = logits.iter().position(|logit| *logit == largest);
-            return Ok(first.unwrap_or_default() as u32);
+            let block = scratch.largest.iter().position(|of_block| *of_block == largest).unwrap_or(0);
+            let rest = logits.iter().skip(block * BLOCK);
+            return Ok((block * BLOCK + rest.take_while(|logit| **logit != largest).count()) as u32);
         }
-        let mut candidates: Vec<(u32, f64)> = (0..)
-            .zip(&logits)
-            .map(|(token, logit)| (token, (f64::from(logit - largest) / temperature).exp()))
-            .collect();
-        if let Some(k) = top_k {
-            keep_top_k(&mut candidates, k);
+        let random = philox::random(self.seed, self.step, 0);
+        self.step += 1;
+        // Neither 0 nor infinity, which would make NaN of logits that are equal to the largest.
+        let temperature = (temperature as f32).clamp(f32::MIN_POSITIVE, f32::MAX);
+        let relative = |logit: f32| (logit - largest) / temperature;
+        let top_p = top_p.filter(|p| *p < 1.);
+        match top_k.filter(|k| *k < logits.len()) {
+            Some(k) => {
+                let kept = top_candidates(logits, &scratch.largest, k);
+                scratch.candidates.clear();
+                let weights = kept.into_iter().map(|(token, logit)| (token, weight(relative(logit))));
+                scratch.candidates.extend(weights);
+                if let Some(p) = top_p {
+                    let total = scratch.candidates.iter().map(|(_, weight)| u64::from(*weight)).sum();
+                    keep_sum(&mut scratch.candidates, share(p, total));
+                }
+            }
+            None => {
+                weigh(logits, relative, scratch);
+                let total = scratch.blocks.iter().map(|block| block.sum).sum();
+                match top_p {
+                    Some(p) => {
+                        let need = share(p, total);
+                        // All that weigh less than this weigh less together than what may be left out.
+                        scratch.gather(((total - need) / logits.len().max(1) as u64) as u32);
+                        keep_sum(&mut scratch.candidates, need);
+                    }
+                    None => return Ok(draw_from_blocks(scratch, below(random, total))),
+                }
+            }
         }
-        if let Some(p) = top_p.filter(|p| *p < 1.) {
-            keep_top_p(&mut candidates, p);
-        }
-        let chosen = WeightedIndex::new(candidates.iter().map(|(_, weight)| weight))
-            .map_err(|error| Error::mismatch("logits", "usable weights", error.to_string()))?
-            .sample(&mut self.rng);
-        // The index comes from this very list.
-        Ok(candidates.get(chosen).map_or(0, |(token, _)| *token))
+        let total = scratch.candidates.iter().map(|(_, weight)| u64::from(*weight)).sum();
+        Ok(draw(scratch.candidates.iter().copied(), below(random, total)))
     }
 }
 
-/// Descending by weight, ties by token, so that a seed means the same everywhere.
-fn by_weight(a: &(u32, f64), b: &(u32, f64)) -> std::cmp::Ordering {
-    b.1.total_cmp(&a.1).then(a.0.cmp(&b.0))
+/// A number below `total` for 64 random bits.
+fn below(random: u64, total: u64) -> u64 {
+    ((u128::from(random) * u128::from(total)) >> 64) as u64
 }
 
-fn keep_top_k(candidates: &mut Vec<(u32, f64)>, k: usize) {
-    if k < candidates.len() {
-        candidates.select_nth_unstable_by(k, by_weight);
-        candidates.truncate(k);
-        candidates.sort_unstable_by(by_weight);
+/// The part p of `total`, at least 1: p counts in units of 2^-32.
+fn share(p: f64, total: u64) -> u64 {
+    const UNIT: f64 = (1u64 << 32) as f64;
+    let part = (u128::from(total) * (p * UNIT).round() as u128).div_ceil(1 << 32);
+    (part as u64).clamp(1, total.max(1))
+}
+
+/// The token in whose weight the place `at` of all weights lies.
+fn draw(candidates: impl Iterator<Item = Candidate<u32>>, mut at: u64) -> u32 {
+    let mut last = 0;
+    for (token, weight) in candidates {
+        last = token;
+        match at.checked_sub(u64::from(weight)) {
+            Some(rest) => at = rest,
+            None => break,
+        }
     }
+    last
 }
 
-fn keep_top_p(candidates: &mut Vec<(u32, f64)>, p: f64) {
-    let total: f64 = candidates.iter().map(|(_, weight)| weight).sum();
-    // Tokens this unlikely weigh less than 1 - p together: sorting them is not needed.
-    let least = total * (1. - p) / candidates.len() as f64;
-    candidates.retain(|(_, weight)| *weight >= least);
-    candidates.sort_unstable_by(by_weight);
-    let mut sum = 0.;
-    let enough = candidates.iter().position(|(_, weight)| {
-        sum += weight;
-        sum >= p * total
-    });
-    if let Some(last) = enough {
-        candidates.truncate(last + 1);
+fn draw_from_blocks(scratch: &Scratch, mut at: u64) -> u32 {
+    let mut start = 0;
+    for (block, weights) in scratch.blocks.iter().zip(scratch.weights.chunks(BLOCK)) {
+        match at.checked_sub(block.sum) {
+            Some(rest) => at = rest,
+            None => return draw((start..).zip(weights.iter().copied()), at),
+        }
+        start += BLOCK as u32;
+    }
+    0
+}
+
+/// The largest logit, and that of each block; none if one is NaN or there are none.
+fn find_largest(logits: &[f32], of_blocks: &mut Vec<f32>) -> Option<f32> {
+    const LANES: usize = 16;
+    let mut has_nan = false;
+    of_blocks.clear();
+    of_blocks.extend(logits.chunks(BLOCK).map(|block| {
+        let (lanes, rest) = block.as_chunks::<LANES>();
+        let mut largest = [f32::NEG_INFINITY; LANES];
+        let mut nans = [0u32; LANES];
+        for logits in lanes {
+            for ((largest, nan), logit) in largest.iter_mut().zip(&mut nans).zip(logits) {
+                *largest = if *logit > *largest { *logit } else { *largest };
+                *nan |= u32::from(logit.is_nan());
+            }
+        }
+        has_nan |= nans.iter().any(|nan| *nan > 0) || rest.iter().any(|logit| logit.is_nan());
+        largest.iter().chain(rest).copied().fold(f32::NEG_INFINITY, f32::max)
+    }));
+    of_blocks.iter().copied().reduce(f32::max).filter(|_| !has_nan)
+}
+
+/// The `k` largest logits with their tokens, in the order of these.
+fn top_candidates(logits: &[f32], of_blocks: &[f32], k: usize) -> Vec<Candidate<f32>> {
+    // Where k blocks have one that is as large as this, no smaller one is among the k largest.
+    let mut candidates = Vec::new();
+    let bound = nth_largest(&mut of_blocks.to_vec(), k);
+    for (index, (block, largest)) in logits.chunks(BLOCK).zip(of_blocks).enumerate() {
+        if *largest >= bound {
+            let tokens = (index * BLOCK) as u32..;
+            candidates.extend(tokens.zip(block.iter().copied()).filter(|(_, logit)| *logit >= bound));
+        }
+    }
+    keep_largest(&mut candidates, k);
+    candidates
+}
+
+/// All weights, and what those of each block come to.
+fn weigh(logits: &[f32], relative: impl Fn(f32) -> f32, scratch: &mut Scratch) {
+    const LANES: usize = 16;
+    scratch.weights.resize(logits.len(), 0);
+    scratch.blocks.clear();
+    let blocks = logits.chunks(BLOCK).zip(scratch.weights.chunks_mut(BLOCK));
+    scratch.blocks.extend(blocks.map(|(logits, weights)| {
+        for (logit, place) in logits.iter().zip(weights.iter_mut()) {
+            *place = weight(relative(*logit));
+        }
+        // Halves of weights, so that no sum of a block leaves 32 bits.
+        let (mut high, mut low, mut largest) = ([0u32; LANES], [0u32; LANES], [0i32; LANES]);
+        let (lanes, rest) = weights.as_chunks::<LANES>();
+        for weights in lanes {
+            let sums = high.iter_mut().zip(&mut low).zip(&mut largest);
+            for (((high, low), largest), weight) in sums.zip(weights) {
+                *high += weight >> 16;
+                *low += weight & 0xffff;
+                *largest = (*largest).max(*weight as i32);
+            }
+        }
+        let of_lanes = (high.iter().map(|sum| u64::from(*sum)).sum::<u64>() << 16)
+            + low.iter().map(|sum| u64::from(*sum)).sum::<u64>();
+        let largest = largest.iter().map(|weight| *weight as u32).chain(rest.iter().copied()).max();
+        Block {
+            sum: of_lanes + rest.iter().map(|weight| u64::from(*weight)).sum::<u64>(),
+            largest: largest.unwrap_or(0),
+        }
+    }));
+}
+
+impl Scratch {
+    /// Takes the tokens that weigh `least` or more, and none that weigh nothing.
+    fn gather(&mut self, least: u32) {
+        let least = least.max(1);
+        self.candidates.clear();
+        for (index, (block, weights)) in self.blocks.iter().zip(self.weights.chunks(BLOCK)).enumerate() {
+            if block.largest >= least {
+                let tokens = (index * BLOCK) as u32..;
+                let candidates = tokens.zip(weights.iter().copied());
+                self.candidates.extend(candidates.filter(|(_, weight)| *weight >= least));
+            }
+        }
     }
 }
