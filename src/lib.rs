@@ -68,6 +68,7 @@ pub mod format;
 pub mod nn;
 mod tensor;
 
+pub use backend::ActivationPrecision;
 pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};
 pub use format::QuantFormat;

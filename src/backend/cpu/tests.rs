@@ -14,6 +14,7 @@ mod algorithms;
 #[cfg(unix)]
 mod bounds;
 mod extremes;
+mod outliers;
 mod weights;
 
 use weights::{Groups, Weight};
@@ -25,7 +26,7 @@ fn matmul_with<T: Real>(
     x: &[T],
     bias: Option<&[f32]>,
 ) -> Vec<T> {
-    dispatch::matmul(isa, matrix, x, bias)
+    dispatch::matmul(isa, matrix, x, bias, ActivationPrecision::Exact)
 }
 
 /// [`dequantize`] on an instruction set.
