@@ -308,8 +308,13 @@ fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; L
                 words = words.add(M * DIGITS);
             }
             let scales = _mm512_loadu_ps(params.scales.as_ptr().add(group).cast());
-            let units = tile.units.as_ptr().add(group * M);
-            let to = sums.as_mut_ptr().cast::<f32>();
+            let biases = match params.biases.is_empty() {
+                true => _mm512_setzero_ps(),
+                false => _mm512_loadu_ps(params.biases.as_ptr().add(group).cast()),
+            };
+            let (units, x) = (tile.units.as_ptr().add(group * M), tile.sums.as_ptr().add(group * M));
+            // Registers are for counts: sums stay in memory, of which the compiler must not know what it holds.
+            let to = std::hint::black_box(sums.as_mut_ptr().cast::<f32>());
             for row in 0..M {
                 // Upper digits of a group fit into 32 bits together, all three do not.
                 let mut high = counts[row][0];
@@ -323,17 +328,8 @@ fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; L
                 }
                 // A unit first: scales may have any exponent that f32 has.
                 product = _mm512_mul_ps(product, _mm512_set1_ps(*units.add(row)));
-                let sum = _mm512_fmadd_ps(product, scales, _mm512_loadu_ps(to.add(row * LANES)));
-                _mm512_storeu_ps(to.add(row * LANES), sum);
-            }
-            if !params.biases.is_empty() {
-                let biases = _mm512_loadu_ps(params.biases.as_ptr().add(group).cast());
-                let x = tile.sums.as_ptr().add(group * M);
-                for row in 0..M {
-                    let sum = _mm512_loadu_ps(to.add(row * LANES));
-                    let sum = _mm512_fmadd_ps(biases, _mm512_set1_ps(*x.add(row)), sum);
-                    _mm512_storeu_ps(to.add(row * LANES), sum);
-                }
+                let sum = _mm512_fmadd_ps(biases, _mm512_set1_ps(*x.add(row)), _mm512_loadu_ps(to.add(row * LANES)));
+                _mm512_storeu_ps(to.add(row * LANES), _mm512_fmadd_ps(product, scales, sum));
             }
         }
     }

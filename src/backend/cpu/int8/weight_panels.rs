@@ -106,18 +106,20 @@ unsafe fn transpose_packed<const BITS: usize, const KIND: u8>(
     at: usize,
     to: *mut __m512i,
 ) {
-    // SAFETY: sixteen bytes four times are 64; each of the sixteen vectors has `8 / BITS` of codes.
+    // SAFETY: 64 bytes of a row are a vector; each of the sixteen vectors has `8 / BITS` of codes.
     unsafe {
-        for quarter in 0..4 {
-            let packed = transposed(from, at + 16 * quarter);
-            for part in 0..4 {
-                let to = to.add((4 * quarter + part) * (8 / BITS));
-                match BITS {
-                    1 => store(unpack::<1, 8, AFFINE>(packed[part], packed[part]), to),
-                    2 => store(unpack::<2, 4, AFFINE>(packed[part], packed[part]), to),
-                    4 => store(unpack::<4, 2, KIND>(packed[part], packed[part]), to),
-                    _ => _mm512_storeu_si512(to, packed[part]),
-                }
+        let mut rows = [_mm512_setzero_si512(); 16];
+        for row in 0..16 {
+            rows[row] = _mm512_loadu_si512(from[row].add(at).cast());
+        }
+        let packed = transposed(rows);
+        for vector in 0..16 {
+            let to = to.add(vector * (8 / BITS));
+            match BITS {
+                1 => store(unpack::<1, 8, AFFINE>(packed[vector], packed[vector]), to),
+                2 => store(unpack::<2, 4, AFFINE>(packed[vector], packed[vector]), to),
+                4 => store(unpack::<4, 2, KIND>(packed[vector], packed[vector]), to),
+                _ => _mm512_storeu_si512(to, packed[vector]),
             }
         }
     }
@@ -135,9 +137,8 @@ unsafe fn transpose_unpacked<const BITS: usize, const KIND: u8>(
     to: *mut __m512i,
 ) {
     let bytes = const { 16 * BITS };
-    let mut codes = [[[0u8; 64]; 16]; 2];
-    // SAFETY: a row has the bytes of the step from `at` on; the arrays have the rows of both vectors, and `to` has sixteen
-    // lanes of both.
+    let mut codes = [[_mm512_setzero_si512(); 16]; 2];
+    // SAFETY: a row has the bytes of the step from `at` on; `to` has sixteen lanes of both vectors.
     unsafe {
         for row in 0..16 {
             let row_at = from[row].add(at);
@@ -145,16 +146,13 @@ unsafe fn transpose_unpacked<const BITS: usize, const KIND: u8>(
             let second = load(row_at, 64, bytes.saturating_sub(64), bytes);
             let unpacked = unpack::<BITS, 2, KIND>(first, second);
             for vector in 0..2 {
-                _mm512_storeu_si512(codes[vector][row].as_mut_ptr().cast(), unpacked[vector]);
+                codes[vector][row] = unpacked[vector];
             }
         }
         for vector in 0..2 {
-            let rows: [*const u8; 16] = std::array::from_fn(|row| codes[vector][row].as_ptr());
-            for quarter in 0..4 {
-                let lanes = transposed(&rows, 16 * quarter);
-                for part in 0..4 {
-                    _mm512_storeu_si512(to.add((4 * quarter + part) * 2 + vector), lanes[part]);
-                }
+            let lanes = transposed(codes[vector]);
+            for lane in 0..16 {
+                _mm512_storeu_si512(to.add(lane * 2 + vector), lanes[lane]);
             }
         }
     }
@@ -173,34 +171,33 @@ unsafe fn store<const VECTORS: usize>(vectors: [__m512i; VECTORS], to: *mut __m5
     }
 }
 
-/// Four vectors, of which vector i has bytes `at + 4 * i` to `at + 4 * i + 4` of row r in lane r.
-///
-/// # Safety
-/// Rows are valid for sixteen bytes from `at` on.
+/// Sixteen rows as sixteen columns: lane r of vector l is lane l of row r.
 #[inline]
-#[target_feature(enable = "avx512f,avx512dq")]
-unsafe fn transposed(rows: &[*const u8; 16], at: usize) -> [__m512i; 4] {
-    // SAFETY: sixteen bytes of each row are read, for which the caller vouches.
-    unsafe {
-        let mut quads = [_mm512_setzero_si512(); 4];
-        for row in 0..4 {
-            let part = |row: usize| _mm_loadu_si128(rows[row].add(at).cast());
-            let mut quad = _mm512_broadcast_i32x4(part(row));
-            quad = _mm512_mask_broadcast_i32x4(quad, 0x00F0, part(4 + row));
-            quad = _mm512_mask_broadcast_i32x4(quad, 0x0F00, part(8 + row));
-            quads[row] = _mm512_mask_broadcast_i32x4(quad, 0xF000, part(12 + row));
-        }
-        let (ab_low, ab_high) =
-            (_mm512_unpacklo_epi32(quads[0], quads[1]), _mm512_unpackhi_epi32(quads[0], quads[1]));
-        let (cd_low, cd_high) =
-            (_mm512_unpacklo_epi32(quads[2], quads[3]), _mm512_unpackhi_epi32(quads[2], quads[3]));
-        [
-            _mm512_unpacklo_epi64(ab_low, cd_low),
-            _mm512_unpackhi_epi64(ab_low, cd_low),
-            _mm512_unpacklo_epi64(ab_high, cd_high),
-            _mm512_unpackhi_epi64(ab_high, cd_high),
-        ]
+#[target_feature(enable = "avx512f")]
+fn transposed(rows: [__m512i; 16]) -> [__m512i; 16] {
+    // Four rows, column by column: each 128 bits have four lanes of one column.
+    let mut quads = [[rows[0]; 4]; 4];
+    for quad in 0..4 {
+        let [a, b, c, d] = [rows[4 * quad], rows[4 * quad + 1], rows[4 * quad + 2], rows[4 * quad + 3]];
+        let (ab_low, ab_high) = (_mm512_unpacklo_epi32(a, b), _mm512_unpackhi_epi32(a, b));
+        let (cd_low, cd_high) = (_mm512_unpacklo_epi32(c, d), _mm512_unpackhi_epi32(c, d));
+        quads[0][quad] = _mm512_unpacklo_epi64(ab_low, cd_low);
+        quads[1][quad] = _mm512_unpackhi_epi64(ab_low, cd_low);
+        quads[2][quad] = _mm512_unpacklo_epi64(ab_high, cd_high);
+        quads[3][quad] = _mm512_unpackhi_epi64(ab_high, cd_high);
     }
+    let mut columns = rows;
+    for part in 0..4 {
+        let [a, b, c, d] = quads[part];
+        // Columns `part` and 8 + `part` of the first eight rows, and 4 + `part` and 12 + `part`; and so of the others.
+        let (even, odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xDD>(a, b));
+        let (even_rest, odd_rest) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xDD>(c, d));
+        columns[part] = _mm512_shuffle_i32x4::<0x88>(even, even_rest);
+        columns[part + 8] = _mm512_shuffle_i32x4::<0xDD>(even, even_rest);
+        columns[part + 4] = _mm512_shuffle_i32x4::<0x88>(odd, odd_rest);
+        columns[part + 12] = _mm512_shuffle_i32x4::<0xDD>(odd, odd_rest);
+    }
+    columns
 }
 
 /// Scales and biases of a panel's rows, a vector of sixteen rows for each group.
@@ -213,7 +210,7 @@ pub(super) struct PanelParams {
 
 impl PanelParams {
     pub(super) fn new(matrix: &PackedMatrix, has_biases: bool) -> Self {
-        let groups = matrix.groups_per_row().next_multiple_of(4);
+        let groups = matrix.groups_per_row();
         let zeros = |any: bool| vec![[0.; LANES]; if any { groups } else { 0 }];
         Self { of_rows: GroupParams::new(matrix), scales: zeros(true), biases: zeros(has_biases) }
     }
@@ -227,24 +224,28 @@ impl PanelParams {
             self.of_rows.absorb_center(codes.center as f32 * codes.unit);
         }
         let unit = _mm512_set1_ps(codes.unit);
-        let of_row: [_; ROWS_PER_PASS] = std::array::from_fn(|row| self.of_rows.row(row));
-        let scales = of_row.map(|(scales, _)| scales.as_ptr().cast::<u8>());
-        let biases = of_row.map(|(_, biases)| biases.as_ptr().cast::<u8>());
-        for first in (0..self.scales.len()).step_by(4) {
-            // SAFETY: a row has as many numbers as groups, and sixteen of padding behind them; four vectors of groups are
-            // written, of which there is a multiple of four.
-            unsafe {
-                let vectors = transposed(&scales, 4 * first);
-                for part in 0..4 {
-                    let scaled = _mm512_mul_ps(_mm512_castsi512_ps(vectors[part]), unit);
-                    _mm512_storeu_ps(self.scales.as_mut_ptr().add(first + part).cast(), scaled);
-                }
-                if !self.biases.is_empty() {
-                    let vectors = transposed(&biases, 4 * first);
-                    for part in 0..4 {
-                        let to = self.biases.as_mut_ptr().add(first + part);
-                        _mm512_storeu_si512(to.cast(), vectors[part]);
+        for first in (0..self.scales.len()).step_by(LANES) {
+            let mut rows = [[_mm512_setzero_si512(); 16]; 2];
+            for row in 0..ROWS_PER_PASS {
+                let (scales, biases) = self.of_rows.row(row);
+                for (rows, values) in rows.iter_mut().zip([scales, biases]) {
+                    if let Some(sixteen) = values.get(first..).and_then(|values| values.first_chunk::<LANES>()) {
+                        // SAFETY: a chunk has the sixteen numbers of a vector.
+                        rows[row] = unsafe { _mm512_loadu_si512(sixteen.as_ptr().cast()) };
                     }
+                }
+            }
+            let columns = transposed(rows[0]);
+            for (to, column) in self.scales[first..].iter_mut().zip(columns) {
+                let scaled = _mm512_mul_ps(_mm512_castsi512_ps(column), unit);
+                // SAFETY: the array has the sixteen numbers of a vector.
+                unsafe { _mm512_storeu_ps(to.as_mut_ptr(), scaled) };
+            }
+            if !self.biases.is_empty() {
+                let columns = transposed(rows[1]);
+                for (to, column) in self.biases[first..].iter_mut().zip(columns) {
+                    // SAFETY: the array has the sixteen numbers of a vector.
+                    unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), column) };
                 }
             }
         }
