@@ -82,7 +82,8 @@ impl FromStr for ActivationPrecision {
 
     fn from_str(name: &str) -> Result<Self, Error> {
         let named = Self::ALL.into_iter().find(|this| this.to_string() == name);
-        named.ok_or_else(|| Error::mismatch("precision of activations", "exact, 16 or 8", format!("{name:?}")))
+        named
+            .ok_or_else(|| Error::mismatch("precision of activations", "exact, 16 or 8", format!("{name:?}")))
     }
 }
 

@@ -5,19 +5,23 @@
 //! | `portable`, `neon`, `avx2`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
 //! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
-//! | | 2 to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
+//! | ·, three digits | 2 to 8 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | | more, to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
 //! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
 //! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
 //! | | 2 to 31 | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | 32 and more | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
-//! The instruction set and M name the candidates, the fastest first; each kernel says which formats it supports. The last
+//! Digits are those of activations in integer kernels ([`Digits`]).
+//!
+//! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
 //! kernel that cannot represent some activations or scales ([`NotRepresentable`]) leaves the matmul to f32, too.
 
+use super::super::precision::ActivationPrecision;
 #[cfg(target_arch = "x86_64")]
 use super::bf16::gemm_amx::Bf16Amx;
-use super::super::precision::ActivationPrecision;
 use super::f32;
 #[cfg(target_arch = "x86_64")]
 use super::f32::mxfp8_gemv::Mxfp8Gemv;
@@ -127,7 +131,7 @@ impl RowsOfX {
 }
 
 /// The table above.
-pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat) -> Algorithm {
+pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits: Digits) -> Algorithm {
     let rows = RowsOfX::of(m);
     let candidates: &[Algorithm] = match isa {
         InstructionSet::Portable(_) => &[],
@@ -140,7 +144,12 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat) -> Alg
             RowsOfX::One => {
                 &[Algorithm::Int8Gemv(Int8Gemv::new(*isa)), Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(isa.avx512))]
             }
-            RowsOfX::Few => &[Algorithm::Int8Few(Int8Gemm::new(*isa))],
+            RowsOfX::Few => match (digits.count, m) {
+                // Unpacked panels do not pay yet, and three digits take as much time as f32.
+                (1 | 2, ..=4) => &[Algorithm::Int8Gemv(Int8Gemv::new(*isa))],
+                (3.., ..=8) => &[],
+                _ => &[Algorithm::Int8Few(Int8Gemm::new(*isa))],
+            },
             RowsOfX::Many => &[Algorithm::Int8Many(Int8Gemm::new(*isa))],
         },
         #[cfg(target_arch = "x86_64")]
@@ -171,7 +180,7 @@ pub(super) fn matmul<T: Real>(
         return Vec::new();
     }
     let digits = Digits::of::<T>(precision);
-    match run(choose(isa, m, matrix.format), isa, matrix, x, bias, digits) {
+    match run(choose(isa, m, matrix.format, digits), isa, matrix, x, bias, digits) {
         Ok(output) => output,
         Err(NotRepresentable) => match RowsOfX::of(m) {
             RowsOfX::One | RowsOfX::Few => f32_gemv(isa, matrix, x, bias),
@@ -232,7 +241,7 @@ pub(super) fn prepare<'a>(
     x: &[f32],
     digits: Digits,
 ) -> Prepared<'a> {
-    let fast = match choose(isa, x.len() / k.max(1), format).runner() {
+    let fast = match choose(isa, x.len() / k.max(1), format, digits).runner() {
         Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
         // Kernels for whole outputs have no rows to share out.
         Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,

@@ -1,8 +1,8 @@
 //! What dispatch needs of kernels: of those that are faster than the ones in f32 and take some formats only, and of those
 //! for a few rows of x.
 
-use super::matrix::PackedMatrix;
 use super::super::precision::ActivationPrecision;
+use super::matrix::PackedMatrix;
 use super::output::{in_parts, round_row, rows_per_task};
 use crate::format::Real;
 use crate::QuantFormat;
@@ -32,7 +32,9 @@ impl Digits {
     /// rounding of the output to bf16. An f16 has eleven, for which this does not hold.
     pub(super) fn of<T: Real>(precision: ActivationPrecision) -> Self {
         match precision {
-            ActivationPrecision::Exact if T::DTYPE == candle_core::DType::BF16 => Self { count: 2, strict: true },
+            ActivationPrecision::Exact if T::DTYPE == candle_core::DType::BF16 => {
+                Self { count: 2, strict: true }
+            }
             ActivationPrecision::Exact => Self { count: 3, strict: true },
             ActivationPrecision::Bits16 => Self { count: 2, strict: false },
             ActivationPrecision::Bits8 => Self { count: 1, strict: false },
@@ -50,12 +52,7 @@ pub(super) trait FastKernel {
     ///
     /// # Errors
     /// If the kernel cannot represent the activations or scales.
-    fn matmul(
-        &self,
-        matrix: &PackedMatrix,
-        x: &[f32],
-        digits: Digits,
-    ) -> Result<Vec<f32>, NotRepresentable>;
+    fn matmul(&self, matrix: &PackedMatrix, x: &[f32], digits: Digits) -> Result<Vec<f32>, NotRepresentable>;
 }
 
 /// A kernel for a few rows of x, in two steps: it prepares x once, for every weight that x meets, and then multiplies any

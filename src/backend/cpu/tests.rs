@@ -13,6 +13,7 @@ use rand::{Rng, RngExt, SeedableRng};
 mod algorithms;
 #[cfg(unix)]
 mod bounds;
+mod digits;
 mod extremes;
 mod outliers;
 mod weights;

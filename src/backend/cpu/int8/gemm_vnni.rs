@@ -68,6 +68,9 @@ impl RowKernel for Int8Gemm {
 const ROWS_OF_TASK: usize = 4 * LANES;
 const X_OF_TASK: usize = 48 * 12;
 
+/// The most rows of x with which the weight is read row by row.
+const MAX_STREAMED: usize = 31;
+
 impl FastKernel for Int8Gemm {
     fn supports(&self, format: QuantFormat) -> bool {
         IntegerCodes::of(format).is_some()
@@ -162,7 +165,9 @@ impl Prepared {
         let count: usize = tiles.iter().map(|tile| tile.rows).sum();
         let lanes_of = |panel: usize| (first_row + panel * LANES, (rows - panel * LANES).min(LANES));
         let mut params: Vec<PanelParams> = Vec::new();
-        for panel in 0..panels.min(ROWS_OF_TASK / LANES) {
+        // Few rows of x take one panel at a time, so that rows of the weight are read from their beginning to their end.
+        let together = if count <= MAX_STREAMED { 1 } else { ROWS_OF_TASK / LANES };
+        for panel in 0..panels.min(together) {
             let mut of_panel = PanelParams::new(matrix, has_biases);
             of_panel.load(matrix, &self.codes, lanes_of(panel));
             params.push(of_panel);
@@ -281,7 +286,9 @@ fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; L
     assert!(codes.len() >= groups * vectors && tile.size == M && sums.len() == M);
     assert!(tile.words.len() >= (first / 4 + groups * vectors) * M * DIGITS);
     let end = first_group + groups;
-    assert!(tile.offsets.len() >= end * M * DIGITS && tile.units.len() >= end * M && tile.sums.len() >= end * M);
+    assert!(
+        tile.offsets.len() >= end * M * DIGITS && tile.units.len() >= end * M && tile.sums.len() >= end * M
+    );
     assert!(params.scales.len() >= end && (params.biases.is_empty() || params.biases.len() >= end));
     let mut words = tile.words[first / 4 * M * DIGITS..].as_ptr();
     let mut codes = codes.as_ptr();
@@ -328,7 +335,11 @@ fn add_tile<const DIGITS: usize, const M: usize>(task: Task, sums: &mut [[f32; L
                 }
                 // A unit first: scales may have any exponent that f32 has.
                 product = _mm512_mul_ps(product, _mm512_set1_ps(*units.add(row)));
-                let sum = _mm512_fmadd_ps(biases, _mm512_set1_ps(*x.add(row)), _mm512_loadu_ps(to.add(row * LANES)));
+                let sum = _mm512_fmadd_ps(
+                    biases,
+                    _mm512_set1_ps(*x.add(row)),
+                    _mm512_loadu_ps(to.add(row * LANES)),
+                );
                 _mm512_storeu_ps(to.add(row * LANES), _mm512_fmadd_ps(product, scales, sum));
             }
         }

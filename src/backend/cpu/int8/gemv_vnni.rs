@@ -15,6 +15,7 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
+use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512Vnni;
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
@@ -74,6 +75,25 @@ impl PreparedX for Prepared {
     }
 
     fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
+        let m = self.rows.len().max(1);
+        // Every row of x meets a few rows of the weight while these are in a near cache.
+        let together = if m == 1 { out.len().max(1) } else { ROWS_PER_PASS * m };
+        for (pass, out) in out.chunks_mut(together).enumerate() {
+            self.multiply_pass(matrix, first_row + pass * ROWS_PER_PASS, out);
+        }
+        self.outliers.for_each(|index, k, x| {
+            for (row, sums) in out.chunks_exact_mut(m).enumerate() {
+                if let Some(sum) = sums.get_mut(index) {
+                    *sum = x.mul_add(matrix.weight(first_row + row, k), *sum);
+                }
+            }
+        });
+    }
+}
+
+impl Prepared {
+    /// The products without those of outliers, see [`PreparedX::rows`].
+    fn multiply_pass(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
         let codes = &self.codes;
         each_row_of_x(self.rows.len(), out, |index, sums| {
             let Some(x) = self.rows.get(index) else { return };
@@ -89,14 +109,6 @@ impl PreparedX for Prepared {
                     }
                 }
             });
-        });
-        let m = self.rows.len().max(1);
-        self.outliers.for_each(|index, k, x| {
-            for (row, sums) in out.chunks_exact_mut(m).enumerate() {
-                if let Some(sum) = sums.get_mut(index) {
-                    *sum = x.mul_add(matrix.weight(first_row + row, k), *sum);
-                }
-            }
         });
     }
 }

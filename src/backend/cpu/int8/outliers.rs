@@ -60,7 +60,11 @@ impl Outliers {
         }
         // The time of one is that of a few dozen other numbers, more or less.
         if found.len() > x.len() / k.max(1) * (16 + k / 256) {
-            return if digits.strict { Err(NotRepresentable) } else { Ok((Cow::Borrowed(x), Self::default())) };
+            return if digits.strict {
+                Err(NotRepresentable)
+            } else {
+                Ok((Cow::Borrowed(x), Self::default()))
+            };
         }
         let mut x = Cow::Borrowed(x);
         if !found.is_empty() {

@@ -34,7 +34,11 @@ pub(super) type Panel = [[u8; 64]];
 
 /// Bytes of a row that are unpacked at a time, for [`DEPTH`] elements or a part of them.
 const fn step_bytes(bits: usize) -> usize {
-    if transposed_packed(bits) { 64 } else { 16 * bits }
+    if transposed_packed(bits) {
+        64
+    } else {
+        16 * bits
+    }
 }
 
 /// Unpacks [`DEPTH`] elements of up to sixteen rows, from element `first` of each on, or as many as there are; zeros follow
@@ -66,12 +70,14 @@ pub(super) unsafe fn unpack_rows<const BITS: usize, const KIND: u8>(
             for row in 0..16 {
                 let rest = present - whole * step;
                 // SAFETY: `rest` bytes are left of the row, less than a step, for which there is room.
-                unsafe { std::ptr::copy_nonoverlapping(from[row].add(whole * step), tail[row].as_mut_ptr(), rest) };
+                unsafe {
+                    std::ptr::copy_nonoverlapping(from[row].add(whole * step), tail[row].as_mut_ptr(), rest)
+                };
                 from[row] = tail[row].as_ptr().wrapping_sub(whole * step);
             }
         } else {
             for row in 0..16 {
-                prefetch(from[row].wrapping_add((index + 4) * step));
+                prefetch(from[row].wrapping_add(16 * row_bytes + index * step));
             }
         }
         let at = index * step;
@@ -88,11 +94,12 @@ pub(super) unsafe fn unpack_rows<const BITS: usize, const KIND: u8>(
     }
 }
 
-/// Prefetches a cache line.
+/// Prefetches a cache line of the next sixteen rows into the second-level cache: rows of a power of two bytes share few
+/// lines of the first.
 #[inline(always)]
 fn prefetch(address: *const u8) {
     // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    unsafe { _mm_prefetch::<_MM_HINT_T1>(address.cast()) };
 }
 
 /// Transposes a step, then unpacks it.
@@ -218,7 +225,12 @@ impl PanelParams {
     /// Reads those of up to sixteen rows, for codes that are integers as `codes` says.
     #[inline]
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma,gfni,f16c")]
-    pub(super) fn load(&mut self, matrix: &PackedMatrix, codes: &IntegerCodes, (first_row, rows): (usize, usize)) {
+    pub(super) fn load(
+        &mut self,
+        matrix: &PackedMatrix,
+        codes: &IntegerCodes,
+        (first_row, rows): (usize, usize),
+    ) {
         self.of_rows.load(matrix, first_row, rows);
         if !self.biases.is_empty() {
             self.of_rows.absorb_center(codes.center as f32 * codes.unit);
@@ -229,7 +241,9 @@ impl PanelParams {
             for row in 0..ROWS_PER_PASS {
                 let (scales, biases) = self.of_rows.row(row);
                 for (rows, values) in rows.iter_mut().zip([scales, biases]) {
-                    if let Some(sixteen) = values.get(first..).and_then(|values| values.first_chunk::<LANES>()) {
+                    if let Some(sixteen) =
+                        values.get(first..).and_then(|values| values.first_chunk::<LANES>())
+                    {
                         // SAFETY: a chunk has the sixteen numbers of a vector.
                         rows[row] = unsafe { _mm512_loadu_si512(sixteen.as_ptr().cast()) };
                     }

@@ -101,7 +101,13 @@ impl XTiles {
 impl Tile {
     /// Fills in a group of a row, a multiple of 16 numbers up to 128.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,avx2,fma")]
-    fn fill<const DIGITS: usize>(&mut self, (group, row): (usize, usize), x: &[f32], center: i32, order: &[u8; 64]) {
+    fn fill<const DIGITS: usize>(
+        &mut self,
+        (group, row): (usize, usize),
+        x: &[f32],
+        center: i32,
+        order: &[u8; 64],
+    ) {
         let mut bytes: Bytes = [[0; 128]; 3];
         let mut largest = _mm512_setzero_ps();
         let mut sum = _mm512_setzero_ps();

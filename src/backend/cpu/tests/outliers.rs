@@ -39,9 +39,21 @@ fn erase(weight: &mut Weight, columns: &[usize]) {
     }
     let bits = weight.format.bits();
     let code = match (weight.format.element().uint(), &weight.biases) {
-        (Some(_), Some(_)) => if bits < 3 { 1u64 } else { 5 },
+        (Some(_), Some(_)) => {
+            if bits < 3 {
+                1u64
+            } else {
+                5
+            }
+        }
         (Some(_), None) => 1 << (bits - 1),
-        (None, _) => if weight.format.element() == crate::format::Element::Nf4 { 7 } else { 0 },
+        (None, _) => {
+            if weight.format.element() == crate::format::Element::Nf4 {
+                7
+            } else {
+                0
+            }
+        }
     };
     let row_words = weight.k * bits / 32;
     for row in weight.words.chunks_exact_mut(row_words) {
@@ -90,7 +102,9 @@ fn subnormal_results_are_as_good() {
     let (n, k) = (7, 256);
     let mut rng = StdRng::seed_from_u64(32);
     for format in formats_for(k) {
-        for (m, log) in [1, 3, 40].into_iter().flat_map(|m| [-140, -130, -126, -122, -110].map(|log| (m, log))) {
+        for (m, log) in
+            [1, 3, 40].into_iter().flat_map(|m| [-140, -130, -126, -122, -110].map(|log| (m, log)))
+        {
             let weight = Weight::random(format, n, k, &mut rng);
             let size = 2f64.powi(log) as f32;
             let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0f32..1.0) * size).collect();
