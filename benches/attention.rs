@@ -80,7 +80,8 @@ fn decode(context: usize) -> Result<()> {
     let q = random(context, HEADS)?;
     let mut caches = Vec::new();
     for (keys, values) in FORMATS {
-        let mut cache = KvCache::new(KvCacheConfig { keys, values, ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) })?;
+        let mut cache =
+            KvCache::new(KvCacheConfig { keys, values, ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) })?;
         // In chunks, as prompts come.
         for first in (0..context).step_by(256) {
             let len = 256.min(context - first);
@@ -182,7 +183,11 @@ fn prefill(tokens: usize) -> Result<()> {
             errors[index]
         );
     }
-    println!("prefill of {tokens:4}, candle f32: {:6.2} ms, error {:.1e}", candle * 1e3, errors[FORMATS.len()]);
+    println!(
+        "prefill of {tokens:4}, candle f32: {:6.2} ms, error {:.1e}",
+        candle * 1e3,
+        errors[FORMATS.len()]
+    );
     Ok(())
 }
 

@@ -3,7 +3,8 @@
 //!
 //! `cargo bench --bench matmul` prints criterion's statistics and, at the end, one table: the median time,
 //! its ratio to dense f32, and the error, relative RMS against f64 on the same quantized weights. Activations
-//! are f32, for M = 1 and the formats of this crate also bf16 (whose error is that of rounding to bf16). With
+//! are f32, for M = 1 and the formats of this crate also bf16 (whose error is that of rounding to bf16), and f32 with 16
+//! or 8 bits in products of integers, as candle's `QMatMul` has 8. With
 //! `CANDLE_QUANT_BENCH_OUT=FILE` the table is written there too. A filter (`cargo bench -- 11008x4096/M=1/`)
 //! leaves out what it does not match.
 //!
@@ -14,15 +15,16 @@ mod common;
 
 use candle_core::quantized::{GgmlDType, QMatMul, QStorage, QTensor};
 use candle_core::{DType, Device, Module, Result, Tensor};
-use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant::{ActivationPrecision, QuantFormat, QuantTensor};
 use common::Bench;
 use std::cell::Cell;
 use std::hint::black_box;
+use std::rc::Rc;
 use std::time::Duration;
 
 /// N and K, values of M, and whether weights are streamed.
 const CASES: [(usize, usize, &[usize], bool); 3] = [
-    (4096, 4096, &[1, 8, 32, 512], false),
+    (4096, 4096, &[1, 2, 4, 8, 16, 32, 512], false),
     (11008, 4096, &[1, 8, 32, 512], false),
     (11008, 4096, &[1, 8], true),
 ];
@@ -34,7 +36,7 @@ const STREAMED_BYTES: usize = 1 << 29;
 const CHECKED_ROWS: usize = 64;
 const CHECKED_COLUMNS: usize = 4;
 
-type Multiply = Box<dyn Fn(&Tensor) -> Result<Tensor>>;
+type Multiply = Rc<dyn Fn(&Tensor) -> Result<Tensor>>;
 
 /// One way to multiply.
 struct Contender {
@@ -43,6 +45,7 @@ struct Contender {
     /// Whether it also takes bf16 activations.
     takes_bf16: bool,
     multiply: Multiply,
+    activations: ActivationPrecision,
     /// The first [`CHECKED_ROWS`] rows of what it multiplies with.
     weights: Vec<Vec<f32>>,
 }
@@ -62,7 +65,7 @@ fn in_turn<T: 'static>(
     // Candle arranges weights anew for its first product with them.
     copies.iter().try_for_each(|copy| multiply(copy, x).map(drop))?;
     let next = Cell::new(0);
-    Ok(Box::new(move |x| multiply(&copies[next.replace((next.get() + 1) % copies.len())], x)))
+    Ok(Rc::new(move |x| multiply(&copies[next.replace((next.get() + 1) % copies.len())], x)))
 }
 
 /// What the others are compared with.
@@ -78,6 +81,7 @@ fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
         name: DENSE.to_string(),
         bits_per_weight: 32.0,
         takes_bf16: false,
+        activations: ActivationPrecision::Exact,
         weights: head(&weight)?,
         multiply: in_turn(weight.clone(), copied, (n * k * 4, Tensor::copy), &x, |weight, x| {
             x.matmul(&weight.t()?)
@@ -95,7 +99,8 @@ fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
         let multiply =
             in_turn(copy(&QMatMul::Tensor(weight.clone()))?, copied, (bytes, copy), &x, QMatMul::forward)?;
         let name = format!("candle {name}");
-        all.push(Contender { name, bits_per_weight, takes_bf16: false, multiply, weights });
+        let activations = ActivationPrecision::Exact;
+        all.push(Contender { name, bits_per_weight, takes_bf16: false, multiply, activations, weights });
     }
     let affine = [4, 8, 1, 2, 3, 5, 6].into_iter().map(|bits| QuantFormat::affine(bits, 64).unwrap());
     let weight = weight.to_dtype(DType::BF16)?;
@@ -106,7 +111,13 @@ fn contenders(n: usize, k: usize, streamed: bool) -> Result<Vec<Contender>> {
         let bytes = (packed.size_in_bytes(), copy);
         let multiply = in_turn(packed, copied, bytes, &x, |packed, x| packed.matmul(x, None))?;
         let name = format.to_string();
-        all.push(Contender { name, bits_per_weight, takes_bf16: true, multiply, weights });
+        for activations in [ActivationPrecision::Bits16, ActivationPrecision::Bits8] {
+            let (name, multiply) = (format!("{name}, activations {activations}"), multiply.clone());
+            let weights = weights.clone();
+            all.push(Contender { name, bits_per_weight, takes_bf16: false, multiply, activations, weights });
+        }
+        let activations = ActivationPrecision::Exact;
+        all.push(Contender { name, bits_per_weight, takes_bf16: true, multiply, activations, weights });
     }
     Ok(all)
 }
@@ -152,6 +163,7 @@ fn main() -> Result<()> {
             for (contender, dtype, x) in in_f32.chain(in_bf16.map(|contender| (contender, "bf16", &bf16s))) {
                 let Contender { name, bits_per_weight, .. } = contender;
                 let id = format!("{shape}/M={m}/{dtype}/{name}");
+                contender.activations.set();
                 let Some(ms) = bench.time(&id, || (contender.multiply)(black_box(x))) else { continue };
                 if name == DENSE {
                     dense = Some(ms);

@@ -41,6 +41,11 @@
 //! Which algorithm multiplies depends on the format, the rows of x and the instruction set; one table says so, in
 //! `src/backend/cpu/dispatch.rs`. A format without a fast kernel goes through the f32 kernels.
 //!
+//! # Precision of activations
+//! With VNNI, integer codes are multiplied with activations as fixed-point numbers of one to three digits of eight bits.
+//! [`ActivationPrecision`] chooses for the process, as does the environment variable `CANDLE_QUANT_ACTIVATIONS`: `exact` (a
+//! relative error of at most 1e-6, the default), `16` (about 3e-5) or `8` (about 6e-3, as in llama.cpp).
+//!
 //! # CUDA devices
 //! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.
 //! Operands on different devices are an error; ids of embeddings and of experts are not read back, and one out of range
@@ -68,6 +73,7 @@ pub mod format;
 pub mod nn;
 mod tensor;
 
+pub use backend::ActivationPrecision;
 pub use checkpoint::Checkpoint;
 pub use error::{Error, Result};
 pub use format::QuantFormat;

@@ -9,6 +9,7 @@ mod cuda;
 mod experts;
 mod fused;
 mod ops;
+mod precision;
 mod quantize;
 pub(crate) mod step;
 
@@ -24,6 +25,7 @@ pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
 use half::{bf16, f16};
 pub use ops::quantize_rows;
+pub use precision::ActivationPrecision;
 pub(crate) use quantize::Parts;
 
 #[cfg(target_endian = "big")]

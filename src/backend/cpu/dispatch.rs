@@ -5,24 +5,29 @@
 //! | `portable`, `neon`, `avx2`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
 //! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
-//! | | 2 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
-//! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
+//! | ·, three digits | 2 to 8 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
+//! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
+//! | | more, to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
+//! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
 //! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
 //! | | 2 to 31 | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | 32 and more | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
-//! The instruction set and M name the candidates, the fastest first; each kernel says which formats it supports. The last
+//! Digits are those of activations in integer kernels ([`Digits`]).
+//!
+//! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
 //! kernel that cannot represent some activations or scales ([`NotRepresentable`]) leaves the matmul to f32, too.
 
+use super::super::precision::ActivationPrecision;
 #[cfg(target_arch = "x86_64")]
 use super::bf16::gemm_amx::Bf16Amx;
 use super::f32;
 #[cfg(target_arch = "x86_64")]
 use super::f32::mxfp8_gemv::Mxfp8Gemv;
-use super::fast_kernel::{matmul_by_rows, FastKernel, NotRepresentable, PreparedX, RowKernel};
+use super::fast_kernel::{matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedX, RowKernel};
 #[cfg(target_arch = "x86_64")]
-use super::int8::{gemm_amx::Int8Amx, gemv_vnni::Int8Gemv};
+use super::int8::{gemm_amx::Int8Amx, gemm_vnni::Int8Gemm, gemv_vnni::Int8Gemv};
 use super::isa::InstructionSet;
 use super::matrix::PackedMatrix;
 use super::tasks::{self, Threads};
@@ -39,6 +44,11 @@ pub(super) enum Algorithm {
     /// Integer codes times fixed-point activations, with VNNI.
     #[cfg(target_arch = "x86_64")]
     Int8Gemv(Int8Gemv),
+    /// The same for a few rows of x, and for many.
+    #[cfg(target_arch = "x86_64")]
+    Int8Few(Int8Gemm),
+    #[cfg(target_arch = "x86_64")]
+    Int8Many(Int8Gemm),
     /// MXFP8 in f32, in fewer AVX-512 instructions.
     #[cfg(target_arch = "x86_64")]
     Mxfp8Gemv(Mxfp8Gemv),
@@ -67,6 +77,10 @@ impl Algorithm {
             Self::F32Tiles => Runner::F32Tiles,
             #[cfg(target_arch = "x86_64")]
             Self::Int8Gemv(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Int8Few(kernel) => Runner::Rows(kernel),
+            #[cfg(target_arch = "x86_64")]
+            Self::Int8Many(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Mxfp8Gemv(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -117,7 +131,7 @@ impl RowsOfX {
 }
 
 /// The table above.
-pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat) -> Algorithm {
+pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits: Digits) -> Algorithm {
     let rows = RowsOfX::of(m);
     let candidates: &[Algorithm] = match isa {
         InstructionSet::Portable(_) => &[],
@@ -130,7 +144,13 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat) -> Alg
             RowsOfX::One => {
                 &[Algorithm::Int8Gemv(Int8Gemv::new(*isa)), Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(isa.avx512))]
             }
-            RowsOfX::Few | RowsOfX::Many => &[],
+            RowsOfX::Few => match (digits.count, m) {
+                // Unpacked panels do not pay yet, and three digits take as much time as f32.
+                (1 | 2, ..=4) => &[Algorithm::Int8Gemv(Int8Gemv::new(*isa))],
+                (3.., ..=8) => &[],
+                _ => &[Algorithm::Int8Few(Int8Gemm::new(*isa))],
+            },
+            RowsOfX::Many => &[Algorithm::Int8Many(Int8Gemm::new(*isa))],
         },
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Amx(isa) => match rows {
@@ -153,12 +173,14 @@ pub(super) fn matmul<T: Real>(
     matrix: &PackedMatrix,
     x: &[T],
     bias: Option<&[f32]>,
+    precision: ActivationPrecision,
 ) -> Vec<T> {
     let m = x.len() / matrix.k;
     if m == 0 {
         return Vec::new();
     }
-    match run(choose(isa, m, matrix.format), isa, matrix, x, bias) {
+    let digits = Digits::of::<T>(precision);
+    match run(choose(isa, m, matrix.format, digits), isa, matrix, x, bias, digits) {
         Ok(output) => output,
         Err(NotRepresentable) => match RowsOfX::of(m) {
             RowsOfX::One | RowsOfX::Few => f32_gemv(isa, matrix, x, bias),
@@ -177,16 +199,17 @@ pub(super) fn run<T: Real>(
     matrix: &PackedMatrix,
     x: &[T],
     bias: Option<&[f32]>,
+    digits: Digits,
 ) -> Result<Vec<T>, NotRepresentable> {
     match algorithm.runner() {
         Runner::F32Gemv => Ok(f32_gemv(isa, matrix, x, bias)),
         Runner::F32Tiles => Ok(f32::gemm::matmul(f32::kernels(isa), matrix, x, bias)),
         Runner::Rows(kernel) => {
-            let prepared = kernel.prepare(matrix.format, matrix.k, &widened(x))?;
+            let prepared = kernel.prepare(matrix.format, matrix.k, &widened(x), digits)?;
             Ok(matmul_by_rows(&*prepared, matrix, bias))
         }
         Runner::Whole(kernel) => {
-            let mut output = kernel.matmul(matrix, &widened(x))?;
+            let mut output = kernel.matmul(matrix, &widened(x), digits)?;
             for output in output.chunks_exact_mut(matrix.rows) {
                 output.iter_mut().zip(bias.unwrap_or_default()).for_each(|(y, bias)| *y += bias);
             }
@@ -210,9 +233,15 @@ pub(super) struct Prepared<'a> {
 }
 
 /// Prepares `x`, a few rows of `k` numbers, on this thread alone.
-pub(super) fn prepare<'a>(isa: &'a InstructionSet, format: QuantFormat, k: usize, x: &[f32]) -> Prepared<'a> {
-    let fast = match choose(isa, x.len() / k.max(1), format).runner() {
-        Runner::Rows(kernel) => kernel.prepare(format, k, x).ok(),
+pub(super) fn prepare<'a>(
+    isa: &'a InstructionSet,
+    format: QuantFormat,
+    k: usize,
+    x: &[f32],
+    digits: Digits,
+) -> Prepared<'a> {
+    let fast = match choose(isa, x.len() / k.max(1), format, digits).runner() {
+        Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
         // Kernels for whole outputs have no rows to share out.
         Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
     };

@@ -1,6 +1,7 @@
 //! What dispatch needs of kernels: of those that are faster than the ones in f32 and take some formats only, and of those
 //! for a few rows of x.
 
+use super::super::precision::ActivationPrecision;
 use super::matrix::PackedMatrix;
 use super::output::{in_parts, round_row, rows_per_task};
 use crate::format::Real;
@@ -10,6 +11,36 @@ use crate::QuantFormat;
 /// kernels can.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct NotRepresentable;
+
+/// How many signed digits of eight bits an activation has in the integer kernels, and what else they may lose.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Digits {
+    /// One, two or three.
+    pub(super) count: usize,
+    /// Whether activations that digits express badly are left to f32, however many they are.
+    pub(super) strict: bool,
+}
+
+impl Digits {
+    /// As good as f32.
+    #[cfg_attr(not(test), allow(dead_code))]
+    pub(super) const EXACT: Self = Self { count: 3, strict: true };
+
+    /// What a precision means for activations of a type. Three digits keep 23 bits of the largest number that meets a
+    /// group of weights, where f32 keeps 24 of each. A bf16 has eight, so that two digits, 15 bits, lose nothing of
+    /// numbers down to 2^-7 of the largest, and less than 2^-16 of the largest where they lose something: far below the
+    /// rounding of the output to bf16. An f16 has eleven, for which this does not hold.
+    pub(super) fn of<T: Real>(precision: ActivationPrecision) -> Self {
+        match precision {
+            ActivationPrecision::Exact if T::DTYPE == candle_core::DType::BF16 => {
+                Self { count: 2, strict: true }
+            }
+            ActivationPrecision::Exact => Self { count: 3, strict: true },
+            ActivationPrecision::Bits16 => Self { count: 2, strict: false },
+            ActivationPrecision::Bits8 => Self { count: 1, strict: false },
+        }
+    }
+}
 
 /// A kernel for a whole output.
 #[cfg_attr(not(target_arch = "x86_64"), allow(dead_code))]
@@ -21,7 +52,7 @@ pub(super) trait FastKernel {
     ///
     /// # Errors
     /// If the kernel cannot represent the activations or scales.
-    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable>;
+    fn matmul(&self, matrix: &PackedMatrix, x: &[f32], digits: Digits) -> Result<Vec<f32>, NotRepresentable>;
 }
 
 /// A kernel for a few rows of x, in two steps: it prepares x once, for every weight that x meets, and then multiplies any
@@ -40,6 +71,7 @@ pub(super) trait RowKernel {
         format: QuantFormat,
         k: usize,
         x: &[f32],
+        digits: Digits,
     ) -> Result<Box<dyn PreparedX>, NotRepresentable>;
 }
 

@@ -131,6 +131,30 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
+    /// One weight, as the scalar reference dequantizes it; NaN if there is none.
+    #[cfg(target_arch = "x86_64")]
+    pub(super) fn weight(&self, row: usize, k: usize) -> f32 {
+        let (bits, group) = (self.format.bits(), row * self.groups_per_row() + k / self.format.group_size());
+        let (word, shift) = (k * bits / 32, k * bits % 32);
+        let words = self.row_words(row);
+        let Some(low) = words.get(word) else { return f32::NAN };
+        let high = words.get(word + 1).copied().unwrap_or_default();
+        let code = (u64::from(*low) | u64::from(high) << 32) >> shift & ((1 << bits) - 1);
+        let value = self.format.element().value(code as u8);
+        let (mut scale, mut bias) = ([f32::NAN], [f32::NAN]);
+        self.scales.slice(group, 1).to_f32(self.format.scale(), self.global_scale, &mut scale);
+        match self.format.zero_point() {
+            ZeroPoint::Bias => {
+                if let Some(biases) = self.biases {
+                    biases.slice(group, 1).to_f32(self.format.scale(), 1.0, &mut bias);
+                }
+                value * scale[0] + bias[0]
+            }
+            ZeroPoint::Midpoint => value.mul_add(scale[0], -self.format.midpoint() * scale[0]),
+            ZeroPoint::None => value * scale[0],
+        }
+    }
+
     /// Dequantizes a row with the scalar reference.
     pub(crate) fn dequantize_row(&self, row: usize, out: &mut [f32]) {
         let groups = self.groups_per_row();

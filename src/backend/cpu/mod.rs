@@ -36,12 +36,13 @@ mod team;
 #[cfg(test)]
 mod tests;
 
+use super::precision::ActivationPrecision;
 use crate::format::Real;
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 
 /// `x * weight^T + bias`: `x` is `[M, K]`, the output `[M, N]`, `bias` has N numbers.
 pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
-    dispatch::matmul(isa::best(), matrix, x, bias)
+    dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current())
 }
 
 /// `x` in f32, by all threads.

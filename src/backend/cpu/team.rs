@@ -1,4 +1,4 @@
-//! Threads that stay together for a whole step: one parallel region with barriers in it, instead of one for each operation.
+//! Crew that stay together for a whole step: one parallel region with barriers in it, instead of one for each operation.
 //!
 //! A decode step is a few hundred small pieces of work. Starting each on all threads costs more than some of the pieces;
 //! a barrier between threads that are awake costs a fraction of a microsecond. Members share what they compute through
@@ -99,7 +99,7 @@ impl From<candle_core::Error> for Failure<candle_core::Error> {
 
 /// Which threads are a team.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Threads {
+pub(super) enum Crew {
     /// Those of candle's pool, and the caller.
     Pool,
     /// So many of its own.
@@ -113,16 +113,16 @@ pub(super) enum Threads {
 /// # Errors
 /// The error of the first member that failed.
 pub(super) fn run<E: Send>(
-    threads: Threads,
+    crew: Crew,
     work: impl Fn(&Member) -> Result<(), Failure<E>> + Sync,
 ) -> Result<(), E> {
-    match threads {
-        Threads::Pool => {
+    match crew {
+        Crew::Pool => {
             let pool = candle_core::utils::barrier_pool();
             run_team(pool.n_workers() + 1, &work, |member| pool.execute(member))
         }
         #[cfg(test)]
-        Threads::Own(members) => run_team(members, &work, |member| {
+        Crew::Own(members) => run_team(members, &work, |member| {
             std::thread::scope(|scope| {
                 for index in 0..members {
                     scope.spawn(move || member(index));
@@ -219,7 +219,7 @@ mod tests {
             let rounds = 200;
             let buffers = [Shared::new(members), Shared::new(members)];
             let cursors: Vec<_> = (0..rounds).map(|_| Cursor::new()).collect();
-            run::<()>(Threads::Own(members), |member| {
+            run::<()>(Crew::Own(members), |member| {
                 assert_eq!(member.count(), members);
                 for round in 0..rounds {
                     let (from, to) = (&buffers[round % 2], &buffers[(round + 1) % 2]);
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn an_error_reaches_the_caller_and_nobody_waits_for_ever() {
-        let failed = run(Threads::Own(3), |member| {
+        let failed = run(Crew::Own(3), |member| {
             if member.index() == 1 {
                 return Err(Failure::Error("no"));
             }
@@ -253,7 +253,7 @@ mod tests {
     #[test]
     fn a_panic_reaches_the_caller_and_the_pool_works_again() {
         let panicked = catch_unwind(|| {
-            run::<()>(Threads::Pool, |member| {
+            run::<()>(Crew::Pool, |member| {
                 assert!(member.index() != 0, "planted");
                 member.wait()?;
                 Ok(())
@@ -261,7 +261,7 @@ mod tests {
         });
         assert!(panicked.is_err());
         let count = AtomicUsize::new(0);
-        run::<()>(Threads::Pool, |member| {
+        run::<()>(Crew::Pool, |member| {
             member.wait()?;
             count.fetch_add(1, Ordering::Relaxed);
             Ok(())

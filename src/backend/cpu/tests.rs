@@ -13,7 +13,9 @@ use rand::{Rng, RngExt, SeedableRng};
 mod algorithms;
 #[cfg(unix)]
 mod bounds;
+mod digits;
 mod extremes;
+mod outliers;
 mod weights;
 
 use weights::{Groups, Weight};
@@ -25,7 +27,7 @@ fn matmul_with<T: Real>(
     x: &[T],
     bias: Option<&[f32]>,
 ) -> Vec<T> {
-    dispatch::matmul(isa, matrix, x, bias)
+    dispatch::matmul(isa, matrix, x, bias, ActivationPrecision::Exact)
 }
 
 /// [`dequantize`] on an instruction set.

@@ -4,7 +4,7 @@
 //! and two of columns share their loads. Sums along K stay in tiles for a *chunk*, and are added in vectors while the next
 //! chunk is multiplied: vectors that read what a tile has just written wait long.
 
-use super::super::fast_kernel::{FastKernel, NotRepresentable};
+use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable};
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, ROWS};
 use super::super::matrix::PackedMatrix;
 use super::super::output::OutputPtr;
@@ -86,7 +86,12 @@ impl FastKernel for Bf16Amx {
         format == Nvfp4::FORMAT || format == Mxfp8::FORMAT
     }
 
-    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
+    fn matmul(
+        &self,
+        matrix: &PackedMatrix,
+        x: &[f32],
+        _digits: Digits,
+    ) -> Result<Vec<f32>, NotRepresentable> {
         if matrix.format == Nvfp4::FORMAT {
             self.matmul_as(Nvfp4::new(), matrix, x)
         } else if matrix.format == Mxfp8::FORMAT {

@@ -7,7 +7,7 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::aligned::Aligned;
-use super::super::fast_kernel::{NotRepresentable, PreparedX, RowKernel};
+use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
 use super::super::isa::avx512::Avx512;
 use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
 use super::super::matrix::PackedMatrix;
@@ -46,6 +46,7 @@ impl RowKernel for Mxfp8Gemv {
         _format: QuantFormat,
         k: usize,
         x: &[f32],
+        _digits: Digits,
     ) -> Result<Box<dyn PreparedX>, NotRepresentable> {
         let in_range = |x: &[f32]| {
             let largest = x.iter().fold(0u32, |largest, x| largest.max(x.abs().to_bits()));

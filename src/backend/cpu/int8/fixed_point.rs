@@ -1,6 +1,7 @@
 //! x as fixed-point numbers, for the VNNI kernel.
 //!
-//! A number is three signed limbs of eight bits. The numbers that meet a group of weights share a unit, a power of two.
+//! A number is three signed limbs of eight bits, or fewer where less precision is asked for. The numbers that meet a group
+//! of weights share a unit.
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
@@ -12,19 +13,20 @@ use super::super::row_gemv::LANES;
 use super::codes::{IntegerCodes, Kind};
 use std::arch::x86_64::*;
 
-/// Limbs of a number.
+/// Limbs of a number that is as precise as an f32.
 pub(super) const LIMBS: usize = 3;
 
 /// Bits of a limb.
 pub(super) const LIMB_BITS: u32 = 8;
 
-/// A row of x in the order of [`IntegerCodes`]. The numbers that meet a group of weights are multiples of its unit, a power
-/// of two.
+/// A row of x in the order of [`IntegerCodes`]. The numbers that meet a group of weights are multiples of its unit.
 pub(super) struct FixedPoint {
+    /// Limbs of a number.
+    pub(super) count: usize,
     /// `[block][limb, highest first][vector][64]`.
     pub(super) limbs: Aligned<u8>,
     /// `[block][2][lane]`: `-center *` the sum of the lane's numbers, as a multiple of the highest limb's unit, and
-    /// the rest. Sums of products begin with them.
+    /// the rest; with one limb, the rest is all. Sums of products begin with them.
     pub(super) offsets: Aligned<i32>,
     /// For all groups, and zeros behind them.
     pub(super) groups: Vec<GroupActivations>,
@@ -46,10 +48,12 @@ impl FixedPoint {
         codes: &IntegerCodes,
         group_size: usize,
         x: &[f32],
+        count: usize,
     ) -> Result<Self, NotRepresentable> {
         let blocks = x.len().div_ceil(codes.block());
         let mut this = Self {
-            limbs: Aligned::new(blocks * LIMBS * codes.block()),
+            count,
+            limbs: Aligned::new(blocks * count * codes.block()),
             offsets: Aligned::new(blocks * 2 * LANES),
             groups: vec![GroupActivations::default(); (x.len() / group_size).div_ceil(LANES) + 1],
             unit: 1.,
@@ -63,10 +67,10 @@ impl FixedPoint {
         // SAFETY: `_isa` proves that the CPU has the features of the functions.
         unsafe {
             this.measure(codes, group_size, x).ok_or(NotRepresentable)?;
-            match codes.vectors() {
-                2 => this.fill::<2>(codes, x),
-                4 => this.fill::<4>(codes, x),
-                _ => this.fill::<8>(codes, x),
+            match count {
+                1 => this.fill_vectors::<1>(codes, x),
+                2 => this.fill_vectors::<2>(codes, x),
+                _ => this.fill_vectors::<3>(codes, x),
             }
         }
         this.scale_units(codes);
@@ -78,7 +82,7 @@ impl FixedPoint {
     fn measure(&mut self, codes: &IntegerCodes, group_size: usize, x: &[f32]) -> Option<()> {
         for (index, x) in x.chunks(group_size).enumerate() {
             let group = self.groups.get_mut(index / LANES)?;
-            let unit = unit_of(x)?;
+            let unit = unit_of(x, self.count)?;
             group.units[index % LANES] = unit;
             // E2M1 elements have no biases to multiply.
             group.sums[index % LANES] = match codes.kind {
@@ -108,9 +112,19 @@ impl FixedPoint {
         }
     }
 
+    /// See [`Self::fill`].
+    #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+    fn fill_vectors<const LIMBS: usize>(&mut self, codes: &IntegerCodes, x: &[f32]) {
+        match codes.vectors() {
+            2 => self.fill::<2, LIMBS>(codes, x),
+            4 => self.fill::<4, LIMBS>(codes, x),
+            _ => self.fill::<8, LIMBS>(codes, x),
+        }
+    }
+
     /// Writes limbs and offsets, sixteen lanes at a time.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    fn fill<const VECTORS: usize>(&mut self, codes: &IntegerCodes, x: &[f32]) {
+    fn fill<const VECTORS: usize, const LIMBS: usize>(&mut self, codes: &IntegerCodes, x: &[f32]) {
         let mut first_element = [0i32; LANES];
         for unit in 0..LANES {
             first_element[codes.lane_of_unit(unit)] = (unit * 4 * VECTORS) as i32;
@@ -166,11 +180,11 @@ impl FixedPoint {
                 unsafe { _mm512_storeu_si512(to.as_mut_ptr().cast(), *limb) };
             }
             // -center * sum may have more than 32 bits; the rest below the upper part has not.
-            let highest = (1i32 << (2 * LIMB_BITS)) as f32;
-            let share = _mm512_set1_ps(-codes.center as f32 / highest);
-            let upper = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), share));
+            let shift = const { (LIMBS as u32 - 1) * LIMB_BITS };
+            let share = if LIMBS == 1 { 0. } else { -codes.center as f32 / (1i32 << shift) as f32 };
+            let upper = _mm512_cvtps_epi32(_mm512_mul_ps(_mm512_cvtepi32_ps(sum), _mm512_set1_ps(share)));
             let rest = _mm512_mullo_epi32(sum, center);
-            let rest = _mm512_sub_epi32(rest, _mm512_slli_epi32::<{ 2 * LIMB_BITS }>(upper));
+            let rest = _mm512_sub_epi32(rest, _mm512_sllv_epi32(upper, _mm512_set1_epi32(shift as i32)));
             // SAFETY: the chunk has twice the sixteen numbers of a vector.
             unsafe {
                 _mm512_storeu_si512(offsets.as_mut_ptr().cast(), upper);
@@ -182,21 +196,38 @@ impl FixedPoint {
 
 /// The unit of a group of activations; None if there is an infinity or a NaN.
 #[inline(always)]
-fn unit_of(group: &[f32]) -> Option<f32> {
+fn unit_of(group: &[f32], limbs: usize) -> Option<f32> {
     let bits = group.iter().fold(0, |largest, x| largest.max(x.to_bits() & 0x7FFF_FFFF));
     let largest = f32::from_bits(bits);
-    largest.is_finite().then(|| unit_for(largest))
+    largest.is_finite().then(|| unit_of_limbs(largest, limbs))
 }
 
 /// The smallest power of two with which three signed limbs of eight bits express numbers of up to this magnitude.
 #[inline(always)]
 pub(super) fn unit_for(largest: f32) -> f32 {
-    /// The largest number of three signed limbs.
-    const LIMIT: f32 = 0x7F_7F7F as f32;
+    power_of_two_for(largest, 0x7F_7F7F as f32, 22)
+}
+
+/// The unit with which so many signed limbs of eight bits express numbers of up to this magnitude. For two it is a power
+/// of two, so that numbers of few bits, as bf16 has them, stay what they are; else it is as small as it can be.
+#[inline(always)]
+pub(super) fn unit_of_limbs(largest: f32, limbs: usize) -> f32 {
+    match limbs {
+        1 => (largest * (1. / 127.)).max(f32::MIN_POSITIVE),
+        2 => power_of_two_for(largest, 0x7F7F as f32, 14),
+        // A little less than 0x7F7F7F: quotients are rounded.
+        _ => (largest * (1. / 8_355_700.)).max(f32::MIN_POSITIVE),
+    }
+}
+
+/// The smallest power of two of which `largest` is at most `limit` times as much, for a limit of so many bits beside the
+/// leading one.
+#[inline(always)]
+fn power_of_two_for(largest: f32, limit: f32, bits: i32) -> f32 {
     let power_of_two = |log: i32| f32::from_bits(((log + 127) as u32) << 23);
     let exponent = (largest.to_bits() >> 23) as i32 - 127;
-    let log = (exponent - 22).clamp(-126, 126);
-    power_of_two(log + i32::from(largest * power_of_two(-log) > LIMIT))
+    let log = (exponent - bits).clamp(-126, 126);
+    power_of_two(log + i32::from(largest * power_of_two(-log) > limit))
 }
 
 /// The sum of a group's activations.

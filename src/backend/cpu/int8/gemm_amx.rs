@@ -3,7 +3,7 @@
 //! A tile multiplies sixteen rows of signed bytes with sixteen columns in as many cycles: 1024 multiply-adds a cycle, where two
 //! vector units have 32 in f32.
 
-use super::super::fast_kernel::{FastKernel, NotRepresentable};
+use super::super::fast_kernel::{Digits, FastKernel, NotRepresentable};
 use super::super::isa::amx_tile::{self, Amx, Line, Tiles, LEFT, RIGHT, ROWS};
 use super::super::matrix::PackedMatrix;
 use super::super::output::{rows_per_task, OutputPtr};
@@ -66,7 +66,12 @@ impl FastKernel for Int8Amx {
         integer_bits(format).is_some() || format == QuantFormat::MXFP4
     }
 
-    fn matmul(&self, matrix: &PackedMatrix, x: &[f32]) -> Result<Vec<f32>, NotRepresentable> {
+    fn matmul(
+        &self,
+        matrix: &PackedMatrix,
+        x: &[f32],
+        _digits: Digits,
+    ) -> Result<Vec<f32>, NotRepresentable> {
         match integer_bits(matrix.format) {
             Some(Bits::One) => self.matmul_as::<AffineRows<1>>(matrix, x),
             Some(Bits::Two) => self.matmul_as::<AffineRows<2>>(matrix, x),

@@ -4,12 +4,13 @@
 //! Members take blocks of outputs in turn, so results do not depend on how many there are.
 
 use super::super::dispatch::{self, Prepared};
-use super::super::team::{self, Cursor, Failure, Member, Shared, Threads};
+use super::super::fast_kernel::Digits;
+use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
 use super::elementwise::{rms_norm, silu_mul};
 use crate::backend::step::{Node, Norm, Plan, Projection, StepToken};
 use crate::backend::with_matrix;
-use crate::{KvCache, QuantFormat};
+use crate::{ActivationPrecision, KvCache, QuantFormat};
 use candle_core::Result;
 
 /// Rows of a weight that are multiplied together at least.
@@ -56,7 +57,7 @@ impl Buffers {
 
 /// See [`super::run`].
 pub(super) fn run(
-    threads: Threads,
+    crew: Crew,
     plan: &Plan,
     tokens: &[StepToken],
     caches: &mut [&mut KvCache],
@@ -66,8 +67,9 @@ pub(super) fn run(
     let cursors: Vec<_> = plan.nodes.iter().map(|_| [Cursor::new(), Cursor::new(), Cursor::new()]).collect();
     let layers = Layers::new(plan, tokens, caches)?;
     let partials = Shared::new(layers.partial_len());
-    let step = Step { plan, tokens, wanted, buffers: &buffers, partials: &partials, layers: &layers };
-    team::run(threads, |member| {
+    let digits = Digits::of::<f32>(ActivationPrecision::current());
+    let step = Step { plan, tokens, wanted, digits, buffers: &buffers, partials: &partials, layers: &layers };
+    team::run(crew, |member| {
         for (node, cursors) in plan.nodes.iter().zip(&cursors) {
             step.compute(node, member, cursors)?;
             member.wait()?;
@@ -84,6 +86,7 @@ struct Step<'a> {
     plan: &'a Plan,
     tokens: &'a [StepToken],
     wanted: &'a [usize],
+    digits: Digits,
     buffers: &'a Buffers,
     partials: &'a Shared,
     layers: &'a Layers<'a>,
@@ -111,7 +114,7 @@ impl Step<'_> {
                 }
             }
             Node::Queries(norm, projections) => {
-                let mut x = Operand::new(self.normed(norm, None), rows);
+                let mut x = Operand::new(self.normed(norm, None), rows, self.digits);
                 let to = [&buffers.queries, &buffers.keys, &buffers.values];
                 let blocks: usize =
                     projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
@@ -139,7 +142,7 @@ impl Step<'_> {
             }
             Node::AddAttended(projection) => self.add(projection, &buffers.attended, member, cursor)?,
             Node::Gate(norm, [gate, up]) => {
-                let mut x = Operand::new(self.normed(norm, None), rows);
+                let mut x = Operand::new(self.normed(norm, None), rows, self.digits);
                 let blocks = gate.rows.div_ceil(BLOCK);
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let range = taken.start * BLOCK..gate.rows.min(taken.end * BLOCK);
@@ -153,7 +156,7 @@ impl Step<'_> {
             Node::AddInner(projection) => self.add(projection, &buffers.inner, member, cursor)?,
             Node::Logits(norm, head) => {
                 let wanted = self.wanted.len();
-                let mut x = Operand::new(self.normed(norm, Some(self.wanted)), wanted);
+                let mut x = Operand::new(self.normed(norm, Some(self.wanted)), wanted, self.digits);
                 let blocks = if wanted == 0 { 0 } else { head.rows.div_ceil(BLOCK) };
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let range = taken.start * BLOCK..head.rows.min(taken.end * BLOCK);
@@ -186,7 +189,7 @@ impl Step<'_> {
         let (rows, hidden) = (self.tokens.len(), &self.buffers.hidden);
         let mut x = vec![0.; rows * projection.k];
         from.read(0, &mut x);
-        let mut x = Operand::new(x, rows);
+        let mut x = Operand::new(x, rows, self.digits);
         let blocks = projection.rows.div_ceil(BLOCK);
         let mut residual = Vec::new();
         while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
@@ -226,12 +229,13 @@ fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
 struct Operand {
     x: Vec<f32>,
     rows: usize,
+    digits: Digits,
     prepared: Vec<(QuantFormat, Prepared<'static>)>,
 }
 
 impl Operand {
-    fn new(x: Vec<f32>, rows: usize) -> Self {
-        Self { x, rows, prepared: Vec::new() }
+    fn new(x: Vec<f32>, rows: usize, digits: Digits) -> Self {
+        Self { x, rows, digits, prepared: Vec::new() }
     }
 
     /// Outputs `[outputs, rows of x]` of some rows of a weight, with the bias.
@@ -239,8 +243,10 @@ impl Operand {
         let format = projection.weight.format();
         let known = self.prepared.iter().position(|(known, _)| *known == format);
         let index = known.unwrap_or_else(|| {
-            self.prepared
-                .push((format, dispatch::prepare(super::super::isa::best(), format, projection.k, &self.x)));
+            self.prepared.push((
+                format,
+                dispatch::prepare(super::super::isa::best(), format, projection.k, &self.x, self.digits),
+            ));
             self.prepared.len() - 1
         });
         let mut sums = vec![0.; count * self.rows];

@@ -7,7 +7,7 @@ use super::attend::Layers;
 use super::elementwise::{rms_norm, silu_mul};
 use crate::backend::step::{Node, Norm, Plan, Projection, StepToken};
 use crate::backend::with_matrix;
-use crate::KvCache;
+use crate::{ActivationPrecision, KvCache};
 use candle_core::Result;
 
 /// Rows that a thread takes at a time where little is done with each.
@@ -72,7 +72,13 @@ fn normed(hidden: &[f32], norm: &Norm) -> Vec<f32> {
 
 fn multiply(projection: &Projection, x: &[f32]) -> Result<Vec<f32>> {
     with_matrix(&projection.weight, 0, |matrix| {
-        Ok(dispatch::matmul(isa::best(), matrix, x, projection.bias.as_deref()))
+        Ok(dispatch::matmul(
+            isa::best(),
+            matrix,
+            x,
+            projection.bias.as_deref(),
+            ActivationPrecision::current(),
+        ))
     })
 }
 

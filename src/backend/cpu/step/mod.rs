@@ -8,7 +8,7 @@ mod many;
 #[cfg(test)]
 mod tests;
 
-use super::team::Threads;
+use super::team::Crew;
 use crate::backend::step::{Plan, StepToken};
 use crate::KvCache;
 use candle_core::Result;
@@ -28,7 +28,7 @@ pub(in crate::backend) fn run(
 ) -> Result<Vec<f32>> {
     attend::check(plan, tokens, caches)?;
     if tokens.len() <= FEW {
-        return few::run(Threads::Pool, plan, tokens, caches, wanted);
+        return few::run(Crew::Pool, plan, tokens, caches, wanted);
     }
     let mut logits = Vec::new();
     for (chunk, tokens) in tokens.chunks(MANY).enumerate() {

@@ -1,6 +1,6 @@
 //! Steps against a decoder in f64 that is written out, and against themselves on other threads and in other pieces.
 
-use super::super::team::Threads;
+use super::super::team::Crew;
 use super::{few, many};
 use crate::backend::step::{Heads, Node, Norm, Plan, Projection, StepToken};
 use crate::{KvCache, KvCacheConfig, QuantFormat, QuantTensor};
@@ -311,7 +311,7 @@ fn results_do_not_depend_on_the_number_of_threads() {
             .scan(0, |first, len| {
                 let part = tokens(&rest[*first..*first + len], 0, 600 + *first);
                 *first += len;
-                let threads = threads.map_or(Threads::Pool, Threads::Own);
+                let threads = threads.map_or(Crew::Pool, Crew::Own);
                 let logits =
                     few::run(threads, &model.plan, &part, &mut lent(&mut caches), &all(*len)).unwrap();
                 Some(logits.into_iter().map(f32::to_bits).collect())

@@ -1,11 +1,12 @@
 //! Every algorithm by itself, and the table that chooses one.
 
 use super::super::dispatch::{choose, prepare, run, Algorithm};
+use super::super::fast_kernel::Digits;
 #[cfg(target_arch = "x86_64")]
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
     f32::mxfp8_gemv::Mxfp8Gemv,
-    int8::{gemm_amx::Int8Amx, gemv_vnni::Int8Gemv},
+    int8::{gemm_amx::Int8Amx, gemm_vnni::Int8Gemm, gemv_vnni::Int8Gemv},
 };
 use super::*;
 use crate::format::{Bits, Element, Scale, ZeroPoint};
@@ -22,7 +23,11 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512(isa) => vec![Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(*isa))],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512Vnni(isa) => vec![Algorithm::Int8Gemv(Int8Gemv::new(*isa))],
+        InstructionSet::Avx512Vnni(isa) => vec![
+            Algorithm::Int8Gemv(Int8Gemv::new(*isa)),
+            Algorithm::Int8Few(Int8Gemm::new(*isa)),
+            Algorithm::Int8Many(Int8Gemm::new(*isa)),
+        ],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Amx(isa) => {
             vec![Algorithm::Int8Amx(Int8Amx::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]
@@ -37,6 +42,10 @@ fn name(algorithm: Algorithm) -> &'static str {
         Algorithm::F32Tiles => "f32 tiles",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Gemv(_) => "int8 GEMV",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8Few(_) => "int8 VNNI, few",
+        #[cfg(target_arch = "x86_64")]
+        Algorithm::Int8Many(_) => "int8 VNNI, many",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Mxfp8Gemv(_) => "MXFP8 GEMV",
         #[cfg(target_arch = "x86_64")]
@@ -79,7 +88,7 @@ fn check_algorithm(algorithm: Algorithm, isa: &InstructionSet, weight: &Weight, 
     let bias: Vec<f32> = (0..weight.n).map(|_| rng.random_range(-1.0..1.0)).collect();
     let name = (name(algorithm), isa.name(), weight.format, weight.n, weight.k, m);
     let want = matmul_in_f64(&weight.dequantized(), weight.k, &x, Some(&bias));
-    match run(algorithm, isa, &weight.view(), &x, Some(&bias)) {
+    match run(algorithm, isa, &weight.view(), &x, Some(&bias), Digits::EXACT) {
         Ok(got) => assert_close::<f32>(name, &got, &want),
         Err(error) => panic!("{name:?}: {error:?}"),
     }
@@ -117,7 +126,7 @@ fn the_table_has_an_algorithm_for_every_format_and_m() {
     for isa in isa::available() {
         for format in known_formats().into_iter().chain(made_up_formats()) {
             for m in MS {
-                let algorithm = choose(isa, m, format);
+                let algorithm = choose(isa, m, format, Digits::EXACT);
                 assert!(algorithm.supports(format), "{} {format} m={m}: {algorithm:?}", isa.name());
             }
         }
@@ -141,9 +150,25 @@ fn the_table_is_the_documented_one() {
                 let want = match (isa.name(), m) {
                     ("avx512vnni" | "avx512amx", 1) => one,
                     ("avx512amx", _) => more,
+                    ("avx512vnni", 9..32) if one == "int8 GEMV" => "int8 VNNI, few",
+                    ("avx512vnni", 32..) if one == "int8 GEMV" => "int8 VNNI, many",
                     _ => in_f32,
                 };
-                assert_eq!(name(choose(isa, m, format)), want, "{} {format} m={m}", isa.name());
+                assert_eq!(
+                    name(choose(isa, m, format, Digits::EXACT)),
+                    want,
+                    "{} {format} m={m}",
+                    isa.name()
+                );
+                let want = match (isa.name(), m) {
+                    ("avx512vnni", 2..5) if one == "int8 GEMV" => one,
+                    ("avx512vnni", 5..32) if one == "int8 GEMV" => "int8 VNNI, few",
+                    _ => want,
+                };
+                for count in [1, 2] {
+                    let fewer = Digits { count, strict: false };
+                    assert_eq!(name(choose(isa, m, format, fewer)), want, "{} {format} m={m}", isa.name());
+                }
             }
         }
     }
@@ -160,7 +185,7 @@ fn a_format_without_a_fast_kernel_is_multiplied_in_f32() {
                 weight.words.iter_mut().for_each(|word| *word &= 0xBFBF_BFBF);
             }
             for m in MS {
-                let algorithm = choose(isa, m, format);
+                let algorithm = choose(isa, m, format, Digits::EXACT);
                 let in_f32 = if m < 32 { "f32 GEMV" } else { "f32 tiles" };
                 assert_eq!(name(algorithm), in_f32, "{} {format} m={m}", isa.name());
                 check_algorithm(algorithm, isa, &weight, m, &mut rng);
@@ -179,12 +204,12 @@ fn what_a_fast_kernel_cannot_represent_is_multiplied_in_f32() {
     for isa in isa::available() {
         for format in formats_for(256) {
             let weight = Weight::random(format, 5, 256, &mut rng);
-            for m in [1, 3, 40] {
+            for m in [1, 3, 20, 40] {
                 let mut x = vec![1f32; m * 256];
                 x[m * 256 - 2] = f32::INFINITY;
-                let algorithm = choose(isa, m, format);
+                let algorithm = choose(isa, m, format, Digits::EXACT);
                 let is_f32 = matches!(algorithm, Algorithm::F32Gemv | Algorithm::F32Tiles);
-                let ran = run::<f32>(algorithm, isa, &weight.view(), &x, None).is_ok();
+                let ran = run::<f32>(algorithm, isa, &weight.view(), &x, None, Digits::EXACT).is_ok();
                 assert_eq!(ran, is_f32, "{} {format} m={m}: {algorithm:?}", isa.name());
                 let y: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                 assert!(y[(m - 1) * 5..].iter().all(|y| !y.is_finite()), "{} {format} m={m}", isa.name());
@@ -207,7 +232,7 @@ fn parts_of_several_weights_share_a_prepared_x() {
                     x[7] = f32::INFINITY;
                 }
                 let format = weights[0].format;
-                let prepared = prepare(isa, format, 640, &x);
+                let prepared = prepare(isa, format, 640, &x, Digits::EXACT);
                 assert_eq!(prepared.m(), m);
                 for weight in weights.iter().filter(|weight| weight.format == format) {
                     let whole: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);

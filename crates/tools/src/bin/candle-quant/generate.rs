@@ -3,7 +3,7 @@
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
-use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
+use candle_quant::{ActivationPrecision, Checkpoint, VarBuilder, WeightSummary};
 use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
 use candle_quant_models::{Config, Model};
 use std::io::{self, Write};
@@ -48,6 +48,10 @@ pub struct Options {
     /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
     #[arg(long, value_parser = parse_dtype)]
     dtype: Option<DType>,
+    /// Digits of activations in integer matmuls on the CPU: exact, 16 or 8 bits; fewer take less time
+    /// [default: exact, or what CANDLE_QUANT_ACTIVATIONS says].
+    #[arg(long)]
+    activations: Option<ActivationPrecision>,
 }
 
 /// The precisions activations can have.
@@ -81,6 +85,9 @@ struct Outcome {
 
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
+    if let Some(activations) = options.activations {
+        activations.set();
+    }
     let devices = if options.distributed { Vec::new() } else { devices(options)? };
     let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);

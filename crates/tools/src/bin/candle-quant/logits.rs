@@ -3,7 +3,7 @@
 use super::generate::parse_dtype;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::Checkpoint;
+use candle_quant::{ActivationPrecision, Checkpoint};
 use candle_quant_models::Model;
 use std::collections::HashMap;
 use std::fs;
@@ -22,10 +22,17 @@ pub struct Options {
     /// Precision of activations: f32, f16 or bf16.
     #[arg(long, default_value = "f32", value_parser = parse_dtype)]
     dtype: DType,
+    /// Digits of activations in integer matmuls: exact, 16 or 8 bits; fewer take less time
+    /// [default: exact, or what CANDLE_QUANT_ACTIVATIONS says].
+    #[arg(long)]
+    activations: Option<ActivationPrecision>,
 }
 
 pub fn run(options: &Options) -> Result<()> {
     check_replaceable(&options.out)?;
+    if let Some(activations) = options.activations {
+        activations.set();
+    }
     let device = Device::Cpu;
     let mut model = Model::load(&Checkpoint::open(&options.path)?, options.dtype, &device)?;
     let tokens = Tensor::new(options.tokens.as_slice(), &device)?;

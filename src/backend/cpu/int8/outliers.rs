@@ -1,0 +1,126 @@
+//! Activations far larger than those around them.
+//!
+//! Fixed-point numbers that meet a group of weights share a unit, which the largest of them sets. One that is far larger
+//! than the others would take their bits; and where it meets a weight of zero, nothing is left to hide that. So it is
+//! multiplied by itself, in f32.
+//!
+//! Typical of a group is the magnitude that three eighths of its numbers stay below, zeros left out: a group in which half
+//! of the numbers are large by turns is one with outliers, too, and a product of two others, as gated layers have it, is
+//! not.
+
+use super::super::fast_kernel::{Digits, NotRepresentable};
+use super::super::isa::avx512::Avx512;
+use std::arch::x86_64::*;
+use std::borrow::Cow;
+
+/// How many times as large as what is typical a number may be. An error of three digits is at most half of 2^-22.99 of the
+/// largest number of its group. Of numbers that are even up to the typical one and a little beyond, and meet all that is
+/// not zero in the weight, that is about 1e-6 in the worst case, and 1e-7 where no number stands out.
+const FACTOR: f32 = 32.;
+
+/// Activations have to be below this, so that sums of products are finite before they are scaled, too.
+const LIMIT: f32 = (1u128 << 96) as f32;
+
+/// The least of what is largest in a group, unless all is zero: their units are normal numbers, whose inverses are, too.
+const LEAST: f32 = 1. / (1u128 << 100) as f32;
+
+/// A number, its row of x and its column.
+#[derive(Clone, Copy, Debug)]
+struct Outlier {
+    k: u32,
+    m: u32,
+    x: f32,
+}
+
+/// What was taken out of rows of x, by columns.
+#[derive(Default)]
+pub(super) struct Outliers(Vec<Outlier>);
+
+impl Outliers {
+    /// Splits rows of `k` numbers: outliers, and rows that have zeros instead.
+    ///
+    /// # Errors
+    /// If there is a number that is no fixed-point number, or if there are so many outliers that f32 takes less time.
+    pub(super) fn split<'a>(
+        _isa: Avx512,
+        (x, k): (&'a [f32], usize),
+        group_size: usize,
+        digits: Digits,
+    ) -> Result<(Cow<'a, [f32]>, Self), NotRepresentable> {
+        let mut found = Vec::new();
+        for (m, row) in x.chunks_exact(k).enumerate() {
+            for (group, numbers) in row.chunks_exact(group_size).enumerate() {
+                // SAFETY: `_isa` proves that the CPU has the features of the function.
+                let limit = unsafe { limit(numbers) }.ok_or(NotRepresentable)?;
+                if let Some(limit) = limit {
+                    let all = (group * group_size..).zip(numbers).filter(|(_, x)| x.abs() > limit);
+                    found.extend(all.map(|(k, x)| Outlier { k: k as u32, m: m as u32, x: *x }));
+                }
+            }
+        }
+        // The time of one is that of a few dozen other numbers, more or less.
+        if found.len() > x.len() / k.max(1) * (16 + k / 256) {
+            return if digits.strict {
+                Err(NotRepresentable)
+            } else {
+                Ok((Cow::Borrowed(x), Self::default()))
+            };
+        }
+        let mut x = Cow::Borrowed(x);
+        if !found.is_empty() {
+            let rest = x.to_mut();
+            for outlier in &found {
+                if let Some(x) = rest.get_mut(outlier.m as usize * k + outlier.k as usize) {
+                    *x = 0.;
+                }
+            }
+        }
+        found.sort_by_key(|outlier| (outlier.k, outlier.m));
+        Ok((x, Self(found)))
+    }
+
+    /// Calls `add` with the row of x, the column and the number of each.
+    pub(super) fn for_each(&self, mut add: impl FnMut(usize, usize, f32)) {
+        self.0.iter().for_each(|outlier| add(outlier.m as usize, outlier.k as usize, outlier.x));
+    }
+}
+
+/// The largest magnitude that is no outlier in a group, a multiple of sixteen numbers up to 128; `Some(None)` if there are
+/// no outliers, `None` if the group has a number that is no fixed-point number.
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma,popcnt")]
+fn limit(group: &[f32]) -> Option<Option<f32>> {
+    let limit = _mm512_set1_ps(LIMIT);
+    let mut largest = _mm512_setzero_ps();
+    let mut all_below = !0;
+    for x in group.chunks_exact(16) {
+        // SAFETY: a chunk has the sixteen numbers of a vector.
+        let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
+        largest = _mm512_max_ps(largest, magnitudes);
+        all_below &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, limit);
+    }
+    if all_below != !0 {
+        return None;
+    }
+    let largest = _mm512_reduce_max_ps(largest);
+    if largest > 0. && largest < LEAST {
+        return None;
+    }
+    let bound = _mm512_set1_ps(largest * (1. / FACTOR));
+    let (mut small, mut any) = (0, 0);
+    for x in group.chunks_exact(16) {
+        // SAFETY: a chunk has the sixteen numbers of a vector.
+        let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
+        let not_zero = _mm512_cmp_ps_mask::<_CMP_GT_OQ>(magnitudes, _mm512_setzero_ps());
+        any += not_zero.count_ones();
+        small += _mm512_mask_cmp_ps_mask::<_CMP_LT_OQ>(not_zero, magnitudes, bound).count_ones();
+    }
+    Some((8 * small > 3 * any).then(|| FACTOR * typical(group)))
+}
+
+/// See above: the group is not zero.
+#[cold]
+fn typical(group: &[f32]) -> f32 {
+    let mut magnitudes: Vec<f32> = group.iter().map(|x| x.abs()).filter(|x| *x > 0.).collect();
+    magnitudes.sort_by(f32::total_cmp);
+    magnitudes.get(magnitudes.len() * 3 / 8).copied().unwrap_or_default()
+}
