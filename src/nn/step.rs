@@ -50,6 +50,48 @@ pub struct FeedForwardBlock<'a> {
 }
 
 /// Makes a [`StepPlan`] of layers, in the order in which they compute. Their weights are shared, not copied.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_quant::step::{AttentionBlock, FeedForwardBlock, StepBuilder, StepToken};
+/// use candle_quant::{embedding, linear_no_bias, rms_norm, Checkpoint, KvCache, KvCacheConfig, VarBuilder};
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// // The first layer of the bundled model: four heads of 64 elements, on two heads of keys.
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
+/// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu).pp("model");
+/// let (table, layer) = (embedding(640, 256, vb.pp("embed_tokens"))?, vb.pp("layers.0"));
+/// let norm = |vb: VarBuilder| rms_norm(256, 1e-6, vb);
+/// let (attn, mlp) = (layer.pp("self_attn"), layer.pp("mlp"));
+///
+/// let frequencies = (0..32).map(|pair| 10_000f32.powf(-(pair as f32) / 32.)).collect();
+/// let mut plan = StepBuilder::new(&table, frequencies, 1.)?;
+/// plan.attention(AttentionBlock {
+///     norm: &norm(layer.pp("input_layernorm"))?,
+///     q_proj: &linear_no_bias(256, 256, attn.pp("q_proj"))?,
+///     k_proj: &linear_no_bias(256, 128, attn.pp("k_proj"))?,
+///     v_proj: &linear_no_bias(256, 128, attn.pp("v_proj"))?,
+///     o_proj: &linear_no_bias(256, 256, attn.pp("o_proj"))?,
+///     q_norm: Some(&rms_norm(64, 1e-6, attn.pp("q_norm"))?),
+///     k_norm: Some(&rms_norm(64, 1e-6, attn.pp("k_norm"))?),
+///     sinks: None,
+///     head_dim: 64,
+/// })?;
+/// plan.feed_forward(FeedForwardBlock {
+///     norm: &norm(layer.pp("post_attention_layernorm"))?,
+///     gate_proj: &linear_no_bias(256, 512, mlp.pp("gate_proj"))?,
+///     up_proj: &linear_no_bias(256, 512, mlp.pp("up_proj"))?,
+///     down_proj: &linear_no_bias(512, 256, mlp.pp("down_proj"))?,
+/// })?;
+/// let plan = plan.head(&norm(vb.pp("norm"))?, &table.as_linear())?;
+///
+/// let mut caches = [KvCache::new(KvCacheConfig::new(2, 64))?];
+/// let token = |id, position| StepToken { id, sequence: 0, position };
+/// let logits = plan.run(&[token(1, 0), token(2, 1)], &mut caches, &[1])?; // of the second token
+/// assert_eq!((logits.dims(), caches[0].len(0)), (&[1, 640][..], 2));
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct StepBuilder {
     plan: Plan,

@@ -54,6 +54,8 @@ const CPU: Floor = Floor {
         room("bf16", &["isa"]),
         room("attention", &["isa"]),
         room("dispatch", &["isa", "f32", "int8", "bf16"]),
+        room("team", &[]),
+        room("step", &["isa", "attention", "dispatch", "team"]),
     ],
 };
 

@@ -413,3 +413,56 @@ impl Mlp {
         self.down_proj.forward_add(&inner, residual)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn load(fixture: &str) -> Model {
+        let path = format!("{}/{fixture}", env!("CANDLE_QUANT_REPOSITORY"));
+        Model::load(&Checkpoint::open(path).unwrap(), DType::F32, &Device::Cpu).unwrap()
+    }
+
+    #[test]
+    fn a_plan_computes_what_the_layers_compute() {
+        for fixture in ["assets/tiny", "tests/fixtures/mlx/qwen3-affine-b4-g64"] {
+            let (mut planned, mut layered) = (load(fixture), load(fixture));
+            assert!(planned.plan.is_some(), "{fixture}");
+            layered.plan = None;
+            let ids: Vec<u32> = (0..60).map(|index| index * 7 % 100).collect();
+            let mut first = 0;
+            // Both halves of a plan, for few and for many tokens, for one text and for two.
+            for (batch, len) in [(2, 1), (2, 20), (2, 1), (2, 3)] {
+                let part: Vec<u32> = [&ids[first..first + len], &ids[60 - first - len..60 - first]].concat();
+                let part = Tensor::from_vec(part, (batch, len), &Device::Cpu).unwrap();
+                let run = |model: &mut Model| model.forward(&part, first).unwrap().flatten_all().unwrap();
+                let (found, expected) = (run(&mut planned), run(&mut layered));
+                let (found, expected) = (found.to_vec1::<f32>().unwrap(), expected.to_vec1::<f32>().unwrap());
+                let spread = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
+                let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+                assert!(worst <= 2e-5 * spread.sqrt(), "{fixture}, {len} tokens from {first} on: {worst}");
+                first += len;
+            }
+        }
+    }
+
+    #[test]
+    fn what_a_plan_does_not_have_runs_layer_by_layer() {
+        for fixture in ["gptoss-mxfp4-mlxlm", "qwen3moe-affine-b4-g64"] {
+            assert!(load(&format!("tests/fixtures/mlx/{fixture}")).plan.is_none(), "{fixture}");
+        }
+    }
+
+    #[test]
+    fn another_batch_than_the_cached_one_is_refused() {
+        let mut model = load("assets/tiny");
+        let ids = |batch: usize| Tensor::ones((batch, 2), DType::U32, &Device::Cpu).unwrap();
+        for (before, then) in [(2, 1), (1, 2)] {
+            model.forward(&ids(before), 0).unwrap();
+            let error = model.forward_last(&ids(then), 2).unwrap_err().to_string();
+            assert!(error.contains("batch") && model.cached_tokens() == 0, "{error}");
+        }
+        let outside = Tensor::new(&[[640u32]], &Device::Cpu).unwrap();
+        assert!(model.forward(&outside, 0).unwrap_err().to_string().contains("each below 640"));
+    }
+}
