@@ -88,6 +88,13 @@ impl Plane {
             .map_or((&[], &[]), |(scales, rest)| (scales, &rest[..count.min(rest.len())]))
     }
 
+    /// Makes all scales and biases zero.
+    fn forget_groups(&mut self, layout: &Layout) {
+        let (_, scales, biases) = self.parts_mut(layout);
+        scales.fill(f16::ZERO);
+        biases.fill(f16::ZERO);
+    }
+
     /// Numbers or codes, scales, biases.
     pub(crate) fn parts_mut(&mut self, layout: &Layout) -> (&mut [u8], Groups<'_>, Groups<'_>) {
         let count = layout.groups * BLOCK;
@@ -137,7 +144,10 @@ impl HeadCache {
         let index = number.checked_sub(self.first)?;
         while self.blocks.len() <= index {
             let new = || Block { keys: Plane::new(keys), values: Plane::new(values) };
-            let block = self.free.pop().unwrap_or_else(new);
+            let mut block = self.free.pop().unwrap_or_else(new);
+            // Kernels multiply those of tokens to come by weights of zero: they have to be numbers.
+            block.keys.forget_groups(keys);
+            block.values.forget_groups(values);
             self.blocks.push_back(block);
         }
         self.blocks.get_mut(index)

@@ -10,6 +10,7 @@
 //! * `append`: new keys and values.
 
 mod append;
+mod block;
 mod combine;
 mod exp2;
 mod flash;

@@ -3,10 +3,11 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::isa::Simd;
-use super::operand::{Bf16, Float, Numbers, Operand, F16, F32};
+use super::operand::{Bf16, Codes4, Codes8, Numbers, Operand, F16, F32};
+use crate::tensor::KvFormat;
 use std::ops::Range;
 
-/// `out = a * b`, or `out = factors * out + a * b`.
+/// A product `a * b`, and what becomes of it.
 #[derive(Clone, Copy)]
 pub(super) struct Product {
     /// The first of the rows of `a`, `a_stride` numbers apart.
@@ -16,8 +17,30 @@ pub(super) struct Product {
     /// The first of the rows of the result, `out_stride` numbers apart.
     pub(super) out: *mut f32,
     pub(super) out_stride: usize,
-    /// By what each row of `out` is multiplied before the product is added; null if the product replaces it.
-    pub(super) factors: *const f32,
+    pub(super) into: Into,
+    pub(super) codes: Codes,
+}
+
+/// What is done with what `out` holds.
+#[derive(Clone, Copy)]
+pub(super) enum Into {
+    /// The product replaces it.
+    Replace,
+    /// The product is added to it.
+    Add,
+    /// The product is added to each row times a factor.
+    Scale(*const f32),
+}
+
+/// What makes numbers of sums of codes.
+#[derive(Clone, Copy)]
+pub(super) enum Codes {
+    /// The operand has numbers, not codes.
+    None,
+    /// Each column has a scale and a bias in f16; `sums` are the sums of the rows of `a`, `stride` apart.
+    OfColumns { scales: *const u16, biases: *const u16, sums: *const f32, stride: usize },
+    /// Scales are in `a`; each row adds the same to all columns.
+    OfRows { biases: *const f32 },
 }
 
 /// Vectors of columns that a pass over some rows takes. Where rows are few, more vectors keep the adders busy.
@@ -34,7 +57,7 @@ const fn strip<S: Simd>(rows: usize) -> usize {
 /// `b`, that is the columns `depth` of `a`.
 ///
 /// # Safety
-/// As [`Simd`]. `a`, `out` and `factors` have the rows, `a` and `b` all of `depth`, `b` and `out` all of `columns`.
+/// As [`Simd`]. `a`, `out` and what `into` and `codes` name have the rows, `a` and `b` all of `depth`, `b` and `out` all of `columns`.
 #[inline(always)]
 pub(super) unsafe fn multiply<S: Simd>(
     product: &Product,
@@ -44,10 +67,12 @@ pub(super) unsafe fn multiply<S: Simd>(
 ) {
     // SAFETY: the caller vouches for features, rows, depth and columns.
     unsafe {
-        match product.b.float {
-            Float::F32 => strips::<S, F32>(product, rows, depth, columns),
-            Float::F16 => strips::<S, F16>(product, rows, depth, columns),
-            Float::Bf16 => strips::<S, Bf16>(product, rows, depth, columns),
+        match product.b.format {
+            KvFormat::F32 => strips::<S, F32>(product, rows, depth, columns),
+            KvFormat::F16 => strips::<S, F16>(product, rows, depth, columns),
+            KvFormat::Bf16 => strips::<S, Bf16>(product, rows, depth, columns),
+            KvFormat::Affine8 => strips::<S, Codes8>(product, rows, depth, columns),
+            KvFormat::Affine4 => strips::<S, Codes4>(product, rows, depth, columns),
         }
     }
 }
@@ -133,15 +158,53 @@ unsafe fn tile<S: Simd, N: Numbers, const ROWS: usize, const VECTORS: usize>(
             }
         }
         for row in 0..ROWS {
-            let out = product.out.add((first_row + row) * product.out_stride + first_vector * S::LANES);
+            let column = first_vector * S::LANES;
+            sums[row] = numbers_of::<S, VECTORS>(&product.codes, sums[row], first_row + row, column);
+            let out = product.out.add((first_row + row) * product.out_stride + column);
             for vector in 0..VECTORS {
                 let out = out.add(vector * S::LANES);
-                let mut sum = sums[row][vector];
-                if !product.factors.is_null() {
-                    sum = S::mul_add(S::load(out), S::splat(*product.factors.add(first_row + row)), sum);
-                }
+                let sum = match product.into {
+                    Into::Replace => sums[row][vector],
+                    Into::Add => S::add(S::load(out), sums[row][vector]),
+                    Into::Scale(factors) => {
+                        S::mul_add(S::load(out), S::splat(*factors.add(first_row + row)), sums[row][vector])
+                    }
+                };
                 S::store(out, sum);
             }
         }
+    }
+}
+
+/// What sums of codes are as numbers.
+///
+/// # Safety
+/// As [`multiply`].
+#[inline(always)]
+unsafe fn numbers_of<S: Simd, const VECTORS: usize>(
+    codes: &Codes,
+    mut sums: [S::F; VECTORS],
+    row: usize,
+    column: usize,
+) -> [S::F; VECTORS] {
+    // SAFETY: the caller vouches for features, rows and columns.
+    unsafe {
+        match *codes {
+            Codes::None => {}
+            Codes::OfColumns { scales, biases, sums: of_rows, stride } => {
+                let of_row = S::splat(*of_rows.add(row * stride));
+                for vector in 0..VECTORS {
+                    let column = column + vector * S::LANES;
+                    let bias = S::mul(of_row, S::load_f16(biases.add(column)));
+                    sums[vector] = S::mul_add(sums[vector], S::load_f16(scales.add(column)), bias);
+                }
+            }
+            Codes::OfRows { biases } => {
+                for vector in 0..VECTORS {
+                    sums[vector] = S::add(sums[vector], S::splat(*biases.add(row)));
+                }
+            }
+        }
+        sums
     }
 }

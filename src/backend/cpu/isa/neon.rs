@@ -162,13 +162,10 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+    unsafe fn load_nibbles(from: *const u8, shift: u32) -> Self::F {
         unsafe {
-            let four = vreinterpret_u8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
-            let codes = match HIGH {
-                true => vshr_n_u8::<4>(four),
-                false => vand_u8(four, vdup_n_u8(15)),
-            };
+            let four = from.cast::<u32>().read_unaligned() >> shift & 0x0F0F_0F0F;
+            let codes = vreinterpret_u8_u32(vdup_n_u32(four));
             vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(codes))))
         }
     }
