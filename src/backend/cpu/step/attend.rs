@@ -209,7 +209,8 @@ fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -
 fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {
     plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
-        _ => None,
+        Node::Embed(_) | Node::Queries(..) | Node::AddAttended(_) => None,
+        Node::Gate(..) | Node::AddInner(_) | Node::Logits(..) => None,
     })
 }
 

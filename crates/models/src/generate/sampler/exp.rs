@@ -16,7 +16,7 @@ pub fn weight(x: f32) -> u32 {
     let fraction = exponent - (shifted - ROUND);
     // 2^fraction by its Taylor series: from -0.5 to 0.5 the rest is 1.2e-7.
     let mut power = 1.540_353e-4;
-    for coefficient in [1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_5, 0.693_147_2, 1.] {
+    for coefficient in [1.333_355_8e-3, 9.618_129e-3, 5.550_411e-2, 0.240_226_5, std::f32::consts::LN_2, 1.] {
         power = power * fraction + coefficient;
     }
     // 2^(31 + integer), put together from its bits.
