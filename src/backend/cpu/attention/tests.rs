@@ -48,7 +48,8 @@ fn dequantized(bits: usize, group_size: usize, head: &[f32]) -> Vec<f64> {
 fn rotate_in_f64(head: &mut [f64]) {
     let size = 1usize << head.len().trailing_zeros();
     for part in head.chunks_exact_mut(size) {
-        let sign = |row: usize, column: usize| if (row & column).count_ones() % 2 == 0 { 1. } else { -1. };
+        let sign =
+            |row: usize, column: usize| if (row & column).count_ones().is_multiple_of(2) { 1. } else { -1. };
         let of_row = |row| part.iter().enumerate().map(|(column, x)| sign(row, column) * x).sum::<f64>();
         let rotated: Vec<f64> = (0..size).map(|row| of_row(row) / (size as f64).sqrt()).collect();
         part.copy_from_slice(&rotated);

@@ -34,6 +34,9 @@ struct Model {
     kind: Kind,
 }
 
+/// Heads of queries, heads of keys, and values of a position.
+type Rotated = (Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>);
+
 fn numbers(rng: &mut StdRng, len: usize, size: f32) -> Vec<f32> {
     (0..len).map(|_| (rng.random::<f32>() - 0.5) * 2. * size).collect()
 }
@@ -161,12 +164,7 @@ impl Model {
     }
 
     /// What the heads of a position see.
-    fn attend(
-        &self,
-        heads: &Heads,
-        rotated: &[(Vec<Vec<f64>>, Vec<Vec<f64>>, Vec<f64>)],
-        position: usize,
-    ) -> Vec<f64> {
+    fn attend(&self, heads: &Heads, rotated: &[Rotated], position: usize) -> Vec<f64> {
         let window = self.kind.window.filter(|_| heads.layer == 1).unwrap_or(usize::MAX);
         let seen = (position + 1).saturating_sub(window)..position + 1;
         (0..HEADS)
