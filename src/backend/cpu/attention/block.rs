@@ -1,11 +1,10 @@
 //! Scores, weights and values of one block of keys, for the rows of a part.
 
 use super::super::aligned::Aligned;
-use super::super::isa::Simd;
 use super::exp2::exp2;
 use super::operand::Operand;
 use super::parts::{Attention, Part};
-use super::product::{multiply, Codes, Into, Product};
+use super::product::{multiply, Codes, Into, Multiplies, Product};
 use crate::tensor::{KvLayout, KvPlane, KV_BLOCK};
 use std::ops::Range;
 
@@ -47,7 +46,7 @@ impl BlockRows<'_> {
     }
 
     /// Rows that are multiplied together, with the keys that any of them sees; those that see none are left out.
-    fn tiles<S: Simd>(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<'_, S> {
+    fn tiles<S: Multiplies>(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<'_, S> {
         let tiles = (0..self.rows).step_by(S::TILE.0).map(|first| {
             let last = (first + S::TILE.0).min(self.rows);
             (first..last, self.seen(first).start..self.seen(last - 1).end)
@@ -61,7 +60,7 @@ impl BlockRows<'_> {
 /// # Safety
 /// As [`Simd`]. `keys` has `dim` rows of a block, the buffers have the part's rows; `plane` is of `layout`.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Simd>(
+pub(super) unsafe fn scores<S: Multiplies>(
     block: &BlockRows,
     keys: Operand,
     (plane, layout): (&KvPlane, &KvLayout),
@@ -105,7 +104,7 @@ pub(super) unsafe fn scores<S: Simd>(
 /// # Safety
 /// As [`Simd`]. The buffers have the block's rows.
 #[inline(always)]
-pub(super) unsafe fn softmax<S: Simd>(
+pub(super) unsafe fn softmax<S: Multiplies>(
     block: &BlockRows,
     scratch: &mut Scratch,
     largest: &mut [f32],
@@ -164,7 +163,7 @@ pub(super) unsafe fn softmax<S: Simd>(
 /// As [`Simd`]. `values` has the rows of a block, each as long as the sums' stride; `sums` and the buffers have the part's
 /// rows; `plane` is of `layout`.
 #[inline(always)]
-pub(super) unsafe fn add_values<S: Simd>(
+pub(super) unsafe fn add_values<S: Multiplies>(
     block: &BlockRows,
     values: Operand,
     (plane, layout): (&KvPlane, &KvLayout),
@@ -207,7 +206,7 @@ pub(super) unsafe fn add_values<S: Simd>(
 /// # Safety
 /// As [`Simd`]. The buffers have `rows` rows; there is a scale and a bias for each of 64 keys.
 #[inline(always)]
-unsafe fn scale_weights<S: Simd>(
+unsafe fn scale_weights<S: Multiplies>(
     rows: usize,
     (scales, biases): (*const u16, *const u16),
     scratch: &mut Scratch,

@@ -5,11 +5,11 @@
 //! the scores of one block exist at a time.
 
 use super::super::aligned::Aligned;
-use super::super::isa::Simd;
 use super::block::{add_values, scores, softmax, BlockRows, Scratch};
 use super::hadamard;
 use super::operand::Operand;
 use super::parts::{Attention, Part, Rows};
+use super::product::Multiplies;
 use super::widen::{widen, Kind};
 use crate::tensor::{KvFormat, KvLayout, KvPlane, KV_BLOCK};
 
@@ -57,7 +57,7 @@ fn scaled_queries(task: &PartTask, out: &mut [f32]) {
 }
 
 impl Scratch {
-    fn new<S: Simd>(task: &PartTask, rows: usize) -> Self {
+    fn new<S: Multiplies>(task: &PartTask, rows: usize) -> Self {
         let (cache, stride) = (task.attention.cache, task.attention.sum_stride());
         let dim = cache.config().head_dim;
         let (keys, values) = cache.layouts();
@@ -86,7 +86,7 @@ impl Scratch {
 /// # Safety
 /// The CPU has the features of `S`, and the caller has enabled them.
 #[inline(always)]
-pub(super) unsafe fn run<S: Simd>(mut task: PartTask<'_>) {
+pub(super) unsafe fn run<S: Multiplies>(mut task: PartTask<'_>) {
     let (attention, part) = (task.attention, task.part);
     let (rows, stride) = (attention.rows(part), attention.sum_stride());
     let dim = attention.cache.config().head_dim;
@@ -113,7 +113,7 @@ pub(super) unsafe fn run<S: Simd>(mut task: PartTask<'_>) {
 }
 
 /// Whether products read a cache as it is. For many rows it takes less time to make f32 of it once.
-fn is_read_directly<S: Simd>(format: KvFormat, rows: usize) -> bool {
+fn is_read_directly<S: Multiplies>(format: KvFormat, rows: usize) -> bool {
     format == KvFormat::F32 || rows <= 2 * S::TILE.0
 }
 
@@ -122,7 +122,7 @@ fn is_read_directly<S: Simd>(format: KvFormat, rows: usize) -> bool {
 /// # Safety
 /// The CPU has the features of `S`, and the caller has enabled them.
 #[inline(always)]
-unsafe fn read<S: Simd>(
+unsafe fn read<S: Multiplies>(
     (plane, layout): (&KvPlane, &KvLayout),
     kind: Kind,
     (rows, dim): (usize, usize),

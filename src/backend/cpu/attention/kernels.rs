@@ -1,4 +1,4 @@
-//! [`run`] for each instruction set, compiled with its features.
+//! [`run`] and its products for each instruction set, compiled with its features.
 
 #[cfg(target_arch = "x86_64")]
 use super::super::isa::avx2::Avx2;
@@ -9,6 +9,46 @@ use super::super::isa::neon::Neon;
 use super::super::isa::portable::Portable;
 use super::super::isa::InstructionSet;
 use super::flash::{run, PartTask};
+use super::operand::Numbers;
+use super::product::{strips, Multiplies, Product};
+use std::ops::Range;
+
+/// Implements [`Multiplies`]: a function for each kind of numbers, compiled with the features of the instruction set.
+macro_rules! implement {
+    ($isa:ty, $($features:literal)?) => {
+        impl Multiplies for $isa {
+            #[inline(always)]
+            unsafe fn strips<N: Numbers>(
+                product: &Product,
+                rows: Range<usize>,
+                depth: Range<usize>,
+                columns: Range<usize>,
+            ) {
+                #[inline(never)]
+                $(#[target_feature(enable = $features)])?
+                unsafe fn entry<N: Numbers>(
+                    product: &Product,
+                    rows: Range<usize>,
+                    depth: Range<usize>,
+                    columns: Range<usize>,
+                ) {
+                    // SAFETY: `entry` enables the features; its caller vouches for the rest.
+                    unsafe { strips::<$isa, N>(product, rows, depth, columns) }
+                }
+                // SAFETY: the caller vouches for features, rows, depth and columns.
+                unsafe { entry::<N>(product, rows, depth, columns) }
+            }
+        }
+    };
+}
+
+implement!(Portable,);
+#[cfg(target_arch = "aarch64")]
+implement!(Neon, "neon");
+#[cfg(target_arch = "x86_64")]
+implement!(Avx2, "avx2,fma,f16c");
+#[cfg(target_arch = "x86_64")]
+implement!(Avx512, "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma,f16c");
 
 /// Computes a part with an instruction set. VNNI and AMX have no f32 arithmetic beside that of AVX-512.
 pub(super) fn run_with(isa: &InstructionSet, task: PartTask<'_>) {

@@ -53,13 +53,28 @@ const fn strip<S: Simd>(rows: usize) -> usize {
     }
 }
 
+/// An instruction set with its own code for products with each kind of numbers. In one function with what calls it, that code
+/// would take minutes to compile.
+pub(super) trait Multiplies: Simd {
+    /// [`strips`], compiled with the features of the instruction set.
+    ///
+    /// # Safety
+    /// As [`multiply`].
+    unsafe fn strips<N: Numbers>(
+        product: &Product,
+        rows: Range<usize>,
+        depth: Range<usize>,
+        columns: Range<usize>,
+    );
+}
+
 /// Computes `rows` of the result, at most [`Simd::TILE`]`.0`, in the vectors `columns`; sums are over the rows `depth` of
 /// `b`, that is the columns `depth` of `a`.
 ///
 /// # Safety
 /// As [`Simd`]. `a`, `out` and what `into` and `codes` name have the rows, `a` and `b` all of `depth`, `b` and `out` all of `columns`.
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Simd>(
+pub(super) unsafe fn multiply<S: Multiplies>(
     product: &Product,
     rows: Range<usize>,
     depth: Range<usize>,
@@ -68,11 +83,11 @@ pub(super) unsafe fn multiply<S: Simd>(
     // SAFETY: the caller vouches for features, rows, depth and columns.
     unsafe {
         match product.b.format {
-            KvFormat::F32 => strips::<S, F32>(product, rows, depth, columns),
-            KvFormat::F16 => strips::<S, F16>(product, rows, depth, columns),
-            KvFormat::Bf16 => strips::<S, Bf16>(product, rows, depth, columns),
-            KvFormat::Affine8 => strips::<S, Codes8>(product, rows, depth, columns),
-            KvFormat::Affine4 => strips::<S, Codes4>(product, rows, depth, columns),
+            KvFormat::F32 => S::strips::<F32>(product, rows, depth, columns),
+            KvFormat::F16 => S::strips::<F16>(product, rows, depth, columns),
+            KvFormat::Bf16 => S::strips::<Bf16>(product, rows, depth, columns),
+            KvFormat::Affine8 => S::strips::<Codes8>(product, rows, depth, columns),
+            KvFormat::Affine4 => S::strips::<Codes4>(product, rows, depth, columns),
         }
     }
 }
@@ -80,7 +95,7 @@ pub(super) unsafe fn multiply<S: Simd>(
 /// # Safety
 /// As [`multiply`].
 #[inline(always)]
-unsafe fn strips<S: Simd, N: Numbers>(
+pub(super) unsafe fn strips<S: Simd, N: Numbers>(
     product: &Product,
     rows: Range<usize>,
     depth: Range<usize>,
@@ -112,21 +127,27 @@ unsafe fn tiles<S: Simd, N: Numbers>(
         ($rows:literal) => {
             match vectors {
                 1 => tile::<S, N, $rows, 1>(product, rows.start, depth, first),
-                2 => tile::<S, N, $rows, 2>(product, rows.start, depth, first),
-                3 => tile::<S, N, $rows, 3>(product, rows.start, depth, first),
-                _ => tile::<S, N, $rows, 4>(product, rows.start, depth, first),
+                3 if const { strip::<S>($rows) >= 3 } => {
+                    tile::<S, N, $rows, 3>(product, rows.start, depth, first)
+                }
+                4 if const { strip::<S>($rows) >= 4 } => {
+                    tile::<S, N, $rows, 4>(product, rows.start, depth, first)
+                }
+                _ => tile::<S, N, $rows, 2>(product, rows.start, depth, first),
             }
         };
     }
-    // SAFETY: the caller vouches for features, rows, depth and columns. No strip is wider than four vectors.
+    debug_assert!(rows.len() <= S::TILE.0 && vectors <= strip::<S>(rows.len()));
+    // SAFETY: the caller vouches for features, rows, depth and columns. What an instruction set has no tile for is known
+    // before code is generated.
     unsafe {
         match rows.len() {
             1 => for_vectors!(1),
-            2 => for_vectors!(2),
-            3 => for_vectors!(3),
-            4 => for_vectors!(4),
-            5 => for_vectors!(5),
-            _ => for_vectors!(6),
+            3 if const { S::TILE.0 >= 3 } => for_vectors!(3),
+            4 if const { S::TILE.0 >= 4 } => for_vectors!(4),
+            5 if const { S::TILE.0 >= 5 } => for_vectors!(5),
+            6 if const { S::TILE.0 >= 6 } => for_vectors!(6),
+            _ => for_vectors!(2),
         }
     }
 }
