@@ -14,8 +14,14 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 
 /// Formats of keys and values.
-const FORMATS: [(KvFormat, KvFormat); 3] =
-    [(KvFormat::F32, KvFormat::F32), (KvFormat::F16, KvFormat::F16), (KvFormat::Bf16, KvFormat::Bf16)];
+const FORMATS: [(KvFormat, KvFormat); 6] = [
+    (KvFormat::F32, KvFormat::F32),
+    (KvFormat::F16, KvFormat::F16),
+    (KvFormat::Bf16, KvFormat::Bf16),
+    (KvFormat::Affine8, KvFormat::Affine8),
+    (KvFormat::Affine8, KvFormat::Affine4),
+    (KvFormat::Affine4, KvFormat::Affine4),
+];
 
 fn scale() -> f64 {
     1. / (HEAD_DIM as f64).sqrt()
@@ -80,7 +86,8 @@ fn decode(context: usize) -> Result<()> {
     let q = random(context, HEADS)?;
     let mut caches = Vec::new();
     for (keys, values) in FORMATS {
-        let mut cache = KvCache::new(KvCacheConfig { keys, values, ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) })?;
+        let mut cache =
+            KvCache::new(KvCacheConfig { keys, values, ..KvCacheConfig::new(KV_HEADS, HEAD_DIM) })?;
         // In chunks, as prompts come.
         for first in (0..context).step_by(256) {
             let len = 256.min(context - first);
@@ -182,7 +189,11 @@ fn prefill(tokens: usize) -> Result<()> {
             errors[index]
         );
     }
-    println!("prefill of {tokens:4}, candle f32: {:6.2} ms, error {:.1e}", candle * 1e3, errors[FORMATS.len()]);
+    println!(
+        "prefill of {tokens:4}, candle f32: {:6.2} ms, error {:.1e}",
+        candle * 1e3,
+        errors[FORMATS.len()]
+    );
     Ok(())
 }
 

@@ -13,10 +13,10 @@ mod quantize;
 
 use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};
+pub use attention::{attention, AttentionOptions};
 use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
 };
-pub use attention::{attention, AttentionOptions};
 use cpu::{GroupValues, PackedMatrix};
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};

@@ -20,19 +20,25 @@ pub(super) fn quantize_mlx<T: Real>(
     scales: &mut [T],
     biases: &mut [T],
 ) {
-    let largest_code = f32::from(bits.largest_code());
     let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
     let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
-        let (scale, bias) = scale_and_bias(group, bits, largest_code);
-        for (code, weight) in codes.iter_mut().zip(group) {
-            // Between whole numbers, the order of rounding and clamping does not matter.
-            *code = small_integer(clamped((weight - bias) / scale, largest_code));
-        }
+        let (scale, bias) = quantize_group(bits, group, codes);
         *scale_out = T::from_f32(scale);
         *bias_out = T::from_f32(bias);
     }
     pack(&codes, bits.get(), words);
+}
+
+/// Quantizes one group as [`quantize_mlx`] does, one code in a byte; returns scale and bias, not yet rounded.
+pub(crate) fn quantize_group(bits: Bits, group: &[f32], codes: &mut [u8]) -> (f32, f32) {
+    let largest_code = f32::from(bits.largest_code());
+    let (scale, bias) = scale_and_bias(group, bits, largest_code);
+    for (code, weight) in codes.iter_mut().zip(group) {
+        // Between whole numbers, the order of rounding and clamping does not matter.
+        *code = small_integer(clamped((weight - bias) / scale, largest_code));
+    }
+    (scale, bias)
 }
 
 /// Quantizes a row of K finite weights as mistral.rs does on a CPU (AFQ): the minimum of a group becomes code 0, the

@@ -34,6 +34,7 @@ mod nvfp4;
 mod rows;
 mod small_floats;
 
+pub(crate) use affine::quantize_group as quantize_affine_group;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
 pub use bits::{code_at, pack};
 pub(crate) use nf4::NF4;

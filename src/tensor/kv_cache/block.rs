@@ -83,7 +83,16 @@ impl Plane {
         let all: &[f16] = half_slice(bytemuck::cast_slice(&self.0));
         let count = layout.groups * BLOCK;
         let of_groups = all.get(layout.scales_at() / 2..).unwrap_or_default();
-        of_groups.split_at_checked(count).map_or((&[], &[]), |(scales, rest)| (scales, &rest[..count.min(rest.len())]))
+        of_groups
+            .split_at_checked(count)
+            .map_or((&[], &[]), |(scales, rest)| (scales, &rest[..count.min(rest.len())]))
+    }
+
+    /// Makes all scales and biases zero.
+    fn forget_groups(&mut self, layout: &Layout) {
+        let (_, scales, biases) = self.parts_mut(layout);
+        scales.fill(f16::ZERO);
+        biases.fill(f16::ZERO);
     }
 
     /// Numbers or codes, scales, biases.
@@ -135,7 +144,10 @@ impl HeadCache {
         let index = number.checked_sub(self.first)?;
         while self.blocks.len() <= index {
             let new = || Block { keys: Plane::new(keys), values: Plane::new(values) };
-            let block = self.free.pop().unwrap_or_else(new);
+            let mut block = self.free.pop().unwrap_or_else(new);
+            // Kernels multiply those of tokens to come by weights of zero: they have to be numbers.
+            block.keys.forget_groups(keys);
+            block.values.forget_groups(values);
             self.blocks.push_back(block);
         }
         self.blocks.get_mut(index)

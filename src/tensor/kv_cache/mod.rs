@@ -180,7 +180,11 @@ impl KvCache {
     }
 
     /// One head of a sequence, to append to.
-    pub(crate) fn head_mut(&self, sequence: usize, kv_head: usize) -> Option<RwLockWriteGuard<'_, HeadCache>> {
+    pub(crate) fn head_mut(
+        &self,
+        sequence: usize,
+        kv_head: usize,
+    ) -> Option<RwLockWriteGuard<'_, HeadCache>> {
         let head = self.sequences.get(sequence)?.heads.get(kv_head)?;
         Some(head.write().unwrap_or_else(PoisonError::into_inner))
     }

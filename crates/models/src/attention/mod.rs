@@ -3,11 +3,11 @@
 
 mod on_device;
 
+use super::options::CacheOptions;
 use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::sharding::{Heads, Sharding};
 use super::Config;
-use super::options::CacheOptions;
 use candle_core::{DType, Result, Tensor};
 use candle_nn::{Module, RmsNorm};
 use candle_quant::nn::{forward_all, rms_norm, LayerWeight, Linear, VarBuilder};
@@ -111,8 +111,11 @@ impl Attention {
         let scale = 1. / (self.head_dim as f64).sqrt();
         let y = match &mut self.cache {
             Cache::OnCpu(cache) => {
-                let options =
-                    AttentionOptions { scale: scale as f32, sinks: self.sinks.as_ref(), ..Default::default() };
+                let options = AttentionOptions {
+                    scale: scale as f32,
+                    sinks: self.sinks.as_ref(),
+                    ..Default::default()
+                };
                 ops::attention(&q, &k, &v, cache, options)?
             }
             Cache::OnDevice(cache) => cache.attend([&q, &k, &v], visible, scale, self.sinks.as_ref())?,
@@ -158,7 +161,8 @@ mod tests {
             let (checkpoint, config) = (checkpoint.clone(), config.clone());
             let cached = candle_quant::parallel::run(&vec![Device::Cpu; ranks], move |rank| {
                 let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
-                let mut attention = Attention::new(&config, 0, &CacheOptions::default(), vb.pp("model.layers.0.self_attn"))?;
+                let mut attention =
+                    Attention::new(&config, 0, &CacheOptions::default(), vb.pp("model.layers.0.self_attn"))?;
                 let x = Tensor::ones((1, 2, 128), DType::F32, rank.device())?;
                 let frequencies = config.rope.inverse_frequencies(config.head_dim);
                 let rotation = Rotation::new(&frequencies, 1., 0, 2, DType::F32, rank.device())?;

@@ -10,6 +10,7 @@
 //! * `append`: new keys and values.
 
 mod append;
+mod block;
 mod combine;
 mod exp2;
 mod flash;
@@ -45,7 +46,8 @@ pub(crate) fn run_part(attention: &Attention, part: &Part, q: Rows, partial: &mu
 pub(crate) fn append_all(cache: &KvCache, queries: &[Queries], k: Rows, v: Rows) {
     let dim = cache.config().head_dim;
     let heads = 0..cache.config().kv_heads;
-    let tasks: Vec<_> = queries.iter().flat_map(|queries| heads.clone().map(move |head| (queries, head))).collect();
+    let tasks: Vec<_> =
+        queries.iter().flat_map(|queries| heads.clone().map(move |head| (queries, head))).collect();
     let append = |(queries, head): (&Queries, usize)| {
         let rows = queries.first_row..queries.first_row + queries.tokens;
         append_rows(cache, (queries.sequence, head), queries.position, (k, v), (rows, head * dim));
@@ -103,7 +105,8 @@ fn attend_with(isa: &InstructionSet, attention: &Attention, q: Rows, out: &mut [
 fn slots<'a>(attention: &Attention, groups: &[&[Part]], out: &'a mut [f32]) -> Vec<Vec<&'a mut [f32]>> {
     let kv_heads = attention.cache.config().kv_heads;
     let width = attention.group_size() * attention.cache.config().head_dim;
-    let mut rows: Vec<_> = out.chunks_exact_mut(kv_heads * width).map(|row| row.chunks_exact_mut(width)).collect();
+    let mut rows: Vec<_> =
+        out.chunks_exact_mut(kv_heads * width).map(|row| row.chunks_exact_mut(width)).collect();
     let mut slots = Vec::with_capacity(groups.len());
     for queries in groups.iter().filter_map(|group| group.first()).map(|part| part.queries) {
         // The groups of the same tokens come one after another, one for each head of keys.

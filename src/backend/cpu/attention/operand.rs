@@ -1,11 +1,11 @@
-//! The right operand of a product: a matrix of numbers in one of the floats of a cache.
+//! The right operand of a product: a matrix of numbers or codes, as a cache holds them.
 
 use super::super::isa::Simd;
 use crate::tensor::KvFormat;
 
-/// Numbers as f32 vectors.
+/// Numbers or codes as f32 vectors.
 pub(super) trait Numbers {
-    /// Reads `LANES` numbers from element `element` of a row on.
+    /// Reads `LANES` numbers from element `element` of a row on, which is a multiple of `LANES`.
     ///
     /// # Safety
     /// As [`Simd`]; the row has so many elements.
@@ -15,6 +15,10 @@ pub(super) trait Numbers {
 pub(super) struct F32;
 pub(super) struct F16;
 pub(super) struct Bf16;
+/// Bytes.
+pub(super) struct Codes8;
+/// Each 16 bytes hold 32 codes: the low halves the first 16 of them, the high halves the others.
+pub(super) struct Codes4;
 
 impl Numbers for F32 {
     #[inline(always)]
@@ -40,29 +44,27 @@ impl Numbers for Bf16 {
     }
 }
 
-/// The floats that a product reads as they are.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Float {
-    F32,
-    F16,
-    Bf16,
-}
-
-impl Float {
-    pub(super) fn of(format: KvFormat) -> Option<Self> {
-        match format {
-            KvFormat::F32 => Some(Self::F32),
-            KvFormat::F16 => Some(Self::F16),
-            KvFormat::Bf16 => Some(Self::Bf16),
-            KvFormat::Affine8 | KvFormat::Affine4 => None,
-        }
+impl Numbers for Codes8 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(row: *const u8, element: usize) -> S::F {
+        // SAFETY: the caller vouches for the elements and the features.
+        unsafe { S::load_bytes(row.add(element)) }
     }
 }
 
-/// Rows of floats, `row_bytes` apart.
+impl Numbers for Codes4 {
+    #[inline(always)]
+    unsafe fn load<S: Simd>(row: *const u8, element: usize) -> S::F {
+        let (half, within) = (element / 16 % 2, element % 16);
+        // SAFETY: the caller vouches for the elements and the features. No vector crosses 16 codes: lanes divide 16.
+        unsafe { S::load_nibbles(row.add(element / 32 * 16 + within), 4 * half as u32) }
+    }
+}
+
+/// Rows of numbers or codes, `row_bytes` apart.
 #[derive(Clone, Copy)]
 pub(super) struct Operand {
-    pub(super) float: Float,
+    pub(super) format: KvFormat,
     pub(super) start: *const u8,
     pub(super) row_bytes: usize,
 }

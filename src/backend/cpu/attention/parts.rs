@@ -142,7 +142,10 @@ mod tests {
     fn ranges_cover_the_keys_and_are_few() {
         for keys in [0..1, 0..256, 0..257, 63..64, 65..700, 1000..100_000, 0..131_072] {
             let ranges = split(keys.clone());
-            assert!(ranges.len() <= MAX_RANGES + 1 && ranges.iter().all(|range| !range.is_empty()), "{keys:?}");
+            assert!(
+                ranges.len() <= MAX_RANGES + 1 && ranges.iter().all(|range| !range.is_empty()),
+                "{keys:?}"
+            );
             assert_eq!((ranges[0].start, ranges[ranges.len() - 1].end), (keys.start, keys.end));
             assert!(ranges.windows(2).all(|pair| pair[0].end == pair[1].start && pair[0].end % 64 == 0));
         }

@@ -2,20 +2,57 @@
 
 use super::super::isa::available;
 use super::*;
+use crate::format::{code_at, GroupScales, QuantizedRows, Quantizer};
 use crate::tensor::{KvCacheConfig, KvFormat};
+use crate::QuantFormat;
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 
-/// What a cache makes of one head's numbers.
+/// What a cache makes of one head's numbers: rounded, or quantized as weights are.
 fn held(format: KvFormat, head: &[f32]) -> Vec<f64> {
-    let held = |number: &f32| match format {
-        KvFormat::F32 => *number,
-        KvFormat::F16 => f16::from_f32(*number).to_f32(),
-        KvFormat::Bf16 => bf16::from_f32(*number).to_f32(),
-        KvFormat::Affine8 | KvFormat::Affine4 => todo!(),
+    let rounded = |round: fn(f32) -> f32| head.iter().map(|number| f64::from(round(*number))).collect();
+    match format {
+        KvFormat::F32 => rounded(|number| number),
+        KvFormat::F16 => rounded(|number| f16::from_f32(number).to_f32()),
+        KvFormat::Bf16 => rounded(|number| bf16::from_f32(number).to_f32()),
+        KvFormat::Affine8 => dequantized(8, 64, head),
+        KvFormat::Affine4 => {
+            let mut rotated = head.to_vec();
+            hadamard::rotate(&mut rotated);
+            let mut back = dequantized(4, 32, &rotated);
+            rotate_in_f64(&mut back);
+            back
+        }
+    }
+}
+
+/// Quantized by the crate's encoder with scales in f16, and dequantized in f64. It knows no shorter group: the last one is
+/// filled up with a number of its own, which changes neither scale nor bias.
+fn dequantized(bits: usize, group_size: usize, head: &[f32]) -> Vec<f64> {
+    let format = QuantFormat::affine(bits, group_size).unwrap();
+    let quantize = |group: &[f32]| {
+        let mut whole = group.to_vec();
+        whole.resize(group_size, group[0]);
+        let rows = QuantizedRows::quantize(format, Quantizer::Mlx, &whole, group_size, None).unwrap();
+        let GroupScales::Float { scales, biases } = &rows.scales else { panic!("{format}") };
+        let f16_of = |number: f32| f64::from(f16::from_f32(number).to_f32());
+        let (scale, bias) = (f16_of(scales[0]), f16_of(biases[0]));
+        let code = |index| f64::from(code_at(&rows.words, bits, index).unwrap());
+        (0..group.len()).map(|index| code(index) * scale + bias).collect::<Vec<_>>()
     };
-    head.iter().map(held).map(f64::from).collect()
+    head.chunks(group_size).flat_map(quantize).collect()
+}
+
+/// [`hadamard::rotate`] by its definition.
+fn rotate_in_f64(head: &mut [f64]) {
+    let size = 1usize << head.len().trailing_zeros();
+    for part in head.chunks_exact_mut(size) {
+        let sign = |row: usize, column: usize| if (row & column).count_ones() % 2 == 0 { 1. } else { -1. };
+        let of_row = |row| part.iter().enumerate().map(|(column, x)| sign(row, column) * x).sum::<f64>();
+        let rotated: Vec<f64> = (0..size).map(|row| of_row(row) / (size as f64).sqrt()).collect();
+        part.copy_from_slice(&rotated);
+    }
 }
 
 /// A cache, and all that was appended to it: for each sequence and head the keys and values that it holds.
@@ -64,7 +101,8 @@ impl Texts {
         let rows = sequences.len() * tokens;
         // Scores have a standard deviation of about 2.
         let size = 3. / (head_dim as f32).powf(0.25);
-        let (q, k) = (self.random(rows * self.heads * head_dim, size), self.random(rows * kv_heads * head_dim, size));
+        let (q, k) =
+            (self.random(rows * self.heads * head_dim, size), self.random(rows * kv_heads * head_dim, size));
         let v = self.random(rows * kv_heads * head_dim, 1.);
         let stride = kv_heads * head_dim;
         append_all(&self.cache, &queries, Rows { values: &k, stride }, Rows { values: &v, stride });
@@ -92,7 +130,8 @@ impl Texts {
                     let row = (queries.first_row + token) * self.heads + head;
                     let q: Vec<f64> = q[row * head_dim..][..head_dim].iter().map(|q| f64::from(*q)).collect();
                     let kv_head = head / (self.heads / kv_heads);
-                    let (keys, values) = (&self.keys[queries.sequence][kv_head], &self.values[queries.sequence][kv_head]);
+                    let (keys, values) =
+                        (&self.keys[queries.sequence][kv_head], &self.values[queries.sequence][kv_head]);
                     let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
                     want.extend(reference::attend(&q, keys, values, seen.clone(), (f64::from(SCALE), sink)));
                 }
@@ -130,10 +169,15 @@ fn relative_error(got: &[f32], want: &[f64]) -> f64 {
     let square = |numbers: &mut dyn Iterator<Item = f64>| numbers.map(|x| x * x).sum::<f64>();
     let error = square(&mut got.iter().zip(want).map(|(got, want)| f64::from(*got) - want));
     let size = square(&mut want.iter().copied());
-    if error.is_nan() { f64::INFINITY } else { (error / size).sqrt() }
+    if error.is_nan() {
+        f64::INFINITY
+    } else {
+        (error / size).sqrt()
+    }
 }
 
-const FLOATS: [KvFormat; 3] = [KvFormat::F32, KvFormat::F16, KvFormat::Bf16];
+const FORMATS: [KvFormat; 5] =
+    [KvFormat::F32, KvFormat::F16, KvFormat::Bf16, KvFormat::Affine8, KvFormat::Affine4];
 
 fn config(kv_heads: usize, head_dim: usize, format: KvFormat) -> KvCacheConfig {
     KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(kv_heads, head_dim) }
@@ -144,7 +188,7 @@ const STEPS: [usize; 14] = [1, 1, 60, 1, 1, 1, 1, 61, 3, 17, 120, 16, 1, 97];
 
 #[test]
 fn every_position_agrees_with_f64() {
-    for format in FLOATS {
+    for format in FORMATS {
         let mut texts = Texts::new(config(2, 64, format), 2, false);
         for tokens in STEPS {
             texts.check(&[0], tokens);
@@ -156,7 +200,7 @@ fn every_position_agrees_with_f64() {
 fn every_size_of_heads_and_groups_agrees_with_f64() {
     for head_dim in [1, 5, 8, 24, 64, 80, 96, 128, 256] {
         for group_size in [1, 3, 4, 8, 16] {
-            for (format, has_sinks) in FLOATS.into_iter().zip([true, false, true]) {
+            for (format, has_sinks) in FORMATS.into_iter().zip([true, false, true, false, true]) {
                 let mut texts = Texts::new(config(1, head_dim, format), group_size, has_sinks);
                 for tokens in [1, 65, 1, 2, 13] {
                     texts.check(&[0], tokens);
@@ -169,7 +213,7 @@ fn every_size_of_heads_and_groups_agrees_with_f64() {
 #[test]
 fn windows_hide_what_is_behind_them() {
     for window in [1, 2, 5, 63, 64, 65, 100, 128] {
-        for (format, has_sinks) in FLOATS.into_iter().zip([false, true, false]) {
+        for (format, has_sinks) in FORMATS.into_iter().zip([false, true, false, true, false]) {
             let config = KvCacheConfig { window: Some(window), ..config(2, 16, format) };
             let mut texts = Texts::new(config, 2, has_sinks);
             for tokens in STEPS.into_iter().chain([1, 64, 1, 1]) {
@@ -234,7 +278,8 @@ fn a_prompt_gives_the_same_in_any_pieces() {
         let config = KvCacheConfig { window, ..config(2, 64, KvFormat::F16) };
         let width = 4 * 64;
         let mut rng = StdRng::seed_from_u64(11);
-        let mut random = |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.0..1.0)).collect() };
+        let mut random =
+            |count: usize| -> Vec<f32> { (0..count).map(|_| rng.random_range(-1.0..1.0)).collect() };
         let (q, k, v) = (random(300 * width), random(300 * width / 2), random(300 * width / 2));
         let run = |isa: &InstructionSet, pieces: usize| {
             let mut cache = KvCache::new(config).unwrap();
@@ -245,7 +290,8 @@ fn a_prompt_gives_the_same_in_any_pieces() {
                 let queries = [Queries { sequence: 0, position, tokens, first_row }];
                 let stride = width / 2;
                 append_all(&cache, &queries, Rows { values: &k, stride }, Rows { values: &v, stride });
-                let attention = Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None };
+                let attention =
+                    Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None };
                 attend_with(isa, &attention, Rows { values: &q, stride: width }, &mut out);
             }
             out
@@ -312,5 +358,86 @@ fn large_scores_leave_one_key() {
     for isa in available() {
         let error = relative_error(&texts.attend(isa, &step), &step.want);
         assert!(error <= 2e-6, "{}: {error:e}", isa.name());
+    }
+}
+
+/// Keys and values in formats of their own: what is rotated, grouped and scaled is told apart.
+#[test]
+fn keys_and_values_may_differ_in_format() {
+    for keys in FORMATS {
+        for values in FORMATS {
+            let config = KvCacheConfig { keys, values, ..config(2, 96, KvFormat::F32) };
+            let mut texts = Texts::new(config, 2, true);
+            for tokens in [70, 1, 4, 30] {
+                texts.check(&[0], tokens);
+            }
+        }
+    }
+}
+
+/// Old numbers in blocks that are used again, NaN among them, reach no new token.
+#[test]
+fn a_cleared_cache_is_as_good_as_a_new_one() {
+    for format in FORMATS {
+        let mut texts = Texts::new(config(1, 64, format), 2, false);
+        texts.append(&[0], 130);
+        let positions = texts.cache.extend(&[0], 2).unwrap().remove(0);
+        append(&texts.cache, 0, 0, positions.start, &[f32::NAN; 128], &[f32::NAN; 128]);
+        texts.cache.clear();
+        (texts.keys, texts.values) = Default::default();
+        for tokens in [1, 1, 70, 1] {
+            texts.check(&[0], tokens);
+        }
+    }
+}
+
+/// `DECODE.md`'s measure, and its bars: 4096 random keys, some channels ten times as large, scores of a standard deviation
+/// of 1 and of 3; the error of outputs relative to those of exact keys and values.
+#[test]
+fn formats_lose_no_more_than_they_may() {
+    let mut rng = StdRng::seed_from_u64(3);
+    let mut normal = |count: usize| -> Vec<f32> {
+        let pair = |rng: &mut StdRng| {
+            let (u, angle): (f32, f32) =
+                (rng.random_range(1e-6..1.0), rng.random_range(0.0..std::f32::consts::TAU));
+            (-2. * u.ln()).sqrt() * angle.cos()
+        };
+        (0..count).map(|_| pair(&mut rng)).collect()
+    };
+    const KEYS: usize = 4096;
+    let (mut k, v) = (normal(KEYS * 128), normal(KEYS * 128));
+    k.chunks_exact_mut(128).for_each(|k| [3, 40, 77, 101].into_iter().for_each(|channel| k[channel] *= 10.));
+    let q = normal(8 * 128);
+    let wide =
+        |all: &[f32]| all.chunks_exact(128).map(|row| row.iter().map(|x| f64::from(*x)).collect()).collect();
+    let (exact_k, exact_v): (Vec<Vec<f64>>, Vec<Vec<f64>>) = (wide(&k), wide(&v));
+    let dots = q.chunks_exact(128).flat_map(|q| {
+        exact_k.iter().map(move |k| k.iter().zip(q).map(|(k, q)| k * f64::from(*q)).sum::<f64>())
+    });
+    let deviation = (dots.map(|dot| dot * dot).sum::<f64>() / (8 * KEYS) as f64).sqrt();
+    for (format, bars) in [
+        (KvFormat::F16, [1e-3, 2e-3]),
+        (KvFormat::Bf16, [4e-3, 1e-2]),
+        (KvFormat::Affine8, [1.6e-2, 4.5e-2]),
+        (KvFormat::Affine4, [1.5e-1, 2.2e-1]),
+    ] {
+        for (sigma, bar) in [1., 3.].into_iter().zip(bars) {
+            let scale = (sigma / deviation) as f32;
+            let mut cache = KvCache::new(config(1, 128, format)).unwrap();
+            cache.extend(&[0], KEYS).unwrap();
+            append(&cache, 0, 0, 0, &k, &v);
+            let queries = [Queries { sequence: 0, position: KEYS - 1, tokens: 1, first_row: 0 }];
+            let attention = Attention { cache: &cache, queries: &queries, heads: 8, scale, sinks: None };
+            let mut out = vec![0.; 8 * 128];
+            attend(&attention, Rows { values: &q, stride: 8 * 128 }, &mut out);
+            let head = |q: &[f32]| {
+                let q: Vec<f64> = q.iter().map(|q| f64::from(*q)).collect();
+                reference::attend(&q, &exact_k, &exact_v, 0..KEYS, (f64::from(scale), None))
+            };
+            let want: Vec<f64> = q.chunks_exact(128).flat_map(head).collect();
+            let error = relative_error(&out, &want);
+            println!("{format}, sigma {sigma}: {error:.1e}");
+            assert!(error <= bar, "{format}, sigma {sigma}: {error:e}");
+        }
     }
 }

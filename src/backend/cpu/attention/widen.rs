@@ -1,59 +1,71 @@
 //! Keys and values of a block in f32.
 
 use super::super::isa::Simd;
-use super::operand::{Bf16, Numbers, F16, F32};
-use crate::tensor::{KvFormat, KvLayout, KvPlane, KV_BLOCK};
+use super::operand::Numbers;
+use crate::tensor::{KvLayout, KvPlane, KV_BLOCK};
 
-/// Writes the keys of a block, `[head_dim][64]`.
-///
-/// # Safety
-/// As [`Simd`].
-#[inline(always)]
-pub(super) unsafe fn widen_keys<S: Simd>(plane: &KvPlane, layout: &KvLayout, dim: usize, out: &mut [f32]) {
-    // SAFETY: the caller vouches for the features.
-    unsafe { widen::<S>(plane, layout, (dim, KV_BLOCK), out) }
+/// Which of the two a plane is: groups of keys lie along columns, those of values along rows.
+#[derive(Clone, Copy, PartialEq)]
+pub(super) enum Kind {
+    /// `[head_dim][64]`.
+    Keys,
+    /// `[64][padded head_dim]`.
+    Values,
 }
 
-/// Writes the values of a block, `[64][padded head_dim]`.
-///
-/// # Safety
-/// As [`Simd`].
-#[inline(always)]
-pub(super) unsafe fn widen_values<S: Simd>(plane: &KvPlane, layout: &KvLayout, dim: usize, out: &mut [f32]) {
-    // SAFETY: the caller vouches for the features.
-    unsafe { widen::<S>(plane, layout, (KV_BLOCK, KvLayout::padded(dim)), out) }
-}
-
-#[inline(always)]
-unsafe fn widen<S: Simd>(plane: &KvPlane, layout: &KvLayout, shape: (usize, usize), out: &mut [f32]) {
-    // SAFETY: the caller vouches for the features.
-    unsafe {
-        match layout.format {
-            KvFormat::F16 => widen_floats::<S, F16>(plane, layout, shape, out),
-            KvFormat::Bf16 => widen_floats::<S, Bf16>(plane, layout, shape, out),
-            KvFormat::F32 | KvFormat::Affine8 | KvFormat::Affine4 => {
-                widen_floats::<S, F32>(plane, layout, shape, out)
-            }
+impl Kind {
+    /// Rows and columns of a plane in f32.
+    pub(super) fn shape(self, dim: usize) -> (usize, usize) {
+        match self {
+            Self::Keys => (dim, KV_BLOCK),
+            Self::Values => (KV_BLOCK, KvLayout::padded(dim)),
         }
     }
 }
 
-/// Widens rows of floats.
+/// Writes a plane in f32; it has numbers `N`.
 ///
 /// # Safety
 /// As [`Simd`].
 #[inline(always)]
-unsafe fn widen_floats<S: Simd, N: Numbers>(
+pub(super) unsafe fn widen<S: Simd, N: Numbers>(
     plane: &KvPlane,
     layout: &KvLayout,
-    (rows, columns): (usize, usize),
+    kind: Kind,
+    dim: usize,
     out: &mut [f32],
 ) {
+    let (rows, columns) = kind.shape(dim);
+    let (scales, biases) = plane.groups(layout);
+    let group = |element: usize| layout.format.group_size().map(|size| element / size);
     let rows_of_codes = plane.codes().chunks_exact(layout.row_bytes).take(rows);
-    for (codes, out) in rows_of_codes.zip(out.chunks_exact_mut(columns)) {
+    for (row, (codes, out)) in rows_of_codes.zip(out.chunks_exact_mut(columns)).enumerate() {
         for element in (0..columns).step_by(S::LANES) {
-            // SAFETY: a row has `columns` numbers, which are whole vectors; the caller vouches for the features.
-            unsafe { S::store(out.as_mut_ptr().add(element), N::load::<S>(codes.as_ptr(), element)) };
+            // The group, and where its scale is: one for each key of a row of keys, one for all values of a row.
+            let place = match kind {
+                Kind::Keys => group(row).map(|group| group * KV_BLOCK + element),
+                Kind::Values => group(element).map(|group| group * KV_BLOCK + row),
+            };
+            // SAFETY: a row has `columns` codes, which are whole vectors, and so many keys have scales; the caller vouches
+            // for the features.
+            unsafe {
+                let mut numbers = N::load::<S>(codes.as_ptr(), element);
+                if let Some(place) = place {
+                    let (scale, bias) = match kind {
+                        Kind::Keys => {
+                            let (scales, biases) =
+                                (&scales[place..][..S::LANES], &biases[place..][..S::LANES]);
+                            (S::load_f16(scales.as_ptr().cast()), S::load_f16(biases.as_ptr().cast()))
+                        }
+                        Kind::Values => {
+                            let number = |groups: &[half::f16]| S::splat(groups[place].to_f32_const());
+                            (number(scales), number(biases))
+                        }
+                    };
+                    numbers = S::mul_add(numbers, scale, bias);
+                }
+                S::store(out.as_mut_ptr().add(element), numbers);
+            }
         }
     }
 }

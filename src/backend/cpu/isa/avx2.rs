@@ -129,14 +129,11 @@ impl Simd for Avx2 {
         unsafe { _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()))) }
     }
     #[inline(always)]
-    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+    unsafe fn load_nibbles(from: *const u8, shift: u32) -> Self::F {
         unsafe {
             let bytes = _mm256_cvtepu8_epi32(_mm_loadl_epi64(from.cast()));
-            let codes = match HIGH {
-                true => _mm256_srli_epi32::<4>(bytes),
-                false => _mm256_and_si256(bytes, _mm256_set1_epi32(15)),
-            };
-            _mm256_cvtepi32_ps(codes)
+            let codes = _mm256_srlv_epi32(bytes, _mm256_set1_epi32(shift.cast_signed()));
+            _mm256_cvtepi32_ps(_mm256_and_si256(codes, _mm256_set1_epi32(15)))
         }
     }
     #[inline(always)]

@@ -199,14 +199,11 @@ impl Simd for Avx512 {
         unsafe { _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()))) }
     }
     #[inline(always)]
-    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+    unsafe fn load_nibbles(from: *const u8, shift: u32) -> Self::F {
         unsafe {
             let bytes = _mm512_cvtepu8_epi32(_mm_loadu_si128(from.cast()));
-            let codes = match HIGH {
-                true => _mm512_srli_epi32::<4>(bytes),
-                false => _mm512_and_si512(bytes, _mm512_set1_epi32(15)),
-            };
-            _mm512_cvtepi32_ps(codes)
+            let index = _mm512_srlv_epi32(bytes, _mm512_set1_epi32(shift.cast_signed()));
+            _mm512_permutexvar_ps(index, numbers(const { integers(0) }))
         }
     }
     #[inline(always)]

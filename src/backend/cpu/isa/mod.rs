@@ -78,8 +78,8 @@ pub(super) trait Simd: Copy {
     unsafe fn load_bf16(from: *const u16) -> Self::F;
     /// Reads `LANES` unsigned bytes, as numbers.
     unsafe fn load_bytes(from: *const u8) -> Self::F;
-    /// Reads `LANES` bytes: their low four bits as numbers, or their high four bits.
-    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F;
+    /// Reads `LANES` bytes: their low four bits as numbers, or with a `shift` of 4 their high four bits.
+    unsafe fn load_nibbles(from: *const u8, shift: u32) -> Self::F;
     /// Prefetches a cache line; never faults.
     unsafe fn prefetch(address: *const u8);
 

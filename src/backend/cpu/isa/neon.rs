@@ -141,7 +141,8 @@ impl Simd for Neon {
             // Exponent and mantissa land on f32's, 112 too low; the product is exact, and subnormals become normal.
             let bits = vmovl_u16(vld1_u16(from));
             let magnitude = vshlq_n_u32::<13>(vandq_u32(bits, vdupq_n_u32(0x7FFF)));
-            let scaled = vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits((127 + 112) << 23)));
+            let scaled =
+                vmulq_f32(vreinterpretq_f32_u32(magnitude), vdupq_n_f32(f32::from_bits((127 + 112) << 23)));
             // What would be 65536 and more is infinite or NaN: all bits of the exponent are set, the mantissa is there.
             let special = vcgeq_f32(scaled, vdupq_n_f32(65536.0));
             let special = vandq_u32(special, vdupq_n_u32(0x7F80_0000));
@@ -161,13 +162,10 @@ impl Simd for Neon {
         }
     }
     #[inline(always)]
-    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+    unsafe fn load_nibbles(from: *const u8, shift: u32) -> Self::F {
         unsafe {
-            let four = vreinterpret_u8_u32(vdup_n_u32(from.cast::<u32>().read_unaligned()));
-            let codes = match HIGH {
-                true => vshr_n_u8::<4>(four),
-                false => vand_u8(four, vdup_n_u8(15)),
-            };
+            let four = from.cast::<u32>().read_unaligned() >> shift & 0x0F0F_0F0F;
+            let codes = vreinterpret_u8_u32(vdup_n_u32(four));
             vcvtq_f32_u32(vmovl_u16(vget_low_u16(vmovl_u8(codes))))
         }
     }

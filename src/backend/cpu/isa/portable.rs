@@ -92,9 +92,9 @@ impl Simd for Portable {
         bytes.map(f32::from)
     }
     #[inline(always)]
-    unsafe fn load_nibbles<const HIGH: bool>(from: *const u8) -> Self::F {
+    unsafe fn load_nibbles(from: *const u8, shift: u32) -> Self::F {
         let bytes: [u8; LANES] = unsafe { from.cast::<[u8; LANES]>().read() };
-        bytes.map(|byte| f32::from(if HIGH { byte >> 4 } else { byte & 15 }))
+        bytes.map(|byte| f32::from(byte >> shift & 15))
     }
     #[inline(always)]
     unsafe fn prefetch(_address: *const u8) {}

@@ -3,9 +3,9 @@
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
-use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
+use candle_quant::{Checkpoint, KvFormat, VarBuilder, WeightSummary};
 use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
-use candle_quant_models::{Config, Model};
+use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -48,6 +48,21 @@ pub struct Options {
     /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
     #[arg(long, value_parser = parse_dtype)]
     dtype: Option<DType>,
+    /// How the KV cache holds keys and values: f32, f16, bf16, 8bit or 4bit, one for both or KEYS,VALUES [default: as
+    /// activations]. On the CPU.
+    #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
+    kv_cache: Option<(KvFormat, KvFormat)>,
+    /// The most tokens of prompt and text that the KV cache may hold [default: as many as memory allows].
+    #[arg(long, value_name = "TOKENS")]
+    max_tokens: Option<usize>,
+}
+
+/// Formats of keys and values.
+fn parse_cache(text: &str) -> candle_quant::Result<(KvFormat, KvFormat)> {
+    match text.split_once(',') {
+        Some((keys, values)) => Ok((keys.parse()?, values.parse()?)),
+        None => text.parse().map(|both| (both, both)),
+    }
 }
 
 /// The precisions activations can have.
@@ -69,6 +84,7 @@ struct Work {
     params: Params,
     dtype: DType,
     experts: ExpertSplit,
+    model: ModelOptions,
 }
 
 /// What a rank has to tell in the end.
@@ -99,6 +115,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             ..Params::default()
         },
         experts: options.experts,
+        model: ModelOptions { cache: cache_options(options) },
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
@@ -111,7 +128,11 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             }
             outcome
         }
-        (None, [device]) => work.run(Model::load(&work.checkpoint, work.dtype, device)?, None)?,
+        (None, [device]) => {
+            let vb = VarBuilder::from_checkpoint(&work.checkpoint, work.dtype, device);
+            let config = Config::from_checkpoint(&work.checkpoint)?;
+            work.run(Model::with_options(&config, vb, work.model)?, None)?
+        }
         (None, devices) => {
             let outcome = parallel::run(devices, move |rank| work.run_as(&rank))?;
             outcome.into_iter().next().context("no rank")?
@@ -125,6 +146,11 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     }
     report(&generated, &weights, ranks)?;
     Ok(())
+}
+
+fn cache_options(options: &Options) -> CacheOptions {
+    let (keys, values) = options.kv_cache.unzip();
+    CacheOptions { keys, values, max_tokens: options.max_tokens }
 }
 
 /// What the launcher says.
@@ -151,7 +177,7 @@ impl Work {
     fn run_as(&self, rank: &Rank) -> candle_quant::Result<Outcome> {
         let config = Config::from_checkpoint(&self.checkpoint)?;
         let vb = VarBuilder::sharded(&self.checkpoint, rank, self.dtype).split_experts(self.experts);
-        let model = Model::new(&config, vb)?;
+        let model = Model::with_options(&config, vb, self.model)?;
         let seed = self.params.seed.unwrap_or_default();
         let seed = rank.broadcast(&Tensor::new(seed.cast_signed(), &Device::Cpu)?, 0)?.to_scalar::<i64>()?;
         let params = Params { seed: Some(seed.cast_unsigned()), ..self.params.clone() };
