@@ -14,8 +14,14 @@ const KV_HEADS: usize = 8;
 const HEAD_DIM: usize = 128;
 
 /// Formats of keys and values.
-const FORMATS: [(KvFormat, KvFormat); 3] =
-    [(KvFormat::F32, KvFormat::F32), (KvFormat::F16, KvFormat::F16), (KvFormat::Bf16, KvFormat::Bf16)];
+const FORMATS: [(KvFormat, KvFormat); 6] = [
+    (KvFormat::F32, KvFormat::F32),
+    (KvFormat::F16, KvFormat::F16),
+    (KvFormat::Bf16, KvFormat::Bf16),
+    (KvFormat::Affine8, KvFormat::Affine8),
+    (KvFormat::Affine8, KvFormat::Affine4),
+    (KvFormat::Affine4, KvFormat::Affine4),
+];
 
 fn scale() -> f64 {
     1. / (HEAD_DIM as f64).sqrt()

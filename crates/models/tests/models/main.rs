@@ -3,6 +3,7 @@
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
 
+mod cache;
 mod drop_in;
 mod generate;
 mod logits;

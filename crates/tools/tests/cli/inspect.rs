@@ -224,6 +224,29 @@ fn generate_repeats_with_a_seed() {
 }
 
 #[test]
+fn generate_takes_a_kv_cache() {
+    let folder = with_tokenizer("qwen3-affine-b4-g64");
+    let model = folder.path().to_str().unwrap();
+    let common = ["generate", model, "--prompt", "Hello", "-n", "9", "--cpu", "--seed", "3"];
+    let text = |more: &[&str]| succeed(&[&common[..], more].concat());
+    for formats in ["f16", "8bit", "bf16,4bit", "F32,8bit"] {
+        assert!(text(&["--kv-cache", formats]).starts_with("Hello"), "{formats}");
+    }
+    assert_eq!(text(&["--kv-cache", "f32", "--max-tokens", "100"]), text(&[]));
+    let bad = |more: &[&str]| {
+        let output = run(&[&common[..], more].concat());
+        assert!(!output.status.success());
+        String::from_utf8(output.stderr).unwrap()
+    };
+    for formats in ["int8", "f16,", "f16,f16,f16"] {
+        let message = bad(&["--kv-cache", formats]);
+        assert!(message.contains("f32, f16, bf16, 8bit or 4bit"), "{message}");
+    }
+    let message = bad(&["--max-tokens", "3"]);
+    assert!(message.contains("the KV cache holds at most 3"), "{message}");
+}
+
+#[test]
 fn bad_input_is_one_clear_line() {
     let line = fail(&["inspect", &path("nothing-here")]);
     assert!(line.contains("nothing-here"), "{line}");

@@ -113,8 +113,9 @@ fn put<W: bytemuck::Pod>(plane: &mut [u8], layout: &KvLayout, token: usize, is_k
     let row_len = layout.row_bytes / size_of::<W>();
     match is_keys {
         true => {
-            let column = plane.iter_mut().skip(token).step_by(row_len);
-            column.zip(words).for_each(|(to, from)| *to = *from);
+            for (row, word) in plane.chunks_exact_mut(row_len).zip(words) {
+                row.get_mut(token).into_iter().for_each(|place| *place = *word);
+            }
         }
         false => {
             let row = plane.get_mut(token * row_len..).unwrap_or_default();

@@ -1,10 +1,12 @@
 //! Scores, weights and values of one block of keys, for the rows of a part.
 
 use super::super::aligned::Aligned;
+use super::super::isa::Simd;
 use super::exp2::exp2;
+use super::kernels::Kernels;
 use super::operand::Operand;
 use super::parts::{Attention, Part};
-use super::product::{multiply, Codes, Into, Multiplies, Product};
+use super::product::{Ahead, Codes, Into, Product};
 use crate::tensor::{KvLayout, KvPlane, KV_BLOCK};
 use std::ops::Range;
 
@@ -46,7 +48,7 @@ impl BlockRows<'_> {
     }
 
     /// Rows that are multiplied together, with the keys that any of them sees; those that see none are left out.
-    fn tiles<S: Multiplies>(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<'_, S> {
+    fn tiles<S: Simd>(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<'_, S> {
         let tiles = (0..self.rows).step_by(S::TILE.0).map(|first| {
             let last = (first + S::TILE.0).min(self.rows);
             (first..last, self.seen(first).start..self.seen(last - 1).end)
@@ -60,11 +62,11 @@ impl BlockRows<'_> {
 /// # Safety
 /// As [`Simd`]. `keys` has `dim` rows of a block, the buffers have the part's rows; `plane` is of `layout`.
 #[inline(always)]
-pub(super) unsafe fn scores<S: Multiplies>(
+pub(super) unsafe fn scores<S: Kernels>(
     block: &BlockRows,
     keys: Operand,
     (plane, layout): (&KvPlane, &KvLayout),
-    dim: usize,
+    (dim, ahead): (usize, Ahead),
     scratch: &mut Scratch,
 ) {
     let mut product = Product {
@@ -75,6 +77,7 @@ pub(super) unsafe fn scores<S: Multiplies>(
         out_stride: KV_BLOCK,
         into: Into::Replace,
         codes: Codes::None,
+        ahead,
     };
     let (scales, biases) = plane.groups(layout);
     let (scales, biases): (*const u16, *const u16) = (scales.as_ptr().cast(), biases.as_ptr().cast());
@@ -94,8 +97,9 @@ pub(super) unsafe fn scores<S: Multiplies>(
             let depth = first..(first + group_size).min(dim);
             // SAFETY: the caller vouches for features, rows and keys; a block has whole vectors of keys, and every group a
             // scale and a bias for each.
-            unsafe { multiply::<S>(&product, rows.clone(), depth, columns.clone()) };
+            unsafe { S::multiply(&product, rows.clone(), depth, columns.clone()) };
         }
+        product.ahead = Ahead::NONE;
     }
 }
 
@@ -104,7 +108,7 @@ pub(super) unsafe fn scores<S: Multiplies>(
 /// # Safety
 /// As [`Simd`]. The buffers have the block's rows.
 #[inline(always)]
-pub(super) unsafe fn softmax<S: Multiplies>(
+pub(super) unsafe fn softmax<S: Simd>(
     block: &BlockRows,
     scratch: &mut Scratch,
     largest: &mut [f32],
@@ -163,12 +167,12 @@ pub(super) unsafe fn softmax<S: Multiplies>(
 /// As [`Simd`]. `values` has the rows of a block, each as long as the sums' stride; `sums` and the buffers have the part's
 /// rows; `plane` is of `layout`.
 #[inline(always)]
-pub(super) unsafe fn add_values<S: Multiplies>(
+pub(super) unsafe fn add_values<S: Kernels>(
     block: &BlockRows,
     values: Operand,
     (plane, layout): (&KvPlane, &KvLayout),
     scratch: &mut Scratch,
-    (sums, stride): (*mut f32, usize),
+    (sums, stride, ahead): (*mut f32, usize, Ahead),
 ) {
     let mut product = Product {
         a: scratch.scores.as_ptr(),
@@ -178,6 +182,7 @@ pub(super) unsafe fn add_values<S: Multiplies>(
         out_stride: stride,
         into: Into::Scale(scratch.factors.as_ptr()),
         codes: Codes::None,
+        ahead,
     };
     let (scales, biases) = plane.groups(layout);
     // Columns of sums whose values, for all keys, stay in the nearest cache while all rows meet them; or those of a group.
@@ -194,9 +199,13 @@ pub(super) unsafe fn add_values<S: Multiplies>(
             product.codes = Codes::OfRows { biases: scratch.biases.as_ptr() };
         }
         let columns = first / S::LANES..(first + strip).min(stride) / S::LANES;
+        // Each strip fetches its share.
+        let step = ahead.step * strip / KV_BLOCK;
+        product.ahead = Ahead { start: ahead.start.wrapping_add(group * KV_BLOCK * step), step };
         for (rows, seen) in block.tiles::<S>() {
             // SAFETY: the caller vouches for features, rows, values and sums.
-            unsafe { multiply::<S>(&product, rows, seen, columns.clone()) };
+            unsafe { S::multiply(&product, rows, seen, columns.clone()) };
+            product.ahead = Ahead::NONE;
         }
     }
 }
@@ -206,7 +215,7 @@ pub(super) unsafe fn add_values<S: Multiplies>(
 /// # Safety
 /// As [`Simd`]. The buffers have `rows` rows; there is a scale and a bias for each of 64 keys.
 #[inline(always)]
-unsafe fn scale_weights<S: Multiplies>(
+unsafe fn scale_weights<S: Simd>(
     rows: usize,
     (scales, biases): (*const u16, *const u16),
     scratch: &mut Scratch,

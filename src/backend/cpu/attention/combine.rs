@@ -43,12 +43,11 @@ pub(crate) fn combine(attention: &Attention, group: &[Part], partials: &[f32], s
         let largest = parts().fold(sink, |largest, part| largest.max(part.largest));
         let mut total = (sink - largest).exp2();
         out.fill(0.);
+        parts().for_each(|part| total += part.total * (part.largest - largest).exp2());
         for part in parts() {
-            let factor = (part.largest - largest).exp2();
-            total += part.total * factor;
+            let factor = (part.largest - largest).exp2() / total;
             out.iter_mut().zip(part.sums).for_each(|(out, sum)| *out += sum * factor);
         }
-        out.iter_mut().for_each(|out| *out /= total);
         if config.values.is_rotated() {
             hadamard::rotate(out);
         }

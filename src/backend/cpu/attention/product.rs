@@ -3,8 +3,7 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::super::isa::Simd;
-use super::operand::{Bf16, Codes4, Codes8, Numbers, Operand, F16, F32};
-use crate::tensor::KvFormat;
+use super::operand::{Numbers, Operand};
 use std::ops::Range;
 
 /// A product `a * b`, and what becomes of it.
@@ -19,6 +18,20 @@ pub(super) struct Product {
     pub(super) out_stride: usize,
     pub(super) into: Into,
     pub(super) codes: Codes,
+    pub(super) ahead: Ahead,
+}
+
+/// What is read next, and fetched into the caches meanwhile: memory does not wait for arithmetic, nor this for memory.
+#[derive(Clone, Copy)]
+pub(super) struct Ahead {
+    /// Where it begins; any address may be fetched.
+    pub(super) start: *const u8,
+    /// Bytes for each row of `b`; none where nothing is fetched.
+    pub(super) step: usize,
+}
+
+impl Ahead {
+    pub(super) const NONE: Self = Self { start: std::ptr::null(), step: 0 };
 }
 
 /// What is done with what `out` holds.
@@ -53,102 +66,35 @@ const fn strip<S: Simd>(rows: usize) -> usize {
     }
 }
 
-/// An instruction set with its own code for products with each kind of numbers. In one function with what calls it, that code
-/// would take minutes to compile.
-pub(super) trait Multiplies: Simd {
-    /// [`strips`], compiled with the features of the instruction set.
-    ///
-    /// # Safety
-    /// As [`multiply`].
-    unsafe fn strips<N: Numbers>(
-        product: &Product,
-        rows: Range<usize>,
-        depth: Range<usize>,
-        columns: Range<usize>,
-    );
-}
-
-/// Computes `rows` of the result, at most [`Simd::TILE`]`.0`, in the vectors `columns`; sums are over the rows `depth` of
-/// `b`, that is the columns `depth` of `a`.
+/// Computes `ROWS` rows of the result, from `first_row` on, in the vectors `columns`; sums are over the rows `depth` of `b`,
+/// that is the columns `depth` of `a`.
 ///
 /// # Safety
-/// As [`Simd`]. `a`, `out` and what `into` and `codes` name have the rows, `a` and `b` all of `depth`, `b` and `out` all of `columns`.
+/// As [`Simd`]. `a`, `out` and what `into` and `codes` name have the rows, `a` and `b` all of `depth`, `b` and `out` all of
+/// `columns`; `b` has numbers `N`.
 #[inline(always)]
-pub(super) unsafe fn multiply<S: Multiplies>(
+pub(super) unsafe fn multiply<S: Simd, N: Numbers, const ROWS: usize>(
     product: &Product,
-    rows: Range<usize>,
+    first_row: usize,
     depth: Range<usize>,
     columns: Range<usize>,
 ) {
-    // SAFETY: the caller vouches for features, rows, depth and columns.
-    unsafe {
-        match product.b.format {
-            KvFormat::F32 => S::strips::<F32>(product, rows, depth, columns),
-            KvFormat::F16 => S::strips::<F16>(product, rows, depth, columns),
-            KvFormat::Bf16 => S::strips::<Bf16>(product, rows, depth, columns),
-            KvFormat::Affine8 => S::strips::<Codes8>(product, rows, depth, columns),
-            KvFormat::Affine4 => S::strips::<Codes4>(product, rows, depth, columns),
-        }
-    }
-}
-
-/// # Safety
-/// As [`multiply`].
-#[inline(always)]
-pub(super) unsafe fn strips<S: Simd, N: Numbers>(
-    product: &Product,
-    rows: Range<usize>,
-    depth: Range<usize>,
-    columns: Range<usize>,
-) {
-    let count = columns.len().div_ceil(strip::<S>(rows.len())).max(1);
+    let count = columns.len().div_ceil(strip::<S>(ROWS)).max(1);
     let mut first = columns.start;
     for index in 0..count {
         // Strips of one width, as far as possible: a narrow one has too few sums for the latency of an addition.
         let last = columns.start + columns.len() * (index + 1) / count;
-        // SAFETY: the caller vouches for features, rows, depth and columns, of which these are some.
-        unsafe { tiles::<S, N>(product, rows.clone(), depth.clone(), (first, last - first)) };
-        first = last;
-    }
-}
-
-/// One tile of sums, whose numbers of rows and vectors become constants.
-///
-/// # Safety
-/// As [`multiply`].
-#[inline(always)]
-unsafe fn tiles<S: Simd, N: Numbers>(
-    product: &Product,
-    rows: Range<usize>,
-    depth: Range<usize>,
-    (first, vectors): (usize, usize),
-) {
-    macro_rules! for_vectors {
-        ($rows:literal) => {
-            match vectors {
-                1 => tile::<S, N, $rows, 1>(product, rows.start, depth, first),
-                3 if const { strip::<S>($rows) >= 3 } => {
-                    tile::<S, N, $rows, 3>(product, rows.start, depth, first)
-                }
-                4 if const { strip::<S>($rows) >= 4 } => {
-                    tile::<S, N, $rows, 4>(product, rows.start, depth, first)
-                }
-                _ => tile::<S, N, $rows, 2>(product, rows.start, depth, first),
+        // SAFETY: the caller vouches for features, rows, depth and columns, of which these are some. No strip is wider than
+        // four vectors.
+        unsafe {
+            match last - first {
+                1 => tile::<S, N, ROWS, 1>(product, first_row, depth.clone(), first),
+                2 => tile::<S, N, ROWS, 2>(product, first_row, depth.clone(), first),
+                3 => tile::<S, N, ROWS, 3>(product, first_row, depth.clone(), first),
+                _ => tile::<S, N, ROWS, 4>(product, first_row, depth.clone(), first),
             }
-        };
-    }
-    debug_assert!(rows.len() <= S::TILE.0 && vectors <= strip::<S>(rows.len()));
-    // SAFETY: the caller vouches for features, rows, depth and columns. What an instruction set has no tile for is known
-    // before code is generated.
-    unsafe {
-        match rows.len() {
-            1 => for_vectors!(1),
-            3 if const { S::TILE.0 >= 3 } => for_vectors!(3),
-            4 if const { S::TILE.0 >= 4 } => for_vectors!(4),
-            5 if const { S::TILE.0 >= 5 } => for_vectors!(5),
-            6 if const { S::TILE.0 >= 6 } => for_vectors!(6),
-            _ => for_vectors!(2),
         }
+        first = last;
     }
 }
 
@@ -167,6 +113,9 @@ unsafe fn tile<S: Simd, N: Numbers, const ROWS: usize, const VECTORS: usize>(
         let a = product.a.add(first_row * product.a_stride);
         for k in depth {
             let row = product.b.start.add(k * product.b.row_bytes);
+            for line in (0..product.ahead.step).step_by(64) {
+                S::prefetch(product.ahead.start.wrapping_add(k * product.ahead.step + line));
+            }
             let mut numbers = [S::zero(); VECTORS];
             for vector in 0..VECTORS {
                 numbers[vector] = N::load::<S>(row, (first_vector + vector) * S::LANES);

@@ -1,8 +1,8 @@
 //! Keys and values of a block in f32.
 
 use super::super::isa::Simd;
-use super::operand::{Bf16, Codes4, Codes8, Numbers, F16, F32};
-use crate::tensor::{KvFormat, KvLayout, KvPlane, KV_BLOCK};
+use super::operand::Numbers;
+use crate::tensor::{KvLayout, KvPlane, KV_BLOCK};
 
 /// Which of the two a plane is: groups of keys lie along columns, those of values along rows.
 #[derive(Clone, Copy, PartialEq)]
@@ -23,34 +23,12 @@ impl Kind {
     }
 }
 
-/// Writes a plane in f32.
+/// Writes a plane in f32; it has numbers `N`.
 ///
 /// # Safety
 /// As [`Simd`].
 #[inline(always)]
-pub(super) unsafe fn widen<S: Simd>(
-    plane: &KvPlane,
-    layout: &KvLayout,
-    kind: Kind,
-    dim: usize,
-    out: &mut [f32],
-) {
-    // SAFETY: the caller vouches for the features.
-    unsafe {
-        match layout.format {
-            KvFormat::F32 => widen_rows::<S, F32>(plane, layout, kind, dim, out),
-            KvFormat::F16 => widen_rows::<S, F16>(plane, layout, kind, dim, out),
-            KvFormat::Bf16 => widen_rows::<S, Bf16>(plane, layout, kind, dim, out),
-            KvFormat::Affine8 => widen_rows::<S, Codes8>(plane, layout, kind, dim, out),
-            KvFormat::Affine4 => widen_rows::<S, Codes4>(plane, layout, kind, dim, out),
-        }
-    }
-}
-
-/// # Safety
-/// As [`Simd`].
-#[inline(always)]
-unsafe fn widen_rows<S: Simd, N: Numbers>(
+pub(super) unsafe fn widen<S: Simd, N: Numbers>(
     plane: &KvPlane,
     layout: &KvLayout,
     kind: Kind,

@@ -1,0 +1,101 @@
+//! The choice of a KV cache: formats, limits.
+
+use crate::common::{bundled, distance, open, reference};
+use candle_core::{DType, Device, Tensor, D};
+use candle_quant::{Checkpoint, Error, KvFormat, VarBuilder};
+use candle_quant_models::generate::load_tokenizer;
+use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
+
+fn load(checkpoint: &Checkpoint, cache: CacheOptions) -> Model {
+    let vb = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu);
+    Model::with_options(&Config::from_checkpoint(checkpoint).unwrap(), vb, ModelOptions { cache }).unwrap()
+}
+
+fn with(keys: KvFormat, values: KvFormat) -> CacheOptions {
+    CacheOptions { keys: Some(keys), values: Some(values), ..Default::default() }
+}
+
+/// In one piece, and the second half token by token.
+#[test]
+fn logits_stay_close_with_every_format() {
+    for name in ["qwen3-affine-b4-g64", "llama-mixed-custom", "qwen3-nvfp4"] {
+        let (tokens, expected) = reference(name);
+        for (keys, values, bound) in [
+            (KvFormat::F32, KvFormat::F32, 3e-4),
+            (KvFormat::F16, KvFormat::F16, 2e-3),
+            (KvFormat::Bf16, KvFormat::Bf16, 1e-2),
+            (KvFormat::Affine8, KvFormat::Affine8, 2e-2),
+            (KvFormat::Affine8, KvFormat::Affine4, 0.15),
+            (KvFormat::Affine4, KvFormat::Affine4, 0.2),
+        ] {
+            let mut model = load(&open(name), with(keys, values));
+            let whole = model.forward(&tokens, 0).unwrap();
+            model.clear_kv_cache();
+            let mut pieces = vec![model.forward(&tokens.narrow(1, 0, 20).unwrap(), 0).unwrap()];
+            for offset in 20..40 {
+                pieces.push(model.forward(&tokens.narrow(1, offset, 1).unwrap(), offset).unwrap());
+            }
+            for logits in [whole, Tensor::cat(&pieces, 1).unwrap()] {
+                let distance = distance(&logits, &expected);
+                assert!(distance.rms <= bound, "{name} {keys},{values}: {distance:?}");
+            }
+        }
+    }
+}
+
+/// Of the bundled model on stories that it has not seen.
+fn perplexity(cache: CacheOptions) -> f64 {
+    let checkpoint = bundled("tiny-bf16");
+    let tokenizer = load_tokenizer(&checkpoint).unwrap();
+    let mut model = load(&checkpoint, cache);
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/heldout.txt");
+    let texts = std::fs::read_to_string(path).unwrap();
+    let (mut sum, mut count) = (0., 0);
+    for text in texts.split("\n\n").map(str::trim).filter(|text| !text.is_empty()).take(12) {
+        let encoding = tokenizer.encode(text, false).unwrap();
+        let ids = Tensor::new(encoding.get_ids(), &Device::Cpu).unwrap();
+        let len = ids.dim(0).unwrap() - 1;
+        model.clear_kv_cache();
+        let inputs = ids.narrow(0, 0, len).unwrap().unsqueeze(0).unwrap();
+        let logits = model.forward(&inputs, 0).unwrap().squeeze(0).unwrap();
+        let targets = ids.narrow(0, 1, len).unwrap().unsqueeze(1).unwrap().contiguous().unwrap();
+        let likelihoods =
+            candle_nn::ops::log_softmax(&logits, D::Minus1).unwrap().gather(&targets, 1).unwrap();
+        sum -= f64::from(likelihoods.sum_all().unwrap().to_scalar::<f32>().unwrap());
+        count += len;
+    }
+    (sum / count as f64).exp()
+}
+
+#[test]
+fn the_perplexity_hardly_grows() {
+    let exact = perplexity(CacheOptions::default());
+    for (keys, values, bound) in [
+        (KvFormat::F16, KvFormat::F16, 1e-4),
+        (KvFormat::Affine8, KvFormat::Affine8, 1e-3),
+        (KvFormat::Affine8, KvFormat::Affine4, 2e-2),
+        (KvFormat::Affine4, KvFormat::Affine4, 3e-2),
+    ] {
+        let growth = perplexity(with(keys, values)) / exact - 1.;
+        println!("{keys},{values}: {growth:+.5}");
+        assert!(growth <= bound, "{keys},{values}: {growth:+e} of {exact}");
+    }
+}
+
+#[test]
+fn a_text_beyond_the_most_tokens_is_an_error_that_changes_nothing() {
+    let (tokens, _) = reference("qwen3-mxfp8");
+    let mut model = load(&open("qwen3-mxfp8"), CacheOptions { max_tokens: Some(41), ..Default::default() });
+    let first = model.forward(&tokens, 0).unwrap();
+    let one = tokens.narrow(1, 0, 1).unwrap();
+    let two = tokens.narrow(1, 0, 2).unwrap();
+    let error = model.forward(&two, 40).unwrap_err();
+    assert!(error.to_string().contains("42 tokens, but the KV cache holds at most 41"), "{error}");
+    assert_eq!(model.cached_tokens(), 40);
+    model.forward(&one, 40).unwrap();
+    assert!(model.forward_last(&one, 41).is_err());
+    model.clear_kv_cache();
+    assert_eq!(distance(&model.forward(&tokens, 0).unwrap(), &first).max, 0.);
+    let error = Error::OutOfCache { needed: 2, max_tokens: 1 }.to_string();
+    assert!(error.contains("`max_tokens`"), "{error}");
+}

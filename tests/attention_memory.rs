@@ -1,0 +1,65 @@
+//! Attention of a long prompt needs the cache, its output and a little more: no scores of all pairs of tokens.
+
+use candle_core::{Device, Tensor};
+use candle_quant::ops::{attention, AttentionOptions};
+use candle_quant::{KvCache, KvCacheConfig, KvFormat};
+use std::alloc::{GlobalAlloc, Layout, System};
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+/// The system's allocator, which knows how much is allocated and was at most.
+struct Counting;
+
+static NOW: AtomicUsize = AtomicUsize::new(0);
+static PEAK: AtomicUsize = AtomicUsize::new(0);
+
+// SAFETY: every call is passed on to the system's allocator.
+unsafe impl GlobalAlloc for Counting {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
+        PEAK.fetch_max(now, Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.alloc(layout) }
+    }
+    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
+        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
+        // SAFETY: the caller's promises are passed on.
+        unsafe { System.dealloc(address, layout) }
+    }
+}
+
+#[global_allocator]
+static ALLOCATOR: Counting = Counting;
+
+const TOKENS: usize = 2048;
+const MIB: usize = 1 << 20;
+
+/// What an attention allocates beyond what it leaves.
+fn overhead(cache: &mut KvCache, q: &Tensor, k: &Tensor) -> usize {
+    let before = NOW.load(Ordering::Relaxed);
+    PEAK.store(before, Ordering::Relaxed);
+    let options = AttentionOptions { scale: 0.125, ..Default::default() };
+    let y = attention(q, k, k, cache, options).unwrap();
+    let left = NOW.load(Ordering::Relaxed) - before;
+    assert!(left <= cache.size_in_bytes() + y.elem_count() * 4 + MIB, "{left}");
+    PEAK.load(Ordering::Relaxed) - before - left
+}
+
+#[test]
+fn a_long_prompt_needs_no_matrix_of_scores() {
+    let random = |heads| Tensor::randn(0f32, 1., (1, TOKENS, heads, 64), &Device::Cpu).unwrap();
+    let (q, k) = (random(16), random(8));
+    for (keys, window) in
+        [(KvFormat::F32, None), (KvFormat::F16, None), (KvFormat::F16, Some(128)), (KvFormat::Affine4, None)]
+    {
+        let config = KvCacheConfig { keys, values: keys, window, ..KvCacheConfig::new(8, 64) };
+        let mut cache = KvCache::new(config).unwrap();
+        // All scores would be 256 MiB; blocks of a window come and go 512 tokens at a time.
+        let first = overhead(&mut cache, &q, &k);
+        assert!(first <= 4 * MIB, "{keys} {window:?}: {first}");
+        let size = cache.size_in_bytes();
+        cache.clear();
+        // The blocks are used again.
+        assert!(overhead(&mut cache, &q, &k) <= 4 * MIB);
+        assert_eq!(cache.size_in_bytes(), size);
+    }
+}
