@@ -151,9 +151,15 @@ fn error(contender: &Contender, x: &Tensor) -> Result<f64> {
 fn main() -> Result<()> {
     let columns = ["N x K", "M", "x", "weights", "bits per weight", "ms", "dense / this", "error"];
     let mut bench = Bench::new(&columns, Duration::from_millis(1500));
+    // A filter that names a shape keeps the weights of others from being made.
+    let filter = std::env::args().skip(1).find(|argument| !argument.starts_with('-')).unwrap_or_default();
+    let named = filter.split_once('/').map_or("", |(shape, _)| shape);
     for (n, k, columns, streamed) in CASES {
-        let contenders = contenders(n, k, streamed)?;
         let shape = format!("{n}x{k}{}", if streamed { " streamed" } else { "" });
+        if named.starts_with(|first: char| first.is_ascii_digit()) && named != shape {
+            continue;
+        }
+        let contenders = contenders(n, k, streamed)?;
         for &m in columns {
             let f32s = Tensor::randn(0f32, 1.0, (m, k), &Device::Cpu)?;
             let bf16s = f32s.to_dtype(DType::BF16)?;

@@ -44,7 +44,7 @@
 //! # Precision of activations
 //! With VNNI, integer codes are multiplied with activations as fixed-point numbers of one to three digits of eight bits.
 //! [`ActivationPrecision`] chooses for the process, as does the environment variable `CANDLE_QUANT_ACTIVATIONS`: `exact` (a
-//! relative error of at most 1e-6, the default), `16` (about 3e-5) or `8` (about 6e-3, as in llama.cpp).
+//! relative error of about 2e-7, the default), `16` (about 3e-5) or `8` (about 6e-3, as in llama.cpp).
 //!
 //! # CUDA devices
 //! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.

@@ -13,9 +13,10 @@ use super::super::isa::avx512::Avx512;
 use std::arch::x86_64::*;
 use std::borrow::Cow;
 
-/// How many times as large as what is typical a number may be. An error of three digits is at most half of 2^-22.99 of the
-/// largest number of its group. Of numbers that are even up to the typical one and a little beyond, and meet all that is
-/// not zero in the weight, that is about 1e-6 in the worst case, and 1e-7 where no number stands out.
+/// How many times as large as what is typical a number may be. Three digits round by at most 2^-24 of the largest number of
+/// a group, about: 1e-7 of a result that the usual numbers make. Where those just below the limit meet weights of zero, and
+/// half of the group does, it is 1.5e-6 of what the rest makes, computed. Not found are small numbers that are fewer than
+/// three eighths of their group, and groups that are large throughout.
 const FACTOR: f32 = 32.;
 
 /// Activations have to be below this, so that sums of products are finite before they are scaled, too.
