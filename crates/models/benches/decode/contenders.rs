@@ -22,7 +22,7 @@ pub struct Contender {
 }
 
 enum Loaded {
-    Ours(Model),
+    Ours(Box<Model>),
     Candle(ModelWeights),
 }
 
@@ -46,7 +46,9 @@ impl Contender {
     pub fn load(library: Library, path: &Path, chunk: usize) -> Result<Self> {
         let device = Device::Cpu;
         let model = match library {
-            Library::CandleQuant => Loaded::Ours(Model::load(&Checkpoint::open(path)?, DType::F32, &device)?),
+            Library::CandleQuant => {
+                Loaded::Ours(Box::new(Model::load(&Checkpoint::open(path)?, DType::F32, &device)?))
+            }
             Library::Candle => {
                 let mut reader = BufReader::new(File::open(path)?);
                 let content = gguf_file::Content::read(&mut reader)?;

@@ -26,7 +26,8 @@ fn logits_stay_close_with_every_format() {
             (KvFormat::Bf16, KvFormat::Bf16, 1e-2),
             (KvFormat::Affine8, KvFormat::Affine8, 2e-2),
             (KvFormat::Affine8, KvFormat::Affine4, 0.15),
-            (KvFormat::Affine4, KvFormat::Affine4, 0.2),
+            // A layer's attention is 0.14 off, relative to its output, and these models have two layers of random weights.
+            (KvFormat::Affine4, KvFormat::Affine4, 0.25),
         ] {
             let mut model = load(&open(name), with(keys, values));
             let whole = model.forward(&tokens, 0).unwrap();
