@@ -23,7 +23,7 @@ pub struct Contender {
 
 enum Loaded {
     Ours(Box<Model>),
-    Candle(ModelWeights),
+    Candle(Box<ModelWeights>),
 }
 
 impl Library {
@@ -52,7 +52,7 @@ impl Contender {
             Library::Candle => {
                 let mut reader = BufReader::new(File::open(path)?);
                 let content = gguf_file::Content::read(&mut reader)?;
-                Loaded::Candle(ModelWeights::from_gguf(content, &mut reader, &device)?)
+                Loaded::Candle(Box::new(ModelWeights::from_gguf(content, &mut reader, &device)?))
             }
         };
         Ok(Self { library, model, device, cached: 0, chunk })
