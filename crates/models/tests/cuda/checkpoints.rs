@@ -78,7 +78,8 @@ fn check(name: &str, checkpoint: &Checkpoint, device: &Device) {
     // What rounding makes of it on the CPU, and twice that: attention rounds its scores, too, on a device. Of the median
     // token: rounding sends some to other experts.
     let rounded = Model::load(checkpoint, DType::BF16, &Device::Cpu).unwrap().forward(&tokens, 0).unwrap();
-    let bound = 2. * median_distance(&rounded, &expected);
+    // A plan on the CPU rounds the cache and the logits alone, layers on a device whatever they hand on.
+    let bound = 4. * median_distance(&rounded, &expected);
     let mut model = Model::load(checkpoint, DType::BF16, device).unwrap();
     for logits in logits(&mut model, &there) {
         assert_eq!(logits.dtype(), DType::BF16);
