@@ -75,7 +75,7 @@ fn check(name: &str, checkpoint: &Checkpoint, device: &Device) {
         assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
     }
 
-    // What rounding makes of it on the CPU, and twice that: attention rounds its scores, too, on a device. Of the median
+    // What rounding makes of it on the CPU, and four times that: attention rounds its scores, too, on a device. Of the median
     // token: rounding sends some to other experts.
     let rounded = Model::load(checkpoint, DType::BF16, &Device::Cpu).unwrap().forward(&tokens, 0).unwrap();
     // A plan on the CPU rounds the cache and the logits alone, layers on a device whatever they hand on.
