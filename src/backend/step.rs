@@ -101,5 +101,11 @@ pub(crate) fn run(
         )
         .into());
     }
+    if let Some((before, after)) =
+        wanted.iter().zip(wanted.iter().skip(1)).find(|(before, after)| before >= after)
+    {
+        let found = format!("{after} behind {before}");
+        return Err(Error::mismatch("rows of logits", "each once, in ascending order", found).into());
+    }
     super::cpu::step::run(plan, tokens, caches, wanted)
 }

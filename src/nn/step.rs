@@ -215,7 +215,7 @@ impl StepPlan {
     ///
     /// # Errors
     /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
-    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full.
+    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. Nothing has changed then.
     pub fn run(
         &self,
         tokens: &[StepToken],

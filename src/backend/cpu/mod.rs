@@ -8,7 +8,10 @@
 //! * `int8/`, `bf16/`: faster algorithms for some formats, on some CPUs; on `isa`.
 //! * `row_gemv/`: what the AVX-512 kernels for one row of x share, those of `int8/` and the one for MXFP8 in `f32/`.
 //!
-//! `dispatch` is above all of these, and they share the plain files beside it. No room uses one above it, and neither
+//! * `attention/`: attention to a KV cache; on `isa`.
+//! * `step/`: the nodes of a whole decoder, by a team of threads (`team`) or one after another; on `dispatch` and `attention`.
+//!
+//! `dispatch` is above all of these but the last two, and they share the plain files beside it. No room uses one above it, and neither
 //! `f32/`, `int8/` nor `bf16/` uses another of the three.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and an output is rounded once.

@@ -1,4 +1,4 @@
-//! Crew that stay together for a whole step: one parallel region with barriers in it, instead of one for each operation.
+//! Threads that stay together for a whole step: one parallel region with barriers in it, instead of one for each operation.
 //!
 //! A decode step is a few hundred small pieces of work. Starting each on all threads costs more than some of the pieces;
 //! a barrier between threads that are awake costs a fraction of a microsecond. Members share what they compute through

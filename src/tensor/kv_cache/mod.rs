@@ -68,6 +68,9 @@ struct Sequence {
     heads: Vec<RwLock<HeadCache>>,
 }
 
+/// Sequences of a cache, at most: no memory is wasted on a number that is none.
+const MAX_SEQUENCES: usize = 1 << 16;
+
 /// The largest `head_dim`: far above any model's, and no product of sizes overflows.
 const MAX_HEAD_DIM: usize = 1 << 16;
 
@@ -135,6 +138,10 @@ impl KvCache {
     /// If a sequence would have more than the most tokens.
     pub(crate) fn room_for(&self, sequences: &[usize], tokens: usize) -> Result<Vec<Range<usize>>> {
         let positions = |sequence: &usize| {
+            if *sequence >= MAX_SEQUENCES {
+                let expected = format!("below {MAX_SEQUENCES}");
+                return Err(Error::mismatch("sequence of a KV cache", expected, sequence.to_string()));
+            }
             let (len, max_tokens) = (self.len(*sequence), self.config.max_tokens);
             match len.checked_add(tokens).filter(|end| *end <= max_tokens) {
                 Some(end) => Ok(len..end),

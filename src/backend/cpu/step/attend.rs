@@ -282,15 +282,12 @@ fn check_layer(heads: &Heads, queries: &[Queries], cache: Option<&KvCache>) -> R
         return Err(Error::mismatch("cache", expected, format!("{kv_heads} of {head_dim}")).into());
     }
     for &Queries { sequence, position, tokens, .. } in queries {
-        let (len, max_tokens) = (cache.len(sequence), config.max_tokens);
+        let len = cache.len(sequence);
         if len != position {
             let expected = format!("{len}, the tokens in the cache");
             return Err(Error::mismatch("position", expected, position.to_string()).into());
         }
-        let needed = len.saturating_add(tokens);
-        if needed > max_tokens {
-            return Err(Error::OutOfCache { needed, max_tokens }.into());
-        }
+        cache.room_for(&[sequence], tokens)?;
     }
     Ok(())
 }

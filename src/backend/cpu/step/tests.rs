@@ -396,6 +396,10 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
             "sequence 0 twice",
         ),
         (step(&tokens(&[1], 0, 0), &mut caches(KvCacheConfig::new(1, HEAD_DIM))), "2 heads of 32"),
+        (
+            step(&tokens(&[1], usize::MAX, 0), &mut caches(KvCacheConfig::new(KV_HEADS, HEAD_DIM))),
+            "below 65536",
+        ),
         (step(&tokens(&[1], 0, 0), &mut caches(small)[..2]), "one for each layer"),
     ];
     for (result, expected) in cases {
@@ -403,4 +407,10 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
         assert!(error.contains(expected), "{error:?} has no {expected:?}");
     }
     step(&tokens(&text(1), 0, 3), &mut full).unwrap();
+
+    // Logits in another order than asked for would be wrong numbers.
+    for wanted in [[1, 0], [1, 1]] {
+        let refused = run(&model.plan, &tokens(&text(2), 0, 0), &mut model.caches(), &wanted);
+        assert!(refused.unwrap_err().to_string().contains("ascending"), "{wanted:?}");
+    }
 }
