@@ -231,6 +231,10 @@ impl Model {
     fn run_plan(&mut self, ids: &Tensor, offset: usize, wanted: &[usize]) -> candle_core::Result<Tensor> {
         self.check(ids, offset)?;
         let Some(plan) = &self.plan else { candle_core::bail!("the model has no plan") };
+        if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
+            let found = format!("{:?}", ids.dtype());
+            return Err(Error::mismatch("ids", "dtype U8, U32 or I64", found).into());
+        }
         let (batch, len) = ids.dims2()?;
         let flat = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
         let token = |(row, id): (usize, &i64)| match u32::try_from(*id) {
@@ -454,7 +458,7 @@ mod tests {
     }
 
     #[test]
-    fn another_batch_than_the_cached_one_is_refused() {
+    fn ids_that_do_not_fit_are_refused() {
         let mut model = load("assets/tiny");
         let ids = |batch: usize| Tensor::ones((batch, 2), DType::U32, &Device::Cpu).unwrap();
         for (before, then) in [(2, 1), (1, 2)] {
@@ -462,6 +466,8 @@ mod tests {
             let error = model.forward_last(&ids(then), 2).unwrap_err().to_string();
             assert!(error.contains("batch") && model.cached_tokens() == 0, "{error}");
         }
+        let fractions = Tensor::new(&[[1.5f32]], &Device::Cpu).unwrap();
+        assert!(model.forward(&fractions, 0).unwrap_err().to_string().contains("dtype U8, U32 or I64"));
         let outside = Tensor::new(&[[640u32]], &Device::Cpu).unwrap();
         assert!(model.forward(&outside, 0).unwrap_err().to_string().contains("each below 640"));
     }
