@@ -208,8 +208,8 @@ impl Prepared {
                             4 => add_tile::<DIGITS, 4>(task, sums),
                             8 => add_tile::<DIGITS, 8>(task, sums),
                             12 if DIGITS < 3 => add_tile::<DIGITS, 12>(task, sums),
-                            _ if DIGITS < 2 => add_tile::<DIGITS, 16>(task, sums),
-                            _ => {}
+                            16 if DIGITS < 2 => add_tile::<DIGITS, 16>(task, sums),
+                            other => panic!("{other} rows are no tile of {DIGITS} digits"),
                         }
                     }
                 }
