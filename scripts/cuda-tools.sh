@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
-# Fetches the CUDA compiler and disassembler, and libclang, from PyPI into target/cuda-tools, once, and prints where they are
-# (the folder that CUDA_HOME names). No driver and no GPU are needed.
+# Fetches the CUDA compiler and disassembler, and libclang, from PyPI into cuda-tools in cargo's target folder, once, and
+# prints where they are (the folder that CUDA_HOME names). No driver and no GPU are needed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-tools=$PWD/target/cuda-tools
+tools=$(realpath -m "${CARGO_TARGET_DIR:-target}")/cuda-tools
 packages=(
     nvidia-cuda-nvcc==13.0.88 nvidia-cuda-crt==13.0.88 nvidia-nvvm==13.0.88
     nvidia-cuda-runtime==13.0.96 nvidia-cuda-cccl==13.0.85

@@ -43,14 +43,19 @@ run() {
   if [ -n "$(field "$1" Sanitizers)" ]; then
     sanitize=address,undefined build=$target/pretend-cuda/asan preload=$(c++ -print-file-name=libasan.so)
   fi
-  PRETEND_CUDA_KERNELS=$2 PRETEND_CUDA_SANITIZE=$sanitize \
-    cargo build --quiet --release -p pretend-cuda --target-dir "$build" >"$log" 2>&1 || return 2
-  mkdir -p "$work/lib"
+  mkdir -p "$2.lib"
+  # One bug is built while the tests of another run.
+  (
+    flock 9
+    PRETEND_CUDA_KERNELS=$2 PRETEND_CUDA_SANITIZE=$sanitize \
+      cargo build --quiet --release -p pretend-cuda --target-dir "$build" >"$log" 2>&1 &&
+      cp "$build/release/libpretend_cuda.so" "$2.lib"
+  ) 9>"$work/lock" || return 2
   for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so; do
-    ln -sf "$build/release/libpretend_cuda.so" "$work/lib/lib$name"
+    ln -sf libpretend_cuda.so "$2.lib/lib$name"
   done
   # shellcheck disable=SC2046 # several arguments
-  LD_LIBRARY_PATH=$work/lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
+  LD_LIBRARY_PATH=$2.lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
     timeout 600 "$tests" $(field "$1" Tests) >"$log" 2>&1 || return 1
   # Nothing passes if nothing ran.
   grep -q 'test result: ok. [1-9]' "$log" || return 2
@@ -67,16 +72,16 @@ unharmed() {
   fi
   key=$(field "$1" Tests).$(field "$1" Sanitizers)
   folder=$work/unharmed/${key//[^a-zA-Z0-9_.]/-}
-  if [ ! -e "$folder" ]; then
-    sources "$folder"
-    run "$1" "$folder" || { rm -r "$folder" && return 1; }
-  fi
+  (
+    flock 8
+    [ -e "$folder" ] || { sources "$folder" && run "$1" "$folder"; } || { rm -r "$folder" && exit 1; }
+  ) 8>"$work/unharmed.lock"
 }
 
 # build FOLDER: the tests, as the programs `cuda` (of tests/cuda) and `lib` (unit tests) of the folder.
 build() {
   mkdir -p "$1"
-  scripts/test-cuda.sh --no-run -p candle-quant --lib >"$1/build.log" 2>&1 || return 1
+  scripts/test-cuda.sh --core --no-run --lib >"$1/build.log" 2>&1 || return 1
   local program source
   for program in cuda=tests/cuda/main.rs lib=src/lib.rs; do
     source=${program#*=}
@@ -156,10 +161,23 @@ else
   set -- "${@/#/testing/mutants/}"
   set -- "${@/%/.patch}"
 fi
+# One for each processor at a time; those in src/ share a copy of the checkout.
+for mutant; do
+  name=$(basename "$mutant" .patch)
+  if [ -z "$(field "$mutant" Kernels)" ]; then
+    wait
+    verdict "$mutant" "$work/$name" >"$work/$name.verdict"
+  else
+    [ "$(jobs -rp | wc -l)" -lt "$(nproc)" ] || wait -n
+    verdict "$mutant" "$work/$name" >"$work/$name.verdict" &
+  fi
+done
+wait
+
 caught=0
 for mutant; do
   name=$(basename "$mutant" .patch)
-  result=$(verdict "$mutant" "$work/$name")
+  result=$(<"$work/$name.verdict")
   [ "$result" != caught ] || caught=$((caught + 1))
   printf '%-30s %-32s %s\n' "$name" "$result" "$(field "$mutant" Bug)"
 done

@@ -2,19 +2,27 @@
 # The CUDA tests on a machine without a GPU: candle, this crate, and its launches are the real ones, below them
 # lies testing/pretend-cuda. Needs a C++ compiler; neither a driver nor a CUDA toolkit.
 #
-#   scripts/test-cuda.sh [--asan] [arguments of cargo test]
+#   scripts/test-cuda.sh [--asan | --core] [arguments of cargo test]
 #   scripts/test-cuda.sh --clippy | --build
 #
 # --asan: emulator and kernels compiled with AddressSanitizer and UndefinedBehaviorSanitizer; threads run in one order
 # instead of three (PRETEND_CUDA_SCHEDULES), as memory is what is looked at; the tests of the core alone, which launch
 # every kernel.
+# --core: the tests of the core alone.
 # --clippy: lints of everything that is built with the feature `nccl`, and of testing/, instead of tests.
 # --build: the tests and the bench of kernels are built, but not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitize='' schedules=all
+# With the features that the tests of all crates have: with others everything would be built twice.
+core=(-p candle-quant --features nccl,recorded-reads,candle-quant-models/nccl)
+core+=(--features candle-quant-tools/default,candle-quant-tools/nccl)
+crates=(--features nccl)
 if [ "${1-}" = --asan ]; then
-  sanitize=address,undefined schedules=random
+  sanitize=address,undefined schedules=random crates=("${core[@]}")
+  shift
+elif [ "${1-}" = --core ]; then
+  crates=("${core[@]}")
   shift
 fi
 
@@ -71,14 +79,13 @@ PRETEND_CUDA_SANITIZE=$sanitize cargo test --release -p pretend-cuda --target-di
 # Every kernel in all schedules; what models and tools do with them, in one.
 if [ -n "$sanitize" ] && [ $# = 0 ]; then
   # Ranks talk to each other, and cards launch the same kernels again.
-  cargo test --release --features nccl -p candle-quant --test 'cuda*' -- --skip ranks:: --skip cards::
+  cargo test --release "${crates[@]}" --test 'cuda*' -- --skip ranks:: --skip cards::
 elif [ $# != 0 ]; then
-  # shellcheck disable=SC2086 # two words or none
-  cargo test --release --features nccl ${sanitize:+-p candle-quant} --test 'cuda*' "$@"
+  cargo test --release "${crates[@]}" --test 'cuda*' "$@"
 else
   cargo test --release --features nccl --test 'cuda*' --no-run
-  cargo test --release --features nccl -p candle-quant --lib backend::cuda
-  cargo test --release --features nccl -p candle-quant --test 'cuda*'
+  cargo test --release "${core[@]}" --lib backend::cuda
+  cargo test --release "${core[@]}" --test 'cuda*'
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
     -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --test 'cuda*'
 fi

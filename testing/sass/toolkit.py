@@ -1,14 +1,20 @@
 """The CUDA compiler and disassembler: where they are, and how the kernels are compiled."""
+import functools
 import glob
+import hashlib
+import json
 import os
 import re
 import shutil
 import subprocess
 import sysconfig
+import threading
 from pathlib import Path
 
 # As build.rs compiles; a spill is an error.
 FLAGS = ["-std=c++17", "-O3", "-Werror", "all-warnings", "-Xptxas", "--warn-on-spills,--warning-as-error"]
+
+CUBINS = Path(os.environ.get("CARGO_TARGET_DIR") or Path(__file__).resolve().parent.parent.parent / "target", "cubins")
 
 
 class ToolError(Exception):
@@ -41,12 +47,24 @@ class Toolkit:
             raise ToolError(f"{' '.join(map(str, command))}\n{done.stdout}{done.stderr}")
         return done.stdout
 
+    @functools.cache
     def version(self):
         return re.search(r"V(\d+\.\d+\.\d+)", self.run(self.nvcc, "--version")).group(1)
 
     def compile(self, source, arch, cubin):
-        self.run(self.nvcc, *FLAGS, f"-arch=sm_{arch}", "-cubin", source, "-o", cubin)
-        return cubin
+        """The same sources are compiled only once: cubins stay in `CUBINS`, until somebody removes them."""
+        sources = [source, *sorted(source.parent.rglob("*.cuh")), *sorted(source.parent.rglob("*.h"))]
+        text = [self.version(), arch, *FLAGS]
+        text += [f"{path.relative_to(source.parent)}\n{path.read_text()}" for path in sources]
+        kept = CUBINS / hashlib.sha256(json.dumps(text).encode()).hexdigest()
+        if not kept.exists():
+            self.run(self.nvcc, *FLAGS, f"-arch=sm_{arch}", "-cubin", source, "-o", cubin)
+            CUBINS.mkdir(parents=True, exist_ok=True)
+            # Not seen by others before it is whole.
+            unfinished = kept.with_suffix(f".{os.getpid()}.{threading.get_ident()}")
+            shutil.copyfile(cubin, unfinished)
+            unfinished.rename(kept)
+        return shutil.copyfile(kept, cubin)
 
     def disassembly(self, cubin):
         return self.run(self.cuobjdump, "--dump-sass", cubin)
