@@ -240,9 +240,8 @@ pub(super) fn prepare<'a>(
     x: &[f32],
     digits: Digits,
 ) -> Prepared<'a> {
-    let fast = match choose(isa, x.len() / k.max(1), format, digits).runner() {
+    let fast = match choose(&isa.without_tiles(), x.len() / k.max(1), format, digits).runner() {
         Runner::Rows(kernel) => kernel.prepare(format, k, x, digits).ok(),
-        // Kernels for whole outputs have no rows to share out.
         Runner::F32Gemv | Runner::F32Tiles | Runner::Whole(_) => None,
     };
     let x = fast.unwrap_or_else(|| f32::gemv::prepare(f32::kernels(isa), k, x, Threads::This));

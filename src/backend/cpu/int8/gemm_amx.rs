@@ -13,6 +13,7 @@ use super::codes::integer_bits;
 use super::fixed_point::LIMBS;
 use super::group_limbs::Group;
 use super::mxfp4_rows::Mxfp4Rows;
+use super::outliers::Outliers;
 use super::panels::{m_per_pass, PanelScale, Panels, Shape};
 use super::tile_rows::{AffineRows, TileRows};
 use crate::format::Bits;
@@ -35,6 +36,7 @@ impl Int8Amx {
         &self,
         matrix: &'a PackedMatrix<'a>,
         x: &[f32],
+        digits: Digits,
     ) -> Result<Vec<f32>, NotRepresentable> {
         let isa = self.isa;
         let (m, n, k) = (x.len() / matrix.k, matrix.rows, matrix.k);
@@ -42,14 +44,16 @@ impl Int8Amx {
         let rows = rows_per_task((m, n, k)).next_multiple_of(ROWS_PER_PASS);
         let mut out = vec![0f32; m * n];
         for (x, out) in x.chunks(at_once * k).zip(out.chunks_mut(at_once * n)) {
-            let panels = Panels::new(isa.vnni.avx512, (R::group_size(matrix), R::UNIT), k, x)?;
+            let (x, outliers) = Outliers::split(isa.vnni.avx512, (x, k), R::group_size(matrix), digits)?;
+            let panels = Panels::new(isa.vnni.avx512, (R::group_size(matrix), R::UNIT), k, &x);
+            let x = (&panels, &*x, &outliers);
             let output = OutputPtr { first: out.as_mut_ptr(), stride: n };
             let all_precise = AtomicBool::new(true);
             tasks::for_each(0..n.div_ceil(rows), |_, task| {
                 let (first, end) = (task * rows, ((task + 1) * rows).min(n));
                 // SAFETY: `isa` proves the features. `panels` was made with K and `R`. `output` is a buffer of all rows of x,
                 // which is not used otherwise meanwhile, and tasks have different rows of the weight.
-                if !unsafe { multiply_rows::<R>(isa, matrix, (&panels, x), first, end - first, output) } {
+                if !unsafe { multiply_rows::<R>(isa, matrix, x, (first, end - first), output) } {
                     all_precise.store(false, Ordering::Relaxed);
                 }
             });
@@ -66,21 +70,16 @@ impl FastKernel for Int8Amx {
         integer_bits(format).is_some() || format == QuantFormat::MXFP4
     }
 
-    fn matmul(
-        &self,
-        matrix: &PackedMatrix,
-        x: &[f32],
-        _digits: Digits,
-    ) -> Result<Vec<f32>, NotRepresentable> {
+    fn matmul(&self, matrix: &PackedMatrix, x: &[f32], digits: Digits) -> Result<Vec<f32>, NotRepresentable> {
         match integer_bits(matrix.format) {
-            Some(Bits::One) => self.matmul_as::<AffineRows<1>>(matrix, x),
-            Some(Bits::Two) => self.matmul_as::<AffineRows<2>>(matrix, x),
-            Some(Bits::Three) => self.matmul_as::<AffineRows<3>>(matrix, x),
-            Some(Bits::Four) => self.matmul_as::<AffineRows<4>>(matrix, x),
-            Some(Bits::Five) => self.matmul_as::<AffineRows<5>>(matrix, x),
-            Some(Bits::Six) => self.matmul_as::<AffineRows<6>>(matrix, x),
-            Some(Bits::Eight) => self.matmul_as::<AffineRows<8>>(matrix, x),
-            None if matrix.format == QuantFormat::MXFP4 => self.matmul_as::<Mxfp4Rows>(matrix, x),
+            Some(Bits::One) => self.matmul_as::<AffineRows<1>>(matrix, x, digits),
+            Some(Bits::Two) => self.matmul_as::<AffineRows<2>>(matrix, x, digits),
+            Some(Bits::Three) => self.matmul_as::<AffineRows<3>>(matrix, x, digits),
+            Some(Bits::Four) => self.matmul_as::<AffineRows<4>>(matrix, x, digits),
+            Some(Bits::Five) => self.matmul_as::<AffineRows<5>>(matrix, x, digits),
+            Some(Bits::Six) => self.matmul_as::<AffineRows<6>>(matrix, x, digits),
+            Some(Bits::Eight) => self.matmul_as::<AffineRows<8>>(matrix, x, digits),
+            None if matrix.format == QuantFormat::MXFP4 => self.matmul_as::<Mxfp4Rows>(matrix, x, digits),
             None => Err(NotRepresentable),
         }
     }
@@ -108,9 +107,8 @@ type Sums = [[Line; ROWS]; 2];
 unsafe fn multiply_rows<'a, R: TileRows<'a>>(
     isa: Amx,
     matrix: &'a PackedMatrix<'a>,
-    (panels, x): (&Panels, &[f32]),
-    first_row: usize,
-    rows: usize,
+    (panels, x, outliers): (&Panels, &[f32], &Outliers),
+    (first_row, rows): (usize, usize),
     output: OutputPtr,
 ) -> bool {
     // SAFETY: a task has one `Tiles` at a time, and calls nothing that makes another. Panels and rows agree in K and groups,
@@ -142,6 +140,16 @@ unsafe fn multiply_rows<'a, R: TileRows<'a>>(
                     *to.add(row) = sum * matrix.global_scale;
                 }
             }
+            outliers.for_each_column::<ROWS_PER_PASS>(
+                matrix,
+                (first_row + pass, rows),
+                |index, x, weights| {
+                    let to = output.first.add(index * output.stride + first_row + pass);
+                    for (row, weight) in weights.iter().enumerate() {
+                        *to.add(row) = x.mul_add(*weight, *to.add(row));
+                    }
+                },
+            );
         }
     }
     true

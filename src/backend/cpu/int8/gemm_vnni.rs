@@ -216,31 +216,15 @@ impl Prepared {
             }
             for (panel, sums) in sums.chunks_exact_mut(stride).take(some).enumerate() {
                 let sums = &mut sums[..count];
-                self.add_outliers(matrix, lanes_of(first_panel + panel), first_x, sums);
+                let add = |index: usize, x: f32, weights: &[f32]| {
+                    let sums = index.checked_sub(first_x).and_then(|index| sums.get_mut(index));
+                    let sums = sums.into_iter().flatten();
+                    sums.zip(weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
+                };
+                self.x.outliers.for_each_column::<LANES>(matrix, lanes_of(first_panel + panel), add);
                 each(first_panel + panel, sums);
             }
         }
-    }
-
-    /// Adds the products of outliers.
-    fn add_outliers(
-        &self,
-        matrix: &PackedMatrix,
-        (first_row, rows): (usize, usize),
-        first_x: usize,
-        sums: &mut [[f32; LANES]],
-    ) {
-        // Many rows of x have theirs in the same columns.
-        let (mut column, mut weights) = (None, [0f32; LANES]);
-        self.x.outliers.for_each(|index, k, x| {
-            let Some(sums) = index.checked_sub(first_x).and_then(|index| sums.get_mut(index)) else { return };
-            if column != Some(k) {
-                column = Some(k);
-                let weight = |row: usize| matrix.weight(first_row + row.min(rows.saturating_sub(1)), k);
-                weights = std::array::from_fn(weight);
-            }
-            sums.iter_mut().zip(&weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
-        });
     }
 
     /// See [`unpack_rows`].

@@ -8,9 +8,6 @@ use std::arch::x86_64::*;
 /// The largest group of weights.
 const MAX_GROUP: usize = 128;
 
-/// Activations have to be below this, so that sums of products are finite before they are scaled, too.
-const LIMIT: f32 = (1u128 << 96) as f32;
-
 /// The activations that meet a group of weights.
 pub(super) struct Group {
     /// For each limb, highest first: what a lane multiplies, four limbs in a word.
@@ -30,20 +27,13 @@ impl Group {
     /// What each limb counts, in units.
     pub(super) const WEIGHTS: [f32; LIMBS] = [65536.0, 256.0, 1.0];
 
-    /// Fills this with a group, a multiple of 16 up to 128; false if there is a NaN, or a number of [`LIMIT`] or more.
+    /// Fills this with a group, a multiple of 16 up to 128, of numbers that [`Outliers`](super::outliers::Outliers) leaves.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-    pub(super) fn fill(&mut self, x: &[f32]) -> bool {
-        let limit = _mm512_set1_ps(LIMIT);
+    pub(super) fn fill(&mut self, x: &[f32]) {
         let mut largest = _mm512_setzero_ps();
-        let mut all_below = !0;
         for x in x.chunks_exact(16) {
             // SAFETY: a chunk has the sixteen numbers of a vector.
-            let magnitudes = _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) });
-            largest = _mm512_max_ps(largest, magnitudes);
-            all_below &= _mm512_cmp_ps_mask::<_CMP_LT_OQ>(magnitudes, limit);
-        }
-        if all_below != !0 {
-            return false;
+            largest = _mm512_max_ps(largest, _mm512_abs_ps(unsafe { _mm512_loadu_ps(x.as_ptr()) }));
         }
         let largest = _mm512_reduce_max_ps(largest);
         self.unit = unit_for(largest);
@@ -57,14 +47,14 @@ impl Group {
             // The lowest limb first.
             for words in self.words.iter_mut().rev() {
                 let limb = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
-                let Some(words) = words.get_mut(index * 16 / Self::PER_WORD..) else { return false };
-                let Some(words) = words.first_chunk_mut::<4>() else { return false };
+                let words =
+                    words.get_mut(index * 16 / Self::PER_WORD..).and_then(<[u32]>::first_chunk_mut::<4>);
+                let Some(words) = words else { return };
                 // SAFETY: `words` has the four words that are written.
                 unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(number)) };
                 number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, limb));
             }
         }
         self.sum = _mm512_reduce_add_epi32(sum) as f32 * self.unit;
-        true
     }
 }

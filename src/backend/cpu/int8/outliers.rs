@@ -10,6 +10,7 @@
 
 use super::super::fast_kernel::{Digits, NotRepresentable};
 use super::super::isa::avx512::Avx512;
+use super::super::matrix::PackedMatrix;
 use std::arch::x86_64::*;
 use std::borrow::Cow;
 
@@ -78,6 +79,29 @@ impl Outliers {
         }
         found.sort_by_key(|outlier| (outlier.k, outlier.m));
         Ok((x, Self(found)))
+    }
+
+    /// Calls `add` with the row of x, the number, and the column of weights that it meets in `rows` rows from `first_row`
+    /// on, at most `N`.
+    pub(super) fn for_each_column<const N: usize>(
+        &self,
+        matrix: &PackedMatrix,
+        (first_row, rows): (usize, usize),
+        mut add: impl FnMut(usize, f32, &[f32]),
+    ) {
+        // Many rows of x have theirs in the same columns.
+        let (mut column, mut weights) = (None, [0f32; N]);
+        self.for_each(|index, k, x| {
+            let weights = weights.get_mut(..rows).unwrap_or_default();
+            if column != Some(k) {
+                column = Some(k);
+                weights
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(row, weight)| *weight = matrix.weight(first_row + row, k));
+            }
+            add(index, x, weights);
+        });
     }
 
     /// Calls `add` with the row of x, the column and the number of each.

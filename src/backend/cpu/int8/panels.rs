@@ -4,13 +4,11 @@
 //! with two groups of weights: column `2 * row + group` has zeros where the other group has its activations. So a tile of
 //! sums covers a *cluster* of groups, and a row's scales repeat along it.
 
-use super::super::fast_kernel::NotRepresentable;
 use super::super::isa::amx_tile::{Line, COLUMNS};
 use super::super::isa::avx512::Avx512;
 use super::super::tasks;
 use super::fixed_point::LIMBS;
 use super::group_limbs::Group;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Bytes of x that are multiplied in one pass over the weights: they stay in the second-level cache.
 const BYTES_PER_PASS: usize = 1 << 20;
@@ -77,16 +75,8 @@ pub(super) struct PanelScale {
 }
 
 impl Panels {
-    /// `x` is `[m, k]`; weights are multiples of `unit`.
-    ///
-    /// # Errors
-    /// If there is a number that [`Group`] cannot represent.
-    pub(super) fn new(
-        _isa: Avx512,
-        (group_size, unit): (usize, f32),
-        k: usize,
-        x: &[f32],
-    ) -> Result<Self, NotRepresentable> {
+    /// `x` is `[m, k]`, without outliers; weights are multiples of `unit`.
+    pub(super) fn new(_isa: Avx512, (group_size, unit): (usize, f32), k: usize, x: &[f32]) -> Self {
         let m = x.len() / k;
         let shape = Shape::new(group_size, m);
         let cluster_size = shape.groups * group_size;
@@ -94,7 +84,6 @@ impl Panels {
         let all = m.div_ceil(shape.m_of_panel()) * clusters;
         let mut all_lines = vec![Line::ZERO; all * shape.lines()];
         let mut scales = vec![PanelScale { units: Line::ZERO, sums: Line::ZERO }; all];
-        let finite = AtomicBool::new(true);
         let parts =
             all_lines.chunks_mut(CLUSTERS_OF_TASK * shape.lines()).zip(scales.chunks_mut(CLUSTERS_OF_TASK));
         tasks::for_each(parts, |part, (lines, scales)| {
@@ -105,37 +94,22 @@ impl Panels {
                 for (row, x) in rows.enumerate() {
                     let x = x.chunks(cluster_size).nth(cluster).unwrap_or_default();
                     // SAFETY: `_isa` proves that the CPU has the features of the function.
-                    if !unsafe { fill(shape, row, x, unit, (lines, scale)) } {
-                        return finite.store(false, Ordering::Relaxed);
-                    }
+                    unsafe { fill(shape, row, x, unit, (lines, scale)) };
                 }
             }
         });
-        if finite.into_inner() {
-            Ok(Self { lines: all_lines, scales, m, clusters, shape })
-        } else {
-            Err(NotRepresentable)
-        }
+        Self { lines: all_lines, scales, m, clusters, shape }
     }
 }
 
-/// Fills the columns of row `row` of a panel in a cluster's tiles with its activations `x`; false if [`Group`] cannot
-/// represent one.
+/// Fills the columns of row `row` of a panel in a cluster's tiles with its activations `x`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-fn fill(
-    shape: Shape,
-    row: usize,
-    x: &[f32],
-    unit: f32,
-    (lines, scale): (&mut [Line], &mut PanelScale),
-) -> bool {
+fn fill(shape: Shape, row: usize, x: &[f32], unit: f32, (lines, scale): (&mut [Line], &mut PanelScale)) {
     let mut group = Group::EMPTY;
     let words_per_tile = shape.depth / 4;
     let words_per_group = shape.group_size / Group::PER_WORD;
     for (index, x) in x.chunks(shape.group_size).enumerate() {
-        if !group.fill(x) {
-            return false;
-        }
+        group.fill(x);
         let column = row * shape.groups + index;
         for (limb, words) in group.words.iter().enumerate() {
             for (word, value) in words.iter().take(x.len() / Group::PER_WORD).enumerate() {
@@ -147,5 +121,4 @@ fn fill(
         scale.units.0[column] = (group.unit * unit).to_bits();
         scale.sums.0[column] = group.sum.to_bits();
     }
-    true
 }

@@ -44,6 +44,15 @@ impl InstructionSet {
             Self::Avx512Amx(_) => "avx512amx",
         }
     }
+
+    /// The same without tiles: kernels on them compute whole outputs, which threads cannot share out row by row.
+    pub(in crate::backend::cpu) fn without_tiles(self) -> Self {
+        match self {
+            #[cfg(target_arch = "x86_64")]
+            Self::Avx512Amx(isa) => Self::Avx512Vnni(isa.vnni),
+            other => other,
+        }
+    }
 }
 
 /// Every instruction set that this CPU has, best first; the portable one is always there.
