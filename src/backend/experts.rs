@@ -87,7 +87,7 @@ pub(crate) fn experts(chosen: &ChosenExperts, x: &Tensor) -> Result<Option<Tenso
         && chosen.gating.is_in_kernels()
         && chosen.gate.weight.format() == chosen.up.weight.format()
         && operands.iter().all(|operand| here(operand.weight.packed()) && bias_fits(operand))
-        && operands.iter().filter_map(|operand| operand.bias).all(here)
+        && operands.iter().filter_map(|operand| operand.bias).all(|bias| here(bias) && !bias.track_op())
         && [x, chosen.ids, chosen.routing_weights]
             .into_iter()
             .all(|tensor| here(tensor) && !tensor.track_op())

@@ -69,8 +69,10 @@ pub(crate) fn matmul_add(operand: Operand, x: &Tensor, residual: &Tensor) -> Res
 /// What one launch gives, if it is possible on this device and with these weights. Not where gradients are
 /// wanted: they follow from the single matmuls.
 fn in_one_launch(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
-    let possible =
-        |operand: &Operand| operand.weight.packed().rank() == 2 && operand.bias.is_none_or(is_plain);
+    let possible = |operand: &Operand| {
+        let has_gradient = operand.bias.is_some_and(Tensor::track_op);
+        operand.weight.packed().rank() == 2 && !has_gradient && operand.bias.is_none_or(is_plain)
+    };
     if !matches!(x.device(), Device::Cuda(_)) || x.track_op() || !operands.iter().all(possible) {
         return Ok(None);
     }

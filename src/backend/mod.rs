@@ -17,7 +17,8 @@ use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};
 pub use attention::{attention, AttentionOptions};
 use candle_core::{
-    bail, CpuStorage, CudaStorage, CustomOp1, DType, Device, Layout, Result, Shape, Storage, Tensor, D,
+    bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage,
+    Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix};
 pub use experts::Gating;
@@ -45,20 +46,24 @@ pub(crate) fn matmul(operand: Operand, x: &Tensor) -> Result<Tensor> {
     if weight.packed().rank() > 2 {
         return stacked_matmul(operand, x);
     }
-    let bias = bias.map(for_kernels).transpose()?;
-    let matmul = QuantMatmul { weight: weight.clone(), bias };
-    match x.device() {
+    let x = match x.device() {
         // Kernels of the device take views, or copy them.
-        Device::Cuda(_) => x.apply_op1(matmul),
-        Device::Cpu | Device::Metal(_) => x.contiguous()?.apply_op1(matmul),
+        Device::Cuda(_) => x.clone(),
+        Device::Cpu | Device::Metal(_) => x.contiguous()?,
+    };
+    let bias = bias.map(for_kernels).transpose()?;
+    let matmul = QuantMatmul { weight: weight.clone(), bias: bias.as_ref().map(Tensor::detach) };
+    match bias.filter(Tensor::track_op) {
+        Some(bias) => x.apply_op2(&bias, matmul),
+        None => x.apply_op1(matmul),
     }
 }
 
 /// A bias as the kernels of its device take it.
 fn for_kernels(bias: &Tensor) -> Result<Tensor> {
     match (bias.device(), bias.dtype()) {
-        (Device::Cuda(_), DType::F16 | DType::BF16) => bias.detach().contiguous(),
-        _ => bias.detach().to_dtype(DType::F32)?.contiguous(),
+        (Device::Cuda(_), DType::F16 | DType::BF16) => bias.contiguous(),
+        _ => bias.to_dtype(DType::F32)?.contiguous(),
     }
 }
 
@@ -105,7 +110,7 @@ fn stacked_matmul(Operand { weight, bias }: Operand, x: &Tensor) -> Result<Tenso
     let matrices = entries(stack)?.into_iter().map(|matrix| matrix as usize);
     let pairs = matrices.zip(entries(x_stack)?.into_iter().map(|entry| entry as usize));
     let x = x.reshape((x_stack.iter().product::<usize>(), *m, *k))?;
-    if matches!(x.device(), Device::Cuda(_)) && !x.track_op() {
+    if matches!(x.device(), Device::Cuda(_)) && !x.track_op() && !bias.is_some_and(Tensor::track_op) {
         let bias = bias.map(for_kernels).transpose()?;
         let operand = Operand { weight, bias: bias.as_ref() };
         return cuda::stacked(operand, &pairs.collect::<Vec<_>>(), &x)?.reshape(output_dims);
@@ -196,6 +201,46 @@ struct QuantMatmul {
     bias: Option<Tensor>,
 }
 
+/// With the bias as second operand, for its gradient.
+impl CustomOp2 for QuantMatmul {
+    fn name(&self) -> &'static str {
+        CustomOp1::name(self)
+    }
+
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        layout: &Layout,
+        _bias: &CpuStorage,
+        _bias_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
+        CustomOp1::cpu_fwd(self, x, layout)
+    }
+
+    fn cuda_fwd(
+        &self,
+        x: &CudaStorage,
+        layout: &Layout,
+        _bias: &CudaStorage,
+        _bias_layout: &Layout,
+    ) -> Result<(CudaStorage, Shape)> {
+        CustomOp1::cuda_fwd(self, x, layout)
+    }
+
+    /// That of the bias is the sum of `grad` over all rows.
+    fn bwd(
+        &self,
+        x: &Tensor,
+        bias: &Tensor,
+        output: &Tensor,
+        grad: &Tensor,
+    ) -> Result<(Option<Tensor>, Option<Tensor>)> {
+        let of_x = if x.track_op() { CustomOp1::bwd(self, x, output, grad)? } else { None };
+        let of_bias = grad.to_dtype(bias.dtype())?.contiguous()?.reshape(((), bias.elem_count()))?.sum(0)?;
+        Ok((of_x, Some(of_bias)))
+    }
+}
+
 impl CustomOp1 for QuantMatmul {
     fn name(&self) -> &'static str {
         "quant-matmul"
@@ -212,7 +257,7 @@ impl CustomOp1 for QuantMatmul {
                 CpuStorage::BF16(x) => CpuStorage::BF16(cpu::matmul(matrix, contiguous(x, layout)?, bias)),
                 _ => {
                     return Err(unsupported_dtype(
-                        self.name(),
+                        CustomOp1::name(self),
                         candle_core::backend::BackendStorage::dtype(storage),
                     ))
                 }

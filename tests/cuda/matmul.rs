@@ -283,15 +283,20 @@ fn gradients_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
     for dims in [&[24, 64][..], &[3, 24, 64]] {
         let weight = random(dims, KINDS[0], DType::F32, 140);
-        let gradient = |device: &Device| {
+        let gradients = |device: &Device| {
             let values = Tensor::from_vec(numbers(3 * 64, 141), (3, 64), device).unwrap();
             let x = candle_core::Var::from_tensor(&values).unwrap();
-            let product = weight.to_device(device).unwrap().matmul(&x, None).unwrap();
-            flat(product.sqr().unwrap().sum_all().unwrap().backward().unwrap().get(&x).expect("a gradient"))
+            let bias = Tensor::from_vec(numbers(24, 142), 24, device).unwrap();
+            let bias = candle_core::Var::from_tensor(&bias).unwrap();
+            let product = weight.to_device(device).unwrap().matmul(&x, Some(&bias)).unwrap();
+            let gradients = product.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+            [&x, &bias].map(|variable| flat(gradients.get(variable).expect("a gradient")))
         };
-        let expected: Vec<f64> = gradient(&Device::Cpu).into_iter().map(f64::from).collect();
-        let error = relative_error(&gradient(&device), &expected);
-        assert!(error < 1e-6, "{dims:?}: {error:.2e}");
+        for (expected, found) in gradients(&Device::Cpu).into_iter().zip(gradients(&device)) {
+            let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
+            let error = relative_error(&found, &expected);
+            assert!(error < 1e-6, "{dims:?}: {error:.2e}");
+        }
     }
 }
 

@@ -147,31 +147,43 @@ fn a_decode_step_does_not_depend_on_the_batch() {
     }
 }
 
-/// The gradient of x, against differences; on the way there the sums are those of x without one.
+/// Gradients of x, of the routing weights and of all biases, against differences; on the way there the sums are those
+/// without gradients.
 #[test]
-fn gradients_reach_x() {
-    let experts = Dense::new().packed(FORMAT, Gating::Plain(Activation::Silu), true);
+fn gradients_reach_every_operand() {
     for tokens in [1, 9] {
-        let (x, direction) = (tensor(&[1, tokens, HIDDEN], 50), tensor(&[1, tokens, HIDDEN], 51));
         let (ids, routing_weights) = routes(tokens);
-        let variable = Var::from_tensor(&x).unwrap();
-        let y = experts.forward(&variable, &ids, &routing_weights).unwrap();
-        let plain: Vec<f64> =
-            flat(&experts.forward(&x, &ids, &routing_weights).unwrap()).into_iter().map(f64::from).collect();
-        assert!(crate::packed::relative_error(&flat(&y), &plain) < 1e-6);
-
-        let gradients = y.sum_all().unwrap().backward().unwrap();
-        let gradient = flat(gradients.get(&variable).expect("a gradient of x"));
-        let along: f64 =
-            gradient.iter().zip(flat(&direction)).map(|(g, d)| f64::from(*g) * f64::from(d)).sum();
-        const STEP: f64 = 1e-2;
-        let sum_at = |step: f64| -> f64 {
-            let moved = (&x + (&direction * step).unwrap()).unwrap();
-            flat(&experts.forward(&moved, &ids, &routing_weights).unwrap()).into_iter().map(f64::from).sum()
+        let [gate, up, down] = Dense::new().biases;
+        let operands = [tensor(&[1, tokens, HIDDEN], 50), routing_weights, gate, up, down];
+        let outputs = |[x, routing_weights, biases @ ..]: [Tensor; 5]| {
+            let experts =
+                Dense { biases, ..Dense::new() }.packed(FORMAT, Gating::Plain(Activation::Silu), true);
+            experts.forward(&x, &ids, &routing_weights).unwrap()
         };
-        let difference = (sum_at(STEP) - sum_at(-STEP)) / (2. * STEP);
-        let bound = 1e-2 * along.abs().max(1.);
-        assert!((along - difference).abs() < bound, "{tokens}: {along}, {difference}");
+        let sum =
+            |operands: [Tensor; 5]| -> f64 { flat(&outputs(operands)).into_iter().map(f64::from).sum() };
+        let plain: Vec<f64> = flat(&outputs(operands.clone())).into_iter().map(f64::from).collect();
+        for place in 0..operands.len() {
+            let with = |operand: &Tensor| {
+                let mut operands = operands.clone();
+                operands[place] = operand.clone();
+                operands
+            };
+            let variable = Var::from_tensor(&operands[place]).unwrap();
+            let y = outputs(with(&variable));
+            assert!(crate::packed::relative_error(&flat(&y), &plain) < 1e-6);
+
+            let gradients = y.sum_all().unwrap().backward().unwrap();
+            let gradient = flat(gradients.get(&variable).expect("a gradient"));
+            let direction = tensor(variable.dims(), 51);
+            let along: f64 =
+                gradient.iter().zip(flat(&direction)).map(|(g, d)| f64::from(*g) * f64::from(d)).sum();
+            const STEP: f64 = 1e-2;
+            let at = |step: f64| sum(with(&(&operands[place] + (&direction * step).unwrap()).unwrap()));
+            let difference = (at(STEP) - at(-STEP)) / (2. * STEP);
+            let bound = 1e-2 * along.abs().max(1.);
+            assert!((along - difference).abs() < bound, "{place}, {tokens}: {along}, {difference}");
+        }
     }
 }
 

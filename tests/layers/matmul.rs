@@ -2,7 +2,8 @@
 
 use crate::packed::{bits, flat, packed, reference, refused, relative_error, tensor};
 use candle_core::{DType, Device, Tensor, Var};
-use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant::nn::{forward_add, forward_all, swiglu};
+use candle_quant::{Linear, QuantFormat, QuantTensor};
 
 const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 32).unwrap();
 
@@ -215,7 +216,7 @@ fn arguments_that_do_not_fit_are_refused() {
     assert!(error.contains("[3]") && error.contains("[2]"), "{error}");
 }
 
-/// The gradient with respect to x, against that of candle's product with the dense weights.
+/// The gradients of x and of the bias, against those of candle's product with the dense weights.
 #[test]
 fn gradients_are_those_of_the_dense_product() {
     for (weight, x) in [
@@ -227,24 +228,63 @@ fn gradients_are_those_of_the_dense_product() {
     ] {
         let weight = packed(weight, AFFINE, 100);
         let x = Var::from_tensor(&tensor(x, 101)).unwrap();
-        let bias = tensor(&[7], 102);
+        let bias = Var::from_tensor(&tensor(&[7], 102)).unwrap();
         let dense = Tensor::from_vec(reference(&weight), weight.dims(), &Device::Cpu).unwrap();
         let row = match x.rank() {
             1 => x.unsqueeze(0).unwrap(),
             _ => x.as_tensor().clone(),
         };
-        let expected = row.broadcast_matmul(&dense.t().unwrap()).unwrap();
-        let actual = weight.matmul(&x, Some(&bias)).unwrap();
+        let expected =
+            row.broadcast_matmul(&dense.t().unwrap()).unwrap().broadcast_add(bias.as_tensor()).unwrap();
         // A loss in which every element of the product has another weight.
-        let importance = tensor(actual.dims(), 103);
-        let expected = (expected.reshape(actual.dims()).unwrap() * &importance).unwrap();
-        let actual = (actual * &importance).unwrap();
-        let gradient = |loss: &Tensor| {
-            flat(loss.sum_all().unwrap().backward().unwrap().get(&x).expect("a gradient for x"))
+        let gradients = |product: &Tensor| {
+            let importance = tensor(product.dims(), 103);
+            (product * &importance).unwrap().sum_all().unwrap().backward().unwrap()
         };
-        let expected: Vec<f64> = gradient(&expected).into_iter().map(f64::from).collect();
-        let error = relative_error(&gradient(&actual), &expected);
-        assert!(error < 1e-6, "{weight:?} on {x:?}: {error:.2e}");
+        let gradient =
+            |product: &Tensor, variable: &Var| flat(gradients(product).get(variable).expect("a gradient"));
+        let x_alone = weight.matmul(&x, Some(&bias.as_detached_tensor())).unwrap();
+        let bias_alone = weight.matmul(&x.as_detached_tensor(), Some(&bias)).unwrap();
+        let both = weight.matmul(&x, Some(&bias)).unwrap();
+        assert_eq!(bits(&both), bits(&x_alone), "a gradient changes the product");
+        let expected = expected.reshape(both.dims()).unwrap();
+        for (name, variable, alone) in [("x", &x, &x_alone), ("bias", &bias, &bias_alone)] {
+            let expected: Vec<f64> = gradient(&expected, variable).into_iter().map(f64::from).collect();
+            for product in [alone, &both] {
+                let error = relative_error(&gradient(product, variable), &expected);
+                assert!(error < 1e-6, "{name}, {weight:?} on {x:?}: {error:.2e}");
+            }
+        }
+        assert!(gradients(&x_alone).get(&bias).is_none() && gradients(&bias_alone).get(&x).is_none());
+    }
+}
+
+/// Of every operation that takes one: a bias of 16 bits gets a gradient of its own dtype.
+#[test]
+fn biases_and_residuals_have_gradients() {
+    let weight = |seed| packed(&[7, 64], AFFINE, seed);
+    for dtype in [DType::F32, DType::BF16] {
+        let variable =
+            |dims: &[usize], seed| Var::from_tensor(&tensor(dims, seed).to_dtype(dtype).unwrap()).unwrap();
+        let (x, residual) = (tensor(&[5, 64], 110).to_dtype(dtype).unwrap(), variable(&[5, 7], 111));
+        let biases = [variable(&[7], 112), variable(&[7], 113)];
+        let layers =
+            [0, 1].map(|i| Linear::from_quant(weight(114 + i as u64), Some(biases[i].as_tensor().clone())));
+        let assert_gradients = |what: &str, y: &Tensor, variables: &[&Var]| {
+            let gradients = y.sum_all().unwrap().backward().unwrap();
+            for variable in variables {
+                let gradient = gradients.get(variable).unwrap_or_else(|| panic!("{what}: no gradient"));
+                assert_eq!((gradient.dims(), gradient.dtype()), (variable.dims(), dtype), "{what}");
+                assert!(flat(gradient).iter().all(|value| *value != 0.), "{what}");
+            }
+        };
+        let sum = forward_add(&layers[0], &x, &residual).unwrap();
+        assert_gradients("forward_add", &sum, &[&biases[0], &residual]);
+        let gated = swiglu(&layers[0], &layers[1], &x).unwrap();
+        assert_gradients("swiglu", &gated, &[&biases[0], &biases[1]]);
+        let all = forward_all([&layers[0], &layers[1]], &x).unwrap();
+        let both = (&all[0] + &all[1]).unwrap();
+        assert_gradients("forward_all", &both, &[&biases[0], &biases[1]]);
     }
 }
 
