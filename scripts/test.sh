@@ -18,7 +18,9 @@ step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 # Together, so that what they depend on is built once.
 step "the crates"
-cargo test --release --workspace --exclude pretend-cuda --exclude bindings
+crates=(--release --workspace --exclude pretend-cuda --exclude bindings)
+cargo test "${crates[@]}"
+scripts/interface-changes.sh "${crates[@]}"
 
 step "readers on files changed at random"
 "${CARGO_TARGET_DIR:-target}/release/soak" --seconds 2

@@ -9,6 +9,15 @@ mod gpu;
 use candle_core::{DType, Device, Module, Result, Tensor};
 use candle_quant_nn::{dense_copies, embedding, linear_no_bias, Linear, LoadedAs, VarBuilder};
 
+mod model {
+    // What the line of Cargo.toml does.
+    use candle_quant_nn as candle_nn;
+
+    use candle_nn::{embedding, linear, linear_no_bias, Embedding, Linear, VarBuilder};
+
+    include!("../../../tests/layers/port/llama.rs");
+}
+
 const FIXTURES: &str = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/mlx/");
 
 fn open(name: &str, device: &Device) -> Result<VarBuilder<'static>> {
@@ -59,5 +68,35 @@ fn layers_are_packed_on_a_device() -> Result<()> {
     let copy = layer.weight().to_device(&Device::Cpu)?;
     assert_eq!(copy.to_vec2::<f32>()?, dense.to_vec2::<f32>()?);
     assert_eq!(dense_copies(), 1);
+    Ok(())
+}
+
+/// Of a prompt, by a model that was written for candle_nn. Every weight stays packed.
+fn logits(vb: &VarBuilder) -> Result<Vec<f32>> {
+    let config = vb.checkpoint().unwrap().config().clone();
+    let model = model::Model::new(&serde_json::from_value(config).unwrap(), vb.clone())?;
+    assert!(vb.loaded().values().all(|form| *form == LoadedAs::Packed), "{:?}", vb.loaded());
+    let ids = Tensor::new(&[[1u32, 2, 3, 5, 8, 13, 21]], vb.device())?;
+    model.forward(&ids)?.flatten_all()?.to_vec1()
+}
+
+#[test]
+fn a_model_of_candle_nn_runs_packed_on_a_device() -> Result<()> {
+    let Some(device) = gpu::device() else { return Ok(()) };
+    for name in ["qwen3-affine-b4-g64", "llama-untied-mxfp4"] {
+        let vb = open(name, &Device::Cpu)?;
+        let expected = logits(&vb)?;
+        // One that was opened for the CPU can be sent to a device.
+        for vb in [open(name, &device)?, vb.set_device(device.clone())] {
+            let squares = |values: &mut dyn Iterator<Item = f32>| {
+                values.map(|value| f64::from(value).powi(2)).sum::<f64>()
+            };
+            let found = logits(&vb)?;
+            let difference =
+                squares(&mut expected.iter().zip(&found).map(|(expected, found)| expected - found));
+            let relative = (difference / squares(&mut expected.iter().copied())).sqrt();
+            assert!(relative < 1e-5, "{name}: {relative:e}");
+        }
+    }
     Ok(())
 }

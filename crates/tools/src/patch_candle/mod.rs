@@ -15,11 +15,14 @@ mod edits;
 use crate::sha256;
 use candle_quant::{Error, Result};
 use edits::EDITS;
+use flate2::read::GzDecoder;
 use std::{
-    fs,
+    borrow::Cow,
+    fs::{self, File},
     io::{self, Read},
     path::{Component, Path, PathBuf},
 };
+use tar::Archive;
 
 /// The version of candle-nn that can be patched.
 pub const VERSION: &str = "0.11.1";
@@ -52,16 +55,18 @@ pub fn downloaded_package(cargo_home: &Path) -> Result<PathBuf> {
 /// Unpacks the package `package` of candle-nn into the new folder `dir` and patches it there.
 ///
 /// # Errors
-/// If the package is not the one that [`CHECKSUM`] belongs to, if `dir` exists, or a file can't be read or written.
+/// If the package is of another crate or version, or not the one that [`CHECKSUM`] belongs to; if `dir` exists, or a file can't be read or written.
 pub fn patch_candle(package: &Path, dir: &Path) -> Result<()> {
+    let expected = format!("candle-nn-{VERSION}");
+    let name = name_in(package)?;
+    if name != expected {
+        let problem = format!("it holds {name}, expected {expected}");
+        return Err(Error::file(package, problem, "only this version can be patched"));
+    }
     let found = sha256::of_file(package).map_err(|error| failed(package, error))?;
     if found != CHECKSUM {
-        let problem = format!("its SHA-256 is {found}, that of candle-nn {VERSION} is {CHECKSUM}");
-        return Err(Error::file(
-            package,
-            problem,
-            "only this version can be patched; if it says so, delete it and fetch it again",
-        ));
+        let problem = format!("its SHA-256 is {found}, that of {expected} is {CHECKSUM}");
+        return Err(Error::file(package, problem, "delete it and run `cargo fetch`"));
     }
     if fs::symlink_metadata(dir).is_ok() {
         return Err(Error::file(dir, "it exists", "remove it or choose another folder"));
@@ -76,6 +81,22 @@ pub fn patch_candle(package: &Path, dir: &Path) -> Result<()> {
     done
 }
 
+/// The folder in which all files of a package lie: name and version of the crate.
+fn name_in(package: &Path) -> Result<String> {
+    let in_package = |error| failed(package, error);
+    let mut archive = archive(package)?;
+    let first = archive.entries().map_err(in_package)?.next().transpose().map_err(in_package)?;
+    let path = first.map(|entry| entry.path().map(Cow::into_owned)).transpose().map_err(in_package)?;
+    let folder = path.as_deref().and_then(|path| path.components().next());
+    Ok(folder
+        .map_or("nothing".into(), |folder| folder.as_os_str().to_string_lossy().escape_debug().to_string()))
+}
+
+fn archive(package: &Path) -> Result<Archive<GzDecoder<File>>> {
+    let file = File::open(package).map_err(|error| failed(package, error))?;
+    Ok(Archive::new(GzDecoder::new(file)))
+}
+
 /// A new folder beside `dir`.
 fn unfinished(dir: &Path) -> Result<PathBuf> {
     let name = dir.file_name().unwrap_or_default().to_string_lossy();
@@ -87,8 +108,7 @@ fn unfinished(dir: &Path) -> Result<PathBuf> {
 /// Writes what a build needs: the manifest, the sources and the licences.
 fn unpack(package: &Path, dir: &Path) -> Result<()> {
     let in_package = |error| failed(package, error);
-    let file = fs::File::open(package).map_err(in_package)?;
-    let mut archive = tar::Archive::new(flate2::read::GzDecoder::new(file));
+    let mut archive = archive(package)?;
     for entry in archive.entries().map_err(in_package)? {
         let entry = entry.map_err(in_package)?;
         let path = entry.path().map_err(in_package)?.into_owned();

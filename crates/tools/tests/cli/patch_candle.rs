@@ -2,8 +2,9 @@
 
 use crate::{command, run};
 use candle_quant_tools::patch_candle::{CHECKSUM, VERSION};
-use std::fs;
+use flate2::{write::GzEncoder, Compression};
 use std::path::Path;
+use std::{fs, io};
 use tempfile::TempDir;
 
 #[test]
@@ -52,19 +53,39 @@ fn linear_and_embedding_are_changed() {
     assert_eq!(names(&dir.path().join("new")), ["candle-nn"]);
 }
 
+/// A package with one empty file.
+fn package(file: &str) -> Vec<u8> {
+    let mut archive = tar::Builder::new(GzEncoder::new(Vec::new(), Compression::fast()));
+    let mut header = tar::Header::new_gnu();
+    header.set_size(0);
+    archive.append_data(&mut header, file, io::empty()).unwrap();
+    archive.into_inner().unwrap().finish().unwrap()
+}
+
 #[test]
 fn other_packages_are_refused() {
     let dir = TempDir::new().unwrap();
     let other = dir.path().join("candle-nn-0.11.1.crate");
-    fs::write(&other, "not a package").unwrap();
     let made = dir.path().join("candle-nn");
-    let output = run(&["patch-candle", "--package", other.to_str().unwrap(), made.to_str().unwrap()]);
-    let error = String::from_utf8(output.stderr).unwrap();
-    assert!(!output.status.success(), "{error}");
-    for part in ["candle-nn-0.11.1.crate", "its SHA-256 is", CHECKSUM, "only this version can be patched"] {
-        assert!(error.contains(part), "{part}: {error}");
-    }
-    assert!(!made.exists());
+    let refused = |expected: &[&str]| {
+        let output = run(&["patch-candle", "--package", other.to_str().unwrap(), made.to_str().unwrap()]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(!output.status.success() && !made.exists(), "{error}");
+        for part in expected {
+            assert!(error.contains(part), "{part}: {error}");
+        }
+    };
+    fs::write(&other, "not a package").unwrap();
+    refused(&["candle-nn-0.11.1.crate", "invalid gzip header"]);
+    // Another version under this one's name, and a changed file in this one.
+    fs::write(&other, package("candle-nn-0.10.2/Cargo.toml")).unwrap();
+    refused(&[
+        "candle-nn-0.11.1.crate",
+        "it holds candle-nn-0.10.2, expected candle-nn-0.11.1",
+        "only this version",
+    ]);
+    fs::write(&other, package("candle-nn-0.11.1/Cargo.toml")).unwrap();
+    refused(&["candle-nn-0.11.1.crate", "its SHA-256 is", CHECKSUM, "run `cargo fetch`"]);
 
     // Nothing has been downloaded.
     let output =
