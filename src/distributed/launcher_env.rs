@@ -105,7 +105,10 @@ impl RankInfo {
             rank,
             world_size,
             local_rank: variables.number(local_rank)?,
-            job: variables.get(JOB_VARIABLE).or(convention.job.and_then(|name| variables.get(name))).unwrap_or_default(),
+            job: variables
+                .get(JOB_VARIABLE)
+                .or(convention.job.and_then(|name| variables.get(name)))
+                .unwrap_or_default(),
             host: String::from("localhost"),
             port: 0,
         };

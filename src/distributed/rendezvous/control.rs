@@ -169,7 +169,12 @@ mod tests {
 
     fn start(sender: Sender, receiver: Receiver, silence: Duration) -> Control {
         let hour = Duration::from_secs(3600);
-        Control::start(&Group::new(2, hour), 0, vec![(1, sender, receiver)], Limits { timeout: hour, silence })
+        Control::start(
+            &Group::new(2, hour),
+            0,
+            vec![(1, sender, receiver)],
+            Limits { timeout: hour, silence },
+        )
     }
 
     /// Its machine has lost power, or its process is stopped: the connection stays open.

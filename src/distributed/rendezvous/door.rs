@@ -167,7 +167,8 @@ impl Door {
                 Ok((stream, from)) => {
                     self.make_room(from.ip());
                     let until = Instant::now() + PATIENCE;
-                    let stranger = Stranger { stream, from, until, frame: [0; 64], length: 0, answered: None };
+                    let stranger =
+                        Stranger { stream, from, until, frame: [0; 64], length: 0, answered: None };
                     if stranger.stream.set_nonblocking(true).is_ok() {
                         self.strangers.insert(self.came, stranger);
                         // Mostly it has knocked by now.
@@ -177,7 +178,8 @@ impl Door {
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => return,
                 // It has gone again.
-                Err(error) if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
+                Err(error)
+                    if matches!(error.kind(), ErrorKind::ConnectionAborted | ErrorKind::Interrupted) => {}
                 Err(_) => {
                     // Too many open files, perhaps.
                     self.strangers.pop_first();

@@ -137,7 +137,10 @@ impl Knock {
     /// What rank 0 says to it.
     pub fn answer(mut self) -> Result<(Answered, Frame), Refusal> {
         let mut noise = [0; NOISE];
-        let keys = self.state.write_message(&[], &mut noise).and_then(|_| self.state.into_stateless_transport_mode());
+        let keys = self
+            .state
+            .write_message(&[], &mut noise)
+            .and_then(|_| self.state.into_stateless_transport_mode());
         let keys = keys.map_err(|error| Refusal::silent(format!("cannot be answered: {error}")))?;
         let answered = Answered {
             session: Box::new(Session { keys, sent: 0, received: 0 }),
@@ -164,7 +167,12 @@ impl Answered {
         self.session.received += 1;
         let version = String::from_utf8_lossy(version.get(..length).unwrap_or_default());
         let version = PeerText::from(version.trim_end_matches('\0'));
-        Ok(Proven { rank: self.rank as usize, world_size: self.world_size as usize, version, session: self.session })
+        Ok(Proven {
+            rank: self.rank as usize,
+            world_size: self.world_size as usize,
+            version,
+            session: self.session,
+        })
     }
 }
 
@@ -202,7 +210,11 @@ pub enum Unanswered {
 }
 
 /// What a rank says to rank 0's answer. From here on, it is known that rank 0 knows the secret.
-pub fn proof(mut state: HandshakeState, info: &RankInfo, answer: &Frame) -> Result<(Session, Frame), Unanswered> {
+pub fn proof(
+    mut state: HandshakeState,
+    info: &RankInfo,
+    answer: &Frame,
+) -> Result<(Session, Frame), Unanswered> {
     let later = |problem: &str| Unanswered::Later(io::Error::new(io::ErrorKind::InvalidData, problem));
     let never = |rank: usize, problem: String| Err(Unanswered::Never(Error::Rank { rank, problem }));
     let Some((_, [protocol, code, _], noise)) = parse(answer) else {
@@ -335,7 +347,8 @@ pub mod tests {
         answer[4] = 9;
         let (state, _) = knock(&info("a", 1, 3), &secret()).unwrap();
         let Err(Unanswered::Never(error)) = proof(state, &info("a", 1, 3), &answer) else { panic!() };
-        let expected = "rank 0: speaks protocol 9, rank 1 protocol 2; install the same candle-quant on all machines";
+        let expected =
+            "rank 0: speaks protocol 9, rank 1 protocol 2; install the same candle-quant on all machines";
         assert_eq!(error.to_string(), expected);
     }
 

@@ -11,10 +11,10 @@ mod text;
 use super::host_group::Group;
 use super::launcher_env::RankInfo;
 use crate::{Error, Result};
-use channel::{lost, Message, Receiver, Sender, Session};
+use channel::{is_passing, lost, Message, Receiver, Sender};
 use control::Control;
 use door::{Door, Peer};
-use handshake::Unanswered;
+use handshake::{Frame, Unanswered};
 pub use secret::Secret;
 use std::collections::BTreeMap;
 use std::io::{self, ErrorKind, Read, Write};
@@ -120,7 +120,8 @@ impl Meeting<'_> {
         })?;
         let mut late = Late { peers: Vec::new(), informed: 0 };
         let mut members = BTreeMap::new();
-        let met = self.gather(&mut door, &mut members, &mut late).and_then(|()| self.welcome(token, &members));
+        let met =
+            self.gather(&mut door, &mut members, &mut late).and_then(|()| self.welcome(token, &members));
         match met {
             Ok(token) => {
                 let link = |(rank, Peer { sender, receiver, .. })| (rank, sender, receiver);
@@ -249,43 +250,53 @@ impl Meeting<'_> {
     }
 
     fn connect_to(&self, address: &SocketAddr) -> Result<(Sender, Receiver), Unanswered> {
-        // Zero is refused.
-        let rest = || {
-            let rest = self.deadline.saturating_duration_since(Instant::now());
-            rest.min(ATTEMPT).max(Duration::from_millis(1))
-        };
-        let mut stream = TcpStream::connect_timeout(address, rest())?;
+        let soon = || self.deadline.min(Instant::now() + ATTEMPT);
+        let mut stream = TcpStream::connect_timeout(address, time_until(soon()))?;
         stream.set_nodelay(true)?;
-        let (session, proof) = {
-            let (state, knock) = handshake::knock(self.info, self.secret)?;
-            stream.write_all(&knock)?;
-            let mut answer = [0; 64];
-            stream.set_read_timeout(Some(rest()))?;
-            stream.read_exact(&mut answer).map_err(unanswered)?;
-            handshake::proof(state, self.info, &answer)?
-        };
+        let (state, knock) = handshake::knock(self.info, self.secret)?;
+        stream.write_all(&knock)?;
+        let answer = read_frame(&mut stream, soon())?;
+        let (session, proof) = handshake::proof(state, self.info, &answer)?;
         stream.write_all(&proof)?;
-        let (sender, mut receiver) = Session::over(session, stream)?;
-        match receiver.receive(Instant::now() + rest())? {
+        let (sender, mut receiver) = session.over(stream)?;
+        match receiver.receive(soon())? {
             Some(Message::Alive) => Ok((sender, receiver)),
             Some(other) => Err(Unanswered::Never(over(other))),
-            None => Err(unanswered(ErrorKind::TimedOut.into())),
+            None => Err(silent().into()),
         }
     }
+}
+
+/// For the system, which refuses zero.
+fn time_until(deadline: Instant) -> Duration {
+    deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
+}
+
+/// What rank 0 answers, if it is complete at `deadline`.
+fn read_frame(stream: &mut TcpStream, deadline: Instant) -> io::Result<Frame> {
+    let (mut frame, mut length) = ([0; 64], 0);
+    while let Some(rest) = frame.get_mut(length..).filter(|rest| !rest.is_empty()) {
+        if Instant::now() >= deadline {
+            return Err(silent());
+        }
+        stream.set_read_timeout(Some(time_until(deadline)))?;
+        match stream.read(rest) {
+            Ok(0) => return Err(ErrorKind::UnexpectedEof.into()),
+            Ok(count) => length += count,
+            Err(error) if is_passing(error.kind()) => {}
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(frame)
+}
+
+fn silent() -> io::Error {
+    io::Error::new(ErrorKind::TimedOut, "it accepts connections and says nothing that is complete")
 }
 
 impl From<io::Error> for Unanswered {
     fn from(error: io::Error) -> Self {
         Self::Later(error)
-    }
-}
-
-fn unanswered(error: io::Error) -> Unanswered {
-    match error.kind() {
-        ErrorKind::WouldBlock | ErrorKind::TimedOut => {
-            io::Error::new(ErrorKind::TimedOut, "it accepts connections and says nothing").into()
-        }
-        _ => error.into(),
     }
 }
 

@@ -50,8 +50,7 @@ mod tests {
     #[test]
     fn nothing_of_it_commands_a_terminal() {
         let sent = "a \u{1b}[2J\u{7}\r\nrank 3: \u{202e}gpj.exe\u{9b}31m\u{2028}\0 'ä' \"漢\" C:\\x";
-        let expected =
-            r#"a \u{1b}[2J\u{7}\r\nrank 3: \u{202e}gpj.exe\u{9b}31m\u{2028}\0 'ä' "漢" C:\x"#;
+        let expected = r#"a \u{1b}[2J\u{7}\r\nrank 3: \u{202e}gpj.exe\u{9b}31m\u{2028}\0 'ä' "漢" C:\x"#;
         assert_eq!(PeerText::from(sent).to_string(), expected);
         let received: PeerText = serde_json::from_str(&serde_json::to_string(sent).unwrap()).unwrap();
         assert_eq!(received.to_string(), expected);
@@ -59,7 +58,8 @@ mod tests {
 
     #[test]
     fn it_is_short_and_stays_as_it_is_when_passed_on() {
-        for sent in ["\u{1b}".repeat(50_000), "漢".repeat(50_000), "x".repeat(LIMIT), "\"".repeat(LIMIT + 1)] {
+        for sent in ["\u{1b}".repeat(50_000), "漢".repeat(50_000), "x".repeat(LIMIT), "\"".repeat(LIMIT + 1)]
+        {
             let once = PeerText::from(&sent).to_string();
             assert!(once.len() <= LIMIT + '…'.len_utf8() && once.len() + 6 > LIMIT, "{}", once.len());
             assert_eq!(PeerText::from(&once).to_string(), once);

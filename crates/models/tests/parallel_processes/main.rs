@@ -31,7 +31,8 @@ fn rank() {
 fn be_rank(does: &str) -> Result<()> {
     let place = RankInfo::from_env()?;
     let seconds = |name: &str| Duration::from_secs(env::var(name).unwrap().parse().unwrap());
-    let launch = Launch::default().timeout(seconds("TIMEOUT")).heartbeat_timeout(seconds("HEARTBEAT_TIMEOUT"));
+    let launch =
+        Launch::default().timeout(seconds("TIMEOUT")).heartbeat_timeout(seconds("HEARTBEAT_TIMEOUT"));
     let start = Instant::now();
     let token = || match does {
         "no token" => Err(Error::Unsupported { what: "a token".into(), remedy: "go on without".into() }),
@@ -93,6 +94,7 @@ fn ranks_that_fall_silent() {
         a_rank_with_another_secret_is_not_let_in,
         strangers::disturb_nobody_and_are_told_of,
         strangers::are_not_printed,
+        strangers::cannot_hold_a_rank_by_answering_slowly,
         a_master_that_does_not_answer_is_named,
     ];
     thread::scope(|scope| tests.map(|test| scope.spawn(test)).map(|test| test.join().unwrap()));

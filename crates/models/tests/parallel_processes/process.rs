@@ -29,7 +29,11 @@ pub fn start(does: &str, rank: usize, world_size: usize, port: u16, changes: &[(
     command.env("LOCAL_RANK", rank.to_string()).env("MASTER_ADDR", "127.0.0.1");
     command.env("MASTER_PORT", port.to_string()).env("CANDLE_QUANT_SECRET", SECRET);
     command.env("TIMEOUT", LONG.to_string()).env("HEARTBEAT_TIMEOUT", LONG.to_string());
-    command.env_remove("CANDLE_QUANT_JOB").env_remove("TORCHELASTIC_RUN_ID").envs(changes.iter().copied()).env_remove("RUST_BACKTRACE");
+    command
+        .env_remove("CANDLE_QUANT_JOB")
+        .env_remove("TORCHELASTIC_RUN_ID")
+        .envs(changes.iter().copied())
+        .env_remove("RUST_BACKTRACE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn().unwrap();
     let stdout = BufReader::new(child.stdout.take().unwrap());

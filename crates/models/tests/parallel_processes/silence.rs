@@ -6,7 +6,11 @@ use std::time::{Duration, Instant};
 
 /// As a debugger, or a machine that is about to fall asleep, does it.
 fn freeze(process: &Process) {
-    assert!(Command::new("kill").args(["-STOP", &process.child.id().to_string()]).status().unwrap().success());
+    assert!(Command::new("kill")
+        .args(["-STOP", &process.child.id().to_string()])
+        .status()
+        .unwrap()
+        .success());
 }
 
 #[test]

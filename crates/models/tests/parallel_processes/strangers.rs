@@ -2,15 +2,18 @@
 
 use crate::process::{connect, free_port, read_frame, start, SECRET};
 use std::env;
-use std::io::{Read, Write};
+use std::io::Write;
 use std::net::{TcpListener, TcpStream};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread;
 use std::time::Duration;
 
+/// The head of a knock of rank 1 of 2.
+const FORGED: &[u8] = b"cqRV\x02\0\0\0\x01\0\0\0\x02\0\0\0";
+
 /// Some of a frame, none of one, one that nobody with the secret has made, and what ranks of an earlier protocol said.
 pub fn disturb_nobody_and_are_told_of() {
-    let forged = [b"cqRV\x02\0\0\0\x01\0\0\0\x02\0\0\0".as_slice(), &[7; 48]].concat();
+    let forged = [FORGED, &[7; 48]].concat();
     let garbage: [&[u8]; 6] = [
         b"GET / HTTP/1.1\r\n\r\n",
         &[0; 4096],
@@ -59,6 +62,22 @@ pub fn are_not_printed() {
     );
     assert!(said.contains(&expected), "{said:.1000}");
     assert!(!said.contains("haha") && !said.contains('\x1b') && said.len() < 2000, "{said:.1000}");
+}
+
+/// One byte after another, forever.
+pub fn cannot_hold_a_rank_by_answering_slowly() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let rank = start("end", 1, 2, port, &[("TIMEOUT", "2")]);
+    let (mut stream, _) = listener.accept().unwrap();
+    thread::spawn(move || {
+        while stream.write_all(b"c").is_ok() {
+            thread::sleep(Duration::from_millis(300));
+        }
+    });
+    rank.fails(&format!(
+        "rank 0: does not answer rank 1 at 127.0.0.1:{port} within 2 s: it accepts connections and says nothing"
+    ));
 }
 
 /// Somebody who listens in place of rank 0 learns nothing and is not believed, even if he returns what he was sent.
@@ -129,16 +148,18 @@ fn a_flood_of_connections_costs_little_memory_and_delays_nobody() {
     drop(connect(port));
     let before = resident();
     let (came, is_over) = (AtomicU64::new(0), AtomicBool::new(false));
+    let forged = [FORGED, &[7; 48]].concat();
+    let foreign = [b"cqRV\x09\0\0\0".as_slice(), &[7; 56]].concat();
     let flood = || {
         let mut open: Vec<TcpStream> = Vec::new();
         let mut next = 0;
         while !is_over.load(Ordering::SeqCst) {
             match TcpStream::connect(("127.0.0.1", port)) {
                 Ok(mut stream) => {
-                    // A third says nothing, a third something else, and a third begins like a rank.
+                    // Nothing, much that has no meaning, the begin of a knock, and knocks that nobody believes.
+                    let said: [&[u8]; 5] = [b"", &[b'x'; 60_000], &forged[..8], &forged, &foreign];
                     let count = came.fetch_add(1, Ordering::SeqCst);
-                    let said: [&[u8]; 3] = [b"", &[0; 64], b"cqRV\x02\0\0\0"];
-                    let _ = stream.write_all(said[count as usize % 3]);
+                    let _ = stream.write_all(said[count as usize % said.len()]);
                     if open.len() < 400 {
                         open.push(stream);
                     } else {

@@ -91,7 +91,10 @@ fn plans_that_can_not_be_made() {
     for (args, expected) in [
         (["plan", TINY, "--ranks", "0"], "ranks: expected 1 to 65536, found 0"),
         // Of so many, not even their number of bytes is computed.
-        (["plan", TINY, "--ranks", "18446744073709551615"], "ranks: expected 1 to 65536, found 18446744073709551615"),
+        (
+            ["plan", TINY, "--ranks", "18446744073709551615"],
+            "ranks: expected 1 to 65536, found 18446744073709551615",
+        ),
         (["plan", "/nowhere/at/all", "--ranks", "2"], "/nowhere/at/all"),
     ] {
         let output = run(&args);

@@ -14,7 +14,7 @@ fn connect(door: &Door) -> TcpStream {
 
 /// What happens at the door within some time, if nobody is let in.
 fn wait(door: &mut Door) {
-    assert!(door.next(Instant::now() + Duration::from_millis(100)).is_none());
+    assert!(door.next(Instant::now() + Duration::from_millis(500)).is_none());
 }
 
 /// Until somebody is let in.
@@ -84,7 +84,8 @@ fn who_knows_the_secret_and_cannot_take_part_is_told_why() {
     let ((_, mut receiver), _) = visit.prove();
     let error = next(&mut door).unwrap_err().to_string();
     assert_eq!(error, "rank 1: was told of 4 ranks, rank 0 of 3");
-    let Some(Message::Failed { rank: 1, problem }) = receiver.receive(Instant::now() + PATIENCE).unwrap() else {
+    let Some(Message::Failed { rank: 1, problem }) = receiver.receive(Instant::now() + PATIENCE).unwrap()
+    else {
         panic!()
     };
     assert_eq!(problem.to_string(), "was told of 4 ranks, rank 0 of 3");

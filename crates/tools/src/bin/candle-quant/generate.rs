@@ -134,8 +134,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     let ranks = info.as_ref().map_or(devices.len(), |(info, _)| info.world_size());
     let outcome = match (&info, devices.as_slice()) {
         (Some((info, secret)), _) => {
-            let launch =
-                Launch::default().heartbeat_timeout(Duration::from_secs(options.heartbeat_timeout));
+            let launch = Launch::default().heartbeat_timeout(Duration::from_secs(options.heartbeat_timeout));
             let outcome = launch.distributed(info, secret, |rank| work.run_as(&rank))?;
             if info.rank() > 0 {
                 return Ok(());
