@@ -245,36 +245,4 @@ mod tests {
             assert!(receiver.receive(soon()).unwrap().is_some());
         }
     }
-
-    #[test]
-    fn temporary_cost() {
-        let ((sender, _of_rank_0), (_of_rank, mut receiver)) = connection();
-        let welcome = Message::Welcome { token: vec![100; 8192], silence: Duration::MAX };
-        let start = Instant::now();
-        for _ in 0..1000 {
-            sender.send(&Message::Alive).unwrap();
-            receiver.receive(soon()).unwrap();
-        }
-        println!("alive {:?} each", start.elapsed() / 1000);
-        let start = Instant::now();
-        for _ in 0..1000 {
-            sender.send(&welcome).unwrap();
-            receiver.receive(soon()).unwrap();
-        }
-        println!("32 KB {:?} each", start.elapsed() / 1000);
-        let Sender(outgoing) = &sender;
-        let mut outgoing = outgoing.lock().unwrap();
-        let (plain, mut sealed) = (vec![7; 32 << 10], vec![0; (32 << 10) + TAG]);
-        let start = Instant::now();
-        for nonce in 1 << 20..(1 << 20) + 1000 {
-            outgoing.keys.write_message(nonce, &plain, &mut sealed).unwrap();
-        }
-        println!("sealing 32 KB {:?} each", start.elapsed() / 1000);
-        let start = Instant::now();
-        for _ in 0..100 {
-            connection();
-        }
-        println!("handshake {:?} each", start.elapsed() / 100);
-        let _ = &mut outgoing;
-    }
 }

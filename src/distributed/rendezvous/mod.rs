@@ -213,18 +213,23 @@ impl Meeting<'_> {
 
     /// The other ranks: connect until rank 0 answers, and wait until all ranks are there.
     fn attend(&self) -> Result<Met> {
+        let mut last = None;
         let (sender, mut receiver) = loop {
             let error = match self.connect() {
                 Ok(connection) => break connection,
                 Err(Unanswered::Never(error)) => return Err(error),
                 Err(Unanswered::Later(error)) => error,
             };
-            if Instant::now() >= self.deadline {
+            let is_over = Instant::now() >= self.deadline;
+            // What the deadline has cut short says less than the attempt before.
+            let error = last.take_if(|_| is_over && error.kind() == ErrorKind::TimedOut).unwrap_or(error);
+            if is_over {
                 let (rank, seconds) = (self.info.rank(), self.limits.timeout.as_secs_f64());
                 let problem =
                     format!("does not answer rank {rank} at {} within {seconds} s: {error}", self.master());
                 return Err(Error::Rank { rank: 0, problem });
             }
+            last = Some(error);
             thread::sleep(RETRY_INTERVAL);
         };
         let failed = |problem: String| Error::Rank { rank: 0, problem };

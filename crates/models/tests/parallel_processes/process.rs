@@ -4,6 +4,7 @@ use std::env;
 use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
+use std::sync::atomic::{AtomicU16, Ordering};
 use std::thread;
 use std::time::Duration;
 
@@ -16,9 +17,17 @@ pub struct Process {
     pub stdout: BufReader<ChildStdout>,
 }
 
-/// A port that nobody has just now.
+/// A port that nobody has just now. Below those that systems give to connections: a flood of these does not take it.
 pub fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+    static NEXT: AtomicU16 = AtomicU16::new(0);
+    // Programs that run side by side begin elsewhere.
+    let first = 10_000 + (std::process::id() % 500) as u16 * 40;
+    loop {
+        let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 2000;
+        if TcpListener::bind(("127.0.0.1", port)).is_ok() {
+            return port;
+        }
+    }
 }
 
 /// A rank that does something, with changes of its environment.

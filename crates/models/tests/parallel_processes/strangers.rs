@@ -52,8 +52,11 @@ pub fn are_not_printed() {
     let sent = [&(text.len() as u32).to_le_bytes()[..], text.as_bytes()].concat();
     // Until it gives up.
     thread::spawn(move || {
+        let mut open = Vec::new();
         for stream in listener.incoming() {
-            let _ = stream.unwrap().write_all(&sent);
+            let mut stream = stream.unwrap();
+            let _ = stream.write_all(&sent);
+            open.push(stream);
         }
     });
     let said = rank.last_words();
