@@ -7,7 +7,7 @@ use super::launcher_env::RankInfo;
 use super::nccl;
 use super::rank::Rank;
 #[cfg(feature = "processes")]
-use super::rendezvous::{self, Joined, Secret};
+use super::rendezvous::{self, Joined, Limits, Secret};
 use crate::{Error, Result};
 use candle_core::Device;
 use rayon::ThreadPoolBuilder;
@@ -15,6 +15,10 @@ use std::panic::{catch_unwind, AssertUnwindSafe};
 use std::sync::{mpsc, Arc};
 use std::thread;
 use std::time::{Duration, Instant};
+
+/// The most ranks of one process: more than a machine has devices. Each has a thread, and its part of a model, which at
+/// worst is all of it; whatever is larger is a mistake.
+pub const MOST_RANKS_OF_A_PROCESS: usize = 256;
 
 /// Runs `body` as one rank for each device, each on a thread of its own, and returns their results in order.
 ///
@@ -25,7 +29,7 @@ use std::time::{Duration, Instant};
 ///
 /// # Errors
 /// [`Error::Rank`] with the message of the first rank that returned an error, panicked or did not come to where
-/// others waited; if there are no devices.
+/// others waited; if there are no devices, or more than [`MOST_RANKS_OF_A_PROCESS`].
 pub fn run<T, F>(devices: &[Device], body: F) -> Result<Vec<T>>
 where
     T: Send + 'static,
@@ -38,12 +42,20 @@ where
 #[derive(Clone, Debug)]
 pub struct Launch {
     timeout: Duration,
+    /// Of processes.
+    #[cfg(feature = "processes")]
+    heartbeat_timeout: Duration,
     through_host: bool,
 }
 
 impl Default for Launch {
     fn default() -> Self {
-        Self { timeout: Duration::from_secs(300), through_host: false }
+        Self {
+            timeout: Duration::from_secs(300),
+            #[cfg(feature = "processes")]
+            heartbeat_timeout: Duration::from_secs(20),
+            through_host: false,
+        }
     }
 }
 
@@ -53,6 +65,15 @@ impl Launch {
     #[must_use]
     pub fn timeout(self, timeout: Duration) -> Self {
         Self { timeout, ..self }
+    }
+
+    /// With the feature `processes`: after which silence a process counts as failed, 20 seconds unless said otherwise. It is
+    /// frozen, or its machine or the network is gone: a working process says that it is alive several times in that time.
+    /// What rank 0 is told counts for all.
+    #[cfg(feature = "processes")]
+    #[must_use]
+    pub fn heartbeat_timeout(self, heartbeat_timeout: Duration) -> Self {
+        Self { heartbeat_timeout, ..self }
     }
 
     /// Hands tensors over through the memory of the host, where NCCL could do it: sums are those of any devices.
@@ -73,6 +94,10 @@ impl Launch {
     {
         if devices.is_empty() {
             return Err(Error::mismatch("devices", "one for each rank", "none"));
+        }
+        if devices.len() > MOST_RANKS_OF_A_PROCESS {
+            let expected = format!("at most {MOST_RANKS_OF_A_PROCESS}");
+            return Err(Error::mismatch("ranks of one process", expected, devices.len().to_string()));
         }
         let group = Group::new(devices.len(), self.timeout);
         let id = match !self.through_host && nccl::serves(devices) {
@@ -130,15 +155,16 @@ impl Launch {
     /// With the feature `processes`: runs `body` on this thread as one rank of a group of processes, which a launcher
     /// has started.
     ///
-    /// Rank 0 listens at the address of `place` for the others. Each proves the other that it knows `secret`,
-    /// and rank 0 broadcasts its `token` to all. The connections stay: when a rank fails, or its process ends,
+    /// Rank 0 listens at the address of `info` for the others. Each proves the other that it knows `secret`,
+    /// and rank 0 broadcasts its `token` to all, of 8 KiB at most. The connections, which are encrypted, stay: when a
+    /// rank fails, its process ends, or nothing is heard of it for the [heartbeat timeout](Launch::heartbeat_timeout),
     /// all others end with its message, those that notice at the next [`Joined::failure`]. A process that has
     /// not ended some seconds later, because it waits for a rank that never comes, is ended with exit code 1,
     /// and its message on stderr. All wait for each other in the end.
     ///
     /// # Errors
     /// [`Error::Rank`] with the message of the first rank that could not join, returned an error, panicked,
-    /// was gone, or had not ended when the timeout had passed since the first did.
+    /// was gone or silent, or had not ended when the timeout had passed since the first did.
     #[cfg(feature = "processes")]
     pub fn join<T>(
         &self,
@@ -147,7 +173,8 @@ impl Launch {
         token: impl FnOnce() -> Result<Vec<u8>>,
         body: impl FnOnce(&Joined) -> Result<T>,
     ) -> Result<T> {
-        rendezvous::join(info, secret, self.timeout, token, body)
+        let limits = Limits { timeout: self.timeout, silence: self.heartbeat_timeout };
+        rendezvous::join(info, secret, limits, token, body)
     }
 
     /// With the feature `processes`: runs `body` on this thread as one rank of a group of processes, as [`join`](Launch::join) does, with a

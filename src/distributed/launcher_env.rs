@@ -1,50 +1,65 @@
 //! Which rank a process is, as the launcher that started it says.
 
+use super::partition::MOST_RANKS;
 use crate::{Error, Result};
 use std::env;
 
 /// The place of this process among those that a launcher started together.
 ///
-/// | | rank | ranks | rank on its machine |
-/// |---|---|---|---|
-/// | torchrun, by hand | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` |
-/// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK` |
-/// | mpirun of MPICH and Intel | `PMI_RANK` | `PMI_SIZE` | `MPI_LOCALRANKID` |
-/// | Slurm's srun | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` |
+/// | | rank | ranks | rank on its machine | job |
+/// |---|---|---|---|---|
+/// | torchrun, by hand | `RANK` | `WORLD_SIZE` | `LOCAL_RANK` | `TORCHELASTIC_RUN_ID` |
+/// | Open MPI's mpirun | `OMPI_COMM_WORLD_RANK` | `OMPI_COMM_WORLD_SIZE` | `OMPI_COMM_WORLD_LOCAL_RANK` | |
+/// | mpirun of MPICH and Intel | `PMI_RANK` | `PMI_SIZE` | `MPI_LOCALRANKID` | |
+/// | Slurm's srun | `SLURM_PROCID` | `SLURM_NTASKS` | `SLURM_LOCALID` | `SLURM_JOB_ID` |
 ///
 /// The first row of which a rank or a size is set counts, and has to be complete. Where rank 0 listens is
 /// `MASTER_ADDR` and `MASTER_PORT`; Slurm's default is the first machine of the job, and a port made of the
 /// job's number. `CANDLE_QUANT_PORT` goes before `MASTER_PORT`. torchrun itself listens on the latter if it
-/// sets `TORCHELASTIC_USE_AGENT_STORE=True`: then it is the port after it.
+/// sets `TORCHELASTIC_USE_AGENT_STORE=True`: then it is the port after it. `CANDLE_QUANT_JOB` goes before the
+/// launcher's name of the job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct RankInfo {
     rank: usize,
     world_size: usize,
     local_rank: usize,
+    job: String,
     host: String,
     port: u16,
 }
+
+/// Names the job, whatever the launcher is.
+pub(super) const JOB_VARIABLE: &str = "CANDLE_QUANT_JOB";
 
 /// The variables of one launcher.
 struct Convention {
     rank: &'static str,
     world_size: &'static str,
     local_rank: &'static str,
+    /// The same for all ranks, if there is one.
+    job: Option<&'static str>,
 }
 
-const BY_HAND: Convention = Convention { rank: "RANK", world_size: "WORLD_SIZE", local_rank: "LOCAL_RANK" };
+const BY_HAND: Convention = Convention {
+    rank: "RANK",
+    world_size: "WORLD_SIZE",
+    local_rank: "LOCAL_RANK",
+    job: Some("TORCHELASTIC_RUN_ID"),
+};
 const OPEN_MPI: Convention = Convention {
     rank: "OMPI_COMM_WORLD_RANK",
     world_size: "OMPI_COMM_WORLD_SIZE",
     local_rank: "OMPI_COMM_WORLD_LOCAL_RANK",
+    job: None,
 };
 const MPICH: Convention =
-    Convention { rank: "PMI_RANK", world_size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID" };
-const SLURM: Convention =
-    Convention { rank: "SLURM_PROCID", world_size: "SLURM_NTASKS", local_rank: "SLURM_LOCALID" };
-
-/// More than there will be; whatever is larger is a mistake.
-const MOST_RANKS: usize = 1 << 16;
+    Convention { rank: "PMI_RANK", world_size: "PMI_SIZE", local_rank: "MPI_LOCALRANKID", job: None };
+const SLURM: Convention = Convention {
+    rank: "SLURM_PROCID",
+    world_size: "SLURM_NTASKS",
+    local_rank: "SLURM_LOCALID",
+    job: Some("SLURM_JOB_ID"),
+};
 
 /// Slurm comes last: mpirun and torchrun inside of a job inherit its variables, which count machines there.
 const CONVENTIONS: [Convention; 4] = [BY_HAND, OPEN_MPI, MPICH, SLURM];
@@ -90,6 +105,10 @@ impl RankInfo {
             rank,
             world_size,
             local_rank: variables.number(local_rank)?,
+            job: variables
+                .get(JOB_VARIABLE)
+                .or(convention.job.and_then(|name| variables.get(name)))
+                .unwrap_or_default(),
             host: String::from("localhost"),
             port: 0,
         };
@@ -116,6 +135,11 @@ impl RankInfo {
     /// Which of the ranks on this machine it is, from 0 on.
     pub fn local_rank(&self) -> usize {
         self.local_rank
+    }
+
+    /// The name of the job, which all ranks of a group have alike; empty if it has none.
+    pub fn job(&self) -> &str {
+        &self.job
     }
 
     /// Name or address of the machine of rank 0.
@@ -241,7 +265,11 @@ mod tests {
     }
 
     fn expected(rank: usize, world_size: usize, local_rank: usize, host: &str, port: u16) -> RankInfo {
-        RankInfo { rank, world_size, local_rank, host: host.to_string(), port }
+        RankInfo { rank, world_size, local_rank, job: String::new(), host: host.to_string(), port }
+    }
+
+    fn of_job(job: &str, info: RankInfo) -> RankInfo {
+        RankInfo { job: job.to_string(), ..info }
     }
 
     const TORCHRUN: [(&str, &str); 5] = [
@@ -273,11 +301,27 @@ mod tests {
         let mpich = [("PMI_RANK", "0"), ("PMI_SIZE", "2"), ("MPI_LOCALRANKID", "0")];
         assert_eq!(info(&[&mpich[..], &MASTER].concat()).unwrap(), expected(0, 2, 0, "10.0.0.1", 4000));
         // 7012345 mod 12000 = 4345
-        assert_eq!(info(&SLURM).unwrap(), expected(9, 16, 1, "gpu007", 24345));
-        assert_eq!(info(&[&SLURM[..], &MASTER].concat()).unwrap(), expected(9, 16, 1, "10.0.0.1", 4000));
-        // srun with the plugin pmi2, which is the default of some clusters.
+        let slurm = |host, port| of_job("7012345", expected(9, 16, 1, host, port));
+        assert_eq!(info(&SLURM).unwrap(), slurm("gpu007", 24345));
+        assert_eq!(info(&[&SLURM[..], &MASTER].concat()).unwrap(), slurm("10.0.0.1", 4000));
+        // srun with the plugin pmi2, which is the default of some clusters: it names no job.
         let pmi = [("PMI_RANK", "9"), ("PMI_SIZE", "16")];
-        assert_eq!(info(&[&SLURM[..], &pmi].concat()).unwrap(), expected(9, 16, 1, "gpu007", 24345));
+        let by_pmi = of_job("", slurm("gpu007", 24345));
+        assert_eq!(info(&[&SLURM[..], &pmi].concat()).unwrap(), by_pmi);
+    }
+
+    #[test]
+    fn jobs_have_the_names_that_their_launchers_give_them() {
+        let job = |variables: &[&[(&str, &str)]]| info(&variables.concat()).unwrap().job().to_string();
+        let (run, named) = ([("TORCHELASTIC_RUN_ID", "run 7")], [("CANDLE_QUANT_JOB", "mine")]);
+        assert_eq!(job(&[&TORCHRUN]), "");
+        assert_eq!(job(&[&TORCHRUN, &run]), "run 7");
+        // Ranks of torchrun may be in several jobs of Slurm.
+        assert_eq!(job(&[&SLURM, &TORCHRUN]), "");
+        assert_eq!(job(&[&SLURM, &run]), "7012345");
+        for launcher in [&TORCHRUN[..], &&[&MPI[..], &MASTER].concat()[..], &SLURM] {
+            assert_eq!(job(&[launcher, &run, &named]), "mine");
+        }
     }
 
     #[test]

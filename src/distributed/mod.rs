@@ -15,7 +15,7 @@ mod rank;
 mod rendezvous;
 
 pub use collective::Collective;
-pub use launch::{run, Launch};
+pub use launch::{run, Launch, MOST_RANKS_OF_A_PROCESS};
 #[cfg(feature = "processes")]
 pub use launcher_env::RankInfo;
 pub use rank::Rank;

@@ -2,6 +2,9 @@
 
 use std::ops::Range;
 
+/// More ranks than there will be, whatever they are: a larger number is a mistake.
+pub const MOST_RANKS: usize = 1 << 16;
+
 /// Which entries of `len` belong to each of `ranks`, cut at multiples of `unit` only and as evenly as that
 /// allows, the larger shares first; `None` if there are fewer units than ranks, or none at all.
 pub fn split(len: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {

@@ -1,7 +1,8 @@
 //! The connections of a group while its ranks work: rank 0 reports failures and ends to all.
 
-use super::wire::{lost, Message, Receiver, Sender};
-use super::Link;
+use super::channel::{lost, Message, Receiver, Sender};
+use super::text::PeerText;
+use super::{Limits, Link};
 use crate::distributed::failure::{panic_message, GRACE};
 use crate::distributed::host_group::Group;
 use crate::{Error, Result};
@@ -12,23 +13,9 @@ use std::time::{Duration, Instant};
 
 /// How long the last messages may take.
 const LINGER: Duration = Duration::from_secs(2);
-/// The most characters of a problem that are reported.
-const MOST_REPORTED: usize = 8 << 10;
-
-/// How a silent rank is noticed.
-#[derive(Clone, Copy, Debug)]
-pub struct Patience {
-    /// How often both sides say that they are alive.
-    pub alive: Duration,
-    /// After which silence a rank is given up: its machine or the network is gone.
-    pub silence: Duration,
-}
-
-impl Default for Patience {
-    fn default() -> Self {
-        Self { alive: Duration::from_secs(5), silence: Duration::from_secs(60) }
-    }
-}
+/// How often both sides say that they are alive: several times in the silence that is allowed, and at least that often.
+const ALIVE: Duration = Duration::from_secs(5);
+const ALIVE_IN_SILENCE: u32 = 4;
 
 /// One rank's end of the channel: rank 0 has a connection to each other rank, these have one to rank 0.
 pub struct Control {
@@ -45,8 +32,7 @@ impl Control {
         group: &Arc<Group>,
         rank: usize,
         links: Vec<Link>,
-        timeout: Duration,
-        patience: Patience,
+        Limits { timeout, silence }: Limits,
     ) -> Self {
         let (mut senders, mut receivers) = (Vec::new(), Vec::new());
         for (peer, sender, receiver) in links {
@@ -57,8 +43,7 @@ impl Control {
         let ended = Arc::new(AtomicBool::new(false));
         let others = Arc::clone(&senders);
         group.on_failure(move |rank, problem| {
-            let problem: String = problem.chars().take(MOST_REPORTED).collect();
-            broadcast(&others, || Message::Failed { rank, problem: problem.clone() });
+            broadcast(&others, &Message::Failed { rank, problem: PeerText::from(problem) });
         });
         let has_ended = Arc::clone(&ended);
         group.on_failure(move |rank, problem| stop_later(has_ended, rank, problem.to_string()));
@@ -67,7 +52,7 @@ impl Control {
             let (group, senders, sender) = (Arc::clone(group), Arc::clone(&senders), sender.clone());
             spawn(&Arc::clone(&group), peer, move || {
                 let problem =
-                    senders.get(link).and_then(|link| listen(&group, peer, link, receiver, patience));
+                    senders.get(link).and_then(|link| listen(&group, peer, link, receiver, silence));
                 if let Some(problem) = problem {
                     group.fail(peer, problem);
                 }
@@ -88,7 +73,7 @@ impl Control {
             Ok(Ok(_)) => {
                 self.group.leave(self.rank);
                 if self.rank != 0 {
-                    broadcast(&self.senders, || Message::Left);
+                    broadcast(&self.senders, &Message::Left);
                 }
             }
             Ok(Err(error)) => self.group.fail(self.rank, error.to_string()),
@@ -96,7 +81,7 @@ impl Control {
         }
         let over = self.group.wait_for_end(None);
         if self.rank == 0 && over.is_ok() {
-            broadcast(&self.senders, || Message::AllLeft);
+            broadcast(&self.senders, &Message::AllLeft);
         }
         // The last messages arrive only if this process does not go before they are taken.
         let _ = self.listening.recv_timeout(LINGER);
@@ -113,10 +98,10 @@ fn spawn(group: &Arc<Group>, rank: usize, work: impl FnOnce() + Send + 'static) 
     }
 }
 
-fn broadcast(senders: &[Sender], message: impl Fn() -> Message) {
+fn broadcast(senders: &[Sender], message: &Message) {
     for sender in senders {
         // A rank that does not receive it is noticed by its silence.
-        let _ = sender.send(&message());
+        let _ = sender.send(message);
     }
 }
 
@@ -126,8 +111,9 @@ fn listen(
     peer: usize,
     sender: &Sender,
     mut receiver: Receiver,
-    Patience { alive, silence }: Patience,
+    silence: Duration,
 ) -> Option<String> {
+    let alive = (silence / ALIVE_IN_SILENCE).min(ALIVE);
     let (mut heard, mut next) = (Instant::now(), Instant::now());
     loop {
         if Instant::now() >= next {
@@ -135,24 +121,24 @@ fn listen(
             let _ = sender.send(&Message::Alive);
             next = Instant::now() + alive;
         }
-        match receiver.receive(next) {
-            Ok(Some((message, _))) => {
+        match receiver.receive(next.min(heard + silence)) {
+            Ok(Some(message)) => {
                 heard = Instant::now();
                 match message {
                     Message::Alive => {}
-                    Message::Left => group.leave(peer),
-                    Message::AllLeft => {
+                    Message::Left if peer != 0 => group.leave(peer),
+                    Message::AllLeft if peer == 0 => {
                         group.all_left();
                         return None;
                     }
-                    Message::Failed { rank, problem } => {
-                        group.fail(rank, problem);
+                    Message::Failed { rank, problem } if rank < group.world_size() => {
+                        group.fail(rank, problem.into());
                         return None;
                     }
                     _ => return Some("sent messages out of order".to_string()),
                 }
             }
-            Ok(None) if heard.elapsed() > silence => {
+            Ok(None) if heard.elapsed() >= silence => {
                 return Some(format!("has not been heard of for {} s", silence.as_secs_f64()));
             }
             Ok(None) => {}
@@ -178,44 +164,56 @@ fn stop_later(has_ended: Arc<AtomicBool>, rank: usize, problem: String) {
 
 #[cfg(test)]
 mod tests {
-    use super::super::wire::wire;
+    use super::super::handshake::tests::connection;
     use super::*;
-    use std::net::{TcpListener, TcpStream};
 
-    /// A connection of two ranks.
-    fn connection() -> (Link, (Sender, Receiver)) {
-        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-        let stream = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
-        let (sender, receiver) = wire(listener.accept().unwrap().0).unwrap();
-        ((1, sender, receiver), wire(stream).unwrap())
-    }
-
-    fn start(link: Link, alive: Duration, silence: Duration) -> Control {
+    fn start(sender: Sender, receiver: Receiver, silence: Duration) -> Control {
         let hour = Duration::from_secs(3600);
-        Control::start(&Group::new(2, hour), 0, vec![link], hour, Patience { alive, silence })
+        Control::start(
+            &Group::new(2, hour),
+            0,
+            vec![(1, sender, receiver)],
+            Limits { timeout: hour, silence },
+        )
     }
 
     /// Its machine has lost power, or its process is stopped: the connection stays open.
     #[test]
     fn a_silent_rank_is_given_up() {
-        let (link, _silent) = connection();
-        let control = start(link, Duration::from_millis(10), Duration::from_millis(200));
+        let ((sender, receiver), _silent) = connection();
+        let start_of_silence = Instant::now();
+        let control = start(sender, receiver, Duration::from_millis(200));
         let error = control.end(Ok(Ok(()))).unwrap_err().to_string();
         assert_eq!(error, "rank 1: has not been heard of for 0.2 s");
+        assert!(start_of_silence.elapsed() >= Duration::from_millis(200));
     }
 
     /// A rank that works says so again and again, and hears of the end.
     #[test]
     fn both_sides_say_that_they_are_alive() {
-        let (link, (sender, mut receiver)) = connection();
-        let control = start(link, Duration::from_millis(1), Duration::from_secs(3600));
+        let ((sender, receiver), (of_rank, mut to_rank)) = connection();
+        let control = start(sender, receiver, Duration::from_secs(2));
         for _ in 0..3 {
-            let message = receiver.receive(Instant::now() + Duration::from_secs(600)).unwrap();
-            assert!(matches!(message, Some((Message::Alive, _))), "{message:?}");
-            sender.send(&Message::Alive).unwrap();
+            let message = to_rank.receive(Instant::now() + Duration::from_secs(600)).unwrap();
+            assert!(matches!(message, Some(Message::Alive)), "{message:?}");
+            of_rank.send(&Message::Alive).unwrap();
         }
-        sender.send(&Message::Left).unwrap();
-        drop(sender);
+        of_rank.send(&Message::Left).unwrap();
+        drop(of_rank);
         control.end(Ok(Ok(()))).unwrap();
+    }
+
+    /// Only rank 0 says for all that they have ended, and nobody reports ranks that are none.
+    #[test]
+    fn what_is_not_for_a_rank_to_say_is_out_of_order() {
+        let no_rank = Message::Failed { rank: 2, problem: "is none".into() };
+        let again = Message::Welcome { token: Vec::new(), silence: Duration::from_secs(1) };
+        for message in [Message::AllLeft, no_rank, again] {
+            let ((sender, receiver), (of_rank, _to_rank)) = connection();
+            let control = start(sender, receiver, Duration::from_secs(600));
+            of_rank.send(&message).unwrap();
+            let error = control.end(Ok(Ok(()))).unwrap_err().to_string();
+            assert_eq!(error, "rank 1: sent messages out of order");
+        }
     }
 }

@@ -4,8 +4,7 @@ use super::parts::{Heads, Sharding};
 use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
 use crate::{layer_of, Config, MoeConfig};
 use candle_quant::checkpoint::{Checkpoint, Weight};
-use candle_quant::parallel::whole_groups;
-use candle_quant::parallel::{expert_shares, ExpertShare, ExpertSplit};
+use candle_quant::parallel::{expert_shares, whole_groups, ExpertShare, ExpertSplit, MOST_RANKS};
 use candle_quant::{Error, Result};
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,7 +13,7 @@ impl ShardPlan {
     /// The plan that [`VarBuilder::sharded`](candle_quant::VarBuilder::sharded) follows. Nothing is read.
     ///
     /// # Errors
-    /// If there are no ranks, the model is not supported, or its tensors are missing or damaged.
+    /// If there are no ranks or more than [`MOST_RANKS`], the model is not supported, or its tensors are missing or damaged.
     pub fn new(checkpoint: &Checkpoint, ranks: usize) -> Result<Self> {
         Self::with_experts(checkpoint, ranks, ExpertSplit::default())
     }
@@ -25,8 +24,8 @@ impl ShardPlan {
     /// # Errors
     /// As those of [`new`](ShardPlan::new).
     pub fn with_experts(checkpoint: &Checkpoint, ranks: usize, experts: ExpertSplit) -> Result<Self> {
-        if ranks == 0 {
-            return Err(Error::mismatch("ranks", "at least one", "0"));
+        if ranks == 0 || ranks > MOST_RANKS {
+            return Err(Error::mismatch("ranks", format!("1 to {MOST_RANKS}"), ranks.to_string()));
         }
         let config = Config::from_checkpoint(checkpoint)?;
         let planner = Planner::new(checkpoint, &config, ranks, experts)?;

@@ -89,7 +89,12 @@ fn hqq_is_split_after_conversion() {
 #[test]
 fn plans_that_can_not_be_made() {
     for (args, expected) in [
-        (["plan", TINY, "--ranks", "0"], "ranks: expected at least one"),
+        (["plan", TINY, "--ranks", "0"], "ranks: expected 1 to 65536, found 0"),
+        // Of so many, not even their number of bytes is computed.
+        (
+            ["plan", TINY, "--ranks", "18446744073709551615"],
+            "ranks: expected 1 to 65536, found 18446744073709551615",
+        ),
         (["plan", "/nowhere/at/all", "--ranks", "2"], "/nowhere/at/all"),
     ] {
         let output = run(&args);
@@ -137,8 +142,29 @@ fn ranks_write_the_text_of_one() {
         assert_eq!(text, alone, "{ranks} ranks");
         assert!(report.contains(&format!("weights of the first of {ranks} ranks")), "{report}");
     }
-    let output = run(&["generate", TINY, "--cpu", "--ranks", "0"]);
-    assert!(stderr(&output).contains("--ranks: expected at least 1"));
+}
+
+/// As threads of one process, each with a model: 3000 took 4.4 GB.
+#[test]
+fn more_ranks_than_a_machine_has_devices_are_a_mistake() {
+    for ranks in ["0", "257", "3000", "18446744073709551615"] {
+        let output = run(&["generate", TINY, "--cpu", "--ranks", ranks]);
+        assert_eq!((output.status.code(), stdout(&output)), (Some(1), String::new()));
+        let expected = format!("--ranks: expected 1 to 256, found {ranks}");
+        assert!(stderr(&output).contains(&expected), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn the_heartbeat_timeout_is_one_of_processes_and_not_zero() {
+    for (args, expected) in [
+        (&["--heartbeat-timeout", "9"][..], "--distributed"),
+        (&["--distributed", "--heartbeat-timeout", "0"], "0 is not in 1.."),
+    ] {
+        let output = run(&[&["generate", TINY], args].concat());
+        assert!(!output.status.success() && stderr(&output).contains(expected), "{}", stderr(&output));
+    }
+    assert!(stdout(&run(&["generate", "--help"])).contains("[default: 20]"));
 }
 
 #[test]

@@ -2,13 +2,14 @@
 
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
+use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret, MOST_RANKS_OF_A_PROCESS};
 use candle_quant::{ActivationPrecision, Checkpoint, KvFormat, VarBuilder, WeightSummary};
 use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
 use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
+use std::time::Duration;
 use tokenizers::Tokenizer;
 
 // Named as those of candle's examples. (A doc comment here would replace that of the command.)
@@ -42,6 +43,10 @@ pub struct Options {
     /// Be one rank of those that torchrun, srun or mpirun has started, with a GPU of its own.
     #[arg(long, conflicts_with_all = ["ranks", "cpu"])]
     distributed: bool,
+    /// After how many seconds of silence a rank of `--distributed` counts as failed; what the first rank is told counts.
+    #[arg(long, value_name = "SECONDS", default_value_t = 20, requires = "distributed")]
+    #[arg(value_parser = clap::value_parser!(u64).range(1..))]
+    heartbeat_timeout: u64,
     /// What ranks have of a model's experts: a part `inside` each, or whole ones, shared out `across` the ranks.
     #[arg(long, default_value_t, value_name = "SPLIT")]
     experts: ExpertSplit,
@@ -129,7 +134,8 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     let ranks = info.as_ref().map_or(devices.len(), |(info, _)| info.world_size());
     let outcome = match (&info, devices.as_slice()) {
         (Some((info, secret)), _) => {
-            let outcome = Launch::default().distributed(info, secret, |rank| work.run_as(&rank))?;
+            let launch = Launch::default().heartbeat_timeout(Duration::from_secs(options.heartbeat_timeout));
+            let outcome = launch.distributed(info, secret, |rank| work.run_as(&rank))?;
             if info.rank() > 0 {
                 return Ok(());
             }
@@ -172,7 +178,9 @@ fn rank_info() -> Result<(RankInfo, Secret)> {
 fn devices(options: &Options) -> Result<Vec<Device>> {
     let gpus = |count: usize| (0..count).map(Device::new_cuda).collect::<candle_core::Result<_>>();
     Ok(match options.ranks {
-        0 => bail!("--ranks: expected at least 1, found 0"),
+        count if !(1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => {
+            bail!("--ranks: expected 1 to {MOST_RANKS_OF_A_PROCESS}, found {count}")
+        }
         1 if !options.cpu => vec![Device::cuda_if_available(0)?],
         count if !options.cpu => gpus(count).unwrap_or_else(|_| vec![Device::Cpu; count]),
         count => vec![Device::Cpu; count],

@@ -1,21 +1,21 @@
 //! Ranks that are processes: how they find each other, and how they end. This program starts itself as each rank.
 
-#[path = "../../../tests/common/mod.rs"]
+#[path = "../../../../tests/common/mod.rs"]
 mod common;
+mod process;
+#[cfg(unix)]
+mod silence;
+mod strangers;
 
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{Joined, Launch, RankInfo, Secret};
 use candle_quant::{Error, Result};
 use candle_quant_models::Model;
-use std::io::{BufRead, BufReader, Read, Write};
-use std::net::{TcpListener, TcpStream};
-use std::process::{self, Child, ChildStdout, Command, Stdio};
-use std::time::Duration;
+use process::{connect, free_port, read_frame, start, start_all, Process};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::time::{Duration, Instant};
 use std::{env, thread};
-
-const SECRET: &str = "an only moderately secret secret";
-/// Seconds that are never waited for.
-const LONG: u64 = 60;
 
 /// What a rank does when it has joined is said by `RANK_DOES`.
 #[test]
@@ -23,24 +23,32 @@ fn rank() {
     let Ok(does) = env::var("RANK_DOES") else { return };
     if let Err(error) = be_rank(&does) {
         eprintln!("Error: {error}");
-        process::exit(1);
+        std::process::exit(1);
     }
-    process::exit(0);
+    std::process::exit(0);
 }
 
 fn be_rank(does: &str) -> Result<()> {
     let place = RankInfo::from_env()?;
-    let timeout = Duration::from_secs(env::var("TIMEOUT").unwrap().parse().unwrap());
+    let seconds = |name: &str| Duration::from_secs(env::var(name).unwrap().parse().unwrap());
+    let launch =
+        Launch::default().timeout(seconds("TIMEOUT")).heartbeat_timeout(seconds("HEARTBEAT_TIMEOUT"));
+    let start = Instant::now();
     let token = || match does {
         "no token" => Err(Error::Unsupported { what: "a token".into(), remedy: "go on without".into() }),
         _ => Ok(b"from rank 0".to_vec()),
     };
-    Launch::default().timeout(timeout).join(&place, &Secret::from_env()?, token, |joined| {
+    launch.join(&place, &Secret::from_env()?, token, |joined| {
         assert_eq!(joined.token(), b"from rank 0");
+        println!("after {} ms", start.elapsed().as_millis());
         println!("joined");
         match does {
             "end" => Ok(()),
             "fail" => Err(Error::Unsupported { what: "this rank".into(), remedy: "take another".into() }),
+            "fail with terminal codes" => {
+                let what = format!("\u{1b}[2J\u{7}\nrank 9: well, \u{1b}]0;{}", "x".repeat(50_000));
+                Err(Error::Unsupported { what, remedy: "take another".into() })
+            }
             "panic" => panic!("a fuse blew"),
             // As if in a collective that never ends.
             "block" => loop {
@@ -73,65 +81,6 @@ fn load_and_decode(joined: &Joined) -> Result<()> {
     Ok(())
 }
 
-struct Process {
-    child: Child,
-    stdout: BufReader<ChildStdout>,
-}
-
-/// A port that nobody has just now.
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-/// A rank that does something, with changes of its environment.
-fn start(does: &str, rank: usize, world_size: usize, port: u16, changes: &[(&str, &str)]) -> Process {
-    let mut command = Command::new(env::current_exe().unwrap());
-    command.args(["--exact", "rank", "--nocapture"]).env("RANK_DOES", does);
-    command.env("RANK", rank.to_string()).env("WORLD_SIZE", world_size.to_string());
-    command.env("LOCAL_RANK", rank.to_string()).env("MASTER_ADDR", "127.0.0.1");
-    command.env("MASTER_PORT", port.to_string()).env("CANDLE_QUANT_SECRET", SECRET);
-    command.env("TIMEOUT", LONG.to_string()).envs(changes.iter().copied()).env_remove("RUST_BACKTRACE");
-    command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
-    let stdout = BufReader::new(child.stdout.take().unwrap());
-    Process { child, stdout }
-}
-
-fn start_all(does: &[&str]) -> Vec<Process> {
-    let port = free_port();
-    does.iter().enumerate().map(|(rank, what)| start(what, rank, does.len(), port, &[])).collect()
-}
-
-impl Process {
-    fn wait_until(&mut self, said: &str) {
-        let mut line = String::new();
-        while !line.ends_with(&format!("{said}\n")) {
-            line.clear();
-            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "it has ended");
-        }
-    }
-
-    fn kill(mut self) {
-        self.child.kill().unwrap();
-        self.child.wait().unwrap();
-    }
-
-    fn ends_well(mut self) {
-        let mut stderr = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        assert!(self.child.wait().unwrap().success(), "{stderr}");
-    }
-
-    /// Ends with an exit code, after this message.
-    #[track_caller]
-    fn fails(mut self, expected: &str) {
-        let mut stderr = String::new();
-        self.child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
-        assert_eq!(self.child.wait().unwrap().code(), Some(1), "{stderr}");
-        assert!(stderr.contains(&format!("Error: {expected}")), "{stderr}");
-    }
-}
-
 /// These mostly wait for silence: side by side they take as long as the longest.
 #[test]
 fn ranks_that_fall_silent() {
@@ -143,7 +92,9 @@ fn ranks_that_fall_silent() {
         a_rank_that_works_on_when_others_have_ended_fails,
         a_rank_that_is_there_twice_ends_all_at_once,
         a_rank_with_another_secret_is_not_let_in,
-        strangers_disturb_nobody_and_are_told_of,
+        strangers::disturb_nobody_and_are_told_of,
+        strangers::are_not_printed,
+        strangers::cannot_hold_a_rank_by_answering_slowly,
         a_master_that_does_not_answer_is_named,
     ];
     thread::scope(|scope| tests.map(|test| scope.spawn(test)).map(|test| test.join().unwrap()));
@@ -169,6 +120,20 @@ fn a_failing_rank_ends_all_with_its_message() {
 fn a_panicking_rank_ends_all_with_its_message() {
     for process in start_all(&["work", "panic", "block"]) {
         process.fails("rank 1: panicked: a fuse blew");
+    }
+}
+
+/// A rank may be wrong about everything, and yet its message is one line of text.
+#[test]
+fn a_message_of_another_rank_commands_no_terminal() {
+    let mut ranks = start_all(&["work", "fail with terminal codes", "block"]);
+    ranks.remove(1).last_words();
+    for process in ranks {
+        let said = process.last_words();
+        let line = said.lines().find(|line| line.starts_with("Error: ")).unwrap();
+        let expected = r"Error: rank 1: \u{1b}[2J\u{7}\nrank 9: well, \u{1b}]0;xxx";
+        assert!(line.starts_with(expected) && line.len() < 5000, "{} {line:.100}", line.len());
+        assert!(!said.contains('\u{1b}'));
     }
 }
 
@@ -204,9 +169,15 @@ fn a_rank_killed_before_all_have_come_or_gone_ends_all() {
         let master = start("block", 0, 3, port, &[]);
         let waiting = start("block", 1, 3, listener.local_addr().unwrap().port(), &[]);
         let (mut of_rank, mut of_master) = (listener.accept().unwrap().0, connect(port));
-        write_frame(&mut of_master, &read_frame(&mut of_rank));
-        write_frame(&mut of_rank, &read_frame(&mut of_master));
-        write_frame(&mut of_master, &read_frame(&mut of_rank));
+        of_master.write_all(&read_frame(&mut of_rank)).unwrap();
+        of_rank.write_all(&read_frame(&mut of_master)).unwrap();
+        of_master.write_all(&read_frame(&mut of_rank)).unwrap();
+        // That it is let in.
+        let mut length = [0; 2];
+        of_master.read_exact(&mut length).unwrap();
+        let mut sealed = vec![0; usize::from(u16::from_le_bytes(length))];
+        of_master.read_exact(&mut sealed).unwrap();
+        of_rank.write_all(&[&length[..], &sealed].concat()).unwrap();
         let expected = format!("rank {killed}: its process has ended or cannot be reached");
         if killed == 0 {
             master.kill();
@@ -280,7 +251,7 @@ fn a_rank_with_another_secret_is_not_let_in() {
     let wrong = start("end", 2, 3, port, &[("CANDLE_QUANT_SECRET", "another secret, but long enough")]);
     let right = start("end", 1, 3, port, &[]);
     let master = start("end", 0, 3, port, &[("TIMEOUT", "15")]);
-    wrong.fails("rank 2: does not know the secret of rank 0");
+    wrong.fails("rank 2: does not know the secret of rank 0, or is of another job; set CANDLE_QUANT_SECRET");
     let told =
         format!("rank 2: has not come to rank 0 at 127.0.0.1:{port} within 15 s; 1 connections were refused");
     master.fails(&told);
@@ -289,38 +260,16 @@ fn a_rank_with_another_secret_is_not_let_in() {
     unset.fails("secret of the ranks: expected 16 bytes or more");
 }
 
-/// Connects as soon as somebody listens.
-fn connect(port: u16) -> TcpStream {
-    loop {
-        match TcpStream::connect(("127.0.0.1", port)) {
-            Ok(stream) => return stream,
-            Err(_) => thread::sleep(Duration::from_millis(10)),
-        }
-    }
-}
-
-fn strangers_disturb_nobody_and_are_told_of() {
-    let garbage: [&[u8]; 4] =
-        [b"GET / HTTP/1.1\r\n\r\n", &[0; 4096], &[0xff; 64], b"\x09\0\0\0\"Alive\"  \x07\0\0\0\"Alive\""];
+/// Two jobs of one secret and one port.
+#[test]
+fn a_rank_of_another_job_is_not_let_in() {
     let port = free_port();
-    let master = start("end", 0, 2, port, &[]);
-    let silent = connect(port);
-    let mut strangers = Vec::new();
-    for bytes in garbage {
-        let mut stranger = connect(port);
-        stranger.write_all(bytes).unwrap();
-        strangers.push(stranger);
-    }
-    let rank = start("end", 1, 2, port, &[]);
+    let master = start("end", 0, 2, port, &[("CANDLE_QUANT_JOB", "evaluation")]);
+    let other = start("end", 1, 2, port, &[("CANDLE_QUANT_JOB", "training")]);
+    other.fails("rank 1: does not know the secret of rank 0, or is of another job");
+    let rank = start("end", 1, 2, port, &[("CANDLE_QUANT_JOB", "evaluation")]);
     master.ends_well();
     rank.ends_well();
-    drop((silent, strangers));
-
-    let master = start("end", 0, 2, port, &[("TIMEOUT", "10")]);
-    connect(port).write_all(garbage[0]).unwrap();
-    master.fails(&format!(
-        "rank 1: has not come to rank 0 at 127.0.0.1:{port} within 10 s; 1 connections were refused: 127.0.0.1:"
-    ));
 }
 
 fn a_master_that_does_not_answer_is_named() {
@@ -334,58 +283,4 @@ fn a_master_that_does_not_answer_is_named() {
     let expected =
         format!("rank 0: does not answer rank 1 at 127.0.0.1:{port} within 2 s: Connection refused");
     start("end", 1, 2, port, &timeout).fails(&expected);
-}
-
-fn read_frame(stream: &mut TcpStream) -> Vec<u8> {
-    let mut length = [0; 4];
-    stream.read_exact(&mut length).unwrap();
-    let mut bytes = vec![0; u32::from_le_bytes(length) as usize];
-    stream.read_exact(&mut bytes).unwrap();
-    bytes
-}
-
-fn write_message(stream: &mut TcpStream, message: &serde_json::Value) {
-    write_frame(stream, message.to_string().as_bytes());
-}
-
-fn write_frame(stream: &mut TcpStream, bytes: &[u8]) {
-    stream.write_all(&(bytes.len() as u32).to_le_bytes()).unwrap();
-    stream.write_all(bytes).unwrap();
-}
-
-/// Somebody who listens in place of rank 0 learns nothing and is not believed, even if he returns the proof.
-#[test]
-fn a_master_without_the_secret_is_not_believed() {
-    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
-    let rank = start("end", 1, 2, listener.local_addr().unwrap().port(), &[]);
-    let (mut stream, _) = listener.accept().unwrap();
-    let hello = read_frame(&mut stream);
-    write_message(&mut stream, &serde_json::json!({ "Challenge": { "nonce": vec![7; 32] } }));
-    let proof = read_frame(&mut stream);
-    for sent in [&hello, &proof] {
-        assert!(!sent.windows(SECRET.len()).any(|window| window == SECRET.as_bytes()));
-    }
-    let proof: serde_json::Value = serde_json::from_slice(&proof).unwrap();
-    let proof = &proof["Proof"]["proof"];
-    assert_eq!(proof.as_array().unwrap().len(), 32);
-    write_message(
-        &mut stream,
-        &serde_json::json!({ "Welcome": { "proof": proof, "token": b"from rank 0" } }),
-    );
-    rank.fails("rank 0: does not know the secret; set CANDLE_QUANT_SECRET alike");
-}
-
-#[test]
-fn another_version_is_refused_with_both_named() {
-    let port = free_port();
-    let master = start("end", 0, 2, port, &[]);
-    let mut stream = connect(port);
-    let nonce = vec![1; 32];
-    let hello = |protocol: u32| serde_json::json!({ "Hello": { "protocol": protocol, "version": "9.9.9", "rank": 1, "world_size": 2, "nonce": nonce } });
-    write_message(&mut stream, &hello(2));
-    let refused = String::from_utf8(read_frame(&mut stream)).unwrap();
-    assert!(refused.contains("speaks protocol 2 (candle-quant 9.9.9), rank 0 protocol 1"), "{refused}");
-    let rank = start("end", 1, 2, port, &[]);
-    master.ends_well();
-    rank.ends_well();
 }
