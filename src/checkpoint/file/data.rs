@@ -104,7 +104,7 @@ impl DataFile {
             Bytes::Positioned(file) => {
                 buffer.resize(range.len(), 0);
                 match read_exact_at(file, buffer, range.start as u64) {
-                    Ok(()) => Ok(buffer),
+                    Ok(()) => Ok(buffer.as_slice()),
                     Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
                         let found = file.metadata().map_or(0, |metadata| metadata.len());
                         Err(self.cut(found))

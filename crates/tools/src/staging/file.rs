@@ -32,14 +32,12 @@ pub fn write_file(path: impl AsRef<Path>, bytes: &[u8]) -> Result<()> {
 /// A file that is gone again unless it takes the place of `path`.
 fn new_beside(path: &Path) -> Result<NamedTempFile> {
     check_kind(path)?;
-    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+    let (Some(folder), Some(_)) = (path.parent(), path.file_name()) else {
         return Err(Error::file(path, "not the name of a file", "give another output"));
     };
     let folder = if folder.as_os_str().is_empty() { Path::new(".") } else { folder };
-    let mut prefix = std::ffi::OsString::from(".");
-    prefix.push(name);
     let mut builder = tempfile::Builder::new();
-    builder.prefix(&prefix).suffix(".partial");
+    builder.prefix(".candle-quant-").suffix(".partial");
     // What the user's umask leaves of it, as for any new file.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));

@@ -126,6 +126,7 @@ pub(super) fn check_replaceable(folder: &Path, named: &Path) -> Result<()> {
     let listed = manifest.files.keys().cloned().chain([MANIFEST.to_owned()]).collect();
     walk(folder, &listed, &mut |path, entry| {
         let wrong = match entry {
+            _ if problem.is_some() => None,
             Entry::Folder => None,
             Entry::Foreign(what) => Some(format!("it has {what} that its {MANIFEST} does not list")),
             Entry::Listed(name, bytes) => match manifest.files.get(name) {

@@ -175,8 +175,10 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     }
     let mut conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
-        convert::check_output(out, &conversion, &run_options(options))
-            .map_err(|error| usage(error.into()))?;
+        convert::check_output(out, &conversion, &run_options(options)).map_err(|error| match error {
+            Error::Io { .. } => (error.into(), IO),
+            _ => (error.into(), USAGE),
+        })?;
     }
     if let Some(path) = &options.save_recipe {
         check_writable(path).map_err(|error| (error, IO))?;

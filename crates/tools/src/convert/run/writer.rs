@@ -100,7 +100,7 @@ impl Writer<'_> {
                 Some(Work::Copy(..)) => run.for_each_chunk(|bytes| hasher.bytes(bytes))?,
                 _ => hasher.tensor(&run.load(run.dtype(), &Device::Cpu)?)?,
             }
-            Ok(hasher.finish())
+            Ok::<_, Error>(hasher.finish())
         };
         let mut digests = self.units().par_iter().map(of_unit).collect::<Result<Vec<_>>>()?;
         for job in jobs.iter().filter(|job| job.whole_bytes() > 0) {
