@@ -328,8 +328,8 @@ fn a_model_without_weights_is_no_success() {
         }
         // Named, as `ollama` names it.
         if source != dense {
-            let output = crate::command(&["convert", "m", "--bits", "4", "-o", out]).env("OLLAMA_MODELS", source);
-            let output = { output }.output().unwrap();
+            let mut named = crate::command(&["convert", "m", "--bits", "4", "-o", out]);
+            let output = named.env("OLLAMA_MODELS", source).output().unwrap();
             assert_eq!(output.status.code(), Some(2), "{output:?}");
         }
     }
