@@ -49,12 +49,8 @@ impl Lock {
             // Removed by a process that has finished, and so nobody else's obstacle.
             return Ok(None);
         }
+        check_content(&file, path)?;
         let mut file = file;
-        // One that is empty was about to be written.
-        if file.metadata().map_err(io(path))?.len() > 0 && read_owner(&mut file).is_none() {
-            let problem = "no lock of candle-quant, which needs a file of this name";
-            return Err(Error::file(path, problem, "move it away, or give another output"));
-        }
         let owner = serde_json::to_vec(&Owner::this_process())
             .map_err(|error| Error::file(path, error.to_string(), "report this"))?;
         let written = file.set_len(0).and_then(|()| file.rewind()).and_then(|()| file.write_all(&owner));
@@ -70,7 +66,11 @@ impl Lock {
         check_kind(path)?;
         match no_links(OpenOptions::new().read(true).write(true)).open(path) {
             Err(error) if error.kind() == ErrorKind::NotFound => Ok(()),
-            opened => try_lock(&opened.map_err(io(path))?, root, path),
+            opened => {
+                let file = opened.map_err(io(path))?;
+                try_lock(&file, root, path)?;
+                check_content(&file, path)
+            }
         }
     }
 }
@@ -91,6 +91,17 @@ fn try_lock(file: &File, root: &Path, path: &Path) -> Result<()> {
             Err(Error::file(root, problem, "wait until it has finished, or give another output"))
         }
     }
+}
+
+/// Refuses a file that somebody else has called so.
+fn check_content(file: &File, path: &Path) -> Result<()> {
+    let mut reader = file;
+    // One that is empty was about to be written.
+    if file.metadata().map_err(io(path))?.len() > 0 && read_owner(&mut reader).is_none() {
+        let problem = "no lock of candle-quant, which needs a file of this name";
+        return Err(Error::file(path, problem, "move it away, or give another output"));
+    }
+    Ok(())
 }
 
 fn read_owner(file: &mut (impl Read + Seek)) -> Option<Owner> {

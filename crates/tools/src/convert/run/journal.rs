@@ -27,7 +27,7 @@ pub(super) struct Journal {
 pub(super) struct Finished {
     #[serde(flatten)]
     pub file: WrittenFile,
-    /// The SHA-256 of the numbers and codes of the source that it was made of, as they were read.
+    /// The digest of the numbers and codes of the source that it was made of, as they were read.
     pub source: String,
     pub tensors: Vec<Quality>,
 }

@@ -1,7 +1,7 @@
-//! The SHA-256 of what is read of a source. What is resumed is compared with it: sizes and times of files may be the same
-//! where bytes are not.
+//! The BLAKE3 digest of what is read of a source. What is resumed is compared with it: sizes and times of files may be the
+//! same where bytes are not. SHA-256 would take as long as packing.
 
-use crate::sha256::Hasher;
+use blake3::Hasher;
 use candle_core::{CpuStorage, Storage, Tensor};
 use candle_quant::nn::LayerWeight;
 use candle_quant::{Error, QuantTensor, Result};
@@ -12,7 +12,7 @@ pub(super) struct SourceHasher(Option<Hasher>);
 
 impl SourceHasher {
     pub(super) fn new(is_wanted: bool) -> Self {
-        Self(is_wanted.then(Hasher::default))
+        Self(is_wanted.then(Hasher::new))
     }
 
     pub(super) fn bytes(&mut self, bytes: &[u8]) {
@@ -66,15 +66,17 @@ impl SourceHasher {
 
     /// In hexadecimal.
     pub(super) fn finish(self) -> String {
-        self.0.map(Hasher::finish).unwrap_or_default()
+        self.0.map(|hasher| hasher.finalize().to_hex().to_string()).unwrap_or_default()
     }
 }
 
 /// One digest of several.
 pub(super) fn of_all<'a>(digests: impl IntoIterator<Item = &'a String>) -> String {
-    let mut hasher = Hasher::default();
-    digests.into_iter().for_each(|digest| hasher.update(digest));
-    hasher.finish()
+    let mut hasher = Hasher::new();
+    for digest in digests {
+        hasher.update(digest.as_bytes());
+    }
+    hasher.finalize().to_hex().to_string()
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here reads")]

@@ -28,7 +28,7 @@ pub(in crate::convert) struct Writer<'a> {
 pub(in crate::convert) struct Written {
     /// What was lost.
     pub tensors: Vec<Quality>,
-    /// The SHA-256 of what was read of the source; that of nothing if the file went nowhere.
+    /// The digest of what was read of the source; that of nothing if the file went nowhere.
     pub source: String,
 }
 
@@ -91,7 +91,7 @@ impl Writer<'_> {
         Ok(Written { tensors, source: of_all(&digests) })
     }
 
-    /// The SHA-256 of what [`write`](Self::write) reads of the source.
+    /// The digest of what [`write`](Self::write) reads of the source.
     pub(super) fn source_digest(&self) -> Result<String> {
         let jobs = &self.file.jobs;
         let of_unit = |unit: &Unit| {
