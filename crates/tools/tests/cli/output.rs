@@ -142,6 +142,36 @@ fn large() -> Source {
     source.finish()
 }
 
+#[cfg(unix)]
+fn signal(name: &str, pid: u32) {
+    let sent = std::process::Command::new("kill").args([name, &pid.to_string()]).status();
+    assert!(sent.unwrap().success());
+}
+
+/// Read through a mapping, it would end the process with SIGBUS.
+#[cfg(unix)]
+#[test]
+fn a_source_that_shrinks_is_bad_input() {
+    let (source, folder) = (large(), TempDir::new().unwrap());
+    let out = folder.path().join("out");
+    let args = ["--bits", "4", "--search", "-q", "-o", out.to_str().unwrap()];
+    let mut convert = crate::command(&["convert"]);
+    let child = convert.arg(source.folder.path()).args(args).stderr(Stdio::piped()).spawn().unwrap();
+    let lock = folder.path().join("out.partial/lock");
+    wait_until("a lock", || fs::read(&lock).is_ok_and(|text| text.ends_with(b"}")));
+    signal("-STOP", child.id());
+    let weights = source.folder.path().join("model.safetensors");
+    fs::File::options().write(true).open(&weights).unwrap().set_len(4096).unwrap();
+    signal("-CONT", child.id());
+    let output = child.wait_with_output().unwrap();
+    let line = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{line}");
+    for part in ["model.safetensors: `layers.", "expected all its bytes", "4096 of"] {
+        assert!(line.contains(part), "{part} in {line}");
+    }
+    assert!(!out.exists());
+}
+
 /// Stopped with its lock, then killed.
 #[cfg(unix)]
 #[test]
@@ -152,9 +182,6 @@ fn a_second_conversion_waits_for_the_first_and_takes_over_from_a_dead_one() {
     let mut first = crate::command(&["convert"]).arg(source).args(args).stderr(Stdio::null()).spawn().unwrap();
     let lock = folder.path().join("out.partial/lock");
     wait_until("a lock", || fs::read(&lock).is_ok_and(|text| text.ends_with(b"}")));
-    let signal = |name: &str, pid: u32| {
-        assert!(std::process::Command::new("kill").args([name, &pid.to_string()]).status().unwrap().success());
-    };
     signal("-STOP", first.id());
     let owner: Value = json_file(&lock);
     assert_eq!(owner["pid"], first.id());
