@@ -8,7 +8,7 @@ use candle_quant::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeSet;
-use std::fs;
+use std::fs::{self, DirEntry};
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
 
@@ -70,6 +70,15 @@ impl Partial {
         }
         Lock::check(root, &root.join(LOCK))?;
         check_entries(root)
+    }
+
+    /// Removes the folder if nothing but the lock is in it: of a process that was killed while it removed it.
+    pub(crate) fn sweep(root: &Path) {
+        let is_lock = |entry: &DirEntry| entry.file_name() == LOCK;
+        if entries(root).is_ok_and(|entries| entries.iter().all(is_lock)) {
+            // Another process may be faster.
+            let _ = Self::enter(root.to_owned()).and_then(Self::leave);
+        }
     }
 
     /// Creates the folder, or takes over the one that another process has left.
