@@ -128,7 +128,8 @@ fn numbers(checkpoint: &Checkpoint) -> candle_quant::Result<Vec<Vec<f32>>> {
 fn positioned_reads_give_the_same_numbers_and_an_error_when_files_are_cut() {
     let dir = tempfile::tempdir().unwrap();
     let gguf = write_gguf(dir.path());
-    let fixtures = ["mlx/qwen3-mxfp8/model.safetensors", "uqff/f8q8/f8q8-0.uqff", "slm1/q8_0.slm"].map(fixture);
+    let fixtures =
+        ["mlx/qwen3-mxfp8/model.safetensors", "uqff/f8q8/f8q8-0.uqff", "slm1/q8_0.slm"].map(fixture);
     for source in fixtures.iter().chain([&gguf]) {
         let copies = tempfile::tempdir().unwrap();
         for entry in fs::read_dir(source.parent().unwrap()).unwrap() {

@@ -72,7 +72,9 @@ impl DataFile {
             }
             Reads::Positioned => {
                 let len = file.metadata().map_err(io)?.len();
-                let too_large = |_| Error::file(path, format!("{len} bytes exceed the address space"), "use a 64-bit machine");
+                let too_large = |_| {
+                    Error::file(path, format!("{len} bytes exceed the address space"), "use a 64-bit machine")
+                };
                 (usize::try_from(len).map_err(too_large)?, Bytes::Positioned(file))
             }
         };
@@ -92,11 +94,7 @@ impl DataFile {
     ///
     /// # Errors
     /// If the file does not have them, or no longer.
-    pub(super) fn bytes<'a>(
-        &'a self,
-        range: Range<usize>,
-        buffer: &'a mut Vec<u8>,
-    ) -> Result<&'a [u8]> {
+    pub(super) fn bytes<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
         #[cfg(any(test, feature = "recorded-reads"))]
         super::reads::record(&self.path, &range);
         match &self.bytes {
@@ -123,9 +121,7 @@ impl DataFile {
     /// Whether the byte at `offset` is in memory, at an address that is a multiple of 8.
     pub(super) fn is_aligned(&self, offset: usize) -> bool {
         match &self.bytes {
-            Bytes::Mapped(map) => {
-                map.as_ptr().addr().wrapping_add(offset).is_multiple_of(align_of::<u64>())
-            }
+            Bytes::Mapped(map) => map.as_ptr().addr().wrapping_add(offset).is_multiple_of(align_of::<u64>()),
             Bytes::Positioned(_) => false,
         }
     }

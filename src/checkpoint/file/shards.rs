@@ -16,7 +16,11 @@ const MAX_JSON_BYTES: u64 = 100_000_000;
 pub(in crate::checkpoint) type Tensors = BTreeMap<String, StoredTensor>;
 
 /// All tensors of the checkpoint in the directory `dir`.
-pub(in crate::checkpoint) fn open_directory(dir: &Path, reads: Reads, warnings: &Warnings) -> Result<Tensors> {
+pub(in crate::checkpoint) fn open_directory(
+    dir: &Path,
+    reads: Reads,
+    warnings: &Warnings,
+) -> Result<Tensors> {
     match read_json(&dir.join(INDEX))? {
         Some(index) => open_index(dir, &index, reads, warnings),
         None => open_all(&model_files(dir)?, reads),

@@ -78,7 +78,8 @@ enum Tensor {
 
 /// Opens the files of one model and checks every layer.
 pub(super) fn open(files: Files, reads: Reads, warnings: &Warnings) -> Result<Opened> {
-    let shards = files.shards.into_iter().map(|shard| Shard::open(shard, reads)).collect::<Result<Vec<_>>>()?;
+    let shards =
+        files.shards.into_iter().map(|shard| Shard::open(shard, reads)).collect::<Result<Vec<_>>>()?;
     version::check(&shards)?;
     let mut tensors = layers(&merge(shards)?, warnings)?;
     let residual = files.dir.join(RESIDUAL);

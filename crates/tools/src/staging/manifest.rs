@@ -78,7 +78,9 @@ impl Manifest {
     fn read(folder: &Path) -> Result<Option<Result<Self, serde_json::Error>>> {
         let path = folder.join(MANIFEST);
         match fs::symlink_metadata(&path) {
-            Ok(there) if there.is_file() => Ok(Some(serde_json::from_slice(&fs::read(&path).map_err(io(&path))?))),
+            Ok(there) if there.is_file() => {
+                Ok(Some(serde_json::from_slice(&fs::read(&path).map_err(io(&path))?)))
+            }
             _ => Ok(None),
         }
     }
@@ -97,13 +99,16 @@ pub(super) fn listed_in(folder: &Path) -> Result<BTreeSet<String>> {
 /// # Errors
 /// If not: names what would be lost.
 pub(super) fn check_replaceable(folder: &Path, named: &Path) -> Result<()> {
-    let refuse = |problem: String, remedy: &str| Err(Error::file(named, format!("not overwritten: {problem}"), remedy));
+    let refuse = |problem: String, remedy: &str| {
+        Err(Error::file(named, format!("not overwritten: {problem}"), remedy))
+    };
     let there = fs::symlink_metadata(folder).map_err(io(folder))?;
     if !there.is_dir() {
         return refuse(format!("not a folder, but {}", kind_of(&there)), "give another output");
     }
     let remedy = "move away what you want to keep and remove the folder, or give another output";
-    let names: Vec<_> = entries(folder)?.iter().map(|entry| shown(&entry.file_name().to_string_lossy())).collect();
+    let names: Vec<_> =
+        entries(folder)?.iter().map(|entry| shown(&entry.file_name().to_string_lossy())).collect();
     if names.is_empty() {
         return Ok(());
     }
@@ -114,7 +119,8 @@ pub(super) fn check_replaceable(folder: &Path, named: &Path) -> Result<()> {
         }
         None => {
             let first = names.iter().take(3).cloned().collect::<Vec<_>>().join(", ");
-            let more = names.len().checked_sub(4).map_or(String::new(), |more| format!(" and {} more", more + 1));
+            let more =
+                names.len().checked_sub(4).map_or(String::new(), |more| format!(" and {} more", more + 1));
             let problem = format!(
                 "it has no {MANIFEST}, in which candle-quant lists what it wrote, so that it may be replaced (earlier \
                  versions wrote none); in it are {first}{more}"

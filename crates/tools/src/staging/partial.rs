@@ -63,7 +63,8 @@ impl Partial {
             there => {
                 let there = there.map_err(io(root))?;
                 if !there.is_dir() {
-                    let problem = format!("{} of the name of the folder in which the output is built", kind_of(&there));
+                    let problem =
+                        format!("{} of the name of the folder in which the output is built", kind_of(&there));
                     return Err(Error::file(root, problem, "move it away, or give another output"));
                 }
             }

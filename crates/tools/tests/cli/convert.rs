@@ -423,7 +423,9 @@ fn an_output_is_replaced_when_asked_to() {
     assert!(files(target.out()) == before);
     // What is no output is not replaced, which is wrong usage.
     fs::create_dir(target.out().join("photos")).unwrap();
-    assert!(fail(1, &tiny(), &["--bits", "8", "-o", &target.arg(), "--overwrite"]).contains("a folder (photos)"));
+    assert!(
+        fail(1, &tiny(), &["--bits", "8", "-o", &target.arg(), "--overwrite"]).contains("a folder (photos)")
+    );
     assert!(target.out().join("photos").exists());
     assert_eq!(fs::read_dir(target.0.path()).unwrap().count(), 1);
 }

@@ -53,11 +53,8 @@ const OLLAMA: Kind = Kind {
 fn source() -> Source {
     let mut source = Source::new().with_config(r#"{"a": 1}"#);
     for index in 0..6 {
-        source = source.with(
-            &format!("layers.{index}.up_proj.weight"),
-            &[64, 1024],
-            &numbers(index, 64 * 1024),
-        );
+        source =
+            source.with(&format!("layers.{index}.up_proj.weight"), &[64, 1024], &numbers(index, 64 * 1024));
     }
     fs::write(source.folder.path().join("tokenizer_config.json"), "{}").unwrap();
     source.finish()
@@ -92,7 +89,9 @@ fn add(root: &Path, folder: &Path, found: &mut Tree) {
         }
         match path.is_dir() {
             true => add(root, &path, found),
-            false => drop(found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap())),
+            false => {
+                drop(found.insert(path.strip_prefix(root).unwrap().to_owned(), fs::read(&path).unwrap()))
+            }
         }
     }
 }
@@ -128,7 +127,11 @@ fn killed(kind: &Kind, replaces: bool) {
             complete(source, kind.older, &path.join(kind.out));
         }
         if kind.out == "store" {
-            complete(source, &["--format", "mxfp4", "--to", "ollama", "--name", "other"], &path.join(kind.out));
+            complete(
+                source,
+                &["--format", "mxfp4", "--to", "ollama", "--name", "other"],
+                &path.join(kind.out),
+            );
         }
     };
     let (expected, mut target) = (folder(&begin), folder(&begin));
@@ -168,7 +171,8 @@ fn killed(kind: &Kind, replaces: bool) {
 fn finish(source: &Path, options: &[&str], target: &TempDir, kind: &Kind, after: &Tree, seed: u64) {
     let out = target.path().join(kind.out);
     let left = || -> Vec<_> {
-        let entries = [target.path(), &out].into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
+        let entries =
+            [target.path(), &out].into_iter().filter_map(|folder| fs::read_dir(folder).ok()).flatten();
         let paths = entries.map(|entry| entry.unwrap().path());
         paths.filter(|path| path.extension().is_some_and(|it| it == "partial")).collect()
     };

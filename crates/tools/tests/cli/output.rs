@@ -44,7 +44,9 @@ fn a_thesis_beside_an_index_stays() {
     fs::write(d.join("model.safetensors.index.json"), "{}\n").unwrap();
     fs::write(d.join("thesis.txt"), "x\n").unwrap();
     let line = refused(&d, &["--overwrite"]);
-    for part in ["no candle-quant.json", "thesis.txt", "move away what you want to keep", "give another output"] {
+    for part in
+        ["no candle-quant.json", "thesis.txt", "move away what you want to keep", "give another output"]
+    {
         assert!(line.contains(part), "{part} in {line}");
     }
     assert_eq!(fs::read(d.join("thesis.txt")).unwrap(), b"x\n");
@@ -179,7 +181,8 @@ fn a_second_conversion_waits_for_the_first_and_takes_over_from_a_dead_one() {
     let (source, folder) = (large(), TempDir::new().unwrap());
     let (source, out) = (source.folder.path(), folder.path().join("out"));
     let args = ["--bits", "4", "--search", "-q", "-o", out.to_str().unwrap()];
-    let mut first = crate::command(&["convert"]).arg(source).args(args).stderr(Stdio::null()).spawn().unwrap();
+    let mut first =
+        crate::command(&["convert"]).arg(source).args(args).stderr(Stdio::null()).spawn().unwrap();
     let lock = folder.path().join("out.partial/lock");
     wait_until("a lock", || fs::read(&lock).is_ok_and(|text| text.ends_with(b"}")));
     signal("-STOP", first.id());
@@ -189,7 +192,10 @@ fn a_second_conversion_waits_for_the_first_and_takes_over_from_a_dead_one() {
         let (code, _, line) = convert(source, &[&args[..], more].concat());
         assert_eq!(code, 1, "{line}");
         let who = format!("process {}, which began ", first.id());
-        assert!(line.contains(&who) && line.contains("is writing here; wait until it has finished"), "{line}");
+        assert!(
+            line.contains(&who) && line.contains("is writing here; wait until it has finished"),
+            "{line}"
+        );
         assert!(!line.contains("remove"), "{line}");
     }
     assert!(lock.exists() && !out.exists());
@@ -267,7 +273,8 @@ fn links_pipes_and_devices_are_neither_replaced_nor_written_to() {
         assert_eq!(fs::read(at("target")).unwrap(), b"mine");
         assert_eq!((link("link"), link("dangling")), ("target".into(), "nothing".into()));
     };
-    for out in ["link-to-folder", "link-to-folder/", "link-to-folder/.", "link", "dangling", "pipe", "target"] {
+    for out in ["link-to-folder", "link-to-folder/", "link-to-folder/.", "link", "dangling", "pipe", "target"]
+    {
         for more in [&[][..], &["--overwrite"]] {
             let line = refused(&at(out), more);
             assert!(line.contains("not a folder, but a"), "{out}: {line}");
@@ -291,9 +298,8 @@ fn links_pipes_and_devices_are_neither_replaced_nor_written_to() {
         let args = ["--target-bpw", "4", "--candidates", "3,8", "--dry-run", "--sensitivities", out];
         crate::command(&["convert"]).arg(&tiny).args(args).output().unwrap()
     };
-    let logits = |out: &str| {
-        crate::command(&["logits", "--tokens", "1", "--out", out]).arg(&tiny).output().unwrap()
-    };
+    let logits =
+        |out: &str| crate::command(&["logits", "--tokens", "1", "--out", out]).arg(&tiny).output().unwrap();
     let commands: [(&dyn Fn(&str) -> std::process::Output, &str); 4] =
         [(&recipe, "link"), (&report, "link"), (&sensitivities, "dangling"), (&logits, "link")];
     for (command, a_link) in commands {
@@ -326,9 +332,7 @@ fn a_model_without_weights_is_no_success() {
         fs::create_dir(store.path().join("blobs")).unwrap();
         let digest = sha256(config.as_bytes());
         fs::write(store.path().join("blobs").join(format!("sha256-{digest}")), config).unwrap();
-        let layer = |kind: &str| {
-            serde_json::json!({"mediaType": kind, "digest": format!("sha256:{digest}"), "size": config.len()})
-        };
+        let layer = |kind: &str| serde_json::json!({"mediaType": kind, "digest": format!("sha256:{digest}"), "size": config.len()});
         let manifest_json = serde_json::json!({
             "schemaVersion": 2,
             "config": layer("application/vnd.docker.container.image.v1+json"),
@@ -351,7 +355,11 @@ fn a_model_without_weights_is_no_success() {
             &["--target-bpw", "4", "-o", out],
         ] {
             let (code, stdout, stderr) = convert(source, args);
-            assert_eq!((code, stdout.as_str(), stderr.lines().count()), (2, "", 1), "{source:?} {args:?}: {stderr}");
+            assert_eq!(
+                (code, stdout.as_str(), stderr.lines().count()),
+                (2, "", 1),
+                "{source:?} {args:?}: {stderr}"
+            );
         }
         // Named, as `ollama` names it.
         if source != dense {

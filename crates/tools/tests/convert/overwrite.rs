@@ -2,8 +2,8 @@
 
 use super::common::{bundled, bundled_path, files, json_file, Source};
 use candle_quant::{Checkpoint, Error, Result};
-use candle_quant_tools::staging::available_space;
 use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
+use candle_quant_tools::staging::available_space;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;

@@ -124,7 +124,8 @@ fn what_was_made_of_other_bytes_is_made_again() {
             }
         };
         let open = || {
-            let opened = if kind == "packed" { Checkpoint::open(folder.path()) } else { Checkpoint::open(&path) };
+            let opened =
+                if kind == "packed" { Checkpoint::open(folder.path()) } else { Checkpoint::open(&path) };
             let mut options = ConvertOptions::mlx(Recipe::safe(options.parse().unwrap()));
             (options.max_shard_size, options.requantize) = (100_000, kind == "GGML");
             ConvertPlan::new(&opened.unwrap(), &options).unwrap()

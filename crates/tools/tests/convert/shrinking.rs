@@ -29,10 +29,13 @@ fn a_source_that_is_cut_is_an_error_that_names_the_tensor() {
                 OpenOptions::new().write(true).open(&path).unwrap().set_len(size / 2).unwrap();
             }
         };
-        let error = convert::convert(&plan, out.path().join("out"), &RunOptions::default(), &cut).unwrap_err();
+        let error =
+            convert::convert(&plan, out.path().join("out"), &RunOptions::default(), &cut).unwrap_err();
         let error = error.to_string();
         let found = format!("found a file cut after it was opened: {} of {size} bytes are left", size / 2);
-        for part in ["model.safetensors: `layers.", "up_proj.weight`: expected all its bytes", &found, "fetch"] {
+        for part in
+            ["model.safetensors: `layers.", "up_proj.weight`: expected all its bytes", &found, "fetch"]
+        {
             assert!(error.contains(part), "{format}: {part} in {error}");
         }
         assert!(!out.path().join("out").exists());

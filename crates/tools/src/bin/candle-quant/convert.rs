@@ -190,7 +190,9 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
     if let Some(path) = &options.save_recipe {
         let recipe = plan.recipe_toml().map_err(bad_input)?;
-        write_file(path, recipe.as_bytes()).with_context(|| cannot_write(path)).map_err(|error| (error, IO))?;
+        write_file(path, recipe.as_bytes())
+            .with_context(|| cannot_write(path))
+            .map_err(|error| (error, IO))?;
     }
     match &options.out {
         Some(out) if !options.dry_run => write(options, &plan, out),

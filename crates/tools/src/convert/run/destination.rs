@@ -3,7 +3,9 @@
 use super::journal::Journal;
 use super::options::RunOptions;
 use crate::convert::options::ConvertOptions;
-use crate::staging::{check_folder, identity, io, is_there, kind_of, plain, put_folder, sync_folder, Partial};
+use crate::staging::{
+    check_folder, identity, io, is_there, kind_of, plain, put_folder, sync_folder, Partial,
+};
 use candle_quant::checkpoint::{OllamaName, OllamaStore};
 use candle_quant::{Error, Result};
 use std::fs;

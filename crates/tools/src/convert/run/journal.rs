@@ -35,12 +35,7 @@ pub(super) struct Finished {
 impl Journal {
     /// That of a conversion of which nothing is finished.
     pub(super) fn new(plan: &ConvertPlan) -> Result<Self> {
-        Ok(Self {
-            files: file_names(plan)?,
-            plan: fingerprint(plan)?,
-            finished: Vec::new(),
-            published: None,
-        })
+        Ok(Self { files: file_names(plan)?, plan: fingerprint(plan)?, finished: Vec::new(), published: None })
     }
 }
 

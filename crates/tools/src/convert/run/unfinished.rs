@@ -199,7 +199,8 @@ impl Unfinished {
             let finished = self.journal.finished.iter().find(|finished| finished.file.file == name)?;
             Some(finished.file.sha256.clone())
         };
-        let files: BTreeSet<_> = self.journal.files.iter().filter(|name| *name != MANIFEST).cloned().collect();
+        let files: BTreeSet<_> =
+            self.journal.files.iter().filter(|name| *name != MANIFEST).cloned().collect();
         Manifest::of(&self.model(), &plan.source_name(), &files, known)
     }
 }
