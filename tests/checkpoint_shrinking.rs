@@ -1,8 +1,8 @@
-//! Files that shrink while they are opened: an error at most, never the end of the process.
+//! Files that shrink while they are opened, or are read without a mapping: an error at most, never the end of the process.
 
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::Checkpoint;
+use candle_quant::checkpoint::{Checkpoint, Reads};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fs::{self, File, OpenOptions};
@@ -99,7 +99,11 @@ fn slm1() {
 #[test]
 fn gguf() {
     let dir = tempfile::tempdir().unwrap();
-    let path = dir.path().join("model.gguf");
+    survives(&write_gguf(dir.path()));
+}
+
+fn write_gguf(dir: &Path) -> PathBuf {
+    let path = dir.join("model.gguf");
     let weight = Tensor::ones((64, 256), DType::F32, &Device::Cpu).unwrap();
     let blocks = QTensor::quantize(&weight, GgmlDType::Q4K).unwrap();
     let names: Vec<_> = (0..40).map(|layer| format!("blk.{layer}.ffn_down.weight")).collect();
@@ -108,5 +112,42 @@ fn gguf() {
     let heads = gguf_file::Value::U32(4);
     let metadata = [("general.architecture", &architecture), ("qwen3.attention.head_count", &heads)];
     gguf_file::write(&mut File::create(&path).unwrap(), &metadata, &tensors).unwrap();
-    survives(&path);
+    path
+}
+
+/// The numbers of every tensor, or the error of the first that can't be read.
+fn numbers(checkpoint: &Checkpoint) -> candle_quant::Result<Vec<Vec<f32>>> {
+    let load = |name| {
+        let dense = checkpoint.tensor(name, None)?.to_dense(DType::F32, &Device::Cpu)?;
+        Ok(dense.flatten_all()?.to_vec1()?)
+    };
+    checkpoint.tensor_names().map(load).collect()
+}
+
+#[test]
+fn positioned_reads_give_the_same_numbers_and_an_error_when_files_are_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let gguf = write_gguf(dir.path());
+    let fixtures =
+        ["mlx/qwen3-mxfp8/model.safetensors", "uqff/f8q8/f8q8-0.uqff", "slm1/q8_0.slm"].map(fixture);
+    for source in fixtures.iter().chain([&gguf]) {
+        let copies = tempfile::tempdir().unwrap();
+        for entry in fs::read_dir(source.parent().unwrap()).unwrap() {
+            let entry = entry.unwrap();
+            if entry.file_type().unwrap().is_file() {
+                fs::copy(entry.path(), copies.path().join(entry.file_name())).unwrap();
+            }
+        }
+        let path = copies.path().join(source.file_name().unwrap());
+        let positioned = Checkpoint::open_with(&path, Reads::Positioned).unwrap();
+        let expected = numbers(&Checkpoint::open(&path).unwrap()).unwrap();
+        assert!(numbers(&positioned).unwrap() == expected, "{path:?}");
+        let size = fs::metadata(&path).unwrap().len();
+        OpenOptions::new().write(true).open(&path).unwrap().set_len(size / 3).unwrap();
+        let error = numbers(&positioned).unwrap_err().to_string();
+        let found = format!("a file cut after it was opened: {} of {size} bytes are left", size / 3);
+        for part in [path.to_str().unwrap(), "`: expected all its bytes", &found] {
+            assert!(error.contains(part), "{part} in {error}");
+        }
+    }
 }

@@ -34,7 +34,8 @@
 //! it is opened is an error. As long as the [`Checkpoint`], or a weight taken from it, is alive, files
 //! must not be changed in place. If one shrinks, reading beyond its new end kills the process (`SIGBUS`)
 //! or, on Windows, is prevented by the system; if its bytes are overwritten, weights loaded afterwards
-//! hold whatever is there then. Replacing a file by renaming another over it is safe.
+//! hold whatever is there then. Replacing a file by renaming another over it is safe. With
+//! [`Reads::Positioned`] nothing is mapped, and a file that shrinks is an error.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -61,7 +62,7 @@ mod weight;
 pub use file::reads;
 #[doc(hidden)]
 pub use file::with_masked_literals;
-pub use file::Digest;
+pub use file::{Digest, Reads};
 pub use kind::{CheckpointKind, QuantMethod};
 pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
@@ -100,8 +101,16 @@ impl Checkpoint {
     /// size that is stated, if two of them hold the same tensor, if the quantization
     /// object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        Self::open_with(path, Reads::default())
+    }
+
+    /// As [`open`](Checkpoint::open), with the way in which the bytes of weights are read.
+    ///
+    /// # Errors
+    /// As those of [`open`](Checkpoint::open).
+    pub fn open_with(path: impl AsRef<Path>, reads: Reads) -> Result<Self> {
         let (path, warnings) = (path.as_ref(), Warnings::default());
-        let opened = recognise::open(path, &warnings)?;
+        let opened = recognise::open(path, reads, &warnings)?;
         Ok(Self::new(path, opened, warnings))
     }
 

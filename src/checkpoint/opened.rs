@@ -15,7 +15,7 @@ use std::{
     sync::Arc,
 };
 
-/// An open checkpoint. Cloning is cheap and shares the mapped files.
+/// An open checkpoint. Cloning is cheap and shares the open files.
 #[derive(Clone)]
 pub struct Checkpoint(Arc<Inner>);
 

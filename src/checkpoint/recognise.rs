@@ -1,7 +1,7 @@
 //! Which kind of checkpoint a path leads to. Data decides: magic numbers and tensors, not file names alone.
 
 use super::container::Opened;
-use super::file::{self, open_file, Tensors, Warnings};
+use super::file::{self, open_file, Reads, Tensors, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::{gguf, hf, mlx, ollama, slm1, uqff};
@@ -14,33 +14,33 @@ use std::{
 };
 
 /// Opens whatever lies at `path`.
-pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
+pub(super) fn open(path: &Path, reads: Reads, warnings: &Warnings) -> Result<Opened> {
     if let Some(files) = uqff::find(path, warnings)? {
-        return uqff::open(files, warnings);
+        return uqff::open(files, reads, warnings);
     }
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) => return ollama::open_name(path, error, warnings),
+        Err(error) => return ollama::open_name(path, error, reads, warnings),
     };
-    if let Some(opened) = ollama::open_path(path, warnings)? {
+    if let Some(opened) = ollama::open_path(path, reads, warnings)? {
         return Ok(opened);
     }
     let (dir, tensors) = if metadata.is_dir() {
         match gguf::in_directory(path)? {
-            Some(file) => return gguf::open(&file, warnings),
-            None => (path, file::open_directory(path, warnings)?),
+            Some(file) => return gguf::open(&file, reads, warnings),
+            None => (path, file::open_directory(path, reads, warnings)?),
         }
     } else {
         if begins_with(path, gguf::MAGIC)? {
-            return gguf::open(path, warnings);
+            return gguf::open(path, reads, warnings);
         }
         if begins_with(path, slm1::MAGIC)? {
-            return slm1::open_default(path, warnings);
+            return slm1::open_default(path, reads, warnings);
         }
-        (path.parent().unwrap_or(Path::new("")), file::open(path)?)
+        (path.parent().unwrap_or(Path::new("")), file::open(path, reads)?)
     };
     if metadata.is_file() && uqff::is_versioned(&tensors) {
-        return uqff::open(uqff::Files::single(path), warnings);
+        return uqff::open(uqff::Files::single(path), reads, warnings);
     }
     let sidecars = SidecarFiles::Directory(dir.to_owned());
     let config = sidecars.config()?;
@@ -54,7 +54,7 @@ pub(super) fn open_quantized(paths: &[PathBuf], warnings: &Warnings) -> Result<O
         || begins_with(first, gguf::MAGIC)?
         || begins_with(first, slm1::MAGIC)?
     {
-        return open(first, warnings).map(Some);
+        return open(first, Reads::default(), warnings).map(Some);
     }
     let dir = first.parent().unwrap_or(Path::new(""));
     let sidecars = SidecarFiles::Directory(dir.to_owned());
@@ -64,7 +64,7 @@ pub(super) fn open_quantized(paths: &[PathBuf], warnings: &Warnings) -> Result<O
         false => Value::Null,
     };
     let says_so = ["quantization", "quantization_config"].iter().any(|key| config.get(key).is_some());
-    let tensors = match file::open_all(paths) {
+    let tensors = match file::open_all(paths, Reads::default()) {
         Ok(tensors) => tensors,
         Err(error) if says_so => return Err(error),
         // Whoever reads dense files says what is wrong with them.

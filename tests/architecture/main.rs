@@ -67,10 +67,11 @@ const TOOLS: Floor = Floor {
         room("sha256", &[]),
         room("chunks", &[]),
         room("source", &[]),
-        room("patch_candle", &["sha256"]),
+        room("staging", &["sha256"]),
+        room("patch_candle", &["sha256", "staging"]),
         room("verify", &["sha256", "chunks", "source"]),
         room("diff", &["chunks", "source"]),
-        room("convert", &["sha256", "chunks", "source"]),
+        room("convert", &["sha256", "chunks", "source", "staging"]),
     ],
 };
 

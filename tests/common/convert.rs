@@ -93,6 +93,13 @@ pub fn files(folder: impl AsRef<Path>) -> BTreeMap<String, Vec<u8>> {
     fs::read_dir(folder).unwrap().map(|entry| file(entry.unwrap())).collect()
 }
 
+/// All files of an output but its manifest, which names the source.
+pub fn content(folder: impl AsRef<Path>) -> BTreeMap<String, Vec<u8>> {
+    let mut files = files(folder);
+    files.remove("candle-quant.json").expect("a manifest");
+    files
+}
+
 pub fn json_file(path: impl AsRef<Path>) -> Value {
     serde_json::from_slice(&fs::read(path).unwrap()).unwrap()
 }

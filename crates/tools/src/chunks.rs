@@ -37,6 +37,11 @@ impl Chunks {
         Ok(Self { loaded, matrices, n, k })
     }
 
+    /// What was loaded.
+    pub fn loaded(&self) -> &LayerWeight {
+        &self.loaded
+    }
+
     /// The packed weight, if it is one; stacks have one leading dimension here.
     pub fn packed(&self) -> Option<&QuantTensor> {
         self.loaded.quantized()

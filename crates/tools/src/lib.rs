@@ -5,6 +5,7 @@
 //! | [`mod@convert`] | quantizes a checkpoint, or writes a packed one in another way: a plan, little memory, a report of what is lost |
 //! | [`mod@verify`] | what is wrong with a checkpoint |
 //! | [`mod@diff`] | how far two checkpoints are apart |
+//! | [`mod@staging`] | files and folders that are there as a whole, or as they were |
 //! | [`mod@patch_candle`] | a candle-nn whose layers know of packed weights |
 //!
 //! The binary `candle-quant` (feature `cli`, on by default) has these as commands, beside `inspect`, `plan`, `generate`
@@ -16,4 +17,5 @@ pub mod diff;
 pub mod patch_candle;
 mod sha256;
 mod source;
+pub mod staging;
 pub mod verify;

@@ -1,10 +1,10 @@
-//! Mechanics of files: mapped bytes, headers of safetensors files, shards, parts of tensors, JSON. What the bytes
+//! Mechanics of files: bytes of weights, headers of safetensors files, shards, parts of tensors, JSON. What the bytes
 //! mean is not known here.
 
+mod data;
 mod digest;
 mod header;
 mod json;
-mod mapped;
 mod open;
 #[cfg(any(test, feature = "recorded-reads"))]
 pub mod reads;
@@ -13,10 +13,11 @@ mod shards;
 mod stored;
 mod warnings;
 
+pub use data::Reads;
+pub(super) use data::{of_tensor, open_file, DataFile};
 pub use digest::Digest;
 pub(super) use header::{Metadata, TensorInfo};
 pub use json::with_masked_literals;
-pub(super) use mapped::{open_file, MappedFile};
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
 pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json, Tensors};
 pub(super) use stored::{candle_dtype, with_aligned_copy, StoredTensor};

@@ -1,7 +1,7 @@
-//! Safetensors files: their headers, and the tensors that they map.
+//! Safetensors files: their headers, and the tensors in them.
 
+use super::data::{open_file, DataFile, Reads};
 use super::header::{self, Header, Metadata, TensorInfo};
-use super::mapped::{open_file, MappedFile};
 use super::stored::StoredTensor;
 use crate::{Error, Result};
 use std::{
@@ -15,24 +15,26 @@ use std::{
 /// Bytes of small tensors, by name.
 pub(in crate::checkpoint) type Values = BTreeMap<String, Vec<u8>>;
 
-/// Maps a safetensors file and checks its header. Of the tensors nothing is read.
-pub(in crate::checkpoint) fn open(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
-    Ok(open_with_metadata(path)?.0)
+/// Opens a safetensors file and checks its header. Of the tensors nothing is read.
+pub(in crate::checkpoint) fn open(path: &Path, reads: Reads) -> Result<BTreeMap<String, StoredTensor>> {
+    Ok(open_with_metadata(path, reads)?.0)
 }
 
 /// As [`open`], with the free text of the header.
 pub(in crate::checkpoint) fn open_with_metadata(
     path: &Path,
+    reads: Reads,
 ) -> Result<(BTreeMap<String, StoredTensor>, Metadata)> {
     let mut file = open_file(path)?;
     let Header { tensors, metadata } = header::read(path, &mut file)?;
-    Ok((map_all(path, &file, tensors)?, metadata))
+    Ok((all(path, file, reads, tensors)?, metadata))
 }
 
 /// As [`open`], with the bytes of every tensor that has at most `most` of them.
 pub(in crate::checkpoint) fn open_with_values(
     path: &Path,
     most: usize,
+    reads: Reads,
 ) -> Result<(BTreeMap<String, StoredTensor>, Values)> {
     let mut file = open_file(path)?;
     let Header { tensors, .. } = header::read(path, &mut file)?;
@@ -47,15 +49,16 @@ pub(in crate::checkpoint) fn open_with_values(
         let bytes = read(&info.range).map_err(|error| Error::Io { path: path.to_owned(), error })?;
         values.insert(name.clone(), bytes);
     }
-    Ok((map_all(path, &file, tensors)?, values))
+    Ok((all(path, file, reads, tensors)?, values))
 }
 
-fn map_all(
+fn all(
     path: &Path,
-    file: &File,
+    file: File,
+    reads: Reads,
     tensors: BTreeMap<String, TensorInfo>,
 ) -> Result<BTreeMap<String, StoredTensor>> {
-    let file = MappedFile::new(path, file)?;
+    let file = DataFile::new(path, file, reads)?;
     let stored = |(name, info): (String, _)| {
         let tensor = StoredTensor::new(&file, &name, info)?;
         Ok((name, tensor))

@@ -1,6 +1,6 @@
 //! Which files a checkpoint consists of: one file, an index and its shards, or `model*.safetensors`.
 
-use super::{header::UniqueMap, json, open, stored::StoredTensor, warnings::Warnings};
+use super::{data::Reads, header::UniqueMap, json, open, stored::StoredTensor, warnings::Warnings};
 use crate::{Error, Result};
 use std::{
     collections::BTreeMap,
@@ -16,10 +16,14 @@ const MAX_JSON_BYTES: u64 = 100_000_000;
 pub(in crate::checkpoint) type Tensors = BTreeMap<String, StoredTensor>;
 
 /// All tensors of the checkpoint in the directory `dir`.
-pub(in crate::checkpoint) fn open_directory(dir: &Path, warnings: &Warnings) -> Result<Tensors> {
+pub(in crate::checkpoint) fn open_directory(
+    dir: &Path,
+    reads: Reads,
+    warnings: &Warnings,
+) -> Result<Tensors> {
     match read_json(&dir.join(INDEX))? {
-        Some(index) => open_index(dir, &index, warnings),
-        None => open_all(&model_files(dir)?),
+        Some(index) => open_index(dir, &index, reads, warnings),
+        None => open_all(&model_files(dir)?, reads),
     }
 }
 
@@ -54,7 +58,7 @@ struct Index {
     weight_map: UniqueMap<String>,
 }
 
-fn open_index(dir: &Path, index: &Index, warnings: &Warnings) -> Result<Tensors> {
+fn open_index(dir: &Path, index: &Index, reads: Reads, warnings: &Warnings) -> Result<Tensors> {
     let index_path = dir.join(INDEX);
     let mut by_shard: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
     for (tensor, shard) in &index.weight_map.entries {
@@ -70,7 +74,7 @@ fn open_index(dir: &Path, index: &Index, warnings: &Warnings) -> Result<Tensors>
     let mut tensors = Tensors::new();
     for (shard, names) in by_shard {
         let path = shard_path(dir, shard)?;
-        let mut stored = match open::open(&path) {
+        let mut stored = match open::open(&path, reads) {
             Err(Error::Io { error, .. }) if error.kind() == io::ErrorKind::NotFound => {
                 return Err(Error::File {
                     problem: format!(
@@ -147,10 +151,10 @@ fn model_files(dir: &Path) -> Result<Vec<PathBuf>> {
 }
 
 /// All tensors of several files, each tensor in one file only.
-pub(in crate::checkpoint) fn open_all(paths: &[PathBuf]) -> Result<Tensors> {
+pub(in crate::checkpoint) fn open_all(paths: &[PathBuf], reads: Reads) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for path in paths {
-        for (name, tensor) in open::open(path)? {
+        for (name, tensor) in open::open(path, reads)? {
             if let Some(first) = tensors.get(&name) {
                 return Err(Error::Tensor {
                     file: path.as_path().into(),

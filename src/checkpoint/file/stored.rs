@@ -1,7 +1,7 @@
-//! One tensor of a mapped file, or a part of one, and the copy of its bytes out of the file.
+//! One tensor of a file, or a part of one, and the copy of its bytes out of the file.
 
+use super::data::DataFile;
 use super::header::{self, TensorInfo};
-use super::mapped::MappedFile;
 use super::section::Section;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, WithDType};
@@ -13,10 +13,10 @@ use std::{fmt, ops::Range, path::Path, sync::Arc};
 /// of every page size.
 const COPY_CHUNK: usize = 4 << 20;
 
-/// One tensor of a mapped file, or a part of one. Cloning shares the mapping.
+/// One tensor of a file, or a part of one. Cloning shares the file.
 #[derive(Clone)]
 pub(in crate::checkpoint) struct StoredTensor {
-    file: Arc<MappedFile>,
+    file: Arc<DataFile>,
     info: Arc<TensorInfo>,
     /// Which of the bytes in the range of `info`; all of them if `None`. The dims of `info` are those of the part.
     part: Option<Section>,
@@ -27,7 +27,7 @@ impl StoredTensor {
     ///
     /// # Errors
     /// If its bytes are not in the file.
-    pub(in crate::checkpoint) fn new(file: &Arc<MappedFile>, name: &str, info: TensorInfo) -> Result<Self> {
+    pub(in crate::checkpoint) fn new(file: &Arc<DataFile>, name: &str, info: TensorInfo) -> Result<Self> {
         let Range { start, end } = info.range;
         if start > end || end > file.len() {
             return Err(Error::tensor(
@@ -60,11 +60,8 @@ impl StoredTensor {
     /// The same bytes as numbers of another dtype and shape; `None` if these have another number of bytes.
     pub(in crate::checkpoint) fn as_numbers(&self, dtype: Dtype, dims: &[usize]) -> Option<Self> {
         let info = TensorInfo { dtype, dims: dims.to_vec(), range: self.info.range.clone() };
-        (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes())).then(|| Self {
-            file: Arc::clone(&self.file),
-            info: Arc::new(info),
-            part: self.part.clone(),
-        })
+        (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes()))
+            .then(|| Self { info: Arc::new(info), ..self.clone() })
     }
 
     /// Entries `range` along dimension `dim` of the tensor, seen as a row-major array of `sizes`, the last one and
@@ -136,7 +133,7 @@ impl StoredTensor {
             *last = last.saturating_mul(8) / self.dtype().bitsize().max(1);
         }
         let info = TensorInfo { dtype: self.dtype(), dims, range: self.info.range.clone() };
-        Self { file: Arc::clone(&self.file), info: Arc::new(info), part: Some(section) }
+        Self { info: Arc::new(info), part: Some(section), ..self.clone() }
     }
 
     /// The tensor on `device`, in the dtype of the file. 8-bit floats come as their bytes (U8).
@@ -178,21 +175,22 @@ impl StoredTensor {
     ) -> Result<()> {
         let unit = unit.max(1);
         let step = (COPY_CHUNK / unit).max(1).saturating_mul(unit);
+        let mut buffer = Vec::new();
         if let Some(run) = self.only_run() {
             for start in run.clone().step_by(step) {
                 let chunk = start..start.saturating_add(step).min(run.end);
-                take(self.bytes(chunk.clone())?);
+                take(self.bytes(chunk.clone(), &mut buffer)?);
                 self.file.release(chunk.start, chunk.len());
             }
             return Ok(());
         }
         let mut chunk = Vec::with_capacity(step.min(self.size_in_bytes()));
         for run in self.runs() {
-            let mut rest = self.bytes(run.clone())?;
-            while !rest.is_empty() {
-                let (head, tail) = rest.split_at(rest.len().min(step - chunk.len()));
-                chunk.extend_from_slice(head);
-                rest = tail;
+            let mut at = run.start;
+            while at < run.end {
+                let end = run.end.min(at.saturating_add(step - chunk.len()));
+                chunk.extend_from_slice(self.bytes(at..end, &mut buffer)?);
+                at = end;
                 if chunk.len() == step {
                     take(&chunk);
                     chunk.clear();
@@ -211,7 +209,7 @@ impl StoredTensor {
     pub(in crate::checkpoint) fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
         if let Some(run) = self.only_run() {
             if self.file.is_aligned(run.start) {
-                let result = take(self.bytes(run.clone())?);
+                let result = take(self.bytes(run.clone(), &mut Vec::new())?);
                 self.file.release(run.start, run.len());
                 return Ok(result);
             }
@@ -240,7 +238,7 @@ impl StoredTensor {
         let stop = start.checked_add(elements.end.checked_mul(size)?)?;
         let info = TensorInfo { dtype: self.dtype(), dims: vec![elements.len()], range: begin..stop };
         let within = begin <= stop && stop <= end && self.is_whole();
-        within.then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info), part: None })
+        within.then(|| Self { info: Arc::new(info), ..self.clone() })
     }
 
     /// Where the bytes lie in the file, in order.
@@ -251,16 +249,8 @@ impl StoredTensor {
         whole.into_iter().chain(part.map(move |run| base + run.start..base + run.end))
     }
 
-    /// Bytes of the mapping.
-    fn bytes(&self, range: Range<usize>) -> Result<&[u8]> {
-        // Always there: `StoredTensor::new` has checked it.
-        self.file.bytes(&range).ok_or_else(|| {
-            Error::file(
-                self.path(),
-                format!("bytes {range:?} are outside the file"),
-                "fetch or write it again",
-            )
-        })
+    fn bytes<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
+        self.file.bytes(range, buffer)
     }
 }
 

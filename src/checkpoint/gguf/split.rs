@@ -3,7 +3,7 @@
 use super::header::{self, Header};
 use super::metadata::Metadata;
 use super::names::ROPE_FREQS;
-use crate::checkpoint::file::{open_file, MappedFile};
+use crate::checkpoint::file::{open_file, DataFile, Reads};
 use crate::checkpoint::weight::Kind;
 use crate::{Error, Result};
 use safetensors::Dtype;
@@ -15,14 +15,14 @@ use std::sync::Arc;
 /// One file of a model.
 pub(super) struct SplitFile {
     pub header: Header,
-    pub file: Arc<MappedFile>,
+    pub file: Arc<DataFile>,
     /// The values of the tensor of that name.
     pub rope_freqs: Option<Vec<f32>>,
 }
 
 /// Opens the file at `path` and, if it is a part of a model, all other parts. The first one has the metadata.
-pub(super) fn open(path: &Path) -> Result<(SplitFile, Vec<SplitFile>)> {
-    let given = open_part(path)?;
+pub(super) fn open(path: &Path, reads: Reads) -> Result<(SplitFile, Vec<SplitFile>)> {
+    let given = open_part(path, reads)?;
     let count = count_of(&given.header.metadata)?;
     if count <= 1 {
         return Ok((given, vec![]));
@@ -36,7 +36,7 @@ pub(super) fn open(path: &Path) -> Result<(SplitFile, Vec<SplitFile>)> {
     #[allow(clippy::wildcard_enum_match_arm, reason = "all other errors stay as they are")]
     let open = |number: u32| {
         let path = path.with_file_name(format!("{prefix}-{:05}-of-{count:05}.gguf", number + 1));
-        let part = open_part(&path).map_err(|error| match error {
+        let part = open_part(&path, reads).map_err(|error| match error {
             Error::Io { error, path } if error.kind() == io::ErrorKind::NotFound => {
                 wrong(&path, format!("this part of {count} is missing"))
             }
@@ -72,11 +72,11 @@ fn prefix(path: &Path, count: u32) -> Option<&str> {
     (number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(prefix)
 }
 
-fn open_part(path: &Path) -> Result<SplitFile> {
+fn open_part(path: &Path, reads: Reads) -> Result<SplitFile> {
     let mut file = open_file(path)?;
     let header = header::read(path, &mut file)?;
     let rope_freqs = read_rope_freqs(path, &header, &mut file)?;
-    Ok(SplitFile { header, file: MappedFile::new(path, &file)?, rope_freqs })
+    Ok(SplitFile { header, file: DataFile::new(path, file, reads)?, rope_freqs })
 }
 
 fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Option<Vec<f32>>> {

@@ -12,7 +12,7 @@ mod tensors;
 mod usual_dims;
 
 use super::container::{Container, Opened};
-use super::file::Warnings;
+use super::file::{Reads, Warnings};
 use super::gguf;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
@@ -34,16 +34,21 @@ pub use store::Store;
 pub(super) use usual_dims::usual_in_features;
 
 /// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
-pub(super) fn open_path(path: &Path, warnings: &Warnings) -> Result<Option<Opened>> {
+pub(super) fn open_path(path: &Path, reads: Reads, warnings: &Warnings) -> Result<Option<Opened>> {
     let manifest = match path.is_dir() {
         true => Store::at(path)?.map(only_model).transpose()?,
         false => Store::manifest_at(path)?,
     };
-    manifest.map(|manifest| open(&manifest, warnings)).transpose()
+    manifest.map(|manifest| open(&manifest, reads, warnings)).transpose()
 }
 
 /// Opens the model called `name`, at which there is no path, as `no_path` says.
-pub(super) fn open_name(name: &Path, no_path: io::Error, warnings: &Warnings) -> Result<Opened> {
+pub(super) fn open_name(
+    name: &Path,
+    no_path: io::Error,
+    reads: Reads,
+    warnings: &Warnings,
+) -> Result<Opened> {
     let path = name.to_owned();
     let Some(name) = name.to_str().and_then(Name::parse) else {
         return Err(Error::Io { path, error: no_path });
@@ -51,7 +56,7 @@ pub(super) fn open_name(name: &Path, no_path: io::Error, warnings: &Warnings) ->
     let roots = store::default_roots();
     for root in &roots {
         if let Some(manifest) = Store::at(root)?.map(|store| store.find(&name)).transpose()?.flatten() {
-            return open(&manifest, warnings);
+            return open(&manifest, reads, warnings);
         }
     }
     let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
@@ -81,7 +86,7 @@ fn only_model(store: Store) -> Result<ManifestFile> {
     })
 }
 
-fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
+fn open(file: &ManifestFile, reads: Reads, warnings: &Warnings) -> Result<Opened> {
     let manifest = Manifest::read(file)?;
     for layer in manifest.layers_of(LayerKind::Adapter) {
         warnings.add(format!(
@@ -91,10 +96,10 @@ fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
         ));
     }
     if manifest.layers_of(LayerKind::Tensor).next().is_some() {
-        return open_tensors(manifest, warnings);
+        return open_tensors(manifest, reads, warnings);
     }
     if let Some(layer) = manifest.layers_of(LayerKind::Gguf).next() {
-        let opened = gguf::open(&layer.file, warnings).map_err(|error| layer.explain(error))?;
+        let opened = gguf::open(&layer.file, reads, warnings).map_err(|error| layer.explain(error))?;
         return Ok(Opened { digests: manifest.digests(), ..opened });
     }
     Err(match manifest.remote_host()? {
@@ -115,7 +120,7 @@ struct OllamaModel {
     warnings: Warnings,
 }
 
-fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
+fn open_tensors(manifest: Manifest, reads: Reads, warnings: &Warnings) -> Result<Opened> {
     let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
     for layer in manifest.layers_of(LayerKind::Json) {
         let name = layer.name.clone().unwrap_or_default();
@@ -136,7 +141,7 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
     let model_index = json("model_index.json")?.as_ref().map(Stated::of_model_index).unwrap_or_default();
     let digests = manifest.digests();
     let container = OllamaModel {
-        tensors: tensors::open(manifest.layers, warnings)?,
+        tensors: tensors::open(manifest.layers, reads, warnings)?,
         config: config.clone(),
         model_index,
         warnings: warnings.clone(),

@@ -2,7 +2,7 @@
 
 use super::manifest::{Layer, LayerKind};
 use super::stated::Stated;
-use crate::checkpoint::file::{self, StoredTensor, Warnings};
+use crate::checkpoint::file::{self, Reads, StoredTensor, Warnings};
 use crate::checkpoint::weight::{module_of, tensor_of};
 use crate::{Error, Result};
 use safetensors::Dtype;
@@ -34,11 +34,11 @@ pub(super) struct PackedParts {
 }
 
 /// Opens the blobs of all tensors.
-pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
+pub(super) fn open(layers: Vec<Layer>, reads: Reads, warnings: &Warnings) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for layer in layers.into_iter().filter(|layer| layer.kind == LayerKind::Tensor) {
         let layer = Arc::new(layer);
-        let blob = file::open_with_metadata(&layer.file);
+        let blob = file::open_with_metadata(&layer.file, reads);
         let (blob, metadata) = blob.map_err(|error| layer.explain(error))?;
         let malformed =
             |problem: &str| layer.explain(Error::file(&layer.file, problem, super::manifest::REMEDY));

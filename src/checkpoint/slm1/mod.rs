@@ -29,7 +29,7 @@ pub(super) use header::MAGIC;
 pub use options::{ChecksumPolicy, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
 use super::container::{check_in_features, Container, Opened};
-use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
+use super::file::{DataFile, Reads, StoredTensor, TensorInfo, Warnings};
 use super::kind::CheckpointKind;
 use super::opened::Checkpoint;
 use super::sidecar::SidecarFiles;
@@ -90,8 +90,8 @@ pub fn open(path: impl AsRef<Path>, options: &Slm1Options) -> Result<Slm1> {
 }
 
 /// Opens a file as [`Checkpoint::open`] does.
-pub(super) fn open_default(path: &Path, warnings: &Warnings) -> Result<Opened> {
-    open_parts(path, &Slm1Options::default(), warnings).map(|(opened, ..)| opened)
+pub(super) fn open_default(path: &Path, reads: Reads, warnings: &Warnings) -> Result<Opened> {
+    open_parts(path, &Slm1Options { reads, ..Slm1Options::default() }, warnings).map(|(opened, ..)| opened)
 }
 
 fn open_parts(
@@ -141,7 +141,7 @@ fn open_parts(
             path.display()
         ));
     }
-    let file = MappedFile::new(path, &source.file)?;
+    let file = DataFile::new(path, source.file, options.reads)?;
     let mut tensors = BTreeMap::new();
     for (hash, entry) in entries {
         let known = known.get(&hash);
@@ -228,7 +228,7 @@ enum Stored {
 
 impl Stored {
     fn new(
-        file: &Arc<MappedFile>,
+        file: &Arc<DataFile>,
         name: &str,
         entry: DirectoryEntry,
         order: Option<Arc<[usize]>>,

@@ -1,5 +1,7 @@
 //! How an SLM1 file is opened, and what is learnt besides its weights.
 
+use crate::checkpoint::file::Reads;
+
 /// How an SLM1 file is opened. The default is what [`Checkpoint::open`](crate::Checkpoint::open) uses: lenient,
 /// the checksum not zero.
 #[derive(Clone, Debug, Default)]
@@ -12,6 +14,8 @@ pub struct Slm1Options {
     pub checksum: ChecksumPolicy,
     /// Which elements share a byte in 4-bit tensors.
     pub nibbles: NibbleOrder,
+    /// How the bytes of weights are read.
+    pub reads: Reads,
 }
 
 /// What is done about the checksum of an SLM1 file, whose algorithm is not published.

@@ -1,6 +1,6 @@
 //! The entries of the files of a model, by name.
 
-use crate::checkpoint::file::{self, StoredTensor, Tensors, Values};
+use crate::checkpoint::file::{self, Reads, StoredTensor, Tensors, Values};
 use crate::{Error, Result};
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
@@ -30,8 +30,8 @@ pub(super) struct LayerEntry {
 pub(super) type Entries = BTreeMap<String, LayerEntry>;
 
 impl Shard {
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
-        let (tensors, values) = file::open_with_values(&path, MAX_VALUE_BYTES)?;
+    pub(super) fn open(path: PathBuf, reads: Reads) -> Result<Self> {
+        let (tensors, values) = file::open_with_values(&path, MAX_VALUE_BYTES, reads)?;
         Ok(Self { path, tensors, values })
     }
 }

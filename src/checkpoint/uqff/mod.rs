@@ -49,7 +49,7 @@ mod report;
 mod version;
 
 use super::container::{check_in_features, Container, Opened};
-use super::file::{self, StoredTensor, Warnings};
+use super::file::{self, Reads, StoredTensor, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::weight::{tensor_of, DenseTensor, Weight};
@@ -77,13 +77,14 @@ enum Tensor {
 }
 
 /// Opens the files of one model and checks every layer.
-pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
-    let shards = files.shards.into_iter().map(Shard::open).collect::<Result<Vec<_>>>()?;
+pub(super) fn open(files: Files, reads: Reads, warnings: &Warnings) -> Result<Opened> {
+    let shards =
+        files.shards.into_iter().map(|shard| Shard::open(shard, reads)).collect::<Result<Vec<_>>>()?;
     version::check(&shards)?;
     let mut tensors = layers(&merge(shards)?, warnings)?;
     let residual = files.dir.join(RESIDUAL);
     if residual.is_file() {
-        for (name, tensor) in file::open(&residual)? {
+        for (name, tensor) in file::open(&residual, reads)? {
             match tensors.entry(name) {
                 Entry::Vacant(vacant) => vacant.insert(Tensor::Residual(tensor)),
                 Entry::Occupied(taken) => {

@@ -2,7 +2,7 @@
 
 use super::layout::{Dequantize, SliceInMemory};
 use super::slice::Slice;
-use crate::checkpoint::file::{candle_dtype, StoredTensor};
+use crate::checkpoint::file::{candle_dtype, of_tensor, StoredTensor};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::fmt;
@@ -105,7 +105,7 @@ impl DenseTensor {
     /// If the numbers are not stored as they are.
     pub fn for_each_chunk(&self, take: impl FnMut(&[u8])) -> Result<()> {
         match &self.source {
-            Source::Stored(tensor) => tensor.for_each_chunk(1, take),
+            Source::Stored(tensor) => tensor.for_each_chunk(1, take).map_err(of_tensor(&self.name)),
             Source::Quantized(_) => {
                 Err(Error::mismatch(&self.name, "numbers that are stored as they are", "codes"))
             }
@@ -140,10 +140,11 @@ impl DenseTensor {
     /// If the device refuses the memory or the conversion.
     pub fn load(&self, dtype: DType, device: &Device) -> Result<Tensor> {
         let tensor = match &self.source {
-            Source::Stored(tensor) => tensor.load(device)?.reshape(self.dims.as_slice())?,
-            Source::Quantized(source) => source.dequantize(device)?,
+            Source::Stored(tensor) => tensor.load(device),
+            Source::Quantized(source) => source.dequantize(device),
         };
-        Ok(tensor.to_dtype(dtype)?)
+        let tensor = tensor.map_err(of_tensor(&self.name))?;
+        Ok(tensor.reshape(self.dims.as_slice())?.to_dtype(dtype)?)
     }
 }
 

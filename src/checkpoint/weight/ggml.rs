@@ -2,7 +2,7 @@
 
 use super::layout::GgmlBlocks;
 use super::slice::Slice;
-use crate::checkpoint::file::{with_aligned_copy, StoredTensor};
+use crate::checkpoint::file::{of_tensor, with_aligned_copy, StoredTensor};
 use crate::{Error, Result};
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
 use candle_core::Device;
@@ -103,12 +103,13 @@ impl GgmlWeight {
 
     /// Lends the blocks at an address that is a multiple of 8.
     fn with_aligned<R>(&self, take: impl FnOnce(&[u8]) -> R) -> Result<R> {
-        match &self.blocks {
+        let lent = match &self.blocks {
             Blocks::Stored(blocks) => blocks.with_aligned(take),
             Blocks::Composed(blocks) => {
                 with_aligned_copy(blocks.size_in_bytes(), |chunk| blocks.for_each_chunk(chunk), take)
             }
-        }
+        };
+        lent.map_err(of_tensor(&self.name))
     }
 
     /// Copies the matrices of a stack `[E, N, K]` to `device`, each for itself.

@@ -3,6 +3,7 @@
 use super::layout::Layout;
 use super::mlx_form::MlxForm;
 use super::slice::Slice;
+use crate::checkpoint::file::of_tensor;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::Device;
 use std::ops::Range;
@@ -59,7 +60,7 @@ impl PackedWeight {
     /// # Errors
     /// If a global scale is negative or not finite, or the device refuses the memory.
     pub fn load(&self, device: &Device) -> Result<QuantTensor> {
-        self.layout.load(device)
+        self.layout.load(device).map_err(of_tensor(&self.name))
     }
 
     /// Elements along K that lie together.

@@ -28,8 +28,6 @@
 //!    ▼
 //! options     how a conversion is done: ConvertOptions
 //!    ▼
-//! disk        free space, files written whole
-//!    ▼
 //! plan        checkpoint + recipe + target, from headers alone: a ConvertPlan
 //!    ▼
 //! run         reads, quantizes, measures, writes; journal, resume, one rename at the end: a ConvertReport
@@ -54,7 +52,6 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 mod bit_budget;
-mod disk;
 mod options;
 mod output;
 mod plan;
@@ -63,7 +60,6 @@ mod run;
 mod target;
 
 pub use bit_budget::{BitAllocation, Sensitivities};
-pub use disk::available_space;
 pub use options::ConvertOptions;
 pub use output::TensorPlan;
 pub use plan::ConvertPlan;

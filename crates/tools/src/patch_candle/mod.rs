@@ -13,12 +13,14 @@
 mod edits;
 
 use crate::sha256;
+use crate::staging::write_folder;
 use candle_quant::{Error, Result};
 use edits::EDITS;
 use flate2::read::GzDecoder;
 use std::{
     borrow::Cow,
-    fs::{self, File},
+    collections::BTreeMap,
+    fs::File,
     io::{self, Read},
     path::{Component, Path, PathBuf},
 };
@@ -52,11 +54,13 @@ pub fn downloaded_package(cargo_home: &Path) -> Result<PathBuf> {
     })
 }
 
-/// Unpacks the package `package` of candle-nn into the new folder `dir` and patches it there.
+/// Unpacks the package `package` of candle-nn into the folder `dir`, patched. A folder that this has written earlier is
+/// replaced if `overwrite` says so.
 ///
 /// # Errors
-/// If the package is of another crate or version, or not the one that [`CHECKSUM`] belongs to; if `dir` exists, or a file can't be read or written.
-pub fn patch_candle(package: &Path, dir: &Path) -> Result<()> {
+/// If the package is of another crate or version, or not the one that [`CHECKSUM`] belongs to; if `dir` exists and may not be
+/// replaced, or a file can't be read or written.
+pub fn patch_candle(package: &Path, dir: &Path, overwrite: bool) -> Result<()> {
     let expected = format!("candle-nn-{VERSION}");
     let name = name_in(package)?;
     if name != expected {
@@ -68,17 +72,9 @@ pub fn patch_candle(package: &Path, dir: &Path) -> Result<()> {
         let problem = format!("its SHA-256 is {found}, that of {expected} is {CHECKSUM}");
         return Err(Error::file(package, problem, "delete it and run `cargo fetch`"));
     }
-    if fs::symlink_metadata(dir).is_ok() {
-        return Err(Error::file(dir, "it exists", "remove it or choose another folder"));
-    }
-    let unfinished = unfinished(dir)?;
-    let written = unpack(package, &unfinished).and_then(|()| patch(&unfinished));
-    let done = written.and_then(|()| fs::rename(&unfinished, dir).map_err(|error| failed(dir, error)));
-    if done.is_err() {
-        // Ours, under a name that nobody else uses.
-        let _ = fs::remove_dir_all(&unfinished);
-    }
-    done
+    let mut files = unpack(package)?;
+    patch(package, &mut files)?;
+    write_folder(dir, &format!("candle-nn {VERSION}"), &files, overwrite)
 }
 
 /// The folder in which all files of a package lie: name and version of the crate.
@@ -97,44 +93,38 @@ fn archive(package: &Path) -> Result<Archive<GzDecoder<File>>> {
     Ok(Archive::new(GzDecoder::new(file)))
 }
 
-/// A new folder beside `dir`.
-fn unfinished(dir: &Path) -> Result<PathBuf> {
-    let name = dir.file_name().unwrap_or_default().to_string_lossy();
-    let unfinished = dir.with_file_name(format!(".{name}.{}", std::process::id()));
-    fs::create_dir_all(&unfinished).map_err(|error| failed(&unfinished, error))?;
-    Ok(unfinished)
-}
-
-/// Writes what a build needs: the manifest, the sources and the licences.
-fn unpack(package: &Path, dir: &Path) -> Result<()> {
+/// What a build needs, by paths: the manifest, the sources and the licences.
+fn unpack(package: &Path) -> Result<BTreeMap<String, Vec<u8>>> {
     let in_package = |error| failed(package, error);
     let mut archive = archive(package)?;
+    let mut files = BTreeMap::new();
     for entry in archive.entries().map_err(in_package)? {
         let entry = entry.map_err(in_package)?;
         let path = entry.path().map_err(in_package)?.into_owned();
         // All lie in one folder, named after the crate.
-        let inner: PathBuf = path.components().skip(1).collect();
-        let is_plain = inner.components().all(|part| matches!(part, Component::Normal(_)));
-        let is_needed = inner.starts_with("src") || inner.components().count() == 1;
-        if !(is_plain && is_needed && entry.header().entry_type().is_file()) {
+        let part = |part| match part {
+            Component::Normal(part) => part.to_str(),
+            _ => None,
+        };
+        let Some(parts) = path.components().skip(1).map(part).collect::<Option<Vec<_>>>() else { continue };
+        let is_needed = matches!(parts.as_slice(), [_] | ["src", ..]);
+        if !(is_needed && entry.header().entry_type().is_file()) {
             continue;
         }
-        let path = dir.join(inner);
-        let folder = path.parent().unwrap_or(dir);
-        fs::create_dir_all(folder).map_err(|error| failed(folder, error))?;
         let mut bytes = Vec::new();
         entry.take(MAX_FILE_BYTES).read_to_end(&mut bytes).map_err(in_package)?;
-        fs::write(&path, bytes).map_err(|error| failed(&path, error))?;
+        files.insert(parts.join("/"), bytes);
     }
-    Ok(())
+    Ok(files)
 }
 
-fn patch(dir: &Path) -> Result<()> {
+fn patch(package: &Path, files: &mut BTreeMap<String, Vec<u8>>) -> Result<()> {
     for edit in EDITS {
-        let path = dir.join(edit.file);
-        let text = fs::read_to_string(&path).map_err(|error| failed(&path, error))?;
-        let text = edit.apply(&path, &text)?;
-        fs::write(&path, text).map_err(|error| failed(&path, error))?;
+        let path = package.join(edit.file);
+        let missing = || failed(&path, io::ErrorKind::NotFound.into());
+        let bytes = files.get_mut(edit.file).ok_or_else(missing)?;
+        let text = std::str::from_utf8(bytes).map_err(|error| failed(&path, io::Error::other(error)))?;
+        *bytes = edit.apply(&path, text)?.into_bytes();
     }
     Ok(())
 }

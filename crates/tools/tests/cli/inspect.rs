@@ -60,7 +60,7 @@ fn logits_replace_regular_files_alone() {
         let output = logits(out);
         let line = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(1), "{line}");
-        assert!(line.contains("no regular file; give another output"), "{line}");
+        assert!(line.contains("no regular file, but a"), "{line}");
     }
     assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     assert_eq!(fs::read(&target).unwrap(), b"mine");

@@ -17,7 +17,10 @@ mod convert;
 mod damage;
 mod diff;
 mod inspect;
+#[cfg(unix)]
+mod kill;
 mod kinds;
+mod output;
 mod parallel;
 mod patch_candle;
 mod verify;

@@ -46,11 +46,28 @@ fn linear_and_embedding_are_changed() {
     // No unfinished folder is left.
     assert_eq!(names(&dir.path().join("new")), ["candle-nn"]);
 
-    let again = run(&["patch-candle", made.to_str().unwrap()]);
-    let error = String::from_utf8(again.stderr).unwrap();
-    assert!(!again.status.success() && error.contains("it exists"), "{error}");
-    assert!(error.contains("remove it or choose another folder"), "{error}");
-    assert_eq!(names(&dir.path().join("new")), ["candle-nn"]);
+    let again = |more: &[&str]| {
+        let output = run(&[&["patch-candle", made.to_str().unwrap()], more].concat());
+        assert_eq!(names(&dir.path().join("new")), ["candle-nn"]);
+        (output.status.success(), String::from_utf8(output.stderr).unwrap())
+    };
+    let (done, error) = again(&[]);
+    assert!(!done && error.contains("it exists already") && error.contains("--overwrite"), "{error}");
+    // What was written is replaced, and nothing else.
+    let listed = fs::read_to_string(made.join("candle-quant.json")).unwrap();
+    assert!(listed.contains("\"src/linear.rs\"") && listed.contains("candle-nn 0.11.1"), "{listed}");
+    fs::write(made.join("src/mine.rs"), "mine").unwrap();
+    let (done, error) = again(&["--overwrite"]);
+    assert!(!done && error.contains("a file (src/mine.rs)"), "{error}");
+    assert_eq!(fs::read(made.join("src/mine.rs")).unwrap(), b"mine");
+    fs::remove_file(made.join("src/mine.rs")).unwrap();
+    let linear = fs::read(made.join("src/linear.rs")).unwrap();
+    fs::write(made.join("src/linear.rs"), "changed").unwrap();
+    let (done, error) = again(&["--overwrite"]);
+    assert!(!done && error.contains("src/linear.rs was changed"), "{error}");
+    fs::write(made.join("src/linear.rs"), &linear).unwrap();
+    assert_eq!(again(&["--overwrite"]), (true, String::new()));
+    assert!(fs::read(made.join("src/linear.rs")).unwrap() == linear);
 }
 
 /// A package with one empty file.

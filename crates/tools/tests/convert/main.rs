@@ -15,5 +15,6 @@ mod quantized;
 mod repack;
 mod resume;
 mod search;
+mod shrinking;
 mod target;
 mod uqff;

@@ -347,7 +347,7 @@ fn links_do_not_lead_out_of_the_store() {
         assert!(error.contains("leads out of the store"), "{error}");
         assert_eq!(fs::read_dir(&outside).unwrap().count(), 0);
     }
-    // A manifest that is a link is replaced; what it leads to is not.
+    // A manifest or a blob that is a link is neither replaced nor followed.
     let folder = tempfile::tempdir().unwrap();
     let store = folder.path();
     run(&source, "int4", "a", store, RunOptions::default()).unwrap();
@@ -355,9 +355,18 @@ fn links_do_not_lead_out_of_the_store() {
     fs::create_dir(models.join("b")).unwrap();
     symlink(models.join("a/latest"), models.join("b/latest")).unwrap();
     let before = fs::read(models.join("a/latest")).unwrap();
-    run(&source, "int8", "b", store, RunOptions { overwrite: true, ..RunOptions::default() }).unwrap();
+    let replace = RunOptions { overwrite: true, ..RunOptions::default() };
+    let error = run(&source, "int8", "b", store, replace).unwrap_err();
+    assert!(error.contains("b/latest") && error.contains("not a file, but a link"), "{error}");
     assert!(fs::read(models.join("a/latest")).unwrap() == before);
-    assert!(fs::read(models.join("b/latest")).unwrap() != before);
+    assert!(fs::symlink_metadata(models.join("b/latest")).unwrap().is_symlink());
+    let first = layers(store, "a", "latest").remove(0);
+    let (first, elsewhere) = (blob(store, &first), store.join("elsewhere.partial"));
+    fs::rename(&first, &elsewhere).unwrap();
+    symlink(&elsewhere, &first).unwrap();
+    let error = run(&source, "int4", "c", store, RunOptions::default()).unwrap_err();
+    assert!(error.contains("sha256-") && error.contains("not a file, but a link"), "{error}");
+    assert!(fs::symlink_metadata(&first).unwrap().is_symlink() && !models.join("c/latest").exists());
 }
 
 #[test]
@@ -384,8 +393,6 @@ fn an_interrupted_model_is_not_there_and_is_resumed() {
     // Killed while blobs were moved.
     let folder = store.join("registry.ollama.ai+library+tiny-dense+int4.partial/model");
     fs::remove_file(folder.join("layer-00003")).unwrap();
-    let error = convert::convert(&plan, &store, &RunOptions::default(), &|_| ()).unwrap_err().to_string();
-    assert!(error.contains("--resume"), "{error}");
     let skipped = std::sync::atomic::AtomicUsize::new(0);
     let resume = RunOptions { resume: true, ..RunOptions::default() };
     let report = convert::convert(&plan, &store, &resume, &|event| {

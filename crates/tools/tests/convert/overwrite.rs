@@ -3,6 +3,7 @@
 use super::common::{bundled, bundled_path, files, json_file, Source};
 use candle_quant::{Checkpoint, Error, Result};
 use candle_quant_tools::convert::{self, ConvertOptions, ConvertPlan, Recipe, RunOptions};
+use candle_quant_tools::staging::available_space;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::fs;
@@ -86,7 +87,7 @@ fn what_no_conversion_wrote_is_not_replaced() {
     refused(&out, "no candle-quant.json");
     for damaged in ["{}", "[]", "\u{0}"] {
         fs::write(out.join("candle-quant.json"), damaged).unwrap();
-        refused(&out, "its candle-quant.json is not what");
+        refused(&out, "its candle-quant.json is not one");
     }
 }
 
@@ -118,14 +119,13 @@ fn the_older_output_stays_until_the_new_one_is_complete() {
     let before = files(&out);
     run("8", &out, &RunOptions { max_relative_rms: Some(1e-9), ..REPLACE }).unwrap_err();
     assert!(files(&out) == before);
-    // To go on is to be asked for, and to replace is, too.
-    let error = run("8", &out, &REPLACE).unwrap_err().to_string();
-    assert!(error.contains("out.partial") && error.contains("--resume"), "{error}");
-    let resume = RunOptions { resume: true, ..RunOptions::default() };
-    let error = run("8", &out, &resume).unwrap_err().to_string();
-    assert!(error.contains("it exists already") && error.contains("--overwrite"), "{error}");
-    assert!(files(&out) == before);
-    run("8", &out, &RunOptions { resume: true, ..REPLACE }).unwrap();
+    // To replace is to be asked for.
+    for resume in [false, true] {
+        let error = run("8", &out, &RunOptions { resume, ..RunOptions::default() }).unwrap_err().to_string();
+        assert!(error.contains("it exists already") && error.contains("--overwrite"), "{error}");
+        assert!(files(&out) == before);
+    }
+    run("8", &out, &REPLACE).unwrap();
     assert!(new() == files(&out));
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
 }
@@ -153,7 +153,7 @@ fn killed_when_the_folders_had_changed_places() {
         fs::rename(&out, partial.join("aside")).unwrap();
         fs::rename(partial.join("model"), &out).unwrap();
         fs::rename(partial.join("aside"), partial.join("model")).unwrap();
-        run("8", &out, &RunOptions { resume: true, ..more }).unwrap();
+        run("8", &out, &more).unwrap();
         assert!(new() == files(&out));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -169,10 +169,37 @@ fn killed_between_two_renames() {
         if second {
             fs::rename(partial.join("model"), &out).unwrap();
         }
-        run("8", &out, &RunOptions { resume: true, ..RunOptions::default() }).unwrap();
+        run("8", &out, &REPLACE).unwrap();
         assert!(new() == files(&out));
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
+    // With another plan the older one is what it was, and with none it is back.
+    let (folder, out, partial) = killed_at_its_end();
+    fs::rename(&out, partial.join("replaced")).unwrap();
+    run("4", &out, &RunOptions::default()).unwrap_err();
+    assert!(files(&out) == files(old().1));
+    run("4", &out, &REPLACE).unwrap();
+    assert!(files(&out) == files(old().1));
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+/// What comes into the output while another one is built.
+#[test]
+fn what_came_meanwhile_is_not_replaced() {
+    let (_folder, out) = old();
+    let source = bundled("tiny-bf16");
+    let plan = plan(&source, "8");
+    let put = |event: convert::ConvertEvent| {
+        if let convert::ConvertEvent::Measured { .. } = event {
+            fs::write(out.join("thesis.txt"), "mine").unwrap();
+        }
+    };
+    let error = convert::convert(&plan, &out, &REPLACE, &put).unwrap_err().to_string();
+    assert!(error.contains("a file (thesis.txt)"), "{error}");
+    fs::remove_file(out.join("thesis.txt")).unwrap();
+    assert!(files(&out) == files(old().1));
+    run("8", &out, &REPLACE).unwrap();
+    assert!(new() == files(&out));
 }
 
 #[test]
@@ -189,7 +216,7 @@ fn only_outputs_are_replaced() {
     fs::remove_file(&out).unwrap();
     fs::create_dir(&out).unwrap();
     fs::write(out.join("letter.txt"), "dear").unwrap();
-    refused("it has no candle-quant.json");
+    refused("letter.txt");
     #[cfg(unix)]
     {
         fs::rename(&out, folder.path().join("elsewhere")).unwrap();
@@ -238,7 +265,7 @@ fn an_output_may_be_in_its_source() {
 #[test]
 fn what_the_disk_has_no_room_for_is_not_begun() {
     let source = tempfile::tempdir().unwrap();
-    let available = convert::available_space(source.path()).unwrap();
+    let available = available_space(source.path()).unwrap();
     // A hole that is larger than the disk.
     let size = (available + (1 << 30)).next_multiple_of(4096);
     let header =

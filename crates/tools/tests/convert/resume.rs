@@ -75,35 +75,108 @@ fn what_is_resumed_is_equal_and_nothing_is_done_twice() {
 }
 
 #[test]
-fn an_interrupted_conversion_is_taken_up_only_when_asked_to() {
+fn what_another_plan_has_begun_is_replaced_unless_it_is_to_be_resumed() {
     let plan = plan_of(&bundled("tiny-bf16"), "4");
     let (_folder, out) = interrupted(&plan, 9);
-    let error = run(&plan, &out, false).unwrap_err().to_string();
-    for part in ["out.partial", "left by a conversion that was interrupted", "--resume"] {
-        assert!(error.contains(part), "{part} in {error}");
-    }
     let other = plan_of(&bundled("tiny-bf16"), "5");
     let error = run(&other, &out, true).unwrap_err().to_string();
-    assert!(error.contains("begun with other options"), "{error}");
+    assert!(error.contains("begun with other options") && error.contains("leave out --resume"), "{error}");
+    run(&other, &out, false).unwrap();
+    assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&other).0);
+    assert_eq!(fs::read_dir(out.parent().unwrap()).unwrap().count(), 1);
     // Nothing to resume is no obstacle.
     run(&plan, &out.with_file_name("new"), true).unwrap();
 }
 
+/// How many tensors a conversion takes over from an interrupted one.
+fn taken_over(plan: &ConvertPlan, out: &Path) -> usize {
+    let skipped = AtomicUsize::new(0);
+    let count = |event: ConvertEvent| {
+        if let ConvertEvent::Skipped { tensors, .. } = event {
+            skipped.fetch_add(tensors, Ordering::Relaxed);
+        }
+    };
+    convert::convert(plan, out, &RunOptions::default(), &count).unwrap();
+    skipped.into_inner()
+}
+
+/// Every byte of the source counts, and neither its time nor its place does.
 #[test]
-fn a_source_that_changed_is_noticed() {
-    let source = tempfile::tempdir().unwrap();
-    for (name, bytes) in files(bundled_path("tiny-bf16")) {
-        fs::write(source.path().join(name), bytes).unwrap();
+fn what_was_made_of_other_bytes_is_made_again() {
+    for kind in ["dense", "packed", "GGML"] {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join(if kind == "GGML" { "model.gguf" } else { "model.safetensors" });
+        let options = match kind {
+            "dense" => {
+                let bytes = fs::read(bundled_path("tiny-bf16").join("model.safetensors")).unwrap();
+                fs::write(&path, bytes).unwrap();
+                "4"
+            }
+            "packed" => {
+                for (name, bytes) in files(bundled_path("tiny")) {
+                    fs::write(folder.path().join(name), bytes).unwrap();
+                }
+                "keep"
+            }
+            _ => {
+                write_gguf(&path);
+                "bf16"
+            }
+        };
+        let open = || {
+            let opened =
+                if kind == "packed" { Checkpoint::open(folder.path()) } else { Checkpoint::open(&path) };
+            let mut options = ConvertOptions::mlx(Recipe::safe(options.parse().unwrap()));
+            (options.max_shard_size, options.requantize) = (100_000, kind == "GGML");
+            ConvertPlan::new(&opened.unwrap(), &options).unwrap()
+        };
+        let plan = open();
+        let tensors = plan.tensors().count();
+        let (_target, out) = interrupted(&plan, tensors);
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        let mut bytes = fs::read(&path).unwrap();
+        // Of the first tensor in the file, or of the second of four, and not of its last output.
+        let data = match kind {
+            "GGML" => bytes.len() - 3 * (256 * 256 / 32 * 34) + 100,
+            _ => 8 + u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize + 5,
+        };
+        bytes[data] ^= 1;
+        fs::write(&path, &bytes).unwrap();
+        fs::File::options().write(true).open(&path).unwrap().set_modified(modified).unwrap();
+        let plan = open();
+        let kept = taken_over(&plan, &out);
+        assert!(kept > 0 && kept < tensors - 1, "{kind}: {kept} of {tensors}");
+        assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&plan).0, "{kind}");
     }
-    let plan = plan_of(&Checkpoint::open(source.path()).unwrap(), "4");
-    let (_folder, out) = interrupted(&plan, 9);
-    let weights = source.path().join("model.safetensors");
-    let bytes = fs::read(&weights).unwrap();
-    fs::remove_file(&weights).unwrap();
-    fs::write(&weights, bytes).unwrap();
-    let plan = plan_of(&Checkpoint::open(source.path()).unwrap(), "4");
-    let error = run(&plan, &out, true).unwrap_err().to_string();
-    assert!(error.contains("model.safetensors was another file") && error.contains("begin anew"), "{error}");
+}
+
+/// A model of Q8_0 blocks in a GGUF file.
+fn write_gguf(path: &Path) {
+    use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
+    use candle_core::{Device, Tensor};
+    let weight = Tensor::ones((256, 256), DType::F32, &Device::Cpu).unwrap();
+    let blocks = QTensor::quantize(&weight, GgmlDType::Q8_0).unwrap();
+    let names: Vec<_> = (0..4).map(|layer| format!("blk.{layer}.ffn_down.weight")).collect();
+    let tensors: Vec<_> = names.iter().map(|name| (name.as_str(), &blocks)).collect();
+    let architecture = gguf_file::Value::String("qwen3".into());
+    let heads = gguf_file::Value::U32(4);
+    let metadata = [("general.architecture", &architecture), ("qwen3.attention.head_count", &heads)];
+    gguf_file::write(&mut fs::File::create(path).unwrap(), &metadata, &tensors).unwrap();
+}
+
+#[test]
+fn a_source_that_was_copied_is_the_same_source() {
+    let copy = || {
+        let source = tempfile::tempdir().unwrap();
+        for (name, bytes) in files(bundled_path("tiny-bf16")) {
+            fs::write(source.path().join(name), bytes).unwrap();
+        }
+        source
+    };
+    let (first, second) = (copy(), copy());
+    let (_folder, out) = interrupted(&plan_of(&Checkpoint::open(first.path()).unwrap(), "4"), 20);
+    drop(first);
+    assert!(taken_over(&plan_of(&Checkpoint::open(second.path()).unwrap(), "4"), &out) > 0);
 }
 
 #[test]
@@ -134,6 +207,7 @@ fn a_damaged_journal_is_named() {
 }
 
 /// Killed between the rename and the removal of the journal.
+#[cfg(unix)]
 #[test]
 fn an_output_that_is_there_already_only_needs_tidying() {
     let plan = plan_of(&bundled("tiny-bf16"), "4");
@@ -142,6 +216,7 @@ fn an_output_that_is_there_already_only_needs_tidying() {
     let strict = RunOptions { max_relative_rms: Some(1e-6), ..RunOptions::default() };
     convert::convert(&plan, &out, &strict, &|_| ()).unwrap_err();
     fs::rename(folder.path().join("out.partial/model"), &out).unwrap();
+    note_as_published(folder.path(), &out);
     let expected = complete(&plan);
     let list = expected.0.iter().find(|(name, _)| name == "candle-quant.json").expect("a list of the output");
     fs::write(out.join("candle-quant.json"), &list.1).unwrap();
@@ -149,6 +224,15 @@ fn an_output_that_is_there_already_only_needs_tidying() {
     assert!(files(&out).into_iter().collect::<Vec<_>>() == expected.0);
     assert_eq!(serde_json::to_string(&report).unwrap(), expected.1);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+}
+
+#[cfg(unix)]
+fn note_as_published(folder: &Path, out: &Path) {
+    use std::os::unix::fs::MetadataExt;
+    let (path, metadata) = (folder.join("out.partial/journal.json"), fs::metadata(out).unwrap());
+    let mut journal = json_file(&path);
+    journal["published"] = serde_json::json!([metadata.dev(), metadata.ino()]);
+    fs::write(path, journal.to_string()).unwrap();
 }
 
 #[test]
@@ -159,7 +243,8 @@ fn two_conversions_to_one_output_exclude_each_other() {
     let refused = AtomicUsize::new(0);
     let progress = |_: ConvertEvent| {
         let error = run(&plan, &out, true).unwrap_err().to_string();
-        assert!(error.contains("another conversion is writing here"), "{error}");
+        let owner = format!("process {}, which began ", std::process::id());
+        assert!(error.contains(&owner) && error.contains(" s ago, is writing here"), "{error}");
         refused.fetch_add(1, Ordering::Relaxed);
     };
     convert::convert(&plan, &out, &RunOptions::default(), &progress).unwrap();
@@ -185,8 +270,11 @@ fn another_dtype_is_another_plan() {
 fn only_finished_files_are_kept() {
     let plan = plan_of(&bundled("tiny-bf16"), "4");
     let (_folder, out) = interrupted(&plan, 20);
-    let model = out.with_file_name("out.partial").join("model");
-    fs::write(model.join("chat_template.jinja"), "stale").unwrap();
+    let partial = out.with_file_name("out.partial");
+    fs::write(partial.join("model/chat_template.jinja"), "stale").unwrap();
+    let mut journal = json_file(partial.join("journal.json"));
+    journal["files"].as_array_mut().unwrap().push("chat_template.jinja".into());
+    fs::write(partial.join("journal.json"), journal.to_string()).unwrap();
     run(&plan, &out, true).unwrap();
     assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&plan).0);
 }

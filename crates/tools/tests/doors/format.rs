@@ -210,7 +210,7 @@ fn converted_passes(format: QuantFormat, device: &Device) {
     let keep = ConvertOptions::mlx(Recipe::safe(Spec::Keep));
     let copied = conversion::convert(&Checkpoint::open(out.path()).unwrap(), &keep);
     assert!(
-        conversion::files(copied.path()) == conversion::files(out.path()),
+        conversion::content(copied.path()) == conversion::content(out.path()),
         "{format}: convert what is packed"
     );
 }

@@ -7,11 +7,13 @@ mod progress;
 
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device};
+use candle_quant::checkpoint::Reads;
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{
     self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Role, Rule, RunOptions, Spec,
     Target,
 };
+use candle_quant_tools::staging::{available_space, check_file, write_file};
 use parse::{parse_bits, parse_limit, parse_role, parse_size, parse_spec, parse_tensors};
 use progress::Progress;
 use serde_json::json;
@@ -119,7 +121,8 @@ pub struct Options {
     /// Print JSON: the plan, the report, or the comparison.
     #[arg(long)]
     json: bool,
-    /// Take up a conversion that was interrupted.
+    /// Refuse to begin anew. Without it, what was interrupted is taken up if SRC and options are the same, and else
+    /// replaced.
     #[arg(long)]
     resume: bool,
     /// Replace OUT if all in it is listed in its candle-quant.json, as an earlier conversion wrote it; it stays until the new
@@ -172,20 +175,24 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     }
     let mut conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
-        convert::check_output(out, &conversion, &run_options(options))
-            .map_err(|error| usage(error.into()))?;
+        convert::check_output(out, &conversion, &run_options(options)).map_err(|error| match error {
+            Error::Io { .. } => (error.into(), IO),
+            _ => (error.into(), USAGE),
+        })?;
     }
     if let Some(path) = &options.save_recipe {
         check_writable(path).map_err(|error| (error, IO))?;
     }
-    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    let source = Checkpoint::open_with(&options.source, Reads::Positioned).map_err(bad_input)?;
     if let Some(bits) = options.target_bpw {
         conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
     }
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
     if let Some(path) = &options.save_recipe {
         let recipe = plan.recipe_toml().map_err(bad_input)?;
-        fs::write(path, recipe).with_context(|| cannot_write(path)).map_err(|error| (error, IO))?;
+        write_file(path, recipe.as_bytes())
+            .with_context(|| cannot_write(path))
+            .map_err(|error| (error, IO))?;
     }
     match &options.out {
         Some(out) if !options.dry_run => write(options, &plan, out),
@@ -210,7 +217,7 @@ fn work(plan: &ConvertPlan) -> (usize, u64) {
 /// Measures one format after the other.
 fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let bad_input = |error: Error| (error.into(), BAD_INPUT);
-    let source = Checkpoint::open(&options.source).map_err(bad_input)?;
+    let source = Checkpoint::open_with(&options.source, Reads::Positioned).map_err(bad_input)?;
     let mut reports = Vec::new();
     for format in &options.compare {
         let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
@@ -373,7 +380,7 @@ fn tell(
     is_made: bool,
 ) -> Result<()> {
     if let Some(path) = &options.report {
-        fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_write(path))?;
+        write_file(path, format!("{:#}\n", json!(report)).as_bytes()).with_context(|| cannot_write(path))?;
     }
     let mut stdout = io::stdout().lock();
     match (options.json, is_made && !options.quiet) {
@@ -386,13 +393,7 @@ fn tell(
 
 /// Before the work: that a file can't be written is not to be learnt after it. Nothing changes by that.
 fn check_writable(path: &Path) -> Result<()> {
-    let is_new = fs::symlink_metadata(path).is_err();
-    let opened = fs::OpenOptions::new().append(true).create(true).open(path);
-    let checked = match is_new {
-        true => opened.and_then(|_| fs::remove_file(path)),
-        false => opened.map(drop),
-    };
-    checked.with_context(|| cannot_write(path))
+    check_file(path).with_context(|| cannot_write(path))
 }
 
 fn cannot_write(path: &Path) -> String {
@@ -400,7 +401,7 @@ fn cannot_write(path: &Path) -> String {
 }
 
 fn print_plan(options: &Options, plan: &ConvertPlan) -> io::Result<()> {
-    let available = options.out.as_deref().and_then(convert::available_space);
+    let available = options.out.as_deref().and_then(available_space);
     let mut stdout = io::stdout().lock();
     match options.json {
         true => writeln!(stdout, "{:#}", print::plan_json(plan, available))?,

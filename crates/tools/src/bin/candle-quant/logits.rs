@@ -1,13 +1,13 @@
 //! The `logits` subcommand.
 
 use super::generate::parse_dtype;
-use anyhow::{bail, Context, Result};
+use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{ActivationPrecision, Checkpoint};
 use candle_quant_models::Model;
+use candle_quant_tools::staging::{check_file, write_file};
 use std::collections::HashMap;
-use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Options {
@@ -29,7 +29,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    check_replaceable(&options.out)?;
+    check_file(&options.out)?;
     if let Some(activations) = options.activations {
         activations.set();
     }
@@ -37,26 +37,6 @@ pub fn run(options: &Options) -> Result<()> {
     let mut model = Model::load(&Checkpoint::open(&options.path)?, options.dtype, &device)?;
     let tokens = Tensor::new(options.tokens.as_slice(), &device)?;
     let logits = model.forward(&tokens.unsqueeze(0)?, 0)?.squeeze(0)?.to_dtype(DType::F32)?;
-    save(HashMap::from([("tokens", tokens), ("logits", logits)]), &options.out)
-}
-
-/// A file that is there already is replaced, a link, pipe or device is not.
-fn check_replaceable(path: &Path) -> Result<()> {
-    if fs::symlink_metadata(path).is_ok_and(|there| !there.is_file()) {
-        bail!("{}: it is there already, and no regular file; give another output", path.display());
-    }
-    Ok(())
-}
-
-/// Writes beside the file and moves it into place, so that a failure leaves nothing and harms nothing.
-fn save(tensors: HashMap<&str, Tensor>, path: &Path) -> Result<()> {
-    check_replaceable(path)?;
-    let mut part = path.as_os_str().to_owned();
-    part.push(format!(".{}.part", std::process::id()));
-    let part = PathBuf::from(part);
-    let bytes = safetensors::serialize(&tensors, None)?;
-    fs::write(&part, bytes)
-        .and_then(|()| fs::rename(&part, path))
-        .inspect_err(|_| drop(fs::remove_file(&part)))
-        .with_context(|| path.display().to_string())
+    let tensors = HashMap::from([("tokens", tokens), ("logits", logits)]);
+    Ok(write_file(&options.out, &safetensors::serialize(&tensors, None)?)?)
 }

@@ -7,11 +7,14 @@ use std::path::PathBuf;
 /// Options of `patch-candle`.
 #[derive(clap::Args)]
 pub struct Options {
-    /// The folder to write, which must not exist.
+    /// The folder to write.
     dir: PathBuf,
     /// The package of candle-nn, if it is not in cargo's registry.
     #[arg(long, value_name = "FILE")]
     package: Option<PathBuf>,
+    /// Replace a folder that this has written earlier, if all in it is as it was written.
+    #[arg(long)]
+    overwrite: bool,
 }
 
 /// Writes the patched candle-nn and says how to use it.
@@ -20,7 +23,7 @@ pub fn run(options: &Options) -> Result<()> {
         Some(package) => package.clone(),
         None => downloaded_package(&cargo_home()?)?,
     };
-    patch_candle(&package, &options.dir)?;
+    patch_candle(&package, &options.dir, options.overwrite)?;
     println!(
         "Wrote {dir}. Use it in Cargo.toml of the workspace:\n\n[patch.crates-io]\ncandle-nn = {{ path = {path:?} }}",
         dir = options.dir.display(),

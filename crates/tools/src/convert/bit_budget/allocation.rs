@@ -133,7 +133,7 @@ impl<'a> BitAllocation<'a> {
         let mut sensitivities = Sensitivities::new(self.source, self.settings())?;
         for file in &self.files {
             let measured =
-                Writer { file, device: &self.options.device, progress }.write(ShardFile::nowhere())?;
+                Writer { file, device: &self.options.device, progress }.write(ShardFile::nowhere())?.tensors;
             for (job, quality) in file.jobs.iter().zip(measured) {
                 if let Some(format) = job.format() {
                     // What the dtype of the scales can't express is the worst of all.

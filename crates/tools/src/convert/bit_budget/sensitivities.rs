@@ -1,9 +1,9 @@
 //! What each weight loses in each of several formats, in memory and in a file.
 
-use crate::convert::disk::{io, states_of_files, sync_folder, write_synced};
 use crate::convert::options::ConvertOptions;
 use crate::convert::recipe::Spec;
 use crate::sha256;
+use crate::staging::{io, write_file};
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::{Error, Result};
 use serde::{Deserialize, Serialize};
@@ -11,6 +11,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 /// What weights lose in formats, as [`BitAllocation::measure`](super::BitAllocation::measure) finds it. It can be kept
 /// in a file, for other numbers of bits.
@@ -113,17 +114,23 @@ impl Sensitivities {
     /// If it can't be written.
     pub fn write(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let mut new = path.as_os_str().to_owned();
-        new.push(".new");
         let text = serde_json::to_string_pretty(self)
             .map_err(|error| Error::file(path, error.to_string(), "report this"))?;
-        write_synced(new.as_ref(), format!("{text}\n").as_bytes())?;
-        fs::rename(&new, path).map_err(io(path))?;
-        match path.parent().filter(|parent| !parent.as_os_str().is_empty()) {
-            Some(parent) => sync_folder(parent).map_err(io(parent)),
-            None => Ok(()),
-        }
+        write_file(path, format!("{text}\n").as_bytes())
     }
+}
+
+/// For every file of weights its size and the time of its last change.
+fn states_of_files(source: &Checkpoint) -> Result<BTreeMap<String, (u64, u128)>> {
+    let state = |path: &Path| {
+        let metadata = fs::metadata(path)?;
+        let changed = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        // JSON has no bytes: of a path that is no Unicode, what is none is left out.
+        let path = fs::canonicalize(path)?.to_string_lossy().into_owned();
+        Ok((path, (metadata.len(), changed.as_nanos())))
+    };
+    let files = source.weight_files().into_iter();
+    files.map(|path| state(&path).map_err(|error| Error::Io { path, error })).collect()
 }
 
 fn fingerprint(source: &Checkpoint) -> Result<String> {

@@ -6,9 +6,6 @@ mod job;
 mod source;
 mod tensor;
 
-/// What is in an output, with sizes and digests: lies in it, and belongs to no other.
-pub(super) const FILE_LIST: &str = "candle-quant.json";
-
 pub(super) use file::OutputFile;
 pub use job::TensorPlan;
 pub(super) use job::{Job, Packing, Work, WIDE_MXFP4};

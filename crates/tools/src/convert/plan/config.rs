@@ -2,7 +2,7 @@
 //! copied.
 
 use super::plan::ConvertPlan;
-use crate::convert::output::FILE_LIST;
+use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals};
 use candle_quant::{Error, QuantFormat, Result};
 use serde::de::{Deserializer, MapAccess, Visitor};
@@ -22,7 +22,7 @@ const OF_THE_SOURCE: [&str; 6] = [
     "quantize_config.json",
     "quant_config.json",
     "uqff_report.json",
-    FILE_LIST,
+    MANIFEST,
 ];
 
 impl ConvertPlan {

@@ -72,6 +72,13 @@ impl ConvertPlan {
         Ok(plan)
     }
 
+    /// What the source is called: the last part of its path.
+    pub(in crate::convert) fn source_name(&self) -> String {
+        let path = self.source.path();
+        let named = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+        named.file_name().unwrap_or_default().to_string_lossy().into_owned()
+    }
+
     /// What becomes of each tensor, in natural order.
     pub fn tensors(&self) -> impl Iterator<Item = &TensorPlan> {
         self.jobs().map(|job| &job.planned)

@@ -1,17 +1,17 @@
 //! A finished model in a store of Ollama: its files become blobs, which a manifest names.
 
 use super::journal::Finished;
-use crate::convert::disk::{io, sync_folder, write_synced};
 use crate::convert::plan::ConvertPlan;
 use crate::convert::target::ollama_manifest::{self, ManifestLayer};
 use crate::sha256;
+use crate::staging::{io, kind_of, sync_folder, write_synced};
 use candle_quant::checkpoint::OllamaStore;
 use candle_quant::{Error, Result};
 use std::fs;
 use std::path::Path;
 
 /// The file of what Ollama knows of a model, before it is a blob.
-const MODEL: &str = "model";
+pub(super) const MODEL: &str = "model";
 
 /// Moves the files of a model, which are in `folder`, to the blobs of a store, and returns the manifest that names them.
 pub(super) fn into_blobs(
@@ -23,8 +23,14 @@ pub(super) fn into_blobs(
     let blobs = OllamaStore::create(out)?.blobs();
     let take = |file: &str, sha256: &str| {
         let blob = blobs.join(format!("sha256-{sha256}"));
-        // One that is there has the same bytes, unless it is damaged.
-        fs::rename(folder.join(file), &blob).map_err(io(&blob))
+        // A file that is there has the same bytes, unless it is damaged.
+        match fs::symlink_metadata(&blob) {
+            Ok(there) if !there.is_file() => {
+                let problem = format!("not a file, but {}", kind_of(&there));
+                Err(Error::file(&blob, problem, "put the blob itself there, or remove this"))
+            }
+            _ => fs::rename(folder.join(file), &blob).map_err(io(&blob)),
+        }
     };
     let mut layers = Vec::new();
     for file in &plan.files {
@@ -55,6 +61,6 @@ pub(super) fn into_blobs(
     )?;
     let (sha256, size) = hashed(MODEL)?;
     take(MODEL, &sha256)?;
-    sync_folder(&blobs).map_err(io(&blobs))?;
+    sync_folder(&blobs)?;
     ollama_manifest::manifest(&ManifestLayer::config(&sha256, size), &layers).map_err(unwritten)
 }

@@ -5,28 +5,27 @@ use super::journal::Finished;
 use super::options::RunOptions;
 use super::quality::{ConvertReport, Quality, WrittenFile};
 use super::shard_file::ShardFile;
-use super::staging::Staging;
-use super::writer::Writer;
-use crate::convert::disk::write_synced;
+use super::sidecars::write_sidecars;
+use super::unfinished::Unfinished;
+use super::writer::{Writer, Written};
 use crate::convert::plan::ConvertPlan;
 use candle_quant::{Error, Result};
-use candle_quant_models::generate::stored_tokenizer;
-use std::fs;
 use std::path::Path;
-
-/// The file of a tokenizer.
-const TOKENIZER: &str = "tokenizer.json";
 
 /// Carries a plan out. `progress` is called from several threads.
 ///
 /// The output appears under its name when it is complete. Until then it is in `OUT.partial`, which stays there if
-/// the conversion fails or the process is killed, for [`RunOptions::resume`]. The bytes of the output do not depend
-/// on the number of threads, nor on [`ConvertOptions::device`](crate::convert::ConvertOptions::device), which may be another one when a
-/// conversion is resumed.
+/// the conversion fails or the process is killed. The next one with the same plan goes on with what is finished there,
+/// if the source has still the bytes that it was made of; one with another plan begins anew. The bytes of the output do
+/// not depend on that, on the number of threads, nor on
+/// [`ConvertOptions::device`](crate::convert::ConvertOptions::device).
+///
+/// A source that shrinks meanwhile is an error if it was opened with
+/// [`Reads::Positioned`](candle_quant::checkpoint::Reads::Positioned).
 ///
 /// # Errors
-/// If the output exists (and may not be replaced) or can't be written, if the disk has no room for it, if the source
-/// can't be read or has numbers that are not finite, or if the loss is larger than
+/// If the output exists (and may not be replaced) or can't be written, if another process writes it, if the disk has no
+/// room for it, if the source can't be read or has numbers that are not finite, or if the loss is larger than
 /// [`RunOptions::max_relative_rms`].
 pub fn convert(
     plan: &ConvertPlan,
@@ -34,35 +33,36 @@ pub fn convert(
     options: &RunOptions,
     progress: &(dyn Fn(ConvertEvent) + Sync),
 ) -> Result<ConvertReport> {
-    let mut staging = Staging::open(plan, out.as_ref(), options)?;
-    if !staging.is_published {
+    let mut unfinished = Unfinished::open(plan, out.as_ref(), options)?;
+    if !unfinished.is_published {
         for file in &plan.files {
-            if staging.has(&file.file) {
+            let writer = Writer { file, device: &plan.device, progress };
+            if unfinished.is_finished(&writer)? {
                 let bytes = file.jobs.iter().map(|job| job.planned.source_bytes).sum();
                 progress(ConvertEvent::Skipped { bytes, tensors: file.jobs.len() });
                 continue;
             }
-            let written = ShardFile::create(staging.path(&file.file), &file.header, file.size)?;
+            let written = ShardFile::create(unfinished.path(&file.file), &file.header, file.size)?;
             for (output, value) in
                 file.outputs().filter_map(|output| output.value.as_ref().map(|value| (output, value)))
             {
                 written.write(output.offset, value)?;
             }
-            let tensors = Writer { file, device: &plan.device, progress }.write(written)?;
+            let Written { source, tensors } = writer.write(written)?;
             if !options.allow_nonfinite {
                 check_finite(plan, &tensors)?;
             }
-            staging.finish(&file.file, tensors)?;
+            unfinished.finish(&file.file, source, tensors)?;
         }
-        write_sidecars(plan, &staging)?;
+        write_sidecars(plan, &unfinished.model())?;
     }
-    let report = report(plan, &staging.journal.finished);
+    let report = report(plan, &unfinished.journal.finished);
     if !options.allow_nonfinite {
         check_finite(plan, &report.tensors)?;
     }
     progress(ConvertEvent::Measured { report: &report });
     check_quality(&report, options)?;
-    staging.publish(plan, options.overwrite)?;
+    unfinished.publish(plan, options.overwrite)?;
     Ok(report)
 }
 
@@ -73,11 +73,11 @@ pub fn convert(
 pub fn measure(plan: &ConvertPlan, progress: &(dyn Fn(ConvertEvent) + Sync)) -> Result<ConvertReport> {
     let mut tensors = Vec::new();
     for file in &plan.files {
-        tensors.extend(Writer { file, device: &plan.device, progress }.write(ShardFile::nowhere())?);
+        tensors.extend(Writer { file, device: &plan.device, progress }.write(ShardFile::nowhere())?.tensors);
     }
     check_finite(plan, &tensors)?;
     let file = WrittenFile { file: String::new(), sha256: String::new() };
-    let mut report = report(plan, &[Finished { file, tensors }]);
+    let mut report = report(plan, &[Finished { file, source: String::new(), tensors }]);
     report.files.clear();
     Ok(report)
 }
@@ -131,29 +131,4 @@ fn check_quality(report: &ConvertReport, options: &RunOptions) -> Result<()> {
         }),
         _ => Ok(()),
     }
-}
-
-fn write_sidecars(plan: &ConvertPlan, staging: &Staging) -> Result<()> {
-    if let Some(config) = plan.config_json()? {
-        write_synced(&staging.path("config.json"), config.as_bytes())?;
-    }
-    for (name, text) in plan.target.kind().sidecars(&plan.files, plan.top) {
-        write_synced(&staging.path(name), text.as_bytes())?;
-    }
-    let copied = plan.copied_files()?;
-    for (name, path) in &copied {
-        let bytes = fs::read(path).map_err(|error| Error::Io { path: path.clone(), error })?;
-        write_synced(&staging.path(name), &bytes)?;
-    }
-    if !copied.iter().any(|(name, _)| name == TOKENIZER) {
-        // That there is none that can be read is among the plan's notes.
-        let text = stored_tokenizer(&plan.source)
-            .ok()
-            .flatten()
-            .and_then(|tokenizer| tokenizer.to_string(false).ok());
-        if let Some(text) = text {
-            write_synced(&staging.path(TOKENIZER), text.as_bytes())?;
-        }
-    }
-    Ok(())
 }

@@ -1,18 +1,15 @@
 //! Where an output goes: a folder, or a model in a store of Ollama. Both appear by one rename.
 
-use super::file_list;
 use super::journal::Journal;
 use super::options::RunOptions;
-use super::partial::{is_begun, journal_in, model_in};
-use crate::convert::disk::{identity, io, replace, sync_folder};
 use crate::convert::options::ConvertOptions;
+use crate::staging::{
+    check_folder, identity, io, is_there, kind_of, plain, put_folder, sync_folder, Partial,
+};
 use candle_quant::checkpoint::{OllamaName, OllamaStore};
 use candle_quant::{Error, Result};
 use std::fs;
 use std::path::{Path, PathBuf};
-
-/// What a folder is called in which an output is built.
-const PARTIAL: &str = ".partial";
 
 /// Where an output goes.
 #[derive(Clone, Debug)]
@@ -23,8 +20,7 @@ pub(super) enum Destination {
     Store(PathBuf, OllamaName),
 }
 
-/// Whether the output may be written: there is none yet or it may be replaced, and nothing is unfinished unless it
-/// is to be resumed.
+/// Whether the output may be written: there is none yet or it may be replaced, and no process writes there.
 ///
 /// # Errors
 /// If not.
@@ -36,19 +32,15 @@ impl Destination {
     pub(super) fn new(out: &Path, model: Option<&OllamaName>) -> Self {
         match model {
             Some(name) => Self::Store(out.to_owned(), name.clone()),
-            None => Self::Folder(out.to_owned()),
+            None => Self::Folder(plain(out)),
         }
     }
 
     /// Where the output is built: on the same disk, in a store beside what it has.
     pub(super) fn root(&self) -> PathBuf {
         match self {
-            Self::Folder(out) => {
-                let mut name = out.file_name().unwrap_or_default().to_owned();
-                name.push(PARTIAL);
-                out.with_file_name(name)
-            }
-            Self::Store(out, name) => out.join(format!("{}{PARTIAL}", name.parts().join("+"))),
+            Self::Folder(out) => Partial::of(out),
+            Self::Store(out, name) => Partial::of(&out.join(name.parts().join("+"))),
         }
     }
 
@@ -62,80 +54,72 @@ impl Destination {
         }
     }
 
-    /// Whether the output has been renamed already, and only the journal is left, and what was replaced.
-    pub(super) fn is_published(&self) -> Result<bool> {
-        let root = self.root();
-        let (Some(journal), Some(path)) = (Journal::read(&journal_in(&root))?, self.published()?) else {
-            return Ok(false);
-        };
-        let is_the_one = journal.published.is_some() && identity(&path) == journal.published;
-        let has_no_other = matches!(self, Self::Folder(_)) && !model_in(&root).exists();
-        Ok(path.exists() && (is_the_one || has_no_other))
+    /// Whether the output of a journal has been renamed already, and what is left is to be removed.
+    pub(super) fn is_published(&self, journal: &Journal) -> Result<bool> {
+        let found = self.published()?.and_then(|path| identity(&path));
+        // Where nothing tells folders apart, two renames replace one.
+        let is_whole = cfg!(unix) || !self.root().join("model").exists();
+        Ok(journal.published.is_some() && journal.published == found && is_whole)
     }
 
     /// As [`check_output`].
     pub(super) fn check(&self, options: &RunOptions) -> Result<()> {
+        if let Self::Store(out, _) = self {
+            check_store(out)?;
+        }
         let root = self.root();
-        match self {
-            Self::Folder(out) if out.file_name().is_none() => {
-                return Err(Error::file(out, "not the name of a folder to create", "give another output"));
-            }
-            Self::Store(out, _) => check_store(out)?,
-            Self::Folder(_) => {}
-        }
-        let published = options.resume && self.is_published()?;
-        let there = self.published()?.filter(|path| fs::symlink_metadata(path).is_ok());
-        if let Some(path) = there.filter(|_| !published) {
-            self.check_replaceable(&path, options.overwrite)?;
-        }
-        if !options.resume && is_begun(&root) {
-            let problem = "left by a conversion that was interrupted";
-            return Err(Error::file(&root, problem, "resume it (--resume), or remove it"));
-        }
-        Ok(())
-    }
-
-    /// Whether what is at `path` may be lost. Of a store that is the manifest of the model alone.
-    fn check_replaceable(&self, path: &Path, overwrite: bool) -> Result<()> {
-        if !overwrite {
-            let remedy = "remove it, replace it (--overwrite), or give another output";
-            return Err(Error::file(path, "it exists already, and is not overwritten", remedy));
-        }
-        match self {
-            Self::Folder(out) => file_list::check_replaceable(out),
-            Self::Store(..) => Ok(()),
+        Partial::check(&root)?;
+        match Partial::read_journal(&root)? {
+            Some(journal) if self.is_published(&journal)? => Ok(()),
+            _ => self.check_place(options.overwrite).inspect_err(|_| Partial::sweep(&root)),
         }
     }
 
-    /// Puts the folder or manifest `made` in its place. A folder that was there is at `made` or `aside` then.
-    pub(super) fn put(&self, made: &Path, aside: &Path, overwrite: bool) -> Result<()> {
-        let path = match self {
-            Self::Folder(out) => out.clone(),
-            Self::Store(out, name) => OllamaStore::create(out)?.make_place(name)?,
+    /// Whether what is there, if anything is, may be replaced. Of a store that is the manifest of the model alone: its
+    /// blobs stay, for other models may have them, too; Ollama removes those that none has.
+    pub(super) fn check_place(&self, overwrite: bool) -> Result<()> {
+        let manifest = match self {
+            Self::Folder(out) => return check_folder(out, overwrite),
+            Self::Store(..) => self.published()?,
         };
-        let is_there = fs::symlink_metadata(&path).is_ok();
-        if is_there {
-            // It may have come only now.
-            self.check_replaceable(&path, overwrite)?;
+        let there = manifest.and_then(|path| fs::symlink_metadata(&path).ok().map(|there| (path, there)));
+        let Some((path, there)) = there else {
+            return Ok(());
+        };
+        match (there.is_file(), overwrite) {
+            (true, true) => Ok(()),
+            (true, false) => {
+                let remedy = "replace it (--overwrite), or give the model another name";
+                Err(Error::file(&path, "it exists already, and is not overwritten", remedy))
+            }
+            (false, _) => {
+                let problem = format!("not overwritten: not a file, but {}", kind_of(&there));
+                Err(Error::file(&path, problem, "move it away, or give the model another name"))
+            }
         }
+    }
+
+    /// Puts the folder that was built, or the manifest, in its place.
+    pub(super) fn put(&self, partial: &Partial, overwrite: bool) -> Result<()> {
         match self {
-            Self::Folder(_) if is_there => replace(&path, made, aside).map_err(io(&path))?,
-            Self::Folder(_) | Self::Store(..) => fs::rename(made, &path).map_err(io(&path))?,
-        }
-        match path.parent() {
-            Some(parent) if parent.as_os_str().is_empty() => sync_folder(Path::new(".")).map_err(io(parent)),
-            Some(parent) => sync_folder(parent).map_err(io(parent)),
-            None => Ok(()),
+            Self::Folder(out) => put_folder(partial, out, overwrite),
+            Self::Store(out, name) => {
+                let path = OllamaStore::create(out)?.make_place(name)?;
+                // It may have come only now.
+                self.check_place(overwrite)?;
+                fs::rename(partial.made(), &path).map_err(io(&path))?;
+                sync_folder(path.parent().unwrap_or(out))
+            }
         }
     }
 }
 
 /// Whether `out` is a store, or may become one.
 fn check_store(out: &Path) -> Result<()> {
-    if fs::symlink_metadata(out).is_err() {
+    if !is_there(out) {
         return Ok(());
     }
-    let ours = |name: &str| ["manifests", "blobs"].contains(&name) || name.ends_with(PARTIAL);
+    let ours = |name: &str| ["manifests", "blobs"].contains(&name) || Partial::is_one(name);
     let names = match out.is_dir() {
         true => fs::read_dir(out).and_then(Iterator::collect::<std::io::Result<Vec<_>>>).map_err(io(out))?,
         false => Vec::new(),

@@ -1,28 +1,24 @@
 //! What is finished of a conversion, so that it can be resumed.
 
 use super::quality::{Quality, WrittenFile};
-use crate::convert::disk::states_of_files;
+use super::sidecars::file_names;
 use crate::convert::output::Work;
 use crate::convert::plan::ConvertPlan;
 use crate::sha256;
-use candle_quant::{Error, Result};
+use candle_quant::Result;
 use serde::{Deserialize, Serialize};
-use std::collections::BTreeMap;
-use std::fs;
-use std::io::ErrorKind;
-use std::path::Path;
+use std::collections::BTreeSet;
 
-/// What was begun, of what, and what of it is finished.
+/// What was begun, and what of it is finished.
 #[derive(Debug, Serialize, Deserialize)]
 pub(super) struct Journal {
+    /// The files that are written.
+    pub files: BTreeSet<String>,
     /// The SHA-256 of what the plan says.
-    plan: String,
-    /// For every file of the source its size and the time of its last change.
-    source: BTreeMap<String, (u64, u128)>,
-    /// In the order of the plan.
+    pub plan: String,
+    /// In the order of their names.
     pub finished: Vec<Finished>,
     /// Device and inode of the folder or manifest that becomes the output, noted before it does.
-    #[serde(default)]
     pub published: Option<(u64, u64)>,
 }
 
@@ -31,47 +27,19 @@ pub(super) struct Journal {
 pub(super) struct Finished {
     #[serde(flatten)]
     pub file: WrittenFile,
+    /// The digest of the numbers and codes of the source that it was made of, as they were read.
+    pub source: String,
     pub tensors: Vec<Quality>,
 }
 
 impl Journal {
     /// That of a conversion of which nothing is finished.
     pub(super) fn new(plan: &ConvertPlan) -> Result<Self> {
-        Ok(Self {
-            plan: fingerprint(plan)?,
-            source: states_of_files(&plan.source)?,
-            finished: Vec::new(),
-            published: None,
-        })
-    }
-
-    /// That in a file; `None` if there is none.
-    pub(super) fn read(path: &Path) -> Result<Option<Self>> {
-        match fs::read(path) {
-            Ok(text) => serde_json::from_slice(&text)
-                .map(Some)
-                .map_err(|error| Error::file(path, error.to_string(), "remove the folder it is in")),
-            Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(Error::Io { path: path.to_owned(), error }),
-        }
-    }
-
-    /// Whether the conversion that was begun in `root` is the one that is to be carried out `now`.
-    pub(super) fn check(&self, now: &Self, root: &Path) -> Result<()> {
-        if let Some(path) =
-            now.source.iter().find_map(|(path, state)| (self.source.get(path) != Some(state)).then_some(path))
-        {
-            let problem = format!("begun when {path} was another file");
-            return Err(Error::file(root, problem, "remove it and begin anew"));
-        }
-        if self.plan != now.plan {
-            return Err(Error::file(root, "begun with other options", "give the same options, or remove it"));
-        }
-        Ok(())
+        Ok(Self { files: file_names(plan)?, plan: fingerprint(plan)?, finished: Vec::new(), published: None })
     }
 }
 
-/// The SHA-256 of all that decides about the bytes of the output.
+/// The SHA-256 of all that decides about the bytes of the output, but for the numbers of the source.
 fn fingerprint(plan: &ConvertPlan) -> Result<String> {
     let mut hasher = sha256::Hasher::default();
     hasher.update(env!("CARGO_PKG_VERSION"));

@@ -5,14 +5,14 @@ mod block;
 mod convert;
 mod destination;
 mod event;
-mod file_list;
 mod journal;
 mod options;
-mod partial;
 mod quality;
 mod repack;
 mod shard_file;
-mod staging;
+mod sidecars;
+mod source_digest;
+mod unfinished;
 mod writer;
 
 pub use convert::{convert, measure};

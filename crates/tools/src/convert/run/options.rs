@@ -3,7 +3,7 @@
 /// How a plan is carried out.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct RunOptions {
-    /// Take up an interrupted conversion with the same plan.
+    /// Refuse to begin anew where a conversion with another plan was interrupted.
     pub resume: bool,
     /// Replace an output of an earlier conversion, in which nothing was added or changed since. It stays until the new one
     /// is complete.

@@ -1,8 +1,7 @@
 //! Packed weights in MLX's layout, or in a format that holds them exactly: no code is dequantized or rounded.
 
 use crate::convert::output::{OutputTensor, WIDE_MXFP4};
-use candle_core::{DType, Device, Tensor};
-use candle_quant::checkpoint::PackedWeight;
+use candle_core::{DType, Tensor};
 use candle_quant::format::{code_at, pack, Element, Scale, ZeroPoint};
 use candle_quant::{Error, QuantFormat, QuantTensor, Result};
 use half::{bf16, f16};
@@ -12,21 +11,21 @@ use safetensors::Dtype;
 /// Hands on a weight matrix by matrix: the number of the first row, and the bytes for each tensor of the output, that
 /// is codes, scales, and biases if `format` has them.
 pub(super) fn repack(
-    packed: &PackedWeight,
+    name: &str,
+    weight: QuantTensor,
     format: QuantFormat,
     outputs: &[OutputTensor],
     mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
 ) -> Result<()> {
-    let weight = packed.load(&Device::Cpu)?;
     if weight.global_scale().is_some() {
         return Err(Error::Unsupported {
-            what: format!("`{}` with a multiplier of its scales in an MLX checkpoint", packed.name()),
+            what: format!("`{}` with a multiplier of its scales in an MLX checkpoint", name),
             remedy: "requantize or dequantize it".into(),
         });
     }
     if let Some(biases) = weight.biases().filter(|biases| biases.dtype() != weight.scales().dtype()) {
         return Err(Error::mismatch(
-            format!("biases of `{}`", packed.name()),
+            format!("biases of `{}`", name),
             format!("numbers that {:?}, the dtype of its scales, holds exactly", weight.scales().dtype()),
             format!("{:?}; requantize or dequantize it", biases.dtype()),
         ));
@@ -44,7 +43,7 @@ pub(super) fn repack(
             let parts = [Some(matrix.packed()), Some(matrix.scales()), biases.as_ref()];
             parts.into_iter().flatten().map(le_bytes).collect()
         }
-        false => widened(packed.name(), matrix, scales),
+        false => widened(name, matrix, scales),
     };
     let dims = weight.dims();
     let [stack @ .., n, _] = dims.as_slice() else {

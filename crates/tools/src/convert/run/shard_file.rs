@@ -1,5 +1,6 @@
 //! A file of weights while it is written.
 
+use crate::staging;
 use candle_quant::{Error, Result};
 use std::fs::File;
 use std::io::Write;
@@ -13,10 +14,10 @@ pub(in crate::convert) struct ShardFile {
 }
 
 impl ShardFile {
-    /// Creates or truncates the file, and writes its header.
+    /// Creates the file in place of one that was begun, and writes its header.
     pub(in crate::convert) fn create(path: PathBuf, header: &[u8], size: u64) -> Result<Self> {
         let create = || {
-            let mut file = File::create(&path)?;
+            let mut file = staging::create(&path)?;
             file.write_all(header)?;
             file.set_len(size)?;
             Ok(file)
@@ -30,6 +31,11 @@ impl ShardFile {
     /// A file that takes everything and keeps nothing.
     pub(in crate::convert) fn nowhere() -> Self {
         Self { path: PathBuf::new(), file: None }
+    }
+
+    /// Whether anything is kept.
+    pub(super) fn is_written(&self) -> bool {
+        self.file.is_some()
     }
 
     /// Writes `bytes` at `offset`.

@@ -6,6 +6,7 @@ use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
 use super::repack::repack;
 use super::shard_file::ShardFile;
+use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
 use crate::convert::output::{Job, OutputFile, SourcePart, Work};
 use candle_core::{DType, Device, Tensor};
@@ -23,6 +24,14 @@ pub(in crate::convert) struct Writer<'a> {
     pub progress: &'a (dyn Fn(ConvertEvent) + Sync),
 }
 
+/// What is known of a file that was written.
+pub(in crate::convert) struct Written {
+    /// What was lost.
+    pub tensors: Vec<Quality>,
+    /// The digest of what was read of the source; that of nothing if the file went nowhere.
+    pub source: String,
+}
+
 /// Rows, or bytes of a tensor that is copied, that one thread works on.
 struct Unit<'a> {
     job: usize,
@@ -35,8 +44,8 @@ struct Unit<'a> {
 }
 
 impl Writer<'_> {
-    /// Writes it, and tells what was lost.
-    pub(in crate::convert) fn write(&self, file: ShardFile) -> Result<Vec<Quality>> {
+    /// Writes it.
+    pub(in crate::convert) fn write(&self, file: ShardFile) -> Result<Written> {
         let jobs = &self.file.jobs;
         let units = self.units();
         let left: Vec<_> = jobs.iter().map(|_| AtomicUsize::new(0)).collect();
@@ -47,19 +56,21 @@ impl Writer<'_> {
         }
         let written = units.par_iter().map(|unit| {
             let Some((job, left)) = jobs.get(unit.job).zip(left.get(unit.job)) else {
-                return Ok((unit.job, Sums::default()));
+                return Ok((unit.job, Sums::default(), String::new()));
             };
-            let sums = self.unit(job, unit, &file)?;
+            let mut hasher = SourceHasher::new(file.is_written());
+            let sums = self.unit(job, unit, &file, &mut hasher)?;
             let width = unit.source.size_in_bytes() / elements_of(unit.source).max(1);
             self.advance(job, unit.elements.len().saturating_mul(width) as u64);
             if left.fetch_sub(1, Ordering::Relaxed) == 1 {
                 (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
             }
-            Ok((unit.job, sums))
+            Ok((unit.job, sums, hasher.finish()))
         });
         // In order, so that the sums do not depend on the number of threads.
-        let mut sums: Vec<_> = jobs.iter().map(|_| Sums::default()).collect();
-        for (job, of_unit) in written.collect::<Result<Vec<_>>>()? {
+        let (mut sums, mut digests) = (vec![Sums::default(); jobs.len()], Vec::new());
+        for (job, of_unit, digest) in written.collect::<Result<Vec<_>>>()? {
+            digests.push(digest);
             if let Some(sums) = sums.get_mut(job) {
                 *sums = sums.add(&of_unit);
             }
@@ -67,7 +78,9 @@ impl Writer<'_> {
         let mut tensors = Vec::new();
         for (job, mut sums) in jobs.iter().zip(sums) {
             if job.whole_bytes() > 0 {
-                sums = self.whole(job, &file)?;
+                let mut hasher = SourceHasher::new(file.is_written());
+                sums = self.whole(job, &file, &mut hasher)?;
+                digests.push(hasher.finish());
             } else if job.planned.bytes == 0 {
                 // Nothing to be done, by no unit.
                 (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
@@ -75,7 +88,33 @@ impl Writer<'_> {
             tensors.extend(quality(job, &sums)?);
         }
         file.finish()?;
-        Ok(tensors)
+        Ok(Written { tensors, source: of_all(&digests) })
+    }
+
+    /// The digest of what [`write`](Self::write) reads of the source.
+    pub(super) fn source_digest(&self) -> Result<String> {
+        let jobs = &self.file.jobs;
+        let of_unit = |unit: &Unit| {
+            let (mut hasher, run) = (SourceHasher::new(true), unit.source.elements(unit.elements.clone())?);
+            match jobs.get(unit.job).map(|job| &job.work) {
+                Some(Work::Copy(..)) => run.for_each_chunk(|bytes| hasher.bytes(bytes))?,
+                _ => hasher.tensor(&run.load(run.dtype(), &Device::Cpu)?)?,
+            }
+            Ok::<_, Error>(hasher.finish())
+        };
+        let mut digests = self.units().par_iter().map(of_unit).collect::<Result<Vec<_>>>()?;
+        for job in jobs.iter().filter(|job| job.whole_bytes() > 0) {
+            let mut hasher = SourceHasher::new(true);
+            match &job.work {
+                Work::Repack(packed, _) => hasher.packed(&packed.load(&Device::Cpu)?)?,
+                Work::Cast(parts, _) | Work::Pack(parts, ..) => {
+                    parts.iter().try_for_each(|part| load(part, &mut hasher).map(drop))?;
+                }
+                Work::Copy(..) => {}
+            }
+            digests.push(hasher.finish());
+        }
+        Ok(of_all(&digests))
     }
 
     fn advance(&self, job: &Job, bytes: u64) {
@@ -105,7 +144,7 @@ impl Writer<'_> {
         units
     }
 
-    fn unit(&self, job: &Job, unit: &Unit, file: &ShardFile) -> Result<Sums> {
+    fn unit(&self, job: &Job, unit: &Unit, file: &ShardFile, hasher: &mut SourceHasher) -> Result<Sums> {
         let run = unit.source.elements(unit.elements.clone())?;
         if let Work::Copy(_, format) = &job.work {
             let Some(output) = job.outputs.get(unit.output) else {
@@ -115,6 +154,7 @@ impl Writer<'_> {
             let (mut at, mut sums) = (output.offset + (unit.before * width) as u64, Sums::default());
             let mut result = Ok(());
             run.for_each_chunk(|bytes| {
+                hasher.bytes(bytes);
                 if result.is_ok() {
                     result = file.write(at, bytes);
                 }
@@ -127,6 +167,7 @@ impl Writer<'_> {
             return result.map(|()| sums);
         }
         let numbers = run.load(run.dtype(), &Device::Cpu)?;
+        hasher.tensor(&numbers)?;
         self.rows(job, &numbers, unit.before / job.k(), file)
     }
 
@@ -143,21 +184,20 @@ impl Writer<'_> {
     }
 
     /// A weight that is loaded as a whole.
-    fn whole(&self, job: &Job, file: &ShardFile) -> Result<Sums> {
+    fn whole(&self, job: &Job, file: &ShardFile, hasher: &mut SourceHasher) -> Result<Sums> {
         let mut sums = Sums::default();
         match &job.work {
             Work::Repack(packed, format) => {
-                repack(packed, *format, &job.outputs, |row, bytes| write_rows(job, row, &bytes, file))?;
+                let weight = packed.load(&Device::Cpu)?;
+                hasher.packed(&weight)?;
+                let write = |row, bytes: Vec<_>| write_rows(job, row, &bytes, file);
+                repack(packed.name(), weight, *format, &job.outputs, write)?;
                 self.advance(job, job.planned.source_bytes);
             }
             Work::Cast(parts, _) | Work::Pack(parts, ..) => {
                 let (mut row, part_bytes) = (0, job.planned.source_bytes / parts.len().max(1) as u64);
                 for part in parts {
-                    let weight = match part {
-                        SourcePart::Stored(dense) => Weight::Dense(dense.clone()),
-                        SourcePart::Encoded(weight) => weight.clone(),
-                    };
-                    let chunks = Chunks::load(&weight)?;
+                    let chunks = load(part, hasher)?;
                     let of_chunks =
                         chunks.map_tensors(|first, numbers| self.rows(job, &numbers, row + first, file))?;
                     for of_chunk in of_chunks {
@@ -172,6 +212,15 @@ impl Writer<'_> {
         (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
         Ok(sums)
     }
+}
+
+fn load(part: &SourcePart, hasher: &mut SourceHasher) -> Result<Chunks> {
+    let chunks = match part {
+        SourcePart::Stored(dense) => Chunks::load(&Weight::Dense(dense.clone()))?,
+        SourcePart::Encoded(weight) => Chunks::load(weight)?,
+    };
+    hasher.weight(chunks.loaded())?;
+    Ok(chunks)
 }
 
 /// The error with the name of the tensor that was packed.
