@@ -20,7 +20,7 @@ use flate2::read::GzDecoder;
 use std::{
     borrow::Cow,
     collections::BTreeMap,
-    fs::File,
+    fs::{self, File},
     io::{self, Read},
     path::{Component, Path, PathBuf},
 };
