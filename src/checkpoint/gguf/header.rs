@@ -4,6 +4,7 @@
 //! and 3, metadata, and where every tensor lies. Nothing is allocated that the file does not hold.
 
 use super::metadata::{Array, Metadata, Type, Value};
+use crate::checkpoint::file::{Opening, GGUF_ENTRY};
 use crate::checkpoint::weight::{block_type, BlockType};
 use crate::{Error, Result};
 use std::collections::{btree_map, BTreeMap, BTreeSet};
@@ -45,13 +46,14 @@ pub(super) struct TensorEntry {
 }
 
 /// Reads and checks the header of the file at `path`.
-pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
+pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<Header> {
     let len = file.metadata().map_err(|error| Error::Io { path: path.to_owned(), error })?.len();
     let mut reader = Reader { path, file: BufReader::new(file), position: 0, end: len.min(MAX_HEADER_BYTES) };
     reader.version()?;
     let (tensors, values) = (reader.u64("the number of tensors")?, reader.u64("the number of values")?);
     reader.fits(tensors, LEAST_TENSOR_BYTES, "tensors")?;
     reader.fits(values, LEAST_VALUE_BYTES, "values")?;
+    opening.spend_entries(path, tensors.saturating_add(values), GGUF_ENTRY)?;
     let metadata = reader.metadata(values)?;
     let gpt_oss = is_gpt_oss(metadata.text("general.architecture")?);
     let tensors = reader.tensors(tensors)?;
@@ -60,6 +62,7 @@ pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
         let problem = format!("`general.alignment` is {alignment}, expected a power of two");
         return Err(Error::file(path, problem, REMEDY));
     }
+    opening.spend_bytes(path, reader.position)?;
     let data = Data { path, start: reader.position.next_multiple_of(alignment.into()), len, alignment };
     let tensors =
         tensors.into_iter().map(|(name, raw)| data.place(name, raw, gpt_oss)).collect::<Result<Vec<_>>>()?;

@@ -92,7 +92,7 @@ fn convert(value: &Value) -> Option<gguf_file::Value> {
         Value::Float(_) => return None,
         Value::Array(array) => Candle::Array(match array.texts() {
             Some(texts) => texts.into_iter().map(|text| Candle::String(text.to_owned())).collect(),
-            None => array.integers()?.into_iter().map(id).collect::<Option<_>>()?,
+            None => array.integers()?.map(id).collect::<Option<_>>()?,
         }),
     })
 }

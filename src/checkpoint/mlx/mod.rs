@@ -38,7 +38,7 @@ pub(super) fn open(
     let quantization = config::parse(&config, &config_path, is_module, warnings)?;
     let container = MlxCheckpoint { tensors, quantization, warnings: warnings.clone() };
     let kind =
-        match container.tensors.keys().filter_map(|name| module_of(name)).any(|m| container.is_packed(m)) {
+        match container.tensors.keys().filter_map(module_of).any(|m| container.is_packed(m)) {
             true => CheckpointKind::Mlx,
             false => CheckpointKind::Dense,
         };
@@ -61,7 +61,7 @@ impl MlxCheckpoint {
 
 impl Container for MlxCheckpoint {
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.tensors.keys().map(String::as_str).filter(|name| !self.is_part(name)))
+        Box::new(self.tensors.keys().filter(|name| !self.is_part(name)))
     }
 
     fn contains(&self, name: &str) -> bool {

@@ -236,9 +236,9 @@ impl Stored {
         warnings: &Warnings,
     ) -> Result<Self> {
         let DirectoryEntry { encoding, dims, payload, scales } = entry;
-        let tensor = |dtype, dims, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
+        let tensor = |dtype, dims: Vec<usize>, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
             (Some(start), Some(end)) => {
-                StoredTensor::new(file, name, TensorInfo { dtype, dims, range: start..end })
+                StoredTensor::new(file, name, TensorInfo { dtype, dims: dims.into(), range: start..end })
             }
             _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
         };

@@ -1,5 +1,6 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
+use super::terminal;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
@@ -194,7 +195,7 @@ impl Work {
     /// Generates the text; the first rank writes it.
     fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Outcome> {
         let writes = rank.is_none_or(|rank| rank.index() == 0);
-        let write = |text: &str| if writes { write_now(text) } else { Ok(()) };
+        let write = |text: &str| if writes { terminal::generated(text) } else { Ok(()) };
         let mut written = write(&self.prompt);
         let mut failure = None;
         let (tokenizer, params) = (&self.tokenizer, &self.params);
@@ -226,18 +227,12 @@ fn as_the_first(rank: &Rank, go_on: bool) -> candle_quant::Result<bool> {
     Ok(answer.to_scalar::<u8>()? != 0)
 }
 
-fn write_now(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
-}
-
 fn report(generated: &Generated, weights: &WeightSummary, ranks: usize) -> io::Result<()> {
     let ended = match generated.finish {
         Finish::Stop => "end of text",
         _ => "sample length reached",
     };
-    let mut stderr = io::stderr().lock();
+    let mut stderr = terminal::stderr(false);
     writeln!(stderr)?;
     writeln!(stderr, "prompt: {} tokens, {:.1} tokens/s", generated.prompt_tokens, generated.prompt_rate())?;
     writeln!(stderr, "decode: {} tokens, {:.1} tokens/s", generated.decode_tokens, generated.decode_rate())?;

@@ -1,5 +1,6 @@
 //! The `inspect` subcommand.
 
+use super::terminal;
 use anyhow::{bail, Result};
 use candle_quant::checkpoint::{natural_order, Weight};
 use candle_quant::{Checkpoint, WeightSummary};
@@ -57,7 +58,7 @@ struct Report {
 
 pub fn run(options: &Options) -> Result<()> {
     let report = Report::new(&Checkpoint::open(&options.path)?);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", report.json(options.tensors))?,
         false => report.print(&mut stdout, options.tensors)?,
