@@ -70,6 +70,13 @@ pub enum Error {
         /// The most that it may have.
         max_tokens: usize,
     },
+    /// A text is longer than its model is made for.
+    OutOfContext {
+        /// The tokens that the text would have.
+        needed: usize,
+        /// The most that the model's config states, or that it was told.
+        context: usize,
+    },
     /// A conversion loses more than it may.
     Quality {
         /// The worst tensor.
@@ -135,6 +142,10 @@ impl Error {
             Self::OutOfCache { needed, max_tokens } => format!(
                 "{needed} tokens, but the KV cache holds at most {max_tokens} of a sequence; clear it and begin with less text, \
                  or give it a larger `max_tokens`"
+            ),
+            Self::OutOfContext { needed, context } => format!(
+                "{needed} tokens, but the model is made for texts of at most {context}; give it less, or allow more with \
+                 `context` (on the command line --context), which it may not understand"
             ),
             Self::Quality { tensor, format, relative_rms, limit, worse } => format!(
                 "`{tensor}` as {format}: relative RMS error {relative_rms:.4}, {worse} tensors above the limit {limit}; \

@@ -129,7 +129,7 @@ impl Data<'_> {
             self.check(name, tensor.info())?;
         }
         let mut expected = 0;
-        for (name, Range { start, end }) in tensors.in_file_order() {
+        for (name, &Range { start, end }) in tensors.in_file_order() {
             if start != expected {
                 let what = if start < expected { "overlaps the tensor before it" } else { "leaves a gap" };
                 return Err(Error::tensor(

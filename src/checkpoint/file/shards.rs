@@ -4,7 +4,7 @@ use super::json_map::{self, Entries, Text};
 use super::opening::{Opening, JSON_VALUE};
 use super::{json, open, Tensors};
 use crate::{Error, Result};
-use serde::de::{Deserialize, DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
 use std::path::{Component, Path, PathBuf};
 use std::{fmt, fs, io};

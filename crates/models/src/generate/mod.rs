@@ -26,9 +26,11 @@
 //! # }
 //! ```
 
+mod caught;
 mod sampler;
 mod text;
 mod tokenizer;
+mod tokenizer_json;
 
 pub use sampler::{Sampler, Sampling};
 pub use text::{load_tokenizer, stop_tokens, TextStream};
@@ -87,6 +89,11 @@ pub trait CausalLm {
 
     /// Where ids have to be.
     fn device(&self) -> &Device;
+
+    /// The most tokens of a text, if there is a limit: a longer prompt is refused before anything is computed.
+    fn context(&self) -> Option<usize> {
+        None
+    }
 }
 
 impl CausalLm for Model {
@@ -100,6 +107,10 @@ impl CausalLm for Model {
 
     fn device(&self) -> &Device {
         Model::device(self)
+    }
+
+    fn context(&self) -> Option<usize> {
+        Some(Model::context(self))
     }
 }
 
@@ -188,7 +199,8 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 /// `on_text` receives the text as it grows, in whole characters, and may break off.
 ///
 /// # Errors
-/// If the prompt is empty or can't be tokenized, a parameter is senseless, or the model fails.
+/// If the prompt is empty or can't be tokenized, a parameter is senseless, or the model fails; it does where the text
+/// becomes longer than its context ([`Error::OutOfContext`]). What was handed to `on_text` by then is the text so far.
 pub fn generate<M: CausalLm + ?Sized>(
     model: &mut M,
     tokenizer: &Tokenizer,
@@ -200,8 +212,11 @@ pub fn generate<M: CausalLm + ?Sized>(
         return Err(Error::mismatch("prefill chunk", "at least one token", "0"));
     }
     let mut sampler = Sampler::new(params.sampling, params.seed)?;
-    let encoding = tokenizer.encode(prompt, true).map_err(text::error)?;
+    let encoding = caught::used(|| tokenizer.encode(prompt, true))?;
     let prompt = encoding.get_ids();
+    if let Some(context) = model.context().filter(|context| prompt.len() > *context) {
+        return Err(Error::OutOfContext { needed: prompt.len(), context });
+    }
     let mut stream = TextStream::new(tokenizer, prompt)?;
 
     let start = Instant::now();

@@ -57,6 +57,9 @@ pub struct Options {
     /// activations]. On the CPU.
     #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
     kv_cache: Option<(KvFormat, KvFormat)>,
+    /// The most tokens of prompt and text, be it more or less than the model is made for [default: what its config states].
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
     /// The most tokens of prompt and text that the KV cache may hold [default: as many as memory allows].
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
@@ -123,7 +126,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             ..Params::default()
         },
         experts: options.experts,
-        model: ModelOptions { cache: cache_options(options) },
+        model: ModelOptions { cache: cache_options(options), context: options.context },
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
@@ -212,7 +215,12 @@ impl Work {
                     ControlFlow::Break(())
                 }
             }
-        })?;
+        });
+        if generated.is_err() {
+            // The text so far has been written.
+            written = written.and_then(|()| write("\n"));
+        }
+        let generated = generated?;
         if let Some(error) = failure {
             return Err(error);
         }

@@ -126,7 +126,10 @@ impl Report {
         let summary = self.summary();
         writeln!(out, "kind: {}", self.kind)?;
         writeln!(out, "architecture: {}", self.architecture.as_deref().unwrap_or("unknown"))?;
-        writeln!(out, "weights:")?;
+        match self.weights.is_empty() {
+            true => writeln!(out, "weights: none, of two or more dimensions")?,
+            false => writeln!(out, "weights:")?,
+        }
         for (format, share) in summary.formats() {
             let (count, millions) = (share.count, share.elements as f64 / 1e6);
             writeln!(
@@ -135,7 +138,9 @@ impl Report {
                 megabytes(share.bytes)
             )?;
         }
-        writeln!(out, "bits per weight: {:.3}", summary.bits_per_weight())?;
+        if !self.weights.is_empty() {
+            writeln!(out, "bits per weight: {:.3}", summary.bits_per_weight())?;
+        }
         writeln!(
             out,
             "size: {} of weights, {} of {} other tensors",
@@ -171,7 +176,7 @@ impl Report {
             "kind": self.kind,
             "architecture": self.architecture,
             "formats": formats,
-            "bits_per_weight": summary.bits_per_weight(),
+            "bits_per_weight": (!self.weights.is_empty()).then(|| summary.bits_per_weight()),
             "weight_bytes": summary.size_in_bytes(),
             "other_bytes": self.other_bytes(),
             "notes": self.odd.iter().chain(&self.failures).collect::<Vec<_>>(),
