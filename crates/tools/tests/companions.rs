@@ -112,13 +112,20 @@ fn files() -> Vec<(&'static str, Value)> {
 
 /// A place in a document: the keys and numbers that lead there.
 fn place<'v>(rng: &mut StdRng, value: &'v mut Value) -> &'v mut Value {
-    let stop = rng.random_range(0..5) == 0;
+    let is_leaf = match &*value {
+        Value::Object(object) => object.is_empty(),
+        Value::Array(array) => array.is_empty(),
+        _ => true,
+    };
+    if is_leaf || rng.random_range(0..5) == 0 {
+        return value;
+    }
     match value {
-        Value::Object(object) if !stop && !object.is_empty() => {
+        Value::Object(object) => {
             let index = rng.random_range(0..object.len());
             place(rng, object.values_mut().nth(index).unwrap())
         }
-        Value::Array(array) if !stop && !array.is_empty() => {
+        Value::Array(array) => {
             let index = rng.random_range(0..array.len());
             place(rng, &mut array[index])
         }
@@ -177,7 +184,7 @@ fn damage_bytes(rng: &mut StdRng, bytes: &mut Vec<u8>) {
         _ => {
             let end = (at + rng.random_range(1..40)).min(bytes.len());
             let copy = bytes[at..end].to_vec();
-            bytes.splice(at..at, copy);
+            drop(bytes.splice(at..at, copy));
         }
     }
 }

@@ -6,6 +6,7 @@ use super::{json, open, Tensors};
 use crate::{Error, Result};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
+use std::io::Read;
 use std::path::{Component, Path, PathBuf};
 use std::{fmt, fs, io};
 
@@ -55,7 +56,11 @@ fn read_text(path: &Path, opening: &Opening) -> Result<Option<String>> {
         return Err(wrong(problem));
     }
     opening.spend_bytes(path, metadata.len())?;
-    String::from_utf8(fs::read(path).map_err(failed)?).map(Some).map_err(|error| malformed(path, &error))
+    let mut text = Vec::with_capacity(metadata.len() as usize);
+    // No more than it had, should it grow.
+    let file = fs::File::open(path).map_err(failed)?;
+    file.take(metadata.len()).read_to_end(&mut text).map_err(failed)?;
+    String::from_utf8(text).map(Some).map_err(|error| malformed(path, &error))
 }
 
 const JSON_REMEDY: &str = "correct it or fetch it again";
@@ -88,12 +93,14 @@ impl Index {
             let next = numbers.len() as u32;
             let number = match numbers.get(&*shard) {
                 Some(number) => *number,
-                None => *numbers.entry((*shard).into()).or_insert(next),
+                None => *numbers.entry(Box::from(&*shard)).or_insert(next),
             };
             tensors.push((number, name.into()));
             tensors.len() as u64 <= most
         };
-        let parsed = WeightMap(&mut take).deserialize(&mut serde_json::Deserializer::from_str(&json::with_strings(text)));
+        let text = json::with_strings(text);
+        let mut deserializer = serde_json::Deserializer::from_str(&text);
+        let parsed = WeightMap(&mut take).deserialize(&mut deserializer).and_then(|()| deserializer.end());
         opening.spend_entries(path, tensors.len() as u64, 1)?;
         parsed.map_err(|error| malformed(path, &error))?;
         let mut names: Vec<&str> = tensors.iter().map(|(_, name): &(u32, Box<str>)| &**name).collect();

@@ -48,7 +48,7 @@ impl Tensors {
         };
         let mut order: Vec<u32> = (0..self.0.len() as u32).collect();
         order.sort_unstable_by(|a, b| place(a).cmp(&place(b)));
-        let entry = |index| self.0.get(index as usize);
+        let entry = move |index| self.0.get(index as usize);
         order.into_iter().filter_map(entry).map(|(name, tensor)| (&**name, &tensor.info().range))
     }
 

@@ -214,9 +214,7 @@ pub fn generate<M: CausalLm + ?Sized>(
     let mut sampler = Sampler::new(params.sampling, params.seed)?;
     let encoding = caught::used(|| tokenizer.encode(prompt, true))?;
     let prompt = encoding.get_ids();
-    if let Some(context) = model.context().filter(|context| prompt.len() > *context) {
-        return Err(Error::OutOfContext { needed: prompt.len(), context });
-    }
+    check_context(model, prompt.len())?;
     let mut stream = TextStream::new(tokenizer, prompt)?;
 
     let start = Instant::now();
@@ -267,8 +265,17 @@ pub fn generate<M: CausalLm + ?Sized>(
     })
 }
 
+/// Refuses a text of more tokens than the model is made for.
+fn check_context<M: CausalLm + ?Sized>(model: &M, needed: usize) -> Result<()> {
+    match model.context() {
+        Some(context) if needed > context => Err(Error::OutOfContext { needed, context }),
+        _ => Ok(()),
+    }
+}
+
 /// Feeds `ids` to the model and returns the logits `[vocabulary]` of the last one.
 fn step<M: CausalLm + ?Sized>(model: &mut M, ids: &[u32], offset: &mut usize) -> Result<Tensor> {
+    check_context(model, offset.saturating_add(ids.len()))?;
     let input = Tensor::new(ids, model.device())?.unsqueeze(0)?;
     let logits = model.forward_last(&input, *offset)?.squeeze(0)?;
     *offset += ids.len();

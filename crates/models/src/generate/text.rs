@@ -5,7 +5,8 @@ use super::tokenizer::stored_tokenizer;
 use super::tokenizer_json;
 use candle_quant::{Checkpoint, Error, Result};
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, File};
+use std::io::Read;
 use std::path::Path;
 use tokenizers::tokenizer::DecodeStream;
 use tokenizers::{
@@ -40,7 +41,8 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
     if bytes > tokenizer_json::MAX_BYTES {
         return Err(wrong(format!("{bytes} bytes are too many for a tokenizer")));
     }
-    let text = fs::read(path).map_err(io)?;
+    let mut text = Vec::with_capacity(bytes as usize);
+    File::open(path).map_err(io)?.take(bytes).read_to_end(&mut text).map_err(io)?;
     let text = String::from_utf8(text).map_err(|error| wrong(format!("malformed JSON: {error}")))?;
     let checked = tokenizer_json::checked(&text).map_err(wrong)?;
     drop(text);

@@ -9,7 +9,6 @@ mod pattern;
 mod pipeline;
 
 use model::Model;
-use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 use serde_json::Value;
 use std::borrow::Cow;
@@ -57,8 +56,6 @@ impl Weight {
 struct AddedToken<'a> {
     #[serde(borrow)]
     content: Cow<'a, str>,
-    #[serde(flatten)]
-    _rest: IgnoredAny,
 }
 
 /// The text with what the generation of text needs, checked.

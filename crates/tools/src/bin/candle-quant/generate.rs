@@ -216,9 +216,9 @@ impl Work {
                 }
             }
         });
-        if generated.is_err() {
+        if generated.is_err() && written.is_ok() {
             // The text so far has been written.
-            written = written.and_then(|()| write("\n"));
+            let _ = write("\n");
         }
         let generated = generated?;
         if let Some(error) = failure {

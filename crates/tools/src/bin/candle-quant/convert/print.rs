@@ -136,7 +136,7 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, ConvertReport)]) -> io
             report.bits_per_weight,
             error(report.tensors.len() / 2),
             error(0),
-            report.tensors.first().map_or("-", |tensor| &tensor.name)
+            report.tensors.first().map_or("-", |tensor| tensor.name.as_str())
         )?;
     }
     Ok(())
