@@ -113,7 +113,8 @@ fn shapes_without_end_are_refused() {
 fn an_index_takes_three_times_its_size() {
     let _alone = alone();
     let (header, data) = header(header_bytes() / 4, true, usual);
-    let entries: Vec<_> = (0..data).map(|index| format!(r#""{}":"model-1.safetensors""#, usual(index))).collect();
+    let entries: Vec<_> =
+        (0..data).map(|index| format!(r#""{}":"model-1.safetensors""#, usual(index))).collect();
     let index = format!(r#"{{"metadata":{{"total_size":1}},"weight_map":{{{}}}}}"#, entries.join(","));
     let dir = folder_of(&[
         ("model-1.safetensors", &raw_file(&header, &vec![0; data])),
@@ -136,7 +137,11 @@ fn names_that_mean_nothing_are_one_warning() {
     ]);
     let start = Instant::now();
     let (opened, peak) = peak_of(|| Checkpoint::open(dir.path()));
-    println!("100,000 unknown modules: peak {:.1} MB, {:.2} s", peak as f64 / 1e6, start.elapsed().as_secs_f64());
+    println!(
+        "100,000 unknown modules: peak {:.1} MB, {:.2} s",
+        peak as f64 / 1e6,
+        start.elapsed().as_secs_f64()
+    );
     warned(&opened.unwrap(), &["`quantization.unknown.0` matches no module", "with 99999 more"]);
     assert!(peak < 100_000_000, "{peak}");
 }
@@ -190,7 +195,8 @@ fn what_exceeds_the_budget_is_refused() {
     rejected(open(bytes, entries - 1), &["config.json", "entries in headers and configs", how]);
     rejected(open(bytes, data - 1), &["model.safetensors", "entries in headers", how]);
     // Of an index and of its shards.
-    let entries: Vec<_> = (0..data).map(|index| format!(r#""{}":"model.safetensors""#, usual(index))).collect();
+    let entries: Vec<_> =
+        (0..data).map(|index| format!(r#""{}":"model.safetensors""#, usual(index))).collect();
     let index = dir.path().join("model.safetensors.index.json");
     fs::write(&index, format!(r#"{{"weight_map":{{{}}}}}"#, entries.join(","))).unwrap();
     rejected(open(1 << 20, data - 1), &["index.json", "entries in headers", how]);

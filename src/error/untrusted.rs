@@ -48,7 +48,8 @@ impl<'a> Untrusted<'a> {
 impl fmt::Display for Untrusted<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         // Escapes are ASCII: text is never wider than six times its bytes.
-        if self.text.len() <= self.longest / 6 || self.text.chars().map(width).sum::<usize>() <= self.longest {
+        if self.text.len() <= self.longest / 6 || self.text.chars().map(width).sum::<usize>() <= self.longest
+        {
             return write(self.text, f);
         }
         let (head, rest) = self.text.split_at(fitting(self.text.chars(), KEPT * 3 / 4));
@@ -100,7 +101,14 @@ fn is_plain(char: char) -> bool {
     match char {
         ' '..='~' => true,
         // Soft hyphen; marks of Arabic, Syriac and Kaithi that enclose what follows.
-        '\u{ad}' | '\u{600}'..='\u{605}' | '\u{61c}' | '\u{6dd}' | '\u{70f}' | '\u{890}' | '\u{891}' | '\u{8e2}' => false,
+        '\u{ad}'
+        | '\u{600}'..='\u{605}'
+        | '\u{61c}'
+        | '\u{6dd}'
+        | '\u{70f}'
+        | '\u{890}'
+        | '\u{891}'
+        | '\u{8e2}' => false,
         '\u{110bd}' | '\u{110cd}' => false,
         // Zero width, directions, separators, invisible operators.
         '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}' | '\u{2060}'..='\u{206f}' => false,

@@ -469,7 +469,10 @@ mod tests {
                     "original_max_position_embeddings": 4096}}),
                 131_072,
             ),
-            (json!({"max_position_embeddings": 4, "rope_scaling": {"type": "linear", "factor": 1e38}}), usize::MAX),
+            (
+                json!({"max_position_embeddings": 4, "rope_scaling": {"type": "linear", "factor": 1e38}}),
+                usize::MAX,
+            ),
         ] {
             assert_eq!(with(changes.clone()).unwrap().context(), context, "{changes}");
         }

@@ -35,7 +35,8 @@ fn checkpoint() -> TempDir {
 
 /// Tokenizers of all kinds, small.
 fn tokenizers() -> Vec<Value> {
-    let tiny = fs::read_to_string(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny/tokenizer.json")).unwrap();
+    let tiny =
+        fs::read_to_string(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny/tokenizer.json")).unwrap();
     let special = |id: usize, content: &str| {
         json!({"id": id, "content": content, "single_word": false, "lstrip": false, "rstrip": false,
             "normalized": false, "special": true})
@@ -62,8 +63,7 @@ fn tokenizers() -> Vec<Value> {
     let charsmap = format!("AAQA{}AAA=", "AAAA".repeat(341));
     let padding = json!({"strategy": {"Fixed": 8}, "direction": "Right", "pad_to_multiple_of": 8, "pad_id": 0,
         "pad_type_id": 0, "pad_token": "[PAD]"});
-    let truncation =
-        json!({"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0});
+    let truncation = json!({"direction": "Right", "max_length": 16, "strategy": "LongestFirst", "stride": 0});
     vec![
         serde_json::from_str(&tiny).unwrap(),
         json!({"version": "1.0", "truncation": truncation, "padding": padding,
@@ -137,9 +137,27 @@ fn damage(rng: &mut StdRng, document: &mut Value) {
     let other = place(rng, &mut document.clone()).clone();
     let found = place(rng, document);
     let extremes = [
-        json!(null), json!(true), json!(0), json!(-1), json!(1), json!(u32::MAX), json!(u64::MAX), json!(1e308),
-        json!(1u64 << 40), json!(""), json!("\u{0}"), json!("a"), json!("é"), json!("x".repeat(20_000)), json!("[CLS]"),
-        json!([]), json!({}), json!("(?:a{999}){999}"), json!("(?=(a+)+b)"), json!("/////w=="), json!("BAAAAP////8A"),
+        json!(null),
+        json!(true),
+        json!(0),
+        json!(-1),
+        json!(1),
+        json!(u32::MAX),
+        json!(u64::MAX),
+        json!(1e308),
+        json!(1u64 << 40),
+        json!(""),
+        json!("\u{0}"),
+        json!("a"),
+        json!("é"),
+        json!("x".repeat(20_000)),
+        json!("[CLS]"),
+        json!([]),
+        json!({}),
+        json!("(?:a{999}){999}"),
+        json!("(?=(a+)+b)"),
+        json!("/////w=="),
+        json!("BAAAAP////8A"),
     ];
     match (rng.random_range(0..8), found) {
         (0..3, found) => *found = extremes.choose(rng).unwrap().clone(),
@@ -223,7 +241,10 @@ fn damaged_files_are_told_of() {
         fs::write(&path, &bytes).unwrap();
         let (report, peak) = peak_of(|| verify_path(folder.path()));
         assert!(peak < MOST, "case {case}: verify takes {peak} bytes for {name}");
-        assert!(report.findings.iter().all(|finding| finding.message.contains(name)), "case {case}: {report:?}");
+        assert!(
+            report.findings.iter().all(|finding| finding.message.contains(name)),
+            "case {case}: {report:?}"
+        );
         refused += u64::from(!report.passed(false));
         if name == "tokenizer.json" {
             let (used, peak_of_use) = peak_of(|| use_tokenizer(folder.path()));
@@ -262,27 +283,60 @@ fn tokenizers_of_attackers_are_errors() {
         tokenizer[section] = value;
         tokenizer
     };
-    let charsmap = |text: &str| base("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": text}));
-    let mut padded = base("padding", json!({"strategy": "BatchLongest", "direction": "Right",
-        "pad_to_multiple_of": 1u64 << 40, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}));
-    padded["truncation"] = json!({"direction": "Left", "max_length": 0, "strategy": "OnlySecond", "stride": u64::MAX});
+    let charsmap =
+        |text: &str| base("normalizer", json!({"type": "Precompiled", "precompiled_charsmap": text}));
+    let mut padded = base(
+        "padding",
+        json!({"strategy": "BatchLongest", "direction": "Right",
+        "pad_to_multiple_of": 1u64 << 40, "pad_id": 0, "pad_type_id": 0, "pad_token": "x"}),
+    );
+    padded["truncation"] =
+        json!({"direction": "Left", "max_length": 0, "strategy": "OnlySecond", "stride": u64::MAX});
     let long = "x".repeat(3_000_000);
     let many: Vec<_> = (0..1_000_000).map(|index| json!([format!("{index:08}"), -1.0])).collect();
     for (what, tokenizer, problem) in [
-        ("a template without its token", base("post_processor", json!({"type": "TemplateProcessing",
-            "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "pair": [], "special_tokens": {}})), Some("[X]")),
+        (
+            "a template without its token",
+            base(
+                "post_processor",
+                json!({"type": "TemplateProcessing",
+            "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}], "pair": [], "special_tokens": {}}),
+            ),
+            Some("[X]"),
+        ),
         ("an empty table", charsmap("AAAAAA=="), Some("empty table")),
         ("no table", charsmap(""), Some("no table")),
         ("a table of four gigabytes", charsmap("/////wAA"), Some("4294967295 bytes")),
         ("a table that leads out of itself", charsmap("BAAAAP////8A"), Some("gives up")),
         ("padding to a terabyte", padded, None),
-        ("a token of megabytes", base("model", json!({"type": "Unigram", "unk_id": 0, "vocab": [[long, 0.0]]})),
-            Some("of memory")),
-        ("a million tokens", base("model", json!({"type": "Unigram", "unk_id": 0, "vocab": many})), Some("of memory")),
-        ("a text that grows", base("normalizer", json!({"type": "Sequence", "normalizers": vec![
-            json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "x".repeat(60)}); 20]})), Some("grow")),
-        ("a pattern that grows", base("pre_tokenizer", json!({"type": "Split", "behavior": "Isolated", "invert": false,
-            "pattern": {"Regex": "(?:(?:(?=a)a){60000}){60000}"}})), Some("repetitions")),
+        (
+            "a token of megabytes",
+            base("model", json!({"type": "Unigram", "unk_id": 0, "vocab": [[long, 0.0]]})),
+            Some("of memory"),
+        ),
+        (
+            "a million tokens",
+            base("model", json!({"type": "Unigram", "unk_id": 0, "vocab": many})),
+            Some("of memory"),
+        ),
+        (
+            "a text that grows",
+            base(
+                "normalizer",
+                json!({"type": "Sequence", "normalizers": vec![
+            json!({"type": "Replace", "pattern": {"Regex": "."}, "content": "x".repeat(60)}); 20]}),
+            ),
+            Some("grow"),
+        ),
+        (
+            "a pattern that grows",
+            base(
+                "pre_tokenizer",
+                json!({"type": "Split", "behavior": "Isolated", "invert": false,
+            "pattern": {"Regex": "(?:(?:(?=a)a){60000}){60000}"}}),
+            ),
+            Some("repetitions"),
+        ),
     ] {
         let folder = checkpoint();
         fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();

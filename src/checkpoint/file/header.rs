@@ -153,9 +153,8 @@ impl Data<'_> {
 
     fn check(&self, name: &str, info: &TensorInfo) -> Result<()> {
         let TensorInfo { dtype, dims, range: Range { start, end } } = info;
-        let wrong = |expected: String, found: String| {
-            Err(Error::tensor(self.path, name, expected, found, REMEDY))
-        };
+        let wrong =
+            |expected: String, found: String| Err(Error::tensor(self.path, name, expected, found, REMEDY));
         let Some(size) = size_in_bytes(*dtype, dims) else {
             let expected = "a shape of whole bytes that fits 64 bits".into();
             return wrong(expected, format!("{dtype:?} {dims:?}"));
@@ -193,7 +192,8 @@ impl<'de> Entries<'de> for Entry {
         let raw: &RawValue = map.next_value()?;
         let is_read = raw.get().starts_with('{') && raw.get().len() <= MAX_METADATA_BYTES;
         let object = is_read.then(|| serde_json::from_str::<BTreeMap<_, _>>(raw.get()));
-        let object: BTreeMap<String, &RawValue> = object.transpose().map_err(A::Error::custom)?.unwrap_or_default();
+        let object: BTreeMap<String, &RawValue> =
+            object.transpose().map_err(A::Error::custom)?.unwrap_or_default();
         let text = |(key, value): (String, &RawValue)| {
             let is_short = value.get().len() <= MAX_TEXT_BYTES;
             Some((key, is_short.then(|| serde_json::from_str(value.get()).ok()).flatten()?))

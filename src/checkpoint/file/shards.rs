@@ -201,7 +201,8 @@ fn open_index(dir: &Path, index: Index, opening: &Opening) -> Result<Tensors> {
             ));
         }
     }
-    Tensors::new(tensors).map_err(|[(name, _), _]| malformed(&index_path, &format!("`{name}` is listed twice")))
+    Tensors::new(tensors)
+        .map_err(|[(name, _), _]| malformed(&index_path, &format!("`{name}` is listed twice")))
 }
 
 /// The path of a shard named by an index. An index is as little trusted as any download: it may name

@@ -15,7 +15,8 @@ impl Tensors {
     pub(in crate::checkpoint) fn new(
         mut entries: Vec<(Box<str>, StoredTensor)>,
     ) -> Result<Self, [(Box<str>, StoredTensor); 2]> {
-        entries.par_sort_unstable_by(|(a, of_a), (b, of_b)| a.cmp(b).then_with(|| of_a.path().cmp(of_b.path())));
+        entries
+            .par_sort_unstable_by(|(a, of_a), (b, of_b)| a.cmp(b).then_with(|| of_a.path().cmp(of_b.path())));
         let twice = entries.windows(2).find_map(|pair| match pair {
             [first, second] if first.0 == second.0 => Some([first.clone(), second.clone()]),
             _ => None,

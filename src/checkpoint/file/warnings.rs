@@ -38,7 +38,8 @@ impl Warnings {
 
     pub(in crate::checkpoint) fn list(&self) -> Vec<String> {
         let list = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let more = (list.left_out > 0).then(|| format!("and {} more warnings, which are left out", list.left_out));
+        let more =
+            (list.left_out > 0).then(|| format!("and {} more warnings, which are left out", list.left_out));
         list.messages.iter().cloned().chain(more).collect()
     }
 }

@@ -92,7 +92,13 @@ fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Opti
     }
     if entry.range.len() > MAX_ROPE_FREQS_BYTES {
         let expected = "one number for each pair of a head's elements";
-        return Err(Error::tensor(path, &entry.name, expected, format!("{:?}", entry.dims), "convert the model again"));
+        return Err(Error::tensor(
+            path,
+            &entry.name,
+            expected,
+            format!("{:?}", entry.dims),
+            "convert the model again",
+        ));
     }
     let io = |error| Error::Io { path: path.to_owned(), error };
     let mut bytes = vec![0; entry.range.len()];

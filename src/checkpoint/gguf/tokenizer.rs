@@ -61,7 +61,10 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
                 elements += array.len;
             }
             if elements > MAX_ELEMENTS {
-                return Err(unsupported(metadata, &format!("a tokenizer of more than {MAX_ELEMENTS} tokens and merges")));
+                return Err(unsupported(
+                    metadata,
+                    &format!("a tokenizer of more than {MAX_ELEMENTS} tokens and merges"),
+                ));
             }
             let value = convert(value).ok_or_else(|| {
                 unsupported(metadata, &format!("a tokenizer whose `{key}` is of another type"))

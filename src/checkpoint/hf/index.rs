@@ -98,13 +98,21 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         hidden.insert(lead.to_owned());
         hidden.extend(packing.parts().iter().map(|part| format!("{module}{separator}{part}")));
         if packing != Packing::Blocks(None) {
-            insert(lead, tensor_of(module, "weight"), IndexEntry::Quantized { lead: lead.to_owned(), packing })?;
+            insert(
+                lead,
+                tensor_of(module, "weight"),
+                IndexEntry::Quantized { lead: lead.to_owned(), packing },
+            )?;
             continue;
         }
         let bias = format!("{module}{}", gpt_oss::BIAS);
         for (path, half) in gpt_oss::weights_of(module) {
             let packing = Packing::Blocks(half);
-            insert(lead, tensor_of(&path, "weight"), IndexEntry::Quantized { lead: lead.to_owned(), packing })?;
+            insert(
+                lead,
+                tensor_of(&path, "weight"),
+                IndexEntry::Quantized { lead: lead.to_owned(), packing },
+            )?;
             if tensors.contains_key(&bias) {
                 insert(&bias, tensor_of(&path, "bias"), IndexEntry::Stored { stored: bias.clone(), half })?;
             }

@@ -99,7 +99,8 @@ impl Manifest {
         let Some(config) = &self.config else {
             return Ok(None);
         };
-        let remote: Option<RemoteModel> = read_json(&config.file, opening).map_err(|error| config.explain(error))?;
+        let remote: Option<RemoteModel> =
+            read_json(&config.file, opening).map_err(|error| config.explain(error))?;
         Ok(remote.and_then(|remote| remote.remote_host).filter(|host| !host.is_empty()))
     }
 

@@ -78,7 +78,8 @@ enum Tensor {
 
 /// Opens the files of one model and checks every layer.
 pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
-    let shards = files.shards.into_iter().map(|path| Shard::open(path, opening)).collect::<Result<Vec<_>>>()?;
+    let shards =
+        files.shards.into_iter().map(|path| Shard::open(path, opening)).collect::<Result<Vec<_>>>()?;
     version::check(&shards)?;
     let mut tensors = layers(&merge(shards)?, &opening.warnings)?;
     let residual = files.dir.join(RESIDUAL);

@@ -55,7 +55,8 @@ fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
 
 /// Uses a tokenizer once: some panic at the first text only. That a text has no tokens is nothing wrong.
 pub(super) fn try_out(tokenizer: &Tokenizer) -> Result<(), String> {
-    const TEXT: &str = "Once upon a time, 3.14 \u{e4}\u{df}\u{ff21}\u{4e2d}\u{6587} \u{1f600}e\u{301}\r\n\tThe\u{a0}end.";
+    const TEXT: &str =
+        "Once upon a time, 3.14 \u{e4}\u{df}\u{ff21}\u{4e2d}\u{6587} \u{1f600}e\u{301}\r\n\tThe\u{a0}end.";
     caught(|| {
         let Ok(encoding) = tokenizer.encode(TEXT, true) else { return };
         // Neither is it that they are no text.

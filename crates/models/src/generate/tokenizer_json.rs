@@ -132,10 +132,13 @@ mod tests {
 
     #[test]
     fn what_would_take_too_much_is_refused() {
-        let vocabulary: Vec<_> = (0..3000).map(|index| json!([format!("{index}").repeat(300), 0.5])).collect();
-        let error = refused(|json| json["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocabulary}));
+        let vocabulary: Vec<_> =
+            (0..3000).map(|index| json!([format!("{index}").repeat(300), 0.5])).collect();
+        let error =
+            refused(|json| json["model"] = json!({"type": "Unigram", "unk_id": 0, "vocab": vocabulary}));
         assert!(error.starts_with("`model`: its vocabulary would take"), "{error}");
-        let error = refused(|json| json["added_tokens"] = json!([{"id": 1, "content": "x".repeat(3_000_000)}]));
+        let error =
+            refused(|json| json["added_tokens"] = json!([{"id": 1, "content": "x".repeat(3_000_000)}]));
         assert!(error.starts_with("`added_tokens`: its vocabulary would take"), "{error}");
         let many: Vec<_> = (0..30_000).map(|_| json!({"type": "NFC"})).collect();
         let error = refused(|json| json["normalizer"] = json!({"type": "Sequence", "normalizers": many}));
@@ -157,25 +160,49 @@ mod tests {
         let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
         for (section, value, message) in [
             ("normalizer", replace(&"b".repeat(5000)), "text would grow"),
-            ("normalizer", json!({"type": "Sequence", "normalizers": vec![replace("bbbbbbbbbb"); 9]}), "text would grow"),
-            ("decoder", json!({"type": "Sequence", "decoders": vec![replace("bbbbbbbbbb"); 9]}), "text would grow"),
+            (
+                "normalizer",
+                json!({"type": "Sequence", "normalizers": vec![replace("bbbbbbbbbb"); 9]}),
+                "text would grow",
+            ),
+            (
+                "decoder",
+                json!({"type": "Sequence", "decoders": vec![replace("bbbbbbbbbb"); 9]}),
+                "text would grow",
+            ),
             ("normalizer", json!({"type": "Prepend", "prepend": "b".repeat(5000)}), "text would grow"),
-            ("normalizer", charsmap("/////w=="), "`precompiled_charsmap` has a table of 4294967295 bytes, and 0 are there"),
+            (
+                "normalizer",
+                charsmap("/////w=="),
+                "`precompiled_charsmap` has a table of 4294967295 bytes, and 0 are there",
+            ),
             ("normalizer", charsmap("AAAAAA=="), "`precompiled_charsmap` has an empty table"),
             ("normalizer", charsmap("!"), "`precompiled_charsmap` is not base64"),
             ("post_processor", template(3000), "9000 tokens would be added"),
-            ("post_processor", json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
-                "special_tokens": {}}), "`x` is not among the `special_tokens`"),
+            (
+                "post_processor",
+                json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "x", "type_id": 0}}],
+                "special_tokens": {}}),
+                "`x` is not among the `special_tokens`",
+            ),
             ("pre_tokenizer", split(r"(?:(?:(?=a)a){1000}){1000}"), "repetitions"),
             ("pre_tokenizer", split(&"a".repeat(100_000)), "a pattern of 100000 bytes"),
             ("pre_tokenizer", json!({"type": "FixedLength", "length": 0}), "`length` is 0"),
-            ("decoder", json!({"type": "Strip", "content": " ", "start": 0, "stop": 1_000_000}), "`stop` is 1000000"),
+            (
+                "decoder",
+                json!({"type": "Strip", "content": " ", "start": 0, "stop": 1_000_000}),
+                "`stop` is 1000000",
+            ),
         ] {
             let error = refused(|json| json[section] = value.clone());
-            assert!(error.starts_with(&format!("`{section}`: ")) && error.contains(message), "{value}: {error}");
+            assert!(
+                error.starts_with(&format!("`{section}`: ")) && error.contains(message),
+                "{value}: {error}"
+            );
         }
         assert!(refused(|json| json["model"] = json!({"type": "BPE", "vocab": {"a": 1, "é": 2},
-            "continuing_subword_prefix": "#", "merges": [["a", "é"]]})).contains("does not begin with"));
+            "continuing_subword_prefix": "#", "merges": [["a", "é"]]}))
+        .contains("does not begin with"));
     }
 
     #[test]

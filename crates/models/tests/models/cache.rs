@@ -8,7 +8,12 @@ use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 
 fn load(checkpoint: &Checkpoint, cache: CacheOptions) -> Model {
     let vb = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu);
-    Model::with_options(&Config::from_checkpoint(checkpoint).unwrap(), vb, ModelOptions { cache, ..Default::default() }).unwrap()
+    Model::with_options(
+        &Config::from_checkpoint(checkpoint).unwrap(),
+        vb,
+        ModelOptions { cache, ..Default::default() },
+    )
+    .unwrap()
 }
 
 fn with(keys: KvFormat, values: KvFormat) -> CacheOptions {

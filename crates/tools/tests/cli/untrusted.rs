@@ -70,7 +70,8 @@ fn names_of_shards_and_strings_of_gguf_do_not_drive_the_terminal() {
     let tokenizer = gguf(writer::File::llama().text("tokenizer.ggml.model", BAD));
     for folder in [&sharded, &architecture, &key, &value, &name, &tokenizer] {
         let path = folder.path().to_str().unwrap();
-        let shown_once = [&["inspect", path][..], &["verify", path], &["generate", path]].map(|args| shown(&run(args)));
+        let shown_once =
+            [&["inspect", path][..], &["verify", path], &["generate", path]].map(|args| shown(&run(args)));
         assert!(shown_once.iter().any(|text| text.contains(r"bad\u")), "{shown_once:?}");
     }
 }

@@ -142,7 +142,9 @@ impl<'de> Visitor<'de> for Merges<'_> {
             let raw = merge.get();
             let has_prefix = self.prefix.is_empty()
                 || match raw.starts_with('[') {
-                    true => serde_json::from_str::<(IgnoredAny, Cow<str>)>(raw).is_ok_and(|(_, b)| begins(&b)),
+                    true => {
+                        serde_json::from_str::<(IgnoredAny, Cow<str>)>(raw).is_ok_and(|(_, b)| begins(&b))
+                    }
                     false => serde_json::from_str::<Cow<str>>(raw)
                         .is_ok_and(|merge| merge.split_once(' ').is_some_and(|(_, b)| begins(b))),
                 };

@@ -32,7 +32,13 @@ mod tests {
         for pattern in [r"\p{N}{1,3}", r"\p{Lu}{2,}x{,3}", "{", "a{}", "a}{b", r"\x{10FFFF}", ""] {
             assert_eq!(check(pattern), Ok(()), "{pattern}");
         }
-        for pattern in ["a{10001}", "(a{101}){100}", "(?=a{2,999999})", "(a{ 101 }){100}", "a{99999999999999999999}b{99999}"] {
+        for pattern in [
+            "a{10001}",
+            "(a{101}){100}",
+            "(?=a{2,999999})",
+            "(a{ 101 }){100}",
+            "a{99999999999999999999}b{99999}",
+        ] {
             assert!(check(pattern).is_err(), "{pattern}");
         }
     }

@@ -43,7 +43,10 @@ impl Stages {
             self.growth = self.growth.saturating_mul(added.len().max(1) as u64);
         }
         if self.growth > MAX_GROWTH {
-            return Err(format!("text would grow to {} times its length; at most {MAX_GROWTH} is allowed", self.growth));
+            return Err(format!(
+                "text would grow to {} times its length; at most {MAX_GROWTH} is allowed",
+                self.growth
+            ));
         }
         if let Some(pattern) = stage.get("pattern") {
             self.patterns += 1;
@@ -92,7 +95,9 @@ fn check_template(stage: &Map<String, Value>) -> Result<(), String> {
     let mut added = 0usize;
     for template in ["single", "pair"].into_iter().filter_map(|key| stage.get(key)?.as_array()) {
         for piece in template {
-            let Some(id) = piece.get("SpecialToken").and_then(|token| token.get("id")?.as_str()) else { continue };
+            let Some(id) = piece.get("SpecialToken").and_then(|token| token.get("id")?.as_str()) else {
+                continue;
+            };
             let token = stage.get("special_tokens").and_then(|tokens| tokens.get(id));
             let ids = token.and_then(|token| token.get("ids")?.as_array());
             let ids = ids.ok_or_else(|| format!("`{id}` is not among the `special_tokens`"))?;

@@ -96,7 +96,10 @@ fn main() -> ExitCode {
                 Err(error) => error,
             };
             let message = format!("{error:#}");
-            terminal::say(&format!("candle-quant: {}", message.lines().map(str::trim).collect::<Vec<_>>().join(" ")));
+            terminal::say(&format!(
+                "candle-quant: {}",
+                message.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+            ));
             failure
         }
     }

@@ -37,7 +37,9 @@ impl<W: Write> Lines<W> {
     fn show(&mut self, text: &str) -> io::Result<()> {
         let shown = match (self.json, text.strip_suffix('\n')) {
             // No string of JSON has a line break in it.
-            (true, _) => text.split('\n').map(|line| Untrusted::whole(line).to_string()).collect::<Vec<_>>().join("\n"),
+            (true, _) => {
+                text.split('\n').map(|line| Untrusted::whole(line).to_string()).collect::<Vec<_>>().join("\n")
+            }
             (false, Some(line)) => format!("{}\n", Untrusted::new(line)),
             (false, None) => Untrusted::new(text).to_string(),
         };

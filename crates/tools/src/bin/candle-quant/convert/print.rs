@@ -15,13 +15,7 @@ pub fn plan(out: &mut impl Write, plan: &ConvertPlan, available: Option<u64>) ->
         writeln!(
             out,
             "{}  {:?}  {}  {} -> {}  {} bytes  ({}){note}",
-            tensor.name,
-            tensor.shape,
-            tensor.role,
-            tensor.from,
-            tensor.to,
-            tensor.bytes,
-            tensor.rule
+            tensor.name, tensor.shape, tensor.role, tensor.from, tensor.to, tensor.bytes, tensor.rule
         )?;
     }
     summary(out, plan)?;
