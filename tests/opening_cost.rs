@@ -78,7 +78,7 @@ fn a_header_takes_three_times_its_size() {
         ("the most tensors", header(header_bytes(), false, short)),
         ("usual names", header(header_bytes(), true, usual)),
         ("many dimensions", {
-            let dims = "1,".repeat(63);
+            let dims = "1,".repeat(7);
             let entry = format!(r#"{{"dtype":"U8","shape":[{dims}0],"data_offsets":[0,0]}}"#);
             let count = header_bytes() / (entry.len() + 8);
             let entries: Vec<_> = (0..count).map(|index| format!(r#""{}":{entry}"#, short(index))).collect();
@@ -106,7 +106,7 @@ fn shapes_without_end_are_refused() {
     let dims = "1,".repeat(header_bytes() / 2);
     let header = format!(r#"{{"a":{{"dtype":"U8","shape":[{dims}1],"data_offsets":[0,1]}}}}"#);
     let dir = folder_of(&[("model.safetensors", &raw_file(&header, &[0]))]);
-    rejected(measured("a long shape", dir.path(), header.len()), &["`a`", "more than 64 dimensions"]);
+    rejected(measured("a long shape", dir.path(), header.len()), &["`a`", "more than 8 dimensions"]);
 }
 
 #[test]
@@ -187,7 +187,7 @@ fn what_exceeds_the_budget_is_refused() {
         let budget = Budget { bytes: bytes as u64, entries: entries as u64 };
         Checkpoint::open_within(dir.path(), budget)
     };
-    let (bytes, entries) = (header.len() + config.len(), data + 4 * 12);
+    let (bytes, entries) = (header.len() + config.len(), data + 4 * 11);
     assert!(open(bytes, entries).is_ok());
     let how = "Checkpoint::open_within";
     rejected(open(bytes - 1, entries), &["config.json", "bytes of headers and configs", how]);

@@ -31,7 +31,8 @@
 //!
 //! # What opening costs
 //! Memory and time grow with the headers and configs, and with nothing else: a header takes three times its size at most,
-//! while it is read. A [`Budget`] says how much of them there may be; beyond it, opening is an error.
+//! while it is read. A [`Budget`] says how much of them there may be; beyond it, opening is an error. For the values of
+//! configs the usual budget leaves 200 MB of memory.
 //!
 //! # Files that change
 //! Files are memory-mapped, after their headers were read in the ordinary way: a file that shrinks while

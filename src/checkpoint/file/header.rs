@@ -26,11 +26,11 @@ const MAX_HEADER_BYTES: u64 = 100_000_000;
 const LEAST_ENTRY: usize = r#""":{"dtype":"U8","shape":[],"data_offsets":[0,0]},"#.len();
 
 /// Tensors of more dimensions are refused. No model has such.
-const MAX_DIMS: usize = 64;
+const MAX_DIMS: usize = 8;
 
 /// Longer text of the metadata is dropped, and so is all of it if it is longer than this: nothing that is read there is.
 const MAX_TEXT_BYTES: usize = 256;
-const MAX_METADATA_BYTES: usize = 4 << 20;
+const MAX_METADATA_BYTES: usize = 1 << 20;
 
 const REMEDY: &str = "the file is damaged or incomplete: fetch or write it again";
 
@@ -92,7 +92,8 @@ pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<He
         let problem = format!("{size} bytes, and then {}: the file changes while it is opened", mapped.len());
         return Err(malformed(problem));
     }
-    let mut tensors = Vec::with_capacity(header_len / LEAST_ENTRY);
+    let objects = json.iter().filter(|byte| **byte == b'{').count();
+    let mut tensors = Vec::with_capacity(objects.min(header_len / LEAST_ENTRY));
     let mut metadata = Metadata::new();
     let most = opening.entries_left();
     let parsed = json_map::read(&json, |name, entry: Entry| {
@@ -221,7 +222,9 @@ impl<'de> Deserialize<'de> for Shape {
                 let mut count = 0;
                 while let Some(dim) = numbers.next_element()? {
                     let place = dims.get_mut(count);
-                    *place.ok_or_else(|| A::Error::custom("a shape of more than 64 dimensions"))? = dim;
+                    *place.ok_or_else(|| {
+                        A::Error::custom(format_args!("a shape of more than {MAX_DIMS} dimensions"))
+                    })? = dim;
                     count += 1;
                 }
                 Ok(Shape(dims.iter().copied().take(count).collect()))
