@@ -2,7 +2,7 @@
 
 use candle_core::quantized::{gguf_file, GgmlDType, QTensor};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::checkpoint::{Checkpoint, Reads};
+use candle_quant::checkpoint::{self, Checkpoint, Reads};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use std::fs::{self, File, OpenOptions};
@@ -139,7 +139,8 @@ fn positioned_reads_give_the_same_numbers_and_an_error_when_files_are_cut() {
             }
         }
         let path = copies.path().join(source.file_name().unwrap());
-        let positioned = Checkpoint::open_with(&path, Reads::Positioned).unwrap();
+        let options = checkpoint::OpenOptions { reads: Reads::Positioned, ..Default::default() };
+        let positioned = Checkpoint::open_with(&path, options).unwrap();
         let expected = numbers(&Checkpoint::open(&path).unwrap()).unwrap();
         assert!(numbers(&positioned).unwrap() == expected, "{path:?}");
         let size = fs::metadata(&path).unwrap().len();

@@ -5,12 +5,15 @@ mod data;
 mod digest;
 mod header;
 mod json;
+mod json_map;
 mod open;
+mod opening;
 #[cfg(any(test, feature = "recorded-reads"))]
 pub mod reads;
 mod section;
 mod shards;
 mod stored;
+mod tensors;
 mod warnings;
 
 pub use data::Reads;
@@ -19,6 +22,9 @@ pub use digest::Digest;
 pub(super) use header::{Metadata, TensorInfo};
 pub use json::with_masked_literals;
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
-pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json, Tensors};
+pub use opening::{Budget, OpenOptions};
+pub(super) use opening::{Opening, GGUF_ENTRY};
+pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json};
 pub(super) use stored::{candle_dtype, with_aligned_copy, StoredTensor};
+pub(super) use tensors::Tensors;
 pub(super) use warnings::Warnings;

@@ -95,16 +95,24 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
     for lead in tensors.keys() {
         let Some(packing) = packing_of(tensors, method, lead) else { continue };
         let (module, separator) = packing.module_of(lead);
-        hidden.insert(lead.clone());
+        hidden.insert(lead.to_owned());
         hidden.extend(packing.parts().iter().map(|part| format!("{module}{separator}{part}")));
         if packing != Packing::Blocks(None) {
-            insert(lead, tensor_of(module, "weight"), IndexEntry::Quantized { lead: lead.clone(), packing })?;
+            insert(
+                lead,
+                tensor_of(module, "weight"),
+                IndexEntry::Quantized { lead: lead.to_owned(), packing },
+            )?;
             continue;
         }
         let bias = format!("{module}{}", gpt_oss::BIAS);
         for (path, half) in gpt_oss::weights_of(module) {
             let packing = Packing::Blocks(half);
-            insert(lead, tensor_of(&path, "weight"), IndexEntry::Quantized { lead: lead.clone(), packing })?;
+            insert(
+                lead,
+                tensor_of(&path, "weight"),
+                IndexEntry::Quantized { lead: lead.to_owned(), packing },
+            )?;
             if tensors.contains_key(&bias) {
                 insert(&bias, tensor_of(&path, "bias"), IndexEntry::Stored { stored: bias.clone(), half })?;
             }
@@ -112,7 +120,7 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         hidden.insert(bias);
     }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
-        index.insert(name.clone(), IndexEntry::Stored { stored: name.clone(), half: None });
+        index.insert(name.to_owned(), IndexEntry::Stored { stored: name.to_owned(), half: None });
     }
     Ok(index)
 }

@@ -86,7 +86,7 @@ fn understood(path: &Path, version: [u32; 3]) -> Result<()> {
 /// No shard has a version: either these are no UQFF files, or they are older than the version's entries.
 fn missing(first: &Shard, shards: &[Shard]) -> Error {
     let mut names = shards.iter().flat_map(|shard| shard.tensors.keys()).peekable();
-    let is_number = |name: &String| name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     if names.peek().is_some() && names.all(is_number) {
         let problem = "UQFF of a version before 1.0, whose layers have numbers and no names";
         return Error::file(&first.path, problem, format!("regenerate it: {REGENERATE}"));

@@ -23,6 +23,7 @@ mod kinds;
 mod output;
 mod parallel;
 mod patch_candle;
+mod untrusted;
 mod verify;
 
 use std::process::{Command, Output};

@@ -1,7 +1,7 @@
 //! Sources that shrink while they are converted: an error that names file and tensor, never the end of the process.
 
 use super::common::{bundled_path, files, Source};
-use candle_quant::checkpoint::{Checkpoint, Reads};
+use candle_quant::checkpoint::{self, Checkpoint, Reads};
 use candle_quant_tools::convert::{self, ConvertEvent, ConvertOptions, ConvertPlan, Recipe, RunOptions};
 use std::fs::{self, OpenOptions};
 use std::path::Path;
@@ -9,7 +9,7 @@ use std::path::Path;
 fn plan(source: &Path, format: &str, reads: Reads) -> ConvertPlan {
     let mut options = ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()));
     options.max_shard_size = 100_000;
-    ConvertPlan::new(&Checkpoint::open_with(source, reads).unwrap(), &options).unwrap()
+    ConvertPlan::new(&Checkpoint::open_with(source, checkpoint::OpenOptions { reads, ..Default::default() }).unwrap(), &options).unwrap()
 }
 
 #[test]

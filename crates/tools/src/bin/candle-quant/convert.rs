@@ -5,9 +5,10 @@ mod parse;
 mod print;
 mod progress;
 
+use super::terminal;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device};
-use candle_quant::checkpoint::Reads;
+use candle_quant::checkpoint::{OpenOptions, Reads};
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{
     self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Role, Rule, RunOptions, Spec,
@@ -183,7 +184,7 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     if let Some(path) = &options.save_recipe {
         check_writable(path).map_err(|error| (error, IO))?;
     }
-    let source = Checkpoint::open_with(&options.source, Reads::Positioned).map_err(bad_input)?;
+    let source = open(&options.source).map_err(bad_input)?;
     if let Some(bits) = options.target_bpw {
         conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
     }
@@ -214,10 +215,15 @@ fn work(plan: &ConvertPlan) -> (usize, u64) {
     (plan.tensors().count(), plan.source_bytes())
 }
 
+/// A source that shrinks meanwhile is an error.
+fn open(source: &Path) -> Result<Checkpoint, Error> {
+    Checkpoint::open_with(source, OpenOptions { reads: Reads::Positioned, ..Default::default() })
+}
+
 /// Measures one format after the other.
 fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let bad_input = |error: Error| (error.into(), BAD_INPUT);
-    let source = Checkpoint::open_with(&options.source, Reads::Positioned).map_err(bad_input)?;
+    let source = open(&options.source).map_err(bad_input)?;
     let mut reports = Vec::new();
     for format in &options.compare {
         let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
@@ -227,7 +233,7 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         progress.finish();
         reports.push((*format, report.map_err(bad_input)?));
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     let printed = match options.json {
         true => writeln!(stdout, "{:#}", print::comparison_json(&reports)),
         false => print::comparison(&mut stdout, &reports),
@@ -260,11 +266,7 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions>
 fn device(options: &Options) -> Device {
     Device::cuda_if_available(0).unwrap_or_else(|error| {
         if !options.quiet {
-            let error = error.to_string();
-            eprintln!(
-                "packing on the CPU, for there is no GPU: {}",
-                error.lines().next().unwrap_or_default()
-            );
+            terminal::say(&format!("packing on the CPU, for there is no GPU: {}", Error::from(error)));
         }
         Device::Cpu
     })
@@ -382,7 +384,7 @@ fn tell(
     if let Some(path) = &options.report {
         write_file(path, format!("{:#}\n", json!(report)).as_bytes()).with_context(|| cannot_write(path))?;
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match (options.json, is_made && !options.quiet) {
         (true, _) => writeln!(stdout, "{:#}", json!(report))?,
         (false, true) => print::report(&mut stdout, plan, report, out)?,
@@ -402,7 +404,7 @@ fn cannot_write(path: &Path) -> String {
 
 fn print_plan(options: &Options, plan: &ConvertPlan) -> io::Result<()> {
     let available = options.out.as_deref().and_then(available_space);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", print::plan_json(plan, available))?,
         false => print::plan(&mut stdout, plan, available)?,
