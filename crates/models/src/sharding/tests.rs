@@ -131,6 +131,10 @@ fn what_ranks_have_of_experts() {
 #[test]
 fn what_can_not_be_planned() {
     let checkpoint = open("tests/fixtures/mlx/qwen3moe-affine-b4-g64");
-    assert!(ShardPlan::new(&checkpoint, 0).unwrap_err().to_string().contains("at least one"));
+    // Of the largest number, not even the bytes of each rank would fit into memory.
+    for ranks in [0, usize::MAX] {
+        let error = ShardPlan::new(&checkpoint, ranks).unwrap_err().to_string();
+        assert_eq!(error, format!("ranks: expected 1 to 65536, found {ranks}"));
+    }
     ShardPlan::new(&checkpoint, 1).unwrap().require_split().unwrap();
 }
