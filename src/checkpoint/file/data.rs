@@ -21,6 +21,13 @@ pub enum Reads {
     Positioned,
 }
 
+/// Bytes copied before the pages behind them are given back. A multiple of every element size and
+/// of every page size.
+const MAPPED_CHUNK: usize = 4 << 20;
+
+/// Bytes that are read at a time: they stay in the cache until they are copied on.
+const POSITIONED_CHUNK: usize = 64 << 10;
+
 /// One open file.
 pub(in crate::checkpoint) struct DataFile {
     path: PathBuf,
@@ -88,6 +95,14 @@ impl DataFile {
     /// Bytes of the file when it was opened.
     pub(super) fn len(&self) -> usize {
         self.len
+    }
+
+    /// How many bytes are to be asked for at a time.
+    pub(super) fn copy_chunk(&self) -> usize {
+        match self.bytes {
+            Bytes::Mapped(_) => MAPPED_CHUNK,
+            Bytes::Positioned(_) => POSITIONED_CHUNK,
+        }
     }
 
     /// The bytes of a range, in the mapping or in `buffer`.

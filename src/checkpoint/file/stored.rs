@@ -9,10 +9,6 @@ use half::{bf16, f16};
 use safetensors::Dtype;
 use std::{fmt, ops::Range, path::Path, sync::Arc};
 
-/// Bytes copied before the pages behind them are given back. A multiple of every element size and
-/// of every page size.
-const COPY_CHUNK: usize = 4 << 20;
-
 /// One tensor of a file, or a part of one. Cloning shares the file.
 #[derive(Clone)]
 pub(in crate::checkpoint) struct StoredTensor {
@@ -191,7 +187,7 @@ impl StoredTensor {
         mut take: impl FnMut(&[u8]),
     ) -> Result<()> {
         let unit = unit.max(1);
-        let step = (COPY_CHUNK / unit).max(1).saturating_mul(unit);
+        let step = (self.file.copy_chunk() / unit).max(1).saturating_mul(unit);
         let mut buffer = Vec::new();
         if let Some(run) = self.only_run() {
             for start in run.clone().step_by(step) {
