@@ -56,7 +56,7 @@ fn usual(number: usize) -> String {
     format!("model.layers.{layer}.mlp.experts.{expert}.{part}.weight")
 }
 
-/// What it takes to open a path, beside a few hundred kilobytes that any opening takes.
+/// What it takes to open a path: three times the text, and 32 MB at most of what any opening takes.
 fn measured(what: &str, path: &Path, text: usize) -> candle_quant::Result<Checkpoint> {
     let start = Instant::now();
     let (opened, peak) = peak_of(|| Checkpoint::open(path));
@@ -67,7 +67,7 @@ fn measured(what: &str, path: &Path, text: usize) -> candle_quant::Result<Checkp
         peak as f64 / text as f64,
         start.elapsed().as_secs_f64()
     );
-    assert!(peak <= 3 * text + (1 << 20), "{what}: {peak} bytes for {text}");
+    assert!(peak <= 3 * text + (text / 4).min(32 << 20), "{what}: {peak} bytes for {text}");
     opened
 }
 
@@ -97,6 +97,10 @@ fn a_header_takes_three_times_its_size() {
         drop(file);
         let opened = measured(what, dir.path(), header.len()).unwrap();
         assert_eq!(opened.tensor_names().count() == 0, what.contains("text"));
+        // As another reader of safetensors has it.
+        fs::write(dir.path().join("config.json"), r#"{"quantization_config": {"quant_method": "fp8"}}"#)
+            .unwrap();
+        measured(&format!("{what}, beside fp8"), dir.path(), header.len()).unwrap();
     }
 }
 

@@ -366,8 +366,11 @@ fn x_without_rows_gives_an_empty_result() {
         let expected = reference.forward(x).map(|y| y.dims().to_vec());
         let mut dims = x.dims().to_vec();
         *dims.last_mut().unwrap() = n;
-        println!("{:?}: {expected:?}", x.layout());
         for weight in &weights {
+            // There candle_nn refuses some, too.
+            if expected.is_err() && matches!(weight, LayerWeight::Dense(_)) {
+                continue;
+            }
             for bias in [None, Some(bias.clone())] {
                 let y = Linear::new(weight.clone(), bias).forward(x);
                 let y = y.unwrap_or_else(|error| panic!("{:?} {weight:?}: {error}", x.layout()));

@@ -3,7 +3,7 @@
 //!
 //! `CANDLE_QUANT_COMPANION_CASES` sets how many files are damaged.
 
-use candle_quant::Checkpoint;
+use candle_quant::{Checkpoint, Untrusted};
 use candle_quant_models::generate::{load_tokenizer, TextStream};
 use candle_quant_tools::verify::verify_path;
 use rand::rngs::StdRng;
@@ -240,7 +240,9 @@ fn damaged_files_are_told_of() {
         let path = folder.path().join(name);
         fs::write(&path, &bytes).unwrap();
         let (report, peak) = peak_of(|| verify_path(folder.path()));
-        assert!(peak < MOST, "case {case}: verify takes {peak} bytes for {name}");
+        let shown = String::from_utf8_lossy(&bytes);
+        let shown = Untrusted::new(&shown);
+        assert!(peak < MOST, "case {case}: verify takes {peak} bytes for {name}: {shown}");
         assert!(
             report.findings.iter().all(|finding| finding.message.contains(name)),
             "case {case}: {report:?}"
@@ -248,10 +250,10 @@ fn damaged_files_are_told_of() {
         refused += u64::from(!report.passed(false));
         if name == "tokenizer.json" {
             let (used, peak_of_use) = peak_of(|| use_tokenizer(folder.path()));
-            assert!(peak_of_use < MOST, "case {case}: the tokenizer takes {peak_of_use} bytes");
+            assert!(peak_of_use < MOST, "case {case}: {peak_of_use} bytes for {shown}");
             largest = largest.max(peak_of_use);
             // Some fail at the first use only.
-            assert!(report.passed(false) || used.is_err(), "case {case}: {report:?}");
+            assert!(report.passed(false) || used.is_err(), "case {case}: {report:?} of {shown}");
         }
         largest = largest.max(peak);
         fs::remove_file(path).unwrap();

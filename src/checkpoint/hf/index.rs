@@ -16,7 +16,9 @@ pub(super) type Index = BTreeMap<String, IndexEntry>;
 /// Where a tensor comes from.
 #[derive(Debug)]
 pub(super) enum IndexEntry {
-    /// A stored tensor, or half of it.
+    /// The stored tensor of the same name.
+    Same,
+    /// A stored tensor of another name, or half of it.
     Stored { stored: String, half: Option<Half> },
     /// Several stored tensors, of which `lead` holds the codes.
     Quantized { lead: String, packing: Packing },
@@ -120,7 +122,7 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         hidden.insert(bias);
     }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
-        index.insert(name.to_owned(), IndexEntry::Stored { stored: name.to_owned(), half: None });
+        index.insert(name.to_owned(), IndexEntry::Same);
     }
     Ok(index)
 }

@@ -15,8 +15,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Longer files are refused unread; those of the largest vocabularies have 35 MB.
-pub(super) const MAX_BYTES: u64 = 64 << 20;
+/// Longer files are refused unread; those of the largest vocabularies have 35 MB. The crate holds five copies of one.
+pub(super) const MAX_BYTES: u64 = 48 << 20;
 
 /// Longer descriptions of a normalizer, a decoder and the like are refused. Tables of characters have half a megabyte.
 const MAX_SECTION_BYTES: usize = 4 << 20;
