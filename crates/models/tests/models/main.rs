@@ -4,6 +4,7 @@
 mod common;
 
 mod cache;
+mod chat;
 mod drop_in;
 mod generate;
 mod logits;
