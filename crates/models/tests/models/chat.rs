@@ -86,6 +86,22 @@ fn published_templates_write_what_transformers_writes() {
     assert!(templates >= 30 && compared >= 440, "{templates} templates, {compared} texts");
 }
 
+/// With texts of 2 kB in each of 300 messages.
+#[test]
+fn published_templates_write_long_conversations() {
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/chat/templates.jsonl");
+    let content = "All work and no play. ".repeat(90);
+    let message = |index| Message::new(["user", "assistant"][index % 2], &content);
+    let messages: Vec<_> = (0..301).map(message).collect();
+    for line in fs::read_to_string(path).unwrap().lines() {
+        if let Line::Template { template, source, .. } = serde_json::from_str(line).unwrap() {
+            let rendered = Template::new(&source).unwrap().render(&messages, &Variables::generation_prompt());
+            let rendered = rendered.unwrap_or_else(|error| panic!("{template}: {error}"));
+            assert_eq!(rendered.matches(content.trim()).count(), 301, "{template}");
+        }
+    }
+}
+
 fn render(source: &str) -> Result<String, Error> {
     let messages = [Message::new("user", "Hello"), Message::new("assistant", "äöü \"<&>\"\n")];
     Template::new(source)?.render(&messages, &Variables::generation_prompt())
@@ -132,6 +148,7 @@ fn reasoning_has_all_its_names_and_nulls_are_absent() {
         render(r#"[{"role": "a", "reasoning": "x"}]"#),
         "['thinking', 'role', 'reasoning', 'reasoning_content']x"
     );
+    assert_eq!(render(r#"[{"role": "a", "thinking": "x", "reasoning_content": "y"}]"#), all);
     let message = Message::new("assistant", "4").with("reasoning_content", "easy");
     let json = serde_json::to_string(&message).unwrap();
     assert_eq!(json, r#"{"role":"assistant","content":"4","reasoning_content":"easy"}"#);
@@ -143,6 +160,9 @@ fn reasoning_has_all_its_names_and_nulls_are_absent() {
 #[test]
 fn hostile_templates_end_with_an_error() {
     let deep = "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let nested = format!("{{% set ns.x = {}ns.x{} %}}", "[".repeat(100), "]".repeat(100));
+    let deeper = deep.replace("{% set ns.x = [ns.x] %}", &nested);
+    let straight = format!("{{% set x = [] %}}{}", "{% set x = [[[[[[[[[x]]]]]]]]] %}".repeat(1900));
     let own = [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "runs for too long"),
         ("{{ 'x' * 10 ** 12 }}", "the chat template"),
@@ -152,6 +172,8 @@ fn hostile_templates_end_with_an_error() {
         ("{% set ns = namespace(x=['x']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}", "the chat template"),
         (&format!("{deep}{{{{ ns.x | tojson }}}}"), "the chat template"),
         (&format!("{deep}{{{{ ns.x }}}}"), "the chat template"),
+        (&deeper, "the chat template"),
+        (&format!("{straight}{{{{ x | tojson }}}}"), "nested too deep"),
         ("{{ raise_exception('roles must alternate') }}", "refuses the conversation: roles must alternate; change the messages"),
         ("{{ unknown.member }}", "the chat template fails: "),
         ("{{ [1].append(2) }}", "the chat template fails: "),
@@ -166,7 +188,7 @@ fn hostile_templates_end_with_an_error() {
         let error = Template::new(source).unwrap_err().to_string();
         assert!(error.contains("chat template: the chat template can't be read"), "{source}: {error}");
     }
-    assert!(Template::new(&"x".repeat(2 << 20)).unwrap_err().to_string().contains("more than 1048576"));
+    assert!(Template::new(&"x".repeat(2 << 20)).unwrap_err().to_string().contains("more than 65536"));
     let nested = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert!(Template::new(&format!("{{{{ {nested} }}}}")).is_err());
 }
@@ -228,7 +250,7 @@ fn files_that_hold_no_template_say_so() {
     fs::write(folder.path().join("chat_template.jinja"), [0xff, 0xfe]).unwrap();
     let error = Template::from_checkpoint(&Checkpoint::open(folder.path()).unwrap()).unwrap_err().to_string();
     assert!(error.contains("chat_template.jinja") && error.contains("UTF-8"), "{error}");
-    let long = " ".repeat((1 << 20) + 1);
+    let long = " ".repeat((1 << 16) + 1);
     let error = template_of(&[("chat_template.jinja", &long)]).unwrap_err().to_string();
-    assert!(error.contains("more than 1048576 bytes"), "{error}");
+    assert!(error.contains("more than 65536 bytes"), "{error}");
 }
