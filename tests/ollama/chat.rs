@@ -20,7 +20,8 @@ fn a_template_of_go_is_an_error_that_says_so() {
     let file = checkpoint.ollama_layer("template").unwrap();
     assert!(fs::read_to_string(file).unwrap().starts_with("{{ if .System }}"));
     let error = Template::from_checkpoint(&checkpoint).unwrap_err().to_string();
-    let expected = "a chat template of Ollama, which is one of Go's text/template, is not supported; use the model's";
+    let expected =
+        "a chat template of Ollama, which is one of Go's text/template, is not supported; use the model's";
     assert!(error.contains(expected) && error.contains(file.to_str().unwrap()), "{error}");
 }
 

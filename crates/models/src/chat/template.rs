@@ -4,7 +4,7 @@ use super::python::{self, Raised};
 use super::{Message, Variables};
 use candle_quant::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value};
+use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -95,8 +95,11 @@ impl Template {
     /// # Errors
     /// If the template refuses the conversation, fails, or computes or writes more than any real one does.
     pub fn render(&self, messages: &[Message], variables: &Variables) -> Result<String> {
-        let mut context: BTreeMap<&str, Value> =
-            BTreeMap::from([("tools", ().into()), ("documents", ().into()), ("add_generation_prompt", false.into())]);
+        let mut context: BTreeMap<&str, Value> = BTreeMap::from([
+            ("tools", ().into()),
+            ("documents", ().into()),
+            ("add_generation_prompt", false.into()),
+        ]);
         let tokens = self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str().into()));
         context.extend(tokens);
         context.extend(variables.0.iter().map(|(name, value)| (name.as_str(), value.clone())));
@@ -118,7 +121,7 @@ impl Template {
     fn run(&self, name: &str, context: Value, fuel: u64) -> Result<Vec<u8>> {
         let mut environment = self.environment.clone();
         environment.set_fuel(Some(fuel));
-        let render = move || {
+        let render = move || -> Result<Vec<u8>, minijinja::Error> {
             let mut text = Bounded(Vec::new());
             let template = environment.get_template(name)?;
             template.render_captured_to(context, &mut text)?;
@@ -126,8 +129,8 @@ impl Template {
         };
         let stack = MIN_STACK + STACK_OF_STEP * fuel as usize;
         let rendered = thread::scope(|scope| {
-            let thread = thread::Builder::new().stack_size(stack).spawn_scoped(scope, render)?;
-            Ok(thread.join())
+            let thread = thread::Builder::new().stack_size(stack).spawn_scoped(scope, render);
+            thread.map(thread::ScopedJoinHandle::join)
         });
         match rendered {
             Ok(Ok(rendered)) => rendered.map_err(|error| self.failure(&error)),
@@ -138,7 +141,9 @@ impl Template {
 
     fn failure(&self, error: &minijinja::Error) -> Error {
         let (problem, remedy) = match error.kind() {
-            ErrorKind::OutOfFuel => ("the chat template runs for too long".to_owned(), "use another template"),
+            ErrorKind::OutOfFuel => {
+                ("the chat template runs for too long".to_owned(), "use another template")
+            }
             ErrorKind::WriteFailure => {
                 (format!("the chat template writes more than {MAX_OUTPUT} bytes"), "use another template")
             }
@@ -146,7 +151,9 @@ impl Template {
                 format!("the chat template refuses the conversation: {}", error.detail().unwrap_or_default()),
                 "change the messages",
             ),
-            _ => (format!("the chat template fails: {error}"), "change the messages, or use another template"),
+            _ => {
+                (format!("the chat template fails: {error}"), "change the messages, or use another template")
+            }
         };
         Error::file(&self.path, problem, remedy)
     }

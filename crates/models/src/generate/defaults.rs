@@ -25,9 +25,11 @@ impl Params {
             }
         }
         if let Some(path) = checkpoint.ollama_layer("params") {
-            let text = fs::read_to_string(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
-            let json: Value = serde_json::from_str(&text)
-                .map_err(|error| Error::file(path, format!("malformed JSON: {error}"), "pull the model again"))?;
+            let text =
+                fs::read_to_string(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+            let json: Value = serde_json::from_str(&text).map_err(|error| {
+                Error::file(path, format!("malformed JSON: {error}"), "pull the model again")
+            })?;
             let stated = Stated { path, json: &json };
             params.sampling = stated.sampling(params.sampling, "repeat_penalty")?;
             params.stop_strings = stated.stop_strings()?;
@@ -76,9 +78,11 @@ impl Stated<'_> {
         let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
         match self.json.get("stop") {
             None | Some(Value::Null) => Ok(Vec::new()),
-            Some(Value::Array(list)) => {
-                list.iter().map(text).collect::<Option<_>>().ok_or_else(|| self.wrong("stop", "a list of texts"))
-            }
+            Some(Value::Array(list)) => list
+                .iter()
+                .map(text)
+                .collect::<Option<_>>()
+                .ok_or_else(|| self.wrong("stop", "a list of texts")),
             Some(value) => text(value).map(|text| vec![text]).ok_or_else(|| self.wrong("stop", "texts")),
         }
     }

@@ -13,8 +13,17 @@ use tempfile::TempDir;
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
-    Conversation { conversation: String, messages: Vec<Message>, variables: BTreeMap<String, serde_json::Value> },
-    Template { template: String, source: String, special_tokens: BTreeMap<String, String>, rendered: Vec<Option<Rendered>> },
+    Conversation {
+        conversation: String,
+        messages: Vec<Message>,
+        variables: BTreeMap<String, serde_json::Value>,
+    },
+    Template {
+        template: String,
+        source: String,
+        special_tokens: BTreeMap<String, String>,
+        rendered: Vec<Option<Rendered>>,
+    },
 }
 
 #[derive(Deserialize)]
@@ -33,7 +42,9 @@ fn variables(line: &str) -> Variables {
         variables: BTreeMap<&'a str, &'a serde_json::value::RawValue>,
     }
     let raw: Raw = serde_json::from_str(line).unwrap();
-    let with = |all: Variables, (name, json): (_, &serde_json::value::RawValue)| all.with_json(name, json.get()).unwrap();
+    let with = |all: Variables, (name, json): (_, &serde_json::value::RawValue)| {
+        all.with_json(name, json.get()).unwrap()
+    };
     raw.variables.into_iter().fold(Variables::default(), with)
 }
 
@@ -55,7 +66,8 @@ fn published_templates_write_what_transformers_writes() {
                 assert_eq!(rendered.len(), conversations.len());
                 for ((conversation, messages, variables), expected) in conversations.iter().zip(rendered) {
                     let tokens = special_tokens.iter();
-                    let variables = tokens.fold(variables.clone(), |all, (name, token)| all.with(name, token));
+                    let variables =
+                        tokens.fold(variables.clone(), |all, (name, token)| all.with(name, token));
                     let before = today();
                     let found = template.render(messages, &variables);
                     let is_right = match (&expected, &found) {
@@ -159,7 +171,8 @@ fn reasoning_has_all_its_names_and_nulls_are_absent() {
 
 #[test]
 fn hostile_templates_end_with_an_error() {
-    let deep = "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let deep =
+        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
     let nested = format!("{{% set ns.x = {}ns.x{} %}}", "[".repeat(100), "]".repeat(100));
     let deeper = deep.replace("{% set ns.x = [ns.x] %}", &nested);
     let straight = format!("{{% set x = [] %}}{}", "{% set x = [[[[[[[[[x]]]]]]]]] %}".repeat(1900));
@@ -218,7 +231,10 @@ fn templates_are_found_where_transformers_finds_them() {
     };
     let plain = Variables::default();
     assert_eq!(text(&[], &plain), None);
-    let config = ("tokenizer_config.json", r#"{"bos_token": {"content": "<s>"}, "chat_template": "c{{ bos_token }}{{ eos_token }}"}"#);
+    let config = (
+        "tokenizer_config.json",
+        r#"{"bos_token": {"content": "<s>"}, "chat_template": "c{{ bos_token }}{{ eos_token }}"}"#,
+    );
     let map = ("special_tokens_map.json", r#"{"bos_token": "no", "eos_token": "</s>"}"#);
     let jinja = ("chat_template.jinja", "j{{ bos_token }}");
     let json = ("chat_template.json", r#"{"chat_template": "k"}"#);
@@ -226,11 +242,13 @@ fn templates_are_found_where_transformers_finds_them() {
     assert_eq!(text(&[config, json, jinja], &plain).unwrap(), "j<s>");
     assert_eq!(text(&[json], &plain).unwrap(), "k");
     assert_eq!(text(&[("tokenizer_config.json", r#"{"chat_template": null}"#)], &plain), None);
-    let list = r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}"#;
+    let list =
+        r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}"#;
     let list = ("tokenizer_config.json", list);
     assert_eq!(text(&[list], &plain).unwrap(), "d");
     assert_eq!(text(&[list], &Variables::default().with("tools", ["x"])).unwrap(), "t");
-    let with_image = r#"{"chat_template": "{{ image_token }}", "extra_special_tokens": {"image_token": "<image>"}}"#;
+    let with_image =
+        r#"{"chat_template": "{{ image_token }}", "extra_special_tokens": {"image_token": "<image>"}}"#;
     assert_eq!(text(&[("tokenizer_config.json", with_image)], &plain).unwrap(), "<image>");
 }
 
@@ -238,7 +256,11 @@ fn templates_are_found_where_transformers_finds_them() {
 fn files_that_hold_no_template_say_so() {
     for (file, text, expected) in [
         ("tokenizer_config.json", r#"{"chat_template": 5}"#, "`chat_template` is neither a text nor a list"),
-        ("tokenizer_config.json", r#"{"chat_template": [{"name": "other", "template": ""}]}"#, "one called `default`"),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": [{"name": "other", "template": ""}]}"#,
+            "one called `default`",
+        ),
         ("tokenizer_config.json", r#"{"chat_template": ["x"]}"#, "`chat_template` is neither"),
         ("tokenizer_config.json", r#"{"chat_template""#, "malformed JSON"),
         ("chat_template.jinja", "{% for %}", "the chat template can't be read"),

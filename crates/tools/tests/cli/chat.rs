@@ -8,7 +8,8 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use tempfile::TempDir;
 
-const TEMPLATE: &str = "{% for message in messages %}{{ message.role }}: {{ message.content | trim }}\n{% endfor %}\
+const TEMPLATE: &str =
+    "{% for message in messages %}{{ message.role }}: {{ message.content | trim }}\n{% endfor %}\
     {% if add_generation_prompt %}assistant:{% endif %}";
 
 /// A copy of the bundled model with these files beside it.
@@ -132,7 +133,8 @@ fn a_chat_that_can_not_be_says_why() {
     assert!(error.contains("the chat template refuses the conversation: not today"), "{error}");
     let output = chat(&with_template(), &["--top-k", "0"], "Hello\n");
     assert!(text(&output.stderr).contains("top-k: expected at least 1, found 0"));
-    let output = chat(&with_template(), &["--max-tokens", "10"], "Once upon a time there was a little girl\n");
+    let output =
+        chat(&with_template(), &["--max-tokens", "10"], "Once upon a time there was a little girl\n");
     assert_eq!(output.status.code(), Some(1));
     assert!(text(&output.stderr).contains("the KV cache holds at most 10"), "{}", text(&output.stderr));
 }
@@ -157,7 +159,10 @@ fn generate_applies_the_template() {
     let with_system = generate(&model, &["--prompt", "Hello", "--system", "Tell a story."]).0;
     let prompt = "system: Tell a story.\nuser: Hello\nassistant:";
     assert_eq!(format!("{prompt}{with_system}"), generate(&bare, &["--prompt", prompt]).0);
-    assert_eq!(generate(&model, &["--prompt", "Hello", "--raw"]).0, generate(&bare, &["--prompt", "Hello"]).0);
+    assert_eq!(
+        generate(&model, &["--prompt", "Hello", "--raw"]).0,
+        generate(&bare, &["--prompt", "Hello"]).0
+    );
     assert_eq!(generate(&model, &["--prompt", "Hello", "--ranks", "2"]).0, answer);
 
     let fail = |model: &TempDir, args: &[&str]| {
@@ -170,7 +175,10 @@ fn generate_applies_the_template() {
     assert!(fail(&model, &["--system", "x", "--raw"]).contains("cannot be used with"));
     let broken = self::model(&[("chat_template.jinja", "{% if %}")]);
     let error = fail(&broken, &[]);
-    assert!(error.contains("--raw continues the prompt as it is: ") && error.contains("can't be read"), "{error}");
+    assert!(
+        error.contains("--raw continues the prompt as it is: ") && error.contains("can't be read"),
+        "{error}"
+    );
     generate(&broken, &["--raw"]);
 }
 
@@ -186,7 +194,8 @@ fn generation_config_gives_the_defaults_and_options_win() {
     let most_likely = run_with(&greedy, &["--temperature", "0"]);
     assert_eq!(run_with(&greedy, &[]), most_likely);
     assert_ne!(run_with(&greedy, &["--temperature", "1.5"]), most_likely);
-    let penalized = model(&[("generation_config.json", r#"{"do_sample": false, "repetition_penalty": 1.8}"#)]);
+    let penalized =
+        model(&[("generation_config.json", r#"{"do_sample": false, "repetition_penalty": 1.8}"#)]);
     let without = run_with(&penalized, &["--repetition-penalty", "1"]);
     assert_eq!(without, most_likely);
     assert_ne!(run_with(&penalized, &[]), most_likely);

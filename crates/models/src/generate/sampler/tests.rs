@@ -293,7 +293,9 @@ fn probabilities_are_those_that_transformers_defines() {
             true => sampler.scratch.candidates.iter().for_each(|(token, weight)| {
                 found[*token as usize] = f64::from(*weight);
             }),
-            false => found.iter_mut().zip(&sampler.scratch.weights).for_each(|(to, from)| *to = f64::from(*from)),
+            false => {
+                found.iter_mut().zip(&sampler.scratch.weights).for_each(|(to, from)| *to = f64::from(*from))
+            }
         }
         let total: f64 = found.iter().sum();
         for (token, (found, expected)) in found.iter().zip(&expected).enumerate() {

@@ -35,7 +35,8 @@ impl<W: Write> Answer<W> {
             let tag = if self.is_thinking { END } else { BEGIN };
             let Some(start) = self.held.find(tag) else { break };
             let rest = self.held.split_off(start);
-            let before = std::mem::replace(&mut self.held, rest.get(tag.len()..).unwrap_or_default().to_owned());
+            let before =
+                std::mem::replace(&mut self.held, rest.get(tag.len()..).unwrap_or_default().to_owned());
             self.put(&before)?;
             self.is_thinking = true;
             self.put(tag)?;
