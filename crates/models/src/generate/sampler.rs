@@ -109,8 +109,9 @@ impl Sampler {
         self.seen.penalize(&self.sampling, &mut penalized);
         let token = self.sample_slice(&penalized);
         self.penalized = penalized;
-        self.seen.add(token?);
-        token
+        let token = token?;
+        self.seen.add(token);
+        Ok(token)
     }
 
     fn sample_slice(&mut self, logits: &[f32]) -> Result<u32> {

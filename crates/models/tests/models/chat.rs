@@ -175,7 +175,9 @@ fn hostile_templates_end_with_an_error() {
         "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
     let nested = format!("{{% set ns.x = {}ns.x{} %}}", "[".repeat(100), "]".repeat(100));
     let deeper = deep.replace("{% set ns.x = [ns.x] %}", &nested);
-    let straight = format!("{{% set x = [] %}}{}", "{% set x = [[[[[[[[[x]]]]]]]]] %}".repeat(1900));
+    let straight = format!("{{% set x = [] %}}{}", "{% set x = [[[[[[[[[x]]]]]]]]] %}".repeat(1900))
+        + "{{ x | tojson }}";
+    let (deep_json, deep_text) = (format!("{deep}{{{{ ns.x | tojson }}}}"), format!("{deep}{{{{ ns.x }}}}"));
     let own = [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "runs for too long"),
         ("{{ 'x' * 10 ** 12 }}", "the chat template"),
@@ -183,10 +185,10 @@ fn hostile_templates_end_with_an_error() {
         ("{{ range(10 ** 10) | list }}", "the chat template"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template"),
         ("{% set ns = namespace(x=['x']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}", "the chat template"),
-        (&format!("{deep}{{{{ ns.x | tojson }}}}"), "the chat template"),
-        (&format!("{deep}{{{{ ns.x }}}}"), "the chat template"),
-        (&deeper, "the chat template"),
-        (&format!("{straight}{{{{ x | tojson }}}}"), "nested too deep"),
+        (deep_json.as_str(), "the chat template"),
+        (deep_text.as_str(), "the chat template"),
+        (deeper.as_str(), "the chat template"),
+        (straight.as_str(), "nested too deep"),
         ("{{ raise_exception('roles must alternate') }}", "refuses the conversation: roles must alternate; change the messages"),
         ("{{ unknown.member }}", "the chat template fails: "),
         ("{{ [1].append(2) }}", "the chat template fails: "),
