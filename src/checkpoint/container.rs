@@ -1,5 +1,6 @@
 //! What a reader of one kind of checkpoint provides.
 
+use super::chat::StoredChatTemplates;
 use super::file::Digest;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
@@ -7,7 +8,8 @@ use super::tokenizer::StoredTokenizer;
 use super::weight::{DenseTensor, Weight};
 use crate::{Error, Result};
 use serde_json::Value;
-use std::path::Path;
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 
 /// The tensors of an open checkpoint, by the names that models use.
 pub(super) trait Container: Send + Sync {
@@ -29,6 +31,11 @@ pub(super) trait Container: Send + Sync {
 
     /// The tokenizer that lies in the same files as the weights, if there is one.
     fn tokenizer(&self) -> Result<Option<StoredTokenizer>> {
+        Ok(None)
+    }
+
+    /// The chat templates that lie in the same files as the weights, if there are any.
+    fn chat_templates(&self) -> Result<Option<StoredChatTemplates>> {
         Ok(None)
     }
 }
@@ -60,5 +67,8 @@ pub(super) struct Opened {
     pub sidecars: SidecarFiles,
     /// What it states of the content of its files, if anything.
     pub digests: Vec<Digest>,
+    /// Files of an Ollama model that are neither weights nor JSON files of the source, by the last part of their media
+    /// type: `template`, `params`, `system`.
+    pub ollama_layers: BTreeMap<String, PathBuf>,
     pub container: Box<dyn Container>,
 }

@@ -44,6 +44,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+mod chat;
 mod container;
 mod file;
 mod gguf;
@@ -62,6 +63,7 @@ mod uqff;
 mod views;
 mod weight;
 
+pub use chat::StoredChatTemplates;
 #[cfg(any(test, feature = "recorded-reads"))]
 #[doc(hidden)]
 pub use file::reads;

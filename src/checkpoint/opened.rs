@@ -1,5 +1,6 @@
 //! An open checkpoint.
 
+use super::chat::StoredChatTemplates;
 use super::container::Opened;
 use super::file::{Digest, Opening, Warnings};
 use super::kind::CheckpointKind;
@@ -54,6 +55,28 @@ impl Checkpoint {
     /// The tokenizer that lies in the same files as the weights, if there is one.
     pub fn stored_tokenizer(&self) -> Result<Option<StoredTokenizer>> {
         self.0.opened.container.tokenizer()
+    }
+
+    /// The chat templates that lie in the same files as the weights, if there are any.
+    ///
+    /// # Errors
+    /// If the file says something else there than text.
+    pub fn stored_chat_templates(&self) -> Result<Option<StoredChatTemplates>> {
+        self.0.opened.container.chat_templates()
+    }
+
+    /// The file of an Ollama model that is its `template` (of Go, not of Jinja), its `params` or its `system` prompt: the
+    /// last part of a media type; `None` if there is no such file.
+    pub fn ollama_layer(&self, media: &str) -> Option<&Path> {
+        self.0.opened.ollama_layers.get(media).map(PathBuf::as_path)
+    }
+
+    /// The content of a text file that belongs to the weights; `None` if there is no such file.
+    ///
+    /// # Errors
+    /// If it can't be read, is no UTF-8, or has more than `most` bytes.
+    pub fn read_text(&self, file: &str, most: usize) -> Result<Option<String>> {
+        self.0.opened.sidecars.text(file, most)
     }
 
     /// The content of a JSON file that belongs to the weights; `None` if there is no such file. It may cost what a

@@ -4,6 +4,8 @@ use super::file::{is_plain_file_name, read_json, Opening};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::fs::File;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Where the files that belong to the weights are: config, tokenizer and the like.
@@ -43,6 +45,18 @@ impl SidecarFiles {
                 Some(dir.join(name)).filter(|path| is_plain_file_name(name) && path.is_file())
             }
             Self::Files(files) => files.get(name).cloned(),
+        }
+    }
+
+    /// The content of the text file called `name`, of at most `most` bytes; `None` if there is none.
+    pub(super) fn text(&self, name: &str, most: usize) -> Result<Option<String>> {
+        let Some(path) = self.path(name) else { return Ok(None) };
+        let failed = |error| Error::Io { path: path.clone(), error };
+        let (file, mut text) = (File::open(&path).map_err(failed)?, String::new());
+        file.take(most as u64 + 1).read_to_string(&mut text).map_err(failed)?;
+        match text.len() > most {
+            true => Err(Error::file(&path, format!("more than {most} bytes"), "fetch it again")),
+            false => Ok(Some(text)),
         }
     }
 

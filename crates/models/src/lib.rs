@@ -26,6 +26,7 @@
 //! ```
 
 mod attention;
+pub mod chat;
 mod config;
 mod decoder;
 mod fields;

@@ -8,6 +8,7 @@
 //! | others | an error when the tensor is asked for |
 
 mod blocks;
+mod chat;
 mod config;
 mod header;
 mod metadata;
@@ -18,6 +19,7 @@ mod tokenizer;
 pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
 
+use super::chat::StoredChatTemplates;
 use super::container::{check_in_features, Container, Opened};
 use super::file::{DataFile, Opening, StoredTensor, TensorInfo, Warnings};
 use super::kind::CheckpointKind;
@@ -111,6 +113,7 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
         config,
         sidecars,
         digests: Vec::new(),
+        ollama_layers: Default::default(),
         container: Box::new(container),
     })
 }
@@ -303,5 +306,9 @@ impl Container for GgufCheckpoint {
 
     fn tokenizer(&self) -> Result<Option<StoredTokenizer>> {
         tokenizer::read(&self.metadata)
+    }
+
+    fn chat_templates(&self) -> Result<Option<StoredChatTemplates>> {
+        chat::read(&self.metadata)
     }
 }

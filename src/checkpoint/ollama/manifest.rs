@@ -4,6 +4,7 @@ use super::store::{BlobDigest, ManifestFile, Store};
 use crate::checkpoint::file::{read_json, Digest, Opening};
 use crate::{Error, Result};
 use serde::Deserialize;
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 pub(super) const REMEDY: &str = "pull or create the model again";
@@ -24,6 +25,8 @@ pub(super) struct Layer {
     pub kind: LayerKind,
     /// The name that the manifest gives it, if any.
     pub name: Option<String>,
+    /// The last part of its media type.
+    media: String,
     /// What it is called in errors: layer and model.
     pub label: String,
     pub digest: BlobDigest,
@@ -41,7 +44,7 @@ pub(super) enum LayerKind {
     Gguf,
     /// A LoRA adapter to be applied to the model.
     Adapter,
-    /// Prompts, licenses and whatever else is not needed to load weights.
+    /// Prompts, parameters, licenses and whatever else is not needed to load weights.
     Other,
 }
 
@@ -86,6 +89,12 @@ impl Manifest {
 
     pub(super) fn layers_of(&self, kind: LayerKind) -> impl Iterator<Item = &Layer> {
         self.layers.iter().filter(move |layer| layer.kind == kind)
+    }
+
+    /// Prompts, parameters and the like, by the last part of their media type; of several the last.
+    pub(super) fn other_layers(&self) -> BTreeMap<String, PathBuf> {
+        let others = self.layers_of(LayerKind::Other);
+        others.map(|layer| (layer.media.clone(), layer.file.clone())).collect()
     }
 
     /// All blobs with the digests that the manifest states.
@@ -152,7 +161,7 @@ impl Layer {
             let problem = format!("{found}, the manifest states {size} bytes");
             return Err(with_place(Error::file(&file, problem, REMEDY), &place));
         }
-        Ok(Self { kind, name: raw.name, label, digest, file })
+        Ok(Self { kind, name: raw.name, media: last.to_owned(), label, digest, file })
     }
 
     /// An error about this layer, which it names.

@@ -95,7 +95,7 @@ fn open(file: &ManifestFile, opening: &Opening) -> Result<Opened> {
     }
     if let Some(layer) = manifest.layers_of(LayerKind::Gguf).next() {
         let opened = gguf::open(&layer.file, opening).map_err(|error| layer.explain(error))?;
-        return Ok(Opened { digests: manifest.digests(), ..opened });
+        return Ok(Opened { digests: manifest.digests(), ollama_layers: manifest.other_layers(), ..opened });
     }
     Err(match manifest.remote_host(opening)? {
         Some(host) => Error::Unsupported {
@@ -134,14 +134,21 @@ fn open_tensors(manifest: Manifest, opening: &Opening) -> Result<Opened> {
     };
     let config = json("config.json")?.ok_or_else(|| manifest.error("lists no layer `config.json`"))?;
     let model_index = json("model_index.json")?.as_ref().map(Stated::of_model_index).unwrap_or_default();
-    let digests = manifest.digests();
+    let (digests, ollama_layers) = (manifest.digests(), manifest.other_layers());
     let container = OllamaModel {
         tensors: tensors::open(manifest.layers, opening)?,
         config: config.clone(),
         model_index,
         warnings: opening.warnings.clone(),
     };
-    Ok(Opened { kind: CheckpointKind::Ollama, config, sidecars, digests, container: Box::new(container) })
+    Ok(Opened {
+        kind: CheckpointKind::Ollama,
+        config,
+        sidecars,
+        digests,
+        ollama_layers,
+        container: Box::new(container),
+    })
 }
 
 impl OllamaModel {

@@ -96,7 +96,14 @@ pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
     let sidecars = SidecarFiles::Directory(files.dir);
     let config = sidecars.config(opening)?;
     let container = Box::new(UqffCheckpoint { tensors });
-    Ok(Opened { kind: CheckpointKind::Uqff, config, sidecars, digests: Vec::new(), container })
+    Ok(Opened {
+        kind: CheckpointKind::Uqff,
+        config,
+        sidecars,
+        digests: Vec::new(),
+        ollama_layers: Default::default(),
+        container,
+    })
 }
 
 /// The weights and biases of all layers.

@@ -4,9 +4,11 @@
 mod common;
 
 mod cache;
+mod chat;
 mod drop_in;
 mod generate;
 mod logits;
+mod session;
 
 use candle_core::{DType, Device};
 use common::FIXTURES as HALF_FIXTURES;

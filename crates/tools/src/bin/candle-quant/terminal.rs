@@ -4,6 +4,7 @@
 //! the user's: into a file or a pipe it goes as it is, on a terminal only what would drive the terminal is escaped.
 
 use candle_quant::Untrusted;
+use std::borrow::Cow;
 use std::fmt;
 use std::io::{self, IsTerminal, Write};
 
@@ -22,9 +23,36 @@ pub fn is_attended() -> bool {
     io::stderr().is_terminal()
 }
 
+/// Whether somebody watches stdout.
+pub fn is_watched() -> bool {
+    io::stdout().is_terminal()
+}
+
 /// Says one line on stderr. Whoever reads it may have gone.
 pub fn say(line: &str) {
     let _ = writeln!(stderr(false), "{}", line.trim_end());
+}
+
+/// Says one line on stderr, in grey if there may be colours.
+pub fn say_dimmed(line: &str) {
+    let mut stderr = io::stderr();
+    let line = Untrusted::new(line.trim_end()).to_string();
+    let _ = writeln!(stderr, "{}", dimmed(&line, has_colors(&stderr)));
+}
+
+/// A text in grey, if there may be colours.
+pub fn dimmed(text: &str, color: bool) -> String {
+    match color {
+        true => format!("\x1b[2m{text}\x1b[0m"),
+        false => text.to_owned(),
+    }
+}
+
+/// Whether a stream may have colours: <https://no-color.org>.
+fn has_colors(stream: &impl IsTerminal) -> bool {
+    let is_set = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+    let is_dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+    stream.is_terminal() && !is_set("NO_COLOR") && !is_dumb
 }
 
 /// Makes what is written fit to be shown. Of text, one `writeln!` is one line, whatever is in it.
@@ -63,12 +91,36 @@ impl<W: Write> Write for Lines<W> {
 
 /// Writes a piece of generated text to stdout.
 pub fn generated(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    match stdout.is_terminal() {
-        true => stdout.write_all(for_terminal(text).as_bytes())?,
-        false => stdout.write_all(text.as_bytes())?,
+    Answers::new().write(text, false)
+}
+
+/// Generated text on stdout.
+pub struct Answers {
+    out: io::Stdout,
+    is_terminal: bool,
+    has_colors: bool,
+}
+
+impl Answers {
+    pub fn new() -> Self {
+        let out = io::stdout();
+        Self { is_terminal: out.is_terminal(), has_colors: has_colors(&out), out }
     }
-    stdout.flush()
+}
+
+/// Where pieces of an answer go.
+pub trait Pieces {
+    /// Writes one, in grey if there may be colours and it is `aside`.
+    fn write(&mut self, text: &str, aside: bool) -> io::Result<()>;
+}
+
+impl Pieces for Answers {
+    fn write(&mut self, text: &str, aside: bool) -> io::Result<()> {
+        let shown = if self.is_terminal { Cow::Owned(for_terminal(text)) } else { Cow::Borrowed(text) };
+        let mut out = self.out.lock();
+        out.write_all(dimmed(&shown, aside && self.has_colors).as_bytes())?;
+        out.flush()
+    }
 }
 
 /// Text without control characters but those that part lines and columns.
