@@ -89,7 +89,8 @@ pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<He
     };
     let data = Data { path, start: to_usize(LENGTH_BYTES + length)?, len: to_usize(data_len)? };
     if data_file.len() != to_usize(size)? {
-        let problem = format!("{size} bytes, and then {}: the file changes while it is opened", data_file.len());
+        let problem =
+            format!("{size} bytes, and then {}: the file changes while it is opened", data_file.len());
         return Err(malformed(problem));
     }
     let objects = json.iter().filter(|byte| **byte == b'{').count();

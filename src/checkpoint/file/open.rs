@@ -1,7 +1,7 @@
 //! Safetensors files: their headers, and the tensors in them.
 
-use super::header::{self, Header, Metadata};
 use super::data::open_file;
+use super::header::{self, Header, Metadata};
 use super::{Opening, Tensors};
 use crate::{Error, Result};
 use std::collections::BTreeMap;

@@ -95,7 +95,7 @@ fn published_templates_write_what_transformers_writes() {
         }
     }
     assert!(wrong.is_empty(), "{} of {compared}:\n{}", wrong.len(), wrong.join("\n"));
-    assert!(templates >= 30 && compared >= 440, "{templates} templates, {compared} texts");
+    assert!(templates >= 19 && compared >= 240, "{templates} templates, {compared} texts");
 }
 
 /// With texts of 2 kB in each of 300 messages.
@@ -103,7 +103,7 @@ fn published_templates_write_what_transformers_writes() {
 fn published_templates_write_long_conversations() {
     let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/chat/templates.jsonl");
     let content = "All work and no play. ".repeat(90);
-    let message = |index| Message::new(["user", "assistant"][index % 2], &content);
+    let message = |index: usize| Message::new(["user", "assistant"][index % 2], &content);
     let messages: Vec<_> = (0..301).map(message).collect();
     for line in fs::read_to_string(path).unwrap().lines() {
         if let Line::Template { template, source, .. } = serde_json::from_str(line).unwrap() {

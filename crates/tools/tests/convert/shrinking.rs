@@ -9,7 +9,11 @@ use std::path::Path;
 fn plan(source: &Path, format: &str, reads: Reads) -> ConvertPlan {
     let mut options = ConvertOptions::mlx(Recipe::safe(format.parse().unwrap()));
     options.max_shard_size = 100_000;
-    ConvertPlan::new(&Checkpoint::open_with(source, checkpoint::OpenOptions { reads, ..Default::default() }).unwrap(), &options).unwrap()
+    ConvertPlan::new(
+        &Checkpoint::open_with(source, checkpoint::OpenOptions { reads, ..Default::default() }).unwrap(),
+        &options,
+    )
+    .unwrap()
 }
 
 #[test]

@@ -103,7 +103,11 @@ fn load(checkpoint: &Checkpoint, options: &Options) -> Result<Model> {
     let (keys, values) = options.kv_cache.unzip();
     let cache = CacheOptions { keys, values, max_tokens: options.max_tokens };
     let vb = VarBuilder::from_checkpoint(checkpoint, dtype, &device);
-    Ok(Model::with_options(&Config::from_checkpoint(checkpoint)?, vb, ModelOptions { cache, context: options.context })?)
+    Ok(Model::with_options(
+        &Config::from_checkpoint(checkpoint)?,
+        vb,
+        ModelOptions { cache, context: options.context },
+    )?)
 }
 
 struct Chat {
