@@ -97,10 +97,12 @@ fn a_header_takes_three_times_its_size() {
         drop(file);
         let opened = measured(what, dir.path(), header.len()).unwrap();
         assert_eq!(opened.tensor_names().count() == 0, what.contains("text"));
-        // As another reader of safetensors has it.
-        fs::write(dir.path().join("config.json"), r#"{"quantization_config": {"quant_method": "fp8"}}"#)
-            .unwrap();
-        measured(&format!("{what}, beside fp8"), dir.path(), header.len()).unwrap();
+        if what == "usual names" {
+            // As another reader of safetensors has it, which keeps an index of its own.
+            let config = r#"{"quantization_config": {"quant_method": "fp8"}}"#;
+            fs::write(dir.path().join("config.json"), config).unwrap();
+            measured("usual names, beside fp8", dir.path(), header.len()).unwrap();
+        }
     }
 }
 
