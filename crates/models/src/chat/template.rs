@@ -65,6 +65,9 @@ impl Template {
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::tojson);
+        environment.set_formatter(python::write);
+        environment.add_filter("string", python::string);
+        environment.add_test("iterable", python::is_iterable);
         environment.add_test("sequence", python::is_sequence);
         environment.add_function("raise_exception", python::raise_exception);
         environment.add_function("strftime_now", python::strftime_now);

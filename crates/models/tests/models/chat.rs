@@ -16,7 +16,6 @@ enum Line {
     Conversation {
         conversation: String,
         messages: Vec<Message>,
-        variables: BTreeMap<String, serde_json::Value>,
     },
     Template {
         template: String,
@@ -106,8 +105,11 @@ fn published_templates_write_long_conversations() {
     let message = |index: usize| Message::new(["user", "assistant"][index % 2], &content);
     let messages: Vec<_> = (0..301).map(message).collect();
     for line in fs::read_to_string(path).unwrap().lines() {
-        if let Line::Template { template, source, .. } = serde_json::from_str(line).unwrap() {
-            let rendered = Template::new(&source).unwrap().render(&messages, &Variables::generation_prompt());
+        if let Line::Template { template, source, special_tokens, .. } = serde_json::from_str(line).unwrap() {
+            let tokens = special_tokens.iter();
+            let variables =
+                tokens.fold(Variables::generation_prompt(), |all, (name, token)| all.with(name, token));
+            let rendered = Template::new(&source).unwrap().render(&messages, &variables);
             let rendered = rendered.unwrap_or_else(|error| panic!("{template}: {error}"));
             assert_eq!(rendered.matches(content.trim()).count(), 301, "{template}");
         }
@@ -134,10 +136,11 @@ fn templates_have_what_transformers_gives_them() {
         ("a{%- generation -%} {{ messages[0].role }} {%- endgeneration %}b", "auserb"),
         ("{{ tools is none }} {{ bos_token is defined }} {{ add_generation_prompt }} {{ none }}", "True False True None"),
         ("{{ ['a', 1.0, true, none] }} {{ ('a',) }} {{ {'a': 'b'} }}", "['a', 1.0, True, None] ('a',) {'a': 'b'}"),
-        ("{{ 'x' is sequence }} {{ {} is sequence }} {{ 1 is sequence }} {{ 'x' is iterable }}", "True True False True"),
+        ("{{ 'x' is sequence }} {{ {} is sequence }} {{ 1 is sequence }} {{ 'x' is iterable }} {{ none is iterable }}", "True True False True False"),
         ("{{ ' a'.strip() }}{{ 'a,b'.split(',')[-1] }}{{ 'ab'.startswith(('x', 'a')) }}", "abTrue"),
         ("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'a=b=c'.partition('=')[2] }}", "bc ab b=c"),
         ("{{ 'a=b=c'.rpartition('=')[0] }} {{ 'a b c'.rsplit(' ', 1) }}", "a=b ['a b', 'c']"),
+        ("{{ 1.5e-7 }} {{ 1e16 | string }} {{ 2.0 }} {{ 1 }}", "1.5e-07 1e+16 2.0 1"),
         ("{% for k, v in {'x': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "x1a2"),
         ("{{ {'items': 1}['items'] }} {{ {'items': 1}.get('keys', 'no') }}", "1 no"),
         ("{{ messages | length }}\r\n{{ messages[-1]['role'] }}", "2\nassistant"),
