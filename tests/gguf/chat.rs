@@ -18,7 +18,10 @@ fn templates_and_their_tokens_are_in_the_metadata() {
     let plain = Variables::default();
     assert!(template(&File::llama()).unwrap().is_none());
     let file = File::llama()
-        .text("tokenizer.chat_template", "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ pad_token }}")
+        .text(
+            "tokenizer.chat_template",
+            "{{ bos_token }}{{ messages[0].content }}{{ eos_token }}{{ pad_token }}",
+        )
         .text("tokenizer.chat_template.tool_use", "tools")
         .texts("tokenizer.chat_templates", &["tool_use"])
         .texts("tokenizer.ggml.tokens", &["<s>", "</s>"])

@@ -42,7 +42,14 @@ pub(super) fn open(
             true => CheckpointKind::Mlx,
             false => CheckpointKind::Dense,
         };
-    Ok(Opened { kind, config, sidecars, digests: Vec::new(), ollama_layers: Default::default(), container: Box::new(container) })
+    Ok(Opened {
+        kind,
+        config,
+        sidecars,
+        digests: Vec::new(),
+        ollama_layers: Default::default(),
+        container: Box::new(container),
+    })
 }
 
 impl MlxCheckpoint {

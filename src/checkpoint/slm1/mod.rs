@@ -154,7 +154,14 @@ fn open_parts(
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let config = config(&header, front.as_ref());
     let container = Box::new(Slm1Checkpoint { tensors });
-    let opened = Opened { kind: CheckpointKind::Slm1, config, sidecars, digests: Vec::new(), ollama_layers: Default::default(), container };
+    let opened = Opened {
+        kind: CheckpointKind::Slm1,
+        config,
+        sidecars,
+        digests: Vec::new(),
+        ollama_layers: Default::default(),
+        container,
+    };
     Ok((opened, section, verification))
 }
 

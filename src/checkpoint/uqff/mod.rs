@@ -95,7 +95,14 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
     let sidecars = SidecarFiles::Directory(files.dir);
     let config = sidecars.config()?;
     let container = Box::new(UqffCheckpoint { tensors });
-    Ok(Opened { kind: CheckpointKind::Uqff, config, sidecars, digests: Vec::new(), ollama_layers: Default::default(), container })
+    Ok(Opened {
+        kind: CheckpointKind::Uqff,
+        config,
+        sidecars,
+        digests: Vec::new(),
+        ollama_layers: Default::default(),
+        container,
+    })
 }
 
 /// The weights and biases of all layers.

@@ -35,13 +35,17 @@ impl Message {
 
     /// As templates see it: nulls are left out, and a reasoning has all its names, as in transformers.
     pub(super) fn value(&self) -> Value {
-        let given = |name: &str| self.0.iter().find(|(key, value)| key == name && !value.is_none());
-        let reasoning = REASONING.into_iter().find_map(given).map(|(_, value)| value.clone());
+        let given = |name: &str| {
+            let field = self.0.iter().find(|(key, value)| key == name && !value.is_none());
+            field.map(|(_, value)| value.clone())
+        };
+        let reasoning = REASONING.into_iter().find_map(given);
         let mut fields: Vec<(String, Value)> = Vec::with_capacity(self.0.len() + 2);
-        if let Some(reasoning) = reasoning.clone().filter(|_| given("thinking").is_none()) {
-            fields.push(("thinking".into(), reasoning));
+        if let Some(reasoning) = &reasoning {
+            fields.push(("thinking".into(), given("thinking").unwrap_or_else(|| reasoning.clone())));
         }
-        fields.extend(self.0.iter().filter(|(_, value)| !value.is_none()).cloned());
+        let rest = self.0.iter().filter(|(key, value)| key != "thinking" && !value.is_none());
+        fields.extend(rest.cloned());
         if let Some(reasoning) = reasoning {
             match fields.iter_mut().find(|(key, _)| key == "reasoning_content") {
                 Some((_, value)) => *value = reasoning,

@@ -2,7 +2,7 @@
 
 use jiff::ZonedDateTime;
 use minijinja::value::{from_args, Kwargs, Rest, ValueKind, ValueOrKwargs};
-use minijinja::{Error, ErrorKind, State, Value};
+use minijinja::{Error, ErrorKind, Output, State, Value};
 use minijinja_contrib::pycompat;
 use std::fmt::Write;
 
@@ -251,6 +251,36 @@ pub(super) fn method(state: &mut State, value: &Value, name: &str, args: &[Value
         }
         _ => return pycompat::unknown_method_callback(state, value, name, args),
     })
+}
+
+/// Writes a value as Python's `str` does.
+pub(super) fn write(out: &mut Output, state: &mut State, value: &Value) -> Result<(), Error> {
+    match text_of_float(value) {
+        Some(text) => out.write_str(&text).map_err(Error::from),
+        None => minijinja::escape_formatter(out, state, value),
+    }
+}
+
+/// The filter `string`.
+pub(super) fn string(value: &Value) -> String {
+    text_of_float(value).unwrap_or_else(|| value.to_string())
+}
+
+/// `str` of a float; `None` if the value is none.
+fn text_of_float(value: &Value) -> Option<String> {
+    if value.kind() != ValueKind::Number || value.is_integer() {
+        return None;
+    }
+    Some(match f64::try_from(value.clone()).ok()? {
+        number if number.is_nan() => "nan".to_owned(),
+        number if number.is_infinite() => if number > 0. { "inf" } else { "-inf" }.to_owned(),
+        number => float(number),
+    })
+}
+
+/// Whether Jinja can iterate over a value.
+pub(super) fn is_iterable(value: &Value) -> bool {
+    is_sequence(value) || value.kind() == ValueKind::Iterable
 }
 
 /// Whether Jinja takes a value for a sequence: it has a length and can be indexed.

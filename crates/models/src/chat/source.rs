@@ -70,7 +70,10 @@ fn stored(checkpoint: &Checkpoint) -> Result<Option<Template>> {
     }
     match checkpoint.ollama_layer("template") {
         Some(path) => Err(Error::Unsupported {
-            what: format!("{}: a chat template of Ollama, which is one of Go's text/template,", path.display()),
+            what: format!(
+                "{}: a chat template of Ollama, which is one of Go's text/template,",
+                path.display()
+            ),
             remedy: "use the model's checkpoint from Hugging Face, or the bare prompt".into(),
         }),
         None => Ok(None),

@@ -4,19 +4,26 @@ use super::python::{self, Raised};
 use super::{Message, Variables};
 use candle_quant::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
-use minijinja::value::{Value};
+use minijinja::value::Value;
 use minijinja::{AutoEscape, Environment, ErrorKind};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::error::Error as _;
 use std::io;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
+use std::thread;
 
 /// The largest template: published ones have 20 kB.
-pub(super) const MAX_SOURCE: usize = 1 << 20;
+pub(super) const MAX_SOURCE: usize = 1 << 16;
 
-/// Steps of a template, and units of 64 bytes that it works on: published ones take a few thousand for a message.
-const FUEL: u64 = 4_000_000;
+/// Steps of a template, and units of 64 bytes that it works on: for each conversation, for each of its messages, and for
+/// each byte in units of 8. Published templates need a tenth.
+const FUEL: (u64, u64) = (100_000, 1_000);
+const MAX_FUEL: u64 = 1_000_000;
+
+/// A step nests a value once more, and nested values are printed and dropped by recursion: so much stack for each.
+const STACK_OF_STEP: usize = 512;
+const MIN_STACK: usize = 4 << 20;
 
 /// The longest text.
 const MAX_OUTPUT: usize = 32 << 20;
@@ -56,9 +63,11 @@ impl Template {
         let syntax = syntax.build().map_err(|error| invalid(&path, &error))?;
         environment.set_syntax(syntax);
         environment.set_auto_escape_callback(|_| AutoEscape::None);
-        environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::tojson);
+        environment.set_formatter(python::write);
+        environment.add_filter("string", python::string);
+        environment.add_test("iterable", python::is_iterable);
         environment.add_test("sequence", python::is_sequence);
         environment.add_function("raise_exception", python::raise_exception);
         environment.add_function("strftime_now", python::strftime_now);
@@ -89,28 +98,55 @@ impl Template {
     /// # Errors
     /// If the template refuses the conversation, fails, or computes or writes more than any real one does.
     pub fn render(&self, messages: &[Message], variables: &Variables) -> Result<String> {
-        let mut context: BTreeMap<&str, Value> =
-            BTreeMap::from([("tools", ().into()), ("documents", ().into()), ("add_generation_prompt", false.into())]);
+        let mut context: BTreeMap<&str, Value> = BTreeMap::from([
+            ("tools", ().into()),
+            ("documents", ().into()),
+            ("add_generation_prompt", false.into()),
+        ]);
         let tokens = self.special_tokens.iter().map(|(name, token)| (name.as_str(), token.as_str().into()));
         context.extend(tokens);
         context.extend(variables.0.iter().map(|(name, value)| (name.as_str(), value.clone())));
         let has_tools = context.get("tools").is_some_and(Value::is_true);
         context.insert("messages", messages.iter().map(Message::value).collect());
-        let template = match self.environment.get_template(TOOL_USE) {
-            Ok(template) if has_tools => template,
-            _ => self.environment.get_template(DEFAULT).map_err(|error| invalid(&self.path, &error))?,
+        let name = match self.environment.get_template(TOOL_USE) {
+            Ok(_) if has_tools => TOOL_USE,
+            _ => DEFAULT,
         };
-        let mut text = Bounded(Vec::new());
-        let rendered = template.render_captured_to(Value::from_pairs(context), &mut text).map(|_| ());
-        rendered.map_err(|error| self.failure(&error))?;
-        String::from_utf8(text.0).map_err(|error| {
+        let size = context.values().map(|value| value.to_string().len() as u64).sum::<u64>();
+        let fuel = FUEL.0 + FUEL.1 * messages.len() as u64 + size / 8;
+        let text = self.run(name, Value::from_pairs(context), fuel.min(MAX_FUEL))?;
+        String::from_utf8(text).map_err(|error| {
             Error::file(&self.path, format!("the chat template writes {error}"), "use another template")
         })
     }
 
+    /// What the template called `name` writes, on a thread whose stack is as large as its fuel demands.
+    fn run(&self, name: &str, context: Value, fuel: u64) -> Result<Vec<u8>> {
+        let mut environment = self.environment.clone();
+        environment.set_fuel(Some(fuel));
+        let render = move || -> Result<Vec<u8>, minijinja::Error> {
+            let mut text = Bounded(Vec::new());
+            let template = environment.get_template(name)?;
+            template.render_captured_to(context, &mut text)?;
+            Ok(text.0)
+        };
+        let stack = MIN_STACK + STACK_OF_STEP * fuel as usize;
+        let rendered = thread::scope(|scope| {
+            let thread = thread::Builder::new().stack_size(stack).spawn_scoped(scope, render);
+            thread.map(thread::ScopedJoinHandle::join)
+        });
+        match rendered {
+            Ok(Ok(rendered)) => rendered.map_err(|error| self.failure(&error)),
+            Ok(Err(_)) => Err(Error::file(&self.path, "the chat template panics", "use another template")),
+            Err(error) => Err(Error::Io { path: self.path.clone(), error }),
+        }
+    }
+
     fn failure(&self, error: &minijinja::Error) -> Error {
         let (problem, remedy) = match error.kind() {
-            ErrorKind::OutOfFuel => ("the chat template runs for too long".to_owned(), "use another template"),
+            ErrorKind::OutOfFuel => {
+                ("the chat template runs for too long".to_owned(), "use another template")
+            }
             ErrorKind::WriteFailure => {
                 (format!("the chat template writes more than {MAX_OUTPUT} bytes"), "use another template")
             }
@@ -118,13 +154,15 @@ impl Template {
                 format!("the chat template refuses the conversation: {}", error.detail().unwrap_or_default()),
                 "change the messages",
             ),
-            _ => (format!("the chat template fails: {error}"), "change the messages, or use another template"),
+            _ => {
+                (format!("the chat template fails: {error}"), "change the messages, or use another template")
+            }
         };
         Error::file(&self.path, problem, remedy)
     }
 }
 
-fn invalid(path: &std::path::Path, error: &minijinja::Error) -> Error {
+fn invalid(path: &Path, error: &minijinja::Error) -> Error {
     Error::file(path, format!("the chat template can't be read: {error}"), "use another template")
 }
 

@@ -13,8 +13,16 @@ use tempfile::TempDir;
 #[derive(Deserialize)]
 #[serde(untagged)]
 enum Line {
-    Conversation { conversation: String, messages: Vec<Message>, variables: BTreeMap<String, serde_json::Value> },
-    Template { template: String, source: String, special_tokens: BTreeMap<String, String>, rendered: Vec<Option<Rendered>> },
+    Conversation {
+        conversation: String,
+        messages: Vec<Message>,
+    },
+    Template {
+        template: String,
+        source: String,
+        special_tokens: BTreeMap<String, String>,
+        rendered: Vec<Option<Rendered>>,
+    },
 }
 
 #[derive(Deserialize)]
@@ -33,7 +41,9 @@ fn variables(line: &str) -> Variables {
         variables: BTreeMap<&'a str, &'a serde_json::value::RawValue>,
     }
     let raw: Raw = serde_json::from_str(line).unwrap();
-    let with = |all: Variables, (name, json): (_, &serde_json::value::RawValue)| all.with_json(name, json.get()).unwrap();
+    let with = |all: Variables, (name, json): (_, &serde_json::value::RawValue)| {
+        all.with_json(name, json.get()).unwrap()
+    };
     raw.variables.into_iter().fold(Variables::default(), with)
 }
 
@@ -55,7 +65,8 @@ fn published_templates_write_what_transformers_writes() {
                 assert_eq!(rendered.len(), conversations.len());
                 for ((conversation, messages, variables), expected) in conversations.iter().zip(rendered) {
                     let tokens = special_tokens.iter();
-                    let variables = tokens.fold(variables.clone(), |all, (name, token)| all.with(name, token));
+                    let variables =
+                        tokens.fold(variables.clone(), |all, (name, token)| all.with(name, token));
                     let before = today();
                     let found = template.render(messages, &variables);
                     let is_right = match (&expected, &found) {
@@ -86,6 +97,25 @@ fn published_templates_write_what_transformers_writes() {
     assert!(templates >= 30 && compared >= 440, "{templates} templates, {compared} texts");
 }
 
+/// With texts of 2 kB in each of 300 messages.
+#[test]
+fn published_templates_write_long_conversations() {
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/chat/templates.jsonl");
+    let content = "All work and no play. ".repeat(90);
+    let message = |index: usize| Message::new(["user", "assistant"][index % 2], &content);
+    let messages: Vec<_> = (0..301).map(message).collect();
+    for line in fs::read_to_string(path).unwrap().lines() {
+        if let Line::Template { template, source, special_tokens, .. } = serde_json::from_str(line).unwrap() {
+            let tokens = special_tokens.iter();
+            let variables =
+                tokens.fold(Variables::generation_prompt(), |all, (name, token)| all.with(name, token));
+            let rendered = Template::new(&source).unwrap().render(&messages, &variables);
+            let rendered = rendered.unwrap_or_else(|error| panic!("{template}: {error}"));
+            assert_eq!(rendered.matches(content.trim()).count(), 301, "{template}");
+        }
+    }
+}
+
 fn render(source: &str) -> Result<String, Error> {
     let messages = [Message::new("user", "Hello"), Message::new("assistant", "äöü \"<&>\"\n")];
     Template::new(source)?.render(&messages, &Variables::generation_prompt())
@@ -106,10 +136,11 @@ fn templates_have_what_transformers_gives_them() {
         ("a{%- generation -%} {{ messages[0].role }} {%- endgeneration %}b", "auserb"),
         ("{{ tools is none }} {{ bos_token is defined }} {{ add_generation_prompt }} {{ none }}", "True False True None"),
         ("{{ ['a', 1.0, true, none] }} {{ ('a',) }} {{ {'a': 'b'} }}", "['a', 1.0, True, None] ('a',) {'a': 'b'}"),
-        ("{{ 'x' is sequence }} {{ {} is sequence }} {{ 1 is sequence }} {{ 'x' is iterable }}", "True True False True"),
+        ("{{ 'x' is sequence }} {{ {} is sequence }} {{ 1 is sequence }} {{ 'x' is iterable }} {{ none is iterable }}", "True True False True False"),
         ("{{ ' a'.strip() }}{{ 'a,b'.split(',')[-1] }}{{ 'ab'.startswith(('x', 'a')) }}", "abTrue"),
         ("{{ 'abc'.removeprefix('a') }} {{ 'abc'.removesuffix('c') }} {{ 'a=b=c'.partition('=')[2] }}", "bc ab b=c"),
         ("{{ 'a=b=c'.rpartition('=')[0] }} {{ 'a b c'.rsplit(' ', 1) }}", "a=b ['a b', 'c']"),
+        ("{{ 1.5e-7 }} {{ 1e16 | string }} {{ 2.0 }} {{ 1 }}", "1.5e-07 1e+16 2.0 1"),
         ("{% for k, v in {'x': 1, 'a': 2}.items() %}{{ k }}{{ v }}{% endfor %}", "x1a2"),
         ("{{ {'items': 1}['items'] }} {{ {'items': 1}.get('keys', 'no') }}", "1 no"),
         ("{{ messages | length }}\r\n{{ messages[-1]['role'] }}", "2\nassistant"),
@@ -132,6 +163,7 @@ fn reasoning_has_all_its_names_and_nulls_are_absent() {
         render(r#"[{"role": "a", "reasoning": "x"}]"#),
         "['thinking', 'role', 'reasoning', 'reasoning_content']x"
     );
+    assert_eq!(render(r#"[{"role": "a", "thinking": "x", "reasoning_content": "y"}]"#), all);
     let message = Message::new("assistant", "4").with("reasoning_content", "easy");
     let json = serde_json::to_string(&message).unwrap();
     assert_eq!(json, r#"{"role":"assistant","content":"4","reasoning_content":"easy"}"#);
@@ -142,7 +174,13 @@ fn reasoning_has_all_its_names_and_nulls_are_absent() {
 
 #[test]
 fn hostile_templates_end_with_an_error() {
-    let deep = "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let deep =
+        "{% set ns = namespace(x=[]) %}{% for i in range(100000) %}{% set ns.x = [ns.x] %}{% endfor %}";
+    let nested = format!("{{% set ns.x = {}ns.x{} %}}", "[".repeat(100), "]".repeat(100));
+    let deeper = deep.replace("{% set ns.x = [ns.x] %}", &nested);
+    let straight = format!("{{% set x = [] %}}{}", "{% set x = [[[[[[[[[x]]]]]]]]] %}".repeat(1900))
+        + "{{ x | tojson }}";
+    let (deep_json, deep_text) = (format!("{deep}{{{{ ns.x | tojson }}}}"), format!("{deep}{{{{ ns.x }}}}"));
     let own = [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "runs for too long"),
         ("{{ 'x' * 10 ** 12 }}", "the chat template"),
@@ -150,8 +188,10 @@ fn hostile_templates_end_with_an_error() {
         ("{{ range(10 ** 10) | list }}", "the chat template"),
         ("{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}", "the chat template"),
         ("{% set ns = namespace(x=['x']) %}{% for i in range(60) %}{% set ns.x = [ns.x, ns.x] %}{% endfor %}{{ ns.x | tojson }}", "the chat template"),
-        (&format!("{deep}{{{{ ns.x | tojson }}}}"), "the chat template"),
-        (&format!("{deep}{{{{ ns.x }}}}"), "the chat template"),
+        (deep_json.as_str(), "the chat template"),
+        (deep_text.as_str(), "the chat template"),
+        (deeper.as_str(), "the chat template"),
+        (straight.as_str(), "nested too deep"),
         ("{{ raise_exception('roles must alternate') }}", "refuses the conversation: roles must alternate; change the messages"),
         ("{{ unknown.member }}", "the chat template fails: "),
         ("{{ [1].append(2) }}", "the chat template fails: "),
@@ -166,7 +206,7 @@ fn hostile_templates_end_with_an_error() {
         let error = Template::new(source).unwrap_err().to_string();
         assert!(error.contains("chat template: the chat template can't be read"), "{source}: {error}");
     }
-    assert!(Template::new(&"x".repeat(2 << 20)).unwrap_err().to_string().contains("more than 1048576"));
+    assert!(Template::new(&"x".repeat(2 << 20)).unwrap_err().to_string().contains("more than 65536"));
     let nested = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert!(Template::new(&format!("{{{{ {nested} }}}}")).is_err());
 }
@@ -196,7 +236,10 @@ fn templates_are_found_where_transformers_finds_them() {
     };
     let plain = Variables::default();
     assert_eq!(text(&[], &plain), None);
-    let config = ("tokenizer_config.json", r#"{"bos_token": {"content": "<s>"}, "chat_template": "c{{ bos_token }}{{ eos_token }}"}"#);
+    let config = (
+        "tokenizer_config.json",
+        r#"{"bos_token": {"content": "<s>"}, "chat_template": "c{{ bos_token }}{{ eos_token }}"}"#,
+    );
     let map = ("special_tokens_map.json", r#"{"bos_token": "no", "eos_token": "</s>"}"#);
     let jinja = ("chat_template.jinja", "j{{ bos_token }}");
     let json = ("chat_template.json", r#"{"chat_template": "k"}"#);
@@ -204,11 +247,13 @@ fn templates_are_found_where_transformers_finds_them() {
     assert_eq!(text(&[config, json, jinja], &plain).unwrap(), "j<s>");
     assert_eq!(text(&[json], &plain).unwrap(), "k");
     assert_eq!(text(&[("tokenizer_config.json", r#"{"chat_template": null}"#)], &plain), None);
-    let list = r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}"#;
+    let list =
+        r#"{"chat_template": [{"name": "default", "template": "d"}, {"name": "tool_use", "template": "t"}]}"#;
     let list = ("tokenizer_config.json", list);
     assert_eq!(text(&[list], &plain).unwrap(), "d");
     assert_eq!(text(&[list], &Variables::default().with("tools", ["x"])).unwrap(), "t");
-    let with_image = r#"{"chat_template": "{{ image_token }}", "extra_special_tokens": {"image_token": "<image>"}}"#;
+    let with_image =
+        r#"{"chat_template": "{{ image_token }}", "extra_special_tokens": {"image_token": "<image>"}}"#;
     assert_eq!(text(&[("tokenizer_config.json", with_image)], &plain).unwrap(), "<image>");
 }
 
@@ -216,7 +261,11 @@ fn templates_are_found_where_transformers_finds_them() {
 fn files_that_hold_no_template_say_so() {
     for (file, text, expected) in [
         ("tokenizer_config.json", r#"{"chat_template": 5}"#, "`chat_template` is neither a text nor a list"),
-        ("tokenizer_config.json", r#"{"chat_template": [{"name": "other", "template": ""}]}"#, "one called `default`"),
+        (
+            "tokenizer_config.json",
+            r#"{"chat_template": [{"name": "other", "template": ""}]}"#,
+            "one called `default`",
+        ),
         ("tokenizer_config.json", r#"{"chat_template": ["x"]}"#, "`chat_template` is neither"),
         ("tokenizer_config.json", r#"{"chat_template""#, "malformed JSON"),
         ("chat_template.jinja", "{% for %}", "the chat template can't be read"),
@@ -228,7 +277,7 @@ fn files_that_hold_no_template_say_so() {
     fs::write(folder.path().join("chat_template.jinja"), [0xff, 0xfe]).unwrap();
     let error = Template::from_checkpoint(&Checkpoint::open(folder.path()).unwrap()).unwrap_err().to_string();
     assert!(error.contains("chat_template.jinja") && error.contains("UTF-8"), "{error}");
-    let long = " ".repeat((1 << 20) + 1);
+    let long = " ".repeat((1 << 16) + 1);
     let error = template_of(&[("chat_template.jinja", &long)]).unwrap_err().to_string();
-    assert!(error.contains("more than 1048576 bytes"), "{error}");
+    assert!(error.contains("more than 65536 bytes"), "{error}");
 }
