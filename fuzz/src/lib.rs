@@ -21,6 +21,7 @@ pub use seeds::{seeds, TARGETS};
 
 use candle_quant::checkpoint::{natural_order, slm1, Weight};
 use candle_quant::Checkpoint;
+use candle_quant_models::chat::Template;
 use candle_quant_models::generate;
 use candle_quant_models::Config;
 use candle_quant_tools::{diff, verify};
@@ -47,6 +48,10 @@ pub fn open_and_load_everything(path: &Path) -> bool {
     let _ = (checkpoint.kind(), checkpoint.path(), checkpoint.config(), format!("{checkpoint:?}"));
     let _ = (checkpoint.modules(), Config::from_json(checkpoint.config()));
     let _ = (generate::load_tokenizer(&checkpoint).is_ok(), generate::stop_tokens(&checkpoint).is_ok());
+    let _ = (
+        generate::Params::from_checkpoint(&checkpoint).is_ok(),
+        Template::from_checkpoint(&checkpoint).is_ok(),
+    );
     // Reads and decodes every tensor once.
     let report = verify::verify(&checkpoint);
     let _ = (report.passed(true), report.to_string());

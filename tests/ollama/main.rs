@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/ollama.rs"]
 mod ollama;
 
+mod chat;
 mod formats;
 mod mutations;
 mod parts;

@@ -173,6 +173,18 @@ impl Model {
         }
     }
 
+    /// Forgets the tokens from position `len` on, of every text of a batch, and returns how many are left: `len`, or none
+    /// if the next token would see some that a sliding window has left behind.
+    pub fn truncate_kv_cache(&mut self, len: usize) -> usize {
+        if len >= self.cached_tokens() {
+            return self.cached_tokens();
+        }
+        if len == 0 || !self.layers.iter_mut().all(|layer| layer.attention.truncate_cache(len)) {
+            self.clear_kv_cache();
+        }
+        self.cached_tokens()
+    }
+
     /// Tokens in the cache, which is the offset of the next one.
     pub fn cached_tokens(&self) -> usize {
         self.layers.first().map_or(0, |layer| layer.attention.cached())

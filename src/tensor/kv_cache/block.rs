@@ -88,11 +88,12 @@ impl Plane {
             .map_or((&[], &[]), |(scales, rest)| (scales, &rest[..count.min(rest.len())]))
     }
 
-    /// Makes all scales and biases zero.
-    fn forget_groups(&mut self, layout: &Layout) {
+    /// Makes the scales and biases of the tokens from `token` on zero.
+    fn forget_groups(&mut self, layout: &Layout, token: usize) {
         let (_, scales, biases) = self.parts_mut(layout);
-        scales.fill(f16::ZERO);
-        biases.fill(f16::ZERO);
+        for group in scales.chunks_mut(BLOCK).chain(biases.chunks_mut(BLOCK)) {
+            group.iter_mut().skip(token).for_each(|number| *number = f16::ZERO);
+        }
     }
 
     /// Numbers or codes, scales, biases.
@@ -146,8 +147,8 @@ impl HeadCache {
             let new = || Block { keys: Plane::new(keys), values: Plane::new(values) };
             let mut block = self.free.pop().unwrap_or_else(new);
             // Kernels multiply those of tokens to come by weights of zero: they have to be numbers.
-            block.keys.forget_groups(keys);
-            block.values.forget_groups(values);
+            block.keys.forget_groups(keys, 0);
+            block.values.forget_groups(values, 0);
             self.blocks.push_back(block);
         }
         self.blocks.get_mut(index)
@@ -163,6 +164,23 @@ impl HeadCache {
                 }
                 None => self.first = number,
             }
+        }
+    }
+
+    /// The first token that is not freed.
+    pub(super) fn first_token(&self) -> usize {
+        self.first * BLOCK
+    }
+
+    /// Frees the blocks of the tokens from `len` on.
+    pub(super) fn truncate(&mut self, len: usize, keys: &Layout, values: &Layout) {
+        let count = len.div_ceil(BLOCK).saturating_sub(self.first);
+        self.free.extend(self.blocks.drain(count.min(self.blocks.len())..));
+        let last = self.blocks.get_mut(count.saturating_sub(1)).filter(|_| !len.is_multiple_of(BLOCK));
+        if let Some(block) = last {
+            // As in a new block.
+            block.keys.forget_groups(keys, len % BLOCK);
+            block.values.forget_groups(values, len % BLOCK);
         }
     }
 

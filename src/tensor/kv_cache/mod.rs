@@ -120,6 +120,27 @@ impl KvCache {
         }
     }
 
+    /// Forgets the tokens of a sequence from position `len` on; their blocks stay for the next ones. False if that is not
+    /// possible, and then nothing has changed: the next token would see some that a window has left behind.
+    pub fn truncate(&mut self, sequence: usize, len: usize) -> bool {
+        let first_seen = self.config.window.map_or(0, |window| (len + 1).saturating_sub(window));
+        let Some(sequence) = self.sequences.get_mut(sequence).filter(|sequence| len < sequence.len) else {
+            return true;
+        };
+        let is_whole = |head: &mut RwLock<HeadCache>| exclusive(head).first_token() <= first_seen;
+        if len > 0 && !sequence.heads.iter_mut().all(is_whole) {
+            return false;
+        }
+        sequence.len = len;
+        for head in sequence.heads.iter_mut().map(exclusive) {
+            match len {
+                0 => head.clear(),
+                len => head.truncate(len, &self.keys, &self.values),
+            }
+        }
+        true
+    }
+
     /// Bytes of all blocks, those without tokens included.
     pub fn size_in_bytes(&self) -> usize {
         let heads = self.sequences.iter().flat_map(|sequence| &sequence.heads);

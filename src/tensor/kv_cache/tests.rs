@@ -57,6 +57,40 @@ fn a_window_needs_no_more_blocks_than_it_covers_and_one() {
 }
 
 #[test]
+fn it_is_truncated_to_any_length_and_grows_again() {
+    let mut cache = cache(None, 1000);
+    grow(&mut cache, 0, 200);
+    grow(&mut cache, 1, 10);
+    for (len, expected) in [(500, 200), (200, 200), (199, 199), (129, 129), (128, 128), (5, 5)] {
+        assert!(cache.truncate(0, len));
+        assert_eq!((cache.len(0), cache.len(1)), (expected, 10), "{len}");
+    }
+    // What was freed is used again.
+    let size = cache.size_in_bytes();
+    grow(&mut cache, 0, 195);
+    assert_eq!((cache.size_in_bytes(), cache.len(0)), (size, 200));
+    assert!(cache.truncate(0, 0) && cache.truncate(7, 3));
+    assert_eq!((cache.len(0), cache.len(1)), (0, 10));
+}
+
+#[test]
+fn what_a_window_has_left_behind_does_not_come_back() {
+    let mut cache = cache(Some(100), usize::MAX);
+    for _ in 0..700 {
+        grow(&mut cache, 0, 1);
+    }
+    // The 701st token would see 601 and those after it: blocks 9 and 10 are left.
+    assert!(!cache.truncate(0, 400) && cache.len(0) == 700);
+    assert!(!cache.truncate(0, 674) && cache.len(0) == 700);
+    assert!(cache.truncate(0, 675) && cache.len(0) == 675);
+    for _ in 0..100 {
+        grow(&mut cache, 0, 1);
+    }
+    assert!(cache.truncate(0, 0) && cache.is_empty());
+    grow(&mut cache, 0, 3);
+}
+
+#[test]
 fn a_full_cache_is_an_error_that_changes_nothing() {
     let mut cache = cache(None, 100);
     grow(&mut cache, 1, 100);

@@ -60,5 +60,5 @@ pub fn measure(options: &Options, report: &mut Report) -> Result<()> {
 }
 
 fn sampling(top_k: Option<usize>, top_p: Option<f64>) -> Sampling {
-    Sampling { temperature: TEMPERATURE, top_k, top_p }
+    Sampling { temperature: TEMPERATURE, top_k, top_p, ..Sampling::GREEDY }
 }

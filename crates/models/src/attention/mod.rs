@@ -162,6 +162,14 @@ impl Attention {
         }
     }
 
+    /// Keeps the first `len` tokens; false if that is not possible.
+    pub fn truncate_cache(&mut self, len: usize) -> bool {
+        match &mut self.cache {
+            Cache::OnCpu(cache) => (0..cache.sequences()).all(|sequence| cache.truncate(sequence, len)),
+            Cache::OnDevice(cache) => cache.truncate(len),
+        }
+    }
+
     pub fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
         let inputs = [&self.q_proj, &self.k_proj, &self.v_proj].into_iter().map(Linear::weight);
         inputs.chain([self.o_proj.weight()])

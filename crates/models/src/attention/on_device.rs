@@ -25,6 +25,17 @@ impl OnDevice {
         self.cache.reset();
     }
 
+    /// Keeps the first `len` tokens, if it can; the room for more is copied with them.
+    pub(super) fn truncate(&mut self, len: usize) -> bool {
+        let part = |data: Option<Tensor>| data.map(|data| data.narrow(2, 0, len)?.contiguous()).transpose();
+        let parts = self.cache.k().and_then(part).and_then(|k| Ok((k, self.cache.v().and_then(part)?)));
+        self.cache.reset();
+        match parts {
+            Ok((Some(k), Some(v))) => self.cache.append(&k, &v).is_ok(),
+            _ => false,
+        }
+    }
+
     /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns softmax(scale q k^T) v for `q`,
     /// `[B, T, heads, head_dim]`, as `[B, T, heads * head_dim]`.
     pub(super) fn attend(

@@ -18,10 +18,12 @@
 //! # }
 //! ```
 
+mod conversation;
 mod message;
 mod python;
 mod source;
 mod template;
 
+pub use conversation::Conversation;
 pub use message::{Message, Variables};
 pub use template::Template;

@@ -26,19 +26,23 @@
 //! # }
 //! ```
 
+mod defaults;
 mod sampler;
+mod session;
+mod stop;
 mod text;
 mod tokenizer;
 
 pub use sampler::{Sampler, Sampling};
+pub use session::{encode, Event, Session};
 pub use text::{load_tokenizer, stop_tokens, TextStream};
 pub use tokenizer::stored_tokenizer;
 
 use crate::Model;
 use candle_core::{Device, Tensor};
-use candle_quant::{Error, Result};
+use candle_quant::Result;
 use std::ops::ControlFlow;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tokenizers::Tokenizer;
 
 /// A model that [`generate`] can drive: [`Model`], or one of your own.
@@ -85,6 +89,13 @@ pub trait CausalLm {
     /// Forgets all tokens.
     fn clear_kv_cache(&mut self);
 
+    /// Forgets the tokens from position `len` on, and returns how many are left: `len`, or none, which is what happens here.
+    fn truncate_kv_cache(&mut self, len: usize) -> usize {
+        let _ = len;
+        self.clear_kv_cache();
+        0
+    }
+
     /// Where ids have to be.
     fn device(&self) -> &Device;
 }
@@ -96,6 +107,10 @@ impl CausalLm for Model {
 
     fn clear_kv_cache(&mut self) {
         Model::clear_kv_cache(self);
+    }
+
+    fn truncate_kv_cache(&mut self, len: usize) -> usize {
+        Model::truncate_kv_cache(self, len)
     }
 
     fn device(&self) -> &Device {
@@ -114,6 +129,8 @@ pub struct Params {
     pub seed: Option<u64>,
     /// Tokens that end the text and are no part of it.
     pub stop_tokens: Vec<u32>,
+    /// Texts that end the text and are no part of it. What may be the beginning of one is held back.
+    pub stop_strings: Vec<String>,
     /// Tokens of the prompt computed at once; bounds the memory of the prefill.
     pub prefill_chunk: usize,
 }
@@ -125,6 +142,7 @@ impl Default for Params {
             sampling: Sampling::default(),
             seed: None,
             stop_tokens: Vec::new(),
+            stop_strings: Vec::new(),
             prefill_chunk: 256,
         }
     }
@@ -136,6 +154,8 @@ impl Default for Params {
 pub enum Finish {
     /// The model said so, with a stop token.
     Stop,
+    /// A stop string came.
+    StopString,
     /// `sample_len` tokens were generated.
     Length,
     /// The caller broke off.
@@ -148,7 +168,7 @@ pub enum Finish {
 pub struct Generated {
     /// The text, without the prompt.
     pub text: String,
-    /// Its tokens, without a stop token.
+    /// Its tokens, without a stop token, but with those of a stop string.
     pub tokens: Vec<u32>,
     /// Why it ended.
     pub finish: Finish,
@@ -156,6 +176,8 @@ pub struct Generated {
     pub seed: u64,
     /// Tokens of the prompt.
     pub prompt_tokens: usize,
+    /// Those of them that were in the cache before.
+    pub cached_tokens: usize,
     /// Time of the prefill.
     pub prompt_time: Duration,
     /// Tokens computed one by one; the first token of the text comes from the prefill.
@@ -165,9 +187,9 @@ pub struct Generated {
 }
 
 impl Generated {
-    /// Tokens per second of the prefill.
+    /// Tokens per second of the prefill, without those that were in the cache.
     pub fn prompt_rate(&self) -> f64 {
-        rate(self.prompt_tokens, self.prompt_time)
+        rate(self.prompt_tokens.saturating_sub(self.cached_tokens), self.prompt_time)
     }
 
     /// Tokens per second after the prefill.
@@ -196,66 +218,9 @@ pub fn generate<M: CausalLm + ?Sized>(
     params: &Params,
     mut on_text: impl FnMut(&str) -> ControlFlow<()>,
 ) -> Result<Generated> {
-    if params.prefill_chunk == 0 {
-        return Err(Error::mismatch("prefill chunk", "at least one token", "0"));
-    }
-    let mut sampler = Sampler::new(params.sampling, params.seed)?;
-    let encoding = tokenizer.encode(prompt, true).map_err(text::error)?;
-    let prompt = encoding.get_ids();
-    let mut stream = TextStream::new(tokenizer, prompt)?;
-
-    let start = Instant::now();
-    model.clear_kv_cache();
-    let mut offset = 0;
-    let mut logits = None;
-    for chunk in prompt.chunks(params.prefill_chunk) {
-        logits = Some(step(model, chunk, &mut offset)?);
-    }
-    let Some(mut logits) = logits else {
-        return Err(Error::mismatch("prompt", "at least one token", "none"));
-    };
-    let prompt_time = start.elapsed();
-
-    let start = Instant::now();
-    let mut tokens = Vec::new();
-    let finish = loop {
-        if tokens.len() >= params.sample_len {
-            break Finish::Length;
-        }
-        if let Some(&last) = tokens.last() {
-            logits = step(model, &[last], &mut offset)?;
-        }
-        let token = sampler.sample(&logits)?;
-        if params.stop_tokens.contains(&token) {
-            break Finish::Stop;
-        }
-        tokens.push(token);
-        if stream.push(token)?.is_some_and(|text| on_text(text).is_break()) {
-            break Finish::Cancelled;
-        }
-    };
-    let decode_time = start.elapsed();
-    let (text, rest) = stream.finish()?;
-    if !rest.is_empty() && finish != Finish::Cancelled {
-        // Nothing is left that breaking off could stop.
-        let _ = on_text(&rest);
-    }
-    Ok(Generated {
-        text: text + &rest,
-        tokens,
-        finish,
-        seed: sampler.seed(),
-        prompt_tokens: prompt.len(),
-        prompt_time,
-        decode_tokens: offset - prompt.len(),
-        decode_time,
+    let prompt = encode(tokenizer, prompt, true)?;
+    Session::default().generate(model, tokenizer, &prompt, params, |event| match event {
+        Event::Text(text) if !text.is_empty() => on_text(text),
+        _ => ControlFlow::Continue(()),
     })
-}
-
-/// Feeds `ids` to the model and returns the logits `[vocabulary]` of the last one.
-fn step<M: CausalLm + ?Sized>(model: &mut M, ids: &[u32], offset: &mut usize) -> Result<Tensor> {
-    let input = Tensor::new(ids, model.device())?.unsqueeze(0)?;
-    let logits = model.forward_last(&input, *offset)?.squeeze(0)?;
-    *offset += ids.len();
-    Ok(logits)
 }

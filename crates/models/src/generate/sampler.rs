@@ -7,7 +7,9 @@
 //! likely one is never drawn.
 
 mod exp;
+mod penalties;
 mod philox;
+mod sampling;
 mod select;
 #[cfg(test)]
 mod tests;
@@ -15,33 +17,12 @@ mod tests;
 use candle_core::{CpuStorage, DType, Storage, Tensor};
 use candle_quant::{Error, Result};
 use exp::weight;
+use penalties::Seen;
+pub use sampling::Sampling;
 use select::{keep_largest, keep_sum, nth_largest, Candidate};
 
 /// Logits are looked at in blocks of so many: what a block holds at most says whether it can be skipped.
 const BLOCK: usize = 256;
-
-/// How the next token is chosen. Temperature comes first, then top-k, then top-p.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Sampling {
-    /// Divides the logits; 0 always takes the largest one.
-    pub temperature: f64,
-    /// Only the k most likely tokens; of equally likely ones the first.
-    pub top_k: Option<usize>,
-    /// Only the smallest set of most likely tokens whose probabilities sum to p or more; of equally likely ones the first.
-    pub top_p: Option<f64>,
-}
-
-impl Sampling {
-    /// Always the most likely token.
-    pub const GREEDY: Self = Self { temperature: 0., top_k: None, top_p: None };
-}
-
-impl Default for Sampling {
-    /// Temperature 0.8, everything allowed.
-    fn default() -> Self {
-        Self { temperature: 0.8, ..Self::GREEDY }
-    }
-}
 
 /// Draws tokens.
 #[derive(Debug)]
@@ -50,6 +31,10 @@ pub struct Sampler {
     seed: u64,
     /// How many tokens were drawn.
     step: u64,
+    /// The tokens so far, if penalties ask for them.
+    seen: Seen,
+    /// Logits with penalties; this, too, is memory that is used again.
+    penalized: Vec<f32>,
     /// Memory that is used again for every token.
     scratch: Scratch,
 }
@@ -74,24 +59,20 @@ impl Sampler {
     /// A sampler; without a seed it picks one at random.
     ///
     /// # Errors
-    /// If the temperature is negative or not finite, k is 0, or p is not in (0, 1].
+    /// As those of [`Sampling::validate`].
     pub fn new(sampling: Sampling, seed: Option<u64>) -> Result<Self> {
-        let Sampling { temperature, top_k, top_p } = sampling;
-        if !(temperature.is_finite() && temperature >= 0.) {
-            return Err(Error::mismatch(
-                "temperature",
-                "a finite number, at least 0",
-                temperature.to_string(),
-            ));
-        }
-        if top_k == Some(0) {
-            return Err(Error::mismatch("top-k", "at least 1", "0"));
-        }
-        if let Some(p) = top_p.filter(|p| !(*p > 0. && *p <= 1.)) {
-            return Err(Error::mismatch("top-p", "above 0 and at most 1", p.to_string()));
-        }
+        sampling.validate()?;
         let seed = seed.unwrap_or_else(rand::random);
-        Ok(Self { sampling, seed, step: 0, scratch: Scratch::default() })
+        let (seen, penalized, scratch) = Default::default();
+        Ok(Self { sampling, seed, step: 0, seen, penalized, scratch })
+    }
+
+    /// The same sampler behind a prompt, whose tokens count for the repetition penalty.
+    pub fn with_prompt(mut self, prompt: &[u32]) -> Self {
+        if self.sampling.has_penalties() {
+            self.seen.add_prompt(prompt);
+        }
+        self
     }
 
     /// The seed in use.
@@ -112,10 +93,25 @@ impl Sampler {
             (&*storage, layout.contiguous_offsets())
         {
             if let Some(values) = values.get(start..end) {
-                return self.sample_slice(values);
+                return self.sample_penalized(values);
             }
         }
-        self.sample_slice(&logits.to_vec1()?)
+        self.sample_penalized(&logits.to_vec1()?)
+    }
+
+    fn sample_penalized(&mut self, logits: &[f32]) -> Result<u32> {
+        if !self.sampling.has_penalties() {
+            return self.sample_slice(logits);
+        }
+        let mut penalized = std::mem::take(&mut self.penalized);
+        penalized.clear();
+        penalized.extend_from_slice(logits);
+        self.seen.penalize(&self.sampling, &mut penalized);
+        let token = self.sample_slice(&penalized);
+        self.penalized = penalized;
+        let token = token?;
+        self.seen.add(token);
+        Ok(token)
     }
 
     fn sample_slice(&mut self, logits: &[f32]) -> Result<u32> {
@@ -125,7 +121,7 @@ impl Sampler {
         let Some(largest) = largest.filter(|largest| largest.is_finite()) else {
             return Err(Error::mismatch("logits", "finite numbers", "NaN or infinity, or none at all"));
         };
-        let Sampling { temperature, top_k, top_p } = self.sampling;
+        let Sampling { temperature, top_k, top_p, min_p, .. } = self.sampling;
         if temperature == 0. {
             let block = scratch.largest.iter().position(|of_block| *of_block == largest).unwrap_or(0);
             let rest = logits.iter().skip(block * BLOCK);
@@ -137,6 +133,7 @@ impl Sampler {
         let temperature = (temperature as f32).clamp(f32::MIN_POSITIVE, f32::MAX);
         let relative = |logit: f32| (logit - largest) / temperature;
         let top_p = top_p.filter(|p| *p < 1.);
+        let min_p = min_p.filter(|p| *p > 0.).map(least_weight);
         match top_k.filter(|k| *k < logits.len()) {
             Some(k) => {
                 let kept = top_candidates(logits, &scratch.largest, k);
@@ -158,9 +155,15 @@ impl Sampler {
                         scratch.gather(((total - need) / logits.len().max(1) as u64) as u32);
                         keep_sum(&mut scratch.candidates, need);
                     }
-                    None => return Ok(draw_from_blocks(scratch, below(random, total))),
+                    None => match min_p {
+                        Some(least) => scratch.gather(least),
+                        None => return Ok(draw_from_blocks(scratch, below(random, total))),
+                    },
                 }
             }
+        }
+        if let Some(least) = min_p {
+            scratch.candidates.retain(|(_, weight)| *weight >= least);
         }
         let total = scratch.candidates.iter().map(|(_, weight)| u64::from(*weight)).sum();
         Ok(draw(scratch.candidates.iter().copied(), below(random, total)))
@@ -177,6 +180,11 @@ fn share(p: f64, total: u64) -> u64 {
     const UNIT: f64 = (1u64 << 32) as f64;
     let part = (u128::from(total) * (p * UNIT).round() as u128).div_ceil(1 << 32);
     (part as u64).clamp(1, total.max(1))
+}
+
+/// What a token weighs at least that is p times as likely as the most likely one, rounded up.
+fn least_weight(p: f64) -> u32 {
+    (p * f64::from(weight(0.))).ceil() as u32
 }
 
 /// The token in whose weight the place `at` of all weights lies.

@@ -100,3 +100,28 @@ fn a_text_beyond_the_most_tokens_is_an_error_that_changes_nothing() {
     let error = Error::OutOfCache { needed: 2, max_tokens: 1 }.to_string();
     assert!(error.contains("`max_tokens`"), "{error}");
 }
+
+#[test]
+fn a_truncated_text_goes_on_as_one_that_was_never_longer() {
+    for name in ["qwen3-affine-b4-g64", "gptoss-mxfp4-mlxlm"] {
+        let (tokens, _) = reference(name);
+        for format in [KvFormat::F32, KvFormat::F16, KvFormat::Affine8, KvFormat::Affine4] {
+            let mut model = load(&open(name), with(format, format));
+            let part = |from: usize, len: usize| tokens.narrow(1, from, len).unwrap();
+            model.forward(&part(0, 25), 0).unwrap();
+            let expected = model.forward(&part(0, 10), 25).unwrap();
+            model.clear_kv_cache();
+            model.forward(&part(0, 40), 0).unwrap();
+            assert_eq!(model.truncate_kv_cache(50), 40);
+            let left = model.truncate_kv_cache(25);
+            assert_eq!(left, model.cached_tokens());
+            if left == 0 {
+                // A window has left tokens behind.
+                model.forward(&part(0, 25), 0).unwrap();
+            }
+            let found = model.forward(&part(0, 10), 25).unwrap();
+            assert_eq!(distance(&found, &expected).max, 0., "{name} {format}");
+            assert_eq!((model.truncate_kv_cache(0), model.cached_tokens()), (0, 0));
+        }
+    }
+}

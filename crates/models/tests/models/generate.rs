@@ -130,13 +130,18 @@ fn senseless_requests_are_refused() {
     };
     assert!(run("", &greedy(3)).contains("prompt: expected at least one token"));
     assert!(run("a", &Params { prefill_chunk: 0, ..greedy(3) }).contains("prefill chunk"));
-    let sampling = |temperature, top_k, top_p| Sampling { temperature, top_k, top_p };
+    let sampling = |temperature, top_k, top_p| Sampling { temperature, top_k, top_p, ..Sampling::GREEDY };
     for (bad, name) in [
         (sampling(-1., None, None), "temperature"),
         (sampling(f64::NAN, None, None), "temperature"),
         (sampling(1., Some(0), None), "top-k"),
         (sampling(1., None, Some(0.)), "top-p"),
         (sampling(1., None, Some(1.5)), "top-p"),
+        (Sampling { min_p: Some(-0.1), ..Sampling::GREEDY }, "min-p"),
+        (Sampling { min_p: Some(f64::NAN), ..Sampling::GREEDY }, "min-p"),
+        (Sampling { repetition_penalty: 0., ..Sampling::GREEDY }, "repetition penalty"),
+        (Sampling { presence_penalty: f64::INFINITY, ..Sampling::GREEDY }, "presence penalty"),
+        (Sampling { frequency_penalty: f64::NAN, ..Sampling::GREEDY }, "frequency penalty"),
     ] {
         assert!(Sampler::new(bad, None).unwrap_err().to_string().contains(name));
     }
@@ -171,7 +176,9 @@ fn top_k_and_top_p_cut_where_they_should() {
     let logits = [0.1f32.ln(), 0.4f32.ln(), 0.2f32.ln(), 0.3f32.ln(), f32::NEG_INFINITY];
     let drawn = |top_k, top_p| {
         let mut drawn: Vec<_> =
-            support(&logits, Sampling { temperature: 1., top_k, top_p }).into_iter().collect();
+            support(&logits, Sampling { temperature: 1., top_k, top_p, ..Sampling::GREEDY })
+                .into_iter()
+                .collect();
         drawn.sort_unstable();
         drawn
     };
@@ -192,7 +199,7 @@ fn top_k_and_top_p_cut_where_they_should() {
 fn frequencies_follow_the_temperature() {
     let logits = Tensor::new(&[0f32, 1., 2.], &Device::Cpu).unwrap();
     for temperature in [0.5, 1., 2.] {
-        let sampling = Sampling { temperature, top_k: None, top_p: None };
+        let sampling = Sampling { temperature, ..Sampling::GREEDY };
         let mut sampler = Sampler::new(sampling, Some(11)).unwrap();
         let mut counts = [0.; 3];
         for _ in 0..20_000 {
@@ -214,7 +221,7 @@ proptest! {
         let tensor = Tensor::new(logits.as_slice(), &Device::Cpu).unwrap();
         let greedy = Sampler::new(Sampling::GREEDY, None).unwrap().sample(&tensor).unwrap();
         prop_assert!(logits.iter().all(|logit| *logit <= logits[greedy as usize]));
-        let sampling = Sampling { temperature: 1.3, top_k: Some(40), top_p: Some(0.95) };
+        let sampling = Sampling { temperature: 1.3, top_k: Some(40), top_p: Some(0.95), ..Sampling::GREEDY };
         let draw = || {
             let mut sampler = Sampler::new(sampling, Some(seed)).unwrap();
             (0..8).map(|_| sampler.sample(&tensor).unwrap()).collect::<Vec<_>>()
@@ -276,6 +283,81 @@ fn stop_tokens_come_from_both_configs() {
         assert!(read().is_err(), "{bad}");
     }
     assert!(load_tokenizer(&Checkpoint::open(folder.path()).unwrap()).is_err());
+}
+
+#[test]
+fn a_stop_string_ends_the_text_and_is_never_given_in_part() {
+    let tokenizer = byte_tokenizer();
+    let run = |stops: &[&str], answer: &str, sample_len| {
+        let stop_strings = stops.iter().map(|stop| stop.to_string()).collect();
+        let params = Params { stop_strings, ..greedy(sample_len) };
+        let mut model = scripted(&tokenizer, "Once", answer);
+        let mut streamed = String::new();
+        let generated = generate(&mut model, &tokenizer, "Once", &params, |text| {
+            streamed.push_str(text);
+            ControlFlow::Continue(())
+        })
+        .unwrap();
+        assert_eq!(generated.text, streamed);
+        (generated.text, generated.finish, generated.tokens.len())
+    };
+    assert_eq!(run(&["\nUser:"], " upon\nUs\nUser: hi", 99), (" upon\nUs".into(), Finish::StopString, 14));
+    assert_eq!(run(&["\nUser:"], " upon\nUs", 99), (" upon\nUs".into(), Finish::Stop, 8));
+    assert_eq!(run(&["\nUser:"], " upon\nUser:", 8), (" upon\nUs".into(), Finish::Length, 8));
+    assert_eq!(run(&["x", "🦀"], "ab🦀x", 99), ("ab".into(), Finish::StopString, 6));
+    assert_eq!(run(&["ab"], "ab", 99), (String::new(), Finish::StopString, 2));
+    let mut model = scripted(&tokenizer, "a", "b");
+    let params = Params { stop_strings: vec![String::new()], ..greedy(3) };
+    let error = generate(&mut model, &tokenizer, "a", &params, |_| ControlFlow::Continue(())).unwrap_err();
+    assert!(error.to_string().contains("stop string: expected at least one character"), "{error}");
+}
+
+#[test]
+fn parameters_come_from_the_checkpoint() {
+    let folder = tempfile::TempDir::new().unwrap();
+    let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).unwrap();
+    let fixture = crate::common::fixture("qwen3-mxfp8");
+    for file in ["model.safetensors", "config.json"] {
+        std::fs::copy(fixture.join(file), folder.path().join(file)).unwrap();
+    }
+    let read = || Params::from_checkpoint(&Checkpoint::open(folder.path()).unwrap());
+    assert_eq!(read().unwrap().sampling, Sampling::default());
+    for (json, expected) in [
+        ("{}", Sampling::default()),
+        (
+            r#"{"temperature": 0.6, "top_k": 20, "top_p": 0.95, "min_p": 0.1, "repetition_penalty": 1.05, "do_sample": true}"#,
+            Sampling {
+                temperature: 0.6,
+                top_k: Some(20),
+                top_p: Some(0.95),
+                min_p: Some(0.1),
+                repetition_penalty: 1.05,
+                ..Sampling::GREEDY
+            },
+        ),
+        (
+            r#"{"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}"#,
+            Sampling { temperature: 1., ..Sampling::GREEDY },
+        ),
+        (r#"{"top_k": -1, "temperature": null}"#, Sampling::default()),
+        (
+            r#"{"do_sample": false, "temperature": 0.7, "top_p": 0.9}"#,
+            Sampling { top_p: Some(0.9), ..Sampling::GREEDY },
+        ),
+    ] {
+        write("generation_config.json", json);
+        assert_eq!(read().unwrap().sampling, expected, "{json}");
+    }
+    for (json, expected) in [
+        (r#"{"temperature": "hot"}"#, "`temperature`: expected a number, found \"hot\""),
+        (r#"{"temperature": -1}"#, "temperature: expected a finite number, at least 0, found -1"),
+        (r#"{"top_k": 1.5}"#, "`top_k`: expected a whole number, found 1.5"),
+        (r#"{"top_p": 7}"#, "top-p: expected above 0 and at most 1, found 7"),
+    ] {
+        write("generation_config.json", json);
+        let error = read().unwrap_err().to_string();
+        assert!(error.contains("generation_config.json") && error.contains(expected), "{error}");
+    }
 }
 
 #[test]

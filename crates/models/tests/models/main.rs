@@ -8,6 +8,7 @@ mod chat;
 mod drop_in;
 mod generate;
 mod logits;
+mod session;
 
 use candle_core::{DType, Device};
 use common::FIXTURES as HALF_FIXTURES;

@@ -7,7 +7,7 @@ use rand::{RngExt, SeedableRng};
 use std::cmp::Reverse;
 
 fn sampler(temperature: f64, top_k: Option<usize>, top_p: Option<f64>, seed: u64) -> Sampler {
-    Sampler::new(Sampling { temperature, top_k, top_p }, Some(seed)).unwrap()
+    Sampler::new(Sampling { temperature, top_k, top_p, ..Sampling::GREEDY }, Some(seed)).unwrap()
 }
 
 /// Logits over several blocks, the last of which is not whole; a few of them are likely.
@@ -91,6 +91,7 @@ fn what_is_kept_is_what_sorting_all_keeps() {
         let temperature = rng.random_range(0.2f64..2.);
         let top_k = (case % 3 > 0).then(|| rng.random_range(1..logits.len() + 2));
         let top_p = (case % 3 < 2).then(|| rng.random_range(0.01f64..1.));
+        let min_p = (case % 5 == 0).then(|| rng.random_range(0f64..1.).powi(4));
 
         let largest = logits.iter().copied().fold(f32::NEG_INFINITY, f32::max);
         let mut expected: Vec<Candidate<u32>> =
@@ -111,11 +112,15 @@ fn what_is_kept_is_what_sorting_all_keeps() {
             });
             expected.truncate(enough.unwrap() + 1);
         }
+        if let Some(p) = min_p.filter(|p| *p > 0.) {
+            expected.retain(|(_, kept)| f64::from(*kept) >= p * f64::from(weight(0.)));
+        }
         expected.sort_unstable();
 
         let mut sampler = sampler(temperature, top_k, top_p, case);
+        sampler.sampling.min_p = min_p;
         let drawn = sampler.sample_slice(&logits).unwrap();
-        let is_limited = top_p.is_some() || top_k.is_some_and(|k| k < logits.len());
+        let is_limited = top_p.is_some() || min_p.is_some() || top_k.is_some_and(|k| k < logits.len());
         if is_limited {
             assert_eq!(sampler.scratch.candidates, expected, "case {case}");
         }
@@ -200,4 +205,118 @@ fn logits_may_be_a_view_or_of_another_dtype() {
         assert_eq!(sampler(1., None, None, 3).sample(&view).unwrap(), expected);
     }
     assert!(sampler(1., None, None, 3).sample(&tensor).is_err());
+}
+
+/// What transformers' `LogitsProcessor`s define, in f64: repetition penalty; those of frequency and presence, which it
+/// lacks, are OpenAI's; temperature, top-k, top-p, min-p. The probabilities of what is left.
+fn defined(sampling: &Sampling, logits: &[f32], prompt: &[u32], text: &[u32]) -> Vec<f64> {
+    let mut scores: Vec<f64> = logits.iter().map(|logit| f64::from(*logit)).collect();
+    for (token, score) in (0u32..).zip(&mut scores) {
+        let count = text.iter().filter(|seen| **seen == token).count() as f64;
+        if count > 0. || prompt.contains(&token) {
+            let penalty = sampling.repetition_penalty;
+            *score = if *score < 0. { *score * penalty } else { *score / penalty };
+        }
+        *score -= sampling.frequency_penalty * count;
+        *score -= if count > 0. { sampling.presence_penalty } else { 0. };
+        *score /= sampling.temperature;
+    }
+    let softmax = |scores: &[f64]| {
+        let largest = scores.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let weights: Vec<f64> = scores.iter().map(|score| (score - largest).exp()).collect();
+        let total: f64 = weights.iter().sum();
+        weights.iter().map(|weight| weight / total).collect::<Vec<_>>()
+    };
+    let forbid = |scores: &mut [f64], keep: &dyn Fn(usize) -> bool| {
+        for (token, score) in scores.iter_mut().enumerate() {
+            if !keep(token) {
+                *score = f64::NEG_INFINITY;
+            }
+        }
+    };
+    if let Some(k) = sampling.top_k {
+        let mut sorted = scores.clone();
+        sorted.sort_by(|a, b| b.total_cmp(a));
+        let least = sorted[k.min(sorted.len()) - 1];
+        let kept: Vec<bool> = scores.iter().map(|score| *score >= least).collect();
+        forbid(&mut scores, &|token| kept[token]);
+    }
+    if let Some(p) = sampling.top_p {
+        let probabilities = softmax(&scores);
+        let mut ascending: Vec<usize> = (0..scores.len()).collect();
+        ascending.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
+        let (mut sum, mut kept) = (0., vec![true; scores.len()]);
+        for token in &ascending[..scores.len() - 1] {
+            sum += probabilities[*token];
+            kept[*token] = sum > 1. - p;
+        }
+        forbid(&mut scores, &|token| kept[token]);
+    }
+    if let Some(p) = sampling.min_p {
+        let probabilities = softmax(&scores);
+        let top = probabilities.iter().copied().fold(0., f64::max);
+        forbid(&mut scores, &|token| probabilities[token] >= p * top);
+    }
+    softmax(&scores)
+}
+
+#[test]
+fn probabilities_are_those_that_transformers_defines() {
+    let mut rng = StdRng::seed_from_u64(9);
+    for case in 0..2_000 {
+        let vocabulary = rng.random_range(2..600);
+        let logits: Vec<f32> = (0..vocabulary).map(|_| rng.random_range(-6f32..6.)).collect();
+        let tokens = |rng: &mut StdRng| -> Vec<u32> {
+            (0..rng.random_range(0..20)).map(|_| rng.random_range(0..vocabulary as u32)).collect()
+        };
+        let (prompt, text) = (tokens(&mut rng), tokens(&mut rng));
+        let sampling = Sampling {
+            temperature: rng.random_range(0.3..2.),
+            top_k: (case % 2 == 0).then(|| rng.random_range(1..vocabulary + 9)),
+            top_p: (case % 3 > 0).then(|| rng.random_range(0.1..1.)),
+            min_p: (case % 5 > 2).then(|| rng.random_range(0f64..1.).powi(3)),
+            repetition_penalty: if case % 7 > 2 { rng.random_range(0.5..2.) } else { 1. },
+            presence_penalty: if case % 4 == 1 { rng.random_range(-2.0..2.) } else { 0. },
+            frequency_penalty: if case % 4 > 1 { rng.random_range(-1.0..1.) } else { 0. },
+        };
+        let expected = defined(&sampling, &logits, &prompt, &text);
+        let mut sampler = Sampler::new(sampling, Some(case)).unwrap().with_prompt(&prompt);
+        text.iter().for_each(|token| sampler.seen.add(*token));
+        let drawn = sampler.sample(&Tensor::new(logits.as_slice(), &Device::Cpu).unwrap()).unwrap();
+        assert!(expected[drawn as usize] > 0., "case {case}: {sampling:?}");
+
+        let mut found = vec![0.; vocabulary];
+        let is_limited = sampling.top_p.is_some()
+            || sampling.min_p.is_some()
+            || sampling.top_k.is_some_and(|k| k < vocabulary);
+        match is_limited {
+            true => sampler.scratch.candidates.iter().for_each(|(token, weight)| {
+                found[*token as usize] = f64::from(*weight);
+            }),
+            false => {
+                found.iter_mut().zip(&sampler.scratch.weights).for_each(|(to, from)| *to = f64::from(*from))
+            }
+        }
+        let total: f64 = found.iter().sum();
+        for (token, (found, expected)) in found.iter().zip(&expected).enumerate() {
+            let error = (found / total - expected).abs();
+            assert!(error < 2e-5, "case {case}, token {token}: {} instead of {expected}", found / total);
+        }
+    }
+}
+
+#[test]
+fn penalties_count_what_was_drawn() {
+    let logits = Tensor::new(&[1f32, 0.9, 0.8, -1.], &Device::Cpu).unwrap();
+    let draws = |sampling: Sampling, prompt: &[u32]| {
+        let mut sampler = Sampler::new(sampling, Some(1)).unwrap().with_prompt(prompt);
+        (0..5).map(|_| sampler.sample(&logits).unwrap()).collect::<Vec<_>>()
+    };
+    let greedy = Sampling::GREEDY;
+    assert_eq!(draws(greedy, &[0]), [0; 5]);
+    assert_eq!(draws(Sampling { frequency_penalty: 0.5, ..greedy }, &[0]), [0, 1, 2, 0, 1]);
+    assert_eq!(draws(Sampling { presence_penalty: 0.5, ..greedy }, &[0]), [0, 1, 2, 0, 0]);
+    assert_eq!(draws(Sampling { repetition_penalty: 2., ..greedy }, &[0]), [1, 2, 0, 0, 0]);
+    // Tokens beyond the logits, which some tokenizers have, count for nothing.
+    assert_eq!(draws(Sampling { repetition_penalty: 2., ..greedy }, &[9]), [0, 1, 2, 0, 0]);
 }

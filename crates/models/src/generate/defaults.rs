@@ -1,0 +1,96 @@
+//! What a checkpoint says about how its text is to be generated.
+
+use super::{stop_tokens, Params, Sampling};
+use candle_quant::{Checkpoint, Error, Result};
+use serde_json::Value;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+impl Params {
+    /// What the checkpoint says: stop tokens, and of `generation_config.json` the temperature, `top_k`, `top_p`, `min_p` and
+    /// `repetition_penalty`; without sampling (`do_sample`) always the most likely token. Of an Ollama model, its parameters
+    /// and stop strings. What neither says is as by default.
+    ///
+    /// # Errors
+    /// If a file can't be read, or a value has no meaning.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let mut params = Self { stop_tokens: stop_tokens(checkpoint)?, ..Self::default() };
+        const FILE: &str = "generation_config.json";
+        if let Some(json) = checkpoint.read_json(FILE)? {
+            let path = checkpoint.sidecar_files().path(FILE).unwrap_or_else(|| PathBuf::from(FILE));
+            let stated = Stated { path: &path, json: &json };
+            params.sampling = stated.sampling(params.sampling, "repetition_penalty")?;
+            if json.get("do_sample") == Some(&Value::Bool(false)) {
+                params.sampling.temperature = 0.;
+            }
+        }
+        if let Some(path) = checkpoint.ollama_layer("params") {
+            let text =
+                fs::read_to_string(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
+            let json: Value = serde_json::from_str(&text).map_err(|error| {
+                Error::file(path, format!("malformed JSON: {error}"), "pull the model again")
+            })?;
+            let stated = Stated { path, json: &json };
+            params.sampling = stated.sampling(params.sampling, "repeat_penalty")?;
+            params.stop_strings = stated.stop_strings()?;
+        }
+        Ok(params)
+    }
+}
+
+/// A file with parameters.
+struct Stated<'a> {
+    path: &'a Path,
+    json: &'a Value,
+}
+
+impl Stated<'_> {
+    /// `sampling` with what the file says in place of it.
+    fn sampling(&self, sampling: Sampling, repetition_penalty: &str) -> Result<Sampling> {
+        // What allows everything is the same as nothing.
+        let top_k = match self.number("top_k")? {
+            Some(k) if k.fract() != 0. => return Err(self.wrong("top_k", "a whole number")),
+            Some(k) if k >= 1. => Some(k as usize),
+            Some(_) => None,
+            None => sampling.top_k,
+        };
+        let stated = Sampling {
+            temperature: self.number("temperature")?.unwrap_or(sampling.temperature),
+            top_k,
+            top_p: self.number("top_p")?.map_or(sampling.top_p, |p| Some(p).filter(|p| *p != 1.)),
+            min_p: self.number("min_p")?.map_or(sampling.min_p, |p| Some(p).filter(|p| *p != 0.)),
+            repetition_penalty: self.number(repetition_penalty)?.unwrap_or(sampling.repetition_penalty),
+            presence_penalty: self.number("presence_penalty")?.unwrap_or(sampling.presence_penalty),
+            frequency_penalty: self.number("frequency_penalty")?.unwrap_or(sampling.frequency_penalty),
+        };
+        stated.validate().map_err(|error| Error::file(self.path, error.to_string(), REMEDY))?;
+        Ok(stated)
+    }
+
+    fn number(&self, key: &str) -> Result<Option<f64>> {
+        match self.json.get(key) {
+            None | Some(Value::Null) => Ok(None),
+            Some(value) => value.as_f64().map(Some).ok_or_else(|| self.wrong(key, "a number")),
+        }
+    }
+
+    fn stop_strings(&self) -> Result<Vec<String>> {
+        let text = |value: &Value| value.as_str().filter(|text| !text.is_empty()).map(str::to_owned);
+        match self.json.get("stop") {
+            None | Some(Value::Null) => Ok(Vec::new()),
+            Some(Value::Array(list)) => list
+                .iter()
+                .map(text)
+                .collect::<Option<_>>()
+                .ok_or_else(|| self.wrong("stop", "a list of texts")),
+            Some(value) => text(value).map(|text| vec![text]).ok_or_else(|| self.wrong("stop", "texts")),
+        }
+    }
+
+    fn wrong(&self, key: &str, expected: &str) -> Error {
+        let found = self.json.get(key).map(Value::to_string).unwrap_or_default();
+        Error::file(self.path, format!("`{key}`: expected {expected}, found {found}"), REMEDY)
+    }
+}
+
+const REMEDY: &str = "correct the file";

@@ -1,0 +1,120 @@
+//! What the cache holds of a text is not computed again.
+
+use crate::common::byte_tokenizer;
+use candle_core::{DType, Device, Tensor};
+use candle_quant_models::generate::{
+    encode, generate, load_tokenizer, CausalLm, Event, Finish, Params, Sampling, Session,
+};
+use candle_quant_models::Model;
+use std::ops::ControlFlow;
+
+fn greedy(sample_len: usize) -> Params {
+    Params { sample_len, sampling: Sampling::GREEDY, ..Params::default() }
+}
+
+/// A model that gives each token's successor, and holds what it was asked, as a cache does.
+struct Counting {
+    cache: Vec<u32>,
+    computed: usize,
+    truncates: bool,
+}
+
+impl CausalLm for Counting {
+    fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        assert_eq!(offset, self.cache.len());
+        self.cache.extend(ids.squeeze(0)?.to_vec1::<u32>()?);
+        self.computed += ids.dim(1)?;
+        let mut logits = vec![0f32; 300];
+        logits[*self.cache.last().unwrap() as usize + 1] = 50.;
+        Tensor::from_vec(logits, (1, 300), &Device::Cpu)
+    }
+
+    fn clear_kv_cache(&mut self) {
+        self.cache.clear();
+    }
+
+    fn truncate_kv_cache(&mut self, len: usize) -> usize {
+        self.cache.truncate(if self.truncates { len } else { 0 });
+        self.cache.len()
+    }
+
+    fn device(&self) -> &Device {
+        &Device::Cpu
+    }
+}
+
+#[test]
+fn a_session_computes_only_what_is_new() {
+    let tokenizer = byte_tokenizer();
+    for truncates in [true, false] {
+        let mut model = Counting { cache: vec![], computed: 0, truncates };
+        let mut session = Session::default();
+        let mut run = |prompt: &[u32], sample_len| {
+            model.computed = 0;
+            let params = Params { prefill_chunk: 3, ..greedy(sample_len) };
+            let on_event = |_: Event<'_>| ControlFlow::Continue(());
+            let generated = session.generate(&mut model, &tokenizer, prompt, &params, on_event).unwrap();
+            let computed = prompt.len() - generated.cached_tokens + generated.decode_tokens;
+            assert_eq!(computed, model.computed);
+            (generated.tokens, generated.cached_tokens)
+        };
+        assert_eq!(run(&[5, 6, 7, 8, 20], 3), (vec![21, 22, 23], 0));
+        // The answer's last token was not computed.
+        assert_eq!(run(&[5, 6, 7, 8, 20, 21, 22, 23, 40], 1), (vec![41], 7));
+        // Another text from the fifth token on.
+        let kept = if truncates { 4 } else { 0 };
+        assert_eq!(run(&[5, 6, 7, 8, 30], 1), (vec![31], kept));
+        // The same again: one token has to be computed for its logits.
+        assert_eq!(run(&[5, 6, 7, 8, 30], 1), (vec![31], kept));
+        assert_eq!(run(&[9], 1), (vec![10], 0));
+    }
+}
+
+#[test]
+fn a_session_goes_on_after_breaking_off_and_after_errors() {
+    let tokenizer = byte_tokenizer();
+    let mut model = Counting { cache: vec![], computed: 0, truncates: true };
+    let mut session = Session::default();
+    let prompt: Vec<u32> = (0..10).collect();
+    let params = Params { prefill_chunk: 4, ..greedy(9) };
+    let mut events = Vec::new();
+    let generated = session.generate(&mut model, &tokenizer, &prompt, &params, |event| {
+        events.push(format!("{event:?}"));
+        if events.len() == 2 {
+            ControlFlow::Break(())
+        } else {
+            ControlFlow::Continue(())
+        }
+    });
+    let generated = generated.unwrap();
+    assert_eq!(
+        (generated.finish, generated.decode_tokens, events),
+        (Finish::Cancelled, 0, vec!["Prompt(4)".to_string(), "Prompt(8)".into()])
+    );
+    let go_on = |_: Event<'_>| ControlFlow::Continue(());
+    assert_eq!(session.generate(&mut model, &tokenizer, &prompt, &params, go_on).unwrap().cached_tokens, 8);
+    let error = session.generate(&mut model, &tokenizer, &[], &params, go_on).unwrap_err().to_string();
+    assert!(error.contains("prompt: expected at least one token"), "{error}");
+}
+
+#[test]
+fn a_real_model_goes_on_as_if_it_had_read_all_at_once() {
+    let checkpoint = crate::common::bundled("tiny");
+    let tokenizer = load_tokenizer(&checkpoint).unwrap();
+    let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+    let params = greedy(20);
+    let go_on = |_: Event<'_>| ControlFlow::Continue(());
+    let mut session = Session::default();
+    let prompts = ["Once upon a time", "Once upon a time there was a dog. It", "Once upon a day"];
+    let answers: Vec<_> = prompts
+        .map(|prompt| {
+            let prompt = encode(&tokenizer, prompt, true).unwrap();
+            session.generate(&mut model, &tokenizer, &prompt, &params, go_on).unwrap()
+        })
+        .into();
+    assert!(answers[1].cached_tokens > 0 && answers[2].cached_tokens > 0, "{answers:?}");
+    for (prompt, answer) in prompts.iter().zip(&answers) {
+        let alone = generate(&mut model, &tokenizer, prompt, &params, |_| ControlFlow::Continue(())).unwrap();
+        assert_eq!((&alone.text, alone.cached_tokens), (&answer.text, 0));
+    }
+}
