@@ -29,7 +29,8 @@ const CRATE: Floor = Floor {
     ],
 };
 
-/// The rooms of `crates/models`: a model knows its sharding, which knows no model; text is generated above both.
+/// The rooms of `crates/models`: a model knows its sharding, which knows no model; text is generated above both, and
+/// a conversation is made of such texts.
 const MODELS: Floor = Floor {
     module: "",
     complete: false,
@@ -38,6 +39,7 @@ const MODELS: Floor = Floor {
         room("attention", &["sharding"]),
         room("decoder", &["sharding", "attention"]),
         room("generate", &["decoder"]),
+        room("chat", &["generate"]),
     ],
 };
 

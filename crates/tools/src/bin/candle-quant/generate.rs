@@ -1,10 +1,12 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
+use crate::sampling::SamplingOptions;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
 use candle_quant::{ActivationPrecision, Checkpoint, KvFormat, VarBuilder, WeightSummary};
-use candle_quant_models::generate::{self, Finish, Generated, Params, Sampler, Sampling};
+use candle_quant_models::chat::{Message, Template, Variables};
+use candle_quant_models::generate::{self, Event, Finish, Generated, Params, Sampler, Session};
 use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use std::io::{self, Write};
 use std::ops::ControlFlow;
@@ -14,24 +16,20 @@ use tokenizers::Tokenizer;
 // Named as those of candle's examples. (A doc comment here would replace that of the command.)
 #[derive(clap::Args, Debug)]
 pub struct Options {
-    /// The text to continue.
+    /// The text to continue or, if the model has a chat template, to answer.
     #[arg(long, default_value = "Once upon a time")]
     prompt: String,
+    /// Continue the prompt as it is, also if there is a chat template.
+    #[arg(long)]
+    raw: bool,
+    /// The system prompt, for a model with a chat template.
+    #[arg(long, value_name = "TEXT", conflicts_with = "raw")]
+    system: Option<String>,
     /// The most tokens to generate.
     #[arg(short = 'n', long, default_value_t = 300)]
     sample_len: usize,
-    /// Divides the logits before sampling; 0 always takes the most likely token.
-    #[arg(long, default_value_t = 0.8, allow_negative_numbers = true)]
-    temperature: f64,
-    /// Sample only among the most likely tokens whose probabilities sum to this.
-    #[arg(long, allow_negative_numbers = true)]
-    top_p: Option<f64>,
-    /// Sample only among this many most likely tokens.
-    #[arg(long)]
-    top_k: Option<usize>,
-    /// Repeat the run that reported this seed; every run differs otherwise.
-    #[arg(long)]
-    seed: Option<u64>,
+    #[command(flatten)]
+    sampling: SamplingOptions,
     /// Run on the CPU even if there is a GPU.
     #[arg(long)]
     cpu: bool,
@@ -62,7 +60,7 @@ pub struct Options {
 }
 
 /// Formats of keys and values.
-fn parse_cache(text: &str) -> candle_quant::Result<(KvFormat, KvFormat)> {
+pub fn parse_cache(text: &str) -> candle_quant::Result<(KvFormat, KvFormat)> {
     match text.split_once(',') {
         Some((keys, values)) => Ok((keys.parse()?, values.parse()?)),
         None => text.parse().map(|both| (both, both)),
@@ -84,11 +82,19 @@ pub fn parse_dtype(name: &str) -> Result<DType, String> {
 struct Work {
     checkpoint: Checkpoint,
     tokenizer: Tokenizer,
-    prompt: String,
+    prompt: Prompt,
     params: Params,
     dtype: DType,
     experts: ExpertSplit,
     model: ModelOptions,
+}
+
+/// What the model reads.
+#[derive(Clone)]
+enum Prompt {
+    Raw(String),
+    /// Written by the chat template.
+    Chat(String),
 }
 
 /// What a rank has to tell in the end.
@@ -108,24 +114,19 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
     let checkpoint = Checkpoint::open(path)?;
-    let sampling = Sampling { temperature: options.temperature, top_k: options.top_k, top_p: options.top_p };
+    let params = options.sampling.apply(Params::from_checkpoint(&checkpoint)?);
     // Refused before anything is loaded or printed.
-    let sampler = Sampler::new(sampling, options.seed)?;
+    let sampler = Sampler::new(params.sampling, params.seed)?;
     let work = Work {
         tokenizer: generate::load_tokenizer(&checkpoint)?,
-        prompt: options.prompt.clone(),
-        params: Params {
-            sample_len: options.sample_len,
-            sampling,
-            seed: Some(sampler.seed()),
-            stop_tokens: generate::stop_tokens(&checkpoint)?,
-            ..Params::default()
-        },
+        prompt: prompt(&checkpoint, options)?,
+        params: Params { sample_len: options.sample_len, seed: Some(sampler.seed()), ..params },
         experts: options.experts,
         model: ModelOptions { cache: cache_options(options) },
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
+    let by_template = if matches!(work.prompt, Prompt::Chat(_)) { " by the chat template" } else { "" };
     let ranks = info.as_ref().map_or(devices.len(), |(info, _)| info.world_size());
     let outcome = match (&info, devices.as_slice()) {
         (Some((info, secret)), _) => {
@@ -151,8 +152,25 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         Err(error) if error.kind() == io::ErrorKind::BrokenPipe => return Ok(()),
         result => result?,
     }
-    report(&generated, &weights, ranks)?;
+    report(&generated, &weights, ranks, by_template)?;
     Ok(())
+}
+
+/// The prompt by the chat template, if there is one.
+fn prompt(checkpoint: &Checkpoint, options: &Options) -> Result<Prompt> {
+    let template = match options.raw {
+        true => None,
+        false => Template::from_checkpoint(checkpoint).context("--raw continues the prompt as it is")?,
+    };
+    let Some(template) = template else {
+        if options.system.is_some() {
+            bail!("--system: {} has no chat template", checkpoint.path().display());
+        }
+        return Ok(Prompt::Raw(options.prompt.clone()));
+    };
+    let system = options.system.iter().map(|text| Message::new("system", text));
+    let messages: Vec<_> = system.chain([Message::new("user", &options.prompt)]).collect();
+    Ok(Prompt::Chat(template.render(&messages, &Variables::generation_prompt())?))
 }
 
 fn cache_options(options: &Options) -> CacheOptions {
@@ -195,10 +213,17 @@ impl Work {
     fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Outcome> {
         let writes = rank.is_none_or(|rank| rank.index() == 0);
         let write = |text: &str| if writes { write_now(text) } else { Ok(()) };
-        let mut written = write(&self.prompt);
-        let mut failure = None;
         let (tokenizer, params) = (&self.tokenizer, &self.params);
-        let generated = generate::generate(&mut model, tokenizer, &self.prompt, params, |text| {
+        let (mut written, prompt) = match &self.prompt {
+            Prompt::Raw(text) => (write(text), generate::encode(tokenizer, text, true)?),
+            Prompt::Chat(text) => (Ok(()), generate::encode(tokenizer, text, false)?),
+        };
+        let mut failure = None;
+        let generated = Session::default().generate(&mut model, tokenizer, &prompt, params, |event| {
+            let text = match event {
+                Event::Text(text) if !text.is_empty() => text,
+                _ => return ControlFlow::Continue(()),
+            };
             if written.is_ok() {
                 written = write(text);
             }
@@ -232,14 +257,15 @@ fn write_now(text: &str) -> io::Result<()> {
     stdout.flush()
 }
 
-fn report(generated: &Generated, weights: &WeightSummary, ranks: usize) -> io::Result<()> {
+fn report(generated: &Generated, weights: &WeightSummary, ranks: usize, by_template: &str) -> io::Result<()> {
     let ended = match generated.finish {
-        Finish::Stop => "end of text",
+        Finish::Stop | Finish::StopString => "end of text",
         _ => "sample length reached",
     };
     let mut stderr = io::stderr().lock();
     writeln!(stderr)?;
-    writeln!(stderr, "prompt: {} tokens, {:.1} tokens/s", generated.prompt_tokens, generated.prompt_rate())?;
+    let (tokens, rate) = (generated.prompt_tokens, generated.prompt_rate());
+    writeln!(stderr, "prompt: {tokens} tokens{by_template}, {rate:.1} tokens/s")?;
     writeln!(stderr, "decode: {} tokens, {:.1} tokens/s", generated.decode_tokens, generated.decode_rate())?;
     let of = if ranks > 1 { format!("weights of the first of {ranks} ranks") } else { "weights".to_string() };
     writeln!(stderr, "{of}: {weights}, {:.2} MB", weights.size_in_bytes() as f64 / 1e6)?;

@@ -1,5 +1,6 @@
 //! `candle-quant`: look into quantized checkpoints, check and compare them, run them.
 
+mod chat;
 mod convert;
 mod diff;
 mod generate;
@@ -7,6 +8,7 @@ mod inspect;
 mod logits;
 mod patch_candle;
 mod plan;
+mod sampling;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -49,6 +51,8 @@ enum Command {
         #[command(flatten)]
         options: generate::Options,
     },
+    /// Talk with a model.
+    Chat(chat::Options),
     /// Tell what each of several ranks would load of a checkpoint.
     Plan(plan::Options),
     /// Write the logits of given tokens to a safetensors file, to compare with other frameworks.
@@ -77,6 +81,7 @@ fn main() -> ExitCode {
         Command::Verify(options) => (verify::run(options), WRONG.into()),
         Command::Diff(options) => (diff::run(options), WRONG.into()),
         Command::Generate { path, options } => (generate::run(path, options).map(done), ExitCode::FAILURE),
+        Command::Chat(options) => (chat::run(options).map(done), ExitCode::FAILURE),
         Command::Convert(options) => match convert::run(options) {
             Ok(()) => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
             Err((error, code)) => (Err(error), code.into()),
