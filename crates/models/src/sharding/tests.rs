@@ -134,7 +134,7 @@ fn what_can_not_be_planned() {
     // Of the largest number, not even the bytes of each rank would fit into memory.
     for ranks in [0, usize::MAX] {
         let error = ShardPlan::new(&checkpoint, ranks).unwrap_err().to_string();
-        assert_eq!(error, format!("ranks: expected 1 to 65536, found {ranks}"));
+        assert!(error.contains(&format!("ranks: expected 1 to 65536, found {ranks}")), "{error}");
     }
     ShardPlan::new(&checkpoint, 1).unwrap().require_split().unwrap();
 }
