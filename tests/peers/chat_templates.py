@@ -4,8 +4,8 @@
     pip download --no-deps trl==1.16.0 xinference==4.1.0
     python chat_templates.py trl-1.16.0-*.whl xinference-4.1.0-*.whl ../fixtures/chat
 
-Both packages (Apache-2.0) carry templates of models as these were published. Those whose models' licences restrict more than
-MIT and Apache-2.0 do are left out.
+Both packages (Apache-2.0) carry templates of models as these were published. Those of models whose licences restrict what
+may be done with them are left out.
 """
 
 import json
