@@ -183,7 +183,9 @@ fn damage(rng: &mut StdRng, document: &mut Value) {
                 array.pop();
             }
         }
-        (_, Value::String(text)) => *text = text.repeat(*[0, 2, 3000].choose(rng).unwrap()),
+        (_, Value::String(text)) if text.len() < 30_000 => {
+            *text = text.repeat(*[0, 2, 3000].choose(rng).unwrap())
+        }
         (_, Value::Number(number)) => {
             *number = (number.as_u64().unwrap_or(7).wrapping_mul(1 << rng.random_range(0..40))).into();
         }

@@ -8,7 +8,8 @@
 
 use super::json_map::{self, Entries};
 use super::opening::Opening;
-use super::{DataFile, StoredTensor, Tensors};
+use super::tensors::{Tensors, Twice};
+use super::{DataFile, StoredTensor};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
@@ -111,7 +112,7 @@ pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<He
     // That they are too many is why the text was not read to its end.
     opening.spend_entries(path, tensors.len() as u64, 1)?;
     parsed.map_err(|error| malformed(format!("malformed safetensors header: {error}")))?;
-    let tensors = Tensors::new(tensors).map_err(|[(name, _), _]| {
+    let tensors = Tensors::new(tensors).map_err(|Twice { name, .. }| {
         malformed(format!("malformed safetensors header: `{name}` is listed twice"))
     })?;
     Ok(Header { tensors: data.place(tensors)?, metadata })

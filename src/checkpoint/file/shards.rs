@@ -2,7 +2,8 @@
 
 use super::json_map::{self, Entries, Text};
 use super::opening::{Opening, JSON_VALUE};
-use super::{json, open, Tensors};
+use super::tensors::{Tensors, Twice};
+use super::{json, open};
 use crate::{Error, Result};
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use std::collections::BTreeMap;
@@ -202,7 +203,7 @@ fn open_index(dir: &Path, index: Index, opening: &Opening) -> Result<Tensors> {
         }
     }
     Tensors::new(tensors)
-        .map_err(|[(name, _), _]| malformed(&index_path, &format!("`{name}` is listed twice")))
+        .map_err(|Twice { name, .. }| malformed(&index_path, &format!("`{name}` is listed twice")))
 }
 
 /// The path of a shard named by an index. An index is as little trusted as any download: it may name
@@ -254,12 +255,12 @@ pub(in crate::checkpoint) fn open_all(paths: &[PathBuf], opening: &Opening) -> R
     for path in paths {
         tensors.extend(open::open(path, opening)?);
     }
-    Tensors::new(tensors).map_err(|[(name, first), (_, second)]| {
+    Tensors::new(tensors).map_err(|Twice { name, files: [first, second] }| {
         Error::tensor(
-            second.path(),
+            &second,
             name,
             "each tensor in one file",
-            format!("the same tensor in {}", first.path().display()),
+            format!("the same tensor in {}", first.display()),
             format!("remove the file that does not belong here, or add {INDEX}"),
         )
     })

@@ -3,22 +3,30 @@
 use super::stored::StoredTensor;
 use rayon::slice::ParallelSliceMut;
 use std::ops::Range;
+use std::path::Path;
 
 /// Tensors sorted by name, each name once. A header may list a million of them, so that a map would take several times
 /// what the header does.
 #[derive(Default)]
 pub(in crate::checkpoint) struct Tensors(Vec<(Box<str>, StoredTensor)>);
 
+/// Two tensors of one name, and the files that they are in.
+pub(super) struct Twice {
+    pub name: Box<str>,
+    pub files: [Box<Path>; 2],
+}
+
 impl Tensors {
     /// The tensors in order of their names. If several have one name, the first two of these, by
     /// their files.
-    pub(in crate::checkpoint) fn new(
-        mut entries: Vec<(Box<str>, StoredTensor)>,
-    ) -> Result<Self, [(Box<str>, StoredTensor); 2]> {
+    pub(super) fn new(mut entries: Vec<(Box<str>, StoredTensor)>) -> Result<Self, Twice> {
         entries
             .par_sort_unstable_by(|(a, of_a), (b, of_b)| a.cmp(b).then_with(|| of_a.path().cmp(of_b.path())));
         let twice = entries.windows(2).find_map(|pair| match pair {
-            [first, second] if first.0 == second.0 => Some([first.clone(), second.clone()]),
+            [first, second] if first.0 == second.0 => Some(Twice {
+                name: first.0.clone(),
+                files: [first, second].map(|(_, tensor)| tensor.path().into()),
+            }),
             _ => None,
         });
         twice.map_or(Ok(Self(entries)), Err)

@@ -15,7 +15,7 @@ const REGENERATE: &str = "write it again with mistral.rs 0.8.4 or later (`mistra
 
 /// Whether these are the tensors of a UQFF file, by its version.
 pub(in crate::checkpoint) fn is_versioned(tensors: &Tensors) -> bool {
-    VERSION.iter().all(|part| tensors.contains_key(*part))
+    VERSION.iter().all(|part| tensors.contains_key(part))
 }
 
 /// Checks that the shards are of one version, which is understood.
@@ -48,7 +48,7 @@ pub(super) fn check(shards: &[Shard]) -> Result<()> {
 
 /// The version in one shard, if there is one.
 fn of(shard: &Shard) -> Result<Option<[u32; 3]>> {
-    if !VERSION.iter().any(|part| shard.tensors.contains_key(*part)) {
+    if !VERSION.iter().any(|part| shard.tensors.contains_key(part)) {
         return Ok(None);
     }
     let mut version = [0; 3];
