@@ -75,7 +75,7 @@ mod tensor;
 
 pub use backend::ActivationPrecision;
 pub use checkpoint::Checkpoint;
-pub use error::{Error, Result};
+pub use error::{Error, Result, Untrusted};
 pub use format::QuantFormat;
 pub use nn::{
     embedding, layer_norm, layer_norm_no_bias, linear, linear_b, linear_no_bias, rms_norm,

@@ -3,29 +3,10 @@
 use candle_core::{Device, Tensor};
 use candle_quant::ops::{attention, AttentionOptions};
 use candle_quant::{KvCache, KvCacheConfig, KvFormat};
-use std::alloc::{GlobalAlloc, Layout, System};
-use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// The system's allocator, which knows how much is allocated and was at most.
-struct Counting;
-
-static NOW: AtomicUsize = AtomicUsize::new(0);
-static PEAK: AtomicUsize = AtomicUsize::new(0);
-
-// SAFETY: every call is passed on to the system's allocator.
-unsafe impl GlobalAlloc for Counting {
-    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        let now = NOW.fetch_add(layout.size(), Ordering::Relaxed) + layout.size();
-        PEAK.fetch_max(now, Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.alloc(layout) }
-    }
-    unsafe fn dealloc(&self, address: *mut u8, layout: Layout) {
-        NOW.fetch_sub(layout.size(), Ordering::Relaxed);
-        // SAFETY: the caller's promises are passed on.
-        unsafe { System.dealloc(address, layout) }
-    }
-}
+#[path = "common/allocations.rs"]
+mod allocations;
+use allocations::{now, peak_of, Counting};
 
 #[global_allocator]
 static ALLOCATOR: Counting = Counting;
@@ -35,13 +16,12 @@ const MIB: usize = 1 << 20;
 
 /// What an attention allocates beyond what it leaves.
 fn overhead(cache: &mut KvCache, q: &Tensor, k: &Tensor) -> usize {
-    let before = NOW.load(Ordering::Relaxed);
-    PEAK.store(before, Ordering::Relaxed);
+    let before = now();
     let options = AttentionOptions { scale: 0.125, ..Default::default() };
-    let y = attention(q, k, k, cache, options).unwrap();
-    let left = NOW.load(Ordering::Relaxed) - before;
+    let (y, peak) = peak_of(|| attention(q, k, k, cache, options).unwrap());
+    let left = now() - before;
     assert!(left <= cache.size_in_bytes() + y.elem_count() * 4 + MIB, "{left}");
-    PEAK.load(Ordering::Relaxed) - before - left
+    peak - left
 }
 
 #[test]

@@ -29,6 +29,11 @@
 //! and a file that contradicts itself or its config is an [`Error`](crate::Error) that names file and tensor.
 //! Oddities that leave no doubt about the numbers are accepted and listed by [`Checkpoint::warnings`].
 //!
+//! # What opening costs
+//! Memory and time grow with the headers and configs, and with nothing else: a header takes three times its size at most,
+//! while it is read. A [`Budget`] says how much of them there may be; beyond it, opening is an error. For the values of
+//! configs the usual budget leaves 200 MB of memory.
+//!
 //! # Files that change
 //! Files are memory-mapped, after their headers were read in the ordinary way: a file that shrinks while
 //! it is opened is an error. As long as the [`Checkpoint`], or a weight taken from it, is alive, files
@@ -61,7 +66,7 @@ mod weight;
 pub use file::reads;
 #[doc(hidden)]
 pub use file::with_masked_literals;
-pub use file::Digest;
+pub use file::{Budget, Digest};
 pub use kind::{CheckpointKind, QuantMethod};
 pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
@@ -71,7 +76,7 @@ pub use weight::{module_of, tensor_of};
 pub use weight::{natural_order, DenseTensor, GgmlWeight, MlxForm, PackedWeight, Weight};
 
 use crate::Result;
-use file::Warnings;
+use file::Opening;
 use std::path::Path;
 
 impl Checkpoint {
@@ -97,12 +102,20 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
-    /// size that is stated, if two of them hold the same tensor, if the quantization
+    /// size that is stated, if their headers and configs exceed the [`Budget`], if two of them hold the same tensor, if the quantization
     /// object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
-        let (path, warnings) = (path.as_ref(), Warnings::default());
-        let opened = recognise::open(path, &warnings)?;
-        Ok(Self::new(path, opened, warnings))
+        Self::open_within(path, Budget::default())
+    }
+
+    /// As [`open`](Checkpoint::open), with another budget for headers and configs.
+    ///
+    /// # Errors
+    /// As those of [`open`](Checkpoint::open).
+    pub fn open_within(path: impl AsRef<Path>, budget: Budget) -> Result<Self> {
+        let (path, opening) = (path.as_ref(), Opening::within(budget));
+        let opened = recognise::open(path, &opening)?;
+        Ok(Self::new(path, opened, opening.warnings))
     }
 
     /// Opens these files, and no others, if weights in them are quantized; `None` if all are dense.
@@ -114,13 +127,13 @@ impl Checkpoint {
     /// As those of [`open`](Checkpoint::open), if the config or the first file says that weights are quantized.
     pub fn open_quantized(files: &[impl AsRef<Path>]) -> Result<Option<Self>> {
         let files: Vec<_> = files.iter().map(|file| file.as_ref().to_owned()).collect();
-        let warnings = Warnings::default();
-        let opened = recognise::open_quantized(&files, &warnings)?;
+        let opening = Opening::default();
+        let opened = recognise::open_quantized(&files, &opening)?;
         let path = match files.as_slice() {
             [file] => file,
             [file, ..] => file.parent().unwrap_or(file),
             [] => return Ok(None),
         };
-        Ok(opened.map(|opened| Self::new(path, opened, warnings)))
+        Ok(opened.map(|opened| Self::new(path, opened, opening.warnings)))
     }
 }

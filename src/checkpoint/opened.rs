@@ -1,7 +1,7 @@
 //! An open checkpoint.
 
 use super::container::Opened;
-use super::file::{Digest, Warnings};
+use super::file::{Digest, Opening, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -56,9 +56,10 @@ impl Checkpoint {
         self.0.opened.container.tokenizer()
     }
 
-    /// The content of a JSON file that belongs to the weights; `None` if there is no such file.
+    /// The content of a JSON file that belongs to the weights; `None` if there is no such file. It may cost what a
+    /// [`Budget`](super::Budget) of its own allows.
     pub fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
-        self.0.opened.sidecars.json(file)
+        self.0.opened.sidecars.json(file, &Opening::default())
     }
 
     /// The names of all tensors, sorted, as models know them. A quantized weight is one tensor, of the name

@@ -1,7 +1,7 @@
 //! Which kind of checkpoint a path leads to. Data decides: magic numbers and tensors, not file names alone.
 
 use super::container::Opened;
-use super::file::{self, open_file, Tensors, Warnings};
+use super::file::{self, open_file, Opening, Tensors};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::{gguf, hf, mlx, ollama, slm1, uqff};
@@ -14,63 +14,63 @@ use std::{
 };
 
 /// Opens whatever lies at `path`.
-pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
-    if let Some(files) = uqff::find(path, warnings)? {
-        return uqff::open(files, warnings);
+pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
+    if let Some(files) = uqff::find(path, opening)? {
+        return uqff::open(files, opening);
     }
     let metadata = match fs::metadata(path) {
         Ok(metadata) => metadata,
-        Err(error) => return ollama::open_name(path, error, warnings),
+        Err(error) => return ollama::open_name(path, error, opening),
     };
-    if let Some(opened) = ollama::open_path(path, warnings)? {
+    if let Some(opened) = ollama::open_path(path, opening)? {
         return Ok(opened);
     }
     let (dir, tensors) = if metadata.is_dir() {
         match gguf::in_directory(path)? {
-            Some(file) => return gguf::open(&file, warnings),
-            None => (path, file::open_directory(path, warnings)?),
+            Some(file) => return gguf::open(&file, opening),
+            None => (path, file::open_directory(path, opening)?),
         }
     } else {
         if begins_with(path, gguf::MAGIC)? {
-            return gguf::open(path, warnings);
+            return gguf::open(path, opening);
         }
         if begins_with(path, slm1::MAGIC)? {
-            return slm1::open_default(path, warnings);
+            return slm1::open_default(path, &opening.warnings);
         }
-        (path.parent().unwrap_or(Path::new("")), file::open(path)?)
+        (path.parent().unwrap_or(Path::new("")), file::open(path, opening)?)
     };
     if metadata.is_file() && uqff::is_versioned(&tensors) {
-        return uqff::open(uqff::Files::single(path), warnings);
+        return uqff::open(uqff::Files::single(path), opening);
     }
     let sidecars = SidecarFiles::Directory(dir.to_owned());
-    let config = sidecars.config()?;
-    open_tensors(tensors, sidecars, config, warnings)
+    let config = sidecars.config(opening)?;
+    open_tensors(tensors, sidecars, config, opening)
 }
 
 /// Opens these files if weights in them are quantized; `None` if they are dense.
-pub(super) fn open_quantized(paths: &[PathBuf], warnings: &Warnings) -> Result<Option<Opened>> {
+pub(super) fn open_quantized(paths: &[PathBuf], opening: &Opening) -> Result<Option<Opened>> {
     let Some(first) = paths.first() else { return Ok(None) };
-    if uqff::find(first, warnings)?.is_some()
+    if uqff::find(first, opening)?.is_some()
         || begins_with(first, gguf::MAGIC)?
         || begins_with(first, slm1::MAGIC)?
     {
-        return open(first, warnings).map(Some);
+        return open(first, opening).map(Some);
     }
     let dir = first.parent().unwrap_or(Path::new(""));
     let sidecars = SidecarFiles::Directory(dir.to_owned());
     // The config of one folder says nothing of the files of another.
     let config = match paths.iter().all(|path| path.parent() == first.parent()) {
-        true => sidecars.config()?,
+        true => sidecars.config(opening)?,
         false => Value::Null,
     };
     let says_so = ["quantization", "quantization_config"].iter().any(|key| config.get(key).is_some());
-    let tensors = match file::open_all(paths) {
+    let tensors = match file::open_all(paths, opening) {
         Ok(tensors) => tensors,
         Err(error) if says_so => return Err(error),
         // Whoever reads dense files says what is wrong with them.
         Err(_) => return Ok(None),
     };
-    let opened = open_tensors(tensors, sidecars, config, warnings)?;
+    let opened = open_tensors(tensors, sidecars, config, opening)?;
     Ok(Some(opened).filter(|opened| opened.kind != CheckpointKind::Dense))
 }
 
@@ -79,11 +79,11 @@ fn open_tensors(
     tensors: Tensors,
     sidecars: SidecarFiles,
     config: Value,
-    warnings: &Warnings,
+    opening: &Opening,
 ) -> Result<Opened> {
-    match hf::find_method(&config, &sidecars)? {
-        Some(method) => hf::open(tensors, method, sidecars, config, warnings),
-        None => mlx::open(tensors, sidecars, config, warnings),
+    match hf::find_method(&config, &sidecars, opening)? {
+        Some(method) => hf::open(tensors, method, sidecars, config, &opening.warnings),
+        None => mlx::open(tensors, sidecars, config, &opening.warnings),
     }
 }
 

@@ -1,6 +1,6 @@
 //! The files that lie beside the weights: config, tokenizer and the like.
 
-use super::file::{is_plain_file_name, read_json};
+use super::file::{is_plain_file_name, read_json, Opening};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -47,9 +47,9 @@ impl SidecarFiles {
     }
 
     /// The content of the JSON file called `name`; `None` if there is none.
-    pub(super) fn json(&self, name: &str) -> Result<Option<Value>> {
+    pub(super) fn json(&self, name: &str, opening: &Opening) -> Result<Option<Value>> {
         match self.path(name) {
-            Some(path) => read_json(&path),
+            Some(path) => read_json(&path, opening),
             None => Ok(None),
         }
     }
@@ -58,8 +58,8 @@ impl SidecarFiles {
     ///
     /// # Errors
     /// If it is not a JSON object.
-    pub(super) fn config(&self) -> Result<Value> {
-        let config = self.json("config.json")?.unwrap_or_default();
+    pub(super) fn config(&self, opening: &Opening) -> Result<Value> {
+        let config = self.json("config.json", opening)?.unwrap_or_default();
         match (&config, self.path("config.json")) {
             (Value::Object(_) | Value::Null, _) | (_, None) => Ok(config),
             (_, Some(path)) => Err(Error::File {

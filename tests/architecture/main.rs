@@ -210,3 +210,26 @@ fn circles_between_folders_are_found() {
     assert_eq!(told.len(), 3, "{told:?}");
     assert_eq!(told[1], "src/checkpoint/hf/mod.rs:2: `hf` uses `mlx`; it may use file, weight");
 }
+
+/// Names of any file reach a terminal through one place, which escapes them.
+#[test]
+fn the_program_speaks_through_one_file() {
+    let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("crates/tools/src/bin/candle-quant");
+    let mut folders = vec![folder];
+    let mut files = 0;
+    while let Some(folder) = folders.pop() {
+        for entry in std::fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            if path.is_dir() {
+                folders.push(path);
+                continue;
+            }
+            files += 1;
+            let text = std::fs::read_to_string(&path).unwrap();
+            let speaks = ["print!(", "println!(", "dbg!(", "io::stdout", "io::stderr", "Stdout", "Stderr"];
+            let found = speaks.into_iter().find(|way| text.contains(way));
+            assert!(path.ends_with("terminal.rs") || found.is_none(), "{}: {found:?}", path.display());
+        }
+    }
+    assert!(files > 10, "{files}");
+}

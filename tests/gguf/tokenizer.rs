@@ -120,3 +120,15 @@ fn what_can_not_be_built_is_named() {
     rejected(tokenizer(&unnamed), &["a tokenizer without a named pre-tokenizer", beside]);
     rejected(tokenizer(&File::llama()), &["there is no tokenizer.json", "model.gguf"]);
 }
+
+/// Each element is a value of its own in memory, whatever it takes in the file.
+#[test]
+fn vocabularies_without_end_are_refused() {
+    let count = (1u64 << 21) + 1;
+    let file = file("gpt-2").array("tokenizer.ggml.token_type", 0, count, &vec![1; count as usize]);
+    let mut file = file;
+    // The one that was there before.
+    let first = file.values.iter().position(|(key, ..)| key == b"tokenizer.ggml.token_type").unwrap();
+    file.values.remove(first);
+    rejected(tokenizer(&file), &["a tokenizer of more than 2097152 tokens and merges"]);
+}

@@ -1,8 +1,10 @@
 //! `QuantTensor::matmul` and `embed`, against f64 and candle's dense operations on the same weights.
 
 use crate::packed::{bits, flat, packed, reference, refused, relative_error, tensor};
-use candle_core::{DType, Device, Tensor, Var};
-use candle_quant::{QuantFormat, QuantTensor};
+use candle_core::quantized::{GgmlDType, QTensor};
+use candle_core::{DType, Device, Module, Tensor, Var};
+use candle_quant::{LayerWeight, Linear, QuantFormat, QuantTensor};
+use std::sync::Arc;
 
 const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 32).unwrap();
 
@@ -289,4 +291,51 @@ fn ids_that_are_none_are_refused() {
     assert!(told.contains("expected a weight [N, K]") && told.contains("[2, 9, 64]"), "{told}");
     let told = refused(table.embed(&ids, DType::F64));
     assert!(told.contains("F64") && told.contains("use F32, F16 or BF16"), "{told}");
+}
+
+/// Whatever its strides, as in candle_nn.
+#[test]
+fn x_without_rows_gives_an_empty_result() {
+    let device = Device::Cpu;
+    let (n, k) = (32, 64);
+    let dense = Tensor::randn(0f32, 1., (n, k), &device).unwrap();
+    let bias = Tensor::randn(0f32, 1., n, &device).unwrap();
+    let ones = |dims: &[usize]| Tensor::ones(dims, DType::F32, &device).unwrap();
+    let without_rows = [
+        ones(&[0, k]),
+        ones(&[k, 0]).t().unwrap(),
+        ones(&[4, k]).narrow(0, 4, 0).unwrap(),
+        ones(&[4, 2 * k]).narrow(1, 3, k).unwrap().narrow(0, 2, 0).unwrap(),
+        ones(&[1, k]).broadcast_as((0, k)).unwrap(),
+        ones(&[2, 0, k]),
+        ones(&[0, 3, k]).transpose(0, 1).unwrap(),
+        ones(&[2, 5, k]).narrow(1, 1, 0).unwrap(),
+        ones(&[5, 2, k]).transpose(0, 1).unwrap().narrow(1, 0, 0).unwrap(),
+        ones(&[2, 3, 0, k]).transpose(0, 1).unwrap(),
+        ones(&[2, k, 3, 0]).transpose(1, 3).unwrap(),
+    ];
+    let packed = QuantTensor::quantize(&dense, QuantFormat::affine(4, 32).unwrap()).unwrap();
+    let blocks = QTensor::quantize(&dense, GgmlDType::Q4_0).unwrap();
+    let weights = [
+        LayerWeight::Dense(dense.clone()),
+        LayerWeight::Quantized(packed),
+        LayerWeight::Ggml(Arc::new(blocks)),
+    ];
+    let reference = candle_nn::Linear::new(dense, Some(bias.clone()));
+    for x in &without_rows {
+        let expected = reference.forward(x).map(|y| y.dims().to_vec());
+        let mut dims = x.dims().to_vec();
+        *dims.last_mut().unwrap() = n;
+        for weight in &weights {
+            // There candle_nn refuses some, too.
+            if expected.is_err() && matches!(weight, LayerWeight::Dense(_)) {
+                continue;
+            }
+            for bias in [None, Some(bias.clone())] {
+                let y = Linear::new(weight.clone(), bias).forward(x);
+                let y = y.unwrap_or_else(|error| panic!("{:?} {weight:?}: {error}", x.layout()));
+                assert_eq!((y.dims(), y.dtype()), (dims.as_slice(), DType::F32), "{:?}", x.layout());
+            }
+        }
+    }
 }

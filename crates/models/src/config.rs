@@ -2,7 +2,7 @@
 
 use super::fields::{is_positive, Fields, POSITIVE};
 use super::moe::MoeConfig;
-use super::rope::Rope;
+use super::rope::{Rope, RopeScaling};
 use candle_nn::Activation;
 use candle_quant::{Checkpoint, Error, Result};
 use serde::Deserialize;
@@ -25,7 +25,7 @@ pub struct Config {
     pub num_key_value_heads: usize,
     /// Elements of a head; even.
     pub head_dim: usize,
-    /// The context the model was made for, in tokens. Not a limit.
+    /// The context the model was made for, in tokens, before it is stretched: see [`context`](Config::context).
     pub max_position_embeddings: usize,
     /// Added to the mean square in every norm.
     pub rms_norm_eps: f64,
@@ -127,7 +127,11 @@ impl Config {
             num_attention_heads,
             num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(num_attention_heads),
             head_dim,
-            max_position_embeddings: fields.size("max_position_embeddings")?.unwrap_or(2048),
+            max_position_embeddings: fields.size("max_position_embeddings")?.unwrap_or(match model_type {
+                "mistral" | "mixtral" | "gpt_oss" => 131_072,
+                "qwen2" | "qwen3" | "qwen3_moe" => 32_768,
+                _ => 2048,
+            }),
             rms_norm_eps: fields.positive("rms_norm_eps")?.unwrap_or(match model_type {
                 "mixtral" | "gpt_oss" => 1e-5,
                 _ => 1e-6,
@@ -199,6 +203,19 @@ impl Config {
             moe.validate(self.num_hidden_layers)?;
         }
         self.rope.validate()
+    }
+
+    /// The tokens of the longest text that the model is made for: `max_position_embeddings`, or more where `rope` stretches
+    /// what it was trained with. Llama 3's scaling is in `max_position_embeddings` already.
+    pub fn context(&self) -> usize {
+        let stretched = match self.rope.scaling {
+            RopeScaling::None | RopeScaling::Llama3 { .. } => 0.,
+            RopeScaling::Linear { factor } => self.max_position_embeddings as f64 * factor,
+            RopeScaling::Yarn { factor, original_max_position_embeddings, .. } => {
+                original_max_position_embeddings as f64 * factor
+            }
+        };
+        self.max_position_embeddings.max(stretched as usize)
     }
 
     /// The K of a linear or embedding module by its path, `model.layers.0.mlp.down_proj` for example;
@@ -426,6 +443,39 @@ mod tests {
     fn errors_of_a_checkpoint_without_a_config_file_name_its_own() {
         let file = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/slm1/f32.slm");
         assert_eq!(Checkpoint::open(file).unwrap().config_file().to_str(), Some(file));
+    }
+
+    #[test]
+    fn the_context_is_what_the_scaling_makes_of_it() {
+        for (changes, context) in [
+            (json!({}), 2048),
+            (json!({"model_type": "qwen3"}), 32_768),
+            (json!({"model_type": "mistral"}), 131_072),
+            (json!({"max_position_embeddings": 300}), 300),
+            (
+                json!({"max_position_embeddings": 131_072, "rope_scaling": {"rope_type": "llama3", "factor": 32.,
+                    "original_max_position_embeddings": 8192}}),
+                131_072,
+            ),
+            (json!({"max_position_embeddings": 300, "rope_scaling": {"type": "linear", "factor": 2.5}}), 750),
+            (json!({"max_position_embeddings": 300, "rope_scaling": {"type": "linear", "factor": 0.5}}), 300),
+            (
+                json!({"max_position_embeddings": 32_768, "rope_scaling": {"type": "yarn", "factor": 4.,
+                    "original_max_position_embeddings": 32_768}}),
+                131_072,
+            ),
+            (
+                json!({"max_position_embeddings": 131_072, "rope_scaling": {"type": "yarn", "factor": 32.,
+                    "original_max_position_embeddings": 4096}}),
+                131_072,
+            ),
+            (
+                json!({"max_position_embeddings": 4, "rope_scaling": {"type": "linear", "factor": 1e38}}),
+                usize::MAX,
+            ),
+        ] {
+            assert_eq!(with(changes.clone()).unwrap().context(), context, "{changes}");
+        }
     }
 
     #[test]

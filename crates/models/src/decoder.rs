@@ -31,6 +31,8 @@ pub struct Model {
     attention_factor: f32,
     sliding_window: Option<usize>,
     max_tokens: usize,
+    /// The most tokens of a text.
+    context: usize,
     dtype: DType,
     device: Device,
     /// Whether it is a part of a model, whose other parts it waits for.
@@ -60,7 +62,7 @@ impl Model {
         Self::with_options(config, vb, ModelOptions::default())
     }
 
-    /// As [`new`](Model::new), with a choice of cache.
+    /// As [`new`](Model::new), with a choice of cache and context.
     ///
     /// ```
     /// use candle_core::{DType, Device};
@@ -72,7 +74,7 @@ impl Model {
     /// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
     /// let cache = CacheOptions { keys: Some(KvFormat::F16), max_tokens: Some(4096), ..Default::default() };
     /// let config = Config::from_checkpoint(&checkpoint)?;
-    /// let model = Model::with_options(&config, vb, ModelOptions { cache })?;
+    /// let model = Model::with_options(&config, vb, ModelOptions { cache, ..Default::default() })?;
     /// assert_eq!(model.cached_tokens(), 0);
     /// # Ok(())
     /// # }
@@ -111,6 +113,7 @@ impl Model {
             attention_factor: config.rope.attention_factor(),
             sliding_window: config.sliding_window,
             max_tokens: options.cache.max_tokens.unwrap_or(usize::MAX),
+            context: options.context.unwrap_or(config.context()),
             dtype,
             device: vb.device().clone(),
             is_sharded: vb.rank().is_some(),
@@ -124,8 +127,8 @@ impl Model {
     /// pieces: a prompt in chunks, then token by token.
     ///
     /// # Errors
-    /// If `offset` is not the number of tokens in the cache, there are no tokens, or more than the cache may have
-    /// ([`Error::OutOfCache`]). If the batch size
+    /// If `offset` is not the number of tokens in the cache, there are no tokens, or more than the model is made for
+    /// ([`Error::OutOfContext`]) or the cache may have ([`Error::OutOfCache`]). If the batch size
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         if self.plan.is_some() {
@@ -176,6 +179,11 @@ impl Model {
     /// Tokens in the cache, which is the offset of the next one.
     pub fn cached_tokens(&self) -> usize {
         self.layers.first().map_or(0, |layer| layer.attention.cached())
+    }
+
+    /// The most tokens of a text.
+    pub fn context(&self) -> usize {
+        self.context
     }
 
     /// Where the model lives.
@@ -273,6 +281,9 @@ impl Model {
             );
         }
         let needed = offset.saturating_add(ids.dim(candle_core::D::Minus1)?);
+        if needed > self.context {
+            return Err(Error::OutOfContext { needed, context: self.context }.into());
+        }
         if needed > self.max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens: self.max_tokens }.into());
         }

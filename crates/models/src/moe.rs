@@ -8,6 +8,7 @@ use candle_nn::{Activation, Module};
 use candle_quant::nn::{ExpertsConfig, Gating, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{parallel_experts, ParallelExperts};
 use candle_quant::{Error, Result};
+use std::collections::BTreeSet;
 
 /// The experts of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -44,7 +45,7 @@ impl MoeConfig {
         Ok(Some(match model_type {
             "qwen3_moe" => {
                 let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
-                let dense = fields.indices("mlp_only_layers")?;
+                let dense: BTreeSet<usize> = fields.indices("mlp_only_layers")?.into_iter().collect();
                 let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
                 Self {
                     experts: fields.required_size("num_experts")?,

@@ -8,6 +8,8 @@ use candle_quant::{Error, KvCacheConfig, KvFormat, Result};
 pub struct ModelOptions {
     /// The key/value cache.
     pub cache: CacheOptions,
+    /// The most tokens of a text; without it as many as [`Config::context`](crate::Config::context) says.
+    pub context: Option<usize>,
 }
 
 /// How keys and values are held.

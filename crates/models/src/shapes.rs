@@ -99,7 +99,9 @@ impl MoeConfig {
             let [gate, up, down] =
                 if of_each("w1") { ["w1", "w3", "w2"] } else { ["gate_proj", "up_proj", "down_proj"] };
             // The config is not trusted to count experts: one is missing as well as many.
-            for expert in 0..count.min(names.len()) {
+            let prefix = format!("{path}.experts.");
+            let there = names.range(prefix.as_str()..).take_while(|name| name.starts_with(&prefix)).count();
+            for expert in 0..count.min(there) {
                 add(&format!("experts.{expert}.{gate}"), &[], inner, hidden);
                 add(&format!("experts.{expert}.{up}"), &[], inner, hidden);
                 add(&format!("experts.{expert}.{down}"), &[], hidden, inner);

@@ -2,13 +2,19 @@
 //!
 //! A file is an 8-byte little-endian length, that many bytes of JSON, and the tensors' bytes without
 //! gaps. The checks are those of the `safetensors` crate; they are made here because its errors do
-//! not say which tensor is wrong, and because it keeps the last of two tensors of one name.
+//! not say which tensor is wrong, because it keeps the last of two tensors of one name, and because what it makes of a
+//! header takes many times the header's size. Here it takes at most three times as much: the text, and a sorted list
+//! whose entries are made while the text is read.
 
+use super::json_map::{self, Entries};
+use super::opening::Opening;
+use super::tensors::{Tensors, Twice};
+use super::{MappedFile, StoredTensor};
 use crate::{Error, Result};
 use safetensors::Dtype;
-use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, Visitor};
-use serde_json::Value;
-use std::{collections::BTreeMap, fmt, fs::File, io::Read, marker::PhantomData, ops::Range, path::Path};
+use serde::de::{Deserialize, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::value::RawValue;
+use std::{collections::BTreeMap, fmt, fs::File, io::Read, ops::Range, path::Path};
 
 /// Bytes of the length field in front of the header.
 const LENGTH_BYTES: u64 = 8;
@@ -17,32 +23,45 @@ const LENGTH_BYTES: u64 = 8;
 /// needs about a tenth of this.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
 
+/// The least that a tensor takes in a header.
+const LEAST_ENTRY: usize = r#""":{"dtype":"U8","shape":[],"data_offsets":[0,0]},"#.len();
+
+/// Tensors of more dimensions are refused. No model has such.
+const MAX_DIMS: usize = 8;
+
+/// Longer text of the metadata is dropped, and so is all of it if it is longer than this: nothing that is read there is.
+const MAX_TEXT_BYTES: usize = 256;
+const MAX_METADATA_BYTES: usize = 1 << 20;
+
 const REMEDY: &str = "the file is damaged or incomplete: fetch or write it again";
 
 #[derive(serde::Deserialize)]
 struct RawInfo {
     dtype: Dtype,
-    shape: Vec<usize>,
+    shape: Shape,
     data_offsets: (usize, usize),
 }
 
 /// Where one tensor lies in its file.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::checkpoint) struct TensorInfo {
     pub dtype: Dtype,
-    pub dims: Vec<usize>,
+    pub dims: Box<[usize]>,
     /// Bytes, counted from the start of the file. May begin at any offset.
     pub range: Range<usize>,
 }
 
 /// What a file says of itself.
 pub(super) struct Header {
-    pub tensors: BTreeMap<String, TensorInfo>,
+    pub tensors: Tensors,
     pub metadata: Metadata,
 }
 
-/// Reads and checks the header of the file at `path`, from its start on.
-pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
+/// The free text of a safetensors header. What is not text there, or long, is dropped.
+pub(in crate::checkpoint) type Metadata = BTreeMap<String, String>;
+
+/// Reads and checks the header of the file at `path`, from its start on. Of the tensors nothing is read.
+pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<Header> {
     let malformed = |problem: String| Error::file(path, problem, REMEDY);
     let io = |error| Error::Io { path: path.to_owned(), error };
     let size = file.metadata().map_err(io)?.len();
@@ -62,82 +81,96 @@ pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
             "the header claims {length} bytes and the file has {after_length} after the length field"
         )));
     };
+    opening.spend_bytes(path, length)?;
     let mut json = vec![0; header_len];
     file.read_exact(&mut json).map_err(io)?;
-    let raw: UniqueMap<RawInfo> = serde_json::from_slice(&json)
-        .map_err(|error| malformed(format!("malformed safetensors header: {error}")))?;
+    let mapped = MappedFile::new(path, file)?;
     let to_usize = |bytes: u64| {
         usize::try_from(bytes).map_err(|_| malformed(format!("{bytes} bytes exceed the address space")))
     };
-    let tensors = check(path, raw.entries, to_usize(LENGTH_BYTES + length)?, to_usize(data_len)?)?;
-    Ok(Header { tensors, metadata: raw.metadata })
+    let data = Data { path, start: to_usize(LENGTH_BYTES + length)?, len: to_usize(data_len)? };
+    if mapped.len() != to_usize(size)? {
+        let problem = format!("{size} bytes, and then {}: the file changes while it is opened", mapped.len());
+        return Err(malformed(problem));
+    }
+    let objects = json.iter().filter(|byte| **byte == b'{').count();
+    let mut tensors = Vec::with_capacity(objects.min(header_len / LEAST_ENTRY));
+    let mut metadata = Metadata::new();
+    let most = opening.entries_left();
+    let parsed = json_map::read(&json, |name, entry: Entry| {
+        match entry {
+            Entry::Metadata(texts) => metadata = texts,
+            Entry::Tensor(RawInfo { dtype, shape: Shape(dims), data_offsets: (start, end) }) => {
+                let info = TensorInfo { dtype, dims, range: start..end };
+                tensors.push((name.into(), StoredTensor::unchecked(&mapped, info)));
+            }
+        }
+        tensors.len() as u64 <= most
+    });
+    drop(json);
+    // That they are too many is why the text was not read to its end.
+    opening.spend_entries(path, tensors.len() as u64, 1)?;
+    parsed.map_err(|error| malformed(format!("malformed safetensors header: {error}")))?;
+    let tensors = Tensors::new(tensors).map_err(|Twice { name, .. }| {
+        malformed(format!("malformed safetensors header: `{name}` is listed twice"))
+    })?;
+    Ok(Header { tensors: data.place(tensors)?, metadata })
 }
 
-/// Checks sizes and offsets, and makes the offsets relative to the file.
-fn check(
-    path: &Path,
-    raw: BTreeMap<String, RawInfo>,
-    data_start: usize,
-    data_len: usize,
-) -> Result<BTreeMap<String, TensorInfo>> {
-    for (name, info) in &raw {
-        let (begin, end) = info.data_offsets;
-        let wrong = |expected: String, found: String| Error::Tensor {
-            file: path.into(),
-            tensor: name.clone(),
-            expected,
-            found,
-            remedy: REMEDY.into(),
+/// The part of a file behind its header.
+struct Data<'a> {
+    path: &'a Path,
+    start: usize,
+    len: usize,
+}
+
+impl Data<'_> {
+    /// Checks sizes and offsets, and makes the offsets relative to the file.
+    fn place(&self, mut tensors: Tensors) -> Result<Tensors> {
+        for (name, tensor) in tensors.iter() {
+            self.check(name, tensor.info())?;
+        }
+        let mut expected = 0;
+        for (name, &Range { start, end }) in tensors.in_file_order() {
+            if start != expected {
+                let what = if start < expected { "overlaps the tensor before it" } else { "leaves a gap" };
+                return Err(Error::tensor(
+                    self.path,
+                    name,
+                    format!("data at offset {expected}"),
+                    format!("offset {start}, which {what}"),
+                    REMEDY,
+                ));
+            }
+            expected = end;
+        }
+        if expected != self.len {
+            let problem = format!("{} bytes after the last tensor", self.len - expected);
+            return Err(Error::file(self.path, problem, REMEDY));
+        }
+        // The sums are at most the file's length, so they cannot overflow.
+        tensors.move_by(self.start);
+        Ok(tensors)
+    }
+
+    fn check(&self, name: &str, info: &TensorInfo) -> Result<()> {
+        let TensorInfo { dtype, dims, range: Range { start, end } } = info;
+        let wrong =
+            |expected: String, found: String| Err(Error::tensor(self.path, name, expected, found, REMEDY));
+        let Some(size) = size_in_bytes(*dtype, dims) else {
+            let expected = "a shape of whole bytes that fits 64 bits".into();
+            return wrong(expected, format!("{dtype:?} {dims:?}"));
         };
-        let size = size_in_bytes(info.dtype, &info.shape).ok_or_else(|| {
-            wrong(
-                "a shape of whole bytes that fits 64 bits".into(),
-                format!("{:?} {:?}", info.dtype, info.shape),
-            )
-        })?;
-        if end > data_len {
-            return Err(wrong(
-                format!("data_offsets within the {data_len} bytes of tensors in the file"),
-                format!("[{begin}, {end}]"),
-            ));
+        if *end > self.len {
+            let expected = format!("data_offsets within the {} bytes of tensors in the file", self.len);
+            return wrong(expected, format!("[{start}, {end}]"));
         }
-        if end.checked_sub(begin) != Some(size) {
-            return Err(wrong(
-                format!("data_offsets that span {size} bytes for {:?} {:?}", info.dtype, info.shape),
-                format!("[{begin}, {end}]"),
-            ));
+        if end.checked_sub(*start) != Some(size) {
+            let expected = format!("data_offsets that span {size} bytes for {dtype:?} {dims:?}");
+            return wrong(expected, format!("[{start}, {end}]"));
         }
+        Ok(())
     }
-    let mut in_file_order: Vec<_> = raw.iter().map(|(name, info)| (info.data_offsets, name)).collect();
-    in_file_order.sort_unstable();
-    let mut expected = 0;
-    for ((begin, end), name) in in_file_order {
-        if begin != expected {
-            let what = if begin < expected { "overlaps the tensor before it" } else { "leaves a gap" };
-            return Err(Error::Tensor {
-                file: path.into(),
-                tensor: name.clone(),
-                expected: format!("data at offset {expected}"),
-                found: format!("offset {begin}, which {what}"),
-                remedy: REMEDY.into(),
-            });
-        }
-        expected = end;
-    }
-    if expected != data_len {
-        return Err(Error::File {
-            path: path.to_owned(),
-            problem: format!("{} bytes after the last tensor", data_len - expected),
-            remedy: REMEDY.into(),
-        });
-    }
-    // `data_start + end` is at most the file's length, so these sums cannot overflow.
-    let absolute = |info: RawInfo| TensorInfo {
-        dtype: info.dtype,
-        dims: info.shape,
-        range: data_start + info.data_offsets.0..data_start + info.data_offsets.1,
-    };
-    Ok(raw.into_iter().map(|(name, info)| (name, absolute(info))).collect())
 }
 
 /// Bytes of a tensor; `None` if they overflow or are not whole (sub-byte dtypes).
@@ -147,50 +180,58 @@ pub(super) fn size_in_bytes(dtype: Dtype, dims: &[usize]) -> Option<usize> {
     (bits % 8 == 0).then_some(bits / 8)
 }
 
-/// A JSON object whose keys are tensor names: none may come twice, and errors name the tensor.
-/// `__metadata__`, the free text of safetensors headers, is kept apart.
-pub(super) struct UniqueMap<V> {
-    pub entries: BTreeMap<String, V>,
-    pub metadata: Metadata,
+/// What stands under a key of the header.
+enum Entry {
+    Tensor(RawInfo),
+    Metadata(Metadata),
 }
 
-/// The free text of a safetensors header. What is not text there is dropped.
-pub(in crate::checkpoint) type Metadata = BTreeMap<String, String>;
+impl<'de> Entries<'de> for Entry {
+    fn value<A: MapAccess<'de>>(name: &str, map: &mut A) -> Result<Self, A::Error> {
+        if name != "__metadata__" {
+            return map.next_value().map(Self::Tensor);
+        }
+        let raw: &RawValue = map.next_value()?;
+        let is_read = raw.get().starts_with('{') && raw.get().len() <= MAX_METADATA_BYTES;
+        let object = is_read.then(|| serde_json::from_str::<BTreeMap<_, _>>(raw.get()));
+        let object: BTreeMap<String, &RawValue> =
+            object.transpose().map_err(A::Error::custom)?.unwrap_or_default();
+        let text = |(key, value): (String, &RawValue)| {
+            let is_short = value.get().len() <= MAX_TEXT_BYTES;
+            Some((key, is_short.then(|| serde_json::from_str(value.get()).ok()).flatten()?))
+        };
+        Ok(Self::Metadata(object.into_iter().filter_map(text).collect()))
+    }
+}
 
-impl<'de, V: Deserialize<'de>> Deserialize<'de> for UniqueMap<V> {
+/// The dimensions of a tensor.
+struct Shape(Box<[usize]>);
+
+impl<'de> Deserialize<'de> for Shape {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct Entries<V>(PhantomData<V>);
+        struct Dims;
 
-        impl<'de, V: Deserialize<'de>> Visitor<'de> for Entries<V> {
-            type Value = UniqueMap<V>;
+        impl<'de> Visitor<'de> for Dims {
+            type Value = Shape;
 
             fn expecting(&self, f: &mut fmt::Formatter) -> fmt::Result {
-                f.write_str("an object with tensor names as keys")
+                f.write_str("a shape")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Self::Value, A::Error> {
-                let (mut entries, mut metadata) = (BTreeMap::new(), Metadata::new());
-                while let Some(name) = map.next_key::<String>()? {
-                    if name == "__metadata__" {
-                        if let Value::Object(object) = map.next_value()? {
-                            let text =
-                                |(key, value): (String, Value)| Some((key, value.as_str()?.to_owned()));
-                            metadata = object.into_iter().filter_map(text).collect();
-                        }
-                        continue;
-                    }
-                    let value = map
-                        .next_value()
-                        .map_err(|error| A::Error::custom(format_args!("`{name}`: {error}")))?;
-                    if entries.contains_key(&name) {
-                        return Err(A::Error::custom(format_args!("`{name}` is listed twice")));
-                    }
-                    entries.insert(name, value);
+            fn visit_seq<A: SeqAccess<'de>>(self, mut numbers: A) -> Result<Shape, A::Error> {
+                let mut dims = [0; MAX_DIMS];
+                let mut count = 0;
+                while let Some(dim) = numbers.next_element()? {
+                    let place = dims.get_mut(count);
+                    *place.ok_or_else(|| {
+                        A::Error::custom(format_args!("a shape of more than {MAX_DIMS} dimensions"))
+                    })? = dim;
+                    count += 1;
                 }
-                Ok(UniqueMap { entries, metadata })
+                Ok(Shape(dims.iter().copied().take(count).collect()))
             }
         }
 
-        deserializer.deserialize_map(Entries(PhantomData))
+        deserializer.deserialize_seq(Dims)
     }
 }

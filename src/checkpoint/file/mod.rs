@@ -4,13 +4,16 @@
 mod digest;
 mod header;
 mod json;
+mod json_map;
 mod mapped;
 mod open;
+mod opening;
 #[cfg(any(test, feature = "recorded-reads"))]
 pub mod reads;
 mod section;
 mod shards;
 mod stored;
+mod tensors;
 mod warnings;
 
 pub use digest::Digest;
@@ -18,6 +21,9 @@ pub(super) use header::{Metadata, TensorInfo};
 pub use json::with_masked_literals;
 pub(super) use mapped::{open_file, MappedFile};
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
-pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json, Tensors};
+pub use opening::Budget;
+pub(super) use opening::{Opening, GGUF_ENTRY};
+pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json};
 pub(super) use stored::{candle_dtype, with_aligned_copy, StoredTensor};
+pub(super) use tensors::Tensors;
 pub(super) use warnings::Warnings;

@@ -17,9 +17,9 @@ const COPY_CHUNK: usize = 4 << 20;
 #[derive(Clone)]
 pub(in crate::checkpoint) struct StoredTensor {
     file: Arc<MappedFile>,
-    info: Arc<TensorInfo>,
+    info: TensorInfo,
     /// Which of the bytes in the range of `info`; all of them if `None`. The dims of `info` are those of the part.
-    part: Option<Section>,
+    part: Option<Box<Section>>,
 }
 
 impl StoredTensor {
@@ -38,7 +38,21 @@ impl StoredTensor {
                 "the file is damaged or incomplete: fetch or write it again",
             ));
         }
-        Ok(Self { file: Arc::clone(file), info: Arc::new(info), part: None })
+        Ok(Self::unchecked(file, info))
+    }
+
+    /// A tensor of a file whose range is checked later.
+    pub(super) fn unchecked(file: &Arc<MappedFile>, info: TensorInfo) -> Self {
+        Self { file: Arc::clone(file), info, part: None }
+    }
+
+    pub(super) fn info(&self) -> &TensorInfo {
+        &self.info
+    }
+
+    /// Counts the range from another place on.
+    pub(super) fn move_by(&mut self, bytes: usize) {
+        self.info.range = self.info.range.start + bytes..self.info.range.end + bytes;
     }
 
     pub(in crate::checkpoint) fn path(&self) -> &Path {
@@ -54,15 +68,15 @@ impl StoredTensor {
     }
 
     pub(in crate::checkpoint) fn size_in_bytes(&self) -> usize {
-        self.part.as_ref().map_or(self.info.range.len(), Section::size_in_bytes)
+        self.part.as_ref().map_or(self.info.range.len(), |part| part.size_in_bytes())
     }
 
     /// The same bytes as numbers of another dtype and shape; `None` if these have another number of bytes.
     pub(in crate::checkpoint) fn as_numbers(&self, dtype: Dtype, dims: &[usize]) -> Option<Self> {
-        let info = TensorInfo { dtype, dims: dims.to_vec(), range: self.info.range.clone() };
+        let info = TensorInfo { dtype, dims: dims.into(), range: self.info.range.clone() };
         (header::size_in_bytes(dtype, dims) == Some(self.size_in_bytes())).then(|| Self {
             file: Arc::clone(&self.file),
-            info: Arc::new(info),
+            info,
             part: self.part.clone(),
         })
     }
@@ -79,7 +93,7 @@ impl StoredTensor {
         range: &Range<usize>,
     ) -> Result<Self> {
         let whole = || Section::whole(sizes, self.size_in_bytes());
-        let section = self.part.clone().map_or_else(whole, Some);
+        let section = self.part.as_deref().cloned().map_or_else(whole, Some);
         let section = section.and_then(|section| section.narrow(sizes, dim, range));
         section.map(|section| self.of_section(section)).ok_or_else(|| {
             let what = format!("range {range:?} of dimension {dim} of {self:?}");
@@ -100,7 +114,7 @@ impl StoredTensor {
         let section = section.and_then(|section| section.reordered(order)).ok_or_else(|| {
             Error::mismatch(format!("rows of {self:?}"), format!("{} of one length", order.len()), "others")
         })?;
-        Ok(Self { part: Some(section), ..self.clone() })
+        Ok(Self { part: Some(Box::new(section)), ..self.clone() })
     }
 
     /// Every second entry of dimension `dim` of the tensor, seen as a row-major array of `sizes`, the last one in
@@ -135,8 +149,8 @@ impl StoredTensor {
         if let Some(last) = dims.last_mut() {
             *last = last.saturating_mul(8) / self.dtype().bitsize().max(1);
         }
-        let info = TensorInfo { dtype: self.dtype(), dims, range: self.info.range.clone() };
-        Self { file: Arc::clone(&self.file), info: Arc::new(info), part: Some(section) }
+        let info = TensorInfo { dtype: self.dtype(), dims: dims.into(), range: self.info.range.clone() };
+        Self { file: Arc::clone(&self.file), info, part: Some(Box::new(section)) }
     }
 
     /// The tensor on `device`, in the dtype of the file. 8-bit floats come as their bytes (U8).
@@ -238,16 +252,16 @@ impl StoredTensor {
         let Range { start, end } = self.info.range;
         let begin = start.checked_add(elements.start.checked_mul(size)?)?;
         let stop = start.checked_add(elements.end.checked_mul(size)?)?;
-        let info = TensorInfo { dtype: self.dtype(), dims: vec![elements.len()], range: begin..stop };
+        let info = TensorInfo { dtype: self.dtype(), dims: [elements.len()].into(), range: begin..stop };
         let within = begin <= stop && stop <= end && self.is_whole();
-        within.then(|| Self { file: Arc::clone(&self.file), info: Arc::new(info), part: None })
+        within.then(|| Self::unchecked(&self.file, info))
     }
 
     /// Where the bytes lie in the file, in order.
     fn runs(&self) -> impl Iterator<Item = Range<usize>> + '_ {
         let base = self.info.range.start;
         let whole = self.part.is_none().then(|| self.info.range.clone());
-        let part = self.part.iter().flat_map(Section::runs);
+        let part = self.part.iter().flat_map(|part| part.runs());
         whole.into_iter().chain(part.map(move |run| base + run.start..base + run.end))
     }
 

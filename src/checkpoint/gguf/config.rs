@@ -106,14 +106,21 @@ pub(super) fn architecture(metadata: &Metadata) -> &str {
     }
 }
 
+/// More tokens than this do not end a text.
+const MAX_STOP_TOKENS: usize = 1024;
+
 /// Tokens that end a text or a turn.
 fn stop_tokens(metadata: &Metadata) -> Result<Value> {
     let mut ids = Vec::new();
     for key in ["eos_token_id", "eot_token_id", "eom_token_id"] {
         ids.extend(metadata.size(&format!("tokenizer.ggml.{key}"))?.map(i128::from));
     }
-    if let Some(Stored::Array(array)) = metadata.get("tokenizer.ggml.eos_token_ids") {
-        ids.extend(array.integers().unwrap_or_default());
+    const SEVERAL: &str = "tokenizer.ggml.eos_token_ids";
+    if let Some(Stored::Array(array)) = metadata.get(SEVERAL) {
+        if array.len > MAX_STOP_TOKENS {
+            return Err(metadata.wrong(SEVERAL, "a few ids"));
+        }
+        ids.extend(array.integers().into_iter().flatten());
     }
     let mut unique: Vec<u32> = Vec::new();
     for id in ids.into_iter().filter_map(|id| u32::try_from(id).ok()) {

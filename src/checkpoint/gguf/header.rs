@@ -4,9 +4,11 @@
 //! and 3, metadata, and where every tensor lies. Nothing is allocated that the file does not hold.
 
 use super::metadata::{Array, Metadata, Type, Value};
+use crate::checkpoint::file::{Opening, GGUF_ENTRY};
 use crate::checkpoint::weight::{block_type, BlockType};
 use crate::{Error, Result};
 use std::collections::{btree_map, BTreeMap, BTreeSet};
+use std::fmt;
 use std::fs::File;
 use std::io::{BufReader, Read};
 use std::ops::Range;
@@ -45,13 +47,14 @@ pub(super) struct TensorEntry {
 }
 
 /// Reads and checks the header of the file at `path`.
-pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
+pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<Header> {
     let len = file.metadata().map_err(|error| Error::Io { path: path.to_owned(), error })?.len();
     let mut reader = Reader { path, file: BufReader::new(file), position: 0, end: len.min(MAX_HEADER_BYTES) };
     reader.version()?;
     let (tensors, values) = (reader.u64("the number of tensors")?, reader.u64("the number of values")?);
-    reader.fits(tensors, LEAST_TENSOR_BYTES, "tensors")?;
-    reader.fits(values, LEAST_VALUE_BYTES, "values")?;
+    reader.fits(tensors, LEAST_TENSOR_BYTES, format_args!("tensors"))?;
+    reader.fits(values, LEAST_VALUE_BYTES, format_args!("values"))?;
+    opening.spend_entries(path, tensors.saturating_add(values), GGUF_ENTRY)?;
     let metadata = reader.metadata(values)?;
     let gpt_oss = is_gpt_oss(metadata.text("general.architecture")?);
     let tensors = reader.tensors(tensors)?;
@@ -60,6 +63,7 @@ pub(super) fn read(path: &Path, file: &mut File) -> Result<Header> {
         let problem = format!("`general.alignment` is {alignment}, expected a power of two");
         return Err(Error::file(path, problem, REMEDY));
     }
+    opening.spend_bytes(path, reader.position)?;
     let data = Data { path, start: reader.position.next_multiple_of(alignment.into()), len, alignment };
     let tensors =
         tensors.into_iter().map(|(name, raw)| data.place(name, raw, gpt_oss)).collect::<Result<Vec<_>>>()?;
@@ -108,7 +112,7 @@ impl Reader<'_> {
     }
 
     /// Refuses counts of things that the rest of the file has no room for.
-    fn fits(&self, count: u64, least: u64, what: &str) -> Result<()> {
+    fn fits(&self, count: u64, least: u64, what: fmt::Arguments) -> Result<()> {
         let left = self.end - self.position;
         match count.checked_mul(least) {
             Some(bytes) if bytes <= left => Ok(()),
@@ -117,7 +121,7 @@ impl Reader<'_> {
     }
 
     fn bytes(&mut self, count: u64, what: &str) -> Result<Vec<u8>> {
-        self.fits(count, 1, &format!("bytes of {what}"))?;
+        self.fits(count, 1, format_args!("bytes of {what}"))?;
         let size = usize::try_from(count).map_err(|_| self.wrong(format!("{what} of {count} bytes")))?;
         let mut bytes = vec![0; size];
         self.read(&mut bytes)?;
@@ -125,7 +129,7 @@ impl Reader<'_> {
     }
 
     fn take<const N: usize>(&mut self, what: &str) -> Result<[u8; N]> {
-        self.fits(N as u64, 1, &format!("bytes of {what}"))?;
+        self.fits(N as u64, 1, format_args!("bytes of {what}"))?;
         let mut bytes = [0; N];
         self.read(&mut bytes)?;
         Ok(bytes)
@@ -185,19 +189,20 @@ impl Reader<'_> {
         let item = Type(self.u32("the type of an array")?);
         let count = self.u64("the length of an array")?;
         let what = format!("elements of `{key}`");
+        let element = format!("an element of `{key}`");
         let bytes = match (item, item.size()) {
             (Type::TEXT, _) => {
-                self.fits(count, 8, &what)?;
+                self.fits(count, 8, format_args!("{what}"))?;
                 let mut bytes = Vec::new();
                 for _ in 0..count {
-                    let text = self.text(&format!("an element of `{key}`"))?;
+                    let text = self.text(&element)?;
                     bytes.extend_from_slice(&(text.len() as u64).to_le_bytes());
                     bytes.extend_from_slice(text.as_bytes());
                 }
                 bytes
             }
             (_, Some(size)) => {
-                self.fits(count, size as u64, &what)?;
+                self.fits(count, size as u64, format_args!("{what}"))?;
                 self.bytes(count * size as u64, &what)?
             }
             (Type::ARRAY, None) => return Err(self.wrong(format!("`{key}` is an array of arrays"))),

@@ -33,6 +33,10 @@ impl Type {
         }
     }
 
+    fn is_integer(self) -> bool {
+        matches!(self.0, 0..=5 | 10 | 11)
+    }
+
     /// The value in exactly [`size`](Type::size) bytes; `None` if it is none.
     pub fn value(self, bytes: &[u8]) -> Option<Value> {
         fn of<const N: usize>(bytes: &[u8]) -> Option<[u8; N]> {
@@ -85,13 +89,12 @@ impl Array {
     }
 
     /// The integers; `None` if it holds something else.
-    pub fn integers(&self) -> Option<Vec<i128>> {
-        let chunks = self.bytes.chunks_exact(self.item.size()?);
-        let integer = |bytes| match self.item.value(bytes) {
+    pub fn integers(&self) -> Option<impl Iterator<Item = i128> + '_> {
+        let chunks = self.bytes.chunks_exact(self.item.size().filter(|_| self.item.is_integer())?);
+        Some(chunks.filter_map(|bytes| match self.item.value(bytes) {
             Some(Value::Integer(value)) => Some(value),
             _ => None,
-        };
-        chunks.map(integer).collect()
+        }))
     }
 }
 
@@ -121,16 +124,17 @@ impl Metadata {
         let number = match self.get(key) {
             None => return Ok(None),
             Some(Value::Integer(number)) => *number,
-            Some(Value::Array(array)) => match array.integers().as_deref() {
-                Some([first, rest @ ..]) if rest.iter().all(|other| other == first) => *first,
-                Some([_, ..]) => {
+            Some(Value::Array(array)) => {
+                let mut numbers = array.integers().into_iter().flatten();
+                let Some(first) = numbers.next() else { return Err(self.wrong(key, "a whole number")) };
+                if !numbers.all(|other| other == first) {
                     return Err(Error::Unsupported {
                         what: format!("{}: `{key}` that differs from layer to layer", self.path.display()),
                         remedy: "use a model whose layers are alike".into(),
-                    })
+                    });
                 }
-                _ => return Err(self.wrong(key, "a whole number")),
-            },
+                first
+            }
             Some(_) => return Err(self.wrong(key, "a whole number")),
         };
         u32::try_from(number).map(Some).map_err(|_| self.wrong(key, "a whole number of 32 bits"))
@@ -146,7 +150,7 @@ impl Metadata {
         }
     }
 
-    fn wrong(&self, key: &str, expected: &str) -> Error {
+    pub fn wrong(&self, key: &str, expected: &str) -> Error {
         let problem = match self.get(key) {
             Some(Value::Text(text)) => format!("`{key}` is {text:?}, expected {expected}"),
             Some(Value::Array(array)) => {

@@ -19,7 +19,7 @@ pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
 
 use super::container::{check_in_features, Container, Opened};
-use super::file::{MappedFile, StoredTensor, TensorInfo, Warnings};
+use super::file::{MappedFile, Opening, StoredTensor, TensorInfo, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -57,8 +57,9 @@ struct GgufTensor {
 }
 
 /// Opens the model whose file, or one of whose parts, is at `path`.
-pub(super) fn open(path: &Path, warnings: &Warnings) -> Result<Opened> {
-    let (first, others) = split::open(path)?;
+pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
+    let warnings = &opening.warnings;
+    let (first, others) = split::open(path, opening)?;
     let SplitFile { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
     let rope_freqs = rope_freqs.or_else(|| others.iter().find_map(|part| part.rope_freqs.clone()));
     let architecture = Architecture::of(&metadata, warnings)?;
@@ -153,8 +154,8 @@ impl Architecture {
     fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<MappedFile>) -> Result<GgufTensor> {
         let TensorEntry { name: gguf_name, dims, type_id, block, range } = entry;
         let info = match block.map(|block| block.kind) {
-            Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.clone(), range },
-            _ => TensorInfo { dtype: Dtype::U8, dims: vec![range.len()], range },
+            Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.as_slice().into(), range },
+            _ => TensorInfo { dtype: Dtype::U8, dims: [range.len()].into(), range },
         };
         let stored = StoredTensor::new(file, &gguf_name, info)?;
         let heads = match (name, self.paired) {

@@ -3,7 +3,7 @@
 use super::header::{self, Header};
 use super::metadata::Metadata;
 use super::names::ROPE_FREQS;
-use crate::checkpoint::file::{open_file, MappedFile};
+use crate::checkpoint::file::{open_file, MappedFile, Opening};
 use crate::checkpoint::weight::Kind;
 use crate::{Error, Result};
 use safetensors::Dtype;
@@ -11,6 +11,9 @@ use std::fs::{self, File};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+
+/// More numbers than any head has elements.
+const MAX_ROPE_FREQS_BYTES: usize = 1 << 16;
 
 /// One file of a model.
 pub(super) struct SplitFile {
@@ -21,8 +24,8 @@ pub(super) struct SplitFile {
 }
 
 /// Opens the file at `path` and, if it is a part of a model, all other parts. The first one has the metadata.
-pub(super) fn open(path: &Path) -> Result<(SplitFile, Vec<SplitFile>)> {
-    let given = open_part(path)?;
+pub(super) fn open(path: &Path, opening: &Opening) -> Result<(SplitFile, Vec<SplitFile>)> {
+    let given = open_part(path, opening)?;
     let count = count_of(&given.header.metadata)?;
     if count <= 1 {
         return Ok((given, vec![]));
@@ -36,7 +39,7 @@ pub(super) fn open(path: &Path) -> Result<(SplitFile, Vec<SplitFile>)> {
     #[allow(clippy::wildcard_enum_match_arm, reason = "all other errors stay as they are")]
     let open = |number: u32| {
         let path = path.with_file_name(format!("{prefix}-{:05}-of-{count:05}.gguf", number + 1));
-        let part = open_part(&path).map_err(|error| match error {
+        let part = open_part(&path, opening).map_err(|error| match error {
             Error::Io { error, path } if error.kind() == io::ErrorKind::NotFound => {
                 wrong(&path, format!("this part of {count} is missing"))
             }
@@ -72,9 +75,9 @@ fn prefix(path: &Path, count: u32) -> Option<&str> {
     (number.len() == 5 && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(prefix)
 }
 
-fn open_part(path: &Path) -> Result<SplitFile> {
+fn open_part(path: &Path, opening: &Opening) -> Result<SplitFile> {
     let mut file = open_file(path)?;
-    let header = header::read(path, &mut file)?;
+    let header = header::read(path, &mut file, opening)?;
     let rope_freqs = read_rope_freqs(path, &header, &mut file)?;
     Ok(SplitFile { header, file: MappedFile::new(path, &file)?, rope_freqs })
 }
@@ -86,6 +89,16 @@ fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Opti
     if !matches!(entry.block.map(|block| block.kind), Some(Kind::Dense(Dtype::F32))) {
         let found = entry.block.map_or("another type", |block| block.name);
         return Err(Error::tensor(path, &entry.name, "F32", found, "convert the model again"));
+    }
+    if entry.range.len() > MAX_ROPE_FREQS_BYTES {
+        let expected = "one number for each pair of a head's elements";
+        return Err(Error::tensor(
+            path,
+            &entry.name,
+            expected,
+            format!("{:?}", entry.dims),
+            "convert the model again",
+        ));
     }
     let io = |error| Error::Io { path: path.to_owned(), error };
     let mut bytes = vec![0; entry.range.len()];

@@ -23,6 +23,9 @@ const KEYS: [&str; 13] = [
     "unk_token_id",
 ];
 
+/// More tokens, their types and merges than this are refused. The largest vocabularies have half as many.
+const MAX_ELEMENTS: usize = 1 << 21;
+
 /// How text is cut before it is encoded, by the names that converters use.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Pre {
@@ -51,8 +54,18 @@ pub(super) fn read(metadata: &Metadata) -> Result<Option<StoredTokenizer>> {
         None => return Err(unsupported(metadata, "a tokenizer without a named pre-tokenizer")),
     };
     let mut values = HashMap::new();
+    let mut elements = 0;
     for key in KEYS.map(|key| format!("tokenizer.ggml.{key}")) {
         if let Some(value) = metadata.get(&key) {
+            if let Value::Array(array) = value {
+                elements += array.len;
+            }
+            if elements > MAX_ELEMENTS {
+                return Err(unsupported(
+                    metadata,
+                    &format!("a tokenizer of more than {MAX_ELEMENTS} tokens and merges"),
+                ));
+            }
             let value = convert(value).ok_or_else(|| {
                 unsupported(metadata, &format!("a tokenizer whose `{key}` is of another type"))
             })?;
@@ -92,7 +105,7 @@ fn convert(value: &Value) -> Option<gguf_file::Value> {
         Value::Float(_) => return None,
         Value::Array(array) => Candle::Array(match array.texts() {
             Some(texts) => texts.into_iter().map(|text| Candle::String(text.to_owned())).collect(),
-            None => array.integers()?.into_iter().map(id).collect::<Option<_>>()?,
+            None => array.integers()?.map(id).collect::<Option<_>>()?,
         }),
     })
 }

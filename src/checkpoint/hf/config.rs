@@ -1,6 +1,7 @@
 //! What `config.json` or `hf_quant_config.json` say of the quantization.
 
 use super::fp8::Blocks;
+use crate::checkpoint::file::Opening;
 use crate::checkpoint::kind::QuantMethod;
 use crate::checkpoint::sidecar::SidecarFiles;
 use crate::{Error, QuantFormat, Result};
@@ -48,7 +49,11 @@ impl Method {
 ///
 /// # Errors
 /// If it is one that is not read.
-pub(in crate::checkpoint) fn find_method(config: &Value, sidecars: &SidecarFiles) -> Result<Option<Method>> {
+pub(in crate::checkpoint) fn find_method(
+    config: &Value,
+    sidecars: &SidecarFiles,
+    opening: &Opening,
+) -> Result<Option<Method>> {
     if config.get("quantization").is_some_and(Value::is_object) {
         return Ok(None);
     }
@@ -60,7 +65,7 @@ pub(in crate::checkpoint) fn find_method(config: &Value, sidecars: &SidecarFiles
         };
     }
     const BESIDE: &str = "hf_quant_config.json";
-    let settings = sidecars.json(BESIDE)?;
+    let settings = sidecars.json(BESIDE, opening)?;
     match settings.as_ref().and_then(|settings| settings.get("quantization")?.as_object()) {
         Some(object) if object.get("quant_algo").is_some_and(|algo| !algo.is_null()) => {
             let path = sidecars.path(BESIDE).unwrap_or_default();
@@ -134,7 +139,10 @@ impl Source {
                 _ => return Err(self.wrong(format!("`config_groups.{name}` does not describe weights"))),
             };
             let format = group.get("format").and_then(Value::as_str).or(top);
-            formats.push(self.scheme(name, format, weights)?);
+            let format = self.scheme(name, format, weights)?;
+            if !formats.contains(&format) {
+                formats.push(format);
+            }
         }
         match formats.is_empty() {
             true => Err(self.wrong("`config_groups` names no format of weights".into())),

@@ -16,7 +16,9 @@ pub(super) type Index = BTreeMap<String, IndexEntry>;
 /// Where a tensor comes from.
 #[derive(Debug)]
 pub(super) enum IndexEntry {
-    /// A stored tensor, or half of it.
+    /// The stored tensor of the same name.
+    Same,
+    /// A stored tensor of another name, or half of it.
     Stored { stored: String, half: Option<Half> },
     /// Several stored tensors, of which `lead` holds the codes.
     Quantized { lead: String, packing: Packing },
@@ -95,16 +97,24 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
     for lead in tensors.keys() {
         let Some(packing) = packing_of(tensors, method, lead) else { continue };
         let (module, separator) = packing.module_of(lead);
-        hidden.insert(lead.clone());
+        hidden.insert(lead.to_owned());
         hidden.extend(packing.parts().iter().map(|part| format!("{module}{separator}{part}")));
         if packing != Packing::Blocks(None) {
-            insert(lead, tensor_of(module, "weight"), IndexEntry::Quantized { lead: lead.clone(), packing })?;
+            insert(
+                lead,
+                tensor_of(module, "weight"),
+                IndexEntry::Quantized { lead: lead.to_owned(), packing },
+            )?;
             continue;
         }
         let bias = format!("{module}{}", gpt_oss::BIAS);
         for (path, half) in gpt_oss::weights_of(module) {
             let packing = Packing::Blocks(half);
-            insert(lead, tensor_of(&path, "weight"), IndexEntry::Quantized { lead: lead.clone(), packing })?;
+            insert(
+                lead,
+                tensor_of(&path, "weight"),
+                IndexEntry::Quantized { lead: lead.to_owned(), packing },
+            )?;
             if tensors.contains_key(&bias) {
                 insert(&bias, tensor_of(&path, "bias"), IndexEntry::Stored { stored: bias.clone(), half })?;
             }
@@ -112,7 +122,7 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         hidden.insert(bias);
     }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
-        index.insert(name.clone(), IndexEntry::Stored { stored: name.clone(), half: None });
+        index.insert(name.to_owned(), IndexEntry::Same);
     }
     Ok(index)
 }

@@ -119,6 +119,9 @@ impl Container for HfCheckpoint {
     fn dense(&self, name: &str) -> Result<Option<DenseTensor>> {
         match self.index.get(name) {
             None => Ok(None),
+            Some(IndexEntry::Same) => {
+                self.tensors.get(name).map(|stored| DenseTensor::new(name, stored)).transpose()
+            }
             Some(IndexEntry::Stored { stored, half }) => {
                 let dense = |stored| match half {
                     None => DenseTensor::new(name, stored),
@@ -140,7 +143,8 @@ impl Container for HfCheckpoint {
     }
 
     fn file_of(&self, name: &str) -> Option<&Path> {
-        let stored = match self.index.get(name)? {
+        let stored: &str = match self.index.get(name)? {
+            IndexEntry::Same => name,
             IndexEntry::Stored { stored, .. } | IndexEntry::Quantized { lead: stored, .. } => stored,
         };
         self.tensors.get(stored).map(super::file::StoredTensor::path)

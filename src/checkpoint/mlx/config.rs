@@ -39,6 +39,7 @@ pub(super) fn parse(
     };
     let reader = Reader { path, warnings };
     let mut overrides = BTreeMap::new();
+    let (mut no_modules, mut no_settings) = (Unknown::default(), Unknown::default());
     for (name, value) in object {
         match value {
             _ if FORMAT_KEYS.contains(&name.as_str()) => {}
@@ -52,15 +53,12 @@ pub(super) fn parse(
             }
             // `true` asks for what the top level says.
             Value::Bool(true) if is_module(name) => {}
-            Value::Object(_) | Value::Bool(_) => warnings.add(format!(
-                "{}: `{key}.{name}` matches no module of the checkpoint and is ignored",
-                path.display()
-            )),
-            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => {
-                reader.warn_of_unknown_key(key, name);
-            }
+            Value::Object(_) | Value::Bool(_) => no_modules.add(name),
+            Value::Null | Value::Number(_) | Value::String(_) | Value::Array(_) => no_settings.add(name),
         }
     }
+    reader.warn_of(key, &no_modules, "matches no module of the checkpoint and is ignored");
+    reader.warn_of(key, &no_settings, IS_UNKNOWN);
     reader.warn_of_activations(object, key);
     let top = reader.format(object, key)?;
     Ok(Quantization { top: Some(top), overrides })
@@ -73,6 +71,22 @@ const FORMAT_KEYS: [&str; 5] = ["group_size", "bits", "mode", "global_scale", "q
 fn quantization_object(config: &Value) -> Option<(&'static str, &Map<String, Value>)> {
     let object = |key| Some((key, config.get(key)?.as_object()?));
     object("quantization").or_else(|| object("quantization_config"))
+}
+
+const IS_UNKNOWN: &str = "is a key that is unknown and ignored";
+
+/// Names that mean nothing.
+#[derive(Default)]
+struct Unknown<'a> {
+    first: Option<&'a str>,
+    count: usize,
+}
+
+impl<'a> Unknown<'a> {
+    fn add(&mut self, name: &'a str) {
+        self.first.get_or_insert(name);
+        self.count += 1;
+    }
 }
 
 struct Reader<'a> {
@@ -135,14 +149,20 @@ impl Reader<'_> {
     }
 
     fn warn_of_unknown_keys(&self, object: &Map<String, Value>, key: &str) {
-        for name in object.keys().filter(|name| !FORMAT_KEYS.contains(&name.as_str())) {
-            self.warn_of_unknown_key(key, name);
-        }
+        let mut unknown = Unknown::default();
+        object.keys().filter(|name| !FORMAT_KEYS.contains(&name.as_str())).for_each(|name| unknown.add(name));
+        self.warn_of(key, &unknown, IS_UNKNOWN);
         self.warn_of_activations(object, key);
     }
 
-    fn warn_of_unknown_key(&self, key: &str, name: &str) {
-        self.warnings.add(format!("{}: the key `{key}.{name}` is unknown and ignored", self.path.display()));
+    /// One warning for all names, however many there are.
+    fn warn_of(&self, key: &str, unknown: &Unknown, what: &str) {
+        let Some(first) = unknown.first else { return };
+        let others = match unknown.count {
+            1 => String::new(),
+            count => format!("; so it is with {} more", count - 1),
+        };
+        self.warnings.add(format!("{}: `{key}.{first}` {what}{others}", self.path.display()));
     }
 
     fn warn_of_activations(&self, object: &Map<String, Value>, key: &str) {

@@ -37,11 +37,10 @@ pub(super) fn open(
     let config_path = sidecars.path("config.json").unwrap_or_default();
     let quantization = config::parse(&config, &config_path, is_module, warnings)?;
     let container = MlxCheckpoint { tensors, quantization, warnings: warnings.clone() };
-    let kind =
-        match container.tensors.keys().filter_map(|name| module_of(name)).any(|m| container.is_packed(m)) {
-            true => CheckpointKind::Mlx,
-            false => CheckpointKind::Dense,
-        };
+    let kind = match container.tensors.keys().filter_map(module_of).any(|m| container.is_packed(m)) {
+        true => CheckpointKind::Mlx,
+        false => CheckpointKind::Dense,
+    };
     Ok(Opened { kind, config, sidecars, digests: Vec::new(), container: Box::new(container) })
 }
 
@@ -61,7 +60,7 @@ impl MlxCheckpoint {
 
 impl Container for MlxCheckpoint {
     fn names(&self) -> Box<dyn Iterator<Item = &str> + '_> {
-        Box::new(self.tensors.keys().map(String::as_str).filter(|name| !self.is_part(name)))
+        Box::new(self.tensors.keys().filter(|name| !self.is_part(name)))
     }
 
     fn contains(&self, name: &str) -> bool {

@@ -1,7 +1,7 @@
 //! The manifest of a model: a list of layers, each a blob with a meaning.
 
 use super::store::{BlobDigest, ManifestFile, Store};
-use crate::checkpoint::file::{read_json, Digest};
+use crate::checkpoint::file::{read_json, Digest, Opening};
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::path::{Path, PathBuf};
@@ -68,11 +68,11 @@ struct RemoteModel {
 
 impl Manifest {
     /// Reads a manifest and checks that its layers are there, and their sizes.
-    pub(super) fn read(file: &ManifestFile) -> Result<Self> {
+    pub(super) fn read(file: &ManifestFile, opening: &Opening) -> Result<Self> {
         let ManifestFile { store, name, path } = file;
         let model = name.to_string();
         let of_model = |error| with_place(error, &format!("model `{model}`"));
-        let raw: RawManifest = read_json(path)
+        let raw: RawManifest = read_json(path, opening)
             .map_err(of_model)?
             .ok_or_else(|| Error::file(path, format!("the manifest of model `{model}` is gone"), REMEDY))?;
         let layer = |raw| Layer::new(raw, &model, path, store);
@@ -95,11 +95,12 @@ impl Manifest {
     }
 
     /// The host that runs the model, if that is all there is of it here.
-    pub(super) fn remote_host(&self) -> Result<Option<String>> {
+    pub(super) fn remote_host(&self, opening: &Opening) -> Result<Option<String>> {
         let Some(config) = &self.config else {
             return Ok(None);
         };
-        let remote: Option<RemoteModel> = read_json(&config.file).map_err(|error| config.explain(error))?;
+        let remote: Option<RemoteModel> =
+            read_json(&config.file, opening).map_err(|error| config.explain(error))?;
         Ok(remote.and_then(|remote| remote.remote_host).filter(|host| !host.is_empty()))
     }
 

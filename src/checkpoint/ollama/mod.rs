@@ -12,7 +12,7 @@ mod tensors;
 mod usual_dims;
 
 use super::container::{Container, Opened};
-use super::file::Warnings;
+use super::file::{Opening, Warnings};
 use super::gguf;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
@@ -34,16 +34,16 @@ pub use store::Store;
 pub(super) use usual_dims::usual_in_features;
 
 /// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
-pub(super) fn open_path(path: &Path, warnings: &Warnings) -> Result<Option<Opened>> {
+pub(super) fn open_path(path: &Path, opening: &Opening) -> Result<Option<Opened>> {
     let manifest = match path.is_dir() {
         true => Store::at(path)?.map(only_model).transpose()?,
         false => Store::manifest_at(path)?,
     };
-    manifest.map(|manifest| open(&manifest, warnings)).transpose()
+    manifest.map(|manifest| open(&manifest, opening)).transpose()
 }
 
 /// Opens the model called `name`, at which there is no path, as `no_path` says.
-pub(super) fn open_name(name: &Path, no_path: io::Error, warnings: &Warnings) -> Result<Opened> {
+pub(super) fn open_name(name: &Path, no_path: io::Error, opening: &Opening) -> Result<Opened> {
     let path = name.to_owned();
     let Some(name) = name.to_str().and_then(Name::parse) else {
         return Err(Error::Io { path, error: no_path });
@@ -51,7 +51,7 @@ pub(super) fn open_name(name: &Path, no_path: io::Error, warnings: &Warnings) ->
     let roots = store::default_roots();
     for root in &roots {
         if let Some(manifest) = Store::at(root)?.map(|store| store.find(&name)).transpose()?.flatten() {
-            return open(&manifest, warnings);
+            return open(&manifest, opening);
         }
     }
     let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
@@ -81,23 +81,23 @@ fn only_model(store: Store) -> Result<ManifestFile> {
     })
 }
 
-fn open(file: &ManifestFile, warnings: &Warnings) -> Result<Opened> {
-    let manifest = Manifest::read(file)?;
+fn open(file: &ManifestFile, opening: &Opening) -> Result<Opened> {
+    let manifest = Manifest::read(file, opening)?;
     for layer in manifest.layers_of(LayerKind::Adapter) {
-        warnings.add(format!(
+        opening.warnings.add(format!(
             "{}: {} is an adapter; it is not applied",
             manifest.path.display(),
             layer.label
         ));
     }
     if manifest.layers_of(LayerKind::Tensor).next().is_some() {
-        return open_tensors(manifest, warnings);
+        return open_tensors(manifest, opening);
     }
     if let Some(layer) = manifest.layers_of(LayerKind::Gguf).next() {
-        let opened = gguf::open(&layer.file, warnings).map_err(|error| layer.explain(error))?;
+        let opened = gguf::open(&layer.file, opening).map_err(|error| layer.explain(error))?;
         return Ok(Opened { digests: manifest.digests(), ..opened });
     }
-    Err(match manifest.remote_host()? {
+    Err(match manifest.remote_host(opening)? {
         Some(host) => Error::Unsupported {
             what: format!("model `{}`, which runs on {host} and has no weights here,", manifest.model),
             remedy: "pull a model that has weights".into(),
@@ -115,7 +115,7 @@ struct OllamaModel {
     warnings: Warnings,
 }
 
-fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
+fn open_tensors(manifest: Manifest, opening: &Opening) -> Result<Opened> {
     let mut files: BTreeMap<String, PathBuf> = BTreeMap::new();
     for layer in manifest.layers_of(LayerKind::Json) {
         let name = layer.name.clone().unwrap_or_default();
@@ -126,7 +126,7 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
     let sidecars = SidecarFiles::Files(files);
     let json = |name: &str| {
         let layer = manifest.layers_of(LayerKind::Json).find(|layer| layer.name.as_deref() == Some(name));
-        let json = |layer: &Layer| match sidecars.json(name).map_err(|error| layer.explain(error))? {
+        let json = |layer: &Layer| match sidecars.json(name, opening).map_err(|error| layer.explain(error))? {
             Some(json @ Value::Object(_)) => Ok(json),
             _ => Err(layer.explain(Error::file(&layer.file, "not a JSON object", manifest::REMEDY))),
         };
@@ -136,10 +136,10 @@ fn open_tensors(manifest: Manifest, warnings: &Warnings) -> Result<Opened> {
     let model_index = json("model_index.json")?.as_ref().map(Stated::of_model_index).unwrap_or_default();
     let digests = manifest.digests();
     let container = OllamaModel {
-        tensors: tensors::open(manifest.layers, warnings)?,
+        tensors: tensors::open(manifest.layers, opening)?,
         config: config.clone(),
         model_index,
-        warnings: warnings.clone(),
+        warnings: opening.warnings.clone(),
     };
     Ok(Opened { kind: CheckpointKind::Ollama, config, sidecars, digests, container: Box::new(container) })
 }

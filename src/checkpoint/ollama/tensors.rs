@@ -2,7 +2,7 @@
 
 use super::manifest::{Layer, LayerKind};
 use super::stated::Stated;
-use crate::checkpoint::file::{self, StoredTensor, Warnings};
+use crate::checkpoint::file::{self, Opening, StoredTensor};
 use crate::checkpoint::weight::{module_of, tensor_of};
 use crate::{Error, Result};
 use safetensors::Dtype;
@@ -34,11 +34,11 @@ pub(super) struct PackedParts {
 }
 
 /// Opens the blobs of all tensors.
-pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
+pub(super) fn open(layers: Vec<Layer>, opening: &Opening) -> Result<Tensors> {
     let mut tensors = Tensors::new();
     for layer in layers.into_iter().filter(|layer| layer.kind == LayerKind::Tensor) {
         let layer = Arc::new(layer);
-        let blob = file::open_with_metadata(&layer.file);
+        let blob = file::open_with_metadata(&layer.file, opening);
         let (blob, metadata) = blob.map_err(|error| layer.explain(error))?;
         let malformed =
             |problem: &str| layer.explain(Error::file(&layer.file, problem, super::manifest::REMEDY));
@@ -48,12 +48,12 @@ pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
         let nameless = blob.len() == 1;
         for (key, stored) in blob {
             let stated = Stated::of_tensor(&key, &metadata);
-            let name = match nameless && key == NAMELESS {
+            let name = match nameless && *key == *NAMELESS {
                 true => layer
                     .name
                     .clone()
                     .ok_or_else(|| malformed("neither header nor manifest name the tensor"))?,
-                false => key,
+                false => key.into(),
             };
             let entry =
                 BlobTensor { stored, layer: Arc::clone(&layer), stated, parts: PackedParts::default() };
@@ -71,7 +71,7 @@ pub(super) fn open(layers: Vec<Layer>, warnings: &Warnings) -> Result<Tensors> {
     if let Some((name, entry)) = tensors.iter().find(|(name, entry)| {
         entry.parts.scales.is_some() && ["vision", "visual"].iter().any(|tower| name.contains(tower))
     }) {
-        warnings.add(format!(
+        opening.warnings.add(format!(
             "{}: `{name}` and others of the vision tower are quantized, as older versions of Ollama did: expect less accurate images",
             entry.stored.path().display()
         ));

@@ -236,12 +236,13 @@ impl Stored {
         warnings: &Warnings,
     ) -> Result<Self> {
         let DirectoryEntry { encoding, dims, payload, scales } = entry;
-        let tensor = |dtype, dims, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
-            (Some(start), Some(end)) => {
-                StoredTensor::new(file, name, TensorInfo { dtype, dims, range: start..end })
-            }
-            _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
-        };
+        let tensor =
+            |dtype, dims: Vec<usize>, range: Range<u64>| match (to_usize(range.start), to_usize(range.end)) {
+                (Some(start), Some(end)) => {
+                    StoredTensor::new(file, name, TensorInfo { dtype, dims: dims.into(), range: start..end })
+                }
+                _ => Err(Error::mismatch(name, "offsets within the address space", format!("{range:?}"))),
+            };
         let in_order = |tensor: StoredTensor| match &order {
             None => Ok(tensor),
             Some(order) => tensor.reordered(order),

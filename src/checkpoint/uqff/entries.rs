@@ -1,6 +1,6 @@
 //! The entries of the files of a model, by name.
 
-use crate::checkpoint::file::{self, StoredTensor, Tensors, Values};
+use crate::checkpoint::file::{self, Opening, StoredTensor, Tensors, Values};
 use crate::{Error, Result};
 use std::collections::btree_map::Entry;
 use std::collections::BTreeMap;
@@ -30,8 +30,8 @@ pub(super) struct LayerEntry {
 pub(super) type Entries = BTreeMap<String, LayerEntry>;
 
 impl Shard {
-    pub(super) fn open(path: PathBuf) -> Result<Self> {
-        let (tensors, values) = file::open_with_values(&path, MAX_VALUE_BYTES)?;
+    pub(super) fn open(path: PathBuf, opening: &Opening) -> Result<Self> {
+        let (tensors, values) = file::open_with_values(&path, MAX_VALUE_BYTES, opening)?;
         Ok(Self { path, tensors, values })
     }
 }
@@ -45,7 +45,7 @@ pub(super) fn merge(shards: Vec<Shard>) -> Result<Entries> {
                 continue;
             }
             let value = values.remove(&name).unwrap_or_default();
-            match entries.entry(name) {
+            match entries.entry(name.into()) {
                 Entry::Vacant(vacant) => vacant.insert(LayerEntry { tensor, value }),
                 Entry::Occupied(taken) => {
                     return Err(twice(taken.key(), taken.get().tensor.path(), &path));

@@ -12,7 +12,7 @@
 //! A directory with `model*.safetensors` beside `.uqff` files could mean either; it is refused.
 
 use super::report;
-use crate::checkpoint::file::Warnings;
+use crate::checkpoint::file::Opening;
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -34,10 +34,10 @@ impl Files {
 }
 
 /// The UQFF model that `path` names; `None` if it names something else or nothing.
-pub(in crate::checkpoint) fn find(path: &Path, warnings: &Warnings) -> Result<Option<Files>> {
+pub(in crate::checkpoint) fn find(path: &Path, opening: &Opening) -> Result<Option<Files>> {
     let name = path.file_name().and_then(|name| name.to_str());
     match (fs::metadata(path), name) {
-        (Ok(metadata), _) if metadata.is_dir() => in_directory(path, warnings),
+        (Ok(metadata), _) if metadata.is_dir() => in_directory(path, opening),
         (Ok(_), Some(name)) => match Name::parse(name) {
             Some(Name { stem, index: Some(_) }) => shards_of(parent(path), stem).map(Some),
             Some(_) => Ok(Some(Files::single(path))),
@@ -89,7 +89,7 @@ fn names_in(dir: &Path) -> Result<Vec<String>> {
     Ok(names)
 }
 
-fn in_directory(dir: &Path, warnings: &Warnings) -> Result<Option<Files>> {
+fn in_directory(dir: &Path, opening: &Opening) -> Result<Option<Files>> {
     let names = names_in(dir)?;
     let uqff: Vec<&str> =
         names.iter().map(String::as_str).filter(|name| Name::parse(name).is_some()).collect();
@@ -108,13 +108,13 @@ fn in_directory(dir: &Path, warnings: &Warnings) -> Result<Option<Files>> {
         let remedy = "name the .uqff file to open the first, or move the .uqff files away to open the other";
         return Err(Error::file(dir, problem, remedy));
     }
-    let Some(shards) = report::shards(&report)? else {
+    let Some(shards) = report::shards(&report, opening)? else {
         return only_set(dir, &uqff).map(Some);
     };
     let extra: Vec<&str> =
         uqff.into_iter().filter(|name| !shards.iter().any(|shard| shard == name)).collect();
     if !extra.is_empty() {
-        warnings.add(format!(
+        opening.warnings.add(format!(
             "{}: {} files that it does not list are ignored: {}",
             report.display(),
             extra.len(),

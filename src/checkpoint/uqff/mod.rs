@@ -49,7 +49,7 @@ mod report;
 mod version;
 
 use super::container::{check_in_features, Container, Opened};
-use super::file::{self, StoredTensor, Warnings};
+use super::file::{self, Opening, StoredTensor, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::weight::{tensor_of, DenseTensor, Weight};
@@ -77,14 +77,15 @@ enum Tensor {
 }
 
 /// Opens the files of one model and checks every layer.
-pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
-    let shards = files.shards.into_iter().map(Shard::open).collect::<Result<Vec<_>>>()?;
+pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
+    let shards =
+        files.shards.into_iter().map(|path| Shard::open(path, opening)).collect::<Result<Vec<_>>>()?;
     version::check(&shards)?;
-    let mut tensors = layers(&merge(shards)?, warnings)?;
+    let mut tensors = layers(&merge(shards)?, &opening.warnings)?;
     let residual = files.dir.join(RESIDUAL);
     if residual.is_file() {
-        for (name, tensor) in file::open(&residual)? {
-            match tensors.entry(name) {
+        for (name, tensor) in file::open(&residual, opening)? {
+            match tensors.entry(name.into()) {
                 Entry::Vacant(vacant) => vacant.insert(Tensor::Residual(tensor)),
                 Entry::Occupied(taken) => {
                     return Err(twice(taken.key(), taken.get().path(), &residual));
@@ -93,7 +94,7 @@ pub(super) fn open(files: Files, warnings: &Warnings) -> Result<Opened> {
         }
     }
     let sidecars = SidecarFiles::Directory(files.dir);
-    let config = sidecars.config()?;
+    let config = sidecars.config(opening)?;
     let container = Box::new(UqffCheckpoint { tensors });
     Ok(Opened { kind: CheckpointKind::Uqff, config, sidecars, digests: Vec::new(), container })
 }

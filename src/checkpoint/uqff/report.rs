@@ -1,6 +1,6 @@
 //! `uqff_report.json`: which shards make the model of a directory.
 
-use crate::checkpoint::file::{is_plain_file_name, read_json};
+use crate::checkpoint::file::{is_plain_file_name, read_json, Opening};
 use crate::{Error, Result};
 use serde::Deserialize;
 use std::collections::BTreeSet;
@@ -24,10 +24,10 @@ struct Output {
 }
 
 /// The names of the shards that the report at `path` lists; `None` if there is no report.
-pub(super) fn shards(path: &Path) -> Result<Option<Vec<String>>> {
+pub(super) fn shards(path: &Path, opening: &Opening) -> Result<Option<Vec<String>>> {
     let wrong = |problem: String| Error::file(path, problem, REMEDY);
     #[allow(clippy::wildcard_enum_match_arm, reason = "all other errors stay as they are")]
-    let report = read_json::<Report>(path).map_err(|error| match error {
+    let report = read_json::<Report>(path, opening).map_err(|error| match error {
         Error::File { problem, .. } => wrong(problem),
         other => other,
     })?;

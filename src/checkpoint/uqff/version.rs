@@ -15,7 +15,7 @@ const REGENERATE: &str = "write it again with mistral.rs 0.8.4 or later (`mistra
 
 /// Whether these are the tensors of a UQFF file, by its version.
 pub(in crate::checkpoint) fn is_versioned(tensors: &Tensors) -> bool {
-    VERSION.iter().all(|part| tensors.contains_key(*part))
+    VERSION.iter().all(|part| tensors.contains_key(part))
 }
 
 /// Checks that the shards are of one version, which is understood.
@@ -48,7 +48,7 @@ pub(super) fn check(shards: &[Shard]) -> Result<()> {
 
 /// The version in one shard, if there is one.
 fn of(shard: &Shard) -> Result<Option<[u32; 3]>> {
-    if !VERSION.iter().any(|part| shard.tensors.contains_key(*part)) {
+    if !VERSION.iter().any(|part| shard.tensors.contains_key(part)) {
         return Ok(None);
     }
     let mut version = [0; 3];
@@ -86,7 +86,7 @@ fn understood(path: &Path, version: [u32; 3]) -> Result<()> {
 /// No shard has a version: either these are no UQFF files, or they are older than the version's entries.
 fn missing(first: &Shard, shards: &[Shard]) -> Error {
     let mut names = shards.iter().flat_map(|shard| shard.tensors.keys()).peekable();
-    let is_number = |name: &String| name.bytes().all(|byte| byte.is_ascii_digit());
+    let is_number = |name: &str| name.bytes().all(|byte| byte.is_ascii_digit());
     if names.peek().is_some() && names.all(is_number) {
         let problem = "UQFF of a version before 1.0, whose layers have numbers and no names";
         return Error::file(&first.path, problem, format!("regenerate it: {REGENERATE}"));

@@ -26,9 +26,11 @@
 //! # }
 //! ```
 
+mod caught;
 mod sampler;
 mod text;
 mod tokenizer;
+mod tokenizer_json;
 
 pub use sampler::{Sampler, Sampling};
 pub use text::{load_tokenizer, stop_tokens, TextStream};
@@ -87,6 +89,11 @@ pub trait CausalLm {
 
     /// Where ids have to be.
     fn device(&self) -> &Device;
+
+    /// The most tokens of a text, if there is a limit: a longer prompt is refused before anything is computed.
+    fn context(&self) -> Option<usize> {
+        None
+    }
 }
 
 impl CausalLm for Model {
@@ -100,6 +107,10 @@ impl CausalLm for Model {
 
     fn device(&self) -> &Device {
         Model::device(self)
+    }
+
+    fn context(&self) -> Option<usize> {
+        Some(Model::context(self))
     }
 }
 
@@ -188,7 +199,8 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 /// `on_text` receives the text as it grows, in whole characters, and may break off.
 ///
 /// # Errors
-/// If the prompt is empty or can't be tokenized, a parameter is senseless, or the model fails.
+/// If the prompt is empty or can't be tokenized, a parameter is senseless, or the model fails; it does where the text
+/// becomes longer than its context ([`Error::OutOfContext`]). What was handed to `on_text` by then is the text so far.
 pub fn generate<M: CausalLm + ?Sized>(
     model: &mut M,
     tokenizer: &Tokenizer,
@@ -200,8 +212,9 @@ pub fn generate<M: CausalLm + ?Sized>(
         return Err(Error::mismatch("prefill chunk", "at least one token", "0"));
     }
     let mut sampler = Sampler::new(params.sampling, params.seed)?;
-    let encoding = tokenizer.encode(prompt, true).map_err(text::error)?;
+    let encoding = caught::used(|| tokenizer.encode(prompt, true))?;
     let prompt = encoding.get_ids();
+    check_context(model, prompt.len())?;
     let mut stream = TextStream::new(tokenizer, prompt)?;
 
     let start = Instant::now();
@@ -252,8 +265,17 @@ pub fn generate<M: CausalLm + ?Sized>(
     })
 }
 
+/// Refuses a text of more tokens than the model is made for.
+fn check_context<M: CausalLm + ?Sized>(model: &M, needed: usize) -> Result<()> {
+    match model.context() {
+        Some(context) if needed > context => Err(Error::OutOfContext { needed, context }),
+        _ => Ok(()),
+    }
+}
+
 /// Feeds `ids` to the model and returns the logits `[vocabulary]` of the last one.
 fn step<M: CausalLm + ?Sized>(model: &mut M, ids: &[u32], offset: &mut usize) -> Result<Tensor> {
+    check_context(model, offset.saturating_add(ids.len()))?;
     let input = Tensor::new(ids, model.device())?.unsqueeze(0)?;
     let logits = model.forward_last(&input, *offset)?.squeeze(0)?;
     *offset += ids.len();

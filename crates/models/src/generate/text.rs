@@ -1,8 +1,13 @@
 //! Tokens to text as they come, and what a checkpoint says about its tokens.
 
+use super::caught::{caught, used};
 use super::tokenizer::stored_tokenizer;
+use super::tokenizer_json;
 use candle_quant::{Checkpoint, Error, Result};
 use serde_json::Value;
+use std::fs::{self, File};
+use std::io::Read;
+use std::path::Path;
 use tokenizers::tokenizer::DecodeStream;
 use tokenizers::{
     DecoderWrapper, ModelWrapper, NormalizerWrapper, PostProcessorWrapper, PreTokenizerWrapper, Tokenizer,
@@ -10,8 +15,10 @@ use tokenizers::{
 
 /// The tokenizer of a checkpoint: the `tokenizer.json` beside it or, without one, that in the file itself.
 ///
+/// What the file asks for in padding and truncation is left out.
+///
 /// # Errors
-/// If there is neither, or it can't be read.
+/// If there is neither, if it can't be read or used, or would take more than 1 GiB of memory.
 pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
     let Some(path) = checkpoint.tokenizer_file() else {
         if let Some(tokenizer) = stored_tokenizer(checkpoint)? {
@@ -23,14 +30,42 @@ pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
             remedy: "copy the one of the original model beside the weights".to_string(),
         });
     };
-    // The tokenizers crate panics at some errors of syntax: they are found here.
-    checkpoint.read_json("tokenizer.json")?;
-    Tokenizer::from_file(&path).map_err(|error| Error::File {
-        path,
-        problem: format!("not a tokenizer: {error}"),
-        remedy: "fetch the file again".to_string(),
+    read_tokenizer(&path)
+}
+
+/// The tokenizer in a file, of which padding and truncation are left out: a prompt is as long as it is.
+fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
+    let io = |error| Error::Io { path: path.to_owned(), error };
+    let wrong = |problem: String| Error::file(path, problem, "fetch the file again");
+    let bytes = fs::metadata(path).map_err(io)?.len();
+    if bytes > tokenizer_json::MAX_BYTES {
+        return Err(wrong(format!("{bytes} bytes are too many for a tokenizer")));
+    }
+    let mut text = Vec::with_capacity(bytes as usize);
+    File::open(path).map_err(io)?.take(bytes).read_to_end(&mut text).map_err(io)?;
+    let text = String::from_utf8(text).map_err(|error| wrong(format!("malformed JSON: {error}")))?;
+    let checked = tokenizer_json::checked(&text).map_err(wrong)?;
+    drop(text);
+    let built = caught(|| Tokenizer::from_bytes(checked));
+    let built = built.map_err(|panic| wrong(format!("not a tokenizer: {panic}")))?;
+    let tokenizer = built.map_err(|error| wrong(format!("not a tokenizer: {error}")))?;
+    try_out(&tokenizer).map_err(|panic| wrong(format!("a tokenizer that gives up: {panic}")))?;
+    Ok(tokenizer)
+}
+
+/// Uses a tokenizer once: some panic at the first text only. That a text has no tokens is nothing wrong.
+pub(super) fn try_out(tokenizer: &Tokenizer) -> Result<(), String> {
+    const TEXT: &str =
+        "Once upon a time, 3.14 \u{e4}\u{df}\u{ff21}\u{4e2d}\u{6587} \u{1f600}e\u{301}\r\n\tThe\u{a0}end.";
+    caught(|| {
+        let Ok(encoding) = tokenizer.encode(TEXT, true) else { return };
+        // Neither is it that they are no text.
+        let _ = tokenizer.decode(encoding.get_ids(), true);
     })
 }
+
+/// No text has more ends than this.
+const MAX_STOP_TOKENS: usize = 1024;
 
 /// The tokens that end a text: every `eos_token_id` of `config.json` and `generation_config.json`.
 ///
@@ -45,6 +80,10 @@ pub fn stop_tokens(checkpoint: &Checkpoint) -> Result<Vec<u32>> {
             Some(Value::Array(ids)) => ids.as_slice(),
             Some(id) => std::slice::from_ref(id),
         };
+        if ids.len() > MAX_STOP_TOKENS {
+            let expected = format!("{MAX_STOP_TOKENS} ids at most");
+            return Err(Error::mismatch(format!("{file}: `eos_token_id`"), expected, ids.len().to_string()));
+        }
         for id in ids {
             let token = id.as_u64().and_then(|id| u32::try_from(id).ok()).ok_or_else(|| {
                 Error::mismatch(format!("{file}: `eos_token_id`"), "token ids", id.to_string())
@@ -103,7 +142,7 @@ impl<'t> TextStream<'t> {
     /// If the tokenizer can't decode the token.
     pub fn push(&mut self, token: u32) -> Result<Option<&str>> {
         self.tokens.push(token);
-        let Some(piece) = self.decode.step(token).map_err(error)? else { return Ok(None) };
+        let Some(piece) = used(|| self.decode.step(token))? else { return Ok(None) };
         let start = self.text.len();
         self.text.push_str(&piece);
         Ok(self.text.get(start..))
@@ -115,13 +154,8 @@ impl<'t> TextStream<'t> {
     /// # Errors
     /// If the tokenizer can't decode the tokens.
     pub fn finish(mut self) -> Result<(String, String)> {
-        let whole = self.tokenizer.decode(&self.tokens, true).map_err(error)?;
+        let whole = used(|| self.tokenizer.decode(&self.tokens, true))?;
         let rest = whole.strip_prefix(&self.text).unwrap_or_default().to_string();
         Ok((self.text.split_off(self.prompt_len), rest))
     }
-}
-
-/// An error of the tokenizer.
-pub(super) fn error(error: tokenizers::Error) -> Error {
-    Error::mismatch("text", "what the tokenizer can work on", error.to_string())
 }

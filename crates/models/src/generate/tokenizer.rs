@@ -1,5 +1,7 @@
 //! The tokenizer inside a GGUF file, which candle builds from metadata that the reader has checked.
 
+use super::caught::caught;
+use super::text::try_out;
 use candle_core::quantized::gguf_file;
 use candle_core::quantized::tokenizer::TokenizerFromGguf;
 use candle_quant::{Checkpoint, Result};
@@ -21,11 +23,13 @@ pub fn stored_tokenizer(checkpoint: &Checkpoint) -> Result<Option<Tokenizer>> {
         tensor_infos: HashMap::new(),
         tensor_data_offset: 0,
     };
-    let mut tokenizer = Tokenizer::from_gguf(&content)
-        .map_err(|error| stored.error(format!("the tokenizer in it is damaged: {error}")))?;
+    let damaged = |problem: String| stored.error(format!("the tokenizer in it is damaged: {problem}"));
+    let built = caught(|| Tokenizer::from_gguf(&content)).map_err(damaged)?;
+    let mut tokenizer = built.map_err(|error| damaged(error.to_string()))?;
     if stored.without_prefix_space {
         // candle's has a space put before the text.
         tokenizer.with_pre_tokenizer(Some(ByteLevel::default().add_prefix_space(false)));
     }
+    try_out(&tokenizer).map_err(damaged)?;
     Ok(Some(tokenizer))
 }

@@ -8,7 +8,12 @@ use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 
 fn load(checkpoint: &Checkpoint, cache: CacheOptions) -> Model {
     let vb = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu);
-    Model::with_options(&Config::from_checkpoint(checkpoint).unwrap(), vb, ModelOptions { cache }).unwrap()
+    Model::with_options(
+        &Config::from_checkpoint(checkpoint).unwrap(),
+        vb,
+        ModelOptions { cache, ..Default::default() },
+    )
+    .unwrap()
 }
 
 fn with(keys: KvFormat, values: KvFormat) -> CacheOptions {
@@ -99,4 +104,48 @@ fn a_text_beyond_the_most_tokens_is_an_error_that_changes_nothing() {
     assert_eq!(distance(&model.forward(&tokens, 0).unwrap(), &first).max, 0.);
     let error = Error::OutOfCache { needed: 2, max_tokens: 1 }.to_string();
     assert!(error.contains("`max_tokens`"), "{error}");
+}
+
+#[test]
+fn a_text_is_no_longer_than_its_context() {
+    use candle_quant_models::generate::{self, Params, Sampling};
+    use std::ops::ControlFlow;
+    let checkpoint = Checkpoint::open(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny")).unwrap();
+    let config = Config::from_checkpoint(&checkpoint).unwrap();
+    let with_context = |context| {
+        let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+        Model::with_options(&config, vb, ModelOptions { context, ..Default::default() }).unwrap()
+    };
+    assert_eq!((with_context(None).context(), config.context()), (512, 512));
+    let mut model = with_context(Some(10));
+    let ids = |len: usize| Tensor::ones((1, len), DType::U32, &Device::Cpu).unwrap();
+    let told = |error: candle_core::Error| {
+        let text = error.to_string();
+        assert!(text.contains("11 tokens, but the model is made for texts of at most 10"), "{text}");
+    };
+    told(model.forward(&ids(11), 0).unwrap_err());
+    assert_eq!(model.cached_tokens(), 0);
+    model.forward(&ids(10), 0).unwrap();
+    told(model.forward_last(&ids(1), 10).unwrap_err());
+    // What there is of the text stays.
+    assert_eq!(model.cached_tokens(), 10);
+
+    let tokenizer = generate::load_tokenizer(&checkpoint).unwrap();
+    let params = Params { sample_len: 20, sampling: Sampling::GREEDY, ..Params::default() };
+    let mut text = String::new();
+    let mut run = |model: &mut Model, prompt: &str| {
+        text.clear();
+        let result = generate::generate(model, &tokenizer, prompt, &params, |piece| {
+            text.push_str(piece);
+            ControlFlow::Continue(())
+        });
+        (result.map(|generated| generated.tokens.len()), text.clone())
+    };
+    let (error, nothing) = run(&mut model, "one two three four five six seven eight nine ten eleven");
+    assert!(matches!(error, Err(Error::OutOfContext { needed: 11.., context: 10 })), "{error:?}");
+    assert_eq!(nothing, "");
+    let (error, some) = run(&mut model, "Once upon");
+    assert!(matches!(error, Err(Error::OutOfContext { needed: 11, context: 10 })), "{error:?}");
+    assert_ne!(some, "");
+    assert_eq!(run(&mut with_context(Some(60)), "Once upon").0.unwrap(), 20);
 }

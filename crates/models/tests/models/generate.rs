@@ -298,3 +298,33 @@ fn a_damaged_tokenizer_is_an_error() {
         assert!(error.contains("tokenizer.json: malformed JSON"), "{length}: {error}");
     }
 }
+
+/// A prompt is as long as it is, whatever the file asks for.
+#[test]
+fn padding_and_truncation_are_left_out() {
+    let folder = tempfile::tempdir().unwrap();
+    let assets = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
+    std::fs::copy(format!("{assets}/model.safetensors"), folder.path().join("model.safetensors")).unwrap();
+    let text = std::fs::read_to_string(format!("{assets}/tokenizer.json")).unwrap();
+    let mut tokenizer: serde_json::Value = serde_json::from_str(&text).unwrap();
+    tokenizer["padding"] = serde_json::json!({"strategy": {"Fixed": 64}, "direction": "Right", "pad_to_multiple_of": 8,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "x"});
+    tokenizer["truncation"] =
+        serde_json::json!({"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0});
+    std::fs::write(folder.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    let load = |path: &std::path::Path| load_tokenizer(&Checkpoint::open(path).unwrap()).unwrap();
+    let prompt = "Once upon a time there was a little girl.";
+    assert_eq!(ids(&load(folder.path()), prompt), ids(&load(assets.as_ref()), prompt));
+}
+
+/// A library may give up at a text; whoever runs the model gets an error, and what else panics is still told of.
+#[test]
+fn a_tokenizer_that_panics_is_an_error() {
+    let mut tokenizer = byte_tokenizer();
+    // It looks at characters that a token does not have.
+    tokenizer.with_decoder(Some(tokenizers::decoders::strip::Strip::new('a', 0, 5)));
+    let error = TextStream::new(&tokenizer, &ids(&tokenizer, "aa")).err().unwrap().to_string();
+    assert!(error.contains("the tokenizer gives up"), "{error}");
+    let panic = std::panic::catch_unwind(|| panic!("here")).unwrap_err();
+    assert_eq!(panic.downcast_ref::<&str>(), Some(&"here"));
+}

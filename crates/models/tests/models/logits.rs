@@ -6,7 +6,7 @@ use crate::{device, HALF_BOUNDS, HALF_FIXTURES};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use candle_quant::{QuantFormat, VarBuilder};
-use candle_quant_models::{Config, Model};
+use candle_quant_models::{Config, Model, ModelOptions};
 use serde_json::json;
 
 fn load(name: &str, dtype: DType, device: &Device) -> Model {
@@ -118,7 +118,11 @@ fn the_cache_grows_beyond_its_first_allocation() {
     let Some(device) = device() else { return };
     let (tokens, _) = reference("qwen3-affine-b4-g64", &device);
     let long = tokens.repeat((1, 15)).unwrap(); // 600 tokens: it grows twice
-    let mut model = load("qwen3-affine-b4-g64", DType::F32, &device);
+    let checkpoint = open("qwen3-affine-b4-g64");
+    let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &device);
+    // It is made for 512.
+    let options = ModelOptions { context: Some(600), ..Default::default() };
+    let mut model = Model::with_options(&Config::from_checkpoint(&checkpoint).unwrap(), vb, options).unwrap();
     let whole = model.forward(&long, 0).unwrap();
     let distance = distance(&in_pieces(&mut model, &long, 250), &whole);
     assert!(distance.max < 2e-5, "{distance:?}");

@@ -2,8 +2,8 @@
 //!
 //! Opening a checkpoint proves that its files fit together; of the weights nothing is read then.
 //! [`verify`] reads every tensor once, and finds what a model would find late or never: numbers that are not
-//! finite, shapes that are not those of the config's model, tensors that are missing, files that changed
-//! since their digests were taken.
+//! finite, shapes that are not those of the config's model, tensors that are missing, files beside the weights that
+//! can't be used, such as a tokenizer, files that changed since their digests were taken.
 //!
 //! ```
 //! use candle_quant::Checkpoint;
@@ -19,6 +19,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+mod companions;
 mod digests;
 mod report;
 mod shapes;
@@ -75,6 +76,7 @@ pub fn verify(checkpoint: &Checkpoint) -> VerifyReport {
     if let Some(inventory) = &inventory {
         findings.extend(inventory.absent(checkpoint));
     }
+    findings.extend(companions::check(checkpoint));
     let digests = checkpoint.digests();
     let wrong = digests.par_iter().filter_map(|digest| verify_digest(digest).err()).collect::<Vec<_>>();
     findings.extend(wrong.iter().map(|error| Finding::from_error(None, error)));

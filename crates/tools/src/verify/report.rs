@@ -1,7 +1,7 @@
 //! What was found, in words and in numbers.
 
 use candle_quant::checkpoint::natural_order;
-use candle_quant::Error;
+use candle_quant::{Error, Untrusted};
 use serde::Serialize;
 use std::fmt;
 
@@ -76,8 +76,10 @@ impl fmt::Display for Finding {
             Severity::Warning => "warning",
         };
         match &self.tensor {
-            Some(tensor) => write!(f, "{severity}: `{tensor}`: {}", self.message),
-            None => write!(f, "{severity}: {}", self.message),
+            Some(tensor) => {
+                write!(f, "{severity}: `{}`: {}", Untrusted::new(tensor), Untrusted::new(&self.message))
+            }
+            None => write!(f, "{severity}: {}", Untrusted::new(&self.message)),
         }
     }
 }

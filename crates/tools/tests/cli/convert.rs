@@ -135,7 +135,7 @@ fn names_do_not_steer_the_terminal() {
     let source = Source::new().random(name, &[32, 64]).finish();
     let target = Target::new();
     let convert = |more: &str| run(source.folder.path(), &["--bits", "4", "-o", &target.arg(), more]);
-    let shown = "a\\n\\u{1b}[31m\u{e9} \\\"/../\\0.weight";
+    let shown = "a\\n\\u001b[31m\u{e9} \"/../\\u0000.weight";
     for (code, stdout, stderr) in [convert("--dry-run"), convert("--strict")] {
         assert_eq!((code, stderr.as_str()), (0, ""));
         assert!(stdout.contains(shown) && !stdout.contains('\u{1b}'), "{stdout}");

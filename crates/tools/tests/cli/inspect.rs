@@ -323,3 +323,73 @@ fn many_unreadable_tensors_are_summed_up() {
     let all: Vec<String> = notes(&["inspect", model, "--tensors"]);
     assert_eq!(all.len(), 1 + 15, "{all:#?}");
 }
+
+#[test]
+fn inspect_without_weights_says_so() {
+    let folder = TempDir::new().unwrap();
+    let norm = candle_core::Tensor::new(&[1f32, 2.], &candle_core::Device::Cpu).unwrap();
+    let bytes = safetensors::serialize([("norm.weight", norm)], None).unwrap();
+    fs::write(folder.path().join("model.safetensors"), bytes).unwrap();
+    let path = folder.path().to_str().unwrap();
+    let text = succeed(&["inspect", path]);
+    assert!(text.contains("weights: none, of two or more dimensions") && !text.contains("NaN"), "{text}");
+    assert!(text.contains("0.000 MB of 1 other tensors"), "{text}");
+    let json: Value = serde_json::from_str(&succeed(&["inspect", path, "--json"])).unwrap();
+    assert_eq!((&json["bits_per_weight"], &json["formats"]), (&Value::Null, &serde_json::json!({})));
+}
+
+/// `assets/tiny` is made for 512 tokens.
+#[test]
+fn texts_are_no_longer_than_the_model_is_made_for() {
+    let tiny = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out.safetensors");
+    let tokens = |count: usize| vec!["7"; count].join(",");
+    let logits = |count, more: &[&str]| {
+        let tokens = tokens(count);
+        let args = ["logits", tiny, "--tokens", &tokens, "--out", out.to_str().unwrap()];
+        run(&[&args[..], more].concat())
+    };
+    let refused = |output: Output, needed: usize, context: usize| {
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1), "{line}");
+        let expected = format!("{needed} tokens, but the model is made for texts of at most {context}");
+        assert!(line.contains(&expected) && line.contains("--context"), "{line}");
+    };
+    refused(logits(513, &[]), 513, 512);
+    refused(logits(9, &["--context", "8"]), 9, 8);
+    assert!(!out.exists());
+    assert!(logits(512, &[]).status.success());
+    assert!(logits(513, &["--context", "513"]).status.success());
+
+    let generate = |more: &[&str]| {
+        let args = ["generate", tiny, "--cpu", "--temperature", "0", "--prompt", "Once upon a time"];
+        run(&[&args[..], more].concat())
+    };
+    // The text so far has been written, with the end of its line.
+    let output = generate(&["--context", "20", "-n", "60"]);
+    assert!(stdout(&output).starts_with("Once upon a time") && stdout(&output).ends_with('\n'), "{output:?}");
+    refused(output, 21, 20);
+    assert!(generate(&["--context", "600", "-n", "9"]).status.success());
+    let long = "word ".repeat(600);
+    let output = run(&["generate", tiny, "--cpu", "--prompt", &long]);
+    assert!(String::from_utf8_lossy(&output.stderr).contains("made for texts of at most 512"), "{output:?}");
+}
+
+/// What is computed in chunks is what is computed at once.
+#[test]
+fn logits_of_many_tokens_are_those_of_one_text() {
+    use candle_core::{DType, Device, Tensor};
+    let tiny = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
+    let folder = TempDir::new().unwrap();
+    let out = folder.path().join("out.safetensors");
+    let tokens: Vec<u32> = (0..300).map(|index| index * 7 % 600).collect();
+    let listed = tokens.iter().map(u32::to_string).collect::<Vec<_>>().join(",");
+    succeed(&["logits", tiny, "--tokens", &listed, "--out", out.to_str().unwrap()]);
+    let found = candle_core::safetensors::load(&out, &Device::Cpu).unwrap()["logits"].clone();
+    let checkpoint = candle_quant::Checkpoint::open(tiny).unwrap();
+    let mut model = candle_quant_models::Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+    let ids = Tensor::new(tokens.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+    let expected = model.forward(&ids, 0).unwrap().squeeze(0).unwrap();
+    assert!(distance(&found, &expected).max <= 1e-4);
+}

@@ -20,6 +20,7 @@ mod inspect;
 mod kinds;
 mod parallel;
 mod patch_candle;
+mod untrusted;
 mod verify;
 
 use std::process::{Command, Output};

@@ -237,3 +237,43 @@ fn exit_codes_of_usage_are_documented() {
         assert!(code == 0 && stdout.contains("Exit codes: "), "{args:?}: {stdout}");
     }
 }
+
+/// The tokenizers crate panics at it, at loading or at the first text.
+#[test]
+fn a_tokenizer_that_panics_is_wrong() {
+    let copy = tempfile::TempDir::new().unwrap();
+    let assets = std::path::Path::new(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny"));
+    for file in ["config.json", "model.safetensors"] {
+        fs::copy(assets.join(file), copy.path().join(file)).unwrap();
+    }
+    let whole: Value = serde_json::from_slice(&fs::read(assets.join("tokenizer.json")).unwrap()).unwrap();
+    let path = copy.path().to_str().unwrap();
+    let charsmap = |text: &str| json!({"type": "Precompiled", "precompiled_charsmap": text});
+    for (section, value) in [
+        (
+            "post_processor",
+            json!({"type": "TemplateProcessing", "single": [{"SpecialToken": {"id": "[X]", "type_id": 0}}],
+                "pair": [], "special_tokens": {}}),
+        ),
+        ("normalizer", charsmap("")),
+        ("normalizer", charsmap("/////w==")),
+        ("normalizer", charsmap("BAAAAP////8A")),
+        ("decoder", json!({"type": "Strip", "content": ".", "start": 0, "stop": 99})),
+    ] {
+        let mut tokenizer = whole.clone();
+        tokenizer[section] = value;
+        fs::write(copy.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+        let (code, stdout, stderr) = run(&["verify", path]);
+        let errors =
+            stdout.lines().filter(|line| line.starts_with("error: ") && line.contains("tokenizer.json"));
+        assert_eq!((code, stderr.as_str(), errors.count()), (2, "", 1), "{stdout}");
+        let (code, _, stderr) = run(&["generate", path, "--cpu"]);
+        assert!(code == 1 && stderr.lines().count() == 1 && stderr.contains("tokenizer.json"), "{stderr}");
+    }
+    let mut tokenizer = whole;
+    tokenizer["padding"] = json!({"strategy": "BatchLongest", "direction": "Left", "pad_to_multiple_of": 1u64 << 50,
+        "pad_id": 0, "pad_type_id": 0, "pad_token": "x"});
+    fs::write(copy.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
+    assert_eq!(run(&["verify", path]).0, 0);
+    assert_eq!(run(&["generate", path, "--cpu", "-n", "3"]).0, 0);
+}

@@ -5,6 +5,7 @@ mod parse;
 mod print;
 mod progress;
 
+use super::terminal;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device};
 use candle_quant::{Checkpoint, Error};
@@ -220,7 +221,7 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         progress.finish();
         reports.push((*format, report.map_err(bad_input)?));
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     let printed = match options.json {
         true => writeln!(stdout, "{:#}", print::comparison_json(&reports)),
         false => print::comparison(&mut stdout, &reports),
@@ -253,11 +254,7 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions>
 fn device(options: &Options) -> Device {
     Device::cuda_if_available(0).unwrap_or_else(|error| {
         if !options.quiet {
-            let error = error.to_string();
-            eprintln!(
-                "packing on the CPU, for there is no GPU: {}",
-                error.lines().next().unwrap_or_default()
-            );
+            terminal::say(&format!("packing on the CPU, for there is no GPU: {}", Error::from(error)));
         }
         Device::Cpu
     })
@@ -375,7 +372,7 @@ fn tell(
     if let Some(path) = &options.report {
         fs::write(path, format!("{:#}\n", json!(report))).with_context(|| cannot_write(path))?;
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match (options.json, is_made && !options.quiet) {
         (true, _) => writeln!(stdout, "{:#}", json!(report))?,
         (false, true) => print::report(&mut stdout, plan, report, out)?,
@@ -401,7 +398,7 @@ fn cannot_write(path: &Path) -> String {
 
 fn print_plan(options: &Options, plan: &ConvertPlan) -> io::Result<()> {
     let available = options.out.as_deref().and_then(convert::available_space);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", print::plan_json(plan, available))?,
         false => print::plan(&mut stdout, plan, available)?,

@@ -1,6 +1,6 @@
 //! The `diff` subcommand.
 
-use super::WRONG;
+use super::{terminal, WRONG};
 use anyhow::{bail, Context, Result};
 use candle_quant::Checkpoint;
 use candle_quant_tools::diff::{self, Comparison, Diff, Outcome};
@@ -50,7 +50,7 @@ pub fn run(options: &Options) -> Result<ExitCode> {
     if diff.tensors.is_empty() {
         bail!("{} and {} have no tensor in common", options.a.display(), options.b.display());
     }
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => {
             let mut json = json!(diff);

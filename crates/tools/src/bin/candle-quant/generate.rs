@@ -1,5 +1,6 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
+use super::terminal;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret};
@@ -56,6 +57,9 @@ pub struct Options {
     /// activations]. On the CPU.
     #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
     kv_cache: Option<(KvFormat, KvFormat)>,
+    /// The most tokens of prompt and text, be it more or less than the model is made for [default: what its config states].
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
     /// The most tokens of prompt and text that the KV cache may hold [default: as many as memory allows].
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
@@ -122,7 +126,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             ..Params::default()
         },
         experts: options.experts,
-        model: ModelOptions { cache: cache_options(options) },
+        model: ModelOptions { cache: cache_options(options), context: options.context },
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
     };
@@ -194,7 +198,7 @@ impl Work {
     /// Generates the text; the first rank writes it.
     fn run(&self, mut model: Model, rank: Option<&Rank>) -> candle_quant::Result<Outcome> {
         let writes = rank.is_none_or(|rank| rank.index() == 0);
-        let write = |text: &str| if writes { write_now(text) } else { Ok(()) };
+        let write = |text: &str| if writes { terminal::generated(text) } else { Ok(()) };
         let mut written = write(&self.prompt);
         let mut failure = None;
         let (tokenizer, params) = (&self.tokenizer, &self.params);
@@ -211,7 +215,12 @@ impl Work {
                     ControlFlow::Break(())
                 }
             }
-        })?;
+        });
+        if generated.is_err() && written.is_ok() {
+            // The text so far has been written.
+            let _ = write("\n");
+        }
+        let generated = generated?;
         if let Some(error) = failure {
             return Err(error);
         }
@@ -226,18 +235,12 @@ fn as_the_first(rank: &Rank, go_on: bool) -> candle_quant::Result<bool> {
     Ok(answer.to_scalar::<u8>()? != 0)
 }
 
-fn write_now(text: &str) -> io::Result<()> {
-    let mut stdout = io::stdout().lock();
-    stdout.write_all(text.as_bytes())?;
-    stdout.flush()
-}
-
 fn report(generated: &Generated, weights: &WeightSummary, ranks: usize) -> io::Result<()> {
     let ended = match generated.finish {
         Finish::Stop => "end of text",
         _ => "sample length reached",
     };
-    let mut stderr = io::stderr().lock();
+    let mut stderr = terminal::stderr(false);
     writeln!(stderr)?;
     writeln!(stderr, "prompt: {} tokens, {:.1} tokens/s", generated.prompt_tokens, generated.prompt_rate())?;
     writeln!(stderr, "decode: {} tokens, {:.1} tokens/s", generated.decode_tokens, generated.decode_rate())?;

@@ -1,5 +1,6 @@
 //! The `inspect` subcommand.
 
+use super::terminal;
 use anyhow::{bail, Result};
 use candle_quant::checkpoint::{natural_order, Weight};
 use candle_quant::{Checkpoint, WeightSummary};
@@ -57,7 +58,7 @@ struct Report {
 
 pub fn run(options: &Options) -> Result<()> {
     let report = Report::new(&Checkpoint::open(&options.path)?);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", report.json(options.tensors))?,
         false => report.print(&mut stdout, options.tensors)?,
@@ -125,7 +126,10 @@ impl Report {
         let summary = self.summary();
         writeln!(out, "kind: {}", self.kind)?;
         writeln!(out, "architecture: {}", self.architecture.as_deref().unwrap_or("unknown"))?;
-        writeln!(out, "weights:")?;
+        match self.weights.is_empty() {
+            true => writeln!(out, "weights: none, of two or more dimensions")?,
+            false => writeln!(out, "weights:")?,
+        }
         for (format, share) in summary.formats() {
             let (count, millions) = (share.count, share.elements as f64 / 1e6);
             writeln!(
@@ -134,7 +138,9 @@ impl Report {
                 megabytes(share.bytes)
             )?;
         }
-        writeln!(out, "bits per weight: {:.3}", summary.bits_per_weight())?;
+        if !self.weights.is_empty() {
+            writeln!(out, "bits per weight: {:.3}", summary.bits_per_weight())?;
+        }
         writeln!(
             out,
             "size: {} of weights, {} of {} other tensors",
@@ -170,7 +176,7 @@ impl Report {
             "kind": self.kind,
             "architecture": self.architecture,
             "formats": formats,
-            "bits_per_weight": summary.bits_per_weight(),
+            "bits_per_weight": (!self.weights.is_empty()).then(|| summary.bits_per_weight()),
             "weight_bytes": summary.size_in_bytes(),
             "other_bytes": self.other_bytes(),
             "notes": self.odd.iter().chain(&self.failures).collect::<Vec<_>>(),

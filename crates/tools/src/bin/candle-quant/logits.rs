@@ -3,8 +3,8 @@
 use super::generate::parse_dtype;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::{ActivationPrecision, Checkpoint};
-use candle_quant_models::Model;
+use candle_quant::{ActivationPrecision, Checkpoint, Error, VarBuilder};
+use candle_quant_models::{Config, Model, ModelOptions};
 use std::collections::HashMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -26,7 +26,13 @@ pub struct Options {
     /// [default: exact, or what CANDLE_QUANT_ACTIVATIONS says].
     #[arg(long)]
     activations: Option<ActivationPrecision>,
+    /// The most tokens, be it more or less than the model is made for [default: what its config states].
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
 }
+
+/// Tokens that are computed at once.
+const CHUNK: usize = 256;
 
 pub fn run(options: &Options) -> Result<()> {
     check_replaceable(&options.out)?;
@@ -34,9 +40,23 @@ pub fn run(options: &Options) -> Result<()> {
         activations.set();
     }
     let device = Device::Cpu;
-    let mut model = Model::load(&Checkpoint::open(&options.path)?, options.dtype, &device)?;
+    let checkpoint = Checkpoint::open(&options.path)?;
+    let config = Config::from_checkpoint(&checkpoint)?;
+    let vb = VarBuilder::from_checkpoint(&checkpoint, options.dtype, &device);
+    let model = ModelOptions { context: options.context, ..Default::default() };
+    let mut model = Model::with_options(&config, vb, model)?;
+    let (needed, context) = (options.tokens.len(), model.context());
+    if needed > context {
+        return Err(Error::OutOfContext { needed, context }.into());
+    }
+    let mut logits: Vec<f32> = Vec::new();
+    for chunk in options.tokens.chunks(CHUNK) {
+        let ids = Tensor::new(chunk, &device)?.unsqueeze(0)?;
+        let of_chunk = model.forward(&ids, model.cached_tokens())?.to_dtype(DType::F32)?;
+        logits.extend(of_chunk.flatten_all()?.to_vec1::<f32>()?);
+    }
     let tokens = Tensor::new(options.tokens.as_slice(), &device)?;
-    let logits = model.forward(&tokens.unsqueeze(0)?, 0)?.squeeze(0)?.to_dtype(DType::F32)?;
+    let logits = Tensor::from_vec(logits, (needed, config.vocab_size), &device)?;
     save(HashMap::from([("tokens", tokens), ("logits", logits)]), &options.out)
 }
 

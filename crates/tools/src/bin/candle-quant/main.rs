@@ -7,6 +7,7 @@ mod inspect;
 mod logits;
 mod patch_candle;
 mod plan;
+mod terminal;
 mod verify;
 
 use clap::{Parser, Subcommand};
@@ -89,9 +90,16 @@ fn main() -> ExitCode {
         Ok(code) => code,
         Err(error) if is_broken_pipe(&error) => ExitCode::SUCCESS,
         Err(error) => {
+            // Errors of candle bring a stack of calls, ours do not.
+            let error = match error.downcast::<candle_core::Error>() {
+                Ok(error) => candle_quant::Error::from(error).into(),
+                Err(error) => error,
+            };
             let message = format!("{error:#}");
-            let line = message.lines().map(str::trim).collect::<Vec<_>>().join(" ");
-            eprintln!("candle-quant: {line}");
+            terminal::say(&format!(
+                "candle-quant: {}",
+                message.lines().map(str::trim).collect::<Vec<_>>().join(" ")
+            ));
             failure
         }
     }

@@ -1,7 +1,9 @@
 //! `patch-candle`: a candle-nn that runs packed weights.
 
+use super::terminal;
 use anyhow::{Context, Result};
 use candle_quant_tools::patch_candle::{downloaded_package, patch_candle};
+use std::io::Write;
 use std::path::PathBuf;
 
 /// Options of `patch-candle`.
@@ -21,12 +23,12 @@ pub fn run(options: &Options) -> Result<()> {
         None => downloaded_package(&cargo_home()?)?,
     };
     patch_candle(&package, &options.dir)?;
-    println!(
-        "Wrote {dir}. Use it in Cargo.toml of the workspace:\n\n[patch.crates-io]\ncandle-nn = {{ path = {path:?} }}",
-        dir = options.dir.display(),
-        path = std::path::absolute(&options.dir)?,
-    );
-    Ok(())
+    let mut stdout = terminal::stdout(false);
+    writeln!(stdout, "Wrote {}. Use it in Cargo.toml of the workspace:", options.dir.display())?;
+    writeln!(stdout)?;
+    writeln!(stdout, "[patch.crates-io]")?;
+    writeln!(stdout, "candle-nn = {{ path = {:?} }}", std::path::absolute(&options.dir)?)?;
+    Ok(stdout.flush()?)
 }
 
 /// Where cargo keeps what it downloads.

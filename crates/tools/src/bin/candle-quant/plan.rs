@@ -1,5 +1,6 @@
 //! The `plan` subcommand.
 
+use super::terminal;
 use anyhow::Result;
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::Checkpoint;
@@ -29,7 +30,7 @@ pub struct Options {
 
 pub fn run(options: &Options) -> Result<()> {
     let plan = ShardPlan::with_experts(&Checkpoint::open(&options.path)?, options.ranks, options.experts)?;
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", as_json(&plan))?,
         false => print(&plan, &mut stdout)?,

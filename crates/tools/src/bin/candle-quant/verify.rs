@@ -1,6 +1,6 @@
 //! The `verify` subcommand.
 
-use super::WRONG;
+use super::{terminal, WRONG};
 use anyhow::Result;
 use candle_quant_tools::verify::{verify_path, VerifyReport};
 use serde_json::json;
@@ -30,7 +30,7 @@ const MAX_FINDINGS: usize = 20;
 pub fn run(options: &Options) -> Result<ExitCode> {
     let report = verify_path(&options.path);
     let passed = report.passed(options.strict);
-    let mut stdout = io::stdout().lock();
+    let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => {
             let mut json = json!(report);

@@ -2,7 +2,6 @@
 
 use candle_quant_tools::convert::{ConvertPlan, ConvertReport, Spec};
 use serde_json::{json, Value};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::Path;
@@ -16,13 +15,7 @@ pub fn plan(out: &mut impl Write, plan: &ConvertPlan, available: Option<u64>) ->
         writeln!(
             out,
             "{}  {:?}  {}  {} -> {}  {} bytes  ({}){note}",
-            shown(&tensor.name),
-            tensor.shape,
-            tensor.role,
-            tensor.from,
-            tensor.to,
-            tensor.bytes,
-            tensor.rule
+            tensor.name, tensor.shape, tensor.role, tensor.from, tensor.to, tensor.bytes, tensor.rule
         )?;
     }
     summary(out, plan)?;
@@ -107,7 +100,7 @@ pub fn report(
             tensor.max_abs,
             tensor.cosine.map_or("-".to_owned(), |cosine| format!("{:.2e}", 1. - cosine)),
             tensor.saturated,
-            shown(&tensor.name),
+            tensor.name,
             tensor.to
         )?;
         if tensor.nan + tensor.infinite + tensor.overflowing > 0 {
@@ -137,7 +130,7 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, ConvertReport)]) -> io
             report.bits_per_weight,
             error(report.tensors.len() / 2),
             error(0),
-            report.tensors.first().map_or("-".into(), |tensor| shown(&tensor.name))
+            report.tensors.first().map_or("-", |tensor| tensor.name.as_str())
         )?;
     }
     Ok(())
@@ -145,14 +138,6 @@ pub fn comparison(out: &mut impl Write, reports: &[(Spec, ConvertReport)]) -> io
 
 pub fn comparison_json(reports: &[(Spec, ConvertReport)]) -> Value {
     reports.iter().map(|(format, report)| json!({"format": format.to_string(), "report": report})).collect()
-}
-
-/// A name without characters that would steer a terminal.
-fn shown(name: &str) -> Cow<'_, str> {
-    match name.chars().any(char::is_control) {
-        true => name.escape_debug().to_string().into(),
-        false => name.into(),
-    }
 }
 
 fn megabytes(bytes: u64) -> String {

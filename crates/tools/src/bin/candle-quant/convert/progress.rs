@@ -1,9 +1,11 @@
 //! What is reported while a conversion runs: a bar on a terminal, else a line every few seconds, or lines of JSON.
 
+use crate::terminal;
+use candle_quant::Untrusted;
 use candle_quant_tools::convert::ConvertEvent;
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
-use std::io::{self, IsTerminal, Write};
+use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -38,7 +40,7 @@ struct State {
 impl Progress {
     /// Of so many tensors and bytes of the source.
     pub fn new((tensors, bytes): (usize, u64), quiet: bool, json: bool) -> Self {
-        let way = match (quiet, json, io::stderr().is_terminal()) {
+        let way = match (quiet, json, terminal::is_attended()) {
             (true, ..) => Way::Quiet,
             (_, true, _) => Way::Json,
             (.., true) => {
@@ -79,7 +81,7 @@ impl Progress {
             Way::Quiet => {}
             Way::Bar(bar) => {
                 bar.set_position(state.done);
-                bar.set_message(format!("{}/{} {name}", state.finished, self.tensors));
+                bar.set_message(format!("{}/{} {}", state.finished, self.tensors, Untrusted::new(name)));
             }
             Way::Lines if state.reported.elapsed() >= EVERY => self.line(&mut state, name),
             Way::Json if state.reported.elapsed() >= EVERY_JSON => self.line(&mut state, name),
@@ -125,6 +127,7 @@ impl Progress {
             ),
         };
         // Whoever reads it may have gone; the conversion goes on.
-        let _ = writeln!(io::stderr(), "{}", line.trim_end());
+        let json = matches!(self.way, Way::Json);
+        let _ = writeln!(terminal::stderr(json), "{}", line.trim_end());
     }
 }
