@@ -319,7 +319,8 @@ mod tests {
         // Ranks of torchrun may be in several jobs of Slurm.
         assert_eq!(job(&[&SLURM, &TORCHRUN]), "");
         assert_eq!(job(&[&SLURM, &run]), "7012345");
-        for launcher in [&TORCHRUN[..], &&[&MPI[..], &MASTER].concat()[..], &SLURM] {
+        let mpi = [&MPI[..], &MASTER].concat();
+        for launcher in [&TORCHRUN[..], &mpi, &SLURM] {
             assert_eq!(job(&[launcher, &run, &named]), "mine");
         }
     }

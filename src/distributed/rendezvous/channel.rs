@@ -201,7 +201,8 @@ mod tests {
     /// Left out, repeated, exchanged, changed, sent back, cut short, or never encrypted: it is noticed.
     #[test]
     fn what_somebody_does_to_messages_on_the_way_is_noticed() {
-        let attacks: [fn(&[Vec<u8>]) -> Vec<u8>; 7] = [
+        type Attack = fn(&[Vec<u8>]) -> Vec<u8>;
+        let attacks: [Attack; 7] = [
             |frames| frames[1].clone(),
             |frames| [&frames[0][..], &frames[0]].concat(),
             |frames| [&frames[1][..], &frames[0]].concat(),
