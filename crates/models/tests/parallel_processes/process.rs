@@ -59,8 +59,16 @@ impl Process {
         let mut line = String::new();
         while !line.ends_with(&format!("{said}\n")) {
             line.clear();
-            assert_ne!(self.stdout.read_line(&mut line).unwrap(), 0, "it has ended");
+            let count = self.stdout.read_line(&mut line).unwrap();
+            assert_ne!(count, 0, "it has ended: {}", self.errors());
         }
+    }
+
+    /// What it has written to stderr, once it has ended.
+    fn errors(&mut self) -> String {
+        let mut text = String::new();
+        self.child.stderr.take().unwrap().read_to_string(&mut text).unwrap();
+        text
     }
 
     /// Of the process, until it has joined the others.
