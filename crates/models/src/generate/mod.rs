@@ -222,7 +222,8 @@ fn rate(tokens: usize, time: Duration) -> f64 {
 ///
 /// # Errors
 /// If the prompt is empty or can't be tokenized, a parameter is senseless, or the model fails; it does where the text
-/// becomes longer than its context ([`Error::OutOfContext`](candle_quant::Error::OutOfContext)). What was handed to `on_text` by then is the text so far.
+/// becomes longer than its context ([`Error::OutOfContext`](candle_quant::Error::OutOfContext)). What was handed to
+/// `on_text` by then is the text so far.
 pub fn generate<M: CausalLm + ?Sized>(
     model: &mut M,
     tokenizer: &Tokenizer,
