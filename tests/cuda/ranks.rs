@@ -305,7 +305,8 @@ fn a_killed_process_ends_all() {
             let mut stderr = String::new();
             child.stderr.take().unwrap().read_to_string(&mut stderr).unwrap();
             assert_eq!(child.wait().unwrap().code(), Some(1));
-            let expected = format!("Error: rank {killed}: its process has ended or cannot be reached");
+            // The pretend driver may write between the words of an error.
+            let expected = format!("rank {killed}: its process has ended or cannot be reached");
             assert!(stderr.contains(&expected), "{point}: {stderr}");
         }
     }
