@@ -152,6 +152,11 @@ fn names_that_mean_nothing_are_one_warning() {
     assert!(peak < 100_000_000, "{peak}");
 }
 
+/// An array of GGUF, of so many ones.
+fn ones(kind: u32, count: usize) -> Vec<u8> {
+    [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes(), &vec![1; count]].concat()
+}
+
 #[test]
 fn gguf_files_take_three_times_their_headers() {
     let _alone = alone();
@@ -160,15 +165,12 @@ fn gguf_files_take_three_times_their_headers() {
         let head = [&writer::TEXT.to_le_bytes()[..], &(count as u64).to_le_bytes()].concat();
         [head, text(each).repeat(count)].concat()
     };
-    let bytes = |kind: u32, count: usize| {
-        [&kind.to_le_bytes()[..], &(count as u64).to_le_bytes(), &vec![1; count]].concat()
-    };
     let size = header_bytes();
     for (what, key, kind, value) in [
         ("a long text", "a.text", writer::TEXT, text(&"t".repeat(size))),
         ("many tokens", "tokenizer.ggml.tokens", writer::ARRAY, texts(size / 10, "ab")),
         ("empty tokens", "tokenizer.ggml.tokens", writer::ARRAY, texts(size / 8, "")),
-        ("a size for each layer", "llama.attention.head_count_kv", writer::ARRAY, bytes(0, size)),
+        ("a size for each layer", "llama.attention.head_count_kv", writer::ARRAY, ones(0, size)),
     ] {
         let mut file = writer::File::llama();
         file.values.retain(|(name, ..)| name != key.as_bytes());
@@ -176,7 +178,7 @@ fn gguf_files_take_three_times_their_headers() {
         let dir = folder_of(&[("model.gguf", &file)]);
         measured(what, dir.path(), file.len()).unwrap();
     }
-    let several = bytes(0, size);
+    let several = ones(0, size);
     let file = writer::File::llama().value("tokenizer.ggml.eos_token_ids", writer::ARRAY, several).bytes();
     let dir = folder_of(&[("model.gguf", &file)]);
     rejected(measured("ends of text", dir.path(), file.len()), &["eos_token_ids", "expected a few ids"]);
@@ -222,4 +224,44 @@ fn gguf_files_have_the_same_budget() {
     assert!(open(1 << 20, 1 << 20).is_ok());
     rejected(open(100, 1 << 20), &["model.gguf", "bytes of headers"]);
     rejected(open(1 << 20, 7 * 32 - 1), &["model.gguf", "entries in headers"]);
+
+    // No more is read than may be.
+    let tokens = ones(0, 4 << 20);
+    let file = writer::File::llama().value("tokenizer.ggml.token_type", writer::ARRAY, tokens).bytes();
+    fs::write(dir.path().join("model.gguf"), &file).unwrap();
+    drop(file);
+    let (opened, peak) = peak_of(|| open(1 << 16, 1 << 20));
+    rejected(opened, &["model.gguf", "bytes of headers"]);
+    assert!(peak < 1 << 19, "{peak}");
+}
+
+#[test]
+fn slm1_files_have_the_same_budget() {
+    let _alone = alone();
+    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/slm1/q4_0.slm");
+    let open = |bytes, entries| {
+        let budget = Budget { bytes, entries };
+        Checkpoint::open_with(path, OpenOptions { budget, ..Default::default() })
+    };
+    let tensors = Checkpoint::open(path).unwrap().tensor_names().count() as u64;
+    assert!(open(1 << 20, tensors).is_ok());
+    rejected(open(1 << 20, tensors - 1), &["q4_0.slm", "entries in headers"]);
+    rejected(open(108 + 64 * tensors - 1, tensors), &["q4_0.slm", "bytes of headers"]);
+}
+
+/// What lies beside the weights may cost as much as opening might.
+#[test]
+fn companions_have_the_budget_of_the_checkpoint() {
+    let _alone = alone();
+    let (header, data) = header(100, true, usual);
+    let file = raw_file(&header, &vec![0; data]);
+    let list = format!("[{}0]", "0,".repeat(1000));
+    let dir = folder_of(&[("model.safetensors", &file), ("list.json", list.as_bytes())]);
+    let open = |entries| {
+        let budget = Budget { entries, ..Default::default() };
+        Checkpoint::open_with(dir.path(), OpenOptions { budget, ..Default::default() }).unwrap()
+    };
+    assert!(open(1 << 20).read_json("list.json").unwrap().is_some());
+    let error = open(1000).read_json("list.json").unwrap_err().to_string();
+    assert!(error.contains("list.json") && error.contains("entries in headers and configs"), "{error}");
 }

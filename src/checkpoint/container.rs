@@ -72,3 +72,16 @@ pub(super) struct Opened {
     pub ollama_layers: BTreeMap<String, PathBuf>,
     pub container: Box<dyn Container>,
 }
+
+impl Opened {
+    /// One that states no digests, and is none of Ollama's.
+    pub fn new(
+        kind: CheckpointKind,
+        config: Value,
+        sidecars: SidecarFiles,
+        container: impl Container + 'static,
+    ) -> Self {
+        let (digests, ollama_layers) = Default::default();
+        Self { kind, config, sidecars, digests, ollama_layers, container: Box::new(container) }
+    }
+}

@@ -31,11 +31,11 @@
 //!
 //! # What opening costs
 //! Memory and time grow with the headers and configs, and with nothing else: a header takes three times its size at most,
-//! while it is read. A [`Budget`] says how much of them there may be; beyond it, opening is an error. For the values of
-//! configs the usual budget leaves 200 MB of memory.
+//! while it is read. A [`Budget`] says how much of them there may be; beyond it, opening is an error. The values of configs
+//! may take some 200 MB within the usual budget, by an estimate. Of SLM1 files all scales are read and checked, too.
 //!
 //! # Files that change
-//! Files are memory-mapped, after their headers were read in the ordinary way: a file that shrinks while
+//! By default files are memory-mapped, after their headers were read in the ordinary way: a file that shrinks while
 //! it is opened is an error. As long as the [`Checkpoint`], or a weight taken from it, is alive, files
 //! must not be changed in place. If one shrinks, reading beyond its new end kills the process (`SIGBUS`)
 //! or, on Windows, is prevented by the system; if its bytes are overwritten, weights loaded afterwards
@@ -105,8 +105,8 @@ impl Checkpoint {
     ///
     /// # Errors
     /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
-    /// size that is stated, if their headers and configs exceed the [`Budget`], if two of them hold the same tensor, if the quantization
-    /// object of the config is not understood, or if it names a `quant_method` that is not read.
+    /// size that is stated, if their headers and configs exceed the [`Budget`], if two of them hold the same tensor, if
+    /// the quantization object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
         Self::open_with(path, OpenOptions::default())
     }
@@ -118,7 +118,7 @@ impl Checkpoint {
     pub fn open_with(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self> {
         let (path, opening) = (path.as_ref(), Opening::with(options));
         let opened = recognise::open(path, &opening)?;
-        Ok(Self::new(path, opened, opening.warnings))
+        Ok(Self::new(path, opened, opening))
     }
 
     /// Opens these files, and no others, if weights in them are quantized; `None` if all are dense.
@@ -137,6 +137,6 @@ impl Checkpoint {
             [file, ..] => file.parent().unwrap_or(file),
             [] => return Ok(None),
         };
-        Ok(opened.map(|opened| Self::new(path, opened, opening.warnings)))
+        Ok(opened.map(|opened| Self::new(path, opened, opening)))
     }
 }

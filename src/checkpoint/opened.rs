@@ -2,7 +2,7 @@
 
 use super::chat::StoredChatTemplates;
 use super::container::Opened;
-use super::file::{Digest, Opening, Warnings};
+use super::file::{read_json, Digest, OpenOptions, Opening, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -24,11 +24,13 @@ struct Inner {
     path: PathBuf,
     opened: Opened,
     warnings: Warnings,
+    options: OpenOptions,
 }
 
 impl Checkpoint {
-    pub(super) fn new(path: &Path, opened: Opened, warnings: Warnings) -> Self {
-        Self(Arc::new(Inner { path: path.to_owned(), opened, warnings }))
+    pub(super) fn new(path: &Path, opened: Opened, opening: Opening) -> Self {
+        let (options, warnings) = (opening.options(), opening.warnings);
+        Self(Arc::new(Inner { path: path.to_owned(), opened, warnings, options }))
     }
 
     /// The path that was opened.
@@ -71,6 +73,12 @@ impl Checkpoint {
         self.0.opened.ollama_layers.get(media).map(PathBuf::as_path)
     }
 
+    /// The content of a layer of an Ollama model that is JSON, as its `params`; `None` if there is no such layer. It may
+    /// cost what the [`Budget`](super::Budget) allowed of opening.
+    pub fn read_ollama_json(&self, media: &str) -> Result<Option<serde_json::Value>> {
+        self.ollama_layer(media).map_or(Ok(None), |path| read_json(path, &Opening::with(self.0.options)))
+    }
+
     /// The content of a text file that belongs to the weights; `None` if there is no such file.
     ///
     /// # Errors
@@ -79,10 +87,10 @@ impl Checkpoint {
         self.0.opened.sidecars.text(file, most)
     }
 
-    /// The content of a JSON file that belongs to the weights; `None` if there is no such file. It may cost what a
-    /// [`Budget`](super::Budget) of its own allows.
+    /// The content of a JSON file that belongs to the weights; `None` if there is no such file. It may cost what the
+    /// [`Budget`](super::Budget) allowed of opening.
     pub fn read_json(&self, file: &str) -> Result<Option<serde_json::Value>> {
-        self.0.opened.sidecars.json(file, &Opening::default())
+        self.0.opened.sidecars.json(file, &Opening::with(self.0.options))
     }
 
     /// The names of all tensors, sorted, as models know them. A quantized weight is one tensor, of the name

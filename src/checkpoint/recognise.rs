@@ -35,7 +35,7 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
             return gguf::open(path, opening);
         }
         if begins_with(path, slm1::MAGIC)? {
-            return slm1::open_default(path, opening.reads, &opening.warnings);
+            return slm1::open_default(path, opening);
         }
         (path.parent().unwrap_or(Path::new("")), file::open(path, opening)?)
     };
@@ -50,10 +50,10 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
 /// Opens these files if weights in them are quantized; `None` if they are dense.
 pub(super) fn open_quantized(paths: &[PathBuf], opening: &Opening) -> Result<Option<Opened>> {
     let Some(first) = paths.first() else { return Ok(None) };
-    if uqff::find(first, opening)?.is_some()
-        || begins_with(first, gguf::MAGIC)?
-        || begins_with(first, slm1::MAGIC)?
-    {
+    if let Some(files) = uqff::find(first, opening)? {
+        return uqff::open(files, opening).map(Some);
+    }
+    if begins_with(first, gguf::MAGIC)? || begins_with(first, slm1::MAGIC)? {
         return open(first, opening).map(Some);
     }
     let dir = first.parent().unwrap_or(Path::new(""));

@@ -1,10 +1,9 @@
 //! The files that lie beside the weights: config, tokenizer and the like.
 
-use super::file::{is_plain_file_name, read_json, Opening};
+use super::file::{is_plain_file_name, open_file, read_json, Opening};
 use crate::{Error, Result};
 use serde_json::Value;
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 
@@ -51,13 +50,14 @@ impl SidecarFiles {
     /// The content of the text file called `name`, of at most `most` bytes; `None` if there is none.
     pub(super) fn text(&self, name: &str, most: usize) -> Result<Option<String>> {
         let Some(path) = self.path(name) else { return Ok(None) };
-        let failed = |error| Error::Io { path: path.clone(), error };
-        let (file, mut text) = (File::open(&path).map_err(failed)?, String::new());
-        file.take(most as u64 + 1).read_to_string(&mut text).map_err(failed)?;
-        match text.len() > most {
-            true => Err(Error::file(&path, format!("more than {most} bytes"), "fetch it again")),
-            false => Ok(Some(text)),
+        let mut bytes = Vec::new();
+        let read = open_file(&path)?.take((most as u64).saturating_add(1)).read_to_end(&mut bytes);
+        read.map_err(|error| Error::Io { path: path.clone(), error })?;
+        if bytes.len() > most {
+            return Err(Error::file(&path, format!("more than {most} bytes"), "fetch it again"));
         }
+        let no_text = |error| Error::file(&path, format!("not a text: {error}"), "fetch it again");
+        String::from_utf8(bytes).map(Some).map_err(no_text)
     }
 
     /// The content of the JSON file called `name`; `None` if there is none.

@@ -163,7 +163,14 @@ impl fmt::Display for Error {
     }
 }
 
-impl std::error::Error for Error {}
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        match self {
+            Self::Candle(error) => error.source(),
+            _ => None,
+        }
+    }
+}
 
 /// What an error of candle says, in one line. With `RUST_BACKTRACE` set it would add a stack of calls, which tells
 /// whoever gave a bad file nothing.

@@ -57,6 +57,8 @@ fn parameters_are_those_of_the_layer() {
         frequency_penalty: 0.5,
     };
     assert_eq!(params.sampling, expected);
+    let many = format!("[{}0]", "0,".repeat(1 << 20));
+    assert!(with(&many).unwrap_err().to_string().contains("the budget is"));
     assert_eq!(with(r#"{"stop": "x"}"#).unwrap().stop_strings, ["x"]);
     for (json, expected) in [
         (r#"{"stop": [1]}"#, "`stop`: expected a list of texts, found [1]"),

@@ -8,8 +8,6 @@ use std::path::Path;
 
 /// What it may cost to open a checkpoint. Whoever wrote the files decides how many tensors they list, and how much text:
 /// beyond this, opening is an error.
-///
-/// The largest checkpoints that are known list about 300,000 tensors, in 60 MB of headers and indices.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Budget {
     /// Bytes of all headers, indices and configs together.
@@ -52,6 +50,16 @@ pub(in crate::checkpoint) struct Opening {
 impl Opening {
     pub(in crate::checkpoint) fn with(OpenOptions { budget, reads }: OpenOptions) -> Self {
         Self { budget, reads, ..Self::default() }
+    }
+
+    /// How another one is made that may cost as much.
+    pub(in crate::checkpoint) fn options(&self) -> OpenOptions {
+        OpenOptions { budget: self.budget, reads: self.reads }
+    }
+
+    /// How many bytes may still be read.
+    pub(in crate::checkpoint) fn bytes_left(&self) -> u64 {
+        self.budget.bytes.saturating_sub(self.spent_bytes.get())
     }
 
     /// Counts bytes of a file that are about to be read.

@@ -1,4 +1,4 @@
-//! For tests, also of other crates (feature `recorded-reads`): which bytes of files a thread has read through their mappings.
+//! For tests, also of other crates (feature `recorded-reads`): which bytes of weights a thread has read from files.
 
 use std::cell::RefCell;
 use std::ops::Range;

@@ -46,10 +46,21 @@ pub(super) struct TensorEntry {
     pub range: Range<usize>,
 }
 
-/// Reads and checks the header of the file at `path`.
+/// Reads and checks the header of the file at `path`. No more of it is read than may be.
 pub(super) fn read(path: &Path, file: &mut File, opening: &Opening) -> Result<Header> {
     let len = file.metadata().map_err(|error| Error::Io { path: path.to_owned(), error })?.len();
-    let mut reader = Reader { path, file: BufReader::new(file), position: 0, end: len.min(MAX_HEADER_BYTES) };
+    let (most, left) = (len.min(MAX_HEADER_BYTES), opening.bytes_left());
+    let header = read_until(most.min(left), path, (file, len), opening);
+    if header.is_err() && left < most {
+        // It ended there.
+        opening.spend_bytes(path, left.saturating_add(1))?;
+    }
+    header
+}
+
+/// As [`read`], of what lies before `end`.
+fn read_until(end: u64, path: &Path, (file, len): (&mut File, u64), opening: &Opening) -> Result<Header> {
+    let mut reader = Reader { path, file: BufReader::new(file), position: 0, end };
     reader.version()?;
     let (tensors, values) = (reader.u64("the number of tensors")?, reader.u64("the number of values")?);
     reader.fits(tensors, LEAST_TENSOR_BYTES, format_args!("tensors"))?;

@@ -108,14 +108,7 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
     };
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let container = GgufCheckpoint { tensors, global_scales, metadata, warnings: warnings.clone() };
-    Ok(Opened {
-        kind: CheckpointKind::Gguf,
-        config,
-        sidecars,
-        digests: Vec::new(),
-        ollama_layers: Default::default(),
-        container: Box::new(container),
-    })
+    Ok(Opened::new(CheckpointKind::Gguf, config, sidecars, container))
 }
 
 /// What the architecture says about names and rows.

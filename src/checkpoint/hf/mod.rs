@@ -57,14 +57,7 @@ pub(super) fn open(
         false => CheckpointKind::Dense,
     };
     let container = HfCheckpoint { tensors, index, method, warnings: warnings.clone() };
-    Ok(Opened {
-        kind,
-        config,
-        sidecars,
-        digests: Vec::new(),
-        ollama_layers: Default::default(),
-        container: Box::new(container),
-    })
+    Ok(Opened::new(kind, config, sidecars, container))
 }
 
 impl HfCheckpoint {

@@ -41,14 +41,7 @@ pub(super) fn open(
         true => CheckpointKind::Mlx,
         false => CheckpointKind::Dense,
     };
-    Ok(Opened {
-        kind,
-        config,
-        sidecars,
-        digests: Vec::new(),
-        ollama_layers: Default::default(),
-        container: Box::new(container),
-    })
+    Ok(Opened::new(kind, config, sidecars, container))
 }
 
 impl MlxCheckpoint {

@@ -29,7 +29,7 @@ pub(super) use header::MAGIC;
 pub use options::{ChecksumPolicy, NibbleOrder, Slm1Options, TokenizerKind, Verification};
 
 use super::container::{check_in_features, Container, Opened};
-use super::file::{DataFile, Reads, StoredTensor, TensorInfo, Warnings};
+use super::file::{DataFile, Opening, StoredTensor, TensorInfo, Warnings};
 use super::kind::CheckpointKind;
 use super::opened::Checkpoint;
 use super::sidecar::SidecarFiles;
@@ -38,7 +38,7 @@ use crate::{Error, QuantFormat, Result};
 use candle_core::DType;
 use contract::Known;
 use directory::{DirectoryEntry, Encoding};
-use header::Header;
+use header::{Header, HEADER_BYTES};
 use safetensors::Dtype;
 use serde_json::{json, Value};
 use signed::{Bits, SignedBlocks};
@@ -78,29 +78,35 @@ impl Slm1 {
     }
 }
 
-/// Opens an SLM1 file. No weight is read but its scales, which are checked.
+/// Opens an SLM1 file. No weight is read but its scales, which are checked: it takes time for each of them.
 ///
 /// # Errors
 /// If the file is damaged, contradicts itself, is not what a checksum says, or is not as published and
 /// `options` are strict.
 pub fn open(path: impl AsRef<Path>, options: &Slm1Options) -> Result<Slm1> {
-    let (path, warnings) = (path.as_ref(), Warnings::default());
-    let (opened, tokenizer, verification) = open_parts(path, options, &warnings)?;
-    Ok(Slm1 { checkpoint: Checkpoint::new(path, opened, warnings), tokenizer, verification })
+    let (path, opening) = (path.as_ref(), Opening::default());
+    let (opened, tokenizer, verification) = open_parts(path, options, &opening)?;
+    Ok(Slm1 { checkpoint: Checkpoint::new(path, opened, opening), tokenizer, verification })
 }
 
 /// Opens a file as [`Checkpoint::open`] does.
-pub(super) fn open_default(path: &Path, reads: Reads, warnings: &Warnings) -> Result<Opened> {
-    open_parts(path, &Slm1Options { reads, ..Slm1Options::default() }, warnings).map(|(opened, ..)| opened)
+pub(super) fn open_default(path: &Path, opening: &Opening) -> Result<Opened> {
+    let options = Slm1Options { reads: opening.reads, ..Slm1Options::default() };
+    open_parts(path, &options, opening).map(|(opened, ..)| opened)
 }
 
 fn open_parts(
     path: &Path,
     options: &Slm1Options,
-    warnings: &Warnings,
+    opening: &Opening,
 ) -> Result<(Opened, Vec<u8>, Verification)> {
+    let warnings = &opening.warnings;
     let mut source = Source::open(path, options.strict, warnings)?;
     let header = Header::read(&mut source)?;
+    for bytes in [0..HEADER_BYTES as u64, header.tokenizer.clone(), header.directory.clone()] {
+        opening.spend_bytes(path, bytes.end.saturating_sub(bytes.start))?;
+    }
+    opening.spend_entries(path, header.tensor_count.into(), 1)?;
     let known = contract::tensors(&header);
     let name_of = |hash: u64| match known.get(&hash) {
         Some(known) => known.name.clone(),
@@ -153,15 +159,7 @@ fn open_parts(
     }
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let config = config(&header, front.as_ref());
-    let container = Box::new(Slm1Checkpoint { tensors });
-    let opened = Opened {
-        kind: CheckpointKind::Slm1,
-        config,
-        sidecars,
-        digests: Vec::new(),
-        ollama_layers: Default::default(),
-        container,
-    };
+    let opened = Opened::new(CheckpointKind::Slm1, config, sidecars, Slm1Checkpoint { tensors });
     Ok((opened, section, verification))
 }
 

@@ -95,15 +95,7 @@ pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
     }
     let sidecars = SidecarFiles::Directory(files.dir);
     let config = sidecars.config(opening)?;
-    let container = Box::new(UqffCheckpoint { tensors });
-    Ok(Opened {
-        kind: CheckpointKind::Uqff,
-        config,
-        sidecars,
-        digests: Vec::new(),
-        ollama_layers: Default::default(),
-        container,
-    })
+    Ok(Opened::new(CheckpointKind::Uqff, config, sidecars, UqffCheckpoint { tensors }))
 }
 
 /// The weights and biases of all layers.

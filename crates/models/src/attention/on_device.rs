@@ -25,7 +25,7 @@ impl OnDevice {
         self.cache.reset();
     }
 
-    /// Keeps the first `len` tokens, if it can; the room for more is copied with them.
+    /// Keeps the first `len` tokens, if it can: they are copied into a new cache.
     pub(super) fn truncate(&mut self, len: usize) -> bool {
         let part = |data: Option<Tensor>| data.map(|data| data.narrow(2, 0, len)?.contiguous()).transpose();
         let parts = self.cache.k().and_then(part).and_then(|k| Ok((k, self.cache.v().and_then(part)?)));

@@ -84,7 +84,7 @@ impl Json<'_> {
                 }
                 self.items('{', '}', pairs.into_iter().map(Ok), depth, |json, (key, item)| {
                     json.string(&key)?;
-                    json.text.push_str(&json.colon.clone());
+                    json.push(&json.colon.clone())?;
                     json.value(&item, depth + 1)
                 })?;
             }
@@ -108,24 +108,32 @@ impl Json<'_> {
         let mut is_empty = true;
         for item in items {
             if !is_empty {
-                self.text.push_str(&self.comma);
+                self.push(&self.comma.clone())?;
             }
             is_empty = false;
-            self.new_line(depth + 1);
+            self.new_line(depth + 1)?;
             write(self, item?)?;
         }
         if !is_empty {
-            self.new_line(depth);
+            self.new_line(depth)?;
         }
         self.text.push(close);
         Ok(())
     }
 
-    fn new_line(&mut self, depth: usize) {
-        if let Some(indent) = &self.indent {
+    fn new_line(&mut self, depth: usize) -> Result<(), Error> {
+        if let Some(indent) = self.indent.clone() {
             self.text.push('\n');
-            (0..depth).for_each(|_| self.text.push_str(indent));
+            (0..depth).try_for_each(|_| self.push(&indent))?;
         }
+        Ok(())
+    }
+
+    /// A separator or an indent, which the template chooses: as long as it likes, as often as there are items.
+    fn push(&mut self, separator: &str) -> Result<(), Error> {
+        self.state.consume_fuel(separator.len() as u64 / 64)?;
+        self.text.push_str(separator);
+        Ok(())
     }
 
     fn string(&mut self, text: &str) -> Result<(), Error> {

@@ -3,13 +3,12 @@
 use super::{stop_tokens, Params, Sampling};
 use candle_quant::{Checkpoint, Error, Result};
 use serde_json::Value;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 impl Params {
     /// What the checkpoint says: stop tokens, and of `generation_config.json` the temperature, `top_k`, `top_p`, `min_p` and
-    /// `repetition_penalty`; without sampling (`do_sample`) always the most likely token. Of an Ollama model, its parameters
-    /// and stop strings. What neither says is as by default.
+    /// the three penalties; if it says that `do_sample` is false, always the most likely token. Of an Ollama model, its
+    /// parameters and stop strings. What neither says is as by default.
     ///
     /// # Errors
     /// If a file can't be read, or a value has no meaning.
@@ -24,12 +23,9 @@ impl Params {
                 params.sampling.temperature = 0.;
             }
         }
-        if let Some(path) = checkpoint.ollama_layer("params") {
-            let text =
-                fs::read_to_string(path).map_err(|error| Error::Io { path: path.to_owned(), error })?;
-            let json: Value = serde_json::from_str(&text).map_err(|error| {
-                Error::file(path, format!("malformed JSON: {error}"), "pull the model again")
-            })?;
+        if let (Some(path), Some(json)) =
+            (checkpoint.ollama_layer("params"), checkpoint.read_ollama_json("params")?)
+        {
             let stated = Stated { path, json: &json };
             params.sampling = stated.sampling(params.sampling, "repeat_penalty")?;
             params.stop_strings = stated.stop_strings()?;

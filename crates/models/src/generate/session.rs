@@ -73,6 +73,13 @@ impl Session {
         check_context(model, prompt.len())?;
         let mut sampler = Sampler::new(params.sampling, params.seed)?.with_prompt(prompt);
         let mut stops = StopStrings::new(&params.stop_strings)?;
+        // The text has no special tokens, so that it can't have these.
+        let added =
+            if params.stop_strings.is_empty() { None } else { Some(tokenizer.get_added_tokens_decoder()) };
+        let is_stop_string = |token: &u32| {
+            let added = added.as_ref().and_then(|added| added.get(token));
+            added.is_some_and(|token| token.special && params.stop_strings.contains(&token.content))
+        };
         let mut stream = TextStream::new(tokenizer, prompt)?;
 
         let start = Instant::now();
@@ -102,7 +109,7 @@ impl Session {
             }
             let Some(logits) = &logits else { break Finish::Length };
             let token = sampler.sample(logits)?;
-            if params.stop_tokens.contains(&token) {
+            if params.stop_tokens.contains(&token) || is_stop_string(&token) {
                 break Finish::Stop;
             }
             tokens.push(token);

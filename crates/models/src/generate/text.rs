@@ -5,8 +5,6 @@ use super::tokenizer::stored_tokenizer;
 use super::tokenizer_json;
 use candle_quant::{Checkpoint, Error, Result};
 use serde_json::Value;
-use std::fs::{self, File};
-use std::io::Read;
 use std::path::Path;
 use tokenizers::tokenizer::DecodeStream;
 use tokenizers::{
@@ -30,20 +28,13 @@ pub fn load_tokenizer(checkpoint: &Checkpoint) -> Result<Tokenizer> {
             remedy: "copy the one of the original model beside the weights".to_string(),
         });
     };
-    read_tokenizer(&path)
+    let text = checkpoint.read_text("tokenizer.json", tokenizer_json::MAX_BYTES)?.unwrap_or_default();
+    from_json(&path, text)
 }
 
-/// The tokenizer in a file, of which padding and truncation are left out: a prompt is as long as it is.
-fn read_tokenizer(path: &Path) -> Result<Tokenizer> {
-    let io = |error| Error::Io { path: path.to_owned(), error };
+/// A tokenizer, of which padding and truncation are left out: a prompt is as long as it is.
+fn from_json(path: &Path, text: String) -> Result<Tokenizer> {
     let wrong = |problem: String| Error::file(path, problem, "fetch the file again");
-    let bytes = fs::metadata(path).map_err(io)?.len();
-    if bytes > tokenizer_json::MAX_BYTES {
-        return Err(wrong(format!("{bytes} bytes are too many for a tokenizer")));
-    }
-    let mut text = Vec::with_capacity(bytes as usize);
-    File::open(path).map_err(io)?.take(bytes).read_to_end(&mut text).map_err(io)?;
-    let text = String::from_utf8(text).map_err(|error| wrong(format!("malformed JSON: {error}")))?;
     let checked = tokenizer_json::checked(&text).map_err(wrong)?;
     drop(text);
     let built = caught(|| Tokenizer::from_bytes(checked));

@@ -15,8 +15,8 @@ use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-/// Longer files are refused unread; those of the largest vocabularies have 35 MB. The crate holds five copies of one.
-pub(super) const MAX_BYTES: u64 = 48 << 20;
+/// Longer files are refused; those of large vocabularies have some 30 MB.
+pub(super) const MAX_BYTES: usize = 48 << 20;
 
 /// Longer descriptions of a normalizer, a decoder and the like are refused. Tables of characters have half a megabyte.
 const MAX_SECTION_BYTES: usize = 4 << 20;
@@ -28,7 +28,7 @@ const MAX_SECTION_VALUES: usize = 20_000;
 struct Weight(u64);
 
 impl Weight {
-    /// The most that a tokenizer may take. The largest that are known take half of it.
+    /// The most that a tokenizer may take.
     const MOST: u64 = 1 << 30;
 
     /// Bytes for each byte of the file: the crate holds several trees of its values at a time.

@@ -14,12 +14,14 @@ fn fixtures(kind: &str) -> PathBuf {
     Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(kind)
 }
 
-/// In one piece, and in chunks and tokens after what is in the cache.
+/// In one piece, and in chunks and tokens after what is in the cache, of which others were taken back.
 fn logits(model: &mut Model, tokens: &Tensor) -> [Tensor; 2] {
     let whole = model.forward(tokens, 0).unwrap();
     model.clear_kv_cache();
     let (mut pieces, mut offset) = (Vec::new(), 0);
     for len in [5, 1, 1, 4, 3] {
+        model.forward(&tokens.narrow(1, 0, 2).unwrap(), offset).unwrap();
+        assert_eq!(model.truncate_kv_cache(offset), offset);
         pieces.push(model.forward(&tokens.narrow(1, offset, len).unwrap(), offset).unwrap());
         offset += len;
     }

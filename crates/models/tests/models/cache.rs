@@ -164,8 +164,9 @@ fn a_truncated_text_goes_on_as_one_that_was_never_longer() {
             assert_eq!(model.truncate_kv_cache(50), 40);
             let left = model.truncate_kv_cache(25);
             assert_eq!(left, model.cached_tokens());
+            // With a window, it may have left tokens behind.
+            assert!(left == 25 || (left == 0 && name.starts_with("gptoss")), "{name} {format}: {left}");
             if left == 0 {
-                // A window has left tokens behind.
                 model.forward(&part(0, 25), 0).unwrap();
             }
             let found = model.forward(&part(0, 10), 25).unwrap();

@@ -399,7 +399,7 @@ fn padding_and_truncation_are_left_out() {
     assert_eq!(ids(&load(folder.path()), prompt), ids(&load(assets.as_ref()), prompt));
 }
 
-/// A library may give up at a text; whoever runs the model gets an error, and what else panics is still told of.
+/// A library may give up at a text; whoever runs the model gets an error.
 #[test]
 fn a_tokenizer_that_panics_is_an_error() {
     let mut tokenizer = byte_tokenizer();
@@ -407,6 +407,4 @@ fn a_tokenizer_that_panics_is_an_error() {
     tokenizer.with_decoder(Some(tokenizers::decoders::strip::Strip::new('a', 0, 5)));
     let error = TextStream::new(&tokenizer, &ids(&tokenizer, "aa")).err().unwrap().to_string();
     assert!(error.contains("the tokenizer gives up"), "{error}");
-    let panic = std::panic::catch_unwind(|| panic!("here")).unwrap_err();
-    assert_eq!(panic.downcast_ref::<&str>(), Some(&"here"));
 }

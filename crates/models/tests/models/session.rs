@@ -2,11 +2,13 @@
 
 use crate::common::byte_tokenizer;
 use candle_core::{DType, Device, Tensor};
+use candle_quant::Error;
 use candle_quant_models::generate::{
     encode, generate, load_tokenizer, CausalLm, Event, Finish, Params, Sampling, Session,
 };
 use candle_quant_models::Model;
 use std::ops::ControlFlow;
+use tokenizers::AddedToken;
 
 fn greedy(sample_len: usize) -> Params {
     Params { sample_len, sampling: Sampling::GREEDY, ..Params::default() }
@@ -17,11 +19,27 @@ struct Counting {
     cache: Vec<u32>,
     computed: usize,
     truncates: bool,
+    context: Option<usize>,
+    /// Calls until one fails.
+    works: usize,
+}
+
+impl Counting {
+    fn new(truncates: bool) -> Self {
+        Self { cache: vec![], computed: 0, truncates, context: None, works: usize::MAX }
+    }
 }
 
 impl CausalLm for Counting {
     fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         assert_eq!(offset, self.cache.len());
+        if self.works == 0 {
+            self.works = usize::MAX;
+            // A model that fails may have remembered a part.
+            self.cache.push(7);
+            candle_core::bail!("planted");
+        }
+        self.works -= 1;
         self.cache.extend(ids.squeeze(0)?.to_vec1::<u32>()?);
         self.computed += ids.dim(1)?;
         let mut logits = vec![0f32; 300];
@@ -41,13 +59,17 @@ impl CausalLm for Counting {
     fn device(&self) -> &Device {
         &Device::Cpu
     }
+
+    fn context(&self) -> Option<usize> {
+        self.context
+    }
 }
 
 #[test]
 fn a_session_computes_only_what_is_new() {
     let tokenizer = byte_tokenizer();
     for truncates in [true, false] {
-        let mut model = Counting { cache: vec![], computed: 0, truncates };
+        let mut model = Counting::new(truncates);
         let mut session = Session::default();
         let mut run = |prompt: &[u32], sample_len| {
             model.computed = 0;
@@ -73,7 +95,7 @@ fn a_session_computes_only_what_is_new() {
 #[test]
 fn a_session_goes_on_after_breaking_off_and_after_errors() {
     let tokenizer = byte_tokenizer();
-    let mut model = Counting { cache: vec![], computed: 0, truncates: true };
+    let mut model = Counting::new(true);
     let mut session = Session::default();
     let prompt: Vec<u32> = (0..10).collect();
     let params = Params { prefill_chunk: 4, ..greedy(9) };
@@ -95,6 +117,35 @@ fn a_session_goes_on_after_breaking_off_and_after_errors() {
     assert_eq!(session.generate(&mut model, &tokenizer, &prompt, &params, go_on).unwrap().cached_tokens, 8);
     let error = session.generate(&mut model, &tokenizer, &[], &params, go_on).unwrap_err().to_string();
     assert!(error.contains("prompt: expected at least one token"), "{error}");
+
+    // A model that fails begins anew; one whose context is full keeps what it has.
+    let expected: Vec<u32> = (10..19).collect();
+    model.works = 2;
+    let mut run = |model: &mut Counting| session.generate(model, &tokenizer, &prompt, &params, go_on);
+    assert!(run(&mut model).unwrap_err().to_string().contains("planted"));
+    let generated = run(&mut model).unwrap();
+    assert_eq!((generated.cached_tokens, generated.tokens), (0, expected.clone()));
+    model.context = Some(12);
+    let error = run(&mut model).unwrap_err();
+    assert!(matches!(error, Error::OutOfContext { needed: 13, context: 12 }), "{error}");
+    model.context = None;
+    let generated = run(&mut model).unwrap();
+    assert_eq!((generated.cached_tokens, generated.tokens), (9, expected));
+}
+
+/// Special tokens are in no text: one that is a stop string ends it all the same.
+#[test]
+fn a_special_token_may_be_a_stop_string() {
+    let mut tokenizer = byte_tokenizer();
+    let end = AddedToken::from("<end>", true);
+    assert_eq!(tokenizer.add_special_tokens([end]).unwrap(), 1);
+    let id = tokenizer.token_to_id("<end>").unwrap();
+    let params = Params { stop_strings: vec!["never".into(), "<end>".into()], ..greedy(9) };
+    let go_on = |_: Event<'_>| ControlFlow::Continue(());
+    let prompt = [id - 4, id - 3];
+    let generated =
+        Session::default().generate(&mut Counting::new(true), &tokenizer, &prompt, &params, go_on).unwrap();
+    assert_eq!((generated.finish, generated.tokens), (Finish::Stop, vec![id - 2, id - 1]));
 }
 
 #[test]

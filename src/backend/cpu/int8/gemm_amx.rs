@@ -143,6 +143,7 @@ unsafe fn multiply_rows<'a, R: TileRows<'a>>(
             outliers.for_each_column::<ROWS_PER_PASS>(
                 matrix,
                 (first_row + pass, rows),
+                0..panels.m,
                 |index, x, weights| {
                     let to = output.first.add(index * output.stride + first_row + pass);
                     for (row, weight) in weights.iter().enumerate() {

@@ -216,12 +216,11 @@ impl Prepared {
             }
             for (panel, sums) in sums.chunks_exact_mut(stride).take(some).enumerate() {
                 let sums = &mut sums[..count];
-                let add = |index: usize, x: f32, weights: &[f32]| {
-                    let sums = index.checked_sub(first_x).and_then(|index| sums.get_mut(index));
-                    let sums = sums.into_iter().flatten();
-                    sums.zip(weights).for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
-                };
-                self.x.outliers.for_each_column::<LANES>(matrix, lanes_of(first_panel + panel), add);
+                let rows = (lanes_of(first_panel + panel), first_x..first_x + count);
+                self.x.outliers.for_each_column::<LANES>(matrix, rows.0, rows.1, |index, x, weights| {
+                    let sums = sums[index - first_x].iter_mut().zip(weights);
+                    sums.for_each(|(sum, weight)| *sum = x.mul_add(*weight, *sum));
+                });
                 each(first_panel + panel, sums);
             }
         }

@@ -30,6 +30,7 @@ impl Group {
     /// Fills this with a group, a multiple of 16 up to 128, of numbers that [`Outliers`](super::outliers::Outliers) leaves.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
     pub(super) fn fill(&mut self, x: &[f32]) {
+        assert!(x.len() <= MAX_GROUP && x.len().is_multiple_of(16), "{} numbers are no group", x.len());
         let mut largest = _mm512_setzero_ps();
         for x in x.chunks_exact(16) {
             // SAFETY: a chunk has the sixteen numbers of a vector.
@@ -47,9 +48,7 @@ impl Group {
             // The lowest limb first.
             for words in self.words.iter_mut().rev() {
                 let limb = _mm512_srai_epi32::<24>(_mm512_slli_epi32::<24>(number));
-                let words =
-                    words.get_mut(index * 16 / Self::PER_WORD..).and_then(<[u32]>::first_chunk_mut::<4>);
-                let Some(words) = words else { return };
+                let words = &mut words[index * 16 / Self::PER_WORD..][..4];
                 // SAFETY: `words` has the four words that are written.
                 unsafe { _mm_storeu_si128(words.as_mut_ptr().cast(), _mm512_cvtepi32_epi8(number)) };
                 number = _mm512_srai_epi32::<8>(_mm512_sub_epi32(number, limb));

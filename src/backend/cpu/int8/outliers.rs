@@ -13,6 +13,7 @@ use super::super::isa::avx512::Avx512;
 use super::super::matrix::PackedMatrix;
 use std::arch::x86_64::*;
 use std::borrow::Cow;
+use std::ops::Range;
 
 /// How many times as large as what is typical a number may be. Three digits round by at most 2^-24 of the largest number of
 /// a group, about: 1e-7 of a result that the usual numbers make. Where those just below the limit meet weights of zero, and
@@ -81,18 +82,26 @@ impl Outliers {
         Ok((x, Self(found)))
     }
 
-    /// Calls `add` with the row of x, the number, and the column of weights that it meets in `rows` rows from `first_row`
-    /// on, at most `N`.
+    /// Calls `add`, for outliers of some rows of x, with the row, the number, and the column of weights that it meets in
+    /// `rows` rows from `first_row` on.
+    ///
+    /// # Panics
+    /// If these are more than `N`: nothing is left out silently.
     pub(super) fn for_each_column<const N: usize>(
         &self,
         matrix: &PackedMatrix,
         (first_row, rows): (usize, usize),
+        rows_of_x: Range<usize>,
         mut add: impl FnMut(usize, f32, &[f32]),
     ) {
+        assert!(rows <= N, "{rows} rows of at most {N}");
         // Many rows of x have theirs in the same columns.
         let (mut column, mut weights) = (None, [0f32; N]);
+        let weights = &mut weights[..rows];
         self.for_each(|index, k, x| {
-            let weights = weights.get_mut(..rows).unwrap_or_default();
+            if !rows_of_x.contains(&index) {
+                return;
+            }
             if column != Some(k) {
                 column = Some(k);
                 weights
