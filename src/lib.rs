@@ -73,7 +73,7 @@ pub mod format;
 pub mod nn;
 mod tensor;
 
-pub use backend::ActivationPrecision;
+pub use backend::{instruction_set, ActivationPrecision};
 pub use checkpoint::Checkpoint;
 pub use error::{Error, Result, Untrusted};
 pub use format::QuantFormat;

@@ -32,6 +32,11 @@ pub(crate) use quantize::Parts;
 #[cfg(target_endian = "big")]
 compile_error!("candle-quant reads packed words as little-endian bytes");
 
+/// The instruction set that the CPU's kernels use: `avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon` or `portable`.
+pub fn instruction_set() -> &'static str {
+    cpu::instruction_set()
+}
+
 /// The weight of a matmul, and what is added to its output.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Operand<'a> {

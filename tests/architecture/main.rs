@@ -71,6 +71,7 @@ const TOOLS: Floor = Floor {
         room("source", &[]),
         room("staging", &["sha256"]),
         room("patch_candle", &["sha256", "staging"]),
+        room("bench", &[]),
         room("verify", &["sha256", "chunks", "source"]),
         room("diff", &["chunks", "source"]),
         room("convert", &["sha256", "chunks", "source", "staging"]),

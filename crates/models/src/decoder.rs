@@ -1,5 +1,9 @@
 //! The decoder: embedding, layers of attention and feed-forward, output head.
 
+mod footprint;
+
+pub use footprint::StepBytes;
+
 use super::attention::{Attention, Visible};
 use super::moe::SparseMlp;
 use super::options::ModelOptions;
@@ -10,7 +14,7 @@ use super::Config;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, Module, RmsNorm};
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::nn::{rms_norm, swiglu, LayerWeight, Linear, VarBuilder, WeightSummary};
+use candle_quant::nn::{rms_norm, swiglu, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{
     vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
 };
@@ -206,15 +210,6 @@ impl Model {
     /// The dtype of activations and logits.
     pub fn dtype(&self) -> DType {
         self.dtype
-    }
-
-    /// Formats and sizes of the embedding, the projections and the head (a tied head counts once).
-    pub fn summary(&self) -> WeightSummary {
-        let head = (!self.tied).then(|| self.lm_head.weight().clone());
-        std::iter::once(self.embed_tokens.embeddings().clone())
-            .chain(self.layers.iter().flat_map(Layer::weights))
-            .chain(head)
-            .collect()
     }
 
     /// The layers as a plan, if all are whole, packed, and of kinds that plans have.

@@ -39,7 +39,7 @@ mod shapes;
 pub mod sharding;
 
 pub use config::Config;
-pub use decoder::Model;
+pub use decoder::{Model, StepBytes};
 pub use moe::MoeConfig;
 pub use options::{CacheOptions, ModelOptions};
 pub use rope::{Rope, RopeScaling};

@@ -169,4 +169,11 @@ impl SparseMlp {
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
         std::iter::once(self.router.weight().clone()).chain(self.experts.weights())
     }
+
+    /// Bytes of the weights that one token is multiplied with: the router, and as many experts as it uses.
+    pub fn bytes_of_token(&self) -> u64 {
+        let stacks: u64 = self.experts.weights().map(|weight| weight.size_in_bytes() as u64).sum();
+        let chosen = u128::from(stacks) * self.top_k as u128 / self.experts.count().max(1) as u128;
+        (self.router.weight().size_in_bytes() as u64).saturating_add(chosen as u64)
+    }
 }

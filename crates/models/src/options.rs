@@ -24,6 +24,16 @@ pub struct CacheOptions {
 }
 
 impl CacheOptions {
+    /// The formats of keys and values in a model whose activations have this dtype.
+    pub fn formats(&self, dtype: DType) -> (KvFormat, KvFormat) {
+        let of_dtype = match dtype {
+            DType::F16 => KvFormat::F16,
+            DType::BF16 => KvFormat::Bf16,
+            _ => KvFormat::F32,
+        };
+        (self.keys.unwrap_or(of_dtype), self.values.unwrap_or(of_dtype))
+    }
+
     /// What the cache of one layer has to be.
     pub(super) fn layer(
         &self,
@@ -32,15 +42,11 @@ impl CacheOptions {
         window: Option<usize>,
         dtype: DType,
     ) -> KvCacheConfig {
-        let of_dtype = match dtype {
-            DType::F16 => KvFormat::F16,
-            DType::BF16 => KvFormat::Bf16,
-            _ => KvFormat::F32,
-        };
+        let (keys, values) = self.formats(dtype);
         KvCacheConfig {
             window,
-            keys: self.keys.unwrap_or(of_dtype),
-            values: self.values.unwrap_or(of_dtype),
+            keys,
+            values,
             // Checked for the whole model, before any layer appends.
             ..KvCacheConfig::new(kv_heads, head_dim)
         }

@@ -5,12 +5,14 @@
 //! | [`mod@convert`] | quantizes a checkpoint, or writes a packed one in another way: a plan, little memory, a report of what is lost |
 //! | [`mod@verify`] | what is wrong with a checkpoint |
 //! | [`mod@diff`] | how far two checkpoints are apart |
+//! | [`mod@bench`] | how fast a model runs here |
 //! | [`mod@staging`] | files and folders that are there as a whole, or as they were |
 //! | [`mod@patch_candle`] | a candle-nn whose layers know of packed weights |
 //!
-//! The binary `candle-quant` (feature `cli`, on by default) has these as commands, beside `inspect`, `plan`, `generate`
-//! and `logits`.
+//! The binary `candle-quant` (feature `cli`, on by default) has these as commands, beside `inspect`, `plan`, `generate`,
+//! `chat` and `logits`.
 
+pub mod bench;
 mod chunks;
 pub mod convert;
 pub mod diff;

@@ -43,6 +43,11 @@ use super::precision::ActivationPrecision;
 use crate::format::Real;
 pub(crate) use matrix::{GroupValues, PackedMatrix};
 
+/// What the instruction set is called that kernels use: one of those that `CANDLE_QUANT_SIMD` takes.
+pub(crate) fn instruction_set() -> &'static str {
+    isa::best().name()
+}
+
 /// `x * weight^T + bias`: `x` is `[M, K]`, the output `[M, N]`, `bias` has N numbers.
 pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32]>) -> Vec<T> {
     dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current())

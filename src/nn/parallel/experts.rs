@@ -94,6 +94,11 @@ impl ParallelExperts {
         backend::weighted_sum(&[outputs, nothing], &order, &routing_weights)?.reshape(x.shape())
     }
 
+    /// How many experts the block has, on all ranks together.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
     /// This rank's weights, for reports.
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {
         self.own.weights()

@@ -37,6 +37,26 @@ impl KvCacheConfig {
         let format = KvFormat::F32;
         Self { kv_heads, head_dim, window: None, keys: format, values: format, max_tokens: usize::MAX }
     }
+
+    /// Bytes of the blocks that hold a text of so many tokens, or with a window as much of it as that sees: what
+    /// [`KvCache::size_in_bytes`] says behind a prompt. While one is computed with a window, the blocks of its tokens add
+    /// to that.
+    ///
+    /// ```
+    /// use candle_quant::KvCacheConfig;
+    ///
+    /// // 65 tokens are two blocks of 64, each with keys and values of 8 heads, 128 elements in f32.
+    /// assert_eq!(KvCacheConfig::new(8, 128).size_in_bytes(65), 2 * 64 * 2 * 8 * 128 * 4);
+    /// ```
+    pub fn size_in_bytes(&self, tokens: usize) -> u64 {
+        let of_window = self.window.map_or(usize::MAX, |window| window.div_ceil(BLOCK).saturating_add(1));
+        let blocks = tokens.div_ceil(BLOCK).min(of_window) as u64;
+        // No larger head has a cache.
+        let head_dim = self.head_dim.min(MAX_HEAD_DIM);
+        let [keys, values] =
+            [Layout::of_keys(self.keys, head_dim), Layout::of_values(self.values, head_dim)].map(|l| l.bytes() as u64);
+        blocks.saturating_mul(self.kv_heads as u64).saturating_mul(keys + values)
+    }
 }
 
 /// Keys and values of one layer of a decoder on the CPU, for one or several sequences.

@@ -57,6 +57,24 @@ fn a_window_needs_no_more_blocks_than_it_covers_and_one() {
 }
 
 #[test]
+fn a_config_knows_what_its_cache_will_need() {
+    let formats = [KvFormat::F32, KvFormat::F16, KvFormat::Bf16, KvFormat::Affine8, KvFormat::Affine4];
+    for (window, keys) in [None, Some(1), Some(64), Some(65), Some(300)].into_iter().zip(formats) {
+        for (values, head_dim) in formats.into_iter().zip([8, 64, 80, 96, 128]) {
+            let config = KvCacheConfig { window, keys, values, ..KvCacheConfig::new(2, head_dim) };
+            let mut cache = KvCache::new(config).unwrap();
+            assert_eq!(config.size_in_bytes(0), 0);
+            for tokens in [1, 63, 64, 65, 265, 465, 665] {
+                grow(&mut cache, 0, tokens - cache.len(0));
+                cache.free_unseen(0);
+                assert_eq!(cache.size_in_bytes() as u64, config.size_in_bytes(tokens), "{config:?} {tokens}");
+            }
+        }
+    }
+    assert_eq!(KvCacheConfig::new(usize::MAX, usize::MAX).size_in_bytes(usize::MAX), u64::MAX);
+}
+
+#[test]
 fn it_is_truncated_to_any_length_and_grows_again() {
     let mut cache = cache(None, 1000);
     grow(&mut cache, 0, 200);

@@ -30,7 +30,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         contender.prefill(prompt)?;
     }
     let first_token_s = start.elapsed().as_secs_f64();
-    let loading = Loading { load_s, first_token_s, peak_bytes: peak_resident() };
+    let loading = Loading { load_s, first_token_s, peak_bytes: peak_resident().unwrap_or(0) };
     println!("{}", serde_json::to_string(&loading)?);
     Ok(())
 }

@@ -24,6 +24,8 @@ mod child;
 mod contenders;
 mod files;
 mod gguf;
+#[path = "../../../tools/src/bench/machine.rs"]
+#[allow(dead_code)] // more than is needed here
 mod machine;
 mod options;
 mod parts;
@@ -48,7 +50,7 @@ fn main() -> Result<()> {
         return Ok(());
     }
     let mut report = Report::new(&options)?;
-    let bandwidth = machine::read_bandwidth(options.bandwidth_bytes(), options.rounds);
+    let bandwidth = machine::read_bandwidth(options.bandwidth_bytes(), options.rounds.max(3) as usize);
     report.write(report::figure("bandwidth", "GB/s", &bandwidth))?;
     for shape in options.shapes() {
         for &bits in &options.bits {

@@ -14,7 +14,7 @@ use candle_quant::nn::{forward_all, rms_norm, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
 use candle_quant::step::AttentionBlock;
-use candle_quant::KvCache;
+use candle_quant::{KvCache, KvFormat};
 use on_device::OnDevice;
 pub(super) use on_device::Visible;
 use std::ops::Range;
@@ -145,6 +145,33 @@ impl Attention {
             Cache::OnDevice(cache) => cache.attend([&q, &k, &v], visible, scale, self.sinks.as_ref())?,
         };
         self.o_proj.forward_add(&y, residual)
+    }
+
+    /// How the cache holds keys and values, if it has formats of its own.
+    pub fn cache_formats(&self) -> Option<(KvFormat, KvFormat)> {
+        match &self.cache {
+            Cache::OnCpu(cache) => Some((cache.config().keys, cache.config().values)),
+            Cache::OnDevice(_) => None,
+        }
+    }
+
+    /// Bytes of the cache as it is, blocks without tokens included.
+    pub fn cache_bytes(&self) -> u64 {
+        match &self.cache {
+            Cache::OnCpu(cache) => cache.size_in_bytes() as u64,
+            Cache::OnDevice(cache) => cache.size_in_bytes(),
+        }
+    }
+
+    /// Bytes of keys and values that a token reads which is the last of so many. `window` is what it sees.
+    pub fn bytes_seen(&self, tokens: usize, window: Option<usize>, dtype: DType) -> u64 {
+        match &self.cache {
+            Cache::OnCpu(cache) => cache.config().size_in_bytes(tokens),
+            Cache::OnDevice(_) => {
+                let elements = 2 * self.kv_heads * self.head_dim * dtype.size_in_bytes();
+                (tokens.min(window.unwrap_or(tokens)) as u64).saturating_mul(elements as u64)
+            }
+        }
     }
 
     /// Tokens in the cache.

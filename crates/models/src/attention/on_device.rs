@@ -4,7 +4,7 @@ use candle_core::{bail, DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
 
 /// Positions by which a cache grows; one copy of the cache each.
-const CACHE_STEP: usize = 256;
+pub(in super::super) const CACHE_STEP: usize = 256;
 
 /// A cache of the activations' dtype, which knows no window.
 #[derive(Debug)]
@@ -19,6 +19,13 @@ impl OnDevice {
 
     pub(super) fn len(&self) -> usize {
         self.cache.current_seq_len()
+    }
+
+    /// Bytes of what is allocated.
+    pub(super) fn size_in_bytes(&self) -> u64 {
+        let parts = [self.cache.k_cache().all_data(), self.cache.v_cache().all_data()];
+        let bytes = |data: &Tensor| (data.elem_count() * data.dtype().size_in_bytes()) as u64;
+        parts.into_iter().filter_map(|data| data.as_ref().map(bytes)).sum()
     }
 
     pub(super) fn clear(&mut self) {

@@ -13,6 +13,7 @@ mod packed;
 #[allow(dead_code)] // more than is needed here
 mod writer;
 
+mod bench;
 mod chat;
 mod convert;
 mod damage;

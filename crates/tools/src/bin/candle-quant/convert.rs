@@ -5,7 +5,7 @@ mod parse;
 mod print;
 mod progress;
 
-use super::terminal;
+use super::{size, terminal};
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{OpenOptions, Reads};
@@ -15,7 +15,7 @@ use candle_quant_tools::convert::{
     Target,
 };
 use candle_quant_tools::staging::{available_space, check_file, write_file};
-use parse::{parse_bits, parse_limit, parse_role, parse_size, parse_spec, parse_tensors};
+use parse::{parse_bits, parse_limit, parse_role, parse_spec, parse_tensors};
 use progress::Progress;
 use serde_json::json;
 use std::fs;
@@ -104,8 +104,8 @@ pub struct Options {
     /// Refuse if a tensor can't become what its rule says.
     #[arg(long)]
     strict: bool,
-    /// The size of a file of weights, in bytes or with KB, MB, GB.
-    #[arg(long, value_name = "SIZE", value_parser = parse_size, default_value = "5GB")]
+    /// The size of a file of weights, such as 500MB or 4GiB.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, default_value = "5GB")]
     max_shard_size: u64,
     /// Print the plan, made from headers alone (with --target-bpw also from what is measured), and write no output.
     #[arg(long, conflicts_with = "resume")]

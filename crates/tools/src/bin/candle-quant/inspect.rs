@@ -1,5 +1,6 @@
 //! The `inspect` subcommand.
 
+use super::size::megabytes;
 use super::terminal;
 use anyhow::{bail, Result};
 use candle_quant::checkpoint::{natural_order, Weight};
@@ -200,8 +201,4 @@ fn architecture(config: &Value) -> Option<String> {
         (Some(class), Some(model_type)) => Some(format!("{class} ({model_type})")),
         (one, other) => one.or(other).map(str::to_string),
     }
-}
-
-fn megabytes(bytes: u64) -> String {
-    format!("{:.3} MB", bytes as f64 / 1e6)
 }

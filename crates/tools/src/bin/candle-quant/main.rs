@@ -1,5 +1,6 @@
 //! `candle-quant`: look into quantized checkpoints, check and compare them, run them.
 
+mod bench;
 mod chat;
 mod convert;
 mod diff;
@@ -9,6 +10,7 @@ mod logits;
 mod patch_candle;
 mod plan;
 mod sampling;
+mod size;
 mod terminal;
 mod verify;
 
@@ -54,6 +56,8 @@ enum Command {
     },
     /// Talk with a model.
     Chat(chat::Options),
+    /// Measure how fast a model runs here.
+    Bench(Box<bench::Options>),
     /// Tell what each of several ranks would load of a checkpoint.
     Plan(plan::Options),
     /// Write the logits of given tokens to a safetensors file, to compare with other frameworks.
@@ -87,6 +91,7 @@ fn main() -> ExitCode {
             Ok(()) => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
             Err((error, code)) => (Err(error), code.into()),
         },
+        Command::Bench(options) => (bench::run(options).map(done), ExitCode::FAILURE),
         Command::Plan(options) => (plan::run(options).map(done), ExitCode::FAILURE),
         Command::Logits(options) => (logits::run(options).map(done), ExitCode::FAILURE),
         Command::PatchCandle(options) => (patch_candle::run(options).map(done), ExitCode::FAILURE),

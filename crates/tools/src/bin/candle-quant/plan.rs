@@ -1,5 +1,6 @@
 //! The `plan` subcommand.
 
+use super::size::megabytes;
 use super::terminal;
 use anyhow::Result;
 use candle_quant::parallel::ExpertSplit;
@@ -40,10 +41,6 @@ pub fn run(options: &Options) -> Result<()> {
         plan.require_split()?;
     }
     Ok(())
-}
-
-fn megabytes(bytes: u64) -> String {
-    format!("{:.3} MB", bytes as f64 / 1e6)
 }
 
 fn print(plan: &ShardPlan, out: &mut impl Write) -> io::Result<()> {

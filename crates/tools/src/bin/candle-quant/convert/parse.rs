@@ -23,22 +23,6 @@ pub fn parse_tensors(text: &str) -> Result<(String, Spec), String> {
     Ok((glob.to_owned(), spec))
 }
 
-pub fn parse_size(text: &str) -> Result<u64, String> {
-    let (number, unit) = match text.find(|c: char| c.is_ascii_alphabetic()) {
-        Some(at) => text.split_at(at),
-        None => (text, ""),
-    };
-    let unit = match unit.to_ascii_uppercase().as_str() {
-        "" | "B" => 1,
-        "KB" => 1_000,
-        "MB" => 1_000_000,
-        "GB" => 1_000_000_000,
-        _ => return Err("expected bytes, KB, MB or GB".into()),
-    };
-    let size = number.trim().parse::<u64>().ok().and_then(|number| number.checked_mul(unit));
-    size.filter(|size| *size > 0).ok_or_else(|| "expected a whole number above zero".into())
-}
-
 pub fn parse_bits(text: &str) -> Result<f64, String> {
     let bits = text.parse::<f64>().ok().filter(|bits| bits.is_finite() && *bits > 0.);
     bits.ok_or_else(|| "expected a number above zero".into())
