@@ -26,7 +26,15 @@ pub(super) fn seeds(_: &str) -> Seeds {
         let bundle = super::bundle([knock, answer, proof, (MESSAGE, message.as_bytes()), (ADDED, &[])]);
         (number.to_string(), bundle)
     };
-    messages.iter().enumerate().map(seed).collect()
+    let mut seeds: Seeds = messages.iter().enumerate().map(seed).collect();
+    // Of each frame one that is changed, also where it says nothing.
+    for (name, at) in [(FRAMES[0], 40), (FRAMES[1], 12), (FRAMES[2], 63)] {
+        let (_, mut bundle) = seeds[0].clone();
+        let changes = bundle.files.iter_mut().find(|file| file.0 == name);
+        changes.into_iter().for_each(|(_, bits)| bits[at] = 1);
+        seeds.push((format!("changed-{name}"), bundle));
+    }
+    seeds
 }
 
 pub(super) fn run(bundle: &Bundle) -> bool {

@@ -28,6 +28,7 @@ pub(super) fn seeds(_: &str) -> Seeds {
         "{% macro m(n) %}{{ n }}{{ m(n + 1) }}{% endmacro %}{{ m(0) }}",
         "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns.x ~ ns.x %}{% endfor %}{{ ns.x }}",
         "{{ '%s' % messages }}{{ messages[0].content.split(' ') | join('-') | upper }}{{ strftime_now('%Y') }}",
+        "{% set ns = namespace(x='a') %}{% for i in range(40) %}{% set ns.x = ns, ns.x %}{% endfor %}{{ ns.x }}",
         "{% if messages[-1].role != 'user' %}{{ raise_exception('no') }}{% endif %}{{ [1, [2, [3]]] | string }}",
     ];
     let hostile =

@@ -5,9 +5,9 @@ mod parse;
 mod print;
 mod progress;
 
-use super::terminal;
+use super::{device, terminal};
 use anyhow::{bail, Context, Result};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use candle_quant::checkpoint::{OpenOptions, Reads};
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{
@@ -256,20 +256,10 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions>
     conversion.search = options.search;
     conversion.strict = options.strict;
     conversion.max_shard_size = options.max_shard_size;
-    if !options.cpu && !options.dequantize {
-        conversion.device = device(options);
+    if !options.dequantize {
+        conversion.device = device::first(options.cpu);
     }
     Ok(conversion)
-}
-
-/// The first GPU, if there is one that can be used.
-fn device(options: &Options) -> Device {
-    Device::cuda_if_available(0).unwrap_or_else(|error| {
-        if !options.quiet {
-            terminal::say(&format!("packing on the CPU, for there is no GPU: {}", Error::from(error)));
-        }
-        Device::Cpu
-    })
 }
 
 fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {

@@ -2,12 +2,14 @@
 
 mod chat;
 mod convert;
+mod device;
 mod diff;
 mod generate;
 mod inspect;
 mod logits;
 mod patch_candle;
 mod plan;
+mod quantize;
 mod sampling;
 mod terminal;
 mod verify;
