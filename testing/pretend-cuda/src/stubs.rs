@@ -15,5 +15,4 @@ macro_rules! unsupported {
     };
 }
 
-// Kernels that candle links, instead of loading modules, return nothing that could tell an error.
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));
