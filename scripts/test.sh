@@ -23,7 +23,7 @@ cargo test "${crates[@]}"
 scripts/interface-changes.sh "${crates[@]}"
 
 step "what reads files, on files changed at random"
-scripts/fuzz.sh --built 60
+"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 60
 
 if [ "${1-}" = --full ]; then
   step "memory"

@@ -22,8 +22,8 @@ const TOO_LONG: Duration = Duration::from_secs(10);
 /// Changes files at random and reads them, for a while.
 #[derive(Parser)]
 struct Options {
-    /// How long, for each target
-    #[arg(long, default_value_t = 60)]
+    /// How long, for all targets together
+    #[arg(long, default_value_t = 600)]
     seconds: u64,
     /// Of the random changes
     #[arg(long, default_value_t = 1)]
@@ -41,8 +41,10 @@ fn main() -> ExitCode {
     let is_wanted = |target: &Target| {
         options.targets.is_empty() || options.targets.iter().any(|name| name == target.name)
     };
+    let wanted: Vec<&Target> = TARGETS.iter().filter(|target| is_wanted(target)).collect();
+    let time = Duration::from_secs(options.seconds) / wanted.len().max(1) as u32;
     let mut failures = 0;
-    for target in TARGETS.iter().filter(|target| is_wanted(target)) {
+    for target in wanted {
         let (seeds, name) = (target.seeds(), target.name);
         if seeds.is_empty() {
             eprintln!("{name}: no seeds");
@@ -53,7 +55,7 @@ fn main() -> ExitCode {
             }
         } else {
             let seeds: Vec<Bundle> = seeds.into_iter().map(|(_, bundle)| bundle).collect();
-            failures += soak(target, &seeds, &options);
+            failures += soak(target, &seeds, options.seed, time);
         }
     }
     if failures == 0 {
@@ -64,10 +66,10 @@ fn main() -> ExitCode {
 }
 
 /// Runs one target; returns how many inputs failed.
-fn soak(target: &Target, seeds: &[Bundle], options: &Options) -> usize {
-    let (start, mut seed) = (Instant::now(), options.seed.wrapping_mul(1 << 40));
+fn soak(target: &Target, seeds: &[Bundle], seed: u64, time: Duration) -> usize {
+    let (start, mut seed) = (Instant::now(), seed.wrapping_mul(1 << 40));
     let (mut executions, mut accepted, mut failures, mut slowest) = (0usize, 0usize, 0usize, Duration::ZERO);
-    while start.elapsed() < Duration::from_secs(options.seconds) && failures < MAX_FAILURES {
+    while start.elapsed() < time && failures < MAX_FAILURES {
         seed = seed.wrapping_add(1);
         let mut bundle = seeds[executions % seeds.len()].clone();
         mutate(&mut bundle, seed);
