@@ -125,8 +125,8 @@ fn is_quant(word: &str) -> bool {
 pub(super) fn choices(groups: &[Group]) -> Vec<&str> {
     let quants: Vec<&str> = groups.iter().map(Group::quant).collect();
     let is_alone = |quant: &str| quants.iter().filter(|other| other.eq_ignore_ascii_case(quant)).count() == 1;
-    let choice = |(group, quant): (&'_ Group, _)| if is_alone(quant) { quant } else { group.name() };
-    groups.iter().zip(quants.iter().copied()).map(choice).collect()
+    let pairs = groups.iter().zip(&quants);
+    pairs.map(|(group, quant)| if is_alone(quant) { *quant } else { group.name() }).collect()
 }
 
 /// The models that a choice means: one of exactly this name or quantization, or else those whose names have it in them.

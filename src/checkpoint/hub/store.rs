@@ -65,8 +65,9 @@ impl Folder {
         static COUNT: AtomicU64 = AtomicU64::new(0);
         let path = self.dir.join("refs").join(revision);
         let failed = |error| Error::Io { path: path.clone(), error };
-        let suffix = format!("{}-{}.tmp", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
-        let written = path.with_added_extension(suffix);
+        // Not below `refs`, where it would be a branch.
+        let number = COUNT.fetch_add(1, Ordering::Relaxed);
+        let written = self.dir.join(format!("commit-{}-{number}.tmp", std::process::id()));
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(failed)?;
         }

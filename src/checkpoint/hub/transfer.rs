@@ -175,7 +175,9 @@ impl Transfers<'_> {
 impl Partial {
     /// What an earlier attempt has left, if it can be checked in the end; else nothing.
     fn open(blob: &Path, stated: &Stated) -> Result<Self> {
-        let path = blob.with_added_extension("incomplete");
+        let mut path = blob.as_os_str().to_owned();
+        path.push(".incomplete");
+        let path = PathBuf::from(path);
         let failed = |error| Error::Io { path: path.clone(), error };
         if let Some(dir) = path.parent() {
             fs::create_dir_all(dir).map_err(failed)?;
@@ -185,11 +187,8 @@ impl Partial {
         let is_sha256 = stated.etag.len() == 64 && stated.etag.bytes().all(|byte| byte.is_ascii_hexdigit());
         let have = file.metadata().map_err(failed)?.len();
         let mut partial = Self { path, file, have: 0, digest: is_sha256.then(Sha256::new) };
-        match (&mut partial.digest, stated.size) {
-            (Some(digest), Some(size)) if have <= size => {
-                let failed = |error| Error::Io { path: partial.path.clone(), error };
-                partial.have = io::copy(&mut partial.file, digest).map_err(failed)?;
-            }
+        match (&partial.digest, stated.size) {
+            (Some(_), Some(size)) if have <= size => partial.read()?,
             _ => partial.restart()?,
         }
         Ok(partial)
@@ -197,6 +196,19 @@ impl Partial {
 
     fn failed(&self, error: io::Error) -> Error {
         Error::Io { path: self.path.clone(), error }
+    }
+
+    /// Digests what is there.
+    fn read(&mut self) -> Result<()> {
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let read = self.file.read(&mut chunk).map_err(|error| self.failed(error))?;
+            let Some(bytes) = chunk.get(..read).filter(|bytes| !bytes.is_empty()) else { return Ok(()) };
+            if let Some(digest) = &mut self.digest {
+                digest.update(bytes);
+            }
+            self.have += bytes.len() as u64;
+        }
     }
 
     fn restart(&mut self) -> Result<()> {
