@@ -244,8 +244,8 @@ impl<'o> Client<'o> {
         }
     }
 
-    /// The failure of a request, or of reading its answer. An address may have been signed: only its host is told.
-    pub fn network_failure(&self, url: &str, error: ureq::Error) -> Failure {
+    /// The failure of a request. An address may have been signed: only its host is told.
+    fn network_failure(&self, url: &str, error: ureq::Error) -> Failure {
         let host = origin(url).unwrap_or(url);
         #[allow(clippy::wildcard_enum_match_arm, reason = "all others speak for themselves")]
         let problem = match error {
@@ -256,7 +256,19 @@ impl<'o> Client<'o> {
             ureq::Error::Io(error) => format!("{host} can't be reached: {error}"),
             other => format!("{host} can't be reached: {other}"),
         };
-        let remedy = "check the network, and HF_ENDPOINT; what has come so far is kept";
+        Failure::Again(Error::hub(self.name, problem, "check the network, and HF_ENDPOINT"))
+    }
+
+    /// The failure of reading the bytes of a file.
+    pub fn broken_off(&self, file: &str, error: std::io::Error) -> Failure {
+        #[allow(clippy::wildcard_enum_match_arm, reason = "all others speak for themselves")]
+        let problem = match ureq::Error::from(error) {
+            ureq::Error::Timeout(_) => {
+                format!("the hub sends nothing for {:?} of `{file}`", self.options.stalled)
+            }
+            other => format!("the transfer of `{file}` breaks off: {other}"),
+        };
+        let remedy = "check the network and try again; what has come is kept";
         Failure::Again(Error::hub(self.name, problem, remedy))
     }
 }

@@ -151,7 +151,7 @@ impl Transfers<'_> {
             let read = match body.read(&mut chunk) {
                 Ok(read) => read,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                Err(error) => return Err(self.client.network_failure(&self.options.endpoint, error.into())),
+                Err(error) => return Err(self.client.broken_off(file, error)),
             };
             let Some(bytes) = chunk.get(..read).filter(|bytes| !bytes.is_empty()) else { break };
             partial.add(bytes)?;
