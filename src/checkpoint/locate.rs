@@ -45,7 +45,12 @@ pub(super) fn find(path: &Path, options: impl FnOnce() -> HubOptions, opening: &
         Err(error) if hub::has_host(text) => return Err(error),
         // It was meant as a path.
         _ if ollama_name.is_none() => return io_error(problem),
-        _ => return io_error(format!("{problem}, and names of the Hugging Face hub are org/model{}", similar(text, options))),
+        _ => {
+            return io_error(format!(
+                "{problem}, and names of the Hugging Face hub are org/model{}",
+                similar(text, options)
+            ))
+        }
     };
     let options = options();
     name.find_or_pull(&options)?.map_err(|Unknown { problem: unknown, remedy }| {

@@ -46,13 +46,22 @@ fn without_a_network_there_is_what_the_cache_has() {
     let server = bundled_server();
     let (_dir, mut options) = cache(&server);
     options.offline = true;
-    let parts = ["org/model: ", "no model `org/model:latest` in an Ollama store", "not in the cache of the hub", "HF_HUB_OFFLINE"];
+    let parts = [
+        "org/model: ",
+        "no model `org/model:latest` in an Ollama store",
+        "not in the cache of the hub",
+        "HF_HUB_OFFLINE",
+    ];
     refused("org/model", &options, &parts);
     assert!(server.requests().is_empty());
     options.offline = false;
     drop(server);
     options.endpoint = "http://127.0.0.1:1".into();
-    refused("org/model", &options, &["not in the cache of the hub", "127.0.0.1:1 can't be reached", "check the network"]);
+    refused(
+        "org/model",
+        &options,
+        &["not in the cache of the hub", "127.0.0.1:1 can't be reached", "check the network"],
+    );
     for endpoint in ["", "huggingface.co", "ftp://a"] {
         options.endpoint = endpoint.into();
         refused("org/model", &options, &["is no address of a hub", "HF_ENDPOINT"]);
@@ -103,7 +112,9 @@ fn what_is_nothing_is_told_in_one_error() {
     let asked = server.requests().len();
     // Paths and names of files are not asked for, nor anything that is no name.
     let missing = dir.path().join("none");
-    for path in ["../none", "./none", "a/b/c/d", "models/x.safetensors", "x/y.gguf", missing.to_str().unwrap()] {
+    for path in
+        ["../none", "./none", "a/b/c/d", "models/x.safetensors", "x/y.gguf", missing.to_str().unwrap()]
+    {
         assert!(matches!(open(path, &options), Err(Error::Io { .. })), "{path}");
     }
     for name in ["hf.co/model", "hf.co/a/b/c", "https://huggingface.co/a/b@.."] {

@@ -49,7 +49,12 @@ fn what_python_wrote_is_found() {
         write(dir.path(), Some("refs/pr/2"), &other, &files, links);
         let unnamed = "b".repeat(40);
         write(dir.path(), None, &unnamed, &files, links);
-        for name in ["org/model", "org/model@refs/pr/2", &format!("org/model@{other}"), &format!("org/model@{unnamed}")] {
+        for name in [
+            "org/model",
+            "org/model@refs/pr/2",
+            &format!("org/model@{other}"),
+            &format!("org/model@{unnamed}"),
+        ] {
             assert!(open(name, &options).unwrap().tokenizer_file().is_some(), "{name}");
         }
         assert!(open("org/model@v1", &options).is_err());
@@ -65,7 +70,11 @@ fn what_is_not_complete_is_not_opened() {
     let cases: [&[(&str, &[u8])]; 6] = [
         &[("config.json", b"{}")],
         &[("model.safetensors", b"x")],
-        &[("config.json", b"{}"), ("model.safetensors.index.json", index), ("model-00001-of-00002.safetensors", b"x")],
+        &[
+            ("config.json", b"{}"),
+            ("model.safetensors.index.json", index),
+            ("model-00001-of-00002.safetensors", b"x"),
+        ],
         &[("config.json", b"{}"), ("model-00002-of-00002.safetensors", b"x")],
         &[("x-Q4_0-00001-of-00002.gguf", b"x")],
         &[("x-1.uqff", b"x")],

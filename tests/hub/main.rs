@@ -28,7 +28,11 @@ pub fn bundled() -> Vec<(&'static str, Vec<u8>)> {
 pub fn bundled_server() -> Server {
     let bundled = bundled();
     let mut files: Vec<(&str, &[u8])> = bundled.iter().map(|(name, bytes)| (*name, &bytes[..])).collect();
-    files.extend([("README.md", &b"# a model"[..]), ("pytorch_model.bin", &b"x"[..]), ("onnx/model.onnx", &b"x"[..])]);
+    files.extend([
+        ("README.md", &b"# a model"[..]),
+        ("pytorch_model.bin", &b"x"[..]),
+        ("onnx/model.onnx", &b"x"[..]),
+    ]);
     Server::new(&files)
 }
 

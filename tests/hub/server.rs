@@ -149,7 +149,8 @@ fn read(reader: &mut impl BufRead) -> io::Result<Option<Request>> {
         match (name.to_ascii_lowercase().as_str(), value.trim()) {
             ("authorization", value) => request.authorization = Some(value.to_owned()),
             ("range", value) => {
-                request.range = value.strip_prefix("bytes=").and_then(|range| range.strip_suffix('-')?.parse().ok());
+                request.range =
+                    value.strip_prefix("bytes=").and_then(|range| range.strip_suffix('-')?.parse().ok());
             }
             _ => {}
         }
@@ -190,7 +191,13 @@ fn answer(hub: &Mutex<Hub>, end: &AtomicBool, stream: &mut TcpStream, request: &
     let found = places.iter().enumerate().find_map(|(place, prefix)| {
         let name = request.path.strip_prefix(prefix)?.replace("%20", " ");
         let hub = hub.lock().unwrap();
-        Some((place, hub.files.get(&name)?.clone(), hub.faults.get(&name).copied(), hub.elsewhere.clone(), name))
+        Some((
+            place,
+            hub.files.get(&name)?.clone(),
+            hub.faults.get(&name).copied(),
+            hub.elsewhere.clone(),
+            name,
+        ))
     });
     let Some((place, bytes, fault, elsewhere, name)) = found else {
         head(stream, "404 Not Found", &[length(0), ("X-Error-Code", "EntryNotFound".into())])?;

@@ -42,14 +42,21 @@ fn a_model_is_fetched_once_and_only_what_is_needed() {
     let bytes: usize = bundled().iter().map(|(_, bytes)| bytes.len()).sum();
     assert_eq!(*events.lock().unwrap(), (5, bytes as u64, bytes as u64, 5));
     let asked = server.requests();
-    assert!(!asked.iter().any(|request| ["README", ".bin", "onnx"].iter().any(|part| request.path.contains(part))));
+    assert!(!asked
+        .iter()
+        .any(|request| ["README", ".bin", "onnx"].iter().any(|part| request.path.contains(part))));
     // Weights come last: whoever sees them sees everything.
     let first = asked.iter().position(|request| request.path.ends_with("model.safetensors")).unwrap();
     assert!(asked[first..].iter().all(|request| request.path.ends_with("model.safetensors")), "{asked:?}");
     assert_eq!(fs::read_to_string(repo(&options).join("refs/main")).unwrap(), COMMIT);
 
     // What is there is opened without the network, by every form of the name, whatever the mirror.
-    for name in ["org/model", "hf.co/org/model", "https://huggingface.co/org/model@main", &format!("org/model@{COMMIT}")] {
+    for name in [
+        "org/model",
+        "hf.co/org/model",
+        "https://huggingface.co/org/model@main",
+        &format!("org/model@{COMMIT}"),
+    ] {
         options.offline = !options.offline;
         open(name, &options).unwrap();
     }
@@ -63,7 +70,9 @@ fn a_model_is_fetched_once_and_only_what_is_needed() {
     assert!(newer.ends_with("f".repeat(40)));
     assert_eq!(open("org/model", &options).unwrap().path(), newer);
     // The blobs are the same: nothing but what the hub states was asked for.
-    let gets = |request: &&crate::server::Request| request.method == "GET" && !request.path.starts_with("/api/models");
+    let gets = |request: &&crate::server::Request| {
+        request.method == "GET" && !request.path.starts_with("/api/models")
+    };
     assert_eq!(server.requests()[asked.len()..].iter().filter(gets).count(), 0);
 }
 
@@ -86,7 +95,8 @@ fn a_cut_transfer_goes_on_where_it_ended() {
     let path = pull("org/model", &options).unwrap();
     assert_eq!(fs::read(&path).unwrap(), large());
     assert!(path.ends_with("m-Q4_0.gguf"));
-    let gets: Vec<_> = server.requests().into_iter().filter(|request| request.method == "GET").skip(1).collect();
+    let gets: Vec<_> =
+        server.requests().into_iter().filter(|request| request.method == "GET").skip(1).collect();
     let ranges: Vec<_> = gets.iter().map(|request| request.range).collect();
     assert_eq!(ranges, [None, Some(1_200_000), Some(2_400_000)]);
     assert_eq!(server.hub.lock().unwrap().sent, large().len());
@@ -184,13 +194,16 @@ fn a_blob_is_fetched_by_one_of_many() {
     });
     let sizes: usize = bundled().iter().map(|(_, bytes)| bytes.len()).sum();
     assert_eq!(server.hub.lock().unwrap().sent, sizes);
-    assert!(files_below(&repo(&options)).iter().all(|file| !file.contains("incomplete") && !file.contains("tmp")));
+    assert!(files_below(&repo(&options))
+        .iter()
+        .all(|file| !file.contains("incomplete") && !file.contains("tmp")));
 }
 
 #[test]
 fn one_of_several_gguf_models_is_fetched() {
     let bytes = large();
-    let names = ["a-Q4_K_M.gguf", "a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf", "sub dir/a-F16.gguf"];
+    let names =
+        ["a-Q4_K_M.gguf", "a-Q8_0-00001-of-00002.gguf", "a-Q8_0-00002-of-00002.gguf", "sub dir/a-F16.gguf"];
     let files: Vec<(&str, &[u8])> = names.iter().map(|name| (*name, &bytes[..10])).collect();
     let server = Server::new(&files);
     let (_dir, options) = cache(&server);
@@ -227,9 +240,12 @@ fn shards_are_those_of_the_index() {
     assert_eq!(open("org/model", &options).unwrap().tensor_names().count(), 2);
     assert!(server.requests().iter().all(|request| !request.path.contains("consolidated")));
     // An index of a shard that is not there, or elsewhere.
-    for (shard, problem) in [("missing.safetensors", "`missing.safetensors` is missing"), ("../x", "not a plain file name")] {
+    for (shard, problem) in
+        [("missing.safetensors", "`missing.safetensors` is missing"), ("../x", "not a plain file name")]
+    {
         let index = format!(r#"{{"weight_map": {{"a": "{shard}"}}}}"#);
-        let server = Server::new(&[("model.safetensors.index.json", index.as_bytes()), ("config.json", b"{}")]);
+        let server =
+            Server::new(&[("model.safetensors.index.json", index.as_bytes()), ("config.json", b"{}")]);
         let (_dir, options) = cache(&server);
         let error = pull("org/model", &options).unwrap_err().to_string();
         assert!(error.contains(problem), "{error}");

@@ -82,7 +82,9 @@ impl HubCache {
         let files = folder.files(&commit)?;
         match select(&files, name.choice()) {
             // Python may have fetched the weights alone.
-            Ok(selection) if selection.opens.is_none() && !files.iter().any(|file| file == "config.json") => Ok(None),
+            Ok(selection) if selection.opens.is_none() && !files.iter().any(|file| file == "config.json") => {
+                Ok(None)
+            }
             Ok(selection) => folder.place(&commit, &files, &selection),
             // Of several here none was chosen, and no other is meant.
             Err(unfit) if name.choice().is_none() && unfit.is_ambiguous => {
@@ -117,7 +119,8 @@ impl HubCache {
         for commit in names_in(&folder.dir.join("snapshots"))?.iter().filter_map(|name| Commit::parse(name)) {
             // As a user would name it.
             let of = |(of, _): &&(String, String)| *of == commit.0;
-            let revision = refs.iter().filter(of).map(|(_, name)| name).min_by_key(|name| (*name != "main", *name));
+            let revision =
+                refs.iter().filter(of).map(|(_, name)| name).min_by_key(|name| (*name != "main", *name));
             let name = name.at(revision.unwrap_or(&commit.0));
             let files = folder.files(&commit)?;
             for choice in all(&files) {
@@ -127,7 +130,8 @@ impl HubCache {
                 };
                 // Safetensors, not the only one of other models, which has a choice.
                 let selection = select(&files, choice.as_deref());
-                let selection = selection.ok().filter(|selection| choice.is_some() || selection.opens.is_none());
+                let selection =
+                    selection.ok().filter(|selection| choice.is_some() || selection.opens.is_none());
                 if let (Ok(name), Some(selection)) = (name, selection) {
                     let path = folder.place(&commit, &files, &selection)?;
                     models.extend(path.map(|path| CachedModel { name, path }));
@@ -166,7 +170,11 @@ impl Folder {
             Err(error) if error.kind() != io::ErrorKind::InvalidData => Err(failed(error)),
             _ => match Commit::parse(text.trim()) {
                 Some(commit) => Ok(Some(commit)),
-                None => Err(Error::file(&path, "no commit is written there", "remove it, and fetch the model again")),
+                None => Err(Error::file(
+                    &path,
+                    "no commit is written there",
+                    "remove it, and fetch the model again",
+                )),
             },
         }
     }

@@ -42,6 +42,8 @@ pub(super) struct Listing {
 pub(super) struct Stated {
     /// The name of its blob.
     pub etag: String,
+    /// Whether that was stated of the file itself, and not of an answer.
+    is_linked: bool,
     pub size: Option<u64>,
 }
 
@@ -104,6 +106,9 @@ impl<'o> Client<'o> {
         };
         let info: Info = serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         let commit = Commit::parse(&info.sha).ok_or_else(|| wrong(format!("`{}` is no commit", info.sha)))?;
+        if Commit::parse(self.name.revision()).is_some_and(|wanted| wanted != commit) {
+            return Err(wrong(format!("it is of the commit {}", commit.as_str())).into());
+        }
         let files: Vec<String> = info.siblings.into_iter().map(|sibling| sibling.rfilename).collect();
         match files.iter().find(|file| !is_safe(file)) {
             None => Ok(Listing { commit, files }),
@@ -177,7 +182,8 @@ impl<'o> Client<'o> {
             if !response.status().is_redirection() {
                 return self.checked(response, &url).map(|response| (response, stated));
             }
-            let target = header(response.headers(), "location").and_then(|location| redirected(&url, location));
+            let target =
+                header(response.headers(), "location").and_then(|location| redirected(&url, location));
             let Some(target) = target else {
                 let problem = format!("{url} leads nowhere, or to a place without encryption");
                 return Err(Error::hub(self.name, problem, "check HF_ENDPOINT").into());
@@ -211,9 +217,10 @@ impl<'o> Client<'o> {
                 let remedy = format!("accept its licence at {endpoint}/{repo}, {account}");
                 Err(Error::hub(name, problem, remedy).into())
             }
-            (StatusCode::NOT_FOUND, "RevisionNotFound") => {
-                unknown(format!("`{repo}` has no revision `{}` at {endpoint}", name.revision()), "check the name")
-            }
+            (StatusCode::NOT_FOUND, "RevisionNotFound") => unknown(
+                format!("`{repo}` has no revision `{}` at {endpoint}", name.revision()),
+                "check the name",
+            ),
             (StatusCode::NOT_FOUND, "EntryNotFound") => {
                 Err(Error::hub(name, format!("{url} is not there"), "check HF_ENDPOINT").into())
             }
@@ -226,7 +233,10 @@ impl<'o> Client<'o> {
             ),
             (StatusCode::NOT_FOUND, _) => {
                 let revision = name.revision();
-                unknown(format!("there is no repository `{repo}` with `{revision}` at {endpoint}"), "check the name")
+                unknown(
+                    format!("there is no repository `{repo}` with `{revision}` at {endpoint}"),
+                    "check the name",
+                )
             }
             (StatusCode::TOO_MANY_REQUESTS, _) => Err(Failure::Again(Error::hub(
                 name,
@@ -277,7 +287,9 @@ impl Stated {
     fn take(&mut self, headers: &HeaderMap, status: StatusCode) {
         // Weak or not, quoted or not.
         let etag = |name| header(headers, name).map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
-        if let Some(etag) = etag("x-linked-etag").or_else(|| etag("etag").filter(|_| self.etag.is_empty())) {
+        let linked = etag("x-linked-etag");
+        self.is_linked |= linked.is_some();
+        if let Some(etag) = linked.or_else(|| etag("etag").filter(|_| !self.is_linked)) {
             self.etag = etag.to_owned();
         }
         let number = |name| header(headers, name).and_then(|text| text.parse().ok());
@@ -326,8 +338,13 @@ mod tests {
     fn the_token_has_one_origin() {
         assert_eq!(origin("https://huggingface.co/a/b"), Some("https://huggingface.co"));
         assert_eq!(origin("http://localhost:80?x"), Some("http://localhost:80"));
-        assert_eq!(origin("https://huggingface.co.evil.example/a"), Some("https://huggingface.co.evil.example"));
-        for wrong in ["", "huggingface.co", "ftp://a/b", "https://", "https:///a", "https://hub@evil.example/a"] {
+        assert_eq!(
+            origin("https://huggingface.co.evil.example/a"),
+            Some("https://huggingface.co.evil.example")
+        );
+        for wrong in
+            ["", "huggingface.co", "ftp://a/b", "https://", "https:///a", "https://hub@evil.example/a"]
+        {
             assert_eq!(origin(wrong), None, "{wrong}");
         }
     }
@@ -348,7 +365,10 @@ mod tests {
         for name in ["a", "a.b/c", ".gitattributes", "a..b", "ä b", "1_Pooling/config.json"] {
             assert!(is_safe(name), "{name}");
         }
-        for name in ["", "..", "../a", "a/../b", "a/..", "/a", "a//b", "a/", "./a", "a\\b", "..\\a", "C:a", "a\nb", "\0"] {
+        for name in [
+            "", "..", "../a", "a/../b", "a/..", "/a", "a//b", "a/", "./a", "a\\b", "..\\a", "C:a", "a\nb",
+            "\0",
+        ] {
             assert!(!is_safe(name), "{name:?}");
         }
     }

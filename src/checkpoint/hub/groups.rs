@@ -28,10 +28,7 @@ pub(super) fn groups(files: &[String]) -> Vec<Group> {
             groups.entry((stem, parts, false, parts.is_some())).or_default().push((number, file));
         } else if let Some(stem) = file.strip_suffix(".uqff").filter(|_| !file.contains('/')) {
             let (stem, number) = uqff_part(stem);
-            groups
-                .entry((stem, None, true, number.is_some()))
-                .or_default()
-                .push((number.unwrap_or(0), file));
+            groups.entry((stem, None, true, number.is_some())).or_default().push((number.unwrap_or(0), file));
         }
     }
     let group = |((stem, parts, is_uqff, _), mut files): ((&str, _, _, _), Vec<(usize, &String)>)| {
@@ -136,5 +133,8 @@ pub(super) fn chosen<'g>(groups: &'g [Group], choice: &str) -> Vec<&'g Group> {
     let of = |is: &dyn Fn(&Group) -> bool| groups.iter().filter(|group| is(group)).collect::<Vec<_>>();
     let named = of(&|group| group.name().eq_ignore_ascii_case(bare));
     let quant = of(&|group| group.quant().eq_ignore_ascii_case(bare));
-    [named, quant].into_iter().find(|found| !found.is_empty()).unwrap_or_else(|| of(&|group| group.matches(bare)))
+    [named, quant]
+        .into_iter()
+        .find(|found| !found.is_empty())
+        .unwrap_or_else(|| of(&|group| group.matches(bare)))
 }

@@ -14,7 +14,8 @@ const DEFAULT_REVISION: &str = "main";
 const LONGEST_REPO: usize = 96;
 const LONGEST: usize = 200;
 
-const REMEDY: &str = "write org/model, org/model@revision or org/model:Q4_K_M, with hf.co/ before it or without";
+const REMEDY: &str =
+    "write org/model, org/model@revision or org/model:Q4_K_M, with hf.co/ before it or without";
 
 /// The name of a model of the Hugging Face hub: a repository, a revision of it, and which of several GGUF or UQFF models.
 ///
@@ -201,11 +202,48 @@ mod tests {
     fn what_could_lead_out_of_the_cache_is_no_name() {
         let long = format!("org/{}", "a".repeat(LONGEST_REPO));
         for text in [
-            "", "model", "/model", "org/", "org//model", "a/b/c", "../model", "org/..", "./model", "org/.", "org/.git",
-            "org/-m", "org/m-", "org/a..b", "org/a--b", "a--b/model", "org/mo del", "org/m\u{7}", "org/m\n", "org/m\\n",
-            "org/m@", "org/m@..", "org/m@a/../b", "org/m@/a", "org/m@a/", "org/m@a//b", "org/m@-a", "org/m@a b",
-            "org/m@\u{1b}[2J", "org/m@.a", "org/m@a.", "org/m:", "org/m:a/b", "org/m:a b", "org/m:..\\x", "org/m:a:b",
-            "C:\\org\\model", "/org/model", "\u{e9}/model", "hf.co/model", "https://hf.co/", "https://example.org/a/b",
+            "",
+            "model",
+            "/model",
+            "org/",
+            "org//model",
+            "a/b/c",
+            "../model",
+            "org/..",
+            "./model",
+            "org/.",
+            "org/.git",
+            "org/-m",
+            "org/m-",
+            "org/a..b",
+            "org/a--b",
+            "a--b/model",
+            "org/mo del",
+            "org/m\u{7}",
+            "org/m\n",
+            "org/m\\n",
+            "org/m@",
+            "org/m@..",
+            "org/m@a/../b",
+            "org/m@/a",
+            "org/m@a/",
+            "org/m@a//b",
+            "org/m@-a",
+            "org/m@a b",
+            "org/m@\u{1b}[2J",
+            "org/m@.a",
+            "org/m@a.",
+            "org/m:",
+            "org/m:a/b",
+            "org/m:a b",
+            "org/m:..\\x",
+            "org/m:a:b",
+            "C:\\org\\model",
+            "/org/model",
+            "\u{e9}/model",
+            "hf.co/model",
+            "https://hf.co/",
+            "https://example.org/a/b",
             &long,
         ] {
             let Err(error) = Name::parse(text) else { panic!("{text}") };

@@ -20,13 +20,18 @@ const AT_ONCE: usize = 4;
 pub(super) fn pull(name: &Name, options: &HubOptions) -> Result<Result<PathBuf, Unknown>> {
     if options.offline {
         let problem = "nothing is fetched, as HF_HUB_OFFLINE says";
-        return Ok(Err(Unknown::new(problem, "unset HF_HUB_OFFLINE, or fetch the model where there is a network")));
+        return Ok(Err(Unknown::new(
+            problem,
+            "unset HF_HUB_OFFLINE, or fetch the model where there is a network",
+        )));
     }
     let client = Client::new(name, options)?;
     let Listing { commit, files } = match client.list() {
         Ok(listing) => listing,
         Err(Failure::Unknown(unknown)) => return Ok(Err(unknown)),
-        Err(Failure::Again(Error::Hub { problem, remedy, .. })) => return Ok(Err(Unknown::new(problem, remedy))),
+        Err(Failure::Again(Error::Hub { problem, remedy, .. })) => {
+            return Ok(Err(Unknown::new(problem, remedy)))
+        }
         Err(Failure::Again(error) | Failure::Final(error)) => return Err(error),
     };
     let unfit = |Unfit { problem, remedy, .. }: Unfit| Error::hub(name, problem, remedy);

@@ -70,9 +70,8 @@ pub(super) struct Unfit {
 pub(super) fn select(files: &[String], choice: Option<&str>) -> Result<Selection, Unfit> {
     let groups = groups(files);
     let has = |name: &str| files.iter().any(|file| file == name);
-    let is_model = |file: &&String| {
-        file.starts_with("model") && file.ends_with(".safetensors") && !file.contains('/')
-    };
+    let is_model =
+        |file: &&String| file.starts_with("model") && file.ends_with(".safetensors") && !file.contains('/');
     let safetensors: Vec<String> = files.iter().filter(is_model).cloned().collect();
     let has_index = has(INDEX) && choice.is_none();
     let candidates = match choice {
@@ -85,11 +84,21 @@ pub(super) fn select(files: &[String], choice: Option<&str>) -> Result<Selection
     let group = match (candidates.as_slice(), choice) {
         ([group], _) => group,
         ([], None) if has_index => {
-            return Ok(Selection { companions: companions().collect(), weights: vec![], has_index, opens: None });
+            return Ok(Selection {
+                companions: companions().collect(),
+                weights: vec![],
+                has_index,
+                opens: None,
+            });
         }
         ([], None) if !safetensors.is_empty() => {
             complete(&safetensors)?;
-            return Ok(Selection { companions: companions().collect(), weights: safetensors, has_index, opens: None });
+            return Ok(Selection {
+                companions: companions().collect(),
+                weights: safetensors,
+                has_index,
+                opens: None,
+            });
         }
         ([], _) if groups.is_empty() => return Err(no_weights(files, choice)),
         ([], _) => return Err(several(&format!("no `{}`", choice.unwrap_or_default()), &groups)),
@@ -199,7 +208,10 @@ mod tests {
         let text = refused("model-00001-of-00002.safetensors", None);
         assert!(text.contains("`model-00002-of-00002.safetensors` is missing"), "{text}");
         let text = refused("config.json pytorch_model.bin", None);
-        assert!(text.starts_with("no safetensors, GGUF or UQFF files of a model, but `pytorch_model.bin`"), "{text}");
+        assert!(
+            text.starts_with("no safetensors, GGUF or UQFF files of a model, but `pytorch_model.bin`"),
+            "{text}"
+        );
     }
 
     const GGUF: &str = "README.md config.json Qwen3-4B-Q4_K_M.gguf Qwen3-4B-Q4_K_S.gguf Qwen3-4B-Q4_K.gguf \
@@ -250,7 +262,8 @@ mod tests {
 
     #[test]
     fn uqff_has_shards_and_a_residual() {
-        let names = "config.json residual.safetensors tokenizer.json m-afq4-0.uqff m-afq4-1.uqff m-afq8-0.uqff";
+        let names =
+            "config.json residual.safetensors tokenizer.json m-afq4-0.uqff m-afq4-1.uqff m-afq8-0.uqff";
         let expected = "config.json tokenizer.json m-afq4-0.uqff m-afq4-1.uqff residual.safetensors";
         assert_eq!(selected(names, Some("AFQ4")), (files(expected), Some("m-afq4-0.uqff".into())));
         assert!(refused(names, None).starts_with("2 models; it has :afq4, :afq8;"));

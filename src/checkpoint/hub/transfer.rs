@@ -158,7 +158,8 @@ impl Transfers<'_> {
             if stated.size.is_some_and(|size| partial.have > size) {
                 let have = partial.have;
                 partial.restart()?;
-                let problem = format!("`{file}` has {have} bytes or more, {} were stated", stated.size.unwrap_or(0));
+                let problem =
+                    format!("`{file}` has {have} bytes or more, {} were stated", stated.size.unwrap_or(0));
                 return Err(Error::hub(self.name, problem, "fetch it again").into());
             }
             self.tell(&HubEvent::Advanced { file, bytes: read as u64 });

@@ -19,7 +19,13 @@ fn run(args: &[&str], cache: &Path, endpoint: &str, offline: bool) -> Output {
 
 fn bundled() -> Server {
     let dir = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("assets/tiny");
-    let names = ["config.json", "generation_config.json", "model.safetensors", "tokenizer.json", "tokenizer_config.json"];
+    let names = [
+        "config.json",
+        "generation_config.json",
+        "model.safetensors",
+        "tokenizer.json",
+        "tokenizer_config.json",
+    ];
     let files = names.map(|name| (name, fs::read(dir.join(name)).unwrap()));
     Server::new(&files.each_ref().map(|(name, bytes)| (*name, &bytes[..])))
 }
@@ -55,11 +61,22 @@ fn commands_take_names() {
     let listed = run(&["list", "--json"], cache, &server.url, true);
     let listed: Value = serde_json::from_slice(&listed.stdout).unwrap();
     let (model, inspected): (_, Value) = (&listed[0], serde_json::from_slice(&inspected.stdout).unwrap());
-    assert_eq!((&model["name"], &model["kind"], &model["source"]), (&"org/model".into(), &"MLX".into(), &"hub".into()));
+    assert_eq!(
+        (&model["name"], &model["kind"], &model["source"]),
+        (&"org/model".into(), &"MLX".into(), &"hub".into())
+    );
     assert_eq!(model["bits_per_weight"], inspected["bits_per_weight"]);
-    assert_eq!(model["bytes"], fs::metadata(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("assets/tiny/model.safetensors")).unwrap().len());
+    assert_eq!(
+        model["bytes"],
+        fs::metadata(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("assets/tiny/model.safetensors"))
+            .unwrap()
+            .len()
+    );
     let listed = String::from_utf8(run(&["list"], cache, &server.url, true).stdout).unwrap();
-    assert!(listed.starts_with("org/model") && listed.contains("1.1 MB") && listed.contains("MLX (hub)"), "{listed}");
+    assert!(
+        listed.starts_with("org/model") && listed.contains("1.1 MB") && listed.contains("MLX (hub)"),
+        "{listed}"
+    );
 
     let pulled = String::from_utf8(run(&["pull", "org/model"], cache, &server.url, false).stdout).unwrap();
     assert!(Path::new(pulled.trim()).join("config.json").is_file(), "{pulled}");
@@ -68,7 +85,8 @@ fn commands_take_names() {
 
 #[test]
 fn one_gguf_model_is_included() {
-    let (server, dir) = (Server::new(&[("a-Q4_0.gguf", b"x"), ("a-Q8_0.gguf", b"y")]), tempfile::tempdir().unwrap());
+    let (server, dir) =
+        (Server::new(&[("a-Q4_0.gguf", b"x"), ("a-Q8_0.gguf", b"y")]), tempfile::tempdir().unwrap());
     for (args, problem) in [
         (&["pull", "org/model"][..], "2 models; it has :Q4_0, :Q8_0"),
         (&["pull", "org/model:Q4_0", "--include", "Q8_0"], "two choices"),

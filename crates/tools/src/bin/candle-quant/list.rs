@@ -82,7 +82,8 @@ impl Facts {
         let model = Config::from_checkpoint(checkpoint).ok();
         let mut summary = WeightSummary::default();
         for name in checkpoint.tensor_names() {
-            let in_features = model.as_ref().and_then(|model| model.in_features(module_of(name).unwrap_or(name)));
+            let in_features =
+                model.as_ref().and_then(|model| model.in_features(module_of(name).unwrap_or(name)));
             let weight = checkpoint.tensor(name, in_features)?;
             if weight.dims().len() > 1 {
                 let elements = weight.dims().iter().map(|&dim| dim as u64).product();

@@ -47,7 +47,7 @@ impl Progress {
             (true, ..) => Way::Quiet,
             (_, true, _) => Way::Json,
             (.., true) => {
-                let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::stderr());
+                let bar = ProgressBar::with_draw_target(Some(0), ProgressDrawTarget::hidden());
                 let template = "{wide_bar} {bytes}/{total_bytes} {bytes_per_sec} {eta}  {msg}";
                 Way::Bar(match ProgressStyle::with_template(template) {
                     Ok(style) => bar.with_style(style),
@@ -68,6 +68,10 @@ impl Progress {
         state.count += count;
         state.bytes += bytes;
         if let Way::Bar(bar) = &self.way {
+            // Where nothing is to be done, nothing is drawn.
+            if bar.is_hidden() {
+                bar.set_draw_target(ProgressDrawTarget::stderr());
+            }
             bar.set_length(state.bytes);
         }
     }
@@ -116,7 +120,7 @@ impl Progress {
         match &self.way {
             Way::Bar(bar) => bar.finish_and_clear(),
             Way::Json => self.line(&mut state, ""),
-            Way::Lines if state.begun.elapsed() >= EVERY => self.line(&mut state, ""),
+            Way::Lines if state.count > 0 && state.begun.elapsed() >= EVERY => self.line(&mut state, ""),
             Way::Quiet | Way::Lines => {}
         }
     }
