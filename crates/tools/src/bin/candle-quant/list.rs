@@ -90,11 +90,12 @@ impl Facts {
                 summary.add(&weight.format_name(), elements, weight.size_in_bytes() as u64);
             }
         }
+        let has_weights = summary.formats().next().is_some();
         let size = |file: &PathBuf| std::fs::metadata(file).map_or(0, |metadata| metadata.len());
         Ok(Self {
             kind: checkpoint.kind().to_string(),
             bytes: checkpoint.weight_files().iter().map(size).sum(),
-            bits_per_weight: summary.formats().next().is_some().then(|| summary.bits_per_weight()),
+            bits_per_weight: has_weights.then(|| summary.bits_per_weight()),
         })
     }
 }
