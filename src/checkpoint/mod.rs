@@ -72,7 +72,7 @@ pub use file::reads;
 #[doc(hidden)]
 pub use file::with_masked_literals;
 pub use file::{Budget, Digest, OpenOptions, Reads};
-pub use hub::{CachedModel, HubCache, HubEvent, HubOptions, Name as HubName};
+pub use hub::{CachedModel, HubCache, HubEvent, HubOptions, HubProgress, Name as HubName};
 pub use kind::{CheckpointKind, QuantMethod};
 pub use locate::locate;
 pub use ollama::{Name as OllamaName, Store as OllamaStore};

@@ -16,22 +16,35 @@ pub(super) struct Group {
     pub is_uqff: bool,
 }
 
+/// What all parts of a model have in common.
+#[derive(PartialEq, Eq, PartialOrd, Ord)]
+struct Key<'f> {
+    stem: &'f str,
+    parts: Option<usize>,
+    is_uqff: bool,
+    is_numbered: bool,
+}
+
 /// The models that files of these names are.
 pub(super) fn groups(files: &[String]) -> Vec<Group> {
-    let mut groups: BTreeMap<(&str, Option<usize>, bool, bool), Vec<(usize, &String)>> = BTreeMap::new();
+    let mut groups: BTreeMap<Key<'_>, Vec<(usize, &String)>> = BTreeMap::new();
     for file in files {
         let name = file.rsplit('/').next().unwrap_or(file);
         // Projectors of images and matrices of importance are no models.
         let is_aside = name.starts_with("mmproj") || name.to_ascii_lowercase().contains("imatrix");
-        if let Some(stem) = file.strip_suffix(".gguf").filter(|_| !is_aside) {
+        let (key, number) = if let Some(stem) = file.strip_suffix(".gguf").filter(|_| !is_aside) {
             let (stem, number, parts) = gguf_part(stem);
-            groups.entry((stem, parts, false, parts.is_some())).or_default().push((number, file));
+            (Key { stem, parts, is_uqff: false, is_numbered: parts.is_some() }, number)
         } else if let Some(stem) = file.strip_suffix(".uqff").filter(|_| !file.contains('/')) {
             let (stem, number) = uqff_part(stem);
-            groups.entry((stem, None, true, number.is_some())).or_default().push((number.unwrap_or(0), file));
-        }
+            let key = Key { stem, parts: None, is_uqff: true, is_numbered: number.is_some() };
+            (key, number.unwrap_or(0))
+        } else {
+            continue;
+        };
+        groups.entry(key).or_default().push((number, file));
     }
-    let group = |((stem, parts, is_uqff, _), mut files): ((&str, _, _, _), Vec<(usize, &String)>)| {
+    let group = |(Key { stem, parts, is_uqff, .. }, mut files): (Key<'_>, Vec<(usize, &String)>)| {
         files.sort();
         let files = files.into_iter().map(|(_, file)| file.clone()).collect();
         Group { stem: stem.to_owned(), files, parts, is_uqff }

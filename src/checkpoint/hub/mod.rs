@@ -21,7 +21,7 @@ mod unknown;
 pub use cache::{CachedModel, HubCache};
 pub(super) use name::has_host;
 pub use name::Name;
-pub use options::{HubEvent, HubOptions};
+pub use options::{HubEvent, HubOptions, HubProgress};
 pub(super) use unknown::Unknown;
 
 use crate::Result;

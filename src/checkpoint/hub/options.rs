@@ -39,8 +39,11 @@ pub struct HubOptions {
     /// How long nothing may come before a transfer counts as stalled.
     pub stalled: Duration,
     /// Who is told what is fetched, from several threads.
-    pub progress: Option<Arc<dyn Fn(&HubEvent<'_>) + Send + Sync>>,
+    pub progress: Option<HubProgress>,
 }
+
+/// Who is told what is fetched.
+pub type HubProgress = Arc<dyn Fn(&HubEvent<'_>) + Send + Sync>;
 
 /// What happens while files are fetched.
 #[derive(Clone, Copy, Debug)]

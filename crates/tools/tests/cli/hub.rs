@@ -84,6 +84,22 @@ fn commands_take_names() {
 }
 
 #[test]
+fn processes_fetch_a_file_once() {
+    let (server, dir) = (bundled(), tempfile::tempdir().unwrap());
+    let start = || {
+        let mut command = command(&["pull", "org/model"]);
+        command.env("HF_HUB_CACHE", dir.path()).env("HF_ENDPOINT", &server.url).env_remove("HF_HUB_OFFLINE");
+        command.stdout(std::process::Stdio::null()).spawn().unwrap()
+    };
+    let processes: Vec<_> = (0..4).map(|_| start()).collect();
+    for mut process in processes {
+        assert!(process.wait().unwrap().success());
+    }
+    let hub = server.hub.lock().unwrap();
+    assert_eq!(hub.sent, hub.files.values().map(Vec::len).sum::<usize>());
+}
+
+#[test]
 fn one_gguf_model_is_included() {
     let (server, dir) =
         (Server::new(&[("a-Q4_0.gguf", b"x"), ("a-Q8_0.gguf", b"y")]), tempfile::tempdir().unwrap());
