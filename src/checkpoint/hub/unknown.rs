@@ -1,8 +1,5 @@
 //! Why no model is known of a name.
 
-use super::name::Name;
-use crate::Error;
-
 /// Nothing is known of a model: it is not in the cache, and can't be looked for elsewhere, or is not there.
 pub(in crate::checkpoint) struct Unknown {
     pub problem: String,
@@ -14,7 +11,8 @@ impl Unknown {
         Self { problem: problem.into(), remedy: remedy.into() }
     }
 
-    pub fn error(self, name: &Name) -> Error {
-        Error::hub(name, self.problem, self.remedy)
+    #[cfg(feature = "hub")]
+    pub fn error(self, name: &super::Name) -> crate::Error {
+        crate::Error::hub(name, self.problem, self.remedy)
     }
 }

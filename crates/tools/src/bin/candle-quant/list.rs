@@ -87,7 +87,7 @@ impl Facts {
             let weight = checkpoint.tensor(name, in_features)?;
             if weight.dims().len() > 1 {
                 let elements = weight.dims().iter().map(|&dim| dim as u64).product();
-                summary.add(&weight.format_name(), elements, weight.size_in_bytes() as u64);
+                summary.add(weight.format_name(), elements, weight.size_in_bytes() as u64);
             }
         }
         let has_weights = summary.formats().next().is_some();
