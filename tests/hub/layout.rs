@@ -103,6 +103,9 @@ fn a_branch_leads_to_a_commit_and_nowhere_else() {
         fs::write(dir.path().join("models--org--model/refs/main"), text).unwrap();
         let error = open("org/model", &offline(dir.path())).unwrap_err().to_string();
         assert!(error.contains("refs/main: no commit is written there"), "{error}");
+        // Others are listed nevertheless.
+        let models = HubCache::at(dir.path()).models().unwrap();
+        assert_eq!(models[0].name.to_string(), format!("org/model@{COMMIT}"));
     }
 }
 

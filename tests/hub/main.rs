@@ -40,7 +40,7 @@ pub fn bundled_server() -> Server {
 pub fn cache(server: &Server) -> (TempDir, HubOptions) {
     let dir = tempfile::tempdir().unwrap();
     let mut options = HubOptions::new(dir.path().join("hub"));
-    options.endpoint = server.url.clone();
+    options.endpoint = format!("{}/", server.url);
     options.stalled = Duration::from_millis(300);
     (dir, options)
 }

@@ -111,7 +111,8 @@ impl HubCache {
         let folder = self.folder(name);
         let mut refs: Vec<(String, String)> = Vec::new();
         for name in folder.walk(&folder.dir.join("refs"))? {
-            if let Some(commit) = folder.commit(&name)? {
+            // One that is damaged is told to whoever opens it.
+            if let Ok(Some(commit)) = folder.commit(&name) {
                 refs.push((commit.0, name));
             }
         }
@@ -133,8 +134,8 @@ impl HubCache {
                 let selection =
                     selection.ok().filter(|selection| choice.is_some() || selection.opens.is_none());
                 if let (Ok(name), Some(selection)) = (name, selection) {
-                    let path = folder.place(&commit, &files, &selection)?;
-                    models.extend(path.map(|path| CachedModel { name, path }));
+                    let path = folder.place(&commit, &files, &selection);
+                    models.extend(path.ok().flatten().map(|path| CachedModel { name, path }));
                 }
             }
         }

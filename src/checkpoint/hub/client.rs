@@ -28,6 +28,8 @@ const PLAIN_PATH: AsciiSet = PLAIN.remove(b'/');
 pub(super) struct Client<'o> {
     agent: Agent,
     options: &'o HubOptions,
+    /// Without a slash at its end.
+    endpoint: &'o str,
     name: &'o Name,
 }
 
@@ -75,8 +77,9 @@ struct Sibling {
 
 impl<'o> Client<'o> {
     pub fn new(name: &'o Name, options: &'o HubOptions) -> Result<Self> {
-        if origin(&options.endpoint).is_none() {
-            let problem = format!("`{}` is no address of a hub", options.endpoint);
+        let endpoint = options.endpoint.trim_end_matches('/');
+        if origin(endpoint).is_none() {
+            let problem = format!("`{endpoint}` is no address of a hub");
             return Err(Error::hub(name, problem, "set HF_ENDPOINT to one that begins with https://"));
         }
         let config = Agent::config_builder()
@@ -89,13 +92,13 @@ impl<'o> Client<'o> {
             .timeout_recv_response(Some(options.stalled))
             .timeout_per_read(Some(options.stalled))
             .timeout_per_write(Some(options.stalled));
-        Ok(Self { agent: config.build().new_agent(), options, name })
+        Ok(Self { agent: config.build().new_agent(), options, endpoint, name })
     }
 
     /// The files of the revision that the name has.
     pub fn list(&self) -> Result<Listing, Failure> {
         let revision = utf8_percent_encode(self.name.revision(), &PLAIN);
-        let url = format!("{}/api/models/{}/revision/{revision}", self.options.endpoint, self.name.repo());
+        let url = format!("{}/api/models/{}/revision/{revision}", self.endpoint, self.name.repo());
         let text = self.persistently(|| {
             let (response, _) = self.request(&url, false, 0)?;
             let body = response.into_body().into_with_config().limit(MOST_LIST_BYTES).read_to_vec();
@@ -142,7 +145,7 @@ impl<'o> Client<'o> {
 
     fn url(&self, commit: &Commit, file: &str) -> String {
         let file = utf8_percent_encode(file, &PLAIN_PATH);
-        format!("{}/{}/resolve/{}/{file}", self.options.endpoint, self.name.repo(), commit.as_str())
+        format!("{}/{}/resolve/{}/{file}", self.endpoint, self.name.repo(), commit.as_str())
     }
 
     /// Repeats a request that the hub can't answer at the moment.
@@ -164,7 +167,7 @@ impl<'o> Client<'o> {
     /// One request, and those that it leads to. What the hub itself says of a file is kept on the way; where only that
     /// is wanted, no other server is asked.
     fn request(&self, url: &str, stated_only: bool, from: u64) -> Result<(Response<Body>, Stated), Failure> {
-        let hub = origin(&self.options.endpoint);
+        let hub = origin(self.endpoint);
         let (mut url, mut stated) = (url.to_owned(), Stated::default());
         for _ in 0..MOST_REDIRECTS {
             let is_hub = origin(&url) == hub;
@@ -203,8 +206,8 @@ impl<'o> Client<'o> {
         if status.is_success() || status == StatusCode::RANGE_NOT_SATISFIABLE {
             return Ok(response);
         }
-        let Self { name, options, .. } = self;
-        let (endpoint, repo) = (&options.endpoint, name.repo());
+        let Self { name, options, endpoint, .. } = self;
+        let repo = name.repo();
         let code = header(response.headers(), "x-error-code").unwrap_or_default();
         let unknown = |problem: String, remedy: &str| Err(Failure::Unknown(Unknown::new(problem, remedy)));
         let account = match options.token {

@@ -111,7 +111,7 @@ impl HubOptions {
         let is_true = |text: String| ["1", "ON", "YES", "TRUE"].contains(&&*text.to_ascii_uppercase());
         let seconds = text("HF_HUB_DOWNLOAD_TIMEOUT").and_then(|text| text.parse::<u64>().ok());
         Self {
-            endpoint: text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()).trim_end_matches('/').to_owned(),
+            endpoint: text("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.into()),
             token: token.or_else(|| {
                 let text = fs::read_to_string(token_file).ok()?;
                 Some(text.trim().to_owned()).filter(|text| !text.is_empty())
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn the_hub_and_whether_it_is_asked() {
         let options = of(&[("HF_ENDPOINT", "http://mirror:1/"), ("HF_HUB_DOWNLOAD_TIMEOUT", "3")]);
-        assert_eq!((&*options.endpoint, options.stalled), ("http://mirror:1", Duration::from_secs(3)));
+        assert_eq!((&*options.endpoint, options.stalled), ("http://mirror:1/", Duration::from_secs(3)));
         let options = of(&[("HF_HUB_DOWNLOAD_TIMEOUT", "x")]);
         assert_eq!((&*options.endpoint, options.offline, options.stalled), (ENDPOINT, false, STALLED));
         for (variable, value, offline) in [
