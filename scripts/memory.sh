@@ -22,7 +22,7 @@ fi
 triple=$(rustc -vV | sed -n 's/^host: //p')
 # Stable compilers have the sanitizer, and take the flag if they are told that they may. In the profile for development there
 # are debug assertions. With a target of its own, build scripts and macros are built without it.
-CARGO_TARGET_DIR=$target/asan RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
+CARGO_TARGET_DIR=$target/memory RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
   cargo test --target "$triple" -p candle-quant --lib -- "${long[@]}"
 
 if cargo +nightly miri --version >/dev/null 2>&1; then

@@ -7,7 +7,7 @@ use crate::device;
 use crate::generate::{parse_cache, parse_dtype};
 use crate::quantize::QuantizeOptions;
 use crate::sampling::SamplingOptions;
-use crate::terminal;
+use crate::{names, terminal};
 use anyhow::{Context, Result};
 use candle_core::DType;
 use candle_quant::{Checkpoint, KvFormat, VarBuilder};
@@ -33,7 +33,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 // (A doc comment here would replace that of the command.)
 #[derive(clap::Args, Debug)]
 pub struct Options {
-    /// The checkpoint's directory or file, or the name of a model in an Ollama store.
+    /// The checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     /// The system prompt.
     #[arg(long, value_name = "TEXT")]
@@ -66,7 +66,7 @@ pub struct Options {
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 pub fn run(options: &Options) -> Result<()> {
-    let checkpoint = Checkpoint::open(&options.path)?;
+    let checkpoint = names::open(&options.path)?;
     let template = Template::from_checkpoint(&checkpoint)?.with_context(|| {
         format!("{} has no chat template; `generate` continues a text", options.path.display())
     })?;

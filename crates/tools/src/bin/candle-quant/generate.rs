@@ -1,6 +1,6 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
-use super::{device, terminal};
+use super::{device, names, terminal};
 use crate::quantize::{Formats, QuantizeOptions};
 use crate::sampling::SamplingOptions;
 use anyhow::{bail, Context, Result};
@@ -126,7 +126,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     let devices = if options.distributed { Vec::new() } else { devices(options)? };
     let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = names::open(path)?;
     let params = options.sampling.apply(Params::from_checkpoint(&checkpoint)?);
     // Refused before anything is loaded or printed.
     let sampler = Sampler::new(params.sampling, params.seed)?;
