@@ -153,18 +153,18 @@ fn generate_quantizes_while_it_loads() {
     let dense = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny-bf16");
     let packed = folder.path().join("packed");
     let packed = packed.to_str().unwrap();
-    assert!(run(&["convert", dense, "--bits", "4", "-o", packed, "--cpu"]).status.success());
+    assert!(run(&["convert", dense, "--bits", "2", "-o", packed, "--cpu"]).status.success());
     let generate = |model: &str, args: &[&str]| {
         let output = run(&[&["generate", model, "--cpu", "-n", "40", "--temperature", "0"], args].concat());
         (text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
     };
     let (expected, report) = generate(packed, &[]);
     assert!(generate(dense, &[]).0 != expected);
-    for args in [&["--quantize", "4"][..], &["--quantize", "affine:4:g64", "--ranks", "2"]] {
+    for args in [&["--quantize", "2"][..], &["--quantize", "affine:2:g64", "--ranks", "2"]] {
         let (found, said) = generate(dense, args);
         assert_eq!(found, expected, "{said}");
     }
-    let (_, said) = generate(dense, &["--quantize", "4"]);
+    let (_, said) = generate(dense, &["--quantize", "2"]);
     let weights = |report: &str| report.lines().find(|line| line.contains("weights")).unwrap().to_owned();
     assert_eq!(weights(&said), weights(&report));
     // What is packed stays as it is, and wrong ones say what may stand there.
