@@ -62,7 +62,16 @@ mkdir -p "$toolkit/bin"
 ln -sf "$PWD/testing/pretend-cuda/nvcc" "$toolkit/bin/nvcc"
 export PATH=$toolkit/bin:$PATH NVCC=$toolkit/bin/nvcc CUDA_COMPUTE_CAP=90
 export CUDA_ROOT=$toolkit CUDA_HOME=$toolkit CUDA_PATH=$toolkit
+# Programs that load the pretend driver late need room for what it has for each thread.
+export GLIBC_TUNABLES=glibc.rtld.optional_static_tls=1048576
 export LD_LIBRARY_PATH=$libraries${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
+
+# candle's build does not look at what nvcc is: what another one made is made anew.
+made=$(cat testing/pretend-cuda/nvcc testing/pretend-cuda/symbols/candle_kernels | cksum)
+if [ "$(cat "$toolkit/made" 2>/dev/null)" != "$made" ]; then
+  cargo clean --release -p candle-kernels
+  echo "$made" >"$toolkit/made"
+fi
 
 if [ "${1-}" = --clippy ]; then
   cargo clippy --release -p pretend-cuda -p bindings --all-targets -- -D warnings

@@ -5,7 +5,7 @@
 #
 #   scripts/test.sh [--ci | --full]
 #
-# --ci: the CUDA tests with sanitizers as well, the machine code for the oldest architecture, too, and whether bugs that are
+# --ci: the core's and the CUDA tests with sanitizers as well, packing in Miri, the machine code for the oldest architecture, too, and whether bugs that are
 # planted in it are noticed.
 # --full: all that for every architecture, and every planted bug.
 # Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches NVIDIA's compiler and
@@ -22,8 +22,16 @@ crates=(--release --workspace --exclude pretend-cuda --exclude bindings)
 cargo test "${crates[@]}"
 scripts/interface-changes.sh "${crates[@]}"
 
-step "readers on files changed at random"
-"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 2
+step "what reads files, on files changed at random"
+"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 60
+
+if [ "${1-}" = --full ]; then
+  step "memory"
+  scripts/memory.sh --full
+elif [ -n "${1-}" ]; then
+  step "memory"
+  scripts/memory.sh
+fi
 
 step "candle-transformers on a patched candle-nn"
 scripts/patched-candle.sh

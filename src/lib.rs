@@ -61,6 +61,7 @@
 //! | feature | adds |
 //! |---|---|
 //! | `cuda` | kernels for NVIDIA GPUs, for candle's CUDA devices: needs nvcc to build, the driver to start |
+//! | `hub` | models of the Hugging Face hub are fetched when they are opened by name; without it, what is in its cache is found |
 //! | `processes` | ranks that are processes, which find each other over TCP, encrypted by the Noise protocol |
 //! | `nccl` | `cuda`, `processes`, and ranks that are GPUs of one or many processes: needs NCCL to build and to start |
 #![deny(missing_docs, unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
@@ -116,6 +117,9 @@ pub mod step {
 /// Ranks are threads ([`run`](parallel::run)), or processes that a launcher has started
 /// (`Launch::distributed`, with the features `processes` and `nccl`).
 pub mod parallel {
+    #[cfg(feature = "fuzzing")]
+    #[doc(hidden)]
+    pub use crate::distributed::fuzzing;
     pub use crate::distributed::partition::{split, split_or_cut_units, whole_groups, MOST_RANKS};
     pub use crate::distributed::{run, Collective, Launch, Rank, MOST_RANKS_OF_A_PROCESS};
     #[cfg(feature = "processes")]

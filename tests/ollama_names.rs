@@ -47,6 +47,8 @@ fn names_are_looked_up_in_the_stores() {
     env::set_current_dir(here.path()).unwrap();
     env::set_var("HOME", home.path());
     env::remove_var("OLLAMA_MODELS");
+    env::set_var("HF_HUB_CACHE", home.path().join("hub"));
+    env::set_var("HF_HUB_OFFLINE", "1");
 
     for name in [
         "m",
@@ -71,7 +73,7 @@ fn names_are_looked_up_in_the_stores() {
             "{path}: {error}"
         );
     }
-    for name in ["m:other", "n", "some-one/m", "host:5001/some-one/Mixed.Case:Q4", "missing.safetensors"] {
+    for name in ["m:other", "n", "host:5001/some-one/Mixed.Case:Q4", "missing.safetensors"] {
         let Err(Error::Io { path, error }) = Checkpoint::open(name) else { panic!("{name}") };
         assert_eq!((path.as_path(), error.kind()), (Path::new(name), std::io::ErrorKind::NotFound));
     }
@@ -81,6 +83,12 @@ fn names_are_looked_up_in_the_stores() {
         store.to_str().unwrap(),
     ];
     rejected(Checkpoint::open("m:other"), &parts);
+    // It may be a name of the Hugging Face hub, too.
+    let Err(error @ Error::Hub { .. }) = Checkpoint::open("some-one/m") else { panic!() };
+    let (text, hub) = (error.to_string(), home.path().join("hub"));
+    for part in ["no model `some-one/m:latest` in an Ollama store", hub.to_str().unwrap()] {
+        assert!(text.contains(part), "{text}");
+    }
 
     env::set_var("OLLAMA_MODELS", other.root());
     assert_eq!(model_type("m"), "other");

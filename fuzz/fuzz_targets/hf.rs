@@ -1,4 +1,4 @@
 //! The reader of Hugging Face's quantization methods.
 #![no_main]
 
-candle_quant_fuzz::reader_target!();
+candle_quant_fuzz::target!("hf");

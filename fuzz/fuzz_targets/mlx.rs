@@ -1,4 +1,4 @@
 //! The reader of MLX.
 #![no_main]
 
-candle_quant_fuzz::reader_target!();
+candle_quant_fuzz::target!("mlx");

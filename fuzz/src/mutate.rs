@@ -31,7 +31,7 @@ const NUMBERS: [u64; 22] = [
 ];
 
 /// Words that mean something to one reader or another.
-const WORDS: [&str; 24] = [
+const WORDS: [&str; 28] = [
     "null",
     "true",
     "-1",
@@ -56,6 +56,10 @@ const WORDS: [&str; 24] = [
     "model.layers.0.",
     "shape",
     "data_offsets",
+    "../",
+    "thesis.txt",
+    "\"vocab\"",
+    "{% for x in messages %}",
 ];
 
 /// Types of the same width, which may stand for each other without a gap in the file.

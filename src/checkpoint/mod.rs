@@ -49,7 +49,9 @@ mod container;
 mod file;
 mod gguf;
 mod hf;
+mod hub;
 mod kind;
+mod locate;
 mod mlx;
 mod ollama;
 mod opened;
@@ -70,7 +72,9 @@ pub use file::reads;
 #[doc(hidden)]
 pub use file::with_masked_literals;
 pub use file::{Budget, Digest, OpenOptions, Reads};
+pub use hub::{CachedModel, HubCache, HubEvent, HubOptions, HubProgress, Name as HubName};
 pub use kind::{CheckpointKind, QuantMethod};
+pub use locate::locate;
 pub use ollama::{Name as OllamaName, Store as OllamaStore};
 pub use opened::Checkpoint;
 pub use sidecar::SidecarFiles;
@@ -83,7 +87,7 @@ use file::Opening;
 use std::path::Path;
 
 impl Checkpoint {
-    /// Opens what is at a path, or the model of that name in an Ollama store. No weight is read.
+    /// Opens what is at a path, or the model of that name in an Ollama store or of the Hugging Face hub. No weight is read.
     ///
     /// | path | checkpoint |
     /// |---|---|
@@ -98,13 +102,18 @@ impl Checkpoint {
     /// `registry.ollama.ai/library/qwen3:4b`. Names are looked up in the directory that `OLLAMA_MODELS` names,
     /// or else in `.ollama/models` of the home directory and in the store of the Linux service.
     ///
+    /// Otherwise it may be a [name of the Hugging Face hub](HubName): `org/model`, `org/model@revision`,
+    /// `hf.co/org/model:Q4_K_M`. What its cache has is opened without the network; what it lacks is fetched, with the
+    /// feature `hub`, and [`HubOptions::from_env`] says whence and whereto. [`locate`] takes other options, and somebody
+    /// to tell of the progress.
+    ///
     /// In a directory of UQFF files `uqff_report.json`, if there is one, says which shards belong to the model;
     /// a path to one of the files ignores it.
     ///
     /// Weights in safetensors may be packed by MLX or by one of the tools that [`QuantMethod`] lists.
     ///
     /// # Errors
-    /// If there is neither a path nor a model of this name, if files are missing or malformed or not of the
+    /// If there is neither a path nor a model of this name, if it can't be fetched, if files are missing or malformed or not of the
     /// size that is stated, if their headers and configs exceed the [`Budget`], if two of them hold the same tensor, if
     /// the quantization object of the config is not understood, or if it names a `quant_method` that is not read.
     pub fn open(path: impl AsRef<Path>) -> Result<Self> {
@@ -116,9 +125,10 @@ impl Checkpoint {
     /// # Errors
     /// As those of [`open`](Checkpoint::open).
     pub fn open_with(path: impl AsRef<Path>, options: OpenOptions) -> Result<Self> {
-        let (path, opening) = (path.as_ref(), Opening::with(options));
-        let opened = recognise::open(path, &opening)?;
-        Ok(Self::new(path, opened, opening))
+        let opening = Opening::with(options);
+        let path = locate::find(path.as_ref(), HubOptions::from_env, &opening)?;
+        let opened = recognise::open(&path, &opening)?;
+        Ok(Self::new(&path, opened, opening))
     }
 
     /// Opens these files, and no others, if weights in them are quantized; `None` if all are dense.

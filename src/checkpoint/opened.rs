@@ -33,7 +33,7 @@ impl Checkpoint {
         Self(Arc::new(Inner { path: path.to_owned(), opened, warnings, options }))
     }
 
-    /// The path that was opened.
+    /// The path that was opened; of a model of the Hugging Face hub, where it is in the cache.
     pub fn path(&self) -> &Path {
         &self.0.path
     }

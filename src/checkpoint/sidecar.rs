@@ -56,7 +56,7 @@ impl SidecarFiles {
         if bytes.len() > most {
             return Err(Error::file(&path, format!("more than {most} bytes"), "fetch it again"));
         }
-        let no_text = |error| Error::file(&path, format!("not a text: {error}"), "fetch it again");
+        let no_text = |error| Error::file(&path, format!("not UTF-8: {error}"), "fetch it again");
         String::from_utf8(bytes).map(Some).map_err(no_text)
     }
 

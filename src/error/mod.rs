@@ -47,6 +47,15 @@ pub enum Error {
         /// What the user can do about it.
         remedy: String,
     },
+    /// A model of the Hugging Face hub can't be had: there is none of this name, or it can't be fetched.
+    Hub {
+        /// The name, as it was given.
+        name: String,
+        /// What is wrong.
+        problem: String,
+        /// What the user can do about it.
+        remedy: String,
+    },
     /// An argument in memory has the wrong shape, dtype or value.
     Mismatch {
         /// The argument, for example `scales of an affine 4-bit g64 weight`.
@@ -124,6 +133,15 @@ impl Error {
         Self::File { path: path.to_owned(), problem: problem.into(), remedy: remedy.into() }
     }
 
+    /// An [`Error::Hub`] from anything printable.
+    pub(crate) fn hub(
+        name: impl fmt::Display,
+        problem: impl Into<String>,
+        remedy: impl Into<String>,
+    ) -> Self {
+        Self::Hub { name: name.to_string(), problem: problem.into(), remedy: remedy.into() }
+    }
+
     /// A [`Error::Mismatch`] from anything printable.
     pub fn mismatch(what: impl Into<String>, expected: impl Into<String>, found: impl Into<String>) -> Self {
         Self::Mismatch { what: what.into(), expected: expected.into(), found: found.into() }
@@ -134,6 +152,7 @@ impl Error {
         match self {
             Self::Io { path, error } => format!("{}: {error}", path.display()),
             Self::File { path, problem, remedy } => format!("{}: {problem}; {remedy}", path.display()),
+            Self::Hub { name, problem, remedy } => format!("{name}: {problem}; {remedy}"),
             Self::Tensor { file, tensor, expected, found, remedy } => {
                 format!("{}: `{tensor}`: expected {expected}, found {found}; {remedy}", file.display())
             }
@@ -214,6 +233,7 @@ mod tests {
             Error::Io { path: path(), error: io() },
             Error::file(&path(), bad(), bad()),
             Error::tensor(&path(), bad(), bad(), bad(), bad()),
+            Error::hub(bad(), bad(), bad()),
             Error::mismatch(bad(), bad(), bad()),
             Error::Unsupported { what: bad(), remedy: bad() },
             Error::Quality { tensor: bad(), format: bad(), relative_rms: 0., limit: 0., worse: 1 },

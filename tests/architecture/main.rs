@@ -85,6 +85,8 @@ const CHECKPOINT: Floor = Floor {
     rooms: &[
         room("file", &[]),
         room("weight", &["file"]),
+        // Names and files of repositories, whatever is in them.
+        room("hub", &["file"]),
         room("gguf", &["file", "weight"]),
         room("hf", &["file", "weight"]),
         room("mlx", &["file", "weight"]),

@@ -14,7 +14,7 @@ use std::path::PathBuf;
 /// Text from a quantized model; without arguments, a story from the bundled one.
 #[derive(Parser)]
 struct Args {
-    /// A checkpoint: a folder, a file, or a name from an Ollama store.
+    /// A checkpoint: a folder, a file, or a name, of an Ollama store or of the Hugging Face hub.
     #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny"))]
     model: PathBuf,
     /// The text to continue.

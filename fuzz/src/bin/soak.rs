@@ -1,16 +1,16 @@
 //! Fuzzing without libFuzzer: random changes of the seeds, for a while.
 //!
-//! Reports executions, how many of them could be opened, the slowest, and the peak of the resident set. An
+//! Reports executions, how many of them were accepted, the slowest, and the peak of the resident set. An
 //! input that panics, or takes longer than ten seconds, is written to `artifacts/TARGET/`, and the exit code
 //! is 1.
 
-use candle_quant_fuzz::{mutate, run, seeds, Bundle, TARGETS};
+use candle_quant_fuzz::{mutate, Bundle, Target, TARGETS};
 use clap::builder::PossibleValuesParser;
 use clap::Parser;
 use std::fs;
 use std::io;
 use std::panic;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
@@ -19,11 +19,11 @@ const MAX_FAILURES: usize = 10;
 
 const TOO_LONG: Duration = Duration::from_secs(10);
 
-/// Changes files of checkpoints at random and reads them, for a while.
+/// Changes files at random and reads them, for a while.
 #[derive(Parser)]
 struct Options {
-    /// How long, for each reader
-    #[arg(long, default_value_t = 60)]
+    /// How long, for all targets together
+    #[arg(long, default_value_t = 600)]
     seconds: u64,
     /// Of the random changes
     #[arg(long, default_value_t = 1)]
@@ -31,28 +31,31 @@ struct Options {
     /// Write the seeds to corpus/, for cargo-fuzz, and run nothing
     #[arg(long)]
     corpus: bool,
-    /// Which readers; all if none is named
-    #[arg(value_parser = PossibleValuesParser::new(TARGETS))]
+    /// Which ones; all if none is named
+    #[arg(value_parser = PossibleValuesParser::new(TARGETS.map(|target| target.name)))]
     targets: Vec<String>,
 }
 
 fn main() -> ExitCode {
     let options = Options::parse();
-    let all = TARGETS.map(str::to_owned);
-    let targets = if options.targets.is_empty() { &all[..] } else { &options.targets };
+    let is_wanted = |target: &Target| {
+        options.targets.is_empty() || options.targets.iter().any(|name| name == target.name)
+    };
+    let wanted: Vec<&Target> = TARGETS.iter().filter(|target| is_wanted(target)).collect();
+    let time = Duration::from_secs(options.seconds) / wanted.len().max(1) as u32;
     let mut failures = 0;
-    for target in targets {
-        let seeds = seeds(target);
+    for target in wanted {
+        let (seeds, name) = (target.seeds(), target.name);
         if seeds.is_empty() {
-            eprintln!("{target}: no seeds");
+            eprintln!("{name}: no seeds");
             failures += 1;
         } else if options.corpus {
-            for (name, bundle) in &seeds {
-                save(&format!("corpus/{target}"), name, bundle).expect("a file in corpus");
+            for (seed, bundle) in &seeds {
+                save(&format!("corpus/{name}"), seed, bundle).expect("a file in corpus");
             }
         } else {
             let seeds: Vec<Bundle> = seeds.into_iter().map(|(_, bundle)| bundle).collect();
-            failures += soak(target, &seeds, &options);
+            failures += soak(target, &seeds, options.seed, time);
         }
     }
     if failures == 0 {
@@ -63,30 +66,34 @@ fn main() -> ExitCode {
 }
 
 /// Runs one target; returns how many inputs failed.
-fn soak(target: &str, seeds: &[Bundle], options: &Options) -> usize {
-    let (start, mut seed) = (Instant::now(), options.seed.wrapping_mul(1 << 40));
-    let (mut executions, mut opened, mut failures, mut slowest) = (0usize, 0usize, 0usize, Duration::ZERO);
-    while start.elapsed() < Duration::from_secs(options.seconds) && failures < MAX_FAILURES {
+fn soak(target: &Target, seeds: &[Bundle], seed: u64, time: Duration) -> usize {
+    let (start, mut seed) = (Instant::now(), seed.wrapping_mul(1 << 40));
+    let (mut executions, mut accepted, mut failures, mut slowest) = (0usize, 0usize, 0usize, Duration::ZERO);
+    while start.elapsed() < time && failures < MAX_FAILURES {
         seed = seed.wrapping_add(1);
         let mut bundle = seeds[executions % seeds.len()].clone();
         mutate(&mut bundle, seed);
+        // What ends the process is there afterwards.
+        let last = save(&format!("artifacts/{}", target.name), "last", &bundle).expect("a file in artifacts");
         let began = Instant::now();
-        let result = panic::catch_unwind(|| run(&bundle));
+        let result = panic::catch_unwind(|| target.run(&bundle));
         let took = began.elapsed();
+        fs::remove_file(last).expect("it was written");
         executions += 1;
         slowest = slowest.max(took);
-        opened += usize::from(matches!(result, Ok(true)));
+        accepted += usize::from(matches!(result, Ok(true)));
         if result.is_err() || took > TOO_LONG {
             failures += 1;
             let why = if result.is_err() { "panic" } else { "slow" };
             let name = format!("{why}-{seed}");
-            save(&format!("artifacts/{target}"), &name, &bundle).expect("a file in artifacts");
-            eprintln!("{target}: {name} ({took:?})");
+            save(&format!("artifacts/{}", target.name), &name, &bundle).expect("a file in artifacts");
+            eprintln!("{}: {name} ({took:?})", target.name);
         }
     }
     println!(
-        "{target}: {executions} executions of {} seeds in {:.0} s, {opened} opened, {failures} failures, \
+        "{}: {executions} executions of {} seeds in {:.0} s, {accepted} accepted, {failures} failures, \
          slowest {} ms, peak {}",
+        target.name,
         seeds.len(),
         start.elapsed().as_secs_f64(),
         slowest.as_millis(),
@@ -95,10 +102,12 @@ fn soak(target: &str, seeds: &[Bundle], options: &Options) -> usize {
     failures
 }
 
-fn save(directory: &str, name: &str, bundle: &Bundle) -> io::Result<()> {
+fn save(directory: &str, name: &str, bundle: &Bundle) -> io::Result<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join(directory);
     fs::create_dir_all(&directory)?;
-    fs::write(directory.join(name), bundle.encode())
+    let path = directory.join(name);
+    fs::write(&path, bundle.encode())?;
+    Ok(path)
 }
 
 /// The most memory the process has had so far.

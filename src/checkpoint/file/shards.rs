@@ -154,6 +154,14 @@ impl<'de, F: FnMut(&str, Shard<'de>) -> bool> Visitor<'de> for WeightMap<'_, F> 
     }
 }
 
+/// The files that an index lists, each beside it; none if there is no index.
+pub(in crate::checkpoint) fn shards_of_index(path: &Path, opening: &Opening) -> Result<Vec<String>> {
+    let Some(text) = read_text(path, opening)? else { return Ok(vec![]) };
+    let dir = path.parent().unwrap_or(Path::new(""));
+    let name = |shard: Box<str>| shard_path(dir, &shard).map(|_| shard.into_string());
+    Index::parse(path, &text, opening)?.shards.into_iter().map(name).collect()
+}
+
 fn open_index(dir: &Path, index: Index, opening: &Opening) -> Result<Tensors> {
     let index_path = dir.join(INDEX);
     if index.tensors.is_empty() {

@@ -29,6 +29,7 @@ use store::ManifestFile;
 use tensors::{BlobTensor, Tensors};
 
 pub use name::Name;
+pub(super) use store::default_roots;
 pub use store::Store;
 #[cfg(test)]
 pub(super) use usual_dims::usual_in_features;
@@ -43,20 +44,21 @@ pub(super) fn open_path(path: &Path, opening: &Opening) -> Result<Option<Opened>
 }
 
 /// Opens the model called `name`, at which there is no path, as `no_path` says.
-pub(super) fn open_name(name: &Path, no_path: io::Error, opening: &Opening) -> Result<Opened> {
-    let path = name.to_owned();
-    let Some(name) = name.to_str().and_then(Name::parse) else {
-        return Err(Error::Io { path, error: no_path });
-    };
-    let roots = store::default_roots();
-    for root in &roots {
-        if let Some(manifest) = Store::at(root)?.map(|store| store.find(&name)).transpose()?.flatten() {
-            return open(&manifest, opening);
+pub(super) fn open_name(path: &Path, no_path: io::Error, opening: &Opening) -> Result<Opened> {
+    match path.to_str().and_then(Name::parse).map(|name| find(&name)).transpose()?.flatten() {
+        Some(manifest) => open(&manifest, opening),
+        None => Err(Error::Io { path: path.to_owned(), error: no_path }),
+    }
+}
+
+/// The manifest of a model, in the first store that has it.
+pub(super) fn find(name: &Name) -> Result<Option<ManifestFile>> {
+    for root in default_roots() {
+        if let Some(manifest) = Store::at(&root)?.map(|store| store.find(name)).transpose()?.flatten() {
+            return Ok(Some(manifest));
         }
     }
-    let roots: Vec<_> = roots.iter().map(|root| root.display().to_string()).collect();
-    let problem = format!("{no_path}, and no model `{name}` in an Ollama store ({})", roots.join(", "));
-    Err(Error::Io { path, error: io::Error::new(no_path.kind(), problem) })
+    Ok(None)
 }
 
 /// The model of a store that has no other.

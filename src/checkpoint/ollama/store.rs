@@ -25,7 +25,7 @@ pub struct Store {
 }
 
 /// The manifest of one model.
-pub(super) struct ManifestFile {
+pub(in crate::checkpoint) struct ManifestFile {
     pub store: Store,
     pub name: Name,
     pub path: PathBuf,
@@ -33,7 +33,7 @@ pub(super) struct ManifestFile {
 
 /// The directories in which names are looked up, in this order: that of `OLLAMA_MODELS`, or else the user's
 /// and that of the service.
-pub(super) fn default_roots() -> Vec<PathBuf> {
+pub(in crate::checkpoint) fn default_roots() -> Vec<PathBuf> {
     match env::var_os("OLLAMA_MODELS").filter(|root| !root.is_empty()) {
         Some(root) => vec![root.into()],
         None => {
@@ -44,6 +44,12 @@ pub(super) fn default_roots() -> Vec<PathBuf> {
 }
 
 impl Store {
+    /// The stores in which names are looked up, as far as they are there: that of `OLLAMA_MODELS`, or else the user's and
+    /// that of the Linux service.
+    pub fn usual() -> Result<Vec<Self>> {
+        default_roots().iter().filter_map(|root| Self::at(root).transpose()).collect()
+    }
+
     /// The store in the directory `root`; `None` if there is none.
     pub fn at(root: &Path) -> Result<Option<Self>> {
         if !root.join(MANIFESTS).is_dir() || !root.join(BLOBS).is_dir() {
@@ -141,7 +147,7 @@ impl Store {
     }
 
     /// All models, sorted by name. Files that are no manifests by their place are passed over.
-    pub(super) fn models(&self) -> Result<Vec<Name>> {
+    pub fn models(&self) -> Result<Vec<Name>> {
         let mut paths = vec![(self.root.join(MANIFESTS), Vec::new())];
         for _ in 0..4 {
             let mut below = Vec::new();

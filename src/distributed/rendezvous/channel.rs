@@ -66,7 +66,19 @@ struct Outgoing {
 
 impl Sender {
     pub fn send(&self, message: &Message) -> io::Result<()> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).send(&serde_json::to_vec(message)?)
+        self.send_bytes(&serde_json::to_vec(message)?)
+    }
+
+    /// Sends what may be no message.
+    pub fn send_bytes(&self, message: &[u8]) -> io::Result<()> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).send(message)
+    }
+
+    /// Writes to the connection as one would who does not know the keys.
+    #[cfg(feature = "fuzzing")]
+    pub fn add(&self, bytes: &[u8]) {
+        let mut outgoing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        outgoing.stream.write_all(bytes).expect("a connection");
     }
 }
 

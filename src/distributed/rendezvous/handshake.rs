@@ -217,7 +217,7 @@ pub fn proof(
 ) -> Result<(Session, Frame), Unanswered> {
     let later = |problem: &str| Unanswered::Later(io::Error::new(io::ErrorKind::InvalidData, problem));
     let never = |rank: usize, problem: String| Err(Unanswered::Never(Error::Rank { rank, problem }));
-    let Some((_, [protocol, code, _], noise)) = parse(answer) else {
+    let Some((_, [protocol, code, unused], noise)) = parse(answer) else {
         return Err(later("it is no rank of candle-quant"));
     };
     if protocol != PROTOCOL {
@@ -229,7 +229,7 @@ pub fn proof(
     }
     let remedy = format!("set {VARIABLE} (and {JOB_VARIABLE}, if it is set) alike");
     match code {
-        GO_ON => {}
+        GO_ON if unused == 0 => {}
         NOT_THE_SECRET => {
             let problem = format!("does not know the secret of rank 0, or is of another job; {remedy}");
             return never(info.rank(), problem);
@@ -300,14 +300,15 @@ pub mod tests {
             other[byte] ^= 1;
             assert!(read("a", &secret(), &other).is_err(), "{byte}");
         }
-        let (state, answer) = {
+        for byte in 0..first.len() {
             let (state, first) = knock(&info("a", 1, 3), &secret()).unwrap();
-            (state, read("a", &secret(), &first).and_then(Knock::answer).ok().unwrap().1)
-        };
-        let mut other = answer;
-        other[63] ^= 1;
-        let error = proof(state, &info("a", 1, 3), &other).unwrap_err();
-        assert!(matches!(error, Unanswered::Never(Error::Rank { rank: 0, .. })), "{error:?}");
+            let mut other = read("a", &secret(), &first).and_then(Knock::answer).ok().unwrap().1;
+            other[byte] ^= 1;
+            let error = proof(state, &info("a", 1, 3), &other).unwrap_err();
+            if byte >= 16 {
+                assert!(matches!(error, Unanswered::Never(Error::Rank { rank: 0, .. })), "{error:?}");
+            }
+        }
     }
 
     /// A knock is for one secret, job, world size and rank, all of which an eavesdropper knows but the first.

@@ -4,6 +4,8 @@
 mod channel;
 mod control;
 mod door;
+#[cfg(feature = "fuzzing")]
+pub mod fuzzing;
 mod handshake;
 mod secret;
 mod text;

@@ -154,9 +154,13 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         let bias = bias.then(|| vb.tensor_part(&[experts, *n], "bias", &bias_part)).transpose()?;
         let dims = [experts, *n, *k];
         let part = [own.clone(), rows.clone(), columns.clone()];
-        let each = |dense: Tensor| {
-            let experts = (0..own.len()).map(|expert| Ok(dense.i(expert)?.into()));
-            Ok::<_, candle_core::Error>(Weights::Each(experts.collect::<candle_core::Result<_>>()?))
+        let of_dense = |stack: LayerWeight| match stack {
+            LayerWeight::Quantized(stack) => Ok(Weights::Stack(stack)),
+            other => {
+                let dense = other.to_dense(vb.dtype())?;
+                let experts = (0..own.len()).map(|expert| Ok(dense.i(expert)?.into()));
+                Ok::<_, candle_core::Error>(Weights::Each(experts.collect::<candle_core::Result<_>>()?))
+            }
         };
         let weights = match vb.stored_part(&dims, &part)? {
             Some(Weight::Packed(stack)) => Weights::Stack(stack.load(vb.device())?),
@@ -164,8 +168,8 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
                 let matrices = stack.load_matrices(vb.device())?;
                 Weights::Each(matrices.into_iter().map(LayerWeight::from).collect())
             }
-            Some(Weight::Dense(stack)) => each(stack.load(vb.dtype(), vb.device())?)?,
-            None => each(vb.tensor_part(&dims, "weight", &part)?)?,
+            Some(Weight::Dense(stack)) => of_dense(vb.load_dense(&stack, columns.len())?)?,
+            None => of_dense(vb.quantized(vb.tensor_part(&dims, "weight", &part)?, columns.len())?)?,
         };
         Ok(ExpertStack { weights, bias })
     }

@@ -7,7 +7,7 @@ use super::dequantizing::{shape_error, DequantizingBackend};
 use super::expert_split::ExpertSplit;
 use super::loaded::{Loaded, LoadedAs};
 use super::LayerWeight;
-use crate::checkpoint::{tensor_of, Checkpoint, Weight};
+use crate::checkpoint::{tensor_of, Checkpoint, DenseTensor, Weight};
 use crate::distributed::Rank;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
@@ -15,6 +15,7 @@ use candle_nn::Init;
 use candle_quant_packed::load_packed;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Finds the tensors of a model by path, as [`candle_nn::VarBuilder`] does.
 ///
@@ -53,8 +54,8 @@ pub struct VarBuilder<'a> {
     pub dtype: DType,
     /// Where packed weights come from, if from a checkpoint.
     checkpoint: Option<Checkpoint>,
-    /// What dense weights of linear layers and embeddings are quantized to while loading.
-    quantize: Option<QuantFormat>,
+    /// What dense weights of layers are quantized to while loading.
+    quantize: Option<Formats>,
     /// Which of several ranks this one is.
     rank: Option<Rank>,
     /// What ranks have of experts.
@@ -62,6 +63,9 @@ pub struct VarBuilder<'a> {
     /// In which form weights were loaded.
     loaded: Loaded,
 }
+
+/// The format of each weight that is to have one, by the path of its module.
+type Formats = Arc<dyn Fn(&str) -> Option<QuantFormat> + Send + Sync>;
 
 impl VarBuilder<'static> {
     /// A builder at the root of a checkpoint. `dtype` is that of dense tensors and activations.
@@ -92,13 +96,31 @@ impl<'a> VarBuilder<'a> {
         self.inner.to_dtype(self.dtype)
     }
 
-    /// Quantizes the dense weights of linear layers and embeddings to `format` while they are loaded.
+    /// Quantizes the dense weights of linear layers, embeddings and experts to `format` while they are loaded.
     ///
     /// Weights that are packed already keep their format, and those whose K is no multiple of the
     /// group size stay dense. Scales have the dtype in which the weight is stored.
     #[must_use]
     pub fn quantize_to(self, format: QuantFormat) -> Self {
-        Self { quantize: Some(format), ..self }
+        self.quantize_with(move |_| Some(format))
+    }
+
+    /// As [`quantize_to`](VarBuilder::quantize_to), with a format for each weight by the path of its module
+    /// (`model.layers.0.mlp.up_proj`); where there is none it stays dense.
+    ///
+    /// One weight at a time is in memory as it was stored. A rank of several quantizes its own parts.
+    #[must_use]
+    pub fn quantize_with(
+        self,
+        formats: impl Fn(&str) -> Option<QuantFormat> + Send + Sync + 'static,
+    ) -> Self {
+        Self { quantize: Some(Arc::new(formats)), ..self }
+    }
+
+    /// What a dense weight at the current path, with rows of K elements, is quantized to.
+    fn format(&self, k: usize) -> Option<QuantFormat> {
+        let format = self.quantize.as_ref()?(&self.prefix());
+        format.filter(|format| k.is_multiple_of(format.group_size()))
     }
 
     /// How the experts of a model are split, if the builder is for one of several ranks.
@@ -128,7 +150,7 @@ impl<'a> VarBuilder<'a> {
     /// # Errors
     /// As those of [`weight`](VarBuilder::weight).
     pub fn weight_tensor(&self, n: usize, k: usize, hint: Init) -> Result<Tensor> {
-        match self.quantize {
+        match &self.quantize {
             None => self.asked_for(n, k, hint),
             Some(_) => {
                 let path = self.prefix();
@@ -187,7 +209,7 @@ impl<'a> VarBuilder<'a> {
     pub fn granularity(&self, dims: &[usize]) -> Result<usize> {
         let k = dims.last().copied().unwrap_or(0);
         let stored = self.stored_weight(dims)?;
-        Ok(match (stored, self.quantize.filter(|format| k.is_multiple_of(format.group_size()))) {
+        Ok(match (stored, self.format(k)) {
             (None | Some(Weight::Dense(_)), Some(format)) => format.group_size(),
             (Some(weight), _) => weight.granularity(),
             (None, None) => 1,
@@ -204,21 +226,24 @@ impl<'a> VarBuilder<'a> {
         match weight {
             Weight::Packed(packed) => Ok(packed.load(self.device())?.into()),
             Weight::Ggml(blocks) => Ok(blocks.load(self.device())?.into()),
-            // Quantizing starts from the stored values, not from their rounding to `dtype`.
-            Weight::Dense(dense) if self.quantize.is_some() => {
-                self.quantized(dense.load(dense.dtype(), self.device())?, k)
-            }
-            Weight::Dense(dense) => Ok(dense.load(self.dtype(), self.device())?.into()),
+            Weight::Dense(dense) => self.load_dense(dense, k),
+        }
+    }
+
+    /// A dense weight with rows of K elements, quantized if that was asked for and is possible.
+    pub(super) fn load_dense(&self, dense: &DenseTensor, k: usize) -> Result<LayerWeight> {
+        match self.format(k) {
+            // It starts from the stored values, not from their rounding to `dtype`.
+            Some(_) => self.quantized(dense.load(dense.dtype(), self.device())?, k),
+            None => Ok(dense.load(self.dtype(), self.device())?.into()),
         }
     }
 
     /// Dense rows of K elements, quantized if that was asked for and is possible.
-    fn quantized(&self, dense: Tensor, k: usize) -> Result<LayerWeight> {
-        match self.quantize {
-            Some(format) if k.is_multiple_of(format.group_size()) => {
-                Ok(QuantTensor::quantize(&dense, format)?.into())
-            }
-            _ => Ok(dense.to_dtype(self.dtype())?.into()),
+    pub(super) fn quantized(&self, dense: Tensor, k: usize) -> Result<LayerWeight> {
+        match self.format(k) {
+            Some(format) => Ok(QuantTensor::quantize(&dense, format)?.into()),
+            None => Ok(dense.to_dtype(self.dtype())?.into()),
         }
     }
 

@@ -53,8 +53,8 @@ impl KvCacheConfig {
         let blocks = tokens.div_ceil(BLOCK).min(of_window) as u64;
         // No larger head has a cache.
         let head_dim = self.head_dim.min(MAX_HEAD_DIM);
-        let [keys, values] =
-            [Layout::of_keys(self.keys, head_dim), Layout::of_values(self.values, head_dim)].map(|l| l.bytes() as u64);
+        let [keys, values] = [Layout::of_keys(self.keys, head_dim), Layout::of_values(self.values, head_dim)]
+            .map(|l| l.bytes() as u64);
         blocks.saturating_mul(self.kv_heads as u64).saturating_mul(keys + values)
     }
 }

@@ -97,7 +97,6 @@ fn write_stubs(symbols: &Path, path: &Path) {
         ("curand", "unsupported!(999)"),
         ("nvrtc", "unsupported!(11)"),
         ("nccl", "unsupported!(5)"),
-        ("candle_kernels", "missing!()"),
     ] {
         let file = symbols.join(library);
         println!("cargo:rerun-if-changed={}", file.display());

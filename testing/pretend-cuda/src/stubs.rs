@@ -15,12 +15,4 @@ macro_rules! unsupported {
     };
 }
 
-// Kernels that candle links, instead of loading modules, return nothing that could tell an error.
-macro_rules! missing {
-    () => {{
-        eprintln!("pretend CUDA: kernels that candle links do not exist here; `set_force_dmmv` makes it load others for GGML blocks");
-        std::process::abort()
-    }};
-}
-
 include!(concat!(env!("OUT_DIR"), "/stubs.rs"));

@@ -20,6 +20,7 @@
 
 mod conversation;
 mod message;
+mod namespaces;
 mod python;
 mod source;
 mod template;

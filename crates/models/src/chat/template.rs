@@ -1,7 +1,7 @@
 //! A chat template: compiled once, rendered with bounds.
 
 use super::python::{self, Raised};
-use super::{Message, Variables};
+use super::{namespaces, Message, Variables};
 use candle_quant::{Error, Result};
 use minijinja::syntax::SyntaxConfig;
 use minijinja::value::Value;
@@ -61,7 +61,7 @@ impl Template {
         let mut syntax = SyntaxConfig::builder();
         syntax.trim_blocks(true).lstrip_blocks(true);
         let syntax = syntax.build().map_err(|error| invalid(&path, &error))?;
-        environment.set_syntax(syntax);
+        environment.set_syntax(syntax.clone());
         environment.set_auto_escape_callback(|_| AutoEscape::None);
         environment.set_unknown_method_callback(python::method);
         environment.add_filter("tojson", python::tojson);
@@ -77,6 +77,13 @@ impl Template {
                 return Err(Error::file(&path, problem, "use another template"));
             }
             let source = without_generation(&source.replace("\r\n", "\n")).into_owned();
+            namespaces::check(&source, &syntax).map_err(|problem| {
+                Error::file(
+                    &path,
+                    format!("a chat template that is refused: {problem}"),
+                    "use another template",
+                )
+            })?;
             environment.add_template_owned(name, source).map_err(|error| invalid(&path, &error))?;
         }
         Ok(Self { environment, special_tokens: BTreeMap::new(), path })

@@ -63,7 +63,9 @@ impl Model {
         let bytes = |weight: &LayerWeight| weight.size_in_bytes() as u64;
         let of_layer = |layer: &Layer| match &layer.mlp {
             FeedForward::Dense(_) => layer.weights().iter().map(bytes).sum::<u64>(),
-            FeedForward::Sparse(mlp) => layer.attention.weights().map(bytes).sum::<u64>() + mlp.bytes_of_token(),
+            FeedForward::Sparse(mlp) => {
+                layer.attention.weights().map(bytes).sum::<u64>() + mlp.bytes_of_token()
+            }
         };
         let embedding = self.embed_tokens.embeddings();
         let rows = embedding.dims().first().copied().unwrap_or(1).max(1) as u64;

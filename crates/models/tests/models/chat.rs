@@ -213,6 +213,9 @@ fn hostile_templates_end_with_an_error() {
         let error = Template::new(source).unwrap_err().to_string();
         assert!(error.contains("chat template: the chat template can't be read"), "{source}: {error}");
     }
+    let endless = "{% set ns = namespace(x='a') %}{% set ns.x = ns, ns.x %}{{ ns.x }}";
+    let error = Template::new(endless).unwrap_err().to_string();
+    assert!(error.contains("uses the namespace `ns` for more than its attributes"), "{error}");
     assert!(Template::new(&"x".repeat(2 << 20)).unwrap_err().to_string().contains("more than 65536"));
     let nested = format!("{}1{}", "(".repeat(100_000), ")".repeat(100_000));
     assert!(Template::new(&format!("{{{{ {nested} }}}}")).is_err());

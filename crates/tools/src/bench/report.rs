@@ -153,7 +153,12 @@ impl ReadBandwidth {
 
 impl BenchReport {
     /// What is known when the texts are computed.
-    pub(super) fn new(checkpoint: &Checkpoint, model: &Model, options: &BenchOptions, load_seconds: f64) -> Self {
+    pub(super) fn new(
+        checkpoint: &Checkpoint,
+        model: &Model,
+        options: &BenchOptions,
+        load_seconds: f64,
+    ) -> Self {
         let summary = model.summary();
         let (keys, values) = model.cache_formats();
         Self {
@@ -210,7 +215,8 @@ impl BenchReport {
             }),
             Text::Decode { depth, tokens } => {
                 let steps = (depth..depth.saturating_add(tokens)).map(|depth| model.step_bytes(depth));
-                let (weights, caches): (Vec<_>, Vec<_>) = steps.map(|step| (step.weights, step.cache)).unzip();
+                let (weights, caches): (Vec<_>, Vec<_>) =
+                    steps.map(|step| (step.weights, step.cache)).unzip();
                 let mean = |bytes: &[u64]| bytes.iter().sum::<u64>() / (bytes.len() as u64).max(1);
                 let (weights, cache) = (mean(&weights), mean(&caches));
                 let bytes_per_second = (weights + cache) as f64 * tokens_per_second.mean;

@@ -59,7 +59,8 @@ pub fn time_texts<M: CausalLm + ?Sized>(
         return Err(Error::mismatch("vocabulary", "1 to 2^32 - 1 tokens", vocabulary.to_string()));
     };
     let context = model.context().unwrap_or(usize::MAX);
-    let (texts, left_out): (Vec<_>, Vec<_>) = options.texts().into_iter().partition(|text| text.len() <= context);
+    let (texts, left_out): (Vec<_>, Vec<_>) =
+        options.texts().into_iter().partition(|text| text.len() <= context);
     if let (true, Some(shortest)) = (texts.is_empty(), left_out.iter().map(|text| text.len()).min()) {
         return Err(Error::OutOfContext { needed: shortest, context });
     }

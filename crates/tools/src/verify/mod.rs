@@ -39,14 +39,7 @@ use std::path::Path;
 pub fn verify_path(path: impl AsRef<Path>) -> VerifyReport {
     match Checkpoint::open(path) {
         Ok(checkpoint) => verify(&checkpoint),
-        Err(error) => VerifyReport {
-            kind: None,
-            tensors: 0,
-            bytes: 0,
-            digests: 0,
-            shapes_unchecked: Some("it can't be opened".into()),
-            findings: vec![Finding::from_error(None, &error)],
-        },
+        Err(error) => VerifyReport::not_opened(&error),
     }
 }
 

@@ -85,6 +85,18 @@ impl fmt::Display for Finding {
 }
 
 impl VerifyReport {
+    /// The report of what can't be opened.
+    pub fn not_opened(error: &Error) -> Self {
+        Self {
+            kind: None,
+            tensors: 0,
+            bytes: 0,
+            digests: 0,
+            shapes_unchecked: Some("it can't be opened".into()),
+            findings: vec![Finding::from_error(None, error)],
+        }
+    }
+
     /// Whether nothing is wrong; if `strict`, nothing is odd either.
     pub fn passed(&self, strict: bool) -> bool {
         self.errors() == 0 && !(strict && self.warnings() > 0)

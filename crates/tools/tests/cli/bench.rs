@@ -111,7 +111,8 @@ fn exactly_the_promised_tokens_are_computed() {
     assert_eq!([2, 7, 5].map(|tokens| model.calls_with(tokens)), [4, 1, 1]);
     let steps: Vec<_> = model.calls.iter().flatten().filter(|(_, count)| *count == 1).collect();
     let offsets: Vec<_> = steps.iter().map(|(offset, _)| *offset).collect();
-    let expected = [0, 12, 30].iter().flat_map(|depth| (0..4).flat_map(move |_| (0..5).map(move |at| depth + at)));
+    let expected =
+        [0, 12, 30].iter().flat_map(|depth| (0..4).flat_map(move |_| (0..5).map(move |at| depth + at)));
     assert_eq!(offsets, expected.collect::<Vec<_>>());
     let repetitions: Vec<_> = events
         .iter()
@@ -172,21 +173,42 @@ fn check_keys(value: &Value, keys: &[&str]) {
 }
 
 const KEYS: [&str; 13] = [
-    "schema", "version", "model", "machine", "settings", "load_seconds", "peak_memory_bytes", "read_bandwidth",
-    "prefill", "decode", "matmuls", "left_out", "notes",
+    "schema",
+    "version",
+    "model",
+    "machine",
+    "settings",
+    "load_seconds",
+    "peak_memory_bytes",
+    "read_bandwidth",
+    "prefill",
+    "decode",
+    "matmuls",
+    "left_out",
+    "notes",
 ];
 
 #[test]
 fn the_json_has_all_that_help_lists() {
-    let args = [&["bench", TINY, "--json", "-t", "1", "--kv-cache", "f16,8bit", "--activations", "16"], &SMALL[..]];
+    let args =
+        [&["bench", TINY, "--json", "-t", "1", "--kv-cache", "f16,8bit", "--activations", "16"], &SMALL[..]];
     let report: Value = serde_json::from_str(&succeed(&args.concat())).unwrap();
     check_keys(&report, &KEYS);
-    check_keys(&report["model"], &["path", "kind", "model_type", "formats", "bits_per_weight", "weight_bytes"]);
+    check_keys(
+        &report["model"],
+        &["path", "kind", "model_type", "formats", "bits_per_weight", "weight_bytes"],
+    );
     check_keys(&report["machine"], &["cpu", "threads", "instruction_set", "device"]);
     check_keys(
         &report["settings"],
         &[
-            "dtype", "activations", "kv_cache_keys", "kv_cache_values", "context", "prefill_chunk", "repetitions",
+            "dtype",
+            "activations",
+            "kv_cache_keys",
+            "kv_cache_values",
+            "context",
+            "prefill_chunk",
+            "repetitions",
         ],
     );
     check_keys(&report["read_bandwidth"], &["bytes_per_second", "rounds", "buffer_bytes"]);
@@ -195,11 +217,20 @@ fn the_json_has_all_that_help_lists() {
     check_keys(
         &report["decode"][0],
         &[
-            "depth", "tokens", "tokens_per_second", "seconds", "weight_bytes_per_step", "cache_bytes_per_step",
-            "bytes_per_second", "share_of_bandwidth",
+            "depth",
+            "tokens",
+            "tokens_per_second",
+            "seconds",
+            "weight_bytes_per_step",
+            "cache_bytes_per_step",
+            "bytes_per_second",
+            "share_of_bandwidth",
         ],
     );
-    assert_eq!((report["schema"].as_u64(), report["version"].as_str()), (Some(1), Some(env!("CARGO_PKG_VERSION"))));
+    assert_eq!(
+        (report["schema"].as_u64(), report["version"].as_str()),
+        (Some(1), Some(env!("CARGO_PKG_VERSION")))
+    );
     assert_eq!((&report["model"]["kind"], &report["model"]["model_type"]), (&"MLX".into(), &"qwen3".into()));
     assert_eq!((&report["machine"]["threads"], &report["machine"]["device"]), (&1.into(), &"cpu".into()));
     let settings = &report["settings"];
@@ -217,7 +248,10 @@ fn the_json_has_all_that_help_lists() {
     }
     // All weights of a model whose head is its embedding; one block of keys in f16 and of values in 8 bits.
     let weights = &report["model"]["weight_bytes"];
-    assert_eq!([&report["decode"][0]["weight_bytes_per_step"], &report["decode"][1]["weight_bytes_per_step"]], [weights, weights]);
+    assert_eq!(
+        [&report["decode"][0]["weight_bytes_per_step"], &report["decode"][1]["weight_bytes_per_step"]],
+        [weights, weights]
+    );
     let names = ["left_out", "matmuls", "notes"];
     assert!(names.iter().all(|name| report[name].as_array().unwrap().is_empty()), "{report:#}");
 }
@@ -226,7 +260,12 @@ fn the_json_has_all_that_help_lists() {
 fn help_lists_every_key() {
     let help = succeed(&["bench", "--help"]);
     let words: Vec<_> = help.split(|c: char| !c.is_alphanumeric() && c != '_').collect();
-    for key in KEYS.iter().chain(&["share_of_bandwidth", "cache_bytes_per_step", "flops_per_second", "kv_cache_keys"]) {
+    for key in KEYS.iter().chain(&[
+        "share_of_bandwidth",
+        "cache_bytes_per_step",
+        "flops_per_second",
+        "kv_cache_keys",
+    ]) {
         assert!(words.contains(key), "{key} in {help}");
     }
 }
@@ -235,7 +274,8 @@ fn help_lists_every_key() {
 fn the_table_fits_a_terminal_and_names_what_is_left_out() {
     let args = [&["bench", TINY, "--context", "22"], &SMALL[..]].concat();
     let text = succeed(&args);
-    let rows: Vec<_> = text.lines().filter(|line| !line.starts_with("model: ") && !line.starts_with("CPU: ")).collect();
+    let rows: Vec<_> =
+        text.lines().filter(|line| !line.starts_with("model: ") && !line.starts_with("CPU: ")).collect();
     assert!(rows.iter().all(|line| line.chars().count() <= 80), "{text}");
     for start in ["prefill 5 ", "prefill 3 ", "decode 4 "] {
         assert_eq!(rows.iter().filter(|line| line.starts_with(start)).count(), 1, "{start} in {text}");
@@ -308,7 +348,9 @@ fn wrong_input_is_one_clear_line() {
         let line = fail(&[&["bench", TINY, "--cpu"], args].concat());
         assert!(line.trim_end().lines().count() == 1 && line.contains(told), "{args:?}: {line}");
     }
-    for args in [&["-p", ""][..], &["-d", "5,x"], &["-t", "0"], &["--ops", "-p", "5"], &["--bandwidth-buffer", "5XB"]] {
+    for args in
+        [&["-p", ""][..], &["-d", "5,x"], &["-t", "0"], &["--ops", "-p", "5"], &["--bandwidth-buffer", "5XB"]]
+    {
         let line = fail(&[&["bench", TINY, "--cpu"], args].concat());
         assert!(line.starts_with("error: "), "{args:?}: {line}");
     }
@@ -329,7 +371,8 @@ fn threads_are_those_that_are_asked_for() {
     let args = [&["bench", TINY, "--json", "--threads", "3"], &SMALL[..]].concat();
     let report: Value = serde_json::from_str(&succeed(&args)).unwrap();
     assert_eq!(report["machine"]["threads"], 3);
-    let output = command(&[&["bench", TINY, "--json"], &SMALL[..]].concat()).env("RAYON_NUM_THREADS", "2").output();
+    let output =
+        command(&[&["bench", TINY, "--json"], &SMALL[..]].concat()).env("RAYON_NUM_THREADS", "2").output();
     let report: Value = serde_json::from_slice(&output.unwrap().stdout).unwrap();
     assert_eq!(report["machine"]["threads"], 2);
 }

@@ -146,6 +146,34 @@ fn generate(model: &TempDir, args: &[&str]) -> (String, String) {
     (text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
 }
 
+/// A dense model runs as the one that `convert` would make of it, alone and over ranks.
+#[test]
+fn generate_quantizes_while_it_loads() {
+    let folder = tempfile::tempdir().unwrap();
+    let dense = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny-bf16");
+    let packed = folder.path().join("packed");
+    let packed = packed.to_str().unwrap();
+    assert!(run(&["convert", dense, "--bits", "2", "-o", packed, "--cpu"]).status.success());
+    let generate = |model: &str, args: &[&str]| {
+        let output = run(&[&["generate", model, "--cpu", "-n", "40", "--temperature", "0"], args].concat());
+        (text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
+    };
+    let (expected, report) = generate(packed, &[]);
+    assert!(generate(dense, &[]).0 != expected);
+    for args in [&["--quantize", "2"][..], &["--quantize", "affine:2:g64", "--ranks", "2"]] {
+        let (found, said) = generate(dense, args);
+        assert_eq!(found, expected, "{said}");
+    }
+    let (_, said) = generate(dense, &["--quantize", "2"]);
+    let weights = |report: &str| report.lines().find(|line| line.contains("weights")).unwrap().to_owned();
+    assert_eq!(weights(&said), weights(&report));
+    // What is packed stays as it is, and wrong ones say what may stand there.
+    let (found, said) = generate(packed, &["--quantize", "8"]);
+    assert!(found == expected && said.contains("--quantize changes nothing"), "{said}");
+    let (_, said) = generate(dense, &["--quantize", "no-format"]);
+    assert!(said.contains("--quantize: no-format: no file; as a format:"), "{said}");
+}
+
 #[test]
 fn generate_applies_the_template() {
     let (model, bare) = (with_template(), model(&[]));

@@ -7,6 +7,9 @@ mod checkpoint;
 mod common;
 #[path = "../../../../tests/common/convert.rs"]
 mod conversion;
+#[path = "../../../../tests/hub/server.rs"]
+#[allow(dead_code)] // more than is needed here
+mod hub_server;
 #[path = "../../../../tests/common/packed.rs"]
 mod packed;
 #[path = "../../../../tests/gguf/writer.rs"]
@@ -18,6 +21,7 @@ mod chat;
 mod convert;
 mod damage;
 mod diff;
+mod hub;
 mod inspect;
 #[cfg(unix)]
 mod kill;
@@ -33,7 +37,8 @@ use std::process::{Command, Output};
 /// The program with these arguments.
 fn command(args: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_candle-quant"));
-    command.args(args).env_remove("RUST_BACKTRACE");
+    // No test asks the hub, unless it brings its own.
+    command.args(args).env_remove("RUST_BACKTRACE").env("HF_HUB_OFFLINE", "1");
     command
 }
 

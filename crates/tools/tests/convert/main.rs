@@ -2,6 +2,7 @@
 
 #[path = "../../../../tests/common/convert.rs"]
 mod common;
+mod loading;
 mod memory;
 mod mlx;
 #[path = "../../../../tests/common/numpy.rs"]

@@ -12,6 +12,8 @@ mod format;
 mod gpu;
 #[path = "../../../../tests/common/packed.rs"]
 mod packed;
+#[cfg(feature = "cli")]
+mod start;
 
 use gpu::device;
 

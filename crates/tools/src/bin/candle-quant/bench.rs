@@ -3,10 +3,11 @@
 mod print;
 
 use super::generate::{parse_cache, parse_dtype};
-use super::{size, terminal};
+use super::quantize::QuantizeOptions;
+use super::{device, names, size, terminal};
 use anyhow::{Context, Result};
-use candle_core::{DType, Device};
-use candle_quant::{ActivationPrecision, Checkpoint, KvFormat, VarBuilder};
+use candle_core::DType;
+use candle_quant::{ActivationPrecision, KvFormat, VarBuilder};
 use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use candle_quant_tools::bench::{bench, BenchEvent, BenchOptions};
 use indicatif::{ProgressBar, ProgressDrawTarget};
@@ -31,8 +32,10 @@ bytes_per_second, rounds, buffer_bytes; prefill, a list: tokens, tokens_per_seco
 cache_bytes_per_step, bytes_per_second, share_of_bandwidth; matmuls, a list: n, k, format, count, m, seconds (mean, \
 deviation), bytes, bytes_per_second, flops_per_second; left_out, a list: test, tokens, depth; notes.")]
 pub struct Options {
-    /// The checkpoint's directory, or its file.
+    /// The checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
+    #[command(flatten)]
+    quantize: QuantizeOptions,
     /// Tokens of prompts; 0 for no prompts.
     #[arg(short, long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "128,512,2048")]
     prompts: Vec<usize>,
@@ -91,13 +94,14 @@ pub fn run(options: &Options) -> Result<()> {
     if let Some(activations) = options.activations {
         activations.set();
     }
-    let device = if options.cpu { Device::Cpu } else { Device::cuda_if_available(0)? };
+    let device = device::first(options.cpu);
     let dtype = options.dtype.unwrap_or(if device.is_cpu() { DType::F32 } else { DType::BF16 });
     let (keys, values) = options.kv_cache.unzip();
     let cache = CacheOptions { keys, values, ..Default::default() };
-    let checkpoint = Checkpoint::open(&options.path)?;
+    let checkpoint = names::open(&options.path)?;
+    let formats = options.quantize.formats(&checkpoint)?;
     let load = || {
-        let vb = VarBuilder::from_checkpoint(&checkpoint, dtype, &device);
+        let vb = formats.apply(VarBuilder::from_checkpoint(&checkpoint, dtype, &device));
         let config = Config::from_checkpoint(&checkpoint)?;
         Model::with_options(&config, vb, ModelOptions { cache, context: options.context })
     };

@@ -3,11 +3,13 @@
 mod input;
 mod output;
 
+use crate::device;
 use crate::generate::{parse_cache, parse_dtype};
+use crate::quantize::QuantizeOptions;
 use crate::sampling::SamplingOptions;
-use crate::terminal;
+use crate::{names, terminal};
 use anyhow::{Context, Result};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use candle_quant::{Checkpoint, KvFormat, VarBuilder};
 use candle_quant_models::chat::{Conversation, Template};
 use candle_quant_models::generate::{self, Event, Finish, Generated, Params, Sampler};
@@ -31,7 +33,7 @@ A line that ends with \\ goes on in the next one. Ctrl-C stops an answer.";
 // (A doc comment here would replace that of the command.)
 #[derive(clap::Args, Debug)]
 pub struct Options {
-    /// The checkpoint's directory or file, or the name of a model in an Ollama store.
+    /// The checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     /// The system prompt.
     #[arg(long, value_name = "TEXT")]
@@ -41,6 +43,8 @@ pub struct Options {
     sample_len: usize,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    quantize: QuantizeOptions,
     /// Run on the CPU even if there is a GPU.
     #[arg(long)]
     cpu: bool,
@@ -62,7 +66,7 @@ pub struct Options {
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 pub fn run(options: &Options) -> Result<()> {
-    let checkpoint = Checkpoint::open(&options.path)?;
+    let checkpoint = names::open(&options.path)?;
     let template = Template::from_checkpoint(&checkpoint)?.with_context(|| {
         format!("{} has no chat template; `generate` continues a text", options.path.display())
     })?;
@@ -98,11 +102,12 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 fn load(checkpoint: &Checkpoint, options: &Options) -> Result<Model> {
-    let device = if options.cpu { Device::Cpu } else { Device::cuda_if_available(0)? };
+    let device = device::first(options.cpu);
     let dtype = options.dtype.unwrap_or(if device.is_cpu() { DType::F32 } else { DType::BF16 });
     let (keys, values) = options.kv_cache.unzip();
     let cache = CacheOptions { keys, values, max_tokens: options.max_tokens };
-    let vb = VarBuilder::from_checkpoint(checkpoint, dtype, &device);
+    let formats = options.quantize.formats(checkpoint)?;
+    let vb = formats.apply(VarBuilder::from_checkpoint(checkpoint, dtype, &device));
     Ok(Model::with_options(
         &Config::from_checkpoint(checkpoint)?,
         vb,

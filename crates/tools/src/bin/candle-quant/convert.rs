@@ -3,11 +3,11 @@
 mod choose;
 mod parse;
 mod print;
-mod progress;
 
-use super::{size, terminal};
+use super::progress::Progress;
+use super::{device, names, size, terminal};
 use anyhow::{bail, Context, Result};
-use candle_core::{DType, Device};
+use candle_core::DType;
 use candle_quant::checkpoint::{OpenOptions, Reads};
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{
@@ -16,7 +16,6 @@ use candle_quant_tools::convert::{
 };
 use candle_quant_tools::staging::{available_space, check_file, write_file};
 use parse::{parse_bits, parse_limit, parse_role, parse_spec, parse_tensors};
-use progress::Progress;
 use serde_json::json;
 use std::fs;
 use std::io::{self, Write};
@@ -44,7 +43,7 @@ format; routers, norms, vision, audio and small tensors are kept; or with --to u
 Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
 be read or written.")]
 pub struct Options {
-    /// The checkpoint: a directory, a file, or the name of a model of Ollama.
+    /// The checkpoint: a directory, a file, or the name of a model of Ollama or of the Hugging Face hub.
     source: PathBuf,
     /// The folder to create, or the store of Ollama to add to.
     #[arg(short, long, required_unless_present_any = ["dry_run", "compare"])]
@@ -210,14 +209,28 @@ fn code(error: &Error) -> u8 {
     }
 }
 
-/// How many tensors, and bytes of them, a conversion goes through.
-fn work(plan: &ConvertPlan) -> (usize, u64) {
-    (plan.tensors().count(), plan.source_bytes())
+/// The progress of a conversion, which goes through so many tensors and bytes of them.
+fn progress(options: &Options, tensors: usize, bytes: u64) -> Progress {
+    let progress = Progress::new("tensors", options.quiet, options.json_progress);
+    progress.plan(tensors, bytes);
+    progress
+}
+
+fn tell_progress(progress: &Progress, event: &ConvertEvent) {
+    match *event {
+        ConvertEvent::Skipped { bytes, tensors } => progress.skip(tensors, bytes),
+        ConvertEvent::Advanced { tensor, bytes } => progress.advance(tensor, bytes),
+        ConvertEvent::Finished { tensor } => progress.finish_one(tensor),
+        _ => {}
+    }
 }
 
 /// A source that shrinks meanwhile is an error.
 fn open(source: &Path) -> Result<Checkpoint, Error> {
-    Checkpoint::open_with(source, OpenOptions { reads: Reads::Positioned, ..Default::default() })
+    Checkpoint::open_with(
+        names::locate(source)?,
+        OpenOptions { reads: Reads::Positioned, ..Default::default() },
+    )
 }
 
 /// Measures one format after the other.
@@ -228,8 +241,8 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     for format in &options.compare {
         let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
         let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
-        let progress = Progress::new(work(&plan), options.quiet, options.json_progress);
-        let report = convert::measure(&plan, &|event| progress.tell(&event));
+        let progress = progress(options, plan.tensors().count(), plan.source_bytes());
+        let report = convert::measure(&plan, &|event| tell_progress(&progress, &event));
         progress.finish();
         reports.push((*format, report.map_err(bad_input)?));
     }
@@ -256,20 +269,10 @@ fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions>
     conversion.search = options.search;
     conversion.strict = options.strict;
     conversion.max_shard_size = options.max_shard_size;
-    if !options.cpu && !options.dequantize {
-        conversion.device = device(options);
+    if !options.dequantize {
+        conversion.device = device::first(options.cpu);
     }
     Ok(conversion)
-}
-
-/// The first GPU, if there is one that can be used.
-fn device(options: &Options) -> Device {
-    Device::cuda_if_available(0).unwrap_or_else(|error| {
-        if !options.quiet {
-            terminal::say(&format!("packing on the CPU, for there is no GPU: {}", Error::from(error)));
-        }
-        Device::Cpu
-    })
 }
 
 fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
@@ -349,13 +352,13 @@ fn write(options: &Options, plan: &ConvertPlan, out: &Path) -> Result<(), (anyho
     if let Some(path) = &options.report {
         check_writable(path).map_err(|error| (error, IO))?;
     }
-    let progress = Progress::new(work(plan), options.quiet, options.json_progress);
+    let progress = progress(options, plan.tensors().count(), plan.source_bytes());
     let measured = Mutex::new(None);
     let result = convert::convert(plan, out, &run_options(options), &|event| {
         if let ConvertEvent::Measured { report } = event {
             *measured.lock().unwrap_or_else(PoisonError::into_inner) = Some(report.clone());
         }
-        progress.tell(&event);
+        tell_progress(&progress, &event);
     });
     progress.finish();
     // What is lost is reported too if it is too much.

@@ -1,8 +1,7 @@
 //! The `diff` subcommand.
 
-use super::{terminal, WRONG};
+use super::{names, terminal, WRONG};
 use anyhow::{bail, Context, Result};
-use candle_quant::Checkpoint;
 use candle_quant_tools::diff::{self, Comparison, Diff, Outcome};
 use serde_json::json;
 use std::io::{self, Write};
@@ -16,7 +15,8 @@ Exit codes: 0 equal; 1 different; 2 a checkpoint can't be read.
 Packed weights are dequantized. The relative RMS is that of the difference, over that of A. A NaN is equal to a NaN, \
 an infinity to that of its sign, and neither to anything else, whatever the tolerance.")]
 pub struct Options {
-    /// The checkpoint to compare with: a directory, or a file, which may be one of dense tensors.
+    /// The checkpoint to compare with: a directory, a file, which may be one of dense tensors, or the name of a model of the
+    /// Hugging Face hub or of Ollama.
     a: PathBuf,
     /// The checkpoint that is compared; of any kind too.
     b: PathBuf,
@@ -43,7 +43,7 @@ fn parse_tolerance(text: &str) -> Result<f64, String> {
 }
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let open = |path: &Path| Checkpoint::open(path).context("nothing was compared");
+    let open = |path: &Path| names::open(path).context("nothing was compared");
     let (a, b) = (open(&options.a)?, open(&options.b)?);
     let diff =
         diff::diff(&a, &b, &diff::DiffOptions { tolerance: options.tolerance, common: options.common });

@@ -1,6 +1,7 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
-use super::terminal;
+use super::{device, names, terminal};
+use crate::quantize::{Formats, QuantizeOptions};
 use crate::sampling::SamplingOptions;
 use anyhow::{bail, Context, Result};
 use candle_core::{DType, Device, Tensor};
@@ -32,6 +33,8 @@ pub struct Options {
     sample_len: usize,
     #[command(flatten)]
     sampling: SamplingOptions,
+    #[command(flatten)]
+    quantize: QuantizeOptions,
     /// Run on the CPU even if there is a GPU.
     #[arg(long)]
     cpu: bool,
@@ -95,6 +98,7 @@ struct Work {
     params: Params,
     dtype: DType,
     experts: ExpertSplit,
+    formats: Formats,
     model: ModelOptions,
 }
 
@@ -122,7 +126,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     let devices = if options.distributed { Vec::new() } else { devices(options)? };
     let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
-    let checkpoint = Checkpoint::open(path)?;
+    let checkpoint = names::open(path)?;
     let params = options.sampling.apply(Params::from_checkpoint(&checkpoint)?);
     // Refused before anything is loaded or printed.
     let sampler = Sampler::new(params.sampling, params.seed)?;
@@ -131,6 +135,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         prompt: prompt(&checkpoint, options)?,
         params: Params { sample_len: options.sample_len, seed: Some(sampler.seed()), ..params },
         experts: options.experts,
+        formats: options.quantize.formats(&checkpoint)?,
         model: ModelOptions { cache: cache_options(options), context: options.context },
         dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
         checkpoint,
@@ -147,7 +152,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             outcome
         }
         (None, [device]) => {
-            let vb = VarBuilder::from_checkpoint(&work.checkpoint, work.dtype, device);
+            let vb = work.formats.apply(VarBuilder::from_checkpoint(&work.checkpoint, work.dtype, device));
             let config = Config::from_checkpoint(&work.checkpoint)?;
             work.run(Model::with_options(&config, vb, work.model)?, None)?
         }
@@ -198,15 +203,10 @@ fn rank_info() -> Result<(RankInfo, Secret)> {
 
 /// One device for each rank.
 fn devices(options: &Options) -> Result<Vec<Device>> {
-    let gpus = |count: usize| (0..count).map(Device::new_cuda).collect::<candle_core::Result<_>>();
-    Ok(match options.ranks {
-        count if !(1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => {
-            bail!("--ranks: expected 1 to {MOST_RANKS_OF_A_PROCESS}, found {count}")
-        }
-        1 if !options.cpu => vec![Device::cuda_if_available(0)?],
-        count if !options.cpu => gpus(count).unwrap_or_else(|_| vec![Device::Cpu; count]),
-        count => vec![Device::Cpu; count],
-    })
+    match options.ranks {
+        count if (1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => Ok(device::all(count, options.cpu)),
+        count => bail!("--ranks: expected 1 to {MOST_RANKS_OF_A_PROCESS}, found {count}"),
+    }
 }
 
 impl Work {
@@ -214,6 +214,7 @@ impl Work {
     fn run_as(&self, rank: &Rank) -> candle_quant::Result<Outcome> {
         let config = Config::from_checkpoint(&self.checkpoint)?;
         let vb = VarBuilder::sharded(&self.checkpoint, rank, self.dtype).split_experts(self.experts);
+        let vb = self.formats.apply(vb);
         let model = Model::with_options(&config, vb, self.model)?;
         let seed = self.params.seed.unwrap_or_default();
         let seed = rank.broadcast(&Tensor::new(seed.cast_signed(), &Device::Cpu)?, 0)?.to_scalar::<i64>()?;

@@ -1,7 +1,7 @@
 //! The `inspect` subcommand.
 
 use super::size::megabytes;
-use super::terminal;
+use super::{names, terminal};
 use anyhow::{bail, Result};
 use candle_quant::checkpoint::{natural_order, Weight};
 use candle_quant::{Checkpoint, WeightSummary};
@@ -12,7 +12,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// A checkpoint's directory, or its file.
+    /// A checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     /// List every tensor.
     #[arg(long)]
@@ -58,7 +58,7 @@ struct Report {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let report = Report::new(&Checkpoint::open(&options.path)?);
+    let report = Report::new(&names::open(&options.path)?);
     let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", report.json(options.tensors))?,

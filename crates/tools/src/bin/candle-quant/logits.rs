@@ -1,9 +1,10 @@
 //! The `logits` subcommand.
 
 use super::generate::parse_dtype;
+use super::names;
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};
-use candle_quant::{ActivationPrecision, Checkpoint, Error, VarBuilder};
+use candle_quant::{ActivationPrecision, Error, VarBuilder};
 use candle_quant_models::{Config, Model, ModelOptions};
 use candle_quant_tools::staging::{check_file, write_file};
 use std::collections::HashMap;
@@ -11,7 +12,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// The checkpoint's directory.
+    /// The checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     /// Token ids, separated by commas.
     #[arg(long, value_delimiter = ',', required = true)]
@@ -40,7 +41,7 @@ pub fn run(options: &Options) -> Result<()> {
         activations.set();
     }
     let device = Device::Cpu;
-    let checkpoint = Checkpoint::open(&options.path)?;
+    let checkpoint = names::open(&options.path)?;
     let config = Config::from_checkpoint(&checkpoint)?;
     let vb = VarBuilder::from_checkpoint(&checkpoint, options.dtype, &device);
     let model = ModelOptions { context: options.context, ..Default::default() };

@@ -3,12 +3,18 @@
 mod bench;
 mod chat;
 mod convert;
+mod device;
 mod diff;
 mod generate;
 mod inspect;
+mod list;
 mod logits;
+mod names;
 mod patch_candle;
 mod plan;
+mod progress;
+mod pull;
+mod quantize;
 mod sampling;
 mod size;
 mod terminal;
@@ -49,7 +55,7 @@ enum Command {
     Convert(Box<convert::Options>),
     /// Continue a text.
     Generate {
-        /// The checkpoint's directory.
+        /// The checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
         path: PathBuf,
         #[command(flatten)]
         options: generate::Options,
@@ -58,6 +64,10 @@ enum Command {
     Chat(chat::Options),
     /// Measure how fast a model runs here.
     Bench(Box<bench::Options>),
+    /// Fetch a model of the Hugging Face hub; the other commands do so too, if they are given its name.
+    Pull(pull::Options),
+    /// List the models that are there: in the cache of the Hugging Face hub, and in stores of Ollama.
+    List(list::Options),
     /// Tell what each of several ranks would load of a checkpoint.
     Plan(plan::Options),
     /// Write the logits of given tokens to a safetensors file, to compare with other frameworks.
@@ -87,6 +97,8 @@ fn main() -> ExitCode {
         Command::Diff(options) => (diff::run(options), WRONG.into()),
         Command::Generate { path, options } => (generate::run(path, options).map(done), ExitCode::FAILURE),
         Command::Chat(options) => (chat::run(options).map(done), ExitCode::FAILURE),
+        Command::Pull(options) => (pull::run(options).map(done), ExitCode::FAILURE),
+        Command::List(options) => (list::run(options).map(done), ExitCode::FAILURE),
         Command::Convert(options) => match convert::run(options) {
             Ok(()) => (Ok(ExitCode::SUCCESS), ExitCode::FAILURE),
             Err((error, code)) => (Err(error), code.into()),

@@ -1,10 +1,9 @@
 //! The `plan` subcommand.
 
 use super::size::megabytes;
-use super::terminal;
+use super::{names, terminal};
 use anyhow::Result;
 use candle_quant::parallel::ExpertSplit;
-use candle_quant::Checkpoint;
 use candle_quant_models::sharding::{ShardPlan, ShardedTensor, Split};
 use serde_json::{json, Value};
 use std::io::{self, Write};
@@ -13,7 +12,7 @@ use std::path::PathBuf;
 
 #[derive(clap::Args)]
 pub struct Options {
-    /// A checkpoint's directory, or its file.
+    /// A checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     /// How many ranks compute the model together.
     #[arg(long)]
@@ -30,7 +29,7 @@ pub struct Options {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let plan = ShardPlan::with_experts(&Checkpoint::open(&options.path)?, options.ranks, options.experts)?;
+    let plan = ShardPlan::with_experts(&names::open(&options.path)?, options.ranks, options.experts)?;
     let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", as_json(&plan))?,

@@ -52,7 +52,20 @@ mod tests {
         ] {
             assert_eq!(parse(text), Ok(bytes), "{text}");
         }
-        for text in ["", "0", "0GB", "GB", "-1GB", "8G", "8GBs", "1.5", "1e30GB", "nanGB", "infGB", "18446744073709551615KB"] {
+        for text in [
+            "",
+            "0",
+            "0GB",
+            "GB",
+            "-1GB",
+            "8G",
+            "8GBs",
+            "1.5",
+            "1e30GB",
+            "nanGB",
+            "infGB",
+            "18446744073709551615KB",
+        ] {
             assert!(parse(text).is_err(), "{text}");
         }
     }

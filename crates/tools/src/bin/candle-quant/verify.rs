@@ -1,8 +1,8 @@
 //! The `verify` subcommand.
 
-use super::{terminal, WRONG};
+use super::{names, terminal, WRONG};
 use anyhow::Result;
-use candle_quant_tools::verify::{verify_path, VerifyReport};
+use candle_quant_tools::verify::{verify, VerifyReport};
 use serde_json::json;
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -11,7 +11,7 @@ use std::process::ExitCode;
 #[derive(clap::Args)]
 #[command(after_help = "Exit codes: 0 nothing is wrong; 2 something is, or PATH can't be opened.")]
 pub struct Options {
-    /// A checkpoint's directory or file.
+    /// A checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     /// Count warnings as errors.
     #[arg(long)]
@@ -28,7 +28,10 @@ pub struct Options {
 const MAX_FINDINGS: usize = 20;
 
 pub fn run(options: &Options) -> Result<ExitCode> {
-    let report = verify_path(&options.path);
+    let report = match names::open(&options.path) {
+        Ok(checkpoint) => verify(&checkpoint),
+        Err(error) => VerifyReport::not_opened(&error),
+    };
     let passed = report.passed(options.strict);
     let mut stdout = terminal::stdout(options.json);
     match options.json {

@@ -3,11 +3,11 @@
 use super::experts;
 use super::planner::Planner;
 use crate::convert::options::ConvertOptions;
-use crate::convert::output::{Job, OutputFile, TensorPlan, Work};
+use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
 use candle_core::Device;
-use candle_quant::checkpoint::{natural_order, Checkpoint, OllamaName};
+use candle_quant::checkpoint::{module_of, natural_order, Checkpoint, OllamaName};
 use candle_quant::{Error, QuantFormat, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -86,6 +86,25 @@ impl ConvertPlan {
 
     pub(in crate::convert) fn jobs(&self) -> impl Iterator<Item = &Job> {
         self.files.iter().flat_map(|file| &file.jobs)
+    }
+
+    /// The format of each dense weight of the source that is packed, by the path of its module: what a model's
+    /// [`VarBuilder`](candle_quant::VarBuilder::quantize_with) needs to have the weights that the output would have, without
+    /// writing it.
+    pub fn formats(&self) -> BTreeMap<String, QuantFormat> {
+        let of_job = |job: &Job| {
+            let (parts, format) = match &job.work {
+                Work::Pack(parts, packing) => (parts.as_slice(), Some(packing.format)),
+                Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => (Default::default(), None),
+            };
+            let module = |part: &SourcePart| match part {
+                SourcePart::Stored(dense) => Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned()),
+                SourcePart::Encoded(_) => None,
+            };
+            let modules: Vec<_> = parts.iter().filter_map(module).collect();
+            modules.into_iter().filter_map(move |module| Some((module, format?))).collect::<Vec<_>>()
+        };
+        self.jobs().flat_map(of_job).collect()
     }
 
     /// The files of weights, and their sizes.

@@ -36,7 +36,8 @@ fn head(out: &mut impl Write, report: &BenchReport) -> io::Result<()> {
         "activations: {}, {}; KV cache: {}, {}",
         settings.dtype, settings.activations, settings.kv_cache_keys, settings.kv_cache_values
     )?;
-    let peak = report.peak_memory_bytes.map_or("unknown".to_owned(), |peak| format!("{:.1} MB", peak as f64 / 1e6));
+    let peak =
+        report.peak_memory_bytes.map_or("unknown".to_owned(), |peak| format!("{:.1} MB", peak as f64 / 1e6));
     writeln!(out, "load: {}; peak memory: {peak}", time(report.load_seconds))?;
     if let Some(bandwidth) = &report.read_bandwidth {
         writeln!(out, "memory: {:.1} GB/s", bandwidth.bytes_per_second / 1e9)?;

@@ -1,6 +1,5 @@
 //! `--target-bpw`: the formats for a number of bits per weight.
 
-use super::progress::Progress;
 use super::{check_writable, code, Options, BAD_INPUT, IO};
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{BitAllocation, ConvertOptions, Recipe, Sensitivities, Spec};
@@ -33,8 +32,9 @@ pub fn choose(
             if let Some(path) = &options.sensitivities {
                 check_writable(path).map_err(|error| (error, IO))?;
             }
-            let progress = Progress::new(allocation.work(), options.quiet, options.json_progress);
-            let measured = allocation.measure(&|event| progress.tell(&event));
+            let (tensors, bytes) = allocation.work();
+            let progress = super::progress(options, tensors, bytes);
+            let measured = allocation.measure(&|event| super::tell_progress(&progress, &event));
             progress.finish();
             let measured = measured.map_err(bad_input)?;
             if let Some(path) = &options.sensitivities {

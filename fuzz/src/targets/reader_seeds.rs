@@ -1,26 +1,23 @@
-//! The inputs that fuzzing starts from: the test fixtures.
+//! What fuzzing of the readers begins with: the test fixtures.
 
+use super::Seeds;
 use crate::writer::{f32_tensor, tensor, File};
 use crate::Bundle;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// The readers.
-pub const TARGETS: [&str; 6] = ["mlx", "hf", "uqff", "ollama", "gguf", "slm1"];
-
 /// Larger inputs would only be slow.
 const MAX_SEED: usize = 600_000;
 
-/// The seeds of one target, with names.
-pub fn seeds(target: &str) -> Vec<(String, Bundle)> {
-    let mut seeds: Vec<(String, Bundle)> = match target {
+/// The seeds of one reader.
+pub(super) fn seeds(target: &str) -> Seeds {
+    let mut seeds: Seeds = match target {
         "ollama" => directories("ollama").into_iter().flat_map(|store| models(&store)).collect(),
         "gguf" => gguf(),
         "slm1" => files("slm1"),
         kind => directories(kind).into_iter().map(|path| (name_of(&path), directory(&path))).collect(),
     };
     seeds.retain(|(_, bundle)| bundle.encode().len() <= MAX_SEED);
-    seeds.sort_by(|a, b| a.0.cmp(&b.0));
     seeds
 }
 
@@ -32,7 +29,7 @@ fn directories(kind: &str) -> Vec<PathBuf> {
 }
 
 /// The files in `tests/fixtures/KIND`, each a checkpoint.
-fn files(kind: &str) -> Vec<(String, Bundle)> {
+fn files(kind: &str) -> Seeds {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(kind);
     let all = Bundle::read(&path, "", |name| !name.contains("expect")).expect("fixtures");
     let alone = |(name, content): (String, Vec<u8>)| {
@@ -53,7 +50,7 @@ fn directory(path: &Path) -> Bundle {
 }
 
 /// One file for each type of blocks, as the tests write them.
-fn gguf() -> Vec<(String, Bundle)> {
+fn gguf() -> Seeds {
     // Number of the type, elements and bytes of a block.
     const TYPES: [(&str, u32, usize, usize); 10] = [
         ("f16", 1, 1, 2),
@@ -108,7 +105,7 @@ fn smaller(manifest: Vec<u8>) -> Vec<u8> {
 }
 
 /// Every model of an Ollama store, with its blobs.
-fn models(store: &Path) -> Vec<(String, Bundle)> {
+fn models(store: &Path) -> Seeds {
     let manifests = Bundle::read(&store.join("manifests"), "", |_| true).expect("manifests");
     let model = |(name, manifest): (String, Vec<u8>)| {
         let manifest = smaller(manifest);

@@ -1,0 +1,25 @@
+//! Where a command computes.
+
+use super::terminal;
+use candle_core::Device;
+use candle_quant::Error;
+
+/// The first GPU, or the CPU if that is wanted. Where there is no GPU it is the CPU, too, and one line says why, unless the
+/// program was built for the CPU alone.
+pub fn first(cpu: bool) -> Device {
+    all(1, cpu).swap_remove(0)
+}
+
+/// A device for each of so many ranks: all of them GPUs, or all of them the CPU.
+pub fn all(ranks: usize, cpu: bool) -> Vec<Device> {
+    if cpu || !cfg!(feature = "cuda") {
+        return vec![Device::Cpu; ranks];
+    }
+    (0..ranks).map(Device::new_cuda).collect::<candle_core::Result<_>>().unwrap_or_else(|error| {
+        let error = Error::from(error).to_string();
+        let why = error.lines().next().unwrap_or_default();
+        let wanted = if ranks == 1 { "is no GPU".to_owned() } else { format!("are no {ranks} GPUs") };
+        terminal::say(&format!("on the CPU, for there {wanted} to use: {why}"));
+        vec![Device::Cpu; ranks]
+    })
+}

@@ -1,0 +1,4 @@
+//! Chat templates.
+#![no_main]
+
+candle_quant_fuzz::target!("template");

@@ -1,0 +1,33 @@
+#!/usr/bin/env bash
+# What the compiler does not check: the unit tests of the core (kernels, mapped files, packing) with AddressSanitizer and
+# debug assertions, and those of packing in Miri.
+#
+#   scripts/memory.sh [--full]
+#
+# --full: all of them.
+# Miri is a part of nightly toolchains (rustup component add miri rust-src --toolchain nightly); without it that half is left
+# out, and a line says so.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+case ${1-} in '' | --full) ;; *) echo "$0: $1: --full" >&2 && exit 2 ;; esac
+target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+
+# What is exhaustive, or of long texts, takes half a minute each; in Miri minutes.
+long=(--skip products_agree_with_f64_everywhere --skip a_long_text_agrees_with_f64)
+long+=(--skip sums_do_not_depend_on_the_number_of_threads)
+packing=(format::bits format::layout format::grammar format::mx format::nf4) cases=16
+if [ "${1-}" = --full ]; then
+  long=() packing=(format:: tensor:: --skip the_nearest_element) cases=256
+fi
+triple=$(rustc -vV | sed -n 's/^host: //p')
+# Stable compilers have the sanitizer, and take the flag if they are told that they may. In the profile for development there
+# are debug assertions. With a target of its own, build scripts and macros are built without it.
+CARGO_TARGET_DIR=$target/memory RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
+  cargo test --target "$triple" -p candle-quant --lib -- "${long[@]}"
+
+if cargo +nightly miri --version >/dev/null 2>&1; then
+  CARGO_TARGET_DIR=$target/miri MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-deterministic-floats' PROPTEST_CASES=$cases \
+    cargo +nightly miri test -p candle-quant --lib -- "${packing[@]}"
+else
+  echo "packing was not run in Miri: rustup component add miri rust-src --toolchain nightly" >&2
+fi
