@@ -38,9 +38,9 @@ impl KvCacheConfig {
         Self { kv_heads, head_dim, window: None, keys: format, values: format, max_tokens: usize::MAX }
     }
 
-    /// Bytes of the blocks that hold a text of so many tokens, or with a window as much of it as that sees: what
-    /// [`KvCache::size_in_bytes`] says behind a prompt. While one is computed with a window, the blocks of its tokens add
-    /// to that.
+    /// Bytes of the blocks that hold a text of so many tokens, or with a window the most for as much of it as that sees:
+    /// what [`KvCache::size_in_bytes`] says behind a prompt. While one is computed with a window, the blocks of its tokens
+    /// add to that.
     ///
     /// ```
     /// use candle_quant::KvCacheConfig;
