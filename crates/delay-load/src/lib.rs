@@ -11,10 +11,8 @@
 //! candle-quant-delay-load = "0.1"
 //! ```
 //! ```no_run
-//! // build.rs
-//! fn main() {
-//!     candle_quant_delay_load::link();
-//! }
+//! // `main` of build.rs:
+//! candle_quant_delay_load::link();
 //! ```
 //!
 //! # How
