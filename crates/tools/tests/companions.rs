@@ -4,14 +4,12 @@
 //! `CANDLE_QUANT_COMPANION_CASES` sets how many files are damaged.
 
 use candle_quant::{Checkpoint, Untrusted};
-use candle_quant_models::generate::{load_tokenizer, TextStream};
 use candle_quant_tools::verify::verify_path;
 use rand::rngs::StdRng;
 use rand::seq::IndexedRandom;
 use rand::{RngExt, SeedableRng};
-use serde_json::{json, Map, Value};
+use serde_json::{json, Value};
 use std::fs;
-use std::path::Path;
 use tempfile::TempDir;
 
 #[path = "../../../tests/common/allocations.rs"]
