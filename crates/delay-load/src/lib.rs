@@ -4,7 +4,7 @@
 //! `main`, where there is no driver. With this crate they are loaded at the first call of one of their functions. Where there
 //! are none, `Device::new_cuda` is an error like any other, and the program can go on with `Device::Cpu`.
 //!
-//! It is for the `build.rs` of a program; a library cannot change how programs are linked:
+//! It is for the `build.rs` of a program; in that of a library it may come too late for those that use it:
 //!
 //! ```toml
 //! [build-dependencies]
