@@ -14,8 +14,8 @@ target=$(realpath -m "${CARGO_TARGET_DIR:-target}")
 
 # What is exhaustive, or of long texts, takes half a minute each; in Miri minutes.
 long=(--skip products_agree_with_f64_everywhere --skip a_long_text_agrees_with_f64)
-long+=(--skip sums_do_not_depend_on_the_number_of_threads)
-packing=(format::bits format::layout format::grammar format::mx format::nf4) cases=16
+long+=(--skip sums_do_not_depend_on_the_number_of_threads --skip results_are_as_good_as_rounding_allows)
+packing=(format::bits format::layout format::grammar format::mx format::nf4) cases=8
 if [ "${1-}" = --full ]; then
   long=() packing=(format:: tensor:: --skip the_nearest_element) cases=256
 fi
