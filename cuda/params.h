@@ -1,7 +1,8 @@
 /* The launch parameters of every kernel: plain C, so that Rust's side of them is generated (bindgen).
  *
  * Every kernel takes one struct, by value. Pointers are device pointers, all shapes row-major and
- * contiguous unless a stride is given; strides count elements. */
+ * contiguous unless a stride is given; strides count elements. No struct has padding, whose bytes nobody sets: `unused`
+ * is 0. */
 #ifndef CANDLE_QUANT_PARAMS_H
 #define CANDLE_QUANT_PARAMS_H
 #include <stdint.h>
@@ -77,6 +78,7 @@ typedef struct CqSimt {
     uint32_t group_size;
     uint32_t x_stride;
     uint32_t x_dtype;
+    uint32_t unused;
 } CqSimt;
 
 /* What joins the gate and up projections of an expert, which have the same rows. */
@@ -131,6 +133,7 @@ typedef struct CqSortPairs {
     uint32_t pairs;
     uint32_t experts;     /* 1023 at most */
     uint32_t rows_of_tile;
+    uint32_t unused;
 } CqSortPairs;
 
 /* y_t = sum over i of routing_weights[t, i] z[t, i], in that order. */
@@ -141,6 +144,7 @@ typedef struct CqWeightedSum {
     uint32_t top_k;
     uint32_t rows;
     uint32_t y_dtype;
+    uint32_t unused;
 } CqWeightedSum;
 
 /* Rows of a weight, dequantized: all of them, or those named by ids. */
@@ -154,6 +158,7 @@ typedef struct CqDequantize {
     uint32_t group_size;
     uint32_t ids_bytes; /* 1, 4 or 8: U8, U32, I64 */
     uint32_t y_dtype;
+    uint32_t unused;
 } CqDequantize;
 
 /* Quantizes rows as the CPU does, bit for bit. */
@@ -163,6 +168,7 @@ typedef struct CqQuantize {
     void *scales;        /* [rows, k / group] of dtype (float scales) or bytes */
     void *biases;        /* [rows, k / group] of dtype (affine) */
     float absmax;        /* NVFP4: the tensor's, or 0 for none */
+    uint32_t unused;
     uint64_t groups;     /* rows * k / group */
     uint32_t group_size;
     uint32_t dtype;
@@ -184,5 +190,6 @@ typedef struct CqAbsmax {
     uint32_t *bits;      /* of the f32 result; zero before */
     uint64_t count;
     uint32_t dtype;
+    uint32_t unused;
 } CqAbsmax;
 #endif

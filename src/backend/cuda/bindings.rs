@@ -101,6 +101,7 @@ pub struct CqSimt {
     pub group_size: u32,
     pub x_stride: u32,
     pub x_dtype: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -113,6 +114,7 @@ const _: () = {
     ["Offset of field: CqSimt::group_size"][::core::mem::offset_of!(CqSimt, group_size) - 80usize];
     ["Offset of field: CqSimt::x_stride"][::core::mem::offset_of!(CqSimt, x_stride) - 84usize];
     ["Offset of field: CqSimt::x_dtype"][::core::mem::offset_of!(CqSimt, x_dtype) - 88usize];
+    ["Offset of field: CqSimt::unused"][::core::mem::offset_of!(CqSimt, unused) - 92usize];
 };
 pub const CQ_NOT_GATED: CqGating = 0;
 pub const CQ_SILU: CqGating = 1;
@@ -197,6 +199,7 @@ pub struct CqSortPairs {
     pub pairs: u32,
     pub experts: u32,
     pub rows_of_tile: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -210,6 +213,7 @@ const _: () = {
     ["Offset of field: CqSortPairs::experts"][::core::mem::offset_of!(CqSortPairs, experts) - 36usize];
     ["Offset of field: CqSortPairs::rows_of_tile"]
         [::core::mem::offset_of!(CqSortPairs, rows_of_tile) - 40usize];
+    ["Offset of field: CqSortPairs::unused"][::core::mem::offset_of!(CqSortPairs, unused) - 44usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -220,6 +224,7 @@ pub struct CqWeightedSum {
     pub top_k: u32,
     pub rows: u32,
     pub y_dtype: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -232,6 +237,7 @@ const _: () = {
     ["Offset of field: CqWeightedSum::top_k"][::core::mem::offset_of!(CqWeightedSum, top_k) - 24usize];
     ["Offset of field: CqWeightedSum::rows"][::core::mem::offset_of!(CqWeightedSum, rows) - 28usize];
     ["Offset of field: CqWeightedSum::y_dtype"][::core::mem::offset_of!(CqWeightedSum, y_dtype) - 32usize];
+    ["Offset of field: CqWeightedSum::unused"][::core::mem::offset_of!(CqWeightedSum, unused) - 36usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -245,6 +251,7 @@ pub struct CqDequantize {
     pub group_size: u32,
     pub ids_bytes: u32,
     pub y_dtype: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -260,6 +267,7 @@ const _: () = {
         [::core::mem::offset_of!(CqDequantize, group_size) - 72usize];
     ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 76usize];
     ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 80usize];
+    ["Offset of field: CqDequantize::unused"][::core::mem::offset_of!(CqDequantize, unused) - 84usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -269,6 +277,7 @@ pub struct CqQuantize {
     pub scales: *mut ::core::ffi::c_void,
     pub biases: *mut ::core::ffi::c_void,
     pub absmax: f32,
+    pub unused: u32,
     pub groups: u64,
     pub group_size: u32,
     pub dtype: u32,
@@ -282,6 +291,7 @@ const _: () = {
     ["Offset of field: CqQuantize::scales"][::core::mem::offset_of!(CqQuantize, scales) - 16usize];
     ["Offset of field: CqQuantize::biases"][::core::mem::offset_of!(CqQuantize, biases) - 24usize];
     ["Offset of field: CqQuantize::absmax"][::core::mem::offset_of!(CqQuantize, absmax) - 32usize];
+    ["Offset of field: CqQuantize::unused"][::core::mem::offset_of!(CqQuantize, unused) - 36usize];
     ["Offset of field: CqQuantize::groups"][::core::mem::offset_of!(CqQuantize, groups) - 40usize];
     ["Offset of field: CqQuantize::group_size"][::core::mem::offset_of!(CqQuantize, group_size) - 48usize];
     ["Offset of field: CqQuantize::dtype"][::core::mem::offset_of!(CqQuantize, dtype) - 52usize];
@@ -314,6 +324,7 @@ pub struct CqAbsmax {
     pub bits: *mut u32,
     pub count: u64,
     pub dtype: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -323,4 +334,5 @@ const _: () = {
     ["Offset of field: CqAbsmax::bits"][::core::mem::offset_of!(CqAbsmax, bits) - 8usize];
     ["Offset of field: CqAbsmax::count"][::core::mem::offset_of!(CqAbsmax, count) - 16usize];
     ["Offset of field: CqAbsmax::dtype"][::core::mem::offset_of!(CqAbsmax, dtype) - 24usize];
+    ["Offset of field: CqAbsmax::unused"][::core::mem::offset_of!(CqAbsmax, unused) - 28usize];
 };

@@ -57,6 +57,7 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
             group_size: u32_of("group size", weight.format().group_size())?,
             ids_bytes: u32_of("bytes of an id", ids.dtype().size_in_bytes())?,
             y_dtype: float_dtype(dtype)?,
+            unused: 0,
         };
         let blocks = (ids.elem_count(), k.div_ceil(ELEMENTS_OF_BLOCK));
         // SAFETY: ids, weight and y are borrowed until after the launch; y has a row for each id.
@@ -88,6 +89,7 @@ pub(super) unsafe fn rows_to(
         group_size: u32_of("group size", format.group_size())?,
         ids_bytes: 0,
         y_dtype: float_dtype(dtype)?,
+        unused: 0,
     };
     let blocks = (rows.len(), k.div_ceil(ELEMENTS_OF_BLOCK));
     // SAFETY: as the caller promises.

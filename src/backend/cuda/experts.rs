@@ -205,6 +205,7 @@ impl Call<'_> {
             pairs: u32_of("pairs of tokens and experts", self.pairs())?,
             experts: u32_of("experts", self.experts)?,
             rows_of_tile: u32_of("rows of a tile", plan::TILE_COLUMNS)?,
+            unused: 0,
         };
         let grid = Grid { blocks: (1, 1), shared_bytes: plan::sort_shared_bytes(self.experts) };
         // SAFETY: ids are held by the caller, and the tensor of sorted pairs has room for whatever they are.
@@ -330,6 +331,7 @@ impl Call<'_> {
             top_k: u32_of("experts of a token", self.top_k)?,
             rows: u32_of("rows of a weight", rows)?,
             y_dtype: float_dtype(dtype)?,
+            unused: 0,
         };
         let blocks = (rows.div_ceil(plan::THREADS as usize), self.tokens);
         // SAFETY: z has a row for each pair, y one for each token, routing_weights a number for each pair.

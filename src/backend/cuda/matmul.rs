@@ -287,6 +287,7 @@ impl Matmul<'_> {
                 group_size: u32_of("group size", self.format.group_size())?,
                 x_stride: u32_of("K", self.k)?,
                 x_dtype: float_dtype(self.x_dtype)?,
+                unused: 0,
             };
             let rows = operand.matrix.rows as usize;
             let grid = Grid {

@@ -31,6 +31,7 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
             bits: result.as_mut_ptr(),
             count: tensor.elem_count() as u64,
             dtype: float_dtype(tensor.dtype())?,
+            unused: 0,
         };
         let blocks = tensor.elem_count().div_ceil(THREADS as usize).min(MOST_BLOCKS);
         // SAFETY: the tensor and the result are borrowed until after the launch.
@@ -74,6 +75,7 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
             scales: scales.as_mut_ptr(),
             biases: biases.as_ref().map_or(std::ptr::null_mut(), |biases| biases.as_mut_ptr()),
             absmax: absmax.unwrap_or(0.0),
+            unused: 0,
             groups: groups as u64,
             group_size: u32_of("group size", format.group_size())?,
             dtype: float_dtype(dtype)?,

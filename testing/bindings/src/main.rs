@@ -1,7 +1,7 @@
 //! Generates `src/backend/cuda/bindings.rs` from `cuda/params.h`.
 //!
 //! `cargo run -p bindings` writes it, `cargo run -p bindings -- --check` fails if the committed file
-//! differs. Needs libclang (`pip install libclang`, with `LIBCLANG_PATH` at its folder `native`).
+//! differs. Neither if a struct has padding: its bytes are undefined, and the driver would be given them. Needs libclang (`pip install libclang`, with `LIBCLANG_PATH` at its folder `native`).
 
 use std::path::Path;
 use std::process::ExitCode;
@@ -13,6 +13,11 @@ fn main() -> ExitCode {
         Ok(generated) => generated,
         Err(error) => return failure(&format!("cuda/params.h: {error}")),
     };
+    if let Some(padded) = padded(&generated) {
+        return failure(&format!(
+            "cuda/params.h: {padded} has padding; name its bytes, so that they are set"
+        ));
+    }
     if std::env::args().skip(1).any(|argument| argument == "--check") {
         let current = std::fs::read_to_string(&committed).unwrap_or_default();
         return match current == generated {
@@ -26,6 +31,12 @@ fn main() -> ExitCode {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => failure(&format!("{}: {error}", committed.display())),
     }
+}
+
+/// The first struct that has bytes of no field.
+fn padded(generated: &str) -> Option<&str> {
+    let (before, _) = generated.split_once("__bindgen_padding")?;
+    before.rsplit_once("struct ")?.1.split_whitespace().next()
 }
 
 fn failure(message: &str) -> ExitCode {
@@ -43,6 +54,7 @@ fn generate(root: &Path) -> Result<String, bindgen::BindgenError> {
         .generate_comments(false)
         .use_core()
         .layout_tests(true)
+        .explicit_padding(true)
         .disable_header_comment()
         .raw_line("// Generated from cuda/params.h by `cargo run -p bindings`; do not edit.")
         .formatter(bindgen::Formatter::Rustfmt)
