@@ -34,6 +34,11 @@ pub(super) trait Container: Send + Sync {
         Ok(None)
     }
 
+    /// Text that the files of the weights say of themselves, if it is known already.
+    fn metadata(&self) -> Option<BTreeMap<String, String>> {
+        None
+    }
+
     /// The chat templates that lie in the same files as the weights, if there are any.
     fn chat_templates(&self) -> Result<Option<StoredChatTemplates>> {
         Ok(None)

@@ -2,7 +2,7 @@
 
 use super::chat::StoredChatTemplates;
 use super::container::Opened;
-use super::file::{read_json, Digest, OpenOptions, Opening, Warnings};
+use super::file::{open_with_metadata, read_json, Digest, OpenOptions, Opening, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -10,7 +10,7 @@ use super::views::Views;
 use super::weight::{module_of, natural_order, tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fmt,
     path::{Path, PathBuf},
     sync::Arc,
@@ -198,6 +198,28 @@ impl Checkpoint {
             names.filter_map(|name| container.file_of(&name).map(Path::to_owned)).collect::<Vec<_>>()
         };
         self.tensor_names().flat_map(files).collect()
+    }
+
+    /// What the files of the weights say of themselves, by keys: the text of the first safetensors file's `__metadata__`, or
+    /// short texts and numbers of a GGUF file's metadata. Anybody may have written anything there. It may cost what the
+    /// [`Budget`](super::Budget) allowed of opening.
+    ///
+    /// # Errors
+    /// If the file can't be read any more.
+    pub fn metadata(&self) -> Result<BTreeMap<String, String>> {
+        if let Some(known) = self.0.opened.container.metadata() {
+            return Ok(known);
+        }
+        match (self.kind(), self.weight_files().first()) {
+            // The blobs of a store are many, each with words on its own tensor.
+            (CheckpointKind::Ollama | CheckpointKind::Slm1 | CheckpointKind::Gguf, _) | (_, None) => {
+                Ok(BTreeMap::new())
+            }
+            (_, Some(first)) => {
+                let (_, metadata) = open_with_metadata(first, &Opening::with(self.0.options))?;
+                Ok(metadata)
+            }
+        }
     }
 
     /// The files beside the weights: config, tokenizer and the like.

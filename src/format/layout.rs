@@ -1,7 +1,8 @@
 //! How many words and groups a row has.
 
-use super::QuantFormat;
+use super::{QuantFormat, Scale, ZeroPoint};
 use crate::{Error, Result};
+use candle_core::DType;
 
 impl QuantFormat {
     /// Groups of a row of `k` elements.
@@ -32,6 +33,31 @@ impl QuantFormat {
         let (k, rows) = dims.split_last().unwrap_or((&0, &[]));
         let with_last = |last: usize| [rows, &[last]].concat();
         Ok((with_last(self.words_per_row(*k)?), with_last(self.groups_per_row(*k)?)))
+    }
+
+    /// Bytes of whole groups of so many elements together: of codes, scales and biases. Float scales are of dtype `scales`.
+    ///
+    /// ```
+    /// use candle_core::DType;
+    /// use candle_quant::QuantFormat;
+    ///
+    /// // 4 bits, and 2 x 16 for every 64 elements: 4.5 bits for each.
+    /// assert_eq!(QuantFormat::affine(4, 64)?.size_in_bytes(4096, DType::BF16), 4096 * 9 / 16);
+    /// assert_eq!("mxfp8".parse::<QuantFormat>()?.size_in_bytes(4096, DType::BF16), 4096 + 4096 / 32);
+    /// # Ok::<(), candle_quant::Error>(())
+    /// ```
+    pub fn size_in_bytes(self, elements: u64, scales: DType) -> u64 {
+        let scale = match self.scale() {
+            Scale::Float => scales.size_in_bytes() as u64,
+            Scale::E8m0 | Scale::E4m3 => 1,
+        };
+        let of_group = match self.zero_point() {
+            ZeroPoint::Bias => 2 * scale,
+            ZeroPoint::Midpoint | ZeroPoint::None => scale,
+        };
+        let codes = (u128::from(elements) * self.bits() as u128).div_ceil(8);
+        let parameters = u128::from(elements) / self.group_size as u128 * u128::from(of_group);
+        u64::try_from(codes + parameters).unwrap_or(u64::MAX)
     }
 
     fn check_row(self, k: usize) -> Result<()> {

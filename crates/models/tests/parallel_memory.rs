@@ -1,10 +1,10 @@
 //! A rank needs little more memory than its part of the weights.
 #![cfg(target_os = "linux")]
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
-use candle_quant_models::sharding::ShardPlan;
+use candle_quant_models::sharding::{ShardPlan, Workload};
 use candle_quant_models::{Config, Model};
 use serde_json::Value;
 use std::path::Path;
@@ -61,4 +61,34 @@ fn a_rank_with_parts_of_experts() {
 #[test]
 fn a_rank_with_whole_experts() {
     check("a_rank_with_whole_experts", &qwen3_moe(), 2, 1, ExpertSplit::Across);
+}
+
+/// A prompt in chunks takes what the footprint says: no more, and not much less.
+#[test]
+fn a_prompt_takes_what_the_footprint_says() {
+    let tokens = 512;
+    let footprint = |checkpoint: &Checkpoint| {
+        let plan = ShardPlan::new(checkpoint, 1).unwrap();
+        plan.footprints(&Workload::on_cpu(DType::F32, tokens), |_| None)[0]
+    };
+    let run = |dir: &Path| {
+        let checkpoint = Checkpoint::open(dir).unwrap();
+        let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+        for offset in (0..tokens).step_by(256) {
+            let ids = Tensor::zeros((1, 256), DType::U32, &Device::Cpu).unwrap();
+            model.forward_last(&ids, offset).unwrap();
+        }
+    };
+    if measured(run) {
+        return;
+    }
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), &llama());
+    let footprint = footprint(&Checkpoint::open(dir.path()).unwrap());
+    let peak = peak("a_prompt_takes_what_the_footprint_says", dir.path()) as u64;
+    println!("{footprint:?}, peak {peak}");
+    // The program itself is not counted.
+    let program = 32 << 20;
+    assert!(peak <= footprint.total() + program, "{peak} bytes, and {footprint:?}");
+    assert!(peak >= footprint.total() - footprint.workspace / 2, "{peak} bytes, and {footprint:?}");
 }

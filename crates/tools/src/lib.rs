@@ -5,6 +5,8 @@
 //! | [`mod@convert`] | quantizes a checkpoint, or writes a packed one in another way: a plan, little memory, a report of what is lost |
 //! | [`mod@verify`] | what is wrong with a checkpoint |
 //! | [`mod@diff`] | how far two checkpoints are apart |
+//! | [`mod@fit`] | in which formats a model fits into memory |
+//! | [`mod@provenance`] | where a checkpoint comes from, as it says itself |
 //! | [`mod@bench`] | how fast a model runs here |
 //! | [`mod@staging`] | files and folders that are there as a whole, or as they were |
 //! | [`mod@patch_candle`] | a candle-nn whose layers know of packed weights |
@@ -16,7 +18,9 @@ pub mod bench;
 mod chunks;
 pub mod convert;
 pub mod diff;
+pub mod fit;
 pub mod patch_candle;
+pub mod provenance;
 mod sha256;
 mod source;
 pub mod staging;

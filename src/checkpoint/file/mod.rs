@@ -6,6 +6,7 @@ mod digest;
 mod header;
 mod json;
 mod json_map;
+mod names;
 mod open;
 mod opening;
 #[cfg(any(test, feature = "recorded-reads"))]
@@ -21,6 +22,7 @@ pub(super) use data::{of_tensor, open_file, DataFile};
 pub use digest::Digest;
 pub(super) use header::{Metadata, TensorInfo};
 pub use json::with_masked_literals;
+pub(super) use names::names_in;
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
 pub use opening::{Budget, OpenOptions};
 pub(super) use opening::{Opening, GGUF_ENTRY};

@@ -118,6 +118,19 @@ impl Metadata {
         }
     }
 
+    /// All short texts and numbers.
+    pub fn texts(&self) -> BTreeMap<String, String> {
+        const LONGEST: usize = 256;
+        let text = |value: &Value| match value {
+            Value::Integer(number) => Some(number.to_string()),
+            Value::Float(number) => Some(number.to_string()),
+            Value::Bool(is) => Some(is.to_string()),
+            Value::Text(text) => Some(text).filter(|text| text.len() <= LONGEST).cloned(),
+            Value::Array(_) => None,
+        };
+        self.values.iter().filter_map(|(key, value)| Some((key.clone(), text(value)?))).collect()
+    }
+
     /// A size or an id: a whole number of 32 bits. An array counts if all its elements are equal, for there
     /// are files that give sizes layer by layer.
     pub fn size(&self, key: &str) -> Result<Option<u32>> {

@@ -301,6 +301,10 @@ impl Container for GgufCheckpoint {
         tokenizer::read(&self.metadata)
     }
 
+    fn metadata(&self) -> Option<BTreeMap<String, String>> {
+        Some(self.metadata.texts())
+    }
+
     fn chat_templates(&self) -> Result<Option<StoredChatTemplates>> {
         chat::read(&self.metadata)
     }

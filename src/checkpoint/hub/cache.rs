@@ -10,7 +10,7 @@
 
 use super::name::Name;
 use super::selection::{all, select, Selection, INDEX};
-use crate::checkpoint::file::{shards_of_index, Opening};
+use crate::checkpoint::file::{names_in, shards_of_index, Opening};
 use crate::{Error, Result};
 use std::fs;
 use std::io::{self, Read};
@@ -219,21 +219,6 @@ impl Folder {
         }
         Ok(Some(selection.place(&snapshot)))
     }
-}
-
-/// The names in a folder that are text, sorted; none if it is not there.
-fn names_in(dir: &Path) -> Result<Vec<String>> {
-    let failed = |error| Error::Io { path: dir.to_owned(), error };
-    let entries = match fs::read_dir(dir) {
-        Err(error) if is_absent(&error) => return Ok(vec![]),
-        other => other.map_err(failed)?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        names.extend(entry.map_err(failed)?.file_name().into_string());
-    }
-    names.sort();
-    Ok(names)
 }
 
 fn is_absent(error: &io::Error) -> bool {

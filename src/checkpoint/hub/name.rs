@@ -1,7 +1,10 @@
 //! Names of models of the Hugging Face hub: `org/model`, `org/model@revision:Q4_K_M`, `hf.co/org/model`.
 
+use super::cache::Commit;
 use crate::{Error, Result};
+use std::ffi::OsStr;
 use std::fmt;
+use std::path::Path;
 use std::str::FromStr;
 
 /// What people write before a name, as they copied it from a browser or from other programs.
@@ -129,6 +132,30 @@ impl Name {
     /// Which of several GGUF or UQFF models, if the name says so.
     pub fn choice(&self) -> Option<&str> {
         self.choice.as_deref()
+    }
+
+    /// The repository and the commit of what lies at a path in the cache of the hub: in
+    /// `models--org--model/snapshots/<commit>`.
+    ///
+    /// ```
+    /// use candle_quant::checkpoint::HubName;
+    /// use std::path::Path;
+    ///
+    /// let commit = "0123456789abcdef0123456789abcdef01234567";
+    /// let path = format!("/cache/models--org--model/snapshots/{commit}/model.gguf");
+    /// let name = HubName::of_snapshot(Path::new(&path)).expect("a snapshot");
+    /// assert_eq!((name.repo().as_str(), name.revision()), ("org/model", commit));
+    /// assert_eq!(HubName::of_snapshot(Path::new("org/model")), None);
+    /// ```
+    pub fn of_snapshot(path: &Path) -> Option<Self> {
+        let parts: Vec<_> = path.iter().filter_map(OsStr::to_str).collect();
+        parts.windows(3).find_map(|parts| match parts {
+            [repo, "snapshots", commit] => {
+                let (org, model) = repo.strip_prefix("models--")?.split_once("--")?;
+                Some(Self::of_repo(org, model)?.at(Commit::parse(commit)?.as_str()))
+            }
+            _ => None,
+        })
     }
 
     /// The folder of the repository in the cache.

@@ -12,7 +12,7 @@
 //! A directory with `model*.safetensors` beside `.uqff` files could mean either; it is refused.
 
 use super::report;
-use crate::checkpoint::file::Opening;
+use crate::checkpoint::file::{names_in, Opening};
 use crate::{Error, Result};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -72,21 +72,6 @@ impl<'a> Name<'a> {
             None => Self { stem: whole, index: None },
         })
     }
-}
-
-/// The names of the files in a directory that are text, sorted. Empty if there is no such directory.
-fn names_in(dir: &Path) -> Result<Vec<String>> {
-    let failed = |error| Error::Io { path: dir.to_owned(), error };
-    let entries = match fs::read_dir(dir) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(vec![]),
-        other => other.map_err(failed)?,
-    };
-    let mut names = Vec::new();
-    for entry in entries {
-        names.extend(entry.map_err(failed)?.file_name().into_string());
-    }
-    names.sort();
-    Ok(names)
 }
 
 fn in_directory(dir: &Path, opening: &Opening) -> Result<Option<Files>> {

@@ -1,10 +1,12 @@
-//! Which part of a model each rank has, and what of a checkpoint it loads.
+//! Which part of a model each rank has, what of a checkpoint it loads, and what memory it needs.
 
+mod footprint;
 mod parts;
 mod planner;
 mod shard_plan;
 #[cfg(test)]
 mod tests;
 
+pub use footprint::{Footprint, Workload};
 pub(crate) use parts::{Heads, Sharding};
 pub use shard_plan::{Communication, ShardPlan, ShardedTensor, Split};

@@ -29,7 +29,8 @@ impl ShardPlan {
         }
         let config = Config::from_checkpoint(checkpoint)?;
         let planner = Planner::new(checkpoint, &config, ranks, experts)?;
-        Ok(Self { ranks, experts, tensors: planner.tensors()?, communication: planner.communication() })
+        let (tensors, communication) = (planner.tensors()?, planner.communication());
+        Ok(Self { ranks, experts, tensors, communication, config })
     }
 }
 
@@ -109,7 +110,9 @@ impl<'a> Planner<'a> {
             1 => (Split::Whole, None),
             _ => self.split(&module, &weight),
         };
-        let rank_bytes = self.rank_bytes(&split, &weight, module.is_bias)?;
+        let of_ranks = |measure| self.of_ranks(&split, &weight, module.is_bias, measure);
+        let rank_bytes = of_ranks(|weight| weight.size_in_bytes() as u64)?;
+        let rank_elements = of_ranks(|weight| weight.dims().iter().map(|size| *size as u64).product())?;
         let stored_bytes = weight.size_in_bytes() as u64;
         if replicated.is_none() && split != Split::Whole {
             // Of a global scale each run is a part.
@@ -122,26 +125,37 @@ impl<'a> Planner<'a> {
         Ok(ShardedTensor {
             name: name.to_owned(),
             format: weight.format_name(),
+            dims: weight.dims().to_vec(),
+            dense: match &weight {
+                Weight::Dense(dense) => Some(dense.dtype()),
+                _ => None,
+            },
             split,
             stored_bytes,
             rank_bytes,
+            rank_elements,
             replicated: replicated.filter(|_| is_matrix),
         })
     }
 
-    /// Bytes that each rank loads.
-    fn rank_bytes(&self, split: &Split, weight: &Weight, is_bias: bool) -> Result<Vec<u64>> {
-        let bytes = |weight: &Weight| weight.size_in_bytes() as u64;
+    /// The part of a tensor that each rank loads, by some measure.
+    fn of_ranks(
+        &self,
+        split: &Split,
+        weight: &Weight,
+        is_bias: bool,
+        measure: fn(&Weight) -> u64,
+    ) -> Result<Vec<u64>> {
         let last = weight.dims().len().saturating_sub(1);
         let of_rows = if is_bias { last } else { last.saturating_sub(1) };
         let along = |dim: usize, ranges: &[Range<usize>]| {
-            let part = |range: &Range<usize>| Ok(bytes(&weight.narrow(dim, range.clone())?));
+            let part = |range: &Range<usize>| Ok(measure(&weight.narrow(dim, range.clone())?));
             ranges.iter().map(part).collect::<Result<Vec<u64>>>()
         };
         match split {
-            Split::Whole => Ok(vec![bytes(weight); self.ranks]),
+            Split::Whole => Ok(vec![measure(weight); self.ranks]),
             Split::One(only) => {
-                Ok((0..self.ranks).map(|rank| if rank == *only { bytes(weight) } else { 0 }).collect())
+                Ok((0..self.ranks).map(|rank| if rank == *only { measure(weight) } else { 0 }).collect())
             }
             Split::Rows(rows) => along(of_rows, rows),
             Split::Columns(columns) => along(last, columns),

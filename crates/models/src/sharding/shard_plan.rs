@@ -1,5 +1,7 @@
 //! What each rank loads of a checkpoint, before anything is loaded.
 
+use crate::Config;
+use candle_core::DType;
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Error, Result};
 use std::ops::Range;
@@ -21,6 +23,7 @@ pub struct ShardPlan {
     pub(super) experts: ExpertSplit,
     pub(super) tensors: Vec<ShardedTensor>,
     pub(super) communication: Communication,
+    pub(super) config: Config,
 }
 
 /// One tensor of a [`ShardPlan`].
@@ -31,12 +34,18 @@ pub struct ShardedTensor {
     pub name: String,
     /// The name of its format.
     pub format: String,
+    /// Its whole shape: `[.., N, K]` if it is a matrix.
+    pub dims: Vec<usize>,
+    /// The dtype of its elements, if it is dense.
+    pub dense: Option<DType>,
     /// How it is split.
     pub split: Split,
     /// Bytes in the file.
     pub stored_bytes: u64,
     /// Bytes that each rank loads.
     pub rank_bytes: Vec<u64>,
+    /// Elements that each rank loads.
+    pub rank_elements: Vec<u64>,
     /// Why more than one rank has some of its bytes, if it is a matrix and they do.
     pub replicated: Option<String>,
 }

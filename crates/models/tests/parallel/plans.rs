@@ -1,11 +1,11 @@
 //! Plans against what ranks read.
 
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::reads;
 use candle_quant::parallel::{self, ExpertSplit};
-use candle_quant::{Checkpoint, VarBuilder};
-use candle_quant_models::sharding::{ShardPlan, Split};
-use candle_quant_models::{Config, Model};
+use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
+use candle_quant_models::sharding::{ShardPlan, Split, Workload};
+use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use std::path::Path;
 
 const EXPERTS: [&str; 5] = [
@@ -57,6 +57,63 @@ fn a_rank_reads_what_the_plan_says() {
                 // A global scale serves every part of its matrix; there are 8 or fewer in these stacks.
                 let extra = tensor.rank_bytes.iter().sum::<u64>() - tensor.stored_bytes;
                 assert!(tensor.replicated.is_some() || extra <= 8 * 4 * ranks as u64, "{name}: {tensor:?}");
+            }
+        }
+    }
+}
+
+/// What a rank holds of weights, and of keys and values behind a text, is what the footprint says.
+#[test]
+fn a_rank_holds_what_the_footprint_says() {
+    let formats = ["f16", "8bit"].map(|name| name.parse().ok());
+    let caches =
+        [CacheOptions::default(), CacheOptions { keys: formats[0], values: formats[1], max_tokens: None }];
+    for name in [
+        "assets/tiny",
+        "assets/tiny-bf16",
+        "tests/fixtures/mlx/llama-untied-bias-b4-g64-f16",
+        "tests/fixtures/uqff/q4k",
+    ]
+    .into_iter()
+    .chain(EXPERTS)
+    {
+        let checkpoint = Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap();
+        let has_experts = EXPERTS.contains(&name);
+        for (ranks, split, cache) in [
+            (1, ExpertSplit::Inside, caches[0]),
+            (1, ExpertSplit::Inside, caches[1]),
+            (2, ExpertSplit::Inside, caches[0]),
+            (2, ExpertSplit::Across, caches[1]),
+        ] {
+            if split == ExpertSplit::Across && !has_experts {
+                continue;
+            }
+            for format in [None, Some(QuantFormat::MXFP4), Some(QuantFormat::affine(8, 32).unwrap())] {
+                let plan = ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
+                let tokens = 70;
+                let workload = Workload { cache, ..Workload::on_cpu(DType::F32, tokens) };
+                // As `convert` and `--quantize` have it: norms and biases stay.
+                let footprints = plan.footprints(&workload, |_| format);
+                let opened = checkpoint.clone();
+                let held = parallel::run(&vec![Device::Cpu; ranks], move |rank| {
+                    let config = Config::from_json(opened.config())?;
+                    let vb = VarBuilder::sharded(&opened, &rank, DType::F32).split_experts(split);
+                    let vb = vb.quantize_with(move |_| format);
+                    let options = ModelOptions { cache, context: Some(tokens) };
+                    let mut model = Model::with_options(&config, vb, options)?;
+                    model.forward(&Tensor::zeros((1, tokens), DType::U32, &Device::Cpu)?, 0)?;
+                    Ok((model.summary().size_in_bytes(), model.cache_size_in_bytes()))
+                });
+                for (rank, (weights, cache)) in held.unwrap().into_iter().enumerate() {
+                    let others = plan.tensors().iter().filter(|tensor| {
+                        let is_norm = tensor.name.contains("norm");
+                        is_norm || tensor.name.ends_with("bias") || tensor.name.ends_with("sinks")
+                    });
+                    let others: u64 = others.map(|tensor| 4 * tensor.rank_elements[rank]).sum();
+                    let what = format!("{name}, {format:?}, rank {rank} of {ranks} {split}");
+                    assert_eq!(footprints[rank].weights, weights + others, "{what}");
+                    assert_eq!(footprints[rank].cache, cache, "{what}");
+                }
             }
         }
     }

@@ -99,7 +99,7 @@ pub(crate) fn write_folder(
         fs::create_dir_all(folder).map_err(io(folder))?;
         write_synced(&path, bytes)?;
     }
-    Manifest::of(&model, source, &files.keys().cloned().collect(), |_| None)?.write(&model)?;
+    Manifest::of(&model, (source, ""), &files.keys().cloned().collect(), |_| None)?.write(&model)?;
     sync_folder(&model)?;
     put_folder(&partial, out, overwrite)?;
     remove_listed(&partial.model())?;

@@ -18,10 +18,13 @@ const SMALL: u64 = 16 << 20;
 #[derive(Serialize, Deserialize)]
 pub(crate) struct Manifest {
     /// The program and its version.
-    written_by: String,
+    pub(crate) written_by: String,
     /// The name of what it was made of. No path, for folders are passed on.
     #[serde(default)]
-    source: String,
+    pub(crate) source: String,
+    /// What was done with it, in words.
+    #[serde(default)]
+    pub(crate) recipe: String,
     /// By paths below the folder, with `/` between their parts.
     files: BTreeMap<String, Written>,
 }
@@ -46,7 +49,7 @@ impl Manifest {
     /// Of the files in a folder that are to be listed; `digest` may know the SHA-256 of some.
     pub(crate) fn of(
         folder: &Path,
-        source: &str,
+        (source, recipe): (&str, &str),
         files: &BTreeSet<String>,
         digest: impl Fn(&str) -> Option<String>,
     ) -> Result<Self> {
@@ -63,6 +66,7 @@ impl Manifest {
         Ok(Self {
             written_by: concat!("candle-quant ", env!("CARGO_PKG_VERSION")).into(),
             source: source.to_owned(),
+            recipe: recipe.to_owned(),
             files: there.map(written).collect::<Result<_>>()?,
         })
     }

@@ -171,7 +171,7 @@ fn wrong_usage_is_1() {
     let out = target.arg();
     for (args, part) in [
         (&["--bits", "4"][..], "--out"),
-        (&["-o", &out], "Give --format, --bits, --target-bpw, --recipe or --dequantize"),
+        (&["-o", &out], "Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize"),
         (&["-o", &out, "--bits", "7"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--format", "q9"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--format", "4", "--bits", "4"], "cannot be used with"),
@@ -196,9 +196,9 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--target-bpw", "4", "--group-size", "32"], "--group-size is for --bits"),
         (&["-o", &out, "--target-bpw", "4", "--candidates", "3,9"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--target-bpw", "4", "--recipe", "mixed_3_6"], "leave out --target-bpw"),
-        (&["-o", &out, "--bits", "4", "--candidates", "3"], "are for --target-bpw"),
-        (&["-o", &out, "--bits", "4", "--sensitivities", "x"], "are for --target-bpw"),
-        (&["--compare", "4", "--sensitivities", "x"], "are for --target-bpw"),
+        (&["-o", &out, "--bits", "4", "--candidates", "3"], "--candidates is for --target-bpw and --fit"),
+        (&["-o", &out, "--bits", "4", "--sensitivities", "x"], "--sensitivities is for --target-bpw"),
+        (&["--compare", "4", "--sensitivities", "x"], "--sensitivities is for --target-bpw"),
         (&["--compare", "4", "--save-recipe", "x"], "cannot be used with"),
     ] {
         let (code, stdout, stderr) = run(&tiny(), args);

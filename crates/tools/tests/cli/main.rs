@@ -26,9 +26,11 @@ mod inspect;
 #[cfg(unix)]
 mod kill;
 mod kinds;
+mod memory;
 mod output;
 mod parallel;
 mod patch_candle;
+mod provenance;
 mod untrusted;
 mod verify;
 

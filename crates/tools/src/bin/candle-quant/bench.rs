@@ -2,13 +2,9 @@
 
 mod print;
 
-use super::generate::{parse_cache, parse_dtype};
-use super::quantize::QuantizeOptions;
-use super::{device, names, size, terminal};
+use super::model::LoadOptions;
+use super::{names, size, terminal};
 use anyhow::{Context, Result};
-use candle_core::DType;
-use candle_quant::{ActivationPrecision, KvFormat, VarBuilder};
-use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use candle_quant_tools::bench::{bench, BenchEvent, BenchOptions};
 use indicatif::{ProgressBar, ProgressDrawTarget};
 use serde_json::json;
@@ -21,7 +17,7 @@ const MOST_THREADS: i64 = 4096;
 #[derive(clap::Args)]
 #[command(after_help = "\
 What is measured: each test once to warm up, then --repetitions times; mean and deviation (of a sample) are of those. \
-Tokens are random, and none is drawn. A step of decode reads its weights and its part of the KV cache: \"GB/s\" is how \
+Tokens are random, and none is drawn. Tests of more tokens than the context are left out. A step of decode reads its weights and its part of the KV cache: \"GB/s\" is how \
 fast, \"of memory\" the share of what all threads reach that only read memory.
 
 Keys of --json, all of them always there: schema (1), version; model: path, kind, model_type, formats (how many weights), \
@@ -35,7 +31,7 @@ pub struct Options {
     /// The checkpoint's directory or file, or the name of a model of the Hugging Face hub or of Ollama.
     path: PathBuf,
     #[command(flatten)]
-    quantize: QuantizeOptions,
+    load: LoadOptions,
     /// Tokens of prompts; 0 for no prompts.
     #[arg(short, long, value_name = "TOKENS,..", value_delimiter = ',', default_value = "128,512,2048")]
     prompts: Vec<usize>,
@@ -54,24 +50,6 @@ pub struct Options {
     /// Threads to compute with [default: as many as the CPU has, or what RAYON_NUM_THREADS says].
     #[arg(short, long, value_name = "COUNT", value_parser = clap::value_parser!(u16).range(1..=MOST_THREADS))]
     threads: Option<u16>,
-    /// Run on the CPU even if there is a GPU.
-    #[arg(long)]
-    cpu: bool,
-    /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
-    #[arg(long, value_parser = parse_dtype)]
-    dtype: Option<DType>,
-    /// Digits of activations in integer matmuls on the CPU: exact, 16 or 8 bits
-    /// [default: exact, or what CANDLE_QUANT_ACTIVATIONS says].
-    #[arg(long)]
-    activations: Option<ActivationPrecision>,
-    /// How the KV cache holds keys and values: f32, f16, bf16, 8bit or 4bit, one for both or KEYS,VALUES [default: as
-    /// activations]. On the CPU.
-    #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
-    kv_cache: Option<(KvFormat, KvFormat)>,
-    /// The most tokens of a text, be it more or less than the model is made for [default: what its config states]. Tests
-    /// beyond it are left out.
-    #[arg(long, value_name = "TOKENS")]
-    context: Option<usize>,
     /// Tokens of a prompt that are computed at once.
     #[arg(long, value_name = "TOKENS", default_value_t = BenchOptions::default().prefill_chunk)]
     prefill_chunk: usize,
@@ -91,22 +69,10 @@ pub fn run(options: &Options) -> Result<()> {
         std::env::set_var("RAYON_NUM_THREADS", threads.to_string());
         rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global().context("--threads")?;
     }
-    if let Some(activations) = options.activations {
-        activations.set();
-    }
-    let device = device::first(options.cpu);
-    let dtype = options.dtype.unwrap_or(if device.is_cpu() { DType::F32 } else { DType::BF16 });
-    let (keys, values) = options.kv_cache.unzip();
-    let cache = CacheOptions { keys, values, ..Default::default() };
-    let checkpoint = names::open(&options.path)?;
-    let formats = options.quantize.formats(&checkpoint)?;
-    let load = || {
-        let vb = formats.apply(VarBuilder::from_checkpoint(&checkpoint, dtype, &device));
-        let config = Config::from_checkpoint(&checkpoint)?;
-        Model::with_options(&config, vb, ModelOptions { cache, context: options.context })
-    };
+    let device = options.load.device();
+    let loader = options.load.loader(names::open(&options.path)?, device.is_cpu())?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
-    let report = bench(&checkpoint, load, &what, &mut |event| {
+    let report = bench(&loader.checkpoint, || loader.load(&device), &what, &mut |event| {
         bar.set_message(describe(event, what.repetitions));
         bar.tick();
     });

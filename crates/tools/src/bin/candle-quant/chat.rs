@@ -3,17 +3,13 @@
 mod input;
 mod output;
 
-use crate::device;
-use crate::generate::{parse_cache, parse_dtype};
-use crate::quantize::QuantizeOptions;
+use crate::model::LoadOptions;
 use crate::sampling::SamplingOptions;
 use crate::{names, terminal};
 use anyhow::{Context, Result};
-use candle_core::DType;
-use candle_quant::{Checkpoint, KvFormat, VarBuilder};
 use candle_quant_models::chat::{Conversation, Template};
 use candle_quant_models::generate::{self, Event, Finish, Generated, Params, Sampler};
-use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
+use candle_quant_models::Model;
 use input::{Input, Read};
 use output::Answer;
 use std::fs::{self, File};
@@ -44,22 +40,10 @@ pub struct Options {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
-    quantize: QuantizeOptions,
-    /// Run on the CPU even if there is a GPU.
-    #[arg(long)]
-    cpu: bool,
-    /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
-    #[arg(long, value_parser = parse_dtype)]
-    dtype: Option<DType>,
-    /// How the KV cache holds keys and values, as for `generate`.
-    #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
-    kv_cache: Option<(KvFormat, KvFormat)>,
+    load: LoadOptions,
     /// The most tokens of the conversation [default: as many as memory allows].
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
-    /// The most tokens of a text, as for `generate` [default: what the model is made for].
-    #[arg(long, value_name = "TOKENS")]
-    context: Option<usize>,
 }
 
 /// Set by Ctrl-C, which stops the answer.
@@ -76,7 +60,10 @@ pub fn run(options: &Options) -> Result<()> {
     let seed = Sampler::new(params.sampling, params.seed)?.seed();
     let mut conversation = Conversation::new(template, generate::load_tokenizer(&checkpoint)?);
     conversation.set_system(options.system.as_deref().unwrap_or_default());
-    let mut chat = Chat { model: load(&checkpoint, options)?, conversation, params, seed, saved: None };
+    let device = options.load.device();
+    let mut loader = options.load.loader(checkpoint, device.is_cpu())?;
+    loader.options.cache.max_tokens = options.max_tokens;
+    let mut chat = Chat { model: loader.load(&device)?, conversation, params, seed, saved: None };
     let mut input = Input::new()?;
     if input.is_terminal() {
         // Where lines come from a pipe, Ctrl-C ends the program, as it ends any other.
@@ -99,20 +86,6 @@ pub fn run(options: &Options) -> Result<()> {
             Err(error) => return Err(error),
         }
     }
-}
-
-fn load(checkpoint: &Checkpoint, options: &Options) -> Result<Model> {
-    let device = device::first(options.cpu);
-    let dtype = options.dtype.unwrap_or(if device.is_cpu() { DType::F32 } else { DType::BF16 });
-    let (keys, values) = options.kv_cache.unzip();
-    let cache = CacheOptions { keys, values, max_tokens: options.max_tokens };
-    let formats = options.quantize.formats(checkpoint)?;
-    let vb = formats.apply(VarBuilder::from_checkpoint(checkpoint, dtype, &device));
-    Ok(Model::with_options(
-        &Config::from_checkpoint(checkpoint)?,
-        vb,
-        ModelOptions { cache, context: options.context },
-    )?)
 }
 
 struct Chat {

@@ -1,23 +1,24 @@
 //! The `convert` subcommand.
 
 mod choose;
+mod conversion;
+mod fit;
 mod parse;
 mod print;
 
 use super::progress::Progress;
-use super::{device, names, size, terminal};
-use anyhow::{bail, Context, Result};
+use super::{names, size, terminal};
+use anyhow::{Context, Result};
 use candle_core::DType;
 use candle_quant::checkpoint::{OpenOptions, Reads};
 use candle_quant::{Checkpoint, Error};
 use candle_quant_tools::convert::{
-    self, ConvertEvent, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Role, Rule, RunOptions, Spec,
-    Target,
+    self, ConvertEvent, ConvertPlan, ConvertReport, Role, RunOptions, Spec, Target,
 };
 use candle_quant_tools::staging::{available_space, check_file, write_file};
+use conversion::conversion;
 use parse::{parse_bits, parse_limit, parse_role, parse_spec, parse_tensors};
 use serde_json::json;
-use std::fs;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -67,7 +68,14 @@ pub struct Options {
     /// step by step the format that saves most squared error for a byte, of errors that are measured first.
     #[arg(long, value_name = "BITS", value_parser = parse_bits, group = "what")]
     target_bpw: Option<f64>,
-    /// What --target-bpw chooses from [default: affine formats from 3 bits on].
+    /// Choose the widest format with which the model runs in this much memory, such as 8GB: weights, KV cache and what it
+    /// takes to compute, as `plan --memory` tells them.
+    #[arg(long, value_name = "SIZE", value_parser = size::parse, group = "what", conflicts_with_all = ["recipe", "group_size"])]
+    fit: Option<u64>,
+    /// The longest text, in tokens, for which the model has to fit [default: 8192, or fewer if it is made for fewer].
+    #[arg(long, value_name = "TOKENS")]
+    context: Option<usize>,
+    /// What --target-bpw chooses from [default: affine formats from 3 bits on], or --fit [default: those of `plan --memory`].
     #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec)]
     candidates: Vec<Spec>,
     /// Keep what --target-bpw measures in a file, or take it from there if it is there already.
@@ -90,14 +98,14 @@ pub struct Options {
     #[arg(long, value_name = "GLOB=SPEC", value_parser = parse_tensors)]
     tensors: Vec<(String, Spec)>,
     /// Round all float numbers to f16, bf16 or f32 first, and so the scales [default: as in SRC].
-    #[arg(long, value_parser = super::generate::parse_dtype)]
+    #[arg(long, value_parser = super::model::parse_dtype)]
     dtype: Option<DType>,
     /// Dequantize what is packed already, and pack it anew.
     #[arg(long)]
     requantize: bool,
     /// Write dense elements: dequantize what is packed.
     #[arg(long, conflicts_with_all = [
-        "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search"
+        "format", "bits", "target_bpw", "fit", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search"
     ])]
     dequantize: bool,
     /// Refuse if a tensor can't become what its rule says.
@@ -111,7 +119,7 @@ pub struct Options {
     dry_run: bool,
     /// Tell what each of these formats would lose, with the safe defaults, and write nothing.
     #[arg(long, value_name = "SPEC,..", value_delimiter = ',', value_parser = parse_spec, conflicts_with_all = [
-        "out", "format", "bits", "target_bpw", "group_size", "recipe", "save_recipe", "dequantize", "dry_run", "resume",
+        "out", "format", "bits", "target_bpw", "fit", "group_size", "recipe", "save_recipe", "dequantize", "dry_run", "resume",
         "overwrite", "allow_nonfinite", "max_rrmse", "report"
     ])]
     compare: Vec<Spec>,
@@ -173,7 +181,8 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     if !options.compare.is_empty() {
         return compare(options);
     }
-    let mut conversion = conversion(options, None).map_err(usage)?;
+    let fitting = options.fit.map(|memory| fit::choose(options, memory)).transpose()?;
+    let mut conversion = conversion(options, fitting).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
         convert::check_output(out, &conversion, &run_options(options)).map_err(|error| match error {
             Error::Io { .. } => (error.into(), IO),
@@ -252,91 +261,6 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         false => print::comparison(&mut stdout, &reports),
     };
     printed.and_then(|()| stdout.flush()).map_err(|error| (error.into(), IO))
-}
-
-/// What is to be done, with another format than that of the options if one is given.
-fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions> {
-    if options.target_bpw.is_none() && (!options.candidates.is_empty() || options.sensitivities.is_some()) {
-        bail!("--candidates and --sensitivities are for --target-bpw");
-    }
-    let mut conversion = match (options.dequantize, format) {
-        (true, _) => ConvertOptions::dense(),
-        (_, Some(format)) => to(options, with_rules(options, options.to.target().usual_recipe(format))?)?,
-        _ => to(options, recipe(options)?)?,
-    };
-    conversion.dtype = options.dtype;
-    conversion.requantize = options.requantize;
-    conversion.search = options.search;
-    conversion.strict = options.strict;
-    conversion.max_shard_size = options.max_shard_size;
-    if !options.dequantize {
-        conversion.device = device::first(options.cpu);
-    }
-    Ok(conversion)
-}
-
-fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
-    match (options.to, &options.name) {
-        (To::Ollama, Some(name)) => Ok(ConvertOptions::ollama(recipe, name)?),
-        // Nothing is written.
-        (To::Ollama, None) if options.out.is_none() => Ok(ConvertOptions::ollama(recipe, "model")?),
-        (To::Ollama, None) => bail!("--to ollama needs the --name of the model"),
-        (_, Some(_)) => bail!("--name is for --to ollama"),
-        (To::Mlx, None) => Ok(ConvertOptions::mlx(recipe)),
-        (To::Uqff, None) => Ok(ConvertOptions::uqff(recipe)),
-    }
-}
-
-fn recipe(options: &Options) -> Result<Recipe> {
-    let mixed = options.recipe.as_deref().filter(|name| name.starts_with("mixed_"));
-    match (mixed, options.bits) {
-        (Some(name), _) if options.target_bpw.is_some() => {
-            bail!("{name} has its own bits: leave out --target-bpw")
-        }
-        (Some(name), Some(_)) => {
-            bail!("{name} has its own bits: leave out --bits; --group-size may be given alone")
-        }
-        (None, None) if options.group_size.is_some() => {
-            bail!("--group-size is for --bits, or for a mixed recipe")
-        }
-        _ => {}
-    }
-    // A mixed recipe takes the group size alone.
-    let format = match (options.format, options.bits.or(mixed.map(|_| 4))) {
-        (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size.unwrap_or(64)).parse()?),
-        // All that it decides is what the rules leave open.
-        (None, None) if options.target_bpw.is_some() => choose::candidates(options).first().copied(),
-        (format, _) => format,
-    };
-    let recipe = match &options.recipe {
-        None => match format {
-            Some(format) => options.to.target().usual_recipe(format),
-            None => bail!(
-                "what are the tensors to become? Give --format, --bits, --target-bpw, --recipe or --dequantize"
-            ),
-        },
-        Some(name) if Recipe::NAMES.contains(&name.as_str()) => match format {
-            Some(format) => Recipe::named(name, format)?,
-            None => bail!("the recipe {name} needs a --format, or --bits"),
-        },
-        Some(_) if format.is_some() && options.target_bpw.is_none() => {
-            bail!("a recipe file has its own format: leave out --format and --bits")
-        }
-        Some(file) => {
-            let names = Recipe::NAMES.join(", ");
-            let text = fs::read_to_string(file)
-                .with_context(|| format!("{file}: neither one of {names} nor a file"))?;
-            Recipe::from_toml(file, &text)?
-        }
-    };
-    with_rules(options, recipe)
-}
-
-/// The recipe after the rules of the command line.
-fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
-    let tensors = options.tensors.iter().map(|(glob, spec)| Rule::tensors(glob, *spec));
-    let roles = options.role.iter().map(|(role, spec)| Ok(Rule::role(*role, *spec)));
-    Ok(recipe.with_rules_first(tensors.chain(roles).collect::<candle_quant::Result<Vec<_>>>()?))
 }
 
 fn run_options(options: &Options) -> RunOptions {

@@ -1,15 +1,15 @@
 //! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
 
+use super::model::{LoadOptions, Loader};
+use super::sampling::SamplingOptions;
 use super::{device, names, terminal};
-use crate::quantize::{Formats, QuantizeOptions};
-use crate::sampling::SamplingOptions;
 use anyhow::{bail, Context, Result};
-use candle_core::{DType, Device, Tensor};
+use candle_core::{Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret, MOST_RANKS_OF_A_PROCESS};
-use candle_quant::{ActivationPrecision, Checkpoint, KvFormat, VarBuilder, WeightSummary};
+use candle_quant::{Checkpoint, VarBuilder, WeightSummary};
 use candle_quant_models::chat::{Message, Template, Variables};
 use candle_quant_models::generate::{self, Event, Finish, Generated, Params, Sampler, Session};
-use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
+use candle_quant_models::Model;
 use std::io::{self, Write};
 use std::ops::ControlFlow;
 use std::path::Path;
@@ -34,10 +34,7 @@ pub struct Options {
     #[command(flatten)]
     sampling: SamplingOptions,
     #[command(flatten)]
-    quantize: QuantizeOptions,
-    /// Run on the CPU even if there is a GPU.
-    #[arg(long)]
-    cpu: bool,
+    load: LoadOptions,
     /// Compute with this many ranks, each with its part of the weights: on GPUs if there are as many, else as
     /// threads on the CPU.
     #[arg(long, default_value_t = 1)]
@@ -52,54 +49,19 @@ pub struct Options {
     /// What ranks have of a model's experts: a part `inside` each, or whole ones, shared out `across` the ranks.
     #[arg(long, default_value_t, value_name = "SPLIT")]
     experts: ExpertSplit,
-    /// Precision of activations: f32, f16 or bf16 [default: f32 on the CPU, else bf16].
-    #[arg(long, value_parser = parse_dtype)]
-    dtype: Option<DType>,
-    /// Digits of activations in integer matmuls on the CPU: exact, 16 or 8 bits; fewer take less time
-    /// [default: exact, or what CANDLE_QUANT_ACTIVATIONS says].
-    #[arg(long)]
-    activations: Option<ActivationPrecision>,
-    /// How the KV cache holds keys and values: f32, f16, bf16, 8bit or 4bit, one for both or KEYS,VALUES [default: as
-    /// activations]. On the CPU.
-    #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
-    kv_cache: Option<(KvFormat, KvFormat)>,
-    /// The most tokens of prompt and text, be it more or less than the model is made for [default: what its config states].
-    #[arg(long, value_name = "TOKENS")]
-    context: Option<usize>,
     /// The most tokens of prompt and text that the KV cache may hold [default: as many as memory allows].
     #[arg(long, value_name = "TOKENS")]
     max_tokens: Option<usize>,
 }
 
-/// Formats of keys and values.
-pub fn parse_cache(text: &str) -> candle_quant::Result<(KvFormat, KvFormat)> {
-    match text.split_once(',') {
-        Some((keys, values)) => Ok((keys.parse()?, values.parse()?)),
-        None => text.parse().map(|both| (both, both)),
-    }
-}
-
-/// The precisions activations can have.
-pub fn parse_dtype(name: &str) -> Result<DType, String> {
-    match name {
-        "f32" => Ok(DType::F32),
-        "f16" => Ok(DType::F16),
-        "bf16" => Ok(DType::BF16),
-        _ => Err("expected f32, f16 or bf16".to_string()),
-    }
-}
-
 /// What every rank works with.
 #[derive(Clone)]
 struct Work {
-    checkpoint: Checkpoint,
+    loader: Loader,
     tokenizer: Tokenizer,
     prompt: Prompt,
     params: Params,
-    dtype: DType,
     experts: ExpertSplit,
-    formats: Formats,
-    model: ModelOptions,
 }
 
 /// What the model reads.
@@ -120,9 +82,6 @@ struct Outcome {
 
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
-    if let Some(activations) = options.activations {
-        activations.set();
-    }
     let devices = if options.distributed { Vec::new() } else { devices(options)? };
     let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
@@ -135,10 +94,11 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
         prompt: prompt(&checkpoint, options)?,
         params: Params { sample_len: options.sample_len, seed: Some(sampler.seed()), ..params },
         experts: options.experts,
-        formats: options.quantize.formats(&checkpoint)?,
-        model: ModelOptions { cache: cache_options(options), context: options.context },
-        dtype: options.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
-        checkpoint,
+        loader: {
+            let mut loader = options.load.loader(checkpoint, on_cpu)?;
+            loader.options.cache.max_tokens = options.max_tokens;
+            loader
+        },
     };
     let by_template = if matches!(work.prompt, Prompt::Chat(_)) { " by the chat template" } else { "" };
     let ranks = info.as_ref().map_or(devices.len(), |(info, _)| info.world_size());
@@ -151,11 +111,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
             }
             outcome
         }
-        (None, [device]) => {
-            let vb = work.formats.apply(VarBuilder::from_checkpoint(&work.checkpoint, work.dtype, device));
-            let config = Config::from_checkpoint(&work.checkpoint)?;
-            work.run(Model::with_options(&config, vb, work.model)?, None)?
-        }
+        (None, [device]) => work.run(work.loader.load(device)?, None)?,
         (None, devices) => {
             let outcome = parallel::run(devices, move |rank| work.run_as(&rank))?;
             outcome.into_iter().next().context("no rank")?
@@ -188,11 +144,6 @@ fn prompt(checkpoint: &Checkpoint, options: &Options) -> Result<Prompt> {
     Ok(Prompt::Chat(template.render(&messages, &Variables::generation_prompt())?))
 }
 
-fn cache_options(options: &Options) -> CacheOptions {
-    let (keys, values) = options.kv_cache.unzip();
-    CacheOptions { keys, values, max_tokens: options.max_tokens }
-}
-
 /// What the launcher says.
 fn rank_info() -> Result<(RankInfo, Secret)> {
     if !cfg!(feature = "nccl") {
@@ -204,7 +155,7 @@ fn rank_info() -> Result<(RankInfo, Secret)> {
 /// One device for each rank.
 fn devices(options: &Options) -> Result<Vec<Device>> {
     match options.ranks {
-        count if (1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => Ok(device::all(count, options.cpu)),
+        count if (1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => Ok(device::all(count, options.load.cpu)),
         count => bail!("--ranks: expected 1 to {MOST_RANKS_OF_A_PROCESS}, found {count}"),
     }
 }
@@ -212,10 +163,8 @@ fn devices(options: &Options) -> Result<Vec<Device>> {
 impl Work {
     /// As one rank of several, all of which draw with the seed of the first.
     fn run_as(&self, rank: &Rank) -> candle_quant::Result<Outcome> {
-        let config = Config::from_checkpoint(&self.checkpoint)?;
-        let vb = VarBuilder::sharded(&self.checkpoint, rank, self.dtype).split_experts(self.experts);
-        let vb = self.formats.apply(vb);
-        let model = Model::with_options(&config, vb, self.model)?;
+        let vb = VarBuilder::sharded(&self.loader.checkpoint, rank, self.loader.dtype);
+        let model = self.loader.load_from(vb.split_experts(self.experts))?;
         let seed = self.params.seed.unwrap_or_default();
         let seed = rank.broadcast(&Tensor::new(seed.cast_signed(), &Device::Cpu)?, 0)?.to_scalar::<i64>()?;
         let params = Params { seed: Some(seed.cast_unsigned()), ..self.params.clone() };

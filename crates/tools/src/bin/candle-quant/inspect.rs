@@ -1,11 +1,14 @@
 //! The `inspect` subcommand.
 
+use super::memory::{self, MemoryOptions};
 use super::size::megabytes;
 use super::{names, terminal};
 use anyhow::{bail, Result};
 use candle_quant::checkpoint::{natural_order, Weight};
 use candle_quant::{Checkpoint, WeightSummary};
+use candle_quant_models::sharding::{Footprint, ShardPlan, Workload};
 use candle_quant_models::Config;
+use candle_quant_tools::provenance::{provenance, Statement};
 use serde_json::{json, Value};
 use std::io::{self, Write};
 use std::path::PathBuf;
@@ -17,6 +20,8 @@ pub struct Options {
     /// List every tensor.
     #[arg(long)]
     tensors: bool,
+    #[command(flatten)]
+    memory: MemoryOptions,
     /// Print JSON.
     #[arg(long)]
     json: bool,
@@ -48,6 +53,10 @@ impl Entry {
 struct Report {
     kind: String,
     architecture: Option<String>,
+    /// What it says of where it comes from.
+    provenance: Vec<Statement>,
+    /// What its model needs, if there is one for it.
+    memory: Option<(Workload, Footprint)>,
     /// Weights of two or more dimensions: what quantization is about.
     weights: Vec<Entry>,
     /// Norms, biases and the like.
@@ -58,7 +67,7 @@ struct Report {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let report = Report::new(&names::open(&options.path)?);
+    let report = Report::new(&names::open(&options.path)?, &options.memory)?;
     let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", report.json(options.tensors))?,
@@ -75,12 +84,14 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 impl Report {
-    fn new(checkpoint: &Checkpoint) -> Self {
+    fn new(checkpoint: &Checkpoint, memory: &MemoryOptions) -> Result<Self> {
         let config = checkpoint.config();
         let model = Config::from_checkpoint(checkpoint);
         let mut report = Self {
             kind: checkpoint.kind().to_string(),
             architecture: architecture(config),
+            provenance: provenance(checkpoint)?,
+            memory: None,
             weights: Vec::new(),
             others: Vec::new(),
             odd: Vec::new(),
@@ -97,10 +108,20 @@ impl Report {
             }
         }
         report.odd.extend(checkpoint.warnings());
-        if let Err(error) = model {
-            report.odd.push(format!("this crate has no model for it: {error}"));
+        match model {
+            Err(error) => report.odd.push(format!("this crate has no model for it: {error}")),
+            // What can't be read has been told, and what it needs is not known.
+            Ok(_) if report.failures.is_empty() => match ShardPlan::new(checkpoint, 1) {
+                Ok(plan) => {
+                    let workload = memory.workload(checkpoint)?;
+                    let footprint = plan.footprints(&workload, |_| None).first().copied();
+                    report.memory = footprint.map(|footprint| (workload, footprint));
+                }
+                Err(error) => report.odd.push(format!("its model can't be loaded: {error}")),
+            },
+            Ok(_) => {}
         }
-        report
+        Ok(report)
     }
 
     fn add(&mut self, entry: Entry) {
@@ -127,6 +148,9 @@ impl Report {
         let summary = self.summary();
         writeln!(out, "kind: {}", self.kind)?;
         writeln!(out, "architecture: {}", self.architecture.as_deref().unwrap_or("unknown"))?;
+        for Statement { about, text, from, .. } in &self.provenance {
+            writeln!(out, "{about}: {text} ({from})")?;
+        }
         match self.weights.is_empty() {
             true => writeln!(out, "weights: none, of two or more dimensions")?,
             false => writeln!(out, "weights:")?,
@@ -149,6 +173,9 @@ impl Report {
             megabytes(self.other_bytes()),
             self.others.len()
         )?;
+        if let Some((workload, footprint)) = &self.memory {
+            writeln!(out, "memory for {}: {}", memory::purpose(workload), memory::line(footprint))?;
+        }
         let shown = if tensors { self.failures.len() } else { MAX_FAILURES };
         for note in self.odd.iter().chain(self.failures.iter().take(shown)) {
             writeln!(out, "note: {note}")?;
@@ -176,6 +203,8 @@ impl Report {
         let mut report = json!({
             "kind": self.kind,
             "architecture": self.architecture,
+            "provenance": self.provenance,
+            "memory": self.memory.as_ref().map(|(workload, footprint)| memory::workload_json(workload, &[*footprint])),
             "formats": formats,
             "bits_per_weight": (!self.weights.is_empty()).then(|| summary.bits_per_weight()),
             "weight_bytes": summary.size_in_bytes(),

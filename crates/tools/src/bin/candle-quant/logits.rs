@@ -1,6 +1,6 @@
 //! The `logits` subcommand.
 
-use super::generate::parse_dtype;
+use super::model::parse_dtype;
 use super::names;
 use anyhow::Result;
 use candle_core::{DType, Device, Tensor};

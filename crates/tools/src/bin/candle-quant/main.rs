@@ -9,6 +9,8 @@ mod generate;
 mod inspect;
 mod list;
 mod logits;
+mod memory;
+mod model;
 mod names;
 mod patch_candle;
 mod plan;
@@ -68,7 +70,7 @@ enum Command {
     Pull(pull::Options),
     /// List the models that are there: in the cache of the Hugging Face hub, and in stores of Ollama.
     List(list::Options),
-    /// Tell what each of several ranks would load of a checkpoint.
+    /// Tell what a model, or each of several ranks of it, would load, and in which formats it fits into memory.
     Plan(plan::Options),
     /// Write the logits of given tokens to a safetensors file, to compare with other frameworks.
     Logits(logits::Options),

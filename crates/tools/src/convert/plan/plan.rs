@@ -7,7 +7,7 @@ use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
 use candle_core::Device;
-use candle_quant::checkpoint::{module_of, natural_order, Checkpoint, OllamaName};
+use candle_quant::checkpoint::{module_of, natural_order, Checkpoint, HubName, OllamaName};
 use candle_quant::{Error, QuantFormat, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -72,8 +72,21 @@ impl ConvertPlan {
         Ok(plan)
     }
 
-    /// What the source is called: the last part of its path.
+    /// What becomes of the matrices, in a few words: the same whatever recipe led there.
+    pub(in crate::convert) fn recipe_name(&self) -> String {
+        let mut counts = BTreeMap::<&str, usize>::new();
+        for tensor in self.tensors().filter(|tensor| tensor.shape.len() > 1) {
+            *counts.entry(&tensor.to).or_default() += 1;
+        }
+        let counts: Vec<_> = counts.iter().map(|(format, count)| format!("{count} x {format}")).collect();
+        format!("{}: {:.3} bits per weight", counts.join(", "), self.bits_per_weight())
+    }
+
+    /// What the source is called: by its name on the hub, or the last part of its path.
     pub(in crate::convert) fn source_name(&self) -> String {
+        if let Some(name) = HubName::of_snapshot(self.source.path()) {
+            return name.to_string();
+        }
         let path = self.source.path();
         let named = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
         named.file_name().unwrap_or_default().to_string_lossy().into_owned()

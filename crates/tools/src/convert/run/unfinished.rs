@@ -201,7 +201,7 @@ impl Unfinished {
         };
         let files: BTreeSet<_> =
             self.journal.files.iter().filter(|name| *name != MANIFEST).cloned().collect();
-        Manifest::of(&self.model(), &plan.source_name(), &files, known)
+        Manifest::of(&self.model(), (&plan.source_name(), &plan.recipe_name()), &files, known)
     }
 }
 

@@ -66,7 +66,7 @@ impl Target {
     }
 
     /// Whether this kind of output has a format.
-    pub(in crate::convert) fn has(self, format: QuantFormat) -> bool {
+    pub(crate) fn has(self, format: QuantFormat) -> bool {
         QuantFormat::all().contains(&format) && self.kind().check(format).is_ok()
     }
 }

@@ -1,0 +1,173 @@
+//! What a model needs of the memory of its devices, before anything is loaded.
+
+use super::parts::{Heads, Sharding};
+use super::shard_plan::{ShardPlan, ShardedTensor, Split};
+use crate::attention::CACHE_STEP;
+use crate::generate::Params;
+use crate::CacheOptions;
+use candle_core::DType;
+use candle_quant::checkpoint::module_of;
+use candle_quant::QuantFormat;
+
+/// What a model is loaded for.
+///
+/// ```
+/// use candle_core::DType;
+/// use candle_quant::Checkpoint;
+/// use candle_quant_models::sharding::{ShardPlan, Workload};
+///
+/// let plan = ShardPlan::new(&Checkpoint::open("../../assets/tiny-bf16")?, 1)?;
+/// let workload = Workload::on_cpu(DType::F32, 512);
+/// let dense = plan.footprints(&workload, |_module| None)[0];
+/// assert_eq!(dense.weights, 2 * plan.stored_bytes()); // bf16 becomes f32
+///
+/// let mxfp4 = "mxfp4".parse()?;
+/// let packed = plan.footprints(&workload, |_module| Some(mxfp4))[0];
+/// assert!(packed.weights < dense.weights / 7);
+/// assert_eq!(packed.cache, dense.cache);
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Workload {
+    /// The dtype of activations, which dense weights get, too.
+    pub dtype: DType,
+    /// How keys and values are held.
+    pub cache: CacheOptions,
+    /// Tokens of the longest text.
+    pub context: usize,
+    /// Tokens of a prompt that are computed at once.
+    pub prefill_chunk: usize,
+    /// Whether the devices are CPUs.
+    pub is_on_cpu: bool,
+}
+
+impl Workload {
+    /// Texts of up to `context` tokens on the CPU.
+    pub fn on_cpu(dtype: DType, context: usize) -> Self {
+        let (cache, prefill_chunk) = (CacheOptions::default(), Params::default().prefill_chunk);
+        Self { dtype, cache, context, prefill_chunk, is_on_cpu: true }
+    }
+
+    /// Texts of up to `context` tokens on GPUs.
+    pub fn on_gpu(dtype: DType, context: usize) -> Self {
+        Self { is_on_cpu: false, ..Self::on_cpu(dtype, context) }
+    }
+}
+
+/// What a rank needs of the memory of its device, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Footprint {
+    /// Weights as they are held.
+    pub weights: u64,
+    /// Keys and values of the longest text.
+    pub cache: u64,
+    /// What a part of a prompt takes at most while it is computed, about.
+    pub workspace: u64,
+}
+
+impl Footprint {
+    /// All together.
+    pub fn total(self) -> u64 {
+        self.weights.saturating_add(self.cache).saturating_add(self.workspace)
+    }
+}
+
+impl ShardPlan {
+    /// What each rank needs. `formats` tells what dense weights are quantized to while they are loaded, as for
+    /// [`VarBuilder::quantize_with`](candle_quant::VarBuilder::quantize_with).
+    ///
+    /// Not counted: the program itself, and what a driver takes.
+    pub fn footprints(
+        &self,
+        workload: &Workload,
+        formats: impl Fn(&str) -> Option<QuantFormat>,
+    ) -> Vec<Footprint> {
+        let heads = Sharding::new(&self.config, self.ranks).heads;
+        let all =
+            Heads { query: 0..self.config.num_attention_heads, key: 0..self.config.num_key_value_heads };
+        let of_rank = |rank: usize| {
+            let own = heads.as_ref().and_then(|heads| heads.get(rank)).unwrap_or(&all);
+            let weights = self.tensors.iter().map(|tensor| held_bytes(tensor, rank, workload, &formats));
+            Footprint {
+                weights: weights.fold(0, u64::saturating_add),
+                cache: self.cache_bytes(own, workload),
+                workspace: self.workspace_bytes(own, workload),
+            }
+        };
+        (0..self.ranks).map(of_rank).collect()
+    }
+
+    fn cache_bytes(&self, own: &Heads, workload: &Workload) -> u64 {
+        let of_layer = |layer: usize| {
+            // On a device every layer keeps all tokens.
+            let window =
+                self.config.sliding_window.filter(|_| workload.is_on_cpu && self.config.slides(layer));
+            let (heads, size) = (own.key.len(), self.config.head_dim);
+            let cache = workload.cache.layer(heads, size, window, workload.dtype);
+            cache.size_in_bytes(match workload.is_on_cpu {
+                true => workload.context,
+                false => workload.context.div_ceil(CACHE_STEP).saturating_mul(CACHE_STEP),
+            })
+        };
+        (0..self.config.num_hidden_layers).map(of_layer).fold(0, u64::saturating_add)
+    }
+
+    /// The hidden states and their norm, queries, keys, values and what attention makes of them, and the inner elements of
+    /// gate, up and their product, or of the copy of it that is multiplied; then the logits of a token. On a device also the
+    /// scores of all tokens seen, of which softmax makes several copies, and a layer's keys while the cache grows.
+    fn workspace_bytes(&self, own: &Heads, workload: &Workload) -> u64 {
+        let config = &self.config;
+        let product = |sizes: &[usize]| sizes.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
+        let inner = match &config.moe {
+            None => config.intermediate_size.div_ceil(self.ranks),
+            Some(moe) => moe.intermediate_size.saturating_mul(moe.top_k),
+        };
+        let (queries, keys) =
+            (product(&[own.query.len(), config.head_dim]), product(&[own.key.len(), config.head_dim]));
+        let of_token = [
+            product(&[2, config.hidden_size]),
+            queries.saturating_mul(2),
+            keys.saturating_mul(2),
+            product(&[3, inner]),
+        ];
+        let element = if workload.is_on_cpu { 4 } else { workload.dtype.size_in_bytes() };
+        let chunk = workload.prefill_chunk.min(workload.context);
+        let states =
+            of_token.into_iter().fold(0, u64::saturating_add).saturating_mul(product(&[chunk, element]));
+        let logits = product(&[config.vocab_size, 4]);
+        let on_device = match workload.is_on_cpu {
+            true => 0,
+            false => {
+                let scores = product(&[own.query.len(), chunk, workload.context, 2 * 4 + 2 * element]);
+                scores.saturating_add(keys.saturating_mul(product(&[workload.context, element])))
+            }
+        };
+        states.saturating_add(logits).saturating_add(on_device)
+    }
+}
+
+/// Bytes in which a rank holds a tensor.
+fn held_bytes(
+    tensor: &ShardedTensor,
+    rank: usize,
+    workload: &Workload,
+    formats: &impl Fn(&str) -> Option<QuantFormat>,
+) -> u64 {
+    let (Some(&bytes), Some(&elements)) = (tensor.rank_bytes.get(rank), tensor.rank_elements.get(rank))
+    else {
+        return 0;
+    };
+    let Some(stored) = tensor.dense else { return bytes };
+    // Rows of a rank's part.
+    let k = match (&tensor.split, tensor.dims.as_slice()) {
+        (Split::Columns(columns), [_, .., _]) => columns.get(rank).map_or(0, ExactSizeIterator::len),
+        (_, [_, .., k]) => *k,
+        _ => 0,
+    };
+    let fits = |format: &QuantFormat| k > 0 && k.is_multiple_of(format.group_size());
+    match module_of(&tensor.name).and_then(formats).filter(fits) {
+        Some(format) => format.size_in_bytes(elements, stored),
+        None => elements.saturating_mul(workload.dtype.size_in_bytes() as u64),
+    }
+}
