@@ -3,7 +3,6 @@
 docs/speed.svg and docs/perplexity.svg are of tables under benches/results, docs/chat.svg of benches/chat.ansi, which
 benches/record_chat.py records. test_pictures.py fails if they are others than these records make.
 """
-import math
 import statistics
 from pathlib import Path
 
@@ -115,6 +114,54 @@ def span(errors):
     return f"{least} to {greatest}"
 
 
+def perplexity():
+    rows = {row["format"]: (float(row["bits per weight"]), float(row["perplexity"])) for row in table(PERPLEXITY)}
+    affine = {bits: rows[f"affine {bits}-bit g64"] for bits in range(8, 0, -1) if bits != 7}
+    dense = rows["bf16"][1]
+    stories = len((ROOT / "assets/heldout.txt").read_text().strip().split("\n\n"))
+    rise = lambda bits: f"{affine[bits][1] / dense - 1:.1%}".replace("%", " %")
+    title = f"Perplexity rises by {rise(4)} at 4 bits and by {rise(3)} at 3; 2 bits break this model"
+    width, height = 880, 372
+    left, right, top, bottom = 64, 860, 84, 318
+    most_bits, (low, high) = 9.2, (1.2, 1.2175)
+    x = lambda bits: left + (right - left) * (bits - 1) / (most_bits - 1)
+    y = lambda value: bottom - (bottom - top) * (value - low) / (high - low)
+    picture = svg.Picture(width, height, title, "Perplexity by bits per weight, for formats of weights.")
+    picture.text(20, 30, title, size=16, bold=True)
+    picture.text(20, 50, f"Perplexity of the bundled model on {stories} stories that it has not seen, all weights in one format. Less is better.", "muted")
+    for tick in (1.2, 1.205, 1.21, 1.215):
+        picture.path(f"M{left} {y(tick):.1f}H{right}", "grid")
+        picture.text(left - 8, y(tick) + 4, f"{tick:.3f}", "muted", anchor="end")
+    for tick in range(1, 10):
+        picture.text(x(tick), bottom + 20, str(tick), "muted", anchor="middle")
+    picture.path(f"M{left} {bottom}H{right}", "muted")
+    picture.text(right, bottom + 40, "bits per weight, scales included", "muted", anchor="end")
+    picture.path(f"M{left} {y(dense):.1f}H{right}", "theirs", dash="4 4")
+    picture.text(left + 6, y(dense) - 6, f"bf16, 16 bits per weight: {dense:.3f}", "muted")
+    # The line as far as the axis goes; what is beyond stands at its end in numbers.
+    inside = [point for point in affine.values() if point[1] <= high]
+    (last_bits, last), (bits, value) = inside[-1], next(point for point in affine.values() if point[1] > high)
+    end = last_bits + (bits - last_bits) * (high - last) / (value - last)
+    path = "L".join(f"{x(bits):.1f} {y(value):.1f}" for bits, value in [*inside, (end, high)])
+    picture.path("M" + path, "ours", 2)
+    for bits, (size, value) in affine.items():
+        name = f"affine {bits}-bit"
+        if value > high:
+            picture.path(f"M{x(size):.1f} {top + 18}V{top}m-5 7l5 -7l5 7", "ours", 2)
+            picture.text(x(size), top + 34, name, "ours", anchor="middle")
+            picture.text(x(size), top + 50, f"{value:,.2f}" if value < 100 else f"{value:,.0f}", "ours", anchor="middle")
+            continue
+        picture.circle(x(size), y(value), 4, "ours")
+        across, down, anchor = {8: (-4, 18, None), 6: (0, 18, "middle"), 5: (0, 18, "middle"), 4: (-6, 18, "end")}.get(bits, (10, 4, None))
+        picture.text(x(size) + across, y(value) + down, name, "ours", anchor=anchor)
+    for name, across, down, anchor in [("mxfp8", 0, -9, "middle"), ("mxint8", 4, 18, "end"), ("mxfp4", -9, 4, "end"), ("nf4", -9, 4, "end"),
+                                       ("nvfp4", 10, 1, None)]:
+        size, value = rows[name]
+        picture.circle(x(size), y(value), 4, "other")
+        picture.text(x(size) + across, y(value) + down, name.upper(), "other", anchor=anchor)
+    return str(picture)
+
+
 def digits(value):
     return f"{value:.2f}" if value < 1 else f"{value:.1f}" if value < 10 else f"{value:.0f}"
 
@@ -125,7 +172,7 @@ def chat():
                             f"The bundled model is started with: {record_chat.COMMAND}. Typed: {said}. It answers with short stories.")
 
 
-PICTURES = {"speed.svg": speed, "chat.svg": chat}
+PICTURES = {"speed.svg": speed, "perplexity.svg": perplexity, "chat.svg": chat}
 
 if __name__ == "__main__":
     for name, draw in PICTURES.items():

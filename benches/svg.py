@@ -8,6 +8,7 @@ COLOURS = {
     "muted": ("#59636e", "#9198a1"),
     "grid": ("#e4e8ec", "#262c36"),
     "ours": ("#0969da", "#4493f8"),
+    "other": ("#bc4c00", "#f0883e"),
     "theirs": ("#a3abb5", "#656c76"),
 }
 SANS = "system-ui, -apple-system, 'Segoe UI', Helvetica, Arial, sans-serif"
