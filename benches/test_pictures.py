@@ -28,6 +28,13 @@ class Pictures(unittest.TestCase):
                 alt = re.search(rf"!\[([^\]]*)\]\(docs/{re.escape(name)}\)", README)
                 self.assertGreater(len(alt[1] if alt else ""), 80)
 
+    def test_the_speed_in_words_is_that_of_the_picture(self):
+        numbers = lambda text: set(re.findall(r"(?<![\w.])\d[\d.]*\d|(?<![\w.])\d(?![\w-])", text))
+        alt = re.search(r"!\[([^\]]*)\]\(docs/speed.svg\)", README)[1]
+        drawn = set().union(*(numbers(text) for _, _, text in texts(pictures.speed())))
+        self.assertGreater(len(numbers(alt)), 15)
+        self.assertEqual(numbers(alt) - drawn, set())
+
     def test_have_every_colour_for_both_modes(self):
         for name, draw in pictures.PICTURES.items():
             drawn = draw()
