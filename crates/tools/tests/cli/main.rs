@@ -29,6 +29,8 @@ mod kinds;
 mod output;
 mod parallel;
 mod patch_candle;
+#[cfg(unix)]
+mod pty;
 mod untrusted;
 mod verify;
 

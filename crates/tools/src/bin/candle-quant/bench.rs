@@ -10,7 +10,7 @@ use candle_core::DType;
 use candle_quant::{ActivationPrecision, KvFormat, VarBuilder};
 use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
 use candle_quant_tools::bench::{bench, BenchEvent, BenchOptions};
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -106,6 +106,8 @@ pub fn run(options: &Options) -> Result<()> {
         Model::with_options(&config, vb, ModelOptions { cache, context: options.context })
     };
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    // What is measured; there is nothing to count.
+    bar.set_style(ProgressStyle::with_template("{wide_msg}")?);
     let report = bench(&checkpoint, load, &what, &mut |event| {
         bar.set_message(describe(event, what.repetitions));
         bar.tick();
