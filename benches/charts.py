@@ -1,12 +1,26 @@
-"""Charts of a run, as SVG without any library."""
+"""Charts of a run on a GPU."""
 import math
-from xml.sax.saxutils import escape
+
+import svg
 
 LINKS = "![share of the read bandwidth](share-of-read.svg)\n\n![time over the floor](time-over-floor.svg)\n"
 
 WIDTH, HEIGHT = 860, 460
 LEFT, RIGHT, TOP, BOTTOM = 60, 200, 40, 50
-COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c564b", "#7f7f7f", "#000000", "#bcbd22", "#9467bd"]
+COLOURS = {
+    "blue": ("#0072b2", "#4aa8e0"),
+    "red": ("#d55e00", "#f0803c"),
+    "green": ("#009e73", "#2bc49a"),
+    "pink": ("#cc79a7", "#e3a0c6"),
+    "orange": ("#e69f00", "#f0b93a"),
+    "sky": ("#56b4e9", "#8dd0f7"),
+    "brown": ("#8c564b", "#b98276"),
+    "grey": ("#7f7f7f", "#9a9a9a"),
+    "black": ("#000000", "#ffffff"),
+    "olive": ("#bcbd22", "#d4d54a"),
+    "purple": ("#9467bd", "#b48fdc"),
+    "goal": ("goal", "#bbbbbb"),
+}
 MEGABYTES = (1, 2000)
 SHOWN = [  # name of a series, library, name
     ("affine 4-bit g64", "candle-quant", "affine 4-bit g64"),
@@ -28,22 +42,16 @@ class Chart:
 
     def __init__(self, title, y_name, y_range, y_ticks, y_text):
         self.low, self.high = y_range
-        self.parts = [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH}" height="{HEIGHT}" viewBox="0 0 {WIDTH} {HEIGHT}" '
-            'font-family="sans-serif" font-size="12">',
-            f'<rect width="{WIDTH}" height="{HEIGHT}" fill="white"/>',
-            f'<text x="{LEFT}" y="24" font-size="15">{escape(title)}</text>',
-            f'<text x="{LEFT + self.width / 2}" y="{HEIGHT - 10}" text-anchor="middle">megabytes of weights, scales and activations</text>',
-            f'<text transform="translate(14 {TOP + self.height / 2}) rotate(-90)" text-anchor="middle">{escape(y_name)}</text>',
-        ]
+        self.picture = svg.Picture(WIDTH, HEIGHT, title, colours=COLOURS)
+        self.picture.text(LEFT, 24, title, size=15)
+        self.picture.text(LEFT + self.width / 2, HEIGHT - 10, "megabytes of weights, scales and activations", anchor="middle")
+        self.picture.text(0, 0, y_name, anchor="middle", transform=f"translate(14 {TOP + self.height / 2}) rotate(-90)")
         for tick in (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000):
-            x = self.x(tick)
-            self.parts.append(f'<path d="M{x:.1f} {TOP}V{TOP + self.height}" stroke="#e5e5e5"/>'
-                              f'<text x="{x:.1f}" y="{TOP + self.height + 18}" text-anchor="middle">{tick}</text>')
+            self.picture.path(f"M{self.x(tick):.1f} {TOP}V{TOP + self.height}", "grid")
+            self.picture.text(self.x(tick), TOP + self.height + 18, str(tick), anchor="middle")
         for tick in y_ticks:
-            y = self.y(tick)
-            self.parts.append(f'<path d="M{LEFT} {y:.1f}H{LEFT + self.width}" stroke="#e5e5e5"/>'
-                              f'<text x="{LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{escape(y_text(tick))}</text>')
+            self.picture.path(f"M{LEFT} {self.y(tick):.1f}H{LEFT + self.width}", "grid")
+            self.picture.text(LEFT - 6, self.y(tick) + 4, y_text(tick), anchor="end")
         self.entries = 0
 
     width = WIDTH - LEFT - RIGHT
@@ -60,18 +68,19 @@ class Chart:
     def series(self, name, points, colour, dashed=False):
         points = sorted(points)
         path = " ".join(f"{'L' if i else 'M'}{self.x(x):.1f} {self.y(y):.1f}" for i, (x, y) in enumerate(points))
-        dash = ' stroke-dasharray="6 4"' if dashed else ""
-        self.parts.append(f'<path d="{path}" fill="none" stroke="{colour}" stroke-opacity="{1 if dashed else 0.35}"{dash}/>')
+        dash = "6 4" if dashed else None
+        self.picture.path(path, colour, dash=dash, stroke_opacity=None if dashed else "0.35")
         if not dashed:
-            self.parts += [f'<circle cx="{self.x(x):.1f}" cy="{self.y(y):.1f}" r="3" fill="{colour}"/>' for x, y in points]
+            for x, y in points:
+                self.picture.circle(self.x(x), self.y(y), 3, colour)
         y = TOP + 10 + 20 * self.entries
         self.entries += 1
         left = WIDTH - RIGHT + 16
-        self.parts.append(f'<path d="M{left} {y}h22" stroke="{colour}" stroke-width="2"{dash}/>'
-                          f'<text x="{left + 28}" y="{y + 4}">{escape(name)}</text>')
+        self.picture.path(f"M{left} {y}h22", colour, 2, dash)
+        self.picture.text(left + 28, y + 4, name)
 
-    def text(self):
-        return "\n".join([*self.parts, "</svg>", ""])
+    def __str__(self):
+        return str(self.picture)
 
 
 def series_of(results, value):
@@ -95,8 +104,8 @@ def write(results, folder, model):
     for label, colour, points in series_of(results, lambda row: row.get("share_of_read")):
         chart.series(label, points, colour)
     if results.read_gb_per_s:
-        chart.series("goal", [(size, size * 1e3 / goal_us(size) / results.read_gb_per_s) for size in sizes], "#444444", dashed=True)
-    (folder / "share-of-read.svg").write_text(chart.text())
+        chart.series("goal", [(size, size * 1e3 / goal_us(size) / results.read_gb_per_s) for size in sizes], "goal", dashed=True)
+    (folder / "share-of-read.svg").write_text(str(chart))
 
     def over_floor(row):
         floor = results.floor_us(row["bytes"])
@@ -107,5 +116,5 @@ def write(results, folder, model):
     for label, colour, points in series_of(results, over_floor):
         chart.series(label, points, colour)
     if results.read_gb_per_s:
-        chart.series("goal", [(size, goal_us(size) / results.floor_us(size * 1e6)) for size in sizes], "#444444", dashed=True)
-    (folder / "time-over-floor.svg").write_text(chart.text())
+        chart.series("goal", [(size, goal_us(size) / results.floor_us(size * 1e6)) for size in sizes], "goal", dashed=True)
+    (folder / "time-over-floor.svg").write_text(str(chart))

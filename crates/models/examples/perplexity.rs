@@ -35,8 +35,10 @@ fn main() -> Result<()> {
 
     println!("| format | bits per weight | MB | perplexity | prefill tokens/s | decode tokens/s |");
     println!("|---|---|---|---|---|---|");
-    let affine = [8, 6, 5, 4, 3, 2].map(|bits| QuantFormat::affine(bits, 64).unwrap());
-    let packed = affine.into_iter().chain([QuantFormat::MXFP8, QuantFormat::MXFP4, QuantFormat::NVFP4]);
+    let affine = [8, 6, 5, 4, 3, 2, 1].map(|bits| QuantFormat::affine(bits, 64).unwrap());
+    let others =
+        [QuantFormat::MXFP8, QuantFormat::MXINT8, QuantFormat::MXFP4, QuantFormat::NVFP4, QuantFormat::NF4];
+    let packed = affine.into_iter().chain(others);
     for format in std::iter::once(None).chain(packed.map(Some)) {
         let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &device);
         let vb = match format {
@@ -53,7 +55,7 @@ fn main() -> Result<()> {
         let megabytes = summary.elements() as f64 * bits / 8e6;
         let (perplexity, prefill) = perplexity(&mut model, &texts)?;
         let decode = decode_rate(&mut model, &texts)?;
-        println!("| {name} | {bits:.2} | {megabytes:.2} | {perplexity:.3} | {prefill:.0} | {decode:.0} |");
+        println!("| {name} | {bits:.2} | {megabytes:.2} | {perplexity:.4} | {prefill:.0} | {decode:.0} |");
     }
     Ok(())
 }

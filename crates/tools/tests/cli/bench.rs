@@ -28,6 +28,15 @@ fn fail(args: &[&str]) -> String {
     String::from_utf8(output.stderr).unwrap()
 }
 
+#[cfg(unix)]
+#[test]
+fn a_terminal_shows_what_is_being_measured() {
+    let terminal = crate::pty::Pty::new(30);
+    let bench = terminal.spawn(command(&["bench", TINY]).args(SMALL));
+    let shown = terminal.end(bench, |_| ());
+    assert!(shown.contains("loading") && !shown.contains("0/0"), "{shown:?}");
+}
+
 /// A model that computes nothing, and writes down what it is asked for.
 struct Counting {
     /// The offset and the number of tokens of each call; none where it was cleared.

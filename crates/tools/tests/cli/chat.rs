@@ -1,5 +1,7 @@
 //! `candle-quant chat`, and `generate` with a chat template.
 
+#[cfg(unix)]
+use crate::pty::Pty;
 use crate::{command, run};
 use serde_json::Value;
 use std::fs;
@@ -76,6 +78,27 @@ fn a_conversation_from_a_pipe_computes_only_what_is_new() {
     // The same conversation from its beginning.
     let again = chat(&model, &args, "Once upon a time there was a little girl\nAnd what then?\nThe end\n");
     assert_eq!(again.stdout, output.stdout);
+}
+
+#[cfg(unix)]
+#[test]
+fn what_is_typed_during_an_answer_is_shown_and_read_after_it() {
+    let model = with_template();
+    let path = model.path().to_str().unwrap();
+    let mut terminal = Pty::new(80);
+    let chat = terminal.spawn(&mut command(&["chat", path, "--cpu", "-n", "50", "--seed", "1"]));
+    terminal.wait_for(">>> ");
+    terminal.press("Once upon a time\r/nothing\r/none\r/exit\r");
+    // Only when all is over the terminal may show again by itself what is typed.
+    const ECHOES: &str = "<echoes>";
+    let shown = terminal.end(chat, |terminal| {
+        if terminal.echoes() {
+            terminal.mark(ECHOES);
+        }
+    });
+    for part in ["answer: 50 tokens", "/nothing: no such command", "/none: no such command"] {
+        assert!(shown.split(ECHOES).next().unwrap().contains(part), "{part} in {shown}");
+    }
 }
 
 #[test]

@@ -31,6 +31,8 @@ mod output;
 mod parallel;
 mod patch_candle;
 mod provenance;
+#[cfg(unix)]
+mod pty;
 mod untrusted;
 mod verify;
 

@@ -6,7 +6,7 @@ use super::model::LoadOptions;
 use super::{names, size, terminal};
 use anyhow::{Context, Result};
 use candle_quant_tools::bench::{bench, BenchEvent, BenchOptions};
-use indicatif::{ProgressBar, ProgressDrawTarget};
+use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
 use serde_json::json;
 use std::io::Write;
 use std::path::PathBuf;
@@ -72,6 +72,8 @@ pub fn run(options: &Options) -> Result<()> {
     let device = options.load.device();
     let loader = options.load.loader(names::open(&options.path)?, device.is_cpu())?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
+    // What is measured; there is nothing to count.
+    bar.set_style(ProgressStyle::with_template("{wide_msg}")?);
     let report = bench(&loader.checkpoint, || loader.load(&device), &what, &mut |event| {
         bar.set_message(describe(event, what.repetitions));
         bar.tick();

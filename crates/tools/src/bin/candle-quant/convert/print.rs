@@ -41,7 +41,11 @@ fn summary(out: &mut impl Write, plan: &ConvertPlan) -> io::Result<()> {
         megabytes(to),
         plan.bits_per_weight()
     )?;
-    writeln!(out, "{} files of weights, {} on the disk", plan.files().count(), megabytes(plan.disk_bytes()))?;
+    let files = match plan.files().count() {
+        1 => "1 file".to_owned(),
+        count => format!("{count} files"),
+    };
+    writeln!(out, "{files} of weights, {} on the disk", megabytes(plan.disk_bytes()))?;
     for (reason, count) in fallbacks(plan) {
         writeln!(out, "fall-back: {count} x {reason}")?;
     }
