@@ -1,0 +1,36 @@
+//! What a release uploads. The tests look at the packages, their READMEs and their dependencies; the program `public-api`
+//! compares the public interfaces with those that are recorded in the folder `public-api`.
+
+mod alone;
+mod packages;
+pub mod public_api;
+
+pub use alone::Alone;
+pub use packages::{Package, Packages};
+
+use anyhow::{Context, Result, ensure};
+use std::path::Path;
+use std::process::Command;
+
+/// The root of the repository.
+pub fn repository() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
+}
+
+/// cargo in `folder`, offline: what it needs is there since this crate was built.
+pub fn cargo(folder: &Path) -> Command {
+    let mut command = Command::new("cargo");
+    command.current_dir(folder).env("CARGO_NET_OFFLINE", "true").env_remove("RUSTDOCFLAGS");
+    command
+}
+
+/// What the command prints.
+///
+/// # Errors
+/// If it fails: with all that it said.
+pub fn output(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("{command:?}"))?;
+    let said = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "{command:?}: {}\n{said}", output.status);
+    Ok(String::from_utf8(output.stdout)?)
+}
