@@ -9,6 +9,7 @@ pub use alone::Alone;
 pub use packages::{Package, Packages};
 
 use anyhow::{Context, Result, ensure};
+use std::env;
 use std::path::Path;
 use std::process::Command;
 
@@ -21,6 +22,11 @@ pub fn repository() -> &'static Path {
 pub fn cargo(folder: &Path) -> Command {
     let mut command = Command::new("cargo");
     command.current_dir(folder).env("CARGO_NET_OFFLINE", "true").env_remove("RUSTDOCFLAGS");
+    // What cargo says of this crate. Build scripts look at it, and would run again.
+    let of_this = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
+    for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this)) {
+        command.env_remove(name);
+    }
     command
 }
 
