@@ -14,11 +14,12 @@ pub struct Alone {
 }
 
 impl Alone {
-    /// Unpacks them into `folder`, in place of what is there.
+    /// Unpacks them, in place of earlier ones.
     ///
     /// # Errors
     /// If a file cannot be written.
-    pub fn new(packages: &Packages, folder: Utf8PathBuf) -> Result<Self> {
+    pub fn new(packages: &Packages) -> Result<Self> {
+        let folder = packages.target.join("published/alone");
         let root: Table = fs::read_to_string(repository().join("Cargo.toml"))?.parse()?;
         // The profiles of the repository, so that what it has compiled is not compiled again.
         let mut manifest = Table::from_iter([("profile".to_string(), root["profile"].clone())]);

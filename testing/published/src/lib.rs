@@ -18,10 +18,10 @@ pub fn repository() -> &'static Path {
     Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/../.."))
 }
 
-/// cargo in `folder`, offline: what it needs is there since this crate was built.
+/// cargo in `folder`, as if a user had called it.
 pub fn cargo(folder: &Path) -> Command {
     let mut command = Command::new("cargo");
-    command.current_dir(folder).env("CARGO_NET_OFFLINE", "true").env_remove("RUSTDOCFLAGS");
+    command.current_dir(folder).env_remove("RUSTDOCFLAGS");
     // What cargo says of this crate. Build scripts look at it, and would run again.
     let of_this = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this)) {

@@ -40,7 +40,9 @@ impl Packages {
             MetadataCommand::new().current_dir(repository()).no_deps().exec().context("cargo metadata")?;
         let target = metadata.target_directory.join("published");
         let mut command = cargo(repository());
-        command.args(["package", "--workspace", "--no-verify", "--allow-dirty", "--target-dir"]).arg(&target);
+        command
+            .args(["package", "--workspace", "--no-verify", "--allow-dirty", "--offline", "--target-dir"])
+            .arg(&target);
         for member in metadata.packages.iter().filter(|package| !is_published(package)) {
             command.arg("--exclude").arg(member.name.as_str());
         }

@@ -26,7 +26,7 @@ fn run() -> Result<()> {
         _ => bail!("{}: --accept, or nothing", arguments.join(" ")),
     };
     let packages = Packages::make()?;
-    let alone = Alone::new(&packages, packages.target.join("published/api"))?;
+    let alone = Alone::new(&packages)?;
     let interfaces = match list(&packages, &alone)? {
         Listed::Interfaces(interfaces) => interfaces,
         Listed::OtherFormat(format) => {
