@@ -23,11 +23,11 @@ triple=$(rustc -vV | sed -n 's/^host: //p')
 # Stable compilers have the sanitizer, and take the flag if they are told that they may. In the profile for development there
 # are debug assertions. With a target of its own, build scripts and macros are built without it.
 CARGO_TARGET_DIR=$target/memory RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
-  cargo test --target "$triple" -p candle-quant --lib -- "${long[@]}"
+  cargo test --target "$triple" -p unit-tests --lib -- "${long[@]}"
 
 if cargo +nightly miri --version >/dev/null 2>&1; then
   CARGO_TARGET_DIR=$target/miri MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-deterministic-floats' PROPTEST_CASES=$cases \
-    cargo +nightly miri test -p candle-quant --lib -- "${packing[@]}"
+    cargo +nightly miri test -p unit-tests --lib -- "${packing[@]}"
 else
   echo "packing was not run in Miri: rustup component add miri rust-src --toolchain nightly" >&2
 fi

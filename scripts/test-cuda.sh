@@ -17,7 +17,8 @@ sanitize='' schedules=all
 # With the features that the tests of all crates have: with others everything would be built twice.
 core=(-p candle-quant --features nccl,recorded-reads,candle-quant-models/nccl)
 core+=(--features candle-quant-tools/default,candle-quant-tools/nccl)
-crates=(--features nccl)
+# Not delay-load, which has none: what its tests need would change the features of what build scripts need.
+crates=(-p candle-quant -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --features nccl)
 if [ "${1-}" = --asan ]; then
   sanitize=address,undefined schedules=random crates=("${core[@]}")
   shift
@@ -92,7 +93,7 @@ if [ -n "$sanitize" ] && [ $# = 0 ]; then
 elif [ $# != 0 ]; then
   cargo test --release "${crates[@]}" --test 'cuda*' "$@"
 else
-  cargo test --release --features nccl --test 'cuda*' --no-run
+  cargo test --release "${crates[@]}" --test 'cuda*' --no-run
   cargo test --release "${core[@]}" --lib backend::cuda
   cargo test --release "${core[@]}" --test 'cuda*'
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \

@@ -19,7 +19,7 @@ step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
 # Together, so that what they depend on is built once.
 step "the crates"
-crates=(--release --workspace --exclude pretend-cuda --exclude bindings --exclude published)
+crates=(--release --workspace --exclude pretend-cuda --exclude bindings --exclude published --exclude unit-tests)
 cargo test "${crates[@]}"
 scripts/interface-changes.sh "${crates[@]}"
 

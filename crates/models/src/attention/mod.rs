@@ -16,7 +16,7 @@ use candle_quant::parallel::RowParallel;
 use candle_quant::step::AttentionBlock;
 use candle_quant::{KvCache, KvFormat};
 use on_device::OnDevice;
-pub(super) use on_device::{Visible, CACHE_STEP};
+pub(super) use on_device::Visible;
 use std::ops::Range;
 use std::slice;
 

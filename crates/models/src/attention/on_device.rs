@@ -1,10 +1,8 @@
 //! Attention by candle's operations, on devices without a kernel for it.
 
+use crate::options::CACHE_STEP;
 use candle_core::{bail, DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
-
-/// Positions by which a cache grows; one copy of the cache each.
-pub(in super::super) const CACHE_STEP: usize = 256;
 
 /// A cache of the activations' dtype, which knows no window.
 #[derive(Debug)]

@@ -154,7 +154,7 @@ impl Default for Params {
             seed: None,
             stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
-            prefill_chunk: 256,
+            prefill_chunk: PREFILL_CHUNK,
         }
     }
 }

@@ -2,9 +2,7 @@
 
 use super::parts::{Heads, Sharding};
 use super::shard_plan::{ShardPlan, ShardedTensor, Split};
-use crate::attention::CACHE_STEP;
-use crate::generate::Params;
-use crate::CacheOptions;
+use crate::options::{CacheOptions, CACHE_STEP, PREFILL_CHUNK};
 use candle_core::DType;
 use candle_quant::checkpoint::module_of;
 use candle_quant::QuantFormat;
@@ -44,7 +42,7 @@ pub struct Workload {
 impl Workload {
     /// Texts of up to `context` tokens on the CPU.
     pub fn on_cpu(dtype: DType, context: usize) -> Self {
-        let (cache, prefill_chunk) = (CacheOptions::default(), Params::default().prefill_chunk);
+        let (cache, prefill_chunk) = (CacheOptions::default(), PREFILL_CHUNK);
         Self { dtype, cache, context, prefill_chunk, is_on_cpu: true }
     }
 

@@ -96,6 +96,14 @@ pub(crate) fn io(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
     |error| Error::Io { path: path.to_owned(), error }
 }
 
+/// As [`io`], for what is new at `path`: if its folder is not there, that is what is said.
+pub(crate) fn io_of_new(path: &Path) -> impl Fn(io::Error) -> Error + '_ {
+    move |error| match path.parent().filter(|folder| !folder.as_os_str().is_empty()).map(fs::metadata) {
+        Some(Err(of_folder)) => io(path.parent().unwrap_or(path))(of_folder),
+        _ => io(path)(error),
+    }
+}
+
 /// A new file in the place of a regular one. What else is there is an error: no link is followed.
 pub(crate) fn create(path: &Path) -> io::Result<File> {
     if fs::symlink_metadata(path).is_ok_and(|there| there.is_file()) {

@@ -1,6 +1,6 @@
 //! One file that is written.
 
-use super::disk::{io, kind_of, plain, sync_folder};
+use super::disk::{io, io_of_new, kind_of, plain, sync_folder};
 use candle_quant::{Error, Result};
 use std::fs;
 use std::io::Write;
@@ -41,7 +41,7 @@ fn new_beside(path: &Path) -> Result<NamedTempFile> {
     // What the user's umask leaves of it, as for any new file.
     #[cfg(unix)]
     builder.permissions(std::os::unix::fs::PermissionsExt::from_mode(0o666));
-    builder.tempfile_in(folder).map_err(io(path))
+    builder.tempfile_in(folder).map_err(io_of_new(path))
 }
 
 fn check_kind(path: &Path) -> Result<()> {

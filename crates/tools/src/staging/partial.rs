@@ -1,7 +1,9 @@
 //! The folder in which an output is built: `OUT.partial`, with the lock of the process that writes, a journal of what was
 //! begun, and below `model` what becomes the output. All else in it is somebody else's, and stays.
 
-use super::disk::{create, entries, io, is_there, kind_of, remove_empty, remove_file, sync_folder};
+use super::disk::{
+    create, entries, io, io_of_new, is_there, kind_of, remove_empty, remove_file, sync_folder,
+};
 use super::lock::Lock;
 use super::manifest::{first_foreign, listed_in, remove};
 use candle_quant::{Error, Result};
@@ -90,7 +92,9 @@ impl Partial {
         for _ in 0..ATTEMPTS {
             Self::check(&root)?;
             match fs::create_dir(&root) {
-                Err(error) if error.kind() != ErrorKind::AlreadyExists => return Err(io(&root)(error)),
+                Err(error) if error.kind() != ErrorKind::AlreadyExists => {
+                    return Err(io_of_new(&root)(error))
+                }
                 _ => {}
             }
             if let Some(lock) = Lock::take(&root, &root.join(LOCK))? {

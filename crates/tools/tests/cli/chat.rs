@@ -262,3 +262,19 @@ fn generation_config_gives_the_defaults_and_options_win() {
     let output = run(&["generate", wrong.path().to_str().unwrap(), "--cpu"]);
     assert!(text(&output.stderr).contains("generation_config.json: `temperature`: expected a number"));
 }
+
+#[cfg(unix)]
+#[test]
+fn a_full_context_is_said_with_what_to_do() {
+    let model = with_template();
+    let mut pty = Pty::new(80);
+    let path = model.path().to_str().unwrap();
+    let child = pty.spawn(&mut command(&["chat", path, "--cpu", "--context", "40", "-n", "20"]));
+    pty.wait_for("Ctrl-D ends");
+    for _ in 0..3 {
+        pty.press("Tell me about a cat\r");
+    }
+    pty.wait_for("; /reset begins anew");
+    pty.press("/reset\r/exit\r");
+    pty.end(child, |_| {});
+}

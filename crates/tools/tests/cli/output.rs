@@ -370,3 +370,22 @@ fn a_model_without_weights_is_no_success() {
     }
     assert!(!Path::new(out).exists());
 }
+
+/// It is the folder that is missing, not what is to be made in it.
+#[test]
+fn a_folder_that_is_missing_is_named() {
+    let folder = TempDir::new().unwrap();
+    let missing = folder.path().join("missing");
+    let out = missing.join("out").to_str().unwrap().to_owned();
+    let tiny = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny-bf16");
+    for (args, code) in [
+        (&["convert", tiny, "--bits", "4", "-o", &out][..], 4),
+        (&["logits", tiny, "--tokens", "1", "--out", &out], 1),
+    ] {
+        let output = crate::run(args);
+        let line = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(code), "{line}");
+        let named = missing.to_str().unwrap();
+        assert!(line.contains(&format!("{named}: ")) && !line.contains("partial"), "{line}");
+    }
+}

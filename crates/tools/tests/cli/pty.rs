@@ -1,5 +1,6 @@
 //! A terminal, as programs see it.
 
+use rustix::io::{fcntl_setfd, FdFlags};
 use rustix::pty::{grantpt, openpt, ptsname, unlockpt, OpenptFlags};
 use rustix::termios::{tcgetattr, tcsetwinsize, LocalModes, Winsize};
 use std::fs::File;
@@ -23,6 +24,8 @@ pub struct Pty {
 impl Pty {
     pub fn new(columns: u16) -> Self {
         let keys = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
+        // If a test fails, its program loses the terminal, and ends.
+        fcntl_setfd(&keys, FdFlags::CLOEXEC).unwrap();
         grantpt(&keys).unwrap();
         unlockpt(&keys).unwrap();
         let name = ptsname(&keys, Vec::new()).unwrap().into_string().unwrap();

@@ -69,8 +69,9 @@ pub fn run(options: &Options) -> Result<()> {
         std::env::set_var("RAYON_NUM_THREADS", threads.to_string());
         rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global().context("--threads")?;
     }
+    let checkpoint = names::open(&options.path)?;
     let device = options.load.device();
-    let loader = options.load.loader(names::open(&options.path)?, device.is_cpu())?;
+    let loader = options.load.loader(checkpoint, device.is_cpu())?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());
     // What is measured; there is nothing to count.
     bar.set_style(ProgressStyle::with_template("{wide_msg}")?);

@@ -7,6 +7,7 @@ use crate::model::LoadOptions;
 use crate::sampling::SamplingOptions;
 use crate::{names, terminal};
 use anyhow::{Context, Result};
+use candle_quant::Error;
 use candle_quant_models::chat::{Conversation, Template};
 use candle_quant_models::generate::{self, Event, Finish, Generated, Params, Sampler};
 use candle_quant_models::Model;
@@ -82,10 +83,18 @@ pub fn run(options: &Options) -> Result<()> {
             // Whoever read the answers has gone.
             Err(error) if crate::is_broken_pipe(&error) => return Ok(()),
             // Another message may do. From a pipe nobody would choose it.
-            Err(error) if input.is_terminal() => terminal::say(&format!("{error:#}")),
+            Err(error) if input.is_terminal() => terminal::say(&in_chat(&error)),
             Err(error) => return Err(error),
         }
     }
+}
+
+/// An error with what to do about it in a conversation.
+fn in_chat(error: &anyhow::Error) -> String {
+    let is_full = error.chain().any(|cause| {
+        matches!(cause.downcast_ref(), Some(Error::OutOfContext { .. } | Error::OutOfCache { .. }))
+    });
+    format!("{error:#}{}", if is_full { "; /reset begins anew" } else { "" })
 }
 
 struct Chat {

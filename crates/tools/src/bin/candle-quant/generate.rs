@@ -82,10 +82,10 @@ struct Outcome {
 
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
+    let checkpoint = names::open(path)?;
     let devices = if options.distributed { Vec::new() } else { devices(options)? };
     let info = options.distributed.then(rank_info).transpose()?;
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
-    let checkpoint = names::open(path)?;
     let params = options.sampling.apply(Params::from_checkpoint(&checkpoint)?);
     // Refused before anything is loaded or printed.
     let sampler = Sampler::new(params.sampling, params.seed)?;
