@@ -60,6 +60,17 @@ impl Alone {
         cargo
     }
 
+    /// Runs their unit tests and the examples of their documentation.
+    ///
+    /// # Errors
+    /// If one fails: what it says.
+    pub fn test(&self) -> Result<()> {
+        for kind in ["--lib", "--doc"] {
+            output(self.cargo("test").arg(kind))?;
+        }
+        Ok(())
+    }
+
     /// Checks that they compile.
     ///
     /// # Errors
