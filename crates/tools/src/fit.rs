@@ -61,7 +61,7 @@ pub fn formats(target: Target) -> Vec<Spec> {
 /// let plan = ShardPlan::new(&source, 1)?;
 /// let workload = Workload::on_cpu(DType::F32, 512);
 /// let fits = fits(&source, Target::Mlx, &formats(Target::Mlx), &plan, &workload)?;
-/// let widest = fits.iter().find(|fit| fit.fits(9_500_000)).expect("one fits");
+/// let widest = fits.iter().find(|fit| fit.fits(6_400_000)).expect("one fits");
 /// assert_eq!(widest.format.to_string(), "affine:6:g64");
 /// # Ok::<(), candle_quant::Error>(())
 /// ```
