@@ -65,8 +65,9 @@ impl Alone {
     /// # Errors
     /// If one fails: what it says.
     pub fn test(&self) -> Result<()> {
-        for kind in ["--lib", "--doc"] {
-            output(self.cargo("test").arg(kind))?;
+        // Cargo takes examples alone.
+        for kinds in [&["--lib", "--bins"][..], &["--doc"]] {
+            output(self.cargo("test").args(kinds))?;
         }
         Ok(())
     }
