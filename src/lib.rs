@@ -10,8 +10,7 @@
 //! use candle_quant::{linear_no_bias, Checkpoint, VarBuilder};
 //!
 //! # fn main() -> candle_core::Result<()> {
-//! # let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/assets/tiny");
-//! let checkpoint = Checkpoint::open(directory)?; // as mlx-lm writes it
+//! let checkpoint = Checkpoint::open("assets/tiny")?; // as mlx-lm writes it
 //! let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
 //! let gate = linear_no_bias(256, 512, vb.pp("model.layers.0.mlp.gate_proj"))?; // 4-bit, stays packed
 //! let y = gate.forward(&Tensor::ones((1, 256), DType::F32, &Device::Cpu)?)?;

@@ -58,15 +58,13 @@ mod opened;
 mod recognise;
 mod sidecar;
 pub mod slm1;
-#[cfg(test)]
-mod tests;
 mod tokenizer;
 mod uqff;
 mod views;
 mod weight;
 
 pub use chat::StoredChatTemplates;
-#[cfg(any(test, feature = "recorded-reads"))]
+#[cfg(feature = "recorded-reads")]
 #[doc(hidden)]
 pub use file::reads;
 #[doc(hidden)]

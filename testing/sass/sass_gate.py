@@ -33,7 +33,7 @@ HERE = Path(__file__).resolve().parent
 SOURCES = HERE.parent.parent / "cuda"
 BUDGETS = HERE / "budgets.json"
 # What the crate launches; a test of src/backend/cuda/kernel.rs writes it.
-LAUNCHES = HERE / "launches.json"
+LAUNCHES = HERE.parent.parent / "src" / "backend" / "cuda" / "launches.json"
 CHECKED_ARCH = "90"
 ARCHS = ["75", "80", "86", "89", "90", "100", "120"]
 

@@ -1,4 +1,4 @@
-//! Checkpoints of MLX: their files, configurations and rules.
+//! Checkpoints of MLX: their files, configurations and rules. Of every kind: parts of weights, and names that are not stored.
 
 #[path = "../common/checkpoint.rs"]
 mod checkpoint;
@@ -7,3 +7,5 @@ mod config;
 mod files;
 mod mlx;
 mod rules;
+mod slices;
+mod views;

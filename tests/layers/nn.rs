@@ -1,6 +1,6 @@
 //! Layers and `VarBuilder`: packed, dense, and what they say when something is wrong.
 
-use crate::common::{distance, open};
+use crate::common::{distance, fixture, open};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::VarMap;
 use candle_quant::nn::{forward_add, forward_all, swiglu};
@@ -220,4 +220,37 @@ fn layers_that_share_their_input_give_what_they_give_alone() {
     assert!(forward_all([&packed(20), &dense(7)], &input(&[3, 32])).is_err());
     assert!(swiglu(&packed(20), &packed(7), &x).is_err());
     assert!(forward_add(&packed(7), &x, &residual).is_err());
+}
+
+/// A dense tensor and a packed one, each asked for in a shape that is not its own.
+#[test]
+fn a_wrong_shape_names_the_file_that_holds_the_tensor() {
+    let folder = fixture("qwen3-affine-b4-g64-sharded");
+    let index = std::fs::read(folder.join("model.safetensors.index.json")).unwrap();
+    let index: serde_json::Value = serde_json::from_slice(&index).unwrap();
+    let shard_of = |tensor: &str| folder.join(index["weight_map"][tensor].as_str().unwrap());
+    let ours = builder("qwen3-affine-b4-g64-sharded");
+    let candles = ours.dense();
+    let mut shards = std::collections::BTreeSet::new();
+    let up = "model.layers.1.mlp.up_proj.weight";
+    for (name, shape, found) in [
+        ("model.norm.weight", &[129][..], "[128]"),
+        ("model.layers.0.input_layernorm.weight", &[129], "[128]"),
+        (up, &[257, 128], "[256, 128]"),
+    ] {
+        let message = candles.get(shape, name).unwrap_err().to_string();
+        let shard = shard_of(name);
+        let expected = format!(
+            "{}: `{name}`: expected shape {shape:?}, found shape {found}; \
+             check that config.json belongs to these weights",
+            shard.display()
+        );
+        assert!(message.contains(&expected), "{message}");
+        shards.insert(shard);
+    }
+    assert!(shards.len() > 1, "{shards:?}");
+    let module = ours.pp(up.strip_suffix(".weight").unwrap());
+    let message = linear_no_bias(128, 257, module).unwrap_err().to_string();
+    let expected = format!("{}: `{up}`: expected shape [257, 128]", shard_of(up).display());
+    assert!(message.contains(&expected), "{message}");
 }

@@ -103,7 +103,9 @@ fn blocks_of_32_stay_packed() {
 
 #[test]
 fn the_config_is_that_of_the_header() {
-    let config = Checkpoint::open(fixture("q4_0_gqa_b32")).unwrap().config().clone();
+    let checkpoint = Checkpoint::open(fixture("q4_0_gqa_b32")).unwrap();
+    assert_eq!(checkpoint.config_file(), fixture("q4_0_gqa_b32"));
+    let config = checkpoint.config().clone();
     let expected = json!({
         "model_type": "llama", "vocab_size": 260, "hidden_size": 64, "intermediate_size": 128,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16,

@@ -1,40 +1,10 @@
 use super::*;
 use std::collections::BTreeSet;
 
-/// Declarations of cudarc, as candle depends on it: a function that is not listed could not be linked.
 #[test]
-fn every_function_that_cudarc_declares_is_listed() {
-    let output = Command::new(env!("CARGO"))
-        .args([
-            "metadata",
-            "--format-version=1",
-            "--locked",
-            "--features=candle-quant/cuda",
-            "--manifest-path",
-        ])
-        .arg(concat!(env!("CARGO_MANIFEST_DIR"), "/../../Cargo.toml"))
-        .output()
-        .unwrap();
-    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
-    let metadata: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-    let packages = metadata["packages"].as_array().unwrap();
-    let cudarc = packages.iter().find(|package| package["name"] == "cudarc").unwrap();
-    let sources = Path::new(cudarc["manifest_path"].as_str().unwrap()).with_file_name("src");
-    let folders = ["driver", "runtime", "cublas", "cublaslt", "curand", "nvrtc", "nccl"];
-    for (library, folder) in LIBRARIES.iter().zip(folders) {
-        let source = fs::read_to_string(sources.join(folder).join("sys/mod.rs")).unwrap();
-        let declared = source.split("pub unsafe fn ").skip(1);
-        let declared = declared.map(|rest| rest.split(['(', '<']).next().unwrap().trim());
-        let declared: BTreeSet<&str> =
-            declared.filter(|name| !name.ends_with("culib") && !name.ends_with("present")).collect();
-        let listed: BTreeSet<&str> = library.functions().collect();
-        let missing: Vec<_> = declared.difference(&listed).collect();
-        assert!(missing.is_empty(), "symbols/{}: {missing:?}", library.name);
-        let unknown = listed.difference(&declared).filter(|name| !name.starts_with("__cuda")).count();
-        assert!(unknown == 0 && !declared.is_empty(), "symbols/{}", library.name);
-        assert_eq!(listed.len(), library.functions().count(), "symbols/{}: twice", library.name);
-    }
-    let listed: BTreeSet<&str> = LIBRARIES.iter().flat_map(Library::functions).collect();
+fn functions_that_return_or_write_texts_are_listed_and_none_is_twice() {
+    let listed: Vec<&str> = LIBRARIES.iter().flat_map(Library::functions).collect();
+    assert_eq!(listed.iter().collect::<BTreeSet<_>>().len(), listed.len());
     assert!(RETURN_TEXT.iter().chain(&WRITE_TEXT).all(|name| listed.contains(name)));
 }
 

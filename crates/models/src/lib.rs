@@ -18,7 +18,7 @@
 //!
 //! # fn main() -> candle_quant::Result<()> {
 //! let device = Device::Cpu;
-//! let mut model = Model::load(&Checkpoint::open("../../assets/tiny")?, DType::F32, &device)?;
+//! let mut model = Model::load(&Checkpoint::open("assets/tiny")?, DType::F32, &device)?;
 //! let logits = model.forward(&Tensor::new(&[[1u32, 2, 3]], &device)?, 0)?;
 //! assert_eq!(logits.dims(), [1, 3, 640]); // of every token, over the vocabulary
 //! # Ok(())

@@ -19,7 +19,7 @@
 //! use candle_quant_nn as candle_nn; // the line of Cargo.toml says this
 //!
 //! # fn main() -> candle_core::Result<()> {
-//! let checkpoint = candle_nn::Checkpoint::open(concat!(env!("CARGO_MANIFEST_DIR"), "/../../assets/tiny"))?;
+//! let checkpoint = candle_nn::Checkpoint::open("assets/tiny")?;
 //! let vb = candle_nn::VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
 //! let gate = candle_nn::linear_no_bias(256, 512, vb.pp("model.layers.0.mlp.gate_proj"))?;
 //! let y = candle_nn::ops::silu(&gate.forward(&Tensor::ones((1, 256), DType::F32, &Device::Cpu)?)?)?;

@@ -52,11 +52,16 @@ pub fn formats(target: Target) -> Vec<Spec> {
 /// use candle_quant_tools::convert::Target;
 /// use candle_quant_tools::fit::{fits, formats};
 ///
-/// let source = Checkpoint::open("../../assets/tiny-bf16")?;
+/// # use candle_quant_tools::convert::{convert, ConvertOptions, ConvertPlan, RunOptions};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let dense = folder.path().join("dense");
+/// # let plan = ConvertPlan::new(&Checkpoint::open("assets/tiny")?, &ConvertOptions::dense())?;
+/// # convert(&plan, &dense, &RunOptions::default(), &|_event| ())?;
+/// let source = Checkpoint::open(&dense)?;
 /// let plan = ShardPlan::new(&source, 1)?;
 /// let workload = Workload::on_cpu(DType::F32, 512);
 /// let fits = fits(&source, Target::Mlx, &formats(Target::Mlx), &plan, &workload)?;
-/// let widest = fits.iter().find(|fit| fit.fits(9_500_000)).expect("one fits");
+/// let widest = fits.iter().find(|fit| fit.fits(6_400_000)).expect("one fits");
 /// assert_eq!(widest.format.to_string(), "affine:6:g64");
 /// # Ok::<(), candle_quant::Error>(())
 /// ```

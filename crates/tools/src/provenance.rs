@@ -68,7 +68,7 @@ const GGUF: [(&str, &str); 14] = [
 /// use candle_quant::Checkpoint;
 /// use candle_quant_tools::provenance::provenance;
 ///
-/// let statements = provenance(&Checkpoint::open("../../assets/tiny")?)?;
+/// let statements = provenance(&Checkpoint::open("assets/tiny")?)?;
 /// let format = statements.iter().find(|statement| statement.about == "format").expect("one");
 /// assert_eq!((&*format.text, &*format.from), ("mlx", "weights"));
 /// # Ok::<(), candle_quant::Error>(())

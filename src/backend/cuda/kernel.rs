@@ -216,7 +216,7 @@ mod tests {
 
     #[test]
     fn the_sass_gate_knows_the_launches() {
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/testing/sass/launches.json");
+        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/src/backend/cuda/launches.json");
         let facts = facts_for_the_sass_gate();
         if std::env::var_os("CANDLE_QUANT_WRITE_LAUNCHES").is_some() {
             fs::write(path, &facts).unwrap();

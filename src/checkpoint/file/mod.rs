@@ -9,7 +9,7 @@ mod json_map;
 mod names;
 mod open;
 mod opening;
-#[cfg(any(test, feature = "recorded-reads"))]
+#[cfg(feature = "recorded-reads")]
 pub mod reads;
 mod section;
 mod shards;

@@ -31,8 +31,6 @@ use tensors::{BlobTensor, Tensors};
 pub use name::Name;
 pub(super) use store::default_roots;
 pub use store::Store;
-#[cfg(test)]
-pub(super) use usual_dims::usual_in_features;
 
 /// Opens the path of a store of one model, or of a manifest in a store; `None` if it is neither.
 pub(super) fn open_path(path: &Path, opening: &Opening) -> Result<Option<Opened>> {

@@ -4,7 +4,7 @@ use serde_json::Value;
 
 /// K of the weight of `module`. Architectures differ, so this is evidence, not knowledge: only the model
 /// itself knows.
-pub(in crate::checkpoint) fn usual_in_features(config: &Value, module: &str) -> Option<usize> {
+pub(super) fn usual_in_features(config: &Value, module: &str) -> Option<usize> {
     if ["vision", "visual", "audio"].iter().any(|tower| module.contains(tower)) {
         return None;
     }

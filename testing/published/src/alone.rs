@@ -60,6 +60,18 @@ impl Alone {
         cargo
     }
 
+    /// Runs their unit tests and the examples of their documentation.
+    ///
+    /// # Errors
+    /// If one fails: what it says.
+    pub fn test(&self) -> Result<()> {
+        // Cargo takes examples alone.
+        for kinds in [&["--lib", "--bins"][..], &["--doc"]] {
+            output(self.cargo("test").args(kinds))?;
+        }
+        Ok(())
+    }
+
     /// Checks that they compile.
     ///
     /// # Errors

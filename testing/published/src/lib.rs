@@ -21,7 +21,7 @@ pub fn repository() -> &'static Path {
 /// cargo in `folder`, as if a user had called it.
 pub fn cargo(folder: &Path) -> Command {
     let mut command = Command::new("cargo");
-    command.current_dir(folder).env_remove("RUSTDOCFLAGS");
+    command.current_dir(folder).env_remove("RUSTDOCFLAGS").env_remove("CANDLE_QUANT_REPOSITORY");
     // What cargo says of this crate. Build scripts look at it, and would run again.
     let of_this = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in env::vars_os().filter(|(name, _)| name.to_str().is_some_and(of_this)) {

@@ -18,7 +18,7 @@ use tokenizers::Tokenizer;
 /// use std::ops::ControlFlow;
 ///
 /// # fn main() -> candle_quant::Result<()> {
-/// let checkpoint = Checkpoint::open("../../assets/tiny")?;
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
 /// // This model was not trained to chat. Of one that was, `Template::from_checkpoint` reads the template.
 /// let template = Template::new("{% for message in messages %}{{ message.content }}\n{% endfor %}")?;
 /// let mut conversation = Conversation::new(template, generate::load_tokenizer(&checkpoint)?);

@@ -53,7 +53,7 @@ impl Model {
     /// use candle_quant::Checkpoint;
     /// use candle_quant_models::Model;
     ///
-    /// let model = Model::load(&Checkpoint::open("../../assets/tiny")?, DType::F32, &Device::Cpu)?;
+    /// let model = Model::load(&Checkpoint::open("assets/tiny")?, DType::F32, &Device::Cpu)?;
     /// // Its head is its embedding: all weights are read.
     /// assert_eq!(model.step_bytes(0).weights, model.summary().size_in_bytes());
     /// assert!(model.step_bytes(100).cache > model.step_bytes(0).cache);

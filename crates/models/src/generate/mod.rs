@@ -7,7 +7,7 @@
 //! use std::ops::ControlFlow;
 //!
 //! # fn main() -> candle_quant::Result<()> {
-//! let checkpoint = Checkpoint::open("../../assets/tiny")?;
+//! let checkpoint = Checkpoint::open("assets/tiny")?;
 //! let tokenizer = generate::load_tokenizer(&checkpoint)?;
 //! let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu)?;
 //! let params = generate::Params {
@@ -40,6 +40,7 @@ pub use session::{encode, Event, Session};
 pub use text::{load_tokenizer, stop_tokens, TextStream};
 pub use tokenizer::stored_tokenizer;
 
+use crate::options::PREFILL_CHUNK;
 use crate::Model;
 use candle_core::{Device, Tensor};
 use candle_quant::Result;
@@ -70,7 +71,7 @@ use tokenizers::Tokenizer;
 /// }
 ///
 /// # fn main() -> candle_quant::Result<()> {
-/// let checkpoint = Checkpoint::open("../../assets/tiny")?;
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
 /// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
 /// let mut model = Echo(embedding(640, 256, vb.pp("model.embed_tokens"))?);
 /// let params = Params { sample_len: 5, ..Default::default() };

@@ -28,7 +28,7 @@ pub enum Event<'t> {
 /// use std::ops::ControlFlow;
 ///
 /// # fn main() -> candle_quant::Result<()> {
-/// let checkpoint = Checkpoint::open("../../assets/tiny")?;
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
 /// let tokenizer = generate::load_tokenizer(&checkpoint)?;
 /// let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu)?;
 /// let (mut session, params) = (Session::default(), Params { sample_len: 4, ..Params::default() });

@@ -4,8 +4,6 @@ mod footprint;
 mod parts;
 mod planner;
 mod shard_plan;
-#[cfg(test)]
-mod tests;
 
 pub use footprint::{Footprint, Workload};
 pub(crate) use parts::{Heads, Sharding};

@@ -292,7 +292,7 @@ fn columns(module: &ModuleName, own: Vec<Range<usize>>, weight: &Weight) -> Shar
 }
 
 /// Why ranks that share out a tensor, of so many matrices each, read more than its bytes, if they do.
-pub(super) fn shared_bytes(stored: u64, rank_bytes: &[u64], matrices: u64) -> Option<&'static str> {
+fn shared_bytes(stored: u64, rank_bytes: &[u64], matrices: u64) -> Option<&'static str> {
     // The global scale of a matrix is 4 bytes, for all ranks.
     let once = stored.saturating_add((4 * rank_bytes.len() as u64).saturating_mul(matrices));
     if rank_bytes.len() > 1 && rank_bytes.iter().all(|bytes| *bytes == stored) {
@@ -300,4 +300,21 @@ pub(super) fn shared_bytes(stored: u64, rank_bytes: &[u64], matrices: u64) -> Op
     }
     (rank_bytes.iter().sum::<u64>() > once)
         .then_some("bytes that several ranks need are read by each of them")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shared_bytes;
+
+    /// One number of four bytes for each matrix and rank is a global scale.
+    #[test]
+    fn global_scales_are_not_counted_as_shared() {
+        assert_eq!((shared_bytes(100, &[100], 1), shared_bytes(100, &[54, 54], 1)), (None, None));
+        assert_eq!(shared_bytes(100, &[58, 58], 2), None);
+        assert_eq!(
+            shared_bytes(100, &[55, 54], 1),
+            Some("bytes that several ranks need are read by each of them")
+        );
+        assert_eq!(shared_bytes(100, &[100, 100], 1), Some("every rank needs all of its bytes"));
+    }
 }

@@ -12,7 +12,7 @@ use std::ops::Range;
 /// use candle_quant::Checkpoint;
 /// use candle_quant_models::sharding::ShardPlan;
 ///
-/// let plan = ShardPlan::new(&Checkpoint::open("../../assets/tiny")?, 2)?;
+/// let plan = ShardPlan::new(&Checkpoint::open("assets/tiny")?, 2)?;
 /// assert_eq!(plan.rank_bytes().len(), 2);
 /// assert!(plan.rank_bytes()[0] < plan.stored_bytes());
 /// # Ok::<(), candle_quant::Error>(())

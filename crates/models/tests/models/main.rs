@@ -9,6 +9,7 @@ mod drop_in;
 mod generate;
 mod logits;
 mod session;
+mod shapes;
 
 use candle_core::{DType, Device};
 use common::FIXTURES as HALF_FIXTURES;

@@ -13,3 +13,4 @@ mod families;
 mod kinds;
 mod models;
 mod plans;
+mod splits;

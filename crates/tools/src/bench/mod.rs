@@ -6,7 +6,7 @@
 //! use candle_quant_models::Model;
 //! use candle_quant_tools::bench::{bench, BenchOptions};
 //!
-//! let checkpoint = Checkpoint::open("../../assets/tiny")?;
+//! let checkpoint = Checkpoint::open("assets/tiny")?;
 //! let options = BenchOptions {
 //!     prompts: vec![32],
 //!     depths: vec![0, 64],

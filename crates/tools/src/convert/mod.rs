@@ -6,12 +6,14 @@
 //! use candle_quant::Checkpoint;
 //! use candle_quant_tools::diff;
 //!
-//! let source = Checkpoint::open("../../assets/tiny-bf16")?;
+//! # let folder = tempfile::tempdir().unwrap();
+//! # let [dense, out] = ["dense", "tiny-4bit"].map(|name| folder.path().join(name));
+//! # let plan = ConvertPlan::new(&Checkpoint::open("assets/tiny")?, &ConvertOptions::dense())?;
+//! # convert(&plan, &dense, &RunOptions::default(), &|_event| ())?;
+//! let source = Checkpoint::open(&dense)?;
 //! let plan = ConvertPlan::new(&source, &ConvertOptions::mlx(Recipe::safe("4".parse()?)))?;
 //! assert_eq!(plan.tensors().next().unwrap().to, "affine 5-bit g64"); // the embedding is the head, too
 //!
-//! # let folder = tempfile::tempdir().unwrap();
-//! # let out = folder.path().join("tiny-4bit");
 //! let report = convert(&plan, &out, &RunOptions::default(), &|_event| ())?;
 //! assert!(report.tensors[0].relative_rms < 0.15); // the worst
 //! assert_eq!(Checkpoint::open(&out)?.kind().to_string(), "MLX");

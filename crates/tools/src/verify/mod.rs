@@ -9,7 +9,7 @@
 //! use candle_quant::Checkpoint;
 //! use candle_quant_tools::verify;
 //!
-//! let report = verify::verify(&Checkpoint::open("../../assets/tiny")?);
+//! let report = verify::verify(&Checkpoint::open("assets/tiny")?);
 //! assert!(report.passed(true), "{report}");
 //! assert_eq!(report.tensors, 35);
 //! # Ok::<(), candle_quant::Error>(())

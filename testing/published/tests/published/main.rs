@@ -1,5 +1,6 @@
-//! What is in the packages, where their READMEs lead, what they depend on.
+//! What is in the packages, whether that is enough, where their READMEs lead, what they depend on.
 
+mod alone;
 mod contents;
 mod dependencies;
 mod manifests;

@@ -23,7 +23,12 @@ use std::collections::BTreeMap;
 /// use candle_quant_tools::convert::{BitAllocation, ConvertOptions, ConvertPlan, Recipe};
 /// use candle_quant::Checkpoint;
 ///
-/// let source = Checkpoint::open("../../assets/tiny-bf16")?;
+/// # use candle_quant_tools::convert::{convert, RunOptions};
+/// # let folder = tempfile::tempdir().unwrap();
+/// # let dense = folder.path().join("dense");
+/// # let plan = ConvertPlan::new(&Checkpoint::open("assets/tiny")?, &ConvertOptions::dense())?;
+/// # convert(&plan, &dense, &RunOptions::default(), &|_event| ())?;
+/// let source = Checkpoint::open(&dense)?;
 /// let mut options = ConvertOptions::mlx(Recipe::safe("4".parse()?));
 /// let candidates = ["3".parse()?, "4".parse()?, "mxfp8".parse()?];
 /// let allocation = BitAllocation::new(&source, &options, &candidates)?;

@@ -1,12 +1,10 @@
-//! What plans say of some checkpoints. Whether ranks read just that: `tests/parallel/plans.rs`.
+//! What plans say of some checkpoints. Whether ranks read just that: `plans.rs`.
 
-use super::planner::shared_bytes;
-use super::{ShardPlan, ShardedTensor, Split};
+use crate::ranks::SPLITS;
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::Checkpoint;
+use candle_quant_models::sharding::{ShardPlan, ShardedTensor, Split};
 use std::path::Path;
-
-const SPLITS: [ExpertSplit; 2] = [ExpertSplit::Inside, ExpertSplit::Across];
 
 fn open(name: &str) -> Checkpoint {
     Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap()
@@ -66,8 +64,6 @@ fn what_is_split_and_what_is_not() {
         let why = split_of(&hqq, "model.layers.0.mlp.up_proj.weight").replicated.as_ref().unwrap();
         assert!(why.starts_with(expected), "{why}");
     }
-    assert_eq!((shared_bytes(100, &[100], 1), shared_bytes(100, &[54, 54], 1)), (None, None));
-    assert_eq!(shared_bytes(100, &[58, 58], 2), None);
 }
 
 #[test]

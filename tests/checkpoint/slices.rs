@@ -1,14 +1,14 @@
-//! Tests: parts of every weight of every fixture have the bits of the whole's parts, and nothing else is read.
+//! Parts of every weight of every fixture have the bits of the whole's parts, and nothing else is read.
 
-use crate::checkpoint::ollama::usual_in_features;
-use crate::checkpoint::{reads, Checkpoint, Weight};
 use candle_core::{Device, Tensor};
+use candle_quant::checkpoint::{reads, Checkpoint, Weight};
+use candle_quant_models::Config;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
 /// All checkpoints below a folder of fixtures.
-pub(super) fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(folder);
+pub fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
+    let root = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(folder);
     let mut entries: Vec<_> = std::fs::read_dir(root).unwrap().map(|entry| entry.unwrap().path()).collect();
     entries.sort();
     let found = entries.into_iter().filter_map(|path| Some((path.clone(), Checkpoint::open(&path).ok()?)));
@@ -16,14 +16,14 @@ pub(super) fn checkpoints(folder: &str) -> Vec<(PathBuf, Checkpoint)> {
 }
 
 /// Manifests of a store.
-pub(super) fn manifests(folder: &Path) -> Vec<PathBuf> {
+pub fn manifests(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
     let below = |path: PathBuf| if path.is_dir() { manifests(&path) } else { vec![path] };
     entries.flat_map(below).collect()
 }
 
 /// The bits of all that a weight is made of in memory.
-pub(super) fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>> {
+pub fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>> {
     let device = &Device::Cpu;
     let bytes = |tensor: &Tensor| {
         let flat = tensor.flatten_all().unwrap();
@@ -49,6 +49,7 @@ pub(super) fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<V
             vec![bytes(&narrowed(blocks.load(device).unwrap().dequantize(device).unwrap()))]
         }
         Weight::Dense(dense) => vec![bytes(&narrowed(dense.load(dense.dtype(), device).unwrap()))],
+        other => panic!("{other:?}"),
     }
 }
 
@@ -71,7 +72,7 @@ fn read() -> (usize, bool) {
 
 /// What is read more than once when a weight is read in parts.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) enum Shared {
+pub enum Shared {
     /// Scales for all rows or all of K.
     Scales,
     /// Everything: there are no parts in the file.
@@ -79,7 +80,7 @@ pub(super) enum Shared {
 }
 
 /// Loads a weight in parts along each dimension; returns what was shared.
-pub(super) fn check(name: &str, weight: &Weight) -> Option<Shared> {
+pub fn check(name: &str, weight: &Weight) -> Option<Shared> {
     let mut shared = None;
     let dims = weight.dims().to_vec();
     for (dim, &len) in dims.iter().enumerate() {
@@ -136,10 +137,8 @@ pub(super) fn check(name: &str, weight: &Weight) -> Option<Shared> {
 
 /// Checks every weight of a checkpoint; returns the names of those that shared something.
 fn check_all(path: &Path, checkpoint: &Checkpoint) -> (usize, Vec<(String, Shared)>) {
-    let k = |name: &str| {
-        let module = name.strip_suffix(".weight").unwrap_or(name);
-        usual_in_features(checkpoint.config(), module)
-    };
+    let config = Config::from_json(checkpoint.config()).ok();
+    let k = |name: &str| config.as_ref()?.in_features(name.strip_suffix(".weight").unwrap_or(name));
     let mut count = 0;
     let mut shared = Vec::new();
     for name in checkpoint.tensor_names() {
@@ -204,7 +203,7 @@ fn slm1_and_ollama_weights() {
         assert!(shared.iter().all(of_rows), "{}", path.display());
     }
     for store in ["current", "v0.15", "v0.16", "v0.21"] {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/ollama").join(store);
+        let root = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/ollama").join(store);
         let mut opened = 0;
         for path in manifests(&root.join("manifests")) {
             let Ok(checkpoint) = Checkpoint::open(&path) else { continue };
@@ -218,7 +217,7 @@ fn slm1_and_ollama_weights() {
 
 #[test]
 fn a_cut_through_a_group_is_refused() {
-    let fixtures = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/mlx");
+    let fixtures = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/mlx");
     let checkpoint = Checkpoint::open(fixtures.join("qwen3-affine-b3-g64")).unwrap();
     let weight = checkpoint.weight("model.layers.0.mlp.down_proj", Some(256)).unwrap();
     let error = weight.narrow(1, 0..32).unwrap_err().to_string();
