@@ -18,4 +18,5 @@ mod resume;
 mod search;
 mod shrinking;
 mod target;
+mod topology;
 mod uqff;

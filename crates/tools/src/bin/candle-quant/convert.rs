@@ -39,7 +39,7 @@ Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm,
 
 Recipes: safe, uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
 mlx-lm), mistralrs, ollama (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
-format; the first that matches decides. Without a recipe it is safe: the output head gets the next wider \
+format; the first that matches decides; or a topology of mistral.rs (.yml, .yaml; what it does not name stays). Without a recipe it is safe: the output head gets the next wider \
 format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama.
 
 Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
@@ -86,7 +86,7 @@ pub struct Options {
     /// program whose format it is).
     #[arg(long)]
     search: bool,
-    /// A recipe by name, or a TOML file.
+    /// A recipe by name, a TOML file, or a topology of mistral.rs.
     #[arg(long, value_name = "NAME|FILE")]
     recipe: Option<String>,
     /// Also write what becomes of each tensor to a file, as a recipe.

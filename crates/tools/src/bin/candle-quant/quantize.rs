@@ -11,7 +11,7 @@ use std::sync::Arc;
 #[derive(clap::Args, Debug)]
 pub struct QuantizeOptions {
     /// Quantize dense weights while they are loaded, to what `convert` would make of them: a format (4, mxfp4, ..), with the
-    /// output head in the next wider one and routers as they are, or a recipe in a TOML file.
+    /// output head in the next wider one and routers as they are, or a recipe: a TOML file, or a topology of mistral.rs (.yml, .yaml).
     #[arg(long, value_name = "FORMAT|FILE")]
     quantize: Option<String>,
 }
@@ -29,7 +29,7 @@ impl QuantizeOptions {
             Err(error) => {
                 let text = fs::read_to_string(what)
                     .with_context(|| format!("--quantize: {what}: no file; as a format: {error}"))?;
-                Recipe::from_toml(what, &text)?
+                Recipe::from_text(what, &text)?
             }
         };
         let formats = ConvertPlan::new(checkpoint, &ConvertOptions::mlx(recipe))?.formats();

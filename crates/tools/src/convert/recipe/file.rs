@@ -1,12 +1,26 @@
-//! Recipes in TOML.
+//! Recipes in files.
 
 use super::rules::{safe_defaults, Condition, Decision, Fallback, Recipe, Rule};
 use candle_quant::{Error, Result};
 use regex::Regex;
 use serde::Deserialize;
 use std::ops::RangeInclusive;
+use std::path::Path;
 
 impl Recipe {
+    /// A recipe from the text of a file: of `.yml` and `.yaml` files a [topology](Recipe::from_topology), else
+    /// [TOML](Recipe::from_toml).
+    ///
+    /// # Errors
+    /// As of these.
+    pub fn from_text(file: &str, text: &str) -> Result<Self> {
+        let extension = Path::new(file).extension().unwrap_or_default();
+        match ["yml", "yaml"].iter().any(|yaml| extension.eq_ignore_ascii_case(yaml)) {
+            true => Self::from_topology(file, text),
+            false => Self::from_toml(file, text),
+        }
+    }
+
     /// A recipe from the text of a TOML file; `file` is its name, for the plan.
     ///
     /// # Errors

@@ -9,6 +9,7 @@ mod role;
 mod rules;
 mod spec;
 mod tensor_info;
+mod topology;
 
 pub(super) use choice::{Choice, OPEN};
 pub(super) use mlx_mixed::ModelLayers;

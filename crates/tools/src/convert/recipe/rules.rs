@@ -6,6 +6,7 @@ use super::ollama_rules;
 use super::role::Role;
 use super::spec::Spec;
 use super::tensor_info::TensorInfo;
+use super::topology::Selector;
 use candle_quant::{Error, Result};
 use globset::{Glob, GlobMatcher};
 use regex::Regex;
@@ -88,6 +89,8 @@ pub(super) enum Condition {
     Role(Role),
     /// A matrix of fewer elements.
     Smaller(usize),
+    /// What a key of a topology selects.
+    Topology(Selector),
 }
 
 #[derive(Clone, Debug)]
@@ -242,7 +245,7 @@ pub(in crate::convert) fn is_default(label: &str) -> bool {
     label.starts_with(DEFAULT)
 }
 
-fn keep_role(role: Role) -> Rule {
+pub(super) fn keep_role(role: Role) -> Rule {
     Rule::new(format!("{DEFAULT}{role}"), vec![Condition::Role(role)], Decision::To(Spec::Keep))
 }
 
@@ -272,6 +275,7 @@ impl Condition {
                 layer_of(module).is_some_and(|layer| ranges.iter().any(|range| range.contains(&layer)))
             }
             Self::Role(role) => tensor.roles.contains(role),
+            Self::Topology(selector) => selector.selects(tensor.name),
             Self::Smaller(elements) => {
                 tensor.dims.len() > 1
                     && tensor.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim)) < Some(*elements)

@@ -86,7 +86,7 @@ fn recipe(options: &Options) -> Result<Recipe> {
             let names = Recipe::NAMES.join(", ");
             let text = fs::read_to_string(file)
                 .with_context(|| format!("{file}: neither one of {names} nor a file"))?;
-            Recipe::from_toml(file, &text)?
+            Recipe::from_text(file, &text)?
         }
     };
     with_rules(options, recipe)
