@@ -75,6 +75,9 @@ const TOOLS: Floor = Floor {
         room("verify", &["sha256", "chunks", "source"]),
         room("diff", &["chunks", "source"]),
         room("convert", &["sha256", "chunks", "source", "staging"]),
+        // The recipe of a conversion is told by its manifest.
+        room("provenance", &["staging"]),
+        room("fit", &["convert"]),
     ],
 };
 
