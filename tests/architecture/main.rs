@@ -75,6 +75,9 @@ const TOOLS: Floor = Floor {
         room("verify", &["sha256", "chunks", "source"]),
         room("diff", &["chunks", "source"]),
         room("convert", &["sha256", "chunks", "source", "staging"]),
+        room("quantized", &["staging", "convert"]),
+        room("fit", &["convert"]),
+        room("provenance", &["staging"]),
     ],
 };
 

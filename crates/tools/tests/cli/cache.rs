@@ -2,7 +2,9 @@
 
 use crate::command;
 use std::path::Path;
-use std::process::Output;
+use std::process::{Output, Stdio};
+use std::thread;
+use std::time::Duration;
 
 const DENSE: &str = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny-bf16");
 
@@ -85,4 +87,39 @@ fn a_topology_is_a_recipe() {
             "{said}"
         );
     }
+}
+
+/// Killed at any moment, the next run opens nothing that is not complete.
+#[test]
+fn a_run_that_is_killed_leaves_nothing_half_written() {
+    let folder = tempfile::tempdir().unwrap();
+    let args = ["--quantize", "mxfp4", "--cache"];
+    let (expected, _) = generate(folder.path(), &args[..2]);
+    let mut interrupted = 0;
+    for step in 0..12 {
+        let cache = folder.path().join(step.to_string());
+        let mut process = command(&[&["generate", DENSE, "--cpu", "-n", "30"], &args[..]].concat())
+            .env("CANDLE_QUANT_CACHE", &cache)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let has_begun = || {
+            let entries = cache.join("quantized").read_dir();
+            entries.is_ok_and(|mut entries| {
+                entries.any(|entry| entry.unwrap().path().extension().is_some_and(|name| name == "partial"))
+            })
+        };
+        while !has_begun() && process.try_wait().unwrap().is_none() {
+            thread::sleep(Duration::from_micros(100));
+        }
+        thread::sleep(Duration::from_millis(step));
+        process.kill().unwrap();
+        process.wait().unwrap();
+        interrupted += usize::from(has_begun());
+        let (found, said) = generate(&cache, &args);
+        assert!(found == expected, "{said}");
+        assert_eq!(cache.join("quantized").read_dir().unwrap().count(), 2, "{said}");
+    }
+    assert!(interrupted > 0);
 }
