@@ -94,10 +94,8 @@ impl QuantizedCache {
     /// The checkpoint that a plan makes: what is there of it, or what is made now. Of the weights of the source nothing is
     /// read if it is there. One process at a time writes; others wait for it.
     ///
-    /// NaN and infinities are packed as they are by a [`VarBuilder`](candle_quant::VarBuilder::quantize_with), as zero.
-    ///
     /// # Errors
-    /// If it can't be made or written, or if the source changes meanwhile.
+    /// If it can't be made or written, as where numbers are not finite, or if the source changes meanwhile.
     pub fn open(&self, plan: &ConvertPlan, tell: &(dyn Fn(CacheEvent) + Sync)) -> Result<Checkpoint> {
         let name = distinct_name(plan)?;
         let folder = self.root.join(&name);
@@ -112,8 +110,7 @@ impl QuantizedCache {
         }
         remove(&folder)?;
         tell(CacheEvent::Begun { folder: &folder });
-        let options = RunOptions { allow_nonfinite: true, ..RunOptions::default() };
-        convert(plan, &folder, &options, &|event| tell(CacheEvent::Progress(event)))?;
+        convert(plan, &folder, &RunOptions::default(), &|event| tell(CacheEvent::Progress(event)))?;
         if distinct_name(plan)? != name {
             remove(&folder)?;
             let remedy = "run it again when nothing writes there";

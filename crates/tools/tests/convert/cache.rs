@@ -176,3 +176,24 @@ fn a_folder_that_can_not_be_written_is_one_sentence() {
     assert!(error.contains("CANDLE_QUANT_CACHE") && !error.contains('\n'), "{error}");
     assert!(QuantizedCache::at(home.0.path().join("none")).models().unwrap().is_empty());
 }
+
+/// As they are without the cache.
+#[test]
+fn numbers_that_are_not_finite_are_refused() {
+    let home = tiny();
+    let file = home.model().join("model.safetensors");
+    let (start, mut bytes) = (home.source(), fs::read(&file).unwrap());
+    let (range, nan) = (start.dense("model.layers.0.mlp.up_proj.weight").unwrap(), [0xC0, 0x7F]);
+    let stored = range.load(candle_core::DType::BF16, &candle_core::Device::Cpu).unwrap();
+    let first = stored.flatten_all().unwrap().to_vec1::<half::bf16>().unwrap();
+    let pattern: Vec<u8> = first[..64].iter().flat_map(|number| number.to_le_bytes()).collect();
+    let at = bytes.windows(pattern.len()).position(|window| window == pattern).unwrap();
+    bytes[at..at + 2].copy_from_slice(&nan);
+    drop((start, range));
+    fs::write(&file, bytes).unwrap();
+    for _ in 0..2 {
+        let error = home.cache().open(&plan(&home.source(), "4"), &|_| ()).unwrap_err().to_string();
+        assert!(error.contains("layers.0.mlp.up_proj") && error.contains("finite numbers"), "{error}");
+        assert!(home.cache().models().unwrap().is_empty());
+    }
+}
