@@ -119,8 +119,8 @@ impl Entry {
     /// What the weights become; `None` if that is not said.
     fn spec(&self, file: &str, key: &str) -> Result<Option<Spec>> {
         if let Some(device) = &self.device {
-            let expected = "no device: a recipe decides about formats, and all layers run on one device or are split by \
-                            --ranks. Remove the line";
+            let expected =
+                "no device, for a recipe decides about formats and not where layers run (remove the line)";
             return Err(Error::mismatch(place(file, key), expected, format!("`device: {device}`")));
         }
         let Some(isq) = &self.isq else { return Ok(None) };
