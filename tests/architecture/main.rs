@@ -75,9 +75,10 @@ const TOOLS: Floor = Floor {
         room("verify", &["sha256", "chunks", "source"]),
         room("diff", &["chunks", "source"]),
         room("convert", &["sha256", "chunks", "source", "staging"]),
+        room("quantized", &["staging", "convert"]),
+        room("fit", &["convert"]),
         // The recipe of a conversion is told by its manifest.
         room("provenance", &["staging"]),
-        room("fit", &["convert"]),
     ],
 };
 

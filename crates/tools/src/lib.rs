@@ -6,6 +6,7 @@
 //! | [`mod@verify`] | what is wrong with a checkpoint |
 //! | [`mod@diff`] | how far two checkpoints are apart |
 //! | [`mod@fit`] | in which formats a model fits into memory |
+//! | [`mod@quantized`] | models that were quantized once, and are opened again |
 //! | [`mod@provenance`] | where a checkpoint comes from, as it says itself |
 //! | [`mod@bench`] | how fast a model runs here |
 //! | [`mod@staging`] | files and folders that are there as a whole, or as they were |
@@ -21,6 +22,7 @@ pub mod diff;
 pub mod fit;
 pub mod patch_candle;
 pub mod provenance;
+pub mod quantized;
 mod sha256;
 mod source;
 pub mod staging;

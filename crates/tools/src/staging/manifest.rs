@@ -5,7 +5,7 @@ use crate::sha256;
 use candle_quant::{Error, Result};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
+use std::fs::{self, Metadata};
 use std::path::Path;
 
 /// The manifest of a folder. It lies in it, and belongs to no other.
@@ -33,6 +33,13 @@ pub(crate) struct Manifest {
 struct Written {
     bytes: u64,
     sha256: String,
+}
+
+impl Written {
+    /// Whether a regular file of so many bytes is what was written, as far as that is soon told.
+    fn is(&self, path: &Path, bytes: u64) -> Result<bool> {
+        Ok(bytes == self.bytes && (bytes > SMALL || sha256::of_file(path).map_err(io(path))? == self.sha256))
+    }
 }
 
 /// What there is in a folder.
@@ -140,11 +147,8 @@ pub(super) fn check_replaceable(folder: &Path, named: &Path) -> Result<()> {
             Entry::Folder => None,
             Entry::Foreign(what) => Some(format!("it has {what} that its {MANIFEST} does not list")),
             Entry::Listed(name, bytes) => match manifest.files.get(name) {
-                Some(written) => {
-                    let same = bytes == written.bytes
-                        && (bytes > SMALL || sha256::of_file(path).map_err(io(path))? == written.sha256);
-                    (!same).then(|| format!("{} was changed since it was written", shown(name)))
-                }
+                Some(written) => (!written.is(path, bytes)?)
+                    .then(|| format!("{} was changed since it was written", shown(name))),
                 None => None,
             },
         };
@@ -155,6 +159,17 @@ pub(super) fn check_replaceable(folder: &Path, named: &Path) -> Result<()> {
         Some(problem) => refuse(problem, remedy),
         None => Ok(()),
     }
+}
+
+/// Whether all that the manifest of a folder lists is there, as it was written.
+pub(crate) fn is_whole(folder: &Path) -> bool {
+    let Ok(Some(Ok(manifest))) = Manifest::read(folder) else { return false };
+    let is_as_written = |(name, written): (&String, &Written)| {
+        let path = folder.join(name);
+        let there = fs::symlink_metadata(&path).ok().filter(Metadata::is_file);
+        there.is_some_and(|there| written.is(&path, there.len()).unwrap_or(false))
+    };
+    manifest.files.iter().all(is_as_written)
 }
 
 /// Removes what the manifest of a folder lists, and the folder, if nothing else is in it. Returns whether all is gone.

@@ -33,5 +33,5 @@ pub use disk::available_space;
 pub(crate) use disk::{create, identity, io, is_there, kind_of, plain, sync_folder, write_synced};
 pub use file::{check_file, write_file};
 pub(crate) use folder::{check_folder, put_folder, recover_folder, write_folder};
-pub(crate) use manifest::{remove_listed, Manifest, MANIFEST};
+pub(crate) use manifest::{is_whole, remove_listed, Manifest, MANIFEST};
 pub(crate) use partial::Partial;

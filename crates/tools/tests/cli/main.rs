@@ -17,6 +17,7 @@ mod packed;
 mod writer;
 
 mod bench;
+mod cache;
 mod chat;
 mod convert;
 mod damage;

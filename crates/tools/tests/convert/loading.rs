@@ -6,7 +6,7 @@ use candle_quant::{Checkpoint, VarBuilder};
 use candle_quant_models::{Config, Model};
 use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
 
-fn logits(vb: VarBuilder, checkpoint: &Checkpoint) -> Vec<u32> {
+pub fn logits(vb: VarBuilder, checkpoint: &Checkpoint) -> Vec<u32> {
     let mut model = Model::new(&Config::from_checkpoint(checkpoint).unwrap(), vb).unwrap();
     let ids = Tensor::new(&[[1u32, 5, 9, 2, 7]], &Device::Cpu).unwrap();
     let logits = model.forward(&ids, 0).unwrap().flatten_all().unwrap().to_vec1::<f32>().unwrap();
@@ -14,7 +14,7 @@ fn logits(vb: VarBuilder, checkpoint: &Checkpoint) -> Vec<u32> {
     logits.into_iter().map(f32::to_bits).collect()
 }
 
-fn builder(checkpoint: &Checkpoint) -> VarBuilder<'static> {
+pub fn builder(checkpoint: &Checkpoint) -> VarBuilder<'static> {
     VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu)
 }
 

@@ -1,5 +1,6 @@
 //! `convert`: what it plans, what it writes, and what it says was lost.
 
+mod cache;
 #[path = "../../../../tests/common/convert.rs"]
 mod common;
 mod loading;

@@ -106,7 +106,7 @@ fn ranges_end_before_their_last_layer() {
 fn examples_with_other_types_or_devices_are_refused() {
     for (text, parts) in [
         (ISQ, ["key `0-8`", "`Q3K`, which mistral.rs makes and candle-quant does not", "afq2, afq3, afq4"]),
-        (DEVICES, ["key `0-16`", "`device: cuda[0]`", "Remove the line"]),
+        (DEVICES, ["key `0-16`", "`device: cuda[0]`", "remove the line"]),
         (NAMES, [r"key `/model\.layers\.\d+\.self_attn\..*/`", "`q8_0`", "mxfp4"]),
     ] {
         let error = Recipe::from_text("dir/topology.yaml", text).unwrap_err().to_string();

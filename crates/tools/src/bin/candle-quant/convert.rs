@@ -226,7 +226,7 @@ fn progress(options: &Options, tensors: usize, bytes: u64) -> Progress {
     progress
 }
 
-fn tell_progress(progress: &Progress, event: &ConvertEvent) {
+pub fn tell_progress(progress: &Progress, event: &ConvertEvent) {
     match *event {
         ConvertEvent::Skipped { bytes, tensors } => progress.skip(tensors, bytes),
         ConvertEvent::Advanced { tensor, bytes } => progress.advance(tensor, bytes),

@@ -5,20 +5,22 @@ use anyhow::Result;
 use candle_quant::checkpoint::{module_of, HubCache, HubOptions, OllamaStore};
 use candle_quant::{Checkpoint, WeightSummary};
 use candle_quant_models::Config;
+use candle_quant_tools::quantized::QuantizedCache;
 use serde_json::json;
 use std::io::{self, Write};
 use std::path::PathBuf;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Sizes are those of the files of weights. Of the cache of the hub, models are listed that are completely there.")]
+Sizes are those of the files of weights. Of the cache of the hub, models are listed that are completely there. \
+Models that were kept with --cache have no names but their paths.")]
 pub struct Options {
     /// Print JSON.
     #[arg(long)]
     json: bool,
 }
 
-/// A model that can be opened by its name.
+/// A model that can be opened by its name, or path.
 struct Entry {
     name: String,
     source: &'static str,
@@ -44,6 +46,12 @@ pub fn run(options: &Options) -> Result<()> {
                 entries.push(Entry::new(name.to_string(), "ollama", path));
             }
         }
+    }
+    // Where there is no home, there is none.
+    if let Ok(cache) = QuantizedCache::from_env() {
+        let models = cache.models()?;
+        entries
+            .extend(models.into_iter().map(|path| Entry::new(path.display().to_string(), "quantized", path)));
     }
     let mut stdout = terminal::stdout(options.json);
     match options.json {

@@ -48,9 +48,10 @@ impl LoadOptions {
             activations.set();
         }
         let (keys, values) = self.kv_cache.unzip();
+        let (checkpoint, formats) = self.quantize.apply(checkpoint)?;
         Ok(Loader {
-            formats: self.quantize.formats(&checkpoint)?,
             checkpoint,
+            formats,
             dtype: self.dtype.unwrap_or(if on_cpu { DType::F32 } else { DType::BF16 }),
             options: ModelOptions {
                 cache: CacheOptions { keys, values, ..Default::default() },

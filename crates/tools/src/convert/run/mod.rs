@@ -4,6 +4,7 @@ mod blobs;
 mod block;
 mod convert;
 mod destination;
+mod distinct;
 mod event;
 mod journal;
 mod options;
@@ -17,6 +18,7 @@ mod writer;
 
 pub use convert::{convert, measure};
 pub use destination::check_output;
+pub(crate) use distinct::distinct_name;
 pub use event::ConvertEvent;
 pub use options::RunOptions;
 pub use quality::{ConvertReport, Quality, WrittenFile};
