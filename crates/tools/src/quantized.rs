@@ -5,9 +5,13 @@
 //! use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
 //! use candle_quant_tools::quantized::{CacheEvent, QuantizedCache};
 //!
+//! # use candle_quant_tools::convert::{convert, RunOptions};
 //! # let folder = tempfile::tempdir().unwrap();
-//! let cache = QuantizedCache::at(folder.path());
-//! let source = Checkpoint::open("../../assets/tiny-bf16")?;
+//! # let (dense, cache) = (folder.path().join("dense"), folder.path().join("cache"));
+//! # let plan = ConvertPlan::new(&Checkpoint::open("assets/tiny")?, &ConvertOptions::dense())?;
+//! # convert(&plan, &dense, &RunOptions::default(), &|_event| ())?;
+//! let cache = QuantizedCache::at(cache);
+//! let source = Checkpoint::open(&dense)?;
 //! let plan = ConvertPlan::new(&source, &ConvertOptions::mlx(Recipe::safe("4".parse()?)))?;
 //! let made = cache.open(&plan, &|_event| ())?;
 //! let found = cache.open(&plan, &|event| assert!(matches!(event, CacheEvent::Found { .. })))?;
