@@ -66,7 +66,7 @@ class Checkout:
         self.root, self.out, self.programs, self.calls = folder / "tree", folder / "out", folder / "programs", folder / "calls"
         shutil.copytree(ROOT / "scripts", self.root / "scripts")
         self.root.joinpath("benches/peers").mkdir(parents=True)
-        for name in ("report.py", "steps.py", "charts.py"):
+        for name in ("report.py", "steps.py", "charts.py", "svg.py"):
             if (ROOT / "benches" / name).exists():
                 shutil.copy(ROOT / "benches" / name, self.root / "benches" / name)
         # Without PyTorch.
