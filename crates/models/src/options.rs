@@ -58,8 +58,11 @@ impl CacheOptions {
         }
     }
 
-    /// Whether the device has the formats.
-    pub(super) fn validate(&self, is_cpu: bool) -> Result<()> {
+    /// Refuses formats that the device does not have.
+    ///
+    /// # Errors
+    /// If there is one, and the device is not the CPU.
+    pub fn validate(&self, is_cpu: bool) -> Result<()> {
         match self.keys.or(self.values) {
             Some(format) if !is_cpu => Err(Error::Unsupported {
                 what: format!("a KV cache in {format} on a device other than the CPU"),

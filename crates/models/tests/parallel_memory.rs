@@ -64,16 +64,10 @@ fn a_rank_with_whole_experts() {
 }
 
 /// A prompt in chunks takes what the footprint says: no more, and not much less.
-#[test]
-fn a_prompt_takes_what_the_footprint_says() {
+fn check_footprint(test: &str, config: &Value) {
     let tokens = 512;
-    let footprint = |checkpoint: &Checkpoint| {
-        let plan = ShardPlan::new(checkpoint, 1).unwrap();
-        plan.footprints(&Workload::on_cpu(DType::F32, tokens), |_| None)[0]
-    };
     let run = |dir: &Path| {
-        let checkpoint = Checkpoint::open(dir).unwrap();
-        let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+        let mut model = Model::load(&Checkpoint::open(dir).unwrap(), DType::F32, &Device::Cpu).unwrap();
         for offset in (0..tokens).step_by(256) {
             let ids = Tensor::zeros((1, 256), DType::U32, &Device::Cpu).unwrap();
             model.forward_last(&ids, offset).unwrap();
@@ -83,12 +77,23 @@ fn a_prompt_takes_what_the_footprint_says() {
         return;
     }
     let dir = tempfile::tempdir().unwrap();
-    write(dir.path(), &llama());
-    let footprint = footprint(&Checkpoint::open(dir.path()).unwrap());
-    let peak = peak("a_prompt_takes_what_the_footprint_says", dir.path()) as u64;
+    write(dir.path(), config);
+    let plan = ShardPlan::new(&Checkpoint::open(dir.path()).unwrap(), 1).unwrap();
+    let footprint = plan.footprints(&Workload::on_cpu(DType::F32, tokens), |_| None)[0];
+    let peak = peak(test, dir.path()) as u64;
     println!("{footprint:?}, peak {peak}");
     // The program itself is not counted.
     let program = 32 << 20;
     assert!(peak <= footprint.total() + program, "{peak} bytes, and {footprint:?}");
     assert!(peak >= footprint.total() - footprint.workspace / 2, "{peak} bytes, and {footprint:?}");
+}
+
+#[test]
+fn a_prompt_takes_what_the_footprint_says() {
+    check_footprint("a_prompt_takes_what_the_footprint_says", &llama());
+}
+
+#[test]
+fn a_prompt_of_experts_takes_what_the_footprint_says() {
+    check_footprint("a_prompt_of_experts_takes_what_the_footprint_says", &qwen3_moe());
 }

@@ -5,6 +5,7 @@ use super::shard_plan::{ShardPlan, ShardedTensor, Split};
 use crate::options::{CacheOptions, CACHE_STEP, PREFILL_CHUNK};
 use candle_core::DType;
 use candle_quant::checkpoint::module_of;
+use candle_quant::parallel::ExpertSplit;
 use candle_quant::QuantFormat;
 
 /// What a model is loaded for.
@@ -113,10 +114,14 @@ impl ShardPlan {
     fn workspace_bytes(&self, own: &Heads, workload: &Workload) -> u64 {
         let config = &self.config;
         let product = |sizes: &[usize]| sizes.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
-        let inner = match &config.moe {
-            None => config.intermediate_size.div_ceil(self.ranks),
-            Some(moe) => moe.intermediate_size.saturating_mul(moe.top_k),
+        let dense = config.intermediate_size.div_ceil(self.ranks);
+        // Every token may have chosen experts of one rank.
+        let parts = if self.experts == ExpertSplit::Inside { self.ranks } else { 1 };
+        let inner = |layer: usize| match config.moe.as_ref().filter(|moe| moe.is_sparse(layer)) {
+            None => dense,
+            Some(moe) => moe.intermediate_size.div_ceil(parts).saturating_mul(moe.top_k),
         };
+        let inner = (0..config.num_hidden_layers).map(inner).max().unwrap_or(0);
         let (queries, keys) =
             (product(&[own.query.len(), config.head_dim]), product(&[own.key.len(), config.head_dim]));
         let of_token = [

@@ -17,7 +17,7 @@ fn json(args: &[&str]) -> Value {
     serde_json::from_slice(&output.stdout).unwrap()
 }
 
-/// Exit code 2 and one line on stderr, which has all of `parts`.
+/// This exit code, and one line on stderr, which has all of `parts`.
 #[track_caller]
 fn refused(args: &[&str], code: i32, parts: &[&str]) {
     let output = run(args);
@@ -123,6 +123,9 @@ fn what_does_not_fit_is_said() {
     usage(&["--fit", "2MB", "--bits", "4"], "cannot be used with");
     usage(&["--fit", "2MB", "--recipe", "safe"], "cannot be used with");
     usage(&["--bits", "4", "--context", "9"], "--context is for --fit");
+    // Before anything is opened.
+    let there = folder.path().to_str().unwrap();
+    refused(&["convert", "no/such", "-o", there, "--fit", "2MB"], 1, &["it exists already"]);
     usage(&["--fit", "none"], "expected bytes, KB, MB or GB");
 
     let text = String::from_utf8(run(&["plan", &packed, "--memory", "2MB"]).stdout).unwrap();

@@ -197,3 +197,16 @@ fn the_launcher_and_not_the_command_says_how_many_ranks_there_are() {
         stderr(&output)
     );
 }
+
+/// What is wrong with options is said before a model is looked for.
+#[test]
+fn wrong_ranks_are_refused_before_anything_is_opened() {
+    for ranks in ["0", "257"] {
+        let output = run(&["generate", "no/such", "--ranks", ranks]);
+        let said = stderr(&output);
+        assert!(
+            !output.status.success() && said.contains(&format!("expected 1 to 256, found {ranks}")),
+            "{said}"
+        );
+    }
+}

@@ -89,3 +89,21 @@ fn what_a_gguf_file_says_is_told() {
     let text = String::from_utf8(run(&["inspect", path.to_str().unwrap()]).stdout).unwrap();
     assert!(text.contains("quantized by: somebody \\u001b[31m (weights)"), "{text}");
 }
+
+/// What can't be read is a note: the rest is told.
+#[test]
+fn a_damaged_manifest_is_noted() {
+    let folder = tempdir().unwrap();
+    for file in fs::read_dir(bundled_path("tiny")).unwrap() {
+        let file = file.unwrap();
+        fs::copy(file.path(), folder.path().join(file.file_name())).unwrap();
+    }
+    fs::write(folder.path().join("candle-quant.json"), "{").unwrap();
+    let output = run(&["inspect", folder.path().to_str().unwrap()]);
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(output.status.success() && text.contains("bits per weight: 4.500"), "{text}");
+    assert!(
+        text.contains("note: where it comes from is not known: ") && text.contains("candle-quant.json"),
+        "{text}"
+    );
+}

@@ -182,8 +182,7 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     if !options.compare.is_empty() {
         return compare(options);
     }
-    let fitting = options.fit.map(|memory| fit::choose(options, memory)).transpose()?;
-    let mut conversion = conversion(options, fitting).map_err(usage)?;
+    let mut conversion = conversion(options, None).map_err(usage)?;
     if let (Some(out), false) = (&options.out, options.dry_run) {
         convert::check_output(out, &conversion, &run_options(options)).map_err(|error| match error {
             Error::Io { .. } => (error.into(), IO),
@@ -196,6 +195,9 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let source = open(&options.source).map_err(bad_input)?;
     if let Some(bits) = options.target_bpw {
         conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
+    }
+    if let Some(memory) = options.fit {
+        conversion.recipe = fit::choose(options, &source, memory).map_err(|error| (error, BAD_INPUT))?;
     }
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
     if let Some(path) = &options.save_recipe {

@@ -1,4 +1,4 @@
-//! Text from a checkpoint, on the command line: shared by the `generate` subcommand and the example.
+//! The `generate` subcommand: text from a checkpoint.
 
 use super::model::{LoadOptions, Loader};
 use super::sampling::SamplingOptions;
@@ -82,9 +82,11 @@ struct Outcome {
 
 /// Streams the text to stdout, and what it took to stderr.
 pub fn run(path: &Path, options: &Options) -> Result<()> {
-    let checkpoint = names::open(path)?;
-    let devices = if options.distributed { Vec::new() } else { devices(options)? };
+    // Refused before anything is fetched.
+    let ranks = ranks(options)?;
     let info = options.distributed.then(rank_info).transpose()?;
+    let checkpoint = names::open(path)?;
+    let devices = if options.distributed { Vec::new() } else { device::all(ranks, options.load.cpu) };
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
     let params = options.sampling.apply(Params::from_checkpoint(&checkpoint)?);
     // Refused before anything is loaded or printed.
@@ -152,10 +154,10 @@ fn rank_info() -> Result<(RankInfo, Secret)> {
     Ok((RankInfo::from_env()?, Secret::from_env()?))
 }
 
-/// One device for each rank.
-fn devices(options: &Options) -> Result<Vec<Device>> {
+/// How many ranks there are in this process.
+fn ranks(options: &Options) -> Result<usize> {
     match options.ranks {
-        count if (1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => Ok(device::all(count, options.load.cpu)),
+        count if (1..=MOST_RANKS_OF_A_PROCESS).contains(&count) => Ok(count),
         count => bail!("--ranks: expected 1 to {MOST_RANKS_OF_A_PROCESS}, found {count}"),
     }
 }

@@ -67,7 +67,7 @@ struct Report {
 }
 
 pub fn run(options: &Options) -> Result<()> {
-    let report = Report::new(&names::open(&options.path)?, &options.memory)?;
+    let report = Report::new(&names::open(&options.path)?, &options.memory);
     let mut stdout = terminal::stdout(options.json);
     match options.json {
         true => writeln!(stdout, "{:#}", report.json(options.tensors))?,
@@ -84,13 +84,13 @@ pub fn run(options: &Options) -> Result<()> {
 }
 
 impl Report {
-    fn new(checkpoint: &Checkpoint, memory: &MemoryOptions) -> Result<Self> {
+    fn new(checkpoint: &Checkpoint, memory: &MemoryOptions) -> Self {
         let config = checkpoint.config();
         let model = Config::from_checkpoint(checkpoint);
         let mut report = Self {
             kind: checkpoint.kind().to_string(),
             architecture: architecture(config),
-            provenance: provenance(checkpoint)?,
+            provenance: Vec::new(),
             memory: None,
             weights: Vec::new(),
             others: Vec::new(),
@@ -108,20 +108,20 @@ impl Report {
             }
         }
         report.odd.extend(checkpoint.warnings());
+        match provenance(checkpoint) {
+            Ok(statements) => report.provenance = statements,
+            Err(error) => report.odd.push(format!("where it comes from is not known: {error}")),
+        }
         match model {
             Err(error) => report.odd.push(format!("this crate has no model for it: {error}")),
             // What can't be read has been told, and what it needs is not known.
-            Ok(_) if report.failures.is_empty() => match ShardPlan::new(checkpoint, 1) {
-                Ok(plan) => {
-                    let workload = memory.workload(checkpoint)?;
-                    let footprint = plan.footprints(&workload, |_| None).first().copied();
-                    report.memory = footprint.map(|footprint| (workload, footprint));
-                }
-                Err(error) => report.odd.push(format!("its model can't be loaded: {error}")),
+            Ok(_) if report.failures.is_empty() => match needs(checkpoint, memory) {
+                Ok(needs) => report.memory = needs,
+                Err(error) => report.odd.push(format!("what memory it needs is not known: {error}")),
             },
             Ok(_) => {}
         }
-        Ok(report)
+        report
     }
 
     fn add(&mut self, entry: Entry) {
@@ -221,6 +221,16 @@ impl Report {
         }
         report
     }
+}
+
+/// What the whole model needs, and for what.
+fn needs(
+    checkpoint: &Checkpoint,
+    memory: &MemoryOptions,
+) -> candle_quant::Result<Option<(Workload, Footprint)>> {
+    let (plan, workload) = (ShardPlan::new(checkpoint, 1)?, memory.workload(checkpoint)?);
+    let footprints = plan.footprints(&workload, |_| None);
+    Ok(footprints.first().map(|footprint| (workload, *footprint)))
 }
 
 fn architecture(config: &Value) -> Option<String> {

@@ -26,32 +26,32 @@ pub struct MemoryOptions {
     /// .. and keys and values in this format, as for `generate`.
     #[arg(long, value_name = "FORMAT[,FORMAT]", value_parser = parse_cache)]
     kv_cache: Option<(KvFormat, KvFormat)>,
+    /// .. on the CPU, even if this program was built for GPUs.
+    #[arg(long)]
+    cpu: bool,
 }
 
 impl MemoryOptions {
-    /// What a checkpoint's model is loaded for, where this program would load it.
-    pub fn workload(&self, checkpoint: &Checkpoint) -> candle_quant::Result<Workload> {
-        workload(checkpoint, self.context, self.dtype, self.kv_cache)
+    /// Of the defaults of `generate`.
+    pub fn of(context: Option<usize>, cpu: bool) -> Self {
+        Self { context, cpu, dtype: None, kv_cache: None }
     }
-}
 
-/// What a checkpoint's model is loaded for, where this program would load it.
-pub fn workload(
-    checkpoint: &Checkpoint,
-    context: Option<usize>,
-    dtype: Option<DType>,
-    kv_cache: Option<(KvFormat, KvFormat)>,
-) -> candle_quant::Result<Workload> {
-    let context = match context {
-        Some(context) => context,
-        None => Config::from_checkpoint(checkpoint)?.context().min(CONTEXT),
-    };
-    let workload = match cfg!(feature = "cuda") {
-        true => Workload::on_gpu(dtype.unwrap_or(DType::BF16), context),
-        false => Workload::on_cpu(dtype.unwrap_or(DType::F32), context),
-    };
-    let (keys, values) = kv_cache.unzip();
-    Ok(Workload { cache: CacheOptions { keys, values, max_tokens: None }, ..workload })
+    /// What a checkpoint's model is loaded for.
+    pub fn workload(&self, checkpoint: &Checkpoint) -> candle_quant::Result<Workload> {
+        let context = match self.context {
+            Some(context) => context,
+            None => Config::from_checkpoint(checkpoint)?.context().min(CONTEXT),
+        };
+        let workload = match cfg!(feature = "cuda") && !self.cpu {
+            true => Workload::on_gpu(self.dtype.unwrap_or(DType::BF16), context),
+            false => Workload::on_cpu(self.dtype.unwrap_or(DType::F32), context),
+        };
+        let (keys, values) = self.kv_cache.unzip();
+        let cache = CacheOptions { keys, values, max_tokens: None };
+        cache.validate(workload.is_on_cpu)?;
+        Ok(Workload { cache, ..workload })
+    }
 }
 
 /// What a rank needs, in a line.
@@ -65,8 +65,9 @@ pub fn line(footprint: &Footprint) -> String {
 pub fn purpose(workload: &Workload) -> String {
     let (keys, values) = workload.cache.formats(workload.dtype);
     let cache = if keys == values { keys.to_string() } else { format!("{keys},{values}") };
-    let dtype = format!("{:?}", workload.dtype).to_lowercase();
-    format!("{} tokens, {dtype} activations, KV cache in {cache}", workload.context)
+    let place = if workload.is_on_cpu { "" } else { " on a GPU" };
+    let (tokens, dtype) = (workload.context, workload.dtype.as_str());
+    format!("{tokens} tokens{place}, {dtype} activations, KV cache in {cache}")
 }
 
 pub fn footprint_json(footprint: &Footprint) -> Value {
@@ -83,7 +84,8 @@ pub fn workload_json(workload: &Workload, footprints: &[Footprint]) -> Value {
     let (keys, values) = workload.cache.formats(workload.dtype);
     json!({
         "context": workload.context,
-        "dtype": format!("{:?}", workload.dtype).to_lowercase(),
+        "device": if workload.is_on_cpu { "cpu" } else { "gpu" },
+        "dtype": workload.dtype.as_str(),
         "kv_cache_keys": keys.to_string(),
         "kv_cache_values": values.to_string(),
         "ranks": footprints.iter().map(footprint_json).collect::<Vec<_>>(),

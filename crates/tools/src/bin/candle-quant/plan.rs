@@ -93,19 +93,9 @@ impl Report {
     fn print(&self, out: &mut impl Write, options: &Options) -> io::Result<()> {
         let plan = &self.plan;
         writeln!(out, "stored: {}", megabytes(plan.stored_bytes()))?;
-        for (rank, bytes) in plan.rank_bytes().into_iter().enumerate() {
-            writeln!(out, "rank {rank}: {}", megabytes(bytes))?;
+        if plan.ranks() > 1 {
+            self.print_ranks(out)?;
         }
-        writeln!(out, "on more than one rank: {}", megabytes(plan.replicated_bytes()))?;
-        let communication = plan.communication();
-        writeln!(
-            out,
-            "for each token: {} sums of {} elements, {} logits gathered; {} kB in f32",
-            communication.all_reduces,
-            communication.hidden_size,
-            communication.gathered_logits,
-            communication.elements() as f64 * 4. / 1e3
-        )?;
         if let Some(largest) = plan.largest() {
             let bytes = largest.rank_bytes.iter().max().copied().unwrap_or(0);
             writeln!(out, "largest part: {} of {}", megabytes(bytes), largest.name)?;
@@ -118,7 +108,8 @@ impl Report {
         }
         writeln!(out, "memory for {}:", memory::purpose(&self.workload))?;
         for (rank, footprint) in self.footprints.iter().enumerate() {
-            writeln!(out, "  rank {rank}: {}", memory::line(footprint))?;
+            let rank = if plan.ranks() > 1 { format!("rank {rank}: ") } else { String::new() };
+            writeln!(out, "  {rank}{}", memory::line(footprint))?;
         }
         if let Some((available, fits)) = &self.fits {
             let each = if options.ranks > 1 { " of each rank" } else { "" };
@@ -127,6 +118,24 @@ impl Report {
             self.advise(out, options, *available, fits)?;
         }
         self.notes.iter().try_for_each(|note| writeln!(out, "note: {note}"))
+    }
+
+    /// What each of several ranks loads, and what they send each other.
+    fn print_ranks(&self, out: &mut impl Write) -> io::Result<()> {
+        for (rank, bytes) in self.plan.rank_bytes().into_iter().enumerate() {
+            writeln!(out, "rank {rank}: {}", megabytes(bytes))?;
+        }
+        writeln!(out, "on more than one rank: {}", megabytes(self.plan.replicated_bytes()))?;
+        let communication = self.plan.communication();
+        writeln!(
+            out,
+            "for each token: {} sums of {} elements, {} logits gathered; {} kB in f32",
+            communication.all_reduces,
+            communication.hidden_size,
+            communication.gathered_logits,
+            communication.elements() as f64 * 4. / 1e3
+        )?;
+        Ok(())
     }
 
     /// What to do next.
@@ -144,7 +153,10 @@ impl Report {
                 widest.format
             ),
             None if fits.iter().any(|fit| fit.fits(memory)) => Ok(()),
-            None => writeln!(out, "none fits: a shorter --context, --kv-cache 8bit or more --ranks need less"),
+            None => {
+                let cache = if self.workload.is_on_cpu { ", --kv-cache 8bit" } else { "" };
+                writeln!(out, "none fits: a shorter --context{cache} or more --ranks need less")
+            }
         }
     }
 

@@ -64,8 +64,10 @@ fn recipe(options: &Options) -> Result<Recipe> {
     // A mixed recipe takes the group size alone.
     let format = match (options.format, options.bits.or(mixed.map(|_| 4))) {
         (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size.unwrap_or(64)).parse()?),
-        // All that it decides is what the rules leave open.
-        (None, None) if options.target_bpw.is_some() => choose::candidates(options).first().copied(),
+        // All that it decides is what the rules leave open, until one is chosen.
+        (None, None) if options.target_bpw.is_some() || options.fit.is_some() => {
+            choose::candidates(options).first().copied()
+        }
         (format, _) => format,
     };
     let recipe = match &options.recipe {
@@ -93,7 +95,7 @@ fn recipe(options: &Options) -> Result<Recipe> {
 }
 
 /// The recipe after the rules of the command line.
-fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
+pub fn with_rules(options: &Options, recipe: Recipe) -> Result<Recipe> {
     let tensors = options.tensors.iter().map(|(glob, spec)| Rule::tensors(glob, *spec));
     let roles = options.role.iter().map(|(role, spec)| Ok(Rule::role(*role, *spec)));
     Ok(recipe.with_rules_first(tensors.chain(roles).collect::<candle_quant::Result<Vec<_>>>()?))

@@ -1,37 +1,34 @@
 //! `--fit`: the widest format with which the model runs in so much memory.
 
-use super::{open, Options, BAD_INPUT};
-use crate::memory::{widest, workload};
+use super::conversion::with_rules;
+use super::Options;
+use crate::memory::{widest, MemoryOptions};
 use crate::size::megabytes;
-use anyhow::{anyhow, Result};
+use anyhow::{bail, Result};
+use candle_quant::Checkpoint;
 use candle_quant_models::sharding::ShardPlan;
-use candle_quant_tools::convert::Spec;
+use candle_quant_tools::convert::Recipe;
 use candle_quant_tools::fit::{fits, formats, has_dense_matrices};
 
-/// The format; an error comes with its exit code.
-pub fn choose(options: &Options, memory: u64) -> Result<Spec, (anyhow::Error, u8)> {
-    widest_that_fits(options, memory).map_err(|error| (error, BAD_INPUT))
-}
-
-fn widest_that_fits(options: &Options, memory: u64) -> Result<Spec> {
-    let source = open(&options.source)?;
-    let plan = ShardPlan::new(&source, 1)?;
+/// The recipe of the conversion with that format.
+pub fn choose(options: &Options, source: &Checkpoint, memory: u64) -> Result<Recipe> {
+    let plan = ShardPlan::new(source, 1)?;
     if !has_dense_matrices(&plan) {
-        return Err(anyhow!("--fit: the matrices of {} are packed already", options.source.display()));
+        bail!("--fit: the matrices of {} are packed already", options.source.display());
     }
-    let workload = workload(&source, options.context, None, None)?;
+    let workload = MemoryOptions::of(options.context, options.cpu).workload(source)?;
     let target = options.to.target();
     let candidates = if options.candidates.is_empty() { formats(target) } else { options.candidates.clone() };
-    let fits = fits(&source, target, &candidates, &plan, &workload)?;
+    let fits = fits(source, target, &candidates, &plan, &workload)?;
     match (widest(&fits, memory), fits.last()) {
-        (Some(widest), _) => Ok(widest.format),
-        (None, Some(least)) => Err(anyhow!(
+        (Some(widest), _) => with_rules(options, target.usual_recipe(widest.format)),
+        (None, Some(least)) => bail!(
             "--fit: no format fits into {} for {} tokens: with {} the model needs {}; a shorter --context needs less",
             megabytes(memory),
             workload.context,
             least.format,
             megabytes(least.largest().total()),
-        )),
-        (None, None) => Err(anyhow!("--fit: no format to choose from")),
+        ),
+        (None, None) => bail!("--fit: no format to choose from"),
     }
 }

@@ -1,0 +1,81 @@
+//! Plans against layers, and what a model refuses.
+
+use super::*;
+use candle_quant::QuantFormat;
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
+use serde_json::{json, Value};
+
+fn tiny() -> Model {
+    Model::load(&Checkpoint::open("assets/tiny").unwrap(), DType::F32, &Device::Cpu).unwrap()
+}
+
+/// A model of two layers with random weights, packed in 4 bits.
+fn random(changes: &Value) -> Model {
+    let mut config = json!({"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
+        "tie_word_embeddings": false});
+    config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+    let config = Config::from_json(&config).unwrap();
+    let (expected, _) = config.inventory(["model.layers.0.", "model.layers.1."].into_iter());
+    let mut random = StdRng::seed_from_u64(7);
+    let tensors = expected.into_iter().map(|(name, tensor)| {
+        let most =
+            if tensor.dims.len() > 1 { (3. / tensor.dims[tensor.dims.len() - 1] as f32).sqrt() } else { 1. };
+        let count = tensor.dims.iter().product();
+        let values: Vec<f32> = (0..count).map(|_| random.random_range(-most..most)).collect();
+        (name, Tensor::from_vec(values, tensor.dims, &Device::Cpu).unwrap())
+    });
+    let vb = VarBuilder::from_tensors(tensors.collect(), DType::F32, &Device::Cpu);
+    Model::new(&config, vb.quantize_to(QuantFormat::affine(4, 64).unwrap())).unwrap()
+}
+
+#[test]
+fn a_plan_computes_what_the_layers_compute() {
+    let of_type = |model_type: &str| random(&json!({"model_type": model_type}));
+    let of_types = ["llama", "qwen2", "qwen3"].map(|name| (name, [of_type(name), of_type(name)]));
+    for (name, [mut planned, mut layered]) in of_types.into_iter().chain([("tiny", [tiny(), tiny()])]) {
+        assert!(planned.plan.is_some(), "{name}");
+        layered.plan = None;
+        let ids: Vec<u32> = (0..60).map(|index| index * 7 % 100).collect();
+        let mut first = 0;
+        // Both halves of a plan, for few and for many tokens, for one text and for two.
+        for (batch, len) in [(2, 1), (2, 20), (2, 1), (2, 3)] {
+            let part: Vec<u32> = [&ids[first..first + len], &ids[60 - first - len..60 - first]].concat();
+            let part = Tensor::from_vec(part, (batch, len), &Device::Cpu).unwrap();
+            let run = |model: &mut Model| model.forward(&part, first).unwrap().flatten_all().unwrap();
+            let (found, expected) = (run(&mut planned), run(&mut layered));
+            let (found, expected) = (found.to_vec1::<f32>().unwrap(), expected.to_vec1::<f32>().unwrap());
+            let spread = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
+            let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+            assert!(worst <= 2e-5 * spread.sqrt(), "{name}, {len} tokens from {first} on: {worst}");
+            first += len;
+        }
+    }
+}
+
+#[test]
+fn what_a_plan_does_not_have_runs_layer_by_layer() {
+    for changes in [
+        json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}),
+        json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
+        json!({"hidden_act": "gelu"}),
+    ] {
+        assert!(random(&changes).plan.is_none(), "{changes}");
+    }
+}
+
+#[test]
+fn ids_that_do_not_fit_are_refused() {
+    let mut model = tiny();
+    let ids = |batch: usize| Tensor::ones((batch, 2), DType::U32, &Device::Cpu).unwrap();
+    for (before, then) in [(2, 1), (1, 2)] {
+        model.forward(&ids(before), 0).unwrap();
+        let error = model.forward_last(&ids(then), 2).unwrap_err().to_string();
+        assert!(error.contains("batch") && model.cached_tokens() == 0, "{error}");
+    }
+    let fractions = Tensor::new(&[[1.5f32]], &Device::Cpu).unwrap();
+    assert!(model.forward(&fractions, 0).unwrap_err().to_string().contains("dtype U8, U32 or I64"));
+    let outside = Tensor::new(&[[640u32]], &Device::Cpu).unwrap();
+    assert!(model.forward(&outside, 0).unwrap_err().to_string().contains("each below 640"));
+}
