@@ -80,7 +80,7 @@ if [ "${1-}" = --clippy ]; then
 fi
 
 if [ "${1-}" = --build ]; then
-  exec cargo build --release --features nccl --test 'cuda*' --bench kernels
+  exec cargo build --release "${crates[@]}" --test 'cuda*' --bench kernels
 fi
 
 # The emulator and the driver themselves.
