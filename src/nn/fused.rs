@@ -60,10 +60,12 @@ pub fn forward_add(layer: &Linear, x: &Tensor, residual: &Tensor) -> Result<Tens
     }
 }
 
-/// The weight and the bias, if the weight is packed.
+/// The weight and the bias, if the weight is packed and no adapter changes it.
 fn operand(layer: &Linear) -> Option<Operand<'_>> {
     match layer.weight() {
-        LayerWeight::Quantized(weight) => Some(Operand { weight, bias: layer.bias() }),
+        LayerWeight::Quantized(weight) if !layer.adapters().is_active() => {
+            Some(Operand { weight, bias: layer.bias() })
+        }
         _ => None,
     }
 }

@@ -1,6 +1,6 @@
 //! `y = x w^T + b`, on packed or dense weights.
 
-use super::{LayerWeight, VarBuilder};
+use super::{AdapterSlot, LayerWeight, VarBuilder};
 use crate::QuantTensor;
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Module, Result, Tensor};
@@ -25,12 +25,15 @@ use std::sync::Arc;
 pub struct Linear {
     weight: LayerWeight,
     bias: Option<Tensor>,
+    adapters: AdapterSlot,
 }
 
 impl Linear {
     /// A layer from a dense [`Tensor`], a [`QuantTensor`], or another layer's [`LayerWeight`].
     pub fn new(weight: impl Into<LayerWeight>, bias: Option<Tensor>) -> Self {
-        Self { weight: weight.into(), bias }
+        let weight = weight.into();
+        let adapters = AdapterSlot::whole(&weight.dims());
+        Self { weight, bias, adapters }
     }
 
     /// A layer on packed weights.
@@ -47,10 +50,19 @@ impl Linear {
     pub fn bias(&self) -> Option<&Tensor> {
         self.bias.as_ref()
     }
-}
 
-impl Module for Linear {
-    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+    /// The layer's adapters.
+    pub fn adapters(&self) -> &AdapterSlot {
+        &self.adapters
+    }
+
+    /// The layer with its adapters in `slot`.
+    pub(crate) fn with_adapters(self, slot: AdapterSlot) -> Self {
+        Self { adapters: slot, ..self }
+    }
+
+    /// The output of the frozen weight and the bias, without adapters.
+    fn frozen(&self, x: &Tensor) -> Result<Tensor> {
         match &self.weight {
             LayerWeight::Quantized(weight) => weight.matmul(x, self.bias.as_ref()),
             LayerWeight::Ggml(weight) => match &self.bias {
@@ -61,6 +73,12 @@ impl Module for Linear {
                 candle_nn::Linear::new(weight.clone(), self.bias.clone()).forward(x)
             }
         }
+    }
+}
+
+impl Module for Linear {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.adapters.apply(x, self.frozen(x)?, &self.weight)
     }
 }
 
@@ -79,7 +97,8 @@ pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
     let bound = 1. / (in_dim as f64).sqrt();
     let hint = Init::Uniform { lo: -bound, up: bound };
     let bias = vb.get_with_hints(out_dim, "bias", hint)?;
-    Ok(Linear::new(weight, Some(bias)))
+    Ok(Linear::new(weight, Some(bias))
+        .with_adapters(vb.adapter_slot(&[out_dim, in_dim], &[0..out_dim, 0..in_dim])))
 }
 
 /// A linear layer without a bias, from the tensor `weight` at the builder's path.
@@ -87,7 +106,8 @@ pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
 /// # Errors
 /// If the weight is missing, damaged, or not of shape `[out_dim, in_dim]`.
 pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
-    Ok(Linear::new(vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?, None))
+    let weight = vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?;
+    Ok(Linear::new(weight, None).with_adapters(vb.adapter_slot(&[out_dim, in_dim], &[0..out_dim, 0..in_dim])))
 }
 
 /// [`linear`] if `bias`, else [`linear_no_bias`].

@@ -35,6 +35,7 @@
 //! Layers this crate has no packed form of (convolutions, group norm, ...) are candle_nn's own, given
 //! [`VarBuilder::dense`].
 
+mod adapters;
 mod dequantizing;
 mod embedding;
 pub(crate) mod expert_split;
@@ -51,6 +52,7 @@ mod summary;
 mod var_builder;
 
 pub use crate::tensor::LayerWeight;
+pub use adapters::{AdapterSlot, Adapters, Lora, LoraConfig};
 pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};
 pub use experts::{experts, ExpertStack, Experts, ExpertsConfig, Gating};

@@ -4,7 +4,7 @@
 //! [`StepPlan`] knows all of them before the first token: norms, projections, rotation, cache, attention and gates are
 //! fused into few nodes, and threads go through all nodes together.
 
-use super::{Embedding, Linear};
+use super::{AdapterSlot, Embedding, Linear};
 use crate::backend::step::{self, Heads, Node, Norm, Plan, Projection, StepToken};
 use crate::tensor::LayerWeight;
 use crate::{Error, KvCache, QuantTensor, Result};
@@ -96,6 +96,7 @@ pub struct FeedForwardBlock<'a> {
 pub struct StepBuilder {
     plan: Plan,
     layers: usize,
+    adapters: Vec<AdapterSlot>,
 }
 
 impl StepBuilder {
@@ -113,7 +114,7 @@ impl StepBuilder {
             inverse_frequencies,
             attention_factor,
         };
-        Ok(Self { plan, layers: 0 })
+        Ok(Self { plan, layers: 0, adapters: Vec::new() })
     }
 
     /// Adds an attention block, whose keys and values are in the next of the caches.
@@ -162,6 +163,7 @@ impl StepBuilder {
         };
         let norm = norm("norm before attention", block.norm, self.plan.hidden)?;
         self.layers += 1;
+        self.watch([block.q_proj, block.k_proj, block.v_proj, block.o_proj]);
         self.plan.nodes.extend([
             Node::Queries(norm, [q, k, v]),
             Node::Attend(of_heads),
@@ -182,8 +184,14 @@ impl StepBuilder {
         let down = projection("down", block.down_proj, gate.rows)?;
         check_rows("down", &down, hidden)?;
         let norm = norm("norm before the feed-forward block", block.norm, hidden)?;
+        self.watch([block.gate_proj, block.up_proj, block.down_proj]);
         self.plan.nodes.extend([Node::Gate(norm, [gate, up]), Node::AddInner(down)]);
         Ok(())
+    }
+
+    /// Remembers the adapters of layers, which a plan does not compute.
+    fn watch<const N: usize>(&mut self, layers: [&Linear; N]) {
+        self.adapters.extend(layers.into_iter().map(|layer| layer.adapters().clone()));
     }
 
     /// The plan, which ends with an output head `[outputs, hidden]`.
@@ -192,10 +200,12 @@ impl StepBuilder {
     /// As those of [`attention`](Self::attention).
     pub fn head(mut self, norm: &RmsNorm, head: &Linear) -> Result<StepPlan> {
         let norm = self::norm("norm before the head", norm, self.plan.hidden)?;
+        self.watch([head]);
         let head = projection("head", head, self.plan.hidden)?;
         let outputs = head.rows;
         self.plan.nodes.push(Node::Logits(norm, head));
-        Ok(StepPlan { plan: Arc::new(self.plan), layers: self.layers, outputs })
+        let Self { plan, layers, adapters } = self;
+        Ok(StepPlan { plan: Arc::new(plan), layers, outputs, adapters: adapters.into() })
     }
 }
 
@@ -205,6 +215,7 @@ pub struct StepPlan {
     plan: Arc<Plan>,
     layers: usize,
     outputs: usize,
+    adapters: Arc<[AdapterSlot]>,
 }
 
 impl StepPlan {
@@ -215,7 +226,8 @@ impl StepPlan {
     ///
     /// # Errors
     /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
-    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. Nothing has changed then.
+    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an adapter
+    /// of a layer is active. Nothing has changed then.
     pub fn run(
         &self,
         tokens: &[StepToken],
@@ -228,6 +240,12 @@ impl StepPlan {
                 format!("{}, one for each layer", self.layers),
                 caches.len().to_string(),
             ));
+        }
+        if let Some(slot) = self.adapters.iter().find(|slot| slot.is_active()) {
+            return Err(Error::Unsupported {
+                what: format!("an active adapter in a step plan, at `{}`,", slot.module()),
+                remedy: "switch it off, or call the layers one by one".to_string(),
+            });
         }
         let mut caches: Vec<&mut KvCache> = caches.iter_mut().map(BorrowMut::borrow_mut).collect();
         let logits = step::run(&self.plan, tokens, &mut caches, wanted)?;

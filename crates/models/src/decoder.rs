@@ -16,7 +16,7 @@ use super::Config;
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, Module, RmsNorm};
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::nn::{rms_norm, swiglu, LayerWeight, Linear, VarBuilder};
+use candle_quant::nn::{rms_norm, swiglu, Adapters, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{
     vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
 };
@@ -43,6 +43,7 @@ pub struct Model {
     device: Device,
     /// Whether it is a part of a model, whose other parts it waits for.
     is_sharded: bool,
+    adapters: Adapters,
 }
 
 impl Model {
@@ -123,6 +124,7 @@ impl Model {
             dtype,
             device: vb.device().clone(),
             is_sharded: vb.rank().is_some(),
+            adapters: vb.adapters().clone(),
         };
         this.plan = this.planned();
         Ok(this)
@@ -137,7 +139,7 @@ impl Model {
     /// ([`Error::OutOfContext`]) or the cache may have ([`Error::OutOfCache`]). If the batch size
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        if self.plan.is_some() {
+        if self.has_plan() {
             let (batch, len) = ids.dims2()?;
             let logits = self.run_plan(ids, offset, &(0..batch * len).collect::<Vec<_>>())?;
             return logits.reshape((batch, len, ()));
@@ -150,7 +152,7 @@ impl Model {
     /// # Errors
     /// As those of [`forward`](Model::forward).
     pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        if self.plan.is_some() {
+        if self.has_plan() {
             let (batch, len) = ids.dims2()?;
             let last: Vec<usize> = (1..=batch).map(|sequence| (sequence * len).saturating_sub(1)).collect();
             return self.run_plan(ids, offset, &last);
@@ -173,6 +175,16 @@ impl Model {
         } else {
             work(self)
         }
+    }
+
+    /// Whether all layers are computed in one call. Active adapters are computed layer by layer.
+    fn has_plan(&self) -> bool {
+        self.plan.is_some() && !self.adapters.is_active()
+    }
+
+    /// The adapters of all layers.
+    pub fn adapters(&self) -> &Adapters {
+        &self.adapters
     }
 
     /// Forgets all tokens.

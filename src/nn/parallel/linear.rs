@@ -19,9 +19,10 @@ pub fn column_parallel(
     bias: bool,
     vb: VarBuilder,
 ) -> Result<Linear> {
-    let weight = vb.part((out_dim, in_dim), &[rows.clone(), 0..in_dim])?;
+    let part = [rows.clone(), 0..in_dim];
+    let weight = vb.part((out_dim, in_dim), &part)?;
     let bias = bias.then(|| vb.tensor_part(&[out_dim], "bias", &[rows])).transpose()?;
-    Ok(Linear::new(weight, bias))
+    Ok(Linear::new(weight, bias).with_adapters(vb.adapter_slot(&[out_dim, in_dim], &part)))
 }
 
 /// A linear layer of which every rank has other inputs. The ranks' partial outputs are summed, then the bias is added.
@@ -68,8 +69,10 @@ pub fn row_parallel(
         (Some(before), Some(after)) => (before, after),
         _ => bail!("inputs {columns:?}: expected some of {in_dim}"),
     };
-    let weight = vb.part((out_dim, in_dim), &[0..out_dim, loaded])?;
-    Ok(RowParallel { linear: Linear::new(weight, None), sum: Some(Sum { rank, bias, padding }) })
+    let part = [0..out_dim, loaded];
+    let linear = Linear::new(vb.part((out_dim, in_dim), &part)?, None);
+    let linear = linear.with_adapters(vb.adapter_slot(&[out_dim, in_dim], &part));
+    Ok(RowParallel { linear, sum: Some(Sum { rank, bias, padding }) })
 }
 
 impl RowParallel {

@@ -114,8 +114,10 @@ pub fn vocab_parallel_head(
             VocabParallelHead { rows, rank: None }
         }
         Some((rank, tokens)) => {
-            let weight = vb.part((vocabulary, hidden_size), &[tokens, 0..hidden_size])?;
-            VocabParallelHead { rows: Linear::new(weight, None), rank: Some(rank) }
+            let part = [tokens, 0..hidden_size];
+            let rows = Linear::new(vb.part((vocabulary, hidden_size), &part)?, None);
+            let rows = rows.with_adapters(vb.adapter_slot(&[vocabulary, hidden_size], &part));
+            VocabParallelHead { rows, rank: Some(rank) }
         }
     })
 }

@@ -6,7 +6,7 @@ mod sources;
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::expert_split::ExpertSplit;
 use super::loaded::{Loaded, LoadedAs};
-use super::LayerWeight;
+use super::{AdapterSlot, Adapters, LayerWeight};
 use crate::checkpoint::{tensor_of, Checkpoint, DenseTensor, Weight};
 use crate::distributed::Rank;
 use crate::{QuantFormat, QuantTensor};
@@ -62,6 +62,8 @@ pub struct VarBuilder<'a> {
     expert_split: ExpertSplit,
     /// In which form weights were loaded.
     loaded: Loaded,
+    /// The slots of the layers that were built.
+    adapters: Adapters,
 }
 
 /// The format of each weight that is to have one, by the path of its module.
@@ -171,6 +173,16 @@ impl<'a> VarBuilder<'a> {
     /// In which form each weight was loaded so far, by the path of its module, if a checkpoint is behind the builder.
     pub fn loaded(&self) -> BTreeMap<String, LoadedAs> {
         self.loaded.weights()
+    }
+
+    /// The adapters of all layers that are built on this builder and on those made of it.
+    pub fn adapters(&self) -> &Adapters {
+        &self.adapters
+    }
+
+    /// The slot for adapters of the layer at the current path, which has `part` of a weight of dimensions `dims`.
+    pub(crate) fn adapter_slot(&self, dims: &[usize], part: &[Range<usize>]) -> AdapterSlot {
+        self.adapters.register(&self.prefix(), dims, part.to_vec())
     }
 
     /// Part of the weight at the current path, of logical shape `[n, k]`: rows and columns.
@@ -393,6 +405,7 @@ impl<'a> From<candle_nn::VarBuilder<'a>> for VarBuilder<'a> {
             rank: None,
             expert_split: ExpertSplit::default(),
             loaded: Loaded::default(),
+            adapters: Adapters::default(),
         }
     }
 }
