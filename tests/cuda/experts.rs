@@ -1,8 +1,8 @@
 //! Experts that tokens choose: one by one, sorted in tiles, on tensor cores and in fp32.
 
-use crate::device;
 use crate::expected::{random, symmetric, KINDS};
 use crate::packed::{bits, flat, reference, relative_error, tensor};
+use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Activation;
 use candle_quant::format::Scale;
@@ -159,8 +159,10 @@ fn check(device: &Device, block: &Block, dtype: DType, choice: &Choice, steps: b
         let most = 8. * bound * rms.max(expected.abs());
         assert!(error < most, "{what}: token {token}, row {row}: {actual}, not {expected}");
     }
-    let again = forward(&experts, device, &x, choice, steps);
-    assert_eq!(bits(&y), bits(&again), "{what}: not the same twice");
+    if !is_about_memory() {
+        let again = forward(&experts, device, &x, choice, steps);
+        assert_eq!(bits(&y), bits(&again), "{what}: not the same twice");
+    }
 }
 
 /// K that are whole groups but no whole loads or steps among them.

@@ -26,4 +26,4 @@ mod ranks;
 mod special;
 mod views;
 
-use gpu::{device, nth_device};
+use gpu::{device, is_about_memory, nth_device};

@@ -1,8 +1,8 @@
 //! Products of every kernel, against f64.
 
-use crate::device;
 use crate::expected::{random, Expected, KINDS};
 use crate::packed::{bits, flat, numbers, relative_error, tensor};
+use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
 use candle_quant::{QuantFormat, QuantTensor};
@@ -19,8 +19,10 @@ fn check(device: &Device, weight: &QuantTensor, x: &Tensor, bias: Option<&Tensor
     let product = w.matmul(&x_there, bias_there.as_ref()).expect(&what);
     assert!(product.device().same_device(device));
     Expected::new(weight, x, bias).check(&product.to_device(&Device::Cpu).unwrap(), x.dtype(), &what);
-    let again = w.matmul(&x_there, bias_there.as_ref()).expect(&what);
-    assert_eq!(bits(&product), bits(&again), "{what}: not the same twice");
+    if !is_about_memory() {
+        let again = w.matmul(&x_there, bias_there.as_ref()).expect(&what);
+        assert_eq!(bits(&product), bits(&again), "{what}: not the same twice");
+    }
 }
 
 fn x(dims: &[usize], dtype: DType, seed: u64) -> Tensor {
