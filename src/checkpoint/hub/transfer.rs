@@ -130,6 +130,18 @@ impl Transfers<'_> {
         partial.finish(file, stated, blob, self.name)
     }
 
+    /// What to say if a part of a file can't be written.
+    fn not_kept(&self, file: &str, stated: &Stated, partial: &Partial, error: io::Error) -> Error {
+        use io::ErrorKind::{FileTooLarge, QuotaExceeded, StorageFull};
+        if !matches!(error.kind(), FileTooLarge | QuotaExceeded | StorageFull) {
+            return partial.failed(error);
+        }
+        let size = stated.size.map(|size| format!(" of {size}")).unwrap_or_default();
+        let folder = partial.path.parent().unwrap_or(&partial.path).display();
+        let problem = format!("`{file}` has no room in {folder} after {}{size} bytes: {error}", partial.have);
+        Error::hub(self.name, problem, "make room, or set HF_HUB_CACHE to a folder of another disk")
+    }
+
     fn attempt(&self, file: &str, stated: &Stated, partial: &mut Partial) -> Result<(), Failure> {
         let response = self.client.get(&self.commit, file, partial.have)?;
         let again = |problem: String| {
@@ -154,7 +166,7 @@ impl Transfers<'_> {
                 Err(error) => return Err(self.client.broken_off(file, error)),
             };
             let Some(bytes) = chunk.get(..read).filter(|bytes| !bytes.is_empty()) else { break };
-            partial.add(bytes)?;
+            partial.add(bytes).map_err(|error| self.not_kept(file, stated, partial, error))?;
             if stated.size.is_some_and(|size| partial.have > size) {
                 let have = partial.have;
                 partial.restart()?;
@@ -220,8 +232,8 @@ impl Partial {
         Ok(())
     }
 
-    fn add(&mut self, bytes: &[u8]) -> Result<()> {
-        self.file.write_all(bytes).map_err(|error| self.failed(error))?;
+    fn add(&mut self, bytes: &[u8]) -> io::Result<()> {
+        self.file.write_all(bytes)?;
         if let Some(digest) = &mut self.digest {
             digest.update(bytes);
         }

@@ -83,6 +83,28 @@ fn commands_take_names() {
     assert_eq!(server.requests().len(), requests.len() + 1);
 }
 
+/// A limit of what a process may write stands for a disk that is full.
+#[cfg(unix)]
+#[test]
+fn a_full_disk_is_told_and_what_came_is_kept() {
+    let (server, dir) = (bundled(), tempfile::tempdir().unwrap());
+    let program = command(&[]);
+    let mut limited = std::process::Command::new("sh");
+    limited.args(["-c", "trap '' XFSZ; ulimit -f 1000; exec \"$0\" pull org/model"]);
+    limited.arg(program.get_program()).env("HF_HUB_CACHE", dir.path()).env("HF_ENDPOINT", &server.url);
+    let output = limited.env_remove("HF_HUB_OFFLINE").output().unwrap();
+    let text = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.code() == Some(1) && text.lines().count() == 1, "{text}");
+    for part in ["org/model", "`model.safetensors` has no room in ", "HF_HUB_CACHE"] {
+        assert!(text.contains(part), "{text}");
+    }
+    let before = server.hub.lock().unwrap().sent;
+    let output = run(&["pull", "org/model"], dir.path(), &server.url, false);
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let size = server.hub.lock().unwrap().files["model.safetensors"].len();
+    assert!(server.hub.lock().unwrap().sent - before < size, "it is fetched from the start");
+}
+
 #[test]
 fn processes_fetch_a_file_once() {
     let (server, dir) = (bundled(), tempfile::tempdir().unwrap());
