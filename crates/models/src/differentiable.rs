@@ -158,3 +158,63 @@ impl<F: Fn([&Tensor; 3], &Tensor) -> Result<[Tensor; 3]> + Send + Sync> CustomOp
         Ok((Some(of_a), Some(of_b), Some(of_c)))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var};
+
+    /// That two functions of `[2, 3, 2, 8]` have the same values and gradients.
+    fn check(found: impl Fn(&Tensor) -> Result<Tensor>, expected: impl Fn(&Tensor) -> Result<Tensor>) {
+        let values: Vec<f32> = (0..96).map(|i| (i as f32 * 0.77).sin() * 3.).collect();
+        let var = Var::from_vec(values, (2, 3, 2, 8), &Device::Cpu).unwrap();
+        let factor = Tensor::arange(0f32, 96., &Device::Cpu).unwrap().cos().unwrap().reshape((2, 3, 2, 8)).unwrap();
+        let of = |f: &dyn Fn(&Tensor) -> Result<Tensor>| {
+            let value = f(var.as_tensor()).unwrap();
+            let loss = (&value * &factor).unwrap().sum_all().unwrap();
+            (value.detach(), loss.backward().unwrap().get(&var).unwrap().clone())
+        };
+        let ((value, gradient), (expected_value, expected_gradient)) = (of(&found), of(&expected));
+        for (a, b) in [(&value, &expected_value), (&gradient, &expected_gradient)] {
+            let far = (a - b).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+            assert!(far < 5e-6, "{far}");
+        }
+        // Without a variable it is the operation itself.
+        let plain = found(&var.as_detached_tensor()).unwrap();
+        assert!(!plain.track_op());
+        let far = (plain - value).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
+        assert_eq!(far, 0.);
+    }
+
+    #[test]
+    fn norms() {
+        let weight = Tensor::arange(1f32, 9., &Device::Cpu).unwrap();
+        for eps in [1e-6, 0.5] {
+            let norm = RmsNorm::new((&weight * 0.3).unwrap(), eps);
+            check(|x| rms_norm(&norm, x), |x| norm.forward_diff(x));
+        }
+    }
+
+    #[test]
+    fn softmaxes() {
+        check(softmax, |x| candle_nn::ops::softmax(x, D::Minus1));
+    }
+
+    #[test]
+    fn rotations() {
+        let frequencies = [1., 0.3, 0.1, 0.02];
+        let rotation = Rotation::new(&frequencies, 1.3, 2, 3, DType::F32, &Device::Cpu).unwrap();
+        let table = |f: fn(f32) -> f32| {
+            let values = (2..5).flat_map(|position| frequencies.map(|w| 1.3 * f(position as f32 * w)));
+            Tensor::from_iter(values, &Device::Cpu).unwrap().reshape((1, 3, 1, 4)).unwrap()
+        };
+        let (cos, sin) = (table(f32::cos), table(f32::sin));
+        let expected = |x: &Tensor| {
+            let (a, b) = (x.narrow(3, 0, 4)?, x.narrow(3, 4, 4)?);
+            let first = (a.broadcast_mul(&cos)? - b.broadcast_mul(&sin)?)?;
+            let second = (b.broadcast_mul(&cos)? + a.broadcast_mul(&sin)?)?;
+            Tensor::cat(&[first, second], 3)
+        };
+        check(|x| rotate(x, &rotation), expected);
+    }
+}

@@ -27,7 +27,7 @@ impl Attention {
         let y = match tracked {
             false => value,
             true => {
-                let shape = Heads { scale: self.scale(), window, sinks: self.sinks.clone() };
+                let shape = Heads { scale: self.scale(), window, sinks: self.sinks.clone(), scores: SCORES };
                 of_three([&q, &k, &v], value, move |operands, grad| shape.backward(operands, grad))?
             }
         };
@@ -58,6 +58,8 @@ struct Heads {
     scale: f64,
     window: Option<usize>,
     sinks: Option<Tensor>,
+    /// How many scores a backward pass holds at once.
+    scores: usize,
 }
 
 impl Heads {
@@ -72,7 +74,7 @@ impl Heads {
         let (scaled, k, v) = (by_key(&(q * self.scale)?)?, by_head(k)?, by_head(v)?);
         let grad = by_key(&grad.reshape(q.shape())?)?;
         let (mut of_q, mut of_k, mut of_v) = (Vec::new(), k.zeros_like()?, v.zeros_like()?);
-        let step = (SCORES / (batch * heads * len).max(1)).clamp(1, len.max(1));
+        let step = (self.scores / (batch * heads * len).max(1)).clamp(1, len.max(1));
         for start in (0..len).step_by(step) {
             let count = step.min(len - start);
             let Visible { first, keys, mask } = Visible::new(start, count, self.window, q.device())?;
@@ -95,5 +97,62 @@ impl Heads {
         let of_q = Tensor::cat(&of_q, 3)?.reshape((batch, heads, len, head_dim))?;
         let by_token = |x: Tensor| x.transpose(1, 2)?.contiguous()?.to_dtype(q.dtype());
         Ok([by_token(of_q)?, by_token(of_k)?, by_token(of_v)?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var};
+
+    /// Five texts of seven tokens, four heads on two key heads.
+    fn operands() -> [Var; 3] {
+        [(4, 0.3), (2, 1.1), (2, 2.3)].map(|(heads, phase)| {
+            let count = 5 * 7 * heads * 8;
+            let values: Vec<f32> = (0..count).map(|i| (i as f32 * 0.71 + phase).sin() * 2.).collect();
+            Var::from_vec(values, (5, 7, heads, 8), &Device::Cpu).unwrap()
+        })
+    }
+
+    /// Attention in operations that candle differentiates.
+    fn plain([q, k, v]: [&Tensor; 3], heads: &Heads) -> Result<Tensor> {
+        let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
+        let repeated = |x: &Tensor| {
+            let x = by_head(x)?.unsqueeze(2)?.repeat((1, 1, 2, 1, 1))?;
+            x.reshape((5, 4, 7, 8))
+        };
+        let scores = (by_head(q)?.matmul(&repeated(k)?.t()?)? * heads.scale)?;
+        let mask = Visible::new(0, 7, heads.window, &Device::Cpu)?.mask.unwrap();
+        let mut scores = scores.broadcast_add(&mask)?;
+        if let Some(sinks) = &heads.sinks {
+            let sinks = sinks.reshape((1, 4, 1, 1))?.broadcast_as((5, 4, 7, 1))?;
+            scores = Tensor::cat(&[&scores, &sinks.contiguous()?], D::Minus1)?;
+        }
+        let weights = candle_nn::ops::softmax(&scores, D::Minus1)?.narrow(D::Minus1, 0, 7)?;
+        weights.contiguous()?.matmul(&repeated(v)?)?.transpose(1, 2)?.flatten_from(D::Minus2)
+    }
+
+    #[test]
+    fn gradients_are_those_of_candles_operations() {
+        let sinks = Tensor::new(&[0.5f32, -1., 2., 0.], &Device::Cpu).unwrap();
+        let vars = operands();
+        let operands = vars.each_ref().map(|var| var.as_tensor());
+        let factor = Tensor::arange(0f32, 5. * 7. * 32., &Device::Cpu).unwrap().cos().unwrap();
+        let factor = factor.reshape((5, 7, 32)).unwrap();
+        for (window, sinks) in [(None, None), (Some(3), None), (Some(1), Some(sinks.clone())), (None, Some(sinks))] {
+            // All queries at once, three at a time, and one at a time.
+            for scores in [1 << 20, 3 * 5 * 4 * 7, 1] {
+                let heads = Heads { scale: 0.4, window, sinks: sinks.clone(), scores };
+                let value = plain(operands, &heads).unwrap();
+                let expected = (&value * &factor).unwrap().sum_all().unwrap().backward().unwrap();
+                let detached = vars.each_ref().map(|var| var.as_detached_tensor());
+                let found = heads.backward(detached.each_ref(), &factor).unwrap();
+                for (found, var) in found.iter().zip(&vars) {
+                    let far = (found - expected.get(var).unwrap()).unwrap().abs().unwrap();
+                    let far = far.max_all().unwrap().to_scalar::<f32>().unwrap();
+                    assert!(far < 2e-5, "window {window:?}, sinks {:?}, {scores} scores: {far}", heads.sinks);
+                }
+            }
+        }
     }
 }

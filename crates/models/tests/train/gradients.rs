@@ -63,7 +63,7 @@ fn the_loss_rises_along_the_gradient() {
         let squares = variables.iter().map(|v| gradient(v).sqr().unwrap().sum_all().unwrap());
         let length = squares.map(|sum| f64::from(sum.to_scalar::<f32>().unwrap())).sum::<f64>().sqrt();
         let start: Vec<_> = variables.iter().map(|v| v.var.as_tensor().copy().unwrap().detach()).collect();
-        let mut at = |distance: f64| {
+        let at = |distance: f64| {
             for (variable, start) in variables.iter().zip(&start) {
                 let moved = (start + (gradient(variable) * (distance / length)).unwrap()).unwrap();
                 variable.var.set(&moved).unwrap();

@@ -36,19 +36,38 @@ fn random(changes: serde_json::Value) -> Model {
     for (key, value) in changes.as_object().unwrap() {
         config[key] = value.clone();
     }
-    let varmap = candle_nn::VarMap::new();
-    let made = candle_nn::VarBuilder::from_varmap(&varmap, DType::F32, &Device::Cpu);
     let config = Config::from_json(&config).unwrap();
-    Model::new(&config, made.into()).unwrap();
-    // candle's own numbers differ from run to run.
-    let mut names: Vec<_> = varmap.data().lock().unwrap().iter().map(|(n, v)| (n.clone(), v.dims().to_vec())).collect();
-    names.sort();
-    let weight = |(seed, (name, dims)): (usize, (String, Vec<usize>))| {
-        let values = tensor(&dims, seed as u64 + 1);
-        let weight = if dims.len() == 1 { values * 0.1 + 1. } else { values * 0.15 };
-        (name, weight.unwrap())
+    let mut weights = HashMap::new();
+    let mut add = |name: String, dims: &[usize]| {
+        let values = tensor(dims, weights.len() as u64 + 1);
+        let weight = if dims.len() == 1 { (values * 0.1).unwrap() + 1. } else { values * 0.15 };
+        weights.insert(format!("model.{name}.weight"), weight.unwrap());
     };
-    let weights = names.into_iter().enumerate().map(weight).collect();
+    add("embed_tokens".into(), &[256, 64]);
+    add("norm".into(), &[64]);
+    for layer in 0..2 {
+        let mut add = |name: &str, dims: &[usize]| add(format!("layers.{layer}.{name}"), dims);
+        add("input_layernorm", &[64]);
+        add("post_attention_layernorm", &[64]);
+        for (name, n) in [("q", 64), ("k", 32), ("v", 32), ("o", 64)] {
+            add(&format!("self_attn.{name}_proj"), &[n, 64]);
+        }
+        match &config.moe {
+            None => {
+                for (name, dims) in [("gate", [96, 64]), ("up", [96, 64]), ("down", [64, 96])] {
+                    add(&format!("mlp.{name}_proj"), &dims);
+                }
+            }
+            Some(moe) => {
+                add("block_sparse_moe.gate", &[moe.experts, 64]);
+                for expert in 0..moe.experts {
+                    for (name, dims) in [("w1", [96, 64]), ("w3", [96, 64]), ("w2", [64, 96])] {
+                        add(&format!("block_sparse_moe.experts.{expert}.{name}"), &dims);
+                    }
+                }
+            }
+        }
+    }
     let vb = candle_nn::VarBuilder::from_tensors(weights, DType::F32, &Device::Cpu);
     Model::new(&config, vb.into()).unwrap()
 }
