@@ -76,7 +76,11 @@ fn whole(value: Tensor) -> Result<Tensor> {
         };
         layout.contiguous_offsets().is_some_and(|(start, end)| start == 0 && elements == Some(end))
     };
-    if is_whole { Ok(value) } else { value.force_contiguous() }
+    if is_whole {
+        Ok(value)
+    } else {
+        value.force_contiguous()
+    }
 }
 
 /// An operation whose value is there already.
@@ -168,7 +172,8 @@ mod tests {
     fn check(found: impl Fn(&Tensor) -> Result<Tensor>, expected: impl Fn(&Tensor) -> Result<Tensor>) {
         let values: Vec<f32> = (0..96).map(|i| (i as f32 * 0.77).sin() * 3.).collect();
         let var = Var::from_vec(values, (2, 3, 2, 8), &Device::Cpu).unwrap();
-        let factor = Tensor::arange(0f32, 96., &Device::Cpu).unwrap().cos().unwrap().reshape((2, 3, 2, 8)).unwrap();
+        let factor =
+            Tensor::arange(0f32, 96., &Device::Cpu).unwrap().cos().unwrap().reshape((2, 3, 2, 8)).unwrap();
         let of = |f: &dyn Fn(&Tensor) -> Result<Tensor>| {
             let value = f(var.as_tensor()).unwrap();
             let loss = (&value * &factor).unwrap().sum_all().unwrap();

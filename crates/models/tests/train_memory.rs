@@ -51,7 +51,8 @@ fn model(layers: usize) -> Model {
     add("model.embed_tokens.weight".into(), &[VOCABULARY, HIDDEN]);
     add("model.norm.weight".into(), &[HIDDEN]);
     for layer in 0..layers {
-        let names = ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down"];
+        let names =
+            ["self_attn.q", "self_attn.k", "self_attn.v", "self_attn.o", "mlp.gate", "mlp.up", "mlp.down"];
         for (name, (n, k)) in names.into_iter().zip(PROJECTIONS) {
             add(format!("model.layers.{layer}.{name}_proj.weight"), &[n, k]);
         }

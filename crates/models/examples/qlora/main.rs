@@ -122,12 +122,7 @@ fn sequences(checkpoint: &Checkpoint, tokenizer: &Tokenizer, path: &Path) -> Res
 }
 
 /// What the model makes of a beginning.
-fn story(
-    checkpoint: &Checkpoint,
-    model: &mut Model,
-    tokenizer: &Tokenizer,
-    prompt: &str,
-) -> Result<String> {
+fn story(checkpoint: &Checkpoint, model: &mut Model, tokenizer: &Tokenizer, prompt: &str) -> Result<String> {
     model.clear_kv_cache();
     let stop_tokens = generate::stop_tokens(checkpoint)?;
     let params = generate::Params { sample_len: 160, stop_tokens, ..Default::default() };

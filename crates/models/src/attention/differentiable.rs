@@ -139,7 +139,9 @@ mod tests {
         let operands = vars.each_ref().map(|var| var.as_tensor());
         let factor = Tensor::arange(0f32, 5. * 7. * 32., &Device::Cpu).unwrap().cos().unwrap();
         let factor = factor.reshape((5, 7, 32)).unwrap();
-        for (window, sinks) in [(None, None), (Some(3), None), (Some(1), Some(sinks.clone())), (None, Some(sinks))] {
+        for (window, sinks) in
+            [(None, None), (Some(3), None), (Some(1), Some(sinks.clone())), (None, Some(sinks))]
+        {
             // All queries at once, three at a time, and one at a time.
             for scores in [1 << 20, 3 * 5 * 4 * 7, 1] {
                 let heads = Heads { scale: 0.4, window, sinks: sinks.clone(), scores };

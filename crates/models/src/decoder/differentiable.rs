@@ -54,7 +54,9 @@ impl Model {
         }
         let (_, len) = ids.dims2()?;
         if ids.elem_count() == 0 {
-            return Err(Error::mismatch("ids", "at least one token", format!("shape {:?}", ids.dims())).into());
+            return Err(
+                Error::mismatch("ids", "at least one token", format!("shape {:?}", ids.dims())).into()
+            );
         }
         if len > self.context {
             return Err(Error::OutOfContext { needed: len, context: self.context }.into());

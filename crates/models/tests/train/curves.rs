@@ -85,9 +85,7 @@ fn threads_change_no_bit() {
 #[test]
 fn another_seed_is_another_curve() {
     let data = Dataset { training: texts(12, 12), held_out: vec![] };
-    let curve_of = |seed| {
-        curve(&load("qwen3-affine-b4-g64"), &data, &Options { seed, ..options(4, 5e-3) })
-    };
+    let curve_of = |seed| curve(&load("qwen3-affine-b4-g64"), &data, &Options { seed, ..options(4, 5e-3) });
     assert_eq!(curve_of(1), curve_of(1));
     assert_ne!(curve_of(1), curve_of(2));
 }

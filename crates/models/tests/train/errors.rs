@@ -6,7 +6,8 @@ use candle_quant::nn::LoraConfig;
 use candle_quant::parallel::run;
 use candle_quant::VarBuilder;
 use candle_quant_models::train::{
-    add_adapter, finetune, gradients, perplexity, variables, Dataset, Options, SaveOptions, Schedule, Sequence,
+    add_adapter, finetune, gradients, perplexity, variables, Dataset, Options, SaveOptions, Schedule,
+    Sequence,
 };
 use candle_quant_models::{Config, Model};
 use std::ops::ControlFlow;
@@ -32,7 +33,10 @@ fn data_that_teach_nothing_are_refused() {
     let error = refusal(Dataset { training: texts(2, 8), held_out }, Options::default());
     assert!(error.contains("at least one of two or more tokens"), "{error}");
     let error = refusal(only(vec![Sequence::new([5, 6]), Sequence::new([5, 256])]), Options::default());
-    assert!(error.contains("sequence 1") && error.contains("below 256") && error.contains("found 256"), "{error}");
+    assert!(
+        error.contains("sequence 1") && error.contains("below 256") && error.contains("found 256"),
+        "{error}"
+    );
     let model = load(NAME);
     let variables = add_adapter(&model, "a", &lora(2), &["q_proj"], 1).unwrap();
     assert!(gradients(&model, &variables, &[Sequence::new([5])], 1, 1).is_err());

@@ -24,7 +24,9 @@ pub const FAMILIES: [&str; 7] = [
 pub fn load(name: &str) -> Model {
     match name {
         "mistral, window" => random(json!({"model_type": "mistral", "sliding_window": 6})),
-        "mixtral" => random(json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2})),
+        "mixtral" => {
+            random(json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}))
+        }
         fixture => Model::load(&open(fixture), DType::F32, &Device::Cpu).unwrap(),
     }
 }
@@ -84,7 +86,8 @@ pub fn decoded(checkpoint: &Checkpoint) -> Model {
         }
     }
     for name in checkpoint.tensor_names().filter(|name| name.ends_with("norm.weight")) {
-        tensors.insert(name.to_owned(), checkpoint.dense(name).unwrap().load(DType::F32, &Device::Cpu).unwrap());
+        tensors
+            .insert(name.to_owned(), checkpoint.dense(name).unwrap().load(DType::F32, &Device::Cpu).unwrap());
     }
     let vb = candle_nn::VarBuilder::from_tensors(tensors, DType::F32, &Device::Cpu);
     Model::new(&Config::from_checkpoint(checkpoint).unwrap(), VarBuilder::from(vb)).unwrap()
@@ -107,7 +110,8 @@ pub fn with_adapters(model: &Model) -> Vec<Variable> {
 /// `count` texts of several lengths up to `len`, of few words, so that there is something to learn.
 pub fn texts(count: usize, len: usize) -> Vec<Sequence> {
     let text = |index: usize| {
-        let tokens = numbers(len - index % 4, index as u64 + 9).into_iter().map(|x| 40 + (x.abs() * 20.) as u32);
+        let tokens =
+            numbers(len - index % 4, index as u64 + 9).into_iter().map(|x| 40 + (x.abs() * 20.) as u32);
         let (tokens, first) = (tokens.collect::<Vec<_>>(), index % 3);
         Sequence::with_prompt(&tokens[..first], &tokens[first..])
     };
@@ -117,8 +121,7 @@ pub fn texts(count: usize, len: usize) -> Vec<Sequence> {
 /// The texts side by side `[B, T]`, padded.
 pub fn ids(texts: &[Sequence]) -> Tensor {
     let len = texts.iter().map(|text| text.tokens().len()).max().unwrap();
-    let padded = texts.iter().flat_map(|text| {
-        text.tokens().iter().copied().chain(std::iter::repeat(7)).take(len)
-    });
+    let padded =
+        texts.iter().flat_map(|text| text.tokens().iter().copied().chain(std::iter::repeat(7)).take(len));
     Tensor::from_iter(padded, &Device::Cpu).unwrap().reshape((texts.len(), len)).unwrap()
 }
