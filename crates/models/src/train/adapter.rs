@@ -123,6 +123,17 @@ pub fn variables(model: &Model, name: &str) -> Result<Vec<Variable>> {
     Ok(variables)
 }
 
+/// Makes constants of an adapter's variables, as they are: without them, all of a model runs in one call again.
+pub(super) fn freeze(model: &Model, name: &str) -> Result<()> {
+    for slot in model.adapters().slots() {
+        if let Some(Lora { a, b, scale, magnitude }) = slot.remove(name) {
+            let magnitude = magnitude.map(|magnitude| magnitude.detach());
+            slot.add(name, Lora { a: a.detach(), b: b.detach(), scale, magnitude })?;
+        }
+    }
+    Ok(())
+}
+
 /// The slots that any of the targets means.
 fn matching(slots: Vec<AdapterSlot>, targets: &[impl AsRef<str>]) -> Result<Vec<AdapterSlot>> {
     let last = |slot: &AdapterSlot| slot.module().rsplit('.').next().unwrap_or_default().to_owned();

@@ -1,5 +1,6 @@
 //! The whole of a fine-tuning.
 
+use super::adapter::freeze;
 use super::batches::Order;
 use super::data::{digest, prepared};
 use super::gradients::{gradients, Gradients};
@@ -55,8 +56,8 @@ pub struct Report {
     pub is_stopped: bool,
 }
 
-/// Fine-tunes an adapter, a new one unless the model has it, on a model that stays as it is. The model has it, active, in the
-/// end.
+/// Fine-tunes an adapter, a new one unless the model has it, on a model that stays as it is. The model has it, active and
+/// without variables, in the end.
 ///
 /// `progress` is told of each step, and may stop the training; what was learned until then is saved, if anything is. Sequences
 /// that are longer than the context are split. All other adapters that are switched on take part, and do not learn.
@@ -114,6 +115,7 @@ pub fn finetune(
             }
         }
     }
+    freeze(model, &options.adapter)?;
     Ok(report)
 }
 

@@ -1,7 +1,7 @@
 //! Curves of losses: they fall, and depend on nothing but the seed.
 
 use crate::common::{bundled, open};
-use crate::models::{decoded, load, lora, texts};
+use crate::models::{decoded, ids, load, lora, texts};
 use candle_core::{DType, Device};
 use candle_quant_models::train::{finetune, perplexity, Dataset, Options, Schedule};
 use candle_quant_models::Model;
@@ -29,6 +29,9 @@ fn a_few_texts_are_learned_by_heart() {
         let (before, after) = (report.held_out_before.unwrap(), report.held_out_after.unwrap());
         assert!((before.ln() - first).abs() < 1e-5 && after.ln() < first / 5., "{name}: {before} to {after}");
         assert_eq!(perplexity(&model, &data.training, 2).unwrap(), after);
+        // Nothing is left that takes part in gradients.
+        let logits = model.forward_whole(&ids(&data.training)).unwrap();
+        assert!(!logits.track_op());
         model.adapters().set_active("default", false);
         let off = perplexity(&model, &data.training, 2).unwrap();
         assert!((off / before - 1.).abs() < 1e-6, "{name}: {off} without the adapter, {before} before it");
