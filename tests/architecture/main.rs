@@ -29,8 +29,8 @@ const CRATE: Floor = Floor {
     ],
 };
 
-/// The rooms of `crates/models`: a model knows its sharding, which knows no model; text is generated above both, and
-/// a conversation is made of such texts.
+/// The rooms of `crates/models`: a model knows its sharding, which knows no model; it is trained and text is generated
+/// above both, and a conversation is made of such texts.
 const MODELS: Floor = Floor {
     module: "",
     complete: false,
@@ -38,6 +38,7 @@ const MODELS: Floor = Floor {
         room("sharding", &[]),
         room("attention", &["sharding"]),
         room("decoder", &["sharding", "attention"]),
+        room("train", &["decoder"]),
         room("generate", &["decoder"]),
         room("chat", &["generate"]),
     ],

@@ -1,5 +1,6 @@
 //! The decoder: embedding, layers of attention and feed-forward, output head.
 
+mod differentiable;
 mod footprint;
 #[cfg(test)]
 mod tests;
@@ -362,6 +363,16 @@ enum FeedForward {
     Sparse(SparseMlp),
 }
 
+impl FeedForward {
+    /// What is made of `x` is added to `residual`.
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> candle_core::Result<Tensor> {
+        match self {
+            Self::Dense(mlp) => mlp.forward(x, residual),
+            Self::Sparse(mlp) => mlp.forward(x, residual),
+        }
+    }
+}
+
 impl Layer {
     fn new(config: &Config, index: usize, options: &ModelOptions, vb: VarBuilder) -> Result<Self> {
         let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
@@ -384,11 +395,7 @@ impl Layer {
         visible: Option<&Visible>,
     ) -> candle_core::Result<Tensor> {
         let x = self.attention.forward(&self.input_norm.forward(x)?, x, rotation, visible)?;
-        let inner = self.mlp_norm.forward(&x)?;
-        match &self.mlp {
-            FeedForward::Dense(mlp) => mlp.forward(&inner, &x),
-            FeedForward::Sparse(mlp) => mlp.forward(&inner, &x),
-        }
+        self.mlp.forward(&self.mlp_norm.forward(&x)?, &x)
     }
 
     fn weights(&self) -> Vec<LayerWeight> {

@@ -29,6 +29,7 @@ mod attention;
 pub mod chat;
 mod config;
 mod decoder;
+mod differentiable;
 mod fields;
 pub mod generate;
 mod moe;

@@ -1,5 +1,6 @@
 //! Feed-forward blocks of experts, and the router that chooses among them.
 
+use super::differentiable::softmax;
 use super::fields::Fields;
 use super::projection::projection;
 use super::Config;
@@ -155,8 +156,8 @@ impl SparseMlp {
     /// The chosen experts of each token and their routing weights, both `[B, T, top_k]`, the largest first.
     fn route(&self, x: &Tensor) -> candle_core::Result<(Tensor, Tensor)> {
         let logits = self.router.forward(x)?.to_dtype(DType::F32)?;
-        let routing_weights = candle_nn::ops::softmax_last_dim(&logits)?;
-        let order = routing_weights.contiguous()?.arg_sort_last_dim(false)?;
+        let routing_weights = softmax(&logits)?;
+        let order = routing_weights.detach().contiguous()?.arg_sort_last_dim(false)?;
         let ids = order.narrow(D::Minus1, 0, self.top_k)?.contiguous()?;
         let routing_weights = routing_weights.gather(&ids, D::Minus1)?;
         let routing_weights = match self.normalize {

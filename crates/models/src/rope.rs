@@ -271,6 +271,11 @@ impl Rotation {
         Ok(Self { cos: table(f32::cos)?, sin: table(f32::sin)? })
     }
 
+    /// The rotation back, times the same factor: that of gradients.
+    pub fn inverse(&self) -> candle_core::Result<Self> {
+        Ok(Self { cos: self.cos.clone(), sin: self.sin.neg()? })
+    }
+
     /// Rotates `x`, `[B, T, heads, head_dim]`: element i of a head pairs with element i + head_dim / 2.
     pub fn apply(&self, x: &Tensor) -> candle_core::Result<Tensor> {
         candle_nn::rotary_emb::rope_thd(x, &self.cos, &self.sin)

@@ -1,16 +1,18 @@
 //! Grouped-query attention with a key/value cache: on the CPU by [`candle_quant::ops::attention`], on other devices by
 //! candle's operations.
 
+mod differentiable;
 mod on_device;
 
+use super::differentiable::{rms_norm, rotate};
 use super::options::CacheOptions;
 use super::projection::{columns_of, rows_of};
 use super::rope::Rotation;
 use super::sharding::{Heads, Sharding};
 use super::Config;
 use candle_core::{DType, Result, Tensor};
-use candle_nn::{Module, RmsNorm};
-use candle_quant::nn::{forward_all, rms_norm, LayerWeight, Linear, VarBuilder};
+use candle_nn::RmsNorm;
+use candle_quant::nn::{self, forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
 use candle_quant::step::AttentionBlock;
@@ -59,7 +61,7 @@ impl Attention {
         };
         let norm = |name| {
             let vb = vb.pp(name);
-            config.qk_norm.then(|| rms_norm(head_dim, config.rms_norm_eps, vb)).transpose()
+            config.qk_norm.then(|| nn::rms_norm(head_dim, config.rms_norm_eps, vb)).transpose()
         };
         let cache = match vb.device().is_cpu() {
             true => {
@@ -118,21 +120,8 @@ impl Attention {
         rotation: &Rotation,
         visible: Option<&Visible>,
     ) -> Result<Tensor> {
-        let (batch, len, _) = x.dims3()?;
-        let heads = |x: Tensor, heads| x.reshape((batch, len, heads, self.head_dim));
-        let [q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        let mut q = heads(q, self.heads)?;
-        let mut k = heads(k, self.kv_heads)?;
-        let v = heads(v, self.kv_heads)?;
-        if let Some(norm) = &self.q_norm {
-            q = norm.forward(&q)?;
-        }
-        if let Some(norm) = &self.k_norm {
-            k = norm.forward(&k)?;
-        }
-        let (q, k) = (rotation.apply(&q)?, rotation.apply(&k)?);
-
-        let scale = 1. / (self.head_dim as f64).sqrt();
+        let [q, k, v] = self.project(x, rotation)?;
+        let scale = self.scale();
         let y = match &mut self.cache {
             Cache::OnCpu(cache) => {
                 let options = AttentionOptions {
@@ -145,6 +134,25 @@ impl Attention {
             Cache::OnDevice(cache) => cache.attend([&q, &k, &v], visible, scale, self.sinks.as_ref())?,
         };
         self.o_proj.forward_add(&y, residual)
+    }
+
+    /// Queries `[B, T, heads, head_dim]`, keys and values `[B, T, kv_heads, head_dim]` of `x`, in their positions.
+    fn project(&self, x: &Tensor, rotation: &Rotation) -> Result<[Tensor; 3]> {
+        let (batch, len, _) = x.dims3()?;
+        let heads = |x: Tensor, heads| x.reshape((batch, len, heads, self.head_dim));
+        let [q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        let placed = |x: Tensor, norm: Option<&RmsNorm>| {
+            let normalized = norm.map(|norm| rms_norm(norm, &x)).transpose()?;
+            rotate(&normalized.unwrap_or(x), rotation)
+        };
+        let q = placed(heads(q, self.heads)?, self.q_norm.as_ref())?;
+        let k = placed(heads(k, self.kv_heads)?, self.k_norm.as_ref())?;
+        Ok([q, k, heads(v, self.kv_heads)?])
+    }
+
+    /// What products of queries and keys are multiplied by.
+    fn scale(&self) -> f64 {
+        1. / (self.head_dim as f64).sqrt()
     }
 
     /// How the cache holds keys and values, if it has formats of its own.

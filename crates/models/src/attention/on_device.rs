@@ -63,24 +63,7 @@ impl OnDevice {
         // The query heads that share a key head become rows of one matrix: keys are never repeated.
         let rows = heads / kv_heads * len;
         let q = (q * scale)?.reshape((batch, kv_heads, rows, head_dim))?;
-        let mut scores = q.matmul(&k.t()?)?;
-        if let Some(mask) = mask {
-            let by_query = scores.reshape((batch, heads, len, keys))?;
-            let masked = by_query.broadcast_add(&mask.to_dtype(q.dtype())?)?;
-            scores = masked.reshape((batch, kv_heads, rows, keys))?;
-        }
-        let scores = scores.to_dtype(DType::F32)?;
-        let weights = match sinks {
-            None => candle_nn::ops::softmax_last_dim(&scores)?,
-            Some(sinks) => {
-                // One more key, which has no value.
-                let sinks = sinks.reshape((1, kv_heads, heads / kv_heads, 1))?;
-                let sinks = sinks.broadcast_as((batch, kv_heads, heads / kv_heads, len))?;
-                let sinks = sinks.reshape((batch, kv_heads, rows, 1))?;
-                let weights = candle_nn::ops::softmax_last_dim(&Tensor::cat(&[&scores, &sinks], D::Minus1)?)?;
-                weights.narrow(D::Minus1, 0, keys)?.contiguous()?
-            }
-        };
+        let weights = weights_of_keys(&q, &k, len, mask.as_ref(), sinks)?;
         weights
             .to_dtype(q.dtype())?
             .matmul(&v)?
@@ -90,14 +73,41 @@ impl OnDevice {
     }
 }
 
+/// softmax(q k^T + mask), `[B, kv_heads, rows, keys]` in f32, for `q` `[B, kv_heads, rows, head_dim]`, whose rows are `len`
+/// queries of each head that uses the key head, and `k` `[B, kv_heads, keys, head_dim]`.
+pub(super) fn weights_of_keys(
+    q: &Tensor,
+    k: &Tensor,
+    len: usize,
+    mask: Option<&Tensor>,
+    sinks: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (batch, kv_heads, rows, _) = q.dims4()?;
+    let (keys, shared) = (k.dim(2)?, rows / len.max(1));
+    let mut scores = q.matmul(&k.t()?)?;
+    if let Some(mask) = mask {
+        let by_query = scores.reshape((batch, kv_heads * shared, len, keys))?;
+        let masked = by_query.broadcast_add(&mask.to_dtype(q.dtype())?)?;
+        scores = masked.reshape((batch, kv_heads, rows, keys))?;
+    }
+    let scores = scores.to_dtype(DType::F32)?;
+    let Some(sinks) = sinks else { return candle_nn::ops::softmax_last_dim(&scores) };
+    // One more key, which has no value.
+    let sinks = sinks.reshape((1, kv_heads, shared, 1))?;
+    let sinks = sinks.broadcast_as((batch, kv_heads, shared, len))?;
+    let sinks = sinks.reshape((batch, kv_heads, rows, 1))?;
+    let weights = candle_nn::ops::softmax_last_dim(&Tensor::cat(&[&scores, &sinks], D::Minus1)?)?;
+    weights.narrow(D::Minus1, 0, keys)?.contiguous()
+}
+
 /// Which keys of the cache a run of queries sees; the same for all layers of a kind.
 pub(in super::super) struct Visible {
     /// The first key that any of the queries sees.
-    first: usize,
+    pub(super) first: usize,
     /// How many there are from it on.
-    keys: usize,
+    pub(super) keys: usize,
     /// What is added to the scores `[.., len, keys]`. One query sees all that is left: it needs none.
-    mask: Option<Tensor>,
+    pub(super) mask: Option<Tensor>,
 }
 
 impl Visible {

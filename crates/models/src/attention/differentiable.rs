@@ -1,0 +1,160 @@
+//! Attention of whole texts, with gradients of queries, keys and values.
+
+use super::on_device::{weights_of_keys, OnDevice, Visible};
+use super::{Attention, Cache};
+use crate::differentiable::of_three;
+use crate::rope::Rotation;
+use candle_core::{DType, Result, Tensor, D};
+use candle_quant::ops::{self, AttentionOptions};
+use candle_quant::KvCache;
+
+/// Scores that a backward pass holds at once: 4 MiB each of what it makes of them.
+const SCORES: usize = 1 << 20;
+
+impl Attention {
+    /// As [`forward`](Attention::forward), of texts from their first token on, without the cache. `window` is how many
+    /// tokens one sees. Gradients flow to `x`, `residual` and adapters.
+    pub fn forward_whole(
+        &self,
+        x: &Tensor,
+        residual: &Tensor,
+        rotation: &Rotation,
+        window: Option<usize>,
+    ) -> Result<Tensor> {
+        let [q, k, v] = self.project(x, rotation)?;
+        let tracked = [&q, &k, &v].into_iter().any(Tensor::track_op);
+        let value = self.attend_whole([&q, &k, &v].map(Tensor::detach), window)?;
+        let y = match tracked {
+            false => value,
+            true => {
+                let shape = Heads { scale: self.scale(), window, sinks: self.sinks.clone(), scores: SCORES };
+                of_three([&q, &k, &v], value, move |operands, grad| shape.backward(operands, grad))?
+            }
+        };
+        self.o_proj.forward_add(&y, residual)
+    }
+
+    /// Attention with a cache that nobody else has.
+    fn attend_whole(&self, [q, k, v]: [Tensor; 3], window: Option<usize>) -> Result<Tensor> {
+        match &self.cache {
+            Cache::OnCpu(cache) => {
+                let options = AttentionOptions {
+                    scale: self.scale() as f32,
+                    sinks: self.sinks.as_ref(),
+                    ..Default::default()
+                };
+                Ok(ops::attention(&q, &k, &v, &mut KvCache::new(*cache.config())?, options)?)
+            }
+            Cache::OnDevice(_) => {
+                let visible = Visible::new(0, q.dim(1)?, window, q.device())?;
+                OnDevice::new().attend([&q, &k, &v], Some(&visible), self.scale(), self.sinks.as_ref())
+            }
+        }
+    }
+}
+
+/// What attention does to queries, keys and values.
+struct Heads {
+    scale: f64,
+    window: Option<usize>,
+    sinks: Option<Tensor>,
+    /// How many scores a backward pass holds at once.
+    scores: usize,
+}
+
+impl Heads {
+    /// The gradients of `q` `[B, T, heads, head_dim]`, `k` and `v` `[B, T, kv_heads, head_dim]` for that of the output. Scores
+    /// are computed again, for a few queries at a time: no matrix of all of them exists.
+    fn backward(&self, [q, k, v]: [&Tensor; 3], grad: &Tensor) -> Result<[Tensor; 3]> {
+        let (batch, len, heads, head_dim) = q.dims4()?;
+        let kv_heads = k.dim(2)?;
+        let shared = heads / kv_heads;
+        let by_head = |x: &Tensor| x.to_dtype(DType::F32)?.transpose(1, 2)?.contiguous();
+        let by_key = |x: &Tensor| by_head(x)?.reshape((batch, kv_heads, shared, len, head_dim));
+        let (scaled, k, v) = (by_key(&(q * self.scale)?)?, by_head(k)?, by_head(v)?);
+        let grad = by_key(&grad.reshape(q.shape())?)?;
+        let (mut of_q, mut of_k, mut of_v) = (Vec::new(), k.zeros_like()?, v.zeros_like()?);
+        let step = (self.scores / (batch * heads * len).max(1)).clamp(1, len.max(1));
+        for start in (0..len).step_by(step) {
+            let count = step.min(len - start);
+            let Visible { first, keys, mask } = Visible::new(start, count, self.window, q.device())?;
+            let part = |x: &Tensor| {
+                x.narrow(3, start, count)?.contiguous()?.reshape((batch, kv_heads, shared * count, head_dim))
+            };
+            let (scaled, grad) = (part(&scaled)?, part(&grad)?);
+            let seen = |x: &Tensor| x.narrow(2, first, keys)?.contiguous();
+            let (k, v) = (seen(&k)?, seen(&v)?);
+            let weights = weights_of_keys(&scaled, &k, count, mask.as_ref(), self.sinks.as_ref())?;
+            let of_weights = (grad.matmul(&v.t()?)? * &weights)?;
+            let sums = of_weights.sum_keepdim(D::Minus1)?;
+            let of_scores = (of_weights - weights.broadcast_mul(&sums)?)?;
+            let in_place = |x: Tensor| x.pad_with_zeros(2, first, len - first - keys);
+            of_v = (of_v + in_place(weights.t()?.matmul(&grad)?)?)?;
+            of_k = (of_k + in_place(of_scores.t()?.matmul(&scaled)?)?)?;
+            let of_part = (of_scores.matmul(&k)? * self.scale)?;
+            of_q.push(of_part.reshape((batch, kv_heads, shared, count, head_dim))?);
+        }
+        let of_q = Tensor::cat(&of_q, 3)?.reshape((batch, heads, len, head_dim))?;
+        let by_token = |x: Tensor| x.transpose(1, 2)?.contiguous()?.to_dtype(q.dtype());
+        Ok([by_token(of_q)?, by_token(of_k)?, by_token(of_v)?])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use candle_core::{Device, Var};
+
+    /// Five texts of seven tokens, four heads on two key heads.
+    fn operands() -> [Var; 3] {
+        [(4, 0.3), (2, 1.1), (2, 2.3)].map(|(heads, phase)| {
+            let count = 5 * 7 * heads * 8;
+            let values: Vec<f32> = (0..count).map(|i| (i as f32 * 0.71 + phase).sin() * 2.).collect();
+            Var::from_vec(values, (5, 7, heads, 8), &Device::Cpu).unwrap()
+        })
+    }
+
+    /// Attention in operations that candle differentiates.
+    fn plain([q, k, v]: [&Tensor; 3], heads: &Heads) -> Result<Tensor> {
+        let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
+        let repeated = |x: &Tensor| {
+            let x = by_head(x)?.unsqueeze(2)?.repeat((1, 1, 2, 1, 1))?;
+            x.reshape((5, 4, 7, 8))
+        };
+        let scores = (by_head(q)?.matmul(&repeated(k)?.t()?)? * heads.scale)?;
+        let mask = Visible::new(0, 7, heads.window, &Device::Cpu)?.mask.unwrap();
+        let mut scores = scores.broadcast_add(&mask)?;
+        if let Some(sinks) = &heads.sinks {
+            let sinks = sinks.reshape((1, 4, 1, 1))?.broadcast_as((5, 4, 7, 1))?;
+            scores = Tensor::cat(&[&scores, &sinks.contiguous()?], D::Minus1)?;
+        }
+        let weights = candle_nn::ops::softmax(&scores, D::Minus1)?.narrow(D::Minus1, 0, 7)?;
+        weights.contiguous()?.matmul(&repeated(v)?)?.transpose(1, 2)?.flatten_from(D::Minus2)
+    }
+
+    #[test]
+    fn gradients_are_those_of_candles_operations() {
+        let sinks = Tensor::new(&[0.5f32, -1., 2., 0.], &Device::Cpu).unwrap();
+        let vars = operands();
+        let operands = vars.each_ref().map(|var| var.as_tensor());
+        let factor = Tensor::arange(0f32, 5. * 7. * 32., &Device::Cpu).unwrap().cos().unwrap();
+        let factor = factor.reshape((5, 7, 32)).unwrap();
+        for (window, sinks) in
+            [(None, None), (Some(3), None), (Some(1), Some(sinks.clone())), (None, Some(sinks))]
+        {
+            // All queries at once, three at a time, and one at a time.
+            for scores in [1 << 20, 3 * 5 * 4 * 7, 1] {
+                let heads = Heads { scale: 0.4, window, sinks: sinks.clone(), scores };
+                let value = plain(operands, &heads).unwrap();
+                let expected = (&value * &factor).unwrap().sum_all().unwrap().backward().unwrap();
+                let detached = vars.each_ref().map(|var| var.as_detached_tensor());
+                let found = heads.backward(detached.each_ref(), &factor).unwrap();
+                for (found, var) in found.iter().zip(&vars) {
+                    let far = (found - expected.get(var).unwrap()).unwrap().abs().unwrap();
+                    let far = far.max_all().unwrap().to_scalar::<f32>().unwrap();
+                    assert!(far < 2e-5, "window {window:?}, sinks {:?}, {scores} scores: {far}", heads.sinks);
+                }
+            }
+        }
+    }
+}
