@@ -97,18 +97,19 @@ impl QuantTensor {
     /// let numbers = |n: usize, k: usize| -> candle_core::Result<Tensor> {
     ///     Tensor::arange(1f32, (n * k + 1) as f32, &Device::Cpu)?.sqr()?.sin()?.reshape((n, k))
     /// };
-    /// let (format, x) = (QuantFormat::affine(2, 32)?, numbers(48, 64)?);
+    /// // Inputs that hang together, so that errors of some weights can make up for those of others.
+    /// let (format, x) = (QuantFormat::affine(2, 32)?, numbers(48, 4)?.matmul(&numbers(4, 64)?)?);
     /// let weight = Var::from_tensor(&numbers(8, 64)?)?;
     /// let expected = x.matmul(&weight.t()?)?.detach();
     /// let loss = || -> candle_core::Result<Tensor> {
     ///     mse(&x.matmul(&QuantTensor::fake_quantize(&weight, format)?.t()?)?, &expected)
     /// };
     /// let before = loss()?.to_scalar::<f32>()?;
-    /// let mut optimizer = SGD::new(vec![weight.clone()], 0.1)?;
+    /// let mut optimizer = SGD::new(vec![weight.clone()], 0.02)?;
     /// for _ in 0..40 {
     ///     optimizer.backward_step(&loss()?)?;
     /// }
-    /// assert!(loss()?.to_scalar::<f32>()? < before / 2.);
+    /// assert!(loss()?.to_scalar::<f32>()? < before / 3.);
     ///
     /// let repaired = QuantTensor::quantize(&weight, format)?;
     /// let seen = QuantTensor::fake_quantize(&weight, format)?;
