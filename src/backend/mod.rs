@@ -3,6 +3,7 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 mod attention;
+mod backward;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
@@ -16,6 +17,7 @@ pub(crate) mod step;
 use crate::format::Real;
 use crate::{Error, QuantFormat, QuantTensor};
 pub use attention::{attention, AttentionOptions};
+use backward::matmul_backward;
 use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage,
     Tensor, D,
@@ -279,16 +281,8 @@ impl CustomOp1 for QuantMatmul {
         cuda::matmul(Operand { weight: &self.weight, bias: self.bias.as_ref() }, storage, layout)
     }
 
-    /// `grad * weight`: the weight is dequantized for it.
     fn bwd(&self, _x: &Tensor, _output: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        let weight = self.weight.dequantize(grad.dtype())?;
-        let (n, k) = weight.dims2()?;
-        let flat = grad.contiguous()?.reshape(((), n))?.matmul(&weight)?;
-        let mut dims = grad.dims().to_vec();
-        if let Some(last) = dims.last_mut() {
-            *last = k;
-        }
-        Ok(Some(flat.reshape(dims)?))
+        matmul_backward(&self.weight, grad).map(Some)
     }
 }
 

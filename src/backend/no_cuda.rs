@@ -38,6 +38,10 @@ pub(super) fn matmul(_: Operand, _: &CudaStorage, _: &Layout) -> Result<(CudaSto
     error()
 }
 
+pub(super) fn matmul_backward(_: &QuantTensor, _: &CudaStorage, _: &Layout) -> Result<CudaStorage> {
+    error()
+}
+
 pub(super) fn stacked(_: Operand, _: &[(usize, usize)], _: &Tensor) -> Result<Tensor> {
     error()
 }

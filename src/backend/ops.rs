@@ -77,6 +77,53 @@ impl QuantTensor {
         )
     }
 
+    /// What [`QuantTensor::quantize`] makes of a weight `[.., N, K]`, dequantized to the dtype of the weight, for
+    /// quantization-aware training.
+    ///
+    /// Its gradient passes straight through: rounding has a derivative of zero almost everywhere, with which nothing
+    /// would be learned, so that of an identity stands in for it. This is the straight-through estimator of Bengio,
+    /// Léonard and Courville, [Estimating or Propagating Gradients Through Stochastic Neurons for Conditional
+    /// Computation](https://arxiv.org/abs/1308.3432) (2013). Elements beyond the largest code have it, too.
+    ///
+    /// A layer of few bits is repaired by training its dense weight through this function, until the quantized layer
+    /// does again what the dense one did. What is stored in the end is the quantization of the trained weight, which has
+    /// the values that the training has seen:
+    ///
+    /// ```
+    /// use candle_core::{DType, Device, Tensor, Var};
+    /// use candle_nn::{loss::mse, Optimizer, SGD};
+    /// use candle_quant::{QuantFormat, QuantTensor};
+    ///
+    /// let numbers = |n: usize, k: usize| -> candle_core::Result<Tensor> {
+    ///     Tensor::arange(1f32, (n * k + 1) as f32, &Device::Cpu)?.sqr()?.sin()?.reshape((n, k))
+    /// };
+    /// // Inputs that hang together, so that errors of some weights can make up for those of others.
+    /// let (format, x) = (QuantFormat::affine(2, 32)?, numbers(48, 4)?.matmul(&numbers(4, 64)?)?);
+    /// let weight = Var::from_tensor(&numbers(8, 64)?)?;
+    /// let expected = x.matmul(&weight.t()?)?.detach();
+    /// let loss = || -> candle_core::Result<Tensor> {
+    ///     mse(&x.matmul(&QuantTensor::fake_quantize(&weight, format)?.t()?)?, &expected)
+    /// };
+    /// let before = loss()?.to_scalar::<f32>()?;
+    /// let mut optimizer = SGD::new(vec![weight.clone()], 0.02)?;
+    /// for _ in 0..40 {
+    ///     optimizer.backward_step(&loss()?)?;
+    /// }
+    /// assert!(loss()?.to_scalar::<f32>()? < before / 3.);
+    ///
+    /// let repaired = QuantTensor::quantize(&weight, format)?;
+    /// let seen = QuantTensor::fake_quantize(&weight, format)?;
+    /// assert_eq!(repaired.dequantize(DType::F32)?.to_vec2::<f32>()?, seen.to_vec2::<f32>()?);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Those of [`QuantTensor::quantize`].
+    pub fn fake_quantize(weight: &Tensor, format: QuantFormat) -> Result<Tensor> {
+        let quantized = Self::quantize(&weight.detach(), format)?.dequantize(weight.dtype())?;
+        Ok(super::backward::straight_through(weight, quantized)?)
+    }
+
     /// All weights as a dense tensor `[.., N, K]`.
     ///
     /// F32 is exact (see [`crate::format::dequantize_row`]); F16 and BF16 are that number rounded once.
@@ -93,7 +140,9 @@ impl QuantTensor {
     ///   `[.., N, K]`, `x` is `[.., M, K]` and leading dimensions broadcast both ways.
     /// * `bias`: `[N]`, any float dtype; added before the result is rounded to the dtype of `x`.
     ///
-    /// Sums are f32. The gradient with respect to `x` is supported, weights and bias are constants.
+    /// Sums are f32. `x` and `bias` have gradients, weights are constants. The gradient of `x` is the product of that of
+    /// the result and the weight, which stays packed: parts of it are dequantized, in f32 on a CPU, in the dtype of
+    /// `x` on a CUDA device. Gradients of gradients are not supported.
     ///
     /// The same operands give the same bits on the same kind of device. A row of `x` need not give the
     /// same bits among other numbers of rows; on a CUDA device, with so many that the weights are dequantized

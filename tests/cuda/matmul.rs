@@ -1,7 +1,7 @@
 //! Products of every kernel, against f64.
 
 use crate::expected::{random, Expected, KINDS};
-use crate::packed::{bits, flat, numbers, relative_error, tensor};
+use crate::packed::{bits, flat, numbers, reference, relative_error, tensor};
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
@@ -298,6 +298,130 @@ fn gradients_are_those_of_the_cpu() {
             let expected: Vec<f64> = expected.into_iter().map(f64::from).collect();
             let error = relative_error(&found, &expected);
             assert!(error < 1e-6, "{dims:?}: {error:.2e}");
+        }
+    }
+}
+
+/// The gradient of x, of a product that a loss weighs with `dy`.
+fn gradient(weight: &QuantTensor, dy: &Tensor, device: &Device) -> Tensor {
+    let there = |tensor: &Tensor| tensor.to_device(device).unwrap();
+    let [.., k] = weight.dims()[..] else { panic!("a matrix has K") };
+    let dims = [&dy.dims()[..dy.rank() - 1], &[k]].concat();
+    let x = candle_core::Var::from_tensor(&there(&x(&dims, dy.dtype(), 143))).unwrap();
+    let y = weight.to_device(device).unwrap().matmul(&x, None).unwrap();
+    let gradients = (y * there(dy)).unwrap().sum_all().unwrap().backward().unwrap();
+    gradients.get(&x).expect("a gradient").clone()
+}
+
+/// Compares the gradient of x with f64. On the device, beside the rounding of the result there is that of each weight.
+#[track_caller]
+fn check_gradient(device: &Device, weight: &QuantTensor, dy: &Tensor) {
+    let [n, k] = weight.dims()[..] else { panic!("a matrix is checked") };
+    let got = gradient(weight, dy, device);
+    assert_eq!((got.dims().last(), got.dtype()), (Some(&k), dy.dtype()));
+    let weights = reference(weight);
+    let mut expected = Vec::new();
+    for dy in flat(dy).chunks(n) {
+        let mut sums = vec![0f64; k];
+        for (dy, weights) in dy.iter().zip(weights.chunks(k)) {
+            sums.iter_mut().zip(weights).for_each(|(sum, w)| *sum += f64::from(*dy) * f64::from(*w));
+        }
+        expected.extend(sums);
+    }
+    let bound = match dy.dtype() {
+        DType::F16 => 8e-4,
+        DType::BF16 => 6e-3,
+        _ => 1e-6,
+    };
+    let error = relative_error(&flat(&got), &expected);
+    assert!(error < bound, "{weight:?} {:?} {:?}: {error:.2e}", dy.dims(), dy.dtype());
+}
+
+#[test]
+fn gradients_of_every_format() {
+    let Some(device) = device() else { return };
+    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
+        for (index, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
+            let (n, m) = [(37, 5), (1, 33), (130, 1)][(seed + index) % 3];
+            let k = [1, 3, 5][index] * format.group_size();
+            let weight = random(&[n, k], format, DType::F16, 144 + seed as u64);
+            check_gradient(&device, &weight, &x(&[m, n], dtype, 145));
+        }
+    }
+    // Of more dimensions, and in another order.
+    let weight = random(&[24, 64], KINDS[0], DType::F16, 146);
+    check_gradient(&device, &weight, &x(&[24], DType::F16, 147));
+    check_gradient(&device, &weight, &x(&[2, 3, 24], DType::BF16, 147));
+    let turned = x(&[24, 6], DType::BF16, 148).t().unwrap();
+    check_gradient(&device, &weight, &turned);
+}
+
+/// More rows than the scratch holds: what the parts add up is f32, and rounded once.
+#[test]
+fn gradients_in_parts() {
+    let Some(device) = device() else { return };
+    // 32 MB are 64 rows of 131072 f32, and 128 of 16 bits.
+    let k = 131_072;
+    for (n, format, dtype) in [
+        (131, KINDS[0], DType::F32),
+        (129, QuantFormat::NVFP4, DType::BF16),
+        (129, QuantFormat::MXFP4, DType::F16),
+    ] {
+        let weight = random(&[n, k], format, DType::F16, 149);
+        check_gradient(&device, &weight, &x(&[2, n], dtype, 150));
+    }
+}
+
+/// The two parts nearly cancel: were the sum of one rounded to f16 before the other is added, the rounding would be larger
+/// than the result.
+#[test]
+fn gradients_in_parts_are_added_up_in_f32() {
+    let Some(device) = device() else { return };
+    let (half, k, m) = (128, 131_072, 2);
+    let dense = tensor(&[half, k], 151);
+    let dense = Tensor::cat(&[&dense, &dense], 0).unwrap().to_dtype(DType::F16).unwrap();
+    let weight = QuantTensor::quantize(&dense, QuantFormat::affine(4, 64).unwrap()).unwrap();
+    // Multiples of 1/64, of which the second half is the first, negated, and 1/64 more.
+    let first = (tensor(&[m, half], 152) * 32.).unwrap().round().unwrap();
+    let dy = Tensor::cat(&[&first, &(1. - &first).unwrap()], 1).unwrap();
+    let dy = (dy / 64.).unwrap().to_dtype(DType::F16).unwrap();
+    let got = flat(&gradient(&weight, &dy, &device));
+    let weights = reference(&weight);
+    // Some columns suffice.
+    for column in (0..k).step_by(1009) {
+        for (row, dy) in flat(&dy).chunks(2 * half).enumerate() {
+            let rows = dy.iter().zip(weights.chunks(k));
+            let exact: f64 = rows.map(|(dy, w)| f64::from(*dy) * f64::from(w[column])).sum();
+            // The result's rounding, and those of 128 weights of magnitude 4 at most times 1/64.
+            let bound = exact.abs() / 1024. + 12. * 4. / 2048. / 64.;
+            let got = f64::from(got[row * k + column]);
+            assert!((got - exact).abs() < bound, "{got} for {exact}");
+        }
+    }
+}
+
+#[test]
+fn no_rows_have_no_gradient() {
+    let Some(device) = device() else { return };
+    let weight = random(&[40, 64], KINDS[0], DType::F16, 153);
+    let none = gradient(&weight, &x(&[1, 40], DType::F16, 154).narrow(0, 1, 0).unwrap(), &device);
+    assert_eq!((none.dims(), none.dtype()), (&[0, 64][..], DType::F16));
+}
+
+#[test]
+fn fake_quantization_is_that_of_the_cpu() {
+    let Some(device) = device() else { return };
+    for format in KINDS {
+        for dtype in [DType::F32, DType::BF16] {
+            let weight = x(&[6, 2 * format.group_size()], dtype, 155);
+            let on = |device: &Device| {
+                let weight = candle_core::Var::from_tensor(&weight.to_device(device).unwrap()).unwrap();
+                let quantized = QuantTensor::fake_quantize(&weight, format).unwrap();
+                assert!(quantized.device().same_device(device));
+                let gradients = quantized.sqr().unwrap().sum_all().unwrap().backward().unwrap();
+                [bits(&quantized), bits(gradients.get(&weight).expect("a gradient"))]
+            };
+            assert_eq!(on(&device), on(&Device::Cpu), "{format} {dtype:?}");
         }
     }
 }

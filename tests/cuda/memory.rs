@@ -1,11 +1,12 @@
-//! A rank needs little more memory of its device than its part of the weights. On the pretend driver, for the memory of
-//! a GPU is not this program's alone.
+//! A rank needs little more memory of its device than its part of the weights, and a gradient little more than a scratch. On
+//! the pretend driver, for the memory of a GPU is not this program's alone.
 
 use crate::device;
+use crate::expected::{random, KINDS};
 use crate::process::{measured, peak_with};
 use crate::zeros::{alone, llama, qwen3_moe, write};
 use candle_core::cuda_backend::cudarc::driver::CudaContext;
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::{Checkpoint, VarBuilder};
 use candle_quant_models::sharding::ShardPlan;
@@ -72,4 +73,29 @@ fn a_rank_with_parts_of_experts() {
 #[test]
 fn a_rank_with_whole_experts() {
     check("memory::a_rank_with_whole_experts", &qwen3_moe(), 2, 1, ExpertSplit::Across);
+}
+
+/// The weight is not dequantized as a whole: dense, it would be more than the device has.
+#[test]
+fn a_gradient_needs_a_scratch() {
+    const MIB: usize = 1 << 20;
+    // 144 MiB in f32. The scratch takes two times 32.
+    let (n, k, m) = (288, 131_072, 1);
+    let is_measured = measured(|_| {
+        let device = device().unwrap();
+        let weight = random(&[n, k], KINDS[0], DType::F16, 160).to_device(&device).unwrap();
+        let x = Var::from_tensor(&Tensor::ones((m, k), DType::F32, &device).unwrap()).unwrap();
+        let y = weight.matmul(&x, None).unwrap();
+        let gradients = y.backward().unwrap();
+        assert_eq!(gradients.get(&x).unwrap().dims(), [m, k]);
+    });
+    let is_pretended = |device| context(&device).name().unwrap().contains(PRETENDED);
+    if is_measured || !device().is_some_and(is_pretended) {
+        return;
+    }
+    // Codes, scales and biases; x, its gradient and zeros.
+    let limit = n * k / 2 + n * k / 64 * 4 + 4 * m * k * 4 + 64 * MIB + 16 * MIB;
+    assert!(limit < n * k * 4);
+    let dir = tempfile::tempdir().unwrap();
+    peak_with("memory::a_gradient_needs_a_scratch", dir.path(), &[(MEMORY, limit.to_string())]);
 }

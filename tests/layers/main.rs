@@ -6,6 +6,7 @@ mod common;
 mod packed;
 
 mod experts;
+mod gradients;
 mod matmul;
 mod nn;
 mod port;

@@ -18,6 +18,9 @@
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
 //! kernel that cannot represent some activations or scales ([`NotRepresentable`]) leaves the matmul to f32, too.
+//!
+//! The gradient of x, `dy * weight`, has one algorithm for every instruction set, M and format: f32 tiles
+//! ([`f32::gemm_backward`]). A gradient spans too many magnitudes for integers.
 
 use super::super::precision::ActivationPrecision;
 #[cfg(target_arch = "x86_64")]
@@ -266,6 +269,14 @@ impl Prepared<'_> {
             assert!(out.len().is_multiple_of(m) && first_row + out.len() / m <= matrix.rows, "no such rows");
             self.x.rows(matrix, first_row, out);
         }
+    }
+}
+
+/// `dy * weight`, the gradient of x: `dy` is `[M, N]`, the output `[M, K]`.
+pub(super) fn matmul_backward<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix, dy: &[T]) -> Vec<T> {
+    match dy.is_empty() {
+        true => Vec::new(),
+        false => f32::gemm_backward::matmul(f32::kernels(isa), matrix, dy),
     }
 }
 

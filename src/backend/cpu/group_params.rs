@@ -1,6 +1,7 @@
 //! Scales and biases of a few packed rows as f32, as kernels read them.
 
 use super::matrix::PackedMatrix;
+use std::ops::Range;
 
 /// Values appended to a row's scales and biases, so that the last block may read a whole vector.
 pub(super) const PADDING: usize = 16;
@@ -54,10 +55,21 @@ impl GroupParams {
     /// Reads `rows` rows of the weight, from `first_row` on. Inlined where vector instructions are enabled.
     #[inline(always)]
     pub(super) fn load(&mut self, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+        self.load_groups(matrix, (first_row, rows), 0..matrix.groups_per_row());
+    }
+
+    /// The same for some groups of each row; others keep what they were.
+    #[inline(always)]
+    pub(super) fn load_groups(
+        &mut self,
+        matrix: &PackedMatrix,
+        (first_row, rows): (usize, usize),
+        groups: Range<usize>,
+    ) {
         let scales = self.scales.chunks_exact_mut(self.stride);
         let biases = self.biases.chunks_exact_mut(self.stride);
         for (row, (scales, biases)) in scales.zip(biases).take(rows).enumerate() {
-            matrix.row_params(first_row + row, scales, biases);
+            matrix.row_params(first_row + row, groups.clone(), scales, biases);
         }
     }
 }

@@ -3,6 +3,7 @@
 use crate::format::{dequantize_row, Scale, ZeroPoint};
 use crate::QuantFormat;
 use half::{bf16, f16};
+use std::ops::Range;
 
 /// Scales or biases as stored.
 #[derive(Clone, Copy, Debug)]
@@ -99,22 +100,29 @@ impl<'a> PackedMatrix<'a> {
         words.map_or((&[], 0), |words| (words, rows))
     }
 
-    /// Writes scales and biases of a row as f32 to the first `groups_per_row` elements of each buffer.
+    /// Writes scales and biases of some groups of a row as f32 to the places of these groups in each buffer.
     #[inline(always)]
-    pub(crate) fn row_params(&self, row: usize, scales: &mut [f32], biases: &mut [f32]) {
-        let groups = self.groups_per_row();
-        let (start, kind) = (row * groups, self.format.scale());
-        let head = |buffer| <[f32]>::get_mut(buffer, ..groups).unwrap_or_default();
-        self.scales.slice(start, groups).to_f32(kind, self.global_scale, head(scales));
+    pub(crate) fn row_params(
+        &self,
+        row: usize,
+        groups: Range<usize>,
+        scales: &mut [f32],
+        biases: &mut [f32],
+    ) {
+        let (start, len) = (row * self.groups_per_row() + groups.start, groups.len());
+        let kind = self.format.scale();
+        let scales = scales.get_mut(groups.clone()).unwrap_or_default();
+        let biases = biases.get_mut(groups).unwrap_or_default();
+        self.scales.slice(start, len).to_f32(kind, self.global_scale, scales);
         match self.format.zero_point() {
             ZeroPoint::Bias => {
                 if let Some(all) = self.biases {
-                    all.slice(start, groups).to_f32(kind, 1.0, head(biases));
+                    all.slice(start, len).to_f32(kind, 1.0, biases);
                 }
             }
             ZeroPoint::Midpoint => {
                 let zero = self.format.midpoint();
-                for (bias, scale) in biases.iter_mut().zip(&*scales).take(groups) {
+                for (bias, scale) in biases.iter_mut().zip(&*scales) {
                     *bias = -zero * scale;
                 }
             }
@@ -160,7 +168,7 @@ impl<'a> PackedMatrix<'a> {
         let groups = self.groups_per_row();
         let mut scales = vec![0.0; groups];
         let mut biases = vec![0.0; if self.biases.is_some() { groups } else { 0 }];
-        self.row_params(row, &mut scales, &mut biases);
+        self.row_params(row, 0..groups, &mut scales, &mut biases);
         dequantize_row(self.format, self.row_words(row), &scales, &biases, out);
     }
 }

@@ -53,6 +53,11 @@ pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32
     dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current())
 }
 
+/// `dy * weight`, the gradient of x: `dy` is `[M, N]`, the output `[M, K]`.
+pub(crate) fn matmul_backward<T: Real>(matrix: &PackedMatrix, dy: &[T]) -> Vec<T> {
+    dispatch::matmul_backward(isa::best(), matrix, dy)
+}
+
 /// `x` in f32, by all threads.
 pub(crate) fn widened<T: Real>(x: &[T]) -> Vec<f32> {
     dispatch::widened(x)

@@ -11,6 +11,7 @@ use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
 
 mod algorithms;
+mod backward;
 #[cfg(unix)]
 mod bounds;
 mod digits;
@@ -28,6 +29,11 @@ fn matmul_with<T: Real>(
     bias: Option<&[f32]>,
 ) -> Vec<T> {
     dispatch::matmul(isa, matrix, x, bias, ActivationPrecision::Exact)
+}
+
+/// [`matmul_backward`] on an instruction set.
+fn backward_with<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix, dy: &[T]) -> Vec<T> {
+    dispatch::matmul_backward(isa, matrix, dy)
 }
 
 /// [`dequantize`] on an instruction set.

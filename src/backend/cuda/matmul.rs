@@ -324,9 +324,12 @@ impl Matmul<'_> {
                     k: self.k,
                     dtype: self.x_dtype,
                     x: self.x,
+                    x_stride: self.k,
                     weight: place,
+                    transposed: true,
                     y: y + (part.start * size) as u64,
                     y_stride: rows,
+                    y_dtype: self.x_dtype,
                     add,
                 };
                 // SAFETY: x, scratch and y are as large as their dimensions say, and stay until the stream has passed.

@@ -5,6 +5,7 @@
 //! allocator, whose memory in a capture belongs to the graph, and never waits for the device. What is kept
 //! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
+mod backward;
 mod bindings;
 mod card;
 mod cublas;
@@ -23,6 +24,7 @@ mod quantize;
 mod scratch;
 mod workspace;
 
+pub(crate) use backward::matmul_backward;
 pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
 pub(crate) use matmul::{fused, matmul, stacked};

@@ -35,7 +35,8 @@ pub(in super::super) fn gather<T: Real>(
 fn dequantize_exactly(kernels: &dyn Kernels, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
     if matrix.scaling_is_exact() {
         let mut params = GroupParams::new(matrix);
-        kernels.load_params(&mut params, matrix, first_row, out.len() / matrix.k);
+        let rows = (first_row, out.len() / matrix.k);
+        kernels.load_params(&mut params, matrix, rows, 0..matrix.groups_per_row());
         let (elements, order) = (0..matrix.k, Order::Natural);
         kernels.dequantize_rows(DequantizeRows { matrix, first_row, params: &params, elements, order, out });
     } else {

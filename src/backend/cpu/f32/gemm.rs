@@ -17,7 +17,7 @@ use std::ops::Range;
 
 /// Rows of x in a panel, which lie together: as many as the widest of the crate's kernels takes. Where it has NEON, it
 /// copies the weights of a call with more than twice as many as a kernel takes.
-const PANEL: usize = if cfg!(target_arch = "aarch64") { 32 } else { 64 };
+pub(super) const PANEL: usize = if cfg!(target_arch = "aarch64") { 32 } else { 64 };
 
 /// The last panel is padded with rows of zeros to a multiple of the widest vector.
 const VECTOR: usize = 16;
@@ -27,7 +27,7 @@ const VECTOR: usize = 16;
 const KERNEL_ROWS: usize = if cfg!(target_arch = "aarch64") { 4 } else { 6 };
 
 /// Rows of a weight that are multiplied in one call. For more, the crate would copy x.
-const ROWS: usize = 8 * KERNEL_ROWS;
+pub(super) const ROWS: usize = 8 * KERNEL_ROWS;
 
 /// Elements along K of a tile. A sum is a sum of sums, which loses less to rounding.
 const DEPTH: usize = 512;
@@ -140,7 +140,7 @@ fn sums(
     let pass = |first_row| {
         let rows = ROWS_PER_PASS.min(end_row - first_row);
         let mut params = GroupParams::new(matrix);
-        kernels.load_params(&mut params, matrix, first_row, rows);
+        kernels.load_params(&mut params, matrix, (first_row, rows), 0..matrix.groups_per_row());
         Pass { first_row, rows, params }
     };
     let passes: Vec<Pass> = (first_row..end_row).step_by(ROWS_PER_PASS).map(pass).collect();

@@ -1,8 +1,8 @@
 //! The one call into the `gemm` crate.
 
-/// `sums[row, m] += sum over k of x[k, m] * weights[row, k]`, all row-major f32, on this thread alone.
+/// `sums[row, m] += sum over depth of vectors[depth, m] * scalars[row, depth]`, all row-major f32, on this thread alone.
 ///
-/// The crate's kernels read in this order: whole vectors along `m`, and single weights, which they broadcast. The crate
+/// The crate's kernels read in this order: whole vectors along `m`, and single numbers, which they broadcast. The crate
 /// copies neither operand if `m` is a multiple of its vectors and there are at most eight times the rows that its kernels
 /// take.
 ///
@@ -10,11 +10,11 @@
 /// If a slice is too short for its shape.
 pub(super) fn multiply_add(
     (m, rows, depth): (usize, usize, usize),
-    x: &[f32],
-    weights: &[f32],
+    vectors: &[f32],
+    scalars: &[f32],
     sums: &mut [f32],
 ) {
-    assert!(x.len() >= depth * m && weights.len() >= rows * depth && sums.len() >= rows * m);
+    assert!(vectors.len() >= depth * m && scalars.len() >= rows * depth && sums.len() >= rows * m);
     // SAFETY: the assertion keeps every access inside the slices: element (i, j) of a matrix lies at
     // `i * row stride + j * column stride`. `sums` is borrowed exclusively.
     unsafe {
@@ -26,10 +26,10 @@ pub(super) fn multiply_add(
             m as isize,
             1,
             true,
-            x.as_ptr(),
+            vectors.as_ptr(),
             m as isize,
             1,
-            weights.as_ptr(),
+            scalars.as_ptr(),
             depth as isize,
             1,
             1.0,

@@ -45,7 +45,7 @@ impl PreparedX for Prepared<'_> {
         let mut sums = vec![0f32; ROWS_PER_PASS * largest];
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * self.m).enumerate() {
             let (first_row, rows) = (first_row + pass * ROWS_PER_PASS, out.len() / self.m);
-            kernels.load_params(&mut params, matrix, first_row, rows);
+            kernels.load_params(&mut params, matrix, (first_row, rows), 0..matrix.groups_per_row());
             for (panel, x) in self.x.chunks(largest * self.padded_k).enumerate() {
                 let (m, params) = (x.len() / self.padded_k, &params);
                 let sums = &mut sums[..rows * m];

@@ -15,6 +15,7 @@ use super::super::matrix::PackedMatrix;
 use super::dequantize_rows::{dequantize_rows, DequantizeRows};
 use super::dot::{dot_rows, DotRows};
 use super::reference;
+use std::ops::Range;
 
 /// The kernels of one instruction set.
 pub(in super::super) trait Kernels: Send + Sync {
@@ -22,8 +23,14 @@ pub(in super::super) trait Kernels: Send + Sync {
     fn block(&self) -> usize;
     /// Vector lanes.
     fn lanes(&self) -> usize;
-    /// Loads scales and biases of up to `ROWS_PER_PASS` rows.
-    fn load_params(&self, to: &mut GroupParams, matrix: &PackedMatrix, first_row: usize, rows: usize);
+    /// Loads scales and biases of up to `ROWS_PER_PASS` rows, of some groups of each.
+    fn load_params(
+        &self,
+        to: &mut GroupParams,
+        matrix: &PackedMatrix,
+        rows: (usize, usize),
+        groups: Range<usize>,
+    );
     /// The numbers of rows of x that [`Kernels::dot_rows`] takes, ascending, from 1 on.
     fn panel_sizes(&self) -> &'static [usize];
     /// Dot products of packed rows and a panel of interleaved rows of x.
@@ -60,13 +67,24 @@ macro_rules! implement {
             fn lanes(&self) -> usize {
                 <$isa>::LANES
             }
-            fn load_params(&self, to: &mut GroupParams, matrix: &PackedMatrix, first_row: usize, rows: usize) {
+            fn load_params(
+                &self,
+                to: &mut GroupParams,
+                matrix: &PackedMatrix,
+                rows: (usize, usize),
+                groups: Range<usize>,
+            ) {
                 $(#[target_feature(enable = $features)])?
-                unsafe fn entry(to: &mut GroupParams, matrix: &PackedMatrix, first_row: usize, rows: usize) {
-                    to.load(matrix, first_row, rows);
+                unsafe fn entry(
+                    to: &mut GroupParams,
+                    matrix: &PackedMatrix,
+                    rows: (usize, usize),
+                    groups: Range<usize>,
+                ) {
+                    to.load_groups(matrix, rows, groups);
                 }
                 // SAFETY: `self` proves that the CPU has the features, see `isa`.
-                unsafe { entry(to, matrix, first_row, rows) }
+                unsafe { entry(to, matrix, rows, groups) }
             }
             fn panel_sizes(&self) -> &'static [usize] {
                 &[$($m),+]

@@ -40,9 +40,12 @@ pub(super) fn interleave<T: Real>(row: &[T], lanes: usize, out: &mut [f32]) {
     }
 }
 
-/// The inverse of [`interleave`], for one block.
+/// The inverse of [`interleave`], for one block or the beginning of one.
+#[inline(always)]
 pub(super) fn deinterleave(block: &[f32], lanes: usize, out: &mut [f32]) {
-    for (index, value) in out.iter_mut().enumerate() {
-        *value = block.get(index % 4 * lanes + index / 4).copied().unwrap_or(0.0);
+    let vector = |i: usize| block.get(i * lanes..).unwrap_or_default().iter().take(lanes);
+    let fours = vector(0).zip(vector(1)).zip(vector(2).zip(vector(3)));
+    for (out, ((a, b), (c, d))) in out.chunks_mut(4).zip(fours) {
+        out.iter_mut().zip([a, b, c, d]).for_each(|(out, value)| *out = *value);
     }
 }

@@ -2,6 +2,7 @@
 //!
 //! * [`gemv`] multiplies packed weights as they are with a few rows of x; its kernel is `dot`.
 //! * [`gemm`] dequantizes tiles of weights for many rows of x; its kernels are `dequantize_rows` and the `gemm` crate's.
+//! * [`gemm_backward`] does the same for the gradient of x.
 //! * [`dequantize`] writes rows of weights in their natural order.
 //! * [`mxfp8_gemv`] is what `dot` computes for MXFP8 and one row of x, in fewer AVX-512 instructions.
 
@@ -10,6 +11,7 @@ pub(super) mod dequantize;
 mod dequantize_rows;
 mod dot;
 pub(super) mod gemm;
+pub(super) mod gemm_backward;
 mod gemm_crate;
 pub(super) mod gemv;
 mod kernels;

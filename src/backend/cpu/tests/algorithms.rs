@@ -56,7 +56,7 @@ fn name(algorithm: Algorithm) -> &'static str {
 }
 
 /// Every format that a weight can have.
-fn known_formats() -> Vec<QuantFormat> {
+pub(super) fn known_formats() -> Vec<QuantFormat> {
     let mut all = QuantFormat::all();
     for bits in Bits::ALL {
         let sizes = QuantFormat::AFFINE_GROUP_SIZES;
@@ -66,7 +66,7 @@ fn known_formats() -> Vec<QuantFormat> {
 }
 
 /// Formats that nobody has: known axes, put together in other ways.
-fn made_up_formats() -> Vec<QuantFormat> {
+pub(super) fn made_up_formats() -> Vec<QuantFormat> {
     let uint = Element::Uint(Bits::Four);
     vec![
         QuantFormat::made_up(Element::E2m1, Scale::Float, ZeroPoint::None, 64),

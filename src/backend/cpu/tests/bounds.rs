@@ -3,7 +3,7 @@
 use super::super::dispatch::MAX_FEW;
 use super::super::{isa, GroupValues, PackedMatrix};
 use super::weights::{Groups, Weight};
-use super::{assert_same_bits, dequantize_with, formats_for, matmul_with};
+use super::{assert_same_bits, backward_with, dequantize_with, formats_for, matmul_with};
 use memmap2::{Mmap, MmapOptions};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
@@ -63,6 +63,12 @@ fn check(weight: &Weight, scales: GroupValues, biases: Option<GroupValues>, rng:
             let x: Vec<f32> = (0..m * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();
             let multiply = |matrix| matmul_with::<f32>(isa, matrix, &x, None);
             let name = (isa.name(), weight.format, weight.n, weight.k, m);
+            assert_same_bits(name, &multiply(&copied), &multiply(&weight.view()));
+        }
+        for m in [1, 5] {
+            let dy: Vec<f32> = (0..m * weight.n).map(|_| rng.random_range(-1.0..1.0)).collect();
+            let multiply = |matrix| backward_with::<f32>(isa, matrix, &dy);
+            let name = (isa.name(), "backward", weight.format, weight.n, weight.k, m);
             assert_same_bits(name, &multiply(&copied), &multiply(&weight.view()));
         }
         let dequantized: Vec<f32> = dequantize_with(isa, &copied);
