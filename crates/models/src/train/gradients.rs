@@ -148,6 +148,7 @@ impl<'a> Pass<'a> {
                 true => (input, None),
                 false => {
                     let var = Var::from_tensor(&input)?;
+                    drop(input);
                     (var.as_tensor().clone(), Some(var))
                 }
             };
@@ -190,20 +191,14 @@ impl<'a> Pass<'a> {
 
 /// What the last layer has made of the tokens before those that count, `[rows, hidden]`, and these, so many at a time that
 /// their logits take little memory.
-fn predictions<'a>(
-    model: &Model,
-    output: &Tensor,
-    batch: &'a Batch,
-) -> Result<impl Iterator<Item = (Tensor, Tensor)> + 'a> {
+fn predictions(model: &Model, output: &Tensor, batch: &Batch) -> Result<Vec<(Tensor, Tensor)>> {
     let count = (LOGITS / model.vocabulary().max(1)).max(1);
     let flat = output.flatten_to(1)?;
-    let device = output.device().clone();
-    let parts = batch.rows.chunks(count).zip(batch.targets.chunks(count));
     let part = |(rows, targets): (&[u32], &[u32])| {
-        let rows = flat.index_select(&Tensor::new(rows, &device)?, 0)?;
-        Ok((rows, Tensor::new(targets, &device)?))
+        let rows = flat.index_select(&Tensor::new(rows, output.device())?, 0)?;
+        Ok((rows, Tensor::new(targets, output.device())?))
     };
-    Ok(parts.map(part).collect::<Result<Vec<_>>>()?.into_iter())
+    batch.rows.chunks(count).zip(batch.targets.chunks(count)).map(part).collect()
 }
 
 /// The negative logarithms of the probabilities of targets.
