@@ -2,6 +2,7 @@
 
 use super::batches::Batch;
 use super::{Sequence, Variable};
+use crate::differentiable::of_one;
 use crate::rope::Rotation;
 use crate::Model;
 use candle_core::backprop::GradStore;
@@ -153,15 +154,14 @@ impl<'a> Pass<'a> {
                 }
             };
             let output = self.model.run_segment(segment, &x, &self.rotation)?;
-            let mut store = backward_from(&output, &of_output)?;
+            let mut store = backward_from(&output, of_output)?;
             drop(output);
             sums.add(&store)?;
-            if let Some(var) = var {
-                of_output = match store.remove(&var) {
-                    Some(gradient) => gradient.detach(),
-                    None => var.as_detached_tensor().zeros_like()?,
-                };
-            }
+            let Some(var) = var else { break };
+            of_output = match store.remove(&var) {
+                Some(gradient) => gradient.detach(),
+                None => var.as_detached_tensor().zeros_like()?,
+            };
         }
         Ok(())
     }
@@ -175,8 +175,7 @@ impl<'a> Pass<'a> {
             let entropy = CrossEntropy::new(&logits.detach().to_dtype(DType::F32)?, &targets)?;
             sums.loss += entropy.sum()?;
             let of_logits = entropy.gradient(1. / tokens as f64)?.to_dtype(logits.dtype())?;
-            let mut store = backward_from(&logits, &of_logits)?;
-            drop((logits, of_logits));
+            let mut store = backward_from(&logits, of_logits)?;
             sums.add(&store)?;
             parts.push(match store.remove(&x) {
                 Some(gradient) => gradient.detach(),
@@ -240,9 +239,10 @@ impl CrossEntropy {
     }
 }
 
-/// The gradients of all variables that `output` depends on, for its own: those of the sum of their products.
-fn backward_from(output: &Tensor, gradient: &Tensor) -> Result<GradStore> {
-    Ok((output * gradient.detach())?.sum_all()?.backward()?)
+/// The gradients of all variables that `output` depends on, for its own.
+fn backward_from(output: &Tensor, gradient: Tensor) -> Result<GradStore> {
+    let end = Tensor::zeros((), output.dtype(), output.device())?;
+    Ok(of_one(output, end, move |_, _, _| Ok(gradient.clone()))?.backward()?)
 }
 
 /// A store without gradients of variables.

@@ -70,10 +70,10 @@ fn the_loss_rises_along_the_gradient() {
             }
             gradients(&model, &variables, &texts, 3, 1).unwrap().loss
         };
-        // So far that rounding does not matter, and so near that curvature does not, which the third power of h brings.
-        let h = 4e-3;
-        let slope: f64 = (8. * (at(h) - at(-h)) - (at(2. * h) - at(-2. * h))) / (12. * h);
-        assert!((slope / length - 1.).abs() < 0.01, "{name}: {slope} along a gradient of length {length}");
+        // So far that rounding does not matter, and so near that tokens choose the same experts.
+        let h = 1e-3;
+        let slope: f64 = (at(h) - at(-h)) / (2. * h);
+        assert!((slope / length - 1.).abs() < 2e-3, "{name}: {slope} along a gradient of length {length}");
     }
 }
 
