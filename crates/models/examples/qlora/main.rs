@@ -30,7 +30,7 @@ struct Args {
     #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/crates/models/examples/qlora/heldout.txt"))]
     held_out: PathBuf,
     /// Steps of the optimizer.
-    #[arg(long, default_value_t = 70)]
+    #[arg(long, default_value_t = 90)]
     steps: usize,
     /// Rank of the adapters.
     #[arg(long, default_value_t = 16)]
@@ -39,7 +39,7 @@ struct Args {
     #[arg(long, default_value_t = 4e-3)]
     lr: f64,
     /// Texts that go through the model together.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     batch: usize,
     /// Batches of a step.
     #[arg(long, default_value_t = 2)]
