@@ -49,7 +49,7 @@ pub(super) fn rotate(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {
 }
 
 /// `value`, which was made of `x`, with a gradient: `backward` makes it of `x`, `value` and the gradient of `value`.
-fn of_one(
+pub(super) fn of_one(
     x: &Tensor,
     value: Tensor,
     backward: impl Fn(&Tensor, &Tensor, &Tensor) -> Result<Tensor> + Send + Sync + 'static,

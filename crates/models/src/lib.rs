@@ -38,6 +38,7 @@ mod projection;
 mod rope;
 mod shapes;
 pub mod sharding;
+pub mod train;
 
 pub use config::Config;
 pub use decoder::{Model, StepBytes};

@@ -30,16 +30,16 @@ struct Args {
     #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/crates/models/examples/qlora/heldout.txt"))]
     held_out: PathBuf,
     /// Steps of the optimizer.
-    #[arg(long, default_value_t = 70)]
+    #[arg(long, default_value_t = 110)]
     steps: usize,
     /// Rank of the adapters.
     #[arg(long, default_value_t = 16)]
     rank: usize,
     /// The highest learning rate.
-    #[arg(long, default_value_t = 4e-3)]
+    #[arg(long, default_value_t = 1e-2)]
     lr: f64,
     /// Texts that go through the model together.
-    #[arg(long, default_value_t = 4)]
+    #[arg(long, default_value_t = 2)]
     batch: usize,
     /// Batches of a step.
     #[arg(long, default_value_t = 2)]

@@ -40,7 +40,10 @@ impl AdamW {
             moments.iter().all(|moment| moment.shape() == var.shape() && moment.dtype() == var.dtype())
         };
         if moments.len() != self.learners.len() || !self.learners.iter().zip(&moments).all(fits) {
-            bail!("state of AdamW: two moments for each of {} variables, of its shape, expected", self.learners.len());
+            bail!(
+                "state of AdamW: two moments for each of {} variables, of its shape, expected",
+                self.learners.len()
+            );
         }
         self.step = steps;
         for (learner, moments) in self.learners.iter_mut().zip(moments) {

@@ -64,7 +64,11 @@ fn new_lora(
     model: &Model,
 ) -> Result<Lora> {
     let [stack @ .., n, k] = slot.dims() else {
-        return Err(Error::mismatch("weight of an adapter", "[N, K] or [E, N, K]", format!("{:?}", slot.dims())));
+        return Err(Error::mismatch(
+            "weight of an adapter",
+            "[N, K] or [E, N, K]",
+            format!("{:?}", slot.dims()),
+        ));
     };
     let bound = (*k as f32).sqrt().recip();
     let dims = |last: [usize; 2]| [stack, &last].concat();
@@ -103,7 +107,11 @@ pub fn variables(model: &Model, name: &str) -> Result<Vec<Variable>> {
     for slot in model.adapters().slots() {
         let Some(mut lora) = slot.get(name) else { continue };
         let mut is_new = false;
-        let parts = [("lora_A", Some(&mut lora.a)), ("lora_B", Some(&mut lora.b)), ("magnitude", lora.magnitude.as_mut())];
+        let parts = [
+            ("lora_A", Some(&mut lora.a)),
+            ("lora_B", Some(&mut lora.b)),
+            ("magnitude", lora.magnitude.as_mut()),
+        ];
         for (part, tensor) in parts.into_iter().filter_map(|(part, tensor)| Some((part, tensor?))) {
             if !tensor.is_variable() {
                 is_new = true;
@@ -140,7 +148,11 @@ fn matching(slots: Vec<AdapterSlot>, targets: &[impl AsRef<str>]) -> Result<Vec<
     let mut is_meant = vec![false; slots.len()];
     for target in targets.iter().map(AsRef::as_ref) {
         let glob = Glob::new(target).map_err(|error| {
-            Error::mismatch("target of an adapter", "the name of a module, a glob, or `all-linear`", error.to_string())
+            Error::mismatch(
+                "target of an adapter",
+                "the name of a module, a glob, or `all-linear`",
+                error.to_string(),
+            )
         })?;
         let glob = glob.compile_matcher();
         let matches = |slot: &AdapterSlot| match target {
@@ -175,8 +187,10 @@ fn nothing_matches(target: &str, names: impl Iterator<Item = String>) -> Error {
 /// # Errors
 /// If the model has no adapter of that name, or the files can't be written.
 pub fn save(model: &Model, name: &str, folder: &Path) -> Result<()> {
-    let tensors: HashMap<String, Tensor> =
-        variables(model, name)?.into_iter().map(|variable| (variable.name, variable.var.into_inner())).collect();
+    let tensors: HashMap<String, Tensor> = variables(model, name)?
+        .into_iter()
+        .map(|variable| (variable.name, variable.var.into_inner()))
+        .collect();
     fs::create_dir_all(folder).map_err(|error| Error::Io { path: folder.to_owned(), error })?;
     Ok(candle_core::safetensors::save(&tensors, folder.join("adapter_model.safetensors"))?)
 }

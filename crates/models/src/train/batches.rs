@@ -77,7 +77,8 @@ mod tests {
 
     #[test]
     fn every_epoch_has_all_in_an_order_of_its_own() {
-        let epochs = |seed| Order::new(seed, 20).take(0, 60).chunks(20).map(<[_]>::to_vec).collect::<Vec<_>>();
+        let epochs =
+            |seed| Order::new(seed, 20).take(0, 60).chunks(20).map(<[_]>::to_vec).collect::<Vec<_>>();
         let first = epochs(1);
         for epoch in &first {
             let mut sorted = epoch.clone();

@@ -86,7 +86,9 @@ pub(super) fn prepared(model: &Model, sequences: &[Sequence], context: usize) ->
         if let Some(token) = sequence.tokens.iter().find(|token| **token as usize >= vocabulary) {
             return Err(Error::mismatch(
                 format!("sequence {index}"),
-                format!("tokens below {vocabulary}, the model's vocabulary: was it tokenized for another model?"),
+                format!(
+                    "tokens below {vocabulary}, the model's vocabulary: was it tokenized for another model?"
+                ),
                 token.to_string(),
             ));
         }

@@ -2,6 +2,7 @@
 
 use super::batches::Batch;
 use super::{Sequence, Variable};
+use crate::differentiable::of_one;
 use crate::rope::Rotation;
 use crate::Model;
 use candle_core::backprop::GradStore;
@@ -148,19 +149,19 @@ impl<'a> Pass<'a> {
                 true => (input, None),
                 false => {
                     let var = Var::from_tensor(&input)?;
+                    drop(input);
                     (var.as_tensor().clone(), Some(var))
                 }
             };
             let output = self.model.run_segment(segment, &x, &self.rotation)?;
-            let mut store = backward_from(&output, &of_output)?;
+            let mut store = backward_from(&output, of_output)?;
             drop(output);
             sums.add(&store)?;
-            if let Some(var) = var {
-                of_output = match store.remove(&var) {
-                    Some(gradient) => gradient.detach(),
-                    None => var.as_detached_tensor().zeros_like()?,
-                };
-            }
+            let Some(var) = var else { break };
+            of_output = match store.remove(&var) {
+                Some(gradient) => gradient.detach(),
+                None => var.as_detached_tensor().zeros_like()?,
+            };
         }
         Ok(())
     }
@@ -174,8 +175,7 @@ impl<'a> Pass<'a> {
             let entropy = CrossEntropy::new(&logits.detach().to_dtype(DType::F32)?, &targets)?;
             sums.loss += entropy.sum()?;
             let of_logits = entropy.gradient(1. / tokens as f64)?.to_dtype(logits.dtype())?;
-            let mut store = backward_from(&logits, &of_logits)?;
-            drop((logits, of_logits));
+            let mut store = backward_from(&logits, of_logits)?;
             sums.add(&store)?;
             parts.push(match store.remove(&x) {
                 Some(gradient) => gradient.detach(),
@@ -190,20 +190,14 @@ impl<'a> Pass<'a> {
 
 /// What the last layer has made of the tokens before those that count, `[rows, hidden]`, and these, so many at a time that
 /// their logits take little memory.
-fn predictions<'a>(
-    model: &Model,
-    output: &Tensor,
-    batch: &'a Batch,
-) -> Result<impl Iterator<Item = (Tensor, Tensor)> + 'a> {
+fn predictions(model: &Model, output: &Tensor, batch: &Batch) -> Result<Vec<(Tensor, Tensor)>> {
     let count = (LOGITS / model.vocabulary().max(1)).max(1);
     let flat = output.flatten_to(1)?;
-    let device = output.device().clone();
-    let parts = batch.rows.chunks(count).zip(batch.targets.chunks(count));
     let part = |(rows, targets): (&[u32], &[u32])| {
-        let rows = flat.index_select(&Tensor::new(rows, &device)?, 0)?;
-        Ok((rows, Tensor::new(targets, &device)?))
+        let rows = flat.index_select(&Tensor::new(rows, output.device())?, 0)?;
+        Ok((rows, Tensor::new(targets, output.device())?))
     };
-    Ok(parts.map(part).collect::<Result<Vec<_>>>()?.into_iter())
+    batch.rows.chunks(count).zip(batch.targets.chunks(count)).map(part).collect()
 }
 
 /// The negative logarithms of the probabilities of targets.
@@ -245,9 +239,10 @@ impl CrossEntropy {
     }
 }
 
-/// The gradients of all variables that `output` depends on, for its own: those of the sum of their products.
-fn backward_from(output: &Tensor, gradient: &Tensor) -> Result<GradStore> {
-    Ok((output * gradient.detach())?.sum_all()?.backward()?)
+/// The gradients of all variables that `output` depends on, for its own.
+fn backward_from(output: &Tensor, gradient: Tensor) -> Result<GradStore> {
+    let end = Tensor::zeros((), output.dtype(), output.device())?;
+    Ok(of_one(output, end, move |_, _, _| Ok(gradient.clone()))?.backward()?)
 }
 
 /// A store without gradients of variables.

@@ -85,7 +85,7 @@ impl Options {
             return Err(Error::mismatch("options of training", expected, format!("{self:?}")));
         }
         match self.clip {
-            Some(clip) if !(clip > 0.) => {
+            Some(clip) if clip.is_nan() || clip <= 0. => {
                 Err(Error::mismatch("`clip`", "a norm above 0, or none", clip.to_string()))
             }
             _ => Ok(()),

@@ -63,8 +63,8 @@ pub(super) fn write(
         }
     }
     let metadata = HashMap::from([(KEY.to_owned(), json)]);
-    let bytes = safetensors::serialize(tensors, Some(metadata))
-        .map_err(|error| io(std::io::Error::other(error)))?;
+    let bytes =
+        safetensors::serialize(tensors, Some(metadata)).map_err(|error| io(std::io::Error::other(error)))?;
     fs::create_dir_all(folder).map_err(io)?;
     let mut file = tempfile::NamedTempFile::new_in(folder).map_err(io)?;
     file.write_all(&bytes).and_then(|()| file.as_file().sync_all()).map_err(io)?;
@@ -91,7 +91,9 @@ pub(super) fn read(
     let parts = variables.iter().map(|variable| file.parts(variable)).collect::<Result<Vec<_>>>()?;
     let expected = variables.len() * PARTS.len();
     if file.tensors()?.len() != expected {
-        return Err(file.foreign(&format!("{} tensors, not {expected}: of other modules", file.tensors()?.len())));
+        return Err(
+            file.foreign(&format!("{} tensors, not {expected}: of other modules", file.tensors()?.len()))
+        );
     }
     let mut moments = Vec::new();
     for (Variable { var, .. }, [value, mean, square]) in variables.iter().zip(parts) {

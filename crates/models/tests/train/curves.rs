@@ -28,7 +28,8 @@ fn a_few_texts_are_learned_by_heart() {
         assert!(last < first / 5., "{name}: {first} to {last}");
         let (before, after) = (report.held_out_before.unwrap(), report.held_out_after.unwrap());
         assert!((before.ln() - first).abs() < 1e-5 && after.ln() < first / 5., "{name}: {before} to {after}");
-        assert_eq!(perplexity(&model, &data.training, 2).unwrap(), after);
+        let again = perplexity(&model, &data.training, 2).unwrap();
+        assert!((again / after - 1.).abs() < 1e-5, "{name}: {again}, {after}");
         // Nothing is left that takes part in gradients.
         let logits = model.forward_whole(&ids(&data.training)).unwrap();
         assert!(!logits.track_op());

@@ -45,9 +45,9 @@ fn data_that_teach_nothing_are_refused() {
 #[test]
 fn long_sequences_are_split() {
     let model = load(NAME);
-    let long = Sequence::new((0..2000).map(|i| 40 + i * i % 31).collect::<Vec<_>>());
+    let long = Sequence::new((0..2000u32).map(|i| 40 + i * i % 31).collect::<Vec<_>>());
     assert!(long.tokens().len() > model.context());
-    assert!(perplexity(&model, &[long.clone()], 1).unwrap() > 1.);
+    assert!(perplexity(&model, std::slice::from_ref(&long), 1).unwrap() > 1.);
     let options = Options { steps: 1, batch: 1, accumulation: 200, context: Some(20), ..Default::default() };
     let report = finetune(&model, &only(vec![long]), &options, |progress| {
         // Two epochs of 1999 tokens that count.

@@ -14,7 +14,7 @@ fn check(name: &str, model: &mut Model) {
         let expected = model.forward(&ids, 0).unwrap();
         assert_eq!(whole.dims(), expected.dims());
         let distance = distance(&whole.detach(), &expected.detach());
-        assert!(distance.max < 1e-5 && distance.other_argmax == 0, "{name}: {distance:?}");
+        assert!(distance.max < 2e-5 && distance.other_argmax == 0, "{name}: {distance:?}");
     }
     // Each text by itself: what is behind it does not matter.
     let padded = model.forward_whole(&ids(&texts)).unwrap().detach();
@@ -56,7 +56,7 @@ fn the_cache_does_not_matter() {
     let first = model.forward(&ids, 0).unwrap();
     let cached = model.cached_tokens();
     let whole = model.forward_whole(&ids).unwrap();
-    assert!(distance(&whole, &first).max < 1e-5);
+    assert!(distance(&whole, &first).max < 2e-5);
     assert_eq!(model.cached_tokens(), cached);
 }
 

@@ -63,17 +63,17 @@ fn the_loss_rises_along_the_gradient() {
         let squares = variables.iter().map(|v| gradient(v).sqr().unwrap().sum_all().unwrap());
         let length = squares.map(|sum| f64::from(sum.to_scalar::<f32>().unwrap())).sum::<f64>().sqrt();
         let start: Vec<_> = variables.iter().map(|v| v.var.as_tensor().copy().unwrap().detach()).collect();
-        let at = |distance: f64| {
+        let at = |distance: f64| -> f64 {
             for (variable, start) in variables.iter().zip(&start) {
                 let moved = (start + (gradient(variable) * (distance / length)).unwrap()).unwrap();
                 variable.var.set(&moved).unwrap();
             }
             gradients(&model, &variables, &texts, 3, 1).unwrap().loss
         };
-        // So far that rounding does not matter, and so near that curvature does not, which the third power of h brings.
-        let h = 4e-3;
-        let slope = (8. * (at(h) - at(-h)) - (at(2. * h) - at(-2. * h))) / (12. * h);
-        assert!((slope / length - 1.).abs() < 0.01, "{name}: {slope} along a gradient of length {length}");
+        // So far that rounding does not matter, and so near that tokens choose the same experts.
+        let h = 1e-3;
+        let slope: f64 = (at(h) - at(-h)) / (2. * h);
+        assert!((slope / length - 1.).abs() < 2e-3, "{name}: {slope} along a gradient of length {length}");
     }
 }
 

@@ -153,9 +153,9 @@ fn a_damaged_state_is_refused() {
         ("empty", &[][..]),
         ("cut off", &whole[..whole.len() - 1]),
         ("half", &whole[..whole.len() / 2]),
-        ("json", &bad_json),
-        ("header", &no_header),
-        ("text", b"hello, this is no state"),
+        ("json", &bad_json[..]),
+        ("header", &no_header[..]),
+        ("text", &b"hello, this is no state"[..]),
     ] {
         fs::write(&path, bytes).unwrap();
         let error = refusal(dir.path(), &data(), |_| {});
