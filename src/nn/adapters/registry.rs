@@ -1,14 +1,17 @@
 //! The adapters of all layers of a model.
 
+use super::slot::{Frozen, Slot};
 use super::AdapterSlot;
 use std::collections::BTreeMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The slots of all layers that one [`VarBuilder`](crate::VarBuilder) has built, by the paths of their modules: what a
 /// model's adapters are added to, switched by, and removed from. Clones share them.
+///
+/// A slot is here as long as its layer is. Layers that are built twice of one module on one builder share their slot.
 #[derive(Clone, Debug, Default)]
-pub struct Adapters(Arc<Mutex<BTreeMap<String, AdapterSlot>>>);
+pub struct Adapters(Arc<Mutex<BTreeMap<String, Weak<Slot>>>>);
 
 /// The shape of a new adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -32,20 +35,32 @@ impl LoraConfig {
 }
 
 impl Adapters {
-    /// The slot of a layer, made at the first call for its module.
-    pub(crate) fn register(&self, module: &str, dims: &[usize], part: Vec<Range<usize>>) -> AdapterSlot {
-        let new = || AdapterSlot::new(module, dims, part);
-        self.lock().entry(module.to_owned()).or_insert_with(new).clone()
+    /// The slot of a layer, made at the first call for its module, and again if it is to have another part.
+    pub(crate) fn register(
+        &self,
+        module: &str,
+        dims: &[usize],
+        part: &[Range<usize>],
+        frozen: Frozen,
+    ) -> AdapterSlot {
+        let mut slots = self.lock();
+        let known = slots.get(module).and_then(AdapterSlot::upgrade);
+        if let Some(slot) = known.filter(|slot| slot.dims() == dims && slot.part() == part) {
+            return slot;
+        }
+        let slot = AdapterSlot::new(module, dims, part.to_vec(), frozen);
+        slots.insert(module.to_owned(), slot.downgrade());
+        slot
     }
 
     /// All slots, by the paths of their modules.
     pub fn slots(&self) -> Vec<AdapterSlot> {
-        self.lock().values().cloned().collect()
+        self.lock().values().filter_map(AdapterSlot::upgrade).collect()
     }
 
     /// The slot of a module.
     pub fn slot(&self, module: &str) -> Option<AdapterSlot> {
-        self.lock().get(module).cloned()
+        self.lock().get(module).and_then(AdapterSlot::upgrade)
     }
 
     /// Removes an adapter from all modules; false if none has it.
@@ -60,10 +75,10 @@ impl Adapters {
 
     /// Whether any adapter is switched on.
     pub fn is_active(&self) -> bool {
-        self.lock().values().any(AdapterSlot::is_active)
+        self.slots().iter().any(AdapterSlot::is_active)
     }
 
-    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, AdapterSlot>> {
+    fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<Slot>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -116,7 +116,7 @@ pub fn vocab_parallel_head(
         Some((rank, tokens)) => {
             let part = [tokens, 0..hidden_size];
             let rows = Linear::new(vb.part((vocabulary, hidden_size), &part)?, None);
-            let rows = rows.with_adapters(vb.adapter_slot(&[vocabulary, hidden_size], &part));
+            let rows = rows.of_module(&vb, [vocabulary, hidden_size], &part, None);
             VocabParallelHead { rows, rank: Some(rank) }
         }
     })
