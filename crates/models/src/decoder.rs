@@ -106,7 +106,7 @@ impl Model {
         let head = vb.pp("lm_head");
         let tied = config.tie_word_embeddings.unwrap_or_else(|| !head.contains_tensor("weight"));
         let lm_head = match tied {
-            true => embed_tokens.as_head(),
+            true => embed_tokens.as_head_of(&head),
             false => vocab_parallel_head(hidden, vocab, head)?,
         };
         let mut this = Self {

@@ -23,12 +23,12 @@ pub(super) fn read(config: &Config, file: &Path, tensors: &Tensors) -> Result<BT
     let (rank, scale) = (config.rank(parameters, "rank")?, config.number(parameters, "scale")?);
     let stated = Stated { rank, scale, is_dora };
     let expected = "`MODULE.lora_a`, `MODULE.lora_b` or, of DoRA, `MODULE.m`";
-    let role = |name| role(name, is_dora);
     let complete = |(module, parts): (String, super::parts::Parts)| {
         let lora = parts.complete(file, &module, &stated, true)?;
         Ok((module, lora))
     };
-    by_module(file, tensors, expected, role)?.into_iter().map(complete).collect()
+    let modules = by_module(file, tensors, expected, |name| role(name, is_dora))?;
+    modules.into_iter().map(complete).collect()
 }
 
 /// The module of a tensor, and what it is there.

@@ -44,7 +44,7 @@ impl Adapters {
         if !unknown.is_empty() {
             return Err(self.unknown(file, &unknown));
         }
-        if slots.values().any(|(slot, _)| slot.names().iter().any(|taken| taken == name)) {
+        if self.slots().iter().any(|slot| slot.get(name).is_some()) {
             return Err(Error::mismatch("adapter", "a name that is not taken", format!("`{name}` again")));
         }
         let add = |(slot, of_slot): &(AdapterSlot, Vec<Contribution>)| {

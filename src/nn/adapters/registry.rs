@@ -10,6 +10,39 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// model's adapters are added to, switched by, and removed from. Clones share them.
 ///
 /// A slot is here as long as its layer is. Layers that are built twice of one module on one builder share their slot.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::checkpoint::{AdapterFile, AdapterFormat, Checkpoint};
+/// use candle_quant::nn::Lora;
+/// use candle_quant::{linear_no_bias, Module, VarBuilder};
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
+/// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu);
+/// let path = "model.layers.0.mlp.up_proj";
+/// let layer = linear_no_bias(256, 512, vb.pp(path))?;
+/// let x = Tensor::ones((1, 256), DType::F32, &Device::Cpu)?;
+/// let alone = layer.forward(&x)?;
+///
+/// // One by hand, saved for PEFT; `Model::adapters` has those of a whole model.
+/// let random = |dims| Tensor::randn(0f32, 0.1, dims, &Device::Cpu);
+/// let lora = Lora { a: random((4, 256))?, b: random((512, 4))?, scale: 2., magnitude: None };
+/// vb.adapters().slot(path).expect("a layer").add("style", lora)?;
+/// let dir = std::env::temp_dir().join(format!("style-{}", std::process::id()));
+/// vb.adapters().save("style", &dir, AdapterFormat::Peft)?;
+///
+/// // One from a file, beside it; then that alone.
+/// vb.adapters().load("again", &AdapterFile::open(&dir)?)?;
+/// vb.adapters().set_active("style", false);
+/// let changed = layer.forward(&x)?;
+/// vb.adapters().remove("again");
+/// assert_eq!(layer.forward(&x)?.to_vec2::<f32>()?, alone.to_vec2::<f32>()?);
+/// assert_ne!(changed.to_vec2::<f32>()?, alone.to_vec2::<f32>()?);
+/// # std::fs::remove_dir_all(dir).ok();
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Adapters(Arc<Mutex<BTreeMap<String, Weak<Slot>>>>);
 
