@@ -2,6 +2,7 @@
 //! position: what changes from step to step are the tokens and the caches.
 
 use crate::{Error, KvCache, QuantTensor};
+use std::sync::Arc;
 
 /// A root-mean-square norm.
 #[derive(Debug)]
@@ -20,7 +21,25 @@ pub(crate) struct Projection {
     pub(crate) rows: usize,
     /// Inputs, K.
     pub(crate) k: usize,
+    /// Its number in the plan.
+    pub(crate) index: usize,
 }
+
+/// What a low-rank adapter adds to the outputs of a projection: `scale * x (B A)^T`; then rows are rescaled, with DoRA.
+#[derive(Debug)]
+pub(crate) struct Update {
+    /// `[rank, K]`.
+    pub(crate) a: Vec<f32>,
+    /// `[N, rank]`.
+    pub(crate) b: Vec<f32>,
+    pub(crate) rank: usize,
+    pub(crate) scale: f32,
+    /// N numbers.
+    pub(crate) rescale: Option<Vec<f32>>,
+}
+
+/// The active adapters of projections, by their numbers; those beyond the last have none.
+pub(crate) type Updates = [Vec<Arc<Update>>];
 
 /// What attention does with queries, keys and values, for whole heads.
 #[derive(Debug)]
@@ -79,9 +98,10 @@ pub struct StepToken {
     pub position: usize,
 }
 
-/// The logits `[rows, outputs of the head]` of the rows `wanted` of the tokens.
+/// The logits `[rows, outputs of the head]` of the rows `wanted` of the tokens, with adapters.
 pub(crate) fn run(
     plan: &Plan,
+    updates: &Updates,
     tokens: &[StepToken],
     caches: &mut [&mut KvCache],
     wanted: &[usize],
@@ -107,5 +127,5 @@ pub(crate) fn run(
         let found = format!("{after} behind {before}");
         return Err(Error::mismatch("rows of logits", "each once, in ascending order", found).into());
     }
-    super::cpu::step::run(plan, tokens, caches, wanted)
+    super::cpu::step::run(plan, updates, tokens, caches, wanted)
 }

@@ -177,9 +177,9 @@ impl Model {
         }
     }
 
-    /// Whether all layers are computed in one call. Active adapters are computed layer by layer.
+    /// Whether all layers are computed in one call, which has no gradients.
     fn has_plan(&self) -> bool {
-        self.plan.is_some() && !self.adapters.is_active()
+        self.plan.is_some() && !self.adapters.is_trained()
     }
 
     /// The adapters of all layers.

@@ -51,7 +51,9 @@ impl Adapters {
             let lora = part(slot, whole(file, slot, of_slot)?)?;
             slot.add(name, lora)
         };
-        slots.values().try_for_each(add).inspect_err(|_| drop(self.remove(name)))
+        slots.values().try_for_each(add).inspect_err(|_| {
+            self.remove(name);
+        })
     }
 
     fn unknown(&self, file: &AdapterFile, modules: &[&str]) -> Error {

@@ -111,6 +111,11 @@ impl Adapters {
         self.slots().iter().any(AdapterSlot::is_active)
     }
 
+    /// Whether any adapter that is switched on has variables, so that outputs may have gradients.
+    pub fn is_trained(&self) -> bool {
+        self.slots().iter().any(AdapterSlot::is_trained)
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<Slot>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

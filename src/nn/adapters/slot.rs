@@ -3,6 +3,7 @@
 use super::super::LayerWeight;
 use super::row_norms::{self, OwnColumns};
 use super::Lora;
+use crate::backend::step::Update;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
@@ -46,6 +47,8 @@ struct Named {
     is_active: bool,
     /// What DoRA multiplies rows by, if nothing of it is trained.
     rescale: Option<Tensor>,
+    /// It as a step plan computes it, once that is needed.
+    update: Arc<OnceLock<Arc<Update>>>,
 }
 
 /// An active adapter, and what DoRA multiplies rows by.
@@ -139,7 +142,8 @@ impl AdapterSlot {
             (Some(_), Frozen::Matrix(..)) if lora.is_trained() => None,
             (Some(_), Frozen::Matrix(..)) => self.rescale(&lora)?,
         };
-        self.write().push(Named { name: name.to_owned(), lora, is_active: true, rescale });
+        let (name, update) = (name.to_owned(), Arc::default());
+        self.write().push(Named { name, lora, is_active: true, rescale, update });
         Ok(())
     }
 
@@ -209,6 +213,29 @@ impl AdapterSlot {
     /// Whether any adapter is switched on.
     pub fn is_active(&self) -> bool {
         self.read().iter().any(|adapter| adapter.is_active)
+    }
+
+    /// Whether any adapter that is switched on has variables, so that its outputs may have gradients.
+    pub fn is_trained(&self) -> bool {
+        self.read().iter().any(|adapter| adapter.is_active && adapter.lora.is_trained())
+    }
+
+    /// The adapters that are switched on, for a step plan. None of them may be trained.
+    pub(crate) fn updates(&self) -> Result<Vec<Arc<Update>>> {
+        let update = |adapter: &Named| match adapter.update.get() {
+            Some(update) => Ok(update.clone()),
+            None => {
+                let numbers = |tensor: &Tensor| -> candle_core::Result<Vec<f32>> {
+                    tensor.to_dtype(DType::F32)?.flatten_all()?.to_vec1()
+                };
+                let Lora { a, b, scale, .. } = &adapter.lora;
+                let rescale = adapter.rescale.as_ref().map(numbers).transpose()?;
+                let (rank, scale) = (adapter.lora.rank(), *scale as f32);
+                let update = Arc::new(Update { a: numbers(a)?, b: numbers(b)?, rank, scale, rescale });
+                Ok(adapter.update.get_or_init(|| update).clone())
+            }
+        };
+        self.read().iter().filter(|adapter| adapter.is_active).map(update).collect()
     }
 
     /// The adapters that are switched on.
