@@ -1,6 +1,7 @@
 //! A decoder as data: what a step over a few or many tokens computes, node by node. It is built once, and run for every
 //! position: what changes from step to step are the tokens and the caches.
 
+use super::low_rank::Update;
 use crate::{Error, KvCache, QuantTensor};
 use std::sync::Arc;
 
@@ -23,19 +24,6 @@ pub(crate) struct Projection {
     pub(crate) k: usize,
     /// Its number in the plan.
     pub(crate) index: usize,
-}
-
-/// What a low-rank adapter adds to the outputs of a projection: `scale * x (B A)^T`; then rows are rescaled, with DoRA.
-#[derive(Debug)]
-pub(crate) struct Update {
-    /// `[rank, K]`.
-    pub(crate) a: Vec<f32>,
-    /// `[N, rank]`.
-    pub(crate) b: Vec<f32>,
-    pub(crate) rank: usize,
-    pub(crate) scale: f32,
-    /// N numbers.
-    pub(crate) rescale: Option<Vec<f32>>,
 }
 
 /// The active adapters of projections, by their numbers; those beyond the last have none.

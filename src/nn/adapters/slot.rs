@@ -3,7 +3,7 @@
 use super::super::LayerWeight;
 use super::row_norms::{self, OwnColumns};
 use super::Lora;
-use crate::backend::step::Update;
+use crate::backend::low_rank::{updated, Update};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
 use std::ops::Range;
@@ -47,7 +47,7 @@ struct Named {
     is_active: bool,
     /// What DoRA multiplies rows by, if nothing of it is trained.
     rescale: Option<Tensor>,
-    /// It as a step plan computes it, once that is needed.
+    /// It as numbers on the host, once they are needed.
     update: Arc<OnceLock<Arc<Update>>>,
 }
 
@@ -220,7 +220,7 @@ impl AdapterSlot {
         self.read().iter().any(|adapter| adapter.is_active && adapter.lora.is_trained())
     }
 
-    /// The adapters that are switched on, for a step plan. None of them may be trained.
+    /// The adapters that are switched on, as numbers on the host. None of them may be trained.
     pub(crate) fn updates(&self) -> Result<Vec<Arc<Update>>> {
         let update = |adapter: &Named| match adapter.update.get() {
             Some(update) => Ok(update.clone()),
@@ -230,8 +230,15 @@ impl AdapterSlot {
                 };
                 let Lora { a, b, scale, .. } = &adapter.lora;
                 let rescale = adapter.rescale.as_ref().map(numbers).transpose()?;
-                let (rank, scale) = (adapter.lora.rank(), *scale as f32);
-                let update = Arc::new(Update { a: numbers(a)?, b: numbers(b)?, rank, scale, rescale });
+                let update = Arc::new(Update {
+                    a: numbers(a)?,
+                    b: numbers(b)?,
+                    rank: adapter.lora.rank(),
+                    k: a.dims().last().copied().unwrap_or_default(),
+                    n: b.dims().iter().rev().nth(1).copied().unwrap_or_default(),
+                    scale: *scale as f32,
+                    rescale,
+                });
                 Ok(adapter.update.get_or_init(|| update).clone())
             }
         };
@@ -250,6 +257,9 @@ impl AdapterSlot {
 
     /// `y`, the output of the frozen layer with this bias for `x`, with what the active adapters make of it.
     pub(crate) fn apply(&self, x: &Tensor, y: Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
+        if let Some(y) = self.by_numbers(0, x, &y, bias)? {
+            return Ok(y);
+        }
         let apply =
             |y: Tensor, Active { lora, rescale }: Active| lora.apply(x, &y, bias, rescale.as_ref());
         self.active()?.into_iter().try_fold(y, apply)
@@ -257,8 +267,25 @@ impl AdapterSlot {
 
     /// As [`apply`](Self::apply), for one expert of a stack.
     pub(crate) fn apply_expert(&self, index: usize, x: &Tensor, y: Tensor) -> candle_core::Result<Tensor> {
+        if let Some(y) = self.by_numbers(index, x, &y, None)? {
+            return Ok(y);
+        }
         let apply = |y: Tensor, active: Active| active.lora.expert(index)?.apply(x, &y, None, None);
         self.active()?.into_iter().try_fold(y, apply)
+    }
+
+    /// As [`apply`](Self::apply) on the CPU for few rows, without gradients; none elsewhere, or if no adapter is active.
+    fn by_numbers(
+        &self,
+        expert: usize,
+        x: &Tensor,
+        y: &Tensor,
+        bias: Option<&Tensor>,
+    ) -> candle_core::Result<Option<Tensor>> {
+        match x.device().is_cpu() && self.is_active() && !self.is_trained() {
+            true => updated(&self.updates()?, expert, x, y, bias),
+            false => Ok(None),
+        }
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<Named>> {

@@ -5,10 +5,10 @@
 
 use super::super::dispatch::{self, Prepared};
 use super::super::fast_kernel::Digits;
+use super::super::low_rank::LowRank;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
 use super::elementwise::{rms_norm, silu_mul};
-use super::update::Updated;
 use crate::backend::step::{Node, Norm, Plan, Projection, StepToken, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantFormat};
@@ -183,7 +183,7 @@ impl Step<'_> {
     }
 
     fn operand(&self, x: Vec<f32>, rows: usize) -> Operand<'_> {
-        Operand { x, rows, digits: self.digits, updates: self.updates, prepared: Vec::new(), updated: Vec::new() }
+        Operand { x, rows, digits: self.digits, updates: self.updates, prepared: Vec::new(), adapters: Vec::new() }
     }
 
     /// norm(hidden) of all rows, or of those that are wanted.
@@ -249,10 +249,10 @@ struct Operand<'a> {
     updates: &'a Updates,
     prepared: Vec<(QuantFormat, Prepared<'static>)>,
     /// By the numbers of projections.
-    updated: Vec<(usize, Option<Updated<'a>>)>,
+    adapters: Vec<(usize, LowRank<'a>)>,
 }
 
-impl Operand<'_> {
+impl<'a> Operand<'a> {
     /// Outputs `[outputs, rows of x]` of some rows of a weight, with the bias.
     fn multiply(&mut self, projection: &Projection, first: usize, count: usize) -> Result<Vec<f32>> {
         let format = projection.weight.format();
@@ -271,8 +271,9 @@ impl Operand<'_> {
                 Ok(())
             })?;
         }
-        if let Some(updated) = self.updated(projection) {
-            updated.apply(&mut sums, self.rows, first);
+        let rows = self.rows;
+        if let Some(adapters) = self.adapters(projection) {
+            adapters.apply_to_columns(&mut sums, rows, first);
         }
         if let Some(bias) = projection.bias.as_ref().and_then(|bias| bias.get(first..)) {
             for (sums, bias) in sums.chunks_exact_mut(self.rows).zip(bias) {
@@ -282,13 +283,14 @@ impl Operand<'_> {
         Ok(sums)
     }
 
-    fn updated(&mut self, projection: &Projection) -> Option<&Updated<'_>> {
-        let known = self.updated.iter().position(|(known, _)| *known == projection.index);
+    /// The active adapters of a projection, if there are any.
+    fn adapters(&mut self, projection: &Projection) -> Option<&LowRank<'a>> {
+        let updates = self.updates.get(projection.index).filter(|updates| !updates.is_empty())?;
+        let known = self.adapters.iter().position(|(known, _)| *known == projection.index);
         let index = known.unwrap_or_else(|| {
-            let updated = Updated::new(self.updates, projection, &self.x);
-            self.updated.push((projection.index, updated));
-            self.updated.len() - 1
+            self.adapters.push((projection.index, LowRank::new(updates, 0, &self.x)));
+            self.adapters.len() - 1
         });
-        self.updated.get(index)?.1.as_ref()
+        self.adapters.get(index).map(|(_, adapters)| adapters)
     }
 }

@@ -2,10 +2,10 @@
 
 use super::super::dispatch;
 use super::super::isa;
+use super::super::low_rank::LowRank;
 use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{rms_norm, silu_mul};
-use super::update::Updated;
 use crate::backend::step::{Node, Norm, Plan, Projection, StepToken, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache};
@@ -74,14 +74,15 @@ fn normed(hidden: &[f32], norm: &Norm) -> Vec<f32> {
 }
 
 fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec<f32>> {
-    let updated = Updated::of_many(updates, projection, x);
+    let updates = updates.get(projection.index).filter(|updates| !updates.is_empty());
+    let (bias, n) = (projection.bias.as_deref(), projection.rows);
     // With adapters it is added behind them.
-    let bias = projection.bias.as_deref().filter(|_| updated.is_none());
+    let first_bias = bias.filter(|_| updates.is_none());
     let mut y = with_matrix(&projection.weight, 0, |matrix| {
-        Ok(dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current()))
+        Ok(dispatch::matmul(isa::best(), matrix, x, first_bias, ActivationPrecision::current()))
     })?;
-    if let Some(updated) = updated {
-        updated.apply_many(&mut y, projection);
+    if let Some(updates) = updates {
+        LowRank::of_many(updates, x).apply_to_rows(&mut y, n, bias);
     }
     Ok(y)
 }

@@ -7,7 +7,6 @@ mod few;
 mod many;
 #[cfg(test)]
 mod tests;
-mod update;
 
 use super::team::Crew;
 use crate::backend::step::{Plan, StepToken, Updates};

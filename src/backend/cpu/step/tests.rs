@@ -2,7 +2,8 @@
 
 use super::super::team::Crew;
 use super::{few, many};
-use crate::backend::step::{Heads, Node, Norm, Plan, Projection, StepToken, Update};
+use crate::backend::low_rank::Update;
+use crate::backend::step::{Heads, Node, Norm, Plan, Projection, StepToken};
 use crate::{KvCache, KvCacheConfig, QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
@@ -232,7 +233,7 @@ impl Model {
 fn update(rng: &mut StdRng, rows: usize, k: usize, is_dora: bool) -> Update {
     let (a, b) = (numbers(rng, 3 * k, 0.2), numbers(rng, 3 * rows, 0.3));
     let rescale = is_dora.then(|| numbers(rng, rows, 0.4).into_iter().map(|factor| 1. + factor).collect());
-    Update { a, b, rank: 3, scale: 0.7, rescale }
+    Update { a, b, rank: 3, k, n: rows, scale: 0.7, rescale }
 }
 
 fn dense(weight: &QuantTensor) -> Vec<Vec<f64>> {
