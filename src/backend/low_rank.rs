@@ -32,9 +32,8 @@ pub(crate) fn updated(
     y: &Tensor,
     bias: Option<&Tensor>,
 ) -> Result<Option<Tensor>> {
-    let is_plain = |tensor: &Tensor| {
-        tensor.device().is_cpu() && tensor.dtype() == DType::F32 && !tensor.track_op()
-    };
+    let is_plain =
+        |tensor: &Tensor| tensor.device().is_cpu() && tensor.dtype() == DType::F32 && !tensor.track_op();
     let rows = y.elem_count() / y.dims().last().copied().unwrap_or(1).max(1);
     if rows > FEW || ![x, y].into_iter().chain(bias).all(is_plain) {
         return Ok(None);

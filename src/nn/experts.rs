@@ -125,7 +125,9 @@ impl ExpertStack {
     /// The stack and its biases, if it is packed and no adapter changes it.
     fn operand(&self) -> Option<Operand<'_>> {
         match &self.weights {
-            Weights::Stack(weight) if !self.adapters.is_active() => Some(Operand { weight, bias: self.bias.as_ref() }),
+            Weights::Stack(weight) if !self.adapters.is_active() => {
+                Some(Operand { weight, bias: self.bias.as_ref() })
+            }
             Weights::Stack(_) | Weights::Each(_) => None,
         }
     }

@@ -26,7 +26,8 @@ fn peft() -> (Value, Tensors) {
 }
 
 fn mlx() -> (Value, Tensors) {
-    let config = json!({"fine_tune_type": "lora", "lora_parameters": {"rank": 2, "scale": 3.0, "dropout": 0.1}});
+    let config =
+        json!({"fine_tune_type": "lora", "lora_parameters": {"rank": 2, "scale": 3.0, "dropout": 0.1}});
     let tensors = [("a.q.lora_a", zeros(&[8, 2])), ("a.q.lora_b", zeros(&[2, 4]))];
     (config, tensors.into_iter().map(|(name, tensor)| (name.to_string(), tensor)).collect())
 }
@@ -60,7 +61,14 @@ fn files_of_the_tools_are_read() {
         ("peft-patterns", AdapterFormat::Peft, "model.layers.0.self_attn.v_proj", 3, 4. / 3., &[128, 256]),
         ("mlx-lora", AdapterFormat::MlxLm, "model.layers.2.mlp.up_proj", 2, 1.5, &[512, 256]),
         ("mlx-dora", AdapterFormat::MlxLm, "model.layers.2.self_attn.k_proj", 2, 2., &[128, 256]),
-        ("mlx-experts", AdapterFormat::MlxLm, "model.layers.1.mlp.switch_mlp.down_proj", 2, 2., &[8, 128, 128]),
+        (
+            "mlx-experts",
+            AdapterFormat::MlxLm,
+            "model.layers.1.mlp.switch_mlp.down_proj",
+            2,
+            2.,
+            &[8, 128, 128],
+        ),
     ] {
         let file = AdapterFile::open(fixture(name)).unwrap();
         assert_eq!((file.format(), file.path()), (format, fixture(name).join(format.file_name()).as_path()));
@@ -159,9 +167,13 @@ fn malformed_configs_are_refused() {
     assert!(message(dir.path()).contains("adapter_config.json: there is no such file; name the directory"));
     fs::write(dir.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 2"#).unwrap();
     assert!(message(dir.path()).contains("adapter_config.json: malformed JSON"));
-    fs::write(dir.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 2, "lora_alpha": 4}"#).unwrap();
+    fs::write(dir.path().join("adapter_config.json"), r#"{"peft_type": "LORA", "r": 2, "lora_alpha": 4}"#)
+        .unwrap();
     let told = message(dir.path());
-    assert!(told.contains("adapter_model.safetensors: there is no such file") && told.contains("pickled"), "{told}");
+    assert!(
+        told.contains("adapter_model.safetensors: there is no such file") && told.contains("pickled"),
+        "{told}"
+    );
 }
 
 #[test]
@@ -172,7 +184,9 @@ fn tensors_that_contradict_the_config_or_each_other_are_refused() {
         change(&mut tensors);
         tensors
     };
-    let with = |name: &str, dims: &[usize]| changed(&|tensors| drop(tensors.insert(format!("base_model.model.{name}"), zeros(dims))));
+    let with = |name: &str, dims: &[usize]| {
+        changed(&|tensors| drop(tensors.insert(format!("base_model.model.{name}"), zeros(dims))))
+    };
     let without = |name: &str| changed(&|tensors| drop(tensors.remove(&format!("base_model.model.{name}"))));
     let (a, b) = ("a.q.lora_A.weight", "a.q.lora_B.weight");
     let told = "`base_model.model.a.q.lora_A.weight`: expected rank 2, as adapter_config.json says, found shape [3, 8]";
@@ -184,14 +198,26 @@ fn tensors_that_contradict_the_config_or_each_other_are_refused() {
     refused(&config, &without(a), "`a.q`: expected both A and B, found B alone");
     refused(&config, &without(b), "`a.q`: expected both A and B, found A alone");
     refused(&config, &HashMap::new(), "it has no tensors");
-    refused(&config, &with("a.q.lora_A.mine.weight", &[2, 8]), "expected one tensor of its kind for a module");
+    refused(
+        &config,
+        &with("a.q.lora_A.mine.weight", &[2, 8]),
+        "expected one tensor of its kind for a module",
+    );
     for name in ["a.q.lora_B.bias", "e.lora_embedding_A", "lm_head.weight", "a.q.base_layer.weight"] {
         refused(&config, &with(name, &[4]), "expected `base_model.model.MODULE.lora_A.weight`");
     }
-    refused(&config, &with("a.q.lora_magnitude_vector", &[4]), "expected no magnitudes: adapter_config.json says");
+    refused(
+        &config,
+        &with("a.q.lora_magnitude_vector", &[4]),
+        "expected no magnitudes: adapter_config.json says",
+    );
     let mut dora = config.clone();
     dora["use_dora"] = json!(true);
-    refused(&dora, &tensors, "`a.q`: expected magnitudes, as adapter_config.json says that it is DoRA, found none");
+    refused(
+        &dora,
+        &tensors,
+        "`a.q`: expected magnitudes, as adapter_config.json says that it is DoRA, found none",
+    );
     refused(&dora, &with("a.q.lora_magnitude_vector", &[5]), "expected [4], the rows of a weight");
     opened(&dora, &with("a.q.lora_magnitude_vector.weight", &[4])).unwrap();
     let integers = changed(&|tensors| {
@@ -207,7 +233,11 @@ fn tensors_that_contradict_the_config_or_each_other_are_refused() {
         tensors.insert(name.to_string(), zeros(dims));
         tensors
     };
-    refused(&config, &with("a.q.lora_a", &[8, 3]), "`a.q.lora_a`: expected rank 2, as adapter_config.json says");
+    refused(
+        &config,
+        &with("a.q.lora_a", &[8, 3]),
+        "`a.q.lora_a`: expected rank 2, as adapter_config.json says",
+    );
     refused(&config, &with("a.q.m", &[4]), "expected `MODULE.lora_a`, `MODULE.lora_b`");
     refused(&config, &with("a.q.weight", &[4]), "expected `MODULE.lora_a`, `MODULE.lora_b`");
     refused(&config, &with("a.q.lora_a", &[3, 2, 8]), "expected as many dimensions as A has");
@@ -234,7 +264,8 @@ fn damaged_files_and_large_ones_are_refused() {
 fn patterns_are_those_of_peft() {
     let (_, tensors) = peft();
     let scale = |patterns: &str| {
-        let config = format!(r#"{{"peft_type": "LORA", "r": 2, "lora_alpha": 8, "alpha_pattern": {patterns}}}"#);
+        let config =
+            format!(r#"{{"peft_type": "LORA", "r": 2, "lora_alpha": 8, "alpha_pattern": {patterns}}}"#);
         let dir = written(&json!({"peft_type": "LORA"}), &tensors);
         fs::write(dir.path().join("adapter_config.json"), config).unwrap();
         AdapterFile::open(dir.path()).unwrap().loras()["a.q"].scale() * 2.

@@ -92,7 +92,9 @@ fn outputs_are_those_of_the_definition() {
             "ggml" | "bf16" => 0.02,
             _ => 2e-5,
         };
-        for adapters in [vec![lora(10)], vec![dora(20)], vec![lora(10), dora(20)], vec![dora(20), dora(30), lora(10)]] {
+        for adapters in
+            [vec![lora(10)], vec![dora(20)], vec![lora(10), dora(20)], vec![dora(20), dora(30), lora(10)]]
+        {
             let layer = Linear::new(weight.clone(), Some(bias.clone()));
             let alone = layer.forward(&x).unwrap();
             for (index, lora) in adapters.iter().enumerate() {
@@ -116,7 +118,13 @@ fn outputs_are_those_of_the_definition() {
             // Merged, and packed again.
             let merged = layer.merged(None).unwrap();
             assert!(!merged.adapters().is_active());
-            assert!(error(&merged.forward(&x.to_dtype(merged.weight().dense().unwrap().dtype()).unwrap()).unwrap(), &expected) <= bound, "{name}");
+            assert!(
+                error(
+                    &merged.forward(&x.to_dtype(merged.weight().dense().unwrap().dtype()).unwrap()).unwrap(),
+                    &expected
+                ) <= bound,
+                "{name}"
+            );
             let packed = layer.merged(Some(QuantFormat::affine(8, 32).unwrap())).unwrap();
             let found = error(&packed.forward(&x).unwrap(), &expected);
             assert!(found <= bound + 0.02, "{name} as 8 bits: {found}");
@@ -197,7 +205,10 @@ fn gradients_are_those_of_finite_differences() {
             // y = x W'^T + bias with W' = (W + s B A) * m / c, and c constant.
             let frozen = f64s(&weight.to_dense(DType::F32).unwrap());
             let rescale_over_m = |lora: &Lora| -> Vec<f64> {
-                let plain = adapted(&weight.to_dense(DType::F32).unwrap(), &[&Lora { magnitude: None, ..lora.clone() }]);
+                let plain = adapted(
+                    &weight.to_dense(DType::F32).unwrap(),
+                    &[&Lora { magnitude: None, ..lora.clone() }],
+                );
                 plain.iter().map(|row| 1. / row.iter().map(|w| w * w).sum::<f64>().sqrt()).collect()
             };
             let lengths = rescale_over_m(&given);
@@ -206,7 +217,9 @@ fn gradients_are_those_of_finite_differences() {
                 let mut sum = 0.;
                 for (x, wanted) in x.iter().zip(&wanted) {
                     for n in 0..N {
-                        let w = |k: usize| frozen[n][k] + SCALE * (0..RANK).map(|r| b[n][r] * a[r][k]).sum::<f64>();
+                        let w = |k: usize| {
+                            frozen[n][k] + SCALE * (0..RANK).map(|r| b[n][r] * a[r][k]).sum::<f64>()
+                        };
                         let y: f64 = (0..K).map(|k| x[k] * w(k)).sum();
                         sum += wanted[n] * y * m.map_or(1., |m| m[n] * lengths[n]);
                     }
@@ -227,7 +240,11 @@ fn gradients_are_those_of_finite_differences() {
                 let largest = gradient.concat().iter().fold(0f64, |most, g| most.max(g.abs()));
                 for (&(i, j), expected) in picked.iter().zip(found) {
                     let distance = (gradient[i][j] - expected).abs() / largest;
-                    assert!(distance <= 2e-4, "{name} {what}[{i}, {j}]: {distance}, {} {expected}", gradient[i][j]);
+                    assert!(
+                        distance <= 2e-4,
+                        "{name} {what}[{i}, {j}]: {distance}, {} {expected}",
+                        gradient[i][j]
+                    );
                 }
             };
             let m = m64.as_deref();
@@ -254,7 +271,12 @@ const EXPERTS: usize = 5;
 fn stack(n: usize, k: usize, seed: u64, packed: bool) -> (ExpertStack, Tensor, Lora) {
     let weight = small(&[EXPERTS, n, k], seed);
     let scale = SCALE;
-    let lora = Lora { a: small(&[EXPERTS, 2, k], seed + 1), b: small(&[EXPERTS, n, 2], seed + 2), scale, magnitude: None };
+    let lora = Lora {
+        a: small(&[EXPERTS, 2, k], seed + 1),
+        b: small(&[EXPERTS, n, 2], seed + 2),
+        scale,
+        magnitude: None,
+    };
     if packed {
         let weight = QuantTensor::quantize(&weight, QuantFormat::MXFP8).unwrap();
         let dense = weight.dequantize(DType::F32).unwrap();
@@ -272,24 +294,38 @@ fn experts_are_those_with_merged_weights() {
         let merged = stacks.each_ref().map(|(_, dense, lora)| {
             let update = (lora.b.matmul(&lora.a).unwrap() * SCALE).unwrap();
             let sum = (dense + update).unwrap();
-            let each = (0..EXPERTS).map(|expert| sum.get(expert).unwrap().contiguous().unwrap().into()).collect();
+            let each =
+                (0..EXPERTS).map(|expert| sum.get(expert).unwrap().contiguous().unwrap().into()).collect();
             ExpertStack::from_each(each, None).unwrap()
         });
         let [gate, up, down] = merged;
         let merged = Experts::new(gate, up, down, gating).unwrap();
-        let vars: Vec<_> = stacks.iter().flat_map(|(_, _, lora)| [&lora.a, &lora.b]).map(|t| Var::from_tensor(t).unwrap()).collect();
+        let vars: Vec<_> = stacks
+            .iter()
+            .flat_map(|(_, _, lora)| [&lora.a, &lora.b])
+            .map(|t| Var::from_tensor(t).unwrap())
+            .collect();
         for ((stack, _, lora), vars) in stacks.iter().zip(vars.chunks(2)) {
             let (a, b) = (vars[0].as_tensor().clone(), vars[1].as_tensor().clone());
             stack.adapters().add("mine", Lora { a, b, ..lora.clone() }).unwrap();
-            let magnitude = Some(Tensor::ones(lora.b.dims2().unwrap_or((EXPERTS, lora.b.dim(1).unwrap())), DType::F32, &Device::Cpu).unwrap());
-            let error = stack.adapters().add("dora", Lora { magnitude, ..lora.clone() }).unwrap_err().to_string();
+            let magnitude = Some(
+                Tensor::ones(
+                    lora.b.dims2().unwrap_or((EXPERTS, lora.b.dim(1).unwrap())),
+                    DType::F32,
+                    &Device::Cpu,
+                )
+                .unwrap(),
+            );
+            let error =
+                stack.adapters().add("dora", Lora { magnitude, ..lora.clone() }).unwrap_err().to_string();
             assert!(error.contains("DoRA of experts"), "{error}");
         }
         let slots = stacks.each_ref().map(|(stack, ..)| stack.adapters().clone());
         let [(gate, ..), (up, ..), (down, ..)] = stacks;
         let experts = Experts::new(gate, up, down, gating).unwrap();
         let x = tensor(&[1, tokens, K], 3);
-        let ids: Vec<u32> = (0..tokens as u32).flat_map(|token| [token * 3 % 4, (token * 3 + 1) % 4]).collect();
+        let ids: Vec<u32> =
+            (0..tokens as u32).flat_map(|token| [token * 3 % 4, (token * 3 + 1) % 4]).collect();
         let ids = Tensor::from_vec(ids, (1, tokens, 2), &Device::Cpu).unwrap();
         let routing_weights = small(&[1, tokens, 2], 4);
         let run = |experts: &Experts| experts.forward(&x, &ids, &routing_weights).unwrap();
@@ -300,8 +336,13 @@ fn experts_are_those_with_merged_weights() {
         let gradients = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
         for var in &vars {
             let gradient = gradients.get(var).unwrap();
-            let of_expert = |expert| gradient.get(expert).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap();
-            assert!(of_expert(0) > 0. && of_expert(4) == 0., "an expert that no token chooses has no gradient");
+            let of_expert = |expert| {
+                gradient.get(expert).unwrap().abs().unwrap().max_all().unwrap().to_scalar::<f32>().unwrap()
+            };
+            assert!(
+                of_expert(0) > 0. && of_expert(4) == 0.,
+                "an expert that no token chooses has no gradient"
+            );
         }
         slots.iter().for_each(|slot| assert!(slot.set_active("mine", false)));
         assert!(error(&run(&experts), &f64s(&expected).concat()) > 1e-3);

@@ -64,7 +64,9 @@ impl Config {
         match (has("peft_type"), has("lora_parameters") || has("fine_tune_type")) {
             (true, _) => Ok(AdapterFormat::Peft),
             (false, true) => Ok(AdapterFormat::MlxLm),
-            (false, false) => Err(self.wrong("neither `peft_type` nor `lora_parameters` says whose adapter it is")),
+            (false, false) => {
+                Err(self.wrong("neither `peft_type` nor `lora_parameters` says whose adapter it is"))
+            }
         }
     }
 

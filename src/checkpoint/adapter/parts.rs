@@ -65,7 +65,13 @@ pub(super) fn by_module(
 
 impl Parts {
     /// The adapter of a module. A `[rank, K]` and B `[N, rank]` are `transposed` or not; of stacks they never are.
-    pub fn complete(self, file: &Path, module: &str, stated: &Stated, transposed: bool) -> Result<StoredLora> {
+    pub fn complete(
+        self,
+        file: &Path,
+        module: &str,
+        stated: &Stated,
+        transposed: bool,
+    ) -> Result<StoredLora> {
         let missing = |expected: &str, found: &str| Error::tensor(file, module, expected, found, REMEDY);
         let (a, b) = match (self.a, self.b) {
             (Some(a), Some(b)) => (a, b),
@@ -113,7 +119,10 @@ impl Parts {
                 return Err(missing("magnitudes, as adapter_config.json says that it is DoRA", "none"));
             }
             (Some(magnitude), false) => {
-                return Err(wrong(magnitude, "no magnitudes: adapter_config.json says that it is not DoRA".into()));
+                return Err(wrong(
+                    magnitude,
+                    "no magnitudes: adapter_config.json says that it is not DoRA".into(),
+                ));
             }
         }
         Ok(StoredLora { a, b, magnitude: self.magnitude, scale: stated.scale, rank, dims, transposed })

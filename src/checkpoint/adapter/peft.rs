@@ -83,7 +83,8 @@ fn refuse_what_is_not_computed(config: &Config) -> Result<()> {
         None | Some(Value::Bool(_)) => {}
         Some(Value::String(init)) if INITS.contains(&init.as_str()) => {}
         Some(other) => {
-            let what = format!("`init_lora_weights` is {other}: the training began with other weights of the model");
+            let what =
+                format!("`init_lora_weights` is {other}: the training began with other weights of the model");
             return Err(config.unsupported(what));
         }
     }
@@ -165,7 +166,10 @@ mod tests {
     #[test]
     fn names_tell_module_and_role() {
         for (name, expected) in [
-            ("base_model.model.model.layers.0.mlp.up_proj.lora_A.weight", Some(("model.layers.0.mlp.up_proj", Role::A))),
+            (
+                "base_model.model.model.layers.0.mlp.up_proj.lora_A.weight",
+                Some(("model.layers.0.mlp.up_proj", Role::A)),
+            ),
             ("base_model.model.lm_head.lora_B.weight", Some(("lm_head", Role::B))),
             ("base_model.model.lm_head.lora_B.mine.weight", Some(("lm_head", Role::B))),
             ("base_model.model.q.lora_magnitude_vector", Some(("q", Role::Magnitude))),

@@ -62,7 +62,8 @@ impl Adapters {
             0 => String::new(),
             more => format!(" and {more} more"),
         };
-        let example = self.slots().first().map_or(String::new(), |slot| format!(", such as `{}`", slot.module()));
+        let example =
+            self.slots().first().map_or(String::new(), |slot| format!(", such as `{}`", slot.module()));
         let problem = format!(
             "it has adapters of {}{more}, and the model has no linear layer of such a name, but {} others{example}",
             named.join(", "),

@@ -56,8 +56,7 @@ pub(super) fn slots_of(adapters: &Adapters, module: &str) -> Vec<(AdapterSlot, P
 /// The slot of a stack of experts in the block at `path`, whatever it is called.
 fn stack(adapters: &Adapters, path: &str, projection: &str) -> Option<AdapterSlot> {
     let names = PROJECTIONS.into_iter().find(|names| names.contains(&projection))?;
-    let mut modules =
-        BLOCKS.into_iter().flat_map(|block| names.map(|name| format!("{path}.{block}.{name}")));
+    let mut modules = BLOCKS.into_iter().flat_map(|block| names.map(|name| format!("{path}.{block}.{name}")));
     modules.find_map(|module| adapters.slot(&module)).filter(|slot| slot.dims().len() == 3)
 }
 

@@ -137,7 +137,9 @@ impl AdapterSlot {
             }
             (Some(_), Frozen::Matrix(_, Some(_))) if lora.is_trained() => {
                 let remedy = "train with LoRA, or on one device";
-                return Err(self.unsupported("training with DoRA where ranks have other columns each", remedy));
+                return Err(
+                    self.unsupported("training with DoRA where ranks have other columns each", remedy)
+                );
             }
             (Some(_), Frozen::Matrix(..)) if lora.is_trained() => None,
             (Some(_), Frozen::Matrix(..)) => self.rescale(&lora)?,
@@ -260,8 +262,7 @@ impl AdapterSlot {
         if let Some(y) = self.by_numbers(0, x, &y, bias)? {
             return Ok(y);
         }
-        let apply =
-            |y: Tensor, Active { lora, rescale }: Active| lora.apply(x, &y, bias, rescale.as_ref());
+        let apply = |y: Tensor, Active { lora, rescale }: Active| lora.apply(x, &y, bias, rescale.as_ref());
         self.active()?.into_iter().try_fold(y, apply)
     }
 

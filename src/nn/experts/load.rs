@@ -3,8 +3,8 @@
 use super::{ExpertStack, Experts, ExpertsConfig, Gating, Weights};
 use crate::checkpoint::Weight;
 use crate::distributed::partition::whole_groups;
-use crate::nn::expert_split::ExpertShare;
 use crate::nn::adapters::Frozen;
+use crate::nn::expert_split::ExpertShare;
 use crate::nn::{AdapterSlot, LayerWeight, VarBuilder};
 use crate::Error;
 use candle_core::{IndexOp, Tensor};
@@ -149,7 +149,11 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
                     self.stack("experts.gate_up_proj", experts, &projection)
                 };
                 let path = "experts.down_proj";
-                (half("gate_proj", 0)?, half("up_proj", inner)?, self.stack(path, experts, &down(path.into()))?)
+                (
+                    half("gate_proj", 0)?,
+                    half("up_proj", inner)?,
+                    self.stack(path, experts, &down(path.into()))?,
+                )
             }
             Names::Each([gate, up, w2]) => {
                 let each = |name: &str, projection: &dyn Fn(String) -> Projection| {

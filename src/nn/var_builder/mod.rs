@@ -3,10 +3,10 @@
 mod renamed;
 mod sources;
 
+use super::adapters::Frozen;
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::expert_split::ExpertSplit;
 use super::loaded::{Loaded, LoadedAs};
-use super::adapters::Frozen;
 use super::{AdapterSlot, Adapters, LayerWeight};
 use crate::checkpoint::{tensor_of, Checkpoint, DenseTensor, Weight};
 use crate::distributed::Rank;

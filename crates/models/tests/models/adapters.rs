@@ -133,7 +133,8 @@ fn experts_are_found_by_other_names() {
     assert!(model.adapters().remove("one"));
 
     // Without an expert, which is then as it was.
-    let tensors = candle_core::safetensors::load(dir.path().join("adapter_model.safetensors"), &Device::Cpu).unwrap();
+    let tensors =
+        candle_core::safetensors::load(dir.path().join("adapter_model.safetensors"), &Device::Cpu).unwrap();
     let fewer: HashMap<_, _> = tensors.into_iter().filter(|(name, _)| !name.contains("experts.0.")).collect();
     candle_core::safetensors::save(&fewer, dir.path().join("adapter_model.safetensors")).unwrap();
     model.adapters().load("one", &AdapterFile::open(dir.path()).unwrap()).unwrap();

@@ -13,7 +13,13 @@ use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
 /// The logits of all ranks with these adapters.
-fn over(checkpoint: &Checkpoint, ranks: usize, how: ExpertSplit, tokens: &Tensor, adapters: &[AdapterFile]) -> Vec<Tensor> {
+fn over(
+    checkpoint: &Checkpoint,
+    ranks: usize,
+    how: ExpertSplit,
+    tokens: &Tensor,
+    adapters: &[AdapterFile],
+) -> Vec<Tensor> {
     let (checkpoint, tokens, adapters) = (checkpoint.clone(), tokens.clone(), adapters.to_vec());
     let of_rank = run(&vec![Device::Cpu; ranks], move |rank| {
         let config = Config::from_json(checkpoint.config())?;
@@ -37,7 +43,10 @@ fn check(name: &str, checkpoint: &Checkpoint, tokens: &Tensor, adapters: &[Adapt
         let of_ranks = over(checkpoint, ranks, how, tokens, adapters);
         assert!(of_ranks.iter().all(|logits| bits(logits) == bits(&of_ranks[0])), "{name}: ranks differ");
         let distance = distance(&of_ranks[0], alone);
-        assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name} over {ranks} {how}: {distance:?}");
+        assert!(
+            distance.max <= 3e-4 && distance.other_argmax == 0,
+            "{name} over {ranks} {how}: {distance:?}"
+        );
     }
 }
 
@@ -57,7 +66,8 @@ fn of_all(checkpoint: &Checkpoint, dir: &Path, is_dora: bool) -> AdapterFile {
             let norms = slot.row_norms().unwrap();
             (&norms * (random(&[n], seed + 2000) + 1.).unwrap()).unwrap()
         });
-        let (a, b) = (random(&[stack, &[3, k]].concat(), seed), random(&[stack, &[n, 3]].concat(), seed + 1000));
+        let (a, b) =
+            (random(&[stack, &[3, k]].concat(), seed), random(&[stack, &[n, 3]].concat(), seed + 1000));
         loras.insert(slot.module().to_owned(), LoraTensors { a, b, magnitude, scale: 0.5 });
     }
     write_adapter(dir, AdapterFormat::MlxLm, &loras).unwrap();
@@ -68,7 +78,8 @@ fn of_all(checkpoint: &Checkpoint, dir: &Path, is_dora: bool) -> AdapterFile {
 #[test]
 fn logits_are_those_of_one_rank() {
     let dir = tempfile::tempdir().unwrap();
-    let names = ["qwen3-affine-b4-g64", "qwen3-affine-b8-g128", "llama-untied-mxfp4", "llama-untied-bias-b4-g64-f16"];
+    let names =
+        ["qwen3-affine-b4-g64", "qwen3-affine-b8-g128", "llama-untied-mxfp4", "llama-untied-bias-b4-g64-f16"];
     let fixtures = names.map(|name| (name, open(name)));
     let tokens = Tensor::new(&[[3i64, 14, 15, 92, 65, 35, 89, 79]], &Device::Cpu).unwrap();
     for (name, checkpoint) in fixtures.into_iter().chain([("tiny", bundled("tiny"))]) {
@@ -108,7 +119,8 @@ fn experts_are_those_of_one_rank() {
     let mut config = open(name).config().clone();
     config.as_object_mut().unwrap().remove("quantization_config");
     for layer in 0..2 {
-        config["quantization"][format!("model.layers.{layer}.mlp.gate")] = json!({"group_size": 64, "bits": 8});
+        config["quantization"][format!("model.layers.{layer}.mlp.gate")] =
+            json!({"group_size": 64, "bits": 8});
     }
     let (_dir, single) = written(&tensors, &config);
     check("single experts", &single, &tokens, std::slice::from_ref(&of_stacks));

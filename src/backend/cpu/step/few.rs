@@ -183,7 +183,14 @@ impl Step<'_> {
     }
 
     fn operand(&self, x: Vec<f32>, rows: usize) -> Operand<'_> {
-        Operand { x, rows, digits: self.digits, updates: self.updates, prepared: Vec::new(), adapters: Vec::new() }
+        Operand {
+            x,
+            rows,
+            digits: self.digits,
+            updates: self.updates,
+            prepared: Vec::new(),
+            adapters: Vec::new(),
+        }
     }
 
     /// norm(hidden) of all rows, or of those that are wanted.

@@ -146,7 +146,9 @@ impl Model {
                 Node::Gate(norm, [gate, up]) => {
                     let x: Vec<_> = hidden.iter().map(|x| normed(x, norm)).collect();
                     inner = self.products(gate, &x);
-                    for (gate, up) in inner.iter_mut().flatten().zip(self.products(up, &x).into_iter().flatten()) {
+                    for (gate, up) in
+                        inner.iter_mut().flatten().zip(self.products(up, &x).into_iter().flatten())
+                    {
                         *gate = *gate / (1. + (-*gate).exp()) * up;
                     }
                 }
@@ -307,8 +309,14 @@ fn steps_are_those_of_a_decoder_in_f64() {
         let expected = model.reference(&ids);
 
         let mut caches = model.caches();
-        let found =
-            many::run(&model.plan, &model.updates, &tokens(&ids, 0, 0), &mut lent(&mut caches), &all(ids.len())).unwrap();
+        let found = many::run(
+            &model.plan,
+            &model.updates,
+            &tokens(&ids, 0, 0),
+            &mut lent(&mut caches),
+            &all(ids.len()),
+        )
+        .unwrap();
         check(&found, &expected, &format!("{name}, at once"));
 
         let mut caches = model.caches();
@@ -327,8 +335,7 @@ fn steps_are_those_of_a_decoder_in_f64() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let ids = text(700);
-    let model =
-        Model::new(Kind { sinks: true, qk_norm: true, window: Some(100), adapters: true, ..PLAIN });
+    let model = Model::new(Kind { sinks: true, qk_norm: true, window: Some(100), adapters: true, ..PLAIN });
     let after_prompt = |threads: Option<usize>| -> Vec<Vec<u32>> {
         let mut caches = model.caches();
         let (prompt, rest) = ids.split_at(600);
@@ -341,7 +348,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
                 *first += len;
                 let threads = threads.map_or(Crew::Pool, Crew::Own);
                 let logits =
-                    few::run(threads, &model.plan, &model.updates, &part, &mut lent(&mut caches), &all(*len)).unwrap();
+                    few::run(threads, &model.plan, &model.updates, &part, &mut lent(&mut caches), &all(*len))
+                        .unwrap();
                 Some(logits.into_iter().map(f32::to_bits).collect())
             })
             .collect()
