@@ -5,7 +5,7 @@ use super::parts::{by_module, Role, Stated};
 use super::StoredLora;
 use crate::checkpoint::file::Tensors;
 use crate::Result;
-use regex::Regex;
+use regex::{Regex, RegexBuilder};
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -45,8 +45,9 @@ const READ: [&str; 7] =
 /// Ways to begin a training that leave the weights of the model as they are.
 const INITS: [&str; 3] = ["gaussian", "eva", "orthogonal"];
 
-/// Patterns that are no plain names. Whoever wrote the file decides how many there are.
-const MOST_PATTERNS: usize = 256;
+/// Patterns that are no plain names, and what one may take. Whoever wrote the file decides how many there are.
+const MOST_PATTERNS: usize = 64;
+const PATTERN_BYTES: usize = 1 << 20;
 
 pub(super) fn read(config: &Config, file: &Path, tensors: &Tensors) -> Result<BTreeMap<String, StoredLora>> {
     refuse_what_is_not_computed(config)?;
@@ -139,7 +140,8 @@ impl<'a> Patterns<'a> {
                 names.entry(name.as_str()).or_insert((place, *number));
                 continue;
             }
-            let pattern = Regex::new(&format!(r"^(?:.*\.)?(?:{name})$"));
+            let pattern = format!(r"^(?:.*\.)?(?:{name})$");
+            let pattern = RegexBuilder::new(&pattern).size_limit(PATTERN_BYTES).build();
             let pattern = pattern.map_err(|_| config.unsupported(format!("`{key}` has `{name}`")))?;
             patterns.push((place, pattern, *number));
             if patterns.len() > MOST_PATTERNS {

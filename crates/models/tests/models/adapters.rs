@@ -105,7 +105,7 @@ fn what_is_saved_is_loaded_again() {
             assert_eq!(file.format(), format);
             again.adapters().load("other", &file).unwrap();
             let found = distance(&last(&mut again, &tokens), &logits);
-            assert!(found.max <= 2e-6, "{case} as {format}: {found:?}");
+            assert!(found.max <= 1e-5, "{case} as {format}: {found:?}");
             if case != "mlx-experts" {
                 again.clear_kv_cache();
                 let all = again.forward(&tokens, 0).unwrap().squeeze(0).unwrap();
@@ -152,9 +152,9 @@ fn experts_are_found_by_other_names() {
 #[test]
 fn modules_that_the_model_lacks_are_named() {
     let (model, _) = model_of("mlx-experts");
-    let error = model.adapters().load("one", &adapter("peft-lora")).unwrap_err().to_string();
+    let error = model.adapters().load("one", &adapter("peft-rslora")).unwrap_err().to_string();
     // The sizes are others.
-    assert!(error.contains("expected an adapter of a weight [128, 128], found one of [256, 256]"), "{error}");
+    assert!(error.contains("expected an adapter of a weight [64, 128], found one of [128, 256]"), "{error}");
     assert!(model.adapters().slots().iter().all(|slot| slot.names().is_empty()));
 
     let (model, _) = model_of("peft-lora");
