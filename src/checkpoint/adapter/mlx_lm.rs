@@ -17,7 +17,7 @@ pub(super) fn read(config: &Config, file: &Path, tensors: &Tensors) -> Result<BT
         Some(other) => return Err(config.unsupported(format!("`fine_tune_type` is {other}"))),
     };
     let Some(Value::Object(parameters)) = config.get("lora_parameters") else {
-        let found = shown(config.get("lora_parameters"));
+        let found = shown(config.settings().get("lora_parameters"));
         return Err(config.wrong(format!("`lora_parameters` is {found}, expected an object")));
     };
     let (rank, scale) = (config.rank(parameters, "rank")?, config.number(parameters, "scale")?);

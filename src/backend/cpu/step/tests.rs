@@ -371,7 +371,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
     for (sequence, ids) in texts.iter().enumerate() {
         before.extend(tokens(&ids[..ids.len() - 2], sequence, 0));
     }
-    run(&model.plan, &before, &mut caches, &[]).unwrap();
+    run(&model, &before, &mut caches, &[]).unwrap();
     for back in [2, 1] {
         let step: Vec<StepToken> = texts
             .iter()
@@ -381,7 +381,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
                 tokens(&ids[position..=position], sequence, position)
             })
             .collect();
-        let found = run(&model.plan, &step, &mut caches, &all(3)).unwrap();
+        let found = run(&model, &step, &mut caches, &all(3)).unwrap();
         for ((found, ids), alone) in found.chunks(VOCABULARY).zip(&texts).zip(&alone) {
             let position = ids.len() - back;
             check(found, &alone[position..=position], "a sequence of a batch");
@@ -414,7 +414,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     };
     let step = |tokens: &[StepToken], caches: &mut [KvCache]| {
         let before: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
-        let result = run(&model.plan, tokens, caches, &[0]);
+        let result = run(&model, tokens, caches, &[0]);
         if result.is_err() {
             let after: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
             assert_eq!(before, after);
