@@ -5,11 +5,12 @@ mod load;
 pub use load::experts;
 pub(crate) use load::StoredExperts;
 
+use super::adapters::merged;
 use super::linear::frozen;
 use super::{AdapterSlot, LayerWeight};
 pub use crate::backend::Gating;
 use crate::backend::{self, ChosenExperts, Operand};
-use crate::{Error, QuantTensor, Result};
+use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{bail, DType, Device, IndexOp, Tensor, D};
 
 /// The sizes of a block of experts.
@@ -109,15 +110,34 @@ impl ExpertStack {
         &self.adapters
     }
 
-    /// What one expert makes of `x` `[M, K]`.
-    fn forward(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
-        let weight = match &self.weights {
-            Weights::Stack(stack) => stack.matrix(index)?.into(),
+    /// The stack with its active adapters merged into the weights, and none of its own; see [`Linear::merged`].
+    ///
+    /// # Errors
+    /// As those of [`Linear::merged`].
+    ///
+    /// [`Linear::merged`]: crate::Linear::merged
+    pub fn merged(&self, format: Option<QuantFormat>) -> Result<Self> {
+        let active = self.adapters.active()?;
+        let of_expert = |index| {
+            let active = active.iter().map(|active| active.expert(index)).collect::<Result<Vec<_>>>()?;
+            merged(&self.weight(index)?, &active, format)
+        };
+        Self::from_each((0..self.experts()).map(of_expert).collect::<Result<_>>()?, self.bias.clone())
+    }
+
+    fn weight(&self, index: usize) -> candle_core::Result<LayerWeight> {
+        match &self.weights {
+            Weights::Stack(stack) => Ok(stack.matrix(index)?.into()),
             Weights::Each(weights) => match weights.get(index) {
-                Some(weight) => weight.clone(),
+                Some(weight) => Ok(weight.clone()),
                 None => bail!("expert {index} of {}", weights.len()),
             },
-        };
+        }
+    }
+
+    /// What one expert makes of `x` `[M, K]`.
+    fn forward(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
+        let weight = self.weight(index)?;
         let bias = self.bias.as_ref().map(|bias| bias.i(index)).transpose()?;
         self.adapters.apply_expert(index, x, frozen(&weight, bias.as_ref(), x)?)
     }
@@ -229,6 +249,16 @@ impl Experts {
     /// How many experts there are.
     pub fn count(&self) -> usize {
         self.gate.experts()
+    }
+
+    /// The block with the active adapters of its projections merged into the weights; see
+    /// [`Linear::merged`](crate::Linear::merged).
+    ///
+    /// # Errors
+    /// As those of that.
+    pub fn merged(&self, format: Option<QuantFormat>) -> Result<Self> {
+        let [gate, up, down] = [&self.gate, &self.up, &self.down].map(|stack| stack.merged(format));
+        Ok(Self { gate: gate?, up: up?, down: down?, ..self.clone() })
     }
 
     /// For each token of `x` `[.., T, hidden]` the sum of its experts' outputs, each times its routing weight.

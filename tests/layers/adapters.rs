@@ -333,6 +333,12 @@ fn experts_are_those_with_merged_weights() {
         let found = error(&y, &f64s(&expected).concat());
         assert!(found <= 2e-5, "packed {packed}, {tokens} tokens: {found}");
 
+        let as_8_bits = experts.merged(Some(QuantFormat::affine(8, 32).unwrap())).unwrap();
+        for (merged, bound) in [(experts.merged(None).unwrap(), 2e-5), (as_8_bits, 0.05)] {
+            let found = error(&run(&merged), &f64s(&expected).concat());
+            assert!(found <= bound, "packed {packed}, {tokens} tokens, merged: {found}");
+        }
+
         let gradients = y.sqr().unwrap().sum_all().unwrap().backward().unwrap();
         for var in &vars {
             let gradient = gradients.get(var).unwrap();

@@ -11,9 +11,9 @@ Writes a folder for each adapter, and expected.safetensors:
   <case>        f32 [1, V], the logits behind the last token, with the adapter or adapters of that case
 
 PEFT's are on assets/tiny, dequantized by mlx, in f32 by transformers; mlx-lm's on the packed models, floats upcast to f32.
-`--check` reads adapters that candle-quant wrote: each folder in DIR is an adapter of assets/tiny in PEFT's or mlx-lm's
-files, with logits.safetensors (`tokens`, `logits_f32` [T, V]) beside; it fails if logits differ by 1e-3 standard
-deviations.
+`--check` reads adapters that candle-quant wrote: each folder in DIR is an adapter in PEFT's or mlx-lm's files, with
+logits.safetensors (`tokens`, `logits_f32` [T, V]) beside; it fails if logits differ by 1e-3 standard deviations. The test
+`what_is_saved_is_loaded_again` of crates/models writes them to CANDLE_QUANT_KEEP_ADAPTERS.
 """
 import argparse
 import json
@@ -162,11 +162,12 @@ def write_mlx(out, expected):
 
 def check(folder):
     worst = 0
-    for adapter in sorted(path.parent for path in folder.glob("*/adapter_config.json")):
+    for adapter in sorted(path.parent for path in folder.glob("*/logits.safetensors")):
         ours = load_file(adapter / "logits.safetensors")
-        assert ours["tokens"].tolist() == TOKENS.tolist(), "other tokens"
+        model, tokens = (MOE, MOE_TOKENS) if adapter.name.startswith("mlx-experts") else (TINY, TOKENS)
+        assert ours["tokens"].tolist() == tokens.tolist(), "other tokens"
         if (adapter / "adapters.safetensors").is_file():
-            logits = mlx_logits(TINY, adapter)
+            logits = mlx_logits(model, adapter)
         else:
             logits = torch_logits(PeftModel.from_pretrained(transformers_model(), adapter).eval())
         found = deviation(ours["logits_f32"], logits)

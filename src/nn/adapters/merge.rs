@@ -35,41 +35,48 @@ impl Linear {
     /// # Errors
     /// If the weight can't be quantized to `format`, or the device fails.
     pub fn merged(&self, format: Option<QuantFormat>) -> Result<Self> {
-        let active = self.adapters().active()?;
-        let weight: LayerWeight = match format {
-            None => self.merged_dense(&active)?.into(),
-            Some(format) => self.merged_packed(&active, format)?.into(),
-        };
+        let weight = merged(self.weight(), &self.adapters().active()?, format)?;
         Ok(Self::new(weight, self.bias().cloned()))
     }
+}
 
-    fn merged_dense(&self, active: &[Active]) -> Result<Tensor> {
-        let dtype = self.weight().dense().map_or(DType::F32, Tensor::dtype);
-        let chunks =
-            map_rows(self.weight(), |chunk, rows| merged_rows(chunk, &rows, active)?.to_dtype(dtype))?;
-        Ok(Tensor::cat(&chunks, 0)?)
-    }
+/// A weight with adapters merged into it.
+pub(crate) fn merged(
+    weight: &LayerWeight,
+    active: &[Active],
+    format: Option<QuantFormat>,
+) -> Result<LayerWeight> {
+    Ok(match format {
+        None => dense(weight, active)?.into(),
+        Some(format) => packed(weight, active, format)?.into(),
+    })
+}
 
-    fn merged_packed(&self, active: &[Active], format: QuantFormat) -> Result<QuantTensor> {
-        // Floating-point scales stay as wide as they are.
-        let dtype = match self.weight() {
-            LayerWeight::Quantized(weight) if !format.scale().is_byte() => match weight.scales().dtype() {
-                float @ (DType::F16 | DType::BF16 | DType::F32) => float,
-                _ => DType::F32,
-            },
-            LayerWeight::Dense(weight) => weight.dtype(),
+fn dense(weight: &LayerWeight, active: &[Active]) -> Result<Tensor> {
+    let dtype = weight.dense().map_or(DType::F32, Tensor::dtype);
+    let chunks = map_rows(weight, |chunk, rows| merged_rows(chunk, &rows, active)?.to_dtype(dtype))?;
+    Ok(Tensor::cat(&chunks, 0)?)
+}
+
+fn packed(weight: &LayerWeight, active: &[Active], format: QuantFormat) -> Result<QuantTensor> {
+    // Floating-point scales stay as wide as they are.
+    let dtype = match weight {
+        LayerWeight::Quantized(weight) if !format.scale().is_byte() => match weight.scales().dtype() {
+            float @ (DType::F16 | DType::BF16 | DType::F32) => float,
             _ => DType::F32,
-        };
-        let quantized = |chunk: &Tensor, rows: Range<usize>| {
-            Ok(QuantTensor::quantize(&merged_rows(chunk, &rows, active)?.to_dtype(dtype)?, format)?)
-        };
-        let chunks = map_rows(self.weight(), quantized)?;
-        // A global scale is that of all rows.
-        if chunks.len() > 1 && chunks.iter().any(|chunk| chunk.global_scale().is_some()) {
-            return QuantTensor::quantize(&self.merged_dense(active)?.to_dtype(dtype)?, format);
-        }
-        QuantTensor::concat(&chunks.iter().collect::<Vec<_>>())
+        },
+        LayerWeight::Dense(weight) => weight.dtype(),
+        _ => DType::F32,
+    };
+    let quantized = |chunk: &Tensor, rows: Range<usize>| {
+        Ok(QuantTensor::quantize(&merged_rows(chunk, &rows, active)?.to_dtype(dtype)?, format)?)
+    };
+    let chunks = map_rows(weight, quantized)?;
+    // A global scale is that of all rows.
+    if chunks.len() > 1 && chunks.iter().any(|chunk| chunk.global_scale().is_some()) {
+        return QuantTensor::quantize(&dense(weight, active)?.to_dtype(dtype)?, format);
     }
+    QuantTensor::concat(&chunks.iter().collect::<Vec<_>>())
 }
 
 /// Rows of the frozen weight as the adapters change them.

@@ -10,6 +10,7 @@ mod rows;
 mod slot;
 
 pub use lora::Lora;
+pub(crate) use merge::merged;
 pub use registry::{Adapters, LoraConfig};
 pub(crate) use row_norms::OwnColumns;
 pub use slot::AdapterSlot;

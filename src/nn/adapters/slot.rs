@@ -57,6 +57,13 @@ pub(crate) struct Active {
     pub rescale: Option<Tensor>,
 }
 
+impl Active {
+    /// That of one expert of a stack.
+    pub fn expert(&self, index: usize) -> Result<Self> {
+        Ok(Self { lora: self.lora.expert(index)?, rescale: None })
+    }
+}
+
 impl AdapterSlot {
     /// The slot of a layer that has `part` of a weight of dimensions `dims`.
     pub(crate) fn new(
@@ -271,7 +278,7 @@ impl AdapterSlot {
         if let Some(y) = self.by_numbers(index, x, &y, None)? {
             return Ok(y);
         }
-        let apply = |y: Tensor, active: Active| active.lora.expert(index)?.apply(x, &y, None, None);
+        let apply = |y: Tensor, active: Active| active.expert(index)?.lora.apply(x, &y, None, None);
         self.active()?.into_iter().try_fold(y, apply)
     }
 

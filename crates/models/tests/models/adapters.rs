@@ -109,7 +109,8 @@ fn what_is_saved_is_loaded_again() {
             again.adapters().load("other", &file).unwrap();
             let found = distance(&last(&mut again, &tokens), &logits);
             assert!(found.max <= 1e-5, "{case} as {format}: {found:?}");
-            if case != "mlx-experts" {
+            // PEFT knows no experts that are modules, since transformers has them in stacks.
+            if (case.as_str(), format) != ("mlx-experts", AdapterFormat::Peft) {
                 again.clear_kv_cache();
                 let all = again.forward(&tokens, 0).unwrap().squeeze(0).unwrap();
                 let tokens = tokens.squeeze(0).unwrap().to_dtype(DType::U32).unwrap();
