@@ -98,12 +98,12 @@ impl Adapters {
 
     /// Removes an adapter from all modules; false if none has it.
     pub fn remove(&self, name: &str) -> bool {
-        self.slots().iter().fold(false, |found, slot| slot.remove(name).is_some() || found)
+        self.slots().iter().filter(|slot| slot.remove(name).is_some()).count() > 0
     }
 
     /// Switches an adapter on or off in all modules; false if none has it.
     pub fn set_active(&self, name: &str, is_active: bool) -> bool {
-        self.slots().iter().fold(false, |found, slot| slot.set_active(name, is_active) || found)
+        self.slots().iter().filter(|slot| slot.set_active(name, is_active)).count() > 0
     }
 
     /// Whether any adapter is switched on.
