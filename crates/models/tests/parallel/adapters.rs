@@ -11,6 +11,7 @@ use candle_quant_models::{Config, Model};
 use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
+use std::slice::from_ref;
 
 /// The logits of all ranks with these adapters.
 fn over(
@@ -85,7 +86,7 @@ fn logits_are_those_of_one_rank() {
     for (name, checkpoint) in fixtures.into_iter().chain([("tiny", bundled("tiny"))]) {
         let lora = of_all(&checkpoint, &dir.path().join("lora"), false);
         let dora = of_all(&checkpoint, &dir.path().join("dora"), true);
-        check(&format!("{name}, LoRA"), &checkpoint, &tokens, &[lora.clone()]);
+        check(&format!("{name}, LoRA"), &checkpoint, &tokens, from_ref(&lora));
         check(&format!("{name}, both"), &checkpoint, &tokens, &[lora, dora]);
     }
 }
@@ -123,10 +124,9 @@ fn experts_are_those_of_one_rank() {
             json!({"group_size": 64, "bits": 8});
     }
     let (_dir, single) = written(&tensors, &config);
-    check("single experts", &single, &tokens, std::slice::from_ref(&of_stacks));
+    check("single experts", &single, &tokens, from_ref(&of_stacks));
     // The file has stacks, as mlx-lm names them, whatever the names of the checkpoint are.
-    let [a, b] = [open(name), single].map(|checkpoint| {
-        over(&checkpoint, 1, SPLITS[0], &tokens, std::slice::from_ref(&of_stacks)).remove(0)
-    });
+    let [a, b] = [open(name), single]
+        .map(|checkpoint| over(&checkpoint, 1, SPLITS[0], &tokens, from_ref(&of_stacks)).remove(0));
     assert!(distance(&a, &b).max <= 1e-5);
 }
