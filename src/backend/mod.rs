@@ -9,6 +9,7 @@ mod cpu;
 mod cuda;
 mod experts;
 mod fused;
+pub(crate) mod low_rank;
 mod ops;
 mod precision;
 mod quantize;

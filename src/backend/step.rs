@@ -1,7 +1,9 @@
 //! A decoder as data: what a step over a few or many tokens computes, node by node. It is built once, and run for every
 //! position: what changes from step to step are the tokens and the caches.
 
+use super::low_rank::Update;
 use crate::{Error, KvCache, QuantTensor};
+use std::sync::Arc;
 
 /// A root-mean-square norm.
 #[derive(Debug)]
@@ -20,7 +22,12 @@ pub(crate) struct Projection {
     pub(crate) rows: usize,
     /// Inputs, K.
     pub(crate) k: usize,
+    /// Its number in the plan.
+    pub(crate) index: usize,
 }
+
+/// The active adapters of projections, by their numbers; those beyond the last have none.
+pub(crate) type Updates = [Vec<Arc<Update>>];
 
 /// What attention does with queries, keys and values, for whole heads.
 #[derive(Debug)]
@@ -79,9 +86,10 @@ pub struct StepToken {
     pub position: usize,
 }
 
-/// The logits `[rows, outputs of the head]` of the rows `wanted` of the tokens.
+/// The logits `[rows, outputs of the head]` of the rows `wanted` of the tokens, with adapters.
 pub(crate) fn run(
     plan: &Plan,
+    updates: &Updates,
     tokens: &[StepToken],
     caches: &mut [&mut KvCache],
     wanted: &[usize],
@@ -107,5 +115,5 @@ pub(crate) fn run(
         let found = format!("{after} behind {before}");
         return Err(Error::mismatch("rows of logits", "each once, in ascending order", found).into());
     }
-    super::cpu::step::run(plan, tokens, caches, wanted)
+    super::cpu::step::run(plan, updates, tokens, caches, wanted)
 }

@@ -44,6 +44,7 @@
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
+mod adapter;
 mod chat;
 mod container;
 mod file;
@@ -63,6 +64,7 @@ mod uqff;
 mod views;
 mod weight;
 
+pub use adapter::{write as write_adapter, AdapterFile, AdapterFormat, LoraTensors, StoredLora};
 pub use chat::StoredChatTemplates;
 #[cfg(feature = "recorded-reads")]
 #[doc(hidden)]

@@ -5,12 +5,13 @@ mod load;
 pub use load::experts;
 pub(crate) use load::StoredExperts;
 
-use super::{LayerWeight, Linear};
+use super::adapters::merged;
+use super::linear::frozen;
+use super::{AdapterSlot, LayerWeight};
 pub use crate::backend::Gating;
 use crate::backend::{self, ChosenExperts, Operand};
-use crate::{Error, QuantTensor, Result};
-use candle_core::{bail, DType, IndexOp, Tensor, D};
-use candle_nn::Module;
+use crate::{Error, QuantFormat, QuantTensor, Result};
+use candle_core::{bail, DType, Device, IndexOp, Tensor, D};
 
 /// The sizes of a block of experts.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -33,6 +34,7 @@ pub struct ExpertStack {
     weights: Weights,
     /// `[E, N]`.
     bias: Option<Tensor>,
+    adapters: AdapterSlot,
 }
 
 #[derive(Clone, Debug)]
@@ -49,10 +51,10 @@ impl ExpertStack {
     /// # Errors
     /// If the shapes are others.
     pub fn from_quant(stack: QuantTensor, bias: Option<Tensor>) -> Result<Self> {
-        let &[experts, n, _] = stack.dims().as_slice() else {
+        let &[experts, n, k] = stack.dims().as_slice() else {
             return Err(Error::mismatch("stack of experts", "[E, N, K]", format!("{:?}", stack.dims())));
         };
-        Self { weights: Weights::Stack(stack), bias }.checked(experts, n)
+        Self::checked(Weights::Stack(stack), bias, [experts, n, k])
     }
 
     /// One weight `[N, K]` for each expert, packed or dense, all of one shape; biases `[E, N]`. Packed weights
@@ -62,7 +64,7 @@ impl ExpertStack {
     /// If there are none, or shapes differ.
     pub fn from_each(weights: Vec<LayerWeight>, bias: Option<Tensor>) -> Result<Self> {
         let dims = weights.first().map(LayerWeight::dims).unwrap_or_default();
-        let &[n, _] = dims.as_slice() else {
+        let &[n, k] = dims.as_slice() else {
             return Err(Error::mismatch("experts", "one weight [N, K] for each", format!("{dims:?}")));
         };
         if let Some(other) = weights.iter().map(LayerWeight::dims).find(|other| *other != dims) {
@@ -74,17 +76,25 @@ impl ExpertStack {
             Some(packed) => Weights::Stack(QuantTensor::stack(&packed)?),
             None => Weights::Each(weights),
         };
-        Self { weights, bias }.checked(experts, n)
+        Self::checked(weights, bias, [experts, n, k])
     }
 
-    fn checked(self, experts: usize, n: usize) -> Result<Self> {
-        match &self.bias {
+    fn checked(weights: Weights, bias: Option<Tensor>, dims: [usize; 3]) -> Result<Self> {
+        let [experts, n, _] = dims;
+        match &bias {
             Some(bias) if bias.dims() != [experts, n] => Err(Error::mismatch(
                 "biases of experts",
                 format!("shape [{experts}, {n}]"),
                 format!("{:?}", bias.dims()),
             )),
-            _ => Ok(self),
+            _ => {
+                let device = match &weights {
+                    Weights::Stack(stack) => stack.device().clone(),
+                    Weights::Each(weights) => weights.first().map_or(Device::Cpu, LayerWeight::device),
+                };
+                let adapters = AdapterSlot::whole_stack(&dims, &device);
+                Ok(Self { weights, bias, adapters })
+            }
         }
     }
 
@@ -95,23 +105,50 @@ impl ExpertStack {
         }
     }
 
-    /// The projection of one expert.
-    fn expert(&self, index: usize) -> candle_core::Result<Linear> {
-        let weight = match &self.weights {
-            Weights::Stack(stack) => stack.matrix(index)?.into(),
-            Weights::Each(weights) => match weights.get(index) {
-                Some(weight) => weight.clone(),
-                None => bail!("expert {index} of {}", weights.len()),
-            },
-        };
-        Ok(Linear::new(weight, self.bias.as_ref().map(|bias| bias.i(index)).transpose()?))
+    /// The adapters of all experts, `[E, rank, K]` and `[E, N, rank]`.
+    pub fn adapters(&self) -> &AdapterSlot {
+        &self.adapters
     }
 
-    /// The stack and its biases, if it is packed.
+    /// The stack with its active adapters merged into the weights, and none of its own; see [`Linear::merged`].
+    ///
+    /// # Errors
+    /// As those of [`Linear::merged`].
+    ///
+    /// [`Linear::merged`]: crate::Linear::merged
+    pub fn merged(&self, format: Option<QuantFormat>) -> Result<Self> {
+        let active = self.adapters.active()?;
+        let of_expert = |index| {
+            let active = active.iter().map(|active| active.expert(index)).collect::<Result<Vec<_>>>()?;
+            merged(&self.weight(index)?, &active, format)
+        };
+        Self::from_each((0..self.experts()).map(of_expert).collect::<Result<_>>()?, self.bias.clone())
+    }
+
+    fn weight(&self, index: usize) -> candle_core::Result<LayerWeight> {
+        match &self.weights {
+            Weights::Stack(stack) => Ok(stack.matrix(index)?.into()),
+            Weights::Each(weights) => match weights.get(index) {
+                Some(weight) => Ok(weight.clone()),
+                None => bail!("expert {index} of {}", weights.len()),
+            },
+        }
+    }
+
+    /// What one expert makes of `x` `[M, K]`.
+    fn forward(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
+        let weight = self.weight(index)?;
+        let bias = self.bias.as_ref().map(|bias| bias.i(index)).transpose()?;
+        self.adapters.apply_expert(index, x, frozen(&weight, bias.as_ref(), x)?)
+    }
+
+    /// The stack and its biases, if it is packed and no adapter changes it.
     fn operand(&self) -> Option<Operand<'_>> {
         match &self.weights {
-            Weights::Stack(weight) => Some(Operand { weight, bias: self.bias.as_ref() }),
-            Weights::Each(_) => None,
+            Weights::Stack(weight) if !self.adapters.is_active() => {
+                Some(Operand { weight, bias: self.bias.as_ref() })
+            }
+            Weights::Stack(_) | Weights::Each(_) => None,
         }
     }
 
@@ -214,6 +251,16 @@ impl Experts {
         self.gate.experts()
     }
 
+    /// The block with the active adapters of its projections merged into the weights; see
+    /// [`Linear::merged`](crate::Linear::merged).
+    ///
+    /// # Errors
+    /// As those of that.
+    pub fn merged(&self, format: Option<QuantFormat>) -> Result<Self> {
+        let [gate, up, down] = [&self.gate, &self.up, &self.down].map(|stack| stack.merged(format));
+        Ok(Self { gate: gate?, up: up?, down: down?, ..self.clone() })
+    }
+
     /// For each token of `x` `[.., T, hidden]` the sum of its experts' outputs, each times its routing weight.
     ///
     /// `ids` `[.., T, top_k]` (U32) names them, `routing_weights` is of that shape. With `T = 1`, the step of a
@@ -306,13 +353,13 @@ impl Experts {
     }
 
     fn expert(&self, index: usize, x: &Tensor) -> candle_core::Result<Tensor> {
-        let (gate, up) = (self.gate.expert(index)?.forward(x)?, self.up.expert(index)?.forward(x)?);
+        let (gate, up) = (self.gate.forward(index, x)?, self.up.forward(index, x)?);
         let inner = self.gating.apply(&gate, &up)?;
         let inner = match self.padding {
             (0, 0) => inner,
             (before, after) => inner.pad_with_zeros(D::Minus1, before, after)?,
         };
-        self.down.expert(index)?.forward(&inner)
+        self.down.forward(index, &inner)
     }
 
     /// The weights, for reports.

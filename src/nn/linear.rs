@@ -1,10 +1,12 @@
 //! `y = x w^T + b`, on packed or dense weights.
 
+use super::adapters::{Frozen, OwnColumns};
 use super::{AdapterSlot, LayerWeight, VarBuilder};
 use crate::QuantTensor;
 use candle_core::quantized::{QMatMul, QTensor};
 use candle_core::{DType, Module, Result, Tensor};
 use candle_nn::init::{Init, DEFAULT_KAIMING_NORMAL};
+use std::ops::Range;
 use std::sync::Arc;
 
 /// A linear layer: weight `[N, K]`, optional bias `[N]`; maps `[.., K]` to `[.., N]`.
@@ -32,7 +34,7 @@ impl Linear {
     /// A layer from a dense [`Tensor`], a [`QuantTensor`], or another layer's [`LayerWeight`].
     pub fn new(weight: impl Into<LayerWeight>, bias: Option<Tensor>) -> Self {
         let weight = weight.into();
-        let adapters = AdapterSlot::whole(&weight.dims());
+        let adapters = AdapterSlot::whole(&weight);
         Self { weight, bias, adapters }
     }
 
@@ -56,29 +58,36 @@ impl Linear {
         &self.adapters
     }
 
-    /// The layer with its adapters in `slot`.
-    pub(crate) fn with_adapters(self, slot: AdapterSlot) -> Self {
-        Self { adapters: slot, ..self }
+    /// The layer as that of the builder's module, of which it has `part`, for its adapters. `columns` if ranks sum what
+    /// they make of theirs.
+    pub(crate) fn of_module(
+        self,
+        vb: &VarBuilder,
+        dims: [usize; 2],
+        part: &[Range<usize>; 2],
+        columns: Option<OwnColumns>,
+    ) -> Self {
+        let frozen = Frozen::Matrix(self.weight.clone(), columns);
+        Self { adapters: vb.adapter_slot(&dims, part, frozen), ..self }
     }
+}
 
-    /// The output of the frozen weight and the bias, without adapters.
-    fn frozen(&self, x: &Tensor) -> Result<Tensor> {
-        match &self.weight {
-            LayerWeight::Quantized(weight) => weight.matmul(x, self.bias.as_ref()),
-            LayerWeight::Ggml(weight) => match &self.bias {
-                Some(bias) => ggml_matmul(weight, x)?.broadcast_add(bias),
-                None => ggml_matmul(weight, x),
-            },
-            LayerWeight::Dense(weight) => {
-                candle_nn::Linear::new(weight.clone(), self.bias.clone()).forward(x)
-            }
-        }
+/// `x w^T + b` of a frozen weight.
+pub(super) fn frozen(weight: &LayerWeight, bias: Option<&Tensor>, x: &Tensor) -> Result<Tensor> {
+    match weight {
+        LayerWeight::Quantized(weight) => weight.matmul(x, bias),
+        LayerWeight::Ggml(weight) => match bias {
+            Some(bias) => ggml_matmul(weight, x)?.broadcast_add(bias),
+            None => ggml_matmul(weight, x),
+        },
+        LayerWeight::Dense(weight) => candle_nn::Linear::new(weight.clone(), bias.cloned()).forward(x),
     }
 }
 
 impl Module for Linear {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        self.adapters.apply(x, self.frozen(x)?, &self.weight)
+        let bias = self.bias.as_ref();
+        self.adapters.apply(x, frozen(&self.weight, bias, x)?, bias)
     }
 }
 
@@ -97,8 +106,8 @@ pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
     let bound = 1. / (in_dim as f64).sqrt();
     let hint = Init::Uniform { lo: -bound, up: bound };
     let bias = vb.get_with_hints(out_dim, "bias", hint)?;
-    Ok(Linear::new(weight, Some(bias))
-        .with_adapters(vb.adapter_slot(&[out_dim, in_dim], &[0..out_dim, 0..in_dim])))
+    let layer = Linear::new(weight, Some(bias));
+    Ok(layer.of_module(&vb, [out_dim, in_dim], &[0..out_dim, 0..in_dim], None))
 }
 
 /// A linear layer without a bias, from the tensor `weight` at the builder's path.
@@ -107,7 +116,7 @@ pub fn linear(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
 /// If the weight is missing, damaged, or not of shape `[out_dim, in_dim]`.
 pub fn linear_no_bias(in_dim: usize, out_dim: usize, vb: VarBuilder) -> Result<Linear> {
     let weight = vb.weight(out_dim, in_dim, DEFAULT_KAIMING_NORMAL)?;
-    Ok(Linear::new(weight, None).with_adapters(vb.adapter_slot(&[out_dim, in_dim], &[0..out_dim, 0..in_dim])))
+    Ok(Linear::new(weight, None).of_module(&vb, [out_dim, in_dim], &[0..out_dim, 0..in_dim], None))
 }
 
 /// [`linear`] if `bias`, else [`linear_no_bias`].

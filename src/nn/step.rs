@@ -131,9 +131,9 @@ impl StepBuilder {
                 head_dim.to_string(),
             ));
         }
-        let q = projection("queries", block.q_proj, self.plan.hidden)?;
-        let k = projection("keys", block.k_proj, self.plan.hidden)?;
-        let v = projection("values", block.v_proj, self.plan.hidden)?;
+        let q = self.projection("queries", block.q_proj, self.plan.hidden)?;
+        let k = self.projection("keys", block.k_proj, self.plan.hidden)?;
+        let v = self.projection("values", block.v_proj, self.plan.hidden)?;
         let (heads, kv_heads) = (q.rows / head_dim, k.rows / head_dim);
         let fits = q.rows == heads * head_dim && k.rows == kv_heads * head_dim && v.rows == k.rows;
         if !fits || kv_heads == 0 || heads % kv_heads != 0 {
@@ -144,7 +144,7 @@ impl StepBuilder {
                 found,
             ));
         }
-        let o = projection("output of attention", block.o_proj, q.rows)?;
+        let o = self.projection("output of attention", block.o_proj, q.rows)?;
         check_rows("output of attention", &o, self.plan.hidden)?;
         let sinks = match block.sinks {
             None => None,
@@ -163,7 +163,6 @@ impl StepBuilder {
         };
         let norm = norm("norm before attention", block.norm, self.plan.hidden)?;
         self.layers += 1;
-        self.watch([block.q_proj, block.k_proj, block.v_proj, block.o_proj]);
         self.plan.nodes.extend([
             Node::Queries(norm, [q, k, v]),
             Node::Attend(of_heads),
@@ -178,20 +177,28 @@ impl StepBuilder {
     /// As those of [`attention`](Self::attention).
     pub fn feed_forward(&mut self, block: FeedForwardBlock) -> Result<()> {
         let hidden = self.plan.hidden;
-        let gate = projection("gate", block.gate_proj, hidden)?;
-        let up = projection("up", block.up_proj, hidden)?;
+        let gate = self.projection("gate", block.gate_proj, hidden)?;
+        let up = self.projection("up", block.up_proj, hidden)?;
         check_rows("up", &up, gate.rows)?;
-        let down = projection("down", block.down_proj, gate.rows)?;
+        let down = self.projection("down", block.down_proj, gate.rows)?;
         check_rows("down", &down, hidden)?;
         let norm = norm("norm before the feed-forward block", block.norm, hidden)?;
-        self.watch([block.gate_proj, block.up_proj, block.down_proj]);
         self.plan.nodes.extend([Node::Gate(norm, [gate, up]), Node::AddInner(down)]);
         Ok(())
     }
 
-    /// Remembers the adapters of layers, which a plan does not compute.
-    fn watch<const N: usize>(&mut self, layers: [&Linear; N]) {
-        self.adapters.extend(layers.into_iter().map(|layer| layer.adapters().clone()));
+    fn projection(&mut self, what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
+        let weight = packed(what, layer.weight())?;
+        let &[rows, k] = weight.dims().as_slice() else {
+            return Err(Error::mismatch(what, "a weight [N, K]", format!("{weight:?}")));
+        };
+        if k != inputs {
+            return Err(Error::mismatch(what, format!("{inputs} inputs"), k.to_string()));
+        }
+        let bias = layer.bias().map(|bias| numbers(what, bias, rows)).transpose()?;
+        let index = self.adapters.len();
+        self.adapters.push(layer.adapters().clone());
+        Ok(Projection { weight, bias, rows, k, index })
     }
 
     /// The plan, which ends with an output head `[outputs, hidden]`.
@@ -200,8 +207,7 @@ impl StepBuilder {
     /// As those of [`attention`](Self::attention).
     pub fn head(mut self, norm: &RmsNorm, head: &Linear) -> Result<StepPlan> {
         let norm = self::norm("norm before the head", norm, self.plan.hidden)?;
-        self.watch([head]);
-        let head = projection("head", head, self.plan.hidden)?;
+        let head = self.projection("head", head, self.plan.hidden)?;
         let outputs = head.rows;
         self.plan.nodes.push(Node::Logits(norm, head));
         let Self { plan, layers, adapters } = self;
@@ -226,8 +232,8 @@ impl StepPlan {
     ///
     /// # Errors
     /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
-    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an adapter
-    /// of a layer is active. Nothing has changed then.
+    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an active
+    /// adapter of a layer is one in training. Nothing has changed then.
     pub fn run(
         &self,
         tokens: &[StepToken],
@@ -241,14 +247,18 @@ impl StepPlan {
                 caches.len().to_string(),
             ));
         }
-        if let Some(slot) = self.adapters.iter().find(|slot| slot.is_active()) {
+        if let Some(slot) = self.adapters.iter().find(|slot| slot.is_trained()) {
             return Err(Error::Unsupported {
-                what: format!("an active adapter in a step plan, at `{}`,", slot.module()),
+                what: format!("training of an adapter through a step plan, at `{}`,", slot.module()),
                 remedy: "switch it off, or call the layers one by one".to_string(),
             });
         }
+        let updates = match self.adapters.iter().any(AdapterSlot::is_active) {
+            true => self.adapters.iter().map(AdapterSlot::updates).collect::<Result<_>>()?,
+            false => Vec::new(),
+        };
         let mut caches: Vec<&mut KvCache> = caches.iter_mut().map(BorrowMut::borrow_mut).collect();
-        let logits = step::run(&self.plan, tokens, &mut caches, wanted)?;
+        let logits = step::run(&self.plan, &updates, tokens, &mut caches, wanted)?;
         Ok(Tensor::from_vec(logits, (wanted.len(), self.outputs), &Device::Cpu)?)
     }
 }
@@ -265,18 +275,6 @@ fn packed(what: &str, weight: &LayerWeight) -> Result<QuantTensor> {
         LayerWeight::Quantized(weight) => Err(unsupported(format!("on {:?}", weight.device().location()))),
         other => Err(unsupported(format!("as {}", other.format_name()))),
     }
-}
-
-fn projection(what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
-    let weight = packed(what, layer.weight())?;
-    let &[rows, k] = weight.dims().as_slice() else {
-        return Err(Error::mismatch(what, "a weight [N, K]", format!("{weight:?}")));
-    };
-    if k != inputs {
-        return Err(Error::mismatch(what, format!("{inputs} inputs"), k.to_string()));
-    }
-    let bias = layer.bias().map(|bias| numbers(what, bias, rows)).transpose()?;
-    Ok(Projection { weight, bias, rows, k })
 }
 
 fn check_rows(what: &str, projection: &Projection, expected: usize) -> Result<()> {

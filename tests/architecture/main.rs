@@ -90,6 +90,8 @@ const CHECKPOINT: Floor = Floor {
     rooms: &[
         room("file", &[]),
         room("weight", &["file"]),
+        // It knows no layer.
+        room("adapter", &["file", "weight"]),
         // Names and files of repositories, whatever is in them.
         room("hub", &["file"]),
         room("gguf", &["file", "weight"]),

@@ -3,6 +3,7 @@
 #[path = "../common/checkpoint.rs"]
 mod checkpoint;
 
+mod adapters;
 mod config;
 mod files;
 mod mlx;

@@ -5,6 +5,7 @@ mod common;
 #[path = "../common/packed.rs"]
 mod packed;
 
+mod adapters;
 mod experts;
 mod gradients;
 mod matmul;

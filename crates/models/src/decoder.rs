@@ -107,7 +107,7 @@ impl Model {
         let head = vb.pp("lm_head");
         let tied = config.tie_word_embeddings.unwrap_or_else(|| !head.contains_tensor("weight"));
         let lm_head = match tied {
-            true => embed_tokens.as_head(),
+            true => embed_tokens.as_head_of(&head),
             false => vocab_parallel_head(hidden, vocab, head)?,
         };
         let mut this = Self {
@@ -178,9 +178,9 @@ impl Model {
         }
     }
 
-    /// Whether all layers are computed in one call. Active adapters are computed layer by layer.
+    /// Whether all layers are computed in one call, which has no gradients.
     fn has_plan(&self) -> bool {
-        self.plan.is_some() && !self.adapters.is_active()
+        self.plan.is_some() && !self.adapters.is_trained()
     }
 
     /// The adapters of all layers.

@@ -1,5 +1,6 @@
 //! What is fuzzed.
 
+mod adapter;
 mod connection;
 mod name;
 mod output;
@@ -31,13 +32,14 @@ const fn target(name: &'static str, seeds: fn(&str) -> Seeds, run: fn(&Bundle) -
 
 /// All of them: the readers of checkpoints; then what lies beside weights, what other processes say, and what a conversion
 /// finds where it writes.
-pub const TARGETS: [Target; 12] = [
+pub const TARGETS: [Target; 13] = [
     target("mlx", reader_seeds::seeds, reader::run),
     target("hf", reader_seeds::seeds, reader::run),
     target("uqff", reader_seeds::seeds, reader::run),
     target("ollama", reader_seeds::seeds, reader::run),
     target("gguf", reader_seeds::seeds, reader::run),
     target("slm1", reader_seeds::seeds, reader::run),
+    target("adapter", reader_seeds::seeds, adapter::run),
     target("tokenizer", tokenizer::seeds, tokenizer::run),
     target("template", template::seeds, template::run),
     target("name", name::seeds, name::run),

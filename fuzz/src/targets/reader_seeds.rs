@@ -15,10 +15,16 @@ pub(super) fn seeds(target: &str) -> Seeds {
         "ollama" => directories("ollama").into_iter().flat_map(|store| models(&store)).collect(),
         "gguf" => gguf(),
         "slm1" => files("slm1"),
-        kind => directories(kind).into_iter().map(|path| (name_of(&path), directory(&path))).collect(),
+        "adapter" => of_kind("adapters"),
+        kind => of_kind(kind),
     };
     seeds.retain(|(_, bundle)| bundle.encode().len() <= MAX_SEED);
     seeds
+}
+
+/// One for each directory of `tests/fixtures/KIND`.
+fn of_kind(kind: &str) -> Seeds {
+    directories(kind).into_iter().map(|path| (name_of(&path), directory(&path))).collect()
 }
 
 /// The directories of `tests/fixtures/KIND`.

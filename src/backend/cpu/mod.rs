@@ -28,6 +28,7 @@ mod group_params;
 #[cfg(target_arch = "x86_64")]
 mod int8;
 mod isa;
+pub(super) mod low_rank;
 mod matrix;
 mod output;
 #[cfg(target_arch = "x86_64")]

@@ -3,8 +3,9 @@
 use super::{ExpertStack, Experts, ExpertsConfig, Gating, Weights};
 use crate::checkpoint::Weight;
 use crate::distributed::partition::whole_groups;
+use crate::nn::adapters::Frozen;
 use crate::nn::expert_split::ExpertShare;
-use crate::nn::{LayerWeight, VarBuilder};
+use crate::nn::{AdapterSlot, LayerWeight, VarBuilder};
 use crate::Error;
 use candle_core::{IndexOp, Tensor};
 use std::ops::Range;
@@ -48,9 +49,13 @@ enum Names {
 struct Projection {
     /// Rows and columns of an expert's weight.
     dims: [usize; 2],
+    /// Which of the rows are this projection's.
+    outputs: Range<usize>,
     rows: Range<usize>,
     columns: Range<usize>,
     bias: bool,
+    /// The module that its adapters belong to: of all experts, also where each has a module of its own.
+    adapters: String,
 }
 
 impl<'a, 'v> StoredExperts<'a, 'v> {
@@ -107,35 +112,55 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
             true => own.clone(),
             false => whole_groups(&own, self.granularity()?, inner),
         };
-        let from = |first: usize, of: usize| Projection {
+        let from = |adapters: String, first: usize, of: usize| Projection {
             dims: [of, hidden],
+            outputs: first..first + inner,
             rows: first + own.start..first + own.end,
             columns: 0..hidden,
             bias,
+            adapters,
         };
-        let down = Projection {
+        let whole = |adapters| from(adapters, 0, inner);
+        let down = |adapters: String| Projection {
             dims: [hidden, inner],
+            outputs: 0..hidden,
             rows: 0..hidden,
             columns: loaded.clone(),
             // Ranks sum what they have: one adds the bias.
             bias: bias && own.start == 0,
+            adapters,
         };
-        let stack = |module: &str, name: &str, projection: &Projection| {
-            self.stack(&format!("{module}.{name}"), &share.experts, projection)
-        };
-        let each = |name, projection| self.each(name, &share.experts, projection);
-        let gate_up = from(0, inner);
+        let experts = &share.experts;
         let (gate, up, down) = match self.names {
-            Names::Stacks(module) => (
-                stack(module, "gate_proj", &gate_up)?,
-                stack(module, "up_proj", &gate_up)?,
-                stack(module, "down_proj", &down)?,
-            ),
-            Names::GateUp => {
-                let half = |first| stack("experts", "gate_up_proj", &from(first, inner.saturating_mul(2)));
-                (half(0)?, half(inner)?, stack("experts", "down_proj", &down)?)
+            Names::Stacks(module) => {
+                let path = |name| format!("{module}.{name}");
+                let stack = |path: String, projection: &dyn Fn(String) -> Projection| {
+                    self.stack(&path, experts, &projection(path.clone()))
+                };
+                (
+                    stack(path("gate_proj"), &whole)?,
+                    stack(path("up_proj"), &whole)?,
+                    stack(path("down_proj"), &down)?,
+                )
             }
-            Names::Each([gate, up, w2]) => (each(gate, &gate_up)?, each(up, &gate_up)?, each(w2, &down)?),
+            Names::GateUp => {
+                let half = |name: &str, first| {
+                    let projection = from(format!("experts.{name}"), first, inner.saturating_mul(2));
+                    self.stack("experts.gate_up_proj", experts, &projection)
+                };
+                let path = "experts.down_proj";
+                (
+                    half("gate_proj", 0)?,
+                    half("up_proj", inner)?,
+                    self.stack(path, experts, &down(path.into()))?,
+                )
+            }
+            Names::Each([gate, up, w2]) => {
+                let each = |name: &str, projection: &dyn Fn(String) -> Projection| {
+                    self.each(name, experts, &projection(format!("experts.{name}")))
+                };
+                (each(gate, &whole)?, each(up, &whole)?, each(w2, &down)?)
+            }
         };
         let padding = (own.start - loaded.start, loaded.end - own.end);
         Ok(Experts { padding, ..Experts::new(gate, up, down, self.config.gating)? })
@@ -148,7 +173,7 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         own: &Range<usize>,
         projection: &Projection,
     ) -> candle_core::Result<ExpertStack> {
-        let Projection { dims: [n, k], rows, columns, bias } = projection;
+        let Projection { dims: [n, k], rows, columns, bias, .. } = projection;
         let (vb, experts) = (self.vb.pp(path), self.config.experts);
         let bias_part = [own.clone(), rows.clone()];
         let bias = bias.then(|| vb.tensor_part(&[experts, *n], "bias", &bias_part)).transpose()?;
@@ -171,7 +196,7 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
             Some(Weight::Dense(stack)) => of_dense(vb.load_dense(&stack, columns.len())?)?,
             None => of_dense(vb.quantized(vb.tensor_part(&dims, "weight", &part)?, columns.len())?)?,
         };
-        Ok(ExpertStack { weights, bias })
+        Ok(ExpertStack { weights, bias, adapters: self.adapters(own, projection) })
     }
 
     /// Some experts of which each has a weight `[N, K]`, `experts.E.NAME`.
@@ -181,7 +206,7 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         own: &Range<usize>,
         projection: &Projection,
     ) -> candle_core::Result<ExpertStack> {
-        let Projection { dims: [n, k], rows, columns, bias } = projection;
+        let Projection { dims: [n, k], rows, columns, bias, .. } = projection;
         let path = |expert: usize| self.vb.pp("experts").pp(expert).pp(name);
         let weight = |expert| path(expert).part((*n, *k), &[rows.clone(), columns.clone()]);
         let weights = own.clone().map(weight).collect::<candle_core::Result<Vec<_>>>()?;
@@ -193,6 +218,17 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
             }
             false => None,
         };
-        Ok(ExpertStack::from_each(weights, bias)?)
+        let stack = ExpertStack::from_each(weights, bias)?;
+        Ok(ExpertStack { adapters: self.adapters(own, projection), ..stack })
+    }
+
+    /// The slot for the adapters of a projection of some experts.
+    fn adapters(&self, own: &Range<usize>, projection: &Projection) -> AdapterSlot {
+        let Projection { dims: [_, k], outputs, rows, columns, adapters, .. } = projection;
+        let rows = rows.start - outputs.start..rows.end - outputs.start;
+        let part = [own.clone(), rows, columns.clone()];
+        let dims = [self.config.experts, outputs.len(), *k];
+        let frozen = Frozen::Stack(self.vb.device().clone());
+        self.vb.pp(adapters).adapter_slot(&dims, &part, frozen)
     }
 }

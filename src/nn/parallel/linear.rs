@@ -2,6 +2,7 @@
 
 use crate::distributed::partition::whole_groups;
 use crate::distributed::Rank;
+use crate::nn::adapters::OwnColumns;
 use crate::nn::{forward_add, linear_b, LayerWeight, Linear, VarBuilder};
 use candle_core::{bail, Result, Tensor, D};
 use candle_nn::Module;
@@ -22,7 +23,7 @@ pub fn column_parallel(
     let part = [rows.clone(), 0..in_dim];
     let weight = vb.part((out_dim, in_dim), &part)?;
     let bias = bias.then(|| vb.tensor_part(&[out_dim], "bias", &[rows])).transpose()?;
-    Ok(Linear::new(weight, bias).with_adapters(vb.adapter_slot(&[out_dim, in_dim], &part)))
+    Ok(Linear::new(weight, bias).of_module(&vb, [out_dim, in_dim], &part, None))
 }
 
 /// A linear layer of which every rank has other inputs. The ranks' partial outputs are summed, then the bias is added.
@@ -71,7 +72,8 @@ pub fn row_parallel(
     };
     let part = [0..out_dim, loaded];
     let linear = Linear::new(vb.part((out_dim, in_dim), &part)?, None);
-    let linear = linear.with_adapters(vb.adapter_slot(&[out_dim, in_dim], &part));
+    let own = OwnColumns { rank: rank.clone(), own: padding.0..padding.0 + columns.len() };
+    let linear = linear.of_module(&vb, [out_dim, in_dim], &part, Some(own));
     Ok(RowParallel { linear, sum: Some(Sum { rank, bias, padding }) })
 }
 

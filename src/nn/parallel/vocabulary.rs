@@ -61,6 +61,15 @@ impl VocabParallelEmbedding {
         let rank = self.share.as_ref().map(|(rank, _)| rank.clone());
         VocabParallelHead { rows: self.rows.as_linear(), rank }
     }
+
+    /// As [`as_head`](Self::as_head), with adapters of its own, which are those of the builder's module.
+    pub fn as_head_of(&self, vb: &VarBuilder) -> VocabParallelHead {
+        let tokens = self.share.as_ref().map_or(0..self.vocabulary, |(_, tokens)| tokens.clone());
+        let hidden_size = self.rows.hidden_size();
+        let VocabParallelHead { rows, rank } = self.as_head();
+        let part = [tokens, 0..hidden_size];
+        VocabParallelHead { rows: rows.of_module(vb, [self.vocabulary, hidden_size], &part, None), rank }
+    }
 }
 
 impl Module for VocabParallelEmbedding {
@@ -116,7 +125,7 @@ pub fn vocab_parallel_head(
         Some((rank, tokens)) => {
             let part = [tokens, 0..hidden_size];
             let rows = Linear::new(vb.part((vocabulary, hidden_size), &part)?, None);
-            let rows = rows.with_adapters(vb.adapter_slot(&[vocabulary, hidden_size], &part));
+            let rows = rows.of_module(&vb, [vocabulary, hidden_size], &part, None);
             VocabParallelHead { rows, rank: Some(rank) }
         }
     })

@@ -3,6 +3,7 @@
 mod renamed;
 mod sources;
 
+use super::adapters::Frozen;
 use super::dequantizing::{shape_error, DequantizingBackend};
 use super::expert_split::ExpertSplit;
 use super::loaded::{Loaded, LoadedAs};
@@ -181,8 +182,8 @@ impl<'a> VarBuilder<'a> {
     }
 
     /// The slot for adapters of the layer at the current path, which has `part` of a weight of dimensions `dims`.
-    pub(crate) fn adapter_slot(&self, dims: &[usize], part: &[Range<usize>]) -> AdapterSlot {
-        self.adapters.register(&self.prefix(), dims, part.to_vec())
+    pub(crate) fn adapter_slot(&self, dims: &[usize], part: &[Range<usize>], frozen: Frozen) -> AdapterSlot {
+        self.adapters.register(&self.prefix(), dims, part, frozen)
     }
 
     /// Part of the weight at the current path, of logical shape `[n, k]`: rows and columns.

@@ -3,6 +3,7 @@
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
 
+mod adapters;
 mod cache;
 mod chat;
 mod drop_in;

@@ -7,6 +7,7 @@ mod packed;
 #[path = "../../../../tests/common/ranks.rs"]
 mod ranks;
 
+mod adapters;
 mod collectives;
 mod experts;
 mod families;

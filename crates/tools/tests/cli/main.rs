@@ -16,6 +16,7 @@ mod packed;
 #[allow(dead_code)] // more than is needed here
 mod writer;
 
+mod adapters;
 mod bench;
 mod cache;
 mod chat;

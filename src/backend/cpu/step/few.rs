@@ -5,10 +5,11 @@
 
 use super::super::dispatch::{self, Prepared};
 use super::super::fast_kernel::Digits;
+use super::super::low_rank::LowRank;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
 use super::elementwise::{rms_norm, silu_mul};
-use crate::backend::step::{Node, Norm, Plan, Projection, StepToken};
+use crate::backend::step::{Node, Norm, Plan, Projection, StepToken, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantFormat};
 use candle_core::Result;
@@ -59,6 +60,7 @@ impl Buffers {
 pub(super) fn run(
     crew: Crew,
     plan: &Plan,
+    updates: &Updates,
     tokens: &[StepToken],
     caches: &mut [&mut KvCache],
     wanted: &[usize],
@@ -68,7 +70,16 @@ pub(super) fn run(
     let layers = Layers::new(plan, tokens, caches)?;
     let partials = Shared::new(layers.partial_len());
     let digits = Digits::of::<f32>(ActivationPrecision::current());
-    let step = Step { plan, tokens, wanted, digits, buffers: &buffers, partials: &partials, layers: &layers };
+    let step = Step {
+        plan,
+        updates,
+        tokens,
+        wanted,
+        digits,
+        buffers: &buffers,
+        partials: &partials,
+        layers: &layers,
+    };
     team::run(crew, |member| {
         for (node, cursors) in plan.nodes.iter().zip(&cursors) {
             step.compute(node, member, cursors)?;
@@ -84,6 +95,7 @@ pub(super) fn run(
 /// What all members see.
 struct Step<'a> {
     plan: &'a Plan,
+    updates: &'a Updates,
     tokens: &'a [StepToken],
     wanted: &'a [usize],
     digits: Digits,
@@ -114,7 +126,7 @@ impl Step<'_> {
                 }
             }
             Node::Queries(norm, projections) => {
-                let mut x = Operand::new(self.normed(norm, None), rows, self.digits);
+                let mut x = self.operand(self.normed(norm, None), rows);
                 let to = [&buffers.queries, &buffers.keys, &buffers.values];
                 let blocks: usize =
                     projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
@@ -142,7 +154,7 @@ impl Step<'_> {
             }
             Node::AddAttended(projection) => self.add(projection, &buffers.attended, member, cursor)?,
             Node::Gate(norm, [gate, up]) => {
-                let mut x = Operand::new(self.normed(norm, None), rows, self.digits);
+                let mut x = self.operand(self.normed(norm, None), rows);
                 let blocks = gate.rows.div_ceil(BLOCK);
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let range = taken.start * BLOCK..gate.rows.min(taken.end * BLOCK);
@@ -156,7 +168,7 @@ impl Step<'_> {
             Node::AddInner(projection) => self.add(projection, &buffers.inner, member, cursor)?,
             Node::Logits(norm, head) => {
                 let wanted = self.wanted.len();
-                let mut x = Operand::new(self.normed(norm, Some(self.wanted)), wanted, self.digits);
+                let mut x = self.operand(self.normed(norm, Some(self.wanted)), wanted);
                 let blocks = if wanted == 0 { 0 } else { head.rows.div_ceil(BLOCK) };
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let range = taken.start * BLOCK..head.rows.min(taken.end * BLOCK);
@@ -168,6 +180,17 @@ impl Step<'_> {
             }
         }
         Ok(())
+    }
+
+    fn operand(&self, x: Vec<f32>, rows: usize) -> Operand<'_> {
+        Operand {
+            x,
+            rows,
+            digits: self.digits,
+            updates: self.updates,
+            prepared: Vec::new(),
+            adapters: Vec::new(),
+        }
     }
 
     /// norm(hidden) of all rows, or of those that are wanted.
@@ -189,7 +212,7 @@ impl Step<'_> {
         let (rows, hidden) = (self.tokens.len(), &self.buffers.hidden);
         let mut x = vec![0.; rows * projection.k];
         from.read(0, &mut x);
-        let mut x = Operand::new(x, rows, self.digits);
+        let mut x = self.operand(x, rows);
         let blocks = projection.rows.div_ceil(BLOCK);
         let mut residual = Vec::new();
         while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
@@ -225,19 +248,18 @@ fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
     }
 }
 
-/// x, prepared for each format that it meets.
-struct Operand {
+/// x, prepared for each format and for the adapters of each projection that it meets.
+struct Operand<'a> {
     x: Vec<f32>,
     rows: usize,
     digits: Digits,
+    updates: &'a Updates,
     prepared: Vec<(QuantFormat, Prepared<'static>)>,
+    /// By the numbers of projections.
+    adapters: Vec<(usize, LowRank<'a>)>,
 }
 
-impl Operand {
-    fn new(x: Vec<f32>, rows: usize, digits: Digits) -> Self {
-        Self { x, rows, digits, prepared: Vec::new() }
-    }
-
+impl<'a> Operand<'a> {
     /// Outputs `[outputs, rows of x]` of some rows of a weight, with the bias.
     fn multiply(&mut self, projection: &Projection, first: usize, count: usize) -> Result<Vec<f32>> {
         let format = projection.weight.format();
@@ -256,11 +278,26 @@ impl Operand {
                 Ok(())
             })?;
         }
+        let rows = self.rows;
+        if let Some(adapters) = self.adapters(projection) {
+            adapters.apply_to_columns(&mut sums, rows, first);
+        }
         if let Some(bias) = projection.bias.as_ref().and_then(|bias| bias.get(first..)) {
             for (sums, bias) in sums.chunks_exact_mut(self.rows).zip(bias) {
                 sums.iter_mut().for_each(|sum| *sum += bias);
             }
         }
         Ok(sums)
+    }
+
+    /// The active adapters of a projection, if there are any.
+    fn adapters(&mut self, projection: &Projection) -> Option<&LowRank<'a>> {
+        let updates = self.updates.get(projection.index).filter(|updates| !updates.is_empty())?;
+        let known = self.adapters.iter().position(|(known, _)| *known == projection.index);
+        let index = known.unwrap_or_else(|| {
+            self.adapters.push((projection.index, LowRank::new(updates, 0, &self.x)));
+            self.adapters.len() - 1
+        });
+        self.adapters.get(index).map(|(_, adapters)| adapters)
     }
 }

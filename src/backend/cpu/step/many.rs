@@ -2,10 +2,11 @@
 
 use super::super::dispatch;
 use super::super::isa;
+use super::super::low_rank::LowRank;
 use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{rms_norm, silu_mul};
-use crate::backend::step::{Node, Norm, Plan, Projection, StepToken};
+use crate::backend::step::{Node, Norm, Plan, Projection, StepToken, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache};
 use candle_core::Result;
@@ -16,11 +17,13 @@ const ROWS: usize = 8;
 /// See [`super::run`].
 pub(super) fn run(
     plan: &Plan,
+    updates: &Updates,
     tokens: &[StepToken],
     caches: &mut [&mut KvCache],
     wanted: &[usize],
 ) -> Result<Vec<f32>> {
     let layers = Layers::new(plan, tokens, caches)?;
+    let multiply = |projection: &Projection, x: &[f32]| multiply(projection, updates, x);
     let mut hidden = Vec::new();
     let mut projected = [Vec::new(), Vec::new(), Vec::new()];
     let (mut attended, mut inner, mut logits) = (Vec::new(), Vec::new(), Vec::new());
@@ -70,16 +73,18 @@ fn normed(hidden: &[f32], norm: &Norm) -> Vec<f32> {
     all
 }
 
-fn multiply(projection: &Projection, x: &[f32]) -> Result<Vec<f32>> {
-    with_matrix(&projection.weight, 0, |matrix| {
-        Ok(dispatch::matmul(
-            isa::best(),
-            matrix,
-            x,
-            projection.bias.as_deref(),
-            ActivationPrecision::current(),
-        ))
-    })
+fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec<f32>> {
+    let updates = updates.get(projection.index).filter(|updates| !updates.is_empty());
+    let (bias, n) = (projection.bias.as_deref(), projection.rows);
+    // With adapters it is added behind them.
+    let first_bias = bias.filter(|_| updates.is_none());
+    let mut y = with_matrix(&projection.weight, 0, |matrix| {
+        Ok(dispatch::matmul(isa::best(), matrix, x, first_bias, ActivationPrecision::current()))
+    })?;
+    if let Some(updates) = updates {
+        LowRank::of_many(updates, x).apply_to_rows(&mut y, n, bias);
+    }
+    Ok(y)
 }
 
 fn add(hidden: &mut [f32], added: &[f32]) {

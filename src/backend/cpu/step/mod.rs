@@ -9,7 +9,7 @@ mod many;
 mod tests;
 
 use super::team::Crew;
-use crate::backend::step::{Plan, StepToken};
+use crate::backend::step::{Plan, StepToken, Updates};
 use crate::KvCache;
 use candle_core::Result;
 
@@ -22,20 +22,21 @@ const MANY: usize = 512;
 /// The logits of the rows `wanted`; see [`crate::backend::step::run`], which has checked its arguments.
 pub(in crate::backend) fn run(
     plan: &Plan,
+    updates: &Updates,
     tokens: &[StepToken],
     caches: &mut [&mut KvCache],
     wanted: &[usize],
 ) -> Result<Vec<f32>> {
     attend::check(plan, tokens, caches)?;
     if tokens.len() <= FEW {
-        return few::run(Crew::Pool, plan, tokens, caches, wanted);
+        return few::run(Crew::Pool, plan, updates, tokens, caches, wanted);
     }
     let mut logits = Vec::new();
     for (chunk, tokens) in tokens.chunks(MANY).enumerate() {
         let rows = chunk * MANY..chunk * MANY + tokens.len();
         let wanted: Vec<usize> =
             wanted.iter().filter(|row| rows.contains(row)).map(|row| row - rows.start).collect();
-        logits.extend(many::run(plan, tokens, caches, &wanted)?);
+        logits.extend(many::run(plan, updates, tokens, caches, &wanted)?);
     }
     Ok(logits)
 }

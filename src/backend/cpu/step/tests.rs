@@ -2,11 +2,13 @@
 
 use super::super::team::Crew;
 use super::{few, many};
+use crate::backend::low_rank::Update;
 use crate::backend::step::{Heads, Node, Norm, Plan, Projection, StepToken};
 use crate::{KvCache, KvCacheConfig, QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
+use std::sync::Arc;
 
 const HIDDEN: usize = 128;
 const HEADS: usize = 6;
@@ -26,12 +28,15 @@ struct Kind {
     sinks: bool,
     /// Of the second layer.
     window: Option<usize>,
+    /// Whether some projections have one, others two.
+    adapters: bool,
 }
 
 /// A plan, and its weights in f64.
 struct Model {
     plan: Plan,
     kind: Kind,
+    updates: Vec<Vec<Arc<Update>>>,
 }
 
 /// Heads of queries, heads of keys, and values of a position.
@@ -49,11 +54,18 @@ impl Model {
             let tensor = Tensor::from_vec(all, (rows, k), &Device::Cpu).unwrap();
             QuantTensor::quantize(&tensor, kind.format).unwrap()
         };
-        let projection = |rng: &mut StdRng, rows: usize, k: usize| Projection {
-            weight: weight(rng, rows, k),
-            bias: kind.bias.then(|| numbers(rng, rows, 0.5)),
-            rows,
-            k,
+        let mut updates = Vec::new();
+        let mut projection = |rng: &mut StdRng, rows: usize, k: usize| {
+            let index = updates.len();
+            let count = if kind.adapters { index % 3 } else { 0 };
+            updates.push((0..count).map(|which| Arc::new(update(rng, rows, k, which == 1))).collect());
+            Projection {
+                weight: weight(rng, rows, k),
+                bias: kind.bias.then(|| numbers(rng, rows, 0.5)),
+                rows,
+                k,
+                index,
+            }
         };
         let norm = |rng: &mut StdRng, len: usize| Norm {
             weight: numbers(rng, len, 0.5).into_iter().map(|x| 1. + x).collect(),
@@ -87,7 +99,7 @@ impl Model {
             inverse_frequencies,
             attention_factor: 1.1,
         };
-        Self { plan, kind }
+        Self { plan, kind, updates }
     }
 
     fn caches(&self) -> Vec<KvCache> {
@@ -110,7 +122,7 @@ impl Model {
                 }
                 Node::Queries(norm, projections) => {
                     let x: Vec<_> = hidden.iter().map(|x| normed(x, norm)).collect();
-                    let [q, k, v] = projections.each_ref().map(|projection| products(projection, &x));
+                    let [q, k, v] = projections.each_ref().map(|projection| self.products(projection, &x));
                     projected = q.into_iter().zip(k).zip(v).map(|((q, k), v)| [q, k, v]).collect::<Vec<_>>();
                 }
                 Node::Attend(heads) => {
@@ -130,17 +142,19 @@ impl Model {
                         .map(|position| self.attend(heads, &rotated, position))
                         .collect::<Vec<_>>();
                 }
-                Node::AddAttended(projection) => add(&mut hidden, projection, &attended),
+                Node::AddAttended(projection) => self.add(&mut hidden, projection, &attended),
                 Node::Gate(norm, [gate, up]) => {
                     let x: Vec<_> = hidden.iter().map(|x| normed(x, norm)).collect();
-                    inner = products(gate, &x);
-                    for (gate, up) in inner.iter_mut().flatten().zip(products(up, &x).into_iter().flatten()) {
+                    inner = self.products(gate, &x);
+                    for (gate, up) in
+                        inner.iter_mut().flatten().zip(self.products(up, &x).into_iter().flatten())
+                    {
                         *gate = *gate / (1. + (-*gate).exp()) * up;
                     }
                 }
-                Node::AddInner(projection) => add(&mut hidden, projection, &inner),
+                Node::AddInner(projection) => self.add(&mut hidden, projection, &inner),
                 Node::Logits(norm, head) => {
-                    logits = products(head, &hidden.iter().map(|x| normed(x, norm)).collect::<Vec<_>>());
+                    logits = self.products(head, &hidden.iter().map(|x| normed(x, norm)).collect::<Vec<_>>());
                 }
             }
         }
@@ -161,6 +175,31 @@ impl Model {
                 }
             })
             .collect()
+    }
+
+    /// Outputs for each row of x.
+    fn products(&self, projection: &Projection, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
+        let weight = dense(&projection.weight);
+        let bias = |row| projection.bias.as_ref().map_or(0., |bias| f64::from(bias[row]));
+        let dot = |a: &[f32], x: &[f64]| a.iter().zip(x).map(|(a, x)| f64::from(*a) * x).sum::<f64>();
+        let product = |x: &Vec<f64>| {
+            let output = |(row, w): (usize, &Vec<f64>)| {
+                let mut y = w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>();
+                for update in &self.updates[projection.index] {
+                    let inner: Vec<f64> = update.a.chunks(projection.k).map(|a| dot(a, x)).collect();
+                    y += f64::from(update.scale) * dot(&update.b[row * update.rank..][..update.rank], &inner);
+                    y *= update.rescale.as_ref().map_or(1., |rescale| f64::from(rescale[row]));
+                }
+                y + bias(row)
+            };
+            weight.iter().enumerate().map(output).collect()
+        };
+        x.iter().map(product).collect()
+    }
+
+    fn add(&self, hidden: &mut [Vec<f64>], projection: &Projection, x: &[Vec<f64>]) {
+        let sums = self.products(projection, x);
+        hidden.iter_mut().flatten().zip(sums.into_iter().flatten()).for_each(|(hidden, sum)| *hidden += sum);
     }
 
     /// What the heads of a position see.
@@ -192,6 +231,13 @@ impl Model {
     }
 }
 
+/// Of rank 3, with or without DoRA's factors.
+fn update(rng: &mut StdRng, rows: usize, k: usize, is_dora: bool) -> Update {
+    let (a, b) = (numbers(rng, 3 * k, 0.2), numbers(rng, 3 * rows, 0.3));
+    let rescale = is_dora.then(|| numbers(rng, rows, 0.4).into_iter().map(|factor| 1. + factor).collect());
+    Update { a, b, rank: 3, k, n: rows, scale: 0.7, rescale }
+}
+
 fn dense(weight: &QuantTensor) -> Vec<Vec<f64>> {
     weight.dequantize(DType::F32).unwrap().to_dtype(DType::F64).unwrap().to_vec2().unwrap()
 }
@@ -199,23 +245,6 @@ fn dense(weight: &QuantTensor) -> Vec<Vec<f64>> {
 fn normed(x: &[f64], norm: &Norm) -> Vec<f64> {
     let rms = (x.iter().map(|x| x * x).sum::<f64>() / x.len() as f64 + f64::from(EPS)).sqrt();
     x.iter().zip(&norm.weight).map(|(x, weight)| x / rms * f64::from(*weight)).collect()
-}
-
-/// Outputs for each row of x.
-fn products(projection: &Projection, x: &[Vec<f64>]) -> Vec<Vec<f64>> {
-    let weight = dense(&projection.weight);
-    let bias = |row| projection.bias.as_ref().map_or(0., |bias| f64::from(bias[row]));
-    let product = |x: &Vec<f64>| {
-        let rows = weight.iter().enumerate();
-        rows.map(|(row, w)| w.iter().zip(x).map(|(w, x)| w * x).sum::<f64>() + bias(row)).collect()
-    };
-    x.iter().map(product).collect()
-}
-
-fn add(hidden: &mut [Vec<f64>], projection: &Projection, x: &[Vec<f64>]) {
-    for (hidden, sums) in hidden.iter_mut().flatten().zip(products(projection, x).into_iter().flatten()) {
-        *hidden += sums;
-    }
 }
 
 fn text(len: usize) -> Vec<u32> {
@@ -231,12 +260,12 @@ fn lent(caches: &mut [KvCache]) -> Vec<&mut KvCache> {
 }
 
 fn run(
-    plan: &Plan,
+    model: &Model,
     tokens: &[StepToken],
     caches: &mut [KvCache],
     wanted: &[usize],
 ) -> candle_core::Result<Vec<f32>> {
-    crate::backend::step::run(plan, tokens, &mut lent(caches), wanted)
+    crate::backend::step::run(&model.plan, &model.updates, tokens, &mut lent(caches), wanted)
 }
 
 fn all(len: usize) -> Vec<usize> {
@@ -258,6 +287,7 @@ const PLAIN: Kind = Kind {
     qk_norm: false,
     sinks: false,
     window: None,
+    adapters: false,
 };
 
 fn kinds() -> Vec<(&'static str, Kind)> {
@@ -266,6 +296,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("biases and norms", Kind { bias: true, qk_norm: true, ..PLAIN }),
         ("sinks and a window", Kind { sinks: true, window: Some(70), ..PLAIN }),
         ("mxfp8", Kind { format: QuantFormat::MXFP8, qk_norm: true, ..PLAIN }),
+        ("adapters", Kind { bias: true, adapters: true, ..PLAIN }),
         ("8 bits", Kind { format: QuantFormat::affine_opt(8, 32).unwrap(), ..PLAIN }),
     ]
 }
@@ -278,8 +309,14 @@ fn steps_are_those_of_a_decoder_in_f64() {
         let expected = model.reference(&ids);
 
         let mut caches = model.caches();
-        let found =
-            many::run(&model.plan, &tokens(&ids, 0, 0), &mut lent(&mut caches), &all(ids.len())).unwrap();
+        let found = many::run(
+            &model.plan,
+            &model.updates,
+            &tokens(&ids, 0, 0),
+            &mut lent(&mut caches),
+            &all(ids.len()),
+        )
+        .unwrap();
         check(&found, &expected, &format!("{name}, at once"));
 
         let mut caches = model.caches();
@@ -287,7 +324,7 @@ fn steps_are_those_of_a_decoder_in_f64() {
         // One by one and in small pieces.
         for len in [1, 1, 2, 16, 1, 3, 8, 16, 16, 16, 9, 1] {
             let part = &ids[first..first + len];
-            let found = run(&model.plan, &tokens(part, 0, first), &mut caches, &all(len)).unwrap();
+            let found = run(&model, &tokens(part, 0, first), &mut caches, &all(len)).unwrap();
             check(&found, &expected[first..first + len], &format!("{name}, {len} tokens from {first} on"));
             first += len;
         }
@@ -298,11 +335,11 @@ fn steps_are_those_of_a_decoder_in_f64() {
 #[test]
 fn results_do_not_depend_on_the_number_of_threads() {
     let ids = text(700);
-    let model = Model::new(Kind { sinks: true, qk_norm: true, window: Some(100), ..PLAIN });
+    let model = Model::new(Kind { sinks: true, qk_norm: true, window: Some(100), adapters: true, ..PLAIN });
     let after_prompt = |threads: Option<usize>| -> Vec<Vec<u32>> {
         let mut caches = model.caches();
         let (prompt, rest) = ids.split_at(600);
-        run(&model.plan, &tokens(prompt, 0, 0), &mut caches, &[]).unwrap();
+        run(&model, &tokens(prompt, 0, 0), &mut caches, &[]).unwrap();
         // Long enough for several parts of a head.
         [1, 1, 5, 16]
             .iter()
@@ -311,7 +348,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
                 *first += len;
                 let threads = threads.map_or(Crew::Pool, Crew::Own);
                 let logits =
-                    few::run(threads, &model.plan, &part, &mut lent(&mut caches), &all(*len)).unwrap();
+                    few::run(threads, &model.plan, &model.updates, &part, &mut lent(&mut caches), &all(*len))
+                        .unwrap();
                 Some(logits.into_iter().map(f32::to_bits).collect())
             })
             .collect()
@@ -333,7 +371,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
     for (sequence, ids) in texts.iter().enumerate() {
         before.extend(tokens(&ids[..ids.len() - 2], sequence, 0));
     }
-    run(&model.plan, &before, &mut caches, &[]).unwrap();
+    run(&model, &before, &mut caches, &[]).unwrap();
     for back in [2, 1] {
         let step: Vec<StepToken> = texts
             .iter()
@@ -343,7 +381,7 @@ fn sequences_of_a_batch_do_not_see_each_other() {
                 tokens(&ids[position..=position], sequence, position)
             })
             .collect();
-        let found = run(&model.plan, &step, &mut caches, &all(3)).unwrap();
+        let found = run(&model, &step, &mut caches, &all(3)).unwrap();
         for ((found, ids), alone) in found.chunks(VOCABULARY).zip(&texts).zip(&alone) {
             let position = ids.len() - back;
             check(found, &alone[position..=position], "a sequence of a batch");
@@ -356,9 +394,9 @@ fn only_wanted_rows_have_logits() {
     let model = Model::new(PLAIN);
     for len in [5, 600] {
         let ids = text(len);
-        let every = run(&model.plan, &tokens(&ids, 0, 0), &mut model.caches(), &all(len)).unwrap();
+        let every = run(&model, &tokens(&ids, 0, 0), &mut model.caches(), &all(len)).unwrap();
         let wanted = [0, len / 2, len - 1];
-        let some = run(&model.plan, &tokens(&ids, 0, 0), &mut model.caches(), &wanted).unwrap();
+        let some = run(&model, &tokens(&ids, 0, 0), &mut model.caches(), &wanted).unwrap();
         for (row, some) in wanted.iter().zip(some.chunks(VOCABULARY)) {
             let of_row =
                 every[row * VOCABULARY..(row + 1) * VOCABULARY].iter().map(|logit| f64::from(*logit));
@@ -376,7 +414,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
     };
     let step = |tokens: &[StepToken], caches: &mut [KvCache]| {
         let before: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
-        let result = run(&model.plan, tokens, caches, &[0]);
+        let result = run(&model, tokens, caches, &[0]);
         if result.is_err() {
             let after: Vec<usize> = caches.iter().map(|cache| cache.len(0)).collect();
             assert_eq!(before, after);
@@ -410,7 +448,7 @@ fn what_does_not_fit_is_refused_and_changes_nothing() {
 
     // Logits in another order than asked for would be wrong numbers.
     for wanted in [[1, 0], [1, 1]] {
-        let refused = run(&model.plan, &tokens(&text(2), 0, 0), &mut model.caches(), &wanted);
+        let refused = run(&model, &tokens(&text(2), 0, 0), &mut model.caches(), &wanted);
         assert!(refused.unwrap_err().to_string().contains("ascending"), "{wanted:?}");
     }
 }

@@ -1,5 +1,6 @@
 //! The `logits` subcommand.
 
+use super::adapters::AdapterOptions;
 use super::model::parse_dtype;
 use super::names;
 use anyhow::Result;
@@ -30,6 +31,8 @@ pub struct Options {
     /// The most tokens, be it more or less than the model is made for [default: what its config states].
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    #[command(flatten)]
+    adapters: AdapterOptions,
 }
 
 /// Tokens that are computed at once.
@@ -45,7 +48,9 @@ pub fn run(options: &Options) -> Result<()> {
     let config = Config::from_checkpoint(&checkpoint)?;
     let vb = VarBuilder::from_checkpoint(&checkpoint, options.dtype, &device);
     let model = ModelOptions { context: options.context, ..Default::default() };
+    let adapters = options.adapters.open()?;
     let mut model = Model::with_options(&config, vb, model)?;
+    adapters.add_to(&model)?;
     let (needed, context) = (options.tokens.len(), model.context());
     if needed > context {
         return Err(Error::OutOfContext { needed, context }.into());

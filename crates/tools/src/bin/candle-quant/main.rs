@@ -1,5 +1,6 @@
 //! `candle-quant`: look into quantized checkpoints, check and compare them, run them.
 
+mod adapters;
 mod bench;
 mod chat;
 mod convert;

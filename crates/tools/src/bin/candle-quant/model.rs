@@ -1,5 +1,6 @@
 //! How a model is loaded: the options that all commands share which run one.
 
+use super::adapters::{AdapterOptions, OpenAdapters};
 use super::device;
 use super::quantize::{Formats, QuantizeOptions};
 use anyhow::Result;
@@ -29,6 +30,8 @@ pub struct LoadOptions {
     /// The most tokens of a text, be it more or less than the model is made for [default: what its config states].
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    #[command(flatten)]
+    adapters: AdapterOptions,
 }
 
 /// A checkpoint with the choices that a user made of how its model is loaded.
@@ -38,6 +41,7 @@ pub struct Loader {
     pub formats: Formats,
     pub dtype: DType,
     pub options: ModelOptions,
+    adapters: OpenAdapters,
 }
 
 impl LoadOptions {
@@ -57,6 +61,7 @@ impl LoadOptions {
                 cache: CacheOptions { keys, values, ..Default::default() },
                 context: self.context,
             },
+            adapters: self.adapters.open()?,
         })
     }
 
@@ -75,7 +80,9 @@ impl Loader {
     /// What of the model a builder has, which is of the same checkpoint.
     pub fn load_from(&self, vb: VarBuilder) -> candle_quant::Result<Model> {
         let config = Config::from_checkpoint(&self.checkpoint)?;
-        Model::with_options(&config, self.formats.apply(vb), self.options)
+        let model = Model::with_options(&config, self.formats.apply(vb), self.options)?;
+        self.adapters.add_to(&model)?;
+        Ok(model)
     }
 }
 
