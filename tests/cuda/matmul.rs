@@ -401,14 +401,6 @@ fn gradients_in_parts_are_added_up_in_f32() {
 }
 
 #[test]
-fn no_rows_have_no_gradient() {
-    let Some(device) = device() else { return };
-    let weight = random(&[40, 64], KINDS[0], DType::F16, 153);
-    let none = gradient(&weight, &x(&[1, 40], DType::F16, 154).narrow(0, 1, 0).unwrap(), &device);
-    assert_eq!((none.dims(), none.dtype()), (&[0, 64][..], DType::F16));
-}
-
-#[test]
 fn fake_quantization_is_that_of_the_cpu() {
     let Some(device) = device() else { return };
     for format in KINDS {

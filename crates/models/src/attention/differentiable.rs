@@ -3,10 +3,11 @@
 use super::on_device::{weights_of_keys, OnDevice, Visible};
 use super::{Attention, Cache};
 use crate::differentiable::of_three;
+use crate::options::CacheOptions;
 use crate::rope::Rotation;
 use candle_core::{DType, Result, Tensor, D};
 use candle_quant::ops::{self, AttentionOptions};
-use candle_quant::KvCache;
+use candle_quant::{KvCache, KvCacheConfig};
 
 /// Scores that a backward pass holds at once: 4 MiB each of what it makes of them.
 const SCORES: usize = 1 << 20;
@@ -34,7 +35,7 @@ impl Attention {
         self.o_proj.forward_add(&y, residual)
     }
 
-    /// Attention with a cache that nobody else has.
+    /// Attention with a cache that nobody else has, of the activations' dtype: gradients are those of what is computed.
     fn attend_whole(&self, [q, k, v]: [Tensor; 3], window: Option<usize>) -> Result<Tensor> {
         match &self.cache {
             Cache::OnCpu(cache) => {
@@ -43,7 +44,9 @@ impl Attention {
                     sinks: self.sinks.as_ref(),
                     ..Default::default()
                 };
-                Ok(ops::attention(&q, &k, &v, &mut KvCache::new(*cache.config())?, options)?)
+                let (keys, values) = CacheOptions::default().formats(q.dtype());
+                let config = KvCacheConfig { keys, values, max_tokens: usize::MAX, ..*cache.config() };
+                Ok(ops::attention(&q, &k, &v, &mut KvCache::new(config)?, options)?)
             }
             Cache::OnDevice(_) => {
                 let visible = Visible::new(0, q.dim(1)?, window, q.device())?;

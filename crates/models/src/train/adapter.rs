@@ -7,9 +7,6 @@ use candle_quant::{Error, Result};
 use globset::Glob;
 use rand::rngs::ChaCha20Rng;
 use rand::{RngExt, SeedableRng};
-use std::collections::HashMap;
-use std::fs;
-use std::path::Path;
 
 /// A trainable tensor of an adapter.
 #[derive(Clone, Debug)]
@@ -78,19 +75,8 @@ fn new_lora(
         a: trainable(&Tensor::from_vec(values, of_a, model.device())?)?,
         b: trainable(&Tensor::zeros(dims([*n, config.rank]), DType::F32, model.device())?)?,
         scale: config.scale(),
-        magnitude: magnitude(config)?,
+        magnitude: config.dora.then(|| trainable(&slot.row_norms()?)).transpose()?,
     })
-}
-
-/// DoRA's lengths of the rows.
-fn magnitude(config: &LoraConfig) -> Result<Option<Tensor>> {
-    match config.dora {
-        false => Ok(None),
-        true => Err(Error::Unsupported {
-            what: "a new DoRA adapter".to_string(),
-            remedy: "leave out `dora`".to_string(),
-        }),
-    }
 }
 
 fn trainable(tensor: &Tensor) -> Result<Tensor> {
@@ -180,17 +166,4 @@ fn nothing_matches(target: &str, names: impl Iterator<Item = String>) -> Error {
     names.dedup();
     let expected = format!("a module of the model, one of {}, or a glob over their paths", names.join(", "));
     Error::mismatch("target of an adapter", expected, format!("`{target}`"))
-}
-
-/// Writes an adapter to `folder`, which is made if it is not there.
-///
-/// # Errors
-/// If the model has no adapter of that name, or the files can't be written.
-pub fn save(model: &Model, name: &str, folder: &Path) -> Result<()> {
-    let tensors: HashMap<String, Tensor> = variables(model, name)?
-        .into_iter()
-        .map(|variable| (variable.name, variable.var.into_inner()))
-        .collect();
-    fs::create_dir_all(folder).map_err(|error| Error::Io { path: folder.to_owned(), error })?;
-    Ok(candle_core::safetensors::save(&tensors, folder.join("adapter_model.safetensors"))?)
 }

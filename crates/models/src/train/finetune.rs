@@ -5,11 +5,12 @@ use super::batches::Order;
 use super::data::{digest, prepared};
 use super::gradients::{gradients, Gradients};
 use super::perplexity::of_prepared;
-use super::{add_adapter, save, state, variables, AdamW, Dataset, Options, SaveOptions, Sequence, Variable};
+use super::{add_adapter, state, variables, AdamW, Dataset, Options, SaveOptions, Sequence, Variable};
 use crate::Model;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device};
 use candle_nn::Optimizer;
+use candle_quant::checkpoint::AdapterFormat;
 use candle_quant::{Error, Result};
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
@@ -110,7 +111,7 @@ pub fn finetune(
         report.held_out_after = now.held_out.or(report.held_out_after);
         if let Some(SaveOptions { folder, every }) = &options.save {
             if is_last || report.is_stopped || is_due(now.step, *every) {
-                save(model, &options.adapter, folder)?;
+                model.adapters().save(&options.adapter, folder, AdapterFormat::Peft)?;
                 state::write(folder, &run.variables, &run.optimizer, options, &run.data)?;
             }
         }

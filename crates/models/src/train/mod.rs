@@ -47,7 +47,7 @@ mod schedule;
 mod state;
 
 pub use adamw::AdamW;
-pub use adapter::{add_adapter, save, variables, Variable};
+pub use adapter::{add_adapter, variables, Variable};
 pub use data::{Dataset, Sequence};
 pub use finetune::{finetune, Progress, Report};
 pub use gradients::{gradients, Gradients};

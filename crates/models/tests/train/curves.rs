@@ -3,7 +3,9 @@
 use crate::common::{bundled, open};
 use crate::models::{decoded, ids, load, lora, texts};
 use candle_core::{DType, Device};
-use candle_quant_models::train::{finetune, perplexity, Dataset, Options, Schedule};
+use candle_quant::checkpoint::AdapterFile;
+use candle_quant::nn::LoraConfig;
+use candle_quant_models::train::{finetune, perplexity, Dataset, Options, SaveOptions, Schedule};
 use candle_quant_models::Model;
 use std::env;
 use std::ops::ControlFlow;
@@ -37,6 +39,31 @@ fn a_few_texts_are_learned_by_heart() {
         let off = perplexity(&model, &data.training, 2).unwrap();
         assert!((off / before - 1.).abs() < 1e-6, "{name}: {off} without the adapter, {before} before it");
     }
+}
+
+/// DoRA begins with the lengths of the weight's rows: it changes nothing before it has learned. What it is saved as is
+/// what it is.
+#[test]
+fn dora_learns_and_is_saved() {
+    let texts = texts(4, 16);
+    let (model, again) = (load("qwen3-affine-b4-g64"), load("qwen3-affine-b4-g64"));
+    let data = Dataset { held_out: texts.clone(), training: texts };
+    let lora = LoraConfig { dora: true, ..lora(4) };
+    let folder = tempfile::tempdir().unwrap();
+    let save = SaveOptions { folder: folder.path().to_owned(), every: None };
+    let options = Options { lora, save: Some(save), ..options(40, 2e-2) };
+    let before = perplexity(&model, &data.held_out, 2).unwrap();
+    let report = finetune(&model, &data, &options, |_| ControlFlow::Continue(())).unwrap();
+    let (first, last) = (report.losses[0], report.losses[39]);
+    assert!((before.ln() - first).abs() < 1e-5 && last < first / 4., "{before}: {first} to {last}");
+    let slot = model.adapters().slot("model.layers.0.mlp.up_proj").unwrap();
+    let magnitude = slot.get("default").unwrap().magnitude.unwrap();
+    let moved = (magnitude - slot.row_norms().unwrap()).unwrap().abs().unwrap().max_all().unwrap();
+    assert!(moved.to_scalar::<f32>().unwrap() > 1e-3, "the magnitudes have not learned");
+
+    again.adapters().load("default", &AdapterFile::open(folder.path()).unwrap()).unwrap();
+    let (after, loaded) = (report.held_out_after.unwrap(), perplexity(&again, &data.held_out, 2).unwrap());
+    assert!((loaded / after - 1.).abs() < 1e-5, "{loaded} loaded, {after} saved");
 }
 
 #[test]

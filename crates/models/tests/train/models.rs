@@ -99,7 +99,7 @@ pub fn lora(rank: usize) -> LoraConfig {
 
 /// Adapters in all linear layers, B with numbers.
 pub fn with_adapters(model: &Model) -> Vec<Variable> {
-    let variables = add_adapter(model, "test", &lora(3), &["all-linear"], 5).unwrap();
+    let variables = add_adapter(model, "test", &lora(3), &["all-linear"], 6).unwrap();
     for (seed, variable) in variables.iter().enumerate() {
         let noise = (tensor(variable.var.dims(), seed as u64) * 0.05).unwrap();
         variable.var.set(&(variable.var.as_tensor() + noise).unwrap()).unwrap();
