@@ -22,6 +22,9 @@ step "the crates"
 crates=(--release --workspace --exclude pretend-cuda --exclude bindings --exclude published --exclude unit-tests)
 cargo test "${crates[@]}"
 scripts/interface-changes.sh "${crates[@]}"
+built=${CARGO_TARGET_DIR:-target}
+"$built/release/examples/qlora" --steps 2 --out "$built/qlora" >/dev/null
+"$built/release/examples/qlora" --steps 3 --out "$built/qlora" --resume
 
 step "what is published"
 cargo test --release -p published
@@ -32,7 +35,7 @@ if [ "${1-}" = --full ]; then
 fi
 
 step "what reads files, on files changed at random"
-"${CARGO_TARGET_DIR:-target}/release/soak" --seconds 60
+"$built/release/soak" --seconds 60
 
 if [ "${1-}" = --full ]; then
   step "memory"

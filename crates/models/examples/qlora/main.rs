@@ -30,7 +30,7 @@ struct Args {
     #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/crates/models/examples/qlora/heldout.txt"))]
     held_out: PathBuf,
     /// Steps of the optimizer.
-    #[arg(long, default_value_t = 110)]
+    #[arg(long, default_value_t = 180)]
     steps: usize,
     /// Rank of the adapters.
     #[arg(long, default_value_t = 16)]
@@ -39,10 +39,10 @@ struct Args {
     #[arg(long, default_value_t = 1e-2)]
     lr: f64,
     /// Texts that go through the model together.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 4)]
     batch: usize,
     /// Batches of a step.
-    #[arg(long, default_value_t = 2)]
+    #[arg(long, default_value_t = 1)]
     accumulation: usize,
     /// Decides the first numbers of the adapters and the order of texts.
     #[arg(long, default_value_t = 1)]
