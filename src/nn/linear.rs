@@ -1,13 +1,12 @@
 //! `y = x w^T + b`, on packed or dense weights.
 
 use super::adapters::{Frozen, OwnColumns};
+use super::ggml::ggml_matmul;
 use super::{AdapterSlot, LayerWeight, VarBuilder};
 use crate::QuantTensor;
-use candle_core::quantized::{QMatMul, QTensor};
-use candle_core::{DType, Module, Result, Tensor};
+use candle_core::{Module, Result, Tensor};
 use candle_nn::init::{Init, DEFAULT_KAIMING_NORMAL};
 use std::ops::Range;
-use std::sync::Arc;
 
 /// A linear layer: weight `[N, K]`, optional bias `[N]`; maps `[.., K]` to `[.., N]`.
 ///
@@ -89,12 +88,6 @@ impl Module for Linear {
         let bias = self.bias.as_ref();
         self.adapters.apply(x, frozen(&self.weight, bias, x)?, bias)
     }
-}
-
-/// `x w^T` for blocks `w` `[N, K]` of a GGML type; the output has the dtype of `x`.
-fn ggml_matmul(weight: &Arc<QTensor>, x: &Tensor) -> Result<Tensor> {
-    let output = QMatMul::from_arc(weight.clone())?.forward(&x.to_dtype(DType::F32)?.contiguous()?)?;
-    output.to_dtype(x.dtype())
 }
 
 /// A linear layer with a bias, from the tensors `weight` and `bias` at the builder's path.

@@ -36,11 +36,13 @@
 //! [`VarBuilder::dense`].
 
 mod adapters;
+mod dense_rows;
 mod dequantizing;
 mod embedding;
 pub(crate) mod expert_split;
 mod experts;
 mod fused;
+mod ggml;
 mod linear;
 mod loaded;
 mod norm;

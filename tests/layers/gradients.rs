@@ -2,10 +2,11 @@
 //! f64; through quantization, against an identity.
 
 use crate::packed::{bits, flat, numbers, packed, reference, relative_error, tensor};
+use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{loss::mse, Activation, AdamW, Optimizer, ParamsAdamW, SGD};
 use candle_quant::nn::{forward_add, forward_all, swiglu, ExpertStack, Experts, Gating};
-use candle_quant::{Linear, QuantFormat, QuantTensor};
+use candle_quant::{LayerWeight, Linear, QuantFormat, QuantTensor};
 
 const M: [usize; 7] = [1, 2, 7, 31, 32, 33, 200];
 
@@ -61,6 +62,32 @@ fn gradients_of_x_are_those_of_candle_nn_on_the_dequantized_weight() {
                     assert!(error <= 1e-6, "{format} M = {m}: {error:.2e} from candle_nn");
                 }
             }
+        }
+    }
+}
+
+/// candle's own matmul with blocks has no gradient, and does not say so.
+#[test]
+fn gradients_go_through_blocks_of_ggml_types() {
+    // More rows than are dequantized at once.
+    let (n, k) = (1300, 1024);
+    let dense = tensor(&[n, k], 203);
+    for blocks in [GgmlDType::Q4_0, GgmlDType::Q6K, GgmlDType::Q8_0, GgmlDType::F16] {
+        let weight = QTensor::quantize(&dense, blocks).unwrap();
+        let weights = wide(&flat(&weight.dequantize(&Device::Cpu).unwrap()));
+        let layer = Linear::new(LayerWeight::from(weight), None);
+        for dtype in [DType::F32, DType::BF16] {
+            let of_dtype = |seed, columns| tensor(&[2, 3, columns], seed).to_dtype(dtype).unwrap();
+            let (x, importance) = (Var::from_tensor(&of_dtype(204, k)).unwrap(), of_dtype(205, n));
+            let y = layer.forward(&x).unwrap();
+            assert_eq!(bits(&y), bits(&layer.forward(&x.detach()).unwrap()));
+            let got = gradient(&y, &importance, &x);
+            assert_eq!((got.dims(), got.dtype()), (&[2, 3, k][..], dtype));
+            let error = relative_error(&flat(&got), &product(&wide(&flat(&importance)), &weights, k));
+            assert!(
+                error < if dtype == DType::F32 { 1e-6 } else { 3e-3 },
+                "{blocks:?} {dtype:?}: {error:.2e}"
+            );
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Layers with their adapters merged into the weight.
 
+use super::super::dense_rows::map_rows;
 use super::super::{LayerWeight, Linear};
-use super::rows::map_rows;
 use super::slot::Active;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Tensor};

@@ -6,7 +6,6 @@ mod merge;
 mod modules;
 mod registry;
 mod row_norms;
-mod rows;
 mod slot;
 
 pub use lora::Lora;

@@ -1,7 +1,7 @@
 //! Lengths of the rows of a weight and of its sum with an update, which DoRA needs.
 
+use super::super::dense_rows::map_rows;
 use super::super::LayerWeight;
-use super::rows::map_rows;
 use super::Lora;
 use crate::distributed::Rank;
 use crate::Result;

@@ -1,6 +1,6 @@
 //! What ranks do together, and how their failures end all of them.
 
-use candle_core::{DType, Device, Tensor};
+use candle_core::{DType, Device, Tensor, Var};
 use candle_quant::parallel::{run, Launch, Rank};
 use candle_quant::{Error, Result};
 use half::bf16;
@@ -31,6 +31,26 @@ fn sums_are_in_the_order_of_ranks_and_alike_everywhere() {
         let of_element = |i: usize| (1..count).fold(numbers(0)[i], |sum, rank| sum + numbers(rank)[i]);
         let expected: Vec<f32> = (0..6).map(of_element).collect();
         assert_eq!(sums, vec![expected; count]);
+    }
+}
+
+/// A gradient would lack what the other ranks have: it is refused, not left out.
+#[test]
+fn what_ranks_exchange_has_no_gradient() {
+    let told = run(&devices(2), |rank| {
+        let x = Var::ones((2, 4), DType::F32, rank.device())?;
+        let exchanged = [
+            rank.all_reduce_sum(&x)?,
+            rank.all_gather(&x, 0)?,
+            rank.reduce_scatter(&x, 0)?,
+            rank.broadcast(&x, 0)?,
+        ];
+        let refused = |y: &Tensor| y.sqr()?.sum_all()?.backward();
+        Ok(exchanged.each_ref().map(|y| refused(y).map(|_| ()).unwrap_err().to_string()))
+    })
+    .unwrap();
+    for told in told.iter().flatten() {
+        assert!(told.contains("exchange-between-ranks"), "{told}");
     }
 }
 

@@ -1,6 +1,6 @@
 //! A weight in F32, some rows at a time: what is computed of all of it never needs all of it at once.
 
-use super::super::LayerWeight;
+use super::LayerWeight;
 use crate::Result;
 use candle_core::quantized::{QStorage, QTensor};
 use candle_core::{DType, Tensor};
