@@ -15,7 +15,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitize='' schedules=all
 # With the features that the tests of all crates have: with others everything would be built twice.
-core=(-p candle-quant --features nccl,recorded-reads,candle-quant-models/nccl)
+core=(-p candle-quant --features nccl,testing,candle-quant-models/nccl)
 core+=(--features candle-quant-tools/default,candle-quant-tools/nccl)
 # Not delay-load, which has none: what its tests need would change the features of what build scripts need.
 crates=(-p candle-quant -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --features nccl)

@@ -117,7 +117,7 @@ pub mod step {
 /// Ranks are threads ([`run`](parallel::run)), or processes that a launcher has started
 /// (`Launch::distributed`, with the features `processes` and `nccl`).
 pub mod parallel {
-    #[cfg(feature = "fuzzing")]
+    #[cfg(all(feature = "testing", feature = "processes"))]
     #[doc(hidden)]
     pub use crate::distributed::fuzzing;
     pub use crate::distributed::partition::{split, split_or_cut_units, whole_groups, MOST_RANKS};

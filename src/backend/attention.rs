@@ -1,11 +1,12 @@
 //! Attention of tensors to a cache.
 
 use super::cpu::attention::{append_all, attend, Attention, Queries, Rows};
+use super::known::without_gradient;
 use super::{contiguous, cpu, unsupported_dtype};
 use crate::format::Real;
 use crate::tensor::KvCache;
 use crate::{Error, Result};
-use candle_core::{bail, CpuStorage, CustomOp3, DType, Device, Layout, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, DType, Device, Layout, Storage, Tensor};
 use half::{bf16, f16};
 use std::borrow::Cow;
 use std::ops::Range;
@@ -73,11 +74,7 @@ pub fn attention(
         DType::BF16 => typed::<bf16>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
         other => return Err(unsupported_dtype("attention", other).into()),
     };
-    // Whoever wants a gradient gets an error, not a wrong one.
-    Ok(match [q, k, v].into_iter().any(Tensor::track_op) {
-        true => q.apply_op3(k, v, WithoutGradient(output))?,
-        false => output,
-    })
+    Ok(without_gradient("kv-cache-attention", &[q, k, v], output)?)
 }
 
 /// Sizes of an attention.
@@ -203,28 +200,4 @@ fn numbers<'a>(storage: &'a Storage, layout: &Layout) -> Result<Cow<'a, [f32]>> 
         Storage::Cpu(CpuStorage::BF16(all)) => Cow::Owned(cpu::widened::<bf16>(contiguous(all, layout)?)),
         _ => return Err(unsupported_dtype("attention", storage.dtype()).into()),
     })
-}
-
-/// The output of an attention, as that of an operation which has no gradient.
-struct WithoutGradient(Tensor);
-
-impl CustomOp3 for WithoutGradient {
-    fn name(&self) -> &'static str {
-        "kv-cache-attention"
-    }
-
-    fn cpu_fwd(
-        &self,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-        _: &CpuStorage,
-        _: &Layout,
-    ) -> candle_core::Result<(CpuStorage, Shape)> {
-        match &*self.0.storage_and_layout().0 {
-            Storage::Cpu(output) => Ok((output.clone(), self.0.shape().clone())),
-            Storage::Cuda(_) | Storage::Metal(_) => bail!("an output on the CPU is needed here"),
-        }
-    }
 }

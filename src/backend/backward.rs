@@ -1,9 +1,9 @@
-//! Gradients: of x through a packed weight, and of a weight through its own quantization.
+//! The gradient of x through a packed weight.
 
 use super::{contiguous, cpu, cuda, unsupported_dtype, with_matrix};
 use crate::QuantTensor;
 use candle_core::backend::BackendStorage;
-use candle_core::{bail, CpuStorage, CudaStorage, CustomOp1, Device, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{CpuStorage, CudaStorage, CustomOp1, Device, Layout, Result, Shape, Tensor};
 
 /// The gradient of x, `dy * weight`: `dy` is `[.., N]`, the weight a matrix `[N, K]`. The weight stays packed. The result
 /// has no gradient of its own.
@@ -53,49 +53,4 @@ fn shape_of_x(weight: &QuantTensor, dy: &Layout) -> Shape {
         *last = *k;
     }
     Shape::from(dims)
-}
-
-/// `quantized`, with the gradient of `weight` in its place.
-pub(super) fn straight_through(weight: &Tensor, quantized: Tensor) -> Result<Tensor> {
-    weight.apply_op1(StraightThrough { quantized })
-}
-
-/// Its output is `quantized`, whatever its input; its gradient is that of an identity.
-struct StraightThrough {
-    /// Contiguous, of the shape, dtype and device of the input.
-    quantized: Tensor,
-}
-
-impl StraightThrough {
-    fn copy<S: BackendStorage>(&self, of: impl FnOnce(&Storage) -> Option<&S>) -> Result<(S, Shape)> {
-        let (storage, layout) = self.quantized.storage_and_layout();
-        match of(&storage) {
-            Some(storage) => Ok((storage.try_clone(layout)?, layout.shape().clone())),
-            None => bail!("{} is on {:?}", self.name(), self.quantized.device().location()),
-        }
-    }
-}
-
-impl CustomOp1 for StraightThrough {
-    fn name(&self) -> &'static str {
-        "fake-quantize"
-    }
-
-    fn cpu_fwd(&self, _weight: &CpuStorage, _layout: &Layout) -> Result<(CpuStorage, Shape)> {
-        self.copy(|storage| match storage {
-            Storage::Cpu(storage) => Some(storage),
-            Storage::Cuda(_) | Storage::Metal(_) => None,
-        })
-    }
-
-    fn cuda_fwd(&self, _weight: &CudaStorage, _layout: &Layout) -> Result<(CudaStorage, Shape)> {
-        self.copy(|storage| match storage {
-            Storage::Cuda(storage) => Some(storage),
-            Storage::Cpu(_) | Storage::Metal(_) => None,
-        })
-    }
-
-    fn bwd(&self, _weight: &Tensor, _output: &Tensor, grad: &Tensor) -> Result<Option<Tensor>> {
-        Ok(Some(grad.clone()))
-    }
 }

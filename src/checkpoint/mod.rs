@@ -66,7 +66,7 @@ mod weight;
 
 pub use adapter::{write as write_adapter, AdapterFile, AdapterFormat, LoraTensors, StoredLora};
 pub use chat::StoredChatTemplates;
-#[cfg(feature = "recorded-reads")]
+#[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use file::reads;
 #[doc(hidden)]

@@ -19,7 +19,7 @@ pub use launch::{run, Launch, MOST_RANKS_OF_A_PROCESS};
 #[cfg(feature = "processes")]
 pub use launcher_env::RankInfo;
 pub use rank::Rank;
-#[cfg(feature = "fuzzing")]
+#[cfg(all(feature = "testing", feature = "processes"))]
 pub use rendezvous::fuzzing;
 #[cfg(feature = "processes")]
 pub use rendezvous::{Joined, Secret};

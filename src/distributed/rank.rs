@@ -1,10 +1,8 @@
 //! One rank of a group, with its device.
 
 use super::collective::Collective;
-use crate::Result;
-use candle_core::{
-    backend::BackendStorage, bail, CpuStorage, CudaStorage, CustomOp1, Device, Layout, Shape, Storage, Tensor,
-};
+use crate::{backend, Result};
+use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
 /// One of the ranks that compute a model together, with its device. Clones are the same rank.
@@ -78,46 +76,7 @@ impl Rank {
     }
 }
 
-/// Whoever wants a gradient gets an error, not one from which the other ranks are missing.
+/// What ranks have made of `x`: a gradient would lack the part of the other ranks.
 fn without_gradient(x: &Tensor, output: Tensor) -> Result<Tensor> {
-    match x.track_op() {
-        true => Ok(x.apply_op1(WithoutGradient(output.contiguous()?))?),
-        false => Ok(output),
-    }
-}
-
-/// What ranks have made of a tensor, as the output of an operation that has no gradient.
-struct WithoutGradient(Tensor);
-
-impl WithoutGradient {
-    fn copy<S: BackendStorage>(
-        &self,
-        of: impl FnOnce(&Storage) -> Option<&S>,
-    ) -> candle_core::Result<(S, Shape)> {
-        let (storage, layout) = self.0.storage_and_layout();
-        match of(&storage) {
-            Some(storage) => Ok((storage.try_clone(layout)?, layout.shape().clone())),
-            None => bail!("{} on {:?}", self.name(), self.0.device().location()),
-        }
-    }
-}
-
-impl CustomOp1 for WithoutGradient {
-    fn name(&self) -> &'static str {
-        "exchange-between-ranks"
-    }
-
-    fn cpu_fwd(&self, _: &CpuStorage, _: &Layout) -> candle_core::Result<(CpuStorage, Shape)> {
-        self.copy(|storage| match storage {
-            Storage::Cpu(storage) => Some(storage),
-            Storage::Cuda(_) | Storage::Metal(_) => None,
-        })
-    }
-
-    fn cuda_fwd(&self, _: &CudaStorage, _: &Layout) -> candle_core::Result<(CudaStorage, Shape)> {
-        self.copy(|storage| match storage {
-            Storage::Cuda(storage) => Some(storage),
-            Storage::Cpu(_) | Storage::Metal(_) => None,
-        })
-    }
+    Ok(backend::without_gradient("exchange-between-ranks", &[x], output)?)
 }

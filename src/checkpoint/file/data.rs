@@ -110,7 +110,7 @@ impl DataFile {
     /// # Errors
     /// If the file does not have them, or no longer.
     pub(super) fn bytes<'a>(&'a self, range: Range<usize>, buffer: &'a mut Vec<u8>) -> Result<&'a [u8]> {
-        #[cfg(feature = "recorded-reads")]
+        #[cfg(feature = "testing")]
         super::reads::record(&self.path, &range);
         match &self.bytes {
             Bytes::Mapped(map) => map.get(range.clone()).ok_or_else(|| self.cut(self.len as u64)),

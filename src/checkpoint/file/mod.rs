@@ -9,7 +9,7 @@ mod json_map;
 mod names;
 mod open;
 mod opening;
-#[cfg(feature = "recorded-reads")]
+#[cfg(feature = "testing")]
 pub mod reads;
 mod section;
 mod shards;

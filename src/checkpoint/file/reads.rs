@@ -1,4 +1,4 @@
-//! For tests (feature `recorded-reads`): which bytes of weights a thread has read from files.
+//! For tests (feature `testing`): which bytes of weights a thread has read from files.
 
 use std::cell::RefCell;
 use std::ops::Range;

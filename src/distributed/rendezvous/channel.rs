@@ -75,7 +75,7 @@ impl Sender {
     }
 
     /// Writes to the connection as one would who does not know the keys.
-    #[cfg(feature = "fuzzing")]
+    #[cfg(feature = "testing")]
     pub fn add(&self, bytes: &[u8]) {
         let mut outgoing = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         outgoing.stream.write_all(bytes).expect("a connection");

@@ -4,7 +4,7 @@
 mod channel;
 mod control;
 mod door;
-#[cfg(feature = "fuzzing")]
+#[cfg(feature = "testing")]
 pub mod fuzzing;
 mod handshake;
 mod secret;

@@ -4,7 +4,7 @@ use super::super::dense_rows::map_rows;
 use super::super::LayerWeight;
 use super::Lora;
 use crate::distributed::Rank;
-use crate::Result;
+use crate::{ActivationPrecision, Result};
 use candle_core::{DType, Tensor};
 use std::ops::Range;
 
@@ -60,7 +60,10 @@ pub(super) fn updated(
 
 /// `A W^T`, `[rank, N]`.
 fn a_times(weight: &LayerWeight, a: &Tensor) -> Result<Tensor> {
-    if let LayerWeight::Quantized(weight) = weight {
+    // Activations may be rounded on request: A is no activation.
+    if let (LayerWeight::Quantized(weight), ActivationPrecision::Exact) =
+        (weight, ActivationPrecision::current())
+    {
         return Ok(weight.matmul(a, None)?);
     }
     let parts = map_rows(weight, |chunk, _| a.matmul(&chunk.t()?))?;

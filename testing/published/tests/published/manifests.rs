@@ -72,18 +72,8 @@ fn registries_are_told_what_they_show() {
 #[test]
 fn docs_rs_shows_all_features_that_build_without_cuda() {
     // What is for tests, needs CUDA, or is candle_nn's own.
-    let others = [
-        "accelerate",
-        "cuda",
-        "cudnn",
-        "cutile",
-        "fuzzing",
-        "metal",
-        "metal-debug-labels",
-        "mkl",
-        "nccl",
-        "recorded-reads",
-    ];
+    let others =
+        ["accelerate", "cuda", "cudnn", "cutile", "metal", "metal-debug-labels", "mkl", "nccl", "testing"];
     for (name, manifest) in manifests() {
         let docs_rs = &manifest["package"]["metadata"]["docs"]["rs"];
         let list = |value: Option<&Value>| -> Vec<String> {
