@@ -17,6 +17,9 @@ case ${1-} in '' | --ci | --full) ;; *) echo "$0: $1: --ci or --full" >&2 && exi
 
 step() { printf '\n== %s (%s s)\n' "$1" "$SECONDS"; }
 
+# Tests run side by side: a thread of candle's pool that looks for work takes a core from others.
+export CANDLE_BARRIER_POOL_SPIN_LIMIT=0
+
 # Together, so that what they depend on is built once.
 step "the crates"
 crates=(--release --workspace --exclude pretend-cuda --exclude bindings --exclude published --exclude unit-tests)

@@ -139,27 +139,35 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
-    /// One weight, as the scalar reference dequantizes it; NaN if there is none.
+    /// The weights of some rows in a column, as the scalar reference dequantizes them; NaN where there is none.
     #[cfg(target_arch = "x86_64")]
-    pub(super) fn weight(&self, row: usize, k: usize) -> f32 {
-        let (bits, group) = (self.format.bits(), row * self.groups_per_row() + k / self.format.group_size());
-        let (word, shift) = (k * bits / 32, k * bits % 32);
-        let words = self.row_words(row);
-        let Some(low) = words.get(word) else { return f32::NAN };
-        let high = words.get(word + 1).copied().unwrap_or_default();
-        let code = (u64::from(*low) | u64::from(high) << 32) >> shift & ((1 << bits) - 1);
-        let value = self.format.element().value(code as u8);
-        let (mut scale, mut bias) = ([f32::NAN], [f32::NAN]);
-        self.scales.slice(group, 1).to_f32(self.format.scale(), self.global_scale, &mut scale);
-        match self.format.zero_point() {
-            ZeroPoint::Bias => {
-                if let Some(biases) = self.biases {
-                    biases.slice(group, 1).to_f32(self.format.scale(), 1.0, &mut bias);
-                }
-                value * scale[0] + bias[0]
-            }
-            ZeroPoint::Midpoint => value.mul_add(scale[0], -self.format.midpoint() * scale[0]),
-            ZeroPoint::None => value * scale[0],
+    pub(super) fn column(&self, first_row: usize, k: usize, out: &mut [f32]) {
+        let (bits, groups) = (self.format.bits(), self.groups_per_row());
+        let (row_words, first_bit) = (self.k * bits / 32, k * bits);
+        let (shift, mask) = (first_bit % 32, (1 << bits) - 1);
+        let words = self.words.get(first_row * row_words + first_bit / 32..).unwrap_or_default();
+        let element = self.format.element();
+        for (row, out) in out.iter_mut().enumerate() {
+            let mut rest = words.iter().skip(row * row_words).map(|word| u64::from(*word));
+            *out = rest.next().map_or(f32::NAN, |low| {
+                let high = if shift + bits > 32 { rest.next().unwrap_or_default() } else { 0 };
+                element.value(((low | high << 32) >> shift & mask) as u8)
+            });
+        }
+        let first_group = first_row * groups + k / self.format.group_size();
+        let params = |all: GroupValues, global_scale, row| {
+            let mut value = [f32::NAN];
+            all.slice(first_group + row * groups, 1).to_f32(self.format.scale(), global_scale, &mut value);
+            value[0]
+        };
+        for (row, weight) in out.iter_mut().enumerate() {
+            let scale = params(self.scales, self.global_scale, row);
+            *weight = match (self.format.zero_point(), self.biases) {
+                (ZeroPoint::Bias, Some(biases)) => *weight * scale + params(biases, 1.0, row),
+                (ZeroPoint::Bias, None) => f32::NAN,
+                (ZeroPoint::Midpoint, _) => weight.mul_add(scale, -self.format.midpoint() * scale),
+                (ZeroPoint::None, _) => *weight * scale,
+            };
         }
     }
 

@@ -11,6 +11,7 @@ mod open;
 mod opening;
 #[cfg(feature = "testing")]
 pub mod reads;
+mod room;
 mod section;
 mod shards;
 mod stored;

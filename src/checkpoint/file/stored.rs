@@ -2,6 +2,7 @@
 
 use super::data::DataFile;
 use super::header::{self, TensorInfo};
+use super::room::room_for;
 use super::section::Section;
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor, WithDType};
@@ -175,7 +176,7 @@ impl StoredTensor {
 
     /// The elements, copied once. The bytes may lie at any offset, so they are never viewed as `&[T]`.
     pub(in crate::checkpoint) fn read<T: Element>(&self) -> Result<Vec<T>> {
-        let mut elements = Vec::with_capacity(self.size_in_bytes() / T::SIZE);
+        let mut elements = room_for(self.size_in_bytes() / T::SIZE);
         self.for_each_chunk(1, |chunk| T::append(chunk, &mut elements))?;
         Ok(elements)
     }

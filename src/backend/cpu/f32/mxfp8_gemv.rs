@@ -8,11 +8,12 @@
 
 use super::super::aligned::Aligned;
 use super::super::fast_kernel::{Digits, NotRepresentable, PreparedX, RowKernel};
+use super::super::group_params::ROWS_PER_PASS;
 use super::super::isa::avx512::Avx512;
 use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank};
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
-use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Row, LANES, ROWS};
+use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, Row, LANES, ROWS};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
@@ -74,13 +75,23 @@ impl PreparedX for Prepared {
     fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
         let scaling = Scaling::none(matrix.groups_per_row());
         let multiplier = output_multiplier(matrix);
-        each_row_of_x(self.rows.len(), out, |index, sums| {
-            let Some(x) = self.rows.get(index) else { return };
-            row_gemv::dot_rows(self.isa, matrix, &scaling, (first_row, sums), |rows| {
-                // SAFETY: `self.isa` proves that the CPU has the features of the function.
-                unsafe { dot_rows(rows, x) }.map(|sum| sum * multiplier)
+        let mut room = row_gemv::room_for_scales(scaling.stride);
+        for (pass, out) in out.chunks_mut(ROWS_PER_PASS * self.rows.len().max(1)).enumerate() {
+            let first_row = first_row + pass * ROWS_PER_PASS;
+            each_row_of_x(self.rows.len(), out, |index, sums| {
+                let Some(x) = self.rows.get(index) else { return };
+                row_gemv::dot_rows(
+                    self.isa,
+                    matrix,
+                    (&scaling, &mut room),
+                    (first_row, sums),
+                    |pass, sums| {
+                        // SAFETY: `self.isa` proves that the CPU has the features of the function.
+                        unsafe { dot_pass(pass, x, multiplier, sums) }
+                    },
+                );
             });
-        });
+        }
     }
 }
 
@@ -97,27 +108,28 @@ fn unpacking_order(x: &[f32]) -> Aligned<f32> {
     ordered
 }
 
-/// Dot products of rows and `x`.
+/// Dot products of the rows of a pass and `x`, times `multiplier`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma")]
-fn dot_rows(rows: [Row<'_>; ROWS], x: &[f32]) -> [f32; ROWS] {
-    let row_bytes = rows[0].words.len() * 4;
-    let blocks = row_bytes.div_ceil(BLOCK);
-    assert!(x.len() >= blocks * BLOCK);
-    for row in &rows {
-        assert!(row.words.len() * 4 == row_bytes && row.scales.len() >= (2 * blocks).next_multiple_of(LANES));
-    }
-    let mut totals = [_mm512_setzero_ps(); ROWS];
-    // SAFETY: the assertions cover every block. Whole blocks lie in the rows; what the last one lacks is masked.
-    unsafe {
-        let whole = row_bytes / BLOCK;
-        for block in 0..whole {
-            add_block::<true>(&rows, x.as_ptr(), block, &mut totals);
+fn dot_pass(pass: &Pass<'_>, x: &[f32], multiplier: f32, sums: &mut [f32]) {
+    let row_bytes = pass.row_bytes();
+    let (blocks, whole) = (row_bytes.div_ceil(BLOCK), row_bytes / BLOCK);
+    assert!(x.len() >= blocks * BLOCK && pass.scales_per_row() >= (2 * blocks).next_multiple_of(LANES));
+    for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
+        let rows = std::array::from_fn(|row| pass.row(part * ROWS + row));
+        let mut totals = [_mm512_setzero_ps(); ROWS];
+        // SAFETY: the assertion covers every block. Whole blocks lie in the rows; what the last one lacks is masked.
+        unsafe {
+            for block in 0..whole {
+                add_block::<true>(&rows, x.as_ptr(), block, &mut totals);
+            }
+            if whole < blocks {
+                add_block::<false>(&rows, x.as_ptr(), whole, &mut totals);
+            }
         }
-        if whole < blocks {
-            add_block::<false>(&rows, x.as_ptr(), whole, &mut totals);
+        for (sum, total) in sums.iter_mut().zip(sums_of_lanes(totals)) {
+            *sum = total * multiplier;
         }
     }
-    sums_of_lanes(totals)
 }
 
 /// Multiplies a block, which lies in the rows (`WHOLE`) or is their incomplete last one, and adds the products.
@@ -140,7 +152,7 @@ unsafe fn add_block<const WHOLE: bool>(
         let mut least_rank = _mm512_set1_epi8(-1);
         for row in 0..ROWS {
             let at = rows[row].words.as_ptr().cast::<u8>().add(block * BLOCK);
-            prefetch(at, BLOCK, row_bytes);
+            prefetch(at, BLOCK, ROWS * row_bytes);
             codes[row] = load(at, 0, BLOCK, rest);
             least_rank = _mm512_min_epu8(least_rank, rank(codes[row]));
         }

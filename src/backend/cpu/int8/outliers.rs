@@ -104,10 +104,7 @@ impl Outliers {
             }
             if column != Some(k) {
                 column = Some(k);
-                weights
-                    .iter_mut()
-                    .enumerate()
-                    .for_each(|(row, weight)| *weight = matrix.weight(first_row + row, k));
+                matrix.column(first_row, k, weights);
             }
             add(index, x, weights);
         });
@@ -155,6 +152,9 @@ fn limit(group: &[f32]) -> Option<Option<f32>> {
 #[cold]
 fn typical(group: &[f32]) -> f32 {
     let mut magnitudes: Vec<f32> = group.iter().map(|x| x.abs()).filter(|x| *x > 0.).collect();
-    magnitudes.sort_by(f32::total_cmp);
-    magnitudes.get(magnitudes.len() * 3 / 8).copied().unwrap_or_default()
+    let index = magnitudes.len() * 3 / 8;
+    match magnitudes.is_empty() {
+        true => 0.,
+        false => *magnitudes.select_nth_unstable_by(index, f32::total_cmp).1,
+    }
 }

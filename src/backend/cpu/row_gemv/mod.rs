@@ -1,5 +1,5 @@
-//! What the AVX-512 kernels for one row of x share: they take rows of the weight, [`ROWS`] at a time, with their scales
-//! and biases prepared ([`scales`]).
+//! What the AVX-512 kernels for one row of x share: they take rows of the weight, some at a time ([`Pass`]), with their
+//! scales and biases prepared ([`scales`]).
 
 pub(super) mod scales;
 
@@ -16,6 +16,36 @@ pub(super) const LANES: usize = 16;
 /// Rows that are multiplied together: they share the loads of x.
 pub(super) const ROWS: usize = 4;
 
+/// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.
+pub(super) struct Pass<'a> {
+    words: &'a [u32],
+    scaled: &'a [f32],
+    stride: usize,
+    count: usize,
+}
+
+impl<'a> Pass<'a> {
+    /// The bytes of a row's codes.
+    #[inline(always)]
+    pub(super) fn row_bytes(&self) -> usize {
+        self.words.len() / self.count.max(1) * 4
+    }
+
+    /// How many scales a row has, with the zeros behind them.
+    #[inline(always)]
+    pub(super) fn scales_per_row(&self) -> usize {
+        self.stride - LANES
+    }
+
+    /// A row; behind the last, the last one again.
+    #[inline(always)]
+    pub(super) fn row(&self, index: usize) -> Row<'a> {
+        let (row, len) = (index.min(self.count.saturating_sub(1)), self.words.len() / self.count.max(1));
+        let (biases, scales) = self.scaled[row * self.stride..][..self.stride].split_at(LANES);
+        Row { words: &self.words[row * len..][..len], biases, scales }
+    }
+}
+
 /// A packed row, and its scales and biases as [`scale_rows`] prepares them.
 #[derive(Clone, Copy)]
 pub(super) struct Row<'a> {
@@ -25,30 +55,23 @@ pub(super) struct Row<'a> {
     pub(super) scales: &'a [f32],
 }
 
-/// The sums of the rows from `first_row` on, one for each of `output`. `dot` multiplies [`ROWS`] rows at a time; where the
-/// rows of a pass run out, it gets the last one again.
+/// What [`dot_rows`] prepares scales and biases in, for rows of such a stride ([`Scaling::stride`]).
+pub(super) fn room_for_scales(stride: usize) -> Aligned<f32> {
+    Aligned::new(ROWS_PER_PASS * stride)
+}
+
+/// The sums of at most [`ROWS_PER_PASS`] rows from `first_row` on, one for each of `output`, by `dot`.
 pub(super) fn dot_rows(
     isa: Avx512,
     matrix: &PackedMatrix,
-    scaling: &Scaling,
+    (scaling, room): (&Scaling, &mut Aligned<f32>),
     (first_row, output): (usize, &mut [f32]),
-    dot: impl Fn([Row<'_>; ROWS]) -> [f32; ROWS],
+    dot: impl Fn(&Pass, &mut [f32]),
 ) {
-    let mut scaled = Aligned::<f32>::new(ROWS_PER_PASS * scaling.stride);
-    for (pass, output) in output.chunks_mut(ROWS_PER_PASS).enumerate() {
-        let first_row = first_row + pass * ROWS_PER_PASS;
-        let scaled = &mut scaled[..output.len() * scaling.stride];
-        scale_rows(isa, matrix, first_row, scaling, scaled);
-        let last = output.len().saturating_sub(1);
-        for (part, output) in output.chunks_mut(ROWS).enumerate() {
-            let sums = dot(std::array::from_fn(|row| {
-                let row = (ROWS * part + row).min(last);
-                let (biases, scales) = scaled[row * scaling.stride..][..scaling.stride].split_at(LANES);
-                Row { words: matrix.row_words(first_row + row), biases, scales }
-            }));
-            output.iter_mut().zip(sums).for_each(|(output, sum)| *output = sum);
-        }
-    }
+    let (words, count) = matrix.rows_words(first_row, output.len());
+    let scaled = &mut room[..count * scaling.stride];
+    scale_rows(isa, matrix, first_row, scaling, scaled);
+    dot(&Pass { words, scaled, stride: scaling.stride, count }, &mut output[..count]);
 }
 
 /// Writes what `dot` gives for each of `m` rows of x, one after the other, to `out`, `[rows, m]`.
@@ -80,11 +103,10 @@ pub(super) fn sums_of_lanes([a, b, c, d]: [__m512; ROWS]) -> [f32; ROWS] {
     sums
 }
 
-/// Prefetches `len` bytes at the position of `at` in the next [`ROWS`] rows, where a row has `row_bytes` bytes: soon enough
-/// for memory, and not so soon that they leave the first-level cache again unless rows are long.
+/// Prefetches `len` bytes `ahead` of `at`.
 #[inline(always)]
-pub(super) fn prefetch(at: *const u8, len: usize, row_bytes: usize) {
-    let next = at.wrapping_add(ROWS * row_bytes);
+pub(super) fn prefetch(at: *const u8, len: usize, ahead: usize) {
+    let next = at.wrapping_add(ahead);
     for line in (0..len).step_by(64) {
         // SAFETY: a prefetch of any address is harmless: it neither faults nor changes what a program sees.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(next.wrapping_add(line).cast()) };

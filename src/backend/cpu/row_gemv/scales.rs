@@ -8,6 +8,9 @@ use crate::format::{Scale, ZeroPoint};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
+/// How many passes ahead scales and biases are fetched.
+const PASSES_AHEAD: usize = 4;
+
 /// What sixteen groups of activations contribute.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
@@ -135,8 +138,8 @@ fn scale_all<S: Stored, B: Stored>(
             let to = scaled.as_mut_ptr().add(row * stride);
             let group = |first| scaling.groups.as_ptr().wrapping_add(first / LANES);
             let mut total = _mm512_setzero_ps();
-            prefetch_row(from.0.wrapping_add(ROWS_PER_PASS * groups), groups);
-            prefetch_row(from.1.wrapping_add(ROWS_PER_PASS * groups), groups);
+            prefetch_row(from.0.wrapping_add(PASSES_AHEAD * ROWS_PER_PASS * groups), groups);
+            prefetch_row(from.1.wrapping_add(PASSES_AHEAD * ROWS_PER_PASS * groups), groups);
             for first in (0..whole).step_by(LANES) {
                 scale_sixteen::<S, B>(from, first, !0, (center, group(first)), to, &mut total);
             }
