@@ -71,6 +71,7 @@ pub mod checkpoint;
 mod distributed;
 mod error;
 pub mod format;
+mod known;
 pub mod nn;
 mod tensor;
 

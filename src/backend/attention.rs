@@ -1,9 +1,9 @@
 //! Attention of tensors to a cache.
 
 use super::cpu::attention::{append_all, attend, Attention, Queries, Rows};
-use super::known::without_gradient;
 use super::{contiguous, cpu, unsupported_dtype};
 use crate::format::Real;
+use crate::known::without_gradient;
 use crate::tensor::KvCache;
 use crate::{Error, Result};
 use candle_core::{CpuStorage, DType, Device, Layout, Storage, Tensor};

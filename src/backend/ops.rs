@@ -121,7 +121,7 @@ impl QuantTensor {
     /// Those of [`QuantTensor::quantize`].
     pub fn fake_quantize(weight: &Tensor, format: QuantFormat) -> Result<Tensor> {
         let quantized = Self::quantize(&weight.detach(), format)?.dequantize(weight.dtype())?;
-        Ok(super::known::straight_through("fake-quantize", weight, quantized)?)
+        Ok(crate::known::straight_through("fake-quantize", weight, quantized)?)
     }
 
     /// All weights as a dense tensor `[.., N, K]`.

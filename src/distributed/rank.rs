@@ -1,7 +1,7 @@
 //! One rank of a group, with its device.
 
 use super::collective::Collective;
-use crate::{backend, Result};
+use crate::{known, Result};
 use candle_core::{Device, Tensor};
 use std::sync::Arc;
 
@@ -78,5 +78,5 @@ impl Rank {
 
 /// What ranks have made of `x`: a gradient would lack the part of the other ranks.
 fn without_gradient(x: &Tensor, output: Tensor) -> Result<Tensor> {
-    Ok(backend::without_gradient("exchange-between-ranks", &[x], output)?)
+    Ok(known::without_gradient("exchange-between-ranks", &[x], output)?)
 }

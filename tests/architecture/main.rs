@@ -19,10 +19,11 @@ const CRATE: Floor = Floor {
     complete: true,
     rooms: &[
         room("error", &[]),
+        room("known", &[]),
         room("format", &["error"]),
         room("tensor", &["error", "format"]),
-        room("distributed", &["error", "format"]),
-        room("backend", &["error", "format", "tensor"]),
+        room("distributed", &["error", "known", "format"]),
+        room("backend", &["error", "known", "format", "tensor"]),
         // It chooses no kernels.
         room("checkpoint", &["error", "format", "tensor"]),
         room("nn", &["error", "format", "tensor", "distributed", "backend", "checkpoint"]),

@@ -13,7 +13,7 @@ pub(crate) fn without_gradient(name: &'static str, inputs: &[&Tensor], value: Te
 }
 
 /// `value` with the gradient of `x`, which has its shape, dtype and device: in a backward pass it is `x` itself.
-pub(super) fn straight_through(name: &'static str, x: &Tensor, value: Tensor) -> Result<Tensor> {
+pub(crate) fn straight_through(name: &'static str, x: &Tensor, value: Tensor) -> Result<Tensor> {
     x.apply_op1(Known { name, value: value.contiguous()?, is_identity: true })
 }
 
