@@ -31,7 +31,7 @@ built=${CARGO_TARGET_DIR:-target}
 
 step "what is published"
 cargo test --release -p published
-cargo run --release -p published
+"$built/release/public-api"
 if [ "${1-}" = --full ]; then
   cargo test --release -p published -- --ignored
   cargo publish --dry-run --workspace --allow-dirty

@@ -212,6 +212,11 @@ impl Model {
         self.layers.first().map_or(0, |layer| layer.attention.cached())
     }
 
+    /// Whether so many tokens more may come.
+    pub(crate) fn has_room(&self, tokens: usize) -> bool {
+        self.cached_tokens().saturating_add(tokens) <= self.max_tokens.min(self.context)
+    }
+
     /// The most tokens of a text.
     pub fn context(&self) -> usize {
         self.context

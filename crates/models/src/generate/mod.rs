@@ -28,6 +28,7 @@
 
 mod caught;
 mod defaults;
+mod lookup;
 mod sampler;
 mod session;
 mod stop;
@@ -89,6 +90,17 @@ pub trait CausalLm {
     /// Whatever the model can't compute.
     fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor>;
 
+    /// Logits `[T, vocabulary]` of each of the tokens `ids` `[1, T]`, as those that [`forward_last`](Self::forward_last) gives
+    /// for the last; the tokens are remembered. None if the model has nothing of the kind, which is what happens here, or no
+    /// room for so many, and then nothing has happened. [`Params::lookup`] needs it.
+    ///
+    /// # Errors
+    /// Whatever the model can't compute.
+    fn forward_each(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Option<Tensor>> {
+        let _ = (ids, offset);
+        Ok(None)
+    }
+
     /// Forgets all tokens.
     fn clear_kv_cache(&mut self);
 
@@ -111,6 +123,13 @@ pub trait CausalLm {
 impl CausalLm for Model {
     fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         Model::forward_last(self, ids, offset)
+    }
+
+    fn forward_each(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Option<Tensor>> {
+        match self.has_room(ids.dim(1)?) {
+            true => Model::forward(self, ids, offset)?.squeeze(0).map(Some),
+            false => Ok(None),
+        }
     }
 
     fn clear_kv_cache(&mut self) {
@@ -145,6 +164,12 @@ pub struct Params {
     pub stop_strings: Vec<String>,
     /// Tokens of the prompt computed at once; bounds the memory of the prefill.
     pub prefill_chunk: usize,
+    /// The most tokens that are guessed at a time, 0 for none: what followed the last tokens of the text where they stood
+    /// before in prompt or text. They are computed together with the last token, in less time than one by one, and count if
+    /// they are what is drawn anyway: tokens are drawn from the same distribution, by the same random numbers. (Sums of
+    /// several rows may be rounded differently in their last bits.) It pays where a text repeats itself: code, quotations,
+    /// summaries.
+    pub lookup: usize,
 }
 
 impl Default for Params {
@@ -156,6 +181,7 @@ impl Default for Params {
             stop_tokens: Vec::new(),
             stop_strings: Vec::new(),
             prefill_chunk: PREFILL_CHUNK,
+            lookup: 0,
         }
     }
 }
@@ -192,8 +218,12 @@ pub struct Generated {
     pub cached_tokens: usize,
     /// Time of the prefill.
     pub prompt_time: Duration,
-    /// Tokens computed one by one; the first token of the text comes from the prefill.
+    /// Tokens computed behind the prompt, without wrong guesses; the first token of the text comes from the prefill.
     pub decode_tokens: usize,
+    /// Tokens that were guessed ([`Params::lookup`]).
+    pub guessed_tokens: usize,
+    /// How many of them were right.
+    pub right_guesses: usize,
     /// Time from the end of the prefill, sampling and decoding of text included.
     pub decode_time: Duration,
 }

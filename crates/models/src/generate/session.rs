@@ -1,5 +1,6 @@
 //! A text that goes on: what the cache holds of it is not computed again.
 
+use super::lookup::{guess, Ahead};
 use super::stop::StopStrings;
 use super::{caught, CausalLm, Finish, Generated, Params, Sampler, TextStream};
 use candle_core::Tensor;
@@ -96,23 +97,26 @@ impl Session {
         let prompt_time = start.elapsed();
 
         let start = Instant::now();
-        let (mut tokens, mut text) = (Vec::new(), String::new());
+        let (mut known, mut text) = (prompt.to_vec(), String::new());
+        let (mut ahead, mut decode_tokens) = (Ahead::default(), 0);
         let finish = loop {
             if let Some(finish) = finish {
                 break finish;
             }
-            if tokens.len() >= params.sample_len {
+            let left = params.sample_len.saturating_sub(known.len() - prompt.len());
+            if left == 0 {
                 break Finish::Length;
             }
-            if let Some(&last) = tokens.last() {
-                logits = Some(self.step(model, &[last])?);
+            if known.len() > prompt.len() {
+                logits = Some(self.next(model, &known, (params, left - 1), &mut ahead)?);
+                decode_tokens += 1;
             }
             let Some(logits) = &logits else { break Finish::Length };
             let token = sampler.sample(logits)?;
             if params.stop_tokens.contains(&token) || is_stop_string(&token) {
                 break Finish::Stop;
             }
-            tokens.push(token);
+            known.push(token);
             let (piece, stopped) = stops.push(stream.push(token)?.unwrap_or_default());
             text.push_str(&piece);
             let go_on = on_event(Event::Text(&piece));
@@ -124,6 +128,7 @@ impl Session {
             }
         };
         let decode_time = start.elapsed();
+        self.keep_common(model, &known, known.len());
         if finish != Finish::StopString {
             let (mut rest, stopped) = stops.push(&stream.finish()?.1);
             if !stopped {
@@ -142,9 +147,11 @@ impl Session {
             prompt_tokens: prompt.len(),
             cached_tokens: cached,
             prompt_time,
-            decode_tokens: self.tokens.len().saturating_sub(prompt.len()),
+            decode_tokens,
+            guessed_tokens: ahead.guessed,
+            right_guesses: ahead.right,
             decode_time,
-            tokens,
+            tokens: known.split_off(prompt.len()),
         })
     }
 
@@ -163,11 +170,58 @@ impl Session {
         kept
     }
 
+    /// The logits `[vocabulary]` of the last of the known tokens: of a guess that was right, or computed, and at most `most`
+    /// guesses with it.
+    fn next<M: CausalLm + ?Sized>(
+        &mut self,
+        model: &mut M,
+        known: &[u32],
+        (params, most): (&Params, usize),
+        ahead: &mut Ahead,
+    ) -> Result<Tensor> {
+        let position = known.len().saturating_sub(1);
+        if self.tokens.get(position) == known.last() {
+            if let Some(logits) = ahead.take(position)? {
+                return Ok(logits);
+            }
+        }
+        ahead.clear();
+        // Without the guesses that were wrong; where a model can't forget a few tokens, it has forgotten all.
+        let kept = self.keep_common(model, known, position);
+        for chunk in known.get(kept..position).unwrap_or_default().chunks(params.prefill_chunk) {
+            self.step(model, chunk)?;
+        }
+        let room = model.context().map_or(usize::MAX, |context| context.saturating_sub(known.len()));
+        let guesses = guess(known, params.lookup.min(most).min(room));
+        let last = known.get(position..).unwrap_or_default();
+        if !guesses.is_empty() {
+            let ids = [last, guesses].concat();
+            let input = Tensor::new(ids.as_slice(), model.device())?.unsqueeze(0)?;
+            if let Some(logits) = model.forward_each(&input, position).transpose() {
+                let logits = self.remember(model, &ids, logits)?;
+                let first = logits.get(0)?;
+                ahead.put(position, logits, guesses.len());
+                return Ok(first);
+            }
+        }
+        self.step(model, last)
+    }
+
     /// Feeds `ids` to the model and returns the logits `[vocabulary]` of the last one.
     fn step<M: CausalLm + ?Sized>(&mut self, model: &mut M, ids: &[u32]) -> Result<Tensor> {
         check_context(model, self.tokens.len().saturating_add(ids.len()))?;
         let input = Tensor::new(ids, model.device())?.unsqueeze(0)?;
         let logits = model.forward_last(&input, self.tokens.len()).and_then(|logits| logits.squeeze(0));
+        self.remember(model, ids, logits)
+    }
+
+    /// Counts `ids` among the tokens in the cache, unless the model failed: then there are none.
+    fn remember<M: CausalLm + ?Sized>(
+        &mut self,
+        model: &mut M,
+        ids: &[u32],
+        logits: candle_core::Result<Tensor>,
+    ) -> Result<Tensor> {
         match logits {
             Ok(logits) => {
                 self.tokens.extend_from_slice(ids);

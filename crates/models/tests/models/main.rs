@@ -9,6 +9,7 @@ mod chat;
 mod drop_in;
 mod generate;
 mod logits;
+mod lookup;
 mod session;
 mod shapes;
 

@@ -229,7 +229,12 @@ fn report(generated: &Generated, weights: &WeightSummary, ranks: usize, by_templ
     writeln!(stderr)?;
     let (tokens, rate) = (generated.prompt_tokens, generated.prompt_rate());
     writeln!(stderr, "prompt: {tokens} tokens{by_template}, {rate:.1} tokens/s")?;
-    writeln!(stderr, "decode: {} tokens, {:.1} tokens/s", generated.decode_tokens, generated.decode_rate())?;
+    let (tokens, rate) = (generated.decode_tokens, generated.decode_rate());
+    write!(stderr, "decode: {tokens} tokens, {rate:.1} tokens/s")?;
+    match generated.guessed_tokens {
+        0 => writeln!(stderr)?,
+        guesses => writeln!(stderr, "; {} of {guesses} guesses were right", generated.right_guesses)?,
+    }
     let of = if ranks > 1 { format!("weights of the first of {ranks} ranks") } else { "weights".to_string() };
     writeln!(stderr, "{of}: {weights}, {:.2} MB", weights.size_in_bytes() as f64 / 1e6)?;
     writeln!(stderr, "{ended}; --seed {} repeats this run", generated.seed)

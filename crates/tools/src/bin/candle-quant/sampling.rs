@@ -30,6 +30,10 @@ pub struct SamplingOptions {
     /// End the text before this one; may be given several times.
     #[arg(long, value_name = "TEXT")]
     stop: Vec<String>,
+    /// Guess up to so many next tokens, from what followed the last ones where they stood before, and compute them together
+    /// with the last: faster where a text repeats itself, by the same draws.
+    #[arg(long, value_name = "TOKENS", default_value_t = 0)]
+    lookup: usize,
     /// Repeat the run that reported this seed; every run differs otherwise.
     #[arg(long)]
     seed: Option<u64>,
@@ -49,6 +53,7 @@ impl SamplingOptions {
         if !self.stop.is_empty() {
             params.stop_strings.clone_from(&self.stop);
         }
+        params.lookup = self.lookup;
         params.seed = self.seed;
         params
     }
