@@ -28,6 +28,8 @@ pub(super) fn guess(text: &[u32], most: usize) -> &[u32] {
 pub(super) struct Ahead {
     /// Of the tokens from a position on, `[T, vocabulary]`.
     logits: Option<(usize, Tensor)>,
+    /// Whether wrong guesses made the model forget all: there are no more.
+    pub is_over: bool,
     /// How many tokens were guessed.
     pub guessed: usize,
     /// How many of them were right.

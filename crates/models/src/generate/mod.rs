@@ -168,7 +168,8 @@ pub struct Params {
     /// before in prompt or text. They are computed together with the last token, in less time than one by one, and count if
     /// they are what is drawn anyway: tokens are drawn from the same distribution, by the same random numbers. (Sums of
     /// several rows may be rounded differently in their last bits.) It pays where a text repeats itself: code, quotations,
-    /// summaries.
+    /// summaries. A model that can't forget a few tokens, as one with a sliding window that has left some behind, is asked no
+    /// more after a wrong guess.
     pub lookup: usize,
 }
 

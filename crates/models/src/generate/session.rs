@@ -186,13 +186,17 @@ impl Session {
             }
         }
         ahead.clear();
-        // Without the guesses that were wrong; where a model can't forget a few tokens, it has forgotten all.
-        let kept = self.keep_common(model, known, position);
-        for chunk in known.get(kept..position).unwrap_or_default().chunks(params.prefill_chunk) {
-            self.step(model, chunk)?;
+        if self.tokens.len() > position {
+            // Guesses were wrong. A model that can't forget a few tokens forgets all.
+            let kept = self.keep_common(model, known, position);
+            ahead.is_over = kept < position;
+            for chunk in known.get(kept..position).unwrap_or_default().chunks(params.prefill_chunk) {
+                self.step(model, chunk)?;
+            }
         }
         let room = model.context().map_or(usize::MAX, |context| context.saturating_sub(known.len()));
-        let guesses = guess(known, params.lookup.min(most).min(room));
+        let most = if ahead.is_over { 0 } else { params.lookup.min(most).min(room) };
+        let guesses = guess(known, most);
         let last = known.get(position..).unwrap_or_default();
         if !guesses.is_empty() {
             let ids = [last, guesses].concat();

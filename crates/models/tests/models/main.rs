@@ -6,6 +6,7 @@ mod common;
 mod adapters;
 mod cache;
 mod chat;
+mod counting;
 mod drop_in;
 mod generate;
 mod logits;

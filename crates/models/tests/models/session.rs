@@ -1,10 +1,11 @@
 //! What the cache holds of a text is not computed again.
 
 use crate::common::byte_tokenizer;
-use candle_core::{DType, Device, Tensor};
+use crate::counting::Counting;
+use candle_core::{DType, Device};
 use candle_quant::Error;
 use candle_quant_models::generate::{
-    encode, generate, load_tokenizer, CausalLm, Event, Finish, Params, Sampling, Session,
+    encode, generate, load_tokenizer, Event, Finish, Params, Sampling, Session,
 };
 use candle_quant_models::Model;
 use std::ops::ControlFlow;
@@ -14,62 +15,16 @@ fn greedy(sample_len: usize) -> Params {
     Params { sample_len, sampling: Sampling::GREEDY, ..Params::default() }
 }
 
-/// A model that gives each token's successor, and holds what it was asked, as a cache does.
-struct Counting {
-    cache: Vec<u32>,
-    computed: usize,
-    truncates: bool,
-    context: Option<usize>,
-    /// Calls until one fails.
-    works: usize,
-}
-
-impl Counting {
-    fn new(truncates: bool) -> Self {
-        Self { cache: vec![], computed: 0, truncates, context: None, works: usize::MAX }
-    }
-}
-
-impl CausalLm for Counting {
-    fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        assert_eq!(offset, self.cache.len());
-        if self.works == 0 {
-            self.works = usize::MAX;
-            // A model that fails may have remembered a part.
-            self.cache.push(7);
-            candle_core::bail!("planted");
-        }
-        self.works -= 1;
-        self.cache.extend(ids.squeeze(0)?.to_vec1::<u32>()?);
-        self.computed += ids.dim(1)?;
-        let mut logits = vec![0f32; 300];
-        logits[*self.cache.last().unwrap() as usize + 1] = 50.;
-        Tensor::from_vec(logits, (1, 300), &Device::Cpu)
-    }
-
-    fn clear_kv_cache(&mut self) {
-        self.cache.clear();
-    }
-
-    fn truncate_kv_cache(&mut self, len: usize) -> usize {
-        self.cache.truncate(if self.truncates { len } else { 0 });
-        self.cache.len()
-    }
-
-    fn device(&self) -> &Device {
-        &Device::Cpu
-    }
-
-    fn context(&self) -> Option<usize> {
-        self.context
-    }
+/// A model that gives each token's successor.
+fn successors(truncates: bool) -> Counting {
+    Counting::new(|text| text.last().map_or(0, |last| last + 1), truncates)
 }
 
 #[test]
 fn a_session_computes_only_what_is_new() {
     let tokenizer = byte_tokenizer();
     for truncates in [true, false] {
-        let mut model = Counting::new(truncates);
+        let mut model = successors(truncates);
         let mut session = Session::default();
         let mut run = |prompt: &[u32], sample_len| {
             model.computed = 0;
@@ -95,7 +50,7 @@ fn a_session_computes_only_what_is_new() {
 #[test]
 fn a_session_goes_on_after_breaking_off_and_after_errors() {
     let tokenizer = byte_tokenizer();
-    let mut model = Counting::new(true);
+    let mut model = successors(true);
     let mut session = Session::default();
     let prompt: Vec<u32> = (0..10).collect();
     let params = Params { prefill_chunk: 4, ..greedy(9) };
@@ -144,7 +99,7 @@ fn a_special_token_may_be_a_stop_string() {
     let go_on = |_: Event<'_>| ControlFlow::Continue(());
     let prompt = [id - 4, id - 3];
     let generated =
-        Session::default().generate(&mut Counting::new(true), &tokenizer, &prompt, &params, go_on).unwrap();
+        Session::default().generate(&mut successors(true), &tokenizer, &prompt, &params, go_on).unwrap();
     assert_eq!((generated.finish, generated.tokens), (Finish::Stop, vec![id - 2, id - 1]));
 }
 

@@ -198,6 +198,28 @@ fn generate_quantizes_while_it_loads() {
 }
 
 #[test]
+fn guesses_change_no_text() {
+    let tiny = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny");
+    let generate = |args: &[&str]| {
+        let story = "Once upon a time there was a little dog. The little dog was happy. The little dog";
+        let output =
+            run(&[&["generate", tiny, "--cpu", "-n", "60", "--seed", "3", "--prompt", story], args].concat());
+        (output.status.code(), text(&output.stdout).to_owned(), text(&output.stderr).to_owned())
+    };
+    let (_, expected, said) = generate(&[]);
+    assert!(!said.contains("guesses"), "{said}");
+    for args in [&["--lookup", "4"][..], &["--lookup", "4", "--ranks", "2"]] {
+        let (code, found, said) = generate(args);
+        assert!((code, &found) == (Some(0), &expected), "{args:?}: {said}");
+        assert!(said.contains(" guesses were right\n"), "{said}");
+    }
+    for wrong in ["x", "-1", "1.5"] {
+        let (code, _, said) = generate(&[&format!("--lookup={wrong}")]);
+        assert!(code == Some(1) && said.contains("--lookup <TOKENS>"), "{said}");
+    }
+}
+
+#[test]
 fn generate_applies_the_template() {
     let (model, bare) = (with_template(), model(&[]));
     let (answer, report) = generate(&model, &["--prompt", "Hello"]);

@@ -13,7 +13,7 @@ use std::arch::x86_64::*;
 /// 32-bit lanes of a vector.
 pub(super) const LANES: usize = 16;
 
-/// Rows that are multiplied together: they share the loads of x.
+/// Rows whose lanes are summed together.
 pub(super) const ROWS: usize = 4;
 
 /// Some rows of a weight, one behind the other, with scales and biases as [`scale_rows`] prepares them.

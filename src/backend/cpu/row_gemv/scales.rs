@@ -8,7 +8,7 @@ use crate::format::{Scale, ZeroPoint};
 use half::{bf16, f16};
 use std::arch::x86_64::*;
 
-/// How many passes ahead scales and biases are fetched.
+/// How many passes ahead scales and biases are fetched: a pass has few bytes of them.
 const PASSES_AHEAD: usize = 4;
 
 /// What sixteen groups of activations contribute.
