@@ -85,7 +85,7 @@ pub use nn::{
 };
 // What a model file imports beside the layers, so that one `use` line serves it.
 pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};
-pub use tensor::{KvCache, KvCacheConfig, KvFormat, QuantTensor};
+pub use tensor::{KvCache, KvCacheConfig, KvFormat, QuantTensor, SuperBlocks};
 
 /// Attention to a [`KvCache`], and operations on rows that are no weights yet. Those of weights are methods of
 /// [`QuantTensor`].

@@ -15,7 +15,7 @@ mod precision;
 mod quantize;
 pub(crate) mod step;
 
-use crate::format::Real;
+use crate::format::{Real, SUPER_BLOCK};
 use crate::{Error, QuantFormat, QuantTensor};
 pub use attention::{attention, AttentionOptions};
 use backward::matmul_backward;
@@ -23,7 +23,7 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage,
     Tensor, D,
 };
-use cpu::{GroupValues, PackedMatrix};
+use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
@@ -127,6 +127,15 @@ fn stacked_matmul(Operand { weight, bias }: Operand, x: &Tensor) -> Result<Tenso
     let outputs =
         pairs.map(|(matrix, entry)| matmul(Operand { weight: &flat.matrix(matrix)?, bias }, &x.get(entry)?));
     Tensor::stack(&outputs.collect::<Result<Vec<_>>>()?, 0)?.reshape(output_dims)
+}
+
+/// Whether anything computes with weights of a format on a device.
+pub(crate) fn has_kernels(format: QuantFormat, device: &Device) -> bool {
+    match device {
+        Device::Cpu => true,
+        Device::Cuda(_) => cuda::has_kernels(format),
+        Device::Metal(_) => false,
+    }
 }
 
 /// See [`QuantTensor::dequantize`].
@@ -317,6 +326,10 @@ fn with_matrix<R>(
         Some((storage, layout)) => Some(group_values(storage, layout, groups)?),
         None => None,
     };
+    let super_blocks = weight.super_blocks();
+    let of_scales = super_blocks.map(|of| of.scales.storage_and_layout());
+    let of_biases = super_blocks.and_then(|of| of.biases.as_ref()).map(Tensor::storage_and_layout);
+    let of_blocks = part(k / SUPER_BLOCK);
     compute(&PackedMatrix {
         format,
         rows,
@@ -325,6 +338,16 @@ fn with_matrix<R>(
         scales: group_values(&scales, scales_layout, groups)?,
         biases,
         global_scale: weight.global_scale_of(index),
+        super_blocks: match &of_scales {
+            None => None,
+            Some((scales, layout)) => Some(SuperBlockValues {
+                scales: halves(scales, layout, of_blocks)?,
+                biases: match &of_biases {
+                    Some((biases, layout)) => halves(biases, layout, of_blocks)?,
+                    None => &[],
+                },
+            }),
+        },
     })
 }
 
@@ -337,6 +360,13 @@ fn group_values<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize))
         Storage::Cpu(CpuStorage::F32(all)) => GroupValues::F32(slice(contiguous(all, layout)?, part)?),
         _ => bail!("scales and biases live on the CPU as U8, F16, BF16 or F32"),
     })
+}
+
+fn halves<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<&'a [f16]> {
+    match group_values(storage, layout, part)? {
+        GroupValues::F16(values) => Ok(values),
+        _ => bail!("numbers of super-blocks are F16"),
+    }
 }
 
 fn slice<T>(all: &[T], (start, len): (usize, usize)) -> Result<&[T]> {

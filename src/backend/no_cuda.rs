@@ -34,6 +34,10 @@ fn error<T>() -> Result<T> {
     .into())
 }
 
+pub(super) fn has_kernels(_: QuantFormat) -> bool {
+    false
+}
+
 pub(super) fn matmul(_: Operand, _: &CudaStorage, _: &Layout) -> Result<(CudaStorage, Shape)> {
     error()
 }

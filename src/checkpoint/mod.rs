@@ -71,7 +71,7 @@ pub use chat::StoredChatTemplates;
 pub use file::reads;
 #[doc(hidden)]
 pub use file::with_masked_literals;
-pub use file::{Budget, Digest, OpenOptions, Reads};
+pub use file::{Budget, Digest, GgmlKernels, OpenOptions, Reads};
 pub use hub::{CachedModel, HubCache, HubEvent, HubOptions, HubProgress, Name as HubName};
 pub use kind::{CheckpointKind, QuantMethod};
 pub use locate::locate;

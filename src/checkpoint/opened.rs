@@ -2,7 +2,7 @@
 
 use super::chat::StoredChatTemplates;
 use super::container::Opened;
-use super::file::{open_with_metadata, read_json, Digest, OpenOptions, Opening, Warnings};
+use super::file::{open_with_metadata, read_json, Digest, GgmlKernels, OpenOptions, Opening, Warnings};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -41,6 +41,11 @@ impl Checkpoint {
     /// What the checkpoint was recognised as, from its tensors.
     pub fn kind(&self) -> CheckpointKind {
         self.0.opened.kind
+    }
+
+    /// What layers compute with weights in blocks of GGML's types.
+    pub fn ggml_kernels(&self) -> GgmlKernels {
+        self.0.options.ggml
     }
 
     /// The content of `config.json`, or what a container without one says instead; null if there is

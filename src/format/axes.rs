@@ -1,5 +1,6 @@
 //! The axes of a format: what a code stands for, how scales are stored, and where zero is.
 
+use super::ggml::IQ4_NL;
 use super::nf4::NF4;
 use super::numeric::{clamped, small_integer, Real};
 use super::small_floats::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
@@ -72,6 +73,8 @@ pub enum Element {
     Int8,
     /// One of the sixteen NF4 values of bitsandbytes.
     Nf4,
+    /// One of the sixteen integers of GGML's IQ4 types.
+    Iq4Nl,
 }
 
 impl Element {
@@ -79,7 +82,7 @@ impl Element {
     pub const fn bits(self) -> usize {
         match self {
             Self::Uint(bits) => bits.get(),
-            Self::E2m1 | Self::Nf4 => 4,
+            Self::E2m1 | Self::Nf4 | Self::Iq4Nl => 4,
             Self::E4m3 | Self::Int8 => 8,
         }
     }
@@ -88,7 +91,7 @@ impl Element {
     pub const fn uint(self) -> Option<Bits> {
         match self {
             Self::Uint(bits) => Some(bits),
-            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 => None,
+            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 | Self::Iq4Nl => None,
         }
     }
 
@@ -102,6 +105,7 @@ impl Element {
             Self::E4m3 => pairs.for_each(|(value, code)| *value = of(Self::E4m3.value(*code))),
             Self::Int8 => pairs.for_each(|(value, code)| *value = of(Self::Int8.value(*code))),
             Self::Nf4 => pairs.for_each(|(value, code)| *value = of(Self::Nf4.value(*code))),
+            Self::Iq4Nl => pairs.for_each(|(value, code)| *value = of(Self::Iq4Nl.value(*code))),
         }
     }
 
@@ -114,6 +118,7 @@ impl Element {
             Self::E4m3 => e4m3_to_f32(code),
             Self::Int8 => f32::from(code as i8) / 64.,
             Self::Nf4 => NF4[usize::from(code & 15)],
+            Self::Iq4Nl => IQ4_NL[usize::from(code & 15)],
         }
     }
 
@@ -124,7 +129,8 @@ impl Element {
             Self::Uint(bits) => small_integer(clamped(value, f32::from(bits.largest_code()))),
             Self::E2m1 => nearest_e2m1::<T>(value),
             Self::E4m3 => f32_to_e4m3(value),
-            Self::Nf4 => super::nf4::nearest(value),
+            Self::Nf4 => nearest_of(&NF4, value),
+            Self::Iq4Nl => nearest_of(&IQ4_NL, value),
             Self::Int8 => (value * 64.).round_ties_even().clamp(-127., 127.) as i8 as u8,
         }
     }
@@ -139,6 +145,7 @@ impl Element {
             Self::E4m3 => values.map(|value| Self::E4m3.nearest::<T>(value)).collect(),
             Self::Int8 => values.map(|value| Self::Int8.nearest::<T>(value)).collect(),
             Self::Nf4 => values.map(|value| Self::Nf4.nearest::<T>(value)).collect(),
+            Self::Iq4Nl => values.map(|value| Self::Iq4Nl.nearest::<T>(value)).collect(),
         }
     }
 
@@ -150,8 +157,15 @@ impl Element {
             Self::E4m3 => (-E4M3_MAX, E4M3_MAX),
             Self::Int8 => (-127. / 64., 127. / 64.),
             Self::Nf4 => (-1., 1.),
+            Self::Iq4Nl => (-127., 113.),
         }
     }
+}
+
+/// The code of an ascending table whose value is nearest; 0 for NaN.
+#[inline(always)]
+fn nearest_of(table: &[f32; 16], value: f32) -> u8 {
+    table.windows(2).map(|pair| u8::from(value > (pair[0] + pair[1]) / 2.)).sum()
 }
 
 /// How the scales of a format are stored.
@@ -164,6 +178,9 @@ pub enum Scale {
     E8m0,
     /// One byte, an 8-bit float.
     E4m3,
+    /// One byte, a two's-complement integer, times an f16 number that a super-block of 256 elements shares: the K types of
+    /// GGML. Their biases are such products, too.
+    SuperBlock,
 }
 
 impl Scale {
@@ -171,16 +188,18 @@ impl Scale {
     pub const fn is_byte(self) -> bool {
         match self {
             Self::Float => false,
-            Self::E8m0 | Self::E4m3 => true,
+            Self::E8m0 | Self::E4m3 | Self::SuperBlock => true,
         }
     }
 
-    /// The value of a scale's byte; NaN for [`Scale::Float`], whose scales are no bytes.
+    /// The value of a scale's byte, before it is multiplied by the number of its super-block, if there is one; NaN for
+    /// [`Scale::Float`], whose scales are no bytes.
     #[inline(always)]
     pub fn value(self, byte: u8) -> f32 {
         match self {
             Self::E8m0 => e8m0_to_f32(byte),
             Self::E4m3 => e4m3_to_f32(byte),
+            Self::SuperBlock => f32::from(byte as i8),
             Self::Float => f32::NAN,
         }
     }

@@ -1,6 +1,6 @@
 //! How formats are written: `affine 4-bit g64`, and `affine:4:g64` without blanks.
 
-use super::{Bits, QuantFormat, ZeroPoint};
+use super::{Bits, QuantFormat, Scale, ZeroPoint};
 use crate::{Error, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -9,7 +9,7 @@ use std::str::FromStr;
 const DEFAULT_GROUP_SIZE: usize = 64;
 
 impl QuantFormat {
-    /// What [`QuantFormat::from_str`] reads, but for `symmetric:BITS[:gGROUP]`: nothing quantizes to symmetric formats.
+    /// What [`QuantFormat::from_str`] reads, but for `symmetric:BITS[:gGROUP]` and GGML's types: nothing quantizes to these.
     pub fn grammar() -> String {
         let names = Self::names().join(", ");
         let affine = "affine:BITS[:gGROUP] (BITS 1, 2, 3, 4, 5, 6 or 8; GROUP 32, 64 or 128)";
@@ -21,8 +21,12 @@ impl QuantFormat {
         Self::NAMED.map(|(name, _)| name)
     }
 
-    /// The name of the format's family, MLX's word where MLX has it: `affine`, `mxfp4`, `nvfp4`, `mxfp8`; or `symmetric`.
+    /// The name of the format's family, MLX's word where MLX has it: `affine`, `mxfp4`, `nvfp4`, `mxfp8`; or `symmetric`, or
+    /// GGML's name in lower case.
     pub fn mode(self) -> &'static str {
+        if let Some((name, _)) = Self::GGML.iter().find(|(_, format)| *format == self) {
+            return name;
+        }
         match self.zero_point() {
             ZeroPoint::Bias => "affine",
             ZeroPoint::Midpoint => "symmetric",
@@ -35,14 +39,14 @@ impl QuantFormat {
 
     /// The format without parameters that has this name.
     pub fn named(name: &str) -> Option<Self> {
-        Self::NAMED.iter().find(|(known, _)| *known == name).map(|(_, format)| *format)
+        Self::NAMED.iter().chain(&Self::GGML).find(|(known, _)| *known == name).map(|(_, format)| *format)
     }
 
     /// Bits of the codes, if they are integers whose format has a width and a group size.
     fn integer_bits(self) -> Option<Bits> {
-        match self.zero_point() {
-            ZeroPoint::Bias | ZeroPoint::Midpoint => self.element().uint(),
-            ZeroPoint::None => None,
+        match (self.scale(), self.zero_point()) {
+            (Scale::Float, ZeroPoint::Bias | ZeroPoint::Midpoint) => self.element().uint(),
+            _ => None,
         }
     }
 }
@@ -113,7 +117,7 @@ mod tests {
     #[test]
     fn every_format_is_read_as_it_is_written() {
         let symmetric = Bits::ALL.map(|bits| QuantFormat::symmetric(bits.get(), 32).unwrap());
-        for format in QuantFormat::all().into_iter().chain(symmetric) {
+        for format in QuantFormat::all().into_iter().chain(symmetric).chain(QuantFormat::ggml()) {
             assert_eq!(format.to_string().parse::<QuantFormat>().unwrap(), format);
             assert_eq!(format!("{format:#}").parse::<QuantFormat>().unwrap(), format);
         }

@@ -1,14 +1,15 @@
 //! How many words and groups a row has.
 
-use super::{QuantFormat, Scale, ZeroPoint};
+use super::{QuantFormat, Scale, ZeroPoint, SUPER_BLOCK};
 use crate::{Error, Result};
 use candle_core::DType;
+use half::f16;
 
 impl QuantFormat {
     /// Groups of a row of `k` elements.
     ///
     /// # Errors
-    /// If `k` is zero or not a multiple of the group size.
+    /// If `k` is zero or not a multiple of the group size, or of a super-block.
     pub fn groups_per_row(self, k: usize) -> Result<usize> {
         self.check_row(k)?;
         Ok(k / self.group_size)
@@ -49,23 +50,28 @@ impl QuantFormat {
     pub fn size_in_bytes(self, elements: u64, scales: DType) -> u64 {
         let scale = match self.scale() {
             Scale::Float => scales.size_in_bytes() as u64,
-            Scale::E8m0 | Scale::E4m3 => 1,
+            Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => 1,
         };
-        let of_group = match self.zero_point() {
-            ZeroPoint::Bias => 2 * scale,
-            ZeroPoint::Midpoint | ZeroPoint::None => scale,
+        let each = match self.zero_point() {
+            ZeroPoint::Bias => 2,
+            ZeroPoint::Midpoint | ZeroPoint::None => 1,
         };
         let codes = (u128::from(elements) * self.bits() as u128).div_ceil(8);
-        let parameters = u128::from(elements) / self.group_size as u128 * u128::from(of_group);
+        let groups = u128::from(elements) / self.group_size as u128;
+        let super_blocks = match self.scale() {
+            Scale::SuperBlock => u128::from(elements) / SUPER_BLOCK as u128 * size_of::<f16>() as u128,
+            Scale::Float | Scale::E8m0 | Scale::E4m3 => 0,
+        };
+        let parameters = (groups * u128::from(scale) + super_blocks) * each;
         u64::try_from(codes + parameters).unwrap_or(u64::MAX)
     }
 
     fn check_row(self, k: usize) -> Result<()> {
-        let group_size = self.group_size;
-        if k == 0 || !k.is_multiple_of(group_size) {
+        let whole = self.granularity();
+        if k == 0 || !k.is_multiple_of(whole) {
             return Err(Error::mismatch(
                 format!("K of {self}"),
-                format!("a positive multiple of {group_size}"),
+                format!("a positive multiple of {whole}"),
                 k.to_string(),
             ));
         }

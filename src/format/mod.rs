@@ -12,12 +12,15 @@
 //! | MXFP8 | `e4m3 * 2^(s - 127)` | `E4m3` | E8M0, 32 elements | `None` | 8.25 |
 //! | MXINT8 | `int8 / 64 * 2^(s - 127)` | `Int8` | E8M0, 32 elements | `None` | 8.25 |
 //! | NF4 | `nf4 * scale` | `Nf4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
+//! | Q4_K, Q5_K; Q2_K | `q * scale + bias` | `Uint` | `int8 * f16` of 256, 32 elements; 16 | `Bias` | 4.63, 5.63; 3.13 |
+//! | Q3_K, Q6_K | `(q - 2^(b - 1)) * scale` | `Uint` | `int8 * f16` of 256, 16 elements | `Midpoint` | 3.56, 6.56 |
+//! | IQ4_XS; IQ4_NL | `iq4 * scale` | `Iq4Nl` | `int8 * f16` of 256; a float; 32 elements | `None` | 4.31; 4.5 |
 //!
 //! A row is one contiguous little-endian bit stream: element `i` owns the bits `[i * b, (i + 1) * b)`,
 //! bit 0 being the least significant bit of byte 0. 32 elements are exactly `b` 32-bit words.
 //!
 //! [`QuantizedRows`] and [`dequantize_row`] are the scalar reference. Each family of formats has one file with its
-//! quantization and clip search: `affine.rs`, `mx.rs`, `nvfp4.rs` and `nf4.rs`.
+//! quantization and clip search: `affine.rs`, `mx.rs`, `nvfp4.rs` and `nf4.rs`; those of `ggml.rs` are only read.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -25,6 +28,7 @@ mod affine;
 mod axes;
 mod bits;
 mod clip_search;
+mod ggml;
 mod grammar;
 mod layout;
 mod mx;
@@ -37,6 +41,8 @@ mod small_floats;
 pub(crate) use affine::quantize_group as quantize_affine_group;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
 pub use bits::{code_at, pack};
+pub(crate) use ggml::IQ4_NL;
+pub use ggml::SUPER_BLOCK;
 pub(crate) use nf4::NF4;
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
@@ -152,7 +158,7 @@ impl QuantFormat {
     }
 
     /// Every format that weights can be quantized to, affine ones first, by width and group size. Symmetric formats
-    /// are only read.
+    /// and [those of GGML](QuantFormat::ggml) are only read.
     pub fn all() -> Vec<Self> {
         Self::all_affine().chain(Self::NAMED.map(|(_, format)| format)).collect()
     }
@@ -211,17 +217,17 @@ impl QuantFormat {
 
     /// The same format with integer codes of another width; itself, if its codes are no integers.
     pub const fn with_bits(self, bits: Bits) -> Self {
-        match self.element.uint() {
-            Some(_) => Self { element: Element::Uint(bits), ..self },
-            None => self,
+        match (self.element, self.scale) {
+            (Element::Uint(_), Scale::Float) => Self { element: Element::Uint(bits), ..self },
+            _ => self,
         }
     }
 
     /// The formats that differ in a smaller group size only, the largest of these first.
     pub fn smaller_groups(self) -> impl Iterator<Item = Self> {
-        let sizes = match self.element.uint() {
-            Some(_) => &Self::AFFINE_GROUP_SIZES[..],
-            None => &[],
+        let sizes = match (self.element, self.scale) {
+            (Element::Uint(_), Scale::Float) => &Self::AFFINE_GROUP_SIZES[..],
+            _ => &[],
         };
         let smaller = sizes.iter().rev().filter(move |size| **size < self.group_size);
         smaller.map(move |group_size| Self { group_size: *group_size, ..self })
@@ -268,12 +274,14 @@ fn family(format: QuantFormat) -> Result<Family> {
         (Element::E2m1 | Element::E4m3 | Element::Int8, Scale::E8m0, ZeroPoint::None) => Ok(Family::Mx),
         (Element::E2m1, Scale::E4m3, ZeroPoint::None) => Ok(Family::Nvfp4),
         (Element::Nf4, Scale::Float, ZeroPoint::None) => Ok(Family::Nf4),
-        (Element::Uint(_) | Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4, _, _) => {
-            Err(Error::Unsupported {
-                what: format!("quantizing to {format}"),
-                remedy: format!("quantize to one of {}", QuantFormat::grammar()),
-            })
-        }
+        (
+            Element::Uint(_) | Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4 | Element::Iq4Nl,
+            _,
+            _,
+        ) => Err(Error::Unsupported {
+            what: format!("quantizing to {format}"),
+            remedy: format!("quantize to one of {}", QuantFormat::grammar()),
+        }),
     }
 }
 

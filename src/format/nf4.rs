@@ -25,12 +25,6 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
-/// The code whose value is nearest; 0 for NaN.
-#[inline(always)]
-pub(super) fn nearest(value: f32) -> u8 {
-    NF4.windows(2).map(|pair| u8::from(value > (pair[0] + pair[1]) / 2.)).sum()
-}
-
 /// Quantizes a row of K finite weights.
 ///
 /// `words` receives `K / 8` words, `scales` the largest magnitude of each group.
@@ -39,7 +33,8 @@ pub(super) fn quantize<T: Real>(format: QuantFormat, weights: &[T], words: &mut 
     for (group, scale) in widened(weights).chunks(format.group_size()).zip(scales) {
         let largest = absmax(group);
         *scale = T::from_f32(largest);
-        codes.extend(group.iter().map(|weight| nearest(if largest > 0. { weight / largest } else { 0. })));
+        let scaled = |weight: &f32| if largest > 0. { weight / largest } else { 0. };
+        codes.extend(group.iter().map(|weight| format.element().nearest::<T>(scaled(weight))));
     }
     pack(&codes, 4, words);
 }

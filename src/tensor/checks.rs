@@ -18,7 +18,7 @@ pub(super) fn check_packed(format: QuantFormat, packed: &Tensor) -> Result<usize
     if packed.elem_count() == 0 {
         return Err(Error::mismatch(what(), "no dimension of zero", format!("{dims:?}")));
     }
-    let group_bits = format.bits() * format.group_size();
+    let group_bits = format.bits() * format.granularity();
     match words.checked_mul(32).filter(|bits| bits % group_bits == 0) {
         Some(bits) => Ok(bits / format.bits()),
         None => Err(Error::mismatch(
@@ -33,7 +33,7 @@ pub(super) fn check_groups(format: QuantFormat, name: &str, values: &Tensor, dim
     let is_float = matches!(values.dtype(), DType::F16 | DType::BF16 | DType::F32);
     let (fits, expected) = match format.scale() {
         Scale::Float => (is_float, "dtype F16, BF16 or F32"),
-        Scale::E8m0 | Scale::E4m3 => (values.dtype() == DType::U8, "dtype U8"),
+        Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => (values.dtype() == DType::U8, "dtype U8"),
     };
     let what = format!("{name} of an {format} weight");
     if !fits {
@@ -65,7 +65,7 @@ pub(super) fn check_biases(
         (ZeroPoint::Midpoint | ZeroPoint::None, Some(_)) => {
             Err(Error::mismatch(format!("{format} weight"), "no biases", "biases"))
         }
-        (ZeroPoint::Midpoint, None) if scales.dtype() != DType::F32 => {
+        (ZeroPoint::Midpoint, None) if format.scale() == Scale::Float && scales.dtype() != DType::F32 => {
             Ok((format.with_biases(), Some(symmetric_biases(format, scales)?)))
         }
         (ZeroPoint::Midpoint | ZeroPoint::None, None) => Ok((format, None)),
@@ -87,7 +87,7 @@ pub(super) fn check_global_scale(
     tensor: Tensor,
 ) -> Result<GlobalScale> {
     let what = || format!("global scale of an {format} weight");
-    if !format.scale().is_byte() {
+    if !matches!(format.scale(), Scale::E8m0 | Scale::E4m3) {
         return Err(Error::mismatch(what(), "none (only formats with scales of a byte have one)", "one"));
     }
     if tensor.dtype() != DType::F32 {

@@ -3,6 +3,7 @@
 mod checks;
 mod kv_cache;
 mod layer_weight;
+mod super_blocks;
 
 use crate::{Error, QuantFormat, Result};
 use candle_core::{Device, Tensor};
@@ -11,6 +12,7 @@ pub use kv_cache::{KvCache, KvCacheConfig, KvFormat};
 pub(crate) use kv_cache::{Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
 pub use layer_weight::LayerWeight;
 use std::sync::Arc;
+pub use super_blocks::SuperBlocks;
 
 /// A quantized weight of logical shape `[.., N, K]`: packed codes, scales, and what else its format
 /// needs, on one device.
@@ -40,6 +42,7 @@ pub struct QuantTensor {
     scales: Tensor,
     biases: Option<Tensor>,
     global_scale: Option<GlobalScale>,
+    super_blocks: Option<SuperBlocks>,
 }
 
 /// The multiplier of all scales, on the device and at hand.
@@ -68,7 +71,8 @@ impl QuantTensor {
     ///   one by [`global_scale_from_absmax`](crate::format::global_scale_from_absmax).
     ///
     /// # Errors
-    /// If a shape, dtype or device is not as above, or a global scale negative or not finite.
+    /// If a shape, dtype or device is not as above, a global scale negative or not finite, or scales belong to
+    /// super-blocks: see [`QuantTensor::with_super_blocks`].
     pub fn new(
         format: QuantFormat,
         packed: Tensor,
@@ -76,14 +80,42 @@ impl QuantTensor {
         biases: Option<Tensor>,
         global_scale: Option<Tensor>,
     ) -> Result<Self> {
+        Self::of_parts(format, packed, (scales, biases), global_scale, None)
+    }
+
+    /// Puts a weight of a [format of GGML](QuantFormat::ggml) with super-blocks together from its parts.
+    ///
+    /// * `packed`: U32 `[.., N, K * bits / 32]`.
+    /// * `scales`: U8 `[.., N, K / group_size]`, integers in two's complement; `biases` alike, for formats with biases.
+    /// * `super_blocks`: what these integers count.
+    ///
+    /// # Errors
+    /// If a shape, dtype or device is not as above, or the format has no super-blocks.
+    pub fn with_super_blocks(
+        format: QuantFormat,
+        packed: Tensor,
+        (scales, biases): (Tensor, Option<Tensor>),
+        super_blocks: SuperBlocks,
+    ) -> Result<Self> {
+        Self::of_parts(format, packed, (scales, biases), None, Some(super_blocks))
+    }
+
+    fn of_parts(
+        format: QuantFormat,
+        packed: Tensor,
+        (scales, biases): (Tensor, Option<Tensor>),
+        global_scale: Option<Tensor>,
+        super_blocks: Option<SuperBlocks>,
+    ) -> Result<Self> {
         let k = check_packed(format, &packed)?;
         let mut group_dims = packed.dims().to_vec();
         if let Some(last) = group_dims.last_mut() {
             *last = format.groups_per_row(k)?;
         }
         check_groups(format, "scales", &scales, &group_dims)?;
+        let of_super_blocks = super_blocks.iter().flat_map(SuperBlocks::tensors);
         let parts = [Some(&scales), biases.as_ref(), global_scale.as_ref()];
-        for part in parts.into_iter().flatten() {
+        for part in parts.into_iter().flatten().chain(of_super_blocks) {
             if !part.device().same_device(packed.device()) {
                 return Err(Error::mismatch(
                     format!("parts of an {format} weight"),
@@ -95,7 +127,8 @@ impl QuantTensor {
         let global_scale =
             global_scale.map(|tensor| check_global_scale(format, &packed, tensor)).transpose()?;
         let (format, biases) = check_biases(format, &scales, biases, &group_dims)?;
-        let weight = Self { format, k, packed, scales, biases, global_scale };
+        super_blocks::check(format, super_blocks.as_ref(), packed.dims(), k)?;
+        let weight = Self { format, k, packed, scales, biases, global_scale, super_blocks };
         let contiguous = weight.map_parts(Tensor::contiguous)?;
         // CUDA kernels read weights without waiting for the kernels before them.
         contiguous.device().synchronize()?;
@@ -103,7 +136,7 @@ impl QuantTensor {
     }
 
     /// Part of the weight along one of its logical dimensions `[.., N, K]`: `len` entries from
-    /// `start`. Along K both must be multiples of the group size.
+    /// `start`. Along K both must be multiples of the group size, or of a super-block.
     ///
     /// # Errors
     /// If the range is empty or leaves the dimension, or cuts a group.
@@ -119,14 +152,15 @@ impl QuantTensor {
         }
         let along_k = dim + 1 == dims.len();
         let group_size = self.format.group_size();
-        if along_k && !(start.is_multiple_of(group_size) && len.is_multiple_of(group_size)) {
+        let whole = self.format.granularity();
+        if along_k && !(start.is_multiple_of(whole) && len.is_multiple_of(whole)) {
             return Err(Error::mismatch(
                 format!("range of K of {self:?}"),
-                format!("multiples of the group size {group_size}"),
+                format!("multiples of the group size {whole}"),
                 format!("{len} from {start} on"),
             ));
         }
-        let words = |elements: usize| elements / group_size * (group_size * self.format.bits() / 32);
+        let words = |elements: usize| elements / whole * (whole * self.format.bits() / 32);
         let (packed, groups) = if along_k {
             (self.packed.narrow(dim, words(start), words(len))?, (start / group_size, len / group_size))
         } else {
@@ -143,8 +177,11 @@ impl QuantTensor {
         };
         let k = if along_k { len } else { self.k };
         let biases = self.biases.as_ref().map(part).transpose()?;
-        let slice =
-            Self { format: self.format, k, packed, scales: part(&self.scales)?, biases, global_scale };
+        let unit = if along_k { whole } else { 1 };
+        let blocks = |tensor: &Tensor| tensor.narrow(dim, start / unit, len / unit);
+        let super_blocks = self.super_blocks.as_ref().map(|all| all.map(blocks)).transpose()?;
+        let scales = part(&self.scales)?;
+        let slice = Self { format: self.format, k, packed, scales, biases, global_scale, super_blocks };
         if slice.packed.is_contiguous() && slice.scales.is_contiguous() {
             return Ok(slice);
         }
@@ -177,12 +214,17 @@ impl QuantTensor {
             Tensor::cat(&tensors, along_n)
         };
         let biases: Vec<&Tensor> = parts.iter().filter_map(|part| part.biases.as_ref()).collect();
-        Self::new(
+        let biases = if biases.is_empty() { None } else { Some(Tensor::cat(&biases, along_n)?) };
+        let super_blocks =
+            SuperBlocks::join(parts.iter().map(|part| part.super_blocks.as_ref()), |tensors| {
+                Tensor::cat(tensors, along_n)
+            })?;
+        Self::of_parts(
             first.format,
             join(|part| &part.packed)?,
-            join(|part| &part.scales)?,
-            if biases.is_empty() { None } else { Some(Tensor::cat(&biases, along_n)?) },
+            (join(|part| &part.scales)?, biases),
             first.global_scale.as_ref().map(|global| global.tensor.clone()),
+            super_blocks,
         )
     }
 
@@ -209,12 +251,17 @@ impl QuantTensor {
         };
         let missing = || Error::mismatch("weights to stack", "packed words and scales", "none");
         let global_scale = join(&|part| part.global_scale().cloned())?;
-        Self::new(
+        let super_blocks =
+            SuperBlocks::join(parts.iter().map(|part| part.super_blocks.as_ref()), |tensors| {
+                Tensor::stack(tensors, 0)
+            })?;
+        let scales = join(&|part| Some(part.scales.clone()))?.ok_or_else(missing)?;
+        Self::of_parts(
             first.format,
             join(&|part| Some(part.packed.clone()))?.ok_or_else(missing)?,
-            join(&|part| Some(part.scales.clone()))?.ok_or_else(missing)?,
-            join(&|part| part.biases.clone())?,
+            (scales, join(&|part| part.biases.clone())?),
             global_scale.map(|scales| scales.flatten_all()).transpose()?,
+            super_blocks,
         )
     }
 
@@ -224,12 +271,12 @@ impl QuantTensor {
     /// If the device fails.
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         let moved = |part: &Tensor| part.to_device(device);
-        Self::new(
+        Self::of_parts(
             self.format,
             moved(&self.packed)?,
-            moved(&self.scales)?,
-            self.biases.as_ref().map(moved).transpose()?,
+            (moved(&self.scales)?, self.biases.as_ref().map(moved).transpose()?),
             self.global_scale().map(moved).transpose()?,
+            self.super_blocks.as_ref().map(|all| all.map(moved)).transpose()?,
         )
     }
 
@@ -265,6 +312,11 @@ impl QuantTensor {
     /// Affine biases, of the shape of the scales; none if codes are symmetric and scales F32.
     pub fn biases(&self) -> Option<&Tensor> {
         self.biases.as_ref()
+    }
+
+    /// What scales and biases count, for formats with super-blocks.
+    pub fn super_blocks(&self) -> Option<&SuperBlocks> {
+        self.super_blocks.as_ref()
     }
 
     /// The multiplier of the scales: F32 `[1]`, or `[E]` for a stack.
@@ -319,16 +371,19 @@ impl QuantTensor {
             scales: change(&self.scales)?,
             biases: self.biases.as_ref().map(&change).transpose()?,
             global_scale: self.global_scale.clone(),
+            super_blocks: self.super_blocks.as_ref().map(|all| all.map(&change)).transpose()?,
         })
+    }
+
+    /// All parts: packed codes, scales, and what else there is.
+    pub fn parts(&self) -> impl Iterator<Item = &Tensor> {
+        let parts = [Some(&self.packed), Some(&self.scales), self.biases.as_ref(), self.global_scale()];
+        parts.into_iter().flatten().chain(self.super_blocks.iter().flat_map(SuperBlocks::tensors))
     }
 
     /// Bytes of all parts.
     pub fn size_in_bytes(&self) -> usize {
-        [Some(&self.packed), Some(&self.scales), self.biases.as_ref(), self.global_scale()]
-            .into_iter()
-            .flatten()
-            .map(|tensor| tensor.elem_count() * tensor.dtype().size_in_bytes())
-            .sum()
+        self.parts().map(|tensor| tensor.elem_count() * tensor.dtype().size_in_bytes()).sum()
     }
 
     /// Bits of all parts for each weight.

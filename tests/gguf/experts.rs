@@ -32,9 +32,6 @@ fn plain_models_compute_what_safetensors_do() {
     }
 }
 
-/// candle rounds activations to 8 bits, in some types with one scale for 256 of them: another order of sums, or blocks
-/// of which a rank has a part, round some to another number, and then a token may choose another expert. Measured
-/// here: 3e-7 standard deviations (root mean square) where none is, up to 0.054 where some are; wrong slices make 1.
 #[test]
 fn stacks_of_ggml_types_over_ranks() {
     use GgmlDType::{Q4K, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0};
@@ -57,7 +54,7 @@ fn stacks_of_ggml_types_over_ranks() {
             let is_cut = down.replicated.as_ref().is_some_and(|why| why.starts_with("groups of "));
             cut += usize::from(is_cut);
             let distance = distance(&logits_over(&gguf, ranks, how), &alone);
-            assert!(distance.rms < 0.1, "{model} {dtype:?} over {ranks} {how}: {distance:?}");
+            assert!(distance.max < 3e-4, "{model} {dtype:?} over {ranks} {how}: {distance:?}");
             match how {
                 ExpertSplit::Across if ranks > 6 => {
                     let why = "fewer experts than the 8 ranks";

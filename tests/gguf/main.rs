@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/packed.rs"]
 mod packed;
 
+mod blocks;
 mod chat;
 mod experts;
 mod models;

@@ -71,8 +71,6 @@ fn every_type_of_candle_decodes_as_in_candle() {
             (F32 | F16 | BF16, Weight::Dense(dense)) => {
                 assert_eq!(format!("{:?}", dense.dtype()), format!("{dtype:?}"));
             }
-            // Of these two candle has no product on a GPU.
-            (Q8_1 | Q8K, Weight::Dense(dense)) => assert_eq!(dense.dtype(), DType::F32),
             (_, Weight::Ggml(blocks)) => assert_eq!((blocks.dtype(), blocks.name()), (*dtype, &module[..])),
             (_, other) => panic!("{dtype:?}: {other:?}"),
         }
@@ -82,8 +80,7 @@ fn every_type_of_candle_decodes_as_in_candle() {
             "{dtype:?}"
         );
     }
-    let warnings = checkpoint.warnings();
-    assert!(matches!(warnings.as_slice(), [one] if one.contains("is dequantized")), "{warnings:?}");
+    assert!(checkpoint.warnings().is_empty());
 }
 
 /// Blocks of MXFP4 and their values; `adjacent` says which elements share a byte.
@@ -222,7 +219,7 @@ fn global_scales_are_checked() {
 #[test]
 fn a_tensor_of_another_type_does_not_spoil_the_file() {
     for (type_id, elements, size, name) in
-        [(23, 256, 136, "IQ4_XS"), (41, 128, 18, "Q1_0"), (34, 256, 54, "TQ1_0"), (99, 1, 0, "type 99")]
+        [(16, 256, 66, "IQ2_XXS"), (41, 128, 18, "Q1_0"), (29, 256, 56, "IQ1_M"), (99, 1, 0, "type 99")]
     {
         let file = File::of("qwen3")
             .u32("qwen3.attention.head_count", 2)

@@ -55,8 +55,8 @@ fn weights_stay_in_their_formats() {
         &[
             ("ggml.q2_k", "ggml Q2K"),
             ("ggml.q5_1", "ggml Q5_1"),
-            ("ggml.q8_1", "F32"),
-            ("ggml.q8_k", "F32"),
+            ("ggml.q8_1", "ggml Q8_1"),
+            ("ggml.q8_k", "ggml Q8K"),
             ("ggml.f16", "F16"),
             ("ggml.bf16", "BF16"),
             ("ggml.odd_f32", "F32"),
@@ -88,7 +88,6 @@ fn dequantized_weights_are_reported() {
             }
             "families" => {
                 let reasons = [
-                    ["3 weights", "`ggml.q8_1.weight`", "Q8_1 and Q8_K"],
                     ["1 weights", "`fp8.negative.weight`", "negative scale"],
                     ["1 weights", "`fp8.ragged.weight`", "no multiple of 32"],
                     ["2 weights", "`f8q8.filled.weight`", "F8Q8 run across rows"],

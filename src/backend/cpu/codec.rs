@@ -103,6 +103,12 @@ impl Table16 for Nf4 {
     const VALUES: [f32; 16] = format::NF4;
 }
 
+struct Iq4Nl;
+
+impl Table16 for Iq4Nl {
+    const VALUES: [f32; 16] = format::IQ4_NL;
+}
+
 struct E4m3;
 
 impl Element for E4m3 {
@@ -156,22 +162,24 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
     match format.element() {
         FormatElement::Uint(bits) if offset => match bits {
             Bits::One => run!(Uint, [1], [32 => 8, 64 | 128 => 16]),
-            Bits::Two => run!(Uint, [2], [32 => 8, 64 | 128 => 16]),
-            Bits::Three => run!(Uint, [3], [32 => 8, 64 | 128 => 16]),
+            Bits::Two => run!(Uint, [2], [16 => 4, 32 => 8, 64 | 128 => 16]),
+            Bits::Three => run!(Uint, [3], [16 => 4, 32 => 8, 64 | 128 => 16]),
             Bits::Four => run!(Uint, [4], [32 => 8, 64 | 128 => 16]),
             Bits::Five => run!(Uint, [5], [32 => 8, 64 | 128 => 16]),
-            Bits::Six => run!(Uint, [6], [32 => 8, 64 | 128 => 16]),
+            Bits::Six => run!(Uint, [6], [16 => 4, 32 => 8, 64 | 128 => 16]),
             Bits::Eight => run!(Uint, [8], [32 => 8, 64 | 128 => 16]),
         },
         FormatElement::E2m1 if !offset => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
         FormatElement::E4m3 if !offset => run!(Scaled, [E4m3, 8], [32 => 8]),
         FormatElement::Int8 if !offset => run!(Scaled, [Int8, 8], [32 => 8]),
         FormatElement::Nf4 if !offset => run!(Scaled, [Nf4, 4], [64 => 16]),
+        FormatElement::Iq4Nl if !offset => run!(Scaled, [Iq4Nl, 4], [32 => 8]),
         FormatElement::Uint(_)
         | FormatElement::E2m1
         | FormatElement::E4m3
         | FormatElement::Int8
-        | FormatElement::Nf4 => return Err(call),
+        | FormatElement::Nf4
+        | FormatElement::Iq4Nl => return Err(call),
     }
     Ok(())
 }

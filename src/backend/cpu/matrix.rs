@@ -1,6 +1,6 @@
 //! A packed `[N, K]` weight as borrowed slices: what the CPU kernels see.
 
-use crate::format::{dequantize_row, Scale, ZeroPoint};
+use crate::format::{dequantize_row, Scale, ZeroPoint, SUPER_BLOCK};
 use crate::QuantFormat;
 use half::{bf16, f16};
 use std::ops::Range;
@@ -65,6 +65,13 @@ fn widened(value: f16) -> f32 {
     f32::from_bits(value.to_bits() | (bits & 0x8000) << 16)
 }
 
+/// What the bytes of scales and biases count, for each super-block; no biases where the format has none.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SuperBlockValues<'a> {
+    pub(crate) scales: &'a [f16],
+    pub(crate) biases: &'a [f16],
+}
+
 /// A packed weight `[rows, k]` in row-major order.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PackedMatrix<'a> {
@@ -77,6 +84,8 @@ pub(crate) struct PackedMatrix<'a> {
     pub(crate) biases: Option<GroupValues<'a>>,
     /// Multiplier of every scale; 1 where the format has none.
     pub(crate) global_scale: f32,
+    /// None where the format has none.
+    pub(crate) super_blocks: Option<SuperBlockValues<'a>>,
 }
 
 impl<'a> PackedMatrix<'a> {
@@ -114,10 +123,16 @@ impl<'a> PackedMatrix<'a> {
         let scales = scales.get_mut(groups.clone()).unwrap_or_default();
         let biases = biases.get_mut(groups).unwrap_or_default();
         self.scales.slice(start, len).to_f32(kind, self.global_scale, scales);
+        if let Some(of) = self.super_blocks {
+            self.multiply_by_super_blocks(of.scales, start, scales);
+        }
         match self.format.zero_point() {
             ZeroPoint::Bias => {
                 if let Some(all) = self.biases {
                     all.slice(start, len).to_f32(kind, 1.0, biases);
+                }
+                if let Some(of) = self.super_blocks {
+                    self.multiply_by_super_blocks(of.biases, start, biases);
                 }
             }
             ZeroPoint::Midpoint => {
@@ -130,11 +145,26 @@ impl<'a> PackedMatrix<'a> {
         }
     }
 
+    /// Multiplies the bytes of groups from `start` on by the numbers of their super-blocks: these products are exact.
+    #[inline(always)]
+    fn multiply_by_super_blocks(&self, all: &[f16], start: usize, values: &mut [f32]) {
+        let groups = SUPER_BLOCK / self.format.group_size();
+        let mut of = all.iter().skip(start / groups).map(|value| widened(*value));
+        // The first super-block may have begun before `start`.
+        let (first, rest) = values.split_at_mut((groups - start % groups).min(values.len()));
+        for values in std::iter::once(first).chain(rest.chunks_mut(groups)) {
+            let of = of.next().unwrap_or(f32::NAN);
+            values.iter_mut().for_each(|value| *value *= of);
+        }
+    }
+
     /// Whether `q * scale + bias` has the same bits fused and in two steps: a code times a 16-bit scale is exact, a code
-    /// times an f32 scale is not, and without a bias there is one step.
+    /// times an f32 scale or the product of a byte and an f16 number is not, and without a bias there is one step.
     pub(crate) fn scaling_is_exact(&self) -> bool {
         match self.format.zero_point() {
-            ZeroPoint::Bias | ZeroPoint::Midpoint => !matches!(self.scales, GroupValues::F32(_)),
+            ZeroPoint::Bias | ZeroPoint::Midpoint => {
+                !matches!(self.scales, GroupValues::F32(_)) && self.super_blocks.is_none()
+            }
             ZeroPoint::None => true,
         }
     }
@@ -155,15 +185,21 @@ impl<'a> PackedMatrix<'a> {
             });
         }
         let first_group = first_row * groups + k / self.format.group_size();
-        let params = |all: GroupValues, global_scale, row| {
+        let params = |all: GroupValues, global_scale, of: Option<&[f16]>, row| {
             let mut value = [f32::NAN];
-            all.slice(first_group + row * groups, 1).to_f32(self.format.scale(), global_scale, &mut value);
+            let group = first_group + row * groups;
+            all.slice(group, 1).to_f32(self.format.scale(), global_scale, &mut value);
+            if let Some(of) = of {
+                self.multiply_by_super_blocks(of, group, &mut value);
+            }
             value[0]
         };
+        let (of_scales, of_biases) =
+            (self.super_blocks.map(|of| of.scales), self.super_blocks.map(|of| of.biases));
         for (row, weight) in out.iter_mut().enumerate() {
-            let scale = params(self.scales, self.global_scale, row);
+            let scale = params(self.scales, self.global_scale, of_scales, row);
             *weight = match (self.format.zero_point(), self.biases) {
-                (ZeroPoint::Bias, Some(biases)) => *weight * scale + params(biases, 1.0, row),
+                (ZeroPoint::Bias, Some(biases)) => *weight * scale + params(biases, 1.0, of_biases, row),
                 (ZeroPoint::Bias, None) => f32::NAN,
                 (ZeroPoint::Midpoint, _) => weight.mul_add(scale, -self.format.midpoint() * scale),
                 (ZeroPoint::None, _) => *weight * scale,

@@ -42,7 +42,7 @@ mod tests;
 
 use super::precision::ActivationPrecision;
 use crate::format::Real;
-pub(crate) use matrix::{GroupValues, PackedMatrix};
+pub(crate) use matrix::{GroupValues, PackedMatrix, SuperBlockValues};
 
 /// What the instruction set is called that kernels use: one of those that `CANDLE_QUANT_SIMD` takes.
 pub(crate) fn instruction_set() -> &'static str {

@@ -4,8 +4,7 @@
 use super::dispatch::{self, MAX_FEW};
 use super::isa::InstructionSet;
 use super::*;
-use crate::format::QuantFormat;
-use crate::format::{GroupScales, QuantizedRows, Quantizer};
+use crate::format::{GroupScales, QuantFormat, QuantizedRows, Quantizer, Scale, SUPER_BLOCK};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::{Rng, RngExt, SeedableRng};
@@ -61,8 +60,12 @@ const SHAPES: [(usize, usize); 12] = [
 /// Rows of x: none, every panel size of the GEMV, the edge to tiles, a whole panel of the GEMM and more.
 const M: [usize; 15] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, MAX_FEW - 1, MAX_FEW, MAX_FEW + 1, 64, 81];
 
+fn all_formats() -> impl Iterator<Item = QuantFormat> {
+    QuantFormat::all().into_iter().chain(QuantFormat::ggml())
+}
+
 fn formats_for(k: usize) -> impl Iterator<Item = QuantFormat> {
-    QuantFormat::all().into_iter().filter(move |format| k.is_multiple_of(format.group_size()))
+    all_formats().filter(move |format| k.is_multiple_of(format.granularity()))
 }
 
 /// `x * w^T + bias` in f64, and the sum of magnitudes that bounds its rounding errors.
@@ -215,6 +218,7 @@ fn every_scale_byte_times_every_code_decodes_alike() {
                 scales: Groups::Byte((0..=255).flat_map(|byte| vec![byte; groups]).collect()),
                 biases: None,
                 global_scale: 1.0,
+                super_blocks: Default::default(),
             };
             let got: Vec<f32> = dequantize_with(isa, &weight.view());
             assert_same_bits((isa.name(), format), &got, &weight.dequantized());
@@ -227,14 +231,22 @@ fn a_nan_reaches_its_row_and_no_other() {
     let mut rng = StdRng::seed_from_u64(4);
     // Rows of the next passes have the places of the poisoned one. Tiles have a shorter last part along K, and rows of
     // nothing behind the last.
-    let (n, k, poisoned) = (37, 1056, 2);
+    let (n, poisoned) = (37, 2);
     for isa in isa::available() {
-        for format in formats_for(k) {
+        for format in all_formats() {
+            let k: usize = if format.scale() == Scale::SuperBlock { 1024 } else { 1056 };
+            if !k.is_multiple_of(format.granularity()) {
+                continue;
+            }
             let groups = k / format.group_size();
             for in_bias in (0..1 + usize::from(format.has_biases())).map(|turn| turn == 1) {
                 let mut weight = Weight::random(format, n, k, &mut rng);
                 let place = poisoned * groups + groups - 1;
+                let super_block = (poisoned + 1) * (k / SUPER_BLOCK) - 1;
                 match (&mut weight.scales, &mut weight.biases) {
+                    _ if format.scale() == Scale::SuperBlock => {
+                        weight.super_blocks[usize::from(in_bias)][super_block] = f16::NAN;
+                    }
                     (Groups::Byte(scales), _) => {
                         scales[place] = if format == QuantFormat::NVFP4 { 0x7F } else { 255 };
                     }
@@ -297,7 +309,9 @@ fn results_are_as_good_as_rounding_allows() {
             GroupScales::Float { scales, biases } => (Groups::F32(scales), Some(Groups::F32(biases))),
             GroupScales::Bytes(scales) => (Groups::Byte(scales), None),
         };
-        let weight = Weight { format, n, k, words: rows.words, scales, biases, global_scale: 1.0 };
+        let super_blocks = Default::default();
+        let weight =
+            Weight { format, n, k, words: rows.words, scales, biases, global_scale: 1.0, super_blocks };
         let dequantized = weight.dequantized();
         for (m, one_sign) in [(1, false), (1, true), (4, true), (8, false), (MAX_FEW + 1, true)] {
             let signed = |x: f32| if one_sign { x.abs() } else { x };

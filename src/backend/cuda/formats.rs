@@ -34,7 +34,7 @@ impl FormatKernels {
             Some(bits) => match (format.scale(), format.zero_point()) {
                 (Scale::Float, ZeroPoint::Bias) => Some(Self::affine(bits, format.group_size())),
                 (Scale::Float, ZeroPoint::Midpoint) => Some(Self::symmetric(bits)),
-                (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3, _) => None,
+                (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock, _) => None,
             },
             None => match format {
                 QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx")),

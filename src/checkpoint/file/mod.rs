@@ -25,7 +25,7 @@ pub(super) use header::{Metadata, TensorInfo};
 pub use json::with_masked_literals;
 pub(super) use names::names_in;
 pub(super) use open::{open, open_with_metadata, open_with_values, Values};
-pub use opening::{Budget, OpenOptions};
+pub use opening::{Budget, GgmlKernels, OpenOptions};
 pub(super) use opening::{Opening, GGUF_ENTRY};
 pub(super) use shards::{is_plain_file_name, open_all, open_directory, read_json, shards_of_index};
 pub(super) use stored::{candle_dtype, with_aligned_copy, StoredTensor};

@@ -31,6 +31,19 @@ pub struct OpenOptions {
     pub budget: Budget,
     /// How the bytes of weights are read.
     pub reads: Reads,
+    /// What layers compute with weights in blocks of GGML's types.
+    pub ggml: GgmlKernels,
+}
+
+/// What computes with weights in blocks of GGML's types.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum GgmlKernels {
+    /// This crate: blocks are brought into its formats, and activations are not rounded. A type that has no kernels on a
+    /// device is candle's there.
+    #[default]
+    Own,
+    /// candle, which rounds activations to 8 bits; what it does not know, this crate.
+    Candle,
 }
 
 /// What a value of JSON weighs in [`Budget::entries`], and a key or a tensor of GGUF.
@@ -42,19 +55,20 @@ pub(in crate::checkpoint) const GGUF_ENTRY: u64 = 32;
 pub(in crate::checkpoint) struct Opening {
     pub warnings: Warnings,
     pub reads: Reads,
+    ggml: GgmlKernels,
     budget: Budget,
     spent_bytes: Cell<u64>,
     spent_entries: Cell<u64>,
 }
 
 impl Opening {
-    pub(in crate::checkpoint) fn with(OpenOptions { budget, reads }: OpenOptions) -> Self {
-        Self { budget, reads, ..Self::default() }
+    pub(in crate::checkpoint) fn with(OpenOptions { budget, reads, ggml }: OpenOptions) -> Self {
+        Self { budget, reads, ggml, ..Self::default() }
     }
 
     /// How another one is made that may cost as much.
     pub(in crate::checkpoint) fn options(&self) -> OpenOptions {
-        OpenOptions { budget: self.budget, reads: self.reads }
+        OpenOptions { budget: self.budget, reads: self.reads, ggml: self.ggml }
     }
 
     /// How many bytes may still be read.

@@ -46,7 +46,6 @@ struct GgufCheckpoint {
     tensors: BTreeMap<String, GgufTensor>,
     global_scales: BTreeMap<String, StoredTensor>,
     metadata: Metadata,
-    warnings: Warnings,
 }
 
 /// One tensor and where it lies.
@@ -107,7 +106,7 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
         }
     };
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
-    let container = GgufCheckpoint { tensors, global_scales, metadata, warnings: warnings.clone() };
+    let container = GgufCheckpoint { tensors, global_scales, metadata };
     Ok(Opened::new(CheckpointKind::Gguf, config, sidecars, container))
 }
 
@@ -250,21 +249,13 @@ impl Container for GgufCheckpoint {
             Kind::Mxfp4(nibbles) => return self.fp4(module, entry, Fp4::Mxfp4(nibbles)).map(Some),
             Kind::Nvfp4 => return self.fp4(module, entry, Fp4::Nvfp4).map(Some),
             Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
+            Kind::Packed(codes) => {
+                Weight::Packed(codes.weight(module, entry.dims.clone(), entry.stored.clone()))
+            }
             Kind::Dense(_) => Weight::Dense(DenseTensor::new(&name, &entry.stored)?),
             Kind::Ggml(dtype) => {
                 let weight = ggml_blocks::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
-                match weight {
-                    None => return Err(Self::unsupported(&name, entry)),
-                    Some(weight) => {
-                        if let Weight::Dense(_) = weight {
-                            self.warnings.once(
-                                ggml_blocks::DEQUANTIZED.into(),
-                                format!("`{name}` is dequantized: {}", ggml_blocks::DEQUANTIZED),
-                            );
-                        }
-                        weight
-                    }
-                }
+                weight.ok_or_else(|| Self::unsupported(&name, entry))?
             }
         };
         if self.global_scales.contains_key(module) {

@@ -145,5 +145,7 @@ pub(super) fn scale_dtypes(scale: Scale) -> &'static [Dtype] {
         Scale::Float => &[Dtype::F16, Dtype::BF16, Dtype::F32],
         Scale::E8m0 => &[Dtype::U8, Dtype::F8_E8M0],
         Scale::E4m3 => &[Dtype::F8_E4M3, Dtype::U8],
+        // No file of Hugging Face has them.
+        Scale::SuperBlock => &[],
     }
 }

@@ -244,6 +244,7 @@ impl<'a> Triplet<'a> {
             Scale::E8m0 => self.scales.dtype() == Dtype::F8_E4M3,
             Scale::E4m3 => self.scales.dtype() == Dtype::F8_E8M0,
             Scale::Float => !is_affine_dtype(self.scales.dtype()),
+            Scale::SuperBlock => true,
         };
         if !contradicts {
             return Ok(());

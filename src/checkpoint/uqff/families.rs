@@ -4,7 +4,6 @@ use super::layer::{Layer, WeightAndWhy, FAMILIES};
 use super::{afq, eight_bit, hqq};
 use crate::checkpoint::weight::{ggml_blocks, tensor_of, DenseTensor, Weight};
 use crate::Result;
-use candle_core::quantized::GgmlDType;
 use candle_core::DType;
 use safetensors::Dtype;
 
@@ -62,6 +61,5 @@ fn ggml(layer: &Layer) -> Result<WeightAndWhy> {
         };
         layer.wrong("weight", expected, format!("{} bytes, shape {dims:?}", blocks.size_in_bytes()))
     })?;
-    let dequantized = matches!(dtype, GgmlDType::Q8_1 | GgmlDType::Q8K);
-    Ok((weight, dequantized.then_some(ggml_blocks::DEQUANTIZED)))
+    Ok((weight, None))
 }

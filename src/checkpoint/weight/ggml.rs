@@ -1,6 +1,8 @@
 //! Weights in blocks of a GGML type, which candle computes with.
 
+use super::ggml_packed::GgmlCodes;
 use super::layout::GgmlBlocks;
+use super::packed::PackedWeight;
 use super::slice::Slice;
 use crate::checkpoint::file::{of_tensor, with_aligned_copy, StoredTensor};
 use crate::{Error, Result};
@@ -93,10 +95,10 @@ impl GgmlWeight {
         }
     }
 
-    /// Hands the blocks to `take`, row by row and in pieces.
+    /// Hands the blocks to `take`, row by row and in pieces of whole blocks.
     pub(in crate::checkpoint) fn for_each_chunk(&self, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         match &self.blocks {
-            Blocks::Stored(blocks) => blocks.for_each_chunk(1, take),
+            Blocks::Stored(blocks) => blocks.for_each_chunk(self.dtype.type_size(), take),
             Blocks::Composed(blocks) => blocks.for_each_chunk(take),
         }
     }
@@ -110,6 +112,13 @@ impl GgmlWeight {
             }
         };
         lent.map_err(of_tensor(&self.name))
+    }
+
+    /// The weight in the format of this crate that means the same, whose kernels round no activations. Of each block codes
+    /// and scales keep their values.
+    pub fn packed(&self) -> Option<PackedWeight> {
+        let codes = GgmlCodes::of(self.dtype)?;
+        Some(codes.weight(&self.name, self.dims.clone(), self.clone()))
     }
 
     /// Copies the matrices of a stack `[E, N, K]` to `device`, each for itself.

@@ -1,5 +1,6 @@
 //! The types of tensors by the numbers that GGUF files use.
 
+use super::ggml_packed::GgmlCodes;
 use candle_core::quantized::GgmlDType;
 use safetensors::Dtype;
 
@@ -17,12 +18,14 @@ pub(in crate::checkpoint) struct BlockType {
 pub(in crate::checkpoint) enum Kind {
     /// Dense elements.
     Dense(Dtype),
-    /// Computed by candle.
+    /// Known to candle, too.
     Ggml(GgmlDType),
     /// MXFP4, the order of its nibbles given.
     Mxfp4(Nibbles),
     /// NVFP4.
     Nvfp4,
+    /// Codes and scales of a format of this crate that candle does not know.
+    Packed(GgmlCodes),
     /// Known by its size only.
     Unsupported,
 }
@@ -64,10 +67,10 @@ pub(in crate::checkpoint) fn block_type(id: u32, gpt_oss: bool) -> Option<BlockT
         17 => ("IQ2_XS", 256, 74, Kind::Unsupported),
         18 => ("IQ3_XXS", 256, 98, Kind::Unsupported),
         19 => ("IQ1_S", 256, 50, Kind::Unsupported),
-        20 => ("IQ4_NL", 32, 18, Kind::Unsupported),
+        20 => ("IQ4_NL", 32, 18, Kind::Packed(GgmlCodes::IQ4_NL)),
         21 => ("IQ3_S", 256, 110, Kind::Unsupported),
         22 => ("IQ2_S", 256, 82, Kind::Unsupported),
-        23 => ("IQ4_XS", 256, 136, Kind::Unsupported),
+        23 => ("IQ4_XS", 256, 136, Kind::Packed(GgmlCodes::IQ4_XS)),
         24 => ("I8", 1, 1, Kind::Dense(Dtype::I8)),
         25 => ("I16", 1, 2, Kind::Dense(Dtype::I16)),
         26 => ("I32", 1, 4, Kind::Dense(Dtype::I32)),
@@ -75,8 +78,8 @@ pub(in crate::checkpoint) fn block_type(id: u32, gpt_oss: bool) -> Option<BlockT
         28 => ("F64", 1, 8, Kind::Dense(Dtype::F64)),
         29 => ("IQ1_M", 256, 56, Kind::Unsupported),
         30 => ("BF16", 1, 2, Kind::Dense(Dtype::BF16)),
-        34 => ("TQ1_0", 256, 54, Kind::Unsupported),
-        35 => ("TQ2_0", 256, 66, Kind::Unsupported),
+        34 => ("TQ1_0", 256, 54, Kind::Packed(GgmlCodes::ternary(54)?)),
+        35 => ("TQ2_0", 256, 66, Kind::Packed(GgmlCodes::ternary(66)?)),
         39 => ("MXFP4", 32, 17, Kind::Mxfp4(Nibbles::Halves)),
         40 => ("NVFP4", 64, 36, Kind::Nvfp4),
         41 => ("Q1_0", 128, 18, Kind::Unsupported),

@@ -3,7 +3,9 @@
 mod dense;
 mod ggml;
 pub(super) mod ggml_blocks;
+mod ggml_packed;
 mod ggml_types;
+mod ggml_unpack;
 mod layout;
 mod mlx_form;
 mod names;

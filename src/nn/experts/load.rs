@@ -189,10 +189,13 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         };
         let weights = match vb.stored_part(&dims, &part)? {
             Some(Weight::Packed(stack)) => Weights::Stack(stack.load(vb.device())?),
-            Some(Weight::Ggml(stack)) => {
-                let matrices = stack.load_matrices(vb.device())?;
-                Weights::Each(matrices.into_iter().map(LayerWeight::from).collect())
-            }
+            Some(Weight::Ggml(stack)) => match vb.own_format(&stack) {
+                Some(packed) => Weights::Stack(packed.load(vb.device())?),
+                None => {
+                    let matrices = stack.load_matrices(vb.device())?;
+                    Weights::Each(matrices.into_iter().map(LayerWeight::from).collect())
+                }
+            },
             Some(Weight::Dense(stack)) => of_dense(vb.load_dense(&stack, columns.len())?)?,
             None => of_dense(vb.quantized(vb.tensor_part(&dims, "weight", &part)?, columns.len())?)?,
         };

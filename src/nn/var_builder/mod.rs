@@ -8,7 +8,8 @@ use super::dequantizing::{shape_error, DequantizingBackend};
 use super::expert_split::ExpertSplit;
 use super::loaded::{Loaded, LoadedAs};
 use super::{AdapterSlot, Adapters, LayerWeight};
-use crate::checkpoint::{tensor_of, Checkpoint, DenseTensor, Weight};
+use crate::backend::has_kernels;
+use crate::checkpoint::{tensor_of, Checkpoint, DenseTensor, GgmlKernels, GgmlWeight, PackedWeight, Weight};
 use crate::distributed::Rank;
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{DType, Device, Result, Shape, Tensor};
@@ -238,8 +239,21 @@ impl<'a> VarBuilder<'a> {
         let k = weight.dims().last().copied().unwrap_or(0);
         match weight {
             Weight::Packed(packed) => Ok(packed.load(self.device())?.into()),
-            Weight::Ggml(blocks) => Ok(blocks.load(self.device())?.into()),
+            Weight::Ggml(blocks) => match self.own_format(blocks) {
+                Some(packed) => Ok(packed.load(self.device())?.into()),
+                None => Ok(blocks.load(self.device())?.into()),
+            },
             Weight::Dense(dense) => self.load_dense(dense, k),
+        }
+    }
+
+    /// Blocks of a GGML type in the format of this crate, if it is to compute with them on the device.
+    pub(super) fn own_format(&self, blocks: &GgmlWeight) -> Option<PackedWeight> {
+        let asked_for = self.checkpoint.as_ref().map(Checkpoint::ggml_kernels).unwrap_or_default();
+        let packed = blocks.packed().filter(|packed| has_kernels(packed.format(), self.device()))?;
+        match asked_for {
+            GgmlKernels::Own => Some(packed),
+            GgmlKernels::Candle => None,
         }
     }
 

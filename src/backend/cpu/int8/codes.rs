@@ -6,7 +6,7 @@ use crate::QuantFormat;
 /// What the codes are.
 #[derive(Clone, Copy)]
 pub(super) enum Kind {
-    /// Unsigned integers with float scales.
+    /// Unsigned integers with float scales, or those of super-blocks.
     Uint(Bits),
     /// E2M1 elements, to be looked up, with E8M0 scales: these have any exponent that f32 has, and only their products with
     /// activations are sure to be finite.
@@ -30,16 +30,24 @@ pub(super) const fn doubled(bits: usize) -> bool {
     bits < 6
 }
 
-/// The bits of a format of unsigned integers with float scales and a zero point: affine and symmetric formats.
-pub(super) fn integer_bits(format: QuantFormat) -> Option<Bits> {
+/// The bits of a format of unsigned integers with a zero point and scales that are read as f32: affine and symmetric
+/// formats, and GGML's K types.
+fn integer_bits(format: QuantFormat) -> Option<Bits> {
     let has_zero_point = match format.zero_point() {
         ZeroPoint::Bias | ZeroPoint::Midpoint => true,
         ZeroPoint::None => false,
     };
-    let is_affine = format.scale() == Scale::Float
-        && has_zero_point
-        && QuantFormat::AFFINE_GROUP_SIZES.contains(&format.group_size());
-    format.element().uint().filter(|_| is_affine)
+    let scales_are_read = match format.scale() {
+        Scale::Float => QuantFormat::AFFINE_GROUP_SIZES.contains(&format.group_size()),
+        Scale::SuperBlock => true,
+        Scale::E8m0 | Scale::E4m3 => false,
+    };
+    format.element().uint().filter(|_| has_zero_point && scales_are_read)
+}
+
+/// Those of them whose groups fill the tiles of AMX.
+pub(super) fn integer_bits_of_tiles(format: QuantFormat) -> Option<Bits> {
+    integer_bits(format).filter(|_| QuantFormat::AFFINE_GROUP_SIZES.contains(&format.group_size()))
 }
 
 impl IntegerCodes {

@@ -9,7 +9,7 @@ use super::super::matrix::PackedMatrix;
 use super::super::output::{rows_per_task, OutputPtr};
 use super::super::tasks;
 use super::affine_codes::STEP;
-use super::codes::integer_bits;
+use super::codes::integer_bits_of_tiles;
 use super::fixed_point::LIMBS;
 use super::group_limbs::Group;
 use super::mxfp4_rows::Mxfp4Rows;
@@ -67,11 +67,11 @@ impl Int8Amx {
 
 impl FastKernel for Int8Amx {
     fn supports(&self, format: QuantFormat) -> bool {
-        integer_bits(format).is_some() || format == QuantFormat::MXFP4
+        integer_bits_of_tiles(format).is_some() || format == QuantFormat::MXFP4
     }
 
     fn matmul(&self, matrix: &PackedMatrix, x: &[f32], digits: Digits) -> Result<Vec<f32>, NotRepresentable> {
-        match integer_bits(matrix.format) {
+        match integer_bits_of_tiles(matrix.format) {
             Some(Bits::One) => self.matmul_as::<AffineRows<1>>(matrix, x, digits),
             Some(Bits::Two) => self.matmul_as::<AffineRows<2>>(matrix, x, digits),
             Some(Bits::Three) => self.matmul_as::<AffineRows<3>>(matrix, x, digits),

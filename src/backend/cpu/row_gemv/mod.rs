@@ -2,6 +2,7 @@
 //! scales and biases prepared ([`scales`]).
 
 pub(super) mod scales;
+mod stored;
 
 use super::aligned::Aligned;
 use super::group_params::ROWS_PER_PASS;

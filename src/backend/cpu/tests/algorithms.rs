@@ -62,6 +62,7 @@ pub(super) fn known_formats() -> Vec<QuantFormat> {
         let sizes = QuantFormat::AFFINE_GROUP_SIZES;
         all.extend(sizes.map(|size| QuantFormat::symmetric(bits.get(), size).unwrap()));
     }
+    all.extend(QuantFormat::ggml());
     all
 }
 
@@ -102,7 +103,7 @@ fn every_algorithm_agrees_with_f64_for_every_format_that_it_supports() {
         for algorithm in algorithms(isa) {
             for (n, k) in [(1usize, 128usize), (3, 64), (7, 96), (17, 160), (2, 1056), (33, 256)] {
                 for format in known_formats() {
-                    if !k.is_multiple_of(format.group_size()) || !algorithm.supports(format) {
+                    if !k.is_multiple_of(format.granularity()) || !algorithm.supports(format) {
                         continue;
                     }
                     used.insert((isa.name(), name(algorithm)));
@@ -144,7 +145,10 @@ fn the_table_is_the_documented_one() {
                     QuantFormat::MXFP8 => ("MXFP8 GEMV", "bf16 AMX"),
                     QuantFormat::NVFP4 => ("int8 GEMV", "bf16 AMX"),
                     QuantFormat::MXFP4 => ("int8 GEMV", "int8 AMX"),
-                    _ if format.element().uint().is_some() => ("int8 GEMV", "int8 AMX"),
+                    _ if format.element().uint().is_some() => match format.group_size() {
+                        16 => ("int8 GEMV", in_f32),
+                        _ => ("int8 GEMV", "int8 AMX"),
+                    },
                     _ => (in_f32, in_f32),
                 };
                 let want = match (isa.name(), m) {

@@ -1,7 +1,7 @@
 //! Nothing is read behind a weight: where its last byte is the last of a file, a byte more would be a bus error.
 
 use super::super::dispatch::MAX_FEW;
-use super::super::{isa, GroupValues, PackedMatrix};
+use super::super::{isa, GroupValues, PackedMatrix, SuperBlockValues};
 use super::weights::{Groups, Weight};
 use super::{assert_same_bits, backward_with, dequantize_with, formats_for, matmul_with};
 use memmap2::{Mmap, MmapOptions};
@@ -57,7 +57,10 @@ fn with_copies(groups: &Groups, check: impl FnOnce(GroupValues)) {
 
 fn check(weight: &Weight, scales: GroupValues, biases: Option<GroupValues>, rng: &mut StdRng) {
     let words = AtTheEnd::new(&weight.words);
-    let copied = PackedMatrix { words: &words, scales, biases, ..weight.view() };
+    let [of_scales, of_biases] = weight.super_blocks.each_ref().map(|numbers| AtTheEnd::new(numbers));
+    let of = SuperBlockValues { scales: &of_scales, biases: &of_biases };
+    let super_blocks = weight.view().super_blocks.map(|_| of);
+    let copied = PackedMatrix { words: &words, scales, biases, super_blocks, ..weight.view() };
     for isa in isa::available() {
         for m in [1, 2, 8, MAX_FEW + 1] {
             let x: Vec<f32> = (0..m * weight.k).map(|_| rng.random_range(-1.0..1.0)).collect();

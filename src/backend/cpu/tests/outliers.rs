@@ -75,6 +75,8 @@ fn results_are_as_good_beside_outliers() {
             for (m, erased) in [(1, false), (1, true), (3, true), (9, true), (40, true)] {
                 let mut weight = Weight::random(format, n, k, &mut rng);
                 let (x, columns) = activations(kind, m, k, &mut rng);
+                // No code of these stands for zero.
+                let erased = erased && format.element() != crate::format::Element::Iq4Nl;
                 if erased {
                     erase(&mut weight, &columns);
                 }

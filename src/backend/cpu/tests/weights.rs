@@ -1,7 +1,7 @@
 //! Random packed weights of every format.
 
-use super::super::{GroupValues, PackedMatrix};
-use crate::format::{QuantFormat, Scale};
+use super::super::{GroupValues, PackedMatrix, SuperBlockValues};
+use crate::format::{QuantFormat, Scale, SUPER_BLOCK};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::RngExt;
@@ -53,6 +53,8 @@ pub(super) struct Weight {
     pub(super) scales: Groups,
     pub(super) biases: Option<Groups>,
     pub(super) global_scale: f32,
+    /// Of scales and biases; empty where the format has none.
+    pub(super) super_blocks: [Vec<f16>; 2],
 }
 
 impl Weight {
@@ -65,7 +67,13 @@ impl Weight {
             scales: self.scales.view(),
             biases: self.biases.as_ref().map(Groups::view),
             global_scale: self.global_scale,
+            super_blocks: self.super_blocks(),
         }
+    }
+
+    fn super_blocks(&self) -> Option<SuperBlockValues<'_>> {
+        let [scales, biases] = &self.super_blocks;
+        (self.format.scale() == Scale::SuperBlock).then_some(SuperBlockValues { scales, biases })
     }
 
     /// Random codes (every code occurs) under random scales.
@@ -79,7 +87,7 @@ impl Weight {
         let turn = n + k / 32;
         let stored = |values| Groups::of(values, turn);
         // Of matrices with f32 scales some have symmetric codes.
-        let symmetric = turn % 3 == 2 && n.is_multiple_of(3);
+        let symmetric = format.scale() == Scale::Float && turn % 3 == 2 && n.is_multiple_of(3);
         let (scales, biases) = match format.scale() {
             Scale::Float if symmetric || !format.has_biases() => (stored(floats(-0.02, rng)), None),
             Scale::Float => {
@@ -92,13 +100,27 @@ impl Weight {
                 (Groups::Byte((0..groups).map(|_| byte(rng)).collect()), None)
             }
             Scale::E8m0 => (Groups::Byte((0..groups).map(|_| rng.random_range(115..125)).collect()), None),
+            Scale::SuperBlock => {
+                let bytes = |rng: &mut StdRng| Groups::Byte((0..groups).map(|_| rng.random()).collect());
+                let scales = bytes(rng);
+                (scales, format.has_biases().then(|| bytes(rng)))
+            }
         };
-        let global_scale = if format.scale().is_byte() { 0.37 } else { 1.0 };
+        let super_blocks = match format.scale() {
+            Scale::SuperBlock => [0.0002, 0.001].map(|most| {
+                (0..n * k / SUPER_BLOCK).map(|_| f16::from_f32(rng.random_range(-most..most))).collect()
+            }),
+            Scale::Float | Scale::E8m0 | Scale::E4m3 => Default::default(),
+        };
+        let global_scale = match format.scale() {
+            Scale::E8m0 | Scale::E4m3 => 0.37,
+            Scale::Float | Scale::SuperBlock => 1.0,
+        };
         let format = match symmetric && format.has_biases() {
             true => QuantFormat::symmetric(format.bits(), format.group_size()).unwrap(),
             false => format,
         };
-        let mut weight = Self { format, n, k, words, scales, biases, global_scale };
+        let mut weight = Self { format, n, k, words, scales, biases, global_scale, super_blocks };
         if format == QuantFormat::MXFP8 {
             // Zeros and subnormals, which kernels look for, are everywhere, here and there, or nowhere.
             weight.replace_rare_codes([1., 0.002, 0.][turn % 3], rng);

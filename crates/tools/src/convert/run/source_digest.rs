@@ -44,8 +44,7 @@ impl SourceHasher {
 
     /// The parts of a packed weight.
     pub(super) fn packed(&mut self, weight: &QuantTensor) -> Result<()> {
-        let parts = [Some(weight.packed()), Some(weight.scales()), weight.biases(), weight.global_scale()];
-        parts.into_iter().flatten().try_for_each(|part| self.tensor(part))
+        weight.parts().try_for_each(|part| self.tensor(part))
     }
 
     /// A weight as it was loaded.
