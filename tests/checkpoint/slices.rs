@@ -41,9 +41,7 @@ pub fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>>
             if let Some((dim, range)) = &cut {
                 tensor = tensor.narrow(*dim, range.start, range.len()).unwrap();
             }
-            let parts =
-                [Some(tensor.packed()), Some(tensor.scales()), tensor.biases(), tensor.global_scale()];
-            parts.into_iter().flatten().map(bytes).collect()
+            tensor.parts().cloned().map(|part| bytes(&part)).collect()
         }
         Weight::Ggml(blocks) => {
             vec![bytes(&narrowed(blocks.load(device).unwrap().dequantize(device).unwrap()))]

@@ -53,7 +53,7 @@ impl<'a> GroupValues<'a> {
 
 /// f16 as f32.
 #[inline(always)]
-fn widened(value: f16) -> f32 {
+pub(super) fn widened(value: f16) -> f32 {
     let bits = u32::from(value.to_bits());
     // 112 is the difference of the biases. One binade up, the leading one that a subnormal does not have is 2^-14.
     let magnitude = (bits & 0x7FFF) << 13;
@@ -166,44 +166,6 @@ impl<'a> PackedMatrix<'a> {
                 !matches!(self.scales, GroupValues::F32(_)) && self.super_blocks.is_none()
             }
             ZeroPoint::None => true,
-        }
-    }
-
-    /// The weights of some rows in a column, as the scalar reference dequantizes them; NaN where there is none.
-    #[cfg(target_arch = "x86_64")]
-    pub(super) fn column(&self, first_row: usize, k: usize, out: &mut [f32]) {
-        let (bits, groups) = (self.format.bits(), self.groups_per_row());
-        let (row_words, first_bit) = (self.k * bits / 32, k * bits);
-        let (shift, mask) = (first_bit % 32, (1 << bits) - 1);
-        let words = self.words.get(first_row * row_words + first_bit / 32..).unwrap_or_default();
-        let element = self.format.element();
-        for (row, out) in out.iter_mut().enumerate() {
-            let mut rest = words.iter().skip(row * row_words).map(|word| u64::from(*word));
-            *out = rest.next().map_or(f32::NAN, |low| {
-                let high = if shift + bits > 32 { rest.next().unwrap_or_default() } else { 0 };
-                element.value(((low | high << 32) >> shift & mask) as u8)
-            });
-        }
-        let first_group = first_row * groups + k / self.format.group_size();
-        let params = |all: GroupValues, global_scale, of: Option<&[f16]>, row| {
-            let mut value = [f32::NAN];
-            let group = first_group + row * groups;
-            all.slice(group, 1).to_f32(self.format.scale(), global_scale, &mut value);
-            if let Some(of) = of {
-                self.multiply_by_super_blocks(of, group, &mut value);
-            }
-            value[0]
-        };
-        let (of_scales, of_biases) =
-            (self.super_blocks.map(|of| of.scales), self.super_blocks.map(|of| of.biases));
-        for (row, weight) in out.iter_mut().enumerate() {
-            let scale = params(self.scales, self.global_scale, of_scales, row);
-            *weight = match (self.format.zero_point(), self.biases) {
-                (ZeroPoint::Bias, Some(biases)) => *weight * scale + params(biases, 1.0, of_biases, row),
-                (ZeroPoint::Bias, None) => f32::NAN,
-                (ZeroPoint::Midpoint, _) => weight.mul_add(scale, -self.format.midpoint() * scale),
-                (ZeroPoint::None, _) => *weight * scale,
-            };
         }
     }
 

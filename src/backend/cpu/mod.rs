@@ -21,6 +21,8 @@ pub(crate) mod attention;
 #[cfg(target_arch = "x86_64")]
 mod bf16;
 mod codec;
+#[cfg(target_arch = "x86_64")]
+mod column;
 mod dispatch;
 mod f32;
 mod fast_kernel;

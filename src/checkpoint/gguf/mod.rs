@@ -3,7 +3,8 @@
 //! | type | becomes |
 //! |---|---|
 //! | F32, F16, BF16 | dense |
-//! | Q4_0 .. Q8_1, Q2_K .. Q8_K | blocks for candle's quantized tensors |
+//! | Q4_0 .. Q8_1, Q2_K .. Q8_K | blocks, for kernels of this crate or of candle ([`GgmlWeight`](super::GgmlWeight)) |
+//! | IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 | packed weights of this crate, codes and scales unchanged |
 //! | MXFP4, NVFP4 | packed weights of this crate, codes and scales unchanged |
 //! | others | an error when the tensor is asked for |
 
@@ -222,7 +223,7 @@ impl GgufCheckpoint {
         let kind = entry.kind.map_or_else(|| format!("type {}", entry.type_id), |(_, kind)| kind.to_owned());
         Error::Unsupported {
             what: format!("{}: `{name}` of {kind}", entry.stored.path().display()),
-            remedy: "use a file of Q4_0 to Q8_0, Q2_K to Q8_K, MXFP4, NVFP4 or plain floats".into(),
+            remedy: "use a file of Q4_0 to Q8_0, Q2_K to Q8_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4 or plain floats".into(),
         }
     }
 }

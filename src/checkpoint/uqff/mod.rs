@@ -7,8 +7,7 @@
 //!
 //! | format | family | here | computed |
 //! |---|---|---|---|
-//! | 0 | GGML Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K to Q6_K | [`Ggml`](Weight::Ggml) | by candle, activations rounded to 8 bits |
-//! | 0 | GGML Q8_1, Q8_K | dense F32, dequantized when loaded | dense: candle has no matmul for them on a GPU |
+//! | 0 | GGML Q4_0 to Q8_1, Q2_K to Q8_K | [`Ggml`](Weight::Ggml) | on the codes, exact; or by candle, activations rounded to 8 bits |
 //! | 0 | GGML F32, F16, BF16 | dense | dense |
 //! | 1 | Unquant | dense | dense |
 //! | 2 | HQQ 4 and 8 bits | dense F32, dequantized when loaded | dense: see below |

@@ -1,4 +1,4 @@
-//! Weights in blocks of a GGML type, which candle computes with.
+//! Weights in blocks of a GGML type, which candle knows, too.
 
 use super::ggml_packed::GgmlCodes;
 use super::layout::GgmlBlocks;

@@ -12,7 +12,7 @@ use std::ops::Range;
 pub enum Weight {
     /// Quantized: packed words, scales and what else the format has.
     Packed(PackedWeight),
-    /// Blocks of a GGML type, for candle's own quantized tensors.
+    /// Blocks of a GGML type, for kernels of this crate or of candle.
     Ggml(GgmlWeight),
     /// Dense elements.
     Dense(DenseTensor),

@@ -58,10 +58,18 @@ fn problems_of_parts(weight: &QuantTensor) -> Result<Vec<String>> {
         Scale::Float => floats("scales", weight.scales())?,
         Scale::E8m0 => bytes(|byte| byte == u8::MAX, "E8M0 255")?,
         Scale::E4m3 => bytes(is_e4m3_nan, "E4M3 0x7F or 0xFF")?,
+        // Every byte is a number; what it counts may not be.
+        Scale::SuperBlock => None,
         other => Some(format!("scales: {other:?} are of a kind that is not checked")),
     });
-    if let Some(biases) = weight.biases() {
+    if let Some(biases) = weight.biases().filter(|biases| biases.dtype().is_float()) {
         problems.extend(floats("biases", biases)?);
+    }
+    if let Some(super_blocks) = weight.super_blocks() {
+        problems.extend(floats("scales of super-blocks", &super_blocks.scales)?);
+        if let Some(biases) = &super_blocks.biases {
+            problems.extend(floats("biases of super-blocks", biases)?);
+        }
     }
     if weight.format().element() == Element::E4m3 {
         let words = weight.packed().flatten_all()?.to_vec1::<u32>()?;

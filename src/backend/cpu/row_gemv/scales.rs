@@ -155,6 +155,9 @@ fn scale_all<S: Stored, B: Stored>(
     assert!(S::IS_EXPONENT && !S::HAS_BIASES || scaling.groups.len() * LANES >= groups);
     let center = _mm512_set1_ps(center);
     let whole = groups / LANES * LANES;
+    let ahead = PASSES_AHEAD * ROWS_PER_PASS * groups;
+    scales.prefetch(ahead, rows * groups);
+    biases.prefetch(ahead, rows * groups);
     for row in 0..rows {
         // SAFETY: the assertions: each row has `groups` scales and biases, or no biases; its part of `scaled` has room for
         // whole vectors of them behind the first; and unless scales are E8M0, `scaling` has all groups.
@@ -163,8 +166,6 @@ fn scale_all<S: Stored, B: Stored>(
             let to = scaled.as_mut_ptr().add(row * stride);
             let group = |first| scaling.groups.as_ptr().wrapping_add(first / LANES);
             let mut total = _mm512_setzero_ps();
-            scales.prefetch(at + PASSES_AHEAD * ROWS_PER_PASS * groups, groups);
-            biases.prefetch(at + PASSES_AHEAD * ROWS_PER_PASS * groups, groups);
             for first in (0..whole).step_by(LANES) {
                 scale_sixteen((scales, biases, at), first, !0, (center, group(first)), to, &mut total);
             }

@@ -161,6 +161,15 @@ impl<'a> Counted<'a> {
         );
         Self { bytes, of, shift: groups.trailing_zeros() }
     }
+
+    /// Which of two numbers a lane counts.
+    #[inline(always)]
+    fn number_of_lane(&self) -> &'static [i32; 16] {
+        match self.shift {
+            3 => &[0, 0, 0, 0, 0, 0, 0, 0, 1, 1, 1, 1, 1, 1, 1, 1],
+            _ => &[0; 16],
+        }
+    }
 }
 
 impl Stored for Counted<'_> {
@@ -175,13 +184,17 @@ impl Stored for Counted<'_> {
     }
     #[inline(always)]
     unsafe fn load(self, mask: u16, at: usize) -> __m512 {
-        // Rows are whole super-blocks: `at` is a multiple of eight, and so the first of the numbers that eight bytes share.
-        let bits = |at: usize| self.of.get(at >> self.shift).map_or(0, |of| of.to_bits() as i16);
-        // SAFETY: only the bytes in the mask are read, for which the caller vouches; it enables the features, too.
+        // Rows are whole super-blocks: `at` is a multiple of eight, and so of sixteen bytes eight share a number, or all.
+        let second = self.shift == 3 && mask >> 8 != 0;
+        // SAFETY: only the bytes in the mask are read, for which the caller vouches, and the one or two numbers that they
+        // count, of which `new` has seen that there are as many; the caller enables the features, too.
         unsafe {
             let bytes = _mm_maskz_loadu_epi8(mask, self.bytes.as_ptr().wrapping_add(at).cast());
-            let of = _mm256_set_m128i(_mm_set1_epi16(bits(at + 8)), _mm_set1_epi16(bits(at)));
-            _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), _mm512_cvtph_ps(of))
+            let of = self.of.as_ptr().wrapping_add(at >> self.shift).cast();
+            let of =
+                _mm512_castps128_ps512(_mm_cvtph_ps(_mm_maskz_loadu_epi16(1 | u8::from(second) << 1, of)));
+            let of = _mm512_permutexvar_ps(_mm512_loadu_si512(self.number_of_lane().as_ptr().cast()), of);
+            _mm512_mul_ps(_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(bytes)), of)
         }
     }
 }

@@ -3,7 +3,7 @@
 mod print;
 
 use super::model::LoadOptions;
-use super::{names, size, terminal};
+use super::{size, terminal};
 use anyhow::{Context, Result};
 use candle_quant_tools::bench::{bench, BenchEvent, BenchOptions};
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
@@ -69,7 +69,7 @@ pub fn run(options: &Options) -> Result<()> {
         std::env::set_var("RAYON_NUM_THREADS", threads.to_string());
         rayon::ThreadPoolBuilder::new().num_threads(threads.into()).build_global().context("--threads")?;
     }
-    let checkpoint = names::open(&options.path)?;
+    let checkpoint = options.load.open(&options.path)?;
     let device = options.load.device();
     let loader = options.load.loader(checkpoint, device.is_cpu())?;
     let bar = ProgressBar::with_draw_target(None, ProgressDrawTarget::stderr());

@@ -5,7 +5,7 @@ mod output;
 
 use crate::model::LoadOptions;
 use crate::sampling::SamplingOptions;
-use crate::{names, terminal};
+use crate::terminal;
 use anyhow::{Context, Result};
 use candle_quant::Error;
 use candle_quant_models::chat::{Conversation, Template};
@@ -51,7 +51,7 @@ pub struct Options {
 static STOPPED: AtomicBool = AtomicBool::new(false);
 
 pub fn run(options: &Options) -> Result<()> {
-    let checkpoint = names::open(&options.path)?;
+    let checkpoint = options.load.open(&options.path)?;
     let template = Template::from_checkpoint(&checkpoint)?.with_context(|| {
         format!("{} has no chat template; `generate` continues a text", options.path.display())
     })?;

@@ -2,7 +2,7 @@
 
 use super::model::{LoadOptions, Loader};
 use super::sampling::SamplingOptions;
-use super::{device, names, terminal};
+use super::{device, terminal};
 use anyhow::{bail, Context, Result};
 use candle_core::{Device, Tensor};
 use candle_quant::parallel::{self, ExpertSplit, Launch, Rank, RankInfo, Secret, MOST_RANKS_OF_A_PROCESS};
@@ -85,7 +85,7 @@ pub fn run(path: &Path, options: &Options) -> Result<()> {
     // Refused before anything is fetched.
     let ranks = ranks(options)?;
     let info = options.distributed.then(rank_info).transpose()?;
-    let checkpoint = names::open(path)?;
+    let checkpoint = options.load.open(path)?;
     let devices = if options.distributed { Vec::new() } else { device::all(ranks, options.load.cpu) };
     let on_cpu = !options.distributed && devices.iter().all(Device::is_cpu);
     let params = options.sampling.apply(Params::from_checkpoint(&checkpoint)?);

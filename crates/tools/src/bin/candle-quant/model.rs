@@ -1,12 +1,14 @@
 //! How a model is loaded: the options that all commands share which run one.
 
 use super::adapters::{AdapterOptions, OpenAdapters};
-use super::device;
 use super::quantize::{Formats, QuantizeOptions};
+use super::{device, names};
 use anyhow::Result;
 use candle_core::{DType, Device};
+use candle_quant::checkpoint::{GgmlKernels, OpenOptions};
 use candle_quant::{ActivationPrecision, Checkpoint, KvFormat, VarBuilder};
 use candle_quant_models::{CacheOptions, Config, Model, ModelOptions};
+use std::path::Path;
 
 // Named as those of candle's examples. (A doc comment here would replace that of the command.)
 #[derive(clap::Args, Debug)]
@@ -30,8 +32,18 @@ pub struct LoadOptions {
     /// The most tokens of a text, be it more or less than the model is made for [default: what its config states].
     #[arg(long, value_name = "TOKENS")]
     context: Option<usize>,
+    /// What computes with weights in blocks of GGML's types: own kernels, or candle, which rounds activations to 8 bits.
+    #[arg(long, value_enum, default_value_t = Ggml::Own)]
+    ggml: Ggml,
     #[command(flatten)]
     adapters: AdapterOptions,
+}
+
+/// [`GgmlKernels`] on the command line.
+#[derive(clap::ValueEnum, Clone, Copy, Debug)]
+pub enum Ggml {
+    Own,
+    Candle,
 }
 
 /// A checkpoint with the choices that a user made of how its model is loaded.
@@ -45,6 +57,15 @@ pub struct Loader {
 }
 
 impl LoadOptions {
+    /// The checkpoint at a path, or of a name.
+    pub fn open(&self, path: &Path) -> candle_quant::Result<Checkpoint> {
+        let ggml = match self.ggml {
+            Ggml::Own => GgmlKernels::Own,
+            Ggml::Candle => GgmlKernels::Candle,
+        };
+        names::open_with(path, OpenOptions { ggml, ..OpenOptions::default() })
+    }
+
     /// The choices for a checkpoint, all of whose parts are on the CPU or on GPUs. The precision of activations is set for
     /// the whole program.
     pub fn loader(&self, checkpoint: Checkpoint, on_cpu: bool) -> Result<Loader> {

@@ -1,14 +1,19 @@
 //! What the commands open: a path, or a name. A model of the Hugging Face hub is fetched first if it is not there yet.
 
 use super::progress::Progress;
-use candle_quant::checkpoint::{locate as locate_with, HubEvent, HubName, HubOptions};
+use candle_quant::checkpoint::{locate as locate_with, HubEvent, HubName, HubOptions, OpenOptions};
 use candle_quant::{Checkpoint, Result};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// The checkpoint at a path, or of a name.
 pub fn open(path: &Path) -> Result<Checkpoint> {
-    Checkpoint::open(locate(path)?)
+    open_with(path, OpenOptions::default())
+}
+
+/// As [`open`], in another way.
+pub fn open_with(path: &Path, options: OpenOptions) -> Result<Checkpoint> {
+    Checkpoint::open_with(locate(path)?, options)
 }
 
 /// Where the checkpoint of a name is; a path is itself.
