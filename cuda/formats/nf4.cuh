@@ -10,20 +10,14 @@ __constant__ constexpr float NF4_VALUES[16] = {
     0.0795803f,    0.1609302f,    0.2461123f,   0.33791524f,  0.44070983f,  0.562617f,    0.72295684f,   1.0f,
 };
 
-struct Nf4 : FloatScales {
+struct Nf4 : PlainFloatScales {
     static constexpr int BITS = 4;
     static constexpr uint32_t GROUP = 64;
-    static constexpr bool HAS_BIASES = false;
 
     static __device__ __forceinline__ void elements(Octet codes, int first, float (&element)[4]) {
 #pragma unroll
         for (int i = 0; i < 4; ++i) element[i] = NF4_VALUES[codes.low >> (4 * (first + i)) & 15];
     }
-    static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float) {
-        return {load_scale(matrix, group), 0.0f, 0.0f};
-    }
-    // Without a bias, so that a zero keeps its sign.
-    static __device__ __forceinline__ float weight(float element, GroupScale group) { return __fmul_rn(element, group.scale); }
 
     static __device__ __forceinline__ uint32_t nearest(float value) {
         uint32_t code = 0;

@@ -61,4 +61,14 @@ struct FloatScales {
     }
 };
 
+// Formats with float scales and nothing else, so that a zero keeps its sign.
+struct PlainFloatScales : FloatScales {
+    static constexpr bool HAS_BIASES = false;
+
+    static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float) {
+        return {load_scale(matrix, group), 0.0f, 0.0f};
+    }
+    static __device__ __forceinline__ float weight(float element, GroupScale group) { return __fmul_rn(element, group.scale); }
+};
+
 }  // namespace cq

@@ -44,11 +44,6 @@ impl QuantFormat {
         Self::of(element, Scale::SuperBlock, zero_point, group_size)
     }
 
-    /// The formats that only files of GGML's types have: nothing quantizes to them.
-    pub fn ggml() -> impl Iterator<Item = Self> {
-        Self::GGML.into_iter().map(|(_, format)| format)
-    }
-
     /// Elements along K that no slice of a weight separates: a group, or a super-block.
     pub const fn granularity(self) -> usize {
         match self.scale {

@@ -9,7 +9,7 @@ use std::str::FromStr;
 const DEFAULT_GROUP_SIZE: usize = 64;
 
 impl QuantFormat {
-    /// What [`QuantFormat::from_str`] reads, but for `symmetric:BITS[:gGROUP]` and GGML's types: nothing quantizes to these.
+    /// What [`QuantFormat::from_str`] reads, but for those that are [only read](QuantFormat::only_read).
     pub fn grammar() -> String {
         let names = Self::names().join(", ");
         let affine = "affine:BITS[:gGROUP] (BITS 1, 2, 3, 4, 5, 6 or 8; GROUP 32, 64 or 128)";
@@ -21,8 +21,8 @@ impl QuantFormat {
         Self::NAMED.map(|(name, _)| name)
     }
 
-    /// The name of the format's family, MLX's word where MLX has it: `affine`, `mxfp4`, `nvfp4`, `mxfp8`; or `symmetric`, or
-    /// GGML's name in lower case.
+    /// The name of the format's family, MLX's word where MLX has it: `affine`, `mxfp4`, `nvfp4`, `mxfp8`; or `symmetric`, `fp8`,
+    /// or GGML's name in lower case.
     pub fn mode(self) -> &'static str {
         if let Some((name, _)) = Self::GGML.iter().find(|(_, format)| *format == self) {
             return name;
@@ -30,11 +30,16 @@ impl QuantFormat {
         match self.zero_point() {
             ZeroPoint::Bias => "affine",
             ZeroPoint::Midpoint => "symmetric",
+            ZeroPoint::None if self.is_fp8() => "fp8",
             ZeroPoint::None => {
                 let named = Self::NAMED.iter().find(|(_, format)| *format == self);
                 named.map_or("unnamed", |(name, _)| name)
             }
         }
+    }
+
+    fn is_fp8(self) -> bool {
+        Self::fp8_opt(self.group_size()) == Some(self)
     }
 
     /// The format without parameters that has this name.
@@ -58,6 +63,8 @@ impl fmt::Display for QuantFormat {
         match self.integer_bits() {
             Some(bits) if f.alternate() => write!(f, "{mode}:{}:g{group_size}", bits.get()),
             Some(bits) => write!(f, "{mode} {}-bit g{group_size}", bits.get()),
+            None if self.is_fp8() && f.alternate() => write!(f, "{mode}:g{group_size}"),
+            None if self.is_fp8() => write!(f, "{mode} g{group_size}"),
             None => f.write_str(mode),
         }
     }
@@ -75,6 +82,11 @@ impl FromStr for QuantFormat {
         let first = words.next().unwrap_or_default();
         let format = match Self::named(first) {
             Some(format) => format,
+            None if first == "fp8" => {
+                let group =
+                    words.next().and_then(|group| number(group.strip_prefix('g')?)).ok_or_else(wrong)?;
+                Self::fp8_opt(group).ok_or_else(wrong)?
+            }
             None => {
                 let of: fn(usize, usize) -> Option<Self> = match first {
                     "symmetric" => Self::symmetric_opt,
@@ -116,8 +128,7 @@ mod tests {
 
     #[test]
     fn every_format_is_read_as_it_is_written() {
-        let symmetric = Bits::ALL.map(|bits| QuantFormat::symmetric(bits.get(), 32).unwrap());
-        for format in QuantFormat::all().into_iter().chain(symmetric).chain(QuantFormat::ggml()) {
+        for format in QuantFormat::all().into_iter().chain(QuantFormat::only_read()) {
             assert_eq!(format.to_string().parse::<QuantFormat>().unwrap(), format);
             assert_eq!(format!("{format:#}").parse::<QuantFormat>().unwrap(), format);
         }

@@ -10,6 +10,7 @@
 //! | MXFP4 | `e2m1 * 2^(s - 127)` | `E2m1` | E8M0, 32 elements | `None` | 4.25 |
 //! | NVFP4 | `e2m1 * (e4m3 * global)` | `E2m1` | E4M3, 16 elements | `None` | 4.5 |
 //! | MXFP8 | `e4m3 * 2^(s - 127)` | `E4m3` | E8M0, 32 elements | `None` | 8.25 |
+//! | FP8 | `e4m3 * scale` | `E4m3` | f16, bf16 or f32, 32, 64 or 128 elements | `None` | 8 + 16 / group (16-bit scales) |
 //! | MXINT8 | `int8 / 64 * 2^(s - 127)` | `Int8` | E8M0, 32 elements | `None` | 8.25 |
 //! | NF4 | `nf4 * scale` | `Nf4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
 //! | Q4_K, Q5_K; Q2_K | `q * scale + bias` | `Uint` | `int8 * f16` of 256, 32 elements; 16 | `Bias` | 4.63, 5.63; 3.13 |
@@ -141,6 +142,23 @@ impl QuantFormat {
         Self::integers(bits, group_size, ZeroPoint::Midpoint)
     }
 
+    /// FP8 with float scales: E4M3 elements, a scale for each 32, 64 or 128; it is only read.
+    ///
+    /// # Errors
+    /// If `group_size` is not 32, 64 or 128.
+    pub fn fp8(group_size: usize) -> Result<Self> {
+        Self::fp8_opt(group_size)
+            .ok_or_else(|| Error::mismatch("fp8 format", "group size 32, 64 or 128", group_size.to_string()))
+    }
+
+    /// [`QuantFormat::fp8`] for constants.
+    pub const fn fp8_opt(group_size: usize) -> Option<Self> {
+        match group_size {
+            32 | 64 | 128 => Some(Self::of(Element::E4m3, Scale::Float, ZeroPoint::None, group_size)),
+            _ => None,
+        }
+    }
+
     const fn integers(bits: usize, group_size: usize, zero_point: ZeroPoint) -> Option<Self> {
         match (Bits::new(bits), group_size) {
             (Some(bits), 32 | 64 | 128) => {
@@ -157,10 +175,21 @@ impl QuantFormat {
         family(self).map(drop)
     }
 
-    /// Every format that weights can be quantized to, affine ones first, by width and group size. Symmetric formats
-    /// and [those of GGML](QuantFormat::ggml) are only read.
+    /// Every format that weights can be quantized to, affine ones first, by width and group size. Others are
+    /// [only read](QuantFormat::only_read).
     pub fn all() -> Vec<Self> {
         Self::all_affine().chain(Self::NAMED.map(|(_, format)| format)).collect()
+    }
+
+    /// The formats that nothing quantizes to: symmetric ones, FP8 with float scales, and GGML's types.
+    pub fn only_read() -> impl Iterator<Item = Self> {
+        let sizes = || Self::AFFINE_GROUP_SIZES.into_iter();
+        let symmetric = Bits::ALL
+            .into_iter()
+            .flat_map(move |bits| sizes().filter_map(move |size| Self::symmetric_opt(bits.get(), size)));
+        symmetric
+            .chain(sizes().filter_map(Self::fp8_opt))
+            .chain(Self::GGML.into_iter().map(|(_, format)| format))
     }
 
     /// The formats that MLX has: those that files of MLX and Ollama can be without saying so.

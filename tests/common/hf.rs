@@ -18,7 +18,7 @@ pub const FIXTURES: [(&str, &str); 8] = [
     ("ct-int4-g32", "symmetric 4-bit g32"),
     ("ct-mxfp4", "mxfp4"),
     ("ct-nvfp4", "nvfp4"),
-    ("fp8-128x128", "F32"),
+    ("fp8-128x128", "fp8 g128"),
     ("fp8-ue8m0-32x32", "mxfp8"),
     ("modelopt-nvfp4", "nvfp4"),
 ];
@@ -210,6 +210,14 @@ pub fn cases() -> Vec<Case> {
             vec![
                 entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 16)),
                 f32s("m.weight_scale_inv", &[3, 2], &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+            ],
+        ),
+        case(
+            "fp8 groups",
+            json!({"quant_method": "fp8", "weight_block_size": [3, 64]}),
+            vec![
+                entry("m.weight", "F8_E4M3", &[8, 160], noise(1280, 20)),
+                f32s("m.weight_scale_inv", &[3, 3], &[0.1, -0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9]),
             ],
         ),
         case(

@@ -68,6 +68,10 @@ const NF4: [f32; 16] = [
     1.0,
 ];
 
+/// Those of IQ4_NL, as ggml-common.h has them.
+const IQ4_NL: [f32; 16] =
+    [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+
 /// Every weight, dequantized element by element from the definition of its format.
 pub fn reference(weight: &QuantTensor) -> Vec<f32> {
     const E2M1: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
@@ -76,6 +80,15 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     let scales = flat(weight.scales());
     let biases = weight.biases().map(flat);
+    // Of formats with super-blocks, what bytes count.
+    let counted = |values: &[f32], of: Option<&Tensor>| -> Vec<f32> {
+        let Some(of) = of.map(flat) else { return values.to_vec() };
+        let each = values.len() / of.len();
+        values.iter().enumerate().map(|(i, byte)| f32::from(*byte as u8 as i8) * of[i / each]).collect()
+    };
+    let super_blocks = weight.super_blocks();
+    let scales = counted(&scales, super_blocks.map(|of| &of.scales));
+    let biases = biases.map(|biases| counted(&biases, super_blocks.and_then(|of| of.biases.as_ref())));
     let globals = weight.global_scale().map(flat);
     let dims = weight.dims();
     let of_matrix = dims[dims.len() - 2..].iter().product::<usize>();
@@ -88,12 +101,13 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
         let globals = globals.as_deref().unwrap_or(&[1.]);
         globals[if globals.len() == 1 { 0 } else { index / of_matrix }]
     };
-    let scale_of_bytes = |index: usize| {
+    let scale_of = |index: usize| {
         let byte = scales[index / format.group_size()];
         let scale = match format.scale() {
+            Scale::Float | Scale::SuperBlock => return byte,
             Scale::E8m0 => power_of_two(byte as i32 - 127),
             Scale::E4m3 => e4m3(byte as u32),
-            other => panic!("{format}: {other:?} scales are no bytes"),
+            other => panic!("{format}: {other:?} scales have no reference"),
         };
         scale * global(index)
     };
@@ -109,10 +123,11 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
                     None => ((f64::from(code) - zero) * f64::from(scales[group])) as f32 + 0.,
                 }
             }
-            Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of_bytes(index),
-            Element::E4m3 => e4m3(code) * scale_of_bytes(index),
-            Element::Nf4 => NF4[code as usize & 15] * scales[group],
-            Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of_bytes(index),
+            Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of(index),
+            Element::E4m3 => e4m3(code) * scale_of(index),
+            Element::Nf4 => NF4[code as usize & 15] * scale_of(index),
+            Element::Iq4Nl => IQ4_NL[code as usize & 15] * scale_of(index),
+            Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of(index),
             other => panic!("{other:?} has no reference"),
         }
     };

@@ -2,7 +2,7 @@
 
 use crate::packed::{flat, numbers, reference};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::format::Scale;
+use candle_quant::format::{Element, Scale};
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Of every kind of format one.
@@ -30,7 +30,7 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
     let mut packed: Vec<u32> = numbers(2 * count * words, seed).chunks(2).map(word).collect();
     let scales = numbers(count * groups, seed + 1);
     let byte = |byte: u8| byte & 0x7f != 0x7f;
-    if format == QuantFormat::MXFP8 {
+    if format.element() == Element::E4m3 {
         for word in &mut packed {
             // NaN belongs to other tests.
             *word =
@@ -46,8 +46,12 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
     };
     let (scales, biases) = match format.scale() {
         Scale::Float => {
-            // Integers reach up to 2^bits, values of a table up to 1: weights of a size that f16 holds after two products.
-            let step = if format.element().uint().is_some() { 1. / (1 << format.bits()) as f32 } else { 1. };
+            // Integers reach up to 2^bits, E4M3 up to 448, values of a table up to 1: weights of a size that f16 holds after two products.
+            let step = match format.element() {
+                Element::Uint(bits) => 1. / (1 << bits.get()) as f32,
+                Element::E4m3 => 1. / 448.,
+                _ => 1.,
+            };
             let biases = numbers(count * groups, seed + 2);
             (
                 tensor(scales.iter().map(|scale| scale * step).collect()),
@@ -64,6 +68,12 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
     };
     let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
     QuantTensor::new(format, packed, scales, biases, None).unwrap()
+}
+
+/// Every format that has kernels on a device but symmetric ones, which are made of affine weights.
+pub fn formats() -> impl Iterator<Item = QuantFormat> {
+    let fp8 = QuantFormat::AFFINE_GROUP_SIZES.map(|group_size| QuantFormat::fp8(group_size).unwrap());
+    QuantFormat::all().into_iter().chain(fp8)
 }
 
 /// The same codes and scales, with codes around zero in place of biases.

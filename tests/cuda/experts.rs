@@ -1,6 +1,6 @@
 //! Experts that tokens choose: one by one, sorted in tiles, on tensor cores and in fp32.
 
-use crate::expected::{random, symmetric, KINDS};
+use crate::expected::{formats, random, symmetric, KINDS};
 use crate::packed::{bits, flat, reference, relative_error, tensor};
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
@@ -178,7 +178,7 @@ fn dims(format: QuantFormat, index: usize) -> [usize; 2] {
 #[test]
 fn every_format_step_by_step() {
     let Some(device) = device() else { return };
-    for (index, format) in QuantFormat::all().into_iter().enumerate() {
+    for (index, format) in formats().enumerate() {
         for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
             let [inner, hidden] = dims(format, index + other);
             let block = Block::new(format, [5, inner, hidden], 710 + index as u64);
@@ -191,7 +191,7 @@ fn every_format_step_by_step() {
 #[test]
 fn every_format_in_tiles() {
     let Some(device) = device() else { return };
-    for (index, format) in QuantFormat::all().into_iter().enumerate() {
+    for (index, format) in formats().enumerate() {
         for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
             let group = format.group_size();
             let [inner, hidden] =
@@ -207,7 +207,7 @@ fn every_format_in_tiles() {
 #[test]
 fn f32_activations_and_f32_scales() {
     let Some(device) = device() else { return };
-    for (index, format) in QuantFormat::all().into_iter().enumerate() {
+    for (index, format) in formats().enumerate() {
         let [inner, hidden] = dims(format, index).map(|k| k.min(256));
         let [inner, hidden] = [inner, hidden].map(|k| k.next_multiple_of(format.group_size()));
         let block = Block::new(format, [3, inner, hidden], 730 + index as u64);

@@ -1,6 +1,6 @@
 //! Products of every kernel, against f64.
 
-use crate::expected::{random, Expected, KINDS};
+use crate::expected::{formats, random, Expected, KINDS};
 use crate::packed::{bits, flat, numbers, reference, relative_error, tensor};
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
@@ -33,7 +33,7 @@ fn x(dims: &[usize], dtype: DType, seed: u64) -> Tensor {
 #[test]
 fn every_format_with_every_number_of_rows() {
     let Some(device) = device() else { return };
-    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
+    for (seed, format) in formats().enumerate() {
         let seed = seed as u64;
         let k_of = |index: usize| match index % 4 {
             0 => format.group_size(),
@@ -56,7 +56,7 @@ fn every_format_with_every_number_of_rows() {
 #[test]
 fn f32_activations_and_f32_scales() {
     let Some(device) = device() else { return };
-    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
+    for (seed, format) in formats().enumerate() {
         let k = 3 * format.group_size().max(32);
         for m in [1, 3, 8, 9] {
             let weight = random(&[37, k], format, DType::F16, 40 + seed as u64);
@@ -340,7 +340,7 @@ fn check_gradient(device: &Device, weight: &QuantTensor, dy: &Tensor) {
 #[test]
 fn gradients_of_every_format() {
     let Some(device) = device() else { return };
-    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
+    for (seed, format) in formats().enumerate() {
         for (index, dtype) in [DType::F32, DType::F16, DType::BF16].into_iter().enumerate() {
             let (n, m) = [(37, 5), (1, 33), (130, 1)][(seed + index) % 3];
             let k = [1, 3, 5][index] * format.group_size();

@@ -67,6 +67,7 @@ fn every_type_is_what_its_tool_says() {
         let loaded = weight.load(&Device::Cpu).unwrap();
         assert_eq!((loaded.format().to_string(), loaded.dims()), (format.to_owned(), vec![2, 512]), "{name}");
         assert_eq!(flat(&loaded.dequantize(DType::F32).unwrap()), flat(&values), "{name}");
+        assert_eq!(crate::packed::reference(&loaded), flat(&values), "{name}");
         // Rows, and whole blocks of K.
         let (rows, columns) = (values.narrow(0, 1, 1).unwrap(), values.narrow(1, 256, 256).unwrap());
         for (dim, range, expected) in [(0, 1..2, rows), (1, 256..512, columns)] {

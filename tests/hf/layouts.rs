@@ -175,9 +175,37 @@ fn compressed_tensors_integers_are_symmetric() {
     }
 }
 
+/// Tiles of 3 x 64 on 8 x 160: the last ones are cut off on both sides, and hold one group of 32.
+#[test]
+fn fp8_scales_are_repeated_for_the_groups_of_a_tile() {
+    let Case { quantization, entries, .. } = case_of("fp8 groups");
+    let codes = bytes(&entries, "m.weight");
+    let scales = [0.1f32, -0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9];
+    check(&quantization, &entries, "fp8 g32", &[8, 160], |row, k| {
+        e4m3(codes[row * 160 + k]) * f64::from(scales[row / 3 * 3 + k / 64])
+    });
+    // 16-bit scales stay so; of rows of whole tiles, and wherever all of K has one scale, groups are as large as they can be.
+    for (size, dims, format) in [
+        (json!([3, 32]), [3, 5], "fp8 g32"),
+        (json!([3, 256]), [3, 1], "fp8 g32"),
+        (json!(null), [8, 1], "fp8 g32"),
+    ] {
+        let count = dims[0] * dims[1];
+        let scales: Vec<bf16> = (0..count).map(|i| bf16::from_f32(0.1 + i as f32 / 10.)).collect();
+        let halves: Vec<u8> = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+        let entries =
+            with(&without(&entries, "m.weight_scale_inv"), &[entry("m.weight_scale", "BF16", &dims, halves)]);
+        let quantization = json!({"quant_method": "fp8", "weight_block_size": size});
+        let (rows, columns) = (8usize.div_ceil(dims[0]), 160usize.div_ceil(dims[1]));
+        check(&quantization, &entries, format, &[8, 160], |row, k| {
+            e4m3(codes[row * 160 + k]) * scales[row / rows * dims[1] + k / columns].to_f64()
+        });
+    }
+}
+
 /// Tiles of 3 x 48 on 8 x 64: the last ones are cut off on both sides.
 #[test]
-fn fp8_tiles_are_dequantized() {
+fn fp8_tiles_of_no_whole_groups_are_dequantized() {
     let Case { quantization, entries, .. } = case_of("fp8 floats");
     let codes = bytes(&entries, "m.weight");
     let scales = [0.1f32, 0.2, 0.3, 0.4, 0.5, 0.6];
@@ -203,7 +231,7 @@ fn fp8_may_have_one_scale_for_all() {
         (json!({"quant_method": "fp8", "weight_block_size": [3, 48]}), &[1]),
     ] {
         let entries = with(&entries, &[f32s("m.weight_scale_inv", shape, &[0.7])]);
-        check(&quantization, &entries, "F32", &[8, 64], |row, k| {
+        check(&quantization, &entries, "fp8 g64", &[8, 64], |row, k| {
             e4m3(codes[row * 64 + k]) * f64::from(0.7f32)
         });
     }

@@ -417,6 +417,18 @@ fn fp8_tiles_have_a_size() {
     rejected(result, &[FILE, "`m.weight_scale_inv`", "no weight_block_size", "shape [3, 2]"]);
 }
 
+/// Dequantized where a tile is no whole group, and said.
+#[test]
+fn fp8_that_is_dequantized_is_said() {
+    let case = case_of("fp8 floats");
+    let checkpoint = open(&case.quantization, &case.entries).unwrap();
+    assert_eq!(checkpoint.weight("m", None).unwrap().format_name(), "F32");
+    crate::checkpoint::warned(
+        &checkpoint,
+        &["model.safetensors", "`m`", "whole groups of 32", "dequantized"],
+    );
+}
+
 #[test]
 fn exponents_cover_whole_groups() {
     let case = case_of("fp8 exponents");

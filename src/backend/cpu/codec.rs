@@ -170,7 +170,7 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
             Bits::Eight => run!(Uint, [8], [32 => 8, 64 | 128 => 16]),
         },
         FormatElement::E2m1 if !offset => run!(Scaled, [E2m1, 4], [16 => 4, 32 => 8]),
-        FormatElement::E4m3 if !offset => run!(Scaled, [E4m3, 8], [32 => 8]),
+        FormatElement::E4m3 if !offset => run!(Scaled, [E4m3, 8], [32 => 8, 64 | 128 => 16]),
         FormatElement::Int8 if !offset => run!(Scaled, [Int8, 8], [32 => 8]),
         FormatElement::Nf4 if !offset => run!(Scaled, [Nf4, 4], [64 => 16]),
         FormatElement::Iq4Nl if !offset => run!(Scaled, [Iq4Nl, 4], [32 => 8]),

@@ -4,16 +4,17 @@
 //! |---|---|---|---|---|---|---|
 //! | `portable`, `neon`, `avx2`, `avx512` | 1 to 31 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | | 32 and more | f32 tiles | f32 tiles | f32 tiles | f32 tiles | f32 tiles |
-//! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
+//! | `avx512vnni` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
 //! | ·, three digits | 2 to 8 | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV | f32 GEMV |
 //! | ·, one or two | 2 to 4 | int8 GEMV | int8 GEMV | int8 GEMV | f32 GEMV | f32 GEMV |
 //! | | more, to 31 | int8 VNNI | int8 VNNI | int8 VNNI | f32 GEMV | f32 GEMV |
 //! | | 32 and more | int8 VNNI | int8 VNNI | int8 VNNI | f32 tiles | f32 tiles |
-//! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | MXFP8 GEMV | f32 GEMV |
+//! | `avx512amx` | 1 | int8 GEMV | int8 GEMV | int8 GEMV | FP8 GEMV | f32 GEMV |
 //! | | 2 to 31 | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 GEMV |
 //! | | 32 and more | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
-//! Digits are those of activations in integer kernels ([`Digits`]).
+//! Digits are those of activations in integer kernels ([`Digits`]). GGML's K types are columns of affine formats, those with groups
+//! of 16 without AMX; FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast
@@ -27,7 +28,7 @@ use super::super::precision::ActivationPrecision;
 use super::bf16::gemm_amx::Bf16Amx;
 use super::f32;
 #[cfg(target_arch = "x86_64")]
-use super::f32::mxfp8_gemv::Mxfp8Gemv;
+use super::f32::fp8_gemv::Fp8Gemv;
 use super::fast_kernel::{matmul_by_rows, Digits, FastKernel, NotRepresentable, PreparedX, RowKernel};
 #[cfg(target_arch = "x86_64")]
 use super::int8::{gemm_amx::Int8Amx, gemm_vnni::Int8Gemm, gemv_vnni::Int8Gemv};
@@ -54,7 +55,7 @@ pub(super) enum Algorithm {
     Int8Many(Int8Gemm),
     /// MXFP8 in f32, in fewer AVX-512 instructions.
     #[cfg(target_arch = "x86_64")]
-    Mxfp8Gemv(Mxfp8Gemv),
+    Fp8Gemv(Fp8Gemv),
     /// Integer codes times fixed-point activations, on AMX.
     #[cfg(target_arch = "x86_64")]
     Int8Amx(Int8Amx),
@@ -85,7 +86,7 @@ impl Algorithm {
             #[cfg(target_arch = "x86_64")]
             Self::Int8Many(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
-            Self::Mxfp8Gemv(kernel) => Runner::Rows(kernel),
+            Self::Fp8Gemv(kernel) => Runner::Rows(kernel),
             #[cfg(target_arch = "x86_64")]
             Self::Int8Amx(kernel) => Runner::Whole(kernel),
             #[cfg(target_arch = "x86_64")]
@@ -145,7 +146,7 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni(isa) => match rows {
             RowsOfX::One => {
-                &[Algorithm::Int8Gemv(Int8Gemv::new(*isa)), Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(isa.avx512))]
+                &[Algorithm::Int8Gemv(Int8Gemv::new(*isa)), Algorithm::Fp8Gemv(Fp8Gemv::new(isa.avx512))]
             }
             RowsOfX::Few => match (digits.count, m) {
                 // Unpacked panels do not pay yet, and three digits take as much time as f32.
@@ -160,7 +161,7 @@ pub(super) fn choose(isa: &InstructionSet, m: usize, format: QuantFormat, digits
             // Tiles would be nearly empty, and unpacking for them costs more than multiplying.
             RowsOfX::One => &[
                 Algorithm::Int8Gemv(Int8Gemv::new(isa.vnni)),
-                Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(isa.vnni.avx512)),
+                Algorithm::Fp8Gemv(Fp8Gemv::new(isa.vnni.avx512)),
             ],
             RowsOfX::Few | RowsOfX::Many => {
                 &[Algorithm::Int8Amx(Int8Amx::new(*isa)), Algorithm::Bf16Amx(Bf16Amx::new(*isa))]

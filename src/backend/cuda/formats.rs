@@ -5,7 +5,7 @@
 //! kernel multiplies: slower, never wrong.
 
 use super::kernel::Kernel;
-use crate::format::{Bits, Scale, ZeroPoint};
+use crate::format::{Bits, Element, Scale, ZeroPoint};
 use crate::{Error, QuantFormat, Result};
 
 /// The kernels of a format.
@@ -42,6 +42,9 @@ impl FormatKernels {
                 QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
                 QuantFormat::MXINT8 => Some(Self::scalar("mxint8")),
                 QuantFormat::NF4 => Some(Self::scalar("nf4")),
+                _ if format.element() == Element::E4m3 && format.scale() == Scale::Float => {
+                    Some(Self::scalar("fp8"))
+                }
                 _ => None,
             },
         };
@@ -51,7 +54,7 @@ impl FormatKernels {
         })
     }
 
-    /// What a format has that is in no list but `CQ_FORMATS_<FAMILY>` and `CQ_QUANTIZE_<FAMILY>`.
+    /// What a format has that is in no list but `CQ_FORMATS_<FAMILY>`, and `CQ_QUANTIZE_<FAMILY>` if weights are quantized to it.
     const fn scalar(name: &'static str) -> Self {
         Self { name, gemv: None }
     }

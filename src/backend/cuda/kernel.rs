@@ -104,11 +104,9 @@ mod tests {
 
     /// Every format, also those that are only read.
     fn formats() -> Vec<QuantFormat> {
-        let all = QuantFormat::all();
-        let symmetric =
-            |format: &QuantFormat| QuantFormat::symmetric(format.bits(), format.group_size()).ok();
-        let integers = all.iter().filter(|format| format.has_biases()).filter_map(symmetric);
-        integers.chain(all.iter().copied()).collect()
+        // Of those that are only read, GGML's K types have none.
+        let only_read = QuantFormat::only_read().filter(|format| FormatKernels::of(*format).is_ok());
+        QuantFormat::all().into_iter().chain(only_read).collect()
     }
 
     /// What the crate can launch, for weights of any format, shape and alignment, and any x.
@@ -117,7 +115,10 @@ mod tests {
         for format in formats() {
             let of_format = FormatKernels::of(format).unwrap();
             kernels.extend([of_format.dequantize(), of_format.simt(), of_format.simt_experts()]);
-            kernels.extend([of_format.quantize(), of_format.tiles(true), of_format.tiles(false)]);
+            kernels.extend([of_format.tiles(true), of_format.tiles(false)]);
+            if QuantFormat::all().contains(&format.with_biases()) {
+                kernels.push(of_format.quantize());
+            }
             let Some(gemv) = of_format.gemv() else { continue };
             for k in (1..=40).map(|groups| groups * format.group_size()) {
                 for alignment in [4, 8, 16, 256] {

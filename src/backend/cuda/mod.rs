@@ -29,3 +29,8 @@ pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
 pub(crate) use matmul::{fused, matmul, stacked};
 pub(crate) use quantize::{absmax, quantize};
+
+/// Whether the device has kernels for a format.
+pub(crate) fn has_kernels(format: crate::QuantFormat) -> bool {
+    formats::FormatKernels::of(format).is_ok()
+}

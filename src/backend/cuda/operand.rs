@@ -56,7 +56,7 @@ impl<'a> LockedWeight<'a> {
             packed: self.packed.view()?.address(stream)?,
             scale_dtype: match format.scale() {
                 Scale::Float => float_dtype(scales.dtype())?,
-                Scale::E8m0 | Scale::E4m3 => CQ_F16, // not read
+                Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => CQ_F16, // not read
             },
             scales: scales.address(stream)?,
             biases_dtype: biases.map_or(Ok(CQ_F16), |biases| float_dtype(biases.dtype()))?,
@@ -80,7 +80,7 @@ impl WeightAddresses<'_> {
         let bytes = |dtype: u32| match self.format.scale() {
             Scale::Float if dtype == CQ_F32 => 4,
             Scale::Float => 2,
-            Scale::E8m0 | Scale::E4m3 => 1,
+            Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => 1,
         };
         let at = |address: &Address, bytes: usize| (address.get() + bytes as u64) as *const _;
         Ok(CqMatrix {

@@ -57,7 +57,7 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
     let mut packed = flat(elements * format.bits() / 32, DType::U32)?;
     let mut scales = match format.scale() {
         Scale::Float => flat(groups, dtype)?,
-        Scale::E8m0 | Scale::E4m3 => flat(groups, DType::U8)?,
+        Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => flat(groups, DType::U8)?,
     };
     let mut biases = match format.zero_point() {
         ZeroPoint::Bias => Some(flat(groups, dtype)?),

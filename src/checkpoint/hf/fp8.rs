@@ -3,15 +3,15 @@
 //!
 //! As `FP8Linear` and `Fp8Dequantize` have it (src/transformers/integrations/finegrained_fp8.py of
 //! huggingface/transformers; quantizers/quantizer_finegrained_fp8.py for the other names and for exponents in
-//! U8). Exponents as scales make it MXFP8; nothing computes with float scales, so these weights are
-//! dequantized.
+//! U8). Exponents as scales make it MXFP8, float scales FP8 with a scale for each group that lies in one tile. Where
+//! no groups of 32 do, weights are dequantized.
 
 use super::module::Module;
 use crate::checkpoint::file::{StoredTensor, Warnings};
 use crate::checkpoint::weight::{
     tensor_of, DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, Weight,
 };
-use crate::format::Element;
+use crate::format::{Element, Scale};
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
@@ -45,9 +45,10 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
     let single = scales.dims().is_empty() || scales.dims() == [1];
     let (rows, columns) = match (single, blocks.size) {
         (true, _) => (*n, k),
+        (false, None) if scales.dims() == [*n, 1] => (1, k),
         (false, Some(size)) => size,
         (false, None) => {
-            let expected = "one scale, as the config has no weight_block_size";
+            let expected = "one scale, or one for each row, as the config has no weight_block_size";
             return Err(module.wrong(part, scales, expected, format!("shape {:?}", scales.dims())));
         }
     };
@@ -55,28 +56,31 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
         module.check_dims(part, scales, &[n.div_ceil(rows), k.div_ceil(columns)])?;
     }
     let (dims, tiles) = (vec![*n, k], Tiles { rows, columns, per_row: k.div_ceil(columns), before: (0, 0) });
-    if floats.contains(&scales.dtype()) {
-        warnings.once(
-            "fp8 with float scales".into(),
-            format!(
-                "{}: nothing computes in fp8 with {:?} scales: such weights (`{}`) are dequantized while loading",
-                codes.path().display(),
-                scales.dtype(),
-                module.path
-            ),
-        );
-        let source = TiledFloats { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
-        let name = tensor_of(module.path, "weight");
-        return Ok(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, source)));
+    let group_fits = |group: &usize| k % group == 0 && (columns % group == 0 || columns >= k);
+    let packed = match floats.contains(&scales.dtype()) {
+        false => Some(QuantFormat::MXFP8).filter(|format| group_fits(&format.group_size())),
+        true => [128, 64, 32].into_iter().find(group_fits).and_then(QuantFormat::fp8_opt),
+    };
+    if let Some(format) = packed {
+        let layout = TiledScales { format, n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
+        return Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, layout)));
     }
-    let format = QuantFormat::MXFP8;
-    let group = format.group_size();
-    if k % group != 0 || columns % group != 0 {
-        let expected = format!("rows of whole groups of {group} below one exponent each");
+    if !floats.contains(&scales.dtype()) {
+        let expected = "rows of whole groups of 32 below one exponent each";
         return Err(module.wrong("weight", codes, expected, format!("K = {k}, tiles of {rows} x {columns}")));
     }
-    let layout = TiledExponents { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
-    Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, layout)))
+    warnings.once(
+        "fp8 of other groups".into(),
+        format!(
+            "{}: nothing computes in fp8 with a scale for other than whole groups of 32: such weights (`{}`) are \
+             dequantized while loading",
+            codes.path().display(),
+            module.path
+        ),
+    );
+    let source = TiledFloats { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
+    let name = tensor_of(module.path, "weight");
+    Ok(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, source)))
 }
 
 /// Rows and columns of a part.
@@ -130,9 +134,10 @@ impl Tiles {
     }
 }
 
-/// MXFP8 with one exponent for several rows and groups.
+/// Codes of a format with one scale for several rows and groups.
 #[derive(Debug)]
-struct TiledExponents {
+struct TiledScales {
+    format: QuantFormat,
     n: usize,
     k: usize,
     codes: StoredTensor,
@@ -140,9 +145,12 @@ struct TiledExponents {
     tiles: Tiles,
 }
 
-impl Layout for TiledExponents {
+impl Layout for TiledScales {
     fn mlx_form(&self) -> Result<MlxForm> {
-        Ok(MlxForm::Rearranged(DType::U8))
+        Ok(match self.format {
+            QuantFormat::MXFP8 => MlxForm::Rearranged(DType::U8),
+            _ => MlxForm::Impossible(", which MLX does not have"),
+        })
     }
 
     fn size_in_bytes(&self) -> usize {
@@ -150,30 +158,34 @@ impl Layout for TiledExponents {
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let format = QuantFormat::MXFP8;
-        let (words, groups) = (format.words_per_row(self.k)?, format.groups_per_row(self.k)?);
-        let exponents = self.scales.read::<u8>()?;
-        let mut scales = Vec::with_capacity(self.n.saturating_mul(groups));
+        let (words, groups) = (self.format.words_per_row(self.k)?, self.format.groups_per_row(self.k)?);
+        let mut index = Vec::with_capacity(self.n.saturating_mul(groups));
         for row in 0..self.n {
-            let tiles = self.tiles.of_row(&exponents, row).iter();
-            let each = self.tiles.columns / format.group_size();
-            let before = self.tiles.before.1 / format.group_size();
-            let of_row = tiles.flat_map(|scale| std::iter::repeat_n(*scale, each));
-            scales.extend(of_row.skip(before).take(groups));
+            let first = (self.tiles.before.0 + row) / self.tiles.rows * self.tiles.per_row;
+            let of_group = |group: usize| self.tiles.before.1 + group * self.format.group_size();
+            index.extend((0..groups).map(|group| (first + of_group(group) / self.tiles.columns) as i64));
         }
+        let scales = match self.format.scale() {
+            Scale::Float => self.scales.load(&Device::Cpu)?,
+            Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => {
+                let bytes = self.scales.read::<u8>()?;
+                Tensor::from_vec(bytes, self.scales.size_in_bytes(), &Device::Cpu)?
+            }
+        };
+        let index = Tensor::from_vec(index, self.n * groups, &Device::Cpu)?;
+        let scales = scales.flatten_all()?.index_select(&index, 0)?.reshape((self.n, groups))?;
         let codes = Tensor::from_vec(self.codes.read::<u32>()?, (self.n, words), device)?;
-        let scales = Tensor::from_vec(scales, (self.n, groups), device)?;
-        QuantTensor::new(format, codes, scales, None, None)
+        QuantTensor::new(self.format, codes, scales.to_device(device)?, None, None)
     }
 
     fn granularity(&self) -> usize {
-        QuantFormat::MXFP8.group_size()
+        self.format.group_size()
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         let (tiles, scales) = self.tiles.narrow(self.n, &self.scales, slice)?;
         let (n, k) = part_size(self.n, self.k, slice);
-        Ok(Arc::new(Self { n, k, codes: slice.of(&self.codes, 1, 1)?, scales, tiles }))
+        Ok(Arc::new(Self { format: self.format, n, k, codes: slice.of(&self.codes, 1, 1)?, scales, tiles }))
     }
 }
 

@@ -4,20 +4,20 @@
 //! * [`gemm`] dequantizes tiles of weights for many rows of x; its kernels are `dequantize_rows` and the `gemm` crate's.
 //! * [`gemm_backward`] does the same for the gradient of x.
 //! * [`dequantize`] writes rows of weights in their natural order.
-//! * [`mxfp8_gemv`] is what `dot` computes for MXFP8 and one row of x, in fewer AVX-512 instructions.
+//! * [`fp8_gemv`] is what `dot` computes for E4M3 elements and one row of x, in fewer AVX-512 instructions.
 
 mod block;
 pub(super) mod dequantize;
 mod dequantize_rows;
 mod dot;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod fp8_gemv;
 pub(super) mod gemm;
 pub(super) mod gemm_backward;
 mod gemm_crate;
 pub(super) mod gemv;
 mod kernels;
 mod lane_order;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod mxfp8_gemv;
 mod reference;
 
 pub(super) use kernels::kernels;

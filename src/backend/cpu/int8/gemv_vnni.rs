@@ -10,7 +10,7 @@
 //! Codes are taken relative to a zero point z in the middle of their range,
 //! `q * s + b = (2 * q - z) * (s / 2) + (b + z * s / 2)`, so that sums stay small even where all activations have one
 //! sign: `z * sum(x)` is subtracted in integers, and the second term is a short dot product over the groups of a row.
-//! E2M1 elements, doubled, are integers too. E4M3 elements are not: MXFP8 has a kernel in `f32/mxfp8_gemv.rs`.
+//! E2M1 elements, doubled, are integers too. E4M3 elements are not: they have a kernel in `f32/fp8_gemv.rs`.
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 

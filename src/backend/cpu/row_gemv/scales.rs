@@ -27,7 +27,7 @@ pub(in super::super) struct Scaling<'a> {
     /// Numbers that a row fills: [`LANES`] partial sums of the bias term, one scale for each group, and zeros. Kernels
     /// may read up to sixteen of the zeros.
     pub(in super::super) stride: usize,
-    /// Empty, or not used, where scales stay as they are.
+    /// Empty where scales stay as they are.
     groups: &'a [GroupActivations],
     /// The zero point that biases absorb.
     center: f32,
@@ -66,6 +66,14 @@ fn scale_rows_avx512<'a>(matrix: &PackedMatrix<'a>, first_row: usize, scaling: &
     let rows = scaled.len() / scaling.stride;
     let part = |values: GroupValues<'a>| values.slice(first_row * groups, rows * groups);
     let (scales, biases) = (part(matrix.scales), matrix.biases.map(part));
+    if scaling.groups.is_empty() {
+        return match scales {
+            GroupValues::Byte(scales) => widen_all((E8m0(scales), groups), scaling, scaled),
+            GroupValues::F16(scales) => widen_all((scales, groups), scaling, scaled),
+            GroupValues::Bf16(scales) => widen_all((scales, groups), scaling, scaled),
+            GroupValues::F32(scales) => widen_all((scales, groups), scaling, scaled),
+        };
+    }
     match scales {
         GroupValues::Byte(scales) => match (matrix.format.scale(), matrix.super_blocks) {
             (Scale::E8m0, _) => scale_all((E8m0(scales), groups), (Nothing, 0.), scaling, scaled),
@@ -152,7 +160,7 @@ fn scale_all<S: Stored, B: Stored>(
     let rows = scaled.len() / stride;
     assert!(scales.count() == rows * groups && (!B::ANY || biases.count() == rows * groups));
     assert!(LANES + groups.next_multiple_of(LANES) <= stride);
-    assert!(S::IS_EXPONENT && !S::HAS_BIASES || scaling.groups.len() * LANES >= groups);
+    assert!(scaling.groups.len() * LANES >= groups);
     let center = _mm512_set1_ps(center);
     let whole = groups / LANES * LANES;
     let ahead = PASSES_AHEAD * ROWS_PER_PASS * groups;
@@ -160,7 +168,7 @@ fn scale_all<S: Stored, B: Stored>(
     biases.prefetch(ahead, rows * groups);
     for row in 0..rows {
         // SAFETY: the assertions: each row has `groups` scales and biases, or no biases; its part of `scaled` has room for
-        // whole vectors of them behind the first; and unless scales are E8M0, `scaling` has all groups.
+        // whole vectors of them behind the first; and `scaling` has all groups.
         unsafe {
             let at = row * groups;
             let to = scaled.as_mut_ptr().add(row * stride);
@@ -174,6 +182,25 @@ fn scale_all<S: Stored, B: Stored>(
                 scale_sixteen((scales, biases, at), whole, mask, (center, group(whole)), to, &mut total);
             }
             _mm512_storeu_ps(to, total);
+        }
+    }
+}
+
+/// See [`scale_rows`]: scales stay as they are, E8M0 bytes or floats.
+#[inline]
+#[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
+fn widen_all<S: Stored>((scales, groups): (S, usize), scaling: &Scaling, scaled: &mut [f32]) {
+    let rows = scaled.len() / scaling.stride;
+    assert!(scales.count() == rows * groups && LANES + groups.next_multiple_of(LANES) <= scaling.stride);
+    scales.prefetch(PASSES_AHEAD * ROWS_PER_PASS * groups, rows * groups);
+    for (row, scaled) in scaled.chunks_exact_mut(scaling.stride).enumerate() {
+        for first in (0..groups).step_by(LANES) {
+            let mask = u16::MAX >> (LANES - (groups - first).min(LANES));
+            // SAFETY: the assertion: the row has the scales in the mask, and room for whole vectors behind the first.
+            unsafe {
+                let sixteen = scales.load(mask, row * groups + first);
+                _mm512_storeu_ps(scaled.as_mut_ptr().add(LANES + first), sixteen);
+            }
         }
     }
 }

@@ -5,7 +5,7 @@ use super::super::fast_kernel::Digits;
 #[cfg(target_arch = "x86_64")]
 use super::super::{
     bf16::gemm_amx::Bf16Amx,
-    f32::mxfp8_gemv::Mxfp8Gemv,
+    f32::fp8_gemv::Fp8Gemv,
     int8::{gemm_amx::Int8Amx, gemm_vnni::Int8Gemm, gemv_vnni::Int8Gemv},
 };
 use super::*;
@@ -21,7 +21,7 @@ fn algorithms(isa: &InstructionSet) -> Vec<Algorithm> {
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx2(_) => vec![],
         #[cfg(target_arch = "x86_64")]
-        InstructionSet::Avx512(isa) => vec![Algorithm::Mxfp8Gemv(Mxfp8Gemv::new(*isa))],
+        InstructionSet::Avx512(isa) => vec![Algorithm::Fp8Gemv(Fp8Gemv::new(*isa))],
         #[cfg(target_arch = "x86_64")]
         InstructionSet::Avx512Vnni(isa) => vec![
             Algorithm::Int8Gemv(Int8Gemv::new(*isa)),
@@ -47,7 +47,7 @@ fn name(algorithm: Algorithm) -> &'static str {
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Many(_) => "int8 VNNI, many",
         #[cfg(target_arch = "x86_64")]
-        Algorithm::Mxfp8Gemv(_) => "MXFP8 GEMV",
+        Algorithm::Fp8Gemv(_) => "FP8 GEMV",
         #[cfg(target_arch = "x86_64")]
         Algorithm::Int8Amx(_) => "int8 AMX",
         #[cfg(target_arch = "x86_64")]
@@ -57,13 +57,7 @@ fn name(algorithm: Algorithm) -> &'static str {
 
 /// Every format that a weight can have.
 pub(super) fn known_formats() -> Vec<QuantFormat> {
-    let mut all = QuantFormat::all();
-    for bits in Bits::ALL {
-        let sizes = QuantFormat::AFFINE_GROUP_SIZES;
-        all.extend(sizes.map(|size| QuantFormat::symmetric(bits.get(), size).unwrap()));
-    }
-    all.extend(QuantFormat::ggml());
-    all
+    QuantFormat::all().into_iter().chain(QuantFormat::only_read()).collect()
 }
 
 /// Formats that nobody has: known axes, put together in other ways.
@@ -74,7 +68,7 @@ pub(super) fn made_up_formats() -> Vec<QuantFormat> {
         QuantFormat::made_up(Element::E2m1, Scale::Float, ZeroPoint::Bias, 32),
         QuantFormat::made_up(Element::E2m1, Scale::E8m0, ZeroPoint::None, 16),
         QuantFormat::made_up(Element::E2m1, Scale::E4m3, ZeroPoint::None, 32),
-        QuantFormat::made_up(Element::E4m3, Scale::Float, ZeroPoint::None, 128),
+        QuantFormat::made_up(Element::E4m3, Scale::Float, ZeroPoint::None, 16),
         QuantFormat::made_up(Element::E4m3, Scale::E4m3, ZeroPoint::None, 32),
         QuantFormat::made_up(Element::E4m3, Scale::E8m0, ZeroPoint::None, 64),
         QuantFormat::made_up(uint, Scale::Float, ZeroPoint::None, 32),
@@ -142,7 +136,8 @@ fn the_table_is_the_documented_one() {
             for m in MS {
                 let in_f32 = if m < 32 { "f32 GEMV" } else { "f32 tiles" };
                 let (one, more) = match format {
-                    QuantFormat::MXFP8 => ("MXFP8 GEMV", "bf16 AMX"),
+                    QuantFormat::MXFP8 => ("FP8 GEMV", "bf16 AMX"),
+                    _ if format.element() == Element::E4m3 => ("FP8 GEMV", in_f32),
                     QuantFormat::NVFP4 => ("int8 GEMV", "bf16 AMX"),
                     QuantFormat::MXFP4 => ("int8 GEMV", "int8 AMX"),
                     _ if format.element().uint().is_some() => match format.group_size() {

@@ -46,7 +46,7 @@ fn the_largest_sums_are_as_good() {
         let mut weight = Weight::random(format, n, k, &mut rng);
         let row = weight.words.len() / n;
         // The least codes, the greatest, and one of them after the other. Those of E4M3 would be NaN.
-        let ones = if format == QuantFormat::MXFP8 { 0x7E7E_7E7E } else { u32::MAX };
+        let ones = if format.element() == Element::E4m3 { 0x7E7E_7E7E } else { u32::MAX };
         for (word, to) in weight.words.iter_mut().enumerate() {
             *to = [0, ones, if word % 2 == 0 { ones } else { 0 }][word / row];
         }

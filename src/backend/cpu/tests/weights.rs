@@ -1,7 +1,7 @@
 //! Random packed weights of every format.
 
 use super::super::{GroupValues, PackedMatrix, SuperBlockValues};
-use crate::format::{QuantFormat, Scale, SUPER_BLOCK};
+use crate::format::{Element, QuantFormat, Scale, SUPER_BLOCK};
 use half::{bf16, f16};
 use rand::rngs::StdRng;
 use rand::RngExt;
@@ -121,7 +121,7 @@ impl Weight {
             false => format,
         };
         let mut weight = Self { format, n, k, words, scales, biases, global_scale, super_blocks };
-        if format == QuantFormat::MXFP8 {
+        if format.element() == Element::E4m3 {
             // Zeros and subnormals, which kernels look for, are everywhere, here and there, or nowhere.
             weight.replace_rare_codes([1., 0.002, 0.][turn % 3], rng);
         }

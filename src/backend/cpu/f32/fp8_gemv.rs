@@ -1,4 +1,4 @@
-//! One row of x times MXFP8 weights, with AVX-512: what the f32 kernel of `dot.rs` computes, in fewer instructions.
+//! One row of x times weights of E4M3 elements, with AVX-512: what the f32 kernel of `dot.rs` computes, in fewer instructions.
 //!
 //! Codes become f32 numbers by moving bits, but for the few that stand for zero, subnormal numbers and NaN: one test
 //! finds them in four rows together. Scales multiply the sums of blocks instead of weights, and x is brought into the
@@ -14,11 +14,12 @@ use super::super::isa::avx512_e4m3::{any_rare, by_bits, by_tables, numbers, rank
 use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
 use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, Row, LANES, ROWS};
+use crate::format::{Element, Scale, ZeroPoint};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 use std::ops::RangeInclusive;
 
-/// Elements of a row that are multiplied at a time: two groups.
+/// Elements of a row that are multiplied at a time: up to two groups.
 const BLOCK: usize = 64;
 
 /// The range of the largest activation in which sums of products, before they are scaled, neither overflow nor lose bits
@@ -27,19 +28,24 @@ const RANGE: RangeInclusive<f32> = 1e-18..=1e18;
 
 /// The kernel, and the proof that the CPU has its instructions.
 #[derive(Clone, Copy, Debug)]
-pub(in super::super) struct Mxfp8Gemv {
+pub(in super::super) struct Fp8Gemv {
     isa: Avx512,
 }
 
-impl Mxfp8Gemv {
+impl Fp8Gemv {
     pub(in super::super) fn new(isa: Avx512) -> Self {
         Self { isa }
     }
 }
 
-impl RowKernel for Mxfp8Gemv {
+impl RowKernel for Fp8Gemv {
     fn supports(&self, format: QuantFormat) -> bool {
-        format == QuantFormat::MXFP8
+        let scales = match format.scale() {
+            Scale::Float => QuantFormat::AFFINE_GROUP_SIZES.contains(&format.group_size()),
+            Scale::E8m0 => format.group_size() == 32,
+            Scale::E4m3 | Scale::SuperBlock => false,
+        };
+        format.element() == Element::E4m3 && format.zero_point() == ZeroPoint::None && scales
     }
 
     fn prepare(
@@ -75,6 +81,7 @@ impl PreparedX for Prepared {
     fn rows(&self, matrix: &PackedMatrix, first_row: usize, out: &mut [f32]) {
         let scaling = Scaling::none(matrix.groups_per_row());
         let multiplier = output_multiplier(matrix);
+        let group_shift = matrix.format.group_size().trailing_zeros();
         let mut room = row_gemv::room_for_scales(scaling.stride);
         for (pass, out) in out.chunks_mut(ROWS_PER_PASS * self.rows.len().max(1)).enumerate() {
             let first_row = first_row + pass * ROWS_PER_PASS;
@@ -87,7 +94,7 @@ impl PreparedX for Prepared {
                     (first_row, sums),
                     |pass, sums| {
                         // SAFETY: `self.isa` proves that the CPU has the features of the function.
-                        unsafe { dot_pass(pass, x, multiplier, sums) }
+                        unsafe { dot_pass(pass, x, group_shift, (multiplier, sums)) }
                     },
                 );
             });
@@ -108,22 +115,24 @@ fn unpacking_order(x: &[f32]) -> Aligned<f32> {
     ordered
 }
 
-/// Dot products of the rows of a pass and `x`, times `multiplier`.
+/// Dot products of the rows of a pass and `x`, times `multiplier`. A scale serves `2^group_shift` elements, 32 or more.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512vbmi,gfni,avx2,fma")]
-fn dot_pass(pass: &Pass<'_>, x: &[f32], multiplier: f32, sums: &mut [f32]) {
+fn dot_pass(pass: &Pass<'_>, x: &[f32], group_shift: u32, (multiplier, sums): (f32, &mut [f32])) {
     let row_bytes = pass.row_bytes();
     let (blocks, whole) = (row_bytes.div_ceil(BLOCK), row_bytes / BLOCK);
-    assert!(x.len() >= blocks * BLOCK && pass.scales_per_row() >= (2 * blocks).next_multiple_of(LANES));
+    let groups = (blocks * BLOCK) >> group_shift;
+    assert!(group_shift >= 5 && x.len() >= blocks * BLOCK);
+    assert!(pass.scales_per_row() >= groups.max(1).next_multiple_of(LANES));
     for (part, sums) in sums.chunks_mut(ROWS).enumerate() {
         let rows = std::array::from_fn(|row| pass.row(part * ROWS + row));
         let mut totals = [_mm512_setzero_ps(); ROWS];
         // SAFETY: the assertion covers every block. Whole blocks lie in the rows; what the last one lacks is masked.
         unsafe {
             for block in 0..whole {
-                add_block::<true>(&rows, x.as_ptr(), block, &mut totals);
+                add_block::<true>(&rows, x.as_ptr(), (block, group_shift), &mut totals);
             }
             if whole < blocks {
-                add_block::<false>(&rows, x.as_ptr(), whole, &mut totals);
+                add_block::<false>(&rows, x.as_ptr(), (whole, group_shift), &mut totals);
             }
         }
         for (sum, total) in sums.iter_mut().zip(sums_of_lanes(totals)) {
@@ -141,7 +150,7 @@ fn dot_pass(pass: &Pass<'_>, x: &[f32], multiplier: f32, sums: &mut [f32]) {
 unsafe fn add_block<const WHOLE: bool>(
     rows: &[Row<'_>; ROWS],
     x: *const f32,
-    block: usize,
+    (block, group_shift): (usize, u32),
     totals: &mut [__m512; ROWS],
 ) {
     let row_bytes = rows[0].words.len() * 4;
@@ -162,9 +171,10 @@ unsafe fn add_block<const WHOLE: bool>(
             _mm512_loadu_ps(x.add(block * BLOCK + 2 * LANES)),
             _mm512_loadu_ps(x.add(block * BLOCK + 3 * LANES)),
         ];
-        // The block has two groups: the upper lanes belong to the second.
-        let first = (2 * block % LANES) as i32;
-        let group_of_lane = _mm512_mask_set1_epi32(_mm512_set1_epi32(first), 0xFF00, first + 1);
+        // The upper lanes belong to the second half of the block, which may have a group of its own.
+        let group_of = |half: usize| (block * BLOCK + half * BLOCK / 2) >> group_shift;
+        let lane = |half| (group_of(half) % LANES) as i32;
+        let group_of_lane = _mm512_mask_set1_epi32(_mm512_set1_epi32(lane(0)), 0xFF00, lane(1));
         let any_rare = any_rare(least_rank);
         for row in 0..ROWS {
             let halves = if any_rare { by_tables(codes[row]) } else { by_bits(codes[row]) };
@@ -173,7 +183,7 @@ unsafe fn add_block<const WHOLE: bool>(
             for vector in 1..4 {
                 sum = _mm512_fmadd_ps(weights[vector], x[vector], sum);
             }
-            let sixteen = rows[row].scales.as_ptr().add(2 * block / LANES * LANES);
+            let sixteen = rows[row].scales.as_ptr().add(group_of(0) / LANES * LANES);
             let scales = _mm512_permutexvar_ps(group_of_lane, _mm512_loadu_ps(sixteen));
             totals[row] = _mm512_fmadd_ps(sum, scales, totals[row]);
         }
