@@ -46,6 +46,8 @@ pub enum QuantMethod {
     CompressedTensors,
     /// 8-bit floats with scales for tiles of a matrix.
     Fp8,
+    /// GPTQ, as AutoGPTQ and GPTQModel write it.
+    Gptq,
     /// NVIDIA ModelOpt's NVFP4.
     ModelOpt,
     /// MXFP4, as gpt-oss was published.
@@ -60,6 +62,7 @@ impl fmt::Display for QuantMethod {
             Self::Awq => "awq",
             Self::CompressedTensors => "compressed-tensors",
             Self::Fp8 => "fp8",
+            Self::Gptq => "gptq",
             Self::ModelOpt => "modelopt",
             Self::Mxfp4 => "mxfp4",
             Self::Mxfp8 => "mxfp8",

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 8] = [
+pub const FIXTURES: [(&str, &str); 12] = [
     ("awq-g64", "affine 4-bit g64"),
     ("ct-int4-g128-f32", "symmetric 4-bit g128"),
     ("ct-int4-g32", "symmetric 4-bit g32"),
@@ -20,6 +20,10 @@ pub const FIXTURES: [(&str, &str); 8] = [
     ("ct-nvfp4", "nvfp4"),
     ("fp8-128x128", "F32"),
     ("fp8-ue8m0-32x32", "mxfp8"),
+    ("gptq-b2-g64", "affine 2-bit g64"),
+    ("gptq-b3-g32", "affine 3-bit g32"),
+    ("gptq-b4-g128", "affine 4-bit g128"),
+    ("gptq-b8-channel", "affine 8-bit g128"),
     ("modelopt-nvfp4", "nvfp4"),
 ];
 
@@ -229,7 +233,22 @@ pub fn cases() -> Vec<Case> {
                 entry("m.scales", "F16", &[2, 8], halves(16)),
             ],
         ),
+        case(
+            "gptq",
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": false, "desc_act": false}),
+            vec![
+                entry("m.qweight", "I32", &[16, 8], noise(512, 20)),
+                entry("m.qzeros", "I32", &[2, 1], noise(8, 21)),
+                entry("m.scales", "F16", &[2, 8], halves(16)),
+                entry("m.g_idx", "I32", &[128], order(128, 64)),
+            ],
+        ),
     ]
+}
+
+/// The group of each of so many columns.
+pub fn order(columns: u32, group_size: u32) -> Vec<u8> {
+    (0..columns).flat_map(|column| (column / group_size).to_le_bytes()).collect()
 }
 
 /// The case of this name.

@@ -319,3 +319,72 @@ fn parts_have_no_names() {
         assert!(checkpoint.tensor("m.weight", None).is_ok());
     }
 }
+
+/// Code `index` of a stream of bits.
+fn code(bytes: &[u8], bits: usize, index: usize) -> u32 {
+    let bit = |at: usize| u32::from(bytes[at / 8] >> (at % 8) & 1);
+    (0..bits).map(|at| bit(index * bits + at) << at).sum()
+}
+
+/// The words of column `column` of `columns`, as one stream.
+fn column(words: &[u8], columns: usize, column: usize) -> Vec<u8> {
+    words.chunks_exact(4).skip(column).step_by(columns).flatten().copied().collect()
+}
+
+fn f16s(count: usize) -> (Vec<u8>, Vec<f64>) {
+    let scales: Vec<f16> = (0..count).map(|index| f16::from_f32(0.011 * (1. + index as f32 % 13.))).collect();
+    let bytes = scales.iter().flat_map(|scale| scale.to_le_bytes()).collect();
+    (bytes, scales.into_iter().map(f16::to_f64).collect())
+}
+
+/// Every width, groups in the file and here, and both meanings of zeros; all numbers are exact.
+#[test]
+fn gptq_columns_and_zeros_are_streams() {
+    let (n, k) = (64, 256);
+    for (bits, stored, group_size) in
+        [(2, 64, 64), (3, 32, 32), (4, 128, 128), (8, 256, 128), (4, 64, 64), (3, 256, 128)]
+    {
+        let (groups, row) = (k / stored, n * bits / 8);
+        let (bytes, scales) = f16s(groups * n);
+        // Of a v1 file no zero is the largest code: counting it up would run over.
+        let zero = |index: usize| (index * 7 + 3) as u32 % ((1 << bits) - 1);
+        let mut zeros = vec![0u8; groups * row];
+        for (index, at) in (0..groups * n * bits).map(|at| (at / bits, at)) {
+            zeros[at / 8] |= (zero(index) >> (at % bits) & 1) as u8 * (1 << (at % 8));
+        }
+        let entries = [
+            entry("m.qweight", "I32", &[k * bits / 32, n], noise(k * n * bits / 8, 20)),
+            entry("m.qzeros", "I32", &[groups, row / 4], zeros),
+            entry("m.scales", "F16", &[groups, n], bytes),
+        ];
+        let format = format!("affine {bits}-bit g{group_size}");
+        for (checkpoint_format, one) in [("gptq", 1.), ("gptq_v2", 0.)] {
+            for symmetric in [true, false] {
+                let quantization = json!({
+                    "quant_method": "gptq", "bits": bits, "group_size": stored, "sym": symmetric,
+                    "checkpoint_format": checkpoint_format,
+                });
+                let columns: Vec<_> = (0..n).map(|row| column(&entries[0].3, n, row)).collect();
+                check(&quantization, &entries, &format, &[n, k], |row, k| {
+                    let group = k / stored * n + row;
+                    let zero = f64::from(zero(group)) + one;
+                    (f64::from(code(&columns[row], bits, k)) - zero) * scales[group]
+                });
+            }
+        }
+    }
+}
+
+/// GPTQModel counts whole words down, so that a zero of 0 borrows from its neighbour.
+#[test]
+fn zeros_of_gptq_are_counted_up_word_by_word() {
+    let quantization = json!({"quant_method": "gptq", "bits": 4, "group_size": -1, "sym": false});
+    let zeros = 0x7650_4310u32.wrapping_sub(0x1111_1111);
+    let entries = [
+        entry("m.qweight", "I32", &[4, 8], vec![0; 128]),
+        entry("m.qzeros", "I32", &[1, 1], zeros.to_le_bytes()),
+        entry("m.scales", "F16", &[1, 8], f16::ONE.to_le_bytes().repeat(8)),
+    ];
+    let expected = [0., 1., 3., 4., 0., 5., 6., 7.];
+    check(&quantization, &entries, "affine 4-bit g32", &[8, 32], |row, _| -expected[row]);
+}

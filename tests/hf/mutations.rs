@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// For each of the ten layouts.
+/// For each layout.
 const MUTATIONS: usize = 2_100;
 
 struct Random(u64);

@@ -1,4 +1,4 @@
-//! Checkpoints written by AutoAWQ, compressed-tensors, ModelOpt and transformers: every tensor dequantizes to
+//! Checkpoints written by AutoAWQ, AutoGPTQ, compressed-tensors, ModelOpt and transformers: every tensor dequantizes to
 //! what the tool itself makes of it, and the models compute what transformers computes.
 
 use crate::common::{distance, reference_in};
@@ -44,6 +44,7 @@ fn kinds_are_those_of_the_config() {
     for (name, _) in FIXTURES {
         let (method, shown) = match name.split_once('-').unwrap().0 {
             "awq" => (QuantMethod::Awq, "Hugging Face awq"),
+            "gptq" => (QuantMethod::Gptq, "Hugging Face gptq"),
             "ct" => (QuantMethod::CompressedTensors, "Hugging Face compressed-tensors"),
             "fp8" => (QuantMethod::Fp8, "Hugging Face fp8"),
             _ => (QuantMethod::ModelOpt, "Hugging Face modelopt"),
@@ -136,6 +137,8 @@ fn sizes_are_those_in_the_file() {
     };
     let codes = 256 * 128;
     assert_eq!(size("awq-g64"), codes / 2 + 2 * 256 * 2 + 2 * 256 / 2);
+    assert_eq!(size("gptq-b3-g32"), codes * 3 / 8 + 4 * 256 * 2 + 4 * 256 * 3 / 8);
+    assert_eq!(size("gptq-b8-channel"), codes + 256 * 2 + 256);
     assert_eq!(size("ct-int4-g32"), codes / 2 + 256 * 4 * 2);
     assert_eq!(size("ct-nvfp4"), codes / 2 + 256 * 8 + 4);
     assert_eq!(size("ct-mxfp4"), codes / 2 + 256 * 4);

@@ -26,7 +26,7 @@ fn weight_with(case: &str, changes: &[Entry]) -> Result<Weight> {
 
 #[test]
 fn other_methods_are_named() {
-    for method in [json!("gptq"), json!("bitnet"), json!("bitsandbytes"), json!("something new"), json!(7)] {
+    for method in [json!("bitnet"), json!("bitsandbytes"), json!("something new"), json!(7)] {
         let result = open(&json!({"quant_method": method, "bits": 4}), &[]);
         rejected(
             result,
@@ -172,6 +172,45 @@ fn awq_is_gemm_with_four_bits() {
     }
 }
 
+#[test]
+fn gptq_has_known_widths_and_layouts() {
+    for (key, value) in [
+        ("bits", json!(5)),
+        ("checkpoint_format", json!("marlin")),
+        ("checkpoint_format", json!("gptq_p")),
+        ("format", json!("bitblas")),
+        ("is_marlin_format", json!(true)),
+        ("pack_dtype", json!("int16")),
+    ] {
+        let result = open(&changed("gptq", &json!({key: value.clone()})), &[]);
+        rejected(result, &["config.json", "gptq", &format!("{key} {value}"), "not supported"]);
+    }
+    let entries = case_of("gptq").entries;
+    for accepted in [
+        json!({"checkpoint_format": "gptq", "format": "gptq", "pack_dtype": "int32", "is_marlin_format": false}),
+        json!({"checkpoint_format": "gptq_v2"}),
+        json!({"bits": null, "group_size": null}),
+        json!({"dynamic": {"+:.*": {"bits": 4, "group_size": 64}, "-:.*v_proj": {}}, "bits": 8, "group_size": 32}),
+    ] {
+        assert!(weight(&changed("gptq", &accepted), &entries).is_ok(), "{accepted}");
+    }
+    let result = weight(&changed("gptq", &json!({"group_size": 32})), &entries);
+    rejected(result, &[FILE, "`m.scales`", "one row for each 32 of K = 128, as the config says", "[2, 8]"]);
+    let result = weight(&changed("gptq", &json!({"bits": 8})), &entries);
+    rejected(result, &[FILE, "`m.qzeros`", "shape [2, 2] of 8 bits", "[2, 1]"]);
+}
+
+/// A file with `desc_act` says of each column in which group it is.
+#[test]
+fn columns_of_gptq_are_in_order() {
+    let mut order = crate::hf::order(128, 64);
+    order.swap(4 * 3, 4 * 70);
+    let result = weight_with("gptq", &[entry("m.g_idx", "I32", &[128], order)]);
+    rejected(result, &[FILE, "`m.g_idx`", "column 3 in group 0", "group 1", "desc_act", "without desc_act"]);
+    let case = case_of("gptq");
+    assert!(weight(&case.quantization, &without(&case.entries, "m.g_idx")).is_ok());
+}
+
 /// The file beside the config counts if the config says nothing and an algorithm is named.
 #[test]
 fn hf_quant_config_is_read() {
@@ -205,7 +244,7 @@ fn tensors_make_the_kind() {
         assert_eq!(open(&case.quantization, &plain).unwrap().kind(), CheckpointKind::Dense, "{}", case.name);
     }
     let mut config = json!({"quantization": {"bits": 4, "group_size": 64}});
-    config["quantization_config"] = json!({"quant_method": "gptq"});
+    config["quantization_config"] = json!({"quant_method": "bitnet"});
     let mlx = [
         ("m.weight", "U32", &[8usize, 16][..]),
         ("m.scales", "BF16", &[8, 2]),
@@ -216,7 +255,7 @@ fn tensors_make_the_kind() {
 }
 
 /// Tensors that a weight needs beside its codes.
-const NEEDED: [(&str, &str); 10] = [
+const NEEDED: [(&str, &str); 12] = [
     ("gpt-oss", "m_scales"),
     ("mxfp8", "m.weight_scale_inv"),
     ("modelopt", "m.weight_scale_2"),
@@ -227,6 +266,8 @@ const NEEDED: [(&str, &str); 10] = [
     ("fp8 floats", "m.weight_scale_inv"),
     ("awq", "m.scales"),
     ("awq", "m.qzeros"),
+    ("gptq", "m.scales"),
+    ("gptq", "m.qzeros"),
 ];
 
 #[test]
@@ -260,6 +301,10 @@ fn parts_have_their_dtypes() {
         ("awq", "m.qweight", "U32"),
         ("awq", "m.qzeros", "F32"),
         ("awq", "m.scales", "I16"),
+        ("gptq", "m.qweight", "U32"),
+        ("gptq", "m.qzeros", "F32"),
+        ("gptq", "m.scales", "I16"),
+        ("gptq", "m.g_idx", "U32"),
     ] {
         let mut entries = case_of(case).entries;
         entries.iter_mut().find(|entry| entry.0 == part).unwrap().1 = dtype;
@@ -305,6 +350,12 @@ fn parts_have_shapes_that_fit() {
         ("awq", "m.qzeros", &[1, 2], "shape [2, 1]"),
         ("awq", "m.scales", &[1, 16], "one row for each 32 of K = 64"),
         ("awq", "m.scales", &[2, 2, 4], "shape [2, 8]"),
+        ("gptq", "m.qweight", &[8, 16], "shape [2, 16]"),
+        ("gptq", "m.qweight", &[4, 4, 8], "a shape [K * bits / 32, N]"),
+        ("gptq", "m.qzeros", &[1, 2], "shape [2, 1] of 4 bits"),
+        ("gptq", "m.scales", &[1, 16], "shape [1, 8]"),
+        ("gptq", "m.scales", &[2, 2, 4], "a shape [K/g, N]"),
+        ("gptq", "m.g_idx", &[64, 2], "shape [128]"),
     ] {
         let mut entries = case_of(case).entries;
         let entry = entries.iter_mut().find(|entry| entry.0 == part).unwrap();
@@ -332,6 +383,7 @@ fn nothing_is_empty() {
         ),
         ("modelopt", [entry("m.weight", "U8", &[8, 0], []), entry("m.weight_scale", "U8", &[8, 0], [])]),
         ("awq", [entry("m.qweight", "I32", &[64, 0], []), entry("m.scales", "F16", &[2, 0], [])]),
+        ("gptq", [entry("m.qweight", "I32", &[16, 0], []), entry("m.scales", "F16", &[2, 0], [])]),
     ] {
         rejected(weight_with(case, &changes), &[FILE, "`m", "zero", "found ["]);
     }
@@ -446,6 +498,7 @@ fn the_config_and_the_scales_of_awq_agree() {
 fn a_weight_is_stored_once() {
     for (case, twice, lead) in [
         ("awq", "m.weight", "m.qweight"),
+        ("gptq", "m.weight", "m.qweight"),
         ("pack-quantized", "m.weight", "m.weight_packed"),
         ("gpt-oss", "e.up_proj.weight", "e.gate_up_proj_blocks"),
         ("gpt-oss", "e.gate_proj.bias", "e.gate_up_proj_bias"),

@@ -1,6 +1,7 @@
 //! What `config.json` or `hf_quant_config.json` say of the quantization.
 
 use super::fp8::Blocks;
+use super::gptq;
 use crate::checkpoint::file::Opening;
 use crate::checkpoint::kind::QuantMethod;
 use crate::checkpoint::sidecar::SidecarFiles;
@@ -23,6 +24,18 @@ pub(in crate::checkpoint) enum Method {
     CompressedTensors(Vec<QuantFormat>),
     Fp8(Blocks),
     Awq(AwqConfig),
+    Gptq(GptqConfig),
+}
+
+/// What is expected of all modules; `None` where each may differ.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct GptqConfig {
+    pub bits: Option<usize>,
+    pub group_size: Option<usize>,
+    /// Whether zeros are in the middle.
+    pub symmetric: bool,
+    /// Whether zeros are stored less one.
+    pub zeros_less_one: bool,
 }
 
 #[derive(Debug)]
@@ -41,6 +54,7 @@ impl Method {
             Self::CompressedTensors(_) => QuantMethod::CompressedTensors,
             Self::Fp8(_) => QuantMethod::Fp8,
             Self::Awq(_) => QuantMethod::Awq,
+            Self::Gptq(_) => QuantMethod::Gptq,
         }
     }
 }
@@ -96,6 +110,7 @@ impl Source {
             Some("compressed-tensors") => self.compressed_tensors(object).map(Method::CompressedTensors),
             Some("fp8") => self.fp8(object),
             Some("awq") => self.awq(object),
+            Some("gptq") => self.gptq(object),
             _ => Err(self.unsupported(format!("quant_method {method}"))),
         }
     }
@@ -218,13 +233,51 @@ impl Source {
             None | Some(4) => {}
             Some(bits) => return Err(self.unsupported(format!("quant_method \"awq\" with {bits} bits"))),
         }
-        // -1 is AutoAWQ's word for one group, whatever K is.
-        let group_size = match object.get("group_size") {
-            Some(Value::Number(number)) if number.as_i64() == Some(-1) => None,
-            _ => self.number(object, "group_size")?,
-        };
+        let group_size = self.group_size(object)?;
         let zero_point = object.get("zero_point") != Some(&Value::Bool(false));
         Ok(Method::Awq(AwqConfig { group_size, zero_point }))
+    }
+
+    fn gptq(&self, object: &Object) -> Result<Method> {
+        let unsupported = |key: &str, value: &Value| {
+            Err(self.unsupported(format!("quant_method \"gptq\" with {key} {value}")))
+        };
+        let given = |key: &str| object.get(key).filter(|value| !value.is_null());
+        if given("is_marlin_format").is_some_and(|value| value != false) {
+            return unsupported("is_marlin_format", &Value::Bool(true));
+        }
+        let zeros_less_one = match ["checkpoint_format", "format"].map(|key| (key, given(key))) {
+            [(_, None), (_, None)] => true,
+            [(key, Some(format)), _] | [_, (key, Some(format))] => match format.as_str() {
+                Some("gptq") => true,
+                Some("gptq_v2") => false,
+                _ => return unsupported(key, format),
+            },
+        };
+        match given("pack_dtype") {
+            None => {}
+            Some(dtype) if dtype == "int32" => {}
+            Some(other) => return unsupported("pack_dtype", other),
+        }
+        let bits = self.number(object, "bits")?;
+        if let Some(bits) = bits.filter(|bits| !gptq::BITS.contains(bits)) {
+            return unsupported("bits", &bits.into());
+        }
+        let group_size = self.group_size(object)?;
+        let symmetric = object.get("sym") != Some(&Value::Bool(false));
+        // Settings of single modules: the shapes of their tensors say the same.
+        let differ =
+            given("dynamic").is_some_and(|rules| rules.as_object().is_none_or(|rules| !rules.is_empty()));
+        let (bits, group_size) = if differ { (None, None) } else { (bits, group_size) };
+        Ok(Method::Gptq(GptqConfig { bits, group_size, symmetric, zeros_less_one }))
+    }
+
+    /// `group_size`; `None` for -1, AutoGPTQ's and AutoAWQ's word for one group, whatever K is.
+    fn group_size(&self, object: &Object) -> Result<Option<usize>> {
+        match object.get("group_size") {
+            Some(Value::Number(number)) if number.as_i64() == Some(-1) => Ok(None),
+            _ => self.number(object, "group_size"),
+        }
     }
 
     /// `weight_block_size`: rows and columns.

@@ -32,6 +32,7 @@ pub(super) enum Packing {
     /// MLX's own: `weight` and `scales`.
     Words,
     Awq,
+    Gptq,
     CompressedTensors,
     ModelOpt,
     Float8,
@@ -42,9 +43,12 @@ impl Packing {
     pub(super) fn module_of(self, lead: &str) -> (&str, &'static str) {
         match self {
             Self::Blocks(_) => (lead.strip_suffix(gpt_oss::BLOCKS).unwrap_or(lead), ""),
-            Self::Words | Self::Awq | Self::CompressedTensors | Self::ModelOpt | Self::Float8 => {
-                lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, "."))
-            }
+            Self::Words
+            | Self::Awq
+            | Self::Gptq
+            | Self::CompressedTensors
+            | Self::ModelOpt
+            | Self::Float8 => lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, ".")),
         }
     }
 
@@ -53,7 +57,7 @@ impl Packing {
         match self {
             Self::Blocks(_) => &[gpt_oss::SCALES],
             Self::Words => &["scales"],
-            Self::Awq => &["qzeros", "scales", "g_idx"],
+            Self::Awq | Self::Gptq => &["qzeros", "scales", "g_idx"],
             Self::CompressedTensors => &[
                 "weight_scale",
                 "weight_global_scale",
@@ -141,11 +145,13 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         Method::ModelOpt if last == "weight" && has("weight_scale") => Some(Packing::ModelOpt),
         Method::CompressedTensors(_) if last == "weight_packed" => Some(Packing::CompressedTensors),
         Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
+        Method::Gptq(_) if last == "qweight" => Some(Packing::Gptq),
         Method::Mxfp4
         | Method::Mxfp8(_)
         | Method::Fp8(_)
         | Method::ModelOpt
         | Method::CompressedTensors(_)
-        | Method::Awq(_) => None,
+        | Method::Awq(_)
+        | Method::Gptq(_) => None,
     }
 }

@@ -9,6 +9,7 @@
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
 //! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
+//! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
 //! tools do not agree upon, and a module that they name has no scales.
@@ -18,7 +19,10 @@ mod compressed;
 mod config;
 mod fp8;
 mod gpt_oss;
+mod gptq;
+mod groups;
 mod index;
+mod integers;
 mod modelopt;
 mod module;
 
@@ -70,6 +74,7 @@ impl HfCheckpoint {
             (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::MXFP4),
             (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
+            (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(formats)) => {
                 compressed::weight(&module, formats)
             }

@@ -1,0 +1,81 @@
+#!/usr/bin/env python3
+"""Tiny checkpoints with integer and 4-bit codes, each written by the tool whose quant_method it names.
+
+  pip install torch==2.15.0 transformers==5.23.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2
+  pip download --no-deps --no-binary :all: autoawq==0.2.9 && tar xf autoawq-0.2.9.tar.gz
+  pip download --no-deps auto-gptq==0.7.1 && unzip auto_gptq-0.7.1-*.whl -d auto_gptq-0.7.1
+  python hf_integer_fixtures.py autoawq-0.2.9 auto_gptq-0.7.1 tests/fixtures/hf
+
+Of AutoAWQ and AutoGPTQ only the modules that pack are used, for the rest does not run with these versions. hf_model.py says
+what is in each folder. Weights are decoded by the tools' own functions with scales in f32.
+"""
+import sys
+from pathlib import Path
+
+import torch
+from hf_model import packages, write
+
+AUTOAWQ, AUTOGPTQ, OUT = map(Path, sys.argv[1:])
+packages(AUTOAWQ, ["awq", "awq.modules", "awq.modules.linear", "awq.utils"])
+packages(AUTOGPTQ, ["auto_gptq", "auto_gptq.nn_modules", "auto_gptq.nn_modules.qlinear"])
+from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear  # noqa: E402
+
+
+def parameters(weight, bits, group_size, symmetric, least_zero=0):
+    """Scales and zeros of round to nearest, F32 [N, groups], and the weight that they stand for."""
+    groups = weight.float().reshape(weight.shape[0], -1, group_size)
+    largest, middle = 2**bits - 1, 2 ** (bits - 1)
+    if symmetric:
+        scales = (groups.abs().amax(-1) / (middle - 0.5)).half()
+        zeros = torch.full_like(scales, middle)
+    else:
+        low, high = groups.amin(-1), groups.amax(-1)
+        scales = ((high - low) / largest).half()
+        zeros = torch.clamp(-torch.round(low / scales), least_zero, largest)
+    scales, zeros = scales.float(), zeros.float()
+    codes = torch.clamp(torch.round(groups / scales[..., None]) + zeros[..., None], 0, largest)
+    return scales, zeros, ((codes - zeros[..., None]) * scales[..., None]).reshape(weight.shape)
+
+
+def linear_of(weight):
+    linear = torch.nn.Linear(weight.shape[1], weight.shape[0], bias=False)
+    linear.weight.data = weight
+    return linear
+
+
+def gptq(bits, group_size, symmetric):
+    """By AutoGPTQ, whose zeros are stored less one: 0 is none of them."""
+
+    def one(module, weight):
+        if module.endswith("v_proj"):
+            return None  # stays dense
+        size = weight.shape[1] if group_size == -1 else group_size
+        scales, zeros, rounded = parameters(weight, bits, size, symmetric, least_zero=1)
+        layer = QuantLinear(bits, group_size, weight.shape[1], weight.shape[0], bias=False)
+        index = torch.arange(weight.shape[1]) // size
+        linear = linear_of(rounded.half().float())
+        layer.pack(linear, scales, zeros, index)
+        parts = {"qweight": layer.qweight, "qzeros": layer.qzeros, "scales": layer.scales.half()}
+        parts["g_idx"] = index.int()
+        layer.scales = parts["scales"].float()
+        layer.autogptq_cuda_available = False
+        decoded = layer(torch.eye(weight.shape[1])).t()
+        assert torch.equal(decoded, rounded)
+        return parts, decoded
+
+    return one
+
+
+def gptq_config(bits, group_size, symmetric, **others):
+    settings = {"bits": bits, "group_size": group_size, "sym": symmetric, "desc_act": False, "damp_percent": 0.01}
+    return {"quant_method": "gptq", **settings, "static_groups": False, "true_sequential": True, **others}
+
+
+for case, bits, group_size, symmetric in [
+    ("gptq-b2-g64", 2, 64, False),
+    ("gptq-b3-g32", 3, 32, False),
+    ("gptq-b4-g128", 4, 128, True),
+    ("gptq-b8-channel", 8, -1, False),
+]:
+    config = gptq_config(bits, group_size, symmetric)
+    write(OUT / case, config, gptq(bits, group_size, symmetric), dtype=torch.float16, tolerance=0.6 / 2 ** (bits - 1))
