@@ -12,18 +12,22 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 12] = [
+pub const FIXTURES: [(&str, &str); 16] = [
     ("awq-g64", "affine 4-bit g64"),
+    ("ct-int4-asym-g64", "affine 4-bit g64"),
     ("ct-int4-g128-f32", "symmetric 4-bit g128"),
     ("ct-int4-g32", "symmetric 4-bit g32"),
+    ("ct-int8-channel", "symmetric 8-bit g128"),
     ("ct-mxfp4", "mxfp4"),
     ("ct-nvfp4", "nvfp4"),
+    ("ct-w8a8", "symmetric 8-bit g128"),
     ("fp8-128x128", "F32"),
     ("fp8-ue8m0-32x32", "mxfp8"),
     ("gptq-b2-g64", "affine 2-bit g64"),
     ("gptq-b3-g32", "affine 3-bit g32"),
     ("gptq-b4-g128", "affine 4-bit g128"),
     ("gptq-b8-channel", "affine 8-bit g128"),
+    ("gptq-v2-b4-g32", "affine 4-bit g32"),
     ("modelopt-nvfp4", "nvfp4"),
 ];
 
@@ -206,6 +210,29 @@ pub fn cases() -> Vec<Case> {
                 entry("m.weight_packed", "I32", &[8, 16], noise(512, 15)),
                 entry("m.weight_scale", "F16", &[8, 2], halves(16)),
                 entry("m.weight_shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+            ],
+        ),
+        case(
+            "pack-quantized zeros",
+            compressed(
+                "pack-quantized",
+                json!({"num_bits": 8, "type": "int", "symmetric": false, "strategy": "group", "group_size": 64}),
+            ),
+            vec![
+                entry("m.weight_packed", "I32", &[8, 32], noise(1024, 22)),
+                entry("m.weight_scale", "F16", &[8, 2], halves(16)),
+                entry("m.weight_zero_point", "I32", &[2, 2], noise(16, 23)),
+                entry("m.weight_g_idx", "I32", &[128], order(128, 64)),
+                entry("m.weight_shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+            ],
+        ),
+        case(
+            "int-quantized",
+            compressed("int-quantized", json!({"num_bits": 8, "type": "int", "strategy": "channel"})),
+            vec![
+                entry("m.weight", "I8", &[8, 128], noise(1024, 24)),
+                entry("m.weight_scale", "F16", &[8, 1], halves(8)),
+                f32s("m.input_scale", &[1], &[0.5]),
             ],
         ),
         case(

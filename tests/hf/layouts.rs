@@ -1,6 +1,8 @@
 //! Every layout against its definition, computed in f64 from the bytes of the file.
 
-use crate::hf::{case_of, dequantized, entry, f32s, noise, open, weight, with, without, Case, Entry};
+use crate::hf::{
+    case_of, compressed, dequantized, entry, f32s, noise, open, weight, with, without, Case, Entry,
+};
 use half::{bf16, f16};
 use serde_json::{json, Value};
 
@@ -387,4 +389,66 @@ fn zeros_of_gptq_are_counted_up_word_by_word() {
     ];
     let expected = [0., 1., 3., 4., 0., 5., 6., 7.];
     check(&quantization, &entries, "affine 4-bit g32", &[8, 32], |row, _| -expected[row]);
+}
+
+/// Zero points are a stream along N; scales of groups larger than those here are repeated.
+#[test]
+fn compressed_tensors_zero_points_are_streams() {
+    let (n, k) = (40usize, 256usize);
+    for (bits, stored, strategy, group_size) in
+        [(4, 64, "group", 64), (8, 32, "group", 32), (8, 256, "channel", 128), (4, 256, "group", 128)]
+    {
+        let (groups, words) = (k / stored, (n * bits).div_ceil(32));
+        let (scale_bytes, scales) = f16s(n * groups);
+        let size = if strategy == "channel" { json!(null) } else { json!(stored) };
+        let weights = json!({
+            "num_bits": bits, "type": "int", "symmetric": false, "strategy": strategy, "group_size": size,
+        });
+        let entries = [
+            entry("m.weight_packed", "I32", &[n, k * bits / 32], noise(n * k * bits / 8, 25)),
+            entry("m.weight_scale", "F16", &[n, groups], scale_bytes),
+            entry("m.weight_zero_point", "I32", &[words, groups], noise(words * groups * 4, 26)),
+        ];
+        let zeros: Vec<_> = (0..groups).map(|group| column(&entries[2].3, groups, group)).collect();
+        let format = format!("affine {bits}-bit g{group_size}");
+        check(&compressed("pack-quantized", weights), &entries, &format, &[n, k], |row, column| {
+            let zero = f64::from(code(&zeros[column / stored], bits, row));
+            (f64::from(code(&entries[0].3, bits, row * k + column)) - zero)
+                * scales[row * groups + column / stored]
+        });
+    }
+}
+
+#[test]
+fn compressed_tensors_bytes_are_signed() {
+    let Case { quantization, entries, .. } = case_of("int-quantized");
+    let codes = bytes(&entries, "m.weight");
+    let (scale_bytes, scales) = f16s(8);
+    let scale = entry("m.weight_scale", "F16", &[8, 1], scale_bytes);
+    let entries = with(&entries, &[scale]);
+    check(&quantization, &entries, "symmetric 8-bit g128", &[8, 128], |row, k| {
+        f64::from(codes[row * 128 + k] as i8) * scales[row]
+    });
+    let weights = json!({"num_bits": 8, "type": "int", "strategy": "channel", "symmetric": false});
+    let zeros = noise(8, 27);
+    let entries = with(&entries, &[entry("m.weight_zero_point", "I8", &[8, 1], zeros.clone())]);
+    check(
+        &compressed("int-quantized", weights.clone()),
+        &entries,
+        "affine 8-bit g128",
+        &[8, 128],
+        |row, k| (f64::from(codes[row * 128 + k] as i8) - f64::from(zeros[row] as i8)) * scales[row],
+    );
+
+    // Beside F32 scales product and zero point are rounded, each once, and so is their sum.
+    let scales: Vec<f32> = (0..8).map(|row| 0.0123 * (row as f32 + 1.)).collect();
+    let entries = with(&entries, &[f32s("m.weight_scale", &[8, 1], &scales)]);
+    let (_, _, values) = dequantized(&compressed("int-quantized", weights), &entries);
+    for (index, value) in values.iter().enumerate() {
+        let (row, k) = (index / 128, index % 128);
+        let (code, zero) = (f64::from(codes[row * 128 + k] as i8), f64::from(zeros[row] as i8));
+        let exact = (code - zero) * f64::from(scales[row]);
+        let bound = f64::from(scales[row]) * 3. * 255. * 2f64.powi(-24);
+        assert!((f64::from(*value) - exact).abs() <= bound, "{index}: {value} instead of {exact}");
+    }
 }

@@ -44,7 +44,7 @@ const DTYPES: [(&str, usize); 13] = [
     ("F64", 8),
 ];
 
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 22] = [
     "weight",
     "scales",
     "biases",
@@ -59,6 +59,7 @@ const NAMES: [&str; 21] = [
     "weight_global_scale",
     "weight_shape",
     "weight_zero_point",
+    "weight_g_idx",
     "pre_quant_scale",
     "scale",
     "global_scale",

@@ -56,7 +56,7 @@ fn other_algorithms_of_modelopt_are_named() {
 #[test]
 fn other_formats_of_compressed_tensors_are_named() {
     let weights = json!({"num_bits": 8, "type": "float"});
-    for format in ["float-quantized", "int-quantized", "naive-quantized", "mxfp8-quantized", "dense"] {
+    for format in ["float-quantized", "naive-quantized", "mxfp8-quantized", "dense"] {
         let result = open(&compressed(format, weights.clone()), &[]);
         rejected(
             result,
@@ -70,23 +70,55 @@ fn other_formats_of_compressed_tensors_are_named() {
 }
 
 #[test]
-fn integers_are_symmetric_with_four_bits() {
+fn integers_have_four_or_eight_bits_and_groups_or_rows() {
     let right = json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 64});
-    for (key, value) in [
-        ("num_bits", json!(8)),
-        ("type", json!("float")),
-        ("symmetric", json!(false)),
-        ("group_size", json!(16)),
-        ("group_size", json!(null)),
+    for (format, key, value) in [
+        ("pack-quantized", "num_bits", json!(3)),
+        ("pack-quantized", "num_bits", json!(null)),
+        ("pack-quantized", "type", json!("float")),
+        ("pack-quantized", "group_size", json!(16)),
+        ("pack-quantized", "group_size", json!(null)),
+        ("int-quantized", "num_bits", json!(4)),
     ] {
         let mut weights = right.clone();
         weights[key] = value.clone();
-        let result = open(&compressed("pack-quantized", weights), &[]);
-        rejected(
-            result,
-            &["config.json", "`config_groups.group_0.weights`", &format!("{key} {value}"), "not supported"],
-        );
+        let result = open(&compressed(format, weights), &[]);
+        let group = "`config_groups.group_0.weights`";
+        rejected(result, &["config.json", format, group, &format!("{key} {value}"), "not supported"]);
     }
+    let one_scale = json!({"num_bits": 8, "type": "int", "strategy": "tensor"});
+    rejected(open(&compressed("int-quantized", one_scale), &[]), &["config.json", "strategy \"tensor\""]);
+}
+
+/// The stored shape decides if the config names several widths.
+#[test]
+fn widths_of_integers_are_those_of_the_shape() {
+    let scheme = |bits: usize| json!({"weights": {"num_bits": bits, "type": "int", "group_size": 64}});
+    let quantization = json!({
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"a": scheme(8), "b": scheme(4)},
+    });
+    let entries = case_of("pack-quantized").entries;
+    assert_eq!(weight(&quantization, &entries).unwrap().format_name(), "symmetric 4-bit g64");
+    let wide = with(
+        &without(&entries, "m.weight_shape"),
+        &[entry("m.weight_packed", "I32", &[8, 32], noise(1024, 15))],
+    );
+    assert_eq!(weight(&quantization, &wide).unwrap().format_name(), "symmetric 8-bit g64");
+}
+
+#[test]
+fn columns_of_compressed_tensors_are_in_order() {
+    let mut order = crate::hf::order(128, 64);
+    order.swap(4 * 3, 4 * 70);
+    let result =
+        weight_with("pack-quantized zeros", &[entry("m.weight_g_idx", "I32", &[128], order.clone())]);
+    rejected(result, &[FILE, "`m.weight_g_idx`", "column 3 in group 0", "group 1", "actorder"]);
+    let result = weight_with("pack-quantized", &[entry("m.weight_g_idx", "I32", &[128], order)]);
+    rejected(result, &[FILE, "`m.weight_g_idx`", "column 3 in group 0", "group 1", "actorder"]);
+    let trivial = entry("m.weight_g_idx", "I32", &[128], crate::hf::order(128, 64));
+    assert!(weight_with("pack-quantized", &[trivial]).is_ok());
 }
 
 #[test]
@@ -255,7 +287,7 @@ fn tensors_make_the_kind() {
 }
 
 /// Tensors that a weight needs beside its codes.
-const NEEDED: [(&str, &str); 12] = [
+const NEEDED: [(&str, &str); 14] = [
     ("gpt-oss", "m_scales"),
     ("mxfp8", "m.weight_scale_inv"),
     ("modelopt", "m.weight_scale_2"),
@@ -263,6 +295,8 @@ const NEEDED: [(&str, &str); 12] = [
     ("nvfp4-pack-quantized", "m.weight_global_scale"),
     ("mxfp4-pack-quantized", "m.weight_scale"),
     ("pack-quantized", "m.weight_scale"),
+    ("pack-quantized zeros", "m.weight_scale"),
+    ("pack-quantized zeros", "m.weight_zero_point"),
     ("fp8 floats", "m.weight_scale_inv"),
     ("awq", "m.scales"),
     ("awq", "m.qzeros"),
@@ -295,6 +329,8 @@ fn parts_have_their_dtypes() {
         ("mxfp4-pack-quantized", "m.weight_scale", "I8"),
         ("pack-quantized", "m.weight_packed", "U32"),
         ("pack-quantized", "m.weight_scale", "I16"),
+        ("pack-quantized zeros", "m.weight_zero_point", "F32"),
+        ("int-quantized", "m.weight_scale", "I16"),
         ("fp8 floats", "m.weight_scale_inv", "I32"),
         ("fp8 exponents", "m.weight", "U8"),
         ("fp8 exponents", "m.weight_scale_inv", "I8"),
@@ -341,6 +377,10 @@ fn parts_have_shapes_that_fit() {
         ("pack-quantized", "m.weight_scale", &[16, 1], "config_groups"),
         ("pack-quantized", "m.weight_scale", &[1, 16], "32, 64 or 128 of K = 128"),
         ("pack-quantized", "m.weight_scale", &[2, 4, 2], "shape [8, 2]"),
+        ("pack-quantized zeros", "m.weight_zero_point", &[1, 4], "shape [2, 2]"),
+        ("pack-quantized zeros", "m.weight_packed", &[2, 4, 32], "a shape [N, K]"),
+        ("int-quantized", "m.weight", &[16, 64], "shape [16, 1]"),
+        ("int-quantized", "m.weight_scale", &[1, 8], "for rows"),
         ("fp8 floats", "m.weight", &[4, 128], "shape [2, 3]"),
         ("fp8 floats", "m.weight_scale_inv", &[2, 3], "shape [3, 2]"),
         ("fp8 exponents", "m.weight_scale_inv", &[6], "shape [3, 2]"),
@@ -411,7 +451,9 @@ fn what_cannot_be_followed_is_refused() {
     for (case, part) in [
         ("modelopt", "m.pre_quant_scale"),
         ("pack-quantized", "m.weight_zero_point"),
-        ("pack-quantized", "m.weight_g_idx"),
+        ("mxfp4-pack-quantized", "m.weight_g_idx"),
+        ("mxfp4-pack-quantized", "m.weight_zero_point"),
+        ("int-quantized", "m.weight_zero_point"),
         ("awq", "m.g_idx"),
     ] {
         let result = weight_with(case, &[entry(part, "I32", &[1], [0; 4])]);

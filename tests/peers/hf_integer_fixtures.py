@@ -4,21 +4,29 @@
   pip install torch==2.15.0 transformers==5.23.0 compressed-tensors==0.20.0 bitsandbytes==0.50.2
   pip download --no-deps --no-binary :all: autoawq==0.2.9 && tar xf autoawq-0.2.9.tar.gz
   pip download --no-deps auto-gptq==0.7.1 && unzip auto_gptq-0.7.1-*.whl -d auto_gptq-0.7.1
-  python hf_integer_fixtures.py autoawq-0.2.9 auto_gptq-0.7.1 tests/fixtures/hf
+  pip download --no-deps --no-binary :all: gptqmodel==7.7.0 && tar xf gptqmodel-7.7.0.tar.gz
+  pip install accelerate device-smi logbar pypcre threadpoolctl
+  python hf_integer_fixtures.py autoawq-0.2.9 auto_gptq-0.7.1 gptqmodel-7.7.0 tests/fixtures/hf
 
-Of AutoAWQ and AutoGPTQ only the modules that pack are used, for the rest does not run with these versions. hf_model.py says
-what is in each folder. Weights are decoded by the tools' own functions with scales in f32.
+Of AutoAWQ, AutoGPTQ and GPTQModel only the modules that pack are used, for the rest does not run with these versions, or wants
+a compiler. hf_model.py says what is in each folder. Weights are decoded by the tools' own functions with scales in f32.
 """
 import sys
 from pathlib import Path
 
 import torch
+from compressed_tensors.compressors import BaseCompressor
+from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
+from compressed_tensors.quantization.utils.helpers import calculate_qparams
 from hf_model import packages, write
 
-AUTOAWQ, AUTOGPTQ, OUT = map(Path, sys.argv[1:])
+AUTOAWQ, AUTOGPTQ, GPTQMODEL, OUT = map(Path, sys.argv[1:])
 packages(AUTOAWQ, ["awq", "awq.modules", "awq.modules.linear", "awq.utils"])
 packages(AUTOGPTQ, ["auto_gptq", "auto_gptq.nn_modules", "auto_gptq.nn_modules.qlinear"])
+packages(GPTQMODEL, ["gptqmodel", "gptqmodel.nn_modules", "gptqmodel.models"])
+sys.modules["gptqmodel"].DEBUG_ON = False
 from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear  # noqa: E402
+from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
 
 
 def parameters(weight, bits, group_size, symmetric, least_zero=0):
@@ -66,9 +74,57 @@ def gptq(bits, group_size, symmetric):
     return one
 
 
+def gptq_v2(bits, group_size):
+    """By GPTQModel, with zeros as they are."""
+
+    def one(module, weight):
+        if module.endswith("v_proj"):
+            return None
+        scales, zeros, rounded = parameters(weight, bits, group_size, False)
+        n, k = weight.shape
+        layer = TorchLinear(bits, group_size, sym=False, desc_act=False, in_features=k, out_features=n, bias=False)
+        layer.pack_original(linear_of(rounded), scales, zeros, torch.arange(k, dtype=torch.int32) // group_size)
+        layer.post_init()
+        parts = {name: getattr(layer, name) for name in ["qweight", "qzeros", "scales", "g_idx"]}
+        layer.scales = layer.scales.float()
+        decoded = layer.dequantize_weight().t()
+        assert torch.equal(decoded, rounded)
+        return parts, decoded
+
+    return one
+
+
 def gptq_config(bits, group_size, symmetric, **others):
     settings = {"bits": bits, "group_size": group_size, "sym": symmetric, "desc_act": False, "damp_percent": 0.01}
     return {"quant_method": "gptq", **settings, "static_groups": False, "true_sequential": True, **others}
+
+
+def compressed(scheme):
+    """By compressed-tensors' compressor, decoded by it from scales in f32."""
+
+    def one(module, weight):
+        if module.endswith("v_proj"):
+            return None
+        size = scheme.weights.group_size or weight.shape[1]
+        groups = weight.float().reshape(weight.shape[0], -1, size)
+        scale, zero_point = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
+        state = {"weight": weight, "weight_scale": scale.to(weight.dtype), "weight_zero_point": zero_point}
+        compressor = BaseCompressor.get_value_from_registry(scheme.format)
+        parts = compressor.compress(state, scheme)
+        decoded = compressor.decompress(dict(parts, weight_scale=parts["weight_scale"].float()), scheme)
+        return parts, decoded["weight"]
+
+    return one
+
+
+def compressed_config(scheme):
+    config = QuantizationConfig(
+        config_groups={"group_0": scheme},
+        format=scheme.format,
+        ignore=["lm_head", "re:.*v_proj"],
+        quantization_status="compressed",
+    )
+    return config.model_dump(mode="json")
 
 
 for case, bits, group_size, symmetric in [
@@ -79,3 +135,15 @@ for case, bits, group_size, symmetric in [
 ]:
     config = gptq_config(bits, group_size, symmetric)
     write(OUT / case, config, gptq(bits, group_size, symmetric), dtype=torch.float16, tolerance=0.6 / 2 ** (bits - 1))
+config = gptq_config(4, 32, False, checkpoint_format="gptq_v2", meta={"quantizer": ["gptqmodel:7.7.0"]})
+write(OUT / "gptq-v2-b4-g32", config, gptq_v2(4, 32), dtype=torch.float16)
+
+EIGHT = QuantizationArgs(num_bits=8, strategy="token", dynamic=True, symmetric=True)
+for case, args, format, activations in [
+    ("ct-int4-asym-g64", {"num_bits": 4, "strategy": "group", "group_size": 64, "symmetric": False}, "pack-quantized", None),
+    ("ct-int8-channel", {"num_bits": 8, "strategy": "channel", "symmetric": True}, "pack-quantized", None),
+    ("ct-w8a8", {"num_bits": 8, "strategy": "channel", "symmetric": True}, "int-quantized", EIGHT),
+]:
+    args = QuantizationArgs(type="int", **args)
+    scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=activations, format=format)
+    write(OUT / case, compressed_config(scheme), compressed(scheme), dtype=torch.bfloat16)

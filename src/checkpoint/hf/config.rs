@@ -1,5 +1,6 @@
 //! What `config.json` or `hf_quant_config.json` say of the quantization.
 
+use super::compressed::{IntegerScheme, Scheme};
 use super::fp8::Blocks;
 use super::gptq;
 use crate::checkpoint::file::Opening;
@@ -20,8 +21,8 @@ pub(in crate::checkpoint) enum Method {
     Mxfp4,
     Mxfp8(Blocks),
     ModelOpt,
-    /// The formats that the config names.
-    CompressedTensors(Vec<QuantFormat>),
+    /// What the config names.
+    CompressedTensors(Vec<Scheme>),
     Fp8(Blocks),
     Awq(AwqConfig),
     Gptq(GptqConfig),
@@ -136,7 +137,7 @@ impl Source {
         Ok(Method::ModelOpt)
     }
 
-    fn compressed_tensors(&self, object: &Object) -> Result<Vec<QuantFormat>> {
+    fn compressed_tensors(&self, object: &Object) -> Result<Vec<Scheme>> {
         let top = object.get("format").and_then(Value::as_str);
         if let Some(sparsity) = object.get("sparsity_config").and_then(|sparsity| sparsity.get("format")) {
             if sparsity != "dense" {
@@ -146,7 +147,7 @@ impl Source {
         let Some(Value::Object(groups)) = object.get("config_groups") else {
             return Err(self.wrong("`config_groups` is missing or no object".into()));
         };
-        let mut formats = Vec::new();
+        let mut schemes = Vec::new();
         for (name, group) in groups {
             let weights = match group.get("weights") {
                 Some(Value::Object(weights)) => weights,
@@ -154,21 +155,26 @@ impl Source {
                 _ => return Err(self.wrong(format!("`config_groups.{name}` does not describe weights"))),
             };
             let format = group.get("format").and_then(Value::as_str).or(top);
-            let format = self.scheme(name, format, weights)?;
-            if !formats.contains(&format) {
-                formats.push(format);
+            let scheme = self.scheme(name, format, weights)?;
+            if !schemes.contains(&scheme) {
+                schemes.push(scheme);
             }
         }
-        match formats.is_empty() {
+        match schemes.is_empty() {
             true => Err(self.wrong("`config_groups` names no format of weights".into())),
-            false => Ok(formats),
+            false => Ok(schemes),
         }
     }
 
-    /// The format of one of compressed-tensors' groups of modules.
-    fn scheme(&self, name: &str, format: Option<&str>, weights: &Object) -> Result<QuantFormat> {
+    /// What one of compressed-tensors' groups of modules has.
+    fn scheme(&self, name: &str, format: Option<&str>, weights: &Object) -> Result<Scheme> {
         let bits = self.number(weights, "num_bits")?;
-        let group_size = self.number(weights, "group_size")?;
+        let strategy = weights.get("strategy").and_then(Value::as_str);
+        // Of rows it is -1 or null.
+        let group_size = match strategy {
+            Some("channel") => None,
+            _ => self.number(weights, "group_size")?,
+        };
         let kind = weights.get("type").and_then(Value::as_str);
         let found = || {
             let keys = ["num_bits", "type", "group_size", "strategy", "symmetric"];
@@ -180,19 +186,27 @@ impl Source {
                 && group_size.is_none_or(|size| size == format.group_size())
                 && kind.is_none_or(|kind| kind == "float");
             let wrong = || self.wrong(format!("{}, expected those of {format}", found()));
-            fits.then_some(format).ok_or_else(wrong)
+            fits.then_some(Scheme::Floats(format)).ok_or_else(wrong)
         };
         match format {
             Some("nvfp4-pack-quantized") => float(QuantFormat::NVFP4),
             Some("mxfp4-pack-quantized") => float(QuantFormat::MXFP4),
-            Some("pack-quantized") => {
+            Some(integers @ ("pack-quantized" | "int-quantized")) => {
+                let packed = integers == "pack-quantized";
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
-                let fits = symmetric && bits == Some(4) && kind.is_none_or(|kind| kind == "int");
-                let format = group_size.and_then(|size| QuantFormat::symmetric_opt(4, size));
-                format.filter(|_| fits).ok_or_else(|| {
-                    let read = "num_bits 4, type int, group_size 32, 64 or 128, symmetric true";
-                    self.unsupported(format!("pack-quantized that is not {read}: {}", found()))
-                })
+                let of_rows = group_size.is_none() && strategy == Some("channel");
+                let of_groups = group_size.is_some_and(|size| size % 32 == 0);
+                let bits = bits.filter(|bits| *bits == 8 || packed && *bits == 4);
+                match bits.filter(|_| (of_rows || of_groups) && kind.is_none_or(|kind| kind == "int")) {
+                    Some(bits) => Ok(Scheme::Integers(IntegerScheme { bits, packed, symmetric, group_size })),
+                    None => {
+                        let bits = if packed { "4 or 8" } else { "8" };
+                        let read = format!(
+                            "num_bits {bits}, type int, group_size a multiple of 32 or strategy channel"
+                        );
+                        Err(self.unsupported(format!("{integers} that is not {read}: {}", found())))
+                    }
+                }
             }
             other => {
                 let other = other.map_or("null".into(), |other| format!("{other:?}"));

@@ -44,7 +44,7 @@ pub(super) fn weight(module: &Module, config: &GptqConfig) -> Result<Weight> {
         };
         return Err(module.wrong("scales", scales, expected, format!("shape {:?}", scales.dims())));
     };
-    check_order(module, k, of_file)?;
+    check_order(module, "g_idx", k, of_file)?;
     let format = QuantFormat::affine(bits, group_size)?;
     let zeros = Zeros {
         stored: qzeros.clone(),
@@ -90,25 +90,23 @@ fn bits(
     })
 }
 
-/// Checks that columns are in order: the group of each is told once more.
-pub(super) fn check_order(module: &Module, k: usize, groups: Groups) -> Result<()> {
-    const INDEX: &str = "g_idx";
-    let Some(stored) = module.get(INDEX) else { return Ok(()) };
-    let stored = module.require(INDEX, INDEX, &[Dtype::I32]).map(|_| stored)?;
-    module.check_dims(INDEX, stored, &[k])?;
+/// Checks that columns are in order, if the tensor `name` tells the group of each.
+pub(super) fn check_order(module: &Module, name: &str, k: usize, groups: Groups) -> Result<()> {
+    if module.get(name).is_none() {
+        return Ok(());
+    }
+    let stored = module.require(name, name, &[Dtype::I32])?;
+    module.check_dims(name, stored, &[k])?;
     let index = stored.read::<i32>()?;
     let expected = |column: usize| i32::try_from(column / groups.size).unwrap_or(i32::MAX);
     match index.iter().enumerate().find(|(column, group)| expected(*column) != **group) {
         None => Ok(()),
         Some((column, group)) => Err(Error::tensor(
             stored.path(),
-            module.name(INDEX),
-            format!(
-                "columns in order, column {column} in group {}: no other order is applied",
-                expected(column)
-            ),
-            format!("group {group}, as of a file with desc_act (act-order)"),
-            "use a quantization of the model without desc_act",
+            module.name(name),
+            format!("columns in order, column {column} in group {}", expected(column)),
+            format!("group {group}: an order by activations (desc_act, actorder), which is not applied"),
+            "use another quantization of the model, one without desc_act or actorder",
         )),
     }
 }

@@ -65,7 +65,10 @@ impl Packing {
                 "weight_shape",
                 "weight_g_idx",
                 "input_scale",
+                "input_zero_point",
                 "input_global_scale",
+                "output_scale",
+                "output_zero_point",
             ],
             Self::ModelOpt => &["weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"],
             Self::Float8 => &[
@@ -136,6 +139,7 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
     let (module, last) = name.rsplit_once('.').unwrap_or(("", name));
     let has = |part: &str| tensors.contains_key(&tensor_of(module, part));
     let is_float8 = || tensors.get(name).is_some_and(|tensor| tensor.dtype() == Dtype::F8_E4M3);
+    let is_int8 = || tensors.get(name).is_some_and(|tensor| tensor.dtype() == Dtype::I8);
     match method {
         Method::Mxfp4 if last.ends_with(gpt_oss::BLOCKS) => Some(Packing::Blocks(None)),
         Method::Mxfp4 | Method::Mxfp8(_) if last == "weight" && has("scales") => Some(Packing::Words),
@@ -143,7 +147,11 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
             Some(Packing::Float8)
         }
         Method::ModelOpt if last == "weight" && has("weight_scale") => Some(Packing::ModelOpt),
-        Method::CompressedTensors(_) if last == "weight_packed" => Some(Packing::CompressedTensors),
+        Method::CompressedTensors(_)
+            if last == "weight_packed" || last == "weight" && is_int8() && has("weight_scale") =>
+        {
+            Some(Packing::CompressedTensors)
+        }
         Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
         Method::Gptq(_) if last == "qweight" => Some(Packing::Gptq),
         Method::Mxfp4

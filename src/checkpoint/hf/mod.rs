@@ -5,7 +5,8 @@
 //! | `mxfp4` (gpt-oss) | `X_blocks`, `X_scales` | MXFP4 |
 //! | `mxfp4`, `mxfp8` | `weight` U32, `scales` U8; `weight` F8_E4M3, `weight_scale_inv` U8 | MXFP4, MXFP8 |
 //! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
-//! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4, symmetric 4-bit |
+//! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4 |
+//! | `compressed-tensors` | `weight_packed` or `weight` I8, `weight_scale`, `weight_zero_point` | symmetric and affine 4, 8-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
 //! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
@@ -75,8 +76,8 @@ impl HfCheckpoint {
             (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
             (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
-            (Packing::CompressedTensors, Method::CompressedTensors(formats)) => {
-                compressed::weight(&module, formats)
+            (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {
+                compressed::weight(&module, schemes)
             }
             (Packing::ModelOpt, _) => modelopt::weight(&module),
             (Packing::Float8, Method::Mxfp8(blocks) | Method::Fp8(blocks)) => {
