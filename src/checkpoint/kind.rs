@@ -42,7 +42,9 @@ impl fmt::Display for CheckpointKind {
 pub enum QuantMethod {
     /// AutoAWQ, 4 bits in the "gemm" layout.
     Awq,
-    /// compressed-tensors: NVFP4, MXFP4 and symmetric 4-bit integers.
+    /// bitsandbytes: NF4, and 8-bit integers.
+    BitsAndBytes,
+    /// compressed-tensors: NVFP4, MXFP4, and integers of 4 and 8 bits.
     CompressedTensors,
     /// 8-bit floats with scales for tiles of a matrix.
     Fp8,
@@ -60,6 +62,7 @@ impl fmt::Display for QuantMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Awq => "awq",
+            Self::BitsAndBytes => "bitsandbytes",
             Self::CompressedTensors => "compressed-tensors",
             Self::Fp8 => "fp8",
             Self::Gptq => "gptq",

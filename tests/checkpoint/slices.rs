@@ -173,12 +173,12 @@ fn weights_of_other_tools() {
         assert!(all.is_empty(), "{}: {}", path.display(), all.len());
         // Global scales; scales of tiles or groups that a cut goes through; scales of rows;
         // words of eight rows and of zeros.
-        let shares = ["asym", "awq", "channel", "gptq", "nvfp4", "fp8", "w8a8"]
+        let shares = ["asym", "awq", "bnb", "channel", "gptq", "nvfp4", "fp8", "w8a8"]
             .iter()
             .any(|kind| names[names.len() - 1].contains(kind));
         assert!(shares || shared.is_empty(), "{}: {}", path.display(), shared[0].0);
     }
-    assert_eq!(names.len(), 16, "{names:?}");
+    assert_eq!(names.len(), 20, "{names:?}");
 }
 
 #[test]

@@ -12,8 +12,12 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 16] = [
+pub const FIXTURES: [(&str, &str); 20] = [
     ("awq-g64", "affine 4-bit g64"),
+    ("bnb-int8", "symmetric 8-bit g128"),
+    ("bnb-nf4", "nf4"),
+    ("bnb-nf4-b512", "nf4"),
+    ("bnb-nf4-nested", "nf4"),
     ("ct-int4-asym-g64", "affine 4-bit g64"),
     ("ct-int4-g128-f32", "symmetric 4-bit g128"),
     ("ct-int4-g32", "symmetric 4-bit g32"),
@@ -261,6 +265,34 @@ pub fn cases() -> Vec<Case> {
             ],
         ),
         case(
+            "bitsandbytes 4",
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}),
+            vec![
+                entry("m.weight", "U8", &[512, 1], noise(512, 28)),
+                entry("m.weight.absmax", "U8", &[8], noise(8, 29)),
+                f32s("m.weight.quant_map", &[16], &NF4),
+                f32s("m.weight.nested_absmax", &[4], &[0.1, 0.2, 0.3, 0.4]),
+                f32s(
+                    "m.weight.nested_quant_map",
+                    &[256],
+                    &(0..256).map(|i| i as f32 / 64. - 1.).collect::<Vec<_>>(),
+                ),
+                state(&json!({
+                    "quant_type": "nf4", "blocksize": 128, "dtype": "bfloat16", "shape": [8, 128],
+                    "nested_blocksize": 2, "nested_dtype": "float32", "nested_offset": 0.015625,
+                })),
+            ],
+        ),
+        case(
+            "bitsandbytes 8",
+            json!({"quant_method": "bitsandbytes", "load_in_8bit": true}),
+            vec![
+                entry("m.weight", "I8", &[8, 128], noise(1024, 30)),
+                f32s("m.SCB", &[8], &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]),
+                entry("m.weight_format", "U8", &[], [0]),
+            ],
+        ),
+        case(
             "gptq",
             json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": false, "desc_act": false}),
             vec![
@@ -271,6 +303,32 @@ pub fn cases() -> Vec<Case> {
             ],
         ),
     ]
+}
+
+/// bitsandbytes' values.
+pub const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// What bitsandbytes says of a weight of NF4.
+pub fn state(state: &Value) -> Entry {
+    let bytes = state.to_string().into_bytes();
+    entry("m.weight.quant_state.bitsandbytes__nf4", "U8", &[bytes.len()], bytes)
 }
 
 /// The group of each of so many columns.

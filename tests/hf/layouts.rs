@@ -1,7 +1,8 @@
 //! Every layout against its definition, computed in f64 from the bytes of the file.
 
 use crate::hf::{
-    case_of, compressed, dequantized, entry, f32s, noise, open, weight, with, without, Case, Entry,
+    case_of, compressed, dequantized, entry, f32s, noise, open, state, weight, with, without, Case, Entry,
+    NF4,
 };
 use half::{bf16, f16};
 use serde_json::{json, Value};
@@ -451,4 +452,45 @@ fn compressed_tensors_bytes_are_signed() {
         let bound = f64::from(scales[row]) * 3. * 255. * 2f64.powi(-24);
         assert!((f64::from(*value) - exact).abs() <= bound, "{index}: {value} instead of {exact}");
     }
+}
+
+/// Blocks of the flattened matrix, in rows and across them; magnitudes as numbers and as codes.
+#[test]
+fn bitsandbytes_blocks_are_of_all_elements() {
+    let Case { quantization, entries, .. } = case_of("bitsandbytes 4");
+    let (codes, nested) = (bytes(&entries, "m.weight"), bytes(&entries, "m.weight.absmax"));
+    // The first of two is in the high bits.
+    let element = |index: usize| f64::from(NF4[usize::from(codes[index / 2] >> (4 - index % 2 * 4) & 15)]);
+    check(&quantization, &entries, "nf4", &[8, 128], |row, k| {
+        let scale = [0.1f32, 0.2, 0.3, 0.4][row / 2];
+        let magnitude = (f32::from(nested[row]) / 64. - 1.) * scale + 0.015625;
+        element(row * 128 + k) * f64::from(magnitude)
+    });
+    for (block, n, k) in
+        [(64, 8, 128), (256, 8, 128), (128, 16, 64), (192, 8, 128), (1024, 4, 256), (2048, 2, 512)]
+    {
+        let blocks = (n * k as usize).div_ceil(block);
+        let magnitudes: Vec<f32> = (0..blocks).map(|block| 0.3 + 0.1 * block as f32).collect();
+        let plain = [
+            entry("m.weight", "BF16", &[256, 1], codes),
+            f32s("m.weight.absmax", &[blocks], &magnitudes),
+            f32s("m.weight.quant_map", &[16], &NF4),
+            state(&json!({"quant_type": "nf4", "blocksize": block, "dtype": "float16", "shape": [n, k]})),
+        ];
+        check(&quantization, &plain, "nf4", &[n, k], |row, column| {
+            let index = row * k + column;
+            element(index) * f64::from(magnitudes[index / block])
+        });
+    }
+}
+
+/// One rounding of the scale and one of the product.
+#[test]
+fn bitsandbytes_rows_have_magnitudes() {
+    let Case { quantization, entries, .. } = case_of("bitsandbytes 8");
+    let codes = bytes(&entries, "m.weight");
+    let largest = [0.1f32, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8];
+    check(&quantization, &entries, "symmetric 8-bit g128", &[8, 128], |row, k| {
+        f64::from(codes[row * 128 + k] as i8) * f64::from(largest[row] * (1. / 127.))
+    });
 }

@@ -44,7 +44,7 @@ const DTYPES: [(&str, usize); 13] = [
     ("F64", 8),
 ];
 
-const NAMES: [&str; 22] = [
+const NAMES: [&str; 28] = [
     "weight",
     "scales",
     "biases",
@@ -60,6 +60,12 @@ const NAMES: [&str; 22] = [
     "weight_shape",
     "weight_zero_point",
     "weight_g_idx",
+    "weight.absmax",
+    "weight.quant_map",
+    "weight.nested_absmax",
+    "weight.nested_quant_map",
+    "weight.quant_state.bitsandbytes__nf4",
+    "SCB",
     "pre_quant_scale",
     "scale",
     "global_scale",

@@ -26,7 +26,7 @@ fn weight_with(case: &str, changes: &[Entry]) -> Result<Weight> {
 
 #[test]
 fn other_methods_are_named() {
-    for method in [json!("bitnet"), json!("bitsandbytes"), json!("something new"), json!(7)] {
+    for method in [json!("bitnet"), json!("hqq"), json!("something new"), json!(7)] {
         let result = open(&json!({"quant_method": method, "bits": 4}), &[]);
         rejected(
             result,
@@ -232,6 +232,49 @@ fn gptq_has_known_widths_and_layouts() {
     rejected(result, &[FILE, "`m.qzeros`", "shape [2, 2] of 8 bits", "[2, 1]"]);
 }
 
+#[test]
+fn bitsandbytes_says_what_its_bytes_are() {
+    let right = json!({
+        "quant_type": "nf4", "blocksize": 128, "shape": [8, 128], "nested_blocksize": 2, "nested_offset": 0.5,
+    });
+    assert!(weight_with("bitsandbytes 4", &[crate::hf::state(&right)]).is_ok());
+    for (key, value, expected) in [
+        ("quant_type", json!("fp4"), "expected quant_type nf4, found \"fp4\""),
+        ("blocksize", json!(0), "found blocksize 0"),
+        ("blocksize", json!(32), "a multiple of 64, found shape [8, 128], blocks of 32"),
+        ("shape", json!([8]), "the shape [N, K] of a matrix, found shape [8]"),
+        ("shape", json!([8, -128]), "found shape [8,-128]"),
+        ("shape", json!([16, 128]), "1024 bytes for [16, 128], found 512 bytes"),
+        ("shape", json!([32, 32]), "a multiple of 64, found shape [32, 32]"),
+        ("shape", json!([1u64 << 33, 1u64 << 34]), "a multiple of 64, found shape"),
+        ("nested_blocksize", json!(null), "found nested_blocksize null"),
+        ("nested_offset", json!("0"), "a number for nested_offset"),
+    ] {
+        let mut state = right.clone();
+        state[key] = value;
+        rejected(weight_with("bitsandbytes 4", &[crate::hf::state(&state)]), &[FILE, "`m.weight", expected]);
+    }
+    let garbage = entry("m.weight.quant_state.bitsandbytes__nf4", "U8", &[3], *b"{1}");
+    rejected(weight_with("bitsandbytes 4", &[garbage]), &[FILE, "bitsandbytes__nf4`", "expected JSON"]);
+    let mut map = crate::hf::NF4;
+    map[3] = -0.394_917_6;
+    let map = f32s("m.weight.quant_map", &[16], &map);
+    let parts = [FILE, "`m.weight.quant_map`", "the numbers of NF4, -0.3949175", "found -0.3949176"];
+    rejected(weight_with("bitsandbytes 4", &[map]), &parts);
+    let fp4 = entry("m.weight.quant_state.bitsandbytes__fp4", "U8", &[2], *b"{}");
+    let entries =
+        with(&without(&case_of("bitsandbytes 4").entries, "m.weight.quant_state.bitsandbytes__nf4"), &[fp4]);
+    let result = weight(&case_of("bitsandbytes 4").quantization, &entries);
+    rejected(result, &[FILE, "bitsandbytes__fp4`", "found fp4", "bnb_4bit_quant_type=\"nf4\""]);
+    let order = entry("m.weight_format", "U8", &[], [2]);
+    rejected(
+        weight_with("bitsandbytes 8", &[order]),
+        &[FILE, "`m.weight_format`", "0, for codes in rows", "[2]"],
+    );
+    let narrow = [entry("m.weight", "I8", &[8, 48], noise(384, 1))];
+    rejected(weight_with("bitsandbytes 8", &narrow), &[FILE, "`m.weight`", "a multiple of 32", "[8, 48]"]);
+}
+
 /// A file with `desc_act` says of each column in which group it is.
 #[test]
 fn columns_of_gptq_are_in_order() {
@@ -287,7 +330,7 @@ fn tensors_make_the_kind() {
 }
 
 /// Tensors that a weight needs beside its codes.
-const NEEDED: [(&str, &str); 14] = [
+const NEEDED: [(&str, &str); 17] = [
     ("gpt-oss", "m_scales"),
     ("mxfp8", "m.weight_scale_inv"),
     ("modelopt", "m.weight_scale_2"),
@@ -302,6 +345,9 @@ const NEEDED: [(&str, &str); 14] = [
     ("awq", "m.qzeros"),
     ("gptq", "m.scales"),
     ("gptq", "m.qzeros"),
+    ("bitsandbytes 4", "m.weight.absmax"),
+    ("bitsandbytes 4", "m.weight.quant_map"),
+    ("bitsandbytes 4", "m.weight.nested_quant_map"),
 ];
 
 #[test]
@@ -341,6 +387,13 @@ fn parts_have_their_dtypes() {
         ("gptq", "m.qzeros", "F32"),
         ("gptq", "m.scales", "I16"),
         ("gptq", "m.g_idx", "U32"),
+        ("bitsandbytes 4", "m.weight.absmax", "I8"),
+        ("bitsandbytes 4", "m.weight.quant_map", "I32"),
+        ("bitsandbytes 4", "m.weight.nested_absmax", "I32"),
+        ("bitsandbytes 4", "m.weight.nested_quant_map", "I32"),
+        ("bitsandbytes 4", "m.weight.quant_state.bitsandbytes__nf4", "I8"),
+        ("bitsandbytes 8", "m.SCB", "I32"),
+        ("bitsandbytes 8", "m.weight_format", "I8"),
     ] {
         let mut entries = case_of(case).entries;
         entries.iter_mut().find(|entry| entry.0 == part).unwrap().1 = dtype;
@@ -396,6 +449,13 @@ fn parts_have_shapes_that_fit() {
         ("gptq", "m.scales", &[1, 16], "shape [1, 8]"),
         ("gptq", "m.scales", &[2, 2, 4], "a shape [K/g, N]"),
         ("gptq", "m.g_idx", &[64, 2], "shape [128]"),
+        ("bitsandbytes 4", "m.weight.absmax", &[2, 4], "shape [8]"),
+        ("bitsandbytes 4", "m.weight.quant_map", &[4, 4], "shape [16]"),
+        ("bitsandbytes 4", "m.weight.nested_absmax", &[2, 2], "shape [4]"),
+        ("bitsandbytes 4", "m.weight.nested_quant_map", &[16, 16], "shape [256]"),
+        ("bitsandbytes 8", "m.weight", &[64, 16], "shape [64]"),
+        ("bitsandbytes 8", "m.weight", &[2, 4, 128], "a shape [N, K]"),
+        ("bitsandbytes 8", "m.SCB", &[8, 1], "shape [8]"),
     ] {
         let mut entries = case_of(case).entries;
         let entry = entries.iter_mut().find(|entry| entry.0 == part).unwrap();

@@ -122,10 +122,14 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
         true => scheme(None),
         false => scheme(Some(groups.size)),
     };
-    let asymmetric =
-        |scheme: &Scheme| matches!(scheme, Scheme::Integers(IntegerScheme { symmetric: false, .. }));
-    if !schemes.iter().any(asymmetric) {
-        module.refuse(ZEROS, "codes are symmetric, the config says")?;
+    let named = |symmetric| {
+        let is = |scheme: &Scheme| matches!(scheme, Scheme::Integers(named) if named.symmetric == symmetric);
+        schemes.iter().any(is)
+    };
+    match (named(true), named(false)) {
+        (false, true) => module.require(ZEROS, lead, &[Dtype::I32, Dtype::I8]).map(drop)?,
+        (_, false) => module.refuse(ZEROS, "codes are symmetric, the config says")?,
+        (true, true) => {}
     }
     check_scheme(module, lead, schemes, Scheme::Integers(scheme))?;
     check_order(module, ORDER, k, groups)?;

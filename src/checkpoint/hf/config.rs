@@ -26,6 +26,7 @@ pub(in crate::checkpoint) enum Method {
     Fp8(Blocks),
     Awq(AwqConfig),
     Gptq(GptqConfig),
+    BitsAndBytes,
 }
 
 /// What is expected of all modules; `None` where each may differ.
@@ -56,6 +57,7 @@ impl Method {
             Self::Fp8(_) => QuantMethod::Fp8,
             Self::Awq(_) => QuantMethod::Awq,
             Self::Gptq(_) => QuantMethod::Gptq,
+            Self::BitsAndBytes => QuantMethod::BitsAndBytes,
         }
     }
 }
@@ -112,6 +114,7 @@ impl Source {
             Some("fp8") => self.fp8(object),
             Some("awq") => self.awq(object),
             Some("gptq") => self.gptq(object),
+            Some("bitsandbytes") => Ok(Method::BitsAndBytes),
             _ => Err(self.unsupported(format!("quant_method {method}"))),
         }
     }

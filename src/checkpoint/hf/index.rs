@@ -1,5 +1,6 @@
 //! Which logical tensors the stored ones make up.
 
+use super::bitsandbytes;
 use super::config::Method;
 use super::fp8;
 use super::gpt_oss::{self, Half};
@@ -33,6 +34,7 @@ pub(super) enum Packing {
     Words,
     Awq,
     Gptq,
+    BitsAndBytes,
     CompressedTensors,
     ModelOpt,
     Float8,
@@ -46,6 +48,7 @@ impl Packing {
             Self::Words
             | Self::Awq
             | Self::Gptq
+            | Self::BitsAndBytes
             | Self::CompressedTensors
             | Self::ModelOpt
             | Self::Float8 => lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, ".")),
@@ -57,6 +60,16 @@ impl Packing {
         match self {
             Self::Blocks(_) => &[gpt_oss::SCALES],
             Self::Words => &["scales"],
+            Self::BitsAndBytes => &[
+                bitsandbytes::STATES[0],
+                bitsandbytes::STATES[1],
+                bitsandbytes::ROW_SCALES,
+                "weight.absmax",
+                "weight.quant_map",
+                "weight.nested_absmax",
+                "weight.nested_quant_map",
+                "weight_format",
+            ],
             Self::Awq | Self::Gptq => &["qzeros", "scales", "g_idx"],
             Self::CompressedTensors => &[
                 "weight_scale",
@@ -154,12 +167,20 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         }
         Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
         Method::Gptq(_) if last == "qweight" => Some(Packing::Gptq),
+        Method::BitsAndBytes
+            if last == "weight"
+                && (bitsandbytes::STATES.iter().any(|state| has(state))
+                    || is_int8() && has(bitsandbytes::ROW_SCALES)) =>
+        {
+            Some(Packing::BitsAndBytes)
+        }
         Method::Mxfp4
         | Method::Mxfp8(_)
         | Method::Fp8(_)
         | Method::ModelOpt
         | Method::CompressedTensors(_)
         | Method::Awq(_)
-        | Method::Gptq(_) => None,
+        | Method::Gptq(_)
+        | Method::BitsAndBytes => None,
     }
 }

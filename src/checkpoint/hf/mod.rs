@@ -10,12 +10,14 @@
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
 //! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
+//! | `bitsandbytes` | `weight` with `weight.absmax` and others; `weight` I8 with `SCB` | NF4; symmetric 8-bit |
 //! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
 //! tools do not agree upon, and a module that they name has no scales.
 
 mod awq;
+mod bitsandbytes;
 mod compressed;
 mod config;
 mod fp8;
@@ -75,6 +77,7 @@ impl HfCheckpoint {
             (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::MXFP4),
             (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
+            (Packing::BitsAndBytes, _) => bitsandbytes::weight(&module),
             (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {
                 compressed::weight(&module, schemes)
