@@ -12,8 +12,10 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 20] = [
+pub const FIXTURES: [(&str, &str); 22] = [
     ("awq-g64", "affine 4-bit g64"),
+    ("awq-gemv-g64", "affine 4-bit g64"),
+    ("awq-gemv_fast-g32", "affine 4-bit g32"),
     ("bnb-int8", "symmetric 8-bit g128"),
     ("bnb-nf4", "nf4"),
     ("bnb-nf4-b512", "nf4"),
@@ -262,6 +264,24 @@ pub fn cases() -> Vec<Case> {
                 entry("m.qweight", "I32", &[64, 1], noise(256, 18)),
                 entry("m.qzeros", "I32", &[2, 1], noise(8, 19)),
                 entry("m.scales", "F16", &[2, 8], halves(16)),
+            ],
+        ),
+        case(
+            "awq gemv",
+            json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}),
+            vec![
+                entry("m.qweight", "I32", &[8, 16], noise(512, 31)),
+                entry("m.qzeros", "I32", &[8, 2], noise(64, 32)),
+                entry("m.scales", "F16", &[8, 16], halves(128)),
+            ],
+        ),
+        case(
+            "awq gemv_fast",
+            json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}),
+            vec![
+                entry("m.qweight", "I16", &[2, 128], noise(512, 33)),
+                entry("m.qzeros", "F16", &[16, 8], halves(128)),
+                entry("m.scales", "F16", &[16, 8], halves(128)),
             ],
         ),
         case(

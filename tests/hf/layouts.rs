@@ -494,3 +494,60 @@ fn bitsandbytes_rows_have_magnitudes() {
         f64::from(codes[row * 128 + k] as i8) * f64::from(largest[row] * (1. / 127.))
     });
 }
+
+/// Codes and zeros are in order, behind the zeros and scales of each row is room for more.
+#[test]
+fn awq_gemv_has_rows() {
+    for (size, group_size, n, k, room) in
+        [(64, 64, 5, 128, 16), (32, 32, 3, 1056, 64), (128, 128, 2, 128, 8), (-1, 128, 2, 256, 8)]
+    {
+        let stored = usize::try_from(size).unwrap_or(k);
+        let quantization = json!({"quant_method": "awq", "bits": 4, "group_size": size, "version": "gemv"});
+        let (scale_bytes, scales) = f16s(n * room);
+        let entries = [
+            entry("m.qweight", "I32", &[n, k / 8], noise(n * k / 2, 31)),
+            entry("m.qzeros", "I32", &[n, room / 8], noise(n * room / 2, 32)),
+            entry("m.scales", "F16", &[n, room], scale_bytes),
+        ];
+        let format = format!("affine 4-bit g{group_size}");
+        check(&quantization, &entries, &format, &[n, k], |row, column| {
+            let group = row * room + column / stored;
+            let code = f64::from(nibble(&entries[0].3, row * k + column));
+            (code - f64::from(nibble(&entries[1].3, group))) * scales[group]
+        });
+    }
+}
+
+/// By the steps of AutoAWQ's `pack_intweight`.
+#[test]
+fn awq_gemv_fast_has_four_rows_beside_each_other() {
+    let (n, k, room) = (12, 192, 16);
+    let quantization = json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"});
+    let ((scale_bytes, scales), biases) = (f16s(room * n), noise(room * n, 34));
+    let biases: Vec<f16> = biases.iter().map(|byte| f16::from_f32(f32::from(*byte) / -64.)).collect();
+    let codes: Vec<u8> = noise(n * k, 33).iter().map(|byte| byte & 15).collect();
+    let mut packed = vec![0u8; n * k / 2];
+    for (index, code) in codes.iter().enumerate() {
+        let (row, column) = (index / k, index % k);
+        // 32 columns as [4, 4, 2] to [1, 0, 2]; then eights as [4, 2] transposed.
+        let (a, b, c) = (column % 32 / 8, column % 8 / 2, column % 2);
+        let within = b * 8 + c * 4 + a;
+        // [N/4, 4, K/64, 64] to [0, 2, 1, 3].
+        let place = ((row / 4 * (k / 64) + column / 64) * 4 + row % 4) * 64 + column % 64 / 32 * 32 + within;
+        packed[place / 2] |= code << (place % 2 * 4);
+    }
+    let entries = [
+        entry("m.qweight", "I16", &[n / 4, k], packed),
+        entry("m.scales", "F16", &[room, n], scale_bytes),
+        entry(
+            "m.qzeros",
+            "F16",
+            &[room, n],
+            biases.iter().flat_map(|bias| bias.to_le_bytes()).collect::<Vec<_>>(),
+        ),
+    ];
+    check(&quantization, &entries, "affine 4-bit g64", &[n, k], |row, column| {
+        let group = column / 64 * n + row;
+        f64::from((f64::from(codes[row * k + column]) * scales[group]) as f32) + biases[group].to_f64()
+    });
+}

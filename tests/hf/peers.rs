@@ -138,6 +138,8 @@ fn sizes_are_those_in_the_file() {
     };
     let codes = 256 * 128;
     assert_eq!(size("awq-g64"), codes / 2 + 2 * 256 * 2 + 2 * 256 / 2);
+    assert_eq!(size("awq-gemv-g64"), codes / 2 + 256 * 16 * 2 + 256 * 2 * 4);
+    assert_eq!(size("awq-gemv_fast-g32"), codes / 2 + 2 * 256 * 32 * 2);
     assert_eq!(size("gptq-b3-g32"), codes * 3 / 8 + 4 * 256 * 2 + 4 * 256 * 3 / 8);
     assert_eq!(size("gptq-b8-channel"), codes + 256 * 2 + 256);
     assert_eq!(size("bnb-int8"), codes + 256 * 4);

@@ -183,8 +183,8 @@ fn fp8_is_e4m3_with_known_scales() {
 }
 
 #[test]
-fn awq_is_gemm_with_four_bits() {
-    for version in [json!("gemv"), json!("gemv_fast"), json!("marlin"), json!(1)] {
+fn awq_has_four_bits_in_known_layouts() {
+    for version in [json!("llm-awq"), json!("exllama"), json!("marlin"), json!(1)] {
         let result = open(&changed("awq", &json!({"version": version})), &[]);
         rejected(result, &["config.json", &format!("version {version}"), "not supported"]);
     }
@@ -330,7 +330,7 @@ fn tensors_make_the_kind() {
 }
 
 /// Tensors that a weight needs beside its codes.
-const NEEDED: [(&str, &str); 17] = [
+const NEEDED: [(&str, &str); 19] = [
     ("gpt-oss", "m_scales"),
     ("mxfp8", "m.weight_scale_inv"),
     ("modelopt", "m.weight_scale_2"),
@@ -343,6 +343,8 @@ const NEEDED: [(&str, &str); 17] = [
     ("fp8 floats", "m.weight_scale_inv"),
     ("awq", "m.scales"),
     ("awq", "m.qzeros"),
+    ("awq gemv", "m.qzeros"),
+    ("awq gemv_fast", "m.qzeros"),
     ("gptq", "m.scales"),
     ("gptq", "m.qzeros"),
     ("bitsandbytes 4", "m.weight.absmax"),
@@ -383,6 +385,9 @@ fn parts_have_their_dtypes() {
         ("awq", "m.qweight", "U32"),
         ("awq", "m.qzeros", "F32"),
         ("awq", "m.scales", "I16"),
+        ("awq gemv", "m.qzeros", "F32"),
+        ("awq gemv_fast", "m.qweight", "F16"),
+        ("awq gemv_fast", "m.qzeros", "I16"),
         ("gptq", "m.qweight", "U32"),
         ("gptq", "m.qzeros", "F32"),
         ("gptq", "m.scales", "I16"),
@@ -443,6 +448,13 @@ fn parts_have_shapes_that_fit() {
         ("awq", "m.qzeros", &[1, 2], "shape [2, 1]"),
         ("awq", "m.scales", &[1, 16], "one row for each 32 of K = 64"),
         ("awq", "m.scales", &[2, 2, 4], "shape [2, 8]"),
+        ("awq gemv", "m.qweight", &[16, 8], "shape [16, 16]"),
+        ("awq gemv", "m.qweight", &[32, 4], "whole groups of 64"),
+        ("awq gemv", "m.qzeros", &[2, 8], "shape [8, 2]"),
+        ("awq gemv", "m.scales", &[16, 8], "shape [8, 16]"),
+        ("awq gemv_fast", "m.qweight", &[8, 32], "a multiple of 64"),
+        ("awq gemv_fast", "m.qzeros", &[8, 16], "shape [16, 8]"),
+        ("awq gemv_fast", "m.scales", &[8, 16], "shape [16, 8]"),
         ("gptq", "m.qweight", &[8, 16], "shape [2, 16]"),
         ("gptq", "m.qweight", &[4, 4, 8], "a shape [K * bits / 32, N]"),
         ("gptq", "m.qzeros", &[1, 2], "shape [2, 1] of 4 bits"),
@@ -600,6 +612,7 @@ fn the_config_and_the_scales_of_awq_agree() {
 fn a_weight_is_stored_once() {
     for (case, twice, lead) in [
         ("awq", "m.weight", "m.qweight"),
+        ("awq gemv", "m.weight", "m.qweight"),
         ("gptq", "m.weight", "m.qweight"),
         ("pack-quantized", "m.weight", "m.weight_packed"),
         ("gpt-oss", "e.up_proj.weight", "e.gate_up_proj_blocks"),

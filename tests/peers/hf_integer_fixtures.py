@@ -27,6 +27,8 @@ packages(AUTOGPTQ, ["auto_gptq", "auto_gptq.nn_modules", "auto_gptq.nn_modules.q
 packages(GPTQMODEL, ["gptqmodel", "gptqmodel.nn_modules", "gptqmodel.models"])
 sys.modules["gptqmodel"].DEBUG_ON = False
 from auto_gptq.nn_modules.qlinear.qlinear_cuda_old import QuantLinear  # noqa: E402
+from awq.modules.linear.gemv import WQLinear_GEMV  # noqa: E402
+from awq.modules.linear.gemv_fast import WQLinear_GEMVFast  # noqa: E402
 from gptqmodel.nn_modules.qlinear.torch import TorchLinear  # noqa: E402
 
 
@@ -98,6 +100,29 @@ def gptq_v2(bits, group_size):
 def gptq_config(bits, group_size, symmetric, **others):
     settings = {"bits": bits, "group_size": group_size, "sym": symmetric, "desc_act": False, "damp_percent": 0.01}
     return {"quant_method": "gptq", **settings, "static_groups": False, "true_sequential": True, **others}
+
+
+def awq(kind, group_size):
+    """By AutoAWQ, which has no decoder of these layouts for a CPU: the numbers that went in come out."""
+
+    def one(module, weight):
+        if module.endswith("v_proj"):
+            return None
+        scales, zeros, rounded = parameters(weight, 4, group_size, False)
+        layer = kind.from_linear(linear_of(rounded), 4, group_size, scales=scales, zeros=zeros)
+        parts = {"qweight": layer.qweight, "qzeros": layer.qzeros, "scales": layer.scales}
+        if kind is WQLinear_GEMV:
+            return parts, rounded
+        wide = lambda values: values.repeat_interleave(group_size, 1)  # noqa: E731
+        codes = torch.round(rounded / wide(scales)) + wide(zeros)
+        biases = layer.qzeros.t()[:, : scales.shape[1]].float()
+        return parts, codes * wide(scales) + wide(biases)
+
+    return one
+
+
+def awq_config(group_size, version):
+    return {"quant_method": "awq", "bits": 4, "group_size": group_size, "zero_point": True, "version": version}
 
 
 def compressed(scheme):
@@ -177,6 +202,12 @@ for case, bits, group_size, symmetric in [
     write(OUT / case, config, gptq(bits, group_size, symmetric), dtype=torch.float16, tolerance=0.6 / 2 ** (bits - 1))
 config = gptq_config(4, 32, False, checkpoint_format="gptq_v2", meta={"quantizer": ["gptqmodel:7.7.0"]})
 write(OUT / "gptq-v2-b4-g32", config, gptq_v2(4, 32), dtype=torch.float16)
+
+for case, kind, group_size, version in [
+    ("awq-gemv-g64", WQLinear_GEMV, 64, "gemv"),
+    ("awq-gemv_fast-g32", WQLinear_GEMVFast, 32, "gemv_fast"),
+]:
+    write(OUT / case, awq_config(group_size, version), awq(kind, group_size), dtype=torch.float16)
 
 EIGHT = QuantizationArgs(num_bits=8, strategy="token", dynamic=True, symmetric=True)
 for case, args, format, activations in [

@@ -42,9 +42,18 @@ pub(in crate::checkpoint) struct GptqConfig {
 
 #[derive(Debug)]
 pub(in crate::checkpoint) struct AwqConfig {
+    pub version: AwqVersion,
     pub group_size: Option<usize>,
     /// Whether there are zeros; without them codes are symmetric.
     pub zero_point: bool,
+}
+
+/// AutoAWQ's layouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::checkpoint) enum AwqVersion {
+    Gemm,
+    Gemv,
+    GemvFast,
 }
 
 impl Method {
@@ -241,18 +250,23 @@ impl Source {
 
     fn awq(&self, object: &Object) -> Result<Method> {
         let version = object.get("version").or_else(|| object.get("format")).filter(|value| !value.is_null());
-        if let Some(version) = version {
-            if !version.as_str().is_some_and(|version| version.eq_ignore_ascii_case("gemm")) {
+        let version = match version.map(|version| version.as_str().map(str::to_ascii_lowercase)) {
+            None => AwqVersion::Gemm,
+            Some(Some(name)) if name == "gemm" => AwqVersion::Gemm,
+            Some(Some(name)) if name == "gemv" => AwqVersion::Gemv,
+            Some(Some(name)) if name == "gemv_fast" => AwqVersion::GemvFast,
+            Some(_) => {
+                let version = version.unwrap_or(&Value::Null);
                 return Err(self.unsupported(format!("quant_method \"awq\" with version {version}")));
             }
-        }
+        };
         match self.number(object, "bits")? {
             None | Some(4) => {}
             Some(bits) => return Err(self.unsupported(format!("quant_method \"awq\" with {bits} bits"))),
         }
         let group_size = self.group_size(object)?;
         let zero_point = object.get("zero_point") != Some(&Value::Bool(false));
-        Ok(Method::Awq(AwqConfig { group_size, zero_point }))
+        Ok(Method::Awq(AwqConfig { version, group_size, zero_point }))
     }
 
     fn gptq(&self, object: &Object) -> Result<Method> {

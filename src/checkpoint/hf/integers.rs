@@ -176,7 +176,7 @@ impl Layout for Integers {
 }
 
 /// Some rows and, of these, some bytes of a matrix of `[rows, bytes]`.
-fn part(
+pub(super) fn part(
     stored: &StoredTensor,
     [rows, bytes]: [usize; 2],
     of_rows: &Range<usize>,

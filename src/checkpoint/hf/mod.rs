@@ -9,7 +9,7 @@
 //! | `compressed-tensors` | `weight_packed` or `weight` I8, `weight_scale`, `weight_zero_point` | symmetric and affine 4, 8-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
-//! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
+//! | `awq` ("gemm", "gemv", "gemv_fast") | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //! | `bitsandbytes` | `weight` with `weight.absmax` and others; `weight` I8 with `SCB` | NF4; symmetric 8-bit |
 //! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
 //!
@@ -17,6 +17,7 @@
 //! tools do not agree upon, and a module that they name has no scales.
 
 mod awq;
+mod awq_gemv;
 mod bitsandbytes;
 mod compressed;
 mod config;
