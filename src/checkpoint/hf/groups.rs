@@ -20,7 +20,7 @@ impl Groups {
 
     /// `count` groups of all of K, and the size of a format's groups that each is made of, the largest that fits.
     pub(super) fn divide(k: usize, count: usize) -> Option<(Self, usize)> {
-        let size = k.checked_div(count).filter(|size| *size > 0 && k % count == 0)?;
+        let size = k.checked_div(count).filter(|size| *size > 0 && k.is_multiple_of(count))?;
         let smaller =
             QuantFormat::AFFINE_GROUP_SIZES.into_iter().rev().find(|smaller| size % smaller == 0)?;
         Some((Self::of(size), smaller))
