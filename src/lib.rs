@@ -1,6 +1,6 @@
 //! Layers, kernels and checkpoint readers that run quantized weights in candle **as they are packed**: affine 1- to
 //! 8-bit, MXFP4, NVFP4, MXFP8, MXINT8 and NF4, from checkpoints that mlx-lm, mistral.rs, Ollama, ModelOpt,
-//! compressed-tensors, AutoAWQ or GGUF tools wrote.
+//! compressed-tensors, GPTQModel, AutoAWQ, bitsandbytes or GGUF tools wrote.
 //!
 //! [`linear`], [`linear_no_bias`], [`Linear`], [`embedding`], [`Embedding`] and [`VarBuilder`] have the names and
 //! arguments of their candle_nn namesakes, and become quantized or dense as the checkpoint says, tensor by tensor.

@@ -42,10 +42,14 @@ impl fmt::Display for CheckpointKind {
 pub enum QuantMethod {
     /// AutoAWQ, 4 bits in the "gemm" layout.
     Awq,
-    /// compressed-tensors: NVFP4, MXFP4 and symmetric 4-bit integers.
+    /// bitsandbytes: NF4, and 8-bit integers.
+    BitsAndBytes,
+    /// compressed-tensors: NVFP4, MXFP4, and integers of 4 and 8 bits.
     CompressedTensors,
     /// 8-bit floats with scales for tiles of a matrix.
     Fp8,
+    /// GPTQ, as AutoGPTQ and GPTQModel write it.
+    Gptq,
     /// NVIDIA ModelOpt's NVFP4.
     ModelOpt,
     /// MXFP4, as gpt-oss was published.
@@ -58,8 +62,10 @@ impl fmt::Display for QuantMethod {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Awq => "awq",
+            Self::BitsAndBytes => "bitsandbytes",
             Self::CompressedTensors => "compressed-tensors",
             Self::Fp8 => "fp8",
+            Self::Gptq => "gptq",
             Self::ModelOpt => "modelopt",
             Self::Mxfp4 => "mxfp4",
             Self::Mxfp8 => "mxfp8",

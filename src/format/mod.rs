@@ -41,6 +41,7 @@ mod small_floats;
 
 pub(crate) use affine::quantize_group as quantize_affine_group;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
+pub(crate) use bits::unpack;
 pub use bits::{code_at, pack};
 pub(crate) use ggml::IQ4_NL;
 pub use ggml::SUPER_BLOCK;

@@ -169,11 +169,14 @@ fn weights_of_other_tools() {
         assert!(count >= 5, "{}", path.display());
         let all: Vec<_> = shared.iter().filter(|(_, of)| *of == Shared::All).collect();
         assert!(all.is_empty(), "{}: {}", path.display(), all.len());
-        // Global scales; scales of tiles that a cut goes through; AWQ's words of eight rows.
-        let shares = ["awq", "nvfp4", "fp8"].iter().any(|kind| names[names.len() - 1].contains(kind));
+        // Global scales; scales of tiles or groups that a cut goes through; scales of rows;
+        // words of eight rows and of zeros.
+        let shares = ["asym", "awq", "bnb", "channel", "gptq", "nvfp4", "fp8", "w8a8"]
+            .iter()
+            .any(|kind| names[names.len() - 1].contains(kind));
         assert!(shares || shared.is_empty(), "{}: {}", path.display(), shared[0].0);
     }
-    assert_eq!(names.len(), 8, "{names:?}");
+    assert_eq!(names.len(), 22, "{names:?}");
 }
 
 #[test]

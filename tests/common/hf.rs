@@ -12,14 +12,28 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 8] = [
+pub const FIXTURES: [(&str, &str); 22] = [
     ("awq-g64", "affine 4-bit g64"),
+    ("awq-gemv-g64", "affine 4-bit g64"),
+    ("awq-gemv_fast-g32", "affine 4-bit g32"),
+    ("bnb-int8", "symmetric 8-bit g128"),
+    ("bnb-nf4", "nf4"),
+    ("bnb-nf4-b512", "nf4"),
+    ("bnb-nf4-nested", "nf4"),
+    ("ct-int4-asym-g64", "affine 4-bit g64"),
     ("ct-int4-g128-f32", "symmetric 4-bit g128"),
     ("ct-int4-g32", "symmetric 4-bit g32"),
+    ("ct-int8-channel", "symmetric 8-bit g128"),
     ("ct-mxfp4", "mxfp4"),
     ("ct-nvfp4", "nvfp4"),
+    ("ct-w8a8", "symmetric 8-bit g128"),
     ("fp8-128x128", "fp8 g128"),
     ("fp8-ue8m0-32x32", "mxfp8"),
+    ("gptq-b2-g64", "affine 2-bit g64"),
+    ("gptq-b3-g32", "affine 3-bit g32"),
+    ("gptq-b4-g128", "affine 4-bit g128"),
+    ("gptq-b8-channel", "affine 8-bit g128"),
+    ("gptq-v2-b4-g32", "affine 4-bit g32"),
     ("modelopt-nvfp4", "nvfp4"),
 ];
 
@@ -205,6 +219,29 @@ pub fn cases() -> Vec<Case> {
             ],
         ),
         case(
+            "pack-quantized zeros",
+            compressed(
+                "pack-quantized",
+                json!({"num_bits": 8, "type": "int", "symmetric": false, "strategy": "group", "group_size": 64}),
+            ),
+            vec![
+                entry("m.weight_packed", "I32", &[8, 32], noise(1024, 22)),
+                entry("m.weight_scale", "F16", &[8, 2], halves(16)),
+                entry("m.weight_zero_point", "I32", &[2, 2], noise(16, 23)),
+                entry("m.weight_g_idx", "I32", &[128], order(128, 64)),
+                entry("m.weight_shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+            ],
+        ),
+        case(
+            "int-quantized",
+            compressed("int-quantized", json!({"num_bits": 8, "type": "int", "strategy": "channel"})),
+            vec![
+                entry("m.weight", "I8", &[8, 128], noise(1024, 24)),
+                entry("m.weight_scale", "F16", &[8, 1], halves(8)),
+                f32s("m.input_scale", &[1], &[0.5]),
+            ],
+        ),
+        case(
             "fp8 floats",
             json!({"quant_method": "fp8", "weight_block_size": [3, 48]}),
             vec![
@@ -237,7 +274,94 @@ pub fn cases() -> Vec<Case> {
                 entry("m.scales", "F16", &[2, 8], halves(16)),
             ],
         ),
+        case(
+            "awq gemv",
+            json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv"}),
+            vec![
+                entry("m.qweight", "I32", &[8, 16], noise(512, 31)),
+                entry("m.qzeros", "I32", &[8, 2], noise(64, 32)),
+                entry("m.scales", "F16", &[8, 16], halves(128)),
+            ],
+        ),
+        case(
+            "awq gemv_fast",
+            json!({"quant_method": "awq", "bits": 4, "group_size": 64, "version": "gemv_fast"}),
+            vec![
+                entry("m.qweight", "I16", &[2, 128], noise(512, 33)),
+                entry("m.qzeros", "F16", &[16, 8], halves(128)),
+                entry("m.scales", "F16", &[16, 8], halves(128)),
+            ],
+        ),
+        case(
+            "bitsandbytes 4",
+            json!({"quant_method": "bitsandbytes", "load_in_4bit": true, "bnb_4bit_quant_type": "nf4"}),
+            vec![
+                entry("m.weight", "U8", &[512, 1], noise(512, 28)),
+                entry("m.weight.absmax", "U8", &[8], noise(8, 29)),
+                f32s("m.weight.quant_map", &[16], &NF4),
+                f32s("m.weight.nested_absmax", &[4], &[0.1, 0.2, 0.3, 0.4]),
+                f32s(
+                    "m.weight.nested_quant_map",
+                    &[256],
+                    &(0..256).map(|i| i as f32 / 64. - 1.).collect::<Vec<_>>(),
+                ),
+                state(&json!({
+                    "quant_type": "nf4", "blocksize": 128, "dtype": "bfloat16", "shape": [8, 128],
+                    "nested_blocksize": 2, "nested_dtype": "float32", "nested_offset": 0.015625,
+                })),
+            ],
+        ),
+        case(
+            "bitsandbytes 8",
+            json!({"quant_method": "bitsandbytes", "load_in_8bit": true}),
+            vec![
+                entry("m.weight", "I8", &[8, 128], noise(1024, 30)),
+                f32s("m.SCB", &[8], &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]),
+                entry("m.weight_format", "U8", &[], [0]),
+            ],
+        ),
+        case(
+            "gptq",
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": false, "desc_act": false}),
+            vec![
+                entry("m.qweight", "I32", &[16, 8], noise(512, 20)),
+                entry("m.qzeros", "I32", &[2, 1], noise(8, 21)),
+                entry("m.scales", "F16", &[2, 8], halves(16)),
+                entry("m.g_idx", "I32", &[128], order(128, 64)),
+            ],
+        ),
     ]
+}
+
+/// bitsandbytes' values.
+pub const NF4: [f32; 16] = [
+    -1.0,
+    -0.696_192_8,
+    -0.525_073_05,
+    -0.394_917_5,
+    -0.284_441_38,
+    -0.184_773_43,
+    -0.091_050_036,
+    0.0,
+    0.079_580_3,
+    0.160_930_2,
+    0.246_112_3,
+    0.337_915_24,
+    0.440_709_83,
+    0.562_617,
+    0.722_956_84,
+    1.0,
+];
+
+/// What bitsandbytes says of a weight of NF4.
+pub fn state(state: &Value) -> Entry {
+    let bytes = state.to_string().into_bytes();
+    entry("m.weight.quant_state.bitsandbytes__nf4", "U8", &[bytes.len()], bytes)
+}
+
+/// The group of each of so many columns.
+pub fn order(columns: u32, group_size: u32) -> Vec<u8> {
+    (0..columns).flat_map(|column| (column / group_size).to_le_bytes()).collect()
 }
 
 /// The case of this name.

@@ -30,18 +30,18 @@ fn e8m0(code: u8) -> f64 {
     2f64.powi(i32::from(code) - 127)
 }
 
-fn nibble(bytes: &[u8], index: usize) -> u8 {
+pub fn nibble(bytes: &[u8], index: usize) -> u8 {
     bytes[index / 2] >> (index % 2 * 4) & 15
 }
 
 /// The bytes of the tensor `name`.
-fn bytes<'a>(entries: &'a [Entry], name: &str) -> &'a [u8] {
+pub fn bytes<'a>(entries: &'a [Entry], name: &str) -> &'a [u8] {
     &entries.iter().find(|entry| entry.0 == name).unwrap().3
 }
 
 /// Asserts that module `m` has this format and shape, and that its numbers are `expected(row, column)`.
 #[track_caller]
-fn check(
+pub fn check(
     quantization: &Value,
     entries: &[Entry],
     format: &str,

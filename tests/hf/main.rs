@@ -8,6 +8,8 @@ mod common;
 mod hf;
 
 mod gpt_oss;
+mod integer_rules;
+mod integers;
 mod layouts;
 mod mutations;
 mod peers;

@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use std::fs;
 use std::path::Path;
 
-/// For each of the ten layouts.
+/// For each layout.
 const MUTATIONS: usize = 2_100;
 
 struct Random(u64);
@@ -44,7 +44,7 @@ const DTYPES: [(&str, usize); 13] = [
     ("F64", 8),
 ];
 
-const NAMES: [&str; 21] = [
+const NAMES: [&str; 28] = [
     "weight",
     "scales",
     "biases",
@@ -59,6 +59,13 @@ const NAMES: [&str; 21] = [
     "weight_global_scale",
     "weight_shape",
     "weight_zero_point",
+    "weight_g_idx",
+    "weight.absmax",
+    "weight.quant_map",
+    "weight.nested_absmax",
+    "weight.nested_quant_map",
+    "weight.quant_state.bitsandbytes__nf4",
+    "SCB",
     "pre_quant_scale",
     "scale",
     "global_scale",

@@ -1,4 +1,4 @@
-//! Checkpoints written by AutoAWQ, compressed-tensors, ModelOpt and transformers: every tensor dequantizes to
+//! Checkpoints written by AutoAWQ, AutoGPTQ, GPTQModel, bitsandbytes, compressed-tensors, ModelOpt and transformers: every tensor dequantizes to
 //! what the tool itself makes of it, and the models compute what transformers computes.
 
 use crate::common::{distance, reference_in};
@@ -44,6 +44,8 @@ fn kinds_are_those_of_the_config() {
     for (name, _) in FIXTURES {
         let (method, shown) = match name.split_once('-').unwrap().0 {
             "awq" => (QuantMethod::Awq, "Hugging Face awq"),
+            "gptq" => (QuantMethod::Gptq, "Hugging Face gptq"),
+            "bnb" => (QuantMethod::BitsAndBytes, "Hugging Face bitsandbytes"),
             "ct" => (QuantMethod::CompressedTensors, "Hugging Face compressed-tensors"),
             "fp8" => (QuantMethod::Fp8, "Hugging Face fp8"),
             _ => (QuantMethod::ModelOpt, "Hugging Face modelopt"),
@@ -129,6 +131,15 @@ fn sizes_are_those_in_the_file() {
     };
     let codes = 256 * 128;
     assert_eq!(size("awq-g64"), codes / 2 + 2 * 256 * 2 + 2 * 256 / 2);
+    assert_eq!(size("awq-gemv-g64"), codes / 2 + 256 * 16 * 2 + 256 * 2 * 4);
+    assert_eq!(size("awq-gemv_fast-g32"), codes / 2 + 2 * 256 * 32 * 2);
+    assert_eq!(size("gptq-b3-g32"), codes * 3 / 8 + 4 * 256 * 2 + 4 * 256 * 3 / 8);
+    assert_eq!(size("gptq-b8-channel"), codes + 256 * 2 + 256);
+    assert_eq!(size("bnb-int8"), codes + 256 * 4);
+    assert_eq!(size("bnb-nf4"), codes / 2 + 256 * 2 * 4);
+    assert_eq!(size("bnb-nf4-nested"), codes / 2 + 256 * 2 + 2 * 4 + 256 * 4);
+    assert_eq!(size("ct-int4-asym-g64"), codes / 2 + 256 * 2 * 2 + 256 / 8 * 2 * 4);
+    assert_eq!(size("ct-w8a8"), codes + 256 * 2);
     assert_eq!(size("ct-int4-g32"), codes / 2 + 256 * 4 * 2);
     assert_eq!(size("ct-nvfp4"), codes / 2 + 256 * 8 + 4);
     assert_eq!(size("ct-mxfp4"), codes / 2 + 256 * 4);

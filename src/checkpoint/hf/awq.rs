@@ -5,7 +5,8 @@
 //! of a word, lowest first, are the columns 0, 2, 4, 6, 1, 3, 5, 7 of its eight. Biases are `-(zero * scale)`,
 //! rounded to the dtype of the scales as mlx-lm rounds them (`_transform_awq_weights` in mlx_lm/utils.py).
 
-use super::config::AwqConfig;
+use super::awq_gemv;
+use super::config::{AwqConfig, AwqVersion};
 use super::module::Module;
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
 use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, SliceInMemory, Weight};
@@ -23,6 +24,14 @@ const SHIFTS: [u32; COLUMNS] = [0, 16, 4, 20, 8, 24, 12, 28];
 const TILE: usize = 16;
 
 pub(super) fn weight(module: &Module, config: &AwqConfig) -> Result<Weight> {
+    match config.version {
+        AwqVersion::Gemm => gemm(module, config),
+        AwqVersion::Gemv => awq_gemv::gemv(module, config),
+        AwqVersion::GemvFast => awq_gemv::gemv_fast(module, config),
+    }
+}
+
+fn gemm(module: &Module, config: &AwqConfig) -> Result<Weight> {
     module.refuse("g_idx", "an order of columns is not applied")?;
     let qweight = module.require("qweight", "qweight", &[Dtype::I32])?;
     let scales = module.require("scales", "qweight", &[Dtype::F16, Dtype::BF16, Dtype::F32])?;

@@ -1,67 +1,195 @@
-//! compressed-tensors: `weight_packed` with `weight_scale`, and for NVFP4 `weight_global_scale`, by which the
-//! scales are divided.
+//! compressed-tensors: `weight_packed` with `weight_scale`, for NVFP4 `weight_global_scale`, by which the scales are divided,
+//! and for asymmetric integers `weight_zero_point`. Integers of 8 bits may be a `weight` of I8 instead.
 //!
-//! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor` and `PackedQuantizationCompressor` write them
-//! (src/compressed_tensors/compressors of vllm-project/compressed-tensors). Integers are stored with 8 added,
-//! eight to an I32, the first in the lowest bits.
+//! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor`, `PackedQuantizationCompressor` and `IntQuantizationCompressor` write
+//! them (src/compressed_tensors/compressors of vllm-project/compressed-tensors). Packed integers are stored with half their range
+//! added, as one stream of bits in I32, zero points along N. Scales are those of groups or of rows. What the config says of
+//! activations is not followed: they are not rounded.
 
+use super::gptq::check_order;
+use super::groups::Groups;
+use super::integers::{Integers, Order, ZeroOrder, Zeros};
 use super::module::{scale_dtypes, Module, PartNames, REMEDY};
-use crate::checkpoint::weight::{GlobalScaleMeaning, Weight};
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{GlobalScaleMeaning, PackedWeight, Weight};
 use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
+use std::fmt;
 
-const CODES: &str = "weight_packed";
+const PACKED: &str = "weight_packed";
+const BYTES: &str = "weight";
 const SCALES: &str = "weight_scale";
+const ZEROS: &str = "weight_zero_point";
+const ORDER: &str = "weight_g_idx";
 const GLOBAL_SCALE: &str = "weight_global_scale";
 const SHAPE: &str = "weight_shape";
 
-/// A weight in one of the `formats` that the config names.
-pub(super) fn weight(module: &Module, formats: &[QuantFormat]) -> Result<Weight> {
-    module.refuse("weight_zero_point", "only symmetric codes are read")?;
-    module.refuse("weight_g_idx", "an order of columns (actorder) is not applied")?;
-    let codes = module.require(CODES, CODES, &[Dtype::U8, Dtype::I32])?;
+/// What the config says of the weights of some modules.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::checkpoint) enum Scheme {
+    /// Packed floats.
+    Floats(QuantFormat),
+    Integers(IntegerScheme),
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::checkpoint) struct IntegerScheme {
+    pub bits: usize,
+    /// Whether codes are packed in words.
+    pub packed: bool,
+    pub symmetric: bool,
+    /// `None`: rows have one scale each.
+    pub group_size: Option<usize>,
+}
+
+impl fmt::Display for Scheme {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Floats(format) => format.fmt(f),
+            Self::Integers(IntegerScheme { bits, packed, symmetric, group_size }) => {
+                write!(f, "{}symmetric {bits}-bit ", if *symmetric { "" } else { "a" })?;
+                match group_size {
+                    Some(size) => write!(f, "g{size}")?,
+                    None => f.write_str("rows")?,
+                }
+                f.write_str(if *packed { "" } else { " in bytes" })
+            }
+        }
+    }
+}
+
+/// A weight in one of the `schemes` that the config names.
+pub(super) fn weight(module: &Module, schemes: &[Scheme]) -> Result<Weight> {
+    if module.get(PACKED).is_none() {
+        return integers(module, schemes, BYTES, false);
+    }
+    let codes = module.require(PACKED, PACKED, &[Dtype::U8, Dtype::I32])?;
+    if codes.dtype() == Dtype::I32 {
+        return integers(module, schemes, PACKED, true);
+    }
     let scales = module.require(
         SCALES,
-        CODES,
+        PACKED,
         &[Dtype::F8_E4M3, Dtype::U8, Dtype::F8_E8M0, Dtype::F16, Dtype::BF16, Dtype::F32],
     )?;
     let global_scale = Some((GLOBAL_SCALE, GlobalScaleMeaning::Reciprocal));
-    let (format, global_scale) = match (codes.dtype(), scales.dtype()) {
-        (Dtype::I32, _) => (integers(module)?, None),
-        (_, Dtype::F8_E4M3) => (QuantFormat::NVFP4, global_scale),
-        _ if module.get(GLOBAL_SCALE).is_some() => (QuantFormat::NVFP4, global_scale),
-        _ => (QuantFormat::MXFP4, None),
+    let (format, global_scale) = match scales.dtype() == Dtype::F8_E4M3 || module.get(GLOBAL_SCALE).is_some()
+    {
+        true => (QuantFormat::NVFP4, global_scale),
+        false => (QuantFormat::MXFP4, None),
     };
-    if !formats.contains(&format) {
-        let named: Vec<_> = formats.iter().map(ToString::to_string).collect();
-        let expected = format!("what config_groups of the config names ({})", named.join(", "));
-        let found = format!(
-            "{format}: {:?} {:?}, scales {:?} {:?}",
-            codes.dtype(),
-            codes.dims(),
-            scales.dtype(),
-            scales.dims()
-        );
-        return Err(module.wrong(CODES, codes, expected, found));
-    }
-    let names = PartNames { codes: CODES, scales: SCALES, global_scale };
-    let weight = module.parts(format, &names, &[codes.dtype()], scale_dtypes(format.scale()))?;
+    check_scheme(module, PACKED, schemes, Scheme::Floats(format))?;
+    module.refuse(ZEROS, "floats are symmetric")?;
+    module.refuse(ORDER, "an order of columns (actorder) is not applied")?;
+    let names = PartNames { codes: PACKED, scales: SCALES, global_scale };
+    let weight = module.parts(format, &names, &[Dtype::U8], scale_dtypes(format.scale()))?;
     check_shape(module, weight.dims())?;
     Ok(weight)
 }
 
-/// The format of codes in I32, from the shapes.
-fn integers(module: &Module) -> Result<QuantFormat> {
-    let codes = module.require(CODES, CODES, &[Dtype::I32])?;
-    let scales = module.require(SCALES, CODES, scale_dtypes(Scale::Float))?;
-    let (_, words) = module.rows(CODES, codes)?;
-    let k = words.saturating_mul(8);
-    let group_size = scales.dims().last().and_then(|groups| k.checked_div(*groups)).unwrap_or(0);
-    QuantFormat::symmetric(4, group_size).map_err(|_| {
-        let expected = format!("scales for groups of 32, 64 or 128 of K = {k}");
-        module.wrong(SCALES, scales, expected, format!("{:?}", scales.dims()))
-    })
+/// Checks that the config names what is found.
+fn check_scheme(module: &Module, lead: &str, schemes: &[Scheme], found: Scheme) -> Result<()> {
+    if schemes.contains(&found) {
+        return Ok(());
+    }
+    let codes = module.require(lead, lead, &[Dtype::U8, Dtype::I8, Dtype::I32])?;
+    let named: Vec<_> = schemes.iter().map(ToString::to_string).collect();
+    let expected = format!("what config_groups of the config names ({})", named.join(", "));
+    let scales =
+        module.get(SCALES).map(|scales| format!(", scales {:?} {:?}", scales.dtype(), scales.dims()));
+    let found = format!("{found}: {:?} {:?}{}", codes.dtype(), codes.dims(), scales.unwrap_or_default());
+    Err(module.wrong(lead, codes, expected, found))
+}
+
+/// A weight of integers, in words or in bytes.
+fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: bool) -> Result<Weight> {
+    let code_dtype = if packed { Dtype::I32 } else { Dtype::I8 };
+    let codes = module.require(lead, lead, &[code_dtype])?;
+    let scales = module.require(SCALES, lead, scale_dtypes(Scale::Float))?;
+    let (rows, last) = module.rows(lead, codes)?;
+    let bits = if packed { bits(module, schemes, last)? } else { 8 };
+    let k = last.saturating_mul(code_dtype.bitsize()) / bits;
+    let divided = scales.dims().last().and_then(|groups| Groups::divide(k, *groups));
+    let Some((groups, group_size)) = divided else {
+        let expected =
+            format!("scales for groups of 32, 64 or 128 of K = {k}, for multiples of these or for rows");
+        return Err(module.wrong(SCALES, scales, expected, format!("{:?}", scales.dims())));
+    };
+    let scheme =
+        |size| IntegerScheme { bits, packed, symmetric: module.get(ZEROS).is_none(), group_size: size };
+    let scheme = match groups.size == k && schemes.contains(&Scheme::Integers(scheme(None))) {
+        true => scheme(None),
+        false => scheme(Some(groups.size)),
+    };
+    let named = |symmetric| {
+        let is = |scheme: &Scheme| matches!(scheme, Scheme::Integers(named) if named.symmetric == symmetric);
+        schemes.iter().any(is)
+    };
+    match (named(true), named(false)) {
+        (false, true) => module.require(ZEROS, lead, &[Dtype::I32, Dtype::I8]).map(drop)?,
+        (_, false) => module.refuse(ZEROS, "codes are symmetric, the config says")?,
+        (true, true) => {}
+    }
+    check_scheme(module, lead, schemes, Scheme::Integers(scheme))?;
+    check_order(module, ORDER, k, groups)?;
+    if packed && scheme.symmetric && groups.size == group_size {
+        let format = QuantFormat::symmetric(bits, group_size)?;
+        let names = PartNames { codes: lead, scales: SCALES, global_scale: None };
+        let weight = module.parts(format, &names, &[code_dtype], scale_dtypes(format.scale()))?;
+        check_shape(module, weight.dims())?;
+        return Ok(weight);
+    }
+    let [n] = *rows else {
+        return Err(module.wrong(lead, codes, "a shape [N, K]", format!("{:?}", codes.dims())));
+    };
+    module.check_dims(SCALES, scales, &[n, groups.count(k)])?;
+    check_shape(module, &[n, k])?;
+    let zeros = (!scheme.symmetric).then(|| zeros(module, lead, scheme, [n, groups.count(k)])).transpose()?;
+    let format = match scheme.symmetric {
+        true => QuantFormat::symmetric(bits, group_size),
+        false => QuantFormat::affine(bits, group_size),
+    }?;
+    let layout = Integers {
+        format,
+        n,
+        k,
+        groups,
+        codes: codes.clone(),
+        order: if packed { Order::Rows } else { Order::Signed },
+        scales: scales.clone(),
+        multiplier: None,
+        zeros,
+        narrow_biases: false,
+    };
+    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, k], layout)))
+}
+
+/// The width of packed codes: the only one that the config names, or the one that makes the stored shape.
+fn bits(module: &Module, schemes: &[Scheme], words: usize) -> Result<usize> {
+    let widths = schemes.iter().filter_map(|scheme| match scheme {
+        Scheme::Integers(IntegerScheme { bits, packed: true, .. }) => Some(*bits),
+        Scheme::Floats(_) | Scheme::Integers(_) => None,
+    });
+    let widths: Vec<_> = widths.collect();
+    let stored = match module.get(SHAPE) {
+        Some(shape) if widths.iter().any(|bits| Some(bits) != widths.first()) => numbers(shape, 2)?,
+        _ => None,
+    };
+    let k = stored.and_then(|shape| usize::try_from(*shape.last()?).ok());
+    let makes_k = |bits: &&usize| k.is_some_and(|k| k.checked_mul(**bits) == words.checked_mul(32));
+    Ok(widths.iter().find(makes_k).or(widths.first()).copied().unwrap_or(4))
+}
+
+/// The zero points of `[n, groups]`.
+fn zeros(module: &Module, lead: &str, scheme: IntegerScheme, [n, groups]: [usize; 2]) -> Result<Zeros> {
+    let (dtype, order, rows) = match scheme.packed {
+        true => (Dtype::I32, ZeroOrder::GroupsLast, n.saturating_mul(scheme.bits).div_ceil(32)),
+        false => (Dtype::I8, ZeroOrder::Signed, n),
+    };
+    let stored = module.require(ZEROS, lead, &[dtype])?;
+    module.check_dims(ZEROS, stored, &[rows, groups])?;
+    Ok(Zeros { stored: stored.clone(), order, first: 0, less_one: false })
 }
 
 /// The shape is stored once more, as two numbers.
@@ -69,14 +197,7 @@ fn check_shape(module: &Module, dims: &[usize]) -> Result<()> {
     let Some(shape) = module.get(SHAPE) else {
         return Ok(());
     };
-    let numbers = |dtype| shape.dims() == [dims.len()] && shape.dtype() == dtype;
-    let stored = if numbers(Dtype::I64) {
-        Some(shape.read::<i64>()?)
-    } else if numbers(Dtype::I32) {
-        Some(shape.read::<i32>()?.into_iter().map(i64::from).collect())
-    } else {
-        None
-    };
+    let stored = numbers(shape, dims.len())?;
     let expected: Vec<_> = dims.iter().map(|dim| i64::try_from(*dim).unwrap_or(i64::MAX)).collect();
     if stored.as_ref() == Some(&expected) {
         return Ok(());
@@ -85,6 +206,18 @@ fn check_shape(module: &Module, dims: &[usize]) -> Result<()> {
         Some(stored) => format!("{stored:?}"),
         None => format!("{:?} {:?}", shape.dtype(), shape.dims()),
     };
-    let expected = format!("{expected:?}, the shape of `{}`", module.name(CODES));
+    let expected = format!(
+        "{expected:?}, the shape of `{}`",
+        module.name(if module.get(PACKED).is_some() { PACKED } else { BYTES })
+    );
     Err(Error::tensor(shape.path(), module.name(SHAPE), expected, found, REMEDY))
+}
+
+/// So many numbers of a shape; `None` if the tensor is something else.
+fn numbers(shape: &StoredTensor, count: usize) -> Result<Option<Vec<i64>>> {
+    Ok(match (shape.dims() == [count], shape.dtype()) {
+        (true, Dtype::I64) => Some(shape.read::<i64>()?),
+        (true, Dtype::I32) => Some(shape.read::<i32>()?.into_iter().map(i64::from).collect()),
+        _ => None,
+    })
 }

@@ -1,6 +1,8 @@
 //! What `config.json` or `hf_quant_config.json` say of the quantization.
 
+use super::compressed::{IntegerScheme, Scheme};
 use super::fp8::Blocks;
+use super::gptq;
 use crate::checkpoint::file::Opening;
 use crate::checkpoint::kind::QuantMethod;
 use crate::checkpoint::sidecar::SidecarFiles;
@@ -19,17 +21,39 @@ pub(in crate::checkpoint) enum Method {
     Mxfp4,
     Mxfp8(Blocks),
     ModelOpt,
-    /// The formats that the config names.
-    CompressedTensors(Vec<QuantFormat>),
+    /// What the config names.
+    CompressedTensors(Vec<Scheme>),
     Fp8(Blocks),
     Awq(AwqConfig),
+    Gptq(GptqConfig),
+    BitsAndBytes,
+}
+
+/// What is expected of all modules; `None` where each may differ.
+#[derive(Debug)]
+pub(in crate::checkpoint) struct GptqConfig {
+    pub bits: Option<usize>,
+    pub group_size: Option<usize>,
+    /// Whether zeros are in the middle.
+    pub symmetric: bool,
+    /// Whether zeros are stored less one.
+    pub zeros_less_one: bool,
 }
 
 #[derive(Debug)]
 pub(in crate::checkpoint) struct AwqConfig {
+    pub version: AwqVersion,
     pub group_size: Option<usize>,
     /// Whether there are zeros; without them codes are symmetric.
     pub zero_point: bool,
+}
+
+/// AutoAWQ's layouts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::checkpoint) enum AwqVersion {
+    Gemm,
+    Gemv,
+    GemvFast,
 }
 
 impl Method {
@@ -41,6 +65,8 @@ impl Method {
             Self::CompressedTensors(_) => QuantMethod::CompressedTensors,
             Self::Fp8(_) => QuantMethod::Fp8,
             Self::Awq(_) => QuantMethod::Awq,
+            Self::Gptq(_) => QuantMethod::Gptq,
+            Self::BitsAndBytes => QuantMethod::BitsAndBytes,
         }
     }
 }
@@ -96,6 +122,8 @@ impl Source {
             Some("compressed-tensors") => self.compressed_tensors(object).map(Method::CompressedTensors),
             Some("fp8") => self.fp8(object),
             Some("awq") => self.awq(object),
+            Some("gptq") => self.gptq(object),
+            Some("bitsandbytes") => Ok(Method::BitsAndBytes),
             _ => Err(self.unsupported(format!("quant_method {method}"))),
         }
     }
@@ -121,7 +149,7 @@ impl Source {
         Ok(Method::ModelOpt)
     }
 
-    fn compressed_tensors(&self, object: &Object) -> Result<Vec<QuantFormat>> {
+    fn compressed_tensors(&self, object: &Object) -> Result<Vec<Scheme>> {
         let top = object.get("format").and_then(Value::as_str);
         if let Some(sparsity) = object.get("sparsity_config").and_then(|sparsity| sparsity.get("format")) {
             if sparsity != "dense" {
@@ -131,7 +159,7 @@ impl Source {
         let Some(Value::Object(groups)) = object.get("config_groups") else {
             return Err(self.wrong("`config_groups` is missing or no object".into()));
         };
-        let mut formats = Vec::new();
+        let mut schemes = Vec::new();
         for (name, group) in groups {
             let weights = match group.get("weights") {
                 Some(Value::Object(weights)) => weights,
@@ -139,21 +167,26 @@ impl Source {
                 _ => return Err(self.wrong(format!("`config_groups.{name}` does not describe weights"))),
             };
             let format = group.get("format").and_then(Value::as_str).or(top);
-            let format = self.scheme(name, format, weights)?;
-            if !formats.contains(&format) {
-                formats.push(format);
+            let scheme = self.scheme(name, format, weights)?;
+            if !schemes.contains(&scheme) {
+                schemes.push(scheme);
             }
         }
-        match formats.is_empty() {
+        match schemes.is_empty() {
             true => Err(self.wrong("`config_groups` names no format of weights".into())),
-            false => Ok(formats),
+            false => Ok(schemes),
         }
     }
 
-    /// The format of one of compressed-tensors' groups of modules.
-    fn scheme(&self, name: &str, format: Option<&str>, weights: &Object) -> Result<QuantFormat> {
+    /// What one of compressed-tensors' groups of modules has.
+    fn scheme(&self, name: &str, format: Option<&str>, weights: &Object) -> Result<Scheme> {
         let bits = self.number(weights, "num_bits")?;
-        let group_size = self.number(weights, "group_size")?;
+        let strategy = weights.get("strategy").and_then(Value::as_str);
+        // Of rows it is -1 or null.
+        let group_size = match strategy {
+            Some("channel") => None,
+            _ => self.number(weights, "group_size")?,
+        };
         let kind = weights.get("type").and_then(Value::as_str);
         let found = || {
             let keys = ["num_bits", "type", "group_size", "strategy", "symmetric"];
@@ -165,19 +198,27 @@ impl Source {
                 && group_size.is_none_or(|size| size == format.group_size())
                 && kind.is_none_or(|kind| kind == "float");
             let wrong = || self.wrong(format!("{}, expected those of {format}", found()));
-            fits.then_some(format).ok_or_else(wrong)
+            fits.then_some(Scheme::Floats(format)).ok_or_else(wrong)
         };
         match format {
             Some("nvfp4-pack-quantized") => float(QuantFormat::NVFP4),
             Some("mxfp4-pack-quantized") => float(QuantFormat::MXFP4),
-            Some("pack-quantized") => {
+            Some(integers @ ("pack-quantized" | "int-quantized")) => {
+                let packed = integers == "pack-quantized";
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));
-                let fits = symmetric && bits == Some(4) && kind.is_none_or(|kind| kind == "int");
-                let format = group_size.and_then(|size| QuantFormat::symmetric_opt(4, size));
-                format.filter(|_| fits).ok_or_else(|| {
-                    let read = "num_bits 4, type int, group_size 32, 64 or 128, symmetric true";
-                    self.unsupported(format!("pack-quantized that is not {read}: {}", found()))
-                })
+                let of_rows = group_size.is_none() && strategy == Some("channel");
+                let of_groups = group_size.is_some_and(|size| size % 32 == 0);
+                let bits = bits.filter(|bits| *bits == 8 || packed && *bits == 4);
+                match bits.filter(|_| (of_rows || of_groups) && kind.is_none_or(|kind| kind == "int")) {
+                    Some(bits) => Ok(Scheme::Integers(IntegerScheme { bits, packed, symmetric, group_size })),
+                    None => {
+                        let bits = if packed { "4 or 8" } else { "8" };
+                        let read = format!(
+                            "num_bits {bits}, type int, group_size a multiple of 32 or strategy channel"
+                        );
+                        Err(self.unsupported(format!("{integers} that is not {read}: {}", found())))
+                    }
+                }
             }
             other => {
                 let other = other.map_or("null".into(), |other| format!("{other:?}"));
@@ -209,22 +250,65 @@ impl Source {
 
     fn awq(&self, object: &Object) -> Result<Method> {
         let version = object.get("version").or_else(|| object.get("format")).filter(|value| !value.is_null());
-        if let Some(version) = version {
-            if !version.as_str().is_some_and(|version| version.eq_ignore_ascii_case("gemm")) {
+        let version = match version.map(|version| version.as_str().map(str::to_ascii_lowercase)) {
+            None => AwqVersion::Gemm,
+            Some(Some(name)) if name == "gemm" => AwqVersion::Gemm,
+            Some(Some(name)) if name == "gemv" => AwqVersion::Gemv,
+            Some(Some(name)) if name == "gemv_fast" => AwqVersion::GemvFast,
+            Some(_) => {
+                let version = version.unwrap_or(&Value::Null);
                 return Err(self.unsupported(format!("quant_method \"awq\" with version {version}")));
             }
-        }
+        };
         match self.number(object, "bits")? {
             None | Some(4) => {}
             Some(bits) => return Err(self.unsupported(format!("quant_method \"awq\" with {bits} bits"))),
         }
-        // -1 is AutoAWQ's word for one group, whatever K is.
-        let group_size = match object.get("group_size") {
-            Some(Value::Number(number)) if number.as_i64() == Some(-1) => None,
-            _ => self.number(object, "group_size")?,
-        };
+        let group_size = self.group_size(object)?;
         let zero_point = object.get("zero_point") != Some(&Value::Bool(false));
-        Ok(Method::Awq(AwqConfig { group_size, zero_point }))
+        Ok(Method::Awq(AwqConfig { version, group_size, zero_point }))
+    }
+
+    fn gptq(&self, object: &Object) -> Result<Method> {
+        let unsupported = |key: &str, value: &Value| {
+            Err(self.unsupported(format!("quant_method \"gptq\" with {key} {value}")))
+        };
+        let given = |key: &str| object.get(key).filter(|value| !value.is_null());
+        if given("is_marlin_format").is_some_and(|value| value != false) {
+            return unsupported("is_marlin_format", &Value::Bool(true));
+        }
+        let zeros_less_one = match ["checkpoint_format", "format"].map(|key| (key, given(key))) {
+            [(_, None), (_, None)] => true,
+            [(key, Some(format)), _] | [_, (key, Some(format))] => match format.as_str() {
+                Some("gptq") => true,
+                Some("gptq_v2") => false,
+                _ => return unsupported(key, format),
+            },
+        };
+        match given("pack_dtype") {
+            None => {}
+            Some(dtype) if dtype == "int32" => {}
+            Some(other) => return unsupported("pack_dtype", other),
+        }
+        let bits = self.number(object, "bits")?;
+        if let Some(bits) = bits.filter(|bits| !gptq::BITS.contains(bits)) {
+            return unsupported("bits", &bits.into());
+        }
+        let group_size = self.group_size(object)?;
+        let symmetric = object.get("sym") != Some(&Value::Bool(false));
+        // Settings of single modules: the shapes of their tensors say the same.
+        let differ =
+            given("dynamic").is_some_and(|rules| rules.as_object().is_none_or(|rules| !rules.is_empty()));
+        let (bits, group_size) = if differ { (None, None) } else { (bits, group_size) };
+        Ok(Method::Gptq(GptqConfig { bits, group_size, symmetric, zeros_less_one }))
+    }
+
+    /// `group_size`; `None` for -1, AutoGPTQ's and AutoAWQ's word for one group, whatever K is.
+    fn group_size(&self, object: &Object) -> Result<Option<usize>> {
+        match object.get("group_size") {
+            Some(Value::Number(number)) if number.as_i64() == Some(-1) => Ok(None),
+            _ => self.number(object, "group_size"),
+        }
     }
 
     /// `weight_block_size`: rows and columns.

@@ -1,5 +1,6 @@
 //! Which logical tensors the stored ones make up.
 
+use super::bitsandbytes;
 use super::config::Method;
 use super::fp8;
 use super::gpt_oss::{self, Half};
@@ -32,6 +33,8 @@ pub(super) enum Packing {
     /// MLX's own: `weight` and `scales`.
     Words,
     Awq,
+    Gptq,
+    BitsAndBytes,
     CompressedTensors,
     ModelOpt,
     Float8,
@@ -42,9 +45,13 @@ impl Packing {
     pub(super) fn module_of(self, lead: &str) -> (&str, &'static str) {
         match self {
             Self::Blocks(_) => (lead.strip_suffix(gpt_oss::BLOCKS).unwrap_or(lead), ""),
-            Self::Words | Self::Awq | Self::CompressedTensors | Self::ModelOpt | Self::Float8 => {
-                lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, "."))
-            }
+            Self::Words
+            | Self::Awq
+            | Self::Gptq
+            | Self::BitsAndBytes
+            | Self::CompressedTensors
+            | Self::ModelOpt
+            | Self::Float8 => lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, ".")),
         }
     }
 
@@ -53,7 +60,17 @@ impl Packing {
         match self {
             Self::Blocks(_) => &[gpt_oss::SCALES],
             Self::Words => &["scales"],
-            Self::Awq => &["qzeros", "scales", "g_idx"],
+            Self::BitsAndBytes => &[
+                bitsandbytes::STATES[0],
+                bitsandbytes::STATES[1],
+                bitsandbytes::ROW_SCALES,
+                "weight.absmax",
+                "weight.quant_map",
+                "weight.nested_absmax",
+                "weight.nested_quant_map",
+                "weight_format",
+            ],
+            Self::Awq | Self::Gptq => &["qzeros", "scales", "g_idx"],
             Self::CompressedTensors => &[
                 "weight_scale",
                 "weight_global_scale",
@@ -61,7 +78,10 @@ impl Packing {
                 "weight_shape",
                 "weight_g_idx",
                 "input_scale",
+                "input_zero_point",
                 "input_global_scale",
+                "output_scale",
+                "output_zero_point",
             ],
             Self::ModelOpt => &["weight_scale", "weight_scale_2", "input_scale", "pre_quant_scale"],
             Self::Float8 => &[
@@ -132,6 +152,7 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
     let (module, last) = name.rsplit_once('.').unwrap_or(("", name));
     let has = |part: &str| tensors.contains_key(&tensor_of(module, part));
     let is_float8 = || tensors.get(name).is_some_and(|tensor| tensor.dtype() == Dtype::F8_E4M3);
+    let is_int8 = || tensors.get(name).is_some_and(|tensor| tensor.dtype() == Dtype::I8);
     match method {
         Method::Mxfp4 if last.ends_with(gpt_oss::BLOCKS) => Some(Packing::Blocks(None)),
         Method::Mxfp4 | Method::Mxfp8(_) if last == "weight" && has("scales") => Some(Packing::Words),
@@ -139,13 +160,27 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
             Some(Packing::Float8)
         }
         Method::ModelOpt if last == "weight" && has("weight_scale") => Some(Packing::ModelOpt),
-        Method::CompressedTensors(_) if last == "weight_packed" => Some(Packing::CompressedTensors),
+        Method::CompressedTensors(_)
+            if last == "weight_packed" || last == "weight" && is_int8() && has("weight_scale") =>
+        {
+            Some(Packing::CompressedTensors)
+        }
         Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
+        Method::Gptq(_) if last == "qweight" => Some(Packing::Gptq),
+        Method::BitsAndBytes
+            if last == "weight"
+                && (bitsandbytes::STATES.iter().any(|state| has(state))
+                    || is_int8() && has(bitsandbytes::ROW_SCALES)) =>
+        {
+            Some(Packing::BitsAndBytes)
+        }
         Method::Mxfp4
         | Method::Mxfp8(_)
         | Method::Fp8(_)
         | Method::ModelOpt
         | Method::CompressedTensors(_)
-        | Method::Awq(_) => None,
+        | Method::Awq(_)
+        | Method::Gptq(_)
+        | Method::BitsAndBytes => None,
     }
 }

@@ -5,20 +5,28 @@
 //! | `mxfp4` (gpt-oss) | `X_blocks`, `X_scales` | MXFP4 |
 //! | `mxfp4`, `mxfp8` | `weight` U32, `scales` U8; `weight` F8_E4M3, `weight_scale_inv` U8 | MXFP4, MXFP8 |
 //! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
-//! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4, symmetric 4-bit |
+//! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4 |
+//! | `compressed-tensors` | `weight_packed` or `weight` I8, `weight_scale`, `weight_zero_point` | symmetric and affine 4, 8-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
-//! | `awq` | `qweight`, `qzeros`, `scales` | affine 4-bit |
+//! | `awq` ("gemm", "gemv", "gemv_fast") | `qweight`, `qzeros`, `scales` | affine 4-bit |
+//! | `bitsandbytes` | `weight` with `weight.absmax` and others; `weight` I8 with `SCB` | NF4; symmetric 8-bit |
+//! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
 //! tools do not agree upon, and a module that they name has no scales.
 
 mod awq;
+mod awq_gemv;
+mod bitsandbytes;
 mod compressed;
 mod config;
 mod fp8;
 mod gpt_oss;
+mod gptq;
+mod groups;
 mod index;
+mod integers;
 mod modelopt;
 mod module;
 
@@ -70,8 +78,10 @@ impl HfCheckpoint {
             (Packing::Words, Method::Mxfp4) => module::words(&module, QuantFormat::MXFP4),
             (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
-            (Packing::CompressedTensors, Method::CompressedTensors(formats)) => {
-                compressed::weight(&module, formats)
+            (Packing::BitsAndBytes, _) => bitsandbytes::weight(&module),
+            (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
+            (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {
+                compressed::weight(&module, schemes)
             }
             (Packing::ModelOpt, _) => modelopt::weight(&module),
             (Packing::Float8, Method::Mxfp8(blocks) | Method::Fp8(blocks)) => {

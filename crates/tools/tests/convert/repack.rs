@@ -28,10 +28,16 @@ fn dequantized(checkpoint: &Checkpoint, name: &str) -> Vec<f32> {
     numbers.flatten_all().unwrap().to_vec1().unwrap()
 }
 
-/// `expected.json` is what AutoAWQ and compressed-tensors dequantize.
+/// `expected.json` is what the tools dequantize.
 #[test]
 fn integers_with_zeros_and_symmetric_ones_have_biases_in_mlx() {
-    for (name, format) in [("hf/awq-g64", "affine 4-bit g64"), ("hf/ct-int4-g32", "affine 4-bit g32")] {
+    for (name, format) in [
+        ("hf/awq-g64", "affine 4-bit g64"),
+        ("hf/awq-gemv_fast-g32", "affine 4-bit g32"),
+        ("hf/ct-int4-g32", "affine 4-bit g32"),
+        ("hf/ct-int8-channel", "affine 8-bit g128"),
+        ("hf/gptq-b4-g128", "affine 4-bit g128"),
+    ] {
         let source = fixture(name);
         let out = convert(&source, &safe("keep"));
         let written = Checkpoint::open(out.path()).unwrap();

@@ -1,6 +1,7 @@
 //! Activations and scales of any size, and far apart: what fixed point could lose.
 
 use super::*;
+use crate::format::Element;
 
 #[test]
 fn activations_of_any_size_survive_fixed_point() {

@@ -1,0 +1,280 @@
+//! bitsandbytes: NF4 in blocks, and 8-bit integers with a scale for each row.
+//!
+//! As bitsandbytes 0.50.2 saves its `Linear4bit` and `Linear8bitLt`. Of 4-bit weights the codes lie in a column of bytes, the
+//! first of two in the high bits, and `weight.quant_state.bitsandbytes__nf4` is JSON with shape and block size. A block is so
+//! many elements of the flattened matrix, also across rows; `weight.absmax` has the largest magnitude of each, as a float or as
+//! a code of `weight.nested_quant_map`, which is multiplied by that of `weight.nested_absmax`, and to which an offset is added.
+//! Of 8-bit weights `SCB` has the largest magnitude of each row: `w = code * SCB / 127`. Activations are not rounded, so that
+//! no outliers have to be set apart.
+
+use super::groups::Groups;
+use super::integers::{Integers, Order};
+use super::module::Module;
+use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, Weight};
+use crate::{format, Error, QuantFormat, QuantTensor, Result};
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+use safetensors::Dtype;
+use serde_json::Value;
+use std::ops::Range;
+use std::sync::Arc;
+
+/// The tensor that makes a weight of bytes one of NF4, and the one that makes it one of FP4.
+pub(super) const STATES: [&str; 2] =
+    ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
+/// The tensor that makes a weight of I8 a quantized one.
+pub(super) const ROW_SCALES: &str = "SCB";
+
+const CODES: &str = "weight";
+const ABSMAX: &str = "weight.absmax";
+const NESTED_ABSMAX: &str = "weight.nested_absmax";
+const NESTED_MAP: &str = "weight.nested_quant_map";
+const MAP: &str = "weight.quant_map";
+const ROW_ORDER: &str = "weight_format";
+
+/// What bitsandbytes multiplies by in place of dividing by 127.
+const OF_127: f32 = 1. / 127.;
+
+pub(super) fn weight(module: &Module) -> Result<Weight> {
+    let [nf4, fp4] = STATES;
+    match (module.get(nf4), module.get(fp4)) {
+        (Some(state), None) => four_bits(module, state),
+        (_, Some(state)) => Err(Error::tensor(
+            state.path(),
+            module.name(fp4),
+            "4-bit codes of the type nf4",
+            "fp4",
+            "quantize the model with bnb_4bit_quant_type=\"nf4\", or use another quantization of it",
+        )),
+        (None, None) => eight_bits(module),
+    }
+}
+
+/// `weight` I8 `[N, K]` with `SCB` F32 `[N]`.
+fn eight_bits(module: &Module) -> Result<Weight> {
+    let codes = module.require(CODES, CODES, &[Dtype::I8])?;
+    let scales = module.require(ROW_SCALES, CODES, &[Dtype::F32])?;
+    let ([n], k) = module.rows(CODES, codes)? else {
+        return Err(module.wrong(CODES, codes, "a shape [N, K]", format!("{:?}", codes.dims())));
+    };
+    module.check_dims(ROW_SCALES, scales, &[*n])?;
+    if let Some(order) = module.get(ROW_ORDER) {
+        let order = module.require(ROW_ORDER, ROW_ORDER, &[Dtype::U8]).map(|_| order)?;
+        let found = order.read::<u8>()?;
+        if found != [0] {
+            return Err(module.wrong(ROW_ORDER, order, "0, for codes in rows", format!("{found:?}")));
+        }
+    }
+    let Some((groups, group_size)) = Groups::divide(k, 1) else {
+        let found = format!("{:?}", codes.dims());
+        return Err(module.wrong(CODES, codes, "rows of a multiple of 32", found));
+    };
+    let format = QuantFormat::symmetric(8, group_size)?;
+    let layout = Integers {
+        format,
+        n: *n,
+        k,
+        groups,
+        codes: codes.clone(),
+        order: Order::Signed,
+        scales: scales.clone(),
+        multiplier: Some(OF_127),
+        zeros: None,
+        narrow_biases: false,
+    };
+    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![*n, k], layout)))
+}
+
+/// What the JSON of a 4-bit weight says.
+struct State {
+    n: usize,
+    k: usize,
+    block: usize,
+    /// Block size and offset of magnitudes that are codes.
+    nested: Option<(usize, f32)>,
+}
+
+impl State {
+    fn read(module: &Module, stored: &StoredTensor) -> Result<Self> {
+        let [name, _] = STATES;
+        let wrong = |expected: &str, found: String| module.wrong(name, stored, expected, found);
+        let bytes = module.require(name, name, &[Dtype::U8]).and_then(StoredTensor::read::<u8>)?;
+        let state: Value =
+            serde_json::from_slice(&bytes).map_err(|error| wrong("JSON", error.to_string()))?;
+        let size = |value: &Value| value.as_u64().and_then(|size| usize::try_from(size).ok());
+        let number = |key: &str| {
+            let value = state.get(key).unwrap_or(&Value::Null);
+            size(value)
+                .filter(|size| *size > 0)
+                .ok_or_else(|| wrong("positive whole numbers for sizes", format!("{key} {value}")))
+        };
+        let shape = state.get("shape").unwrap_or(&Value::Null);
+        let sides = shape.as_array().map(|sides| sides.iter().map(size).collect::<Vec<_>>());
+        let Some([Some(n), Some(k)]) = sides.as_deref() else {
+            return Err(wrong("the shape [N, K] of a matrix", format!("shape {shape}")));
+        };
+        if state.get("quant_type").is_none_or(|kind| kind != "nf4") {
+            let kind = state.get("quant_type").unwrap_or(&Value::Null);
+            return Err(wrong("quant_type nf4", kind.to_string()));
+        }
+        let block = number("blocksize")?;
+        let nested = match module.get(NESTED_ABSMAX) {
+            None => None,
+            Some(_) => {
+                let offset = state.get("nested_offset").unwrap_or(&Value::Null);
+                let number_of =
+                    offset.as_f64().ok_or_else(|| wrong("a number for nested_offset", offset.to_string()))?;
+                Some((number("nested_blocksize")?, number_of as f32))
+            }
+        };
+        Ok(Self { n: *n, k: *k, block, nested })
+    }
+}
+
+/// Codes in bytes, magnitudes of blocks of the flattened matrix.
+fn four_bits(module: &Module, state: &StoredTensor) -> Result<Weight> {
+    let format = QuantFormat::NF4;
+    let State { n, k, block, nested } = State::read(module, state)?;
+    let group_size = format.group_size();
+    let elements = n.checked_mul(k).filter(|elements| *elements > 0 && k % group_size == 0);
+    let Some(elements) = elements.filter(|_| block % group_size == 0) else {
+        let expected = format!("rows and blocks of a multiple of {group_size}");
+        return Err(module.wrong(STATES[0], state, expected, format!("shape [{n}, {k}], blocks of {block}")));
+    };
+    // The dtype is that of the storage, which may be any.
+    let stored =
+        module.get(CODES).ok_or_else(|| module.wrong(STATES[0], state, "a weight beside it", "none"))?;
+    let Some(codes) = stored.as_numbers(Dtype::U8, &[n, k / 2]) else {
+        let expected = format!("{} bytes for [{n}, {k}]", elements / 2);
+        return Err(module.wrong(CODES, stored, expected, format!("{} bytes", stored.size_in_bytes())));
+    };
+    let map = module.require(MAP, CODES, &[Dtype::F32])?;
+    module.check_dims(MAP, map, &[format::NF4.len()])?;
+    let numbers = map.read::<f32>()?;
+    let differs = |(number, value): &(&f32, &f32)| number.to_bits() != value.to_bits();
+    if let Some((number, value)) = numbers.iter().zip(&format::NF4).find(differs) {
+        return Err(module.wrong(MAP, map, format!("the numbers of NF4, {value}"), number.to_string()));
+    }
+    let blocks = elements.div_ceil(block);
+    let nested = match nested {
+        None => None,
+        Some((size, offset)) => {
+            let scales = module.require(NESTED_ABSMAX, CODES, &[Dtype::F32])?;
+            module.check_dims(NESTED_ABSMAX, scales, &[blocks.div_ceil(size)])?;
+            let values = module.require(NESTED_MAP, CODES, &[Dtype::F32])?;
+            module.check_dims(NESTED_MAP, values, &[256])?;
+            Some(Nested { scales: scales.clone(), size, before: 0, values: values.clone(), offset })
+        }
+    };
+    let dtype = if nested.is_some() { Dtype::U8 } else { Dtype::F32 };
+    let absmax = module.require(ABSMAX, CODES, &[dtype])?;
+    module.check_dims(ABSMAX, absmax, &[blocks])?;
+    let absmax = absmax.clone();
+    let layout = Blocks { n, row: k, columns: 0..k, codes, absmax, size: block, before: 0, nested };
+    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, k], layout)))
+}
+
+/// NF4 in blocks of a flattened matrix.
+#[derive(Clone, Debug)]
+struct Blocks {
+    n: usize,
+    /// Elements of a whole row.
+    row: usize,
+    /// Those of each row that belong to the part.
+    columns: Range<usize>,
+    codes: StoredTensor,
+    /// F32, or U8 if there is more to it.
+    absmax: StoredTensor,
+    /// Elements of a block.
+    size: usize,
+    /// Elements of the first block that lie before the first row.
+    before: usize,
+    nested: Option<Nested>,
+}
+
+/// What makes numbers of the codes of magnitudes.
+#[derive(Clone, Debug)]
+struct Nested {
+    scales: StoredTensor,
+    /// Magnitudes that share a scale.
+    size: usize,
+    /// Magnitudes of the first scale that lie before the first.
+    before: usize,
+    values: StoredTensor,
+    offset: f32,
+}
+
+impl Blocks {
+    /// The magnitudes of all blocks, by bitsandbytes' arithmetic: a product and a sum, each rounded to f32.
+    fn magnitudes(&self) -> Result<Vec<f32>> {
+        let Some(Nested { scales, size, before, values, offset }) = &self.nested else {
+            return self.absmax.read();
+        };
+        let (codes, scales) = (self.absmax.read::<u8>()?, scales.read::<f32>()?);
+        let values = values.read::<f32>()?;
+        let magnitude = |(index, code): (usize, &u8)| {
+            let scale = scales.get((before + index) / size)?;
+            Some(values.get(usize::from(*code))? * scale + offset)
+        };
+        Ok(codes.iter().enumerate().map(|code| magnitude(code).unwrap_or(f32::NAN)).collect())
+    }
+}
+
+impl Layout for Blocks {
+    fn size_in_bytes(&self) -> usize {
+        let nested = |nested: &Nested| nested.scales.size_in_bytes() + nested.values.size_in_bytes();
+        self.codes.size_in_bytes() + self.absmax.size_in_bytes() + self.nested.as_ref().map_or(0, nested)
+    }
+
+    fn load(&self, device: &Device) -> Result<QuantTensor> {
+        let (format, k) = (QuantFormat::NF4, self.columns.len());
+        let mut words = self.codes.read::<u32>()?;
+        let other_half_first = |word: &mut u32| *word = (*word & 0x0f0f_0f0f) << 4 | *word >> 4 & 0x0f0f_0f0f;
+        words.par_iter_mut().for_each(other_half_first);
+        let codes = Tensor::from_vec(words, (self.n, format.words_per_row(k)?), device)?;
+        let (magnitudes, groups) = (self.magnitudes()?, format.groups_per_row(k)?);
+        let first = |row: usize| self.before + row * self.row + self.columns.start;
+        let scale = |element: usize| magnitudes.get(element / self.size).copied().unwrap_or(f32::NAN);
+        let of_row = |row| (0..groups).map(move |group| first(row) + group * format.group_size());
+        let scales: Vec<f32> = (0..self.n).flat_map(of_row).map(scale).collect();
+        QuantTensor::new(format, codes, Tensor::from_vec(scales, (self.n, groups), device)?, None, None)
+    }
+
+    fn mlx_form(&self) -> Result<MlxForm> {
+        Ok(MlxForm::Rearranged(DType::F32))
+    }
+
+    fn granularity(&self) -> usize {
+        QuantFormat::NF4.group_size()
+    }
+
+    /// Rows take the magnitudes of their blocks along; a part of K needs those of all rows.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
+        let codes = slice.of(&self.codes, 2, 1)?;
+        if slice.along_k() {
+            let columns = self.columns.start + slice.range.start..self.columns.start + slice.range.end;
+            return Ok(Arc::new(Self { columns, codes, ..self.clone() }));
+        }
+        let (start, end) =
+            (self.before + slice.range.start * self.row, self.before + slice.range.end * self.row);
+        let (blocks, before) = (start / self.size..end.div_ceil(self.size), start % self.size);
+        let absmax = entries(&self.absmax, &blocks)?;
+        let nested = self.nested.as_ref().map(|nested| nested.narrow(&blocks)).transpose()?;
+        Ok(Arc::new(Self { n: slice.range.len(), codes, absmax, before, nested, ..self.clone() }))
+    }
+}
+
+impl Nested {
+    fn narrow(&self, magnitudes: &Range<usize>) -> Result<Self> {
+        let (start, end) = (self.before + magnitudes.start, self.before + magnitudes.end);
+        let scales = entries(&self.scales, &(start / self.size..end.div_ceil(self.size)))?;
+        Ok(Self { scales, before: start % self.size, ..self.clone() })
+    }
+}
+
+/// Some elements of a tensor of one dimension.
+fn entries(stored: &StoredTensor, range: &Range<usize>) -> Result<StoredTensor> {
+    let size = stored.dtype().bitsize() / 8;
+    stored.narrow(&[stored.size_in_bytes()], 0, &(range.start * size..range.end * size))
+}

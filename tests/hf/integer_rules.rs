@@ -1,0 +1,174 @@
+//! What checkpoints of integers and of bitsandbytes may look like: one test for each rule.
+
+use crate::checkpoint::rejected;
+use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with, without};
+use crate::rules::{changed, weight_with, FILE};
+use serde_json::json;
+
+#[test]
+fn integers_have_four_or_eight_bits_and_groups_or_rows() {
+    let right = json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 64});
+    for (format, key, value) in [
+        ("pack-quantized", "num_bits", json!(3)),
+        ("pack-quantized", "num_bits", json!(null)),
+        ("pack-quantized", "type", json!("float")),
+        ("pack-quantized", "group_size", json!(16)),
+        ("pack-quantized", "group_size", json!(null)),
+        ("int-quantized", "num_bits", json!(4)),
+    ] {
+        let mut weights = right.clone();
+        weights[key] = value.clone();
+        let result = open(&compressed(format, weights), &[]);
+        let group = "`config_groups.group_0.weights`";
+        rejected(result, &["config.json", format, group, &format!("{key} {value}"), "not supported"]);
+    }
+    let one_scale = json!({"num_bits": 8, "type": "int", "strategy": "tensor"});
+    rejected(open(&compressed("int-quantized", one_scale), &[]), &["config.json", "strategy \"tensor\""]);
+}
+
+/// The stored shape decides if the config names several widths.
+#[test]
+fn widths_of_integers_are_those_of_the_shape() {
+    let scheme = |bits: usize| json!({"weights": {"num_bits": bits, "type": "int", "group_size": 64}});
+    let quantization = json!({
+        "quant_method": "compressed-tensors",
+        "format": "pack-quantized",
+        "config_groups": {"a": scheme(8), "b": scheme(4)},
+    });
+    let entries = case_of("pack-quantized").entries;
+    assert_eq!(weight(&quantization, &entries).unwrap().format_name(), "symmetric 4-bit g64");
+    let wide = with(
+        &without(&entries, "m.weight_shape"),
+        &[entry("m.weight_packed", "I32", &[8, 32], noise(1024, 15))],
+    );
+    assert_eq!(weight(&quantization, &wide).unwrap().format_name(), "symmetric 8-bit g64");
+}
+
+#[test]
+fn columns_of_compressed_tensors_are_in_order() {
+    let mut order = crate::hf::order(128, 64);
+    order.swap(4 * 3, 4 * 70);
+    let result =
+        weight_with("pack-quantized zeros", &[entry("m.weight_g_idx", "I32", &[128], order.clone())]);
+    rejected(result, &[FILE, "`m.weight_g_idx`", "column 3 in group 0", "group 1", "actorder"]);
+    let result = weight_with("pack-quantized", &[entry("m.weight_g_idx", "I32", &[128], order)]);
+    rejected(result, &[FILE, "`m.weight_g_idx`", "column 3 in group 0", "group 1", "actorder"]);
+    let trivial = entry("m.weight_g_idx", "I32", &[128], crate::hf::order(128, 64));
+    assert!(weight_with("pack-quantized", &[trivial]).is_ok());
+}
+
+#[test]
+fn awq_has_four_bits_in_known_layouts() {
+    for version in [json!("llm-awq"), json!("exllama"), json!("marlin"), json!(1)] {
+        let result = open(&changed("awq", &json!({"version": version})), &[]);
+        rejected(result, &["config.json", &format!("version {version}"), "not supported"]);
+    }
+    rejected(
+        open(&changed("awq", &json!({"bits": 8})), &[]),
+        &["config.json", "with 8 bits", "not supported"],
+    );
+    for (key, value) in [("bits", json!(0)), ("bits", json!("4")), ("group_size", json!(1.5))] {
+        let result = open(&changed("awq", &json!({key: value.clone()})), &[]);
+        rejected(result, &["config.json", &format!("`{key}` is {value}"), "positive whole number"]);
+    }
+    let entries = case_of("awq").entries;
+    for accepted in
+        [json!({"version": "GEMM"}), json!({"version": null, "group_size": null}), json!({"group_size": -1})]
+    {
+        assert!(weight(&changed("awq", &accepted), &entries).is_ok(), "{accepted}");
+    }
+}
+
+#[test]
+fn gptq_has_known_widths_and_layouts() {
+    for (key, value) in [
+        ("bits", json!(5)),
+        ("checkpoint_format", json!("marlin")),
+        ("checkpoint_format", json!("gptq_p")),
+        ("format", json!("bitblas")),
+        ("is_marlin_format", json!(true)),
+        ("pack_dtype", json!("int16")),
+    ] {
+        let result = open(&changed("gptq", &json!({key: value.clone()})), &[]);
+        rejected(result, &["config.json", "gptq", &format!("{key} {value}"), "not supported"]);
+    }
+    let entries = case_of("gptq").entries;
+    for accepted in [
+        json!({"checkpoint_format": "gptq", "format": "gptq", "pack_dtype": "int32", "is_marlin_format": false}),
+        json!({"checkpoint_format": "gptq_v2"}),
+        json!({"bits": null, "group_size": null}),
+        json!({"dynamic": {"+:.*": {"bits": 4, "group_size": 64}, "-:.*v_proj": {}}, "bits": 8, "group_size": 32}),
+    ] {
+        assert!(weight(&changed("gptq", &accepted), &entries).is_ok(), "{accepted}");
+    }
+    let result = weight(&changed("gptq", &json!({"group_size": 32})), &entries);
+    rejected(result, &[FILE, "`m.scales`", "one row for each 32 of K = 128, as the config says", "[2, 8]"]);
+    let result = weight(&changed("gptq", &json!({"bits": 8})), &entries);
+    rejected(result, &[FILE, "`m.qzeros`", "shape [2, 2] of 8 bits", "[2, 1]"]);
+}
+
+#[test]
+fn bitsandbytes_says_what_its_bytes_are() {
+    let right = json!({
+        "quant_type": "nf4", "blocksize": 128, "shape": [8, 128], "nested_blocksize": 2, "nested_offset": 0.5,
+    });
+    assert!(weight_with("bitsandbytes 4", &[crate::hf::state(&right)]).is_ok());
+    for (key, value, expected) in [
+        ("quant_type", json!("fp4"), "expected quant_type nf4, found \"fp4\""),
+        ("blocksize", json!(0), "found blocksize 0"),
+        ("blocksize", json!(32), "a multiple of 64, found shape [8, 128], blocks of 32"),
+        ("shape", json!([8]), "the shape [N, K] of a matrix, found shape [8]"),
+        ("shape", json!([8, -128]), "found shape [8,-128]"),
+        ("shape", json!([16, 128]), "1024 bytes for [16, 128], found 512 bytes"),
+        ("shape", json!([32, 32]), "a multiple of 64, found shape [32, 32]"),
+        ("shape", json!([1u64 << 33, 1u64 << 34]), "a multiple of 64, found shape"),
+        ("nested_blocksize", json!(null), "found nested_blocksize null"),
+        ("nested_offset", json!("0"), "a number for nested_offset"),
+    ] {
+        let mut state = right.clone();
+        state[key] = value;
+        rejected(weight_with("bitsandbytes 4", &[crate::hf::state(&state)]), &[FILE, "`m.weight", expected]);
+    }
+    let garbage = entry("m.weight.quant_state.bitsandbytes__nf4", "U8", &[3], *b"{1}");
+    rejected(weight_with("bitsandbytes 4", &[garbage]), &[FILE, "bitsandbytes__nf4`", "expected JSON"]);
+    let mut map = crate::hf::NF4;
+    map[3] = -0.394_917_6;
+    let map = f32s("m.weight.quant_map", &[16], &map);
+    let parts = [FILE, "`m.weight.quant_map`", "the numbers of NF4, -0.3949175", "found -0.3949176"];
+    rejected(weight_with("bitsandbytes 4", &[map]), &parts);
+    let fp4 = entry("m.weight.quant_state.bitsandbytes__fp4", "U8", &[2], *b"{}");
+    let entries =
+        with(&without(&case_of("bitsandbytes 4").entries, "m.weight.quant_state.bitsandbytes__nf4"), &[fp4]);
+    let result = weight(&case_of("bitsandbytes 4").quantization, &entries);
+    rejected(result, &[FILE, "bitsandbytes__fp4`", "found fp4", "bnb_4bit_quant_type=\"nf4\""]);
+    let order = entry("m.weight_format", "U8", &[], [2]);
+    rejected(
+        weight_with("bitsandbytes 8", &[order]),
+        &[FILE, "`m.weight_format`", "0, for codes in rows", "[2]"],
+    );
+    let narrow = [entry("m.weight", "I8", &[8, 48], noise(384, 1))];
+    rejected(weight_with("bitsandbytes 8", &narrow), &[FILE, "`m.weight`", "a multiple of 32", "[8, 48]"]);
+}
+
+/// A file with `desc_act` says of each column in which group it is.
+#[test]
+fn columns_of_gptq_are_in_order() {
+    let mut order = crate::hf::order(128, 64);
+    order.swap(4 * 3, 4 * 70);
+    let result = weight_with("gptq", &[entry("m.g_idx", "I32", &[128], order)]);
+    rejected(result, &[FILE, "`m.g_idx`", "column 3 in group 0", "group 1", "desc_act", "without desc_act"]);
+    let case = case_of("gptq");
+    assert!(weight(&case.quantization, &without(&case.entries, "m.g_idx")).is_ok());
+}
+
+#[test]
+fn the_config_and_the_scales_of_awq_agree() {
+    let case = case_of("awq");
+    let result = weight(&changed("awq", &json!({"group_size": 64})), &case.entries);
+    rejected(result, &[FILE, "`m.scales`", "one row for each 64 of K = 64, as the config says", "[2, 8]"]);
+    // Groups of 16 don't exist, whatever the config says.
+    let small = [entry("m.scales", "F16", &[4, 8], [0; 64]), entry("m.qzeros", "I32", &[4, 1], [0; 16])];
+    let case = json!({"quant_method": "awq"});
+    let result = weight(&case, &with(&case_of("awq").entries, &small));
+    rejected(result, &[FILE, "`m.scales`", "each 32, 64 or 128 of K = 64", "[4, 8]"]);
+}
