@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 22] = [
+pub const FIXTURES: [(&str, &str); 25] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
@@ -20,6 +20,9 @@ pub const FIXTURES: [(&str, &str); 22] = [
     ("bnb-nf4", "nf4"),
     ("bnb-nf4-b512", "nf4"),
     ("bnb-nf4-nested", "nf4"),
+    ("ct-fp8-block", "fp8 g64"),
+    ("ct-fp8-channel", "fp8 g128"),
+    ("ct-fp8-tensor", "fp8 g128"),
     ("ct-int4-asym-g64", "affine 4-bit g64"),
     ("ct-int4-g128-f32", "symmetric 4-bit g128"),
     ("ct-int4-g32", "symmetric 4-bit g32"),
@@ -247,6 +250,14 @@ pub fn cases() -> Vec<Case> {
             vec![
                 entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 16)),
                 f32s("m.weight_scale_inv", &[3, 2], &[0.1, 0.2, 0.3, 0.4, 0.5, 0.6]),
+            ],
+        ),
+        case(
+            "float-quantized",
+            compressed("float-quantized", json!({"num_bits": 8, "type": "float", "strategy": "channel"})),
+            vec![
+                entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 21)),
+                entry("m.weight_scale", "BF16", &[8, 1], [0x00, 0x3c].repeat(8)),
             ],
         ),
         case(

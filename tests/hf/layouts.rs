@@ -1,6 +1,8 @@
 //! Every layout against its definition, computed in f64 from the bytes of the file.
 
-use crate::hf::{case_of, dequantized, entry, f32s, noise, open, weight, with, without, Case, Entry};
+use crate::hf::{
+    case_of, compressed, dequantized, entry, f32s, noise, open, weight, with, without, Case, Entry,
+};
 use half::{bf16, f16};
 use serde_json::{json, Value};
 
@@ -199,6 +201,25 @@ fn fp8_scales_are_repeated_for_the_groups_of_a_tile() {
         let (rows, columns) = (8usize.div_ceil(dims[0]), 160usize.div_ceil(dims[1]));
         check(&quantization, &entries, format, &[8, 160], |row, k| {
             e4m3(codes[row * 160 + k]) * scales[row / rows * dims[1] + k / columns].to_f64()
+        });
+    }
+}
+
+/// Rows, the tensor, or blocks, as the config says.
+#[test]
+fn compressed_tensors_may_be_fp8() {
+    let Case { quantization, entries, .. } = case_of("float-quantized");
+    let codes = bytes(&entries, "m.weight");
+    check(&quantization, &entries, "fp8 g64", &[8, 64], |row, k| e4m3(codes[row * 64 + k]) * 2f64.powi(-7));
+    for (strategy, block, dims) in [("tensor", json!(null), &[1][..]), ("block", json!([4, 32]), &[2, 2])] {
+        let weights = json!({"num_bits": 8, "type": "float", "strategy": strategy, "block_structure": block});
+        let quantization = compressed("naive-quantized", weights);
+        let scales = &[0.1f32, 0.2, 0.3, 0.4][..dims.iter().product()];
+        let entries = with(&entries, &[f32s("m.weight_scale", dims, scales)]);
+        let format = if dims.len() == 1 { "fp8 g64" } else { "fp8 g32" };
+        check(&quantization, &entries, format, &[8, 64], |row, k| {
+            let scale = if dims.len() == 1 { scales[0] } else { scales[row / 4 * 2 + k / 32] };
+            e4m3(codes[row * 64 + k]) * f64::from(scale)
         });
     }
 }

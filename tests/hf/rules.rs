@@ -56,13 +56,22 @@ fn other_algorithms_of_modelopt_are_named() {
 #[test]
 fn other_formats_of_compressed_tensors_are_named() {
     let weights = json!({"num_bits": 8, "type": "float"});
-    for format in ["float-quantized", "naive-quantized", "mxfp8-quantized", "dense"] {
+    for format in ["mxfp8-quantized", "dense"] {
         let result = open(&compressed(format, weights.clone()), &[]);
         rejected(
             result,
             &["config.json", "compressed-tensors", &format!("format \"{format}\""), "not supported"],
         );
     }
+    for (key, value) in [("num_bits", json!(4)), ("type", json!("int")), ("strategy", json!("group"))] {
+        let mut weights = json!({"num_bits": 8, "type": "float", "strategy": "channel"});
+        weights[key] = value.clone();
+        let result = open(&compressed("float-quantized", weights), &[]);
+        rejected(result, &["config.json", "strategy tensor, channel or block", &format!("{key} {value}")]);
+    }
+    let blocks = json!({"num_bits": 8, "type": "float", "strategy": "block", "block_structure": [0, 128]});
+    let result = open(&compressed("float-quantized", blocks), &[]);
+    rejected(result, &["config.json", "`block_structure` is [0, 128]", "two positive numbers"]);
     let sparse = changed("pack-quantized", &json!({"sparsity_config": {"format": "sparse-24-bitmask"}}));
     rejected(open(&sparse, &[]), &["config.json", "sparsity format \"sparse-24-bitmask\"", "not supported"]);
     let dense = changed("pack-quantized", &json!({"sparsity_config": {"format": "dense"}}));

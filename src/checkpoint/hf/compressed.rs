@@ -1,16 +1,18 @@
 //! compressed-tensors: `weight_packed` with `weight_scale`, for NVFP4 `weight_global_scale`, by which the scales are divided,
-//! and for asymmetric integers `weight_zero_point`. Integers of 8 bits may be a `weight` of I8 instead.
+//! and for asymmetric integers `weight_zero_point`. Integers of 8 bits may be a `weight` of I8 instead, floats of 8 bits are one
+//! of F8_E4M3.
 //!
 //! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor`, `PackedQuantizationCompressor` and `IntQuantizationCompressor` write
 //! them (src/compressed_tensors/compressors of vllm-project/compressed-tensors). Packed integers are stored with half their range
 //! added, as one stream of bits in I32, zero points along N. Scales are those of groups or of rows. What the config says of
 //! activations is not followed: they are not rounded.
 
+use super::fp8::{self, Blocks};
 use super::gptq::check_order;
 use super::groups::Groups;
 use super::integers::{Integers, Order, ZeroOrder, Zeros};
 use super::module::{scale_dtypes, Module, PartNames, REMEDY};
-use crate::checkpoint::file::StoredTensor;
+use crate::checkpoint::file::{StoredTensor, Warnings};
 use crate::checkpoint::weight::{GlobalScaleMeaning, PackedWeight, Weight};
 use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
@@ -30,6 +32,8 @@ const SHAPE: &str = "weight_shape";
 pub(in crate::checkpoint) enum Scheme {
     /// Packed floats.
     Floats(QuantFormat),
+    /// A byte each, with scales of the tensor, of rows or of blocks.
+    Float8(Blocks),
     Integers(IntegerScheme),
 }
 
@@ -47,6 +51,8 @@ impl fmt::Display for Scheme {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Floats(format) => format.fmt(f),
+            Self::Float8(Blocks { size: None, .. }) => f.write_str("fp8"),
+            Self::Float8(Blocks { size: Some((rows, columns)), .. }) => write!(f, "fp8 {rows} x {columns}"),
             Self::Integers(IntegerScheme { bits, packed, symmetric, group_size }) => {
                 write!(f, "{}symmetric {bits}-bit ", if *symmetric { "" } else { "a" })?;
                 match group_size {
@@ -60,8 +66,11 @@ impl fmt::Display for Scheme {
 }
 
 /// A weight in one of the `schemes` that the config names.
-pub(super) fn weight(module: &Module, schemes: &[Scheme]) -> Result<Weight> {
+pub(super) fn weight(module: &Module, schemes: &[Scheme], warnings: &Warnings) -> Result<Weight> {
     if module.get(PACKED).is_none() {
+        if module.get(BYTES).is_some_and(|codes| codes.dtype() == Dtype::F8_E4M3) {
+            return float8(module, schemes, warnings);
+        }
         return integers(module, schemes, BYTES, false);
     }
     let codes = module.require(PACKED, PACKED, &[Dtype::U8, Dtype::I32])?;
@@ -88,12 +97,31 @@ pub(super) fn weight(module: &Module, schemes: &[Scheme]) -> Result<Weight> {
     Ok(weight)
 }
 
+/// A weight of 8-bit floats, in the only one of the schemes for them, or in the one that its scales tell.
+fn float8(module: &Module, schemes: &[Scheme], warnings: &Warnings) -> Result<Weight> {
+    let of_blocks =
+        module.get(SCALES).is_some_and(|scales| matches!(scales.dims(), [_, columns] if *columns > 1));
+    let mut named = schemes.iter().filter_map(|scheme| match scheme {
+        Scheme::Float8(blocks) => Some(*blocks),
+        Scheme::Floats(_) | Scheme::Integers(_) => None,
+    });
+    let first = named.next();
+    let blocks = first.into_iter().chain(named).find(|blocks| blocks.size.is_some() == of_blocks).or(first);
+    let Some(blocks) = blocks else {
+        let scheme = Scheme::Float8(Blocks { size: None, exponents: false });
+        return check_scheme(module, BYTES, schemes, scheme)
+            .and_then(|()| integers(module, schemes, BYTES, false));
+    };
+    module.refuse(ZEROS, "floats are symmetric")?;
+    fp8::weight(module, blocks, warnings)
+}
+
 /// Checks that the config names what is found.
 fn check_scheme(module: &Module, lead: &str, schemes: &[Scheme], found: Scheme) -> Result<()> {
     if schemes.contains(&found) {
         return Ok(());
     }
-    let codes = module.require(lead, lead, &[Dtype::U8, Dtype::I8, Dtype::I32])?;
+    let codes = module.require(lead, lead, &[Dtype::U8, Dtype::I8, Dtype::I32, Dtype::F8_E4M3])?;
     let named: Vec<_> = schemes.iter().map(ToString::to_string).collect();
     let expected = format!("what config_groups of the config names ({})", named.join(", "));
     let scales =
@@ -169,7 +197,7 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
 fn bits(module: &Module, schemes: &[Scheme], words: usize) -> Result<usize> {
     let widths = schemes.iter().filter_map(|scheme| match scheme {
         Scheme::Integers(IntegerScheme { bits, packed: true, .. }) => Some(*bits),
-        Scheme::Floats(_) | Scheme::Integers(_) => None,
+        Scheme::Floats(_) | Scheme::Float8(_) | Scheme::Integers(_) => None,
     });
     let widths: Vec<_> = widths.collect();
     let stored = match module.get(SHAPE) {

@@ -220,6 +220,23 @@ impl Source {
                     }
                 }
             }
+            Some(floats @ ("float-quantized" | "naive-quantized")) => {
+                let size = match strategy {
+                    Some("tensor" | "channel") => Some(None),
+                    Some("block") => {
+                        Some(Some(self.sides("block_structure", weights.get("block_structure"))?))
+                    }
+                    _ => None,
+                };
+                let fits = bits == Some(8) && kind == Some("float");
+                match size.filter(|_| fits) {
+                    Some(size) => Ok(Scheme::Float8(Blocks { size, exponents: false })),
+                    None => {
+                        let read = "num_bits 8, type float, strategy tensor, channel or block";
+                        Err(self.unsupported(format!("{floats} that is not {read}: {}", found())))
+                    }
+                }
+            }
             other => {
                 let other = other.map_or("null".into(), |other| format!("{other:?}"));
                 Err(self.unsupported(format!("compressed-tensors with format {other}")))
@@ -313,22 +330,26 @@ impl Source {
 
     /// `weight_block_size`: rows and columns.
     fn block_size(&self, object: &Object) -> Result<Option<(usize, usize)>> {
-        let sides = match object.get("weight_block_size") {
-            None | Some(Value::Null) => return Ok(None),
-            Some(Value::Array(sides)) => sides.as_slice(),
-            Some(_) => &[],
-        };
+        match object.get("weight_block_size") {
+            None | Some(Value::Null) => Ok(None),
+            sides => self.sides("weight_block_size", sides).map(Some),
+        }
+    }
+
+    /// Rows and columns of a block.
+    fn sides(&self, name: &str, value: Option<&Value>) -> Result<(usize, usize)> {
+        let sides = value.and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
         let side = |value: &Value| {
             value.as_u64().and_then(|side| usize::try_from(side).ok()).filter(|side| *side > 0)
         };
         match sides {
             [rows, columns] => match (side(rows), side(columns)) {
-                (Some(rows), Some(columns)) => Ok(Some((rows, columns))),
-                _ => Err(self.wrong(format!(
-                    "`weight_block_size` is [{rows}, {columns}], expected two positive numbers"
-                ))),
+                (Some(rows), Some(columns)) => Ok((rows, columns)),
+                _ => {
+                    Err(self.wrong(format!("`{name}` is [{rows}, {columns}], expected two positive numbers")))
+                }
             },
-            _ => Err(self.wrong("`weight_block_size` is not a list of two numbers".into())),
+            _ => Err(self.wrong(format!("`{name}` is not a list of two numbers"))),
         }
     }
 

@@ -22,7 +22,7 @@ use std::sync::Arc;
 pub(super) const SCALES: [&str; 4] = ["weight_scale_inv", "weight_scale", "scale", "qscale_weight"];
 
 /// What the config says of the scales.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(in crate::checkpoint) struct Blocks {
     /// Rows and columns that share a scale; `None`: all of them.
     pub size: Option<(usize, usize)>,

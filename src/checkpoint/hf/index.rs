@@ -161,7 +161,8 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         }
         Method::ModelOpt if last == "weight" && has("weight_scale") => Some(Packing::ModelOpt),
         Method::CompressedTensors(_)
-            if last == "weight_packed" || last == "weight" && is_int8() && has("weight_scale") =>
+            if last == "weight_packed"
+                || last == "weight" && (is_int8() || is_float8()) && has("weight_scale") =>
         {
             Some(Packing::CompressedTensors)
         }

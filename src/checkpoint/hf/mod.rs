@@ -81,7 +81,7 @@ impl HfCheckpoint {
             (Packing::BitsAndBytes, _) => bitsandbytes::weight(&module),
             (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {
-                compressed::weight(&module, schemes)
+                compressed::weight(&module, schemes, &self.warnings)
             }
             (Packing::ModelOpt, _) => modelopt::weight(&module),
             (Packing::Float8, Method::Mxfp8(blocks) | Method::Fp8(blocks)) => {
