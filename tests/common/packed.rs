@@ -68,6 +68,17 @@ const NF4: [f32; 16] = [
     1.0,
 ];
 
+/// The sixteen twelfths of bitsandbytes, rounded.
+fn fp4(code: u32) -> f32 {
+    let twelfths = [0., 0.0625, 8., 12., 4., 6., 2., 3.][code as usize & 7];
+    let sign = if code & 8 == 0 { 1. } else { -1. };
+    if twelfths == 0. {
+        0.
+    } else {
+        sign * twelfths / 12.
+    }
+}
+
 /// Every weight, dequantized element by element from the definition of its format.
 pub fn reference(weight: &QuantTensor) -> Vec<f32> {
     const E2M1: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
@@ -112,6 +123,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of_bytes(index),
             Element::E4m3 => e4m3(code) * scale_of_bytes(index),
             Element::Nf4 => NF4[code as usize & 15] * scales[group],
+            Element::Fp4 => fp4(code) * scales[group],
             Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of_bytes(index),
             other => panic!("{other:?} has no reference"),
         }

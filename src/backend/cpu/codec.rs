@@ -103,6 +103,12 @@ impl Table16 for Nf4 {
     const VALUES: [f32; 16] = format::NF4;
 }
 
+struct Fp4;
+
+impl Table16 for Fp4 {
+    const VALUES: [f32; 16] = format::FP4;
+}
+
 struct E4m3;
 
 impl Element for E4m3 {
@@ -167,11 +173,13 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
         FormatElement::E4m3 if !offset => run!(Scaled, [E4m3, 8], [32 => 8]),
         FormatElement::Int8 if !offset => run!(Scaled, [Int8, 8], [32 => 8]),
         FormatElement::Nf4 if !offset => run!(Scaled, [Nf4, 4], [64 => 16]),
+        FormatElement::Fp4 if !offset => run!(Scaled, [Fp4, 4], [64 => 16]),
         FormatElement::Uint(_)
         | FormatElement::E2m1
         | FormatElement::E4m3
         | FormatElement::Int8
-        | FormatElement::Nf4 => return Err(call),
+        | FormatElement::Nf4
+        | FormatElement::Fp4 => return Err(call),
     }
     Ok(())
 }

@@ -113,7 +113,7 @@ fn assert_close<T: Real>(name: impl std::fmt::Debug, got: &[T], want: &[(f64, f6
 
 #[test]
 fn products_agree_with_f64_everywhere() {
-    let mut rng = StdRng::seed_from_u64(1);
+    let mut rng = StdRng::seed_from_u64(3);
     for isa in isa::available() {
         for (n, k) in SHAPES {
             for format in formats_for(k) {
