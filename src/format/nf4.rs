@@ -1,5 +1,5 @@
-//! NF4 and FP4 of bitsandbytes: 4-bit codes select quantiles of a normal distribution, or small floats over the largest of them,
-//! scaled by the largest magnitude of a group.
+//! NF4 and FP4 of bitsandbytes: 4-bit codes select quantiles of a normal distribution, or small floats over the largest
+//! of them, scaled by the largest magnitude of a group.
 
 use super::bits::pack;
 use super::clip_search::{groups, Group};

@@ -1,11 +1,11 @@
 //! bitsandbytes: NF4 and FP4 in blocks, and 8-bit integers with a scale for each row.
 //!
-//! As bitsandbytes 0.50.2 saves its `Linear4bit` and `Linear8bitLt`. Of 4-bit weights the codes lie in a column of bytes, the
-//! first of two in the high bits, and `weight.quant_state.bitsandbytes__nf4` (or `__fp4`) is JSON with shape and block size. A block is so
-//! many elements of the flattened matrix, also across rows; `weight.absmax` has the largest magnitude of each, as a float or as
-//! a code of `weight.nested_quant_map`, which is multiplied by that of `weight.nested_absmax`, and to which an offset is added.
-//! Of 8-bit weights `SCB` has the largest magnitude of each row: `w = code * SCB / 127`. Activations are not rounded, so that
-//! no outliers have to be set apart.
+//! As bitsandbytes 0.50.2 saves its `Linear4bit` and `Linear8bitLt`. Of 4-bit weights the codes lie in a column of
+//! bytes, the first of two in the high bits, and `weight.quant_state.bitsandbytes__nf4` (or `__fp4`) is JSON with shape
+//! and block size. A block is so many elements of the flattened matrix, also across rows; `weight.absmax` has the
+//! largest magnitude of each, as a float or as a code of `weight.nested_quant_map`, which is multiplied by that of
+//! `weight.nested_absmax`, and to which an offset is added. Of 8-bit weights `SCB` has the largest magnitude of each
+//! row: `w = code * SCB / 127`. Activations are not rounded, so that no outliers have to be set apart.
 
 use super::groups::Groups;
 use super::integers::{Integers, Order};
