@@ -42,7 +42,7 @@ impl fmt::Display for CheckpointKind {
 pub enum QuantMethod {
     /// AutoAWQ, 4 bits in the "gemm" layout.
     Awq,
-    /// bitsandbytes: NF4, and 8-bit integers.
+    /// bitsandbytes: NF4, FP4, and 8-bit integers.
     BitsAndBytes,
     /// compressed-tensors: NVFP4, MXFP4, and integers of 4 and 8 bits.
     CompressedTensors,

@@ -1,7 +1,7 @@
 //! The axes of a format: what a code stands for, how scales are stored, and where zero is.
 
 use super::ggml::IQ4_NL;
-use super::nf4::NF4;
+use super::nf4::{nearest_fp4, FP4, NF4};
 use super::numeric::{clamped, small_integer, Real};
 use super::small_floats::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
 
@@ -73,6 +73,8 @@ pub enum Element {
     Int8,
     /// One of the sixteen NF4 values of bitsandbytes.
     Nf4,
+    /// One of the sixteen FP4 values of bitsandbytes, two of them zero.
+    Fp4,
     /// One of the sixteen integers of GGML's IQ4 types.
     Iq4Nl,
 }
@@ -82,7 +84,7 @@ impl Element {
     pub const fn bits(self) -> usize {
         match self {
             Self::Uint(bits) => bits.get(),
-            Self::E2m1 | Self::Nf4 | Self::Iq4Nl => 4,
+            Self::E2m1 | Self::Nf4 | Self::Fp4 | Self::Iq4Nl => 4,
             Self::E4m3 | Self::Int8 => 8,
         }
     }
@@ -91,7 +93,7 @@ impl Element {
     pub const fn uint(self) -> Option<Bits> {
         match self {
             Self::Uint(bits) => Some(bits),
-            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 | Self::Iq4Nl => None,
+            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 | Self::Fp4 | Self::Iq4Nl => None,
         }
     }
 
@@ -105,6 +107,7 @@ impl Element {
             Self::E4m3 => pairs.for_each(|(value, code)| *value = of(Self::E4m3.value(*code))),
             Self::Int8 => pairs.for_each(|(value, code)| *value = of(Self::Int8.value(*code))),
             Self::Nf4 => pairs.for_each(|(value, code)| *value = of(Self::Nf4.value(*code))),
+            Self::Fp4 => pairs.for_each(|(value, code)| *value = of(Self::Fp4.value(*code))),
             Self::Iq4Nl => pairs.for_each(|(value, code)| *value = of(Self::Iq4Nl.value(*code))),
         }
     }
@@ -118,6 +121,7 @@ impl Element {
             Self::E4m3 => e4m3_to_f32(code),
             Self::Int8 => f32::from(code as i8) / 64.,
             Self::Nf4 => NF4[usize::from(code & 15)],
+            Self::Fp4 => FP4[usize::from(code & 15)],
             Self::Iq4Nl => IQ4_NL[usize::from(code & 15)],
         }
     }
@@ -130,6 +134,7 @@ impl Element {
             Self::E2m1 => nearest_e2m1::<T>(value),
             Self::E4m3 => f32_to_e4m3(value),
             Self::Nf4 => nearest_of(&NF4, value),
+            Self::Fp4 => nearest_fp4(value),
             Self::Iq4Nl => nearest_of(&IQ4_NL, value),
             Self::Int8 => (value * 64.).round_ties_even().clamp(-127., 127.) as i8 as u8,
         }
@@ -145,6 +150,7 @@ impl Element {
             Self::E4m3 => values.map(|value| Self::E4m3.nearest::<T>(value)).collect(),
             Self::Int8 => values.map(|value| Self::Int8.nearest::<T>(value)).collect(),
             Self::Nf4 => values.map(|value| Self::Nf4.nearest::<T>(value)).collect(),
+            Self::Fp4 => values.map(|value| Self::Fp4.nearest::<T>(value)).collect(),
             Self::Iq4Nl => values.map(|value| Self::Iq4Nl.nearest::<T>(value)).collect(),
         }
     }
@@ -156,7 +162,7 @@ impl Element {
             Self::E2m1 => (-E2M1_MAX, E2M1_MAX),
             Self::E4m3 => (-E4M3_MAX, E4M3_MAX),
             Self::Int8 => (-127. / 64., 127. / 64.),
-            Self::Nf4 => (-1., 1.),
+            Self::Nf4 | Self::Fp4 => (-1., 1.),
             Self::Iq4Nl => (-127., 113.),
         }
     }

@@ -12,7 +12,7 @@
 //! | MXFP8 | `e4m3 * 2^(s - 127)` | `E4m3` | E8M0, 32 elements | `None` | 8.25 |
 //! | FP8 | `e4m3 * scale` | `E4m3` | f16, bf16 or f32, 32, 64 or 128 elements | `None` | 8 + 16 / group (16-bit scales) |
 //! | MXINT8 | `int8 / 64 * 2^(s - 127)` | `Int8` | E8M0, 32 elements | `None` | 8.25 |
-//! | NF4 | `nf4 * scale` | `Nf4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
+//! | NF4, FP4 | `nf4 * scale`, `fp4 * scale` | `Nf4`, `Fp4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
 //! | Q4_K, Q5_K; Q2_K | `q * scale + bias` | `Uint` | `int8 * f16` of 256, 32 elements; 16 | `Bias` | 4.63, 5.63; 3.13 |
 //! | Q3_K, Q6_K | `(q - 2^(b - 1)) * scale` | `Uint` | `int8 * f16` of 256, 16 elements | `Midpoint` | 3.56, 6.56 |
 //! | IQ4_XS; IQ4_NL | `iq4 * scale` | `Iq4Nl` | `int8 * f16` of 256; a float; 32 elements | `None` | 4.31; 4.5 |
@@ -45,7 +45,7 @@ pub(crate) use bits::unpack;
 pub use bits::{code_at, pack};
 pub(crate) use ggml::IQ4_NL;
 pub use ggml::SUPER_BLOCK;
-pub(crate) use nf4::NF4;
+pub(crate) use nf4::{FP4, NF4};
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
 pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
@@ -91,13 +91,16 @@ impl QuantFormat {
     pub const MXINT8: Self = Self::of(Element::Int8, Scale::E8m0, ZeroPoint::None, 32);
     /// NF4 of bitsandbytes: one of sixteen values, a float scale for each 64.
     pub const NF4: Self = Self::of(Element::Nf4, Scale::Float, ZeroPoint::None, 64);
+    /// FP4 of bitsandbytes: one of sixteen values, a float scale for each 64.
+    pub const FP4: Self = Self::of(Element::Fp4, Scale::Float, ZeroPoint::None, 64);
     /// Formats with a name and without parameters.
-    const NAMED: [(&'static str, Self); 5] = [
+    const NAMED: [(&'static str, Self); 6] = [
         ("mxfp4", Self::MXFP4),
         ("nvfp4", Self::NVFP4),
         ("mxfp8", Self::MXFP8),
         ("mxint8", Self::MXINT8),
         ("nf4", Self::NF4),
+        ("fp4", Self::FP4),
     ];
     /// The group sizes of affine and symmetric formats.
     pub const AFFINE_GROUP_SIZES: [usize; 3] = [32, 64, 128];
@@ -303,9 +306,15 @@ fn family(format: QuantFormat) -> Result<Family> {
         (Element::Uint(bits), Scale::Float, ZeroPoint::Bias) => Ok(Family::Affine(bits)),
         (Element::E2m1 | Element::E4m3 | Element::Int8, Scale::E8m0, ZeroPoint::None) => Ok(Family::Mx),
         (Element::E2m1, Scale::E4m3, ZeroPoint::None) => Ok(Family::Nvfp4),
-        (Element::Nf4, Scale::Float, ZeroPoint::None) => Ok(Family::Nf4),
+        (Element::Nf4 | Element::Fp4, Scale::Float, ZeroPoint::None) => Ok(Family::Nf4),
         (
-            Element::Uint(_) | Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4 | Element::Iq4Nl,
+            Element::Uint(_)
+            | Element::E2m1
+            | Element::E4m3
+            | Element::Int8
+            | Element::Nf4
+            | Element::Fp4
+            | Element::Iq4Nl,
             _,
             _,
         ) => Err(Error::Unsupported {

@@ -1,4 +1,5 @@
-//! NF4 of bitsandbytes: 4-bit codes select quantiles of a normal distribution, scaled by the largest magnitude of a group.
+//! NF4 and FP4 of bitsandbytes: 4-bit codes select quantiles of a normal distribution, or small floats over the largest
+//! of them, scaled by the largest magnitude of a group.
 
 use super::bits::pack;
 use super::clip_search::{groups, Group};
@@ -25,6 +26,38 @@ pub const NF4: [f32; 16] = [
     1.0,
 ];
 
+/// Values of the sixteen codes of FP4: of a sign, two bits of exponent and one of mantissa. As bitsandbytes 0.50.2 has them,
+/// twelfths that are rounded.
+pub const FP4: [f32; 16] = [
+    0.0,
+    0.0625 / 12.,
+    8. / 12.,
+    1.0,
+    4. / 12.,
+    6. / 12.,
+    2. / 12.,
+    3. / 12.,
+    0.0,
+    -0.0625 / 12.,
+    -8. / 12.,
+    -1.0,
+    -4. / 12.,
+    -6. / 12.,
+    -2. / 12.,
+    -3. / 12.,
+];
+
+/// The codes of FP4 by ascending value; the second zero is none of them.
+const FP4_ASCENDING: [u8; 15] = [11, 10, 13, 12, 15, 14, 9, 0, 1, 6, 7, 4, 5, 2, 3];
+
+/// The code of FP4 whose value is nearest; that of -1 for NaN.
+#[inline(always)]
+pub(super) fn nearest_fp4(value: f32) -> u8 {
+    let middle = |pair: &[u8]| (FP4[usize::from(pair[0])] + FP4[usize::from(pair[1])]) / 2.;
+    let rank = FP4_ASCENDING.windows(2).filter(|pair| value > middle(pair)).count();
+    FP4_ASCENDING[rank]
+}
+
 /// Quantizes a row of K finite weights.
 ///
 /// `words` receives `K / 8` words, `scales` the largest magnitude of each group.
@@ -33,8 +66,8 @@ pub(super) fn quantize<T: Real>(format: QuantFormat, weights: &[T], words: &mut 
     for (group, scale) in widened(weights).chunks(format.group_size()).zip(scales) {
         let largest = absmax(group);
         *scale = T::from_f32(largest);
-        let scaled = |weight: &f32| if largest > 0. { weight / largest } else { 0. };
-        codes.extend(group.iter().map(|weight| format.element().nearest::<T>(scaled(weight))));
+        let over_largest = |weight: &f32| if largest > 0. { weight / largest } else { 0. };
+        codes.extend(format.element().nearest_all::<T>(group.iter().map(over_largest)));
     }
     pack(&codes, 4, words);
 }
@@ -77,5 +110,19 @@ mod tests {
         // Zero has a code, so that rows of zeros stay zero.
         let zeros = QuantizedRows::quantize(QuantFormat::NF4, Quantizer::Mlx, &[0f32; 64], 64, None).unwrap();
         assert_eq!(zeros.dequantize(QuantFormat::NF4, 64, 1.).unwrap(), [0.; 64]);
+    }
+    /// Of FP4, too, whose codes are not in the order of their values; its second zero is never chosen.
+    #[test]
+    fn values_of_fp4_are_kept_and_ties_go_down() {
+        for (code, value) in (0u8..16).zip(FP4) {
+            assert_eq!(nearest_fp4(value), if code == 8 { 0 } else { code }, "{value}");
+        }
+        for pair in FP4_ASCENDING.windows(2) {
+            let [low, high] = [pair[0], pair[1]].map(|code| FP4[usize::from(code)]);
+            assert!(low < high);
+            let middle = (low + high) / 2.;
+            assert_eq!([nearest_fp4(middle), nearest_fp4(middle.next_up())], [pair[0], pair[1]], "{middle}");
+        }
+        assert_eq!([nearest_fp4(7.), nearest_fp4(-7.)], [3, 11]);
     }
 }

@@ -133,7 +133,10 @@ fn formats_outside_the_table_are_refused() {
             ["nvfp4 with bits 4 and group_size 32", "group_size 16"],
         ),
         (json!({"mode": "mxfp8", "bits": 4}), ["mxfp8 with bits 4", "bits 8"]),
-        (json!({"mode": "int4"}), ["\"int4\"", "expected one of affine, mxfp4, nvfp4, mxfp8, mxint8, nf4"]),
+        (
+            json!({"mode": "int4"}),
+            ["\"int4\"", "expected one of affine, mxfp4, nvfp4, mxfp8, mxint8, nf4, fp4"],
+        ),
         (json!({"mode": 4}), ["4", "expected a string"]),
     ] {
         rejected(

@@ -12,10 +12,11 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 25] = [
+pub const FIXTURES: [(&str, &str); 26] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
+    ("bnb-fp4", "fp4"),
     ("bnb-int8", "symmetric 8-bit g128"),
     ("bnb-nf4", "nf4"),
     ("bnb-nf4-b512", "nf4"),

@@ -71,6 +71,16 @@ const NF4: [f32; 16] = [
 /// Those of IQ4_NL, as ggml-common.h has them.
 const IQ4_NL: [f32; 16] =
     [-127., -104., -83., -65., -49., -35., -22., -10., 1., 13., 25., 38., 53., 69., 89., 113.];
+/// The sixteen twelfths of bitsandbytes, rounded.
+fn fp4(code: u32) -> f32 {
+    let twelfths = [0., 0.0625, 8., 12., 4., 6., 2., 3.][code as usize & 7];
+    let sign = if code & 8 == 0 { 1. } else { -1. };
+    if twelfths == 0. {
+        0.
+    } else {
+        sign * twelfths / 12.
+    }
+}
 
 /// Every weight, dequantized element by element from the definition of its format.
 pub fn reference(weight: &QuantTensor) -> Vec<f32> {
@@ -126,6 +136,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             Element::E2m1 => signed(E2M1[code as usize & 7], code & 8 != 0) * scale_of(index),
             Element::E4m3 => e4m3(code) * scale_of(index),
             Element::Nf4 => NF4[code as usize & 15] * scale_of(index),
+            Element::Fp4 => fp4(code) * scale_of(index),
             Element::Iq4Nl => IQ4_NL[code as usize & 15] * scale_of(index),
             Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of(index),
             other => panic!("{other:?} has no reference"),

@@ -6,7 +6,7 @@ use candle_quant::format::{Element, Scale};
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Of every kind of format one.
-pub const KINDS: [QuantFormat; 8] = [
+pub const KINDS: [QuantFormat; 9] = [
     QuantFormat::affine_opt(4, 64).unwrap(),
     QuantFormat::affine_opt(3, 32).unwrap(),
     QuantFormat::affine_opt(6, 128).unwrap(),
@@ -15,6 +15,7 @@ pub const KINDS: [QuantFormat; 8] = [
     QuantFormat::MXFP8,
     QuantFormat::MXINT8,
     QuantFormat::NF4,
+    QuantFormat::FP4,
 ];
 
 /// A weight on the CPU of random codes, with scales of either sign where the format has them; those and

@@ -134,13 +134,13 @@ fn bitsandbytes_says_what_its_bytes_are() {
     let mut map = crate::hf::NF4;
     map[3] = -0.394_917_6;
     let map = f32s("m.weight.quant_map", &[16], &map);
-    let parts = [FILE, "`m.weight.quant_map`", "the numbers of NF4, -0.3949175", "found -0.3949176"];
+    let parts = [FILE, "`m.weight.quant_map`", "the numbers of nf4, -0.3949175", "found -0.3949176"];
     rejected(weight_with("bitsandbytes 4", &[map]), &parts);
-    let fp4 = entry("m.weight.quant_state.bitsandbytes__fp4", "U8", &[2], *b"{}");
-    let entries =
-        with(&without(&case_of("bitsandbytes 4").entries, "m.weight.quant_state.bitsandbytes__nf4"), &[fp4]);
-    let result = weight(&case_of("bitsandbytes 4").quantization, &entries);
-    rejected(result, &[FILE, "bitsandbytes__fp4`", "found fp4", "bnb_4bit_quant_type=\"nf4\""]);
+    let mut case = case_of("bitsandbytes 4");
+    let state = case.entries.iter_mut().find(|entry| entry.0.ends_with("nf4")).unwrap();
+    state.0 = state.0.replace("nf4", "fp4");
+    let parts = [FILE, "bitsandbytes__fp4`", "expected quant_type fp4", "found \"nf4\""];
+    rejected(weight(&case.quantization, &case.entries), &parts);
     let order = entry("m.weight_format", "U8", &[], [2]);
     rejected(
         weight_with("bitsandbytes 8", &[order]),
@@ -171,4 +171,14 @@ fn the_config_and_the_scales_of_awq_agree() {
     let case = json!({"quant_method": "awq"});
     let result = weight(&case, &with(&case_of("awq").entries, &small));
     rejected(result, &[FILE, "`m.scales`", "each 32, 64 or 128 of K = 64", "[4, 8]"]);
+}
+
+/// Scales of keys and values are no tensors of the model.
+#[test]
+fn scales_of_the_cache_have_no_names() {
+    let case = case_of("int-quantized");
+    let scales = ["q_scale", "k_scale", "v_scale", "k_zero_point", "v_zero_point"];
+    let scales = scales.map(|name| f32s(&format!("self_attn.{name}"), &[1], &[0.5]));
+    let checkpoint = open(&case.quantization, &with(&case.entries, &scales)).unwrap();
+    assert!(checkpoint.tensor_names().eq(["m.weight"]));
 }

@@ -1,5 +1,5 @@
-//! Checkpoints written by AutoAWQ, AutoGPTQ, GPTQModel, bitsandbytes, compressed-tensors, ModelOpt and transformers: every tensor dequantizes to
-//! what the tool itself makes of it, and the models compute what transformers computes.
+//! Checkpoints written by AutoAWQ, AutoGPTQ, GPTQModel, bitsandbytes, compressed-tensors, ModelOpt and transformers:
+//! every tensor dequantizes to what the tool itself makes of it, and the models compute what transformers computes.
 
 use crate::common::{distance, reference_in};
 use crate::hf::{fixture, read_json, sha256, FIXTURES};

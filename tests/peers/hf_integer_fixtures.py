@@ -153,7 +153,7 @@ def compressed_config(scheme):
     return config.model_dump(mode="json")
 
 
-def nf4(block, nested):
+def four_bits(kind, block, nested):
     """By bitsandbytes on a CPU, saved and loaded as its Linear4bit does both, decoded to f32.
 
     Its decoder for the CPU is compared only where blocks do not run across rows, for there it is wrong: that for CUDA and
@@ -163,7 +163,7 @@ def nf4(block, nested):
     def one(module, weight):
         if module.endswith("v_proj"):
             return None
-        codes, state = quantize_4bit(weight, blocksize=block, compress_statistics=nested, quant_type="nf4")
+        codes, state = quantize_4bit(weight, blocksize=block, compress_statistics=nested, quant_type=kind)
         saved = state.as_dict(packed=True)
         parts = {"weight": codes} | {f"weight.{name}": value.clone() for name, value in saved.items()}
         state = QuantState.from_dict(dict(saved), device=torch.device("cpu"))
@@ -219,10 +219,15 @@ for case, args, format, activations in [
     scheme = QuantizationScheme(targets=["Linear"], weights=args, input_activations=activations, format=format)
     write(OUT / case, compressed_config(scheme), compressed(scheme), dtype=torch.bfloat16)
 
-for case, block, nested in [("bnb-nf4", 64, False), ("bnb-nf4-nested", 64, True), ("bnb-nf4-b512", 512, True)]:
+for case, kind, block, nested in [
+    ("bnb-fp4", "fp4", 128, True),
+    ("bnb-nf4", "nf4", 64, False),
+    ("bnb-nf4-b512", "nf4", 512, True),
+    ("bnb-nf4-nested", "nf4", 64, True),
+]:
     config = bitsandbytes_config(
-        load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type="nf4", bnb_4bit_use_double_quant=nested,
+        load_in_4bit=True, load_in_8bit=False, bnb_4bit_quant_type=kind, bnb_4bit_use_double_quant=nested,
         bnb_4bit_quant_storage="uint8", bnb_4bit_compute_dtype="bfloat16",
     )
-    write(OUT / case, config, nf4(block, nested), dtype=torch.bfloat16, tolerance=0.1)
+    write(OUT / case, config, four_bits(kind, block, nested), dtype=torch.bfloat16, tolerance=0.1)
 write(OUT / "bnb-int8", bitsandbytes_config(load_in_4bit=False, load_in_8bit=True), int8, dtype=torch.float16)

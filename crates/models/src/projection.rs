@@ -1,9 +1,9 @@
 //! Linear layers of a model, of which a rank may have a part.
 //!
 //! All are refused if the checkpoint has a bias that the config does not know of: an error instead of wrong
-//! numbers.
+//! numbers. One of zeros is none: AutoGPTQ has written such beside every layer.
 
-use candle_core::Result;
+use candle_core::{DType, Device, Result};
 use candle_quant::nn::{linear_b, Linear, VarBuilder};
 use candle_quant::parallel::{column_parallel, row_parallel, RowParallel};
 use candle_quant::Error;
@@ -44,6 +44,10 @@ pub(super) fn rows_of(
 
 fn check_bias(bias: bool, vb: &VarBuilder) -> Result<()> {
     if let (false, Some(checkpoint), true) = (bias, vb.checkpoint(), vb.contains_tensor("bias")) {
+        let stored = checkpoint.dense(&format!("{}.bias", vb.prefix()))?.load(DType::F32, &Device::Cpu)?;
+        if stored.flatten_all()?.to_vec1::<f32>()?.iter().all(|number| *number == 0.) {
+            return Ok(());
+        }
         return Err(Error::Tensor {
             file: checkpoint.path().into(),
             tensor: format!("{}.bias", vb.prefix()),

@@ -109,6 +109,12 @@ impl Table16 for Iq4Nl {
     const VALUES: [f32; 16] = format::IQ4_NL;
 }
 
+struct Fp4;
+
+impl Table16 for Fp4 {
+    const VALUES: [f32; 16] = format::FP4;
+}
+
 struct E4m3;
 
 impl Element for E4m3 {
@@ -174,11 +180,13 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
         FormatElement::Int8 if !offset => run!(Scaled, [Int8, 8], [32 => 8]),
         FormatElement::Nf4 if !offset => run!(Scaled, [Nf4, 4], [64 => 16]),
         FormatElement::Iq4Nl if !offset => run!(Scaled, [Iq4Nl, 4], [32 => 8]),
+        FormatElement::Fp4 if !offset => run!(Scaled, [Fp4, 4], [64 => 16]),
         FormatElement::Uint(_)
         | FormatElement::E2m1
         | FormatElement::E4m3
         | FormatElement::Int8
         | FormatElement::Nf4
+        | FormatElement::Fp4
         | FormatElement::Iq4Nl => return Err(call),
     }
     Ok(())

@@ -42,6 +42,7 @@ impl FormatKernels {
                 QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
                 QuantFormat::MXINT8 => Some(Self::scalar("mxint8")),
                 QuantFormat::NF4 => Some(Self::scalar("nf4")),
+                QuantFormat::FP4 => Some(Self::scalar("fp4")),
                 _ if format.element() == Element::E4m3 && format.scale() == Scale::Float => {
                     Some(Self::scalar("fp8"))
                 }

@@ -1,18 +1,18 @@
-//! bitsandbytes: NF4 in blocks, and 8-bit integers with a scale for each row.
+//! bitsandbytes: NF4 and FP4 in blocks, and 8-bit integers with a scale for each row.
 //!
-//! As bitsandbytes 0.50.2 saves its `Linear4bit` and `Linear8bitLt`. Of 4-bit weights the codes lie in a column of bytes, the
-//! first of two in the high bits, and `weight.quant_state.bitsandbytes__nf4` is JSON with shape and block size. A block is so
-//! many elements of the flattened matrix, also across rows; `weight.absmax` has the largest magnitude of each, as a float or as
-//! a code of `weight.nested_quant_map`, which is multiplied by that of `weight.nested_absmax`, and to which an offset is added.
-//! Of 8-bit weights `SCB` has the largest magnitude of each row: `w = code * SCB / 127`. Activations are not rounded, so that
-//! no outliers have to be set apart.
+//! As bitsandbytes 0.50.2 saves its `Linear4bit` and `Linear8bitLt`. Of 4-bit weights the codes lie in a column of
+//! bytes, the first of two in the high bits, and `weight.quant_state.bitsandbytes__nf4` (or `__fp4`) is JSON with shape
+//! and block size. A block is so many elements of the flattened matrix, also across rows; `weight.absmax` has the
+//! largest magnitude of each, as a float or as a code of `weight.nested_quant_map`, which is multiplied by that of
+//! `weight.nested_absmax`, and to which an offset is added. Of 8-bit weights `SCB` has the largest magnitude of each
+//! row: `w = code * SCB / 127`. Activations are not rounded, so that no outliers have to be set apart.
 
 use super::groups::Groups;
 use super::integers::{Integers, Order};
 use super::module::Module;
 use crate::checkpoint::file::StoredTensor;
 use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, Slice, Weight};
-use crate::{format, Error, QuantFormat, QuantTensor, Result};
+use crate::{format, QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use safetensors::Dtype;
@@ -20,9 +20,30 @@ use serde_json::Value;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// The tensor that makes a weight of bytes one of NF4, and the one that makes it one of FP4.
-pub(super) const STATES: [&str; 2] =
-    ["weight.quant_state.bitsandbytes__nf4", "weight.quant_state.bitsandbytes__fp4"];
+/// A type of 4-bit codes.
+pub(super) struct Type {
+    name: &'static str,
+    /// The tensor that makes a weight of bytes one of this type.
+    pub state: &'static str,
+    format: QuantFormat,
+    values: [f32; 16],
+}
+
+pub(super) const TYPES: [Type; 2] = [
+    Type {
+        name: "nf4",
+        state: "weight.quant_state.bitsandbytes__nf4",
+        format: QuantFormat::NF4,
+        values: format::NF4,
+    },
+    Type {
+        name: "fp4",
+        state: "weight.quant_state.bitsandbytes__fp4",
+        format: QuantFormat::FP4,
+        values: format::FP4,
+    },
+];
+
 /// The tensor that makes a weight of I8 a quantized one.
 pub(super) const ROW_SCALES: &str = "SCB";
 
@@ -37,17 +58,9 @@ const ROW_ORDER: &str = "weight_format";
 const OF_127: f32 = 1. / 127.;
 
 pub(super) fn weight(module: &Module) -> Result<Weight> {
-    let [nf4, fp4] = STATES;
-    match (module.get(nf4), module.get(fp4)) {
-        (Some(state), None) => four_bits(module, state),
-        (_, Some(state)) => Err(Error::tensor(
-            state.path(),
-            module.name(fp4),
-            "4-bit codes of the type nf4",
-            "fp4",
-            "quantize the model with bnb_4bit_quant_type=\"nf4\", or use another quantization of it",
-        )),
-        (None, None) => eight_bits(module),
+    match TYPES.iter().find_map(|kind| Some((kind, module.get(kind.state)?))) {
+        Some((kind, state)) => four_bits(module, kind, state),
+        None => eight_bits(module),
     }
 }
 
@@ -96,8 +109,8 @@ struct State {
 }
 
 impl State {
-    fn read(module: &Module, stored: &StoredTensor) -> Result<Self> {
-        let [name, _] = STATES;
+    fn read(module: &Module, kind: &Type, stored: &StoredTensor) -> Result<Self> {
+        let name = kind.state;
         let wrong = |expected: &str, found: String| module.wrong(name, stored, expected, found);
         let bytes = module.require(name, name, &[Dtype::U8]).and_then(StoredTensor::read::<u8>)?;
         let state: Value =
@@ -114,9 +127,9 @@ impl State {
         let Some([Some(n), Some(k)]) = sides.as_deref() else {
             return Err(wrong("the shape [N, K] of a matrix", format!("shape {shape}")));
         };
-        if state.get("quant_type").is_none_or(|kind| kind != "nf4") {
-            let kind = state.get("quant_type").unwrap_or(&Value::Null);
-            return Err(wrong("quant_type nf4", kind.to_string()));
+        let quant_type = state.get("quant_type").unwrap_or(&Value::Null);
+        if quant_type != kind.name {
+            return Err(wrong(&format!("quant_type {}", kind.name), quant_type.to_string()));
         }
         let block = number("blocksize")?;
         let nested = match module.get(NESTED_ABSMAX) {
@@ -133,28 +146,38 @@ impl State {
 }
 
 /// Codes in bytes, magnitudes of blocks of the flattened matrix.
-fn four_bits(module: &Module, state: &StoredTensor) -> Result<Weight> {
-    let format = QuantFormat::NF4;
-    let State { n, k, block, nested } = State::read(module, state)?;
+fn four_bits(module: &Module, kind: &Type, state: &StoredTensor) -> Result<Weight> {
+    let format = kind.format;
+    let State { n, k, block, nested } = State::read(module, kind, state)?;
     let group_size = format.group_size();
     let elements = n.checked_mul(k).filter(|elements| *elements > 0 && k % group_size == 0);
     let Some(elements) = elements.filter(|_| block % group_size == 0) else {
         let expected = format!("rows and blocks of a multiple of {group_size}");
-        return Err(module.wrong(STATES[0], state, expected, format!("shape [{n}, {k}], blocks of {block}")));
+        return Err(module.wrong(
+            kind.state,
+            state,
+            expected,
+            format!("shape [{n}, {k}], blocks of {block}"),
+        ));
     };
     // The dtype is that of the storage, which may be any.
     let stored =
-        module.get(CODES).ok_or_else(|| module.wrong(STATES[0], state, "a weight beside it", "none"))?;
+        module.get(CODES).ok_or_else(|| module.wrong(kind.state, state, "a weight beside it", "none"))?;
     let Some(codes) = stored.as_numbers(Dtype::U8, &[n, k / 2]) else {
         let expected = format!("{} bytes for [{n}, {k}]", elements / 2);
         return Err(module.wrong(CODES, stored, expected, format!("{} bytes", stored.size_in_bytes())));
     };
     let map = module.require(MAP, CODES, &[Dtype::F32])?;
-    module.check_dims(MAP, map, &[format::NF4.len()])?;
+    module.check_dims(MAP, map, &[kind.values.len()])?;
     let numbers = map.read::<f32>()?;
     let differs = |(number, value): &(&f32, &f32)| number.to_bits() != value.to_bits();
-    if let Some((number, value)) = numbers.iter().zip(&format::NF4).find(differs) {
-        return Err(module.wrong(MAP, map, format!("the numbers of NF4, {value}"), number.to_string()));
+    if let Some((number, value)) = numbers.iter().zip(&kind.values).find(differs) {
+        return Err(module.wrong(
+            MAP,
+            map,
+            format!("the numbers of {}, {value}", kind.name),
+            number.to_string(),
+        ));
     }
     let blocks = elements.div_ceil(block);
     let nested = match nested {
@@ -171,13 +194,14 @@ fn four_bits(module: &Module, state: &StoredTensor) -> Result<Weight> {
     let absmax = module.require(ABSMAX, CODES, &[dtype])?;
     module.check_dims(ABSMAX, absmax, &[blocks])?;
     let absmax = absmax.clone();
-    let layout = Blocks { n, row: k, columns: 0..k, codes, absmax, size: block, before: 0, nested };
+    let layout = Blocks { format, n, row: k, columns: 0..k, codes, absmax, size: block, before: 0, nested };
     Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, k], layout)))
 }
 
-/// NF4 in blocks of a flattened matrix.
+/// Codes and blocks of a flattened matrix.
 #[derive(Clone, Debug)]
 struct Blocks {
+    format: QuantFormat,
     n: usize,
     /// Elements of a whole row.
     row: usize,
@@ -228,7 +252,7 @@ impl Layout for Blocks {
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let (format, k) = (QuantFormat::NF4, self.columns.len());
+        let (format, k) = (self.format, self.columns.len());
         let mut words = self.codes.read::<u32>()?;
         let other_half_first = |word: &mut u32| *word = (*word & 0x0f0f_0f0f) << 4 | *word >> 4 & 0x0f0f_0f0f;
         words.par_iter_mut().for_each(other_half_first);
@@ -246,7 +270,7 @@ impl Layout for Blocks {
     }
 
     fn granularity(&self) -> usize {
-        QuantFormat::NF4.group_size()
+        self.format.group_size()
     }
 
     /// Rows take the magnitudes of their blocks along; a part of K needs those of all rows.

@@ -1,11 +1,11 @@
-//! compressed-tensors: `weight_packed` with `weight_scale`, for NVFP4 `weight_global_scale`, by which the scales are divided,
-//! and for asymmetric integers `weight_zero_point`. Integers of 8 bits may be a `weight` of I8 instead, floats of 8 bits are one
-//! of F8_E4M3.
+//! compressed-tensors: `weight_packed` with `weight_scale`, for NVFP4 `weight_global_scale`, by which the scales are
+//! divided, and for asymmetric integers `weight_zero_point`. Integers of 8 bits may be a `weight` of I8 instead. Floats of 8 bits
+//! are a `weight` of F8_E4M3.
 //!
-//! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor`, `PackedQuantizationCompressor` and `IntQuantizationCompressor` write
-//! them (src/compressed_tensors/compressors of vllm-project/compressed-tensors). Packed integers are stored with half their range
-//! added, as one stream of bits in I32, zero points along N. Scales are those of groups or of rows. What the config says of
-//! activations is not followed: they are not rounded.
+//! As its `NVFP4PackedCompressor`, `MXFP4PackedCompressor`, `PackedQuantizationCompressor` and
+//! `IntQuantizationCompressor` write them (src/compressed_tensors/compressors of vllm-project/compressed-tensors).
+//! Packed integers are stored with half their range added, as one stream of bits in I32, zero points along N. Scales
+//! are those of groups or of rows. What the config says of activations is not followed: they are not rounded.
 
 use super::fp8::{self, Blocks};
 use super::gptq::check_order;

@@ -1,9 +1,10 @@
-//! GPTQ: `qweight` I32 `[K * bits / 32, N]`, `qzeros` I32 `[K/g, N * bits / 32]`, `scales` `[K/g, N]`, `g_idx` I32 `[K]`, with
-//! `w = (q - zero) * scale`.
+//! GPTQ: `qweight` I32 `[K * bits / 32, N]`, `qzeros` I32 `[K/g, N * bits / 32]`, `scales` `[K/g, N]`, `g_idx` I32
+//! `[K]`, with `w = (q - zero) * scale`.
 //!
-//! As auto-gptq 0.7.1 and gptqmodel 7.7.0 pack it (`nn_modules/qlinear`): the codes of a column of `qweight`, and those of a row
-//! of `qzeros`, are one stream of bits, of 3 bits, too. Zeros are stored less one, but in `gptq_v2`. The shapes say how many bits
-//! and which groups a module has; an order of columns by activations (`desc_act`) is not applied.
+//! As auto-gptq 0.7.1 and gptqmodel 7.7.0 pack it (`nn_modules/qlinear`): the codes of a column of `qweight`, and those
+//! of a row of `qzeros`, are one stream of bits, of 3 bits, too. Zeros are stored less one, but in `gptq_v2`. The
+//! shapes say how many bits and which groups a module has; an order of columns by activations (`desc_act`) is not
+//! applied.
 
 use super::config::GptqConfig;
 use super::groups::Groups;

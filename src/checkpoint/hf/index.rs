@@ -61,8 +61,8 @@ impl Packing {
             Self::Blocks(_) => &[gpt_oss::SCALES],
             Self::Words => &["scales"],
             Self::BitsAndBytes => &[
-                bitsandbytes::STATES[0],
-                bitsandbytes::STATES[1],
+                bitsandbytes::TYPES[0].state,
+                bitsandbytes::TYPES[1].state,
                 bitsandbytes::ROW_SCALES,
                 "weight.absmax",
                 "weight.quant_map",
@@ -96,6 +96,9 @@ impl Packing {
         }
     }
 }
+
+/// What compressed-tensors keeps in an attention for rounded keys and values, which are not rounded here.
+const OF_CACHE: [&str; 6] = ["q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point"];
 
 /// The logical tensors of a checkpoint.
 ///
@@ -141,6 +144,10 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         }
         hidden.insert(bias);
     }
+    let of_activations = |name: &str| name.rsplit('.').next().is_some_and(|last| OF_CACHE.contains(&last));
+    if let Method::CompressedTensors(_) = method {
+        hidden.extend(tensors.keys().filter(|name| of_activations(name)).map(ToOwned::to_owned));
+    }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
         index.insert(name.to_owned(), IndexEntry::Same);
     }
@@ -170,7 +177,7 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         Method::Gptq(_) if last == "qweight" => Some(Packing::Gptq),
         Method::BitsAndBytes
             if last == "weight"
-                && (bitsandbytes::STATES.iter().any(|state| has(state))
+                && (bitsandbytes::TYPES.iter().any(|kind| has(kind.state))
                     || is_int8() && has(bitsandbytes::ROW_SCALES)) =>
         {
             Some(Packing::BitsAndBytes)

@@ -1,10 +1,10 @@
-//! Integer codes with float scales, and zeros that are integers too: `w = (code - zero) * scale`, in the orders of the tools
-//! that write them.
+//! Integer codes with float scales, and zeros that are integers too: `w = (code - zero) * scale`, in the orders of the
+//! tools that write them.
 //!
-//! A weight with zeros is affine here, with `-(zero * scale)` for its bias. Beside 16-bit scales such biases are exact in F32,
-//! and so is all that kernels make of them: dequantized, a weight has the bits of `(code - zero) * scale` in f32. Where the
-//! biases of a symmetric file fit the dtype of its scales, they have that. Beside F32 scales product and bias are rounded, each
-//! once.
+//! A weight with zeros is affine here, with `-(zero * scale)` for its bias. Beside 16-bit scales such biases are exact
+//! in F32, and so is all that kernels make of them: dequantized, a weight has the bits of `(code - zero) * scale` in
+//! f32. Where the biases of a symmetric file fit the dtype of its scales, they have that. Beside F32 scales product and
+//! bias are rounded, each once.
 
 use super::groups::Groups;
 use crate::checkpoint::file::{candle_dtype, StoredTensor};

@@ -2,6 +2,9 @@
 
 use crate::common::{fixture, FIXTURES};
 use crate::damage::{file_of, run, run_json, Copy, Stored};
+use candle_core::{DType, Device};
+use candle_quant::Checkpoint;
+use candle_quant_models::Model;
 use serde_json::{json, Value};
 use std::fs;
 
@@ -139,6 +142,13 @@ fn tensors_that_are_missing_or_too_many_are_named() {
     let copy = Copy::of(&fixture("qwen3-mxfp8"));
     copy.rewrite(|tensors| tensors.push(Stored::f32(&format!("{UP}.bias"), &[256], &[0.5; 256])));
     assert_eq!(one_error(&copy, &format!("{UP}.bias")), "a bias, which config.json says there is not");
+
+    // AutoGPTQ has written zeros beside every layer.
+    let copy = Copy::of(&fixture("qwen3-mxfp8"));
+    copy.rewrite(|tensors| tensors.push(Stored::f32(&format!("{UP}.bias"), &[256], &[0.; 256])));
+    assert_eq!(run(&["verify", "--strict", copy.path()]).0, 0);
+    let checkpoint = Checkpoint::open(copy.path()).unwrap();
+    assert!(Model::load(&checkpoint, DType::F32, &Device::Cpu).is_ok());
 
     // What the model does not use is odd only.
     let copy = Copy::of(&fixture("qwen3-mxfp8"));

@@ -32,7 +32,7 @@ const IO: u8 = 4;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Formats: affine:BITS[:gGROUP] with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 (default) or 128, or the width \
-alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4; f16, bf16, f32; \
+alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4, fp4; f16, bf16, f32; \
 keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
