@@ -365,7 +365,9 @@ fn group_values<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize))
 fn halves<'a>(storage: &'a Storage, layout: &Layout, part: (usize, usize)) -> Result<&'a [f16]> {
     match group_values(storage, layout, part)? {
         GroupValues::F16(values) => Ok(values),
-        _ => bail!("numbers of super-blocks are F16"),
+        GroupValues::Byte(_) | GroupValues::Bf16(_) | GroupValues::F32(_) => {
+            bail!("numbers of super-blocks are F16")
+        }
     }
 }
 

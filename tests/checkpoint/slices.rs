@@ -41,7 +41,7 @@ pub fn bits(weight: &Weight, cut: Option<(usize, Range<usize>)>) -> Vec<Vec<u8>>
             if let Some((dim, range)) = &cut {
                 tensor = tensor.narrow(*dim, range.start, range.len()).unwrap();
             }
-            tensor.parts().cloned().map(|part| bytes(&part)).collect()
+            tensor.parts().map(bytes).collect()
         }
         Weight::Ggml(blocks) => {
             vec![bytes(&narrowed(blocks.load(device).unwrap().dequantize(device).unwrap()))]

@@ -2,7 +2,7 @@
 
 use super::group_params::ROWS_PER_PASS;
 use super::matrix::{widened, GroupValues, PackedMatrix};
-use crate::format::{Element, Scale, ZeroPoint, SUPER_BLOCK};
+use crate::format::{Scale, ZeroPoint, SUPER_BLOCK};
 use half::f16;
 
 /// Every so many-th value from the first on.
@@ -84,19 +84,16 @@ impl PackedMatrix<'_> {
         let (shift, mask) = (first_bit % 32, (1 << bits) - 1);
         let words = Steps { first: first_row * row_words + first_bit / 32, step: row_words };
         out.fill(f32::NAN);
-        match self.format.element() {
-            Element::Uint(_) if shift + bits <= 32 => {
-                write(words.of(self.words), out, |word| (word >> shift & mask) as f32);
-            }
-            element => {
-                // A code of 3, 5 or 6 bits may straddle two words.
-                let next = Steps { first: words.first + usize::from(shift + bits > 32), ..words };
-                let pairs = words.of(self.words).zip(next.of(self.words));
-                write(pairs, out, |(low, high)| {
-                    let code = (u64::from(low) | u64::from(high) << 32) >> shift & u64::from(mask);
-                    element.value(code as u8)
-                });
-            }
+        let element = self.format.element();
+        if element.uint().is_some() && shift + bits <= 32 {
+            return write(words.of(self.words), out, |word| (word >> shift & mask) as f32);
         }
+        // A code of 3, 5 or 6 bits may straddle two words.
+        let next = Steps { first: words.first + usize::from(shift + bits > 32), ..words };
+        let pairs = words.of(self.words).zip(next.of(self.words));
+        write(pairs, out, |(low, high)| {
+            let code = (u64::from(low) | u64::from(high) << 32) >> shift & u64::from(mask);
+            element.value(code as u8)
+        });
     }
 }

@@ -225,7 +225,7 @@ pub(super) fn tq1_0(block: &[u8], to: &mut Unpacked) {
         let bytes = digits.get(bytes).unwrap_or_default();
         for power in (0..count).map(|digit| 3u8.pow(digit)) {
             // A byte is a fraction of 256: its highest digit comes before the point when it is multiplied by three.
-            let of = |byte: &u8| (u16::from(byte.wrapping_mul(power)) * 3 >> 8) as u8;
+            let of = |byte: &u8| ((u16::from(byte.wrapping_mul(power)) * 3) >> 8) as u8;
             codes.by_ref().zip(bytes).for_each(|(code, byte)| *code = of(byte));
         }
     }
