@@ -251,6 +251,10 @@ impl Layout for Blocks {
         self.codes.size_in_bytes() + self.absmax.size_in_bytes() + self.nested.as_ref().map_or(0, nested)
     }
 
+    fn loaded_bytes(&self) -> u64 {
+        self.format.size_in_bytes((self.n * self.columns.len()) as u64, DType::F32)
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let (format, k) = (self.format, self.columns.len());
         let mut words = self.codes.read::<u32>()?;

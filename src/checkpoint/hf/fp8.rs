@@ -7,7 +7,7 @@
 //! no groups of 32 do, weights are dequantized.
 
 use super::module::Module;
-use crate::checkpoint::file::{StoredTensor, Warnings};
+use crate::checkpoint::file::{candle_dtype, StoredTensor, Warnings};
 use crate::checkpoint::weight::{
     tensor_of, DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, Weight,
 };
@@ -155,6 +155,11 @@ impl Layout for TiledScales {
 
     fn size_in_bytes(&self) -> usize {
         self.codes.size_in_bytes() + self.scales.size_in_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        let scales = candle_dtype(self.scales.dtype()).unwrap_or(DType::U8);
+        self.format.size_in_bytes((self.n * self.k) as u64, scales)
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {

@@ -124,6 +124,26 @@ impl Layout for Integers {
         self.codes.size_in_bytes() + self.scales.size_in_bytes() + zeros
     }
 
+    /// Biases take F32, unless they may have the dtype of the scales; beside 16-bit scales those of symmetric codes are written
+    /// out.
+    fn loaded_bytes(&self) -> u64 {
+        let elements = (self.n * self.k) as u64;
+        let dtype = match self.multiplier {
+            None => candle_dtype(self.scales.dtype()).unwrap_or(DType::F32),
+            Some(_) => DType::F32,
+        };
+        let of_format = |format: QuantFormat| format.size_in_bytes(elements, dtype);
+        match (&self.zeros, dtype) {
+            (None, DType::F32) => of_format(self.format),
+            (None, _) => of_format(self.format.with_biases()),
+            (Some(_), _) if self.narrow_biases => of_format(self.format),
+            (Some(_), _) => {
+                let groups = elements / self.format.group_size() as u64;
+                of_format(self.format) + groups * (4 - dtype.size_in_bytes() as u64)
+            }
+        }
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let spread = |values: &Tensor| self.groups.spread(values, self.format, self.k);
         let scales = self.scales()?;

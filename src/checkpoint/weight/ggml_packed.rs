@@ -186,6 +186,19 @@ impl Layout for PackedBlocks {
         self.blocks.size_in_bytes()
     }
 
+    /// Beside F16 scales the zero points of symmetric codes are written out.
+    fn loaded_bytes(&self) -> u64 {
+        let GgmlCodes { format, wide, .. } = self.codes;
+        let elements = self.dims.iter().map(|dim| *dim as u64).product();
+        match wide {
+            true => format.size_in_bytes(elements, DType::F32),
+            false if format.scale() == Scale::Float => {
+                format.with_biases().size_in_bytes(elements, DType::F16)
+            }
+            false => format.size_in_bytes(elements, DType::F16),
+        }
+    }
+
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         /// Blocks that a thread unpacks at a time.
         const AT_ONCE: usize = 256;

@@ -14,6 +14,11 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
     /// Bytes of all its tensors in the file.
     fn size_in_bytes(&self) -> usize;
 
+    /// Bytes that it takes when it is loaded: as many as in the file, unless the layout brings scales into other shapes.
+    fn loaded_bytes(&self) -> u64 {
+        self.size_in_bytes() as u64
+    }
+
     /// Brings it to `device`, in the layout of this crate.
     fn load(&self, device: &Device) -> Result<QuantTensor>;
 

@@ -54,6 +54,11 @@ impl PackedWeight {
         self.layout.size_in_bytes()
     }
 
+    /// Bytes that it takes when it is loaded.
+    pub fn loaded_bytes(&self) -> u64 {
+        self.layout.loaded_bytes()
+    }
+
     /// Copies the packed bytes to `device`, brought into this crate's layout where the file has another one.
     /// No code is dequantized, and nothing is rounded.
     ///

@@ -37,6 +37,19 @@ impl Weight {
         }
     }
 
+    /// Bytes that it takes when a layer on the CPU has loaded it: those of blocks of GGML's types in the format of this crate.
+    /// Dense elements may be loaded in another dtype.
+    pub fn loaded_bytes(&self) -> u64 {
+        match self {
+            Self::Packed(weight) => weight.loaded_bytes(),
+            Self::Ggml(weight) => match weight.packed() {
+                Some(packed) => packed.loaded_bytes(),
+                None => weight.size_in_bytes() as u64,
+            },
+            Self::Dense(tensor) => tensor.size_in_bytes() as u64,
+        }
+    }
+
     /// The name of its format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
     pub fn format_name(&self) -> String {
         match self {

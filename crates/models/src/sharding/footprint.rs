@@ -153,7 +153,7 @@ fn held_bytes(
     workload: &Workload,
     formats: &impl Fn(&str) -> Option<QuantFormat>,
 ) -> u64 {
-    let (Some(&bytes), Some(&elements)) = (tensor.rank_bytes.get(rank), tensor.rank_elements.get(rank))
+    let (Some(&bytes), Some(&elements)) = (tensor.rank_loaded.get(rank), tensor.rank_elements.get(rank))
     else {
         return 0;
     };

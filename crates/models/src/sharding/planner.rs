@@ -112,6 +112,7 @@ impl<'a> Planner<'a> {
         };
         let of_ranks = |measure| self.of_ranks(&split, &weight, module.is_bias, measure);
         let rank_bytes = of_ranks(|weight| weight.size_in_bytes() as u64)?;
+        let rank_loaded = of_ranks(Weight::loaded_bytes)?;
         let rank_elements = of_ranks(|weight| weight.dims().iter().map(|size| *size as u64).product())?;
         let stored_bytes = weight.size_in_bytes() as u64;
         if replicated.is_none() && split != Split::Whole {
@@ -133,6 +134,7 @@ impl<'a> Planner<'a> {
             split,
             stored_bytes,
             rank_bytes,
+            rank_loaded,
             rank_elements,
             replicated: replicated.filter(|_| is_matrix),
         })

@@ -42,8 +42,10 @@ pub struct ShardedTensor {
     pub split: Split,
     /// Bytes in the file.
     pub stored_bytes: u64,
-    /// Bytes that each rank loads.
+    /// Bytes that each rank reads.
     pub rank_bytes: Vec<u64>,
+    /// Bytes that these take when they are loaded, on a CPU, if they are not dense.
+    pub rank_loaded: Vec<u64>,
     /// Elements that each rank loads.
     pub rank_elements: Vec<u64>,
     /// Why more than one rank has some of its bytes, if it is a matrix and they do.

@@ -73,6 +73,14 @@ fn a_rank_holds_what_the_footprint_says() {
         "assets/tiny-bf16",
         "tests/fixtures/mlx/llama-untied-bias-b4-g64-f16",
         "tests/fixtures/uqff/q4k",
+        "tests/fixtures/uqff/q8_0",
+        "tests/fixtures/hf/fp8-128x128",
+        "tests/fixtures/hf/ct-int4-asym-g64",
+        "tests/fixtures/hf/ct-w8a8",
+        "tests/fixtures/hf/gptq-b4-g128",
+        "tests/fixtures/hf/gptq-b3-g32",
+        "tests/fixtures/hf/bnb-nf4-nested",
+        "tests/fixtures/hf/bnb-int8",
     ]
     .into_iter()
     .chain(EXPERTS)
