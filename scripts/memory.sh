@@ -23,10 +23,9 @@ if [ "${1-}" = --full ]; then
 fi
 triple=$(rustc -vV | sed -n 's/^host: //p')
 # Stable compilers have the sanitizer, and take the flag if they are told that they may. In the profile for development there
-# are debug assertions. With a target of its own, build scripts and macros are built without it. What the core depends on is
-# compiled less well: most of the time goes into compiling.
+# are debug assertions. With a target of its own, build scripts and macros are built without it.
 CARGO_TARGET_DIR=$target/memory RUSTC_BOOTSTRAP=1 RUSTFLAGS=-Zsanitizer=address \
-  cargo test --config 'profile.dev.package."*".opt-level=1' --target "$triple" -p unit-tests --lib --test mapped -- "${tables[@]}" "${long[@]}"
+  cargo test --target "$triple" -p unit-tests --lib --test mapped -- "${tables[@]}" "${long[@]}"
 
 if cargo +nightly miri --version >/dev/null 2>&1; then
   CARGO_TARGET_DIR=$target/miri MIRIFLAGS='-Zmiri-disable-isolation -Zmiri-deterministic-floats' PROPTEST_CASES=$cases \

@@ -53,7 +53,7 @@ pub(super) enum Algorithm {
     Int8Few(Int8Gemm),
     #[cfg(target_arch = "x86_64")]
     Int8Many(Int8Gemm),
-    /// MXFP8 in f32, in fewer AVX-512 instructions.
+    /// E4M3 elements in f32, in fewer AVX-512 instructions.
     #[cfg(target_arch = "x86_64")]
     Fp8Gemv(Fp8Gemv),
     /// Integer codes times fixed-point activations, on AMX.
