@@ -83,7 +83,7 @@ impl QuantTensor {
         Self::of_parts(format, packed, (scales, biases), global_scale, None)
     }
 
-    /// Puts a weight of a [format of GGML](QuantFormat::ggml) with super-blocks together from its parts.
+    /// Puts a weight of a format of GGML ([`QuantFormat::Q4_K`] and others) with super-blocks together from its parts.
     ///
     /// * `packed`: U32 `[.., N, K * bits / 32]`.
     /// * `scales`: U8 `[.., N, K / group_size]`, integers in two's complement; `biases` alike, for formats with biases.
