@@ -120,25 +120,6 @@ fn weights_have_a_format_that_the_config_names() {
     }
 }
 
-#[test]
-fn fp8_is_e4m3_with_known_scales() {
-    for (key, value) in [("fmt", json!("e5m2")), ("expert_dtype", json!("fp4"))] {
-        let result = open(&changed("fp8 floats", &json!({key: value.clone()})), &[]);
-        rejected(result, &["config.json", "fp8", &format!("{key} {value}"), "not supported"]);
-    }
-    let result = open(&changed("fp8 floats", &json!({"scale_fmt": "ue5m3"})), &[]);
-    rejected(result, &["config.json", "`scale_fmt` is \"ue5m3\"", "expected \"ue8m0\""]);
-    for (size, part) in [
-        (json!([128]), "not a list of two"),
-        (json!("128"), "not a list of two"),
-        (json!([128, 0]), "expected two positive numbers"),
-        (json!([-1, 1.5]), "expected two positive numbers"),
-    ] {
-        let result = open(&changed("fp8 floats", &json!({"weight_block_size": size})), &[]);
-        rejected(result, &["config.json", "`weight_block_size`", part]);
-    }
-}
-
 /// The file beside the config counts if the config says nothing and an algorithm is named.
 #[test]
 fn hf_quant_config_is_read() {
@@ -430,38 +411,6 @@ fn multipliers_are_finite() {
 }
 
 #[test]
-fn fp8_tiles_have_a_size() {
-    let case = case_of("fp8 floats");
-    let result = weight(&json!({"quant_method": "fp8"}), &case.entries);
-    rejected(result, &[FILE, "`m.weight_scale_inv`", "no weight_block_size", "shape [3, 2]"]);
-}
-
-/// Dequantized where a tile is no whole group, and said.
-#[test]
-fn fp8_that_is_dequantized_is_said() {
-    let case = case_of("fp8 floats");
-    let checkpoint = open(&case.quantization, &case.entries).unwrap();
-    assert_eq!(checkpoint.weight("m", None).unwrap().format_name(), "F32");
-    crate::checkpoint::warned(
-        &checkpoint,
-        &["model.safetensors", "`m`", "whole groups of 32", "dequantized"],
-    );
-}
-
-#[test]
-fn exponents_cover_whole_groups() {
-    let case = case_of("fp8 exponents");
-    let narrow = changed("fp8 exponents", &json!({"weight_block_size": [3, 48]}));
-    let result = weight(&narrow, &case.entries);
-    rejected(result, &[FILE, "`m.weight`", "whole groups of 32", "K = 64, tiles of 3 x 48"]);
-    let short = [
-        entry("m.weight", "F8_E4M3", &[8, 48], noise(384, 1)),
-        entry("m.weight_scale_inv", "F8_E8M0", &[3, 2], [120; 6]),
-    ];
-    rejected(weight_with("fp8 exponents", &short), &[FILE, "`m.weight`", "whole groups of 32", "K = 48"]);
-}
-
-#[test]
 fn a_weight_is_stored_once() {
     for (case, twice, lead) in [
         ("awq", "m.weight", "m.qweight"),
@@ -486,22 +435,4 @@ fn integers_without_scales_are_no_weights() {
             &[FILE, "`m.weight`", "expected a float weight", "U8"],
         );
     }
-}
-
-#[test]
-fn float8_weights_need_scales() {
-    let entries = [entry("m.weight", "F8_E4M3", &[2, 2], [0; 4])];
-    for case in ["fp8 floats", "fp8 exponents", "mxfp8"] {
-        let result = weight(&case_of(case).quantization, &entries);
-        rejected(result, &[FILE, "`m.weight_scale_inv`", "beside `m.weight`", "found none"]);
-    }
-    for case in ["awq", "modelopt"] {
-        rejected(weight(&case_of(case).quantization, &entries), &[FILE, "`m.weight`", "F8_E4M3"]);
-    }
-}
-
-#[test]
-fn scales_need_float8_weights() {
-    let half = entry("m.weight", "BF16", &[8, 64], [0; 1024]);
-    rejected(weight_with("fp8 floats", &[half]), &[FILE, "`m.weight`", "expected F8_E4M3", "found BF16"]);
 }

@@ -99,14 +99,19 @@ pub(super) fn weight(module: &Module, schemes: &[Scheme], warnings: &Warnings) -
 
 /// A weight of 8-bit floats, in the only one of the schemes for them, or in the one that its scales tell.
 fn float8(module: &Module, schemes: &[Scheme], warnings: &Warnings) -> Result<Weight> {
-    let of_blocks =
-        module.get(SCALES).is_some_and(|scales| matches!(scales.dims(), [_, columns] if *columns > 1));
+    let fits = |blocks: &Blocks| match (module.get(SCALES), module.get(BYTES).map(StoredTensor::dims)) {
+        (Some(scales), Some([n, k])) => match blocks.size {
+            Some((rows, columns)) => scales.dims() == [n.div_ceil(rows), k.div_ceil(columns)],
+            None => scales.dims() == [*n, 1] || scales.dims().len() < 2,
+        },
+        _ => false,
+    };
     let mut named = schemes.iter().filter_map(|scheme| match scheme {
         Scheme::Float8(blocks) => Some(*blocks),
         Scheme::Floats(_) | Scheme::Integers(_) => None,
     });
     let first = named.next();
-    let blocks = first.into_iter().chain(named).find(|blocks| blocks.size.is_some() == of_blocks).or(first);
+    let blocks = first.into_iter().chain(named).find(fits).or(first);
     let Some(blocks) = blocks else {
         let scheme = Scheme::Float8(Blocks { size: None, exponents: false });
         return check_scheme(module, BYTES, schemes, scheme)

@@ -5,7 +5,7 @@ use super::config::Method;
 use super::fp8;
 use super::gpt_oss::{self, Half};
 use super::module::REMEDY;
-use crate::checkpoint::file::Tensors;
+use crate::checkpoint::file::{Tensors, Warnings};
 use crate::checkpoint::weight::tensor_of;
 use crate::{Error, Result};
 use safetensors::Dtype;
@@ -97,14 +97,14 @@ impl Packing {
     }
 }
 
-/// What compressed-tensors keeps in an attention for rounded keys and values, which are not rounded here.
+/// What tools keep in an attention for rounded queries, keys and values, which are not rounded here.
 const OF_CACHE: [&str; 6] = ["q_scale", "k_scale", "v_scale", "q_zero_point", "k_zero_point", "v_zero_point"];
 
 /// The logical tensors of a checkpoint.
 ///
 /// # Errors
 /// If two of them have the same name.
-pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
+pub(super) fn of(tensors: &Tensors, method: &Method, warnings: &Warnings) -> Result<Index> {
     let mut index = Index::new();
     // Stored tensors that are not known by their own names.
     let mut hidden = BTreeSet::new();
@@ -145,8 +145,17 @@ pub(super) fn of(tensors: &Tensors, method: &Method) -> Result<Index> {
         hidden.insert(bias);
     }
     let of_activations = |name: &str| name.rsplit('.').next().is_some_and(|last| OF_CACHE.contains(&last));
-    if let Method::CompressedTensors(_) = method {
-        hidden.extend(tensors.keys().filter(|name| of_activations(name)).map(ToOwned::to_owned));
+    if let Method::CompressedTensors(_) | Method::Fp8(_) = method {
+        for (name, tensor) in tensors.iter().filter(|(name, _)| of_activations(name)) {
+            warnings.once(
+                "scales of rounded keys and values".into(),
+                format!(
+                    "{}: scales of rounded keys and values (`{name}`) are not used: neither is rounded here",
+                    tensor.path().display()
+                ),
+            );
+            hidden.insert(name.to_owned());
+        }
     }
     for name in tensors.keys().filter(|name| !hidden.contains(*name)) {
         index.insert(name.to_owned(), IndexEntry::Same);

@@ -58,7 +58,7 @@ pub(super) fn open(
     config: Value,
     warnings: &Warnings,
 ) -> Result<Opened> {
-    let index = index::of(&tensors, &method)?;
+    let index = index::of(&tensors, &method, warnings)?;
     let is_quantized = index.values().any(|entry| matches!(entry, IndexEntry::Quantized { .. }));
     let kind = match is_quantized {
         true => CheckpointKind::HuggingFace(method.name()),

@@ -203,7 +203,9 @@ impl Layout for PackedBlocks {
         /// Blocks that a thread unpacks at a time.
         const AT_ONCE: usize = 256;
         let GgmlCodes { format, bytes, wide, .. } = self.codes;
-        let mut parts = Parts::default();
+        let elements = self.dims.iter().fold(1, |all: usize, dim| all.saturating_mul(*dim));
+        let mut parts =
+            Parts { words: Vec::with_capacity(elements / 32 * format.bits()), ..Parts::default() };
         self.blocks.for_each_blocks(bytes, &mut |blocks| {
             let blocks = blocks.par_chunks(AT_ONCE * bytes);
             let mut unpacked: Vec<_> = blocks.map(|blocks| self.codes.unpack(blocks)).collect();
