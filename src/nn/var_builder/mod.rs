@@ -12,6 +12,7 @@ use crate::backend::has_kernels;
 use crate::checkpoint::{tensor_of, Checkpoint, DenseTensor, GgmlKernels, GgmlWeight, PackedWeight, Weight};
 use crate::distributed::Rank;
 use crate::{QuantFormat, QuantTensor};
+use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Result, Shape, Tensor};
 use candle_nn::Init;
 use candle_quant_packed::load_packed;
@@ -253,6 +254,10 @@ impl<'a> VarBuilder<'a> {
         let packed = blocks.packed().filter(|packed| has_kernels(packed.format(), self.device()))?;
         match asked_for {
             GgmlKernels::Own => Some(packed),
+            // candle multiplies by these on a CPU only.
+            GgmlKernels::Candle if matches!(blocks.dtype(), GgmlDType::Q8_1 | GgmlDType::Q8K) => {
+                Some(packed).filter(|_| !self.device().is_cpu())
+            }
             GgmlKernels::Candle => None,
         }
     }
