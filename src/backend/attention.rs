@@ -18,6 +18,8 @@ pub struct AttentionOptions<'a> {
     pub scale: f32,
     /// Attention sinks, `[heads]` of a float dtype: logits of one more key for each query head, which has no value.
     pub sinks: Option<&'a Tensor>,
+    /// Where scores end: those before softmax are `softcap * tanh(score / softcap)`.
+    pub softcap: Option<f32>,
     /// The sequence of the cache that each entry of the batch continues, each at most once. Without it, entry `i` continues
     /// sequence `i`, and the batch has as many entries as the cache has sequences, unless that is empty.
     pub sequences: Option<&'a [usize]>,
@@ -52,7 +54,7 @@ pub struct AttentionOptions<'a> {
 ///
 /// # Errors
 /// If shapes, dtypes or sequences do not fit, or a sequence would exceed the cache's `max_tokens`
-/// ([`Error::OutOfCache`]): the cache is then as before. If a tensor is not on the CPU.
+/// ([`Error::OutOfCache`]): the cache is then as before. If a tensor is not on the CPU, or `softcap` is not a number above zero.
 pub fn attention(
     q: &Tensor,
     k: &Tensor,
@@ -61,17 +63,19 @@ pub fn attention(
     options: AttentionOptions,
 ) -> Result<Tensor> {
     let shape = check(q, k, v, cache)?;
+    if let Some(cap) = options.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.)) {
+        return Err(Error::mismatch("softcap", "a finite number above zero", cap.to_string()));
+    }
     let sinks = options.sinks.map(|sinks| check_sinks(sinks, shape.heads)).transpose()?;
     let sequences = match options.sequences {
         Some(sequences) => check_sequences(sequences, shape.batch)?,
         None => all_sequences(cache, shape.batch)?,
     };
-    let scale = options.scale;
     #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here computes with")]
     let output = match q.dtype() {
-        DType::F32 => typed::<f32>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
-        DType::F16 => typed::<f16>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
-        DType::BF16 => typed::<bf16>(q, k, v, cache, (shape, scale), sinks.as_deref(), &sequences)?,
+        DType::F32 => typed::<f32>(q, k, v, cache, sinks.as_deref(), (shape, &options), &sequences)?,
+        DType::F16 => typed::<f16>(q, k, v, cache, sinks.as_deref(), (shape, &options), &sequences)?,
+        DType::BF16 => typed::<bf16>(q, k, v, cache, sinks.as_deref(), (shape, &options), &sequences)?,
         other => return Err(unsupported_dtype("attention", other).into()),
     };
     Ok(without_gradient("kv-cache-attention", &[q, k, v], output)?)
@@ -159,8 +163,8 @@ fn typed<T: Real>(
     k: &Tensor,
     v: &Tensor,
     cache: &mut KvCache,
-    (sizes, scale): (Sizes, f32),
     sinks: Option<&[f32]>,
+    (sizes, options): (Sizes, &AttentionOptions),
     sequences: &[usize],
 ) -> Result<Tensor> {
     let [q, k, v] = [q.contiguous()?, k.contiguous()?, v.contiguous()?];
@@ -183,7 +187,8 @@ fn typed<T: Real>(
         };
         let queries: Vec<Queries> = sequences.iter().zip(&positions).enumerate().map(of_entry).collect();
         append_all(cache, &queries, k, v);
-        let attention = Attention { cache, queries: &queries, heads: sizes.heads, scale, sinks };
+        let AttentionOptions { scale, softcap, .. } = *options;
+        let attention = Attention { cache, queries: &queries, heads: sizes.heads, scale, sinks, softcap };
         attend(&attention, Rows { values: &q, stride: width }, &mut out);
     }
     sequences.iter().for_each(|sequence| cache.free_unseen(*sequence));

@@ -186,7 +186,7 @@ fn chain(name: &str, rank: Option<&Rank>) -> Result<Vec<f32>> {
             let own = ends[rank.index()]..ends[rank.index() + 1];
             let x = column_parallel(hidden, inner, own.clone(), false, vb.pp(up))?.forward(&x)?;
             let x = row_parallel(inner, hidden, own, false, vb.pp(down))?.forward(&x)?;
-            vocab_parallel_head(hidden, vocabulary, vb.pp(head))?.forward(&x)?
+            vocab_parallel_head(hidden, vocabulary, false, vb.pp(head))?.forward(&x)?
         }
     };
     values(&logits)

@@ -7,21 +7,21 @@ mod tests;
 
 pub use footprint::StepBytes;
 
-use super::attention::{Attention, Visible};
-use super::moe::SparseMlp;
+use super::attention::Visible;
+use super::layer::{unplanned, Layer};
+use super::norm::Norm;
 use super::options::ModelOptions;
-use super::projection::{columns_of, rows_of};
-use super::rope::Rotation;
-use super::sharding::Sharding;
+use super::root::Root;
+use super::rope::Turns;
 use super::Config;
 use candle_core::{DType, Device, Tensor};
-use candle_nn::{Activation, Module, RmsNorm};
+use candle_nn::Module;
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::nn::{rms_norm, swiglu, Adapters, LayerWeight, Linear, VarBuilder};
+use candle_quant::nn::{Adapters, VarBuilder};
 use candle_quant::parallel::{
-    vocab_parallel_embedding, vocab_parallel_head, RowParallel, VocabParallelEmbedding, VocabParallelHead,
+    vocab_parallel_embedding, vocab_parallel_head, VocabParallelEmbedding, VocabParallelHead,
 };
-use candle_quant::step::{FeedForwardBlock, StepBuilder, StepPlan, StepToken};
+use candle_quant::step::{StepBuilder, StepPlan, StepToken};
 use candle_quant::{Error, Result};
 
 /// A decoder-only language model with its key/value cache.
@@ -31,11 +31,13 @@ pub struct Model {
     layers: Vec<Layer>,
     /// All of it in one call, on the CPU; none if a layer is of a kind that a plan does not have.
     plan: Option<StepPlan>,
-    norm: RmsNorm,
+    norm: Norm,
     lm_head: VocabParallelHead,
     tied: bool,
-    inverse_frequencies: Vec<f32>,
-    attention_factor: f32,
+    turns: Turns,
+    /// Whether the cached keys have turned as in a long text.
+    is_long: bool,
+    scales: Scales,
     sliding_window: Option<usize>,
     max_tokens: usize,
     /// The most tokens of a text.
@@ -45,6 +47,26 @@ pub struct Model {
     /// Whether it is a part of a model, whose other parts it waits for.
     is_sharded: bool,
     adapters: Adapters,
+}
+
+/// What embeddings and logits are multiplied by, and where logits end.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Scales {
+    embedding: f64,
+    logits: f64,
+    softcap: Option<f64>,
+}
+
+impl Scales {
+    const NONE: Self = Self { embedding: 1., logits: 1., softcap: None };
+
+    fn of_logits(self, logits: Tensor) -> candle_core::Result<Tensor> {
+        let logits = if self.logits == 1. { logits } else { (logits * self.logits)? };
+        match self.softcap {
+            None => Ok(logits),
+            Some(cap) => (logits / cap)?.tanh()? * cap,
+        }
+    }
 }
 
 impl Model {
@@ -98,27 +120,33 @@ impl Model {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
         }
         let (vocab, hidden) = (config.vocab_size, config.hidden_size);
-        let model = vb.pp("model");
+        let root = Root::find(|name| vb.contains_tensor(name));
+        let model = root.decoder(&vb);
         let embed_tokens = vocab_parallel_embedding(vocab, hidden, model.pp("embed_tokens"))?;
         let layers = (0..config.num_hidden_layers)
             .map(|index| Layer::new(config, index, &options, model.pp("layers").pp(index)))
-            .collect::<Result<_>>()?;
+            .collect::<candle_core::Result<_>>()?;
         // The two defaults in use for a missing key contradict each other; the file decides.
-        let head = vb.pp("lm_head");
+        let head = root.head(&vb);
         let tied = config.tie_word_embeddings.unwrap_or_else(|| !head.contains_tensor("weight"));
         let lm_head = match tied {
             true => embed_tokens.as_head_of(&head),
-            false => vocab_parallel_head(hidden, vocab, head)?,
+            false => vocab_parallel_head(hidden, vocab, config.head_bias, head)?,
         };
         let mut this = Self {
-            norm: rms_norm(hidden, config.rms_norm_eps, model.pp("norm"))?,
+            norm: Norm::new(config.norm, hidden, config.norm_eps, model.pp(config.names.final_norm))?,
             plan: None,
             embed_tokens,
             layers,
             lm_head,
             tied,
-            inverse_frequencies: config.rope.inverse_frequencies(config.head_dim),
-            attention_factor: config.rope.attention_factor(),
+            turns: Turns::new(config),
+            is_long: false,
+            scales: Scales {
+                embedding: config.embedding_scale,
+                logits: config.logit_scale,
+                softcap: config.logit_softcap,
+            },
             sliding_window: config.sliding_window,
             max_tokens: options.cache.max_tokens.unwrap_or(usize::MAX),
             context: options.context.unwrap_or(config.context()),
@@ -145,7 +173,10 @@ impl Model {
             let logits = self.run_plan(ids, offset, &(0..batch * len).collect::<Vec<_>>())?;
             return logits.reshape((batch, len, ()));
         }
-        self.on_pool(ids, |model| model.hidden(ids, offset)?.apply(&model.lm_head))
+        self.on_pool(ids, |model| {
+            let hidden = model.hidden(ids, offset)?;
+            model.logits(&hidden)
+        })
     }
 
     /// As [`forward`](Model::forward), the logits `[B, vocabulary]` of the last token alone.
@@ -161,7 +192,7 @@ impl Model {
         self.on_pool(ids, |model| {
             let hidden = model.hidden(ids, offset)?;
             let last = hidden.dim(1)?.saturating_sub(1);
-            hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?.apply(&model.lm_head)
+            model.logits(&hidden.narrow(1, last, 1)?.squeeze(1)?.contiguous()?)
         })
     }
 
@@ -188,8 +219,23 @@ impl Model {
         &self.adapters
     }
 
+    /// Says that a text of `len` tokens will come, of which some may be cached. Models with LongRoPE turn queries and keys
+    /// otherwise in long texts: they have to know before the first part of one comes. False if the cached keys had turned
+    /// otherwise: all tokens are forgotten then.
+    pub fn expect_tokens(&mut self, len: usize) -> bool {
+        let Some(short) = self.turns.short_context() else { return true };
+        let is_long = len > short;
+        let kept = is_long == self.is_long || self.cached_tokens() == 0;
+        if !kept {
+            self.clear_kv_cache();
+        }
+        self.is_long = is_long;
+        kept
+    }
+
     /// Forgets all tokens.
     pub fn clear_kv_cache(&mut self) {
+        self.is_long = false;
         for layer in &mut self.layers {
             layer.attention.clear_cache();
         }
@@ -214,7 +260,8 @@ impl Model {
 
     /// Whether so many tokens more may come.
     pub(crate) fn has_room(&self, tokens: usize) -> bool {
-        self.cached_tokens().saturating_add(tokens) <= self.max_tokens.min(self.context)
+        let short = self.turns.short_context().filter(|_| !self.is_long).unwrap_or(usize::MAX);
+        self.cached_tokens().saturating_add(tokens) <= self.max_tokens.min(self.context).min(short)
     }
 
     /// The most tokens of a text.
@@ -235,29 +282,17 @@ impl Model {
     /// The layers as a plan, if all are whole, packed, and of kinds that plans have.
     fn planned(&self) -> Option<StepPlan> {
         let build = || -> Result<StepPlan> {
-            let unsupported = |what: &str| Error::Unsupported {
-                what: format!("{what} in a step plan"),
-                remedy: "call the layers one by one".to_string(),
-            };
             let parts = self.embed_tokens.whole().zip(self.lm_head.whole());
             let Some((table, head)) = parts.filter(|_| self.device.is_cpu()) else {
-                return Err(unsupported("another device, or a rank's part of a model,"));
+                return Err(unplanned("another device, or a rank's part of a model,"));
             };
-            let mut plan = StepBuilder::new(table, self.inverse_frequencies.clone(), self.attention_factor)?;
-            for layer in &self.layers {
-                let Some(attention) = layer.attention.block(&layer.input_norm) else {
-                    return Err(unsupported("a rank's part of attention"));
-                };
-                plan.attention(attention)?;
-                match &layer.mlp {
-                    FeedForward::Dense(mlp) => match mlp.block(&layer.mlp_norm) {
-                        Some(mlp) => plan.feed_forward(mlp)?,
-                        None => return Err(unsupported("another activation than SiLU")),
-                    },
-                    FeedForward::Sparse(_) => return Err(unsupported("a layer of experts")),
-                }
-            }
-            plan.head(&self.norm, head)
+            let turns = self.turns.plain().filter(|_| self.scales == Scales::NONE);
+            let (Some((frequencies, factor)), Some(norm)) = (turns, self.norm.rms()) else {
+                return Err(unplanned("another rotation or norm, or a scale of embeddings or logits,"));
+            };
+            let mut plan = StepBuilder::new(table, frequencies, factor)?;
+            self.layers.iter().try_for_each(|layer| layer.plan(&mut plan))?;
+            plan.head(norm, head)
         };
         build().map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok()
     }
@@ -296,7 +331,7 @@ impl Model {
     }
 
     /// Checks that tokens may come, and that these follow those in the cache.
-    fn check(&self, ids: &Tensor, offset: usize) -> candle_core::Result<()> {
+    fn check(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<()> {
         if ids.elem_count() == 0 {
             candle_core::bail!("ids: expected at least one token, found shape {:?}", ids.dims());
         }
@@ -314,6 +349,16 @@ impl Model {
         if needed > self.max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens: self.max_tokens }.into());
         }
+        match self.turns.short_context() {
+            Some(short) if needed > short && !self.is_long => match cached {
+                0 => self.is_long = true,
+                _ => candle_core::bail!(
+                    "a text of {needed} tokens: beyond {short}, keys turn otherwise than the {cached} that are cached; \
+                     call expect_tokens before a text that comes in parts"
+                ),
+            },
+            _ => {}
+        }
         Ok(())
     }
 
@@ -330,134 +375,29 @@ impl Model {
 
     fn run_layers(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         let (_, len) = ids.dims2()?;
-        let rotation = Rotation::new(
-            &self.inverse_frequencies,
-            self.attention_factor,
-            offset,
-            len,
-            self.dtype,
-            &self.device,
-        )?;
+        let like = (self.dtype, &self.device);
+        let positions = self.turns.at(&(offset..offset + len), self.is_long, like)?;
         let visible = |window| match self.device.is_cpu() {
             true => Ok(None),
             false => Visible::new(offset, len, window, &self.device).map(Some),
         };
         let (all, near) = (visible(None)?, visible(self.sliding_window)?);
-        let mut x = self.embed_tokens.forward(ids)?;
+        let mut x = self.embed(ids)?;
         for layer in &mut self.layers {
             let visible = if layer.slides { &near } else { &all };
-            x = layer.forward(&x, &rotation, visible.as_ref())?;
+            x = layer.forward(&x, &positions, visible.as_ref())?;
         }
         self.norm.forward(&x)
     }
-}
 
-#[derive(Debug)]
-struct Layer {
-    /// Whether the model's window, if it has one, applies.
-    slides: bool,
-    input_norm: RmsNorm,
-    attention: Attention,
-    mlp_norm: RmsNorm,
-    mlp: FeedForward,
-}
-
-#[derive(Debug)]
-enum FeedForward {
-    Dense(Mlp),
-    Sparse(SparseMlp),
-}
-
-impl FeedForward {
-    /// What is made of `x` is added to `residual`.
-    fn forward(&self, x: &Tensor, residual: &Tensor) -> candle_core::Result<Tensor> {
-        match self {
-            Self::Dense(mlp) => mlp.forward(x, residual),
-            Self::Sparse(mlp) => mlp.forward(x, residual),
-        }
-    }
-}
-
-impl Layer {
-    fn new(config: &Config, index: usize, options: &ModelOptions, vb: VarBuilder) -> Result<Self> {
-        let norm = |name| rms_norm(config.hidden_size, config.rms_norm_eps, vb.pp(name));
-        Ok(Self {
-            slides: config.slides(index),
-            input_norm: norm("input_layernorm")?,
-            attention: Attention::new(config, index, &options.cache, vb.pp("self_attn"))?,
-            mlp_norm: norm("post_attention_layernorm")?,
-            mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
-                Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
-                None => FeedForward::Dense(Mlp::new(config, vb.pp("mlp"))?),
-            },
-        })
+    /// What the first layer begins with.
+    pub(crate) fn embed(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
+        let x = self.embed_tokens.forward(ids)?;
+        if self.scales.embedding == 1. { Ok(x) } else { x * self.scales.embedding }
     }
 
-    fn forward(
-        &mut self,
-        x: &Tensor,
-        rotation: &Rotation,
-        visible: Option<&Visible>,
-    ) -> candle_core::Result<Tensor> {
-        let x = self.attention.forward(&self.input_norm.forward(x)?, x, rotation, visible)?;
-        self.mlp.forward(&self.mlp_norm.forward(&x)?, &x)
-    }
-
-    fn weights(&self) -> Vec<LayerWeight> {
-        let mut weights: Vec<_> = self.attention.weights().cloned().collect();
-        match &self.mlp {
-            FeedForward::Dense(Mlp { gate_proj, up_proj, down_proj, .. }) => {
-                let layers = [gate_proj.weight(), up_proj.weight(), down_proj.weight()];
-                weights.extend(layers.map(LayerWeight::clone));
-            }
-            FeedForward::Sparse(mlp) => weights.extend(mlp.weights()),
-        }
-        weights
-    }
-}
-
-#[derive(Debug)]
-struct Mlp {
-    gate_proj: Linear,
-    up_proj: Linear,
-    down_proj: RowParallel,
-    activation: Activation,
-}
-
-impl Mlp {
-    fn new(config: &Config, vb: VarBuilder) -> candle_core::Result<Self> {
-        let (hidden, inner, bias) = (config.hidden_size, config.intermediate_size, config.mlp_bias);
-        let down = vb.pp("down_proj");
-        let own = match vb.rank() {
-            None => None,
-            Some(rank) => {
-                let shares =
-                    Sharding::new(config, rank.world_size()).inner(down.granularity(&[hidden, inner])?);
-                shares.and_then(|shares| shares.get(rank.index()).cloned())
-            }
-        };
-        let own = own.unwrap_or(0..inner);
-        Ok(Self {
-            gate_proj: columns_of(hidden, inner, own.clone(), bias, vb.pp("gate_proj"))?,
-            up_proj: columns_of(hidden, inner, own.clone(), bias, vb.pp("up_proj"))?,
-            down_proj: rows_of(inner, hidden, own, bias, down)?,
-            activation: config.hidden_act,
-        })
-    }
-
-    /// The block behind its norm, if it is whole and of the kind that plans have.
-    fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<FeedForwardBlock<'a>> {
-        let is_silu = matches!(self.activation, Activation::Silu | Activation::Swish);
-        let down_proj = self.down_proj.whole().filter(|_| is_silu)?;
-        Some(FeedForwardBlock { norm, gate_proj: &self.gate_proj, up_proj: &self.up_proj, down_proj })
-    }
-
-    /// What is made of `x` is added to `residual`.
-    fn forward(&self, x: &Tensor, residual: &Tensor) -> candle_core::Result<Tensor> {
-        let inner = match self.activation {
-            Activation::Silu => swiglu(&self.gate_proj, &self.up_proj, x)?,
-            other => (x.apply(&self.gate_proj)?.apply(&other)? * x.apply(&self.up_proj)?)?,
-        };
-        self.down_proj.forward_add(&inner, residual)
+    /// The logits of normalized hidden states.
+    fn logits(&self, hidden: &Tensor) -> candle_core::Result<Tensor> {
+        self.scales.of_logits(hidden.apply(&self.lm_head)?)
     }
 }

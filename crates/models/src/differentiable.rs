@@ -38,14 +38,14 @@ pub(super) fn softmax(x: &Tensor) -> Result<Tensor> {
     })
 }
 
-/// See [`Rotation::apply`].
+/// See [`Rotation::turn`].
 pub(super) fn rotate(x: &Tensor, rotation: &Rotation) -> Result<Tensor> {
     if !x.track_op() {
-        return rotation.apply(x);
+        return rotation.turn(x);
     }
-    let value = rotation.apply(&x.detach())?;
+    let value = rotation.turn(&x.detach())?;
     let back = rotation.inverse()?;
-    of_one(x, value, move |_, _, grad| back.apply(&grad.contiguous()?))
+    of_one(x, value, move |_, _, grad| back.turn(&grad.contiguous()?))
 }
 
 /// `value`, which was made of `x`, with a gradient: `backward` makes it of `x`, `value` and the gradient of `value`.
@@ -208,7 +208,7 @@ mod tests {
     #[test]
     fn rotations() {
         let frequencies = [1., 0.3, 0.1, 0.02];
-        let rotation = Rotation::new(&frequencies, 1.3, 2, 3, DType::F32, &Device::Cpu).unwrap();
+        let rotation = Rotation::new((&frequencies, false), 1.3, 2..5, (DType::F32, &Device::Cpu)).unwrap();
         let table = |f: fn(f32) -> f32| {
             let values = (2..5).flat_map(|position| frequencies.map(|w| 1.3 * f(position as f32 * w)));
             Tensor::from_iter(values, &Device::Cpu).unwrap().reshape((1, 3, 1, 4)).unwrap()

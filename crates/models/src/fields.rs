@@ -2,6 +2,8 @@
 
 use candle_quant::{Error, Result};
 use serde_json::Value;
+use std::cell::RefCell;
+use std::collections::BTreeSet;
 
 /// No size in any model's config is larger; products of two of these fit 64 bits.
 const MAX_SIZE: usize = 1 << 24;
@@ -22,27 +24,66 @@ pub(super) const POSITIVE: &str = "a finite number above zero, in f32";
 pub(super) struct Fields<'a> {
     value: &'a Value,
     key: Option<&'static str>,
+    asked: Option<&'a Asked>,
+}
+
+/// The keys that were asked for.
+#[derive(Default)]
+pub(super) struct Asked(RefCell<BTreeSet<String>>);
+
+impl Asked {
+    pub fn contains(&self, key: &str) -> bool {
+        self.0.borrow().contains(key)
+    }
 }
 
 impl<'a> Fields<'a> {
     /// The whole file.
     pub fn new(value: &'a Value) -> Self {
-        Self { value, key: None }
+        Self { value, key: None, asked: None }
     }
 
     /// The object under `key`.
     pub fn under(key: &'static str, value: &'a Value) -> Self {
-        Self { value, key: Some(key) }
+        Self { value, key: Some(key), asked: None }
+    }
+
+    /// The same, which note in `asked` what is asked of them.
+    pub fn noting(self, asked: &'a Asked) -> Self {
+        Self { asked: Some(asked), ..self }
+    }
+
+    fn stored(self, key: &str) -> Option<&'a Value> {
+        if let Some(Asked(asked)) = self.asked {
+            asked.borrow_mut().insert(key.to_owned());
+        }
+        self.value.get(key)
     }
 
     /// The value of `key`; JSON's null counts as absent.
     pub fn get(self, key: &str) -> Option<&'a Value> {
-        self.value.get(key).filter(|value| !value.is_null())
+        self.stored(key).filter(|value| !value.is_null())
     }
 
     /// Whether `key` is there, be it null.
     pub fn has(self, key: &str) -> bool {
-        self.value.get(key).is_some()
+        self.stored(key).is_some()
+    }
+
+    /// The object of `key`, if present.
+    pub fn object(self, key: &'static str) -> Result<Option<Self>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match value.is_object() {
+            true => Ok(Some(Self::under(key, value))),
+            false => Err(self.error(key, "an object", value)),
+        }
+    }
+
+    /// A list of numbers, if present.
+    pub fn numbers(self, key: &str) -> Result<Option<Vec<f64>>> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        let all = value.as_array().and_then(|all| all.iter().map(Value::as_f64).collect::<Option<Vec<_>>>());
+        all.map(Some).ok_or_else(|| self.error(key, "a list of numbers", value))
     }
 
     /// A size from 1 to [`MAX_SIZE`], if present.

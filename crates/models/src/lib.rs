@@ -25,6 +25,7 @@
 //! # }
 //! ```
 
+mod architecture;
 mod attention;
 pub mod chat;
 mod config;
@@ -32,17 +33,23 @@ mod decoder;
 mod differentiable;
 mod fields;
 pub mod generate;
+mod layer;
+mod mlp;
 mod moe;
+mod norm;
 mod options;
 mod projection;
+mod root;
 mod rope;
 mod shapes;
 pub mod sharding;
 pub mod train;
 
-pub use config::Config;
+pub use config::{Config, Inside, Latents, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
-pub use moe::MoeConfig;
+pub use moe::{ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
+pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
-pub use rope::{Rope, RopeScaling};
-pub use shapes::{layer_of, Expected};
+pub use root::layer_of;
+pub use rope::{QueryGrowth, Rope, RopeScaling};
+pub use shapes::Expected;

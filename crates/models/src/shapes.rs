@@ -1,5 +1,7 @@
 //! The tensors a model has, by name and shape.
 
+use super::config::{Latents, Names, QkNorm, QkNormOver};
+use super::root::{layer_of, Root};
 use super::{Config, MoeConfig};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -25,30 +27,63 @@ impl Config {
         let layers = names.iter().filter_map(|name| layer_of(name));
         let layers: BTreeSet<usize> = layers.filter(|&layer| layer < self.num_hidden_layers).collect();
         let (vocab, hidden) = (self.vocab_size, self.hidden_size);
+        let Root { decoder, head } = Root::find(|name| names.contains(name));
         let mut shapes = Shapes::new();
-        shapes.insert("model.embed_tokens.weight".into(), vec![vocab, hidden]);
-        shapes.insert("model.norm.weight".into(), vec![hidden]);
+        shapes.insert(format!("{decoder}.embed_tokens.weight"), vec![vocab, hidden]);
+        self.add_norm(&format!("{decoder}.{}", self.names.final_norm), &mut shapes);
         for &layer in &layers {
-            self.add_layer(layer, &names, &mut shapes);
+            self.add_layer(layer, &format!("{decoder}.layers.{layer}"), &names, &mut shapes);
         }
         let required = |(name, dims)| (name, Expected { dims, required: true });
         let mut expected: BTreeMap<_, _> = shapes.into_iter().map(required).collect();
-        let head = Expected { dims: vec![vocab, hidden], required: self.tie_word_embeddings == Some(false) };
-        expected.insert("lm_head.weight".into(), head);
+        let mut of_head = |part: &str, dims| {
+            let required = self.tie_word_embeddings == Some(false);
+            expected.insert(format!("{head}.{part}"), Expected { dims, required });
+        };
+        of_head("weight", vec![vocab, hidden]);
+        if self.head_bias {
+            of_head("bias", vec![vocab]);
+        }
         let first = (0..self.num_hidden_layers).find(|layer| !layers.contains(layer));
         (expected, first.map(|first| (self.num_hidden_layers - layers.len(), first)))
     }
 
-    fn add_layer(&self, layer: usize, names: &BTreeSet<&str>, shapes: &mut Shapes) {
-        let path = format!("model.layers.{layer}");
+    fn add_norm(&self, path: &str, shapes: &mut Shapes) {
+        for part in self.norm.tensors() {
+            shapes.insert(format!("{path}.{part}"), vec![self.hidden_size]);
+        }
+    }
+
+    fn add_layer(&self, layer: usize, path: &str, names: &BTreeSet<&str>, shapes: &mut Shapes) {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
         let q = self.num_attention_heads.saturating_mul(self.head_dim);
         let kv = self.num_key_value_heads.saturating_mul(self.head_dim);
-        for norm in ["input_layernorm", "post_attention_layernorm"] {
-            shapes.insert(format!("{path}.{norm}.weight"), vec![hidden]);
+        for norm in self.names.norms() {
+            self.add_norm(&format!("{path}.{norm}"), shapes);
         }
-        for norm in ["q_norm", "k_norm"].into_iter().filter(|_| self.qk_norm) {
-            shapes.insert(format!("{path}.self_attn.{norm}.weight"), vec![self.head_dim]);
+        if let Some(QkNorm { kind, over, .. }) = self.qk_norm {
+            for (name, heads) in [
+                (self.names.q_norm, self.num_attention_heads),
+                (self.names.k_norm, self.num_key_value_heads),
+            ] {
+                let norm = format!("{path}.self_attn.{name}");
+                let (modules, dims) = match over {
+                    QkNormOver::Head => (vec![norm], vec![self.head_dim]),
+                    QkNormOver::All => (vec![norm], vec![heads.saturating_mul(self.head_dim)]),
+                    QkNormOver::HeadOfItsOwn if !names.contains(format!("{norm}.norms.0.weight").as_str()) => {
+                        (vec![norm], vec![heads, self.head_dim])
+                    }
+                    QkNormOver::HeadOfItsOwn => {
+                        // The config is not trusted to count heads.
+                        let there = names.iter().filter(|name| name.starts_with(&norm)).count();
+                        let each = (0..heads.min(there + 1)).map(|head| format!("{norm}.norms.{head}"));
+                        (each.collect(), vec![self.head_dim])
+                    }
+                };
+                for (module, part) in modules.iter().flat_map(|module| kind.tensors().iter().map(move |part| (module, part))) {
+                    shapes.insert(format!("{module}.{part}"), dims.clone());
+                }
+            }
         }
         if self.attention_sinks {
             shapes.insert(format!("{path}.self_attn.sinks"), vec![self.num_attention_heads]);
@@ -59,21 +94,79 @@ impl Config {
                 shapes.insert(format!("{path}.{module}.bias"), vec![n]);
             }
         };
-        linear("self_attn.q_proj", q, hidden, self.qkv_bias);
-        linear("self_attn.k_proj", kv, hidden, self.qkv_bias);
-        linear("self_attn.v_proj", kv, hidden, self.qkv_bias);
-        linear("self_attn.o_proj", hidden, q, self.output_bias);
+        let outputs = self.num_attention_heads.saturating_mul(self.value_dim());
+        linear(&format!("self_attn.{}", self.names.o_proj), hidden, outputs, self.output_bias);
+        match self.latents {
+            None => {
+                linear("self_attn.q_proj", q, hidden, self.qkv_bias);
+                linear("self_attn.k_proj", kv, hidden, self.qkv_bias);
+                linear("self_attn.v_proj", kv, hidden, self.qkv_bias);
+            }
+            Some(latents) => self.add_latents(latents, &format!("{path}.self_attn"), names, shapes),
+        }
+        let mut linear = |module: &str, n: usize, k: usize, bias: bool| {
+            shapes.insert(format!("{path}.{module}.weight"), vec![n, k]);
+            if bias {
+                shapes.insert(format!("{path}.{module}.bias"), vec![n]);
+            }
+        };
         match self.moe.as_ref().filter(|moe| moe.is_sparse(layer)) {
             Some(moe) => {
                 let block = moe.block_name;
                 linear(&format!("{block}.{}", moe.router_name), moe.experts, hidden, moe.bias);
+                if let Some(shared) = moe.shared {
+                    let (module, inner) = (format!("{block}.{}", shared.block_name), shared.intermediate_size);
+                    linear(&format!("{module}.gate_proj"), inner, hidden, self.mlp_bias);
+                    linear(&format!("{module}.up_proj"), inner, hidden, self.mlp_bias);
+                    linear(&format!("{module}.down_proj"), hidden, inner, self.mlp_bias);
+                    if let Some(gate) = shared.gate_name {
+                        linear(&format!("{block}.{gate}"), 1, hidden, false);
+                    }
+                }
+                if let Some(correction) = moe.routing.correction {
+                    shapes.insert(format!("{path}.{block}.{correction}"), vec![moe.experts]);
+                }
                 moe.add_experts(&format!("{path}.{block}"), hidden, names, shapes);
             }
             None => {
-                linear("mlp.gate_proj", inner, hidden, self.mlp_bias);
-                linear("mlp.up_proj", inner, hidden, self.mlp_bias);
-                linear("mlp.down_proj", hidden, inner, self.mlp_bias);
+                let Names { gate_proj, up_proj, down_proj, .. } = self.names;
+                for name in gate_proj.into_iter().chain([up_proj]) {
+                    linear(&format!("mlp.{name}"), inner, hidden, self.mlp_bias);
+                }
+                linear(&format!("mlp.{down_proj}"), hidden, inner, self.mlp_bias);
             }
+        }
+    }
+}
+
+impl Config {
+    /// The inputs of latent attention.
+    fn add_latents(&self, latents: Latents, path: &str, names: &BTreeSet<&str>, shapes: &mut Shapes) {
+        let Latents { query_latent, latent, key_dim, value_dim, .. } = latents;
+        let (hidden, heads) = (self.hidden_size, self.num_attention_heads);
+        let queries = heads.saturating_mul(self.head_dim);
+        let mut add = |name: &str, dims: Vec<usize>| drop(shapes.insert(format!("{path}.{name}"), dims));
+        match query_latent {
+            None => add("q_proj.weight", vec![queries, hidden]),
+            Some(size) => {
+                add("q_a_proj.weight", vec![size, hidden]);
+                add("q_a_layernorm.weight", vec![size]);
+                add("q_b_proj.weight", vec![queries, size]);
+            }
+        }
+        add("kv_a_proj_with_mqa.weight", vec![latents.cached(), hidden]);
+        add("kv_a_layernorm.weight", vec![latent]);
+        if self.qkv_bias {
+            add("kv_a_proj_with_mqa.bias", vec![latents.cached()]);
+            if let Some(size) = query_latent {
+                add("q_a_proj.bias", vec![size]);
+            }
+        }
+        if names.contains(format!("{path}.embed_q.weight").as_str()) {
+            add("embed_q.weight", vec![heads, latent, key_dim]);
+            add("unembed_out.weight", vec![heads, value_dim, latent]);
+        } else {
+            add("kv_b_proj.weight", vec![heads.saturating_mul(key_dim.saturating_add(value_dim)), latent]);
         }
     }
 }
@@ -92,7 +185,10 @@ impl MoeConfig {
             }
         };
         let of_each = |name: &str| has(&format!("experts.0.{name}.weight"));
-        if has("experts.gate_up_proj") || has("experts.gate_up_proj.weight") {
+        if let Some([gate_up, down]) = self.stack_names.filter(|[name, _]| has(&format!("{name}.weight"))) {
+            add(gate_up, &[count], inner.saturating_mul(2), hidden);
+            add(down, &[count], hidden, inner);
+        } else if has("experts.gate_up_proj") || has("experts.gate_up_proj.weight") {
             add("experts.gate_up_proj", &[count], inner.saturating_mul(2), hidden);
             add("experts.down_proj", &[count], hidden, inner);
         } else if of_each("w1") || of_each("gate_proj") {
@@ -113,11 +209,6 @@ impl MoeConfig {
             add(&format!("{stack}.down_proj"), &[count], hidden, inner);
         }
     }
-}
-
-/// The layer that a tensor belongs to.
-pub fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix("model.layers.")?.split('.').next()?.parse().ok()
 }
 
 #[cfg(test)]

@@ -38,9 +38,14 @@ impl<'a> ExpertName<'a> {
     /// What the module may be called, if it is a stack.
     pub fn of_stack(self) -> impl Iterator<Item = String> + 'a {
         let groups = ["switch_mlp", "experts"].into_iter();
-        groups.map(move |group| join(self.block, &format!("{group}.{}", self.projection)))
+        let usual = groups.map(move |group| join(self.block, &format!("{group}.{}", self.projection)));
+        let of_granite = GRANITE.into_iter().find(|(ours, _)| *ours == self.projection);
+        usual.chain(of_granite.map(|(_, theirs)| join(self.block, theirs)))
     }
 }
+
+/// Our names of stacks and those of Granite, which has them in the block itself.
+const GRANITE: [(&str, &str); 2] = [("gate_up_proj", "input_linear"), ("down_proj", "output_linear")];
 
 /// Our names and those of Mixtral.
 const MIXTRAL: [(&str, &str); 3] = [("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")];

@@ -2,10 +2,11 @@
 
 use crate::distributed::partition::split;
 use crate::distributed::Rank;
-use crate::nn::{embedding, linear_no_bias, Embedding, LayerWeight, Linear, VarBuilder};
+use crate::nn::{embedding, linear_b, Embedding, LayerWeight, Linear, VarBuilder};
 use candle_core::{bail, DType, Result, Tensor};
 use candle_nn::Module;
 use std::ops::Range;
+use std::slice;
 
 /// An embedding table of which every rank has the rows of some tokens; the whole table if there is one rank, or
 /// fewer tokens than ranks.
@@ -108,23 +109,26 @@ pub struct VocabParallelHead {
     rank: Option<Rank>,
 }
 
-/// This rank's part of an output head without a bias, from the tensor `weight` at the builder's path.
+/// This rank's part of an output head, from the tensors `weight` and, if there is one, `bias` at the builder's path.
 ///
 /// # Errors
 /// If the weight is missing, damaged, or not of shape `[vocabulary, hidden_size]`.
 pub fn vocab_parallel_head(
     hidden_size: usize,
     vocabulary: usize,
+    bias: bool,
     vb: VarBuilder,
 ) -> Result<VocabParallelHead> {
     Ok(match share(vocabulary, &vb) {
         None => {
-            let rows = linear_no_bias(hidden_size, vocabulary, vb)?;
+            let rows = linear_b(hidden_size, vocabulary, bias, vb)?;
             VocabParallelHead { rows, rank: None }
         }
         Some((rank, tokens)) => {
+            let own = slice::from_ref(&tokens);
+            let bias = bias.then(|| vb.tensor_part(&[vocabulary], "bias", own)).transpose()?;
             let part = [tokens, 0..hidden_size];
-            let rows = Linear::new(vb.part((vocabulary, hidden_size), &part)?, None);
+            let rows = Linear::new(vb.part((vocabulary, hidden_size), &part)?, bias);
             let rows = rows.of_module(&vb, [vocabulary, hidden_size], &part, None);
             VocabParallelHead { rows, rank: Some(rank) }
         }

@@ -220,6 +220,21 @@ impl<'a> VarBuilder<'a> {
         Ok(narrow(Weight::Dense(stored), part)?.to_dense(self.dtype(), self.device())?)
     }
 
+    /// Part of the weight at the current path, of shape `dims`, as a dense tensor: of each dimension a range. For weights that
+    /// a model multiplies by in ways that a packed one is not made for.
+    ///
+    /// # Errors
+    /// If it is missing or damaged, or has another shape.
+    pub fn decoded_part(&self, dims: &[usize], part: &[Range<usize>]) -> Result<Tensor> {
+        match self.stored_part(dims, part)? {
+            Some(weight) => {
+                self.loaded.add(&self.prefix(), LoadedAs::Dense);
+                Ok(weight.to_dense(self.dtype(), self.device())?)
+            }
+            None => self.tensor_part(dims, "weight", part),
+        }
+    }
+
     /// Elements along K of the weight at the current path, of logical shape `dims`, that a part keeps together.
     pub fn granularity(&self, dims: &[usize]) -> Result<usize> {
         let k = dims.last().copied().unwrap_or(0);

@@ -1,12 +1,13 @@
 //! Attention of whole texts, with gradients of queries, keys and values.
 
-use super::on_device::{weights_of_keys, OnDevice, Visible};
-use super::{Attention, Cache};
+use super::on_device::{weights_of_keys, OnDevice, Scores, Visible};
+use super::{options, Attention, Cache};
+use crate::config::LayerRope;
 use crate::differentiable::of_three;
 use crate::options::CacheOptions;
-use crate::rope::Rotation;
+use crate::rope::Positions;
 use candle_core::{DType, Result, Tensor, D};
-use candle_quant::ops::{self, AttentionOptions};
+use candle_quant::ops;
 use candle_quant::{KvCache, KvCacheConfig};
 
 /// Scores that a backward pass holds at once: 4 MiB each of what it makes of them.
@@ -18,39 +19,42 @@ impl Attention {
     pub fn forward_whole(
         &self,
         x: &Tensor,
-        residual: &Tensor,
-        rotation: &Rotation,
+        residual: Option<&Tensor>,
+        at: (&Positions, LayerRope),
         window: Option<usize>,
     ) -> Result<Tensor> {
-        let [q, k, v] = self.project(x, rotation)?;
+        let [q, k, v] = self.project(x, at)?;
         let tracked = [&q, &k, &v].into_iter().any(Tensor::track_op);
         let value = self.attend_whole([&q, &k, &v].map(Tensor::detach), window)?;
         let y = match tracked {
             false => value,
             true => {
-                let shape = Heads { scale: self.scale(), window, sinks: self.sinks.clone(), scores: SCORES };
+                let shape = Heads {
+                    scale: self.scale,
+                    softcap: self.softcap,
+                    window,
+                    sinks: self.sinks.clone(),
+                    scores: SCORES,
+                };
                 of_three([&q, &k, &v], value, move |operands, grad| shape.backward(operands, grad))?
             }
         };
-        self.o_proj.forward_add(&y, residual)
+        self.output(&y, residual)
     }
 
     /// Attention with a cache that nobody else has, of the activations' dtype: gradients are those of what is computed.
     fn attend_whole(&self, [q, k, v]: [Tensor; 3], window: Option<usize>) -> Result<Tensor> {
         match &self.cache {
             Cache::OnCpu(cache) => {
-                let options = AttentionOptions {
-                    scale: self.scale() as f32,
-                    sinks: self.sinks.as_ref(),
-                    ..Default::default()
-                };
+                let options = options(self.scale, self.softcap, self.sinks.as_ref());
                 let (keys, values) = CacheOptions::default().formats(q.dtype());
                 let config = KvCacheConfig { keys, values, max_tokens: usize::MAX, ..*cache.config() };
                 Ok(ops::attention(&q, &k, &v, &mut KvCache::new(config)?, options)?)
             }
             Cache::OnDevice(_) => {
                 let visible = Visible::new(0, q.dim(1)?, window, q.device())?;
-                OnDevice::new().attend([&q, &k, &v], Some(&visible), self.scale(), self.sinks.as_ref())
+                let scores = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
+                OnDevice::new().attend([&q, &k, &v], Some(&visible), &scores)
             }
         }
     }
@@ -59,6 +63,7 @@ impl Attention {
 /// What attention does to queries, keys and values.
 struct Heads {
     scale: f64,
+    softcap: Option<f64>,
     window: Option<usize>,
     sinks: Option<Tensor>,
     /// How many scores a backward pass holds at once.
@@ -87,10 +92,16 @@ impl Heads {
             let (scaled, grad) = (part(&scaled)?, part(&grad)?);
             let seen = |x: &Tensor| x.narrow(2, first, keys)?.contiguous();
             let (k, v) = (seen(&k)?, seen(&v)?);
-            let weights = weights_of_keys(&scaled, &k, count, mask.as_ref(), self.sinks.as_ref())?;
+            let how = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
+            let weights = weights_of_keys(&scaled, &k, count, mask.as_ref(), &how)?;
             let of_weights = (grad.matmul(&v.t()?)? * &weights)?;
             let sums = of_weights.sum_keepdim(D::Minus1)?;
-            let of_scores = (of_weights - weights.broadcast_mul(&sums)?)?;
+            let mut of_scores = (of_weights - weights.broadcast_mul(&sums)?)?;
+            if let Some(cap) = self.softcap {
+                // The derivative of a capped score is 1 - (score / cap)^2.
+                let capped = how.capped(scaled.matmul(&k.t()?)?)?;
+                of_scores = (of_scores * (capped / cap)?.sqr()?.affine(-1., 1.)?)?;
+            }
             let in_place = |x: Tensor| x.pad_with_zeros(2, first, len - first - keys);
             of_v = (of_v + in_place(weights.t()?.matmul(&grad)?)?)?;
             of_k = (of_k + in_place(of_scores.t()?.matmul(&scaled)?)?)?;
@@ -126,7 +137,8 @@ mod tests {
         };
         let scores = (by_head(q)?.matmul(&repeated(k)?.t()?)? * heads.scale)?;
         let mask = Visible::new(0, 7, heads.window, &Device::Cpu)?.mask.unwrap();
-        let mut scores = scores.broadcast_add(&mask)?;
+        let how = Scores { scale: heads.scale, softcap: heads.softcap, sinks: None };
+        let mut scores = how.capped(scores)?.broadcast_add(&mask)?;
         if let Some(sinks) = &heads.sinks {
             let sinks = sinks.reshape((1, 4, 1, 1))?.broadcast_as((5, 4, 7, 1))?;
             scores = Tensor::cat(&[&scores, &sinks.contiguous()?], D::Minus1)?;
@@ -142,12 +154,17 @@ mod tests {
         let operands = vars.each_ref().map(|var| var.as_tensor());
         let factor = Tensor::arange(0f32, 5. * 7. * 32., &Device::Cpu).unwrap().cos().unwrap();
         let factor = factor.reshape((5, 7, 32)).unwrap();
-        for (window, sinks) in
-            [(None, None), (Some(3), None), (Some(1), Some(sinks.clone())), (None, Some(sinks))]
-        {
+        for (softcap, window, sinks) in [
+            (None, None, None),
+            (None, Some(3), None),
+            (None, Some(1), Some(sinks.clone())),
+            (None, None, Some(sinks.clone())),
+            (Some(1.5), Some(3), Some(sinks)),
+            (Some(0.5), None, None),
+        ] {
             // All queries at once, three at a time, and one at a time.
             for scores in [1 << 20, 3 * 5 * 4 * 7, 1] {
-                let heads = Heads { scale: 0.4, window, sinks: sinks.clone(), scores };
+                let heads = Heads { scale: 0.4, softcap, window, sinks: sinks.clone(), scores };
                 let value = plain(operands, &heads).unwrap();
                 let expected = (&value * &factor).unwrap().sum_all().unwrap().backward().unwrap();
                 let detached = vars.each_ref().map(|var| var.as_detached_tensor());

@@ -2,41 +2,81 @@
 //! candle's operations.
 
 mod differentiable;
+mod latent;
 mod on_device;
 
-use super::differentiable::{rms_norm, rotate};
+use super::config::{LayerRope, QkNorm, QkNormOver};
+use super::norm::Norm;
 use super::options::CacheOptions;
 use super::projection::{columns_of, rows_of};
-use super::rope::Rotation;
+use super::rope::Positions;
 use super::sharding::{Heads, Sharding};
 use super::Config;
 use candle_core::{DType, Result, Tensor};
-use candle_nn::RmsNorm;
-use candle_quant::nn::{self, forward_all, LayerWeight, Linear, VarBuilder};
+use candle_nn::{Module, RmsNorm};
+use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
 use candle_quant::step::AttentionBlock;
 use candle_quant::{KvCache, KvFormat};
-use on_device::OnDevice;
+use latent::LatentInputs;
+use on_device::{OnDevice, Scores};
 pub(super) use on_device::Visible;
 use std::ops::Range;
 use std::slice;
 
 #[derive(Debug)]
 pub(super) struct Attention {
-    q_proj: Linear,
-    k_proj: Linear,
-    v_proj: Linear,
+    inputs: Inputs,
     o_proj: RowParallel,
-    q_norm: Option<RmsNorm>,
-    k_norm: Option<RmsNorm>,
+    scale: f64,
+    softcap: Option<f64>,
     /// A logit for each query head, `[heads]` in f32.
     sinks: Option<Tensor>,
-    /// Those of this rank, as are the projections and the cache.
-    heads: usize,
+    /// Heads of the cache, those of this rank, and their elements.
     kv_heads: usize,
     head_dim: usize,
     cache: Cache,
+}
+
+/// What makes queries, keys and values.
+#[derive(Debug)]
+enum Inputs {
+    Heads(HeadInputs),
+    Latent(LatentInputs),
+}
+
+/// Projections to queries, keys and values of each head.
+#[derive(Debug)]
+struct HeadInputs {
+    q_proj: Linear,
+    k_proj: Linear,
+    v_proj: Linear,
+    norms: Option<QkNorms>,
+    /// Where queries, keys and values are cut.
+    clip: Option<f64>,
+    heads: usize,
+    kv_heads: usize,
+    head_dim: usize,
+}
+
+/// The norms of queries and keys.
+#[derive(Debug)]
+struct QkNorms {
+    how: QkNorm,
+    q_norm: Norm,
+    k_norm: Norm,
+}
+
+impl QkNorms {
+    /// Of `[B, T, heads, head_dim]`.
+    fn forward(&self, q: &Tensor, k: &Tensor) -> Result<[Tensor; 2]> {
+        let normalized = |norm: &Norm, x: &Tensor| match self.how.over {
+            QkNormOver::All => norm.forward(&x.flatten_from(2)?)?.reshape(x.shape()),
+            QkNormOver::Head | QkNormOver::HeadOfItsOwn => norm.forward(x),
+        };
+        Ok([normalized(&self.q_norm, q)?, normalized(&self.k_norm, k)?])
+    }
 }
 
 /// The keys and values so far, and who attends to them.
@@ -46,58 +86,129 @@ enum Cache {
     OnDevice(OnDevice),
 }
 
+impl HeadInputs {
+    /// `copies` ranks have these keys.
+    fn new(config: &Config, Heads { query, key }: &Heads, copies: usize, vb: &VarBuilder) -> Result<Self> {
+        let head_dim = config.head_dim;
+        let (all_heads, all_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
+        let rows = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
+        let project = |heads: usize, own: &Range<usize>, name| {
+            columns_of(config.hidden_size, heads * head_dim, rows(own), config.qkv_bias, vb.pp(name))
+        };
+        let norm = |QkNorm { kind, over, .. }, heads, own: &Range<usize>, copies, name| {
+            let (eps, vb) = (config.norm_eps, vb.pp(name));
+            match over {
+                QkNormOver::Head => Norm::new(kind, head_dim, eps, vb),
+                QkNormOver::HeadOfItsOwn => Norm::of_each_head(kind, heads, own, head_dim, eps, vb),
+                QkNormOver::All => Norm::of_all_heads(kind, heads * head_dim, &rows(own), copies, eps, vb),
+            }
+        };
+        let norms = |how| {
+            Ok::<_, candle_core::Error>(QkNorms {
+                how,
+                q_norm: norm(how, all_heads, query, 1, config.names.q_norm)?,
+                k_norm: norm(how, all_kv_heads, key, copies, config.names.k_norm)?,
+            })
+        };
+        Ok(Self {
+            q_proj: project(all_heads, query, "q_proj")?,
+            k_proj: project(all_kv_heads, key, "k_proj")?,
+            v_proj: project(all_kv_heads, key, "v_proj")?,
+            norms: config.qk_norm.map(norms).transpose()?,
+            clip: config.qkv_clip,
+            heads: query.len(),
+            kv_heads: key.len(),
+            head_dim,
+        })
+    }
+
+    /// Queries `[B, T, heads, head_dim]`, keys and values `[B, T, kv_heads, head_dim]` of `x`, in their positions.
+    fn project(&self, x: &Tensor, (positions, rope): (&Positions, LayerRope)) -> Result<[Tensor; 3]> {
+        let (batch, len, _) = x.dims3()?;
+        let heads = |x: Tensor, heads| {
+            let x = x.reshape((batch, len, heads, self.head_dim))?;
+            self.clip.map_or(Ok(x.clone()), |clip| x.clamp(-clip, clip))
+        };
+        let [q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        let (mut q, mut k) = (heads(q, self.heads)?, heads(k, self.kv_heads)?);
+        if let Some(norms) = self.norms.as_ref().filter(|norms| !norms.how.after_rotation) {
+            [q, k] = norms.forward(&q, &k)?;
+        }
+        [q, k] = positions.place(rope, q, k)?;
+        if let Some(norms) = self.norms.as_ref().filter(|norms| norms.how.after_rotation) {
+            [q, k] = norms.forward(&q, &k)?;
+        }
+        Ok([q, k, heads(v, self.kv_heads)?])
+    }
+}
+
 impl Attention {
     /// The attention of layer `layer`.
     pub fn new(config: &Config, layer: usize, options: &CacheOptions, vb: VarBuilder) -> Result<Self> {
-        let (hidden, head_dim) = (config.hidden_size, config.head_dim);
         let (all_heads, all_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let own = vb
-            .rank()
-            .and_then(|rank| Sharding::new(config, rank.world_size()).heads?.get(rank.index()).cloned());
-        let Heads { query, key } = own.unwrap_or(Heads { query: 0..all_heads, key: 0..all_kv_heads });
-        let rows = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
-        let project = |heads: usize, own: &Range<usize>, name| {
-            columns_of(hidden, heads * head_dim, rows(own), config.qkv_bias, vb.pp(name))
+        let shares =
+            vb.rank().and_then(|rank| Some((rank.index(), Sharding::new(config, rank.world_size()).heads?)));
+        let own = shares.as_ref().and_then(|(rank, shares)| shares.get(*rank).cloned());
+        let own = own.unwrap_or(Heads { query: 0..all_heads, key: 0..all_kv_heads });
+        // Ranks that have the same keys.
+        let copies = shares.map_or(1, |(_, shares)| shares.iter().filter(|share| share.key == own.key).count());
+        let inputs = match config.latents {
+            None => Inputs::Heads(HeadInputs::new(config, &own, copies, &vb)?),
+            Some(sizes) => Inputs::Latent(LatentInputs::new(config, sizes, &own.query, &vb)?),
         };
-        let norm = |name| {
-            let vb = vb.pp(name);
-            config.qk_norm.then(|| nn::rms_norm(head_dim, config.rms_norm_eps, vb)).transpose()
-        };
+        let (kv_heads, head_dim) = config.cached(own.key.len());
         let cache = match vb.device().is_cpu() {
             true => {
                 let window = config.sliding_window.filter(|_| config.slides(layer));
-                Cache::OnCpu(KvCache::new(options.layer(key.len(), head_dim, window, vb.dtype()))?)
+                Cache::OnCpu(KvCache::new(options.layer(kv_heads, head_dim, window, vb.dtype()))?)
             }
             false => Cache::OnDevice(OnDevice::new()),
         };
+        let (value_dim, output) = (config.value_dim(), vb.pp(config.names.o_proj));
+        let columns = own.query.start * value_dim..own.query.end * value_dim;
         Ok(Self {
-            q_proj: project(all_heads, &query, "q_proj")?,
-            k_proj: project(all_kv_heads, &key, "k_proj")?,
-            v_proj: project(all_kv_heads, &key, "v_proj")?,
-            o_proj: rows_of(all_heads * head_dim, hidden, rows(&query), config.output_bias, vb.pp("o_proj"))?,
-            q_norm: norm("q_norm")?,
-            k_norm: norm("k_norm")?,
+            inputs,
+            o_proj: rows_of(
+                all_heads * value_dim,
+                config.hidden_size,
+                columns,
+                config.output_bias,
+                output,
+            )?,
+            scale: config.attention_scale,
+            softcap: config.attention_softcap,
             sinks: config
                 .attention_sinks
-                .then(|| vb.tensor_part(&[all_heads], "sinks", slice::from_ref(&query))?.to_dtype(DType::F32))
+                .then(|| vb.tensor_part(&[all_heads], "sinks", slice::from_ref(&own.query))?.to_dtype(DType::F32))
                 .transpose()?,
-            heads: query.len(),
-            kv_heads: key.len(),
+            kv_heads,
             head_dim,
             cache,
         })
     }
 
-    /// The block behind its norm, if it is whole and on the CPU.
+    /// The block behind its norm, if it is whole, on the CPU, and of the kind that plans have.
     pub fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<AttentionBlock<'a>> {
+        let Inputs::Heads(inputs) = &self.inputs else { return None };
+        let usual = 1. / (self.head_dim as f64).sqrt();
+        if inputs.clip.is_some() || self.softcap.is_some() || self.scale != usual {
+            return None;
+        }
+        let (q_norm, k_norm) = match &inputs.norms {
+            None => (None, None),
+            Some(QkNorms { how: QkNorm { over: QkNormOver::Head, after_rotation: false, .. }, q_norm, k_norm }) => {
+                (Some(q_norm.rms()?), Some(k_norm.rms()?))
+            }
+            Some(_) => return None,
+        };
         Some(AttentionBlock {
             norm,
-            q_proj: &self.q_proj,
-            k_proj: &self.k_proj,
-            v_proj: &self.v_proj,
+            q_proj: &inputs.q_proj,
+            k_proj: &inputs.k_proj,
+            v_proj: &inputs.v_proj,
             o_proj: self.o_proj.whole()?,
-            q_norm: self.q_norm.as_ref(),
-            k_norm: self.k_norm.as_ref(),
+            q_norm,
+            k_norm,
             sinks: self.sinks.as_ref(),
             head_dim: self.head_dim,
         })
@@ -112,47 +223,45 @@ impl Attention {
     }
 
     /// `x` is `[B, T, hidden]`, the tokens that follow those in the cache; what attention makes of them is
-    /// added to `residual`. `visible` is what they see; on the CPU the cache knows.
+    /// added to `residual`, if there is one. `visible` is what they see; on the CPU the cache knows.
     pub fn forward(
         &mut self,
         x: &Tensor,
-        residual: &Tensor,
-        rotation: &Rotation,
+        residual: Option<&Tensor>,
+        at: (&Positions, LayerRope),
         visible: Option<&Visible>,
     ) -> Result<Tensor> {
-        let [q, k, v] = self.project(x, rotation)?;
-        let scale = self.scale();
+        let [q, k, v] = self.project(x, at)?;
         let y = match &mut self.cache {
             Cache::OnCpu(cache) => {
-                let options = AttentionOptions {
-                    scale: scale as f32,
-                    sinks: self.sinks.as_ref(),
-                    ..Default::default()
-                };
+                let options = options(self.scale, self.softcap, self.sinks.as_ref());
                 ops::attention(&q, &k, &v, cache, options)?
             }
-            Cache::OnDevice(cache) => cache.attend([&q, &k, &v], visible, scale, self.sinks.as_ref())?,
+            Cache::OnDevice(cache) => {
+                let scores = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
+                cache.attend([&q, &k, &v], visible, &scores)?
+            }
         };
-        self.o_proj.forward_add(&y, residual)
+        self.output(&y, residual)
     }
 
-    /// Queries `[B, T, heads, head_dim]`, keys and values `[B, T, kv_heads, head_dim]` of `x`, in their positions.
-    fn project(&self, x: &Tensor, rotation: &Rotation) -> Result<[Tensor; 3]> {
-        let (batch, len, _) = x.dims3()?;
-        let heads = |x: Tensor, heads| x.reshape((batch, len, heads, self.head_dim));
-        let [q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
-        let placed = |x: Tensor, norm: Option<&RmsNorm>| {
-            let normalized = norm.map(|norm| rms_norm(norm, &x)).transpose()?;
-            rotate(&normalized.unwrap_or(x), rotation)
+    /// The output projection of what queries see, added to `residual` if there is one.
+    fn output(&self, y: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
+        let y = match &self.inputs {
+            Inputs::Heads(_) => y.clone(),
+            Inputs::Latent(inputs) => inputs.finish(y)?,
         };
-        let q = placed(heads(q, self.heads)?, self.q_norm.as_ref())?;
-        let k = placed(heads(k, self.kv_heads)?, self.k_norm.as_ref())?;
-        Ok([q, k, heads(v, self.kv_heads)?])
+        match residual {
+            Some(residual) => self.o_proj.forward_add(&y, residual),
+            None => self.o_proj.forward(&y),
+        }
     }
 
-    /// What products of queries and keys are multiplied by.
-    fn scale(&self) -> f64 {
-        1. / (self.head_dim as f64).sqrt()
+    fn project(&self, x: &Tensor, at: (&Positions, LayerRope)) -> Result<[Tensor; 3]> {
+        match &self.inputs {
+            Inputs::Heads(inputs) => inputs.project(x, at),
+            Inputs::Latent(inputs) => inputs.project(x, at),
+        }
     }
 
     /// How the cache holds keys and values, if it has formats of its own.
@@ -205,15 +314,27 @@ impl Attention {
         }
     }
 
-    pub fn weights(&self) -> impl Iterator<Item = &LayerWeight> {
-        let inputs = [&self.q_proj, &self.k_proj, &self.v_proj].into_iter().map(Linear::weight);
-        inputs.chain([self.o_proj.weight()])
+    pub fn weights(&self) -> Vec<LayerWeight> {
+        let inputs: Vec<_> = match &self.inputs {
+            Inputs::Heads(HeadInputs { q_proj, k_proj, v_proj, .. }) => {
+                [q_proj, k_proj, v_proj].map(|linear| linear.weight().clone()).into()
+            }
+            Inputs::Latent(inputs) => inputs.weights().collect(),
+        };
+        inputs.into_iter().chain([self.o_proj.weight().clone()]).collect()
     }
+}
+
+/// How the CPU's kernel attends.
+fn options(scale: f64, softcap: Option<f64>, sinks: Option<&Tensor>) -> AttentionOptions<'_> {
+    let softcap = softcap.map(|cap| cap as f32);
+    AttentionOptions { scale: scale as f32, softcap, sinks, ..Default::default() }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::rope::Turns;
     use candle_core::Device;
 
     #[test]
@@ -230,9 +351,8 @@ mod tests {
                 let mut attention =
                     Attention::new(&config, 0, &CacheOptions::default(), vb.pp("model.layers.0.self_attn"))?;
                 let x = Tensor::ones((1, 2, 256), DType::F32, rank.device())?;
-                let frequencies = config.rope.inverse_frequencies(config.head_dim);
-                let rotation = Rotation::new(&frequencies, 1., 0, 2, DType::F32, rank.device())?;
-                attention.forward(&x, &x, &rotation, None)?;
+                let positions = Turns::new(&config).at(&(0..2), false, (DType::F32, rank.device()))?;
+                attention.forward(&x, Some(&x), (&positions, LayerRope::All), None)?;
                 let Cache::OnCpu(cache) = &attention.cache else { panic!("{:?}", attention.cache) };
                 Ok((cache.config().kv_heads, cache.len(0)))
             });

@@ -41,14 +41,13 @@ impl OnDevice {
         }
     }
 
-    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns softmax(scale q k^T) v for `q`,
+    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns softmax(scores) v for `q`,
     /// `[B, T, heads, head_dim]`, as `[B, T, heads * head_dim]`.
     pub(super) fn attend(
         &mut self,
         [q, k, v]: [&Tensor; 3],
         visible: Option<&Visible>,
-        scale: f64,
-        sinks: Option<&Tensor>,
+        scores: &Scores,
     ) -> Result<Tensor> {
         let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
         let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
@@ -62,8 +61,8 @@ impl OnDevice {
 
         // The query heads that share a key head become rows of one matrix: keys are never repeated.
         let rows = heads / kv_heads * len;
-        let q = (q * scale)?.reshape((batch, kv_heads, rows, head_dim))?;
-        let weights = weights_of_keys(&q, &k, len, mask.as_ref(), sinks)?;
+        let q = (q * scores.scale)?.reshape((batch, kv_heads, rows, head_dim))?;
+        let weights = weights_of_keys(&q, &k, len, mask.as_ref(), scores)?;
         weights
             .to_dtype(q.dtype())?
             .matmul(&v)?
@@ -73,25 +72,44 @@ impl OnDevice {
     }
 }
 
-/// softmax(q k^T + mask), `[B, kv_heads, rows, keys]` in f32, for `q` `[B, kv_heads, rows, head_dim]`, whose rows are `len`
+/// How scores are made of queries and keys.
+pub(super) struct Scores<'a> {
+    pub scale: f64,
+    /// Where they end.
+    pub softcap: Option<f64>,
+    /// One more for each query head.
+    pub sinks: Option<&'a Tensor>,
+}
+
+impl Scores<'_> {
+    /// Products as they are before softmax.
+    pub fn capped(&self, products: Tensor) -> Result<Tensor> {
+        match self.softcap {
+            None => Ok(products),
+            Some(cap) => (products / cap)?.tanh()? * cap,
+        }
+    }
+}
+
+/// softmax(q k^T + mask), `[B, kv_heads, rows, keys]` in f32, for scaled `q` `[B, kv_heads, rows, head_dim]`, whose rows are `len`
 /// queries of each head that uses the key head, and `k` `[B, kv_heads, keys, head_dim]`.
 pub(super) fn weights_of_keys(
     q: &Tensor,
     k: &Tensor,
     len: usize,
     mask: Option<&Tensor>,
-    sinks: Option<&Tensor>,
+    how: &Scores,
 ) -> Result<Tensor> {
     let (batch, kv_heads, rows, _) = q.dims4()?;
     let (keys, shared) = (k.dim(2)?, rows / len.max(1));
-    let mut scores = q.matmul(&k.t()?)?;
+    let mut scores = how.capped(q.matmul(&k.t()?)?)?;
     if let Some(mask) = mask {
         let by_query = scores.reshape((batch, kv_heads * shared, len, keys))?;
         let masked = by_query.broadcast_add(&mask.to_dtype(q.dtype())?)?;
         scores = masked.reshape((batch, kv_heads, rows, keys))?;
     }
     let scores = scores.to_dtype(DType::F32)?;
-    let Some(sinks) = sinks else { return candle_nn::ops::softmax_last_dim(&scores) };
+    let Some(sinks) = how.sinks else { return candle_nn::ops::softmax_last_dim(&scores) };
     // One more key, which has no value.
     let sinks = sinks.reshape((1, kv_heads, shared, 1))?;
     let sinks = sinks.broadcast_as((batch, kv_heads, shared, len))?;

@@ -1,10 +1,8 @@
 //! Whole texts without a cache, with gradients of the adapters.
 
-use super::{Layer, Model};
-use crate::differentiable::rms_norm;
-use crate::rope::Rotation;
+use super::Model;
+use crate::rope::Positions;
 use candle_core::{Result, Tensor};
-use candle_nn::Module;
 use candle_quant::Error;
 use std::ops::Range;
 
@@ -38,13 +36,13 @@ impl Model {
     /// # Errors
     /// If the model is one rank's part of another, a text is longer than its context, or an id is outside of the vocabulary.
     pub fn forward_whole(&self, ids: &Tensor) -> Result<Tensor> {
-        let rotation = self.rotation(ids)?;
+        let positions = self.positions(ids)?;
         let x = self.embed(ids)?;
-        self.head(&self.run_segment(0..self.layers.len(), &x, &rotation)?)
+        self.head(&self.run_segment(0..self.layers.len(), &x, &positions)?)
     }
 
     /// Where the tokens of whole texts stand.
-    pub(crate) fn rotation(&self, ids: &Tensor) -> Result<Rotation> {
+    pub(crate) fn positions(&self, ids: &Tensor) -> Result<Positions> {
         if self.is_sharded {
             return Err(Error::Unsupported {
                 what: "a gradient of one rank's part of a model".to_string(),
@@ -61,12 +59,8 @@ impl Model {
         if len > self.context {
             return Err(Error::OutOfContext { needed: len, context: self.context }.into());
         }
-        Rotation::new(&self.inverse_frequencies, self.attention_factor, 0, len, self.dtype, &self.device)
-    }
-
-    /// What the first layer begins with.
-    pub(crate) fn embed(&self, ids: &Tensor) -> Result<Tensor> {
-        self.embed_tokens.forward(ids)
+        let is_long = self.turns.short_context().is_some_and(|context| len > context);
+        self.turns.at(&(0..len), is_long, (self.dtype, &self.device))
     }
 
     /// Some of the layers, one after another.
@@ -74,18 +68,18 @@ impl Model {
         &self,
         layers: Range<usize>,
         x: &Tensor,
-        rotation: &Rotation,
+        positions: &Positions,
     ) -> Result<Tensor> {
         let layers = self.layers.iter().take(layers.end).skip(layers.start);
         layers.into_iter().try_fold(x.clone(), |x, layer| {
             let window = self.sliding_window.filter(|_| layer.slides);
-            layer.forward_whole(&x, rotation, window)
+            layer.forward_whole(&x, positions, window)
         })
     }
 
     /// The logits of what the last layer has made.
     pub(crate) fn head(&self, x: &Tensor) -> Result<Tensor> {
-        rms_norm(&self.norm, x)?.apply(&self.lm_head)
+        self.logits(&self.norm.forward(x)?)
     }
 
     /// How many layers there are.
@@ -96,13 +90,5 @@ impl Model {
     /// How many tokens there are.
     pub(crate) fn vocabulary(&self) -> usize {
         self.embed_tokens.embeddings().dims().first().copied().unwrap_or_default()
-    }
-}
-
-impl Layer {
-    fn forward_whole(&self, x: &Tensor, rotation: &Rotation, window: Option<usize>) -> Result<Tensor> {
-        let inner = rms_norm(&self.input_norm, x)?;
-        let x = self.attention.forward_whole(&inner, x, rotation, window)?;
-        self.mlp.forward(&rms_norm(&self.mlp_norm, &x)?, &x)
     }
 }

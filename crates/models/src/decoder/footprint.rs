@@ -1,6 +1,7 @@
 //! What a model holds, and what a step of it reads.
 
-use super::{FeedForward, Layer, Model};
+use super::Model;
+use crate::layer::{FeedForward, Layer};
 use crate::CacheOptions;
 use candle_quant::nn::{LayerWeight, WeightSummary};
 use candle_quant::KvFormat;
@@ -64,7 +65,7 @@ impl Model {
         let of_layer = |layer: &Layer| match &layer.mlp {
             FeedForward::Dense(_) => layer.weights().iter().map(bytes).sum::<u64>(),
             FeedForward::Sparse(mlp) => {
-                layer.attention.weights().map(bytes).sum::<u64>() + mlp.bytes_of_token()
+                layer.attention.weights().iter().map(bytes).sum::<u64>() + mlp.bytes_of_token()
             }
         };
         let embedding = self.embed_tokens.embeddings();

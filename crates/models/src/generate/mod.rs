@@ -101,6 +101,13 @@ pub trait CausalLm {
         Ok(None)
     }
 
+    /// Says that a text of `len` tokens will come, of which some may be cached; false if that made the model forget all tokens,
+    /// which does not happen here.
+    fn expect_tokens(&mut self, len: usize) -> bool {
+        let _ = len;
+        true
+    }
+
     /// Forgets all tokens.
     fn clear_kv_cache(&mut self);
 
@@ -130,6 +137,10 @@ impl CausalLm for Model {
             true => Model::forward(self, ids, offset)?.squeeze(0).map(Some),
             false => Ok(None),
         }
+    }
+
+    fn expect_tokens(&mut self, len: usize) -> bool {
+        Model::expect_tokens(self, len)
     }
 
     fn clear_kv_cache(&mut self) {

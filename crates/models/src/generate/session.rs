@@ -84,7 +84,11 @@ impl Session {
         let mut stream = TextStream::new(tokenizer, prompt)?;
 
         let start = Instant::now();
-        let cached = self.keep_common(model, prompt, last);
+        let mut cached = self.keep_common(model, prompt, last);
+        if !model.expect_tokens(prompt.len()) {
+            cached = 0;
+            self.tokens.clear();
+        }
         let mut finish = None;
         let mut logits = None;
         for chunk in prompt.get(cached..).unwrap_or_default().chunks(params.prefill_chunk) {
@@ -180,6 +184,11 @@ impl Session {
         ahead: &mut Ahead,
     ) -> Result<Tensor> {
         let position = known.len().saturating_sub(1);
+        if !model.expect_tokens(known.len()) {
+            ahead.clear();
+            self.tokens.clear();
+            self.feed(model, known.get(..position).unwrap_or_default(), params)?;
+        }
         if self.tokens.get(position) == known.last() {
             if let Some(logits) = ahead.take(position)? {
                 return Ok(logits);
@@ -190,9 +199,7 @@ impl Session {
             // Guesses were wrong. A model that can't forget a few tokens forgets all.
             let kept = self.keep_common(model, known, position);
             ahead.is_over = kept < position;
-            for chunk in known.get(kept..position).unwrap_or_default().chunks(params.prefill_chunk) {
-                self.step(model, chunk)?;
-            }
+            self.feed(model, known.get(kept..position).unwrap_or_default(), params)?;
         }
         let room = model.context().map_or(usize::MAX, |context| context.saturating_sub(known.len()));
         let most = if ahead.is_over { 0 } else { params.lookup.min(most).min(room) };
@@ -209,6 +216,11 @@ impl Session {
             }
         }
         self.step(model, last)
+    }
+
+    /// Feeds `ids` to the model, in chunks.
+    fn feed<M: CausalLm + ?Sized>(&mut self, model: &mut M, ids: &[u32], params: &Params) -> Result<()> {
+        ids.chunks(params.prefill_chunk).try_for_each(|chunk| self.step(model, chunk).map(drop))
     }
 
     /// Feeds `ids` to the model and returns the logits `[vocabulary]` of the last one.

@@ -98,7 +98,7 @@ impl ShardPlan {
             // On a device every layer keeps all tokens.
             let window =
                 self.config.sliding_window.filter(|_| workload.is_on_cpu && self.config.slides(layer));
-            let (heads, size) = (own.key.len(), self.config.head_dim);
+            let (heads, size) = self.config.cached(own.key.len());
             let cache = workload.cache.layer(heads, size, window, workload.dtype);
             cache.size_in_bytes(match workload.is_on_cpu {
                 true => workload.context,
@@ -122,8 +122,8 @@ impl ShardPlan {
             Some(moe) => moe.intermediate_size.div_ceil(parts).saturating_mul(moe.top_k),
         };
         let inner = (0..config.num_hidden_layers).map(inner).max().unwrap_or(0);
-        let (queries, keys) =
-            (product(&[own.query.len(), config.head_dim]), product(&[own.key.len(), config.head_dim]));
+        let (kv_heads, size) = config.cached(own.key.len());
+        let (queries, keys) = (product(&[own.query.len(), size]), product(&[kv_heads, size]));
         let of_token = [
             product(&[2, config.hidden_size]),
             queries.saturating_mul(2),

@@ -6,5 +6,5 @@ mod planner;
 mod shard_plan;
 
 pub use footprint::{Footprint, Workload};
-pub(crate) use parts::{Heads, Sharding};
+pub(crate) use parts::{inner_shares, Heads, Sharding};
 pub use shard_plan::{Communication, ShardPlan, ShardedTensor, Split};

@@ -11,7 +11,6 @@ use std::ops::Range;
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sharding {
     pub heads: Option<Vec<Heads>>,
-    inner: usize,
     vocabulary: usize,
     ranks: usize,
 }
@@ -28,22 +27,21 @@ impl Sharding {
     pub fn new(config: &Config, ranks: usize) -> Self {
         Self {
             heads: heads(config.num_attention_heads, config.num_key_value_heads, ranks),
-            inner: config.intermediate_size,
             vocabulary: config.vocab_size,
             ranks,
         }
-    }
-
-    /// Inner elements of a dense feed-forward block, of which `unit` lie together in the down projection; `None` if
-    /// there are fewer elements than ranks. If there are fewer units, several ranks load parts of a unit.
-    pub fn inner(&self, unit: usize) -> Option<Vec<Range<usize>>> {
-        split_or_cut_units(self.inner, unit, self.ranks)
     }
 
     /// Tokens of the vocabulary; `None` if there are fewer than ranks.
     pub fn vocabulary(&self) -> Option<Vec<Range<usize>>> {
         split(self.vocabulary, 1, self.ranks)
     }
+}
+
+/// Inner elements of a feed-forward block that all tokens use for each rank, of which `unit` lie together in the down
+/// projection; `None` if there are fewer elements than ranks. If there are fewer units, several ranks load parts of a unit.
+pub(crate) fn inner_shares(inner: usize, unit: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
+    split_or_cut_units(inner, unit, ranks)
 }
 
 /// Query and key heads of each rank: whole groups of queries with their key head, or, of more ranks than key

@@ -1,8 +1,10 @@
 //! How a plan is made.
 
-use super::parts::{Heads, Sharding};
+use super::parts::{inner_shares, Heads, Sharding};
 use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
+use crate::config::{Inside, QkNormOver, Role};
 use crate::{layer_of, Config, MoeConfig};
+use candle_core::DType;
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::parallel::{expert_shares, whole_groups, ExpertShare, ExpertSplit, MOST_RANKS};
 use candle_quant::{Error, Result};
@@ -42,8 +44,8 @@ struct Planner<'a> {
     how: ExpertSplit,
     /// Name and K of all tensors.
     names: Vec<(String, Option<usize>)>,
-    /// Of each layer, elements that lie together along the inputs of its down projections.
-    units: BTreeMap<usize, usize>,
+    /// Of the feed-forward blocks of each layer, elements that lie together along the inputs of down projections.
+    units: BTreeMap<(usize, Inside), usize>,
 }
 
 /// How a tensor is split, and why parts of it are on several ranks.
@@ -56,21 +58,18 @@ struct ModuleName<'n> {
     parent: &'n str,
     projection: &'n str,
     is_bias: bool,
+    role: Option<Role>,
 }
 
 impl<'n> ModuleName<'n> {
-    fn of(name: &'n str) -> Self {
+    fn of(name: &'n str, config: &Config) -> Self {
         let (module, is_bias) = match name.rsplit_once('.') {
             Some((module, "weight")) => (module, false),
             Some((module, "bias")) => (module, true),
             _ => (name, false),
         };
         let (parent, projection) = module.rsplit_once('.').unwrap_or(("", module));
-        Self { layer: layer_of(name).unwrap_or(0), parent, projection, is_bias }
-    }
-
-    fn is_down(&self) -> bool {
-        matches!(self.projection, "down_proj" | "w2")
+        Self { layer: layer_of(name).unwrap_or(0), parent, projection, is_bias, role: config.role(module) }
     }
 
     /// The number of the expert that the tensor belongs to.
@@ -84,14 +83,15 @@ impl<'a> Planner<'a> {
     fn new(checkpoint: &'a Checkpoint, config: &'a Config, ranks: usize, how: ExpertSplit) -> Result<Self> {
         let (expected, _) = config.inventory(checkpoint.tensor_names());
         let tied = config.tie_word_embeddings.unwrap_or(!checkpoint.contains("lm_head.weight"));
-        let is_loaded = |name: &str, required: bool| required || (name == "lm_head.weight" && !tied);
+        let is_head = |name: &str| name.ends_with("lm_head.weight") || name.ends_with("lm_head.bias");
+        let is_loaded = |name: &str, required: bool| required || (is_head(name) && !tied);
         let names = expected.into_iter().filter(|(name, tensor)| is_loaded(name, tensor.required));
         let names: Vec<_> = names.map(|(name, tensor)| (name, tensor.dims.last().copied())).collect();
         let mut units = BTreeMap::new();
         for (name, k) in &names {
-            let module = ModuleName::of(name);
-            if module.is_down() && !module.is_bias {
-                let unit = units.entry(module.layer).or_insert(1);
+            let module = ModuleName::of(name, config);
+            if let (Some(Role::Down(inside)), false) = (module.role, module.is_bias) {
+                let unit = units.entry((module.layer, inside)).or_insert(1);
                 *unit = checkpoint.tensor(name, *k)?.granularity().max(*unit);
             }
         }
@@ -105,7 +105,7 @@ impl<'a> Planner<'a> {
 
     fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
         let weight = self.checkpoint.tensor(name, k)?;
-        let module = ModuleName::of(name);
+        let module = ModuleName::of(name, self.config);
         let (split, mut replicated) = match self.ranks {
             1 => (Split::Whole, None),
             _ => self.split(&module, &weight),
@@ -127,8 +127,10 @@ impl<'a> Planner<'a> {
             name: name.to_owned(),
             format: weight.format_name(),
             dims: weight.dims().to_vec(),
-            dense: match &weight {
-                Weight::Dense(dense) => Some(dense.dtype()),
+            dense: match (&weight, module.role) {
+                (Weight::Dense(dense), _) => Some(dense.dtype()),
+                // They become dense when they are loaded.
+                (_, Some(Role::OfLatent | Role::OfLatentByHeads)) => Some(DType::F32),
                 _ => None,
             },
             split,
@@ -171,43 +173,75 @@ impl<'a> Planner<'a> {
 
     fn split(&self, module: &ModuleName, weight: &Weight) -> Shared {
         let ranks = self.ranks;
-        match module.projection {
-            "embed_tokens" | "lm_head" => match self.sharding.vocabulary() {
+        let by_heads = || match &self.sharding.heads {
+            Some(heads) => self.by_heads(module, heads, weight),
+            None => {
+                let (queries, keys) = (self.config.num_attention_heads, self.config.num_key_value_heads);
+                let why = format!("{queries} query heads on {keys} key heads are too few for {ranks} ranks");
+                (Split::Whole, Some(why))
+            }
+        };
+        match module.role {
+            Some(Role::Embedding | Role::Head) => match self.sharding.vocabulary() {
                 Some(rows) => (Split::Rows(rows), None),
                 None => (Split::Whole, Some(format!("fewer tokens than the {ranks} ranks"))),
             },
-            "q_proj" | "k_proj" | "v_proj" | "o_proj" | "sinks" => match &self.sharding.heads {
-                Some(heads) => self.by_heads(module, heads, weight),
-                None => {
-                    let (queries, keys) = (self.config.num_attention_heads, self.config.num_key_value_heads);
-                    let why =
-                        format!("{queries} query heads on {keys} key heads are too few for {ranks} ranks");
-                    (Split::Whole, Some(why))
-                }
+            Some(
+                Role::Query | Role::KeyValue | Role::OfLatent | Role::OfLatentByHeads | Role::Output,
+            ) => by_heads(),
+            None if module.projection == "sinks" || self.is_norm_of_heads(module) => by_heads(),
+            Some(Role::Inner(Inside::Experts) | Role::Down(Inside::Experts)) => match &self.config.moe {
+                Some(moe) => self.of_experts(moe, module, weight),
+                None => (Split::Whole, None),
             },
-            "gate_proj" | "up_proj" | "down_proj" | "gate_up_proj" | "w1" | "w2" | "w3" => {
-                match self.config.moe.as_ref().filter(|moe| moe.is_sparse(module.layer)) {
-                    Some(moe) => self.of_experts(moe, module, weight),
-                    None => match self.sharding.inner(self.granularity(module.layer)) {
-                        None => (Split::Whole, Some(format!("fewer inner elements than the {ranks} ranks"))),
-                        Some(inner) if module.is_down() => columns(module, inner, weight),
-                        Some(inner) => (Split::Rows(inner), None),
-                    },
+            Some(Role::Inner(inside) | Role::Down(inside)) => {
+                match self.inner_shares(inside, self.granularity(module.layer, inside)) {
+                    None => (Split::Whole, Some(format!("fewer inner elements than the {ranks} ranks"))),
+                    Some(inner) if matches!(module.role, Some(Role::Down(_))) => columns(module, inner, weight),
+                    Some(inner) => (Split::Rows(inner), None),
                 }
             }
-            _ => (Split::Whole, None),
+            Some(Role::Router | Role::SharedGate | Role::Latent) | None => (Split::Whole, None),
         }
+    }
+
+    fn inner_shares(&self, inside: Inside, unit: usize) -> Option<Vec<Range<usize>>> {
+        inner_shares(self.config.inner_size(inside)?, unit, self.ranks)
+    }
+
+    /// Whether it is a norm with a weight for each head.
+    fn is_norm_of_heads(&self, module: &ModuleName) -> bool {
+        let names = [self.config.names.q_norm, self.config.names.k_norm];
+        let is_of_all = self.config.qk_norm.is_some_and(|norm| norm.over != QkNormOver::Head);
+        // Those that are modules of their own are small.
+        is_of_all && names.contains(&module.projection) && module.parent.ends_with("self_attn")
     }
 
     fn by_heads(&self, module: &ModuleName, heads: &[Heads], weight: &Weight) -> Shared {
         let size = self.config.head_dim;
         let elements = |heads: &Range<usize>| heads.start * size..heads.end * size;
         let queries = heads.iter().map(|heads| elements(&heads.query)).collect();
-        match module.projection {
-            "sinks" => (Split::Rows(heads.iter().map(|heads| heads.query.clone()).collect()), None),
-            "q_proj" => (Split::Rows(queries), None),
-            "o_proj" => columns(module, queries, weight),
-            _ => {
+        match module.role {
+            None if module.projection == "sinks" => {
+                (Split::Rows(heads.iter().map(|heads| heads.query.clone()).collect()), None)
+            }
+            None => self.norm_of_heads(module, heads),
+            Some(Role::Query) => (Split::Rows(queries), None),
+            Some(Role::Output) => {
+                let size = self.config.value_dim();
+                let values = |heads: &Heads| heads.query.start * size..heads.query.end * size;
+                columns(module, heads.iter().map(values).collect(), weight)
+            }
+            Some(Role::OfLatentByHeads) => {
+                (Split::Experts(heads.iter().map(|heads| heads.query.clone()).collect()), None)
+            }
+            Some(Role::OfLatent) => {
+                let latents = self.config.latents;
+                let size = latents.map_or(1, |latents| latents.key_dim.saturating_add(latents.value_dim));
+                let rows = |heads: &Heads| heads.query.start * size..heads.query.end * size;
+                (Split::Rows(heads.iter().map(rows).collect()), None)
+            }
+            Some(_) => {
                 let keys = self.config.num_key_value_heads;
                 let why = format!("{keys} key heads are fewer than the {} ranks", self.ranks);
                 let rows = heads.iter().map(|heads| elements(&heads.key)).collect();
@@ -216,8 +250,22 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// The part of a norm with a weight for each head.
+    fn norm_of_heads(&self, module: &ModuleName, heads: &[Heads]) -> Shared {
+        let is_of_queries = module.projection == self.config.names.q_norm;
+        let own = |heads: &Heads| if is_of_queries { heads.query.clone() } else { heads.key.clone() };
+        let heads = heads.iter().map(own);
+        match self.config.qk_norm.map(|norm| norm.over) {
+            Some(QkNormOver::All) => {
+                let size = self.config.head_dim;
+                (Split::Columns(heads.map(|own| own.start * size..own.end * size).collect()), None)
+            }
+            _ => (Split::Rows(heads.collect()), None),
+        }
+    }
+
     fn of_experts(&self, moe: &MoeConfig, module: &ModuleName, weight: &Weight) -> Shared {
-        let Some(shares) = self.expert_shares(moe, self.granularity(module.layer)) else {
+        let Some(shares) = self.expert_shares(moe, self.granularity(module.layer, Inside::Experts)) else {
             let what = match self.how {
                 ExpertSplit::Inside => "inner elements",
                 ExpertSplit::Across => "experts",
@@ -225,6 +273,7 @@ impl<'a> Planner<'a> {
             return (Split::Whole, Some(format!("fewer {what} than the {} ranks", self.ranks)));
         };
         let inner = || shares.iter().map(|share| share.inner.clone());
+        let is_down = matches!(module.role, Some(Role::Down(_)));
         let split = match (self.how, module.projection) {
             (ExpertSplit::Across, _) => match module.expert() {
                 Some(expert) => {
@@ -234,11 +283,9 @@ impl<'a> Planner<'a> {
                 None => Split::Experts(shares.into_iter().map(|share| share.experts).collect()),
             },
             // The outputs of an expert are weighed before they are summed: one rank adds its bias.
-            (ExpertSplit::Inside, _) if module.is_down() && module.is_bias => Split::One(0),
-            (ExpertSplit::Inside, _) if module.is_down() => {
-                return columns(module, inner().collect(), weight)
-            }
-            (ExpertSplit::Inside, "gate_up_proj") => {
+            (ExpertSplit::Inside, _) if is_down && module.is_bias => Split::One(0),
+            (ExpertSplit::Inside, _) if is_down => return columns(module, inner().collect(), weight),
+            (ExpertSplit::Inside, "gate_up_proj" | "input_linear") => {
                 let up =
                     |own: &Range<usize>| moe.intermediate_size + own.start..moe.intermediate_size + own.end;
                 Split::Segments(inner().map(|own| vec![own.clone(), up(&own)]).collect())
@@ -252,8 +299,8 @@ impl<'a> Planner<'a> {
         expert_shares(self.how, moe.experts, moe.intermediate_size, unit, self.ranks)
     }
 
-    fn granularity(&self, layer: usize) -> usize {
-        self.units.get(&layer).copied().unwrap_or(1)
+    fn granularity(&self, layer: usize, inside: Inside) -> usize {
+        self.units.get(&(layer, inside)).copied().unwrap_or(1)
     }
 
     fn communication(&self) -> Communication {
@@ -267,11 +314,17 @@ impl<'a> Planner<'a> {
             (sparse, self.expert_shares(moe, 1).is_some())
         });
         let sums = |layers: usize, is_split: bool| if is_split { layers } else { 0 };
+        let is_split = |inside| self.inner_shares(inside, 1).is_some();
+        // Of queries and keys.
+        let norms = self.config.qk_norm.filter(|norm| norm.over == QkNormOver::All);
+        let norms = layers.saturating_mul(if norms.is_some() { 2 } else { 0 });
         let vocabulary = self.sharding.vocabulary().is_some();
         let all_reduces = [
             sums(layers, self.sharding.heads.is_some()),
             sums(sparse, experts_are_split),
-            sums(layers.saturating_sub(sparse), self.sharding.inner(1).is_some()),
+            sums(layers.saturating_sub(sparse), is_split(Inside::Dense)),
+            sums(sparse, is_split(Inside::Shared)),
+            sums(norms, self.sharding.heads.is_some()),
             sums(1, vocabulary),
         ];
         Communication {

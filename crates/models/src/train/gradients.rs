@@ -3,7 +3,7 @@
 use super::batches::Batch;
 use super::{Sequence, Variable};
 use crate::differentiable::of_one;
-use crate::rope::Rotation;
+use crate::rope::Positions;
 use crate::Model;
 use candle_core::backprop::GradStore;
 use candle_core::{DType, Device, Tensor, Var, D};
@@ -79,10 +79,10 @@ pub fn gradients(
 
 /// The sum of the cross entropies of all tokens of a batch that count, without gradients.
 pub(super) fn loss_sum(model: &Model, batch: &Batch) -> Result<f64> {
-    let rotation = model.rotation(&batch.ids)?;
+    let positions = model.positions(&batch.ids)?;
     let mut x = model.embed(&batch.ids)?;
     for layer in 0..model.layer_count() {
-        x = model.run_segment(layer..layer + 1, &x, &rotation)?.detach();
+        x = model.run_segment(layer..layer + 1, &x, &positions)?.detach();
     }
     let mut sum = 0.;
     for (x, targets) in predictions(model, &x, batch)? {
@@ -116,7 +116,7 @@ impl Sums<'_> {
 /// A forward pass that keeps the inputs of segments.
 struct Pass<'a> {
     model: &'a Model,
-    rotation: Rotation,
+    positions: Positions,
     /// Those that variables are in or before, with their inputs.
     segments: Vec<(Range<usize>, Tensor)>,
     output: Tensor,
@@ -124,19 +124,19 @@ struct Pass<'a> {
 
 impl<'a> Pass<'a> {
     fn new(model: &'a Model, batch: &Batch, layers_per_segment: usize) -> Result<Self> {
-        let rotation = model.rotation(&batch.ids)?;
+        let positions = model.positions(&batch.ids)?;
         let mut x = model.embed(&batch.ids)?.detach();
         let (layers, step) = (model.layer_count(), layers_per_segment.max(1));
         let mut segments = Vec::new();
         for start in (0..layers).step_by(step) {
             let segment = start..start.saturating_add(step).min(layers);
-            let output = model.run_segment(segment.clone(), &x, &rotation)?;
+            let output = model.run_segment(segment.clone(), &x, &positions)?;
             if output.track_op() || !segments.is_empty() {
                 segments.push((segment, x));
             }
             x = output.detach();
         }
-        Ok(Self { model, rotation, segments, output: x })
+        Ok(Self { model, positions, segments, output: x })
     }
 
     fn backward(self, batch: &Batch, tokens: usize, sums: &mut Sums) -> Result<()> {
@@ -153,7 +153,7 @@ impl<'a> Pass<'a> {
                     (var.as_tensor().clone(), Some(var))
                 }
             };
-            let output = self.model.run_segment(segment, &x, &self.rotation)?;
+            let output = self.model.run_segment(segment, &x, &self.positions)?;
             let mut store = backward_from(&output, of_output)?;
             drop(output);
             sums.add(&store)?;

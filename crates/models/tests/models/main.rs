@@ -8,6 +8,7 @@ mod cache;
 mod chat;
 mod counting;
 mod drop_in;
+mod families;
 mod generate;
 mod logits;
 mod lookup;

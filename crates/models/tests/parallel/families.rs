@@ -33,11 +33,14 @@ fn quantization(format: QuantFormat) -> Value {
 
 /// One layer with 8 query heads on 4 key heads: 8 ranks share the latter.
 fn model(family: &str, format: QuantFormat) -> (TempDir, Checkpoint) {
-    let config = json!({"model_type": family, "vocab_size": VOCABULARY, "hidden_size": HIDDEN,
-        "intermediate_size": INNER, "moe_intermediate_size": INNER, "num_hidden_layers": 1,
-        "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 16, "tie_word_embeddings": false,
-        "sliding_window": 6, "num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
-        "quantization": quantization(format)});
+    let mut config = json!({"model_type": family, "vocab_size": VOCABULARY, "hidden_size": HIDDEN,
+        "intermediate_size": INNER, "num_hidden_layers": 1, "num_attention_heads": 8, "num_key_value_heads": 4,
+        "head_dim": 16, "tie_word_embeddings": false, "sliding_window": 6, "quantization": quantization(format)});
+    if matches!(family, "mixtral" | "qwen3_moe" | "gpt_oss") {
+        let experts = json!({"num_experts": EXPERTS, "num_local_experts": EXPERTS, "num_experts_per_tok": 2,
+            "moe_intermediate_size": INNER});
+        config.as_object_mut().unwrap().extend(experts.as_object().unwrap().clone());
+    }
     let mut tensors = HashMap::new();
     let mut add = |name: String, value: Tensor| drop(tensors.insert(name, value));
     let mut seed = 0;

@@ -98,19 +98,22 @@ impl<M: CausalLm + ?Sized> Reader<'_, M> {
             Text::Prefill { .. } => (0, self.chunk),
             Text::Decode { depth, .. } => (depth, 1),
         };
-        self.reach(depth)?;
+        self.reach(depth, text.tokens())?;
         let start = Instant::now();
         self.read(text.tokens(), chunk)?;
         Ok(start.elapsed().as_secs_f64())
     }
 
-    /// Makes the model remember so many tokens.
-    fn reach(&mut self, depth: usize) -> Result<()> {
+    /// Makes the model remember so many tokens, before others.
+    fn reach(&mut self, depth: usize, others: usize) -> Result<()> {
         if depth == 0 {
             self.model.clear_kv_cache();
             self.cached = 0;
         } else if self.cached > depth {
             self.cached = self.model.truncate_kv_cache(depth).min(depth);
+        }
+        if !self.model.expect_tokens(depth.saturating_add(others)) {
+            self.cached = 0;
         }
         self.read(depth - self.cached, self.chunk)
     }

@@ -47,6 +47,16 @@ impl BlockRows<'_> {
         within(seen.start.max(keys.start))..within(seen.end.min(keys.end))
     }
 
+    /// Ends scores, which are in base two, at the attention's softcap, if it has one.
+    pub(super) fn cap_scores(&self, scratch: &mut Scratch) {
+        let Some(cap) = self.attention.softcap else { return };
+        let cap = cap * std::f32::consts::LOG2_E;
+        for (row, scores) in scratch.scores.chunks_exact_mut(KV_BLOCK).enumerate() {
+            let seen = scores.get_mut(self.seen(row)).unwrap_or_default();
+            seen.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
+        }
+    }
+
     /// Rows that are multiplied together, with the keys that any of them sees; those that see none are left out.
     fn tiles<S: Simd>(&self) -> impl Iterator<Item = (Range<usize>, Range<usize>)> + use<'_, S> {
         let tiles = (0..self.rows).step_by(S::TILE.0).map(|first| {

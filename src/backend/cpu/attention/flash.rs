@@ -143,6 +143,7 @@ pub(super) unsafe fn run<S: Kernels>(mut task: PartTask<'_>) {
         unsafe {
             let operand = read::<S>(keys, Kind::Keys, (rows, dim), &mut scratch.wide);
             scores::<S>(&block_rows, operand, keys, (dim, next_values), &mut scratch);
+            block_rows.cap_scores(&mut scratch);
             softmax::<S>(&block_rows, &mut scratch, partial.largest, partial.totals);
             let operand = read::<S>(values, Kind::Values, (rows, dim), &mut scratch.wide);
             let sums = (partial.sums.as_mut_ptr(), stride, next_keys);

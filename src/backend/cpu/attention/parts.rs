@@ -15,6 +15,8 @@ pub(crate) struct Attention<'a> {
     pub(crate) scale: f32,
     /// A logit for each query head, whose weight goes to no value.
     pub(crate) sinks: Option<&'a [f32]>,
+    /// Where scores end: `softcap * tanh(score / softcap)`.
+    pub(crate) softcap: Option<f32>,
 }
 
 /// Consecutive tokens of one sequence.
@@ -162,7 +164,7 @@ mod tests {
             tokens,
             first_row,
         });
-        let attention = Attention { cache: &cache, queries: &queries, heads: 6, scale: 1., sinks: None };
+        let attention = Attention { cache: &cache, queries: &queries, heads: 6, scale: 1., sinks: None, softcap: None };
         let parts = parts(&attention);
         let mut end = 0;
         for part in &parts {

@@ -61,6 +61,7 @@ struct Texts {
     cache: KvCache,
     heads: usize,
     sinks: Option<Vec<f32>>,
+    softcap: Option<f32>,
     keys: Vec<Vec<Vec<Vec<f64>>>>,
     values: Vec<Vec<Vec<Vec<f64>>>>,
     rng: StdRng,
@@ -81,7 +82,7 @@ impl Texts {
         let mut rng = StdRng::seed_from_u64(7);
         let sinks = has_sinks.then(|| (0..heads).map(|_| rng.random_range(-1.0..3.0)).collect());
         let (keys, values) = Default::default();
-        Self { cache: KvCache::new(config).unwrap(), heads, sinks, keys, values, rng }
+        Self { cache: KvCache::new(config).unwrap(), heads, sinks, softcap: None, keys, values, rng }
     }
 
     fn random(&mut self, count: usize, size: f32) -> Vec<f32> {
@@ -134,7 +135,8 @@ impl Texts {
                     let (keys, values) =
                         (&self.keys[queries.sequence][kv_head], &self.values[queries.sequence][kv_head]);
                     let sink = self.sinks.as_ref().map(|sinks| f64::from(sinks[head]));
-                    want.extend(reference::attend(&q, keys, values, seen.clone(), (f64::from(SCALE), sink)));
+                    let how = (f64::from(SCALE), self.softcap.map(f64::from), sink);
+                    want.extend(reference::attend(&q, keys, values, seen.clone(), how));
                 }
             }
         }
@@ -143,7 +145,8 @@ impl Texts {
 
     fn attention<'a>(&'a self, step: &'a Step) -> Attention<'a> {
         let sinks = self.sinks.as_deref();
-        Attention { cache: &self.cache, queries: &step.queries, heads: self.heads, scale: SCALE, sinks }
+        let (heads, softcap) = (self.heads, self.softcap);
+        Attention { cache: &self.cache, queries: &step.queries, heads, scale: SCALE, sinks, softcap }
     }
 
     fn attend(&self, isa: &InstructionSet, step: &Step) -> Vec<f32> {
@@ -240,6 +243,20 @@ fn sequences_of_a_batch_may_differ_in_length() {
     }
 }
 
+/// Scores have a standard deviation of about 2: most are changed.
+#[test]
+fn capped_scores_agree_with_f64() {
+    for (softcap, window) in [(0.5, None), (3., Some(70)), (50., None)] {
+        for (format, has_sinks) in FORMATS.into_iter().zip([false, true, false, true, false]) {
+            let config = KvCacheConfig { window, ..config(2, 64, format) };
+            let mut texts = Texts { softcap: Some(softcap), ..Texts::new(config, 2, has_sinks) };
+            for tokens in [1, 65, 1, 2, 130] {
+                texts.check(&[0], tokens);
+            }
+        }
+    }
+}
+
 /// More than 64 ranges of keys would be too many: they grow.
 #[test]
 fn a_long_text_agrees_with_f64() {
@@ -292,7 +309,7 @@ fn a_prompt_gives_the_same_in_any_pieces() {
                 let stride = width / 2;
                 append_all(&cache, &queries, Rows { values: &k, stride }, Rows { values: &v, stride });
                 let attention =
-                    Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None };
+                    Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None, softcap: None };
                 attend_with(isa, &attention, Rows { values: &q, stride: width }, &mut out);
             }
             out
@@ -428,7 +445,7 @@ fn formats_lose_no_more_than_they_may() {
             cache.extend(&[0], KEYS).unwrap();
             append(&cache, 0, 0, 0, &k, &v);
             let queries = [Queries { sequence: 0, position: KEYS - 1, tokens: 1, first_row: 0 }];
-            let attention = Attention { cache: &cache, queries: &queries, heads: 8, scale, sinks: None };
+            let attention = Attention { cache: &cache, queries: &queries, heads: 8, scale, sinks: None, softcap: None };
             let mut out = vec![0.; 8 * 128];
             attend(&attention, Rows { values: &q, stride: 8 * 128 }, &mut out);
             let head = |q: &[f32]| {

@@ -203,7 +203,8 @@ const ROWS: usize = 8;
 
 fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -> Attention<'a> {
     let scale = 1. / (heads.head_dim as f64).sqrt();
-    Attention { cache, queries, heads: heads.heads, scale: scale as f32, sinks: heads.sinks.as_deref() }
+    let sinks = heads.sinks.as_deref();
+    Attention { cache, queries, heads: heads.heads, scale: scale as f32, sinks, softcap: None }
 }
 
 fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {

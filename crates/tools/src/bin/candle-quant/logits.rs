@@ -55,6 +55,7 @@ pub fn run(options: &Options) -> Result<()> {
     if needed > context {
         return Err(Error::OutOfContext { needed, context }.into());
     }
+    model.expect_tokens(needed);
     let mut logits: Vec<f32> = Vec::new();
     for chunk in options.tokens.chunks(CHUNK) {
         let ids = Tensor::new(chunk, &device)?.unsqueeze(0)?;

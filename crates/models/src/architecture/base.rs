@@ -1,0 +1,143 @@
+//! What the configs of all families say alike.
+
+use crate::fields::Fields;
+use crate::norm::NormKind;
+use crate::rope::{Rope, RopeDefaults};
+use crate::{Config, Names};
+use candle_nn::Activation;
+use candle_quant::Result;
+use serde::Deserialize;
+
+/// What absent fields mean, and what the others are called.
+pub(super) struct Defaults {
+    /// Elements of a head; else the hidden size over the heads.
+    pub head_dim: Option<usize>,
+    pub context: usize,
+    pub eps_key: &'static str,
+    pub eps: f64,
+    pub theta: f64,
+    /// The share of a head that turns.
+    pub partial: f64,
+    /// Whether neighbours turn together.
+    pub interleaved: bool,
+    pub activation_key: &'static str,
+    pub activation: Activation,
+}
+
+impl Default for Defaults {
+    fn default() -> Self {
+        Self {
+            head_dim: None,
+            context: 2048,
+            eps_key: "rms_norm_eps",
+            eps: 1e-6,
+            theta: 1e4,
+            partial: 1.,
+            interleaved: false,
+            activation_key: "hidden_act",
+            activation: Activation::Silu,
+        }
+    }
+}
+
+impl Defaults {
+    /// The rope of heads of so many elements.
+    pub fn rope(&self, head_dim: usize) -> RopeDefaults {
+        let Self { theta, partial, interleaved, .. } = *self;
+        RopeDefaults { theta, partial, interleaved, head_dim }
+    }
+}
+
+/// A model like Llama: no biases, one rope for all layers, RMS norms before both blocks, and a gate.
+pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
+    let hidden_size = fields.required_size("hidden_size")?;
+    let num_attention_heads = fields.required_size("num_attention_heads")?;
+    let num_hidden_layers = fields.required_size("num_hidden_layers")?;
+    let head_dim = match fields.size("head_dim")?.or(defaults.head_dim) {
+        Some(head_dim) => head_dim,
+        None => hidden_size / num_attention_heads,
+    };
+    Ok(Config {
+        vocab_size: fields.required_size("vocab_size")?,
+        hidden_size,
+        intermediate_size: fields.required_size("intermediate_size")?,
+        num_hidden_layers,
+        num_attention_heads,
+        num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(num_attention_heads),
+        head_dim,
+        max_position_embeddings: fields.size("max_position_embeddings")?.unwrap_or(defaults.context),
+        latents: None,
+        norm: NormKind::Rms,
+        norm_eps: fields.positive(defaults.eps_key)?.unwrap_or(defaults.eps),
+        rope: Rope::from_fields(fields, None, &defaults.rope(head_dim))?,
+        local_rope: None,
+        rotated_layers: vec![true; num_hidden_layers],
+        query_growth: None,
+        attention_scale: 1. / (head_dim as f64).sqrt(),
+        attention_softcap: None,
+        qkv_clip: None,
+        qkv_bias: false,
+        output_bias: false,
+        mlp_bias: false,
+        head_bias: false,
+        qk_norm: None,
+        hidden_act: activation(fields, defaults)?,
+        sliding_window: None,
+        sliding_layers: vec![false; num_hidden_layers],
+        attention_sinks: false,
+        moe: None,
+        parallel_blocks: false,
+        embedding_scale: 1.,
+        residual_scale: 1.,
+        logit_scale: 1.,
+        logit_softcap: None,
+        tie_word_embeddings: fields.flag("tie_word_embeddings")?,
+        names: Names::default(),
+    })
+}
+
+/// The field, or false.
+pub(super) fn flag(fields: Fields, key: &str) -> Result<bool> {
+    Ok(fields.flag(key)?.unwrap_or(false))
+}
+
+fn activation(fields: Fields, defaults: &Defaults) -> Result<Activation> {
+    let Some(value) = fields.get(defaults.activation_key) else { return Ok(defaults.activation) };
+    match Activation::deserialize(value) {
+        Ok(activation) => Ok(activation),
+        Err(_) => Err(fields.error(defaults.activation_key, "a known activation, such as silu", value)),
+    }
+}
+
+/// `layer_types`, if present: for each layer, whether it is a sliding one.
+pub(super) fn layer_types(fields: Fields, num_hidden_layers: usize) -> Result<Option<Vec<bool>>> {
+    let Some(value) = fields.get("layer_types") else { return Ok(None) };
+    let layers = value.as_array().and_then(|layers| {
+        layers
+            .iter()
+            .map(|layer| match layer.as_str() {
+                Some("sliding_attention") => Some(true),
+                Some("full_attention") => Some(false),
+                _ => None,
+            })
+            .collect::<Option<Vec<_>>>()
+    });
+    match layers {
+        Some(layers) if layers.len() == num_hidden_layers => Ok(Some(layers)),
+        _ => Err(fields.error(
+            "layer_types",
+            format!("{num_hidden_layers} times `full_attention` or `sliding_attention`"),
+            value,
+        )),
+    }
+}
+
+/// Gives the config a window of `default` tokens, if the field is absent, in the layers that `layer_types` says, or all
+/// but each last one of `pattern`.
+pub(super) fn slide(config: &mut Config, fields: Fields, default: usize, pattern: usize) -> Result<()> {
+    let layers = config.num_hidden_layers;
+    let by_pattern = || (0..layers).map(|layer| !(layer + 1).is_multiple_of(pattern.max(1))).collect();
+    config.sliding_layers = layer_types(fields, layers)?.unwrap_or_else(by_pattern);
+    config.sliding_window = Some(fields.size("sliding_window")?.unwrap_or(default));
+    Ok(())
+}

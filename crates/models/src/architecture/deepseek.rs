@@ -1,0 +1,111 @@
+//! DeepSeek 2 and 3: latent attention, and experts in all but the first layers.
+
+use super::base::{flag, read, Defaults};
+use super::routed::{routed, Routed};
+use crate::fields::Fields;
+use crate::{Config, ExpertGroups, GroupScore, Latents, Routing, Scores};
+use candle_quant::{Error, Result};
+
+const DEFAULTS: Defaults = Defaults {
+    // Latents say what heads are; their rope is read again.
+    head_dim: Some(2),
+    context: 2048,
+    eps_key: "rms_norm_eps",
+    eps: 1e-6,
+    theta: 1e4,
+    partial: 1.,
+    interleaved: true,
+    activation_key: "hidden_act",
+    activation: candle_nn::Activation::Silu,
+};
+
+fn latents(fields: Fields) -> Result<Config> {
+    let mut config = read(fields, &DEFAULTS)?;
+    let query_latent = fields.size("q_lora_rank")?;
+    let sizes = Latents {
+        query_latent,
+        latent: fields.required_size("kv_lora_rank")?,
+        key_dim: fields.required_size("qk_nope_head_dim")?,
+        turning: fields.required_size("qk_rope_head_dim")?,
+        value_dim: fields.required_size("v_head_dim")?,
+    };
+    config.latents = Some(sizes);
+    config.head_dim = sizes.key_dim + sizes.turning;
+    // Each head has keys of its own.
+    config.num_key_value_heads = config.num_attention_heads;
+    let rope = Defaults { interleaved: fields.flag("rope_interleave")?.unwrap_or(true), ..DEFAULTS };
+    config.rope = crate::Rope::from_fields(fields, None, &rope.rope(sizes.turning))?;
+    let stretch = stretch(fields)?;
+    config.attention_scale = stretch * stretch / (config.head_dim as f64).sqrt();
+    let bias = flag(fields, "attention_bias")?;
+    (config.qkv_bias, config.output_bias) = (bias, bias);
+    config.mlp_bias = flag(fields, "mlp_bias")?;
+    Ok(config)
+}
+
+/// By what YaRN's `mscale_all_dim` multiplies queries, and keys.
+fn stretch(fields: Fields) -> Result<f64> {
+    let scaling = match fields.object("rope_parameters")? {
+        Some(parameters) => Some(parameters),
+        None => fields.object("rope_scaling")?,
+    };
+    let Some(scaling) = scaling else { return Ok(1.) };
+    let number = |key: &str| match scaling.get(key) {
+        None => Ok(0.),
+        Some(value) => value.as_f64().ok_or_else(|| scaling.error(key, "a number", value)),
+    };
+    let (factor, of_all) = (number("factor")?, number("mscale_all_dim")?);
+    Ok(if factor > 1. { 0.1 * of_all * factor.ln() + 1. } else { 1. })
+}
+
+/// DeepSeek 2, 2.5 and Coder 2: softmax over all experts.
+pub(super) fn deepseek_v2(fields: Fields) -> Result<Config> {
+    let mut config = latents(fields)?;
+    let groups = match fields.text("topk_method")?.unwrap_or("greedy") {
+        "greedy" => None,
+        "group_limited_greedy" => Some(ExpertGroups {
+            count: fields.required_size("n_group")?,
+            chosen: fields.required_size("topk_group")?,
+            by: GroupScore::Largest,
+        }),
+        other => {
+            return Err(Error::mismatch(
+                "`topk_method`",
+                "`greedy` or `group_limited_greedy`",
+                format!("`{other}`"),
+            ))
+        }
+    };
+    let scale = fields.positive("routed_scaling_factor")?.unwrap_or(1.);
+    // `norm_topk_prob` has no effect in transformers.
+    fields.has("norm_topk_prob");
+    let routing = Routing { groups, scale, ..Routing::softmax(false) };
+    let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(0);
+    let shared = fields.index("n_shared_experts")?.unwrap_or(2);
+    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);
+    Ok(config)
+}
+
+/// DeepSeek 3 and R1: a sigmoid for each expert, and a correction of the choice.
+pub(super) fn deepseek_v3(fields: Fields) -> Result<Config> {
+    let mut config = latents(fields)?;
+    if let Some(value) = fields.get("scoring_func").filter(|value| value.as_str() != Some("sigmoid")) {
+        return Err(fields.error("scoring_func", "`sigmoid`", value));
+    }
+    let groups = ExpertGroups {
+        count: fields.size("n_group")?.unwrap_or(8),
+        chosen: fields.size("topk_group")?.unwrap_or(4),
+        by: GroupScore::TwoLargest,
+    };
+    let routing = Routing {
+        scores: Scores::Sigmoid,
+        correction: Some("gate.e_score_correction_bias"),
+        groups: (groups.count > 1).then_some(groups),
+        normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
+        scale: fields.positive("routed_scaling_factor")?.unwrap_or(2.5),
+    };
+    let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(3);
+    let shared = fields.index("n_shared_experts")?.unwrap_or(1);
+    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);
+    Ok(config)
+}

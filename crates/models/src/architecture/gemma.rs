@@ -1,0 +1,109 @@
+//! Gemma: norms that multiply by one more than their weights, and embeddings that are multiplied.
+
+use super::base::{flag, read, slide, Defaults};
+use crate::fields::Fields;
+use crate::norm::NormKind;
+use crate::rope::Rope;
+use crate::{Config, Names, QkNorm, QkNormOver};
+use candle_nn::Activation;
+use candle_quant::Result;
+
+const DEFAULTS: Defaults = Defaults {
+    head_dim: Some(256),
+    context: 8192,
+    eps_key: "rms_norm_eps",
+    eps: 1e-6,
+    theta: 1e4,
+    partial: 1.,
+    interleaved: false,
+    activation_key: "hidden_activation",
+    activation: Activation::GeluPytorchTanh,
+};
+
+fn common(fields: Fields, defaults: &Defaults) -> Result<Config> {
+    let mut config = read(fields, defaults)?;
+    let bias = flag(fields, "attention_bias")?;
+    (config.qkv_bias, config.output_bias) = (bias, bias);
+    // GGUF files have the sums.
+    config.norm = match fields.flag("norm_weights_are_sums")? {
+        Some(true) => NormKind::Rms,
+        Some(false) | None => NormKind::RmsOnePlus,
+    };
+    config.embedding_scale = (config.hidden_size as f64).sqrt();
+    Ok(config)
+}
+
+/// Gemma. Its published configs say `gelu`; it was trained with the approximation by tanh, which all take.
+pub(super) fn gemma(fields: Fields) -> Result<Config> {
+    let mut config = common(fields, &DEFAULTS)?;
+    if let (None, Some(value)) = (fields.get("hidden_activation"), fields.get("hidden_act")) {
+        if !matches!(value.as_str(), Some("gelu" | "gelu_pytorch_tanh")) {
+            return Err(fields.error("hidden_act", "gelu or gelu_pytorch_tanh", value));
+        }
+    }
+    config.names = Names::default();
+    Ok(config)
+}
+
+/// Norms around both blocks.
+const SANDWICH: Names = Names {
+    final_norm: "norm",
+    attention_norm: Some("input_layernorm"),
+    attention_out_norm: Some("post_attention_layernorm"),
+    mlp_norm: Some("pre_feedforward_layernorm"),
+    mlp_out_norm: Some("post_feedforward_layernorm"),
+    o_proj: "o_proj",
+    q_norm: "q_norm",
+    k_norm: "k_norm",
+    gate_proj: Some("gate_proj"),
+    up_proj: "up_proj",
+    down_proj: "down_proj",
+};
+
+fn scores(config: &mut Config, fields: Fields) -> Result<()> {
+    config.attention_scale = 1. / fields.positive("query_pre_attn_scalar")?.unwrap_or(256.).sqrt();
+    config.attention_softcap = fields.positive("attn_logit_softcapping")?;
+    config.logit_softcap = fields.positive("final_logit_softcapping")?;
+    config.names = SANDWICH;
+    fields.has("hidden_act");
+    Ok(())
+}
+
+/// Gemma 2: ends of scores and logits, windows in every second layer.
+pub(super) fn gemma2(fields: Fields) -> Result<Config> {
+    let mut config = common(fields, &DEFAULTS)?;
+    scores(&mut config, fields)?;
+    if !fields.has("attn_logit_softcapping") {
+        config.attention_softcap = Some(50.);
+    }
+    if !fields.has("final_logit_softcapping") {
+        config.logit_softcap = Some(30.);
+    }
+    slide(&mut config, fields, 4096, 2)?;
+    Ok(config)
+}
+
+/// Gemma 3: normalized queries and keys, and layers with windows turn faster.
+pub(super) fn gemma3(fields: Fields) -> Result<Config> {
+    let defaults = Defaults { context: 131_072, theta: 1e6, ..DEFAULTS };
+    let mut config = common(fields, &defaults)?;
+    scores(&mut config, fields)?;
+    let kind = config.norm;
+    config.qk_norm = Some(QkNorm { kind, over: QkNormOver::Head, after_rotation: false });
+    let pattern = match fields.size("sliding_window_pattern")? {
+        Some(pattern) => pattern,
+        None => fields.size("_sliding_window_pattern")?.unwrap_or(6),
+    };
+    slide(&mut config, fields, 4096, pattern)?;
+    config.rope = Rope::from_fields(fields, Some("full_attention"), &defaults.rope(config.head_dim))?;
+    let theta = fields.positive("rope_local_base_freq")?.unwrap_or(1e4);
+    let local = Defaults { theta, ..defaults }.rope(config.head_dim);
+    // The scaling of older configs is that of layers without a window.
+    config.local_rope = Some(match fields.object("rope_parameters")? {
+        Some(parameters) if parameters.has("sliding_attention") => {
+            Rope::from_fields(fields, Some("sliding_attention"), &local)?
+        }
+        _ => Rope::unscaled(&local),
+    });
+    Ok(config)
+}

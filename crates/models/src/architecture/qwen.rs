@@ -1,0 +1,89 @@
+//! Qwen 2 and 3, with and without experts.
+
+use super::base::{flag, layer_types, read, Defaults};
+use crate::fields::Fields;
+use crate::norm::NormKind;
+use crate::{Config, MoeConfig, QkNorm, QkNormOver, Routing, SharedExpert};
+use candle_quant::nn::Gating;
+use candle_quant::Result;
+use std::collections::BTreeSet;
+
+/// Qwen2 and Qwen2.5: biased queries, keys and values.
+pub(super) fn qwen2(fields: Fields) -> Result<Config> {
+    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::default() })?;
+    windows(&mut config, fields)?;
+    config.qkv_bias = true;
+    // Known in some configs, of no effect.
+    (fields.has("attention_bias"), fields.has("qkv_bias"));
+    config.mlp_bias = flag(fields, "mlp_bias")?;
+    Ok(config)
+}
+
+/// Qwen2 with experts, and one that all tokens use.
+pub(super) fn qwen2_moe(fields: Fields) -> Result<Config> {
+    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::default() })?;
+    windows(&mut config, fields)?;
+    config.qkv_bias = fields.flag("qkv_bias")?.unwrap_or(true);
+    fields.has("attention_bias");
+    let shared = SharedExpert {
+        intermediate_size: fields.required_size("shared_expert_intermediate_size")?,
+        block_name: "shared_expert",
+        gate_name: Some("shared_expert_gate"),
+    };
+    config.moe = Some(MoeConfig { shared: Some(shared), ..experts(fields, &config)? });
+    Ok(config)
+}
+
+/// Qwen3: normalized queries and keys.
+pub(super) fn qwen3(fields: Fields) -> Result<Config> {
+    let mut config = read(fields, &Defaults { head_dim: Some(128), context: 32_768, ..Defaults::default() })?;
+    windows(&mut config, fields)?;
+    let bias = flag(fields, "attention_bias")?;
+    (config.qkv_bias, config.output_bias) = (bias, bias);
+    config.mlp_bias = flag(fields, "mlp_bias")?;
+    config.qk_norm = Some(QkNorm { kind: NormKind::Rms, over: QkNormOver::Head, after_rotation: false });
+    Ok(config)
+}
+
+/// Qwen3 with experts.
+pub(super) fn qwen3_moe(fields: Fields) -> Result<Config> {
+    let config = qwen3(fields)?;
+    Ok(Config { moe: Some(experts(fields, &config)?), ..config })
+}
+
+fn windows(config: &mut Config, fields: Fields) -> Result<()> {
+    let (window, first) = (fields.get("sliding_window"), fields.index("max_window_layers")?.unwrap_or(28));
+    let types = layer_types(fields, config.num_hidden_layers)?;
+    if flag(fields, "use_sliding_window")? {
+        let size = window.map(|_| fields.size("sliding_window")).transpose()?.flatten();
+        config.sliding_window = Some(size.unwrap_or(4096));
+        let behind = || (0..config.num_hidden_layers).map(|layer| layer >= first).collect();
+        config.sliding_layers = types.unwrap_or_else(behind);
+    }
+    Ok(())
+}
+
+fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
+    let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
+    let dense: BTreeSet<usize> = fields.indices("mlp_only_layers")?.into_iter().collect();
+    let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
+    let count = match fields.size("num_experts")? {
+        Some(count) => count,
+        None => fields.required_size("num_local_experts").map_err(|_| {
+            candle_quant::Error::mismatch("`num_experts`", "an integer", "nothing")
+        })?,
+    };
+    Ok(MoeConfig {
+        experts: count,
+        top_k: fields.required_size("num_experts_per_tok")?,
+        intermediate_size: fields.required_size("moe_intermediate_size")?,
+        routing: Routing::softmax(flag(fields, "norm_topk_prob")?),
+        bias: false,
+        gating: Gating::Plain(config.hidden_act),
+        sparse_layers: (0..config.num_hidden_layers).map(sparse).collect(),
+        block_name: "mlp",
+        router_name: "gate",
+        stack_names: None,
+        shared: None,
+    })
+}

@@ -1,0 +1,174 @@
+//! Configs of the first seven families, and what is refused.
+
+use super::*;
+use crate::Model;
+use candle_core::{DType, Device};
+use serde_json::json;
+
+fn base() -> Value {
+    json!({"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2})
+}
+
+/// The window of a layer.
+fn window(config: &Config, layer: usize) -> Option<usize> {
+    config.sliding_window.filter(|_| config.slides(layer))
+}
+
+fn with(changes: Value) -> Result<Config> {
+    let mut config = base();
+    for (key, value) in changes.as_object().unwrap() {
+        config[key] = value.clone();
+    }
+    Config::from_json(&config)
+}
+
+#[test]
+fn the_families_differ_where_they_should() {
+    let llama = with(json!({})).unwrap();
+    assert_eq!((llama.head_dim, llama.qkv_bias, llama.qk_norm), (32, false, None));
+    assert_eq!(window(&llama, 0), None);
+    let mistral = with(json!({"model_type": "mistral"})).unwrap();
+    assert_eq!(window(&mistral, 2), Some(4096));
+    let mistral = with(json!({"model_type": "mistral", "sliding_window": null})).unwrap();
+    assert_eq!(window(&mistral, 2), None);
+    let qwen2 = with(json!({"model_type": "qwen2", "sliding_window": 8, "use_sliding_window": true,
+        "max_window_layers": 1}))
+    .unwrap();
+    assert_eq!((qwen2.qkv_bias, qwen2.output_bias), (true, false));
+    assert_eq!([0, 1, 2].map(|layer| window(&qwen2, layer)), [None, Some(8), Some(8)]);
+    let qwen3 = with(json!({"model_type": "qwen3", "sliding_window": 8})).unwrap();
+    assert_eq!((qwen3.qk_norm.is_some(), qwen3.head_dim, window(&qwen3, 2)), (true, 128, None));
+}
+
+#[test]
+fn senseless_values_are_refused_by_name() {
+    for (changes, name) in [
+        (json!({"hidden_size": 0}), "hidden_size"),
+        (json!({"hidden_size": -128}), "hidden_size"),
+        (json!({"hidden_size": 1e300}), "hidden_size"),
+        (json!({"vocab_size": u64::MAX}), "vocab_size"),
+        (json!({"num_hidden_layers": null}), "num_hidden_layers"),
+        (json!({"num_key_value_heads": 3}), "num_key_value_heads"),
+        (json!({"head_dim": 31}), "head_dim"),
+        (json!({"rms_norm_eps": "1e-6"}), "rms_norm_eps"),
+        (json!({"rms_norm_eps": -1.0}), "rms_norm_eps"),
+        (json!({"rms_norm_eps": 0.0}), "rms_norm_eps"),
+        // Infinite and zero as f32.
+        (json!({"rms_norm_eps": 1e300}), "`rms_norm_eps`: expected a finite number above zero"),
+        (json!({"rms_norm_eps": 5e-324}), "rms_norm_eps"),
+        (json!({"rope_theta": 0}), "rope_theta"),
+        (json!({"rope_theta": 1e300}), "rope_theta"),
+        (json!({"rope_theta": 5e-324}), "`rope_theta`: expected a finite number above zero"),
+        (json!({"rope_scaling": {"rope_type": "linear", "factor": 1e39}}), "rope_scaling: `factor`"),
+        (json!({"hidden_act": "sharp"}), "hidden_act"),
+        (json!({"attention_bias": 1}), "attention_bias"),
+        (json!({"layer_types": ["full_attention"]}), "layer_types"),
+        (json!({"model_type": "mamba"}), "mamba"),
+        (json!({"model_type": null}), "model_type"),
+        (json!({"rope_scaling": {"rope_type": "llama3"}}), "factor"),
+    ] {
+        let error = with(changes.clone()).unwrap_err().to_string();
+        assert!(error.contains(name), "{changes}: {error}");
+    }
+}
+
+#[test]
+fn hand_made_numbers_have_to_be_numbers_as_f32() {
+    let config = with(json!({})).unwrap();
+    for number in [0., -1., f64::NAN, f64::INFINITY, 1e300, 5e-324] {
+        let error = Config { norm_eps: number, ..config.clone() }.validate().unwrap_err().to_string();
+        assert!(error.contains("`norm_eps`: expected a finite number above zero"), "{error}");
+        let rope = Rope { theta: number, ..config.rope.clone() };
+        let error = Config { rope, ..config.clone() }.validate().unwrap_err().to_string();
+        assert!(error.contains("`rope_theta`: expected a finite number above zero"), "{error}");
+    }
+}
+
+/// What is missing, of the wrong type, contradictory or not supported, in the file or an object in it.
+#[test]
+fn errors_of_a_checkpoint_name_its_config_file() {
+    let load = |config: Option<&Value>| {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::copy("assets/tiny/model.safetensors", dir.path().join("model.safetensors")).unwrap();
+        let file = dir.path().join("config.json");
+        if let Some(config) = config {
+            std::fs::write(&file, config.to_string()).unwrap();
+        }
+        let checkpoint = Checkpoint::open(dir.path()).unwrap();
+        let message = Config::from_checkpoint(&checkpoint).unwrap_err().to_string();
+        let loading = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap_err().to_string();
+        assert!(loading.starts_with(&message), "{loading}");
+        (file.display().to_string(), message)
+    };
+    let again = "fetch it again, or correct it";
+    for (changes, message) in [
+        (json!({"hidden_size": -1}), "`hidden_size`: expected an integer from 1 to 16777216, found -1"),
+        (json!({"vocab_size": null}), "`vocab_size`: expected an integer, found nothing"),
+        (json!({"head_dim": 31}), "`head_dim`: expected an even number, found 31"),
+        (
+            json!({"rope_scaling": {"rope_type": "linear", "factor": 0}}),
+            "rope_scaling: `factor`: expected a finite number above zero, in f32, found 0",
+        ),
+    ] {
+        let mut config = base();
+        config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
+        let (file, found) = load(Some(&config));
+        assert_eq!(found, format!("{file}: {message}; {again}"));
+    }
+    let (file, found) = load(Some(&json!({"model_type": "mamba"})));
+    assert!(found.starts_with(&format!("model type `mamba` ({file}) is not supported; ")), "{found}");
+    let (file, found) = load(None);
+    assert_eq!(found, format!("{file}: no such file; put the model's beside the weights"));
+    let (file, found) = load(Some(&Value::Null));
+    assert_eq!(found, format!("{file}: no config in it; put the model's beside the weights"));
+}
+
+#[test]
+fn the_context_is_what_the_scaling_makes_of_it() {
+    for (changes, context) in [
+        (json!({}), 2048),
+        (json!({"model_type": "qwen3"}), 32_768),
+        (json!({"model_type": "mistral"}), 131_072),
+        (json!({"max_position_embeddings": 300}), 300),
+        (
+            json!({"max_position_embeddings": 131_072, "rope_scaling": {"rope_type": "llama3", "factor": 32.,
+                "original_max_position_embeddings": 8192}}),
+            131_072,
+        ),
+        (json!({"max_position_embeddings": 300, "rope_scaling": {"type": "linear", "factor": 2.5}}), 750),
+        (json!({"max_position_embeddings": 300, "rope_scaling": {"type": "linear", "factor": 0.5}}), 300),
+        (
+            json!({"max_position_embeddings": 32_768, "rope_scaling": {"type": "yarn", "factor": 4.,
+                "original_max_position_embeddings": 32_768}}),
+            131_072,
+        ),
+        (
+            json!({"max_position_embeddings": 131_072, "rope_scaling": {"type": "yarn", "factor": 32.,
+                "original_max_position_embeddings": 4096}}),
+            131_072,
+        ),
+        (
+            json!({"max_position_embeddings": 4, "rope_scaling": {"type": "linear", "factor": 1e38}}),
+            usize::MAX,
+        ),
+    ] {
+        assert_eq!(with(changes.clone()).unwrap().context(), context, "{changes}");
+    }
+}
+
+#[test]
+fn a_missing_file_is_told() {
+    let error = Config::from_json(&Value::Null).unwrap_err().to_string();
+    assert!(error.contains("config.json") && error.contains("no such file"), "{error}");
+}
+
+#[test]
+fn in_features_follow_the_module() {
+    let config = with(json!({"head_dim": 64})).unwrap();
+    let k = |module| config.in_features(module);
+    assert_eq!(k("model.layers.0.self_attn.o_proj"), Some(256));
+    assert_eq!(k("model.layers.0.mlp.down_proj"), Some(256));
+    assert_eq!(k("lm_head"), Some(128));
+    assert_eq!(k("model.norm"), None);
+}

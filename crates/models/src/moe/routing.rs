@@ -1,0 +1,159 @@
+//! Which experts a token uses, and how much each counts.
+
+use super::MoeConfig;
+use crate::differentiable::softmax;
+use crate::projection::projection;
+use candle_core::{DType, Result, Tensor, D};
+use candle_nn::Module;
+use candle_quant::nn::{LayerWeight, Linear, VarBuilder};
+use candle_quant::Error;
+
+/// How experts are chosen by the logits of a router.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Routing {
+    /// What makes scores of logits. The chosen experts are those of the largest.
+    pub scores: Scores,
+    /// A tensor in the block whose numbers are added to the scores for the choice, but not to what an expert counts. (mlx-lm
+    /// drops that of some families: without it nothing is added.)
+    pub correction: Option<&'static str>,
+    /// Groups of experts, of which some are chosen first.
+    pub groups: Option<ExpertGroups>,
+    /// Whether the scores of the chosen experts are made to add up to 1.
+    pub normalize: bool,
+    /// By what they are multiplied then.
+    pub scale: f64,
+}
+
+/// What makes scores of logits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Scores {
+    /// Softmax over all experts.
+    Softmax,
+    /// The sigmoid of each.
+    Sigmoid,
+}
+
+/// Groups of experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ExpertGroups {
+    /// How many there are, of as many experts each.
+    pub count: usize,
+    /// How many a token chooses.
+    pub chosen: usize,
+    /// By what.
+    pub by: GroupScore,
+}
+
+/// By what a group of experts is chosen.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum GroupScore {
+    /// Its largest score.
+    Largest,
+    /// The sum of its two largest scores.
+    TwoLargest,
+}
+
+impl Routing {
+    /// Softmax over all experts.
+    pub const fn softmax(normalize: bool) -> Self {
+        Self { scores: Scores::Softmax, correction: None, groups: None, normalize, scale: 1. }
+    }
+
+    pub(super) fn validate(&self, experts: usize) -> candle_quant::Result<()> {
+        let Some(ExpertGroups { count, chosen, by }) = self.groups else { return Ok(()) };
+        let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
+        if count == 0 || !experts.is_multiple_of(count) || experts / count < least {
+            let expected = format!("a divisor of the {experts} experts, {least} or more to a group");
+            return Err(Error::mismatch("`n_group`", expected, count.to_string()));
+        }
+        if chosen == 0 || chosen > count {
+            return Err(Error::mismatch("`topk_group`", format!("1 to {count}"), chosen.to_string()));
+        }
+        Ok(())
+    }
+}
+
+/// Chooses the experts of each token.
+#[derive(Debug)]
+pub(super) struct Router {
+    logits: Linear,
+    routing: Routing,
+    /// `[experts]`, in f32.
+    correction: Option<Tensor>,
+    top_k: usize,
+}
+
+impl Router {
+    /// `vb` stands at the block.
+    pub fn new(hidden: usize, moe: &MoeConfig, vb: &VarBuilder) -> Result<Self> {
+        let correction = |path: &str| -> Result<Option<Tensor>> {
+            let (module, name) = path.rsplit_once('.').unwrap_or(("", path));
+            let vb = module.split('.').filter(|name| !name.is_empty()).fold(vb.clone(), |vb, name| vb.pp(name));
+            if !vb.contains_tensor(name) {
+                log::warn!("{}: no correction of the choice of experts, as mlx-lm leaves it out", vb.prefix());
+                return Ok(None);
+            }
+            let stored = vb.get(moe.experts, name).or_else(|_| vb.get((1, moe.experts), name))?;
+            stored.flatten_all()?.to_dtype(DType::F32).map(Some)
+        };
+        let path = moe.router_name.split('.').fold(vb.clone(), |vb, name| vb.pp(name));
+        Ok(Self {
+            logits: projection(hidden, moe.experts, moe.bias, path)?,
+            routing: moe.routing,
+            correction: moe.routing.correction.map(correction).transpose()?.flatten(),
+            top_k: moe.top_k,
+        })
+    }
+
+    pub fn weight(&self) -> &LayerWeight {
+        self.logits.weight()
+    }
+
+    /// Experts that a token uses.
+    pub fn top_k(&self) -> usize {
+        self.top_k
+    }
+
+    /// The chosen experts of each token and how much each counts, both `[B, T, top_k]`, the largest first.
+    pub fn route(&self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let logits = self.logits.forward(x)?.to_dtype(DType::F32)?;
+        let scores = match self.routing.scores {
+            Scores::Softmax => softmax(&logits)?,
+            Scores::Sigmoid => candle_nn::ops::sigmoid(&logits)?,
+        };
+        let mut choice = scores.detach().contiguous()?;
+        if let Some(correction) = &self.correction {
+            choice = choice.broadcast_add(correction)?;
+        }
+        if let Some(groups) = self.routing.groups {
+            choice = within_groups(&choice, groups)?;
+        }
+        let ids = choice.arg_sort_last_dim(false)?.narrow(D::Minus1, 0, self.top_k)?.contiguous()?;
+        let mut weights = scores.gather(&ids, D::Minus1)?;
+        if self.routing.normalize {
+            weights = weights.broadcast_div(&weights.sum_keepdim(D::Minus1)?)?;
+        }
+        if self.routing.scale != 1. {
+            weights = (weights * self.routing.scale)?;
+        }
+        Ok((ids, weights))
+    }
+}
+
+/// The scores `[B, T, experts]`, those of groups that are not chosen minus infinity.
+fn within_groups(scores: &Tensor, groups: ExpertGroups) -> Result<Tensor> {
+    let (batch, len, experts) = scores.dims3()?;
+    let by_group = scores.reshape((batch, len, groups.count, experts / groups.count))?;
+    let of_groups = match groups.by {
+        GroupScore::Largest => by_group.max(D::Minus1)?,
+        GroupScore::TwoLargest => {
+            let best = by_group.arg_sort_last_dim(false)?.narrow(D::Minus1, 0, 2)?.contiguous()?;
+            by_group.gather(&best, D::Minus1)?.sum(D::Minus1)?
+        }
+    };
+    // The place of each group among all of them, by their scores.
+    let places = of_groups.arg_sort_last_dim(false)?.arg_sort_last_dim(true)?;
+    let is_chosen = places.lt(groups.chosen as u32)?.unsqueeze(D::Minus1)?.broadcast_as(by_group.shape())?;
+    let none = Tensor::new(f32::NEG_INFINITY, scores.device())?.broadcast_as(by_group.shape())?;
+    is_chosen.where_cond(&by_group, &none)?.reshape((batch, len, experts))
+}

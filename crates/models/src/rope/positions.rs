@@ -1,0 +1,110 @@
+//! What the positions of a run of tokens do to queries and keys.
+
+use super::{Rope, Rotation};
+use crate::config::LayerRope;
+use crate::Config;
+use candle_core::{DType, Device, Result, Tensor};
+use std::ops::Range;
+
+/// How queries and keys turn in the layers of a model.
+#[derive(Debug)]
+pub(crate) struct Turns {
+    all: Turn,
+    /// In layers with a window, if they turn otherwise.
+    local: Option<Turn>,
+    query_growth: Option<QueryGrowth>,
+}
+
+#[derive(Debug)]
+struct Turn {
+    rope: Rope,
+    /// In short texts, and in long ones.
+    inverse_frequencies: [Vec<f32>; 2],
+}
+
+/// How queries grow with their positions: by `1 + beta ln(1 + floor(position / period))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// By how much.
+    pub beta: f64,
+    /// After how many tokens.
+    pub period: usize,
+}
+
+impl Turn {
+    fn new(rope: &Rope) -> Self {
+        let inverse_frequencies = [false, true].map(|is_long| rope.inverse_frequencies(is_long));
+        Self { rope: rope.clone(), inverse_frequencies }
+    }
+
+    fn rotation(&self, tokens: &Range<usize>, is_long: bool, like: (DType, &Device)) -> Result<Rotation> {
+        let [short, long] = &self.inverse_frequencies;
+        let frequencies = if is_long { long } else { short };
+        let factor = self.rope.attention_factor();
+        Rotation::new((frequencies, self.rope.interleaved), factor, tokens.clone(), like)
+    }
+}
+
+impl Turns {
+    pub fn new(config: &Config) -> Self {
+        Self {
+            all: Turn::new(&config.rope),
+            local: config.local_rope.as_ref().map(Turn::new),
+            query_growth: config.query_growth,
+        }
+    }
+
+    /// Those of the tokens at these positions, of a text that is longer than [`short_context`](Self::short_context) or not.
+    pub fn at(&self, tokens: &Range<usize>, is_long: bool, like: (DType, &Device)) -> Result<Positions> {
+        let growth = |QueryGrowth { beta, period }: QueryGrowth| {
+            let of = |position: usize| (1. + beta * ((position / period.max(1)) as f64).ln_1p()) as f32;
+            let factors: Vec<f32> = tokens.clone().map(of).collect();
+            Tensor::from_vec(factors, (1, tokens.len(), 1, 1), like.1)?.to_dtype(like.0)
+        };
+        Ok(Positions {
+            all: self.all.rotation(tokens, is_long, like)?,
+            local: self.local.as_ref().map(|turn| turn.rotation(tokens, is_long, like)).transpose()?,
+            query_factors: self.query_growth.map(growth).transpose()?,
+        })
+    }
+
+    /// The longest text whose keys turn as those of shorter ones, if those of longer ones turn otherwise: cached keys have to
+    /// be computed anew when a text exceeds it.
+    pub fn short_context(&self) -> Option<usize> {
+        self.all.rope.short_context()
+    }
+
+    /// Frequencies and factor, if all layers turn whole heads alike, and queries do not grow.
+    pub fn plain(&self) -> Option<(Vec<f32>, f32)> {
+        let Turn { rope, inverse_frequencies: [inverse_frequencies, _] } = &self.all;
+        let is_plain = self.local.is_none() && self.query_growth.is_none() && !rope.interleaved;
+        let is_plain = is_plain && rope.short_context().is_none();
+        is_plain.then(|| (inverse_frequencies.clone(), rope.attention_factor()))
+    }
+}
+
+/// [`Turns`] of a run of tokens.
+pub(crate) struct Positions {
+    all: Rotation,
+    local: Option<Rotation>,
+    query_factors: Option<Tensor>,
+}
+
+impl Positions {
+    /// Queries and keys of a layer, `[B, T, heads, head_dim]`, in their positions.
+    pub fn place(&self, layer: LayerRope, q: Tensor, k: Tensor) -> Result<[Tensor; 2]> {
+        let rotation = match layer {
+            LayerRope::None => None,
+            LayerRope::All => Some(&self.all),
+            LayerRope::Local => Some(self.local.as_ref().unwrap_or(&self.all)),
+        };
+        let [q, k] = match rotation {
+            None => [q, k],
+            Some(rotation) => [rotation.apply(&q)?, rotation.apply(&k)?],
+        };
+        match &self.query_factors {
+            None => Ok([q, k]),
+            Some(factors) => Ok([q.broadcast_mul(factors)?, k]),
+        }
+    }
+}

@@ -1,0 +1,140 @@
+//! What a config says of the rotary position embedding.
+
+use super::{Rope, RopeScaling};
+use crate::fields::Fields;
+use candle_quant::{Error, Result};
+
+/// What a config means that does not say it.
+pub(crate) struct RopeDefaults {
+    pub theta: f64,
+    /// The share of a head that turns.
+    pub partial: f64,
+    pub interleaved: bool,
+    /// Elements of a head.
+    pub head_dim: usize,
+}
+
+impl Rope {
+    /// That of a config without a word of it.
+    pub(crate) fn unscaled(defaults: &RopeDefaults) -> Self {
+        let &RopeDefaults { theta, partial, interleaved, head_dim } = defaults;
+        // Rounded down, as transformers does.
+        let rotary_dim = (head_dim as f64 * partial) as usize;
+        Self { theta, rotary_dim, interleaved, scaling: RopeScaling::None }
+    }
+
+    /// Reads `rope_theta`, `partial_rotary_factor` and `rope_scaling`, or the `rope_parameters` that newer configs put all of
+    /// them in, for each type of layers where there are several.
+    pub(crate) fn from_fields(top: Fields, layer_type: Option<&'static str>, defaults: &RopeDefaults) -> Result<Self> {
+        let parameters = match (top.object("rope_parameters")?, layer_type) {
+            (Some(all), Some(layer_type)) if all.has(layer_type) => all.object(layer_type)?,
+            (all, _) => all,
+        };
+        let inner = match parameters {
+            Some(parameters) => Some(parameters),
+            None => top.object("rope_scaling")?,
+        };
+        let number = |key: &str| -> Result<Option<f64>> {
+            let beside = top.positive(key)?;
+            Ok(inner.map(|fields| fields.positive(key)).transpose()?.flatten().or(beside))
+        };
+        let mut theta = number("rope_theta")?.unwrap_or(defaults.theta);
+        let partial = number("partial_rotary_factor")?.unwrap_or(defaults.partial);
+        let Self { rotary_dim, interleaved, .. } = Self::unscaled(&RopeDefaults { partial, ..*defaults });
+        let mut scaling = match inner {
+            None => RopeScaling::None,
+            Some(fields) => RopeScaling::from_fields(fields, top)?,
+        };
+        // Hunyuan calls a base that is stretched once and for all dynamic.
+        let alpha = inner.map(|fields| fields.positive("alpha")).transpose()?.flatten();
+        if let (RopeScaling::Dynamic, Some(alpha)) = (&scaling, alpha) {
+            let dim = rotary_dim as f64;
+            (theta, scaling) = (theta * alpha.powf(dim / (dim - 2.)), RopeScaling::None);
+        }
+        Ok(Self { theta, rotary_dim, interleaved, scaling })
+    }
+}
+
+impl RopeScaling {
+    /// `fields` are those of the scaling, `top` all of the config.
+    fn from_fields(fields: Fields, top: Fields) -> Result<Self> {
+        let kind = match fields.text("rope_type")? {
+            Some(kind) => kind,
+            None => fields.text("type")?.unwrap_or("default"),
+        };
+        match kind {
+            "default" => Ok(Self::None),
+            "dynamic" => Ok(Self::Dynamic),
+            "longrope" | "su" => Self::long(fields, top),
+            "linear" => Ok(Self::Linear { factor: fields.required_positive("factor")? }),
+            "llama3" => Ok(Self::Llama3 {
+                factor: fields.required_positive("factor")?,
+                low_freq_factor: fields.positive("low_freq_factor")?.unwrap_or(1.),
+                high_freq_factor: fields.positive("high_freq_factor")?.unwrap_or(4.),
+                original_max_position_embeddings: fields
+                    .size("original_max_position_embeddings")?
+                    .unwrap_or(8192),
+            }),
+            "yarn" => {
+                let factor = fields.required_positive("factor")?;
+                let context = match fields.size("original_max_position_embeddings")? {
+                    Some(context) => context,
+                    None => top.required_size("max_position_embeddings")?,
+                };
+                let stretch = |scale: f64| if factor > 1. { 0.1 * scale * factor.ln() + 1. } else { 1. };
+                let attention_factor = match (
+                    fields.positive("attention_factor")?,
+                    fields.positive("mscale")?,
+                    fields.positive("mscale_all_dim")?,
+                ) {
+                    (Some(attention_factor), _, _) => attention_factor,
+                    (None, Some(scale), Some(of_all)) => stretch(scale) / stretch(of_all),
+                    _ => stretch(1.),
+                };
+                Ok(Self::Yarn {
+                    factor,
+                    beta_fast: fields.positive("beta_fast")?.unwrap_or(32.),
+                    beta_slow: fields.positive("beta_slow")?.unwrap_or(1.),
+                    original_max_position_embeddings: context,
+                    truncate: fields.flag("truncate")?.unwrap_or(true),
+                    attention_factor,
+                })
+            }
+            other => Err(unsupported(format!("rope scaling `{other}`"))),
+        }
+    }
+
+    fn long(fields: Fields, top: Fields) -> Result<Self> {
+        let factors = |key: &str| match fields.numbers(key)? {
+            Some(factors) => Ok(factors),
+            None => Err(Error::mismatch(format!("rope scaling `{key}`"), "a list of numbers", "nothing")),
+        };
+        const ORIGINAL: &str = "original_max_position_embeddings";
+        let original = match fields.size(ORIGINAL)? {
+            Some(original) => original,
+            None => top.required_size(ORIGINAL)?,
+        };
+        let factor = match fields.positive("factor")? {
+            Some(factor) => factor,
+            None => top.required_size("max_position_embeddings")? as f64 / original as f64,
+        };
+        let attention_factor = match fields.positive("attention_factor")? {
+            Some(attention_factor) => attention_factor,
+            None if factor <= 1. => 1.,
+            None => (1. + factor.ln() / (original as f64).ln()).sqrt(),
+        };
+        Ok(Self::Long {
+            short: factors("short_factor")?,
+            long: factors("long_factor")?,
+            original_max_position_embeddings: original,
+            attention_factor,
+        })
+    }
+}
+
+fn unsupported(what: String) -> Error {
+    Error::Unsupported {
+        what,
+        remedy: "use a model with default, linear, dynamic, llama3, longrope or yarn scaling".to_string(),
+    }
+}

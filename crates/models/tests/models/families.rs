@@ -1,0 +1,38 @@
+//! Every family of the table, on small checkpoints that transformers and mlx-lm wrote: logits against theirs.
+
+use crate::common::{distance, reference_in};
+use candle_core::{DType, Device};
+use candle_quant::Checkpoint;
+use candle_quant_models::Model;
+use std::path::{Path, PathBuf};
+
+/// The folders of fixtures: `<family>/<what>`.
+fn fixtures() -> Vec<PathBuf> {
+    let root = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/families");
+    let folders = |path: &Path| {
+        let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        let mut folders: Vec<_> = entries.filter(|path| path.is_dir()).collect();
+        folders.sort();
+        folders
+    };
+    folders(root.as_ref()).iter().flat_map(|family| folders(family)).collect()
+}
+
+#[test]
+fn logits_are_those_of_transformers_and_mlx_lm() {
+    let mut wrong = Vec::new();
+    for folder in fixtures() {
+        let name = folder.strip_prefix(env!("CANDLE_QUANT_REPOSITORY")).unwrap().display().to_string();
+        let run = || -> candle_quant::Result<_> {
+            let mut model = Model::load(&Checkpoint::open(&folder)?, DType::F32, &Device::Cpu)?;
+            let (tokens, expected) = reference_in(&folder.join("refs.safetensors"));
+            Ok(distance(&model.forward(&tokens, 0)?, &expected))
+        };
+        match run() {
+            Ok(distance) if distance.max <= 3e-4 && distance.other_argmax == 0 => {}
+            Ok(distance) => wrong.push(format!("{name}: {distance:?}")),
+            Err(error) => wrong.push(format!("{name}: {error}")),
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
