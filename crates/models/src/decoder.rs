@@ -393,7 +393,11 @@ impl Model {
     /// What the first layer begins with.
     pub(crate) fn embed(&self, ids: &Tensor) -> candle_core::Result<Tensor> {
         let x = self.embed_tokens.forward(ids)?;
-        if self.scales.embedding == 1. { Ok(x) } else { x * self.scales.embedding }
+        if self.scales.embedding == 1. {
+            Ok(x)
+        } else {
+            x * self.scales.embedding
+        }
     }
 
     /// The logits of normalized hidden states.

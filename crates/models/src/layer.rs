@@ -75,7 +75,8 @@ impl Layer {
     /// `vb` stands at the layer.
     pub fn new(config: &Config, index: usize, options: &ModelOptions, vb: VarBuilder) -> Result<Self> {
         let norm = |name: Option<&str>| {
-            name.map(|name| Norm::new(config.norm, config.hidden_size, config.norm_eps, vb.pp(name))).transpose()
+            name.map(|name| Norm::new(config.norm, config.hidden_size, config.norm_eps, vb.pp(name)))
+                .transpose()
         };
         let out = |name| Ok::<_, candle_core::Error>(Out { norm: norm(name)?, scale: config.residual_scale });
         let names = &config.names;
@@ -96,7 +97,12 @@ impl Layer {
     }
 
     /// The layer's output for the tokens behind those in the cache.
-    pub fn forward(&mut self, x: &Tensor, positions: &Positions, visible: Option<&Visible>) -> Result<Tensor> {
+    pub fn forward(
+        &mut self,
+        x: &Tensor,
+        positions: &Positions,
+        visible: Option<&Visible>,
+    ) -> Result<Tensor> {
         let seen = normalized(self.attention_norm.as_ref(), x)?;
         let rope = self.rope;
         let attention = &mut self.attention;

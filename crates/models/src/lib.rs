@@ -47,7 +47,7 @@ pub mod train;
 
 pub use config::{Config, Inside, Latents, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
-pub use moe::{ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
+pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
 pub use root::layer_of;

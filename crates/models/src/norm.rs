@@ -104,7 +104,8 @@ impl Norm {
             true => vb.tensor_part(&[heads, head_dim], "weight", &[own.clone(), 0..head_dim])?,
             false => {
                 let of_head = |head: usize| vb.pp("norms").pp(head).get(head_dim, "weight");
-                Tensor::stack(&own.clone().map(of_head).collect::<Result<Vec<_>>>()?, 0)?
+                let all = (0..heads).map(of_head).collect::<Result<Vec<_>>>()?;
+                Tensor::stack(&all, 0)?.narrow(0, own.start, own.len())?
             }
         };
         Self::other(kind, eps, Some(weight), None, None)

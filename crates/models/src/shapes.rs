@@ -62,15 +62,16 @@ impl Config {
             self.add_norm(&format!("{path}.{norm}"), shapes);
         }
         if let Some(QkNorm { kind, over, .. }) = self.qk_norm {
-            for (name, heads) in [
-                (self.names.q_norm, self.num_attention_heads),
-                (self.names.k_norm, self.num_key_value_heads),
-            ] {
+            for (name, heads) in
+                [(self.names.q_norm, self.num_attention_heads), (self.names.k_norm, self.num_key_value_heads)]
+            {
                 let norm = format!("{path}.self_attn.{name}");
                 let (modules, dims) = match over {
                     QkNormOver::Head => (vec![norm], vec![self.head_dim]),
                     QkNormOver::All => (vec![norm], vec![heads.saturating_mul(self.head_dim)]),
-                    QkNormOver::HeadOfItsOwn if !names.contains(format!("{norm}.norms.0.weight").as_str()) => {
+                    QkNormOver::HeadOfItsOwn
+                        if !names.contains(format!("{norm}.norms.0.weight").as_str()) =>
+                    {
                         (vec![norm], vec![heads, self.head_dim])
                     }
                     QkNormOver::HeadOfItsOwn => {
@@ -80,7 +81,9 @@ impl Config {
                         (each.collect(), vec![self.head_dim])
                     }
                 };
-                for (module, part) in modules.iter().flat_map(|module| kind.tensors().iter().map(move |part| (module, part))) {
+                for (module, part) in
+                    modules.iter().flat_map(|module| kind.tensors().iter().map(move |part| (module, part)))
+                {
                     shapes.insert(format!("{module}.{part}"), dims.clone());
                 }
             }
@@ -115,7 +118,8 @@ impl Config {
                 let block = moe.block_name;
                 linear(&format!("{block}.{}", moe.router_name), moe.experts, hidden, moe.bias);
                 if let Some(shared) = moe.shared {
-                    let (module, inner) = (format!("{block}.{}", shared.block_name), shared.intermediate_size);
+                    let (module, inner) =
+                        (format!("{block}.{}", shared.block_name), shared.intermediate_size);
                     linear(&format!("{module}.gate_proj"), inner, hidden, self.mlp_bias);
                     linear(&format!("{module}.up_proj"), inner, hidden, self.mlp_bias);
                     linear(&format!("{module}.down_proj"), hidden, inner, self.mlp_bias);
@@ -124,7 +128,10 @@ impl Config {
                     }
                 }
                 if let Some(correction) = moe.routing.correction {
-                    shapes.insert(format!("{path}.{block}.{correction}"), vec![moe.experts]);
+                    let name = format!("{path}.{block}.{}", correction.path);
+                    if !correction.is_optional || names.contains(name.as_str()) {
+                        shapes.insert(name, correction.dims(moe.experts));
+                    }
                 }
                 moe.add_experts(&format!("{path}.{block}"), hidden, names, shapes);
             }

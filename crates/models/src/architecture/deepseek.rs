@@ -1,7 +1,7 @@
 //! DeepSeek 2 and 3: latent attention, and experts in all but the first layers.
 
 use super::base::{flag, read, Defaults};
-use super::routed::{routed, Routed};
+use super::routed::{routed, Routed, CORRECTION};
 use crate::fields::Fields;
 use crate::{Config, ExpertGroups, GroupScore, Latents, Routing, Scores};
 use candle_quant::{Error, Result};
@@ -99,7 +99,7 @@ pub(super) fn deepseek_v3(fields: Fields) -> Result<Config> {
     };
     let routing = Routing {
         scores: Scores::Sigmoid,
-        correction: Some("gate.e_score_correction_bias"),
+        correction: Some(CORRECTION),
         groups: (groups.count > 1).then_some(groups),
         normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
         scale: fields.positive("routed_scaling_factor")?.unwrap_or(2.5),

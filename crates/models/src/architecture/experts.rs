@@ -3,7 +3,7 @@
 use super::base::{flag, layer_types, read, Defaults};
 use super::llama::multipliers;
 use crate::fields::Fields;
-use crate::{Config, MoeConfig, Routing, SharedExpert};
+use crate::{Config, Correction, MoeConfig, Routing, SharedExpert};
 use candle_quant::nn::Gating;
 use candle_quant::Result;
 
@@ -95,12 +95,15 @@ pub(super) fn ernie4_5_moe(fields: Fields) -> Result<Config> {
     let step = fields.size("moe_layer_interval")?.unwrap_or(1);
     let inner = fields.size("moe_intermediate_size")?.unwrap_or(1536);
     let shared = fields.index("moe_num_shared_experts")?.unwrap_or(2);
+    // mlx-lm drops it.
+    let path = "moe_statics.e_score_correction_bias";
+    let correction = Correction { path, is_row: true, is_optional: true };
     let sparse = |layer: usize| (layer + 1).is_multiple_of(step) && (first..=last).contains(&layer);
     config.moe = Some(MoeConfig {
         experts: fields.size("moe_num_experts")?.unwrap_or(64),
         top_k: fields.size("moe_k")?.unwrap_or(6),
         intermediate_size: inner,
-        routing: Routing { correction: Some("moe_statics.e_score_correction_bias"), ..Routing::softmax(true) },
+        routing: Routing { correction: Some(correction), ..Routing::softmax(true) },
         bias: false,
         gating: Gating::Plain(config.hidden_act),
         sparse_layers: (0..layers).map(sparse).collect(),

@@ -1,7 +1,7 @@
 //! GLM 4: half of a head turns.
 
 use super::base::{flag, read, Defaults};
-use super::routed::{routed, Routed};
+use super::routed::{routed, Routed, CORRECTION};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, ExpertGroups, GroupScore, Names, QkNorm, QkNormOver, Routing, Scores};
@@ -48,7 +48,7 @@ pub(super) fn glm4_moe(fields: Fields) -> Result<Config> {
     };
     let routing = Routing {
         scores: Scores::Sigmoid,
-        correction: Some("gate.e_score_correction_bias"),
+        correction: Some(CORRECTION),
         groups: (groups.count > 1).then_some(groups),
         normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
         scale: fields.positive("routed_scaling_factor")?.unwrap_or(1.),

@@ -38,7 +38,8 @@ pub(super) fn mistral(fields: Fields) -> Result<Config> {
 
 /// Ministral 3: queries grow with their positions.
 pub(super) fn ministral3(fields: Fields) -> Result<Config> {
-    let defaults = Defaults { head_dim: Some(128), context: 262_144, eps: 1e-5, theta: 1e6, ..Defaults::default() };
+    let defaults =
+        Defaults { head_dim: Some(128), context: 262_144, eps: 1e-5, theta: 1e6, ..Defaults::default() };
     let mut config = read(fields, &defaults)?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
@@ -61,7 +62,8 @@ pub(super) fn smollm3(fields: Fields) -> Result<Config> {
     config.rotated_layers = match fields.has("no_rope_layers") {
         // Ones where there are positions.
         true => {
-            let rotated: Vec<_> = fields.indices("no_rope_layers")?.into_iter().map(|flag| flag != 0).collect();
+            let rotated: Vec<_> =
+                fields.indices("no_rope_layers")?.into_iter().map(|flag| flag != 0).collect();
             match rotated.is_empty() {
                 true => vec![true; layers],
                 false => rotated,
@@ -98,8 +100,14 @@ pub(super) fn internlm3(fields: Fields) -> Result<Config> {
 
 /// ERNIE 4.5: neighbours turn together.
 pub(super) fn ernie4_5(fields: Fields) -> Result<Config> {
-    let defaults =
-        Defaults { head_dim: None, context: 131_072, eps: 1e-5, theta: 5e5, interleaved: true, ..Defaults::default() };
+    let defaults = Defaults {
+        head_dim: None,
+        context: 131_072,
+        eps: 1e-5,
+        theta: 5e5,
+        interleaved: true,
+        ..Defaults::default()
+    };
     let mut config = read(fields, &defaults)?;
     let bias = flag(fields, "use_bias")?;
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (bias, bias, bias);

@@ -92,8 +92,7 @@ pub(super) fn read(config: &Value) -> Result<Config> {
         (Some(text), None, Some(family)) => (text, family),
         (_, Some(family), _) => (top, family),
         (_, None, _) => {
-            let model_type =
-                stated.ok_or_else(|| Error::mismatch("`model_type`", "a string", "nothing"))?;
+            let model_type = stated.ok_or_else(|| Error::mismatch("`model_type`", "a string", "nothing"))?;
             let known: Vec<_> = ARCHITECTURES.iter().map(|family| family.model_type).collect();
             return Err(Error::Unsupported {
                 what: format!("model type `{model_type}`"),

@@ -69,9 +69,9 @@ fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
     let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
     let count = match fields.size("num_experts")? {
         Some(count) => count,
-        None => fields.required_size("num_local_experts").map_err(|_| {
-            candle_quant::Error::mismatch("`num_experts`", "an integer", "nothing")
-        })?,
+        None => fields
+            .required_size("num_local_experts")
+            .map_err(|_| candle_quant::Error::mismatch("`num_experts`", "an integer", "nothing"))?,
     };
     Ok(MoeConfig {
         experts: count,

@@ -1,9 +1,13 @@
 //! Experts as DeepSeek's models have them, and others after these.
 
 use crate::fields::Fields;
-use crate::{Config, MoeConfig, Routing, SharedExpert};
+use crate::{Config, Correction, MoeConfig, Routing, SharedExpert};
 use candle_quant::nn::Gating;
 use candle_quant::Result;
+
+/// What is added to the scores of experts, for the choice.
+pub(super) const CORRECTION: Correction =
+    Correction { path: "gate.e_score_correction_bias", is_row: false, is_optional: false };
 
 /// What differs between families.
 pub(super) struct Routed {

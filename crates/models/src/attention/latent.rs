@@ -83,7 +83,8 @@ impl LatentInputs {
         let k_turning = kv.narrow(D::Minus1, latent, turning)?.unsqueeze(2)?;
         let q_turning = q.narrow(D::Minus1, key_dim, turning)?;
         let (positions, rope) = at;
-        let [q_turning, k_turning] = positions.place(rope, q_turning.contiguous()?, k_turning.contiguous()?)?;
+        let [q_turning, k_turning] =
+            positions.place(rope, q_turning.contiguous()?, k_turning.contiguous()?)?;
         let joined = |a: &Tensor, b: &Tensor| Tensor::cat(&[a, b], D::Minus1);
         let zeros = k_turning.zeros_like()?;
         Ok([joined(&q_latent, &q_turning)?, joined(&c, &k_turning)?, joined(&c, &zeros)?])

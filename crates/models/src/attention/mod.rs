@@ -20,8 +20,8 @@ use candle_quant::parallel::RowParallel;
 use candle_quant::step::AttentionBlock;
 use candle_quant::{KvCache, KvFormat};
 use latent::LatentInputs;
-use on_device::{OnDevice, Scores};
 pub(super) use on_device::Visible;
+use on_device::{OnDevice, Scores};
 use std::ops::Range;
 use std::slice;
 
@@ -151,7 +151,8 @@ impl Attention {
         let own = shares.as_ref().and_then(|(rank, shares)| shares.get(*rank).cloned());
         let own = own.unwrap_or(Heads { query: 0..all_heads, key: 0..all_kv_heads });
         // Ranks that have the same keys.
-        let copies = shares.map_or(1, |(_, shares)| shares.iter().filter(|share| share.key == own.key).count());
+        let copies =
+            shares.map_or(1, |(_, shares)| shares.iter().filter(|share| share.key == own.key).count());
         let inputs = match config.latents {
             None => Inputs::Heads(HeadInputs::new(config, &own, copies, &vb)?),
             Some(sizes) => Inputs::Latent(LatentInputs::new(config, sizes, &own.query, &vb)?),
@@ -168,18 +169,14 @@ impl Attention {
         let columns = own.query.start * value_dim..own.query.end * value_dim;
         Ok(Self {
             inputs,
-            o_proj: rows_of(
-                all_heads * value_dim,
-                config.hidden_size,
-                columns,
-                config.output_bias,
-                output,
-            )?,
+            o_proj: rows_of(all_heads * value_dim, config.hidden_size, columns, config.output_bias, output)?,
             scale: config.attention_scale,
             softcap: config.attention_softcap,
             sinks: config
                 .attention_sinks
-                .then(|| vb.tensor_part(&[all_heads], "sinks", slice::from_ref(&own.query))?.to_dtype(DType::F32))
+                .then(|| {
+                    vb.tensor_part(&[all_heads], "sinks", slice::from_ref(&own.query))?.to_dtype(DType::F32)
+                })
                 .transpose()?,
             kv_heads,
             head_dim,
@@ -196,9 +193,11 @@ impl Attention {
         }
         let (q_norm, k_norm) = match &inputs.norms {
             None => (None, None),
-            Some(QkNorms { how: QkNorm { over: QkNormOver::Head, after_rotation: false, .. }, q_norm, k_norm }) => {
-                (Some(q_norm.rms()?), Some(k_norm.rms()?))
-            }
+            Some(QkNorms {
+                how: QkNorm { over: QkNormOver::Head, after_rotation: false, .. },
+                q_norm,
+                k_norm,
+            }) => (Some(q_norm.rms()?), Some(k_norm.rms()?)),
             Some(_) => return None,
         };
         Some(AttentionBlock {

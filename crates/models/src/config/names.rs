@@ -128,7 +128,9 @@ impl Config {
         let of_block = match &self.moe {
             Some(moe) if moe.shared.is_some_and(|shared| inside(shared.block_name)) => Inside::Shared,
             Some(_) if inside("experts") || inside("switch_mlp") => Inside::Experts,
-            Some(moe) if inside(moe.block_name) && moe.stack_names.is_some_and(|[a, b]| [a, b].contains(&name)) => {
+            Some(moe)
+                if inside(moe.block_name) && moe.stack_names.is_some_and(|[a, b]| [a, b].contains(&name)) =>
+            {
                 Inside::Experts
             }
             _ => Inside::Dense,

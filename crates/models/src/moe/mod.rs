@@ -11,7 +11,7 @@ use candle_quant::nn::{ExpertsConfig, Gating, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{parallel_experts, ParallelExperts};
 use candle_quant::{Error, Result};
 use routing::Router;
-pub use routing::{ExpertGroups, GroupScore, Routing, Scores};
+pub use routing::{Correction, ExpertGroups, GroupScore, Routing, Scores};
 
 /// The experts of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -85,7 +85,8 @@ impl MoeConfig {
 
     /// Whether `name` in the module `parent` is the router.
     pub(crate) fn is_router(&self, parent: &str, name: &str) -> bool {
-        let in_block = |path: &str| path == self.block_name || path.ends_with(&format!(".{}", self.block_name));
+        let in_block =
+            |path: &str| path == self.block_name || path.ends_with(&format!(".{}", self.block_name));
         match self.router_name.rsplit_once('.') {
             None => self.router_name == name && in_block(parent),
             Some((module, last)) => {
@@ -117,9 +118,8 @@ impl SparseMlp {
             bias: moe.bias,
             gating: moe.gating,
         };
-        let shared = |shared: SharedExpert| {
-            Mlp::shared(config, shared.intermediate_size, vb.pp(shared.block_name))
-        };
+        let shared =
+            |shared: SharedExpert| Mlp::shared(config, shared.intermediate_size, vb.pp(shared.block_name));
         let gate = |name: &str| projection(config.hidden_size, 1, false, vb.pp(name));
         Ok(Self {
             router: Router::new(config.hidden_size, moe, &vb)?,

@@ -13,15 +13,35 @@ use candle_quant::Error;
 pub struct Routing {
     /// What makes scores of logits. The chosen experts are those of the largest.
     pub scores: Scores,
-    /// A tensor in the block whose numbers are added to the scores for the choice, but not to what an expert counts. (mlx-lm
-    /// drops that of some families: without it nothing is added.)
-    pub correction: Option<&'static str>,
+    /// Numbers that are added to the scores for the choice, but not to what an expert counts.
+    pub correction: Option<Correction>,
     /// Groups of experts, of which some are chosen first.
     pub groups: Option<ExpertGroups>,
     /// Whether the scores of the chosen experts are made to add up to 1.
     pub normalize: bool,
     /// By what they are multiplied then.
     pub scale: f64,
+}
+
+/// A tensor in a block of experts, with a number for each.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Correction {
+    /// Its path in the block.
+    pub path: &'static str,
+    /// Whether it is `[1, experts]`, not `[experts]`.
+    pub is_row: bool,
+    /// Whether there are checkpoints without it, which compute as if it were zeros: mlx-lm drops that of some families.
+    pub is_optional: bool,
+}
+
+impl Correction {
+    /// Its shape.
+    pub(crate) fn dims(self, experts: usize) -> Vec<usize> {
+        match self.is_row {
+            true => vec![1, experts],
+            false => vec![experts],
+        }
+    }
 }
 
 /// What makes scores of logits.
@@ -86,14 +106,16 @@ pub(super) struct Router {
 impl Router {
     /// `vb` stands at the block.
     pub fn new(hidden: usize, moe: &MoeConfig, vb: &VarBuilder) -> Result<Self> {
-        let correction = |path: &str| -> Result<Option<Tensor>> {
-            let (module, name) = path.rsplit_once('.').unwrap_or(("", path));
-            let vb = module.split('.').filter(|name| !name.is_empty()).fold(vb.clone(), |vb, name| vb.pp(name));
-            if !vb.contains_tensor(name) {
-                log::warn!("{}: no correction of the choice of experts, as mlx-lm leaves it out", vb.prefix());
+        let correction = |correction: Correction| -> Result<Option<Tensor>> {
+            if correction.is_optional && !vb.contains_tensor(correction.path) {
+                log::warn!(
+                    "{}: no `{}`: the choice of experts is not corrected",
+                    vb.prefix(),
+                    correction.path
+                );
                 return Ok(None);
             }
-            let stored = vb.get(moe.experts, name).or_else(|_| vb.get((1, moe.experts), name))?;
+            let stored = vb.get(correction.dims(moe.experts), correction.path)?;
             stored.flatten_all()?.to_dtype(DType::F32).map(Some)
         };
         let path = moe.router_name.split('.').fold(vb.clone(), |vb, name| vb.pp(name));

@@ -91,7 +91,8 @@ impl Rope {
             RopeScaling::Long { ref short, ref long, original_max_position_embeddings, attention_factor } => {
                 for (name, factors) in [("`short_factor`", short), ("`long_factor`", long)] {
                     if factors.len() != self.rotary_dim / 2 {
-                        let expected = format!("{} numbers, one for each pair that turns", self.rotary_dim / 2);
+                        let expected =
+                            format!("{} numbers, one for each pair that turns", self.rotary_dim / 2);
                         return Err(Error::mismatch(name, expected, factors.len().to_string()));
                     }
                 }
@@ -194,7 +195,9 @@ impl Rope {
     /// The longest text whose frequencies are those of shorter ones, if those of longer ones are others.
     pub(super) fn short_context(&self) -> Option<usize> {
         match self.scaling {
-            RopeScaling::Long { original_max_position_embeddings, .. } => Some(original_max_position_embeddings),
+            RopeScaling::Long { original_max_position_embeddings, .. } => {
+                Some(original_max_position_embeddings)
+            }
             _ => None,
         }
     }

@@ -25,7 +25,11 @@ impl Rope {
 
     /// Reads `rope_theta`, `partial_rotary_factor` and `rope_scaling`, or the `rope_parameters` that newer configs put all of
     /// them in, for each type of layers where there are several.
-    pub(crate) fn from_fields(top: Fields, layer_type: Option<&'static str>, defaults: &RopeDefaults) -> Result<Self> {
+    pub(crate) fn from_fields(
+        top: Fields,
+        layer_type: Option<&'static str>,
+        defaults: &RopeDefaults,
+    ) -> Result<Self> {
         let parameters = match (top.object("rope_parameters")?, layer_type) {
             (Some(all), Some(layer_type)) if all.has(layer_type) => all.object(layer_type)?,
             (all, _) => all,

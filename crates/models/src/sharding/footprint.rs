@@ -157,6 +157,10 @@ fn held_bytes(
     else {
         return 0;
     };
+    let decoded = || elements.saturating_mul(workload.dtype.size_in_bytes() as u64);
+    if tensor.is_decoded {
+        return decoded();
+    }
     let Some(stored) = tensor.dense else { return bytes };
     // Rows of a rank's part.
     let k = match (&tensor.split, tensor.dims.as_slice()) {
@@ -167,6 +171,6 @@ fn held_bytes(
     let fits = |format: &QuantFormat| k > 0 && k.is_multiple_of(format.group_size());
     match module_of(&tensor.name).and_then(formats).filter(fits) {
         Some(format) => format.size_in_bytes(elements, stored),
-        None => elements.saturating_mul(workload.dtype.size_in_bytes() as u64),
+        None => decoded(),
     }
 }

@@ -4,7 +4,6 @@ use super::parts::{inner_shares, Heads, Sharding};
 use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
 use crate::config::{Inside, QkNormOver, Role};
 use crate::{layer_of, Config, MoeConfig};
-use candle_core::DType;
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::parallel::{expert_shares, whole_groups, ExpertShare, ExpertSplit, MOST_RANKS};
 use candle_quant::{Error, Result};
@@ -127,12 +126,11 @@ impl<'a> Planner<'a> {
             name: name.to_owned(),
             format: weight.format_name(),
             dims: weight.dims().to_vec(),
-            dense: match (&weight, module.role) {
-                (Weight::Dense(dense), _) => Some(dense.dtype()),
-                // They become dense when they are loaded.
-                (_, Some(Role::OfLatent | Role::OfLatentByHeads)) => Some(DType::F32),
+            dense: match &weight {
+                Weight::Dense(dense) => Some(dense.dtype()),
                 _ => None,
             },
+            is_decoded: matches!(module.role, Some(Role::OfLatent | Role::OfLatentByHeads)),
             split,
             stored_bytes,
             rank_bytes,
@@ -186,9 +184,9 @@ impl<'a> Planner<'a> {
                 Some(rows) => (Split::Rows(rows), None),
                 None => (Split::Whole, Some(format!("fewer tokens than the {ranks} ranks"))),
             },
-            Some(
-                Role::Query | Role::KeyValue | Role::OfLatent | Role::OfLatentByHeads | Role::Output,
-            ) => by_heads(),
+            Some(Role::Query | Role::KeyValue | Role::OfLatent | Role::OfLatentByHeads | Role::Output) => {
+                by_heads()
+            }
             None if module.projection == "sinks" || self.is_norm_of_heads(module) => by_heads(),
             Some(Role::Inner(Inside::Experts) | Role::Down(Inside::Experts)) => match &self.config.moe {
                 Some(moe) => self.of_experts(moe, module, weight),
@@ -197,7 +195,9 @@ impl<'a> Planner<'a> {
             Some(Role::Inner(inside) | Role::Down(inside)) => {
                 match self.inner_shares(inside, self.granularity(module.layer, inside)) {
                     None => (Split::Whole, Some(format!("fewer inner elements than the {ranks} ranks"))),
-                    Some(inner) if matches!(module.role, Some(Role::Down(_))) => columns(module, inner, weight),
+                    Some(inner) if matches!(module.role, Some(Role::Down(_))) => {
+                        columns(module, inner, weight)
+                    }
                     Some(inner) => (Split::Rows(inner), None),
                 }
             }

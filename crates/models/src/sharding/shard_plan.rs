@@ -38,6 +38,9 @@ pub struct ShardedTensor {
     pub dims: Vec<usize>,
     /// The dtype of its elements, if it is dense.
     pub dense: Option<DType>,
+    /// Whether it is dense once it is loaded, whatever it is in the file: a model multiplies by it in a way that packed weights
+    /// are not made for.
+    pub is_decoded: bool,
     /// How it is split.
     pub split: Split,
     /// Bytes in the file.

@@ -1,38 +1,105 @@
-//! Every family of the table, on small checkpoints that transformers and mlx-lm wrote: logits against theirs.
+//! Every family of the table, on small checkpoints that transformers and mlx-lm wrote: logits against theirs, and a model
+//! against itself in other orders of work.
 
 use crate::common::{distance, reference_in};
-use candle_core::{DType, Device};
-use candle_quant::Checkpoint;
-use candle_quant_models::Model;
-use std::path::{Path, PathBuf};
+use crate::families_of::folders;
+use candle_core::{DType, Device, Tensor};
+use candle_quant::{Checkpoint, Result, VarBuilder};
+use candle_quant_models::{Config, Model};
+use std::path::Path;
 
-/// The folders of fixtures: `<family>/<what>`.
-fn fixtures() -> Vec<PathBuf> {
-    let root = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/families");
-    let folders = |path: &Path| {
-        let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
-        let mut folders: Vec<_> = entries.filter(|path| path.is_dir()).collect();
-        folders.sort();
-        folders
-    };
-    folders(root.as_ref()).iter().flat_map(|family| folders(family)).collect()
+/// Fails with all that `check` has to say of the fixtures.
+fn check_all(check: impl Fn(&Path) -> Result<Option<String>>) {
+    let problems = folders().into_iter().filter_map(|(name, path)| match check(&path) {
+        Ok(None) => None,
+        Ok(Some(problem)) => Some(format!("{name}: {problem}")),
+        Err(error) => Some(format!("{name}: {error}")),
+    });
+    let problems: Vec<_> = problems.collect();
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
+
+fn load(path: &Path) -> Result<Model> {
+    Model::load(&Checkpoint::open(path)?, DType::F32, &Device::Cpu)
+}
+
+/// What is wrong with logits, if they are not those expected.
+fn other(logits: &Tensor, expected: &Tensor, bound: f64) -> Option<String> {
+    let distance = distance(logits, expected);
+    (distance.max > bound || distance.other_argmax > 0).then(|| format!("{distance:?}"))
 }
 
 #[test]
 fn logits_are_those_of_transformers_and_mlx_lm() {
-    let mut wrong = Vec::new();
-    for folder in fixtures() {
-        let name = folder.strip_prefix(env!("CANDLE_QUANT_REPOSITORY")).unwrap().display().to_string();
-        let run = || -> candle_quant::Result<_> {
-            let mut model = Model::load(&Checkpoint::open(&folder)?, DType::F32, &Device::Cpu)?;
-            let (tokens, expected) = reference_in(&folder.join("refs.safetensors"));
-            Ok(distance(&model.forward(&tokens, 0)?, &expected))
-        };
-        match run() {
-            Ok(distance) if distance.max <= 3e-4 && distance.other_argmax == 0 => {}
-            Ok(distance) => wrong.push(format!("{name}: {distance:?}")),
-            Err(error) => wrong.push(format!("{name}: {error}")),
+    assert!(folders().len() >= 100);
+    check_all(|path| {
+        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        Ok(other(&load(path)?.forward(&tokens, 0)?, &expected, 3e-4))
+    });
+}
+
+/// Transformers 4 and 5 call the same fields otherwise.
+#[test]
+fn configs_of_before_mean_the_same() {
+    check_all(|path| {
+        let Ok(config) = std::fs::read_to_string(path.join("config_v4.json")) else { return Ok(None) };
+        let config = Config::from_json(&serde_json::from_str(&config).unwrap())?;
+        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        let vb = VarBuilder::from_checkpoint(&Checkpoint::open(path)?, DType::F32, &Device::Cpu);
+        Ok(other(&Model::new(&config, vb)?.forward(&tokens, 0)?, &expected, 3e-4))
+    });
+}
+
+/// Keys turn otherwise in long texts of LongRoPE: a text in pieces has to say how long it will be.
+#[test]
+fn a_text_in_pieces_gives_the_logits_of_the_whole() {
+    check_all(|path| {
+        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        let (mut model, len) = (load(path)?, tokens.dim(1)?);
+        for size in [1, 7] {
+            model.clear_kv_cache();
+            model.expect_tokens(len);
+            let mut parts = Vec::new();
+            for offset in (0..len).step_by(size) {
+                let part = tokens.narrow(1, offset, size.min(len - offset))?;
+                parts.push(model.forward(&part, offset)?);
+            }
+            if let Some(problem) = other(&Tensor::cat(&parts, 1)?, &expected, 3e-4) {
+                return Ok(Some(format!("by {size}: {problem}")));
+            }
         }
-    }
-    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+        Ok(None)
+    });
+}
+
+#[test]
+fn whole_texts_without_a_cache_give_the_same_logits() {
+    check_all(|path| {
+        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        Ok(other(&load(path)?.forward_whole(&tokens)?, &expected, 3e-4))
+    });
+}
+
+/// What a model lists as its tensors is there, of these shapes, fused in the file or not.
+#[test]
+fn the_tensors_of_a_family_are_those_of_its_checkpoints() {
+    check_all(|path| {
+        let checkpoint = Checkpoint::open(path)?;
+        let config = Config::from_checkpoint(&checkpoint)?;
+        let (expected, absent_layers) = config.inventory(checkpoint.tensor_names());
+        assert_eq!(absent_layers, None);
+        for (name, tensor) in expected.iter().filter(|(_, tensor)| tensor.required) {
+            let found = checkpoint.tensor(name, tensor.dims.last().copied())?;
+            if found.dims() != tensor.dims {
+                return Ok(Some(format!("{name}: {:?} for {:?}", found.dims(), tensor.dims)));
+            }
+            let module = name.strip_suffix(".weight").unwrap_or(name);
+            let k = config.in_features(module);
+            let is_matrix = tensor.dims.len() > 1 && !name.contains("norm") && !name.contains("correction");
+            if is_matrix && k != tensor.dims.last().copied() {
+                return Ok(Some(format!("{name}: K is {k:?}, not the last of {:?}", tensor.dims)));
+            }
+        }
+        Ok(None)
+    });
 }

@@ -8,6 +8,9 @@ mod cache;
 mod chat;
 mod counting;
 mod drop_in;
+#[path = "../../../../tests/common/families.rs"]
+mod families_of;
+
 mod families;
 mod generate;
 mod logits;

@@ -1,6 +1,7 @@
 //! Every kind of checkpoint over several ranks: the logits are those of one.
 
 use crate::common::{bundled, distance};
+use crate::families_of::folders;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
@@ -22,7 +23,7 @@ fn tokens(config: &Config) -> Tensor {
     Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap()
 }
 
-/// A model over 2, 3 and 4 ranks against itself alone, its experts split in both ways; `quantize` as for [`VarBuilder::quantize_to`]. The largest
+/// A model over 2, 3, 4 and 8 ranks against itself alone, its experts split in both ways; `quantize` as for [`VarBuilder::quantize_to`]. The largest
 /// distance.
 fn check(name: &str, checkpoint: &Checkpoint, quantize: Option<QuantFormat>, bound: f64) {
     let config = Config::from_json(checkpoint.config()).unwrap();
@@ -38,7 +39,7 @@ fn check(name: &str, checkpoint: &Checkpoint, quantize: Option<QuantFormat>, bou
     let vb = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu);
     let alone = of(vb).unwrap().forward(&tokens, 0).unwrap();
     for (ranks, split) in
-        [2, 3, 4].into_iter().flat_map(|ranks| splits.iter().map(move |split| (ranks, *split)))
+        [2, 3, 4, 8].into_iter().flat_map(|ranks| splits.iter().map(move |split| (ranks, *split)))
     {
         let (checkpoint, tokens, of) = (checkpoint.clone(), tokens.clone(), of.clone());
         let logits = run(&vec![Device::Cpu; ranks], move |rank| {
@@ -110,4 +111,11 @@ fn weights_quantized_while_loading() {
     }
     check("tiny-bf16", &source, None, 3e-4);
     check("tiny", &bundled("tiny"), None, 3e-4);
+}
+
+#[test]
+fn families_as_their_tools_write_them() {
+    for (name, path) in folders() {
+        check(&name, &Checkpoint::open(path).unwrap(), None, 3e-4);
+    }
 }

@@ -2,6 +2,8 @@
 
 #[path = "../../../../tests/common/mod.rs"]
 mod common;
+#[path = "../../../../tests/common/families.rs"]
+mod families_of;
 #[path = "../../../../tests/common/packed.rs"]
 mod packed;
 #[path = "../../../../tests/common/ranks.rs"]

@@ -16,6 +16,19 @@ const EXPERTS: [&str; 5] = [
     "tests/fixtures/uqff/moe_afq4",
 ];
 
+/// Whose parts are split in ways of their own.
+const FAMILIES: [&str; 9] = [
+    "tests/fixtures/families/deepseek_v2/mlx-affine4",
+    "tests/fixtures/families/deepseek_v3/mlx-affine4",
+    "tests/fixtures/families/ernie4_5_moe/mlx-affine4",
+    "tests/fixtures/families/glm4_moe/mlx-mxfp4",
+    "tests/fixtures/families/granitemoe/hf",
+    "tests/fixtures/families/olmo2/mlx-affine4",
+    "tests/fixtures/families/phi/hf",
+    "tests/fixtures/families/qwen2_moe/mlx-affine4",
+    "tests/fixtures/families/stablelm-parallel/mlx-affine4",
+];
+
 /// What a rank of a model reads is what the plan says, once, and no rank reads more than its share and what
 /// is replicated.
 #[test]
@@ -34,12 +47,13 @@ fn a_rank_reads_what_the_plan_says() {
     ]
     .into_iter()
     .chain(EXPERTS)
+    .chain(FAMILIES)
     {
         let checkpoint = Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap();
         let cases = [1, 2, 3, 4, 8]
             .into_iter()
             .flat_map(|ranks| [ExpertSplit::Inside, ExpertSplit::Across].map(|split| (ranks, split)));
-        let has_experts = EXPERTS.contains(&name);
+        let has_experts = Config::from_checkpoint(&checkpoint).unwrap().moe.is_some();
         for (ranks, split) in cases.filter(|(_, split)| has_experts || *split == ExpertSplit::Inside) {
             let plan = ShardPlan::with_experts(&checkpoint, ranks, split).unwrap();
             let opened = checkpoint.clone();
@@ -84,9 +98,10 @@ fn a_rank_holds_what_the_footprint_says() {
     ]
     .into_iter()
     .chain(EXPERTS)
+    .chain(FAMILIES)
     {
         let checkpoint = Checkpoint::open(Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(name)).unwrap();
-        let has_experts = EXPERTS.contains(&name);
+        let has_experts = Config::from_checkpoint(&checkpoint).unwrap().moe.is_some();
         for (ranks, split, cache) in [
             (1, ExpertSplit::Inside, caches[0]),
             (1, ExpertSplit::Inside, caches[1]),

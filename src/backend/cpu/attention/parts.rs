@@ -164,7 +164,8 @@ mod tests {
             tokens,
             first_row,
         });
-        let attention = Attention { cache: &cache, queries: &queries, heads: 6, scale: 1., sinks: None, softcap: None };
+        let attention =
+            Attention { cache: &cache, queries: &queries, heads: 6, scale: 1., sinks: None, softcap: None };
         let parts = parts(&attention);
         let mut end = 0;
         for part in &parts {

@@ -308,8 +308,14 @@ fn a_prompt_gives_the_same_in_any_pieces() {
                 let queries = [Queries { sequence: 0, position, tokens, first_row }];
                 let stride = width / 2;
                 append_all(&cache, &queries, Rows { values: &k, stride }, Rows { values: &v, stride });
-                let attention =
-                    Attention { cache: &cache, queries: &queries, heads: 4, scale: 0.5, sinks: None, softcap: None };
+                let attention = Attention {
+                    cache: &cache,
+                    queries: &queries,
+                    heads: 4,
+                    scale: 0.5,
+                    sinks: None,
+                    softcap: None,
+                };
                 attend_with(isa, &attention, Rows { values: &q, stride: width }, &mut out);
             }
             out
@@ -445,7 +451,8 @@ fn formats_lose_no_more_than_they_may() {
             cache.extend(&[0], KEYS).unwrap();
             append(&cache, 0, 0, 0, &k, &v);
             let queries = [Queries { sequence: 0, position: KEYS - 1, tokens: 1, first_row: 0 }];
-            let attention = Attention { cache: &cache, queries: &queries, heads: 8, scale, sinks: None, softcap: None };
+            let attention =
+                Attention { cache: &cache, queries: &queries, heads: 8, scale, sinks: None, softcap: None };
             let mut out = vec![0.; 8 * 128];
             attend(&attention, Rows { values: &q, stride: 8 * 128 }, &mut out);
             let head = |q: &[f32]| {

@@ -1,0 +1,16 @@
+//! Small checkpoints of all families (`tests/fixtures/families`), by the tools that write them.
+
+use std::path::{Path, PathBuf};
+
+/// The folders `<family>/<container>`, with their names.
+pub fn folders() -> Vec<(String, PathBuf)> {
+    let below = |path: &Path| {
+        let entries = std::fs::read_dir(path).unwrap().map(|entry| entry.unwrap().path());
+        let mut folders: Vec<_> = entries.filter(|path| path.is_dir()).collect();
+        folders.sort();
+        folders
+    };
+    let root = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families");
+    let named = |path: PathBuf| (path.strip_prefix(&root).unwrap().display().to_string(), path);
+    below(&root).iter().flat_map(|family| below(family)).map(named).collect()
+}
