@@ -238,6 +238,15 @@ impl Checkpoint {
         &self.0.opened.digests
     }
 
+    /// The full names of the stored tensors that answer for a full name: itself, if it is stored; those of a stack, of parts or
+    /// of a fused projection; none if nothing does.
+    pub fn answering(&self, tensor: &str) -> Vec<String> {
+        match self.contains(tensor) {
+            true => vec![tensor.to_owned()],
+            false => self.views().answering(tensor),
+        }
+    }
+
     /// What was accepted although something about it is odd, so far. Each is also sent to [`log::warn!`].
     pub fn warnings(&self) -> Vec<String> {
         self.0.warnings.list()

@@ -49,6 +49,27 @@ fn without_an_object_the_shapes_decide_if_k_is_known() {
     }
 }
 
+/// As FFAI and mlx-vlm read them: of the formats that fit, the one with the config's size of groups.
+#[test]
+fn mixed_widths_are_told_by_shapes_where_k_is_not_known() {
+    for (group_size, bits, read) in [(128, 4, 2), (64, 8, 4), (32, 2, 8), (32, 8, 8)] {
+        let config = json!({"quantization": {"bits": bits, "group_size": group_size}});
+        let (checkpoint, weight) = packed(&config, &AFFINE, None).unwrap();
+        assert_eq!(weight.format().to_string(), format!("affine {read}-bit g{group_size}"));
+        if read != bits {
+            let expected = format!("affine {read}-bit g{group_size}");
+            warned(&checkpoint, &["model.safetensors", "`m`", "the shapes win", &expected]);
+        }
+    }
+    // 3 words and 1 scale: 3 bits of 32.
+    let one: [Tensor; 3] =
+        [("m.weight", "U32", &[8, 3]), ("m.scales", "BF16", &[8, 1]), ("m.biases", "BF16", &[8, 1])];
+    let (_, weight) = packed(&json!({"quantization": {"bits": 4, "group_size": 32}}), &one, None).unwrap();
+    assert_eq!(weight.format().to_string(), "affine 3-bit g32");
+    let none = json!({"quantization": {"bits": 4, "group_size": 64}});
+    rejected(packed(&none, &one, None), &["`m`", "with its groups", "affine 3-bit g32 (K = 32)"]);
+}
+
 #[test]
 fn one_warning_stands_for_all_modules_alike() {
     let tensors: [Tensor; 6] = [

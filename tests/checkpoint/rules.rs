@@ -274,7 +274,7 @@ fn shapes_that_fit_nothing_are_refused_with_candidates() {
 
 /// The classes of formats that one ratio of words to scales leaves open.
 #[test]
-fn ambiguity_is_resolved_by_k_or_top_level_only() {
+fn ambiguity_is_resolved_by_k_or_the_top_level_only() {
     let classes: [(usize, &[(usize, usize)]); 13] = [
         (1, &[(1, 32)]),
         (2, &[(1, 64), (2, 32)]),
@@ -299,7 +299,13 @@ fn ambiguity_is_resolved_by_k_or_top_level_only() {
             .map(|&(bits, group_size)| format!("{} (K = {})", affine(bits, group_size), 4 * group_size))
             .collect();
         let candidates = format!("the shapes fit {}", names.join(", "));
-        rejected(weight(&json!({}), &tensors, None), &[FILE, "`m`", &candidates]);
+        match class {
+            [(bits, group_size)] => {
+                let (_, only) = packed(&json!({}), &tensors, None).unwrap();
+                assert_eq!(only.format(), affine(*bits, *group_size));
+            }
+            _ => rejected(weight(&json!({}), &tensors, None), &[FILE, "`m`", &candidates]),
+        }
         rejected(weight(&json!({"quantization": {"mode": "mxfp8"}}), &tensors, None), &[&candidates]);
         for format in QuantFormat::all().into_iter().filter(|format| format.has_biases()) {
             let (bits, group_size) = (format.bits(), format.group_size());
@@ -309,6 +315,9 @@ fn ambiguity_is_resolved_by_k_or_top_level_only() {
                 assert!(checkpoint.warnings().is_empty());
                 let (_, by_k) = packed(&json!({}), &tensors, Some(4 * group_size)).unwrap();
                 assert_eq!((by_k.format(), by_k.dims()), (format, &[2, 4 * group_size][..]));
+            } else if let Some((bits, _)) = class.iter().find(|(_, of_class)| *of_class == group_size) {
+                let (_, by_groups) = packed(&top(format.bits(), group_size), &tensors, None).unwrap();
+                assert_eq!(by_groups.format(), affine(*bits, group_size));
             } else {
                 rejected(weight(&top(bits, group_size), &tensors, None), &[&format.to_string(), &candidates]);
             }

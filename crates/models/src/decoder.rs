@@ -69,6 +69,15 @@ impl Scales {
     }
 }
 
+/// Says what of a checkpoint has no effect.
+fn warn_of_unused(config: &Config, checkpoint: &Checkpoint) {
+    let unused = config.unused(checkpoint);
+    if let Some(first) = unused.first() {
+        let path = checkpoint.path().display();
+        log::warn!("{path}: {} tensors that the model does not use, `{first}` among them", unused.len());
+    }
+}
+
 impl Model {
     /// Loads a checkpoint: the architecture its config names, each weight packed or dense as it is
     /// stored, activations of `dtype`.
@@ -156,6 +165,10 @@ impl Model {
             adapters: vb.adapters().clone(),
         };
         this.plan = this.planned();
+        // Once, of several ranks.
+        if let Some(checkpoint) = vb.checkpoint().filter(|_| vb.rank().is_none_or(|rank| rank.index() == 0)) {
+            warn_of_unused(config, checkpoint);
+        }
         Ok(this)
     }
 

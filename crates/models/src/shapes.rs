@@ -3,6 +3,7 @@
 use super::config::{Latents, Names, QkNorm, QkNormOver};
 use super::root::{layer_of, Root};
 use super::{Config, MoeConfig};
+use candle_quant::Checkpoint;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// One tensor of a model.
@@ -16,7 +17,19 @@ pub struct Expected {
 /// Tensors that a model needs.
 type Shapes = BTreeMap<String, Vec<usize>>;
 
+/// Buffers that old checkpoints have and nobody reads.
+const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".masked_bias"];
+
 impl Config {
+    /// The stored tensors that the model does not read, those of a second or of a further model in the same files.
+    pub fn unused(&self, checkpoint: &Checkpoint) -> Vec<String> {
+        let (expected, _) = self.inventory(checkpoint.tensor_names());
+        let used: BTreeSet<String> = expected.keys().flat_map(|name| checkpoint.answering(name)).collect();
+        let is_unused =
+            |name: &&str| !used.contains(*name) && !BUFFERS.iter().any(|buffer| name.ends_with(buffer));
+        checkpoint.tensor_names().filter(is_unused).map(str::to_owned).collect()
+    }
+
     /// The tensors of the model by name, without those of layers that have none among `names`; and how many
     /// such layers there are, with the first of them. (The config is not trusted to count layers.)
     pub fn inventory<'n>(

@@ -223,14 +223,25 @@ impl<'a> Triplet<'a> {
                 )
             });
         }
-        match top {
-            Some(format) if self.candidates(top).contains(&format) => Ok(format),
-            Some(format) => Err(self.wrong(
-                format!("shapes of the {format} that the config names"),
-                self.shapes(),
-                format!("give the number of input features; {}", self.candidates_text(top)),
-            )),
-            None => Err(self.wrong(
+        let candidates = self.candidates(top);
+        match (top, candidates.as_slice()) {
+            (Some(format), _) if candidates.contains(&format) => Ok(format),
+            // Writers that mix widths keep the size of groups, and readers take the width from shapes.
+            (Some(format), _) => {
+                let is_alike = |other: &QuantFormat| {
+                    other.group_size() == format.group_size() && other.has_biases() == format.has_biases()
+                };
+                let alike = candidates.into_iter().find(is_alike);
+                alike.ok_or_else(|| {
+                    self.wrong(
+                        format!("shapes of the {format} that the config names, or of one with its groups"),
+                        self.shapes(),
+                        format!("give the number of input features; {}", self.candidates_text(top)),
+                    )
+                })
+            }
+            (None, [only]) => Ok(*only),
+            (None, _) => Err(self.wrong(
                 "a quantization object in config.json, or a known number of input features",
                 self.shapes(),
                 format!("give the number of input features; {}", self.candidates_text(top)),

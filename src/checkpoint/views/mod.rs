@@ -87,6 +87,20 @@ impl<'a> Views<'a> {
         self.file_of_source(&self.find(module, part).ok()??, part)
     }
 
+    /// The full names of what answers for a full name.
+    pub fn answering(&self, name: &str) -> Vec<String> {
+        let Some((module, part)) = split(name) else { return Vec::new() };
+        let Ok(Some(source)) = self.find(module, part) else { return Vec::new() };
+        let full = |(name, is_parameter): (&str, bool)| {
+            if is_parameter {
+                name.to_owned()
+            } else {
+                part.of(name)
+            }
+        };
+        source.all().into_iter().map(full).collect()
+    }
+
     fn find(&self, module: &str, part: Part) -> Result<Option<Source>> {
         let (container, path, is_tied) = (self.container, self.path, self.config.is_tied());
         Finder { container, path, part, is_tied }.find(module)

@@ -71,6 +71,18 @@ impl Source {
     }
 }
 
+impl Source {
+    /// All of the stored tensors, and whether each is a parameter.
+    pub fn all(&self) -> Vec<(&str, bool)> {
+        match self {
+            Self::Stored(module) => vec![(module, false)],
+            Self::Parameter(name) => vec![(name, true)],
+            Self::Matrix(of, _) | Self::Rows(of, _) => of.all(),
+            Self::Joined(parts) | Self::Stacked(parts) => parts.iter().flat_map(Self::all).collect(),
+        }
+    }
+}
+
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.first().map_or("", |(module, _)| module))

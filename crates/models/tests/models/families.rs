@@ -80,6 +80,28 @@ fn whole_texts_without_a_cache_give_the_same_logits() {
     });
 }
 
+#[test]
+fn families_use_all_tensors_of_their_checkpoints() {
+    check_all(|path| {
+        let checkpoint = Checkpoint::open(path)?;
+        let unused = Config::from_checkpoint(&checkpoint)?.unused(&checkpoint);
+        Ok((!unused.is_empty()).then(|| format!("{unused:?}")))
+    });
+}
+
+/// Those of a layer behind the last, as models that guess several tokens have it.
+#[test]
+fn tensors_that_a_model_does_not_use_are_told() {
+    let path =
+        Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/glm4_moe/mlx-affine4");
+    let checkpoint = Checkpoint::open(path).unwrap();
+    let mut config = checkpoint.config().clone();
+    config["num_hidden_layers"] = 1.into();
+    let unused = Config::from_json(&config).unwrap().unused(&checkpoint);
+    assert!(unused.iter().any(|name| name == "model.layers.1.mlp.switch_mlp.up_proj.weight"), "{unused:?}");
+    assert!(unused.iter().all(|name| name.starts_with("model.layers.1.")), "{unused:?}");
+}
+
 /// What a model lists as its tensors is there, of these shapes, fused in the file or not.
 #[test]
 fn the_tensors_of_a_family_are_those_of_its_checkpoints() {
