@@ -21,6 +21,7 @@ mod composed;
 mod expert_name;
 mod rows;
 mod source;
+mod transposed;
 
 use super::container::Container;
 use super::weight::{module_of, tensor_of, DenseTensor, Weight};
@@ -30,6 +31,7 @@ use rows::{ModelConfig, Problem};
 use serde_json::Value;
 use source::{Finder, Part, Rows, Source};
 use std::path::Path;
+use transposed::Transposed;
 
 const REMEDY: &str = "check that config.json belongs to these weights";
 
@@ -210,6 +212,17 @@ impl<'a> Views<'a> {
             None => self.container.dense(name)?.map(Weight::Dense),
         };
         let hidden = self.config.size("hidden_size");
+        let weight = match weight {
+            // With the K of gate and up projections, and the N of down projections.
+            Some(Weight::Dense(dense)) if self.config.has_transposed_stacks() && dense.dtype().is_float() => {
+                let k = if name.ends_with(".down_proj") { dense.dims().get(2) } else { dense.dims().get(1) };
+                match k.copied() == hidden && hidden.is_some() {
+                    true => return self.transposed(dense, name),
+                    false => Some(Weight::Dense(dense)),
+                }
+            }
+            weight => weight,
+        };
         let certain = match &weight {
             Some(Weight::Dense(dense)) if !dense.dtype().is_float() => false,
             Some(Weight::Dense(dense)) => match (dense.dims(), name.ends_with(".down_proj")) {
@@ -232,6 +245,13 @@ impl<'a> Views<'a> {
                 "convert the model: this crate's `convert` and mlx-lm write `switch_mlp`",
             )),
         }
+    }
+
+    fn transposed(&self, dense: DenseTensor, name: &str) -> Result<Weight> {
+        let found = format!("{:?}", dense.dims());
+        let file = self.container.file_of(name).unwrap_or(self.path);
+        let wrong = || Error::tensor(file, name, "a stack [E, K, N]", found, REMEDY);
+        Transposed(dense).into_weight(name).ok_or_else(wrong)
     }
 
     /// The parts of a weight, which have one format and, but for the rows of those that are joined, one shape; and the

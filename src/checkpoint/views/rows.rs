@@ -82,6 +82,13 @@ impl ModelConfig<'_> {
         other.then(|| format!("{model}, whose rows alternate"))
     }
 
+    /// Whether stacks of experts that are parameters have rows for columns: Llama 4 multiplies from the other side
+    /// (modeling_llama4.py of transformers).
+    pub fn has_transposed_stacks(self) -> bool {
+        let model = self.text().get("model_type").or(self.0.get("model_type")).and_then(Value::as_str);
+        matches!(model, Some("llama4_text" | "llama4"))
+    }
+
     pub fn size(self, key: &str) -> Option<usize> {
         usize::try_from(self.text().get(key)?.as_u64()?).ok()
     }

@@ -10,6 +10,7 @@ mod experts;
 mod gemma;
 mod glm;
 mod llama;
+mod llama4;
 mod olmo;
 mod phi;
 mod qwen;
@@ -54,6 +55,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     family("hunyuan_v1_dense", llama::hunyuan),
     family("internlm3", llama::internlm3),
     family("llama", llama::llama),
+    family("llama4_text", llama4::llama4),
     family("ministral3", llama::ministral3),
     family("mistral", llama::mistral),
     family("mixtral", experts::mixtral),

@@ -84,6 +84,7 @@ fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: None,
     })
 }
