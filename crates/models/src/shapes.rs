@@ -203,7 +203,9 @@ impl MoeConfig {
             let matrix = if is_parameter && self.transposed_parameters { [k, n] } else { [n, k] };
             shapes.insert(format!("{path}.{name}"), [stack, &matrix].concat());
             if self.bias {
-                shapes.insert(format!("{path}.{module}.bias"), [stack, &[n]].concat());
+                let is_parameter = has(&format!("{module}_bias"));
+                let suffix = if is_parameter { "_bias" } else { ".bias" };
+                shapes.insert(format!("{path}.{module}{suffix}"), [stack, &[n]].concat());
             }
         };
         let of_each = |name: &str| has(&format!("experts.0.{name}.weight"));

@@ -60,7 +60,7 @@ pub(super) fn gpt_oss(fields: Fields) -> Result<Config> {
         block_name: "mlp",
         router_name: "router",
         stack_names: None,
-        transposed_parameters: false,
+        transposed_parameters: true,
         shared: None,
     });
     Ok(config)
