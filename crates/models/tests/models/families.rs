@@ -1,4 +1,5 @@
-//! Every family of the table, on small checkpoints that transformers and mlx-lm wrote: logits against theirs.
+//! Every family of the table, on small checkpoints that transformers, mlx-lm and llama.cpp's converter wrote: logits against those of
+//! the first two.
 
 use crate::common::{distance, reference_in};
 use candle_core::{DType, Device};
@@ -24,8 +25,14 @@ fn logits_are_those_of_transformers_and_mlx_lm() {
     for folder in fixtures() {
         let name = folder.strip_prefix(env!("CANDLE_QUANT_REPOSITORY")).unwrap().display().to_string();
         let run = || -> candle_quant::Result<_> {
-            let mut model = Model::load(&Checkpoint::open(&folder)?, DType::F32, &Device::Cpu)?;
-            let (tokens, expected) = reference_in(&folder.join("refs.safetensors"));
+            let gguf = folder.join("model.gguf");
+            let model = if gguf.is_file() { &gguf } else { &folder };
+            let mut model = Model::load(&Checkpoint::open(model)?, DType::F32, &Device::Cpu)?;
+            // A GGUF file has the weights of the folder beside it, and logits of its own only where the config differs.
+            let beside =
+                [folder.join("refs.safetensors"), folder.with_file_name("hf").join("refs.safetensors")];
+            let refs = beside.iter().find(|refs| refs.is_file()).unwrap_or(&beside[0]);
+            let (tokens, expected) = reference_in(refs);
             Ok(distance(&model.forward(&tokens, 0)?, &expected))
         };
         match run() {
