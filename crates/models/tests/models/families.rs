@@ -1,5 +1,5 @@
-//! Every family of the table, on small checkpoints that transformers and mlx-lm wrote: logits against theirs, and a model
-//! against itself in other orders of work.
+//! Every family of the table, on small checkpoints that transformers, mlx-lm and llama.cpp's converter wrote: logits against
+//! those of the first two, and a model against itself in other orders of work.
 
 use crate::common::{distance, reference_in};
 use crate::families_of::{folders, reference_of};

@@ -162,8 +162,8 @@ const MODELS_HEAD: &str = "\
 # Families of models
 
 A test writes this table (`families_as_their_tools_write_them` in `crates/models/tests/parallel/kinds.rs`), of what it has run:
-for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2 or, by the rules of llama.cpp's converter, the `gguf`
-package wrote. In f32, logits are within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of
+for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2 or llama.cpp's own converter
+wrote. In f32, logits are within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of
 2, 3, 4 and 8 ranks. Where the two differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says
 where. [formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family.
 
