@@ -45,6 +45,8 @@ mod shapes;
 pub mod sharding;
 pub mod train;
 
+pub use architecture::mlx_lm::{FusedExperts, MlxLm, MlxWeight};
+pub use architecture::published::published_fields;
 pub use config::{Config, Inside, Latents, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
 pub use moe::{ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
