@@ -60,7 +60,7 @@ def problems(binary, folder, kind):
         if differ:
             forms = [side[differ[0]][:2] for side in (found, expected)]
             wrong.append(f"differ: {len(differ)}, {differ[0]} {forms}")
-        tokens = mx.load(str(folder / kind / "refs.safetensors"))["tokens"]
+        tokens = mx.array(list(range(1, 25)))
         try:
             theirs = logits(folder / kind, tokens)
         except Exception as error:

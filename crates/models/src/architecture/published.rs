@@ -28,11 +28,12 @@ pub fn published_fields(config: &Value) -> Map<String, Value> {
     if kind.and_then(Value::as_str) == Some("longrope") {
         add("original_max_position_embeddings", rope.get("original_max_position_embeddings"));
     }
-    let pattern = match stated("model_type").and_then(Value::as_str) {
-        Some("cohere2" | "gemma3_text") => stated("layer_types").and_then(pattern),
-        _ => None,
-    };
-    add("sliding_window_pattern", pattern.as_ref());
+    let pattern = stated("layer_types").and_then(pattern);
+    match stated("model_type").and_then(Value::as_str) {
+        Some("cohere2" | "gemma3_text") => add("sliding_window_pattern", pattern.as_ref()),
+        Some("qwen3_next") => add("full_attention_interval", pattern.as_ref()),
+        _ => {}
+    }
     if !fields.contains_key("rope_scaling") && stated("rope_scaling").is_none() {
         // Some of mlx-lm's models demand it, be it null.
         fields.insert("rope_scaling".to_owned(), scaling(rope, kind));
