@@ -12,6 +12,10 @@ pub fn published_fields(config: &Value) -> Map<String, Value> {
             fields.insert(key.to_owned(), value.clone());
         }
     };
+    let model_type = stated("model_type").and_then(Value::as_str).unwrap_or_default();
+    if model_type.starts_with("qwen") {
+        add("num_experts", stated("num_local_experts"));
+    }
     let Some(Value::Object(parameters)) = stated("rope_parameters") else { return fields };
     // Of families whose layers differ, those of full attention; each layer that slides has the plain rope.
     let (rope, sliding) = match parameters.get("full_attention") {
@@ -21,17 +25,16 @@ pub fn published_fields(config: &Value) -> Map<String, Value> {
     add("rope_theta", rope.get("rope_theta"));
     add("partial_rotary_factor", rope.get("partial_rotary_factor"));
     let kind = rope.get("rope_type").or_else(|| rope.get("type"));
-    let is_gemma = stated("model_type").and_then(Value::as_str).is_some_and(|name| name.starts_with("gemma3"));
-    if is_gemma {
+    if model_type.starts_with("gemma3") {
         add("rope_local_base_freq", sliding.and_then(|sliding| sliding.get("rope_theta")));
     }
     if kind.and_then(Value::as_str) == Some("longrope") {
         add("original_max_position_embeddings", rope.get("original_max_position_embeddings"));
     }
     let pattern = stated("layer_types").and_then(pattern);
-    match stated("model_type").and_then(Value::as_str) {
-        Some("cohere2" | "gemma3_text") => add("sliding_window_pattern", pattern.as_ref()),
-        Some("qwen3_next") => add("full_attention_interval", pattern.as_ref()),
+    match model_type {
+        "cohere2" | "gemma3_text" => add("sliding_window_pattern", pattern.as_ref()),
+        "qwen3_next" => add("full_attention_interval", pattern.as_ref()),
         _ => {}
     }
     if !fields.contains_key("rope_scaling") && stated("rope_scaling").is_none() {
@@ -77,6 +80,12 @@ mod tests {
         let both = json!({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0},
             "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}});
         assert_eq!(of(&both), json!({}));
+    }
+
+    #[test]
+    fn experts_are_counted_under_the_name_of_the_family() {
+        assert_eq!(of(&json!({"model_type": "qwen3_moe", "num_local_experts": 8})), json!({"num_experts": 8}));
+        assert_eq!(of(&json!({"model_type": "mixtral", "num_local_experts": 8})), json!({}));
     }
 
     #[test]
