@@ -38,6 +38,8 @@ mod shapes;
 pub mod sharding;
 pub mod train;
 
+pub use architecture::mlx_lm::{FusedExperts, MlxLm, MlxWeight};
+pub use architecture::published::published_fields;
 pub use architecture::{families, Family};
 pub use config::{Config, Inside, Latents, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
