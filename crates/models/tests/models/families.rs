@@ -2,7 +2,7 @@
 //! those of the first two, and a model against itself in other orders of work.
 
 use crate::common::{distance, reference_in};
-use crate::families_of::{folders, reference_of};
+use crate::families_of::{folders, open, reference_of};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{Checkpoint, Result, VarBuilder};
 use candle_quant_models::{Config, Model};
@@ -20,7 +20,7 @@ fn check_all(check: impl Fn(&Path) -> Result<Option<String>>) {
 }
 
 fn load(path: &Path) -> Result<Model> {
-    Model::load(&Checkpoint::open(path)?, DType::F32, &Device::Cpu)
+    Model::load(&open(path)?, DType::F32, &Device::Cpu)
 }
 
 /// What is wrong with logits, if they are not those expected.
@@ -45,7 +45,7 @@ fn configs_of_before_mean_the_same() {
         let Ok(config) = std::fs::read_to_string(path.join("config_v4.json")) else { return Ok(None) };
         let config = Config::from_json(&serde_json::from_str(&config).unwrap())?;
         let (tokens, expected) = reference_in(&reference_of(path));
-        let vb = VarBuilder::from_checkpoint(&Checkpoint::open(path)?, DType::F32, &Device::Cpu);
+        let vb = VarBuilder::from_checkpoint(&open(path)?, DType::F32, &Device::Cpu);
         Ok(other(&Model::new(&config, vb)?.forward(&tokens, 0)?, &expected, 3e-4))
     });
 }
@@ -83,7 +83,7 @@ fn whole_texts_without_a_cache_give_the_same_logits() {
 #[test]
 fn families_use_all_tensors_of_their_checkpoints() {
     check_all(|path| {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open(path)?;
         let unused = Config::from_checkpoint(&checkpoint)?.unused(&checkpoint);
         Ok((!unused.is_empty()).then(|| format!("{unused:?}")))
     });
@@ -106,7 +106,7 @@ fn tensors_that_a_model_does_not_use_are_told() {
 #[test]
 fn the_tensors_of_a_family_are_those_of_its_checkpoints() {
     check_all(|path| {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open(path)?;
         let config = Config::from_checkpoint(&checkpoint)?;
         let (expected, absent_layers) = config.inventory(checkpoint.tensor_names());
         assert_eq!(absent_layers, None);

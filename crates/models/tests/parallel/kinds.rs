@@ -1,7 +1,7 @@
 //! Every kind of checkpoint over several ranks: the logits are those of one.
 
 use crate::common::{bundled, distance, reference_in};
-use crate::families_of::{folders, reference_of};
+use crate::families_of::{self, folders, reference_of};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
@@ -120,7 +120,7 @@ fn weights_quantized_while_loading() {
 fn families_as_their_tools_write_them() {
     let mut ran: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, path) in folders() {
-        let checkpoint = Checkpoint::open(&path).unwrap();
+        let checkpoint = families_of::open(&path).unwrap();
         check(&name, &checkpoint, None, 3e-4);
         let (tokens, expected) = reference_in(&reference_of(&path));
         let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
@@ -162,9 +162,10 @@ const MODELS_HEAD: &str = "\
 # Families of models
 
 A test writes this table (`families_as_their_tools_write_them` in `crates/models/tests/parallel/kinds.rs`), of what it has run:
-for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2 or llama.cpp's own converter
-wrote. In f32, logits are within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of
-2, 3, 4 and 8 ranks. Where the two differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says
-where. [formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family.
+for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2 or llama.cpp's own converter wrote. In f32, logits are
+within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of 2, 3, 4 and 8 ranks. Where the two
+differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says where.
+[formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family. UQFF files and
+Ollama's stores are tested with Llama and Qwen.
 
 ";
