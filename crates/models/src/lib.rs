@@ -34,6 +34,7 @@ mod differentiable;
 mod fields;
 pub mod generate;
 mod layer;
+mod mixer;
 mod mlp;
 mod moe;
 mod norm;
@@ -45,7 +46,7 @@ mod shapes;
 pub mod sharding;
 pub mod train;
 
-pub use config::{Config, Inside, Latents, Names, QkNorm, QkNormOver, Role};
+pub use config::{Config, Inside, Latents, LinearAttentionConfig, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
 pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 pub use norm::NormKind;

@@ -13,6 +13,7 @@ mod llama;
 mod olmo;
 mod phi;
 mod qwen;
+mod qwen_linear;
 mod routed;
 mod unasked;
 
@@ -67,7 +68,10 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
     family("qwen2", qwen::qwen2),
     family("qwen2_moe", qwen::qwen2_moe),
     family("qwen3", qwen::qwen3),
+    family("qwen3_5_moe_text", qwen_linear::qwen3_5_moe),
+    family("qwen3_5_text", qwen_linear::qwen3_5),
     family("qwen3_moe", qwen::qwen3_moe),
+    family("qwen3_next", qwen_linear::qwen3_next),
     family("seed_oss", llama::seed_oss),
     family("smollm3", llama::smollm3),
     family("stablelm", phi::stablelm),
