@@ -14,3 +14,13 @@ pub fn folders() -> Vec<(String, PathBuf)> {
     let named = |path: PathBuf| (path.strip_prefix(&root).unwrap().display().to_string(), path);
     below(&root).iter().flat_map(|family| below(family)).map(named).collect()
 }
+
+/// The file of the logits that are expected of a folder: its own, or those of the same weights in another container.
+pub fn reference_of(folder: &Path) -> PathBuf {
+    let own = folder.join("refs.safetensors");
+    if own.is_file() {
+        own
+    } else {
+        folder.with_file_name("hf").join("refs.safetensors")
+    }
+}

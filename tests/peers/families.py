@@ -90,9 +90,42 @@ DELTA = {
         "mrope_section": [1, 1, 0],
     },
 }
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
 
 # name: model_type, config
 FAMILIES = {
+    "llama": ("llama", {"rms_norm_eps": 1e-3, "rope_scaling": LLAMA3, "hidden_act": "silu", "tie_word_embeddings": False}),
+    "mistral": ("mistral", {
+        "head_dim": 32, "rms_norm_eps": 1e-3, "sliding_window": 6, "hidden_act": "silu", "tie_word_embeddings": False,
+        "intermediate_size": 32,
+    }),
+    "qwen2": ("qwen2", {"rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {
+        "head_dim": 32, "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": True, "intermediate_size": 32,
+    }),
+    "mixtral": ("mixtral", NARROW | {
+        "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": False, "intermediate_size": 64,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
+    }),
+    "qwen3_moe": ("qwen3_moe", {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [0],
+    }),
+    "gpt_oss": ("gpt_oss", {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "rms_norm_eps": 1e-3,
+        "tie_word_embeddings": False, "intermediate_size": 32, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 6, "layer_types": [SLIDING, FULL],
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    }),
     "gemma": ("gemma", {
         "intermediate_size": 32, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
@@ -288,7 +321,7 @@ FAMILIES = {
 }
 # where the default seed, 20, leaves two logits too close to each other
 SEEDS = {
-    "phi3-plain": 21, "olmo2": 21, "cohere": 21, "stablelm-parallel": 22, "internlm3": 21, "hunyuan_v1_dense": 22,
+    "mixtral": 21, "llama": 24, "qwen2": 21, "phi3-plain": 21, "olmo2": 21, "cohere": 21, "stablelm-parallel": 22, "internlm3": 21, "hunyuan_v1_dense": 22,
     "ministral3": 21, "olmo3": 21, "apertus": 22, "nemotron": 21, "deepseek_v2": 21,
 }
 

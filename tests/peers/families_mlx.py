@@ -89,7 +89,22 @@ def to_hf(weights, config):
     if "text_config" in config:
         weights = {name.removeprefix("language_model."): value for name, value in weights.items()}
     for name, value in weights.items():
-        if "block_sparse_moe.switch_mlp" in name:  # granitemoe
+        if config["model_type"] == "mixtral" and ".switch_mlp." in name:
+            for ours, theirs in [("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")]:
+                if ours in name:
+                    for expert in range(value.shape[0]):
+                        out[name.replace(f"switch_mlp.{ours}", f"experts.{expert}.{theirs}")] = value[expert]
+        elif config["model_type"] == "gpt_oss" and "mlp.experts." in name:
+            is_bias = name.endswith(".bias")
+            suffix = "_bias" if is_bias else ""
+            if "gate_proj" in name:  # rows alternate
+                value = mx.stack([value, weights[name.replace("gate_proj", "up_proj")]], axis=2)
+                value = value.reshape(value.shape[0], -1, *value.shape[3:])
+                name = name.replace("gate_proj", "gate_up_proj")
+            elif "up_proj" in name:
+                continue
+            out[name.rsplit(".", 1)[0] + suffix] = value if is_bias else value.swapaxes(1, 2)
+        elif "block_sparse_moe.switch_mlp" in name:  # granitemoe
             if "gate_proj" in name:
                 value = mx.concatenate([value, weights[name.replace("gate_proj", "up_proj")]], axis=1)
                 out[name.replace("switch_mlp.gate_proj", "input_linear")] = value

@@ -8,6 +8,7 @@ mod tests;
 pub use footprint::StepBytes;
 
 use super::attention::Visible;
+use super::config::Window;
 use super::layer::{unplanned, Layer};
 use super::norm::Norm;
 use super::options::ModelOptions;
@@ -38,7 +39,7 @@ pub struct Model {
     /// Whether the cached keys have turned as in a long text.
     is_long: bool,
     scales: Scales,
-    sliding_window: Option<usize>,
+    window: Option<Window>,
     max_tokens: usize,
     /// The most tokens of a text.
     context: usize,
@@ -158,7 +159,7 @@ impl Model {
                 logits: config.logit_scale,
                 softcap: config.logit_softcap,
             },
-            sliding_window: config.sliding_window,
+            window: config.sliding_window.map(|tokens| Window { tokens, is_chunked: config.chunked_window }),
             max_tokens: options.cache.max_tokens.unwrap_or(usize::MAX),
             context: options.context.unwrap_or(config.context()),
             dtype,
@@ -396,7 +397,7 @@ impl Model {
             true => Ok(None),
             false => Visible::new(offset, len, window, &self.device).map(Some),
         };
-        let (all, near) = (visible(None)?, visible(self.sliding_window)?);
+        let (all, near) = (visible(None)?, visible(self.window)?);
         let mut x = self.embed(ids)?;
         for layer in &mut self.layers {
             let visible = if layer.slides { &near } else { &all };

@@ -1,7 +1,7 @@
 //! A layer of a decoder: attention and a feed-forward block, with norms around them.
 
 use super::attention::Visible;
-use super::config::LayerRope;
+use super::config::{LayerRope, Window};
 use super::mixer::Mixer;
 use super::mlp::Mlp;
 use super::moe::SparseMlp;
@@ -90,7 +90,7 @@ impl Layer {
             mlp_norm: norm(names.mlp_norm)?,
             mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
                 Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
-                None => FeedForward::Dense(Mlp::new(config, vb.pp("mlp"))?),
+                None => FeedForward::Dense(Mlp::new(config, vb.pp(names.mlp))?),
             },
             mlp_out: out(names.mlp_out_norm)?,
             is_parallel: config.parallel_blocks,
@@ -112,7 +112,7 @@ impl Layer {
     }
 
     /// That of whole texts, without the cache, with gradients.
-    pub fn forward_whole(&self, x: &Tensor, positions: &Positions, window: Option<usize>) -> Result<Tensor> {
+    pub fn forward_whole(&self, x: &Tensor, positions: &Positions, window: Option<Window>) -> Result<Tensor> {
         let seen = normalized(self.attention_norm.as_ref(), x)?;
         let at = (positions, self.rope);
         let y = self.attention_out.add(x, |x| self.attention.forward_whole(&seen, x, at, window))?;

@@ -1,7 +1,7 @@
 //! What mixes the tokens of a layer: attention to keys, or linear attention.
 
 use super::attention::{Attention, LinearAttention, Visible};
-use super::config::LayerRope;
+use super::config::{LayerRope, Window};
 use super::options::CacheOptions;
 use super::rope::Positions;
 use super::Config;
@@ -59,7 +59,7 @@ impl Mixer {
         x: &Tensor,
         residual: Option<&Tensor>,
         at: (&Positions, LayerRope),
-        window: Option<usize>,
+        window: Option<Window>,
     ) -> Result<Tensor> {
         match self {
             Self::Attention(attention) => attention.forward_whole(x, residual, at, window),
@@ -81,7 +81,7 @@ impl Mixer {
         }
     }
 
-    pub fn bytes_seen(&self, tokens: usize, window: Option<usize>, dtype: DType) -> u64 {
+    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>, dtype: DType) -> u64 {
         match self {
             Self::Attention(attention) => attention.bytes_seen(tokens, window, dtype),
             Self::Linear(linear) => linear.bytes_of_text(),

@@ -105,11 +105,11 @@ impl Config {
                 moe.add_experts(&format!("{path}.{block}"), hidden, names, shapes);
             }
             None => {
-                let Names { gate_proj, up_proj, down_proj, .. } = self.names;
+                let Names { mlp, gate_proj, up_proj, down_proj, .. } = self.names;
                 for name in gate_proj.into_iter().chain([up_proj]) {
-                    linear(&format!("mlp.{name}"), inner, hidden, self.mlp_bias);
+                    linear(&format!("{mlp}.{name}"), inner, hidden, self.mlp_bias);
                 }
-                linear(&format!("mlp.{down_proj}"), hidden, inner, self.mlp_bias);
+                linear(&format!("{mlp}.{down_proj}"), hidden, inner, self.mlp_bias);
             }
         }
     }
@@ -230,10 +230,14 @@ impl MoeConfig {
         let has = |name: &str| names.contains(format!("{path}.{name}").as_str());
         let mut add = |module: &str, stack: &[usize], n: usize, k: usize| {
             // Stacks of some writers are parameters, not modules.
-            let name = if has(module) { module.to_owned() } else { format!("{module}.weight") };
-            shapes.insert(format!("{path}.{name}"), [stack, &[n, k]].concat());
+            let is_parameter = has(module);
+            let name = if is_parameter { module.to_owned() } else { format!("{module}.weight") };
+            let matrix = if is_parameter && self.transposed_parameters { [k, n] } else { [n, k] };
+            shapes.insert(format!("{path}.{name}"), [stack, &matrix].concat());
             if self.bias {
-                shapes.insert(format!("{path}.{module}.bias"), [stack, &[n]].concat());
+                let is_parameter = has(&format!("{module}_bias"));
+                let suffix = if is_parameter { "_bias" } else { ".bias" };
+                shapes.insert(format!("{path}.{module}{suffix}"), [stack, &[n]].concat());
             }
         };
         let of_each = |name: &str| has(&format!("experts.0.{name}.weight"));

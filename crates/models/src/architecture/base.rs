@@ -88,6 +88,7 @@ pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
         qk_norm: None,
         hidden_act: activation(fields, defaults)?,
         sliding_window: None,
+        chunked_window: false,
         sliding_layers: vec![false; num_hidden_layers],
         attention_sinks: false,
         moe: None,

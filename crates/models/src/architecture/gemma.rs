@@ -56,6 +56,7 @@ const SANDWICH: Names = Names {
     o_proj: "o_proj",
     q_norm: "q_norm",
     k_norm: "k_norm",
+    mlp: "mlp",
     gate_proj: Some("gate_proj"),
     up_proj: "up_proj",
     down_proj: "down_proj",

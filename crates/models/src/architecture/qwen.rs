@@ -88,6 +88,7 @@ pub(super) fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: None,
     })
 }

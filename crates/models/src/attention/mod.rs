@@ -6,7 +6,7 @@ mod latent;
 mod linear;
 mod on_device;
 
-use super::config::{LayerRope, QkNorm, QkNormOver};
+use super::config::{LayerRope, QkNorm, QkNormOver, Window};
 use super::norm::Norm;
 use super::options::CacheOptions;
 use super::projection::{columns_of, rows_of};
@@ -150,10 +150,12 @@ impl HeadInputs {
             [q, k] = norms.forward(&q, &k)?;
         }
         [q, k] = positions.place(rope, q, k)?;
-        if let Some(norms) = self.norms.as_ref().filter(|norms| norms.how.after_rotation) {
+        let behind = self.norms.as_ref().filter(|norms| norms.how.after_rotation && rope != LayerRope::None);
+        if let Some(norms) = behind {
             [q, k] = norms.forward(&q, &k)?;
         }
-        Ok(([q, k, heads(v, self.kv_heads)?], gate))
+        // Where queries grow, they do so last.
+        Ok(([positions.grown(rope, q)?, k, heads(v, self.kv_heads)?], gate))
     }
 }
 
@@ -175,7 +177,7 @@ impl Attention {
         let (kv_heads, head_dim) = config.cached(own.key.len());
         let cache = match vb.device().is_cpu() {
             true => {
-                let window = config.sliding_window.filter(|_| config.slides(layer));
+                let window = config.window_of(layer);
                 Cache::OnCpu(KvCache::new(options.layer(kv_heads, head_dim, window, vb.dtype()))?)
             }
             false => Cache::OnDevice(OnDevice::new()),
@@ -299,12 +301,13 @@ impl Attention {
     }
 
     /// Bytes of keys and values that a token reads which is the last of so many. `window` is what it sees.
-    pub fn bytes_seen(&self, tokens: usize, window: Option<usize>, dtype: DType) -> u64 {
+    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>, dtype: DType) -> u64 {
         match &self.cache {
             Cache::OnCpu(cache) => cache.config().size_in_bytes(tokens),
             Cache::OnDevice(_) => {
                 let elements = 2 * self.kv_heads * self.head_dim * dtype.size_in_bytes();
-                (tokens.min(window.unwrap_or(tokens)) as u64).saturating_mul(elements as u64)
+                (tokens.min(window.map_or(tokens, |window| window.tokens)) as u64)
+                    .saturating_mul(elements as u64)
             }
         }
     }

@@ -77,6 +77,8 @@ pub struct Config {
     pub hidden_act: Activation,
     /// Tokens a query of a sliding layer sees, its own included.
     pub sliding_window: Option<usize>,
+    /// Whether the window does not slide: a query sees the tokens of its own chunk of so many, up to itself.
+    pub chunked_window: bool,
     /// For each layer, whether the sliding window applies to it.
     pub sliding_layers: Vec<bool>,
     /// Whether every query head has a logit of its own beside those of the keys.
@@ -120,6 +122,14 @@ impl Latents {
     pub(super) fn cached(&self) -> usize {
         self.latent + self.turning
     }
+}
+
+/// What the queries of a layer see, their own token included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    pub tokens: usize,
+    /// Whether it begins anew behind each so many, instead of sliding.
+    pub is_chunked: bool,
 }
 
 /// By what the queries and keys of a layer turn.
@@ -278,6 +288,12 @@ impl Config {
     /// Rows of the query projection for a head.
     pub(super) fn query_rows(&self) -> usize {
         self.head_dim.saturating_mul(if self.attention_gate { 2 } else { 1 })
+    }
+
+    /// What the queries of layer `index` see, if not all before them.
+    pub(super) fn window_of(&self, index: usize) -> Option<Window> {
+        let tokens = self.sliding_window.filter(|_| self.slides(index))?;
+        Some(Window { tokens, is_chunked: self.chunked_window })
     }
 
     /// Elements of a head of values.

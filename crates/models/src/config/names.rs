@@ -4,7 +4,7 @@ use super::Config;
 use crate::norm::NormKind;
 
 /// What modules are called within their layer or, the last norm, within the decoder. The layers of attention are in
-/// `self_attn`, of linear attention in `linear_attn`, those of a dense feed-forward block in `mlp`.
+/// `self_attn`, those of linear attention in `linear_attn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// The norm before the head.
@@ -23,7 +23,9 @@ pub struct Names {
     pub q_norm: &'static str,
     /// The norm of keys.
     pub k_norm: &'static str,
-    /// The feed-forward block's gate: without one it is `down(act(up(x)))`.
+    /// The dense feed-forward block.
+    pub mlp: &'static str,
+    /// Its gate: without one it is `down(act(up(x)))`.
     pub gate_proj: Option<&'static str>,
     /// Its first projection.
     pub up_proj: &'static str,
@@ -42,6 +44,7 @@ impl Default for Names {
             o_proj: "o_proj",
             q_norm: "q_norm",
             k_norm: "k_norm",
+            mlp: "mlp",
             gate_proj: Some("gate_proj"),
             up_proj: "up_proj",
             down_proj: "down_proj",
@@ -64,7 +67,7 @@ pub struct QkNorm {
     pub kind: NormKind,
     /// What is normalized together.
     pub over: QkNormOver,
-    /// Whether they have turned by their positions before.
+    /// Whether they have turned by their positions before; those of layers in which they do not turn are as they are then.
     pub after_rotation: bool,
 }
 

@@ -72,7 +72,7 @@ impl Model {
         let rows = embedding.dims().first().copied().unwrap_or(1).max(1) as u64;
         let row = if self.tied { 0 } else { bytes(embedding) / rows };
         let cache = |layer: &Layer| {
-            let window = self.sliding_window.filter(|_| layer.slides);
+            let window = self.window.filter(|_| layer.slides);
             layer.attention.bytes_seen(depth.saturating_add(1), window, self.dtype)
         };
         StepBytes {

@@ -103,8 +103,7 @@ impl ShardPlan {
                 return linear.state_bytes(linear_heads);
             }
             // On a device every layer keeps all tokens.
-            let window =
-                self.config.sliding_window.filter(|_| workload.is_on_cpu && self.config.slides(layer));
+            let window = self.config.window_of(layer).filter(|_| workload.is_on_cpu);
             let (heads, size) = self.config.cached(own.key.len());
             let cache = workload.cache.layer(heads, size, window, workload.dtype);
             cache.size_in_bytes(match workload.is_on_cpu {

@@ -104,8 +104,17 @@ impl<'a> Planner<'a> {
         self.names.iter().map(|(name, k)| self.tensor(name, *k)).collect()
     }
 
+    /// A tensor as the model reads it.
+    fn read(&self, name: &str, k: Option<usize>) -> Result<Weight> {
+        let is_transposed = self.config.moe.as_ref().is_some_and(|moe| moe.transposed_parameters);
+        match name.ends_with("experts.gate_up_proj") || name.ends_with("experts.down_proj") {
+            true if is_transposed => self.checkpoint.weight(name, None),
+            _ => self.checkpoint.tensor(name, k),
+        }
+    }
+
     fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
-        let weight = self.checkpoint.tensor(name, k)?;
+        let weight = self.read(name, k)?;
         let module = ModuleName::of(name, self.config);
         let (split, mut replicated) = match self.ranks {
             1 => (Split::Whole, None),

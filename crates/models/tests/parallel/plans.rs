@@ -17,14 +17,15 @@ const EXPERTS: [&str; 5] = [
 ];
 
 /// Whose parts are split in ways of their own.
-const FAMILIES: [&str; 13] = [
+const FAMILIES: [&str; 14] = [
     "tests/fixtures/families/deepseek_v2/mlx-affine4",
     "tests/fixtures/families/deepseek_v3/mlx-affine4",
     "tests/fixtures/families/ernie4_5_moe/mlx-affine4",
     "tests/fixtures/families/glm4_moe/mlx-mxfp4",
     "tests/fixtures/families/granitemoe/hf",
+    "tests/fixtures/families/llama4_text/mlx-affine4",
     "tests/fixtures/families/olmo2/mlx-affine4",
-    "tests/fixtures/families/phi/hf",
+    "tests/fixtures/families/phi/mlx-affine4",
     "tests/fixtures/families/qwen2_moe/mlx-affine4",
     "tests/fixtures/families/qwen3_5_moe_text/hf",
     "tests/fixtures/families/qwen3_5_text/mlx-affine4",
