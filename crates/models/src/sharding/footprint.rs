@@ -179,7 +179,9 @@ fn held_bytes(
         _ => 0,
     };
     let fits = |format: &QuantFormat| k > 0 && k.is_multiple_of(format.group_size());
-    match module_of(&tensor.name).and_then(formats).filter(fits) {
+    // Stacks of experts are parameters in some files, not weights of modules.
+    let stack = (tensor.dims.len() == 3).then_some(tensor.name.as_str());
+    match module_of(&tensor.name).or(stack).and_then(formats).filter(fits) {
         Some(format) => format.size_in_bytes(elements, stored),
         None => decoded(),
     }
