@@ -123,6 +123,8 @@ impl Model {
     /// # Errors
     /// As those of [`new`](Model::new); if the device has no cache of the chosen format.
     pub fn with_options(config: &Config, vb: VarBuilder, options: ModelOptions) -> Result<Self> {
+        let stored = vb.checkpoint().map(|checkpoint| config.stored_in(checkpoint));
+        let config = stored.as_ref().unwrap_or(config);
         config.validate()?;
         options.cache.validate(vb.device().is_cpu())?;
         let dtype = vb.dtype();
@@ -256,7 +258,7 @@ impl Model {
     }
 
     /// Forgets the tokens from position `len` on, of every text of a batch, and returns how many are left: `len`, or none
-    /// if the next token would see some that a sliding window has left behind.
+    /// if the next token would see some that a sliding window has left behind, or a layer of linear attention has seen more.
     pub fn truncate_kv_cache(&mut self, len: usize) -> usize {
         if len >= self.cached_tokens() {
             return self.cached_tokens();

@@ -1,7 +1,8 @@
 //! A layer of a decoder: attention and a feed-forward block, with norms around them.
 
-use super::attention::{Attention, Visible};
+use super::attention::Visible;
 use super::config::{LayerRope, Window};
+use super::mixer::Mixer;
 use super::mlp::Mlp;
 use super::moe::SparseMlp;
 use super::norm::Norm;
@@ -19,7 +20,7 @@ pub(super) struct Layer {
     pub slides: bool,
     rope: LayerRope,
     attention_norm: Option<Norm>,
-    pub attention: Attention,
+    pub attention: Mixer,
     attention_out: Out,
     mlp_norm: Option<Norm>,
     pub mlp: FeedForward,
@@ -84,7 +85,7 @@ impl Layer {
             slides: config.slides(index),
             rope: config.rope_of(index),
             attention_norm: norm(names.attention_norm)?,
-            attention: Attention::new(config, index, &options.cache, vb.pp("self_attn"))?,
+            attention: Mixer::new(config, index, &options.cache, &vb)?,
             attention_out: out(names.attention_out_norm)?,
             mlp_norm: norm(names.mlp_norm)?,
             mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {

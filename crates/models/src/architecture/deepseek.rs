@@ -10,6 +10,7 @@ const DEFAULTS: Defaults = Defaults {
     // Latents say what heads are; their rope is read again.
     head_dim: Some(2),
     context: 2048,
+    inner_key: "intermediate_size",
     eps_key: "rms_norm_eps",
     eps: 1e-6,
     theta: 1e4,

@@ -11,6 +11,7 @@ use candle_quant::Result;
 const DEFAULTS: Defaults = Defaults {
     head_dim: Some(256),
     context: 8192,
+    inner_key: "intermediate_size",
     eps_key: "rms_norm_eps",
     eps: 1e-6,
     theta: 1e4,

@@ -16,6 +16,7 @@ mod olmo;
 mod phi;
 pub(super) mod published;
 mod qwen;
+mod qwen_linear;
 mod routed;
 mod unasked;
 
@@ -87,7 +88,10 @@ const FAMILIES: &[Family] = &[
     family("qwen2", "Qwen 1.5 to 2.5", qwen::qwen2),
     family("qwen2_moe", "Qwen 1.5 and 2 with experts", qwen::qwen2_moe),
     family("qwen3", "Qwen 3", qwen::qwen3),
+    family("qwen3_5_moe_text", "Qwen 3.5 with experts", qwen_linear::qwen3_5_moe),
+    family("qwen3_5_text", "Qwen 3.5", qwen_linear::qwen3_5),
     family("qwen3_moe", "Qwen 3 with experts", qwen::qwen3_moe),
+    family("qwen3_next", "Qwen3-Next", qwen_linear::qwen3_next),
     family("seed_oss", "Seed-OSS", llama::seed_oss),
     family("smollm3", "SmolLM 3", llama::smollm3),
     family("stablelm", "StableLM", phi::stablelm),

@@ -10,6 +10,7 @@ use candle_quant::Result;
 const LAYER_NORM: Defaults = Defaults {
     head_dim: None,
     context: 2048,
+    inner_key: "intermediate_size",
     eps_key: "layer_norm_eps",
     eps: 1e-5,
     theta: 1e4,

@@ -23,7 +23,7 @@ impl Attention {
         at: (&Positions, LayerRope),
         window: Option<Window>,
     ) -> Result<Tensor> {
-        let [q, k, v] = self.project(x, at)?;
+        let ([q, k, v], gate) = self.project(x, at)?;
         let tracked = [&q, &k, &v].into_iter().any(Tensor::track_op);
         let value = self.attend_whole([&q, &k, &v].map(Tensor::detach), window)?;
         let y = match tracked {
@@ -39,7 +39,7 @@ impl Attention {
                 of_three([&q, &k, &v], value, move |operands, grad| shape.backward(operands, grad))?
             }
         };
-        self.output(&y, residual)
+        self.output(&y, gate.as_ref(), residual)
     }
 
     /// Attention with a cache that nobody else has, of the activations' dtype: gradients are those of what is computed.
