@@ -457,7 +457,7 @@ fn formats_lose_no_more_than_they_may() {
             attend(&attention, Rows { values: &q, stride: 8 * 128 }, &mut out);
             let head = |q: &[f32]| {
                 let q: Vec<f64> = q.iter().map(|q| f64::from(*q)).collect();
-                reference::attend(&q, &exact_k, &exact_v, 0..KEYS, (f64::from(scale), None))
+                reference::attend(&q, &exact_k, &exact_v, 0..KEYS, (f64::from(scale), None, None))
             };
             let want: Vec<f64> = q.chunks_exact(128).flat_map(head).collect();
             let error = relative_error(&out, &want);
