@@ -95,8 +95,10 @@ pub mod ops {
 
 /// A decoder whose layers are known before the first token, run in one call: see [`StepPlan`](step::StepPlan).
 pub mod step {
-    pub use crate::backend::step::StepToken;
-    pub use crate::nn::step::{AttentionBlock, FeedForwardBlock, StepBuilder, StepPlan};
+    pub use crate::backend::step::{QueryGrowth, StepToken, Turn};
+    pub use crate::nn::step::{
+        AttentionBlock, BlockOutput, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
+    };
 }
 
 /// Tensor parallelism: several ranks, each on a device of its own and with its slices of the weights, compute

@@ -5,10 +5,12 @@ use super::low_rank::Update;
 use crate::{Error, KvCache, QuantTensor};
 use std::sync::Arc;
 
-/// A root-mean-square norm.
+/// `(x - mean(x)) / root of its mean square * weight + bias`, or without what it does not have.
 #[derive(Debug)]
 pub(crate) struct Norm {
-    pub(crate) weight: Vec<f32>,
+    pub(crate) weight: Option<Vec<f32>>,
+    pub(crate) bias: Option<Vec<f32>>,
+    pub(crate) subtracts_mean: bool,
     pub(crate) eps: f32,
 }
 
@@ -29,37 +31,74 @@ pub(crate) struct Projection {
 /// The active adapters of projections, by their numbers; those beyond the last have none.
 pub(crate) type Updates = [Vec<Arc<Update>>];
 
+/// A norm of queries or keys. Its numbers are those of one head, for all, or those of all heads.
+#[derive(Debug)]
+pub(crate) struct HeadNorm {
+    pub(crate) norm: Norm,
+    /// Whether all heads of a token are normalized together; else each by itself.
+    pub(crate) over_all: bool,
+}
+
 /// What attention does with queries, keys and values, for whole heads.
 #[derive(Debug)]
 pub(crate) struct Heads {
     pub(crate) heads: usize,
     pub(crate) kv_heads: usize,
     pub(crate) head_dim: usize,
-    pub(crate) q_norm: Option<Norm>,
-    pub(crate) k_norm: Option<Norm>,
+    pub(crate) q_norm: Option<HeadNorm>,
+    pub(crate) k_norm: Option<HeadNorm>,
+    /// Whether norms come behind the turn: those of each head alone, then.
+    pub(crate) turns_first: bool,
+    /// Which of the plan's turns.
+    pub(crate) turn: usize,
+    /// By what products of queries and keys are multiplied.
+    pub(crate) scale: f32,
+    /// Where these products end: `softcap * tanh(product / softcap)`.
+    pub(crate) softcap: Option<f32>,
     /// A logit for each query head, beside those of the keys.
     pub(crate) sinks: Option<Vec<f32>>,
     /// Which of the caches has its keys and values.
     pub(crate) layer: usize,
 }
 
-/// One piece of a step. `hidden` is the residual stream, which all rows of a step have in f32.
+/// What is between the two projections of a feed-forward block.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Activation {
+    /// `x / (1 + exp(-x))`.
+    Silu,
+    /// x times the distribution function of a normal variable.
+    Gelu,
+    /// The same, approximated by tanh.
+    GeluTanh,
+    /// The square of positive numbers.
+    Relu2,
+}
+
+/// What becomes of the output of a block: `hidden += scale * norm(output)`.
+#[derive(Debug)]
+pub(crate) struct Out {
+    pub(crate) norm: Option<Norm>,
+    pub(crate) scale: f32,
+}
+
+/// One piece of a step. `hidden` is the residual stream, which all rows of a step have in f32; what has no norm takes it as it
+/// is.
 #[derive(Debug)]
 pub(crate) enum Node {
-    /// hidden = the tokens' rows of the table.
-    Embed(QuantTensor),
-    /// queries, keys, values = each projection of norm(hidden).
-    Queries(Norm, [Projection; 3]),
-    /// Rotates queries and keys, appends keys and values to the cache; attended = what queries see there.
+    /// hidden = the tokens' rows of the table, times a number.
+    Embed(QuantTensor, f32),
+    /// queries, keys, values = each projection of norm(hidden), cut at a number and its negative if there is one.
+    Queries(Option<Norm>, [Projection; 3], Option<f32>),
+    /// Turns queries and keys, appends keys and values to the cache; attended = what queries see there.
     Attend(Heads),
-    /// hidden += projection of attended.
-    AddAttended(Projection),
-    /// inner = silu(gate) * up of norm(hidden).
-    Gate(Norm, [Projection; 2]),
-    /// hidden += projection of inner.
-    AddInner(Projection),
-    /// logits = projection of norm(hidden), of the rows that are asked for.
-    Logits(Norm, Projection),
+    /// hidden += what becomes of the projection of attended.
+    AddAttended(Projection, Out),
+    /// inner = activation(gate) * up of norm(hidden); activation(up) without a gate.
+    Inner { norm: Option<Norm>, gate: Option<Projection>, up: Projection, activation: Activation },
+    /// hidden += what becomes of the projection of inner.
+    AddInner(Projection, Out),
+    /// logits = scale * projection of norm(hidden), of the rows that are asked for; ended by `softcap` as in [`Heads`].
+    Logits { norm: Option<Norm>, head: Projection, scale: f32, softcap: Option<f32> },
 }
 
 /// A whole decoder.
@@ -69,10 +108,42 @@ pub(crate) struct Plan {
     pub(crate) hidden: usize,
     /// Rows of the embedding table.
     pub(crate) vocabulary: usize,
-    /// Radians by which a position turns each pair of elements of a head.
-    pub(crate) inverse_frequencies: Vec<f32>,
-    /// By what rotated queries and keys are multiplied.
-    pub(crate) attention_factor: f32,
+    /// Those of all layers, each once.
+    pub(crate) turns: Vec<Turn>,
+}
+
+/// What the position of a token does to its queries and keys; nothing by default.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Turn {
+    /// Radians by which a position turns each pair of a head's first elements; the others stay as they are.
+    pub inverse_frequencies: Vec<f32>,
+    /// Those in long texts, if they are others there: see [`StepPlan::of_long_texts`](crate::step::StepPlan::of_long_texts).
+    pub of_long_texts: Option<Vec<f32>>,
+    /// Whether neighbours are pairs; else the first half of the elements that turn pairs with the second. Behind the turn,
+    /// neighbours stand in the two halves, too, in queries as in keys: products are the same.
+    pub interleaved: bool,
+    /// By what turned elements are multiplied.
+    pub factor: f32,
+    /// How queries grow behind turn and norm, if they do.
+    pub query_growth: Option<QueryGrowth>,
+}
+
+impl Default for Turn {
+    fn default() -> Self {
+        let inverse_frequencies = Vec::new();
+        Self { inverse_frequencies, of_long_texts: None, interleaved: false, factor: 1., query_growth: None }
+    }
+}
+
+/// Queries are multiplied by `1 + beta ln(1 + floor((position + first) / period))`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct QueryGrowth {
+    /// By how much they grow.
+    pub beta: f64,
+    /// After how many tokens.
+    pub period: usize,
+    /// What the first position counts as.
+    pub first: usize,
 }
 
 /// A token of a step. Those of one sequence come one after another, at positions one after another.
@@ -86,14 +157,20 @@ pub struct StepToken {
     pub position: usize,
 }
 
-/// The logits `[rows, outputs of the head]` of the rows `wanted` of the tokens, with adapters.
-pub(crate) fn run(
-    plan: &Plan,
-    updates: &Updates,
-    tokens: &[StepToken],
-    caches: &mut [&mut KvCache],
-    wanted: &[usize],
-) -> candle_core::Result<Vec<f32>> {
+/// What a plan is run with.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Input<'a> {
+    pub(crate) tokens: &'a [StepToken],
+    /// The rows of the tokens whose logits are asked for, in ascending order.
+    pub(crate) wanted: &'a [usize],
+    pub(crate) updates: &'a Updates,
+    /// Whether turns are those of long texts.
+    pub(crate) is_long: bool,
+}
+
+/// The logits `[rows, outputs of the head]` of the rows that are wanted.
+pub(crate) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> candle_core::Result<Vec<f32>> {
+    let Input { tokens, wanted, .. } = input;
     if tokens.is_empty() {
         return Err(Error::mismatch("tokens", "at least one", "none").into());
     }
@@ -115,5 +192,5 @@ pub(crate) fn run(
         let found = format!("{after} behind {before}");
         return Err(Error::mismatch("rows of logits", "each once, in ascending order", found).into());
     }
-    super::cpu::step::run(plan, updates, tokens, caches, wanted)
+    super::cpu::step::run(plan, input, caches)
 }

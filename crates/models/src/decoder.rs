@@ -22,7 +22,7 @@ use candle_quant::nn::{Adapters, VarBuilder};
 use candle_quant::parallel::{
     vocab_parallel_embedding, vocab_parallel_head, VocabParallelEmbedding, VocabParallelHead,
 };
-use candle_quant::step::{StepBuilder, StepPlan, StepToken};
+use candle_quant::step::{HeadBlock, StepBuilder, StepPlan, StepToken};
 use candle_quant::{Error, Result};
 
 /// A decoder-only language model with its key/value cache.
@@ -59,8 +59,6 @@ struct Scales {
 }
 
 impl Scales {
-    const NONE: Self = Self { embedding: 1., logits: 1., softcap: None };
-
     fn of_logits(self, logits: Tensor) -> candle_core::Result<Tensor> {
         let logits = if self.logits == 1. { logits } else { (logits * self.logits)? };
         match self.softcap {
@@ -302,13 +300,11 @@ impl Model {
             let Some((table, head)) = parts.filter(|_| self.device.is_cpu()) else {
                 return Err(unplanned("another device, or a rank's part of a model,"));
             };
-            let turns = self.turns.plain().filter(|_| self.scales == Scales::NONE);
-            let (Some((frequencies, factor)), Some(norm)) = (turns, self.norm.rms()) else {
-                return Err(unplanned("another rotation or norm, or a scale of embeddings or logits,"));
-            };
-            let mut plan = StepBuilder::new(table, frequencies, factor)?;
-            self.layers.iter().try_for_each(|layer| layer.plan(&mut plan))?;
-            plan.head(norm, head)
+            let Some(norm) = self.norm.of_step() else { return Err(unplanned("a rank's part of a norm")) };
+            let Scales { embedding, logits, softcap } = self.scales;
+            let mut plan = StepBuilder::new(table, embedding)?;
+            self.layers.iter().try_for_each(|layer| layer.plan(&mut plan, &self.turns))?;
+            plan.head(HeadBlock { scale: logits, softcap, ..HeadBlock::new(norm, head) })
         };
         build().map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok()
     }
@@ -316,7 +312,11 @@ impl Model {
     /// The logits `[wanted, vocabulary]` of some of the tokens, by the plan.
     fn run_plan(&mut self, ids: &Tensor, offset: usize, wanted: &[usize]) -> candle_core::Result<Tensor> {
         self.check(ids, offset)?;
-        let Some(plan) = &self.plan else { candle_core::bail!("the model has no plan") };
+        let plan = match &self.plan {
+            Some(plan) if self.is_long => plan.of_long_texts(),
+            Some(plan) => plan.clone(),
+            None => candle_core::bail!("the model has no plan"),
+        };
         if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
             let found = format!("{:?}", ids.dtype());
             return Err(Error::mismatch("ids", "dtype U8, U32 or I64", found).into());

@@ -7,11 +7,11 @@ use super::mlp::Mlp;
 use super::moe::SparseMlp;
 use super::norm::Norm;
 use super::options::ModelOptions;
-use super::rope::Positions;
+use super::rope::{Positions, Turns};
 use super::Config;
 use candle_core::{Result, Tensor};
 use candle_quant::nn::{LayerWeight, VarBuilder};
-use candle_quant::step::StepBuilder;
+use candle_quant::step::{AttentionBlock, BlockOutput, FeedForwardBlock, StepBuilder, StepNorm};
 use candle_quant::Error;
 
 #[derive(Debug)]
@@ -45,7 +45,7 @@ struct Out {
 impl Out {
     /// `x` and the output of a block, which adds it itself where nothing is between them.
     fn add(&self, x: &Tensor, block: impl FnOnce(Option<&Tensor>) -> Result<Tensor>) -> Result<Tensor> {
-        if self.is_plain() {
+        if self.norm.is_none() && self.scale == 1. {
             return block(Some(x));
         }
         let y = block(None)?;
@@ -57,8 +57,8 @@ impl Out {
         x + y
     }
 
-    fn is_plain(&self) -> bool {
-        self.norm.is_none() && self.scale == 1.
+    fn of_step(&self) -> candle_quant::Result<BlockOutput<'_>> {
+        Ok(BlockOutput { norm: of_step(&self.norm)?, scale: self.scale })
     }
 }
 
@@ -132,19 +132,18 @@ impl Layer {
     ///
     /// # Errors
     /// If it has something that plans do not have.
-    pub fn plan(&self, plan: &mut StepBuilder) -> candle_quant::Result<()> {
-        let norms = [&self.attention_norm, &self.mlp_norm].map(|norm| norm.as_ref().and_then(Norm::rms));
-        let [Some(attention_norm), Some(mlp_norm)] = norms else { return Err(unplanned("another norm")) };
-        let is_plain = self.attention_out.is_plain() && self.mlp_out.is_plain() && !self.is_parallel;
-        if !is_plain || self.rope != LayerRope::All {
-            return Err(unplanned("an output that is not only added, or a position that does not turn"));
-        }
-        plan.attention(self.attention.block(attention_norm).ok_or_else(|| unplanned("another attention"))?)?;
-        match &self.mlp {
-            FeedForward::Dense(mlp) => {
-                plan.feed_forward(mlp.block(mlp_norm).ok_or_else(|| unplanned("another feed-forward block"))?)
-            }
-            FeedForward::Sparse(_) => Err(unplanned("a layer of experts")),
+    pub fn plan(&self, plan: &mut StepBuilder, turns: &Turns) -> candle_quant::Result<()> {
+        let FeedForward::Dense(mlp) = &self.mlp else { return Err(unplanned("a layer of experts")) };
+        let turn = turns.of_step(self.rope);
+        let attention = self.attention.block(&turn, self.rope).ok_or_else(|| unplanned("another attention"))?;
+        let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
+        let norm = of_step(&self.attention_norm)?;
+        let attention = AttentionBlock { norm, out: self.attention_out.of_step()?, ..attention };
+        let norm = if self.is_parallel { norm } else { of_step(&self.mlp_norm)? };
+        let mlp = FeedForwardBlock { norm, out: self.mlp_out.of_step()?, ..mlp };
+        match self.is_parallel {
+            true => plan.parallel(attention, mlp),
+            false => plan.attention(attention).and_then(|()| plan.feed_forward(mlp)),
         }
     }
 
@@ -163,6 +162,12 @@ fn normalized(norm: Option<&Norm>, x: &Tensor) -> Result<Tensor> {
         Some(norm) => norm.forward(x),
         None => Ok(x.clone()),
     }
+}
+
+/// A norm in a plan.
+fn of_step(norm: &Option<Norm>) -> candle_quant::Result<Option<StepNorm<'_>>> {
+    let part = || unplanned("a rank's part of a norm");
+    norm.as_ref().map(|norm| norm.of_step().ok_or_else(part)).transpose()
 }
 
 /// What makes a model run layer by layer.

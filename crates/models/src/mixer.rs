@@ -6,9 +6,8 @@ use super::options::CacheOptions;
 use super::rope::Positions;
 use super::Config;
 use candle_core::{DType, Result, Tensor};
-use candle_nn::RmsNorm;
 use candle_quant::nn::{LayerWeight, VarBuilder};
-use candle_quant::step::AttentionBlock;
+use candle_quant::step::{AttentionBlock, Turn};
 use candle_quant::{KvCache, KvFormat};
 
 /// Both have the methods of [`Attention`].
@@ -27,9 +26,9 @@ impl Mixer {
         }
     }
 
-    pub fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<AttentionBlock<'a>> {
+    pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
         match self {
-            Self::Attention(attention) => attention.block(norm),
+            Self::Attention(attention) => attention.block(turn, rope),
             Self::Linear(_) => None,
         }
     }

@@ -4,7 +4,7 @@ use super::projection::{columns_of, rows_of};
 use super::sharding::inner_shares;
 use super::Config;
 use candle_core::{Result, Tensor};
-use candle_nn::{Activation, Module, RmsNorm};
+use candle_nn::{Activation, Module};
 use candle_quant::nn::{swiglu, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::RowParallel;
 use candle_quant::step::FeedForwardBlock;
@@ -56,11 +56,11 @@ impl Mlp {
         })
     }
 
-    /// The block behind its norm, if it is whole and of the kind that plans have.
-    pub fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<FeedForwardBlock<'a>> {
-        let is_silu = matches!(self.activation, Activation::Silu | Activation::Swish);
-        let (gate_proj, down_proj) = (self.gate_proj.as_ref()?, self.down_proj.whole().filter(|_| is_silu)?);
-        Some(FeedForwardBlock { norm, gate_proj, up_proj: &self.up_proj, down_proj })
+    /// The block between its norms, if it is whole.
+    pub fn block(&self) -> Option<FeedForwardBlock<'_>> {
+        let activation = self.activation;
+        let block = FeedForwardBlock::new(self.gate_proj.as_ref(), &self.up_proj, self.down_proj.whole()?);
+        Some(FeedForwardBlock { activation, ..block })
     }
 
     /// What is made of `x`, added to `residual` if there is one.

@@ -5,6 +5,7 @@ use candle_core::{DType, Result, Tensor, D};
 use candle_nn::{Init, RmsNorm};
 use candle_quant::nn::VarBuilder;
 use candle_quant::parallel::Rank;
+use candle_quant::step::StepNorm;
 use std::ops::Range;
 use std::slice;
 
@@ -155,11 +156,17 @@ impl Norm {
         }
     }
 
-    /// The norm, if it is one of root mean squares.
-    pub fn rms(&self) -> Option<&RmsNorm> {
+    /// The norm in a plan, if this rank has all of it.
+    pub fn of_step(&self) -> Option<StepNorm<'_>> {
         match self {
-            Self::Rms(norm) => Some(norm),
-            Self::Other(_) => None,
+            Self::Rms(norm) => Some(norm.into()),
+            Self::Other(Other { sum: Some(_), .. }) => None,
+            Self::Other(Other { subtracts_mean, eps, weight, bias, sum: None }) => Some(StepNorm {
+                weight: weight.as_ref(),
+                bias: bias.as_ref(),
+                subtracts_mean: *subtracts_mean,
+                eps: *eps,
+            }),
         }
     }
 }

@@ -14,11 +14,11 @@ use super::rope::Positions;
 use super::sharding::{Heads, Sharding};
 use super::Config;
 use candle_core::{DType, Result, Tensor, D};
-use candle_nn::{Module, RmsNorm};
+use candle_nn::Module;
 use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
-use candle_quant::step::AttentionBlock;
+use candle_quant::step::{AttentionBlock, Turn};
 use candle_quant::{KvCache, KvFormat};
 use latent::LatentInputs;
 pub(super) use linear::LinearAttention;
@@ -76,6 +76,11 @@ struct QkNorms {
 }
 
 impl QkNorms {
+    /// Whether a layer has them: those behind a rotation are where there is one.
+    fn applies(&self, rope: LayerRope) -> bool {
+        !self.how.after_rotation || rope != LayerRope::None
+    }
+
     /// Of `[B, T, heads, head_dim]`.
     fn forward(&self, q: &Tensor, k: &Tensor) -> Result<[Tensor; 2]> {
         let normalized = |norm: &Norm, x: &Tensor| match self.how.over {
@@ -150,7 +155,7 @@ impl HeadInputs {
             [q, k] = norms.forward(&q, &k)?;
         }
         [q, k] = positions.place(rope, q, k)?;
-        let behind = self.norms.as_ref().filter(|norms| norms.how.after_rotation && rope != LayerRope::None);
+        let behind = self.norms.as_ref().filter(|norms| norms.how.after_rotation && norms.applies(rope));
         if let Some(norms) = behind {
             [q, k] = norms.forward(&q, &k)?;
         }
@@ -201,32 +206,28 @@ impl Attention {
         })
     }
 
-    /// The block behind its norm, if it is whole, on the CPU, and of the kind that plans have.
-    pub fn block<'a>(&'a self, norm: &'a RmsNorm) -> Option<AttentionBlock<'a>> {
+    /// The block between its norms, if it is whole, on the CPU, and of the kind that plans have.
+    pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
         let Inputs::Heads(inputs) = &self.inputs else { return None };
-        let usual = 1. / (self.head_dim as f64).sqrt();
-        if inputs.clip.is_some() || inputs.has_gate || self.softcap.is_some() || self.scale != usual {
+        let HeadInputs { q_proj, k_proj, v_proj, norms, clip, has_gate, .. } = inputs;
+        if *has_gate {
             return None;
-        }
-        let (q_norm, k_norm) = match &inputs.norms {
+        };
+        let norms = norms.as_ref().filter(|norms| norms.applies(rope));
+        let (q_norm, k_norm) = match norms {
             None => (None, None),
-            Some(QkNorms {
-                how: QkNorm { over: QkNormOver::Head, after_rotation: false, .. },
-                q_norm,
-                k_norm,
-            }) => (Some(q_norm.rms()?), Some(k_norm.rms()?)),
-            Some(_) => return None,
+            Some(norms) => (Some(norms.q_norm.of_step()?), Some(norms.k_norm.of_step()?)),
         };
         Some(AttentionBlock {
-            norm,
-            q_proj: &inputs.q_proj,
-            k_proj: &inputs.k_proj,
-            v_proj: &inputs.v_proj,
-            o_proj: self.o_proj.whole()?,
             q_norm,
             k_norm,
+            turns_first: norms.is_some_and(|norms| norms.how.after_rotation),
+            clip: *clip,
+            turn: Some(turn),
+            scale: Some(self.scale),
+            softcap: self.softcap,
             sinks: self.sinks.as_ref(),
-            head_dim: self.head_dim,
+            ..AttentionBlock::new([q_proj, k_proj, v_proj, self.o_proj.whole()?], self.head_dim)
         })
     }
 

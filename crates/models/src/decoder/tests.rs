@@ -5,6 +5,7 @@ use candle_quant::QuantFormat;
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};
 use serde_json::{json, Value};
+use std::path::{Path, PathBuf};
 
 fn tiny() -> Model {
     Model::load(&Checkpoint::open("assets/tiny").unwrap(), DType::F32, &Device::Cpu).unwrap()
@@ -30,26 +31,58 @@ fn random(changes: &Value) -> Model {
     Model::new(&config, vb.quantize_to(QuantFormat::affine(4, 64).unwrap())).unwrap()
 }
 
+/// Packed checkpoints of all dense families; none in a package, which has no fixtures.
+fn families() -> Vec<(String, PathBuf)> {
+    let Some(repository) = option_env!("CANDLE_QUANT_REPOSITORY") else { return Vec::new() };
+    let sparse = |name: &str| name.contains("moe") || name.starts_with("deepseek");
+    let entries = std::fs::read_dir(Path::new(repository).join("tests/fixtures/families"))
+        .unwrap()
+        .map(|entry| entry.unwrap());
+    let named = entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.path()));
+    let packed = named.filter(|(name, _)| !sparse(name)).flat_map(|(name, path)| {
+        ["mlx-affine4", "mlx-mxfp4"].map(|format| (format!("{name}, {format}"), path.join(format)))
+    });
+    let packed: Vec<_> = packed.filter(|(_, path)| path.is_dir()).collect();
+    assert!(packed.len() >= 50, "{}", packed.len());
+    packed
+}
+
 #[test]
 fn a_plan_computes_what_the_layers_compute() {
     let of_type = |model_type: &str| random(&json!({"model_type": model_type}));
-    let of_types = ["llama", "qwen2", "qwen3"].map(|name| (name, [of_type(name), of_type(name)]));
-    for (name, [mut planned, mut layered]) in of_types.into_iter().chain([("tiny", [tiny(), tiny()])]) {
-        assert!(planned.plan.is_some(), "{name}");
+    let of_types = ["llama", "qwen2", "qwen3"].map(|name| (name.to_string(), [of_type(name), of_type(name)]));
+    let load =
+        |path: &PathBuf| Model::load(&Checkpoint::open(path).unwrap(), DType::F32, &Device::Cpu).unwrap();
+    let families = families();
+    let families = families.iter().map(|(name, path)| (name.clone(), [load(path), load(path)]));
+    for (name, [mut planned, mut layered]) in
+        of_types.into_iter().chain([("tiny".to_string(), [tiny(), tiny()])]).chain(families)
+    {
+        let plan = planned.plan.clone();
+        assert!(plan.is_some(), "{name}");
         layered.plan = None;
         let ids: Vec<u32> = (0..60).map(|index| index * 7 % 100).collect();
-        let mut first = 0;
-        // Both halves of a plan, for few and for many tokens, for one text and for two.
-        for (batch, len) in [(2, 1), (2, 20), (2, 1), (2, 3)] {
-            let part: Vec<u32> = [&ids[first..first + len], &ids[60 - first - len..60 - first]].concat();
-            let part = Tensor::from_vec(part, (batch, len), &Device::Cpu).unwrap();
-            let run = |model: &mut Model| model.forward(&part, first).unwrap().flatten_all().unwrap();
-            let (found, expected) = (run(&mut planned), run(&mut layered));
-            let (found, expected) = (found.to_vec1::<f32>().unwrap(), expected.to_vec1::<f32>().unwrap());
-            let spread = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
-            let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
-            assert!(worst <= 2e-5 * spread.sqrt(), "{name}, {len} tokens from {first} on: {worst}");
-            first += len;
+        // Both halves of a plan, for few and for many tokens, for one text and for two; parts of both ways, on one cache.
+        for way in [[true; 5], [true, false, true, false, true], [false, true, false, true, false]] {
+            let mut first = 0;
+            for model in [&mut planned, &mut layered] {
+                model.clear_kv_cache();
+                model.expect_tokens(44);
+            }
+            for ((batch, len), is_planned) in [(2, 1), (2, 20), (2, 1), (2, 3), (2, 19)].into_iter().zip(way)
+            {
+                let part: Vec<u32> = [&ids[first..first + len], &ids[60 - first - len..60 - first]].concat();
+                let part = Tensor::from_vec(part, (batch, len), &Device::Cpu).unwrap();
+                let run = |model: &mut Model| model.forward(&part, first).unwrap().flatten_all().unwrap();
+                planned.plan = plan.clone().filter(|_| is_planned);
+                let (found, expected) = (run(&mut planned), run(&mut layered));
+                let (found, expected) = (found.to_vec1::<f32>().unwrap(), expected.to_vec1::<f32>().unwrap());
+                let spread = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
+                let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+                let what = format!("{name}, {len} tokens from {first} on, {way:?}");
+                assert!(worst <= 2e-5 * spread.sqrt(), "{what}: {worst} of {}", spread.sqrt());
+                first += len;
+            }
         }
     }
 }
@@ -59,7 +92,7 @@ fn what_a_plan_does_not_have_runs_layer_by_layer() {
     for changes in [
         json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}),
         json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
-        json!({"hidden_act": "gelu"}),
+        json!({"hidden_act": "mish"}),
     ] {
         assert!(random(&changes).plan.is_none(), "{changes}");
     }

@@ -4,6 +4,7 @@ use super::{Rope, Rotation};
 use crate::config::LayerRope;
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor};
+use candle_quant::step;
 use std::ops::Range;
 
 /// How queries and keys turn in the layers of a model.
@@ -80,12 +81,24 @@ impl Turns {
         self.all.rope.short_context()
     }
 
-    /// Frequencies and factor, if all layers turn whole heads alike, and queries do not grow.
-    pub fn plain(&self) -> Option<(Vec<f32>, f32)> {
-        let Turn { rope, inverse_frequencies: [inverse_frequencies, _] } = &self.all;
-        let is_plain = self.local.is_none() && self.query_growth.is_none() && !rope.interleaved;
-        let is_plain = is_plain && rope.short_context().is_none();
-        is_plain.then(|| (inverse_frequencies.clone(), rope.attention_factor()))
+    /// What a layer does in a plan.
+    pub fn of_step(&self, layer: LayerRope) -> step::Turn {
+        let grows = |growth: &QueryGrowth| layer == LayerRope::None || !growth.only_unturned;
+        let of_step = |QueryGrowth { beta, period, first, .. }| step::QueryGrowth { beta, period, first };
+        let query_growth = self.query_growth.filter(grows).map(of_step);
+        let turn = match layer {
+            LayerRope::None => return step::Turn { query_growth, ..step::Turn::default() },
+            LayerRope::All => &self.all,
+            LayerRope::Local => self.local.as_ref().unwrap_or(&self.all),
+        };
+        let Turn { rope, inverse_frequencies: [short, long] } = turn;
+        step::Turn {
+            inverse_frequencies: short.clone(),
+            of_long_texts: rope.short_context().map(|_| long.clone()),
+            interleaved: rope.interleaved,
+            factor: rope.attention_factor(),
+            query_growth,
+        }
     }
 }
 

@@ -1,4 +1,4 @@
-//! The attention of a step: queries and keys are normalized and rotated, keys and values appended, parts computed and
+//! The attention of a step: queries and keys are placed ([`place`](super::place)), keys and values appended, parts computed and
 //! combined ([`attention`](super::super::attention)).
 
 use super::super::attention::{
@@ -6,9 +6,8 @@ use super::super::attention::{
 };
 use super::super::tasks;
 use super::super::team::{Cursor, Member, Shared, Stopped};
-use super::elementwise::{rms_norm_in_place, rotate};
-use super::Angles;
-use crate::backend::step::{Heads, Node, Norm, Plan, StepToken};
+use super::place::{Angles, Place, Placed};
+use crate::backend::step::{Heads, Input, Node, Plan, StepToken};
 use crate::{Error, KvCache};
 use candle_core::Result;
 use std::ops::Range;
@@ -16,7 +15,10 @@ use std::sync::Arc;
 
 /// Tokens and caches, for all layers.
 pub(super) struct Layers<'a> {
-    angles: Angles,
+    /// How many tokens there are.
+    rows: usize,
+    /// Those of each turn of the plan.
+    angles: Vec<Angles>,
     queries: Vec<Queries>,
     caches: Vec<&'a KvCache>,
     /// For each layer the parts of its attention.
@@ -33,16 +35,17 @@ pub(super) struct Projected<'a> {
 
 impl<'a> Layers<'a> {
     /// Makes room for the tokens in the caches, which [`check`] has found to fit.
-    pub(super) fn new(plan: &Plan, tokens: &[StepToken], caches: &'a mut [&mut KvCache]) -> Result<Self> {
+    pub(super) fn new(plan: &Plan, input: Input, caches: &'a mut [&mut KvCache]) -> Result<Self> {
+        let Input { tokens, is_long, .. } = input;
         let queries = queries_of(tokens)?;
         for cache in caches.iter_mut() {
             for Queries { sequence, tokens, .. } in &queries {
                 cache.extend(&[*sequence], *tokens)?;
             }
         }
-        let angles = Angles::new(plan, tokens);
         let mut layers = Self {
-            angles,
+            rows: tokens.len(),
+            angles: plan.turns.iter().map(|turn| Angles::new(turn, tokens, is_long)).collect(),
             queries,
             caches: caches.iter().map(|cache| &**cache).collect(),
             parts: Vec::new(),
@@ -80,34 +83,37 @@ impl<'a> Layers<'a> {
         projected: Projected,
         (partials, attended): (&Shared, &Shared),
     ) -> std::result::Result<(), Stopped> {
-        let Some((cache, parts)) = self.caches.get(heads.layer).copied().zip(self.parts.get(heads.layer))
-        else {
-            return Ok(());
-        };
+        let layer = self.caches.get(heads.layer).copied().zip(self.parts.get(heads.layer));
+        let Some(((cache, parts), angles)) = layer.zip(self.angles.get(heads.turn)) else { return Ok(()) };
         let attention = attention(heads, cache, &self.queries);
         let groups: Vec<&[Part]> = parts.chunk_by(|a, b| a.group == b.group).collect();
         let [appended, computed, combined] = cursors;
         let heads_of_keys = self.queries.len() * heads.kv_heads;
         let group_width = heads.heads / heads.kv_heads * heads.head_dim;
         let width = heads.heads * heads.head_dim;
-        let mut q = vec![0.; self.angles.rows() * width];
+        let mut q = vec![0.; self.rows * width];
+        let placed = [
+            Placed::new(Place::of_queries(heads, angles), projected.queries, (self.rows, heads.heads)),
+            Placed::new(Place::of_keys(heads, angles), projected.keys, (self.rows, heads.kv_heads)),
+        ];
         // Whoever appends a head may attend to it at once, if no other thread has a part of that.
         let is_whole = groups.len() == parts.len() && groups.len() == heads_of_keys;
         while let Some(taken) = appended.take(heads_of_keys, 1) {
             let kv_head = taken.start % heads.kv_heads;
             let Some(queries) = self.queries.get(taken.start / heads.kv_heads) else { continue };
-            self.append(heads, cache, (queries, kv_head), projected, &mut q);
+            append_group(heads, cache, (queries, kv_head), &placed, projected.values, &mut q);
             match groups.get(taken.start).filter(|_| is_whole) {
                 Some(group) => {
                     let mut partials = vec![0.; numbers_of(group).len()];
                     run_parts(&attention, group, &q, &mut partials);
                     write_combined(&attention, group, &partials, attended);
                 }
+                // Until there is what they see: others may have to read them yet as they were.
                 None => {
                     for row in queries.first_row..queries.first_row + queries.tokens {
                         let start = row * width + kv_head * group_width;
                         let own = q.get(start..start + group_width).unwrap_or_default();
-                        projected.queries.write(start, own);
+                        attended.write(start, own);
                     }
                 }
             }
@@ -116,7 +122,7 @@ impl<'a> Layers<'a> {
             return Ok(());
         }
         member.wait()?;
-        projected.queries.read(0, &mut q);
+        attended.read(0, &mut q);
         while let Some(taken) = computed.take(parts.len(), 1) {
             let Some(part) = parts.get(taken) else { continue };
             let numbers = numbers_of(part);
@@ -135,59 +141,22 @@ impl<'a> Layers<'a> {
         Ok(())
     }
 
-    /// Normalizes and rotates queries and keys of one head of keys, and appends keys and values. The queries come to
-    /// where they lie in `q`, `[rows][heads * head_dim]`.
-    fn append(
-        &self,
-        heads: &Heads,
-        cache: &KvCache,
-        (queries, kv_head): (&Queries, usize),
-        projected: Projected,
-        q: &mut [f32],
-    ) {
-        let Heads { head_dim, kv_heads, .. } = *heads;
-        let (width, group_width) = (heads.heads * head_dim, heads.heads / kv_heads * head_dim);
-        let mut k = vec![0.; queries.tokens * head_dim];
-        let mut v = vec![0.; queries.tokens * head_dim];
-        let rows = queries.first_row..;
-        for ((row, k), v) in rows.zip(k.chunks_exact_mut(head_dim)).zip(v.chunks_exact_mut(head_dim)) {
-            let of_keys = (row * kv_heads + kv_head) * head_dim;
-            projected.keys.read(of_keys, k);
-            projected.values.read(of_keys, v);
-            self.prepare(k, heads.k_norm.as_ref(), row);
-            let of_queries = row * width + kv_head * group_width;
-            let q = q.get_mut(of_queries..of_queries + group_width).unwrap_or_default();
-            projected.queries.read(of_queries, q);
-            q.chunks_exact_mut(head_dim).for_each(|head| self.prepare(head, heads.q_norm.as_ref(), row));
-        }
-        append(cache, queries.sequence, kv_head, queries.position, &k, &v);
-    }
-
-    /// Normalizes and rotates a head of a row.
-    fn prepare(&self, head: &mut [f32], norm: Option<&Norm>, row: usize) {
-        if let Some(norm) = norm {
-            rms_norm_in_place(head, &norm.weight, norm.eps);
-        }
-        let (cos, sin) = self.angles.of(row);
-        rotate(head, cos, sin);
-    }
-
     /// A layer's attention for many rows, by all threads: `[rows][heads * head_dim]`.
     pub(super) fn compute_many(
         &self,
         heads: &Heads,
         [queries, keys, values]: &mut [Vec<f32>; 3],
     ) -> Vec<f32> {
-        let Some(&cache) = self.caches.get(heads.layer) else { return Vec::new() };
+        let layer = self.caches.get(heads.layer).zip(self.angles.get(heads.turn));
+        let Some((&cache, angles)) = layer else { return Vec::new() };
+        let (of_queries, of_keys) = (Place::of_queries(heads, angles), Place::of_keys(heads, angles));
         let (width, kv_width) = (heads.heads * heads.head_dim, heads.kv_heads * heads.head_dim);
         let rows = queries.chunks_mut(ROWS * width).zip(keys.chunks_mut(ROWS * kv_width));
         tasks::for_each(rows, |task, (q, k)| {
             let rows = (task * ROWS..).zip(q.chunks_exact_mut(width).zip(k.chunks_exact_mut(kv_width)));
             for (row, (q, k)) in rows {
-                q.chunks_exact_mut(heads.head_dim)
-                    .for_each(|head| self.prepare(head, heads.q_norm.as_ref(), row));
-                k.chunks_exact_mut(heads.head_dim)
-                    .for_each(|head| self.prepare(head, heads.k_norm.as_ref(), row));
+                of_queries.place(row, 0, of_queries.moments(q), q);
+                of_keys.place(row, 0, of_keys.moments(k), k);
             }
         });
         let rows = |values, stride| Rows { values, stride };
@@ -198,21 +167,44 @@ impl<'a> Layers<'a> {
     }
 }
 
-/// Rows that a thread takes at a time, where it rotates them.
+/// Rows that a thread takes at a time, where it places them.
 const ROWS: usize = 8;
 
 fn attention<'a>(heads: &'a Heads, cache: &'a KvCache, queries: &'a [Queries]) -> Attention<'a> {
-    let scale = 1. / (heads.head_dim as f64).sqrt();
-    let sinks = heads.sinks.as_deref();
-    Attention { cache, queries, heads: heads.heads, scale: scale as f32, sinks, softcap: None }
+    let Heads { heads, scale, softcap, ref sinks, .. } = *heads;
+    Attention { cache, queries, heads, scale, sinks: sinks.as_deref(), softcap }
 }
 
 fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {
     plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
-        Node::Embed(_) | Node::Queries(..) | Node::AddAttended(_) => None,
-        Node::Gate(..) | Node::AddInner(_) | Node::Logits(..) => None,
+        Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => None,
     })
+}
+
+/// Appends the keys and values of one head, and puts the queries of its group where they lie in `q`,
+/// `[rows][heads * head_dim]`.
+fn append_group(
+    heads: &Heads,
+    cache: &KvCache,
+    (queries, kv_head): (&Queries, usize),
+    [of_queries, of_keys]: &[Placed; 2],
+    values: &Shared,
+    q: &mut [f32],
+) {
+    let Heads { head_dim, kv_heads, .. } = *heads;
+    let group = heads.heads / kv_heads;
+    let mut k = vec![0.; queries.tokens * head_dim];
+    let mut v = vec![0.; queries.tokens * head_dim];
+    let rows = queries.first_row..;
+    for ((row, k), v) in rows.zip(k.chunks_exact_mut(head_dim)).zip(v.chunks_exact_mut(head_dim)) {
+        of_keys.read(row, kv_head, k);
+        values.read((row * kv_heads + kv_head) * head_dim, v);
+        let start = (row * heads.heads + kv_head * group) * head_dim;
+        of_queries.read(row, kv_head * group, q.get_mut(start..start + group * head_dim).unwrap_or_default());
+    }
+    append(cache, queries.sequence, kv_head, queries.position, &k, &v);
 }
 
 /// Where the numbers of some parts are.

@@ -1,42 +1,151 @@
 //! What a step does between matmuls, on rows of f32. Loops are written so that the compiler makes vectors of them.
 
+use crate::backend::step::{Activation, Norm};
+use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
+
 /// Sums of independent lanes, which vectorize and lose less to rounding than one running sum.
 const LANES: usize = 16;
 
-/// `x / rms(x) * weight`, where `rms(x) = sqrt(mean(x^2) + eps)`; a row of x, as many weights and numbers of `out`.
-pub(super) fn rms_norm(x: &[f32], weight: &[f32], eps: f32, out: &mut [f32]) {
+/// What a norm makes of the numbers that it is over.
+#[derive(Clone, Copy)]
+pub(super) struct Moments {
+    mean: f32,
+    /// One over the root of the mean square.
+    inverse: f32,
+}
+
+impl Moments {
+    pub(super) fn new(norm: &Norm, x: &[f32]) -> Self {
+        let len = x.len() as f64;
+        let mean = if norm.subtracts_mean { (sum(x, |x| x) / len) as f32 } else { 0. };
+        let square = sum(x, |x| (x - mean) * (x - mean)) / len;
+        Self { mean, inverse: (1. / (square + f64::from(norm.eps)).sqrt()) as f32 }
+    }
+
+    /// Normalizes some of the numbers, whose weights and biases begin at `first`.
+    pub(super) fn apply(self, norm: &Norm, first: usize, x: &[f32], out: &mut [f32]) {
+        let Self { mean, inverse } = self;
+        match from(&norm.weight, first) {
+            None => out.iter_mut().zip(x).for_each(|(out, x)| *out = (x - mean) * inverse),
+            Some(weight) => {
+                for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
+                    *out = (x - mean) * inverse * weight;
+                }
+            }
+        }
+        if let Some(bias) = from(&norm.bias, first) {
+            out.iter_mut().zip(bias).for_each(|(out, bias)| *out += bias);
+        }
+    }
+}
+
+/// The numbers from `first` on, if there are any.
+fn from(numbers: &Option<Vec<f32>>, first: usize) -> Option<&[f32]> {
+    numbers.as_ref().and_then(|numbers| numbers.get(first..))
+}
+
+/// The sum of what `term` makes of numbers.
+#[inline(always)]
+fn sum(x: &[f32], term: impl Fn(f32) -> f32) -> f64 {
     let mut sums = [0f32; LANES];
     let chunks = x.chunks_exact(LANES);
-    let rest: f32 = chunks.remainder().iter().map(|x| x * x).sum();
+    let rest: f32 = chunks.remainder().iter().map(|x| term(*x)).sum();
     for x in chunks {
-        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += x * x);
+        sums.iter_mut().zip(x).for_each(|(sum, x)| *sum += term(*x));
     }
-    let total = sums.iter().map(|sum| f64::from(*sum)).sum::<f64>() + f64::from(rest);
-    let inverse = 1. / (total / x.len() as f64 + f64::from(eps)).sqrt();
-    let inverse = inverse as f32;
-    for ((out, x), weight) in out.iter_mut().zip(x).zip(weight) {
-        *out = x * inverse * weight;
-    }
+    sums.iter().map(|sum| f64::from(*sum)).sum::<f64>() + f64::from(rest)
 }
 
-/// [`rms_norm`] of a row in place.
-pub(super) fn rms_norm_in_place(x: &mut [f32], weight: &[f32], eps: f32) {
-    let copy = x.to_vec();
-    rms_norm(&copy, weight, eps, x);
-}
-
-/// `silu(gate) * up` in place of `gate`, where `silu(x) = x / (1 + exp(-x))`.
-pub(super) fn silu_mul(gate: &mut [f32], up: &[f32]) {
-    for (gate, up) in gate.iter_mut().zip(up) {
-        *gate = *gate / (1. + exp(-*gate)) * up;
+/// The norm of a row of hidden states, or the row itself.
+pub(super) fn normalize(norm: Option<&Norm>, x: &[f32], out: &mut [f32]) {
+    match norm {
+        Some(norm) => Moments::new(norm, x).apply(norm, 0, x, out),
+        None => out.iter_mut().zip(x).for_each(|(out, x)| *out = *x),
     }
 }
 
-/// Rotates a head: element i pairs with element i + len / 2; `cos` and `sin` have a number for each pair.
-pub(super) fn rotate(head: &mut [f32], cos: &[f32], sin: &[f32]) {
-    let (first, second) = head.split_at_mut(head.len() / 2);
+/// `activation(gate) * up` in place of `gate`; `activation(gate)` without `up`.
+pub(super) fn activate(activation: Activation, gate: &mut [f32], up: Option<&[f32]>) {
+    match activation {
+        Activation::Silu => activate_by(|x| x / (1. + exp(-x)), gate, up),
+        Activation::Gelu => activate_by(|x| 0.5 * x * erfc(-x * FRAC_1_SQRT_2), gate, up),
+        // (1 + tanh(y)) / 2 = 1 / (1 + exp(-2 y)).
+        Activation::GeluTanh => activate_by(
+            |x| x / (1. + exp(-2. * FRAC_2_SQRT_PI * FRAC_1_SQRT_2 * x * (1. + 0.044715 * x * x))),
+            gate,
+            up,
+        ),
+        Activation::Relu2 => activate_by(|x| x.max(0.) * x, gate, up),
+    }
+}
+
+#[inline(always)]
+fn activate_by(activation: impl Fn(f32) -> f32, gate: &mut [f32], up: Option<&[f32]>) {
+    match up {
+        Some(up) => gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation(*gate) * up),
+        None => gate.iter_mut().for_each(|gate| *gate = activation(*gate)),
+    }
+}
+
+/// `scale * x`, ended by `softcap * tanh(x / softcap)` if there is one.
+pub(super) fn scale_and_cap(x: &mut [f32], scale: f32, softcap: Option<f32>) {
+    if scale != 1. {
+        x.iter_mut().for_each(|x| *x *= scale);
+    }
+    if let Some(cap) = softcap {
+        x.iter_mut().for_each(|x| *x = cap * tanh(*x / cap));
+    }
+}
+
+/// Turns a head's first elements: element i pairs with element i + half; `cos` and `sin` have a number for each pair.
+pub(super) fn turn(head: &mut [f32], cos: &[f32], sin: &[f32]) {
+    let (first, second) = head.split_at_mut(cos.len().min(head.len()));
     for (((first, second), cos), sin) in first.iter_mut().zip(second).zip(cos).zip(sin) {
         (*first, *second) = (*first * cos - *second * sin, *first * sin + *second * cos);
+    }
+}
+
+/// Puts the first of each pair of neighbours into the first half, and the others into the second.
+pub(super) fn part_neighbours(x: &mut [f32]) {
+    let copy = x.to_vec();
+    let (first, second) = x.split_at_mut(copy.len() / 2);
+    for (pair, (first, second)) in copy.chunks_exact(2).zip(first.iter_mut().zip(second)) {
+        if let [a, b] = pair {
+            (*first, *second) = (*a, *b);
+        }
+    }
+}
+
+/// tanh within a few units of the last place of 1.
+#[inline(always)]
+fn tanh(x: f32) -> f32 {
+    let small = exp(-2. * x.abs());
+    ((1. - small) / (1. + small)).copysign(x)
+}
+
+/// 1 minus the error function, to 6 digits of what it is: a polynomial of Numerical Recipes, 6.2.
+#[inline(always)]
+fn erfc(x: f32) -> f32 {
+    const COEFFICIENTS: [f32; 10] = [
+        0.170_872_77,
+        -0.822_152_2,
+        1.488_515_9,
+        -1.135_203_98,
+        0.278_868_07,
+        -0.186_288_06,
+        0.096_784_18,
+        0.374_091_96,
+        1.000_023_7,
+        -1.265_512_2,
+    ];
+    let size = x.abs();
+    let t = 1. / (1. + 0.5 * size);
+    let power = COEFFICIENTS.into_iter().fold(0., |power, coefficient| power * t + coefficient);
+    let above = t * exp(power - size * size);
+    if x < 0. {
+        2. - above
+    } else {
+        above
     }
 }
 
@@ -80,37 +189,32 @@ mod tests {
     }
 
     #[test]
-    fn norms_gates_and_rotations_are_those_of_f64() {
+    fn norms_and_turns_are_those_of_f64() {
         for len in [2, 16, 30, 128, 1000] {
             let number = |index: usize, seed: f64| ((index as f64 + seed) * 12.9898).sin() * 5.;
             let x: Vec<f32> = (0..len).map(|index| number(index, 0.) as f32).collect();
             let weight: Vec<f32> = (0..len).map(|index| number(index, 0.3) as f32).collect();
             let wide: Vec<f64> = x.iter().map(|x| f64::from(*x)).collect();
-            let close = |found: f32, expected: f64| {
-                assert!(
-                    (f64::from(found) - expected).abs() <= 5e-7 * expected.abs().max(1e-3),
-                    "{found} {expected}"
-                )
-            };
 
-            let rms = (wide.iter().map(|x| x * x).sum::<f64>() / len as f64 + 1e-6).sqrt();
-            let mut normed = x.clone();
-            rms_norm_in_place(&mut normed, &weight, 1e-6);
-            for ((found, x), weight) in normed.iter().zip(&wide).zip(&weight) {
-                close(*found, x / rms * f64::from(*weight));
-            }
-
-            let mut gated = x.clone();
-            silu_mul(&mut gated, &weight);
-            for ((found, x), up) in gated.iter().zip(&wide).zip(&weight) {
-                close(*found, x / (1. + (-x).exp()) * f64::from(*up));
+            for (subtracts_mean, has_bias) in [(false, false), (true, false), (true, true)] {
+                let bias = has_bias.then(|| x.clone());
+                let norm = Norm { weight: Some(weight.clone()), bias, subtracts_mean, eps: 1e-6 };
+                let mean = if subtracts_mean { wide.iter().sum::<f64>() / len as f64 } else { 0. };
+                let square = wide.iter().map(|x| (x - mean) * (x - mean)).sum::<f64>() / len as f64;
+                let mut normed = vec![0.; len];
+                normalize(Some(&norm), &x, &mut normed);
+                for ((found, x), weight) in normed.iter().zip(&wide).zip(&weight) {
+                    let bias = if has_bias { *x } else { 0. };
+                    let unit = (x - mean) / (square + 1e-6).sqrt() * f64::from(*weight);
+                    assert!((f64::from(*found) - unit - bias).abs() <= 1e-6 * (unit.abs() + bias.abs() + 1.));
+                }
             }
 
             let angles: Vec<f64> = (0..len / 2).map(|pair| number(pair, 0.7)).collect();
             let (cos, sin): (Vec<f32>, Vec<f32>) =
                 angles.iter().map(|angle| (angle.cos() as f32, angle.sin() as f32)).unzip();
             let mut rotated = x.clone();
-            rotate(&mut rotated, &cos, &sin);
+            turn(&mut rotated, &cos, &sin);
             for (pair, angle) in angles.iter().enumerate() {
                 let (a, b) = (wide[pair], wide[pair + len / 2]);
                 let size = (a * a + b * b).sqrt();
@@ -122,6 +226,43 @@ mod tests {
                         <= 3e-7 * size
                 );
             }
+        }
+    }
+    /// By candle, whose operations run the same models layer by layer.
+    #[test]
+    fn activations_are_those_of_candle() {
+        use candle_core::{Device, Module, Tensor};
+        let x: Vec<f32> = (-2000..2000).map(|step| step as f32 / 100.).collect();
+        let up: Vec<f32> = x.iter().map(|x| 1. + x.cos()).collect();
+        for (activation, expected) in [
+            (Activation::Silu, candle_nn::Activation::Silu),
+            (Activation::Gelu, candle_nn::Activation::Gelu),
+            (Activation::GeluTanh, candle_nn::Activation::GeluPytorchTanh),
+            (Activation::Relu2, candle_nn::Activation::Relu2),
+        ] {
+            let expected = expected.forward(&Tensor::new(x.as_slice(), &Device::Cpu).unwrap()).unwrap();
+            let expected = expected.to_vec1::<f32>().unwrap();
+            let (mut alone, mut gated) = (x.clone(), x.clone());
+            activate(activation, &mut alone, None);
+            activate(activation, &mut gated, Some(&up));
+            for (((alone, gated), expected), (x, up)) in
+                alone.iter().zip(&gated).zip(&expected).zip(x.iter().zip(&up))
+            {
+                let bound = 3e-7 * (x.abs() + expected.abs());
+                assert!((alone - expected).abs() <= bound, "{activation:?} of {x}: {alone} {expected}");
+                assert_eq!((alone * up).to_bits(), gated.to_bits());
+            }
+        }
+    }
+
+    #[test]
+    fn logits_end_at_the_softcap() {
+        let logits: Vec<f32> = (-3000..3000).map(|step| step as f32 / 20.).collect();
+        let mut found = logits.clone();
+        scale_and_cap(&mut found, 0.5, Some(30.));
+        for (found, logit) in found.iter().zip(&logits) {
+            let expected = 30. * (f64::from(*logit) * 0.5 / 30.).tanh();
+            assert!((f64::from(*found) - expected).abs() < 6e-6, "{logit}: {found} {expected}");
         }
     }
 }

@@ -8,8 +8,8 @@ use super::super::fast_kernel::Digits;
 use super::super::low_rank::LowRank;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
-use super::elementwise::{rms_norm, silu_mul};
-use crate::backend::step::{Node, Norm, Plan, Projection, StepToken, Updates};
+use super::elementwise::{activate, normalize, scale_and_cap};
+use crate::backend::step::{Input, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantFormat};
 use candle_core::Result;
@@ -28,20 +28,25 @@ struct Buffers {
     values: Shared,
     attended: Shared,
     inner: Shared,
+    /// Of a block, before it is normalized.
+    output: Shared,
     logits: Shared,
 }
 
 impl Buffers {
     fn new(plan: &Plan, rows: usize, wanted: usize) -> Self {
-        let (mut queries, mut keys, mut values, mut inner, mut logits) = (0, 0, 0, 0, 0);
+        let (mut queries, mut keys, mut values) = (0, 0, 0);
+        let (mut inner, mut output, mut logits) = (0, 0, 0);
         for node in &plan.nodes {
             match node {
-                Node::Queries(_, [q, k, v]) => {
+                Node::Queries(_, [q, k, v], _) => {
                     (queries, keys, values) = (queries.max(q.rows), keys.max(k.rows), values.max(v.rows));
                 }
-                Node::Gate(_, [gate, _]) => inner = inner.max(gate.rows),
-                Node::Logits(_, head) => logits = logits.max(head.rows),
-                Node::Embed(_) | Node::Attend(_) | Node::AddAttended(_) | Node::AddInner(_) => {}
+                Node::Inner { up, .. } => inner = inner.max(up.rows),
+                Node::AddAttended(projection, Out { norm: Some(_), .. })
+                | Node::AddInner(projection, Out { norm: Some(_), .. }) => output = projection.rows,
+                Node::Logits { head, .. } => logits = logits.max(head.rows),
+                Node::Embed(..) | Node::Attend(_) | Node::AddAttended(..) | Node::AddInner(..) => {}
             }
         }
         Self {
@@ -51,35 +56,20 @@ impl Buffers {
             values: Shared::new(rows * values),
             attended: Shared::new(rows * queries),
             inner: Shared::new(rows * inner),
+            output: Shared::new(rows * output),
             logits: Shared::new(wanted * logits),
         }
     }
 }
 
 /// See [`super::run`].
-pub(super) fn run(
-    crew: Crew,
-    plan: &Plan,
-    updates: &Updates,
-    tokens: &[StepToken],
-    caches: &mut [&mut KvCache],
-    wanted: &[usize],
-) -> Result<Vec<f32>> {
-    let buffers = Buffers::new(plan, tokens.len(), wanted.len());
+pub(super) fn run(crew: Crew, plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
+    let buffers = Buffers::new(plan, input.tokens.len(), input.wanted.len());
     let cursors: Vec<_> = plan.nodes.iter().map(|_| [Cursor::new(), Cursor::new(), Cursor::new()]).collect();
-    let layers = Layers::new(plan, tokens, caches)?;
+    let layers = Layers::new(plan, input, caches)?;
     let partials = Shared::new(layers.partial_len());
     let digits = Digits::of::<f32>(ActivationPrecision::current());
-    let step = Step {
-        plan,
-        updates,
-        tokens,
-        wanted,
-        digits,
-        buffers: &buffers,
-        partials: &partials,
-        layers: &layers,
-    };
+    let step = Step { plan, input, digits, buffers: &buffers, partials: &partials, layers: &layers };
     team::run(crew, |member| {
         for (node, cursors) in plan.nodes.iter().zip(&cursors) {
             step.compute(node, member, cursors)?;
@@ -95,9 +85,7 @@ pub(super) fn run(
 /// What all members see.
 struct Step<'a> {
     plan: &'a Plan,
-    updates: &'a Updates,
-    tokens: &'a [StepToken],
-    wanted: &'a [usize],
+    input: Input<'a>,
     digits: Digits,
     buffers: &'a Buffers,
     partials: &'a Shared,
@@ -113,20 +101,21 @@ impl Step<'_> {
         cursors: &[Cursor; 3],
     ) -> std::result::Result<(), Failure<candle_core::Error>> {
         let [cursor, ..] = cursors;
-        let (buffers, hidden, rows) = (self.buffers, self.plan.hidden, self.tokens.len());
+        let (buffers, hidden, rows) = (self.buffers, self.plan.hidden, self.input.tokens.len());
         match node {
-            Node::Embed(table) => {
+            Node::Embed(table, scale) => {
                 while let Some(range) = cursor.take(rows, 1) {
                     for row in range {
-                        let ids = [self.tokens.get(row).map_or(0, |token| token.id as usize)];
-                        let embedded =
+                        let ids = [self.input.tokens.get(row).map_or(0, |token| token.id as usize)];
+                        let mut embedded =
                             with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, &ids)))?;
+                        scale_and_cap(&mut embedded, *scale, None);
                         buffers.hidden.write(row * hidden, &embedded);
                     }
                 }
             }
-            Node::Queries(norm, projections) => {
-                let mut x = self.operand(self.normed(norm, None), rows);
+            Node::Queries(norm, projections, clip) => {
+                let mut x = self.operand(self.normed(norm.as_ref(), None), rows);
                 let to = [&buffers.queries, &buffers.keys, &buffers.values];
                 let blocks: usize =
                     projections.iter().map(|projection| projection.rows.div_ceil(BLOCK)).sum();
@@ -137,7 +126,10 @@ impl Step<'_> {
                         let (start, end) = (taken.start.max(first), taken.end.min(first + own));
                         if start < end {
                             let range = (start - first) * BLOCK..projection.rows.min((end - first) * BLOCK);
-                            let sums = x.multiply(projection, range.start, range.len())?;
+                            let mut sums = x.multiply(projection, range.start, range.len())?;
+                            if let Some(clip) = clip {
+                                sums.iter_mut().for_each(|sum| *sum = sum.clamp(-clip, *clip));
+                            }
                             scatter(&sums, rows, |row, sums| {
                                 to.write(row * projection.rows + range.start, sums)
                             });
@@ -152,27 +144,36 @@ impl Step<'_> {
                 let out = (self.partials, &buffers.attended);
                 self.layers.compute(heads, (member, cursors), projected, out)?;
             }
-            Node::AddAttended(projection) => self.add(projection, &buffers.attended, member, cursor)?,
-            Node::Gate(norm, [gate, up]) => {
-                let mut x = self.operand(self.normed(norm, None), rows);
-                let blocks = gate.rows.div_ceil(BLOCK);
+            Node::AddAttended(projection, out) => {
+                self.add((projection, out), &buffers.attended, member, cursors)?;
+            }
+            Node::Inner { norm, gate, up, activation } => {
+                let mut x = self.operand(self.normed(norm.as_ref(), None), rows);
+                let blocks = up.rows.div_ceil(BLOCK);
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
-                    let range = taken.start * BLOCK..gate.rows.min(taken.end * BLOCK);
-                    let mut gates = x.multiply(gate, range.start, range.len())?;
-                    silu_mul(&mut gates, &x.multiply(up, range.start, range.len())?);
-                    scatter(&gates, rows, |row, inner| {
-                        buffers.inner.write(row * gate.rows + range.start, inner)
+                    let range = taken.start * BLOCK..up.rows.min(taken.end * BLOCK);
+                    let mut inner = x.multiply(gate.as_ref().unwrap_or(up), range.start, range.len())?;
+                    let ups = match gate {
+                        Some(_) => Some(x.multiply(up, range.start, range.len())?),
+                        None => None,
+                    };
+                    activate(*activation, &mut inner, ups.as_deref());
+                    scatter(&inner, rows, |row, inner| {
+                        buffers.inner.write(row * up.rows + range.start, inner)
                     });
                 }
             }
-            Node::AddInner(projection) => self.add(projection, &buffers.inner, member, cursor)?,
-            Node::Logits(norm, head) => {
-                let wanted = self.wanted.len();
-                let mut x = self.operand(self.normed(norm, Some(self.wanted)), wanted);
+            Node::AddInner(projection, out) => {
+                self.add((projection, out), &buffers.inner, member, cursors)?;
+            }
+            Node::Logits { norm, head, scale, softcap } => {
+                let wanted = self.input.wanted.len();
+                let mut x = self.operand(self.normed(norm.as_ref(), Some(self.input.wanted)), wanted);
                 let blocks = if wanted == 0 { 0 } else { head.rows.div_ceil(BLOCK) };
                 while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
                     let range = taken.start * BLOCK..head.rows.min(taken.end * BLOCK);
-                    let sums = x.multiply(head, range.start, range.len())?;
+                    let mut sums = x.multiply(head, range.start, range.len())?;
+                    scale_and_cap(&mut sums, *scale, *softcap);
                     scatter(&sums, wanted, |row, sums| {
                         buffers.logits.write(row * head.rows + range.start, sums)
                     });
@@ -187,44 +188,65 @@ impl Step<'_> {
             x,
             rows,
             digits: self.digits,
-            updates: self.updates,
+            updates: self.input.updates,
             prepared: Vec::new(),
             adapters: Vec::new(),
         }
     }
 
     /// norm(hidden) of all rows, or of those that are wanted.
-    fn normed(&self, norm: &Norm, wanted: Option<&[usize]>) -> Vec<f32> {
+    fn normed(&self, norm: Option<&Norm>, wanted: Option<&[usize]>) -> Vec<f32> {
         let width = self.plan.hidden;
-        let rows = wanted.map_or(self.tokens.len(), <[usize]>::len);
+        let rows = wanted.map_or(self.input.tokens.len(), <[usize]>::len);
         let mut hidden = vec![0.; width];
         let mut all = vec![0.; rows * width];
         for (row, out) in all.chunks_exact_mut(width).enumerate() {
             let row = wanted.and_then(|wanted| wanted.get(row)).copied().unwrap_or(row);
             self.buffers.hidden.read(row * width, &mut hidden);
-            rms_norm(&hidden, &norm.weight, norm.eps, out);
+            normalize(norm, &hidden, out);
         }
         all
     }
 
-    /// hidden += projection of `from`.
-    fn add(&self, projection: &Projection, from: &Shared, member: &Member, cursor: &Cursor) -> Result<()> {
-        let (rows, hidden) = (self.tokens.len(), &self.buffers.hidden);
+    /// hidden += what becomes of the projection of `from`.
+    fn add(
+        &self,
+        (projection, Out { norm, scale }): (&Projection, &Out),
+        from: &Shared,
+        member: &Member,
+        [projected, normalized, _]: &[Cursor; 3],
+    ) -> std::result::Result<(), Failure<candle_core::Error>> {
+        let (rows, hidden, width) = (self.input.tokens.len(), &self.buffers.hidden, projection.rows);
         let mut x = vec![0.; rows * projection.k];
         from.read(0, &mut x);
         let mut x = self.operand(x, rows);
-        let blocks = projection.rows.div_ceil(BLOCK);
         let mut residual = Vec::new();
-        while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
-            let range = taken.start * BLOCK..projection.rows.min(taken.end * BLOCK);
+        let mut add = |at: usize, output: &[f32]| {
+            residual.resize(output.len(), 0.);
+            hidden.read(at, &mut residual);
+            residual.iter_mut().zip(output).for_each(|(residual, output)| *residual += output * scale);
+            hidden.write(at, &residual);
+        };
+        let blocks = width.div_ceil(BLOCK);
+        while let Some(taken) = projected.take(blocks, turn(blocks, member)) {
+            let range = taken.start * BLOCK..width.min(taken.end * BLOCK);
             let sums = x.multiply(projection, range.start, range.len())?;
             scatter(&sums, rows, |row, sums| {
-                let at = row * projection.rows + range.start;
-                residual.resize(sums.len(), 0.);
-                hidden.read(at, &mut residual);
-                residual.iter_mut().zip(sums).for_each(|(residual, sum)| *residual += sum);
-                hidden.write(at, &residual);
+                let at = row * width + range.start;
+                match norm {
+                    Some(_) => self.buffers.output.write(at, sums),
+                    None => add(at, sums),
+                }
             });
+        }
+        if norm.is_some() {
+            member.wait()?;
+            let (mut output, mut normed) = (vec![0.; width], vec![0.; width]);
+            while let Some(taken) = normalized.take(rows, 1) {
+                self.buffers.output.read(taken.start * width, &mut output);
+                normalize(norm.as_ref(), &output, &mut normed);
+                add(taken.start * width, &normed);
+            }
         }
         Ok(())
     }

@@ -5,56 +5,65 @@ use super::super::isa;
 use super::super::low_rank::LowRank;
 use super::super::tasks;
 use super::attend::Layers;
-use super::elementwise::{rms_norm, silu_mul};
-use crate::backend::step::{Node, Norm, Plan, Projection, StepToken, Updates};
+use super::elementwise::{activate, normalize, scale_and_cap};
+use crate::backend::step::{Input, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache};
 use candle_core::Result;
+use std::borrow::Cow;
 
 /// Rows that a thread takes at a time where little is done with each.
 const ROWS: usize = 8;
 
+/// Numbers that a thread takes at a time, where rows do not matter.
+const AT_ONCE: usize = 1 << 14;
+
 /// See [`super::run`].
-pub(super) fn run(
-    plan: &Plan,
-    updates: &Updates,
-    tokens: &[StepToken],
-    caches: &mut [&mut KvCache],
-    wanted: &[usize],
-) -> Result<Vec<f32>> {
-    let layers = Layers::new(plan, tokens, caches)?;
-    let multiply = |projection: &Projection, x: &[f32]| multiply(projection, updates, x);
+pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
+    let layers = Layers::new(plan, input, caches)?;
+    let multiply = |projection: &Projection, x: &[f32]| multiply(projection, input.updates, x);
     let mut hidden = Vec::new();
     let mut projected = [Vec::new(), Vec::new(), Vec::new()];
     let (mut attended, mut inner, mut logits) = (Vec::new(), Vec::new(), Vec::new());
     for node in &plan.nodes {
         match node {
-            Node::Embed(table) => {
-                let ids: Vec<usize> = tokens.iter().map(|token| token.id as usize).collect();
+            Node::Embed(table, scale) => {
+                let ids: Vec<usize> = input.tokens.iter().map(|token| token.id as usize).collect();
                 hidden = with_matrix(table, 0, |table| Ok(super::super::embed::<f32>(table, &ids)))?;
+                scale_and_cap(&mut hidden, *scale, None);
             }
-            Node::Queries(norm, projections) => {
-                let x = normed(&hidden, norm);
+            Node::Queries(norm, projections, clip) => {
+                let x = normed(&hidden, norm.as_ref(), plan.hidden);
                 for (to, projection) in projected.iter_mut().zip(projections) {
                     *to = multiply(projection, &x)?;
+                    if let Some(clip) = clip {
+                        to.iter_mut().for_each(|x| *x = x.clamp(-clip, *clip));
+                    }
                 }
             }
             Node::Attend(heads) => attended = layers.compute_many(heads, &mut projected),
-            Node::AddAttended(projection) => add(&mut hidden, &multiply(projection, &attended)?),
-            Node::Gate(norm, [gate, up]) => {
-                let x = normed(&hidden, norm);
-                inner = multiply(gate, &x)?;
-                let up_rows = multiply(up, &x)?;
-                let len = ROWS * gate.rows;
-                tasks::for_each(inner.chunks_mut(len).zip(up_rows.chunks(len)), |_, (gate, up)| {
-                    silu_mul(gate, up)
+            Node::AddAttended(projection, out) => {
+                add(&mut hidden, &multiply(projection, &attended)?, out, plan.hidden);
+            }
+            Node::Inner { norm, gate, up, activation } => {
+                let x = normed(&hidden, norm.as_ref(), plan.hidden);
+                inner = multiply(gate.as_ref().unwrap_or(up), &x)?;
+                let ups = if gate.is_some() { multiply(up, &x)? } else { Vec::new() };
+                let len = ROWS * up.rows;
+                tasks::for_each(inner.chunks_mut(len), |task, inner| {
+                    activate(*activation, inner, ups.chunks(len).nth(task));
                 });
             }
-            Node::AddInner(projection) => add(&mut hidden, &multiply(projection, &inner)?),
-            Node::Logits(norm, head) => {
-                let rows = wanted.iter().filter_map(|row| hidden.chunks_exact(plan.hidden).nth(*row));
+            Node::AddInner(projection, out) => {
+                add(&mut hidden, &multiply(projection, &inner)?, out, plan.hidden);
+            }
+            Node::Logits { norm, head, scale, softcap } => {
+                let rows = input.wanted.iter().filter_map(|row| hidden.chunks_exact(plan.hidden).nth(*row));
                 let rows: Vec<f32> = rows.flatten().copied().collect();
-                logits = multiply(head, &normed(&rows, norm))?;
+                logits = multiply(head, &normed(&rows, norm.as_ref(), plan.hidden))?;
+                tasks::for_each(logits.chunks_mut(AT_ONCE), |_, logits| {
+                    scale_and_cap(logits, *scale, *softcap);
+                });
             }
         }
     }
@@ -62,15 +71,17 @@ pub(super) fn run(
 }
 
 /// norm(hidden) of every row.
-fn normed(hidden: &[f32], norm: &Norm) -> Vec<f32> {
-    let width = norm.weight.len();
+fn normed<'a>(hidden: &'a [f32], norm: Option<&Norm>, width: usize) -> Cow<'a, [f32]> {
+    if norm.is_none() {
+        return Cow::Borrowed(hidden);
+    }
     let mut all = vec![0.; hidden.len()];
     tasks::for_each(all.chunks_mut(ROWS * width).zip(hidden.chunks(ROWS * width)), |_, (out, hidden)| {
         for (out, hidden) in out.chunks_exact_mut(width).zip(hidden.chunks_exact(width)) {
-            rms_norm(hidden, &norm.weight, norm.eps, out);
+            normalize(norm, hidden, out);
         }
     });
-    all
+    Cow::Owned(all)
 }
 
 fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec<f32>> {
@@ -87,9 +98,10 @@ fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec
     Ok(y)
 }
 
-fn add(hidden: &mut [f32], added: &[f32]) {
-    const AT_ONCE: usize = 1 << 14;
-    tasks::for_each(hidden.chunks_mut(AT_ONCE).zip(added.chunks(AT_ONCE)), |_, (hidden, added)| {
-        hidden.iter_mut().zip(added).for_each(|(hidden, added)| *hidden += added);
+/// hidden += what becomes of the output of a block.
+fn add(hidden: &mut [f32], output: &[f32], Out { norm, scale }: &Out, width: usize) {
+    let output = normed(output, norm.as_ref(), width);
+    tasks::for_each(hidden.chunks_mut(AT_ONCE).zip(output.chunks(AT_ONCE)), |_, (hidden, output)| {
+        hidden.iter_mut().zip(output).for_each(|(hidden, output)| *hidden += output * scale);
     });
 }

@@ -1,0 +1,155 @@
+//! What the layers of a plan are.
+
+use crate::backend::step::Turn;
+use crate::Linear;
+use candle_core::Tensor;
+use candle_nn::{Activation, LayerNorm, RmsNorm};
+
+/// A norm over the last dimension: `(x - mean(x)) / sqrt(mean square + eps) * weight + bias`, or without what it does not have.
+/// Made of candle's norms by `into`.
+#[derive(Clone, Copy, Debug)]
+pub struct StepNorm<'a> {
+    /// A factor for each element.
+    pub weight: Option<&'a Tensor>,
+    /// What is added to each.
+    pub bias: Option<&'a Tensor>,
+    /// Whether the mean is subtracted, as layer norms do; RMS norms do not.
+    pub subtracts_mean: bool,
+    /// Added to the mean square.
+    pub eps: f64,
+}
+
+impl<'a> From<&'a RmsNorm> for StepNorm<'a> {
+    fn from(norm: &'a RmsNorm) -> Self {
+        Self { weight: Some(norm.weight()), bias: None, subtracts_mean: false, eps: norm.eps() }
+    }
+}
+
+impl<'a> From<&'a LayerNorm> for StepNorm<'a> {
+    fn from(norm: &'a LayerNorm) -> Self {
+        let subtracts_mean = norm.remove_mean();
+        Self { weight: Some(norm.weight()), bias: norm.bias(), subtracts_mean, eps: norm.eps() }
+    }
+}
+
+/// What becomes of the output of a block before it is added to what the layer was given; nothing by default.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockOutput<'a> {
+    /// Its norm.
+    pub norm: Option<StepNorm<'a>>,
+    /// By what it is multiplied, behind the norm.
+    pub scale: f64,
+}
+
+impl Default for BlockOutput<'_> {
+    fn default() -> Self {
+        Self { norm: None, scale: 1. }
+    }
+}
+
+/// The attention block of a layer. [`new`](Self::new) has what all have.
+#[derive(Clone, Copy, Debug)]
+pub struct AttentionBlock<'a> {
+    /// Of the block's input.
+    pub norm: Option<StepNorm<'a>>,
+    /// Hidden state to queries, `[heads * head_dim, hidden]`.
+    pub q_proj: &'a Linear,
+    /// Hidden state to keys, `[kv_heads * head_dim, hidden]`.
+    pub k_proj: &'a Linear,
+    /// Hidden state to values, as many as keys.
+    pub v_proj: &'a Linear,
+    /// What queries see to the hidden state, `[hidden, heads * head_dim]`.
+    pub o_proj: &'a Linear,
+    /// Elements of a head.
+    pub head_dim: usize,
+    /// Queries, keys and values are cut at this number and its negative.
+    pub clip: Option<f64>,
+    /// Of queries: of each head by a weight `[head_dim]` or `[heads, head_dim]`; of all heads of a token together by one of
+    /// `[heads * head_dim]`.
+    pub q_norm: Option<StepNorm<'a>>,
+    /// Of keys, likewise.
+    pub k_norm: Option<StepNorm<'a>>,
+    /// What positions do to queries and keys, if anything.
+    pub turn: Option<&'a Turn>,
+    /// Whether queries and keys are normalized behind the turn; else before it. Those of all heads together are not.
+    pub turns_first: bool,
+    /// By what products of queries and keys are multiplied; `1 / sqrt(head_dim)` without it.
+    pub scale: Option<f64>,
+    /// Where these products end: `softcap * tanh(product / softcap)`.
+    pub softcap: Option<f64>,
+    /// A logit for each query head beside those of the keys, `[heads]`.
+    pub sinks: Option<&'a Tensor>,
+    /// What becomes of the output.
+    pub out: BlockOutput<'a>,
+}
+
+impl<'a> AttentionBlock<'a> {
+    /// Projections to queries, keys and values, and of what queries see, for heads of so many elements. Has no norms, and
+    /// does not know positions.
+    pub fn new(projections: [&'a Linear; 4], head_dim: usize) -> Self {
+        let [q_proj, k_proj, v_proj, o_proj] = projections;
+        Self {
+            norm: None,
+            q_proj,
+            k_proj,
+            v_proj,
+            o_proj,
+            head_dim,
+            clip: None,
+            q_norm: None,
+            k_norm: None,
+            turn: None,
+            turns_first: false,
+            scale: None,
+            softcap: None,
+            sinks: None,
+            out: BlockOutput::default(),
+        }
+    }
+}
+
+/// The feed-forward block of a layer: `down(activation(gate(x)) * up(x))`, or without a gate `down(activation(up(x)))`.
+/// [`new`](Self::new) has what most have.
+#[derive(Clone, Copy, Debug)]
+pub struct FeedForwardBlock<'a> {
+    /// Of the block's input.
+    pub norm: Option<StepNorm<'a>>,
+    /// `[inner, hidden]`.
+    pub gate_proj: Option<&'a Linear>,
+    /// `[inner, hidden]`.
+    pub up_proj: &'a Linear,
+    /// `[hidden, inner]`.
+    pub down_proj: &'a Linear,
+    /// SiLU, GELU, its approximation by tanh, or the square of ReLU.
+    pub activation: Activation,
+    /// What becomes of the output.
+    pub out: BlockOutput<'a>,
+}
+
+impl<'a> FeedForwardBlock<'a> {
+    /// A block with SiLU, without a norm.
+    pub fn new(gate_proj: Option<&'a Linear>, up_proj: &'a Linear, down_proj: &'a Linear) -> Self {
+        let (activation, out) = (Activation::Silu, BlockOutput::default());
+        Self { norm: None, gate_proj, up_proj, down_proj, activation, out }
+    }
+}
+
+/// What comes behind the layers.
+#[derive(Clone, Copy, Debug)]
+pub struct HeadBlock<'a> {
+    /// Of what the last layer gives.
+    pub norm: Option<StepNorm<'a>>,
+    /// Hidden state to logits, `[outputs, hidden]`.
+    pub head: &'a Linear,
+    /// By what logits are multiplied.
+    pub scale: f64,
+    /// Where logits end: `softcap * tanh(logit / softcap)`.
+    pub softcap: Option<f64>,
+}
+
+impl<'a> HeadBlock<'a> {
+    /// Logits as they come.
+    pub fn new(norm: impl Into<StepNorm<'a>>, head: &'a Linear) -> Self {
+        Self { norm: Some(norm.into()), head, scale: 1., softcap: None }
+    }
+}

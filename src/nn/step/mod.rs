@@ -1,0 +1,265 @@
+//! A decoder as a plan: layers go in once, tokens run through all of them in one call.
+//!
+//! Layer by layer, a decode step is some hundred operations that each start all threads and allocate their outputs. A
+//! [`StepPlan`] knows all of them before the first token: norms, projections, rotation, cache, attention and gates are
+//! fused into few nodes, and threads go through all nodes together.
+
+mod blocks;
+mod checked;
+
+use super::{AdapterSlot, Embedding, Linear};
+use crate::backend::step::{self, Heads, Input, Node, Out, Plan, Projection, StepToken};
+use crate::{Error, KvCache, Result};
+pub use blocks::{AttentionBlock, BlockOutput, FeedForwardBlock, HeadBlock, StepNorm};
+use candle_core::{Device, Tensor};
+use checked::{activation, check_rows, factor, head_norm, limit, norm, numbers, packed, turn};
+use std::borrow::BorrowMut;
+use std::sync::Arc;
+
+/// Makes a [`StepPlan`] of layers, in the order in which they compute. Their weights are shared, not copied.
+///
+/// ```
+/// use candle_core::{DType, Device};
+/// use candle_quant::step::{AttentionBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepToken};
+/// use candle_quant::{embedding, linear_no_bias, rms_norm, Checkpoint, KvCache, KvCacheConfig, VarBuilder};
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// // The first layer of the bundled model: four heads of 64 elements, on two heads of keys.
+/// let checkpoint = Checkpoint::open("assets/tiny")?;
+/// let vb = VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu).pp("model");
+/// let (table, layer) = (embedding(640, 256, vb.pp("embed_tokens"))?, vb.pp("layers.0"));
+/// let norm = |vb: VarBuilder| rms_norm(256, 1e-6, vb);
+/// let (attn, mlp) = (layer.pp("self_attn"), layer.pp("mlp"));
+///
+/// let inverse_frequencies = (0..32).map(|pair| 10_000f32.powf(-(pair as f32) / 32.)).collect();
+/// let mut plan = StepBuilder::new(&table, 1.)?;
+/// let projections = [
+///     &linear_no_bias(256, 256, attn.pp("q_proj"))?,
+///     &linear_no_bias(256, 128, attn.pp("k_proj"))?,
+///     &linear_no_bias(256, 128, attn.pp("v_proj"))?,
+///     &linear_no_bias(256, 256, attn.pp("o_proj"))?,
+/// ];
+/// plan.attention(AttentionBlock {
+///     norm: Some((&norm(layer.pp("input_layernorm"))?).into()),
+///     q_norm: Some((&rms_norm(64, 1e-6, attn.pp("q_norm"))?).into()),
+///     k_norm: Some((&rms_norm(64, 1e-6, attn.pp("k_norm"))?).into()),
+///     turn: Some(&Turn { inverse_frequencies, ..Turn::default() }),
+///     ..AttentionBlock::new(projections, 64)
+/// })?;
+/// let gate = linear_no_bias(256, 512, mlp.pp("gate_proj"))?;
+/// let up = linear_no_bias(256, 512, mlp.pp("up_proj"))?;
+/// let down = linear_no_bias(512, 256, mlp.pp("down_proj"))?;
+/// plan.feed_forward(FeedForwardBlock {
+///     norm: Some((&norm(layer.pp("post_attention_layernorm"))?).into()),
+///     ..FeedForwardBlock::new(Some(&gate), &up, &down)
+/// })?;
+/// let plan = plan.head(HeadBlock::new(&norm(vb.pp("norm"))?, &table.as_linear()))?;
+///
+/// let mut caches = [KvCache::new(KvCacheConfig::new(2, 64))?];
+/// let token = |id, position| StepToken { id, sequence: 0, position };
+/// let logits = plan.run(&[token(1, 0), token(2, 1)], &mut caches, &[1])?; // of the second token
+/// assert_eq!((logits.dims(), caches[0].len(0)), (&[1, 640][..], 2));
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct StepBuilder {
+    plan: Plan,
+    layers: usize,
+    adapters: Vec<AdapterSlot>,
+}
+
+impl StepBuilder {
+    /// A plan that begins with the rows of an embedding table `[vocabulary, hidden]`, times `scale`.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the table is not packed, or not on the CPU; if `scale` is not a number above zero.
+    pub fn new(table: &Embedding, scale: f64) -> Result<Self> {
+        let weight = packed("embedding", table.embeddings())?;
+        let plan = Plan {
+            vocabulary: weight.dims().first().copied().unwrap_or_default(),
+            nodes: vec![Node::Embed(weight, factor("scale of embeddings", scale)?)],
+            hidden: table.hidden_size(),
+            turns: Vec::new(),
+        };
+        Ok(Self { plan, layers: 0, adapters: Vec::new() })
+    }
+
+    /// Adds an attention block, whose keys and values are in the next of the caches.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if a weight is not packed, or not on the CPU, or all heads together are to be normalized behind
+    /// their turn; if shapes do not fit, or a number is not one above zero.
+    pub fn attention(&mut self, block: AttentionBlock) -> Result<()> {
+        let nodes = self.attention_nodes(block)?;
+        self.plan.nodes.extend(nodes);
+        Ok(())
+    }
+
+    /// Adds a feed-forward block.
+    ///
+    /// # Errors
+    /// As those of [`attention`](Self::attention); [`Error::Unsupported`] if plans do not have its activation.
+    pub fn feed_forward(&mut self, block: FeedForwardBlock) -> Result<()> {
+        let nodes = self.feed_forward_nodes(block)?;
+        self.plan.nodes.extend(nodes);
+        Ok(())
+    }
+
+    /// Adds both blocks of a layer that see the same hidden states.
+    ///
+    /// # Errors
+    /// As those of [`feed_forward`](Self::feed_forward).
+    pub fn parallel(&mut self, attention: AttentionBlock, feed_forward: FeedForwardBlock) -> Result<()> {
+        let [queries, attend, add_attended] = self.attention_nodes(attention)?;
+        let [inner, add_inner] = self.feed_forward_nodes(feed_forward)?;
+        self.plan.nodes.extend([queries, attend, inner, add_attended, add_inner]);
+        Ok(())
+    }
+
+    fn attention_nodes(&mut self, block: AttentionBlock) -> Result<[Node; 3]> {
+        let (AttentionBlock { head_dim, turns_first, .. }, hidden) = (block, self.plan.hidden);
+        let q = self.projection("queries", block.q_proj, hidden)?;
+        let k = self.projection("keys", block.k_proj, hidden)?;
+        let v = self.projection("values", block.v_proj, hidden)?;
+        let whole = |rows: usize| rows.checked_div(head_dim).filter(|heads| heads * head_dim == rows);
+        let heads = whole(q.rows).zip(whole(k.rows).filter(|_| v.rows == k.rows));
+        let Some((heads, kv_heads)) =
+            heads.filter(|(heads, kv_heads)| *kv_heads > 0 && heads.is_multiple_of(*kv_heads))
+        else {
+            let found = format!("{}, {} and {} outputs", q.rows, k.rows, v.rows);
+            let expected = format!("whole heads of {head_dim}");
+            return Err(Error::mismatch("queries, keys and values", expected, found));
+        };
+        let o = self.projection("output of attention", block.o_proj, q.rows)?;
+        check_rows("output of attention", &o, hidden)?;
+        let turn = turn(block.turn, head_dim)?;
+        let known = self.plan.turns.iter().position(|known| *known == turn);
+        let heads = Heads {
+            heads,
+            kv_heads,
+            head_dim,
+            q_norm: head_norm("norm of queries", block.q_norm, (heads, head_dim), turns_first)?,
+            k_norm: head_norm("norm of keys", block.k_norm, (kv_heads, head_dim), turns_first)?,
+            turns_first,
+            turn: known.unwrap_or(self.plan.turns.len()),
+            scale: factor("scale of attention", block.scale.unwrap_or(1. / (head_dim as f64).sqrt()))?,
+            softcap: limit("softcap of attention", block.softcap)?,
+            sinks: block.sinks.map(|sinks| numbers("sinks", sinks, heads)).transpose()?,
+            layer: self.layers,
+        };
+        let norm = norm("norm before attention", block.norm, hidden)?;
+        let clip = limit("clip of queries, keys and values", block.clip)?;
+        let out = self.out("norm behind attention", block.out)?;
+        if known.is_none() {
+            self.plan.turns.push(turn);
+        }
+        self.layers += 1;
+        Ok([Node::Queries(norm, [q, k, v], clip), Node::Attend(heads), Node::AddAttended(o, out)])
+    }
+
+    fn feed_forward_nodes(&mut self, block: FeedForwardBlock) -> Result<[Node; 2]> {
+        let hidden = self.plan.hidden;
+        let up = self.projection("up", block.up_proj, hidden)?;
+        let gate = block.gate_proj.map(|gate| self.projection("gate", gate, hidden)).transpose()?;
+        gate.as_ref().map_or(Ok(()), |gate| check_rows("gate", gate, up.rows))?;
+        let down = self.projection("down", block.down_proj, up.rows)?;
+        check_rows("down", &down, hidden)?;
+        let norm = norm("norm before the feed-forward block", block.norm, hidden)?;
+        let out = self.out("norm behind the feed-forward block", block.out)?;
+        let activation = activation(block.activation)?;
+        Ok([Node::Inner { norm, gate, up, activation }, Node::AddInner(down, out)])
+    }
+
+    fn out(&self, what: &str, out: BlockOutput) -> Result<Out> {
+        let norm = norm(what, out.norm, self.plan.hidden)?;
+        Ok(Out { norm, scale: factor("scale of a block's output", out.scale)? })
+    }
+
+    fn projection(&mut self, what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
+        let weight = packed(what, layer.weight())?;
+        let &[rows, k] = weight.dims().as_slice() else {
+            return Err(Error::mismatch(what, "a weight [N, K]", format!("{weight:?}")));
+        };
+        if k != inputs {
+            return Err(Error::mismatch(what, format!("{inputs} inputs"), k.to_string()));
+        }
+        let bias = layer.bias().map(|bias| numbers(what, bias, rows)).transpose()?;
+        let index = self.adapters.len();
+        self.adapters.push(layer.adapters().clone());
+        Ok(Projection { weight, bias, rows, k, index })
+    }
+
+    /// The plan, which ends with an output head.
+    ///
+    /// # Errors
+    /// As those of [`attention`](Self::attention).
+    pub fn head(mut self, block: HeadBlock) -> Result<StepPlan> {
+        let norm = norm("norm before the head", block.norm, self.plan.hidden)?;
+        let head = self.projection("head", block.head, self.plan.hidden)?;
+        let (scale, softcap) =
+            (factor("scale of logits", block.scale)?, limit("softcap of logits", block.softcap)?);
+        let outputs = head.rows;
+        self.plan.nodes.push(Node::Logits { norm, head, scale, softcap });
+        let Self { plan, layers, adapters } = self;
+        let (plan, adapters) = (Arc::new(plan), adapters.into());
+        Ok(StepPlan { plan, layers, outputs, adapters, is_long: false })
+    }
+}
+
+/// A decoder whose layers are known: see [`StepBuilder`]. Clones share it.
+#[derive(Clone, Debug)]
+pub struct StepPlan {
+    plan: Arc<Plan>,
+    layers: usize,
+    outputs: usize,
+    adapters: Arc<[AdapterSlot]>,
+    is_long: bool,
+}
+
+impl StepPlan {
+    /// The same plan, in which queries and keys turn as in long texts: see [`Turn`](crate::step::Turn::of_long_texts). A text has to go
+    /// through one of them from its beginning on.
+    #[must_use]
+    pub fn of_long_texts(&self) -> Self {
+        Self { is_long: true, ..self.clone() }
+    }
+
+    /// Runs the tokens through all layers: their keys and values are appended to the caches, one for each attention
+    /// block. Returns the logits `[wanted, outputs]`, in f32, of the tokens `wanted`, in ascending order.
+    ///
+    /// Results do not depend on the number of threads.
+    ///
+    /// # Errors
+    /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
+    /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an active
+    /// adapter of a layer is one in training. Nothing has changed then.
+    pub fn run(
+        &self,
+        tokens: &[StepToken],
+        caches: &mut [impl BorrowMut<KvCache>],
+        wanted: &[usize],
+    ) -> Result<Tensor> {
+        if caches.len() != self.layers {
+            return Err(Error::mismatch(
+                "caches",
+                format!("{}, one for each layer", self.layers),
+                caches.len().to_string(),
+            ));
+        }
+        if let Some(slot) = self.adapters.iter().find(|slot| slot.is_trained()) {
+            return Err(Error::Unsupported {
+                what: format!("training of an adapter through a step plan, at `{}`,", slot.module()),
+                remedy: "switch it off, or call the layers one by one".to_string(),
+            });
+        }
+        let updates = match self.adapters.iter().any(AdapterSlot::is_active) {
+            true => self.adapters.iter().map(AdapterSlot::updates).collect::<Result<_>>()?,
+            false => Vec::new(),
+        };
+        let mut caches: Vec<&mut KvCache> = caches.iter_mut().map(BorrowMut::borrow_mut).collect();
+        let input = Input { tokens, wanted, updates: &updates, is_long: self.is_long };
+        let logits = step::run(&self.plan, input, &mut caches)?;
+        Ok(Tensor::from_vec(logits, (wanted.len(), self.outputs), &Device::Cpu)?)
+    }
+}
