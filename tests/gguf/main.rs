@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/packed.rs"]
 mod packed;
 
+mod architectures;
 mod blocks;
 mod chat;
 mod experts;

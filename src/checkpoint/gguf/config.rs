@@ -109,6 +109,17 @@ impl Source<'_> {
         Error::file(self.path(), problem, remedy)
     }
 
+    /// Refuses keys of Ollama's own converter, whose files call otherwise, or leave out, what llama.cpp's say.
+    pub fn refuse_keys(&self, keys: &[&str]) -> Result<()> {
+        match keys.iter().find(|key| self.metadata.get(&self.key(key)).is_some()) {
+            None => Ok(()),
+            Some(key) => Err(Error::Unsupported {
+                what: format!("{}: `{}`, a key of Ollama's converter,", self.path().display(), self.key(key)),
+                remedy: "use a file that llama.cpp's converter wrote".into(),
+            }),
+        }
+    }
+
     pub fn unsupported(&self, key: &str, what: &str) -> Error {
         Error::Unsupported {
             what: format!("{}: `{}` is {what}", self.path().display(), self.key(key)),

@@ -1,7 +1,8 @@
 //! Models without experts.
 
 use super::{
-    has, number, required, size, Architecture, Constant, Key, LAYER_NORM_EPS, LLAMA, QKV_BIAS, RMS_NORM_EPS,
+    has, number, required, size, Architecture, Constant, Key, LAYER_NORM_EPS, LLAMA, QKV_BIAS, RMS_NORM,
+    RMS_NORM_EPS, WEIGHTS_ARE_SUMS,
 };
 use crate::checkpoint::gguf::config::{Map, Source};
 use crate::checkpoint::gguf::rope;
@@ -9,21 +10,10 @@ use crate::Result;
 use serde_json::json;
 
 const LAYER_NORM: &[Key] = &[required(number(LAYER_NORM_EPS, "layer_norm_eps"))];
-const RMS_NORM: &[Key] = &[required(RMS_NORM_EPS)];
 
 /// Norms behind the blocks, and none before them.
 const NORMS_BEHIND: &[(&str, &str)] =
     &[("post_attention_norm", "post_attention_layernorm"), ("post_ffw_norm", "post_feedforward_layernorm")];
-
-/// Norms around both blocks.
-const NORMS_AROUND: &[(&str, &str)] = &[
-    ("post_attention_norm", "post_attention_layernorm"),
-    ("ffn_norm", "pre_feedforward_layernorm"),
-    ("post_ffw_norm", "post_feedforward_layernorm"),
-];
-
-/// The converter adds one to the weights of norms.
-const SUMS: (&str, Constant) = ("norm_weights_are_sums", Constant::Bool(true));
 
 const GLM: Architecture = Architecture {
     parts: &[("ffn_up", "mlp.gate_up_proj")],
@@ -81,48 +71,6 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         ..LLAMA
     },
     Architecture {
-        name: "gemma",
-        model_type: "gemma",
-        keys: RMS_NORM,
-        flags: &[QKV_BIAS],
-        common: &[SUMS],
-        ..LLAMA
-    },
-    Architecture {
-        name: "gemma2",
-        model_type: "gemma2",
-        parts: NORMS_AROUND,
-        keys: &[
-            required(RMS_NORM_EPS),
-            number("attn_logit_softcapping", "attn_logit_softcapping"),
-            number("final_logit_softcapping", "final_logit_softcapping"),
-        ],
-        flags: &[QKV_BIAS],
-        common: &[SUMS],
-        others: |source, config| scores_of_gemma(source, config, 46),
-        ..LLAMA
-    },
-    Architecture {
-        name: "gemma3",
-        model_type: "gemma3_text",
-        parts: NORMS_AROUND,
-        keys: &[
-            required(RMS_NORM_EPS),
-            number("final_logit_softcapping", "final_logit_softcapping"),
-            number("rope.freq_base_swa", "rope_local_base_freq"),
-        ],
-        flags: &[QKV_BIAS],
-        common: &[SUMS],
-        others: |source, config| {
-            // Without a window there are no layers of another kind.
-            if config["sliding_window"].is_null() {
-                config.insert("layer_types".into(), source.layer_types(false)?);
-            }
-            scores_of_gemma(source, config, 62)
-        },
-        ..LLAMA
-    },
-    Architecture {
         name: "glm4",
         model_type: "glm4",
         parts: &[
@@ -154,7 +102,10 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         is_paired: true,
         keys: RMS_NORM,
         flags: &[],
-        others: rope::of_ministral,
+        others: |source, config| {
+            source.refuse_keys(&["rope.scaling.beta_fast", "rope.scaling_beta"])?;
+            rope::of_ministral(source, config)
+        },
         ..LLAMA
     },
     Architecture {
@@ -162,7 +113,7 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "nemotron",
         keys: &[required(number(LAYER_NORM_EPS, "norm_eps"))],
         flags: &[QKV_BIAS, ("mlp_bias", "mlp.up_proj.bias")],
-        common: &[SUMS],
+        common: &[WEIGHTS_ARE_SUMS],
         ..LLAMA
     },
     Architecture {
@@ -274,19 +225,6 @@ pub(super) fn scale_of_granite(source: &Source, config: &mut Map) -> Result<()> 
             config.insert("attention_multiplier".into(), json!(head_dim.powf(-0.5)));
         }
     }
-    Ok(())
-}
-
-/// By what the models of Gemma divide scores, of which files say nothing: llama.cpp tells the one that differs by its layers.
-fn scores_of_gemma(source: &Source, config: &mut Map, layers_of_27b: u32) -> Result<()> {
-    let (hidden, heads) = (source.size("embedding_length")?, source.heads()?);
-    let scalar = match source.size("block_count")? {
-        Some(layers) if layers == layers_of_27b => {
-            json!(hidden.and_then(|hidden| hidden.checked_div(heads)))
-        }
-        _ => config["head_dim"].clone(),
-    };
-    config.insert("query_pre_attn_scalar".into(), scalar);
     Ok(())
 }
 

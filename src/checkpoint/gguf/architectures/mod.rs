@@ -3,6 +3,7 @@
 
 mod dense;
 mod experts;
+mod gemma;
 mod latents;
 
 use super::config::{Map, Source};
@@ -94,6 +95,9 @@ const fn required(key: Key) -> Key {
 const EXPERTS: &str = "expert_count";
 const LAYER_NORM_EPS: &str = "attention.layer_norm_epsilon";
 const RMS_NORM_EPS: Key = number("attention.layer_norm_rms_epsilon", "rms_norm_eps");
+const RMS_NORM: &[Key] = &[required(RMS_NORM_EPS)];
+/// The converter adds one to the weights of norms.
+const WEIGHTS_ARE_SUMS: (&str, Constant) = ("norm_weights_are_sums", Constant::Bool(true));
 const SILU: (&str, Constant) = ("hidden_act", Constant::Text("silu"));
 const QKV_BIAS: (&str, &str) = ("attention_bias", "self_attn.q_proj.bias");
 
@@ -114,8 +118,8 @@ const LLAMA: Architecture = Architecture {
 };
 
 /// All of them. Of those with one name, the first of which [`is_this`](Architecture::is_this) is so is a file's.
-const ARCHITECTURES: [&[Architecture]; 3] =
-    [experts::ARCHITECTURES, latents::ARCHITECTURES, dense::ARCHITECTURES];
+const ARCHITECTURES: [&[Architecture]; 4] =
+    [experts::ARCHITECTURES, latents::ARCHITECTURES, dense::ARCHITECTURES, gemma::ARCHITECTURES];
 
 /// That of a file; `None` if it is not known here.
 pub(super) fn of(metadata: &Metadata) -> Result<Option<&'static Architecture>> {
