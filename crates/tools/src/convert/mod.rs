@@ -66,6 +66,7 @@ pub use options::ConvertOptions;
 pub use output::TensorPlan;
 pub use plan::ConvertPlan;
 pub use recipe::{Recipe, Role, Rule, Spec};
+pub(crate) use plan::{count_elements, rearranged, Rearranged, UsualTensor};
 pub(crate) use run::distinct_name;
 pub use run::{
     check_output, convert, measure, ConvertEvent, ConvertReport, Quality, RunOptions, WrittenFile,
