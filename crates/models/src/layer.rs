@@ -135,7 +135,8 @@ impl Layer {
     pub fn plan(&self, plan: &mut StepBuilder, turns: &Turns) -> candle_quant::Result<()> {
         let FeedForward::Dense(mlp) = &self.mlp else { return Err(unplanned("a layer of experts")) };
         let turn = turns.of_step(self.rope);
-        let attention = self.attention.block(&turn, self.rope).ok_or_else(|| unplanned("another attention"))?;
+        let attention =
+            self.attention.block(&turn, self.rope).ok_or_else(|| unplanned("another attention"))?;
         let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
         let norm = of_step(&self.attention_norm)?;
         let attention = AttentionBlock { norm, out: self.attention_out.of_step()?, ..attention };

@@ -65,6 +65,7 @@ pub use bit_budget::{BitAllocation, Sensitivities};
 pub use options::ConvertOptions;
 pub use output::TensorPlan;
 pub use plan::ConvertPlan;
+pub(crate) use plan::{count_elements, rearranged, Rearranged, UsualTensor};
 pub use recipe::{Recipe, Role, Rule, Spec};
 pub(crate) use run::distinct_name;
 pub use run::{

@@ -28,11 +28,13 @@
 //! Two NaN are equal, and so are two infinities of one sign. Any other pair with a NaN or an infinity in it is
 //! unequal, whatever the tolerance; such pairs are counted, and left out of the two distances.
 
+mod layouts;
 mod report;
 mod values;
 
 pub use report::{Comparison, Diff, Outcome};
 
+use crate::convert::count_elements;
 use crate::source::Source;
 use candle_quant::checkpoint::{natural_order, Checkpoint, Weight};
 use candle_quant::Result;
@@ -49,35 +51,52 @@ pub struct DiffOptions {
 
 /// Compares all tensors of two checkpoints.
 ///
+/// Tensors that only one side has are compared in the layout of mlx-lm, if the other side has them in another one: experts one by
+/// one, in stacks, or with gate and up projections together.
+///
 /// Where a format has more than one reading, K is that of the config's model (of either side), else that of
 /// the same tensor on the other side.
 pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &DiffOptions) -> Diff {
     let (a, b) = (Source::new(a), Source::new(b));
-    let names: BTreeSet<&str> = a.checkpoint.tensor_names().chain(b.checkpoint.tensor_names()).collect();
-    let compare = |name: &str| {
-        let outcome = match (a.checkpoint.contains(name), b.checkpoint.contains(name)) {
-            (true, true) => compare(&a, &b, name),
-            _ if options.common => return None,
-            (true, false) => Outcome::OnlyInA,
-            _ => Outcome::OnlyInB,
-        };
-        Some(Comparison { name: name.to_owned(), equal: outcome.is_equal(options.tolerance), outcome })
-    };
-    let mut tensors: Vec<_> = names.into_iter().filter_map(compare).collect();
+    let names =
+        |source: &Source| source.checkpoint.tensor_names().map(str::to_owned).collect::<BTreeSet<_>>();
+    let (names_of_a, names_of_b) = (names(&a), names(&b));
+    let mut found: Vec<_> =
+        names_of_a.intersection(&names_of_b).map(|name| (name.clone(), compare(&a, &b, name))).collect();
+    let only =
+        |names: &BTreeSet<String>, others: &BTreeSet<String>| names.difference(others).cloned().collect();
+    let (only_a, only_b) = (only(&names_of_a, &names_of_b), only(&names_of_b, &names_of_a));
+    found.extend(layouts::compare(&a, only_a, &b, only_b));
+    // Of each side, of tensors that can be read.
+    let (mut elements, mut compared) = (0u64, 0u64);
+    let mut tensors = Vec::with_capacity(found.len());
+    for (name, (outcome, of_both)) in found {
+        let of_outcome = of_both.saturating_mul(if outcome.is_one_sided() { 1 } else { 2 });
+        elements = elements.saturating_add(of_outcome);
+        if matches!(outcome, Outcome::Values { .. }) {
+            compared = compared.saturating_add(of_outcome);
+        }
+        if !(options.common && outcome.is_one_sided()) {
+            tensors.push(Comparison { name, equal: outcome.is_equal(options.tolerance), outcome });
+        }
+    }
     tensors.sort_by(|a, b| a.outcome.worse_first(&b.outcome).then_with(|| natural_order(&a.name, &b.name)));
-    Diff { tensors }
+    let compared_share = if elements == 0 { 0. } else { compared as f64 / elements as f64 };
+    Diff { tensors, compared_share }
 }
 
-fn compare(a: &Source, b: &Source, name: &str) -> Outcome {
+/// What was found of a tensor of both sides, and how many numbers it has.
+fn compare(a: &Source, b: &Source, name: &str) -> (Outcome, u64) {
     let unreadable = |error: candle_quant::Error| Outcome::Unreadable { message: error.to_string() };
     let (a, b) = match pair(a, b, name) {
         Ok(weights) => weights,
-        Err(error) => return unreadable(error),
+        Err(error) => return (unreadable(error), 0),
     };
+    let elements = count_elements(a.dims());
     if a.dims() != b.dims() {
-        return Outcome::Shapes { a: a.dims().to_vec(), b: b.dims().to_vec() };
+        return (Outcome::Shapes { a: a.dims().to_vec(), b: b.dims().to_vec() }, elements);
     }
-    values::compare(&a, &b).unwrap_or_else(unreadable)
+    (values::compare(&a, &b).unwrap_or_else(unreadable), elements)
 }
 
 /// The same tensor of both checkpoints.

@@ -9,6 +9,8 @@ use std::cmp::Ordering;
 pub struct Diff {
     /// Every tensor of either side, worst first; of equally bad ones in natural order.
     pub tensors: Vec<Comparison>,
+    /// The share of both sides' numbers that were compared, from 0 to 1. What can't be read is not counted.
+    pub compared_share: f64,
 }
 
 /// One tensor on both sides.
@@ -74,6 +76,10 @@ impl Diff {
 }
 
 impl Outcome {
+    pub(super) fn is_one_sided(&self) -> bool {
+        matches!(self, Self::OnlyInA | Self::OnlyInB)
+    }
+
     pub(super) fn is_equal(&self, tolerance: f64) -> bool {
         match self {
             Self::Values { relative_rms, max_abs, not_finite: 0, .. } => {

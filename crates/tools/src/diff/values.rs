@@ -2,20 +2,22 @@
 
 use super::report::Outcome;
 use crate::chunks::Chunks;
+use crate::convert::UsualTensor;
 use candle_quant::checkpoint::Weight;
 use candle_quant::Result;
 
 pub(super) fn compare(a: &Weight, b: &Weight) -> Result<Outcome> {
-    let sums = Chunks::load(a)?.zip(&Chunks::load(b)?, Sums::of)?;
-    // In order, so that the result does not depend on the number of threads.
-    let sums = sums.into_iter().fold(Sums::default(), Sums::add);
-    Ok(Outcome::Values {
-        relative_rms: sums.relative_rms(),
-        max_abs: sums.max_abs,
-        not_finite: sums.not_finite,
-        a: a.format_name(),
-        b: b.format_name(),
-    })
+    let sums = Sums::of_chunks(&Chunks::load(a)?, &Chunks::load(b)?)?;
+    Ok(sums.outcome(a.format_name(), b.format_name()))
+}
+
+/// The same of tensors of one shape in other layouts, matrix by matrix.
+pub(super) fn compare_usual(a: &UsualTensor, b: &UsualTensor) -> Result<Outcome> {
+    let mut sums = Sums::default();
+    for index in 0..a.matrices() {
+        sums = sums.add(Sums::of_chunks(&a.matrix(index)?, &b.matrix(index)?)?);
+    }
+    Ok(sums.outcome(a.format_name(), b.format_name()))
 }
 
 #[derive(Clone, Copy, Default)]
@@ -29,6 +31,16 @@ struct Sums {
 }
 
 impl Sums {
+    fn of_chunks(a: &Chunks, b: &Chunks) -> Result<Self> {
+        // In order, so that the result does not depend on the number of threads.
+        Ok(a.zip(b, Self::of)?.into_iter().fold(Self::default(), Self::add))
+    }
+
+    fn outcome(self, a: String, b: String) -> Outcome {
+        let Self { max_abs, not_finite, .. } = self;
+        Outcome::Values { relative_rms: self.relative_rms(), max_abs, not_finite, a, b }
+    }
+
     fn of(a: &[f64], b: &[f64]) -> Self {
         let mut sums = Self::default();
         for (&a, &b) in a.iter().zip(b) {

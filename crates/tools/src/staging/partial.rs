@@ -140,8 +140,16 @@ impl Partial {
         })
     }
 
-    pub(crate) fn journal<J: DeserializeOwned>(&self) -> Result<Option<J>> {
-        Self::read_journal(&self.root)
+    /// The journal of what was begun in a folder, if the same command has begun it: what another one has begun is nothing
+    /// to be resumed, and no obstacle either.
+    ///
+    /// # Errors
+    /// As those of [`read_journal`](Self::read_journal).
+    pub(crate) fn read_own_journal<J: DeserializeOwned>(root: &Path) -> Result<Option<J>> {
+        Self::read_journal(root).or_else(|error| match Self::read_journal::<Begun>(root) {
+            Ok(_) => Ok(None),
+            Err(_) => Err(error),
+        })
     }
 
     /// Replaces the journal as a whole. One has `files`, what is written below `model`, before anything is.
@@ -169,7 +177,7 @@ impl Partial {
         if !is_there(&model) {
             return Ok(());
         }
-        let files = expected_in(&model, self.journal::<Begun>()?.as_ref())?;
+        let files = expected_in(&model, Self::read_journal::<Begun>(&self.root)?.as_ref())?;
         match remove(&model, &files, keep)? {
             true => Ok(()),
             false => self.check_entries(),

@@ -30,7 +30,6 @@ pub use report::{Finding, Severity, VerifyReport};
 
 use crate::source::Source;
 use candle_quant::checkpoint::Checkpoint;
-use candle_quant::Error;
 use candle_quant_models::Config;
 use rayon::prelude::*;
 use std::path::Path;
@@ -81,17 +80,15 @@ pub fn verify(checkpoint: &Checkpoint) -> VerifyReport {
     report
 }
 
-/// The model of the config, or why there is none to compare with. A config of a known model that can't be
-/// read is a finding.
+/// The model of the config, or why there is none to compare with. A config whose model nothing here computes is a finding,
+/// too: what loads it refuses it.
 fn model(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) -> Result<Config, String> {
     let config = checkpoint.config();
     if config.get("model_type").is_none_or(serde_json::Value::is_null) {
         return Err("no config names one".into());
     }
     Config::from_checkpoint(checkpoint).map_err(|error| {
-        if !matches!(error, Error::Unsupported { .. }) {
-            findings.push(Finding::from_error(None, &error));
-        }
+        findings.push(Finding::from_error(None, &error));
         error.to_string()
     })
 }

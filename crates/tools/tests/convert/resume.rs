@@ -295,3 +295,17 @@ fn paths_need_not_be_unicode() {
     run(&plan, &out, false).unwrap();
     assert!(files(&out).into_iter().collect::<Vec<_>>() == complete(&plan).0);
 }
+
+/// Such as adapters, or a candle that is patched: their journals say what was to be written, and no more.
+#[test]
+fn what_another_command_has_begun_is_no_obstacle() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let folder = tempfile::tempdir().unwrap();
+    let partial = folder.path().join("out.partial");
+    fs::create_dir_all(partial.join("model")).unwrap();
+    fs::write(partial.join("journal.json"), r#"{"files": ["adapters.safetensors"]}"#).unwrap();
+    fs::write(partial.join("model/adapters.safetensors"), "begun").unwrap();
+    run(&plan, &folder.path().join("out"), false).unwrap();
+    assert!(!partial.exists());
+    assert!(!folder.path().join("out/adapters.safetensors").exists());
+}

@@ -16,7 +16,7 @@ use candle_quant_tools::convert::{
     self, ConvertEvent, ConvertPlan, ConvertReport, Role, RunOptions, Spec, Target,
 };
 use candle_quant_tools::staging::{available_space, check_file, write_file};
-use conversion::conversion;
+use conversion::{conversion, is_open};
 use parse::{parse_bits, parse_limit, parse_role, parse_spec, parse_tensors};
 use serde_json::json;
 use std::io::{self, Write};
@@ -37,10 +37,11 @@ keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
-Recipes: safe, uniform (everything alike, as mlx-lm does), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
+Recipes: safe, uniform (what mlx-lm does: everything alike, but what a family has its own idea of), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
 mlx-lm), mistralrs, ollama (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
 format; the first that matches decides; or a topology of mistral.rs (.yml, .yaml; what it does not name stays). Without a recipe it is safe: the output head gets the next wider \
-format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama.
+format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama. \
+Without a format, too, packed weights are written as they are, and nothing else is packed.
 
 Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
 be read or written.")]
@@ -200,6 +201,10 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         conversion.recipe = fit::choose(options, &source, memory).map_err(|error| (error, BAD_INPUT))?;
     }
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
+    if is_open(options) && !plan.packs() {
+        let problem = "what are the tensors to become? None is packed: give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
+        return Err((anyhow::anyhow!(problem), USAGE));
+    }
     if let Some(path) = &options.save_recipe {
         let recipe = plan.recipe_toml().map_err(bad_input)?;
         write_file(path, recipe.as_bytes())

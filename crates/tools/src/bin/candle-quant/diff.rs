@@ -10,7 +10,9 @@ use std::process::ExitCode;
 
 #[derive(clap::Args)]
 #[command(after_help = "\
-Exit codes: 0 equal; 1 different; 2 a checkpoint can't be read.
+Exit codes: 0 equal; 1 different; 2 a checkpoint can't be read, or no number of one was compared with one of the other.
+
+Experts are compared whatever their layout: one by one, in stacks, with gate and up projections together.
 
 Packed weights are dequantized. The relative RMS is that of the difference, over that of A. A NaN is equal to a NaN, \
 an infinity to that of its sign, and neither to anything else, whatever the tolerance.")]
@@ -60,7 +62,8 @@ pub fn run(options: &Options) -> Result<ExitCode> {
         false => print(&mut stdout, &diff, options.all)?,
     }
     stdout.flush()?;
-    Ok(match (diff.readable(), diff.equal()) {
+    let is_compared = diff.compared_share > 0. || diff.tensors.iter().all(|tensor| tensor.equal);
+    Ok(match (diff.readable() && is_compared, diff.equal()) {
         (false, _) => WRONG.into(),
         (true, false) => ExitCode::FAILURE,
         (true, true) => ExitCode::SUCCESS,
@@ -94,7 +97,14 @@ fn print(out: &mut impl Write, diff: &Diff, all: bool) -> io::Result<()> {
     if !all && different > shown {
         writeln!(out, "and {} more; --all prints them", different - shown)?;
     }
-    writeln!(out, "{different} of {} tensors differ", diff.tensors.len())
+    let share = diff.compared_share * 100.;
+    // Nothing but all of them is 100 %.
+    let share = if share < 100. { share.min(99.99) } else { share };
+    writeln!(
+        out,
+        "{different} of {} tensors differ; {share:.2} % of all weights were compared",
+        diff.tensors.len()
+    )
 }
 
 fn dashes() -> String {

@@ -1,5 +1,6 @@
 //! What a tensor of the output is made of.
 
+use crate::chunks::Chunks;
 use candle_core::Tensor;
 use candle_quant::checkpoint::{DenseTensor, Weight};
 use candle_quant::Result;
@@ -85,6 +86,15 @@ impl SourcePart {
         match self {
             Self::Stored(dense) => format!("{:?}", dense.dtype()),
             Self::Encoded(weight) | Self::Viewed(weight, _) => weight.format_name(),
+        }
+    }
+
+    /// The numbers, not dequantized as long as they are in their order.
+    pub(in crate::convert) fn load(&self) -> Result<Chunks> {
+        match self {
+            Self::Stored(dense) => Chunks::load(&Weight::Dense(dense.clone())),
+            Self::Encoded(weight) => Chunks::load(weight),
+            Self::Viewed(weight, view) => Chunks::load(weight)?.viewed(|matrix| view.of(matrix)),
         }
     }
 

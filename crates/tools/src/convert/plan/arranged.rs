@@ -23,7 +23,10 @@ pub(super) struct Arranged {
     pub always: bool,
     /// Heads and rows of each, those of keys first, of latent attention that is split.
     latents: Option<[usize; 3]>,
-    requantize: bool,
+    /// Whether packed weights are arranged, too.
+    packed: bool,
+    /// Whether tensors are told beside what they become.
+    compares: bool,
     /// Whether norms get their sums, and convolutions mlx-lm's order.
     adds_to_norms: bool,
 }
@@ -39,7 +42,17 @@ const SUMS: [&str; 5] = [
 
 impl Arranged {
     pub(super) fn new(source: &Checkpoint, family: MlxLm, options: &ConvertOptions) -> Self {
-        let (config, target) = (source.config(), options.target);
+        Self { packed: options.requantize, ..Self::of(source, family, options.target) }
+    }
+
+    /// As mlx-lm has them, whatever is packed.
+    pub(super) fn for_comparison(source: &Checkpoint) -> Self {
+        let family = MlxLm::of(source.config());
+        Self { packed: true, compares: true, ..Self::of(source, family, Target::Mlx) }
+    }
+
+    fn of(source: &Checkpoint, family: MlxLm, target: Target) -> Self {
+        let config = source.config();
         let text = config.get("text_config").unwrap_or(config);
         let size =
             |key: &str| text.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
@@ -57,14 +70,28 @@ impl Arranged {
             is_done,
             always: is_mlx && (family.stack != "switch_mlp" || family.adds_to_norms),
             latents: if is_mlx && family.splits_latents { sizes() } else { None },
-            requantize: options.requantize,
+            packed: false,
+            compares: false,
             adds_to_norms,
         }
     }
 
+    /// Whether a weight is arranged anew.
+    pub(super) fn takes(&self, weight: &Weight) -> bool {
+        self.packed && !matches!(weight, Weight::Dense(_)) || is_float(weight)
+    }
+
+    /// What tensors are where none of them is packed.
+    pub(super) fn plain(&self, tensors: Vec<SourceTensor>) -> Vec<SourceTensor> {
+        if self.always && !self.compares {
+            return Vec::new();
+        }
+        tensors
+    }
+
     /// What becomes of a tensor that is in another order, if it is one.
     pub(super) fn group(&self, name: &str, weight: &Weight) -> Result<Option<TensorGroup>> {
-        let is_new = is_float(weight) || self.requantize;
+        let is_new = self.takes(weight);
         if let (Some(sizes), Some(path), true) =
             (self.latents, name.strip_suffix(".kv_b_proj.weight"), is_new)
         {
@@ -73,7 +100,8 @@ impl Arranged {
         if !self.adds_to_norms || !is_float(weight) {
             return Ok(None);
         }
-        let whole = |source| Some(TensorGroup { packed: vec![source], plain: Vec::new(), obstacle: None });
+        let plain = || self.plain(vec![SourceTensor::whole(name.to_owned(), weight.clone())]);
+        let whole = |source| Some(TensorGroup { packed: vec![source], plain: plain(), obstacle: None });
         let dims = weight.dims();
         Ok(match dims {
             [_] if SUMS.iter().any(|end| name.ends_with(end)) => {

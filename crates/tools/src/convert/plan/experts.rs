@@ -41,7 +41,7 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Resu
     let experts = arranged.experts;
     let (mut groups, mut projections) = (Vec::new(), BTreeMap::<String, Projection>::new());
     for (name, weight) in tensors {
-        if let Some((index, stack)) = expert(&name, experts).filter(|_| is_float(&weight)) {
+        if let Some((index, stack)) = expert(&name, experts).filter(|_| arranged.takes(&weight)) {
             projections.entry(stack).or_default().push((index, name, weight));
         } else if let Some(group) = fused::group(&name, &weight, arranged)? {
             groups.push(group);
@@ -69,8 +69,8 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Resu
                 .plain
                 .extend(experts.into_iter().map(|(_, name, weight)| SourceTensor::whole(name, weight)));
         }
-        if arranged.always && group.obstacle.is_none() {
-            group.plain.clear();
+        if group.obstacle.is_none() {
+            group.plain = arranged.plain(group.plain);
         }
         groups.push(group);
     }

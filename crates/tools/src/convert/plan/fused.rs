@@ -1,7 +1,7 @@
 //! Gate and up projections of all experts in one tensor, which become two stacks.
 
 use super::arranged::Arranged;
-use super::experts::{is_float, TensorGroup};
+use super::experts::TensorGroup;
 use crate::convert::output::{SourcePart, SourceTensor, View};
 use crate::convert::target::ExpertLayout;
 use candle_quant::checkpoint::Weight;
@@ -31,7 +31,7 @@ const NAMES: [(&str, Projections); 4] = [
 
 /// What becomes of a tensor, if it is one of these.
 pub(super) fn group(name: &str, weight: &Weight, arranged: &Arranged) -> Result<Option<TensorGroup>> {
-    if !matches!(arranged.experts, ExpertLayout::Stacks(_)) || !is_float(weight) {
+    if !matches!(arranged.experts, ExpertLayout::Stacks(_)) || !arranged.takes(weight) {
         return Ok(None);
     }
     let (module, is_bias) = match (name.strip_suffix("_bias"), name.strip_suffix(".bias")) {
@@ -39,20 +39,19 @@ pub(super) fn group(name: &str, weight: &Weight, arranged: &Arranged) -> Result<
         (None, None) => (name.strip_suffix(".weight").unwrap_or(name), false),
     };
     let found = NAMES.iter().find_map(|(end, which)| Some((module.strip_suffix(end)?, *which)));
+    let plain = || vec![SourceTensor::whole(name.to_owned(), weight.clone())];
     match found {
         Some((block, which)) if !is_bias && weight.dims().len() == 3 => {
             let forms = of_weights(name, weight, block, which, arranged)?;
-            let plain = vec![SourceTensor::whole(name.to_owned(), weight.clone())];
             Ok(Some(match forms {
-                Some(packed) if arranged.always => TensorGroup { packed, plain: Vec::new(), obstacle: None },
-                Some(packed) => TensorGroup { packed, plain, obstacle: None },
-                None => TensorGroup { packed: plain, plain: Vec::new(), obstacle: Some(UNCERTAIN) },
+                Some(packed) => TensorGroup { packed, plain: arranged.plain(plain()), obstacle: None },
+                None => TensorGroup { packed: plain(), plain: Vec::new(), obstacle: Some(UNCERTAIN) },
             }))
         }
-        // Of the families that have biases, those follow their weights only where these always become stacks.
+        // Those of gpt-oss; others have none.
         Some((block, which)) if is_bias && weight.dims().len() == 2 && arranged.always => {
             let packed = of_biases(weight, block, which, arranged);
-            Ok(packed.map(|packed| TensorGroup { packed, plain: Vec::new(), obstacle: None }))
+            Ok(packed.map(|packed| TensorGroup { packed, plain: arranged.plain(plain()), obstacle: None }))
         }
         _ => Ok(None),
     }

@@ -9,6 +9,8 @@ mod jobs;
 mod plan;
 mod planner;
 mod saved;
+mod usual;
 
 pub use plan::ConvertPlan;
 pub(super) use plan::{bits_per_weight, elements};
+pub(crate) use usual::{elements as count_elements, rearranged, Rearranged, UsualTensor};

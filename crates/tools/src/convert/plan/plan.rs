@@ -181,6 +181,23 @@ impl ConvertPlan {
         bits_per_weight(bytes, elements)
     }
 
+    /// Whether anything in the output is packed.
+    pub fn packs(&self) -> bool {
+        self.top.is_some()
+    }
+
+    /// The share of the matrices' elements that is not packed, from 0 to 1; 0 if there are none.
+    pub fn dense_share(&self) -> f64 {
+        let (all, _) = self.matrices();
+        let dense = self.jobs().filter(|job| job.format().is_none() && job.planned.shape.len() > 1);
+        let dense: f64 = dense.map(|job| elements(&job.planned.shape)).sum();
+        if all == 0. {
+            0.
+        } else {
+            dense / all
+        }
+    }
+
     /// Elements and bytes of the matrices of the output.
     pub(in crate::convert) fn matrices(&self) -> (f64, u64) {
         let matrices = || self.tensors().filter(|tensor| tensor.shape.len() > 1);

@@ -93,6 +93,7 @@ fn report(plan: &ConvertPlan, finished: &[Finished]) -> ConvertReport {
         source_bytes: plan.source_bytes(),
         bytes: plan.bytes(),
         bits_per_weight: plan.bits_per_weight(),
+        dense_share: plan.dense_share(),
         files: finished.iter().map(file).collect(),
         tensors,
     }

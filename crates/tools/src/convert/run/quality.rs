@@ -46,6 +46,8 @@ pub struct ConvertReport {
     pub bytes: u64,
     /// Bits for each element of the matrices.
     pub bits_per_weight: f64,
+    /// The share of these elements that is not packed.
+    pub dense_share: f64,
     /// The SHA-256 of every file of weights.
     pub files: Vec<WrittenFile>,
     /// Every tensor whose numbers were converted, worst first; and every one with numbers that are not finite.

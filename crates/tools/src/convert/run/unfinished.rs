@@ -65,7 +65,7 @@ impl Unfinished {
             recover_folder(&partial, out)?;
         }
         let mut journal = Journal::new(plan)?;
-        let begun: Option<Journal> = partial.journal()?;
+        let begun: Option<Journal> = Partial::read_own_journal(partial.root())?;
         let published = match &begun {
             Some(begun) => destination.is_published(begun)?,
             None => false,

@@ -10,7 +10,7 @@ use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
 use crate::convert::output::{Job, OutputFile, SourcePart, Work};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::checkpoint::{DenseTensor, Weight};
+use candle_quant::checkpoint::DenseTensor;
 use candle_quant::format::NVFP4_MAX;
 use candle_quant::{Error, QuantFormat, Result};
 use rayon::prelude::*;
@@ -215,15 +215,9 @@ impl Writer<'_> {
 }
 
 fn load(part: &SourcePart, hasher: &mut SourceHasher) -> Result<Chunks> {
-    let chunks = match part {
-        SourcePart::Stored(dense) => Chunks::load(&Weight::Dense(dense.clone()))?,
-        SourcePart::Encoded(weight) | SourcePart::Viewed(weight, _) => Chunks::load(weight)?,
-    };
+    let chunks = part.load()?;
     hasher.weight(chunks.loaded())?;
-    match part {
-        SourcePart::Viewed(_, view) => chunks.viewed(|matrix| view.of(matrix)),
-        SourcePart::Stored(_) | SourcePart::Encoded(_) => Ok(chunks),
-    }
+    Ok(chunks)
 }
 
 /// The error with the name of the tensor that was packed.

@@ -6,6 +6,15 @@ use anyhow::{bail, Context, Result};
 use candle_quant_tools::convert::{ConvertOptions, Recipe, Rule, Spec};
 use std::fs;
 
+/// Whether nothing says what tensors are to become.
+pub fn is_open(options: &Options) -> bool {
+    let asked = options.format.is_some()
+        || options.bits.is_some()
+        || options.recipe.is_some()
+        || options.fit.is_some();
+    !(asked || options.target_bpw.is_some() || options.dequantize)
+}
+
 /// What is to be done, with another format than that of the options if one is given.
 pub fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOptions> {
     let (bits, fit) = (options.target_bpw.is_some(), options.fit.is_some());
@@ -73,9 +82,8 @@ fn recipe(options: &Options) -> Result<Recipe> {
     let recipe = match &options.recipe {
         None => match format {
             Some(format) => options.to.target().usual_recipe(format),
-            None => bail!(
-                "what are the tensors to become? Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize"
-            ),
+            // What is packed is written as it is, if anything is.
+            None => Recipe::safe(Spec::Keep),
         },
         Some(name) if Recipe::NAMES.contains(&name.as_str()) => match format {
             Some(format) => Recipe::named(name, format)?,

@@ -36,10 +36,11 @@ fn summary(out: &mut impl Write, plan: &ConvertPlan) -> io::Result<()> {
     let tensors = plan.tensors().count();
     writeln!(
         out,
-        "{tensors} tensors, {} -> {} ({share:.1} %), {:.3} bits per weight",
+        "{tensors} tensors, {} -> {} ({share:.1} %), {:.3} bits per weight, {:.2} % of the weights are dense",
         megabytes(from),
         megabytes(to),
-        plan.bits_per_weight()
+        plan.bits_per_weight(),
+        plan.dense_share() * 100.
     )?;
     let files = match plan.files().count() {
         1 => "1 file".to_owned(),
@@ -73,6 +74,7 @@ pub fn plan_json(plan: &ConvertPlan, available: Option<u64>) -> Value {
         "disk_bytes": plan.disk_bytes(),
         "available_bytes": available,
         "bits_per_weight": plan.bits_per_weight(),
+        "dense_share": plan.dense_share(),
         "peak_memory": plan.peak_memory(),
         "fallbacks": plan.fallbacks(),
         "notes": plan.notes(),
