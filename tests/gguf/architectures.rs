@@ -35,6 +35,10 @@ fn dense(name: &str) -> File {
     file.tensor(f32_tensor("token_embd.weight", &[8, 64], &[0.; 512]))
 }
 
+fn phi3() -> File {
+    dense("phi3").u32("phi3.attention.sliding_window", 0)
+}
+
 fn gemma3() -> File {
     dense("gemma3").f32("gemma3.rope.freq_base", 1e6)
 }
@@ -112,7 +116,7 @@ fn all() -> Vec<(File, &'static str)> {
         (window(dense("olmo2"), "olmo2"), "olmo3"),
         (sparse("olmoe"), "olmoe"),
         (dense("phi2"), "phi"),
-        (dense("phi3"), "phi3"),
+        (phi3(), "phi3"),
         (sparse("qwen2moe").u32(shared, 64), "qwen2_moe"),
         (dense("seed_oss"), "seed_oss"),
         (dense("smollm3"), "smollm3"),
@@ -206,6 +210,8 @@ fn what_models_differ_in_is_no_guess() {
         &[FILE, "`stablelm.rope.freq_base` is missing", "models differ", "gguf-new-metadata"],
     );
     assert_eq!(config(&long.f32("stablelm.rope.freq_base", 1e6))["rope_theta"], 1e6);
+    // Early ones of Phi 3 no window.
+    rejected(dense("phi3").open(), &[FILE, "`phi3.attention.sliding_window` is missing (0 is none)"]);
     // Those of DeepSeek no groups, and for a while not what makes scores.
     let groups = |experts| with(latents(), "deepseek2.expert_count", number(experts)).u32(SCORES, 2);
     const SCORES: &str = "deepseek2.expert_gating_func";
@@ -255,7 +261,7 @@ fn what_models_here_do_not_have_is_refused() {
             latents().f32("deepseek2.attention.temperature_scale", 0.1),
             ["temperature_scale` is given", "grow"],
         ),
-        (dense("phi3").f32("phi3.rope.scaling.attn_factor", 1.2), ["attn_factor` is given", "`none`"]),
+        (phi3().f32("phi3.rope.scaling.attn_factor", 1.2), ["attn_factor` is given", "`none`"]),
         (
             gemma3().f32("gemma3.rope.local.freq_base", 1e4),
             ["`gemma3.rope.local.freq_base`", "Ollama's converter"],
@@ -313,9 +319,9 @@ fn gemma_divides_scores_by_its_layers() {
 #[test]
 fn long_rope_has_both_lists() {
     let list = |name: &str| f32_tensor(&format!("rope_factors_{name}.weight"), &[16], &[1.5; 16]);
-    rejected(dense("phi3").tensor(list("long")).open(), &[FILE, "`rope_factors_short.weight` is missing"]);
-    rejected(dense("phi3").tensor(list("short")).open(), &[FILE, "`rope_factors_long.weight` is missing"]);
-    let file = dense("phi3")
+    rejected(phi3().tensor(list("long")).open(), &[FILE, "`rope_factors_short.weight` is missing"]);
+    rejected(phi3().tensor(list("short")).open(), &[FILE, "`rope_factors_long.weight` is missing"]);
+    let file = phi3()
         .f32("phi3.rope.scaling.attn_factor", 1.25)
         .u32("phi3.rope.scaling.original_context_length", 64)
         .tensor(list("short"))
@@ -328,7 +334,7 @@ fn long_rope_has_both_lists() {
     assert!(file.open().unwrap().tensor_names().all(|name| !name.contains("rope")));
     // A list of another length is an error of the model.
     let short = f32_tensor("rope_factors_short.weight", &[15], &[1.; 15]);
-    let checkpoint = dense("phi3")
+    let checkpoint = phi3()
         .u32("phi3.rope.scaling.original_context_length", 64)
         .tensor(short)
         .tensor(list("long"))
@@ -337,7 +343,7 @@ fn long_rope_has_both_lists() {
     rejected(Config::from_checkpoint(&checkpoint), &["`short_factor`", "16 numbers"]);
     let wrong = f32_tensor("rope_factors_short.weight", &[16], &[1.; 16]);
     let halves = crate::writer::Tensor { type_id: 1, data: vec![0; 32], ..wrong };
-    rejected(dense("phi3").tensor(halves).open(), &["`rope_factors_short.weight`", "F32", "F16"]);
+    rejected(phi3().tensor(halves).open(), &["`rope_factors_short.weight`", "F32", "F16"]);
 }
 
 #[test]

@@ -159,6 +159,11 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         parts: &[("ffn_up", "mlp.gate_up_proj")],
         keys: RMS_NORM,
         flags: &[],
+        // Zero is none; early converters wrote nothing, of models with a window and without.
+        others: |source, _| match source.size("attention.sliding_window")? {
+            Some(_) => Ok(()),
+            None => Err(source.missing("attention.sliding_window", "(0 is none)")),
+        },
         ..LLAMA
     },
     Architecture {
