@@ -151,3 +151,30 @@ impl Config {
         config
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_share_out_all_channels() {
+        let linear = LinearAttentionConfig {
+            layers: vec![true],
+            key_heads: 5,
+            value_heads: 15,
+            key_dim: 2,
+            value_dim: 4,
+            kernel: 4,
+            is_grouped: false,
+            channels_last: false,
+        };
+        let parts = [0..2, 2..4, 4..5].map(|own| linear.channels_of(&own));
+        assert_eq!(parts[1], [4..8, 14..18, 20 + 24..20 + 48]);
+        let sections = (0..3).flat_map(|section| parts.iter().map(move |part| part[section].clone()));
+        let end = sections.fold(0, |next, run| {
+            assert_eq!(run.start, next);
+            run.end
+        });
+        assert_eq!(end, linear.channels());
+    }
+}

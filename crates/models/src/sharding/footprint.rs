@@ -5,7 +5,7 @@ use super::shard_plan::{ShardPlan, ShardedTensor, Split};
 use crate::options::{CacheOptions, CACHE_STEP, PREFILL_CHUNK};
 use candle_core::DType;
 use candle_quant::checkpoint::module_of;
-use candle_quant::parallel::ExpertSplit;
+use candle_quant::parallel::{whole_groups, ExpertSplit};
 use candle_quant::QuantFormat;
 use std::ops::Range;
 
@@ -172,17 +172,22 @@ fn held_bytes(
         return decoded();
     }
     let Some(stored) = tensor.dense else { return bytes };
-    // Rows of a rank's part.
-    let k = match (&tensor.split, tensor.dims.as_slice()) {
-        (Split::Columns(columns), [_, .., _]) => columns.get(rank).map_or(0, ExactSizeIterator::len),
-        (_, [_, .., k]) => *k,
-        _ => 0,
-    };
-    let fits = |format: &QuantFormat| k > 0 && k.is_multiple_of(format.group_size());
     // Stacks of experts are parameters in some files, not weights of modules.
     let stack = (tensor.dims.len() == 3).then_some(tensor.name.as_str());
-    match module_of(&tensor.name).or(stack).and_then(formats).filter(fits) {
-        Some(format) => format.size_in_bytes(elements, stored),
-        None => decoded(),
+    let Some(format) = module_of(&tensor.name).or(stack).and_then(formats) else { return decoded() };
+    // Of a row: what is the rank's, and what it quantizes, whole groups.
+    let group = format.group_size();
+    let (own, whole) = match (&tensor.split, tensor.dims.as_slice()) {
+        (Split::Columns(columns), [_, .., k]) => {
+            columns.get(rank).map_or((0, 0), |own| (own.len(), whole_groups(own, group, *k).len()))
+        }
+        (_, [_, .., k]) => (*k, *k),
+        _ => (0, 0),
+    };
+    match elements.checked_div(own as u64) {
+        Some(rows) if whole.is_multiple_of(group) => {
+            format.size_in_bytes(rows.saturating_mul(whole as u64), stored)
+        }
+        _ => decoded(),
     }
 }
