@@ -53,15 +53,17 @@ fn a_plan_computes_what_the_layers_compute() {
     let of_types = ["llama", "qwen2", "qwen3"].map(|name| (name.to_string(), [of_type(name), of_type(name)]));
     let load =
         |path: &PathBuf| Model::load(&Checkpoint::open(path).unwrap(), DType::F32, &Device::Cpu).unwrap();
-    let families = families();
+    let (families, mut problems) = (families(), Vec::new());
     let families = families.iter().map(|(name, path)| (name.clone(), [load(path), load(path)]));
     for (name, [mut planned, mut layered]) in
         of_types.into_iter().chain([("tiny".to_string(), [tiny(), tiny()])]).chain(families)
     {
         let plan = planned.plan.clone();
-        assert!(plan.is_some(), "{name}");
+        if plan.is_none() {
+            problems.push(format!("{name}: no plan"));
+        }
         layered.plan = None;
-        let ids: Vec<u32> = (0..60).map(|index| index * 7 % 100).collect();
+        let ids: Vec<u32> = (0..60).map(|index| index * 7 % 96).collect();
         // Both halves of a plan, for few and for many tokens, for one text and for two; parts of both ways, on one cache.
         for way in [[true; 5], [true, false, true, false, true], [false, true, false, true, false]] {
             let mut first = 0;
@@ -80,11 +82,14 @@ fn a_plan_computes_what_the_layers_compute() {
                 let spread = expected.iter().map(|x| x * x).sum::<f32>() / expected.len() as f32;
                 let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
                 let what = format!("{name}, {len} tokens from {first} on, {way:?}");
-                assert!(worst <= 2e-5 * spread.sqrt(), "{what}: {worst} of {}", spread.sqrt());
+                if worst > 2e-5 * spread.sqrt() {
+                    problems.push(format!("{what}: {worst} of {}", spread.sqrt()));
+                }
                 first += len;
             }
         }
     }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
 
 #[test]
