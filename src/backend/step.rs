@@ -135,13 +135,15 @@ impl Default for Turn {
     }
 }
 
-/// Queries are multiplied by `1 + beta ln(1 + floor(position / period))`.
+/// Queries are multiplied by `1 + beta ln(1 + floor((position + first) / period))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     /// By how much they grow.
     pub beta: f64,
     /// After how many tokens.
     pub period: usize,
+    /// What the first position counts as.
+    pub first: usize,
 }
 
 /// A token of a step. Those of one sequence come one after another, at positions one after another.

@@ -80,8 +80,52 @@ GRANITE = {
     "tie_word_embeddings": True,
 }
 
+DELTA = {
+    "rope_theta": None, "num_attention_heads": 2, "num_key_value_heads": 1, "intermediate_size": 32, "head_dim": 16,
+    "linear_conv_kernel_dim": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "attention_bias": False, "attn_output_gate": True, "rms_norm_eps": 1e-3,
+    "hidden_act": "silu", "tie_word_embeddings": True,
+    "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1000.0, "partial_rotary_factor": 0.25, "mrope_interleaved": True,
+        "mrope_section": [1, 1, 0],
+    },
+}
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+
 # name: model_type, config
 FAMILIES = {
+    "llama": ("llama", {"rms_norm_eps": 1e-3, "rope_scaling": LLAMA3, "hidden_act": "silu", "tie_word_embeddings": False}),
+    "mistral": ("mistral", {
+        "head_dim": 32, "rms_norm_eps": 1e-3, "sliding_window": 6, "hidden_act": "silu", "tie_word_embeddings": False,
+        "intermediate_size": 32,
+    }),
+    "qwen2": ("qwen2", {"rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {
+        "head_dim": 32, "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": True, "intermediate_size": 32,
+    }),
+    "mixtral": ("mixtral", NARROW | {
+        "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": False, "intermediate_size": 64,
+        "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None,
+    }),
+    "qwen3_moe": ("qwen3_moe", {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": False,
+        "intermediate_size": 64, "moe_intermediate_size": 32, "num_experts": 4, "num_experts_per_tok": 2,
+        "norm_topk_prob": True, "decoder_sparse_step": 1, "mlp_only_layers": [0],
+    }),
+    "gpt_oss": ("gpt_oss", {
+        "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 32, "rms_norm_eps": 1e-3,
+        "tie_word_embeddings": False, "intermediate_size": 32, "num_local_experts": 3, "num_experts_per_tok": 2, "sliding_window": 6, "layer_types": [SLIDING, FULL],
+        "rope_scaling": {
+            "rope_type": "yarn", "factor": 4.0, "beta_fast": 8.0, "beta_slow": 1.0, "truncate": False,
+            "original_max_position_embeddings": 16,
+        },
+    }),
     "gemma": ("gemma", {
         "intermediate_size": 32, "head_dim": 32, "hidden_act": "gelu_pytorch_tanh",
         "hidden_activation": "gelu_pytorch_tanh", "rms_norm_eps": 1e-3, "tie_word_embeddings": True,
@@ -265,10 +309,19 @@ FAMILIES = {
         "shared_expert_intermediate_size": 32, "decoder_sparse_step": 1, "mlp_only_layers": [1],
         "attention_bias": False, "rms_norm_eps": 1e-3, "hidden_act": "silu", "tie_word_embeddings": True,
     }),
+    # the text parts of qwen3_5 and qwen3_5_moe; published configs have rope_parameters already
+    "qwen3_5_text": ("qwen3_5_text", DELTA | {
+        "num_hidden_layers": 3, "full_attention_interval": 3, "linear_key_head_dim": 8,
+    }),
+    "qwen3_5_moe_text": ("qwen3_5_moe_text", DELTA | {
+        "intermediate_size": None, "full_attention_interval": 2, "head_dim": 8, "linear_key_head_dim": 8,
+        "linear_value_head_dim": 8, "num_experts": 4, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16, "shared_expert_intermediate_size": 32,
+    }),
 }
 # where the default seed, 20, leaves two logits too close to each other
 SEEDS = {
-    "phi3-plain": 21, "olmo2": 21, "cohere": 21, "stablelm-parallel": 22, "internlm3": 21, "hunyuan_v1_dense": 22,
+    "mixtral": 21, "llama": 24, "qwen2": 21, "phi3-plain": 21, "olmo2": 21, "cohere": 21, "stablelm-parallel": 22, "internlm3": 21, "hunyuan_v1_dense": 22,
     "ministral3": 21, "olmo3": 21, "apertus": 22, "nemotron": 21, "deepseek_v2": 21,
 }
 
@@ -278,4 +331,5 @@ def published(name):
     model_type, own = FAMILIES[name]
     # a copy, because transformers changes the dictionaries inside
     config = copy.deepcopy(BASE | own | {"model_type": model_type, "torch_dtype": "bfloat16"})
-    return {key: value for key, value in config.items() if not (key == "rope_theta" and value is None)}
+    absent = ("rope_theta", "intermediate_size")
+    return {key: value for key, value in config.items() if not (key in absent and value is None)}

@@ -43,6 +43,10 @@ def load(folder, config="config_v4.json"):
             config = {"model_type": "llama4", "text_config": config | {"rope_scaling": None}, "torch_dtype": "bfloat16"}
             weights = {f"language_model.{k}": v for k, v in mx.load(str(folder / "model.safetensors")).items()}
             mx.save_safetensors(str(temporary / "model.safetensors"), weights)
+        elif config["model_type"].endswith("_text") and config["model_type"].startswith("qwen3_5"):  # inside qwen3_5
+            model_type = config["model_type"].removesuffix("_text")
+            config = {"model_type": model_type, "text_config": config, "torch_dtype": "bfloat16"}
+            os.symlink(folder / "model.safetensors", temporary / "model.safetensors")
         else:
             os.symlink(folder / "model.safetensors", temporary / "model.safetensors")
         (temporary / "config.json").write_text(json.dumps(config))
@@ -81,15 +85,37 @@ def dequantized(model):
 def to_hf(weights, config):
     """The inverse of the models' sanitize: mlx-lm's names and layouts to those of the Hugging Face checkpoints."""
     out = {}
-    if config["model_type"] == "llama4":
+    has_delta_rule = config["model_type"].startswith(("qwen3_next", "qwen3_5"))
+    if "text_config" in config:
         weights = {name.removeprefix("language_model."): value for name, value in weights.items()}
     for name, value in weights.items():
-        if "block_sparse_moe.switch_mlp" in name:  # granitemoe
+        if config["model_type"] == "mixtral" and ".switch_mlp." in name:
+            for ours, theirs in [("gate_proj", "w1"), ("up_proj", "w3"), ("down_proj", "w2")]:
+                if ours in name:
+                    for expert in range(value.shape[0]):
+                        out[name.replace(f"switch_mlp.{ours}", f"experts.{expert}.{theirs}")] = value[expert]
+        elif config["model_type"] == "gpt_oss" and "mlp.experts." in name:
+            is_bias = name.endswith(".bias")
+            suffix = "_bias" if is_bias else ""
+            if "gate_proj" in name:  # rows alternate
+                value = mx.stack([value, weights[name.replace("gate_proj", "up_proj")]], axis=2)
+                value = value.reshape(value.shape[0], -1, *value.shape[3:])
+                name = name.replace("gate_proj", "gate_up_proj")
+            elif "up_proj" in name:
+                continue
+            out[name.rsplit(".", 1)[0] + suffix] = value if is_bias else value.swapaxes(1, 2)
+        elif "block_sparse_moe.switch_mlp" in name:  # granitemoe
             if "gate_proj" in name:
                 value = mx.concatenate([value, weights[name.replace("gate_proj", "up_proj")]], axis=1)
                 out[name.replace("switch_mlp.gate_proj", "input_linear")] = value
             elif "down_proj" in name:
                 out[name.replace("switch_mlp.down_proj", "output_linear")] = value
+        elif ".switch_mlp." in name and config["model_type"] == "qwen3_5_moe":
+            if "gate_proj" in name:
+                value = mx.concatenate([value, weights[name.replace("gate_proj", "up_proj")]], axis=1)
+                out[name.replace("switch_mlp.gate_proj.weight", "experts.gate_up_proj")] = value
+            elif "down_proj" in name:
+                out[name.replace("switch_mlp.down_proj.weight", "experts.down_proj")] = value
         elif ".switch_mlp." in name:
             for expert in range(value.shape[0]):
                 out[name.replace("switch_mlp", f"experts.{expert}")] = value[expert]
@@ -105,9 +131,9 @@ def to_hf(weights, config):
             out[name.replace("embed_q", "kv_b_proj")] = value.reshape(-1, value.shape[-1])
         elif name.endswith("unembed_out.weight"):
             pass
-        elif config["model_type"] == "qwen3_next" and "conv1d" in name:
+        elif has_delta_rule and "conv1d" in name:
             out[name] = value.moveaxis(2, 1)
-        elif config["model_type"] == "qwen3_next" and "norm" in name and "linear_attn" not in name:
+        elif has_delta_rule and "norm" in name and "linear_attn" not in name:
             out[name] = value - 1.0
         elif config["model_type"] == "apertus" and name.endswith(("alpha_p", "alpha_n")):
             out[name] = value.reshape(1)

@@ -54,7 +54,8 @@ def randomize(model, seed):
                 value.copy_(noise * 0.15)
             elif "norm" in key or value.ndim == 1:  # around the neutral value, 0 or 1
                 value.copy_(value + noise * 0.2)
-                if model.config.model_type == "qwen3_next":  # 1 + weight, as mlx-lm stores it, is exact in bf16 then
+                # 1 + weight, as mlx-lm stores it, is exact in bf16 then
+                if model.config.model_type.startswith(("qwen3_next", "qwen3_5")):
                     value.copy_((value * 128).round() / 128)
             elif "router" in key or key.endswith((".gate.weight", "shared_expert_gate.weight")):
                 value.copy_(noise * std * 2)
@@ -115,6 +116,9 @@ def write_dense(out, name, seed):
         if key.endswith("e_score_correction_bias"):  # published in F32
             value.data = value.data.float()
     model.save_pretrained(folder)
+    if name == "qwen3_5_moe_text":  # published with stacks of experts, as the model has them in memory
+        stacks = {key: value for key, value in model.state_dict().items() if key != "lm_head.weight"}
+        save_file(stacks, folder / "model.safetensors", {"format": "pt"})
     for other in set(p.name for p in folder.iterdir()) - {"config.json", "model.safetensors"}:
         (folder / other).unlink()
     logits = logits_of(load(folder, config))

@@ -8,6 +8,7 @@ mod tests;
 pub use footprint::StepBytes;
 
 use super::attention::Visible;
+use super::config::Window;
 use super::layer::{unplanned, Layer};
 use super::norm::Norm;
 use super::options::ModelOptions;
@@ -38,7 +39,7 @@ pub struct Model {
     /// Whether the cached keys have turned as in a long text.
     is_long: bool,
     scales: Scales,
-    sliding_window: Option<usize>,
+    window: Option<Window>,
     max_tokens: usize,
     /// The most tokens of a text.
     context: usize,
@@ -120,6 +121,8 @@ impl Model {
     /// # Errors
     /// As those of [`new`](Model::new); if the device has no cache of the chosen format.
     pub fn with_options(config: &Config, vb: VarBuilder, options: ModelOptions) -> Result<Self> {
+        let stored = vb.checkpoint().map(|checkpoint| config.stored_in(checkpoint));
+        let config = stored.as_ref().unwrap_or(config);
         config.validate()?;
         options.cache.validate(vb.device().is_cpu())?;
         let dtype = vb.dtype();
@@ -154,7 +157,7 @@ impl Model {
                 logits: config.logit_scale,
                 softcap: config.logit_softcap,
             },
-            sliding_window: config.sliding_window,
+            window: config.sliding_window.map(|tokens| Window { tokens, is_chunked: config.chunked_window }),
             max_tokens: options.cache.max_tokens.unwrap_or(usize::MAX),
             context: options.context.unwrap_or(config.context()),
             dtype,
@@ -253,7 +256,7 @@ impl Model {
     }
 
     /// Forgets the tokens from position `len` on, of every text of a batch, and returns how many are left: `len`, or none
-    /// if the next token would see some that a sliding window has left behind.
+    /// if the next token would see some that a sliding window has left behind, or a layer of linear attention has seen more.
     pub fn truncate_kv_cache(&mut self, len: usize) -> usize {
         if len >= self.cached_tokens() {
             return self.cached_tokens();
@@ -394,7 +397,7 @@ impl Model {
             true => Ok(None),
             false => Visible::new(offset, len, window, &self.device).map(Some),
         };
-        let (all, near) = (visible(None)?, visible(self.sliding_window)?);
+        let (all, near) = (visible(None)?, visible(self.window)?);
         let mut x = self.embed(ids)?;
         for layer in &mut self.layers {
             let visible = if layer.slides { &near } else { &all };

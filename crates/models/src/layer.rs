@@ -1,7 +1,8 @@
 //! A layer of a decoder: attention and a feed-forward block, with norms around them.
 
-use super::attention::{Attention, Visible};
-use super::config::LayerRope;
+use super::attention::Visible;
+use super::config::{LayerRope, Window};
+use super::mixer::Mixer;
 use super::mlp::Mlp;
 use super::moe::SparseMlp;
 use super::norm::Norm;
@@ -19,7 +20,7 @@ pub(super) struct Layer {
     pub slides: bool,
     rope: LayerRope,
     attention_norm: Option<Norm>,
-    pub attention: Attention,
+    pub attention: Mixer,
     attention_out: Out,
     mlp_norm: Option<Norm>,
     pub mlp: FeedForward,
@@ -84,12 +85,12 @@ impl Layer {
             slides: config.slides(index),
             rope: config.rope_of(index),
             attention_norm: norm(names.attention_norm)?,
-            attention: Attention::new(config, index, &options.cache, vb.pp("self_attn"))?,
+            attention: Mixer::new(config, index, &options.cache, &vb)?,
             attention_out: out(names.attention_out_norm)?,
             mlp_norm: norm(names.mlp_norm)?,
             mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
                 Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
-                None => FeedForward::Dense(Mlp::new(config, vb.pp("mlp"))?),
+                None => FeedForward::Dense(Mlp::new(config, vb.pp(names.mlp))?),
             },
             mlp_out: out(names.mlp_out_norm)?,
             is_parallel: config.parallel_blocks,
@@ -111,7 +112,7 @@ impl Layer {
     }
 
     /// That of whole texts, without the cache, with gradients.
-    pub fn forward_whole(&self, x: &Tensor, positions: &Positions, window: Option<usize>) -> Result<Tensor> {
+    pub fn forward_whole(&self, x: &Tensor, positions: &Positions, window: Option<Window>) -> Result<Tensor> {
         let seen = normalized(self.attention_norm.as_ref(), x)?;
         let at = (positions, self.rope);
         let y = self.attention_out.add(x, |x| self.attention.forward_whole(&seen, x, at, window))?;
@@ -134,7 +135,8 @@ impl Layer {
     pub fn plan(&self, plan: &mut StepBuilder, turns: &Turns) -> candle_quant::Result<()> {
         let FeedForward::Dense(mlp) = &self.mlp else { return Err(unplanned("a layer of experts")) };
         let turn = turns.of_step(self.rope);
-        let attention = self.attention.block(&turn).ok_or_else(|| unplanned("another attention"))?;
+        let attention =
+            self.attention.block(self.rope, &turn).ok_or_else(|| unplanned("another attention"))?;
         let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
         let norm = of_step(&self.attention_norm)?;
         let attention = AttentionBlock { norm, out: self.attention_out.of_step()?, ..attention };

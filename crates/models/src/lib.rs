@@ -1,15 +1,8 @@
 //! Decoder-only language models, written once on the layers of [`nn`](candle_quant::nn): packed and dense
 //! weights run through the same code.
 //!
-//! | `model_type` | models |
-//! |---|---|
-//! | `llama` | Llama 2 and 3, SmolLM, and everything that shares their architecture |
-//! | `mistral` | Mistral, with its sliding window |
-//! | `qwen2` | Qwen2 and Qwen2.5 (biased query, key and value projections) |
-//! | `mixtral` | Mixtral: experts in every layer |
-//! | `qwen3` | Qwen3 (normalized queries and keys) |
-//! | `qwen3_moe` | Qwen3 with experts |
-//! | `gpt_oss` | gpt-oss: experts with biases and clamped gates, attention sinks, alternating windows, YaRN |
+//! [`families()`] lists them. A family of known parts is one entry of a table: what its config says is read into a [`Config`],
+//! which describes everything that distinguishes it, and one decoder computes them all.
 //!
 //! ```
 //! use candle_core::{DType, Device, Tensor};
@@ -34,6 +27,7 @@ mod differentiable;
 mod fields;
 pub mod generate;
 mod layer;
+mod mixer;
 mod mlp;
 mod moe;
 mod norm;
@@ -45,7 +39,10 @@ mod shapes;
 pub mod sharding;
 pub mod train;
 
-pub use config::{Config, Inside, Latents, Names, QkNorm, QkNormOver, Role};
+pub use architecture::mlx_lm::{FusedExperts, MlxLm, MlxWeight};
+pub use architecture::published::published_fields;
+pub use architecture::{families, Family};
+pub use config::{Config, Inside, Latents, LinearAttentionConfig, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
 pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 pub use norm::NormKind;

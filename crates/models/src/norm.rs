@@ -16,6 +16,8 @@ pub enum NormKind {
     Rms,
     /// The same, times one more than `weight`.
     RmsOnePlus,
+    /// Divides by the root of the mean square; there are no tensors.
+    RmsPlain,
     /// Subtracts the mean first, and adds `bias` in the end, if there is one.
     Layer {
         /// Whether there is.
@@ -29,7 +31,7 @@ pub enum NormKind {
 
 impl NormKind {
     fn subtracts_mean(self) -> bool {
-        !matches!(self, Self::Rms | Self::RmsOnePlus)
+        !matches!(self, Self::Rms | Self::RmsOnePlus | Self::RmsPlain)
     }
 
     fn is_one_plus(self) -> bool {
@@ -41,7 +43,7 @@ impl NormKind {
         match self {
             Self::Rms | Self::RmsOnePlus | Self::Layer { bias: false } => &["weight"],
             Self::Layer { bias: true } | Self::LayerOnePlus => &["weight", "bias"],
-            Self::LayerPlain => &[],
+            Self::RmsPlain | Self::LayerPlain => &[],
         }
     }
 }

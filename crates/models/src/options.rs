@@ -1,5 +1,6 @@
 //! What a model is built with beside its config and weights.
 
+use super::config::Window;
 use candle_core::DType;
 use candle_quant::{Error, KvCacheConfig, KvFormat, Result};
 
@@ -45,12 +46,13 @@ impl CacheOptions {
         &self,
         kv_heads: usize,
         head_dim: usize,
-        window: Option<usize>,
+        window: Option<Window>,
         dtype: DType,
     ) -> KvCacheConfig {
         let (keys, values) = self.formats(dtype);
         KvCacheConfig {
-            window,
+            window: window.map(|window| window.tokens),
+            is_chunked: window.is_some_and(|window| window.is_chunked),
             keys,
             values,
             // Checked for the whole model, before any layer appends.

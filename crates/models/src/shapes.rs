@@ -2,7 +2,7 @@
 
 use super::config::{Latents, Names, QkNorm, QkNormOver};
 use super::root::{layer_of, Root};
-use super::{Config, MoeConfig};
+use super::{Config, LinearAttentionConfig, MoeConfig};
 use candle_quant::Checkpoint;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -69,11 +69,57 @@ impl Config {
 
     fn add_layer(&self, layer: usize, path: &str, names: &BTreeSet<&str>, shapes: &mut Shapes) {
         let (hidden, inner) = (self.hidden_size, self.intermediate_size);
-        let q = self.num_attention_heads.saturating_mul(self.head_dim);
-        let kv = self.num_key_value_heads.saturating_mul(self.head_dim);
         for norm in self.names.norms() {
             self.add_norm(&format!("{path}.{norm}"), shapes);
         }
+        match self.linear.as_ref().filter(|linear| linear.is_linear(layer)) {
+            Some(linear) => linear.add(hidden, &format!("{path}.linear_attn"), shapes),
+            None => self.add_attention(path, names, shapes),
+        }
+        let mut linear = |module: &str, n: usize, k: usize, bias: bool| {
+            shapes.insert(format!("{path}.{module}.weight"), vec![n, k]);
+            if bias {
+                shapes.insert(format!("{path}.{module}.bias"), vec![n]);
+            }
+        };
+        match self.moe.as_ref().filter(|moe| moe.is_sparse(layer)) {
+            Some(moe) => {
+                let block = moe.block_name;
+                linear(&format!("{block}.{}", moe.router_name), moe.experts, hidden, moe.bias);
+                if let Some(shared) = moe.shared {
+                    let (module, inner) =
+                        (format!("{block}.{}", shared.block_name), shared.intermediate_size);
+                    linear(&format!("{module}.gate_proj"), inner, hidden, self.mlp_bias);
+                    linear(&format!("{module}.up_proj"), inner, hidden, self.mlp_bias);
+                    linear(&format!("{module}.down_proj"), hidden, inner, self.mlp_bias);
+                    if let Some(gate) = shared.gate_name {
+                        linear(&format!("{block}.{gate}"), 1, hidden, false);
+                    }
+                }
+                if let Some(correction) = moe.routing.correction {
+                    let name = format!("{path}.{block}.{}", correction.path);
+                    if !correction.is_optional || names.contains(name.as_str()) {
+                        shapes.insert(name, correction.dims(moe.experts));
+                    }
+                }
+                moe.add_experts(&format!("{path}.{block}"), hidden, names, shapes);
+            }
+            None => {
+                let Names { mlp, gate_proj, up_proj, down_proj, .. } = self.names;
+                for name in gate_proj.into_iter().chain([up_proj]) {
+                    linear(&format!("{mlp}.{name}"), inner, hidden, self.mlp_bias);
+                }
+                linear(&format!("{mlp}.{down_proj}"), hidden, inner, self.mlp_bias);
+            }
+        }
+    }
+}
+
+impl Config {
+    fn add_attention(&self, path: &str, names: &BTreeSet<&str>, shapes: &mut Shapes) {
+        let hidden = self.hidden_size;
+        let q = self.num_attention_heads.saturating_mul(self.query_rows());
+        let kv = self.num_key_value_heads.saturating_mul(self.head_dim);
         if let Some(QkNorm { kind, over, .. }) = self.qk_norm {
             for (name, heads) in
                 [(self.names.q_norm, self.num_attention_heads), (self.names.k_norm, self.num_key_value_heads)]
@@ -120,46 +166,8 @@ impl Config {
             }
             Some(latents) => self.add_latents(latents, &format!("{path}.self_attn"), names, shapes),
         }
-        let mut linear = |module: &str, n: usize, k: usize, bias: bool| {
-            shapes.insert(format!("{path}.{module}.weight"), vec![n, k]);
-            if bias {
-                shapes.insert(format!("{path}.{module}.bias"), vec![n]);
-            }
-        };
-        match self.moe.as_ref().filter(|moe| moe.is_sparse(layer)) {
-            Some(moe) => {
-                let block = moe.block_name;
-                linear(&format!("{block}.{}", moe.router_name), moe.experts, hidden, moe.bias);
-                if let Some(shared) = moe.shared {
-                    let (module, inner) =
-                        (format!("{block}.{}", shared.block_name), shared.intermediate_size);
-                    linear(&format!("{module}.gate_proj"), inner, hidden, self.mlp_bias);
-                    linear(&format!("{module}.up_proj"), inner, hidden, self.mlp_bias);
-                    linear(&format!("{module}.down_proj"), hidden, inner, self.mlp_bias);
-                    if let Some(gate) = shared.gate_name {
-                        linear(&format!("{block}.{gate}"), 1, hidden, false);
-                    }
-                }
-                if let Some(correction) = moe.routing.correction {
-                    let name = format!("{path}.{block}.{}", correction.path);
-                    if !correction.is_optional || names.contains(name.as_str()) {
-                        shapes.insert(name, correction.dims(moe.experts));
-                    }
-                }
-                moe.add_experts(&format!("{path}.{block}"), hidden, names, shapes);
-            }
-            None => {
-                let Names { gate_proj, up_proj, down_proj, .. } = self.names;
-                for name in gate_proj.into_iter().chain([up_proj]) {
-                    linear(&format!("mlp.{name}"), inner, hidden, self.mlp_bias);
-                }
-                linear(&format!("mlp.{down_proj}"), hidden, inner, self.mlp_bias);
-            }
-        }
     }
-}
 
-impl Config {
     /// The inputs of latent attention.
     fn add_latents(&self, latents: Latents, path: &str, names: &BTreeSet<&str>, shapes: &mut Shapes) {
         let Latents { query_latent, latent, key_dim, value_dim, .. } = latents;
@@ -191,6 +199,30 @@ impl Config {
     }
 }
 
+impl LinearAttentionConfig {
+    fn add(&self, hidden: usize, path: &str, shapes: &mut Shapes) {
+        let (channels, heads) = (self.channels(), self.value_heads);
+        let values = heads.saturating_mul(self.value_dim);
+        let mut add =
+            |name: &str, dims: &[usize]| drop(shapes.insert(format!("{path}.{name}"), dims.to_vec()));
+        if self.is_grouped {
+            let [qkvz, ba] = self.rows_of_group().map(|rows| self.key_heads.saturating_mul(rows));
+            add("in_proj_qkvz.weight", &[qkvz, hidden]);
+            add("in_proj_ba.weight", &[ba, hidden]);
+        } else {
+            add("in_proj_qkv.weight", &[channels, hidden]);
+            add("in_proj_z.weight", &[values, hidden]);
+            add("in_proj_b.weight", &[heads, hidden]);
+            add("in_proj_a.weight", &[heads, hidden]);
+        }
+        add("conv1d.weight", &self.kernel_dims(channels));
+        add("A_log", &[heads]);
+        add("dt_bias", &[heads]);
+        add("norm.weight", &[self.value_dim]);
+        add("out_proj.weight", &[hidden, values]);
+    }
+}
+
 impl MoeConfig {
     /// The experts of the block at `path`, in whichever layout of [`experts`](candle_quant::nn::experts()) is there.
     fn add_experts(&self, path: &str, hidden: usize, names: &BTreeSet<&str>, shapes: &mut Shapes) {
@@ -198,10 +230,14 @@ impl MoeConfig {
         let has = |name: &str| names.contains(format!("{path}.{name}").as_str());
         let mut add = |module: &str, stack: &[usize], n: usize, k: usize| {
             // Stacks of some writers are parameters, not modules.
-            let name = if has(module) { module.to_owned() } else { format!("{module}.weight") };
-            shapes.insert(format!("{path}.{name}"), [stack, &[n, k]].concat());
+            let is_parameter = has(module);
+            let name = if is_parameter { module.to_owned() } else { format!("{module}.weight") };
+            let matrix = if is_parameter && self.transposed_parameters { [k, n] } else { [n, k] };
+            shapes.insert(format!("{path}.{name}"), [stack, &matrix].concat());
             if self.bias {
-                shapes.insert(format!("{path}.{module}.bias"), [stack, &[n]].concat());
+                let is_parameter = has(&format!("{module}_bias"));
+                let suffix = if is_parameter { "_bias" } else { ".bias" };
+                shapes.insert(format!("{path}.{module}{suffix}"), [stack, &[n]].concat());
             }
         };
         let of_each = |name: &str| has(&format!("experts.0.{name}.weight"));

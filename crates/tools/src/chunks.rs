@@ -73,6 +73,14 @@ impl Chunks {
         self.indices().map(apply).collect()
     }
 
+    /// What `view` sees of all rows as one matrix.
+    pub fn viewed(&self, view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let numbers = self.map_tensors(|_, numbers| numbers)?;
+        let seen = view(&Tensor::cat(&numbers, 0)?.reshape((self.rows_in_all(), self.k))?)?;
+        let (n, k) = seen.dims2()?;
+        Ok(Self { loaded: LayerWeight::Dense(seen.flatten_all()?), matrices: 1, n, k })
+    }
+
     /// Rows of all matrices.
     pub fn rows_in_all(&self) -> usize {
         self.matrices.saturating_mul(self.n)

@@ -9,9 +9,10 @@
 //! * `row_gemv/`: what the AVX-512 kernels for one row of x share, those of `int8/` and the one for MXFP8 in `f32/`.
 //!
 //! * `attention/`: attention to a KV cache; on `isa`.
+//! * `gated_delta`: linear attention; plain loops.
 //! * `step/`: the nodes of a whole decoder, by a team of threads (`team`) or one after another; on `dispatch` and `attention`.
 //!
-//! `dispatch` is above all of these but the last two, and they share the plain files beside it. No room uses one above it, and neither
+//! `dispatch` is above all of these but the last three, and they share the plain files beside it. No room uses one above it, and neither
 //! `f32/`, `int8/` nor `bf16/` uses another of the three.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and an output is rounded once.
@@ -26,6 +27,7 @@ mod column;
 mod dispatch;
 mod f32;
 mod fast_kernel;
+pub(super) mod gated_delta;
 mod group_params;
 #[cfg(target_arch = "x86_64")]
 mod int8;

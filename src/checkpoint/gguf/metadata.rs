@@ -19,6 +19,7 @@ pub(super) enum Value {
 pub(super) struct Type(pub u32);
 
 impl Type {
+    pub const BOOL: Self = Self(7);
     pub const TEXT: Self = Self(8);
     pub const ARRAY: Self = Self(9);
 
@@ -98,6 +99,19 @@ impl Array {
     }
 }
 
+impl Array {
+    /// Yes or no of each element; `None` if it holds something else.
+    pub fn flags(&self) -> Option<impl Iterator<Item = bool> + '_> {
+        let size = self.item.size().filter(|_| self.item == Type::BOOL || self.item.is_integer())?;
+        let flags = self.bytes.chunks_exact(size).map(|bytes| match self.item.value(bytes) {
+            Some(Value::Bool(is)) => Some(is),
+            Some(Value::Integer(number @ 0..=1)) => Some(number == 1),
+            _ => None,
+        });
+        flags.collect::<Option<Vec<_>>>().map(Vec::into_iter)
+    }
+}
+
 /// All values of a file by their keys, and which file that is.
 #[derive(Debug)]
 pub(super) struct Metadata {
@@ -151,6 +165,15 @@ impl Metadata {
             Some(_) => return Err(self.wrong(key, "a whole number")),
         };
         u32::try_from(number).map(Some).map_err(|_| self.wrong(key, "a whole number of 32 bits"))
+    }
+
+    /// Yes or no.
+    pub fn flag(&self, key: &str) -> Result<Option<bool>> {
+        match self.get(key) {
+            None => Ok(None),
+            Some(Value::Bool(is)) => Ok(Some(*is)),
+            Some(_) => Err(self.wrong(key, "true or false")),
+        }
     }
 
     /// A number of any kind.

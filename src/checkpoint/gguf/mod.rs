@@ -8,12 +8,14 @@
 //! | MXFP4, NVFP4 | packed weights of this crate, codes and scales unchanged |
 //! | others | an error when the tensor is asked for |
 
+mod architectures;
 mod blocks;
 mod chat;
 mod config;
 mod header;
 mod metadata;
 mod names;
+mod rope;
 mod split;
 mod tokenizer;
 
@@ -31,7 +33,9 @@ use super::weight::{
     PackedWeight, Weight, EARLY_MXFP4,
 };
 use crate::{Error, Result};
+use architectures::Architecture;
 use blocks::{Fp4, Fp4Blocks};
+use config::Source;
 use header::{Header, TensorEntry};
 use metadata::Metadata;
 use names::Name;
@@ -62,16 +66,16 @@ struct GgufTensor {
 pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
     let warnings = &opening.warnings;
     let (first, others) = split::open(path, opening)?;
-    let SplitFile { header: Header { metadata, tensors: of_first }, file, rope_freqs } = first;
-    let rope_freqs = rope_freqs.or_else(|| others.iter().find_map(|part| part.rope_freqs.clone()));
-    let architecture = Architecture::of(&metadata, warnings)?;
+    let SplitFile { header: Header { metadata, tensors: of_first }, file, divisors } = first;
+    let divisors = others.iter().fold(divisors, |divisors, part| divisors.or(&part.divisors));
+    let rules = Rules::of(&metadata, warnings)?;
     let mut tensors = BTreeMap::new();
     let mut global_scales = BTreeMap::new();
     let of_others = others.into_iter().map(|part| (part.header.tensors, part.file));
     for (of_part, file) in std::iter::once((of_first, file)).chain(of_others) {
         for tensor in of_part {
-            let (gguf_name, name) = (tensor.name.clone(), architecture.name(&tensor.name));
-            let entry = architecture.entry(&name, tensor, &file)?;
+            let (gguf_name, name) = (tensor.name.clone(), rules.name(&tensor.name));
+            let entry = rules.entry(&name, tensor, &file)?;
             let clash = match name {
                 Name::Unused => None,
                 Name::GlobalScale(of) => global_scales.insert(of.clone(), entry.stored).map(|_| of),
@@ -90,20 +94,17 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
             path.display()
         ));
     }
-    let config = match architecture.model_type {
-        None => serde_json::json!({"model_type": config::architecture(&metadata)}),
-        Some(model_type) => {
-            let has = |name: &str| tensors.contains_key(name);
-            let first_layer = |name: &str| has(&format!("model.layers.0.{name}.bias"));
+    let config = match rules.architecture {
+        None => serde_json::json!({"model_type": config::name_of(&metadata)}),
+        Some(architecture) => {
             let embedding = tensors.get("model.embed_tokens.weight");
-            let facts = config::Tensors {
+            config::config(&Source {
+                metadata: &metadata,
+                architecture,
                 vocab_size: embedding.and_then(|entry| entry.dims.first().copied()),
-                has_head: has("lm_head.weight"),
-                attention_bias: first_layer("self_attn.q_proj"),
-                mlp_bias: first_layer("mlp.gate_proj"),
-                rope_freqs: rope_freqs.as_deref(),
-            };
-            config::config(&metadata, model_type, &facts)?
+                has_tensor: &|name: &str| tensors.contains_key(name),
+                divisors: &divisors,
+            })?
         }
     };
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
@@ -112,43 +113,43 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
 }
 
 /// What the architecture says about names and rows.
-struct Architecture {
-    model_type: Option<&'static str>,
+struct Rules {
+    architecture: Option<&'static Architecture>,
     /// Query and key heads, if the rows of their projections were put in the order of adjacent pairs.
     paired: Option<(usize, usize)>,
 }
 
-impl Architecture {
+impl Rules {
     fn of(metadata: &Metadata, warnings: &Warnings) -> Result<Self> {
-        let model_type = config::model_type(metadata)?;
-        let name = config::architecture(metadata);
-        if model_type.is_none() {
+        let architecture = architectures::of(metadata)?;
+        let name = config::name_of(metadata);
+        if architecture.is_none() {
             warnings.add(format!(
                 "{}: the architecture `{name}` is not known; tensors keep the names that the file gives them",
                 metadata.path.display()
             ));
         }
-        // Converters permute these rows for the architecture llama, and for it alone.
-        let paired = match name {
-            "llama" => {
-                let heads = metadata.required_size("llama.attention.head_count")?;
-                let kv_heads = metadata.size("llama.attention.head_count_kv")?.unwrap_or(heads);
+        let paired = match architecture {
+            Some(architecture) if architecture.is_paired => {
+                let heads = metadata.required_size(&format!("{name}.attention.head_count"))?;
+                let kv_heads = metadata.size(&format!("{name}.attention.head_count_kv"))?.unwrap_or(heads);
                 Some((heads as usize, kv_heads as usize))
             }
             _ => None,
         };
-        Ok(Self { model_type, paired })
+        Ok(Self { architecture, paired })
     }
 
     fn name(&self, name: &str) -> Name {
-        match self.model_type {
-            Some(model_type) => names::translate(name, model_type),
+        match self.architecture {
+            Some(architecture) => names::translate(name, architecture),
             None => Name::Tensor(name.to_owned()),
         }
     }
 
     fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<DataFile>) -> Result<GgufTensor> {
         let TensorEntry { name: gguf_name, dims, type_id, block, range } = entry;
+        let dims = if names::is_row(name) && dims.len() == 1 { [vec![1], dims].concat() } else { dims };
         let info = match block.map(|block| block.kind) {
             Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.as_slice().into(), range },
             _ => TensorInfo { dtype: Dtype::U8, dims: [range.len()].into(), range },

@@ -1,5 +1,7 @@
 //! The names of tensors in GGUF files, and what models call them.
 
+use super::architectures::Architecture;
+
 /// What a tensor of a file is in a checkpoint.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Name {
@@ -13,10 +15,46 @@ pub(super) enum Name {
 
 /// The frequencies of the rotary embedding by which those of llama 3 are divided.
 pub(super) const ROPE_FREQS: &str = "rope_freqs.weight";
+/// Those of LongRoPE, in texts beyond the context of pre-training and in others.
+pub(super) const ROPE_LONG: &str = "rope_factors_long.weight";
+pub(super) const ROPE_SHORT: &str = "rope_factors_short.weight";
 
-/// What a tensor of a model of this type is. A name that is not known stays as it is.
-pub(super) fn translate(name: &str, model_type: &str) -> Name {
-    if name == ROPE_FREQS {
+/// What tensors of a layer are called in most architectures.
+const PARTS: &[(&str, &str)] = &[
+    ("attn_norm", "input_layernorm"),
+    ("attn_q", "self_attn.q_proj"),
+    ("attn_k", "self_attn.k_proj"),
+    ("attn_v", "self_attn.v_proj"),
+    ("attn_qkv", "self_attn.qkv_proj"),
+    ("attn_output", "self_attn.o_proj"),
+    ("attn_q_norm", "self_attn.q_norm"),
+    ("attn_k_norm", "self_attn.k_norm"),
+    ("attn_sinks", "self_attn.sinks"),
+    ("ffn_norm", "post_attention_layernorm"),
+    ("ffn_gate", "mlp.gate_proj"),
+    ("ffn_up", "mlp.up_proj"),
+    ("ffn_down", "mlp.down_proj"),
+    ("ffn_gate_inp", "mlp.gate"),
+    ("ffn_gate_exps", "mlp.experts.gate_proj"),
+    ("ffn_up_exps", "mlp.experts.up_proj"),
+    ("ffn_down_exps", "mlp.experts.down_proj"),
+    ("ffn_gate_up_exps", "mlp.experts.gate_up_proj"),
+];
+
+/// Parameters of their own, not ones of a module.
+const PARAMETERS: [&str; 2] = [".sinks", ".e_score_correction_bias"];
+
+/// Matrices of one row, of which older converters made vectors.
+const ROWS: [&str; 1] = [".shared_expert_gate.weight"];
+
+/// Whether a vector is a matrix of one row in models.
+pub(super) fn is_row(name: &Name) -> bool {
+    matches!(name, Name::Tensor(name) if ROWS.iter().any(|row| name.ends_with(row)))
+}
+
+/// What a tensor of a model is. A name that is not known stays as it is.
+pub(super) fn translate(name: &str, architecture: &Architecture) -> Name {
+    if [ROPE_FREQS, ROPE_LONG, ROPE_SHORT].contains(&name) {
         return Name::Unused;
     }
     let stays = || Name::Tensor(name.to_owned());
@@ -24,23 +62,22 @@ pub(super) fn translate(name: &str, model_type: &str) -> Name {
         Some((path, suffix @ ("weight" | "bias" | "scale" | "input_scale"))) => (path, suffix),
         _ => (name, ""),
     };
-    let Some(module) = module(path, model_type) else {
+    let Some(module) = module(path, architecture) else {
         return stays();
     };
     match suffix {
         "scale" => Name::GlobalScale(module),
         "input_scale" => Name::Unused,
-        // A parameter of its own, not one of a module.
-        _ if module.ends_with(".sinks") => Name::Tensor(module),
+        _ if PARAMETERS.iter().any(|parameter| module.ends_with(parameter)) => Name::Tensor(module),
         "" => stays(),
         _ => Name::Tensor(format!("{module}.{suffix}")),
     }
 }
 
-fn module(path: &str, model_type: &str) -> Option<String> {
+fn module(path: &str, architecture: &Architecture) -> Option<String> {
     match path {
         "token_embd" => return Some("model.embed_tokens".to_owned()),
-        "output_norm" => return Some("model.norm".to_owned()),
+        "output_norm" => return Some(architecture.final_norm.to_owned()),
         "output" => return Some("lm_head".to_owned()),
         _ => {}
     }
@@ -48,41 +85,15 @@ fn module(path: &str, model_type: &str) -> Option<String> {
     if layer.is_empty() || !layer.bytes().all(|byte| byte.is_ascii_digit()) {
         return None;
     }
-    let part = match part {
-        "attn_norm" => "input_layernorm",
-        "attn_q" => "self_attn.q_proj",
-        "attn_k" => "self_attn.k_proj",
-        "attn_v" => "self_attn.v_proj",
-        "attn_output" | "attn_out" => "self_attn.o_proj",
-        "attn_q_norm" => "self_attn.q_norm",
-        "attn_k_norm" => "self_attn.k_norm",
-        "attn_sinks" => "self_attn.sinks",
-        "ffn_norm" => "post_attention_layernorm",
-        "post_attention_norm" if model_type == "gpt_oss" => "post_attention_layernorm",
-        "ffn_gate" => "mlp.gate_proj",
-        "ffn_up" => "mlp.up_proj",
-        "ffn_down" => "mlp.down_proj",
-        other => return of_experts(layer, other, model_type),
-    };
-    Some(format!("model.layers.{layer}.{part}"))
-}
-
-fn of_experts(layer: &str, part: &str, model_type: &str) -> Option<String> {
-    let part = match part {
-        "ffn_gate_inp" if model_type == "gpt_oss" => "router",
-        "ffn_gate_inp" => "gate",
-        "ffn_gate_exps" => "experts.gate_proj",
-        "ffn_up_exps" => "experts.up_proj",
-        "ffn_down_exps" => "experts.down_proj",
-        "ffn_gate_up_exps" => "experts.gate_up_proj",
-        _ => return None,
-    };
-    let block = if model_type == "mixtral" { "block_sparse_moe" } else { "mlp" };
-    Some(format!("model.layers.{layer}.{block}.{part}"))
+    // Some files of early converters.
+    let part = if part == "attn_out" { "attn_output" } else { part };
+    let (_, name) = architecture.parts.iter().chain(PARTS).find(|(known, _)| *known == part)?;
+    Some(format!("model.layers.{layer}.{name}"))
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::architectures::of_type;
     use super::*;
 
     #[test]
@@ -107,22 +118,71 @@ mod tests {
             ("output", "output"),
             ("", ""),
         ] {
-            assert_eq!(translate(gguf, "qwen3_moe"), Name::Tensor(name.to_owned()), "{gguf}");
+            assert_eq!(translate(gguf, of_type("qwen3_moe")), Name::Tensor(name.to_owned()), "{gguf}");
         }
         let router = Name::Tensor("model.layers.1.mlp.router.bias".to_owned());
-        assert_eq!(translate("blk.1.ffn_gate_inp.bias", "gpt_oss"), router);
+        assert_eq!(translate("blk.1.ffn_gate_inp.bias", of_type("gpt_oss")), router);
         for (gguf, name) in [("gate_inp", "gate"), ("down_exps", "experts.down_proj")] {
             let name = Name::Tensor(format!("model.layers.3.block_sparse_moe.{name}.weight"));
-            assert_eq!(translate(&format!("blk.3.ffn_{gguf}.weight"), "mixtral"), name);
+            assert_eq!(translate(&format!("blk.3.ffn_{gguf}.weight"), of_type("mixtral")), name);
+        }
+    }
+
+    #[test]
+    fn architectures_have_names_of_their_own() {
+        for (model_type, gguf, name) in [
+            ("cohere", "blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_norm.weight"),
+            ("deepseek_v3", "blk.3.attn_k_b.weight", "model.layers.3.self_attn.embed_q.weight"),
+            ("deepseek_v3", "blk.3.attn_kv_b.weight", "model.layers.3.self_attn.kv_b_proj.weight"),
+            ("deepseek_v3", "blk.3.exp_probs_b.bias", "model.layers.3.mlp.gate.e_score_correction_bias"),
+            ("deepseek_v2", "blk.3.ffn_up_shexp.weight", "model.layers.3.mlp.shared_experts.up_proj.weight"),
+            (
+                "ernie4_5_moe",
+                "blk.3.exp_probs_b.bias",
+                "model.layers.3.mlp.moe_statics.e_score_correction_bias",
+            ),
+            ("gemma2", "blk.0.ffn_norm.weight", "model.layers.0.pre_feedforward_layernorm.weight"),
+            ("gemma3_text", "blk.0.post_ffw_norm.weight", "model.layers.0.post_feedforward_layernorm.weight"),
+            ("glm", "blk.0.attn_qkv.bias", "model.layers.0.self_attn.qkv_proj.bias"),
+            ("glm4", "blk.0.ffn_up.weight", "model.layers.0.mlp.gate_up_proj.weight"),
+            ("glm4", "blk.0.ffn_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+            ("glm4", "blk.0.post_attention_norm.weight", "model.layers.0.post_self_attn_layernorm.weight"),
+            (
+                "glm4_moe",
+                "blk.0.post_attention_norm.weight",
+                "model.layers.0.post_attention_layernorm.weight",
+            ),
+            (
+                "granitemoe",
+                "blk.0.ffn_gate_inp.weight",
+                "model.layers.0.block_sparse_moe.router.layer.weight",
+            ),
+            ("hunyuan_v1_dense", "blk.0.attn_k_norm.weight", "model.layers.0.self_attn.key_layernorm.weight"),
+            ("olmo3", "blk.0.post_attention_norm.weight", "model.layers.0.post_attention_layernorm.weight"),
+            ("phi", "output_norm.bias", "model.final_layernorm.bias"),
+            ("phi", "output.bias", "lm_head.bias"),
+            ("phi", "blk.0.attn_output.bias", "model.layers.0.self_attn.dense.bias"),
+            ("qwen2_moe", "blk.0.ffn_gate_inp_shexp.weight", "model.layers.0.mlp.shared_expert_gate.weight"),
+            ("stablelm", "blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_layernorm.weight"),
+            ("starcoder2", "blk.0.ffn_down.bias", "model.layers.0.mlp.c_proj.bias"),
+            ("llama", "blk.0.post_ffw_norm.weight", "blk.0.post_ffw_norm.weight"),
+        ] {
+            let expected = Name::Tensor(name.to_owned());
+            assert_eq!(translate(gguf, of_type(model_type)), expected, "{model_type} {gguf}");
+        }
+        let gate = translate("blk.0.ffn_gate_inp_shexp.weight", of_type("qwen2_moe"));
+        assert!(is_row(&gate) && !is_row(&translate("blk.0.ffn_gate.weight", of_type("qwen2_moe"))));
+        for name in [ROPE_LONG, ROPE_SHORT] {
+            assert_eq!(translate(name, of_type("phi3")), Name::Unused);
         }
     }
 
     #[test]
     fn scales_belong_to_their_modules() {
         let scale = Name::GlobalScale("model.layers.2.mlp.experts.down_proj".to_owned());
-        assert_eq!(translate("blk.2.ffn_down_exps.scale", "llama"), scale);
-        assert_eq!(translate("output.scale", "llama"), Name::GlobalScale("lm_head".to_owned()));
-        assert_eq!(translate("blk.2.ffn_down.input_scale", "llama"), Name::Unused);
-        assert_eq!(translate(ROPE_FREQS, "llama"), Name::Unused);
+        assert_eq!(translate("blk.2.ffn_down_exps.scale", of_type("llama")), scale);
+        assert_eq!(translate("output.scale", of_type("llama")), Name::GlobalScale("lm_head".to_owned()));
+        assert_eq!(translate("blk.2.ffn_down.input_scale", of_type("llama")), Name::Unused);
+        assert_eq!(translate(ROPE_FREQS, of_type("llama")), Name::Unused);
     }
 }

@@ -1,8 +1,8 @@
 //! The files of a GGUF model: one, or the parts that it was split into.
 
-use super::header::{self, Header};
+use super::header::{self, Header, TensorEntry};
 use super::metadata::Metadata;
-use super::names::ROPE_FREQS;
+use super::rope::Divisors;
 use crate::checkpoint::file::{open_file, DataFile, Opening};
 use crate::checkpoint::weight::Kind;
 use crate::{Error, Result};
@@ -13,14 +13,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 /// More numbers than any head has elements.
-const MAX_ROPE_FREQS_BYTES: usize = 1 << 16;
+const MAX_DIVISORS_BYTES: usize = 1 << 16;
 
 /// One file of a model.
 pub(super) struct SplitFile {
     pub header: Header,
     pub file: Arc<DataFile>,
-    /// The values of the tensor of that name.
-    pub rope_freqs: Option<Vec<f32>>,
+    /// The values of tensors that the config takes up.
+    pub divisors: Divisors,
 }
 
 /// Opens the file at `path` and, if it is a part of a model, all other parts. The first one has the metadata.
@@ -78,19 +78,26 @@ fn prefix(path: &Path, count: u32) -> Option<&str> {
 fn open_part(path: &Path, opening: &Opening) -> Result<SplitFile> {
     let mut file = open_file(path)?;
     let header = header::read(path, &mut file, opening)?;
-    let rope_freqs = read_rope_freqs(path, &header, &mut file)?;
-    Ok(SplitFile { header, file: DataFile::new(path, file, opening.reads)?, rope_freqs })
+    let divisors = read_divisors(path, &header, &mut file)?;
+    Ok(SplitFile { header, file: DataFile::new(path, file, opening.reads)?, divisors })
 }
 
-fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Option<Vec<f32>>> {
-    let Some(entry) = header.tensors.iter().find(|entry| entry.name == ROPE_FREQS) else {
-        return Ok(None);
-    };
+fn read_divisors(path: &Path, header: &Header, file: &mut File) -> Result<Divisors> {
+    let mut divisors = Divisors::default();
+    for entry in &header.tensors {
+        if let Some(values) = divisors.of_name(&entry.name) {
+            *values = Some(read_numbers(path, entry, file)?);
+        }
+    }
+    Ok(divisors)
+}
+
+fn read_numbers(path: &Path, entry: &TensorEntry, file: &mut File) -> Result<Vec<f32>> {
     if !matches!(entry.block.map(|block| block.kind), Some(Kind::Dense(Dtype::F32))) {
         let found = entry.block.map_or("another type", |block| block.name);
         return Err(Error::tensor(path, &entry.name, "F32", found, "convert the model again"));
     }
-    if entry.range.len() > MAX_ROPE_FREQS_BYTES {
+    if entry.range.len() > MAX_DIVISORS_BYTES {
         let expected = "one number for each pair of a head's elements";
         return Err(Error::tensor(
             path,
@@ -104,7 +111,7 @@ fn read_rope_freqs(path: &Path, header: &Header, file: &mut File) -> Result<Opti
     let mut bytes = vec![0; entry.range.len()];
     file.seek(SeekFrom::Start(entry.range.start as u64)).map_err(io)?;
     file.read_exact(&mut bytes).map_err(io)?;
-    Ok(Some(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect()))
+    Ok(bytes.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect())
 }
 
 /// The one model in a directory: the only `.gguf` file, or the first part of the only model that is split.

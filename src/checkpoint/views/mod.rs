@@ -17,6 +17,7 @@
 //! So do up and down projections (`w3` and `w2` of Mixtral), and the biases of all but the head. Weights stay packed, and
 //! nothing is read before a weight is loaded. A name that is stored is never answered for by another one.
 
+mod arranged;
 mod composed;
 mod expert_name;
 mod rows;
@@ -25,6 +26,7 @@ mod source;
 use super::container::Container;
 use super::weight::{module_of, tensor_of, DenseTensor, Weight};
 use crate::{Error, Result};
+use arranged::{Arranged, Order};
 use composed::{Composed, How};
 use rows::{ModelConfig, Problem};
 use serde_json::Value;
@@ -179,6 +181,13 @@ impl<'a> Views<'a> {
             let expected = format!("`{source}` to have rows");
             return Err(self.error(source, request, expected, format!("{:?}", fused.dims()), REMEDY));
         };
+        if let (Weight::Dense(stored), true) = (&fused, self.config.has_alternating_stacks()) {
+            let is_second = rows == Rows::SecondHalf;
+            if dim == 1 && count.is_multiple_of(2) && (is_second || rows == Rows::FirstHalf) {
+                let (stored, how) = (stored.clone(), Order::EverySecond { is_second });
+                return Ok(Arranged { stored, how }.into_weight(&request.part.of(request.module)));
+            }
+        }
         let range = self.config.range(rows, count, request.module).map_err(|problem| match problem {
             Problem::Count { expected } => {
                 let expected = format!("`{source}` of {expected} rows");
@@ -205,11 +214,27 @@ impl<'a> Views<'a> {
     /// A stack of experts that is a parameter of its own name. Dense ones of some models have rows for columns: what
     /// is not certain to be otherwise is refused.
     fn parameter(&self, name: &str, request: &Request) -> Result<Weight> {
+        if request.part == Part::Bias {
+            let found = self.container.dense(name)?.map(Weight::Dense);
+            return found
+                .ok_or_else(|| Error::tensor(self.path, name, "a tensor of this name", "none", REMEDY));
+        }
         let weight = match self.container.weight(name, request.in_features)? {
             Some(weight) => Some(weight),
             None => self.container.dense(name)?.map(Weight::Dense),
         };
         let hidden = self.config.size("hidden_size");
+        let weight = match weight {
+            // With the K of gate and up projections, and the N of down projections.
+            Some(Weight::Dense(dense)) if self.config.has_transposed_stacks() && dense.dtype().is_float() => {
+                let k = if name.ends_with(".down_proj") { dense.dims().get(2) } else { dense.dims().get(1) };
+                match k.copied() == hidden && hidden.is_some() && dense.dims().len() == 3 {
+                    true => return Ok(Arranged { stored: dense, how: Order::Transposed }.into_weight(name)),
+                    false => Some(Weight::Dense(dense)),
+                }
+            }
+            weight => weight,
+        };
         let certain = match &weight {
             Some(Weight::Dense(dense)) if !dense.dtype().is_float() => false,
             Some(Weight::Dense(dense)) => match (dense.dims(), name.ends_with(".down_proj")) {

@@ -74,12 +74,27 @@ impl ModelConfig<'_> {
     pub fn other_order(self, module: &str) -> Option<String> {
         let name = module.rsplit('.').next().unwrap_or(module);
         let attention = matches!(name, "q_proj" | "k_proj" | "v_proj" | "qkv_proj");
-        let model = self.text().get("model_type").or(self.0.get("model_type"))?.as_str()?;
+        let model = self.model_type()?;
         let other = match attention {
             true => model.starts_with("hunyuan") || model == "codegen",
             false => model == "gpt_oss",
         };
         other.then(|| format!("{model}, whose rows alternate"))
+    }
+
+    /// Whether dense stacks of experts that are parameters have rows for columns: these models multiply from the other side
+    /// (modeling_llama4.py and modeling_gpt_oss.py of transformers).
+    pub fn has_transposed_stacks(self) -> bool {
+        matches!(self.model_type(), Some("llama4_text" | "llama4" | "gpt_oss"))
+    }
+
+    /// Whether rows of gate and up projections are stored in turn (the same modeling_gpt_oss.py).
+    pub fn has_alternating_stacks(self) -> bool {
+        self.model_type() == Some("gpt_oss")
+    }
+
+    fn model_type(&self) -> Option<&str> {
+        self.text().get("model_type").or(self.0.get("model_type"))?.as_str()
     }
 
     pub fn size(self, key: &str) -> Option<usize> {

@@ -174,6 +174,9 @@ impl Finder<'_> {
     fn stored_stack(&self, name: ExpertName) -> Option<Source> {
         let stored = |module: String| match self.part {
             Part::Weight if self.container.contains(&module) => Some(Source::Parameter(module)),
+            Part::Bias if self.container.contains(&format!("{module}_bias")) => {
+                Some(Source::Parameter(format!("{module}_bias")))
+            }
             Part::Weight | Part::Bias => self.module(module),
         };
         name.of_stack().find_map(stored)

@@ -17,7 +17,7 @@ use std::slice;
 /// |---|---|
 /// | `switch_mlp.gate_proj.weight` `[E, inner, hidden]`, `up_proj`, `down_proj` | mlx-lm, Ollama |
 /// | `experts.gate_proj.weight` `[E, inner, hidden]`, ... | mistral.rs, Ollama, gpt-oss |
-/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first; not for gpt-oss, where rows alternate in some files | transformers, Ollama |
+/// | `experts.gate_up_proj` `[E, 2 inner, hidden]`, gate first; of gpt-oss dense ones alone, where rows alternate | transformers, Ollama |
 /// | `experts.0.gate_proj.weight` `[inner, hidden]`, ... | Hugging Face (Qwen) |
 /// | `experts.0.w1.weight`, `w3`, `w2` for gate, up, down | Hugging Face (Mixtral) |
 ///
@@ -66,7 +66,10 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
         } else if has("experts.gate_proj") {
             Names::Stacks("experts")
         } else if has("experts.gate_up_proj") || vb.pp("experts").contains_tensor("gate_up_proj") {
-            if let Gating::Clamped { .. } = config.gating {
+            // Dense ones are transformers', which is known to store rows in turn.
+            let path = format!("{}.experts.gate_up_proj", vb.prefix());
+            let is_dense = vb.checkpoint().is_some_and(|checkpoint| checkpoint.dense(&path).is_ok());
+            if let (Gating::Clamped { .. }, false) = (config.gating, is_dense) {
                 return Err(Error::Unsupported {
                     what: format!(
                         "`{}` of gpt-oss, whose rows may alternate or not,",
@@ -76,7 +79,10 @@ impl<'a, 'v> StoredExperts<'a, 'v> {
                 }
                 .into());
             }
-            Names::GateUp
+            match config.gating {
+                Gating::Clamped { .. } => Names::Stacks("experts"),
+                Gating::Plain(_) => Names::GateUp,
+            }
         } else if has("experts.0.w1") {
             Names::Each(["w1", "w3", "w2"])
         } else {

@@ -60,7 +60,7 @@ pub(super) fn turn(turn: Option<&Turn>, head_dim: usize) -> Result<Turn> {
         }
     }
     factor("factor of turns", turn.factor.into())?;
-    if let Some(QueryGrowth { beta, period }) = turn.query_growth {
+    if let Some(QueryGrowth { beta, period, .. }) = turn.query_growth {
         if !beta.is_finite() || period == 0 {
             let found = format!("{beta} and {period}");
             return Err(Error::mismatch("growth of queries", "a number, and tokens", found));

@@ -23,6 +23,8 @@ pub struct KvCacheConfig {
     pub head_dim: usize,
     /// How many tokens a query sees, itself included; all of them without a window. The cache keeps no more.
     pub window: Option<usize>,
+    /// Whether the window does not slide: a query sees the tokens of its own chunk of so many, up to itself.
+    pub is_chunked: bool,
     /// How keys are held.
     pub keys: KvFormat,
     /// How values are held.
@@ -35,7 +37,24 @@ impl KvCacheConfig {
     /// For `kv_heads` heads of `head_dim` elements: keys and values in f32, no window, as many tokens as memory allows.
     pub fn new(kv_heads: usize, head_dim: usize) -> Self {
         let format = KvFormat::F32;
-        Self { kv_heads, head_dim, window: None, keys: format, values: format, max_tokens: usize::MAX }
+        Self {
+            kv_heads,
+            head_dim,
+            window: None,
+            is_chunked: false,
+            keys: format,
+            values: format,
+            max_tokens: usize::MAX,
+        }
+    }
+
+    /// The first token that the one at a position sees.
+    pub(crate) fn first_seen(&self, position: usize) -> usize {
+        match self.window {
+            None => 0,
+            Some(window) if self.is_chunked => position - position % window.max(1),
+            Some(window) => position.saturating_add(1).saturating_sub(window),
+        }
     }
 
     /// Bytes of the blocks that hold a text of so many tokens, or with a window the most for as much of it as that sees:
@@ -143,7 +162,7 @@ impl KvCache {
     /// Forgets the tokens of a sequence from position `len` on; their blocks stay for the next ones. False if that is not
     /// possible, and then nothing has changed: the next token would see some that a window has left behind.
     pub fn truncate(&mut self, sequence: usize, len: usize) -> bool {
-        let first_seen = self.config.window.map_or(0, |window| (len + 1).saturating_sub(window));
+        let first_seen = self.config.first_seen(len);
         let Some(sequence) = self.sequences.get_mut(sequence).filter(|sequence| len < sequence.len) else {
             return true;
         };
@@ -215,7 +234,7 @@ impl KvCache {
     pub(crate) fn free_unseen(&mut self, sequence: usize) {
         let Some(window) = self.config.window else { return };
         let Some(sequence) = self.sequences.get_mut(sequence) else { return };
-        let first_seen = (sequence.len + 1).saturating_sub(window);
+        let first_seen = self.config.first_seen(sequence.len);
         for head in sequence.heads.iter_mut().map(exclusive) {
             head.drop_before(first_seen / BLOCK);
             head.shrink_to(window.div_ceil(BLOCK) + 1);

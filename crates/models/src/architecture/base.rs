@@ -13,6 +13,8 @@ pub(super) struct Defaults {
     /// Elements of a head; else the hidden size over the heads.
     pub head_dim: Option<usize>,
     pub context: usize,
+    /// Of the elements inside the feed-forward block.
+    pub inner_key: &'static str,
     pub eps_key: &'static str,
     pub eps: f64,
     pub theta: f64,
@@ -29,6 +31,7 @@ impl Default for Defaults {
         Self {
             head_dim: None,
             context: 2048,
+            inner_key: "intermediate_size",
             eps_key: "rms_norm_eps",
             eps: 1e-6,
             theta: 1e4,
@@ -60,13 +63,14 @@ pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
     Ok(Config {
         vocab_size: fields.required_size("vocab_size")?,
         hidden_size,
-        intermediate_size: fields.required_size("intermediate_size")?,
+        intermediate_size: fields.required_size(defaults.inner_key)?,
         num_hidden_layers,
         num_attention_heads,
         num_key_value_heads: fields.size("num_key_value_heads")?.unwrap_or(num_attention_heads),
         head_dim,
         max_position_embeddings: fields.size("max_position_embeddings")?.unwrap_or(defaults.context),
         latents: None,
+        linear: None,
         norm: NormKind::Rms,
         norm_eps: fields.positive(defaults.eps_key)?.unwrap_or(defaults.eps),
         rope: Rope::from_fields(fields, None, &defaults.rope(head_dim))?,
@@ -76,6 +80,7 @@ pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
         attention_scale: 1. / (head_dim as f64).sqrt(),
         attention_softcap: None,
         qkv_clip: None,
+        attention_gate: false,
         qkv_bias: false,
         output_bias: false,
         mlp_bias: false,
@@ -83,6 +88,7 @@ pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
         qk_norm: None,
         hidden_act: activation(fields, defaults)?,
         sliding_window: None,
+        chunked_window: false,
         sliding_layers: vec![false; num_hidden_layers],
         attention_sinks: false,
         moe: None,

@@ -10,6 +10,7 @@ const DEFAULTS: Defaults = Defaults {
     // Latents say what heads are; their rope is read again.
     head_dim: Some(2),
     context: 2048,
+    inner_key: "intermediate_size",
     eps_key: "rms_norm_eps",
     eps: 1e-6,
     theta: 1e4,
@@ -103,6 +104,7 @@ pub(super) fn deepseek_v3(fields: Fields) -> Result<Config> {
         groups: (groups.count > 1).then_some(groups),
         normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
         scale: fields.positive("routed_scaling_factor")?.unwrap_or(2.5),
+        weighs_inputs: false,
     };
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(3);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);

@@ -26,6 +26,7 @@ pub(super) fn mixtral(fields: Fields) -> Result<Config> {
         block_name: "block_sparse_moe",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: None,
     });
     Ok(config)
@@ -59,6 +60,7 @@ pub(super) fn gpt_oss(fields: Fields) -> Result<Config> {
         block_name: "mlp",
         router_name: "router",
         stack_names: None,
+        transposed_parameters: true,
         shared: None,
     });
     Ok(config)
@@ -81,6 +83,7 @@ pub(super) fn granitemoe(fields: Fields) -> Result<Config> {
         block_name: "block_sparse_moe",
         router_name: "router.layer",
         stack_names: Some(["input_linear", "output_linear"]),
+        transposed_parameters: false,
         shared: None,
     });
     Ok(config)
@@ -110,6 +113,7 @@ pub(super) fn ernie4_5_moe(fields: Fields) -> Result<Config> {
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: (shared > 0).then_some(SharedExpert {
             intermediate_size: inner * shared,
             block_name: "shared_experts",

@@ -11,6 +11,7 @@ use candle_quant::Result;
 const DEFAULTS: Defaults = Defaults {
     head_dim: Some(256),
     context: 8192,
+    inner_key: "intermediate_size",
     eps_key: "rms_norm_eps",
     eps: 1e-6,
     theta: 1e4,
@@ -55,6 +56,7 @@ const SANDWICH: Names = Names {
     o_proj: "o_proj",
     q_norm: "q_norm",
     k_norm: "k_norm",
+    mlp: "mlp",
     gate_proj: Some("gate_proj"),
     up_proj: "up_proj",
     down_proj: "down_proj",

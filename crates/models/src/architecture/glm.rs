@@ -52,6 +52,7 @@ pub(super) fn glm4_moe(fields: Fields) -> Result<Config> {
         groups: (groups.count > 1).then_some(groups),
         normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
         scale: fields.positive("routed_scaling_factor")?.unwrap_or(1.),
+        weighs_inputs: false,
     };
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(1);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);

@@ -43,10 +43,11 @@ pub(super) fn ministral3(fields: Fields) -> Result<Config> {
     let mut config = read(fields, &defaults)?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
+    let growth = |(beta, period)| QueryGrowth { beta, period, first: 0, only_unturned: false };
     if let Some(rope) = fields.object("rope_parameters")? {
         let beta = rope.positive("llama_4_scaling_beta")?;
         let period = rope.size("original_max_position_embeddings")?;
-        config.query_growth = beta.zip(period).map(|(beta, period)| QueryGrowth { beta, period });
+        config.query_growth = beta.zip(period).map(growth);
     }
     Ok(config)
 }

@@ -10,9 +10,13 @@ mod experts;
 mod gemma;
 mod glm;
 mod llama;
+mod llama4;
+pub(super) mod mlx_lm;
 mod olmo;
 mod phi;
+pub(super) mod published;
 mod qwen;
+mod qwen_linear;
 mod routed;
 mod unasked;
 
@@ -22,60 +26,80 @@ use candle_quant::{Error, Result};
 use serde_json::Value;
 
 /// A family of models.
-pub(super) struct Architecture {
+#[derive(Debug)]
+pub struct Family {
     /// What its configs call it.
     pub model_type: &'static str,
+    /// Some of its models.
+    pub models: &'static str,
     read: fn(Fields) -> Result<Config>,
 }
 
-const fn family(model_type: &'static str, read: fn(Fields) -> Result<Config>) -> Architecture {
-    Architecture { model_type, read }
+const fn family(
+    model_type: &'static str,
+    models: &'static str,
+    read: fn(Fields) -> Result<Config>,
+) -> Family {
+    Family { model_type, models, read }
 }
 
-/// All families, by name.
-pub(super) const ARCHITECTURES: &[Architecture] = &[
-    family("cohere", cohere::cohere),
-    family("cohere2", cohere::cohere2),
-    family("deepseek_v2", deepseek::deepseek_v2),
-    family("deepseek_v3", deepseek::deepseek_v3),
-    family("ernie4_5", llama::ernie4_5),
-    family("ernie4_5_moe", experts::ernie4_5_moe),
-    family("exaone4", llama::exaone4),
-    family("gemma", gemma::gemma),
-    family("gemma2", gemma::gemma2),
-    family("gemma3_text", gemma::gemma3),
-    family("glm", glm::glm),
-    family("glm4", glm::glm4),
-    family("glm4_moe", glm::glm4_moe),
-    family("gpt_oss", experts::gpt_oss),
-    family("granite", llama::granite),
-    family("granitemoe", experts::granitemoe),
-    family("helium", llama::helium),
-    family("hunyuan_v1_dense", llama::hunyuan),
-    family("internlm3", llama::internlm3),
-    family("llama", llama::llama),
-    family("ministral3", llama::ministral3),
-    family("mistral", llama::mistral),
-    family("mixtral", experts::mixtral),
-    family("nemotron", phi::nemotron),
-    family("olmo", olmo::olmo),
-    family("olmo2", olmo::olmo2),
-    family("olmo3", olmo::olmo3),
-    family("olmoe", olmo::olmoe),
-    family("phi", phi::phi),
-    family("phi3", phi::phi3),
-    family("qwen2", qwen::qwen2),
-    family("qwen2_moe", qwen::qwen2_moe),
-    family("qwen3", qwen::qwen3),
-    family("qwen3_moe", qwen::qwen3_moe),
-    family("seed_oss", llama::seed_oss),
-    family("smollm3", llama::smollm3),
-    family("stablelm", phi::stablelm),
-    family("starcoder2", phi::starcoder2),
+/// All families, by name. The file `docs/models.md` says which files of them are tested.
+///
+/// ```
+/// let names: Vec<_> = candle_quant_models::families().iter().map(|family| family.model_type).collect();
+/// assert!(names.contains(&"gemma3_text") && names.is_sorted());
+/// ```
+pub fn families() -> &'static [Family] {
+    FAMILIES
+}
+
+const FAMILIES: &[Family] = &[
+    family("cohere", "Command R, R+", cohere::cohere),
+    family("cohere2", "Command R7B, Command A, Aya", cohere::cohere2),
+    family("deepseek_v2", "DeepSeek V2, V2.5, Coder V2", deepseek::deepseek_v2),
+    family("deepseek_v3", "DeepSeek V3, V3.1, R1", deepseek::deepseek_v3),
+    family("ernie4_5", "ERNIE 4.5", llama::ernie4_5),
+    family("ernie4_5_moe", "ERNIE 4.5 with experts", experts::ernie4_5_moe),
+    family("exaone4", "EXAONE 4", llama::exaone4),
+    family("gemma", "Gemma", gemma::gemma),
+    family("gemma2", "Gemma 2", gemma::gemma2),
+    family("gemma3_text", "Gemma 3", gemma::gemma3),
+    family("glm", "GLM-4 of 2024, GLM-Edge", glm::glm),
+    family("glm4", "GLM-4 of 2025 (0414), GLM-Z1", glm::glm4),
+    family("glm4_moe", "GLM-4.5 to 4.7", glm::glm4_moe),
+    family("gpt_oss", "gpt-oss", experts::gpt_oss),
+    family("granite", "Granite 3 and 4 (dense)", llama::granite),
+    family("granitemoe", "Granite with experts", experts::granitemoe),
+    family("helium", "Helium", llama::helium),
+    family("hunyuan_v1_dense", "Hunyuan (dense)", llama::hunyuan),
+    family("internlm3", "InternLM 3", llama::internlm3),
+    family("llama", "Llama 1 to 3, SmolLM 1 and 2, Yi, and what shares their architecture", llama::llama),
+    family("llama4_text", "Llama 4 Scout and Maverick", llama4::llama4),
+    family("ministral3", "Ministral 3", llama::ministral3),
+    family("mistral", "Mistral", llama::mistral),
+    family("mixtral", "Mixtral", experts::mixtral),
+    family("nemotron", "Nemotron 4, Minitron", phi::nemotron),
+    family("olmo", "OLMo", olmo::olmo),
+    family("olmo2", "OLMo 2", olmo::olmo2),
+    family("olmo3", "OLMo 3", olmo::olmo3),
+    family("olmoe", "OLMoE", olmo::olmoe),
+    family("phi", "Phi 1, 1.5 and 2", phi::phi),
+    family("phi3", "Phi 3 and 4", phi::phi3),
+    family("qwen2", "Qwen 1.5 to 2.5", qwen::qwen2),
+    family("qwen2_moe", "Qwen 1.5 and 2 with experts", qwen::qwen2_moe),
+    family("qwen3", "Qwen 3", qwen::qwen3),
+    family("qwen3_5_moe_text", "Qwen 3.5 with experts", qwen_linear::qwen3_5_moe),
+    family("qwen3_5_text", "Qwen 3.5", qwen_linear::qwen3_5),
+    family("qwen3_moe", "Qwen 3 with experts", qwen::qwen3_moe),
+    family("qwen3_next", "Qwen3-Next", qwen_linear::qwen3_next),
+    family("seed_oss", "Seed-OSS", llama::seed_oss),
+    family("smollm3", "SmolLM 3", llama::smollm3),
+    family("stablelm", "StableLM", phi::stablelm),
+    family("starcoder2", "StarCoder 2", phi::starcoder2),
 ];
 
-fn find(model_type: &str) -> Option<&'static Architecture> {
-    ARCHITECTURES.iter().find(|family| family.model_type == model_type)
+fn find(model_type: &str) -> Option<&'static Family> {
+    FAMILIES.iter().find(|family| family.model_type == model_type)
 }
 
 /// Reads a `config.json`; of a model with more parts than text, that of the text.
@@ -93,7 +117,7 @@ pub(super) fn read(config: &Value) -> Result<Config> {
         (_, Some(family), _) => (top, family),
         (_, None, _) => {
             let model_type = stated.ok_or_else(|| Error::mismatch("`model_type`", "a string", "nothing"))?;
-            let known: Vec<_> = ARCHITECTURES.iter().map(|family| family.model_type).collect();
+            let known: Vec<_> = FAMILIES.iter().map(|family| family.model_type).collect();
             return Err(Error::Unsupported {
                 what: format!("model type `{model_type}`"),
                 remedy: format!("supported are {}", known.join(", ")),

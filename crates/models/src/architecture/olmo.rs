@@ -74,6 +74,7 @@ pub(super) fn olmoe(fields: Fields) -> Result<Config> {
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: None,
     });
     Ok(config)

@@ -10,6 +10,7 @@ use candle_quant::Result;
 const LAYER_NORM: Defaults = Defaults {
     head_dim: None,
     context: 2048,
+    inner_key: "intermediate_size",
     eps_key: "layer_norm_eps",
     eps: 1e-5,
     theta: 1e4,
@@ -97,7 +98,11 @@ pub(super) fn nemotron(fields: Fields) -> Result<Config> {
         ..LAYER_NORM
     };
     let mut config = read(fields, &defaults)?;
-    config.norm = NormKind::LayerOnePlus;
+    // GGUF files have the sums.
+    config.norm = match fields.flag("norm_weights_are_sums")? {
+        Some(true) => NormKind::Layer { bias: true },
+        Some(false) | None => NormKind::LayerOnePlus,
+    };
     let bias = flag(fields, "attention_bias")?;
     (config.qkv_bias, config.output_bias) = (bias, bias);
     config.mlp_bias = flag(fields, "mlp_bias")?;

@@ -25,12 +25,7 @@ pub(super) fn qwen2_moe(fields: Fields) -> Result<Config> {
     windows(&mut config, fields)?;
     config.qkv_bias = fields.flag("qkv_bias")?.unwrap_or(true);
     fields.has("attention_bias");
-    let shared = SharedExpert {
-        intermediate_size: fields.required_size("shared_expert_intermediate_size")?,
-        block_name: "shared_expert",
-        gate_name: Some("shared_expert_gate"),
-    };
-    config.moe = Some(MoeConfig { shared: Some(shared), ..experts(fields, &config)? });
+    config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..experts(fields, &config)? });
     Ok(config)
 }
 
@@ -63,7 +58,16 @@ fn windows(config: &mut Config, fields: Fields) -> Result<()> {
     Ok(())
 }
 
-fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
+/// The expert that all tokens use, as much as its gate says.
+pub(super) fn shared_expert(fields: Fields) -> Result<SharedExpert> {
+    Ok(SharedExpert {
+        intermediate_size: fields.required_size("shared_expert_intermediate_size")?,
+        block_name: "shared_expert",
+        gate_name: Some("shared_expert_gate"),
+    })
+}
+
+pub(super) fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
     let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
     let dense: BTreeSet<usize> = fields.indices("mlp_only_layers")?.into_iter().collect();
     let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
@@ -84,6 +88,7 @@ fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: None,
     })
 }

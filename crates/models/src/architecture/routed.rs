@@ -35,6 +35,7 @@ pub(super) fn routed(fields: Fields, config: &Config, family: Routed) -> Result<
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        transposed_parameters: false,
         shared: (shared > 0).then_some(SharedExpert {
             intermediate_size: inner.saturating_mul(shared),
             block_name: "shared_experts",

@@ -17,6 +17,7 @@ const CHANGE_NUMBERS: &[(&str, Neutral)] = &[
     ("alibi", Neutral::False),
     ("attention_bias", Neutral::False),
     ("attention_chunk_size", Neutral::Absent),
+    ("floor_scale", Neutral::Absent),
     ("attention_multiplier", Neutral::Absent),
     ("attention_out_bias", Neutral::False),
     ("attn_logit_softcapping", Neutral::Absent),

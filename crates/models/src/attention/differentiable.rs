@@ -2,7 +2,7 @@
 
 use super::on_device::{weights_of_keys, OnDevice, Scores, Visible};
 use super::{options, Attention, Cache};
-use crate::config::LayerRope;
+use crate::config::{LayerRope, Window};
 use crate::differentiable::of_three;
 use crate::options::CacheOptions;
 use crate::rope::Positions;
@@ -21,9 +21,9 @@ impl Attention {
         x: &Tensor,
         residual: Option<&Tensor>,
         at: (&Positions, LayerRope),
-        window: Option<usize>,
+        window: Option<Window>,
     ) -> Result<Tensor> {
-        let [q, k, v] = self.project(x, at)?;
+        let ([q, k, v], gate) = self.project(x, at)?;
         let tracked = [&q, &k, &v].into_iter().any(Tensor::track_op);
         let value = self.attend_whole([&q, &k, &v].map(Tensor::detach), window)?;
         let y = match tracked {
@@ -39,11 +39,11 @@ impl Attention {
                 of_three([&q, &k, &v], value, move |operands, grad| shape.backward(operands, grad))?
             }
         };
-        self.output(&y, residual)
+        self.output(&y, gate.as_ref(), residual)
     }
 
     /// Attention with a cache that nobody else has, of the activations' dtype: gradients are those of what is computed.
-    fn attend_whole(&self, [q, k, v]: [Tensor; 3], window: Option<usize>) -> Result<Tensor> {
+    fn attend_whole(&self, [q, k, v]: [Tensor; 3], window: Option<Window>) -> Result<Tensor> {
         match &self.cache {
             Cache::OnCpu(cache) => {
                 let options = options(self.scale, self.softcap, self.sinks.as_ref());
@@ -64,7 +64,7 @@ impl Attention {
 struct Heads {
     scale: f64,
     softcap: Option<f64>,
-    window: Option<usize>,
+    window: Option<Window>,
     sinks: Option<Tensor>,
     /// How many scores a backward pass holds at once.
     scores: usize,
@@ -154,12 +154,14 @@ mod tests {
         let operands = vars.each_ref().map(|var| var.as_tensor());
         let factor = Tensor::arange(0f32, 5. * 7. * 32., &Device::Cpu).unwrap().cos().unwrap();
         let factor = factor.reshape((5, 7, 32)).unwrap();
+        let sliding = |tokens| Some(Window { tokens, is_chunked: false });
         for (softcap, window, sinks) in [
             (None, None, None),
-            (None, Some(3), None),
-            (None, Some(1), Some(sinks.clone())),
+            (None, sliding(3), None),
+            (None, sliding(1), Some(sinks.clone())),
+            (None, Some(Window { tokens: 3, is_chunked: true }), None),
             (None, None, Some(sinks.clone())),
-            (Some(1.5), Some(3), Some(sinks)),
+            (Some(1.5), sliding(3), Some(sinks)),
             (Some(0.5), None, None),
         ] {
             // All queries at once, three at a time, and one at a time.

@@ -3,16 +3,17 @@
 
 mod differentiable;
 mod latent;
+mod linear;
 mod on_device;
 
-use super::config::{LayerRope, QkNorm, QkNormOver};
+use super::config::{LayerRope, QkNorm, QkNormOver, Window};
 use super::norm::Norm;
 use super::options::CacheOptions;
 use super::projection::{columns_of, rows_of};
 use super::rope::Positions;
 use super::sharding::{Heads, Sharding};
 use super::Config;
-use candle_core::{DType, Result, Tensor};
+use candle_core::{DType, Result, Tensor, D};
 use candle_nn::Module;
 use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
@@ -20,6 +21,7 @@ use candle_quant::parallel::RowParallel;
 use candle_quant::step::{AttentionBlock, Turn};
 use candle_quant::{KvCache, KvFormat};
 use latent::LatentInputs;
+pub(super) use linear::LinearAttention;
 pub(super) use on_device::Visible;
 use on_device::{OnDevice, Scores};
 use std::ops::Range;
@@ -46,6 +48,9 @@ enum Inputs {
     Latent(LatentInputs),
 }
 
+/// Queries, keys and values, and the gate that what queries see is multiplied by.
+type Projected = ([Tensor; 3], Option<Tensor>);
+
 /// Projections to queries, keys and values of each head.
 #[derive(Debug)]
 struct HeadInputs {
@@ -53,6 +58,8 @@ struct HeadInputs {
     k_proj: Linear,
     v_proj: Linear,
     norms: Option<QkNorms>,
+    /// Whether there is a gate behind the queries of each head.
+    has_gate: bool,
     /// Where queries, keys and values are cut.
     clip: Option<f64>,
     heads: usize,
@@ -92,8 +99,9 @@ impl HeadInputs {
         let head_dim = config.head_dim;
         let (all_heads, all_kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
         let rows = |heads: &Range<usize>| heads.start * head_dim..heads.end * head_dim;
-        let project = |heads: usize, own: &Range<usize>, name| {
-            columns_of(config.hidden_size, heads * head_dim, rows(own), config.qkv_bias, vb.pp(name))
+        let project = |heads: usize, own: &Range<usize>, size: usize, name| {
+            let rows = own.start * size..own.end * size;
+            columns_of(config.hidden_size, heads * size, rows, config.qkv_bias, vb.pp(name))
         };
         let norm = |QkNorm { kind, over, .. }, heads, own: &Range<usize>, copies, name| {
             let (eps, vb) = (config.norm_eps, vb.pp(name));
@@ -111,10 +119,11 @@ impl HeadInputs {
             })
         };
         Ok(Self {
-            q_proj: project(all_heads, query, "q_proj")?,
-            k_proj: project(all_kv_heads, key, "k_proj")?,
-            v_proj: project(all_kv_heads, key, "v_proj")?,
+            q_proj: project(all_heads, query, config.query_rows(), "q_proj")?,
+            k_proj: project(all_kv_heads, key, head_dim, "k_proj")?,
+            v_proj: project(all_kv_heads, key, head_dim, "v_proj")?,
             norms: config.qk_norm.map(norms).transpose()?,
+            has_gate: config.attention_gate,
             clip: config.qkv_clip,
             heads: query.len(),
             kv_heads: key.len(),
@@ -123,22 +132,30 @@ impl HeadInputs {
     }
 
     /// Queries `[B, T, heads, head_dim]`, keys and values `[B, T, kv_heads, head_dim]` of `x`, in their positions.
-    fn project(&self, x: &Tensor, (positions, rope): (&Positions, LayerRope)) -> Result<[Tensor; 3]> {
+    fn project(&self, x: &Tensor, (positions, rope): (&Positions, LayerRope)) -> Result<Projected> {
         let (batch, len, _) = x.dims3()?;
         let heads = |x: Tensor, heads| {
             let x = x.reshape((batch, len, heads, self.head_dim))?;
             self.clip.map_or(Ok(x.clone()), |clip| x.clamp(-clip, clip))
         };
-        let [q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        let [mut q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
+        let mut gate = None;
+        if self.has_gate {
+            let both = q.reshape((batch, len, self.heads, ()))?;
+            let half = |start| both.narrow(D::Minus1, start, self.head_dim)?.contiguous();
+            (q, gate) = (half(0)?, Some(half(self.head_dim)?.flatten_from(2)?));
+        }
         let (mut q, mut k) = (heads(q, self.heads)?, heads(k, self.kv_heads)?);
         if let Some(norms) = self.norms.as_ref().filter(|norms| !norms.how.after_rotation) {
             [q, k] = norms.forward(&q, &k)?;
         }
         [q, k] = positions.place(rope, q, k)?;
-        if let Some(norms) = self.norms.as_ref().filter(|norms| norms.how.after_rotation) {
+        let behind = self.norms.as_ref().filter(|norms| norms.how.after_rotation && rope != LayerRope::None);
+        if let Some(norms) = behind {
             [q, k] = norms.forward(&q, &k)?;
         }
-        Ok([q, k, heads(v, self.kv_heads)?])
+        // Where queries grow, they do so last.
+        Ok(([positions.grown(rope, q)?, k, heads(v, self.kv_heads)?], gate))
     }
 }
 
@@ -160,7 +177,7 @@ impl Attention {
         let (kv_heads, head_dim) = config.cached(own.key.len());
         let cache = match vb.device().is_cpu() {
             true => {
-                let window = config.sliding_window.filter(|_| config.slides(layer));
+                let window = config.window_of(layer);
                 Cache::OnCpu(KvCache::new(options.layer(kv_heads, head_dim, window, vb.dtype()))?)
             }
             false => Cache::OnDevice(OnDevice::new()),
@@ -185,24 +202,28 @@ impl Attention {
     }
 
     /// The block between its norms, if it is whole, on the CPU, and of the kind that plans have.
-    pub fn block<'a>(&'a self, turn: &'a Turn) -> Option<AttentionBlock<'a>> {
-        let Inputs::Heads(HeadInputs { q_proj, k_proj, v_proj, norms, clip, .. }) = &self.inputs else {
+    pub fn block<'a>(&'a self, rope: LayerRope, turn: &'a Turn) -> Option<AttentionBlock<'a>> {
+        let Inputs::Heads(inputs) = &self.inputs else { return None };
+        if inputs.has_gate {
             return None;
-        };
+        }
+        let turns_first = inputs.norms.as_ref().is_some_and(|norms| norms.how.after_rotation);
+        let norms = inputs.norms.as_ref().filter(|_| !turns_first || rope != LayerRope::None);
         let (q_norm, k_norm) = match norms {
             None => (None, None),
             Some(norms) => (Some(norms.q_norm.of_step()?), Some(norms.k_norm.of_step()?)),
         };
+        let o_proj = self.o_proj.whole()?;
         Some(AttentionBlock {
             q_norm,
             k_norm,
-            turns_first: norms.as_ref().is_some_and(|norms| norms.how.after_rotation),
-            clip: *clip,
+            turns_first,
+            clip: inputs.clip,
             turn: Some(turn),
             scale: Some(self.scale),
             softcap: self.softcap,
             sinks: self.sinks.as_ref(),
-            ..AttentionBlock::new([q_proj, k_proj, v_proj, self.o_proj.whole()?], self.head_dim)
+            ..AttentionBlock::new([&inputs.q_proj, &inputs.k_proj, &inputs.v_proj, o_proj], self.head_dim)
         })
     }
 
@@ -223,7 +244,7 @@ impl Attention {
         at: (&Positions, LayerRope),
         visible: Option<&Visible>,
     ) -> Result<Tensor> {
-        let [q, k, v] = self.project(x, at)?;
+        let ([q, k, v], gate) = self.project(x, at)?;
         let y = match &mut self.cache {
             Cache::OnCpu(cache) => {
                 let options = options(self.scale, self.softcap, self.sinks.as_ref());
@@ -234,14 +255,18 @@ impl Attention {
                 cache.attend([&q, &k, &v], visible, &scores)?
             }
         };
-        self.output(&y, residual)
+        self.output(&y, gate.as_ref(), residual)
     }
 
-    /// The output projection of what queries see, added to `residual` if there is one.
-    fn output(&self, y: &Tensor, residual: Option<&Tensor>) -> Result<Tensor> {
+    /// The output projection of what queries see, as far as gates let it through, added to `residual` if there is one.
+    fn output(&self, y: &Tensor, gate: Option<&Tensor>, residual: Option<&Tensor>) -> Result<Tensor> {
         let y = match &self.inputs {
             Inputs::Heads(_) => y.clone(),
             Inputs::Latent(inputs) => inputs.finish(y)?,
+        };
+        let y = match gate {
+            Some(gate) => (y * candle_nn::ops::sigmoid(gate)?)?,
+            None => y,
         };
         match residual {
             Some(residual) => self.o_proj.forward_add(&y, residual),
@@ -249,10 +274,10 @@ impl Attention {
         }
     }
 
-    fn project(&self, x: &Tensor, at: (&Positions, LayerRope)) -> Result<[Tensor; 3]> {
+    fn project(&self, x: &Tensor, at: (&Positions, LayerRope)) -> Result<Projected> {
         match &self.inputs {
             Inputs::Heads(inputs) => inputs.project(x, at),
-            Inputs::Latent(inputs) => inputs.project(x, at),
+            Inputs::Latent(inputs) => Ok((inputs.project(x, at)?, None)),
         }
     }
 
@@ -273,12 +298,13 @@ impl Attention {
     }
 
     /// Bytes of keys and values that a token reads which is the last of so many. `window` is what it sees.
-    pub fn bytes_seen(&self, tokens: usize, window: Option<usize>, dtype: DType) -> u64 {
+    pub fn bytes_seen(&self, tokens: usize, window: Option<Window>, dtype: DType) -> u64 {
         match &self.cache {
             Cache::OnCpu(cache) => cache.config().size_in_bytes(tokens),
             Cache::OnDevice(_) => {
                 let elements = 2 * self.kv_heads * self.head_dim * dtype.size_in_bytes();
-                (tokens.min(window.unwrap_or(tokens)) as u64).saturating_mul(elements as u64)
+                (tokens.min(window.map_or(tokens, |window| window.tokens)) as u64)
+                    .saturating_mul(elements as u64)
             }
         }
     }

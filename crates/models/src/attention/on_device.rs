@@ -1,5 +1,6 @@
 //! Attention by candle's operations, on devices without a kernel for it.
 
+use crate::config::Window;
 use crate::options::CACHE_STEP;
 use candle_core::{bail, DType, Device, Result, Tensor, D};
 use candle_nn::kv_cache::KvCache;
@@ -129,22 +130,21 @@ pub(in super::super) struct Visible {
 }
 
 impl Visible {
-    /// For `len` queries from position `offset` on. Each sees itself and the keys before it, at most
-    /// `window` in all.
-    pub fn new(offset: usize, len: usize, window: Option<usize>, device: &Device) -> Result<Self> {
-        let window = window.unwrap_or(usize::MAX);
-        let first = (offset + 1).saturating_sub(window);
+    /// For `len` queries from position `offset` on. Each sees itself and the keys before it, within the window.
+    pub fn new(offset: usize, len: usize, window: Option<Window>, device: &Device) -> Result<Self> {
+        let first_seen = |position: usize| match window {
+            None => 0,
+            Some(Window { tokens, is_chunked: true }) => position - position % tokens.max(1),
+            Some(Window { tokens, is_chunked: false }) => (position + 1).saturating_sub(tokens),
+        };
+        let first = first_seen(offset);
         let keys = offset + len - first;
         let values = || -> Vec<f32> {
-            let queries = offset - first..keys;
-            queries
-                .flat_map(|query| {
-                    (0..keys).map(move |key| match query.checked_sub(key) {
-                        Some(distance) if distance < window => 0.,
-                        _ => f32::NEG_INFINITY,
-                    })
-                })
-                .collect()
+            let of_query = |query: usize| {
+                let seen = first_seen(query)..query + 1;
+                (first..first + keys).map(move |key| if seen.contains(&key) { 0. } else { f32::NEG_INFINITY })
+            };
+            (offset..offset + len).flat_map(of_query).collect()
         };
         let mask = (len > 1).then(|| Tensor::from_vec(values(), (len, keys), device)).transpose()?;
         Ok(Self { first, keys, mask })
@@ -158,7 +158,8 @@ mod tests {
     #[test]
     fn queries_see_what_is_before_them_and_in_the_window() {
         let x = f32::NEG_INFINITY;
-        let visible = |offset, len, window| {
+        let visible = |offset, len, tokens: Option<usize>| {
+            let window = tokens.map(|tokens| Window { tokens, is_chunked: false });
             let visible = Visible::new(offset, len, window, &Device::Cpu).unwrap();
             let mask = visible.mask.map(|mask| mask.to_vec2::<f32>().unwrap());
             (visible.first, visible.keys, mask)
@@ -169,5 +170,10 @@ mod tests {
         assert_eq!(visible(5, 1, None), (0, 6, None));
         assert_eq!(visible(5, 1, Some(2)), (4, 2, None));
         assert_eq!(visible(5, 1, Some(9)), (0, 6, None));
+        // Chunks of three: the first query is the last of its own.
+        let chunks = Some(Window { tokens: 3, is_chunked: true });
+        let Visible { first, keys, mask } = Visible::new(5, 2, chunks, &Device::Cpu).unwrap();
+        let mask = mask.unwrap().to_vec2::<f32>().unwrap();
+        assert_eq!((first, keys, mask), (3, 4, vec![vec![0., 0., 0., x], vec![x, x, x, 0.]]));
     }
 }

@@ -1,5 +1,6 @@
 //! What distinguishes one decoder-only model from another.
 
+mod linear;
 mod names;
 #[cfg(test)]
 mod tests;
@@ -11,6 +12,7 @@ use super::norm::NormKind;
 use super::rope::{QueryGrowth, Rope, RopeScaling};
 use candle_nn::Activation;
 use candle_quant::{Checkpoint, Error, Result};
+pub use linear::LinearAttentionConfig;
 pub use names::{Inside, Names, QkNorm, QkNormOver, Role};
 use serde_json::Value;
 
@@ -38,6 +40,8 @@ pub struct Config {
     pub max_position_embeddings: usize,
     /// What keys and values are made of, if not of hidden states.
     pub latents: Option<Latents>,
+    /// The layers that do not attend to keys, if there are any.
+    pub linear: Option<LinearAttentionConfig>,
     /// What the norms of hidden states do.
     pub norm: NormKind,
     /// Added to the mean square in every norm.
@@ -56,6 +60,9 @@ pub struct Config {
     pub attention_softcap: Option<f64>,
     /// Queries, keys and values are cut at this number and its negative.
     pub qkv_clip: Option<f64>,
+    /// Whether the query projection makes, behind each head, a gate of as many elements: what the head sees is multiplied by
+    /// its sigmoid.
+    pub attention_gate: bool,
     /// Whether query, key and value projections have biases.
     pub qkv_bias: bool,
     /// Whether the attention's output projection has a bias.
@@ -70,6 +77,8 @@ pub struct Config {
     pub hidden_act: Activation,
     /// Tokens a query of a sliding layer sees, its own included.
     pub sliding_window: Option<usize>,
+    /// Whether the window does not slide: a query sees the tokens of its own chunk of so many, up to itself.
+    pub chunked_window: bool,
     /// For each layer, whether the sliding window applies to it.
     pub sliding_layers: Vec<bool>,
     /// Whether every query head has a logit of its own beside those of the keys.
@@ -115,6 +124,14 @@ impl Latents {
     }
 }
 
+/// What the queries of a layer see, their own token included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Window {
+    pub tokens: usize,
+    /// Whether it begins anew behind each so many, instead of sliding.
+    pub is_chunked: bool,
+}
+
 /// By what the queries and keys of a layer turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum LayerRope {
@@ -135,7 +152,7 @@ impl Config {
             let problem = if path.is_file() { "no config in it" } else { "no such file" };
             return Err(Error::file(&path, problem, "put the model's beside the weights"));
         }
-        architecture::read(config).map_err(|error| match error {
+        let config = architecture::read(config).map_err(|error| match error {
             Error::Mismatch { what, expected, found } => Error::file(
                 &path,
                 format!("{what}: expected {expected}, found {found}"),
@@ -145,7 +162,8 @@ impl Config {
                 Error::Unsupported { what: format!("{what} ({})", path.display()), remedy }
             }
             other => other,
-        })
+        })?;
+        Ok(config.stored_in(checkpoint))
     }
 
     /// Reads a `config.json`. Of one that belongs to an open checkpoint, [`from_checkpoint`](Config::from_checkpoint)
@@ -195,7 +213,8 @@ impl Config {
         if !self.head_dim.is_multiple_of(2) {
             return Err(Error::mismatch("`head_dim`", "an even number", self.head_dim.to_string()));
         }
-        if self.num_attention_heads.checked_mul(self.head_dim).is_none() {
+        if self.num_attention_heads.checked_mul(self.head_dim).and_then(|size| size.checked_mul(2)).is_none()
+        {
             return Err(Error::mismatch(
                 "`num_attention_heads` times `head_dim`",
                 "a number that fits the address space",
@@ -227,6 +246,9 @@ impl Config {
                     layers.len().to_string(),
                 ));
             }
+        }
+        if let Some(linear) = &self.linear {
+            linear.validate(self.num_hidden_layers)?;
         }
         if let Some(moe) = &self.moe {
             moe.validate(self.num_hidden_layers)?;
@@ -261,6 +283,17 @@ impl Config {
     /// Whether the sliding window, if there is one, applies to layer `index`.
     pub(super) fn slides(&self, index: usize) -> bool {
         self.sliding_layers.get(index).copied().unwrap_or(false)
+    }
+
+    /// Rows of the query projection for a head.
+    pub(super) fn query_rows(&self) -> usize {
+        self.head_dim.saturating_mul(if self.attention_gate { 2 } else { 1 })
+    }
+
+    /// What the queries of layer `index` see, if not all before them.
+    pub(super) fn window_of(&self, index: usize) -> Option<Window> {
+        let tokens = self.sliding_window.filter(|_| self.slides(index))?;
+        Some(Window { tokens, is_chunked: self.chunked_window })
     }
 
     /// Elements of a head of values.

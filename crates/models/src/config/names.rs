@@ -4,7 +4,7 @@ use super::Config;
 use crate::norm::NormKind;
 
 /// What modules are called within their layer or, the last norm, within the decoder. The layers of attention are in
-/// `self_attn`, those of a dense feed-forward block in `mlp`.
+/// `self_attn`, those of linear attention in `linear_attn`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Names {
     /// The norm before the head.
@@ -23,7 +23,9 @@ pub struct Names {
     pub q_norm: &'static str,
     /// The norm of keys.
     pub k_norm: &'static str,
-    /// The feed-forward block's gate: without one it is `down(act(up(x)))`.
+    /// The dense feed-forward block.
+    pub mlp: &'static str,
+    /// Its gate: without one it is `down(act(up(x)))`.
     pub gate_proj: Option<&'static str>,
     /// Its first projection.
     pub up_proj: &'static str,
@@ -42,6 +44,7 @@ impl Default for Names {
             o_proj: "o_proj",
             q_norm: "q_norm",
             k_norm: "k_norm",
+            mlp: "mlp",
             gate_proj: Some("gate_proj"),
             up_proj: "up_proj",
             down_proj: "down_proj",
@@ -64,7 +67,7 @@ pub struct QkNorm {
     pub kind: NormKind,
     /// What is normalized together.
     pub over: QkNormOver,
-    /// Whether they have turned by their positions before.
+    /// Whether they have turned by their positions before; those of layers in which they do not turn are as they are then.
     pub after_rotation: bool,
 }
 
@@ -98,6 +101,12 @@ pub enum Role {
     OfLatentByHeads,
     /// The output of attention.
     Output,
+    /// Queries, keys, values, gates and the like of linear attention.
+    LinearInput,
+    /// The convolution of linear attention.
+    Convolution,
+    /// The output of linear attention.
+    LinearOutput,
     /// Gate or up projection, or both one after another.
     Inner(Inside),
     /// The projection that comes after them.
@@ -136,7 +145,15 @@ impl Config {
             _ => Inside::Dense,
         };
         let names = &self.names;
+        let is_linear = self.linear.is_some() && inside("linear_attn");
         Some(match name {
+            "in_proj_qkvz" | "in_proj_ba" | "in_proj_qkv" | "in_proj_z" | "in_proj_b" | "in_proj_a"
+                if is_linear =>
+            {
+                Role::LinearInput
+            }
+            "conv1d" if is_linear => Role::Convolution,
+            "out_proj" if is_linear => Role::LinearOutput,
             "embed_tokens" => Role::Embedding,
             "lm_head" => Role::Head,
             "q_proj" | "qkv_proj" => Role::Query,
@@ -164,6 +181,15 @@ impl Config {
     pub fn in_features(&self, module: &str) -> Option<usize> {
         Some(match self.role(module)? {
             Role::Output => self.num_attention_heads.checked_mul(self.value_dim())?,
+            Role::LinearOutput => {
+                let linear = self.linear.as_ref()?;
+                linear.elements(linear.key_heads).1
+            }
+            Role::Convolution => {
+                let linear = self.linear.as_ref()?;
+                let [.., k] = linear.kernel_dims(linear.channels());
+                k
+            }
             Role::OfLatent => self.latents?.latent,
             Role::OfLatentByHeads if module.ends_with("embed_q") => self.latents?.key_dim,
             Role::OfLatentByHeads => self.latents?.latent,
@@ -172,6 +198,7 @@ impl Config {
             Role::Embedding
             | Role::Head
             | Role::Query
+            | Role::LinearInput
             | Role::Latent
             | Role::KeyValue
             | Role::Inner(_)

@@ -72,7 +72,7 @@ impl Model {
     ) -> Result<Tensor> {
         let layers = self.layers.iter().take(layers.end).skip(layers.start);
         layers.into_iter().try_fold(x.clone(), |x, layer| {
-            let window = self.sliding_window.filter(|_| layer.slides);
+            let window = self.window.filter(|_| layer.slides);
             layer.forward_whole(&x, positions, window)
         })
     }

@@ -13,7 +13,7 @@ pub struct StepBytes {
     /// Weights that the token is multiplied with: all layers, of experts those that it uses, the head, and its row of an
     /// embedding that is not the head.
     pub weights: u64,
-    /// Keys and values that it sees, its own included.
+    /// Keys and values that it sees, its own included; states of linear attention.
     pub cache: u64,
 }
 
@@ -38,11 +38,11 @@ impl Model {
 
     /// The formats in which the KV cache holds keys and values.
     pub fn cache_formats(&self) -> (KvFormat, KvFormat) {
-        let stated = self.layers.first().and_then(|layer| layer.attention.cache_formats());
+        let stated = self.layers.iter().find_map(|layer| layer.attention.cache_formats());
         stated.unwrap_or_else(|| CacheOptions::default().formats(self.dtype))
     }
 
-    /// Bytes of the KV cache as it is, of all layers.
+    /// Bytes of the KV cache as it is, of all layers, states of linear attention included.
     pub fn cache_size_in_bytes(&self) -> u64 {
         self.layers.iter().map(|layer| layer.attention.cache_bytes()).sum()
     }
@@ -72,7 +72,7 @@ impl Model {
         let rows = embedding.dims().first().copied().unwrap_or(1).max(1) as u64;
         let row = if self.tied { 0 } else { bytes(embedding) / rows };
         let cache = |layer: &Layer| {
-            let window = self.sliding_window.filter(|_| layer.slides);
+            let window = self.window.filter(|_| layer.slides);
             layer.attention.bytes_seen(depth.saturating_add(1), window, self.dtype)
         };
         StepBytes {

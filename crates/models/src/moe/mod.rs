@@ -5,7 +5,7 @@ mod routing;
 use super::mlp::Mlp;
 use super::projection::projection;
 use super::Config;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_nn::Module;
 use candle_quant::nn::{ExpertsConfig, Gating, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{parallel_experts, ParallelExperts};
@@ -37,6 +37,8 @@ pub struct MoeConfig {
     /// What the stacks of gate and up, and of down projections are called in the block, if they are not in a module
     /// `experts`.
     pub stack_names: Option<[&'static str; 2]>,
+    /// Whether stacks that are parameters, not modules, have rows for columns: `[E, K, N]`.
+    pub transposed_parameters: bool,
     /// The expert that all tokens use.
     pub shared: Option<SharedExpert>,
 }
@@ -132,7 +134,10 @@ impl SparseMlp {
     /// What is made of `x` `[B, T, hidden]`, added to `residual` if there is one.
     pub fn forward(&self, x: &Tensor, residual: Option<&Tensor>) -> candle_core::Result<Tensor> {
         let (ids, routing_weights) = self.router.route(x)?;
-        let chosen = self.experts.forward(x, &ids, &routing_weights)?;
+        let chosen = match self.router.weighs_inputs() {
+            false => self.experts.forward(x, &ids, &routing_weights)?,
+            true => self.of_weighed(x, &ids, &routing_weights)?,
+        };
         let y = match residual {
             Some(residual) => (residual + chosen)?,
             None => chosen,
@@ -145,6 +150,17 @@ impl SparseMlp {
                 y + shared.forward(x, None)?.broadcast_mul(&share)?
             }
         }
+    }
+
+    /// The sum of what experts make of inputs, each multiplied by how much its expert counts.
+    fn of_weighed(&self, x: &Tensor, ids: &Tensor, weights: &Tensor) -> candle_core::Result<Tensor> {
+        let (batch, len, hidden) = x.dims3()?;
+        let top_k = self.router.top_k();
+        let weights = weights.to_dtype(x.dtype())?.unsqueeze(3)?;
+        let each = x.unsqueeze(2)?.broadcast_mul(&weights)?.reshape((batch, len * top_k, hidden))?;
+        let ids = ids.reshape((batch, len * top_k, 1))?;
+        let ones = Tensor::ones(ids.dims(), DType::F32, x.device())?;
+        self.experts.forward(&each, &ids, &ones)?.reshape((batch, len, top_k, hidden))?.sum(2)
     }
 
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {

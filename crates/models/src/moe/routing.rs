@@ -21,6 +21,8 @@ pub struct Routing {
     pub normalize: bool,
     /// By what they are multiplied then.
     pub scale: f64,
+    /// Whether they multiply what experts see, instead of what they make of it.
+    pub weighs_inputs: bool,
 }
 
 /// A tensor in a block of experts, with a number for each.
@@ -76,7 +78,14 @@ pub enum GroupScore {
 impl Routing {
     /// Softmax over all experts.
     pub const fn softmax(normalize: bool) -> Self {
-        Self { scores: Scores::Softmax, correction: None, groups: None, normalize, scale: 1. }
+        Self {
+            scores: Scores::Softmax,
+            correction: None,
+            groups: None,
+            normalize,
+            scale: 1.,
+            weighs_inputs: false,
+        }
     }
 
     pub(super) fn validate(&self, experts: usize) -> candle_quant::Result<()> {
@@ -129,6 +138,11 @@ impl Router {
 
     pub fn weight(&self) -> &LayerWeight {
         self.logits.weight()
+    }
+
+    /// Whether scores multiply what experts see.
+    pub fn weighs_inputs(&self) -> bool {
+        self.routing.weighs_inputs
     }
 
     /// Experts that a token uses.

@@ -23,13 +23,17 @@ struct Turn {
     inverse_frequencies: [Vec<f32>; 2],
 }
 
-/// How queries grow with their positions: by `1 + beta ln(1 + floor(position / period))`.
+/// How queries grow with their positions: by `1 + beta ln(1 + floor((position + first) / period))`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct QueryGrowth {
     /// By how much.
     pub beta: f64,
     /// After how many tokens.
     pub period: usize,
+    /// What the first position counts as.
+    pub first: usize,
+    /// Whether they do so only in layers in which they do not turn.
+    pub only_unturned: bool,
 }
 
 impl Turn {
@@ -57,8 +61,9 @@ impl Turns {
 
     /// Those of the tokens at these positions, of a text that is longer than [`short_context`](Self::short_context) or not.
     pub fn at(&self, tokens: &Range<usize>, is_long: bool, like: (DType, &Device)) -> Result<Positions> {
-        let growth = |QueryGrowth { beta, period }: QueryGrowth| {
-            let of = |position: usize| (1. + beta * ((position / period.max(1)) as f64).ln_1p()) as f32;
+        let growth = |QueryGrowth { beta, period, first, .. }: QueryGrowth| {
+            let of =
+                |position: usize| (1. + beta * (((position + first) / period.max(1)) as f64).ln_1p()) as f32;
             let factors: Vec<f32> = tokens.clone().map(of).collect();
             Tensor::from_vec(factors, (1, tokens.len(), 1, 1), like.1)?.to_dtype(like.0)
         };
@@ -66,6 +71,7 @@ impl Turns {
             all: self.all.rotation(tokens, is_long, like)?,
             local: self.local.as_ref().map(|turn| turn.rotation(tokens, is_long, like)).transpose()?,
             query_factors: self.query_growth.map(growth).transpose()?,
+            grows_unturned: self.query_growth.is_some_and(|growth| growth.only_unturned),
         })
     }
 
@@ -77,8 +83,10 @@ impl Turns {
 
     /// What a layer does in a plan.
     pub fn of_step(&self, layer: LayerRope) -> step::Turn {
-        let growth = |QueryGrowth { beta, period }| step::QueryGrowth { beta, period };
-        let query_growth = self.query_growth.map(growth);
+        let growth = |QueryGrowth { beta, period, first, only_unturned }| {
+            (!only_unturned || layer == LayerRope::None).then_some(step::QueryGrowth { beta, period, first })
+        };
+        let query_growth = self.query_growth.and_then(growth);
         let turn = match layer {
             LayerRope::None => return step::Turn { query_growth, ..step::Turn::default() },
             LayerRope::All => &self.all,
@@ -100,23 +108,29 @@ pub(crate) struct Positions {
     all: Rotation,
     local: Option<Rotation>,
     query_factors: Option<Tensor>,
+    /// Whether queries grow only in layers in which they do not turn.
+    grows_unturned: bool,
 }
 
 impl Positions {
-    /// Queries and keys of a layer, `[B, T, heads, head_dim]`, in their positions.
+    /// Queries and keys of a layer, `[B, T, heads, head_dim]`, turned by their positions.
     pub fn place(&self, layer: LayerRope, q: Tensor, k: Tensor) -> Result<[Tensor; 2]> {
         let rotation = match layer {
             LayerRope::None => None,
             LayerRope::All => Some(&self.all),
             LayerRope::Local => Some(self.local.as_ref().unwrap_or(&self.all)),
         };
-        let [q, k] = match rotation {
-            None => [q, k],
-            Some(rotation) => [rotation.apply(&q)?, rotation.apply(&k)?],
-        };
-        match &self.query_factors {
+        match rotation {
             None => Ok([q, k]),
-            Some(factors) => Ok([q.broadcast_mul(factors)?, k]),
+            Some(rotation) => Ok([rotation.apply(&q)?, rotation.apply(&k)?]),
+        }
+    }
+
+    /// Queries of a layer as large as their positions make them.
+    pub fn grown(&self, layer: LayerRope, q: Tensor) -> Result<Tensor> {
+        match &self.query_factors {
+            Some(factors) if layer == LayerRope::None || !self.grows_unturned => q.broadcast_mul(factors),
+            _ => Ok(q),
         }
     }
 }

@@ -7,6 +7,7 @@ use candle_core::DType;
 use candle_quant::checkpoint::module_of;
 use candle_quant::parallel::ExpertSplit;
 use candle_quant::QuantFormat;
+use std::ops::Range;
 
 /// What a model is loaded for.
 ///
@@ -55,7 +56,7 @@ impl Workload {
 pub struct Footprint {
     /// Weights as they are held.
     pub weights: u64,
-    /// Keys and values of the longest text.
+    /// Keys and values of the longest text, and its states of linear attention.
     pub cache: u64,
     /// What a part of a prompt takes at most while it is computed, about.
     pub workspace: u64,
@@ -78,26 +79,31 @@ impl ShardPlan {
         workload: &Workload,
         formats: impl Fn(&str) -> Option<QuantFormat>,
     ) -> Vec<Footprint> {
-        let heads = Sharding::new(&self.config, self.ranks).heads;
+        let Sharding { heads, linear_heads, .. } = Sharding::new(&self.config, self.ranks);
         let all =
             Heads { query: 0..self.config.num_attention_heads, key: 0..self.config.num_key_value_heads };
         let of_rank = |rank: usize| {
             let own = heads.as_ref().and_then(|heads| heads.get(rank)).unwrap_or(&all);
+            let all_linear = self.config.linear.as_ref().map_or(0, |linear| linear.key_heads);
+            let linear_heads =
+                linear_heads.as_ref().and_then(|heads| heads.get(rank)).map_or(all_linear, Range::len);
             let weights = self.tensors.iter().map(|tensor| held_bytes(tensor, rank, workload, &formats));
             Footprint {
                 weights: weights.fold(0, u64::saturating_add),
-                cache: self.cache_bytes(own, workload),
-                workspace: self.workspace_bytes(own, workload),
+                cache: self.cache_bytes(own, linear_heads, workload),
+                workspace: self.workspace_bytes(own, linear_heads, workload),
             }
         };
         (0..self.ranks).map(of_rank).collect()
     }
 
-    fn cache_bytes(&self, own: &Heads, workload: &Workload) -> u64 {
+    fn cache_bytes(&self, own: &Heads, linear_heads: usize, workload: &Workload) -> u64 {
         let of_layer = |layer: usize| {
+            if let Some(linear) = self.config.linear.as_ref().filter(|linear| linear.is_linear(layer)) {
+                return linear.state_bytes(linear_heads);
+            }
             // On a device every layer keeps all tokens.
-            let window =
-                self.config.sliding_window.filter(|_| workload.is_on_cpu && self.config.slides(layer));
+            let window = self.config.window_of(layer).filter(|_| workload.is_on_cpu);
             let (heads, size) = self.config.cached(own.key.len());
             let cache = workload.cache.layer(heads, size, window, workload.dtype);
             cache.size_in_bytes(match workload.is_on_cpu {
@@ -111,7 +117,7 @@ impl ShardPlan {
     /// The hidden states and their norm, queries, keys, values and what attention makes of them, and the inner elements of
     /// gate, up and their product, or of the copy of it that is multiplied; then the logits of a token. On a device also the
     /// scores of all tokens seen, of which softmax makes several copies, and a layer's keys while the cache grows.
-    fn workspace_bytes(&self, own: &Heads, workload: &Workload) -> u64 {
+    fn workspace_bytes(&self, own: &Heads, linear_heads: usize, workload: &Workload) -> u64 {
         let config = &self.config;
         let product = |sizes: &[usize]| sizes.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
         let dense = config.intermediate_size.div_ceil(self.ranks);
@@ -124,10 +130,14 @@ impl ShardPlan {
         let inner = (0..config.num_hidden_layers).map(inner).max().unwrap_or(0);
         let (kv_heads, size) = config.cached(own.key.len());
         let (queries, keys) = (product(&[own.query.len(), size]), product(&[kv_heads, size]));
+        // Queries, keys and values before and behind the convolution, values and their gates.
+        let linear = self.config.linear.as_ref().map_or(0, |linear| {
+            let (keys, values) = linear.elements(linear_heads);
+            product(&[4, keys]).saturating_add(product(&[5, values]))
+        });
         let of_token = [
             product(&[2, config.hidden_size]),
-            queries.saturating_mul(2),
-            keys.saturating_mul(2),
+            queries.saturating_mul(2).saturating_add(keys.saturating_mul(2)).max(linear),
             product(&[3, inner]),
         ];
         let element = if workload.is_on_cpu { 4 } else { workload.dtype.size_in_bytes() };
@@ -169,7 +179,9 @@ fn held_bytes(
         _ => 0,
     };
     let fits = |format: &QuantFormat| k > 0 && k.is_multiple_of(format.group_size());
-    match module_of(&tensor.name).and_then(formats).filter(fits) {
+    // Stacks of experts are parameters in some files, not weights of modules.
+    let stack = (tensor.dims.len() == 3).then_some(tensor.name.as_str());
+    match module_of(&tensor.name).or(stack).and_then(formats).filter(fits) {
         Some(format) => format.size_in_bytes(elements, stored),
         None => decoded(),
     }

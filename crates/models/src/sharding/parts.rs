@@ -6,11 +6,13 @@ use std::ops::Range;
 
 /// How a model is split over the ranks of a group.
 ///
-/// Attention is split by heads, the feed-forward block by its inner elements, embedding and head by tokens of
-/// the vocabulary. What there is too little of for all ranks is whole on each.
+/// Attention is split by heads, linear attention by those of keys, the feed-forward block by its inner elements, embedding
+/// and head by tokens of the vocabulary. What there is too little of for all ranks is whole on each.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Sharding {
     pub heads: Option<Vec<Heads>>,
+    /// Heads of keys of linear attention; `None` also if there are fewer than ranks.
+    pub linear_heads: Option<Vec<Range<usize>>>,
     vocabulary: usize,
     ranks: usize,
 }
@@ -27,6 +29,7 @@ impl Sharding {
     pub fn new(config: &Config, ranks: usize) -> Self {
         Self {
             heads: heads(config.num_attention_heads, config.num_key_value_heads, ranks),
+            linear_heads: config.linear.as_ref().and_then(|linear| split(linear.key_heads, 1, ranks)),
             vocabulary: config.vocab_size,
             ranks,
         }

@@ -1,9 +1,11 @@
 //! How a plan is made.
 
+mod linear;
+
 use super::parts::{inner_shares, Heads, Sharding};
 use super::shard_plan::{Communication, ShardPlan, ShardedTensor, Split};
 use crate::config::{Inside, QkNormOver, Role};
-use crate::{layer_of, Config, MoeConfig};
+use crate::{layer_of, Config, LinearAttentionConfig, MoeConfig};
 use candle_quant::checkpoint::{Checkpoint, Weight};
 use candle_quant::parallel::{expert_shares, whole_groups, ExpertShare, ExpertSplit, MOST_RANKS};
 use candle_quant::{Error, Result};
@@ -102,21 +104,33 @@ impl<'a> Planner<'a> {
         self.names.iter().map(|(name, k)| self.tensor(name, *k)).collect()
     }
 
+    /// A tensor as the model reads it.
+    fn read(&self, name: &str, k: Option<usize>) -> Result<Weight> {
+        let is_transposed = self.config.moe.as_ref().is_some_and(|moe| moe.transposed_parameters);
+        match name.ends_with("experts.gate_up_proj") || name.ends_with("experts.down_proj") {
+            true if is_transposed => self.checkpoint.weight(name, None),
+            _ => self.checkpoint.tensor(name, k),
+        }
+    }
+
     fn tensor(&self, name: &str, k: Option<usize>) -> Result<ShardedTensor> {
-        let weight = self.checkpoint.tensor(name, k)?;
+        let weight = self.read(name, k)?;
         let module = ModuleName::of(name, self.config);
         let (split, mut replicated) = match self.ranks {
             1 => (Split::Whole, None),
             _ => self.split(&module, &weight),
         };
-        let of_ranks = |measure| self.of_ranks(&split, &weight, module.is_bias, measure);
+        let of_ranks = |measure| self.of_ranks(&split, &weight, &module, measure);
         let rank_bytes = of_ranks(|weight| weight.size_in_bytes() as u64)?;
         let rank_loaded = of_ranks(Weight::loaded_bytes)?;
         let rank_elements = of_ranks(|weight| weight.dims().iter().map(|size| *size as u64).product())?;
         let stored_bytes = weight.size_in_bytes() as u64;
         if replicated.is_none() && split != Split::Whole {
             // Of a global scale each run is a part.
-            let runs = if matches!(split, Split::Segments(_)) { 2usize } else { 1 };
+            let runs = match &split {
+                Split::Segments(runs) => runs.first().map_or(1, Vec::len),
+                _ => 1,
+            };
             let matrices =
                 weight.dims().iter().rev().skip(2).fold(runs, |count, size| count.saturating_mul(*size));
             replicated = shared_bytes(stored_bytes, &rank_bytes, matrices as u64).map(str::to_owned);
@@ -145,11 +159,15 @@ impl<'a> Planner<'a> {
         &self,
         split: &Split,
         weight: &Weight,
-        is_bias: bool,
+        module: &ModuleName,
         measure: fn(&Weight) -> u64,
     ) -> Result<Vec<u64>> {
         let last = weight.dims().len().saturating_sub(1);
-        let of_rows = if is_bias { last } else { last.saturating_sub(1) };
+        let of_rows = match module.role {
+            Some(Role::Convolution) => 0,
+            _ if module.is_bias => last,
+            _ => last.saturating_sub(1),
+        };
         let along = |dim: usize, ranges: &[Range<usize>]| {
             let part = |range: &Range<usize>| Ok(measure(&weight.narrow(dim, range.clone())?));
             ranges.iter().map(part).collect::<Result<Vec<u64>>>()
@@ -187,6 +205,10 @@ impl<'a> Planner<'a> {
             Some(Role::Query | Role::KeyValue | Role::OfLatent | Role::OfLatentByHeads | Role::Output) => {
                 by_heads()
             }
+            Some(Role::LinearInput | Role::Convolution | Role::LinearOutput) => {
+                self.of_linear(module, weight)
+            }
+            None if matches!(module.projection, "A_log" | "dt_bias") => self.of_linear(module, weight),
             None if module.projection == "sinks" || self.is_norm_of_heads(module) => by_heads(),
             Some(Role::Inner(Inside::Experts) | Role::Down(Inside::Experts)) => match &self.config.moe {
                 Some(moe) => self.of_experts(moe, module, weight),
@@ -220,7 +242,8 @@ impl<'a> Planner<'a> {
     fn by_heads(&self, module: &ModuleName, heads: &[Heads], weight: &Weight) -> Shared {
         let size = self.config.head_dim;
         let elements = |heads: &Range<usize>| heads.start * size..heads.end * size;
-        let queries = heads.iter().map(|heads| elements(&heads.query)).collect();
+        let rows = self.config.query_rows();
+        let queries = heads.iter().map(|heads| heads.query.start * rows..heads.query.end * rows).collect();
         match module.role {
             None if module.projection == "sinks" => {
                 (Split::Rows(heads.iter().map(|heads| heads.query.clone()).collect()), None)
@@ -309,6 +332,8 @@ impl<'a> Planner<'a> {
             return Communication { hidden_size, ..Communication::default() };
         }
         let layers = self.config.num_hidden_layers;
+        let linear = self.config.linear.as_ref().map_or(0, LinearAttentionConfig::count);
+        let attending = layers.saturating_sub(linear);
         let (sparse, experts_are_split) = self.config.moe.as_ref().map_or((0, false), |moe| {
             let sparse = moe.sparse_layers.iter().filter(|is_sparse| **is_sparse).count();
             (sparse, self.expert_shares(moe, 1).is_some())
@@ -317,10 +342,11 @@ impl<'a> Planner<'a> {
         let is_split = |inside| self.inner_shares(inside, 1).is_some();
         // Of queries and keys.
         let norms = self.config.qk_norm.filter(|norm| norm.over == QkNormOver::All);
-        let norms = layers.saturating_mul(if norms.is_some() { 2 } else { 0 });
+        let norms = attending.saturating_mul(if norms.is_some() { 2 } else { 0 });
         let vocabulary = self.sharding.vocabulary().is_some();
         let all_reduces = [
-            sums(layers, self.sharding.heads.is_some()),
+            sums(attending, self.sharding.heads.is_some()),
+            sums(linear, self.sharding.linear_heads.is_some()),
             sums(sparse, experts_are_split),
             sums(layers.saturating_sub(sparse), is_split(Inside::Dense)),
             sums(sparse, is_split(Inside::Shared)),

@@ -63,7 +63,7 @@ pub enum Split {
     Rows(Vec<Range<usize>>),
     /// Columns: inputs of a projection, in whole groups.
     Columns(Vec<Range<usize>>),
-    /// Rows in several runs: those of gate and up projections in one tensor.
+    /// Rows in several runs: those of gate and up projections in one tensor, or of queries, keys and values.
     Segments(Vec<Vec<Range<usize>>>),
     /// Experts of a stack.
     Experts(Vec<Range<usize>>),

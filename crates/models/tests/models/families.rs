@@ -1,8 +1,8 @@
-//! Every family of the table, on small checkpoints that transformers and mlx-lm wrote: logits against theirs, and a model
-//! against itself in other orders of work.
+//! Every family of the table, on small checkpoints that transformers, mlx-lm and llama.cpp's converter wrote: logits against
+//! those of the first two, and a model against itself in other orders of work.
 
 use crate::common::{distance, reference_in};
-use crate::families_of::folders;
+use crate::families_of::{folders, open, reference_of};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{Checkpoint, Result, VarBuilder};
 use candle_quant_models::{Config, Model};
@@ -20,7 +20,7 @@ fn check_all(check: impl Fn(&Path) -> Result<Option<String>>) {
 }
 
 fn load(path: &Path) -> Result<Model> {
-    Model::load(&Checkpoint::open(path)?, DType::F32, &Device::Cpu)
+    Model::load(&open(path)?, DType::F32, &Device::Cpu)
 }
 
 /// What is wrong with logits, if they are not those expected.
@@ -33,7 +33,7 @@ fn other(logits: &Tensor, expected: &Tensor, bound: f64) -> Option<String> {
 fn logits_are_those_of_transformers_and_mlx_lm() {
     assert!(folders().len() >= 100);
     check_all(|path| {
-        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        let (tokens, expected) = reference_in(&reference_of(path));
         Ok(other(&load(path)?.forward(&tokens, 0)?, &expected, 3e-4))
     });
 }
@@ -44,8 +44,8 @@ fn configs_of_before_mean_the_same() {
     check_all(|path| {
         let Ok(config) = std::fs::read_to_string(path.join("config_v4.json")) else { return Ok(None) };
         let config = Config::from_json(&serde_json::from_str(&config).unwrap())?;
-        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
-        let vb = VarBuilder::from_checkpoint(&Checkpoint::open(path)?, DType::F32, &Device::Cpu);
+        let (tokens, expected) = reference_in(&reference_of(path));
+        let vb = VarBuilder::from_checkpoint(&open(path)?, DType::F32, &Device::Cpu);
         Ok(other(&Model::new(&config, vb)?.forward(&tokens, 0)?, &expected, 3e-4))
     });
 }
@@ -54,7 +54,7 @@ fn configs_of_before_mean_the_same() {
 #[test]
 fn a_text_in_pieces_gives_the_logits_of_the_whole() {
     check_all(|path| {
-        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        let (tokens, expected) = reference_in(&reference_of(path));
         let (mut model, len) = (load(path)?, tokens.dim(1)?);
         for size in [1, 7] {
             model.clear_kv_cache();
@@ -75,7 +75,7 @@ fn a_text_in_pieces_gives_the_logits_of_the_whole() {
 #[test]
 fn whole_texts_without_a_cache_give_the_same_logits() {
     check_all(|path| {
-        let (tokens, expected) = reference_in(&path.join("refs.safetensors"));
+        let (tokens, expected) = reference_in(&reference_of(path));
         Ok(other(&load(path)?.forward_whole(&tokens)?, &expected, 3e-4))
     });
 }
@@ -83,7 +83,7 @@ fn whole_texts_without_a_cache_give_the_same_logits() {
 #[test]
 fn families_use_all_tensors_of_their_checkpoints() {
     check_all(|path| {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open(path)?;
         let unused = Config::from_checkpoint(&checkpoint)?.unused(&checkpoint);
         Ok((!unused.is_empty()).then(|| format!("{unused:?}")))
     });
@@ -106,7 +106,7 @@ fn tensors_that_a_model_does_not_use_are_told() {
 #[test]
 fn the_tensors_of_a_family_are_those_of_its_checkpoints() {
     check_all(|path| {
-        let checkpoint = Checkpoint::open(path)?;
+        let checkpoint = open(path)?;
         let config = Config::from_checkpoint(&checkpoint)?;
         let (expected, absent_layers) = config.inventory(checkpoint.tensor_names());
         assert_eq!(absent_layers, None);
@@ -117,7 +117,10 @@ fn the_tensors_of_a_family_are_those_of_its_checkpoints() {
             }
             let module = name.strip_suffix(".weight").unwrap_or(name);
             let k = config.in_features(module);
+            let is_transposed = config.moe.as_ref().is_some_and(|moe| moe.transposed_parameters);
+            let is_parameter = is_transposed && module.contains("experts.") && module == name;
             let is_matrix = tensor.dims.len() > 1 && !name.contains("norm") && !name.contains("correction");
+            let is_matrix = is_matrix && !is_parameter;
             if is_matrix && k != tensor.dims.last().copied() {
                 return Ok(Some(format!("{name}: K is {k:?}, not the last of {:?}", tensor.dims)));
             }

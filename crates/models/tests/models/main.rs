@@ -13,6 +13,7 @@ mod families_of;
 
 mod families;
 mod generate;
+mod linear;
 mod logits;
 mod lookup;
 mod session;

@@ -1,11 +1,13 @@
 //! Every kind of checkpoint over several ranks: the logits are those of one.
 
-use crate::common::{bundled, distance};
-use crate::families_of::folders;
+use crate::common::{bundled, distance, reference_in};
+use crate::families_of::{self, folders, reference_of};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
-use candle_quant_models::{Config, Model};
+use candle_quant_models::{families, Config, Family, Model};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 fn entries(folder: &Path) -> Vec<PathBuf> {
@@ -113,9 +115,57 @@ fn weights_quantized_while_loading() {
     check("tiny", &bundled("tiny"), None, 3e-4);
 }
 
+/// With their logits, which are those of the tools: what ran is written in `docs/models.md`.
 #[test]
 fn families_as_their_tools_write_them() {
+    let mut ran: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for (name, path) in folders() {
-        check(&name, &Checkpoint::open(path).unwrap(), None, 3e-4);
+        let checkpoint = families_of::open(&path).unwrap();
+        check(&name, &checkpoint, None, 3e-4);
+        let (tokens, expected) = reference_in(&reference_of(&path));
+        let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+        let distance = distance(&model.forward(&tokens, 0).unwrap(), &expected);
+        assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
+        let config = checkpoint.config();
+        let types = [&config["model_type"], &config["text_config"]["model_type"]].map(Value::as_str);
+        let known = families().iter().map(|family| family.model_type);
+        let family = known.filter(|known| types.contains(&Some(known))).last().unwrap();
+        let (_, container) = name.split_once('/').unwrap();
+        ran.entry(family.to_owned()).or_default().insert(container.to_owned());
     }
+    let row = |family: &Family| {
+        let of = ran.get(family.model_type).cloned().unwrap_or_default();
+        let cells = CONTAINERS.map(|(folder, _)| if of.contains(folder) { "yes" } else { "" });
+        format!("| `{}` | {} | {} |\n", family.model_type, family.models, cells.join(" | "))
+    };
+    let titles = CONTAINERS.map(|(_, title)| title).join(" | ");
+    let lines = "---|".repeat(CONTAINERS.len());
+    let table = format!("| `model_type` | models | {titles} |\n|---|---|{lines}\n");
+    let rows: String = families().iter().map(row).collect();
+    let text = format!("{MODELS_HEAD}{table}{rows}");
+    let file = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("docs/models.md");
+    if std::env::var_os("CANDLE_QUANT_WRITE_DOCS").is_some() {
+        std::fs::write(&file, &text).unwrap();
+    }
+    let written = std::fs::read_to_string(&file).unwrap_or_default();
+    assert!(written == text, "docs/models.md is not what ran: set CANDLE_QUANT_WRITE_DOCS=1 to write it");
 }
+
+const CONTAINERS: [(&str, &str); 4] = [
+    ("hf", "Hugging Face, BF16"),
+    ("mlx-affine4", "MLX, affine 4 bit"),
+    ("mlx-mxfp4", "MLX, mxfp4"),
+    ("gguf", "GGUF"),
+];
+
+const MODELS_HEAD: &str = "\
+# Families of models
+
+A test writes this table (`families_as_their_tools_write_them` in `crates/models/tests/parallel/kinds.rs`), of what it has run:
+for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2 or llama.cpp's own converter wrote. In f32, logits are
+within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of 2, 3, 4 and 8 ranks. Where the two
+differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says where.
+[formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family. UQFF files and
+Ollama's stores are tested with Llama and Qwen.
+
+";

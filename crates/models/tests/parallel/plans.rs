@@ -17,15 +17,20 @@ const EXPERTS: [&str; 5] = [
 ];
 
 /// Whose parts are split in ways of their own.
-const FAMILIES: [&str; 9] = [
+const FAMILIES: [&str; 14] = [
     "tests/fixtures/families/deepseek_v2/mlx-affine4",
     "tests/fixtures/families/deepseek_v3/mlx-affine4",
     "tests/fixtures/families/ernie4_5_moe/mlx-affine4",
     "tests/fixtures/families/glm4_moe/mlx-mxfp4",
     "tests/fixtures/families/granitemoe/hf",
+    "tests/fixtures/families/llama4_text/mlx-affine4",
     "tests/fixtures/families/olmo2/mlx-affine4",
-    "tests/fixtures/families/phi/hf",
+    "tests/fixtures/families/phi/mlx-affine4",
     "tests/fixtures/families/qwen2_moe/mlx-affine4",
+    "tests/fixtures/families/qwen3_5_moe_text/hf",
+    "tests/fixtures/families/qwen3_5_text/mlx-affine4",
+    "tests/fixtures/families/qwen3_next/hf",
+    "tests/fixtures/families/qwen3_next/mlx-mxfp4",
     "tests/fixtures/families/stablelm-parallel/mlx-affine4",
 ];
 
@@ -130,7 +135,7 @@ fn a_rank_holds_what_the_footprint_says() {
                 for (rank, (weights, cache)) in held.unwrap().into_iter().enumerate() {
                     let others = plan.tensors().iter().filter(|tensor| {
                         let is_norm = tensor.name.contains("norm");
-                        is_norm || tensor.name.ends_with("bias") || tensor.name.ends_with("sinks")
+                        is_norm || ["bias", "sinks", "A_log"].iter().any(|end| tensor.name.ends_with(end))
                     });
                     let others: u64 = others.map(|tensor| 4 * tensor.rank_elements[rank]).sum();
                     let what = format!("{name}, {format:?}, rank {rank} of {ranks} {split}");

@@ -10,8 +10,8 @@ use candle_quant_models::{Config, Model};
 use serde_json::json;
 use std::collections::HashMap;
 
-/// Norms of queries and keys, biases, experts, and sinks with windows, in several formats.
-pub const FAMILIES: [&str; 7] = [
+/// Norms of queries and keys, biases, experts, sinks with windows, and linear attention, in several formats.
+pub const FAMILIES: [&str; 8] = [
     "llama-untied-bias-b4-g64-f16",
     "llama-untied-mxfp4",
     "qwen3-nvfp4",
@@ -19,6 +19,7 @@ pub const FAMILIES: [&str; 7] = [
     "gptoss-mxfp4-hf",
     "mistral, window",
     "mixtral",
+    "qwen3_next",
 ];
 
 pub fn load(name: &str) -> Model {
@@ -26,6 +27,11 @@ pub fn load(name: &str) -> Model {
         "mistral, window" => random(json!({"model_type": "mistral", "sliding_window": 6})),
         "mixtral" => {
             random(json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}))
+        }
+        "qwen3_next" => {
+            let fixture = "tests/fixtures/families/qwen3_next/mlx-affine4";
+            let path = std::path::Path::new(env!("CANDLE_QUANT_REPOSITORY")).join(fixture);
+            Model::load(&Checkpoint::open(path).unwrap(), DType::F32, &Device::Cpu).unwrap()
         }
         fixture => Model::load(&open(fixture), DType::F32, &Device::Cpu).unwrap(),
     }

@@ -3,6 +3,7 @@
 mod cache;
 #[path = "../../../../tests/common/convert.rs"]
 mod common;
+mod families;
 mod loading;
 mod memory;
 mod mlx;

@@ -91,8 +91,7 @@ impl Attention<'_> {
 
     /// Positions that a token sees.
     pub(super) fn seen(&self, position: usize) -> Range<usize> {
-        let window = self.cache.config().window.unwrap_or(usize::MAX);
-        (position + 1).saturating_sub(window)..position + 1
+        self.cache.config().first_seen(position)..position + 1
     }
 }
 

@@ -24,8 +24,9 @@ impl Angles {
             frequencies.iter().map(|frequency| (token.position as f32 * frequency).sin_cos())
         });
         let (sin, cos) = angles.map(|(sin, cos)| (sin * turn.factor, cos * turn.factor)).unzip();
-        let growth = |QueryGrowth { beta, period }: QueryGrowth| {
-            let of = |token: &StepToken| 1. + beta * ((token.position / period.max(1)) as f64).ln_1p();
+        let growth = |QueryGrowth { beta, period, first }: QueryGrowth| {
+            let periods = |token: &StepToken| (token.position.saturating_add(first) / period.max(1)) as f64;
+            let of = |token: &StepToken| 1. + beta * periods(token).ln_1p();
             tokens.iter().map(|token| of(token) as f32).collect()
         };
         let growth = turn.query_growth.map(growth).unwrap_or_default();

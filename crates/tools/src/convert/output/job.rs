@@ -130,6 +130,12 @@ impl Job {
         let whole = |part: &SourcePart| match part {
             SourcePart::Stored(_) => 0,
             SourcePart::Encoded(weight) => (weight.size_in_bytes() as u64).saturating_mul(2),
+            // Dequantized, and in another order.
+            SourcePart::Viewed(weight, _) => {
+                let elements =
+                    weight.dims().iter().fold(4u64, |bytes, dim| bytes.saturating_mul(*dim as u64));
+                elements.saturating_mul(3)
+            }
         };
         match &self.work {
             Work::Copy(..) => 0,

@@ -2,9 +2,11 @@
 //! copied.
 
 use super::plan::ConvertPlan;
+use crate::convert::target::Target;
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals};
 use candle_quant::{Error, QuantFormat, Result};
+use candle_quant_models::published_fields;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -45,7 +47,21 @@ impl ConvertPlan {
             let path = path.clone().unwrap_or_default();
             Error::file(&path, format!("malformed JSON: {error}"), "correct it or fetch it again")
         };
-        rewrite(&text, quantization.as_deref()).map(Some).map_err(wrong)
+        let added = match self.target == Target::Mlx {
+            true => self.published(),
+            false => Vec::new(),
+        };
+        rewrite(&text, quantization.as_deref(), added).map(Some).map_err(wrong)
+    }
+
+    /// What mlx-lm reads under other names, at the top, and in the object of the text.
+    fn published(&self) -> Vec<Added> {
+        let of = |config: &Value| published_fields(config).into_iter().collect::<Vec<_>>();
+        let config = self.source.config();
+        let top = of(config).into_iter().map(|(key, value)| Added { object: None, key, value });
+        let text = config.get("text_config").map(of).unwrap_or_default();
+        top.chain(text.into_iter().map(|(key, value)| Added { object: Some("text_config"), key, value }))
+            .collect()
     }
 
     /// What the config says of the format: one for all, and one for each module that has another.
@@ -94,12 +110,21 @@ fn describe(format: QuantFormat) -> Map<String, Value> {
     object
 }
 
-/// The object `text` with other quantization entries. All else is the text as it was, in its order.
-fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String> {
+/// A field that the source does not have, or as null.
+struct Added {
+    /// The object that it is in, if not at the top.
+    object: Option<&'static str>,
+    key: String,
+    value: Value,
+}
+
+/// The object `text` with other quantization entries and more fields. All else is the text as it was, in its order.
+fn rewrite(text: &str, quantization: Option<&str>, added: Vec<Added>) -> serde_json::Result<String> {
     let masked = with_masked_literals(text);
     let entries: Entries = serde_json::from_str(&masked)?;
-    let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config";
-    if quantization.is_none() && entries.0.iter().all(|(key, _)| is_kept(key)) {
+    let is_added = |key: &str| added.iter().any(|field| field.object.is_none() && field.key == key);
+    let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config" && !is_added(key);
+    if quantization.is_none() && added.is_empty() && entries.0.iter().all(|(key, _)| is_kept(key)) {
         return Ok(text.to_owned());
     }
     // A value is where it was before the literals were masked.
@@ -111,8 +136,10 @@ fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String>
         .0
         .iter()
         .filter(|(key, _)| is_kept(key))
-        .map(|(key, value)| (json!(key).to_string(), written(value)))
+        .map(|(key, value)| (json!(key).to_string(), with_fields(written(value), key, &added)))
         .collect();
+    let at_top = added.iter().filter(|field| field.object.is_none());
+    lines.extend(at_top.map(|field| (json!(field.key).to_string(), field.value.to_string())));
     if let Some(quantization) = quantization {
         let value: Value = serde_json::from_str(quantization)?;
         let pretty = format!("{value:#}").replace('\n', "\n  ");
@@ -120,6 +147,19 @@ fn rewrite(text: &str, quantization: Option<&str>) -> serde_json::Result<String>
     }
     let lines: Vec<_> = lines.iter().map(|(key, value)| format!("  {key}: {value}")).collect();
     Ok(format!("{{\n{}\n}}\n", lines.join(",\n")))
+}
+
+/// The text of the object under `key` with the fields that it gets, which the last of two of a name decides.
+fn with_fields(text: String, key: &str, added: &[Added]) -> String {
+    let fields: Vec<_> = added
+        .iter()
+        .filter(|field| field.object == Some(key))
+        .map(|field| format!("{}: {}", json!(field.key), field.value))
+        .collect();
+    match text.trim_end().strip_suffix('}') {
+        Some(inner) if !fields.is_empty() => format!("{}, {}}}", inner.trim_end(), fields.join(", ")),
+        _ => text,
+    }
 }
 
 /// The entries of a JSON object in their order, values as they are written.
@@ -154,6 +194,7 @@ mod tests {
     #[test]
     fn only_the_quantization_of_a_config_changes() {
         let text = r#"{"z": 1e-06, "quantization": {"bits": 2}, "a": {"x": [1.0, 2]}, "big": 12345678901234567890123}"#;
+        let rewrite = |text: &str, quantization| rewrite(text, quantization, Vec::new());
         let written = rewrite(text, Some(r#"{"bits":4}"#)).unwrap();
         let expected = "{\n  \"z\": 1e-06,\n  \"a\": {\"x\": [1.0, 2]},\n  \"big\": 12345678901234567890123,\n  \
                         \"quantization\": {\n    \"bits\": 4\n  },\n  \"quantization_config\": {\n    \"bits\": 4\n  }\n}\n";
@@ -165,6 +206,15 @@ mod tests {
         assert_eq!(rewrite(text, None).unwrap(), kept);
         assert_eq!(rewrite(r#"{"a": Infinity}"#, None).unwrap(), r#"{"a": Infinity}"#);
         assert!(rewrite("[1]", None).unwrap_err().to_string().contains("a JSON object"));
+    }
+
+    #[test]
+    fn fields_are_added_at_the_top_and_in_an_object() {
+        let added = |object, key: &str| Added { object, key: key.into(), value: 1.into() };
+        let fields = || vec![added(None, "theta"), added(Some("text_config"), "inner")];
+        let text = r#"{"text_config": {"x": 1e4}, "theta": null, "z": {}}"#;
+        let expected = "{\n  \"text_config\": {\"x\": 1e4, \"inner\": 1},\n  \"z\": {},\n  \"theta\": 1\n}\n";
+        assert_eq!(rewrite(text, None, fields()).unwrap(), expected);
     }
 
     #[test]

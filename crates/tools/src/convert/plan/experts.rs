@@ -5,11 +5,12 @@
 //! `experts.7.up_proj.weight` `[N, K]` becomes a part of `switch_mlp.up_proj.weight` `[E, N, K]`, and
 //! `experts.gate_up_proj` `[E, 2N, K]` two such stacks. mistral.rs calls the module `experts`.
 
+use super::arranged::Arranged;
+use super::fused;
 use crate::convert::output::{SourcePart, SourceTensor};
-use crate::convert::target::{ExpertLayout, Target};
-use candle_quant::checkpoint::{Checkpoint, CheckpointKind, DenseTensor, Weight};
+use crate::convert::target::ExpertLayout;
+use candle_quant::checkpoint::Weight;
 use candle_quant::Result;
-use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// Tensors of the source that are one or more tensors of the output.
@@ -24,40 +25,32 @@ pub(super) struct TensorGroup {
 }
 
 impl TensorGroup {
-    fn one(name: String, weight: Weight) -> Self {
+    pub(super) fn one(name: String, weight: Weight) -> Self {
         Self { packed: vec![SourceTensor::whole(name, weight)], plain: Vec::new(), obstacle: None }
     }
 }
 
 /// The experts of one projection with their numbers; those of their biases have a projection of their own.
-type Projection = Vec<(usize, String, DenseTensor)>;
+type Projection = Vec<(usize, String, Weight)>;
 
 /// Why experts can't be stacked.
 const UNLIKE: &str = "experts of different shapes or dtypes, or some are missing or twice there";
 
 /// Groups the tensors of a checkpoint.
-pub(super) fn group(
-    tensors: Vec<(String, Weight)>,
-    source: &Checkpoint,
-    target: Target,
-) -> Result<Vec<TensorGroup>> {
-    let (config, experts) = (source.config(), target.kind().experts());
-    // mlx-lm has other names for some models: what it has written keeps its names, and gpt-oss has the common ones.
-    let is_named =
-        model_type(config) == "gpt_oss" || (target, source.kind()) == (Target::Mlx, CheckpointKind::Mlx);
+pub(super) fn group(tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Result<Vec<TensorGroup>> {
+    let experts = arranged.experts;
     let (mut groups, mut projections) = (Vec::new(), BTreeMap::<String, Projection>::new());
     for (name, weight) in tensors {
-        match (weight, expert(&name, experts)) {
-            (Weight::Dense(dense), Some((index, stack))) if dense.is_stored() && dense.dtype().is_float() => {
-                projections.entry(stack).or_default().push((index, name, dense));
-            }
-            (Weight::Dense(dense), _) if dense.is_stored() && is_fused(&name, dense.dims(), experts) => {
-                groups.push(fused(name, &dense, config, experts)?);
-            }
-            (weight, _) => {
-                let renamed = restacked(&name, weight.dims(), experts).filter(|_| !is_named);
-                groups.push(TensorGroup::one(renamed.unwrap_or(name), weight));
-            }
+        if let Some((index, stack)) = expert(&name, experts).filter(|_| is_float(&weight)) {
+            projections.entry(stack).or_default().push((index, name, weight));
+        } else if let Some(group) = fused::group(&name, &weight, arranged)? {
+            groups.push(group);
+        } else if let Some(group) = arranged.group(&name, &weight)? {
+            groups.push(group);
+        } else {
+            // mlx-lm has other names for some models: what it has written keeps its names.
+            let renamed = restacked(&name, weight.dims(), experts).filter(|_| !arranged.is_done);
+            groups.push(TensorGroup::one(renamed.unwrap_or(name), weight));
         }
     }
     projections.values_mut().for_each(|experts| experts.sort_by_key(|(index, ..)| *index));
@@ -72,22 +65,24 @@ pub(super) fn group(
                 Some(form) => group.packed.push(form),
                 None => group.obstacle = Some(UNLIKE),
             }
-            let whole =
-                |(_, name, dense): (_, _, DenseTensor)| SourceTensor::whole(name, Weight::Dense(dense));
-            group.plain.extend(experts.into_iter().map(whole));
+            group
+                .plain
+                .extend(experts.into_iter().map(|(_, name, weight)| SourceTensor::whole(name, weight)));
+        }
+        if arranged.always && group.obstacle.is_none() {
+            group.plain.clear();
         }
         groups.push(group);
     }
-    for (_, name, dense) in projections.into_values().flatten() {
-        groups.push(TensorGroup::one(name, Weight::Dense(dense)));
+    for (_, name, weight) in projections.into_values().flatten() {
+        groups.push(TensorGroup::one(name, weight));
     }
     Ok(groups)
 }
 
-/// What a model is called in its config.
-fn model_type(config: &Value) -> &str {
-    let text = config.get("text_config").unwrap_or(config);
-    text.get("model_type").and_then(Value::as_str).unwrap_or_default()
+/// Whether a weight is dense, of float numbers.
+pub(super) fn is_float(weight: &Weight) -> bool {
+    matches!(weight, Weight::Dense(dense) if dense.dtype().is_float())
 }
 
 /// The number of the expert that a tensor belongs to, and the name of the stack that it is a part of.
@@ -123,58 +118,13 @@ fn restacked(name: &str, dims: &[usize], experts: ExpertLayout) -> Option<String
 
 /// All experts of a projection as one tensor; `None` if they are not alike, or one is missing or twice there.
 fn stacked(name: String, experts: &Projection) -> Option<SourceTensor> {
+    let part = |weight: &Weight| SourcePart::of(weight.clone());
+    let dtype = |weight: &Weight| part(weight).dense().map(candle_quant::checkpoint::DenseTensor::dtype);
     let (.., first) = experts.first()?;
-    let alike = |(index, (number, _, dense)): (usize, &(usize, String, DenseTensor))| {
-        index == *number && dense.dims() == first.dims() && dense.dtype() == first.dtype()
+    let alike = |(index, (number, _, weight)): (usize, &(usize, String, Weight))| {
+        index == *number && weight.dims() == first.dims() && dtype(weight) == dtype(first)
     };
     let dims = [&[experts.len()], first.dims()].concat();
-    let parts = experts.iter().map(|(.., dense)| SourcePart::Stored(dense.clone())).collect();
+    let parts = experts.iter().map(|(.., weight)| part(weight)).collect();
     experts.iter().enumerate().all(alike).then_some(SourceTensor { name, dims, parts })
-}
-
-/// Whether a tensor has a projection of all experts, or gate and up projection together.
-fn is_fused(name: &str, dims: &[usize], experts: ExpertLayout) -> bool {
-    let module = name.strip_suffix(".weight").unwrap_or(name);
-    matches!(experts, ExpertLayout::Stacks(_))
-        && dims.len() == 3
-        && [".experts.gate_up_proj", ".experts.down_proj"].iter().any(|end| module.ends_with(end))
-}
-
-/// Stacks of a projection, or of gate and up projections one after another, as transformers has them. That of some
-/// models has rows for columns, or rows that alternate: what is not certain to be otherwise is not packed.
-fn fused(name: String, dense: &DenseTensor, config: &Value, layout: ExpertLayout) -> Result<TensorGroup> {
-    let plain = vec![SourceTensor::whole(name.clone(), Weight::Dense(dense.clone()))];
-    let text = config.get("text_config").unwrap_or(config);
-    let hidden = text.get("hidden_size").and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
-    let module = name.strip_suffix(".weight").unwrap_or(&name);
-    let &[experts, n, k] = dense.dims() else {
-        return Ok(TensorGroup { packed: plain, plain: Vec::new(), obstacle: None });
-    };
-    let gate_up = module.strip_suffix(".experts.gate_up_proj");
-    let certain = match gate_up {
-        Some(_) => hidden == Some(k) && n != k && n.is_multiple_of(2),
-        None => hidden == Some(n) && n != k,
-    };
-    if !certain || model_type(config) == "gpt_oss" {
-        let obstacle = Some("experts whose rows may be columns, or alternate");
-        return Ok(TensorGroup { packed: plain, plain: Vec::new(), obstacle });
-    }
-    let stack = |block: &str, projection: &str| {
-        layout.stack(block, projection).map_or_else(|| name.clone(), |module| format!("{module}.weight"))
-    };
-    let Some(block) = gate_up else {
-        let block = module.strip_suffix(".experts.down_proj").unwrap_or(module);
-        let down = SourceTensor::whole(stack(block, "down_proj"), Weight::Dense(dense.clone()));
-        return Ok(TensorGroup { packed: vec![down], plain, obstacle: None });
-    };
-    let rows = n / 2;
-    let half = |projection: &str, first: usize| -> Result<SourceTensor> {
-        let run = |expert: usize| {
-            let start = (expert * n + first) * k;
-            Ok(SourcePart::Stored(dense.elements(start..start + rows * k)?))
-        };
-        let parts = (0..experts).map(run).collect::<Result<_>>()?;
-        Ok(SourceTensor { name: stack(block, projection), dims: vec![experts, rows, k], parts })
-    };
-    Ok(TensorGroup { packed: vec![half("gate_proj", 0)?, half("up_proj", rows)?], plain, obstacle: None })
 }

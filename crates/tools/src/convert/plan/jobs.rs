@@ -16,24 +16,12 @@ const SEARCHED: &str = ", searched";
 
 /// The dtype of numbers in the source.
 pub(super) fn stored_dtype(source: &SourceTensor) -> Option<DType> {
-    match source.parts.first()? {
-        SourcePart::Stored(dense) => Some(dense.dtype()),
-        SourcePart::Encoded(Weight::Dense(dense)) => Some(dense.dtype()),
-        SourcePart::Encoded(_) => None,
-    }
+    Some(source.parts.first()?.dense()?.dtype())
 }
 
 impl Job {
     fn new(source: &SourceTensor, to: String, work: Work, outputs: Vec<OutputTensor>) -> Self {
-        let bytes_of = |part: &SourcePart| match part {
-            SourcePart::Stored(dense) => dense.size_in_bytes() as u64,
-            SourcePart::Encoded(weight) => weight.size_in_bytes() as u64,
-        };
-        let from = match source.parts.first() {
-            Some(SourcePart::Stored(dense)) => format!("{:?}", dense.dtype()),
-            Some(SourcePart::Encoded(weight)) => weight.format_name(),
-            None => String::new(),
-        };
+        let from = source.parts.first().map(SourcePart::format_name).unwrap_or_default();
         let planned = TensorPlan {
             name: source.name.clone(),
             shape: source.dims.clone(),
@@ -41,13 +29,16 @@ impl Job {
             rule: String::new(),
             from,
             to,
-            source_bytes: source.parts.iter().map(bytes_of).sum(),
+            source_bytes: source.parts.iter().map(SourcePart::size_in_bytes).sum(),
             bytes: outputs.iter().map(|output| output.bytes).sum(),
             fallback: None,
             file: String::new(),
         };
-        let other_name =
-            |part: &SourcePart| matches!(part, SourcePart::Stored(dense) if dense.name() != source.name);
+        let other_name = |part: &SourcePart| match part {
+            SourcePart::Stored(dense) => dense.name() != source.name,
+            SourcePart::Viewed(..) => true,
+            SourcePart::Encoded(_) => source.parts.len() > 1,
+        };
         let is_stacked = source.parts.first().is_some_and(other_name);
         Self { planned, work, outputs, spec: Spec::Keep, is_stacked }
     }
@@ -59,7 +50,7 @@ impl Job {
         let output = OutputTensor::new(source.name.clone(), file_dtype(dtype)?, source.dims.clone())?;
         let stored = |part: &SourcePart| match part {
             SourcePart::Stored(dense) => Some(dense.clone()),
-            SourcePart::Encoded(_) => None,
+            SourcePart::Encoded(_) | SourcePart::Viewed(..) => None,
         };
         let runs: Option<Vec<_>> = source.parts.iter().map(stored).collect();
         let work = match runs {

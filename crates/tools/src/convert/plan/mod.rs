@@ -1,7 +1,9 @@
 //! Plans: what becomes of every tensor of a checkpoint, decided from headers alone.
 
+mod arranged;
 mod config;
 mod experts;
+mod fused;
 mod jobs;
 #[allow(clippy::module_inception)]
 mod plan;

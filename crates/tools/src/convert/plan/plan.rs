@@ -1,5 +1,6 @@
 //! What a conversion will do, from headers alone.
 
+use super::arranged::Arranged;
 use super::experts;
 use super::planner::Planner;
 use crate::convert::options::ConvertOptions;
@@ -7,7 +8,7 @@ use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
 use candle_core::Device;
-use candle_quant::checkpoint::{module_of, natural_order, Checkpoint, HubName, OllamaName};
+use candle_quant::checkpoint::{module_of, natural_order, Checkpoint, HubName, OllamaName, Weight};
 use candle_quant::{Error, QuantFormat, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -39,7 +40,7 @@ impl ConvertPlan {
         let planner = Planner::new(source, options);
         let tensors = planner.tensors()?;
         let mut jobs = Vec::with_capacity(tensors.len());
-        for group in experts::group(tensors, source, options.target)? {
+        for group in experts::group(tensors, &Arranged::new(source, planner.family, options))? {
             jobs.extend(planner.jobs(group)?);
         }
         jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
@@ -112,7 +113,11 @@ impl ConvertPlan {
             };
             let module = |part: &SourcePart| match part {
                 SourcePart::Stored(dense) => Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned()),
-                SourcePart::Encoded(_) => None,
+                // As it was stored: rows that stay rows are packed alike.
+                SourcePart::Viewed(Weight::Dense(dense), view) if view.keeps_rows() => {
+                    Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned())
+                }
+                SourcePart::Encoded(_) | SourcePart::Viewed(..) => None,
             };
             let modules: Vec<_> = parts.iter().filter_map(module).collect();
             modules.into_iter().filter_map(move |module| Some((module, format?))).collect::<Vec<_>>()

@@ -8,9 +8,10 @@ use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spe
 use crate::convert::target::Target;
 use crate::source::Source;
 use candle_core::DType;
-use candle_quant::checkpoint::{Checkpoint, Weight};
+use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
 use candle_quant::Result;
 use candle_quant_models::generate::stored_tokenizer;
+use candle_quant_models::{MlxLm, MlxWeight};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -23,6 +24,8 @@ pub(super) struct Planner<'a> {
     source: &'a Checkpoint,
     options: &'a ConvertOptions,
     layers: ModelLayers,
+    /// How mlx-lm keeps the family of the model.
+    pub family: MlxLm,
     /// Whether the embedding is the head.
     tied: bool,
     /// What is dequantized becomes this, unless a rule says otherwise.
@@ -53,6 +56,7 @@ impl<'a> Planner<'a> {
             source,
             options,
             layers: ModelLayers::new(|| source.tensor_names(), layers),
+            family: MlxLm::of(config),
             tied: tied == Some(true) || !head,
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
             used: RefCell::default(),
@@ -70,11 +74,20 @@ impl<'a> Planner<'a> {
         self.tied && self.options.target.kind().leaves_out_tied_heads() && name.ends_with("lm_head.weight")
     }
 
+    /// Whether a tensor is of layers that mlx-lm does not have.
+    fn is_further(&self, name: &str) -> bool {
+        self.options.target == Target::Mlx && self.family.leaves_out(name, self.layers.count)
+    }
+
     /// All tensors of the source that are converted.
     pub(super) fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         let source = Source::new(self.source);
         let tensor = |name: &str| Ok((name.to_owned(), source.tensor(name)?));
-        self.source.tensor_names().filter(|name| !self.is_left_out(name)).map(tensor).collect()
+        self.source
+            .tensor_names()
+            .filter(|name| !self.is_left_out(name) && !self.is_further(name))
+            .map(tensor)
+            .collect()
     }
 
     /// Warnings about tensors and rules, collected while planning.
@@ -83,6 +96,13 @@ impl<'a> Planner<'a> {
         let mut notes: Vec<_> = left_out
             .map(|name| format!("`{name}` is left out: the config says that the embedding is the head"))
             .collect();
+        let further: Vec<_> = self.source.tensor_names().filter(|name| self.is_further(name)).collect();
+        if let Some(first) = further.first() {
+            notes.push(format!(
+                "{} tensors of layers that predict further tokens are left out, as mlx-lm does, `{first}` among them",
+                further.len()
+            ));
+        }
         match stored_tokenizer(self.source) {
             Err(error) => notes.push(format!("no tokenizer is written: {error}")),
             Ok(None) if TOKENIZERS.iter().all(|name| self.source.sidecar_files().path(name).is_none()) => {
@@ -121,8 +141,10 @@ impl<'a> Planner<'a> {
     fn job(&self, source: &SourceTensor, obstacle: Option<&str>) -> Result<Job> {
         let roles = roles(&source.name, &source.dims, self.tied);
         let target = self.options.target;
+        let module = module_of(&source.name).unwrap_or(&source.name);
         let info = TensorInfo {
             name: &source.name,
+            mlx_lm: self.family.weight(module),
             dims: &source.dims,
             roles: &roles,
             layers: &self.layers,
@@ -159,7 +181,7 @@ impl<'a> Planner<'a> {
             Spec::Keep => Job::plain(source, self.plain_dtype(source))?,
         };
         job.planned.role = role;
-        let is_vector = source.dims.len() < 2 && spec == Spec::Keep;
+        let is_vector = matrix_dims(source).len() < 2 && spec == Spec::Keep;
         job.planned.rule = if is_vector { "not a matrix" } else { decided.1 }.to_owned();
         job.planned.fallback = fallback;
         job.spec = decided.0;
@@ -178,31 +200,35 @@ impl<'a> Planner<'a> {
     fn plain_dtype(&self, source: &SourceTensor) -> Option<DType> {
         match source.parts.first() {
             Some(SourcePart::Stored(dense)) if dense.dtype().is_float() => self.options.dtype,
-            Some(SourcePart::Encoded(Weight::Dense(dense))) => self.options.dtype.or(Some(dense.dtype())),
-            Some(SourcePart::Encoded(_)) => Some(self.dtype),
-            _ => None,
+            Some(SourcePart::Stored(_)) | None => None,
+            Some(part) => self.options.dtype.or(Some(part.dense().map_or(self.dtype, DenseTensor::dtype))),
         }
     }
 
     /// The format actually used, and the reason if it differs from the rule.
     fn fit(&self, source: &SourceTensor, spec: Spec, obstacle: Option<&str>) -> (Spec, Option<String>) {
-        let is_float = match source.parts.first() {
-            Some(SourcePart::Stored(dense)) => dense.dtype().is_float(),
-            part => part.is_some(),
-        };
-        let [.., _, k] = source.dims.as_slice() else {
+        let is_float = source.parts.first().is_some_and(|part| match part.dense() {
+            Some(dense) => dense.dtype().is_float(),
+            None => true,
+        });
+        let [.., _, k] = matrix_dims(source) else {
             // Norms, biases and the like: no rule means to pack them.
             return (if is_float && matches!(spec, Spec::Cast(_)) { spec } else { Spec::Keep }, None);
         };
         let Spec::Packed(format) = spec else {
             return (if is_float { spec } else { Spec::Keep }, None);
         };
-        let experts = self.options.target.kind().experts();
+        let module = module_of(&source.name).unwrap_or(&source.name);
+        let experts = self.options.target.kind().experts(&self.family);
+        let is_stack = experts.is_stack(&source.name) || self.family.is_stack(module);
         let why_not = match obstacle {
             _ if !is_float => Some("not float numbers"),
             _ if source.dims.contains(&0) => Some("no elements"),
-            _ if source.dims.len() > 2 && !experts.is_stack(&source.name) => {
+            _ if source.dims.len() > 2 && !is_stack => {
                 Some(obstacle.unwrap_or("more than two dimensions, and no experts"))
+            }
+            None if self.options.target == Target::Mlx && self.family.weight(module) == MlxWeight::Dense => {
+                Some("mlx-lm has the numbers themselves, and no layer")
             }
             None if !experts.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             other => other,
@@ -220,4 +246,12 @@ impl<'a> Planner<'a> {
         let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
         (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
     }
+}
+
+/// The shape, of a matrix or of many. The biases of many are none.
+fn matrix_dims(source: &SourceTensor) -> &[usize] {
+    if source.name.ends_with("bias") {
+        return &[];
+    }
+    &source.dims
 }

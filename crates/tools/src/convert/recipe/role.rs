@@ -32,9 +32,9 @@ pub enum Role {
     Audio,
     /// A normalization.
     Norm,
-    /// A convolution or another tensor of more than two dimensions.
+    /// A convolution or another tensor of more than three dimensions.
     Conv,
-    /// Anything of fewer than two dimensions.
+    /// Anything of fewer than two dimensions, and the biases of experts.
     Vector,
     /// None of these.
     Other,
@@ -118,8 +118,10 @@ pub(in crate::convert) fn roles(name: &str, dims: &[usize], tied: bool) -> Vec<R
     }
     match dims {
         [] | [_] => return vec![Role::Vector],
-        [_, _, _] if of_experts => {}
+        _ if last.ends_with("bias") || name.ends_with(".bias") => return vec![Role::Vector],
         [_, _] => {}
+        // What is none may be experts, under names that nothing here knows.
+        [_, _, _] if !any(&["conv"]) => {}
         _ => return vec![Role::Conv],
     }
     if last.ends_with("norm") || last.starts_with("norm") || last.starts_with("ln_") {
@@ -150,7 +152,7 @@ mod tests {
     #[test]
     fn roles_follow_names_and_shapes() {
         let matrix = &[8, 8][..];
-        let cases: [(&str, &[usize], &[Role]); 16] = [
+        let cases: [(&str, &[usize], &[Role]); 19] = [
             ("model.embed_tokens.weight", matrix, &[Role::Embed]),
             ("lm_head.weight", matrix, &[Role::LmHead]),
             ("model.layers.0.self_attn.q_proj.weight", matrix, &[Role::Attn]),
@@ -164,6 +166,9 @@ mod tests {
             ("model.layers.0.mlp.experts.3.down_proj.weight", matrix, &[Role::Down, Role::Experts]),
             ("model.layers.0.mlp.switch_mlp.up_proj.weight", &[4, 8, 8], &[Role::Experts]),
             ("model.layers.0.conv1d.weight", &[8, 1, 4], &[Role::Conv]),
+            ("model.layers.0.moe.input_linear.weight", &[4, 8, 8], &[Role::Mlp]),
+            ("model.layers.0.self_attn.embed_q.weight", &[4, 8, 8], &[Role::Attn]),
+            ("model.layers.0.mlp.experts.gate_proj.bias", matrix, &[Role::Vector]),
             ("model.visual.blocks.0.attn.qkv.weight", matrix, &[Role::Vision]),
             ("model.layers.0.input_layernorm.weight", &[8], &[Role::Vector]),
             ("model.layers.0.mamba.in_proj.weight", matrix, &[Role::Other]),

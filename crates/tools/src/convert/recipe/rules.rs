@@ -7,7 +7,8 @@ use super::role::Role;
 use super::spec::Spec;
 use super::tensor_info::TensorInfo;
 use super::topology::Selector;
-use candle_quant::{Error, Result};
+use candle_quant::{Error, QuantFormat, Result};
+use candle_quant_models::MlxWeight;
 use globset::{Glob, GlobMatcher};
 use regex::Regex;
 use serde::{Deserialize, Serialize};
@@ -91,6 +92,8 @@ pub(super) enum Condition {
     Smaller(usize),
     /// What a key of a topology selects.
     Topology(Selector),
+    /// A module of which mlx-lm makes this.
+    MlxLm(MlxWeight),
 }
 
 #[derive(Clone, Debug)]
@@ -138,8 +141,9 @@ impl Recipe {
     /// A recipe by name.
     ///
     /// * `safe` is [`Recipe::safe`].
-    /// * `uniform` packs every matrix alike, head and routers too, as mlx-lm does with models that have no rules of
-    ///   their own.
+    /// * `uniform` is what mlx-lm does without a recipe: it packs every matrix alike, head and routers too, but those of
+    ///   which a family has its own idea ([`MlxLm`](candle_quant_models::MlxLm)): some get 8 bits in groups of 64, some are
+    ///   kept.
     /// * `mixed_LOW_HIGH` are mlx-lm's: some value and down projections and the head get HIGH bits, all else LOW.
     /// * `mistralrs` is what mistral.rs does: embedding and head get 6 bits instead of 2 to 4, and 8 instead of 6; routers
     ///   and norms are kept.
@@ -156,7 +160,13 @@ impl Recipe {
         match name {
             "safe" => return Ok(Self::safe(format)),
             "ollama" => rules = vec![Rule::new(name.to_owned(), Vec::new(), Decision::Ollama)],
-            "uniform" => {}
+            "uniform" => {
+                rules.extend([Role::Norm, Role::Conv].map(keep_role));
+                rules.push(of_mlx_lm(MlxWeight::Dense, Spec::Keep));
+                if let (Spec::Packed(_), Ok(wide)) = (format, QuantFormat::affine(8, 64)) {
+                    rules.push(of_mlx_lm(MlxWeight::EightBits, Spec::Packed(wide)));
+                }
+            }
             "mistralrs" => {
                 rules.extend([Role::Router, Role::Norm, Role::Conv].map(keep_role));
                 for role in [Role::Embed, Role::LmHead] {
@@ -164,7 +174,10 @@ impl Recipe {
                     rules.push(Rule::new(format!("{DEFAULT}{role}"), vec![condition], Decision::Promoted));
                 }
             }
-            _ => rules.push(Self::mixed(name, format)?),
+            _ => {
+                rules.push(of_mlx_lm(MlxWeight::Dense, Spec::Keep));
+                rules.push(Self::mixed(name, format)?);
+            }
         }
         Ok(Self { format, fallback: Fallback::Keep, rules, choice: None })
     }
@@ -249,6 +262,11 @@ pub(super) fn keep_role(role: Role) -> Rule {
     Rule::new(format!("{DEFAULT}{role}"), vec![Condition::Role(role)], Decision::To(Spec::Keep))
 }
 
+/// What mlx-lm does for the sake of a family.
+fn of_mlx_lm(weight: MlxWeight, spec: Spec) -> Rule {
+    Rule::new(format!("{DEFAULT}mlx-lm"), vec![Condition::MlxLm(weight)], Decision::To(spec))
+}
+
 pub(super) fn safe_defaults() -> Vec<Rule> {
     let mut rules: Vec<_> =
         [Role::Vision, Role::Audio, Role::Router, Role::Norm, Role::Conv].map(keep_role).into();
@@ -276,6 +294,7 @@ impl Condition {
             }
             Self::Role(role) => tensor.roles.contains(role),
             Self::Topology(selector) => selector.selects(tensor.name),
+            Self::MlxLm(weight) => tensor.mlx_lm == *weight,
             Self::Smaller(elements) => {
                 tensor.dims.len() > 1
                     && tensor.dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim)) < Some(*elements)

@@ -185,6 +185,7 @@ mod tests {
             name,
             dims: &dims,
             roles: &roles(name, &dims, false),
+            mlx_lm: candle_quant_models::MlxWeight::AsAsked,
             layers: &ModelLayers::default(),
             has_format: &|_| true,
         };

@@ -134,7 +134,7 @@ impl Writer<'_> {
                 Work::Cast(parts, _) | Work::Pack(parts, ..) if job.whole_bytes() == 0 => {
                     let stored = parts.iter().filter_map(|part| match part {
                         SourcePart::Stored(dense) => Some(dense),
-                        SourcePart::Encoded(_) => None,
+                        SourcePart::Encoded(_) | SourcePart::Viewed(..) => None,
                     });
                     add_units(&mut units, index, 0, stored, job);
                 }
@@ -217,10 +217,13 @@ impl Writer<'_> {
 fn load(part: &SourcePart, hasher: &mut SourceHasher) -> Result<Chunks> {
     let chunks = match part {
         SourcePart::Stored(dense) => Chunks::load(&Weight::Dense(dense.clone()))?,
-        SourcePart::Encoded(weight) => Chunks::load(weight)?,
+        SourcePart::Encoded(weight) | SourcePart::Viewed(weight, _) => Chunks::load(weight)?,
     };
     hasher.weight(chunks.loaded())?;
-    Ok(chunks)
+    match part {
+        SourcePart::Viewed(_, view) => chunks.viewed(|matrix| view.of(matrix)),
+        SourcePart::Stored(_) | SourcePart::Encoded(_) => Ok(chunks),
+    }
 }
 
 /// The error with the name of the tensor that was packed.

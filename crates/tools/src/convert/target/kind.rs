@@ -6,6 +6,7 @@ use crate::convert::output::{Job, OutputFile, OutputTensor};
 use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
+use candle_quant_models::MlxLm;
 use safetensors::Dtype;
 use std::fmt::Debug;
 
@@ -29,8 +30,8 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         Quantizer::Mlx
     }
 
-    /// What becomes of the experts of the source.
-    fn experts(&self) -> ExpertLayout;
+    /// What becomes of the experts of a model of this family.
+    fn experts(&self, family: &MlxLm) -> ExpertLayout;
 
     /// Whether a tied `lm_head` is omitted.
     fn leaves_out_tied_heads(&self) -> bool {

@@ -4,6 +4,7 @@ use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
 use candle_quant::{QuantFormat, Result};
+use candle_quant_models::MlxLm;
 use serde_json::{json, Map};
 
 /// The file that says where each tensor is.
@@ -22,8 +23,8 @@ impl TargetKind for Mlx {
         "an MLX checkpoint"
     }
 
-    fn experts(&self) -> ExpertLayout {
-        ExpertLayout::Stacks("switch_mlp")
+    fn experts(&self, family: &MlxLm) -> ExpertLayout {
+        ExpertLayout::Stacks(family.stack)
     }
 
     fn leaves_out_tied_heads(&self) -> bool {
@@ -52,7 +53,7 @@ impl TargetKind for Dense {
         Err("no packed weights")
     }
 
-    fn experts(&self) -> ExpertLayout {
+    fn experts(&self, _: &MlxLm) -> ExpertLayout {
         ExpertLayout::Untouched
     }
 

@@ -6,6 +6,7 @@ use super::kind::TargetKind;
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
 use candle_quant::format::Bits;
 use candle_quant::{QuantFormat, Result};
+use candle_quant_models::MlxLm;
 use safetensors::Dtype;
 use serde_json::json;
 use std::collections::{BTreeMap, HashMap};
@@ -31,7 +32,7 @@ impl TargetKind for Ollama {
         is_known.then_some(()).ok_or("affine formats of 4 and 8 bits (int4, int8), nvfp4, mxfp4 and mxfp8")
     }
 
-    fn experts(&self) -> ExpertLayout {
+    fn experts(&self, _: &MlxLm) -> ExpertLayout {
         ExpertLayout::OfSource
     }
 

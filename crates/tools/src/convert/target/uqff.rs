@@ -8,6 +8,7 @@ use crate::convert::recipe::Role;
 use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::format::{Bits, Quantizer};
 use candle_quant::{Error, QuantFormat, Result};
+use candle_quant_models::MlxLm;
 use safetensors::Dtype;
 use serde_json::{json, Map, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -61,7 +62,7 @@ impl TargetKind for Uqff {
         }
     }
 
-    fn experts(&self) -> ExpertLayout {
+    fn experts(&self, _: &MlxLm) -> ExpertLayout {
         ExpertLayout::Stacks("experts")
     }
 

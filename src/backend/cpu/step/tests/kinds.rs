@@ -172,7 +172,7 @@ impl Kind {
     pub fn turn(&self, layer: usize) -> Turn {
         let of = |base: f32, pairs: usize| (0..pairs).map(|pair| base.powi(pair as i32)).collect();
         let whole = Turn { inverse_frequencies: of(0.7, HEAD_DIM / 2), factor: 1.1, ..Turn::default() };
-        let query_growth = Some(QueryGrowth { beta: 0.3, period: 20 });
+        let query_growth = Some(QueryGrowth { beta: 0.3, period: 20, first: 3 });
         match (self.turns, layer) {
             (Turns::Whole, _) | (Turns::OfLayers, 0) => whole,
             (Turns::Neighbours, _) => Turn { inverse_frequencies: of(0.6, 5), interleaved: true, ..whole },

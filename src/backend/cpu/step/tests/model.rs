@@ -7,7 +7,7 @@ use crate::backend::step::{Activation, HeadNorm, Heads, Input, Node, Norm, Out, 
 use crate::{KvCache, KvCacheConfig, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 use std::sync::Arc;
 
 const HIDDEN: usize = 128;
@@ -126,7 +126,9 @@ impl Model {
                     let place = |(position, [q, k, v]): (usize, &[Vec<f64>; 3])| {
                         let mut q = self.placed(heads, q, heads.q_norm.as_ref(), position);
                         if let Some(growth) = self.plan.turns[heads.turn].query_growth {
-                            let factor = 1. + growth.beta * (1. + (position / growth.period) as f64).ln();
+                            let factor = 1.
+                                + growth.beta
+                                    * (1. + ((position + growth.first) / growth.period) as f64).ln();
                             q.iter_mut().flatten().for_each(|q| *q *= factor);
                         }
                         (q, self.placed(heads, k, heads.k_norm.as_ref(), position), v.clone())

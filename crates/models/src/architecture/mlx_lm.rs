@@ -1,0 +1,193 @@
+//! How mlx-lm 0.32.2 keeps the families that it does not keep like all others: which modules it quantizes in another way,
+//! what experts are called, and what it leaves out.
+//!
+//! It is told for families too that nothing else here knows, since checkpoints of them are converted as well.
+
+use super::find;
+use serde_json::Value;
+
+/// How mlx-lm keeps a family of models.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MlxLm {
+    /// What configs call the family, or the text part of its models.
+    model_types: &'static [&'static str],
+    /// Modules that get 8 bits in groups of 64, whatever the others get, by the ends of their paths.
+    eight_bits: &'static [&'static str],
+    /// Modules that are not quantized, by the ends of their paths.
+    dense: &'static [&'static str],
+    /// The module of experts within their block.
+    pub stack: &'static str,
+    /// How tensors have gate and up projections of all experts together, where a checkpoint has such.
+    pub fused: Option<FusedExperts>,
+    /// Whether `kv_b_proj` is two stacks, `embed_q` and `unembed_out`.
+    pub splits_latents: bool,
+    /// Whether norms are stored as what they multiply by, one more than the weights of others.
+    pub adds_to_norms: bool,
+}
+
+/// What mlx-lm makes of the weight of a module when it quantizes a model.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum MlxWeight {
+    /// What is asked for.
+    AsAsked,
+    /// Affine, 8 bits in groups of 64.
+    EightBits,
+    /// Numbers.
+    Dense,
+}
+
+/// How a tensor has the gate and up projections of all experts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FusedExperts {
+    /// `[E, 2 inner, hidden]`: gates, then ups. Down projections are `[E, hidden, inner]`.
+    Rows,
+    /// `[E, hidden, 2 inner]`: the same in columns. Down projections are `[E, inner, hidden]`.
+    Columns,
+    /// As columns, gates and ups alternating.
+    AlternatingColumns,
+}
+
+/// A family that is like all others.
+const USUAL: MlxLm = MlxLm {
+    model_types: &[],
+    eight_bits: &[],
+    dense: &[],
+    stack: "switch_mlp",
+    fused: None,
+    splits_latents: false,
+    adds_to_norms: false,
+};
+
+/// One of our own families that is.
+const KNOWN: MlxLm = MlxLm { fused: Some(FusedExperts::Rows), ..USUAL };
+
+/// The families that are not, by mlx-lm's classes.
+const FAMILIES: &[MlxLm] = &[
+    // What chooses experts is a parameter of a block and no layer.
+    MlxLm {
+        model_types: &["deepseek", "deepseek_v2", "dots1", "exaone_moe", "glm4_moe"],
+        dense: &["mlp.gate"],
+        ..KNOWN
+    },
+    MlxLm {
+        model_types: &["deepseek_v3", "deepseek_v32", "glm4_moe_lite", "joyai_llm_flash", "kimi_k2"],
+        dense: &["mlp.gate"],
+        splits_latents: true,
+        ..KNOWN
+    },
+    MlxLm {
+        model_types: &["gpt_oss"],
+        eight_bits: &["router"],
+        stack: "experts",
+        fused: Some(FusedExperts::AlternatingColumns),
+        ..USUAL
+    },
+    MlxLm {
+        model_types: &["granite"],
+        eight_bits: &["self_attn.o_proj", "mlp.down_proj", "lm_head"],
+        ..KNOWN
+    },
+    MlxLm {
+        model_types: &["granitemoe"],
+        eight_bits: &["block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"],
+        ..KNOWN
+    },
+    MlxLm { model_types: &["granitemoehybrid"], eight_bits: &["router.layer"], dense: &["conv1d"], ..KNOWN },
+    MlxLm {
+        model_types: &["llama4", "llama4_text"],
+        stack: "experts",
+        fused: Some(FusedExperts::Columns),
+        ..USUAL
+    },
+    MlxLm { model_types: &["minimax", "minimax_m2"], eight_bits: &["block_sparse_moe.gate"], ..USUAL },
+    MlxLm {
+        model_types: &["Klear", "mellum", "qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"],
+        eight_bits: &["mlp.gate"],
+        ..KNOWN
+    },
+    MlxLm {
+        model_types: &["qwen3_next"],
+        eight_bits: &["mlp.gate", "shared_expert_gate"],
+        dense: &["conv1d"],
+        adds_to_norms: true,
+        ..KNOWN
+    },
+];
+
+impl MlxLm {
+    /// How the model of a `config.json` is kept.
+    pub fn of(config: &Value) -> Self {
+        let named = |config: &Value| config.get("model_type").and_then(Value::as_str).map(str::to_owned);
+        let names: Vec<_> =
+            [named(config), config.get("text_config").and_then(named)].into_iter().flatten().collect();
+        let is_one = |family: &&Self| names.iter().any(|name| family.model_types.contains(&name.as_str()));
+        match FAMILIES.iter().find(is_one) {
+            Some(family) => *family,
+            None if names.iter().any(|name| find(name).is_some()) => KNOWN,
+            None => USUAL,
+        }
+    }
+
+    /// What becomes of the weight of a module.
+    pub fn weight(&self, module: &str) -> MlxWeight {
+        let is_one = |ends: &[&str]| ends.iter().any(|end| module.ends_with(end));
+        match (is_one(self.dense), is_one(self.eight_bits)) {
+            (true, _) => MlxWeight::Dense,
+            (_, true) => MlxWeight::EightBits,
+            _ => MlxWeight::AsAsked,
+        }
+    }
+
+    /// Whether a module has a matrix for each expert, or head.
+    pub fn is_stack(&self, module: &str) -> bool {
+        let parent = module.rsplit_once('.').map_or("", |(parent, _)| parent);
+        parent.rsplit('.').next() == Some(self.stack)
+            || self.splits_latents && [".embed_q", ".unembed_out"].iter().any(|end| module.ends_with(end))
+    }
+
+    /// Whether a tensor is of layers that predict further tokens, which models have beside their own and mlx-lm does not
+    /// read. `layers` is how many are their own.
+    pub fn leaves_out(&self, tensor: &str, layers: usize) -> bool {
+        let is_known = self.fused.is_some();
+        is_known
+            && (tensor.starts_with("mtp.") || crate::layer_of(tensor).is_some_and(|layer| layer >= layers))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    #[test]
+    fn a_family_is_told_by_the_model_or_its_text() {
+        let of = |config: Value| MlxLm::of(&config);
+        assert_eq!(of(json!({"model_type": "gpt_oss"})).stack, "experts");
+        let nested = json!({"model_type": "other", "text_config": {"model_type": "llama4_text"}});
+        assert_eq!(of(nested).fused, Some(FusedExperts::Columns));
+        assert_eq!(of(json!({"model_type": "llama"})), KNOWN);
+        assert_eq!(of(json!({"model_type": "unheard_of"})), USUAL);
+        assert_eq!(of(json!({})), USUAL);
+    }
+
+    #[test]
+    fn weights_are_told_by_the_ends_of_paths() {
+        let granite = MlxLm::of(&json!({"model_type": "granitemoe"}));
+        let down = "model.layers.0.block_sparse_moe.switch_mlp.down_proj";
+        assert_eq!(granite.weight(down), MlxWeight::EightBits);
+        assert_eq!(granite.weight("model.layers.0.self_attn.q_proj"), MlxWeight::AsAsked);
+        assert!(granite.is_stack(down) && !granite.is_stack("model.layers.0.mlp.down_proj"));
+        let deepseek = MlxLm::of(&json!({"model_type": "deepseek_v3"}));
+        assert_eq!(deepseek.weight("model.layers.3.mlp.gate"), MlxWeight::Dense);
+        assert!(deepseek.is_stack("model.layers.0.self_attn.embed_q"));
+        assert!(deepseek.leaves_out("model.layers.61.eh_proj.weight", 61));
+        assert!(!deepseek.leaves_out("model.layers.60.mlp.gate.weight", 61));
+    }
+
+    #[test]
+    fn families_are_listed_once() {
+        let names: Vec<_> = FAMILIES.iter().flat_map(|family| family.model_types).collect();
+        let distinct: std::collections::BTreeSet<_> = names.iter().collect();
+        assert_eq!(names.len(), distinct.len());
+    }
+}

@@ -1,0 +1,153 @@
+//! Layers of linear attention.
+
+use super::Config;
+use crate::norm::NormKind;
+use candle_quant::{Checkpoint, Error, Result};
+use std::ops::Range;
+
+/// No head in any model's config is larger: a sequence has the product of a head of keys and one of values, which no weight
+/// in the file bounds.
+const MOST_ELEMENTS: usize = 4096;
+
+/// The layers whose tokens are mixed by the gated delta rule ([`ops::gated_delta`](candle_quant::ops::gated_delta)), behind a
+/// short causal convolution of queries, keys and values.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinearAttentionConfig {
+    /// For each layer, whether it is one of these; the others attend to keys.
+    pub layers: Vec<bool>,
+    /// Heads of queries and keys.
+    pub key_heads: usize,
+    /// Heads of values, a multiple of those of keys.
+    pub value_heads: usize,
+    /// Elements of a head of queries or keys.
+    pub key_dim: usize,
+    /// Elements of a head of values.
+    pub value_dim: usize,
+    /// Tokens that the convolution sees, at least 2.
+    pub kernel: usize,
+    /// Whether one projection makes queries, keys, values and gates of one key head after another, and a second one the rest;
+    /// else there is one of queries, keys and values, and one each of the others.
+    pub is_grouped: bool,
+    /// Whether the convolution's weight is `[channels, kernel, 1]`, not `[channels, 1, kernel]`.
+    pub channels_last: bool,
+}
+
+impl LinearAttentionConfig {
+    pub(super) fn validate(&self, layers: usize) -> Result<()> {
+        let of_heads = [self.key_dim, self.value_dim];
+        if self.key_heads == 0 || self.value_heads == 0 || !self.value_heads.is_multiple_of(self.key_heads) {
+            return Err(Error::mismatch(
+                "heads of linear attention",
+                "some of keys, and of values a multiple of them",
+                format!("{} and {}", self.key_heads, self.value_heads),
+            ));
+        }
+        if of_heads.iter().any(|size| !(1..=MOST_ELEMENTS).contains(size)) {
+            let expected = format!("1 to {MOST_ELEMENTS} elements");
+            return Err(Error::mismatch("heads of linear attention", expected, format!("{of_heads:?}")));
+        }
+        // Of one token, the two layouts of the weight could not be told apart.
+        if !(2..=MOST_ELEMENTS).contains(&self.kernel) {
+            let expected = format!("2 to {MOST_ELEMENTS} tokens");
+            return Err(Error::mismatch("`linear_conv_kernel_dim`", expected, self.kernel.to_string()));
+        }
+        if self.layers.len() != layers {
+            let expected = format!("one entry for each of {layers} layers");
+            return Err(Error::mismatch(
+                "layers of linear attention",
+                expected,
+                self.layers.len().to_string(),
+            ));
+        }
+        Ok(())
+    }
+
+    /// Whether layer `index` is one of these.
+    pub(crate) fn is_linear(&self, index: usize) -> bool {
+        self.layers.get(index).copied().unwrap_or(false)
+    }
+
+    /// How many layers are of this kind.
+    pub(crate) fn count(&self) -> usize {
+        self.layers.iter().filter(|is_linear| **is_linear).count()
+    }
+
+    /// Heads of values for each one of keys.
+    pub(crate) fn shared(&self) -> usize {
+        self.value_heads.checked_div(self.key_heads).unwrap_or(1)
+    }
+
+    /// Elements of so many heads of keys, and of the heads of values that go with them.
+    pub(crate) fn elements(&self, key_heads: usize) -> (usize, usize) {
+        let values = self.shared().saturating_mul(self.value_dim);
+        (key_heads.saturating_mul(self.key_dim), key_heads.saturating_mul(values))
+    }
+
+    /// The numbers of all heads that the convolution is of: queries, keys and values.
+    pub(crate) fn channels(&self) -> usize {
+        let (keys, values) = self.elements(self.key_heads);
+        keys.saturating_mul(2).saturating_add(values)
+    }
+
+    /// Those of some heads of keys.
+    pub(crate) fn channels_of(&self, own: &Range<usize>) -> [Range<usize>; 3] {
+        let all = self.elements(self.key_heads).0;
+        let ((start, values_start), (end, values_end)) = (self.elements(own.start), self.elements(own.end));
+        let values = all.saturating_mul(2);
+        [
+            start..end,
+            all.saturating_add(start)..all.saturating_add(end),
+            values.saturating_add(values_start)..values.saturating_add(values_end),
+        ]
+    }
+
+    /// Rows that the grouped projections have for a head of keys.
+    pub(crate) fn rows_of_group(&self) -> [usize; 2] {
+        let (keys, values) = self.elements(1);
+        [keys.saturating_add(values).saturating_mul(2), self.shared().saturating_mul(2)]
+    }
+
+    /// The shape of the convolution's weight.
+    pub(crate) fn kernel_dims(&self, channels: usize) -> [usize; 3] {
+        match self.channels_last {
+            true => [channels, self.kernel, 1],
+            false => [channels, 1, self.kernel],
+        }
+    }
+
+    /// Bytes that a layer with so many heads of keys has for a text, of any length.
+    pub(crate) fn state_bytes(&self, key_heads: usize) -> u64 {
+        let (keys, values) = self.elements(key_heads);
+        let seen =
+            keys.saturating_mul(2).saturating_add(values).saturating_mul(self.kernel.saturating_sub(1));
+        let matrices = values.saturating_mul(self.key_dim);
+        (seen.saturating_add(matrices) as u64).saturating_mul(size_of::<f32>() as u64)
+    }
+}
+
+impl Config {
+    /// The same, of weights as this checkpoint has them.
+    ///
+    /// Hugging Face's files of models with linear attention have norms of which one more than the weight counts. mlx-lm writes
+    /// the sums, and nothing in its config says so; but it also turns the weight of the convolution, whose shape tells.
+    pub(crate) fn stored_in(&self, checkpoint: &Checkpoint) -> Self {
+        let mut config = self.clone();
+        let Some(linear) = &mut config.linear else { return config };
+        let mut names = checkpoint.tensor_names();
+        let Some(name) = names.find(|name| name.ends_with(".linear_attn.conv1d.weight")) else {
+            return config;
+        };
+        let dims = checkpoint.dense(name).map(|weight| weight.dims().to_vec()).unwrap_or_default();
+        if matches!(*dims, [_, kernel, 1] if kernel == linear.kernel) {
+            linear.channels_last = true;
+            let sums = |kind: &mut NormKind| {
+                if *kind == NormKind::RmsOnePlus {
+                    *kind = NormKind::Rms;
+                }
+            };
+            sums(&mut config.norm);
+            config.qk_norm.iter_mut().for_each(|norm| sums(&mut norm.kind));
+        }
+        config
+    }
+}

@@ -1,0 +1,121 @@
+//! Tensors that families keep in another order in the output: heads of latent attention, convolutions, and norms of
+//! which mlx-lm stores the sums.
+
+use super::experts::{is_float, TensorGroup};
+use super::fused::rows_of;
+use crate::convert::options::ConvertOptions;
+use crate::convert::output::{SourcePart, SourceTensor, View};
+use crate::convert::target::{ExpertLayout, Target};
+use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
+use candle_quant::Result;
+use candle_quant_models::MlxLm;
+use serde_json::Value;
+
+/// What is known of the model, for the order of its numbers.
+pub(super) struct Arranged {
+    pub family: MlxLm,
+    pub experts: ExpertLayout,
+    pub hidden: Option<usize>,
+    /// Whether the source is what mlx-lm has written.
+    pub is_done: bool,
+    /// Whether experts become stacks, packed or not: mlx-lm does not stack them while it loads them, or takes stacks for
+    /// a sign that all else is arranged, too.
+    pub always: bool,
+    /// Heads and rows of each, those of keys first, of latent attention that is split.
+    latents: Option<[usize; 3]>,
+    requantize: bool,
+    /// Whether norms get their sums, and convolutions mlx-lm's order.
+    adds_to_norms: bool,
+}
+
+/// The norms of which mlx-lm stores sums.
+const SUMS: [&str; 5] = [
+    ".input_layernorm.weight",
+    ".post_attention_layernorm.weight",
+    "model.norm.weight",
+    ".q_norm.weight",
+    ".k_norm.weight",
+];
+
+impl Arranged {
+    pub(super) fn new(source: &Checkpoint, family: MlxLm, options: &ConvertOptions) -> Self {
+        let (config, target) = (source.config(), options.target);
+        let text = config.get("text_config").unwrap_or(config);
+        let size =
+            |key: &str| text.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+        let is_mlx = target == Target::Mlx;
+        let is_done = is_mlx && source.kind() == CheckpointKind::Mlx;
+        let sizes = || Some([size("num_attention_heads")?, size("qk_nope_head_dim")?, size("v_head_dim")?]);
+        let adds_to_norms = is_mlx
+            && family.adds_to_norms
+            && !is_done
+            && !source.tensor_names().any(|name| name.contains(".switch_mlp."));
+        Self {
+            family,
+            experts: target.kind().experts(&family),
+            hidden: size("hidden_size"),
+            is_done,
+            always: is_mlx && (family.stack != "switch_mlp" || family.adds_to_norms),
+            latents: if is_mlx && family.splits_latents { sizes() } else { None },
+            requantize: options.requantize,
+            adds_to_norms,
+        }
+    }
+
+    /// What becomes of a tensor that is in another order, if it is one.
+    pub(super) fn group(&self, name: &str, weight: &Weight) -> Result<Option<TensorGroup>> {
+        let is_new = is_float(weight) || self.requantize;
+        if let (Some(sizes), Some(path), true) =
+            (self.latents, name.strip_suffix(".kv_b_proj.weight"), is_new)
+        {
+            return self.latents(name, path, weight, sizes);
+        }
+        if !self.adds_to_norms || !is_float(weight) {
+            return Ok(None);
+        }
+        let whole = |source| Some(TensorGroup { packed: vec![source], plain: Vec::new(), obstacle: None });
+        let dims = weight.dims();
+        Ok(match dims {
+            [_] if SUMS.iter().any(|end| name.ends_with(end)) => {
+                let parts = vec![SourcePart::Viewed(weight.clone(), View::PlusOne)];
+                whole(SourceTensor { name: name.to_owned(), dims: dims.to_vec(), parts })
+            }
+            // The same numbers: one channel goes in.
+            [channels, 1, kernel] if name.ends_with("conv1d.weight") => {
+                let parts = vec![SourcePart::of(weight.clone())];
+                whole(SourceTensor { name: name.to_owned(), dims: vec![*channels, *kernel, 1], parts })
+            }
+            _ => None,
+        })
+    }
+
+    /// The rows of all heads as two stacks: those of keys transposed, and those of values.
+    fn latents(
+        &self,
+        name: &str,
+        path: &str,
+        weight: &Weight,
+        [heads, keys, values]: [usize; 3],
+    ) -> Result<Option<TensorGroup>> {
+        let of_head = keys.saturating_add(values);
+        let &[rows, latent] = weight.dims() else { return Ok(None) };
+        if rows != heads.saturating_mul(of_head) || [heads, keys, values, latent].contains(&0) {
+            return Ok(None);
+        }
+        let key = |head: usize| {
+            let first = head * of_head;
+            Ok(SourcePart::Viewed(weight.narrow(0, first..first + keys)?, View::Transposed))
+        };
+        let value = |head: usize| rows_of(weight, head * of_head + keys, values);
+        let stack = |module: &str, dims: [usize; 3], parts| SourceTensor {
+            name: format!("{path}.{module}.weight"),
+            dims: dims.to_vec(),
+            parts,
+        };
+        let keys = stack("embed_q", [heads, latent, keys], (0..heads).map(key).collect::<Result<_>>()?);
+        let values =
+            stack("unembed_out", [heads, values, latent], (0..heads).map(value).collect::<Result<_>>()?);
+        let plain = vec![SourceTensor::whole(name.to_owned(), weight.clone())];
+        Ok(Some(TensorGroup { packed: vec![keys, values], plain, obstacle: None }))
+    }
+}

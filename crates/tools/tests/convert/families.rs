@@ -1,0 +1,112 @@
+//! Every family of models becomes what mlx-lm makes of it, tensor by tensor.
+
+use super::common::{convert, json_file, tensors};
+use candle_quant::Checkpoint;
+use candle_quant_models::Config;
+use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
+use std::path::{Path, PathBuf};
+use std::{fs, iter};
+
+/// What mlx-lm drops when it loads it, and so does its own conversion; other programs need it.
+const KEPT: &str = "e_score_correction_bias";
+
+fn fixtures(folder: &str) -> PathBuf {
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(folder)
+}
+
+/// The folders of models that mlx-lm has quantized.
+fn families() -> Vec<PathBuf> {
+    let folders = ["families", "convert/layouts"].map(|folder| fs::read_dir(fixtures(folder)).unwrap());
+    let folders = folders.into_iter().flatten().map(|entry| entry.unwrap().path());
+    folders.filter(|folder| folder.join("mlx-affine4").is_dir()).collect()
+}
+
+fn uniform(format: &str) -> ConvertOptions {
+    let mut options = ConvertOptions::mlx(Recipe::named("uniform", format.parse().unwrap()).unwrap());
+    options.strict = true;
+    options
+}
+
+#[test]
+fn every_family_becomes_what_mlx_lm_makes_of_it() {
+    let families = families();
+    assert!(families.len() >= 33 + 3);
+    for family in families {
+        let source = Checkpoint::open(family.join("hf")).unwrap();
+        for (kind, format) in [("mlx-affine4", "4:g32"), ("mlx-mxfp4", "mxfp4")] {
+            let case = format!("{} {kind}", family.display());
+            let out = convert(&source, &uniform(format));
+            let mut found = tensors(out.path());
+            found.retain(|name, _| !name.ends_with(KEPT) || name.contains("gate."));
+            // mlx-lm has Llama 4 as a part of a larger model.
+            let of_text =
+                |(name, tensor): (String, _)| (name.trim_start_matches("language_model.").to_owned(), tensor);
+            let mut expected = tensors(family.join(kind));
+            if found.contains_key("model.embed_tokens.weight") {
+                expected = expected.into_iter().map(of_text).collect();
+            }
+            expected.retain(|name, _| !["tokens", "logits_f32"].contains(&name.as_str()));
+            let names = found.keys().chain(expected.keys());
+            let wrong: Vec<_> = names.filter(|name| found.get(*name) != expected.get(*name)).collect();
+            assert_eq!(wrong, Vec::<&String>::new(), "{case}");
+            let quantization = |path: &Path| json_file(path.join("config.json"))["quantization"].clone();
+            let (ours, theirs) = (quantization(&out.path()), quantization(&family.join(kind)));
+            for (path, theirs) in theirs.as_object().unwrap() {
+                let ours = &ours[path.trim_start_matches("language_model.")];
+                let same = |key: &str| ours[key] == theirs[key];
+                assert!(ours == theirs || same("bits") && same("group_size"), "{case}: {path}");
+            }
+        }
+    }
+}
+
+/// The fields that are added for mlx-lm change nothing for others.
+#[test]
+fn the_config_of_an_output_means_what_that_of_the_source_means() {
+    for family in families() {
+        let source = Checkpoint::open(family.join("hf")).unwrap();
+        let Ok(expected) = Config::from_checkpoint(&source) else { continue };
+        let out = convert(&source, &uniform("4:g32"));
+        let found = Config::from_checkpoint(&Checkpoint::open(out.path()).unwrap()).unwrap();
+        assert_eq!(found, expected, "{}", family.display());
+    }
+}
+
+/// No matrix but what chooses experts, and norms, stays dense, whatever the recipe.
+#[test]
+fn experts_of_every_family_are_packed_in_every_output() {
+    for family in families() {
+        let source = Checkpoint::open(family.join("hf")).unwrap();
+        let recipe = |name| Recipe::named(name, "4:g32".parse().unwrap()).unwrap();
+        let mlx = [ConvertOptions::mlx(recipe("safe")), ConvertOptions::mlx(recipe("mixed_4_6"))];
+        for options in mlx.into_iter().chain(iter::once(ConvertOptions::uqff(recipe("mistralrs")))) {
+            let plan = ConvertPlan::new(&source, &options).unwrap();
+            let is_expert =
+                |name: &str| [".experts.", ".switch_mlp.", "_linear."].iter().any(|part| name.contains(part));
+            let dense: Vec<_> = plan
+                .tensors()
+                .filter(|tensor| {
+                    is_expert(&tensor.name) && !tensor.name.ends_with("bias") && tensor.to.contains("16")
+                })
+                .map(|tensor| &tensor.name)
+                .collect();
+            assert_eq!(dense, Vec::<&String>::new(), "{} {:?}", family.display(), options.target);
+        }
+    }
+}
+
+/// Packed experts of mlx-lm's gpt-oss become smaller ones, under their names.
+#[test]
+fn experts_that_are_packed_become_smaller() {
+    let source = Checkpoint::open(fixtures("mlx/gptoss-mxfp4-mlxlm")).unwrap();
+    let mut options = uniform("2:g128");
+    options.requantize = true;
+    options.strict = false;
+    let plan = ConvertPlan::new(&source, &options).unwrap();
+    assert!(plan.bytes() < plan.source_bytes(), "{} of {}", plan.bytes(), plan.source_bytes());
+    let experts: Vec<_> = plan.tensors().filter(|tensor| tensor.shape.len() == 3).collect();
+    assert!(!experts.is_empty());
+    for tensor in experts {
+        assert!(tensor.name.contains(".mlp.experts.") && tensor.to == "affine 2-bit g128", "{tensor:?}");
+    }
+}
