@@ -34,16 +34,17 @@ fn random(changes: &Value) -> Model {
 /// Packed checkpoints of all dense families; none in a package, which has no fixtures.
 fn families() -> Vec<(String, PathBuf)> {
     let Some(repository) = option_env!("CANDLE_QUANT_REPOSITORY") else { return Vec::new() };
-    let sparse = |name: &str| name.contains("moe") || name.starts_with("deepseek");
-    let entries = std::fs::read_dir(Path::new(repository).join("tests/fixtures/families"))
-        .unwrap()
-        .map(|entry| entry.unwrap());
-    let named = entries.map(|entry| (entry.file_name().into_string().unwrap(), entry.path()));
-    let packed = named.filter(|(name, _)| !sparse(name)).flat_map(|(name, path)| {
+    let entries = std::fs::read_dir(Path::new(repository).join("tests/fixtures/families")).unwrap();
+    let named = entries.map(|entry| entry.unwrap()).flat_map(|entry| {
+        let (name, path) = (entry.file_name().into_string().unwrap(), entry.path());
         ["mlx-affine4", "mlx-mxfp4"].map(|format| (format!("{name}, {format}"), path.join(format)))
     });
-    let packed: Vec<_> = packed.filter(|(_, path)| path.is_dir()).collect();
-    assert!(packed.len() >= 50, "{}", packed.len());
+    let is_dense = |path: &Path| {
+        let config = Config::from_checkpoint(&Checkpoint::open(path).unwrap()).unwrap();
+        config.moe.is_none() && config.latents.is_none() && config.linear.is_none()
+    };
+    let packed: Vec<_> = named.filter(|(_, path)| path.is_dir() && is_dense(path)).collect();
+    assert!(packed.len() >= 60, "{}", packed.len());
     packed
 }
 

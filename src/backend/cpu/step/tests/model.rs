@@ -7,7 +7,7 @@ use crate::backend::step::{Activation, HeadNorm, Heads, Input, Node, Norm, Out, 
 use crate::{KvCache, KvCacheConfig, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
-use rand::{RngExt, SeedableRng};
+use rand::SeedableRng;
 use std::sync::Arc;
 
 const HIDDEN: usize = 128;
