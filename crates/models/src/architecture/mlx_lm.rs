@@ -64,7 +64,11 @@ const KNOWN: MlxLm = MlxLm { fused: Some(FusedExperts::Rows), ..USUAL };
 /// The families that are not, by mlx-lm's classes.
 const FAMILIES: &[MlxLm] = &[
     // What chooses experts is a parameter of a block and no layer.
-    MlxLm { model_types: &["deepseek", "deepseek_v2", "dots1", "exaone_moe", "glm4_moe"], dense: &["mlp.gate"], ..KNOWN },
+    MlxLm {
+        model_types: &["deepseek", "deepseek_v2", "dots1", "exaone_moe", "glm4_moe"],
+        dense: &["mlp.gate"],
+        ..KNOWN
+    },
     MlxLm {
         model_types: &["deepseek_v3", "deepseek_v32", "glm4_moe_lite", "joyai_llm_flash", "kimi_k2"],
         dense: &["mlp.gate"],
@@ -78,7 +82,11 @@ const FAMILIES: &[MlxLm] = &[
         fused: Some(FusedExperts::AlternatingColumns),
         ..USUAL
     },
-    MlxLm { model_types: &["granite"], eight_bits: &["self_attn.o_proj", "mlp.down_proj", "lm_head"], ..KNOWN },
+    MlxLm {
+        model_types: &["granite"],
+        eight_bits: &["self_attn.o_proj", "mlp.down_proj", "lm_head"],
+        ..KNOWN
+    },
     MlxLm {
         model_types: &["granitemoe"],
         eight_bits: &["block_sparse_moe.router.layer", "self_attn.o_proj", "mlp.down_proj", "lm_head"],
@@ -110,7 +118,8 @@ impl MlxLm {
     /// How the model of a `config.json` is kept.
     pub fn of(config: &Value) -> Self {
         let named = |config: &Value| config.get("model_type").and_then(Value::as_str).map(str::to_owned);
-        let names: Vec<_> = [named(config), config.get("text_config").and_then(named)].into_iter().flatten().collect();
+        let names: Vec<_> =
+            [named(config), config.get("text_config").and_then(named)].into_iter().flatten().collect();
         let is_one = |family: &&Self| names.iter().any(|name| family.model_types.contains(&name.as_str()));
         match FAMILIES.iter().find(is_one) {
             Some(family) => *family,
@@ -140,7 +149,8 @@ impl MlxLm {
     /// read. `layers` is how many are their own.
     pub fn leaves_out(&self, tensor: &str, layers: usize) -> bool {
         let is_known = self.fused.is_some();
-        is_known && (tensor.starts_with("mtp.") || crate::layer_of(tensor).is_some_and(|layer| layer >= layers))
+        is_known
+            && (tensor.starts_with("mtp.") || crate::layer_of(tensor).is_some_and(|layer| layer >= layers))
     }
 }
 

@@ -48,8 +48,11 @@ pub fn published_fields(config: &Value) -> Map<String, Value> {
 fn scaling(rope: &Map<String, Value>, kind: Option<&Value>) -> Value {
     let Some(kind) = kind.filter(|kind| kind.as_str() != Some("default")) else { return Value::Null };
     let beside = ["rope_theta", "partial_rotary_factor"];
-    let mut scaling: Map<_, _> =
-        rope.iter().filter(|(key, _)| !beside.contains(&key.as_str())).map(|(key, value)| (key.clone(), value.clone())).collect();
+    let mut scaling: Map<_, _> = rope
+        .iter()
+        .filter(|(key, _)| !beside.contains(&key.as_str()))
+        .map(|(key, value)| (key.clone(), value.clone()))
+        .collect();
     // Both names are read, each by some.
     for key in ["rope_type", "type"] {
         scaling.entry(key).or_insert_with(|| kind.clone());
@@ -59,9 +62,11 @@ fn scaling(rope: &Map<String, Value>, kind: Option<&Value>) -> Value {
 
 /// How many layers each one with full attention ends, if all do alike.
 fn pattern(layer_types: &Value) -> Option<Value> {
-    let full: Vec<bool> = layer_types.as_array()?.iter().map(|kind| kind.as_str() == Some("full_attention")).collect();
+    let full: Vec<bool> =
+        layer_types.as_array()?.iter().map(|kind| kind.as_str() == Some("full_attention")).collect();
     let pattern = full.iter().position(|full| *full)? + 1;
-    let is_regular = full.iter().enumerate().all(|(layer, full)| (layer + 1).is_multiple_of(pattern) == *full);
+    let is_regular =
+        full.iter().enumerate().all(|(layer, full)| (layer + 1).is_multiple_of(pattern) == *full);
     is_regular.then(|| pattern.into())
 }
 
@@ -84,14 +89,20 @@ mod tests {
 
     #[test]
     fn experts_are_counted_under_the_name_of_the_family() {
-        assert_eq!(of(&json!({"model_type": "qwen3_moe", "num_local_experts": 8})), json!({"num_experts": 8}));
+        assert_eq!(
+            of(&json!({"model_type": "qwen3_moe", "num_local_experts": 8})),
+            json!({"num_experts": 8})
+        );
         assert_eq!(of(&json!({"model_type": "mixtral", "num_local_experts": 8})), json!({}));
     }
 
     #[test]
     fn parameters_of_a_rope_stand_beside_it() {
         let plain = json!({"rope_parameters": {"rope_theta": 1e6, "rope_type": "default", "partial_rotary_factor": 0.5}});
-        assert_eq!(of(&plain), json!({"rope_theta": 1e6, "partial_rotary_factor": 0.5, "rope_scaling": null}));
+        assert_eq!(
+            of(&plain),
+            json!({"rope_theta": 1e6, "partial_rotary_factor": 0.5, "rope_scaling": null})
+        );
         let yarn = json!({"rope_parameters": {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}});
         let scaling = json!({"rope_type": "yarn", "type": "yarn", "factor": 4.0});
         assert_eq!(of(&yarn), json!({"rope_theta": 1e6, "rope_scaling": scaling}));

@@ -58,11 +58,13 @@ pub struct DiffOptions {
 /// the same tensor on the other side.
 pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &DiffOptions) -> Diff {
     let (a, b) = (Source::new(a), Source::new(b));
-    let names = |source: &Source| source.checkpoint.tensor_names().map(str::to_owned).collect::<BTreeSet<_>>();
+    let names =
+        |source: &Source| source.checkpoint.tensor_names().map(str::to_owned).collect::<BTreeSet<_>>();
     let (names_of_a, names_of_b) = (names(&a), names(&b));
     let mut found: Vec<_> =
         names_of_a.intersection(&names_of_b).map(|name| (name.clone(), compare(&a, &b, name))).collect();
-    let only = |names: &BTreeSet<String>, others: &BTreeSet<String>| names.difference(others).cloned().collect();
+    let only =
+        |names: &BTreeSet<String>, others: &BTreeSet<String>| names.difference(others).cloned().collect();
     let (only_a, only_b) = (only(&names_of_a, &names_of_b), only(&names_of_b, &names_of_a));
     found.extend(layouts::compare(&a, only_a, &b, only_b));
     // Of each side, of tensors that can be read.

@@ -39,7 +39,8 @@ fn every_family_becomes_what_mlx_lm_makes_of_it() {
             let mut found = tensors(out.path());
             found.retain(|name, _| !name.ends_with(KEPT) || name.contains("gate."));
             // mlx-lm has Llama 4 as a part of a larger model.
-            let of_text = |(name, tensor): (String, _)| (name.trim_start_matches("language_model.").to_owned(), tensor);
+            let of_text =
+                |(name, tensor): (String, _)| (name.trim_start_matches("language_model.").to_owned(), tensor);
             let mut expected = tensors(family.join(kind));
             if found.contains_key("model.embed_tokens.weight") {
                 expected = expected.into_iter().map(of_text).collect();
@@ -80,10 +81,13 @@ fn experts_of_every_family_are_packed_in_every_output() {
         let mlx = [ConvertOptions::mlx(recipe("safe")), ConvertOptions::mlx(recipe("mixed_4_6"))];
         for options in mlx.into_iter().chain(iter::once(ConvertOptions::uqff(recipe("mistralrs")))) {
             let plan = ConvertPlan::new(&source, &options).unwrap();
-            let is_expert = |name: &str| [".experts.", ".switch_mlp.", "_linear."].iter().any(|part| name.contains(part));
+            let is_expert =
+                |name: &str| [".experts.", ".switch_mlp.", "_linear."].iter().any(|part| name.contains(part));
             let dense: Vec<_> = plan
                 .tensors()
-                .filter(|tensor| is_expert(&tensor.name) && !tensor.name.ends_with("bias") && tensor.to.contains("16"))
+                .filter(|tensor| {
+                    is_expert(&tensor.name) && !tensor.name.ends_with("bias") && tensor.to.contains("16")
+                })
                 .map(|tensor| &tensor.name)
                 .collect();
             assert_eq!(dense, Vec::<&String>::new(), "{} {:?}", family.display(), options.target);

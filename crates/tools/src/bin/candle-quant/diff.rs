@@ -100,7 +100,11 @@ fn print(out: &mut impl Write, diff: &Diff, all: bool) -> io::Result<()> {
     let share = diff.compared_share * 100.;
     // Nothing but all of them is 100 %.
     let share = if share < 100. { share.min(99.99) } else { share };
-    writeln!(out, "{different} of {} tensors differ; {share:.2} % of all weights were compared", diff.tensors.len())
+    writeln!(
+        out,
+        "{different} of {} tensors differ; {share:.2} % of all weights were compared",
+        diff.tensors.len()
+    )
 }
 
 fn dashes() -> String {

@@ -132,7 +132,8 @@ impl Job {
             SourcePart::Encoded(weight) => (weight.size_in_bytes() as u64).saturating_mul(2),
             // Dequantized, and in another order.
             SourcePart::Viewed(weight, _) => {
-                let elements = weight.dims().iter().fold(4u64, |bytes, dim| bytes.saturating_mul(*dim as u64));
+                let elements =
+                    weight.dims().iter().fold(4u64, |bytes, dim| bytes.saturating_mul(*dim as u64));
                 elements.saturating_mul(3)
             }
         };

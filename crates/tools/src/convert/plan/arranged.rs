@@ -54,7 +54,8 @@ impl Arranged {
     fn of(source: &Checkpoint, family: MlxLm, target: Target) -> Self {
         let config = source.config();
         let text = config.get("text_config").unwrap_or(config);
-        let size = |key: &str| text.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
+        let size =
+            |key: &str| text.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
         let is_mlx = target == Target::Mlx;
         let is_done = is_mlx && source.kind() == CheckpointKind::Mlx;
         let sizes = || Some([size("num_attention_heads")?, size("qk_nope_head_dim")?, size("v_head_dim")?]);
@@ -91,7 +92,9 @@ impl Arranged {
     /// What becomes of a tensor that is in another order, if it is one.
     pub(super) fn group(&self, name: &str, weight: &Weight) -> Result<Option<TensorGroup>> {
         let is_new = self.takes(weight);
-        if let (Some(sizes), Some(path), true) = (self.latents, name.strip_suffix(".kv_b_proj.weight"), is_new) {
+        if let (Some(sizes), Some(path), true) =
+            (self.latents, name.strip_suffix(".kv_b_proj.weight"), is_new)
+        {
             return self.latents(name, path, weight, sizes);
         }
         if !self.adds_to_norms || !is_float(weight) {
@@ -138,7 +141,8 @@ impl Arranged {
             parts,
         };
         let keys = stack("embed_q", [heads, latent, keys], (0..heads).map(key).collect::<Result<_>>()?);
-        let values = stack("unembed_out", [heads, values, latent], (0..heads).map(value).collect::<Result<_>>()?);
+        let values =
+            stack("unembed_out", [heads, values, latent], (0..heads).map(value).collect::<Result<_>>()?);
         let plain = vec![SourceTensor::whole(name.to_owned(), weight.clone())];
         Ok(Some(TensorGroup { packed: vec![keys, values], plain, obstacle: None }))
     }

@@ -60,7 +60,8 @@ impl ConvertPlan {
         let config = self.source.config();
         let top = of(config).into_iter().map(|(key, value)| Added { object: None, key, value });
         let text = config.get("text_config").map(of).unwrap_or_default();
-        top.chain(text.into_iter().map(|(key, value)| Added { object: Some("text_config"), key, value })).collect()
+        top.chain(text.into_iter().map(|(key, value)| Added { object: Some("text_config"), key, value }))
+            .collect()
     }
 
     /// What the config says of the format: one for all, and one for each module that has another.

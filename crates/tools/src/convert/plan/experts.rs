@@ -65,7 +65,9 @@ pub(super) fn group(tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Resu
                 Some(form) => group.packed.push(form),
                 None => group.obstacle = Some(UNLIKE),
             }
-            group.plain.extend(experts.into_iter().map(|(_, name, weight)| SourceTensor::whole(name, weight)));
+            group
+                .plain
+                .extend(experts.into_iter().map(|(_, name, weight)| SourceTensor::whole(name, weight)));
         }
         if group.obstacle.is_none() {
             group.plain = arranged.plain(group.plain);

@@ -71,7 +71,9 @@ fn layout(dims: [usize; 3], which: Projections, arranged: &Arranged) -> Option<F
     };
     match arranged.family.fused {
         Some(FusedExperts::Rows) => of_rows.then_some(FusedExperts::Rows),
-        Some(columns @ (FusedExperts::Columns | FusedExperts::AlternatingColumns)) => of_columns.then_some(columns),
+        Some(columns @ (FusedExperts::Columns | FusedExperts::AlternatingColumns)) => {
+            of_columns.then_some(columns)
+        }
         // Of a family that nothing is known of.
         None => (of_rows && n != k).then_some(FusedExperts::Rows),
     }
@@ -86,7 +88,8 @@ fn of_weights(
     arranged: &Arranged,
 ) -> Result<Option<Vec<SourceTensor>>> {
     let &[experts, n, k] = weight.dims() else { return Ok(None) };
-    let Some(layout) = layout([experts, n, k], which, arranged).filter(|_| ![experts, n, k].contains(&0)) else {
+    let Some(layout) = layout([experts, n, k], which, arranged).filter(|_| ![experts, n, k].contains(&0))
+    else {
         return Ok(None);
     };
     let stack = |projection: &str, dims: [usize; 2], part: &dyn Fn(usize) -> Result<SourcePart>| {
@@ -96,9 +99,8 @@ fn of_weights(
         Ok::<_, Error>(SourceTensor { name, dims: [&[experts], &dims[..]].concat(), parts })
     };
     let rows = |first: usize, rows: usize| move |expert: usize| rows_of(weight, expert * n + first, rows);
-    let seen = |view: View| {
-        move |expert: usize| Ok(SourcePart::Viewed(weight.narrow(0, expert..expert + 1)?, view))
-    };
+    let seen =
+        |view: View| move |expert: usize| Ok(SourcePart::Viewed(weight.narrow(0, expert..expert + 1)?, view));
     let columns = |first: usize| {
         move |expert: usize| {
             let half = weight.narrow(0, expert..expert + 1)?.narrow(2, first..first + k / 2)?;
@@ -112,10 +114,9 @@ fn of_weights(
         ],
         (FusedExperts::Rows, Down) => vec![stack("down_proj", [n, k], &rows(0, n))?],
         (_, Down) => vec![stack("down_proj", [k, n], &seen(View::Transposed))?],
-        (FusedExperts::Columns, GateUp) => vec![
-            stack("gate_proj", [k / 2, n], &columns(0))?,
-            stack("up_proj", [k / 2, n], &columns(k / 2))?,
-        ],
+        (FusedExperts::Columns, GateUp) => {
+            vec![stack("gate_proj", [k / 2, n], &columns(0))?, stack("up_proj", [k / 2, n], &columns(k / 2))?]
+        }
         (FusedExperts::AlternatingColumns, GateUp) => vec![
             stack("gate_proj", [k / 2, n], &seen(View::EverySecondTransposed(0)))?,
             stack("up_proj", [k / 2, n], &seen(View::EverySecondTransposed(1)))?,
@@ -124,7 +125,12 @@ fn of_weights(
 }
 
 /// The biases of the stacks.
-fn of_biases(weight: &Weight, block: &str, which: Projections, arranged: &Arranged) -> Option<Vec<SourceTensor>> {
+fn of_biases(
+    weight: &Weight,
+    block: &str,
+    which: Projections,
+    arranged: &Arranged,
+) -> Option<Vec<SourceTensor>> {
     let &[experts, n] = weight.dims() else { return None };
     let bias = |projection: &str, n: usize, part: SourcePart| {
         let module = arranged.experts.stack(block, projection)?;
@@ -148,7 +154,7 @@ pub(super) fn rows_of(weight: &Weight, first: usize, rows: usize) -> Result<Sour
             let start = first.saturating_mul(k);
             Ok(SourcePart::Stored(dense.elements(start..start.saturating_add(rows.saturating_mul(k)))?))
         }
-        _ => {
+        Weight::Packed(_) | Weight::Ggml(_) | Weight::Dense(_) | _ => {
             let [stack @ .., n, _] = weight.dims() else { return Ok(SourcePart::of(weight.clone())) };
             let n = (*n).max(1);
             let matrix = match stack.is_empty() {

@@ -12,5 +12,5 @@ mod saved;
 mod usual;
 
 pub use plan::ConvertPlan;
-pub(crate) use usual::{elements as count_elements, rearranged, Rearranged, UsualTensor};
 pub(super) use plan::{bits_per_weight, elements};
+pub(crate) use usual::{elements as count_elements, rearranged, Rearranged, UsualTensor};

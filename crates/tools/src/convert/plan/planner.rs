@@ -83,7 +83,11 @@ impl<'a> Planner<'a> {
     pub(super) fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         let source = Source::new(self.source);
         let tensor = |name: &str| Ok((name.to_owned(), source.tensor(name)?));
-        self.source.tensor_names().filter(|name| !self.is_left_out(name) && !self.is_further(name)).map(tensor).collect()
+        self.source
+            .tensor_names()
+            .filter(|name| !self.is_left_out(name) && !self.is_further(name))
+            .map(tensor)
+            .collect()
     }
 
     /// Warnings about tensors and rules, collected while planning.

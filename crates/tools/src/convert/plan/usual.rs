@@ -70,7 +70,9 @@ impl UsualTensor {
                 let weight = Weight::Dense(dense.clone()).narrow(0, index..index + 1)?;
                 SourcePart::Encoded(weight).load()
             }
-            ([SourcePart::Encoded(weight)], _) => SourcePart::Encoded(weight.narrow(0, index..index + 1)?).load(),
+            ([SourcePart::Encoded(weight)], _) => {
+                SourcePart::Encoded(weight.narrow(0, index..index + 1)?).load()
+            }
             (parts, matrices) if parts.len() == matrices => match parts.get(index) {
                 Some(part) => part.load(),
                 None => Err(self.impossible(index)),

@@ -8,7 +8,10 @@ use std::fs;
 
 /// Whether nothing says what tensors are to become.
 pub fn is_open(options: &Options) -> bool {
-    let asked = options.format.is_some() || options.bits.is_some() || options.recipe.is_some() || options.fit.is_some();
+    let asked = options.format.is_some()
+        || options.bits.is_some()
+        || options.recipe.is_some()
+        || options.fit.is_some();
     !(asked || options.target_bpw.is_some() || options.dequantize)
 }
 
