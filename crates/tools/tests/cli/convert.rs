@@ -429,3 +429,25 @@ fn an_output_is_replaced_when_asked_to() {
     assert!(target.out().join("photos").exists());
     assert_eq!(fs::read_dir(target.0.path()).unwrap().count(), 1);
 }
+
+/// Packed weights come into another layout without a format of which nothing would be made.
+#[test]
+fn what_is_packed_is_repacked_without_a_format() {
+    let fixture = |name: &str| Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(name);
+    let target = Target::new();
+    let (code, stdout, stderr) = run(&fixture("hf/awq-g64"), &["-o", &target.arg()]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert_eq!(json_file(target.out().join("config.json"))["quantization"]["bits"], 4);
+    let error = fail(1, &tiny(), &["-o", &Target::new().arg()]);
+    assert!(error.contains("none is packed? Give --format"), "{error}");
+}
+
+#[test]
+fn the_share_of_dense_weights_is_said() {
+    let source = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/granitemoe/hf");
+    let (code, stdout, _) = run(&source, &["--bits", "4", "--dry-run", "--strict"]);
+    // The router.
+    assert!(code == 0 && stdout.contains(", 0.38 % of the weights are dense\n"), "{stdout}");
+    let (_, stdout, _) = run(&source, &["--format", "keep", "--dry-run"]);
+    assert!(stdout.contains(", 100.00 % of the weights are dense\n"), "{stdout}");
+}

@@ -92,7 +92,13 @@ fn distances_are_those_of_f64_and_the_worst_comes_first() {
     }
     let (code, stdout, _) = run(&args);
     assert_eq!(code, 1);
-    assert!(stdout.ends_with(&format!("{} of {count} tensors differ\n", count - 1)), "{stdout}");
+    assert!(
+        stdout.ends_with(&format!(
+            "{} of {count} tensors differ; 100.00 % of all weights were compared\n",
+            count - 1
+        )),
+        "{stdout}"
+    );
     // A line of headings, the tensors that differ, the sum.
     assert_eq!(stdout.lines().count(), 1 + (count - 1).min(20) + 1, "{stdout}");
 
@@ -100,7 +106,7 @@ fn distances_are_those_of_f64_and_the_worst_comes_first() {
     let with = |tolerance: f64| run(&[&args[..], &["--tolerance", &tolerance.to_string()]].concat());
     assert_eq!(with(largest * 1.01).0, 0);
     let (code, stdout, _) = with(largest * 0.999_999);
-    assert!(code == 1 && stdout.ends_with(&format!("1 of {count} tensors differ\n")), "{stdout}");
+    assert!(code == 1 && stdout.contains(&format!("1 of {count} tensors differ; ")), "{stdout}");
 }
 
 #[test]
@@ -137,21 +143,24 @@ fn names_of_one_side_are_differences_unless_common() {
     assert_eq!(code, 1);
     assert!(stdout.contains("extra  (only in the second)"), "{stdout}");
     assert!(stdout.contains("model.norm.weight  (only in the first)"), "{stdout}");
-    assert!(stdout.ends_with("2 of 25 tensors differ\n"), "{stdout}");
+    assert!(stdout.ends_with("2 of 25 tensors differ; 99.98 % of all weights were compared\n"), "{stdout}");
     let (code, report) = run_json(&["diff", copy.path(), path, "--json"]);
     let first_two: Vec<_> = (0..2).map(|i| &report["tensors"][i]["outcome"]).collect();
     assert_eq!((code, first_two), (1, vec![&json!("only_in_a"), &json!("only_in_b")]));
     let (code, stdout, _) = run(&["diff", "--common", path, copy.path()]);
-    assert_eq!((code, stdout.as_str()), (0, "0 of 23 tensors differ\n"));
+    assert_eq!(
+        (code, stdout.as_str()),
+        (0, "0 of 23 tensors differ; 99.98 % of all weights were compared\n")
+    );
 }
 
 #[test]
 fn shapes_that_differ_are_named() {
-    let (_a, a) = file_of(&[Stored::f32("x", &[2, 3], &[1.; 6]), Stored::f32("y", &[0], &[])]);
-    let (_b, b) = file_of(&[Stored::f32("x", &[3, 2], &[1.; 6]), Stored::f32("y", &[0], &[])]);
+    let (_a, a) = file_of(&[Stored::f32("x", &[2, 3], &[1.; 6]), Stored::f32("y", &[1], &[2.])]);
+    let (_b, b) = file_of(&[Stored::f32("x", &[3, 2], &[1.; 6]), Stored::f32("y", &[1], &[2.])]);
     let (code, stdout, _) = run(&["diff", &a, &b, "--tolerance", "9"]);
     assert!(code == 1 && stdout.contains("x  (shapes [2, 3], [3, 2])"), "{stdout}");
-    assert!(stdout.ends_with("1 of 2 tensors differ\n"), "{stdout}");
+    assert!(stdout.contains("1 of 2 tensors differ; "), "{stdout}");
 }
 
 #[test]
@@ -249,7 +258,11 @@ fn k_comes_from_the_other_side_where_no_config_tells() {
         let packed = packed.path().to_str().unwrap();
         for (a, b) in [(packed, dense.as_str()), (&dense, packed)] {
             let (code, stdout, stderr) = run(&["diff", a, b]);
-            assert_eq!((code, stdout.as_str()), (0, "0 of 1 tensors differ\n"), "{config:?}: {stderr}");
+            assert_eq!(
+                (code, stdout.as_str()),
+                (0, "0 of 1 tensors differ; 100.00 % of all weights were compared\n"),
+                "{config:?}: {stderr}"
+            );
         }
     }
     // Nothing tells: neither side can be read.
@@ -323,6 +336,44 @@ fn the_worst_twenty_are_printed() {
     let lines: Vec<_> = stdout.lines().collect();
     assert_eq!(lines.len(), 1 + 20 + 2, "{stdout}");
     assert!(lines[1].contains("2.4000e1") && lines[1].contains("x.24"), "{stdout}");
-    assert_eq!(lines[21..], ["and 4 more; --all prints them", "24 of 25 tensors differ"]);
+    assert_eq!(
+        lines[21..],
+        ["and 4 more; --all prints them", "24 of 25 tensors differ; 100.00 % of all weights were compared"]
+    );
     assert_eq!(run(&["diff", "--all", &a, &b]).1.lines().count(), 1 + 25 + 1);
+}
+
+fn repository(path: &str) -> String {
+    Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures").join(path).to_str().unwrap().to_owned()
+}
+
+/// One by one, in one tensor, with rows for columns, alternating; and heads of latent attention.
+#[test]
+fn experts_are_compared_whatever_their_layout() {
+    for family in [
+        "families/qwen2_moe",
+        "families/deepseek_v3",
+        "families/granitemoe",
+        "convert/layouts/gpt_oss",
+        "convert/layouts/llama4",
+    ] {
+        let [a, b] = ["hf", "mlx-affine4"].map(|side| repository(&format!("{family}/{side}")));
+        for (a, b) in [(&a, &b), (&b, &a)] {
+            let (code, report) = run_json(&["diff", a, b, "--json"]);
+            assert_eq!((code, &report["compared_share"]), (1, &json!(1.)), "{family}");
+            for tensor in report["tensors"].as_array().unwrap() {
+                assert_eq!(tensor["outcome"], "values", "{family}: {tensor}");
+                assert!(tensor["relative_rms"].as_f64().unwrap() < 0.15, "{family}: {tensor}");
+            }
+        }
+    }
+}
+
+#[test]
+fn checkpoints_of_which_nothing_is_compared_are_not_equal_and_not_merely_different() {
+    let (_a, a) = file_of(&[Stored::f32("x", &[2, 3], &[1.; 6])]);
+    let (_b, b) = file_of(&[Stored::f32("y", &[2, 3], &[1.; 6])]);
+    let (code, stdout, _) = run(&["diff", &a, &b]);
+    assert_eq!(code, 2);
+    assert!(stdout.ends_with("2 of 2 tensors differ; 0.00 % of all weights were compared\n"), "{stdout}");
 }

@@ -7,6 +7,7 @@ use candle_quant::Checkpoint;
 use candle_quant_models::Model;
 use serde_json::{json, Value};
 use std::fs;
+use std::path::Path;
 
 const NAN_BF16: [u8; 2] = [0xC0, 0x7F];
 const UP: &str = "model.layers.0.mlp.up_proj";
@@ -286,4 +287,18 @@ fn a_tokenizer_that_panics_is_wrong() {
     fs::write(copy.path().join("tokenizer.json"), tokenizer.to_string()).unwrap();
     assert_eq!(run(&["verify", path]).0, 0);
     assert_eq!(run(&["generate", path, "--cpu", "-n", "3"]).0, 0);
+}
+
+/// What `logits` refuses, `verify` does not pass.
+#[test]
+fn a_config_that_no_model_is_made_of_is_an_error() {
+    for (field, value) in [("model_type", json!("unheard_of")), ("attn_logit_softcapping", json!(30.))] {
+        let copy = Copy::of(&fixture("qwen3-affine-b4-g64"));
+        let path = Path::new(copy.path()).join("config.json");
+        let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        config[field] = value;
+        fs::write(&path, config.to_string()).unwrap();
+        let (code, stdout, _) = run(&["verify", copy.path()]);
+        assert!(code == 2 && stdout.contains("error: ") && stdout.contains("1 errors"), "{field}: {stdout}");
+    }
 }

@@ -202,7 +202,7 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     }
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
     if is_open(options) && !plan.packs() {
-        let problem = "what are the tensors to become? None is packed: give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
+        let problem = "what are the tensors to become, of which none is packed? Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
         return Err((anyhow::anyhow!(problem), USAGE));
     }
     if let Some(path) = &options.save_recipe {

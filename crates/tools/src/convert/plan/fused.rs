@@ -154,7 +154,7 @@ pub(super) fn rows_of(weight: &Weight, first: usize, rows: usize) -> Result<Sour
             let start = first.saturating_mul(k);
             Ok(SourcePart::Stored(dense.elements(start..start.saturating_add(rows.saturating_mul(k)))?))
         }
-        _ => {
+        Weight::Packed(_) | Weight::Ggml(_) | Weight::Dense(_) | _ => {
             let [stack @ .., n, _] = weight.dims() else { return Ok(SourcePart::of(weight.clone())) };
             let n = (*n).max(1);
             let matrix = match stack.is_empty() {
