@@ -70,6 +70,13 @@ impl<'a> Fields<'a> {
         self.stored(key).is_some()
     }
 
+    /// Counts keys as asked for that have no effect.
+    pub fn ignore(self, keys: &[&str]) {
+        for key in keys {
+            let _ = self.stored(key);
+        }
+    }
+
     /// The object of `key`, if present.
     pub fn object(self, key: &'static str) -> Result<Option<Self>> {
         let Some(value) = self.get(key) else { return Ok(None) };

@@ -31,8 +31,8 @@ pub(super) struct Layer {
 
 #[derive(Debug)]
 pub(super) enum FeedForward {
-    Dense(Mlp),
-    Sparse(SparseMlp),
+    Dense(Box<Mlp>),
+    Sparse(Box<SparseMlp>),
 }
 
 /// What becomes of the output of a block before it is added.
@@ -89,8 +89,8 @@ impl Layer {
             attention_out: out(names.attention_out_norm)?,
             mlp_norm: norm(names.mlp_norm)?,
             mlp: match config.moe.as_ref().filter(|moe| moe.is_sparse(index)) {
-                Some(moe) => FeedForward::Sparse(SparseMlp::new(config, moe, vb.clone())?),
-                None => FeedForward::Dense(Mlp::new(config, vb.pp(names.mlp))?),
+                Some(moe) => FeedForward::Sparse(Box::new(SparseMlp::new(config, moe, vb.clone())?)),
+                None => FeedForward::Dense(Box::new(Mlp::new(config, vb.pp(names.mlp))?)),
             },
             mlp_out: out(names.mlp_out_norm)?,
             is_parallel: config.parallel_blocks,

@@ -79,7 +79,7 @@ pub(super) fn deepseek_v2(fields: Fields) -> Result<Config> {
     };
     let scale = fields.positive("routed_scaling_factor")?.unwrap_or(1.);
     // `norm_topk_prob` has no effect in transformers.
-    fields.has("norm_topk_prob");
+    fields.ignore(&["norm_topk_prob"]);
     let routing = Routing { groups, scale, ..Routing::softmax(false) };
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(0);
     let shared = fields.index("n_shared_experts")?.unwrap_or(2);

@@ -67,7 +67,7 @@ fn scores(config: &mut Config, fields: Fields) -> Result<()> {
     config.attention_softcap = fields.positive("attn_logit_softcapping")?;
     config.logit_softcap = fields.positive("final_logit_softcapping")?;
     config.names = SANDWICH;
-    fields.has("hidden_act");
+    fields.ignore(&["hidden_act"]);
     Ok(())
 }
 

@@ -173,7 +173,7 @@ pub(super) fn exaone4(fields: Fields) -> Result<Config> {
     } else {
         // Nothing slides.
         layer_types(fields, config.num_hidden_layers)?;
-        fields.has("sliding_window_pattern");
+        fields.ignore(&["sliding_window_pattern"]);
     }
     config.names = Names {
         attention_norm: None,

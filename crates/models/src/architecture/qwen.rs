@@ -14,7 +14,7 @@ pub(super) fn qwen2(fields: Fields) -> Result<Config> {
     windows(&mut config, fields)?;
     config.qkv_bias = true;
     // Known in some configs, of no effect.
-    (fields.has("attention_bias"), fields.has("qkv_bias"));
+    fields.ignore(&["attention_bias", "qkv_bias"]);
     config.mlp_bias = flag(fields, "mlp_bias")?;
     Ok(config)
 }
@@ -24,7 +24,7 @@ pub(super) fn qwen2_moe(fields: Fields) -> Result<Config> {
     let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::default() })?;
     windows(&mut config, fields)?;
     config.qkv_bias = fields.flag("qkv_bias")?.unwrap_or(true);
-    fields.has("attention_bias");
+    fields.ignore(&["attention_bias"]);
     config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..experts(fields, &config)? });
     Ok(config)
 }

@@ -128,8 +128,9 @@ fn families_as_their_tools_write_them() {
         assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
         let config = checkpoint.config();
         let types = [&config["model_type"], &config["text_config"]["model_type"]].map(Value::as_str);
-        let known = families().iter().map(|family| family.model_type);
-        let family = known.filter(|known| types.contains(&Some(known))).last().unwrap();
+        // That of the text, if the model has more parts.
+        let mut known = families().iter().rev().map(|family| family.model_type);
+        let family = known.find(|known| types.contains(&Some(known))).unwrap();
         let (_, container) = name.split_once('/').unwrap();
         ran.entry(family.to_owned()).or_default().insert(container.to_owned());
     }
