@@ -75,8 +75,9 @@ const TOOLS: Floor = Floor {
         room("patch_candle", &["sha256", "staging"]),
         room("bench", &[]),
         room("verify", &["sha256", "chunks", "source"]),
-        room("diff", &["chunks", "source"]),
         room("convert", &["sha256", "chunks", "source", "staging"]),
+        // Other orders of the same numbers are what a conversion makes of them.
+        room("diff", &["chunks", "source", "convert"]),
         room("quantized", &["staging", "convert"]),
         room("fit", &["convert"]),
         // The recipe of a conversion is told by its manifest.

@@ -181,7 +181,7 @@ impl<'a> Views<'a> {
             let expected = format!("`{source}` to have rows");
             return Err(self.error(source, request, expected, format!("{:?}", fused.dims()), REMEDY));
         };
-        if let (Weight::Dense(stored), true) = (&fused, self.config.has_alternating_stacks()) {
+        if let (Weight::Dense(stored), true) = (&fused, self.alternates(source)) {
             let is_second = rows == Rows::SecondHalf;
             if dim == 1 && count.is_multiple_of(2) && (is_second || rows == Rows::FirstHalf) {
                 let (stored, how) = (stored.clone(), Order::EverySecond { is_second });
@@ -200,6 +200,14 @@ impl<'a> Views<'a> {
             }
         })?;
         fused.narrow(dim, range)
+    }
+
+    /// Whether a fused stack has rows of both projections in turn, which is known of parameters as transformers has them.
+    fn alternates(&self, source: &Source) -> bool {
+        let Source::Parameter(name) = source else { return false };
+        let Ok(Some(stored)) = self.container.dense(name) else { return false };
+        let is_transposed = || stored.dims().get(1).copied() == self.config.size("hidden_size");
+        self.config.has_alternating_stacks() && (name.ends_with("_bias") || is_transposed())
     }
 
     fn stored(&self, module: &str, request: &Request) -> Result<Weight> {

@@ -105,8 +105,9 @@ const FAMILIES: &[MlxLm] = &[
         eight_bits: &["mlp.gate"],
         ..KNOWN
     },
+    MlxLm { model_types: &["qwen3_5", "qwen3_5_text"], dense: &["conv1d"], adds_to_norms: true, ..KNOWN },
     MlxLm {
-        model_types: &["qwen3_next"],
+        model_types: &["qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"],
         eight_bits: &["mlp.gate", "shared_expert_gate"],
         dense: &["conv1d"],
         adds_to_norms: true,

@@ -18,11 +18,13 @@ pub(super) mod published;
 mod qwen;
 mod qwen_linear;
 mod routed;
+#[cfg(test)]
+mod tests;
 mod unasked;
 
 use super::fields::{Asked, Fields};
 use super::Config;
-use candle_quant::{Error, Result};
+use candle_quant::{Checkpoint, Error, Result};
 use serde_json::Value;
 
 /// A family of models.
@@ -100,6 +102,49 @@ const FAMILIES: &[Family] = &[
 
 fn find(model_type: &str) -> Option<&'static Family> {
     FAMILIES.iter().find(|family| family.model_type == model_type)
+}
+
+impl Config {
+    /// Reads the config of a checkpoint.
+    ///
+    /// # Errors
+    /// As those of [`from_json`](Config::from_json), with the path of the file.
+    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
+        let (config, path) = (checkpoint.config(), checkpoint.config_file());
+        if config.is_null() {
+            let problem = if path.is_file() { "no config in it" } else { "no such file" };
+            return Err(Error::file(&path, problem, "put the model's beside the weights"));
+        }
+        let config = read(config).map_err(|error| match error {
+            Error::Mismatch { what, expected, found } => Error::file(
+                &path,
+                format!("{what}: expected {expected}, found {found}"),
+                "fetch it again, or correct it",
+            ),
+            Error::Unsupported { what, remedy } => {
+                Error::Unsupported { what: format!("{what} ({})", path.display()), remedy }
+            }
+            other => other,
+        })?;
+        Ok(config.stored_in(checkpoint))
+    }
+
+    /// Reads a `config.json`. Of one that belongs to an open checkpoint, [`from_checkpoint`](Config::from_checkpoint)
+    /// tells more if something is wrong.
+    ///
+    /// # Errors
+    /// If the architecture is not one of this module's, or a value is missing or senseless.
+    pub fn from_json(config: &Value) -> Result<Self> {
+        if config.is_null() {
+            return Err(Error::mismatch("config.json", "the model's, beside the weights", "no such file"));
+        }
+        read(config).map_err(|error| match error {
+            Error::Mismatch { what, expected, found } => {
+                Error::Mismatch { what: format!("config.json: {what}"), expected, found }
+            }
+            other => other,
+        })
+    }
 }
 
 /// Reads a `config.json`; of a model with more parts than text, that of the text.

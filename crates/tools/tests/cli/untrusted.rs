@@ -84,7 +84,7 @@ fn long_strings_are_cut() {
         let text = shown(&run(args));
         assert!(text.len() < 20_000 && text.contains(" characters left out]"), "{args:?}: {}", text.len());
         // What is said behind it is still there.
-        assert!(text.contains("config.json) is not supported; supported are llama"), "{text}");
+        assert!(text.contains("config.json) is not supported; supported are cohere"), "{text}");
     }
 }
 

@@ -39,6 +39,13 @@ pub(super) fn group(name: &str, weight: &Weight, arranged: &Arranged) -> Result<
         (None, None) => (name.strip_suffix(".weight").unwrap_or(name), false),
     };
     let found = NAMES.iter().find_map(|(end, which)| Some((module.strip_suffix(end)?, *which)));
+    // As parameters they are columns; as the weights of modules mlx-lm has stored them, in rows.
+    let is_parameter = module == name || name.ends_with("_bias");
+    let has_columns =
+        matches!(arranged.family.fused, Some(FusedExperts::Columns | FusedExperts::AlternatingColumns));
+    if has_columns && !is_parameter && found.is_some_and(|(_, which)| which == Down) {
+        return Ok(None);
+    }
     let plain = || vec![SourceTensor::whole(name.to_owned(), weight.clone())];
     match found {
         Some((block, which)) if !is_bias && weight.dims().len() == 3 => {

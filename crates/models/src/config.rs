@@ -1,20 +1,13 @@
 //! What distinguishes one decoder-only model from another.
 
-mod linear;
-mod names;
-#[cfg(test)]
-mod tests;
-
-use super::architecture;
 use super::fields::{is_positive, POSITIVE};
+pub use super::linear_config::LinearAttentionConfig;
 use super::moe::MoeConfig;
+pub use super::names::{Inside, Names, QkNorm, QkNormOver, Role};
 use super::norm::NormKind;
 use super::rope::{QueryGrowth, Rope, RopeScaling};
 use candle_nn::Activation;
-use candle_quant::{Checkpoint, Error, Result};
-pub use linear::LinearAttentionConfig;
-pub use names::{Inside, Names, QkNorm, QkNormOver, Role};
-use serde_json::Value;
+use candle_quant::{Error, Result};
 
 /// The shape of a decoder-only model. Read from a checkpoint's `config.json`, or made by hand.
 ///
@@ -142,47 +135,6 @@ pub(super) enum LayerRope {
 }
 
 impl Config {
-    /// Reads the config of a checkpoint.
-    ///
-    /// # Errors
-    /// As those of [`from_json`](Config::from_json), with the path of the file.
-    pub fn from_checkpoint(checkpoint: &Checkpoint) -> Result<Self> {
-        let (config, path) = (checkpoint.config(), checkpoint.config_file());
-        if config.is_null() {
-            let problem = if path.is_file() { "no config in it" } else { "no such file" };
-            return Err(Error::file(&path, problem, "put the model's beside the weights"));
-        }
-        let config = architecture::read(config).map_err(|error| match error {
-            Error::Mismatch { what, expected, found } => Error::file(
-                &path,
-                format!("{what}: expected {expected}, found {found}"),
-                "fetch it again, or correct it",
-            ),
-            Error::Unsupported { what, remedy } => {
-                Error::Unsupported { what: format!("{what} ({})", path.display()), remedy }
-            }
-            other => other,
-        })?;
-        Ok(config.stored_in(checkpoint))
-    }
-
-    /// Reads a `config.json`. Of one that belongs to an open checkpoint, [`from_checkpoint`](Config::from_checkpoint)
-    /// tells more if something is wrong.
-    ///
-    /// # Errors
-    /// If the architecture is not one of this module's, or a value is missing or senseless.
-    pub fn from_json(config: &Value) -> Result<Self> {
-        if config.is_null() {
-            return Err(Error::mismatch("config.json", "the model's, beside the weights", "no such file"));
-        }
-        architecture::read(config).map_err(|error| match error {
-            Error::Mismatch { what, expected, found } => {
-                Error::Mismatch { what: format!("config.json: {what}"), expected, found }
-            }
-            other => other,
-        })
-    }
-
     /// Checks how the values relate to each other.
     ///
     /// # Errors

@@ -135,14 +135,20 @@ impl Config {
         let (parent, name) = module.rsplit_once('.').unwrap_or(("", module));
         let inside = |segment: &str| parent.split('.').any(|part| part == segment);
         let of_block = match &self.moe {
-            Some(moe) if moe.shared.is_some_and(|shared| inside(shared.block_name)) => Inside::Shared,
-            Some(_) if inside("experts") || inside("switch_mlp") => Inside::Experts,
+            Some(moe) if moe.shared.is_some_and(|shared| inside(shared.block_name)) => Some(Inside::Shared),
+            Some(_) if ["experts", "switch_mlp", "shared_experts"].into_iter().any(inside) => {
+                Some(Inside::Experts)
+            }
             Some(moe)
                 if inside(moe.block_name) && moe.stack_names.is_some_and(|[a, b]| [a, b].contains(&name)) =>
             {
-                Inside::Experts
+                Some(Inside::Experts)
             }
-            _ => Inside::Dense,
+            _ if parent.is_empty() || parent.rsplit('.').next() == Some(self.names.mlp) => {
+                Some(Inside::Dense)
+            }
+            // Of other blocks nothing is known.
+            _ => None,
         };
         let names = &self.names;
         let is_linear = self.linear.is_some() && inside("linear_attn");
@@ -165,13 +171,13 @@ impl Config {
             _ if name == names.o_proj => Role::Output,
             _ if self.moe.as_ref().is_some_and(|moe| moe.is_router(parent, name)) => Role::Router,
             _ if self.moe.as_ref().and_then(|moe| moe.shared?.gate_name) == Some(name) => Role::SharedGate,
-            "w1" | "w3" | "gate_up_proj" | "input_linear" => Role::Inner(of_block),
-            "w2" | "output_linear" => Role::Down(of_block),
-            _ if Some(name) == names.gate_proj || name == names.up_proj => Role::Inner(of_block),
-            _ if name == names.down_proj => Role::Down(of_block),
+            "w1" | "w3" | "gate_up_proj" | "input_linear" => Role::Inner(of_block?),
+            "w2" | "output_linear" => Role::Down(of_block?),
+            _ if Some(name) == names.gate_proj || name == names.up_proj => Role::Inner(of_block?),
+            _ if name == names.down_proj => Role::Down(of_block?),
             // Experts are called alike in all models.
-            "gate_proj" | "up_proj" if of_block != Inside::Dense => Role::Inner(of_block),
-            "down_proj" if of_block != Inside::Dense => Role::Down(of_block),
+            "gate_proj" | "up_proj" if of_block != Some(Inside::Dense) => Role::Inner(of_block?),
+            "down_proj" if of_block != Some(Inside::Dense) => Role::Down(of_block?),
             _ => return None,
         })
     }

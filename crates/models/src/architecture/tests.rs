@@ -1,7 +1,7 @@
 //! Configs of the first seven families, and what is refused.
 
 use super::*;
-use crate::Model;
+use crate::{Model, Rope};
 use candle_core::{DType, Device};
 use serde_json::json;
 
