@@ -59,10 +59,7 @@ impl Arranged {
         let is_mlx = target == Target::Mlx;
         let is_done = is_mlx && source.kind() == CheckpointKind::Mlx;
         let sizes = || Some([size("num_attention_heads")?, size("qk_nope_head_dim")?, size("v_head_dim")?]);
-        let adds_to_norms = is_mlx
-            && family.adds_to_norms
-            && !is_done
-            && !source.tensor_names().any(|name| name.contains(".switch_mlp."));
+        let adds_to_norms = is_mlx && family.adds_to_norms && !is_done && has_usual_convolutions(source);
         Self {
             family,
             experts: target.kind().experts(&family),
@@ -146,4 +143,13 @@ impl Arranged {
         let plain = vec![SourceTensor::whole(name.to_owned(), weight.clone())];
         Ok(Some(TensorGroup { packed: vec![keys, values], plain, obstacle: None }))
     }
+}
+
+/// Whether convolutions are as transformers has them: mlx-lm has turned them when it added to the norms.
+fn has_usual_convolutions(source: &Checkpoint) -> bool {
+    let is_usual = |name: &str| {
+        let dense = source.dense(name);
+        dense.is_ok_and(|dense| matches!(dense.dims(), [_, 1, kernel] if *kernel != 1))
+    };
+    source.tensor_names().filter(|name| name.ends_with("conv1d.weight")).any(is_usual)
 }
