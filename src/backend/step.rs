@@ -146,6 +146,14 @@ pub struct QueryGrowth {
     pub first: usize,
 }
 
+impl QueryGrowth {
+    /// By what a query at a position is multiplied.
+    pub fn factor(&self, position: usize) -> f32 {
+        let periods = position.saturating_add(self.first) / self.period.max(1);
+        (1. + self.beta * (periods as f64).ln_1p()) as f32
+    }
+}
+
 /// A token of a step. Those of one sequence come one after another, at positions one after another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StepToken {

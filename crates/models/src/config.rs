@@ -5,8 +5,9 @@ pub use super::linear_config::LinearAttentionConfig;
 use super::moe::MoeConfig;
 pub use super::names::{Inside, Names, QkNorm, QkNormOver, Role};
 use super::norm::NormKind;
-use super::rope::{QueryGrowth, Rope, RopeScaling};
+use super::rope::{Rope, RopeScaling};
 use candle_nn::Activation;
+use candle_quant::step::QueryGrowth;
 use candle_quant::{Error, Result};
 
 /// The shape of a decoder-only model. Read from a checkpoint's `config.json`, or made by hand.
@@ -47,6 +48,8 @@ pub struct Config {
     pub rotated_layers: Vec<bool>,
     /// How queries grow with their positions.
     pub query_growth: Option<QueryGrowth>,
+    /// Whether they do so only in layers in which they do not turn.
+    pub grows_unturned: bool,
     /// By what products of queries and keys are multiplied.
     pub attention_scale: f64,
     /// Where these products end: they become `cap * tanh(product / cap)`.

@@ -50,5 +50,5 @@ pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, 
 pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
 pub use root::layer_of;
-pub use rope::{QueryGrowth, Rope, RopeScaling};
+pub use rope::{Rope, RopeScaling};
 pub use shapes::Expected;

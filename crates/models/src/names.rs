@@ -35,24 +35,36 @@ pub struct Names {
 
 impl Default for Names {
     fn default() -> Self {
-        Self {
-            final_norm: "norm",
-            attention_norm: Some("input_layernorm"),
-            attention_out_norm: None,
-            mlp_norm: Some("post_attention_layernorm"),
-            mlp_out_norm: None,
-            o_proj: "o_proj",
-            q_norm: "q_norm",
-            k_norm: "k_norm",
-            mlp: "mlp",
-            gate_proj: Some("gate_proj"),
-            up_proj: "up_proj",
-            down_proj: "down_proj",
-        }
+        Self::USUAL
     }
 }
 
 impl Names {
+    /// Those of Llama.
+    pub const USUAL: Self = Self {
+        final_norm: "norm",
+        attention_norm: Some("input_layernorm"),
+        attention_out_norm: None,
+        mlp_norm: Some("post_attention_layernorm"),
+        mlp_out_norm: None,
+        o_proj: "o_proj",
+        q_norm: "q_norm",
+        k_norm: "k_norm",
+        mlp: "mlp",
+        gate_proj: Some("gate_proj"),
+        up_proj: "up_proj",
+        down_proj: "down_proj",
+    };
+
+    /// Norms behind the blocks, and none before them.
+    pub(crate) const NORMS_BEHIND: Self = Self {
+        attention_norm: None,
+        attention_out_norm: Some("post_attention_layernorm"),
+        mlp_norm: None,
+        mlp_out_norm: Some("post_feedforward_layernorm"),
+        ..Self::USUAL
+    };
+
     /// The norms of a layer that there are.
     pub(crate) fn norms(&self) -> impl Iterator<Item = &'static str> {
         let all = [self.attention_norm, self.attention_out_norm, self.mlp_norm, self.mlp_out_norm];

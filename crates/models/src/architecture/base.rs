@@ -3,10 +3,12 @@
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::rope::{Rope, RopeDefaults};
-use crate::{Config, Names};
+use crate::{Config, MoeConfig, Names, Routing};
 use candle_nn::Activation;
+use candle_quant::nn::Gating;
 use candle_quant::Result;
 use serde::Deserialize;
+use serde_json::Value;
 
 /// What absent fields mean, and what the others are called.
 pub(super) struct Defaults {
@@ -26,24 +28,21 @@ pub(super) struct Defaults {
     pub activation: Activation,
 }
 
-impl Default for Defaults {
-    fn default() -> Self {
-        Self {
-            head_dim: None,
-            context: 2048,
-            inner_key: "intermediate_size",
-            eps_key: "rms_norm_eps",
-            eps: 1e-6,
-            theta: 1e4,
-            partial: 1.,
-            interleaved: false,
-            activation_key: "hidden_act",
-            activation: Activation::Silu,
-        }
-    }
-}
-
 impl Defaults {
+    /// Those of Llama.
+    pub const USUAL: Self = Self {
+        head_dim: None,
+        context: 2048,
+        inner_key: "intermediate_size",
+        eps_key: "rms_norm_eps",
+        eps: 1e-6,
+        theta: 1e4,
+        partial: 1.,
+        interleaved: false,
+        activation_key: "hidden_act",
+        activation: Activation::Silu,
+    };
+
     /// The rope of heads of so many elements.
     pub fn rope(&self, head_dim: usize) -> RopeDefaults {
         let Self { theta, partial, interleaved, .. } = *self;
@@ -77,6 +76,7 @@ pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
         local_rope: None,
         rotated_layers: vec![true; num_hidden_layers],
         query_growth: None,
+        grows_unturned: false,
         attention_scale: 1. / (head_dim as f64).sqrt(),
         attention_softcap: None,
         qkv_clip: None,
@@ -98,8 +98,34 @@ pub(super) fn read(fields: Fields, defaults: &Defaults) -> Result<Config> {
         logit_scale: 1.,
         logit_softcap: None,
         tie_word_embeddings: fields.flag("tie_word_embeddings")?,
-        names: Names::default(),
+        names: Names::USUAL,
     })
+}
+
+/// Experts in all layers, as long as the feed-forward block, of which a token uses `top_k`: those of the largest shares of a
+/// softmax, which are made to add up to 1.
+pub(super) fn moe(config: &Config, experts: usize, top_k: usize) -> MoeConfig {
+    MoeConfig {
+        experts,
+        top_k,
+        intermediate_size: config.intermediate_size,
+        routing: Routing::softmax(true),
+        bias: false,
+        gating: Gating::Plain(config.hidden_act),
+        sparse_layers: vec![true; config.num_hidden_layers],
+        block_name: "mlp",
+        router_name: "gate",
+        stack_names: None,
+        transposed_parameters: false,
+        shared: None,
+    }
+}
+
+/// Whether all projections of attention have biases.
+pub(super) fn attention_bias(config: &mut Config, fields: Fields) -> Result<()> {
+    let bias = flag(fields, "attention_bias")?;
+    (config.qkv_bias, config.output_bias) = (bias, bias);
+    Ok(())
 }
 
 /// The field, or false.
@@ -115,27 +141,30 @@ fn activation(fields: Fields, defaults: &Defaults) -> Result<Activation> {
     }
 }
 
-/// `layer_types`, if present: for each layer, whether it is a sliding one.
-pub(super) fn layer_types(fields: Fields, num_hidden_layers: usize) -> Result<Option<Vec<bool>>> {
+/// `layer_types`, if present: for each layer, whether it is of this kind; the others are `full_attention`.
+pub(super) fn layers_of_kind(
+    fields: Fields,
+    num_hidden_layers: usize,
+    kind: &str,
+) -> Result<Option<Vec<bool>>> {
     let Some(value) = fields.get("layer_types") else { return Ok(None) };
-    let layers = value.as_array().and_then(|layers| {
-        layers
-            .iter()
-            .map(|layer| match layer.as_str() {
-                Some("sliding_attention") => Some(true),
-                Some("full_attention") => Some(false),
-                _ => None,
-            })
-            .collect::<Option<Vec<_>>>()
-    });
+    let is_one = |layer: &Value| match layer.as_str() {
+        Some("full_attention") => Some(false),
+        found => (found == Some(kind)).then_some(true),
+    };
+    let layers = value.as_array().and_then(|layers| layers.iter().map(is_one).collect::<Option<Vec<_>>>());
     match layers {
         Some(layers) if layers.len() == num_hidden_layers => Ok(Some(layers)),
-        _ => Err(fields.error(
-            "layer_types",
-            format!("{num_hidden_layers} times `full_attention` or `sliding_attention`"),
-            value,
-        )),
+        _ => {
+            let expected = format!("{num_hidden_layers} times `full_attention` or `{kind}`");
+            Err(fields.error("layer_types", expected, value))
+        }
     }
+}
+
+/// The same of layers with a sliding window.
+pub(super) fn layer_types(fields: Fields, num_hidden_layers: usize) -> Result<Option<Vec<bool>>> {
+    layers_of_kind(fields, num_hidden_layers, "sliding_attention")
 }
 
 /// Gives the config a window of `default` tokens, if the field is absent, in the layers that `layer_types` says, or all

@@ -1,6 +1,6 @@
 //! Command R: both blocks see the same, layer norms without biases, neighbours turn together.
 
-use super::base::{flag, read, slide, Defaults};
+use super::base::{attention_bias, flag, read, slide, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, Names, QkNorm, QkNormOver};
@@ -13,15 +13,14 @@ fn common(fields: Fields, theta: f64) -> Result<Config> {
         eps: 1e-5,
         theta,
         interleaved: true,
-        ..Defaults::default()
+        ..Defaults::USUAL
     };
     let mut config = read(fields, &defaults)?;
     config.norm = NormKind::Layer { bias: false };
     config.parallel_blocks = true;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     config.logit_scale = fields.positive("logit_scale")?.unwrap_or(0.0625);
-    config.names = Names { mlp_norm: None, ..Names::default() };
+    config.names = Names { mlp_norm: None, ..Names::USUAL };
     Ok(config)
 }
 

@@ -1,24 +1,13 @@
 //! DeepSeek 2 and 3: latent attention, and experts in all but the first layers.
 
-use super::base::{flag, read, Defaults};
-use super::routed::{routed, Routed, CORRECTION};
+use super::base::{attention_bias, flag, read, Defaults};
+use super::routed::{by_sigmoid, routed, Routed};
 use crate::fields::Fields;
-use crate::{Config, ExpertGroups, GroupScore, Latents, Routing, Scores};
+use crate::{Config, ExpertGroups, GroupScore, Latents, Routing};
 use candle_quant::{Error, Result};
 
-const DEFAULTS: Defaults = Defaults {
-    // Latents say what heads are; their rope is read again.
-    head_dim: Some(2),
-    context: 2048,
-    inner_key: "intermediate_size",
-    eps_key: "rms_norm_eps",
-    eps: 1e-6,
-    theta: 1e4,
-    partial: 1.,
-    interleaved: true,
-    activation_key: "hidden_act",
-    activation: candle_nn::Activation::Silu,
-};
+/// Latents say what heads are; their rope is read again.
+const DEFAULTS: Defaults = Defaults { head_dim: Some(2), interleaved: true, ..Defaults::USUAL };
 
 fn latents(fields: Fields) -> Result<Config> {
     let mut config = read(fields, &DEFAULTS)?;
@@ -38,8 +27,7 @@ fn latents(fields: Fields) -> Result<Config> {
     config.rope = crate::Rope::from_fields(fields, None, &rope.rope(sizes.turning))?;
     let stretch = stretch(fields)?;
     config.attention_scale = stretch * stretch / (config.head_dim as f64).sqrt();
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     Ok(config)
 }
@@ -93,19 +81,7 @@ pub(super) fn deepseek_v3(fields: Fields) -> Result<Config> {
     if let Some(value) = fields.get("scoring_func").filter(|value| value.as_str() != Some("sigmoid")) {
         return Err(fields.error("scoring_func", "`sigmoid`", value));
     }
-    let groups = ExpertGroups {
-        count: fields.size("n_group")?.unwrap_or(8),
-        chosen: fields.size("topk_group")?.unwrap_or(4),
-        by: GroupScore::TwoLargest,
-    };
-    let routing = Routing {
-        scores: Scores::Sigmoid,
-        correction: Some(CORRECTION),
-        groups: (groups.count > 1).then_some(groups),
-        normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
-        scale: fields.positive("routed_scaling_factor")?.unwrap_or(2.5),
-        weighs_inputs: false,
-    };
+    let routing = by_sigmoid(fields, (8, 4), 2.5)?;
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(3);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);
     config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);

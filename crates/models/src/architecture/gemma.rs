@@ -1,6 +1,6 @@
 //! Gemma: norms that multiply by one more than their weights, and embeddings that are multiplied.
 
-use super::base::{flag, read, slide, Defaults};
+use super::base::{attention_bias, read, slide, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::rope::Rope;
@@ -11,20 +11,14 @@ use candle_quant::Result;
 const DEFAULTS: Defaults = Defaults {
     head_dim: Some(256),
     context: 8192,
-    inner_key: "intermediate_size",
-    eps_key: "rms_norm_eps",
-    eps: 1e-6,
-    theta: 1e4,
-    partial: 1.,
-    interleaved: false,
     activation_key: "hidden_activation",
     activation: Activation::GeluPytorchTanh,
+    ..Defaults::USUAL
 };
 
 fn common(fields: Fields, defaults: &Defaults) -> Result<Config> {
     let mut config = read(fields, defaults)?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     // GGUF files have the sums.
     config.norm = match fields.flag("norm_weights_are_sums")? {
         Some(true) => NormKind::Rms,
@@ -36,30 +30,21 @@ fn common(fields: Fields, defaults: &Defaults) -> Result<Config> {
 
 /// Gemma. Its published configs say `gelu`; it was trained with the approximation by tanh, which all take.
 pub(super) fn gemma(fields: Fields) -> Result<Config> {
-    let mut config = common(fields, &DEFAULTS)?;
+    let config = common(fields, &DEFAULTS)?;
     if let (None, Some(value)) = (fields.get("hidden_activation"), fields.get("hidden_act")) {
         if !matches!(value.as_str(), Some("gelu" | "gelu_pytorch_tanh")) {
             return Err(fields.error("hidden_act", "gelu or gelu_pytorch_tanh", value));
         }
     }
-    config.names = Names::default();
     Ok(config)
 }
 
 /// Norms around both blocks.
 const SANDWICH: Names = Names {
-    final_norm: "norm",
-    attention_norm: Some("input_layernorm"),
     attention_out_norm: Some("post_attention_layernorm"),
     mlp_norm: Some("pre_feedforward_layernorm"),
     mlp_out_norm: Some("post_feedforward_layernorm"),
-    o_proj: "o_proj",
-    q_norm: "q_norm",
-    k_norm: "k_norm",
-    mlp: "mlp",
-    gate_proj: Some("gate_proj"),
-    up_proj: "up_proj",
-    down_proj: "down_proj",
+    ..Names::USUAL
 };
 
 fn scores(config: &mut Config, fields: Fields) -> Result<()> {

@@ -1,10 +1,10 @@
 //! GLM 4: half of a head turns.
 
 use super::base::{flag, read, Defaults};
-use super::routed::{routed, Routed, CORRECTION};
+use super::routed::{by_sigmoid, routed, Routed};
 use crate::fields::Fields;
 use crate::norm::NormKind;
-use crate::{Config, ExpertGroups, GroupScore, Names, QkNorm, QkNormOver, Routing, Scores};
+use crate::{Config, Names, QkNorm, QkNormOver};
 use candle_quant::Result;
 
 /// GLM 4 (0414 and before): neighbours turn together.
@@ -15,7 +15,7 @@ pub(super) fn glm(fields: Fields) -> Result<Config> {
         eps: 1.5625e-7,
         partial: 0.5,
         interleaved: true,
-        ..Defaults::default()
+        ..Defaults::USUAL
     };
     let mut config = read(fields, &defaults)?;
     config.qkv_bias = fields.flag("attention_bias")?.unwrap_or(true);
@@ -28,32 +28,20 @@ pub(super) fn glm4(fields: Fields) -> Result<Config> {
     config.names = Names {
         attention_out_norm: Some("post_self_attn_layernorm"),
         mlp_out_norm: Some("post_mlp_layernorm"),
-        ..Names::default()
+        ..Names::USUAL
     };
     Ok(config)
 }
 
 /// GLM 4.5 to 4.7: experts in all but the first layers.
 pub(super) fn glm4_moe(fields: Fields) -> Result<Config> {
-    let defaults = Defaults { context: 131_072, eps: 1e-5, partial: 0.5, ..Defaults::default() };
+    let defaults = Defaults { context: 131_072, eps: 1e-5, partial: 0.5, ..Defaults::USUAL };
     let mut config = read(fields, &defaults)?;
     config.qkv_bias = flag(fields, "attention_bias")?;
     if flag(fields, "use_qk_norm")? {
         config.qk_norm = Some(QkNorm { kind: NormKind::Rms, over: QkNormOver::Head, after_rotation: false });
     }
-    let groups = ExpertGroups {
-        count: fields.size("n_group")?.unwrap_or(1),
-        chosen: fields.size("topk_group")?.unwrap_or(1),
-        by: GroupScore::TwoLargest,
-    };
-    let routing = Routing {
-        scores: Scores::Sigmoid,
-        correction: Some(CORRECTION),
-        groups: (groups.count > 1).then_some(groups),
-        normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
-        scale: fields.positive("routed_scaling_factor")?.unwrap_or(1.),
-        weighs_inputs: false,
-    };
+    let routing = by_sigmoid(fields, (1, 1), 1.)?;
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(1);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);
     config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);

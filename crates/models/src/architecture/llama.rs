@@ -1,18 +1,19 @@
 //! Llama and what differs little from it.
 
-use super::base::{flag, layer_types, read, slide, Defaults};
+use super::base::{attention_bias, flag, layer_types, read, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
-use crate::{Config, Names, QkNorm, QkNormOver, QueryGrowth};
+use crate::{Config, Names, QkNorm, QkNormOver};
+use candle_quant::step::QueryGrowth;
 use candle_quant::Result;
+use serde_json::Value;
 
 const QK_NORM: QkNorm = QkNorm { kind: NormKind::Rms, over: QkNormOver::Head, after_rotation: false };
 
 /// Llama 2 and 3, SmolLM, Yi, DeepSeek's first models.
 pub(super) fn llama(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults::default())?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    let mut config = read(fields, &Defaults::USUAL)?;
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     // Ministral's, in checkpoints that call it llama.
     if let Some(layers) = layer_types(fields, config.num_hidden_layers)? {
@@ -23,9 +24,8 @@ pub(super) fn llama(fields: Fields) -> Result<Config> {
 
 /// Mistral: a window in all layers.
 pub(super) fn mistral(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 131_072, ..Defaults::default() })?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    let mut config = read(fields, &Defaults { context: 131_072, ..Defaults::USUAL })?;
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     // An explicit null switches the window off, a missing key does not.
     config.sliding_window = match fields.has("sliding_window") {
@@ -39,11 +39,11 @@ pub(super) fn mistral(fields: Fields) -> Result<Config> {
 /// Ministral 3: queries grow with their positions.
 pub(super) fn ministral3(fields: Fields) -> Result<Config> {
     let defaults =
-        Defaults { head_dim: Some(128), context: 262_144, eps: 1e-5, theta: 1e6, ..Defaults::default() };
+        Defaults { head_dim: Some(128), context: 262_144, eps: 1e-5, theta: 1e6, ..Defaults::USUAL };
     let mut config = read(fields, &defaults)?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
-    let growth = |(beta, period)| QueryGrowth { beta, period, first: 0, only_unturned: false };
+    let growth = |(beta, period)| QueryGrowth { beta, period, first: 0 };
     if let Some(rope) = fields.object("rope_parameters")? {
         let beta = rope.positive("llama_4_scaling_beta")?;
         let period = rope.size("original_max_position_embeddings")?;
@@ -54,9 +54,8 @@ pub(super) fn ministral3(fields: Fields) -> Result<Config> {
 
 /// SmolLM3: no positions in each fourth layer.
 pub(super) fn smollm3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 32_768, theta: 2e6, ..Defaults::default() })?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    let mut config = read(fields, &Defaults { context: 32_768, theta: 2e6, ..Defaults::USUAL })?;
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     let layers = config.num_hidden_layers;
     let interval = fields.size("no_rope_layer_interval")?.unwrap_or(4);
@@ -82,7 +81,7 @@ pub(super) fn smollm3(fields: Fields) -> Result<Config> {
 
 /// Seed-OSS.
 pub(super) fn seed_oss(fields: Fields) -> Result<Config> {
-    let defaults = Defaults { head_dim: Some(128), context: 524_288, ..Defaults::default() };
+    let defaults = Defaults { head_dim: Some(128), context: 524_288, ..Defaults::USUAL };
     let mut config = read(fields, &defaults)?;
     config.qkv_bias = fields.flag("attention_bias")?.unwrap_or(true);
     config.output_bias = flag(fields, "attention_out_bias")?;
@@ -92,7 +91,7 @@ pub(super) fn seed_oss(fields: Fields) -> Result<Config> {
 
 /// InternLM3, by mlx-lm: transformers has no such model.
 pub(super) fn internlm3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::default() })?;
+    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::USUAL })?;
     let bias = flag(fields, "bias")?;
     config.qkv_bias = flag(fields, "qkv_bias")?;
     (config.output_bias, config.mlp_bias) = (bias, bias);
@@ -107,7 +106,7 @@ pub(super) fn ernie4_5(fields: Fields) -> Result<Config> {
         eps: 1e-5,
         theta: 5e5,
         interleaved: true,
-        ..Defaults::default()
+        ..Defaults::USUAL
     };
     let mut config = read(fields, &defaults)?;
     let bias = flag(fields, "use_bias")?;
@@ -123,7 +122,7 @@ pub(super) fn helium(fields: Fields) -> Result<Config> {
         eps: 1e-8,
         theta: 1e5,
         interleaved: true,
-        ..Defaults::default()
+        ..Defaults::USUAL
     };
     let mut config = read(fields, &defaults)?;
     config.qkv_bias = flag(fields, "attention_bias")?;
@@ -133,9 +132,8 @@ pub(super) fn helium(fields: Fields) -> Result<Config> {
 
 /// Granite: numbers by which embeddings, scores, outputs and logits are multiplied.
 pub(super) fn granite(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults::default())?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    let mut config = read(fields, &Defaults::USUAL)?;
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     multipliers(&mut config, fields)?;
     Ok(config)
@@ -152,35 +150,41 @@ pub(super) fn multipliers(config: &mut Config, fields: Fields) -> Result<()> {
 
 /// Hunyuan: queries and keys are normalized where they stand.
 pub(super) fn hunyuan(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { eps: 1e-5, ..Defaults::default() })?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    let mut config = read(fields, &Defaults { eps: 1e-5, ..Defaults::USUAL })?;
+    attention_bias(&mut config, fields)?;
     if fields.flag("use_qk_norm")?.unwrap_or(true) {
         config.qk_norm = Some(QkNorm { after_rotation: true, ..QK_NORM });
     }
-    config.names = Names { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Names::default() };
+    config.names = Names { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Names::USUAL };
     Ok(config)
 }
 
 /// EXAONE 4: norms behind the blocks; no positions in layers without a window, if others have one.
 pub(super) fn exaone4(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { eps: 1e-5, ..Defaults::default() })?;
+    let mut config = read(fields, &Defaults { eps: 1e-5, ..Defaults::USUAL })?;
     config.qk_norm = Some(QK_NORM);
+    // An explicit null switches the window off, a missing key does not.
     let has_window = fields.get("sliding_window").is_some() || !fields.has("sliding_window");
+    let stated = layer_types(fields, config.num_hidden_layers)?;
+    let by_pattern = pattern_of_exaone(fields, config.num_hidden_layers)?;
     if has_window {
-        slide(&mut config, fields, 4096, fields.size("sliding_window_pattern").ok().flatten().unwrap_or(4))?;
+        config.sliding_window = Some(fields.size("sliding_window")?.unwrap_or(4096));
+        config.sliding_layers = stated.unwrap_or(by_pattern);
         config.rotated_layers = config.sliding_layers.clone();
-    } else {
-        // Nothing slides.
-        layer_types(fields, config.num_hidden_layers)?;
-        fields.ignore(&["sliding_window_pattern"]);
     }
-    config.names = Names {
-        attention_norm: None,
-        attention_out_norm: Some("post_attention_layernorm"),
-        mlp_norm: None,
-        mlp_out_norm: Some("post_feedforward_layernorm"),
-        ..Names::default()
-    };
+    config.names = Names::NORMS_BEHIND;
     Ok(config)
+}
+
+/// For each layer, whether it slides: all but each last one of so many, or a string of `L` for those that do and `G`.
+fn pattern_of_exaone(fields: Fields, layers: usize) -> Result<Vec<bool>> {
+    const KEY: &str = "sliding_window_pattern";
+    let Some(value @ Value::String(pattern)) = fields.get(KEY) else {
+        let every = fields.size(KEY)?.unwrap_or(4);
+        return Ok((1..=layers).map(|number| !number.is_multiple_of(every)).collect());
+    };
+    if pattern.is_empty() || !pattern.bytes().all(|layer| matches!(layer, b'L' | b'G')) {
+        return Err(fields.error(KEY, "a number, or `L` and `G` for some layers", value));
+    }
+    Ok(pattern.bytes().map(|layer| layer == b'L').cycle().take(layers).collect())
 }

@@ -1,10 +1,10 @@
 //! Llama 4, the text part.
 
-use super::base::{flag, read, Defaults};
+use super::base::{attention_bias, layers_of_kind, moe, read, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
-use crate::{Config, MoeConfig, Names, QkNorm, QkNormOver, QueryGrowth, Routing, Scores, SharedExpert};
-use candle_quant::nn::Gating;
+use crate::{Config, MoeConfig, Names, QkNorm, QkNormOver, Routing, Scores, SharedExpert};
+use candle_quant::step::QueryGrowth;
 use candle_quant::{Error, Result};
 
 /// Layers that see chunks and turn, and, each fourth, layers that see all and do not; experts in some.
@@ -15,47 +15,45 @@ pub(super) fn llama4(fields: Fields) -> Result<Config> {
         eps: 1e-5,
         theta: 5e5,
         interleaved: true,
-        ..Defaults::default()
+        ..Defaults::USUAL
     };
     let mut config = read(fields, &defaults)?;
     let layers = config.num_hidden_layers;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     config.rotated_layers = rotated(fields, layers)?;
     if fields.flag("use_qk_norm")?.unwrap_or(true) {
         let norm = QkNorm { kind: NormKind::RmsPlain, over: QkNormOver::Head, after_rotation: true };
         config.qk_norm = Some(norm);
     }
-    config.sliding_layers = chunked(fields, &config.rotated_layers)?;
+    // Those that turn, if the config does not say it.
+    let chunked = layers_of_kind(fields, layers, "chunked_attention")?;
+    config.sliding_layers = chunked.unwrap_or_else(|| config.rotated_layers.clone());
     config.sliding_window = Some(fields.size("attention_chunk_size")?.unwrap_or(8192));
     config.chunked_window = true;
     let beta = fields.positive("attn_scale")?.unwrap_or(0.1);
     let period = fields.size("floor_scale")?.unwrap_or(8192);
     if fields.flag("attn_temperature_tuning")?.unwrap_or(true) {
-        config.query_growth = Some(QueryGrowth { beta, period, first: 1, only_unturned: true });
+        config.query_growth = Some(QueryGrowth { beta, period, first: 1 });
+        config.grows_unturned = true;
     }
-    config.names = Names { mlp: "feed_forward", ..Names::default() };
+    config.names = Names { mlp: "feed_forward", ..Names::USUAL };
     let inner = config.intermediate_size;
     config.intermediate_size = fields.size("intermediate_size_mlp")?.unwrap_or(16_384);
     let (sparse, experts) = (sparse(fields, layers)?, fields.index("num_local_experts")?.unwrap_or(16));
     if sparse.contains(&true) {
         config.moe = Some(MoeConfig {
-            experts,
-            top_k: fields.size("num_experts_per_tok")?.unwrap_or(1),
             intermediate_size: inner,
             routing: Routing { scores: Scores::Sigmoid, weighs_inputs: true, ..Routing::softmax(false) },
-            bias: false,
-            gating: Gating::Plain(config.hidden_act),
             sparse_layers: sparse,
             block_name: "feed_forward",
             router_name: "router",
-            stack_names: None,
             transposed_parameters: true,
             shared: Some(SharedExpert {
                 intermediate_size: inner,
                 block_name: "shared_expert",
                 gate_name: None,
             }),
+            ..moe(&config, experts, fields.size("num_experts_per_tok")?.unwrap_or(1))
         });
     }
     Ok(config)
@@ -69,19 +67,6 @@ fn rotated(fields: Fields, layers: usize) -> Result<Vec<bool>> {
         true => (0..layers).map(|layer| !(layer + 1).is_multiple_of(interval)).collect(),
         false => stated.into_iter().map(|flag| flag != 0).collect(),
     })
-}
-
-/// For each layer, whether it sees a chunk; those that turn, if the config does not say it.
-fn chunked(fields: Fields, rotated: &[bool]) -> Result<Vec<bool>> {
-    let Some(value) = fields.get("layer_types") else { return Ok(rotated.to_vec()) };
-    let kind = |layer: &serde_json::Value| match layer.as_str() {
-        Some("chunked_attention") => Some(true),
-        Some("full_attention") => Some(false),
-        _ => None,
-    };
-    let layers = value.as_array().and_then(|layers| layers.iter().map(kind).collect::<Option<Vec<_>>>());
-    layers
-        .ok_or_else(|| fields.error("layer_types", "`chunked_attention` or `full_attention` for each", value))
 }
 
 /// For each layer, whether it has experts.

@@ -1,24 +1,13 @@
 //! Phi, and others with layer norms.
 
-use super::base::{flag, read, Defaults};
+use super::base::{attention_bias, flag, read, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, Names, QkNorm, QkNormOver};
 use candle_nn::Activation;
 use candle_quant::Result;
 
-const LAYER_NORM: Defaults = Defaults {
-    head_dim: None,
-    context: 2048,
-    inner_key: "intermediate_size",
-    eps_key: "layer_norm_eps",
-    eps: 1e-5,
-    theta: 1e4,
-    partial: 1.,
-    interleaved: false,
-    activation_key: "hidden_act",
-    activation: Activation::Silu,
-};
+const LAYER_NORM: Defaults = Defaults { eps_key: "layer_norm_eps", eps: 1e-5, ..Defaults::USUAL };
 
 /// Phi 1 and 2: both blocks see the same, half of a head turns, all layers have biases, and there is no gate.
 pub(super) fn phi(fields: Fields) -> Result<Config> {
@@ -40,14 +29,14 @@ pub(super) fn phi(fields: Fields) -> Result<Config> {
         gate_proj: None,
         up_proj: "fc1",
         down_proj: "fc2",
-        ..Names::default()
+        ..Names::USUAL
     };
     Ok(config)
 }
 
 /// Phi 3 and 4: fused projections, perhaps LongRoPE.
 pub(super) fn phi3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 4096, eps: 1e-5, ..Defaults::default() })?;
+    let mut config = read(fields, &Defaults { context: 4096, eps: 1e-5, ..Defaults::USUAL })?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
     Ok(config)
@@ -63,7 +52,7 @@ pub(super) fn stablelm(fields: Fields) -> Result<Config> {
         config.qk_norm = Some(QkNorm { kind, over: QkNormOver::HeadOfItsOwn, after_rotation: false });
     }
     config.parallel_blocks = flag(fields, "use_parallel_residual")?;
-    config.names = Names { q_norm: "q_layernorm", k_norm: "k_layernorm", ..Names::default() };
+    config.names = Names { q_norm: "q_layernorm", k_norm: "k_layernorm", ..Names::USUAL };
     if config.parallel_blocks {
         config.names.mlp_norm = None;
     }
@@ -84,7 +73,7 @@ pub(super) fn starcoder2(fields: Fields) -> Result<Config> {
     (config.qkv_bias, config.output_bias, config.mlp_bias) = (bias, bias, bias);
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
-    config.names = Names { gate_proj: None, up_proj: "c_fc", down_proj: "c_proj", ..Names::default() };
+    config.names = Names { gate_proj: None, up_proj: "c_fc", down_proj: "c_proj", ..Names::USUAL };
     Ok(config)
 }
 
@@ -103,8 +92,7 @@ pub(super) fn nemotron(fields: Fields) -> Result<Config> {
         Some(true) => NormKind::Layer { bias: true },
         Some(false) | None => NormKind::LayerOnePlus,
     };
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     config.names.gate_proj = None;
     Ok(config)

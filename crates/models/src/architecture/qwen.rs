@@ -1,16 +1,15 @@
 //! Qwen 2 and 3, with and without experts.
 
-use super::base::{flag, layer_types, read, Defaults};
+use super::base::{attention_bias, flag, layer_types, moe, read, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, MoeConfig, QkNorm, QkNormOver, Routing, SharedExpert};
-use candle_quant::nn::Gating;
 use candle_quant::Result;
 use std::collections::BTreeSet;
 
 /// Qwen2 and Qwen2.5: biased queries, keys and values.
 pub(super) fn qwen2(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::default() })?;
+    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::USUAL })?;
     windows(&mut config, fields)?;
     config.qkv_bias = true;
     // Known in some configs, of no effect.
@@ -21,7 +20,7 @@ pub(super) fn qwen2(fields: Fields) -> Result<Config> {
 
 /// Qwen2 with experts, and one that all tokens use.
 pub(super) fn qwen2_moe(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::default() })?;
+    let mut config = read(fields, &Defaults { context: 32_768, ..Defaults::USUAL })?;
     windows(&mut config, fields)?;
     config.qkv_bias = fields.flag("qkv_bias")?.unwrap_or(true);
     fields.ignore(&["attention_bias"]);
@@ -31,10 +30,9 @@ pub(super) fn qwen2_moe(fields: Fields) -> Result<Config> {
 
 /// Qwen3: normalized queries and keys.
 pub(super) fn qwen3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { head_dim: Some(128), context: 32_768, ..Defaults::default() })?;
+    let mut config = read(fields, &Defaults { head_dim: Some(128), context: 32_768, ..Defaults::USUAL })?;
     windows(&mut config, fields)?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     config.qk_norm = Some(QkNorm { kind: NormKind::Rms, over: QkNormOver::Head, after_rotation: false });
     Ok(config)
@@ -78,17 +76,9 @@ pub(super) fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
             .map_err(|_| candle_quant::Error::mismatch("`num_experts`", "an integer", "nothing"))?,
     };
     Ok(MoeConfig {
-        experts: count,
-        top_k: fields.required_size("num_experts_per_tok")?,
         intermediate_size: fields.required_size("moe_intermediate_size")?,
         routing: Routing::softmax(flag(fields, "norm_topk_prob")?),
-        bias: false,
-        gating: Gating::Plain(config.hidden_act),
         sparse_layers: (0..config.num_hidden_layers).map(sparse).collect(),
-        block_name: "mlp",
-        router_name: "gate",
-        stack_names: None,
-        transposed_parameters: false,
-        shared: None,
+        ..moe(config, count, fields.required_size("num_experts_per_tok")?)
     })
 }

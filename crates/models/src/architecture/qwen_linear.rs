@@ -1,24 +1,14 @@
 //! Qwen3-Next and Qwen 3.5: layers of linear attention, and among them some of attention with gates.
 
-use super::base::{flag, read, Defaults};
+use super::base::{attention_bias, layers_of_kind, read, Defaults};
 use super::qwen::{experts, shared_expert};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, LinearAttentionConfig, MoeConfig, QkNorm, QkNormOver, Routing};
 use candle_quant::Result;
 
-const DEFAULTS: Defaults = Defaults {
-    head_dim: Some(256),
-    context: 32_768,
-    inner_key: "intermediate_size",
-    eps_key: "rms_norm_eps",
-    eps: 1e-6,
-    theta: 1e4,
-    partial: 0.25,
-    interleaved: false,
-    activation_key: "hidden_act",
-    activation: candle_nn::Activation::Silu,
-};
+const DEFAULTS: Defaults =
+    Defaults { head_dim: Some(256), context: 32_768, partial: 0.25, ..Defaults::USUAL };
 
 /// Qwen3-Next: experts in every layer, and one that all tokens use.
 pub(super) fn qwen3_next(fields: Fields) -> Result<Config> {
@@ -47,8 +37,7 @@ pub(super) fn qwen3_5_moe(fields: Fields) -> Result<Config> {
 
 fn common(fields: Fields, defaults: &Defaults, is_grouped: bool) -> Result<Config> {
     let mut config = read(fields, defaults)?;
-    let bias = flag(fields, "attention_bias")?;
-    (config.qkv_bias, config.output_bias) = (bias, bias);
+    attention_bias(&mut config, fields)?;
     config.attention_gate = fields.flag("attn_output_gate")?.unwrap_or(true);
     config.norm = NormKind::RmsOnePlus;
     config.qk_norm = Some(QkNorm { kind: config.norm, over: QkNormOver::Head, after_rotation: false });
@@ -68,21 +57,6 @@ fn common(fields: Fields, defaults: &Defaults, is_grouped: bool) -> Result<Confi
 /// By `layer_types`, or all but each last one of `full_attention_interval`.
 fn linear_layers(fields: Fields, layers: usize) -> Result<Vec<bool>> {
     let interval = fields.size("full_attention_interval")?.unwrap_or(4);
-    let Some(value) = fields.get("layer_types") else {
-        return Ok((1..=layers).map(|number| !number.is_multiple_of(interval)).collect());
-    };
-    let is_linear = |layer: &serde_json::Value| match layer.as_str() {
-        Some("linear_attention") => Some(true),
-        Some("full_attention") => Some(false),
-        _ => None,
-    };
-    let stated = value.as_array().and_then(|stated| stated.iter().map(is_linear).collect::<Option<Vec<_>>>());
-    match stated {
-        Some(stated) if stated.len() == layers => Ok(stated),
-        _ => Err(fields.error(
-            "layer_types",
-            format!("{layers} times `full_attention` or `linear_attention`"),
-            value,
-        )),
-    }
+    let by_interval = || (1..=layers).map(|number| !number.is_multiple_of(interval)).collect();
+    Ok(layers_of_kind(fields, layers, "linear_attention")?.unwrap_or_else(by_interval))
 }

@@ -1,12 +1,12 @@
 //! Experts as DeepSeek's models have them, and others after these.
 
+use super::base::moe;
 use crate::fields::Fields;
-use crate::{Config, Correction, MoeConfig, Routing, SharedExpert};
-use candle_quant::nn::Gating;
+use crate::{Config, Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 use candle_quant::Result;
 
 /// What is added to the scores of experts, for the choice.
-pub(super) const CORRECTION: Correction =
+const CORRECTION: Correction =
     Correction { path: "gate.e_score_correction_bias", is_row: false, is_optional: false };
 
 /// What differs between families.
@@ -24,22 +24,36 @@ pub(super) fn routed(fields: Fields, config: &Config, family: Routed) -> Result<
     let inner = fields.required_size("moe_intermediate_size")?;
     let step = fields.size("moe_layer_freq")?.unwrap_or(1);
     let sparse = |layer: usize| layer >= first_sparse && layer.is_multiple_of(step);
+    let (experts, top_k) =
+        (fields.required_size("n_routed_experts")?, fields.required_size("num_experts_per_tok")?);
     Ok(MoeConfig {
-        experts: fields.required_size("n_routed_experts")?,
-        top_k: fields.required_size("num_experts_per_tok")?,
         intermediate_size: inner,
         routing,
-        bias: false,
-        gating: Gating::Plain(config.hidden_act),
         sparse_layers: (0..config.num_hidden_layers).map(sparse).collect(),
-        block_name: "mlp",
-        router_name: "gate",
-        stack_names: None,
-        transposed_parameters: false,
-        shared: (shared > 0).then_some(SharedExpert {
-            intermediate_size: inner.saturating_mul(shared),
-            block_name: "shared_experts",
-            gate_name: None,
-        }),
+        shared: shared_experts(inner, shared),
+        ..moe(config, experts, top_k)
+    })
+}
+
+/// The expert that all tokens use, as long as so many of `inner` elements.
+pub(super) fn shared_experts(inner: usize, count: usize) -> Option<SharedExpert> {
+    let intermediate_size = inner.saturating_mul(count);
+    (count > 0).then_some(SharedExpert { intermediate_size, block_name: "shared_experts", gate_name: None })
+}
+
+/// A sigmoid for each expert, and a correction of the choice. Absent fields are so many groups, chosen groups, and a scale.
+pub(super) fn by_sigmoid(fields: Fields, groups: (usize, usize), scale: f64) -> Result<Routing> {
+    let groups = ExpertGroups {
+        count: fields.size("n_group")?.unwrap_or(groups.0),
+        chosen: fields.size("topk_group")?.unwrap_or(groups.1),
+        by: GroupScore::TwoLargest,
+    };
+    Ok(Routing {
+        scores: Scores::Sigmoid,
+        correction: Some(CORRECTION),
+        groups: (groups.count > 1).then_some(groups),
+        normalize: fields.flag("norm_topk_prob")?.unwrap_or(true),
+        scale: fields.positive("routed_scaling_factor")?.unwrap_or(scale),
+        weighs_inputs: false,
     })
 }

@@ -172,3 +172,69 @@ fn in_features_follow_the_module() {
     assert_eq!(k("lm_head"), Some(128));
     assert_eq!(k("model.norm"), None);
 }
+
+/// What changes numbers in some families is refused by name in those that do not have it, unless it changes nothing.
+#[test]
+fn fields_that_a_family_does_not_know_are_refused() {
+    for (changes, named) in [
+        (json!({"final_logit_softcapping": 30.0}), "`final_logit_softcapping`: 30.0"),
+        (json!({"residual_multiplier": 0.22}), "`residual_multiplier`: 0.22"),
+        (json!({"partial_rotary_factor": 0.5, "model_type": "qwen9"}), "qwen9"),
+        (json!({"use_qk_norm": true}), "`use_qk_norm`: true in a model of type `llama`"),
+        (json!({"num_experts": 8}), "`num_experts`: 8"),
+        (json!({"clip_qkv": 8.0, "model_type": "qwen3"}), "`clip_qkv`: 8.0 in a model of type `qwen3`"),
+        (json!({"kv_lora_rank": 512}), "`kv_lora_rank`: 512"),
+        (json!({"use_mrope": true, "model_type": "qwen2"}), "`use_mrope`: true"),
+    ] {
+        let error = with(changes.clone()).unwrap_err().to_string();
+        assert!(error.contains(named), "{changes}: {error}");
+    }
+    for changes in [
+        json!({"residual_multiplier": 1.0, "final_logit_softcapping": null, "use_qk_norm": false}),
+        json!({"num_experts": 1, "model_type": "hunyuan_v1_dense", "kv_lora_rank": null}),
+        json!({"clip_qkv": 8.0, "model_type": "olmo"}),
+        json!({"use_mrope": false, "model_type": "qwen2"}),
+    ] {
+        let unchanged = with(changes.clone());
+        assert!(unchanged.is_ok(), "{changes}: {unchanged:?}");
+    }
+}
+
+#[test]
+fn windows_of_exaone_follow_a_number_or_a_string() {
+    let exaone = |pattern: Value| {
+        with(json!({"model_type": "exaone4", "sliding_window": 8, "sliding_window_pattern": pattern}))
+    };
+    assert_eq!(exaone(json!(3)).unwrap().sliding_layers, [true, true, false]);
+    let config = exaone(json!("LG")).unwrap();
+    assert_eq!(config.sliding_layers, [true, false, true]);
+    assert_eq!(config.rotated_layers, config.sliding_layers);
+    for bad in [json!(""), json!("LX"), json!(0), json!(["L"])] {
+        let error = exaone(bad.clone()).unwrap_err().to_string();
+        assert!(error.contains("`sliding_window_pattern`"), "{bad}: {error}");
+    }
+    let none = with(json!({"model_type": "exaone4", "sliding_window": null})).unwrap();
+    assert_eq!((none.sliding_window, none.rotated_layers), (None, vec![true; 3]));
+}
+
+/// The first configs of Phi 3 call LongRoPE so.
+#[test]
+fn a_yarn_with_factors_for_each_pair_is_longrope() {
+    let scaling = json!({"type": "yarn", "short_factor": vec![1.0; 16], "long_factor": vec![2.0; 16]});
+    let config = with(json!({"model_type": "phi3", "original_max_position_embeddings": 64,
+        "max_position_embeddings": 128, "rope_scaling": scaling}))
+    .unwrap();
+    assert!(matches!(config.rope.scaling, crate::RopeScaling::Long { .. }), "{:?}", config.rope);
+}
+
+#[test]
+fn the_last_layer_with_experts_may_be_minus_one() {
+    let ernie = |last: i64| {
+        with(json!({"model_type": "ernie4_5_moe", "moe_num_experts": 4, "moe_k": 2, "moe_intermediate_size": 64,
+            "moe_layer_start_index": 1, "moe_layer_end_index": last}))
+        .map(|config| config.moe.unwrap().sparse_layers)
+    };
+    assert_eq!(ernie(-1).unwrap(), [false, true, true]);
+    assert_eq!(ernie(1).unwrap(), [false, true, false]);
+    assert!(ernie(-2).unwrap_err().to_string().contains("`moe_layer_end_index`"));
+}

@@ -10,6 +10,8 @@ enum Neutral {
     Absent,
     False,
     Number(f64),
+    /// No more than one.
+    AtMostOne,
 }
 
 /// Fields of some families, and what they say where they change nothing.
@@ -44,6 +46,7 @@ const CHANGE_NUMBERS: &[(&str, Neutral)] = &[
     ("shared_expert_intermediate_size", Neutral::Number(0.)),
     ("use_bias", Neutral::False),
     ("use_bidirectional_attention", Neutral::False),
+    ("use_mrope", Neutral::False),
     ("use_parallel_residual", Neutral::False),
     ("use_qk_norm", Neutral::False),
     ("use_qkv_bias", Neutral::False),
@@ -52,10 +55,10 @@ const CHANGE_NUMBERS: &[(&str, Neutral)] = &[
 
 /// How many experts there are, by the names of all families: those with experts know one of them.
 const COUNT_EXPERTS: &[(&str, Neutral)] = &[
-    ("moe_num_experts", Neutral::Number(0.)),
-    ("n_routed_experts", Neutral::Number(0.)),
-    ("num_experts", Neutral::Number(0.)),
-    ("num_local_experts", Neutral::Number(0.)),
+    ("moe_num_experts", Neutral::AtMostOne),
+    ("n_routed_experts", Neutral::AtMostOne),
+    ("num_experts", Neutral::AtMostOne),
+    ("num_local_experts", Neutral::AtMostOne),
 ];
 
 /// Refuses a field that changes numbers, if it was not asked for. `has_experts` says whether the family does.
@@ -68,6 +71,7 @@ pub(super) fn check(fields: Fields, asked: &Asked, model_type: &str, has_experts
             Neutral::Absent => false,
             Neutral::False => value == &Value::Bool(false),
             Neutral::Number(neutral) => value.as_f64() == Some(*neutral),
+            Neutral::AtMostOne => value.as_u64().is_some_and(|count| count <= 1),
         };
         if !changes_nothing {
             return Err(Error::Unsupported {

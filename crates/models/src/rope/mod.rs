@@ -6,7 +6,6 @@ mod rotation;
 
 use super::fields::{is_positive, POSITIVE};
 use candle_quant::{Error, Result};
-pub use positions::QueryGrowth;
 pub(super) use positions::{Positions, Turns};
 pub(super) use read::RopeDefaults;
 pub(super) use rotation::Rotation;

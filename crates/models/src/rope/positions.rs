@@ -4,7 +4,7 @@ use super::{Rope, Rotation};
 use crate::config::LayerRope;
 use crate::Config;
 use candle_core::{DType, Device, Result, Tensor};
-use candle_quant::step;
+use candle_quant::step::{self, QueryGrowth};
 use std::ops::Range;
 
 /// How queries and keys turn in the layers of a model.
@@ -14,6 +14,8 @@ pub(crate) struct Turns {
     /// In layers with a window, if they turn otherwise.
     local: Option<Turn>,
     query_growth: Option<QueryGrowth>,
+    /// Whether queries grow only in layers in which they do not turn.
+    grows_unturned: bool,
 }
 
 #[derive(Debug)]
@@ -21,19 +23,6 @@ struct Turn {
     rope: Rope,
     /// In short texts, and in long ones.
     inverse_frequencies: [Vec<f32>; 2],
-}
-
-/// How queries grow with their positions: by `1 + beta ln(1 + floor((position + first) / period))`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct QueryGrowth {
-    /// By how much.
-    pub beta: f64,
-    /// After how many tokens.
-    pub period: usize,
-    /// What the first position counts as.
-    pub first: usize,
-    /// Whether they do so only in layers in which they do not turn.
-    pub only_unturned: bool,
 }
 
 impl Turn {
@@ -56,22 +45,21 @@ impl Turns {
             all: Turn::new(&config.rope),
             local: config.local_rope.as_ref().map(Turn::new),
             query_growth: config.query_growth,
+            grows_unturned: config.grows_unturned,
         }
     }
 
     /// Those of the tokens at these positions, of a text that is longer than [`short_context`](Self::short_context) or not.
     pub fn at(&self, tokens: &Range<usize>, is_long: bool, like: (DType, &Device)) -> Result<Positions> {
-        let growth = |QueryGrowth { beta, period, first, .. }: QueryGrowth| {
-            let of =
-                |position: usize| (1. + beta * (((position + first) / period.max(1)) as f64).ln_1p()) as f32;
-            let factors: Vec<f32> = tokens.clone().map(of).collect();
+        let growth = |growth: QueryGrowth| {
+            let factors: Vec<f32> = tokens.clone().map(|position| growth.factor(position)).collect();
             Tensor::from_vec(factors, (1, tokens.len(), 1, 1), like.1)?.to_dtype(like.0)
         };
         Ok(Positions {
             all: self.all.rotation(tokens, is_long, like)?,
             local: self.local.as_ref().map(|turn| turn.rotation(tokens, is_long, like)).transpose()?,
             query_factors: self.query_growth.map(growth).transpose()?,
-            grows_unturned: self.query_growth.is_some_and(|growth| growth.only_unturned),
+            grows_unturned: self.grows_unturned,
         })
     }
 
@@ -83,9 +71,7 @@ impl Turns {
 
     /// What a layer does in a plan.
     pub fn of_step(&self, layer: LayerRope) -> step::Turn {
-        let grows = |growth: &QueryGrowth| layer == LayerRope::None || !growth.only_unturned;
-        let of_step = |QueryGrowth { beta, period, first, .. }| step::QueryGrowth { beta, period, first };
-        let query_growth = self.query_growth.filter(grows).map(of_step);
+        let query_growth = self.query_growth.filter(|_| layer == LayerRope::None || !self.grows_unturned);
         let turn = match layer {
             LayerRope::None => return step::Turn { query_growth, ..step::Turn::default() },
             LayerRope::All => &self.all,

@@ -67,6 +67,8 @@ impl RopeScaling {
             None => fields.text("type")?.unwrap_or("default"),
         };
         match kind {
+            // Phi 3's first configs call it so.
+            "yarn" if fields.get("short_factor").is_some() => Self::long(fields, top),
             "default" => Ok(Self::None),
             "dynamic" => Ok(Self::Dynamic),
             "longrope" | "su" => Self::long(fields, top),

@@ -6,6 +6,7 @@ use crate::families_of::{folders, open, reference_of};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::{Checkpoint, Result, VarBuilder};
 use candle_quant_models::{Config, Model};
+use serde_json::{json, Value};
 use std::path::Path;
 
 /// Fails with all that `check` has to say of the fixtures.
@@ -41,6 +42,8 @@ fn logits_are_those_of_transformers_and_mlx_lm() {
 /// Transformers 4 and 5 call the same fields otherwise.
 #[test]
 fn configs_of_before_mean_the_same() {
+    let with_both = folders().iter().filter(|(_, path)| path.join("config_v4.json").is_file()).count();
+    assert!(with_both >= 40, "{with_both}");
     check_all(|path| {
         let Ok(config) = std::fs::read_to_string(path.join("config_v4.json")) else { return Ok(None) };
         let config = Config::from_json(&serde_json::from_str(&config).unwrap())?;
@@ -123,6 +126,52 @@ fn the_tensors_of_a_family_are_those_of_its_checkpoints() {
             let is_matrix = is_matrix && !is_parameter;
             if is_matrix && k != tensor.dims.last().copied() {
                 return Ok(Some(format!("{name}: K is {k:?}, not the last of {:?}", tensor.dims)));
+            }
+        }
+        Ok(None)
+    });
+}
+
+/// Whatever stands in a config, reading it is a config that holds together or an error.
+#[test]
+fn changed_configs_are_read_or_refused() {
+    let others = [
+        json!(null),
+        json!(true),
+        json!(-1),
+        json!(0),
+        json!(1),
+        json!(3),
+        json!(0.5),
+        json!(1e300),
+        json!(u64::MAX),
+        json!(1 << 24),
+        json!("x"),
+        json!([]),
+        json!([1, 0]),
+        json!({}),
+    ];
+    check_all(|path| {
+        let Ok(text) = std::fs::read_to_string(path.join("config.json")) else { return Ok(None) };
+        let whole: Value = serde_json::from_str(&text).unwrap();
+        for key in whole.as_object().unwrap().keys() {
+            let inner: Vec<_> = whole[key].as_object().into_iter().flat_map(|object| object.keys()).collect();
+            for other in &others {
+                let changed = std::iter::once(None).chain(inner.iter().map(Some)).map(|within| {
+                    let mut config = whole.clone();
+                    match within {
+                        None => config[key] = other.clone(),
+                        Some(within) => config[key][within] = other.clone(),
+                    }
+                    config
+                });
+                for config in changed {
+                    // Twice the head's size, or a size of nothing, would show here.
+                    if let Ok(config) = Config::from_json(&config) {
+                        config.validate()?;
+                        config.inventory(["model.layers.0.x"].into_iter());
+                    }
+                }
             }
         }
         Ok(None)

@@ -1,14 +1,15 @@
 //! What the cache holds of a text is not computed again.
 
-use crate::common::byte_tokenizer;
+use crate::common::{byte_tokenizer, reference_in};
 use crate::counting::Counting;
-use candle_core::{DType, Device};
-use candle_quant::Error;
+use candle_core::{DType, Device, Tensor};
+use candle_quant::{Checkpoint, Error};
 use candle_quant_models::generate::{
     encode, generate, load_tokenizer, Event, Finish, Params, Sampling, Session,
 };
 use candle_quant_models::Model;
 use std::ops::ControlFlow;
+use std::path::Path;
 use tokenizers::AddedToken;
 
 fn greedy(sample_len: usize) -> Params {
@@ -123,4 +124,38 @@ fn a_real_model_goes_on_as_if_it_had_read_all_at_once() {
         let alone = generate(&mut model, &tokenizer, prompt, &params, |_| ControlFlow::Continue(())).unwrap();
         assert_eq!((&alone.text, alone.cached_tokens), (&answer.text, 0));
     }
+}
+
+/// Texts that begin within the context of pre-training and go on behind it: every token is that of the whole text so far.
+#[test]
+fn a_text_that_outgrows_short_turns_is_computed_anew() {
+    let path = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/phi3/mlx-affine4");
+    let load = || Model::load(&Checkpoint::open(&path).unwrap(), DType::F32, &Device::Cpu).unwrap();
+    // Short turns are those of 16 tokens.
+    let (tokens, _) = reference_in(&path.join("refs.safetensors"));
+    let prompt: Vec<u32> = tokens.narrow(1, 0, 12).unwrap().flatten_all().unwrap().to_vec1().unwrap();
+    let tokenizer = byte_tokenizer();
+    for prefill_chunk in [256, 5] {
+        let mut model = load();
+        let params = Params { prefill_chunk, ..greedy(10) };
+        let mut session = Session::default();
+        let generated = session
+            .generate(&mut model, &tokenizer, &prompt, &params, |_| ControlFlow::Continue(()))
+            .unwrap();
+        assert_eq!(generated.tokens.len(), 10);
+        let mut text = prompt.clone();
+        for token in generated.tokens {
+            let ids = Tensor::new(text.as_slice(), &Device::Cpu).unwrap().unsqueeze(0).unwrap();
+            let logits = load().forward_last(&ids, 0).unwrap().squeeze(0).unwrap();
+            assert_eq!(logits.argmax(0).unwrap().to_scalar::<u32>().unwrap(), token, "behind {text:?}");
+            text.push(token);
+        }
+    }
+    // Who does not say how long a text will be is told so.
+    let mut model = load();
+    model.forward(&tokens.narrow(1, 0, 12).unwrap(), 0).unwrap();
+    let error = model.forward(&tokens.narrow(1, 12, 12).unwrap(), 12).unwrap_err().to_string();
+    assert!(error.contains("beyond 16") && error.contains("expect_tokens"), "{error}");
+    assert_eq!(model.cached_tokens(), 12);
+    assert!(!model.expect_tokens(24) && model.cached_tokens() == 0);
 }

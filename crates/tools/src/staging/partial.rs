@@ -9,6 +9,7 @@ use super::manifest::{first_foreign, listed_in, remove};
 use candle_quant::{Error, Result};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use std::collections::BTreeSet;
 use std::fs::{self, DirEntry};
 use std::io::{ErrorKind, Write};
@@ -141,14 +142,15 @@ impl Partial {
     }
 
     /// The journal of what was begun in a folder, if the same command has begun it: what another one has begun is nothing
-    /// to be resumed, and no obstacle either.
+    /// to be resumed, and no obstacle either. Journals of this command have `own_key`.
     ///
     /// # Errors
     /// As those of [`read_journal`](Self::read_journal).
-    pub(crate) fn read_own_journal<J: DeserializeOwned>(root: &Path) -> Result<Option<J>> {
-        Self::read_journal(root).or_else(|error| match Self::read_journal::<Begun>(root) {
-            Ok(_) => Ok(None),
-            Err(_) => Err(error),
+    pub(crate) fn read_own_journal<J: DeserializeOwned>(root: &Path, own_key: &str) -> Result<Option<J>> {
+        Self::read_journal(root).or_else(|error| match Self::read_journal::<Value>(root) {
+            // A damaged one is not another's.
+            Ok(Some(other)) if other["files"].is_array() && other.get(own_key).is_none() => Ok(None),
+            _ => Err(error),
         })
     }
 

@@ -1,6 +1,8 @@
 //! Every family of models becomes what mlx-lm makes of it, tensor by tensor.
 
 use super::common::{convert, json_file, tensors};
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::Weight;
 use candle_quant::Checkpoint;
 use candle_quant_models::Config;
 use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
@@ -112,4 +114,38 @@ fn experts_that_are_packed_become_smaller() {
     for tensor in experts {
         assert!(tensor.name.contains(".mlp.experts.") && tensor.to == "affine 2-bit g128", "{tensor:?}");
     }
+}
+
+/// Of what mlx-lm has turned already, norms get their sums once.
+#[test]
+fn what_is_arranged_already_stays_so() {
+    for family in ["convert/layouts/qwen3_next", "families/qwen3_5_text"] {
+        let source = Checkpoint::open(fixtures(family).join("hf")).unwrap();
+        let dense = convert(&source, &ConvertOptions::mlx(Recipe::safe("bf16".parse().unwrap())));
+        let found = convert(&Checkpoint::open(dense.path()).unwrap(), &uniform("4:g32"));
+        let expected = convert(&source, &uniform("4:g32"));
+        assert!(tensors(found.path()) == tensors(expected.path()), "{family}");
+    }
+}
+
+/// Weights of modules, whose rows are rows though they may be as many as columns.
+#[test]
+fn experts_that_mlx_lm_has_written_are_not_turned() {
+    let source = Checkpoint::open(fixtures("mlx/gptoss-mxfp4-mlxlm")).unwrap();
+    let name = "model.layers.0.mlp.experts.down_proj.weight";
+    let dims = source.tensor(name, None).unwrap().dims().to_vec();
+    assert_eq!(dims[1], dims[2]);
+    let numbers = |checkpoint: &Checkpoint| match checkpoint.tensor(name, None).unwrap() {
+        Weight::Packed(packed) => packed.load(&Device::Cpu).unwrap().dequantize(DType::F32).unwrap(),
+        other => other.to_dense(DType::F32, &Device::Cpu).unwrap(),
+    };
+    let numbers =
+        |checkpoint: &Checkpoint| numbers(checkpoint).flatten_all().unwrap().to_vec1::<f32>().unwrap();
+    let (expected, dense) = (numbers(&source), convert(&source, &ConvertOptions::dense()));
+    let dense = Checkpoint::open(dense.path()).unwrap();
+    assert_eq!(numbers(&dense), expected);
+    let mut options = uniform("mxfp4");
+    (options.requantize, options.strict) = (true, false);
+    let packed = convert(&dense, &options);
+    assert_eq!(numbers(&Checkpoint::open(packed.path()).unwrap()), expected);
 }

@@ -309,3 +309,18 @@ fn what_another_command_has_begun_is_no_obstacle() {
     assert!(!partial.exists());
     assert!(!folder.path().join("out/adapters.safetensors").exists());
 }
+
+#[test]
+fn a_damaged_journal_is_not_that_of_another_command() {
+    let plan = plan_of(&bundled("tiny-bf16"), "4");
+    let folder = tempfile::tempdir().unwrap();
+    let partial = folder.path().join("out.partial");
+    fs::create_dir_all(partial.join("model")).unwrap();
+    fs::write(partial.join("model/config.json"), "begun").unwrap();
+    // Those that read `files` alone take no notice of the number.
+    let damaged = r#"{"files": ["config.json"], "plan": "x", "finished": 1e999}"#;
+    fs::write(partial.join("journal.json"), damaged).unwrap();
+    let error = run(&plan, &folder.path().join("out"), false).unwrap_err().to_string();
+    assert!(error.contains("journal.json"), "{error}");
+    assert_eq!(fs::read_to_string(partial.join("model/config.json")).unwrap(), "begun");
+}

@@ -24,11 +24,7 @@ impl Angles {
             frequencies.iter().map(|frequency| (token.position as f32 * frequency).sin_cos())
         });
         let (sin, cos) = angles.map(|(sin, cos)| (sin * turn.factor, cos * turn.factor)).unzip();
-        let growth = |QueryGrowth { beta, period, first }: QueryGrowth| {
-            let periods = |token: &StepToken| token.position.saturating_add(first) / period.max(1);
-            let of = |token: &StepToken| 1. + beta * (periods(token) as f64).ln_1p();
-            tokens.iter().map(|token| of(token) as f32).collect()
-        };
+        let growth = |growth: QueryGrowth| tokens.iter().map(|token| growth.factor(token.position)).collect();
         let growth = turn.query_growth.map(growth).unwrap_or_default();
         Self { pairs: frequencies.len(), cos, sin, interleaved: turn.interleaved, growth }
     }

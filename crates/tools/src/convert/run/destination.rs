@@ -69,7 +69,7 @@ impl Destination {
         }
         let root = self.root();
         Partial::check(&root)?;
-        match Partial::read_own_journal(&root)? {
+        match Partial::read_own_journal(&root, Journal::OWN_KEY)? {
             Some(journal) if self.is_published(&journal)? => Ok(()),
             _ => self.check_place(options.overwrite).inspect_err(|_| Partial::sweep(&root)),
         }

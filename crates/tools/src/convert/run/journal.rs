@@ -33,6 +33,9 @@ pub(super) struct Finished {
 }
 
 impl Journal {
+    /// A field that journals of other commands do not have.
+    pub const OWN_KEY: &str = "plan";
+
     /// That of a conversion of which nothing is finished.
     pub(super) fn new(plan: &ConvertPlan) -> Result<Self> {
         Ok(Self { files: file_names(plan)?, plan: fingerprint(plan)?, finished: Vec::new(), published: None })

@@ -65,7 +65,7 @@ impl Unfinished {
             recover_folder(&partial, out)?;
         }
         let mut journal = Journal::new(plan)?;
-        let begun: Option<Journal> = Partial::read_own_journal(partial.root())?;
+        let begun: Option<Journal> = Partial::read_own_journal(partial.root(), Journal::OWN_KEY)?;
         let published = match &begun {
             Some(begun) => destination.is_published(begun)?,
             None => false,

@@ -1,0 +1,67 @@
+//! All layers in one call.
+
+use super::{Model, Scales};
+use crate::layer::unplanned;
+use candle_core::{DType, Tensor};
+use candle_quant::step::{HeadBlock, StepBuilder, StepPlan, StepToken};
+use candle_quant::{Error, Result};
+
+impl Model {
+    /// The layers as a plan, if all are whole, packed, and of kinds that plans have.
+    pub(super) fn planned(&self) -> Option<StepPlan> {
+        let build = || -> Result<StepPlan> {
+            let parts = self.embed_tokens.whole().zip(self.lm_head.whole());
+            let Some((table, head)) = parts.filter(|_| self.device.is_cpu()) else {
+                return Err(unplanned("another device, or a rank's part of a model,"));
+            };
+            let Some(norm) = self.norm.of_step() else { return Err(unplanned("a rank's part of a norm")) };
+            let Scales { embedding, logits, softcap } = self.scales;
+            let mut plan = StepBuilder::new(table, embedding)?;
+            self.layers.iter().try_for_each(|layer| layer.plan(&mut plan, &self.turns))?;
+            plan.head(HeadBlock { scale: logits, softcap, ..HeadBlock::new(norm, head) })
+        };
+        build().map_err(|error| log::debug!("the model runs layer by layer: {error}")).ok()
+    }
+
+    /// The logits `[wanted, vocabulary]` of some of the tokens, by the plan.
+    pub(super) fn run_plan(
+        &mut self,
+        ids: &Tensor,
+        offset: usize,
+        wanted: &[usize],
+    ) -> candle_core::Result<Tensor> {
+        self.check(ids, offset)?;
+        let plan = match &self.plan {
+            Some(plan) if self.is_long => plan.of_long_texts(),
+            Some(plan) => plan.clone(),
+            None => candle_core::bail!("the model has no plan"),
+        };
+        if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
+            let found = format!("{:?}", ids.dtype());
+            return Err(Error::mismatch("ids", "dtype U8, U32 or I64", found).into());
+        }
+        let (batch, len) = ids.dims2()?;
+        let flat = ids.flatten_all()?.to_dtype(DType::I64)?.to_vec1::<i64>()?;
+        let token = |(row, id): (usize, &i64)| match u32::try_from(*id) {
+            Ok(id) => Ok(StepToken { id, sequence: row / len, position: offset + row % len }),
+            Err(_) => Err(Error::mismatch("ids", "numbers of tokens", id.to_string())),
+        };
+        let tokens = flat.iter().enumerate().map(token).collect::<Result<Vec<_>>>()?;
+        let mut caches: Vec<_> =
+            self.layers.iter_mut().filter_map(|layer| layer.attention.cache_mut()).collect();
+        let cached = caches.first().map_or(0, |cache| cache.sequences());
+        let run = match cached == 0 || cached == batch {
+            true => plan.run(&tokens, &mut caches, wanted),
+            false => {
+                Err(Error::mismatch("batch", format!("{cached} texts, as in the cache"), batch.to_string()))
+            }
+        };
+        match run {
+            Ok(logits) => logits.to_dtype(self.dtype),
+            Err(error) => {
+                self.clear_kv_cache();
+                Err(error.into())
+            }
+        }
+    }
+}
