@@ -20,7 +20,7 @@ use std::sync::Arc;
 ///
 /// ```
 /// use candle_core::{DType, Device};
-/// use candle_quant::step::{AttentionBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepToken};
+/// use candle_quant::step::{AttentionBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepToken, Turn};
 /// use candle_quant::{embedding, linear_no_bias, rms_norm, Checkpoint, KvCache, KvCacheConfig, VarBuilder};
 ///
 /// # fn main() -> candle_quant::Result<()> {
