@@ -83,6 +83,17 @@ fn whole_texts_without_a_cache_give_the_same_logits() {
     });
 }
 
+/// Texts with a cache run as step plans where a family has one, and those without it layer by layer.
+#[test]
+fn plans_compute_what_layers_compute() {
+    check_all(|path| {
+        let (tokens, _) = reference_in(&reference_of(path));
+        let mut model = load(path)?;
+        let layered = model.forward_whole(&tokens)?;
+        Ok(other(&model.forward(&tokens, 0)?, &layered, 2e-5))
+    });
+}
+
 #[test]
 fn families_use_all_tensors_of_their_checkpoints() {
     check_all(|path| {
