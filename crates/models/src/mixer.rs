@@ -13,16 +13,18 @@ use candle_quant::{KvCache, KvFormat};
 /// Both have the methods of [`Attention`].
 #[derive(Debug)]
 pub(super) enum Mixer {
-    Attention(Attention),
-    Linear(LinearAttention),
+    Attention(Box<Attention>),
+    Linear(Box<LinearAttention>),
 }
 
 impl Mixer {
     /// That of layer `layer`, at which `vb` stands.
     pub fn new(config: &Config, layer: usize, options: &CacheOptions, vb: &VarBuilder) -> Result<Self> {
         match config.linear.as_ref().filter(|linear| linear.is_linear(layer)) {
-            Some(linear) => LinearAttention::new(config, linear, &vb.pp("linear_attn")).map(Self::Linear),
-            None => Attention::new(config, layer, options, vb.pp("self_attn")).map(Self::Attention),
+            Some(linear) => LinearAttention::new(config, linear, &vb.pp("linear_attn"))
+                .map(|linear| Self::Linear(linear.into())),
+            None => Attention::new(config, layer, options, vb.pp("self_attn"))
+                .map(|attention| Self::Attention(attention.into())),
         }
     }
 

@@ -35,7 +35,7 @@ pub(super) struct LatentInputs {
 #[derive(Debug)]
 enum Queries {
     One(Linear),
-    Two { down: Linear, norm: Norm, up: Linear },
+    Two { down: Linear, norm: Box<Norm>, up: Linear },
 }
 
 impl LatentInputs {
@@ -52,7 +52,7 @@ impl LatentInputs {
             None => Queries::One(of_heads(hidden, "q_proj")?),
             Some(latent) => Queries::Two {
                 down: projection(hidden, latent, bias, vb.pp("q_a_proj"))?,
-                norm: Norm::new(NormKind::Rms, latent, EPS, vb.pp("q_a_layernorm"))?,
+                norm: Norm::new(NormKind::Rms, latent, EPS, vb.pp("q_a_layernorm"))?.into(),
                 up: of_heads(latent, "q_b_proj")?,
             },
         };
