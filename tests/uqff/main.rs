@@ -9,6 +9,7 @@ mod packed;
 #[path = "../common/uqff.rs"]
 mod uqff;
 
+mod alternating;
 mod damage;
 mod files;
 mod layers;

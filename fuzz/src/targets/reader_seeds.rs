@@ -16,6 +16,8 @@ pub(super) fn seeds(target: &str) -> Seeds {
         "gguf" => gguf(),
         "slm1" => files("slm1"),
         "adapter" => of_kind("adapters"),
+        // Whose rows alternate.
+        "uqff" => of_kind("uqff").into_iter().chain(one("families/gpt_oss/uqff")).collect(),
         kind => of_kind(kind),
     };
     seeds.retain(|(_, bundle)| bundle.encode().len() <= MAX_SEED);
@@ -25,6 +27,12 @@ pub(super) fn seeds(target: &str) -> Seeds {
 /// One for each directory of `tests/fixtures/KIND`.
 fn of_kind(kind: &str) -> Seeds {
     directories(kind).into_iter().map(|path| (name_of(&path), directory(&path))).collect()
+}
+
+/// That of one directory in `tests/fixtures`.
+fn one(name: &str) -> Seeds {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/fixtures").join(name);
+    vec![(name.replace('/', "-"), directory(&path))]
 }
 
 /// The directories of `tests/fixtures/KIND`.

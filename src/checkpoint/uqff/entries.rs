@@ -22,6 +22,7 @@ pub(super) struct Shard {
 }
 
 /// A tensor of a shard, with its bytes if they are few.
+#[derive(Clone)]
 pub(super) struct LayerEntry {
     pub tensor: StoredTensor,
     pub value: Vec<u8>,

@@ -29,6 +29,10 @@
 //! has a quantized `lm_head` beside the dense embedding of a tied model, 1.2 the embedding alone. Other entries
 //! are ignored and listed by a warning.
 //!
+//! # gpt-oss
+//! `<block>.experts.gate_up_proj` of gpt-oss has the rows of two projections in turn, gate rows at even places: see
+//! [`alternating`].
+//!
 //! # Exactness
 //! Computed with or dequantized, every number is that of its definition in F32, bit for bit. Two liberties: affine weights
 //! with F32 scales (mistral.rs writes 16-bit ones) are rounded twice, after the multiplication and after the sum; and
@@ -38,6 +42,7 @@
 //! See [`files`].
 
 mod afq;
+mod alternating;
 mod eight_bit;
 mod entries;
 mod families;
@@ -80,7 +85,10 @@ pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
     let shards =
         files.shards.into_iter().map(|path| Shard::open(path, opening)).collect::<Result<Vec<_>>>()?;
     version::check(&shards)?;
-    let mut tensors = layers(&merge(shards)?, &opening.warnings)?;
+    let sidecars = SidecarFiles::Directory(files.dir.clone());
+    let config = sidecars.config(opening)?;
+    let entries = alternating::separated(merge(shards)?, &config)?;
+    let mut tensors = layers(&entries, &opening.warnings)?;
     let residual = files.dir.join(RESIDUAL);
     if residual.is_file() {
         for (name, tensor) in file::open(&residual, opening)? {
@@ -92,8 +100,6 @@ pub(super) fn open(files: Files, opening: &Opening) -> Result<Opened> {
             };
         }
     }
-    let sidecars = SidecarFiles::Directory(files.dir);
-    let config = sidecars.config(opening)?;
     Ok(Opened::new(CheckpointKind::Uqff, config, sidecars, UqffCheckpoint { tensors }))
 }
 

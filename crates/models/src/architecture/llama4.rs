@@ -6,6 +6,7 @@ use crate::norm::NormKind;
 use crate::{Config, MoeConfig, Names, QkNorm, QkNormOver, Routing, Scores, SharedExpert};
 use candle_quant::step::QueryGrowth;
 use candle_quant::{Error, Result};
+use serde_json::Value;
 
 /// Layers that see chunks and turn, and, each fourth, layers that see all and do not; experts in some.
 pub(super) fn llama4(fields: Fields) -> Result<Config> {
@@ -32,7 +33,12 @@ pub(super) fn llama4(fields: Fields) -> Result<Config> {
     config.chunked_window = true;
     let beta = fields.positive("attn_scale")?.unwrap_or(0.1);
     let period = fields.size("floor_scale")?.unwrap_or(8192);
-    if fields.flag("attn_temperature_tuning")?.unwrap_or(true) {
+    // Published as a number, which counts as Python counts it.
+    let tuning = match fields.get("attn_temperature_tuning").and_then(Value::as_f64) {
+        Some(number) => number != 0.,
+        None => fields.flag("attn_temperature_tuning")?.unwrap_or(true),
+    };
+    if tuning {
         config.query_growth = Some(QueryGrowth { beta, period, first: 1 });
         config.grows_unturned = true;
     }

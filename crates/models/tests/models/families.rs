@@ -1,5 +1,5 @@
-//! Every family of the table, on small checkpoints that transformers, mlx-lm and llama.cpp's converter wrote: logits against
-//! those of the first two, and a model against itself in other orders of work.
+//! Every family of the table, on small checkpoints that transformers, mlx-lm, llama.cpp's converter and mistral.rs wrote: logits
+//! against those of the first two, and a model against itself in other orders of work.
 
 use crate::common::{distance, reference_in};
 use crate::families_of::{folders, open, reference_of};
@@ -98,9 +98,28 @@ fn plans_compute_what_layers_compute() {
 fn families_use_all_tensors_of_their_checkpoints() {
     check_all(|path| {
         let checkpoint = open(path)?;
-        let unused = Config::from_checkpoint(&checkpoint)?.unused(&checkpoint);
+        let mut unused = Config::from_checkpoint(&checkpoint)?.unused(&checkpoint);
+        // Those for images.
+        let towers = ["model.visual.", "multi_modal_projector.", "vision_model.", "vision_tower."];
+        unused.retain(|name| !towers.iter().any(|tower| name.starts_with(tower)));
         Ok((!unused.is_empty()).then(|| format!("{unused:?}")))
     });
+}
+
+/// Llama 4 was published with a number where transformers has a flag.
+#[test]
+fn the_temperature_of_llama_4_is_a_number_or_a_flag() {
+    let path = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/llama4_text/uqff");
+    let config = open(&path).unwrap().config().clone();
+    let read = |value: Value| {
+        let mut config = config.clone();
+        config["text_config"]["attn_temperature_tuning"] = value;
+        Config::from_json(&config)
+    };
+    let grows = |value: Value| read(value).unwrap().query_growth.is_some();
+    assert_eq!([json!(4), json!(true), json!(0), json!(false)].map(grows), [true, true, false, false]);
+    let error = read(json!("4")).unwrap_err().to_string();
+    assert!(error.contains("`attn_temperature_tuning`"), "{error}");
 }
 
 /// Those of a layer behind the last, as models that guess several tokens have it.

@@ -152,21 +152,22 @@ fn families_as_their_tools_write_them() {
     assert!(written == text, "docs/models.md is not what ran: set CANDLE_QUANT_WRITE_DOCS=1 to write it");
 }
 
-const CONTAINERS: [(&str, &str); 4] = [
+const CONTAINERS: [(&str, &str); 5] = [
     ("hf", "Hugging Face, BF16"),
     ("mlx-affine4", "MLX, affine 4 bit"),
     ("mlx-mxfp4", "MLX, mxfp4"),
     ("gguf", "GGUF"),
+    ("uqff", "UQFF"),
 ];
 
 const MODELS_HEAD: &str = "\
 # Families of models
 
 A test writes this table (`families_as_their_tools_write_them` in `crates/models/tests/parallel/kinds.rs`), of what it has run:
-for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2 or llama.cpp's own converter wrote. In f32, logits are
-within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of 2, 3, 4 and 8 ranks. Where the two
-differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says where.
-[formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family. UQFF files and
-Ollama's stores are tested with Llama and Qwen.
+for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2, llama.cpp's own converter or mistral.rs 0.9.5 wrote. In
+f32, logits are within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of 2, 3, 4 and 8 ranks.
+Where the two differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says where.
+[formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family. Ollama's stores are
+tested with Llama and Qwen.
 
 ";

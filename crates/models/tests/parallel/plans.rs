@@ -17,11 +17,12 @@ const EXPERTS: [&str; 5] = [
 ];
 
 /// Whose parts are split in ways of their own.
-const FAMILIES: [&str; 14] = [
+const FAMILIES: [&str; 15] = [
     "tests/fixtures/families/deepseek_v2/mlx-affine4",
     "tests/fixtures/families/deepseek_v3/mlx-affine4",
     "tests/fixtures/families/ernie4_5_moe/mlx-affine4",
     "tests/fixtures/families/glm4_moe/mlx-mxfp4",
+    "tests/fixtures/families/gpt_oss/uqff",
     "tests/fixtures/families/granitemoe/hf",
     "tests/fixtures/families/llama4_text/mlx-affine4",
     "tests/fixtures/families/olmo2/mlx-affine4",
