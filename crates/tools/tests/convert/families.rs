@@ -1,10 +1,10 @@
 //! Every family of models becomes what mlx-lm makes of it, tensor by tensor.
 
 use super::common::{convert, json_file, tensors};
-use candle_core::{DType, Device};
+use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::Weight;
 use candle_quant::Checkpoint;
-use candle_quant_models::Config;
+use candle_quant_models::{Config, Model};
 use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
 use std::path::{Path, PathBuf};
 use std::{fs, iter};
@@ -148,4 +148,28 @@ fn experts_that_mlx_lm_has_written_are_not_turned() {
     (options.requantize, options.strict) = (true, false);
     let packed = convert(&dense, &options);
     assert_eq!(numbers(&Checkpoint::open(packed.path()).unwrap()), expected);
+}
+
+/// What mistral.rs wrote of a family, its experts in stacks and perhaps in turn, is a model like others when it is dense.
+#[test]
+fn dequantized_uqff_files_are_models_with_the_same_logits() {
+    let folders = fs::read_dir(fixtures("families")).unwrap().map(|entry| entry.unwrap().path().join("uqff"));
+    let folders: Vec<_> = folders.filter(|folder| folder.is_dir()).collect();
+    assert!(folders.len() >= 26);
+    let mut options = ConvertOptions::dense();
+    options.dtype = Some(DType::F32);
+    for folder in folders {
+        let refs = candle_core::safetensors::load(folder.join("refs.safetensors"), &Device::Cpu).unwrap();
+        let tokens = refs["tokens"].to_dtype(DType::U32).unwrap().unsqueeze(0).unwrap();
+        let out = convert(&Checkpoint::open(&folder).unwrap(), &options);
+        let dense = Checkpoint::open(out.path()).unwrap();
+        let logits = Model::load(&dense, DType::F32, &Device::Cpu).unwrap().forward(&tokens, 0).unwrap();
+        let numbers = |tensor: &Tensor| tensor.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        let (found, expected) = (numbers(&logits), numbers(&refs["logits_f32"]));
+        let mean = expected.iter().sum::<f32>() / expected.len() as f32;
+        let variance = expected.iter().map(|x| (x - mean).powi(2)).sum::<f32>() / expected.len() as f32;
+        let far = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+        assert_eq!(found.len(), expected.len());
+        assert!(far <= 3e-4 * variance.sqrt(), "{}: {far} of {}", folder.display(), variance.sqrt());
+    }
 }
