@@ -62,7 +62,7 @@ THREE_SECTIONS = {
     "rope_type": "default", "rope_theta": 1000.0, "mrope_interleaved": True, "mrope_section": [1, 1, 1],
 }
 CONFIGS = {
-    "gemma": {"attention_bias": False, "hidden_activation": None},
+    "gemma": {"attention_bias": False},
     "gemma2": {"attention_bias": False},
     "gpt_oss": {"attention_bias": True},
     "llama4_text": {"attn_temperature_tuning": 4},
@@ -70,10 +70,10 @@ CONFIGS = {
     "phi3": {"hidden_act": "silu"},
     "phi3-plain": {"hidden_act": "silu"},
     "phi3-short": {"hidden_act": "silu"},
-    "qwen3": {"attention_bias": False, "max_window_layers": 2, "use_sliding_window": False, "sliding_window": None},
+    "qwen3": {"attention_bias": False, "max_window_layers": 2, "use_sliding_window": False},
     "qwen3_5_moe_text": {"rope_parameters": THREE_SECTIONS | {"partial_rotary_factor": 0.75}},
     "qwen3_5_text": {"rope_parameters": THREE_SECTIONS | {"partial_rotary_factor": 0.375}},
-    "qwen3_moe": {"max_window_layers": 2, "use_sliding_window": False, "sliding_window": None},
+    "qwen3_moe": {"max_window_layers": 2, "use_sliding_window": False},
     "qwen3_next": {"mlp_only_layers": []},
 }
 
@@ -103,7 +103,8 @@ def text_of(name, weights):
 def source_of(family, folder):
     """The checkpoint that mistral.rs reads."""
     config = json.loads((family / "hf/config_v4.json").read_text()) | CONFIGS.get(family.name, {})
-    config = {key: value for key, value in config.items() if value is not None}
+    if family.name == "gemma":  # mistral.rs refuses both
+        del config["hidden_activation"]
     weights = load_file(family / "hf/model.safetensors")
     if family.name == "qwen3_next":  # the layer that has no experts gets those of the other one
         for name in [name for name in weights if name.startswith("model.layers.1.mlp.")]:

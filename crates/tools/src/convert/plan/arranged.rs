@@ -57,7 +57,8 @@ impl Arranged {
         let size =
             |key: &str| text.get(key).and_then(Value::as_u64).and_then(|size| usize::try_from(size).ok());
         let is_mlx = target == Target::Mlx;
-        let is_done = is_mlx && source.kind() == CheckpointKind::Mlx;
+        let has_its_names = matches!(target, Target::Mlx | Target::Dense);
+        let is_done = has_its_names && source.kind() == CheckpointKind::Mlx;
         let sizes = || Some([size("num_attention_heads")?, size("qk_nope_head_dim")?, size("v_head_dim")?]);
         let adds_to_norms = is_mlx && family.adds_to_norms && !is_done && has_usual_convolutions(source);
         Self {

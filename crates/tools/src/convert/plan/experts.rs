@@ -99,7 +99,8 @@ fn expert(name: &str, experts: ExpertLayout) -> Option<(usize, String)> {
     let known = match experts {
         // Only weights, under the names that they have.
         ExpertLayout::OfSource => part == "weight" && projection == source,
-        ExpertLayout::Stacks(_) | ExpertLayout::Untouched => matches!(part, "weight" | "bias"),
+        ExpertLayout::Stacks(_) => matches!(part, "weight" | "bias"),
+        ExpertLayout::Renamed(_) => false,
     };
     let stack = experts.stack(block, projection).filter(|_| known)?;
     Some((index.parse().ok()?, format!("{stack}.{part}")))
@@ -113,7 +114,7 @@ fn restacked(name: &str, dims: &[usize], experts: ExpertLayout) -> Option<String
         ("gate_proj" | "down_proj" | "up_proj", "bias") => dims.len() == 2,
         _ => false,
     };
-    experts.stack(block, rest).filter(|_| known && matches!(experts, ExpertLayout::Stacks(_)))
+    experts.stack(block, rest).filter(|_| known && experts != ExpertLayout::OfSource)
 }
 
 /// All experts of a projection as one tensor; `None` if they are not alike, or one is missing or twice there.

@@ -9,20 +9,19 @@ pub(in crate::convert) enum ExpertLayout {
     Stacks(&'static str),
     /// Single ones become stacks under their names, as Ollama has them; stacks stay what they are.
     OfSource,
-    /// What they are.
-    Untouched,
+    /// What they are; stacks are in a module of this name.
+    Renamed(&'static str),
 }
 
 impl ExpertLayout {
-    /// The path of the stack of a projection; `None` if experts are not stacked.
+    /// The path of the stack of a projection; `None` if nothing is known of its block.
     pub(in crate::convert) fn stack(self, block: &str, projection: &str) -> Option<String> {
         match self {
-            Self::Stacks(module) => Some(format!("{block}.{module}.{projection}")),
+            Self::Stacks(module) | Self::Renamed(module) => Some(format!("{block}.{module}.{projection}")),
             Self::OfSource => {
                 let known = [".mlp", ".moe", ".mixer"].iter().any(|end| block.ends_with(end));
                 known.then(|| format!("{block}.experts.{projection}"))
             }
-            Self::Untouched => None,
         }
     }
 
@@ -31,7 +30,7 @@ impl ExpertLayout {
         match self {
             Self::Stacks(module) => name.contains(&format!(".{module}.")),
             Self::OfSource => ollama_rules::is_expert(name),
-            Self::Untouched => false,
+            Self::Renamed(_) => false,
         }
     }
 

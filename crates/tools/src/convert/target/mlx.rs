@@ -53,8 +53,9 @@ impl TargetKind for Dense {
         Err("no packed weights")
     }
 
-    fn experts(&self, _: &MlxLm) -> ExpertLayout {
-        ExpertLayout::Untouched
+    // As stacks have no published names, those of a program that has them.
+    fn experts(&self, family: &MlxLm) -> ExpertLayout {
+        ExpertLayout::Renamed(family.stack)
     }
 
     fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {

@@ -19,7 +19,7 @@ use candle_quant::{Error, QuantFormat, Result};
 pub enum Target {
     /// An MLX checkpoint.
     Mlx,
-    /// Dense elements under the names of the source.
+    /// Dense elements under the names of the source; stacks of experts under those that mlx-lm has.
     Dense,
     /// A model of mistral.rs, UQFF 1.2.0.
     Uqff,
