@@ -343,6 +343,9 @@ impl<T: Real> RowMut<'_, T> {
                 match quantizer {
                     Quantizer::Mlx => affine::quantize_mlx(layout, weights, words, scales, biases),
                     Quantizer::Afq => affine::quantize_afq(layout, weights, words, scales, biases),
+                    Quantizer::ZeroPoints => {
+                        affine::quantize_zero_points(layout, weights, words, scales, biases);
+                    }
                 }
             }
             (Family::Nf4, GroupScalesMut::Float { scales, .. }) => {

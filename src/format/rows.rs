@@ -15,6 +15,9 @@ pub enum Quantizer {
     Mlx,
     /// AFQ of mistral.rs on a CPU.
     Afq,
+    /// Zero is one of the codes, as compressed-tensors has it: a bias is `-(zero * scale)` of a whole number `zero` from 0 to
+    /// the largest code, rounded to the dtype of the scales, in which that number can still be told.
+    ZeroPoints,
 }
 
 /// Scales of groups, as a format stores them.

@@ -18,7 +18,7 @@ pub struct Expected {
 type Shapes = BTreeMap<String, Vec<usize>>;
 
 /// Buffers that old checkpoints have and nobody reads.
-const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".masked_bias"];
+pub(super) const BUFFERS: [&str; 2] = [".rotary_emb.inv_freq", ".masked_bias"];
 
 impl Config {
     /// The stored tensors that the model does not read, those of a second or of a further model in the same files.

@@ -73,10 +73,22 @@ impl Chunks {
         self.indices().map(apply).collect()
     }
 
-    /// What `view` sees of all rows as one matrix.
-    pub fn viewed(&self, view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let numbers = self.map_tensors(|_, numbers| numbers)?;
-        let seen = view(&Tensor::cat(&numbers, 0)?.reshape((self.rows_in_all(), self.k))?)?;
+    /// What `view` sees of the rows of all weights, which have one length, as one matrix.
+    pub fn viewed(weights: &[Weight], view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
+        let (mut numbers, mut k) = (Vec::new(), 0);
+        for weight in weights {
+            let chunks = Self::load(weight)?;
+            numbers.extend(chunks.map_tensors(|_, numbers| numbers)?);
+            k = chunks.k;
+        }
+        let dtype = numbers.first().map_or(DType::F32, Tensor::dtype);
+        if numbers.iter().any(|of_chunk| of_chunk.dtype() != dtype) {
+            numbers = numbers
+                .iter()
+                .map(|of_chunk| of_chunk.to_dtype(DType::F32))
+                .collect::<candle_core::Result<_>>()?;
+        }
+        let seen = view(&Tensor::cat(&numbers, 0)?.reshape(((), k))?)?;
         let (n, k) = seen.dims2()?;
         Ok(Self { loaded: LayerWeight::Dense(seen.flatten_all()?), matrices: 1, n, k })
     }
@@ -86,9 +98,9 @@ impl Chunks {
         self.matrices.saturating_mul(self.n)
     }
 
-    /// Rows of a chunk.
+    /// Rows of a chunk: whole words of what is packed across rows.
     fn rows(&self) -> usize {
-        (CHUNK / self.k.max(1)).clamp(1, self.n.max(1))
+        (CHUNK / self.k.max(1)).next_multiple_of(32).clamp(1, self.n.max(1))
     }
 
     fn indices(&self) -> rayon::range::Iter<usize> {

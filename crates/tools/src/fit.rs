@@ -82,6 +82,7 @@ pub fn fits(
             Target::Mlx => ConvertOptions::mlx(recipe),
             Target::Uqff => ConvertOptions::uqff(recipe),
             Target::Ollama => ConvertOptions::ollama(recipe, "model")?,
+            Target::HuggingFace => ConvertOptions::hugging_face(recipe),
             Target::Dense => ConvertOptions::dense(),
         };
         let conversion = ConvertPlan::new(source, &options)?;

@@ -141,13 +141,16 @@ pub(super) fn config(source: &Source) -> Result<Value> {
     set("intermediate_size", json!(source.size("feed_forward_length")?));
     set("num_hidden_layers", json!(source.layers()?));
     set("num_attention_heads", heads.into());
-    set("num_key_value_heads", source.size("attention.head_count_kv")?.unwrap_or(heads).into());
+    // Of latents each head has keys of its own, whatever llama.cpp caches.
+    let kv_heads = source.size("attention.head_count_kv")?.filter(|_| !architecture.has_latents);
+    set("num_key_value_heads", kv_heads.unwrap_or(heads).into());
     set("max_position_embeddings", json!(source.size("context_length")?));
     set("tie_word_embeddings", json!(!(source.has_tensor)("lm_head.weight")));
     set("rope_theta", json!(source.theta()?));
     set("sliding_window", json!(source.size("attention.sliding_window")?.filter(|window| *window > 0)));
     set("bos_token_id", json!(metadata.size("tokenizer.ggml.bos_token_id")?));
     set("eos_token_id", stop_tokens(metadata)?);
+    set("pad_token_id", json!(metadata.size("tokenizer.ggml.padding_token_id")?));
     let mut rotated = source.size("rope.dimension_count")?;
     if !architecture.has_latents {
         let head_dim = head_dim(source, heads, hidden)?;

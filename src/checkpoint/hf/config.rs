@@ -203,6 +203,10 @@ impl Source {
         match format {
             Some("nvfp4-pack-quantized") => float(QuantFormat::NVFP4),
             Some("mxfp4-pack-quantized") => float(QuantFormat::MXFP4),
+            Some("mxfp8-quantized") => {
+                let size = Some((1, QuantFormat::MXFP8.group_size()));
+                float(QuantFormat::MXFP8).map(|_| Scheme::Float8(Blocks { size, exponents: true }))
+            }
             Some(integers @ ("pack-quantized" | "int-quantized")) => {
                 let packed = integers == "pack-quantized";
                 let symmetric = weights.get("symmetric") != Some(&Value::Bool(false));

@@ -20,7 +20,7 @@ fn common(fields: Fields, defaults: &Defaults) -> Result<Config> {
     let mut config = read(fields, defaults)?;
     attention_bias(&mut config, fields)?;
     // GGUF files have the sums.
-    config.norm = match fields.flag("norm_weights_are_sums")? {
+    config.norm = match fields.flag(Config::SUMS)? {
         Some(true) => NormKind::Rms,
         Some(false) | None => NormKind::RmsOnePlus,
     };

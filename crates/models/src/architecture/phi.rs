@@ -88,7 +88,7 @@ pub(super) fn nemotron(fields: Fields) -> Result<Config> {
     };
     let mut config = read(fields, &defaults)?;
     // GGUF files have the sums.
-    config.norm = match fields.flag("norm_weights_are_sums")? {
+    config.norm = match fields.flag(Config::SUMS)? {
         Some(true) => NormKind::Layer { bias: true },
         Some(false) | None => NormKind::LayerOnePlus,
     };

@@ -26,7 +26,7 @@
 //!    ▼
 //! output      what is written, as data: jobs, tensors, files
 //!    ▼
-//! target      what MLX, UQFF and Ollama do in their own ways: names, experts, files
+//! target      what MLX, UQFF, Ollama and Hugging Face do in their own ways: names, experts, files
 //!    ▼
 //! options     how a conversion is done: ConvertOptions
 //!    ▼
@@ -44,7 +44,8 @@
 //!   else in it as it was, and the files of the tokenizer. Experts become stacks, as mlx-lm has them.
 //! * [`Target::Uqff`]: a model of mistral.rs, in 4, 6 and 8 bits with the numbers that it computes itself.
 //! * [`Target::Ollama`]: a model in a store of Ollama, with the bytes of its importer.
-//! * [`Target::Dense`]: dense elements.
+//! * [`Target::HuggingFace`]: what transformers loads, with published names and layouts, dense or packed as compressed-tensors.
+//! * [`Target::Dense`]: dense elements under the names of the source.
 //!
 //! # Weights that are packed already
 //! are written as they are, if the output has their format: AWQ and symmetric integers get biases that change nothing

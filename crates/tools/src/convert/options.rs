@@ -19,6 +19,8 @@ pub struct ConvertOptions {
     pub dtype: Option<DType>,
     /// Dequantizes weights that are packed already, to pack them as the recipe says.
     pub requantize: bool,
+    /// Writes dense elements: dequantizes what is packed already, and packs nothing.
+    pub dequantize: bool,
     /// Looks for codes and scales of a smaller squared error than those of the encoder, group by group; see
     /// [`QuantizedRows::improve`](candle_quant::format::QuantizedRows::improve). The bytes are no longer those of the program whose format it is.
     pub search: bool,
@@ -45,6 +47,7 @@ impl ConvertOptions {
             recipe,
             dtype: None,
             requantize: false,
+            dequantize: false,
             search: false,
             strict: false,
             max_shard_size,
@@ -84,8 +87,13 @@ impl ConvertOptions {
         }
     }
 
-    /// Dense elements.
+    /// A checkpoint that transformers loads, by a recipe. See [`dequantize`](Self::dequantize) for one without packed weights.
+    pub fn hugging_face(recipe: Recipe) -> Self {
+        Self { target: Target::HuggingFace, ..Self::mlx(recipe) }
+    }
+
+    /// Dense elements under the names of the source.
     pub fn dense() -> Self {
-        Self { target: Target::Dense, ..Self::mlx(Recipe::safe(Spec::Keep)) }
+        Self { target: Target::Dense, dequantize: true, ..Self::mlx(Recipe::safe(Spec::Keep)) }
     }
 }

@@ -179,7 +179,9 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--recipe", "mixed_3_6", "--format", "nvfp4"], "expected an affine one"),
         (&["-o", &out, "--recipe", "mixed_3_6", "--bits", "4"], "leave out --bits"),
         (&["-o", &out, "--recipe", "uniform", "--group-size", "32"], "--group-size is for --bits"),
-        (&["-o", &out, "--to", "uqff", "--dequantize"], "cannot be used with"),
+        (&["-o", &out, "--to", "uqff", "--dequantize"], "--dequantize is for --to hf"),
+        (&["-o", &out, "--to", "hf", "--dequantize", "--bits", "4"], "cannot be used with"),
+        (&["-o", &out, "--to", "hf", "--dequantize", "--name", "m"], "--name is for --to ollama"),
         (&["-o", &out, "--to", "ollama", "--bits", "4"], "needs the --name"),
         (&["-o", &out, "--to", "ollama", "--bits", "4", "--name", "../m"], "name of a model"),
         (&["-o", &out, "--to", "uqff", "--bits", "4", "--name", "m"], "--name is for --to ollama"),
@@ -440,6 +442,18 @@ fn what_is_packed_is_repacked_without_a_format() {
     assert_eq!(json_file(target.out().join("config.json"))["quantization"]["bits"], 4);
     let error = fail(1, &tiny(), &["-o", &Target::new().arg()]);
     assert!(error.contains("none is packed? Give --format"), "{error}");
+    // Names and layout may be all that changes.
+    let target = Target::new();
+    let mixtral = fixture("families/mixtral");
+    let (code, _, stderr) = run(&mixtral.join("hf"), &["--to", "hf", "-o", &target.arg()]);
+    assert_eq!((code, stderr.as_str()), (0, ""));
+    let error = fail(2, &mixtral.join("mlx-affine4"), &["--to", "hf", "-o", &Target::new().arg()]);
+    assert!(error.contains("requantize or dequantize it"), "{error}");
+    let target = Target::new();
+    let (code, stdout, stderr) =
+        run(&mixtral.join("mlx-affine4"), &["--to", "hf", "--dequantize", "-o", &target.arg()]);
+    assert_eq!((code, stderr.as_str()), (0, ""), "{stdout}");
+    assert!(json_file(target.out().join("config.json")).get("quantization").is_none());
 }
 
 #[test]

@@ -4,6 +4,9 @@ mod cache;
 #[path = "../../../../tests/common/convert.rs"]
 mod common;
 mod families;
+#[path = "../../../../tests/common/families.rs"]
+mod families_of;
+mod hugging_face;
 mod loading;
 mod memory;
 mod mlx;

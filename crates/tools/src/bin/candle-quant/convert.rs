@@ -38,9 +38,9 @@ keep.
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
 Recipes: safe, uniform (what mlx-lm does: everything alike, but what a family has its own idea of), mixed_2_6, mixed_3_4, mixed_3_6, mixed_4_6 (those of \
-mlx-lm), mistralrs, ollama (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
+mlx-lm), mistralrs, ollama, llmcompressor (what these programs do), or a TOML file: format = \"4\", then any number of [[rule]] with tensors (glob), regex, layers (\"0-8\"), role, and \
 format; the first that matches decides; or a topology of mistral.rs (.yml, .yaml; what it does not name stays). Without a recipe it is safe: the output head gets the next wider \
-format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama. \
+format; routers, norms, vision, audio and small tensors are kept; or with --to uqff mistralrs, with --to ollama ollama, with --to hf llmcompressor. \
 Without a format, too, packed weights are written as they are, and nothing else is packed.
 
 Exit codes: 0 done; 1 wrong usage, or OUT exists; 2 SRC can't be converted; 3 --max-rrmse exceeded; 4 a file can't \
@@ -51,9 +51,9 @@ pub struct Options {
     /// The folder to create, or the store of Ollama to add to.
     #[arg(short, long, required_unless_present_any = ["dry_run", "compare"])]
     out: Option<PathBuf>,
-    /// What to write.
-    #[arg(long, value_enum, default_value = "mlx", conflicts_with = "dequantize")]
-    to: To,
+    /// What to write [default: mlx; with --dequantize the numbers under the names that they have].
+    #[arg(long, value_enum)]
+    to: Option<To>,
     /// What the model is called in the store of Ollama: [[HOST/]NAMESPACE/]MODEL[:TAG].
     #[arg(long)]
     name: Option<String>,
@@ -164,6 +164,15 @@ enum To {
     Uqff,
     /// A model in a store of Ollama: affine formats of 4 and 8 bits, nvfp4, mxfp4 and mxfp8.
     Ollama,
+    /// A checkpoint of transformers, as models are published: names, experts, config. Dense (--dequantize), or packed as
+    /// compressed-tensors: affine formats of 4 and 8 bits, mxfp4, mxfp8, nvfp4.
+    Hf,
+}
+
+impl Options {
+    fn target(&self) -> Target {
+        self.to.unwrap_or(To::Mlx).target()
+    }
 }
 
 impl To {
@@ -172,6 +181,7 @@ impl To {
             Self::Mlx => Target::Mlx,
             Self::Uqff => Target::Uqff,
             Self::Ollama => Target::Ollama,
+            Self::Hf => Target::HuggingFace,
         }
     }
 }
@@ -201,7 +211,8 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         conversion.recipe = fit::choose(options, &source, memory).map_err(|error| (error, BAD_INPUT))?;
     }
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
-    if is_open(options) && !plan.packs() {
+    // A dense model in another layout is what --to hf is for.
+    if is_open(options) && !plan.packs() && !matches!(options.to, Some(To::Hf)) {
         let problem = "what are the tensors to become, of which none is packed? Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
         return Err((anyhow::anyhow!(problem), USAGE));
     }

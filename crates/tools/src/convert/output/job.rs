@@ -4,7 +4,7 @@ use super::source::SourcePart;
 use super::tensor::OutputTensor;
 use crate::convert::recipe::{Role, Spec};
 use candle_core::{DType, Device};
-use candle_quant::checkpoint::{DenseTensor, PackedWeight};
+use candle_quant::checkpoint::{DenseTensor, PackedWeight, Weight};
 use candle_quant::format::Quantizer;
 use candle_quant::QuantFormat;
 use serde::Serialize;
@@ -116,7 +116,9 @@ impl Job {
 
     /// Rows that a thread works on at a time.
     pub(in crate::convert) fn block_rows(&self) -> usize {
-        (BLOCK / self.k()).max(1)
+        // Whole words of what is packed across rows.
+        let words = self.outputs.iter().map(|output| output.rows).max().unwrap_or(1);
+        (BLOCK / self.k()).max(1).next_multiple_of(words.max(1))
     }
 
     /// About the memory that a thread needs for one block.
@@ -131,10 +133,11 @@ impl Job {
             SourcePart::Stored(_) => 0,
             SourcePart::Encoded(weight) => (weight.size_in_bytes() as u64).saturating_mul(2),
             // Dequantized, and in another order.
-            SourcePart::Viewed(weight, _) => {
-                let elements =
-                    weight.dims().iter().fold(4u64, |bytes, dim| bytes.saturating_mul(*dim as u64));
-                elements.saturating_mul(3)
+            SourcePart::Viewed(weights, _) => {
+                let bytes = |weight: &Weight| {
+                    weight.dims().iter().fold(4u64, |bytes, dim| bytes.saturating_mul(*dim as u64))
+                };
+                weights.iter().fold(0u64, |sum, weight| sum.saturating_add(bytes(weight))).saturating_mul(3)
             }
         };
         match &self.work {

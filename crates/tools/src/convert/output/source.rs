@@ -1,7 +1,7 @@
 //! What a tensor of the output is made of.
 
 use crate::chunks::Chunks;
-use candle_core::Tensor;
+use candle_core::{DType, Tensor};
 use candle_quant::checkpoint::{DenseTensor, Weight};
 use candle_quant::Result;
 
@@ -12,8 +12,8 @@ pub(in crate::convert) enum SourcePart {
     Stored(DenseTensor),
     /// A weight that has to be dequantized.
     Encoded(Weight),
-    /// Numbers of a weight in another order.
-    Viewed(Weight, View),
+    /// Numbers of weights in another order: the rows of all one after another are one matrix.
+    Viewed(Vec<Weight>, View),
 }
 
 /// What of a weight is taken, in the order in which it is done.
@@ -25,14 +25,20 @@ pub(in crate::convert) enum View {
     EverySecond(usize),
     /// Both.
     EverySecondTransposed(usize),
+    /// Rows become columns, those of the first half and of the second in turn.
+    AlternatingColumns,
+    /// The numbers of all rows in turn make one row.
+    OneRow,
     /// One is added to each number.
     PlusOne,
+    /// One is subtracted from each number.
+    LessOne,
 }
 
 impl View {
     /// Whether rows stay rows.
     pub(in crate::convert) fn keeps_rows(self) -> bool {
-        matches!(self, Self::EverySecond(_) | Self::PlusOne)
+        matches!(self, Self::EverySecond(_) | Self::PlusOne | Self::LessOne)
     }
 
     fn is_half(self) -> bool {
@@ -49,7 +55,14 @@ impl View {
             Self::Transposed => matrix.t()?,
             Self::EverySecond(first) => every_second(first)?,
             Self::EverySecondTransposed(first) => every_second(first)?.t()?,
+            Self::AlternatingColumns => {
+                let (rows, columns) = matrix.dims2()?;
+                matrix.reshape((2, rows / 2, columns))?.permute((2, 1, 0))?.reshape((columns, rows))?
+            }
+            Self::OneRow => matrix.t()?.reshape((1, ()))?,
             Self::PlusOne => (matrix + 1.)?,
+            // The sum was rounded once already.
+            Self::LessOne => (matrix.to_dtype(DType::F32)? - 1.)?,
         };
         Ok(seen.contiguous()?)
     }
@@ -74,10 +87,12 @@ impl SourcePart {
     /// The numbers, if they are dense.
     pub(in crate::convert) fn dense(&self) -> Option<&DenseTensor> {
         match self {
-            Self::Stored(dense)
-            | Self::Encoded(Weight::Dense(dense))
-            | Self::Viewed(Weight::Dense(dense), _) => Some(dense),
-            Self::Encoded(_) | Self::Viewed(..) => None,
+            Self::Stored(dense) | Self::Encoded(Weight::Dense(dense)) => Some(dense),
+            Self::Viewed(weights, _) => match weights.first() {
+                Some(Weight::Dense(dense)) => Some(dense),
+                Some(_) | None => None,
+            },
+            Self::Encoded(_) => None,
         }
     }
 
@@ -85,7 +100,8 @@ impl SourcePart {
     pub(in crate::convert) fn format_name(&self) -> String {
         match self {
             Self::Stored(dense) => format!("{:?}", dense.dtype()),
-            Self::Encoded(weight) | Self::Viewed(weight, _) => weight.format_name(),
+            Self::Encoded(weight) => weight.format_name(),
+            Self::Viewed(weights, _) => weights.first().map(Weight::format_name).unwrap_or_default(),
         }
     }
 
@@ -94,7 +110,20 @@ impl SourcePart {
         match self {
             Self::Stored(dense) => Chunks::load(&Weight::Dense(dense.clone())),
             Self::Encoded(weight) => Chunks::load(weight),
-            Self::Viewed(weight, view) => Chunks::load(weight)?.viewed(|matrix| view.of(matrix)),
+            Self::Viewed(weights, view) => Chunks::viewed(weights, |matrix| view.of(matrix)),
+        }
+    }
+
+    /// How many numbers it has.
+    pub(in crate::convert) fn elements(&self) -> usize {
+        let of = |dims: &[usize]| dims.iter().fold(1usize, |all, dim| all.saturating_mul(*dim));
+        match self {
+            Self::Stored(dense) => of(dense.dims()),
+            Self::Encoded(weight) => of(weight.dims()),
+            Self::Viewed(weights, view) => {
+                let all = weights.iter().fold(0usize, |sum, weight| sum.saturating_add(of(weight.dims())));
+                all / if view.is_half() { 2 } else { 1 }
+            }
         }
     }
 
@@ -103,7 +132,10 @@ impl SourcePart {
         match self {
             Self::Stored(dense) => dense.size_in_bytes() as u64,
             Self::Encoded(weight) => weight.size_in_bytes() as u64,
-            Self::Viewed(weight, view) => weight.size_in_bytes() as u64 / if view.is_half() { 2 } else { 1 },
+            Self::Viewed(weights, view) => {
+                let bytes: u64 = weights.iter().map(|weight| weight.size_in_bytes() as u64).sum();
+                bytes / if view.is_half() { 2 } else { 1 }
+            }
         }
     }
 }

@@ -103,7 +103,7 @@ impl Arranged {
         let dims = weight.dims();
         Ok(match dims {
             [_] if SUMS.iter().any(|end| name.ends_with(end)) => {
-                let parts = vec![SourcePart::Viewed(weight.clone(), View::PlusOne)];
+                let parts = vec![SourcePart::Viewed(vec![weight.clone()], View::PlusOne)];
                 whole(SourceTensor { name: name.to_owned(), dims: dims.to_vec(), parts })
             }
             // The same numbers: one channel goes in.
@@ -130,7 +130,7 @@ impl Arranged {
         }
         let key = |head: usize| {
             let first = head * of_head;
-            Ok(SourcePart::Viewed(weight.narrow(0, first..first + keys)?, View::Transposed))
+            Ok(SourcePart::Viewed(vec![weight.narrow(0, first..first + keys)?], View::Transposed))
         };
         let value = |head: usize| rows_of(weight, head * of_head + keys, values);
         let stack = |module: &str, dims: [usize; 3], parts| SourceTensor {

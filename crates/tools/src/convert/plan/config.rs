@@ -2,15 +2,20 @@
 //! copied.
 
 use super::plan::ConvertPlan;
-use crate::convert::target::Target;
+use super::published::PublishedPlan;
+use crate::convert::output::Job;
+use crate::convert::recipe::Role;
+use crate::convert::target::{quantization_config, Target};
 use crate::staging::MANIFEST;
-use candle_quant::checkpoint::{module_of, with_masked_literals};
+use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::published_fields;
+use candle_quant_models::{published_fields, Published};
+use safetensors::Dtype;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
 use serde_json::value::RawValue;
 use serde_json::{json, Map, Value};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::{fmt, fs};
 
@@ -31,7 +36,10 @@ impl ConvertPlan {
     /// The text of config.json; `None` if the source has none and there is nothing to say.
     pub(in crate::convert) fn config_json(&self) -> Result<Option<String>> {
         let path = self.source.sidecar_files().path("config.json");
-        let text = match &path {
+        // What a file says itself is what its tensors were read by.
+        let is_alone = matches!(self.source.kind(), CheckpointKind::Gguf | CheckpointKind::Slm1);
+        let path = path.filter(|_| self.published.is_none() || !is_alone);
+        let mut text = match &path {
             Some(path) => {
                 fs::read_to_string(path).map_err(|error| Error::Io { path: path.clone(), error })?
             }
@@ -47,21 +55,96 @@ impl ConvertPlan {
             let path = path.clone().unwrap_or_default();
             Error::file(&path, format!("malformed JSON: {error}"), "correct it or fetch it again")
         };
-        let added = match self.target == Target::Mlx {
-            true => self.published(),
-            false => Vec::new(),
+        let added = match (self.target, &self.published) {
+            (_, Some(published)) => {
+                if published.is_text() {
+                    text = text_alone(text).map_err(wrong)?;
+                }
+                self.of_transformers(published)
+            }
+            (Target::Mlx, None) => self.published(),
+            (Target::Dense | Target::Uqff | Target::Ollama | Target::HuggingFace, None) => Vec::new(),
         };
         rewrite(&text, quantization.as_deref(), added).map(Some).map_err(wrong)
+    }
+
+    /// What transformers looks for: its class, the dtype, and beside the text of a larger model what is stated of both.
+    fn of_transformers(&self, published: &PublishedPlan) -> Vec<Added> {
+        const TYPE: [&str; 2] = ["dtype", "torch_dtype"];
+        let stated = |config: &Value, key: &str| config.get(key).filter(|value| !value.is_null()).cloned();
+        let config = self.source.config();
+        let text = config.get("text_config").filter(|_| published.is_text());
+        let mut fields: Vec<(&str, Value)> = Vec::new();
+        if let Some(text) = text {
+            let of_both = ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id"];
+            let is_missing = |key: &&str| *key == "tie_word_embeddings" || stated(text, key).is_none();
+            let of_both = of_both.into_iter().filter(is_missing);
+            fields.extend(of_both.filter_map(|key| Some((key, stated(config, key)?))));
+        }
+        if let Some(top) = self.top {
+            fields.push(("quantization_config", self.compressed_tensors(top)));
+        }
+        let written = text.unwrap_or(config);
+        if published.is_text() && stated(written, "architectures").is_none() {
+            fields.push(("architectures", json!([published.class()])));
+        }
+        if let Some(dtype) = self.dtype_name() {
+            let known: Vec<_> = TYPE.into_iter().filter(|key| stated(written, key).is_some()).collect();
+            let keys = if known.is_empty() { vec!["torch_dtype"] } else { known };
+            let differs = |key: &&str| written.get(*key).and_then(Value::as_str) != Some(dtype);
+            fields.extend(keys.into_iter().filter(differs).map(|key| (key, dtype.into())));
+        }
+        let of = |(key, value): (&str, _)| Added { object: None, key: key.into(), value };
+        let fields = fields.into_iter().map(|(key, value)| of((key, Some(value))));
+        fields.chain(Published::UNPUBLISHED.into_iter().map(|key| of((key, None)))).collect()
+    }
+
+    /// What compressed-tensors says of the weights.
+    fn compressed_tensors(&self, top: QuantFormat) -> Value {
+        let module = |job: &Job| module_of(&job.planned.name).unwrap_or(&job.planned.name).to_owned();
+        let packed: BTreeMap<_, _> =
+            self.jobs().filter_map(|job| Some((module(job), job.format()?))).collect();
+        let is_dense = |job: &&Job| {
+            let planned = &job.planned;
+            job.format().is_none() && planned.role != Role::Embed && matches!(*planned.shape, [_, _])
+        };
+        let mut dense: Vec<_> = self.jobs().filter(is_dense).map(module).collect();
+        // A head that is the embedding is a linear layer as well.
+        const HEAD: &str = "lm_head";
+        if !packed.contains_key(HEAD) && !dense.iter().any(|module| module == HEAD) {
+            dense.push(HEAD.to_owned());
+        }
+        quantization_config(top, &packed, dense)
+    }
+
+    /// The dtype of most of the dense elements that are written.
+    fn dtype_name(&self) -> Option<&'static str> {
+        let mut counts = BTreeMap::<&str, u64>::new();
+        for output in self.jobs().filter(|job| job.format().is_none()).flat_map(|job| &job.outputs) {
+            let name = match output.dtype {
+                Dtype::F16 => "float16",
+                Dtype::BF16 => "bfloat16",
+                Dtype::F32 => "float32",
+                _ => continue,
+            };
+            let count = counts.entry(name).or_default();
+            *count = count.saturating_add(output.bytes);
+        }
+        counts.into_iter().max_by_key(|(_, bytes)| *bytes).map(|(name, _)| name)
     }
 
     /// What mlx-lm reads under other names, at the top, and in the object of the text.
     fn published(&self) -> Vec<Added> {
         let of = |config: &Value| published_fields(config).into_iter().collect::<Vec<_>>();
         let config = self.source.config();
-        let top = of(config).into_iter().map(|(key, value)| Added { object: None, key, value });
+        let top = of(config).into_iter().map(|(key, value)| Added { object: None, key, value: Some(value) });
         let text = config.get("text_config").map(of).unwrap_or_default();
-        top.chain(text.into_iter().map(|(key, value)| Added { object: Some("text_config"), key, value }))
-            .collect()
+        top.chain(text.into_iter().map(|(key, value)| Added {
+            object: Some("text_config"),
+            key,
+            value: Some(value),
+        }))
+        .collect()
     }
 
     /// What the config says of the format: one for all, and one for each module that has another.
@@ -110,12 +193,22 @@ fn describe(format: QuantFormat) -> Map<String, Value> {
     object
 }
 
-/// A field that the source does not have, or as null.
+/// A field that the source does not have, or as null; or one that the output does not have.
 struct Added {
     /// The object that it is in, if not at the top.
     object: Option<&'static str>,
     key: String,
-    value: Value,
+    value: Option<Value>,
+}
+
+/// What a config says of the text of a larger model; all of it, if it is of no such model.
+fn text_alone(text: String) -> serde_json::Result<String> {
+    let masked = with_masked_literals(&text);
+    let entries: Entries = serde_json::from_str(&masked)?;
+    let alone = entries.0.iter().find(|(key, value)| key == "text_config" && value.get().starts_with('{'));
+    let Some((_, value)) = alone else { return Ok(text) };
+    let start = value.get().as_ptr().addr() - masked.as_ptr().addr();
+    Ok(text.get(start..start + value.get().len()).unwrap_or_default().to_owned())
 }
 
 /// The object `text` with other quantization entries and more fields. All else is the text as it was, in its order.
@@ -124,7 +217,8 @@ fn rewrite(text: &str, quantization: Option<&str>, added: Vec<Added>) -> serde_j
     let entries: Entries = serde_json::from_str(&masked)?;
     let is_added = |key: &str| added.iter().any(|field| field.object.is_none() && field.key == key);
     let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config" && !is_added(key);
-    if quantization.is_none() && added.is_empty() && entries.0.iter().all(|(key, _)| is_kept(key)) {
+    let adds = added.iter().any(|field| field.value.is_some());
+    if quantization.is_none() && !adds && entries.0.iter().all(|(key, _)| is_kept(key)) {
         return Ok(text.to_owned());
     }
     // A value is where it was before the literals were masked.
@@ -139,7 +233,9 @@ fn rewrite(text: &str, quantization: Option<&str>, added: Vec<Added>) -> serde_j
         .map(|(key, value)| (json!(key).to_string(), with_fields(written(value), key, &added)))
         .collect();
     let at_top = added.iter().filter(|field| field.object.is_none());
-    lines.extend(at_top.map(|field| (json!(field.key).to_string(), field.value.to_string())));
+    lines.extend(
+        at_top.filter_map(|field| Some((json!(field.key).to_string(), field.value.as_ref()?.to_string()))),
+    );
     if let Some(quantization) = quantization {
         let value: Value = serde_json::from_str(quantization)?;
         let pretty = format!("{value:#}").replace('\n', "\n  ");
@@ -154,7 +250,7 @@ fn with_fields(text: String, key: &str, added: &[Added]) -> String {
     let fields: Vec<_> = added
         .iter()
         .filter(|field| field.object == Some(key))
-        .map(|field| format!("{}: {}", json!(field.key), field.value))
+        .filter_map(|field| Some(format!("{}: {}", json!(field.key), field.value.as_ref()?)))
         .collect();
     match text.trim_end().strip_suffix('}') {
         Some(inner) if !fields.is_empty() => format!("{}, {}}}", inner.trim_end(), fields.join(", ")),
@@ -210,7 +306,7 @@ mod tests {
 
     #[test]
     fn fields_are_added_at_the_top_and_in_an_object() {
-        let added = |object, key: &str| Added { object, key: key.into(), value: 1.into() };
+        let added = |object, key: &str| Added { object, key: key.into(), value: Some(1.into()) };
         let fields = || vec![added(None, "theta"), added(Some("text_config"), "inner")];
         let text = r#"{"text_config": {"x": 1e4}, "theta": null, "z": {}}"#;
         let expected = "{\n  \"text_config\": {\"x\": 1e4, \"inner\": 1},\n  \"z\": {},\n  \"theta\": 1\n}\n";

@@ -106,12 +106,13 @@ fn of_weights(
         Ok::<_, Error>(SourceTensor { name, dims: [&[experts], &dims[..]].concat(), parts })
     };
     let rows = |first: usize, rows: usize| move |expert: usize| rows_of(weight, expert * n + first, rows);
-    let seen =
-        |view: View| move |expert: usize| Ok(SourcePart::Viewed(weight.narrow(0, expert..expert + 1)?, view));
+    let seen = |view: View| {
+        move |expert: usize| Ok(SourcePart::Viewed(vec![weight.narrow(0, expert..expert + 1)?], view))
+    };
     let columns = |first: usize| {
         move |expert: usize| {
             let half = weight.narrow(0, expert..expert + 1)?.narrow(2, first..first + k / 2)?;
-            Ok(SourcePart::Viewed(half, View::Transposed))
+            Ok(SourcePart::Viewed(vec![half], View::Transposed))
         }
     };
     Ok(Some(match (layout, which) {
@@ -143,7 +144,7 @@ fn of_biases(
         let module = arranged.experts.stack(block, projection)?;
         Some(SourceTensor { name: format!("{module}.bias"), dims: vec![experts, n], parts: vec![part] })
     };
-    let seen = |first: usize| SourcePart::Viewed(weight.clone(), View::EverySecond(first));
+    let seen = |first: usize| SourcePart::Viewed(vec![weight.clone()], View::EverySecond(first));
     match (arranged.family.fused?, which) {
         (_, Down) => Some(vec![bias("down_proj", n, SourcePart::of(weight.clone()))?]),
         (FusedExperts::AlternatingColumns, GateUp) if n.is_multiple_of(2) && n > 0 && experts > 0 => {

@@ -54,7 +54,7 @@ impl Job {
         };
         let runs: Option<Vec<_>> = source.parts.iter().map(stored).collect();
         let work = match runs {
-            Some(runs) if stored_as == Some(dtype) => Work::Copy(vec![runs], None),
+            Some(runs) if runs.iter().all(|run| run.dtype() == dtype) => Work::Copy(vec![runs], None),
             _ => Work::Cast(source.parts.clone(), dtype),
         };
         Ok(Self::new(source, format!("{dtype:?}"), work, vec![output]))
@@ -72,6 +72,12 @@ impl Job {
             true => Dtype::U8,
         };
         let (kind, search) = (options.target.kind(), options.search);
+        if search && format.has_biases() && !kind.has_biases() {
+            return Err(Error::Unsupported {
+                what: format!("a search for scales and biases of `{}` in {}", source.name, kind.name()),
+                remedy: "leave out --search: zero points are whole numbers there".into(),
+            });
+        }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
         let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search };
         let to = format!("{format}{}", if search { SEARCHED } else { "" });
@@ -96,7 +102,10 @@ impl Job {
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
-        let outputs = |scales| kind.packed(&source.name, packed.dims(), format, scales);
+        if format.has_biases() && !kind.has_biases() {
+            return Err(impossible(" whose zero points are no whole numbers, or not known to be,"));
+        }
+        let outputs = |scales| kind.packed(&source.name, &source.dims, format, scales);
         let (work, outputs) = match packed.mlx_form()? {
             MlxForm::Stored(parts) => {
                 let part = |name| parts.iter().find_map(|(part, dense)| (*part == name).then_some(dense));

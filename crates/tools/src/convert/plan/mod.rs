@@ -8,6 +8,7 @@ mod jobs;
 #[allow(clippy::module_inception)]
 mod plan;
 mod planner;
+mod published;
 mod saved;
 mod usual;
 

@@ -3,6 +3,7 @@
 use super::arranged::Arranged;
 use super::experts;
 use super::planner::Planner;
+use super::published::PublishedPlan;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
@@ -27,6 +28,8 @@ pub struct ConvertPlan {
     /// What the recipe does with rows that are no whole number of groups.
     pub(in crate::convert) fallback: Fallback,
     notes: Vec<String>,
+    /// The model as transformers knows it, if it is written so.
+    pub(super) published: Option<PublishedPlan>,
 }
 
 impl ConvertPlan {
@@ -38,9 +41,15 @@ impl ConvertPlan {
     /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
         let planner = Planner::new(source, options);
-        let tensors = planner.tensors()?;
-        let mut jobs = Vec::with_capacity(tensors.len());
-        for group in experts::group(tensors, &Arranged::new(source, planner.family, options))? {
+        let mut published = None;
+        let groups = match options.target {
+            Target::HuggingFace => published.insert(PublishedPlan::new(source)?).groups()?,
+            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama => {
+                experts::group(planner.tensors()?, &Arranged::new(source, planner.family, options))?
+            }
+        };
+        let mut jobs = Vec::with_capacity(groups.len());
+        for group in groups {
             jobs.extend(planner.jobs(group)?);
         }
         jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
@@ -54,7 +63,8 @@ impl ConvertPlan {
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
-        let mut plan = Self { source, target, device, model, files, top, fallback, notes };
+        let mut plan = Self { source, target, device, model, files, top, fallback, notes, published };
+        plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());
         if plan.config_json()?.is_none() && target.kind().needs_config() {
@@ -114,9 +124,12 @@ impl ConvertPlan {
             let module = |part: &SourcePart| match part {
                 SourcePart::Stored(dense) => Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned()),
                 // As it was stored: rows that stay rows are packed alike.
-                SourcePart::Viewed(Weight::Dense(dense), view) if view.keeps_rows() => {
-                    Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned())
-                }
+                SourcePart::Viewed(weights, view) if view.keeps_rows() => match weights.as_slice() {
+                    [Weight::Dense(dense)] => {
+                        Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned())
+                    }
+                    _ => None,
+                },
                 SourcePart::Encoded(_) | SourcePart::Viewed(..) => None,
             };
             let modules: Vec<_> = parts.iter().filter_map(module).collect();

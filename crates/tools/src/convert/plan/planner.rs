@@ -5,11 +5,11 @@ use super::jobs::stored_dtype;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, SourcePart, SourceTensor};
 use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
-use crate::convert::target::Target;
+use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
-use candle_quant::Result;
+use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
 use candle_quant_models::{MlxLm, MlxWeight};
 use std::cell::{Cell, RefCell};
@@ -66,7 +66,7 @@ impl<'a> Planner<'a> {
 
     /// Whether anything may be packed.
     fn packs(&self) -> bool {
-        self.options.target != Target::Dense
+        !self.options.dequantize
     }
 
     /// Whether a tensor is left out: a head that the model does not have.
@@ -158,6 +158,16 @@ impl<'a> Planner<'a> {
         let role = roles.first().copied().unwrap_or(Role::Other);
         if let ([SourcePart::Encoded(weight)], true) = (source.parts.as_slice(), self.packs()) {
             let stays = !self.options.requantize || decided.0 == Spec::Keep;
+            let not_linear = match weight {
+                Weight::Packed(packed) => self.not_linear(source, packed.format(), 1),
+                Weight::Ggml(_) | Weight::Dense(_) | _ => None,
+            };
+            if let (true, Some(reason)) = (stays, not_linear) {
+                let mut job = Job::plain(source, self.plain_dtype(source))?;
+                (job.planned.role, job.planned.fallback) = (role, Some(reason.to_owned()));
+                job.planned.rule = PACKED_ALREADY.into();
+                return Ok(job);
+            }
             if stays && !matches!(weight, Weight::Dense(_)) {
                 if let (Weight::Packed(packed), false) = (weight, is_default(decided.1)) {
                     if let Some(job) = Job::widen(source, role, decided, packed, self.dtype, target)? {
@@ -205,13 +215,35 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Why what compressed-tensors packs does not include a tensor, if so.
+    fn not_linear(&self, source: &SourceTensor, format: QuantFormat, k: usize) -> Option<&'static str> {
+        if self.options.target != Target::HuggingFace {
+            return None;
+        }
+        let (words, roles) = (32 / format.bits().max(1), roles(&source.name, &source.dims, self.tied));
+        let is_whole = |part: &SourcePart| (part.elements() / k.max(1)).is_multiple_of(words);
+        match source.parts.split_last() {
+            _ if source.dims.len() != 2 => {
+                Some("no linear layer, of which alone transformers has packed ones")
+            }
+            _ if roles.contains(&Role::Router) => Some("a router, which is no linear layer in transformers"),
+            _ if roles.contains(&Role::Embed) => {
+                Some("an embedding, where transformers has packed linear layers alone")
+            }
+            Some((_, others)) if format.has_biases() && !others.iter().all(is_whole) => {
+                Some("rows of several tensors, whose zero points make no whole words")
+            }
+            _ => None,
+        }
+    }
+
     /// The format actually used, and the reason if it differs from the rule.
     fn fit(&self, source: &SourceTensor, spec: Spec, obstacle: Option<&str>) -> (Spec, Option<String>) {
         let is_float = source.parts.first().is_some_and(|part| match part.dense() {
             Some(dense) => dense.dtype().is_float(),
             None => true,
         });
-        let [.., _, k] = matrix_dims(source) else {
+        let [.., _, k] = *matrix_dims(source) else {
             // Norms, biases and the like: no rule means to pack them.
             return (if is_float && matches!(spec, Spec::Cast(_)) { spec } else { Spec::Keep }, None);
         };
@@ -231,6 +263,7 @@ impl<'a> Planner<'a> {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
             None if !experts.is_module(&source.name) => Some("a parameter, not the weight of a module"),
+            None => self.not_linear(source, format, k),
             other => other,
         };
         if let Some(reason) = why_not {

@@ -130,8 +130,17 @@ impl Rule {
 
 impl Recipe {
     /// The names of the recipes of [`Recipe::named`].
-    pub const NAMES: [&str; 8] =
-        ["uniform", "mixed_2_6", "mixed_3_4", "mixed_3_6", "mixed_4_6", "safe", "mistralrs", "ollama"];
+    pub const NAMES: [&str; 9] = [
+        "uniform",
+        "mixed_2_6",
+        "mixed_3_4",
+        "mixed_3_6",
+        "mixed_4_6",
+        "safe",
+        "mistralrs",
+        "ollama",
+        "llmcompressor",
+    ];
 
     /// One format, with the safe defaults.
     pub fn safe(format: Spec) -> Self {
@@ -149,6 +158,7 @@ impl Recipe {
     ///   and norms are kept.
     /// * `ollama` is what its importer does: the embedding is kept, the head gets 8 bits, and so do value, key and down
     ///   projections if all else gets 4, of experts in affine formats only.
+    /// * `llmcompressor` is what recipes of llm-compressor usually do: linear layers are packed, but the head and routers.
     ///
     /// In all but the first, matrices whose rows are no whole number of groups are kept, and so are vision and audio.
     ///
@@ -166,6 +176,10 @@ impl Recipe {
                 if let (Spec::Packed(_), Ok(wide)) = (format, QuantFormat::affine(8, 64)) {
                     rules.push(of_mlx_lm(MlxWeight::EightBits, Spec::Packed(wide)));
                 }
+            }
+            "llmcompressor" => {
+                let kept = [Role::Embed, Role::LmHead, Role::Router, Role::Norm, Role::Conv];
+                rules.extend(kept.map(keep_role));
             }
             "mistralrs" => {
                 rules.extend([Role::Router, Role::Norm, Role::Conv].map(keep_role));

@@ -3,7 +3,7 @@
 use super::quality::Sums;
 use crate::convert::output::Packing;
 use candle_core::{DType, Device, Tensor};
-use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Real};
+use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Quantizer, Real};
 use candle_quant::ops::quantize_rows;
 use candle_quant::{Error, Result};
 use half::{bf16, f16};
@@ -93,11 +93,21 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
     match stored {
         GroupScales::Float { scales: stored_scales, biases: stored_biases } => {
             let widened = |stored: &[T]| stored.iter().map(|number| number.to_f32()).collect::<Vec<f32>>();
-            (scales, biases) = (widened(&stored_scales), widened(&stored_biases));
+            let rounded = widened(&stored_biases);
+            scales = widened(&stored_scales);
             bytes.push(T::bytes(&stored_scales));
-            if format.has_biases() {
-                bytes.push(T::bytes(&stored_biases));
-            }
+            biases = match (format.has_biases(), quantizer) {
+                (true, Quantizer::ZeroPoints) => {
+                    let zeros = zeros(&scales, &rounded);
+                    bytes.push(across_rows(&zeros, format.groups_per_row(k)?, format.bits()));
+                    zeros.iter().zip(&scales).map(|(zero, scale)| -(f32::from(*zero) * scale)).collect()
+                }
+                (true, Quantizer::Mlx | Quantizer::Afq) => {
+                    bytes.push(T::bytes(&stored_biases));
+                    rounded
+                }
+                (false, _) => rounded,
+            };
         }
         GroupScales::Bytes(stored) => {
             scales = stored.iter().map(|byte| format.scale().value(*byte)).collect();
@@ -122,6 +132,25 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
     words.iter_mut().for_each(|word| *word = word.to_le());
     bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
     Ok(Block { bytes, sums })
+}
+
+/// The whole numbers that biases are, times the scales, with the other sign.
+fn zeros(scales: &[f32], biases: &[f32]) -> Vec<u8> {
+    let zero = |(scale, bias): (&f32, &f32)| match *scale == 0. {
+        true => 0,
+        false => (-f64::from(*bias) / f64::from(*scale)).round() as u8,
+    };
+    scales.iter().zip(biases).map(zero).collect()
+}
+
+/// Codes of `columns` in each row, packed into words of one column each, the first row lowest.
+fn across_rows(codes: &[u8], columns: usize, bits: usize) -> Vec<u8> {
+    let word = |rows: &[u8], column: usize| {
+        let codes = rows.iter().skip(column).step_by(columns.max(1));
+        codes.enumerate().fold(0u32, |word, (row, code)| word | u32::from(*code) << (row * bits))
+    };
+    let rows = codes.chunks((32 / bits.max(1) * columns).max(1));
+    rows.flat_map(|rows| (0..columns).flat_map(|column| word(rows, column).to_le_bytes())).collect()
 }
 
 /// Numbers as files hold them.

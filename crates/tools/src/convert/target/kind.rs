@@ -58,6 +58,11 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         false
     }
 
+    /// Whether the biases of affine formats are numbers of any size.
+    fn has_biases(&self) -> bool {
+        true
+    }
+
     /// Whether weights may have a global scale, which is MLX's.
     fn has_global_scales(&self) -> bool {
         false

@@ -64,7 +64,7 @@ impl TargetKind for Dense {
 }
 
 /// `format` is what the metadata of files says.
-fn files(jobs: Vec<Job>, max_size: u64, format: &str) -> Vec<OutputFile> {
+pub(super) fn files(jobs: Vec<Job>, max_size: u64, format: &str) -> Vec<OutputFile> {
     let files = by_size(jobs, max_size);
     let count = files.len();
     let file = |(index, jobs)| {

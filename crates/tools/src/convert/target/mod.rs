@@ -1,6 +1,7 @@
 //! The kinds of output, and what each does in its own way: names, experts, files, and what describes them.
 
 mod experts;
+mod hugging_face;
 mod kind;
 mod mlx;
 mod ollama;
@@ -8,6 +9,7 @@ pub(super) mod ollama_manifest;
 mod uqff;
 
 pub(super) use experts::ExpertLayout;
+pub(super) use hugging_face::quantization_config;
 pub(super) use kind::TargetKind;
 
 use crate::convert::recipe::{Recipe, Spec};
@@ -21,6 +23,8 @@ pub enum Target {
     Mlx,
     /// Dense elements under the names of the source; stacks of experts under those that mlx-lm has.
     Dense,
+    /// A checkpoint of Hugging Face's transformers, under the names and in the layout in which models are published.
+    HuggingFace,
     /// A model of mistral.rs, UQFF 1.2.0.
     Uqff,
     /// A model in a store of Ollama.
@@ -35,6 +39,7 @@ impl Target {
         match self {
             Self::Mlx => &mlx::Mlx,
             Self::Dense => &mlx::Dense,
+            Self::HuggingFace => &hugging_face::HuggingFace,
             Self::Uqff => &uqff::Uqff,
             Self::Ollama => &ollama::Ollama,
         }

@@ -7,7 +7,7 @@ use candle_quant_tools::convert::{BitAllocation, ConvertOptions, Recipe, Sensiti
 /// What weights may become.
 pub fn candidates(options: &Options) -> Vec<Spec> {
     match options.candidates.as_slice() {
-        [] => BitAllocation::candidates(options.to.target()),
+        [] => BitAllocation::candidates(options.target()),
         given => given.to_vec(),
     }
 }

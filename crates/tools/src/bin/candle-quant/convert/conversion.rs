@@ -28,11 +28,14 @@ pub fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOpti
             bail!(what);
         }
     }
-    let mut conversion = match (options.dequantize, format) {
-        (true, _) => ConvertOptions::dense(),
-        (_, Some(format)) => to(options, with_rules(options, options.to.target().usual_recipe(format))?)?,
-        _ => to(options, recipe(options)?)?,
+    let mut conversion = match (options.dequantize, options.to, format) {
+        (true, None, _) => ConvertOptions::dense(),
+        (true, Some(To::Hf), _) => to(options, Recipe::safe(Spec::Keep))?,
+        (true, Some(_), _) => bail!("--dequantize is for --to hf, or without --to for the names of SRC"),
+        (false, _, Some(format)) => to(options, with_rules(options, options.target().usual_recipe(format))?)?,
+        (false, ..) => to(options, recipe(options)?)?,
     };
+    conversion.dequantize = options.dequantize;
     conversion.dtype = options.dtype;
     conversion.requantize = options.requantize;
     conversion.search = options.search;
@@ -45,7 +48,7 @@ pub fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOpti
 }
 
 fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
-    match (options.to, &options.name) {
+    match (options.to.unwrap_or(To::Mlx), &options.name) {
         (To::Ollama, Some(name)) => Ok(ConvertOptions::ollama(recipe, name)?),
         // Nothing is written.
         (To::Ollama, None) if options.out.is_none() => Ok(ConvertOptions::ollama(recipe, "model")?),
@@ -53,6 +56,7 @@ fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
         (_, Some(_)) => bail!("--name is for --to ollama"),
         (To::Mlx, None) => Ok(ConvertOptions::mlx(recipe)),
         (To::Uqff, None) => Ok(ConvertOptions::uqff(recipe)),
+        (To::Hf, None) => Ok(ConvertOptions::hugging_face(recipe)),
     }
 }
 
@@ -81,7 +85,7 @@ fn recipe(options: &Options) -> Result<Recipe> {
     };
     let recipe = match &options.recipe {
         None => match format {
-            Some(format) => options.to.target().usual_recipe(format),
+            Some(format) => options.target().usual_recipe(format),
             // What is packed is written as it is, if anything is.
             None => Recipe::safe(Spec::Keep),
         },

@@ -17,7 +17,7 @@ pub fn choose(options: &Options, source: &Checkpoint, memory: u64) -> Result<Rec
         bail!("--fit: the matrices of {} are packed already", options.source.display());
     }
     let workload = MemoryOptions::of(options.context, options.cpu).workload(source)?;
-    let target = options.to.target();
+    let target = options.target();
     let candidates = if options.candidates.is_empty() { formats(target) } else { options.candidates.clone() };
     let fits = fits(source, target, &candidates, &plan, &workload)?;
     match (widest(&fits, memory), fits.last()) {

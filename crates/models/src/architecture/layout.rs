@@ -1,0 +1,42 @@
+//! How transformers writes what the decoder asks for one by one. Which way experts in one parameter lie is known of mlx-lm's
+//! reading of them ([`FusedExperts`](super::mlx_lm::FusedExperts)).
+
+/// What is laid out in published checkpoints in another way than the decoder asks for it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct PublishedLayout {
+    /// Whether queries, keys and values are one projection, `qkv_proj`.
+    pub qkv: bool,
+    /// Whether gate and up projections of a dense block are one, `gate_up_proj`.
+    pub gate_up: bool,
+    /// Whether the norms of queries and keys are a module for each head, where each has its own.
+    pub norms_of_heads: bool,
+    pub experts: PublishedExperts,
+}
+
+/// What experts are, if they are not stacks of modules in the block itself, as the config's names say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PublishedExperts {
+    /// Modules of each expert: its gate, up and down projections.
+    Each([&'static str; 3]),
+    /// Parameters of all: `gate_up_proj` and `down_proj`.
+    Parameters,
+}
+
+pub(super) const USUAL: PublishedLayout = PublishedLayout {
+    qkv: false,
+    gate_up: false,
+    norms_of_heads: false,
+    experts: PublishedExperts::Each(["gate_proj", "up_proj", "down_proj"]),
+};
+
+pub(super) const FUSED_MLP: PublishedLayout = PublishedLayout { gate_up: true, ..USUAL };
+
+pub(super) const FUSED: PublishedLayout = PublishedLayout { qkv: true, ..FUSED_MLP };
+
+pub(super) const NORMS_OF_HEADS: PublishedLayout = PublishedLayout { norms_of_heads: true, ..USUAL };
+
+pub(super) const MIXTRAL: PublishedLayout =
+    PublishedLayout { experts: PublishedExperts::Each(["w1", "w3", "w2"]), ..USUAL };
+
+pub(super) const PARAMETERS: PublishedLayout =
+    PublishedLayout { experts: PublishedExperts::Parameters, ..USUAL };

@@ -1,0 +1,359 @@
+//! The tensors of a model as transformers writes them, and what each is made of in a checkpoint of another layout.
+
+use super::architecture::layout::{PublishedExperts, PublishedLayout};
+use super::architecture::mlx_lm::{FusedExperts, MlxLm};
+use super::architecture::Family;
+use super::root::Root;
+use super::shapes::BUFFERS;
+use super::{layer_of, Config, MoeConfig};
+use candle_quant::{Checkpoint, Error, Result};
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// What the decoder asks for and no file has, unless a layout has it so.
+const LAYOUTS: [&str; 5] = [".experts.", ".switch_mlp.", ".embed_q.", ".unembed_out.", ".norms."];
+
+/// A model as transformers knows it.
+#[derive(Clone, Debug)]
+pub struct Published {
+    /// The class of its `architectures`.
+    pub class: String,
+    /// Its tensors, under the names of a model of text alone.
+    pub tensors: Vec<PublishedTensor>,
+    root: Root,
+    layers: usize,
+    is_tied: bool,
+}
+
+/// A tensor as transformers writes it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PublishedTensor {
+    /// Its name.
+    pub name: String,
+    /// Its shape.
+    pub dims: Vec<usize>,
+    /// What lies in it one after another.
+    pub pieces: Vec<Piece>,
+}
+
+/// A part of a published tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Piece {
+    /// The names for which the checkpoint is to be asked, as one matrix, the rows of all one after another; only one of
+    /// dimension 0, if a number says so.
+    pub tensors: Vec<(String, Option<usize>)>,
+    /// What becomes of this matrix.
+    pub how: Rearranged,
+}
+
+/// What becomes of a matrix.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rearranged {
+    /// Nothing.
+    AsIs,
+    /// Rows become columns.
+    Transposed,
+    /// Rows become columns, those of the first half and of the second in turn.
+    AlternatingColumns,
+    /// The numbers of all rows in turn make one row.
+    OneRow,
+    /// One is subtracted from each number.
+    LessOne,
+}
+
+impl Published {
+    /// Fields of configs that no published one has: they say how weights are stored elsewhere.
+    pub const UNPUBLISHED: [&str; 1] = [Config::SUMS];
+
+    /// The model of a checkpoint.
+    ///
+    /// # Errors
+    /// As those of [`Config::from_checkpoint`]; if layers are missing.
+    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+        let stored = Config::from_checkpoint(checkpoint)?;
+        let mut config = checkpoint.config().clone();
+        if let Value::Object(fields) = &mut config {
+            Self::UNPUBLISHED.iter().for_each(|key| drop(fields.remove(*key)));
+        }
+        let (published, Some(family)) = (Config::from_json(&config)?, Family::of(&config)) else {
+            return Err(Error::mismatch("config.json", "a family that is known", "none"));
+        };
+        let root = Root::find(|name| checkpoint.contains(name));
+        let usual = |name: &str| root.usual(name).map(|name| (name, ()));
+        let names: BTreeMap<String, ()> = checkpoint.tensor_names().filter_map(usual).collect();
+        let is_usual = |name: &&str| !LAYOUTS.iter().any(|layout| name.contains(layout));
+        let (inventory, absent) = published.inventory(names.keys().map(String::as_str).filter(is_usual));
+        if let Some((count, first)) = absent {
+            let found = format!("{count} of {} missing, {first} the first", published.num_hidden_layers);
+            return Err(Error::file(checkpoint.path(), format!("layers: {found}"), "fetch the whole model"));
+        }
+        let has = |name: &str| names.contains_key(name);
+        let is_there = |name: &str| !checkpoint.answering(&root.stored(name)).is_empty();
+        let tied = published.tie_word_embeddings == Some(true);
+        let inventory: BTreeMap<_, _> = inventory
+            .into_iter()
+            .filter(|(name, tensor)| {
+                tensor.required || is_there(name) && !(tied && name.starts_with("lm_head"))
+            })
+            .map(|(name, tensor)| (name, tensor.dims))
+            .collect();
+        let fused = MlxLm::of(&config).fused.unwrap_or(FusedExperts::Rows);
+        let builder = Builder {
+            has: &has,
+            layout: family.layout,
+            fused,
+            less_one: stored.norm != published.norm,
+            config: &published,
+        };
+        let mut tensors = builder.tensors(&inventory);
+        for (name, _) in
+            tensors.iter_mut().flat_map(|tensor| &mut tensor.pieces).flat_map(|piece| &mut piece.tensors)
+        {
+            *name = root.stored(name);
+        }
+        Ok(Self { class: family.class(), tensors, root, layers: published.num_hidden_layers, is_tied: tied })
+    }
+
+    /// The same with the tensors where the checkpoint has them, which may be a model with more parts than text.
+    pub fn in_place(mut self) -> Self {
+        for tensor in &mut self.tensors {
+            tensor.name = self.root.stored(&tensor.name);
+        }
+        self
+    }
+
+    /// Whether a tensor of the checkpoint is of layers that predict further tokens.
+    pub fn is_further(&self, name: &str) -> bool {
+        name.starts_with("mtp.") || layer_of(name).is_some_and(|layer| layer >= self.layers)
+    }
+
+    /// Whether it is one that nobody reads: a buffer of old checkpoints, or a head that is the embedding.
+    pub fn is_needless(&self, name: &str) -> bool {
+        let is_head = name.strip_prefix(self.root.head).is_some_and(|rest| rest.starts_with('.'));
+        BUFFERS.iter().any(|buffer| name.ends_with(buffer)) || is_head && self.is_tied
+    }
+
+    /// The names for which the checkpoint is asked.
+    pub fn sources(&self) -> BTreeSet<&str> {
+        let pieces = self.tensors.iter().flat_map(|tensor| &tensor.pieces);
+        pieces.flat_map(|piece| &piece.tensors).map(|(name, _)| name.as_str()).collect()
+    }
+}
+
+impl Piece {
+    fn whole(name: impl Into<String>) -> Self {
+        Self { tensors: vec![(name.into(), None)], how: Rearranged::AsIs }
+    }
+
+    fn matrix(name: &str, index: usize, how: Rearranged) -> Self {
+        Self { tensors: vec![(name.to_owned(), Some(index))], how }
+    }
+}
+
+/// What the tensors of a model depend on.
+struct Builder<'a> {
+    /// Whether a tensor of this name is stored.
+    has: &'a dyn Fn(&str) -> bool,
+    layout: PublishedLayout,
+    fused: FusedExperts,
+    /// Whether norms are stored as sums.
+    less_one: bool,
+    config: &'a Config,
+}
+
+impl Builder<'_> {
+    /// The tensors that are those of an inventory.
+    fn tensors(&self, inventory: &BTreeMap<String, Vec<usize>>) -> Vec<PublishedTensor> {
+        inventory.iter().flat_map(|(name, dims)| self.of(name, dims, inventory)).collect()
+    }
+
+    /// What one of them becomes; that which is fused with others goes with the first of these.
+    fn of(
+        &self,
+        name: &str,
+        dims: &[usize],
+        inventory: &BTreeMap<String, Vec<usize>>,
+    ) -> Vec<PublishedTensor> {
+        let split = name.rsplit_once('.').and_then(|(path, part)| Some((path.rsplit_once('.')?, part)));
+        let Some(((parent, module), part)) = split else { return vec![self.one(name, dims)] };
+        let fused = |fused: &str, others: &[&str]| {
+            let sibling = |other: &str| format!("{parent}.{other}.{part}");
+            let (own, parts) = (sibling(fused), others.iter().map(|other| sibling(other)));
+            let rows = parts.clone().filter_map(|name| inventory.get(&name)?.first().copied());
+            let rows = rows.fold(0usize, usize::saturating_add);
+            let pieces = match (self.has)(&own) {
+                true => vec![Piece::whole(&own)],
+                false => parts.map(Piece::whole).collect(),
+            };
+            let dims = [&[rows], dims.get(1..).unwrap_or_default()].concat();
+            vec![PublishedTensor { name: own, dims, pieces }]
+        };
+        let (names, layout) = (&self.config.names, self.layout);
+        let is_expert = parent.ends_with(".experts");
+        let in_mlp = parent.ends_with(&format!(".{}", names.mlp));
+        match (module, &self.config.moe) {
+            ("q_proj", _) if layout.qkv => fused("qkv_proj", &["q_proj", "k_proj", "v_proj"]),
+            ("k_proj" | "v_proj", _) if layout.qkv => Vec::new(),
+            ("gate_proj", _) if layout.gate_up && in_mlp => fused("gate_up_proj", &["gate_proj", "up_proj"]),
+            ("up_proj", _) if layout.gate_up && in_mlp => Vec::new(),
+            ("kv_b_proj", _) if !(self.has)(name) => vec![self.of_latents(name, parent, dims)],
+            ("gate_proj" | "up_proj" | "down_proj", Some(moe)) if is_expert => {
+                let block = parent.strip_suffix(".experts").unwrap_or(parent);
+                self.experts(moe, block, module, part, dims)
+            }
+            _ if [names.q_norm, names.k_norm].contains(&module) && dims.len() == 2 => {
+                self.norms_of_heads(name, &format!("{parent}.{module}"), dims)
+            }
+            _ => vec![self.one(name, dims)],
+        }
+    }
+
+    /// A tensor that is stored under its own name.
+    fn one(&self, name: &str, dims: &[usize]) -> PublishedTensor {
+        let mut piece = Piece::whole(name);
+        if self.less_one && self.is_sum(name) {
+            piece.how = Rearranged::LessOne;
+        }
+        PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces: vec![piece] }
+    }
+
+    /// Whether it is the weight of a norm of which one more counts.
+    fn is_sum(&self, name: &str) -> bool {
+        let Some(module) = name.strip_suffix(".weight") else { return false };
+        let names = &self.config.names;
+        let of_heads = self.config.qk_norm.filter(|norm| norm.kind == self.config.norm);
+        let of_heads = of_heads.into_iter().flat_map(|_| [names.q_norm, names.k_norm]);
+        names.norms().chain([names.final_norm]).chain(of_heads).any(|norm| {
+            module.strip_suffix(norm).is_some_and(|path| path.ends_with('.'))
+                && !module.contains(".linear_attn.")
+        })
+    }
+
+    /// Keys and values of heads, of which other layouts have two stacks, that of keys turned.
+    fn of_latents(&self, name: &str, parent: &str, dims: &[usize]) -> PublishedTensor {
+        let (keys, values) = (format!("{parent}.embed_q.weight"), format!("{parent}.unembed_out.weight"));
+        let of_head = |head| {
+            [
+                Piece::matrix(&keys, head, Rearranged::Transposed),
+                Piece::matrix(&values, head, Rearranged::AsIs),
+            ]
+        };
+        let pieces = (0..self.config.num_attention_heads).flat_map(of_head).collect();
+        PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces }
+    }
+
+    /// Norms with a weight for each head, as one matrix or a module each.
+    fn norms_of_heads(&self, name: &str, module: &str, dims: &[usize]) -> Vec<PublishedTensor> {
+        let &[heads, head_dim] = dims else { return Vec::new() };
+        let of_head = |head: usize| format!("{module}.norms.{head}.weight");
+        let are_apart = !(self.has)(name);
+        let piece = |head: usize| match are_apart {
+            true => Piece::whole(of_head(head)),
+            false => Piece::matrix(name, head, Rearranged::AsIs),
+        };
+        match (self.layout.norms_of_heads, are_apart) {
+            (true, _) => {
+                let of = |head| PublishedTensor {
+                    name: of_head(head),
+                    dims: vec![head_dim],
+                    pieces: vec![piece(head)],
+                };
+                (0..heads).map(of).collect()
+            }
+            (false, true) => {
+                let pieces = (0..heads).map(piece).collect();
+                vec![PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces }]
+            }
+            (false, false) => vec![self.one(name, dims)],
+        }
+    }
+
+    /// What a projection of all experts becomes, of which `dims` are those of a stack. What is fused goes with the gates.
+    fn experts(
+        &self,
+        moe: &MoeConfig,
+        block: &str,
+        projection: &str,
+        part: &str,
+        dims: &[usize],
+    ) -> Vec<PublishedTensor> {
+        let Some((&experts, dims)) = dims.split_first() else { return Vec::new() };
+        let of_expert = |expert: usize, name: &str| format!("{block}.experts.{expert}.{name}.{part}");
+        // One of a stack that is stored, or what else answers for the expert.
+        let asked = |expert: usize, ours: &str, name: String| {
+            let stacks = ["switch_mlp", "experts"].map(|stack| format!("{block}.{stack}.{ours}.{part}"));
+            match stacks.into_iter().find(|stack| (self.has)(stack)) {
+                Some(stack) if !(self.has)(&name) => (stack, Some(expert)),
+                _ => (name, None),
+            }
+        };
+        let is_down = projection == "down_proj";
+        let name = match (self.layout.experts, moe.stack_names) {
+            (PublishedExperts::Each([gate, up, down]), None) => {
+                let name = match projection {
+                    "gate_proj" => gate,
+                    "up_proj" => up,
+                    _ => down,
+                };
+                let of = |expert: usize| {
+                    let name = of_expert(expert, name);
+                    let tensors = vec![asked(expert, projection, name.clone())];
+                    let pieces = vec![Piece { tensors, how: Rearranged::AsIs }];
+                    PublishedTensor { name, dims: dims.to_vec(), pieces }
+                };
+                return (0..experts).map(of).collect();
+            }
+            _ if projection == "up_proj" => return Vec::new(),
+            (_, Some([gate_up, down])) => format!("{block}.{}.{part}", if is_down { down } else { gate_up }),
+            (PublishedExperts::Parameters, None) => {
+                let module = if is_down { "down_proj" } else { "gate_up_proj" };
+                let suffix = if part == "weight" { String::new() } else { format!("_{part}") };
+                format!("{block}.experts.{module}{suffix}")
+            }
+        };
+        // Of biases it is their numbers that alternate.
+        let is_bias = part != "weight";
+        let how = match (self.fused, is_down, is_bias) {
+            (FusedExperts::Rows, ..) | (_, true, true) | (FusedExperts::Columns, _, true) => Rearranged::AsIs,
+            (FusedExperts::Columns, ..) | (_, true, false) => Rearranged::Transposed,
+            (FusedExperts::AlternatingColumns, false, true) => Rearranged::OneRow,
+            (FusedExperts::AlternatingColumns, false, false) => Rearranged::AlternatingColumns,
+        };
+        let mut matrix = dims.to_vec();
+        if let (Some(rows), false) = (matrix.first_mut(), is_down) {
+            *rows = rows.saturating_mul(2);
+        }
+        if self.fused != FusedExperts::Rows {
+            matrix.reverse();
+        }
+        let names = if is_down { &["down_proj"][..] } else { &["gate_proj", "up_proj"] };
+        let piece = |expert: usize| {
+            let tensors = names.iter().map(|name| asked(expert, name, of_expert(expert, name))).collect();
+            Piece { tensors, how }
+        };
+        let pieces = match (self.has)(&name) {
+            true => vec![Piece::whole(&name)],
+            false => (0..experts).map(piece).collect(),
+        };
+        vec![PublishedTensor { name, dims: [&[experts], matrix.as_slice()].concat(), pieces }]
+    }
+}
+
+impl Root {
+    /// The name in the checkpoint of a tensor that a model of text alone calls so.
+    fn stored(self, name: &str) -> String {
+        match (name.strip_prefix("model."), name.strip_prefix("lm_head.")) {
+            (Some(rest), _) => format!("{}.{rest}", self.decoder),
+            (None, Some(rest)) => format!("{}.{rest}", self.head),
+            (None, None) => name.to_owned(),
+        }
+    }
+
+    /// What a model of text alone calls a tensor of the checkpoint.
+    fn usual(self, name: &str) -> Option<String> {
+        let below = |path: &str, usual: &str| {
+            Some(format!("{usual}.{}", name.strip_prefix(path)?.strip_prefix('.')?))
+        };
+        below(self.decoder, "model").or_else(|| below(self.head, "lm_head"))
+    }
+}

@@ -1,0 +1,167 @@
+//! Checkpoints of Hugging Face's transformers. Names and layouts are those of the table of architectures; packed weights are
+//! those of compressed-tensors 0.20.
+//!
+//! | format | `format` | tensors |
+//! |---|---|---|
+//! | affine 4 and 8 bit | `pack-quantized`, asymmetric | `weight_packed`, `weight_scale`, `weight_zero_point`, `weight_shape` |
+//! | MXFP4 | `mxfp4-pack-quantized` | `weight_packed`, `weight_scale` |
+//! | MXFP8 | `mxfp8-quantized` | `weight`, `weight_scale` |
+//! | NVFP4 | `nvfp4-pack-quantized` | `weight_packed`, `weight_scale`, `weight_global_scale`, which is 1 |
+
+use super::experts::ExpertLayout;
+use super::kind::TargetKind;
+use super::mlx::files;
+use crate::convert::output::{Job, OutputFile, OutputTensor};
+use candle_quant::checkpoint::{module_of, tensor_of};
+use candle_quant::format::Quantizer;
+use candle_quant::{QuantFormat, Result};
+use candle_quant_models::MlxLm;
+use safetensors::Dtype;
+use serde_json::{json, Value};
+use std::collections::BTreeMap;
+
+/// Bits of a word of codes.
+const WORD: usize = 32;
+
+/// A checkpoint of transformers.
+#[derive(Debug)]
+pub(super) struct HuggingFace;
+
+impl TargetKind for HuggingFace {
+    fn name(&self) -> &'static str {
+        "a Hugging Face checkpoint"
+    }
+
+    fn recipe(&self) -> &'static str {
+        "llmcompressor"
+    }
+
+    fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
+        scheme(format).map(drop).ok_or("affine formats of 4 and 8 bits, mxfp4, mxfp8 and nvfp4")
+    }
+
+    fn quantizer(&self, _: QuantFormat) -> Quantizer {
+        Quantizer::ZeroPoints
+    }
+
+    fn experts(&self, _: &MlxLm) -> ExpertLayout {
+        ExpertLayout::Untouched
+    }
+
+    fn has_biases(&self) -> bool {
+        false
+    }
+
+    fn leaves_out_tied_heads(&self) -> bool {
+        true
+    }
+
+    fn needs_config(&self) -> bool {
+        true
+    }
+
+    fn packed(
+        &self,
+        name: &str,
+        dims: &[usize],
+        format: QuantFormat,
+        scales: Dtype,
+    ) -> Result<Vec<OutputTensor>> {
+        let module = module_of(name).unwrap_or(name);
+        let part = |part: &str| tensor_of(module, part);
+        let [codes, scales, ..] = &mut *OutputTensor::packed(dims, format, scales, part)? else {
+            return Ok(Vec::new());
+        };
+        let named = |tensor: &OutputTensor, name: &str| OutputTensor { name: part(name), ..tensor.clone() };
+        // Words as the bytes that they are.
+        let bytes = |dtype| {
+            let mut dims = codes.dims.clone();
+            dims.iter_mut().last().into_iter().for_each(|columns| *columns = columns.saturating_mul(4));
+            OutputTensor { dtype, dims, ..codes.clone() }
+        };
+        Ok(match (format, dims) {
+            (QuantFormat::MXFP4, _) => {
+                vec![named(&bytes(Dtype::U8), "weight_packed"), named(scales, "weight_scale")]
+            }
+            (QuantFormat::MXFP8, _) => vec![bytes(Dtype::F8_E4M3), named(scales, "weight_scale")],
+            (QuantFormat::NVFP4, _) => {
+                let scales = OutputTensor { dtype: Dtype::F8_E4M3, ..named(scales, "weight_scale") };
+                let one = OutputTensor::known(
+                    part("weight_global_scale"),
+                    Dtype::F32,
+                    vec![1],
+                    &1f32.to_le_bytes(),
+                );
+                vec![named(&bytes(Dtype::U8), "weight_packed"), scales, one]
+            }
+            (_, &[n, k]) => {
+                let codes = OutputTensor { dtype: Dtype::I32, ..named(codes, "weight_packed") };
+                // Those of as many rows as a word holds are one row.
+                let rows = WORD / format.bits();
+                let groups = scales.dims.last().copied().unwrap_or(0);
+                let zeros =
+                    OutputTensor::new(part("weight_zero_point"), Dtype::I32, vec![n.div_ceil(rows), groups])?;
+                let shape: Vec<_> = [n, k].into_iter().flat_map(|size| (size as u64).to_le_bytes()).collect();
+                let shape = OutputTensor::known(part("weight_shape"), Dtype::I64, vec![2], &shape);
+                vec![codes, named(scales, "weight_scale"), OutputTensor { rows, ..zeros }, shape]
+            }
+            _ => Vec::new(),
+        })
+    }
+
+    fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
+        Ok(files(jobs, max_size, "pt"))
+    }
+}
+
+/// What compressed-tensors calls a format, and what it says of the weights.
+fn scheme(format: QuantFormat) -> Option<(&'static str, Value)> {
+    let (bits, group_size) = (format.bits(), format.group_size());
+    let weights = |kind: &str, symmetric: bool, strategy: &str, scales: Option<&str>| {
+        json!({"num_bits": bits, "type": kind, "symmetric": symmetric, "group_size": group_size, "strategy": strategy,
+            "block_structure": null, "dynamic": false, "actorder": null, "scale_dtype": scales, "zp_dtype": null,
+            "observer": null, "observer_kwargs": {}})
+    };
+    let bytes = Some("torch.uint8");
+    Some(match format {
+        QuantFormat::MXFP4 => ("mxfp4-pack-quantized", weights("float", true, "group", bytes)),
+        QuantFormat::MXFP8 => ("mxfp8-quantized", weights("float", true, "group", bytes)),
+        QuantFormat::NVFP4 => {
+            ("nvfp4-pack-quantized", weights("float", true, "tensor_group", Some("torch.float8_e4m3fn")))
+        }
+        _ if format.has_biases() && matches!(bits, 4 | 8) => {
+            ("pack-quantized", weights("int", false, "group", None))
+        }
+        _ => return None,
+    })
+}
+
+/// The `quantization_config` of packed modules, of which most have the format `top`. `dense` are matrices that are not
+/// packed.
+pub(in crate::convert) fn quantization_config(
+    top: QuantFormat,
+    packed: &BTreeMap<String, QuantFormat>,
+    dense: Vec<String>,
+) -> Value {
+    let mut groups = BTreeMap::<String, (QuantFormat, Vec<String>)>::new();
+    for (module, format) in packed.iter().filter(|(_, format)| **format != top) {
+        groups.entry(format.to_string()).or_insert((*format, Vec::new())).1.push(module.clone());
+    }
+    let all = std::iter::once((top, vec!["Linear".to_owned()])).chain(groups.into_values());
+    let mut names = Vec::new();
+    let mut described = serde_json::Map::new();
+    for (index, (format, targets)) in all.enumerate() {
+        let Some((name, weights)) = scheme(format) else { continue };
+        names.push(name);
+        let group = json!({"targets": targets, "weights": weights, "input_activations": null,
+            "output_activations": null, "format": name});
+        described.insert(format!("group_{index}"), group);
+    }
+    names.dedup();
+    let format = match names.as_slice() {
+        [one] => one,
+        _ => "mixed-precision",
+    };
+    json!({"quant_method": "compressed-tensors", "format": format, "quantization_status": "compressed",
+        "config_groups": described, "ignore": dense, "kv_cache_scheme": null, "global_compression_ratio": null})
+}
