@@ -72,11 +72,12 @@ pub(super) fn quantize_afq<T: Real>(
     pack(&codes, bits.get(), words);
 }
 
-/// Quantizes a row of K finite weights to codes of which one is zero: the range of a group reaches to zero at least, as
-/// `calculate_qparams` of compressed-tensors 0.20 has it. Codes are those of the rounded scale. The arguments are those of
-/// [`quantize_mlx`].
-pub(super) fn quantize_zero_points<T: Real>(
+/// Quantizes a row of K finite weights to codes of which one is zero, the middle one or that which the range of a group asks
+/// for: it reaches to zero at least, as `calculate_qparams` of compressed-tensors 0.20 has it. Codes are those of the rounded
+/// scale. The arguments are those of [`quantize_mlx`].
+pub(super) fn quantize_integers<T: Real>(
     (bits, group_size): (Bits, usize),
+    is_midpoint: bool,
     weights: &[T],
     words: &mut [u32],
     scales: &mut [T],
@@ -86,14 +87,21 @@ pub(super) fn quantize_zero_points<T: Real>(
     let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
     let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
-        let low = group.iter().copied().fold(0f32, f32::min);
-        let high = group.iter().copied().fold(0f32, f32::max);
+        let (low, high) =
+            (group.iter().copied().fold(0f32, f32::min), group.iter().copied().fold(0f32, f32::max));
+        let (low, high) = match is_midpoint {
+            true => (-high.max(-low), high.max(-low)),
+            false => (low, high),
+        };
         // Each for itself, since the difference can overflow.
         *scale_out = T::from_f32(high / largest_code - low / largest_code);
         let scale = scale_out.to_f32();
         // Numbers too small for a scale are zero, as the codes are then.
         let steps = |number: f32| if scale == 0. { 0. } else { number / scale };
-        let zero = f32::from(small_integer(clamped(-steps(low), largest_code)));
+        let zero = match is_midpoint {
+            true => f32::from(bits.largest_code() / 2 + 1),
+            false => f32::from(small_integer(clamped(-steps(low), largest_code))),
+        };
         for (code, weight) in codes.iter_mut().zip(group) {
             *code = small_integer(clamped(steps(*weight) + zero, largest_code));
         }
@@ -214,18 +222,20 @@ mod tests {
         for bits in [4, 8] {
             let format = QuantFormat::affine(bits, 32).unwrap();
             let largest = ((1 << bits) - 1) as f32;
-            for seed in 0..300u32 {
+            for (seed, quantizer) in (0..600u32)
+                .map(|i| (i / 2, if i % 2 == 0 { Quantizer::ZeroPoints } else { Quantizer::Midpoint }))
+            {
                 let number = |i: u32| {
                     let x = (i + 1).wrapping_mul(2_654_435_761).wrapping_mul(seed * 2 + 1) >> 8;
                     (x as f32 / (1 << 24) as f32 - (seed % 7) as f32 / 6.) * 2f32.powi(seed as i32 % 30 - 20)
                 };
                 let weights: Vec<_> = (0..32).map(|i| bf16::from_f32(number(i))).collect();
-                let rows =
-                    QuantizedRows::quantize(format, Quantizer::ZeroPoints, &weights, 32, None).unwrap();
+                let rows = QuantizedRows::quantize(format, quantizer, &weights, 32, None).unwrap();
                 let super::super::GroupScales::Float { scales, biases } = rows.scales else { panic!() };
                 let (scale, bias) = (scales[0].to_f32(), biases[0].to_f32());
                 let zero = (-f64::from(bias) / f64::from(scale)).round() as f32;
                 assert!((0. ..=largest).contains(&zero), "{zero}");
+                assert!(quantizer == Quantizer::ZeroPoints || zero == (largest + 1.) / 2., "{zero}");
                 assert_eq!(bf16::from_f32(-(zero * scale)).to_f32(), bias);
                 let mut codes = [0u8; 32];
                 super::super::unpack(&rows.words, bits, &mut codes);

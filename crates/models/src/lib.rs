@@ -50,7 +50,7 @@ pub use decoder::{Model, StepBytes};
 pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
-pub use published::{Piece, Published, PublishedTensor, Rearranged};
+pub use published::{Arrangement, Piece, Published, PublishedTensor};
 pub use root::layer_of;
 pub use rope::{Rope, RopeScaling};
 pub use shapes::Expected;

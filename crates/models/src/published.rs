@@ -43,12 +43,12 @@ pub struct Piece {
     /// dimension 0, if a number says so.
     pub tensors: Vec<(String, Option<usize>)>,
     /// What becomes of this matrix.
-    pub how: Rearranged,
+    pub how: Arrangement,
 }
 
 /// What becomes of a matrix.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rearranged {
+pub enum Arrangement {
     /// Nothing.
     AsIs,
     /// Rows become columns.
@@ -65,11 +65,12 @@ impl Published {
     /// Fields of configs that no published one has: they say how weights are stored elsewhere.
     pub const UNPUBLISHED: [&str; 1] = [Config::SUMS];
 
-    /// The model of a checkpoint.
+    /// The model of a checkpoint; `is_packed` if it gets packed weights, for which transformers has other experts in some
+    /// families.
     ///
     /// # Errors
     /// As those of [`Config::from_checkpoint`]; if layers are missing.
-    pub fn of(checkpoint: &Checkpoint) -> Result<Self> {
+    pub fn of(checkpoint: &Checkpoint, is_packed: bool) -> Result<Self> {
         let stored = Config::from_checkpoint(checkpoint)?;
         let mut config = checkpoint.config().clone();
         if let Value::Object(fields) = &mut config {
@@ -79,15 +80,14 @@ impl Published {
             return Err(Error::mismatch("config.json", "a family that is known", "none"));
         };
         let root = Root::find(|name| checkpoint.contains(name));
-        let usual = |name: &str| root.usual(name).map(|name| (name, ()));
-        let names: BTreeMap<String, ()> = checkpoint.tensor_names().filter_map(usual).collect();
+        let names: BTreeSet<_> = checkpoint.tensor_names().filter_map(|name| root.usual(name)).collect();
         let is_usual = |name: &&str| !LAYOUTS.iter().any(|layout| name.contains(layout));
-        let (inventory, absent) = published.inventory(names.keys().map(String::as_str).filter(is_usual));
+        let (inventory, absent) = published.inventory(names.iter().map(String::as_str).filter(is_usual));
         if let Some((count, first)) = absent {
             let found = format!("{count} of {} missing, {first} the first", published.num_hidden_layers);
             return Err(Error::file(checkpoint.path(), format!("layers: {found}"), "fetch the whole model"));
         }
-        let has = |name: &str| names.contains_key(name);
+        let has = |name: &str| names.contains(name);
         let is_there = |name: &str| !checkpoint.answering(&root.stored(name)).is_empty();
         let tied = published.tie_word_embeddings == Some(true);
         let inventory: BTreeMap<_, _> = inventory
@@ -100,6 +100,7 @@ impl Published {
         let fused = MlxLm::of(&config).fused.unwrap_or(FusedExperts::Rows);
         let builder = Builder {
             has: &has,
+            experts: if is_packed { family.layout.packed_experts } else { family.layout.experts },
             layout: family.layout,
             fused,
             less_one: stored.norm != published.norm,
@@ -142,10 +143,10 @@ impl Published {
 
 impl Piece {
     fn whole(name: impl Into<String>) -> Self {
-        Self { tensors: vec![(name.into(), None)], how: Rearranged::AsIs }
+        Self { tensors: vec![(name.into(), None)], how: Arrangement::AsIs }
     }
 
-    fn matrix(name: &str, index: usize, how: Rearranged) -> Self {
+    fn matrix(name: &str, index: usize, how: Arrangement) -> Self {
         Self { tensors: vec![(name.to_owned(), Some(index))], how }
     }
 }
@@ -155,6 +156,7 @@ struct Builder<'a> {
     /// Whether a tensor of this name is stored.
     has: &'a dyn Fn(&str) -> bool,
     layout: PublishedLayout,
+    experts: PublishedExperts,
     fused: FusedExperts,
     /// Whether norms are stored as sums.
     less_one: bool,
@@ -212,7 +214,7 @@ impl Builder<'_> {
     fn one(&self, name: &str, dims: &[usize]) -> PublishedTensor {
         let mut piece = Piece::whole(name);
         if self.less_one && self.is_sum(name) {
-            piece.how = Rearranged::LessOne;
+            piece.how = Arrangement::LessOne;
         }
         PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces: vec![piece] }
     }
@@ -234,8 +236,8 @@ impl Builder<'_> {
         let (keys, values) = (format!("{parent}.embed_q.weight"), format!("{parent}.unembed_out.weight"));
         let of_head = |head| {
             [
-                Piece::matrix(&keys, head, Rearranged::Transposed),
-                Piece::matrix(&values, head, Rearranged::AsIs),
+                Piece::matrix(&keys, head, Arrangement::Transposed),
+                Piece::matrix(&values, head, Arrangement::AsIs),
             ]
         };
         let pieces = (0..self.config.num_attention_heads).flat_map(of_head).collect();
@@ -249,7 +251,7 @@ impl Builder<'_> {
         let are_apart = !(self.has)(name);
         let piece = |head: usize| match are_apart {
             true => Piece::whole(of_head(head)),
-            false => Piece::matrix(name, head, Rearranged::AsIs),
+            false => Piece::matrix(name, head, Arrangement::AsIs),
         };
         match (self.layout.norms_of_heads, are_apart) {
             (true, _) => {
@@ -288,7 +290,7 @@ impl Builder<'_> {
             }
         };
         let is_down = projection == "down_proj";
-        let name = match (self.layout.experts, moe.stack_names) {
+        let name = match (self.experts, moe.stack_names) {
             (PublishedExperts::Each([gate, up, down]), None) => {
                 let name = match projection {
                     "gate_proj" => gate,
@@ -298,7 +300,7 @@ impl Builder<'_> {
                 let of = |expert: usize| {
                     let name = of_expert(expert, name);
                     let tensors = vec![asked(expert, projection, name.clone())];
-                    let pieces = vec![Piece { tensors, how: Rearranged::AsIs }];
+                    let pieces = vec![Piece { tensors, how: Arrangement::AsIs }];
                     PublishedTensor { name, dims: dims.to_vec(), pieces }
                 };
                 return (0..experts).map(of).collect();
@@ -314,10 +316,12 @@ impl Builder<'_> {
         // Of biases it is their numbers that alternate.
         let is_bias = part != "weight";
         let how = match (self.fused, is_down, is_bias) {
-            (FusedExperts::Rows, ..) | (_, true, true) | (FusedExperts::Columns, _, true) => Rearranged::AsIs,
-            (FusedExperts::Columns, ..) | (_, true, false) => Rearranged::Transposed,
-            (FusedExperts::AlternatingColumns, false, true) => Rearranged::OneRow,
-            (FusedExperts::AlternatingColumns, false, false) => Rearranged::AlternatingColumns,
+            (FusedExperts::Rows, ..) | (_, true, true) | (FusedExperts::Columns, _, true) => {
+                Arrangement::AsIs
+            }
+            (FusedExperts::Columns, ..) | (_, true, false) => Arrangement::Transposed,
+            (FusedExperts::AlternatingColumns, false, true) => Arrangement::OneRow,
+            (FusedExperts::AlternatingColumns, false, false) => Arrangement::AlternatingColumns,
         };
         let mut matrix = dims.to_vec();
         if let (Some(rows), false) = (matrix.first_mut(), is_down) {

@@ -160,7 +160,13 @@ pub(super) fn config(source: &Source) -> Result<Value> {
             set("partial_rotary_factor", json!(share(rotated, head_dim)));
         }
     }
-    set("rope_scaling", rope::scaling(source, rotated)?);
+    let scaling = rope::scaling(source, rotated)?;
+    // Models that have been published with LongRoPE say it beside.
+    const ORIGINAL: &str = "original_max_position_embeddings";
+    if let (Some("longrope"), Some(original)) = (scaling["rope_type"].as_str(), scaling.get(ORIGINAL)) {
+        set(ORIGINAL, original.clone());
+    }
+    set("rope_scaling", scaling);
     if let Some((field, pattern)) = sliding_layers(source)? {
         set(field, pattern);
     }

@@ -11,6 +11,8 @@ pub(crate) struct PublishedLayout {
     /// Whether the norms of queries and keys are a module for each head, where each has its own.
     pub norms_of_heads: bool,
     pub experts: PublishedExperts,
+    /// The same of a checkpoint with packed weights.
+    pub packed_experts: PublishedExperts,
 }
 
 /// What experts are, if they are not stacks of modules in the block itself, as the config's names say.
@@ -22,11 +24,16 @@ pub(crate) enum PublishedExperts {
     Parameters,
 }
 
+const EACH: PublishedExperts = PublishedExperts::Each(["gate_proj", "up_proj", "down_proj"]);
+
+const OF_MIXTRAL: PublishedExperts = PublishedExperts::Each(["w1", "w3", "w2"]);
+
 pub(super) const USUAL: PublishedLayout = PublishedLayout {
     qkv: false,
     gate_up: false,
     norms_of_heads: false,
-    experts: PublishedExperts::Each(["gate_proj", "up_proj", "down_proj"]),
+    experts: EACH,
+    packed_experts: EACH,
 };
 
 pub(super) const FUSED_MLP: PublishedLayout = PublishedLayout { gate_up: true, ..USUAL };
@@ -36,7 +43,14 @@ pub(super) const FUSED: PublishedLayout = PublishedLayout { qkv: true, ..FUSED_M
 pub(super) const NORMS_OF_HEADS: PublishedLayout = PublishedLayout { norms_of_heads: true, ..USUAL };
 
 pub(super) const MIXTRAL: PublishedLayout =
-    PublishedLayout { experts: PublishedExperts::Each(["w1", "w3", "w2"]), ..USUAL };
+    PublishedLayout { experts: OF_MIXTRAL, packed_experts: OF_MIXTRAL, ..USUAL };
 
-pub(super) const PARAMETERS: PublishedLayout =
+pub(super) const PARAMETERS: PublishedLayout = PublishedLayout {
+    experts: PublishedExperts::Parameters,
+    packed_experts: PublishedExperts::Parameters,
+    ..USUAL
+};
+
+/// Llama 4, of whose experts transformers makes modules where weights are packed (`SequentialLlama4TextExperts`).
+pub(super) const PARAMETERS_OR_EACH: PublishedLayout =
     PublishedLayout { experts: PublishedExperts::Parameters, ..USUAL };

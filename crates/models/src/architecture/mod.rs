@@ -26,7 +26,9 @@ mod unasked;
 use super::fields::{Asked, Fields};
 use super::Config;
 use candle_quant::{Checkpoint, Error, Result};
-use layout::{PublishedLayout, FUSED, FUSED_MLP, MIXTRAL, NORMS_OF_HEADS, PARAMETERS, USUAL};
+use layout::{
+    PublishedLayout, FUSED, FUSED_MLP, MIXTRAL, NORMS_OF_HEADS, PARAMETERS, PARAMETERS_OR_EACH, USUAL,
+};
 use serde_json::Value;
 
 /// A family of models.
@@ -104,7 +106,8 @@ const FAMILIES: &[Family] = &[
         "Llama 1 to 3, SmolLM 1 and 2, Yi, and what shares their architecture",
         llama::llama,
     ),
-    family("llama4_text", "Llama4", "Llama 4 Scout and Maverick", llama4::llama4).laid_out(PARAMETERS),
+    family("llama4_text", "Llama4", "Llama 4 Scout and Maverick", llama4::llama4)
+        .laid_out(PARAMETERS_OR_EACH),
     family("ministral3", "Ministral3", "Ministral 3", llama::ministral3),
     family("mistral", "Mistral", "Mistral", llama::mistral),
     family("mixtral", "Mixtral", "Mixtral", experts::mixtral).laid_out(MIXTRAL),

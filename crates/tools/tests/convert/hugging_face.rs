@@ -154,15 +154,21 @@ fn a_published_model_stays_what_it_is() {
 /// Floats with the codes and scales of this crate, integers by compressed-tensors' definition.
 fn numbers_of(module: &str, stored: &BTreeMap<String, Stored>, numbers: &Tensor, format: &str) -> Vec<f32> {
     let part = |part: &str| stored.get(&format!("{module}.{part}"));
-    let Some((_, shape, zeros)) = part("weight_zero_point") else {
+    let is_symmetric = part("weight_zero_point").is_none();
+    assert_eq!(is_symmetric, !format.contains("g32") || module.contains(".experts."));
+    if !format.contains("g32") {
         let format = format.parse().unwrap();
         let quantized = QuantTensor::quantize(&numbers.to_dtype(DType::BF16).unwrap(), format).unwrap();
         return quantized.dequantize(DType::F32).unwrap().flatten_all().unwrap().to_vec1().unwrap();
-    };
+    }
     let bits: usize = format[..1].parse().unwrap();
-    let ((n, k), groups, per_word) = (numbers.dims2().unwrap(), shape[1], 32 / bits);
-    let (_, dims, codes) = part("weight_packed").unwrap();
-    assert_eq!((dims, shape), (&vec![n, k * bits / 32], &vec![n.div_ceil(per_word), groups]));
+    let ((n, k), per_word) = (numbers.dims2().unwrap(), 32 / bits);
+    let (groups, (_, dims, codes)) = (k / 32, part("weight_packed").unwrap());
+    assert_eq!(*dims, [n, k * bits / 32]);
+    let zeros = part("weight_zero_point").map(|(_, shape, zeros)| {
+        assert_eq!(*shape, [n.div_ceil(per_word), groups]);
+        zeros
+    });
     let (_, _, size) = part("weight_shape").unwrap();
     assert_eq!(*size, [n as u64, k as u64].map(u64::to_le_bytes).concat());
     let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[4 * at..4 * at + 4].try_into().unwrap());
@@ -172,7 +178,8 @@ fn numbers_of(module: &str, stored: &BTreeMap<String, Stored>, numbers: &Tensor,
         let group = column / (k / groups);
         let at = row * groups + group;
         let scale = bf16::from_le_bytes([scales[2 * at], scales[2 * at + 1]]).to_f32();
-        let zero = code(word(zeros, row / per_word * groups + group), row);
+        let zero =
+            zeros.map_or(1 << (bits - 1), |zeros| code(word(zeros, row / per_word * groups + group), row));
         let code = code(word(codes, (row * k + column) / per_word), column);
         (f64::from(code) - f64::from(zero)) as f32 * scale
     };
@@ -184,7 +191,7 @@ fn numbers_of(module: &str, stored: &BTreeMap<String, Stored>, numbers: &Tensor,
 
 #[test]
 fn packed_weights_are_read_back_as_they_were_quantized() {
-    for family in ["llama", "phi3", "deepseek_v3", "mixtral", "qwen3_next"] {
+    for family in ["llama", "phi3", "deepseek_v3", "mixtral", "llama4_text", "qwen3_next"] {
         let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY"))
             .join("tests/fixtures/families")
             .join(family)
@@ -196,7 +203,7 @@ fn packed_weights_are_read_back_as_they_were_quantized() {
             let out = convert(&source, &ConvertOptions::hugging_face(recipe));
             let written = Checkpoint::open(out.path()).unwrap();
             assert_eq!(written.kind().to_string(), "Hugging Face compressed-tensors");
-            assert!(written.tensor_names().eq(source.tensor_names()), "{case}");
+            assert!(family == "llama4_text" || written.tensor_names().eq(source.tensor_names()), "{case}");
             let (stored, mut count, mut squares) = (tensors(out.path()), 0, [0.; 2]);
             for name in written.tensor_names() {
                 let weight = written.tensor(name, None).unwrap();
@@ -338,10 +345,73 @@ fn formats_that_transformers_has_not_are_refused() {
     assert!(error.contains("model type `unheard_of`") && error.contains("supported are"), "{error}");
 }
 
+/// Of a model with packed weights transformers makes other experts than of one without.
+#[test]
+fn experts_of_llama4_are_modules_where_weights_are_packed() {
+    let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/llama4_text/hf");
+    let source = open(&folder).unwrap();
+    let recipe = |format: &str| Target::HuggingFace.usual_recipe(format.parse().unwrap());
+    let out = convert(&source, &ConvertOptions::hugging_face(recipe("mxfp4")));
+    let expert = "model.layers.1.feed_forward.experts.3.down_proj.weight_packed";
+    assert!(tensors(out.path()).contains_key(expert));
+    // Nothing is packed, without the option that says so.
+    let out = convert(&source, &ConvertOptions::hugging_face(recipe("keep")));
+    assert!(tensors(out.path()).contains_key("model.layers.1.feed_forward.experts.down_proj"));
+}
+
 #[test]
 fn what_is_packed_is_dequantized_or_refused() {
     let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures");
     let source = Checkpoint::open(folder.join("families/mixtral/mlx-affine4")).unwrap();
     let error = ConvertPlan::new(&source, &ConvertOptions::hugging_face(keep())).unwrap_err().to_string();
     assert!(error.contains("requantize or dequantize it"), "{error}");
+}
+
+/// Containers that say less of their models, or other things.
+#[test]
+fn other_containers_lead_back_as_well() {
+    let fixtures = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures");
+    let recipe = Target::Ollama.usual_recipe("mxfp4".parse().unwrap());
+    let of_ollama = ConvertOptions::ollama(recipe, "m").unwrap();
+    let store = convert(&open(&fixtures.join("families/qwen3_moe/hf")).unwrap(), &of_ollama);
+    let manifest = store.path().join("manifests/registry.ollama.ai/library/m/latest");
+    for name in [
+        manifest.to_str().unwrap(),
+        "uqff/moe_afq4",
+        "uqff/q4k",
+        "uqff/qwen2_afq4",
+        "slm1/q4_0_gqa_b32.slm",
+        "slm1/q4_0_tied.slm",
+        "hf/awq-g64",
+        "hf/bnb-nf4",
+        "mlx/gptoss-mxfp4-hf",
+        "mlx/gptoss-mxfp4-mlxlm",
+    ] {
+        let source = Checkpoint::open(fixtures.join(name)).unwrap();
+        let out = convert(&source, &dense(Some(DType::F32)));
+        let written = Checkpoint::open(out.path()).unwrap();
+        assert_eq!(written.kind().to_string(), "dense safetensors", "{name}");
+        let tokens = Tensor::new(&[[1u32, 5, 3, 9, 2, 7]], &Device::Cpu).unwrap();
+        let (before, after) = (logits(&source, &tokens), logits(&written, &tokens));
+        assert!(distance(&after, &before) < 3e-5, "{name}: {}", distance(&after, &before));
+        let unused = Config::from_checkpoint(&written).unwrap().unused(&written);
+        assert!(unused.is_empty(), "{name}: {unused:?}");
+        let config = json_file(out.path().join("config.json"));
+        assert!(config["architectures"][0].as_str().unwrap().ends_with("ForCausalLM"), "{name}");
+        // What was one stack, or rows of one, is published as transformers has it.
+        let names: Vec<_> = written.tensor_names().collect();
+        assert!(!names.iter().any(|name| name.contains("switch_mlp")), "{name}: {names:?}");
+    }
+}
+
+/// Of another model than the config says: without them it would be a third one.
+#[test]
+fn tensors_that_the_model_has_not_are_told() {
+    let fixtures = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures");
+    let model = "ollama/current/manifests/registry.ollama.ai/library/tiny-dense/int8";
+    let source = Checkpoint::open(fixtures.join(model)).unwrap();
+    let error = ConvertPlan::new(&source, &dense(None)).unwrap_err().to_string();
+    for part in ["q_proj.bias", "1 tensor", "does not use", "--dequantize without --to"] {
+        assert!(error.contains(part), "{error}");
+    }
 }

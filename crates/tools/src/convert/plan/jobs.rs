@@ -79,7 +79,7 @@ impl Job {
             });
         }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
-        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search };
+        let packing = Packing { dtype, format, quantizer: kind.quantizer(format, &source.name), search };
         let to = format!("{format}{}", if search { SEARCHED } else { "" });
         Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
     }

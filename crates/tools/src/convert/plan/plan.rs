@@ -1,7 +1,5 @@
 //! What a conversion will do, from headers alone.
 
-use super::arranged::Arranged;
-use super::experts;
 use super::planner::Planner;
 use super::published::PublishedPlan;
 use crate::convert::options::ConvertOptions;
@@ -41,16 +39,9 @@ impl ConvertPlan {
     /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
         let planner = Planner::new(source, options);
-        let mut published = None;
-        let groups = match options.target {
-            Target::HuggingFace => published.insert(PublishedPlan::new(source)?).groups()?,
-            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama => {
-                experts::group(planner.tensors()?, &Arranged::new(source, planner.family, options))?
-            }
-        };
-        let mut jobs = Vec::with_capacity(groups.len());
-        for group in groups {
-            jobs.extend(planner.jobs(group)?);
+        let (mut published, mut jobs) = planner.all_jobs(!options.dequantize)?;
+        if published.is_some() && !jobs.iter().any(|job| job.format().is_some()) {
+            (published, jobs) = planner.all_jobs(false)?;
         }
         jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
         if jobs.is_empty() {
@@ -67,6 +58,7 @@ impl ConvertPlan {
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());
+        plan.notes.extend(plan.note_of_transformers());
         if plan.config_json()?.is_none() && target.kind().needs_config() {
             let problem =
                 format!("no config.json, without which there is no model in {}", target.kind().name());
@@ -166,6 +158,15 @@ impl ConvertPlan {
         let names = unknown.into_iter().collect::<Vec<_>>().join(", ");
         (self.target.kind().describes_formats() && !names.is_empty())
             .then(|| format!("candle-quant reads {names}; MLX and mlx-lm do not"))
+    }
+
+    /// What transformers 5.23 reads otherwise than it is meant.
+    fn note_of_transformers(&self) -> Option<String> {
+        let is_one =
+            |job: &Job| job.format() == Some(QuantFormat::MXFP8) && job.planned.name.contains(".experts.");
+        (self.target == Target::HuggingFace && self.jobs().any(is_one)).then(|| {
+            "compressed-tensors decodes experts in mxfp8; transformers 5.23 takes their exponents for factors, and its logits are wrong".into()
+        })
     }
 
     /// How many tensors do not become what their rule says.

@@ -1,7 +1,9 @@
 //! Decides what becomes of every tensor.
 
-use super::experts::TensorGroup;
+use super::arranged::Arranged;
+use super::experts::{self, TensorGroup};
 use super::jobs::stored_dtype;
+use super::published::PublishedPlan;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, SourcePart, SourceTensor};
 use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
@@ -80,7 +82,7 @@ impl<'a> Planner<'a> {
     }
 
     /// All tensors of the source that are converted.
-    pub(super) fn tensors(&self) -> Result<Vec<(String, Weight)>> {
+    fn tensors(&self) -> Result<Vec<(String, Weight)>> {
         let source = Source::new(self.source);
         let tensor = |name: &str| Ok((name.to_owned(), source.tensor(name)?));
         self.source
@@ -126,7 +128,26 @@ impl<'a> Planner<'a> {
         notes
     }
 
-    pub(super) fn jobs(&self, group: TensorGroup) -> Result<Vec<Job>> {
+    /// The jobs of all tensors, and the model as transformers knows it if it is written so: as one with packed weights, or as
+    /// one without.
+    pub(super) fn all_jobs(&self, is_packed: bool) -> Result<(Option<PublishedPlan>, Vec<Job>)> {
+        let (source, options) = (self.source, self.options);
+        let (published, groups) = match options.target {
+            Target::HuggingFace => {
+                let published = PublishedPlan::new(source, is_packed)?;
+                let groups = published.groups()?;
+                (Some(published), groups)
+            }
+            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama => {
+                let arranged = Arranged::new(source, self.family, options);
+                (None, experts::group(self.tensors()?, &arranged)?)
+            }
+        };
+        let jobs = groups.into_iter().map(|group| self.jobs(group)).collect::<Result<Vec<_>>>()?;
+        Ok((published, jobs.into_iter().flatten().collect()))
+    }
+
+    fn jobs(&self, group: TensorGroup) -> Result<Vec<Job>> {
         if self.packs() {
             let jobs = group.packed.iter().map(|source| self.job(source, group.obstacle));
             let jobs = jobs.collect::<Result<Vec<_>>>()?;
@@ -230,6 +251,13 @@ impl<'a> Planner<'a> {
             _ if roles.contains(&Role::Embed) => {
                 Some("an embedding, where transformers has packed linear layers alone")
             }
+            // compressed-tensors 0.20 fails to unpack them.
+            _ if format.has_biases()
+                && !source.name.contains(".experts.")
+                && matches!(*source.dims, [n, _] if n <= words) =>
+            {
+                Some("so few rows that their zero points are one row of words")
+            }
             Some((_, others)) if format.has_biases() && !others.iter().all(is_whole) => {
                 Some("rows of several tensors, whose zero points make no whole words")
             }
@@ -251,8 +279,8 @@ impl<'a> Planner<'a> {
             return (if is_float { spec } else { Spec::Keep }, None);
         };
         let module = module_of(&source.name).unwrap_or(&source.name);
-        let experts = self.options.target.kind().experts(&self.family);
-        let is_stack = experts.is_stack(&source.name) || self.family.is_stack(module);
+        let layout = self.options.target.kind().experts(&self.family);
+        let is_stack = layout.is_stack(&source.name) || self.family.is_stack(module);
         let why_not = match obstacle {
             _ if !is_float => Some("not float numbers"),
             _ if source.dims.contains(&0) => Some("no elements"),
@@ -262,7 +290,7 @@ impl<'a> Planner<'a> {
             None if self.options.target == Target::Mlx && self.family.weight(module) == MlxWeight::Dense => {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
-            None if !experts.is_module(&source.name) => Some("a parameter, not the weight of a module"),
+            None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             None => self.not_linear(source, format, k),
             other => other,
         };

@@ -5,7 +5,7 @@ use crate::convert::output::{SourcePart, SourceTensor, View};
 use crate::source::Source;
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
 use candle_quant::{Error, Result};
-use candle_quant_models::{Piece, Published, PublishedTensor, Rearranged};
+use candle_quant_models::{Arrangement, Piece, Published, PublishedTensor};
 use std::collections::BTreeSet;
 
 /// A model as transformers knows it, and what its checkpoint has beside.
@@ -19,8 +19,8 @@ pub(super) struct PublishedPlan {
 }
 
 impl PublishedPlan {
-    pub(super) fn new(source: &Checkpoint) -> Result<Self> {
-        let model = Published::of(source)?;
+    pub(super) fn new(source: &Checkpoint, is_packed: bool) -> Result<Self> {
+        let model = Published::of(source, is_packed)?;
         let answering: BTreeSet<_> =
             model.sources().into_iter().flat_map(|name| source.answering(name)).collect();
         let is_other = |name: &&str| !answering.contains(*name) && !model.is_needless(name);
@@ -34,9 +34,10 @@ impl PublishedPlan {
             (false, Some(first), _) => {
                 return Err(Error::Unsupported {
                     what: format!(
-                        "{}: `{first}` and {} more tensors that are not of the text model, under published names,",
+                        "{}: {} tensor(s) that the config's model of text does not use, `{first}` the first, of which no published \
+                         names are known: writing them",
                         source.path().display(),
-                        others.len() - 1
+                        others.len()
                     ),
                     remedy: "dequantize it under the names that it has (--dequantize without --to)".into(),
                 });
@@ -92,15 +93,15 @@ fn published(source: &Source, tensor: &PublishedTensor) -> Result<SourceTensor> 
             weights.push(weight);
         }
         let view = match how {
-            Rearranged::AsIs => {
+            Arrangement::AsIs => {
                 fits &= weights.iter().all(|weight| weight.dims().last() == dims.last());
                 parts.extend(weights.into_iter().map(SourcePart::of));
                 continue;
             }
-            Rearranged::Transposed => View::Transposed,
-            Rearranged::AlternatingColumns => View::AlternatingColumns,
-            Rearranged::OneRow => View::OneRow,
-            Rearranged::LessOne => View::LessOne,
+            Arrangement::Transposed => View::Transposed,
+            Arrangement::AlternatingColumns => View::AlternatingColumns,
+            Arrangement::OneRow => View::OneRow,
+            Arrangement::LessOne => View::LessOne,
         };
         parts.push(SourcePart::Viewed(weights, view));
     }

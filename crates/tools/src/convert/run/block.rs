@@ -102,6 +102,10 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
                     bytes.push(across_rows(&zeros, format.groups_per_row(k)?, format.bits()));
                     zeros.iter().zip(&scales).map(|(zero, scale)| -(f32::from(*zero) * scale)).collect()
                 }
+                // The middle of the codes needs no words.
+                (true, Quantizer::Midpoint) => {
+                    scales.iter().map(|scale| -format.midpoint() * scale).collect()
+                }
                 (true, Quantizer::Mlx | Quantizer::Afq) => {
                     bytes.push(T::bytes(&stored_biases));
                     rounded
