@@ -72,40 +72,28 @@ pub(super) fn quantize_afq<T: Real>(
     pack(&codes, bits.get(), words);
 }
 
-/// Quantizes a row of K finite weights to codes of which one is zero, the middle one or that which the range of a group asks
-/// for: it reaches to zero at least, as `calculate_qparams` of compressed-tensors 0.20 has it. Codes are those of the rounded
-/// scale. The arguments are those of [`quantize_mlx`].
-pub(super) fn quantize_integers<T: Real>(
+/// Quantizes a row of K finite weights to codes of which the middle one is zero, with the scales of `calculate_qparams` of
+/// compressed-tensors 0.20. Codes are those of the rounded scale. The arguments are those of [`quantize_mlx`].
+pub(super) fn quantize_midpoint<T: Real>(
     (bits, group_size): (Bits, usize),
-    is_midpoint: bool,
     weights: &[T],
     words: &mut [u32],
     scales: &mut [T],
     biases: &mut [T],
 ) {
-    let largest_code = f32::from(bits.largest_code());
+    let (largest_code, midpoint) = (f32::from(bits.largest_code()), f32::from(bits.midpoint()));
     let (numbers, mut codes) = (widened(weights), vec![0u8; weights.len()]);
     let groups = numbers.chunks(group_size).zip(codes.chunks_mut(group_size));
     for ((group, codes), (scale_out, bias_out)) in groups.zip(scales.iter_mut().zip(biases)) {
-        let (low, high) =
-            (group.iter().copied().fold(0f32, f32::min), group.iter().copied().fold(0f32, f32::max));
-        let (low, high) = match is_midpoint {
-            true => (-high.max(-low), high.max(-low)),
-            false => (low, high),
-        };
-        // Each for itself, since the difference can overflow.
-        *scale_out = T::from_f32(high / largest_code - low / largest_code);
+        let largest = group.iter().fold(0f32, |largest, weight| largest.max(weight.abs()));
+        *scale_out = T::from_f32(largest / (largest_code / 2.));
         let scale = scale_out.to_f32();
-        // Numbers too small for a scale are zero, as the codes are then.
-        let steps = |number: f32| if scale == 0. { 0. } else { number / scale };
-        let zero = match is_midpoint {
-            true => f32::from(bits.largest_code() / 2 + 1),
-            false => f32::from(small_integer(clamped(-steps(low), largest_code))),
-        };
         for (code, weight) in codes.iter_mut().zip(group) {
-            *code = small_integer(clamped(steps(*weight) + zero, largest_code));
+            // Numbers too small for a scale are zero.
+            let steps = if scale == 0. { 0. } else { weight / scale };
+            *code = small_integer(clamped(steps + midpoint, largest_code));
         }
-        *bias_out = T::from_f32(-(zero * scale));
+        *bias_out = T::from_f32(-(midpoint * scale));
     }
     pack(&codes, bits.get(), words);
 }
@@ -212,43 +200,40 @@ fn least_squares<T: Real>(weights: &[f32], codes: &[u8], bits: Bits) -> Vec<(T, 
 
 #[cfg(test)]
 mod tests {
-    use super::super::{QuantizedRows, Quantizer};
+    use super::super::{unpack, GroupScales, QuantizedRows, Quantizer};
     use super::*;
     use half::bf16;
 
-    /// Every zero point is told by its bias, and no number is further away than half a step, or than the clipped end.
+    /// No number is further away than half a step, or than the clipped end.
     #[test]
-    fn zero_points_are_whole_numbers() {
+    fn the_middle_code_is_zero() {
         for bits in [4, 8] {
             let format = QuantFormat::affine(bits, 32).unwrap();
             let largest = ((1 << bits) - 1) as f32;
-            for (seed, quantizer) in (0..600u32)
-                .map(|i| (i / 2, if i % 2 == 0 { Quantizer::ZeroPoints } else { Quantizer::Midpoint }))
-            {
+            for seed in 0..300u32 {
                 let number = |i: u32| {
                     let x = (i + 1).wrapping_mul(2_654_435_761).wrapping_mul(seed * 2 + 1) >> 8;
-                    (x as f32 / (1 << 24) as f32 - (seed % 7) as f32 / 6.) * 2f32.powi(seed as i32 % 30 - 20)
+                    let x = x as f32 / (1 << 24) as f32 - (seed % 7) as f32 / 6.;
+                    x * 2f32.powi(seed as i32 % 30 - 20)
                 };
                 let weights: Vec<_> = (0..32).map(|i| bf16::from_f32(number(i))).collect();
-                let rows = QuantizedRows::quantize(format, quantizer, &weights, 32, None).unwrap();
-                let super::super::GroupScales::Float { scales, biases } = rows.scales else { panic!() };
-                let (scale, bias) = (scales[0].to_f32(), biases[0].to_f32());
-                let zero = (-f64::from(bias) / f64::from(scale)).round() as f32;
-                assert!((0. ..=largest).contains(&zero), "{zero}");
-                assert!(quantizer == Quantizer::ZeroPoints || zero == (largest + 1.) / 2., "{zero}");
-                assert_eq!(bf16::from_f32(-(zero * scale)).to_f32(), bias);
+                let rows = QuantizedRows::quantize(format, Quantizer::Midpoint, &weights, 32, None).unwrap();
+                let GroupScales::Float { scales, biases } = rows.scales else { panic!() };
+                let (scale, middle) = (scales[0].to_f32(), (largest + 1.) / 2.);
+                // A power of two: nothing is rounded.
+                assert_eq!(biases[0].to_f32(), -(middle * scale));
                 let mut codes = [0u8; 32];
-                super::super::unpack(&rows.words, bits, &mut codes);
+                unpack(&rows.words, bits, &mut codes);
                 for (code, weight) in codes.iter().zip(&weights) {
-                    let error = ((f32::from(*code) - zero) * scale - weight.to_f32()).abs();
-                    // Scales are rounded to eight bits: the end of the range may lie so far outside.
-                    assert!(error <= scale * (0.5 + largest / 256.), "{error} of {scale}");
+                    let error = ((f32::from(*code) - middle) * scale - weight.to_f32()).abs();
+                    // Codes reach half a step less far up than down, and scales are rounded to eight bits.
+                    assert!(error <= scale * (0.5 + largest / 512.), "{error} of {scale}");
                 }
             }
         }
-        let zeros = [bf16::ZERO; 32];
         let format = QuantFormat::affine(4, 32).unwrap();
-        let rows = QuantizedRows::quantize(format, Quantizer::ZeroPoints, &zeros, 32, None).unwrap();
+        let zeros = [bf16::ZERO; 32];
+        let rows = QuantizedRows::quantize(format, Quantizer::Midpoint, &zeros, 32, None).unwrap();
         assert_eq!(rows.dequantize(format, 32, 1.).unwrap(), [0.; 32]);
     }
 }

@@ -343,10 +343,7 @@ impl<T: Real> RowMut<'_, T> {
                 match quantizer {
                     Quantizer::Mlx => affine::quantize_mlx(layout, weights, words, scales, biases),
                     Quantizer::Afq => affine::quantize_afq(layout, weights, words, scales, biases),
-                    Quantizer::ZeroPoints | Quantizer::Midpoint => {
-                        let is_midpoint = quantizer == Quantizer::Midpoint;
-                        affine::quantize_integers(layout, is_midpoint, weights, words, scales, biases);
-                    }
+                    Quantizer::Midpoint => affine::quantize_midpoint(layout, weights, words, scales, biases),
                 }
             }
             (Family::Nf4, GroupScalesMut::Float { scales, .. }) => {

@@ -15,10 +15,7 @@ pub enum Quantizer {
     Mlx,
     /// AFQ of mistral.rs on a CPU.
     Afq,
-    /// Zero is one of the codes, as compressed-tensors has it: a bias is `-(zero * scale)` of a whole number `zero` from 0 to
-    /// the largest code, rounded to the dtype of the scales, in which that number can still be told.
-    ZeroPoints,
-    /// The middle one of the codes is zero: the same with the number `2^(bits - 1)` for all groups.
+    /// The middle one of the codes is zero, as in symmetric integers of compressed-tensors: biases are `-(2^(bits - 1) * scale)`.
     Midpoint,
 }
 

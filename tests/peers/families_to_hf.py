@@ -36,8 +36,8 @@ LOST = "moe_statics.e_score_correction_bias"
 UNKNOWN = {"internlm3": "internlm3"}
 
 
-def convert(binary, source, out, *options):
-    command = [binary, "convert", source, "-o", out, "-q", "--to", "hf", *options]
+def convert(binary, source, out, *options, to=("--to", "hf")):
+    command = [binary, "convert", source, "-o", out, "-q", *to, *options]
     run = subprocess.run(command, capture_output=True, text=True)
     return run.stderr.strip() if run.returncode else None
 
@@ -102,7 +102,7 @@ def packed_problems(binary, folder, form):
         out, dense, logits = (Path(temporary, name) for name in ("out", "dense", "logits.safetensors"))
         if error := convert(binary, folder, out, "--format", form):
             return f"convert: {error}"
-        if error := convert(binary, out, dense, "--dequantize", "--dtype", "f32"):
+        if error := convert(binary, out, dense, "--dequantize", "--dtype", "f32", to=()):
             return f"convert back: {error}"
         ours = load_file(dense / "model.safetensors")
         count = 0

@@ -98,9 +98,9 @@ impl Chunks {
         self.matrices.saturating_mul(self.n)
     }
 
-    /// Rows of a chunk: whole words of what is packed across rows.
+    /// Rows of a chunk.
     fn rows(&self) -> usize {
-        (CHUNK / self.k.max(1)).next_multiple_of(32).clamp(1, self.n.max(1))
+        (CHUNK / self.k.max(1)).clamp(1, self.n.max(1))
     }
 
     fn indices(&self) -> rayon::range::Iter<usize> {

@@ -116,9 +116,7 @@ impl Job {
 
     /// Rows that a thread works on at a time.
     pub(in crate::convert) fn block_rows(&self) -> usize {
-        // Whole words of what is packed across rows.
-        let words = self.outputs.iter().map(|output| output.rows).max().unwrap_or(1);
-        (BLOCK / self.k()).max(1).next_multiple_of(words.max(1))
+        (BLOCK / self.k()).max(1)
     }
 
     /// About the memory that a thread needs for one block.

@@ -114,19 +114,6 @@ impl SourcePart {
         }
     }
 
-    /// How many numbers it has.
-    pub(in crate::convert) fn elements(&self) -> usize {
-        let of = |dims: &[usize]| dims.iter().fold(1usize, |all, dim| all.saturating_mul(*dim));
-        match self {
-            Self::Stored(dense) => of(dense.dims()),
-            Self::Encoded(weight) => of(weight.dims()),
-            Self::Viewed(weights, view) => {
-                let all = weights.iter().fold(0usize, |sum, weight| sum.saturating_add(of(weight.dims())));
-                all / if view.is_half() { 2 } else { 1 }
-            }
-        }
-    }
-
     /// Bytes in the source.
     pub(in crate::convert) fn size_in_bytes(&self) -> u64 {
         match self {

@@ -16,8 +16,6 @@ pub(in crate::convert) struct OutputTensor {
     pub offset: u64,
     /// Its bytes, if they are known already.
     pub value: Option<Vec<u8>>,
-    /// How many rows of a weight one of its rows is of.
-    pub rows: usize,
 }
 
 impl OutputTensor {
@@ -28,7 +26,7 @@ impl OutputTensor {
     pub(in crate::convert) fn new(name: String, dtype: Dtype, dims: Vec<usize>) -> Result<Self> {
         let bits = dims.iter().try_fold(dtype.bitsize() as u64, |bits, &dim| bits.checked_mul(dim as u64));
         match bits {
-            Some(bits) => Ok(Self { name, dtype, dims, bytes: bits / 8, offset: 0, value: None, rows: 1 }),
+            Some(bits) => Ok(Self { name, dtype, dims, bytes: bits / 8, offset: 0, value: None }),
             None => Err(Error::mismatch(name, "a tensor that fits 64 bits", format!("{dims:?}"))),
         }
     }
@@ -41,7 +39,7 @@ impl OutputTensor {
     /// Numbers that are known already.
     pub(in crate::convert) fn known(name: String, dtype: Dtype, dims: Vec<usize>, bytes: &[u8]) -> Self {
         let value = Some(bytes.to_vec());
-        Self { name, dtype, dims, bytes: bytes.len() as u64, offset: 0, value, rows: 1 }
+        Self { name, dtype, dims, bytes: bytes.len() as u64, offset: 0, value }
     }
 
     /// The tensors of a packed weight in MLX's layout, called as `name` says: codes, scales, and biases if the format

@@ -75,11 +75,11 @@ impl Job {
         if search && format.has_biases() && !kind.has_biases() {
             return Err(Error::Unsupported {
                 what: format!("a search for scales and biases of `{}` in {}", source.name, kind.name()),
-                remedy: "leave out --search: zero points are whole numbers there".into(),
+                remedy: "leave out --search: the middle code is zero there".into(),
             });
         }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
-        let packing = Packing { dtype, format, quantizer: kind.quantizer(format, &source.name), search };
+        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search };
         let to = format!("{format}{}", if search { SEARCHED } else { "" });
         Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
     }
@@ -103,7 +103,7 @@ impl Job {
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
         if format.has_biases() && !kind.has_biases() {
-            return Err(impossible(" whose zero points are no whole numbers, or not known to be,"));
+            return Err(impossible(" whose zeros are other numbers than the middle code,"));
         }
         let outputs = |scales| kind.packed(&source.name, &source.dims, format, scales);
         let (work, outputs) = match packed.mlx_form()? {

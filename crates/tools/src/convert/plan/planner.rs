@@ -11,7 +11,7 @@ use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
-use candle_quant::{QuantFormat, Result};
+use candle_quant::Result;
 use candle_quant_models::generate::stored_tokenizer;
 use candle_quant_models::{MlxLm, MlxWeight};
 use std::cell::{Cell, RefCell};
@@ -180,7 +180,7 @@ impl<'a> Planner<'a> {
         if let ([SourcePart::Encoded(weight)], true) = (source.parts.as_slice(), self.packs()) {
             let stays = !self.options.requantize || decided.0 == Spec::Keep;
             let not_linear = match weight {
-                Weight::Packed(packed) => self.not_linear(source, packed.format(), 1),
+                Weight::Packed(_) => self.not_linear(source),
                 Weight::Ggml(_) | Weight::Dense(_) | _ => None,
             };
             if let (true, Some(reason)) = (stays, not_linear) {
@@ -236,32 +236,21 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Why what compressed-tensors packs does not include a tensor, if so.
-    fn not_linear(&self, source: &SourceTensor, format: QuantFormat, k: usize) -> Option<&'static str> {
+    /// Why transformers has no packed weight for a tensor, if so.
+    fn not_linear(&self, source: &SourceTensor) -> Option<&'static str> {
         if self.options.target != Target::HuggingFace {
             return None;
         }
-        let (words, roles) = (32 / format.bits().max(1), roles(&source.name, &source.dims, self.tied));
-        let is_whole = |part: &SourcePart| (part.elements() / k.max(1)).is_multiple_of(words);
-        match source.parts.split_last() {
-            _ if source.dims.len() != 2 => {
-                Some("no linear layer, of which alone transformers has packed ones")
+        let roles = roles(&source.name, &source.dims, self.tied);
+        match source.dims.as_slice() {
+            [_, _] if roles.contains(&Role::Router) => {
+                Some("a router, which is no linear layer in transformers")
             }
-            _ if roles.contains(&Role::Router) => Some("a router, which is no linear layer in transformers"),
-            _ if roles.contains(&Role::Embed) => {
+            [_, _] if roles.contains(&Role::Embed) => {
                 Some("an embedding, where transformers has packed linear layers alone")
             }
-            // compressed-tensors 0.20 fails to unpack them.
-            _ if format.has_biases()
-                && !source.name.contains(".experts.")
-                && matches!(*source.dims, [n, _] if n <= words) =>
-            {
-                Some("so few rows that their zero points are one row of words")
-            }
-            Some((_, others)) if format.has_biases() && !others.iter().all(is_whole) => {
-                Some("rows of several tensors, whose zero points make no whole words")
-            }
-            _ => None,
+            [_, _] => None,
+            _ => Some("no linear layer, of which alone transformers has packed ones"),
         }
     }
 
@@ -271,7 +260,7 @@ impl<'a> Planner<'a> {
             Some(dense) => dense.dtype().is_float(),
             None => true,
         });
-        let [.., _, k] = *matrix_dims(source) else {
+        let [.., _, k] = matrix_dims(source) else {
             // Norms, biases and the like: no rule means to pack them.
             return (if is_float && matches!(spec, Spec::Cast(_)) { spec } else { Spec::Keep }, None);
         };
@@ -291,7 +280,7 @@ impl<'a> Planner<'a> {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
             None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
-            None => self.not_linear(source, format, k),
+            None => self.not_linear(source),
             other => other,
         };
         if let Some(reason) = why_not {

@@ -97,15 +97,8 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
             scales = widened(&stored_scales);
             bytes.push(T::bytes(&stored_scales));
             biases = match (format.has_biases(), quantizer) {
-                (true, Quantizer::ZeroPoints) => {
-                    let zeros = zeros(&scales, &rounded);
-                    bytes.push(across_rows(&zeros, format.groups_per_row(k)?, format.bits()));
-                    zeros.iter().zip(&scales).map(|(zero, scale)| -(f32::from(*zero) * scale)).collect()
-                }
-                // The middle of the codes needs no words.
-                (true, Quantizer::Midpoint) => {
-                    scales.iter().map(|scale| -format.midpoint() * scale).collect()
-                }
+                // What the scales say is not stored.
+                (true, Quantizer::Midpoint) => rounded,
                 (true, Quantizer::Mlx | Quantizer::Afq) => {
                     bytes.push(T::bytes(&stored_biases));
                     rounded
@@ -136,25 +129,6 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
     words.iter_mut().for_each(|word| *word = word.to_le());
     bytes.insert(0, bytemuck::cast_slice(&words).to_vec());
     Ok(Block { bytes, sums })
-}
-
-/// The whole numbers that biases are, times the scales, with the other sign.
-fn zeros(scales: &[f32], biases: &[f32]) -> Vec<u8> {
-    let zero = |(scale, bias): (&f32, &f32)| match *scale == 0. {
-        true => 0,
-        false => (-f64::from(*bias) / f64::from(*scale)).round() as u8,
-    };
-    scales.iter().zip(biases).map(zero).collect()
-}
-
-/// Codes of `columns` in each row, packed into words of one column each, the first row lowest.
-fn across_rows(codes: &[u8], columns: usize, bits: usize) -> Vec<u8> {
-    let word = |rows: &[u8], column: usize| {
-        let codes = rows.iter().skip(column).step_by(columns.max(1));
-        codes.enumerate().fold(0u32, |word, (row, code)| word | u32::from(*code) << (row * bits))
-    };
-    let rows = codes.chunks((32 / bits.max(1) * columns).max(1));
-    rows.flat_map(|rows| (0..columns).flat_map(|column| word(rows, column).to_le_bytes())).collect()
 }
 
 /// Numbers as files hold them.

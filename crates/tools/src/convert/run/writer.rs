@@ -241,10 +241,8 @@ fn of_tensor(error: Error, name: &str, device: &Device) -> Error {
 /// Writes the bytes for each tensor of the output; `row` is the number of their first row.
 fn write_rows(job: &Job, row: usize, bytes: &[Vec<u8>], file: &ShardFile) -> Result<()> {
     let mut parts = job.outputs.iter().zip(bytes);
-    parts.try_for_each(|(output, bytes)| {
-        let row = (row / output.rows.max(1)) as u64;
-        file.write(output.offset + output.bytes_of_row() * row, bytes)
-    })
+    parts
+        .try_for_each(|(output, bytes)| file.write(output.offset + output.bytes_of_row() * row as u64, bytes))
 }
 
 fn elements_of(tensor: &DenseTensor) -> usize {

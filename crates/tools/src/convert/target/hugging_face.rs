@@ -3,8 +3,7 @@
 //!
 //! | format | `format` | tensors |
 //! |---|---|---|
-//! | affine 4 and 8 bit | `pack-quantized`, asymmetric | `weight_packed`, `weight_scale`, `weight_zero_point`, `weight_shape` |
-//! | the same, experts | `pack-quantized`, symmetric, as alone transformers 5.23 reads them | `weight_packed`, `weight_scale`, `weight_shape` |
+//! | affine 4 and 8 bit | `pack-quantized`, symmetric: transformers 5.23 does not load zero points | `weight_packed`, `weight_scale`, `weight_shape` |
 //! | MXFP4 | `mxfp4-pack-quantized` | `weight_packed`, `weight_scale` |
 //! | MXFP8 | `mxfp8-quantized` | `weight`, `weight_scale` |
 //! | NVFP4 | `nvfp4-pack-quantized` | `weight_packed`, `weight_scale`, `weight_global_scale`, which is 1 |
@@ -21,9 +20,6 @@ use safetensors::Dtype;
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Bits of a word of codes.
-const WORD: usize = 32;
-
 /// A checkpoint of transformers.
 #[derive(Debug)]
 pub(super) struct HuggingFace;
@@ -38,14 +34,11 @@ impl TargetKind for HuggingFace {
     }
 
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
-        scheme(format, false).map(drop).ok_or("affine formats of 4 and 8 bits, mxfp4, mxfp8 and nvfp4")
+        scheme(format).map(drop).ok_or("affine formats of 4 and 8 bits, mxfp4, mxfp8 and nvfp4")
     }
 
-    fn quantizer(&self, _: QuantFormat, name: &str) -> Quantizer {
-        match is_expert(name) {
-            true => Quantizer::Midpoint,
-            false => Quantizer::ZeroPoints,
-        }
+    fn quantizer(&self, _: QuantFormat) -> Quantizer {
+        Quantizer::Midpoint
     }
 
     fn experts(&self, _: &MlxLm) -> ExpertLayout {
@@ -100,15 +93,9 @@ impl TargetKind for HuggingFace {
             }
             (_, &[n, k]) => {
                 let codes = OutputTensor { dtype: Dtype::I32, ..named(codes, "weight_packed") };
-                // Those of as many rows as a word holds are one row.
-                let rows = WORD / format.bits();
-                let groups = scales.dims.last().copied().unwrap_or(0);
-                let zeros =
-                    OutputTensor::new(part("weight_zero_point"), Dtype::I32, vec![n.div_ceil(rows), groups])?;
                 let shape: Vec<_> = [n, k].into_iter().flat_map(|size| (size as u64).to_le_bytes()).collect();
                 let shape = OutputTensor::known(part("weight_shape"), Dtype::I64, vec![2], &shape);
-                let zeros = (!is_expert(name)).then_some(OutputTensor { rows, ..zeros });
-                [codes, named(scales, "weight_scale")].into_iter().chain(zeros).chain([shape]).collect()
+                vec![codes, named(scales, "weight_scale"), shape]
             }
             _ => Vec::new(),
         })
@@ -119,35 +106,27 @@ impl TargetKind for HuggingFace {
     }
 }
 
-/// Whether a tensor, or a module, is of one expert.
-fn is_expert(name: &str) -> bool {
-    name.contains(".experts.")
-}
-
 /// What compressed-tensors calls a format, and what it says of the weights.
-fn scheme(format: QuantFormat, is_expert: bool) -> Option<(&'static str, Value)> {
+fn scheme(format: QuantFormat) -> Option<(&'static str, Value)> {
     let (bits, group_size) = (format.bits(), format.group_size());
-    let weights = |kind: &str, symmetric: bool, strategy: &str, scales: Option<&str>| {
-        json!({"num_bits": bits, "type": kind, "symmetric": symmetric, "group_size": group_size, "strategy": strategy,
+    let weights = |kind: &str, strategy: &str, scales: Option<&str>| {
+        json!({"num_bits": bits, "type": kind, "symmetric": true, "group_size": group_size, "strategy": strategy,
             "block_structure": null, "dynamic": false, "actorder": null, "scale_dtype": scales, "zp_dtype": null,
             "observer": null, "observer_kwargs": {}})
     };
     let bytes = Some("torch.uint8");
     Some(match format {
-        QuantFormat::MXFP4 => ("mxfp4-pack-quantized", weights("float", true, "group", bytes)),
-        QuantFormat::MXFP8 => ("mxfp8-quantized", weights("float", true, "group", bytes)),
+        QuantFormat::MXFP4 => ("mxfp4-pack-quantized", weights("float", "group", bytes)),
+        QuantFormat::MXFP8 => ("mxfp8-quantized", weights("float", "group", bytes)),
         QuantFormat::NVFP4 => {
-            ("nvfp4-pack-quantized", weights("float", true, "tensor_group", Some("torch.float8_e4m3fn")))
+            ("nvfp4-pack-quantized", weights("float", "tensor_group", Some("torch.float8_e4m3fn")))
         }
         _ if format.has_biases() && matches!(bits, 4 | 8) => {
-            ("pack-quantized", weights("int", is_expert, "group", None))
+            ("pack-quantized", weights("int", "group", None))
         }
         _ => return None,
     })
 }
-
-/// The modules of all experts.
-const EXPERTS: &str = r"re:.*\.experts\.\d+\..*";
 
 /// The `quantization_config` of packed modules, of which most have the format `top`. `dense` are matrices that are not
 /// packed.
@@ -156,25 +135,14 @@ pub(in crate::convert) fn quantization_config(
     packed: &BTreeMap<String, QuantFormat>,
     dense: Vec<String>,
 ) -> Value {
-    let mut groups = BTreeMap::<(String, bool), (QuantFormat, Vec<&str>)>::new();
-    for (module, format) in packed {
-        // All but integers are the same in experts.
-        let key = (format.to_string(), format.has_biases() && is_expert(module));
-        groups.entry(key).or_insert((*format, Vec::new())).1.push(module);
+    let mut groups = BTreeMap::<String, (QuantFormat, Vec<&str>)>::new();
+    for (module, format) in packed.iter().filter(|(_, format)| **format != top) {
+        groups.entry(format.to_string()).or_insert((*format, Vec::new())).1.push(module);
     }
-    let usual = (top.to_string(), false);
-    let of_experts: Vec<_> = groups.keys().filter(|(_, is_expert)| *is_expert).cloned().collect();
     let (mut names, mut described) = (BTreeSet::new(), serde_json::Map::new());
-    // The group of most modules first.
-    let mut all: Vec<_> = groups.into_iter().collect();
-    all.sort_by_key(|(key, _)| *key != usual);
-    for (index, (key, (format, modules))) in all.into_iter().enumerate() {
-        let Some((name, weights)) = scheme(format, key.1) else { continue };
-        let targets = match (key == usual, of_experts.as_slice()) {
-            (true, _) => json!(["Linear"]),
-            (false, [one]) if *one == key => json!([EXPERTS]),
-            (false, _) => json!(modules),
-        };
+    let all = std::iter::once((top, vec!["Linear"])).chain(groups.into_values());
+    for (index, (format, targets)) in all.enumerate() {
+        let Some((name, weights)) = scheme(format) else { continue };
         names.insert(name);
         let group = json!({"targets": targets, "weights": weights, "input_activations": null,
             "output_activations": null, "format": name});

@@ -25,8 +25,8 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         Ok(())
     }
 
-    /// What computes the codes of a tensor.
-    fn quantizer(&self, _: QuantFormat, _name: &str) -> Quantizer {
+    /// What computes the codes.
+    fn quantizer(&self, _: QuantFormat) -> Quantizer {
         Quantizer::Mlx
     }
 

@@ -55,7 +55,7 @@ impl TargetKind for Uqff {
 
     /// That of mistral.rs where it loses no more than MLX's: with 2 and 3 bits, and in MXFP4 whose larger numbers it
     /// clips, it does.
-    fn quantizer(&self, format: QuantFormat, _: &str) -> Quantizer {
+    fn quantizer(&self, format: QuantFormat) -> Quantizer {
         match format.element().uint() {
             Some(bits) if bits >= Bits::Four => Quantizer::Afq,
             Some(_) | None => Quantizer::Mlx,
