@@ -37,8 +37,11 @@ impl TargetKind for HuggingFace {
         scheme(format).map(drop).ok_or("affine formats of 4 and 8 bits, mxfp4, mxfp8 and nvfp4")
     }
 
-    fn quantizer(&self, _: QuantFormat) -> Quantizer {
-        Quantizer::Midpoint
+    fn quantizer(&self, format: QuantFormat) -> Quantizer {
+        match format.has_biases() {
+            true => Quantizer::Midpoint,
+            false => Quantizer::Mlx,
+        }
     }
 
     fn experts(&self, _: &MlxLm) -> ExpertLayout {
