@@ -2,6 +2,8 @@
 
 use crate::checkpoint::rejected;
 use crate::writer::{f32_tensor, File, ARRAY, BOOL, F32, TEXT, U32};
+use candle_core::{DType, Device};
+use candle_quant::checkpoint::Checkpoint;
 use candle_quant_models::Config;
 use serde_json::{json, Value};
 
@@ -54,6 +56,19 @@ fn latents() -> File {
         .u32("deepseek2.attention.key_length", 48)
         .u32("deepseek2.attention.value_length", 32)
         .u32("deepseek2.rope.dimension_count", 16)
+}
+
+/// Linear attention: two heads of keys, each with three of values.
+fn linear(file: File, name: &str) -> File {
+    let sizes = [
+        ("ssm.group_count", 2),
+        ("ssm.time_step_rank", 6),
+        ("ssm.state_size", 8),
+        ("ssm.inner_size", 24),
+        ("ssm.conv_kernel", 4),
+        ("expert_shared_feed_forward_length", 32),
+    ];
+    sizes.into_iter().fold(file, |file, (key, size)| file.u32(&format!("{name}.{key}"), size))
 }
 
 /// With another value of a key, or without one.
@@ -109,6 +124,7 @@ fn all() -> Vec<(File, &'static str)> {
         (scaled(dense("granite"), "granite"), "granite"),
         (scaled(sparse("granitemoe"), "granitemoe"), "granitemoe"),
         (dense("hunyuan-dense"), "hunyuan_v1_dense"),
+        (sparse("llama4"), "llama4_text"),
         (dense("mistral3"), "ministral3"),
         (dense("nemotron"), "nemotron"),
         (dense("olmo"), "olmo"),
@@ -118,6 +134,9 @@ fn all() -> Vec<(File, &'static str)> {
         (dense("phi2"), "phi"),
         (phi3(), "phi3"),
         (sparse("qwen2moe").u32(shared, 64), "qwen2_moe"),
+        (linear(dense("qwen35"), "qwen35"), "qwen3_5_text"),
+        (linear(sparse("qwen35moe"), "qwen35moe"), "qwen3_5_moe_text"),
+        (linear(sparse("qwen3next"), "qwen3next"), "qwen3_next"),
         (dense("seed_oss"), "seed_oss"),
         (dense("smollm3"), "smollm3"),
         (dense("stablelm"), "stablelm"),
@@ -270,11 +289,68 @@ fn what_models_here_do_not_have_is_refused() {
             dense("mistral3").f32("mistral3.rope.scaling_beta", 0.1),
             ["`mistral3.rope.scaling_beta`", "llama.cpp's"],
         ),
+        (
+            sparse("llama4").u32("llama4.attention.chunk_size", 8192),
+            ["`llama4.attention.chunk_size`", "Ollama's converter"],
+        ),
+        (sparse("llama4").u32("llama4.attention.sliding_window", 0), ["sliding_window` is 0", "chunks"]),
+        (
+            linear(dense("qwen35"), "qwen35").array("qwen35.attention.recurrent_layers", BOOL, 2, &[1, 0]),
+            ["recurrent_layers` is given", "interval"],
+        ),
+        (
+            with(linear(dense("qwen35"), "qwen35"), "qwen35.ssm.inner_size", number(25)),
+            ["`qwen35.ssm.inner_size`", "a multiple of the 6 heads"],
+        ),
+        (
+            linear(sparse("qwen3next"), "qwen3next").tensor(f32_tensor(
+                "blk.0.ssm_in.weight",
+                &[1, 64],
+                &[0.; 64],
+            )),
+            ["`blk.0.ssm_in.weight`", "in one projection"],
+        ),
+        (
+            linear(dense("qwen35"), "qwen35").tensor(f32_tensor("blk.0.ssm_dt.bias", &[5], &[0.; 5])),
+            ["`blk.0.ssm_dt.bias`", "6 rows, as the heads"],
+        ),
     ] {
         rejected(file.open(), &[&[FILE], &parts[..]].concat());
     }
     let ones = dense("hunyuan-dense").u32("hunyuan-dense.expert_count", 1);
     assert_eq!(read(&ones).moe, None);
+}
+
+/// The rates of heads are stored as what they are in a formula, of which no number above zero is one.
+#[test]
+fn numbers_that_the_converter_computes_are_those_of_models() {
+    let open = |rates: &[f32]| {
+        let file = linear(dense("qwen35"), "qwen35").tensor(f32_tensor("blk.0.ssm_a", &[6], rates));
+        let file = file.tensor(f32_tensor("blk.0.attn_norm.weight", &[3], &[1.5, 1., 0.25]));
+        file.tensor(f32_tensor("blk.0.ssm_norm.weight", &[2], &[1.5, 1.])).open().unwrap()
+    };
+    let numbers = |checkpoint: &Checkpoint, name: &str| {
+        let tensor = checkpoint.dense(&format!("model.layers.0.{name}")).unwrap();
+        tensor.load(DType::F32, &Device::Cpu).map(|tensor| tensor.to_vec1::<f32>().unwrap())
+    };
+    let model = open(&[-1., -2., -3., -4., -5., -6.]);
+    let logarithms = [1f32, 3., 5., 2., 4., 6.].map(|rate| f64::from(rate).ln() as f32);
+    assert_eq!(numbers(&model, "linear_attn.A_log").unwrap(), logarithms);
+    assert_eq!(numbers(&model, "input_layernorm.weight").unwrap(), [0.5, 0., -0.75]);
+    assert_eq!(numbers(&model, "linear_attn.norm.weight").unwrap(), [1.5, 1.]);
+    let wrong = open(&[-1., -2., -3., 4., -5., -6.]);
+    rejected(numbers(&wrong, "linear_attn.A_log"), &["A_log", "rates below zero", "4"]);
+}
+
+/// Of what files do not say llama.cpp has one value for all.
+#[test]
+fn llama_4_has_the_chunks_of_llama_cpp() {
+    let of = |experts: u32| read(&with(sparse("llama4"), "llama4.expert_count", number(experts)));
+    let config = of(16);
+    assert_eq!((config.sliding_window, config.chunked_window), (Some(8192), true));
+    let growth = config.query_growth.unwrap();
+    assert_eq!((growth.beta, growth.period, growth.first), (0.1, 8192, 1));
+    assert!(config.qk_norm.is_some() && of(128).qk_norm.is_none());
 }
 
 #[test]

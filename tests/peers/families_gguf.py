@@ -42,8 +42,13 @@ COMMON = {
     "glm": {"rope_theta": 1e4, "rms_norm_eps": 1e-5},
     "glm4_moe": {"num_nextn_predict_layers": 0},
     "hunyuan_v1_dense": {"rope_theta": 1e4, "max_position_embeddings": 32768},
+    "llama": {"rope_theta": 5e5, "rope_scaling": {"original_max_position_embeddings": 8192}},
+    "llama4_text": {"attention_chunk_size": 8192, "attn_scale": 0.1, "floor_scale": 8192},
+    "mistral": {"sliding_window": None},
     "olmoe": {"rms_norm_eps": 1e-5},
     "phi": {"rope_theta": 1e4},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "qwen3_next": {"mlp_only_layers": []},
     "smollm3": {"no_rope_layers": [1, 1, 1]},
     "stablelm": {"rope_theta": 1e4},
     "stablelm-parallel": {"rope_theta": 1e4},
@@ -56,6 +61,9 @@ PROPORTIONS = {
     "gemma3_text": {"attention.sliding_window_pattern": 2},
     "glm": {"attention.key_length": 32, "attention.value_length": 32, "rope.dimension_count": 16, "context_length": 128},
     "phi": {"feed_forward_length": 96, "attention.head_count_kv": 2},
+    "qwen3_5_moe_text": {"full_attention_interval": 2},
+    "qwen3_5_text": {"full_attention_interval": 3},
+    "qwen3_next": {"full_attention_interval": 2},
 }
 
 
@@ -64,6 +72,16 @@ def config_of(family):
     for key, value in COMMON.get(family.name, {}).items():
         config[key] = config[key] | value if isinstance(value, dict) else value
     return config
+
+
+def weights_of(family):
+    """Without dense layers among those of experts: they have the experts of another layer."""
+    weights, published = load_file(family / "hf/model.safetensors"), json.loads((family / "hf/config_v4.json").read_text())
+    for layer in published.get("mlp_only_layers", []):
+        own, other = f"model.layers.{layer}.mlp.", f"model.layers.{1 - layer}.mlp."
+        weights = {name: weight for name, weight in weights.items() if not name.startswith(own)}
+        weights |= {name.replace(other, own): weight.clone() for name, weight in weights.items() if name.startswith(other)}
+    return weights
 
 
 def prepared(weights, family):
@@ -100,7 +118,7 @@ def with_proportions(model, values):
 
 
 def convert(family, folder):
-    save_file(prepared(load_file(family / "hf/model.safetensors"), family.name), folder / "model.safetensors")
+    save_file(prepared(weights_of(family), family.name), folder / "model.safetensors")
     # Gemma's embeddings are cut to its tokens.
     vocabulary = {f"<{token}>": token for token in range(96)}
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
@@ -112,7 +130,7 @@ def convert(family, folder):
 
 def compute(family, folder):
     """The logits of transformers with the changed config."""
-    shutil.copy(family / "hf/model.safetensors", folder)
+    save_file(weights_of(family), folder / "model.safetensors", metadata={"format": "pt"})
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager").eval()
     tokens = load_file(family / "hf/refs.safetensors")["tokens"]
     with torch.no_grad():

@@ -47,6 +47,16 @@ def load(folder, config="config_v4.json"):
             model_type = config["model_type"].removesuffix("_text")
             config = {"model_type": model_type, "text_config": config, "torch_dtype": "bfloat16"}
             os.symlink(folder / "model.safetensors", temporary / "model.safetensors")
+        elif config["model_type"] == "gpt_oss":  # whose dense experts mlx-lm does not bring into its own order
+            weights = dict(mx.load(str(folder / "model.safetensors")))
+            for name in [name for name in weights if ".mlp.experts." in name]:
+                value, module = weights.pop(name), name.removesuffix("_bias")
+                part, value = ("weight", value.swapaxes(1, 2)) if module == name else ("bias", value)
+                for first, of in enumerate(("gate_proj", "up_proj") if "gate_up_proj" in module else ()):
+                    weights[f"{module.replace('gate_up_proj', of)}.{part}"] = mx.contiguous(value[:, first::2])
+                if module.endswith("down_proj"):
+                    weights[f"{module}.{part}"] = mx.contiguous(value)
+            mx.save_safetensors(str(temporary / "model.safetensors"), weights)
         else:
             os.symlink(folder / "model.safetensors", temporary / "model.safetensors")
         (temporary / "config.json").write_text(json.dumps(config))

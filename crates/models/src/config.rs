@@ -138,9 +138,6 @@ pub(super) enum LayerRope {
 }
 
 impl Config {
-    /// The field of a config that says that weights of norms are stored as what they multiply by, as in GGUF files.
-    pub(super) const SUMS: &str = "norm_weights_are_sums";
-
     /// Checks how the values relate to each other.
     ///
     /// # Errors

@@ -30,6 +30,9 @@ pub struct LinearAttentionConfig {
     pub is_grouped: bool,
     /// Whether the convolution's weight is `[channels, kernel, 1]`, not `[channels, 1, kernel]`.
     pub channels_last: bool,
+    /// Whether inputs of the output projection are the first head of values of each head of keys, then the second of each,
+    /// and so on, as GGUF files have them; else one head of keys after another.
+    pub tiled_output: bool,
 }
 
 impl LinearAttentionConfig {
@@ -133,6 +136,10 @@ impl Config {
     pub(crate) fn stored_in(&self, checkpoint: &Checkpoint) -> Self {
         let mut config = self.clone();
         let Some(linear) = &mut config.linear else { return config };
+        // GGUF files have the parts of the fused projections.
+        if checkpoint.tensor_names().any(|name| name.ends_with(".linear_attn.in_proj_qkv.weight")) {
+            linear.is_grouped = false;
+        }
         let mut names = checkpoint.tensor_names();
         let Some(name) = names.find(|name| name.ends_with(".linear_attn.conv1d.weight")) else {
             return config;
@@ -167,6 +174,7 @@ mod tests {
             kernel: 4,
             is_grouped: false,
             channels_last: false,
+            tiled_output: false,
         };
         let parts = [0..2, 2..4, 4..5].map(|own| linear.channels_of(&own));
         assert_eq!(parts[1], [4..8, 14..18, 20 + 24..20 + 48]);

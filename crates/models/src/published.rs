@@ -62,9 +62,6 @@ pub enum Arrangement {
 }
 
 impl Published {
-    /// Fields of configs that no published one has: they say how weights are stored elsewhere.
-    pub const UNPUBLISHED: [&str; 1] = [Config::SUMS];
-
     /// The model of a checkpoint; `is_packed` if it gets packed weights, for which transformers has other experts in some
     /// families.
     ///
@@ -72,11 +69,8 @@ impl Published {
     /// As those of [`Config::from_checkpoint`]; if layers are missing.
     pub fn of(checkpoint: &Checkpoint, is_packed: bool) -> Result<Self> {
         let stored = Config::from_checkpoint(checkpoint)?;
-        let mut config = checkpoint.config().clone();
-        if let Value::Object(fields) = &mut config {
-            Self::UNPUBLISHED.iter().for_each(|key| drop(fields.remove(*key)));
-        }
-        let (published, Some(family)) = (Config::from_json(&config)?, Family::of(&config)) else {
+        let config = checkpoint.config();
+        let (published, Some(family)) = (Config::from_json(config)?, Family::of(config)) else {
             return Err(Error::mismatch("config.json", "a family that is known", "none"));
         };
         let root = Root::find(|name| checkpoint.contains(name));
@@ -97,7 +91,7 @@ impl Published {
             })
             .map(|(name, tensor)| (name, tensor.dims))
             .collect();
-        let fused = MlxLm::of(&config).fused.unwrap_or(FusedExperts::Rows);
+        let fused = MlxLm::of(config).fused.unwrap_or(FusedExperts::Rows);
         let builder = Builder {
             has: &has,
             experts: if is_packed { family.layout.packed_experts } else { family.layout.experts },

@@ -104,12 +104,21 @@ impl StoredTensor {
     /// If it has no rows of these numbers, or is only a part of a tensor.
     pub(in crate::checkpoint) fn reordered(&self, order: &Arc<[usize]>) -> Result<Self> {
         let row = self.size_in_bytes().checked_div(order.len()).unwrap_or(0);
+        self.rows(&[order.len(), row], order)
+    }
+
+    /// Rows of the tensor, seen as a row-major array of `sizes`, the last one in bytes: row `i` is the stored row `order[i]`.
+    /// Its shape stays, whatever their number.
+    ///
+    /// # Errors
+    /// If it has no such rows, or is only a part of a tensor.
+    pub(in crate::checkpoint) fn rows(&self, sizes: &[usize], order: &Arc<[usize]>) -> Result<Self> {
         let section = match self.part {
-            None => Section::whole(&[order.len(), row], self.size_in_bytes()),
+            None => Section::whole(sizes, self.size_in_bytes()),
             Some(_) => None,
         };
         let section = section.and_then(|section| section.reordered(order)).ok_or_else(|| {
-            Error::mismatch(format!("rows of {self:?}"), format!("{} of one length", order.len()), "others")
+            Error::mismatch(format!("rows of {self:?}"), format!("{} of {sizes:?}", order.len()), "others")
         })?;
         Ok(Self { part: Some(Box::new(section)), ..self.clone() })
     }

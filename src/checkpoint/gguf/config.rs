@@ -45,6 +45,10 @@ impl Source<'_> {
         self.metadata.number(&self.key(key))
     }
 
+    pub fn has_key(&self, key: &str) -> bool {
+        self.metadata.get(&self.key(key)).is_some()
+    }
+
     pub fn text(&self, key: &str) -> Result<Option<&str>> {
         self.metadata.text(&self.key(key))
     }
@@ -111,7 +115,7 @@ impl Source<'_> {
 
     /// Refuses keys of Ollama's own converter, whose files call otherwise, or leave out, what llama.cpp's say.
     pub fn refuse_keys(&self, keys: &[&str]) -> Result<()> {
-        match keys.iter().find(|key| self.metadata.get(&self.key(key)).is_some()) {
+        match keys.iter().find(|key| self.has_key(key)) {
             None => Ok(()),
             Some(key) => Err(Error::Unsupported {
                 what: format!("{}: `{}`, a key of Ollama's converter,", self.path().display(), self.key(key)),
@@ -216,6 +220,8 @@ fn check(source: &Source) -> Result<()> {
         {
             Ok(())
         }
+        // Of text they are all the same.
+        Some(_) if source.architecture.linear.is_some() => Ok(()),
         Some(_) => Err(source.unsupported(SECTIONS, "given, for positions of images")),
     }
 }

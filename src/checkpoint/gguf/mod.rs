@@ -11,11 +11,13 @@
 mod architectures;
 mod blocks;
 mod chat;
+mod computed;
 mod config;
 mod header;
 mod metadata;
 mod names;
 mod rope;
+mod rules;
 mod split;
 mod tokenizer;
 
@@ -24,26 +26,26 @@ pub(super) use split::in_directory;
 
 use super::chat::StoredChatTemplates;
 use super::container::{check_in_features, Container, Opened};
-use super::file::{DataFile, Opening, StoredTensor, TensorInfo, Warnings};
+use super::file::{Opening, StoredTensor};
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
 use super::weight::{
-    ggml_blocks, halves_of_pairs, module_of, tensor_of, DenseTensor, GlobalScale, GlobalScaleMeaning, Kind,
-    PackedWeight, Weight, EARLY_MXFP4,
+    ggml_blocks, module_of, tensor_of, DenseTensor, GlobalScale, GlobalScaleMeaning, Kind, PackedWeight,
+    Weight, EARLY_MXFP4,
 };
 use crate::{Error, Result};
-use architectures::Architecture;
 use blocks::{Fp4, Fp4Blocks};
+use computed::Computed;
 use config::Source;
-use header::{Header, TensorEntry};
+use header::Header;
 use metadata::Metadata;
 use names::Name;
+use rules::Rules;
 use safetensors::Dtype;
 use split::SplitFile;
 use std::collections::BTreeMap;
 use std::path::Path;
-use std::sync::Arc;
 
 const REMEDY: &str = "fetch or convert the model again";
 
@@ -60,6 +62,19 @@ struct GgufTensor {
     dims: Vec<usize>,
     /// Its numbers, or its blocks as bytes.
     stored: StoredTensor,
+    /// What the converter has made of the numbers.
+    computed: Option<Computed>,
+}
+
+impl GgufTensor {
+    /// Its numbers, as models have them.
+    fn dense(&self, name: &str) -> Result<DenseTensor> {
+        let stored = DenseTensor::new(name, &self.stored)?;
+        Ok(match self.computed {
+            None => stored,
+            Some(computed) => computed.inverse(name, stored),
+        })
+    }
 }
 
 /// Opens the model whose file, or one of whose parts, is at `path`.
@@ -74,16 +89,17 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
     let of_others = others.into_iter().map(|part| (part.header.tensors, part.file));
     for (of_part, file) in std::iter::once((of_first, file)).chain(of_others) {
         for tensor in of_part {
-            let (gguf_name, name) = (tensor.name.clone(), rules.name(&tensor.name));
-            let entry = rules.entry(&name, tensor, &file)?;
-            let clash = match name {
-                Name::Unused => None,
-                Name::GlobalScale(of) => global_scales.insert(of.clone(), entry.stored).map(|_| of),
-                Name::Tensor(name) => tensors.insert(name.clone(), entry).map(|_| name),
-            };
-            if let Some(name) = clash {
-                let expected = format!("one tensor for `{name}`");
-                return Err(Error::tensor(path, gguf_name, expected, "several", REMEDY));
+            let gguf_name = tensor.name.clone();
+            for (name, entry) in rules.entries(tensor, &file)? {
+                let clash = match name {
+                    Name::Unused => None,
+                    Name::GlobalScale(of) => global_scales.insert(of.clone(), entry.stored).map(|_| of),
+                    Name::Tensor(name) => tensors.insert(name.clone(), entry).map(|_| name),
+                };
+                if let Some(name) = clash {
+                    let expected = format!("one tensor for `{name}`");
+                    return Err(Error::tensor(path, gguf_name, expected, "several", REMEDY));
+                }
             }
         }
     }
@@ -110,80 +126,6 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
     let sidecars = SidecarFiles::Directory(path.parent().unwrap_or(Path::new("")).to_owned());
     let container = GgufCheckpoint { tensors, global_scales, metadata };
     Ok(Opened::new(CheckpointKind::Gguf, config, sidecars, container))
-}
-
-/// What the architecture says about names and rows.
-struct Rules {
-    architecture: Option<&'static Architecture>,
-    /// Query and key heads, if the rows of their projections were put in the order of adjacent pairs.
-    paired: Option<(usize, usize)>,
-}
-
-impl Rules {
-    fn of(metadata: &Metadata, warnings: &Warnings) -> Result<Self> {
-        let architecture = architectures::of(metadata)?;
-        let name = config::name_of(metadata);
-        if architecture.is_none() {
-            warnings.add(format!(
-                "{}: the architecture `{name}` is not known; tensors keep the names that the file gives them",
-                metadata.path.display()
-            ));
-        }
-        let paired = match architecture {
-            Some(architecture) if architecture.is_paired => {
-                let heads = metadata.required_size(&format!("{name}.attention.head_count"))?;
-                let kv_heads = metadata.size(&format!("{name}.attention.head_count_kv"))?.unwrap_or(heads);
-                Some((heads as usize, kv_heads as usize))
-            }
-            _ => None,
-        };
-        Ok(Self { architecture, paired })
-    }
-
-    fn name(&self, name: &str) -> Name {
-        match self.architecture {
-            Some(architecture) => names::translate(name, architecture),
-            None => Name::Tensor(name.to_owned()),
-        }
-    }
-
-    fn entry(&self, name: &Name, entry: TensorEntry, file: &Arc<DataFile>) -> Result<GgufTensor> {
-        let TensorEntry { name: gguf_name, dims, type_id, block, range } = entry;
-        let dims = if names::is_row(name) && dims.len() == 1 { [vec![1], dims].concat() } else { dims };
-        let info = match block.map(|block| block.kind) {
-            Some(Kind::Dense(dtype)) => TensorInfo { dtype, dims: dims.as_slice().into(), range },
-            _ => TensorInfo { dtype: Dtype::U8, dims: [range.len()].into(), range },
-        };
-        let stored = StoredTensor::new(file, &gguf_name, info)?;
-        let heads = match (name, self.paired) {
-            (Name::Tensor(name), Some((heads, kv_heads))) => match name.rsplit_once('.') {
-                Some((module, _)) if module.ends_with(".self_attn.q_proj") => Some(heads),
-                Some((module, _)) if module.ends_with(".self_attn.k_proj") => Some(kv_heads),
-                _ => None,
-            },
-            _ => None,
-        };
-        // Of types that are not known, neither are sizes: such rows may be more than there is memory.
-        let stored = match (heads.filter(|_| block.is_some()), dims.first()) {
-            (Some(heads), Some(&rows)) => match rows.checked_div(heads) {
-                Some(head_dim) if head_dim % 2 == 0 && head_dim * heads == rows => {
-                    stored.reordered(&halves_of_pairs(heads, head_dim))?
-                }
-                _ => {
-                    let expected = format!("rows that make {heads} heads of an even number each");
-                    return Err(Error::tensor(
-                        stored.path(),
-                        gguf_name,
-                        expected,
-                        format!("{dims:?}"),
-                        REMEDY,
-                    ));
-                }
-            },
-            _ => stored,
-        };
-        Ok(GgufTensor { type_id, kind: block.map(|block| (block.kind, block.name)), dims, stored })
-    }
 }
 
 impl GgufCheckpoint {
@@ -254,7 +196,7 @@ impl Container for GgufCheckpoint {
             Kind::Packed(codes) => {
                 Weight::Packed(codes.weight(module, entry.dims.clone(), entry.stored.clone()))
             }
-            Kind::Dense(_) => Weight::Dense(DenseTensor::new(&name, &entry.stored)?),
+            Kind::Dense(_) => Weight::Dense(entry.dense(&name)?),
             Kind::Ggml(dtype) => {
                 let weight = ggml_blocks::weight(module, &name, dtype, entry.dims.clone(), &entry.stored)?;
                 weight.ok_or_else(|| Self::unsupported(&name, entry))?
@@ -274,7 +216,7 @@ impl Container for GgufCheckpoint {
             return Ok(None);
         };
         match entry.kind {
-            Some((Kind::Dense(_), _)) => DenseTensor::new(name, &entry.stored).map(Some),
+            Some((Kind::Dense(_), _)) => entry.dense(name).map(Some),
             None | Some((Kind::Unsupported, _)) => Err(Self::unsupported(name, entry)),
             Some((_, kind)) => {
                 let remedy = match module_of(name) {

@@ -3,7 +3,7 @@
 use super::architectures::Architecture;
 
 /// What a tensor of a file is in a checkpoint.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Name {
     /// A tensor of this name.
     Tensor(String),
@@ -42,14 +42,32 @@ const PARTS: &[(&str, &str)] = &[
 ];
 
 /// Parameters of their own, not ones of a module.
-const PARAMETERS: [&str; 2] = [".sinks", ".e_score_correction_bias"];
+const PARAMETERS: [&str; 4] = [".sinks", ".e_score_correction_bias", ".A_log", ".dt_bias"];
 
-/// Matrices of one row, of which older converters made vectors.
-const ROWS: [&str; 1] = [".shared_expert_gate.weight"];
+/// The shape of a tensor in models. Older converters made vectors of matrices of one row, and all leave out that
+/// convolutions are of one channel each.
+pub(super) fn dims_of(name: &Name, dims: Vec<usize>) -> Vec<usize> {
+    let Name::Tensor(name) = name else { return dims };
+    match *dims {
+        [k] if name.ends_with(".shared_expert_gate.weight") => vec![1, k],
+        [channels, kernel] if name.ends_with(".linear_attn.conv1d.weight") => vec![channels, 1, kernel],
+        _ => dims,
+    }
+}
 
-/// Whether a vector is a matrix of one row in models.
-pub(super) fn is_row(name: &Name) -> bool {
-    matches!(name, Name::Tensor(name) if ROWS.iter().any(|row| name.ends_with(row)))
+/// The two projections of which llama.cpp's converter leaves the rows in one.
+pub(super) fn unfused(name: Name) -> Vec<Name> {
+    const FUSED: &str = ".linear_attn.in_proj_ba";
+    const PARTS: [&str; 2] = [".linear_attn.in_proj_b", ".linear_attn.in_proj_a"];
+    let each =
+        |name: &str, make: fn(String) -> Name| PARTS.map(|part| make(name.replace(FUSED, part))).to_vec();
+    match &name {
+        Name::Tensor(tensor) if tensor.ends_with(".linear_attn.in_proj_ba.weight") => {
+            each(tensor, Name::Tensor)
+        }
+        Name::GlobalScale(module) if module.ends_with(FUSED) => each(module, Name::GlobalScale),
+        Name::Tensor(_) | Name::GlobalScale(_) | Name::Unused => vec![name],
+    }
 }
 
 /// What a tensor of a model is. A name that is not known stays as it is.
@@ -163,6 +181,11 @@ mod tests {
             ("phi", "output.bias", "lm_head.bias"),
             ("phi", "blk.0.attn_output.bias", "model.layers.0.self_attn.dense.bias"),
             ("qwen2_moe", "blk.0.ffn_gate_inp_shexp.weight", "model.layers.0.mlp.shared_expert_gate.weight"),
+            ("qwen3_next", "blk.0.ssm_a", "model.layers.0.linear_attn.A_log"),
+            ("qwen3_5_text", "blk.0.ssm_dt.bias", "model.layers.0.linear_attn.dt_bias"),
+            ("qwen3_5_text", "blk.0.attn_qkv.weight", "model.layers.0.linear_attn.in_proj_qkv.weight"),
+            ("llama4_text", "blk.1.ffn_gate_inp.weight", "model.layers.1.feed_forward.router.weight"),
+            ("llama4_text", "blk.0.ffn_up.weight", "model.layers.0.feed_forward.up_proj.weight"),
             ("stablelm", "blk.0.attn_q_norm.weight", "model.layers.0.self_attn.q_layernorm.weight"),
             ("starcoder2", "blk.0.ffn_down.bias", "model.layers.0.mlp.c_proj.bias"),
             ("llama", "blk.0.post_ffw_norm.weight", "blk.0.post_ffw_norm.weight"),
@@ -171,7 +194,10 @@ mod tests {
             assert_eq!(translate(gguf, of_type(model_type)), expected, "{model_type} {gguf}");
         }
         let gate = translate("blk.0.ffn_gate_inp_shexp.weight", of_type("qwen2_moe"));
-        assert!(is_row(&gate) && !is_row(&translate("blk.0.ffn_gate.weight", of_type("qwen2_moe"))));
+        assert_eq!(dims_of(&gate, vec![8]), [1, 8]);
+        assert_eq!(dims_of(&translate("blk.0.ffn_gate.weight", of_type("qwen2_moe")), vec![8]), [8]);
+        let convolution = translate("blk.0.ssm_conv1d.weight", of_type("qwen3_next"));
+        assert_eq!(dims_of(&convolution, vec![8, 4]), [8, 1, 4]);
         for name in [ROPE_LONG, ROPE_SHORT] {
             assert_eq!(translate(name, of_type("phi3")), Name::Unused);
         }

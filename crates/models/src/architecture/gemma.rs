@@ -19,11 +19,7 @@ const DEFAULTS: Defaults = Defaults {
 fn common(fields: Fields, defaults: &Defaults) -> Result<Config> {
     let mut config = read(fields, defaults)?;
     attention_bias(&mut config, fields)?;
-    // GGUF files have the sums.
-    config.norm = match fields.flag(Config::SUMS)? {
-        Some(true) => NormKind::Rms,
-        Some(false) | None => NormKind::RmsOnePlus,
-    };
+    config.norm = NormKind::RmsOnePlus;
     config.embedding_scale = (config.hidden_size as f64).sqrt();
     Ok(config)
 }

@@ -87,11 +87,7 @@ pub(super) fn nemotron(fields: Fields) -> Result<Config> {
         ..LAYER_NORM
     };
     let mut config = read(fields, &defaults)?;
-    // GGUF files have the sums.
-    config.norm = match fields.flag(Config::SUMS)? {
-        Some(true) => NormKind::Layer { bias: true },
-        Some(false) | None => NormKind::LayerOnePlus,
-    };
+    config.norm = NormKind::LayerOnePlus;
     attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
     config.names.gate_proj = None;

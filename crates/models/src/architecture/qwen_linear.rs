@@ -50,6 +50,7 @@ fn common(fields: Fields, defaults: &Defaults, is_grouped: bool) -> Result<Confi
         kernel: fields.size("linear_conv_kernel_dim")?.unwrap_or(4),
         is_grouped,
         channels_last: false,
+        tiled_output: fields.flag("linear_out_proj_is_tiled")?.unwrap_or(false),
     });
     Ok(config)
 }

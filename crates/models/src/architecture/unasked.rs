@@ -30,6 +30,7 @@ const CHANGE_NUMBERS: &[(&str, Neutral)] = &[
     ("embedding_multiplier", Neutral::Number(1.)),
     ("final_logit_softcapping", Neutral::Absent),
     ("kv_lora_rank", Neutral::Absent),
+    ("linear_out_proj_is_tiled", Neutral::False),
     ("logit_scale", Neutral::Number(1.)),
     ("logits_scaling", Neutral::Number(1.)),
     ("mlp_bias", Neutral::False),

@@ -2,6 +2,7 @@
 
 use crate::common::{bundled, distance, reference_in};
 use crate::families_of::{self, folders, reference_of};
+use crate::ollama_store::Store;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::parallel::{run, ExpertSplit};
 use candle_quant::{Checkpoint, QuantFormat, VarBuilder};
@@ -25,9 +26,19 @@ fn tokens(config: &Config) -> Tensor {
     Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap()
 }
 
-/// A model over 2, 3, 4 and 8 ranks against itself alone, its experts split in both ways; `quantize` as for [`VarBuilder::quantize_to`]. The largest
-/// distance.
+/// A model over 2, 3, 4 and 8 ranks against itself alone, its experts split in both ways; `quantize` as for
+/// [`VarBuilder::quantize_to`].
 fn check(name: &str, checkpoint: &Checkpoint, quantize: Option<QuantFormat>, bound: f64) {
+    check_over(&[2, 3, 4, 8], name, checkpoint, quantize, bound);
+}
+
+fn check_over(
+    ranks: &[usize],
+    name: &str,
+    checkpoint: &Checkpoint,
+    quantize: Option<QuantFormat>,
+    bound: f64,
+) {
     let config = Config::from_json(checkpoint.config()).unwrap();
     let tokens = tokens(&config);
     let splits = match config.moe {
@@ -40,9 +51,7 @@ fn check(name: &str, checkpoint: &Checkpoint, quantize: Option<QuantFormat>, bou
     };
     let vb = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu);
     let alone = of(vb).unwrap().forward(&tokens, 0).unwrap();
-    for (ranks, split) in
-        [2, 3, 4, 8].into_iter().flat_map(|ranks| splits.iter().map(move |split| (ranks, *split)))
-    {
+    for (ranks, split) in ranks.iter().flat_map(|ranks| splits.iter().map(move |split| (*ranks, *split))) {
         let (checkpoint, tokens, of) = (checkpoint.clone(), tokens.clone(), of.clone());
         let logits = run(&vec![Device::Cpu; ranks], move |rank| {
             let vb = VarBuilder::sharded(&checkpoint, &rank, DType::F32);
@@ -119,20 +128,33 @@ fn weights_quantized_while_loading() {
 #[test]
 fn families_as_their_tools_write_them() {
     let mut ran: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
+    let store = Store::new();
+    std::env::set_var("OLLAMA_MODELS", store.root());
     for (name, path) in folders() {
         let checkpoint = families_of::open(&path).unwrap();
         check(&name, &checkpoint, None, 3e-4);
         let (tokens, expected) = reference_in(&reference_of(&path));
         let mut model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
-        let distance = distance(&model.forward(&tokens, 0).unwrap(), &expected);
+        let logits = model.forward(&tokens, 0).unwrap();
+        let distance = distance(&logits, &expected);
         assert!(distance.max <= 3e-4 && distance.other_argmax == 0, "{name}: {distance:?}");
         let config = checkpoint.config();
         let types = [&config["model_type"], &config["text_config"]["model_type"]].map(Value::as_str);
+        let (family, container) = name.split_once('/').unwrap();
+        let (family, _) = family.split_once('-').unwrap_or((family, ""));
         // That of the text, if the model has more parts.
-        let mut known = families().iter().rev().map(|family| family.model_type);
-        let family = known.find(|known| types.contains(&Some(known))).unwrap();
-        let (_, container) = name.split_once('/').unwrap();
-        ran.entry(family.to_owned()).or_default().insert(container.to_owned());
+        let is_named = types.contains(&Some(family));
+        assert!(
+            is_named
+                || container == "gguf" && types.contains(&ARE_LLAMA.contains(&family).then_some("llama")),
+            "{name}: {types:?}"
+        );
+        let containers = ran.entry(family.to_owned()).or_default();
+        containers.insert(container.to_owned());
+        if container == "gguf" {
+            check_in_store(&store, &name, &path.join("model.gguf"), &tokens, &logits);
+            containers.insert("ollama".to_owned());
+        }
     }
     let row = |family: &Family| {
         let of = ran.get(family.model_type).cloned().unwrap_or_default();
@@ -152,12 +174,34 @@ fn families_as_their_tools_write_them() {
     assert!(written == text, "docs/models.md is not what ran: set CANDLE_QUANT_WRITE_DOCS=1 to write it");
 }
 
-const CONTAINERS: [(&str, &str); 5] = [
+/// A file in a store of Ollama, by the model's name and by the path of its manifest: the same logits, also of two ranks.
+fn check_in_store(store: &Store, name: &str, file: &Path, tokens: &Tensor, expected: &Tensor) {
+    let model = name.replace('/', "-");
+    let manifest = store.create(&model, file);
+    let bits = |logits: &Tensor| -> Vec<u32> {
+        let numbers = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        numbers.into_iter().map(f32::to_bits).collect()
+    };
+    for path in [Path::new(&model), &manifest] {
+        let checkpoint = Checkpoint::open(path).unwrap();
+        let logits = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap().forward(tokens, 0).unwrap();
+        assert!(bits(&logits) == bits(expected), "{}", path.display());
+        if path == manifest {
+            check_over(&[2], &model, &checkpoint, None, 3e-4);
+        }
+    }
+}
+
+/// Families whose GGUF files are called llama.
+const ARE_LLAMA: [&str; 2] = ["internlm3", "mistral"];
+
+const CONTAINERS: [(&str, &str); 6] = [
     ("hf", "Hugging Face, BF16"),
     ("mlx-affine4", "MLX, affine 4 bit"),
     ("mlx-mxfp4", "MLX, mxfp4"),
     ("gguf", "GGUF"),
     ("uqff", "UQFF"),
+    ("ollama", "GGUF in an Ollama store"),
 ];
 
 const MODELS_HEAD: &str = "\
@@ -167,7 +211,9 @@ A test writes this table (`families_as_their_tools_write_them` in `crates/models
 for each `yes` a small checkpoint that transformers 5.23, mlx-lm 0.32.2, llama.cpp's own converter or mistral.rs 0.9.5 wrote. In
 f32, logits are within 3e-4 standard deviations of those of transformers or mlx-lm, and so are those of 2, 3, 4 and 8 ranks.
 Where the two differ, transformers decides; [report.json](../tests/fixtures/families/report.json) says where.
-[formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family. Ollama's stores are
-tested with Llama and Qwen.
+A store of Ollama is one as its `create` makes it of the GGUF file. What `convert --to ollama` writes, as its importer of
+safetensors does, is compared with MLX checkpoints of the same weights for all families but `gpt_oss` and `llama4_text`, whose
+experts in columns it refuses to pack.
+[formats.md](formats.md) has the formats that weights may be stored in; they do not depend on the family.
 
 ";

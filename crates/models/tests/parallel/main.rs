@@ -15,5 +15,6 @@ mod experts;
 mod families;
 mod kinds;
 mod models;
+mod ollama_store;
 mod plans;
 mod splits;

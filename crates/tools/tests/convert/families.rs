@@ -5,7 +5,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::Weight;
 use candle_quant::Checkpoint;
 use candle_quant_models::{Config, MlxLm, Model};
-use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe};
+use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe, Target};
 use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
@@ -74,6 +74,62 @@ fn the_config_of_an_output_means_what_that_of_the_source_means() {
         let out = convert(&source, &uniform("4:g32"));
         let found = Config::from_json(Checkpoint::open(out.path()).unwrap().config()).unwrap();
         assert_eq!(found, expected, "{}", family.display());
+    }
+}
+
+/// Ollama's importer takes every architecture: what it stores has the logits of an MLX checkpoint of the same recipe. But
+/// experts that are stored in columns it packs the wrong way.
+#[test]
+fn stores_of_ollama_have_the_logits_of_mlx_checkpoints() {
+    const IN_COLUMNS: [&str; 3] = ["gpt_oss", "llama4", "llama4_text"];
+    let families = families();
+    assert_eq!(
+        families.iter().filter(|family| IN_COLUMNS.iter().any(|name| family.ends_with(name))).count(),
+        4
+    );
+    for family in families {
+        let source = Checkpoint::open(family.join("hf")).unwrap();
+        let recipe = || Target::Ollama.usual_recipe("int4".parse().unwrap());
+        let options = ConvertOptions::ollama(recipe(), "m").unwrap();
+        if IN_COLUMNS.iter().any(|name| family.ends_with(name)) {
+            let error = ConvertPlan::new(&source, &options).map(|_| ()).unwrap_err().to_string();
+            assert!(error.contains("experts.") && error.contains("columns are rows"), "{error}");
+            continue;
+        }
+        let store = convert(&source, &options);
+        let mlx = convert(&source, &ConvertOptions::mlx(recipe()));
+        let tokens = Tensor::new(&[[5u32, 42, 79, 20, 57, 94, 35, 72]], &Device::Cpu).unwrap();
+        let logits = [&store, &mlx].map(|out| {
+            let model = Model::load(&Checkpoint::open(out.path()).unwrap(), DType::F32, &Device::Cpu);
+            model.unwrap_or_else(|error| panic!("{}: {error}", family.display())).forward(&tokens, 0).unwrap()
+        });
+        let [found, expected] = logits.map(|logits| logits.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        assert!(found == expected && found.iter().all(|logit| logit.is_finite()), "{}", family.display());
+    }
+}
+
+/// Norms of GGUF files are sums, and linear attention is in an order of their own.
+#[test]
+fn gguf_files_are_converted_as_what_they_were_made_of() {
+    let family = |family: &str| fixtures("families").join(family);
+    for name in ["gemma2", "nemotron"] {
+        let source = Checkpoint::open(family(name).join("gguf/model.gguf")).unwrap();
+        let out = convert(&source, &uniform("4:g32"));
+        let norms = [out.path(), family(name).join("mlx-affine4")].map(|path| {
+            let norm = Checkpoint::open(path).unwrap().dense("model.norm.weight").unwrap();
+            norm.load(DType::BF16, &Device::Cpu)
+                .unwrap()
+                .to_dtype(DType::F32)
+                .unwrap()
+                .to_vec1::<f32>()
+                .unwrap()
+        });
+        assert_eq!(norms[0], norms[1], "{name}");
+    }
+    for name in ["qwen3_5_text", "qwen3_next"] {
+        let source = Checkpoint::open(family(name).join("gguf/model.gguf")).unwrap();
+        let error = ConvertPlan::new(&source, &uniform("4:g32")).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains("linear attention of a GGUF") && error.contains("published model"), "{error}");
     }
 }
 

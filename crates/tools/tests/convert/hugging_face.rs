@@ -58,9 +58,16 @@ fn is_lost(folder: &str, name: &str) -> bool {
 fn every_family_becomes_what_transformers_writes_of_it() {
     let folders = folders();
     assert!(folders.len() >= 100);
-    let mut compared = 0;
+    let (mut compared, mut refused) = (0, 0);
     for (name, folder) in folders {
         let source = open(&folder).unwrap_or_else(|error| panic!("{name}: {error}"));
+        // Heads of linear attention are in another order there.
+        if name.ends_with("/gguf") && Config::from_checkpoint(&source).unwrap().linear.is_some() {
+            let error = ConvertPlan::new(&source, &dense(None)).unwrap_err().to_string();
+            assert!(error.contains("converting linear attention of a GGUF file"), "{name}: {error}");
+            refused += 1;
+            continue;
+        }
         let out = convert(&source, &dense(Some(DType::F32)));
         let written = Checkpoint::open(out.path()).unwrap();
         let (found, published) = (tensors(out.path()), tensors(folder.with_file_name("hf")));
@@ -100,7 +107,7 @@ fn every_family_becomes_what_transformers_writes_of_it() {
         }
         assert_eq!(Config::from_json(&config).unwrap(), Config::from_checkpoint(&written).unwrap(), "{name}");
     }
-    assert!(compared > 2000, "{compared}");
+    assert!(compared > 2000 && refused == 3, "{compared}, {refused}");
 }
 
 /// Through MLX's layout and back.

@@ -2,7 +2,7 @@
 
 use super::{
     has, number, required, size, Architecture, Constant, Key, LAYER_NORM_EPS, LLAMA, QKV_BIAS, RMS_NORM,
-    RMS_NORM_EPS, WEIGHTS_ARE_SUMS,
+    RMS_NORM_EPS,
 };
 use crate::checkpoint::gguf::config::{Map, Source};
 use crate::checkpoint::gguf::rope;
@@ -113,7 +113,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "nemotron",
         keys: &[required(number(LAYER_NORM_EPS, "norm_eps"))],
         flags: &[QKV_BIAS, ("mlp_bias", "mlp.up_proj.bias")],
-        common: &[WEIGHTS_ARE_SUMS],
+        norms_are_sums: true,
+        common: &[],
         ..LLAMA
     },
     Architecture {

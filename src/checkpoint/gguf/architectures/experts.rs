@@ -46,6 +46,49 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         keys: QWEN,
         ..LLAMA
     },
+    Architecture {
+        name: "llama4",
+        model_type: "llama4_text",
+        parts: &[
+            ("ffn_gate", "feed_forward.gate_proj"),
+            ("ffn_up", "feed_forward.up_proj"),
+            ("ffn_down", "feed_forward.down_proj"),
+            ("ffn_gate_inp", "feed_forward.router"),
+            ("ffn_gate_exps", "feed_forward.experts.gate_proj"),
+            ("ffn_up_exps", "feed_forward.experts.up_proj"),
+            ("ffn_down_exps", "feed_forward.experts.down_proj"),
+            ("ffn_gate_shexp", "feed_forward.shared_expert.gate_proj"),
+            ("ffn_up_shexp", "feed_forward.shared_expert.up_proj"),
+            ("ffn_down_shexp", "feed_forward.shared_expert.down_proj"),
+        ],
+        keys: &[
+            required(RMS_NORM_EPS),
+            required(size(EXPERTS, "num_local_experts")),
+            required(size("expert_used_count", "num_experts_per_tok")),
+            required(size("interleave_moe_layer_step", "interleave_moe_layer_step")),
+        ],
+        flags: &[QKV_BIAS],
+        // Chunks, which layers have them, and how queries grow: files say nothing, and config and llama.cpp the same.
+        scores: None,
+        others: |source, config| {
+            source.refuse_keys(&["attention.chunk_size", "use_qk_norm"])?;
+            const WINDOW: &str = "attention.sliding_window";
+            if source.size(WINDOW)? == Some(0) {
+                return Err(source.unsupported(WINDOW, "0: a model without chunks"));
+            }
+            config.insert(
+                "intermediate_size".into(),
+                source.required_size("expert_feed_forward_length")?.into(),
+            );
+            config
+                .insert("intermediate_size_mlp".into(), source.required_size("feed_forward_length")?.into());
+            // Which llama.cpp tells by the experts, too.
+            let is_maverick = source.size(EXPERTS)? == Some(128);
+            config.insert("use_qk_norm".into(), (!is_maverick).into());
+            Ok(())
+        },
+        ..LLAMA
+    },
     Architecture { name: "gpt-oss", ..GPT_OSS },
     Architecture { name: "gptoss", ..GPT_OSS },
     Architecture {

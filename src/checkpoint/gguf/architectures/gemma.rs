@@ -1,6 +1,6 @@
 //! Gemma, to the weights of whose norms the converter adds one.
 
-use super::{number, required, Architecture, LLAMA, QKV_BIAS, RMS_NORM, RMS_NORM_EPS, WEIGHTS_ARE_SUMS};
+use super::{number, required, Architecture, LLAMA, QKV_BIAS, RMS_NORM, RMS_NORM_EPS};
 use crate::checkpoint::gguf::config::{Map, Source};
 use crate::Result;
 use serde_json::{json, Value};
@@ -18,7 +18,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
         model_type: "gemma",
         keys: RMS_NORM,
         flags: &[QKV_BIAS],
-        common: &[WEIGHTS_ARE_SUMS],
+        norms_are_sums: true,
+        common: &[],
         ..LLAMA
     },
     Architecture {
@@ -31,7 +32,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             number("final_logit_softcapping", "final_logit_softcapping"),
         ],
         flags: &[QKV_BIAS],
-        common: &[WEIGHTS_ARE_SUMS],
+        norms_are_sums: true,
+        common: &[],
         others: |source, config| scores_of_gemma(source, config, 46),
         ..LLAMA
     },
@@ -46,7 +48,8 @@ pub(super) const ARCHITECTURES: &[Architecture] = &[
             number("rope.freq_base_swa", "rope_local_base_freq"),
         ],
         flags: &[QKV_BIAS],
-        common: &[WEIGHTS_ARE_SUMS],
+        norms_are_sums: true,
+        common: &[],
         others: |source, config| {
             source.refuse_keys(&["rope.global.freq_base", "rope.local.freq_base", "mm.tokens_per_image"])?;
             // Without a window there are no layers of another kind.

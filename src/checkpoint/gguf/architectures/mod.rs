@@ -5,6 +5,7 @@ mod dense;
 mod experts;
 mod gemma;
 mod latents;
+mod linear;
 
 use super::config::{Map, Source};
 use super::metadata::Metadata;
@@ -26,6 +27,10 @@ pub(super) struct Architecture {
     pub final_norm: &'static str,
     /// Whether rows of queries and keys were put in the order of adjacent pairs.
     pub is_paired: bool,
+    /// Whether the converter adds one to the weights of norms.
+    pub norms_are_sums: bool,
+    /// In which order heads of linear attention are.
+    pub linear: Option<LinearOrder>,
     /// Values of the file that are fields of the config.
     pub keys: &'static [Key],
     /// Fields that say whether the first layer has a tensor.
@@ -38,6 +43,15 @@ pub(super) struct Architecture {
     pub has_latents: bool,
     /// What takes more than a table.
     pub others: fn(&Source, &mut Map) -> Result<()>,
+}
+
+/// In which order the converter puts heads of linear attention.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum LinearOrder {
+    /// Those of values by heads of keys, and so are the rows of one projection to what makes `beta` and `decay`.
+    ByKeys,
+    /// The first head of values of each head of keys, then the second of each, and so on.
+    Tiled,
 }
 
 /// A value of the file, without the architecture's name before its key, and what it is in a config.
@@ -96,8 +110,6 @@ const EXPERTS: &str = "expert_count";
 const LAYER_NORM_EPS: &str = "attention.layer_norm_epsilon";
 const RMS_NORM_EPS: Key = number("attention.layer_norm_rms_epsilon", "rms_norm_eps");
 const RMS_NORM: &[Key] = &[required(RMS_NORM_EPS)];
-/// The converter adds one to the weights of norms.
-const WEIGHTS_ARE_SUMS: (&str, Constant) = ("norm_weights_are_sums", Constant::Bool(true));
 const SILU: (&str, Constant) = ("hidden_act", Constant::Text("silu"));
 const QKV_BIAS: (&str, &str) = ("attention_bias", "self_attn.q_proj.bias");
 
@@ -109,6 +121,8 @@ const LLAMA: Architecture = Architecture {
     parts: &[],
     final_norm: "model.norm",
     is_paired: false,
+    norms_are_sums: false,
+    linear: None,
     keys: &[RMS_NORM_EPS],
     flags: &[QKV_BIAS, ("mlp_bias", "mlp.gate_proj.bias")],
     common: &[SILU],
@@ -118,8 +132,13 @@ const LLAMA: Architecture = Architecture {
 };
 
 /// All of them. Of those with one name, the first of which [`is_this`](Architecture::is_this) is so is a file's.
-const ARCHITECTURES: [&[Architecture]; 4] =
-    [experts::ARCHITECTURES, latents::ARCHITECTURES, dense::ARCHITECTURES, gemma::ARCHITECTURES];
+const ARCHITECTURES: [&[Architecture]; 5] = [
+    experts::ARCHITECTURES,
+    latents::ARCHITECTURES,
+    linear::ARCHITECTURES,
+    dense::ARCHITECTURES,
+    gemma::ARCHITECTURES,
+];
 
 /// That of a file; `None` if it is not known here.
 pub(super) fn of(metadata: &Metadata) -> Result<Option<&'static Architecture>> {

@@ -10,7 +10,7 @@ use crate::Config;
 use candle_core::{DType, Device, Result, Tensor, D};
 use candle_nn::Module;
 use candle_quant::nn::{LayerWeight, VarBuilder};
-use candle_quant::parallel::RowParallel;
+use candle_quant::parallel::{Rank, RowParallel};
 use candle_quant::{ops, Error};
 use inputs::{Inputs, Projected};
 use std::ops::Range;
@@ -33,7 +33,16 @@ pub(crate) struct LinearAttention {
     gate_bias: Tensor,
     norm: Norm,
     out_proj: RowParallel,
+    gather: Option<Gather>,
     state: Option<State>,
+}
+
+/// What brings the values of all ranks together, before an output projection that every rank has whole.
+#[derive(Debug)]
+struct Gather {
+    rank: Rank,
+    /// Elements before and after those of this rank.
+    others: (usize, usize),
 }
 
 /// What is left of the tokens so far, of each text of a batch, in F32.
@@ -50,14 +59,18 @@ impl LinearAttention {
     /// `vb` stands at the module.
     pub fn new(config: &Config, linear: &LinearAttentionConfig, vb: &VarBuilder) -> Result<Self> {
         let share = vb.rank().and_then(|rank| {
-            Sharding::new(config, rank.world_size()).linear_heads?.get(rank.index()).cloned()
+            let heads = Sharding::new(config, rank.world_size()).linear_heads?;
+            Some((rank.clone(), heads.get(rank.index())?.clone()))
         });
-        let own = share.unwrap_or(0..linear.key_heads);
+        let (rank, own) = share.map_or((None, 0..linear.key_heads), |(rank, own)| (Some(rank), own));
         let values = linear.elements(own.start).1..linear.elements(own.end).1;
         let heads = own.start * linear.shared()..own.end * linear.shared();
         let wide = vb.to_dtype(DType::F32);
         let of_heads = |name| wide.tensor_part(&[linear.value_heads], name, slice::from_ref(&heads));
         let all_values = linear.elements(linear.key_heads).1;
+        let others = (values.start, all_values.saturating_sub(values.end));
+        let gather = rank.filter(|_| linear.tiled_output).map(|rank| Gather { rank, others });
+        let inputs = if gather.is_some() { 0..all_values } else { values };
         Ok(Self {
             key_heads: own.len(),
             inputs: Inputs::new(config.hidden_size, linear, &own, vb)?,
@@ -65,7 +78,8 @@ impl LinearAttention {
             rates: of_heads("A_log")?.exp()?.neg()?,
             gate_bias: of_heads("dt_bias")?,
             norm: Norm::new(NormKind::Rms, linear.value_dim, config.norm_eps, vb.pp("norm"))?,
-            out_proj: rows_of(all_values, config.hidden_size, values, false, vb.pp("out_proj"))?,
+            out_proj: rows_of(all_values, config.hidden_size, inputs, false, vb.pp("out_proj"))?,
+            gather,
             state: None,
             config: linear.clone(),
         })
@@ -127,11 +141,25 @@ impl LinearAttention {
         let y = ops::gated_delta(&q, &k, &v, &g, &beta, &state.matrices)?;
         let y = self.norm.forward(&y.to_dtype(x.dtype())?)?.to_dtype(DType::F32)?;
         let gate = gate.to_dtype(DType::F32)?.reshape(y.shape())?.silu()?;
-        let y = (y * gate)?.flatten_from(2)?.to_dtype(x.dtype())?;
+        let y = self.tiled((y * gate)?.flatten_from(2)?.to_dtype(x.dtype())?)?;
         match residual {
             Some(residual) => self.out_proj.forward_add(&y, residual),
             None => self.out_proj.forward(&y),
         }
+    }
+
+    /// Values of all heads, in the order of the output projection's inputs.
+    fn tiled(&self, y: Tensor) -> Result<Tensor> {
+        if !self.config.tiled_output {
+            return Ok(y);
+        }
+        let y = match &self.gather {
+            None => y,
+            Some(Gather { rank, others: (before, after) }) => {
+                rank.all_reduce_sum(&y.pad_with_zeros(D::Minus1, *before, *after)?)?
+            }
+        };
+        tiles(&y, self.config.key_heads, self.config.shared())
     }
 
     /// `silu` of what the last tokens of `x` `[B, T, channels]` give together, channel by channel.
@@ -189,6 +217,13 @@ fn convolution(linear: &LinearAttentionConfig, own: &Range<usize>, vb: &VarBuild
     weight.reshape(((), linear.kernel))?.t()?.contiguous()
 }
 
+/// Of `[B, T, values]`, heads of values that lie by heads of keys: the first of each, then the second of each, and so on.
+fn tiles(y: &Tensor, key_heads: usize, shared: usize) -> Result<Tensor> {
+    let (batch, len, values) = y.dims3()?;
+    let by_keys = (batch, len, key_heads, shared, values / (key_heads * shared).max(1));
+    y.reshape(by_keys)?.transpose(2, 3)?.contiguous()?.flatten_from(2)
+}
+
 /// Heads of length 1.
 fn unit(x: &Tensor) -> Result<Tensor> {
     x.broadcast_div(&(x.sqr()?.sum_keepdim(D::Minus1)? + EPS)?.sqrt()?)
@@ -197,4 +232,16 @@ fn unit(x: &Tensor) -> Result<Tensor> {
 /// `ln(1 + exp(x))`, of large numbers, too.
 fn softplus(x: &Tensor) -> Result<Tensor> {
     x.relu()? + (x.abs()?.neg()?.exp()? + 1.)?.log()?
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_have_one_head_of_each_key() {
+        let y = Tensor::arange(0u32, 12, &Device::Cpu).unwrap().reshape((1, 1, 12)).unwrap();
+        let tiled = tiles(&y, 2, 3).unwrap().flatten_all().unwrap().to_vec1::<u32>().unwrap();
+        assert_eq!(tiled, [0, 1, 6, 7, 2, 3, 8, 9, 4, 5, 10, 11]);
+    }
 }

@@ -22,6 +22,9 @@ impl Planner<'_> {
             "in_proj_qkv" | "conv1d" => {
                 Split::Segments(heads.iter().map(|own| linear.channels_of(own).to_vec()).collect())
             }
+            "out_proj" if linear.tiled_output => {
+                return (Split::Whole, Some("inputs of a rank's heads do not lie together".into()));
+            }
             "out_proj" => return columns(module, of_heads(values), weight),
             _ => Split::Rows(of_heads(linear.shared())),
         };

@@ -95,8 +95,7 @@ impl ConvertPlan {
             fields.extend(keys.into_iter().filter(differs).map(|key| (key, dtype.into())));
         }
         let of = |(key, value): (&str, _)| Added { object: None, key: key.into(), value };
-        let fields = fields.into_iter().map(|(key, value)| of((key, Some(value))));
-        fields.chain(Published::UNPUBLISHED.into_iter().map(|key| of((key, None)))).collect()
+        fields.into_iter().map(|(key, value)| of((key, Some(value)))).collect()
     }
 
     /// What compressed-tensors says of the weights.

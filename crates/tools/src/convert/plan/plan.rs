@@ -7,8 +7,11 @@ use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
 use candle_core::Device;
-use candle_quant::checkpoint::{module_of, natural_order, Checkpoint, HubName, OllamaName, Weight};
+use candle_quant::checkpoint::{
+    module_of, natural_order, Checkpoint, CheckpointKind, HubName, OllamaName, Weight,
+};
 use candle_quant::{Error, QuantFormat, Result};
+use candle_quant_models::{Config, FusedExperts};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a conversion will do.
@@ -38,6 +41,7 @@ impl ConvertPlan {
     /// malformed; with
     /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
+        check_order(source)?;
         let planner = Planner::new(source, options);
         let (mut published, mut jobs) = planner.all_jobs(!options.dequantize)?;
         if published.is_some() && !jobs.iter().any(|job| job.format().is_some()) {
@@ -48,6 +52,9 @@ impl ConvertPlan {
             return Err(Error::file(source.path(), "no tensors", "give a checkpoint that has weights"));
         }
         check_names(&jobs)?;
+        if options.target == Target::Ollama {
+            check_stacks(&jobs, planner.family.fused)?;
+        }
         let top = top_format(&jobs, options.recipe.asked());
         let target = options.target;
         let files = target.kind().files(jobs, top, options.max_shard_size)?;
@@ -264,5 +271,31 @@ fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
         Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
             counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format)
         }
+    }
+}
+
+/// Refuses linear attention in the order and under the names that only GGUF files have: other programs would not know.
+fn check_order(source: &Checkpoint) -> Result<()> {
+    let linear = Config::from_json(source.config()).ok().and_then(|config| config.linear);
+    match linear.is_some() && source.kind() == CheckpointKind::Gguf {
+        false => Ok(()),
+        true => Err(Error::Unsupported {
+            what: format!("{}: converting linear attention of a GGUF file", source.path().display()),
+            remedy: "convert the published model that it was made of".into(),
+        }),
+    }
+}
+
+/// Refuses to pack experts whose columns are rows in models: Ollama's importer does so along the wrong dimension, and knows no
+/// model that could read them.
+fn check_stacks(jobs: &[Job], fused: Option<FusedExperts>) -> Result<()> {
+    let turned = matches!(fused, Some(FusedExperts::Columns | FusedExperts::AlternatingColumns));
+    let is_parameter = |job: &&Job| job.planned.shape.len() == 3 && module_of(&job.planned.name).is_none();
+    match jobs.iter().filter(|job| turned && job.format().is_some()).find(is_parameter) {
+        None => Ok(()),
+        Some(job) => Err(Error::Unsupported {
+            what: format!("packing `{}`, whose columns are rows, as Ollama does", job.planned.name),
+            remedy: "convert to MLX, and the result to Ollama".into(),
+        }),
     }
 }
