@@ -7,6 +7,7 @@ mod backward;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
+mod decode_attention;
 mod experts;
 mod fused;
 mod gated_delta;
@@ -24,6 +25,8 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage,
     Tensor, D,
 };
+pub use decode_attention::decode_attention;
+pub(crate) use decode_attention::NewToken;
 use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};

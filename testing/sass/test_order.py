@@ -25,6 +25,16 @@ class Order(unittest.TestCase):
         self.assertEqual(complaints(code), ["0 of the 4 loads of the first weights precede the wait for the kernel ahead"])
         self.assertIn("3 of the 4 loads", complaints([*LOADS[1:], *WAIT, LOADS[0], *HOT_LOOP, *END])[0])
 
+    def test_copies_of_attention(self):
+        copies = ["LDGSTS.E.BYPASS.128 [R31], desc[UR8][R20.64], P3"] * 4
+        loop = [f"loop: {copies[0]}", *copies[1:], "HMMA.16816.F32 R4, R8, R12, R4", "@P1 BRA loop"]
+        right = [*copies, *WAIT, "PREEXIT", *loop, *END]
+        self.assertEqual(complaints(right, name="attend_f16_d64"), [])
+        late = [*copies[1:], *WAIT, "PREEXIT", copies[0], *loop, *END]
+        self.assertEqual(complaints(late, name="attend_bf16_d128"),
+                         ["3 of the 4 copies of a tile precede the wait for the kernel ahead"])
+        self.assertIn("no loop", complaints([*copies, *WAIT, *END], name="attend_bf16_d128")[0])
+
     def test_no_wait(self):
         self.assertIn("does not wait", complaints([*LOADS, *HOT_LOOP, *END])[0])
 

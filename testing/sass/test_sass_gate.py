@@ -50,6 +50,9 @@ class Measuring(unittest.TestCase):
         early["starts_early"]["experts_sort"] += 1
         self.assertEqual(complaints_of(assembled(code, name="experts_sort"), early),
                          ["115713 bytes of shared memory: no two blocks fit a multiprocessor"])
+        # Of 128 threads, twice the registers.
+        smaller = {"starts_early": {}, "gemv": [], "threads": {"attend_f32": 128}}
+        self.assertEqual(complaints_of(assembled(code, name="attend_f32", registers=255), smaller), [])
         # Whether it starts early or not.
         self.assertIn("129 registers", complaints_of(assembled(code, name="absmax", registers=129))[0])
 
