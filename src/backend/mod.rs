@@ -25,9 +25,9 @@ use candle_core::{
     bail, CpuStorage, CudaStorage, CustomOp1, CustomOp2, DType, Device, Layout, Result, Shape, Storage,
     Tensor, D,
 };
+use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
 pub use decode_attention::decode_attention;
 pub(crate) use decode_attention::NewToken;
-use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};

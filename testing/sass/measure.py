@@ -75,7 +75,7 @@ def measure(kernel, launches):
     """(Measured, complaints that need no budget). `launches` is what launches.json says."""
     early = launches["starts_early"].get(kernel.name)
     measured = Measured(kernel.registers)
-    threads = launches.get("threads", {}).get(kernel.name, h200.THREADS)
+    threads = launches["threads"].get(kernel.name, h200.THREADS)
     complaints = memory_complaints(kernel) + room_complaints(kernel, early or 0, threads)
     if early is not None:
         complaints += order.complaints(kernel)

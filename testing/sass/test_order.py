@@ -12,7 +12,7 @@ STORES = ("STG.E desc[UR4][R2.64], R4", "@P3 RED.E.ADD desc[UR4][R2.64], R4", "A
 
 
 def complaints(code, name="gemv_a4_g64_m1"):
-    return measure(assembled(code, name=name), {"starts_early": {name: 0}, "gemv": []})[1]
+    return measure(assembled(code, name=name), {"starts_early": {name: 0}, "gemv": [], "threads": {}})[1]
 
 
 class Order(unittest.TestCase):
@@ -39,7 +39,7 @@ class Order(unittest.TestCase):
         self.assertIn("does not wait", complaints([*LOADS, *HOT_LOOP, *END])[0])
 
     def test_kernels_that_do_not_start_early(self):
-        measured = measure(assembled([*LOADS, *HOT_LOOP, *END]), {"starts_early": {}, "gemv": []})
+        measured = measure(assembled([*LOADS, *HOT_LOOP, *END]), {"starts_early": {}, "gemv": [], "threads": {}})
         self.assertEqual(measured[1], [])
 
     def test_stores_before_the_wait(self):

@@ -72,7 +72,11 @@ impl Attend {
 
     /// Numbers that blocks leave to the one that joins them.
     pub(super) fn partial(&self, head_dim: usize) -> usize {
-        if self.splits > 1 { self.shares * self.splits * HEADS * (head_dim + 2) } else { 0 }
+        if self.splits > 1 {
+            self.shares * self.splits * HEADS * (head_dim + 2)
+        } else {
+            0
+        }
     }
 }
 
@@ -143,7 +147,10 @@ mod tests {
         assert!(of(72, DType::F16, H200).is_none() && of(72, DType::F32, H200).is_some());
         assert!(of(512, DType::F32, H200).is_none() && of(64, DType::F64, H200).is_none());
         // A card without bf16, and one with little shared memory.
-        assert!(of(64, DType::BF16, (false, 48 << 10)).is_none() && of(64, DType::F16, (false, 48 << 10)).is_some());
+        assert!(
+            of(64, DType::BF16, (false, 48 << 10)).is_none()
+                && of(64, DType::F16, (false, 48 << 10)).is_some()
+        );
         assert!(of(256, DType::F16, (true, 48 << 10)).is_none() && of(256, DType::F16, H200).is_some());
     }
 }

@@ -10,7 +10,9 @@ use crate::backend::NewToken;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
-use candle_core::{bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor};
+use candle_core::{
+    bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+};
 use std::sync::Arc;
 
 /// `[B, 1, heads * head_dim]`, what the tokens see of a cache `[2, B, kv_heads, capacity, head_dim]`, to which theirs are
@@ -30,7 +32,8 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     }
 
     let locked = [token.q, token.k, token.v].map(Locked::new);
-    let realigned = locked.iter().map(|locked| locked.view()?.realigned(&stream)).collect::<Result<Vec<_>>>()?;
+    let realigned =
+        locked.iter().map(|locked| locked.view()?.realigned(&stream)).collect::<Result<Vec<_>>>()?;
     let layouts = [token.q, token.k, token.v].map(|tensor| Layout::contiguous(tensor.shape()));
     let views = locked.iter().zip(&realigned).zip(&layouts).map(|((locked, realigned), layout)| {
         Ok(realigned.as_ref().map_or(locked.view()?, |storage| View { storage, layout }))
@@ -45,9 +48,7 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     };
     let (partial, arrivals) = match plan.splits {
         1 => (std::ptr::null_mut(), std::ptr::null_mut()),
-        _ => workspace::with(&stream, |workspace| {
-            workspace.split_sums(plan.partial(head_dim), plan.shares)
-        })?,
+        _ => workspace::with(&stream, |workspace| workspace.split_sums(plan.partial(head_dim), plan.shares))?,
     };
     let y_shape = Shape::from((batch, 1, heads * head_dim));
     let mut output = allocate(device, &y_shape, token.q.dtype())?;

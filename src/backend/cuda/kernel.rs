@@ -57,7 +57,11 @@ impl Kernel {
     /// Threads of a block.
     pub(super) fn threads(self) -> u32 {
         let attends = matches!(self, Self::Attend { .. } | Self::AttendF32);
-        if attends { CQ_ATTEND_THREADS } else { CQ_THREADS }
+        if attends {
+            CQ_ATTEND_THREADS
+        } else {
+            CQ_THREADS
+        }
     }
 
     /// Whether it may start before the kernel ahead of it in the stream has finished, for which it
@@ -135,7 +139,9 @@ mod tests {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
         kernels.push(Kernel::AttendF32);
         let halves = [false, true];
-        kernels.extend(HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })));
+        kernels.extend(
+            HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
+        );
         for format in formats() {
             let of_format = FormatKernels::of(format).unwrap();
             kernels.extend([of_format.dequantize(), of_format.simt(), of_format.simt_experts()]);
@@ -213,6 +219,11 @@ mod tests {
 
     /// What the gate on machine code has to know of launches (testing/sass), a line for each.
     fn facts_for_the_sass_gate() -> String {
+        let others = launched().into_iter().filter(|kernel| kernel.threads() != CQ_THREADS);
+        let threads: BTreeMap<String, u32> =
+            others.map(|kernel| (kernel.to_string(), kernel.threads())).collect();
+        let threads: Vec<String> =
+            threads.iter().map(|(name, threads)| format!("    {name:?}: {threads}")).collect();
         let early = launched().into_iter().filter(|kernel| kernel.starts_early());
         let early: BTreeMap<String, usize> =
             early.map(|kernel| (kernel.to_string(), most_shared_bytes(kernel))).collect();
@@ -238,8 +249,9 @@ mod tests {
         let gemv: Vec<String> =
             timed.into_iter().flat_map(|format| shapes.map(|shape| launch(format, shape))).collect();
         format!(
-            "{{\n  \"starts_early\": {{\n{}\n  }},\n  \"gemv\": [\n{}\n  ]\n}}\n",
+            "{{\n  \"starts_early\": {{\n{}\n  }},\n  \"threads\": {{\n{}\n  }},\n  \"gemv\": [\n{}\n  ]\n}}\n",
             early.join(",\n"),
+            threads.join(",\n"),
             gemv.join(",\n")
         )
     }

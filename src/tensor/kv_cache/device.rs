@@ -117,7 +117,8 @@ impl DeviceKvCache {
         if needed > max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens });
         }
-        let fits = |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(k.device());
+        let fits =
+            |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(k.device());
         let old = self.rows.as_ref().filter(fits);
         if old.is_none() && self.len > 0 {
             let expected = "as many sequences as before, on the same device";
