@@ -91,6 +91,11 @@ impl DeviceKvCache {
     /// # Errors
     /// If shapes or dtypes do not fit, or there is no room for the tokens ([`Error::OutOfCache`]): the cache is then as before.
     pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
+        if v.dims() != k.dims() || v.dtype() != k.dtype() {
+            let (expected, found) = ((k.dtype(), k.dims()), (v.dtype(), v.dims()));
+            let expected = format!("{expected:?}, as keys");
+            return Err(Error::mismatch("values for a cache", expected, format!("{found:?}")));
+        }
         let tokens = k.dim(1)?;
         let (rows, settled) = self.room_for(k, tokens)?;
         let len = self.len + tokens;
