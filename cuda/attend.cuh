@@ -50,7 +50,7 @@ struct WarpResults {
         : sums(static_cast<float *>(memory)), largest(sums + ATTEND_WARPS * HEADS * head_dim),
           total(largest + ATTEND_WARPS * HEADS), head_dim(head_dim) {}
 
-    // Those of all warps together. False if no element is left for the thread.
+    // Hands those of all warps together to `store`, elements dealt to threads.
     template <class Store> __device__ __forceinline__ void join(uint32_t heads, Store store) const {
         for (int i = threadIdx.x; i < int(heads) * head_dim; i += CQ_ATTEND_THREADS) {
             const int head = i / head_dim, d = i % head_dim;
