@@ -178,14 +178,14 @@ fn a_cache_on_a_device_grows_and_keeps_what_is_there() {
         check(cache.append(&new[0], &new[1]).unwrap(), len + tokens);
         len += tokens;
         assert_eq!((cache.len(), cache.size_in_bytes()), (len, 2 * 2 * capacity * 8 * 4));
-        assert!(capacity <= DeviceKvCache::most_rows(len));
+        assert!(capacity <= DeviceKvCache::most_rows(len) as u64);
     }
     cache.truncate(300);
     cache.truncate(400);
     assert_eq!((cache.len(), cache.is_empty()), (300, false));
     check(cache.append(&rows(300..302, 0.), &rows(300..302, 0.5)).unwrap(), 302);
 
-    let two = |tokens| rows(0..tokens, 0.);
+    let two = |tokens: usize| rows(0..tokens, 0.);
     let error = cache.append(&two(399), &two(399)).unwrap_err();
     assert!(matches!(error, Error::OutOfCache { needed: 701, max_tokens: 700 }), "{error}");
     let error = cache.append(&two(2), &two(1)).unwrap_err().to_string();
