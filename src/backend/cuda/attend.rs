@@ -94,7 +94,7 @@ fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
 /// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other.
 pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> usize {
     // Chunks of 16 bytes: of keys as many for each of four lanes, of values an odd number in a row.
-    let chunks = head_dim.div_ceil(32) * 4 + (head_dim / 8 | 1);
+    let chunks = head_dim.div_ceil(32) * 4 + ((head_dim / 8) | 1);
     let tile = if kernel == Kernel::AttendF32 { 0 } else { KEYS * chunks * 16 };
     let found = WARPS * HEADS * (head_dim + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
