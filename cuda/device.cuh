@@ -161,6 +161,40 @@ __device__ __forceinline__ void mma_m16n8k16(float (&d)[4], const uint32_t (&a)[
 #endif
 }
 
+// Four matrices of 8x8 halves, each transposed: lane 8i + r points to row r of matrix i in shared memory, 16 bytes; lane
+// 4g + t gets elements [2t, 2t+1][g] of each.
+__device__ __forceinline__ void load_transposed(uint32_t (&out)[4], const void *row) {
+#ifdef CANDLE_QUANT_EMULATED
+    emulator::ldmatrix(out, 4, row, true);
+#else
+    const uint32_t from = static_cast<uint32_t>(__cvta_generic_to_shared(row));
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(out[0]), "=r"(out[1]), "=r"(out[2]), "=r"(out[3]) : "r"(from) : "memory");
+#endif
+}
+
+// A matrix of 8x8 halves, transposed: lane 4g + t gives elements [g][2t, 2t+1] and gets [2t, 2t+1][g].
+__device__ __forceinline__ uint32_t transposed(uint32_t pair) {
+#ifdef CANDLE_QUANT_EMULATED
+    return emulator::movmatrix(pair);
+#else
+    uint32_t out;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(pair));
+    return out;
+#endif
+}
+
+// 2^x, with an error of two units in the last place on a GPU.
+__device__ __forceinline__ float exp2_fast(float x) {
+#ifdef CANDLE_QUANT_EMULATED
+    return exp2f(x);
+#else
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#endif
+}
+
 // Waits until the kernels before this one in the stream have finished (programmatic dependent launch).
 // Nothing that they write may be read before; weights may. All threads of a block call it together.
 __device__ __forceinline__ void wait_for_earlier_kernels() {

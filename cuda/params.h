@@ -18,8 +18,9 @@ enum CqEpilogue {
 
 #define CQ_MAX_WEIGHTS 3
 
-/* Threads of every block. */
+/* Threads of a block, but for those of attention. */
 #define CQ_THREADS 256
+#define CQ_ATTEND_THREADS 128
 
 /* All shared memory is dynamic: a launch asks for all that a block has. In bytes: */
 #define CQ_SIMT_SHARED_BYTES 18432    /* of the fp32 matmuls: x of one step */
@@ -29,6 +30,12 @@ enum CqEpilogue {
 /* Rows of a weight and rows of x that a block of the tile kernels multiplies. */
 #define CQ_TILE_ROWS 128
 #define CQ_TILE_COLUMNS 64
+
+/* Keys that a warp attends to at a time, and the most query heads of a block. */
+#define CQ_ATTEND_KEYS 16
+#define CQ_ATTEND_HEADS 8
+/* The most splits of the keys. */
+#define CQ_ATTEND_SPLITS 64
 
 /* A packed weight [rows, k]. */
 typedef struct CqMatrix {
@@ -146,6 +153,35 @@ typedef struct CqWeightedSum {
     uint32_t y_dtype;
     uint32_t unused;
 } CqWeightedSum;
+
+/* Attention of one new token of each sequence to those before it and itself; its key and value are appended.
+ *
+ * Rows of heads begin at multiples of 16 bytes. A share is eight query heads (or fewer) of one key head of one sequence.
+ *
+ * Grid: (splits of the keys, shares). */
+typedef struct CqAttend {
+    const void *q;      /* [sequences, heads, head_dim] */
+    const void *k;      /* [sequences, kv_heads, head_dim], the new keys */
+    const void *v;      /* the same shape */
+    void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which row `position` is written */
+    void *values;       /* the same shape */
+    const float *sinks; /* [heads], logits of one more key, which has no value; may be null */
+    void *y;            /* [sequences, heads, head_dim] */
+    float *partial;     /* [shares][splits][8][head_dim + 2]: used if splits > 1 */
+    uint32_t *arrivals; /* [shares], zero before and after: used if splits > 1 */
+    uint32_t heads;     /* a multiple of kv_heads */
+    uint32_t kv_heads;
+    uint32_t head_dim;
+    uint32_t capacity;  /* a multiple of 16 */
+    uint32_t position;  /* of the new tokens */
+    uint32_t first;     /* the first position that they see */
+    uint32_t settled;   /* rows of the cache that were there before the kernel ahead was launched */
+    uint32_t tiles_per_split; /* tiles of 16 keys */
+    uint32_t stages;    /* tiles that a warp has on their way or at hand: 1 or 2 */
+    float scale;        /* of scores, which are logits of base 2 if there is no cap */
+    float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
+    uint32_t unused;
+} CqAttend;
 
 /* Rows of a weight, dequantized: all of them, or those named by ids. */
 typedef struct CqDequantize {

@@ -85,12 +85,12 @@ pub use nn::{
 };
 // What a model file imports beside the layers, so that one `use` line serves it.
 pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};
-pub use tensor::{KvCache, KvCacheConfig, KvFormat, QuantTensor, SuperBlocks};
+pub use tensor::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat, QuantTensor, SuperBlocks};
 
-/// Attention to a [`KvCache`], linear attention, and operations on rows that are no weights yet. Those of weights are methods of
+/// Attention to a [`KvCache`] or [`DeviceKvCache`], linear attention, and operations on rows that are no weights yet. Those of weights are methods of
 /// [`QuantTensor`].
 pub mod ops {
-    pub use crate::backend::{attention, gated_delta, quantize_rows, AttentionOptions};
+    pub use crate::backend::{attention, decode_attention, gated_delta, quantize_rows, AttentionOptions};
 }
 
 /// A decoder whose layers are known before the first token, run in one call: see [`StepPlan`](step::StepPlan).

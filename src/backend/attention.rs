@@ -4,7 +4,7 @@ use super::cpu::attention::{append_all, attend, Attention, Queries, Rows};
 use super::{contiguous, cpu, unsupported_dtype};
 use crate::format::Real;
 use crate::known::without_gradient;
-use crate::tensor::KvCache;
+use crate::tensor::{KvCache, KvCacheConfig};
 use crate::{Error, Result};
 use candle_core::{CpuStorage, DType, Device, Layout, Storage, Tensor};
 use half::{bf16, f16};
@@ -62,11 +62,21 @@ pub fn attention(
     cache: &mut KvCache,
     options: AttentionOptions,
 ) -> Result<Tensor> {
-    let shape = check(q, k, v, cache)?;
-    if let Some(cap) = options.softcap.filter(|cap| !(cap.is_finite() && *cap > 0.)) {
-        return Err(Error::mismatch("softcap", "a finite number above zero", cap.to_string()));
+    for tensor in [q, k, v] {
+        match tensor.device() {
+            Device::Cpu => {}
+            other @ (Device::Cuda(_) | Device::Metal(_)) => {
+                return Err(Error::Unsupported {
+                    what: format!("attention to a KvCache on {:?}", other.location()),
+                    remedy: "move the tensors to Device::Cpu, or use a DeviceKvCache".to_string(),
+                })
+            }
+        }
     }
+    let shape = check(q, k, v, cache.config())?;
+    check_softcap(options.softcap)?;
     let sinks = options.sinks.map(|sinks| check_sinks(sinks, shape.heads)).transpose()?;
+    let sinks = sinks.map(|sinks| sinks.to_vec1::<f32>()).transpose()?;
     let sequences = match options.sequences {
         Some(sequences) => check_sequences(sequences, shape.batch)?,
         None => all_sequences(cache, shape.batch)?,
@@ -83,32 +93,22 @@ pub fn attention(
 
 /// Sizes of an attention.
 #[derive(Clone, Copy)]
-struct Sizes {
-    batch: usize,
-    tokens: usize,
-    heads: usize,
+pub(super) struct Sizes {
+    pub(super) batch: usize,
+    pub(super) tokens: usize,
+    pub(super) heads: usize,
     kv_heads: usize,
     head_dim: usize,
 }
 
-/// Checks devices, dtypes and shapes.
-fn check(q: &Tensor, k: &Tensor, v: &Tensor, cache: &KvCache) -> Result<Sizes> {
+/// Checks dtypes and shapes.
+pub(super) fn check(q: &Tensor, k: &Tensor, v: &Tensor, config: &KvCacheConfig) -> Result<Sizes> {
     for tensor in [q, k, v] {
-        match tensor.device() {
-            Device::Cpu => {}
-            other @ (Device::Cuda(_) | Device::Metal(_)) => {
-                return Err(Error::Unsupported {
-                    what: format!("attention to a KvCache on {:?}", other.location()),
-                    remedy: "move the tensors to Device::Cpu, or use candle's matmul and softmax".to_string(),
-                })
-            }
-        }
         if tensor.dtype() != q.dtype() {
             let (expected, found) = (format!("{:?}, as q", q.dtype()), format!("{:?}", tensor.dtype()));
             return Err(Error::mismatch("dtype of keys and values", expected, found));
         }
     }
-    let config = cache.config();
     let (kv_heads, head_dim) = (config.kv_heads, config.head_dim);
     let (batch, tokens, heads) = match *q.dims() {
         [batch, tokens, heads, dim] if dim == head_dim && heads > 0 && heads.is_multiple_of(kv_heads) => {
@@ -128,12 +128,20 @@ fn check(q: &Tensor, k: &Tensor, v: &Tensor, cache: &KvCache) -> Result<Sizes> {
     Ok(Sizes { batch, tokens, heads, kv_heads, head_dim })
 }
 
-fn check_sinks(sinks: &Tensor, heads: usize) -> Result<Vec<f32>> {
+pub(super) fn check_softcap(softcap: Option<f32>) -> Result<()> {
+    match softcap.filter(|cap| !(cap.is_finite() && *cap > 0.)) {
+        None => Ok(()),
+        Some(cap) => Err(Error::mismatch("softcap", "a finite number above zero", cap.to_string())),
+    }
+}
+
+/// `[heads]` in f32.
+pub(super) fn check_sinks(sinks: &Tensor, heads: usize) -> Result<Tensor> {
     if sinks.dims() != [heads] || !sinks.dtype().is_float() {
         let found = format!("{:?} {:?}", sinks.dtype(), sinks.dims());
         return Err(Error::mismatch("attention sinks", format!("floats [{heads}]"), found));
     }
-    Ok(sinks.to_dtype(DType::F32)?.to_vec1()?)
+    Ok(sinks.to_dtype(DType::F32)?)
 }
 
 fn check_sequences(sequences: &[usize], batch: usize) -> Result<Cow<'_, [usize]>> {

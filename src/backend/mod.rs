@@ -7,6 +7,7 @@ mod backward;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;
+mod decode_attention;
 mod experts;
 mod fused;
 mod gated_delta;
@@ -25,6 +26,8 @@ use candle_core::{
     Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
+pub use decode_attention::decode_attention;
+pub(crate) use decode_attention::NewToken;
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
 pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};

@@ -1,10 +1,14 @@
 //! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
 
-use super::{ChosenExperts, Epilogue, Operand, Parts};
+use super::{ChosenExperts, Epilogue, NewToken, Operand, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
 
 // Arithmetic and names, whose tests need no CUDA.
+#[cfg(test)]
+#[path = "cuda/attend.rs"]
+#[allow(dead_code)]
+mod attend;
 #[cfg(test)]
 #[path = "cuda/bindings.rs"]
 #[allow(dead_code)]
@@ -63,6 +67,10 @@ pub(super) fn dequantize(_: &QuantTensor, _: DType) -> Result<Tensor> {
 }
 
 pub(super) fn embed(_: &QuantTensor, _: &Tensor, _: DType) -> Result<Tensor> {
+    error()
+}
+
+pub(super) fn attend(_: &Tensor, _: &NewToken) -> Result<Option<Tensor>> {
     error()
 }
 

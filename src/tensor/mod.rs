@@ -8,7 +8,7 @@ mod super_blocks;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
-pub use kv_cache::{KvCache, KvCacheConfig, KvFormat};
+pub use kv_cache::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};
 pub(crate) use kv_cache::{Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
 pub use layer_weight::LayerWeight;
 use std::sync::Arc;

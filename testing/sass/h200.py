@@ -11,7 +11,7 @@ REGISTERS, REGISTER_UNIT, SHARED_BYTES = 65536, 8, 228 << 10
 # (compute capability 9.0 and up).
 RESERVED_SHARED_BYTES = 1 << 10
 
-THREADS = 256  # of every block
+THREADS = 256  # of a block, unless launches.json says otherwise
 
 
 def seconds_to_read(bytes_):
@@ -23,8 +23,8 @@ def seconds_to_issue(instructions, per_clock):
     return instructions / (per_clock * CLOCK)
 
 
-def blocks_by_registers(registers):
-    return REGISTERS // (THREADS * -(-registers // REGISTER_UNIT) * REGISTER_UNIT)
+def blocks_by_registers(registers, threads=THREADS):
+    return REGISTERS // (threads * -(-registers // REGISTER_UNIT) * REGISTER_UNIT)
 
 
 def blocks_by_shared_memory(bytes_):

@@ -91,6 +91,12 @@ class Kernel:
         candidates = [loop for loop in candidates if loop.weight_loads and loop.count("HMMA")]
         return min(candidates, key=lambda loop: len(loop.body), default=None)
 
+    def loop_of_tiles(self):
+        """The smallest loop that copies keys and values and multiplies them; None if there is none."""
+        candidates = [Loop(self, *bounds) for bounds in self.loops()]
+        candidates = [loop for loop in candidates if loop.count("LDGSTS") and loop.count("HMMA")]
+        return min(candidates, key=lambda loop: len(loop.body), default=None)
+
 
 @dataclass
 class Loop:

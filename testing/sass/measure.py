@@ -1,4 +1,5 @@
 """What is known of a kernel from its code alone, and what is wrong with it whatever its budget."""
+import re
 from dataclasses import dataclass, field
 
 import h200
@@ -6,6 +7,7 @@ import order
 import whole
 from gemv import Gemv
 from machine_code import ALU
+from order import ATTENTION_ON_TENSOR_CORES
 
 # A lane's share of the 16x16 weights of one HMMA.
 WEIGHTS_PER_HMMA = 16 * 16 // 32
@@ -73,9 +75,17 @@ def measure(kernel, launches):
     """(Measured, complaints that need no budget). `launches` is what launches.json says."""
     early = launches["starts_early"].get(kernel.name)
     measured = Measured(kernel.registers)
-    complaints = memory_complaints(kernel) + room_complaints(kernel, early or 0)
+    threads = launches["threads"].get(kernel.name, h200.THREADS)
+    complaints = memory_complaints(kernel) + room_complaints(kernel, early or 0, threads)
     if early is not None:
         complaints += order.complaints(kernel)
+    if re.fullmatch(ATTENTION_ON_TENSOR_CORES, kernel.name):
+        loop = kernel.loop_of_tiles()
+        if not loop:
+            return measured, complaints + ["no loop that copies keys and multiplies them on tensor cores"]
+        measured.hmma_chain = loop.hmma_chain
+        measured.instructions_per_hmma = len(loop.body) / loop.count("HMMA")
+        return measured, complaints + copy_complaints(kernel)
     gemv, tiles = Gemv.from_name(kernel.name), kernel.name.startswith("tiles_")
     if not gemv and not tiles:
         return measured, complaints
@@ -109,10 +119,10 @@ def memory_complaints(kernel):
     return complaints
 
 
-def room_complaints(kernel, shared_bytes):
-    """Of a kernel that asks for so much shared memory at most."""
+def room_complaints(kernel, shared_bytes, threads):
+    """Of a kernel whose blocks have so many threads, and ask for so much shared memory at most."""
     complaints = []
-    if h200.blocks_by_registers(kernel.registers) < BLOCKS_OF_MULTIPROCESSOR:
+    if h200.blocks_by_registers(kernel.registers, threads) < BLOCKS_OF_MULTIPROCESSOR:
         complaints.append(f"{kernel.registers} registers: no two blocks fit a multiprocessor")
     if h200.blocks_by_shared_memory(shared_bytes) < BLOCKS_OF_MULTIPROCESSOR:
         complaints.append(f"{shared_bytes} bytes of shared memory: no two blocks fit a multiprocessor")
@@ -122,7 +132,7 @@ def room_complaints(kernel, shared_bytes):
 def copy_complaints(kernel):
     copies = [copy.load_bytes for copy in kernel.instructions if copy.name == "LDGSTS"]
     if not copies:
-        return ["x is not copied to shared memory (no LDGSTS)"]
+        return ["nothing is copied to shared memory (no LDGSTS)"]
     return [f"copies of {min(copies)} bytes, not {COPY_BYTES}"] if min(copies) < COPY_BYTES else []
 
 

@@ -8,6 +8,7 @@ import re
 from flow import Flow
 
 LEAST_SHARE_OF_LOADS = 0.9
+ATTENTION_ON_TENSOR_CORES = r"attend_b?f16_d\d+"
 GLOBAL_WRITES = ("ST", "STG", "RED", "REDG", "ATOM", "ATOMG")
 
 
@@ -24,6 +25,13 @@ def complaints(kernel):
     before = before_the_wait(flow)
     found = [f"{kernel.instructions[n].opcode} before the wait for the kernel ahead" for n in sorted(before)
              if kernel.instructions[n].name in (*GLOBAL_WRITES, "PREEXIT")]
+    if re.fullmatch(ATTENTION_ON_TENSOR_CORES, kernel.name):
+        loop = kernel.loop_of_tiles()
+        of_tile = loop.count("LDGSTS") if loop else 0
+        early = sum(kernel.instructions[n].name == "LDGSTS" for n in before & flow.reaching(flow.numbers("ACQBULK")))
+        if early < LEAST_SHARE_OF_LOADS * of_tile:
+            found.append(f"{early} of the {of_tile} copies of a tile precede the wait for the kernel ahead")
+        return found
     if not re.match(r"(gemv|simt)_(?!.*_experts)", kernel.name):  # the ids of experts have to be awaited
         return found
     loop = kernel.hot_loop() if kernel.name.startswith("gemv_") else None

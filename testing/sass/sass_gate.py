@@ -13,7 +13,8 @@ the next one start only after, and where no ids have to be awaited its first wei
 GEMV also: its hot loop loads weights 16 bytes at a time, multiplies them with HMMA, and takes no more instructions per
 weight than its budget (a regression) and its goal (what the design needs to reach the memory bandwidth of an H200);
 nor does the whole kernel at the shapes of launches.json. Every tile kernel: x is copied 16 bytes at a time, no more
-instructions per HMMA than its budget. Of both: no more HMMA in a row than its budget.
+instructions per HMMA than its budget; so are keys and values of attention, those of the first tiles before the wait. Of
+all three: no more HMMA in a row than its budget.
 """
 import argparse
 import json

@@ -12,7 +12,7 @@ STORES = ("STG.E desc[UR4][R2.64], R4", "@P3 RED.E.ADD desc[UR4][R2.64], R4", "A
 
 
 def complaints(code, name="gemv_a4_g64_m1"):
-    return measure(assembled(code, name=name), {"starts_early": {name: 0}, "gemv": []})[1]
+    return measure(assembled(code, name=name), {"starts_early": {name: 0}, "gemv": [], "threads": {}})[1]
 
 
 class Order(unittest.TestCase):
@@ -25,11 +25,21 @@ class Order(unittest.TestCase):
         self.assertEqual(complaints(code), ["0 of the 4 loads of the first weights precede the wait for the kernel ahead"])
         self.assertIn("3 of the 4 loads", complaints([*LOADS[1:], *WAIT, LOADS[0], *HOT_LOOP, *END])[0])
 
+    def test_copies_of_attention(self):
+        copies = ["LDGSTS.E.BYPASS.128 [R31], desc[UR8][R20.64], P3"] * 4
+        loop = [f"loop: {copies[0]}", *copies[1:], "HMMA.16816.F32 R4, R8, R12, R4", "@P1 BRA loop"]
+        right = [*copies, *WAIT, "PREEXIT", *loop, *END]
+        self.assertEqual(complaints(right, name="attend_f16_d64"), [])
+        late = [*copies[1:], *WAIT, "PREEXIT", copies[0], *loop, *END]
+        self.assertEqual(complaints(late, name="attend_bf16_d128"),
+                         ["3 of the 4 copies of a tile precede the wait for the kernel ahead"])
+        self.assertIn("no loop", complaints([*copies, *WAIT, *END], name="attend_bf16_d128")[0])
+
     def test_no_wait(self):
         self.assertIn("does not wait", complaints([*LOADS, *HOT_LOOP, *END])[0])
 
     def test_kernels_that_do_not_start_early(self):
-        measured = measure(assembled([*LOADS, *HOT_LOOP, *END]), {"starts_early": {}, "gemv": []})
+        measured = measure(assembled([*LOADS, *HOT_LOOP, *END]), {"starts_early": {}, "gemv": [], "threads": {}})
         self.assertEqual(measured[1], [])
 
     def test_stores_before_the_wait(self):

@@ -7,7 +7,7 @@ from measure import measure
 from sass_gate import compare
 from whole import Whole
 
-LAUNCHES = {"starts_early": {}, "gemv": []}
+LAUNCHES = {"starts_early": {}, "gemv": [], "threads": {}}
 COPY = "LDGSTS.E.BYPASS.128 [R31], desc[UR8][R20.64], P3"
 BUDGETS = {"goals": {"gemv_a4_g64_m1": 0.5},
            "kernels": {"gemv_a4_g64_m1": {"registers": 80, "instructions_per_weight": 0.344, "load_bytes": 16, "hmma_chain": 16}}}
@@ -42,7 +42,7 @@ class Measuring(unittest.TestCase):
         self.assertEqual(complaints_of(kernel(shared=0)), [])
 
     def test_two_blocks_fit_a_multiprocessor(self):
-        early = {"starts_early": {"experts_sort": 113 << 10}, "gemv": []}
+        early = {"starts_early": {"experts_sort": 113 << 10}, "gemv": [], "threads": {}}
         code = ["ACQBULK", "BAR.SYNC.DEFER_BLOCKING 0x0", "EXIT"]
         self.assertEqual(complaints_of(assembled(code, name="experts_sort", registers=128), early), [])
         self.assertEqual(complaints_of(assembled(code, name="experts_sort", registers=129), early),
@@ -50,6 +50,9 @@ class Measuring(unittest.TestCase):
         early["starts_early"]["experts_sort"] += 1
         self.assertEqual(complaints_of(assembled(code, name="experts_sort"), early),
                          ["115713 bytes of shared memory: no two blocks fit a multiprocessor"])
+        # Of 128 threads, twice the registers.
+        smaller = {"starts_early": {}, "gemv": [], "threads": {"attend_f32": 128}}
+        self.assertEqual(complaints_of(assembled(code, name="attend_f32", registers=255), smaller), [])
         # Whether it starts early or not.
         self.assertIn("129 registers", complaints_of(assembled(code, name="absmax", registers=129))[0])
 

@@ -10,7 +10,7 @@ from sass_gate import check_document
 from tables import BEGIN, END, inserted, tables
 from whole import Whole
 
-LAUNCHES = {"starts_early": {}, "gemv": []}
+LAUNCHES = {"starts_early": {}, "gemv": [], "threads": {}}
 
 
 class Tables(unittest.TestCase):

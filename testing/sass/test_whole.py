@@ -55,7 +55,7 @@ class Whole(unittest.TestCase):
 
     def test_what_cannot_be_counted(self):
         def complaint(code, launch=LAUNCH):
-            return measure(assembled(code), {"starts_early": {}, "gemv": [launch]})[1]
+            return measure(assembled(code), {"starts_early": {}, "gemv": [launch], "threads": {}})[1]
 
         self.assertEqual(complaint(code()), [])
         self.assertIn("0 loops that load x", complaint(code(staging=STAGING[2:3]))[0])

@@ -6,10 +6,18 @@
 
 #include "runner.h"
 
-// Of the emulator's library, whose headers would clash with CUDA's.
+// Of the emulator's library (kernel.h), whose headers would clash with CUDA's.
+struct Grid {
+    const void *kernel;
+    unsigned blocks[3], threads[3];
+    size_t shared_bytes;
+    const void *params;
+    int schedule;
+    unsigned long long seed;
+    int starts_early;
+};
 extern "C" const void *emulator_find_kernel(const char *name);
-extern "C" int emulator_launch(const void *kernel, const unsigned grid[3], const unsigned block[3], size_t shared_bytes, const void *params,
-                               int schedule, unsigned long long seed, char *message, size_t capacity);
+extern "C" int emulator_launch(const Grid *grid, void *early, char *message, size_t capacity);
 
 namespace {
 
@@ -17,10 +25,10 @@ struct Emulator : Runner {
     std::string name() const override { return "emulator"; }
 
     void run(const char *kernel, unsigned blocks, unsigned threads, const void *params) const {
-        const unsigned grid[3] = {blocks, 1, 1}, block[3] = {threads, 1, 1};
         char message[1024] = "";
         const void *found = emulator_find_kernel(kernel);
-        if (found && emulator_launch(found, grid, block, 0, params, 0, 0, message, sizeof message) == 0) return;
+        const Grid grid = {found, {blocks, 1, 1}, {threads, 1, 1}, 0, params, 0, 0, 0};
+        if (found && emulator_launch(&grid, nullptr, message, sizeof message) == 0) return;
         fprintf(stderr, "%s: %s\n", kernel, found ? message : "no such kernel");
         exit(2);
     }
@@ -31,7 +39,9 @@ struct Emulator : Runner {
         const uint64_t threads = std::min<uint64_t>(std::thread::hardware_concurrency(), count);
         std::vector<std::thread> workers;
         for (uint64_t worker = 0; worker < threads; ++worker) {
-            const uint64_t begin = count * worker / threads, end = count * (worker + 1) / threads;
+            // Whole blocks, so that warps have the items that they have on a GPU.
+            auto share = [=](uint64_t worker) { return count * worker / threads / ITEM_THREADS * ITEM_THREADS; };
+            const uint64_t begin = share(worker), end = worker + 1 == threads ? count : share(worker + 1);
             workers.emplace_back([=, &in, &out] {
                 const Items items{in.data() + begin * in_words, out.data() + begin * out_words, end - begin};
                 run(kernel, unsigned((items.count + ITEM_THREADS - 1) / ITEM_THREADS), ITEM_THREADS, &items);

@@ -48,6 +48,8 @@ const std::map<std::string, void (*)(Items)> KERNELS = {
     {"test_bits", test_bits},
     {"test_hmul2", test_hmul2},
     {"test_copy", test_copy},
+    {"test_transposed", test_transposed},
+    {"test_load_transposed", test_load_transposed},
     {"test_dependent_launch", test_dependent_launch},
 };
 const std::map<std::string, void (*)(Products)> PRODUCTS = {{"test_mma", test_mma}, {"test_mma_bf16", test_mma_bf16}};

@@ -110,6 +110,22 @@ ITEMS(test_copy) {
         for (int j = 0; j < 4; ++j) p.out[4 * i + j] = copies[threadIdx.x][j];
     }
 }
+// A matrix of a warp, of which each lane has two elements; there are items for whole warps.
+ITEMS(test_transposed) {
+    FOR_EACH_ITEM p.out[i] = cq::transposed(p.in[i]);
+}
+// Four matrices of a warp, by way of shared memory.
+ITEMS(test_load_transposed) {
+    __shared__ __align__(16) uint32_t rows[ITEM_THREADS][4];
+    FOR_EACH_ITEM {
+        for (int j = 0; j < 4; ++j) rows[threadIdx.x][j] = p.in[4 * i + j];
+        __syncwarp();
+        uint32_t out[4];
+        cq::load_transposed(out, rows[threadIdx.x]);
+        for (int j = 0; j < 4; ++j) p.out[4 * i + j] = out[j];
+        __syncwarp();
+    }
+}
 // The two that order kernels must at least not disturb one.
 ITEMS(test_dependent_launch) {
     cq::wait_for_earlier_kernels();

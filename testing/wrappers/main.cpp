@@ -97,6 +97,8 @@ void compare_items(Runner &subject, Runner &reference) {
     with("test_bits", random, 3, 2);
     with("test_hmul2", all_16_bits, 1, 1);
     with("test_copy", random, 4, 4);
+    with("test_transposed", random, 1, 1);
+    with("test_load_transposed", random, 4, 4);
     with("test_dependent_launch", random, 1, 1);
 }
 

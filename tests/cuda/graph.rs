@@ -5,7 +5,8 @@ use crate::expected::{random, KINDS};
 use crate::packed::{bits, tensor};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
 use candle_core::{DType, Device, Module, Result, Storage, Tensor};
-use candle_quant::{nn, Checkpoint, Linear, QuantFormat};
+use candle_quant::ops::{decode_attention, AttentionOptions};
+use candle_quant::{nn, Checkpoint, DeviceKvCache, KvCacheConfig, KvFormat, Linear, QuantFormat};
 use candle_quant_models::Model;
 
 /// A device with a stream of its own, no tensor of which is tracked by events: those of before a capture
@@ -67,6 +68,14 @@ fn address(tensor: &Tensor, stream: &CudaStream) -> sys::CUdeviceptr {
         DType::U32 => storage.as_cuda_slice::<u32>().unwrap().device_ptr(stream).0,
         other => panic!("{other:?}"),
     }
+}
+
+/// Launches, copies, allocations and what gives them back.
+fn nodes(graph: &CudaGraph) -> usize {
+    let mut count = 0;
+    // SAFETY: the graph exists, and without room for nodes the driver writes their number alone.
+    unsafe { sys::cuGraphGetNodes(graph.cu_graph(), std::ptr::null_mut(), &mut count) }.result().unwrap();
+    count
 }
 
 #[test]
@@ -167,6 +176,40 @@ fn a_choice_of_experts() {
     }
 }
 
+/// A token's attention, with its key and value appended, is one launch, whose sums several blocks join.
+#[test]
+fn attention_of_a_token() {
+    let Some(device) = capturing_device() else { return };
+    let on_device =
+        |dims: &[usize], seed| tensor(dims, seed).to_dtype(DType::F16).unwrap().to_device(&device).unwrap();
+    let format = KvFormat::F16;
+    let config = KvCacheConfig { keys: format, values: format, ..KvCacheConfig::new(2, 64) };
+    let mut cache = DeviceKvCache::new(config).unwrap();
+    let [k, v] = [640, 641].map(|seed| on_device(&[1, 71, 2, 64], seed));
+    cache.append(&k, &v).unwrap();
+    let (k, v) = (k.narrow(1, 70, 1).unwrap(), v.narrow(1, 70, 1).unwrap());
+    let inputs = [642, 643].map(|seed| tensor(&[1, 1, 8, 64], seed).to_dtype(DType::F16).unwrap());
+    let q = inputs[0].to_device(&device).unwrap();
+    let options = AttentionOptions { scale: 0.5, ..Default::default() };
+    let step =
+        |cache: &mut DeviceKvCache| Ok(decode_attention(&q, &k, &v, cache, options)?.expect("a kernel"));
+    let prepare = |cache: &mut DeviceKvCache| cache.truncate(70);
+    let eager = inputs.each_ref().map(|input| {
+        write(&q, input);
+        prepare(&mut cache);
+        bits(&step(&mut cache).unwrap())
+    });
+    assert_ne!(eager[0], eager[1]);
+    let (graph, result) = capture(&device, &mut cache, prepare, step);
+    // Beside it the memory of its output, the copy of that, and the memory given back.
+    assert_eq!(nodes(&graph), 4);
+    for (input, eager) in inputs.iter().zip(&eager) {
+        write(&q, input);
+        graph.launch().unwrap();
+        assert_eq!(&bits(&result), eager);
+    }
+}
+
 /// Memory that is to be kept is not taken from a graph.
 #[test]
 fn a_capture_without_a_step_before_is_refused() {
@@ -210,6 +253,8 @@ fn a_decode_step_of_a_model() {
         assert_ne!(eager[0], eager[1]);
         // The prompt is no part of the graph.
         let (graph, logits) = capture(&device, &mut model, after_prompt, |model| model.forward_last(&id, 5));
+        // Of three layers; each had 17 more while attention was candle's operations, of which eight are launches.
+        assert!(nodes(&graph) <= 133, "{dtype:?}: {} nodes", nodes(&graph));
         for _ in 0..2 {
             for (token, eager) in tokens.into_iter().zip(&eager) {
                 put(token);

@@ -14,6 +14,7 @@ mod process;
 #[path = "../common/zeros.rs"]
 mod zeros;
 
+mod attention;
 mod cards;
 mod expected;
 mod experts;

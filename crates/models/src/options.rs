@@ -7,9 +7,6 @@ use candle_quant::{Error, KvCacheConfig, KvFormat, Result};
 /// Tokens of a prompt that are computed at once, unless it is said otherwise.
 pub(super) const PREFILL_CHUNK: usize = 256;
 
-/// Tokens by which a cache on a device grows; one copy of the cache each.
-pub(super) const CACHE_STEP: usize = 256;
-
 /// Choices that a checkpoint does not make; the defaults are those of [`Model::load`](crate::Model::load).
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct ModelOptions {

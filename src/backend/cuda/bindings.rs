@@ -2,11 +2,15 @@
 
 pub const CQ_MAX_WEIGHTS: u32 = 3;
 pub const CQ_THREADS: u32 = 256;
+pub const CQ_ATTEND_THREADS: u32 = 128;
 pub const CQ_SIMT_SHARED_BYTES: u32 = 18432;
 pub const CQ_QUANTIZE_SHARED_BYTES: u32 = 1024;
 pub const CQ_SCAN_SHARED_BYTES: u32 = 1024;
 pub const CQ_TILE_ROWS: u32 = 128;
 pub const CQ_TILE_COLUMNS: u32 = 64;
+pub const CQ_ATTEND_KEYS: u32 = 16;
+pub const CQ_ATTEND_HEADS: u32 = 8;
+pub const CQ_ATTEND_SPLITS: u32 = 64;
 pub const CQ_F16: CqDtype = 0;
 pub const CQ_BF16: CqDtype = 1;
 pub const CQ_F32: CqDtype = 2;
@@ -238,6 +242,58 @@ const _: () = {
     ["Offset of field: CqWeightedSum::rows"][::core::mem::offset_of!(CqWeightedSum, rows) - 28usize];
     ["Offset of field: CqWeightedSum::y_dtype"][::core::mem::offset_of!(CqWeightedSum, y_dtype) - 32usize];
     ["Offset of field: CqWeightedSum::unused"][::core::mem::offset_of!(CqWeightedSum, unused) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqAttend {
+    pub q: *const ::core::ffi::c_void,
+    pub k: *const ::core::ffi::c_void,
+    pub v: *const ::core::ffi::c_void,
+    pub keys: *mut ::core::ffi::c_void,
+    pub values: *mut ::core::ffi::c_void,
+    pub sinks: *const f32,
+    pub y: *mut ::core::ffi::c_void,
+    pub partial: *mut f32,
+    pub arrivals: *mut u32,
+    pub heads: u32,
+    pub kv_heads: u32,
+    pub head_dim: u32,
+    pub capacity: u32,
+    pub position: u32,
+    pub first: u32,
+    pub settled: u32,
+    pub tiles_per_split: u32,
+    pub stages: u32,
+    pub scale: f32,
+    pub cap: f32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 120usize];
+    ["Alignment of CqAttend"][::core::mem::align_of::<CqAttend>() - 8usize];
+    ["Offset of field: CqAttend::q"][::core::mem::offset_of!(CqAttend, q) - 0usize];
+    ["Offset of field: CqAttend::k"][::core::mem::offset_of!(CqAttend, k) - 8usize];
+    ["Offset of field: CqAttend::v"][::core::mem::offset_of!(CqAttend, v) - 16usize];
+    ["Offset of field: CqAttend::keys"][::core::mem::offset_of!(CqAttend, keys) - 24usize];
+    ["Offset of field: CqAttend::values"][::core::mem::offset_of!(CqAttend, values) - 32usize];
+    ["Offset of field: CqAttend::sinks"][::core::mem::offset_of!(CqAttend, sinks) - 40usize];
+    ["Offset of field: CqAttend::y"][::core::mem::offset_of!(CqAttend, y) - 48usize];
+    ["Offset of field: CqAttend::partial"][::core::mem::offset_of!(CqAttend, partial) - 56usize];
+    ["Offset of field: CqAttend::arrivals"][::core::mem::offset_of!(CqAttend, arrivals) - 64usize];
+    ["Offset of field: CqAttend::heads"][::core::mem::offset_of!(CqAttend, heads) - 72usize];
+    ["Offset of field: CqAttend::kv_heads"][::core::mem::offset_of!(CqAttend, kv_heads) - 76usize];
+    ["Offset of field: CqAttend::head_dim"][::core::mem::offset_of!(CqAttend, head_dim) - 80usize];
+    ["Offset of field: CqAttend::capacity"][::core::mem::offset_of!(CqAttend, capacity) - 84usize];
+    ["Offset of field: CqAttend::position"][::core::mem::offset_of!(CqAttend, position) - 88usize];
+    ["Offset of field: CqAttend::first"][::core::mem::offset_of!(CqAttend, first) - 92usize];
+    ["Offset of field: CqAttend::settled"][::core::mem::offset_of!(CqAttend, settled) - 96usize];
+    ["Offset of field: CqAttend::tiles_per_split"]
+        [::core::mem::offset_of!(CqAttend, tiles_per_split) - 100usize];
+    ["Offset of field: CqAttend::stages"][::core::mem::offset_of!(CqAttend, stages) - 104usize];
+    ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 108usize];
+    ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 112usize];
+    ["Offset of field: CqAttend::unused"][::core::mem::offset_of!(CqAttend, unused) - 116usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

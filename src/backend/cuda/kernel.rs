@@ -1,5 +1,6 @@
 //! The kernels of `cuda/` by name.
 
+use super::bindings::{CQ_ATTEND_THREADS, CQ_THREADS};
 use super::formats::GemvKernels;
 use std::fmt;
 
@@ -24,6 +25,13 @@ pub(super) enum Kernel {
     },
     SortPairs,
     WeightedSum,
+    /// Attention of one new token of each sequence, on tensor cores.
+    Attend {
+        head_dim: usize,
+        bf16: bool,
+    },
+    /// The same in f32.
+    AttendF32,
     Dequantize(&'static str),
     Quantize(&'static str),
     FillBias,
@@ -38,10 +46,21 @@ impl Kernel {
             Self::Simt(_) | Self::SimtExperts(_) => "simt",
             Self::Tiles { .. } => "tiles",
             Self::SortPairs | Self::WeightedSum => "experts",
+            Self::Attend { .. } | Self::AttendF32 => "attend",
             Self::Dequantize(_) => "dequantize",
             Self::Quantize(_) => "quantize",
             Self::FillBias => "fill_bias",
             Self::Absmax => "absmax",
+        }
+    }
+
+    /// Threads of a block.
+    pub(super) fn threads(self) -> u32 {
+        let attends = matches!(self, Self::Attend { .. } | Self::AttendF32);
+        if attends {
+            CQ_ATTEND_THREADS
+        } else {
+            CQ_THREADS
         }
     }
 
@@ -51,6 +70,7 @@ impl Kernel {
         match self {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
             Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum => true,
+            Self::Attend { .. } | Self::AttendF32 => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
     }
@@ -68,6 +88,10 @@ impl fmt::Display for Kernel {
                 write!(f, "tiles_{format}_{}", if *bf16 { "bf16" } else { "f16" })
             }
             Self::SortPairs => f.write_str("experts_sort"),
+            Self::Attend { head_dim, bf16 } => {
+                write!(f, "attend_{}_d{head_dim}", if *bf16 { "bf16" } else { "f16" })
+            }
+            Self::AttendF32 => f.write_str("attend_f32"),
             Self::WeightedSum => f.write_str("experts_sum"),
             Self::Dequantize(format) => write!(f, "dequantize_{format}"),
             Self::Quantize(format) => write!(f, "quantize_{format}"),
@@ -88,6 +112,7 @@ impl fmt::Display for GemvKernels {
 
 #[cfg(test)]
 mod tests {
+    use super::super::attend::{self, HEAD_DIMS};
     use super::super::bindings::{CQ_QUANTIZE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES};
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
@@ -112,6 +137,11 @@ mod tests {
     /// What the crate can launch, for weights of any format, shape and alignment, and any x.
     fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
+        kernels.push(Kernel::AttendF32);
+        let halves = [false, true];
+        kernels.extend(
+            HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
+        );
         for format in formats() {
             let of_format = FormatKernels::of(format).unwrap();
             kernels.extend([of_format.dequantize(), of_format.simt(), of_format.simt_experts()]);
@@ -177,6 +207,11 @@ mod tests {
                 formats().into_iter().map(plan::tile_shared_bytes).max().expect("a format")
             }
             Kernel::SortPairs => plan::sort_shared_bytes(plan::MOST_GROUPED_EXPERTS),
+            Kernel::Attend { head_dim, .. } => {
+                let stages = [2, 1].map(|stages| attend::shared_bytes(kernel, head_dim, stages));
+                stages.into_iter().find(|bytes| *bytes <= H200_SHARED_BYTES).expect("a tile fits")
+            }
+            Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
         }
@@ -184,6 +219,11 @@ mod tests {
 
     /// What the gate on machine code has to know of launches (testing/sass), a line for each.
     fn facts_for_the_sass_gate() -> String {
+        let others = launched().into_iter().filter(|kernel| kernel.threads() != CQ_THREADS);
+        let threads: BTreeMap<String, u32> =
+            others.map(|kernel| (kernel.to_string(), kernel.threads())).collect();
+        let threads: Vec<String> =
+            threads.iter().map(|(name, threads)| format!("    {name:?}: {threads}")).collect();
         let early = launched().into_iter().filter(|kernel| kernel.starts_early());
         let early: BTreeMap<String, usize> =
             early.map(|kernel| (kernel.to_string(), most_shared_bytes(kernel))).collect();
@@ -209,8 +249,9 @@ mod tests {
         let gemv: Vec<String> =
             timed.into_iter().flat_map(|format| shapes.map(|shape| launch(format, shape))).collect();
         format!(
-            "{{\n  \"starts_early\": {{\n{}\n  }},\n  \"gemv\": [\n{}\n  ]\n}}\n",
+            "{{\n  \"starts_early\": {{\n{}\n  }},\n  \"threads\": {{\n{}\n  }},\n  \"gemv\": [\n{}\n  ]\n}}\n",
             early.join(",\n"),
+            threads.join(",\n"),
             gemv.join(",\n")
         )
     }

@@ -1,12 +1,12 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSimt, CqSortPairs, CqWeightedSum,
+    CqAbsmax, CqAttend, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSimt, CqSortPairs,
+    CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
 use super::module;
-use super::plan::THREADS;
 use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::{bail, Result};
@@ -31,6 +31,7 @@ params! {
     CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_) | Kernel::Tiles { .. },
     CqSortPairs => Kernel::SortPairs,
     CqWeightedSum => Kernel::WeightedSum,
+    CqAttend => Kernel::Attend { .. } | Kernel::AttendF32,
     CqDequantize => Kernel::Dequantize(_),
     CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,
@@ -49,8 +50,8 @@ pub(super) struct Grid {
 /// # Safety
 /// Every pointer in `params` is null where the header allows it, or points to device memory of the
 /// stream's context that holds what the header says, until the kernel has run. Nobody writes what the
-/// kernel reads, or touches what it writes, but work ordered by this stream. Weights were complete
-/// before the kernel ahead of this one in the stream was launched.
+/// kernel reads, or touches what it writes, but work ordered by this stream. Weights, and the settled rows of a
+/// cache, were complete before the kernel ahead of this one in the stream was launched.
 pub(super) unsafe fn launch<P: Params>(
     stream: &CudaStream,
     kernel: Kernel,
@@ -93,7 +94,7 @@ pub(super) unsafe fn launch<P: Params>(
         gridDimX: x,
         gridDimY: y,
         gridDimZ: 1,
-        blockDimX: THREADS,
+        blockDimX: kernel.threads(),
         blockDimY: 1,
         blockDimZ: 1,
         sharedMemBytes: dimension(grid.shared_bytes, u32::MAX)?,

@@ -5,6 +5,8 @@
 //! allocator, whose memory in a capture belongs to the graph, and never waits for the device. What is kept
 //! between launches is the [`workspace`]. The crate's documentation says how a step is captured.
 
+mod attend;
+mod attention;
 mod backward;
 mod bindings;
 mod card;
@@ -24,6 +26,7 @@ mod quantize;
 mod scratch;
 mod workspace;
 
+pub(crate) use attention::attend;
 pub(crate) use backward::matmul_backward;
 pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;

@@ -2,6 +2,7 @@
 //! quantizing and attention are the backend's.
 
 mod block;
+mod device;
 mod format;
 #[cfg(test)]
 mod tests;
@@ -9,6 +10,7 @@ mod tests;
 use crate::{Error, Result};
 use block::HeadCache;
 pub(crate) use block::{Layout, Plane, BLOCK};
+pub use device::DeviceKvCache;
 pub use format::KvFormat;
 use std::fmt;
 use std::ops::Range;
@@ -46,6 +48,18 @@ impl KvCacheConfig {
             values: format,
             max_tokens: usize::MAX,
         }
+    }
+
+    /// Refuses a cache without heads or with heads of no size or one beyond reason, and a window that nothing is in.
+    fn check(&self) -> Result<()> {
+        let check = |what: &str, expected: &str, found: usize, fits: bool| match fits {
+            true => Ok(()),
+            false => Err(Error::mismatch(format!("{what} of a KV cache"), expected, found.to_string())),
+        };
+        let Self { kv_heads, head_dim, window, .. } = *self;
+        check("heads", "at least one", kv_heads, kv_heads > 0)?;
+        check("elements of a head", "1 to 65536", head_dim, (1..=MAX_HEAD_DIM).contains(&head_dim))?;
+        check("window", "at least one token", 0, window != Some(0))
     }
 
     /// The first token that the one at a position sees.
@@ -119,14 +133,8 @@ impl KvCache {
     /// # Errors
     /// If there are no heads, a head has no elements or more than 65536, or the window is empty.
     pub fn new(config: KvCacheConfig) -> Result<Self> {
-        let check = |what: &str, expected: &str, found: usize, fits: bool| match fits {
-            true => Ok(()),
-            false => Err(Error::mismatch(format!("{what} of a KV cache"), expected, found.to_string())),
-        };
-        let KvCacheConfig { kv_heads, head_dim, window, keys, values, .. } = config;
-        check("heads", "at least one", kv_heads, kv_heads > 0)?;
-        check("elements of a head", "1 to 65536", head_dim, (1..=MAX_HEAD_DIM).contains(&head_dim))?;
-        check("window", "at least one token", 0, window != Some(0))?;
+        config.check()?;
+        let KvCacheConfig { head_dim, keys, values, .. } = config;
         let (keys, values) = (Layout::of_keys(keys, head_dim), Layout::of_values(values, head_dim));
         Ok(Self { config, keys, values, sequences: Vec::new() })
     }

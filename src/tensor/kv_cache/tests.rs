@@ -1,6 +1,7 @@
 //! Blocks, lengths and limits.
 
 use super::*;
+use candle_core::{DType, Device, Tensor};
 
 fn cache(window: Option<usize>, max_tokens: usize) -> KvCache {
     KvCache::new(KvCacheConfig { window, max_tokens, ..KvCacheConfig::new(2, 16) }).unwrap()
@@ -150,4 +151,54 @@ fn formats_have_names() {
     }
     let error = "int8".parse::<KvFormat>().unwrap_err().to_string();
     assert!(error.contains("f32, f16, bf16, 8bit or 4bit") && error.contains("int8"), "{error}");
+}
+
+#[test]
+fn a_cache_on_a_device_grows_and_keeps_what_is_there() {
+    let config = KvCacheConfig { max_tokens: 700, ..KvCacheConfig::new(2, 8) };
+    let mut cache = DeviceKvCache::new(config).unwrap();
+    // Row `token` of head `head` is `10 * token + head`.
+    let rows = |tokens: Range<usize>, add: f32| {
+        let values =
+            tokens.clone().flat_map(|token| [0., 1.].map(|head| [10. * token as f32 + head + add; 8]));
+        let values: Vec<f32> = values.flatten().collect();
+        Tensor::from_vec(values, (1, tokens.len(), 2, 8), &Device::Cpu).unwrap()
+    };
+    let check = |parts: [Tensor; 2], len: usize| {
+        for (part, add) in parts.iter().zip([0., 0.5]) {
+            let expected = rows(0..len, add).transpose(1, 2).unwrap();
+            assert_eq!(part.dims(), expected.dims());
+            let far = (part - expected).unwrap().abs().unwrap().max_all().unwrap();
+            assert_eq!(far.to_scalar::<f32>().unwrap(), 0., "{len}");
+        }
+    };
+    let mut len = 0;
+    for (tokens, capacity) in [(1, 256), (255, 256), (1, 512), (256, 768), (100, 768)] {
+        let new = [0., 0.5].map(|add| rows(len..len + tokens, add));
+        check(cache.append(&new[0], &new[1]).unwrap(), len + tokens);
+        len += tokens;
+        assert_eq!((cache.len(), cache.size_in_bytes()), (len, 2 * 2 * capacity * 8 * 4));
+        assert!(capacity <= DeviceKvCache::most_rows(len) as u64);
+    }
+    cache.truncate(300);
+    cache.truncate(400);
+    assert_eq!((cache.len(), cache.is_empty()), (300, false));
+    check(cache.append(&rows(300..302, 0.), &rows(300..302, 0.5)).unwrap(), 302);
+
+    let two = |tokens: usize| rows(0..tokens, 0.);
+    let error = cache.append(&two(399), &two(399)).unwrap_err();
+    assert!(matches!(error, Error::OutOfCache { needed: 701, max_tokens: 700 }), "{error}");
+    let error = cache.append(&two(2), &two(1)).unwrap_err().to_string();
+    assert!(error.contains("values for a cache"), "{error}");
+    let halves = two(1).to_dtype(DType::F16).unwrap();
+    let error = cache.append(&halves, &halves).unwrap_err().to_string();
+    assert!(error.contains("keys for a cache") && error.contains("F16"), "{error}");
+    let batch = Tensor::cat(&[two(1), two(1)], 0).unwrap();
+    let error = cache.append(&batch, &batch).unwrap_err().to_string();
+    assert!(error.contains("as many sequences as before"), "{error}");
+    assert_eq!(cache.len(), 302);
+    // Another batch once the cache is empty.
+    cache.clear();
+    assert_eq!(cache.append(&batch, &batch).unwrap()[0].dims(), [2, 2, 1, 8]);
+    assert_eq!(cache.size_in_bytes(), 2 * 2 * 2 * 256 * 8 * 4);
 }

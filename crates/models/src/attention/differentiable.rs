@@ -44,17 +44,21 @@ impl Attention {
 
     /// Attention with a cache that nobody else has, of the activations' dtype: gradients are those of what is computed.
     fn attend_whole(&self, [q, k, v]: [Tensor; 3], window: Option<Window>) -> Result<Tensor> {
+        let config = match &self.cache {
+            Cache::OnCpu(cache) => cache.config(),
+            Cache::OnDevice(OnDevice { cache }) => cache.config(),
+        };
+        let (keys, values) = CacheOptions::default().formats(q.dtype());
+        let config = KvCacheConfig { keys, values, max_tokens: usize::MAX, ..*config };
         match &self.cache {
-            Cache::OnCpu(cache) => {
+            Cache::OnCpu(_) => {
                 let options = options(self.scale, self.softcap, self.sinks.as_ref());
-                let (keys, values) = CacheOptions::default().formats(q.dtype());
-                let config = KvCacheConfig { keys, values, max_tokens: usize::MAX, ..*cache.config() };
                 Ok(ops::attention(&q, &k, &v, &mut KvCache::new(config)?, options)?)
             }
             Cache::OnDevice(_) => {
                 let visible = Visible::new(0, q.dim(1)?, window, q.device())?;
                 let scores = Scores { scale: self.scale, softcap: self.softcap, sinks: self.sinks.as_ref() };
-                OnDevice::new().attend([&q, &k, &v], Some(&visible), &scores)
+                OnDevice::new(config)?.attend([&q, &k, &v], Some(&visible), &scores)
             }
         }
     }

@@ -1,5 +1,5 @@
 //! Grouped-query attention with a key/value cache: on the CPU by [`candle_quant::ops::attention`], on other devices by
-//! candle's operations.
+//! [`candle_quant::ops::decode_attention`] or candle's operations.
 
 mod differentiable;
 mod latent;
@@ -180,12 +180,10 @@ impl Attention {
             Some(sizes) => Inputs::Latent(LatentInputs::new(config, sizes, &own.query, &vb)?),
         };
         let (kv_heads, head_dim) = config.cached(own.key.len());
+        let cache = options.layer(kv_heads, head_dim, config.window_of(layer), vb.dtype());
         let cache = match vb.device().is_cpu() {
-            true => {
-                let window = config.window_of(layer);
-                Cache::OnCpu(KvCache::new(options.layer(kv_heads, head_dim, window, vb.dtype()))?)
-            }
-            false => Cache::OnDevice(OnDevice::new()),
+            true => Cache::OnCpu(KvCache::new(cache)?),
+            false => Cache::OnDevice(OnDevice::new(cache)?),
         };
         let (value_dim, output) = (config.value_dim(), vb.pp(config.names.o_proj));
         let columns = own.query.start * value_dim..own.query.end * value_dim;
@@ -297,7 +295,7 @@ impl Attention {
     pub fn cache_bytes(&self) -> u64 {
         match &self.cache {
             Cache::OnCpu(cache) => cache.size_in_bytes() as u64,
-            Cache::OnDevice(cache) => cache.size_in_bytes(),
+            Cache::OnDevice(OnDevice { cache }) => cache.size_in_bytes(),
         }
     }
 
@@ -317,14 +315,14 @@ impl Attention {
     pub fn cached(&self) -> usize {
         match &self.cache {
             Cache::OnCpu(cache) => cache.len(0),
-            Cache::OnDevice(cache) => cache.len(),
+            Cache::OnDevice(OnDevice { cache }) => cache.len(),
         }
     }
 
     pub fn clear_cache(&mut self) {
         match &mut self.cache {
             Cache::OnCpu(cache) => cache.clear(),
-            Cache::OnDevice(cache) => cache.clear(),
+            Cache::OnDevice(OnDevice { cache }) => cache.clear(),
         }
     }
 
@@ -332,7 +330,10 @@ impl Attention {
     pub fn truncate_cache(&mut self, len: usize) -> bool {
         match &mut self.cache {
             Cache::OnCpu(cache) => (0..cache.sequences()).all(|sequence| cache.truncate(sequence, len)),
-            Cache::OnDevice(cache) => cache.truncate(len),
+            Cache::OnDevice(OnDevice { cache }) => {
+                cache.truncate(len);
+                true
+            }
         }
     }
 
@@ -347,7 +348,7 @@ impl Attention {
     }
 }
 
-/// How the CPU's kernel attends.
+/// How kernels attend.
 fn options(scale: f64, softcap: Option<f64>, sinks: Option<&Tensor>) -> AttentionOptions<'_> {
     let softcap = softcap.map(|cap| cap as f32);
     AttentionOptions { scale: scale as f32, softcap, sinks, ..Default::default() }

@@ -1,45 +1,19 @@
-//! Attention by candle's operations, on devices without a kernel for it.
+//! Attention on devices: of one new token by a kernel where there is one, else by candle's operations.
 
+use super::options;
 use crate::config::Window;
-use crate::options::CACHE_STEP;
 use candle_core::{bail, DType, Device, Result, Tensor, D};
-use candle_nn::kv_cache::KvCache;
+use candle_quant::{ops, DeviceKvCache, KvCacheConfig};
 
-/// A cache of the activations' dtype, which knows no window.
+/// Keys and values in the dtype of activations, of the whole text.
 #[derive(Debug)]
 pub(super) struct OnDevice {
-    cache: KvCache,
+    pub(super) cache: DeviceKvCache,
 }
 
 impl OnDevice {
-    pub(super) fn new() -> Self {
-        Self { cache: KvCache::new(2, CACHE_STEP) }
-    }
-
-    pub(super) fn len(&self) -> usize {
-        self.cache.current_seq_len()
-    }
-
-    /// Bytes of what is allocated.
-    pub(super) fn size_in_bytes(&self) -> u64 {
-        let parts = [self.cache.k_cache().all_data(), self.cache.v_cache().all_data()];
-        let bytes = |data: &Tensor| (data.elem_count() * data.dtype().size_in_bytes()) as u64;
-        parts.into_iter().filter_map(|data| data.as_ref().map(bytes)).sum()
-    }
-
-    pub(super) fn clear(&mut self) {
-        self.cache.reset();
-    }
-
-    /// Keeps the first `len` tokens, if it can: they are copied into a new cache.
-    pub(super) fn truncate(&mut self, len: usize) -> bool {
-        let part = |data: Option<Tensor>| data.map(|data| data.narrow(2, 0, len)?.contiguous()).transpose();
-        let parts = self.cache.k().and_then(part).and_then(|k| Ok((k, self.cache.v().and_then(part)?)));
-        self.cache.reset();
-        match parts {
-            Ok((Some(k), Some(v))) => self.cache.append(&k, &v).is_ok(),
-            _ => false,
-        }
+    pub(super) fn new(config: KvCacheConfig) -> Result<Self> {
+        Ok(Self { cache: DeviceKvCache::new(config)? })
     }
 
     /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns softmax(scores) v for `q`,
@@ -50,11 +24,14 @@ impl OnDevice {
         visible: Option<&Visible>,
         scores: &Scores,
     ) -> Result<Tensor> {
-        let by_head = |x: &Tensor| x.transpose(1, 2)?.contiguous();
-        let (q, k, v) = (by_head(q)?, by_head(k)?, by_head(v)?);
+        let options = options(scores.scale, scores.softcap, scores.sinks);
+        if let Some(y) = ops::decode_attention(q, k, v, &mut self.cache, options)? {
+            return Ok(y);
+        }
+        let [k, v] = self.cache.append(k, v)?;
+        let q = q.transpose(1, 2)?.contiguous()?;
         let (batch, heads, len, head_dim) = q.dims4()?;
         let kv_heads = k.dim(1)?;
-        let (k, v) = self.cache.append(&k, &v)?;
         let Some(&Visible { first, keys, ref mask }) = visible else {
             bail!("attention on a device: expected what its tokens see, found none")
         };

@@ -2,11 +2,11 @@
 
 use super::parts::{Heads, Sharding};
 use super::shard_plan::{ShardPlan, ShardedTensor, Split};
-use crate::options::{CacheOptions, CACHE_STEP, PREFILL_CHUNK};
+use crate::options::{CacheOptions, PREFILL_CHUNK};
 use candle_core::DType;
 use candle_quant::checkpoint::module_of;
 use candle_quant::parallel::{whole_groups, ExpertSplit};
-use candle_quant::QuantFormat;
+use candle_quant::{DeviceKvCache, QuantFormat};
 use std::ops::Range;
 
 /// What a model is loaded for.
@@ -108,7 +108,7 @@ impl ShardPlan {
             let cache = workload.cache.layer(heads, size, window, workload.dtype);
             cache.size_in_bytes(match workload.is_on_cpu {
                 true => workload.context,
-                false => workload.context.div_ceil(CACHE_STEP).saturating_mul(CACHE_STEP),
+                false => DeviceKvCache::most_rows(workload.context),
             })
         };
         (0..self.config.num_hidden_layers).map(of_layer).fold(0, u64::saturating_add)
@@ -116,7 +116,7 @@ impl ShardPlan {
 
     /// The hidden states and their norm, queries, keys, values and what attention makes of them, and the inner elements of
     /// gate, up and their product, or of the copy of it that is multiplied; then the logits of a token. On a device also the
-    /// scores of all tokens seen, of which softmax makes several copies, and a layer's keys while the cache grows.
+    /// scores of all tokens seen, of which softmax makes several copies, and a layer's keys and values while its cache grows.
     fn workspace_bytes(&self, own: &Heads, linear_heads: usize, workload: &Workload) -> u64 {
         let config = &self.config;
         let product = |sizes: &[usize]| sizes.iter().fold(1u64, |all, size| all.saturating_mul(*size as u64));
@@ -149,7 +149,7 @@ impl ShardPlan {
             true => 0,
             false => {
                 let scores = product(&[own.query.len(), chunk, workload.context, 2 * 4 + 2 * element]);
-                scores.saturating_add(keys.saturating_mul(product(&[workload.context, element])))
+                scores.saturating_add(keys.saturating_mul(product(&[2, workload.context, element])))
             }
         };
         states.saturating_add(logits).saturating_add(on_device)

@@ -1,0 +1,254 @@
+// Attention on tensor cores, to a cache of f16 or bf16.
+//
+// Products are transposed, so that the up to 8 query heads of a block are the columns of one multiplication:
+//   S^T [16 keys x 8 heads] = K Q^T,  O^T [16 of d x 8 heads] += V^T W^T.
+// Keys go from the row-major cache straight to A fragments: a sum may visit d in any order on which K and Q agree, so lane
+// 4g + t copies chunks of 16 bytes of keys g and g + 8, which only it reads. Values are read transposed, from rows that
+// are an odd number of chunks apart, so that eight of them touch all banks once.
+// A weight of softmax is rounded to two halves, whose sum is off by 2^-17 of it or less: outputs are rounded once.
+//
+// Each warp has a ring of `stages` tiles, of which keys and values are copied, awaited and replaced each by themselves: no
+// barrier of the block in the loop. Rows that were there two launches ago are copied before the wait for earlier
+// kernels. The new key and value come from k and v, and take their place in the tile that they will belong to.
+#pragma once
+#include "attend.cuh"
+
+namespace cq {
+
+template <int D> struct HalfTile {
+    static constexpr int ROW = 2 * D;                // bytes of a row of the cache
+    static constexpr int CHUNKS = (D + 31) / 32;     // of 16 bytes, for each of the four lanes that share a row
+    static constexpr bool RAGGED = D % 32 != 0;      // some lanes have one chunk less
+    static constexpr int KEY_BYTES = 2 * CHUNKS * 32 * 16;
+    static constexpr int VALUE_ROW = (D / 8 | 1) * 16;
+    static constexpr int BYTES = KEY_BYTES + KEYS * VALUE_ROW;
+};
+
+template <bool BF16> __device__ __forceinline__ uint32_t to_pair(float x, float y) {
+    uint32_t pair;
+    if constexpr (BF16) {
+        const __nv_bfloat162 both = __floats2bfloat162_rn(x, y);
+        memcpy(&pair, &both, 4);
+    } else {
+        pair = as_bits(__floats2half2_rn(x, y));
+    }
+    return pair;
+}
+
+template <bool BF16> __device__ __forceinline__ float2 of_pair(uint32_t pair) {
+    if constexpr (BF16) return make_float2(__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u));
+    return make_float2(half_bits_to_float(pair & 0xffffu), half_bits_to_float(pair >> 16));
+}
+
+// The copies of a warp.
+template <int D> struct HalfRing {
+    using Tile = HalfTile<D>;
+    const CqAttend &p;
+    const AttendBlock &block;
+    unsigned char *memory;        // of the first stage
+    const unsigned char *keys, *values;  // chunk t of row g of the cache
+    int g, t;
+
+    __device__ __forceinline__ HalfRing(const CqAttend &p, const AttendBlock &block, unsigned char *memory, int lane)
+        : p(p), block(block), memory(memory), g(lane / 4), t(lane % 4) {
+        const size_t head = size_t(block.kv_head) * p.capacity * Tile::ROW + g * Tile::ROW + t * 16;
+        keys = static_cast<const unsigned char *>(p.keys) + head, values = static_cast<const unsigned char *>(p.values) + head;
+    }
+
+    __device__ __forceinline__ bool has_chunk(int chunk) const { return !Tile::RAGGED || chunk * 4 + t < D / 8; }
+    __device__ __forceinline__ unsigned char *stage(int stage) const { return memory + stage * Tile::BYTES; }
+    __device__ __forceinline__ unsigned char *key_at(int stage, int half, int chunk) const {
+        return this->stage(stage) + ((half * Tile::CHUNKS + chunk) * 32 + g * 4 + t) * 16;
+    }
+    __device__ __forceinline__ unsigned char *value_at(int stage, int half, int chunk) const {
+        return this->stage(stage) + Tile::KEY_BYTES + (half * 8 + g) * Tile::VALUE_ROW + (chunk * 4 + t) * 16;
+    }
+
+    // Row `half * 8 + g` of a tile: in the cache, if it is seen, else nothing; with NEW, the new one in k or v.
+    template <bool NEW, class To>
+    __device__ __forceinline__ void copy(int tile, const unsigned char *cache, const void *new_rows, To to) const {
+        if (tile < block.end_tile)
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const uint32_t row = tile * KEYS + half * 8 + g;
+                const unsigned char *from = cache + (tile * KEYS + half * 8) * size_t(Tile::ROW);
+                if (NEW && row == p.position)
+                    from = static_cast<const unsigned char *>(new_rows) + size_t(block.kv_head) * Tile::ROW + t * 16;
+                const bool seen = row >= p.first && row <= p.position;
+#pragma unroll
+                for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) to(half, chunk, from, seen);
+            }
+        commit_copies();
+    }
+    template <bool NEW> __device__ __forceinline__ void copy_keys(int tile, int stage) const {
+        copy<NEW>(tile, keys, p.k, [&](int half, int chunk, const unsigned char *from, bool seen) {
+            // Where a row has no more chunks, zeros take their place.
+            const bool there = has_chunk(chunk);
+            copy_sixteen_bytes(key_at(stage, half, chunk), there ? from + chunk * 64 : from, seen && there);
+        });
+    }
+    template <bool NEW> __device__ __forceinline__ void copy_values(int tile, int stage) const {
+        copy<NEW>(tile, values, p.v, [&](int half, int chunk, const unsigned char *from, bool seen) {
+            if (has_chunk(chunk)) copy_sixteen_bytes(value_at(stage, half, chunk), from + chunk * 64, seen);
+        });
+    }
+
+    // Of keys and values, copied in turn, all have arrived but the last 2 * stages - 1.
+    __device__ __forceinline__ void wait_for_next() const {
+        if (p.stages == 2)
+            wait_for_copies<3>();
+        else
+            wait_for_copies<1>();
+    }
+
+    // Writes the new key and value to the cache, each lane what it copied itself.
+    __device__ __forceinline__ void append(int stage) const {
+        const int half = p.position % KEYS / 8;
+        if (int(p.position % 8) != g) return;
+        const size_t row = (p.position - g) * size_t(Tile::ROW);
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
+            if (!has_chunk(chunk)) continue;
+            const size_t at = row + chunk * 64;
+            *reinterpret_cast<uint4 *>(const_cast<unsigned char *>(keys) + at) = *reinterpret_cast<const uint4 *>(key_at(stage, half, chunk));
+            *reinterpret_cast<uint4 *>(const_cast<unsigned char *>(values) + at) = *reinterpret_cast<const uint4 *>(value_at(stage, half, chunk));
+        }
+    }
+};
+
+// What a warp has found so far: of heads 2t and 2t + 1, elements g and g + 8 of each 16.
+template <int D, bool BF16> struct HalfSums {
+    using Tile = HalfTile<D>;
+    uint4 q[Tile::CHUNKS];
+    float sums[D / 16][4] = {};
+    float largest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // `total` of this lane's keys
+
+    __device__ __forceinline__ void load_queries(const CqAttend &p, const AttendBlock &block, const HalfRing<D> &ring) {
+        const unsigned char *row = static_cast<const unsigned char *>(p.q) + size_t(block.first_head + ring.g) * Tile::ROW;
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
+            q[chunk] = make_uint4(0, 0, 0, 0);
+            if (uint32_t(ring.g) < block.heads && ring.has_chunk(chunk))
+                q[chunk] = *reinterpret_cast<const uint4 *>(row + (chunk * 4 + ring.t) * 16);
+        }
+    }
+
+    // Logits of keys g and g + 8 for heads 2t and 2t + 1, of keys that are not seen -infinity.
+    __device__ __forceinline__ void logits(float (&s)[4], const CqAttend &p, const HalfRing<D> &ring, int stage, int tile) const {
+        float odd[4] = {};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) s[i] = 0;
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
+            const uint4 low = *reinterpret_cast<const uint4 *>(ring.key_at(stage, 0, chunk));
+            const uint4 high = *reinterpret_cast<const uint4 *>(ring.key_at(stage, 1, chunk));
+            const uint32_t first[4] = {low.x, high.x, low.y, high.y}, second[4] = {low.z, high.z, low.w, high.w};
+            mma_m16n8k16<BF16>(s, first, q[chunk].x, q[chunk].y);
+            mma_m16n8k16<BF16>(odd, second, q[chunk].z, q[chunk].w);
+        }
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            const uint32_t key = tile * KEYS + ring.g + i / 2 * 8;
+            s[i] = key >= p.first && key <= p.position ? logit_of(p, s[i] + odd[i]) : -INFINITY;
+        }
+    }
+
+    // Logits become weights, and what was found so far is brought to the new largest one. Every tile has a key that is seen.
+    __device__ __forceinline__ void weigh(float (&s)[4]) {
+#pragma unroll
+        for (int head = 0; head < 2; ++head) {
+            float most = fmaxf(s[head], s[head + 2]);
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) most = fmaxf(most, __shfl_xor_sync(FULL_WARP, most, distance));
+            most = fmaxf(most, largest[head]);
+            const float shrink = exp2_fast(largest[head] - most);
+            largest[head] = most;
+            s[head] = exp2_fast(s[head] - most), s[head + 2] = exp2_fast(s[head + 2] - most);
+            total[head] = __fmaf_rn(total[head], shrink, s[head] + s[head + 2]);
+#pragma unroll
+            for (int i = 0; i < D / 16; ++i) sums[i][head] *= shrink, sums[i][head + 2] *= shrink;
+        }
+    }
+
+    __device__ __forceinline__ void add_values(const float (&weights)[4], const HalfRing<D> &ring, int stage, int lane) {
+        uint32_t rounded[2], rest[2];
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+            const float x = weights[2 * half], y = weights[2 * half + 1];
+            const uint32_t pair = to_pair<BF16>(x, y);
+            const float2 of = of_pair<BF16>(pair);
+            rounded[half] = transposed(pair);
+            rest[half] = transposed(to_pair<BF16>(x - of.x, y - of.y));
+        }
+        // Matrices of the tile: keys 0-7 with d 0-7 and d 8-15, then keys 8-15.
+        const unsigned char *row = ring.stage(stage) + Tile::KEY_BYTES + (lane % 8 + lane / 16 * 8) * Tile::VALUE_ROW + lane / 8 % 2 * 16;
+#pragma unroll
+        for (int i = 0; i < D / 16; ++i) {
+            uint32_t v[4];
+            load_transposed(v, row + i * 32);
+            mma_m16n8k16<BF16>(sums[i], v, rounded[0], rounded[1]);
+            mma_m16n8k16<BF16>(sums[i], v, rest[0], rest[1]);
+        }
+    }
+
+    __device__ __forceinline__ void store(const WarpResults &results, int warp, int g, int t) const {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            float all = total[i];
+#pragma unroll
+            for (int distance = 4; distance < 32; distance *= 2) all += __shfl_xor_sync(FULL_WARP, all, distance);
+            const int head = warp * HEADS + 2 * t + i;
+            if (g == 0) results.largest[head] = largest[i], results.total[head] = all;
+#pragma unroll
+            for (int tile = 0; tile < D / 16; ++tile) {
+                results.sums[head * D + tile * 16 + g] = sums[tile][i];
+                results.sums[head * D + tile * 16 + 8 + g] = sums[tile][i + 2];
+            }
+        }
+    }
+};
+
+template <int D, bool BF16> __device__ __forceinline__ void attend_half(const CqAttend &p) {
+    CQ_DYNAMIC_SHARED(memory);
+    const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+    const AttendBlock block(p);
+    const HalfRing<D> ring(p, block, memory + warp * p.stages * HalfTile<D>::BYTES, lane);
+    int next = block.first_tile + warp;
+    uint32_t stage = 0;
+    for (; stage < p.stages && uint32_t(next + 1) * KEYS <= p.settled; ++stage, next += ATTEND_WARPS) {
+        ring.template copy_keys<false>(next, stage);
+        ring.template copy_values<false>(next, stage);
+    }
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
+    for (; stage < p.stages; ++stage, next += ATTEND_WARPS) {
+        ring.template copy_keys<true>(next, stage);
+        ring.template copy_values<true>(next, stage);
+    }
+    HalfSums<D, BF16> found;
+    found.load_queries(p, block, ring);
+    stage = 0;
+#pragma unroll 1
+    for (int tile = block.first_tile + warp; tile < block.end_tile; tile += ATTEND_WARPS, next += ATTEND_WARPS) {
+        float weights[4];
+        ring.wait_for_next();
+        found.logits(weights, p, ring, stage, tile);
+        found.weigh(weights);
+        ring.template copy_keys<true>(next, stage);  // none behind the tile of the new key
+        ring.wait_for_next();
+        if (block.appends && tile == int(p.position / KEYS)) ring.append(stage);
+        __syncwarp();
+        found.add_values(weights, ring, stage, lane);
+        __syncwarp();
+        ring.template copy_values<true>(next, stage);
+        stage = stage + 1 == p.stages ? 0 : stage + 1;
+    }
+    wait_for_copies<0>();
+    __syncthreads();  // rings become results
+    const WarpResults results(memory, D);
+    found.store(results, warp, ring.g, ring.t);
+    __syncthreads();
+    finish(p, block, results, BF16 ? CQ_BF16 : CQ_F16);
+}
+
+}  // namespace cq

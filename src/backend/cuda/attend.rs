@@ -1,0 +1,156 @@
+//! The launch of attention for one new token of each sequence: arithmetic on shapes, so that cards of all kinds agree bit
+//! for bit. Only how many tiles a warp has on their way depends on the card, which changes no bit.
+
+use super::bindings::{CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS};
+use super::kernel::Kernel;
+use super::plan::MOST_BLOCKS;
+use candle_core::DType;
+use std::ops::RangeInclusive;
+
+/// Elements of heads for which there are kernels on tensor cores.
+pub(super) const HEAD_DIMS: [usize; 5] = [64, 80, 96, 128, 256];
+
+/// The most elements of a head of the kernel for f32.
+const MOST_HEAD_DIM: usize = 256;
+
+const KEYS: usize = CQ_ATTEND_KEYS as usize;
+const HEADS: usize = CQ_ATTEND_HEADS as usize;
+const WARPS: usize = CQ_ATTEND_THREADS as usize / 32;
+const MOST_SPLITS: usize = CQ_ATTEND_SPLITS as usize;
+
+/// Blocks that a launch has if there are keys for them: about two for each multiprocessor of a large card.
+const BLOCKS: usize = 256;
+
+/// Queries, and the keys that they share.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct AttendShape {
+    pub(super) sequences: usize,
+    pub(super) heads: usize,
+    pub(super) kv_heads: usize,
+    pub(super) head_dim: usize,
+}
+
+/// A launch.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Attend {
+    pub(super) kernel: Kernel,
+    /// Query heads are dealt to blocks by eights, or fewer, of one key head of one sequence.
+    pub(super) shares: usize,
+    pub(super) splits: usize,
+    pub(super) tiles_per_split: usize,
+    pub(super) stages: usize,
+    pub(super) shared_bytes: usize,
+}
+
+impl Attend {
+    /// The launch for tokens at the last of the positions `seen`. None if no kernel takes heads of this size or dtype, or
+    /// the card, which multiplies `bf16` or does not, has too little shared memory for it.
+    pub(super) fn plan(
+        shape: AttendShape,
+        dtype: DType,
+        seen: RangeInclusive<usize>,
+        (bf16, most_shared_bytes): (bool, usize),
+    ) -> Option<Self> {
+        let AttendShape { sequences, heads, kv_heads, head_dim } = shape;
+        let kernel = kernel(head_dim, dtype).filter(|_| bf16 || dtype != DType::BF16)?;
+        let bytes = |stages| shared_bytes(kernel, head_dim, stages);
+        let stages = [2, 1].into_iter().find(|stages| bytes(*stages) <= most_shared_bytes)?;
+        let shares = sequences * kv_heads * (heads / kv_heads).div_ceil(HEADS);
+        let most_splits = (BLOCKS / shares.max(1)).clamp(1, MOST_SPLITS);
+        let tiles = seen.end() / KEYS - seen.start() / KEYS + 1;
+        // Each warp has as many as the others.
+        let tiles_per_split = tiles.div_ceil(most_splits).next_multiple_of(WARPS);
+        (shares <= MOST_BLOCKS).then_some(Self {
+            kernel,
+            shares,
+            splits: tiles.div_ceil(tiles_per_split),
+            tiles_per_split,
+            stages,
+            shared_bytes: bytes(stages),
+        })
+    }
+
+    /// Numbers that blocks leave to the one that joins them.
+    pub(super) fn partial(&self, head_dim: usize) -> usize {
+        if self.splits > 1 {
+            self.shares * self.splits * HEADS * (head_dim + 2)
+        } else {
+            0
+        }
+    }
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
+fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
+    let halves = |bf16| HEAD_DIMS.contains(&head_dim).then_some(Kernel::Attend { head_dim, bf16 });
+    match dtype {
+        DType::F16 => halves(false),
+        DType::BF16 => halves(true),
+        DType::F32 => (head_dim <= MOST_HEAD_DIM).then_some(Kernel::AttendF32),
+        _ => None,
+    }
+}
+
+/// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other.
+pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> usize {
+    // Chunks of 16 bytes: of keys as many for each of four lanes, of values an odd number in a row.
+    let chunks = head_dim.div_ceil(32) * 4 + ((head_dim / 8) | 1);
+    let tile = if kernel == Kernel::AttendF32 { 0 } else { KEYS * chunks * 16 };
+    let found = WARPS * HEADS * (head_dim + 2) * size_of::<f32>();
+    let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
+    (WARPS * stages * tile).max(found).max(factors)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const H200: (bool, usize) = (true, 113 << 10);
+
+    fn plan(shape: AttendShape, seen: RangeInclusive<usize>) -> Attend {
+        Attend::plan(shape, DType::BF16, seen, H200).unwrap()
+    }
+
+    #[test]
+    fn splits_have_tiles_for_all_warps_and_leave_none_out() {
+        for (sequences, heads, kv_heads) in [(1, 32, 8), (1, 16, 1), (2, 71, 1), (16, 64, 8), (300, 8, 8)] {
+            let shape = AttendShape { sequences, heads, kv_heads, head_dim: 128 };
+            for (first, position) in [(0, 0), (0, 15), (0, 63), (0, 64), (5, 133), (0, 4095), (37, 131_071)] {
+                let Attend { splits, tiles_per_split, shares, .. } = plan(shape, first..=position);
+                let tiles = position / 16 - first / 16 + 1;
+                assert!(splits * tiles_per_split >= tiles && (splits - 1) * tiles_per_split < tiles);
+                assert!(tiles_per_split.is_multiple_of(4) && splits <= 64);
+                assert!(shares >= sequences * kv_heads && (shares * splits <= 256 || splits == 1));
+            }
+        }
+        // 8 key heads at 4096 tokens: 32 splits of 8 tiles.
+        let llama = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
+        let Attend { shares, splits, tiles_per_split, .. } = plan(llama, 0..=4095);
+        assert_eq!((shares, splits, tiles_per_split), (8, 32, 8));
+    }
+
+    #[test]
+    fn cards_differ_in_what_is_on_its_way_alone() {
+        let shape = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
+        let on = |most_shared| Attend::plan(shape, DType::F16, 0..=700, (false, most_shared)).unwrap();
+        let (small, large) = (on(48 << 10), on(113 << 10));
+        assert_eq!((small.stages, large.stages), (1, 2));
+        assert_eq!((small.shared_bytes, large.shared_bytes), (33_792, 67_584));
+        assert_eq!(Attend { stages: 2, shared_bytes: large.shared_bytes, ..small }, large);
+    }
+
+    #[test]
+    fn what_has_no_kernel_has_no_plan() {
+        let of = |head_dim, dtype, card| {
+            Attend::plan(AttendShape { sequences: 1, heads: 8, kv_heads: 2, head_dim }, dtype, 0..=9, card)
+        };
+        assert!(of(72, DType::F16, H200).is_none() && of(72, DType::F32, H200).is_some());
+        assert!(of(512, DType::F32, H200).is_none() && of(64, DType::F64, H200).is_none());
+        // A card without bf16, and one with little shared memory.
+        assert!(
+            of(64, DType::BF16, (false, 48 << 10)).is_none()
+                && of(64, DType::F16, (false, 48 << 10)).is_some()
+        );
+        assert!(of(256, DType::F16, (true, 48 << 10)).is_none() && of(256, DType::F16, H200).is_some());
+    }
+}

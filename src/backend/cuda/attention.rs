@@ -1,0 +1,125 @@
+//! Attention of one new token of each sequence, with its key and value appended to the cache, in one launch.
+
+use super::attend::{Attend, AttendShape};
+use super::bindings::CqAttend;
+use super::card::Card;
+use super::launch::{launch, Grid};
+use super::memory::{address_mut, allocate, u32_of, Locked, View};
+use super::workspace;
+use crate::backend::NewToken;
+use candle_core::backend::BackendStorage;
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::op::BackpropOp;
+use candle_core::{
+    bail, CpuStorage, CudaStorage, Device, InplaceOp1, Layout, Result, Shape, Storage, Tensor,
+};
+use std::sync::Arc;
+
+/// `[B, 1, heads * head_dim]`, what the tokens see of a cache `[2, B, kv_heads, capacity, head_dim]`, to which theirs are
+/// appended. None, with nothing changed, if there is no kernel for it.
+pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>> {
+    let Device::Cuda(device) = cache.device() else { return Ok(None) };
+    let (batch, _, heads, head_dim) = token.q.dims4()?;
+    let [_, _, kv_heads, capacity, _] = cache.dims()[..] else { bail!("a cache has five dimensions") };
+    let stream = device.cuda_stream();
+    let card = Card::of(stream.context())?;
+    let shape = AttendShape { sequences: batch, heads, kv_heads, head_dim };
+    let seen = token.first..=token.position;
+    let plan = Attend::plan(shape, token.q.dtype(), seen, (card.bf16, card.most_shared_bytes));
+    let Some(plan) = plan else { return Ok(None) };
+    if token.position >= capacity {
+        bail!("position {} in a cache of {capacity} rows", token.position);
+    }
+
+    let locked = [token.q, token.k, token.v].map(Locked::new);
+    let realigned =
+        locked.iter().map(|locked| locked.view()?.realigned(&stream)).collect::<Result<Vec<_>>>()?;
+    let layouts = [token.q, token.k, token.v].map(|tensor| Layout::contiguous(tensor.shape()));
+    let views = locked.iter().zip(&realigned).zip(&layouts).map(|((locked, realigned), layout)| {
+        Ok(realigned.as_ref().map_or(locked.view()?, |storage| View { storage, layout }))
+    });
+    let views = views.collect::<Result<Vec<_>>>()?;
+    let addresses = views.iter().map(|view| view.address(&stream)).collect::<Result<Vec<_>>>()?;
+    let [q, k, v] = addresses.as_slice() else { bail!("queries, keys and values") };
+    let sinks = token.sinks.map(Locked::new);
+    let sinks = match &sinks {
+        Some(sinks) => Some(sinks.view()?.address(&stream)?),
+        None => None,
+    };
+    let (partial, arrivals) = match plan.splits {
+        1 => (std::ptr::null_mut(), std::ptr::null_mut()),
+        _ => workspace::with(&stream, |workspace| workspace.split_sums(plan.partial(head_dim), plan.shares))?,
+    };
+    let y_shape = Shape::from((batch, 1, heads * head_dim));
+    let mut output = allocate(device, &y_shape, token.q.dtype())?;
+    {
+        let y = address_mut(&mut output, &stream)?;
+        // Logits are of base 2; with a cap, a score is first what tanh takes.
+        let log2e = std::f64::consts::LOG2_E;
+        let (scale, cap) = match token.softcap.map(f64::from) {
+            None => (f64::from(token.scale) * log2e, 0.),
+            Some(cap) => (f64::from(token.scale) / cap, cap * log2e),
+        };
+        let params = CqAttend {
+            q: q.as_ptr(),
+            k: k.as_ptr(),
+            v: v.as_ptr(),
+            keys: std::ptr::null_mut(),
+            values: std::ptr::null_mut(),
+            sinks: sinks.as_ref().map_or(std::ptr::null(), |sinks| sinks.as_ptr()),
+            y: y.as_mut_ptr(),
+            partial,
+            arrivals,
+            heads: u32_of("heads", heads)?,
+            kv_heads: u32_of("heads of keys", kv_heads)?,
+            head_dim: u32_of("elements of a head", head_dim)?,
+            capacity: u32_of("rows of a cache", capacity)?,
+            position: u32_of("position", token.position)?,
+            first: u32_of("position", token.first)?,
+            settled: u32_of("position", token.settled)?,
+            tiles_per_split: u32_of("tiles of keys", plan.tiles_per_split)?,
+            stages: u32_of("stages", plan.stages)?,
+            scale: scale as f32,
+            cap: cap as f32,
+            unused: 0,
+        };
+        cache.inplace_op1(&Append { stream: &stream, plan, params })?;
+    }
+    Ok(Some(Tensor::from_storage(Storage::Cuda(output), y_shape, BackpropOp::none(), false)))
+}
+
+/// The launch, as an operation on the cache.
+struct Append<'a> {
+    stream: &'a Arc<CudaStream>,
+    plan: Attend,
+    /// Without the addresses of the cache. All others are held until after the launch, and of shapes and an alignment that
+    /// the header asks for.
+    params: CqAttend,
+}
+
+impl InplaceOp1 for Append<'_> {
+    fn name(&self) -> &'static str {
+        "kv-cache-attention"
+    }
+
+    fn cpu_fwd(&self, _: &mut CpuStorage, _: &Layout) -> Result<()> {
+        bail!("attention on a CUDA device is needed here")
+    }
+
+    fn cuda_fwd(&self, cache: &mut CudaStorage, layout: &Layout) -> Result<()> {
+        let Some((0, elements)) = layout.contiguous_offsets() else {
+            bail!("a contiguous cache is needed here, found layout {layout:?}")
+        };
+        let bytes = elements * cache.dtype().size_in_bytes();
+        let rows = address_mut(cache, self.stream)?;
+        let params = CqAttend {
+            keys: rows.as_mut_ptr(),
+            values: (rows.get() + bytes as u64 / 2) as *mut _,
+            ..self.params
+        };
+        let Attend { kernel, shares, splits, shared_bytes, .. } = self.plan;
+        // SAFETY: all addresses are those of tensors that are held until after the launch, and of the workspace of this
+        // thread and stream. Shapes were checked by the caller, and the position is one of the cache.
+        unsafe { launch(self.stream, kernel, Grid { blocks: (splits, shares), shared_bytes }, &params) }
+    }
+}

@@ -1,0 +1,82 @@
+//! Attention of one new token to a cache on a device, in one launch.
+
+use super::attention::{check, check_sinks, check_softcap, AttentionOptions};
+use super::cuda;
+use crate::known::without_gradient;
+use crate::tensor::DeviceKvCache;
+use crate::{Error, Result};
+use candle_core::{Device, Tensor};
+
+/// What a new token of each sequence attends with, and what it sees. Positions count from the beginning of the text.
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct NewToken<'a> {
+    /// `[B, 1, heads, head_dim]`.
+    pub(crate) q: &'a Tensor,
+    /// `[B, 1, kv_heads, head_dim]`.
+    pub(crate) k: &'a Tensor,
+    pub(crate) v: &'a Tensor,
+    /// `[heads]` in f32.
+    pub(crate) sinks: Option<&'a Tensor>,
+    pub(crate) scale: f32,
+    pub(crate) softcap: Option<f32>,
+    pub(crate) position: usize,
+    /// The first position that it sees.
+    pub(crate) first: usize,
+    /// Rows of the cache that were there before the work that was put into the stream last.
+    pub(crate) settled: usize,
+}
+
+/// Appends the key and value of one new token of each sequence to a cache, and attends to all that it then holds, as
+/// [`attention`](super::attention) does on the CPU, in one launch.
+///
+/// * `q`: `[B, 1, heads, head_dim]`, with positions already in them (RoPE).
+/// * `k`, `v`: `[B, 1, kv_heads, head_dim]`, of the same dtype.
+///
+/// The result is `[B, 1, heads * head_dim]`; none, and then nothing has changed, if there is no kernel for it: of more
+/// tokens than one, on other devices than CUDA's, of heads of other sizes than 64, 80, 96, 128 and 256 (in F32 up to
+/// 256). Scores and softmax are f32, outputs are rounded once, and do not depend on the order of blocks or the card. There is
+/// no gradient.
+///
+/// # Errors
+/// If shapes, dtypes or devices do not fit, options name sequences, which have all the same length here, or there is no
+/// room for the token ([`Error::OutOfCache`]).
+pub fn decode_attention(
+    q: &Tensor,
+    k: &Tensor,
+    v: &Tensor,
+    cache: &mut DeviceKvCache,
+    options: AttentionOptions,
+) -> Result<Option<Tensor>> {
+    let sizes = check(q, k, v, cache.config())?;
+    check_softcap(options.softcap)?;
+    let sinks = options.sinks.map(|sinks| check_sinks(sinks, sizes.heads)).transpose()?;
+    if let Some(sequences) = options.sequences {
+        return Err(Error::mismatch("sequences of a DeviceKvCache", "none", format!("{sequences:?}")));
+    }
+    for tensor in [Some(k), Some(v), sinks.as_ref()].into_iter().flatten() {
+        if !tensor.device().same_device(q.device()) {
+            let expected = format!("{:?}, as q", q.device().location());
+            return Err(Error::mismatch("device", expected, format!("{:?}", tensor.device().location())));
+        }
+    }
+    if sizes.tokens != 1 || sizes.batch == 0 || !matches!(q.device(), Device::Cuda(_)) {
+        return Ok(None);
+    }
+    let sinks = sinks.map(|sinks| sinks.contiguous()).transpose()?;
+    let (rows, settled) = cache.room_for(k, 1)?;
+    let position = cache.len();
+    let token = NewToken {
+        q,
+        k,
+        v,
+        sinks: sinks.as_ref(),
+        scale: options.scale,
+        softcap: options.softcap,
+        position,
+        first: cache.config().first_seen(position),
+        settled,
+    };
+    let Some(y) = cuda::attend(&rows, &token)? else { return Ok(None) };
+    cache.launched();
+    Ok(Some(without_gradient("kv-cache-attention", &[q, k, v], y)?))
+}

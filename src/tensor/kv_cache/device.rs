@@ -1,0 +1,175 @@
+//! The keys and values of the tokens so far, on a device other than the CPU.
+
+use super::{KvCacheConfig, KvFormat};
+use crate::{Error, Result};
+use candle_core::{DType, Tensor};
+use std::fmt;
+
+/// Keys and values of one layer of a decoder on a GPU, for a batch of sequences that have the same length.
+///
+/// [`ops::decode_attention`](crate::ops::decode_attention) appends one token to it and attends; [`append`](Self::append)
+/// adds any number, for attention by other means. It grows by a quarter when it is full, which copies it. With a window, too,
+/// it keeps all tokens.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::{DeviceKvCache, KvCacheConfig};
+///
+/// let mut cache = DeviceKvCache::new(KvCacheConfig::new(2, 64))?;
+/// let k = Tensor::zeros((1, 5, 2, 64), DType::F32, &Device::Cpu)?;
+/// let [keys, _values] = cache.append(&k, &k)?;
+/// assert_eq!((cache.len(), keys.dims()), (5, &[1, 2, 5, 64][..]));
+/// # Ok::<(), candle_quant::Error>(())
+/// ```
+pub struct DeviceKvCache {
+    config: KvCacheConfig,
+    /// Keys, then values: `[2, B, kv_heads, capacity, head_dim]`.
+    rows: Option<Tensor>,
+    len: usize,
+    /// Rows that were there before the work that was put into the stream last: a launch may read them while that still runs.
+    settled: usize,
+}
+
+/// By how many rows a cache grows at least: whole tiles of the kernels.
+const STEP: usize = 256;
+
+impl DeviceKvCache {
+    /// An empty cache, which takes no memory yet. Keys and values have the dtype of the format that `config` says.
+    ///
+    /// # Errors
+    /// If the formats are not the same, or no floats; or as for [`KvCache::new`](super::KvCache::new).
+    pub fn new(config: KvCacheConfig) -> Result<Self> {
+        config.check()?;
+        if config.keys != config.values || dtype(config.keys).is_none() {
+            return Err(Error::Unsupported {
+                what: format!("a DeviceKvCache with keys in {} and values in {}", config.keys, config.values),
+                remedy: "choose f32, f16 or bf16 for both".to_string(),
+            });
+        }
+        Ok(Self { config, rows: None, len: 0, settled: 0 })
+    }
+
+    /// What the cache is for.
+    pub fn config(&self) -> &KvCacheConfig {
+        &self.config
+    }
+
+    /// Tokens of each sequence: the position of the next one.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Whether there are no tokens.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Bytes of what is allocated.
+    pub fn size_in_bytes(&self) -> u64 {
+        self.rows.as_ref().map_or(0, |rows| (rows.elem_count() * rows.dtype().size_in_bytes()) as u64)
+    }
+
+    /// The most rows of each head that are allocated for texts of so many tokens.
+    pub fn most_rows(tokens: usize) -> usize {
+        grown(tokens, tokens)
+    }
+
+    /// Forgets all tokens; the memory stays for the next ones.
+    pub fn clear(&mut self) {
+        self.truncate(0);
+    }
+
+    /// Forgets the tokens from position `len` on.
+    pub fn truncate(&mut self, len: usize) {
+        self.len = self.len.min(len);
+        self.settled = self.settled.min(len);
+    }
+
+    /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns the keys and values of all tokens, `[B, kv_heads, len,
+    /// head_dim]`, which are those of the cache and change with it.
+    ///
+    /// # Errors
+    /// If shapes or dtypes do not fit, or there is no room for the tokens ([`Error::OutOfCache`]): the cache is then as before.
+    pub fn append(&mut self, k: &Tensor, v: &Tensor) -> Result<[Tensor; 2]> {
+        if v.dims() != k.dims() || v.dtype() != k.dtype() {
+            let (expected, found) = ((k.dtype(), k.dims()), (v.dtype(), v.dims()));
+            let expected = format!("{expected:?}, as keys");
+            return Err(Error::mismatch("values for a cache", expected, format!("{found:?}")));
+        }
+        let tokens = k.dim(1)?;
+        let (rows, settled) = self.room_for(k, tokens)?;
+        let len = self.len + tokens;
+        let part = |index: usize, new: &Tensor| -> Result<Tensor> {
+            let rows = rows.get(index)?;
+            rows.slice_set(&new.transpose(1, 2)?.contiguous()?, 2, self.len)?;
+            Ok(rows.narrow(2, 0, len)?)
+        };
+        let parts = [part(0, k)?, part(1, v)?];
+        (self.len, self.settled) = (len, settled);
+        Ok(parts)
+    }
+
+    /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
+    /// of them are settled.
+    pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(Tensor, usize)> {
+        let KvCacheConfig { kv_heads, head_dim, keys, max_tokens, .. } = self.config;
+        let (batch, _, heads, size) = k.dims4()?;
+        if (heads, size) != (kv_heads, head_dim) || Some(k.dtype()) != dtype(keys) {
+            let (expected, found) = (format!("{keys} [B, T, {kv_heads}, {head_dim}]"), (k.dtype(), k.dims()));
+            return Err(Error::mismatch("keys for a cache", expected, format!("{found:?}")));
+        }
+        let needed = self.len.saturating_add(tokens);
+        if needed > max_tokens {
+            return Err(Error::OutOfCache { needed, max_tokens });
+        }
+        let fits =
+            |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(k.device());
+        let old = self.rows.as_ref().filter(fits);
+        if old.is_none() && self.len > 0 {
+            let expected = "as many sequences as before, on the same device";
+            return Err(Error::mismatch("keys for a cache", expected, format!("{k:?}")));
+        }
+        if let Some(rows) = old.filter(|rows| rows.dim(3).is_ok_and(|capacity| capacity >= needed)) {
+            return Ok((rows.clone(), self.settled));
+        }
+        let capacity = old.map_or(Ok(0), |rows| rows.dim(3))?;
+        let more = grown(needed, capacity) - capacity;
+        let more = Tensor::zeros((2, batch, kv_heads, more, head_dim), k.dtype(), k.device())?;
+        let rows = match old {
+            Some(old) => Tensor::cat(&[old, &more], 3)?,
+            None => more,
+        };
+        self.rows = Some(rows.clone());
+        self.settled = 0;
+        Ok((rows, 0))
+    }
+
+    /// A launch has appended one token, and everything that was put into the stream before it will be done when another one
+    /// reads.
+    pub(crate) fn launched(&mut self) {
+        self.settled = self.len;
+        self.len += 1;
+    }
+}
+
+/// Rows of a cache that had `capacity` and needs more.
+fn grown(needed: usize, capacity: usize) -> usize {
+    let most = needed.max(capacity.saturating_add(capacity / 4));
+    most.checked_next_multiple_of(STEP).unwrap_or(usize::MAX)
+}
+
+/// The dtype of numbers in a format, if it is of floats.
+fn dtype(format: KvFormat) -> Option<DType> {
+    match format {
+        KvFormat::F32 => Some(DType::F32),
+        KvFormat::F16 => Some(DType::F16),
+        KvFormat::Bf16 => Some(DType::BF16),
+        KvFormat::Affine8 | KvFormat::Affine4 => None,
+    }
+}
+
+impl fmt::Debug for DeviceKvCache {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("DeviceKvCache").field("config", &self.config).field("len", &self.len).finish()
+    }
+}
