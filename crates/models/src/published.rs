@@ -7,7 +7,6 @@ use super::root::Root;
 use super::shapes::BUFFERS;
 use super::{layer_of, Config, MoeConfig};
 use candle_quant::{Checkpoint, Error, Result};
-use serde_json::Value;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What the decoder asks for and no file has, unless a layout has it so.
