@@ -12,6 +12,7 @@
 // partial sums in the order of k. Nothing depends on the order of warps or blocks.
 #pragma once
 #include "gemv_round.cuh"
+#include "parts.cuh"
 
 namespace cq {
 
@@ -76,22 +77,6 @@ __device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &
         if (p.residual && block.operand == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
         store_float(operand.y, size_t(m) * operand.y_stride + row, p.x_dtype, value);
     }
-}
-
-// Whether this block is the last of those that add up to the same sums to have written its part; it finds all parts
-// with `load_again` then. The flag takes the place of the staged zeros, which nobody reads any more.
-__device__ __forceinline__ bool last_of_parts(uint32_t *arrivals, uint32_t parts) {
-    CQ_DYNAMIC_SHARED(memory);
-    uint32_t *last = reinterpret_cast<uint32_t *>(memory);
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        __threadfence();  // what all threads wrote before the barrier comes before the count
-        *last = atomicAdd(arrivals, 1u) == parts - 1;
-        if (*last) *arrivals = 0;
-        __threadfence();
-    }
-    __syncthreads();
-    return *last;
 }
 
 // The sums of a block over its share of k.
