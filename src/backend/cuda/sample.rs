@@ -1,15 +1,18 @@
 //! Drawing tokens from logits where they are: ids come back, nothing else.
 
 use super::bindings::{
-    CqSample, CqSampleRow, CqSampleShare, CQ_SAMPLE_BINS, CQ_SAMPLE_BLOCKS, CQ_SAMPLE_SHARED_BYTES,
+    CqSample, CqSampleRow, CqSampleShare, CQ_NOT_FINITE, CQ_SAMPLE_BINS, CQ_SAMPLE_BLOCKS,
+    CQ_SAMPLE_SHARED_BYTES,
 };
 use super::kernel::{Kernel, SampleKernel};
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked};
 use super::workspace;
-use crate::backend::sample::{Choice, Draw};
+use crate::backend::sample::{Choice, Draw, NOT_FINITE};
 use candle_core::backend::BackendStorage;
 use candle_core::{bail, CpuStorage, DType, Device, Result, Shape, Tensor};
+
+const _: () = assert!(NOT_FINITE == CQ_NOT_FINITE, "what kernels say of rows without meaning");
 
 /// The fewest logits of a block.
 const LEAST_SHARE: usize = 1024;
