@@ -88,14 +88,20 @@ template <int WORDS, bool KEEP> __device__ __forceinline__ void load_words(uint3
 
 // A number that another block wrote, or one that is to be loaded once more rather than kept in a register.
 template <class T> __device__ __forceinline__ T load_again(const T *p) {
-    static_assert(sizeof(T) == 4, "a word");
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word or two");
     T value;
 #ifdef CANDLE_QUANT_EMULATED
     value = *p;
 #else
-    uint32_t bits;
-    asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");
-    memcpy(&value, &bits, sizeof value);
+    if constexpr (sizeof(T) == 8) {
+        uint64_t bits;
+        asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(bits) : "l"(p) : "memory");
+        memcpy(&value, &bits, sizeof value);
+    } else {
+        uint32_t bits;
+        asm volatile("ld.global.cg.u32 %0, [%1];" : "=r"(bits) : "l"(p) : "memory");
+        memcpy(&value, &bits, sizeof value);
+    }
 #endif
     return value;
 }

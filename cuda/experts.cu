@@ -1,5 +1,6 @@
 // What experts need besides GEMV and GEMM: pairs in the order of experts, and the sums of a token's experts.
 #include "experts.cuh"
+#include "scan.cuh"
 
 namespace {
 
@@ -7,19 +8,6 @@ using namespace cq;
 
 constexpr uint32_t THREADS = CQ_THREADS;
 constexpr uint32_t WARPS = THREADS / 32;
-
-// The sum of `mine` over the threads before this one. `sums` has room for one of each.
-static_assert(CQ_SCAN_SHARED_BYTES == THREADS * sizeof(uint32_t), "a sum for each thread");
-__device__ __forceinline__ uint32_t sum_before(uint32_t mine, uint32_t *sums) {
-    uint32_t through = mine;
-    for (uint32_t distance = 1; distance < THREADS; distance *= 2) {
-        sums[threadIdx.x] = through;
-        __syncthreads();
-        if (threadIdx.x >= distance) through += sums[threadIdx.x - distance];
-        __syncthreads();
-    }
-    return through - mine;
-}
 
 // The lanes of the warp that have the same bucket. Lanes without one get none.
 __device__ __forceinline__ uint32_t lanes_alike(uint32_t bucket, uint32_t buckets, bool has_one) {
@@ -46,7 +34,7 @@ template <class Visit> __device__ __forceinline__ void visit_share(const CqSortP
 
 // One block. Pairs of an expert stay in their order.
 //
-// Shared memory: for each warp a counter for each expert, and one for those that do not exist; then a sum for each thread.
+// Shared memory: for each warp a counter for each expert, and one for those that do not exist; then the sums of a scan.
 __device__ __forceinline__ void sort_pairs(const CqSortPairs &p) {
     CQ_DYNAMIC_SHARED(memory);
     uint32_t *counters = reinterpret_cast<uint32_t *>(memory);

@@ -25,7 +25,14 @@ enum CqEpilogue {
 /* All shared memory is dynamic: a launch asks for all that a block has. In bytes: */
 #define CQ_SIMT_SHARED_BYTES 18432    /* of the fp32 matmuls: x of one step */
 #define CQ_QUANTIZE_SHARED_BYTES 1024 /* of quantization: a block's codes */
-#define CQ_SCAN_SHARED_BYTES 1024     /* of the kernel that sorts, behind its counters: a sum for each thread */
+#define CQ_SCAN_SHARED_BYTES 64       /* of sums over a block's threads, behind what else a kernel has */
+
+#define CQ_SAMPLE_SHARED_BYTES 16480  /* of drawing: bins, sums, and what a block has found */
+
+/* Bins of a histogram, and the most blocks of a row, in drawing; the id of a row whose logits have no meaning. */
+#define CQ_SAMPLE_BINS 2048
+#define CQ_SAMPLE_BLOCKS 256
+#define CQ_NOT_FINITE 0xffffffffu
 
 /* Rows of a weight and rows of x that a block of the tile kernels multiplies. */
 #define CQ_TILE_ROWS 128
@@ -228,4 +235,43 @@ typedef struct CqAbsmax {
     uint32_t dtype;
     uint32_t unused;
 } CqAbsmax;
+
+/* What is known of a row of logits in the course of a draw. */
+typedef struct CqSampleRow {
+    uint64_t largest;     /* the key of the largest logit, then the complement of its token */
+    uint64_t need;        /* top-p: what weights from `weight` on have to come to */
+    uint32_t arrivals;    /* blocks that have added their part */
+    uint32_t logit_key;   /* top-k: that of the k-th largest logit, or its first bits; else 0 */
+    uint32_t logit_ties;  /* how many of those like it are kept, the first ones */
+    uint32_t weight;      /* top-p: the least that is kept, or its first bits; else 0 */
+    uint32_t weight_ties; /* how many of those like it are kept, the first ones */
+    uint32_t unused;
+} CqSampleRow;
+
+/* What neighbouring tokens weigh. */
+typedef struct CqSampleShare {
+    uint64_t above;       /* all that are kept whatever there is beside */
+    uint32_t logit_ties;  /* how many are like the k-th largest logit */
+    uint32_t weight_ties; /* how many others are like the least weight that is kept */
+} CqSampleShare;
+
+/* A token for each row of logits. */
+typedef struct CqSample {
+    const void *logits;    /* [rows, vocabulary] of dtype */
+    uint32_t *ids;         /* [rows] */
+    CqSampleRow *rows;     /* [rows], zero before and after */
+    uint64_t *bins;        /* [rows, CQ_SAMPLE_BINS], zero before and after; used if top_k or top_p */
+    CqSampleShare *shares; /* [rows, CQ_SAMPLE_BLOCKS] */
+    uint64_t seed;
+    uint64_t step;
+    uint64_t top_p;        /* in units of 2^-32; used by sample_weights */
+    uint32_t vocabulary;
+    uint32_t share;        /* logits of a block */
+    uint32_t dtype;
+    uint32_t top_k;        /* less than vocabulary; used by sample_logits */
+    uint32_t least_weight; /* at least 1 */
+    uint32_t digit;        /* of three, the highest first: used by sample_logits and sample_weights */
+    float temperature;
+    uint32_t unused;
+} CqSample;
 #endif

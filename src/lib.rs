@@ -87,10 +87,12 @@ pub use nn::{
 pub use candle_nn::{Activation, Dropout, Init, LayerNorm, LayerNormConfig, Module, ModuleT, RmsNorm};
 pub use tensor::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat, QuantTensor, SuperBlocks};
 
-/// Attention to a [`KvCache`] or [`DeviceKvCache`], linear attention, and operations on rows that are no weights yet. Those of weights are methods of
-/// [`QuantTensor`].
+/// Attention to a [`KvCache`] or [`DeviceKvCache`], linear attention, tokens drawn from logits, and operations on rows that are
+/// no weights yet. Those of weights are methods of [`QuantTensor`].
 pub mod ops {
-    pub use crate::backend::{attention, decode_attention, gated_delta, quantize_rows, AttentionOptions};
+    pub use crate::backend::{
+        attention, decode_attention, gated_delta, quantize_rows, sample, AttentionOptions, SampleOptions,
+    };
 }
 
 /// A decoder whose layers are known before the first token, run in one call: see [`StepPlan`](step::StepPlan).

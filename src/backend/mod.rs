@@ -15,6 +15,7 @@ pub(crate) mod low_rank;
 mod ops;
 mod precision;
 mod quantize;
+mod sample;
 pub(crate) mod step;
 
 use crate::format::{Real, SUPER_BLOCK};
@@ -36,6 +37,7 @@ use half::{bf16, f16};
 pub use ops::quantize_rows;
 pub use precision::ActivationPrecision;
 pub(crate) use quantize::Parts;
+pub use sample::{sample, SampleOptions};
 
 #[cfg(target_endian = "big")]
 compile_error!("candle-quant reads packed words as little-endian bytes");

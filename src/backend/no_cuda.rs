@@ -1,5 +1,6 @@
 //! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
 
+use super::sample::{Choice, Draw};
 use super::{ChosenExperts, Epilogue, NewToken, Operand, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
 use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
@@ -79,5 +80,9 @@ pub(super) fn absmax(_: &Tensor) -> Result<f32> {
 }
 
 pub(super) fn quantize(_: &Tensor, _: QuantFormat, _: Option<f32>) -> Result<Parts> {
+    error()
+}
+
+pub(super) fn sample(_: &Tensor, _: &Choice, _: Draw) -> Result<Vec<u32>> {
     error()
 }

@@ -10,9 +10,10 @@
 //!
 //! * `attention/`: attention to a KV cache; on `isa`.
 //! * `gated_delta`: linear attention; plain loops.
+//! * `sample/`: tokens from logits; plain loops.
 //! * `step/`: the nodes of a whole decoder, by a team of threads (`team`) or one after another; on `dispatch` and `attention`.
 //!
-//! `dispatch` is above all of these but the last three, and they share the plain files beside it. No room uses one above it, and neither
+//! `dispatch` is above all of these but the last four, and they share the plain files beside it. No room uses one above it, and neither
 //! `f32/`, `int8/` nor `bf16/` uses another of the three.
 //!
 //! Activations of every dtype are widened to f32, sums are f32, and an output is rounded once.
@@ -37,6 +38,7 @@ mod matrix;
 mod output;
 #[cfg(target_arch = "x86_64")]
 mod row_gemv;
+pub(super) mod sample;
 pub(super) mod step;
 mod tasks;
 mod team;

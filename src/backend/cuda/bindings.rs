@@ -5,7 +5,11 @@ pub const CQ_THREADS: u32 = 256;
 pub const CQ_ATTEND_THREADS: u32 = 128;
 pub const CQ_SIMT_SHARED_BYTES: u32 = 18432;
 pub const CQ_QUANTIZE_SHARED_BYTES: u32 = 1024;
-pub const CQ_SCAN_SHARED_BYTES: u32 = 1024;
+pub const CQ_SCAN_SHARED_BYTES: u32 = 64;
+pub const CQ_SAMPLE_SHARED_BYTES: u32 = 16480;
+pub const CQ_SAMPLE_BINS: u32 = 2048;
+pub const CQ_SAMPLE_BLOCKS: u32 = 256;
+pub const CQ_NOT_FINITE: u32 = 4294967295;
 pub const CQ_TILE_ROWS: u32 = 128;
 pub const CQ_TILE_COLUMNS: u32 = 64;
 pub const CQ_ATTEND_KEYS: u32 = 16;
@@ -391,4 +395,88 @@ const _: () = {
     ["Offset of field: CqAbsmax::count"][::core::mem::offset_of!(CqAbsmax, count) - 16usize];
     ["Offset of field: CqAbsmax::dtype"][::core::mem::offset_of!(CqAbsmax, dtype) - 24usize];
     ["Offset of field: CqAbsmax::unused"][::core::mem::offset_of!(CqAbsmax, unused) - 28usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqSampleRow {
+    pub largest: u64,
+    pub need: u64,
+    pub arrivals: u32,
+    pub logit_key: u32,
+    pub logit_ties: u32,
+    pub weight: u32,
+    pub weight_ties: u32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqSampleRow"][::core::mem::size_of::<CqSampleRow>() - 40usize];
+    ["Alignment of CqSampleRow"][::core::mem::align_of::<CqSampleRow>() - 8usize];
+    ["Offset of field: CqSampleRow::largest"][::core::mem::offset_of!(CqSampleRow, largest) - 0usize];
+    ["Offset of field: CqSampleRow::need"][::core::mem::offset_of!(CqSampleRow, need) - 8usize];
+    ["Offset of field: CqSampleRow::arrivals"][::core::mem::offset_of!(CqSampleRow, arrivals) - 16usize];
+    ["Offset of field: CqSampleRow::logit_key"][::core::mem::offset_of!(CqSampleRow, logit_key) - 20usize];
+    ["Offset of field: CqSampleRow::logit_ties"][::core::mem::offset_of!(CqSampleRow, logit_ties) - 24usize];
+    ["Offset of field: CqSampleRow::weight"][::core::mem::offset_of!(CqSampleRow, weight) - 28usize];
+    ["Offset of field: CqSampleRow::weight_ties"]
+        [::core::mem::offset_of!(CqSampleRow, weight_ties) - 32usize];
+    ["Offset of field: CqSampleRow::unused"][::core::mem::offset_of!(CqSampleRow, unused) - 36usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqSampleShare {
+    pub above: u64,
+    pub logit_ties: u32,
+    pub weight_ties: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqSampleShare"][::core::mem::size_of::<CqSampleShare>() - 16usize];
+    ["Alignment of CqSampleShare"][::core::mem::align_of::<CqSampleShare>() - 8usize];
+    ["Offset of field: CqSampleShare::above"][::core::mem::offset_of!(CqSampleShare, above) - 0usize];
+    ["Offset of field: CqSampleShare::logit_ties"]
+        [::core::mem::offset_of!(CqSampleShare, logit_ties) - 8usize];
+    ["Offset of field: CqSampleShare::weight_ties"]
+        [::core::mem::offset_of!(CqSampleShare, weight_ties) - 12usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqSample {
+    pub logits: *const ::core::ffi::c_void,
+    pub ids: *mut u32,
+    pub rows: *mut CqSampleRow,
+    pub bins: *mut u64,
+    pub shares: *mut CqSampleShare,
+    pub seed: u64,
+    pub step: u64,
+    pub top_p: u64,
+    pub vocabulary: u32,
+    pub share: u32,
+    pub dtype: u32,
+    pub top_k: u32,
+    pub least_weight: u32,
+    pub digit: u32,
+    pub temperature: f32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqSample"][::core::mem::size_of::<CqSample>() - 96usize];
+    ["Alignment of CqSample"][::core::mem::align_of::<CqSample>() - 8usize];
+    ["Offset of field: CqSample::logits"][::core::mem::offset_of!(CqSample, logits) - 0usize];
+    ["Offset of field: CqSample::ids"][::core::mem::offset_of!(CqSample, ids) - 8usize];
+    ["Offset of field: CqSample::rows"][::core::mem::offset_of!(CqSample, rows) - 16usize];
+    ["Offset of field: CqSample::bins"][::core::mem::offset_of!(CqSample, bins) - 24usize];
+    ["Offset of field: CqSample::shares"][::core::mem::offset_of!(CqSample, shares) - 32usize];
+    ["Offset of field: CqSample::seed"][::core::mem::offset_of!(CqSample, seed) - 40usize];
+    ["Offset of field: CqSample::step"][::core::mem::offset_of!(CqSample, step) - 48usize];
+    ["Offset of field: CqSample::top_p"][::core::mem::offset_of!(CqSample, top_p) - 56usize];
+    ["Offset of field: CqSample::vocabulary"][::core::mem::offset_of!(CqSample, vocabulary) - 64usize];
+    ["Offset of field: CqSample::share"][::core::mem::offset_of!(CqSample, share) - 68usize];
+    ["Offset of field: CqSample::dtype"][::core::mem::offset_of!(CqSample, dtype) - 72usize];
+    ["Offset of field: CqSample::top_k"][::core::mem::offset_of!(CqSample, top_k) - 76usize];
+    ["Offset of field: CqSample::least_weight"][::core::mem::offset_of!(CqSample, least_weight) - 80usize];
+    ["Offset of field: CqSample::digit"][::core::mem::offset_of!(CqSample, digit) - 84usize];
+    ["Offset of field: CqSample::temperature"][::core::mem::offset_of!(CqSample, temperature) - 88usize];
+    ["Offset of field: CqSample::unused"][::core::mem::offset_of!(CqSample, unused) - 92usize];
 };

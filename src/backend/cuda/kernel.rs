@@ -36,6 +36,16 @@ pub(super) enum Kernel {
     Quantize(&'static str),
     FillBias,
     Absmax,
+    Sample(SampleKernel),
+}
+
+/// The launches of a draw, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(super) enum SampleKernel {
+    Largest,
+    Logits,
+    Weights,
+    Draw,
 }
 
 impl Kernel {
@@ -51,6 +61,7 @@ impl Kernel {
             Self::Quantize(_) => "quantize",
             Self::FillBias => "fill_bias",
             Self::Absmax => "absmax",
+            Self::Sample(_) => "sample",
         }
     }
 
@@ -69,7 +80,7 @@ impl Kernel {
     pub(super) fn starts_early(self) -> bool {
         match self {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
-            Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum => true,
+            Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
             Self::Attend { .. } | Self::AttendF32 => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
@@ -97,6 +108,10 @@ impl fmt::Display for Kernel {
             Self::Quantize(format) => write!(f, "quantize_{format}"),
             Self::FillBias => f.write_str("fill_bias"),
             Self::Absmax => f.write_str("absmax"),
+            Self::Sample(SampleKernel::Largest) => f.write_str("sample_largest"),
+            Self::Sample(SampleKernel::Logits) => f.write_str("sample_logits"),
+            Self::Sample(SampleKernel::Weights) => f.write_str("sample_weights"),
+            Self::Sample(SampleKernel::Draw) => f.write_str("sample_draw"),
         }
     }
 }
@@ -113,7 +128,7 @@ impl fmt::Display for GemvKernels {
 #[cfg(test)]
 mod tests {
     use super::super::attend::{self, HEAD_DIMS};
-    use super::super::bindings::{CQ_QUANTIZE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES};
+    use super::super::bindings::{CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES};
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
     use super::super::plan;
@@ -142,6 +157,8 @@ mod tests {
         kernels.extend(
             HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
         );
+        use SampleKernel::{Draw, Largest, Logits, Weights};
+        kernels.extend([Largest, Logits, Weights, Draw].map(Kernel::Sample));
         for format in formats() {
             let of_format = FormatKernels::of(format).unwrap();
             kernels.extend([of_format.dequantize(), of_format.simt(), of_format.simt_experts()]);
@@ -213,6 +230,7 @@ mod tests {
             }
             Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
+            Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
         }
     }

@@ -1,8 +1,8 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqAttend, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSimt, CqSortPairs,
-    CqWeightedSum,
+    CqAbsmax, CqAttend, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSample, CqSimt,
+    CqSortPairs, CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -36,6 +36,7 @@ params! {
     CqQuantize => Kernel::Quantize(_),
     CqFillBias => Kernel::FillBias,
     CqAbsmax => Kernel::Absmax,
+    CqSample => Kernel::Sample(_),
 }
 
 /// Blocks and the shared memory of each, all of it dynamic.

@@ -23,6 +23,7 @@ mod module;
 mod operand;
 mod plan;
 mod quantize;
+mod sample;
 mod scratch;
 mod workspace;
 
@@ -32,6 +33,7 @@ pub(crate) use dequantize::{dequantize, embed};
 pub(crate) use experts::experts;
 pub(crate) use matmul::{fused, matmul, stacked};
 pub(crate) use quantize::{absmax, quantize};
+pub(crate) use sample::sample;
 
 /// Whether the device has kernels for a format.
 pub(crate) fn has_kernels(format: crate::QuantFormat) -> bool {

@@ -1,4 +1,5 @@
-//! Device memory that launches share and that is kept: partial sums, arrival counters, dequantized weights.
+//! Device memory that launches share and that is kept: partial sums, arrival counters, dequantized weights, and what is known
+//! in the course of a draw.
 //!
 //! A workspace belongs to one thread and one stream, whose order keeps launches from each other's
 //! results. (The stream of [`candle_core::Device::new_cuda`] is another one on each thread.)
@@ -28,6 +29,8 @@ pub(super) struct Workspace {
     partial: Buffer,
     /// How many parts have been summed, for each block; zero between launches.
     arrivals: Buffer,
+    /// What launches of a draw tell each other; zero between draws.
+    draws: Buffer,
     /// Weights dequantized for a dense GEMM.
     scratch: [Buffer; 2],
     /// Dequantizes, if there is more than one part.
@@ -67,6 +70,7 @@ impl Workspace {
             stream: stream.clone(),
             partial: Buffer::default(),
             arrivals: Buffer::default(),
+            draws: Buffer::default(),
             scratch: Default::default(),
             side: None,
             captured: false,
@@ -79,6 +83,12 @@ impl Workspace {
         let partial = self.partial.at_least(partial * size_of::<f32>(), &stream)?;
         let arrivals = self.arrivals.at_least(arrivals * size_of::<u32>(), &stream)?;
         Ok((partial as *mut f32, arrivals as *mut u32))
+    }
+
+    /// Room for bytes that are zero between draws, and for others.
+    pub(super) fn draws(&mut self, zeros: usize, others: usize) -> Result<(u64, u64)> {
+        let stream = self.stream.clone();
+        Ok((self.draws.at_least(zeros, &stream)?, self.partial.at_least(others, &stream)?))
     }
 
     /// Room for parts of a weight of `bytes`; if there are several, two at a time.
@@ -100,9 +110,9 @@ impl Workspace {
         Ok(self.stream.capture_status().w()? != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
     }
 
-    fn buffers(&mut self) -> [&mut Buffer; 4] {
+    fn buffers(&mut self) -> [&mut Buffer; 5] {
         let [first, second] = &mut self.scratch;
-        [&mut self.partial, &mut self.arrivals, first, second]
+        [&mut self.partial, &mut self.arrivals, &mut self.draws, first, second]
     }
 
     /// Whether somebody beside this workspace holds the stream: a device, a tensor, a graph.

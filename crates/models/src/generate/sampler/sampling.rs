@@ -1,5 +1,6 @@
 //! How the next token is chosen.
 
+use candle_quant::ops::SampleOptions;
 use candle_quant::{Error, Result};
 
 /// How the next token is chosen.
@@ -43,32 +44,23 @@ impl Sampling {
         repetition_penalty != 1. || presence_penalty != 0. || frequency_penalty != 0.
     }
 
+    /// All but the penalties.
+    pub(super) fn options(&self) -> SampleOptions {
+        let Self { temperature, top_k, top_p, min_p, .. } = *self;
+        SampleOptions { temperature, top_k, top_p, min_p }
+    }
+
     /// Whether the values have a meaning.
     ///
     /// # Errors
-    /// If the temperature is negative or not finite, k is 0, a p is no probability (0 counts for min-p alone), the
-    /// repetition penalty is not from 0.01 to 100, or another one not from -100 to 100.
+    /// As those of [`SampleOptions::validate`]; if the repetition penalty is not from 0.01 to 100, or another one not from -100
+    /// to 100.
     pub fn validate(&self) -> Result<()> {
+        self.options().validate()?;
         let check = |what: &str, expected: &str, value: f64, fits: bool| match fits {
             true => Ok(()),
             false => Err(Error::mismatch(what, expected, value.to_string())),
         };
-        let Self { temperature, top_k, top_p, min_p, .. } = *self;
-        check(
-            "temperature",
-            "a finite number, at least 0",
-            temperature,
-            temperature.is_finite() && temperature >= 0.,
-        )?;
-        if top_k == Some(0) {
-            return Err(Error::mismatch("top-k", "at least 1", "0"));
-        }
-        if let Some(p) = top_p {
-            check("top-p", "above 0 and at most 1", p, p > 0. && p <= 1.)?;
-        }
-        if let Some(p) = min_p {
-            check("min-p", "from 0 to 1", p, (0. ..=1.).contains(&p))?;
-        }
         let penalty = self.repetition_penalty;
         check("repetition penalty", "from 0.01 to 100", penalty, (0.01..=100.).contains(&penalty))?;
         for (what, penalty) in

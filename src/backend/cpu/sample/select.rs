@@ -1,10 +1,10 @@
 //! The largest of many, without sorting them.
 
 /// A token and what it is chosen by.
-pub type Candidate<T> = (u32, T);
+pub(super) type Candidate<T> = (u32, T);
 
 /// Keeps the `k` largest, of equal ones the first; the order stays. `k` is at least 1.
-pub fn keep_largest(candidates: &mut Vec<Candidate<f32>>, k: usize) {
+pub(super) fn keep_largest(candidates: &mut Vec<Candidate<f32>>, k: usize) {
     if k >= candidates.len() {
         return;
     }
@@ -15,7 +15,7 @@ pub fn keep_largest(candidates: &mut Vec<Candidate<f32>>, k: usize) {
 }
 
 /// The `n`-th largest, where 1 is the largest; minus infinity if there are fewer. Changes the order.
-pub fn nth_largest(values: &mut [f32], n: usize) -> f32 {
+pub(super) fn nth_largest(values: &mut [f32], n: usize) -> f32 {
     match n.checked_sub(1).filter(|index| *index < values.len()) {
         // Only comparisons that know one zero keep ties apart from what is larger.
         Some(index) => *values.select_nth_unstable_by(index, |a, b| (b + 0.).total_cmp(&(a + 0.))).1,
@@ -25,7 +25,7 @@ pub fn nth_largest(values: &mut [f32], n: usize) -> f32 {
 
 /// Keeps the largest weights whose sum is `need` or more, as few as that takes, of equal ones the first; the order
 /// stays. `need` is at least 1 and at most the sum of all.
-pub fn keep_sum(candidates: &mut Vec<Candidate<u32>>, need: u64) {
+pub(super) fn keep_sum(candidates: &mut Vec<Candidate<u32>>, need: u64) {
     let (mut least, mut above) = (0, 0);
     // Eleven bits of the 31, then ten more, and the last ten: sums by these, of what agrees in those before.
     for (shift, bits) in [(20, 11), (10, 10), (0, 10)] {

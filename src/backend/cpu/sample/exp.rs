@@ -6,7 +6,7 @@
 /// Each operation is one of IEEE 754 and rounds once; none is fused. Whoever repeats them on a GPU gets the same integers.
 /// The relative error of exp is below 2e-6 above 2^-31, which is where a weight becomes 0.
 #[inline(always)]
-pub fn weight(x: f32) -> u32 {
+pub(super) fn weight(x: f32) -> u32 {
     // Adding this leaves the nearest integer in the lowest bits.
     const ROUND: f32 = 12_582_912.; // 1.5 * 2^23
     let exponent = x * std::f32::consts::LOG2_E;

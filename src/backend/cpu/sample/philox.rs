@@ -2,7 +2,7 @@
 
 /// 64 bits for this step of this row: Philox4x32 with ten rounds (Salmon et al., Parallel Random Numbers: As Easy as
 /// 1, 2, 3), key `seed`, of which the first two words are taken.
-pub fn random(seed: u64, step: u64, row: u64) -> u64 {
+pub(super) fn random(seed: u64, step: u64, row: u64) -> u64 {
     let words = |number: u64| [number as u32, (number >> 32) as u32];
     let ([a, b], [c, d]) = (words(step), words(row));
     let [low, high, ..] = philox([a, b, c, d], words(seed));
