@@ -44,8 +44,9 @@ impl TargetKind for HuggingFace {
         }
     }
 
-    fn experts(&self, _: &MlxLm) -> ExpertLayout {
-        ExpertLayout::Untouched
+    // Those of a plan are published ones already.
+    fn experts(&self, family: &MlxLm) -> ExpertLayout {
+        ExpertLayout::Renamed(family.stack)
     }
 
     fn has_biases(&self) -> bool {
