@@ -225,7 +225,7 @@ fn logits_may_be_a_view_or_of_another_dtype() {
     let rows = tensor.broadcast_as((20, 700)).unwrap();
     let drawn = sample(&rows, &options, 3, 0).unwrap();
     assert!(drawn[0] == expected && drawn.iter().any(|token| *token != expected), "{drawn:?}");
-    assert_eq!(sample(&rows.narrow(0, 0, 0).unwrap(), &options, 3, 0).unwrap(), []);
+    assert!(sample(&rows.narrow(0, 0, 0).unwrap(), &options, 3, 0).unwrap().is_empty());
     for (bad, problem) in [
         (tensor.unsqueeze(0).unwrap(), "[rows, vocabulary]"),
         (tensor.to_dtype(DType::U32).unwrap(), "U32"),

@@ -9,7 +9,7 @@ use crate::convert::target::{quantization_config, Target};
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::{published_fields, Published};
+use candle_quant_models::published_fields;
 use safetensors::Dtype;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
@@ -120,6 +120,7 @@ impl ConvertPlan {
     fn dtype_name(&self) -> Option<&'static str> {
         let mut counts = BTreeMap::<&str, u64>::new();
         for output in self.jobs().filter(|job| job.format().is_none()).flat_map(|job| &job.outputs) {
+            #[allow(clippy::wildcard_enum_match_arm, reason = "other dtypes are no weights")]
             let name = match output.dtype {
                 Dtype::F16 => "float16",
                 Dtype::BF16 => "bfloat16",
