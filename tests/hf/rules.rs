@@ -56,7 +56,7 @@ fn other_algorithms_of_modelopt_are_named() {
 #[test]
 fn other_formats_of_compressed_tensors_are_named() {
     let weights = json!({"num_bits": 8, "type": "float"});
-    for format in ["mxfp8-quantized", "dense"] {
+    for format in ["mxfp6-pack-quantized", "dense"] {
         let result = open(&compressed(format, weights.clone()), &[]);
         rejected(
             result,

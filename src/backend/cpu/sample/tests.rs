@@ -1,7 +1,7 @@
 //! Which tokens are drawn, and how often.
 
 use super::*;
-use crate::ops::{sample, SampleOptions};
+use crate::backend::{sample, SampleOptions};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
 use rand::{RngExt, SeedableRng};

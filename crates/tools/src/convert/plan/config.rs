@@ -118,14 +118,12 @@ impl ConvertPlan {
 
     /// The dtype of most of the dense elements that are written.
     fn dtype_name(&self) -> Option<&'static str> {
+        const NAMES: [(Dtype, &str); 3] =
+            [(Dtype::F16, "float16"), (Dtype::BF16, "bfloat16"), (Dtype::F32, "float32")];
         let mut counts = BTreeMap::<&str, u64>::new();
         for output in self.jobs().filter(|job| job.format().is_none()).flat_map(|job| &job.outputs) {
-            #[allow(clippy::wildcard_enum_match_arm, reason = "other dtypes are no weights")]
-            let name = match output.dtype {
-                Dtype::F16 => "float16",
-                Dtype::BF16 => "bfloat16",
-                Dtype::F32 => "float32",
-                _ => continue,
+            let Some((_, name)) = NAMES.into_iter().find(|(dtype, _)| *dtype == output.dtype) else {
+                continue;
             };
             let count = counts.entry(name).or_default();
             *count = count.saturating_add(output.bytes);
