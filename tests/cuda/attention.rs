@@ -322,12 +322,12 @@ fn a_text_token_by_token() {
         let at = |all: [&Tensor; 3], token| all.map(|all| all.get(token).unwrap());
         let mut outputs = Vec::new();
         for token in 0..272 {
-            // A prompt, and the first of its tokens again.
+            // Another prompt, which is taken back.
             if token == 0 {
                 let [_, k, v] = on
                     .each_ref()
                     .map(|all| all.narrow(0, 0, 250).unwrap().reshape((1, 250, (), head_dim)).unwrap());
-                there.append(&k, &v).unwrap();
+                there.append(&v, &k).unwrap();
                 there.truncate(0);
             }
             let [q, k, v] = at(on.each_ref(), token);
