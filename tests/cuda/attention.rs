@@ -266,31 +266,41 @@ fn splits_of_many_keys() {
     }
 }
 
-/// Long heads on a card with room for one tile of each warp; run by itself, too, for other cards.
+/// So many key heads that few splits are left, and each warp has several tiles of one.
+const MANY_HEADS: Case = Case { heads: 64, kv_heads: 64, position: 560, sinks: true, ..CASE };
+
+#[test]
+fn several_tiles_for_each_warp() {
+    let Some(device) = device() else { return };
+    for (position, dtype) in [(560, DType::F16), (543, DType::BF16), (310, DType::F32)] {
+        check(Case { position, ..MANY_HEADS }, dtype, &device);
+    }
+}
+
+/// The same with long heads, for each warp of which a card may have room for one tile; run by itself, too, for other cards.
 #[test]
 fn heads_of_128() {
     let Some(device) = device() else { return };
-    check(Case { head_dim: 128, position: 300, ..CASE }, DType::F16, &device);
+    check(Case { head_dim: 128, position: 300, ..MANY_HEADS }, DType::F16, &device);
 }
 
-/// A logit far above all others, one key after the other, and one that is so far below that its weight is nothing.
+/// The largest logit grows from tile to tile, far above those before.
 #[test]
 fn logits_far_apart() {
     let Some(device) = device() else { return };
-    for dtype in [DType::F16, DType::BF16, DType::F32] {
-        for (heads, seed) in [(4, 0.3f32), (8, 1.)] {
-            let case = Case { heads, kv_heads: 1, position: 130, sinks: true, ..CASE };
+    for dtype in DTYPES {
+        for case in [Case { kv_heads: 1, position: 130, ..CASE }, MANY_HEADS] {
+            let tokens = case.position + 1;
             let [q, k, v] = case.operands(dtype);
-            // Keys grow with their position: each tile has a new largest logit.
-            let growth: Vec<f32> = (0..=130).map(|token| seed * token as f32 / 16.).collect();
-            let growth =
-                Tensor::from_vec(growth, (1, 131, 1, 1), &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
-            let operands = [q, k.broadcast_mul(&growth).unwrap(), v];
+            let growth = (0..tokens).map(|token| 8. * token as f32 / tokens as f32).collect();
+            let growth = Tensor::from_vec(growth, (1, tokens, 1, 1), &Device::Cpu).unwrap();
+            let k = k.broadcast_mul(&growth.to_dtype(dtype).unwrap()).unwrap();
+            let operands = [q, k, v];
             let expected = case.expected(&operands);
             let y = case.decode(&operands, &device).0.unwrap();
             let error = relative_error(&flat(&y), &expected);
             let most = if dtype == DType::F32 { 5e-6 } else { 1.1 * error_of_rounding(&expected, dtype) };
-            assert!(error <= most, "{dtype:?}: relative error {error:.2e}, at most {most:.2e}");
+            assert!(error <= most, "{case:?} {dtype:?}: relative error {error:.2e}, at most {most:.2e}");
         }
     }
 }
@@ -312,12 +322,12 @@ fn a_text_token_by_token() {
         let at = |all: [&Tensor; 3], token| all.map(|all| all.get(token).unwrap());
         let mut outputs = Vec::new();
         for token in 0..272 {
-            // A prompt, and the first of its tokens again.
+            // Another prompt, which is taken back.
             if token == 0 {
                 let [_, k, v] = on
                     .each_ref()
                     .map(|all| all.narrow(0, 0, 250).unwrap().reshape((1, 250, (), head_dim)).unwrap());
-                there.append(&k, &v).unwrap();
+                there.append(&v, &k).unwrap();
                 there.truncate(0);
             }
             let [q, k, v] = at(on.each_ref(), token);

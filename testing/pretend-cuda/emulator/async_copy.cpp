@@ -45,7 +45,10 @@ void copy_async(void *shared, const void *global, unsigned bytes, unsigned sourc
         forget(self.warp->arrived, to, bytes);
     }
     fill_with_poison(to, bytes);
-    self.copies.push_back({to, global, source_bytes, bytes - source_bytes, self.copy_groups});
+    AsyncCopy copy{to, global, source_bytes, bytes - source_bytes, self.copy_groups};
+    copy.early = started_early() && !has_waited(self);
+    if (copy.early) memcpy(copy.before, global, source_bytes);
+    self.copies.push_back(copy);
 }
 
 void wait_for_copies(unsigned pending) {
@@ -57,7 +60,7 @@ void wait_for_copies(unsigned pending) {
             continue;
         }
         const auto to = static_cast<unsigned char *>(copy.to);
-        memcpy(to, copy.from, copy.bytes);
+        memcpy(to, copy.early ? copy.before : copy.from, copy.bytes);
         memset(to + copy.bytes, 0, copy.zeros);
         forget(self.arrived, to, copy.bytes + copy.zeros);
         self.arrived.push_back({to, copy.bytes + copy.zeros, {}});

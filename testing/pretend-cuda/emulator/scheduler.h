@@ -35,6 +35,8 @@ struct AsyncCopy {
     const void *from;
     unsigned bytes, zeros;  // copied, then filled with zeros
     unsigned group;
+    bool early = false;     // begun before the wait for earlier kernels: then what there was is copied
+    unsigned char before[16] = {};
 };
 
 // Bytes that a copy brought to shared memory, and that not all threads of the block may read yet. While those run that

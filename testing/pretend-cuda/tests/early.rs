@@ -29,6 +29,7 @@ enum Wrong {
     LeavesEarly,
     TriggersEarly,
     WaitsAlone,
+    CopiesEarly,
 }
 use Wrong::*;
 
@@ -132,6 +133,11 @@ fn a_read_before_the_wait() {
     assert_eq!(buffers.ahead(), SUCCESS);
     assert_eq!(buffers.early(ReadsEarly), LAUNCH_FAILED);
     told(&["toy_early", "reads what the kernel before it writes", "offset 16"]);
+    // A copy that is awaited behind the wait may have read before.
+    let others = Buffers::new();
+    assert_eq!(others.ahead(), SUCCESS);
+    assert_eq!(others.early(CopiesEarly), LAUNCH_FAILED);
+    told(&["toy_early", "reads what the kernel before it writes"]);
     // Memory that comes and goes between them makes no difference.
     assert_eq!(buffers.ahead(), SUCCESS);
     let freed = buffers.gpu.room(16);
