@@ -54,7 +54,8 @@
 //! That needs a device with a stream of its own (`Device::new_cuda_with_stream`) and without event tracking
 //! (`CudaDevice::disable_event_tracking`): run the same step once before on the same thread, under
 //! `CudaDevice::enable_cuda_graph_htod_cache` for the sake of candle's own operations; in the capture, copy the result
-//! into a tensor from before and drop all others. Buffers that a captured step uses are never freed.
+//! into a tensor from before and drop all others. Buffers of this crate that a
+//! captured step uses are never freed, but for those of a [`DeviceKvCache`] that grows.
 //!
 //! # Features
 //! | feature | adds |

@@ -32,9 +32,9 @@ pub(crate) struct NewToken<'a> {
 /// * `q`: `[B, 1, heads, head_dim]`, with positions already in them (RoPE).
 /// * `k`, `v`: `[B, 1, kv_heads, head_dim]`, of the same dtype.
 ///
-/// The result is `[B, 1, heads * head_dim]`; none, and then nothing has changed, if there is no kernel for it: of more
+/// The result is `[B, 1, heads * head_dim]`; none, and then no token is appended, if there is no kernel for it: of more
 /// tokens than one, on other devices than CUDA's, of heads of other sizes than 64, 80, 96, 128 and 256 (in F32 up to
-/// 256). Scores and softmax are f32, outputs are rounded once, and do not depend on the order of blocks or the card. There is
+/// 256). Scores and softmax are f32, outputs are rounded once, and do not depend on the order of blocks, or on which of several cards of one kind it is. There is
 /// no gradient.
 ///
 /// # Errors
@@ -63,6 +63,10 @@ pub fn decode_attention(
         return Ok(None);
     }
     let sinks = sinks.map(|sinks| sinks.contiguous()).transpose()?;
+    if [q, k, v].into_iter().any(|tensor| cache.owns(tensor)) {
+        let expected = "tensors of their own";
+        return Err(Error::mismatch("queries, keys and values", expected, "a part of the cache itself"));
+    }
     let (rows, settled) = cache.room_for(k, 1)?;
     let position = cache.len();
     let token = NewToken {

@@ -60,7 +60,8 @@ impl SampleOptions {
 /// logits where they are, draws the tokens that the CPU draws. A token that is 2^31 times less likely than the most likely one is
 /// never drawn.
 ///
-/// * `logits`: `[vocabulary]` or `[rows, vocabulary]`, floats. A logit of minus infinity is a forbidden token.
+/// * `logits`: `[vocabulary]` or `[rows, vocabulary]`, floats; on a CUDA device 65535 rows at most. A logit of minus infinity is
+///   a forbidden token.
 /// * `seed`, `step`: the random number of row `r` is a function of `seed`, `step` and `r` (Philox4x32-10), so that each can be
 ///   drawn without those before it.
 ///
@@ -128,7 +129,7 @@ pub(crate) struct Choice {
     pub(crate) temperature: f32,
     /// Less than the vocabulary.
     pub(crate) top_k: Option<usize>,
-    /// In units of 2^-32, less than 1.
+    /// In units of 2^-32, at most 1.
     pub(crate) top_p: Option<u64>,
     /// What a token weighs at least, at least 1.
     pub(crate) least_weight: u32,

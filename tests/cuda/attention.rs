@@ -387,7 +387,12 @@ fn wrong_operands_are_refused() {
     let sunk = AttentionOptions { sinks: Some(&sinks), ..options };
     assert!(told(&q, &k, sunk).contains("attention sinks"));
 
-    cache.append(&zeros([1, 2, 2, 64], DType::F16), &zeros([1, 2, 2, 64], DType::F16)).unwrap();
+    let [keys, _] =
+        cache.append(&zeros([1, 2, 2, 64], DType::F16), &zeros([1, 2, 2, 64], DType::F16)).unwrap();
+    let own = keys.narrow(2, 1, 1).unwrap().transpose(1, 2).unwrap();
+    let told =
+        refused(decode_attention(&q, &own, &own, &mut cache, options).map_err(candle_core::Error::from));
+    assert!(told.contains("a part of the cache itself"), "{told}");
     // Another batch than that of the tokens in the cache.
     let of_two = [8, 2].map(|heads| zeros([2, 1, heads, 64], DType::F16));
     let told = refused(

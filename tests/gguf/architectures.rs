@@ -1,7 +1,7 @@
 //! What the metadata of each architecture becomes. (Whole models, by llama.cpp's converter, are in the tests of families.)
 
 use crate::checkpoint::rejected;
-use crate::writer::{f32_tensor, File, ARRAY, BOOL, F32, TEXT, U32};
+use crate::writer::{f32_tensor, tensor, File, ARRAY, BOOL, F32, TEXT, U32};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant_models::Config;
@@ -432,4 +432,16 @@ fn shares_of_heads_that_turn_are_exact() {
     }
     // Without a word of it all of a head turns.
     assert_eq!(read(&dense("phi2")).rope.rotary_dim, 32);
+}
+
+/// Codes of sums, from which nothing can be subtracted.
+#[test]
+fn norms_in_blocks_that_are_sums_are_refused() {
+    let norm = |type_id, bytes| tensor("blk.0.attn_norm.weight", &[64], type_id, vec![0; bytes]);
+    let weight = |norm| {
+        let checkpoint = dense("gemma").tensor(norm).open().unwrap();
+        checkpoint.weight("model.layers.0.input_layernorm", None).map(|_| ())
+    };
+    weight(norm(0, 256)).unwrap();
+    rejected(weight(norm(8, 68)), &["model.layers.0.input_layernorm.weight"]);
 }

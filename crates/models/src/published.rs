@@ -9,8 +9,11 @@ use super::{layer_of, Config, MoeConfig};
 use candle_quant::{Checkpoint, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// What the decoder asks for and no file has, unless a layout has it so.
+/// Names that other layouts have: an inventory of the usual ones leaves them out.
 const LAYOUTS: [&str; 5] = [".experts.", ".switch_mlp.", ".embed_q.", ".unembed_out.", ".norms."];
+
+/// The most experts of a block, or heads, that get names.
+const MOST_PARTS: usize = 1 << 16;
 
 /// A model as transformers knows it.
 #[derive(Clone, Debug)]
@@ -72,6 +75,14 @@ impl Published {
         let (published, Some(family)) = (Config::from_json(config)?, Family::of(config)) else {
             return Err(Error::mismatch("config.json", "a family that is known", "none"));
         };
+        // The config is not trusted to count what gets a name each.
+        let experts = published.moe.as_ref().map_or(0, |moe| moe.experts);
+        for (field, count) in [("experts", experts), ("attention heads", published.num_attention_heads)] {
+            if count > MOST_PARTS {
+                let expected = format!("at most {MOST_PARTS}");
+                return Err(Error::mismatch(format!("config.json: {field}"), expected, count.to_string()));
+            }
+        }
         let root = Root::find(|name| checkpoint.contains(name));
         let names: BTreeSet<_> = checkpoint.tensor_names().filter_map(|name| root.usual(name)).collect();
         let is_usual = |name: &&str| !LAYOUTS.iter().any(|layout| name.contains(layout));

@@ -78,8 +78,12 @@ impl Chunks {
         let (mut numbers, mut k) = (Vec::new(), 0);
         for weight in weights {
             let chunks = Self::load(weight)?;
-            numbers.extend(chunks.map_tensors(|_, numbers| numbers)?);
+            if k != 0 && chunks.k != k {
+                let (expected, found) = (format!("rows of {k}"), chunks.k.to_string());
+                return Err(Error::mismatch(format!("a weight {:?}", weight.dims()), expected, found));
+            }
             k = chunks.k;
+            numbers.extend(chunks.map_tensors(|_, numbers| numbers)?);
         }
         let dtype = numbers.first().map_or(DType::F32, Tensor::dtype);
         if numbers.iter().any(|of_chunk| of_chunk.dtype() != dtype) {

@@ -1,5 +1,5 @@
-//! The launch of attention for one new token of each sequence: arithmetic on shapes, so that cards of all kinds agree bit
-//! for bit. Only how many tiles a warp has on their way depends on the card, which changes no bit.
+//! The launch of attention for one new token of each sequence: arithmetic on shapes, so that all cards add up in the same
+//! order. Only how many tiles a warp has on their way depends on the card, which changes no bit.
 
 use super::bindings::{CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS};
 use super::kernel::Kernel;

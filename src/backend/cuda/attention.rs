@@ -16,7 +16,7 @@ use candle_core::{
 use std::sync::Arc;
 
 /// `[B, 1, heads * head_dim]`, what the tokens see of a cache `[2, B, kv_heads, capacity, head_dim]`, to which theirs are
-/// appended. None, with nothing changed, if there is no kernel for it.
+/// appended. None, with nothing appended, if there is no kernel for it.
 pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>> {
     let Device::Cuda(device) = cache.device() else { return Ok(None) };
     let (batch, _, heads, head_dim) = token.q.dims4()?;

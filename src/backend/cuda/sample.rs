@@ -62,17 +62,20 @@ pub(crate) fn sample(logits: &Tensor, choice: &Choice, draw: Draw) -> Result<Vec
             // grid are theirs.
             unsafe { launch(&stream, Kernel::Sample(kernel), grid, &params) }
         };
-        step(SampleKernel::Largest, 0)?;
-        if choice.temperature == 0. {
-            return Ok(());
-        }
-        if choice.top_k.is_some() {
-            (0..DIGITS).try_for_each(|digit| step(SampleKernel::Logits, digit))?;
-        }
-        if choice.top_p.is_some() {
-            (0..DIGITS).try_for_each(|digit| step(SampleKernel::Weights, digit))?;
-        }
-        step(SampleKernel::Draw, 0)
+        let mut all = || {
+            step(SampleKernel::Largest, 0)?;
+            if choice.temperature == 0. {
+                return Ok(());
+            }
+            if choice.top_k.is_some() {
+                (0..DIGITS).try_for_each(|digit| step(SampleKernel::Logits, digit))?;
+            }
+            if choice.top_p.is_some() {
+                (0..DIGITS).try_for_each(|digit| step(SampleKernel::Weights, digit))?;
+            }
+            step(SampleKernel::Draw, 0)
+        };
+        all().inspect_err(|_| workspace.abandon_draw())
     })?;
     match ids.to_cpu_storage()? {
         CpuStorage::U32(ids) => Ok(ids),

@@ -85,6 +85,11 @@ impl Workspace {
         Ok((partial as *mut f32, arrivals as *mut u32))
     }
 
+    /// Says that a draw has ended halfway: what it has left behind is used no more.
+    pub(super) fn abandon_draw(&mut self) {
+        self.draws.bytes = 0;
+    }
+
     /// Room for bytes that are zero between draws, and for others.
     pub(super) fn draws(&mut self, zeros: usize, others: usize) -> Result<(u64, u64)> {
         let stream = self.stream.clone();

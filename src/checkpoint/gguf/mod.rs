@@ -189,6 +189,10 @@ impl Container for GgufCheckpoint {
         let Some((kind, _)) = entry.kind else {
             return Err(Self::unsupported(&name, entry));
         };
+        // Of numbers that the converter computed, codes say nothing.
+        if entry.computed.is_some() && !matches!(kind, Kind::Dense(_)) {
+            return Err(Self::unsupported(&name, entry));
+        }
         let weight = match kind {
             Kind::Mxfp4(nibbles) => return self.fp4(module, entry, Fp4::Mxfp4(nibbles)).map(Some),
             Kind::Nvfp4 => return self.fp4(module, entry, Fp4::Nvfp4).map(Some),

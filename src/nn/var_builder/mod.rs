@@ -184,6 +184,11 @@ impl<'a> VarBuilder<'a> {
         &self.adapters
     }
 
+    /// This builder for layers that take no adapters: those whose inputs are in another order than in the model as published.
+    pub fn without_adapters(&self) -> Self {
+        Self { adapters: Adapters::default(), ..self.clone() }
+    }
+
     /// The slot for adapters of the layer at the current path, which has `part` of a weight of dimensions `dims`.
     pub(crate) fn adapter_slot(&self, dims: &[usize], part: &[Range<usize>], frozen: Frozen) -> AdapterSlot {
         self.adapters.register(&self.prefix(), dims, part, frozen)

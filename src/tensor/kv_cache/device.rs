@@ -9,7 +9,8 @@ use std::fmt;
 ///
 /// [`ops::decode_attention`](crate::ops::decode_attention) appends one token to it and attends; [`append`](Self::append)
 /// adds any number, for attention by other means. It grows by a quarter when it is full, which copies it. With a window, too,
-/// it keeps all tokens.
+/// it keeps all tokens. A CUDA graph that was captured with it holds until it grows, or is used with another batch: then its
+/// memory is another, and the step has to be captured anew.
 ///
 /// ```
 /// use candle_core::{DType, Device, Tensor};
@@ -86,7 +87,7 @@ impl DeviceKvCache {
     }
 
     /// Appends `k` and `v`, `[B, T, kv_heads, head_dim]`, and returns the keys and values of all tokens, `[B, kv_heads, len,
-    /// head_dim]`, which are those of the cache and change with it.
+    /// head_dim]`, which are those of the cache and change with it until it grows.
     ///
     /// # Errors
     /// If shapes or dtypes do not fit, or there is no room for the tokens ([`Error::OutOfCache`]): the cache is then as before.
@@ -124,11 +125,15 @@ impl DeviceKvCache {
         }
         let fits =
             |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(k.device());
-        let old = self.rows.as_ref().filter(fits);
-        if old.is_none() && self.len > 0 {
-            let expected = "as many sequences as before, on the same device";
-            return Err(Error::mismatch("keys for a cache", expected, format!("{k:?}")));
+        if !self.rows.as_ref().is_some_and(|rows| fits(&rows)) {
+            if self.len > 0 {
+                let expected = "as many sequences as before, on the same device";
+                return Err(Error::mismatch("keys for a cache", expected, format!("{k:?}")));
+            }
+            // Before there are others.
+            self.rows = None;
         }
+        let old = self.rows.as_ref();
         if let Some(rows) = old.filter(|rows| rows.dim(3).is_ok_and(|capacity| capacity >= needed)) {
             return Ok((rows.clone(), self.settled));
         }
@@ -142,6 +147,13 @@ impl DeviceKvCache {
         self.rows = Some(rows.clone());
         self.settled = 0;
         Ok((rows, 0))
+    }
+
+    /// Whether a tensor is a part of the cache's memory.
+    pub(crate) fn owns(&self, tensor: &Tensor) -> bool {
+        let Some(rows) = &self.rows else { return false };
+        let ((own, _), (other, _)) = (rows.storage_and_layout(), tensor.storage_and_layout());
+        std::ptr::eq(&*own, &*other)
     }
 
     /// A launch has appended one token, and everything that was put into the stream before it will be done when another one

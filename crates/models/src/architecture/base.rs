@@ -116,6 +116,7 @@ pub(super) fn moe(config: &Config, experts: usize, top_k: usize) -> MoeConfig {
         block_name: "mlp",
         router_name: "gate",
         stack_names: None,
+        // Set behind, by what is known of the family.
         transposed_parameters: false,
         shared: None,
     }

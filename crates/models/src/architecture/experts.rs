@@ -47,7 +47,6 @@ pub(super) fn gpt_oss(fields: Fields) -> Result<Config> {
             limit: fields.positive("swiglu_limit")?.unwrap_or(7.),
         },
         router_name: "router",
-        transposed_parameters: true,
         ..moe(&config, fields.required_size("num_local_experts")?, top_k)
     });
     Ok(config)

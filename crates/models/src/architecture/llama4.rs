@@ -53,7 +53,6 @@ pub(super) fn llama4(fields: Fields) -> Result<Config> {
             sparse_layers: sparse,
             block_name: "feed_forward",
             router_name: "router",
-            transposed_parameters: true,
             shared: Some(SharedExpert {
                 intermediate_size: inner,
                 block_name: "shared_expert",

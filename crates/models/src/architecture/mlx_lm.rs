@@ -47,6 +47,13 @@ pub enum FusedExperts {
     AlternatingColumns,
 }
 
+impl FusedExperts {
+    /// Whether what are rows of other families are columns.
+    pub fn has_columns(self) -> bool {
+        matches!(self, Self::Columns | Self::AlternatingColumns)
+    }
+}
+
 /// A family that is like all others.
 const USUAL: MlxLm = MlxLm {
     model_types: &[],

@@ -29,6 +29,7 @@ use candle_quant::{Checkpoint, Error, Result};
 use layout::{
     PublishedLayout, FUSED, FUSED_MLP, MIXTRAL, NORMS_OF_HEADS, PARAMETERS, PARAMETERS_OR_EACH, USUAL,
 };
+use mlx_lm::{FusedExperts, MlxLm};
 use serde_json::Value;
 
 /// A family of models.
@@ -184,8 +185,8 @@ impl Config {
 /// # Errors
 /// If the family is not in the table, or a value is missing or senseless, or changes numbers and is not known. They don't
 /// name the file.
-pub(super) fn read(config: &Value) -> Result<Config> {
-    let top = Fields::new(config);
+pub(super) fn read(json: &Value) -> Result<Config> {
+    let top = Fields::new(json);
     let stated = top.text("model_type")?;
     let text = top.object("text_config")?;
     let of_text = text.map(|text| text.text("model_type")).transpose()?.flatten();
@@ -203,6 +204,9 @@ pub(super) fn read(config: &Value) -> Result<Config> {
     };
     let asked = Asked::default();
     let mut config = (found.read)(fields.noting(&asked))?;
+    if let Some(moe) = &mut config.moe {
+        moe.transposed_parameters = MlxLm::of(json).fused.is_some_and(FusedExperts::has_columns);
+    }
     // Beside the text, or in it.
     if let Some(tied) = top.flag("tie_word_embeddings")? {
         config.tie_word_embeddings = Some(tied);

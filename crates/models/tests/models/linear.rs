@@ -115,3 +115,15 @@ fn senseless_sizes_are_refused() {
         assert!(error.contains(what), "{key}: {error}");
     }
 }
+
+/// Their inputs have another order there than the adapters that were trained with published models.
+#[test]
+fn output_projections_of_gguf_files_take_no_adapters() {
+    for (container, takes) in [("gguf", false), ("mlx-affine4", true)] {
+        let checkpoint = crate::families_of::open(&folder("qwen3_5_text", container)).unwrap();
+        let model = Model::load(&checkpoint, DType::F32, &Device::Cpu).unwrap();
+        let has = |end: &str| model.adapters().slots().iter().any(|slot| slot.module().ends_with(end));
+        assert!(has("linear_attn.in_proj_z"), "{container}");
+        assert_eq!(has("linear_attn.out_proj"), takes, "{container}");
+    }
+}

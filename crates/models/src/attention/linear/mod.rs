@@ -71,6 +71,9 @@ impl LinearAttention {
         let others = (values.start, all_values.saturating_sub(values.end));
         let gather = rank.filter(|_| linear.tiled_output).map(|rank| Gather { rank, others });
         let inputs = if gather.is_some() { 0..all_values } else { values };
+        // Adapters are those of the order in which the model was published.
+        let output = vb.pp("out_proj");
+        let output = if linear.tiled_output { output.without_adapters() } else { output };
         Ok(Self {
             key_heads: own.len(),
             inputs: Inputs::new(config.hidden_size, linear, &own, vb)?,
@@ -78,7 +81,7 @@ impl LinearAttention {
             rates: of_heads("A_log")?.exp()?.neg()?,
             gate_bias: of_heads("dt_bias")?,
             norm: Norm::new(NormKind::Rms, linear.value_dim, config.norm_eps, vb.pp("norm"))?,
-            out_proj: rows_of(all_values, config.hidden_size, inputs, false, vb.pp("out_proj"))?,
+            out_proj: rows_of(all_values, config.hidden_size, inputs, false, output)?,
             gather,
             state: None,
             config: linear.clone(),

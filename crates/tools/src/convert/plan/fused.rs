@@ -41,8 +41,7 @@ pub(super) fn group(name: &str, weight: &Weight, arranged: &Arranged) -> Result<
     let found = NAMES.iter().find_map(|(end, which)| Some((module.strip_suffix(end)?, *which)));
     // As parameters they are columns; as the weights of modules mlx-lm has stored them, in rows.
     let is_parameter = module == name || name.ends_with("_bias");
-    let has_columns =
-        matches!(arranged.family.fused, Some(FusedExperts::Columns | FusedExperts::AlternatingColumns));
+    let has_columns = arranged.family.fused.is_some_and(FusedExperts::has_columns);
     if has_columns && !is_parameter && found.is_some_and(|(_, which)| which == Down) {
         return Ok(None);
     }

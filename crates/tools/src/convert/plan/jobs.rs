@@ -103,7 +103,7 @@ impl Job {
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
         if format.has_biases() && !kind.has_biases() {
-            return Err(impossible(" whose zeros are other numbers than the middle code,"));
+            return Err(impossible(" with a bias for each group, which transformers reads no form of"));
         }
         let outputs = |scales| kind.packed(&source.name, &source.dims, format, scales);
         let (work, outputs) = match packed.mlx_form()? {

@@ -11,7 +11,7 @@ use candle_quant::checkpoint::{
     module_of, natural_order, Checkpoint, CheckpointKind, HubName, OllamaName, Weight,
 };
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::{Config, FusedExperts};
+use candle_quant_models::FusedExperts;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a conversion will do.
@@ -276,8 +276,8 @@ fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
 
 /// Refuses linear attention in the order and under the names that only GGUF files have: other programs would not know.
 fn check_order(source: &Checkpoint) -> Result<()> {
-    let linear = Config::from_json(source.config()).ok().and_then(|config| config.linear);
-    match linear.is_some() && source.kind() == CheckpointKind::Gguf {
+    let is_linear = source.tensor_names().any(|name| name.contains(".linear_attn."));
+    match is_linear && source.kind() == CheckpointKind::Gguf {
         false => Ok(()),
         true => Err(Error::Unsupported {
             what: format!("{}: converting linear attention of a GGUF file", source.path().display()),
@@ -289,12 +289,12 @@ fn check_order(source: &Checkpoint) -> Result<()> {
 /// Refuses to pack experts whose columns are rows in models: Ollama's importer does so along the wrong dimension, and knows no
 /// model that could read them.
 fn check_stacks(jobs: &[Job], fused: Option<FusedExperts>) -> Result<()> {
-    let turned = matches!(fused, Some(FusedExperts::Columns | FusedExperts::AlternatingColumns));
+    let turned = fused.is_some_and(FusedExperts::has_columns);
     let is_parameter = |job: &&Job| job.planned.shape.len() == 3 && module_of(&job.planned.name).is_none();
     match jobs.iter().filter(|job| turned && job.format().is_some()).find(is_parameter) {
         None => Ok(()),
         Some(job) => Err(Error::Unsupported {
-            what: format!("packing `{}`, whose columns are rows, as Ollama does", job.planned.name),
+            what: format!("packing `{}` for Ollama, whose importer would do so along the wrong dimension, since experts are stored in columns", job.planned.name),
             remedy: "convert to MLX, and the result to Ollama".into(),
         }),
     }

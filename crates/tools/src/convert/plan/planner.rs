@@ -202,7 +202,25 @@ impl<'a> Planner<'a> {
                 return Ok(job);
             }
         }
-        let (spec, fallback) = self.fit(source, decided.0, obstacle);
+        // What is packed and put together with others is not quantized anew without a word; the same codes come of the same rows.
+        let is_rounded = |weight: &Weight| match weight {
+            Weight::Dense(_) => false,
+            Weight::Packed(packed) => {
+                let format = packed.format();
+                !format.scale().is_byte() || decided.0 != Spec::Packed(format)
+            }
+            Weight::Ggml(_) | _ => true,
+        };
+        let is_rounded_again = source.parts.iter().any(|part| match part {
+            SourcePart::Encoded(weight) => is_rounded(weight),
+            SourcePart::Viewed(weights, _) => {
+                weights.iter().any(|weight| !matches!(weight, Weight::Dense(_)))
+            }
+            SourcePart::Stored(_) => false,
+        });
+        let rearranged = (self.packs() && is_rounded_again && !self.options.requantize)
+            .then_some("packed already, and arranged otherwise: --requantize packs it anew");
+        let (spec, fallback) = self.fit(source, decided.0, obstacle.or(rearranged));
         let mut job = match spec {
             Spec::Packed(format) => {
                 target.check(&source.name, decided.1, format)?;

@@ -44,7 +44,7 @@ impl TargetKind for HuggingFace {
         }
     }
 
-    // Those of a plan are published ones already.
+    // The plan has renamed experts already.
     fn experts(&self, family: &MlxLm) -> ExpertLayout {
         ExpertLayout::Renamed(family.stack)
     }
