@@ -17,6 +17,8 @@ long=(--skip products_agree_with_f64_everywhere --skip a_long_text_agrees_with_f
 long+=(--skip sums_do_not_depend_on_the_number_of_threads --skip results_are_as_good_as_rounding_allows)
 # What compares tables with the sources of kernels, which lie elsewhere as seen from this package.
 tables=(--skip backend::cuda::)
+# Safe code alone, and hundreds of thousands of draws.
+tables+=(--skip backend::cpu::sample::)
 packing=(format::bits format::layout format::grammar format::mx format::nf4) cases=8
 if [ "${1-}" = --full ]; then
   long=() packing=(format:: tensor:: --skip the_nearest_element) cases=256
