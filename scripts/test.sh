@@ -41,7 +41,7 @@ elif [ -n "${1-}" ]; then
 fi
 
 step "what reads files, on files changed at random"
-"$built/release/soak" --seconds 60
+"$built/release/soak" --seconds 30
 
 if [ "${1-}" = --full ]; then
   step "memory"
