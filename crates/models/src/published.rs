@@ -5,7 +5,7 @@ use super::architecture::mlx_lm::{FusedExperts, MlxLm};
 use super::architecture::Family;
 use super::root::Root;
 use super::shapes::BUFFERS;
-use super::{layer_of, Config, MoeConfig};
+use super::{Config, MoeConfig};
 use candle_quant::{Checkpoint, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -23,6 +23,7 @@ pub struct Published {
     /// Its tensors, under the names of a model of text alone.
     pub tensors: Vec<PublishedTensor>,
     root: Root,
+    mlx_lm: MlxLm,
     layers: usize,
     is_tied: bool,
 }
@@ -101,7 +102,8 @@ impl Published {
             })
             .map(|(name, tensor)| (name, tensor.dims))
             .collect();
-        let fused = MlxLm::of(config).fused.unwrap_or(FusedExperts::Rows);
+        let mlx_lm = MlxLm::of(config);
+        let fused = mlx_lm.fused.unwrap_or(FusedExperts::Rows);
         let builder = Builder {
             has: &has,
             experts: if is_packed { family.layout.packed_experts } else { family.layout.experts },
@@ -116,7 +118,8 @@ impl Published {
         {
             *name = root.stored(name);
         }
-        Ok(Self { class: family.class(), tensors, root, layers: published.num_hidden_layers, is_tied: tied })
+        let (class, layers) = (family.class(), published.num_hidden_layers);
+        Ok(Self { class, tensors, root, mlx_lm, layers, is_tied: tied })
     }
 
     /// The same with the tensors where the checkpoint has them, which may be a model with more parts than text.
@@ -129,7 +132,7 @@ impl Published {
 
     /// Whether a tensor of the checkpoint is of layers that predict further tokens.
     pub fn is_further(&self, name: &str) -> bool {
-        name.starts_with("mtp.") || layer_of(name).is_some_and(|layer| layer >= self.layers)
+        self.mlx_lm.leaves_out(name, self.layers)
     }
 
     /// Whether it is one that nobody reads: a buffer of old checkpoints, or a head that is the embedding.

@@ -95,7 +95,7 @@ impl ConvertPlan {
             fields.extend(keys.into_iter().filter(differs).map(|key| (key, dtype.into())));
         }
         let of = |(key, value): (&str, _)| Added { object: None, key: key.into(), value };
-        fields.into_iter().map(|(key, value)| of((key, Some(value)))).collect()
+        fields.into_iter().map(of).collect()
     }
 
     /// What compressed-tensors says of the weights.
@@ -135,14 +135,10 @@ impl ConvertPlan {
     fn published(&self) -> Vec<Added> {
         let of = |config: &Value| published_fields(config).into_iter().collect::<Vec<_>>();
         let config = self.source.config();
-        let top = of(config).into_iter().map(|(key, value)| Added { object: None, key, value: Some(value) });
+        let top = of(config).into_iter().map(|(key, value)| Added { object: None, key, value });
         let text = config.get("text_config").map(of).unwrap_or_default();
-        top.chain(text.into_iter().map(|(key, value)| Added {
-            object: Some("text_config"),
-            key,
-            value: Some(value),
-        }))
-        .collect()
+        top.chain(text.into_iter().map(|(key, value)| Added { object: Some("text_config"), key, value }))
+            .collect()
     }
 
     /// What the config says of the format: one for all, and one for each module that has another.
@@ -191,12 +187,12 @@ fn describe(format: QuantFormat) -> Map<String, Value> {
     object
 }
 
-/// A field that the source does not have, or as null; or one that the output does not have.
+/// A field that the source does not have, or as null.
 struct Added {
     /// The object that it is in, if not at the top.
     object: Option<&'static str>,
     key: String,
-    value: Option<Value>,
+    value: Value,
 }
 
 /// What a config says of the text of a larger model; all of it, if it is of no such model.
@@ -215,8 +211,7 @@ fn rewrite(text: &str, quantization: Option<&str>, added: Vec<Added>) -> serde_j
     let entries: Entries = serde_json::from_str(&masked)?;
     let is_added = |key: &str| added.iter().any(|field| field.object.is_none() && field.key == key);
     let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config" && !is_added(key);
-    let adds = added.iter().any(|field| field.value.is_some());
-    if quantization.is_none() && !adds && entries.0.iter().all(|(key, _)| is_kept(key)) {
+    if quantization.is_none() && added.is_empty() && entries.0.iter().all(|(key, _)| is_kept(key)) {
         return Ok(text.to_owned());
     }
     // A value is where it was before the literals were masked.
@@ -231,9 +226,7 @@ fn rewrite(text: &str, quantization: Option<&str>, added: Vec<Added>) -> serde_j
         .map(|(key, value)| (json!(key).to_string(), with_fields(written(value), key, &added)))
         .collect();
     let at_top = added.iter().filter(|field| field.object.is_none());
-    lines.extend(
-        at_top.filter_map(|field| Some((json!(field.key).to_string(), field.value.as_ref()?.to_string()))),
-    );
+    lines.extend(at_top.map(|field| (json!(field.key).to_string(), field.value.to_string())));
     if let Some(quantization) = quantization {
         let value: Value = serde_json::from_str(quantization)?;
         let pretty = format!("{value:#}").replace('\n', "\n  ");
@@ -248,7 +241,7 @@ fn with_fields(text: String, key: &str, added: &[Added]) -> String {
     let fields: Vec<_> = added
         .iter()
         .filter(|field| field.object == Some(key))
-        .filter_map(|field| Some(format!("{}: {}", json!(field.key), field.value.as_ref()?)))
+        .map(|field| format!("{}: {}", json!(field.key), field.value))
         .collect();
     match text.trim_end().strip_suffix('}') {
         Some(inner) if !fields.is_empty() => format!("{}, {}}}", inner.trim_end(), fields.join(", ")),
@@ -304,7 +297,7 @@ mod tests {
 
     #[test]
     fn fields_are_added_at_the_top_and_in_an_object() {
-        let added = |object, key: &str| Added { object, key: key.into(), value: Some(1.into()) };
+        let added = |object, key: &str| Added { object, key: key.into(), value: 1.into() };
         let fields = || vec![added(None, "theta"), added(Some("text_config"), "inner")];
         let text = r#"{"text_config": {"x": 1e4}, "theta": null, "z": {}}"#;
         let expected = "{\n  \"text_config\": {\"x\": 1e4, \"inner\": 1},\n  \"z\": {},\n  \"theta\": 1\n}\n";

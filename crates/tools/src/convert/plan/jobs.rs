@@ -103,7 +103,10 @@ impl Job {
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
         if format.has_biases() && !kind.has_biases() {
-            return Err(impossible(" with a bias for each group, which transformers reads no form of"));
+            return Err(impossible(match packed.format().has_biases() {
+                true => " with a bias for each group, which transformers reads no form of",
+                false => ", whose codes are not written anew",
+            }));
         }
         let outputs = |scales| kind.packed(&source.name, &source.dims, format, scales);
         let (work, outputs) = match packed.mlx_form()? {
