@@ -74,6 +74,46 @@ fn large_vocabularies_are_drawn_from() {
     }
 }
 
+/// The last bit of a weight, and of the part that top-p asks for, decides whether a token can be drawn.
+#[test]
+fn borders_are_those_of_the_cpu() {
+    const ROWS: usize = 32;
+    /// What the largest logit weighs.
+    const MOST: u64 = i32::MAX as u64;
+    let Some(device) = device() else { return };
+    let is_drawn = |tokens: &[u32]| tokens.contains(&1);
+    for case in 0..24 {
+        let other = (case as f32 + 0.37) * -0.0411;
+        let rows = Tensor::new(&[0f32, other], &Device::Cpu).unwrap().broadcast_as((ROWS, 2)).unwrap();
+        let rows = rows.contiguous().unwrap();
+        let there = rows.to_device(&device).unwrap();
+        let all = SampleOptions { temperature: 1., ..SampleOptions::GREEDY };
+        let draw = |rows: &Tensor, options: SampleOptions| sample(rows, &options, 34, case).unwrap();
+        // In the middle between two weights, where it is rounded up.
+        let at_least = |weight: u64| {
+            let min_p = Some((weight as f64 - 0.5) / MOST as f64);
+            SampleOptions { min_p, ..all }
+        };
+        let (mut weight, mut beyond) = (1, MOST);
+        while beyond - weight > 1 {
+            let middle = (weight + beyond) / 2;
+            match is_drawn(&draw(&rows, at_least(middle))) {
+                true => weight = middle,
+                false => beyond = middle,
+            }
+        }
+        // A little more than the first token weighs: less than one more.
+        let units = (u128::from(MOST) << 32) / u128::from(MOST + weight) + 1;
+        let top_p = Some(units as f64 / 2f64.powi(32));
+        for (options, expected) in
+            [(at_least(weight), true), (at_least(weight + 1), false), (SampleOptions { top_p, ..all }, true)]
+        {
+            let (found, of_cpu) = (draw(&there, options), draw(&rows, options));
+            assert_eq!((&found, is_drawn(&found)), (&of_cpu, expected), "{other}: {options:?}");
+        }
+    }
+}
+
 #[test]
 fn rows_without_meaning_are_errors_and_leave_nothing_behind() {
     let Some(device) = device() else { return };
