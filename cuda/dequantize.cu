@@ -1,6 +1,6 @@
 // dequantize_<format>: rows of a weight as f16, bf16 or f32 (CqDequantize).
 //
-// The f32 bits are those of the scalar reference; f16 and bf16 are that number rounded once. A row that
+// The f32 bits are those of the scalar reference, times a factor; f16 and bf16 are that number rounded once. A row that
 // the weight does not have (an id out of range) is written as NaN and not read.
 //
 // Grid (count, ceil(k / 2048)), 256 threads of eight elements each, no dynamic shared memory.
@@ -53,6 +53,8 @@ template <class F> __device__ __forceinline__ void dequantize(const CqDequantize
         const Octet codes = load_octet<F::BITS>(words, octet);
         dequantize_four<F>(codes, 0, group, a);
         dequantize_four<F>(codes, 4, group, b);
+#pragma unroll
+        for (int i = 0; i < 4; ++i) a[i] *= p.factor, b[i] *= p.factor;
     }
     store_octet(p.y, size_t(blockIdx.x) * octets + octet, p.y_dtype, a, b);
 }

@@ -11,6 +11,7 @@
 // blockIdx.x and different blockIdx.y share the k of one set of rows; the last to arrive adds their
 // partial sums in the order of k. Nothing depends on the order of warps or blocks.
 #pragma once
+#include "finish.cuh"
 #include "gemv_round.cuh"
 #include "parts.cuh"
 
@@ -40,7 +41,7 @@ struct BlockRows {
     uint32_t first;
     bool paired;  // SwiGLU: rows 8..16 of each tile are the same rows of the next operand
 
-    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block) : operand(0), paired(p.epilogue == CQ_SWIGLU) {
+    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block) : operand(0), paired(p.gated) {
         const uint32_t step = paired ? rows_per_block / 2 : rows_per_block;
         uint32_t block = blockIdx.x;
         if (!paired)
@@ -57,31 +58,32 @@ struct BlockRows {
     }
 };
 
-// Turns finished sums `total(tile, row in tile, row of x)` into elements of y.
-template <class Shape, class Total>
-__device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &block, float out_scale, Total total) {
-    auto with_bias = [&](const CqOperand &operand, uint32_t row, float sum) {
-        const float product = sum * (out_scale * operand.matrix.global_scale);
-        return operand.bias ? product + load_float(operand.bias, row, operand.bias_dtype) : product;
-    };
+// Turns finished sums `total(tile, row in tile, row of x)` into elements of y; `squares(row of x)` is the sum of those of x.
+template <class Shape, class Total, class Squares>
+__device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &block, float out_scale, Total total, Squares squares) {
     const int rows = block.paired ? Shape::ROWS_PER_BLOCK / 2 : Shape::ROWS_PER_BLOCK, per_tile = block.paired ? 8 : 16;
     for (int i = threadIdx.x; i < rows * Shape::ROWS; i += Shape::THREADS) {
         const uint32_t m = i / rows, tile = i % rows / per_tile, r = i % rows % per_tile, row = block.row(tile, r);
         const CqOperand &operand = p.operand[block.operand];
         if (m >= p.m || row >= operand.matrix.rows) continue;
-        float value = with_bias(operand, row, total(tile, r, m));
-        if (block.paired) {
-            const float up = with_bias(p.operand[block.operand + 1], row, total(tile, r + 8, m));
-            value = value / (1.f + expf(-value)) * up;
-        }
+        const float scale = Shape::TAKES_NORM && p.norm ? out_scale * rsqrtf(squares(m) / float(p.k) + p.eps) : out_scale;
+        auto with_bias = [&](const CqOperand &operand, float sum) {
+            const float product = sum * (scale * operand.matrix.global_scale);
+            return operand.bias ? product + load_float(operand.bias, row, operand.bias_dtype) : product;
+        };
+        float value = with_bias(operand, total(tile, r, m));
+        if (block.operand == 0) value = activated(p.finish.activation, value);
+        if (block.paired) value *= with_bias(p.operand[block.operand + 1], total(tile, r + 8, m));
+        value = finished(p.finish, value);
         if (p.residual && block.operand == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
-        store_float(operand.y, size_t(m) * operand.y_stride + row, p.x_dtype, value);
+        store_float(operand.y, size_t(m) * operand.y_stride + row, p.y_dtype, value);
     }
 }
 
 // The sums of a block over its share of k.
 template <class Shape> struct BlockSums {
-    const float *shares;  // in shared memory: [warp][16][ROWS]
+    const float *shares;   // in shared memory: [warp][16][ROWS]
+    const float *squares;  // of x, if it has a norm: [ROWS]
 
     __device__ __forceinline__ float operator()(int tile, int row, int m) const {
         float sum = 0;
@@ -119,6 +121,7 @@ __device__ __forceinline__ BlockSums<Shape> multiply_block(const RowsOfX &rows_o
     wait_for_earlier_kernels();
     const StagedX<Format, Shape> x = stage_x<Format, Shape>(rows_of_x, k_begin, k_end);
     let_next_kernel_start();
+    if (Shape::TAKES_NORM && rows_of_x.norm) x.add_squares();
 
     Sums<Shape> sums = {};
     const int k_share = k_end - k_begin;
@@ -139,14 +142,14 @@ __device__ __forceinline__ BlockSums<Shape> multiply_block(const RowsOfX &rows_o
     float *shares = x.after();
     store_sums<Shape>(shares + warp * 16 * Shape::ROWS, sums, g, t);
     __syncthreads();
-    return {shares};
+    return {shares, x.squares()};
 }
 
 template <class Format, class Shape> __device__ __forceinline__ void gemv(const CqGemv &p) {
     const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
     constexpr float OUT_SCALE = out_scale<Format, Shape>();
     const BlockRows block(p, Shape::ROWS_PER_BLOCK);
-    const RowsOfX x{p.x, 0, p.m, p.x_stride, p.x_dtype};
+    const RowsOfX x{p.x, p.norm, 0, p.m, p.x_stride, p.x_dtype};
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
         x, p.operand[block.operand].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
             const CqMatrix &matrix = p.operand[block.operand_of(half * 8)].matrix;
@@ -154,21 +157,24 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
             rows.place(half, matrix, min(block.row(tile, row), matrix.rows - 1), p.k, k, t);
         });
     if (gridDim.y == 1) {
-        store_outputs<Shape>(p, block, OUT_SCALE, sums);
+        store_outputs<Shape>(p, block, OUT_SCALE, sums, [&](int m) { return sums.squares[m]; });
         return;
     }
-    constexpr int COUNT = Shape::ROWS_PER_BLOCK * Shape::ROWS;
+    constexpr int SUMS = Shape::ROWS_PER_BLOCK * Shape::ROWS, COUNT = SUMS + Shape::ROWS;
     float *partial = p.partial + size_t(blockIdx.x) * COUNT;
     const size_t split = size_t(gridDim.x) * COUNT;
-    for (int i = threadIdx.x; i < COUNT; i += Shape::THREADS)
+    for (int i = threadIdx.x; i < SUMS; i += Shape::THREADS)
         partial[blockIdx.y * split + i] = sums(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
+    if (Shape::TAKES_NORM && p.norm && threadIdx.x < Shape::ROWS) partial[blockIdx.y * split + SUMS + threadIdx.x] = sums.squares[threadIdx.x];
     if (!last_of_parts(p.arrivals + blockIdx.x, gridDim.y)) return;
-    store_outputs<Shape>(p, block, OUT_SCALE, [&](int tile, int row, int m) {
+    auto all_parts = [&](int i) {
         float sum = 0;
-        for (uint32_t s = 0; s < gridDim.y; ++s)
-            sum += load_again(partial + s * split + (tile * 16 + row) * Shape::ROWS + m);
+        for (uint32_t s = 0; s < gridDim.y; ++s) sum += load_again(partial + s * split + i);
         return sum;
-    });
+    };
+    store_outputs<Shape>(
+        p, block, OUT_SCALE, [&](int tile, int row, int m) { return all_parts((tile * 16 + row) * Shape::ROWS + m); },
+        [&](int m) { return all_parts(SUMS + m); });
 }
 
 }  // namespace cq

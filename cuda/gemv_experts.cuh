@@ -19,7 +19,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     wait_for_earlier_kernels();
 
     const uint32_t first = blockIdx.x * (gated ? 8 : 16), rows_of_matrix = p.operand[0].matrix.rows;
-    const RowsOfX x{p.x, pair / p.pairs_of_x, 1, p.k, p.x_dtype};
+    const RowsOfX x{p.x, nullptr, pair / p.pairs_of_x, 1, p.k, p.x_dtype};
     const BlockSums<Shape> sums = multiply_block<Format, Shape>(
         x, p.operand[0].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int, int row, int k, int t) {
             const ChosenExpert expert(p, p.ids[pair]);

@@ -58,6 +58,9 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static_assert(CHUNK % 16 == 0 && GROUP % 16 == 0, "16 weights of a lane are of one group");
     static_assert(!FOLDED || GROUP >= CHUNK, "a lane's chunk is of one group");
 
+    // Whether x can have a norm: of 16 rows there are no registers for its weights.
+    static constexpr bool TAKES_NORM = ROWS < 16;
+
     // The group slot of a column.
     static constexpr __host__ __device__ int slot(int column) { return ROWS < 8 ? column / ROWS : 0; }
 };

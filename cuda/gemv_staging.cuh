@@ -27,17 +27,19 @@ template <> struct alignas(16) GroupOfX<true> {
     float unit;        // what 1 of the staged x stands for
     float offset_sum;  // of the staged x, times the offsets that codes as halves carry
     float sum;         // of x
-    float unused;
+    float squares;     // the sum of those of x, if there is a norm, without its weight
 };
-template <> struct GroupOfX<false> {
+template <> struct alignas(8) GroupOfX<false> {
     float unit;
+    float squares;
 };
 
 // Shared memory of a block, in bytes:
 //   64 (ROWS + 1)            zeros
 //   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
-//   16 or 4 ROWS (k / X_GROUP) GroupOfX [row][group], with biases or without
+//   16 or 8 ROWS (k / X_GROUP) GroupOfX [row][group], with biases or without
 //   4 * 8 * 16 ROWS          the sums of each warp's rows
+//   4 ROWS                   the sums of squares of each row
 // where k is the block's share, padded to whole rounds.
 template <class Format, class Shape> struct StagedX {
     using Group = GroupOfX<Format::HAS_BIASES>;
@@ -52,6 +54,19 @@ template <class Format, class Shape> struct StagedX {
         return reinterpret_cast<Group *>(memory + ZEROS + size_t(Shape::ROWS) * k * sizeof(half)) + row * groups() + group;
     }
     __device__ __forceinline__ float *after() const { return reinterpret_cast<float *>(group(Shape::ROWS, 0)); }
+    __device__ __forceinline__ float *squares() const { return after() + Shape::THREADS / 32 * 16 * Shape::ROWS; }
+
+    // Adds up the squares of each row, a warp for each; they are there behind the next barrier.
+    __device__ __forceinline__ void add_squares() const {
+        const int lane = threadIdx.x % 32;
+        for (int row = threadIdx.x / 32; row < Shape::ROWS; row += Shape::THREADS / 32) {
+            float sum = 0;
+            for (int i = lane; i < groups(); i += 32) sum += group(row, i)->squares;
+#pragma unroll
+            for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
+            if (lane == 0) squares()[row] = sum;
+        }
+    }
 
     // The first eight of the sixteen halves that `lane` of four needs of `row`; the others are
     // ROWS * 4 further on, so that a warp's loads meet no bank twice.
@@ -94,8 +109,22 @@ __device__ __forceinline__ void load_sixteen(float (&v)[16], const void *x, size
 // The m rows of x that a block multiplies; they begin at multiples of 16 bytes.
 struct RowsOfX {
     const void *x;
+    const float *norm;  // the weight of an RMS norm, or null
     uint32_t first, m, stride, dtype;
 };
+
+// Multiplies sixteen elements by the weight of their norm; returns the sum of their squares before.
+__device__ __forceinline__ float weigh(float (&v)[16], const float *weight) {
+    float squares = 0;
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+        const float4 w = reinterpret_cast<const float4 *>(weight)[i];
+#pragma unroll
+        for (int j = 0; j < 4; ++j) squares = __fmaf_rn(v[4 * i + j], v[4 * i + j], squares);
+        v[4 * i] *= w.x, v[4 * i + 1] *= w.y, v[4 * i + 2] *= w.z, v[4 * i + 3] *= w.w;
+    }
+    return squares;
+}
 
 // Stages [k_begin, k_end) of all rows of x, by all threads of the block; a thread takes sixteen at a time.
 template <class Format, class Shape>
@@ -105,15 +134,19 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, i
     const StagedX<Format, Shape> x{memory, (k_end - k_begin + Shape::ROUND - 1) / Shape::ROUND * Shape::ROUND};
     for (int i = threadIdx.x; i < StagedX<Format, Shape>::ZEROS / 4; i += Shape::THREADS) reinterpret_cast<uint32_t *>(memory)[i] = 0;
 
+    const bool has_norm = Shape::TAKES_NORM && rows.norm;
     const int sixteens = x.k / 16, total = Shape::ROWS * sixteens;
     // Whole warps take part, for the sake of the shuffles.
     for (int i = threadIdx.x; i / 32 * 32 < total; i += Shape::THREADS) {
         const int row = i / sixteens, sixteen = i % sixteens, k = k_begin + sixteen * 16;
-        float v[16] = {};
-        if (row < int(rows.m) && k < k_end) load_sixteen(v, rows.x, size_t(rows.first + row) * rows.stride + k, rows.dtype);
+        float v[16] = {}, squares = 0;
+        if (row < int(rows.m) && k < k_end) {
+            load_sixteen(v, rows.x, size_t(rows.first + row) * rows.stride + k, rows.dtype);
+            if (has_norm) squares = weigh(v, rows.norm + k);
+        }
 
         uint32_t exponent = 127;
-        if (rows.dtype == CQ_BF16) {
+        if (rows.dtype == CQ_BF16 || has_norm) {
             float largest = 0;
 #pragma unroll
             for (int j = 0; j < 16; ++j) {
@@ -150,6 +183,9 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, i
                 sum += __shfl_xor_sync(FULL_WARP, sum, distance);
                 offset_sum += __shfl_xor_sync(FULL_WARP, offset_sum, distance);
             }
+        if (has_norm)
+#pragma unroll
+            for (int distance = 1; distance < LANES; distance *= 2) squares += __shfl_xor_sync(FULL_WARP, squares, distance);
         if (i >= total) continue;
 
         const int step = sixteen * 16 / Shape::STEP, within = sixteen * 16 % Shape::STEP;
@@ -160,9 +196,9 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, i
         if (sixteen % LANES == 0) {
             const float unit = __uint_as_float((254 - exponent) << 23);
             if constexpr (Format::HAS_BIASES)
-                *x.group(row, sixteen / LANES) = {unit, offset_sum, sum, 0};
+                *x.group(row, sixteen / LANES) = {unit, offset_sum, sum, squares};
             else
-                *x.group(row, sixteen / LANES) = {unit};
+                *x.group(row, sixteen / LANES) = {unit, squares};
         }
     }
     __syncthreads();

@@ -10,11 +10,22 @@
 /* Element types of activations, outputs, scales, biases. */
 enum CqDtype { CQ_F16 = 0, CQ_BF16 = 1, CQ_F32 = 2 };
 
-/* What a launch makes of its outputs. */
-enum CqEpilogue {
-    CQ_STORE = 0,  /* y_i = x w_i^T (+ bias_i), for each of up to three weights */
-    CQ_SWIGLU = 1, /* y_0 = silu(x w_0^T + bias_0) * (x w_1^T + bias_1); both have the same rows */
+/* What is between the projections of a feed-forward block. */
+enum CqActivation {
+    CQ_ACTIVATION_NONE = 0,
+    CQ_ACTIVATION_SILU = 1,      /* x / (1 + exp(-x)) */
+    CQ_ACTIVATION_GELU = 2,      /* x times the distribution function of a normal variable */
+    CQ_ACTIVATION_GELU_TANH = 3, /* the same, approximated by tanh */
+    CQ_ACTIVATION_RELU2 = 4,     /* the square of positive numbers */
 };
+
+/* What becomes of an output before a residual is added: these, in this order. */
+typedef struct CqFinish {
+    uint32_t activation; /* CqActivation */
+    float limit;         /* outputs end at it and its negative; 0: they do not */
+    float factor;        /* they are multiplied by it */
+    float softcap;       /* they become softcap * tanh(output / softcap); 0: they do not */
+} CqFinish;
 
 #define CQ_MAX_WEIGHTS 3
 
@@ -25,6 +36,7 @@ enum CqEpilogue {
 /* All shared memory is dynamic: a launch asks for all that a block has. In bytes: */
 #define CQ_SIMT_SHARED_BYTES 18432    /* of the fp32 matmuls: x of one step */
 #define CQ_QUANTIZE_SHARED_BYTES 1024 /* of quantization: a block's codes */
+#define CQ_NORM_SHARED_BYTES 64       /* of norms: sums of warps, twice */
 #define CQ_SCAN_SHARED_BYTES 64       /* of sums over a block's threads, behind what else a kernel has */
 
 #define CQ_SAMPLE_SHARED_BYTES 16480  /* of drawing: bins, sums, and what a block has found */
@@ -59,19 +71,22 @@ typedef struct CqMatrix {
 typedef struct CqOperand {
     CqMatrix matrix;
     const void *bias; /* [rows], of bias_dtype; may be null */
-    void *y;          /* [m, rows], of x_dtype; rows y_stride apart */
+    void *y;          /* [m, rows], of y_dtype; rows y_stride apart */
     uint32_t y_stride;
     uint32_t bias_dtype;
 } CqOperand;
 
-/* y = x w^T for 1 to 16 rows of x. All weights of a launch share format, group size and k.
+/* y_i = x w_i^T (+ bias_i) for 1 to 16 rows of x and up to three weights, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
+ * bias_1), whose weights have the same rows. All weights of a launch share format, group size and k.
  *
  * Grid: (blocks that cover the rows of every weight, splits of k). */
 typedef struct CqGemv {
     CqOperand operand[CQ_MAX_WEIGHTS];
     const void *x;        /* [m, k], 16-byte aligned rows */
-    const void *residual; /* [m, rows of operand 0], added to y_0; may be null */
-    float *partial;       /* [splits][blocks][rows per block][rows of x]: used if splits > 1 */
+    const float *norm;    /* [k]: x is divided by the root of its mean square and multiplied by these; null: it is not; in
+                           * kernels of 16 rows it has to be */
+    const void *residual; /* [m, rows of operand 0] of x_dtype, added to y_0; may be null */
+    float *partial;       /* [splits][blocks][rows per block + 1][rows of x]: used if splits > 1 */
     uint32_t *arrivals;   /* [blocks], zero before and after: used if splits > 1 */
     uint32_t operands;
     uint32_t m;
@@ -80,7 +95,10 @@ typedef struct CqGemv {
     uint32_t x_stride;
     uint32_t residual_stride;
     uint32_t x_dtype;
-    uint32_t epilogue;
+    uint32_t y_dtype;
+    uint32_t gated;       /* whether there is the y_0 of two weights alone */
+    float eps;            /* added to the mean square */
+    CqFinish finish;      /* of y_0; of the others all but the activation */
 } CqGemv;
 
 /* The fp32 matmul on CUDA cores: any m, any k that is whole groups. */
@@ -201,8 +219,40 @@ typedef struct CqDequantize {
     uint32_t group_size;
     uint32_t ids_bytes; /* 1, 4 or 8: U8, U32, I64 */
     uint32_t y_dtype;
-    uint32_t unused;
+    float factor;       /* of all numbers */
 } CqDequantize;
+
+/* y = residual + factor * ((x - mean of x) / root of its mean square * weight + bias), for each row.
+ *
+ * y may be x, or the residual. Grid: (rows). */
+typedef struct CqNorm {
+    const void *x;         /* [rows, width] of x_dtype */
+    const float *weight;   /* [width]; may be null */
+    const float *bias;     /* [width]; may be null */
+    const void *residual;  /* [rows, width] of y_dtype; may be null */
+    void *y;               /* [rows, width] of y_dtype */
+    uint32_t width;
+    uint32_t subtracts_mean;
+    float eps;             /* added to the mean square */
+    float factor;
+    uint32_t x_dtype;
+    uint32_t y_dtype;
+} CqNorm;
+
+/* y = residual + finish(x), element by element; with up, that is multiplied by it behind the activation.
+ *
+ * y may be x, up or the residual. Grid: (count / 256, rounded up). */
+typedef struct CqElementwise {
+    const void *x;         /* [count] of x_dtype */
+    const void *up;        /* the same; may be null */
+    const void *residual;  /* [count] of y_dtype; may be null */
+    void *y;               /* [count] of y_dtype */
+    CqFinish finish;
+    uint32_t count;
+    uint32_t x_dtype;
+    uint32_t y_dtype;
+    uint32_t unused;
+} CqElementwise;
 
 /* Quantizes rows as the CPU does, bit for bit. */
 typedef struct CqQuantize {

@@ -50,8 +50,8 @@
 //! Operands on different devices are an error; ids of embeddings and of experts are not read back, and one out of range
 //! gives a row of NaN.
 //!
-//! A decode step can be captured as a CUDA graph, which replays it for the position it was captured at and no other.
-//! That needs a device with a stream of its own (`Device::new_cuda_with_stream`) and without event tracking
+//! A [`StepPlan`](step::StepPlan) makes a decode step one CUDA graph for every position. A step of layers that are called
+//! one by one can be captured, too, for the position it was captured at and no other. That needs a device with a stream of its own (`Device::new_cuda_with_stream`) and without event tracking
 //! (`CudaDevice::disable_event_tracking`): run the same step once before on the same thread, under
 //! `CudaDevice::enable_cuda_graph_htod_cache` for the sake of candle's own operations; in the capture, copy the result
 //! into a tensor from before and drop all others. Buffers of this crate that a
@@ -92,7 +92,8 @@ pub use tensor::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat, QuantTensor, S
 /// no weights yet. Those of weights are methods of [`QuantTensor`].
 pub mod ops {
     pub use crate::backend::{
-        attention, decode_attention, gated_delta, quantize_rows, sample, AttentionOptions, SampleOptions,
+        attention, decode_attention, gated_delta, quantize_rows, rms_norm_matmul, sample, AttentionOptions,
+        SampleOptions,
     };
 }
 
@@ -100,7 +101,7 @@ pub mod ops {
 pub mod step {
     pub use crate::backend::step::{QueryGrowth, StepToken, Turn};
     pub use crate::nn::step::{
-        AttentionBlock, BlockOutput, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
+        AttentionBlock, BlockOutput, DeviceStep, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
     };
 }
 

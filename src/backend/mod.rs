@@ -27,11 +27,13 @@ use candle_core::{
     Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
+pub(crate) use cuda::DeviceStep;
 pub use decode_attention::decode_attention;
 pub(crate) use decode_attention::NewToken;
 pub use experts::Gating;
 pub(crate) use experts::{experts, weighted_sum, ChosenExperts};
-pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue};
+pub use fused::rms_norm_matmul;
+pub(crate) use fused::{matmul_add, matmul_many, swiglu, Epilogue, NormOfX};
 pub use gated_delta::gated_delta;
 use half::{bf16, f16};
 pub use ops::quantize_rows;

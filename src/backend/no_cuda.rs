@@ -1,9 +1,11 @@
 //! What stands in for the CUDA backend without the feature `cuda`: the same functions, each an error.
 
 use super::sample::{Choice, Draw};
-use super::{ChosenExperts, Epilogue, NewToken, Operand, Parts};
+use super::step::{CacheRows, GraphMode, Plan};
+use super::{ChosenExperts, Epilogue, NewToken, NormOfX, Operand, Parts};
 use crate::{Error, QuantFormat, QuantTensor};
-use candle_core::{CudaStorage, DType, Layout, Result, Shape, Tensor};
+use candle_core::{CudaStorage, DType, Device, Layout, Result, Shape, Tensor};
+use std::sync::Arc;
 
 // Arithmetic and names, whose tests need no CUDA.
 #[cfg(test)]
@@ -55,7 +57,12 @@ pub(super) fn stacked(_: Operand, _: &[(usize, usize)], _: &Tensor) -> Result<Te
     error()
 }
 
-pub(super) fn fused(_: &[Operand], _: &Tensor, _: Epilogue) -> Result<Option<Vec<Tensor>>> {
+pub(super) fn fused(
+    _: &[Operand],
+    _: &Tensor,
+    _: Option<NormOfX>,
+    _: Epilogue,
+) -> Result<Option<Vec<Tensor>>> {
     error()
 }
 
@@ -73,6 +80,27 @@ pub(super) fn embed(_: &QuantTensor, _: &Tensor, _: DType) -> Result<Tensor> {
 
 pub(super) fn attend(_: &Tensor, _: &NewToken) -> Result<Option<Tensor>> {
     error()
+}
+
+/// Cannot be made.
+pub(crate) enum DeviceStep {}
+
+impl DeviceStep {
+    pub(crate) fn new(_: &Arc<Plan>, _: (&Device, DType), _: usize, _: bool, _: GraphMode) -> Result<Self> {
+        error()
+    }
+
+    pub(crate) fn run(&mut self, _: &Tensor, _: &[CacheRows], _: usize) -> Result<Tensor> {
+        match *self {}
+    }
+
+    pub(crate) fn launches(&self) -> Option<usize> {
+        match *self {}
+    }
+
+    pub(crate) fn is_captured(&self) -> bool {
+        match *self {}
+    }
 }
 
 pub(super) fn absmax(_: &Tensor) -> Result<f32> {

@@ -3,6 +3,7 @@
 
 use super::low_rank::Update;
 use crate::{Error, KvCache, QuantTensor};
+use candle_core::Tensor;
 use std::sync::Arc;
 
 /// `(x - mean(x)) / root of its mean square * weight + bias`, or without what it does not have.
@@ -112,6 +113,39 @@ pub(crate) struct Plan {
     pub(crate) turns: Vec<Turn>,
 }
 
+impl Plan {
+    /// Numbers of logits of a token.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+    pub(crate) fn outputs(&self) -> usize {
+        match self.nodes.last() {
+            Some(Node::Logits { head, .. }) => head.rows,
+            _ => 0,
+        }
+    }
+}
+
+/// The memory of a layer's keys and values on a device, and what queries see of it.
+#[derive(Clone, Debug)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) struct CacheRows {
+    /// `[2, B, kv_heads, capacity, head_dim]`.
+    pub(crate) rows: Tensor,
+    pub(crate) window: Option<usize>,
+    pub(crate) is_chunked: bool,
+}
+
+/// Whether the steps of a device are CUDA graphs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[cfg_attr(not(feature = "cuda"), allow(dead_code))]
+pub(crate) enum GraphMode {
+    /// Where that is possible.
+    Auto,
+    /// It is an error where it is not.
+    On,
+    /// Never: launches come one by one.
+    Eager,
+}
+
 /// What the position of a token does to its queries and keys; nothing by default.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Turn {
@@ -132,6 +166,13 @@ impl Default for Turn {
     fn default() -> Self {
         let inverse_frequencies = Vec::new();
         Self { inverse_frequencies, of_long_texts: None, interleaved: false, factor: 1., query_growth: None }
+    }
+}
+
+impl Turn {
+    /// Those in long texts, or in others.
+    pub(crate) fn frequencies(&self, is_long: bool) -> &[f32] {
+        self.of_long_texts.as_ref().filter(|_| is_long).unwrap_or(&self.inverse_frequencies)
     }
 }
 

@@ -25,7 +25,7 @@ constexpr size_t SCALE_BYTES = FLOAT_SCALES ? 2 : 1;
 
 // As src/backend/cuda/gemv.rs has it.
 size_t shared_bytes(int k) {
-    const size_t of_row = 64 + 2 * size_t(k) + (Format::HAS_BIASES ? 16 : 4) * (k / Shape::X_GROUP) + 4 * 8 * 16;
+    const size_t of_row = 64 + 2 * size_t(k) + (Format::HAS_BIASES ? 16 : 8) * (k / Shape::X_GROUP) + 4 * 8 * 16 + 4;
     return 64 + Shape::ROWS * of_row;
 }
 
@@ -57,7 +57,7 @@ void measure(int n, int k) {
         if ((k + k_per_split - 1) / k_per_split != splits || shared_bytes(k_per_split) > most_shared_bytes()) continue;
         float *partial;
         uint32_t *arrivals;
-        CHECK(cudaMalloc(&partial, sizeof(float) * splits * blocks * Shape::ROWS_PER_BLOCK * Shape::ROWS));
+        CHECK(cudaMalloc(&partial, sizeof(float) * splits * blocks * (Shape::ROWS_PER_BLOCK + 1) * Shape::ROWS));
         CHECK(cudaMalloc(&arrivals, sizeof *arrivals * blocks));
         CHECK(cudaMemset(arrivals, 0, sizeof *arrivals * blocks));
         CHECK(cudaDeviceSynchronize());
@@ -72,9 +72,9 @@ void measure(int n, int k) {
             matrix.rows = n;
             matrix.scale_dtype = matrix.biases_dtype = CQ_BF16;
             p.operand[0].y = y, p.operand[0].y_stride = n;
-            p.x = x, p.x_stride = k, p.x_dtype = CQ_BF16;
+            p.x = x, p.x_stride = k, p.x_dtype = p.y_dtype = CQ_BF16;
             p.partial = partial, p.arrivals = arrivals;
-            p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.epilogue = CQ_STORE;
+            p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.finish.factor = 1;
             return p;
         };
         double us[2];

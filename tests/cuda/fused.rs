@@ -5,7 +5,8 @@ use crate::expected::{random, Expected, KINDS};
 use crate::packed::flat;
 use crate::packed::{bits, tensor};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::{nn, Linear, QuantFormat, QuantTensor};
+use candle_quant::ops::rms_norm_matmul;
+use candle_quant::{nn, nn::LayerWeight, Linear, QuantFormat, QuantTensor};
 
 /// A layer on the CPU and on the device.
 struct Layer {
@@ -160,6 +161,67 @@ fn products_added_to_a_residual() {
                 let residual = flat(&residual);
                 let expected = layer.expected(&x).map(|i, product| product + f64::from(residual[i]));
                 expected.check(&sum, dtype, &format!("{format} {dtype:?} M={m}"));
+            }
+        }
+    }
+}
+
+fn packed(weight: &LayerWeight) -> &QuantTensor {
+    let LayerWeight::Quantized(weight) = weight else { panic!("{weight:?}") };
+    weight
+}
+
+/// A norm within the launch: weights of all formats, one row and several, K split, of even and of large numbers.
+#[test]
+fn products_of_a_normalized_x() {
+    let Some(device) = device() else { return };
+    for format in rounded_once() {
+        let group = format.group_size().max(32);
+        for (k, n, m) in
+            [(5 * group, 50, 1), (8192, 17, 1), (5 * group, 50, 3), (8192, 17, 8), (3 * group, 24, 7)]
+        {
+            let [first, second] = [n, n + 3].map(|n| Layer::new(&device, n, k, format, None, 570 + n as u64));
+            for (dtype, size) in
+                [(DType::F16, 1.), (DType::BF16, 1.), (DType::F16, 1000.), (DType::BF16, 1e-3)]
+            {
+                let x = (tensor(&[m, k], 571) * size).unwrap().to_dtype(dtype).unwrap();
+                let weight = (tensor(&[k], 572) * 2.).unwrap();
+                let eps = 1e-5;
+                // In f64; what is multiplied has the digits of an f32.
+                let rows = flat(&x);
+                let weights = flat(&weight);
+                let normalized: Vec<f32> = rows
+                    .chunks(k)
+                    .flat_map(|row| {
+                        let squares: f64 = row.iter().map(|x| f64::from(*x).powi(2)).sum();
+                        let scale = 1. / (squares / k as f64 + eps).sqrt();
+                        let products = row
+                            .iter()
+                            .zip(&weights)
+                            .map(move |(x, w)| (f64::from(*x) * scale * f64::from(*w)) as f32);
+                        products.collect::<Vec<_>>()
+                    })
+                    .collect();
+                let normalized = Tensor::from_vec(normalized, (m, k), &Device::Cpu).unwrap();
+                let norm = candle_nn::RmsNorm::new(weight.to_device(&device).unwrap(), eps);
+                let there = x.to_device(&device).unwrap();
+                let weights = [first.there.weight(), second.there.weight()].map(packed);
+                let found = rms_norm_matmul(&there, &norm, weights).unwrap();
+                for (found, layer) in found.iter().zip([&first, &second]) {
+                    let what = format!("{format} {dtype:?} N={n} K={k} M={m}, {size}");
+                    let expected = layer.expected(&normalized);
+                    // Tensor cores take x as halves, which have as many digits as the results in F16.
+                    if dtype == DType::BF16 {
+                        expected.check(found, dtype, &what);
+                        continue;
+                    }
+                    let halves = layer.expected(&normalized.to_dtype(dtype).unwrap()).products;
+                    let halves = Tensor::new(halves, &Device::Cpu).unwrap().to_dtype(dtype).unwrap();
+                    let error =
+                        |found: &Tensor| crate::packed::relative_error(&flat(found), &expected.products);
+                    let (found, halves) = (error(found), error(&halves));
+                    assert!(found <= 1.15 * halves, "{what}: {found:.2e}, rounded {halves:.2e}");
+                }
             }
         }
     }

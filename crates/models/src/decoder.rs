@@ -23,7 +23,7 @@ use candle_quant::nn::{Adapters, VarBuilder};
 use candle_quant::parallel::{
     vocab_parallel_embedding, vocab_parallel_head, VocabParallelEmbedding, VocabParallelHead,
 };
-use candle_quant::step::StepPlan;
+use candle_quant::step::{DeviceStep, StepPlan};
 use candle_quant::{Error, Result};
 
 /// A decoder-only language model with its key/value cache.
@@ -31,8 +31,10 @@ use candle_quant::{Error, Result};
 pub struct Model {
     embed_tokens: VocabParallelEmbedding,
     layers: Vec<Layer>,
-    /// All of it in one call, on the CPU; none if a layer is of a kind that a plan does not have.
+    /// All of it in one call; none if a layer is of a kind that a plan does not have.
     plan: Option<StepPlan>,
+    /// Its steps on a device, each with whether it is of a long text.
+    steps: Vec<(bool, DeviceStep)>,
     norm: Norm,
     lm_head: VocabParallelHead,
     tied: bool,
@@ -147,6 +149,7 @@ impl Model {
         let mut this = Self {
             norm: Norm::new(config.norm, hidden, config.norm_eps, model.pp(config.names.final_norm))?,
             plan: None,
+            steps: Vec::new(),
             embed_tokens,
             layers,
             lm_head,
@@ -183,6 +186,9 @@ impl Model {
     /// ([`Error::OutOfContext`]) or the cache may have ([`Error::OutOfCache`]). If the batch size
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if let Some(logits) = self.run_step(ids, offset)? {
+            return logits.to_dtype(self.dtype)?.unsqueeze(1);
+        }
         if self.has_plan() {
             let (batch, len) = ids.dims2()?;
             let logits = self.run_plan(ids, offset, &(0..batch * len).collect::<Vec<_>>())?;
@@ -199,6 +205,9 @@ impl Model {
     /// # Errors
     /// As those of [`forward`](Model::forward).
     pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
+        if let Some(logits) = self.run_step(ids, offset)? {
+            return logits.to_dtype(self.dtype);
+        }
         if self.has_plan() {
             let (batch, len) = ids.dims2()?;
             let last: Vec<usize> = (1..=batch).map(|sequence| (sequence * len).saturating_sub(1)).collect();
@@ -224,9 +233,9 @@ impl Model {
         }
     }
 
-    /// Whether all layers are computed in one call, which has no gradients.
+    /// Whether all layers are computed in one call on the CPU, which has no gradients.
     fn has_plan(&self) -> bool {
-        self.plan.is_some() && !self.adapters.is_trained()
+        self.plan.is_some() && self.device.is_cpu() && !self.adapters.is_trained()
     }
 
     /// The adapters of all layers.

@@ -8,7 +8,7 @@ use super::Config;
 use candle_core::{DType, Result, Tensor};
 use candle_quant::nn::{LayerWeight, VarBuilder};
 use candle_quant::step::{AttentionBlock, Turn};
-use candle_quant::{KvCache, KvFormat};
+use candle_quant::{DeviceKvCache, KvCache, KvFormat};
 
 /// Both have the methods of [`Attention`].
 #[derive(Debug)]
@@ -38,6 +38,13 @@ impl Mixer {
     pub fn cache_mut(&mut self) -> Option<&mut KvCache> {
         match self {
             Self::Attention(attention) => attention.cache_mut(),
+            Self::Linear(_) => None,
+        }
+    }
+
+    pub fn device_cache_mut(&mut self) -> Option<&mut DeviceKvCache> {
+        match self {
+            Self::Attention(attention) => attention.device_cache_mut(),
             Self::Linear(_) => None,
         }
     }

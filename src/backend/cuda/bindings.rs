@@ -5,6 +5,7 @@ pub const CQ_THREADS: u32 = 256;
 pub const CQ_ATTEND_THREADS: u32 = 128;
 pub const CQ_SIMT_SHARED_BYTES: u32 = 18432;
 pub const CQ_QUANTIZE_SHARED_BYTES: u32 = 1024;
+pub const CQ_NORM_SHARED_BYTES: u32 = 64;
 pub const CQ_SCAN_SHARED_BYTES: u32 = 64;
 pub const CQ_SAMPLE_SHARED_BYTES: u32 = 16480;
 pub const CQ_SAMPLE_BINS: u32 = 2048;
@@ -19,9 +20,29 @@ pub const CQ_F16: CqDtype = 0;
 pub const CQ_BF16: CqDtype = 1;
 pub const CQ_F32: CqDtype = 2;
 pub type CqDtype = ::core::ffi::c_uint;
-pub const CQ_STORE: CqEpilogue = 0;
-pub const CQ_SWIGLU: CqEpilogue = 1;
-pub type CqEpilogue = ::core::ffi::c_uint;
+pub const CQ_ACTIVATION_NONE: CqActivation = 0;
+pub const CQ_ACTIVATION_SILU: CqActivation = 1;
+pub const CQ_ACTIVATION_GELU: CqActivation = 2;
+pub const CQ_ACTIVATION_GELU_TANH: CqActivation = 3;
+pub const CQ_ACTIVATION_RELU2: CqActivation = 4;
+pub type CqActivation = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqFinish {
+    pub activation: u32,
+    pub limit: f32,
+    pub factor: f32,
+    pub softcap: f32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqFinish"][::core::mem::size_of::<CqFinish>() - 16usize];
+    ["Alignment of CqFinish"][::core::mem::align_of::<CqFinish>() - 4usize];
+    ["Offset of field: CqFinish::activation"][::core::mem::offset_of!(CqFinish, activation) - 0usize];
+    ["Offset of field: CqFinish::limit"][::core::mem::offset_of!(CqFinish, limit) - 4usize];
+    ["Offset of field: CqFinish::factor"][::core::mem::offset_of!(CqFinish, factor) - 8usize];
+    ["Offset of field: CqFinish::softcap"][::core::mem::offset_of!(CqFinish, softcap) - 12usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqMatrix {
@@ -69,6 +90,7 @@ const _: () = {
 pub struct CqGemv {
     pub operand: [CqOperand; 3usize],
     pub x: *const ::core::ffi::c_void,
+    pub norm: *const f32,
     pub residual: *const ::core::ffi::c_void,
     pub partial: *mut f32,
     pub arrivals: *mut u32,
@@ -79,25 +101,32 @@ pub struct CqGemv {
     pub x_stride: u32,
     pub residual_stride: u32,
     pub x_dtype: u32,
-    pub epilogue: u32,
+    pub y_dtype: u32,
+    pub gated: u32,
+    pub eps: f32,
+    pub finish: CqFinish,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 256usize];
+    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 288usize];
     ["Alignment of CqGemv"][::core::mem::align_of::<CqGemv>() - 8usize];
     ["Offset of field: CqGemv::operand"][::core::mem::offset_of!(CqGemv, operand) - 0usize];
     ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 192usize];
-    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 200usize];
-    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 208usize];
-    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 216usize];
-    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 224usize];
-    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 228usize];
-    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 232usize];
-    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 236usize];
-    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 240usize];
-    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 244usize];
-    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 248usize];
-    ["Offset of field: CqGemv::epilogue"][::core::mem::offset_of!(CqGemv, epilogue) - 252usize];
+    ["Offset of field: CqGemv::norm"][::core::mem::offset_of!(CqGemv, norm) - 200usize];
+    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 208usize];
+    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 216usize];
+    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 224usize];
+    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 232usize];
+    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 236usize];
+    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 240usize];
+    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 244usize];
+    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 248usize];
+    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 252usize];
+    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 256usize];
+    ["Offset of field: CqGemv::y_dtype"][::core::mem::offset_of!(CqGemv, y_dtype) - 260usize];
+    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 264usize];
+    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 268usize];
+    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 272usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -311,7 +340,7 @@ pub struct CqDequantize {
     pub group_size: u32,
     pub ids_bytes: u32,
     pub y_dtype: u32,
-    pub unused: u32,
+    pub factor: f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -327,7 +356,65 @@ const _: () = {
         [::core::mem::offset_of!(CqDequantize, group_size) - 72usize];
     ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 76usize];
     ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 80usize];
-    ["Offset of field: CqDequantize::unused"][::core::mem::offset_of!(CqDequantize, unused) - 84usize];
+    ["Offset of field: CqDequantize::factor"][::core::mem::offset_of!(CqDequantize, factor) - 84usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqNorm {
+    pub x: *const ::core::ffi::c_void,
+    pub weight: *const f32,
+    pub bias: *const f32,
+    pub residual: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    pub width: u32,
+    pub subtracts_mean: u32,
+    pub eps: f32,
+    pub factor: f32,
+    pub x_dtype: u32,
+    pub y_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqNorm"][::core::mem::size_of::<CqNorm>() - 64usize];
+    ["Alignment of CqNorm"][::core::mem::align_of::<CqNorm>() - 8usize];
+    ["Offset of field: CqNorm::x"][::core::mem::offset_of!(CqNorm, x) - 0usize];
+    ["Offset of field: CqNorm::weight"][::core::mem::offset_of!(CqNorm, weight) - 8usize];
+    ["Offset of field: CqNorm::bias"][::core::mem::offset_of!(CqNorm, bias) - 16usize];
+    ["Offset of field: CqNorm::residual"][::core::mem::offset_of!(CqNorm, residual) - 24usize];
+    ["Offset of field: CqNorm::y"][::core::mem::offset_of!(CqNorm, y) - 32usize];
+    ["Offset of field: CqNorm::width"][::core::mem::offset_of!(CqNorm, width) - 40usize];
+    ["Offset of field: CqNorm::subtracts_mean"][::core::mem::offset_of!(CqNorm, subtracts_mean) - 44usize];
+    ["Offset of field: CqNorm::eps"][::core::mem::offset_of!(CqNorm, eps) - 48usize];
+    ["Offset of field: CqNorm::factor"][::core::mem::offset_of!(CqNorm, factor) - 52usize];
+    ["Offset of field: CqNorm::x_dtype"][::core::mem::offset_of!(CqNorm, x_dtype) - 56usize];
+    ["Offset of field: CqNorm::y_dtype"][::core::mem::offset_of!(CqNorm, y_dtype) - 60usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqElementwise {
+    pub x: *const ::core::ffi::c_void,
+    pub up: *const ::core::ffi::c_void,
+    pub residual: *const ::core::ffi::c_void,
+    pub y: *mut ::core::ffi::c_void,
+    pub finish: CqFinish,
+    pub count: u32,
+    pub x_dtype: u32,
+    pub y_dtype: u32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqElementwise"][::core::mem::size_of::<CqElementwise>() - 64usize];
+    ["Alignment of CqElementwise"][::core::mem::align_of::<CqElementwise>() - 8usize];
+    ["Offset of field: CqElementwise::x"][::core::mem::offset_of!(CqElementwise, x) - 0usize];
+    ["Offset of field: CqElementwise::up"][::core::mem::offset_of!(CqElementwise, up) - 8usize];
+    ["Offset of field: CqElementwise::residual"][::core::mem::offset_of!(CqElementwise, residual) - 16usize];
+    ["Offset of field: CqElementwise::y"][::core::mem::offset_of!(CqElementwise, y) - 24usize];
+    ["Offset of field: CqElementwise::finish"][::core::mem::offset_of!(CqElementwise, finish) - 32usize];
+    ["Offset of field: CqElementwise::count"][::core::mem::offset_of!(CqElementwise, count) - 48usize];
+    ["Offset of field: CqElementwise::x_dtype"][::core::mem::offset_of!(CqElementwise, x_dtype) - 52usize];
+    ["Offset of field: CqElementwise::y_dtype"][::core::mem::offset_of!(CqElementwise, y_dtype) - 56usize];
+    ["Offset of field: CqElementwise::unused"][::core::mem::offset_of!(CqElementwise, unused) - 60usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

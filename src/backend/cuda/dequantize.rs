@@ -12,7 +12,7 @@ use candle_core::{bail, CudaStorage, DType, Device, Result, Shape, Storage, Tens
 use std::ops::Range;
 
 /// Elements of a row that a block dequantizes.
-const ELEMENTS_OF_BLOCK: usize = 2048;
+pub(super) const ELEMENTS_OF_BLOCK: usize = 2048;
 
 /// All rows of a matrix or a stack.
 pub(crate) fn dequantize(weight: &QuantTensor, dtype: DType) -> Result<Tensor> {
@@ -57,7 +57,7 @@ pub(crate) fn embed(weight: &QuantTensor, ids: &Tensor, dtype: DType) -> Result<
             group_size: u32_of("group size", weight.format().group_size())?,
             ids_bytes: u32_of("bytes of an id", ids.dtype().size_in_bytes())?,
             y_dtype: float_dtype(dtype)?,
-            unused: 0,
+            factor: 1.,
         };
         let blocks = (ids.elem_count(), k.div_ceil(ELEMENTS_OF_BLOCK));
         // SAFETY: ids, weight and y are borrowed until after the launch; y has a row for each id.
@@ -89,7 +89,7 @@ pub(super) unsafe fn rows_to(
         group_size: u32_of("group size", format.group_size())?,
         ids_bytes: 0,
         y_dtype: float_dtype(dtype)?,
-        unused: 0,
+        factor: 1.,
     };
     let blocks = (rows.len(), k.div_ceil(ELEMENTS_OF_BLOCK));
     // SAFETY: as the caller promises.

@@ -74,6 +74,11 @@ impl GemvShape {
         }
     }
 
+    /// Whether it takes x that is to be normalized.
+    pub(super) fn takes_norm(&self) -> bool {
+        self.rows < 16
+    }
+
     fn tiles(&self) -> usize {
         self.rows.min(8)
     }
@@ -89,8 +94,8 @@ impl GemvShape {
 
     /// Shared memory of a block whose share of k has `rounds` rounds.
     fn shared_bytes(&self, rounds: usize) -> usize {
-        let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 4 });
-        let of_row = 64 + 2 * k + group_bytes * (k / self.x_group) + 4 * 8 * 16;
+        let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 8 });
+        let of_row = 64 + 2 * k + group_bytes * (k / self.x_group) + 4 * 8 * 16 + 4;
         64 + self.rows * of_row
     }
 
@@ -162,9 +167,9 @@ impl Gemv {
         })
     }
 
-    /// The number of partial sums, if k is split.
+    /// The number of partial sums, if k is split: of outputs, and of the squares of x.
     pub(super) fn partial_sums(&self) -> usize {
-        self.splits * self.blocks * self.shape.rows_per_block() * self.shape.rows
+        self.splits * self.blocks * (self.shape.rows_per_block() + 1) * self.shape.rows
     }
 }
 

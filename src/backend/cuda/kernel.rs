@@ -37,6 +37,10 @@ pub(super) enum Kernel {
     FillBias,
     Absmax,
     Sample(SampleKernel),
+    /// A norm of rows.
+    Norm,
+    /// What becomes of outputs, by itself.
+    Elementwise,
 }
 
 /// The launches of a draw, in their order.
@@ -62,6 +66,7 @@ impl Kernel {
             Self::FillBias => "fill_bias",
             Self::Absmax => "absmax",
             Self::Sample(_) => "sample",
+            Self::Norm | Self::Elementwise => "rows",
         }
     }
 
@@ -81,7 +86,7 @@ impl Kernel {
         match self {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
             Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
-            Self::Attend { .. } | Self::AttendF32 => true,
+            Self::Attend { .. } | Self::AttendF32 | Self::Norm | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
     }
@@ -112,6 +117,8 @@ impl fmt::Display for Kernel {
             Self::Sample(SampleKernel::Logits) => f.write_str("sample_logits"),
             Self::Sample(SampleKernel::Weights) => f.write_str("sample_weights"),
             Self::Sample(SampleKernel::Draw) => f.write_str("sample_draw"),
+            Self::Norm => f.write_str("norm_rows"),
+            Self::Elementwise => f.write_str("elementwise"),
         }
     }
 }
@@ -128,7 +135,9 @@ impl fmt::Display for GemvKernels {
 #[cfg(test)]
 mod tests {
     use super::super::attend::{self, HEAD_DIMS};
-    use super::super::bindings::{CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES};
+    use super::super::bindings::{
+        CQ_NORM_SHARED_BYTES, CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES,
+    };
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
     use super::super::plan;
@@ -152,7 +161,7 @@ mod tests {
     /// What the crate can launch, for weights of any format, shape and alignment, and any x.
     fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
-        kernels.push(Kernel::AttendF32);
+        kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Elementwise]);
         let halves = [false, true];
         kernels.extend(
             HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
@@ -231,7 +240,9 @@ mod tests {
             Kernel::AttendF32 => attend::shared_bytes(kernel, 256, 1),
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
+            Kernel::Norm => CQ_NORM_SHARED_BYTES as usize,
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
+            Kernel::Elementwise => 0,
         }
     }
 

@@ -1,8 +1,8 @@
 //! The one place where kernels are launched.
 
 use super::bindings::{
-    CqAbsmax, CqAttend, CqDequantize, CqExperts, CqFillBias, CqGemv, CqQuantize, CqSample, CqSimt,
-    CqSortPairs, CqWeightedSum,
+    CqAbsmax, CqAttend, CqDequantize, CqElementwise, CqExperts, CqFillBias, CqGemv, CqNorm, CqQuantize,
+    CqSample, CqSimt, CqSortPairs, CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -37,6 +37,8 @@ params! {
     CqFillBias => Kernel::FillBias,
     CqAbsmax => Kernel::Absmax,
     CqSample => Kernel::Sample(_),
+    CqNorm => Kernel::Norm,
+    CqElementwise => Kernel::Elementwise,
 }
 
 /// Blocks and the shared memory of each, all of it dynamic.

@@ -1,19 +1,17 @@
 //! `x * weight^T`: GEMV on tensor cores, SIMT in fp32, or dequantized weights and cuBLAS.
 
-use super::bindings::{
-    CqFillBias, CqGemv, CqSimt, CQ_MAX_WEIGHTS, CQ_SIMT_SHARED_BYTES, CQ_STORE, CQ_SWIGLU,
-};
+use super::bindings::{CqFillBias, CqOperand, CqSimt, CQ_ACTIVATION_SILU, CQ_SIMT_SHARED_BYTES};
 use super::card::Card;
 use super::cublas;
 use super::formats::FormatKernels;
-use super::gemv::{Gemv, Outputs};
+use super::gemv_call::{FusedNorm, GemvCall, GemvLaunch, MOST_WEIGHTS, PLAIN};
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, float_dtype, u32_of, Address, Locked, View};
 use super::operand::{has_narrow_scales, LockedOperand, OperandAddresses, OperandPointers};
 use super::plan::{self, Route};
 use super::{dequantize, workspace};
-use crate::backend::{unsupported_dtype, Epilogue, Operand};
+use crate::backend::{unsupported_dtype, Epilogue, NormOfX, Operand};
 use crate::QuantFormat;
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -21,9 +19,6 @@ use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, Tensor};
 use std::ops::Range;
 use std::sync::Arc;
-
-/// The most weights of one launch.
-const MOST_WEIGHTS: usize = CQ_MAX_WEIGHTS as usize;
 
 /// `x` `[.., K]` times a matrix `[N, K]`.
 pub(crate) fn matmul(
@@ -76,6 +71,7 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
             k,
             x: held.x.get() + (entry * elements * size) as u64,
             x_dtype: locked.x.dtype(),
+            norm: None,
             operands: &operands_of_pair,
             y: &[y.get() + (index * m * n * size) as u64],
             gated: false,
@@ -93,7 +89,12 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
 
 /// Several matmuls with the same x in one launch, or what [`Epilogue`] makes of them; none if the
 /// weights or x do not allow one launch.
-pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Result<Option<Vec<Tensor>>> {
+pub(crate) fn fused(
+    operands: &[Operand],
+    x: &Tensor,
+    norm: Option<NormOfX>,
+    epilogue: Epilogue,
+) -> Result<Option<Vec<Tensor>>> {
     let Some(format) = operands.first().map(|operand| operand.weight.format()) else { return Ok(None) };
     let [leading @ .., k] = x.dims() else { bail!("x has at least one dimension") };
     let (k, m) = (*k, leading.iter().product::<usize>());
@@ -120,6 +121,11 @@ pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Res
         let pointers = held.operands.iter().map(|operand| operand.pointers(0)).collect::<Result<Vec<_>>>()?;
         let residual = epilogue.residual().map(Locked::new);
         let residual = residual.as_ref().map(|residual| residual.view()?.address(&stream)).transpose()?;
+        let locked_norm = norm.map(|norm| (Locked::new(norm.weight), norm.eps));
+        let norm = match &locked_norm {
+            Some((weight, eps)) => Some((weight.view()?.address(&stream)?, *eps)),
+            None => None,
+        };
         let addresses: Vec<Address> =
             outputs.iter_mut().map(|(storage, _)| address_mut(storage, &stream)).collect::<Result<_>>()?;
         let y: Vec<u64> = addresses.iter().map(Address::get).collect();
@@ -132,6 +138,7 @@ pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Res
             k,
             x: held.x.get(),
             x_dtype: x.dtype(),
+            norm: norm.as_ref().map(|(weight, eps)| FusedNorm { weight: weight.get(), eps: *eps }),
             operands: &pointers,
             y: &y,
             gated: matches!(epilogue, Epilogue::Swiglu),
@@ -144,6 +151,29 @@ pub(crate) fn fused(operands: &[Operand], x: &Tensor, epilogue: Epilogue) -> Res
     let tensor =
         |(storage, shape)| Tensor::from_storage(Storage::Cuda(storage), shape, BackpropOp::none(), false);
     Ok(Some(outputs.into_iter().map(tensor).collect()))
+}
+
+/// The launch of the fp32 matmul of `[m, k]` at an address.
+pub(super) fn simt_launch(
+    operand: CqOperand,
+    format: QuantFormat,
+    (m, k): (usize, usize),
+    (x, x_dtype): (u64, DType),
+) -> Result<(CqSimt, Grid)> {
+    const ROWS_OF_X: usize = 8;
+    let params = CqSimt {
+        operand,
+        x: x as *const _,
+        m: u32_of("rows of x", m)?,
+        k: u32_of("K", k)?,
+        group_size: u32_of("group size", format.group_size())?,
+        x_stride: u32_of("K", k)?,
+        x_dtype: float_dtype(x_dtype)?,
+        unused: 0,
+    };
+    let rows = operand.matrix.rows as usize;
+    let blocks = (rows.div_ceil(plan::SIMT_ROWS), m.div_ceil(ROWS_OF_X));
+    Ok((params, Grid { blocks, shared_bytes: CQ_SIMT_SHARED_BYTES as usize }))
 }
 
 /// What is multiplied, locked for reading; x is in order.
@@ -196,6 +226,7 @@ struct Matmul<'a> {
     /// `[m, k]`.
     x: u64,
     x_dtype: DType,
+    norm: Option<FusedNorm>,
     operands: &'a [OperandPointers],
     /// Where the result of each operand goes, `[m, rows]`; a single one if gated.
     y: &'a [u64],
@@ -212,88 +243,41 @@ impl Matmul<'_> {
 
     /// Launches for up to 16 rows of x each. False if no kernel takes these weights.
     fn gemv(&self) -> Result<bool> {
-        let Some(kernels) = self.kernels.gemv() else { return Ok(false) };
-        let packed = self.operands.iter().map(|operand| operand.matrix.packed as usize);
-        let alignment = plan::common_alignment(packed);
-        let rows: Vec<usize> = self.operands.iter().map(|operand| operand.matrix.rows as usize).collect();
-        let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
+        let call = GemvCall {
+            format: self.format,
+            m: self.m,
+            k: self.k,
+            x: self.x,
+            x_dtype: self.x_dtype,
+            norm: self.norm,
+            operands: self.operands,
+            y: self.y,
+            y_dtype: self.x_dtype,
+            gating: self.gated.then_some(CQ_ACTIVATION_SILU),
+            finish: PLAIN,
+            residual: self.residual,
+        };
         let most_shared = Card::of(self.stream.context())?.most_shared_bytes;
-        let mut first_row = 0;
-        while first_row < self.m {
-            let left = self.m - first_row;
-            let plan = Gemv::plan(self.format, &rows, outputs, left, self.k, alignment, most_shared);
-            let Some(plan) = plan else {
-                return Ok(false);
-            };
-            let kernel = Kernel::Gemv { format: kernels, rows: plan.shape.rows };
-            self.launch_gemv(kernel, first_row, plan)?;
-            first_row += plan.m;
+        let Some(launches) = call.launches(most_shared)? else { return Ok(false) };
+        for GemvLaunch { kernel, plan, mut params } in launches {
+            if plan.splits > 1 {
+                (params.partial, params.arrivals) = workspace::with(self.stream, |workspace| {
+                    workspace.split_sums(plan.partial_sums(), plan.blocks)
+                })?;
+            }
+            // SAFETY: all addresses are those of tensors that are held until after the launch, and of the
+            // workspace of this thread and stream. Shapes were checked when the weights were made and by the
+            // caller; x begins at a multiple of 16 bytes, as do its rows, since K is a multiple of 16.
+            unsafe { launch(self.stream, kernel, plan.grid(), &params)? };
         }
         Ok(true)
     }
 
-    fn launch_gemv(&self, kernel: Kernel, first_row: usize, plan: Gemv) -> Result<()> {
-        let (Some(first), Some(last)) = (self.operands.first(), self.y.last()) else { bail!("no operands") };
-        // Bytes of a column of so many rows.
-        let above = (first_row * self.bytes_of_x()) as u64;
-        // Kernels do not look at operands beyond their number.
-        let mut operand = [first.into_rows(*last); MOST_WEIGHTS];
-        for (index, (place, source)) in operand.iter_mut().zip(self.operands).enumerate() {
-            let y = self.y.get(index).unwrap_or(last);
-            *place = source.into_rows(y + above * u64::from(source.matrix.rows));
-        }
-        let columns = first.matrix.rows;
-        let residual = match self.residual {
-            0 => 0,
-            residual => residual + above * u64::from(columns),
-        };
-        let (partial, arrivals) = match plan.splits {
-            1 => (std::ptr::null_mut(), std::ptr::null_mut()),
-            _ => workspace::with(self.stream, |workspace| {
-                workspace.split_sums(plan.partial_sums(), plan.blocks)
-            })?,
-        };
-        let params = CqGemv {
-            operand,
-            x: (self.x + above * self.k as u64) as *const _,
-            residual: residual as *const _,
-            partial,
-            arrivals,
-            operands: u32_of("weights of a launch", self.operands.len())?,
-            m: u32_of("rows of x", plan.m)?,
-            k: u32_of("K", self.k)?,
-            k_per_split: u32_of("K", plan.k_per_split)?,
-            x_stride: u32_of("K", self.k)?,
-            residual_stride: columns,
-            x_dtype: float_dtype(self.x_dtype)?,
-            epilogue: if self.gated { CQ_SWIGLU } else { CQ_STORE },
-        };
-        let grid = Grid { blocks: (plan.blocks, plan.splits), shared_bytes: plan.shared_bytes };
-        // SAFETY: all addresses are those of tensors that are held until after the launch, and of the
-        // workspace of this thread and stream. Shapes were checked when the weights were made and by the
-        // caller; x begins at a multiple of 16 bytes, as do its rows, since K is a multiple of 16.
-        unsafe { launch(self.stream, kernel, grid, &params) }
-    }
-
     /// One weight at a time, of any alignment.
     fn simt(&self) -> Result<()> {
-        const ROWS_OF_X: usize = 8;
         for (operand, y) in self.operands.iter().zip(self.y) {
-            let params = CqSimt {
-                operand: operand.into_rows(*y),
-                x: self.x as *const _,
-                m: u32_of("rows of x", self.m)?,
-                k: u32_of("K", self.k)?,
-                group_size: u32_of("group size", self.format.group_size())?,
-                x_stride: u32_of("K", self.k)?,
-                x_dtype: float_dtype(self.x_dtype)?,
-                unused: 0,
-            };
-            let rows = operand.matrix.rows as usize;
-            let grid = Grid {
-                blocks: (rows.div_ceil(plan::SIMT_ROWS), self.m.div_ceil(ROWS_OF_X)),
-                shared_bytes: CQ_SIMT_SHARED_BYTES as usize,
-            };
+            let (params, grid) =
+                simt_launch(operand.into_rows(*y), self.format, (self.m, self.k), (self.x, self.x_dtype))?;
             // SAFETY: as for the GEMV.
             unsafe { launch(self.stream, self.kernels.simt(), grid, &params)? };
         }

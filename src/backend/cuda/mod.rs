@@ -15,6 +15,7 @@ mod dequantize;
 mod experts;
 mod formats;
 mod gemv;
+mod gemv_call;
 mod kernel;
 mod launch;
 mod matmul;
@@ -25,6 +26,7 @@ mod plan;
 mod quantize;
 mod sample;
 mod scratch;
+mod step;
 mod workspace;
 
 pub(crate) use attention::attend;
@@ -34,6 +36,7 @@ pub(crate) use experts::experts;
 pub(crate) use matmul::{fused, matmul, stacked};
 pub(crate) use quantize::{absmax, quantize};
 pub(crate) use sample::sample;
+pub(crate) use step::DeviceStep;
 
 /// Whether the device has kernels for a format.
 pub(crate) fn has_kernels(format: crate::QuantFormat) -> bool {

@@ -34,9 +34,10 @@ impl Scratch<'_> {
         // What the device's stream does with the scratch now comes first.
         side.halves.iter().try_for_each(|half| half.used.record(device)).w()?;
         for (part, (half, place)) in parts.zip(halves.cycle()) {
-            side.stream.wait(&half.used).w()?;
-            fill(&side.stream, part.clone(), place)?;
-            half.filled.record(&side.stream).w()?;
+            let stream = side.stream.stream();
+            stream.wait(&half.used).w()?;
+            fill(stream, part.clone(), place)?;
+            half.filled.record(stream).w()?;
             device.wait(&half.filled).w()?;
             multiply(part, place)?;
             half.used.record(device).w()?;
@@ -47,9 +48,7 @@ impl Scratch<'_> {
 
 /// A stream beside the one of a device.
 pub(super) struct SideStream {
-    /// Not one of cudarc's own: with a second one of those it would record events for every tensor of the device, for which
-    /// a CUDA graph cannot wait.
-    stream: Arc<CudaStream>,
+    stream: OwnStream,
     halves: [Half; 2],
 }
 
@@ -64,18 +63,32 @@ impl SideStream {
     pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
         let event = || context.new_event(Some(sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)).w();
         let half = || Ok::<_, candle_core::Error>(Half { filled: event()?, used: event()? });
-        let halves = [half()?, half()?];
-        let raw = result::stream::create(result::stream::StreamKind::NonBlocking).w()?;
-        // SAFETY: a stream of this context, which `drop` destroys and nobody else; events order what is submitted to it.
-        Ok(Self { stream: unsafe { context.wrap_borrowed_stream(raw) }, halves })
+        Ok(Self { halves: [half()?, half()?], stream: OwnStream::new(context)? })
     }
 }
 
-impl Drop for SideStream {
+/// A stream that is not one of cudarc's own: with a second one of those it would record events for every tensor of the
+/// device, for which a CUDA graph cannot wait.
+pub(super) struct OwnStream(Arc<CudaStream>);
+
+impl OwnStream {
+    pub(super) fn new(context: &Arc<CudaContext>) -> Result<Self> {
+        context.bind_to_thread().w()?;
+        let raw = result::stream::create(result::stream::StreamKind::NonBlocking).w()?;
+        // SAFETY: a stream of this context, which `drop` destroys and nobody else; events order what is submitted to it.
+        Ok(Self(unsafe { context.wrap_borrowed_stream(raw) }))
+    }
+
+    pub(super) fn stream(&self) -> &CudaStream {
+        &self.0
+    }
+}
+
+impl Drop for OwnStream {
     fn drop(&mut self) {
         // Errors have nowhere to go. The driver frees the stream when its work is done.
-        let _ = self.stream.context().bind_to_thread();
+        let _ = self.0.context().bind_to_thread();
         // SAFETY: made in `new`; the wrapper, which goes with this, does not touch it any more.
-        let _ = unsafe { result::stream::destroy(self.stream.cu_stream()) };
+        let _ = unsafe { result::stream::destroy(self.0.cu_stream()) };
     }
 }

@@ -1,20 +1,23 @@
 //! What a plan needs to know of layers, checked.
 
 use super::StepNorm;
+use crate::backend::has_kernels;
 use crate::backend::step::{Activation, HeadNorm, Norm, Projection, QueryGrowth, Turn};
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 
-pub(super) fn packed(what: &str, weight: &LayerWeight) -> Result<QuantTensor> {
-    match weight {
-        LayerWeight::Quantized(weight) if weight.device().is_cpu() && weight.dims().len() == 2 => {
-            Ok(weight.clone())
+pub(super) fn packed(what: &str, weight: &LayerWeight, device: &Device) -> Result<QuantTensor> {
+    let LayerWeight::Quantized(weight) = weight else {
+        return Err(unsupported(what, &format!("as {}", weight.format_name())));
+    };
+    let is_there = weight.device().same_device(device) && has_kernels(weight.format(), device);
+    match is_there && weight.dims().len() == 2 {
+        true => Ok(weight.clone()),
+        false => {
+            let found = format!("in {} on {:?}", weight.format(), weight.device().location());
+            Err(unsupported(what, &found))
         }
-        LayerWeight::Quantized(weight) => {
-            Err(unsupported(what, &format!("on {:?}", weight.device().location())))
-        }
-        other => Err(unsupported(what, &format!("as {}", other.format_name()))),
     }
 }
 

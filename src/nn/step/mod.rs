@@ -6,6 +6,7 @@
 
 mod blocks;
 mod checked;
+mod device;
 
 use super::{AdapterSlot, Embedding, Linear};
 use crate::backend::step::{self, Heads, Input, Node, Out, Plan, Projection, StepToken};
@@ -13,6 +14,7 @@ use crate::{Error, KvCache, Result};
 pub use blocks::{AttentionBlock, BlockOutput, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
 use checked::{activation, check_rows, factor, head_norm, limit, norm, numbers, packed, turn};
+pub use device::DeviceStep;
 use std::borrow::BorrowMut;
 use std::sync::Arc;
 
@@ -65,30 +67,33 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct StepBuilder {
     plan: Plan,
+    device: Device,
     layers: usize,
     adapters: Vec<AdapterSlot>,
 }
 
 impl StepBuilder {
-    /// A plan that begins with the rows of an embedding table `[vocabulary, hidden]`, times `scale`.
+    /// A plan that begins with the rows of an embedding table `[vocabulary, hidden]`, times `scale`, on the device of the table.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the table is not packed, or not on the CPU; if `scale` is not a number above zero.
+    /// [`Error::Unsupported`] if the table is not packed, or there are no kernels for it there; if `scale` is not a number
+    /// above zero.
     pub fn new(table: &Embedding, scale: f64) -> Result<Self> {
-        let weight = packed("embedding", table.embeddings())?;
+        let device = table.embeddings().device();
+        let weight = packed("embedding", table.embeddings(), &device)?;
         let plan = Plan {
             vocabulary: weight.dims().first().copied().unwrap_or_default(),
             nodes: vec![Node::Embed(weight, factor("scale of embeddings", scale)?)],
             hidden: table.hidden_size(),
             turns: Vec::new(),
         };
-        Ok(Self { plan, layers: 0, adapters: Vec::new() })
+        Ok(Self { plan, device, layers: 0, adapters: Vec::new() })
     }
 
     /// Adds an attention block, whose keys and values are in the next of the caches.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if a weight is not packed, or not on the CPU, or all heads together are to be normalized behind
+    /// [`Error::Unsupported`] if a weight is not packed, or not where the table is, or all heads together are to be normalized behind
     /// their turn; if shapes do not fit, or a number is not one above zero.
     pub fn attention(&mut self, block: AttentionBlock) -> Result<()> {
         let nodes = self.attention_nodes(block)?;
@@ -177,7 +182,7 @@ impl StepBuilder {
     }
 
     fn projection(&mut self, what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
-        let weight = packed(what, layer.weight())?;
+        let weight = packed(what, layer.weight(), &self.device)?;
         let &[rows, k] = weight.dims().as_slice() else {
             return Err(Error::mismatch(what, "a weight [N, K]", format!("{weight:?}")));
         };
@@ -201,16 +206,20 @@ impl StepBuilder {
             (factor("scale of logits", block.scale)?, limit("softcap of logits", block.softcap)?);
         let outputs = head.rows;
         self.plan.nodes.push(Node::Logits { norm, head, scale, softcap });
-        let Self { plan, layers, adapters } = self;
+        let Self { plan, device, layers, adapters } = self;
         let (plan, adapters) = (Arc::new(plan), adapters.into());
-        Ok(StepPlan { plan, layers, outputs, adapters, is_long: false })
+        Ok(StepPlan { plan, device, layers, outputs, adapters, is_long: false })
     }
 }
 
 /// A decoder whose layers are known: see [`StepBuilder`]. Clones share it.
+///
+/// On the CPU it computes any tokens of any sequences ([`run`](Self::run)); on a CUDA device it becomes a list of launches
+/// for one token of each sequence ([`on_device`](Self::on_device)).
 #[derive(Clone, Debug)]
 pub struct StepPlan {
     plan: Arc<Plan>,
+    device: Device,
     layers: usize,
     outputs: usize,
     adapters: Arc<[AdapterSlot]>,
@@ -225,7 +234,7 @@ impl StepPlan {
         Self { is_long: true, ..self.clone() }
     }
 
-    /// Runs the tokens through all layers: their keys and values are appended to the caches, one for each attention
+    /// Runs the tokens through all layers, on the CPU: their keys and values are appended to the caches, one for each attention
     /// block. Returns the logits `[wanted, outputs]`, in f32, of the tokens `wanted`, in ascending order.
     ///
     /// Results do not depend on the number of threads.
@@ -240,12 +249,12 @@ impl StepPlan {
         caches: &mut [impl BorrowMut<KvCache>],
         wanted: &[usize],
     ) -> Result<Tensor> {
-        if caches.len() != self.layers {
-            return Err(Error::mismatch(
-                "caches",
-                format!("{}, one for each layer", self.layers),
-                caches.len().to_string(),
-            ));
+        self.check_caches(caches.len())?;
+        if !self.device.is_cpu() {
+            return Err(Error::Unsupported {
+                what: format!("StepPlan::run on {:?}", self.device.location()),
+                remedy: "call on_device, and run what that returns".to_string(),
+            });
         }
         if let Some(slot) = self.adapters.iter().find(|slot| slot.is_trained()) {
             return Err(Error::Unsupported {
@@ -261,5 +270,15 @@ impl StepPlan {
         let input = Input { tokens, wanted, updates: &updates, is_long: self.is_long };
         let logits = step::run(&self.plan, input, &mut caches)?;
         Ok(Tensor::from_vec(logits, (wanted.len(), self.outputs), &Device::Cpu)?)
+    }
+
+    fn check_caches(&self, count: usize) -> Result<()> {
+        match count == self.layers {
+            true => Ok(()),
+            false => {
+                let expected = format!("{}, one for each layer", self.layers);
+                Err(Error::mismatch("caches", expected, count.to_string()))
+            }
+        }
     }
 }

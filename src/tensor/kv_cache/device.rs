@@ -2,7 +2,7 @@
 
 use super::{KvCacheConfig, KvFormat};
 use crate::{Error, Result};
-use candle_core::{DType, Tensor};
+use candle_core::{DType, Device, Tensor};
 use std::fmt;
 
 /// Keys and values of one layer of a decoder on a GPU, for a batch of sequences that have the same length.
@@ -113,22 +113,36 @@ impl DeviceKvCache {
     /// The rows, with room for `tokens` more of each sequence, like those of `k` `[B, T, kv_heads, head_dim]`, and how many
     /// of them are settled.
     pub(crate) fn room_for(&mut self, k: &Tensor, tokens: usize) -> Result<(Tensor, usize)> {
-        let KvCacheConfig { kv_heads, head_dim, keys, max_tokens, .. } = self.config;
+        let KvCacheConfig { kv_heads, head_dim, keys, .. } = self.config;
         let (batch, _, heads, size) = k.dims4()?;
         if (heads, size) != (kv_heads, head_dim) || Some(k.dtype()) != dtype(keys) {
             let (expected, found) = (format!("{keys} [B, T, {kv_heads}, {head_dim}]"), (k.dtype(), k.dims()));
             return Err(Error::mismatch("keys for a cache", expected, format!("{found:?}")));
         }
+        self.room_on(k.device(), batch, tokens)
+    }
+
+    /// The rows on a device, with room for `tokens` more of each of `batch` sequences, and how many of them are settled.
+    pub(crate) fn room_on(
+        &mut self,
+        device: &Device,
+        batch: usize,
+        tokens: usize,
+    ) -> Result<(Tensor, usize)> {
+        let KvCacheConfig { kv_heads, head_dim, keys, max_tokens, .. } = self.config;
+        let Some(dtype) = dtype(keys) else {
+            return Err(Error::mismatch("cache", "floats", keys.to_string()));
+        };
         let needed = self.len.saturating_add(tokens);
         if needed > max_tokens {
             return Err(Error::OutOfCache { needed, max_tokens });
         }
-        let fits =
-            |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(k.device());
+        let fits = |rows: &&Tensor| rows.dims().get(1) == Some(&batch) && rows.device().same_device(device);
         if !self.rows.as_ref().is_some_and(|rows| fits(&rows)) {
             if self.len > 0 {
                 let expected = "as many sequences as before, on the same device";
-                return Err(Error::mismatch("keys for a cache", expected, format!("{k:?}")));
+                let found = format!("{batch} on {:?}", device.location());
+                return Err(Error::mismatch("sequences for a cache", expected, found));
             }
             // Before there are others.
             self.rows = None;
@@ -139,7 +153,7 @@ impl DeviceKvCache {
         }
         let capacity = old.map_or(Ok(0), |rows| rows.dim(3))?;
         let more = grown(needed, capacity) - capacity;
-        let more = Tensor::zeros((2, batch, kv_heads, more, head_dim), k.dtype(), k.device())?;
+        let more = Tensor::zeros((2, batch, kv_heads, more, head_dim), dtype, device)?;
         let rows = match old {
             Some(old) => Tensor::cat(&[old, &more], 3)?,
             None => more,

@@ -19,7 +19,7 @@ use candle_quant::nn::{forward_all, LayerWeight, Linear, VarBuilder};
 use candle_quant::ops::{self, AttentionOptions};
 use candle_quant::parallel::RowParallel;
 use candle_quant::step::{AttentionBlock, Turn};
-use candle_quant::{KvCache, KvFormat};
+use candle_quant::{DeviceKvCache, KvCache, KvFormat};
 use latent::LatentInputs;
 pub(super) use linear::LinearAttention;
 pub(super) use on_device::Visible;
@@ -204,7 +204,7 @@ impl Attention {
         })
     }
 
-    /// The block between its norms, if it is whole, on the CPU, and of the kind that plans have.
+    /// The block between its norms, if it is whole and of the kind that plans have.
     pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
         let Inputs::Heads(inputs) = &self.inputs else { return None };
         let HeadInputs { q_proj, k_proj, v_proj, norms, clip, has_gate, .. } = inputs;
@@ -234,6 +234,14 @@ impl Attention {
         match &mut self.cache {
             Cache::OnCpu(cache) => Some(cache),
             Cache::OnDevice(_) => None,
+        }
+    }
+
+    /// The cache, if it is on another device.
+    pub fn device_cache_mut(&mut self) -> Option<&mut DeviceKvCache> {
+        match &mut self.cache {
+            Cache::OnCpu(_) => None,
+            Cache::OnDevice(OnDevice { cache }) => Some(cache),
         }
     }
 

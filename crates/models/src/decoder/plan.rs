@@ -3,7 +3,7 @@
 use super::{Model, Scales};
 use crate::layer::unplanned;
 use candle_core::{DType, Tensor};
-use candle_quant::step::{HeadBlock, StepBuilder, StepPlan, StepToken};
+use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepPlan, StepToken};
 use candle_quant::{Error, Result};
 
 impl Model {
@@ -11,9 +11,7 @@ impl Model {
     pub(super) fn planned(&self) -> Option<StepPlan> {
         let build = || -> Result<StepPlan> {
             let parts = self.embed_tokens.whole().zip(self.lm_head.whole());
-            let Some((table, head)) = parts.filter(|_| self.device.is_cpu()) else {
-                return Err(unplanned("another device, or a rank's part of a model,"));
-            };
+            let Some((table, head)) = parts else { return Err(unplanned("a rank's part of a model")) };
             let Some(norm) = self.norm.of_step() else { return Err(unplanned("a rank's part of a norm")) };
             let Scales { embedding, logits, softcap } = self.scales;
             let mut plan = StepBuilder::new(table, embedding)?;
@@ -31,11 +29,7 @@ impl Model {
         wanted: &[usize],
     ) -> candle_core::Result<Tensor> {
         self.check(ids, offset)?;
-        let plan = match &self.plan {
-            Some(plan) if self.is_long => plan.of_long_texts(),
-            Some(plan) => plan.clone(),
-            None => candle_core::bail!("the model has no plan"),
-        };
+        let plan = self.plan_of_text()?;
         if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
             let found = format!("{:?}", ids.dtype());
             return Err(Error::mismatch("ids", "dtype U8, U32 or I64", found).into());
@@ -61,6 +55,59 @@ impl Model {
             Err(error) => {
                 self.clear_kv_cache();
                 Err(error.into())
+            }
+        }
+    }
+
+    fn plan_of_text(&self) -> candle_core::Result<StepPlan> {
+        match &self.plan {
+            Some(plan) if self.is_long => Ok(plan.of_long_texts()),
+            Some(plan) => Ok(plan.clone()),
+            None => candle_core::bail!("the model has no plan"),
+        }
+    }
+
+    /// The logits `[B, vocabulary]` of one token of each text, in f32, by the plan's launches on a CUDA device. None, and then
+    /// nothing has happened, if that is no such step: there are more tokens or no plan, or adapters are active.
+    pub(super) fn run_step(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Option<Tensor>> {
+        let (batch, len) = ids.dims2()?;
+        if self.device.is_cpu() || self.plan.is_none() || len != 1 || batch == 0 || self.adapters.is_active()
+        {
+            return Ok(None);
+        }
+        self.check(ids, offset)?;
+        let ids = ids.flatten_all()?.to_dtype(DType::U32)?;
+        let run = self.device_step(batch).and_then(|mut step| {
+            let mut caches: Vec<_> =
+                self.layers.iter_mut().filter_map(|layer| layer.attention.device_cache_mut()).collect();
+            let logits = step.run(&ids, &mut caches);
+            self.steps.push((self.is_long, step));
+            logits
+        });
+        match run {
+            Ok(logits) => Ok(Some(logits)),
+            Err(error @ Error::Unsupported { .. }) => {
+                log::warn!("decode steps run layer by layer: {error}");
+                (self.plan, self.steps) = (None, Vec::new());
+                Ok(None)
+            }
+            Err(error) => {
+                self.clear_kv_cache();
+                Err(error.into())
+            }
+        }
+    }
+
+    /// The step for so many texts, taken out of those that there are, or a new one.
+    fn device_step(&mut self, batch: usize) -> Result<DeviceStep> {
+        let fits =
+            |(is_long, step): &(bool, DeviceStep)| *is_long == self.is_long && step.sequences() == batch;
+        match self.steps.iter().position(fits) {
+            Some(index) => Ok(self.steps.swap_remove(index).1),
+            // Another number of texts has other caches: what the others have captured is of no use any more.
+            None => {
+                self.steps.clear();
+                self.plan_of_text()?.on_device(batch, self.dtype)
             }
         }
     }

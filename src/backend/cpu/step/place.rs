@@ -18,8 +18,7 @@ pub(super) struct Angles {
 
 impl Angles {
     pub(super) fn new(turn: &Turn, tokens: &[StepToken], is_long: bool) -> Self {
-        let of_long_texts = turn.of_long_texts.as_ref().filter(|_| is_long);
-        let frequencies = of_long_texts.unwrap_or(&turn.inverse_frequencies);
+        let frequencies = turn.frequencies(is_long);
         let angles = tokens.iter().flat_map(|token| {
             frequencies.iter().map(|frequency| (token.position as f32 * frequency).sin_cos())
         });

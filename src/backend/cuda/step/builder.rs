@@ -1,0 +1,412 @@
+//! From a plan to launches: which kernels, in which order, and where each finds what the one before has left.
+
+use super::super::attend::AttendShape;
+use super::super::attention::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+use super::super::bindings::*;
+use super::super::card::Card;
+use super::super::dequantize::ELEMENTS_OF_BLOCK;
+use super::super::formats::FormatKernels;
+use super::super::gemv_call::PLAIN;
+use super::super::kernel::Kernel;
+use super::super::launch::Grid;
+use super::super::memory::{float_dtype, u32_of, Locked};
+use super::super::operand::LockedWeight;
+use super::super::plan::THREADS;
+use super::memory::{Addresses, Constants};
+use super::projections::{Source, Target};
+use super::{Launch, LaunchParams};
+use crate::backend::step::{Activation, CacheRows, HeadNorm, Heads, Node, Norm, Out, Plan, Projection, Turn};
+use crate::{Error, QuantTensor};
+use candle_core::cuda_backend::cudarc::driver::CudaStream;
+use candle_core::{bail, DType, Result};
+use std::borrow::Cow;
+use std::sync::Arc;
+
+/// What a plan is made into launches with.
+pub(super) struct Builder<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) caches: &'a [CacheRows],
+    pub(super) stream: &'a Arc<CudaStream>,
+    pub(super) card: Card,
+    pub(super) dtype: DType,
+    pub(super) sequences: usize,
+    pub(super) is_long: bool,
+    pub(super) constants: Constants,
+    pub(super) work: Addresses,
+    pub(super) shared: Shared,
+    pub(super) launches: Vec<Launch>,
+}
+
+/// The most that a launch needs of what all use in turn: sums of parts, and how many of them have come.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Shared {
+    partial: usize,
+    arrivals: usize,
+}
+
+impl Shared {
+    /// Behind all other memory.
+    fn take(&self, work: &mut Addresses) -> (u64, u64) {
+        (work.take(self.partial * size_of::<f32>()), work.take(self.arrivals * size_of::<u32>()))
+    }
+}
+
+pub(super) struct Built {
+    pub(super) launches: Vec<Launch>,
+    pub(super) places: Places,
+    pub(super) constants: Constants,
+    pub(super) work: Addresses,
+    pub(super) shared: Shared,
+}
+
+/// Addresses of what launches leave for each other: rows of all sequences, in the dtype of activations.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Places {
+    /// U32, as are positions.
+    pub(super) ids: u64,
+    pub(super) positions: u64,
+    pub(super) hidden: u64,
+    pub(super) normed: u64,
+    /// Queries, keys and values.
+    projected: [u64; 3],
+    attended: u64,
+    pub(super) gate: u64,
+    pub(super) inner: u64,
+    /// Of a block, before its norm.
+    pub(super) output: u64,
+    /// As a kernel leaves them that does not write f32.
+    pub(super) raw_logits: u64,
+    /// f32.
+    pub(super) logits: u64,
+    partial: u64,
+    arrivals: u64,
+}
+
+impl Builder<'_> {
+    pub(super) fn build(mut self) -> Result<Built> {
+        let places = self.places();
+        let turns = self.turns()?;
+        for node in &self.plan.nodes {
+            self.node(node, &places, &turns)?;
+        }
+        let Self { launches, constants, mut work, shared, .. } = self;
+        // As far as it was not known before.
+        shared.take(&mut work);
+        Ok(Built { launches, places, constants, work, shared })
+    }
+
+    fn places(&mut self) -> Places {
+        let (rows, size) = (self.sequences, self.dtype.size_in_bytes());
+        let widths = Widths::of(self.plan);
+        let (work, shared) = (&mut self.work, self.shared);
+        let mut of = |width: usize, size: usize| work.take(rows * width * size);
+        let mut places = Places {
+            ids: of(1, size_of::<u32>()),
+            positions: of(1, size_of::<u32>()),
+            hidden: of(self.plan.hidden, size),
+            normed: of(self.plan.hidden, size),
+            projected: [of(widths.queries, size), of(widths.keys, size), of(widths.keys, size)],
+            attended: of(widths.queries, size),
+            gate: of(widths.inner, size),
+            inner: of(widths.inner, size),
+            output: of(self.plan.hidden, size),
+            raw_logits: of(widths.logits, size),
+            logits: of(widths.logits, size_of::<f32>()),
+            partial: 0,
+            arrivals: 0,
+        };
+        (places.partial, places.arrivals) = shared.take(work);
+        places
+    }
+
+    fn node(&mut self, node: &Node, places: &Places, turns: &[Turns]) -> Result<()> {
+        let (hidden, k) = (places.hidden, self.plan.hidden);
+        let plain = Target { y: &[], dtype: self.dtype, gating: None, finish: PLAIN, residual: 0 };
+        match node {
+            Node::Embed(table, factor) => self.embed(table, *factor, places),
+            Node::Queries(norm, projections, clip) => {
+                let finish = CqFinish { limit: clip.unwrap_or(0.), ..PLAIN };
+                let source = Source { x: hidden, k, norm: norm.as_ref() };
+                let target = Target { y: &places.projected, finish, ..plain };
+                self.project(&projections.each_ref(), source, target, places)
+            }
+            Node::Attend(heads) => self.attend(heads, places, turns),
+            Node::AddAttended(projection, out) => self.add(projection, places.attended, out, places),
+            Node::Inner { norm, gate, up, activation } => {
+                let source = Source { x: hidden, k, norm: norm.as_ref() };
+                let (activation, y) = (kernels_activation(*activation), &[places.inner][..]);
+                match gate {
+                    None => {
+                        let finish = CqFinish { activation, ..PLAIN };
+                        self.project(&[up], source, Target { y, finish, ..plain }, places)
+                    }
+                    Some(gate) => {
+                        let target = Target { y, gating: Some(activation), ..plain };
+                        self.project(&[gate, up], source, target, places)
+                    }
+                }
+            }
+            Node::AddInner(projection, out) => self.add(projection, places.inner, out, places),
+            Node::Logits { norm, head, scale, softcap } => {
+                let finish = CqFinish { factor: *scale, softcap: softcap.unwrap_or(0.), ..PLAIN };
+                let source = Source { x: hidden, k, norm: norm.as_ref() };
+                let target = Target { y: &[places.logits], dtype: DType::F32, finish, ..plain };
+                self.project(&[head], source, target, places)
+            }
+        }
+    }
+
+    fn embed(&mut self, table: &QuantTensor, factor: f32, places: &Places) -> Result<()> {
+        let weight = LockedWeight::new(table);
+        let params = CqDequantize {
+            matrix: weight.addresses(self.stream)?.matrix(0, table.global_scale_of(0))?,
+            ids: places.ids as *const _,
+            y: places.hidden as *mut _,
+            first_row: 0,
+            count: u32_of("sequences", self.sequences)?,
+            k: u32_of("K", self.plan.hidden)?,
+            group_size: u32_of("group size", table.format().group_size())?,
+            ids_bytes: size_of::<u32>() as u32,
+            y_dtype: float_dtype(self.dtype)?,
+            factor,
+        };
+        let blocks = (self.sequences, self.plan.hidden.div_ceil(ELEMENTS_OF_BLOCK));
+        let kernel = FormatKernels::of(table.format())?.dequantize();
+        self.push(kernel, Grid { blocks, shared_bytes: 0 }, LaunchParams::Dequantize(params));
+        Ok(())
+    }
+
+    /// `hidden += out(projection of x)`.
+    fn add(&mut self, projection: &Projection, x: u64, out: &Out, places: &Places) -> Result<()> {
+        let source = Source { x, k: projection.k, norm: None };
+        let finish = CqFinish { factor: if out.norm.is_some() { 1. } else { out.scale }, ..PLAIN };
+        let (y, residual) = match out.norm {
+            None => (places.hidden, places.hidden),
+            Some(_) => (places.output, 0),
+        };
+        let target = Target { y: &[y], dtype: self.dtype, gating: None, finish, residual };
+        self.project(&[projection], source, target, places)?;
+        let Some(norm) = &out.norm else { return Ok(()) };
+        let rows = (self.sequences, self.plan.hidden);
+        self.norm(norm, rows, (places.output, places.hidden), (out.scale, places.hidden))
+    }
+
+    /// `y = residual + factor * norm(x)`, of rows of a width.
+    pub(super) fn norm(
+        &mut self,
+        norm: &Norm,
+        (rows, width): (usize, usize),
+        (x, y): (u64, u64),
+        (factor, residual): (f32, u64),
+    ) -> Result<()> {
+        let params = CqNorm {
+            x: x as *const _,
+            weight: self.numbers(norm.weight.as_deref()) as *const _,
+            bias: self.numbers(norm.bias.as_deref()) as *const _,
+            residual: residual as *const _,
+            y: y as *mut _,
+            width: u32_of("width of a norm", width)?,
+            subtracts_mean: norm.subtracts_mean.into(),
+            eps: norm.eps,
+            factor,
+            x_dtype: float_dtype(self.dtype)?,
+            y_dtype: float_dtype(self.dtype)?,
+        };
+        let grid = Grid { blocks: (rows, 1), shared_bytes: CQ_NORM_SHARED_BYTES as usize };
+        self.push(Kernel::Norm, grid, LaunchParams::Norm(params));
+        Ok(())
+    }
+
+    pub(super) fn elementwise(
+        &mut self,
+        (x, x_dtype): (u64, DType),
+        up: u64,
+        width: usize,
+        target: Target,
+    ) -> Result<()> {
+        let &[y] = target.y else { bail!("one output is finished at a time") };
+        let count = self.sequences * width;
+        let params = CqElementwise {
+            x: x as *const _,
+            up: up as *const _,
+            residual: target.residual as *const _,
+            y: y as *mut _,
+            finish: target.finish,
+            count: u32_of("elements", count)?,
+            x_dtype: float_dtype(x_dtype)?,
+            y_dtype: float_dtype(target.dtype)?,
+            unused: 0,
+        };
+        let grid = Grid { blocks: (count.div_ceil(THREADS as usize), 1), shared_bytes: 0 };
+        self.push(Kernel::Elementwise, grid, LaunchParams::Elementwise(params));
+        Ok(())
+    }
+
+    fn attend(&mut self, heads: &Heads, places: &Places, turns: &[Turns]) -> Result<()> {
+        let &Heads { heads: count, kv_heads, head_dim, .. } = heads;
+        let [q, k, v] = places.projected;
+        for (norm, x, heads) in [(&heads.q_norm, q, count), (&heads.k_norm, k, kv_heads)] {
+            if let Some(HeadNorm { norm, over_all: true }) = norm {
+                self.norm(norm, (self.sequences, heads * head_dim), (x, x), (1., 0))?;
+            }
+        }
+        let Some(cache) = self.caches.get(heads.layer) else { bail!("layer {} has no cache", heads.layer) };
+        let [_, sequences, of_cache, capacity, size] = cache.rows.dims()[..] else {
+            bail!("a cache has five dimensions")
+        };
+        if (sequences, of_cache, size) != (self.sequences, kv_heads, head_dim)
+            || cache.rows.dtype() != self.dtype
+        {
+            let expected =
+                format!("{:?} for {} sequences, {kv_heads} heads of {head_dim}", self.dtype, self.sequences);
+            let found = format!("{:?} {:?}", cache.rows.dtype(), cache.rows.dims());
+            return Err(Error::mismatch("cache of a step plan", expected, found).into());
+        }
+        let keys = Locked::new(&cache.rows).view()?.address(self.stream)?.get();
+        let bytes = (cache.rows.elem_count() * self.dtype.size_in_bytes()) as u64;
+        let call = AttendCall {
+            shape: AttendShape { sequences, heads: count, kv_heads, head_dim },
+            dtype: self.dtype,
+            capacity,
+            positions: Positions::OnDevice(places.positions),
+            window: cache.window,
+            is_chunked: cache.is_chunked,
+            scale: heads.scale,
+            softcap: heads.softcap,
+            q_norm: self.head_norm(heads.q_norm.as_ref(), head_dim),
+            k_norm: self.head_norm(heads.k_norm.as_ref(), head_dim),
+            turns_first: heads.turns_first,
+            turns: turns.get(heads.turn).copied().unwrap_or_default(),
+        };
+        let Some(plan) = call.plan(self.card) else {
+            return Err(Error::Unsupported {
+                what: format!(
+                    "attention with heads of {head_dim} elements in {:?} in a step plan",
+                    self.dtype
+                ),
+                remedy: "call the layers one by one".to_string(),
+            }
+            .into());
+        };
+        let (partial, arrivals) = match plan.splits {
+            1 => Default::default(),
+            _ => {
+                let (partial, arrivals) = self.split(plan.partial(head_dim), plan.shares, places);
+                (partial as u64, arrivals as u64)
+            }
+        };
+        let memory = AttendMemory {
+            q,
+            k,
+            v,
+            keys,
+            values: keys + bytes / 2,
+            sinks: self.numbers(heads.sinks.as_deref()),
+            y: places.attended,
+            partial,
+            arrivals,
+        };
+        let params = call.params(&plan, &memory)?;
+        let grid = Grid { blocks: (plan.splits, plan.shares), shared_bytes: plan.shared_bytes };
+        self.push(plan.kernel, grid, LaunchParams::Attend(params));
+        Ok(())
+    }
+
+    /// What attention does itself: norms of each head.
+    fn head_norm(&mut self, norm: Option<&HeadNorm>, head_dim: usize) -> Option<HeadNormCall> {
+        let HeadNorm { norm, over_all: false } = norm? else { return None };
+        let numbers = norm.weight.as_ref().or(norm.bias.as_ref());
+        Some(HeadNormCall {
+            weight: self.numbers(norm.weight.as_deref()),
+            bias: self.numbers(norm.bias.as_deref()),
+            of_each_head: numbers.is_some_and(|numbers| numbers.len() != head_dim),
+            subtracts_mean: norm.subtracts_mean,
+            eps: norm.eps,
+        })
+    }
+
+    /// Tables of what each turn does at the positions of the caches.
+    fn turns(&mut self) -> Result<Vec<Turns>> {
+        let capacities = self.caches.iter().map(|cache| cache.rows.dim(3)).collect::<Result<Vec<_>>>()?;
+        let rows = capacities.into_iter().max().unwrap_or_default();
+        let is_long = self.is_long;
+        let constants = &mut self.constants;
+        let tables = self.plan.turns.iter().map(|turn| {
+            let pairs = turn.frequencies(is_long).len();
+            let table =
+                || Cow::Owned((0..rows).flat_map(|position| angles(turn, is_long, position)).collect());
+            let growth = turn.query_growth.map(|growth| {
+                constants.add(rows, || (0..rows).map(|position| growth.factor(position)).collect())
+            });
+            Turns {
+                table: if pairs == 0 { 0 } else { constants.add(2 * rows * pairs, table) },
+                growth: growth.unwrap_or_default(),
+                rows,
+                pairs,
+                interleaved: turn.interleaved,
+            }
+        });
+        Ok(tables.collect())
+    }
+
+    /// The address of numbers, or none.
+    pub(super) fn numbers(&mut self, numbers: Option<&[f32]>) -> u64 {
+        numbers.map_or(0, |numbers| self.constants.add(numbers.len(), || Cow::Borrowed(numbers)))
+    }
+
+    /// Memory for sums of parts, which launches use in turn.
+    pub(super) fn split(&mut self, partial: usize, arrivals: usize, places: &Places) -> (*mut f32, *mut u32) {
+        self.shared.partial = self.shared.partial.max(partial);
+        self.shared.arrivals = self.shared.arrivals.max(arrivals);
+        (places.partial as *mut f32, places.arrivals as *mut u32)
+    }
+
+    pub(super) fn push(&mut self, kernel: Kernel, grid: Grid, params: LaunchParams) {
+        self.launches.push(Launch { kernel, grid, params });
+    }
+}
+
+/// The largest outputs of a plan's nodes.
+#[derive(Default)]
+struct Widths {
+    queries: usize,
+    keys: usize,
+    inner: usize,
+    logits: usize,
+}
+
+impl Widths {
+    fn of(plan: &Plan) -> Self {
+        let mut widths = Self::default();
+        for node in &plan.nodes {
+            match node {
+                Node::Attend(heads) => {
+                    widths.queries = widths.queries.max(heads.heads * heads.head_dim);
+                    widths.keys = widths.keys.max(heads.kv_heads * heads.head_dim);
+                }
+                Node::Inner { up, .. } => widths.inner = widths.inner.max(up.rows),
+                Node::Logits { head, .. } => widths.logits = widths.logits.max(head.rows),
+                Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) | Node::AddInner(..) => {}
+            }
+        }
+        widths
+    }
+}
+
+/// Cosines and sines of a position, times the turn's factor. Angles are f32 products, as in the implementations that models
+/// were trained with.
+fn angles(turn: &Turn, is_long: bool, position: usize) -> impl Iterator<Item = f32> + '_ {
+    turn.frequencies(is_long).iter().flat_map(move |frequency| {
+        let (sin, cos) = (position as f32 * frequency).sin_cos();
+        [cos * turn.factor, sin * turn.factor]
+    })
+}
+
+fn kernels_activation(activation: Activation) -> CqActivation {
+    match activation {
+        Activation::Silu => CQ_ACTIVATION_SILU,
+        Activation::Gelu => CQ_ACTIVATION_GELU,
+        Activation::GeluTanh => CQ_ACTIVATION_GELU_TANH,
+        Activation::Relu2 => CQ_ACTIVATION_RELU2,
+    }
+}

@@ -1,0 +1,188 @@
+//! The projections of a step: tensor cores where they take the weights, with the norm of x and all that becomes of outputs in
+//! the same launch; else the fp32 kernel, and launches around it.
+
+use super::super::bindings::{CqActivation, CqFinish, CQ_F32};
+use super::super::formats::FormatKernels;
+use super::super::gemv_call::{FusedNorm, GemvCall, GemvLaunch, PLAIN};
+use super::super::matmul::simt_launch;
+use super::super::operand::{has_narrow_scales, LockedOperand, OperandPointers};
+use super::builder::{Builder, Places};
+use super::memory::Addresses;
+use super::LaunchParams;
+use crate::backend::step::{Norm, Projection};
+use crate::backend::Operand;
+use candle_core::{bail, DType, Result};
+use std::borrow::Cow;
+
+/// What a launch of projections is given.
+#[derive(Clone, Copy)]
+pub(super) struct Source<'a> {
+    pub(super) x: u64,
+    pub(super) k: usize,
+    pub(super) norm: Option<&'a Norm>,
+}
+
+/// Where it puts what, which is finished first; a single output is added to a residual.
+#[derive(Clone, Copy)]
+pub(super) struct Target<'a> {
+    pub(super) y: &'a [u64],
+    pub(super) dtype: DType,
+    pub(super) gating: Option<CqActivation>,
+    pub(super) finish: CqFinish,
+    pub(super) residual: u64,
+}
+
+impl Builder<'_> {
+    /// Projections of the same source: in one launch where there is one, which has the norm in it.
+    pub(super) fn project(
+        &mut self,
+        projections: &[&Projection],
+        source: Source,
+        target: Target,
+        places: &Places,
+    ) -> Result<()> {
+        let operands =
+            projections.iter().map(|projection| self.operand(projection)).collect::<Result<Vec<_>>>()?;
+        // Whether the normalized source is there.
+        let mut normed = false;
+        let alike = projections.iter().all(|projection| {
+            projections.first().is_some_and(|first| projection.weight.format() == first.weight.format())
+        });
+        if alike && self.gemv(projections, &operands, source, target, &mut normed, places)? {
+            return Ok(());
+        }
+        let Some(activation) = target.gating else {
+            for (index, (projection, operand)) in projections.iter().zip(&operands).enumerate() {
+                let target = Target { y: target.y.get(index..=index).unwrap_or_default(), ..target };
+                self.single(projection, operand, source, target, &mut normed, places)?;
+            }
+            return Ok(());
+        };
+        let rows = projections.first().map_or(0, |projection| projection.rows);
+        let plain = Target { gating: None, finish: PLAIN, residual: 0, ..target };
+        for ((projection, operand), y) in projections.iter().zip(&operands).zip([places.gate, places.inner]) {
+            self.single(projection, operand, source, Target { y: &[y], ..plain }, &mut normed, places)?;
+        }
+        let finish = CqFinish { activation, ..target.finish };
+        let target = Target { finish, ..target };
+        self.elementwise((places.gate, self.dtype), places.inner, rows, target)
+    }
+
+    /// One projection by any kernel.
+    fn single(
+        &mut self,
+        projection: &Projection,
+        operand: &OperandPointers,
+        source: Source,
+        target: Target,
+        normed: &mut bool,
+        places: &Places,
+    ) -> Result<()> {
+        let operands = std::slice::from_ref(operand);
+        if self.gemv(&[projection], operands, source, target, normed, places)? {
+            return Ok(());
+        }
+        let &[y] = target.y else { bail!("a projection has one output") };
+        let x = self.normalized(source, normed, places)?;
+        let is_finished = is_plain(&target.finish) && target.residual == 0 && target.dtype == self.dtype;
+        let place = match (is_finished, target.dtype == self.dtype) {
+            (true, _) => y,
+            // Nobody needs what is there any more.
+            (false, true) if target.residual == 0 => y,
+            (false, true) => places.output,
+            (false, false) => places.raw_logits,
+        };
+        let format = projection.weight.format();
+        let shape = (self.sequences, projection.k);
+        let (params, grid) = simt_launch(operand.into_rows(place), format, shape, (x, self.dtype))?;
+        self.push(FormatKernels::of(format)?.simt(), grid, LaunchParams::Simt(params));
+        if is_finished {
+            return Ok(());
+        }
+        self.elementwise((place, self.dtype), 0, projection.rows, target)
+    }
+
+    /// Whether there is a GEMV for them; if its x has to be normalized before, it is.
+    fn gemv(
+        &mut self,
+        projections: &[&Projection],
+        operands: &[OperandPointers],
+        source: Source,
+        target: Target,
+        normed: &mut bool,
+        places: &Places,
+    ) -> Result<bool> {
+        let Some(first) = projections.first() else { return Ok(false) };
+        let takes = |projection: &&Projection| has_narrow_scales(&projection.weight);
+        if self.dtype == DType::F32 || !projections.iter().all(takes) {
+            return Ok(false);
+        }
+        let call = |x, norm| GemvCall {
+            format: first.weight.format(),
+            m: self.sequences,
+            k: source.k,
+            x,
+            x_dtype: self.dtype,
+            norm,
+            operands,
+            y: target.y,
+            y_dtype: target.dtype,
+            gating: target.gating,
+            finish: target.finish,
+            residual: target.residual,
+        };
+        let most_shared = self.card.most_shared_bytes;
+        let mut launches = None;
+        match source.norm {
+            None => launches = call(source.x, None).launches(most_shared)?,
+            Some(norm) if !norm.subtracts_mean && norm.bias.is_none() => {
+                let fused = FusedNorm { weight: Addresses::NOWHERE, eps: norm.eps };
+                launches = call(source.x, Some(fused)).launches(most_shared)?;
+                if launches.is_some() {
+                    let weight = norm.weight.as_deref();
+                    let ones = || weight.map_or(Cow::Owned(vec![1.; source.k]), Cow::Borrowed);
+                    let fused = FusedNorm { weight: self.constants.add(source.k, ones), ..fused };
+                    launches = call(source.x, Some(fused)).launches(most_shared)?;
+                }
+            }
+            Some(_) => {}
+        }
+        if launches.is_none() && source.norm.is_some() {
+            launches = call(places.normed, None).launches(most_shared)?;
+            if launches.is_some() {
+                self.normalized(source, normed, places)?;
+            }
+        }
+        let Some(launches) = launches else { return Ok(false) };
+        for GemvLaunch { kernel, plan, mut params } in launches {
+            if plan.splits > 1 {
+                (params.partial, params.arrivals) = self.split(plan.partial_sums(), plan.blocks, places);
+            }
+            self.push(kernel, plan.grid(), LaunchParams::Gemv(params));
+        }
+        Ok(true)
+    }
+
+    /// Where the source is normalized, which happens once.
+    fn normalized(&mut self, source: Source, normed: &mut bool, places: &Places) -> Result<u64> {
+        let Some(norm) = source.norm else { return Ok(source.x) };
+        if !*normed {
+            let rows = (self.sequences, source.k);
+            self.norm(norm, rows, (source.x, places.normed), (1., 0))?;
+            *normed = true;
+        }
+        Ok(places.normed)
+    }
+
+    fn operand(&mut self, projection: &Projection) -> Result<OperandPointers> {
+        let operand = LockedOperand::new(Operand { weight: &projection.weight, bias: None });
+        let pointers = operand.addresses(self.stream)?.pointers(0)?;
+        let bias = self.numbers(projection.bias.as_deref());
+        Ok(OperandPointers { bias: bias as *const _, bias_dtype: CQ_F32, ..pointers })
+    }
+}
+
+fn is_plain(finish: &CqFinish) -> bool {
+    let CqFinish { activation, limit, factor, softcap } = *finish;
+    (activation, limit, factor, softcap) == (PLAIN.activation, PLAIN.limit, PLAIN.factor, PLAIN.softcap)
+}

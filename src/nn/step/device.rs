@@ -1,0 +1,146 @@
+//! A plan on a CUDA device.
+
+use super::StepPlan;
+use crate::backend::step::{CacheRows, GraphMode};
+use crate::{backend, DeviceKvCache, Error, Result};
+use candle_core::{DType, Device, Tensor};
+use std::borrow::BorrowMut;
+use std::fmt;
+
+/// The steps of a [`StepPlan`] on a CUDA device, for one token of each of a number of sequences that have the same length.
+///
+/// A step is a list of launches, five for most layers, in which no kernel of candle's is. The first one runs them one by one;
+/// they are then captured as a CUDA graph, which serves every position until a cache grows. Both give the same bits.
+/// `CANDLE_QUANT_GRAPH=eager` never captures them, `=on` makes it an error where that is not possible (else a warning),
+/// and `=off` refuses steps on devices altogether.
+pub struct DeviceStep {
+    plan: StepPlan,
+    step: backend::DeviceStep,
+    sequences: usize,
+}
+
+impl StepPlan {
+    /// The plan's steps on its CUDA device, for activations of `dtype` (F16, BF16 or F32), which caches have, too.
+    ///
+    /// # Errors
+    /// [`Error::Unsupported`] if the plan is not on a CUDA device, or `CANDLE_QUANT_GRAPH` is `off`; if it is something else
+    /// that is not known, the dtype is another one, or there are no sequences.
+    pub fn on_device(&self, sequences: usize, dtype: DType) -> Result<DeviceStep> {
+        if !matches!(self.device, Device::Cuda(_)) {
+            return Err(Error::Unsupported {
+                what: format!("steps of a plan on {:?}", self.device.location()),
+                remedy: "call StepPlan::run".to_string(),
+            });
+        }
+        if sequences == 0 {
+            return Err(Error::mismatch("sequences", "at least one", "none"));
+        }
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
+        }
+        let mode = graph_mode(std::env::var("CANDLE_QUANT_GRAPH").ok().as_deref())?;
+        let step =
+            backend::DeviceStep::new(&self.plan, (&self.device, dtype), sequences, self.is_long, mode)?;
+        Ok(DeviceStep { plan: self.clone(), step, sequences })
+    }
+}
+
+fn graph_mode(value: Option<&str>) -> Result<GraphMode> {
+    match value {
+        None | Some("" | "auto") => Ok(GraphMode::Auto),
+        Some("on") => Ok(GraphMode::On),
+        Some("eager") => Ok(GraphMode::Eager),
+        Some("off") => Err(Error::Unsupported {
+            what: "a step plan on a CUDA device with CANDLE_QUANT_GRAPH=off".to_string(),
+            remedy: "call the layers one by one, or unset it".to_string(),
+        }),
+        Some(other) => {
+            Err(Error::mismatch("CANDLE_QUANT_GRAPH", "auto, on, eager or off", format!("`{other}`")))
+        }
+    }
+}
+
+impl DeviceStep {
+    /// Runs a token of each sequence through all layers: their keys and values are appended to the caches, one for each
+    /// attention block. `ids` `[sequences]` are U32 on the device. Returns the logits `[sequences, outputs]`, in f32. The row of
+    /// an id outside of the vocabulary is NaN.
+    ///
+    /// # Errors
+    /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), there is no kernel for the
+    /// heads of a layer, or the device fails. If an adapter of a layer is active. Nothing is appended then.
+    pub fn run(&mut self, ids: &Tensor, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<Tensor> {
+        self.plan.check_caches(caches.len())?;
+        let device = &self.plan.device;
+        if ids.dims() != [self.sequences] || ids.dtype() != DType::U32 || !ids.device().same_device(device) {
+            let expected = format!("[{}] of U32 on {:?}", self.sequences, device.location());
+            return Err(Error::mismatch("ids", expected, format!("{ids:?}")));
+        }
+        if let Some(slot) = self.plan.adapters.iter().find(|slot| slot.is_active()) {
+            return Err(Error::Unsupported {
+                what: format!("an adapter in a step plan on a CUDA device, at `{}`,", slot.module()),
+                remedy: "switch it off, or call the layers one by one".to_string(),
+            });
+        }
+        let mut rows = Vec::with_capacity(caches.len());
+        let position = caches.first().map_or(0, |cache| cache.borrow().len());
+        for cache in caches.iter_mut().map(BorrowMut::borrow_mut) {
+            if cache.len() != position {
+                let expected = format!("{position} tokens, as the first");
+                return Err(Error::mismatch("cache", expected, cache.len().to_string()));
+            }
+            let (tensor, _) = cache.room_on(device, self.sequences, 1)?;
+            let config = cache.config();
+            rows.push(CacheRows { rows: tensor, window: config.window, is_chunked: config.is_chunked });
+        }
+        let logits = self.step.run(&ids.contiguous()?, &rows, position)?;
+        caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
+        Ok(logits)
+    }
+
+    /// Launches of a step; none before the first one.
+    pub fn launches(&self) -> Option<usize> {
+        self.step.launches()
+    }
+
+    /// Whether the next step is one CUDA graph.
+    pub fn is_captured(&self) -> bool {
+        self.step.is_captured()
+    }
+
+    /// How many sequences take part in a step.
+    pub fn sequences(&self) -> usize {
+        self.sequences
+    }
+}
+
+impl fmt::Debug for DeviceStep {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (launches, is_captured) = (self.launches(), self.is_captured());
+        f.debug_struct("DeviceStep")
+            .field("sequences", &self.sequences)
+            .field("launches", &launches)
+            .field("is_captured", &is_captured)
+            .finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_environment_says_how_steps_run() {
+        for (value, expected) in [
+            (None, GraphMode::Auto),
+            (Some(""), GraphMode::Auto),
+            (Some("on"), GraphMode::On),
+            (Some("eager"), GraphMode::Eager),
+        ] {
+            assert_eq!(graph_mode(value).unwrap(), expected);
+        }
+        let told = graph_mode(Some("off")).unwrap_err().to_string();
+        assert!(told.contains("unset it"), "{told}");
+        let told = graph_mode(Some("yes")).unwrap_err().to_string();
+        assert!(told.contains("auto, on, eager or off") && told.contains("`yes`"), "{told}");
+    }
+}
