@@ -2,7 +2,8 @@
 // appended (CqAttend).
 //
 // The cache has the dtype of q, k, v and y. Grid (splits of the keys, shares of query heads), 128 threads; shared memory
-// for the copies of four warps, or for what they found, whichever is more. Of the kernel for f32, head_dim is 256 at most.
+// for the copies of four warps, or for what they found, whichever is more, and for nine heads. Of the kernel for f32, head_dim is
+// 256 at most.
 #include "attend_f32.cuh"
 #include "attend_half.cuh"
 

@@ -13,15 +13,18 @@ namespace cq {
 constexpr int ATTEND_WARPS = CQ_ATTEND_THREADS / 32, KEYS = CQ_ATTEND_KEYS, HEADS = CQ_ATTEND_HEADS;
 constexpr float LOG2E = 1.4426950408889634f;
 
-// The share of a block, and its range of tiles.
+// The share of a block, and its range of tiles: of as many splits as its sequence is long enough for, whatever the grid.
 struct AttendBlock {
     uint32_t kv_head;     // of all sequences
     uint32_t first_head;  // the same of query heads
     uint32_t heads;
-    uint32_t first_sink;
+    uint32_t first_sink;  // the first query head in its sequence
     bool appends;         // of the blocks with this key head the one that writes, if the new key is in its range
+    uint32_t position, first, settled;
     int first_tile, end_tile;
+    uint32_t splits;  // with something to do
 
+    // Before the wait for earlier kernels.
     __device__ __forceinline__ explicit AttendBlock(const CqAttend &p) {
         const uint32_t group = p.heads / p.kv_heads, shares = (group + HEADS - 1) / HEADS, share = blockIdx.y % shares;
         kv_head = blockIdx.y / shares;
@@ -29,9 +32,22 @@ struct AttendBlock {
         heads = min(group - share * HEADS, uint32_t(HEADS));
         first_sink = kv_head % p.kv_heads * group + share * HEADS;
         appends = share == 0;
-        first_tile = p.first / KEYS + blockIdx.x * p.tiles_per_split;
-        end_tile = min(first_tile + p.tiles_per_split, p.position / KEYS + 1);
+
+        position = p.positions ? load_again(p.positions + kv_head / p.kv_heads) : p.position;
+        settled = p.positions ? position : p.settled;
+        first = 0;
+        if (p.window) first = p.chunked ? position - position % p.window : position - min(position, p.window - 1);
+        const uint32_t tiles = position / KEYS - first / KEYS + 1;
+        // Each warp has as many as the others.
+        const uint32_t of_split = ((tiles + p.splits - 1) / p.splits + ATTEND_WARPS - 1) / ATTEND_WARPS * ATTEND_WARPS;
+        splits = (tiles + of_split - 1) / of_split;
+        if (position >= p.capacity || ((p.pairs || p.growth) && position >= p.turn_rows)) splits = settled = 0;
+        first_tile = first / KEYS + blockIdx.x * of_split;
+        end_tile = has_keys() ? min(first_tile + of_split, position / KEYS + 1) : first_tile;
     }
+
+    __device__ __forceinline__ bool has_keys() const { return blockIdx.x < splits; }
+    __device__ __forceinline__ bool has_new_key() const { return uint32_t(end_tile) * KEYS > position; }
 };
 
 // A score as a logit of base 2.
@@ -80,9 +96,9 @@ __device__ __forceinline__ float sum_of_warp(float value) {
     return value;
 }
 
-// By what the sums of each of `splits` blocks are multiplied, [split][8], so that they add up to outputs. Two for a lane.
+// By what the sums of each of the blocks are multiplied, [split][8], so that they add up to outputs. Two for a lane.
 __device__ __forceinline__ void write_factors(const CqAttend &p, const AttendBlock &block, const float *parts, int part, float *factors) {
-    const int lane = threadIdx.x % 32, splits = gridDim.x;
+    const int lane = threadIdx.x % 32, splits = block.splits;
     static_assert(CQ_ATTEND_SPLITS == 2 * 32, "two splits for each lane");
     for (uint32_t head = threadIdx.x / 32; head < block.heads; head += ATTEND_WARPS) {
         float largest[2] = {-INFINITY, -INFINITY}, weights[2] = {};
@@ -115,7 +131,7 @@ __device__ __forceinline__ void write_factors(const CqAttend &p, const AttendBlo
 // Joins what the warps of all blocks of a share found, and stores outputs of `dtype`. All threads, behind a barrier.
 __device__ __forceinline__ void finish(const CqAttend &p, const AttendBlock &block, const WarpResults &warps, uint32_t dtype) {
     CQ_DYNAMIC_SHARED(memory);
-    const int head_dim = warps.head_dim, part = HEADS * (head_dim + 2), splits = gridDim.x;
+    const int head_dim = warps.head_dim, part = HEADS * (head_dim + 2), splits = block.splits;
     auto store = [&](int head, int d, float value) {
         store_float(p.y, size_t(block.first_head + head) * head_dim + d, dtype, value);
     };
@@ -131,7 +147,7 @@ __device__ __forceinline__ void finish(const CqAttend &p, const AttendBlock &blo
         });
         return;
     }
-    float *parts = p.partial + size_t(blockIdx.y) * splits * part, *mine = parts + blockIdx.x * part;
+    float *parts = p.partial + size_t(blockIdx.y) * gridDim.x * part, *mine = parts + blockIdx.x * part;
     warps.join(block.heads, [&](int head, int d, float largest, float total, float sum) {
         mine[head * head_dim + d] = sum;
         if (d == 0) mine[HEADS * head_dim + 2 * head] = largest, mine[HEADS * head_dim + 2 * head + 1] = total;

@@ -1,7 +1,7 @@
 // Attention to a cache of f32, on CUDA cores: a warp reads a key at a time, its lanes divide d. For one query head after the
-// other, so that keys are read again for each; no copies ahead.
+// other, so that keys are read again for each; no copies ahead. What is normalized and turned lies behind the results.
 #pragma once
-#include "attend.cuh"
+#include "attend_place.cuh"
 
 namespace cq {
 
@@ -15,17 +15,20 @@ __device__ __forceinline__ void attend_f32(const CqAttend &p) {
     const WarpResults results(memory, head_dim);
     wait_for_earlier_kernels();
     let_next_kernel_start();
+    if (!block.has_keys()) return;
+    float *placed = results.total + ATTEND_WARPS * HEADS;
+    place_heads<CQ_F32, MOST_HEAD_DIM>(p, block, placed);
     const size_t cached = size_t(block.kv_head) * p.capacity * head_dim, fresh = size_t(block.kv_head) * head_dim;
     float *keys = static_cast<float *>(p.keys) + cached, *values = static_cast<float *>(p.values) + cached;
-    const float *k = static_cast<const float *>(p.k) + fresh, *v = static_cast<const float *>(p.v) + fresh;
+    const float *k = placed + HEADS * head_dim, *v = static_cast<const float *>(p.v) + fresh;
     for (uint32_t head = 0; head < block.heads; ++head) {
-        const float *from = static_cast<const float *>(p.q) + size_t(block.first_head + head) * head_dim;
+        const float *from = placed + head * head_dim;
         float q[PARTS], sums[PARTS] = {}, largest = -INFINITY, total = 0;
 #pragma unroll
         for (int i = 0; i < PARTS; ++i) q[i] = lane + 32 * i < head_dim ? from[lane + 32 * i] : 0;
         for (int tile = block.first_tile + warp; tile < block.end_tile; tile += ATTEND_WARPS)
-            for (uint32_t row = max(uint32_t(tile * KEYS), p.first); row < uint32_t((tile + 1) * KEYS) && row <= p.position; ++row) {
-                const bool is_new = row == p.position;
+            for (uint32_t row = max(uint32_t(tile * KEYS), block.first); row < uint32_t((tile + 1) * KEYS) && row <= block.position; ++row) {
+                const bool is_new = row == block.position;
                 const float *key = is_new ? k : keys + size_t(row) * head_dim, *value = is_new ? v : values + size_t(row) * head_dim;
                 float score = 0;
 #pragma unroll

@@ -9,9 +9,10 @@
 //
 // Each warp has a ring of `stages` tiles, of which keys and values are copied, awaited and replaced each by themselves: no
 // barrier of the block in the loop. Rows that were there two launches ago are copied before the wait for earlier
-// kernels. The new key and value come from k and v, and take their place in the tile that they will belong to.
+// kernels. The new key and value take their place in the tile that they will belong to: the value comes from v, the key from
+// shared memory, where it and the queries are put behind the rings when they are normalized and turned.
 #pragma once
-#include "attend.cuh"
+#include "attend_place.cuh"
 
 namespace cq {
 
@@ -64,31 +65,31 @@ template <int D> struct HalfRing {
         return this->stage(stage) + Tile::KEY_BYTES + (half * 8 + g) * Tile::VALUE_ROW + (chunk * 4 + t) * 16;
     }
 
-    // Row `half * 8 + g` of a tile: in the cache, if it is seen, else nothing; with NEW, the new one in k or v.
-    template <bool NEW, class To>
+    // Row `half * 8 + g` of a tile: in the cache, if it is seen, else zeros; the new one in `new_rows`, if there are any.
+    template <class To>
     __device__ __forceinline__ void copy(int tile, const unsigned char *cache, const void *new_rows, To to) const {
         if (tile < block.end_tile)
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
                 const uint32_t row = tile * KEYS + half * 8 + g;
                 const unsigned char *from = cache + (tile * KEYS + half * 8) * size_t(Tile::ROW);
-                if (NEW && row == p.position)
-                    from = static_cast<const unsigned char *>(new_rows) + size_t(block.kv_head) * Tile::ROW + t * 16;
-                const bool seen = row >= p.first && row <= p.position;
+                const bool is_new = new_rows && row == block.position;
+                if (is_new) from = static_cast<const unsigned char *>(new_rows) + size_t(block.kv_head) * Tile::ROW + t * 16;
+                const bool seen = row >= block.first && (row < block.position || is_new);
 #pragma unroll
                 for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) to(half, chunk, from, seen);
             }
         commit_copies();
     }
-    template <bool NEW> __device__ __forceinline__ void copy_keys(int tile, int stage) const {
-        copy<NEW>(tile, keys, p.k, [&](int half, int chunk, const unsigned char *from, bool seen) {
+    __device__ __forceinline__ void copy_keys(int tile, int stage) const {
+        copy(tile, keys, nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
             // Where a row has no more chunks, zeros take their place.
             const bool there = has_chunk(chunk);
             copy_sixteen_bytes(key_at(stage, half, chunk), there ? from + chunk * 64 : from, seen && there);
         });
     }
     template <bool NEW> __device__ __forceinline__ void copy_values(int tile, int stage) const {
-        copy<NEW>(tile, values, p.v, [&](int half, int chunk, const unsigned char *from, bool seen) {
+        copy(tile, values, NEW ? p.v : nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
             if (has_chunk(chunk)) copy_sixteen_bytes(value_at(stage, half, chunk), from + chunk * 64, seen);
         });
     }
@@ -101,11 +102,21 @@ template <int D> struct HalfRing {
             wait_for_copies<1>();
     }
 
-    // Writes the new key and value to the cache, each lane what it copied itself.
+    // Puts the new key into the tile, each lane what only it reads.
+    __device__ __forceinline__ void place_key(int stage, const unsigned char *key) const {
+        if (int(block.position % 8) != g) return;
+#pragma unroll
+        for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk)
+            if (has_chunk(chunk))
+                *reinterpret_cast<uint4 *>(key_at(stage, block.position % KEYS / 8, chunk)) =
+                    *reinterpret_cast<const uint4 *>(key + (chunk * 4 + t) * 16);
+    }
+
+    // Writes the new key and value to the cache, each lane what it has put or copied itself.
     __device__ __forceinline__ void append(int stage) const {
-        const int half = p.position % KEYS / 8;
-        if (int(p.position % 8) != g) return;
-        const size_t row = (p.position - g) * size_t(Tile::ROW);
+        const int half = block.position % KEYS / 8;
+        if (int(block.position % 8) != g) return;
+        const size_t row = (block.position - g) * size_t(Tile::ROW);
 #pragma unroll
         for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
             if (!has_chunk(chunk)) continue;
@@ -123,8 +134,9 @@ template <int D, bool BF16> struct HalfSums {
     float sums[D / 16][4] = {};
     float largest[2] = {-INFINITY, -INFINITY}, total[2] = {};  // `total` of this lane's keys
 
-    __device__ __forceinline__ void load_queries(const CqAttend &p, const AttendBlock &block, const HalfRing<D> &ring) {
-        const unsigned char *row = static_cast<const unsigned char *>(p.q) + size_t(block.first_head + ring.g) * Tile::ROW;
+    // From rows of heads.
+    __device__ __forceinline__ void load_queries(const unsigned char *rows, const AttendBlock &block, const HalfRing<D> &ring) {
+        const unsigned char *row = rows + ring.g * Tile::ROW;
 #pragma unroll
         for (int chunk = 0; chunk < Tile::CHUNKS; ++chunk) {
             q[chunk] = make_uint4(0, 0, 0, 0);
@@ -149,7 +161,7 @@ template <int D, bool BF16> struct HalfSums {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const uint32_t key = tile * KEYS + ring.g + i / 2 * 8;
-            s[i] = key >= p.first && key <= p.position ? logit_of(p, s[i] + odd[i]) : -INFINITY;
+            s[i] = key >= ring.block.first && key <= ring.block.position ? logit_of(p, s[i] + odd[i]) : -INFINITY;
         }
     }
 
@@ -209,34 +221,40 @@ template <int D, bool BF16> struct HalfSums {
 };
 
 template <int D, bool BF16> __device__ __forceinline__ void attend_half(const CqAttend &p) {
+    constexpr uint32_t DTYPE = BF16 ? CQ_BF16 : CQ_F16;
     CQ_DYNAMIC_SHARED(memory);
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
     const AttendBlock block(p);
     const HalfRing<D> ring(p, block, memory + warp * p.stages * HalfTile<D>::BYTES, lane);
+    unsigned char *placed = memory + ATTEND_WARPS * p.stages * HalfTile<D>::BYTES;
     int next = block.first_tile + warp;
     uint32_t stage = 0;
-    for (; stage < p.stages && uint32_t(next + 1) * KEYS <= p.settled; ++stage, next += ATTEND_WARPS) {
-        ring.template copy_keys<false>(next, stage);
+    for (; stage < p.stages && uint32_t(next + 1) * KEYS <= block.settled; ++stage, next += ATTEND_WARPS) {
+        ring.copy_keys(next, stage);
         ring.template copy_values<false>(next, stage);
     }
     wait_for_earlier_kernels();
     let_next_kernel_start();
+    if (!block.has_keys()) return;
     for (; stage < p.stages; ++stage, next += ATTEND_WARPS) {
-        ring.template copy_keys<true>(next, stage);
+        ring.copy_keys(next, stage);
         ring.template copy_values<true>(next, stage);
     }
+    place_heads<DTYPE, D>(p, block, placed);
     HalfSums<D, BF16> found;
-    found.load_queries(p, block, ring);
+    found.load_queries(placed, block, ring);
     stage = 0;
 #pragma unroll 1
     for (int tile = block.first_tile + warp; tile < block.end_tile; tile += ATTEND_WARPS, next += ATTEND_WARPS) {
         float weights[4];
+        const bool has_new_key = tile == int(block.position / KEYS);
         ring.wait_for_next();
+        if (has_new_key) ring.place_key(stage, placed + HEADS * HalfTile<D>::ROW);
         found.logits(weights, p, ring, stage, tile);
         found.weigh(weights);
-        ring.template copy_keys<true>(next, stage);  // none behind the tile of the new key
+        ring.copy_keys(next, stage);  // none behind the tile of the new key
         ring.wait_for_next();
-        if (block.appends && tile == int(p.position / KEYS)) ring.append(stage);
+        if (block.appends && has_new_key) ring.append(stage);
         __syncwarp();
         found.add_values(weights, ring, stage, lane);
         __syncwarp();
@@ -248,7 +266,7 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_half(const Cq
     const WarpResults results(memory, D);
     found.store(results, warp, ring.g, ring.t);
     __syncthreads();
-    finish(p, block, results, BF16 ? CQ_BF16 : CQ_F16);
+    finish(p, block, results, DTYPE);
 }
 
 }  // namespace cq

@@ -179,33 +179,61 @@ typedef struct CqWeightedSum {
     uint32_t unused;
 } CqWeightedSum;
 
+/* What a norm of heads makes of each. */
+enum CqHeadNormKind {
+    CQ_HEADS_AS_THEY_ARE = 0,
+    CQ_HEADS_RMS = 1,   /* x / sqrt(mean of squares + eps) * weight + bias */
+    CQ_HEADS_LAYER = 2, /* the same of x - mean(x) */
+};
+
+/* A norm of queries, or of keys. */
+typedef struct CqHeadNorm {
+    const float *weight; /* of elements; null: 1 */
+    const float *bias;   /* null: 0 */
+    uint32_t stride;     /* from the numbers of a head to those of the next: 0, or head_dim */
+    uint32_t kind;       /* CqHeadNormKind */
+    float eps;
+    uint32_t unused;
+} CqHeadNorm;
+
 /* Attention of one new token of each sequence to those before it and itself; its key and value are appended.
  *
  * Rows of heads begin at multiples of 16 bytes. A share is eight query heads (or fewer) of one key head of one sequence.
+ * Queries and keys are normalized and turned by their position first, and rounded once. Of a sequence for whose position the
+ * cache or the tables have no row (0xffffffff says that it has no new token) nothing is read or written.
  *
- * Grid: (splits of the keys, shares). */
+ * Grid: (splits of the keys, shares). Blocks of splits that a sequence is too short for have nothing to do. */
 typedef struct CqAttend {
     const void *q;      /* [sequences, heads, head_dim] */
     const void *k;      /* [sequences, kv_heads, head_dim], the new keys */
     const void *v;      /* the same shape */
-    void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which row `position` is written */
+    void *keys;         /* [sequences, kv_heads, capacity, head_dim]: the cache, of which the row of the position is written */
     void *values;       /* the same shape */
     const float *sinks; /* [heads], logits of one more key, which has no value; may be null */
     void *y;            /* [sequences, heads, head_dim] */
-    float *partial;     /* [shares][splits][8][head_dim + 2]: used if splits > 1 */
-    uint32_t *arrivals; /* [shares], zero before and after: used if splits > 1 */
+    float *partial;     /* [shares][splits of the grid][8][head_dim + 2]: used if a sequence has several splits */
+    uint32_t *arrivals; /* [shares], zero before and after: used if a sequence has several splits */
+    const uint32_t *positions; /* [sequences], of the new tokens, written two launches ago or more; null: all `position` */
+    const float *turns;  /* [turn_rows][pairs]: cosines and sines; used if there are pairs */
+    const float *growth; /* [turn_rows]: factors of queries; null: 1 */
+    CqHeadNorm q_norm;
+    CqHeadNorm k_norm;
     uint32_t heads;     /* a multiple of kv_heads */
     uint32_t kv_heads;
     uint32_t head_dim;
     uint32_t capacity;  /* a multiple of 16 */
-    uint32_t position;  /* of the new tokens */
-    uint32_t first;     /* the first position that they see */
-    uint32_t settled;   /* rows of the cache that were there before the kernel ahead was launched */
-    uint32_t tiles_per_split; /* tiles of 16 keys */
+    uint32_t position;  /* of all new tokens, without `positions` */
+    uint32_t settled;   /* rows of the cache that were there before the kernel ahead was launched; with `positions` all are */
+    uint32_t window;    /* tokens that a new one sees, itself included; 0: all */
+    uint32_t chunked;   /* 1: it sees those from the last multiple of `window` on */
+    uint32_t splits;    /* the most of a sequence: blocks of the grid for a share, or more */
     uint32_t stages;    /* tiles that a warp has on their way or at hand: 1 or 2 */
+    uint32_t turn_rows;
+    uint32_t pairs;     /* elements i and i + pairs turn together; those from 2 * pairs on do not */
+    uint32_t interleaved; /* 1: elements 2i and 2i + 1 do, and become elements i and i + pairs */
+    uint32_t turns_first; /* 1: norms come behind the turn */
     float scale;        /* of scores, which are logits of base 2 if there is no cap */
     float cap;          /* scores become cap * tanh(score), which are logits of base 2; 0: they stay */
-    uint32_t unused;
 } CqAttend;
 
 /* Rows of a weight, dequantized: all of them, or those named by ids. */

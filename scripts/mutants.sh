@@ -41,7 +41,8 @@ sources() {
 
 # run PATCH FOLDER: the tests of the patch on the kernels of FOLDER. 0: passed, 1: failed, 2: could not be run.
 run() {
-  local log=$2.log sanitize='' build=$target/pretend-cuda preload='' name
+  local log=$2.log sanitize='' build=$target/pretend-cuda preload='' name program
+  program=$(field "$1" Program)
   if [ -n "$(field "$1" Sanitizers)" ]; then
     sanitize=address,undefined build=$target/pretend-cuda/asan preload=$(c++ -print-file-name=libasan.so)
   fi
@@ -58,21 +59,22 @@ run() {
   done
   # shellcheck disable=SC2046 # several arguments
   LD_LIBRARY_PATH=$2.lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
-    timeout 600 "$tests" $(field "$1" Tests) >"$log" 2>&1 || return 1
+    timeout 600 "$tests/${program:-cuda}" $(field "$1" Tests) >"$log" 2>&1 || return 1
   # Nothing passes if nothing ran.
   grep -q 'test result: ok. [1-9]' "$log" || return 2
 }
 
 # unharmed PATCH: its tests pass on the kernels as they are.
 unharmed() {
-  local key folder
+  local key folder program
+  program=$(field "$1" Program)
   if [ -n "$sample" ]; then
     # Not `grep -q`, which would close the pipe while the names are printed.
     # shellcheck disable=SC2046 # several arguments
-    LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib "$tests" --list $(field "$1" Tests) | grep ': test$' >/dev/null
+    LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib "$tests/${program:-cuda}" --list $(field "$1" Tests) | grep ': test$' >/dev/null
     return
   fi
-  key=$(field "$1" Tests).$(field "$1" Sanitizers)
+  key=$program.$(field "$1" Tests).$(field "$1" Sanitizers)
   folder=$work/unharmed/${key//[^a-zA-Z0-9_.]/-}
   (
     flock 8
@@ -149,7 +151,7 @@ verdict() {
 }
 
 build "$work/without" || { cat "$work/without/build.log" >&2 && exit 1; }
-tests=$work/without/cuda
+tests=$work/without
 rm -rf "$work/unharmed"
 
 sample=''

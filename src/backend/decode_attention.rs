@@ -3,7 +3,7 @@
 use super::attention::{check, check_sinks, check_softcap, AttentionOptions};
 use super::cuda;
 use crate::known::without_gradient;
-use crate::tensor::DeviceKvCache;
+use crate::tensor::{DeviceKvCache, KvCacheConfig};
 use crate::{Error, Result};
 use candle_core::{Device, Tensor};
 
@@ -20,8 +20,8 @@ pub(crate) struct NewToken<'a> {
     pub(crate) scale: f32,
     pub(crate) softcap: Option<f32>,
     pub(crate) position: usize,
-    /// The first position that it sees.
-    pub(crate) first: usize,
+    /// What of the cache it sees.
+    pub(crate) config: &'a KvCacheConfig,
     /// Rows of the cache that were there before the work that was put into the stream last.
     pub(crate) settled: usize,
 }
@@ -68,7 +68,6 @@ pub fn decode_attention(
         return Err(Error::mismatch("queries, keys and values", expected, "a part of the cache itself"));
     }
     let (rows, settled) = cache.room_for(k, 1)?;
-    let position = cache.len();
     let token = NewToken {
         q,
         k,
@@ -76,8 +75,8 @@ pub fn decode_attention(
         sinks: sinks.as_ref(),
         scale: options.scale,
         softcap: options.softcap,
-        position,
-        first: cache.config().first_seen(position),
+        position: cache.len(),
+        config: cache.config(),
         settled,
     };
     let Some(y) = cuda::attend(&rows, &token)? else { return Ok(None) };

@@ -5,6 +5,7 @@ use super::bindings::{CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTE
 use super::kernel::Kernel;
 use super::plan::MOST_BLOCKS;
 use candle_core::DType;
+use half::f16;
 use std::ops::RangeInclusive;
 
 /// Elements of heads for which there are kernels on tensor cores.
@@ -36,19 +37,22 @@ pub(super) struct Attend {
     pub(super) kernel: Kernel,
     /// Query heads are dealt to blocks by eights, or fewer, of one key head of one sequence.
     pub(super) shares: usize,
+    /// Blocks for each share.
     pub(super) splits: usize,
-    pub(super) tiles_per_split: usize,
+    /// The most splits of a text of any length.
+    pub(super) most_splits: usize,
     pub(super) stages: usize,
     pub(super) shared_bytes: usize,
 }
 
 impl Attend {
-    /// The launch for tokens at the last of the positions `seen`. None if no kernel takes heads of this size or dtype, or
-    /// the card, which multiplies `bf16` or does not, has too little shared memory for it.
+    /// The launch for tokens at the last of the positions `seen`; without them, for any, of which it learns when it runs. None
+    /// if no kernel takes heads of this size or dtype, or the card, which multiplies `bf16` or does not, has too little
+    /// shared memory for it.
     pub(super) fn plan(
         shape: AttendShape,
         dtype: DType,
-        seen: RangeInclusive<usize>,
+        seen: Option<RangeInclusive<usize>>,
         (bf16, most_shared_bytes): (bool, usize),
     ) -> Option<Self> {
         let AttendShape { sequences, heads, kv_heads, head_dim } = shape;
@@ -57,14 +61,15 @@ impl Attend {
         let stages = [2, 1].into_iter().find(|stages| bytes(*stages) <= most_shared_bytes)?;
         let shares = sequences * kv_heads * (heads / kv_heads).div_ceil(HEADS);
         let most_splits = (BLOCKS / shares.max(1)).clamp(1, MOST_SPLITS);
-        let tiles = seen.end() / KEYS - seen.start() / KEYS + 1;
-        // Each warp has as many as the others.
-        let tiles_per_split = tiles.div_ceil(most_splits).next_multiple_of(WARPS);
+        let splits = seen.map_or(most_splits, |seen| {
+            let tiles = seen.end() / KEYS - seen.start() / KEYS + 1;
+            tiles.div_ceil(tiles_of_split(tiles, most_splits))
+        });
         (shares <= MOST_BLOCKS).then_some(Self {
             kernel,
             shares,
-            splits: tiles.div_ceil(tiles_per_split),
-            tiles_per_split,
+            splits,
+            most_splits,
             stages,
             shared_bytes: bytes(stages),
         })
@@ -80,6 +85,11 @@ impl Attend {
     }
 }
 
+/// As the kernels have it: each warp has as many as the others.
+fn tiles_of_split(tiles: usize, most_splits: usize) -> usize {
+    tiles.div_ceil(most_splits).next_multiple_of(WARPS)
+}
+
 #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
 fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
     let halves = |bf16| HEAD_DIMS.contains(&head_dim).then_some(Kernel::Attend { head_dim, bf16 });
@@ -91,14 +101,19 @@ fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
     }
 }
 
-/// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other.
+/// What warps copy, `stages` tiles each, or what they found, or the factors of splits behind a flag: one after the other. Behind
+/// the copies, or in f32 behind what is found, queries and the new key, ready to be multiplied.
 pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> usize {
     // Chunks of 16 bytes: of keys as many for each of four lanes, of values an odd number in a row.
     let chunks = head_dim.div_ceil(32) * 4 + ((head_dim / 8) | 1);
-    let tile = if kernel == Kernel::AttendF32 { 0 } else { KEYS * chunks * 16 };
     let found = WARPS * HEADS * (head_dim + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
-    (WARPS * stages * tile).max(found).max(factors)
+    let placed = (HEADS + 1) * head_dim;
+    let used = match kernel {
+        Kernel::AttendF32 => found + placed * size_of::<f32>(),
+        _ => (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found),
+    };
+    used.max(factors)
 }
 
 #[cfg(test)]
@@ -108,7 +123,7 @@ mod tests {
     const H200: (bool, usize) = (true, 113 << 10);
 
     fn plan(shape: AttendShape, seen: RangeInclusive<usize>) -> Attend {
-        Attend::plan(shape, DType::BF16, seen, H200).unwrap()
+        Attend::plan(shape, DType::BF16, Some(seen), H200).unwrap()
     }
 
     #[test]
@@ -116,33 +131,43 @@ mod tests {
         for (sequences, heads, kv_heads) in [(1, 32, 8), (1, 16, 1), (2, 71, 1), (16, 64, 8), (300, 8, 8)] {
             let shape = AttendShape { sequences, heads, kv_heads, head_dim: 128 };
             for (first, position) in [(0, 0), (0, 15), (0, 63), (0, 64), (5, 133), (0, 4095), (37, 131_071)] {
-                let Attend { splits, tiles_per_split, shares, .. } = plan(shape, first..=position);
+                let Attend { splits, most_splits, shares, .. } = plan(shape, first..=position);
                 let tiles = position / 16 - first / 16 + 1;
+                let tiles_per_split = tiles_of_split(tiles, most_splits);
                 assert!(splits * tiles_per_split >= tiles && (splits - 1) * tiles_per_split < tiles);
                 assert!(tiles_per_split.is_multiple_of(4) && splits <= 64);
                 assert!(shares >= sequences * kv_heads && (shares * splits <= 256 || splits == 1));
+                // One launch for all positions has blocks for each.
+                let all = Attend::plan(shape, DType::BF16, None, H200).unwrap();
+                assert!(all.splits == most_splits && splits <= most_splits);
+                assert_eq!(Attend { splits, ..all }, plan(shape, first..=position));
             }
         }
         // 8 key heads at 4096 tokens: 32 splits of 8 tiles.
         let llama = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
-        let Attend { shares, splits, tiles_per_split, .. } = plan(llama, 0..=4095);
-        assert_eq!((shares, splits, tiles_per_split), (8, 32, 8));
+        let Attend { shares, splits, most_splits, .. } = plan(llama, 0..=4095);
+        assert_eq!((shares, splits, most_splits, tiles_of_split(256, 32)), (8, 32, 32, 8));
     }
 
     #[test]
     fn cards_differ_in_what_is_on_its_way_alone() {
         let shape = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
-        let on = |most_shared| Attend::plan(shape, DType::F16, 0..=700, (false, most_shared)).unwrap();
+        let on = |most_shared| Attend::plan(shape, DType::F16, Some(0..=700), (false, most_shared)).unwrap();
         let (small, large) = (on(48 << 10), on(113 << 10));
         assert_eq!((small.stages, large.stages), (1, 2));
-        assert_eq!((small.shared_bytes, large.shared_bytes), (33_792, 67_584));
+        assert_eq!((small.shared_bytes, large.shared_bytes), (36_096, 69_888));
         assert_eq!(Attend { stages: 2, shared_bytes: large.shared_bytes, ..small }, large);
     }
 
     #[test]
     fn what_has_no_kernel_has_no_plan() {
         let of = |head_dim, dtype, card| {
-            Attend::plan(AttendShape { sequences: 1, heads: 8, kv_heads: 2, head_dim }, dtype, 0..=9, card)
+            Attend::plan(
+                AttendShape { sequences: 1, heads: 8, kv_heads: 2, head_dim },
+                dtype,
+                Some(0..=9),
+                card,
+            )
         };
         assert!(of(72, DType::F16, H200).is_none() && of(72, DType::F32, H200).is_some());
         assert!(of(512, DType::F32, H200).is_none() && of(64, DType::F64, H200).is_none());

@@ -1,12 +1,17 @@
 //! Attention of one new token of each sequence, with its key and value appended to the cache, in one launch.
 
+mod call;
+#[cfg(test)]
+mod tests;
+
 use super::attend::{Attend, AttendShape};
 use super::bindings::CqAttend;
 use super::card::Card;
 use super::launch::{launch, Grid};
-use super::memory::{address_mut, allocate, u32_of, Locked, View};
+use super::memory::{address_mut, allocate, Locked, View};
 use super::workspace;
 use crate::backend::NewToken;
+use call::{AttendCall, AttendMemory, Positions, Turns};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;
@@ -23,13 +28,26 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     let [_, _, kv_heads, capacity, _] = cache.dims()[..] else { bail!("a cache has five dimensions") };
     let stream = device.cuda_stream();
     let card = Card::of(stream.context())?;
-    let shape = AttendShape { sequences: batch, heads, kv_heads, head_dim };
-    let seen = token.first..=token.position;
-    let plan = Attend::plan(shape, token.q.dtype(), seen, (card.bf16, card.most_shared_bytes));
-    let Some(plan) = plan else { return Ok(None) };
-    if token.position >= capacity {
-        bail!("position {} in a cache of {capacity} rows", token.position);
-    }
+    let position = token.position;
+    let call = AttendCall {
+        shape: AttendShape { sequences: batch, heads, kv_heads, head_dim },
+        dtype: token.q.dtype(),
+        capacity,
+        positions: Positions::Known {
+            first: token.config.first_seen(position),
+            position,
+            settled: token.settled,
+        },
+        window: token.config.window,
+        is_chunked: token.config.is_chunked,
+        scale: token.scale,
+        softcap: token.softcap,
+        q_norm: None,
+        k_norm: None,
+        turns_first: false,
+        turns: Turns::default(),
+    };
+    let Some(plan) = call.plan(card) else { return Ok(None) };
 
     let locked = [token.q, token.k, token.v].map(Locked::new);
     let realigned =
@@ -54,35 +72,17 @@ pub(crate) fn attend(cache: &Tensor, token: &NewToken) -> Result<Option<Tensor>>
     let mut output = allocate(device, &y_shape, token.q.dtype())?;
     {
         let y = address_mut(&mut output, &stream)?;
-        // Logits are of base 2; with a cap, a score is first what tanh takes.
-        let log2e = std::f64::consts::LOG2_E;
-        let (scale, cap) = match token.softcap.map(f64::from) {
-            None => (f64::from(token.scale) * log2e, 0.),
-            Some(cap) => (f64::from(token.scale) / cap, cap * log2e),
+        let memory = AttendMemory {
+            q: q.get(),
+            k: k.get(),
+            v: v.get(),
+            sinks: sinks.as_ref().map_or(0, |sinks| sinks.get()),
+            y: y.get(),
+            partial: partial as u64,
+            arrivals: arrivals as u64,
+            ..Default::default()
         };
-        let params = CqAttend {
-            q: q.as_ptr(),
-            k: k.as_ptr(),
-            v: v.as_ptr(),
-            keys: std::ptr::null_mut(),
-            values: std::ptr::null_mut(),
-            sinks: sinks.as_ref().map_or(std::ptr::null(), |sinks| sinks.as_ptr()),
-            y: y.as_mut_ptr(),
-            partial,
-            arrivals,
-            heads: u32_of("heads", heads)?,
-            kv_heads: u32_of("heads of keys", kv_heads)?,
-            head_dim: u32_of("elements of a head", head_dim)?,
-            capacity: u32_of("rows of a cache", capacity)?,
-            position: u32_of("position", token.position)?,
-            first: u32_of("position", token.first)?,
-            settled: u32_of("position", token.settled)?,
-            tiles_per_split: u32_of("tiles of keys", plan.tiles_per_split)?,
-            stages: u32_of("stages", plan.stages)?,
-            scale: scale as f32,
-            cap: cap as f32,
-            unused: 0,
-        };
+        let params = call.params(&plan, &memory)?;
         cache.inplace_op1(&Append { stream: &stream, plan, params })?;
     }
     Ok(Some(Tensor::from_storage(Storage::Cuda(output), y_shape, BackpropOp::none(), false)))

@@ -276,6 +276,31 @@ const _: () = {
     ["Offset of field: CqWeightedSum::y_dtype"][::core::mem::offset_of!(CqWeightedSum, y_dtype) - 32usize];
     ["Offset of field: CqWeightedSum::unused"][::core::mem::offset_of!(CqWeightedSum, unused) - 36usize];
 };
+pub const CQ_HEADS_AS_THEY_ARE: CqHeadNormKind = 0;
+pub const CQ_HEADS_RMS: CqHeadNormKind = 1;
+pub const CQ_HEADS_LAYER: CqHeadNormKind = 2;
+pub type CqHeadNormKind = ::core::ffi::c_uint;
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqHeadNorm {
+    pub weight: *const f32,
+    pub bias: *const f32,
+    pub stride: u32,
+    pub kind: u32,
+    pub eps: f32,
+    pub unused: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqHeadNorm"][::core::mem::size_of::<CqHeadNorm>() - 32usize];
+    ["Alignment of CqHeadNorm"][::core::mem::align_of::<CqHeadNorm>() - 8usize];
+    ["Offset of field: CqHeadNorm::weight"][::core::mem::offset_of!(CqHeadNorm, weight) - 0usize];
+    ["Offset of field: CqHeadNorm::bias"][::core::mem::offset_of!(CqHeadNorm, bias) - 8usize];
+    ["Offset of field: CqHeadNorm::stride"][::core::mem::offset_of!(CqHeadNorm, stride) - 16usize];
+    ["Offset of field: CqHeadNorm::kind"][::core::mem::offset_of!(CqHeadNorm, kind) - 20usize];
+    ["Offset of field: CqHeadNorm::eps"][::core::mem::offset_of!(CqHeadNorm, eps) - 24usize];
+    ["Offset of field: CqHeadNorm::unused"][::core::mem::offset_of!(CqHeadNorm, unused) - 28usize];
+};
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
 pub struct CqAttend {
@@ -288,22 +313,31 @@ pub struct CqAttend {
     pub y: *mut ::core::ffi::c_void,
     pub partial: *mut f32,
     pub arrivals: *mut u32,
+    pub positions: *const u32,
+    pub turns: *const f32,
+    pub growth: *const f32,
+    pub q_norm: CqHeadNorm,
+    pub k_norm: CqHeadNorm,
     pub heads: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
     pub capacity: u32,
     pub position: u32,
-    pub first: u32,
     pub settled: u32,
-    pub tiles_per_split: u32,
+    pub window: u32,
+    pub chunked: u32,
+    pub splits: u32,
     pub stages: u32,
+    pub turn_rows: u32,
+    pub pairs: u32,
+    pub interleaved: u32,
+    pub turns_first: u32,
     pub scale: f32,
     pub cap: f32,
-    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 120usize];
+    ["Size of CqAttend"][::core::mem::size_of::<CqAttend>() - 224usize];
     ["Alignment of CqAttend"][::core::mem::align_of::<CqAttend>() - 8usize];
     ["Offset of field: CqAttend::q"][::core::mem::offset_of!(CqAttend, q) - 0usize];
     ["Offset of field: CqAttend::k"][::core::mem::offset_of!(CqAttend, k) - 8usize];
@@ -314,19 +348,27 @@ const _: () = {
     ["Offset of field: CqAttend::y"][::core::mem::offset_of!(CqAttend, y) - 48usize];
     ["Offset of field: CqAttend::partial"][::core::mem::offset_of!(CqAttend, partial) - 56usize];
     ["Offset of field: CqAttend::arrivals"][::core::mem::offset_of!(CqAttend, arrivals) - 64usize];
-    ["Offset of field: CqAttend::heads"][::core::mem::offset_of!(CqAttend, heads) - 72usize];
-    ["Offset of field: CqAttend::kv_heads"][::core::mem::offset_of!(CqAttend, kv_heads) - 76usize];
-    ["Offset of field: CqAttend::head_dim"][::core::mem::offset_of!(CqAttend, head_dim) - 80usize];
-    ["Offset of field: CqAttend::capacity"][::core::mem::offset_of!(CqAttend, capacity) - 84usize];
-    ["Offset of field: CqAttend::position"][::core::mem::offset_of!(CqAttend, position) - 88usize];
-    ["Offset of field: CqAttend::first"][::core::mem::offset_of!(CqAttend, first) - 92usize];
-    ["Offset of field: CqAttend::settled"][::core::mem::offset_of!(CqAttend, settled) - 96usize];
-    ["Offset of field: CqAttend::tiles_per_split"]
-        [::core::mem::offset_of!(CqAttend, tiles_per_split) - 100usize];
-    ["Offset of field: CqAttend::stages"][::core::mem::offset_of!(CqAttend, stages) - 104usize];
-    ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 108usize];
-    ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 112usize];
-    ["Offset of field: CqAttend::unused"][::core::mem::offset_of!(CqAttend, unused) - 116usize];
+    ["Offset of field: CqAttend::positions"][::core::mem::offset_of!(CqAttend, positions) - 72usize];
+    ["Offset of field: CqAttend::turns"][::core::mem::offset_of!(CqAttend, turns) - 80usize];
+    ["Offset of field: CqAttend::growth"][::core::mem::offset_of!(CqAttend, growth) - 88usize];
+    ["Offset of field: CqAttend::q_norm"][::core::mem::offset_of!(CqAttend, q_norm) - 96usize];
+    ["Offset of field: CqAttend::k_norm"][::core::mem::offset_of!(CqAttend, k_norm) - 128usize];
+    ["Offset of field: CqAttend::heads"][::core::mem::offset_of!(CqAttend, heads) - 160usize];
+    ["Offset of field: CqAttend::kv_heads"][::core::mem::offset_of!(CqAttend, kv_heads) - 164usize];
+    ["Offset of field: CqAttend::head_dim"][::core::mem::offset_of!(CqAttend, head_dim) - 168usize];
+    ["Offset of field: CqAttend::capacity"][::core::mem::offset_of!(CqAttend, capacity) - 172usize];
+    ["Offset of field: CqAttend::position"][::core::mem::offset_of!(CqAttend, position) - 176usize];
+    ["Offset of field: CqAttend::settled"][::core::mem::offset_of!(CqAttend, settled) - 180usize];
+    ["Offset of field: CqAttend::window"][::core::mem::offset_of!(CqAttend, window) - 184usize];
+    ["Offset of field: CqAttend::chunked"][::core::mem::offset_of!(CqAttend, chunked) - 188usize];
+    ["Offset of field: CqAttend::splits"][::core::mem::offset_of!(CqAttend, splits) - 192usize];
+    ["Offset of field: CqAttend::stages"][::core::mem::offset_of!(CqAttend, stages) - 196usize];
+    ["Offset of field: CqAttend::turn_rows"][::core::mem::offset_of!(CqAttend, turn_rows) - 200usize];
+    ["Offset of field: CqAttend::pairs"][::core::mem::offset_of!(CqAttend, pairs) - 204usize];
+    ["Offset of field: CqAttend::interleaved"][::core::mem::offset_of!(CqAttend, interleaved) - 208usize];
+    ["Offset of field: CqAttend::turns_first"][::core::mem::offset_of!(CqAttend, turns_first) - 212usize];
+    ["Offset of field: CqAttend::scale"][::core::mem::offset_of!(CqAttend, scale) - 216usize];
+    ["Offset of field: CqAttend::cap"][::core::mem::offset_of!(CqAttend, cap) - 220usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -1,0 +1,187 @@
+//! What the launch of attention takes, beside the memory that it works on: for one position of all sequences, or for those that
+//! it finds in device memory when it runs.
+
+use super::super::attend::{Attend, AttendShape};
+use super::super::bindings::{
+    CqAttend, CqHeadNorm, CQ_ATTEND_KEYS, CQ_HEADS_AS_THEY_ARE, CQ_HEADS_LAYER, CQ_HEADS_RMS,
+};
+use super::super::card::Card;
+use super::super::memory::u32_of;
+use candle_core::{bail, DType, Result};
+use std::f64::consts::LOG2_E;
+
+/// Attention of one new token of each sequence. Addresses are those of device memory; 0 is none.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct AttendCall {
+    pub(in super::super) shape: AttendShape,
+    /// Of queries, keys, values, the cache and outputs.
+    pub(in super::super) dtype: DType,
+    /// Rows of the cache.
+    pub(in super::super) capacity: usize,
+    pub(in super::super) positions: Positions,
+    /// How many tokens a new one sees, itself included; if `is_chunked`, those since the last multiple of that.
+    pub(in super::super) window: Option<usize>,
+    pub(in super::super) is_chunked: bool,
+    pub(in super::super) scale: f32,
+    pub(in super::super) softcap: Option<f32>,
+    pub(in super::super) q_norm: Option<HeadNormCall>,
+    pub(in super::super) k_norm: Option<HeadNormCall>,
+    /// Whether norms come behind the turn.
+    pub(in super::super) turns_first: bool,
+    pub(in super::super) turns: Turns,
+}
+
+/// Where the new tokens are.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) enum Positions {
+    /// All at one, from which tokens back to `first` are seen. `settled` rows of the cache were there before the work that was
+    /// put into the stream last.
+    Known { first: usize, position: usize, settled: usize },
+    /// `[sequences]` u32, written two launches ago or more; of a sequence that has no new token `u32::MAX`.
+
+    OnDevice(u64),
+}
+
+/// A norm of each head of queries or keys.
+#[derive(Clone, Copy, Debug)]
+pub(in super::super) struct HeadNormCall {
+    /// f32 numbers of elements, which all heads share unless `of_each_head`; the same of biases.
+    pub(in super::super) weight: u64,
+    pub(in super::super) bias: u64,
+    pub(in super::super) of_each_head: bool,
+    pub(in super::super) subtracts_mean: bool,
+    pub(in super::super) eps: f32,
+}
+
+/// How positions turn queries and keys; not at all by default.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct Turns {
+    /// `[rows][pairs][2]` f32: cosine and sine of each position and pair, times a factor.
+    pub(in super::super) table: u64,
+    /// `[rows]` f32: by what queries of each position are multiplied.
+    pub(in super::super) growth: u64,
+    pub(in super::super) rows: usize,
+    pub(in super::super) pairs: usize,
+    /// Whether neighbours are pairs, which stand in the two halves behind the turn.
+    pub(in super::super) interleaved: bool,
+}
+
+/// The addresses of what is computed.
+#[derive(Clone, Copy, Debug, Default)]
+pub(in super::super) struct AttendMemory {
+    /// `[sequences, heads, head_dim]`.
+    pub(in super::super) q: u64,
+    /// `[sequences, kv_heads, head_dim]`.
+    pub(in super::super) k: u64,
+    pub(in super::super) v: u64,
+    /// `[sequences, kv_heads, capacity, head_dim]`.
+    pub(in super::super) keys: u64,
+    pub(in super::super) values: u64,
+    /// `[heads]` f32.
+    pub(in super::super) sinks: u64,
+    /// `[sequences, heads, head_dim]`.
+    pub(in super::super) y: u64,
+    /// As many f32 as [`Attend::partial`] says, and a u32 for each share, zero between launches; of a launch with several splits.
+    pub(in super::super) partial: u64,
+    pub(in super::super) arrivals: u64,
+}
+
+impl AttendCall {
+    /// The launch, with all blocks that there may ever be if positions are on the device. None if there is no kernel for it.
+    pub(in super::super) fn plan(&self, card: Card) -> Option<Attend> {
+        let seen = match self.positions {
+            Positions::Known { first, position, .. } => Some(first..=position),
+            Positions::OnDevice(_) => None,
+        };
+        Attend::plan(self.shape, self.dtype, seen, (card.bf16, card.most_shared_bytes))
+    }
+
+    /// What the launch takes.
+    ///
+    /// # Errors
+    /// If sizes do not fit each other, or kernels.
+    pub(in super::super) fn params(&self, plan: &Attend, memory: &AttendMemory) -> Result<CqAttend> {
+        let AttendShape { heads, kv_heads, head_dim, .. } = self.shape;
+        let Turns { rows, pairs, .. } = self.turns;
+        if kv_heads == 0 || !heads.is_multiple_of(kv_heads) {
+            bail!("{heads} query heads are no multiple of {kv_heads} heads of keys");
+        }
+        if !self.capacity.is_multiple_of(CQ_ATTEND_KEYS as usize) {
+            bail!("a cache of {} rows is no multiple of {CQ_ATTEND_KEYS}", self.capacity);
+        }
+        if 2 * pairs > head_dim || (pairs > 0 && self.turns.table == 0) {
+            bail!("{pairs} pairs cannot turn in heads of {head_dim} elements, or have no table");
+        }
+        if plan.splits > 1 && (memory.partial == 0 || memory.arrivals == 0) {
+            bail!("{} splits of keys have no memory to be joined in", plan.splits);
+        }
+        let (positions, position, settled) = match self.positions {
+            Positions::OnDevice(address) => (address, 0, 0),
+            Positions::Known { position, .. } if position >= self.capacity => {
+                bail!("position {position} in a cache of {} rows", self.capacity)
+            }
+            Positions::Known { position, .. }
+                if (pairs > 0 || self.turns.growth != 0) && position >= rows =>
+            {
+                bail!("position {position} in tables of {rows} rows")
+            }
+            Positions::Known { position, settled, .. } => (0, position, settled),
+        };
+        // Logits are of base 2; with a cap, a score is first what tanh takes.
+        let (scale, cap) = match self.softcap.map(f64::from) {
+            None => (f64::from(self.scale) * LOG2_E, 0.),
+            Some(cap) => (f64::from(self.scale) / cap, cap * LOG2_E),
+        };
+        // One beyond the cache is none.
+        let window = self.window.filter(|window| *window < self.capacity).map_or(0, |window| window.max(1));
+        Ok(CqAttend {
+            q: memory.q as *const _,
+            k: memory.k as *const _,
+            v: memory.v as *const _,
+            keys: memory.keys as *mut _,
+            values: memory.values as *mut _,
+            sinks: memory.sinks as *const _,
+            y: memory.y as *mut _,
+            partial: memory.partial as *mut _,
+            arrivals: memory.arrivals as *mut _,
+            positions: positions as *const _,
+            turns: self.turns.table as *const _,
+            growth: self.turns.growth as *const _,
+            q_norm: head_norm(self.q_norm, head_dim)?,
+            k_norm: head_norm(self.k_norm, head_dim)?,
+            heads: u32_of("heads", heads)?,
+            kv_heads: u32_of("heads of keys", kv_heads)?,
+            head_dim: u32_of("elements of a head", head_dim)?,
+            capacity: u32_of("rows of a cache", self.capacity)?,
+            position: u32_of("position", position)?,
+            settled: u32_of("position", settled)?,
+            window: u32_of("tokens of a window", window)?,
+            chunked: self.is_chunked.into(),
+            splits: u32_of("splits of keys", plan.most_splits)?,
+            stages: u32_of("stages", plan.stages)?,
+            turn_rows: u32_of("rows of a table", rows)?,
+            pairs: u32_of("pairs", pairs)?,
+            interleaved: self.turns.interleaved.into(),
+            turns_first: self.turns_first.into(),
+            scale: scale as f32,
+            cap: cap as f32,
+        })
+    }
+}
+
+fn head_norm(norm: Option<HeadNormCall>, head_dim: usize) -> Result<CqHeadNorm> {
+    let none = HeadNormCall { weight: 0, bias: 0, of_each_head: false, subtracts_mean: false, eps: 0. };
+    let HeadNormCall { weight, bias, of_each_head, subtracts_mean, eps } = norm.unwrap_or(none);
+    Ok(CqHeadNorm {
+        weight: weight as *const _,
+        bias: bias as *const _,
+        stride: if of_each_head { u32_of("elements of a head", head_dim)? } else { 0 },
+        kind: match norm {
+            None => CQ_HEADS_AS_THEY_ARE,
+            Some(_) if subtracts_mean => CQ_HEADS_LAYER,
+            Some(_) => CQ_HEADS_RMS,
+        },
+        eps,
+        unused: 0,
+    })
+}
