@@ -61,6 +61,7 @@ template <class Format, class Shape> struct StagedX {
         const int lane = threadIdx.x % 32;
         for (int row = threadIdx.x / 32; row < Shape::ROWS; row += Shape::THREADS / 32) {
             float sum = 0;
+#pragma unroll 1
             for (int i = lane; i < groups(); i += 32) sum += group(row, i)->squares;
 #pragma unroll
             for (int distance = 16; distance; distance /= 2) sum += __shfl_xor_sync(FULL_WARP, sum, distance);
@@ -196,9 +197,10 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, i
         if (sixteen % LANES == 0) {
             const float unit = __uint_as_float((254 - exponent) << 23);
             if constexpr (Format::HAS_BIASES)
-                *x.group(row, sixteen / LANES) = {unit, offset_sum, sum, squares};
+                *x.group(row, sixteen / LANES) = {unit, offset_sum, sum, 0};
             else
-                *x.group(row, sixteen / LANES) = {unit, squares};
+                *x.group(row, sixteen / LANES) = {unit};
+            x.group(row, sixteen / LANES)->squares = squares;
         }
     }
     __syncthreads();

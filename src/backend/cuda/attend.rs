@@ -109,9 +109,10 @@ pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> us
     let found = WARPS * HEADS * (head_dim + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
     let placed = (HEADS + 1) * head_dim;
-    let used = match kernel {
-        Kernel::AttendF32 => found + placed * size_of::<f32>(),
-        _ => (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found),
+    let used = if kernel == Kernel::AttendF32 {
+        found + placed * size_of::<f32>()
+    } else {
+        (WARPS * stages * KEYS * chunks * 16 + placed * size_of::<f16>()).max(found)
     };
     used.max(factors)
 }

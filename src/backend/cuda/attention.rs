@@ -11,7 +11,7 @@ use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, Locked, View};
 use super::workspace;
 use crate::backend::NewToken;
-use call::{AttendCall, AttendMemory, Positions, Turns};
+pub(super) use call::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
 use candle_core::backend::BackendStorage;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::op::BackpropOp;

@@ -38,7 +38,6 @@ pub(in super::super) enum Positions {
     /// put into the stream last.
     Known { first: usize, position: usize, settled: usize },
     /// `[sequences]` u32, written two launches ago or more; of a sequence that has no new token `u32::MAX`.
-
     OnDevice(u64),
 }
 

@@ -32,6 +32,11 @@ struct Launch {
     params: LaunchParams,
 }
 
+// SAFETY: pointers of parameters are addresses on a device, which mean the same to every thread, and which none follows.
+unsafe impl Send for Launch {}
+// SAFETY: as above.
+unsafe impl Sync for Launch {}
+
 #[derive(Clone, Copy)]
 enum LaunchParams {
     Dequantize(CqDequantize),
