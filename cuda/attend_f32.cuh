@@ -17,7 +17,7 @@ __device__ __forceinline__ void attend_f32(const CqAttend &p) {
     let_next_kernel_start();
     if (!block.has_keys()) return;
     float *placed = results.total + ATTEND_WARPS * HEADS;
-    place_heads<CQ_F32, MOST_HEAD_DIM>(p, block, placed);
+    place_heads<CQ_F32, MOST_HEAD_DIM, 0>(p, block, placed);
     const size_t cached = size_t(block.kv_head) * p.capacity * head_dim, fresh = size_t(block.kv_head) * head_dim;
     float *keys = static_cast<float *>(p.keys) + cached, *values = static_cast<float *>(p.values) + cached;
     const float *k = placed + HEADS * head_dim, *v = static_cast<const float *>(p.v) + fresh;

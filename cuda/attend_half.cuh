@@ -240,7 +240,7 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_half(const Cq
         ring.copy_keys(next, stage);
         ring.template copy_values<true>(next, stage);
     }
-    place_heads<DTYPE, D>(p, block, placed);
+    place_heads<DTYPE, D, D>(p, block, placed);
     HalfSums<D, BF16> found;
     found.load_queries(placed, block, ring);
     stage = 0;

@@ -5,43 +5,48 @@
 
 namespace cq {
 
-template <uint32_t DTYPE, int MOST_HEAD_DIM> struct PlacedHead {
+// HEAD_DIM: that of all heads, or 0 if only the launch knows it.
+template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
     static constexpr int PAIRS = (MOST_HEAD_DIM + 63) / 64;  // of a lane
     const CqAttend &p;
     float turns[PAIRS][2];  // of the position: cosines and sines
     float x[PAIRS][2];
 
     __device__ __forceinline__ PlacedHead(const CqAttend &p, uint32_t position) : p(p) {
+        const float2 *row = reinterpret_cast<const float2 *>(p.turns) + size_t(position) * p.pairs;
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) {
-            const uint32_t pair = threadIdx.x % 32 + 32 * i;
-            if (pair >= p.pairs) continue;
-            const float *turn = p.turns + 2 * (size_t(position) * p.pairs + pair);
-            turns[i][0] = turn[0], turns[i][1] = turn[1];
+            if (pair_of(i) >= int(p.pairs)) continue;
+            const float2 turn = row[pair_of(i)];
+            turns[i][0] = turn.x, turns[i][1] = turn.y;
         }
     }
 
-    // Where elements of a pair are before the turn, or behind it.
-    __device__ __forceinline__ int at(int i, int element, bool behind) const {
-        const int pair = threadIdx.x % 32 + 32 * i;
-        return pair < int(p.pairs) && (behind || !p.interleaved) ? pair + element * p.pairs : 2 * pair + element;
+    static __device__ __forceinline__ int pair_of(int i) { return threadIdx.x % 32 + 32 * i; }
+    __device__ __forceinline__ int head_dim() const { return HEAD_DIM ? HEAD_DIM : p.head_dim; }
+
+    // Where an element is behind the turn, and before it.
+    __device__ __forceinline__ int behind(int i, int element) const {
+        const int pair = pair_of(i);
+        return pair < int(p.pairs) ? pair + element * p.pairs : 2 * pair + element;
+    }
+    __device__ __forceinline__ int before(int i, int element) const {
+        return p.interleaved ? 2 * pair_of(i) + element : behind(i, element);
     }
 
-    // What is there is handed to `act`: number of its pair, element, and place.
-    template <class Act> __device__ __forceinline__ void each(bool behind, Act act) {
+    // Hands pair and element of what a lane has to `act`.
+    template <class Act> __device__ __forceinline__ void each(Act act) const {
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i)
 #pragma unroll
-            for (int element = 0; element < 2; ++element) {
-                const int place = at(i, element, behind);
-                if (place < int(p.head_dim)) act(i, element, place);
-            }
+            for (int element = 0; element < 2; ++element)
+                if ((HEAD_DIM && HEAD_DIM % 64 == 0) || before(i, element) < head_dim()) act(i, element);
     }
 
     __device__ __forceinline__ void turn() {
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) {
-            if (threadIdx.x % 32 + 32 * i >= p.pairs) continue;
+            if (pair_of(i) >= int(p.pairs)) continue;
             const float cosine = turns[i][0], sine = turns[i][1], first = x[i][0], second = x[i][1];
             x[i][0] = __fmaf_rn(first, cosine, -(second * sine));
             x[i][1] = __fmaf_rn(first, sine, second * cosine);
@@ -49,48 +54,54 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM> struct PlacedHead {
     }
 
     __device__ __forceinline__ void normalize(const CqHeadNorm &norm, uint32_t head) {
-        const size_t numbers = size_t(head) * norm.stride;
+        const uint32_t numbers = head * norm.stride;
         float weight[PAIRS][2], bias[PAIRS][2], mean = 0, square = 0;
-        each(p.turns_first, [&](int i, int element, int place) {
-            weight[i][element] = norm.weight ? norm.weight[numbers + place] : 1;
-            bias[i][element] = norm.bias ? norm.bias[numbers + place] : 0;
-        });
+        auto load = [&](float(&to)[PAIRS][2], const float *from, float otherwise) {
+            each([&](int i, int element) { to[i][element] = otherwise; });
+            if (from)
+                each([&](int i, int element) {
+                    to[i][element] = from[numbers + (p.turns_first ? behind(i, element) : before(i, element))];
+                });
+        };
+        load(weight, norm.weight, 1);
+        load(bias, norm.bias, 0);
+        const float share = 1.f / head_dim();
         if (norm.kind == CQ_HEADS_LAYER) {
-            each(p.turns_first, [&](int i, int element, int) { mean += x[i][element]; });
-            mean = sum_of_warp(mean) / p.head_dim;
+            each([&](int i, int element) { mean += x[i][element]; });
+            mean = sum_of_warp(mean) * share;
         }
-        each(p.turns_first, [&](int i, int element, int) {
+        each([&](int i, int element) {
             x[i][element] -= mean;
             square = __fmaf_rn(x[i][element], x[i][element], square);
         });
-        const float inverse = 1 / sqrtf(sum_of_warp(square) / p.head_dim + norm.eps);
-        each(p.turns_first, [&](int i, int element, int) {
+        const float inverse = rsqrtf(__fmaf_rn(sum_of_warp(square), share, norm.eps));
+        each([&](int i, int element) {
             x[i][element] = __fmaf_rn(x[i][element] * inverse, weight[i][element], bias[i][element]);
         });
     }
 
-    // From row `from` of heads, number `head` of its sequence, to `to`, rounded.
-    __device__ __forceinline__ void place(const void *from, size_t row, const CqHeadNorm &norm, uint32_t head, float growth,
-                                          void *to, int to_row) {
-        each(false, [&](int i, int element, int place) { x[i][element] = load_float(from, row * p.head_dim + place, DTYPE); });
+    // From a head, number `index` of its sequence, to `to`, rounded.
+    __device__ __forceinline__ void place(const void *head, const CqHeadNorm &norm, uint32_t index, float growth, void *to) {
+#pragma unroll
+        for (int i = 0; i < PAIRS; ++i) x[i][0] = x[i][1] = 0;
+        each([&](int i, int element) { x[i][element] = load_float(head, before(i, element), DTYPE); });
 #pragma unroll 1
         for (uint32_t step = 0; step < 2; ++step) {
-            if (step == p.turns_first) {
-                if (norm.kind != CQ_HEADS_AS_THEY_ARE) normalize(norm, head);
-            } else {
+            if (step != p.turns_first)
                 turn();
-            }
+            else if (norm.kind != CQ_HEADS_AS_THEY_ARE)
+                normalize(norm, index);
         }
-        each(true, [&](int i, int element, int place) {
-            store_float(to, to_row * p.head_dim + place, DTYPE, x[i][element] * growth);
-        });
+        each([&](int i, int element) { store_float(to, behind(i, element), DTYPE, x[i][element] * growth); });
     }
 };
 
 // The query heads of a block, one after the other, and if its keys have the new one, that behind eight; then a barrier.
-template <uint32_t DTYPE, int MOST_HEAD_DIM>
+template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM>
 __device__ __forceinline__ void place_heads(const CqAttend &p, const AttendBlock &block, void *to) {
-    PlacedHead<DTYPE, MOST_HEAD_DIM> placed(p, block.position);
+    PlacedHead<DTYPE, MOST_HEAD_DIM, HEAD_DIM> placed(p, block.position);
+    const size_t row_bytes = placed.head_dim() * (DTYPE == CQ_F32 ? 4 : 2);
+    auto row_of = [&](const void *rows, size_t row) { return static_cast<const unsigned char *>(rows) + row * row_bytes; };
     const float growth = p.growth ? p.growth[block.position] : 1;
     // The warps begin at the end, where the key is.
 #pragma unroll 1
@@ -98,8 +109,9 @@ __device__ __forceinline__ void place_heads(const CqAttend &p, const AttendBlock
         const bool is_key = row == HEADS;
         if (is_key ? !block.has_new_key() : uint32_t(row) >= block.heads) continue;
         const CqHeadNorm norm = is_key ? p.k_norm : p.q_norm;
-        placed.place(is_key ? p.k : p.q, is_key ? block.kv_head : block.first_head + row, norm,
-                     is_key ? block.kv_head % p.kv_heads : block.first_sink + row, is_key ? 1 : growth, to, row);
+        const unsigned char *head = is_key ? row_of(p.k, block.kv_head) : row_of(p.q, block.first_head + row);
+        const uint32_t index = is_key ? block.kv_head % p.kv_heads : block.first_sink + row;
+        placed.place(head, norm, index, is_key ? 1 : growth, static_cast<unsigned char *>(to) + row * row_bytes);
     }
     __syncthreads();
 }

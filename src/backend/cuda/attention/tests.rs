@@ -74,8 +74,10 @@ fn sequences_at_positions_of_their_own() {
     for dtype in DTYPES {
         for (window, is_chunked) in [(None, false), (Some(33), false), (Some(64), true)] {
             let positions = [200, u32::MAX, 0, 64, 15];
-            let mut run =
-                Run::new(Case { window, is_chunked, grows: true, ..case(dtype, 64, &positions) }, &device);
+            let mut run = Run::new(
+                Case { window, is_chunked, grows: true, turn_rows: 300, ..case(dtype, 64, &positions) },
+                &device,
+            );
             for positions in [positions, [u32::MAX; 5], [7, 255, 256, 130, 1_000_000]] {
                 let left = run.at(&positions);
                 run.check(&left);
