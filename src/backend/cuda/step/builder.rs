@@ -1,6 +1,6 @@
 //! From a plan to launches: which kernels, in which order, and where each finds what the one before has left.
 
-use super::super::attend::AttendShape;
+use super::super::attend::{Attend, AttendShape};
 use super::super::attention::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
 use super::super::bindings::*;
 use super::super::card::Card;
@@ -278,16 +278,7 @@ impl Builder<'_> {
             turns_first: heads.turns_first,
             turns: turns.get(heads.turn).copied().unwrap_or_default(),
         };
-        let Some(plan) = call.plan(self.card) else {
-            return Err(Error::Unsupported {
-                what: format!(
-                    "attention with heads of {head_dim} elements in {:?} in a step plan",
-                    self.dtype
-                ),
-                remedy: "call the layers one by one".to_string(),
-            }
-            .into());
-        };
+        let Some(plan) = call.plan(self.card) else { bail!("no kernel for heads of {head_dim} elements") };
         let (partial, arrivals) = match plan.splits {
             1 => Default::default(),
             _ => {
@@ -391,6 +382,25 @@ impl Widths {
         }
         widths
     }
+}
+
+/// Refuses a plan with heads for which a card has no kernel.
+pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> crate::Result<()> {
+    let heads = plan.nodes.iter().filter_map(|node| match node {
+        Node::Attend(heads) => Some(heads),
+        Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => None,
+    });
+    for &Heads { heads, kv_heads, head_dim, .. } in heads {
+        let shape = AttendShape { sequences, heads, kv_heads, head_dim };
+        if Attend::plan(shape, dtype, None, (card.bf16, card.most_shared_bytes)).is_none() {
+            return Err(Error::Unsupported {
+                what: format!("a step plan with heads of {head_dim} elements in {dtype:?} on this device"),
+                remedy: "call the layers one by one".to_string(),
+            });
+        }
+    }
+    Ok(())
 }
 
 /// Cosines and sines of a position, times the turn's factor. Angles are f32 products, as in the implementations that models

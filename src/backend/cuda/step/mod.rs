@@ -15,6 +15,7 @@ use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked};
 use crate::backend::step::{CacheRows, GraphMode, Plan};
+use crate::Error;
 use builder::{Builder, Built, Places};
 use candle_core::cuda_backend::cudarc::driver::{result, CudaStream};
 use candle_core::cuda_backend::WrapErr;
@@ -107,9 +108,14 @@ impl DeviceStep {
         sequences: usize,
         is_long: bool,
         mode: GraphMode,
-    ) -> Result<Self> {
-        let Device::Cuda(device) = device else { bail!("a plan on a CUDA device is needed here") };
-        let outputs = plan.outputs();
+    ) -> crate::Result<Self> {
+        let Device::Cuda(cuda) = device else {
+            let found = format!("{:?}", device.location());
+            return Err(Error::mismatch("device of a plan", "a CUDA device", found));
+        };
+        let card = Card::of(cuda.cuda_stream().context())?;
+        builder::check(plan, dtype, sequences, card)?;
+        let (device, outputs) = (cuda, plan.outputs());
         Ok(Self {
             plan: plan.clone(),
             device: device.clone(),

@@ -1,0 +1,73 @@
+//! Steps on a CUDA device against the CPU's.
+
+#[path = "../../../../../tests/common/gpu.rs"]
+mod gpu;
+
+use super::*;
+use gpu::device;
+
+/// Single tokens behind a prompt.
+const STEPS: usize = 6;
+
+/// The logits of single tokens behind a prompt of one token and behind one that is longer than the share of a block of the
+/// attention kernels, for two texts.
+fn logits(model: &mut Model) -> Vec<f32> {
+    let mut all = Vec::new();
+    for prompt in [1, 66] {
+        let tokens = prompt + STEPS;
+        let ids: Vec<u32> = (0..2 * tokens).map(|index| (index * 7 % 96) as u32).collect();
+        let ids = Tensor::from_vec(ids, (2, tokens), model.device()).unwrap();
+        model.clear_kv_cache();
+        model.expect_tokens(tokens);
+        model.forward_last(&ids.narrow(1, 0, prompt).unwrap().contiguous().unwrap(), 0).unwrap();
+        for position in prompt..tokens {
+            let id = ids.narrow(1, position, 1).unwrap().contiguous().unwrap();
+            let logits = model.forward_last(&id, position).unwrap().to_dtype(DType::F32).unwrap();
+            all.extend(logits.flatten_all().unwrap().to_vec1::<f32>().unwrap());
+        }
+    }
+    all
+}
+
+/// Root mean square of differences, by that of the numbers.
+fn distance(found: &[f32], expected: &[f32]) -> f64 {
+    assert_eq!(found.len(), expected.len());
+    let squares = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>();
+    let differences = squares(&mut found.iter().zip(expected).map(|(a, b)| a - b));
+    (differences / squares(&mut expected.iter().copied())).sqrt()
+}
+
+#[test]
+fn steps_of_a_device_compute_what_the_cpu_does() {
+    let Some(device) = device() else { return };
+    let mut problems = Vec::new();
+    for mut kind in planned_kinds() {
+        kind["head_dim"] = json!(64);
+        if kind["model_type"] == "phi3" {
+            // LongRoPE has a factor for each pair; the second text is a long one.
+            for factors in ["short_factor", "long_factor"] {
+                let first = kind["rope_scaling"][factors][0].clone();
+                kind["rope_scaling"][factors] = json!(vec![first; 24]);
+            }
+            kind["max_position_embeddings"] = json!(128);
+            kind["original_max_position_embeddings"] = json!(64);
+        }
+        let name = kind["model_type"].to_string();
+        for (dtype, bound) in [(DType::F32, 2e-6), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+            // The CPU computes in f32, whatever the dtype of weights and cache.
+            let expected = logits(&mut random_on(&Device::Cpu, dtype, &kind));
+            let mut model = random_on(&device, dtype, &kind);
+            let found = logits(&mut model);
+            let Some((_, step)) = model.steps.last() else {
+                problems.push(format!("{name} {dtype:?}: no plan"));
+                continue;
+            };
+            let (launches, distance) = (step.launches().unwrap(), distance(&found, &expected));
+            println!("{name} {dtype:?}: {launches} launches, {distance:.2e} of {bound:.2e}");
+            if !(distance <= bound && step.is_captured()) {
+                problems.push(format!("{name} {dtype:?}: {distance:.2e} of {bound:.2e}, {step:?}"));
+            }
+        }
+    }
+    assert!(problems.is_empty(), "{}", problems.join("\n"));
+}
