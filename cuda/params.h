@@ -340,6 +340,7 @@ typedef struct CqSample {
     CqSampleRow *rows;     /* [rows], zero before and after */
     uint64_t *bins;        /* [rows, CQ_SAMPLE_BINS], zero before and after; used if top_k or top_p */
     CqSampleShare *shares; /* [rows, CQ_SAMPLE_BLOCKS] */
+    const uint64_t *draw;  /* seed and step, on the device; null: those that follow */
     uint64_t seed;
     uint64_t step;
     uint64_t top_p;        /* in units of 2^-32; used by sample_weights */

@@ -361,7 +361,8 @@ __device__ __forceinline__ void draw(const CqSample &p) {
         of_block = {load_again(&share->above), load_again(&share->logit_ties), load_again(&share->weight_ties)};
     }
     Left left = kept.left(row);
-    const u64 random = random_bits(p.seed, p.step, blockIdx.y);
+    const u64 seed = p.draw ? load_again(p.draw) : p.seed, step = p.draw ? load_again(p.draw + 1) : p.step;
+    const u64 random = random_bits(seed, step, blockIdx.y);
     const uint32_t block = locate(kept, of_block, left, [&](u64 total) { return __umul64hi(random, total); });
 
     // Neighbours of that block, then one after the other.

@@ -15,7 +15,7 @@ pub(crate) mod low_rank;
 mod ops;
 mod precision;
 mod quantize;
-mod sample;
+pub(crate) mod sample;
 pub(crate) mod step;
 
 use crate::format::{Real, SUPER_BLOCK};

@@ -94,6 +94,16 @@ impl DeviceStep {
         match *self {}
     }
 
+    pub(crate) fn next(
+        &mut self,
+        _: &[u32],
+        _: &[CacheRows],
+        _: usize,
+        _: (&Choice, Draw),
+    ) -> Result<Vec<u32>> {
+        match *self {}
+    }
+
     pub(crate) fn launches(&self) -> Option<usize> {
         match *self {}
     }

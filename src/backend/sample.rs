@@ -112,8 +112,12 @@ pub fn sample(logits: &Tensor, options: &SampleOptions, seed: u64, step: u64) ->
             on_cpu(logits, (rows, vocabulary), &choice, draw)?
         }
     };
-    let are_finite = tokens.iter().all(|token| *token != NOT_FINITE);
-    match are_finite {
+    finite(tokens)
+}
+
+/// Tokens, if all were drawn from logits with a meaning.
+pub(crate) fn finite(tokens: Vec<u32>) -> Result<Vec<u32>> {
+    match tokens.iter().all(|token| *token != NOT_FINITE) {
         true => Ok(tokens),
         false => Err(Error::mismatch("logits", "finite numbers", "NaN or infinity, or none at all")),
     }
@@ -123,7 +127,7 @@ pub fn sample(logits: &Tensor, options: &SampleOptions, seed: u64, step: u64) ->
 pub(crate) const NOT_FINITE: u32 = u32::MAX;
 
 /// The options for rows of some vocabulary, as numbers with which every device computes alike.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Choice {
     /// 0: the largest logit.
     pub(crate) temperature: f32,

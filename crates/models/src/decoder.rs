@@ -304,10 +304,14 @@ impl Model {
     }
 
     /// Checks that tokens may come, and that these follow those in the cache.
-    fn check(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<()> {
+    fn check_ids(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<()> {
         if ids.elem_count() == 0 {
             candle_core::bail!("ids: expected at least one token, found shape {:?}", ids.dims());
         }
+        self.check(ids.dim(candle_core::D::Minus1)?, offset)
+    }
+
+    fn check(&mut self, tokens: usize, offset: usize) -> candle_core::Result<()> {
         let cached = self.cached_tokens();
         if offset != cached {
             candle_core::bail!(
@@ -315,7 +319,7 @@ impl Model {
                  call clear_kv_cache to start a new text"
             );
         }
-        let needed = offset.saturating_add(ids.dim(candle_core::D::Minus1)?);
+        let needed = offset.saturating_add(tokens);
         if needed > self.context {
             return Err(Error::OutOfContext { needed, context: self.context }.into());
         }
@@ -337,7 +341,7 @@ impl Model {
 
     /// The normalized hidden states `[B, T, hidden]` behind the last layer.
     fn hidden(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        self.check(ids, offset)?;
+        self.check_ids(ids, offset)?;
         let hidden = self.run_layers(ids, offset);
         if hidden.is_err() {
             // Some layers may have appended their keys and others not.

@@ -576,6 +576,7 @@ pub struct CqSample {
     pub rows: *mut CqSampleRow,
     pub bins: *mut u64,
     pub shares: *mut CqSampleShare,
+    pub draw: *const u64,
     pub seed: u64,
     pub step: u64,
     pub top_p: u64,
@@ -590,22 +591,23 @@ pub struct CqSample {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqSample"][::core::mem::size_of::<CqSample>() - 96usize];
+    ["Size of CqSample"][::core::mem::size_of::<CqSample>() - 104usize];
     ["Alignment of CqSample"][::core::mem::align_of::<CqSample>() - 8usize];
     ["Offset of field: CqSample::logits"][::core::mem::offset_of!(CqSample, logits) - 0usize];
     ["Offset of field: CqSample::ids"][::core::mem::offset_of!(CqSample, ids) - 8usize];
     ["Offset of field: CqSample::rows"][::core::mem::offset_of!(CqSample, rows) - 16usize];
     ["Offset of field: CqSample::bins"][::core::mem::offset_of!(CqSample, bins) - 24usize];
     ["Offset of field: CqSample::shares"][::core::mem::offset_of!(CqSample, shares) - 32usize];
-    ["Offset of field: CqSample::seed"][::core::mem::offset_of!(CqSample, seed) - 40usize];
-    ["Offset of field: CqSample::step"][::core::mem::offset_of!(CqSample, step) - 48usize];
-    ["Offset of field: CqSample::top_p"][::core::mem::offset_of!(CqSample, top_p) - 56usize];
-    ["Offset of field: CqSample::vocabulary"][::core::mem::offset_of!(CqSample, vocabulary) - 64usize];
-    ["Offset of field: CqSample::share"][::core::mem::offset_of!(CqSample, share) - 68usize];
-    ["Offset of field: CqSample::dtype"][::core::mem::offset_of!(CqSample, dtype) - 72usize];
-    ["Offset of field: CqSample::top_k"][::core::mem::offset_of!(CqSample, top_k) - 76usize];
-    ["Offset of field: CqSample::least_weight"][::core::mem::offset_of!(CqSample, least_weight) - 80usize];
-    ["Offset of field: CqSample::digit"][::core::mem::offset_of!(CqSample, digit) - 84usize];
-    ["Offset of field: CqSample::temperature"][::core::mem::offset_of!(CqSample, temperature) - 88usize];
-    ["Offset of field: CqSample::unused"][::core::mem::offset_of!(CqSample, unused) - 92usize];
+    ["Offset of field: CqSample::draw"][::core::mem::offset_of!(CqSample, draw) - 40usize];
+    ["Offset of field: CqSample::seed"][::core::mem::offset_of!(CqSample, seed) - 48usize];
+    ["Offset of field: CqSample::step"][::core::mem::offset_of!(CqSample, step) - 56usize];
+    ["Offset of field: CqSample::top_p"][::core::mem::offset_of!(CqSample, top_p) - 64usize];
+    ["Offset of field: CqSample::vocabulary"][::core::mem::offset_of!(CqSample, vocabulary) - 72usize];
+    ["Offset of field: CqSample::share"][::core::mem::offset_of!(CqSample, share) - 76usize];
+    ["Offset of field: CqSample::dtype"][::core::mem::offset_of!(CqSample, dtype) - 80usize];
+    ["Offset of field: CqSample::top_k"][::core::mem::offset_of!(CqSample, top_k) - 84usize];
+    ["Offset of field: CqSample::least_weight"][::core::mem::offset_of!(CqSample, least_weight) - 88usize];
+    ["Offset of field: CqSample::digit"][::core::mem::offset_of!(CqSample, digit) - 92usize];
+    ["Offset of field: CqSample::temperature"][::core::mem::offset_of!(CqSample, temperature) - 96usize];
+    ["Offset of field: CqSample::unused"][::core::mem::offset_of!(CqSample, unused) - 100usize];
 };

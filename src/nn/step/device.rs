@@ -1,6 +1,7 @@
 //! A plan on a CUDA device.
 
 use super::StepPlan;
+use crate::backend::sample::{finite, Choice, Draw, SampleOptions};
 use crate::backend::step::{CacheRows, GraphMode};
 use crate::{backend, DeviceKvCache, Error, Result};
 use candle_core::{DType, Device, Tensor};
@@ -69,32 +70,69 @@ impl DeviceStep {
     /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), there is no kernel for the
     /// heads of a layer, or the device fails. If an adapter of a layer is active. Nothing is appended then.
     pub fn run(&mut self, ids: &Tensor, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<Tensor> {
-        self.plan.check_caches(caches.len())?;
         let device = &self.plan.device;
         if ids.dims() != [self.sequences] || ids.dtype() != DType::U32 || !ids.device().same_device(device) {
             let expected = format!("[{}] of U32 on {:?}", self.sequences, device.location());
             return Err(Error::mismatch("ids", expected, format!("{ids:?}")));
         }
+        let (rows, position) = self.room(caches)?;
+        let logits = self.step.run(&ids.contiguous()?, &rows, position)?;
+        caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
+        Ok(logits)
+    }
+
+    /// Runs a token of each sequence through all layers, as [`run`](Self::run) does, and draws the next ones from their logits, as
+    /// [`ops::sample`](crate::ops::sample) does, in the same graph: a copy to the device, one launch, a copy back.
+    ///
+    /// # Errors
+    /// As those of `run` and of `sample`; if an id is outside of the vocabulary. Logits without a meaning are noticed when the
+    /// tokens `ids` have been appended.
+    pub fn next(
+        &mut self,
+        ids: &[u32],
+        caches: &mut [impl BorrowMut<DeviceKvCache>],
+        options: &SampleOptions,
+        seed: u64,
+        step: u64,
+    ) -> Result<Vec<u32>> {
+        options.validate()?;
+        if ids.len() != self.sequences {
+            let expected = format!("{}, one for each sequence", self.sequences);
+            return Err(Error::mismatch("ids", expected, ids.len().to_string()));
+        }
+        let vocabulary = self.plan.plan.vocabulary;
+        if let Some(id) = ids.iter().find(|id| **id as usize >= vocabulary) {
+            let expected = format!("each below {vocabulary}, the size of the vocabulary");
+            return Err(Error::mismatch("ids", expected, id.to_string()));
+        }
+        let (rows, position) = self.room(caches)?;
+        let choice = Choice::new(options, self.plan.outputs);
+        let tokens = self.step.next(ids, &rows, position, (&choice, Draw { seed, step }))?;
+        caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
+        finite(tokens)
+    }
+
+    /// The caches' memory, with room for one more token of each sequence, and where it will stand.
+    fn room(&self, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<(Vec<CacheRows>, usize)> {
+        self.plan.check_caches(caches.len())?;
         if let Some(slot) = self.plan.adapters.iter().find(|slot| slot.is_active()) {
             return Err(Error::Unsupported {
                 what: format!("an adapter in a step plan on a CUDA device, at `{}`,", slot.module()),
                 remedy: "switch it off, or call the layers one by one".to_string(),
             });
         }
-        let mut rows = Vec::with_capacity(caches.len());
         let position = caches.first().map_or(0, |cache| cache.borrow().len());
-        for cache in caches.iter_mut().map(BorrowMut::borrow_mut) {
+        let room = |cache: &mut DeviceKvCache| {
             if cache.len() != position {
                 let expected = format!("{position} tokens, as the first");
                 return Err(Error::mismatch("cache", expected, cache.len().to_string()));
             }
-            let (tensor, _) = cache.room_on(device, self.sequences, 1)?;
+            let (rows, _) = cache.room_on(&self.plan.device, self.sequences, 1)?;
             let config = cache.config();
-            rows.push(CacheRows { rows: tensor, window: config.window, is_chunked: config.is_chunked });
-        }
-        let logits = self.step.run(&ids.contiguous()?, &rows, position)?;
-        caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
-        Ok(logits)
+            Ok(CacheRows { rows, window: config.window, is_chunked: config.is_chunked })
+        };
+        let rows = caches.iter_mut().map(|cache| room(cache.borrow_mut())).collect::<Result<_>>()?;
+        Ok((rows, position))
     }
 
     /// Launches of a step; none before the first one.

@@ -3,8 +3,9 @@
 use super::{Model, Scales};
 use crate::layer::unplanned;
 use candle_core::{DType, Tensor};
+use candle_quant::ops::SampleOptions;
 use candle_quant::step::{DeviceStep, HeadBlock, StepBuilder, StepPlan, StepToken};
-use candle_quant::{Error, Result};
+use candle_quant::{DeviceKvCache, Error, Result};
 
 impl Model {
     /// The layers as a plan, if all are whole, packed, and of kinds that plans have.
@@ -28,7 +29,7 @@ impl Model {
         offset: usize,
         wanted: &[usize],
     ) -> candle_core::Result<Tensor> {
-        self.check(ids, offset)?;
+        self.check_ids(ids, offset)?;
         let plan = self.plan_of_text()?;
         if !matches!(ids.dtype(), DType::U8 | DType::U32 | DType::I64) {
             let found = format!("{:?}", ids.dtype());
@@ -71,21 +72,49 @@ impl Model {
     /// nothing has happened, if that is no such step: there are more tokens or no plan, or adapters are active.
     pub(super) fn run_step(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Option<Tensor>> {
         let (batch, len) = ids.dims2()?;
-        if self.device.is_cpu() || self.plan.is_none() || len != 1 || batch == 0 || self.adapters.is_active()
-        {
+        if len != 1 || !self.has_steps() {
             return Ok(None);
         }
-        self.check(ids, offset)?;
+        self.check_ids(ids, offset)?;
         let ids = ids.flatten_all()?.to_dtype(DType::U32)?;
+        self.on_step(batch, |step, caches| step.run(&ids, caches))
+    }
+
+    /// The token drawn from the logits behind `id`, likewise.
+    pub(crate) fn draw_step(
+        &mut self,
+        id: u32,
+        offset: usize,
+        options: &SampleOptions,
+        (seed, step): (u64, u64),
+    ) -> candle_core::Result<Option<u32>> {
+        if !self.has_steps() {
+            return Ok(None);
+        }
+        self.check(1, offset)?;
+        let drawn = self.on_step(1, |of_plan, caches| of_plan.next(&[id], caches, options, seed, step))?;
+        Ok(drawn.and_then(|tokens| tokens.first().copied()))
+    }
+
+    fn has_steps(&self) -> bool {
+        !self.device.is_cpu() && self.plan.is_some() && !self.adapters.is_active()
+    }
+
+    /// Where the plan turns out to be none for this device, layers go on without it.
+    fn on_step<T>(
+        &mut self,
+        batch: usize,
+        work: impl FnOnce(&mut DeviceStep, &mut [&mut DeviceKvCache]) -> Result<T>,
+    ) -> candle_core::Result<Option<T>> {
         let run = self.device_step(batch).and_then(|mut step| {
             let mut caches: Vec<_> =
                 self.layers.iter_mut().filter_map(|layer| layer.attention.device_cache_mut()).collect();
-            let logits = step.run(&ids, &mut caches);
+            let result = work(&mut step, &mut caches);
             self.steps.push((self.is_long, step));
-            logits
+            result
         });
         match run {
-            Ok(logits) => Ok(Some(logits)),
+            Ok(result) => Ok(Some(result)),
             Err(error @ Error::Unsupported { .. }) => {
                 log::warn!("decode steps run layer by layer: {error}");
                 (self.plan, self.steps) = (None, Vec::new());

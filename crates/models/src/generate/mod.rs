@@ -44,6 +44,7 @@ pub use tokenizer::stored_tokenizer;
 use crate::options::PREFILL_CHUNK;
 use crate::Model;
 use candle_core::{Device, Tensor};
+use candle_quant::ops::SampleOptions;
 use candle_quant::Result;
 use std::ops::ControlFlow;
 use std::time::Duration;
@@ -101,6 +102,23 @@ pub trait CausalLm {
         Ok(None)
     }
 
+    /// The token that is drawn, as [`sample`](candle_quant::ops::sample) does with these options, a seed and a step, from the
+    /// logits behind token `id` at position `offset`; `id` is remembered. None, and then nothing has happened, if the model
+    /// does not draw where it computes, which is what happens here.
+    ///
+    /// # Errors
+    /// Whatever the model can't compute; if the logits have no meaning.
+    fn next_token(
+        &mut self,
+        id: u32,
+        offset: usize,
+        options: &SampleOptions,
+        draw: (u64, u64),
+    ) -> candle_core::Result<Option<u32>> {
+        let _ = (id, offset, options, draw);
+        Ok(None)
+    }
+
     /// Says that a text of `len` tokens will come, of which some may be cached; false if that made the model forget all tokens,
     /// which does not happen here.
     fn expect_tokens(&mut self, len: usize) -> bool {
@@ -137,6 +155,16 @@ impl CausalLm for Model {
             true => Model::forward(self, ids, offset)?.squeeze(0).map(Some),
             false => Ok(None),
         }
+    }
+
+    fn next_token(
+        &mut self,
+        id: u32,
+        offset: usize,
+        options: &SampleOptions,
+        draw: (u64, u64),
+    ) -> candle_core::Result<Option<u32>> {
+        self.draw_step(id, offset, options, draw)
     }
 
     fn expect_tokens(&mut self, len: usize) -> bool {

@@ -6,6 +6,7 @@ mod sampling;
 mod tests;
 
 use candle_core::{DType, Device, Tensor};
+use candle_quant::ops::SampleOptions;
 use candle_quant::{ops, Result};
 use penalties::Seen;
 pub use sampling::Sampling;
@@ -61,6 +62,19 @@ impl Sampler {
         self.seen.penalize(&self.sampling, &mut penalized);
         let token = self.draw(&Tensor::from_vec(penalized, vocabulary, &Device::Cpu)?)?;
         self.seen.add(token);
+        Ok(token)
+    }
+
+    /// The token that `draw` draws, given options, seed and step. None if it does not, or logits come first, for penalties.
+    pub(super) fn elsewhere(
+        &mut self,
+        draw: impl FnOnce(&SampleOptions, (u64, u64)) -> Result<Option<u32>>,
+    ) -> Result<Option<u32>> {
+        if self.sampling.has_penalties() {
+            return Ok(None);
+        }
+        let token = draw(&self.sampling.options(), (self.seed, self.step))?;
+        self.step += u64::from(token.is_some() && self.sampling.temperature != 0.);
         Ok(token)
     }
 

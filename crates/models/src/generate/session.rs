@@ -111,12 +111,19 @@ impl Session {
             if left == 0 {
                 break Finish::Length;
             }
+            let mut drawn = None;
             if known.len() > prompt.len() {
-                logits = Some(self.next(model, &known, (params, left - 1), &mut ahead)?);
+                drawn = self.drawn(model, &known, params, &mut sampler)?;
+                if drawn.is_none() {
+                    logits = Some(self.next(model, &known, (params, left - 1), &mut ahead)?);
+                }
                 decode_tokens += 1;
             }
-            let Some(logits) = &logits else { break Finish::Length };
-            let token = sampler.sample(logits)?;
+            let token = match (drawn, &logits) {
+                (Some(token), _) => token,
+                (None, Some(logits)) => sampler.sample(logits)?,
+                (None, None) => break Finish::Length,
+            };
             if params.stop_tokens.contains(&token) || is_stop_string(&token) {
                 break Finish::Stop;
             }
@@ -174,6 +181,43 @@ impl Session {
         kept
     }
 
+    /// The token behind the known ones, if the model draws it where it computes. Guesses need logits.
+    fn drawn<M: CausalLm + ?Sized>(
+        &mut self,
+        model: &mut M,
+        known: &[u32],
+        params: &Params,
+        sampler: &mut Sampler,
+    ) -> Result<Option<u32>> {
+        let Some((last, before)) = known.split_last().filter(|_| params.lookup == 0) else { return Ok(None) };
+        self.expect(model, known, params)?;
+        if self.tokens != before {
+            return Ok(None);
+        }
+        check_context(model, known.len())?;
+        let token =
+            sampler.elsewhere(|options, draw| Ok(model.next_token(*last, before.len(), options, draw)?));
+        match token {
+            Ok(None) => Ok(None),
+            token => self.remember(model, &[*last], token),
+        }
+    }
+
+    /// Says that the known tokens are about to be in the cache. False if what is there had to be computed anew.
+    fn expect<M: CausalLm + ?Sized>(
+        &mut self,
+        model: &mut M,
+        known: &[u32],
+        params: &Params,
+    ) -> Result<bool> {
+        if model.expect_tokens(known.len()) {
+            return Ok(true);
+        }
+        self.tokens.clear();
+        self.feed(model, known.get(..known.len().saturating_sub(1)).unwrap_or_default(), params)?;
+        Ok(false)
+    }
+
     /// The logits `[vocabulary]` of the last of the known tokens: of a guess that was right, or computed, and at most `most`
     /// guesses with it.
     fn next<M: CausalLm + ?Sized>(
@@ -184,10 +228,8 @@ impl Session {
         ahead: &mut Ahead,
     ) -> Result<Tensor> {
         let position = known.len().saturating_sub(1);
-        if !model.expect_tokens(known.len()) {
+        if !self.expect(model, known, params)? {
             ahead.clear();
-            self.tokens.clear();
-            self.feed(model, known.get(..position).unwrap_or_default(), params)?;
         }
         if self.tokens.get(position) == known.last() {
             if let Some(logits) = ahead.take(position)? {
@@ -232,16 +274,16 @@ impl Session {
     }
 
     /// Counts `ids` among the tokens in the cache, unless the model failed: then there are none.
-    fn remember<M: CausalLm + ?Sized>(
+    fn remember<M: CausalLm + ?Sized, T, E: Into<Error>>(
         &mut self,
         model: &mut M,
         ids: &[u32],
-        logits: candle_core::Result<Tensor>,
-    ) -> Result<Tensor> {
-        match logits {
-            Ok(logits) => {
+        computed: std::result::Result<T, E>,
+    ) -> Result<T> {
+        match computed {
+            Ok(computed) => {
                 self.tokens.extend_from_slice(ids);
-                Ok(logits)
+                Ok(computed)
             }
             Err(error) => {
                 model.clear_kv_cache();

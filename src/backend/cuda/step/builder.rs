@@ -12,9 +12,11 @@ use super::super::launch::Grid;
 use super::super::memory::{float_dtype, u32_of, Locked};
 use super::super::operand::LockedWeight;
 use super::super::plan::THREADS;
+use super::super::sample::{DrawAt, SampleCall};
 use super::memory::{Addresses, Constants};
 use super::projections::{Source, Target};
 use super::{Launch, LaunchParams};
+use crate::backend::sample::Choice;
 use crate::backend::step::{Activation, CacheRows, HeadNorm, Heads, Node, Norm, Out, Plan, Projection, Turn};
 use crate::{Error, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
@@ -26,6 +28,8 @@ use std::sync::Arc;
 pub(super) struct Builder<'a> {
     pub(super) plan: &'a Plan,
     pub(super) caches: &'a [CacheRows],
+    /// How tokens are drawn, if they are.
+    pub(super) choice: Option<&'a Choice>,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) card: Card,
     pub(super) dtype: DType,
@@ -62,9 +66,13 @@ pub(super) struct Built {
 /// Addresses of what launches leave for each other: rows of all sequences, in the dtype of activations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
-    /// U32, as are positions.
-    pub(super) ids: u64,
+    /// Seed and step; then, without a gap, positions and ids, all that a step is given.
+    pub(super) draw: u64,
     pub(super) positions: u64,
+    pub(super) ids: u64,
+    /// What launches of a draw tell each other; zero between draws.
+    sample_state: u64,
+    sample_shares: u64,
     pub(super) hidden: u64,
     pub(super) normed: u64,
     /// Queries, keys and values.
@@ -89,6 +97,7 @@ impl Builder<'_> {
         for node in &self.plan.nodes {
             self.node(node, &places, &turns)?;
         }
+        self.draw(&places)?;
         let Self { launches, constants, mut work, shared, .. } = self;
         // As far as it was not known before.
         shared.take(&mut work);
@@ -99,10 +108,19 @@ impl Builder<'_> {
         let (rows, size) = (self.sequences, self.dtype.size_in_bytes());
         let widths = Widths::of(self.plan);
         let (work, shared) = (&mut self.work, self.shared);
+        let input = [2 * size_of::<u64>(), rows * size_of::<u32>()];
+        let draw = work.take(input.iter().sum::<usize>() + rows * size_of::<u32>());
+        let positions = draw + input[0] as u64;
+        let drawn = if self.choice.is_some() { rows } else { 0 };
+        let (sample_state, sample_shares) =
+            (work.take(SampleCall::zeros(drawn)), work.take(SampleCall::others(drawn)));
         let mut of = |width: usize, size: usize| work.take(rows * width * size);
         let mut places = Places {
-            ids: of(1, size_of::<u32>()),
-            positions: of(1, size_of::<u32>()),
+            draw,
+            positions,
+            ids: positions + input[1] as u64,
+            sample_state,
+            sample_shares,
             hidden: of(self.plan.hidden, size),
             normed: of(self.plan.hidden, size),
             projected: [of(widths.queries, size), of(widths.keys, size), of(widths.keys, size)],
@@ -154,6 +172,27 @@ impl Builder<'_> {
                 self.project(&[head], source, target, places)
             }
         }
+    }
+
+    /// The tokens drawn take the place of those that the step was given.
+    fn draw(&mut self, places: &Places) -> Result<()> {
+        let Some(choice) = self.choice else { return Ok(()) };
+        let call = SampleCall {
+            logits: places.logits,
+            dtype: DType::F32,
+            rows: self.sequences,
+            vocabulary: self.plan.outputs(),
+            choice,
+            draw: DrawAt::Device(places.draw),
+            ids: places.ids,
+            state: places.sample_state,
+            shares: places.sample_shares,
+        };
+        let (grid, launches) = call.launches()?;
+        launches
+            .into_iter()
+            .for_each(|(kernel, params)| self.push(kernel, grid, LaunchParams::Sample(params)));
+        Ok(())
     }
 
     fn embed(&mut self, table: &QuantTensor, factor: f32, places: &Places) -> Result<()> {

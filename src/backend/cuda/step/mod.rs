@@ -9,11 +9,12 @@ mod graph;
 mod memory;
 mod projections;
 
-use super::bindings::{CqAttend, CqDequantize, CqElementwise, CqGemv, CqNorm, CqSimt};
+use super::bindings::{CqAttend, CqDequantize, CqElementwise, CqGemv, CqNorm, CqSample, CqSimt};
 use super::card::Card;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked};
+use crate::backend::sample::{Choice, Draw};
 use crate::backend::step::{CacheRows, GraphMode, Plan};
 use crate::Error;
 use builder::{Builder, Built, Places};
@@ -46,6 +47,7 @@ enum LaunchParams {
     Simt(CqSimt),
     Attend(CqAttend),
     Elementwise(CqElementwise),
+    Sample(CqSample),
 }
 
 impl Launch {
@@ -62,6 +64,7 @@ impl Launch {
                 LaunchParams::Simt(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Attend(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Elementwise(params) => launch(stream, kernel, grid, params),
+                LaunchParams::Sample(params) => launch(stream, kernel, grid, params),
             }
         }
     }
@@ -86,6 +89,7 @@ struct Bound {
     graph: Option<Graph>,
     state: State,
     caches: Vec<CacheRows>,
+    choice: Option<Choice>,
     _constants: Tensor,
     _work: Tensor,
 }
@@ -132,14 +136,8 @@ impl DeviceStep {
     /// `position`. Their keys and values are appended to the caches, which have room for them.
     pub(crate) fn run(&mut self, ids: &Tensor, caches: &[CacheRows], position: usize) -> Result<Tensor> {
         let stream = self.device.cuda_stream();
-        let is_bound = self.bound.as_ref().is_some_and(|bound| bound.has(caches));
-        if !is_bound {
-            // Its memory goes before there is more.
-            self.bound = None;
-            self.bound = Some(self.bind(caches, &stream)?);
-        }
-        let Some(bound) = &mut self.bound else { bail!("a step without launches") };
-        let positions = vec![u32_of("position", position)?; self.sequences];
+        let positions = self.positions(position)?;
+        let places = self.bound(caches, None, &stream)?.places;
         {
             let locked = Locked::new(ids);
             let from = locked.view()?.address(&stream)?;
@@ -147,11 +145,11 @@ impl DeviceStep {
             // SAFETY: ids are as many as there are sequences, both places are memory of this step, which its launches use in
             // this stream alone; the driver has read `positions` when the call returns.
             unsafe {
-                result::memcpy_dtod_async(bound.places.ids, from.get(), bytes, stream.cu_stream()).w()?;
-                result::memcpy_htod_async(bound.places.positions, &positions, stream.cu_stream()).w()?;
+                result::memcpy_dtod_async(places.ids, from.get(), bytes, stream.cu_stream()).w()?;
+                result::memcpy_htod_async(places.positions, &positions, stream.cu_stream()).w()?;
             }
         }
-        bound.run(&stream, self.mode)?;
+        self.launch(&stream)?;
 
         let shape = Shape::from((self.sequences, self.outputs));
         let mut logits = allocate(&self.device, &shape, DType::F32)?;
@@ -159,11 +157,67 @@ impl DeviceStep {
             let to = address_mut(&mut logits, &stream)?;
             let bytes = shape.elem_count() * size_of::<f32>();
             // SAFETY: both have so many numbers.
-            unsafe {
-                result::memcpy_dtod_async(to.get(), bound.places.logits, bytes, stream.cu_stream()).w()?
-            };
+            unsafe { result::memcpy_dtod_async(to.get(), places.logits, bytes, stream.cu_stream()).w()? };
         }
         Ok(Tensor::from_storage(Storage::Cuda(logits), shape, BackpropOp::none(), false))
+    }
+
+    /// Tokens drawn from these logits, for `ids` on the host: one copy there, one launch of the graph, one copy back. That of
+    /// logits without a meaning is [`NOT_FINITE`](crate::backend::sample::NOT_FINITE).
+    pub(crate) fn next(
+        &mut self,
+        ids: &[u32],
+        caches: &[CacheRows],
+        position: usize,
+        (choice, draw): (&Choice, Draw),
+    ) -> Result<Vec<u32>> {
+        let stream = self.device.cuda_stream();
+        let positions = self.positions(position)?;
+        if ids.len() != positions.len() {
+            bail!("{} ids for {} sequences", ids.len(), positions.len());
+        }
+        let places = self.bound(caches, Some(choice), &stream)?.places;
+        let draw = [draw.seed, draw.step].map(u64::to_ne_bytes).concat();
+        let numbers = positions.iter().chain(ids).flat_map(|number| number.to_ne_bytes());
+        let input: Vec<u8> = draw.into_iter().chain(numbers).collect();
+        // SAFETY: the places of seed, step, positions and ids, one behind the other, are memory of this step, which its
+        // launches use in this stream alone; the driver has read `input` when the call returns.
+        unsafe { result::memcpy_htod_async(places.draw, &input, stream.cu_stream()).w()? };
+        self.launch(&stream)?;
+        let mut drawn = vec![0; ids.len()];
+        // SAFETY: there are as many ids. Memory of the host that is not pinned is written when the call returns; waiting for
+        // the stream makes sure of it.
+        unsafe { result::memcpy_dtoh_async(&mut drawn, places.ids, stream.cu_stream()).w()? };
+        stream.synchronize().w()?;
+        Ok(drawn)
+    }
+
+    fn positions(&self, position: usize) -> Result<Vec<u32>> {
+        Ok(vec![u32_of("position", position)?; self.sequences])
+    }
+
+    /// The launches for these caches and this choice.
+    fn bound(
+        &mut self,
+        caches: &[CacheRows],
+        choice: Option<&Choice>,
+        stream: &Arc<CudaStream>,
+    ) -> Result<&Bound> {
+        let bound = match self.bound.take().filter(|bound| bound.has(caches, choice)) {
+            Some(bound) => bound,
+            None => self.bind(caches, choice, stream)?,
+        };
+        Ok(self.bound.insert(bound))
+    }
+
+    fn launch(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
+        let Some(bound) = &mut self.bound else { bail!("a step without launches") };
+        let run = bound.run(stream, self.mode);
+        if run.is_err() {
+            // What launches leave for each other may be half done.
+            self.bound = None;
+        }
+        run
     }
 
     /// Launches of a step, once its caches are known.
@@ -176,13 +230,14 @@ impl DeviceStep {
         self.bound.as_ref().is_some_and(|bound| bound.graph.is_some())
     }
 
-    fn bind(&self, caches: &[CacheRows], stream: &Arc<CudaStream>) -> Result<Bound> {
+    fn bind(&self, caches: &[CacheRows], choice: Option<&Choice>, stream: &Arc<CudaStream>) -> Result<Bound> {
         let card = Card::of(stream.context())?;
         let device = Device::Cuda(self.device.clone());
         let build = |constants, work, shared| {
             let builder = Builder {
                 plan: &self.plan,
                 caches,
+                choice,
                 stream,
                 card,
                 dtype: self.dtype,
@@ -214,6 +269,7 @@ impl DeviceStep {
             graph: None,
             state: State::New,
             caches: caches.to_vec(),
+            choice: choice.copied(),
             _constants: constants,
             _work: work,
         })
@@ -221,9 +277,9 @@ impl DeviceStep {
 }
 
 impl Bound {
-    fn has(&self, caches: &[CacheRows]) -> bool {
+    fn has(&self, caches: &[CacheRows], choice: Option<&Choice>) -> bool {
         let ids = |caches: &[CacheRows]| caches.iter().map(|cache| cache.rows.id()).collect::<Vec<_>>();
-        ids(&self.caches) == ids(caches)
+        ids(&self.caches) == ids(caches) && self.choice.as_ref() == choice
     }
 
     fn run(&mut self, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
