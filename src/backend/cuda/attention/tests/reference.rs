@@ -49,6 +49,7 @@ pub(super) fn numbers(count: usize, seed: u64) -> Vec<f32> {
     (0..count).map(|_| (0..6).map(|_| uniform()).sum::<f32>() - 3.).collect()
 }
 
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
 pub(super) fn rounded(x: f64, dtype: DType) -> f32 {
     match dtype {
         DType::F16 => f16::from_f64(x).to_f32(),

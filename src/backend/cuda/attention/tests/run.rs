@@ -260,9 +260,10 @@ impl Run {
         }
         if !expected.is_empty() {
             let error = relative_error(found.into_iter(), &expected);
-            let most = match dtype {
-                DType::F32 => 1e-6,
-                _ => 1.1 * relative_error(expected.iter().map(|y| rounded(*y, dtype)), &expected),
+            let most = if dtype == DType::F32 {
+                1e-6
+            } else {
+                1.1 * relative_error(expected.iter().map(|y| rounded(*y, dtype)), &expected)
             };
             assert!(error <= most, "{:?}: relative error {error:.2e}, at most {most:.2e}", self.case);
         }
