@@ -98,4 +98,5 @@ else
   cargo test --release "${core[@]}" --test 'cuda*'
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
     -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --test 'cuda*'
+  PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl -p candle-quant-models --lib on_device
 fi

@@ -27,3 +27,25 @@ pub fn nth_device(ordinal: usize) -> Option<Device> {
         }
     }
 }
+
+/// Calls of functions of the driver by this thread so far, if it is the pretended one, which counts: of one function, or of
+/// all.
+pub fn driver_calls(function: Option<&std::ffi::CStr>) -> Option<usize> {
+    use std::ffi::{c_char, c_int, c_void};
+    extern "C" {
+        fn dlopen(name: *const c_char, flags: c_int) -> *mut c_void;
+        fn dlsym(library: *mut c_void, name: *const c_char) -> *mut c_void;
+    }
+    const RTLD_LAZY: c_int = 1;
+    // SAFETY: functions of the C library with texts that end with zeros. What the pretended driver has by this name takes null or
+    // such a text, and returns a number.
+    unsafe {
+        let library = dlopen(c"libcuda.so.1".as_ptr(), RTLD_LAZY);
+        let found = if library.is_null() { library } else { dlsym(library, c"pretend_cuda_calls".as_ptr()) };
+        if found.is_null() {
+            return None;
+        }
+        let calls: unsafe extern "C" fn(*const c_char) -> usize = std::mem::transmute(found);
+        Some(calls(function.map_or(std::ptr::null(), |name| name.as_ptr())))
+    }
+}

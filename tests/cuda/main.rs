@@ -26,6 +26,7 @@ mod quantize;
 mod ranks;
 mod sample;
 mod special;
+mod steps;
 mod views;
 
 use gpu::{device, is_about_memory, nth_device};

@@ -18,6 +18,8 @@
 //! asked for, writes next to an allocation, host synchronization while a stream captures. `cuGetErrorString` gives the last error of a
 //! thread in full.
 //!
+//! `pretend_cuda_calls`, which no real driver has, says how often this thread has called functions of the driver.
+//!
 //! | variable | |
 //! |---|---|
 //! | `PRETEND_CUDA_SCHEDULES` | `forward` (default), `reverse`, `random`: the order in which threads and blocks run. `all`: every launch runs in each of the three, and a difference in any bit of device memory is an error |
@@ -32,6 +34,7 @@
 #![allow(non_snake_case, clippy::too_many_arguments)]
 
 pub mod argument;
+pub mod calls;
 pub mod cublas;
 pub mod curand;
 pub mod device;
@@ -58,6 +61,7 @@ macro_rules! driver {
         $(#[$meta])*
         #[no_mangle]
         pub extern "C" fn $name($($argument: $type),*) -> std::ffi::c_int {
+            $crate::calls::count(stringify!($name));
             let run = move || -> $crate::status::Result<()> { $body };
             $crate::status::report(stringify!($name), run())
         }

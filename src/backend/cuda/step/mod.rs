@@ -185,10 +185,9 @@ impl DeviceStep {
         unsafe { result::memcpy_htod_async(places.draw, &input, stream.cu_stream()).w()? };
         self.launch(&stream)?;
         let mut drawn = vec![0; ids.len()];
-        // SAFETY: there are as many ids. Memory of the host that is not pinned is written when the call returns; waiting for
-        // the stream makes sure of it.
+        // SAFETY: there are as many ids. The host's memory is not pinned: the driver returns when it has been written ("API
+        // synchronization behavior" in the manual of the driver).
         unsafe { result::memcpy_dtoh_async(&mut drawn, places.ids, stream.cu_stream()).w()? };
-        stream.synchronize().w()?;
         Ok(drawn)
     }
 
@@ -286,7 +285,10 @@ impl Bound {
         if self.state == State::HaveRun && mode != GraphMode::Eager {
             self.state = State::Settled;
             match Graph::capture(stream, |own| self.submit(own)) {
-                Ok(graph) => self.graph = Some(graph),
+                Ok(graph) => {
+                    log::info!("decode steps are a CUDA graph of {} launches", self.launches.len());
+                    self.graph = Some(graph);
+                }
                 Err(error) if mode == GraphMode::On => return Err(error.context("capturing a decode step")),
                 Err(error) => {
                     log::warn!("decode steps are launched kernel by kernel, not as a CUDA graph: {error}")

@@ -53,7 +53,10 @@ fn steps_of_a_device_compute_what_the_cpu_does() {
             kind["original_max_position_embeddings"] = json!(64);
         }
         let name = kind["model_type"].to_string();
-        for (dtype, bound) in [(DType::F32, 2e-6), (DType::F16, 2e-3), (DType::BF16, 2e-2)] {
+        let dtypes = [(DType::F32, 2e-6), (DType::BF16, 2e-2), (DType::F16, 2e-3)];
+        // F16 takes the kernels that BF16 takes: one kind shows that.
+        let count = if kind["model_type"] == "gemma2" { 3 } else { 2 };
+        for (dtype, bound) in dtypes.into_iter().take(count) {
             // The CPU computes in f32, whatever the dtype of weights and cache.
             let expected = logits(&mut random_on(&Device::Cpu, dtype, &kind));
             let mut model = random_on(&device, dtype, &kind);
@@ -62,8 +65,7 @@ fn steps_of_a_device_compute_what_the_cpu_does() {
                 problems.push(format!("{name} {dtype:?}: no plan"));
                 continue;
             };
-            let (launches, distance) = (step.launches().unwrap(), distance(&found, &expected));
-            println!("{name} {dtype:?}: {launches} launches, {distance:.2e} of {bound:.2e}");
+            let distance = distance(&found, &expected);
             if !(distance <= bound && step.is_captured()) {
                 problems.push(format!("{name} {dtype:?}: {distance:.2e} of {bound:.2e}, {step:?}"));
             }

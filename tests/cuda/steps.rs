@@ -1,0 +1,218 @@
+//! Step plans on a device: one graph for every position, with the bits of launches that come one by one.
+
+use crate::device;
+use crate::gpu::driver_calls;
+use crate::packed::bits;
+use candle_core::{DType, Device, Tensor};
+use candle_quant::nn::Lora;
+use candle_quant::ops::{sample, SampleOptions};
+use candle_quant::step::{
+    AttentionBlock, DeviceStep, FeedForwardBlock, HeadBlock, StepBuilder, StepPlan, Turn,
+};
+use candle_quant::{
+    embedding, linear_no_bias, rms_norm, Checkpoint, DeviceKvCache, Error, KvCacheConfig, KvFormat, Linear,
+    VarBuilder,
+};
+
+/// What the second layer sees.
+const WINDOW: usize = 40;
+
+/// Two layers of the bundled model: four heads of 64 elements, on two heads of keys. With a layer's down projection.
+fn plan(device: &Device, dtype: DType) -> (StepPlan, Linear) {
+    let checkpoint = Checkpoint::open(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny")).unwrap();
+    let vb = VarBuilder::from_checkpoint(&checkpoint, dtype, device).pp("model");
+    let table = embedding(640, 256, vb.pp("embed_tokens")).unwrap();
+    let inverse_frequencies = (0..32).map(|pair| 10_000f32.powf(-(pair as f32) / 32.)).collect();
+    let turn = Turn { inverse_frequencies, ..Turn::default() };
+    let linear = |inputs, outputs, vb: VarBuilder| linear_no_bias(inputs, outputs, vb).unwrap();
+    let norm = |size, vb: VarBuilder| rms_norm(size, 1e-6, vb).unwrap();
+    let mut plan = StepBuilder::new(&table, 1.).unwrap();
+    let mut last = None;
+    for layer in 0..2 {
+        let layer = vb.pp("layers").pp(layer);
+        let (attn, mlp) = (layer.pp("self_attn"), layer.pp("mlp"));
+        let projections = [("q_proj", 256), ("k_proj", 128), ("v_proj", 128), ("o_proj", 256)];
+        let [q, k, v, o] = projections.map(|(name, rows)| linear(256, rows, attn.pp(name)));
+        plan.attention(AttentionBlock {
+            norm: Some((&norm(256, layer.pp("input_layernorm"))).into()),
+            q_norm: Some((&norm(64, attn.pp("q_norm"))).into()),
+            k_norm: Some((&norm(64, attn.pp("k_norm"))).into()),
+            turn: Some(&turn),
+            ..AttentionBlock::new([&q, &k, &v, &o], 64)
+        })
+        .unwrap();
+        let (gate, up) = (linear(256, 512, mlp.pp("gate_proj")), linear(256, 512, mlp.pp("up_proj")));
+        let down = linear(512, 256, mlp.pp("down_proj"));
+        plan.feed_forward(FeedForwardBlock {
+            norm: Some((&norm(256, layer.pp("post_attention_layernorm"))).into()),
+            ..FeedForwardBlock::new(Some(&gate), &up, &down)
+        })
+        .unwrap();
+        last = Some(down);
+    }
+    let (norm, head) = (norm(256, vb.pp("norm")), table.as_linear());
+    (plan.head(HeadBlock::new(&norm, &head)).unwrap(), last.unwrap())
+}
+
+fn caches(dtype: DType, max_tokens: usize) -> Vec<DeviceKvCache> {
+    let format = if dtype == DType::F32 { KvFormat::F32 } else { KvFormat::Bf16 };
+    let config = KvCacheConfig { keys: format, values: format, max_tokens, ..KvCacheConfig::new(2, 64) };
+    let windowed = KvCacheConfig { window: Some(WINDOW), ..config };
+    [config, windowed].map(|config| DeviceKvCache::new(config).unwrap()).into()
+}
+
+fn id(position: usize, sequence: usize) -> u32 {
+    ((position * 37 + sequence * 101 + 5) % 640) as u32
+}
+
+fn ids(position: usize, sequences: usize, device: &Device) -> Tensor {
+    let ids: Vec<u32> = (0..sequences).map(|sequence| id(position, sequence)).collect();
+    Tensor::new(ids, device).unwrap()
+}
+
+#[test]
+fn a_graph_serves_every_position() {
+    let Some(device) = device() else { return };
+    // Tiles of keys, shares of blocks, the window, and what the caches begin with.
+    let watched = [0, 1, 15, 16, 17, 39, 40, 41, 63, 64, 65, 127, 128, 200, 255, 256, 257];
+    for (dtype, sequences, last) in [(DType::BF16, 1, 257), (DType::BF16, 3, 66), (DType::F32, 1, 66)] {
+        let (plan, _) = plan(&device, dtype);
+        let mut caches = caches(dtype, usize::MAX);
+        let mut step = plan.on_device(sequences, dtype).unwrap();
+        for position in 0..=last {
+            let logits = step.run(&ids(position, sequences, &device), &mut caches).unwrap();
+            assert_eq!((logits.dims(), logits.dtype()), (&[sequences, 640][..], DType::F32));
+            // Made anew when the caches have grown.
+            assert_eq!(step.is_captured(), position % 256 != 0, "position {position}");
+            if dtype == DType::BF16 {
+                assert_eq!(step.launches(), Some(5 * 2 + 2));
+            }
+            if watched.contains(&position) {
+                caches.iter_mut().for_each(|cache| cache.truncate(position));
+                let mut eager = plan.on_device(sequences, dtype).unwrap();
+                let expected = eager.run(&ids(position, sequences, &device), &mut caches).unwrap();
+                assert!(!eager.is_captured());
+                assert!(
+                    bits(&logits) == bits(&expected),
+                    "{dtype:?}, {sequences} sequences, position {position}"
+                );
+            }
+        }
+    }
+}
+
+/// What a step draws in its graph is what is drawn from its logits.
+#[test]
+fn tokens_are_drawn_in_the_graph() {
+    let Some(device) = device() else { return };
+    let (plan, _) = plan(&device, DType::BF16);
+    let greedy = SampleOptions::GREEDY;
+    let warm = SampleOptions { temperature: 0.9, ..greedy };
+    let choices = [
+        (greedy, 1),
+        (warm, 2),
+        (SampleOptions { top_k: Some(7), ..warm }, 5),
+        (SampleOptions { top_p: Some(0.7), ..warm }, 5),
+        (SampleOptions { top_k: Some(40), top_p: Some(0.9), min_p: Some(0.02), ..warm }, 8),
+    ];
+    for (options, launches) in choices {
+        let [mut here, mut there] =
+            [(); 2].map(|()| (caches(DType::BF16, 99), plan.on_device(2, DType::BF16).unwrap()));
+        let mut known = [[3u32, 57]; 2];
+        for position in 0..6 {
+            let logits = here.1.run(&Tensor::new(&known[0], &device).unwrap(), &mut here.0).unwrap();
+            known[0] = sample(&logits, &options, 42, position).unwrap().try_into().unwrap();
+            known[1] =
+                there.1.next(&known[1], &mut there.0, &options, 42, position).unwrap().try_into().unwrap();
+            assert_eq!(known[0], known[1], "{options:?}, position {position}");
+        }
+        assert_eq!(there.1.launches(), Some(5 * 2 + 2 + launches), "{options:?}");
+    }
+}
+
+/// Once it is captured, a token is a copy to the device, a launch, and a copy back; nothing is allocated.
+#[test]
+fn a_token_takes_few_calls_of_the_driver() {
+    let Some(device) = device() else { return };
+    let (plan, _) = plan(&device, DType::BF16);
+    let (mut caches, mut step) = (caches(DType::BF16, 256), plan.on_device(1, DType::BF16).unwrap());
+    let options = SampleOptions { temperature: 0.8, ..SampleOptions::GREEDY };
+    let mut next =
+        |id: u32, position: usize| step.next(&[id], &mut caches, &options, 1, position as u64).unwrap()[0];
+    let first = next(3, 0);
+    let mut token = next(first, 1);
+    let names = [
+        None,
+        Some(c"cuGraphLaunch"),
+        Some(c"cuLaunchKernelEx"),
+        Some(c"cuMemAllocAsync"),
+        Some(c"cuEventCreate"),
+    ];
+    let counts = || names.map(driver_calls);
+    let before = counts();
+    const TOKENS: usize = 100;
+    for position in 2..2 + TOKENS {
+        token = next(token, position);
+    }
+    let counted = [0, 1, 2, 3, 4].map(|i| Some(counts()[i]? - before[i]?));
+    // On a GPU nobody counts.
+    if let [Some(all), launches, kernels, allocations, events] = counted {
+        assert!(all <= 3 * TOKENS, "{all} calls for {TOKENS} tokens");
+        assert_eq!([launches, kernels, allocations, events], [Some(TOKENS), Some(0), Some(0), Some(0)]);
+    }
+}
+
+#[test]
+fn what_a_step_cannot_take_is_refused() {
+    let Some(device) = device() else { return };
+    let (plan, down) = plan(&device, DType::BF16);
+    let told = |result: candle_quant::Result<DeviceStep>| result.unwrap_err().to_string();
+    assert!(told(plan.on_device(0, DType::BF16)).contains("at least one"));
+    assert!(told(plan.on_device(1, DType::F64)).contains("F32, F16 or BF16"));
+
+    let mut step = plan.on_device(1, DType::BF16).unwrap();
+    let mut two = caches(DType::BF16, 2);
+    let run = |step: &mut DeviceStep, ids: &Tensor, caches: &mut [DeviceKvCache]| {
+        step.run(ids, caches).unwrap_err()
+    };
+    let one = ids(0, 1, &device);
+    for wrong in [ids(0, 2, &device), ids(0, 1, &Device::Cpu), one.to_dtype(DType::I64).unwrap()] {
+        assert!(run(&mut step, &wrong, &mut two).to_string().contains("[1] of U32"));
+    }
+    assert!(run(&mut step, &one, &mut two[..1]).to_string().contains("2, one for each layer"));
+    let mut others = caches(DType::F32, 2);
+    assert!(run(&mut step, &one, &mut others).to_string().contains("BF16 for 1 sequences"));
+    let greedy = SampleOptions::GREEDY;
+    let outside = step.next(&[640], &mut two, &greedy, 0, 0).unwrap_err().to_string();
+    assert!(outside.contains("each below 640"), "{outside}");
+    let wrong = SampleOptions { top_k: Some(0), ..greedy };
+    assert!(step.next(&[1], &mut two, &wrong, 0, 0).unwrap_err().to_string().contains("top-k"));
+    assert!(step
+        .next(&[1, 2], &mut two, &greedy, 0, 0)
+        .unwrap_err()
+        .to_string()
+        .contains("one for each sequence"));
+    assert!(two.iter().all(DeviceKvCache::is_empty));
+
+    // A row of NaN, as embeddings on a device have it.
+    let nan = step.run(&Tensor::new(&[640u32], &device).unwrap(), &mut two).unwrap();
+    assert!(nan.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().all(|logit| logit.is_nan()));
+    two[1].clear();
+    assert!(run(&mut step, &one, &mut two).to_string().contains("1 tokens, as the first"));
+    two[0].clear();
+    for _ in 0..2 {
+        step.run(&one, &mut two).unwrap();
+    }
+    let full = run(&mut step, &one, &mut two);
+    assert!(matches!(full, Error::OutOfCache { needed: 3, max_tokens: 2 }), "{full}");
+    assert_eq!(two[0].len(), 2);
+
+    let zeros = |rows, columns| Tensor::zeros((rows, columns), DType::F32, &device).unwrap();
+    let lora = Lora { a: zeros(2, 512), b: zeros(256, 2), scale: 1., magnitude: None };
+    down.adapters().add("mine", lora).unwrap();
+    two.iter_mut().for_each(DeviceKvCache::clear);
+    let adapted = run(&mut step, &one, &mut two);
+    assert!(adapted.to_string().contains("an adapter in a step plan"), "{adapted}");
+    down.adapters().set_active("mine", false);
+    step.run(&one, &mut two).unwrap();
+}
