@@ -107,7 +107,7 @@ verdict_of_src() {
   local copy=$work/checkout changed
   changed=$(sed -n 's|^+++ b/||p' "$1")
   mkdir -p "$copy"
-  git ls-files -z | xargs -0 cp --parents --preserve=timestamps --update -t "$copy"
+  git ls-files -z | xargs -0 cp -P --parents --preserve=timestamps --update -t "$copy"
   # What is put back is newer than what was built with the bug, also here: cargo keeps one result for both folders.
   # shellcheck disable=SC2064,SC2086 # this patch's files, of which there may be several
   trap "touch $changed && cp --parents $changed -t '$copy'" RETURN
