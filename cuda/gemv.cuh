@@ -76,7 +76,7 @@ __device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &
         if (block.paired) value *= with_bias(p.operand[block.operand + 1], total(tile, r + 8, m));
         value = finished(p.finish, value);
         if (p.residual && block.operand == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
-        store_float(operand.y, size_t(m) * operand.y_stride + row, p.y_dtype, value);
+        store_float(operand.y, size_t(m) * operand.y_stride + row, p.x_dtype, value);
     }
 }
 

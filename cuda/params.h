@@ -71,7 +71,7 @@ typedef struct CqMatrix {
 typedef struct CqOperand {
     CqMatrix matrix;
     const void *bias; /* [rows], of bias_dtype; may be null */
-    void *y;          /* [m, rows], of y_dtype; rows y_stride apart */
+    void *y;          /* [m, rows], of x_dtype; rows y_stride apart */
     uint32_t y_stride;
     uint32_t bias_dtype;
 } CqOperand;
@@ -95,10 +95,10 @@ typedef struct CqGemv {
     uint32_t x_stride;
     uint32_t residual_stride;
     uint32_t x_dtype;
-    uint32_t y_dtype;
     uint32_t gated;       /* whether there is the y_0 of two weights alone */
     float eps;            /* added to the mean square */
     CqFinish finish;      /* of y_0; of the others all but the activation */
+    uint32_t unused;
 } CqGemv;
 
 /* The fp32 matmul on CUDA cores: any m, any k that is whole groups. */

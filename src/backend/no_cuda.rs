@@ -108,6 +108,14 @@ impl DeviceStep {
         match *self {}
     }
 
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        match *self {}
+    }
+
+    pub(crate) fn release(&mut self) {
+        match *self {}
+    }
+
     pub(crate) fn is_captured(&self) -> bool {
         match *self {}
     }

@@ -72,7 +72,7 @@ void measure(int n, int k) {
             matrix.rows = n;
             matrix.scale_dtype = matrix.biases_dtype = CQ_BF16;
             p.operand[0].y = y, p.operand[0].y_stride = n;
-            p.x = x, p.x_stride = k, p.x_dtype = p.y_dtype = CQ_BF16;
+            p.x = x, p.x_stride = k, p.x_dtype = CQ_BF16;
             p.partial = partial, p.arrivals = arrivals;
             p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.finish.factor = 1;
             return p;

@@ -229,10 +229,23 @@ fn a_capture_without_a_step_before_is_refused() {
     device.synchronize().unwrap();
 }
 
-/// One token through a whole model: attention with its cache, norms and rotation by candle's kernels.
+/// One token through a whole model, layer by layer: attention with its cache, norms and rotation by candle's kernels.
 #[test]
 fn a_decode_step_of_a_model() {
     let Some(device) = capturing_device() else { return };
+    if std::env::var("CANDLE_QUANT_GRAPH").as_deref() != Ok("off") {
+        // Outside of a capture it would be a step of a plan, with other bits.
+        let mut child = std::process::Command::new(std::env::current_exe().unwrap());
+        child.args(["--exact", "graph::a_decode_step_of_a_model", "--nocapture"]);
+        let output = child.env("CANDLE_QUANT_GRAPH", "off").output().unwrap();
+        let told = String::from_utf8_lossy(&output.stdout);
+        assert!(
+            output.status.success() && told.contains("1 passed"),
+            "{told}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
+        return;
+    }
     let _cached_uploads = device.as_cuda_device().unwrap().enable_cuda_graph_htod_cache();
     let checkpoint = Checkpoint::open(concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/tiny")).unwrap();
     let prompt = Tensor::new(&[[1u32, 17, 42, 7, 99]], &device).unwrap();

@@ -1,8 +1,8 @@
 //! Step plans on a device: one graph for every position, with the bits of launches that come one by one.
 
-use crate::device;
 use crate::gpu::driver_calls;
 use crate::packed::bits;
+use crate::{device, nth_device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::nn::Lora;
 use candle_quant::ops::{sample, SampleOptions};
@@ -81,7 +81,7 @@ fn a_graph_serves_every_position() {
         let mut step = plan.on_device(sequences, dtype).unwrap();
         for position in 0..=last {
             let logits = step.run(&ids(position, sequences, &device), &mut caches).unwrap();
-            assert_eq!((logits.dims(), logits.dtype()), (&[sequences, 640][..], DType::F32));
+            assert_eq!((logits.dims(), logits.dtype()), (&[sequences, 640][..], dtype));
             // Made anew when the caches have grown.
             assert_eq!(step.is_captured(), position % 256 != 0, "position {position}");
             if dtype == DType::BF16 {
@@ -130,7 +130,7 @@ fn tokens_are_drawn_in_the_graph() {
     }
 }
 
-/// Once it is captured, a token is a copy to the device, a launch, and a copy back; nothing is allocated.
+/// Once it is captured, a token is a launch and waiting for it; nothing is allocated.
 #[test]
 fn a_token_takes_few_calls_of_the_driver() {
     let Some(device) = device() else { return };
@@ -162,12 +162,57 @@ fn a_token_takes_few_calls_of_the_driver() {
     }
 }
 
+/// A step belongs to no thread, ways of drawing may alternate, and another device may be in use in between.
+#[test]
+fn steps_move_between_threads_and_devices() {
+    let (Some(device), Some(other)) = (device(), nth_device(1)) else { return };
+    let (plan, _) = plan(&device, DType::BF16);
+    let options = [0.7, 1.3, 0.].map(|temperature| SampleOptions { temperature, ..SampleOptions::GREEDY });
+    let tokens = |moves: bool| {
+        let (mut caches, mut step) = (caches(DType::BF16, 99), plan.on_device(1, DType::BF16).unwrap());
+        let mut tokens = vec![3u32];
+        for position in 0..12 {
+            let last = [*tokens.last().unwrap()];
+            let options = &options[position / 2 % 3];
+            let mut next = || step.next(&last, &mut caches, options, 5, position as u64).unwrap()[0];
+            let token = match moves {
+                false => next(),
+                true => {
+                    // The other device is this thread's, then.
+                    Tensor::new(&last, &other).unwrap().to_vec1::<u32>().unwrap();
+                    if position % 3 == 0 {
+                        next()
+                    } else {
+                        std::thread::scope(|scope| scope.spawn(next).join()).unwrap()
+                    }
+                }
+            };
+            tokens.push(token);
+        }
+        (tokens, step.is_captured())
+    };
+    assert_eq!(tokens(true), tokens(false));
+    assert!(tokens(true).1);
+}
+
+#[test]
+fn caches_say_whether_they_have_room() {
+    let Some(device) = device() else { return };
+    let (plan, _) = plan(&device, DType::BF16);
+    let (mut caches, mut step) = (caches(DType::BF16, 999), plan.on_device(1, DType::BF16).unwrap());
+    assert!(!caches[0].has_room(1, 1));
+    step.run(&ids(0, 1, &device), &mut caches).unwrap();
+    assert!(caches[0].has_room(1, 255) && !caches[0].has_room(1, 256) && !caches[0].has_room(2, 1));
+}
+
 #[test]
 fn what_a_step_cannot_take_is_refused() {
     let Some(device) = device() else { return };
     let (plan, down) = plan(&device, DType::BF16);
     let told = |result: candle_quant::Result<DeviceStep>| result.unwrap_err().to_string();
-    assert!(told(plan.on_device(0, DType::BF16)).contains("at least one"));
+    for sequences in [0, 17] {
+        assert!(told(plan.on_device(sequences, DType::BF16)).contains("expected 1 to 16"));
+    }
     assert!(told(plan.on_device(1, DType::F64)).contains("F32, F16 or BF16"));
 
     let mut step = plan.on_device(1, DType::BF16).unwrap();
@@ -196,6 +241,7 @@ fn what_a_step_cannot_take_is_refused() {
 
     // A row of NaN, as embeddings on a device have it.
     let nan = step.run(&Tensor::new(&[640u32], &device).unwrap(), &mut two).unwrap();
+    let nan = nan.to_dtype(DType::F32).unwrap();
     assert!(nan.flatten_all().unwrap().to_vec1::<f32>().unwrap().iter().all(|logit| logit.is_nan()));
     two[1].clear();
     assert!(run(&mut step, &one, &mut two).to_string().contains("1 tokens, as the first"));

@@ -187,7 +187,7 @@ impl Model {
     /// differs from the cached one or an id is outside the vocabulary; the cache is then empty.
     pub fn forward(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         if let Some(logits) = self.run_step(ids, offset)? {
-            return logits.to_dtype(self.dtype)?.unsqueeze(1);
+            return logits.unsqueeze(1);
         }
         if self.has_plan() {
             let (batch, len) = ids.dims2()?;
@@ -206,7 +206,7 @@ impl Model {
     /// As those of [`forward`](Model::forward).
     pub fn forward_last(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
         if let Some(logits) = self.run_step(ids, offset)? {
-            return logits.to_dtype(self.dtype);
+            return Ok(logits);
         }
         if self.has_plan() {
             let (batch, len) = ids.dims2()?;
@@ -351,7 +351,8 @@ impl Model {
     }
 
     fn run_layers(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Tensor> {
-        let (_, len) = ids.dims2()?;
+        let (batch, len) = ids.dims2()?;
+        self.release_steps(batch, len);
         let like = (self.dtype, &self.device);
         let positions = self.turns.at(&(offset..offset + len), self.is_long, like)?;
         let visible = |window| match self.device.is_cpu() {

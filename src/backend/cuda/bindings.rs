@@ -101,10 +101,10 @@ pub struct CqGemv {
     pub x_stride: u32,
     pub residual_stride: u32,
     pub x_dtype: u32,
-    pub y_dtype: u32,
     pub gated: u32,
     pub eps: f32,
     pub finish: CqFinish,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -123,10 +123,10 @@ const _: () = {
     ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 248usize];
     ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 252usize];
     ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 256usize];
-    ["Offset of field: CqGemv::y_dtype"][::core::mem::offset_of!(CqGemv, y_dtype) - 260usize];
-    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 264usize];
-    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 268usize];
-    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 272usize];
+    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 260usize];
+    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 264usize];
+    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 268usize];
+    ["Offset of field: CqGemv::unused"][::core::mem::offset_of!(CqGemv, unused) - 284usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

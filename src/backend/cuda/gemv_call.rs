@@ -38,7 +38,6 @@ pub(super) struct GemvCall<'a> {
     pub(super) operands: &'a [OperandPointers],
     /// Where the result of each operand goes, `[m, rows]`; a single one if gated.
     pub(super) y: &'a [u64],
-    pub(super) y_dtype: DType,
     /// If the result is one of two operands, the activation of the first.
     pub(super) gating: Option<CqActivation>,
     pub(super) finish: CqFinish,
@@ -85,21 +84,21 @@ impl GemvCall<'_> {
     fn params(&self, first_row: usize, plan: Gemv) -> Result<CqGemv> {
         let (Some(first), Some(last)) = (self.operands.first(), self.y.last()) else { bail!("no operands") };
         // Bytes of a column of so many rows.
-        let above = |dtype: DType| (first_row * dtype.size_in_bytes()) as u64;
+        let above = (first_row * self.x_dtype.size_in_bytes()) as u64;
         // Kernels do not look at operands beyond their number.
         let mut operand = [first.into_rows(*last); MOST_WEIGHTS];
         for (index, (place, source)) in operand.iter_mut().zip(self.operands).enumerate() {
             let y = self.y.get(index).unwrap_or(last);
-            *place = source.into_rows(y + above(self.y_dtype) * u64::from(source.matrix.rows));
+            *place = source.into_rows(y + above * u64::from(source.matrix.rows));
         }
         let columns = first.matrix.rows;
         let residual = match self.residual {
             0 => 0,
-            residual => residual + above(self.x_dtype) * u64::from(columns),
+            residual => residual + above * u64::from(columns),
         };
         Ok(CqGemv {
             operand,
-            x: (self.x + above(self.x_dtype) * self.k as u64) as *const _,
+            x: (self.x + above * self.k as u64) as *const _,
             norm: self.norm.map_or(std::ptr::null(), |norm| norm.weight as *const _),
             residual: residual as *const _,
             partial: std::ptr::null_mut(),
@@ -111,10 +110,10 @@ impl GemvCall<'_> {
             x_stride: u32_of("K", self.k)?,
             residual_stride: columns,
             x_dtype: float_dtype(self.x_dtype)?,
-            y_dtype: float_dtype(self.y_dtype)?,
             gated: self.gating.is_some().into(),
             eps: self.norm.map_or(0., |norm| norm.eps),
             finish: CqFinish { activation: self.gating.unwrap_or(self.finish.activation), ..self.finish },
+            unused: 0,
         })
     }
 }

@@ -252,7 +252,6 @@ impl Matmul<'_> {
             norm: self.norm,
             operands: self.operands,
             y: self.y,
-            y_dtype: self.x_dtype,
             gating: self.gated.then_some(CQ_ACTIVATION_SILU),
             finish: PLAIN,
             residual: self.residual,

@@ -21,11 +21,14 @@ pub struct DeviceStep {
 }
 
 impl StepPlan {
+    /// The most sequences of a step on a device: with more, weights that are dequantized for a dense product are faster.
+    pub const MOST_SEQUENCES: usize = 16;
+
     /// The plan's steps on its CUDA device, for activations of `dtype` (F16, BF16 or F32), which caches have, too.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the plan is not on a CUDA device, or `CANDLE_QUANT_GRAPH` is `off`; if it is something else
-    /// that is not known, the dtype is another one, or there are no sequences.
+    /// that is not known, the dtype is another one, or there are no sequences or more than [`MOST_SEQUENCES`](Self::MOST_SEQUENCES).
     pub fn on_device(&self, sequences: usize, dtype: DType) -> Result<DeviceStep> {
         if !matches!(self.device, Device::Cuda(_)) {
             return Err(Error::Unsupported {
@@ -33,8 +36,9 @@ impl StepPlan {
                 remedy: "call StepPlan::run".to_string(),
             });
         }
-        if sequences == 0 {
-            return Err(Error::mismatch("sequences", "at least one", "none"));
+        if !(1..=Self::MOST_SEQUENCES).contains(&sequences) {
+            let expected = format!("1 to {}", Self::MOST_SEQUENCES);
+            return Err(Error::mismatch("sequences of a step", expected, sequences.to_string()));
         }
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
@@ -63,12 +67,12 @@ fn graph_mode(value: Option<&str>) -> Result<GraphMode> {
 
 impl DeviceStep {
     /// Runs a token of each sequence through all layers: their keys and values are appended to the caches, one for each
-    /// attention block. `ids` `[sequences]` are U32 on the device. Returns the logits `[sequences, outputs]`, in f32. The row of
-    /// an id outside of the vocabulary is NaN.
+    /// attention block. `ids` `[sequences]` are U32 on the device. Returns the logits `[sequences, outputs]`, of the dtype of
+    /// activations. The row of an id outside of the vocabulary is NaN.
     ///
     /// # Errors
     /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), there is no kernel for the
-    /// heads of a layer, or the device fails. If an adapter of a layer is active. Nothing is appended then.
+    /// heads of a layer, somebody is capturing the device's stream, or the device fails. If an adapter of a layer is active. Nothing is appended then.
     pub fn run(&mut self, ids: &Tensor, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<Tensor> {
         let device = &self.plan.device;
         if ids.dims() != [self.sequences] || ids.dtype() != DType::U32 || !ids.device().same_device(device) {
@@ -82,7 +86,8 @@ impl DeviceStep {
     }
 
     /// Runs a token of each sequence through all layers, as [`run`](Self::run) does, and draws the next ones from their logits, as
-    /// [`ops::sample`](crate::ops::sample) does, in the same graph: a copy to the device, one launch, a copy back.
+    /// [`ops::sample`](crate::ops::sample) does, in the same graph, which also brings
+    /// ids to the device and tokens back: one launch, for which this waits.
     ///
     /// # Errors
     /// As those of `run` and of `sample`; if an id is outside of the vocabulary. Logits without a meaning are noticed when the
@@ -113,7 +118,7 @@ impl DeviceStep {
     }
 
     /// The caches' memory, with room for one more token of each sequence, and where it will stand.
-    fn room(&self, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<(Vec<CacheRows>, usize)> {
+    fn room(&mut self, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<(Vec<CacheRows>, usize)> {
         self.plan.check_caches(caches.len())?;
         if let Some(slot) = self.plan.adapters.iter().find(|slot| slot.is_active()) {
             return Err(Error::Unsupported {
@@ -121,7 +126,17 @@ impl DeviceStep {
                 remedy: "switch it off, or call the layers one by one".to_string(),
             });
         }
+        if self.is_capturing()? {
+            return Err(Error::Unsupported {
+                what: "a step of a plan in a capture of the device's stream".to_string(),
+                remedy: "call the layers one by one in it".to_string(),
+            });
+        }
         let position = caches.first().map_or(0, |cache| cache.borrow().len());
+        if !caches.iter().all(|cache| cache.borrow().has_room(self.sequences, 1)) {
+            // What they have outgrown is not to stay beside what they get.
+            self.step.release();
+        }
         let room = |cache: &mut DeviceKvCache| {
             if cache.len() != position {
                 let expected = format!("{position} tokens, as the first");
@@ -140,7 +155,15 @@ impl DeviceStep {
         self.step.launches()
     }
 
-    /// Whether the next step is one CUDA graph.
+    /// Whether somebody is capturing the device's stream, so that no step can run.
+    ///
+    /// # Errors
+    /// If the driver does not say.
+    pub fn is_capturing(&self) -> Result<bool> {
+        Ok(self.step.is_capturing()?)
+    }
+
+    /// Whether the last step was a CUDA graph.
     pub fn is_captured(&self) -> bool {
         self.step.is_captured()
     }

@@ -70,6 +70,14 @@ impl DeviceKvCache {
         self.rows.as_ref().map_or(0, |rows| (rows.elem_count() * rows.dtype().size_in_bytes()) as u64)
     }
 
+    /// Whether so many tokens of each of `batch` sequences fit into the memory that is there.
+    pub fn has_room(&self, batch: usize, tokens: usize) -> bool {
+        let Some(&[_, sequences, _, capacity, _]) = self.rows.as_ref().map(Tensor::dims) else {
+            return false;
+        };
+        sequences == batch && self.len.saturating_add(tokens) <= capacity
+    }
+
     /// The most rows of each head that are allocated for texts of so many tokens.
     pub fn most_rows(tokens: usize) -> usize {
         grown(tokens, tokens)

@@ -68,11 +68,14 @@ impl Model {
         }
     }
 
-    /// The logits `[B, vocabulary]` of one token of each text, in f32, by the plan's launches on a CUDA device. None, and then
-    /// nothing has happened, if that is no such step: there are more tokens or no plan, or adapters are active.
+    /// The logits `[B, vocabulary]` of one token of each text by the plan's launches on a CUDA device. None, and then
+    /// nothing has happened, if that is no such step: there are more tokens or no plan, adapters are active, or somebody is
+    /// capturing the device's stream.
     pub(super) fn run_step(&mut self, ids: &Tensor, offset: usize) -> candle_core::Result<Option<Tensor>> {
         let (batch, len) = ids.dims2()?;
-        if len != 1 || !self.has_steps() {
+        let is_step = len == 1 && (1..=StepPlan::MOST_SEQUENCES).contains(&batch);
+        // Numbers that are too large for U32 would become others.
+        if !is_step || !matches!(ids.dtype(), DType::U8 | DType::U32) || !self.has_steps() {
             return Ok(None);
         }
         self.check_ids(ids, offset)?;
@@ -109,12 +112,15 @@ impl Model {
         let run = self.device_step(batch).and_then(|mut step| {
             let mut caches: Vec<_> =
                 self.layers.iter_mut().filter_map(|layer| layer.attention.device_cache_mut()).collect();
-            let result = work(&mut step, &mut caches);
+            let result = match step.is_capturing()? {
+                true => None,
+                false => Some(work(&mut step, &mut caches)),
+            };
             self.steps.push((self.is_long, step));
-            result
+            result.transpose()
         });
         match run {
-            Ok(result) => Ok(Some(result)),
+            Ok(result) => Ok(result),
             Err(error @ Error::Unsupported { .. }) => {
                 log::warn!("decode steps run layer by layer: {error}");
                 (self.plan, self.steps) = (None, Vec::new());
@@ -124,6 +130,14 @@ impl Model {
                 self.clear_kv_cache();
                 Err(error.into())
             }
+        }
+    }
+
+    /// Before tokens are appended to caches otherwise than by steps: these let go of memory that is about to be outgrown.
+    pub(super) fn release_steps(&mut self, batch: usize, tokens: usize) {
+        let mut caches = self.layers.iter_mut().filter_map(|layer| layer.attention.device_cache_mut());
+        if !self.steps.is_empty() && !caches.all(|cache| cache.has_room(batch, tokens)) {
+            self.steps.clear();
         }
     }
 

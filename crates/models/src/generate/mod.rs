@@ -103,7 +103,7 @@ pub trait CausalLm {
     }
 
     /// The token that is drawn, as [`sample`](candle_quant::ops::sample) does with these options, a seed and a step, from the
-    /// logits behind token `id` at position `offset`; `id` is remembered. None, and then nothing has happened, if the model
+    /// logits that [`forward_last`](Self::forward_last) would give for token `id` at position `offset`; `id` is remembered. None, and then nothing has happened, if the model
     /// does not draw where it computes, which is what happens here.
     ///
     /// # Errors

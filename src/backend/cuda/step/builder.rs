@@ -28,8 +28,6 @@ use std::sync::Arc;
 pub(super) struct Builder<'a> {
     pub(super) plan: &'a Plan,
     pub(super) caches: &'a [CacheRows],
-    /// How tokens are drawn, if they are.
-    pub(super) choice: Option<&'a Choice>,
     pub(super) stream: &'a Arc<CudaStream>,
     pub(super) card: Card,
     pub(super) dtype: DType,
@@ -66,6 +64,11 @@ pub(super) struct Built {
 /// Addresses of what launches leave for each other: rows of all sequences, in the dtype of activations.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Places {
+    pub(super) sequences: usize,
+    dtype: DType,
+    vocabulary: usize,
+    /// Bytes of what a step is given; on the host it gives what it draws behind them.
+    pub(super) input_bytes: usize,
     /// Seed and step; then, without a gap, positions and ids, all that a step is given.
     pub(super) draw: u64,
     pub(super) positions: u64,
@@ -82,12 +85,33 @@ pub(super) struct Places {
     pub(super) inner: u64,
     /// Of a block, before its norm.
     pub(super) output: u64,
-    /// As a kernel leaves them that does not write f32.
-    pub(super) raw_logits: u64,
-    /// f32.
     pub(super) logits: u64,
     partial: u64,
     arrivals: u64,
+}
+
+impl Places {
+    pub(super) fn host_bytes(&self, sequences: usize) -> usize {
+        self.input_bytes + sequences * size_of::<u32>()
+    }
+
+    /// The launches of a draw. Tokens drawn take the place of those that the step was given.
+    pub(super) fn draws(&self, choice: &Choice) -> Result<Vec<Launch>> {
+        let call = SampleCall {
+            logits: self.logits,
+            dtype: self.dtype,
+            rows: self.sequences,
+            vocabulary: self.vocabulary,
+            choice,
+            draw: DrawAt::Device(self.draw),
+            ids: self.ids,
+            state: self.sample_state,
+            shares: self.sample_shares,
+        };
+        let (grid, launches) = call.launches()?;
+        let of_step = |(kernel, params)| Launch { kernel, grid, params: LaunchParams::Sample(params) };
+        Ok(launches.into_iter().map(of_step).collect())
+    }
 }
 
 impl Builder<'_> {
@@ -97,7 +121,6 @@ impl Builder<'_> {
         for node in &self.plan.nodes {
             self.node(node, &places, &turns)?;
         }
-        self.draw(&places)?;
         let Self { launches, constants, mut work, shared, .. } = self;
         // As far as it was not known before.
         shared.take(&mut work);
@@ -111,11 +134,14 @@ impl Builder<'_> {
         let input = [2 * size_of::<u64>(), rows * size_of::<u32>()];
         let draw = work.take(input.iter().sum::<usize>() + rows * size_of::<u32>());
         let positions = draw + input[0] as u64;
-        let drawn = if self.choice.is_some() { rows } else { 0 };
         let (sample_state, sample_shares) =
-            (work.take(SampleCall::zeros(drawn)), work.take(SampleCall::others(drawn)));
+            (work.take(SampleCall::zeros(rows)), work.take(SampleCall::others(rows)));
         let mut of = |width: usize, size: usize| work.take(rows * width * size);
         let mut places = Places {
+            sequences: rows,
+            dtype: self.dtype,
+            vocabulary: self.plan.outputs(),
+            input_bytes: input.iter().sum::<usize>() + rows * size_of::<u32>(),
             draw,
             positions,
             ids: positions + input[1] as u64,
@@ -128,8 +154,7 @@ impl Builder<'_> {
             gate: of(widths.inner, size),
             inner: of(widths.inner, size),
             output: of(self.plan.hidden, size),
-            raw_logits: of(widths.logits, size),
-            logits: of(widths.logits, size_of::<f32>()),
+            logits: of(widths.logits, size),
             partial: 0,
             arrivals: 0,
         };
@@ -139,7 +164,7 @@ impl Builder<'_> {
 
     fn node(&mut self, node: &Node, places: &Places, turns: &[Turns]) -> Result<()> {
         let (hidden, k) = (places.hidden, self.plan.hidden);
-        let plain = Target { y: &[], dtype: self.dtype, gating: None, finish: PLAIN, residual: 0 };
+        let plain = Target { y: &[], gating: None, finish: PLAIN, residual: 0 };
         match node {
             Node::Embed(table, factor) => self.embed(table, *factor, places),
             Node::Queries(norm, projections, clip) => {
@@ -168,31 +193,10 @@ impl Builder<'_> {
             Node::Logits { norm, head, scale, softcap } => {
                 let finish = CqFinish { factor: *scale, softcap: softcap.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
-                let target = Target { y: &[places.logits], dtype: DType::F32, finish, ..plain };
+                let target = Target { y: &[places.logits], finish, ..plain };
                 self.project(&[head], source, target, places)
             }
         }
-    }
-
-    /// The tokens drawn take the place of those that the step was given.
-    fn draw(&mut self, places: &Places) -> Result<()> {
-        let Some(choice) = self.choice else { return Ok(()) };
-        let call = SampleCall {
-            logits: places.logits,
-            dtype: DType::F32,
-            rows: self.sequences,
-            vocabulary: self.plan.outputs(),
-            choice,
-            draw: DrawAt::Device(places.draw),
-            ids: places.ids,
-            state: places.sample_state,
-            shares: places.sample_shares,
-        };
-        let (grid, launches) = call.launches()?;
-        launches
-            .into_iter()
-            .for_each(|(kernel, params)| self.push(kernel, grid, LaunchParams::Sample(params)));
-        Ok(())
     }
 
     fn embed(&mut self, table: &QuantTensor, factor: f32, places: &Places) -> Result<()> {
@@ -223,7 +227,7 @@ impl Builder<'_> {
             None => (places.hidden, places.hidden),
             Some(_) => (places.output, 0),
         };
-        let target = Target { y: &[y], dtype: self.dtype, gating: None, finish, residual };
+        let target = Target { y: &[y], gating: None, finish, residual };
         self.project(&[projection], source, target, places)?;
         let Some(norm) = &out.norm else { return Ok(()) };
         let rows = (self.sequences, self.plan.hidden);
@@ -256,13 +260,7 @@ impl Builder<'_> {
         Ok(())
     }
 
-    pub(super) fn elementwise(
-        &mut self,
-        (x, x_dtype): (u64, DType),
-        up: u64,
-        width: usize,
-        target: Target,
-    ) -> Result<()> {
+    pub(super) fn elementwise(&mut self, x: u64, up: u64, width: usize, target: Target) -> Result<()> {
         let &[y] = target.y else { bail!("one output is finished at a time") };
         let count = self.sequences * width;
         let params = CqElementwise {
@@ -272,8 +270,8 @@ impl Builder<'_> {
             y: y as *mut _,
             finish: target.finish,
             count: u32_of("elements", count)?,
-            x_dtype: float_dtype(x_dtype)?,
-            y_dtype: float_dtype(target.dtype)?,
+            x_dtype: float_dtype(self.dtype)?,
+            y_dtype: float_dtype(self.dtype)?,
             unused: 0,
         };
         let grid = Grid { blocks: (count.div_ceil(THREADS as usize), 1), shared_bytes: 0 };

@@ -1,16 +1,16 @@
 //! A step as a CUDA graph: all its launches are one call of the driver.
 
 use super::super::scratch::OwnStream;
-use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
+use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaStream};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::Result;
 use std::ptr;
 use std::sync::Arc;
 
-/// Launches that were captured, to be launched together in the stream of a device.
+/// Launches that were captured, to be launched together.
 #[derive(Debug)]
 pub(super) struct Graph {
-    stream: Arc<CudaStream>,
+    context: Arc<CudaContext>,
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
 }
@@ -30,7 +30,8 @@ impl Graph {
         let own = OwnStream::new(stream.context())?;
         own.stream().begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
         let submitted = submit(own.stream());
-        let mut this = Self { stream: stream.clone(), graph: ptr::null_mut(), executable: ptr::null_mut() };
+        let context = stream.context().clone();
+        let mut this = Self { context, graph: ptr::null_mut(), executable: ptr::null_mut() };
         // SAFETY: the stream is capturing; the graph is written to a variable.
         let ended = unsafe { sys::cuStreamEndCapture(own.stream().cu_stream(), &mut this.graph) };
         submitted?;
@@ -46,19 +47,18 @@ impl Graph {
     /// Launches all.
     ///
     /// # Safety
-    /// What the captured launches ask for has to hold now.
-    pub(super) unsafe fn launch(&mut self) -> Result<()> {
-        self.stream.context().bind_to_thread().w()?;
+    /// What the captured launches ask for has to hold now; the context of the stream is the thread's.
+    pub(super) unsafe fn launch(&mut self, stream: &CudaStream) -> Result<()> {
         // SAFETY: the graph exists as long as this does; the caller answers for what its launches touch.
-        unsafe { sys::cuGraphLaunch(self.executable, self.stream.cu_stream()) }.result().w()
+        unsafe { sys::cuGraphLaunch(self.executable, stream.cu_stream()) }.result().w()
     }
 }
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // Errors have nowhere to go. No launch may be on its way when it is destroyed.
-        let _ = self.stream.context().bind_to_thread();
-        let _ = self.stream.synchronize();
+        // Errors have nowhere to go. No launch may be on its way when it is destroyed, in a stream of whichever thread.
+        let _ = self.context.bind_to_thread();
+        let _ = self.context.synchronize();
         // SAFETY: made in `capture`, and used by nobody any more.
         unsafe {
             if !self.executable.is_null() {

@@ -1,12 +1,13 @@
 //! A decode step on the device: the plan of a decoder as a list of launches, for one token of each of some sequences.
 //!
 //! All that changes from token to token lies in device memory, so that the same launches serve every position: one by one, or
-//! as a CUDA graph, which is one call of the driver. Both give the same bits. Nothing is allocated in between, and no
-//! kernel of candle's runs.
+//! as a CUDA graph, which is one call of the driver. Both give the same bits. Between the copies with which a step that draws
+//! begins and ends there are kernels alone: nothing is allocated, and none of candle's runs.
 
 mod builder;
 mod graph;
 mod memory;
+mod pinned;
 mod projections;
 
 use super::bindings::{CqAttend, CqDequantize, CqElementwise, CqGemv, CqNorm, CqSample, CqSimt};
@@ -17,14 +18,16 @@ use super::memory::{address_mut, allocate, u32_of, Locked};
 use crate::backend::sample::{Choice, Draw};
 use crate::backend::step::{CacheRows, GraphMode, Plan};
 use crate::Error;
-use builder::{Builder, Built, Places};
-use candle_core::cuda_backend::cudarc::driver::{result, CudaStream};
+use builder::{Builder, Places};
+use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaStream};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Result, Shape, Storage, Tensor};
 use graph::Graph;
 use memory::{zeroed, Addresses, Constants};
+use pinned::Pinned;
 use std::sync::Arc;
+use std::thread::ThreadId;
 
 /// A launch, its memory known.
 #[derive(Clone, Copy)]
@@ -80,18 +83,34 @@ pub(crate) struct DeviceStep {
     is_long: bool,
     mode: GraphMode,
     bound: Option<Bound>,
+    /// Who launched last: the stream of a device may be another one on each thread.
+    thread: Option<ThreadId>,
 }
 
 /// Launches with all memory that they use.
 struct Bound {
+    /// To the logits.
     launches: Vec<Launch>,
     places: Places,
-    graph: Option<Graph>,
-    state: State,
+    /// What becomes of logits, in the order in which it was asked for, the last one last.
+    ends: Vec<End>,
     caches: Vec<CacheRows>,
-    choice: Option<Choice>,
+    /// What a step is given, and what it gives.
+    host: Pinned,
     _constants: Tensor,
     _work: Tensor,
+}
+
+/// So many ends are kept: as many requests with other ways of drawing may alternate.
+const MOST_ENDS: usize = 4;
+
+/// A way for a step to end, and the graph of all of it.
+struct End {
+    /// How tokens are drawn; without it logits are what is asked for. With it, the step begins and ends with a copy.
+    choice: Option<Choice>,
+    draws: Vec<Launch>,
+    graph: Option<Graph>,
+    state: State,
 }
 
 /// How far launches are on their way to a graph.
@@ -119,50 +138,63 @@ impl DeviceStep {
         };
         let card = Card::of(cuda.cuda_stream().context())?;
         builder::check(plan, dtype, sequences, card)?;
-        let (device, outputs) = (cuda, plan.outputs());
         Ok(Self {
             plan: plan.clone(),
-            device: device.clone(),
+            device: cuda.clone(),
             dtype,
             sequences,
-            outputs,
+            outputs: plan.outputs(),
             is_long,
             mode,
             bound: None,
+            thread: None,
         })
     }
 
-    /// The logits `[sequences, outputs]`, in f32, of the tokens `ids` `[sequences]`, U32 on the device, all of which stand at
-    /// `position`. Their keys and values are appended to the caches, which have room for them.
+    /// Whether the device's stream is being captured by somebody, so that no step can run.
+    pub(crate) fn is_capturing(&self) -> Result<bool> {
+        let status = self.device.cuda_stream().capture_status().w()?;
+        Ok(status != sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE)
+    }
+
+    /// Lets go of all memory, that of caches included, before these get other memory.
+    pub(crate) fn release(&mut self) {
+        self.bound = None;
+    }
+
+    /// The logits `[sequences, outputs]`, in the dtype of activations, of the tokens `ids` `[sequences]`, U32 on the device, all of
+    /// which stand at `position`. Their keys and values are appended to the caches, which have room for them.
     pub(crate) fn run(&mut self, ids: &Tensor, caches: &[CacheRows], position: usize) -> Result<Tensor> {
-        let stream = self.device.cuda_stream();
-        let positions = self.positions(position)?;
-        let places = self.bound(caches, None, &stream)?.places;
+        let (stream, position) = (self.stream()?, u32_of("position", position)?);
+        let (sequences, outputs, mode, dtype) = (self.sequences, self.outputs, self.mode, self.dtype);
+        let bound = self.bound(caches, &stream)?;
+        let places = bound.places;
         {
             let locked = Locked::new(ids);
             let from = locked.view()?.address(&stream)?;
-            let bytes = size_of_val(positions.as_slice());
             // SAFETY: ids are as many as there are sequences, both places are memory of this step, which its launches use in
-            // this stream alone; the driver has read `positions` when the call returns.
+            // this stream alone.
             unsafe {
+                let bytes = sequences * size_of::<u32>();
                 result::memcpy_dtod_async(places.ids, from.get(), bytes, stream.cu_stream()).w()?;
-                result::memcpy_htod_async(places.positions, &positions, stream.cu_stream()).w()?;
+                let filled = sys::cuMemsetD32Async(places.positions, position, sequences, stream.cu_stream());
+                filled.result().w()?;
             }
         }
-        self.launch(&stream)?;
+        bound.run(None, (&stream, mode)).inspect_err(|_| self.bound = None)?;
 
-        let shape = Shape::from((self.sequences, self.outputs));
-        let mut logits = allocate(&self.device, &shape, DType::F32)?;
+        let shape = Shape::from((sequences, outputs));
+        let mut logits = allocate(&self.device, &shape, dtype)?;
         {
             let to = address_mut(&mut logits, &stream)?;
-            let bytes = shape.elem_count() * size_of::<f32>();
+            let bytes = shape.elem_count() * dtype.size_in_bytes();
             // SAFETY: both have so many numbers.
             unsafe { result::memcpy_dtod_async(to.get(), places.logits, bytes, stream.cu_stream()).w()? };
         }
         Ok(Tensor::from_storage(Storage::Cuda(logits), shape, BackpropOp::none(), false))
     }
 
-    /// Tokens drawn from these logits, for `ids` on the host: one copy there, one launch of the graph, one copy back. That of
+    /// Tokens drawn from these logits, for `ids` on the host: one launch of the graph, for which the host then waits. That of
     /// logits without a meaning is [`NOT_FINITE`](crate::backend::sample::NOT_FINITE).
     pub(crate) fn next(
         &mut self,
@@ -171,72 +203,69 @@ impl DeviceStep {
         position: usize,
         (choice, draw): (&Choice, Draw),
     ) -> Result<Vec<u32>> {
-        let stream = self.device.cuda_stream();
-        let positions = self.positions(position)?;
-        if ids.len() != positions.len() {
-            bail!("{} ids for {} sequences", ids.len(), positions.len());
+        let (stream, position) = (self.stream()?, u32_of("position", position)?);
+        let (sequences, mode) = (self.sequences, self.mode);
+        if ids.len() != sequences {
+            bail!("{} ids for {sequences} sequences", ids.len());
         }
-        let places = self.bound(caches, Some(choice), &stream)?.places;
-        let draw = [draw.seed, draw.step].map(u64::to_ne_bytes).concat();
-        let numbers = positions.iter().chain(ids).flat_map(|number| number.to_ne_bytes());
-        let input: Vec<u8> = draw.into_iter().chain(numbers).collect();
-        // SAFETY: the places of seed, step, positions and ids, one behind the other, are memory of this step, which its
-        // launches use in this stream alone; the driver has read `input` when the call returns.
-        unsafe { result::memcpy_htod_async(places.draw, &input, stream.cu_stream()).w()? };
-        self.launch(&stream)?;
-        let mut drawn = vec![0; ids.len()];
-        // SAFETY: there are as many ids. The host's memory is not pinned: the driver returns when it has been written ("API
-        // synchronization behavior" in the manual of the driver).
-        unsafe { result::memcpy_dtoh_async(&mut drawn, places.ids, stream.cu_stream()).w()? };
-        Ok(drawn)
+        let bound = self.bound(caches, &stream)?;
+        let draw = [draw.seed, draw.step].into_iter().flat_map(u64::to_ne_bytes);
+        let numbers =
+            std::iter::repeat_n(&position, sequences).chain(ids).flat_map(|number| number.to_ne_bytes());
+        // SAFETY: whoever submitted the copies of the step before has waited for them, or failed and dropped this memory.
+        let host = unsafe { bound.host.bytes() };
+        host.iter_mut().zip(draw.chain(numbers)).for_each(|(to, byte)| *to = byte);
+        let ran = bound.run(Some(choice), (&stream, mode)).and_then(|()| stream.synchronize().w());
+        if ran.is_err() {
+            self.bound = None;
+        }
+        ran?;
+        let Some(bound) = &mut self.bound else { bail!("a step without launches") };
+        // SAFETY: its copies have been waited for.
+        let drawn = unsafe { bound.host.bytes() };
+        let drawn = drawn.get(bound.places.input_bytes..).unwrap_or_default().chunks_exact(size_of::<u32>());
+        Ok(drawn.filter_map(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?))).collect())
     }
 
-    fn positions(&self, position: usize) -> Result<Vec<u32>> {
-        Ok(vec![u32_of("position", position)?; self.sequences])
+    /// The device's stream, whose context is the thread's now, behind everything that another thread launched.
+    fn stream(&mut self) -> Result<Arc<CudaStream>> {
+        let stream = self.device.cuda_stream();
+        stream.context().bind_to_thread().w()?;
+        let thread = std::thread::current().id();
+        if self.thread.replace(thread).is_some_and(|last| last != thread) {
+            stream.context().synchronize().w()?;
+        }
+        Ok(stream)
     }
 
-    /// The launches for these caches and this choice.
-    fn bound(
-        &mut self,
-        caches: &[CacheRows],
-        choice: Option<&Choice>,
-        stream: &Arc<CudaStream>,
-    ) -> Result<&Bound> {
-        let bound = match self.bound.take().filter(|bound| bound.has(caches, choice)) {
+    /// The launches for these caches.
+    fn bound(&mut self, caches: &[CacheRows], stream: &Arc<CudaStream>) -> Result<&mut Bound> {
+        let bound = match self.bound.take().filter(|bound| bound.has(caches)) {
             Some(bound) => bound,
-            None => self.bind(caches, choice, stream)?,
+            None => self.bind(caches, stream)?,
         };
         Ok(self.bound.insert(bound))
     }
 
-    fn launch(&mut self, stream: &Arc<CudaStream>) -> Result<()> {
-        let Some(bound) = &mut self.bound else { bail!("a step without launches") };
-        let run = bound.run(stream, self.mode);
-        if run.is_err() {
-            // What launches leave for each other may be half done.
-            self.bound = None;
-        }
-        run
-    }
-
     /// Launches of a step, once its caches are known.
     pub(crate) fn launches(&self) -> Option<usize> {
-        self.bound.as_ref().map(|bound| bound.launches.len())
+        let bound = self.bound.as_ref()?;
+        Some(bound.launches.len() + bound.ends.last()?.draws.len())
     }
 
-    /// Whether steps are a CUDA graph now.
+    /// Whether the last step was a CUDA graph.
     pub(crate) fn is_captured(&self) -> bool {
-        self.bound.as_ref().is_some_and(|bound| bound.graph.is_some())
+        let end = self.bound.as_ref().and_then(|bound| bound.ends.last());
+        end.is_some_and(|end| end.graph.is_some())
     }
 
-    fn bind(&self, caches: &[CacheRows], choice: Option<&Choice>, stream: &Arc<CudaStream>) -> Result<Bound> {
+    fn bind(&self, caches: &[CacheRows], stream: &Arc<CudaStream>) -> Result<Bound> {
         let card = Card::of(stream.context())?;
         let device = Device::Cuda(self.device.clone());
         let build = |constants, work, shared| {
             let builder = Builder {
                 plan: &self.plan,
                 caches,
-                choice,
                 stream,
                 card,
                 dtype: self.dtype,
@@ -252,23 +281,22 @@ impl DeviceStep {
         let nowhere = Addresses::new(Addresses::NOWHERE);
         let measured = build(Constants::measuring(), nowhere, Default::default())?;
         let work = zeroed(measured.work.used(), &device)?;
-        let constants = zeroed(measured.constants.used(), &device)?;
         let address =
             |tensor: &Tensor| Ok::<_, candle_core::Error>(Locked::new(tensor).view()?.address(stream)?.get());
+        let work_at = Addresses::new(address(&work)?);
+        let constants = zeroed(measured.constants.used(), &device)?;
         let constants_at = address(&constants)?;
-        let Built { launches, places, constants: numbers, .. } =
-            build(Constants::at(constants_at), Addresses::new(address(&work)?), measured.shared)?;
-        // SAFETY: memory of as many numbers, which nothing uses yet; the driver has read them when the call returns.
-        unsafe {
-            result::memcpy_htod_async(constants_at, &numbers.into_values(), stream.cu_stream()).w()?;
-        }
+        let built = build(Constants::at(constants_at), work_at, measured.shared)?;
+        let numbers = built.constants.into_values();
+        // SAFETY: memory of as many numbers, which nothing uses yet; they are there until the stream has passed.
+        unsafe { result::memcpy_htod_async(constants_at, &numbers, stream.cu_stream()).w()? };
+        stream.synchronize().w()?;
         Ok(Bound {
-            launches,
-            places,
-            graph: None,
-            state: State::New,
+            host: Pinned::new(stream.context(), built.places.host_bytes(self.sequences))?,
+            launches: built.launches,
+            places: built.places,
+            ends: Vec::new(),
             caches: caches.to_vec(),
-            choice: choice.copied(),
             _constants: constants,
             _work: work,
         })
@@ -276,41 +304,79 @@ impl DeviceStep {
 }
 
 impl Bound {
-    fn has(&self, caches: &[CacheRows], choice: Option<&Choice>) -> bool {
+    fn has(&self, caches: &[CacheRows]) -> bool {
         let ids = |caches: &[CacheRows]| caches.iter().map(|cache| cache.rows.id()).collect::<Vec<_>>();
-        ids(&self.caches) == ids(caches) && self.choice.as_ref() == choice
+        ids(&self.caches) == ids(caches)
     }
 
-    fn run(&mut self, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
-        if self.state == State::HaveRun && mode != GraphMode::Eager {
-            self.state = State::Settled;
-            match Graph::capture(stream, |own| self.submit(own)) {
+    /// Runs a step that ends so.
+    fn run(&mut self, choice: Option<&Choice>, (stream, mode): (&Arc<CudaStream>, GraphMode)) -> Result<()> {
+        let known = self.ends.iter().position(|end| end.choice.as_ref() == choice);
+        let mut end = match known {
+            Some(index) => self.ends.remove(index),
+            None => {
+                if self.ends.len() == MOST_ENDS {
+                    self.ends.remove(0);
+                }
+                let draws = choice.map_or(Ok(Vec::new()), |choice| self.places.draws(choice))?;
+                End { choice: choice.copied(), draws, graph: None, state: State::New }
+            }
+        };
+        let run = self.run_to(&mut end, stream, mode);
+        self.ends.push(end);
+        run
+    }
+
+    fn run_to(&self, end: &mut End, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
+        if end.state == State::HaveRun && mode != GraphMode::Eager {
+            end.state = State::Settled;
+            match Graph::capture(stream, |own| self.submit(end, own)) {
                 Ok(graph) => {
-                    log::info!("decode steps are a CUDA graph of {} launches", self.launches.len());
-                    self.graph = Some(graph);
+                    let launches = self.launches.len() + end.draws.len();
+                    log::info!("decode steps are a CUDA graph of {launches} launches");
+                    end.graph = Some(graph);
                 }
                 Err(error) if mode == GraphMode::On => return Err(error.context("capturing a decode step")),
                 Err(error) => {
-                    log::warn!("decode steps are launched kernel by kernel, not as a CUDA graph: {error}")
+                    log::warn!("decode steps are launched kernel by kernel, not as a CUDA graph: {error}");
                 }
             }
         }
-        if let Some(graph) = &mut self.graph {
+        if let Some(graph) = &mut end.graph {
             // SAFETY: as for `submit`.
-            return unsafe { graph.launch() };
+            return unsafe { graph.launch(stream) };
         }
-        self.submit(stream)?;
-        if self.state == State::New {
-            self.state = State::HaveRun;
+        self.submit(end, stream)?;
+        if end.state == State::New {
+            end.state = State::HaveRun;
         }
         Ok(())
     }
 
-    fn submit(&self, stream: &CudaStream) -> Result<()> {
-        self.launches.iter().try_for_each(|launch| {
+    fn submit(&self, end: &End, stream: &CudaStream) -> Result<()> {
+        let copies = end.choice.is_some();
+        let (host, output) = (self.host.address(), self.places.input_bytes);
+        if copies {
+            // SAFETY: seed, step, positions and ids, one behind the other here as there; the host does not touch its memory
+            // until it has waited for the step.
+            let copied = unsafe {
+                sys::cuMemcpyHtoDAsync_v2(self.places.draw, host.cast(), output, stream.cu_stream())
+            };
+            copied.result().w()?;
+        }
+        self.launches.iter().chain(&end.draws).try_for_each(|launch| {
             // SAFETY: all addresses are those of memory that this holds, of the plan's weights, which it holds, and of the
             // caches; shapes were checked when the plan was built, and cannot change. Positions are within the caches.
             unsafe { launch.submit(stream) }
-        })
+        })?;
+        if copies {
+            let bytes = self.places.sequences * size_of::<u32>();
+            // SAFETY: as above; what is given out lies behind what is given in.
+            let copied = unsafe {
+                sys::cuMemcpyDtoHAsync_v2(host.add(output).cast(), self.places.ids, bytes, stream.cu_stream())
+            };
+            copied.result().w()?;
+        }
+        Ok(())
     }
 }

@@ -26,7 +26,6 @@ pub(super) struct Source<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub(super) y: &'a [u64],
-    pub(super) dtype: DType,
     pub(super) gating: Option<CqActivation>,
     pub(super) finish: CqFinish,
     pub(super) residual: u64,
@@ -65,7 +64,7 @@ impl Builder<'_> {
         }
         let finish = CqFinish { activation, ..target.finish };
         let target = Target { finish, ..target };
-        self.elementwise((places.gate, self.dtype), places.inner, rows, target)
+        self.elementwise(places.gate, places.inner, rows, target)
     }
 
     /// One projection by any kernel.
@@ -84,14 +83,9 @@ impl Builder<'_> {
         }
         let &[y] = target.y else { bail!("a projection has one output") };
         let x = self.normalized(source, normed, places)?;
-        let is_finished = is_plain(&target.finish) && target.residual == 0 && target.dtype == self.dtype;
-        let place = match (is_finished, target.dtype == self.dtype) {
-            (true, _) => y,
-            // Nobody needs what is there any more.
-            (false, true) if target.residual == 0 => y,
-            (false, true) => places.output,
-            (false, false) => places.raw_logits,
-        };
+        let is_finished = is_plain(&target.finish) && target.residual == 0;
+        // A residual may be where the output goes.
+        let place = if target.residual == 0 { y } else { places.output };
         let format = projection.weight.format();
         let shape = (self.sequences, projection.k);
         let (params, grid) = simt_launch(operand.into_rows(place), format, shape, (x, self.dtype))?;
@@ -99,7 +93,7 @@ impl Builder<'_> {
         if is_finished {
             return Ok(());
         }
-        self.elementwise((place, self.dtype), 0, projection.rows, target)
+        self.elementwise(place, 0, projection.rows, target)
     }
 
     /// Whether there is a GEMV for them; if its x has to be normalized before, it is.
@@ -126,7 +120,6 @@ impl Builder<'_> {
             norm,
             operands,
             y: target.y,
-            y_dtype: target.dtype,
             gating: target.gating,
             finish: target.finish,
             residual: target.residual,
