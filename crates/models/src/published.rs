@@ -1,19 +1,35 @@
 //! The tensors of a model as transformers writes them, and what each is made of in a checkpoint of another layout.
 
 use super::architecture::layout::{PublishedExperts, PublishedLayout};
-use super::architecture::mlx_lm::{FusedExperts, MlxLm};
+use super::architecture::mlx_lm::MlxLm;
 use super::architecture::Family;
 use super::root::Root;
 use super::shapes::BUFFERS;
-use super::{Config, MoeConfig};
+use super::{Config, LinearAttentionConfig, MoeConfig};
+use candle_quant::checkpoint::{is_one_plus_norm, FusedExperts};
 use candle_quant::{Checkpoint, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Names that other layouts have: an inventory of the usual ones leaves them out.
 const LAYOUTS: [&str; 5] = [".experts.", ".switch_mlp.", ".embed_q.", ".unembed_out.", ".norms."];
 
 /// The most experts of a block, or heads, that get names.
 const MOST_PARTS: usize = 1 << 16;
+
+/// What of a model is packed: transformers has other experts for it in some families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishedForm {
+    /// Nothing.
+    Dense,
+    /// Linear layers, in any format.
+    Packed,
+    /// Experts in MXFP4, as parameters `_blocks` and `_scales`, of a family that is published so; else as `Packed`.
+    Blocks,
+}
+
+/// What the parameters of experts in MXFP4 end with.
+pub const BLOCKS: &str = "_blocks";
 
 /// A model as transformers knows it.
 #[derive(Clone, Debug)]
@@ -42,11 +58,21 @@ pub struct PublishedTensor {
 /// A part of a published tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The names for which the checkpoint is to be asked, as one matrix, the rows of all one after another; only one of
-    /// dimension 0, if a number says so.
-    pub tensors: Vec<(String, Option<usize>)>,
+    /// The names for which the checkpoint is to be asked, as one matrix, the rows of all one after another.
+    pub tensors: Vec<(String, Entries)>,
     /// What becomes of this matrix.
     pub how: Arrangement,
+}
+
+/// Which entries of dimension 0 of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entries {
+    /// All of them.
+    All,
+    /// Only this one, which has a dimension less.
+    One(usize),
+    /// Some of them.
+    Rows(Range<usize>),
 }
 
 /// What becomes of a matrix.
@@ -58,19 +84,28 @@ pub enum Arrangement {
     Transposed,
     /// Rows become columns, those of the first half and of the second in turn.
     AlternatingColumns,
+    /// Rows of the first half and of the second in turn.
+    AlternatingRows,
     /// The numbers of all rows in turn make one row.
     OneRow,
     /// One is subtracted from each number.
     LessOne,
+    /// Columns in runs of `size`, the first of each of `keys` groups, then the second of each and so on, get the order of one group
+    /// after another.
+    OfTiles {
+        /// How many groups.
+        keys: usize,
+        /// Columns of a run.
+        size: usize,
+    },
 }
 
 impl Published {
-    /// The model of a checkpoint; `is_packed` if it gets packed weights, for which transformers has other experts in some
-    /// families.
+    /// The model of a checkpoint.
     ///
     /// # Errors
     /// As those of [`Config::from_checkpoint`]; if layers are missing.
-    pub fn of(checkpoint: &Checkpoint, is_packed: bool) -> Result<Self> {
+    pub fn of(checkpoint: &Checkpoint, form: PublishedForm) -> Result<Self> {
         let stored = Config::from_checkpoint(checkpoint)?;
         let config = checkpoint.config();
         let (published, Some(family)) = (Config::from_json(config)?, Family::of(config)) else {
@@ -78,7 +113,9 @@ impl Published {
         };
         // The config is not trusted to count what gets a name each.
         let experts = published.moe.as_ref().map_or(0, |moe| moe.experts);
-        for (field, count) in [("experts", experts), ("attention heads", published.num_attention_heads)] {
+        let keys = published.linear.as_ref().map_or(0, |linear| linear.key_heads);
+        let heads = published.num_attention_heads;
+        for (field, count) in [("experts", experts), ("attention heads", heads), ("heads of keys", keys)] {
             if count > MOST_PARTS {
                 let expected = format!("at most {MOST_PARTS}");
                 return Err(Error::mismatch(format!("config.json: {field}"), expected, count.to_string()));
@@ -106,7 +143,11 @@ impl Published {
         let fused = mlx_lm.fused.unwrap_or(FusedExperts::Rows);
         let builder = Builder {
             has: &has,
-            experts: if is_packed { family.layout.packed_experts } else { family.layout.experts },
+            experts: match form {
+                PublishedForm::Dense => family.layout.experts,
+                PublishedForm::Packed | PublishedForm::Blocks => family.layout.packed_experts,
+            },
+            has_blocks: form == PublishedForm::Blocks && family.layout.mxfp4_blocks,
             layout: family.layout,
             fused,
             less_one: stored.norm != published.norm,
@@ -150,11 +191,11 @@ impl Published {
 
 impl Piece {
     fn whole(name: impl Into<String>) -> Self {
-        Self { tensors: vec![(name.into(), None)], how: Arrangement::AsIs }
+        Self { tensors: vec![(name.into(), Entries::All)], how: Arrangement::AsIs }
     }
 
     fn matrix(name: &str, index: usize, how: Arrangement) -> Self {
-        Self { tensors: vec![(name.to_owned(), Some(index))], how }
+        Self { tensors: vec![(name.to_owned(), Entries::One(index))], how }
     }
 }
 
@@ -164,6 +205,7 @@ struct Builder<'a> {
     has: &'a dyn Fn(&str) -> bool,
     layout: PublishedLayout,
     experts: PublishedExperts,
+    has_blocks: bool,
     fused: FusedExperts,
     /// Whether norms are stored as sums.
     less_one: bool,
@@ -205,6 +247,9 @@ impl Builder<'_> {
             ("k_proj" | "v_proj", _) if layout.qkv => Vec::new(),
             ("gate_proj", _) if layout.gate_up && in_mlp => fused("gate_up_proj", &["gate_proj", "up_proj"]),
             ("up_proj", _) if layout.gate_up && in_mlp => Vec::new(),
+            ("in_proj_qkvz" | "in_proj_ba", _) if !(self.has)(name) => {
+                vec![self.of_single_projections(name, parent, module, dims)]
+            }
             ("kv_b_proj", _) if !(self.has)(name) => vec![self.of_latents(name, parent, dims)],
             ("gate_proj" | "up_proj" | "down_proj", Some(moe)) if is_expert => {
                 let block = parent.strip_suffix(".experts").unwrap_or(parent);
@@ -220,22 +265,32 @@ impl Builder<'_> {
     /// A tensor that is stored under its own name.
     fn one(&self, name: &str, dims: &[usize]) -> PublishedTensor {
         let mut piece = Piece::whole(name);
-        if self.less_one && self.is_sum(name) {
+        if self.less_one && is_one_plus_norm(name) {
             piece.how = Arrangement::LessOne;
+        }
+        if let (Some(linear), true) = (&self.config.linear, name.ends_with(".linear_attn.out_proj.weight")) {
+            if linear.tiled_output {
+                piece.how = Arrangement::OfTiles { keys: linear.key_heads, size: linear.value_dim };
+            }
         }
         PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces: vec![piece] }
     }
 
-    /// Whether it is the weight of a norm of which one more counts.
-    fn is_sum(&self, name: &str) -> bool {
-        let Some(module) = name.strip_suffix(".weight") else { return false };
-        let names = &self.config.names;
-        let of_heads = self.config.qk_norm.filter(|norm| norm.kind == self.config.norm);
-        let of_heads = of_heads.into_iter().flat_map(|_| [names.q_norm, names.k_norm]);
-        names.norms().chain([names.final_norm]).chain(of_heads).any(|norm| {
-            module.strip_suffix(norm).is_some_and(|path| path.ends_with('.'))
-                && !module.contains(".linear_attn.")
-        })
+    /// A grouped projection of linear attention, of which other layouts have the parts.
+    fn of_single_projections(
+        &self,
+        name: &str,
+        parent: &str,
+        module: &str,
+        dims: &[usize],
+    ) -> PublishedTensor {
+        let grouped = self.config.linear.iter().flat_map(LinearAttentionConfig::grouped_rows);
+        let parts = grouped.filter(|(grouped, _)| *grouped == module).flat_map(|(_, parts)| parts);
+        let piece = |(part, rows)| Piece {
+            tensors: vec![(format!("{parent}.{part}.weight"), Entries::Rows(rows))],
+            how: Arrangement::AsIs,
+        };
+        PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces: parts.map(piece).collect() }
     }
 
     /// Keys and values of heads, of which other layouts have two stacks, that of keys turned.
@@ -277,6 +332,24 @@ impl Builder<'_> {
         }
     }
 
+    /// The parameter in MXFP4 of the experts' down projections, or of their gate and up projections.
+    fn blocks(&self, block: &str, is_down: bool, experts: usize, dims: &[usize]) -> PublishedTensor {
+        let module = if is_down { "down_proj" } else { "gate_up_proj" };
+        let stored = |name: &str| (format!("{block}.experts.{name}.weight"), Entries::All);
+        let piece = match is_down {
+            true => Piece { tensors: vec![stored("down_proj")], how: Arrangement::AsIs },
+            false => Piece {
+                tensors: vec![stored("gate_proj"), stored("up_proj")],
+                how: Arrangement::AlternatingRows,
+            },
+        };
+        let mut dims = [&[experts], dims].concat();
+        if let (Some(rows), false) = (dims.get_mut(1), is_down) {
+            *rows = rows.saturating_mul(2);
+        }
+        PublishedTensor { name: format!("{block}.experts.{module}{BLOCKS}"), dims, pieces: vec![piece] }
+    }
+
     /// What a projection of all experts becomes, of which `dims` are those of a stack. What is fused goes with the gates.
     fn experts(
         &self,
@@ -292,11 +365,17 @@ impl Builder<'_> {
         let asked = |expert: usize, ours: &str, name: String| {
             let stacks = ["switch_mlp", "experts"].map(|stack| format!("{block}.{stack}.{ours}.{part}"));
             match stacks.into_iter().find(|stack| (self.has)(stack)) {
-                Some(stack) if !(self.has)(&name) => (stack, Some(expert)),
-                _ => (name, None),
+                Some(stack) if !(self.has)(&name) => (stack, Entries::One(expert)),
+                _ => (name, Entries::All),
             }
         };
         let is_down = projection == "down_proj";
+        if self.has_blocks && part == "weight" {
+            return match projection {
+                "up_proj" => Vec::new(),
+                _ => vec![self.blocks(block, is_down, experts, dims)],
+            };
+        }
         let name = match (self.experts, moe.stack_names) {
             (PublishedExperts::Each([gate, up, down]), None) => {
                 let name = match projection {

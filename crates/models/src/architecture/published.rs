@@ -16,6 +16,11 @@ pub fn published_fields(config: &Value) -> Map<String, Value> {
     if model_type.starts_with("qwen") {
         add("num_experts", stated("num_local_experts"));
     }
+    // Which mlx-lm demands, and files of other containers do not say: experts in all layers.
+    if matches!(model_type, "qwen3_moe" | "qwen3_next") {
+        add("decoder_sparse_step", Some(&1.into()));
+        add("mlp_only_layers", Some(&Value::Array(Vec::new())));
+    }
     let Some(Value::Object(parameters)) = stated("rope_parameters") else { return fields };
     // Of families whose layers differ, those of full attention; each layer that slides has the plain rope.
     let (rope, sliding) = match parameters.get("full_attention") {
@@ -91,8 +96,10 @@ mod tests {
     fn experts_are_counted_under_the_name_of_the_family() {
         assert_eq!(
             of(&json!({"model_type": "qwen3_moe", "num_local_experts": 8})),
-            json!({"num_experts": 8})
+            json!({"num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": []})
         );
+        let stated = json!({"model_type": "qwen3_next", "decoder_sparse_step": 2, "mlp_only_layers": [1]});
+        assert_eq!(of(&stated), json!({}));
         assert_eq!(of(&json!({"model_type": "mixtral", "num_local_experts": 8})), json!({}));
     }
 
