@@ -128,6 +128,20 @@ fn gguf_files_are_converted_as_what_they_were_made_of() {
         });
         assert_eq!(norms[0], norms[1], "{name}");
     }
+    // Stacks get mlx-lm's names, if they are not packed, too.
+    for name in ["mixtral", "granitemoe", "deepseek_v3"] {
+        let source = Checkpoint::open(family(name).join("gguf/model.gguf")).unwrap();
+        let out = convert(&source, &ConvertOptions::mlx(Recipe::safe("keep".parse().unwrap())));
+        let stacks: BTreeSet<_> =
+            tensors(out.path()).into_keys().filter(|name| name.contains("_mlp.")).collect();
+        let all = |end: &str| stacks.iter().filter(|name| name.ends_with(end)).count();
+        let counts = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"].map(all);
+        assert!(
+            counts[0] > 0 && counts == [counts[0]; 3] && stacks.len() == 3 * counts[0],
+            "{name}: {stacks:?}"
+        );
+        assert!(!tensors(out.path()).keys().any(|name| name.contains(".experts.")), "{name}");
+    }
 }
 
 /// Tensors of which both sides have the same numbers, or nearly: what the converter computes is rounded.
@@ -162,6 +176,8 @@ fn linear_attention_of_gguf_files_becomes_that_of_the_published_model() {
             let [of_gguf, expected] = [&gguf, &published].map(|source| convert(source, &options));
             let open = |out: &Out| Checkpoint::open(out.path()).unwrap();
             assert_same(name, &open(&of_gguf), &open(&expected));
+            let config = |checkpoint: &Checkpoint| Config::from_json(checkpoint.config()).unwrap();
+            assert_eq!(config(&open(&of_gguf)), config(&gguf), "{name}");
             if is_dense {
                 assert_same(name, &gguf, &open(&of_gguf));
             }
