@@ -51,7 +51,7 @@ pub use linear_config::SomeRows;
 pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
-pub use published::{Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, BLOCKS};
+pub use published::{Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, EXPERT_BLOCKS};
 pub use root::layer_of;
 pub use rope::{Rope, RopeScaling};
 pub use shapes::Expected;

@@ -9,7 +9,7 @@ use crate::convert::target::{mxfp4_config, quantization_config, Target};
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::{published_fields, BLOCKS};
+use candle_quant_models::{published_fields, EXPERT_BLOCKS};
 use safetensors::Dtype;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
@@ -103,7 +103,7 @@ impl ConvertPlan {
 
     /// What compressed-tensors says of the weights, or transformers of experts in MXFP4.
     fn compressed_tensors(&self, top: QuantFormat) -> Value {
-        if self.jobs().any(|job| job.format().is_some() && job.planned.name.ends_with(BLOCKS)) {
+        if self.jobs().any(|job| job.format().is_some() && job.planned.name.ends_with(EXPERT_BLOCKS)) {
             return mxfp4_config();
         }
         let module = |job: &Job| module_of(&job.planned.name).unwrap_or(&job.planned.name).to_owned();

@@ -13,7 +13,7 @@ use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
-use candle_quant_models::{MlxLm, MlxWeight, PublishedForm, BLOCKS};
+use candle_quant_models::{MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -263,7 +263,7 @@ impl<'a> Planner<'a> {
 
     /// Why transformers has no packed weight for a tensor, if so.
     fn not_linear(&self, source: &SourceTensor) -> Option<&'static str> {
-        if self.options.target != Target::HuggingFace || source.name.ends_with(BLOCKS) {
+        if self.options.target != Target::HuggingFace || source.name.ends_with(EXPERT_BLOCKS) {
             return None;
         }
         let roles = roles(&source.name, &source.dims, self.tied);
@@ -304,7 +304,7 @@ impl<'a> Planner<'a> {
             None if self.options.target == Target::Mlx && self.family.weight(module) == MlxWeight::Dense => {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
-            None if source.name.ends_with(BLOCKS) => (format != QuantFormat::MXFP4)
+            None if source.name.ends_with(EXPERT_BLOCKS) => (format != QuantFormat::MXFP4)
                 .then_some("experts that transformers has packed in mxfp4 alone"),
             None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             None => self.not_linear(source),

@@ -5,7 +5,9 @@ use crate::convert::output::{SourcePart, SourceTensor, View};
 use crate::source::Source;
 use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
 use candle_quant::{Error, Result};
-use candle_quant_models::{Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, BLOCKS};
+use candle_quant_models::{
+    Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, EXPERT_BLOCKS,
+};
 use std::collections::BTreeSet;
 
 /// A model as transformers knows it, and what its checkpoint has beside.
@@ -67,10 +69,10 @@ impl PublishedPlan {
 
     pub(super) fn groups(&self) -> Result<Vec<TensorGroup>> {
         let source = Source::new(&self.source);
-        let is_block = |tensor: &PublishedTensor| tensor.name.ends_with(BLOCKS);
+        let is_block = |tensor: &PublishedTensor| tensor.name.ends_with(EXPERT_BLOCKS);
         let has_blocks = self.model.tensors.iter().any(is_block);
         let one = |tensor: SourceTensor| {
-            let obstacle = (has_blocks && !tensor.name.ends_with(BLOCKS)).then_some(BESIDE_BLOCKS);
+            let obstacle = (has_blocks && !tensor.name.ends_with(EXPERT_BLOCKS)).then_some(BESIDE_BLOCKS);
             TensorGroup { packed: vec![tensor], plain: Vec::new(), obstacle }
         };
         let published = self.model.tensors.iter().map(|tensor| published(&source, tensor).map(one));

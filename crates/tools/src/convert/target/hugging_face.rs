@@ -16,7 +16,7 @@ use crate::convert::output::{Job, OutputFile, OutputTensor};
 use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
-use candle_quant_models::{MlxLm, BLOCKS};
+use candle_quant_models::{MlxLm, EXPERT_BLOCKS};
 use safetensors::Dtype;
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -70,7 +70,7 @@ impl TargetKind for HuggingFace {
         scales: Dtype,
     ) -> Result<Vec<OutputTensor>> {
         let module = module_of(name).unwrap_or(name);
-        let blocks = name.strip_suffix(BLOCKS);
+        let blocks = name.strip_suffix(EXPERT_BLOCKS);
         let part = |part: &str| tensor_of(module, part);
         let [codes, scales, ..] = &mut *OutputTensor::packed(dims, format, scales, part)? else {
             return Ok(Vec::new());
