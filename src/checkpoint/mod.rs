@@ -47,6 +47,7 @@
 mod adapter;
 mod chat;
 mod container;
+mod family_layouts;
 mod file;
 mod gguf;
 mod hf;
@@ -66,6 +67,7 @@ mod weight;
 
 pub use adapter::{write as write_adapter, AdapterFile, AdapterFormat, LoraTensors, StoredLora};
 pub use chat::StoredChatTemplates;
+pub use family_layouts::{is_one_plus_norm, FusedExperts};
 #[cfg(feature = "testing")]
 #[doc(hidden)]
 pub use file::reads;

@@ -90,21 +90,22 @@ const CHECKPOINT: Floor = Floor {
     module: "checkpoint",
     complete: false,
     rooms: &[
+        room("family_layouts", &[]),
         room("file", &[]),
         room("weight", &["file"]),
         // It knows no layer.
         room("adapter", &["file", "weight"]),
         // Names and files of repositories, whatever is in them.
         room("hub", &["file"]),
-        room("gguf", &["file", "weight"]),
+        room("gguf", &["family_layouts", "file", "weight"]),
         room("hf", &["file", "weight"]),
         room("mlx", &["file", "weight"]),
         room("slm1", &["file", "weight"]),
         // Its blobs are GGUF files.
         room("ollama", &["file", "weight", "gguf"]),
-        room("uqff", &["file", "weight"]),
+        room("uqff", &["family_layouts", "file", "weight"]),
         // Names only, whatever kind of checkpoint.
-        room("views", &["weight"]),
+        room("views", &["family_layouts", "weight"]),
     ],
 };
 

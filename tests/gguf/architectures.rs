@@ -1,9 +1,8 @@
 //! What the metadata of each architecture becomes. (Whole models, by llama.cpp's converter, are in the tests of families.)
 
 use crate::checkpoint::rejected;
+use crate::linear::linear;
 use crate::writer::{f32_tensor, tensor, File, ARRAY, BOOL, F32, TEXT, U32};
-use candle_core::{DType, Device};
-use candle_quant::checkpoint::Checkpoint;
 use candle_quant_models::Config;
 use serde_json::{json, Value};
 
@@ -21,7 +20,7 @@ const EXPERTS: [(&str, u32); 7] = [
 ];
 
 /// A model of two layers, hidden 64, two heads of 32, one of them for keys.
-fn dense(name: &str) -> File {
+pub fn dense(name: &str) -> File {
     let sizes = [
         ("attention.head_count", 2),
         ("attention.head_count_kv", 1),
@@ -58,21 +57,8 @@ fn latents() -> File {
         .u32("deepseek2.rope.dimension_count", 16)
 }
 
-/// Linear attention: two heads of keys, each with three of values.
-fn linear(file: File, name: &str) -> File {
-    let sizes = [
-        ("ssm.group_count", 2),
-        ("ssm.time_step_rank", 6),
-        ("ssm.state_size", 8),
-        ("ssm.inner_size", 24),
-        ("ssm.conv_kernel", 4),
-        ("expert_shared_feed_forward_length", 32),
-    ];
-    sizes.into_iter().fold(file, |file, (key, size)| file.u32(&format!("{name}.{key}"), size))
-}
-
 /// With another value of a key, or without one.
-fn with(mut file: File, key: &str, value: Option<(u32, Vec<u8>)>) -> File {
+pub fn with(mut file: File, key: &str, value: Option<(u32, Vec<u8>)>) -> File {
     file.values.retain(|(name, _, _)| name != key.as_bytes());
     match value {
         None => file,
@@ -84,7 +70,7 @@ fn text(text: &str) -> Option<(u32, Vec<u8>)> {
     Some((TEXT, [&(text.len() as u64).to_le_bytes()[..], text.as_bytes()].concat()))
 }
 
-fn number(number: u32) -> Option<(u32, Vec<u8>)> {
+pub fn number(number: u32) -> Option<(u32, Vec<u8>)> {
     Some((U32, number.to_le_bytes().to_vec()))
 }
 
@@ -319,27 +305,6 @@ fn what_models_here_do_not_have_is_refused() {
     }
     let ones = dense("hunyuan-dense").u32("hunyuan-dense.expert_count", 1);
     assert_eq!(read(&ones).moe, None);
-}
-
-/// The rates of heads are stored as what they are in a formula, of which no number above zero is one.
-#[test]
-fn numbers_that_the_converter_computes_are_those_of_models() {
-    let open = |rates: &[f32]| {
-        let file = linear(dense("qwen35"), "qwen35").tensor(f32_tensor("blk.0.ssm_a", &[6], rates));
-        let file = file.tensor(f32_tensor("blk.0.attn_norm.weight", &[3], &[1.5, 1., 0.25]));
-        file.tensor(f32_tensor("blk.0.ssm_norm.weight", &[2], &[1.5, 1.])).open().unwrap()
-    };
-    let numbers = |checkpoint: &Checkpoint, name: &str| {
-        let tensor = checkpoint.dense(&format!("model.layers.0.{name}")).unwrap();
-        tensor.load(DType::F32, &Device::Cpu).map(|tensor| tensor.to_vec1::<f32>().unwrap())
-    };
-    let model = open(&[-1., -2., -3., -4., -5., -6.]);
-    let logarithms = [1f32, 3., 5., 2., 4., 6.].map(|rate| f64::from(rate).ln() as f32);
-    assert_eq!(numbers(&model, "linear_attn.A_log").unwrap(), logarithms);
-    assert_eq!(numbers(&model, "input_layernorm.weight").unwrap(), [0.5, 0., -0.75]);
-    assert_eq!(numbers(&model, "linear_attn.norm.weight").unwrap(), [1.5, 1.]);
-    let wrong = open(&[-1., -2., -3., 4., -5., -6.]);
-    rejected(numbers(&wrong, "linear_attn.A_log"), &["A_log", "rates below zero", "4"]);
 }
 
 /// Of what files do not say llama.cpp has one value for all.

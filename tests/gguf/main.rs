@@ -11,6 +11,7 @@ mod architectures;
 mod blocks;
 mod chat;
 mod experts;
+mod linear;
 mod models;
 mod mutations;
 mod parts;

@@ -9,7 +9,9 @@ no other, and to compute the logits that the fixtures have of the peers, within 
 
 FAMILY/hf is also packed in each of FORMATS. compressed-tensors has to decode the numbers that candle-quant decodes, bit for bit,
 and transformers, which dequantizes what it loads, to compute candle-quant's logits; for these, scales are F32, since it rounds
-products to the dtype of the scales. transformers 5.23 takes the exponents of experts in mxfp8 for factors: these are only decoded.
+products to the dtype of the scales. transformers 5.23 takes the exponents of experts in mxfp8 for factors: these are only decoded;
+and it loads no experts of which only some projections are packed, which convert says. Experts of gpt-oss in mxfp4 are in
+transformers' own form, which it decodes.
 """
 import argparse
 import json
@@ -24,12 +26,15 @@ import transformers
 from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationConfig
 from safetensors.torch import load_file
+from transformers.integrations.mxfp4 import convert_moe_packed_tensors
 
 torch.set_num_threads(1)
 TOLERANCE = 3e-4
 FORMATS = ["affine:4:g32", "affine:8:g32", "mxfp4", "mxfp8", "nvfp4"]
 # The parts of a packed weight.
 PARTS = ("weight_packed", "weight_scale", "weight_zero_point", "weight_shape", "weight_global_scale")
+# A note of convert.
+PARTLY = "of which only some projections are packed"
 # mlx-lm drops it: there is none to write, and transformers begins with zeros.
 LOST = "moe_statics.e_score_correction_bias"
 # Larger models, of which not the text alone is in the file.
@@ -86,9 +91,21 @@ def problems(binary, folder):
 
 
 def decoded(folder):
-    """What compressed-tensors makes of the packed weights, by module."""
+    """What compressed-tensors, or transformers, makes of the packed weights, by module."""
     tensors = load_file(folder / "model.safetensors")
     config = json.loads((folder / "config.json").read_text())["quantization_config"]
+    if config["quant_method"] == "mxfp4":
+        for name in sorted(name for name in tensors if name.endswith("_blocks")):
+            module, projection = name.removesuffix("_blocks").rsplit(".", 1)
+            scales = tensors[f"{module}.{projection}_scales"]
+            # [E, K, N], in BF16, which holds these numbers
+            weight = convert_moe_packed_tensors(tensors[name], scales).transpose(1, 2)
+            if projection == "gate_up_proj":
+                yield f"{module}.gate_proj", weight[:, ::2]
+                yield f"{module}.up_proj", weight[:, 1::2]
+            else:
+                yield f"{module}.{projection}", weight
+        return
     groups = list(QuantizationConfig.model_validate(config).config_groups.values())
     modules = {name.removesuffix(".weight_scale") for name in tensors if name.endswith(".weight_scale")}
     for module in sorted(modules):
@@ -104,6 +121,8 @@ def decoded(folder):
 def packed_problems(binary, folder, form):
     with tempfile.TemporaryDirectory() as temporary:
         out, dense, logits = (Path(temporary, name) for name in ("out", "dense", "logits.safetensors"))
+        command = [binary, "convert", folder, "-o", out, "--dry-run", "--to", "hf", "--format", form]
+        partly = PARTLY in subprocess.run(command, capture_output=True, text=True).stdout
         if error := convert(binary, folder, out, "--format", form):
             return f"convert: {error}"
         if error := convert(binary, out, dense, "--dequantize", "--dtype", "f32", to=()):
@@ -121,7 +140,7 @@ def packed_problems(binary, folder, form):
                 return f"{module}: compressed-tensors decodes other numbers, by {far:.2e}"
         if not count:
             return "nothing is packed"
-        if form == "mxfp8" and any(".experts." in module for module in weights):
+        if partly or form == "mxfp8" and any(".experts." in module for module in weights):
             return None
         if form.startswith("affine"):
             out = Path(temporary, "in-f32")
@@ -134,7 +153,8 @@ def packed_problems(binary, folder, form):
         if run.returncode:
             return f"logits: {run.stderr.strip()}"
         try:
-            config = transformers.CompressedTensorsConfig(dequantize=True)
+            is_mxfp4 = json.loads((out / "config.json").read_text())["quantization_config"]["quant_method"] == "mxfp4"
+            config = transformers.Mxfp4Config(dequantize=True) if is_mxfp4 else transformers.CompressedTensorsConfig(dequantize=True)
             model, wrong = load(out, quantization_config=config)
             far = distance(model, refs["tokens"], load_file(logits)["logits"])
         except Exception as error:  # noqa: BLE001

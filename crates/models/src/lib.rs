@@ -42,15 +42,16 @@ mod shapes;
 pub mod sharding;
 pub mod train;
 
-pub use architecture::mlx_lm::{FusedExperts, MlxLm, MlxWeight};
+pub use architecture::mlx_lm::{MlxLm, MlxWeight};
 pub use architecture::published::published_fields;
 pub use architecture::{families, Family};
 pub use config::{Config, Inside, Latents, LinearAttentionConfig, Names, QkNorm, QkNormOver, Role};
 pub use decoder::{Model, StepBytes};
+pub use linear_config::SomeRows;
 pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, SharedExpert};
 pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
-pub use published::{Arrangement, Piece, Published, PublishedTensor};
+pub use published::{Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, EXPERT_BLOCKS};
 pub use root::layer_of;
 pub use rope::{Rope, RopeScaling};
 pub use shapes::Expected;

@@ -9,6 +9,9 @@ use std::ops::Range;
 /// in the file bounds.
 const MOST_ELEMENTS: usize = 4096;
 
+/// Rows of a projection of a layer of linear attention, by its name.
+pub type SomeRows = (&'static str, Range<usize>);
+
 /// The layers whose tokens are mixed by the gated delta rule ([`ops::gated_delta`](candle_quant::ops::gated_delta)), behind a
 /// short causal convolution of queries, keys and values.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -87,7 +90,7 @@ impl LinearAttentionConfig {
     }
 
     /// The numbers of all heads that the convolution is of: queries, keys and values.
-    pub(crate) fn channels(&self) -> usize {
+    pub fn channels(&self) -> usize {
         let (keys, values) = self.elements(self.key_heads);
         keys.saturating_mul(2).saturating_add(values)
     }
@@ -108,6 +111,30 @@ impl LinearAttentionConfig {
     pub(crate) fn rows_of_group(&self) -> [usize; 2] {
         let (keys, values) = self.elements(1);
         [keys.saturating_add(values).saturating_mul(2), self.shared().saturating_mul(2)]
+    }
+
+    /// The two grouped projections, and of which rows of single ones each consists, one after another.
+    pub fn grouped_rows(&self) -> [(&'static str, Vec<SomeRows>); 2] {
+        let keys = self.elements(self.key_heads).0;
+        let of_head = |key: usize| {
+            let [(start, values), (end, values_end)] = [key, key + 1].map(|key| self.elements(key));
+            let after = |all: usize| all.saturating_add(start)..all.saturating_add(end);
+            let of_values = keys.saturating_mul(2);
+            [
+                ("in_proj_qkv", after(0)),
+                ("in_proj_qkv", after(keys)),
+                ("in_proj_qkv", of_values.saturating_add(values)..of_values.saturating_add(values_end)),
+                ("in_proj_z", values..values_end),
+            ]
+        };
+        let others = |key: usize| {
+            let heads = key.saturating_mul(self.shared())..(key + 1).saturating_mul(self.shared());
+            [("in_proj_b", heads.clone()), ("in_proj_a", heads)]
+        };
+        [
+            ("in_proj_qkvz", (0..self.key_heads).flat_map(of_head).collect()),
+            ("in_proj_ba", (0..self.key_heads).flat_map(others).collect()),
+        ]
     }
 
     /// The shape of the convolution's weight.
@@ -184,5 +211,30 @@ mod tests {
             run.end
         });
         assert_eq!(end, linear.channels());
+    }
+
+    /// As `fix_query_key_value_ordering` of transformers (modeling_qwen3_next.py) reads them.
+    #[test]
+    fn grouped_rows_are_those_of_one_head_of_keys_after_another() {
+        let linear = LinearAttentionConfig {
+            layers: vec![true],
+            key_heads: 2,
+            value_heads: 4,
+            key_dim: 3,
+            value_dim: 5,
+            kernel: 4,
+            is_grouped: true,
+            channels_last: false,
+            tiled_output: false,
+        };
+        let [(_, qkvz), (_, ba)] = linear.grouped_rows();
+        let (qkv, z) = ("in_proj_qkv", "in_proj_z");
+        let expected = [(qkv, 0..3), (qkv, 6..9), (qkv, 12..22), (z, 0..10)];
+        let second = [(qkv, 3..6), (qkv, 9..12), (qkv, 22..32), (z, 10..20)];
+        assert_eq!(qkvz, [expected, second].concat());
+        let (b, a) = ("in_proj_b", "in_proj_a");
+        assert_eq!(ba, [(b, 0..2), (a, 0..2), (b, 2..4), (a, 2..4)]);
+        let rows = |parts: &[SomeRows]| parts.iter().map(|(_, rows)| rows.len()).sum::<usize>();
+        assert_eq!([rows(&qkvz), rows(&ba)], linear.rows_of_group().map(|rows| rows * 2));
     }
 }

@@ -1,19 +1,37 @@
 //! The tensors of a model as transformers writes them, and what each is made of in a checkpoint of another layout.
 
-use super::architecture::layout::{PublishedExperts, PublishedLayout};
-use super::architecture::mlx_lm::{FusedExperts, MlxLm};
+mod builder;
+
+use super::architecture::mlx_lm::MlxLm;
 use super::architecture::Family;
 use super::root::Root;
 use super::shapes::BUFFERS;
-use super::{Config, MoeConfig};
+use super::Config;
+use builder::Builder;
+use candle_quant::checkpoint::FusedExperts;
 use candle_quant::{Checkpoint, Error, Result};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// Names that other layouts have: an inventory of the usual ones leaves them out.
 const LAYOUTS: [&str; 5] = [".experts.", ".switch_mlp.", ".embed_q.", ".unembed_out.", ".norms."];
 
 /// The most experts of a block, or heads, that get names.
 const MOST_PARTS: usize = 1 << 16;
+
+/// What of a model is packed: transformers has other experts for it in some families.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PublishedForm {
+    /// Nothing.
+    Dense,
+    /// Linear layers, in any format.
+    Packed,
+    /// Experts in MXFP4, as parameters `_blocks` and `_scales`, of a family that is published so; else as `Packed`.
+    Blocks,
+}
+
+/// What the parameters of experts in MXFP4 end with.
+pub const EXPERT_BLOCKS: &str = "_blocks";
 
 /// A model as transformers knows it.
 #[derive(Clone, Debug)]
@@ -42,11 +60,21 @@ pub struct PublishedTensor {
 /// A part of a published tensor.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Piece {
-    /// The names for which the checkpoint is to be asked, as one matrix, the rows of all one after another; only one of
-    /// dimension 0, if a number says so.
-    pub tensors: Vec<(String, Option<usize>)>,
+    /// The names for which the checkpoint is to be asked, as one matrix, the rows of all one after another.
+    pub tensors: Vec<(String, Entries)>,
     /// What becomes of this matrix.
     pub how: Arrangement,
+}
+
+/// Which entries of dimension 0 of a tensor.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Entries {
+    /// All of them.
+    All,
+    /// Only this one, which has a dimension less.
+    One(usize),
+    /// Some of them.
+    Rows(Range<usize>),
 }
 
 /// What becomes of a matrix.
@@ -58,19 +86,28 @@ pub enum Arrangement {
     Transposed,
     /// Rows become columns, those of the first half and of the second in turn.
     AlternatingColumns,
+    /// Rows of the first half and of the second in turn.
+    AlternatingRows,
     /// The numbers of all rows in turn make one row.
     OneRow,
     /// One is subtracted from each number.
     LessOne,
+    /// Columns in runs of `size`, the first of each of `keys` groups, then the second of each and so on, get the order of one group
+    /// after another.
+    OfTiles {
+        /// How many groups.
+        keys: usize,
+        /// Columns of a run.
+        size: usize,
+    },
 }
 
 impl Published {
-    /// The model of a checkpoint; `is_packed` if it gets packed weights, for which transformers has other experts in some
-    /// families.
+    /// The model of a checkpoint.
     ///
     /// # Errors
     /// As those of [`Config::from_checkpoint`]; if layers are missing.
-    pub fn of(checkpoint: &Checkpoint, is_packed: bool) -> Result<Self> {
+    pub fn of(checkpoint: &Checkpoint, form: PublishedForm) -> Result<Self> {
         let stored = Config::from_checkpoint(checkpoint)?;
         let config = checkpoint.config();
         let (published, Some(family)) = (Config::from_json(config)?, Family::of(config)) else {
@@ -78,7 +115,9 @@ impl Published {
         };
         // The config is not trusted to count what gets a name each.
         let experts = published.moe.as_ref().map_or(0, |moe| moe.experts);
-        for (field, count) in [("experts", experts), ("attention heads", published.num_attention_heads)] {
+        let keys = published.linear.as_ref().map_or(0, |linear| linear.key_heads);
+        let heads = published.num_attention_heads;
+        for (field, count) in [("experts", experts), ("attention heads", heads), ("heads of keys", keys)] {
             if count > MOST_PARTS {
                 let expected = format!("at most {MOST_PARTS}");
                 return Err(Error::mismatch(format!("config.json: {field}"), expected, count.to_string()));
@@ -106,7 +145,11 @@ impl Published {
         let fused = mlx_lm.fused.unwrap_or(FusedExperts::Rows);
         let builder = Builder {
             has: &has,
-            experts: if is_packed { family.layout.packed_experts } else { family.layout.experts },
+            experts: match form {
+                PublishedForm::Dense => family.layout.experts,
+                PublishedForm::Packed | PublishedForm::Blocks => family.layout.packed_experts,
+            },
+            has_blocks: form == PublishedForm::Blocks && family.layout.mxfp4_blocks,
             layout: family.layout,
             fused,
             less_one: stored.norm != published.norm,
@@ -145,208 +188,6 @@ impl Published {
     pub fn sources(&self) -> BTreeSet<&str> {
         let pieces = self.tensors.iter().flat_map(|tensor| &tensor.pieces);
         pieces.flat_map(|piece| &piece.tensors).map(|(name, _)| name.as_str()).collect()
-    }
-}
-
-impl Piece {
-    fn whole(name: impl Into<String>) -> Self {
-        Self { tensors: vec![(name.into(), None)], how: Arrangement::AsIs }
-    }
-
-    fn matrix(name: &str, index: usize, how: Arrangement) -> Self {
-        Self { tensors: vec![(name.to_owned(), Some(index))], how }
-    }
-}
-
-/// What the tensors of a model depend on.
-struct Builder<'a> {
-    /// Whether a tensor of this name is stored.
-    has: &'a dyn Fn(&str) -> bool,
-    layout: PublishedLayout,
-    experts: PublishedExperts,
-    fused: FusedExperts,
-    /// Whether norms are stored as sums.
-    less_one: bool,
-    config: &'a Config,
-}
-
-impl Builder<'_> {
-    /// The tensors that are those of an inventory.
-    fn tensors(&self, inventory: &BTreeMap<String, Vec<usize>>) -> Vec<PublishedTensor> {
-        inventory.iter().flat_map(|(name, dims)| self.of(name, dims, inventory)).collect()
-    }
-
-    /// What one of them becomes; that which is fused with others goes with the first of these.
-    fn of(
-        &self,
-        name: &str,
-        dims: &[usize],
-        inventory: &BTreeMap<String, Vec<usize>>,
-    ) -> Vec<PublishedTensor> {
-        let split = name.rsplit_once('.').and_then(|(path, part)| Some((path.rsplit_once('.')?, part)));
-        let Some(((parent, module), part)) = split else { return vec![self.one(name, dims)] };
-        let fused = |fused: &str, others: &[&str]| {
-            let sibling = |other: &str| format!("{parent}.{other}.{part}");
-            let (own, parts) = (sibling(fused), others.iter().map(|other| sibling(other)));
-            let rows = parts.clone().filter_map(|name| inventory.get(&name)?.first().copied());
-            let rows = rows.fold(0usize, usize::saturating_add);
-            let pieces = match (self.has)(&own) {
-                true => vec![Piece::whole(&own)],
-                false => parts.map(Piece::whole).collect(),
-            };
-            let dims = [&[rows], dims.get(1..).unwrap_or_default()].concat();
-            vec![PublishedTensor { name: own, dims, pieces }]
-        };
-        let (names, layout) = (&self.config.names, self.layout);
-        let is_expert = parent.ends_with(".experts");
-        let in_mlp = parent.ends_with(&format!(".{}", names.mlp));
-        match (module, &self.config.moe) {
-            ("q_proj", _) if layout.qkv => fused("qkv_proj", &["q_proj", "k_proj", "v_proj"]),
-            ("k_proj" | "v_proj", _) if layout.qkv => Vec::new(),
-            ("gate_proj", _) if layout.gate_up && in_mlp => fused("gate_up_proj", &["gate_proj", "up_proj"]),
-            ("up_proj", _) if layout.gate_up && in_mlp => Vec::new(),
-            ("kv_b_proj", _) if !(self.has)(name) => vec![self.of_latents(name, parent, dims)],
-            ("gate_proj" | "up_proj" | "down_proj", Some(moe)) if is_expert => {
-                let block = parent.strip_suffix(".experts").unwrap_or(parent);
-                self.experts(moe, block, module, part, dims)
-            }
-            _ if [names.q_norm, names.k_norm].contains(&module) && dims.len() == 2 => {
-                self.norms_of_heads(name, &format!("{parent}.{module}"), dims)
-            }
-            _ => vec![self.one(name, dims)],
-        }
-    }
-
-    /// A tensor that is stored under its own name.
-    fn one(&self, name: &str, dims: &[usize]) -> PublishedTensor {
-        let mut piece = Piece::whole(name);
-        if self.less_one && self.is_sum(name) {
-            piece.how = Arrangement::LessOne;
-        }
-        PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces: vec![piece] }
-    }
-
-    /// Whether it is the weight of a norm of which one more counts.
-    fn is_sum(&self, name: &str) -> bool {
-        let Some(module) = name.strip_suffix(".weight") else { return false };
-        let names = &self.config.names;
-        let of_heads = self.config.qk_norm.filter(|norm| norm.kind == self.config.norm);
-        let of_heads = of_heads.into_iter().flat_map(|_| [names.q_norm, names.k_norm]);
-        names.norms().chain([names.final_norm]).chain(of_heads).any(|norm| {
-            module.strip_suffix(norm).is_some_and(|path| path.ends_with('.'))
-                && !module.contains(".linear_attn.")
-        })
-    }
-
-    /// Keys and values of heads, of which other layouts have two stacks, that of keys turned.
-    fn of_latents(&self, name: &str, parent: &str, dims: &[usize]) -> PublishedTensor {
-        let (keys, values) = (format!("{parent}.embed_q.weight"), format!("{parent}.unembed_out.weight"));
-        let of_head = |head| {
-            [
-                Piece::matrix(&keys, head, Arrangement::Transposed),
-                Piece::matrix(&values, head, Arrangement::AsIs),
-            ]
-        };
-        let pieces = (0..self.config.num_attention_heads).flat_map(of_head).collect();
-        PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces }
-    }
-
-    /// Norms with a weight for each head, as one matrix or a module each.
-    fn norms_of_heads(&self, name: &str, module: &str, dims: &[usize]) -> Vec<PublishedTensor> {
-        let &[heads, head_dim] = dims else { return Vec::new() };
-        let of_head = |head: usize| format!("{module}.norms.{head}.weight");
-        let are_apart = !(self.has)(name);
-        let piece = |head: usize| match are_apart {
-            true => Piece::whole(of_head(head)),
-            false => Piece::matrix(name, head, Arrangement::AsIs),
-        };
-        match (self.layout.norms_of_heads, are_apart) {
-            (true, _) => {
-                let of = |head| PublishedTensor {
-                    name: of_head(head),
-                    dims: vec![head_dim],
-                    pieces: vec![piece(head)],
-                };
-                (0..heads).map(of).collect()
-            }
-            (false, true) => {
-                let pieces = (0..heads).map(piece).collect();
-                vec![PublishedTensor { name: name.to_owned(), dims: dims.to_vec(), pieces }]
-            }
-            (false, false) => vec![self.one(name, dims)],
-        }
-    }
-
-    /// What a projection of all experts becomes, of which `dims` are those of a stack. What is fused goes with the gates.
-    fn experts(
-        &self,
-        moe: &MoeConfig,
-        block: &str,
-        projection: &str,
-        part: &str,
-        dims: &[usize],
-    ) -> Vec<PublishedTensor> {
-        let Some((&experts, dims)) = dims.split_first() else { return Vec::new() };
-        let of_expert = |expert: usize, name: &str| format!("{block}.experts.{expert}.{name}.{part}");
-        // One of a stack that is stored, or what else answers for the expert.
-        let asked = |expert: usize, ours: &str, name: String| {
-            let stacks = ["switch_mlp", "experts"].map(|stack| format!("{block}.{stack}.{ours}.{part}"));
-            match stacks.into_iter().find(|stack| (self.has)(stack)) {
-                Some(stack) if !(self.has)(&name) => (stack, Some(expert)),
-                _ => (name, None),
-            }
-        };
-        let is_down = projection == "down_proj";
-        let name = match (self.experts, moe.stack_names) {
-            (PublishedExperts::Each([gate, up, down]), None) => {
-                let name = match projection {
-                    "gate_proj" => gate,
-                    "up_proj" => up,
-                    _ => down,
-                };
-                let of = |expert: usize| {
-                    let name = of_expert(expert, name);
-                    let tensors = vec![asked(expert, projection, name.clone())];
-                    let pieces = vec![Piece { tensors, how: Arrangement::AsIs }];
-                    PublishedTensor { name, dims: dims.to_vec(), pieces }
-                };
-                return (0..experts).map(of).collect();
-            }
-            _ if projection == "up_proj" => return Vec::new(),
-            (_, Some([gate_up, down])) => format!("{block}.{}.{part}", if is_down { down } else { gate_up }),
-            (PublishedExperts::Parameters, None) => {
-                let module = if is_down { "down_proj" } else { "gate_up_proj" };
-                let suffix = if part == "weight" { String::new() } else { format!("_{part}") };
-                format!("{block}.experts.{module}{suffix}")
-            }
-        };
-        // Of biases it is their numbers that alternate.
-        let is_bias = part != "weight";
-        let how = match (self.fused, is_down, is_bias) {
-            (FusedExperts::Rows, ..) | (_, true, true) | (FusedExperts::Columns, _, true) => {
-                Arrangement::AsIs
-            }
-            (FusedExperts::Columns, ..) | (_, true, false) => Arrangement::Transposed,
-            (FusedExperts::AlternatingColumns, false, true) => Arrangement::OneRow,
-            (FusedExperts::AlternatingColumns, false, false) => Arrangement::AlternatingColumns,
-        };
-        let mut matrix = dims.to_vec();
-        if let (Some(rows), false) = (matrix.first_mut(), is_down) {
-            *rows = rows.saturating_mul(2);
-        }
-        if self.fused != FusedExperts::Rows {
-            matrix.reverse();
-        }
-        let names = if is_down { &["down_proj"][..] } else { &["gate_proj", "up_proj"] };
-        let piece = |expert: usize| {
-            let tensors = names.iter().map(|name| asked(expert, name, of_expert(expert, name))).collect();
-            Piece { tensors, how }
-        };
-        let pieces = match (self.has)(&name) {
-            true => vec![Piece::whole(&name)],
-            false => (0..experts).map(piece).collect(),
-        };
-        vec![PublishedTensor { name, dims: [&[experts], matrix.as_slice()].concat(), pieces }]
     }
 }
 

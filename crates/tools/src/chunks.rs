@@ -97,6 +97,11 @@ impl Chunks {
         Ok(Self { loaded: LayerWeight::Dense(seen.flatten_all()?), matrices: 1, n, k })
     }
 
+    /// Elements of a row.
+    pub fn columns(&self) -> usize {
+        self.k
+    }
+
     /// Rows of all matrices.
     pub fn rows_in_all(&self) -> usize {
         self.matrices.saturating_mul(self.n)

@@ -20,6 +20,11 @@ impl<'c> Source<'c> {
         Self { checkpoint, model }
     }
 
+    /// Whether the model has layers of linear attention.
+    pub(crate) fn has_linear_attention(&self) -> bool {
+        self.model.as_ref().is_some_and(|model| model.linear.is_some())
+    }
+
     /// K of a tensor, as the model knows it.
     pub(crate) fn in_features(&self, tensor: &str) -> Option<usize> {
         self.model.as_ref()?.in_features(module_of(tensor).unwrap_or(tensor))

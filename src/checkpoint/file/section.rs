@@ -16,27 +16,45 @@ pub(super) struct Section {
 #[derive(Clone, Debug)]
 enum Pick {
     /// `len` of them from `first` on, every `step`-th.
-    Every {
-        first: usize,
-        step: usize,
-        len: usize,
-    },
-    Listed(Arc<[usize]>),
+    Every { first: usize, step: usize, len: usize },
+    /// `len` of them from `first` on, where runs of `run` have another order: run `i` is the stored run `order[i]`.
+    Ordered { order: Arc<[usize]>, run: usize, first: usize, len: usize },
 }
 
 impl Pick {
     fn len(&self) -> usize {
         match self {
-            Self::Every { len, .. } => *len,
-            Self::Listed(entries) => entries.len(),
+            Self::Every { len, .. } | Self::Ordered { len, .. } => *len,
         }
     }
 
     fn get(&self, index: usize) -> Option<usize> {
         match self {
             Self::Every { first, step, len } => (index < *len).then(|| first + index * step),
-            Self::Listed(entries) => entries.get(index).copied(),
+            Self::Ordered { order, run, first, len } => {
+                let entry = first + index;
+                (index < *len).then(|| Some(order.get(entry / run)? * run + entry % run))?
+            }
         }
+    }
+
+    /// Entries that lie together, in order.
+    fn spans(&self) -> Vec<Range<usize>> {
+        let mut spans: Vec<Range<usize>> = Vec::new();
+        let mut index = 0;
+        while let Some(entry) = self.get(index) {
+            let together = match self {
+                Self::Every { step: 1, len, .. } => *len,
+                Self::Every { .. } => 1,
+                Self::Ordered { run, first, len, .. } => (run - (first + index) % run).min(len - index),
+            };
+            index += together;
+            match spans.last_mut() {
+                Some(last) if last.end == entry => last.end += together,
+                _ => spans.push(entry..entry + together),
+            }
+        }
+        spans
     }
 
     fn narrow(&self, range: &Range<usize>) -> Option<Self> {
@@ -47,7 +65,12 @@ impl Pick {
             Self::Every { first, step, .. } => {
                 Self::Every { first: first + range.start * step, step: *step, len: range.len() }
             }
-            Self::Listed(entries) => Self::Listed(entries.get(range.clone())?.into()),
+            Self::Ordered { order, run, first, .. } => Self::Ordered {
+                order: Arc::clone(order),
+                run: *run,
+                first: first + range.start,
+                len: range.len(),
+            },
         })
     }
 }
@@ -97,11 +120,12 @@ impl Section {
         (len > 0).then_some(self)
     }
 
-    /// A whole array with other entries of its first dimension: entry `i` is `order[i]`.
-    pub fn reordered(mut self, order: &Arc<[usize]>) -> Option<Self> {
-        let rows = *self.sizes.first()?;
-        *self.picks.first_mut()? = Pick::Listed(Arc::clone(order));
-        order.iter().all(|row| *row < rows).then_some(self)
+    /// A whole array with other entries of one dimension, which come in runs of `run`: run `i` is the stored run `order[i]`.
+    pub fn reordered(mut self, dim: usize, order: &Arc<[usize]>, run: usize) -> Option<Self> {
+        let runs = self.sizes.get(dim)?.checked_div(run)?;
+        let len = order.len().checked_mul(run)?;
+        *self.picks.get_mut(dim)? = Pick::Ordered { order: Arc::clone(order), run, first: 0, len };
+        order.iter().all(|entry| *entry < runs).then_some(self)
     }
 
     /// The bytes of the box in order, in runs that lie together.
@@ -112,26 +136,22 @@ impl Section {
         let outer = self.sizes.len().saturating_sub(full);
         let row: usize = self.sizes.iter().skip(outer).product();
         let outer = self.sizes.iter().zip(&self.picks).take(outer);
-        let (outer, cut) = match outer.clone().next_back() {
-            Some((size, Pick::Every { first, step: 1, len })) => {
-                let before = outer.len() - 1;
-                (outer.take(before), (row.saturating_mul(*size), first * row..(first + len) * row))
-            }
-            _ => {
-                let all = outer.len();
-                (outer.take(all), (row, 0..row))
-            }
+        let (stride, spans) = match outer.clone().next_back() {
+            Some((size, pick)) => (row.saturating_mul(*size), pick.spans()),
+            None => (row, std::iter::once(0..1).collect()),
         };
-        let (stride, run) = cut;
+        let before = outer.len().saturating_sub(1);
+        let outer = outer.take(before);
         let count = outer.clone().map(|(_, pick)| pick.len()).product::<usize>();
-        (0..count).filter_map(move |index| {
-            let (mut rest, mut stride, mut start) = (index, stride, run.start);
+        (0..count.saturating_mul(spans.len())).filter_map(move |index| {
+            let span = spans.get(index % spans.len())?;
+            let (mut rest, mut stride, mut start) = (index / spans.len(), stride, span.start * row);
             for (size, pick) in outer.clone().rev() {
                 start += pick.get(rest % pick.len())? * stride;
                 rest /= pick.len();
                 stride *= size;
             }
-            Some(start..start + run.len())
+            Some(start..start + span.len() * row)
         })
     }
 }
@@ -174,12 +194,27 @@ mod tests {
     #[test]
     fn rows_in_another_order_are_cut_in_that_order() {
         let whole = Section::whole(&[4, 3], 12).unwrap();
-        let swapped = whole.reordered(&[2, 0, 3, 1].into()).unwrap();
+        let swapped = whole.reordered(0, &[2, 0, 3, 1].into(), 1).unwrap();
         assert_eq!(bytes(&swapped), [6, 7, 8, 0, 1, 2, 9, 10, 11, 3, 4, 5]);
         let rows = swapped.clone().narrow(&[4, 3], 0, &(1..3)).unwrap();
         assert_eq!(bytes(&rows), [0, 1, 2, 9, 10, 11]);
         assert_eq!(bytes(&rows.narrow(&[2, 3], 1, &(1..2)).unwrap()), [1, 10]);
-        assert!(Section::whole(&[4, 3], 12).unwrap().reordered(&[4].into()).is_none());
+        assert!(Section::whole(&[4, 3], 12).unwrap().reordered(0, &[4].into(), 1).is_none());
+    }
+
+    #[test]
+    fn runs_of_columns_in_another_order_are_cut_anywhere() {
+        let turned = Section::whole(&[2, 6], 12).unwrap().reordered(1, &[2, 0, 1].into(), 2).unwrap();
+        assert_eq!(bytes(&turned), [4, 5, 0, 1, 2, 3, 10, 11, 6, 7, 8, 9]);
+        assert_eq!(turned.runs().count(), 4);
+        let cut = turned.clone().narrow(&[2, 6], 1, &(1..4)).unwrap();
+        assert_eq!(bytes(&cut), [5, 0, 1, 11, 6, 7]);
+        assert_eq!(bytes(&cut.narrow(&[2, 3], 0, &(1..2)).unwrap()), [11, 6, 7]);
+        let whole = || Section::whole(&[2, 6], 12).unwrap();
+        assert!(whole().reordered(1, &[3].into(), 2).is_none());
+        assert!(
+            whole().reordered(1, &[0].into(), 0).is_none() && whole().reordered(2, &[0].into(), 1).is_none()
+        );
     }
 
     #[test]

@@ -113,12 +113,37 @@ impl StoredTensor {
     /// # Errors
     /// If it has no such rows, or is only a part of a tensor.
     pub(in crate::checkpoint) fn rows(&self, sizes: &[usize], order: &Arc<[usize]>) -> Result<Self> {
+        self.ordered("rows", sizes, 0, order, 1)
+    }
+
+    /// The tensor with its columns in another order, seen as a row-major array of `sizes`, the last one in bytes: run `i` of
+    /// `run` bytes of each row is the stored run `order[i]`. Its shape stays.
+    ///
+    /// # Errors
+    /// If it has no such columns, or is only a part of a tensor.
+    pub(in crate::checkpoint) fn columns(
+        &self,
+        sizes: &[usize],
+        order: &Arc<[usize]>,
+        run: usize,
+    ) -> Result<Self> {
+        self.ordered("columns", sizes, sizes.len().saturating_sub(1), order, run)
+    }
+
+    fn ordered(
+        &self,
+        what: &str,
+        sizes: &[usize],
+        dim: usize,
+        order: &Arc<[usize]>,
+        run: usize,
+    ) -> Result<Self> {
         let section = match self.part {
             None => Section::whole(sizes, self.size_in_bytes()),
             Some(_) => None,
         };
-        let section = section.and_then(|section| section.reordered(order)).ok_or_else(|| {
-            Error::mismatch(format!("rows of {self:?}"), format!("{} of {sizes:?}", order.len()), "others")
+        let section = section.and_then(|section| section.reordered(dim, order, run)).ok_or_else(|| {
+            Error::mismatch(format!("{what} of {self:?}"), format!("{} of {sizes:?}", order.len()), "others")
         })?;
         Ok(Self { part: Some(Box::new(section)), ..self.clone() })
     }

@@ -18,6 +18,8 @@ pub(super) struct Source<'a> {
     /// Whether there is a tensor of this name, as models call it.
     pub has_tensor: &'a dyn Fn(&str) -> bool,
     pub divisors: &'a Divisors,
+    /// Whether columns of output projections of linear attention are heads in tiles.
+    pub has_tiled_outputs: bool,
 }
 
 /// More layers than any model has.
@@ -200,10 +202,12 @@ pub(super) fn config(source: &Source) -> Result<Value> {
 /// Refuses what some files of an architecture have, and models here do not.
 fn check(source: &Source) -> Result<()> {
     const EXPERTS: &str = "expert_count";
-    let counts = source.architecture.keys.iter().any(|key| key.key == EXPERTS);
+    let Architecture { keys, parts, .. } = source.architecture;
+    let has_experts =
+        keys.iter().any(|key| key.key == EXPERTS) || parts.iter().any(|(name, _)| name.ends_with("_exps"));
     // Some files of dense models count one.
     let experts = source.size(EXPERTS)?.filter(|experts| *experts > 1);
-    if let Some(experts) = experts.filter(|_| !counts && source.architecture.model_type != "granitemoe") {
+    if let Some(experts) = experts.filter(|_| !has_experts) {
         return Err(source.unsupported(EXPERTS, &format!("{experts}, where models have no experts")));
     }
     const SCORES: &str = "expert_gating_func";

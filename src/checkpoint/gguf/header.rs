@@ -3,6 +3,7 @@
 //! candle's own reader refuses a file for one tensor of a type it does not know, so this is ours: version 2
 //! and 3, metadata, and where every tensor lies. Nothing is allocated that the file does not hold.
 
+use super::architectures;
 use super::metadata::{Array, Metadata, Type, Value};
 use crate::checkpoint::file::{Opening, GGUF_ENTRY};
 use crate::checkpoint::weight::{block_type, BlockType};
@@ -67,7 +68,7 @@ fn read_until(end: u64, path: &Path, (file, len): (&mut File, u64), opening: &Op
     reader.fits(values, LEAST_VALUE_BYTES, format_args!("values"))?;
     opening.spend_entries(path, tensors.saturating_add(values), GGUF_ENTRY)?;
     let metadata = reader.metadata(values)?;
-    let gpt_oss = is_gpt_oss(metadata.text("general.architecture")?);
+    let early_mxfp4 = architectures::of(&metadata)?.is_some_and(|architecture| architecture.has_early_mxfp4);
     let tensors = reader.tensors(tensors)?;
     let alignment = metadata.size("general.alignment")?.unwrap_or(DEFAULT_ALIGNMENT);
     if !alignment.is_power_of_two() {
@@ -76,15 +77,12 @@ fn read_until(end: u64, path: &Path, (file, len): (&mut File, u64), opening: &Op
     }
     opening.spend_bytes(path, reader.position)?;
     let data = Data { path, start: reader.position.next_multiple_of(alignment.into()), len, alignment };
-    let tensors =
-        tensors.into_iter().map(|(name, raw)| data.place(name, raw, gpt_oss)).collect::<Result<Vec<_>>>()?;
+    let tensors = tensors
+        .into_iter()
+        .map(|(name, raw)| data.place(name, raw, early_mxfp4))
+        .collect::<Result<Vec<_>>>()?;
     data.check_overlaps(&tensors)?;
     Ok(Header { metadata, tensors })
-}
-
-/// Whether an architecture is OpenAI's gpt-oss, under either of its names.
-pub(super) fn is_gpt_oss(architecture: Option<&str>) -> bool {
-    matches!(architecture, Some("gpt-oss" | "gptoss"))
 }
 
 struct RawTensor {
@@ -261,11 +259,11 @@ struct Data<'a> {
 
 impl Data<'_> {
     /// Checks the shape and the place of a tensor.
-    fn place(&self, name: String, raw: RawTensor, gpt_oss: bool) -> Result<TensorEntry> {
+    fn place(&self, name: String, raw: RawTensor, early_mxfp4: bool) -> Result<TensorEntry> {
         let wrong =
             |expected: String, found: String| Err(Error::tensor(self.path, &name, expected, found, REMEDY));
         let RawTensor { dims, type_id, offset } = raw;
-        let block = block_type(type_id, gpt_oss);
+        let block = block_type(type_id, early_mxfp4);
         let shape = |dims: &[u64]| format!("{} {dims:?}", block.map_or("unknown", |block| block.name));
         if !offset.is_multiple_of(self.alignment.into()) {
             return wrong(format!("an offset that is a multiple of {}", self.alignment), offset.to_string());

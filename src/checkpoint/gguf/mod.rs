@@ -83,7 +83,8 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
     let (first, others) = split::open(path, opening)?;
     let SplitFile { header: Header { metadata, tensors: of_first }, file, divisors } = first;
     let divisors = others.iter().fold(divisors, |divisors, part| divisors.or(&part.divisors));
-    let rules = Rules::of(&metadata, warnings)?;
+    let of_parts = others.iter().flat_map(|part| &part.header.tensors);
+    let rules = Rules::of(&metadata, of_first.iter().chain(of_parts), warnings)?;
     let mut tensors = BTreeMap::new();
     let mut global_scales = BTreeMap::new();
     let of_others = others.into_iter().map(|part| (part.header.tensors, part.file));
@@ -120,6 +121,7 @@ pub(super) fn open(path: &Path, opening: &Opening) -> Result<Opened> {
                 vocab_size: embedding.and_then(|entry| entry.dims.first().copied()),
                 has_tensor: &|name: &str| tensors.contains_key(name),
                 divisors: &divisors,
+                has_tiled_outputs: rules.has_tiled_outputs(),
             })?
         }
     };

@@ -6,11 +6,15 @@ use super::header::TensorEntry;
 use super::metadata::Metadata;
 use super::names::{self, Name};
 use super::{config, GgufTensor, REMEDY};
+use crate::checkpoint::family_layouts::is_one_plus_norm;
 use crate::checkpoint::file::{DataFile, StoredTensor, TensorInfo, Warnings};
-use crate::checkpoint::weight::{halves_of_pairs, Kind};
+use crate::checkpoint::weight::{halves_of_pairs, BlockType, Kind};
 use crate::{Error, Result};
 use safetensors::Dtype;
 use std::sync::Arc;
+
+/// What output projections of linear attention are called.
+const OUTPUT: &str = ".linear_attn.out_proj.weight";
 
 /// How tensors of a file become those of a model.
 pub(super) struct Rules {
@@ -28,10 +32,17 @@ struct LinearHeads {
     shared: usize,
     key_dim: usize,
     value_dim: usize,
+    /// Whether a head is whole blocks of each output projection, so that their columns can be put in the order of the heads.
+    moves_columns: bool,
 }
 
 impl Rules {
-    pub fn of(metadata: &Metadata, warnings: &Warnings) -> Result<Self> {
+    /// Those of a file, or of a model in parts, with these tensors.
+    pub fn of<'a>(
+        metadata: &Metadata,
+        mut tensors: impl Iterator<Item = &'a TensorEntry>,
+        warnings: &Warnings,
+    ) -> Result<Self> {
         let architecture = architectures::of(metadata)?;
         let name = config::name_of(metadata);
         let Some(architecture) = architecture else {
@@ -51,14 +62,22 @@ impl Rules {
             }
             false => None,
         };
-        let linear = match architecture.linear {
+        let mut linear = match architecture.linear {
             Some(order) => Some(LinearHeads::new(order, |key| match size(key)? {
                 0 => Err(metadata.wrong(&format!("{name}.{key}"), "a whole number above zero")),
                 size => Ok(size),
             })?),
             None => None,
         };
+        if let Some(heads) = &mut linear {
+            heads.moves_columns = tensors.all(|tensor| heads.can_move_columns(tensor, architecture));
+        }
         Ok(Self { architecture: Some(architecture), paired, linear })
+    }
+
+    /// Whether columns of output projections of linear attention are heads in tiles.
+    pub fn has_tiled_outputs(&self) -> bool {
+        self.linear.as_ref().is_some_and(|heads| heads.order == LinearOrder::Tiled && !heads.moves_columns)
     }
 
     /// The tensors of a model that one of the file is: more than one only of a fused projection.
@@ -83,7 +102,7 @@ impl Rules {
                 Error::tensor(stored.path(), gguf_name.as_str(), expected, format!("{dims:?}"), REMEDY)
             })?;
             let (dims, stored) = match order {
-                None => (dims.clone(), stored.clone()),
+                None => (dims.clone(), self.with_columns(&name, &dims, block, &stored)?),
                 Some(order) => in_order(&dims, &stored, &order)?,
             };
             Ok((name, GgufTensor { type_id, kind, dims, stored, computed }))
@@ -93,13 +112,43 @@ impl Rules {
         names.into_iter().map(part).collect()
     }
 
+    /// A tensor with its columns in the order of the heads, if they are in another one.
+    fn with_columns(
+        &self,
+        name: &Name,
+        dims: &[usize],
+        block: Option<BlockType>,
+        stored: &StoredTensor,
+    ) -> Result<StoredTensor> {
+        let heads =
+            self.linear.as_ref().filter(|heads| heads.order == LinearOrder::Tiled && heads.moves_columns);
+        let (Some(heads), Name::Tensor(name), Some(block)) = (heads, name, block) else {
+            return Ok(stored.clone());
+        };
+        if !name.ends_with(OUTPUT) {
+            return Ok(stored.clone());
+        }
+        let &LinearHeads { keys, shared, value_dim, .. } = heads;
+        let columns = keys.saturating_mul(shared).saturating_mul(value_dim);
+        match dims {
+            &[rows, k] if k == columns => {
+                let order = (0..keys).flat_map(|key| (0..shared).map(move |value| value * keys + key));
+                let row = stored.size_in_bytes().checked_div(rows).unwrap_or(0);
+                stored.columns(&[rows, row], &order.collect(), value_dim / block.elements * block.bytes)
+            }
+            _ => {
+                let expected = format!("{columns} columns, as the heads of linear attention have");
+                Err(Error::tensor(stored.path(), name.as_str(), expected, format!("{dims:?}"), REMEDY))
+            }
+        }
+    }
+
     /// What the converter has made of the numbers of a tensor.
     fn computed(&self, name: &Name) -> Option<Computed> {
         let (Name::Tensor(name), Some(architecture)) = (name, self.architecture) else { return None };
-        match name.split_once(".linear_attn.") {
-            Some((_, "A_log")) => Some(Computed::Rate),
-            Some(_) => None,
-            None => (architecture.norms_are_sums && name.ends_with("norm.weight")).then_some(Computed::Sum),
+        match name.ends_with(".linear_attn.A_log") {
+            true => Some(Computed::Rate),
+            false => (architecture.norms_are_sums && is_one_plus_norm(name)).then_some(Computed::Sum),
         }
     }
 
@@ -133,11 +182,19 @@ impl LinearHeads {
             shared: values / keys,
             key_dim: size("ssm.state_size")?,
             value_dim: size("ssm.inner_size")? / values,
+            moves_columns: false,
         })
     }
 
+    /// Whether a tensor is no output projection, or one of which a head is whole blocks.
+    fn can_move_columns(&self, tensor: &TensorEntry, architecture: &Architecture) -> bool {
+        let name = names::translate(&tensor.name, architecture);
+        let is_output = matches!(name, Name::Tensor(name) if name.ends_with(OUTPUT));
+        !is_output || tensor.block.is_some_and(|block| self.value_dim.is_multiple_of(block.elements))
+    }
+
     fn rows(&self, tensor: &str, rows: usize) -> std::result::Result<Option<Arc<[usize]>>, String> {
-        let &Self { order, keys, shared, key_dim, value_dim } = self;
+        let &Self { order, keys, shared, key_dim, value_dim, .. } = self;
         let of_keys = || keys.saturating_mul(key_dim).saturating_mul(2);
         // Rows before those of heads of values, and how many each of these has.
         let (before, size) = match (order, tensor) {
@@ -192,7 +249,8 @@ mod tests {
     /// Two heads of keys, each with three of values.
     #[test]
     fn heads_of_values_come_back_to_their_keys() {
-        let heads = |order| LinearHeads { order, keys: 2, shared: 3, key_dim: 1, value_dim: 2 };
+        let heads =
+            |order| LinearHeads { order, keys: 2, shared: 3, key_dim: 1, value_dim: 2, moves_columns: false };
         let tiled = |tensor, rows| heads(LinearOrder::Tiled).rows(tensor, rows).unwrap().unwrap().to_vec();
         for tensor in ["A_log", "dt_bias", "in_proj_a.weight", "in_proj_b.weight"] {
             assert_eq!(tiled(tensor, 6), [0, 2, 4, 1, 3, 5]);

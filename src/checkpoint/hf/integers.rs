@@ -110,7 +110,7 @@ impl Layout for Integers {
     /// Biases that are wider than their scales have no place in MLX.
     fn mlx_form(&self) -> Result<MlxForm> {
         match (&self.zeros, self.format.element().uint()) {
-            (None, _) if self.multiplier.is_some() => Ok(MlxForm::ROUNDED),
+            (None, _) if self.multiplier.is_some() => Ok(MlxForm::WithoutBiases(DType::F32)),
             (None, Some(bits)) => MlxForm::of_symmetric(&self.scales, bits),
             (Some(_), _) if self.narrow_biases => {
                 Ok(candle_dtype(self.scales.dtype()).map_or(MlxForm::ROUNDED, MlxForm::Rearranged))

@@ -1,4 +1,4 @@
-//! The experts of gpt-oss, whose gate and up projections are one layer with rows of both in turn.
+//! Experts whose gate and up projections are one layer with rows of both in turn.
 //!
 //! mistral.rs keeps the rows as they were published, in whatever family it writes them: of each pair of outputs the first is the
 //! gate's (mistralrs-core/src/models/gpt_oss.rs). Models see what MLX makes of it, `gate_proj` and `up_proj`.
@@ -6,6 +6,7 @@
 use super::entries::{Entries, LayerEntry};
 use super::families;
 use super::layer::Layer;
+use crate::checkpoint::family_layouts::FusedExperts;
 use crate::checkpoint::weight::tensor_of;
 use crate::Result;
 use serde_json::Value;
@@ -18,7 +19,7 @@ const OF_STACKS: [u8; 4] = [0, 1, 4, 6];
 
 /// Makes two layers of each whose rows alternate, if the model is one that has such.
 pub(super) fn separated(mut entries: Entries, config: &Value) -> Result<Entries> {
-    if config.get("model_type").and_then(Value::as_str) != Some("gpt_oss") {
+    if !FusedExperts::of(config).is_some_and(FusedExperts::alternates) {
         return Ok(entries);
     }
     let blocks = entries.keys().filter_map(|name| name.strip_suffix(".gate_up_proj.weight.format"));

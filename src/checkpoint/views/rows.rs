@@ -1,6 +1,7 @@
 //! What the config says of fused projections: which rows are whose.
 
 use super::source::Rows;
+use crate::checkpoint::family_layouts::{with_heads_in_turn, FusedExperts};
 use serde_json::Value;
 use std::ops::Range;
 
@@ -67,30 +68,24 @@ impl ModelConfig<'_> {
     }
 
     /// The model, if the rows of its fused projections are not those of one part after another.
-    ///
-    /// gpt-oss alternates rows of gate and up (mlx_lm/models/gpt_oss.py). Hunyuan has queries, keys and values of one
-    /// key-value head after another (mlx_lm/models/hunyuan.py), CodeGen those of one of four parts (modeling_codegen.py
-    /// of transformers).
     pub fn other_order(self, module: &str) -> Option<String> {
         let name = module.rsplit('.').next().unwrap_or(module);
-        let attention = matches!(name, "q_proj" | "k_proj" | "v_proj" | "qkv_proj");
-        let model = self.model_type()?;
-        let other = match attention {
-            true => model.starts_with("hunyuan") || model == "codegen",
-            false => model == "gpt_oss",
+        let model = match name {
+            "q_proj" | "k_proj" | "v_proj" | "qkv_proj" => with_heads_in_turn(self.0)?,
+            _ if self.has_alternating_stacks() => self.model_type()?,
+            _ => return None,
         };
-        other.then(|| format!("{model}, whose rows alternate"))
+        Some(format!("{model}, whose rows alternate"))
     }
 
-    /// Whether dense stacks of experts that are parameters have rows for columns: these models multiply from the other side
-    /// (modeling_llama4.py and modeling_gpt_oss.py of transformers).
+    /// Whether dense stacks of experts that are parameters have rows for columns.
     pub fn has_transposed_stacks(self) -> bool {
-        matches!(self.model_type(), Some("llama4_text" | "llama4" | "gpt_oss"))
+        FusedExperts::of(self.0).is_some_and(FusedExperts::has_columns)
     }
 
-    /// Whether rows of gate and up projections are stored in turn (the same modeling_gpt_oss.py).
+    /// Whether rows of gate and up projections are stored in turn.
     pub fn has_alternating_stacks(self) -> bool {
-        self.model_type() == Some("gpt_oss")
+        FusedExperts::of(self.0).is_some_and(FusedExperts::alternates)
     }
 
     fn model_type(&self) -> Option<&str> {

@@ -43,16 +43,16 @@ pub(in crate::checkpoint) enum Nibbles {
 /// type that was dropped long before.
 pub(in crate::checkpoint) const EARLY_MXFP4: u32 = 4;
 
-/// The type of this number; `None` if it is unknown, and with it the size of a tensor. `gpt_oss` says whether
+/// The type of this number; `None` if it is unknown, and with it the size of a tensor. `early_mxfp4` says whether
 /// the file holds such a model.
-pub(in crate::checkpoint) fn block_type(id: u32, gpt_oss: bool) -> Option<BlockType> {
+pub(in crate::checkpoint) fn block_type(id: u32, early_mxfp4: bool) -> Option<BlockType> {
     use GgmlDType as G;
     let (name, elements, bytes, kind) = match id {
         0 => ("F32", 1, 4, Kind::Dense(Dtype::F32)),
         1 => ("F16", 1, 2, Kind::Dense(Dtype::F16)),
         2 => ("Q4_0", 32, 18, Kind::Ggml(G::Q4_0)),
         3 => ("Q4_1", 32, 20, Kind::Ggml(G::Q4_1)),
-        EARLY_MXFP4 if gpt_oss => ("MXFP4", 32, 17, Kind::Mxfp4(Nibbles::Adjacent)),
+        EARLY_MXFP4 if early_mxfp4 => ("MXFP4", 32, 17, Kind::Mxfp4(Nibbles::Adjacent)),
         6 => ("Q5_0", 32, 22, Kind::Ggml(G::Q5_0)),
         7 => ("Q5_1", 32, 24, Kind::Ggml(G::Q5_1)),
         8 => ("Q8_0", 32, 34, Kind::Ggml(G::Q8_0)),

@@ -13,6 +13,9 @@ pub enum MlxForm {
     Stored(Vec<(&'static str, DenseTensor)>),
     /// Loading brings them into MLX's order; scales and, if MLX needs them, biases have this dtype.
     Rearranged(DType),
+    /// Nothing, since biases that MLX needs would be rounded. Loading brings codes and scales into MLX's order, and the scales
+    /// have this dtype.
+    WithoutBiases(DType),
     /// Nothing, for this reason, which follows the name of its format.
     Impossible(&'static str),
 }
@@ -40,6 +43,6 @@ impl MlxForm {
             })?,
             _ => return Ok(Self::ROUNDED),
         }
-        Ok(if all { Self::Rearranged(DType::F32) } else { Self::ROUNDED })
+        Ok(if all { Self::Rearranged(DType::F32) } else { Self::WithoutBiases(DType::F32) })
     }
 }

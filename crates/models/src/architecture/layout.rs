@@ -1,5 +1,5 @@
-//! How transformers writes what the decoder asks for one by one. Which way experts in one parameter lie is known of mlx-lm's
-//! reading of them ([`FusedExperts`](super::mlx_lm::FusedExperts)).
+//! How transformers writes what the decoder asks for one by one. Which way experts in one parameter lie is known to readers
+//! ([`FusedExperts`](candle_quant::checkpoint::FusedExperts)).
 
 /// What is laid out in published checkpoints in another way than the decoder asks for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -13,6 +13,8 @@ pub(crate) struct PublishedLayout {
     pub experts: PublishedExperts,
     /// The same of a checkpoint with packed weights.
     pub packed_experts: PublishedExperts,
+    /// Whether experts are published in MXFP4, as parameters `_blocks` and `_scales`, gates and ups in turn.
+    pub mxfp4_blocks: bool,
 }
 
 /// What experts are, if they are not stacks of modules in the block itself, as the config's names say.
@@ -34,6 +36,7 @@ pub(super) const USUAL: PublishedLayout = PublishedLayout {
     norms_of_heads: false,
     experts: EACH,
     packed_experts: EACH,
+    mxfp4_blocks: false,
 };
 
 pub(super) const FUSED_MLP: PublishedLayout = PublishedLayout { gate_up: true, ..USUAL };
@@ -45,12 +48,15 @@ pub(super) const NORMS_OF_HEADS: PublishedLayout = PublishedLayout { norms_of_he
 pub(super) const MIXTRAL: PublishedLayout =
     PublishedLayout { experts: OF_MIXTRAL, packed_experts: OF_MIXTRAL, ..USUAL };
 
-pub(super) const PARAMETERS: PublishedLayout = PublishedLayout {
+/// gpt-oss, as openai/gpt-oss-20b has it.
+pub(super) const PARAMETERS_OR_BLOCKS: PublishedLayout = PublishedLayout {
     experts: PublishedExperts::Parameters,
     packed_experts: PublishedExperts::Parameters,
+    mxfp4_blocks: true,
     ..USUAL
 };
 
-/// Llama 4, of whose experts transformers makes modules where weights are packed (`SequentialLlama4TextExperts`).
+/// Families whose packed experts are a module each: of Llama 4's transformers makes them (`SequentialLlama4TextExperts`), and
+/// those of Qwen 3.5, as llm-compressor writes them, it puts together (`conversion_mapping.py`).
 pub(super) const PARAMETERS_OR_EACH: PublishedLayout =
     PublishedLayout { experts: PublishedExperts::Parameters, ..USUAL };

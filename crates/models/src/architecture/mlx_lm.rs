@@ -4,6 +4,7 @@
 //! It is told for families too that nothing else here knows, since checkpoints of them are converted as well.
 
 use super::find;
+use candle_quant::checkpoint::FusedExperts;
 use serde_json::Value;
 
 /// How mlx-lm keeps a family of models.
@@ -17,8 +18,11 @@ pub struct MlxLm {
     dense: &'static [&'static str],
     /// The module of experts within their block.
     pub stack: &'static str,
-    /// How tensors have gate and up projections of all experts together, where a checkpoint has such.
+    /// How tensors have gate and up projections of all experts together, where a checkpoint has such; `None` of families that
+    /// nothing is known of.
     pub fused: Option<FusedExperts>,
+    /// Whether it is one of our own families, or of such parts.
+    is_known: bool,
     /// Whether `kv_b_proj` is two stacks, `embed_q` and `unembed_out`.
     pub splits_latents: bool,
     /// Whether norms are stored as what they multiply by, one more than the weights of others.
@@ -36,24 +40,6 @@ pub enum MlxWeight {
     Dense,
 }
 
-/// How a tensor has the gate and up projections of all experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum FusedExperts {
-    /// `[E, 2 inner, hidden]`: gates, then ups. Down projections are `[E, hidden, inner]`.
-    Rows,
-    /// `[E, hidden, 2 inner]`: the same in columns. Down projections are `[E, inner, hidden]`.
-    Columns,
-    /// As columns, gates and ups alternating.
-    AlternatingColumns,
-}
-
-impl FusedExperts {
-    /// Whether what are rows of other families are columns.
-    pub fn has_columns(self) -> bool {
-        matches!(self, Self::Columns | Self::AlternatingColumns)
-    }
-}
-
 /// A family that is like all others.
 const USUAL: MlxLm = MlxLm {
     model_types: &[],
@@ -61,12 +47,13 @@ const USUAL: MlxLm = MlxLm {
     dense: &[],
     stack: "switch_mlp",
     fused: None,
+    is_known: false,
     splits_latents: false,
     adds_to_norms: false,
 };
 
 /// One of our own families that is.
-const KNOWN: MlxLm = MlxLm { fused: Some(FusedExperts::Rows), ..USUAL };
+const KNOWN: MlxLm = MlxLm { is_known: true, ..USUAL };
 
 /// The families that are not, by mlx-lm's classes.
 const FAMILIES: &[MlxLm] = &[
@@ -82,13 +69,7 @@ const FAMILIES: &[MlxLm] = &[
         splits_latents: true,
         ..KNOWN
     },
-    MlxLm {
-        model_types: &["gpt_oss"],
-        eight_bits: &["router"],
-        stack: "experts",
-        fused: Some(FusedExperts::AlternatingColumns),
-        ..USUAL
-    },
+    MlxLm { model_types: &["gpt_oss"], eight_bits: &["router"], stack: "experts", ..KNOWN },
     MlxLm {
         model_types: &["granite"],
         eight_bits: &["self_attn.o_proj", "mlp.down_proj", "lm_head"],
@@ -100,12 +81,7 @@ const FAMILIES: &[MlxLm] = &[
         ..KNOWN
     },
     MlxLm { model_types: &["granitemoehybrid"], eight_bits: &["router.layer"], dense: &["conv1d"], ..KNOWN },
-    MlxLm {
-        model_types: &["llama4", "llama4_text"],
-        stack: "experts",
-        fused: Some(FusedExperts::Columns),
-        ..USUAL
-    },
+    MlxLm { model_types: &["llama4", "llama4_text"], stack: "experts", ..KNOWN },
     MlxLm { model_types: &["minimax", "minimax_m2"], eight_bits: &["block_sparse_moe.gate"], ..USUAL },
     MlxLm {
         model_types: &["Klear", "mellum", "qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"],
@@ -129,11 +105,13 @@ impl MlxLm {
         let names: Vec<_> =
             [named(config), config.get("text_config").and_then(named)].into_iter().flatten().collect();
         let is_one = |family: &&Self| names.iter().any(|name| family.model_types.contains(&name.as_str()));
-        match FAMILIES.iter().find(is_one) {
+        let family = match FAMILIES.iter().find(is_one) {
             Some(family) => *family,
             None if names.iter().any(|name| find(name).is_some()) => KNOWN,
             None => USUAL,
-        }
+        };
+        let rows = family.is_known.then_some(FusedExperts::Rows);
+        Self { fused: FusedExperts::of(config).or(rows), ..family }
     }
 
     /// What becomes of the weight of a module.
@@ -156,8 +134,7 @@ impl MlxLm {
     /// Whether a tensor is of layers that predict further tokens, which models have beside their own and mlx-lm does not
     /// read. `layers` is how many are their own.
     pub fn leaves_out(&self, tensor: &str, layers: usize) -> bool {
-        let is_known = self.fused.is_some();
-        is_known
+        self.is_known
             && (tensor.starts_with("mtp.") || crate::layer_of(tensor).is_some_and(|layer| layer >= layers))
     }
 }
@@ -173,7 +150,8 @@ mod tests {
         assert_eq!(of(json!({"model_type": "gpt_oss"})).stack, "experts");
         let nested = json!({"model_type": "other", "text_config": {"model_type": "llama4_text"}});
         assert_eq!(of(nested).fused, Some(FusedExperts::Columns));
-        assert_eq!(of(json!({"model_type": "llama"})), KNOWN);
+        let llama = of(json!({"model_type": "llama"}));
+        assert_eq!(llama, MlxLm { fused: Some(FusedExperts::Rows), ..KNOWN });
         assert_eq!(of(json!({"model_type": "unheard_of"})), USUAL);
         assert_eq!(of(json!({})), USUAL);
     }

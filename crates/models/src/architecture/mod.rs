@@ -25,11 +25,13 @@ mod unasked;
 
 use super::fields::{Asked, Fields};
 use super::Config;
+use candle_quant::checkpoint::FusedExperts;
 use candle_quant::{Checkpoint, Error, Result};
 use layout::{
-    PublishedLayout, FUSED, FUSED_MLP, MIXTRAL, NORMS_OF_HEADS, PARAMETERS, PARAMETERS_OR_EACH, USUAL,
+    PublishedLayout, FUSED, FUSED_MLP, MIXTRAL, NORMS_OF_HEADS, PARAMETERS_OR_BLOCKS, PARAMETERS_OR_EACH,
+    USUAL,
 };
-use mlx_lm::{FusedExperts, MlxLm};
+use mlx_lm::MlxLm;
 use serde_json::Value;
 
 /// A family of models.
@@ -95,7 +97,7 @@ const FAMILIES: &[Family] = &[
     family("glm", "Glm", "GLM-4 of 2024, GLM-Edge", glm::glm).laid_out(FUSED_MLP),
     family("glm4", "Glm4", "GLM-4 of 2025 (0414), GLM-Z1", glm::glm4).laid_out(FUSED_MLP),
     family("glm4_moe", "Glm4Moe", "GLM-4.5 to 4.7", glm::glm4_moe),
-    family("gpt_oss", "GptOss", "gpt-oss", experts::gpt_oss).laid_out(PARAMETERS),
+    family("gpt_oss", "GptOss", "gpt-oss", experts::gpt_oss).laid_out(PARAMETERS_OR_BLOCKS),
     family("granite", "Granite", "Granite 3 and 4 (dense)", llama::granite),
     family("granitemoe", "GraniteMoe", "Granite with experts", experts::granitemoe),
     family("helium", "Helium", "Helium", llama::helium),
@@ -123,7 +125,7 @@ const FAMILIES: &[Family] = &[
     family("qwen2_moe", "Qwen2Moe", "Qwen 1.5 and 2 with experts", qwen::qwen2_moe),
     family("qwen3", "Qwen3", "Qwen 3", qwen::qwen3),
     family("qwen3_5_moe_text", "Qwen3_5Moe", "Qwen 3.5 with experts", qwen_linear::qwen3_5_moe)
-        .laid_out(PARAMETERS),
+        .laid_out(PARAMETERS_OR_EACH),
     family("qwen3_5_text", "Qwen3_5", "Qwen 3.5", qwen_linear::qwen3_5),
     family("qwen3_moe", "Qwen3Moe", "Qwen 3 with experts", qwen::qwen3_moe),
     family("qwen3_next", "Qwen3Next", "Qwen3-Next", qwen_linear::qwen3_next),

@@ -1,7 +1,7 @@
 //! Fields of configs under the names that models are published with. transformers 5 writes others, which mlx-lm 0.32.2 does
 //! not read, or not of all families: it fails or, worse, takes its defaults.
 
-use serde_json::{Map, Value};
+use serde_json::{json, Map, Value};
 
 /// What a config of transformers 5 says under other names: the fields that it lacks.
 pub fn published_fields(config: &Value) -> Map<String, Value> {
@@ -15,6 +15,24 @@ pub fn published_fields(config: &Value) -> Map<String, Value> {
     let model_type = stated("model_type").and_then(Value::as_str).unwrap_or_default();
     if model_type.starts_with("qwen") {
         add("num_experts", stated("num_local_experts"));
+    }
+    // What files of other containers leave out means the same in transformers. mlx-lm demands it, or takes another default.
+    let defaults = match model_type {
+        "nemotron" => json!({"hidden_act": "relu2"}),
+        "qwen3_moe" => json!({"decoder_sparse_step": 1, "mlp_only_layers": []}),
+        "qwen3_next" => json!({"decoder_sparse_step": 1, "mlp_only_layers": [], "norm_topk_prob": true}),
+        _ => Value::Null,
+    };
+    for (key, value) in defaults.as_object().into_iter().flatten() {
+        add(key, Some(value));
+    }
+    // The only family of which mlx-lm reads nothing but these.
+    if model_type.starts_with("qwen3_5") && stated("rope_parameters").is_none() {
+        if let Some(theta) = stated("rope_theta") {
+            let share = stated("partial_rotary_factor").cloned().unwrap_or_else(|| 0.25.into());
+            let rope = json!({"rope_type": "default", "rope_theta": theta, "partial_rotary_factor": share});
+            add("rope_parameters", Some(&rope));
+        }
     }
     let Some(Value::Object(parameters)) = stated("rope_parameters") else { return fields };
     // Of families whose layers differ, those of full attention; each layer that slides has the plain rope.
@@ -73,7 +91,6 @@ fn pattern(layer_types: &Value) -> Option<Value> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use serde_json::json;
 
     fn of(config: &Value) -> Value {
         published_fields(config).into()
@@ -91,8 +108,14 @@ mod tests {
     fn experts_are_counted_under_the_name_of_the_family() {
         assert_eq!(
             of(&json!({"model_type": "qwen3_moe", "num_local_experts": 8})),
-            json!({"num_experts": 8})
+            json!({"num_experts": 8, "decoder_sparse_step": 1, "mlp_only_layers": []})
         );
+        let stated = json!({"model_type": "qwen3_next", "decoder_sparse_step": 2, "mlp_only_layers": [1]});
+        assert_eq!(of(&stated), json!({"norm_topk_prob": true}));
+        assert_eq!(of(&json!({"model_type": "nemotron"})), json!({"hidden_act": "relu2"}));
+        let linear = json!({"model_type": "qwen3_5_text", "rope_theta": 1e7, "partial_rotary_factor": 0.5});
+        let rope = json!({"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.5});
+        assert_eq!(of(&linear), json!({"rope_parameters": rope}));
         assert_eq!(of(&json!({"model_type": "mixtral", "num_local_experts": 8})), json!({}));
     }
 

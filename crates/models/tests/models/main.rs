@@ -10,6 +10,8 @@ mod counting;
 mod drop_in;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
+#[path = "../../../../tests/common/tiled.rs"]
+mod tiled;
 
 mod families;
 mod generate;

@@ -36,7 +36,7 @@ pub use report::{Comparison, Diff, Outcome};
 
 use crate::convert::count_elements;
 use crate::source::Source;
-use candle_quant::checkpoint::{natural_order, Checkpoint, Weight};
+use candle_quant::checkpoint::{is_one_plus_norm, natural_order, Checkpoint, Weight};
 use candle_quant::Result;
 use std::collections::BTreeSet;
 
@@ -52,7 +52,7 @@ pub struct DiffOptions {
 /// Compares all tensors of two checkpoints.
 ///
 /// Tensors that only one side has are compared in the layout of mlx-lm, if the other side has them in another one: experts one by
-/// one, in stacks, or with gate and up projections together.
+/// one, in stacks, or with gate and up projections together; and so are all tensors of linear attention and the norms beside it.
 ///
 /// Where a format has more than one reading, K is that of the config's model (of either side), else that of
 /// the same tensor on the other side.
@@ -61,10 +61,14 @@ pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &DiffOptions) -> Diff {
     let names =
         |source: &Source| source.checkpoint.tensor_names().map(str::to_owned).collect::<BTreeSet<_>>();
     let (names_of_a, names_of_b) = (names(&a), names(&b));
-    let mut found: Vec<_> =
-        names_of_a.intersection(&names_of_b).map(|name| (name.clone(), compare(&a, &b, name))).collect();
-    let only =
-        |names: &BTreeSet<String>, others: &BTreeSet<String>| names.difference(others).cloned().collect();
+    // The same names may be other numbers: sums for weights of norms, heads in another order.
+    let is_linear = a.has_linear_attention() || b.has_linear_attention();
+    let has_layouts = |name: &str| is_linear && (name.contains(".linear_attn.") || is_one_plus_norm(name));
+    let same = names_of_a.intersection(&names_of_b).filter(|name| !has_layouts(name));
+    let mut found: Vec<_> = same.map(|name| (name.clone(), compare(&a, &b, name))).collect();
+    let only = |names: &BTreeSet<String>, others: &BTreeSet<String>| {
+        names.iter().filter(|name| has_layouts(name) || !others.contains(*name)).cloned().collect()
+    };
     let (only_a, only_b) = (only(&names_of_a, &names_of_b), only(&names_of_b, &names_of_a));
     found.extend(layouts::compare(&a, only_a, &b, only_b));
     // Of each side, of tensors that can be read.
@@ -88,19 +92,11 @@ pub fn diff(a: &Checkpoint, b: &Checkpoint, options: &DiffOptions) -> Diff {
 /// What was found of a tensor of both sides, and how many numbers it has.
 fn compare(a: &Source, b: &Source, name: &str) -> (Outcome, u64) {
     let unreadable = |error: candle_quant::Error| Outcome::Unreadable { message: error.to_string() };
-    // What the reader of GGUF files says of Qwen 3.5.
-    let is_tiled = |source: &Source| source.checkpoint.config()["linear_out_proj_is_tiled"] == true;
-    let tiled = [is_tiled(a), is_tiled(b)];
     let (a, b) = match pair(a, b, name) {
         Ok(weights) => weights,
         Err(error) => return (unreadable(error), 0),
     };
     let elements = count_elements(a.dims());
-    if name.ends_with(".linear_attn.out_proj.weight") && tiled[0] != tiled[1] {
-        let message =
-            "columns are heads in another order in the GGUF file; compare the published models".to_owned();
-        return (Outcome::Unreadable { message }, elements);
-    }
     if a.dims() != b.dims() {
         return (Outcome::Shapes { a: a.dims().to_vec(), b: b.dims().to_vec() }, elements);
     }

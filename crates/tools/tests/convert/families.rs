@@ -1,12 +1,13 @@
 //! Every family of models becomes what mlx-lm makes of it, tensor by tensor.
 
-use super::common::{convert, json_file, tensors};
+use super::common::{convert, json_file, tensors, Out};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::Weight;
 use candle_quant::Checkpoint;
 use candle_quant_models::{Config, MlxLm, Model};
 use candle_quant_tools::convert::{ConvertOptions, ConvertPlan, Recipe, Target};
-use candle_quant_tools::diff::{diff, DiffOptions, Outcome};
+use candle_quant_tools::diff::{diff, DiffOptions};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::{fs, iter};
 
@@ -127,22 +128,110 @@ fn gguf_files_are_converted_as_what_they_were_made_of() {
         });
         assert_eq!(norms[0], norms[1], "{name}");
     }
-    for (name, is_tiled) in [("qwen3_5_text", true), ("qwen3_next", false)] {
+    // Stacks get mlx-lm's names, if they are not packed, too.
+    for name in ["mixtral", "granitemoe", "deepseek_v3"] {
         let source = Checkpoint::open(family(name).join("gguf/model.gguf")).unwrap();
-        let error = ConvertPlan::new(&source, &uniform("4:g32")).map(|_| ()).unwrap_err().to_string();
-        assert!(error.contains("linear attention of a GGUF") && error.contains("published model"), "{error}");
-        // Numbers in another order are not compared with those of the same place.
-        let published = Checkpoint::open(family(name).join("hf")).unwrap();
-        let found = diff(&published, &source, &DiffOptions::default()).tensors;
-        let output =
-            found.iter().find(|tensor| tensor.name.ends_with("0.linear_attn.out_proj.weight")).unwrap();
-        match &output.outcome {
-            Outcome::Unreadable { message } => {
-                assert!(is_tiled && message.contains("another order"), "{name}")
+        let out = convert(&source, &ConvertOptions::mlx(Recipe::safe("keep".parse().unwrap())));
+        let stacks: BTreeSet<_> =
+            tensors(out.path()).into_keys().filter(|name| name.contains("_mlp.")).collect();
+        let all = |end: &str| stacks.iter().filter(|name| name.ends_with(end)).count();
+        let counts = ["gate_proj.weight", "up_proj.weight", "down_proj.weight"].map(all);
+        assert!(
+            counts[0] > 0 && counts == [counts[0]; 3] && stacks.len() == 3 * counts[0],
+            "{name}: {stacks:?}"
+        );
+        assert!(!tensors(out.path()).keys().any(|name| name.contains(".experts.")), "{name}");
+    }
+}
+
+/// Tensors of which both sides have the same numbers, or nearly: what the converter computes is rounded.
+fn assert_same(name: &str, a: &Checkpoint, b: &Checkpoint) {
+    // llama.cpp has no layers of another kind there.
+    let is_other = |tensor: &str| name == "qwen3_next" && tensor.contains(".1.mlp.");
+    let found = diff(a, b, &DiffOptions { tolerance: 1e-6, common: false });
+    let wrong: Vec<_> =
+        found.tensors.iter().filter(|tensor| !tensor.equal && !is_other(&tensor.name)).collect();
+    assert!(wrong.is_empty(), "{name}: {wrong:?}");
+    assert!(
+        found.tensors.iter().filter(|tensor| tensor.name.contains(".linear_attn.")).count() >= 5,
+        "{name}"
+    );
+}
+
+#[test]
+fn linear_attention_of_gguf_files_becomes_that_of_the_published_model() {
+    for name in ["qwen3_5_text", "qwen3_5_moe_text", "qwen3_next"] {
+        let family = fixtures("families").join(name);
+        let [gguf, published] =
+            ["gguf/model.gguf", "hf"].map(|source| Checkpoint::open(family.join(source)).unwrap());
+        assert_same(name, &gguf, &published);
+        let mut dense = ConvertOptions::mlx(Recipe::safe("keep".parse().unwrap()));
+        dense.dtype = Some(DType::F32);
+        let mut packed = uniform("4:g32");
+        packed.strict = false;
+        // Routers are F32 in GGUF files.
+        packed.dtype = Some(DType::BF16);
+        for (options, is_dense) in [(dense, true), (packed, false)] {
+            // The second of the published model is what mlx-lm makes of it, byte for byte.
+            let [of_gguf, expected] = [&gguf, &published].map(|source| convert(source, &options));
+            let open = |out: &Out| Checkpoint::open(out.path()).unwrap();
+            assert_same(name, &open(&of_gguf), &open(&expected));
+            let config = |checkpoint: &Checkpoint| Config::from_json(checkpoint.config()).unwrap();
+            assert_eq!(config(&open(&of_gguf)), config(&gguf), "{name}");
+            if is_dense {
+                assert_same(name, &gguf, &open(&of_gguf));
             }
-            outcome => assert!(!is_tiled && output.equal, "{name}: {outcome:?}"),
+            let names = |out: &Out| {
+                let names: BTreeSet<_> = open(out).tensor_names().map(str::to_owned).collect();
+                names.into_iter().filter(|tensor| !tensor.contains(".1.mlp.")).collect::<Vec<_>>()
+            };
+            assert_eq!(names(&of_gguf), names(&expected), "{name}");
         }
     }
+}
+
+/// Blocks across heads can't be moved: what is arranged otherwise is dequantized, and the plan says so.
+#[test]
+fn columns_in_tiles_become_those_of_the_published_model() {
+    let temporary = tempfile::tempdir().unwrap();
+    let path = temporary.path().join("tiled.gguf");
+    let family = fixtures("families/qwen3_5_text");
+    super::tiled::with_blocks_of_two_heads(&family.join("gguf/model.gguf"), &path);
+    let tiled = Checkpoint::open(&path).unwrap();
+    let published = Checkpoint::open(family.join("hf")).unwrap();
+    const NAME: &str = "model.layers.0.linear_attn.out_proj.weight";
+    let numbers = |checkpoint: &Checkpoint| {
+        let weight = checkpoint.tensor(NAME, None).unwrap();
+        weight.to_dense(DType::F32, &Device::Cpu).unwrap().to_vec2::<f32>().unwrap()
+    };
+    // Two heads of keys, each with two of values of 16 columns: 0 2 1 3 in the file.
+    let expected: Vec<Vec<f32>> = numbers(&tiled)
+        .iter()
+        .map(|row| [0, 2, 1, 3].iter().flat_map(|head| row[16 * head..16 * head + 16].to_vec()).collect())
+        .collect();
+    for (target, requantize) in
+        [(Target::Mlx, false), (Target::HuggingFace, false), (Target::Dense, false), (Target::Mlx, true)]
+    {
+        let mut options = uniform("8:g32");
+        (options.target, options.strict) = (target, false);
+        options.dequantize = target == Target::HuggingFace || target == Target::Dense;
+        options.requantize = requantize;
+        options.dtype = Some(DType::F32);
+        let plan = ConvertPlan::new(&tiled, &options).unwrap();
+        let planned = plan.tensors().find(|tensor| tensor.name == NAME).unwrap();
+        let reason = "packed already, and arranged otherwise: --requantize packs it anew";
+        let is_said = planned.fallback.as_deref() == Some(reason);
+        assert_eq!(is_said, target == Target::Mlx && !requantize, "{planned:?}");
+        let written = convert(&tiled, &options);
+        let written = Checkpoint::open(written.path()).unwrap();
+        assert_eq!(written.config().get("linear_out_proj_is_tiled"), None);
+        assert_eq!(numbers(&written) == expected, !requantize, "{target:?}");
+        let found = diff(&published, &written, &DiffOptions { tolerance: 0.02, common: false });
+        assert!(found.equal() && found.compared_share == 1., "{target:?}: {:?}", found.tensors.first());
+    }
+    // Columns in two orders are compared in one.
+    let found = diff(&published, &tiled, &DiffOptions { tolerance: 0.02, common: false });
+    assert!(found.equal() && found.compared_share == 1., "{:?}", found.tensors.first());
 }
 
 /// No matrix but what chooses experts, and norms, stays dense, whatever the recipe.

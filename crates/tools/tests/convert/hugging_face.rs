@@ -12,30 +12,30 @@ use serde_json::json;
 use std::collections::BTreeMap;
 use std::path::Path;
 
-fn keep() -> Recipe {
+pub fn keep() -> Recipe {
     Recipe::safe("keep".parse().unwrap())
 }
 
-fn dense(dtype: Option<DType>) -> ConvertOptions {
+pub fn dense(dtype: Option<DType>) -> ConvertOptions {
     let mut options = ConvertOptions::hugging_face(keep());
     (options.dequantize, options.dtype) = (true, dtype);
     options
 }
 
 /// The text that is expected of a model, and its logits.
-fn reference(folder: &Path) -> (Tensor, Vec<f32>) {
+pub fn reference(folder: &Path) -> (Tensor, Vec<f32>) {
     let tensors = candle_core::safetensors::load(reference_of(folder), &Device::Cpu).unwrap();
     let tokens = tensors["tokens"].to_dtype(DType::U32).unwrap().unsqueeze(0).unwrap();
     (tokens, tensors["logits_f32"].flatten_all().unwrap().to_vec1().unwrap())
 }
 
-fn logits(checkpoint: &Checkpoint, tokens: &Tensor) -> Vec<f32> {
+pub fn logits(checkpoint: &Checkpoint, tokens: &Tensor) -> Vec<f32> {
     let mut model = Model::load(checkpoint, DType::F32, &Device::Cpu).unwrap();
     model.forward(tokens, 0).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 /// The largest difference, in standard deviations of what is expected.
-fn distance(found: &[f32], expected: &[f32]) -> f64 {
+pub fn distance(found: &[f32], expected: &[f32]) -> f64 {
     assert_eq!(found.len(), expected.len());
     let count = expected.len() as f64;
     let mean = expected.iter().copied().map(f64::from).sum::<f64>() / count;
@@ -62,16 +62,9 @@ const LARGER: [&str; 5] =
 fn every_family_becomes_what_transformers_writes_of_it() {
     let folders = folders();
     assert!(folders.len() >= 100);
-    let (mut compared, mut refused) = (0, 0);
+    let mut compared = 0;
     for (name, folder) in folders {
         let source = open(&folder).unwrap_or_else(|error| panic!("{name}: {error}"));
-        // Heads of linear attention are in another order there.
-        if name.ends_with("/gguf") && Config::from_checkpoint(&source).unwrap().linear.is_some() {
-            let error = ConvertPlan::new(&source, &dense(None)).unwrap_err().to_string();
-            assert!(error.contains("converting linear attention of a GGUF file"), "{name}: {error}");
-            refused += 1;
-            continue;
-        }
         // mistral.rs has these with their vision towers.
         if LARGER.iter().any(|family| name == format!("{family}/uqff")) {
             let error = ConvertPlan::new(&source, &dense(None)).unwrap_err().to_string();
@@ -85,7 +78,8 @@ fn every_family_becomes_what_transformers_writes_of_it() {
         expected.retain(|tensor, _| !["tokens", "logits_f32"].contains(tensor) && !is_lost(&name, tensor));
         let mut written_shapes = shapes(&found);
         // Other models: these tools know none without experts in each layer.
-        let other = [("qwen3_next/uqff", ".1.mlp."), ("qwen3_moe/gguf", ".0.mlp.")];
+        let other =
+            [("qwen3_next/uqff", ".1.mlp."), ("qwen3_next/gguf", ".1.mlp."), ("qwen3_moe/gguf", ".0.mlp.")];
         if let Some((_, layer)) = other.into_iter().find(|(other, _)| *other == name) {
             expected.retain(|tensor, _| !tensor.contains(layer));
             written_shapes.retain(|tensor, _| !tensor.contains(layer));
@@ -126,7 +120,7 @@ fn every_family_becomes_what_transformers_writes_of_it() {
         }
         assert_eq!(Config::from_json(&config).unwrap(), Config::from_checkpoint(&written).unwrap(), "{name}");
     }
-    assert!(compared > 2000 && refused == 3, "{compared}, {refused}");
+    assert!(compared > 2000, "{compared}");
 }
 
 /// Through MLX's layout and back.
@@ -286,31 +280,6 @@ fn the_config_says_what_is_packed() {
     assert_eq!(format("model.layers.0.self_attn.q_proj.weight"), "symmetric 8-bit g32");
 }
 
-/// Codes and scales as they are, of experts as well, which are a stack in the source.
-#[test]
-fn what_is_packed_in_these_formats_stays_so() {
-    for family in ["llama", "mixtral"] {
-        let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families").join(family);
-        let source = open(&folder.join("mlx-mxfp4")).unwrap();
-        let out = convert(&source, &ConvertOptions::hugging_face(keep()));
-        let written = Checkpoint::open(out.path()).unwrap();
-        let packed = written
-            .tensor_names()
-            .filter(|name| written.tensor(name, None).unwrap().format_name() == "mxfp4");
-        assert!(packed.count() > 8);
-        let dense = convert(&source, &dense(Some(DType::F32)));
-        let dense = Checkpoint::open(dense.path()).unwrap();
-        assert!(dense.tensor_names().eq(written.tensor_names()));
-        let numbers = |checkpoint: &Checkpoint, name: &str| -> Vec<f32> {
-            let weight = checkpoint.tensor(name, None).unwrap();
-            weight.to_dense(DType::F32, &Device::Cpu).unwrap().flatten_all().unwrap().to_vec1().unwrap()
-        };
-        for name in written.tensor_names() {
-            assert!(numbers(&written, name) == numbers(&dense, name), "{family}: {name}");
-        }
-    }
-}
-
 /// What fails leaves nothing that the next one stumbles over.
 #[test]
 fn a_conversion_that_fails_is_no_obstacle() {
@@ -361,40 +330,6 @@ fn formats_that_transformers_has_not_are_refused() {
         Source::new().with_config(r#"{"model_type": "unheard_of"}"#).random("a.weight", &[4, 32]).finish();
     let error = ConvertPlan::new(&unknown.open(), &dense(None)).unwrap_err().to_string();
     assert!(error.contains("model type `unheard_of`") && error.contains("supported are"), "{error}");
-}
-
-/// Of a model with packed weights transformers makes other experts than of one without.
-#[test]
-fn experts_of_llama4_are_modules_where_weights_are_packed() {
-    let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/llama4_text/hf");
-    let source = open(&folder).unwrap();
-    let recipe = |format: &str| Target::HuggingFace.usual_recipe(format.parse().unwrap());
-    let out = convert(&source, &ConvertOptions::hugging_face(recipe("mxfp4")));
-    let expert = "model.layers.1.feed_forward.experts.3.down_proj.weight_packed";
-    assert!(tensors(out.path()).contains_key(expert));
-    // Nothing is packed, without the option that says so.
-    let out = convert(&source, &ConvertOptions::hugging_face(recipe("keep")));
-    assert!(tensors(out.path()).contains_key("model.layers.1.feed_forward.experts.down_proj"));
-}
-
-#[test]
-fn what_is_packed_is_dequantized_or_refused() {
-    let folder = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures");
-    let source = Checkpoint::open(folder.join("families/mixtral/mlx-affine4")).unwrap();
-    let error = ConvertPlan::new(&source, &ConvertOptions::hugging_face(keep())).unwrap_err().to_string();
-    assert!(error.contains("requantize or dequantize it"), "{error}");
-    // Two stacks become one matrix, the rows of one its columns.
-    let source = Checkpoint::open(folder.join("families/deepseek_v3/mlx-mxfp4")).unwrap();
-    let recipe = Target::HuggingFace.usual_recipe("mxfp4".parse().unwrap());
-    let mut options = ConvertOptions::hugging_face(recipe);
-    let fallbacks = |options: &ConvertOptions| {
-        let plan = ConvertPlan::new(&source, options).unwrap();
-        let of = plan.tensors().find(|tensor| tensor.name.contains("kv_b_proj")).unwrap().fallback.clone();
-        of.unwrap_or_default()
-    };
-    assert!(fallbacks(&options).contains("--requantize packs it anew"), "{}", fallbacks(&options));
-    options.requantize = true;
-    assert_eq!(fallbacks(&options), "");
 }
 
 /// Containers that say less of their models, or other things.

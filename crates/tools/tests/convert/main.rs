@@ -7,6 +7,7 @@ mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
 mod hugging_face;
+mod hugging_face_packed;
 mod loading;
 mod memory;
 mod mlx;
@@ -23,5 +24,7 @@ mod resume;
 mod search;
 mod shrinking;
 mod target;
+#[path = "../../../../tests/common/tiled.rs"]
+mod tiled;
 mod topology;
 mod uqff;

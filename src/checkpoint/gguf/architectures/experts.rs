@@ -27,6 +27,7 @@ const GPT_OSS: Architecture = Architecture {
     model_type: "gpt_oss",
     parts: &[("ffn_gate_inp", "mlp.router"), ("post_attention_norm", "post_attention_layernorm")],
     keys: QWEN,
+    has_early_mxfp4: true,
     scores: None,
     others: |_, config| {
         if let Some(scaling) = config.get_mut("rope_scaling").filter(|scaling| scaling.is_object()) {

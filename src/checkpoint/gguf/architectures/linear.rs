@@ -78,8 +78,9 @@ fn heads(source: &Source, config: &mut Map) -> Result<()> {
         return Err(source.wrong(ALL_VALUES, &format!("a multiple of the {heads} heads of values")));
     }
     config.insert("linear_value_head_dim".into(), json!(all / heads));
-    let is_tiled = source.architecture.linear == Some(LinearOrder::Tiled);
-    config.insert("linear_out_proj_is_tiled".into(), json!(is_tiled));
+    if source.has_tiled_outputs {
+        config.insert("linear_out_proj_is_tiled".into(), json!(true));
+    }
     const INTERVAL: &str = "full_attention_interval";
     if let Some(interval) = source.size(INTERVAL)?.filter(|interval| *interval > 0) {
         config.insert(INTERVAL.into(), json!(interval));

@@ -29,6 +29,8 @@ pub(super) struct Architecture {
     pub is_paired: bool,
     /// Whether the converter adds one to the weights of norms.
     pub norms_are_sums: bool,
+    /// Whether early files have MXFP4 under the number of a type that was given up.
+    pub has_early_mxfp4: bool,
     /// In which order heads of linear attention are.
     pub linear: Option<LinearOrder>,
     /// Values of the file that are fields of the config.
@@ -122,6 +124,7 @@ const LLAMA: Architecture = Architecture {
     final_norm: "model.norm",
     is_paired: false,
     norms_are_sums: false,
+    has_early_mxfp4: false,
     linear: None,
     keys: &[RMS_NORM_EPS],
     flags: &[QKV_BIAS, ("mlp_bias", "mlp.gate_proj.bias")],

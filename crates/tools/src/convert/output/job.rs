@@ -63,8 +63,8 @@ pub(in crate::convert) enum Work {
     Cast(Vec<SourcePart>, DType),
     /// Numbers are rounded to a dtype and packed.
     Pack(Vec<SourcePart>, Packing),
-    /// Codes are brought into another layout, or into a format that holds them exactly.
-    Repack(PackedWeight, QuantFormat),
+    /// Codes are brought into another layout, or into a format that holds them exactly; of several weights the rows are in turn.
+    Repack(Vec<PackedWeight>, QuantFormat),
 }
 
 /// How numbers are packed.
@@ -141,11 +141,14 @@ impl Job {
         match &self.work {
             Work::Copy(..) => 0,
             Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
-            Work::Repack(packed, _) => {
-                // Once read and once loaded; then a matrix as numbers and as bytes.
-                let whole = packed.size_in_bytes() as u64;
-                let stack = packed.dims().iter().rev().skip(2).product::<usize>().max(1) as u64;
-                whole.saturating_mul(2).saturating_add((whole / stack).saturating_mul(3))
+            Work::Repack(weights, _) => {
+                // Once read and once loaded, and once more if they are put together; then a matrix as numbers and as bytes.
+                let whole = weights
+                    .iter()
+                    .fold(0u64, |sum, packed| sum.saturating_add(packed.size_in_bytes() as u64));
+                let copies = if weights.len() > 1 { 3 } else { 2 };
+                let stack = self.planned.shape.iter().rev().skip(2).product::<usize>().max(1) as u64;
+                whole.saturating_mul(copies).saturating_add((whole / stack).saturating_mul(3))
             }
         }
     }

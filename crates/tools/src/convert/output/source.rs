@@ -27,12 +27,17 @@ pub(in crate::convert) enum View {
     EverySecondTransposed(usize),
     /// Rows become columns, those of the first half and of the second in turn.
     AlternatingColumns,
+    /// Rows of the first half and of the second in turn.
+    AlternatingRows,
     /// The numbers of all rows in turn make one row.
     OneRow,
     /// One is added to each number.
     PlusOne,
     /// One is subtracted from each number.
     LessOne,
+    /// Columns in runs of `size`, the first of each of `keys` groups, then the second of each and so on, get the order of one
+    /// group after another.
+    OfTiles { keys: usize, size: usize },
 }
 
 impl View {
@@ -59,9 +64,17 @@ impl View {
                 let (rows, columns) = matrix.dims2()?;
                 matrix.reshape((2, rows / 2, columns))?.permute((2, 1, 0))?.reshape((columns, rows))?
             }
+            Self::AlternatingRows => {
+                let columns = matrix.dim(1)?;
+                matrix.reshape((2, (), columns))?.transpose(0, 1)?.reshape(((), columns))?
+            }
             Self::OneRow => matrix.t()?.reshape((1, ()))?,
             Self::PlusOne => (matrix + 1.)?,
             // The sum was rounded once already.
+            Self::OfTiles { keys, size } => {
+                let rows = matrix.dim(0)?;
+                matrix.reshape((rows, (), keys, size))?.transpose(1, 2)?.reshape((rows, ()))?
+            }
             Self::LessOne => (matrix.to_dtype(DType::F32)? - 1.)?,
         };
         Ok(seen.contiguous()?)

@@ -60,11 +60,6 @@ impl OutputTensor {
         }
         Ok(outputs)
     }
-
-    /// Bytes of a row: of all but the last dimension.
-    pub(in crate::convert) fn bytes_of_row(&self) -> u64 {
-        self.dims.last().map_or(0, |&last| last as u64 * self.dtype.bitsize() as u64 / 8)
-    }
 }
 
 /// How a header is written.

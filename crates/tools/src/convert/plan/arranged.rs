@@ -3,10 +3,11 @@
 
 use super::experts::{is_float, TensorGroup};
 use super::fused::rows_of;
+use super::linear::LinearOrder;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{SourcePart, SourceTensor, View};
 use crate::convert::target::{ExpertLayout, Target};
-use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
+use candle_quant::checkpoint::{is_one_plus_norm, Checkpoint, CheckpointKind, Weight};
 use candle_quant::Result;
 use candle_quant_models::MlxLm;
 use serde_json::Value;
@@ -16,6 +17,7 @@ pub(super) struct Arranged {
     pub family: MlxLm,
     pub experts: ExpertLayout,
     pub hidden: Option<usize>,
+    pub linear: LinearOrder,
     /// Whether the source is what mlx-lm has written.
     pub is_done: bool,
     /// Whether experts become stacks, packed or not: mlx-lm does not stack them while it loads them, or takes stacks for
@@ -30,15 +32,6 @@ pub(super) struct Arranged {
     /// Whether norms get their sums, and convolutions mlx-lm's order.
     adds_to_norms: bool,
 }
-
-/// The norms of which mlx-lm stores sums.
-const SUMS: [&str; 5] = [
-    ".input_layernorm.weight",
-    ".post_attention_layernorm.weight",
-    "model.norm.weight",
-    ".q_norm.weight",
-    ".k_norm.weight",
-];
 
 impl Arranged {
     pub(super) fn new(source: &Checkpoint, family: MlxLm, options: &ConvertOptions) -> Self {
@@ -65,6 +58,7 @@ impl Arranged {
             family,
             experts: target.kind().experts(&family),
             hidden: size("hidden_size"),
+            linear: LinearOrder::of(source, target == Target::Dense),
             is_done,
             always: is_mlx && (family.stack != "switch_mlp" || family.adds_to_norms),
             latents: if is_mlx && family.splits_latents { sizes() } else { None },
@@ -81,10 +75,20 @@ impl Arranged {
 
     /// What tensors are where none of them is packed.
     pub(super) fn plain(&self, tensors: Vec<SourceTensor>) -> Vec<SourceTensor> {
-        if self.always && !self.compares {
-            return Vec::new();
+        if self.always {
+            self.unless_packed(tensors)
+        } else {
+            tensors
         }
-        tensors
+    }
+
+    /// Tensors that are the same where none of them is packed; a comparison tells what they are.
+    pub(super) fn unless_packed(&self, tensors: Vec<SourceTensor>) -> Vec<SourceTensor> {
+        if self.compares {
+            tensors
+        } else {
+            Vec::new()
+        }
     }
 
     /// What becomes of a tensor that is in another order, if it is one.
@@ -102,7 +106,7 @@ impl Arranged {
         let whole = |source| Some(TensorGroup { packed: vec![source], plain: plain(), obstacle: None });
         let dims = weight.dims();
         Ok(match dims {
-            [_] if SUMS.iter().any(|end| name.ends_with(end)) => {
+            [_] if is_one_plus_norm(name) => {
                 let parts = vec![SourcePart::Viewed(vec![weight.clone()], View::PlusOne)];
                 whole(SourceTensor { name: name.to_owned(), dims: dims.to_vec(), parts })
             }

@@ -5,11 +5,11 @@ use super::plan::ConvertPlan;
 use super::published::PublishedPlan;
 use crate::convert::output::Job;
 use crate::convert::recipe::Role;
-use crate::convert::target::{quantization_config, Target};
+use crate::convert::target::{mxfp4_config, quantization_config, Target};
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::published_fields;
+use candle_quant_models::{published_fields, EXPERT_BLOCKS};
 use safetensors::Dtype;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
@@ -21,6 +21,9 @@ use std::{fmt, fs};
 
 /// What says how weights are quantized. Both are written, and those of the source are dropped.
 const QUANTIZATION: [&str; 2] = ["quantization", "quantization_config"];
+
+/// What the reader of GGUF files says of columns in an order that no output has.
+const TILED: &str = "linear_out_proj_is_tiled";
 
 /// Files that describe the quantization, or the files, of the source.
 const OF_THE_SOURCE: [&str; 6] = [
@@ -98,8 +101,11 @@ impl ConvertPlan {
         fields.into_iter().map(of).collect()
     }
 
-    /// What compressed-tensors says of the weights.
+    /// What compressed-tensors says of the weights, or transformers of experts in MXFP4.
     fn compressed_tensors(&self, top: QuantFormat) -> Value {
+        if self.jobs().any(|job| job.format().is_some() && job.planned.name.ends_with(EXPERT_BLOCKS)) {
+            return mxfp4_config();
+        }
         let module = |job: &Job| module_of(&job.planned.name).unwrap_or(&job.planned.name).to_owned();
         let packed: BTreeMap<_, _> =
             self.jobs().filter_map(|job| Some((module(job), job.format()?))).collect();
@@ -210,7 +216,8 @@ fn rewrite(text: &str, quantization: Option<&str>, added: Vec<Added>) -> serde_j
     let masked = with_masked_literals(text);
     let entries: Entries = serde_json::from_str(&masked)?;
     let is_added = |key: &str| added.iter().any(|field| field.object.is_none() && field.key == key);
-    let is_kept = |key: &str| !QUANTIZATION.contains(&key) && key != "compression_config" && !is_added(key);
+    let is_dropped = |key: &str| QUANTIZATION.contains(&key) || ["compression_config", TILED].contains(&key);
+    let is_kept = |key: &str| !is_dropped(key) && !is_added(key);
     if quantization.is_none() && added.is_empty() && entries.0.iter().all(|(key, _)| is_kept(key)) {
         return Ok(text.to_owned());
     }

@@ -37,9 +37,10 @@ type Projection = Vec<(usize, String, Weight)>;
 const UNLIKE: &str = "experts of different shapes or dtypes, or some are missing or twice there";
 
 /// Groups the tensors of a checkpoint.
-pub(super) fn group(tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Result<Vec<TensorGroup>> {
+pub(super) fn group(mut tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Result<Vec<TensorGroup>> {
     let experts = arranged.experts;
-    let (mut groups, mut projections) = (Vec::new(), BTreeMap::<String, Projection>::new());
+    let mut groups = arranged.linear.take(&mut tensors)?;
+    let mut projections = BTreeMap::<String, Projection>::new();
     for (name, weight) in tensors {
         if let Some((index, stack)) = expert(&name, experts).filter(|_| arranged.takes(&weight)) {
             projections.entry(stack).or_default().push((index, name, weight));

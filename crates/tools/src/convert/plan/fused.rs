@@ -4,9 +4,8 @@ use super::arranged::Arranged;
 use super::experts::TensorGroup;
 use crate::convert::output::{SourcePart, SourceTensor, View};
 use crate::convert::target::ExpertLayout;
-use candle_quant::checkpoint::Weight;
+use candle_quant::checkpoint::{FusedExperts, Weight};
 use candle_quant::{Error, Result};
-use candle_quant_models::FusedExperts;
 
 /// Why such a tensor is not packed.
 const UNCERTAIN: &str = "experts whose rows may be columns, or alternate";
@@ -46,11 +45,14 @@ pub(super) fn group(name: &str, weight: &Weight, arranged: &Arranged) -> Result<
         return Ok(None);
     }
     let plain = || vec![SourceTensor::whole(name.to_owned(), weight.clone())];
+    // Modules of stacks are none that mlx-lm stacks while it loads them: they get its names, packed or not.
+    let is_stack = !is_parameter && name.contains(".experts.");
+    let kept = || if is_stack { arranged.unless_packed(plain()) } else { arranged.plain(plain()) };
     match found {
         Some((block, which)) if !is_bias && weight.dims().len() == 3 => {
             let forms = of_weights(name, weight, block, which, arranged)?;
             Ok(Some(match forms {
-                Some(packed) => TensorGroup { packed, plain: arranged.plain(plain()), obstacle: None },
+                Some(packed) => TensorGroup { packed, plain: kept(), obstacle: None },
                 None => TensorGroup { packed: plain(), plain: Vec::new(), obstacle: Some(UNCERTAIN) },
             }))
         }

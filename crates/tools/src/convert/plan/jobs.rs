@@ -2,17 +2,21 @@
 
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{
-    file_dtype, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, Work, WIDE_MXFP4,
+    file_dtype, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, View, Work, WIDE_MXFP4,
 };
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, tensor_of, MlxForm, PackedWeight, Weight};
+use candle_quant::format::Scale;
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
 
 /// What is said of a weight, after its format, whose codes and scales were searched for.
 const SEARCHED: &str = ", searched";
+
+/// Why symmetric codes do not become those of a format with biases.
+const ROUNDED: &str = " with scales whose products with codes are rounded";
 
 /// The dtype of numbers in the source.
 pub(super) fn stored_dtype(source: &SourceTensor) -> Option<DType> {
@@ -102,11 +106,8 @@ impl Job {
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
-        if format.has_biases() && !kind.has_biases() {
-            return Err(impossible(match packed.format().has_biases() {
-                true => " with a bias for each group, which transformers reads no form of",
-                false => ", whose codes are not written anew",
-            }));
+        if packed.format().has_biases() && !kind.has_biases() {
+            return Err(impossible(" with a bias for each group, which transformers reads no form of"));
         }
         let outputs = |scales| kind.packed(&source.name, &source.dims, format, scales);
         let (work, outputs) = match packed.mlx_form()? {
@@ -131,8 +132,9 @@ impl Job {
                 let sources = parts.into_iter().map(|(_, dense)| vec![dense]).collect();
                 (Work::Copy(sources, Some(format)), outputs)
             }
-            MlxForm::Rearranged(scales) => {
-                (Work::Repack(packed.clone(), format), outputs(file_dtype(scales)?)?)
+            MlxForm::WithoutBiases(_) if kind.has_biases() => return Err(impossible(ROUNDED)),
+            MlxForm::Rearranged(scales) | MlxForm::WithoutBiases(scales) => {
+                (Work::Repack(vec![packed.clone()], format), outputs(file_dtype(scales)?)?)
             }
             MlxForm::Impossible(why) => return Err(impossible(why)),
             _ => return Err(impossible("")),
@@ -141,6 +143,28 @@ impl Job {
         job.planned.role = role;
         job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
+    }
+
+    /// Weights in one format whose scales are bytes, their rows in turn; `None` if they are no such.
+    pub(super) fn in_turn(source: &SourceTensor, role: Role, target: Target) -> Result<Option<Self>> {
+        let [SourcePart::Viewed(weights, View::AlternatingRows)] = source.parts.as_slice() else {
+            return Ok(None);
+        };
+        let packed = |weight: &Weight| match weight {
+            Weight::Packed(packed) if packed.format().scale() == Scale::E8m0 => Some(packed.clone()),
+            Weight::Packed(_) | Weight::Ggml(_) | Weight::Dense(_) | _ => None,
+        };
+        let Some(weights) = weights.iter().map(packed).collect::<Option<Vec<_>>>() else { return Ok(None) };
+        let Some(format) = weights.first().map(PackedWeight::format) else { return Ok(None) };
+        if weights.iter().any(|weight| weight.format() != format) {
+            return Ok(None);
+        }
+        target.check(&source.name, PACKED_ALREADY, format)?;
+        let outputs = target.kind().packed(&source.name, &source.dims, format, Dtype::U8)?;
+        let mut job = Self::new(source, format.to_string(), Work::Repack(weights, format), outputs);
+        job.planned.role = role;
+        job.planned.rule = PACKED_ALREADY.into();
+        Ok(Some(job))
     }
 
     /// A weight in a wider format that holds it exactly, if that is what it is to become.
@@ -160,7 +184,7 @@ impl Job {
         }
         target.check(&source.name, rule, WIDE_MXFP4)?;
         let outputs = target.kind().packed(&source.name, packed.dims(), WIDE_MXFP4, file_dtype(scales)?)?;
-        let work = Work::Repack(packed.clone(), WIDE_MXFP4);
+        let work = Work::Repack(vec![packed.clone()], WIDE_MXFP4);
         let mut job = Self::new(source, WIDE_MXFP4.to_string(), work, outputs);
         job.spec = spec;
         job.planned.role = role;

@@ -5,6 +5,7 @@ mod config;
 mod experts;
 mod fused;
 mod jobs;
+mod linear;
 #[allow(clippy::module_inception)]
 mod plan;
 mod planner;

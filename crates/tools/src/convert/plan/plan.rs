@@ -8,10 +8,10 @@ use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
 use candle_core::Device;
 use candle_quant::checkpoint::{
-    module_of, natural_order, Checkpoint, CheckpointKind, HubName, OllamaName, Weight,
+    module_of, natural_order, Checkpoint, FusedExperts, HubName, OllamaName, Weight,
 };
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::FusedExperts;
+use candle_quant_models::PublishedForm;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a conversion will do.
@@ -41,11 +41,18 @@ impl ConvertPlan {
     /// malformed; with
     /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
-        check_order(source)?;
         let planner = Planner::new(source, options);
-        let (mut published, mut jobs) = planner.all_jobs(!options.dequantize)?;
-        if published.is_some() && !jobs.iter().any(|job| job.format().is_some()) {
-            (published, jobs) = planner.all_jobs(false)?;
+        // The first form of transformers in which something is packed, or else the last one.
+        let forms = match options.dequantize {
+            true => &[PublishedForm::Dense][..],
+            false => &[PublishedForm::Blocks, PublishedForm::Packed, PublishedForm::Dense],
+        };
+        let (mut published, mut jobs) = (None, Vec::new());
+        for form in forms {
+            (published, jobs) = planner.all_jobs(*form)?;
+            if published.is_none() || jobs.iter().any(|job| job.format().is_some()) {
+                break;
+            }
         }
         jobs.sort_by(|a, b| natural_order(&a.planned.name, &b.planned.name));
         if jobs.is_empty() {
@@ -65,7 +72,7 @@ impl ConvertPlan {
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());
-        plan.notes.extend(plan.note_of_transformers());
+        plan.notes.extend(plan.notes_of_transformers());
         if plan.config_json()?.is_none() && target.kind().needs_config() {
             let problem =
                 format!("no config.json, without which there is no model in {}", target.kind().name());
@@ -168,12 +175,28 @@ impl ConvertPlan {
     }
 
     /// What transformers 5.23 reads otherwise than it is meant.
-    fn note_of_transformers(&self) -> Option<String> {
-        let is_one =
-            |job: &Job| job.format() == Some(QuantFormat::MXFP8) && job.planned.name.contains(".experts.");
-        (self.target == Target::HuggingFace && self.jobs().any(is_one)).then(|| {
-            "compressed-tensors decodes experts in mxfp8; transformers 5.23 takes their exponents for factors, and its logits are wrong".into()
-        })
+    fn notes_of_transformers(&self) -> Vec<String> {
+        let mut notes = Vec::new();
+        if self.target != Target::HuggingFace {
+            return notes;
+        }
+        let single =
+            |job: &&Job| job.planned.name.contains(".experts.") && matches!(*job.planned.shape, [_, _]);
+        if self.jobs().filter(single).any(|job| job.format() == Some(QuantFormat::MXFP8)) {
+            notes.push(
+                "compressed-tensors decodes experts in mxfp8; transformers 5.23 takes their exponents for factors, and its logits are wrong".into(),
+            );
+        }
+        let (packed, dense): (Vec<_>, Vec<_>) =
+            self.jobs().filter(single).partition(|job| job.format().is_some());
+        let block = |job: &&Job| job.planned.name.split(".experts.").next().unwrap_or_default().to_owned();
+        let blocks: BTreeSet<_> = packed.iter().map(block).collect();
+        if dense.iter().any(|job| blocks.contains(&block(job))) {
+            notes.push(
+                "experts of which only some projections are packed: transformers 5.23 does not find the others".into(),
+            );
+        }
+        notes
     }
 
     /// How many tensors do not become what their rule says.
@@ -271,18 +294,6 @@ fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
         Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
             counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format)
         }
-    }
-}
-
-/// Refuses linear attention in the order and under the names that only GGUF files have: other programs would not know.
-fn check_order(source: &Checkpoint) -> Result<()> {
-    let is_linear = source.tensor_names().any(|name| name.contains(".linear_attn."));
-    match is_linear && source.kind() == CheckpointKind::Gguf {
-        false => Ok(()),
-        true => Err(Error::Unsupported {
-            what: format!("{}: converting linear attention of a GGUF file", source.path().display()),
-            remedy: "convert the published model that it was made of".into(),
-        }),
     }
 }
 

@@ -11,9 +11,9 @@ use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
-use candle_quant::Result;
+use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
-use candle_quant_models::{MlxLm, MlxWeight};
+use candle_quant_models::{MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -128,13 +128,13 @@ impl<'a> Planner<'a> {
         notes
     }
 
-    /// The jobs of all tensors, and the model as transformers knows it if it is written so: as one with packed weights, or as
-    /// one without.
-    pub(super) fn all_jobs(&self, is_packed: bool) -> Result<(Option<PublishedPlan>, Vec<Job>)> {
+    /// The jobs of all tensors, and the model as transformers knows it if it is written so.
+    pub(super) fn all_jobs(&self, form: PublishedForm) -> Result<(Option<PublishedPlan>, Vec<Job>)> {
         let (source, options) = (self.source, self.options);
+        self.staying.set(0);
         let (published, groups) = match options.target {
             Target::HuggingFace => {
-                let published = PublishedPlan::new(source, is_packed)?;
+                let published = PublishedPlan::new(source, form)?;
                 let groups = published.groups()?;
                 (Some(published), groups)
             }
@@ -179,9 +179,11 @@ impl<'a> Planner<'a> {
         let role = roles.first().copied().unwrap_or(Role::Other);
         if let ([SourcePart::Encoded(weight)], true) = (source.parts.as_slice(), self.packs()) {
             let stays = !self.options.requantize || decided.0 == Spec::Keep;
+            let beside = obstacle.filter(|_| target == Target::HuggingFace);
             let not_linear = match weight {
-                Weight::Packed(_) => self.not_linear(source),
-                Weight::Ggml(_) | Weight::Dense(_) | _ => None,
+                Weight::Packed(_) => beside.or_else(|| self.not_linear(source)),
+                Weight::Ggml(_) => beside,
+                Weight::Dense(_) | _ => None,
             };
             if let (true, Some(reason)) = (stays, not_linear) {
                 let mut job = Job::plain(source, self.plain_dtype(source))?;
@@ -199,6 +201,11 @@ impl<'a> Planner<'a> {
                 if decided.0 != Spec::Keep && job.format().map(Spec::Packed) != Some(decided.0) {
                     self.staying.set(self.staying.get() + 1);
                 }
+                return Ok(job);
+            }
+        }
+        if self.packs() && (!self.options.requantize || decided.0 == Spec::Keep) {
+            if let Some(job) = Job::in_turn(source, role, target)? {
                 return Ok(job);
             }
         }
@@ -256,7 +263,7 @@ impl<'a> Planner<'a> {
 
     /// Why transformers has no packed weight for a tensor, if so.
     fn not_linear(&self, source: &SourceTensor) -> Option<&'static str> {
-        if self.options.target != Target::HuggingFace {
+        if self.options.target != Target::HuggingFace || source.name.ends_with(EXPERT_BLOCKS) {
             return None;
         }
         let roles = roles(&source.name, &source.dims, self.tied);
@@ -297,6 +304,8 @@ impl<'a> Planner<'a> {
             None if self.options.target == Target::Mlx && self.family.weight(module) == MlxWeight::Dense => {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
+            None if source.name.ends_with(EXPERT_BLOCKS) => (format != QuantFormat::MXFP4)
+                .then_some("experts that transformers has packed in mxfp4 alone"),
             None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             None => self.not_linear(source),
             other => other,

@@ -3,9 +3,11 @@
 use super::experts::TensorGroup;
 use crate::convert::output::{SourcePart, SourceTensor, View};
 use crate::source::Source;
-use candle_quant::checkpoint::{Checkpoint, CheckpointKind};
+use candle_quant::checkpoint::{Checkpoint, CheckpointKind, Weight};
 use candle_quant::{Error, Result};
-use candle_quant_models::{Arrangement, Piece, Published, PublishedTensor};
+use candle_quant_models::{
+    Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, EXPERT_BLOCKS,
+};
 use std::collections::BTreeSet;
 
 /// A model as transformers knows it, and what its checkpoint has beside.
@@ -19,8 +21,8 @@ pub(super) struct PublishedPlan {
 }
 
 impl PublishedPlan {
-    pub(super) fn new(source: &Checkpoint, is_packed: bool) -> Result<Self> {
-        let model = Published::of(source, is_packed)?;
+    pub(super) fn new(source: &Checkpoint, form: PublishedForm) -> Result<Self> {
+        let model = Published::of(source, form)?;
         let answering: BTreeSet<_> =
             model.sources().into_iter().flat_map(|name| source.answering(name)).collect();
         let is_other = |name: &&str| !answering.contains(*name) && !model.is_needless(name);
@@ -67,11 +69,33 @@ impl PublishedPlan {
 
     pub(super) fn groups(&self) -> Result<Vec<TensorGroup>> {
         let source = Source::new(&self.source);
-        let one = |tensor| TensorGroup { packed: vec![tensor], plain: Vec::new(), obstacle: None };
+        let is_block = |tensor: &PublishedTensor| tensor.name.ends_with(EXPERT_BLOCKS);
+        let has_blocks = self.model.tensors.iter().any(is_block);
+        let one = |tensor: SourceTensor| {
+            let obstacle = (has_blocks && !tensor.name.ends_with(EXPERT_BLOCKS)).then_some(BESIDE_BLOCKS);
+            TensorGroup { packed: vec![tensor], plain: Vec::new(), obstacle }
+        };
         let published = self.model.tensors.iter().map(|tensor| published(&source, tensor).map(one));
         let others = self.others.iter().map(|name| Ok(TensorGroup::one(name.clone(), source.tensor(name)?)));
         published.chain(others).collect()
     }
+}
+
+/// Why nothing but experts is packed beside those in MXFP4.
+const BESIDE_BLOCKS: &str = "no experts, of which alone transformers has packed ones in this form";
+
+/// Rows of both weights in turn: of packed ones as a whole, of others, which become numbers, expert by expert.
+fn rows_in_turn(parts: &mut Vec<SourcePart>, weights: Vec<Weight>) -> Result<()> {
+    if weights.iter().all(|weight| matches!(weight, Weight::Packed(_))) {
+        parts.push(SourcePart::Viewed(weights, View::AlternatingRows));
+        return Ok(());
+    }
+    let experts = weights.iter().filter_map(|weight| weight.dims().first()).min().copied().unwrap_or(0);
+    for expert in 0..experts {
+        let of_expert = weights.iter().map(|weight| weight.narrow(0, expert..expert + 1));
+        parts.push(SourcePart::Viewed(of_expert.collect::<Result<_>>()?, View::AlternatingRows));
+    }
+    Ok(())
 }
 
 /// What a published tensor is made of.
@@ -82,11 +106,12 @@ fn published(source: &Source, tensor: &PublishedTensor) -> Result<SourceTensor> 
     let mut fits = true;
     for Piece { tensors, how } in pieces {
         let mut weights = Vec::new();
-        for (name, index) in tensors {
+        for (name, entries) in tensors {
             let weight = source.tensor(name)?;
-            let (weight, skipped) = match index {
-                Some(index) => (weight.narrow(0, *index..index.saturating_add(1))?, 1),
-                None => (weight, 0),
+            let (weight, skipped) = match entries {
+                Entries::All => (weight, 0),
+                Entries::One(index) => (weight.narrow(0, *index..index.saturating_add(1))?, 1),
+                Entries::Rows(rows) => (weight.narrow(0, rows.clone())?, 0),
             };
             found = found.saturating_add(elements(weight.dims()));
             shapes.push(weight.dims().get(skipped..).unwrap_or_default().to_vec());
@@ -101,7 +126,12 @@ fn published(source: &Source, tensor: &PublishedTensor) -> Result<SourceTensor> 
             Arrangement::Transposed => View::Transposed,
             Arrangement::AlternatingColumns => View::AlternatingColumns,
             Arrangement::OneRow => View::OneRow,
+            Arrangement::AlternatingRows => {
+                rows_in_turn(&mut parts, weights)?;
+                continue;
+            }
             Arrangement::LessOne => View::LessOne,
+            Arrangement::OfTiles { keys, size } => View::OfTiles { keys: *keys, size: *size },
         };
         parts.push(SourcePart::Viewed(weights, view));
     }

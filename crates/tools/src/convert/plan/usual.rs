@@ -66,6 +66,15 @@ impl UsualTensor {
     pub(crate) fn matrix(&self, index: usize) -> Result<Chunks> {
         match (self.0.parts.as_slice(), self.matrices()) {
             ([part], 1) => part.load(),
+            // Rows one after another.
+            (parts, 1) => {
+                let encoded = |part: &SourcePart| match part {
+                    SourcePart::Encoded(weight) => Ok(weight.clone()),
+                    SourcePart::Stored(_) | SourcePart::Viewed(..) => Err(self.impossible(index)),
+                };
+                let weights = parts.iter().map(encoded).collect::<Result<Vec<_>>>()?;
+                Chunks::viewed(&weights, |matrix| Ok(matrix.clone()))
+            }
             ([SourcePart::Stored(dense)], _) => {
                 let weight = Weight::Dense(dense.clone()).narrow(0, index..index + 1)?;
                 SourcePart::Encoded(weight).load()

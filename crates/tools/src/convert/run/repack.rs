@@ -9,7 +9,7 @@ use rayon::prelude::*;
 use safetensors::Dtype;
 
 /// Hands on a weight matrix by matrix: the number of the first row, and the bytes for each tensor of the output, that
-/// is codes, scales, and biases if `format` has them.
+/// is codes, scales, and biases if `format` and the output have them.
 pub(super) fn repack(
     name: &str,
     weight: QuantTensor,
@@ -31,9 +31,12 @@ pub(super) fn repack(
         ));
     }
     let scales = outputs.get(1).map_or(Dtype::BF16, |output| output.dtype);
+    let has_biases = outputs.iter().filter(|output| output.value.is_none()).count() > 2;
     let bytes = |matrix: &QuantTensor| match format == matrix.format().with_biases() {
         true => {
             let biases = match matrix.format().zero_point() {
+                // Those of symmetric codes say what the midpoint says.
+                _ if !has_biases => None,
                 // With F32 scales, by a power of two.
                 ZeroPoint::Midpoint => {
                     Some(matrix.scales().affine(f64::from(-matrix.format().midpoint()), 0.)?)
@@ -55,6 +58,31 @@ pub(super) fn repack(
     let flat = weight.flatten_stack()?;
     drop(weight);
     (0..stack.iter().product()).try_for_each(|index: usize| write(index * n, bytes(&flat.matrix(index)?)?))
+}
+
+/// Weights of one shape as one whose rows are those of all in turn.
+pub(super) fn in_turn(name: &str, mut weights: Vec<QuantTensor>) -> Result<QuantTensor> {
+    let (Some(last), others) = (weights.pop(), &weights) else {
+        return Err(Error::mismatch(format!("`{name}`"), "a weight to pack again", "none"));
+    };
+    if others.is_empty() {
+        return Ok(last);
+    }
+    let all = || others.iter().chain([&last]);
+    if all().any(|weight| weight.global_scale().is_some() || weight.biases().is_some()) {
+        let expected = "weights without biases and global scales";
+        return Err(Error::mismatch(format!("`{name}`"), expected, last.format().to_string()));
+    }
+    let rows = |part: fn(&QuantTensor) -> &Tensor| {
+        let parts: Vec<_> = all().map(part).collect();
+        let mut dims = part(&last).dims().to_vec();
+        let dim = dims.len().saturating_sub(1);
+        if let Some(rows) = dims.get_mut(dim.saturating_sub(1)) {
+            *rows = rows.saturating_mul(parts.len());
+        }
+        Ok::<_, Error>(Tensor::stack(&parts, dim)?.reshape(dims)?)
+    };
+    QuantTensor::new(last.format(), rows(QuantTensor::packed)?, rows(QuantTensor::scales)?, None, None)
 }
 
 fn widened(name: &str, weight: &QuantTensor, dtype: Dtype) -> Result<Vec<Vec<u8>>> {

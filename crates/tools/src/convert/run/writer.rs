@@ -4,7 +4,7 @@
 use super::block::{self, Block};
 use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
-use super::repack::repack;
+use super::repack::{in_turn, repack};
 use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
@@ -106,7 +106,9 @@ impl Writer<'_> {
         for job in jobs.iter().filter(|job| job.whole_bytes() > 0) {
             let mut hasher = SourceHasher::new(true);
             match &job.work {
-                Work::Repack(packed, _) => hasher.packed(&packed.load(&Device::Cpu)?)?,
+                Work::Repack(weights, _) => {
+                    weights.iter().try_for_each(|packed| hasher.packed(&packed.load(&Device::Cpu)?))?;
+                }
                 Work::Cast(parts, _) | Work::Pack(parts, ..) => {
                     parts.iter().try_for_each(|part| load(part, &mut hasher).map(drop))?;
                 }
@@ -187,23 +189,31 @@ impl Writer<'_> {
     fn whole(&self, job: &Job, file: &ShardFile, hasher: &mut SourceHasher) -> Result<Sums> {
         let mut sums = Sums::default();
         match &job.work {
-            Work::Repack(packed, format) => {
-                let weight = packed.load(&Device::Cpu)?;
-                hasher.packed(&weight)?;
+            Work::Repack(weights, format) => {
+                let mut loaded = Vec::new();
+                for packed in weights {
+                    let weight = packed.load(&Device::Cpu)?;
+                    hasher.packed(&weight)?;
+                    loaded.push(weight);
+                }
+                let weight = in_turn(&job.planned.name, loaded)?;
                 let write = |row, bytes: Vec<_>| write_rows(job, row, &bytes, file);
-                repack(packed.name(), weight, *format, &job.outputs, write)?;
+                let name = weights.first().map_or(job.planned.name.as_str(), |weight| weight.name());
+                repack(name, weight, *format, &job.outputs, write)?;
                 self.advance(job, job.planned.source_bytes);
             }
             Work::Cast(parts, _) | Work::Pack(parts, ..) => {
-                let (mut row, part_bytes) = (0, job.planned.source_bytes / parts.len().max(1) as u64);
+                let (mut before, part_bytes) = (0, job.planned.source_bytes / parts.len().max(1) as u64);
                 for part in parts {
                     let chunks = load(part, hasher)?;
+                    // Its rows may have another length than those of the output.
+                    let row = |first: usize| (before + first * chunks.columns()) / job.k();
                     let of_chunks =
-                        chunks.map_tensors(|first, numbers| self.rows(job, &numbers, row + first, file))?;
+                        chunks.map_tensors(|first, numbers| self.rows(job, &numbers, row(first), file))?;
                     for of_chunk in of_chunks {
                         sums = sums.add(&of_chunk?);
                     }
-                    row += chunks.rows_in_all();
+                    before += chunks.rows_in_all().saturating_mul(chunks.columns());
                     self.advance(job, part_bytes);
                 }
             }
@@ -240,9 +250,10 @@ fn of_tensor(error: Error, name: &str, device: &Device) -> Error {
 
 /// Writes the bytes for each tensor of the output; `row` is the number of their first row.
 fn write_rows(job: &Job, row: usize, bytes: &[Vec<u8>], file: &ShardFile) -> Result<()> {
+    let rows = job.planned.shape.split_last().map_or(1, |(_, rows)| rows.iter().product::<usize>());
+    let before = |bytes: u64| bytes / rows.max(1) as u64 * row as u64;
     let mut parts = job.outputs.iter().zip(bytes);
-    parts
-        .try_for_each(|(output, bytes)| file.write(output.offset + output.bytes_of_row() * row as u64, bytes))
+    parts.try_for_each(|(output, bytes)| file.write(output.offset + before(output.bytes), bytes))
 }
 
 fn elements_of(tensor: &DenseTensor) -> usize {

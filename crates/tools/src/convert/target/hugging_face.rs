@@ -6,6 +6,7 @@
 //! | affine 4 and 8 bit | `pack-quantized`, symmetric: transformers 5.23 does not load zero points | `weight_packed`, `weight_scale`, `weight_shape` |
 //! | MXFP4 | `mxfp4-pack-quantized` | `weight_packed`, `weight_scale` |
 //! | MXFP8 | `mxfp8-quantized` | `weight`, `weight_scale` |
+//! | MXFP4, experts of families that are published so | quant_method `mxfp4` | `_blocks`, `_scales` |
 //! | NVFP4 | `nvfp4-pack-quantized` | `weight_packed`, `weight_scale`, `weight_global_scale`, which is 1 |
 
 use super::experts::ExpertLayout;
@@ -15,7 +16,7 @@ use crate::convert::output::{Job, OutputFile, OutputTensor};
 use candle_quant::checkpoint::{module_of, tensor_of};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
-use candle_quant_models::MlxLm;
+use candle_quant_models::{MlxLm, EXPERT_BLOCKS};
 use safetensors::Dtype;
 use serde_json::{json, Value};
 use std::collections::{BTreeMap, BTreeSet};
@@ -69,6 +70,7 @@ impl TargetKind for HuggingFace {
         scales: Dtype,
     ) -> Result<Vec<OutputTensor>> {
         let module = module_of(name).unwrap_or(name);
+        let blocks = name.strip_suffix(EXPERT_BLOCKS);
         let part = |part: &str| tensor_of(module, part);
         let [codes, scales, ..] = &mut *OutputTensor::packed(dims, format, scales, part)? else {
             return Ok(Vec::new());
@@ -81,6 +83,16 @@ impl TargetKind for HuggingFace {
             OutputTensor { dtype, dims, ..codes.clone() }
         };
         Ok(match (format, dims) {
+            (QuantFormat::MXFP4, _) if blocks.is_some() => {
+                let mut codes = bytes(Dtype::U8);
+                // Of each row the blocks, of which each has 16 bytes.
+                if let Some(columns) = codes.dims.pop() {
+                    codes.dims.extend([columns / 16, 16]);
+                }
+                let stem = blocks.unwrap_or_default();
+                let scales = OutputTensor { name: format!("{stem}_scales"), ..scales.clone() };
+                vec![OutputTensor { name: name.to_owned(), ..codes }, scales]
+            }
             (QuantFormat::MXFP4, _) => {
                 vec![named(&bytes(Dtype::U8), "weight_packed"), named(scales, "weight_scale")]
             }
@@ -130,6 +142,12 @@ fn scheme(format: QuantFormat) -> Option<(&'static str, Value)> {
         }
         _ => return None,
     })
+}
+
+/// The `quantization_config` of experts in MXFP4, as openai/gpt-oss-20b has it.
+pub(in crate::convert) fn mxfp4_config() -> Value {
+    let dense = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"];
+    json!({"quant_method": "mxfp4", "modules_to_not_convert": dense})
 }
 
 /// The `quantization_config` of packed modules, of which most have the format `top`. `dense` are matrices that are not

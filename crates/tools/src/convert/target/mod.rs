@@ -9,7 +9,7 @@ pub(super) mod ollama_manifest;
 mod uqff;
 
 pub(super) use experts::ExpertLayout;
-pub(super) use hugging_face::quantization_config;
+pub(super) use hugging_face::{mxfp4_config, quantization_config};
 pub(super) use kind::TargetKind;
 
 use crate::convert::recipe::{Recipe, Spec};
