@@ -73,13 +73,21 @@ fn ids(position: usize, sequences: usize, device: &Device) -> Tensor {
 #[test]
 fn a_graph_serves_every_position() {
     let Some(device) = device() else { return };
-    // Tiles of keys, shares of blocks, the window, and what the caches begin with.
+    // Tiles of keys, shares of blocks, the window, and what the caches begin with; between these nothing but zeros is cached.
     let watched = [0, 1, 15, 16, 17, 39, 40, 41, 63, 64, 65, 127, 128, 200, 255, 256, 257];
-    for (dtype, sequences, last) in [(DType::BF16, 1, 257), (DType::BF16, 3, 66), (DType::F32, 1, 66)] {
+    let steps = |last| {
+        (0..=66).chain(126..=129).chain(199..=201).chain(254..=258).take_while(move |step| *step <= last)
+    };
+    for (dtype, sequences, last) in [(DType::BF16, 1, 258), (DType::BF16, 3, 41), (DType::F32, 1, 17)] {
         let (plan, _) = plan(&device, dtype);
         let mut caches = caches(dtype, usize::MAX);
         let mut step = plan.on_device(sequences, dtype).unwrap();
-        for position in 0..=last {
+        for position in steps(last) {
+            let skipped = position - caches[0].len();
+            if skipped > 0 {
+                let zeros = Tensor::zeros((sequences, skipped, 2, 64), dtype, &device).unwrap();
+                caches.iter_mut().for_each(|cache| drop(cache.append(&zeros, &zeros).unwrap()));
+            }
             let logits = step.run(&ids(position, sequences, &device), &mut caches).unwrap();
             assert_eq!((logits.dims(), logits.dtype()), (&[sequences, 640][..], dtype));
             // Made anew when the caches have grown.
@@ -157,7 +165,7 @@ fn a_token_takes_few_calls_of_the_driver() {
     let counted = [0, 1, 2, 3, 4].map(|i| Some(counts()[i]? - before[i]?));
     // On a GPU nobody counts.
     if let [Some(all), launches, kernels, allocations, events] = counted {
-        assert!(all <= 3 * TOKENS, "{all} calls for {TOKENS} tokens");
+        assert!(all <= 2 * TOKENS, "{all} calls for {TOKENS} tokens");
         assert_eq!([launches, kernels, allocations, events], [Some(TOKENS), Some(0), Some(0), Some(0)]);
     }
 }
