@@ -79,7 +79,7 @@ def plan(programs, work, arch):
         *(Step(f"probe: {name}", weight, always(tools / name), **probe) for name, weight in PROBES.items()),
         Step("decode steps", 120, lambda seconds: [
             ["env", f"CANDLE_QUANT_GRAPH={mode}", work / STEPS_BENCH, "--seconds", max(1, int(seconds * 0.45))] for mode in ("on", "eager")
-        ], count=steps.count_records, result="probe.jsonl"),
+        ], **probe),
         Step("products and experts, of this crate and others", 150, timed(work / KERNELS_BENCH, "--out", OUT),
              count=steps.count_records, written="kernels.jsonl"),
         Step("products of other libraries", 40, timed(sys.executable, "benches/peers/gpu_peers.py", "--out", OUT / "peers.jsonl"),
