@@ -37,6 +37,12 @@ MIXTRAL, MIXTRAL_US = (14336, 4096, 8), 60.0
 GPT_OSS, GPT_OSS_OVER_FLOOR = (2880, 2880, 32), 2.0
 MANY_TOKENS_SHARE = 0.6
 MOST_ERROR_OVER_ROUNDING = 1.05
+# Decode steps, by layout and context, on an H200: the least tokens/s, and what was computed for all kernels of the design, of which
+# neighbours overlap in the graph or do not.
+LLAMA_3_8B, QWEN3_4B = "Llama-3-8B affine 4-bit g64", "Qwen3-4B affine 4-bit g64"
+LEAST_TOKENS_PER_S = {(LLAMA_3_8B, 128): 600, (LLAMA_3_8B, 4096): 560, (LLAMA_3_8B, 32768): 360, (QWEN3_4B, 128): 850}
+COMPUTED_TOKENS_PER_S = {(LLAMA_3_8B, 128): "812 or 669", (LLAMA_3_8B, 4096): "760 or 615", (LLAMA_3_8B, 32768): "437",
+                         (QWEN3_4B, 128): "1126 or 873", (QWEN3_4B, 4096): "1017", (QWEN3_4B, 32768): "482"}
 
 
 class Results:
@@ -130,6 +136,9 @@ def goals(results):
     many = [(r, results.dense_of_equal_flops(r)) for r in experts if r["m"] >= MANY_ROWS]
     check(f"experts of {MANY_ROWS} tokens and more: at least {MANY_TOKENS_SHARE:g} of the speed of cuBLAS",
           ((d["us"] / r["us"] >= MANY_TOKENS_SHARE, f"{label(r)}: {d['us'] / r['us']:.2f}") for r, d in many if d))
+    bars = [(r, LEAST_TOKENS_PER_S.get((r["name"], r["context"]))) for r in results.of("decode step", mode="graph")]
+    check("decode steps, on an H200: Llama-3-8B, 4 bits, 600, 560, 360 tokens/s behind 128, 4096, 32768 tokens; Qwen3-4B 850 behind 128",
+          ((r["tokens_per_s"] >= bar, f"{r['name']} behind {r['context']}: {r['tokens_per_s']:.1f}") for r, bar in bars if bar))
     return checks
 
 
@@ -186,6 +195,9 @@ def answers(results):
     clock = results.probes("clock under load")
     if clock:
         found[10] = f"{clock[0]['ghz']:.3f} GHz ({clock[0]['least']:.3f} to {clock[0]['most']:.3f})"
+    decoded = results.of("decode step")
+    if decoded:
+        found[11] = "; ".join(f"{r['name']} behind {r['context']} tokens, {r['mode']}: {r['us']:.1f} us" for r in decoded)
     return found
 
 
@@ -231,6 +243,25 @@ def table_of_experts(results):
     return lines
 
 
+def table_of_decode_steps(results):
+    """Tokens/s, beside what is wanted and what was computed, a line for each layout and context."""
+    rows = results.of("decode step")
+    if not rows:
+        return []
+    lines = ["\nDecode steps, one sequence: tokens/s, least to greatest of the rounds (share of the read bandwidth)\n",
+             "| layout | context | wanted | computed | as a graph | us | kernel by kernel | us | launches |", "|---" * 9 + "|"]
+    for case in sorted({(r["name"], r["context"]) for r in rows}):
+        cells, launches = [], ""
+        for mode in ("graph", "eager"):
+            r = next((r for r in rows if (r["name"], r["context"], r["mode"]) == (*case, mode)), None)
+            share = f" ({r['gb_per_s'] / results.read_gb_per_s:.0%})" if r and results.read_gb_per_s else ""
+            cells += [f"{r['tokens_per_s']:.1f}, {r['least']:.1f} to {r['greatest']:.1f}{share}", f"{r['us']:.1f}"] if r else ["", ""]
+            launches = r["launches"] if r else launches
+        wanted, computed = LEAST_TOKENS_PER_S.get(case, ""), COMPUTED_TOKENS_PER_S.get(case, "")
+        lines.append(f"| {case[0]} | {case[1]} | {wanted} | {computed} | " + " | ".join(cells) + f" | {launches} |")
+    return [*lines, "\nWanted and computed are of an H200; computed for all kernels of the design, which overlap in the graph or do not."]
+
+
 def of_the_run(results):
     """Whether the figures are of a run that counts, and what became of its steps."""
     if results.steps is None:
@@ -256,7 +287,7 @@ def report(results):
         lines.append(f"| {goal} | {count} | {count - len(misses) if count else 'not measured'} | {shown} |")
     lines += ["", "## What the probes answer", ""]
     lines += [f"{number}. {text}" for number, text in sorted(answers(results).items())]
-    lines += ["", "## Figures", *table_of_one_row(results), *table_of_experts(results)]
+    lines += ["", "## Figures", *table_of_one_row(results), *table_of_experts(results), *table_of_decode_steps(results)]
     failures = results.of("failure")
     if failures:
         lines += ["", "## Not measured", ""]

@@ -22,6 +22,11 @@ def experts(name, m, sizes, us, size=1e6, library=report.OURS):
     return {**product(name, m, n, k, us, size, library), "kind": "experts", "experts": count, "top_k": top_k}
 
 
+def decode_step(name, context, mode, speed, gb_per_s):
+    return {"kind": "decode step", "library": report.OURS, "name": name, "dtype": "bf16", "context": context, "mode": mode,
+            "tokens_per_s": speed, "least": speed - 1, "greatest": speed + 1, "us": 1e6 / speed, "launches": 163, "bytes": 10**9, "gb_per_s": gb_per_s}
+
+
 def floor(size):
     return {"kind": "floor", "library": "", "name": "read", "bytes": int(size), "us": 1 + size / READ / 1e3,
             "gb_per_s": size / (1 + size / READ / 1e3) / 1e3}
@@ -91,6 +96,19 @@ class Run(unittest.TestCase):
                                experts("dense of equal FLOPs", 2048, sizes, 75.0, library="cuBLAS"))
         lines = report.table_of_experts(results)
         self.assertEqual(lines[-2:], ["| 768x2048, 8 of 128 | 1 | 10.00 (50%) |  |", "| 768x2048, 8 of 128 | 2048 | 100.00 (75%) | 75.00 |"])
+
+    def test_decode_steps(self):
+        results = self.results(decode_step(report.LLAMA_3_8B, 128, "graph", 625.0, 3000.0), decode_step(report.LLAMA_3_8B, 128, "eager", 500.0, 2400.0),
+                               decode_step(report.QWEN3_4B, 128, "graph", 800.0, 2000.0), decode_step("Llama-3-8B mxfp4", 128, "graph", 1.0, 1.0),
+                               decode_step(report.LLAMA_3_8B, 4096, "eager", 1.0, 1.0))
+        # A bar is of graphs, and of its layout and context.
+        self.assertEqual(misses(results, "decode steps"), (2, [f"{report.QWEN3_4B} behind 128: 800.0"]))
+        lines = report.table_of_decode_steps(results)
+        self.assertIn(f"| {report.LLAMA_3_8B} | 128 | 600 | 812 or 669 | 625.0, 624.0 to 626.0 (75%) | 1600.0 "
+                      "| 500.0, 499.0 to 501.0 (60%) | 2000.0 | 163 |", lines)
+        self.assertEqual(len(lines), 3 + 4 + 1)
+        self.assertIn("Llama-3-8B mxfp4 behind 128 tokens, graph: 1000000.0 us", report.answers(results)[11])
+        self.assertEqual(report.table_of_decode_steps(self.results()), [])
 
     def test_floor_between_sizes(self):
         results = self.results(floor(10e6), floor(20e6))

@@ -10,7 +10,7 @@
 # every kernel.
 # --core: the tests of the core alone.
 # --clippy: lints of everything that is built with the feature `nccl`, and of testing/, instead of tests.
-# --build: the tests and the bench of kernels are built, but not run.
+# --build: the tests and benches are built, but not run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 sanitize='' schedules=all
@@ -80,7 +80,7 @@ if [ "${1-}" = --clippy ]; then
 fi
 
 if [ "${1-}" = --build ]; then
-  exec cargo build --release "${crates[@]}" --test 'cuda*' --bench kernels
+  exec cargo build --release "${crates[@]}" --test 'cuda*' --bench kernels --bench decode_steps
 fi
 
 # The emulator and the driver themselves.
@@ -96,6 +96,9 @@ else
   cargo test --release "${crates[@]}" --test 'cuda*' --no-run
   cargo test --release "${core[@]}" --lib backend::cuda
   cargo test --release "${core[@]}" --test 'cuda*'
+  for mode in on eager; do
+    CANDLE_QUANT_GRAPH=$mode PRETEND_CUDA_SCHEDULES=random cargo test --release "${core[@]}" --bench decode_steps -- --tiny
+  done
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl \
     -p candle-quant-models -p candle-quant-nn -p candle-quant-tools --test 'cuda*'
   PRETEND_CUDA_SCHEDULES=random cargo test --release --features nccl -p candle-quant-models --lib on_device

@@ -34,7 +34,7 @@ export CUDA_ROOT=$target/libraries
 
 rm -rf carry "$target/carried"
 mkdir -p carry "$target/carried"
-cargo build --release --features cuda --test 'cuda*' --bench kernels --message-format=json-render-diagnostics >"$target/messages"
+cargo build --release --features cuda --test 'cuda*' --bench kernels --bench decode_steps --message-format=json-render-diagnostics >"$target/messages"
 # kind-package-target and where it is, of each test or bench.
 python3 - "$target/messages" <<'END' >"$target/programs"
 import json, sys

@@ -22,7 +22,7 @@ END = float(os.environ.get("END") or 560)
 LEAST = 5.0  # seconds of a step, if so much is left
 CARRY = ROOT / "carry"
 # Programs of carry/ that steps name.
-CORE_TESTS, KERNELS_BENCH = "test-candle-quant-cuda", "bench-candle-quant-kernels"
+CORE_TESTS, KERNELS_BENCH, STEPS_BENCH = "test-candle-quant-cuda", "bench-candle-quant-kernels", "bench-candle-quant-decode_steps"
 # A few kernels of each kind: the sanitizer makes everything a hundred times slower.
 SANITIZED = ["k_that_is_split", "gated_products", "awkward_shapes", "weights_at_an_offset"]
 PROBES = {"issue_rates": 8, "launches": 8, "bandwidth": 20, "splits": 8, "strides": 8}  # and their shares of the time
@@ -77,6 +77,9 @@ def plan(programs, work, arch):
         *(Step(f"compute-sanitizer {tool}", 30, always(*sanitizer, tool, *sanitized), count=steps.count_tests, result="tests.txt",
                tool="compute-sanitizer") for tool in ("memcheck", "racecheck")),
         *(Step(f"probe: {name}", weight, always(tools / name), **probe) for name, weight in PROBES.items()),
+        Step("decode steps", 120, lambda seconds: [
+            ["env", f"CANDLE_QUANT_GRAPH={mode}", work / STEPS_BENCH, "--seconds", max(1, int(seconds * 0.45))] for mode in ("on", "eager")
+        ], **probe),
         Step("products and experts, of this crate and others", 150, timed(work / KERNELS_BENCH, "--out", OUT),
              count=steps.count_records, written="kernels.jsonl"),
         Step("products of other libraries", 40, timed(sys.executable, "benches/peers/gpu_peers.py", "--out", OUT / "peers.jsonl"),
@@ -241,7 +244,7 @@ def main():
             say(run.outcomes[0]["fault"])
             return 1
         say(f"GPU: {name}, {arch}")
-        programs = (CARRY / "programs").read_text().split() if (CARRY / "programs").exists() else [CORE_TESTS, KERNELS_BENCH]
+        programs = (CARRY / "programs").read_text().split() if (CARRY / "programs").exists() else [CORE_TESTS, KERNELS_BENCH, STEPS_BENCH]
         run.add(plan(programs, work, arch))
         with open(OUT / "clocks.csv", "wb") as out:
             clocks = subprocess.Popen(["nvidia-smi", f"--query-gpu={CLOCKS}", "--format=csv", "-lms", "500"], stdout=out, stderr=out)

@@ -13,6 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = Path(__file__).resolve().parent / "fakes"
 CORE, TOOLS, BENCH = "test-candle-quant-cuda", "test-candle-quant-tools-cuda", "bench-candle-quant-kernels"
+STEPS_BENCH = "bench-candle-quant-decode_steps"
 BENCH_STEP = "products and experts, of this crate and others"
 
 TESTS = """#!/bin/sh
@@ -50,6 +51,16 @@ END
 """
 DEVICE = json.dumps({"kind": "device", "name": "NVIDIA Fake GPU"})
 BENCHES = WRITES.format("\n".join([DEVICE, json.dumps(RECORD)]))
+DECODED = {"kind": "decode step", "library": "candle-quant", "name": "Llama-3-8B affine 4-bit g64", "context": 128, "mode": "$mode",
+           "tokens_per_s": 640.0, "least": 630.0, "greatest": 645.0, "us": 1562.5, "launches": 163, "bytes": 4, "gb_per_s": 2.0}
+DECODES = f"""#!/bin/sh
+case $CANDLE_QUANT_GRAPH in on) mode=graph ;; *) mode=$CANDLE_QUANT_GRAPH ;; esac
+cat <<END
+{DEVICE}
+{json.dumps(DECODED)}
+END
+"""
+FAILS = "#!/bin/sh\necho out of memory >&2\nexit 3\n"
 
 
 def is_running(process):
@@ -79,7 +90,7 @@ class Checkout:
             (self.programs / "cudarc/src" / module / "sys").mkdir(parents=True)
             prefix = {"driver": "cu", "cublaslt": "cublasLt"}.get(module, module)
             (self.programs / "cudarc/src" / module / "sys/mod.rs").write_text(f"pub fn {prefix}Init(")
-        for name, text in ((CORE, TESTS), (TOOLS, TESTS), (BENCH, BENCHES)):
+        for name, text in ((CORE, TESTS), (TOOLS, TESTS), (BENCH, BENCHES), (STEPS_BENCH, DECODES)):
             self.program(name, text)
         self.calls.touch()
 
@@ -144,6 +155,8 @@ class Gpu(unittest.TestCase):
         report = (into / "README.md").read_text()
         self.assertIn("Every required step succeeded; 8 tests passed.", report)
         self.assertEqual([record["us"] for record in json.loads((into / "results.json").read_text()) if record["kind"] == "product"], [4.5])
+        self.assertEqual(self.outcome("decode steps")["records"], 2)
+        self.assertIn("| 600 | 812 or 669 | 640.0, 630.0 to 645.0 | 1562.5 | 640.0, 630.0 to 645.0 | 1562.5 | 163 |", report)
         self.assertTrue((into / "steps.json").exists())
 
     def test_a_test_fails(self):
@@ -178,6 +191,15 @@ class Gpu(unittest.TestCase):
         self.checkout.program(BENCH, WRITES.format(DEVICE))
         self.assert_fails(self.run_with(), BENCH_STEP, "no figures")
 
+    def test_faults_of_the_bench_of_steps(self):
+        for program, fault in ((FAILS, "exit status 3: out of memory"), ("#!/bin/sh\necho garbage\n", "line 1 is no record: 'garbage'"),
+                               ("#!/bin/sh\n", "no figures"), (HANGS, "stopped at its limit")):
+            with self.subTest(fault):
+                shutil.rmtree(self.checkout.out, ignore_errors=True)
+                self.checkout.program(STEPS_BENCH, program)
+                self.assert_fails(self.run_with(END="30"), "decode steps", fault)
+                self.assertEqual(self.outcome(BENCH_STEP)["rc"], 0)
+
     def test_a_probe_writes_garbage(self):
         self.assert_fails(self.run_with(FAKE_GARBAGE="splits"), "probe: splits", "line 1 is no record: 'garbage'")
 
@@ -189,7 +211,7 @@ class Gpu(unittest.TestCase):
         self.assertEqual((self.outcome("test-of-another-crate")["rc"], self.outcome(TOOLS)["rc"]), (127, 0))
 
     def test_nothing_was_carried(self):
-        self.assert_fails(self.checkout.gpu("run"), "unpack", f"missing in carry/programs.tar.xz: {CORE}, {BENCH}:")
+        self.assert_fails(self.checkout.gpu("run"), "unpack", f"missing in carry/programs.tar.xz: {CORE}, {BENCH}, {STEPS_BENCH}:")
 
     def test_tree_and_carry_are_too_big_together(self):
         # Neither of them is.
