@@ -203,6 +203,29 @@ fn steps_move_between_threads_and_devices() {
     assert!(tokens(true).1);
 }
 
+/// A step takes whichever caches it is given, also when others have made them grow.
+#[test]
+fn a_step_serves_other_caches() {
+    let Some(device) = device() else { return };
+    let (plan, _) = plan(&device, DType::BF16);
+    let step = || plan.on_device(1, DType::BF16).unwrap();
+    let mut shared = step();
+    let mut texts = [(); 2].map(|()| [(); 2].map(|()| caches(DType::BF16, 999)));
+    for position in 0..4 {
+        for (text, [one, other]) in texts.iter_mut().enumerate() {
+            if position == 3 && text == 0 {
+                let zeros = Tensor::zeros((1, 300, 2, 64), DType::BF16, &device).unwrap();
+                for cache in one.iter_mut().chain(other.iter_mut()) {
+                    cache.append(&zeros, &zeros).unwrap();
+                }
+            }
+            let id = ids(position + 7 * text, 1, &device);
+            let [found, expected] = [shared.run(&id, one).unwrap(), step().run(&id, other).unwrap()];
+            assert!(bits(&found) == bits(&expected), "text {text}, position {position}");
+        }
+    }
+}
+
 #[test]
 fn caches_say_whether_they_have_room() {
     let Some(device) = device() else { return };
