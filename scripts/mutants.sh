@@ -39,9 +39,17 @@ sources() {
   done
 }
 
+# link FOLDER: the pretended driver that is there, under the names of CUDA's libraries.
+link() {
+  local name
+  for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so nccl.so; do
+    ln -sf libpretend_cuda.so "$1/lib$name"
+  done
+}
+
 # run PATCH FOLDER: the tests of the patch on the kernels of FOLDER. 0: passed, 1: failed, 2: could not be run.
 run() {
-  local log=$2.log sanitize='' build=$target/pretend-cuda preload='' name program
+  local log=$2.log sanitize='' build=$target/pretend-cuda preload='' program
   program=$(field "$1" Program)
   if [ -n "$(field "$1" Sanitizers)" ]; then
     sanitize=address,undefined build=$target/pretend-cuda/asan preload=$(c++ -print-file-name=libasan.so)
@@ -54,9 +62,7 @@ run() {
       cargo build --quiet --release -p pretend-cuda --target-dir "$build" >"$log" 2>&1 &&
       cp "$build/release/libpretend_cuda.so" "$2.lib"
   ) 9>"$work/lock" || return 2
-  for name in cuda.so.1 cuda.so cudart.so cublas.so cublasLt.so curand.so nvrtc.so; do
-    ln -sf libpretend_cuda.so "$2.lib/lib$name"
-  done
+  link "$2.lib"
   # shellcheck disable=SC2046 # several arguments
   LD_LIBRARY_PATH=$2.lib LD_PRELOAD=$preload ASAN_OPTIONS=detect_leaks=0 \
     timeout 600 "$tests/${program:-cuda}" $(field "$1" Tests) >"$log" 2>&1 || return 1
@@ -82,7 +88,8 @@ unharmed() {
   ) 8>"$work/unharmed.lock"
 }
 
-# build FOLDER: the tests, as the programs `cuda` (of tests/cuda) and `lib` (unit tests) of the folder.
+# build FOLDER: the tests, as the programs `cuda` (of tests/cuda) and `lib` (unit tests) of the folder, and the driver: the one in
+# cargo's folder gets the kernels of whichever bug comes next.
 build() {
   mkdir -p "$1"
   scripts/test-cuda.sh --core --no-run --lib >"$1/build.log" 2>&1 || return 1
@@ -91,6 +98,8 @@ build() {
     source=${program#*=}
     cp "$(sed -n "s|.*Executable.* $source (\(.*\))\$|\1|p" "$1/build.log")" "$1/${program%%=*}"
   done
+  cp "$target/pretend-cuda/release/libpretend_cuda.so" "$1"
+  link "$1"
 }
 
 # tests_pass PATCH FOLDER: of the programs there.
@@ -98,7 +107,7 @@ tests_pass() {
   local program
   program=$(field "$1" Program)
   # shellcheck disable=SC2046 # several arguments
-  LD_LIBRARY_PATH=$target/pretend-cuda/toolkit/lib timeout 600 "$2/${program:-cuda}" $(field "$1" Tests) >"$2/tests.log" 2>&1 &&
+  LD_LIBRARY_PATH=$2 timeout 600 "$2/${program:-cuda}" $(field "$1" Tests) >"$2/tests.log" 2>&1 &&
     grep -q 'test result: ok. [1-9]' "$2/tests.log"
 }
 
