@@ -2,7 +2,7 @@
 
 use crate::gpu::driver_calls;
 use crate::packed::{bits, flat, relative_error};
-use crate::{device, nth_device};
+use crate::{device, is_about_memory, nth_device};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::nn::Lora;
 use candle_quant::ops::{sample, SampleOptions};
@@ -91,6 +91,8 @@ fn a_graph_serves_every_position() {
         let mut caches = caches(dtype, usize::MAX);
         let mut step = plan.on_device(sequences, dtype).unwrap();
         let (on_cpu, mut caches_on_cpu) = on_cpu();
+        // Of memory, one tile of keys shows what all do.
+        let last = if is_about_memory() { 17 } else { last };
         for position in steps(last) {
             let skipped = position - caches[0].len();
             if skipped > 0 {
