@@ -254,32 +254,30 @@ typedef struct CqDequantize {
  *
  * y may be x, or the residual. Grid: (rows). */
 typedef struct CqNorm {
-    const void *x;         /* [rows, width] of x_dtype */
+    const void *x;         /* [rows, width] of dtype */
     const float *weight;   /* [width]; may be null */
     const float *bias;     /* [width]; may be null */
-    const void *residual;  /* [rows, width] of y_dtype; may be null */
-    void *y;               /* [rows, width] of y_dtype */
+    const void *residual;  /* [rows, width] of dtype; may be null */
+    void *y;               /* [rows, width] of dtype */
     uint32_t width;
     uint32_t subtracts_mean;
     float eps;             /* added to the mean square */
     float factor;
-    uint32_t x_dtype;
-    uint32_t y_dtype;
+    uint32_t dtype;
+    uint32_t unused;
 } CqNorm;
 
 /* y = residual + finish(x), element by element; with up, that is multiplied by it behind the activation.
  *
  * y may be x, up or the residual. Grid: (count / 256, rounded up). */
 typedef struct CqElementwise {
-    const void *x;         /* [count] of x_dtype */
+    const void *x;         /* [count] of dtype */
     const void *up;        /* the same; may be null */
-    const void *residual;  /* [count] of y_dtype; may be null */
-    void *y;               /* [count] of y_dtype */
+    const void *residual;  /* [count] of dtype; may be null */
+    void *y;               /* [count] of dtype */
     CqFinish finish;
     uint32_t count;
-    uint32_t x_dtype;
-    uint32_t y_dtype;
-    uint32_t unused;
+    uint32_t dtype;
 } CqElementwise;
 
 /* Quantizes rows as the CPU does, bit for bit. */

@@ -30,22 +30,22 @@ __device__ __forceinline__ void normalize_row(const CqNorm &p) {
     float mean = 0;
     if (p.subtracts_mean) {
         float sum = 0;
-        for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) sum += load_float(p.x, first + i, p.x_dtype);
+        for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) sum += load_float(p.x, first + i, p.dtype);
         mean = sum_of_block(sum, sums) / float(p.width);
     }
     float squares = 0;
     for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) {
-        const float x = load_float(p.x, first + i, p.x_dtype) - mean;
+        const float x = load_float(p.x, first + i, p.dtype) - mean;
         squares = __fmaf_rn(x, x, squares);
     }
     const float scale = 1.f / sqrtf(sum_of_block(squares, sums + WARPS) / float(p.width) + p.eps);
     for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) {
-        float value = (load_float(p.x, first + i, p.x_dtype) - mean) * scale;
+        float value = (load_float(p.x, first + i, p.dtype) - mean) * scale;
         if (p.weight) value *= p.weight[i];
         if (p.bias) value += p.bias[i];
         value *= p.factor;
-        if (p.residual) value += load_float(p.residual, first + i, p.y_dtype);
-        store_float(p.y, first + i, p.y_dtype, value);
+        if (p.residual) value += load_float(p.residual, first + i, p.dtype);
+        store_float(p.y, first + i, p.dtype, value);
     }
 }
 
@@ -54,11 +54,11 @@ __device__ __forceinline__ void each_element(const CqElementwise &p) {
     let_next_kernel_start();
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= p.count) return;
-    float value = activated(p.finish.activation, load_float(p.x, i, p.x_dtype));
-    if (p.up) value *= load_float(p.up, i, p.x_dtype);
+    float value = activated(p.finish.activation, load_float(p.x, i, p.dtype));
+    if (p.up) value *= load_float(p.up, i, p.dtype);
     value = finished(p.finish, value);
-    if (p.residual) value += load_float(p.residual, i, p.y_dtype);
-    store_float(p.y, i, p.y_dtype, value);
+    if (p.residual) value += load_float(p.residual, i, p.dtype);
+    store_float(p.y, i, p.dtype, value);
 }
 
 }  // namespace

@@ -46,7 +46,7 @@ pub(crate) struct NormOfX<'a> {
 ///
 /// On a CUDA device up to three weights of one format take one launch, which normalizes x on the way, if x is F16 or BF16 with up
 /// to 8 rows; x is then not rounded in between. (A norm's weight that is not F32 costs a conversion each time.) Elsewhere the
-/// norm comes first. There are gradients of x, by way of the separate operations.
+/// norm comes first. x and the norm's weight have gradients, by way of the separate operations.
 ///
 /// * `x`: `[.., K]` of F32, F16 or BF16; `norm`: of K elements; each weight `[N, K]`, any N.
 ///
@@ -79,6 +79,8 @@ pub fn rms_norm_matmul<const N: usize>(
     let operands = weights.map(|weight| Operand { weight, bias: None });
     let outputs = match fused_norm(&operands, x, norm)? {
         Some(outputs) => outputs,
+        // The fused norm has no gradients.
+        None if x.track_op() || norm.weight().track_op() => matmul_many(&operands, &norm.forward_diff(x)?)?,
         None => matmul_many(&operands, &norm.forward(x)?)?,
     };
     outputs.try_into().map_err(|outputs: Vec<Tensor>| {

@@ -27,7 +27,7 @@ use candle_core::{
     Tensor, D,
 };
 use cpu::{GroupValues, PackedMatrix, SuperBlockValues};
-pub(crate) use cuda::DeviceStep;
+pub(crate) use cuda::StepLaunches;
 pub use decode_attention::decode_attention;
 pub(crate) use decode_attention::NewToken;
 pub use experts::Gating;

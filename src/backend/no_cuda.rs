@@ -83,9 +83,9 @@ pub(super) fn attend(_: &Tensor, _: &NewToken) -> Result<Option<Tensor>> {
 }
 
 /// Cannot be made.
-pub(crate) enum DeviceStep {}
+pub(crate) enum StepLaunches {}
 
-impl DeviceStep {
+impl StepLaunches {
     pub(crate) fn new(_: &Arc<Plan>, _: (&Device, DType), _: usize, _: bool, _: GraphMode) -> Result<Self> {
         error()
     }

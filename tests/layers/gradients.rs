@@ -6,6 +6,7 @@ use candle_core::quantized::{GgmlDType, QTensor};
 use candle_core::{DType, Device, Module, Tensor, Var};
 use candle_nn::{loss::mse, Activation, AdamW, Optimizer, ParamsAdamW, SGD};
 use candle_quant::nn::{forward_add, forward_all, swiglu, ExpertStack, Experts, Gating};
+use candle_quant::ops::rms_norm_matmul;
 use candle_quant::{LayerWeight, Linear, QuantFormat, QuantTensor};
 
 const M: [usize; 7] = [1, 2, 7, 31, 32, 33, 200];
@@ -375,4 +376,37 @@ fn layers_of_few_bits_are_repaired() {
         let after = flat(&mse(&stored.forward(&x).unwrap(), &expected).unwrap())[0];
         assert!(after < before / 3., "{bits} bits, adaptive {adaptive}: {before} to {after}");
     }
+}
+
+/// The norm comes first on a CPU; x has the gradient that it has by the dequantized weight.
+#[test]
+fn a_normalized_x_has_gradients() {
+    let numbers = |dims: (usize, usize)| {
+        let count = dims.0 * dims.1;
+        let values = (0..count).map(|i| ((i * 37 % 101) as f32 - 50.) / 40.).collect();
+        Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
+    };
+    let weights = [6, 3]
+        .map(|n| QuantTensor::quantize(&numbers((n, 64)), QuantFormat::affine(4, 64).unwrap()).unwrap());
+    let norm = candle_nn::RmsNorm::new((numbers((1, 64)).squeeze(0).unwrap() + 2.).unwrap(), 1e-5);
+    let x = Var::from_tensor(&numbers((2, 64))).unwrap();
+    let [found, expected] = [true, false].map(|packed| {
+        let products = match packed {
+            true => rms_norm_matmul(&x, &norm, weights.each_ref()).unwrap(),
+            false => weights.each_ref().map(|weight| {
+                let weight = weight.dequantize(DType::F32).unwrap().t().unwrap();
+                norm.forward_diff(&x).unwrap().matmul(&weight).unwrap()
+            }),
+        };
+        let loss =
+            products.iter().map(|y| y.sqr().unwrap().sum_all().unwrap()).reduce(|a, b| (a + b).unwrap());
+        let gradients = loss.unwrap().backward().unwrap();
+        gradients.get(&x).expect("a gradient of x").flatten_all().unwrap().to_vec1::<f32>().unwrap()
+    });
+    let largest = expected.iter().fold(0f32, |most, x| most.max(x.abs()));
+    for (found, expected) in found.iter().zip(&expected) {
+        assert!((found - expected).abs() <= 1e-5 * largest, "{found}, not {expected}");
+    }
+    let wrong = rms_norm_matmul(&numbers((2, 32)), &norm, weights.each_ref()).unwrap_err().to_string();
+    assert!(wrong.contains("64") || wrong.contains("32"), "{wrong}");
 }

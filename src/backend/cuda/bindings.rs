@@ -412,8 +412,8 @@ pub struct CqNorm {
     pub subtracts_mean: u32,
     pub eps: f32,
     pub factor: f32,
-    pub x_dtype: u32,
-    pub y_dtype: u32,
+    pub dtype: u32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -428,8 +428,8 @@ const _: () = {
     ["Offset of field: CqNorm::subtracts_mean"][::core::mem::offset_of!(CqNorm, subtracts_mean) - 44usize];
     ["Offset of field: CqNorm::eps"][::core::mem::offset_of!(CqNorm, eps) - 48usize];
     ["Offset of field: CqNorm::factor"][::core::mem::offset_of!(CqNorm, factor) - 52usize];
-    ["Offset of field: CqNorm::x_dtype"][::core::mem::offset_of!(CqNorm, x_dtype) - 56usize];
-    ["Offset of field: CqNorm::y_dtype"][::core::mem::offset_of!(CqNorm, y_dtype) - 60usize];
+    ["Offset of field: CqNorm::dtype"][::core::mem::offset_of!(CqNorm, dtype) - 56usize];
+    ["Offset of field: CqNorm::unused"][::core::mem::offset_of!(CqNorm, unused) - 60usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -440,13 +440,11 @@ pub struct CqElementwise {
     pub y: *mut ::core::ffi::c_void,
     pub finish: CqFinish,
     pub count: u32,
-    pub x_dtype: u32,
-    pub y_dtype: u32,
-    pub unused: u32,
+    pub dtype: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqElementwise"][::core::mem::size_of::<CqElementwise>() - 64usize];
+    ["Size of CqElementwise"][::core::mem::size_of::<CqElementwise>() - 56usize];
     ["Alignment of CqElementwise"][::core::mem::align_of::<CqElementwise>() - 8usize];
     ["Offset of field: CqElementwise::x"][::core::mem::offset_of!(CqElementwise, x) - 0usize];
     ["Offset of field: CqElementwise::up"][::core::mem::offset_of!(CqElementwise, up) - 8usize];
@@ -454,9 +452,7 @@ const _: () = {
     ["Offset of field: CqElementwise::y"][::core::mem::offset_of!(CqElementwise, y) - 24usize];
     ["Offset of field: CqElementwise::finish"][::core::mem::offset_of!(CqElementwise, finish) - 32usize];
     ["Offset of field: CqElementwise::count"][::core::mem::offset_of!(CqElementwise, count) - 48usize];
-    ["Offset of field: CqElementwise::x_dtype"][::core::mem::offset_of!(CqElementwise, x_dtype) - 52usize];
-    ["Offset of field: CqElementwise::y_dtype"][::core::mem::offset_of!(CqElementwise, y_dtype) - 56usize];
-    ["Offset of field: CqElementwise::unused"][::core::mem::offset_of!(CqElementwise, unused) - 60usize];
+    ["Offset of field: CqElementwise::dtype"][::core::mem::offset_of!(CqElementwise, dtype) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

@@ -1,6 +1,6 @@
 //! The launches of a GEMV: what [`super::gemv`] plans, with addresses.
 
-use super::bindings::{CqActivation, CqFinish, CqGemv, CQ_ACTIVATION_NONE, CQ_MAX_WEIGHTS};
+use super::bindings::{CqFinish, CqGemv, CQ_ACTIVATION_NONE, CQ_MAX_WEIGHTS};
 use super::formats::FormatKernels;
 use super::gemv::{Gemv, Outputs};
 use super::kernel::Kernel;
@@ -38,8 +38,8 @@ pub(super) struct GemvCall<'a> {
     pub(super) operands: &'a [OperandPointers],
     /// Where the result of each operand goes, `[m, rows]`; a single one if gated.
     pub(super) y: &'a [u64],
-    /// If the result is one of two operands, the activation of the first.
-    pub(super) gating: Option<CqActivation>,
+    /// Whether the result is one of two operands: the activation of the first, times the second.
+    pub(super) gated: bool,
     pub(super) finish: CqFinish,
     /// `[m, rows]`, or null.
     pub(super) residual: u64,
@@ -66,7 +66,7 @@ impl GemvCall<'_> {
         let packed = self.operands.iter().map(|operand| operand.matrix.packed as usize);
         let alignment = plan::common_alignment(packed);
         let rows: Vec<usize> = self.operands.iter().map(|operand| operand.matrix.rows as usize).collect();
-        let outputs = if self.gating.is_some() { Outputs::Gated } else { Outputs::Each };
+        let outputs = if self.gated { Outputs::Gated } else { Outputs::Each };
         let (mut launches, mut first_row) = (Vec::new(), 0);
         while first_row < self.m {
             let left = self.m - first_row;
@@ -110,9 +110,9 @@ impl GemvCall<'_> {
             x_stride: u32_of("K", self.k)?,
             residual_stride: columns,
             x_dtype: float_dtype(self.x_dtype)?,
-            gated: self.gating.is_some().into(),
+            gated: self.gated.into(),
             eps: self.norm.map_or(0., |norm| norm.eps),
-            finish: CqFinish { activation: self.gating.unwrap_or(self.finish.activation), ..self.finish },
+            finish: self.finish,
             unused: 0,
         })
     }

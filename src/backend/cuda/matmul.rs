@@ -1,6 +1,6 @@
 //! `x * weight^T`: GEMV on tensor cores, SIMT in fp32, or dequantized weights and cuBLAS.
 
-use super::bindings::{CqFillBias, CqOperand, CqSimt, CQ_ACTIVATION_SILU, CQ_SIMT_SHARED_BYTES};
+use super::bindings::{CqFillBias, CqFinish, CqOperand, CqSimt, CQ_ACTIVATION_SILU, CQ_SIMT_SHARED_BYTES};
 use super::card::Card;
 use super::cublas;
 use super::formats::FormatKernels;
@@ -252,8 +252,8 @@ impl Matmul<'_> {
             norm: self.norm,
             operands: self.operands,
             y: self.y,
-            gating: self.gated.then_some(CQ_ACTIVATION_SILU),
-            finish: PLAIN,
+            gated: self.gated,
+            finish: if self.gated { CqFinish { activation: CQ_ACTIVATION_SILU, ..PLAIN } } else { PLAIN },
             residual: self.residual,
         };
         let most_shared = Card::of(self.stream.context())?.most_shared_bytes;

@@ -36,7 +36,7 @@ pub(crate) use experts::experts;
 pub(crate) use matmul::{fused, matmul, stacked};
 pub(crate) use quantize::{absmax, quantize};
 pub(crate) use sample::sample;
-pub(crate) use step::DeviceStep;
+pub(crate) use step::StepLaunches;
 
 /// Whether the device has kernels for a format.
 pub(crate) fn has_kernels(format: crate::QuantFormat) -> bool {

@@ -16,7 +16,7 @@ use std::fmt;
 /// and `=off` refuses steps on devices altogether.
 pub struct DeviceStep {
     plan: StepPlan,
-    step: backend::DeviceStep,
+    launches: backend::StepLaunches,
     sequences: usize,
 }
 
@@ -27,8 +27,9 @@ impl StepPlan {
     /// The plan's steps on its CUDA device, for activations of `dtype` (F16, BF16 or F32), which caches have, too.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the plan is not on a CUDA device, or `CANDLE_QUANT_GRAPH` is `off`; if it is something else
-    /// that is not known, the dtype is another one, or there are no sequences or more than [`MOST_SEQUENCES`](Self::MOST_SEQUENCES).
+    /// [`Error::Unsupported`] if the plan is not on a CUDA device, there is no kernel for the heads of a layer, or
+    /// `CANDLE_QUANT_GRAPH` is `off`; if it is something else that is not known, the dtype is another one, or there are no
+    /// sequences or more than [`MOST_SEQUENCES`](Self::MOST_SEQUENCES).
     pub fn on_device(&self, sequences: usize, dtype: DType) -> Result<DeviceStep> {
         if !matches!(self.device, Device::Cuda(_)) {
             return Err(Error::Unsupported {
@@ -44,9 +45,9 @@ impl StepPlan {
             return Err(Error::mismatch("activations", "F32, F16 or BF16", format!("{dtype:?}")));
         }
         let mode = graph_mode(std::env::var("CANDLE_QUANT_GRAPH").ok().as_deref())?;
-        let step =
-            backend::DeviceStep::new(&self.plan, (&self.device, dtype), sequences, self.is_long, mode)?;
-        Ok(DeviceStep { plan: self.clone(), step, sequences })
+        let launches =
+            backend::StepLaunches::new(&self.plan, (&self.device, dtype), sequences, self.is_long, mode)?;
+        Ok(DeviceStep { plan: self.clone(), launches, sequences })
     }
 }
 
@@ -71,8 +72,8 @@ impl DeviceStep {
     /// activations. The row of an id outside of the vocabulary is NaN.
     ///
     /// # Errors
-    /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), there is no kernel for the
-    /// heads of a layer, somebody is capturing the device's stream, or the device fails. If an adapter of a layer is active. Nothing is appended then.
+    /// If ids or caches do not fit the plan and each other, a cache is full ([`Error::OutOfCache`]), an adapter of a layer is
+    /// active, somebody is capturing the device's stream, or the device fails. Nothing is appended then.
     pub fn run(&mut self, ids: &Tensor, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<Tensor> {
         let device = &self.plan.device;
         if ids.dims() != [self.sequences] || ids.dtype() != DType::U32 || !ids.device().same_device(device) {
@@ -80,14 +81,14 @@ impl DeviceStep {
             return Err(Error::mismatch("ids", expected, format!("{ids:?}")));
         }
         let (rows, position) = self.room(caches)?;
-        let logits = self.step.run(&ids.contiguous()?, &rows, position)?;
+        let logits = self.launches.run(&ids.contiguous()?, &rows, position)?;
         caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
         Ok(logits)
     }
 
-    /// Runs a token of each sequence through all layers, as [`run`](Self::run) does, and draws the next ones from their logits, as
-    /// [`ops::sample`](crate::ops::sample) does, in the same graph, which also brings
-    /// ids to the device and tokens back: one launch, for which this waits.
+    /// Runs a token of each sequence through all layers, as [`run`](Self::run) does, and draws the next ones from their logits,
+    /// as [`ops::sample`](crate::ops::sample) does, in the same graph, which also brings ids to the device and tokens back: one
+    /// launch, for which this waits.
     ///
     /// # Errors
     /// As those of `run` and of `sample`; if an id is outside of the vocabulary. Logits without a meaning are noticed when the
@@ -112,7 +113,7 @@ impl DeviceStep {
         }
         let (rows, position) = self.room(caches)?;
         let choice = Choice::new(options, self.plan.outputs);
-        let tokens = self.step.next(ids, &rows, position, (&choice, Draw { seed, step }))?;
+        let tokens = self.launches.next(ids, &rows, position, (&choice, Draw { seed, step }))?;
         caches.iter_mut().for_each(|cache| cache.borrow_mut().launched());
         finite(tokens)
     }
@@ -135,7 +136,7 @@ impl DeviceStep {
         let position = caches.first().map_or(0, |cache| cache.borrow().len());
         if !caches.iter().all(|cache| cache.borrow().has_room(self.sequences, 1)) {
             // What they have outgrown is not to stay beside what they get.
-            self.step.release();
+            self.launches.release();
         }
         let room = |cache: &mut DeviceKvCache| {
             if cache.len() != position {
@@ -152,7 +153,7 @@ impl DeviceStep {
 
     /// Launches of a step; none before the first one.
     pub fn launches(&self) -> Option<usize> {
-        self.step.launches()
+        self.launches.launches()
     }
 
     /// Whether somebody is capturing the device's stream, so that no step can run.
@@ -160,12 +161,12 @@ impl DeviceStep {
     /// # Errors
     /// If the driver does not say.
     pub fn is_capturing(&self) -> Result<bool> {
-        Ok(self.step.is_capturing()?)
+        Ok(self.launches.is_capturing()?)
     }
 
     /// Whether the last step was a CUDA graph.
     pub fn is_captured(&self) -> bool {
-        self.step.is_captured()
+        self.launches.is_captured()
     }
 
     /// How many sequences take part in a step.

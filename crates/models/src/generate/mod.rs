@@ -103,8 +103,8 @@ pub trait CausalLm {
     }
 
     /// The token that is drawn, as [`sample`](candle_quant::ops::sample) does with these options, a seed and a step, from the
-    /// logits that [`forward_last`](Self::forward_last) would give for token `id` at position `offset`; `id` is remembered. None, and then nothing has happened, if the model
-    /// does not draw where it computes, which is what happens here.
+    /// logits that [`forward_last`](Self::forward_last) would give for token `id` at position `offset`; `id` is remembered. None,
+    /// and then nothing has happened, if the model does not draw where it computes, which is what happens here.
     ///
     /// # Errors
     /// Whatever the model can't compute; if the logits have no meaning.

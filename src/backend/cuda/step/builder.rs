@@ -1,7 +1,6 @@
 //! From a plan to launches: which kernels, in which order, and where each finds what the one before has left.
 
-use super::super::attend::{Attend, AttendShape};
-use super::super::attention::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+use super::super::attention::Turns;
 use super::super::bindings::*;
 use super::super::card::Card;
 use super::super::dequantize::ELEMENTS_OF_BLOCK;
@@ -9,7 +8,7 @@ use super::super::formats::FormatKernels;
 use super::super::gemv_call::PLAIN;
 use super::super::kernel::Kernel;
 use super::super::launch::Grid;
-use super::super::memory::{float_dtype, u32_of, Locked};
+use super::super::memory::{float_dtype, u32_of};
 use super::super::operand::LockedWeight;
 use super::super::plan::THREADS;
 use super::super::sample::{DrawAt, SampleCall};
@@ -17,8 +16,8 @@ use super::memory::{Addresses, Constants};
 use super::projections::{Source, Target};
 use super::{Launch, LaunchParams};
 use crate::backend::sample::Choice;
-use crate::backend::step::{Activation, CacheRows, HeadNorm, Heads, Node, Norm, Out, Plan, Projection, Turn};
-use crate::{Error, QuantTensor};
+use crate::backend::step::{Activation, CacheRows, Node, Norm, Out, Plan, Projection};
+use crate::QuantTensor;
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
@@ -79,8 +78,8 @@ pub(super) struct Places {
     pub(super) hidden: u64,
     pub(super) normed: u64,
     /// Queries, keys and values.
-    projected: [u64; 3],
-    attended: u64,
+    pub(super) projected: [u64; 3],
+    pub(super) attended: u64,
     pub(super) gate: u64,
     pub(super) inner: u64,
     /// Of a block, before its norm.
@@ -91,8 +90,8 @@ pub(super) struct Places {
 }
 
 impl Places {
-    pub(super) fn host_bytes(&self, sequences: usize) -> usize {
-        self.input_bytes + sequences * size_of::<u32>()
+    pub(super) fn host_bytes(&self) -> usize {
+        self.input_bytes + self.sequences * size_of::<u32>()
     }
 
     /// The launches of a draw. Tokens drawn take the place of those that the step was given.
@@ -136,7 +135,7 @@ impl Builder<'_> {
         let positions = draw + input[0] as u64;
         let (sample_state, sample_shares) =
             (work.take(SampleCall::zeros(rows)), work.take(SampleCall::others(rows)));
-        let mut of = |width: usize, size: usize| work.take(rows * width * size);
+        let mut of = |width: usize| work.take(rows * width * size);
         let mut places = Places {
             sequences: rows,
             dtype: self.dtype,
@@ -147,14 +146,14 @@ impl Builder<'_> {
             ids: positions + input[1] as u64,
             sample_state,
             sample_shares,
-            hidden: of(self.plan.hidden, size),
-            normed: of(self.plan.hidden, size),
-            projected: [of(widths.queries, size), of(widths.keys, size), of(widths.keys, size)],
-            attended: of(widths.queries, size),
-            gate: of(widths.inner, size),
-            inner: of(widths.inner, size),
-            output: of(self.plan.hidden, size),
-            logits: of(widths.logits, size),
+            hidden: of(self.plan.hidden),
+            normed: of(self.plan.hidden),
+            projected: [of(widths.queries), of(widths.keys), of(widths.keys)],
+            attended: of(widths.queries),
+            gate: of(widths.inner),
+            inner: of(widths.inner),
+            output: of(self.plan.hidden),
+            logits: of(widths.logits),
             partial: 0,
             arrivals: 0,
         };
@@ -164,7 +163,7 @@ impl Builder<'_> {
 
     fn node(&mut self, node: &Node, places: &Places, turns: &[Turns]) -> Result<()> {
         let (hidden, k) = (places.hidden, self.plan.hidden);
-        let plain = Target { y: &[], gating: None, finish: PLAIN, residual: 0 };
+        let plain = Target { y: &[], gated: false, finish: PLAIN, residual: 0 };
         match node {
             Node::Embed(table, factor) => self.embed(table, *factor, places),
             Node::Queries(norm, projections, clip) => {
@@ -178,15 +177,11 @@ impl Builder<'_> {
             Node::Inner { norm, gate, up, activation } => {
                 let source = Source { x: hidden, k, norm: norm.as_ref() };
                 let (activation, y) = (kernels_activation(*activation), &[places.inner][..]);
+                let finish = CqFinish { activation, ..PLAIN };
+                let target = Target { y, gated: gate.is_some(), finish, ..plain };
                 match gate {
-                    None => {
-                        let finish = CqFinish { activation, ..PLAIN };
-                        self.project(&[up], source, Target { y, finish, ..plain }, places)
-                    }
-                    Some(gate) => {
-                        let target = Target { y, gating: Some(activation), ..plain };
-                        self.project(&[gate, up], source, target, places)
-                    }
+                    None => self.project(&[up], source, target, places),
+                    Some(gate) => self.project(&[gate, up], source, target, places),
                 }
             }
             Node::AddInner(projection, out) => self.add(projection, places.inner, out, places),
@@ -227,7 +222,7 @@ impl Builder<'_> {
             None => (places.hidden, places.hidden),
             Some(_) => (places.output, 0),
         };
-        let target = Target { y: &[y], gating: None, finish, residual };
+        let target = Target { y: &[y], gated: false, finish, residual };
         self.project(&[projection], source, target, places)?;
         let Some(norm) = &out.norm else { return Ok(()) };
         let rows = (self.sequences, self.plan.hidden);
@@ -252,8 +247,8 @@ impl Builder<'_> {
             subtracts_mean: norm.subtracts_mean.into(),
             eps: norm.eps,
             factor,
-            x_dtype: float_dtype(self.dtype)?,
-            y_dtype: float_dtype(self.dtype)?,
+            dtype: float_dtype(self.dtype)?,
+            unused: 0,
         };
         let grid = Grid { blocks: (rows, 1), shared_bytes: CQ_NORM_SHARED_BYTES as usize };
         self.push(Kernel::Norm, grid, LaunchParams::Norm(params));
@@ -270,111 +265,11 @@ impl Builder<'_> {
             y: y as *mut _,
             finish: target.finish,
             count: u32_of("elements", count)?,
-            x_dtype: float_dtype(self.dtype)?,
-            y_dtype: float_dtype(self.dtype)?,
-            unused: 0,
+            dtype: float_dtype(self.dtype)?,
         };
         let grid = Grid { blocks: (count.div_ceil(THREADS as usize), 1), shared_bytes: 0 };
         self.push(Kernel::Elementwise, grid, LaunchParams::Elementwise(params));
         Ok(())
-    }
-
-    fn attend(&mut self, heads: &Heads, places: &Places, turns: &[Turns]) -> Result<()> {
-        let &Heads { heads: count, kv_heads, head_dim, .. } = heads;
-        let [q, k, v] = places.projected;
-        for (norm, x, heads) in [(&heads.q_norm, q, count), (&heads.k_norm, k, kv_heads)] {
-            if let Some(HeadNorm { norm, over_all: true }) = norm {
-                self.norm(norm, (self.sequences, heads * head_dim), (x, x), (1., 0))?;
-            }
-        }
-        let Some(cache) = self.caches.get(heads.layer) else { bail!("layer {} has no cache", heads.layer) };
-        let [_, sequences, of_cache, capacity, size] = cache.rows.dims()[..] else {
-            bail!("a cache has five dimensions")
-        };
-        if (sequences, of_cache, size) != (self.sequences, kv_heads, head_dim)
-            || cache.rows.dtype() != self.dtype
-        {
-            let expected =
-                format!("{:?} for {} sequences, {kv_heads} heads of {head_dim}", self.dtype, self.sequences);
-            let found = format!("{:?} {:?}", cache.rows.dtype(), cache.rows.dims());
-            return Err(Error::mismatch("cache of a step plan", expected, found).into());
-        }
-        let keys = Locked::new(&cache.rows).view()?.address(self.stream)?.get();
-        let bytes = (cache.rows.elem_count() * self.dtype.size_in_bytes()) as u64;
-        let call = AttendCall {
-            shape: AttendShape { sequences, heads: count, kv_heads, head_dim },
-            dtype: self.dtype,
-            capacity,
-            positions: Positions::OnDevice(places.positions),
-            window: cache.window,
-            is_chunked: cache.is_chunked,
-            scale: heads.scale,
-            softcap: heads.softcap,
-            q_norm: self.head_norm(heads.q_norm.as_ref(), head_dim),
-            k_norm: self.head_norm(heads.k_norm.as_ref(), head_dim),
-            turns_first: heads.turns_first,
-            turns: turns.get(heads.turn).copied().unwrap_or_default(),
-        };
-        let Some(plan) = call.plan(self.card) else { bail!("no kernel for heads of {head_dim} elements") };
-        let (partial, arrivals) = match plan.splits {
-            1 => Default::default(),
-            _ => {
-                let (partial, arrivals) = self.split(plan.partial(head_dim), plan.shares, places);
-                (partial as u64, arrivals as u64)
-            }
-        };
-        let memory = AttendMemory {
-            q,
-            k,
-            v,
-            keys,
-            values: keys + bytes / 2,
-            sinks: self.numbers(heads.sinks.as_deref()),
-            y: places.attended,
-            partial,
-            arrivals,
-        };
-        let params = call.params(&plan, &memory)?;
-        let grid = Grid { blocks: (plan.splits, plan.shares), shared_bytes: plan.shared_bytes };
-        self.push(plan.kernel, grid, LaunchParams::Attend(params));
-        Ok(())
-    }
-
-    /// What attention does itself: norms of each head.
-    fn head_norm(&mut self, norm: Option<&HeadNorm>, head_dim: usize) -> Option<HeadNormCall> {
-        let HeadNorm { norm, over_all: false } = norm? else { return None };
-        let numbers = norm.weight.as_ref().or(norm.bias.as_ref());
-        Some(HeadNormCall {
-            weight: self.numbers(norm.weight.as_deref()),
-            bias: self.numbers(norm.bias.as_deref()),
-            of_each_head: numbers.is_some_and(|numbers| numbers.len() != head_dim),
-            subtracts_mean: norm.subtracts_mean,
-            eps: norm.eps,
-        })
-    }
-
-    /// Tables of what each turn does at the positions of the caches.
-    fn turns(&mut self) -> Result<Vec<Turns>> {
-        let capacities = self.caches.iter().map(|cache| cache.rows.dim(3)).collect::<Result<Vec<_>>>()?;
-        let rows = capacities.into_iter().max().unwrap_or_default();
-        let is_long = self.is_long;
-        let constants = &mut self.constants;
-        let tables = self.plan.turns.iter().map(|turn| {
-            let pairs = turn.frequencies(is_long).len();
-            let table =
-                || Cow::Owned((0..rows).flat_map(|position| angles(turn, is_long, position)).collect());
-            let growth = turn.query_growth.map(|growth| {
-                constants.add(rows, || (0..rows).map(|position| growth.factor(position)).collect())
-            });
-            Turns {
-                table: if pairs == 0 { 0 } else { constants.add(2 * rows * pairs, table) },
-                growth: growth.unwrap_or_default(),
-                rows,
-                pairs,
-                interleaved: turn.interleaved,
-            }
-        });
-        Ok(tables.collect())
     }
 
     /// The address of numbers, or none.
@@ -419,34 +314,6 @@ impl Widths {
         }
         widths
     }
-}
-
-/// Refuses a plan with heads for which a card has no kernel.
-pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> crate::Result<()> {
-    let heads = plan.nodes.iter().filter_map(|node| match node {
-        Node::Attend(heads) => Some(heads),
-        Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
-        Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => None,
-    });
-    for &Heads { heads, kv_heads, head_dim, .. } in heads {
-        let shape = AttendShape { sequences, heads, kv_heads, head_dim };
-        if Attend::plan(shape, dtype, None, (card.bf16, card.most_shared_bytes)).is_none() {
-            return Err(Error::Unsupported {
-                what: format!("a step plan with heads of {head_dim} elements in {dtype:?} on this device"),
-                remedy: "call the layers one by one".to_string(),
-            });
-        }
-    }
-    Ok(())
-}
-
-/// Cosines and sines of a position, times the turn's factor. Angles are f32 products, as in the implementations that models
-/// were trained with.
-fn angles(turn: &Turn, is_long: bool, position: usize) -> impl Iterator<Item = f32> + '_ {
-    turn.frequencies(is_long).iter().flat_map(move |frequency| {
-        let (sin, cos) = (position as f32 * frequency).sin_cos();
-        [cos * turn.factor, sin * turn.factor]
-    })
 }
 
 fn kernels_activation(activation: Activation) -> CqActivation {

@@ -4,6 +4,7 @@
 //! as a CUDA graph, which is one call of the driver. Both give the same bits. Between the copies with which a step that draws
 //! begins and ends there are kernels alone: nothing is allocated, and none of candle's runs.
 
+mod attend;
 mod builder;
 mod graph;
 mod memory;
@@ -74,7 +75,7 @@ impl Launch {
 }
 
 /// The launches of a plan, made anew when its caches have got other memory.
-pub(crate) struct DeviceStep {
+pub(crate) struct StepLaunches {
     plan: Arc<Plan>,
     device: CudaDevice,
     dtype: DType,
@@ -124,7 +125,7 @@ enum State {
     Settled,
 }
 
-impl DeviceStep {
+impl StepLaunches {
     pub(crate) fn new(
         plan: &Arc<Plan>,
         (device, dtype): (&Device, DType),
@@ -137,7 +138,7 @@ impl DeviceStep {
             return Err(Error::mismatch("device of a plan", "a CUDA device", found));
         };
         let card = Card::of(cuda.cuda_stream().context())?;
-        builder::check(plan, dtype, sequences, card)?;
+        attend::check(plan, dtype, sequences, card)?;
         Ok(Self {
             plan: plan.clone(),
             device: cuda.clone(),
@@ -292,7 +293,7 @@ impl DeviceStep {
         unsafe { result::memcpy_htod_async(constants_at, &numbers, stream.cu_stream()).w()? };
         stream.synchronize().w()?;
         Ok(Bound {
-            host: Pinned::new(stream.context(), built.places.host_bytes(self.sequences))?,
+            host: Pinned::new(stream.context(), built.places.host_bytes())?,
             launches: built.launches,
             places: built.places,
             ends: Vec::new(),

@@ -1,7 +1,7 @@
 //! The projections of a step: tensor cores where they take the weights, with the norm of x and all that becomes of outputs in
 //! the same launch; else the fp32 kernel, and launches around it.
 
-use super::super::bindings::{CqActivation, CqFinish, CQ_F32};
+use super::super::bindings::{CqFinish, CQ_F32};
 use super::super::formats::FormatKernels;
 use super::super::gemv_call::{FusedNorm, GemvCall, GemvLaunch, PLAIN};
 use super::super::matmul::simt_launch;
@@ -26,7 +26,8 @@ pub(super) struct Source<'a> {
 #[derive(Clone, Copy)]
 pub(super) struct Target<'a> {
     pub(super) y: &'a [u64],
-    pub(super) gating: Option<CqActivation>,
+    /// Whether two projections make one output.
+    pub(super) gated: bool,
     pub(super) finish: CqFinish,
     pub(super) residual: u64,
 }
@@ -50,20 +51,18 @@ impl Builder<'_> {
         if alike && self.gemv(projections, &operands, source, target, &mut normed, places)? {
             return Ok(());
         }
-        let Some(activation) = target.gating else {
+        if !target.gated {
             for (index, (projection, operand)) in projections.iter().zip(&operands).enumerate() {
                 let target = Target { y: target.y.get(index..=index).unwrap_or_default(), ..target };
                 self.single(projection, operand, source, target, &mut normed, places)?;
             }
             return Ok(());
-        };
+        }
         let rows = projections.first().map_or(0, |projection| projection.rows);
-        let plain = Target { gating: None, finish: PLAIN, residual: 0, ..target };
+        let plain = Target { gated: false, finish: PLAIN, residual: 0, ..target };
         for ((projection, operand), y) in projections.iter().zip(&operands).zip([places.gate, places.inner]) {
             self.single(projection, operand, source, Target { y: &[y], ..plain }, &mut normed, places)?;
         }
-        let finish = CqFinish { activation, ..target.finish };
-        let target = Target { finish, ..target };
         self.elementwise(places.gate, places.inner, rows, target)
     }
 
@@ -120,7 +119,7 @@ impl Builder<'_> {
             norm,
             operands,
             y: target.y,
-            gating: target.gating,
+            gated: target.gated,
             finish: target.finish,
             residual: target.residual,
         };

@@ -1,0 +1,141 @@
+//! The attention of a step: its launch, and the tables of what positions do to queries and keys.
+
+use super::super::attend::{Attend, AttendShape};
+use super::super::attention::{AttendCall, AttendMemory, HeadNormCall, Positions, Turns};
+use super::super::card::Card;
+use super::super::launch::Grid;
+use super::super::memory::Locked;
+use super::builder::{Builder, Places};
+use super::LaunchParams;
+use crate::backend::step::{HeadNorm, Heads, Node, Plan, Turn};
+use crate::Error;
+use candle_core::{bail, DType, Result};
+use std::borrow::Cow;
+
+impl Builder<'_> {
+    pub(super) fn attend(&mut self, heads: &Heads, places: &Places, turns: &[Turns]) -> Result<()> {
+        let &Heads { heads: count, kv_heads, head_dim, .. } = heads;
+        let [q, k, v] = places.projected;
+        for (norm, x, heads) in [(&heads.q_norm, q, count), (&heads.k_norm, k, kv_heads)] {
+            if let Some(HeadNorm { norm, over_all: true }) = norm {
+                self.norm(norm, (self.sequences, heads * head_dim), (x, x), (1., 0))?;
+            }
+        }
+        let Some(cache) = self.caches.get(heads.layer) else { bail!("layer {} has no cache", heads.layer) };
+        let [_, sequences, of_cache, capacity, size] = cache.rows.dims()[..] else {
+            bail!("a cache has five dimensions")
+        };
+        if (sequences, of_cache, size) != (self.sequences, kv_heads, head_dim)
+            || cache.rows.dtype() != self.dtype
+        {
+            let expected =
+                format!("{:?} for {} sequences, {kv_heads} heads of {head_dim}", self.dtype, self.sequences);
+            let found = format!("{:?} {:?}", cache.rows.dtype(), cache.rows.dims());
+            return Err(Error::mismatch("cache of a step plan", expected, found).into());
+        }
+        let keys = Locked::new(&cache.rows).view()?.address(self.stream)?.get();
+        let bytes = (cache.rows.elem_count() * self.dtype.size_in_bytes()) as u64;
+        let call = AttendCall {
+            shape: AttendShape { sequences, heads: count, kv_heads, head_dim },
+            dtype: self.dtype,
+            capacity,
+            positions: Positions::OnDevice(places.positions),
+            window: cache.window,
+            is_chunked: cache.is_chunked,
+            scale: heads.scale,
+            softcap: heads.softcap,
+            q_norm: self.head_norm(heads.q_norm.as_ref(), head_dim),
+            k_norm: self.head_norm(heads.k_norm.as_ref(), head_dim),
+            turns_first: heads.turns_first,
+            turns: turns.get(heads.turn).copied().unwrap_or_default(),
+        };
+        let Some(plan) = call.plan(self.card) else { bail!("no kernel for heads of {head_dim} elements") };
+        let (partial, arrivals) = match plan.splits {
+            1 => Default::default(),
+            _ => {
+                let (partial, arrivals) = self.split(plan.partial(head_dim), plan.shares, places);
+                (partial as u64, arrivals as u64)
+            }
+        };
+        let memory = AttendMemory {
+            q,
+            k,
+            v,
+            keys,
+            values: keys + bytes / 2,
+            sinks: self.numbers(heads.sinks.as_deref()),
+            y: places.attended,
+            partial,
+            arrivals,
+        };
+        let params = call.params(&plan, &memory)?;
+        let grid = Grid { blocks: (plan.splits, plan.shares), shared_bytes: plan.shared_bytes };
+        self.push(plan.kernel, grid, LaunchParams::Attend(params));
+        Ok(())
+    }
+
+    /// What attention does itself: norms of each head.
+    fn head_norm(&mut self, norm: Option<&HeadNorm>, head_dim: usize) -> Option<HeadNormCall> {
+        let HeadNorm { norm, over_all: false } = norm? else { return None };
+        let numbers = norm.weight.as_ref().or(norm.bias.as_ref());
+        Some(HeadNormCall {
+            weight: self.numbers(norm.weight.as_deref()),
+            bias: self.numbers(norm.bias.as_deref()),
+            of_each_head: numbers.is_some_and(|numbers| numbers.len() != head_dim),
+            subtracts_mean: norm.subtracts_mean,
+            eps: norm.eps,
+        })
+    }
+
+    /// Tables of what each turn does at the positions of the caches.
+    pub(super) fn turns(&mut self) -> Result<Vec<Turns>> {
+        let capacities = self.caches.iter().map(|cache| cache.rows.dim(3)).collect::<Result<Vec<_>>>()?;
+        let rows = capacities.into_iter().max().unwrap_or_default();
+        let is_long = self.is_long;
+        let constants = &mut self.constants;
+        let tables = self.plan.turns.iter().map(|turn| {
+            let pairs = turn.frequencies(is_long).len();
+            let table =
+                || Cow::Owned((0..rows).flat_map(|position| angles(turn, is_long, position)).collect());
+            let growth = turn.query_growth.map(|growth| {
+                constants.add(rows, || (0..rows).map(|position| growth.factor(position)).collect())
+            });
+            Turns {
+                table: if pairs == 0 { 0 } else { constants.add(2 * rows * pairs, table) },
+                growth: growth.unwrap_or_default(),
+                rows,
+                pairs,
+                interleaved: turn.interleaved,
+            }
+        });
+        Ok(tables.collect())
+    }
+}
+
+/// Refuses a plan with heads for which a card has no kernel.
+pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> crate::Result<()> {
+    let heads = plan.nodes.iter().filter_map(|node| match node {
+        Node::Attend(heads) => Some(heads),
+        Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
+        Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => None,
+    });
+    for &Heads { heads, kv_heads, head_dim, .. } in heads {
+        let shape = AttendShape { sequences, heads, kv_heads, head_dim };
+        if Attend::plan(shape, dtype, None, (card.bf16, card.most_shared_bytes)).is_none() {
+            return Err(Error::Unsupported {
+                what: format!("a step plan with heads of {head_dim} elements in {dtype:?} on this device"),
+                remedy: "call the layers one by one".to_string(),
+            });
+        }
+    }
+    Ok(())
+}
+
+/// Cosines and sines of a position, times the turn's factor. Angles are f32 products, as in the implementations that models
+/// were trained with.
+fn angles(turn: &Turn, is_long: bool, position: usize) -> impl Iterator<Item = f32> + '_ {
+    turn.frequencies(is_long).iter().flat_map(move |frequency| {
+        let (sin, cos) = (position as f32 * frequency).sin_cos();
+        [cos * turn.factor, sin * turn.factor]
+    })
+}
