@@ -28,7 +28,10 @@ SANITIZED = ["k_that_is_split", "gated_products", "awkward_shapes", "weights_at_
 PROBES = {"issue_rates": 8, "launches": 8, "bandwidth": 20, "splits": 8, "strides": 8}  # and their shares of the time
 FACTS = "name,driver_version,compute_cap,clocks.max.sm,clocks.max.mem,power.limit,memory.total"
 CLOCKS = "timestamp,clocks.sm,clocks.mem,power.draw,temperature.gpu,utilization.gpu"
-PROFILED = ["SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "LaunchStats"]
+PROFILED = [word for section in ("SpeedOfLight", "MemoryWorkloadAnalysis", "WarpStateStats", "LaunchStats") for word in ("--section", section)]
+# Of the launches of a decode step.
+TIMED = "gpu__time_duration.sum,dram__bytes_read.sum,sm__inst_executed.sum,smsp__cycles_active.avg,sm__warps_active.avg.pct_of_peak_sustained_active"
+LAUNCHED = "regex:^(gemv|attend|norm_rows|elementwise|sample|dequantize)"
 
 
 @dataclass
@@ -56,10 +59,13 @@ def plan(programs, work, arch):
     probe = {"count": steps.count_records, "result": "probe.jsonl"}
     sanitizer = ["compute-sanitizer", "--error-exitcode", 9, "--tool"]
     sanitized = [work / CORE_TESTS, "--test-threads", 1, *SANITIZED]
-    profiled = ["ncu", "--clock-control", "none", "--kernel-name", "regex:gemv", "--launch-count", 5]
-    profiled += [word for section in PROFILED for word in ("--section", section)]
-    profiled += [work / KERNELS_BENCH, "--only", "affine 4-bit g64", "--shapes", "4096x14336", "--rows", 1, "--replays", 1,
-                 "--out", work / "profiled"]
+    ncu = ["ncu", "--clock-control", "none", "--kernel-name"]
+    profiled = [*ncu, "regex:gemv", "--launch-count", 5, *PROFILED, work / KERNELS_BENCH, "--only", "affine 4-bit g64",
+                "--shapes", "4096x14336", "--rows", 1, "--replays", 1, "--out", work / "profiled"]
+    # Three steps of two layers, and the last of them in full.
+    two_layers = [work / STEPS_BENCH, "--only", "Llama-3-8B affine", "--layers", 2, "--contexts", 4096, "--rounds", 1, "--steps", 3]
+    by_launch = [["env", "CANDLE_QUANT_GRAPH=eager", *ncu, LAUNCHED, *what, *two_layers]
+                 for what in (("--metrics", TIMED, "--csv", "--launch-count", 60), ("--launch-skip", 14, "--launch-count", 14, *PROFILED))]
     return [
         Step("what is here", 10, lambda seconds: [
             ["cat", CARRY / "commit"],
@@ -85,6 +91,7 @@ def plan(programs, work, arch):
         Step("products of other libraries", 40, timed(sys.executable, "benches/peers/gpu_peers.py", "--out", OUT / "peers.jsonl"),
              count=steps.count_records, written="peers.jsonl", required=False),
         Step("probe: gemv", 40, lambda seconds: [[path] for path in sorted(tools.glob("gemv-*")) if path.suffix != ".log"], **probe),
+        Step("a decode step, launch by launch", 40, lambda seconds: by_launch, required=False, tool="ncu"),
         Step("ncu", 40, timed(*profiled), required=False, tool="ncu"),
         Step("report", 10, always(sys.executable, "benches/report.py", "summary", OUT)),
     ]

@@ -5,12 +5,16 @@ use std::io::{BufRead, BufReader, Read};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, ChildStdout, Command, Stdio};
 use std::sync::atomic::{AtomicU16, Ordering};
+use std::sync::Mutex;
 use std::thread;
 use std::time::Duration;
 
 pub const SECRET: &str = "an only moderately secret secret";
 /// Seconds that are never waited for.
 const LONG: u64 = 60;
+
+/// Held by who starts a process: until it runs its program it has a copy of every open file, a listener on a port, too.
+static STARTS: Mutex<()> = Mutex::new(());
 
 pub struct Process {
     pub child: Child,
@@ -22,6 +26,7 @@ pub fn free_port() -> u16 {
     static NEXT: AtomicU16 = AtomicU16::new(0);
     // Programs that run side by side begin elsewhere.
     let first = 10_000 + (std::process::id() % 500) as u16 * 40;
+    let _nobody_starts = STARTS.lock().unwrap();
     loop {
         let port = first + NEXT.fetch_add(1, Ordering::Relaxed) % 2000;
         if TcpListener::bind(("127.0.0.1", port)).is_ok() {
@@ -44,7 +49,10 @@ pub fn start(does: &str, rank: usize, world_size: usize, port: u16, changes: &[(
         .envs(changes.iter().copied())
         .env_remove("RUST_BACKTRACE");
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = command.spawn().unwrap();
+    let mut child = {
+        let _alone = STARTS.lock().unwrap();
+        command.spawn().unwrap()
+    };
     let stdout = BufReader::new(child.stdout.take().unwrap());
     Process { child, stdout }
 }
