@@ -35,12 +35,12 @@ export CUDA_ROOT=$target/libraries
 rm -rf carry "$target/carried"
 mkdir -p carry "$target/carried"
 cargo build --release --features cuda --test 'cuda*' --bench kernels --bench decode_steps --message-format=json-render-diagnostics >"$target/messages"
-# kind-package-target and where it is, of each test or bench.
+# kind-package-target and where it is, of each test, each bench, and the command line, which tests start.
 python3 - "$target/messages" <<'END' >"$target/programs"
 import json, sys
 for line in open(sys.argv[1]):
     message = json.loads(line)
-    if message.get("executable") and set(message["target"]["kind"]) & {"test", "bench"}:
+    if message.get("executable") and set(message["target"]["kind"]) & {"test", "bench", "bin"}:
         folder, _, package = message["package_id"].rpartition("#")
         package = package.split("@")[0] if "@" in package else folder.rpartition("/")[2]
         print(f'{message["target"]["kind"][0]}-{package}-{message["target"]["name"]}', message["executable"])
@@ -48,10 +48,11 @@ END
 while read -r name program; do
     strip -o "$target/carried/$name" "$program"
     echo "$name" >>carry/programs
+    case $name in bin-*) echo "$name $program" >>carry/binaries ;; esac
 done <"$target/programs"
 # Most of each is candle's kernels: with a dictionary larger than a program they are packed once.
 tar -c --sort=name -C "$target/carried" . | xz --threads=1 --lzma2=preset=6,dict=256MiB >carry/programs.tar.xz
-# Tests look for their files where they were built.
+# Tests look for their files, and for the command line, where they were built.
 printf '%s\n' "$PWD" >carry/built-in
 git rev-parse HEAD >carry/commit
 git diff --quiet HEAD || echo 'and changes' >>carry/commit
@@ -59,13 +60,14 @@ git diff --quiet HEAD || echo 'and changes' >>carry/commit
 # The programs of testing/ are compiled there; that they compile is seen here.
 scripts/gpu/compile.sh "$target/tools" "sm_$CUDA_COMPUTE_CAP"
 
-# All that travels: the tree, without what git ignores, and carry/.
+# All that travels: the tree, without what git ignores and what no test on a GPU reads, and carry/.
+unread=(tests/fixtures/families tests/fixtures/convert)
 size() { # of the files whose names come in
     python3 -c 'import os, sys
 files = {name for name in sys.stdin.buffer.read().split(b"\0") if name and os.path.lexists(name)}
 print(sum(os.lstat(name).st_size for name in files))'
 }
-tree=$(git ls-files -coz --exclude-standard | size)
+tree=$(git ls-files -coz --exclude-standard -- . "${unread[@]/#/:!}" | size)
 carried=$(find carry -type f -print0 | size)
 stat -c '  %s %n' carry/*
 mib() { awk -v bytes="$1" 'BEGIN { printf "%.1f MiB", bytes / 1048576 }'; }
@@ -75,3 +77,7 @@ if ((tree + carried > 64 << 20)); then
     exit 1
 fi
 echo "$summary, of 64 MiB together"
+if (($(git ls-files -z -- "${unread[@]}" | size) > 0)); then
+    echo "Before it travels: git sparse-checkout set --no-cone '/*'$(printf " '!/%s'" "${unread[@]}")"
+    echo "and afterwards:    git sparse-checkout disable"
+fi

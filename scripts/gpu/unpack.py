@@ -1,5 +1,6 @@
 """unpack.py FOLDER PROGRAM..: programs of carry/ into a folder; fails if one, or a library of one, is missing."""
 import os
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -25,6 +26,10 @@ def unpack(folder, programs):
     if not built_in.exists():
         built_in.parent.mkdir(parents=True, exist_ok=True)
         os.symlink(Path.cwd(), built_in)
+    for line in (CARRY / "binaries").read_text().splitlines():
+        name, path = line.split(maxsplit=1)
+        Path(path).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(folder / name, path)
 
 
 unpack(Path(sys.argv[1]), sys.argv[2:])

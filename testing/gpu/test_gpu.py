@@ -13,7 +13,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FAKES = Path(__file__).resolve().parent / "fakes"
 CORE, TOOLS, BENCH = "test-candle-quant-cuda", "test-candle-quant-tools-cuda", "bench-candle-quant-kernels"
-STEPS_BENCH = "bench-candle-quant-decode_steps"
+STEPS_BENCH, BINARY = "bench-candle-quant-decode_steps", "bin-candle-quant-tools-candle-quant"
 BENCH_STEP = "products and experts, of this crate and others"
 
 TESTS = """#!/bin/sh
@@ -90,7 +90,7 @@ class Checkout:
             (self.programs / "cudarc/src" / module / "sys").mkdir(parents=True)
             prefix = {"driver": "cu", "cublaslt": "cublasLt"}.get(module, module)
             (self.programs / "cudarc/src" / module / "sys/mod.rs").write_text(f"pub fn {prefix}Init(")
-        for name, text in ((CORE, TESTS), (TOOLS, TESTS), (BENCH, BENCHES), (STEPS_BENCH, DECODES)):
+        for name, text in ((CORE, TESTS), (TOOLS, TESTS), (BENCH, BENCHES), (STEPS_BENCH, DECODES), (BINARY, "")):
             self.program(name, text)
         self.calls.touch()
 
