@@ -106,18 +106,26 @@ template <class T> __device__ __forceinline__ T load_again(const T *p) {
     return value;
 }
 
-// Starts to copy 16 bytes to shared memory, or zeros if they are not `there`.
-__device__ __forceinline__ void copy_sixteen_bytes(void *shared, const void *global, bool there) {
-    const uint32_t bytes = there ? 16 : 0;
+// Starts to copy 4, 8 or 16 bytes to shared memory, or zeros if they are not `there`.
+template <int BYTES> __device__ __forceinline__ void copy_bytes(void *shared, const void *global, bool there) {
+    static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what one copy takes");
+    const uint32_t bytes = there ? BYTES : 0;
 #ifdef CANDLE_QUANT_EMULATED
-    emulator::copy_async(shared, global, 16, bytes);
+    emulator::copy_async(shared, global, BYTES, bytes);
 #elif __CUDA_ARCH__ >= 800
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+    if constexpr (BYTES == 16)
+        asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
+    else
+        asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %3, %2;" ::"r"(to), "l"(global), "r"(bytes), "n"(BYTES) : "memory");
 #else
-    *static_cast<uint4 *>(shared) = bytes ? *static_cast<const uint4 *>(global) : make_uint4(0, 0, 0, 0);
+    uint32_t words[BYTES / 4] = {};
+    if (bytes) memcpy(words, __builtin_assume_aligned(global, BYTES), BYTES);
+    memcpy(__builtin_assume_aligned(shared, BYTES), words, BYTES);
 #endif
 }
+
+__device__ __forceinline__ void copy_sixteen_bytes(void *shared, const void *global, bool there) { copy_bytes<16>(shared, global, there); }
 
 // Ends a group of copies.
 __device__ __forceinline__ void commit_copies() {

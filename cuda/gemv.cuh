@@ -7,9 +7,10 @@
 // column c carries x only for group c / ROWS and meets zeros elsewhere. An accumulator thus keeps the
 // groups apart, and scale and bias are applied once per group, in fp32, to a sum of codes times x.
 //
-// A block has 8 warps: TILES row tiles of 16 weights times K_WARPS shares of k. Blocks with the same
+// A block has 8 warps: TILES row tiles of 16 weights times K_WARPS shares of k. It stays for as many blocks of rows as there
+// are for it: x is staged once, and weights are on their way all the time (gemv_ring.cuh). Blocks with the same
 // blockIdx.x and different blockIdx.y share the k of one set of rows; the last to arrive adds their
-// partial sums in the order of k. Nothing depends on the order of warps or blocks.
+// partial sums in the order of k. Nothing depends on the order of warps or blocks, nor on how many blocks there are.
 #pragma once
 #include "finish.cuh"
 #include "gemv_round.cuh"
@@ -35,15 +36,15 @@ template <class Shape> __device__ __forceinline__ void store_sums(float *out, Su
             out[(row * 8 + g) * Shape::ROWS + (Shape::ROWS == 1 ? 0 : (j / 2) * 8 + 2 * t + j % 2)] = sums.sum[row][j];
 }
 
-// Which rows of which weights a block multiplies.
+// Which rows of which weights a block multiplies at a time.
 struct BlockRows {
     uint32_t operand;  // of rows 0..8 of each tile, and of rows 8..16 unless SwiGLU
     uint32_t first;
     bool paired;  // SwiGLU: rows 8..16 of each tile are the same rows of the next operand
 
-    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block) : operand(0), paired(p.gated) {
+    // Those of the given number, of all that the launch has.
+    __device__ __forceinline__ BlockRows(const CqGemv &p, uint32_t rows_per_block, uint32_t block) : operand(0), paired(p.gated) {
         const uint32_t step = paired ? rows_per_block / 2 : rows_per_block;
-        uint32_t block = blockIdx.x;
         if (!paired)
             for (; operand + 1 < p.operands; ++operand) {
                 const uint32_t blocks = (p.operand[operand].matrix.rows + step - 1) / step;
@@ -58,30 +59,30 @@ struct BlockRows {
     }
 };
 
-// Turns finished sums `total(tile, row in tile, row of x)` into elements of y; `squares(row of x)` is the sum of those of x.
+// Turns a finished sum `total(tile, row in tile, row of x)` of the i-th output into an element of y; `squares(row of x)` is the
+// sum of those of x.
 template <class Shape, class Total, class Squares>
-__device__ __forceinline__ void store_outputs(const CqGemv &p, const BlockRows &block, float out_scale, Total total, Squares squares) {
+__device__ __forceinline__ void store_output(const CqGemv &p, const BlockRows &block, int i, float out_scale, Total total, Squares squares) {
     const int rows = block.paired ? Shape::ROWS_PER_BLOCK / 2 : Shape::ROWS_PER_BLOCK, per_tile = block.paired ? 8 : 16;
-    for (int i = threadIdx.x; i < rows * Shape::ROWS; i += Shape::THREADS) {
-        const uint32_t m = i / rows, tile = i % rows / per_tile, r = i % rows % per_tile, row = block.row(tile, r);
-        const CqOperand &operand = p.operand[block.operand];
-        if (m >= p.m || row >= operand.matrix.rows) continue;
-        const float scale = Shape::TAKES_NORM && p.norm ? out_scale * rsqrtf(squares(m) / float(p.k) + p.eps) : out_scale;
-        auto with_bias = [&](const CqOperand &operand, float sum) {
-            const float product = sum * (scale * operand.matrix.global_scale);
-            return operand.bias ? product + load_float(operand.bias, row, operand.bias_dtype) : product;
-        };
-        float value = with_bias(operand, total(tile, r, m));
-        if (block.operand == 0) value = activated(p.finish.activation, value);
-        if (block.paired) value *= with_bias(p.operand[block.operand + 1], total(tile, r + 8, m));
-        value = finished(p.finish, value);
-        if (p.residual && block.operand == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
-        store_float(operand.y, size_t(m) * operand.y_stride + row, p.x_dtype, value);
-    }
+    const uint32_t m = i / rows, tile = i % rows / per_tile, r = i % rows % per_tile, row = block.row(tile, r);
+    const CqOperand &operand = p.operand[block.operand];
+    if (m >= p.m || row >= operand.matrix.rows) return;
+    const float scale = Shape::TAKES_NORM && p.norm ? out_scale * rsqrtf(squares(m) / float(p.k) + p.eps) : out_scale;
+    auto with_bias = [&](const CqOperand &operand, float sum) {
+        const float product = sum * (scale * operand.matrix.global_scale);
+        return operand.bias ? product + load_float(operand.bias, row, operand.bias_dtype) : product;
+    };
+    float value = with_bias(operand, total(tile, r, m));
+    if (block.operand == 0) value = activated(p.finish.activation, value);
+    if (block.paired) value *= with_bias(p.operand[block.operand + 1], total(tile, r + 8, m));
+    value = finished(p.finish, value);
+    if (p.residual && block.operand == 0) value += load_float(p.residual, size_t(m) * p.residual_stride + row, p.x_dtype);
+    store_float(operand.y, size_t(m) * operand.y_stride + row, p.x_dtype, value);
 }
 
-// The sums of a block over its share of k.
+// The sums of a block of rows over the block's share of k.
 template <class Shape> struct BlockSums {
+    static constexpr int SIZE = Shape::THREADS / 32 * 16 * Shape::ROWS;
     const float *shares;   // in shared memory: [warp][16][ROWS]
     const float *squares;  // of x, if it has a norm: [ROWS]
 
@@ -93,88 +94,131 @@ template <class Shape> struct BlockSums {
     }
 };
 
-// Multiplies [k_begin, k_end) of the block's rows of weights with rows of x. `place(rows, half, tile, row in tile, k, t)`
-// tells where lane t of four finds each of its two rows, whose scales and biases have the dtypes of `matrix`.
-template <class Format, class Shape, class Place>
-__device__ __forceinline__ BlockSums<Shape> multiply_block(const RowsOfX &rows_of_x, const CqMatrix &matrix, uint32_t k, int k_begin,
-                                                           int k_end, Place place) {
+// Multiplies [k_begin, k_end) of `count` blocks of rows of weights with rows of x, one after the other.
+// `place(rows, half, number of the block of rows, tile, row in tile, k, t)` tells where lane t of four finds each of its two
+// rows, whose scales and biases have the dtypes of `matrix_of(number)`. `store(number, sums)` is called by all threads.
+template <class Format, class Shape, class Place, class MatrixOf, class Store>
+__device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32_t k, int k_begin, int k_end, uint32_t count, Place place,
+                                                MatrixOf matrix_of, Store store) {
+    CQ_DYNAMIC_SHARED(memory);
+    constexpr int TURN = LaneRows<Format, Shape>::TURN, STEPS_OF_BATCH = Shape::BATCH * Shape::STEPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int tile = warp / Shape::K_WARPS, share = warp % Shape::K_WARPS;
+    const int tile = warp / Shape::K_WARPS, first_k = warp % Shape::K_WARPS * Shape::ROUND, k_share = k_end - k_begin;
+    const int batches = (k_share + Shape::BATCH * TURN - 1) / (Shape::BATCH * TURN);  // of each block of rows
 
-    int k0 = share * Shape::ROUND;  // of the block's share
     LaneRows<Format, Shape> rows;
+    uint32_t next_rows = 0;
+    int batches_left = 0;  // of the rows that are on their way
+    auto next_batch = [&] {
+        if (batches_left > 0) {
+            --batches_left;
+            rows.next_batch();
+            return;
+        }
+        batches_left = batches - 1;
+        rows.words_left = rows.groups_left = 0;
+        if (next_rows == count) return;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) place(rows, half, tile, half * 8 + g, k_begin + k0, t);
-    rows.words_left = k_end - k_begin - k0 - t * Shape::CHUNK;
-    rows.groups_left = int(k / Shape::GROUP) - (k_begin + k0) / Shape::GROUP - Shape::slot(2 * t);
-
-    Round<Format, Shape> batch[Shape::BATCH] = {};
-    auto load_batch = [&] {
-#pragma unroll
-        for (int turn = 0; turn < Shape::BATCH; ++turn) rows.load_weights(batch[turn], turn);
-        if (Shape::BATCH > 1)
-#pragma unroll
-            for (int turn = 0; turn < Shape::BATCH; ++turn) rows.load_scales(batch[turn], turn);
+        for (int half = 0; half < 2; ++half) place(rows, half, next_rows, tile, half * 8 + g, k_begin + first_k, t);
+        rows.words_left = k_share - first_k - t * Shape::CHUNK;
+        rows.groups_left = int(k / Shape::GROUP) - (k_begin + first_k) / Shape::GROUP - Shape::slot(2 * t);
+        ++next_rows;
     };
-    // No earlier kernel writes weights: their loads need not wait for it.
-    load_batch();
+
+    // No earlier kernel writes weights: their copies need not wait for it.
+    const Ring<Format, Shape> ring(memory);
+    RoundScales<Format, Shape> scales[Shape::BATCH];
+    next_batch();
+#pragma unroll
+    for (int step = 0; step < Shape::RING; ++step) ring.copy(step, rows, step);
+#pragma unroll
+    for (int turn = 0; turn < Shape::BATCH; ++turn) rows.load_scales(scales[turn], turn);
     wait_for_earlier_kernels();
-    const StagedX<Format, Shape> x = stage_x<Format, Shape>(rows_of_x, k_begin, k_end);
+    const StagedX<Format, Shape> x = stage_x<Format, Shape>(rows_of_x, memory + Shape::THREADS / 32 * Ring<Format, Shape>::BYTES, k_begin, k_end);
     let_next_kernel_start();
     if (Shape::TAKES_NORM && rows_of_x.norm) x.add_squares();
 
-    Sums<Shape> sums = {};
-    const int k_share = k_end - k_begin;
-    while (k0 < k_share) {
-        if (Shape::BATCH == 1) rows.load_scales(batch[0], 0);
-#pragma unroll
-        for (int turn = 0; turn < Shape::BATCH; ++turn, k0 += Shape::K_WARPS * Shape::ROUND) {
-            if (Shape::BATCH > 1 && k0 >= k_share) break;
-            if constexpr (Shape::FOLDED)
-                multiply_folded<Format, Shape>(sums, batch[turn], x, k0, g, t);
-            else
-                multiply_by_groups<Format, Shape>(sums, batch[turn], matrix, x, k0, g, t);
-        }
-        rows.next_batch();
-        load_batch();
+    // [two sets, so that one is added up while the next ones come][block of rows]
+    float *const shares = x.after();
+    for (uint32_t number = 0; number < count; ++number) {
+        const CqMatrix &matrix = matrix_of(number);
+        Sums<Shape> sums = {};
+        int k0 = first_k;
+#pragma unroll 1
+        for (int batch = 0; batch < batches; ++batch)
+            static_for<Shape::BATCH>([&](auto turn_) {
+                constexpr int turn = decltype(turn_)::value;
+                const bool there = k0 < k_share;
+                Products<Format, Shape> products(scales[turn]);
+                static_for<Shape::STEPS>([&](auto step_) {
+                    constexpr int step = decltype(step_)::value, of_batch = turn * Shape::STEPS + step;
+                    constexpr int place = of_batch % Shape::RING, ahead = (of_batch + Shape::RING) % STEPS_OF_BATCH;
+                    if constexpr (of_batch + Shape::RING == STEPS_OF_BATCH) next_batch();
+                    wait_for_copies<Shape::RING - 1>();
+                    uint32_t words[2][Shape::WORDS];
+                    ring.read(words, place);
+                    ring.copy(place, rows, ahead);
+                    if (there) products.template step<step>(words, x, k0, g, t);
+                });
+                if (there) products.add_to(sums, scales[turn], matrix, x, k0, t);
+                rows.load_scales(scales[turn], turn);
+                k0 += TURN;
+            });
+        const uint32_t waiting = number % Shape::WAITING, set = number / Shape::WAITING % 2;
+        float *const of_set = shares + set * Shape::WAITING * BlockSums<Shape>::SIZE;
+        store_sums<Shape>(of_set + waiting * BlockSums<Shape>::SIZE + warp * 16 * Shape::ROWS, sums, g, t);
+        if (waiting + 1 < Shape::WAITING && number + 1 < count) continue;
+        if (number + 1 == count) wait_for_copies<0>();  // of nothing, to where others may write from now on
+        __syncthreads();
+        store(number - waiting, waiting + 1, [&](uint32_t which) { return BlockSums<Shape>{of_set + which * BlockSums<Shape>::SIZE, x.squares()}; });
     }
-
-    float *shares = x.after();
-    store_sums<Shape>(shares + warp * 16 * Shape::ROWS, sums, g, t);
-    __syncthreads();
-    return {shares, x.squares()};
 }
 
 template <class Format, class Shape> __device__ __forceinline__ void gemv(const CqGemv &p) {
     const int k_begin = blockIdx.y * p.k_per_split, k_end = min(p.k, k_begin + p.k_per_split);
     constexpr float OUT_SCALE = out_scale<Format, Shape>();
-    const BlockRows block(p, Shape::ROWS_PER_BLOCK);
+    // Blocks take turns at blocks of rows.
+    const uint32_t count = (p.blocks - blockIdx.x + gridDim.x - 1) / gridDim.x;
+    auto rows_of = [&](uint32_t number) { return BlockRows(p, Shape::ROWS_PER_BLOCK, blockIdx.x + number * gridDim.x); };
     const RowsOfX x{p.x, p.norm, 0, p.m, p.x_stride, p.x_dtype};
-    const BlockSums<Shape> sums = multiply_block<Format, Shape>(
-        x, p.operand[block.operand].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int tile, int row, int k, int t) {
+    constexpr int SUMS = Shape::ROWS_PER_BLOCK * Shape::ROWS, COUNT = SUMS + Shape::ROWS;
+    auto store = [&](uint32_t first, uint32_t number, auto sums_of) {
+        if (gridDim.y == 1) {
+            const uint32_t outputs = p.gated ? SUMS / 2 : SUMS;
+            for (uint32_t i = threadIdx.x; i < number * outputs; i += Shape::THREADS) {
+                const BlockSums<Shape> sums = sums_of(i / outputs);
+                store_output<Shape>(p, rows_of(first + i / outputs), i % outputs, OUT_SCALE, sums, [&](int m) { return sums.squares[m]; });
+            }
+            return;
+        }
+        // A block whose k is split has one block of rows.
+        const BlockSums<Shape> sums = sums_of(0);
+        float *partial = p.partial + size_t(blockIdx.x) * COUNT;
+        const size_t split = size_t(gridDim.x) * COUNT;
+        for (int i = threadIdx.x; i < SUMS; i += Shape::THREADS)
+            partial[blockIdx.y * split + i] = sums(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
+        if (Shape::TAKES_NORM && p.norm && threadIdx.x < Shape::ROWS) partial[blockIdx.y * split + SUMS + threadIdx.x] = sums.squares[threadIdx.x];
+        if (!last_of_parts(p.arrivals + blockIdx.x, gridDim.y)) return;
+        auto all_parts = [&](int i) {
+            float sum = 0;
+#pragma unroll 4
+            for (uint32_t s = 0; s < gridDim.y; ++s) sum += load_again(partial + s * split + i);
+            return sum;
+        };
+        for (int i = threadIdx.x; i < (p.gated ? SUMS / 2 : SUMS); i += Shape::THREADS)
+            store_output<Shape>(
+                p, rows_of(0), i, OUT_SCALE, [&](int tile, int row, int m) { return all_parts((tile * 16 + row) * Shape::ROWS + m); },
+                [&](int m) { return all_parts(SUMS + m); });
+    };
+    multiply_blocks<Format, Shape>(
+        x, p.k, k_begin, k_end, count,
+        [&](LaneRows<Format, Shape> &rows, int half, uint32_t number, int tile, int row, int k, int t) {
+            const BlockRows block = rows_of(number);
             const CqMatrix &matrix = p.operand[block.operand_of(half * 8)].matrix;
             // Rows past the end repeat the last one; their outputs are not stored.
             rows.place(half, matrix, min(block.row(tile, row), matrix.rows - 1), p.k, k, t);
-        });
-    if (gridDim.y == 1) {
-        store_outputs<Shape>(p, block, OUT_SCALE, sums, [&](int m) { return sums.squares[m]; });
-        return;
-    }
-    constexpr int SUMS = Shape::ROWS_PER_BLOCK * Shape::ROWS, COUNT = SUMS + Shape::ROWS;
-    float *partial = p.partial + size_t(blockIdx.x) * COUNT;
-    const size_t split = size_t(gridDim.x) * COUNT;
-    for (int i = threadIdx.x; i < SUMS; i += Shape::THREADS)
-        partial[blockIdx.y * split + i] = sums(i / Shape::ROWS / 16, i / Shape::ROWS % 16, i % Shape::ROWS);
-    if (Shape::TAKES_NORM && p.norm && threadIdx.x < Shape::ROWS) partial[blockIdx.y * split + SUMS + threadIdx.x] = sums.squares[threadIdx.x];
-    if (!last_of_parts(p.arrivals + blockIdx.x, gridDim.y)) return;
-    auto all_parts = [&](int i) {
-        float sum = 0;
-        for (uint32_t s = 0; s < gridDim.y; ++s) sum += load_again(partial + s * split + i);
-        return sum;
-    };
-    store_outputs<Shape>(
-        p, block, OUT_SCALE, [&](int tile, int row, int m) { return all_parts((tile * 16 + row) * Shape::ROWS + m); },
-        [&](int m) { return all_parts(SUMS + m); });
+        },
+        [&](uint32_t number) -> const CqMatrix & { return p.operand[rows_of(number).operand].matrix; }, store);
 }
 
 }  // namespace cq

@@ -20,49 +20,53 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
 
     const uint32_t first = blockIdx.x * (gated ? 8 : 16), rows_of_matrix = p.operand[0].matrix.rows;
     const RowsOfX x{p.x, nullptr, pair / p.pairs_of_x, 1, p.k, p.x_dtype};
-    const BlockSums<Shape> sums = multiply_block<Format, Shape>(
-        x, p.operand[0].matrix, p.k, k_begin, k_end, [&](LaneRows<Format, Shape> &rows, int half, int, int row, int k, int t) {
+    auto store = [&](uint32_t, uint32_t, auto sums_of) {
+        const BlockSums<Shape> sums = sums_of(0);
+        // Sums of one output: of a pair, or of a token's pairs.
+        const uint32_t pairs = p.routing_weights ? p.top_k : 1, parts = pairs * p.splits;
+        const uint32_t output = blockIdx.y / parts, block = output * gridDim.x + blockIdx.x;
+        float *partial = p.partial + size_t(block) * parts * 16;
+        if (parts > 1) {
+            if (threadIdx.x < 16) partial[blockIdx.y % parts * 16 + threadIdx.x] = sums(0, threadIdx.x, 0);
+            if (!last_of_parts(p.arrivals + block, parts)) return;
+        }
+        auto sum = [&](uint32_t of_output, int row) {
+            if (parts == 1) return sums(0, row, 0);
+            float sum = 0;
+            for (uint32_t s = 0; s < p.splits; ++s) sum += load_again(partial + (of_output * p.splits + s) * 16 + row);
+            return sum;
+        };
+        const uint32_t i = threadIdx.x, row = first + i;
+        if (i >= (gated ? 8 : 16) || row >= rows_of_matrix) return;
+        auto product = [&](const ChosenExpert &of, int operand, uint32_t of_output, int row_in_tile) {
+            const float scaled = sum(of_output, row_in_tile) * (OUT_SCALE * of.global_scale(p, operand));
+            return of.with_bias(p, operand, row, scaled);
+        };
+        float value = 0;
+        if (gated) {
+            // There are no registers to keep it in.
+            const ChosenExpert expert(p, load_again(p.ids + pair));
+            value = joined(p, product(expert, 0, 0, i), product(expert, 1, 0, i + 8));
+            if (!expert.exists) value = not_a_number();
+        } else {
+            for (uint32_t of_token = 0; of_token < pairs; ++of_token) {
+                const ChosenExpert chosen(p, p.ids[output * pairs + of_token]);
+                const float weight = p.routing_weights ? p.routing_weights[output * pairs + of_token] : 1.f;
+                value = chosen.exists ? __fmaf_rn(weight, product(chosen, 0, of_token, i), value) : not_a_number();
+            }
+        }
+        store_float(p.operand[0].y, size_t(output) * rows_of_matrix + row, p.y_dtype, value);
+    };
+    multiply_blocks<Format, Shape>(
+        x, p.k, k_begin, k_end, 1,
+        [&](LaneRows<Format, Shape> &rows, int half, uint32_t, int, int row, int k, int t) {
             const ChosenExpert expert(p, p.ids[pair]);
             const CqMatrix &matrix = p.operand[gated ? half : 0].matrix;
             // Rows past the end repeat the last one; their outputs are not stored.
             const uint32_t index = min(first + (gated ? row % 8 : row), rows_of_matrix - 1);
             rows.place(half, matrix, expert.row(matrix, index), p.k, k, t);
-        });
-
-    // Sums of one output: of a pair, or of a token's pairs.
-    const uint32_t pairs = p.routing_weights ? p.top_k : 1, parts = pairs * p.splits;
-    const uint32_t output = blockIdx.y / parts, block = output * gridDim.x + blockIdx.x;
-    float *partial = p.partial + size_t(block) * parts * 16;
-    if (parts > 1) {
-        if (threadIdx.x < 16) partial[blockIdx.y % parts * 16 + threadIdx.x] = sums(0, threadIdx.x, 0);
-        if (!last_of_parts(p.arrivals + block, parts)) return;
-    }
-    auto sum = [&](uint32_t of_output, int row) {
-        if (parts == 1) return sums(0, row, 0);
-        float sum = 0;
-        for (uint32_t s = 0; s < p.splits; ++s) sum += load_again(partial + (of_output * p.splits + s) * 16 + row);
-        return sum;
-    };
-    const uint32_t i = threadIdx.x, row = first + i;
-    if (i >= (gated ? 8 : 16) || row >= rows_of_matrix) return;
-    auto product = [&](const ChosenExpert &of, int operand, uint32_t of_output, int row_in_tile) {
-        const float scaled = sum(of_output, row_in_tile) * (OUT_SCALE * of.global_scale(p, operand));
-        return of.with_bias(p, operand, row, scaled);
-    };
-    float value = 0;
-    if (gated) {
-        // There are no registers to keep it in.
-        const ChosenExpert expert(p, load_again(p.ids + pair));
-        value = joined(p, product(expert, 0, 0, i), product(expert, 1, 0, i + 8));
-        if (!expert.exists) value = not_a_number();
-    } else {
-        for (uint32_t of_token = 0; of_token < pairs; ++of_token) {
-            const ChosenExpert chosen(p, p.ids[output * pairs + of_token]);
-            const float weight = p.routing_weights ? p.routing_weights[output * pairs + of_token] : 1.f;
-            value = chosen.exists ? __fmaf_rn(weight, product(chosen, 0, of_token, i), value) : not_a_number();
-        }
-    }
-    store_float(p.operand[0].y, size_t(output) * rows_of_matrix + row, p.y_dtype, value);
+        },
+        [&](uint32_t) -> const CqMatrix & { return p.operand[0].matrix; }, store);
 }
 
 }  // namespace cq

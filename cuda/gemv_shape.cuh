@@ -45,8 +45,22 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int STEPS = ROUND / STEP;
     // Sets of accumulators when a step holds more groups than there are slots.
     static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
-    // Rounds that are loaded at a time, so that enough bytes are on their way, where registers allow it.
-    static constexpr int BATCH = STEPS * WORDS >= 8 || PASSES > 1 ? 1 : Format::HAS_BIASES && ROWS == 1 ? 2 : 4;
+    // Rounds whose scales are on their way at a time.
+    static constexpr int BATCH = PASSES > 1 || STEPS * WORDS > 8 ? 1 : STEPS * WORDS > 4 ? 2 : 4;
+    // Steps whose weights are on their way at a time, at most those of a batch: 16 words of each row of a lane, if one step is
+    // not more than that.
+    static constexpr int ring() {
+        int steps = 1;
+        while (2 * steps * WORDS <= 16 && 2 * steps <= BATCH * STEPS) steps *= 2;
+        return steps;
+    }
+    static constexpr int RING = ring();
+    // Words of a copy.
+    static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
+    // Bytes of a step of a warp.
+    static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
+    // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them.
+    static constexpr int WAITING = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1;
     // Accumulators that take turns, as a multiplication waits for the one before it in the same: 12 of a round in a row at
     // most, but where so many sums would cost instructions or registers. Passes take turns anyway.
     static constexpr int MULTIPLICATIONS = ROUND / 16;
@@ -57,6 +71,8 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static_assert(ROUND % STEP == 0 && (FOLDED || ROUND % (SLOTS * GROUP) == 0), "rounds are whole steps and whole groups");
     static_assert(CHUNK % 16 == 0 && GROUP % 16 == 0, "16 weights of a lane are of one group");
     static_assert(!FOLDED || GROUP >= CHUNK, "a lane's chunk is of one group");
+
+    static_assert((BATCH * STEPS) % RING == 0 && (BATCH == 1 || RING == BATCH * STEPS), "a step has the same place in every batch");
 
     // Whether x can have a norm: of 16 rows there are no registers for its weights.
     static constexpr bool TAKES_NORM = ROWS < 16;

@@ -35,10 +35,11 @@ template <> struct alignas(8) GroupOfX<false> {
 };
 
 // Shared memory of a block, in bytes:
+//   8 RING STEP_BYTES        weights on their way
 //   64 (ROWS + 1)            zeros
 //   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
 //   16 or 8 ROWS (k / X_GROUP) GroupOfX [row][group], with biases or without
-//   4 * 8 * 16 ROWS          the sums of each warp's rows
+//   4 * 8 * 16 ROWS, 2 WAITING times: the sums of each warp's rows
 //   4 ROWS                   the sums of squares of each row
 // where k is the block's share, padded to whole rounds.
 template <class Format, class Shape> struct StagedX {
@@ -54,7 +55,7 @@ template <class Format, class Shape> struct StagedX {
         return reinterpret_cast<Group *>(memory + ZEROS + size_t(Shape::ROWS) * k * sizeof(half)) + row * groups() + group;
     }
     __device__ __forceinline__ float *after() const { return reinterpret_cast<float *>(group(Shape::ROWS, 0)); }
-    __device__ __forceinline__ float *squares() const { return after() + Shape::THREADS / 32 * 16 * Shape::ROWS; }
+    __device__ __forceinline__ float *squares() const { return after() + 2 * Shape::WAITING * (Shape::THREADS / 32) * 16 * Shape::ROWS; }
 
     // Adds up the squares of each row, a warp for each; they are there behind the next barrier.
     __device__ __forceinline__ void add_squares() const {
@@ -127,10 +128,9 @@ __device__ __forceinline__ float weigh(float (&v)[16], const float *weight) {
     return squares;
 }
 
-// Stages [k_begin, k_end) of all rows of x, by all threads of the block; a thread takes sixteen at a time.
+// Stages [k_begin, k_end) of all rows of x into shared memory, by all threads of the block; a thread takes sixteen at a time.
 template <class Format, class Shape>
-__device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, int k_begin, int k_end) {
-    CQ_DYNAMIC_SHARED(memory);
+__device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, unsigned char *memory, int k_begin, int k_end) {
     constexpr int LANES = Shape::X_GROUP / 16;  // neighbouring threads that stage one group
     const StagedX<Format, Shape> x{memory, (k_end - k_begin + Shape::ROUND - 1) / Shape::ROUND * Shape::ROUND};
     for (int i = threadIdx.x; i < StagedX<Format, Shape>::ZEROS / 4; i += Shape::THREADS) reinterpret_cast<uint32_t *>(memory)[i] = 0;

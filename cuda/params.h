@@ -79,7 +79,7 @@ typedef struct CqOperand {
 /* y_i = x w_i^T (+ bias_i) for 1 to 16 rows of x and up to three weights, or y_0 = activation(x w_0^T + bias_0) * (x w_1^T +
  * bias_1), whose weights have the same rows. All weights of a launch share format, group size and k.
  *
- * Grid: (blocks that cover the rows of every weight, splits of k). */
+ * Grid: (blocks that take turns at `blocks`, which cover the rows of every weight, splits of k: with several, a block each). */
 typedef struct CqGemv {
     CqOperand operand[CQ_MAX_WEIGHTS];
     const void *x;        /* [m, k], 16-byte aligned rows */
@@ -98,7 +98,7 @@ typedef struct CqGemv {
     uint32_t gated;       /* whether there is the y_0 of two weights alone */
     float eps;            /* added to the mean square */
     CqFinish finish;      /* of y_0; of the others all but the activation */
-    uint32_t unused;
+    uint32_t blocks;
 } CqGemv;
 
 /* The fp32 matmul on CUDA cores: any m, any k that is whole groups. */

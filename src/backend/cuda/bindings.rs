@@ -104,7 +104,7 @@ pub struct CqGemv {
     pub gated: u32,
     pub eps: f32,
     pub finish: CqFinish,
-    pub unused: u32,
+    pub blocks: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
@@ -126,7 +126,7 @@ const _: () = {
     ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 260usize];
     ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 264usize];
     ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 268usize];
-    ["Offset of field: CqGemv::unused"][::core::mem::offset_of!(CqGemv, unused) - 284usize];
+    ["Offset of field: CqGemv::blocks"][::core::mem::offset_of!(CqGemv, blocks) - 284usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

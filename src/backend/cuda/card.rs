@@ -16,6 +16,7 @@ const EARLY_START_IN_GRAPHS: i32 = 12030;
 pub(super) struct Card {
     /// The most shared memory that a launch may ask for.
     pub(super) most_shared_bytes: usize,
+    pub(super) multiprocessors: usize,
     /// Whether tensor cores multiply bf16.
     pub(super) bf16: bool,
     pub(super) early_start: EarlyStart,
@@ -44,7 +45,7 @@ impl Card {
     }
 
     fn ask(context: &CudaContext) -> Result<Self> {
-        let bytes = |attribute| {
+        let number = |attribute| {
             Ok::<_, candle_core::Error>(context.attribute(attribute).w()?.unsigned_abs() as usize)
         };
         let (major, _) = context.compute_capability().w()?;
@@ -53,10 +54,11 @@ impl Card {
         unsafe { sys::cuDriverGetVersion(&mut driver) }.result().w()?;
         Ok(Self {
             most_shared_bytes: most_shared_bytes(
-                bytes(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-                bytes(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
-                bytes(Attribute::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK)?,
+                number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
+                number(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_MULTIPROCESSOR)?,
+                number(Attribute::CU_DEVICE_ATTRIBUTE_RESERVED_SHARED_MEMORY_PER_BLOCK)?,
             ),
+            multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
             bf16: major >= 8,
             early_start: match (major, driver) {
                 (..=8, _) => EarlyStart::Never,

@@ -22,6 +22,10 @@ pub(super) struct GemvShape {
     round: usize,
     /// Elements of x with a factor in common.
     x_group: usize,
+    /// Bytes of weights that are on their way to a warp at a time.
+    ring_bytes: usize,
+    /// Blocks of rows whose sums wait to be added up.
+    waiting: usize,
 }
 
 impl GemvShape {
@@ -42,7 +46,22 @@ impl GemvShape {
             _ => 32,
         };
         let round = if folded { 256 } else { (4 * chunk).max(slots * group) };
-        Self { format, rows, chunk, round, x_group: if folded { round } else { group } }
+        let (words, steps) = (chunk * bits / 32, round / (4 * chunk));
+        let has_passes = !folded && round > slots * group;
+        let batch = match steps * words {
+            0..=4 if !has_passes => 4,
+            5..=8 if !has_passes => 2,
+            _ => 1,
+        };
+        let ring = (16 / words).clamp(1, batch * steps).next_power_of_two();
+        let ring = if ring * words > 16 || ring > batch * steps { (ring / 2).max(1) } else { ring };
+        let waiting = match rows {
+            1 => 4,
+            2 => 2,
+            _ => 1,
+        };
+        let x_group = if folded { round } else { group };
+        Self { format, rows, chunk, round, x_group, ring_bytes: ring * words * 256, waiting }
     }
 
     /// The most rows of x in one launch.
@@ -95,8 +114,8 @@ impl GemvShape {
     /// Shared memory of a block whose share of k has `rounds` rounds.
     fn shared_bytes(&self, rounds: usize) -> usize {
         let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 8 });
-        let of_row = 64 + 2 * k + group_bytes * (k / self.x_group) + 4 * 8 * 16 + 4;
-        64 + self.rows * of_row
+        let of_row = 64 + 2 * k + group_bytes * (k / self.x_group) + 2 * self.waiting * 4 * 8 * 16 + 4;
+        8 * self.ring_bytes + 64 + self.rows * of_row
     }
 
     /// Into how many parts k is split, and the rounds of each but the last, for blocks of at most so much shared memory.
@@ -128,6 +147,7 @@ pub(super) struct Gemv {
     pub shape: GemvShape,
     /// Rows of x that this launch multiplies.
     pub m: usize,
+    /// That cover the rows of all weights.
     pub blocks: usize,
     pub splits: usize,
     pub k_per_split: usize,
@@ -135,6 +155,13 @@ pub(super) struct Gemv {
 }
 
 impl Gemv {
+    /// Blocks of a launch on a card that has so many multiprocessors, along rows and k: as many as it has room for take turns,
+    /// for two of which registers are enough on each.
+    pub(super) fn grid(&self, multiprocessors: usize) -> (usize, usize) {
+        let blocks = if self.splits == 1 { self.blocks.min(2 * multiprocessors) } else { self.blocks };
+        (blocks, self.splits)
+    }
+
     /// The launch for the first of `m` rows of x, as many as it takes, or none if k or the alignment of
     /// the weights fits no kernel.
     ///
@@ -236,8 +263,8 @@ mod tests {
         let mut source = String::from(
             "#define __host__\n#define __device__\n#include <cstdio>\n#include \"gemv_shape.cuh\"\n\
              template <int B, bool A> struct Format { enum { BITS = B, HAS_BIASES = A }; };\n\
-             template <class S> void show() {\n  printf(\"%d %d %d %d %d %d\\n\", S::CHUNK, S::ROUND, \
-             S::X_GROUP, S::ROWS_PER_BLOCK, S::K_WARPS, S::WORDS % 4 == 0 ? 16 : S::WORDS % 2 == 0 ? 8 : 4);\n\
+             template <class S> void show() {\n  printf(\"%d %d %d %d %d %d %d %d\\n\", S::CHUNK, S::ROUND, \
+             S::X_GROUP, S::ROWS_PER_BLOCK, S::K_WARPS, 4 * S::VECTOR, S::RING * S::STEP_BYTES, S::WAITING);\n\
              }\nint main() {\n",
         );
         for GemvShape { format, rows, .. } in shapes() {
@@ -252,9 +279,12 @@ mod tests {
         assert!(compiled.expect("a C++ compiler").success());
         let told = String::from_utf8(Command::new(&program).output().unwrap().stdout).unwrap();
         let ours = |shape: GemvShape| {
-            let GemvShape { chunk, round, x_group, .. } = shape;
+            let GemvShape { chunk, round, x_group, ring_bytes, waiting, .. } = shape;
             let (rows, k_warps) = (shape.rows_per_block(), shape.k_warps());
-            format!("{chunk} {round} {x_group} {rows} {k_warps} {}", shape.load_bytes())
+            format!(
+                "{chunk} {round} {x_group} {rows} {k_warps} {} {ring_bytes} {waiting}",
+                shape.load_bytes()
+            )
         };
         let shapes = shapes();
         assert_eq!(told.lines().count(), shapes.len());

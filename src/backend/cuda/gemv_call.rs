@@ -1,6 +1,7 @@
 //! The launches of a GEMV: what [`super::gemv`] plans, with addresses.
 
 use super::bindings::{CqFinish, CqGemv, CQ_ACTIVATION_NONE, CQ_MAX_WEIGHTS};
+use super::card::Card;
 use super::formats::FormatKernels;
 use super::gemv::{Gemv, Outputs};
 use super::kernel::Kernel;
@@ -52,9 +53,9 @@ pub(super) struct GemvLaunch {
     pub(super) params: CqGemv,
 }
 
-impl Gemv {
-    pub(super) fn grid(&self) -> Grid {
-        Grid { blocks: (self.blocks, self.splits), shared_bytes: self.shared_bytes }
+impl GemvLaunch {
+    pub(super) fn grid(&self, card: Card) -> Grid {
+        Grid { blocks: self.plan.grid(card.multiprocessors), shared_bytes: self.plan.shared_bytes }
     }
 }
 
@@ -113,7 +114,7 @@ impl GemvCall<'_> {
             gated: self.gated.into(),
             eps: self.norm.map_or(0., |norm| norm.eps),
             finish: self.finish,
-            unused: 0,
+            blocks: u32_of("blocks", plan.blocks)?,
         })
     }
 }

@@ -256,9 +256,10 @@ impl Matmul<'_> {
             finish: if self.gated { CqFinish { activation: CQ_ACTIVATION_SILU, ..PLAIN } } else { PLAIN },
             residual: self.residual,
         };
-        let most_shared = Card::of(self.stream.context())?.most_shared_bytes;
-        let Some(launches) = call.launches(most_shared)? else { return Ok(false) };
-        for GemvLaunch { kernel, plan, mut params } in launches {
+        let card = Card::of(self.stream.context())?;
+        let Some(launches) = call.launches(card.most_shared_bytes)? else { return Ok(false) };
+        for gemv in launches {
+            let (grid, GemvLaunch { kernel, plan, mut params }) = (gemv.grid(card), gemv);
             if plan.splits > 1 {
                 (params.partial, params.arrivals) = workspace::with(self.stream, |workspace| {
                     workspace.split_sums(plan.partial_sums(), plan.blocks)
@@ -267,7 +268,7 @@ impl Matmul<'_> {
             // SAFETY: all addresses are those of tensors that are held until after the launch, and of the
             // workspace of this thread and stream. Shapes were checked when the weights were made and by the
             // caller; x begins at a multiple of 16 bytes, as do its rows, since K is a multiple of 16.
-            unsafe { launch(self.stream, kernel, plan.grid(), &params)? };
+            unsafe { launch(self.stream, kernel, grid, &params)? };
         }
         Ok(true)
     }

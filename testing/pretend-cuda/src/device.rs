@@ -120,7 +120,7 @@ fn attribute(number: c_int) -> Result<c_int> {
         10 => 32,         // lanes of a warp
         12 | 82 => 65536, // registers of a block, of a multiprocessor
         13 => 1_980_000,  // clock, kHz
-        16 => 132,        // multiprocessors
+        16 => 6,          // multiprocessors: so few that blocks take turns at small weights, too
         31 => 1,          // concurrent kernels
         36 => 3_201_000,  // memory clock, kHz
         37 => 6144,       // memory bus, bits

@@ -149,7 +149,12 @@ fn heads_are_normalized_and_turned() {
 
 #[test]
 fn what_does_not_fit_is_refused() {
-    let card = Card { most_shared_bytes: 113 << 10, bf16: true, early_start: EarlyStart::Always };
+    let card = Card {
+        most_shared_bytes: 113 << 10,
+        multiprocessors: 132,
+        bf16: true,
+        early_start: EarlyStart::Always,
+    };
     let call = AttendCall {
         shape: AttendShape { sequences: 1, heads: 8, kv_heads: 2, head_dim: 64 },
         dtype: DType::F16,

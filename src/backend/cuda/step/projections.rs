@@ -146,11 +146,12 @@ impl Builder<'_> {
             }
         }
         let Some(launches) = launches else { return Ok(false) };
-        for GemvLaunch { kernel, plan, mut params } in launches {
+        for gemv in launches {
+            let (grid, GemvLaunch { kernel, plan, mut params }) = (gemv.grid(self.card), gemv);
             if plan.splits > 1 {
                 (params.partial, params.arrivals) = self.split(plan.partial_sums(), plan.blocks, places);
             }
-            self.push(kernel, plan.grid(), LaunchParams::Gemv(params));
+            self.push(kernel, grid, LaunchParams::Gemv(params));
         }
         Ok(true)
     }

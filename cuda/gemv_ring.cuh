@@ -1,0 +1,111 @@
+// The weights of the tensor-core GEMV on their way: a ring of copies for each lane.
+//
+// Every lane copies exactly what it will read itself, so that waiting for its own copies is all there is to wait for. A place
+// of the ring is copied to again as soon as its words are in registers: the same number of bytes is always on its way,
+// whatever the lane computes, also from one block of rows to the next.
+#pragma once
+#include "gemv_staging.cuh"
+
+namespace cq {
+
+// Of the groups whose sums a lane will hold in a round, or of its chunks if they are folded into the weights: the bits of
+// scales and biases, of its two rows, g and g + 8 of the warp's tile.
+template <class Format, class Shape> struct RoundScales {
+    static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
+    static constexpr int COUNT = Shape::FOLDED ? Shape::STEPS : Shape::PASSES * COLUMNS;
+    uint32_t scale[2][COUNT];
+    uint32_t bias[2][COUNT];
+};
+
+// Where a lane's next batch of rounds is. The warps that share a tile take turns at rounds.
+template <class Format, class Shape> struct LaneRows {
+    static constexpr int SCALE_BYTES = Format::SCALES == Scale::Float ? 2 : 1;
+    static constexpr int TURN = Shape::K_WARPS * Shape::ROUND;  // from a round of this warp to the next
+    const uint32_t *packed[2];
+    const char *scales[2];
+    const char *biases[2];
+    int words_left;   // weights from the lane's chunk to the end of the block's share of k
+    int groups_left;  // groups from the lane's first one to the end of the row
+
+    __device__ __forceinline__ void place(int row, const CqMatrix &matrix, size_t index, uint32_t k, int k0, int t) {
+        const size_t group = index * (k / Shape::GROUP) + (Shape::FOLDED ? (k0 + t * Shape::CHUNK) / Shape::GROUP
+                                                                         : k0 / Shape::GROUP + Shape::slot(2 * t));
+        packed[row] = matrix.packed + (index * k + k0 + t * Shape::CHUNK) * Format::BITS / 32;
+        scales[row] = static_cast<const char *>(matrix.scales) + group * SCALE_BYTES;
+        biases[row] = static_cast<const char *>(matrix.biases) + group * SCALE_BYTES;
+    }
+
+    // The scales and biases of round `turn` of the batch; those past the end meet zeros of x.
+    __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn) const {
+#pragma unroll
+        for (int i = 0; i < RoundScales<Format, Shape>::COUNT; ++i) {
+            constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
+            const int k = turn * TURN + i * Shape::STEP;
+            const int group = Shape::FOLDED ? k / Shape::GROUP : turn * TURN / Shape::GROUP + i / COLUMNS * Shape::SLOTS + i % COLUMNS;
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                round.scale[row][i] = round.bias[row][i] = 0;
+                if (Shape::FOLDED ? k >= words_left : group >= groups_left) continue;
+                round.scale[row][i] = scale_bits<Format::SCALES>(scales[row], group);
+                if constexpr (Format::HAS_BIASES) round.bias[row][i] = scale_bits<Format::SCALES>(biases[row], group);
+            }
+        }
+    }
+
+    __device__ __forceinline__ void next_batch() {
+        constexpr int WEIGHTS = Shape::BATCH * TURN;
+#pragma unroll
+        for (int row = 0; row < 2; ++row) {
+            packed[row] += WEIGHTS * Format::BITS / 32;
+            scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
+            if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
+        }
+        words_left -= WEIGHTS;
+        groups_left -= WEIGHTS / Shape::GROUP;
+    }
+};
+
+// A lane's part of the ring.
+template <class Format, class Shape> struct Ring {
+    static constexpr int BYTES = Shape::RING * Shape::STEP_BYTES;  // of a warp
+    static constexpr int COPY = Shape::VECTOR * 4;
+    unsigned char *lane;
+
+    __device__ __forceinline__ Ring(unsigned char *memory) : lane(memory + threadIdx.x / 32 * BYTES + threadIdx.x % 32 * COPY) {}
+
+    // Starts to copy a step of the batch to a place. Words past the end are zeros.
+    __device__ __forceinline__ void copy(int place, const LaneRows<Format, Shape> &rows, int step_of_batch) const {
+        const int k = step_of_batch / Shape::STEPS * LaneRows<Format, Shape>::TURN + step_of_batch % Shape::STEPS * Shape::STEP;
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+#pragma unroll
+            for (int i = 0; i < Shape::WORDS; i += Shape::VECTOR)
+                copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k * Format::BITS / 32 + i, k < rows.words_left);
+        commit_copies();
+    }
+
+    // The words of a place, once its copies have arrived.
+    __device__ __forceinline__ void read(uint32_t (&words)[2][Shape::WORDS], int place) const {
+#pragma unroll
+        for (int row = 0; row < 2; ++row)
+#pragma unroll
+            for (int i = 0; i < Shape::WORDS; i += Shape::VECTOR) {
+                if constexpr (Shape::VECTOR == 4) {
+                    const uint4 four = *reinterpret_cast<const uint4 *>(at(place, row, i));
+                    words[row][i] = four.x, words[row][i + 1] = four.y, words[row][i + 2] = four.z, words[row][i + 3] = four.w;
+                } else if constexpr (Shape::VECTOR == 2) {
+                    const uint2 two = *reinterpret_cast<const uint2 *>(at(place, row, i));
+                    words[row][i] = two.x, words[row][i + 1] = two.y;
+                } else {
+                    words[row][i] = *reinterpret_cast<const uint32_t *>(at(place, row, i));
+                }
+            }
+    }
+
+  private:
+    __device__ __forceinline__ unsigned char *at(int place, int row, int word) const {
+        return lane + place * Shape::STEP_BYTES + (row * Shape::WORDS + word) / Shape::VECTOR * 32 * COPY;
+    }
+};
+
+}  // namespace cq
