@@ -165,12 +165,12 @@ def answers(results):
     if tuned:
         best = {}
         for r in tuned:
-            case = (r["format"], r["m"], r["n"], r["k"], r["resident_blocks"])
+            case = (r["format"], r["m"], r["n"], r["k"], r["ring_words"], r["resident_blocks"])
             best[case] = min(best.get(case, r["us_dependent"]), r["us_dependent"])
         cases = {case[:4] for case in best}
         found[4] = "; ".join(
-            f"{format} M={m} {n}x{k}: " + ", ".join(f"{blocks} blocks {us:.2f} us" for (*case, blocks), us in sorted(best.items())
-                                                    if tuple(case) == (format, m, n, k))
+            f"{format} M={m} {n}x{k}: " + ", ".join(f"{words} words, {blocks or 'all'} blocks {us:.2f} us"
+                                                    for (*case, words, blocks), us in sorted(best.items()) if tuple(case) == (format, m, n, k))
             for format, m, n, k in sorted(cases) if (n, k) in ((4096, 4096), (57344, 8192)))
     subnormal = [r for r in results.of("wrapper") if "subnormal" in r["name"]]
     if subnormal:

@@ -95,11 +95,11 @@ template <class Shape> struct BlockSums {
 };
 
 // Multiplies [k_begin, k_end) of `count` blocks of rows of weights with rows of x, one after the other.
-// `place(rows, half, number of the block of rows, tile, row in tile, k, t)` tells where lane t of four finds each of its two
-// rows, whose scales and biases have the dtypes of `matrix_of(number)`. `store(number, sums)` is called by all threads.
-template <class Format, class Shape, class Place, class MatrixOf, class Store>
+// `place(rows, number of the block of rows, tile, k, g, t)` tells where a lane finds its two rows, g and g + 8 of the tile.
+// `store(first, how many, sums of each)` is called by all threads.
+template <class Format, class Shape, class Place, class Store>
 __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32_t k, int k_begin, int k_end, uint32_t count, Place place,
-                                                MatrixOf matrix_of, Store store) {
+                                                Store store) {
     CQ_DYNAMIC_SHARED(memory);
     constexpr int TURN = LaneRows<Format, Shape>::TURN, STEPS_OF_BATCH = Shape::BATCH * Shape::STEPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
@@ -118,8 +118,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
         batches_left = batches - 1;
         rows.words_left = rows.groups_left = 0;
         if (next_rows == count) return;
-#pragma unroll
-        for (int half = 0; half < 2; ++half) place(rows, half, next_rows, tile, half * 8 + g, k_begin + first_k, t);
+        place(rows, next_rows, tile, k_begin + first_k, g, t);
         rows.words_left = k_share - first_k - t * Shape::CHUNK;
         rows.groups_left = int(k / Shape::GROUP) - (k_begin + first_k) / Shape::GROUP - Shape::slot(2 * t);
         ++next_rows;
@@ -141,7 +140,6 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
     // [two sets, so that one is added up while the next ones come][block of rows]
     float *const shares = x.after();
     for (uint32_t number = 0; number < count; ++number) {
-        const CqMatrix &matrix = matrix_of(number);
         Sums<Shape> sums = {};
         int k0 = first_k;
 #pragma unroll 1
@@ -160,7 +158,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
                     ring.copy(place, rows, ahead);
                     if (there) products.template step<step>(words, x, k0, g, t);
                 });
-                if (there) products.add_to(sums, scales[turn], matrix, x, k0, t);
+                if (there) products.add_to(sums, scales[turn], x, k0, t);
                 rows.load_scales(scales[turn], turn);
                 k0 += TURN;
             });
@@ -212,13 +210,16 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv(const 
     };
     multiply_blocks<Format, Shape>(
         x, p.k, k_begin, k_end, count,
-        [&](LaneRows<Format, Shape> &rows, int half, uint32_t number, int tile, int row, int k, int t) {
+        [&](LaneRows<Format, Shape> &rows, uint32_t number, int tile, int k, int g, int t) {
             const BlockRows block = rows_of(number);
-            const CqMatrix &matrix = p.operand[block.operand_of(half * 8)].matrix;
-            // Rows past the end repeat the last one; their outputs are not stored.
-            rows.place(half, matrix, min(block.row(tile, row), matrix.rows - 1), p.k, k, t);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const CqMatrix &matrix = p.operand[block.operand_of(half * 8)].matrix;
+                // Rows past the end repeat the last one; their outputs are not stored.
+                rows.place(half, matrix, min(block.row(tile, half * 8 + g), matrix.rows - 1), p.k, k, t);
+            }
         },
-        [&](uint32_t number) -> const CqMatrix & { return p.operand[rows_of(number).operand].matrix; }, store);
+        store);
 }
 
 }  // namespace cq

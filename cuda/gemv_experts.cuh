@@ -59,14 +59,17 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     };
     multiply_blocks<Format, Shape>(
         x, p.k, k_begin, k_end, 1,
-        [&](LaneRows<Format, Shape> &rows, int half, uint32_t, int, int row, int k, int t) {
+        [&](LaneRows<Format, Shape> &rows, uint32_t, int, int k, int g, int t) {
             const ChosenExpert expert(p, p.ids[pair]);
-            const CqMatrix &matrix = p.operand[gated ? half : 0].matrix;
-            // Rows past the end repeat the last one; their outputs are not stored.
-            const uint32_t index = min(first + (gated ? row % 8 : row), rows_of_matrix - 1);
-            rows.place(half, matrix, expert.row(matrix, index), p.k, k, t);
+#pragma unroll
+            for (int half = 0; half < 2; ++half) {
+                const CqMatrix &matrix = p.operand[gated ? half : 0].matrix;
+                // Rows past the end repeat the last one; their outputs are not stored.
+                const uint32_t index = min(first + g + (gated ? 0 : half * 8), rows_of_matrix - 1);
+                rows.place(half, matrix, uint32_t(expert.row(matrix, index)), p.k, k, t);
+            }
         },
-        [&](uint32_t) -> const CqMatrix & { return p.operand[0].matrix; }, store);
+        store);
 }
 
 }  // namespace cq

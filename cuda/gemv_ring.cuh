@@ -15,28 +15,35 @@ template <class Format, class Shape> struct RoundScales {
     static constexpr int COUNT = Shape::FOLDED ? Shape::STEPS : Shape::PASSES * COLUMNS;
     uint32_t scale[2][COUNT];
     uint32_t bias[2][COUNT];
+    uint32_t scale_dtype, biases_dtype;
 };
 
 // Where a lane's next batch of rounds is. The warps that share a tile take turns at rounds.
 template <class Format, class Shape> struct LaneRows {
     static constexpr int SCALE_BYTES = Format::SCALES == Scale::Float ? 2 : 1;
     static constexpr int TURN = Shape::K_WARPS * Shape::ROUND;  // from a round of this warp to the next
-    const uint32_t *packed[2];
+    const char *packed[2];
     const char *scales[2];
     const char *biases[2];
+    uint32_t scale_dtype, biases_dtype;
     int words_left;   // weights from the lane's chunk to the end of the block's share of k
     int groups_left;  // groups from the lane's first one to the end of the row
 
-    __device__ __forceinline__ void place(int row, const CqMatrix &matrix, size_t index, uint32_t k, int k0, int t) {
-        const size_t group = index * (k / Shape::GROUP) + (Shape::FOLDED ? (k0 + t * Shape::CHUNK) / Shape::GROUP
-                                                                         : k0 / Shape::GROUP + Shape::slot(2 * t));
-        packed[row] = matrix.packed + (index * k + k0 + t * Shape::CHUNK) * Format::BITS / 32;
-        scales[row] = static_cast<const char *>(matrix.scales) + group * SCALE_BYTES;
-        biases[row] = static_cast<const char *>(matrix.biases) + group * SCALE_BYTES;
+    // The row `index` of all that follow each other behind the matrix's first one. It has whole words.
+    __device__ __forceinline__ void place(int row, const CqMatrix &matrix, uint32_t index, uint32_t k, int k0, int t) {
+        const uint32_t bytes = k / 32 * Format::BITS * 4 + k % 32 * Format::BITS / 8, groups = k / Shape::GROUP;
+        const int chunk = k0 + t * Shape::CHUNK;
+        const uint32_t first = Shape::FOLDED ? chunk / Shape::GROUP : k0 / Shape::GROUP + Shape::slot(2 * t);
+        const size_t group = size_t(index) * (groups * SCALE_BYTES) + first * SCALE_BYTES;
+        packed[row] = reinterpret_cast<const char *>(matrix.packed) + size_t(index) * bytes + chunk / 8 * Format::BITS;
+        scales[row] = static_cast<const char *>(matrix.scales) + group;
+        biases[row] = static_cast<const char *>(matrix.biases) + group;
+        scale_dtype = matrix.scale_dtype, biases_dtype = matrix.biases_dtype;  // those of both rows are the same
     }
 
     // The scales and biases of round `turn` of the batch; those past the end meet zeros of x.
     __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn) const {
+        round.scale_dtype = scale_dtype, round.biases_dtype = biases_dtype;
 #pragma unroll
         for (int i = 0; i < RoundScales<Format, Shape>::COUNT; ++i) {
             constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
@@ -56,7 +63,7 @@ template <class Format, class Shape> struct LaneRows {
         constexpr int WEIGHTS = Shape::BATCH * TURN;
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
-            packed[row] += WEIGHTS * Format::BITS / 32;
+            packed[row] += WEIGHTS / 8 * Format::BITS;
             scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }
@@ -80,7 +87,7 @@ template <class Format, class Shape> struct Ring {
         for (int row = 0; row < 2; ++row)
 #pragma unroll
             for (int i = 0; i < Shape::WORDS; i += Shape::VECTOR)
-                copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k * Format::BITS / 32 + i, k < rows.words_left);
+                copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
         commit_copies();
     }
 

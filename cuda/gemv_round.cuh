@@ -72,7 +72,7 @@ template <class Format, class Shape> struct ByGroups {
     }
 
     // The lane now holds columns 2t and 2t + 1 of rows g and g + 8, each the sum over one group.
-    __device__ __forceinline__ void add_to(Sums<Shape> &sums, const RoundScales<Format, Shape> &round, const CqMatrix &matrix,
+    __device__ __forceinline__ void add_to(Sums<Shape> &sums, const RoundScales<Format, Shape> &round,
                                            const StagedX<Format, Shape> &x, int k0, int t) {
         constexpr bool ONE = Shape::ROWS == 1;
 #pragma unroll
@@ -92,10 +92,10 @@ template <class Format, class Shape> struct ByGroups {
                         float dot = c[pass][tile].of[0][row * 2 + j];
                         if constexpr (Format::HAS_BIASES) {
                             dot -= of_x.offset_sum;
-                            const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], matrix.biases_dtype);
+                            const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], round.biases_dtype);
                             sum = __fmaf_rn(bias, of_x.sum, sum);
                         }
-                        const float scale = scale_from_bits<Format::SCALES>(round.scale[row][scale_index], matrix.scale_dtype);
+                        const float scale = scale_from_bits<Format::SCALES>(round.scale[row][scale_index], round.scale_dtype);
                         sum = __fmaf_rn(scale, dot * of_x.unit, sum);
                     }
                 }
@@ -161,7 +161,7 @@ template <class Format, class Shape> struct Folded {
         });
     }
 
-    __device__ __forceinline__ void add_to(Sums<Shape> &sums, const RoundScales<Format, Shape> &, const CqMatrix &,
+    __device__ __forceinline__ void add_to(Sums<Shape> &sums, const RoundScales<Format, Shape> &,
                                            const StagedX<Format, Shape> &x, int k0, int t) {
 #pragma unroll
         for (int tile = 0; tile < Shape::COLUMN_TILES; ++tile) {

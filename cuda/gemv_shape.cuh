@@ -4,6 +4,10 @@
 #pragma once
 #include "params.h"
 
+#ifndef CQ_RING_WORDS
+#define CQ_RING_WORDS 16
+#endif
+
 namespace cq {
 
 template <class Format, int GROUP_, int ROWS_> struct GemvShape {
@@ -46,12 +50,12 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     // Sets of accumulators when a step holds more groups than there are slots.
     static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
     // Rounds whose scales are on their way at a time.
-    static constexpr int BATCH = PASSES > 1 || STEPS * WORDS > 8 ? 1 : STEPS * WORDS > 4 ? 2 : 4;
-    // Steps whose weights are on their way at a time, at most those of a batch: 16 words of each row of a lane, if one step is
-    // not more than that.
+    static constexpr int BATCH = PASSES > 1 || 2 * STEPS * WORDS > CQ_RING_WORDS ? 1 : 4 * STEPS * WORDS > CQ_RING_WORDS ? 2 : 4;
+    // Steps whose weights are on their way at a time, at most those of a batch: so many words of each row of a lane, if one step
+    // is not more than that.
     static constexpr int ring() {
         int steps = 1;
-        while (2 * steps * WORDS <= 16 && 2 * steps <= BATCH * STEPS) steps *= 2;
+        while (2 * steps * WORDS <= CQ_RING_WORDS && 2 * steps <= BATCH * STEPS) steps *= 2;
         return steps;
     }
     static constexpr int RING = ring();

@@ -20,8 +20,8 @@ wrappers() { # folder, architecture
     make -s -C testing/wrappers NVCC="$NVCC" OUT="$folder/$1" ARCH="$2" >"$folder/$1.log" 2>&1 ||
         { echo "not compiled: $1"; head -5 "$folder/$1.log"; touch "$folder/failed"; }
 }
-tuned() { # name, format, group, rows of x, resident blocks
-    one "gemv-$1-m$4-b$5" testing/probe/gemv.cu -DTUNE_FORMAT="$2" -DTUNE_GROUP="$3" -DTUNE_ROWS="$4" -DRESIDENT_BLOCKS="$5"
+tuned() { # name, format, group, rows of x, words in the ring
+    one "gemv-$1-m$4-w$5" testing/probe/gemv.cu -DTUNE_FORMAT="$2" -DTUNE_GROUP="$3" -DTUNE_ROWS="$4" -DCQ_RING_WORDS="$5"
 }
 rm -f "$folder/failed"
 if [ -n "${3-}" ]; then
@@ -37,18 +37,18 @@ for probe in alive issue_rates bandwidth launches strides splits; do
     one "$probe" "testing/probe/$probe.cu" &
 done
 [ "$(nproc)" -gt 4 ] || wait
-for blocks in 2 3 4; do
-    tuned a4_g64 'Affine<4>' 64 1 "$blocks" &
-    tuned mxfp4 Mxfp4 32 1 "$blocks" &
+for words in 8 16 32; do
+    tuned a4_g64 'Affine<4>' 64 1 "$words" &
+    tuned mxfp4 Mxfp4 32 1 "$words" &
     [ "$(nproc)" -gt 4 ] || wait
 done
-tuned a4_g64 'Affine<4>' 64 8 2 &
-tuned a4_g64 'Affine<4>' 64 16 2 &
-tuned nvfp4 Nvfp4 16 1 2 &
-tuned mxfp8 Mxfp8 32 1 2 &
+tuned a4_g64 'Affine<4>' 64 8 16 &
+tuned a4_g64 'Affine<4>' 64 16 16 &
+tuned nvfp4 Nvfp4 16 1 16 &
+tuned mxfp8 Mxfp8 32 1 16 &
 [ "$(nproc)" -gt 4 ] || wait
-tuned a3_g64 'Affine<3>' 64 1 2 &
-tuned a5_g64 'Affine<5>' 64 1 2 &
-tuned a8_g64 'Affine<8>' 64 1 2 &
+tuned a3_g64 'Affine<3>' 64 1 16 &
+tuned a5_g64 'Affine<5>' 64 1 16 &
+tuned a8_g64 'Affine<8>' 64 1 16 &
 wait
 [ ! -e "$folder/failed" ]

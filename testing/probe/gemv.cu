@@ -1,19 +1,15 @@
-// One tensor-core GEMV by itself, for tuning: cold, in a graph, over shapes, splits of k, and dependent
-// launch or not. The kernel and its knobs are chosen when this is compiled:
+// One tensor-core GEMV by itself, for tuning: cold, in a graph, over shapes, blocks on a multiprocessor, splits of k, and
+// dependent launch or not. The kernel and its knobs are chosen when this is compiled:
 //
-//     nvcc -std=c++17 -O3 -arch=sm_90 -DTUNE_FORMAT='Affine<4>' -DTUNE_GROUP=64 -DTUNE_ROWS=1 [-DRESIDENT_BLOCKS=3] gemv.cu
+//     nvcc -std=c++17 -O3 -arch=sm_90 -DTUNE_FORMAT='Affine<4>' -DTUNE_GROUP=64 -DTUNE_ROWS=1 [-DCQ_RING_WORDS=8] gemv.cu
 #include "../../cuda/formats/all.cuh"
 #include "../../cuda/gemv.cuh"
 #include "harness.cuh"
 
-#ifndef RESIDENT_BLOCKS
-#define RESIDENT_BLOCKS 2
-#endif
-
 using Format = cq::TUNE_FORMAT;
 using Shape = cq::GemvShape<Format, TUNE_GROUP, TUNE_ROWS>;
 
-CQ_KERNEL(tuned, CqGemv, Shape::THREADS, RESIDENT_BLOCKS) { cq::gemv<Format, Shape>(p); }
+CQ_KERNEL(tuned, CqGemv, Shape::THREADS, 2) { cq::gemv<Format, Shape>(p); }
 
 namespace {
 
@@ -25,8 +21,8 @@ constexpr size_t SCALE_BYTES = FLOAT_SCALES ? 2 : 1;
 
 // As src/backend/cuda/gemv.rs has it.
 size_t shared_bytes(int k) {
-    const size_t of_row = 64 + 2 * size_t(k) + (Format::HAS_BIASES ? 16 : 8) * (k / Shape::X_GROUP) + 4 * 8 * 16 + 4;
-    return 64 + Shape::ROWS * of_row;
+    const size_t of_row = 64 + 2 * size_t(k) + (Format::HAS_BIASES ? 16 : 8) * (k / Shape::X_GROUP) + 2 * Shape::WAITING * 4 * 8 * 16 + 4;
+    return 8 * Shape::RING * Shape::STEP_BYTES + 64 + Shape::ROWS * of_row;
 }
 
 // As src/backend/cuda/plan.rs has it.
@@ -52,7 +48,9 @@ void measure(int n, int k) {
     char *memory = probe::random_memory(rotation.all()), *x = probe::random_memory(size_t(TUNE_ROWS) * k * 2);
     char *y = probe::random_memory(size_t(TUNE_ROWS) * n * 2);
     const int blocks = (n + Shape::ROWS_PER_BLOCK - 1) / Shape::ROWS_PER_BLOCK, rounds = (k + Shape::ROUND - 1) / Shape::ROUND;
-    for (int splits : {1, 2, 3, 4, 6, 8}) {
+    // Blocks on each multiprocessor that take turns, 0 for as many as there are blocks of rows; k is split for the latter alone.
+    const int cases[][2] = {{0, 1}, {1, 1}, {2, 1}, {0, 2}};
+    for (auto [resident, splits] : cases) {
         const int k_per_split = (rounds + splits - 1) / splits * Shape::ROUND;
         if ((k + k_per_split - 1) / k_per_split != splits || shared_bytes(k_per_split) > most_shared_bytes()) continue;
         float *partial;
@@ -74,18 +72,19 @@ void measure(int n, int k) {
             p.operand[0].y = y, p.operand[0].y_stride = n;
             p.x = x, p.x_stride = k, p.x_dtype = CQ_BF16;
             p.partial = partial, p.arrivals = arrivals;
-            p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.finish.factor = 1;
+            p.operands = 1, p.m = TUNE_ROWS, p.k = k, p.k_per_split = k_per_split, p.finish.factor = 1, p.blocks = blocks;
             return p;
         };
+        const int present = resident ? std::min(blocks, resident * probe::device().multiProcessorCount) : blocks;
         double us[2];
         for (bool early : {false, true}) {
-            const probe::Launch launch{dim3(blocks, splits), Shape::THREADS, shared_bytes(k_per_split), early};
+            const probe::Launch launch{dim3(present, splits), Shape::THREADS, shared_bytes(k_per_split), early};
             us[early] = probe::time_in_graph(rotation.launches, [&](int i) { launch(tuned, params(i)); });
         }
         const size_t moved = bytes.all() + size_t(TUNE_ROWS) * (n + k) * 2;
         probe::record("gemv", "\"format\": \"" TEXT(TUNE_FORMAT) " g" TEXT(TUNE_GROUP) "\", \"m\": %d, \"n\": %d, \"k\": %d, \"splits\": %d, \"blocks\": %d, "
-                      "\"resident_blocks\": %d, \"registers\": %d, \"local_bytes\": %d, \"us\": %.3f, \"us_dependent\": %.3f, \"gb_per_s\": %.0f, \"gb_per_s_dependent\": %.0f",
-                      TUNE_ROWS, n, k, splits, blocks * splits, RESIDENT_BLOCKS, kernel.numRegs, int(kernel.localSizeBytes), us[0], us[1], moved / us[0] / 1e3, moved / us[1] / 1e3);
+                      "\"resident_blocks\": %d, \"ring_words\": %d, \"registers\": %d, \"local_bytes\": %d, \"us\": %.3f, \"us_dependent\": %.3f, \"gb_per_s\": %.0f, \"gb_per_s_dependent\": %.0f",
+                      TUNE_ROWS, n, k, splits, present * splits, resident, CQ_RING_WORDS, kernel.numRegs, int(kernel.localSizeBytes), us[0], us[1], moved / us[0] / 1e3, moved / us[1] / 1e3);
         CHECK(cudaFree(partial));
         CHECK(cudaFree(arrivals));
     }
