@@ -83,7 +83,7 @@ __device__ __forceinline__ void store_output(const CqGemv &p, const BlockRows &b
 // The sums of a block of rows over the block's share of k.
 template <class Shape> struct BlockSums {
     static constexpr int SIZE = Shape::THREADS / 32 * 16 * Shape::ROWS;
-    const float *shares;   // in shared memory: [warp][16][ROWS]
+    const float *shares;   // in shared memory: [tile][share of k][16][ROWS]
     const float *squares;  // of x, if it has a norm: [ROWS]
 
     __device__ __forceinline__ float operator()(int tile, int row, int m) const {
@@ -103,25 +103,33 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
     CQ_DYNAMIC_SHARED(memory);
     constexpr int TURN = LaneRows<Format, Shape>::TURN, STEPS_OF_BATCH = Shape::BATCH * Shape::STEPS;
     const int lane = threadIdx.x % 32, warp = threadIdx.x / 32, g = lane / 4, t = lane % 4;
-    const int tile = warp / Shape::K_WARPS, first_k = warp % Shape::K_WARPS * Shape::ROUND, k_share = k_end - k_begin;
-    const int batches = (k_share + Shape::BATCH * TURN - 1) / (Shape::BATCH * TURN);  // of each block of rows
+    const int tile = warp / Shape::K_WARPS, k_share = k_end - k_begin;
+    // The rounds of one block of rows follow on those of the one before it: no warp has many more of them than another. Which of
+    // the shares of k a warp has, each of them every K_WARPS-th round, is another one for the next rows, then.
+    const int shift = (k_share + Shape::ROUND - 1) / Shape::ROUND % Shape::K_WARPS;
+    auto share_behind = [&](int share) { return (share + Shape::K_WARPS - shift) % Shape::K_WARPS; };
+    // Batches of a share.
+    auto batches_of = [&](int share) { return (k_share - share * Shape::ROUND + Shape::BATCH * TURN - 1) / (Shape::BATCH * TURN); };
 
     LaneRows<Format, Shape> rows;
     uint32_t next_rows = 0;
-    int batches_left = 0;  // of the rows that are on their way
+    int batches_left = 0, next_share = warp % Shape::K_WARPS;  // of the rows that are on their way; behind them
     auto next_batch = [&] {
-        if (batches_left > 0) {
-            --batches_left;
+        if (--batches_left > 0) {
             rows.next_batch();
             return;
         }
-        batches_left = batches - 1;
         rows.words_left = rows.groups_left = 0;
-        if (next_rows == count) return;
-        place(rows, next_rows, tile, k_begin + first_k, g, t);
-        rows.words_left = k_share - first_k - t * Shape::CHUNK;
-        rows.groups_left = int(k / Shape::GROUP) - (k_begin + first_k) / Shape::GROUP - Shape::slot(2 * t);
-        ++next_rows;
+        for (; next_rows < count; ++next_rows, next_share = share_behind(next_share)) {
+            batches_left = batches_of(next_share);
+            if (batches_left <= 0) continue;
+            const int k0 = k_begin + next_share * Shape::ROUND;
+            place(rows, next_rows, tile, k0, g, t);
+            rows.words_left = k_end - k0 - t * Shape::CHUNK;
+            rows.groups_left = int(k / Shape::GROUP) - k0 / Shape::GROUP - Shape::slot(2 * t);
+            ++next_rows, next_share = share_behind(next_share);
+            return;
+        }
     };
 
     // No earlier kernel writes weights: their copies need not wait for it.
@@ -139,11 +147,12 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
 
     // [two sets, so that one is added up while the next ones come][block of rows]
     float *const shares = x.after();
+    int share = warp % Shape::K_WARPS;
     for (uint32_t number = 0; number < count; ++number) {
         Sums<Shape> sums = {};
-        int k0 = first_k;
+        int k0 = share * Shape::ROUND;
 #pragma unroll 1
-        for (int batch = 0; batch < batches; ++batch)
+        for (int batch = batches_of(share); batch > 0; --batch)
             static_for<Shape::BATCH>([&](auto turn_) {
                 constexpr int turn = decltype(turn_)::value;
                 const bool there = k0 < k_share;
@@ -164,7 +173,8 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
             });
         const uint32_t waiting = number % Shape::WAITING, set = number / Shape::WAITING % 2;
         float *const of_set = shares + set * Shape::WAITING * BlockSums<Shape>::SIZE;
-        store_sums<Shape>(of_set + waiting * BlockSums<Shape>::SIZE + warp * 16 * Shape::ROWS, sums, g, t);
+        store_sums<Shape>(of_set + waiting * BlockSums<Shape>::SIZE + (tile * Shape::K_WARPS + share) * 16 * Shape::ROWS, sums, g, t);
+        share = share_behind(share);
         if (waiting + 1 < Shape::WAITING && number + 1 < count) continue;
         if (number + 1 == count) wait_for_copies<0>();  // of nothing, to where others may write from now on
         __syncthreads();

@@ -49,13 +49,14 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int STEPS = ROUND / STEP;
     // Sets of accumulators when a step holds more groups than there are slots.
     static constexpr int PASSES = FOLDED ? 1 : ROUND / (SLOTS * GROUP);
+    // Words of each row of a lane that are on their way at a time, if a step has no more.
+    static constexpr int RING_WORDS = ROWS < 8 ? CQ_RING_WORDS : CQ_RING_WORDS / 2;
     // Rounds whose scales are on their way at a time.
-    static constexpr int BATCH = PASSES > 1 || 2 * STEPS * WORDS > CQ_RING_WORDS ? 1 : 4 * STEPS * WORDS > CQ_RING_WORDS ? 2 : 4;
-    // Steps whose weights are on their way at a time, at most those of a batch: so many words of each row of a lane, if one step
-    // is not more than that.
+    static constexpr int BATCH = PASSES > 1 || 2 * STEPS * WORDS > RING_WORDS ? 1 : 4 * STEPS * WORDS > RING_WORDS ? 2 : 4;
+    // Steps whose weights are on their way at a time, at most those of a batch.
     static constexpr int ring() {
         int steps = 1;
-        while (2 * steps * WORDS <= CQ_RING_WORDS && 2 * steps <= BATCH * STEPS) steps *= 2;
+        while (2 * steps * WORDS <= RING_WORDS && 2 * steps <= BATCH * STEPS) steps *= 2;
         return steps;
     }
     static constexpr int RING = ring();
@@ -63,8 +64,9 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
     // Bytes of a step of a warp.
     static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
-    // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them.
-    static constexpr int WAITING = ROWS == 1 ? 4 : ROWS == 2 ? 2 : 1;
+    // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them. Of the widest ring there is no
+    // room for more on small cards.
+    static constexpr int WAITING = ROWS == 1 ? (WORDS > 16 ? 4 : 8) : ROWS == 2 ? 2 : 1;
     // Accumulators that take turns, as a multiplication waits for the one before it in the same: 12 of a round in a row at
     // most, but where so many sums would cost instructions or registers. Passes take turns anyway.
     static constexpr int MULTIPLICATIONS = ROUND / 16;

@@ -19,6 +19,8 @@ import steps  # noqa: E402
 
 OUT = Path(os.environ.get("OUT") or "gpu-results").absolute()
 END = float(os.environ.get("END") or 560)
+ONLY = [word for word in (os.environ.get("ONLY") or "").split(",") if word]  # parts of the names of steps; tests are always run
+NEEDED = ("what is here", "unpack", "compile", "report")
 LEAST = 5.0  # seconds of a step, if so much is left
 CARRY = ROOT / "carry"
 # Programs of carry/ that steps name.
@@ -66,7 +68,8 @@ def plan(programs, work, arch):
     two_layers = [work / STEPS_BENCH, "--only", "Llama-3-8B affine", "--layers", 2, "--contexts", 4096, "--rounds", 1, "--steps", 3]
     by_launch = [["env", "CANDLE_QUANT_GRAPH=eager", *ncu, LAUNCHED, *what, *two_layers]
                  for what in (("--metrics", TIMED, "--csv", "--launch-count", 60), ("--launch-skip", 14, "--launch-count", 14, *PROFILED))]
-    return [
+    wanted = lambda step: not ONLY or step.name in NEEDED or step.name in tests or any(word in step.name for word in ONLY)
+    return [step for step in [
         Step("what is here", 10, lambda seconds: [
             ["cat", CARRY / "commit"],
             ["nvidia-smi", f"--query-gpu={FACTS}", "--format=csv"],
@@ -94,7 +97,7 @@ def plan(programs, work, arch):
         Step("a decode step, launch by launch", 40, lambda seconds: by_launch, required=False, tool="ncu"),
         Step("ncu", 40, timed(*profiled), required=False, tool="ncu"),
         Step("report", 10, always(sys.executable, "benches/report.py", "summary", OUT)),
-    ]
+    ] if wanted(step)]
 
 
 def say(text):

@@ -159,6 +159,13 @@ class Gpu(unittest.TestCase):
         self.assertIn("| 600 | 812 or 669 | 640.0, 630.0 to 645.0 | 1562.5 | 640.0, 630.0 to 645.0 | 1562.5 | 163 |", report)
         self.assertTrue((into / "steps.json").exists())
 
+    def test_steps_that_are_asked_for_run_behind_the_tests(self):
+        status, printed = self.run_with(ONLY="decode,splits")
+        self.assertEqual(status, 0, printed)
+        names = [step["name"] for step in json.loads(self.checkout.out.joinpath("steps.json").read_text())]
+        self.assertEqual([name for name in names if "probe" in name or "decode" in name], ["probe: splits", "decode steps", "a decode step, launch by launch"])
+        self.assertTrue(CORE in names and TOOLS in names and BENCH_STEP not in names, names)
+
     def test_a_test_fails(self):
         self.checkout.program(TOOLS, FAILED_TESTS)
         run = self.run_with()

@@ -48,15 +48,17 @@ impl GemvShape {
         let round = if folded { 256 } else { (4 * chunk).max(slots * group) };
         let (words, steps) = (chunk * bits / 32, round / (4 * chunk));
         let has_passes = !folded && round > slots * group;
+        let on_their_way = if rows < 8 { 16 } else { 8 };
         let batch = match steps * words {
-            0..=4 if !has_passes => 4,
-            5..=8 if !has_passes => 2,
-            _ => 1,
+            some if has_passes || 2 * some > on_their_way => 1,
+            some if 4 * some > on_their_way => 2,
+            _ => 4,
         };
-        let ring = (16 / words).clamp(1, batch * steps).next_power_of_two();
-        let ring = if ring * words > 16 || ring > batch * steps { (ring / 2).max(1) } else { ring };
+        let most = (on_their_way / words).clamp(1, batch * steps);
+        let ring = 1 << most.ilog2();
         let waiting = match rows {
-            1 => 4,
+            1 if words > 16 => 4,
+            1 => 8,
             2 => 2,
             _ => 1,
         };
@@ -123,7 +125,7 @@ impl GemvShape {
         let rounds = k.div_ceil(self.round);
         let fixed = self.shared_bytes(0);
         let most_rounds = (most_shared_bytes.saturating_sub(fixed) / (self.shared_bytes(1) - fixed)).max(1);
-        let to_fill = (ENOUGH_BLOCKS + blocks / 2) / blocks;
+        let to_fill = ENOUGH_BLOCKS / blocks;
         // With fewer rounds than that, more than half of a block's warps would be idle.
         let useful = (2 * rounds / self.k_warps()).clamp(1, rounds);
         let splits = to_fill.clamp(1, useful).max(rounds.div_ceil(most_rounds));
@@ -349,7 +351,7 @@ mod tests {
     fn small_outputs_are_split_and_large_ones_are_not() {
         let format = QuantFormat::affine(4, 64).unwrap();
         let plan = |rows: usize, m, k| {
-            Gemv::plan(format, &[rows], Outputs::Each, m, k, 16, CARDS[0]).expect("a kernel")
+            Gemv::plan(format, &[rows], Outputs::Each, m, k, 16, CARDS[3]).expect("a kernel")
         };
         assert_eq!((plan(4096, 1, 4096).blocks, plan(4096, 1, 4096).splits), (256, 1));
         assert!(plan(1024, 1, 8192).splits > 1);
