@@ -47,9 +47,8 @@ fn every_function_that_cudarc_declares_is_listed() {
         let missing: Vec<_> = declared.difference(&listed).collect();
         assert!(missing.is_empty(), "symbols/{library}: {missing:?}");
         // What only machine code calls: scripts/gpu/check.sh compares it with what the runtime has.
-        let is_called = |name: &str| {
-            name.starts_with("__cuda") || name.ends_with("_ptsz") || name.ends_with("_ptds")
-        };
+        let is_called =
+            |name: &str| name.starts_with("__cuda") || name.ends_with("_ptsz") || name.ends_with("_ptds");
         let unknown = listed.difference(&declared).filter(|name| !is_called(name)).count();
         assert!(unknown == 0 && !declared.is_empty(), "symbols/{library}");
     }
