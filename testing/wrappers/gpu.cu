@@ -61,6 +61,12 @@ struct Gpu : Runner {
         return properties.name;
     }
 
+    bool has_bf16() const override {
+        cudaFuncAttributes attributes;
+        check(cudaFuncGetAttributes(&attributes, test_mma_bf16), "cudaFuncGetAttributes");
+        return attributes.ptxVersion >= 80;
+    }
+
     std::vector<uint32_t> items(const char *kernel, const std::vector<uint32_t> &in, uint64_t count, int out_words) override {
         std::vector<uint32_t> out(count * out_words, 0xdeadbeef);
         const OnGpu<uint32_t> device_in(in), device_out(out);

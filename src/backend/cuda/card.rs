@@ -11,6 +11,9 @@ use std::sync::{LazyLock, Mutex, PoisonError};
 /// The driver that first lets a CUDA graph keep the early start of a kernel: 12.3.
 const EARLY_START_IN_GRAPHS: i32 = 12030;
 
+/// With `off`, no kernel starts before the one ahead of it has finished: slower, to find out whether that is to blame.
+const EARLY_START: &str = "CANDLE_QUANT_EARLY_START";
+
 /// A device.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Card {
@@ -61,6 +64,7 @@ impl Card {
             multiprocessors: number(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?.max(1),
             bf16: major >= 8,
             early_start: match (major, driver) {
+                _ if std::env::var(EARLY_START).as_deref() == Ok("off") => EarlyStart::Never,
                 (..=8, _) => EarlyStart::Never,
                 (_, ..EARLY_START_IN_GRAPHS) => EarlyStart::OutsideGraphs,
                 (9.., EARLY_START_IN_GRAPHS..) => EarlyStart::Always,

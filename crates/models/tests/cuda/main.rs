@@ -13,6 +13,7 @@ mod gpu;
 mod logits;
 
 mod checkpoints;
+mod operations;
 mod ranks;
 mod text;
 
