@@ -51,7 +51,7 @@ while read -r name program; do
     case $name in bin-*) echo "$name $program" >>carry/binaries ;; esac
 done <"$target/programs"
 # Most of each is candle's kernels: with a dictionary larger than a program they are packed once.
-tar -c --sort=name -C "$target/carried" . | xz --threads=1 --lzma2=preset=6,dict=256MiB >carry/programs.tar.xz
+tar -c --sort=name -C "$target/carried" . | xz --threads=1 --lzma2=preset=2,dict=256MiB >carry/programs.tar.xz
 # Tests look for their files, and for the command line, where they were built.
 printf '%s\n' "$PWD" >carry/built-in
 git rev-parse HEAD >carry/commit
