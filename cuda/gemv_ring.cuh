@@ -15,7 +15,7 @@ template <class Format, class Shape> struct RoundScales {
     static constexpr int COUNT = Shape::FOLDED ? Shape::STEPS : Shape::PASSES * COLUMNS;
     uint32_t scale[2][COUNT];
     uint32_t bias[2][COUNT];
-    uint32_t scale_dtype, biases_dtype;
+    uint32_t dtypes;  // of scales, and 16 times that of biases
 };
 
 // Where a lane's next batch of rounds is. The warps that share a tile take turns at rounds.
@@ -25,7 +25,7 @@ template <class Format, class Shape> struct LaneRows {
     const char *packed[2];
     const char *scales[2];
     const char *biases[2];
-    uint32_t scale_dtype, biases_dtype;
+    uint32_t dtypes;
     int words_left;   // weights from the lane's chunk to the end of the block's share of k
     int groups_left;  // groups from the lane's first one to the end of the row
 
@@ -38,12 +38,12 @@ template <class Format, class Shape> struct LaneRows {
         packed[row] = reinterpret_cast<const char *>(matrix.packed) + size_t(index) * bytes + chunk / 8 * Format::BITS;
         scales[row] = static_cast<const char *>(matrix.scales) + group;
         biases[row] = static_cast<const char *>(matrix.biases) + group;
-        scale_dtype = matrix.scale_dtype, biases_dtype = matrix.biases_dtype;  // those of both rows are the same
+        dtypes = matrix.scale_dtype + 16 * matrix.biases_dtype;  // those of both rows are the same
     }
 
     // The scales and biases of round `turn` of the batch; those past the end meet zeros of x.
     __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn) const {
-        round.scale_dtype = scale_dtype, round.biases_dtype = biases_dtype;
+        round.dtypes = dtypes;
 #pragma unroll
         for (int i = 0; i < RoundScales<Format, Shape>::COUNT; ++i) {
             constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
@@ -64,6 +64,7 @@ template <class Format, class Shape> struct LaneRows {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             packed[row] += WEIGHTS / 8 * Format::BITS;
+            if (Format::BITS == 5) forget_origin(packed[row]);
             scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }

@@ -92,10 +92,10 @@ template <class Format, class Shape> struct ByGroups {
                         float dot = c[pass][tile].of[0][row * 2 + j];
                         if constexpr (Format::HAS_BIASES) {
                             dot -= of_x.offset_sum;
-                            const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], round.biases_dtype);
+                            const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], round.dtypes / 16);
                             sum = __fmaf_rn(bias, of_x.sum, sum);
                         }
-                        const float scale = scale_from_bits<Format::SCALES>(round.scale[row][scale_index], round.scale_dtype);
+                        const float scale = scale_from_bits<Format::SCALES>(round.scale[row][scale_index], round.dtypes % 16);
                         sum = __fmaf_rn(scale, dot * of_x.unit, sum);
                     }
                 }
