@@ -164,8 +164,9 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
                     wait_for_copies<Shape::RING - 1>();
                     uint32_t words[2][Shape::WORDS];
                     ring.read(words, place);
-                    ring.copy(place, rows, ahead);
+                    if (!Shape::LOADS_LATE) ring.copy(place, rows, ahead);
                     if (there) products.template step<step>(words, x, k0, g, t);
+                    if (Shape::LOADS_LATE) ring.copy(place, rows, ahead);
                 });
                 if (there) products.add_to(sums, scales[turn], x, k0, t);
                 rows.load_scales(scales[turn], turn);

@@ -64,7 +64,6 @@ template <class Format, class Shape> struct LaneRows {
 #pragma unroll
         for (int row = 0; row < 2; ++row) {
             packed[row] += WEIGHTS / 8 * Format::BITS;
-            if (Format::BITS == 5) forget_origin(packed[row]);
             scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }

@@ -62,6 +62,8 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int RING = ring();
     // Words of a copy.
     static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
+    // Whether there are no registers for all words of a step: its place is taken until it has been multiplied.
+    static constexpr bool LOADS_LATE = WORDS > 16;
     // Bytes of a step of a warp.
     static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
     // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them. Of the widest ring there is no
