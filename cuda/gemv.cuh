@@ -113,6 +113,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
 
     LaneRows<Format, Shape> rows;
     uint32_t next_rows = 0;
+    bool is_any = true;
     int batches_left = 0, next_share = warp % Shape::K_WARPS;  // of the rows that are on their way; behind them
     auto next_batch = [&] {
         if (--batches_left > 0) {
@@ -120,6 +121,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
             return;
         }
         rows.words_left = rows.groups_left = 0;
+        is_any = false;
         for (; next_rows < count; ++next_rows, next_share = share_behind(next_share)) {
             batches_left = batches_of(next_share);
             if (batches_left <= 0) continue;
@@ -128,6 +130,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
             rows.words_left = k_end - k0 - t * Shape::CHUNK;
             rows.groups_left = int(k / Shape::GROUP) - k0 / Shape::GROUP - Shape::slot(2 * t);
             ++next_rows, next_share = share_behind(next_share);
+            is_any = true;
             return;
         }
     };
@@ -157,16 +160,20 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
                 constexpr int turn = decltype(turn_)::value;
                 const bool there = k0 < k_share;
                 Products<Format, Shape> products(scales[turn]);
-                static_for<Shape::STEPS>([&](auto step_) {
-                    constexpr int step = decltype(step_)::value, of_batch = turn * Shape::STEPS + step;
-                    constexpr int place = of_batch % Shape::RING, ahead = (of_batch + Shape::RING) % STEPS_OF_BATCH;
-                    if constexpr (of_batch + Shape::RING == STEPS_OF_BATCH) next_batch();
-                    wait_for_copies<Shape::RING - 1>();
-                    uint32_t words[2][Shape::WORDS];
-                    ring.read(words, place);
-                    if (!Shape::LOADS_LATE) ring.copy(place, rows, ahead);
-                    if (there) products.template step<step>(words, x, k0, g, t);
-                    if (Shape::LOADS_LATE) ring.copy(place, rows, ahead);
+                static_for<Shape::STEPS / Shape::AT_ONCE>([&](auto some_) {
+                    uint32_t words[Shape::AT_ONCE][2][Shape::WORDS];
+                    constexpr int first_step = decltype(some_)::value * Shape::AT_ONCE, first_of_batch = turn * Shape::STEPS + first_step;
+                    if constexpr (first_of_batch + Shape::RING == STEPS_OF_BATCH) next_batch();
+                    wait_for_copies<Shape::RING - Shape::AT_ONCE>();
+#pragma unroll
+                    for (int i = 0; i < Shape::AT_ONCE; ++i) ring.read(words[i], (first_of_batch + i) % Shape::RING);
+                    static_for<Shape::AT_ONCE>([&](auto one_) {
+                        constexpr int one = decltype(one_)::value, step = first_step + one, of_batch = first_of_batch + one;
+                        constexpr int place = of_batch % Shape::RING, ahead = (of_batch + Shape::RING) % STEPS_OF_BATCH;
+                        if (!Shape::LOADS_LATE) ring.copy(place, rows, ahead, is_any);
+                        if (there) products.template step<step>(words[one], x, k0, g, t);
+                        if (Shape::LOADS_LATE) ring.copy(place, rows, ahead, is_any);
+                    });
                 });
                 if (there) products.add_to(sums, scales[turn], x, k0, t);
                 rows.load_scales(scales[turn], turn);

@@ -43,10 +43,10 @@ template <class Format, class Shape> struct LaneRows {
 
     // The scales and biases of round `turn` of the batch; those past the end meet zeros of x.
     __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn) const {
+        constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
         round.dtypes = dtypes;
 #pragma unroll
         for (int i = 0; i < RoundScales<Format, Shape>::COUNT; ++i) {
-            constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
             const int k = turn * TURN + i * Shape::STEP;
             const int group = Shape::FOLDED ? k / Shape::GROUP : turn * TURN / Shape::GROUP + i / COLUMNS * Shape::SLOTS + i % COLUMNS;
 #pragma unroll
@@ -58,7 +58,6 @@ template <class Format, class Shape> struct LaneRows {
             }
         }
     }
-
     __device__ __forceinline__ void next_batch() {
         constexpr int WEIGHTS = Shape::BATCH * TURN;
 #pragma unroll
@@ -80,14 +79,14 @@ template <class Format, class Shape> struct Ring {
 
     __device__ __forceinline__ Ring(unsigned char *memory) : lane(memory + threadIdx.x / 32 * BYTES + threadIdx.x % 32 * COPY) {}
 
-    // Starts to copy a step of the batch to a place. Words past the end are zeros.
-    __device__ __forceinline__ void copy(int place, const LaneRows<Format, Shape> &rows, int step_of_batch) const {
+    // Starts to copy a step of the batch to a place, if there is any; words past its end are zeros.
+    __device__ __forceinline__ void copy(int place, const LaneRows<Format, Shape> &rows, int step_of_batch, bool is_any = true) const {
         const int k = step_of_batch / Shape::STEPS * LaneRows<Format, Shape>::TURN + step_of_batch % Shape::STEPS * Shape::STEP;
 #pragma unroll
         for (int row = 0; row < 2; ++row)
 #pragma unroll
             for (int i = 0; i < Shape::WORDS; i += Shape::VECTOR)
-                copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
+                if (is_any) copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
         commit_copies();
     }
 

@@ -60,10 +60,12 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
         return steps;
     }
     static constexpr int RING = ring();
-    // Words of a copy.
-    static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
     // Whether there are no registers for all words of a step: its place is taken until it has been multiplied.
     static constexpr bool LOADS_LATE = WORDS > 16;
+    // Steps whose words are loaded at a time.
+    static constexpr int AT_ONCE = !Format::HAS_BIASES && RING >= 4 && STEPS % 2 == 0 && !LOADS_LATE ? 2 : 1;
+    // Words of a copy.
+    static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
     // Bytes of a step of a warp.
     static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
     // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them. Of the widest ring there is no
