@@ -49,10 +49,10 @@ __device__ __forceinline__ void attend_f32(const CqAttend &p) {
         if (lane == 0) results.largest[at] = largest, results.total[at] = total;
 #pragma unroll
         for (int i = 0; i < PARTS; ++i)
-            if (lane + 32 * i < head_dim) results.sums[at * head_dim + lane + 32 * i] = sums[i];
+            if (lane + 32 * i < head_dim) results.sums[at * results.row + lane + 32 * i] = sums[i];
     }
     __syncthreads();
-    finish(p, block, results, CQ_F32);
+    finish<1>(p, block, results, CQ_F32);
 }
 
 }  // namespace cq

@@ -213,8 +213,8 @@ template <int D, bool BF16> struct HalfSums {
             if (g == 0) results.largest[head] = largest[i], results.total[head] = all;
 #pragma unroll
             for (int tile = 0; tile < D / 16; ++tile) {
-                results.sums[head * D + tile * 16 + g] = sums[tile][i];
-                results.sums[head * D + tile * 16 + 8 + g] = sums[tile][i + 2];
+                results.sums[head * results.row + tile * 16 + g] = sums[tile][i];
+                results.sums[head * results.row + tile * 16 + 8 + g] = sums[tile][i + 2];
             }
         }
     }
@@ -266,7 +266,7 @@ template <int D, bool BF16> __device__ __forceinline__ void attend_half(const Cq
     const WarpResults results(memory, D);
     found.store(results, warp, ring.g, ring.t);
     __syncthreads();
-    finish(p, block, results, DTYPE);
+    finish<4>(p, block, results, DTYPE);
 }
 
 }  // namespace cq

@@ -10,7 +10,11 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
     static constexpr int PAIRS = (MOST_HEAD_DIM + 63) / 64;  // of a lane
     const CqAttend &p;
     float turns[PAIRS][2];  // of the position: cosines and sines
-    float x[PAIRS][2];
+
+    // A lane's part of a head, and what the norm multiplies and adds.
+    struct Loaded {
+        float x[PAIRS][2], weight[PAIRS][2], bias[PAIRS][2];
+    };
 
     __device__ __forceinline__ PlacedHead(const CqAttend &p, uint32_t position) : p(p) {
         const float2 *row = reinterpret_cast<const float2 *>(p.turns) + size_t(position) * p.pairs;
@@ -43,7 +47,7 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
                 if ((HEAD_DIM && HEAD_DIM % 64 == 0) || before(i, element) < head_dim()) act(i, element);
     }
 
-    __device__ __forceinline__ void turn() {
+    __device__ __forceinline__ void turn(float (&x)[PAIRS][2]) const {
 #pragma unroll
         for (int i = 0; i < PAIRS; ++i) {
             if (pair_of(i) >= int(p.pairs)) continue;
@@ -53,9 +57,10 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
         }
     }
 
-    __device__ __forceinline__ void normalize(const CqHeadNorm &norm, uint32_t head) {
-        const uint32_t numbers = head * norm.stride;
-        float weight[PAIRS][2], bias[PAIRS][2], mean = 0, square = 0;
+    // Head number `index` of its sequence.
+    __device__ __forceinline__ Loaded load(const void *head, const CqHeadNorm &norm, uint32_t index) const {
+        Loaded loaded = {};
+        const uint32_t numbers = index * norm.stride;
         auto load = [&](float(&to)[PAIRS][2], const float *from, float otherwise) {
             each([&](int i, int element) { to[i][element] = otherwise; });
             if (from)
@@ -63,8 +68,15 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
                     to[i][element] = from[numbers + (p.turns_first ? behind(i, element) : before(i, element))];
                 });
         };
-        load(weight, norm.weight, 1);
-        load(bias, norm.bias, 0);
+        each([&](int i, int element) { loaded.x[i][element] = load_float(head, before(i, element), DTYPE); });
+        load(loaded.weight, norm.weight, 1);
+        load(loaded.bias, norm.bias, 0);
+        return loaded;
+    }
+
+    __device__ __forceinline__ void normalize(Loaded &loaded, const CqHeadNorm &norm) const {
+        auto &x = loaded.x;
+        float mean = 0, square = 0;
         const float share = 1.f / head_dim();
         if (norm.kind == CQ_HEADS_LAYER) {
             each([&](int i, int element) { mean += x[i][element]; });
@@ -76,42 +88,46 @@ template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM> struct PlacedHead {
         });
         const float inverse = rsqrtf(__fmaf_rn(sum_of_warp(square), share, norm.eps));
         each([&](int i, int element) {
-            x[i][element] = __fmaf_rn(x[i][element] * inverse, weight[i][element], bias[i][element]);
+            x[i][element] = __fmaf_rn(x[i][element] * inverse, loaded.weight[i][element], loaded.bias[i][element]);
         });
     }
 
-    // From a head, number `index` of its sequence, to `to`, rounded.
-    __device__ __forceinline__ void place(const void *head, const CqHeadNorm &norm, uint32_t index, float growth, void *to) {
-#pragma unroll
-        for (int i = 0; i < PAIRS; ++i) x[i][0] = x[i][1] = 0;
-        each([&](int i, int element) { x[i][element] = load_float(head, before(i, element), DTYPE); });
+    // What was loaded to `to`, rounded.
+    __device__ __forceinline__ void place(Loaded loaded, const CqHeadNorm &norm, float growth, void *to) const {
 #pragma unroll 1
         for (uint32_t step = 0; step < 2; ++step) {
             if (step != p.turns_first)
-                turn();
+                turn(loaded.x);
             else if (norm.kind != CQ_HEADS_AS_THEY_ARE)
-                normalize(norm, index);
+                normalize(loaded, norm);
         }
-        each([&](int i, int element) { store_float(to, behind(i, element), DTYPE, x[i][element] * growth); });
+        each([&](int i, int element) { store_float(to, behind(i, element), DTYPE, loaded.x[i][element] * growth); });
     }
 };
 
 // The query heads of a block, one after the other, and if its keys have the new one, that behind eight; then a barrier.
 template <uint32_t DTYPE, int MOST_HEAD_DIM, int HEAD_DIM>
 __device__ __forceinline__ void place_heads(const CqAttend &p, const AttendBlock &block, void *to) {
-    PlacedHead<DTYPE, MOST_HEAD_DIM, HEAD_DIM> placed(p, block.position);
+    using Placed = PlacedHead<DTYPE, MOST_HEAD_DIM, HEAD_DIM>;
+    const Placed placed(p, block.position);
     const size_t row_bytes = placed.head_dim() * (DTYPE == CQ_F32 ? 4 : 2);
     auto row_of = [&](const void *rows, size_t row) { return static_cast<const unsigned char *>(rows) + row * row_bytes; };
     const float growth = p.growth ? p.growth[block.position] : 1;
-    // The warps begin at the end, where the key is.
+    auto is_there = [&](int row) { return row == HEADS ? block.has_new_key() : row >= 0 && row < int(block.heads); };
+    auto norm_of = [&](int row) -> const CqHeadNorm & { return row == HEADS ? p.k_norm : p.q_norm; };
+    // The warps begin at the end, where the key is; each head is on its way while the one before is placed.
+    typename Placed::Loaded next = {};
 #pragma unroll 1
-    for (int row = HEADS - int(threadIdx.x / 32); row >= 0; row -= ATTEND_WARPS) {
-        const bool is_key = row == HEADS;
-        if (is_key ? !block.has_new_key() : uint32_t(row) >= block.heads) continue;
-        const CqHeadNorm norm = is_key ? p.k_norm : p.q_norm;
-        const unsigned char *head = is_key ? row_of(p.k, block.kv_head) : row_of(p.q, block.first_head + row);
-        const uint32_t index = is_key ? block.kv_head % p.kv_heads : block.first_sink + row;
-        placed.place(head, norm, index, is_key ? 1 : growth, static_cast<unsigned char *>(to) + row * row_bytes);
+    for (int row = HEADS - int(threadIdx.x / 32) + ATTEND_WARPS; row >= 0; row -= ATTEND_WARPS) {
+        const typename Placed::Loaded loaded = next;
+        const int coming = row - ATTEND_WARPS;
+        if (is_there(coming)) {
+            const bool is_key = coming == HEADS;
+            const unsigned char *head = is_key ? row_of(p.k, block.kv_head) : row_of(p.q, block.first_head + coming);
+            next = placed.load(head, norm_of(coming), is_key ? block.kv_of_sequence : block.first_sink + coming);
+        }
+        if (is_there(row))
+            placed.place(loaded, norm_of(row), row == HEADS ? 1 : growth, static_cast<unsigned char *>(to) + row * row_bytes);
     }
     __syncthreads();
 }

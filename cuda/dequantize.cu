@@ -39,18 +39,17 @@ __device__ __forceinline__ void store_octet(void *y, size_t octet, uint32_t dtyp
 }
 
 template <class F> __device__ __forceinline__ void dequantize(const CqDequantize &p) {
-    wait_for_earlier_kernels();
     const uint32_t octets = p.k / 8, octet = blockIdx.y * THREADS + threadIdx.x;
+    const uint32_t group_size = group_size_of<F>(p.group_size), groups = p.k / group_size, group_of_row = octet * 8 / group_size;
+    wait_for_earlier_kernels();
+    let_next_kernel_start();
     if (octet >= octets) return;
     const uint64_t row = p.ids ? load_id(p.ids, blockIdx.x, p.ids_bytes) : p.first_row + blockIdx.x;
     const float nan = __uint_as_float(0x7fc00000u);
     float a[4] = {nan, nan, nan, nan}, b[4] = {nan, nan, nan, nan};
     if (row < p.matrix.rows) {
-        const uint32_t group_size = group_size_of<F>(p.group_size);
-        const GroupScale group =
-            F::load_group(p.matrix, row * (p.k / group_size) + octet * 8 / group_size, p.matrix.global_scale);
-        const uint32_t *words = p.matrix.packed + row * words_of_row<F::BITS>(p.k);
-        const Octet codes = load_octet<F::BITS>(words, octet);
+        const Octet codes = load_octet<F::BITS>(p.matrix.packed + row * words_of_row<F::BITS>(p.k), octet);
+        const GroupScale group = F::load_group(p.matrix, row * groups + group_of_row, p.matrix.global_scale);
         dequantize_four<F>(codes, 0, group, a);
         dequantize_four<F>(codes, 4, group, b);
 #pragma unroll

@@ -86,14 +86,20 @@ template <int WORDS, bool KEEP> __device__ __forceinline__ void load_words(uint3
 #endif
 }
 
-// A number that another block wrote, or one that is to be loaded once more rather than kept in a register.
+// A number that another block wrote, or one that is to be loaded once more rather than kept in a register; several.
 template <class T> __device__ __forceinline__ T load_again(const T *p) {
-    static_assert(sizeof(T) == 4 || sizeof(T) == 8, "a word or two");
+    static_assert(sizeof(T) == 4 || sizeof(T) == 8 || sizeof(T) == 16, "one, two or four words");
     T value;
 #ifdef CANDLE_QUANT_EMULATED
+    if (reinterpret_cast<uintptr_t>(p) % sizeof(T)) emulator::fail("misaligned load of numbers");
     value = *p;
 #else
-    if constexpr (sizeof(T) == 8) {
+    if constexpr (sizeof(T) == 16) {
+        uint32_t bits[4];
+        asm volatile("ld.global.cg.v4.u32 {%0,%1,%2,%3}, [%4];"
+                     : "=r"(bits[0]), "=r"(bits[1]), "=r"(bits[2]), "=r"(bits[3]) : "l"(p) : "memory");
+        memcpy(&value, bits, sizeof value);
+    } else if constexpr (sizeof(T) == 8) {
         uint64_t bits;
         asm volatile("ld.global.cg.u64 %0, [%1];" : "=l"(bits) : "l"(p) : "memory");
         memcpy(&value, &bits, sizeof value);
@@ -104,6 +110,29 @@ template <class T> __device__ __forceinline__ T load_again(const T *p) {
     }
 #endif
     return value;
+}
+
+// Four numbers, 16-byte aligned, at once: an assignment may become four.
+__device__ __forceinline__ void store_four(float *p, const float (&numbers)[4]) {
+#ifdef CANDLE_QUANT_EMULATED
+    if (reinterpret_cast<uintptr_t>(p) % 16) emulator::fail("misaligned store of numbers");
+    memcpy(p, numbers, sizeof numbers);
+#else
+    asm volatile("st.global.v4.f32 [%0], {%1,%2,%3,%4};"
+                 ::"l"(p), "f"(numbers[0]), "f"(numbers[1]), "f"(numbers[2]), "f"(numbers[3]) : "memory");
+#endif
+}
+
+// Adds one to a counter, and returns what it was. Whoever counts later finds what this thread, and those with which it met at a
+// barrier, wrote before. One instruction: fences around an addition would each wait for memory once more.
+__device__ __forceinline__ uint32_t arrive(uint32_t *counter) {
+#ifdef CANDLE_QUANT_EMULATED
+    return atomicAdd(counter, 1u);
+#else
+    uint32_t before;
+    asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
+    return before;
+#endif
 }
 
 // Starts to copy 4, 8 or 16 bytes to shared memory, or zeros if they are not `there`.

@@ -53,8 +53,9 @@ typedef struct CqFinish {
 /* Keys that a warp attends to at a time, and the most query heads of a block. */
 #define CQ_ATTEND_KEYS 16
 #define CQ_ATTEND_HEADS 8
-/* The most splits of the keys. */
+/* The most splits of the keys, and the most tiles of keys that are not split. */
 #define CQ_ATTEND_SPLITS 64
+#define CQ_ATTEND_UNSPLIT 12
 
 /* A packed weight [rows, k]. */
 typedef struct CqMatrix {
@@ -218,7 +219,7 @@ typedef struct CqAttend {
     const float *growth; /* [turn_rows]: factors of queries; null: 1 */
     CqHeadNorm q_norm;
     CqHeadNorm k_norm;
-    uint32_t heads;     /* a multiple of kv_heads */
+    uint32_t group;     /* query heads of a key head */
     uint32_t kv_heads;
     uint32_t head_dim;
     uint32_t capacity;  /* a multiple of 16 */

@@ -11,10 +11,9 @@ __device__ __forceinline__ bool last_of_parts(uint32_t *arrivals, uint32_t parts
     uint32_t *last = reinterpret_cast<uint32_t *>(memory);
     __syncthreads();
     if (threadIdx.x == 0) {
-        __threadfence();  // what all threads wrote before the barrier comes before the count
-        *last = atomicAdd(arrivals, 1u) == parts - 1;
-        if (*last) *arrivals = 0;
-        __threadfence();
+        const bool is_last = arrive(arrivals) == parts - 1;
+        if (is_last) *arrivals = 0;
+        *last = is_last;
     }
     __syncthreads();
     return *last;

@@ -21,47 +21,75 @@ __device__ __forceinline__ float sum_of_block(float value, float *of_warps) {
     return sum;
 }
 
-__device__ __forceinline__ void normalize_row(const CqNorm &p) {
+// Numbers of a row that are on their way to a thread at once.
+constexpr int BATCH = 8;
+
+// Calls act(i, load(i)) for every number of a row that is this thread's. What lies behind the row is loaded as its last number:
+// a branch would wait for the loads before it.
+template <class Load, class Act> __device__ __forceinline__ void each_of_row(uint32_t width, Load load, Act act) {
+#pragma unroll 1
+    for (uint32_t first = threadIdx.x; first < width; first += BATCH * THREADS) {
+        decltype(load(0u)) loaded[BATCH];
+#pragma unroll
+        for (int n = 0; n < BATCH; ++n)
+            loaded[n] = load(min(first + n * THREADS, width - 1));
+#pragma unroll
+        for (int n = 0; n < BATCH; ++n)
+            if (first + n * THREADS < width) act(first + n * THREADS, loaded[n]);
+    }
+}
+
+template <uint32_t DTYPE> __device__ __forceinline__ void normalize_row(const CqNorm &p) {
     CQ_DYNAMIC_SHARED(memory);
     float *sums = reinterpret_cast<float *>(memory);
-    const size_t first = size_t(blockIdx.x) * p.width;
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
+    const size_t row = size_t(blockIdx.x) * p.width;
+    auto number = [&](uint32_t i) { return load_float(p.x, row + i, DTYPE); };
     float mean = 0;
     if (p.subtracts_mean) {
         float sum = 0;
-        for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) sum += load_float(p.x, first + i, p.dtype);
+        each_of_row(p.width, number, [&](uint32_t, float x) { sum += x; });
         mean = sum_of_block(sum, sums) / float(p.width);
     }
     float squares = 0;
-    for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) {
-        const float x = load_float(p.x, first + i, p.dtype) - mean;
-        squares = __fmaf_rn(x, x, squares);
-    }
+    each_of_row(p.width, number, [&](uint32_t, float x) { squares = __fmaf_rn(x - mean, x - mean, squares); });
     const float scale = 1.f / sqrtf(sum_of_block(squares, sums + WARPS) / float(p.width) + p.eps);
-    for (uint32_t i = threadIdx.x; i < p.width; i += THREADS) {
-        float value = (load_float(p.x, first + i, p.dtype) - mean) * scale;
-        if (p.weight) value *= p.weight[i];
-        if (p.bias) value += p.bias[i];
-        value *= p.factor;
-        if (p.residual) value += load_float(p.residual, first + i, p.dtype);
-        store_float(p.y, first + i, p.dtype, value);
-    }
+    struct Operands {
+        float x, weight, bias, residual;
+    };
+    auto operands = [&](uint32_t i) {
+        // Without them nothing changes, not even the sign of a zero.
+        Operands all = {number(i), 1.f, -0.f, -0.f};
+        if (p.weight) all.weight = p.weight[i];
+        if (p.bias) all.bias = p.bias[i];
+        if (p.residual) all.residual = load_float(p.residual, row + i, DTYPE);
+        return all;
+    };
+    each_of_row(p.width, operands, [&](uint32_t i, const Operands &of) {
+        const float normalized = __fadd_rn(__fmul_rn(of.x - mean, scale) * of.weight, of.bias);
+        store_float(p.y, row + i, DTYPE, __fadd_rn(__fmul_rn(normalized, p.factor), of.residual));
+    });
 }
 
-__device__ __forceinline__ void each_element(const CqElementwise &p) {
-    wait_for_earlier_kernels();
-    let_next_kernel_start();
+template <uint32_t DTYPE> __device__ __forceinline__ void each_element(const CqElementwise &p) {
     const uint32_t i = blockIdx.x * THREADS + threadIdx.x;
     if (i >= p.count) return;
-    float value = activated(p.finish.activation, load_float(p.x, i, p.dtype));
-    if (p.up) value *= load_float(p.up, i, p.dtype);
-    value = finished(p.finish, value);
-    if (p.residual) value += load_float(p.residual, i, p.dtype);
-    store_float(p.y, i, p.dtype, value);
+    const float x = load_float(p.x, i, DTYPE);
+    const float up = p.up ? load_float(p.up, i, DTYPE) : 1.f, residual = p.residual ? load_float(p.residual, i, DTYPE) : -0.f;
+    store_float(p.y, i, DTYPE, __fadd_rn(finished(p.finish, activated(p.finish.activation, x) * up), residual));
 }
+
+// `work` for the dtype: loads behind a branch of their own would wait for each other.
+#define FOR_DTYPE(work)                \
+    wait_for_earlier_kernels();        \
+    let_next_kernel_start();           \
+    if (p.dtype == CQ_F32)             \
+        work<CQ_F32>(p);               \
+    else if (p.dtype == CQ_F16)        \
+        work<CQ_F16>(p);               \
+    else                               \
+        work<CQ_BF16>(p);
 
 }  // namespace
 
-CQ_KERNEL(norm_rows, CqNorm, THREADS, 4) { normalize_row(p); }
-CQ_KERNEL(elementwise, CqElementwise, THREADS, 4) { each_element(p); }
+CQ_KERNEL(norm_rows, CqNorm, THREADS, 4) { FOR_DTYPE(normalize_row) }
+CQ_KERNEL(elementwise, CqElementwise, THREADS, 4) { FOR_DTYPE(each_element) }

@@ -23,9 +23,9 @@ constexpr uint32_t THREADS = CQ_THREADS;
 constexpr uint32_t BINS = CQ_SAMPLE_BINS;
 static_assert(BINS % THREADS == 0, "a thread concludes from whole bins");
 
-// Dynamic shared memory.
+// Dynamic shared memory. Bins are two words: it adds words itself, but of longer numbers one thread after the other.
 struct Shared {
-    u64 bins[BINS];
+    uint32_t low[BINS], high[BINS];
     u64 scan[WARPS_OF_BLOCK];
     u64 number[2];
     uint32_t place[4];
@@ -91,6 +91,17 @@ __device__ __forceinline__ u64 random_bits(u64 seed, u64 step, uint32_t row) {
     return u64(b) << 32 | a;
 }
 
+// Every `step`-th token from `first` on.
+struct Tokens {
+    uint32_t first, step, end;
+};
+
+// So many of a thread's logits are on their way at once.
+constexpr uint32_t BATCH = 4;
+struct Logits {
+    float of[BATCH];
+};
+
 // A row of logits and what is known of it.
 struct Row {
     const CqSample &p;
@@ -100,14 +111,47 @@ struct Row {
 
     __device__ __forceinline__ float logit(uint32_t token) const { return load_float(p.logits, size_t(blockIdx.y) * p.vocabulary + token, p.dtype); }
 
-    // Calls visit(token, logit) for those of this block, a thread for each.
-    template <class Visit> __device__ __forceinline__ void visit(Visit visit) const {
-        const uint32_t begin = blockIdx.x * p.share, end = min(p.vocabulary, begin + p.share);
-        for (uint32_t token = begin + threadIdx.x; token < end; token += THREADS) visit(token, logit(token));
+    // Those of this block, a thread for each.
+    __device__ __forceinline__ Tokens tokens() const {
+        const uint32_t begin = blockIdx.x * p.share;
+        return {begin + threadIdx.x, THREADS, min(p.vocabulary, begin + p.share)};
+    }
+
+    // The first of them.
+    __device__ __forceinline__ Logits load(const Tokens &tokens) const {
+        Logits logits = {};
+        auto load = [&](uint32_t dtype) {
+#pragma unroll
+            for (uint32_t i = 0; i < BATCH; ++i)
+                if (const uint32_t token = tokens.first + i * tokens.step; token < tokens.end)
+                    logits.of[i] = load_float(p.logits, size_t(blockIdx.y) * p.vocabulary + token, dtype);
+        };
+        // Loads behind branches of their own would wait for each other.
+        if (p.dtype == CQ_F32)
+            load(CQ_F32);
+        else if (p.dtype == CQ_F16)
+            load(CQ_F16);
+        else
+            load(CQ_BF16);
+        return logits;
+    }
+
+    // Calls visit(token, logit) for all of them, the first of which have been loaded.
+    template <class Visit> __device__ __forceinline__ void visit(Tokens tokens, Logits logits, Visit visit) const {
+        while (tokens.first < tokens.end) {
+#pragma unroll
+            for (uint32_t i = 0; i < BATCH; ++i)
+                if (const uint32_t token = tokens.first + i * tokens.step; token < tokens.end) visit(token, logits.of[i]);
+            tokens.first += BATCH * tokens.step;
+            logits = load(tokens);
+        }
     }
 
     // Adds `number` to the block's histogram.
-    __device__ __forceinline__ void count(uint32_t bin, uint32_t number) const { atomicAdd(&shared().bins[bin], u64(number)); }
+    __device__ __forceinline__ void count(uint32_t bin, uint32_t number) const {
+        const uint32_t before = atomicAdd(&shared().low[bin], number);
+        if (before + number < before) atomicAdd(&shared().high[bin], 1u);
+    }
 
     __device__ __forceinline__ u64 *bins() const { return reinterpret_cast<u64 *>(p.bins) + size_t(blockIdx.y) * BINS; }
 
@@ -115,13 +159,13 @@ struct Row {
     __device__ __forceinline__ bool is_last_to_add() const {
         __syncthreads();
         for (uint32_t bin = threadIdx.x; bin < BINS; bin += THREADS)
-            if (const u64 sum = shared().bins[bin]) atomicAdd(bins() + bin, sum);
+            if (const u64 sum = u64(shared().high[bin]) << 32 | shared().low[bin]) atomicAdd(bins() + bin, sum);
         return last_of_parts(&state->arrivals, gridDim.x);
     }
 };
 
 __device__ __forceinline__ void begin_histogram() {
-    for (uint32_t bin = threadIdx.x; bin < BINS; bin += THREADS) shared().bins[bin] = 0;
+    for (uint32_t bin = threadIdx.x; bin < BINS; bin += THREADS) shared().low[bin] = shared().high[bin] = 0;
     wait_for_earlier_kernels();
     let_next_kernel_start();
     __syncthreads();
@@ -174,49 +218,50 @@ template <class Need> __device__ __forceinline__ Found find_bin(u64 *bins, Need 
     return {memory.place[0], memory.number[1], need};
 }
 
-// Block 0 of a grid of one for each row would do; the last block is there anyway.
+// Block 0 of a grid of one for each row would do; the last block is there anyway. One thread, which knows what nobody reads
+// any more.
 __device__ __forceinline__ void finish(const Row &row, uint32_t token) {
-    if (threadIdx.x == 0) {
-        row.p.ids[blockIdx.y] = token;
-        *row.state = {};
-    }
+    row.p.ids[blockIdx.y] = token;
+    *row.state = {};
 }
 
 __device__ __forceinline__ void find_largest(const CqSample &p) {
     const Row row(p);
-    Shared &memory = shared();
-    if (threadIdx.x == 0) memory.number[0] = 0;
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    __syncthreads();
     // Of equal ones the first.
     u64 largest = 0;
-    row.visit([&](uint32_t token, float logit) { largest = max(largest, u64(key_of(logit)) << 32 | uint32_t(~token)); });
+    const Tokens tokens = row.tokens();
+    row.visit(tokens, row.load(tokens), [&](uint32_t token, float logit) { largest = max(largest, u64(key_of(logit)) << 32 | uint32_t(~token)); });
 #pragma unroll
     for (int distance = 16; distance; distance /= 2) largest = max(largest, __shfl_xor_sync(FULL_WARP, largest, distance));
-    if (threadIdx.x % 32 == 0) atomicMax(&memory.number[0], largest);
+    u64 *of_warps = shared().scan, *of_row = reinterpret_cast<u64 *>(&row.state->largest);
+    if (threadIdx.x % 32 == 0) of_warps[threadIdx.x / 32] = largest;
     __syncthreads();
-    u64 *of_row = reinterpret_cast<u64 *>(&row.state->largest);
-    if (threadIdx.x == 0) atomicMax(of_row, memory.number[0]);
-    if (p.temperature > 0 || !last_of_parts(&row.state->arrivals, gridDim.x)) return;
-    const bool is_finite = Largest(row.state).is_finite();
+    if (threadIdx.x == 0) {
+        for (uint32_t warp = 1; warp < WARPS_OF_BLOCK; ++warp) largest = max(largest, of_warps[warp]);
+        atomicMax(of_row, largest);
+    }
+    if (p.temperature > 0 || !last_of_parts(&row.state->arrivals, gridDim.x) || threadIdx.x != 0) return;
     const uint32_t token = ~uint32_t(load_again(of_row));
-    __syncthreads();
-    finish(row, is_finite ? token : CQ_NOT_FINITE);
+    finish(row, Largest(row.state).is_finite() ? token : CQ_NOT_FINITE);
 }
 
 __device__ __forceinline__ void narrow_logits(const CqSample &p) {
     const Row row(p);
     begin_histogram();
-    if (!Largest(row.state).is_finite()) return;
+    const Tokens tokens = row.tokens();
+    const Logits ahead = row.load(tokens);
+    const Largest largest(row.state);
     const Digit digit = digit_of_keys(p.digit);
     const uint32_t known = load_again(&row.state->logit_key);
-    row.visit([&](uint32_t, float logit) {
+    const uint32_t left = p.digit == 0 ? p.top_k : load_again(&row.state->logit_ties);
+    if (!largest.is_finite()) return;
+    row.visit(tokens, ahead, [&](uint32_t, float logit) {
         const uint32_t key = key_of(logit);
         if (digit.follows(key, known)) row.count(digit.of(key), 1);
     });
     if (!row.is_last_to_add()) return;
-    const uint32_t left = p.digit == 0 ? p.top_k : load_again(&row.state->logit_ties);
     const Found found = find_bin(row.bins(), [&](u64) { return u64(left); });
     if (threadIdx.x == 0) {
         row.state->logit_key = known << digit.bits | found.bin;
@@ -234,24 +279,26 @@ __device__ __forceinline__ u64 share_of(const CqSample &p, u64 total) {
 __device__ __forceinline__ void narrow_weights(const CqSample &p) {
     const Row row(p);
     begin_histogram();
+    const Tokens tokens = row.tokens();
+    const Logits ahead = row.load(tokens);
     const Largest largest(row.state);
-    if (!largest.is_finite()) return;
     const Digit digit = digit_of_weights(p.digit);
     const uint32_t known = load_again(&row.state->weight), logit_key = load_again(&row.state->logit_key);
-    row.visit([&](uint32_t, float logit) {
+    const uint32_t ties = load_again(&row.state->logit_ties);
+    const u64 left = load_again(&row.state->need);
+    if (!largest.is_finite()) return;
+    row.visit(tokens, ahead, [&](uint32_t, float logit) {
         if (key_of(logit) <= logit_key) return;
         const uint32_t weight = largest.weight(p, logit);
         if (digit.follows(weight, known)) row.count(digit.of(weight), weight);
     });
     if (!row.is_last_to_add()) return;
     // Of the logits that are equal to the k-th largest some count.
-    const uint32_t ties = load_again(&row.state->logit_ties);
     if (threadIdx.x == 0 && ties) {
         const uint32_t weight = largest.weight(p, logit_of(logit_key));
         if (digit.follows(weight, known)) atomicAdd(row.bins() + digit.of(weight), u64(ties) * weight);
     }
     __syncthreads();
-    const u64 left = load_again(&row.state->need);
     const Found found = find_bin(row.bins(), [&](u64 total) { return p.digit == 0 ? share_of(p, total) : left; });
     if (threadIdx.x == 0) {
         const uint32_t weight = known << digit.bits | found.bin;
@@ -289,6 +336,9 @@ struct Kept {
         if (own > weight && own >= p.least_weight) share.above += own;
     }
 
+    // Of some tokens, whether they are kept depends on others; else there are none that are just not above a border.
+    __device__ __forceinline__ bool has_ties() const { return logit_key || weight >= p.least_weight; }
+
     __device__ __forceinline__ Left left(const Row &row) const {
         return {0, load_again(&row.state->logit_ties), weight >= p.least_weight ? load_again(&row.state->weight_ties) : 0};
     }
@@ -304,15 +354,40 @@ struct Kept {
     }
 };
 
+// What the shares of all threads come to, for the first of them.
+__device__ __forceinline__ CqSampleShare sum_of_block(const Kept &kept, const CqSampleShare &mine) {
+    Shared &memory = shared();
+    auto sum = [&](u64 number) {
+#pragma unroll
+        for (int distance = 16; distance; distance /= 2) number += __shfl_xor_sync(FULL_WARP, number, distance);
+        if (threadIdx.x % 32 == 0) memory.scan[threadIdx.x / 32] = number;
+        __syncthreads();
+        u64 of_block = 0;
+        if (threadIdx.x == 0)
+            for (uint32_t warp = 0; warp < WARPS_OF_BLOCK; ++warp) of_block += memory.scan[warp];
+        return of_block;
+    };
+    CqSampleShare all = {sum(mine.above), 0, 0};
+    if (kept.has_ties()) {
+        __syncthreads();
+        // Neither is more than the vocabulary.
+        const u64 ties = sum(u64(mine.weight_ties) << 32 | mine.logit_ties);
+        all.logit_ties = uint32_t(ties), all.weight_ties = uint32_t(ties >> 32);
+    }
+    return all;
+}
+
 // The thread in whose share the place lies, and what is left there. The shares are those of neighbours; `place` is told what all
 // weigh.
 template <class Place> __device__ __forceinline__ uint32_t locate(const Kept &kept, const CqSampleShare &mine, Left &left, Place place) {
     Shared &memory = shared();
     auto after = [](uint32_t all, u64 before) { return all - uint32_t(min(u64(all), before)); };
     Left own = left;
-    own.logit_ties = after(left.logit_ties, sum_before(u64(mine.logit_ties), memory.scan));
-    const uint32_t logits = kept.weight_of_ties == kept.weight ? min(mine.logit_ties, own.logit_ties) : 0;
-    own.weight_ties = after(left.weight_ties, sum_before(u64(mine.weight_ties + logits), memory.scan));
+    if (kept.has_ties()) {
+        own.logit_ties = after(left.logit_ties, sum_before(u64(mine.logit_ties), memory.scan));
+        const uint32_t logits = kept.weight_of_ties == kept.weight ? min(mine.logit_ties, own.logit_ties) : 0;
+        own.weight_ties = after(left.weight_ties, sum_before(u64(mine.weight_ties + logits), memory.scan));
+    }
     const Left before = own;
     const u64 weight = kept.take(mine, own), begin = sum_before(weight, memory.scan);
     if (threadIdx.x == THREADS - 1) memory.number[0] = begin + weight;
@@ -326,42 +401,35 @@ template <class Place> __device__ __forceinline__ uint32_t locate(const Kept &ke
     }
     __syncthreads();
     left = {memory.number[1], memory.place[1], memory.place[2]};
-    const uint32_t thread = memory.place[0];
-    __syncthreads();
-    return thread;
+    return memory.place[0];
 }
 
 static_assert(CQ_SAMPLE_BLOCKS == THREADS, "a thread for the share of each block");
 
 __device__ __forceinline__ void draw(const CqSample &p) {
     const Row row(p);
-    Shared &memory = shared();
-    if (threadIdx.x < 2) memory.number[threadIdx.x] = 0;
-    if (threadIdx.x < 4) memory.place[threadIdx.x] = 0;
     wait_for_earlier_kernels();
     let_next_kernel_start();
-    __syncthreads();
+    const Tokens tokens = row.tokens();
+    const Logits ahead = row.load(tokens);
     const Kept kept(row);
+    Left left = kept.left(row);
+    const u64 seed = p.draw ? load_again(p.draw) : p.seed, step = p.draw ? load_again(p.draw + 1) : p.step;
     CqSampleShare *shares = p.shares + size_t(blockIdx.y) * CQ_SAMPLE_BLOCKS;
     if (kept.largest.is_finite()) {
         CqSampleShare share = {};
-        row.visit([&](uint32_t, float logit) { kept.add(share, logit); });
-        atomicAdd(&memory.number[0], u64(share.above));
-        atomicAdd(&memory.place[0], share.logit_ties);
-        atomicAdd(&memory.place[1], share.weight_ties);
-        __syncthreads();
-        if (threadIdx.x == 0) shares[blockIdx.x] = {memory.number[0], memory.place[0], memory.place[1]};
+        row.visit(tokens, ahead, [&](uint32_t, float logit) { kept.add(share, logit); });
+        share = sum_of_block(kept, share);
+        if (threadIdx.x == 0) shares[blockIdx.x] = share;
     }
     if (!last_of_parts(&row.state->arrivals, gridDim.x)) return;
-    if (!kept.largest.is_finite()) return finish(row, CQ_NOT_FINITE);
+    if (!kept.largest.is_finite()) {
+        if (threadIdx.x == 0) finish(row, CQ_NOT_FINITE);
+        return;
+    }
 
     CqSampleShare of_block = {};
-    if (threadIdx.x < gridDim.x) {
-        const CqSampleShare *share = shares + threadIdx.x;
-        of_block = {load_again(&share->above), load_again(&share->logit_ties), load_again(&share->weight_ties)};
-    }
-    Left left = kept.left(row);
-    const u64 seed = p.draw ? load_again(p.draw) : p.seed, step = p.draw ? load_again(p.draw + 1) : p.step;
+    if (threadIdx.x < gridDim.x) of_block = load_again(shares + threadIdx.x);
     const u64 random = random_bits(seed, step, blockIdx.y);
     const uint32_t block = locate(kept, of_block, left, [&](u64 total) { return __umul64hi(random, total); });
 
@@ -369,19 +437,19 @@ __device__ __forceinline__ void draw(const CqSample &p) {
     const uint32_t begin = block * p.share, end = min(p.vocabulary, begin + p.share);
     const uint32_t each = (end - begin + THREADS - 1) / THREADS;
     auto first_of = [&](uint32_t thread) { return min(end, begin + thread * each); };
+    const Tokens mine = {first_of(threadIdx.x), 1, first_of(threadIdx.x + 1)};
     CqSampleShare of_thread = {};
-    for (uint32_t token = first_of(threadIdx.x); token < first_of(threadIdx.x + 1); ++token) kept.add(of_thread, row.logit(token));
+    row.visit(mine, row.load(mine), [&](uint32_t, float logit) { kept.add(of_thread, logit); });
     const u64 at = left.at;
-    const uint32_t thread = locate(kept, of_thread, left, [&](u64) { return at; });
-    uint32_t token = first_of(thread);
-    for (;; ++token) {
+    if (threadIdx.x != locate(kept, of_thread, left, [&](u64) { return at; })) return;
+#pragma unroll 1
+    for (uint32_t token = mine.first;; ++token) {
         CqSampleShare alone = {};
         kept.add(alone, row.logit(token));
         const u64 weight = kept.take(alone, left);
-        if (left.at < weight || token + 1 >= first_of(thread + 1)) break;
+        if (left.at < weight || token + 1 >= mine.end) return finish(row, token);
         left.at -= weight;
     }
-    finish(row, token);
 }
 
 }  // namespace

@@ -234,6 +234,7 @@ fn windows_and_chunks() {
         (128, 126),
         (128, 127),
         (128, 128),
+        (220, 300),
     ] {
         for (is_chunked, sinks) in [(false, true), (true, false)] {
             let case = Case { window: Some(window), is_chunked, sinks, position, ..CASE };
@@ -255,9 +256,9 @@ fn scores_that_are_capped() {
 #[test]
 fn splits_of_many_keys() {
     let Some(device) = device() else { return };
-    for (position, head_dim) in [(700, 64), (1100, 128)] {
+    for (heads, position, head_dim) in [(8, 1400, 64), (16, 1100, 128)] {
         for dtype in DTYPES {
-            let case = Case { position, head_dim, sinks: true, ..CASE };
+            let case = Case { heads, position, head_dim, sinks: true, ..CASE };
             check(case, dtype, &device);
             if !is_about_memory() {
                 check(Case { position: position - 130, ..case }, dtype, &device);

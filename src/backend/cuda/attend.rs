@@ -1,7 +1,9 @@
 //! The launch of attention for one new token of each sequence: arithmetic on shapes, so that all cards add up in the same
 //! order. Only how many tiles a warp has on their way depends on the card, which changes no bit.
 
-use super::bindings::{CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS};
+use super::bindings::{
+    CQ_ATTEND_HEADS, CQ_ATTEND_KEYS, CQ_ATTEND_SPLITS, CQ_ATTEND_THREADS, CQ_ATTEND_UNSPLIT,
+};
 use super::kernel::Kernel;
 use super::plan::MOST_BLOCKS;
 use candle_core::DType;
@@ -18,9 +20,10 @@ const KEYS: usize = CQ_ATTEND_KEYS as usize;
 const HEADS: usize = CQ_ATTEND_HEADS as usize;
 const WARPS: usize = CQ_ATTEND_THREADS as usize / 32;
 const MOST_SPLITS: usize = CQ_ATTEND_SPLITS as usize;
+const UNSPLIT: usize = CQ_ATTEND_UNSPLIT as usize;
 
-/// Blocks that a launch has if there are keys for them: about two for each multiprocessor of a large card.
-const BLOCKS: usize = 256;
+/// Blocks that a launch has if there are keys for them: two for each of 132 multiprocessors.
+const BLOCKS: usize = 264;
 
 /// Queries, and the keys that they share.
 #[derive(Clone, Copy, Debug)]
@@ -85,9 +88,12 @@ impl Attend {
     }
 }
 
-/// As the kernels have it: each warp has as many as the others.
+/// As the kernels have it: no warp is without one, if there is more than one split.
 fn tiles_of_split(tiles: usize, most_splits: usize) -> usize {
-    tiles.div_ceil(most_splits).next_multiple_of(WARPS)
+    match tiles {
+        ..=UNSPLIT => tiles,
+        _ => tiles.div_ceil(most_splits).max(WARPS),
+    }
 }
 
 #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that no kernel takes")]
@@ -106,7 +112,7 @@ fn kernel(head_dim: usize, dtype: DType) -> Option<Kernel> {
 pub(super) fn shared_bytes(kernel: Kernel, head_dim: usize, stages: usize) -> usize {
     // Chunks of 16 bytes: of keys as many for each of four lanes, of values an odd number in a row.
     let chunks = head_dim.div_ceil(32) * 4 + ((head_dim / 8) | 1);
-    let found = WARPS * HEADS * (head_dim + 2) * size_of::<f32>();
+    let found = WARPS * HEADS * (head_dim + 4 + 2) * size_of::<f32>();
     let factors = 16 + MOST_SPLITS * HEADS * size_of::<f32>();
     let placed = (HEADS + 1) * head_dim;
     let used = if kernel == Kernel::AttendF32 {
@@ -136,18 +142,19 @@ mod tests {
                 let tiles = position / 16 - first / 16 + 1;
                 let tiles_per_split = tiles_of_split(tiles, most_splits);
                 assert!(splits * tiles_per_split >= tiles && (splits - 1) * tiles_per_split < tiles);
-                assert!(tiles_per_split.is_multiple_of(4) && splits <= 64);
-                assert!(shares >= sequences * kv_heads && (shares * splits <= 256 || splits == 1));
+                assert!(tiles_per_split >= 4 || splits == 1);
+                assert!(splits <= 64 && (tiles > 12 || splits == 1));
+                assert!(shares >= sequences * kv_heads && (shares * splits <= 264 || splits == 1));
                 // One launch for all positions has blocks for each.
                 let all = Attend::plan(shape, DType::BF16, None, H200).unwrap();
                 assert!(all.splits == most_splits && splits <= most_splits);
                 assert_eq!(Attend { splits, ..all }, plan(shape, first..=position));
             }
         }
-        // 8 key heads at 4096 tokens: 32 splits of 8 tiles.
+        // 8 key heads at 4224 tokens: 33 splits of 8 tiles, two for each warp, for 264 blocks.
         let llama = AttendShape { sequences: 1, heads: 32, kv_heads: 8, head_dim: 128 };
-        let Attend { shares, splits, most_splits, .. } = plan(llama, 0..=4095);
-        assert_eq!((shares, splits, most_splits, tiles_of_split(256, 32)), (8, 32, 32, 8));
+        let Attend { shares, splits, most_splits, .. } = plan(llama, 0..=4223);
+        assert_eq!((shares, splits, most_splits, tiles_of_split(264, 33)), (8, 33, 33, 8));
     }
 
     #[test]

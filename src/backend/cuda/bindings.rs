@@ -16,6 +16,7 @@ pub const CQ_TILE_COLUMNS: u32 = 64;
 pub const CQ_ATTEND_KEYS: u32 = 16;
 pub const CQ_ATTEND_HEADS: u32 = 8;
 pub const CQ_ATTEND_SPLITS: u32 = 64;
+pub const CQ_ATTEND_UNSPLIT: u32 = 12;
 pub const CQ_F16: CqDtype = 0;
 pub const CQ_BF16: CqDtype = 1;
 pub const CQ_F32: CqDtype = 2;
@@ -318,7 +319,7 @@ pub struct CqAttend {
     pub growth: *const f32,
     pub q_norm: CqHeadNorm,
     pub k_norm: CqHeadNorm,
-    pub heads: u32,
+    pub group: u32,
     pub kv_heads: u32,
     pub head_dim: u32,
     pub capacity: u32,
@@ -353,7 +354,7 @@ const _: () = {
     ["Offset of field: CqAttend::growth"][::core::mem::offset_of!(CqAttend, growth) - 88usize];
     ["Offset of field: CqAttend::q_norm"][::core::mem::offset_of!(CqAttend, q_norm) - 96usize];
     ["Offset of field: CqAttend::k_norm"][::core::mem::offset_of!(CqAttend, k_norm) - 128usize];
-    ["Offset of field: CqAttend::heads"][::core::mem::offset_of!(CqAttend, heads) - 160usize];
+    ["Offset of field: CqAttend::group"][::core::mem::offset_of!(CqAttend, group) - 160usize];
     ["Offset of field: CqAttend::kv_heads"][::core::mem::offset_of!(CqAttend, kv_heads) - 164usize];
     ["Offset of field: CqAttend::head_dim"][::core::mem::offset_of!(CqAttend, head_dim) - 168usize];
     ["Offset of field: CqAttend::capacity"][::core::mem::offset_of!(CqAttend, capacity) - 172usize];

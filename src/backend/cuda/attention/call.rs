@@ -148,7 +148,7 @@ impl AttendCall {
             growth: self.turns.growth as *const _,
             q_norm: head_norm(self.q_norm, head_dim)?,
             k_norm: head_norm(self.k_norm, head_dim)?,
-            heads: u32_of("heads", heads)?,
+            group: u32_of("heads", heads / kv_heads)?,
             kv_heads: u32_of("heads of keys", kv_heads)?,
             head_dim: u32_of("elements of a head", head_dim)?,
             capacity: u32_of("rows of a cache", self.capacity)?,
