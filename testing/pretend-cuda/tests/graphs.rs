@@ -101,7 +101,6 @@ fn captures_that_fail() {
     refused_in_capture(INVALID_VALUE, |gpu| cuMemFreeAsync(address, gpu.stream));
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemFree_v2(address));
     refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuStreamSynchronize(gpu.stream));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuCtxSynchronize());
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemsetD8_v2(address, 0, 16));
     refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| {
         cuMemcpyHtoDAsync_v2(address, Host([0u8; 16].as_mut_ptr().cast()), 16, gpu.stream)
@@ -113,6 +112,25 @@ fn captures_that_fail() {
     assert_eq!(cuMemFree_v2(address), SUCCESS);
 }
 
+/// Whoever waits for a context, in whichever thread, ends the captures of all its streams.
+#[test]
+fn a_context_with_a_capture() {
+    // A device that no other test of this file has.
+    let gpu = Gpu::new(3);
+    for mode in [1, 2] {
+        assert_eq!(cuStreamBeginCapture_v2(gpu.stream, mode), SUCCESS);
+        let wait =
+            |device| std::thread::spawn(move || (Gpu::new(device), cuCtxSynchronize()).1).join().unwrap();
+        assert_eq!(wait(2), SUCCESS, "another device");
+        assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(1));
+        assert_eq!(wait(3), CAPTURE_UNSUPPORTED, "mode {mode}");
+        assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(2));
+        assert_eq!(gpu.launch("toy_trap", 1, 32, &(0u64, 40)), CAPTURE_INVALIDATED);
+        assert_eq!(cuStreamEndCapture(gpu.stream, Out::from(&mut 0)), CAPTURE_INVALIDATED);
+        assert_eq!(wait(3), SUCCESS);
+    }
+}
+
 #[test]
 fn captures_of_other_threads() {
     // Only a capture in global mode forbids what other threads do, so none is begun here: tests run at once.
@@ -120,9 +138,9 @@ fn captures_of_other_threads() {
     assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
     let elsewhere = std::thread::spawn(|| {
         let gpu = Gpu::new(0);
-        cuMemFree_v2(gpu.room(16))
+        (cuMemFree_v2(gpu.room(16)), cuStreamSynchronize(gpu.stream))
     });
-    assert_eq!(elsewhere.join().unwrap(), SUCCESS);
+    assert_eq!(elsewhere.join().unwrap(), (SUCCESS, SUCCESS));
     let stream = gpu.stream;
     let other = std::thread::spawn(move || cuStreamEndCapture(stream, Out::from(&mut 0)));
     assert_eq!(other.join().unwrap(), CAPTURE_WRONG_THREAD);
