@@ -5,8 +5,10 @@ use crate::gpu::{captures, device_with_own_stream};
 use crate::packed::{bits, tensor};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
 use candle_core::{DType, Device, Module, Result, Storage, Tensor};
-use candle_quant::ops::{decode_attention, AttentionOptions};
-use candle_quant::{nn, Checkpoint, DeviceKvCache, KvCacheConfig, KvFormat, Linear, QuantFormat};
+use candle_quant::ops::{decode_attention, sample, AttentionOptions, SampleOptions};
+use candle_quant::{
+    nn, Checkpoint, DeviceKvCache, KvCacheConfig, KvFormat, Linear, QuantFormat, QuantTensor,
+};
 use candle_quant_models::Model;
 
 /// A device with a stream of its own, no tensor of which is tracked by events: those of before a capture
@@ -229,6 +231,26 @@ fn a_capture_without_a_step_before_is_refused() {
     // And outside of it all is well.
     weight.matmul(&x, None).unwrap();
     device.synchronize().unwrap();
+}
+
+/// Numbers that come back from a stream that is captured were not computed.
+#[test]
+fn what_is_read_back_in_a_capture_is_refused() {
+    let Some(device) = capturing_device() else { return };
+    let x = tensor(&[16, 128], 622).to_device(&device).unwrap();
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    let captures = captures();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let quantized = QuantTensor::quantize(&x, KINDS[0]).map(|_| ());
+    let drawn = sample(&x, &SampleOptions::GREEDY, 1, 0).map(|_| ());
+    let _ =
+        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    drop(captures);
+    for refused in [quantized, drawn] {
+        let told = refused.unwrap_err().to_string();
+        assert!(told.contains("end the capture first"), "{told}");
+    }
+    sample(&x, &SampleOptions::GREEDY, 1, 0).unwrap();
 }
 
 /// One token through a whole model, layer by layer: attention with its cache, norms and rotation by candle's kernels.
