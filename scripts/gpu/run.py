@@ -83,8 +83,8 @@ def plan(programs, work, arch):
         Step("the same, as an older card has them", 20, always(tools / "wrappers-75/wrappers", "wrapper of sm_75"),
              count=steps.count_records, result="probe.jsonl"),
         *(Step(program, 100 if program == CORE_TESTS else 50, always(work / program), count=steps.count_tests, result="tests.txt") for program in tests),
-        *(Step(f"compute-sanitizer {tool}", 30, always(*sanitizer, tool, *sanitized), count=steps.count_tests, result="tests.txt",
-               tool="compute-sanitizer") for tool in ("memcheck", "racecheck")),
+        *(Step(f"compute-sanitizer {tool}", weight, always(*sanitizer, tool, *sanitized), count=steps.count_tests, result="tests.txt",
+               tool="compute-sanitizer") for tool, weight in (("memcheck", 20), ("racecheck", 70))),
         *(Step(f"probe: {name}", weight, always(tools / name), **probe) for name, weight in PROBES.items()),
         Step("decode steps", 120, lambda seconds: [
             ["env", f"CANDLE_QUANT_GRAPH={mode}", work / STEPS_BENCH, "--seconds", max(1, int(seconds * 0.45))] for mode in ("on", "eager")

@@ -1,8 +1,9 @@
 //! CUDA devices for tests: real ones, or those of the pretend driver of `scripts/test-cuda.sh`.
 #![allow(dead_code)] // each test binary uses its own part
 
+use candle_core::cuda_backend::cudarc::driver::CudaContext;
 use candle_core::Device;
-use std::sync::LazyLock;
+use std::sync::{LazyLock, PoisonError, RwLock, RwLockReadGuard};
 
 /// The first CUDA device, or none with a message.
 pub fn device() -> Option<Device> {
@@ -10,12 +11,38 @@ pub fn device() -> Option<Device> {
     FIRST.clone()
 }
 
+/// Read where a stream is captured, written where somebody waits for a whole device, which would end that.
+static CAPTURES: RwLock<()> = RwLock::new(());
+
+/// While it lives, no test of this program waits for a whole device.
+pub fn captures() -> RwLockReadGuard<'static, ()> {
+    CAPTURES.read().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Does what waits for a whole device, while no test of this program captures.
+pub fn between_captures<T>(wait: impl FnOnce() -> T) -> T {
+    let _none = CAPTURES.write().unwrap_or_else(PoisonError::into_inner);
+    wait()
+}
+
+/// The first CUDA device, with a stream of its own, for which cudarc waits for the device.
+pub fn device_with_own_stream() -> Option<Device> {
+    device()?;
+    Some(between_captures(|| Device::new_cuda_with_stream(0).unwrap()))
+}
+
 /// Whether memory is looked at, which is the same when something is computed once more.
 pub fn is_about_memory() -> bool {
     std::env::var("PRETEND_CUDA_SCHEDULES").as_deref() == Ok("random")
 }
 
+/// Device `ordinal`, or none with a message. `CANDLE_QUANT_REQUIRE_CUDA` asks for one device: a machine may have no more.
 pub fn nth_device(ordinal: usize) -> Option<Device> {
+    let count = CudaContext::device_count().unwrap_or(0);
+    if ordinal > 0 && ordinal as i32 >= count {
+        eprintln!("skipped, for there is no CUDA device {ordinal} but {count} in all");
+        return None;
+    }
     match Device::new_cuda(ordinal) {
         Ok(device) => Some(device),
         Err(error) if std::env::var("CANDLE_QUANT_REQUIRE_CUDA").as_deref() == Ok("1") => {

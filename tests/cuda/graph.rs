@@ -1,19 +1,20 @@
 //! CUDA graphs: what was captured gives, replayed, the bits of eager launches.
 
-use crate::device;
 use crate::expected::{random, KINDS};
+use crate::gpu::{captures, device_with_own_stream};
 use crate::packed::{bits, tensor};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaGraph, CudaStream, DevicePtr};
 use candle_core::{DType, Device, Module, Result, Storage, Tensor};
-use candle_quant::ops::{decode_attention, AttentionOptions};
-use candle_quant::{nn, Checkpoint, DeviceKvCache, KvCacheConfig, KvFormat, Linear, QuantFormat};
+use candle_quant::ops::{decode_attention, sample, AttentionOptions, SampleOptions};
+use candle_quant::{
+    nn, Checkpoint, DeviceKvCache, KvCacheConfig, KvFormat, Linear, QuantFormat, QuantTensor,
+};
 use candle_quant_models::Model;
 
 /// A device with a stream of its own, no tensor of which is tracked by events: those of before a capture
 /// cannot be waited for in it.
 fn capturing_device() -> Option<Device> {
-    device()?;
-    let device = Device::new_cuda_with_stream(0).unwrap();
+    let device = device_with_own_stream()?;
     // SAFETY: all work is done on the one stream of this device.
     unsafe { device.as_cuda_device().unwrap().disable_event_tracking() };
     Some(device)
@@ -34,11 +35,13 @@ fn capture<S>(
     prepare(state);
     device.synchronize().unwrap();
     let stream = cuda.cuda_stream();
+    let captures = captures();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     // What was allocated in the capture is dropped before its end.
     let captured = step(state).map(|product| write(&result, &product));
     let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = stream.end_capture(flags);
+    drop(captures);
     captured.unwrap();
     (graph.unwrap().expect("a graph"), result)
 }
@@ -217,16 +220,37 @@ fn a_capture_without_a_step_before_is_refused() {
     let weight = random(&[40, 4096], KINDS[0], DType::F16, 620).to_device(&device).unwrap();
     let x = tensor(&[16, 4096], 621).to_dtype(DType::F16).unwrap().to_device(&device).unwrap();
     let stream = device.as_cuda_device().unwrap().cuda_stream();
+    let captures = captures();
     stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
     let product = weight.matmul(&x, None).map(|_| ());
     let graph =
         stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
-    drop(graph);
+    drop((graph, captures));
     let told = product.unwrap_err().to_string();
     assert!(told.contains("run the same step once on this thread before capturing it"), "{told}");
     // And outside of it all is well.
     weight.matmul(&x, None).unwrap();
     device.synchronize().unwrap();
+}
+
+/// Numbers that come back from a stream that is captured were not computed.
+#[test]
+fn what_is_read_back_in_a_capture_is_refused() {
+    let Some(device) = capturing_device() else { return };
+    let x = tensor(&[16, 128], 622).to_device(&device).unwrap();
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    let captures = captures();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let quantized = QuantTensor::quantize(&x, KINDS[0]).map(|_| ());
+    let drawn = sample(&x, &SampleOptions::GREEDY, 1, 0).map(|_| ());
+    let _ =
+        stream.end_capture(sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH);
+    drop(captures);
+    for refused in [quantized, drawn] {
+        let told = refused.unwrap_err().to_string();
+        assert!(told.contains("end the capture first"), "{told}");
+    }
+    sample(&x, &SampleOptions::GREEDY, 1, 0).unwrap();
 }
 
 /// One token through a whole model, layer by layer: attention with its cache, norms and rotation by candle's kernels.

@@ -1,6 +1,7 @@
 //! Products of every kernel, against f64.
 
 use crate::expected::{formats, random, Expected, KINDS};
+use crate::gpu::device_with_own_stream;
 use crate::packed::{bits, flat, numbers, reference, relative_error, tensor};
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
@@ -263,8 +264,7 @@ fn stacks() {
 /// On one thread and another, and on a device with a stream of its own.
 #[test]
 fn products_on_other_streams() {
-    let Some(device) = device() else { return };
-    let own = Device::new_cuda_with_stream(0).unwrap();
+    let (Some(device), Some(own)) = (device(), device_with_own_stream()) else { return };
     let weight = random(&[40, 4096], KINDS[0], DType::F16, 130);
     let x = x(&[16, 4096], DType::F16, 131);
     let product = |device: &Device| {

@@ -1,8 +1,9 @@
 //! Step plans on a device: one graph for every position, with the bits of launches that come one by one.
 
-use crate::gpu::driver_calls;
+use crate::gpu::{between_captures, captures, device_with_own_stream, driver_calls};
 use crate::packed::{bits, flat, relative_error};
 use crate::{device, is_about_memory, nth_device};
+use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::nn::Lora;
 use candle_quant::ops::{sample, SampleOptions};
@@ -13,6 +14,8 @@ use candle_quant::{
     embedding, linear_no_bias, rms_norm, Checkpoint, DeviceKvCache, Error, KvCache, KvCacheConfig, KvFormat,
     Linear, VarBuilder,
 };
+use std::panic::{catch_unwind, AssertUnwindSafe};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 /// What the second layer sees.
 const WINDOW: usize = 40;
@@ -81,6 +84,7 @@ fn ids(position: usize, sequences: usize, device: &Device) -> Tensor {
 #[test]
 fn a_graph_serves_every_position() {
     let Some(device) = device() else { return };
+    let _captures = captures();
     // Tiles of keys, shares of blocks, the window, and what the caches begin with; between these nothing but zeros is cached.
     let watched = [0, 1, 15, 16, 17, 39, 40, 41, 63, 64, 65, 127, 128, 200, 255, 256, 257];
     let steps = |last| {
@@ -130,6 +134,7 @@ fn a_graph_serves_every_position() {
 #[test]
 fn tokens_are_drawn_in_the_graph() {
     let Some(device) = device() else { return };
+    let _captures = captures();
     let (plan, _) = plan(&device, DType::BF16);
     let greedy = SampleOptions::GREEDY;
     let warm = SampleOptions { temperature: 0.9, ..greedy };
@@ -161,6 +166,7 @@ fn tokens_are_drawn_in_the_graph() {
 #[test]
 fn a_token_takes_few_calls_of_the_driver() {
     let Some(device) = device() else { return };
+    let _captures = captures();
     let (plan, _) = plan(&device, DType::BF16);
     let (mut caches, mut step) = (caches(DType::BF16, 256), plan.on_device(1, DType::BF16).unwrap());
     let options = SampleOptions { temperature: 0.8, ..SampleOptions::GREEDY };
@@ -192,7 +198,9 @@ fn a_token_takes_few_calls_of_the_driver() {
 /// A step belongs to no thread, ways of drawing may alternate, and another device may be in use in between.
 #[test]
 fn steps_move_between_threads_and_devices() {
-    let (Some(device), Some(other)) = (device(), nth_device(1)) else { return };
+    let Some(device) = device() else { return };
+    // Between threads on any machine.
+    let (other, _captures) = (nth_device(1), captures());
     let (plan, _) = plan(&device, DType::BF16);
     let options = [0.7, 1.3, 0.].map(|temperature| SampleOptions { temperature, ..SampleOptions::GREEDY });
     let tokens = |moves: bool| {
@@ -206,7 +214,9 @@ fn steps_move_between_threads_and_devices() {
                 false => next(),
                 true => {
                     // The other device is this thread's, then.
-                    Tensor::new(&last, &other).unwrap().to_vec1::<u32>().unwrap();
+                    if let Some(other) = &other {
+                        Tensor::new(&last, other).unwrap().to_vec1::<u32>().unwrap();
+                    }
                     if position % 3 != 0 {
                         next()
                     } else {
@@ -220,6 +230,63 @@ fn steps_move_between_threads_and_devices() {
     };
     assert_eq!(tokens(true), tokens(false));
     assert!(tokens(true).1);
+}
+
+/// Whoever waits for the device ends captures, those of a step with them: it is captured later.
+#[test]
+fn a_capture_that_somebody_ends() {
+    let Some(device) = device() else { return };
+    let stream = device.as_cuda_device().unwrap().cuda_stream();
+    let (plan, _) = plan(&device, DType::BF16);
+    // Whether the second step was captured, while somebody waits; and one of those that come then.
+    let captured = || {
+        let (mut caches, mut step) = (caches(DType::BF16, 99), plan.on_device(1, DType::BF16).unwrap());
+        let mut run = |position| {
+            step.run(&ids(position, 1, &device), &mut caches).unwrap();
+            step.is_captured()
+        };
+        run(0);
+        let (waits, is_over) = (AtomicBool::new(false), AtomicBool::new(false));
+        let at_once = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !is_over.load(Ordering::Relaxed) {
+                    // Refused, where it ends a capture.
+                    let _ = stream.context().synchronize();
+                    waits.store(true, Ordering::Relaxed);
+                }
+            });
+            while !waits.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            let at_once = catch_unwind(AssertUnwindSafe(|| run(1)));
+            is_over.store(true, Ordering::Relaxed);
+            at_once
+        });
+        (at_once.unwrap(), (2..5).any(run))
+    };
+    let ended = between_captures(|| (0..50).map(|_| captured()).find(|(at_once, _)| !at_once));
+    let (_, later) = ended.expect("nothing has ended a capture");
+    assert!(later, "never captured");
+}
+
+/// Steps that are captured, wait for another thread, and give their memory back, end nobody's capture.
+#[test]
+fn captures_of_others_go_on() {
+    let (Some(device), Some(capturing)) = (device(), device_with_own_stream()) else { return };
+    let (plan, _) = plan(&device, DType::BF16);
+    let stream = capturing.as_cuda_device().unwrap().cuda_stream();
+    let _captures = captures();
+    stream.begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let steps = || {
+        let (mut caches, mut step) = (caches(DType::BF16, 99), plan.on_device(1, DType::BF16).unwrap());
+        let mut run = |position| drop(step.run(&ids(position, 1, &device), &mut caches).unwrap());
+        [0, 1].into_iter().for_each(&mut run);
+        std::thread::scope(|scope| scope.spawn(|| run(2)).join()).unwrap();
+        assert!(step.is_captured());
+    };
+    std::thread::scope(|scope| scope.spawn(steps).join()).unwrap();
+    let flags = sys::CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    stream.end_capture(flags).unwrap();
 }
 
 /// A step takes whichever caches it is given, also when others have made them grow.

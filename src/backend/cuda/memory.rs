@@ -2,8 +2,9 @@
 
 use super::bindings::{CqDtype, CQ_BF16, CQ_F16, CQ_F32};
 use candle_core::backend::{BackendDevice, BackendStorage};
+use candle_core::cuda_backend::cudarc::driver::sys;
 use candle_core::cuda_backend::cudarc::driver::{CudaSlice, CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
-use candle_core::cuda_backend::CudaStorageSlice;
+use candle_core::cuda_backend::{CudaStorageSlice, WrapErr};
 use candle_core::{bail, CudaDevice, CudaStorage, DType, Layout, Result, Shape, Storage, StorageRef, Tensor};
 
 /// What memory begins with what x, and the outputs of candle's allocator, are aligned to.
@@ -125,6 +126,14 @@ pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStre
         CudaStorageSlice::BF16(slice) => of(slice, stream),
         CudaStorageSlice::F32(slice) => of(slice, stream),
         _ => bail!("no kernel writes {dtype:?}"),
+    }
+}
+
+/// An error while the stream is captured: what is read back then was not computed, which the driver does not say.
+pub(super) fn can_read_back(what: &str, stream: &CudaStream) -> Result<()> {
+    match stream.capture_status().w()? {
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
+        _ => bail!("{what} reads results back from the device, whose stream is being captured: end the capture first"),
     }
 }
 

@@ -5,7 +5,7 @@ use super::bindings::{CqAbsmax, CqQuantize};
 use super::formats::FormatKernels;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
-use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked};
+use super::memory::{address_mut, allocate, can_read_back, float_dtype, u32_of, Locked};
 use super::plan::THREADS;
 use crate::backend::Parts;
 use crate::format::{Scale, ZeroPoint};
@@ -21,6 +21,7 @@ pub(crate) fn absmax(tensor: &Tensor) -> Result<f32> {
     const MOST_BLOCKS: usize = 1024;
     let Device::Cuda(device) = tensor.device() else { bail!("a tensor on a CUDA device is needed here") };
     let stream = device.cuda_stream();
+    can_read_back("quantizing", &stream)?;
     let mut bits = CudaStorage::wrap_cuda_slice(device.alloc_zeros::<u32>(1)?, device.clone());
     {
         let locked = Locked::new(tensor);
@@ -51,6 +52,8 @@ pub(crate) fn quantize(weight: &Tensor, format: QuantFormat, absmax: Option<f32>
     format.ensure_quantizable()?;
     let kernel = FormatKernels::of(format)?.quantize();
     let stream = device.cuda_stream();
+    // Whoever calls this does.
+    can_read_back("quantizing", &stream)?;
     let (elements, dtype) = (weight.elem_count(), weight.dtype());
     let groups = elements / format.group_size();
     let flat = |len: usize, dtype| allocate(device, &Shape::from(len), dtype);

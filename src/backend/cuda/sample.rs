@@ -6,7 +6,7 @@ use super::bindings::{
 };
 use super::kernel::{Kernel, SampleKernel};
 use super::launch::{launch, Grid};
-use super::memory::{address_mut, allocate, float_dtype, u32_of, Locked};
+use super::memory::{address_mut, allocate, can_read_back, float_dtype, u32_of, Locked};
 use super::workspace;
 use crate::backend::sample::{Choice, Draw, NOT_FINITE};
 use candle_core::backend::BackendStorage;
@@ -100,6 +100,7 @@ pub(crate) fn sample(logits: &Tensor, choice: &Choice, draw: Draw) -> Result<Vec
     let Device::Cuda(device) = logits.device() else { bail!("a tensor on a CUDA device is needed here") };
     let (rows, vocabulary) = logits.dims2()?;
     let stream = device.cuda_stream();
+    can_read_back("drawing tokens", &stream)?;
     let mut ids = allocate(device, &Shape::from(rows), DType::U32)?;
     workspace::with(&stream, |workspace| {
         let (state, shares) = workspace.draws(SampleCall::zeros(rows), SampleCall::others(rows))?;

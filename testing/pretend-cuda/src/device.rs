@@ -248,8 +248,9 @@ driver! {
 
     /// Everything submitted is done already.
     fn cuCtxSynchronize() {
-        stream::forbid_in_capture("cuCtxSynchronize")?;
-        edge::host_waited(current()?);
+        let device = current()?;
+        stream::forbid_while_capturing(device, "cuCtxSynchronize")?;
+        edge::host_waited(device);
         Ok(())
     }
 

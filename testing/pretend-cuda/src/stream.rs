@@ -263,6 +263,21 @@ pub fn forbid_in_capture(what: &str) -> Result<()> {
     Ok(())
 }
 
+/// An error if a stream of the device is capturing, in whichever thread and mode; that ends all these captures too.
+pub fn forbid_while_capturing(device: usize, what: &str) -> Result<()> {
+    let streams: Vec<_> = lock(&CAPTURING).iter().filter_map(Weak::upgrade).collect();
+    let mut found = false;
+    for stream in streams.into_iter().filter(|stream| stream.device == device) {
+        if let Some(capture) = lock(&stream.capture).as_mut() {
+            (capture.broken, found) = (true, true);
+        }
+    }
+    match found {
+        true => fail(CAPTURE_UNSUPPORTED, format!("{what} while a stream of the context is capturing")),
+        false => Ok(()),
+    }
+}
+
 fn create(stream: Out<Handle>, flags: c_uint) -> Result<()> {
     if flags > 1 {
         return fail(INVALID_VALUE, format!("flags of a stream: {flags}"));

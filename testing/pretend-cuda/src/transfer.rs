@@ -9,8 +9,8 @@ use crate::driver;
 use crate::edge;
 use crate::handles::Handle;
 use crate::memory::{self, Owner};
-use crate::status::{fail, Result, INVALID_VALUE};
-use crate::stream::{self, Stream, Work};
+use crate::status::{fail, Result, INVALID_VALUE, NOT_SUPPORTED};
+use crate::stream::{self, Work};
 
 /// An address, of the host or of a device.
 type Address = u64;
@@ -55,22 +55,23 @@ impl Copy {
         Ok(())
     }
 
-    /// Captured work runs later, when memory of the host may be gone, unless it is pinned.
-    fn check_capture(self, stream: &Stream) -> Result<()> {
-        let host = match self.direction {
-            Direction::HostToDevice => self.from,
-            Direction::DeviceToHost => self.to,
-            Direction::DeviceToDevice => return Ok(()),
-        };
-        if stream.capture_id().is_some() && !memory::is_pinned(host) {
-            stream.forbid_in_capture("a copy of pageable host memory")?;
+    /// Whether memory of the host takes part that may be gone later.
+    fn is_pageable(self) -> bool {
+        match self.direction {
+            Direction::HostToDevice => !memory::is_pinned(self.from),
+            Direction::DeviceToHost => !memory::is_pinned(self.to),
+            Direction::DeviceToDevice => false,
         }
-        Ok(())
     }
 
+    /// A capture takes any copy, and the memory of the host is as it is. A graph with a copy that may touch what is gone is
+    /// not launched here.
     fn submit(self, stream: Handle) -> Result<()> {
         let stream = stream::find(stream)?;
-        self.check_capture(&stream)?;
+        if stream.capture_id().is_some() && self.is_pageable() {
+            let message = "a graph copies from or to pageable host memory";
+            return stream.submit(Work::new(move || fail(NOT_SUPPORTED, message)));
+        }
         stream.submit(Work::new(move || self.run()))?;
         if self.direction == Direction::DeviceToHost && !memory::is_pinned(self.to) {
             stream.host_waited();

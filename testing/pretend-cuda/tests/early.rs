@@ -70,7 +70,11 @@ fn source() -> Vec<f32> {
 
 impl Buffers {
     fn new() -> Self {
-        let gpu = Gpu::new(0);
+        Self::on(0)
+    }
+
+    fn on(device: c_int) -> Self {
+        let gpu = Gpu::new(device);
         let (weight, source) = (gpu.upload(&weight()), gpu.upload(&source()));
         let (x, y) = (gpu.upload(&[1f32; N]), gpu.room(4 * N));
         Self { gpu, weight, source, x, y }
@@ -263,7 +267,8 @@ fn products_of_cublas_are_kernels_too() {
 
 #[test]
 fn kernels_of_a_graph() {
-    let buffers = Buffers::new();
+    // Another test waits for the first device.
+    let buffers = Buffers::on(1);
     let stream = buffers.gpu.stream;
     let graph = |record: &dyn Fn()| {
         assert_eq!(cuStreamBeginCapture_v2(stream, 1), SUCCESS);

@@ -101,16 +101,31 @@ fn captures_that_fail() {
     refused_in_capture(INVALID_VALUE, |gpu| cuMemFreeAsync(address, gpu.stream));
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemFree_v2(address));
     refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| cuStreamSynchronize(gpu.stream));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuCtxSynchronize());
     refused_in_capture(CAPTURE_UNSUPPORTED, |_| cuMemsetD8_v2(address, 0, 16));
-    refused_in_capture(CAPTURE_UNSUPPORTED, |gpu| {
-        cuMemcpyHtoDAsync_v2(address, Host([0u8; 16].as_mut_ptr().cast()), 16, gpu.stream)
-    });
     let event = made(|out| cuEventCreate(out, 0)).unwrap();
     assert_eq!(cuEventRecord(event, gpu.stream), SUCCESS);
     refused_in_capture(CAPTURE_ISOLATION, |gpu| cuStreamWaitEvent(gpu.stream, event, 0));
     assert_eq!(cuStreamBeginCapture_v2(0, 1), CAPTURE_IMPLICIT);
     assert_eq!(cuMemFree_v2(address), SUCCESS);
+}
+
+/// Whoever waits for a context, in whichever thread, ends the captures of all its streams.
+#[test]
+fn a_context_with_a_capture() {
+    // A device that no other test of this file has.
+    let gpu = Gpu::new(3);
+    for mode in [1, 2] {
+        assert_eq!(cuStreamBeginCapture_v2(gpu.stream, mode), SUCCESS);
+        let wait =
+            |device| std::thread::spawn(move || (Gpu::new(device), cuCtxSynchronize()).1).join().unwrap();
+        assert_eq!(wait(2), SUCCESS, "another device");
+        assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(1));
+        assert_eq!(wait(3), CAPTURE_UNSUPPORTED, "mode {mode}");
+        assert_eq!(made(|out| cuStreamIsCapturing(gpu.stream, out)), Ok(2));
+        assert_eq!(gpu.launch("toy_trap", 1, 32, &(0u64, 40)), CAPTURE_INVALIDATED);
+        assert_eq!(cuStreamEndCapture(gpu.stream, Out::from(&mut 0)), CAPTURE_INVALIDATED);
+        assert_eq!(wait(3), SUCCESS);
+    }
 }
 
 #[test]
@@ -120,9 +135,9 @@ fn captures_of_other_threads() {
     assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
     let elsewhere = std::thread::spawn(|| {
         let gpu = Gpu::new(0);
-        cuMemFree_v2(gpu.room(16))
+        (cuMemFree_v2(gpu.room(16)), cuStreamSynchronize(gpu.stream))
     });
-    assert_eq!(elsewhere.join().unwrap(), SUCCESS);
+    assert_eq!(elsewhere.join().unwrap(), (SUCCESS, SUCCESS));
     let stream = gpu.stream;
     let other = std::thread::spawn(move || cuStreamEndCapture(stream, Out::from(&mut 0)));
     assert_eq!(other.join().unwrap(), CAPTURE_WRONG_THREAD);
@@ -145,4 +160,24 @@ fn pinned_memory_in_captures() {
         assert_eq!(gpu.download(address, 1), [value]);
     }
     assert_eq!(cuMemFreeHost(pinned), SUCCESS);
+}
+
+/// They are captured, and read nothing; what they are of may be gone when the graph is launched.
+#[test]
+fn pageable_memory_in_captures() {
+    let gpu = Gpu::new(0);
+    let address = gpu.upload(&[1f32]);
+    for reads in [false, true] {
+        let mut value = 2f32;
+        let host = Host((&raw mut value).cast());
+        assert_eq!(cuStreamBeginCapture_v2(gpu.stream, 1), SUCCESS);
+        match reads {
+            true => assert_eq!(cuMemcpyDtoHAsync_v2(host, address, 4, gpu.stream), SUCCESS),
+            false => assert_eq!(cuMemcpyHtoDAsync_v2(address, host, 4, gpu.stream), SUCCESS),
+        }
+        let graph = made(|out| cuStreamEndCapture(gpu.stream, out)).unwrap();
+        let executable = made(|out| cuGraphInstantiateWithFlags(out, graph, 0)).unwrap();
+        assert_eq!(cuGraphLaunch(executable, gpu.stream), NOT_SUPPORTED);
+        assert_eq!((value, gpu.download(address, 1)), (2., vec![1.]));
+    }
 }

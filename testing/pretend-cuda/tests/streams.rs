@@ -126,7 +126,7 @@ fn the_host_waits_for_both() {
 /// A stream that waits for captured work takes part in the capture, until the first one waits for it.
 #[test]
 fn a_second_stream_in_a_graph() {
-    let mut streams = Streams::new(3);
+    let mut streams = Streams::new(2);
     for joins in [true, false] {
         assert_eq!(cuStreamBeginCapture_v2(streams.gpu.stream, 1), SUCCESS);
         assert_eq!(streams.reverse(false, 0, 1), SUCCESS);

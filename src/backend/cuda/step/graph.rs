@@ -1,7 +1,8 @@
 //! A step as a CUDA graph: all its launches are one call of the driver.
 
 use super::super::scratch::OwnStream;
-use candle_core::cuda_backend::cudarc::driver::{sys, CudaContext, CudaStream};
+use super::done::Done;
+use candle_core::cuda_backend::cudarc::driver::{sys, CudaStream};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::Result;
 use std::ptr;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 /// Launches that were captured, to be launched together.
 #[derive(Debug)]
 pub(super) struct Graph {
-    context: Arc<CudaContext>,
+    done: Arc<Done>,
     graph: sys::CUgraph,
     executable: sys::CUgraphExec,
 }
@@ -21,19 +22,23 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Graph {
-    /// Captures what `submit` puts into the stream that it is given, for launches in `stream`. That one itself may be one that
-    /// cannot be captured.
+    /// Captures what `submit` puts into the stream that it is given, for launches in `stream`, the last of which `done` knows.
+    /// That stream itself may be one that cannot be captured. None if somebody ended the capture, as all do who wait for the
+    /// whole device meanwhile, in whichever thread.
     pub(super) fn capture(
         stream: &Arc<CudaStream>,
+        done: &Arc<Done>,
         submit: impl FnOnce(&CudaStream) -> Result<()>,
-    ) -> Result<Self> {
+    ) -> Result<Option<Self>> {
         let own = OwnStream::new(stream.context())?;
         own.stream().begin_capture(sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).w()?;
         let submitted = submit(own.stream());
-        let context = stream.context().clone();
-        let mut this = Self { context, graph: ptr::null_mut(), executable: ptr::null_mut() };
+        let mut this = Self { done: done.clone(), graph: ptr::null_mut(), executable: ptr::null_mut() };
         // SAFETY: the stream is capturing; the graph is written to a variable.
         let ended = unsafe { sys::cuStreamEndCapture(own.stream().cu_stream(), &mut this.graph) };
+        if ended == sys::CUresult::CUDA_ERROR_STREAM_CAPTURE_INVALIDATED {
+            return Ok(None);
+        }
         submitted?;
         ended.result().w()?;
         // SAFETY: the graph was captured just now; the executable one is written to a variable, and both are destroyed by `drop`.
@@ -41,7 +46,7 @@ impl Graph {
             sys::cuGraphInstantiateWithFlags(&mut this.executable, this.graph, 0).result().w()?;
             sys::cuGraphUpload(this.executable, stream.cu_stream()).result().w()?;
         }
-        Ok(this)
+        Ok(Some(this))
     }
 
     /// Launches all.
@@ -56,9 +61,8 @@ impl Graph {
 
 impl Drop for Graph {
     fn drop(&mut self) {
-        // Errors have nowhere to go. No launch may be on its way when it is destroyed, in a stream of whichever thread.
-        let _ = self.context.bind_to_thread();
-        let _ = self.context.synchronize();
+        // No launch may be on its way when it is destroyed, in a stream of whichever thread.
+        self.done.wait();
         // SAFETY: made in `capture`, and used by nobody any more.
         unsafe {
             if !self.executable.is_null() {

@@ -6,6 +6,7 @@
 
 mod attend;
 mod builder;
+mod done;
 mod graph;
 mod memory;
 mod pinned;
@@ -24,6 +25,7 @@ use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaStream};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Result, Shape, Storage, Tensor};
+use done::Done;
 use graph::Graph;
 use memory::{zeroed, Addresses, Constants};
 use pinned::Pinned;
@@ -86,18 +88,20 @@ pub(crate) struct StepLaunches {
     bound: Option<Bound>,
     /// Who launched last: the stream of a device may be another one on each thread.
     thread: Option<ThreadId>,
+    /// What was launched last.
+    done: Arc<Done>,
 }
 
 /// Launches with all memory that they use.
 struct Bound {
+    /// What a step is given, and what it gives. The first to be dropped, which waits for all that uses the rest.
+    host: Pinned,
     /// To the logits.
     launches: Vec<Launch>,
     places: Places,
     /// What becomes of logits, in the order in which it was asked for, the last one last.
     ends: Vec<End>,
     caches: Vec<CacheRows>,
-    /// What a step is given, and what it gives.
-    host: Pinned,
     _constants: Tensor,
     _work: Tensor,
 }
@@ -112,15 +116,20 @@ struct End {
     draws: Vec<Launch>,
     graph: Option<Graph>,
     state: State,
+    /// Captures that somebody ended.
+    ended: u32,
 }
+
+/// After a capture that somebody ended so many steps go by until the next one, at most.
+const MOST_STEPS_UNTIL_CAPTURE: u32 = 1024;
 
 /// How far launches are on their way to a graph.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum State {
     /// They have not run yet.
     New,
-    /// They have run one by one, which loads all kernels.
-    HaveRun,
+    /// They have run one by one, which loads all kernels. So many steps run until they are captured.
+    HaveRun { until_capture: u32 },
     /// They are captured, or cannot be.
     Settled,
 }
@@ -137,8 +146,8 @@ impl StepLaunches {
             let found = format!("{:?}", device.location());
             return Err(Error::mismatch("device of a plan", "a CUDA device", found));
         };
-        let card = Card::of(cuda.cuda_stream().context())?;
-        attend::check(plan, dtype, sequences, card)?;
+        let stream = cuda.cuda_stream();
+        attend::check(plan, dtype, sequences, Card::of(stream.context())?)?;
         Ok(Self {
             plan: plan.clone(),
             device: cuda.clone(),
@@ -149,6 +158,7 @@ impl StepLaunches {
             mode,
             bound: None,
             thread: None,
+            done: Arc::new(Done::new(stream.context())?),
         })
     }
 
@@ -167,12 +177,27 @@ impl StepLaunches {
     /// which stand at `position`. Their keys and values are appended to the caches, which have room for them.
     pub(crate) fn run(&mut self, ids: &Tensor, caches: &[CacheRows], position: usize) -> Result<Tensor> {
         let (stream, position) = (self.stream()?, u32_of("position", position)?);
+        let logits = self.submit(ids, caches, position, &stream);
+        let recorded = self.done.record(&stream);
+        if logits.is_err() {
+            self.bound = None;
+        }
+        recorded.and(logits)
+    }
+
+    fn submit(
+        &mut self,
+        ids: &Tensor,
+        caches: &[CacheRows],
+        position: u32,
+        stream: &Arc<CudaStream>,
+    ) -> Result<Tensor> {
         let (sequences, outputs, mode, dtype) = (self.sequences, self.outputs, self.mode, self.dtype);
-        let bound = self.bound(caches, &stream)?;
+        let bound = self.bound(caches, stream)?;
         let places = bound.places;
         {
             let locked = Locked::new(ids);
-            let from = locked.view()?.address(&stream)?;
+            let from = locked.view()?.address(stream)?;
             // SAFETY: ids are as many as there are sequences, both places are memory of this step, which its launches use in
             // this stream alone.
             unsafe {
@@ -182,12 +207,12 @@ impl StepLaunches {
                 filled.result().w()?;
             }
         }
-        bound.run(None, (&stream, mode)).inspect_err(|_| self.bound = None)?;
+        bound.run(None, (stream, mode))?;
 
         let shape = Shape::from((sequences, outputs));
         let mut logits = allocate(&self.device, &shape, dtype)?;
         {
-            let to = address_mut(&mut logits, &stream)?;
+            let to = address_mut(&mut logits, stream)?;
             let bytes = shape.elem_count() * dtype.size_in_bytes();
             // SAFETY: both have so many numbers.
             unsafe { result::memcpy_dtod_async(to.get(), places.logits, bytes, stream.cu_stream()).w()? };
@@ -218,6 +243,8 @@ impl StepLaunches {
         host.iter_mut().zip(draw.chain(numbers)).for_each(|(to, byte)| *to = byte);
         let ran = bound.run(Some(choice), (&stream, mode)).and_then(|()| stream.synchronize().w());
         if ran.is_err() {
+            // Part of it may be on its way.
+            let _ = self.done.record(&stream);
             self.bound = None;
         }
         ran?;
@@ -228,13 +255,13 @@ impl StepLaunches {
         Ok(drawn.filter_map(|bytes| Some(u32::from_ne_bytes(bytes.try_into().ok()?))).collect())
     }
 
-    /// The device's stream, whose context is the thread's now, behind everything that another thread launched.
+    /// The device's stream, whose context is the thread's now, behind the steps that another thread launched.
     fn stream(&mut self) -> Result<Arc<CudaStream>> {
         let stream = self.device.cuda_stream();
         stream.context().bind_to_thread().w()?;
         let thread = std::thread::current().id();
         if self.thread.replace(thread).is_some_and(|last| last != thread) {
-            stream.context().synchronize().w()?;
+            self.done.before(&stream)?;
         }
         Ok(stream)
     }
@@ -293,7 +320,7 @@ impl StepLaunches {
         unsafe { result::memcpy_htod_async(constants_at, &numbers, stream.cu_stream()).w()? };
         stream.synchronize().w()?;
         Ok(Bound {
-            host: Pinned::new(stream.context(), built.places.host_bytes())?,
+            host: Pinned::new(stream.context(), &self.done, built.places.host_bytes())?,
             launches: built.launches,
             places: built.places,
             ends: Vec::new(),
@@ -320,7 +347,7 @@ impl Bound {
                     self.ends.remove(0);
                 }
                 let draws = choice.map_or(Ok(Vec::new()), |choice| self.places.draws(choice))?;
-                End { choice: choice.copied(), draws, graph: None, state: State::New }
+                End { choice: choice.copied(), draws, graph: None, state: State::New, ended: 0 }
             }
         };
         let run = self.run_to(&mut end, stream, mode);
@@ -329,27 +356,43 @@ impl Bound {
     }
 
     fn run_to(&self, end: &mut End, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
-        if end.state == State::HaveRun && mode != GraphMode::Eager {
-            end.state = State::Settled;
-            match Graph::capture(stream, |own| self.submit(end, own)) {
-                Ok(graph) => {
-                    let launches = self.launches.len() + end.draws.len();
-                    log::info!("decode steps are a CUDA graph of {launches} launches");
-                    end.graph = Some(graph);
-                }
-                Err(error) if mode == GraphMode::On => return Err(error.context("capturing a decode step")),
-                Err(error) => {
-                    log::warn!("decode steps are launched kernel by kernel, not as a CUDA graph: {error}");
-                }
-            }
+        if end.state == (State::HaveRun { until_capture: 0 }) && mode != GraphMode::Eager {
+            self.capture(end, stream, mode)?;
         }
         if let Some(graph) = &mut end.graph {
             // SAFETY: as for `submit`.
             return unsafe { graph.launch(stream) };
         }
         self.submit(end, stream)?;
-        if end.state == State::New {
-            end.state = State::HaveRun;
+        end.state = match end.state {
+            State::New => State::HaveRun { until_capture: 0 },
+            State::HaveRun { until_capture } => {
+                State::HaveRun { until_capture: until_capture.saturating_sub(1) }
+            }
+            State::Settled => State::Settled,
+        };
+        Ok(())
+    }
+
+    fn capture(&self, end: &mut End, stream: &Arc<CudaStream>, mode: GraphMode) -> Result<()> {
+        end.state = State::Settled;
+        match Graph::capture(stream, self.host.done(), |own| self.submit(end, own)) {
+            Ok(Some(graph)) => {
+                let launches = self.launches.len() + end.draws.len();
+                log::info!("decode steps are a CUDA graph of {launches} launches");
+                end.graph = Some(graph);
+            }
+            Ok(None) => {
+                let until_capture = (1 << end.ended.min(31)).min(MOST_STEPS_UNTIL_CAPTURE);
+                log::debug!(
+                    "something else ended the capture of a decode step: {until_capture} steps to the next"
+                );
+                (end.state, end.ended) = (State::HaveRun { until_capture }, end.ended + 1);
+            }
+            Err(error) if mode == GraphMode::On => return Err(error.context("capturing a decode step")),
+            Err(error) => {
+                log::warn!("decode steps are launched kernel by kernel, not as a CUDA graph: {error}");
+            }
         }
         Ok(())
     }

@@ -1,5 +1,6 @@
 //! Memory of the host that the device copies from and to by itself.
 
+use super::done::Done;
 use candle_core::cuda_backend::cudarc::driver::{result, CudaContext};
 use candle_core::cuda_backend::WrapErr;
 use candle_core::Result;
@@ -10,7 +11,7 @@ use std::sync::Arc;
 /// Bytes at an address that the driver knows, which copies in a CUDA graph may use.
 #[derive(Debug)]
 pub(super) struct Pinned {
-    context: Arc<CudaContext>,
+    done: Arc<Done>,
     bytes: NonNull<u8>,
     len: usize,
 }
@@ -21,8 +22,8 @@ unsafe impl Send for Pinned {}
 unsafe impl Sync for Pinned {}
 
 impl Pinned {
-    /// Zeros.
-    pub(super) fn new(context: &Arc<CudaContext>, len: usize) -> Result<Self> {
+    /// Zeros, for work the last of which `done` knows.
+    pub(super) fn new(context: &CudaContext, done: &Arc<Done>, len: usize) -> Result<Self> {
         context.bind_to_thread().w()?;
         // SAFETY: plain memory of the host, freed by `drop`; flags 0 are the default.
         let address = unsafe { result::malloc_host(len.max(1), 0) }.w()?;
@@ -31,7 +32,7 @@ impl Pinned {
         };
         // SAFETY: so many bytes were allocated.
         unsafe { bytes.write_bytes(0, len) };
-        Ok(Self { context: context.clone(), bytes, len })
+        Ok(Self { done: done.clone(), bytes, len })
     }
 
     /// The bytes, while no copy is on its way.
@@ -43,6 +44,11 @@ impl Pinned {
         unsafe { slice::from_raw_parts_mut(self.bytes.as_ptr(), self.len) }
     }
 
+    /// The last work that may touch them.
+    pub(super) fn done(&self) -> &Arc<Done> {
+        &self.done
+    }
+
     pub(super) fn address(&self) -> *mut u8 {
         self.bytes.as_ptr()
     }
@@ -50,10 +56,9 @@ impl Pinned {
 
 impl Drop for Pinned {
     fn drop(&mut self) {
-        // Errors have nowhere to go. Copies may be on their way, in a stream of whichever thread.
-        let _ = self.context.bind_to_thread();
-        let _ = self.context.synchronize();
-        // SAFETY: allocated by `new`; no copy is on its way any more.
+        // Copies may be on their way, in a stream of whichever thread.
+        self.done.wait();
+        // SAFETY: allocated by `new`; no copy is on its way any more. Errors have nowhere to go.
         let _ = unsafe { result::free_host(self.bytes.as_ptr().cast()) };
     }
 }
