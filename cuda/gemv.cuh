@@ -140,7 +140,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
     RoundScales<Format, Shape> scales[Shape::BATCH];
     next_batch();
 #pragma unroll
-    for (int step = 0; step < Shape::RING; ++step) ring.copy(step, rows, step);
+    for (int step = 0; step < Shape::RING; ++step) ring.copy(step, rows, step, is_any);
 #pragma unroll
     for (int turn = 0; turn < Shape::BATCH; ++turn) rows.load_scales(scales[turn], turn);
     wait_for_earlier_kernels();

@@ -80,7 +80,7 @@ template <class Format, class Shape> struct Ring {
     __device__ __forceinline__ Ring(unsigned char *memory) : lane(memory + threadIdx.x / 32 * BYTES + threadIdx.x % 32 * COPY) {}
 
     // Starts to copy a step of the batch to a place, if there is any; words past its end are zeros.
-    __device__ __forceinline__ void copy(int place, const LaneRows<Format, Shape> &rows, int step_of_batch, bool is_any = true) const {
+    __device__ __forceinline__ void copy(int place, const LaneRows<Format, Shape> &rows, int step_of_batch, bool is_any) const {
         const int k = step_of_batch / Shape::STEPS * LaneRows<Format, Shape>::TURN + step_of_batch % Shape::STEPS * Shape::STEP;
 #pragma unroll
         for (int row = 0; row < 2; ++row)
