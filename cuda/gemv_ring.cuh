@@ -86,7 +86,8 @@ template <class Format, class Shape> struct Ring {
         for (int row = 0; row < 2; ++row)
 #pragma unroll
             for (int i = 0; i < Shape::WORDS; i += Shape::VECTOR)
-                if (is_any) copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
+                // Of many rows of x there is no register for that: nothing is copied as zeros.
+                if (Shape::ROWS >= 8 || is_any) copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
         commit_copies();
     }
 

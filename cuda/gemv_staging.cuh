@@ -36,6 +36,7 @@ template <> struct alignas(8) GroupOfX<false> {
 
 // Shared memory of a block, in bytes:
 //   8 RING STEP_BYTES        weights on their way
+//   64 (ROWS + 1)            zeros, unless there is one row
 //   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
 //   16 or 8 ROWS (k / X_GROUP) GroupOfX [row][group], with biases or without
 //   4 * 8 * 16 ROWS, 2 WAITING times: the sums of each warp's rows
@@ -46,9 +47,14 @@ template <class Format, class Shape> struct StagedX {
     unsigned char *memory;
     int k;
 
+    // Of one row of x, lanes of other groups load nothing: what a warp loads is what keeps the shared memory busy. For more
+    // there are no registers for that. They load as many zeros as a fragment spans, so that one address selects all of it.
+    static constexpr bool HAS_ZEROS = Shape::ROWS > 1;
+    static constexpr int ZEROS = HAS_ZEROS ? 64 * (Shape::ROWS + 1) : 0;
+
     __device__ __forceinline__ int groups() const { return k / Shape::X_GROUP; }
     __device__ __forceinline__ Group *group(int row, int group) const {
-        return reinterpret_cast<Group *>(memory + size_t(Shape::ROWS) * k * sizeof(half)) + row * groups() + group;
+        return reinterpret_cast<Group *>(memory + ZEROS + size_t(Shape::ROWS) * k * sizeof(half)) + row * groups() + group;
     }
     __device__ __forceinline__ float *after() const { return reinterpret_cast<float *>(group(Shape::ROWS, 0)); }
     __device__ __forceinline__ float *squares() const { return after() + 2 * Shape::WAITING * (Shape::THREADS / 32) * 16 * Shape::ROWS; }
@@ -69,15 +75,15 @@ template <class Format, class Shape> struct StagedX {
     // The first eight of the sixteen halves that `lane` of four needs of `row`; the others are
     // ROWS * 4 further on, so that a warp's loads meet no bank twice.
     __device__ __forceinline__ uint4 *sixteen(int part, int row, int lane) const {
-        return reinterpret_cast<uint4 *>(memory) + (part * 2 * Shape::ROWS + row) * 4 + lane;
+        return reinterpret_cast<uint4 *>(memory + ZEROS) + (part * 2 * Shape::ROWS + row) * 4 + lane;
     }
 
     // B fragments of four multiplications; zeros if the column carries another group.
     __device__ __forceinline__ void fragment(uint32_t (&b)[8], bool mine, int part, int row, int lane) const {
-        // Lanes of other groups load nothing: what a warp loads is what keeps the shared memory busy.
         uint4 first = make_uint4(0, 0, 0, 0), second = first;
         const uint4 *from = sixteen(part, row, lane);
-        if (mine) first = from[0], second = from[Shape::ROWS * 4];
+        if (HAS_ZEROS && !mine) from = reinterpret_cast<const uint4 *>(memory);
+        if (HAS_ZEROS || mine) first = from[0], second = from[Shape::ROWS * 4];
         b[0] = first.x, b[1] = first.y, b[2] = first.z, b[3] = first.w;
         b[4] = second.x, b[5] = second.y, b[6] = second.z, b[7] = second.w;
     }
@@ -131,6 +137,7 @@ template <class Format, class Shape>
 __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, unsigned char *memory, int k_begin, int k_end) {
     constexpr int LANES = Shape::X_GROUP / 16;  // neighbouring threads that stage one group
     const StagedX<Format, Shape> x{memory, (k_end - k_begin + Shape::ROUND - 1) / Shape::ROUND * Shape::ROUND};
+    for (int i = threadIdx.x; i < x.ZEROS / 4; i += Shape::THREADS) reinterpret_cast<uint32_t *>(memory)[i] = 0;
 
     const bool has_norm = Shape::TAKES_NORM && rows.norm;
     const int sixteens = x.k / 16, total = Shape::ROWS * sixteens;
@@ -161,6 +168,8 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, u
         }
         const float factor = __uint_as_float(exponent << 23);
 
+        // Of halves, where there are registers for the choice.
+        const bool of_halves = has_norm || Shape::ROWS >= 8;
         float sum = 0, offset_sum = 0;
         uint32_t pairs[8];
 #pragma unroll
@@ -174,13 +183,13 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, u
                 if constexpr (Format::HAS_BIASES) {
                     sum += value;
                     // Only a weighted x loses digits as a half.
-                    offset_sum = __fmaf_rn(Format::offset(h), has_norm ? __half2float(two[side]) : value, offset_sum);
+                    offset_sum = __fmaf_rn(Format::offset(h), of_halves ? __half2float(two[side]) : value, offset_sum);
                 }
             }
             memcpy(pairs + pair, two, sizeof two);
         }
         if constexpr (Format::HAS_BIASES) {
-            if (!has_norm) offset_sum *= factor;
+            if (!of_halves) offset_sum *= factor;
 #pragma unroll
             for (int distance = 1; distance < LANES; distance *= 2) {
                 sum += __shfl_xor_sync(FULL_WARP, sum, distance);

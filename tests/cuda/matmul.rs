@@ -73,6 +73,18 @@ fn f32_activations_and_f32_scales() {
 }
 
 #[test]
+fn blocks_that_take_turns() {
+    let Some(device) = device() else { return };
+    for format in [KINDS[0], QuantFormat::MXFP4] {
+        // Several times as many rows as blocks have sums waiting for, on the card that is pretended; four shares of K and not eight.
+        let weight = random(&[3300, 1600], format, DType::F16, 52);
+        for m in [1, 2, 8] {
+            check(&device, &weight, &x(&[m, 1600], DType::BF16, 53), None);
+        }
+    }
+}
+
+#[test]
 fn awkward_shapes() {
     let Some(device) = device() else { return };
     for format in KINDS {

@@ -117,7 +117,8 @@ impl GemvShape {
     fn shared_bytes(&self, rounds: usize) -> usize {
         let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 8 });
         let of_row = 2 * k + group_bytes * (k / self.x_group) + 2 * self.waiting * 4 * 8 * 16 + 4;
-        8 * self.ring_bytes + self.rows * of_row
+        let zeros = if self.rows > 1 { 64 * (self.rows + 1) } else { 0 };
+        8 * self.ring_bytes + zeros + self.rows * of_row
     }
 
     /// Into how many parts k is split, and the rounds of each but the last, for blocks of at most so much shared memory.
