@@ -42,10 +42,15 @@ fn numbers(values: GroupValues, kind: Scale, steps: Steps, out: &mut [f32]) {
 }
 
 impl PackedMatrix<'_> {
-    /// The weights of up to [`ROWS_PER_PASS`] rows in a column, as the scalar reference dequantizes them; NaN where there
-    /// is none.
+    /// The weights of as many rows in a column as `out` has room for, as the scalar reference dequantizes them; NaN where
+    /// there is none.
     pub(super) fn column(&self, first_row: usize, k: usize, out: &mut [f32]) {
-        let out = out.get_mut(..ROWS_PER_PASS.min(out.len())).unwrap_or_default();
+        let parts = (first_row..).step_by(ROWS_PER_PASS).zip(out.chunks_mut(ROWS_PER_PASS));
+        parts.for_each(|(first_row, out)| self.part_of_column(first_row, k, out));
+    }
+
+    /// The same of up to [`ROWS_PER_PASS`] rows.
+    fn part_of_column(&self, first_row: usize, k: usize, out: &mut [f32]) {
         self.elements_of_column(first_row, k, out);
         let along = |of_row: usize, index: usize| Steps { first: first_row * of_row + index, step: of_row };
         let groups = along(self.groups_per_row(), k / self.format.group_size());

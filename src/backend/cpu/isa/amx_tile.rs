@@ -7,6 +7,9 @@
 
 #![allow(clippy::undocumented_unsafe_blocks)] // The instructions share the conditions that stand above them.
 
+#[cfg(test)]
+mod emulated;
+
 use super::avx512::Avx512Vnni;
 
 use std::arch::asm;
@@ -47,6 +50,13 @@ impl Amx {
         let vnni = Avx512Vnni::new()?;
         detected().then_some(Self { vnni, _private: () })
     }
+
+    /// With tiles in software, if the CPU has none.
+    #[cfg(test)]
+    pub(super) fn emulated() -> Option<Self> {
+        let vnni = Avx512Vnni::new()?;
+        emulated::is_used().then_some(Self { vnni, _private: () })
+    }
 }
 
 /// Whether CPU and operating system let this process use int8 and bf16 tiles. Linux grants them on request, once for all
@@ -86,6 +96,7 @@ fn permitted() -> bool {
 }
 
 /// What LDTILECFG reads and STTILECFG writes.
+#[derive(Clone, Copy)]
 #[repr(C, align(64))]
 struct Config {
     palette: u8,
@@ -126,6 +137,10 @@ impl Tiles {
             config.bytes_per_row[usize::from(tile)] = depth as u16;
         }
         config.rows[usize::from(RIGHT)] = (depth / 4) as u8;
+        #[cfg(test)]
+        if emulated::is_used() {
+            return Self { before: emulated::configure(config) };
+        }
         // SAFETY: `Amx` proves that the instructions exist. Both configurations are 64 bytes long, and the second is valid:
         // palette 1 has 8 tiles of up to 16 rows of 64 bytes.
         unsafe {
@@ -138,6 +153,11 @@ impl Tiles {
 
 impl Drop for Tiles {
     fn drop(&mut self) {
+        #[cfg(test)]
+        if emulated::is_used() {
+            emulated::configure(self.before);
+            return;
+        }
         // SAFETY: this value exists only where `configure` ran these instructions, on this thread: callers keep it in a
         // local variable. `before` was valid when it was read.
         unsafe {
@@ -159,12 +179,20 @@ impl Drop for Tiles {
 /// Zeros a tile.
 #[inline(always)]
 pub(in crate::backend::cpu) unsafe fn zero<const TILE: u8>() {
+    #[cfg(test)]
+    if emulated::is_used() {
+        return emulated::zero(TILE);
+    }
     unsafe { asm!("tilezero tmm{t}", t = const TILE, options(nostack, preserves_flags, nomem)) }
 }
 
 /// Reads the rows of a tile, `stride` bytes apart.
 #[inline(always)]
 pub(in crate::backend::cpu) unsafe fn load<const TILE: u8>(from: *const u8, stride: usize) {
+    #[cfg(test)]
+    if emulated::is_used() {
+        return unsafe { emulated::load(TILE, from, stride) };
+    }
     unsafe {
         asm!("tileloadd tmm{t}, [{from} + {stride}]", t = const TILE, from = in(reg) from,
             stride = in(reg) stride, options(nostack, preserves_flags, readonly));
@@ -174,6 +202,10 @@ pub(in crate::backend::cpu) unsafe fn load<const TILE: u8>(from: *const u8, stri
 /// Writes a tile of sums.
 #[inline(always)]
 pub(in crate::backend::cpu) unsafe fn store<const TILE: u8>(to: *mut Line) {
+    #[cfg(test)]
+    if emulated::is_used() {
+        return unsafe { emulated::store(TILE, to.cast(), 64) };
+    }
     unsafe {
         asm!("tilestored [{to} + {stride}], tmm{t}", t = const TILE, to = in(reg) to,
             stride = in(reg) 64usize, options(nostack, preserves_flags));
@@ -183,6 +215,10 @@ pub(in crate::backend::cpu) unsafe fn store<const TILE: u8>(to: *mut Line) {
 /// `sums += left * right` with signed bytes, four of each in a lane.
 #[inline(always)]
 pub(in crate::backend::cpu) unsafe fn multiply_int8<const SUMS: u8, const LEFT: u8, const RIGHT: u8>() {
+    #[cfg(test)]
+    if emulated::is_used() {
+        return emulated::multiply_int8([SUMS, LEFT, RIGHT]);
+    }
     unsafe {
         asm!("tdpbssd tmm{s}, tmm{l}, tmm{r}", s = const SUMS, l = const LEFT, r = const RIGHT,
             options(nostack, preserves_flags, nomem));
@@ -192,6 +228,10 @@ pub(in crate::backend::cpu) unsafe fn multiply_int8<const SUMS: u8, const LEFT: 
 /// `sums += left * right` with bf16 numbers, two of each in a lane.
 #[inline(always)]
 pub(in crate::backend::cpu) unsafe fn multiply_bf16<const SUMS: u8, const LEFT: u8, const RIGHT: u8>() {
+    #[cfg(test)]
+    if emulated::is_used() {
+        return emulated::multiply_bf16([SUMS, LEFT, RIGHT]);
+    }
     unsafe {
         asm!("tdpbf16ps tmm{s}, tmm{l}, tmm{r}", s = const SUMS, l = const LEFT, r = const RIGHT,
             options(nostack, preserves_flags, nomem));

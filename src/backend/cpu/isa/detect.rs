@@ -74,6 +74,18 @@ pub(in crate::backend::cpu) fn available() -> &'static [InstructionSet] {
     })
 }
 
+/// The same for tests, which have AMX on CPUs without it, too, if slowly.
+#[cfg(test)]
+pub(in crate::backend::cpu) fn tested() -> &'static [InstructionSet] {
+    static TESTED: OnceLock<Vec<InstructionSet>> = OnceLock::new();
+    TESTED.get_or_init(|| {
+        let all = available().iter().copied();
+        #[cfg(target_arch = "x86_64")]
+        let all = all.chain(Amx::emulated().map(InstructionSet::Avx512Amx));
+        all.collect()
+    })
+}
+
 /// The instruction set in use: the best there is, or the one that the environment variable
 /// `CANDLE_QUANT_SIMD` names (`avx512amx`, `avx512vnni`, `avx512`, `avx2`, `neon`, `portable`) if this CPU has it.
 pub(in crate::backend::cpu) fn best() -> &'static InstructionSet {

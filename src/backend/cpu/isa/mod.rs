@@ -26,7 +26,7 @@ pub(super) mod portable;
 mod tests;
 
 #[cfg(test)]
-pub(super) use detect::available;
+pub(super) use detect::{available, tested};
 pub(super) use detect::{best, InstructionSet};
 
 /// The operations that algorithms need of an instruction set.

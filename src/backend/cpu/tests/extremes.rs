@@ -5,7 +5,7 @@ use crate::format::Element;
 
 #[test]
 fn activations_of_any_size_survive_fixed_point() {
-    for isa in isa::available() {
+    for isa in isa::tested() {
         let mut rng = StdRng::seed_from_u64(7);
         // Symmetric codes, and biases.
         for (n, format) in [6, 7].into_iter().flat_map(|n| formats_for(1024).map(move |format| (n, format))) {
@@ -57,7 +57,7 @@ fn the_largest_sums_are_as_good() {
             for largest in [0x7F_7F7F as f32, 0x80_8080 as f32, f32::MAX / 2f32.powi(20)] {
                 let x: Vec<f32> = (0..k).map(|index| signs[index % 2] * largest).collect();
                 let want = matmul_in_f64(&dequantized, k, &x, None);
-                for isa in isa::available() {
+                for isa in isa::tested() {
                     let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                     for (row, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
                         let error = (f64::from(*got) - want).abs();
@@ -85,7 +85,7 @@ fn scales_of_any_size_are_as_good() {
         for (m, size) in [1, 3].into_iter().flat_map(|m| [-8, 0, 60].map(|log| (m, 2f32.powi(log)))) {
             let x: Vec<f32> = (0..m * k).map(|_| rng.random_range(-1.0..1.0) * size).collect();
             let want = matmul_in_f64(&dequantized, k, &x, None);
-            for isa in isa::available() {
+            for isa in isa::tested() {
                 let got: Vec<f32> = matmul_with(isa, &weight.view(), &x, None);
                 for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
                     let name = (isa.name(), format, m, size, index % n);
@@ -127,7 +127,7 @@ fn scales_far_apart_in_a_row_are_as_good() {
             x[places].iter_mut().for_each(|x| *x = rng.random_range(-1.0..1.0));
         }
         let want = matmul_in_f64(&dequantized, k, &x, None);
-        for isa in isa::available() {
+        for isa in isa::tested() {
             let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(isa, &weight.view(), x, None));
             for got in [alone.collect(), matmul_with::<f32>(isa, &weight.view(), &x, None)] {
                 for (index, (got, (want, magnitude))) in got.iter().zip(&want).enumerate() {
@@ -155,7 +155,7 @@ fn activations_far_apart_are_as_good() {
             let size = |index: usize| 2f32.powi(logs[index % k / 32]);
             let x: Vec<f32> = (0..m * k).map(|index| size(index) * rng.random_range(-1.0..1.0)).collect();
             let want = matmul_in_f64(&weight.dequantized(), k, &x, None);
-            for isa in isa::available() {
+            for isa in isa::tested() {
                 let alone = x.chunks_exact(k).flat_map(|x| matmul_with::<f32>(isa, &weight.view(), x, None));
                 for got in [alone.collect(), matmul_with::<f32>(isa, &weight.view(), &x, None)] {
                     assert_eq!(got.len(), want.len());
