@@ -66,6 +66,8 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int AT_ONCE = !Format::HAS_BIASES && RING >= 4 && STEPS % 2 == 0 && !LOADS_LATE ? 2 : 1;
     // Words of a copy.
     static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
+    // Whether there are no registers for the scales of a round before it is multiplied.
+    static constexpr bool SCALES_LATE = PASSES > 1 && ROWS >= 8;
     // Bytes of a step of a warp.
     static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
     // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them. Of the widest ring there is no
