@@ -48,7 +48,8 @@
 //! # CUDA devices
 //! With the feature `cuda`, a weight on a CUDA device is computed there, on the stream of candle's device.
 //! Operands on different devices are an error; ids of embeddings and of experts are not read back, and one out of range
-//! gives a row of NaN.
+//! gives a row of NaN. On cards from compute capability 9.0 on, kernels load their weights while the one ahead still runs;
+//! the environment variable `CANDLE_QUANT_EARLY_START=off` has them wait, which shows whether that is to blame for something.
 //!
 //! A [`StepPlan`](step::StepPlan) makes a decode step one CUDA graph for every position. A step of layers that are called
 //! one by one can be captured, too, for the position it was captured at and no other. That needs a device with a stream of its own (`Device::new_cuda_with_stream`) and without event tracking
