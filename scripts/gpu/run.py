@@ -70,7 +70,7 @@ def plan(programs, work, arch):
                  for what in (("--metrics", TIMED, "--csv", "--launch-count", 60), ("--launch-skip", 14, "--launch-count", 14, *PROFILED))]
     wanted = lambda step: not ONLY or step.name in NEEDED or step.name in tests or any(word in step.name for word in ONLY)
     return [step for step in [
-        Step("what is here", 10, lambda seconds: [
+        Step("what is here", 20, lambda seconds: [
             ["cat", CARRY / "commit"],
             ["nvidia-smi", f"--query-gpu={FACTS}", "--format=csv"],
             [os.environ.get("NVCC") or "nvcc", "--version"],
