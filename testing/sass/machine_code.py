@@ -62,7 +62,8 @@ class Instruction:
 
     @property
     def loads_weights(self):
-        return self.name == "LDG" and WEIGHT_LOAD_HINT in self.opcode.split(".")
+        """To registers, or to shared memory, as a ring of the GEMV does."""
+        return self.name == "LDGSTS" or (self.name == "LDG" and WEIGHT_LOAD_HINT in self.opcode.split("."))
 
 
 @dataclass
@@ -134,9 +135,10 @@ class Loop:
 
     @property
     def inner_loops(self):
-        """Loops inside this one: their instructions run more than once in a trip."""
-        return [bounds for bounds in self.kernel.loops()
-                if bounds != (self.first, self.last) and self.first <= bounds[0] and bounds[1] <= self.last]
+        """Loops inside this one that load weights or multiply them: their instructions run more than once in a trip."""
+        inside = [Loop(self.kernel, *bounds) for bounds in self.kernel.loops()
+                  if bounds != (self.first, self.last) and self.first <= bounds[0] and bounds[1] <= self.last]
+        return [loop for loop in inside if loop.weight_loads or loop.count("HMMA")]
 
 
 def parse(disassembly, resource_usage):

@@ -8,6 +8,7 @@ import re
 from flow import Flow
 
 LEAST_SHARE_OF_LOADS = 0.9
+LEAST_BYTES_OF_RING = 40  # of a lane: those of the smallest ring, with eight rows of x
 ATTENTION_ON_TENSOR_CORES = r"attend_b?f16_d\d+"
 GLOBAL_WRITES = ("ST", "STG", "RED", "REDG", "ATOM", "ATOMG")
 
@@ -34,10 +35,16 @@ def complaints(kernel):
         return found
     if not re.match(r"(gemv|simt)_(?!.*_experts)", kernel.name):  # the ids of experts have to be awaited
         return found
-    loop = kernel.hot_loop() if kernel.name.startswith("gemv_") else None
+    early = [kernel.instructions[n] for n in before & flow.reaching(flow.numbers("ACQBULK")) if kernel.instructions[n].loads_weights]
+    if kernel.name.startswith("gemv_"):
+        loop = kernel.hot_loop()
+        of_batch = sum(load.load_bytes for load in loop.weight_loads) if loop else 0
+        copied = sum(load.load_bytes for load in early)
+        if copied < min(of_batch, LEAST_BYTES_OF_RING):
+            found.append(f"{copied} bytes of the first weights of a lane are copied before the wait for the kernel ahead")
+        return found
     # The fp32 matmul waits in its loop.
-    batch = len(loop.weight_loads if loop else [load for load in kernel.instructions if load.loads_weights])
-    early = sum(kernel.instructions[n].loads_weights for n in before & flow.reaching(flow.numbers("ACQBULK")))
-    if early < LEAST_SHARE_OF_LOADS * batch:
-        found.append(f"{early} of the {batch} loads of the first weights precede the wait for the kernel ahead")
+    batch = len([load for load in kernel.instructions if load.loads_weights])
+    if len(early) < LEAST_SHARE_OF_LOADS * batch:
+        found.append(f"{len(early)} of the {batch} loads of the first weights precede the wait for the kernel ahead")
     return found

@@ -22,8 +22,8 @@ class Order(unittest.TestCase):
     def test_loads_behind_the_wait(self):
         """What the assembler makes of the sources where every warp waits."""
         code = ["ACQBULK", *LOADS, "BAR.SYNC.DEFER_BLOCKING 0x0", "PREEXIT", *HOT_LOOP, *END]
-        self.assertEqual(complaints(code), ["0 of the 4 loads of the first weights precede the wait for the kernel ahead"])
-        self.assertIn("3 of the 4 loads", complaints([*LOADS[1:], *WAIT, LOADS[0], *HOT_LOOP, *END])[0])
+        self.assertEqual(complaints(code), ["0 bytes of the first weights of a lane are copied before the wait for the kernel ahead"])
+        self.assertIn("16 bytes of", complaints([*LOADS[3:], *WAIT, *LOADS[:3], *HOT_LOOP, *END])[0])
 
     def test_copies_of_attention(self):
         copies = ["LDGSTS.E.BYPASS.128 [R31], desc[UR8][R20.64], P3"] * 4

@@ -1,7 +1,7 @@
 """The instructions of a whole GEMV with one row of x, for a launch that the crate plans.
 
-Counts of the machine code, times trips: of the hot loop so many that all of k is multiplied, of the loop that stages
-x so many that all of x is. Other loops run once: they are for what is rare or short. Of several ways the longest
+Counts of the machine code, times trips: of the hot loop so many that all of k is multiplied, for every block of rows whose
+turn it is, of the loop that stages x so many that all of x is. Other loops run once: they are for what is rare or short. Of several ways the longest
 counts, so bf16, a bias, a residual and SwiGLU are in; for warps that store nothing the shortest one from the hot loop on.
 """
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from order import before_the_wait
 
 WARP = 32
 BYTES_OF_X = 2
+BLOCKS_OF_MULTIPROCESSOR = 2  # that take turns
 
 
 class NotCounted(Exception):
@@ -91,12 +92,14 @@ def whole(regions, gemv, launch):
     warps, rows, k, n = launch["threads"] // WARP, launch["rows_per_block"], launch["k"], launch["n"]
     staging_trips = launch["k_per_split"] / (regions.x_of_trip * launch["threads"])
     hot_trips = launch["k_per_split"] / (launch["k_warps"] * regions.k_of_trip)
+    present = min(launch["blocks"], BLOCKS_OF_MULTIPROCESSOR * MULTIPROCESSORS)
+    turns = launch["blocks"] / present
     of_warp = (regions.before_wait + regions.staging + staging_trips * regions.staging_trip
-               + hot_trips * regions.hot_trip)
-    storing = -(-rows // WARP)
+               + turns * hot_trips * regions.hot_trip)
+    storing = min(warps, -(-rows * turns // WARP))
     of_block = warps * of_warp + storing * regions.stores + (warps - storing) * regions.leaves
-    per_weight = of_block * WARP / (rows * k)
+    per_weight = of_block * WARP / (rows * turns * k)
     read = seconds_to_read(n * k * gemv.bytes_per_weight)
-    busiest = seconds_to_issue(of_block * WARP * -(-launch["blocks"] // MULTIPROCESSORS), ISSUE) / read
+    busiest = seconds_to_issue(of_block * WARP * -(-present // MULTIPROCESSORS), ISSUE) / read
     limit = per_weight * read / (seconds_to_issue(per_weight * n * k, ISSUE) / MULTIPROCESSORS)
     return Whole(per_weight, limit, busiest)
