@@ -137,7 +137,8 @@ pub(super) fn multiply_bf16(tiles: [u8; 3]) {
 fn sums_are_those_of_the_description() {
     let config = |depth: usize| {
         let mut config = Config { palette: 1, ..Config::NONE };
-        (config.rows[..8].fill(16), config.bytes_per_row[..8].fill(64));
+        config.rows[..8].fill(16);
+        config.bytes_per_row[..8].fill(64);
         config.bytes_per_row[1] = depth as u16;
         config.rows[2] = (depth / 4) as u8;
         config
