@@ -135,15 +135,16 @@ __device__ __forceinline__ uint32_t arrive(uint32_t *counter) {
 #endif
 }
 
-// Starts to copy 4, 8 or 16 bytes to shared memory, or zeros if they are not `there`.
-template <int BYTES> __device__ __forceinline__ void copy_bytes(void *shared, const void *global, bool there) {
+// Starts to copy 4, 8 or 16 bytes to shared memory, or zeros if they are not `there`. They stay out of the first-level cache
+// if they are 16 (unless KEEP: lanes whose chunks are not whole sectors share them).
+template <int BYTES, bool KEEP = false> __device__ __forceinline__ void copy_bytes(void *shared, const void *global, bool there) {
     static_assert(BYTES == 4 || BYTES == 8 || BYTES == 16, "what one copy takes");
     const uint32_t bytes = there ? BYTES : 0;
 #ifdef CANDLE_QUANT_EMULATED
     emulator::copy_async(shared, global, BYTES, bytes);
 #elif __CUDA_ARCH__ >= 800
     const uint32_t to = static_cast<uint32_t>(__cvta_generic_to_shared(shared));
-    if constexpr (BYTES == 16)
+    if constexpr (BYTES == 16 && !KEEP)
         asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(global), "r"(bytes) : "memory");
     else
         asm volatile("cp.async.ca.shared.global.L2::128B [%0], [%1], %3, %2;" ::"r"(to), "l"(global), "r"(bytes), "n"(BYTES) : "memory");

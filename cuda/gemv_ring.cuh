@@ -64,6 +64,7 @@ template <class Format, class Shape> struct LaneRows {
         for (int row = 0; row < 2; ++row) {
             packed[row] += WEIGHTS / 8 * Format::BITS;
             scales[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
+            if (Shape::SCALES_LATE) forget_origin(scales[row]);
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }
         words_left -= WEIGHTS;
@@ -87,7 +88,8 @@ template <class Format, class Shape> struct Ring {
 #pragma unroll
             for (int i = 0; i < Shape::WORDS; i += Shape::VECTOR)
                 // Of many rows of x there is no register for that: nothing is copied as zeros.
-                if (Shape::ROWS >= 8 || is_any) copy_bytes<COPY>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
+                if (Shape::ROWS >= 8 || is_any)
+                    copy_bytes<COPY, Shape::WORDS != 4>(at(place, row, i), rows.packed[row] + k / 8 * Format::BITS + i * 4, k < rows.words_left);
         commit_copies();
     }
 

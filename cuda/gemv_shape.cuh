@@ -10,6 +10,13 @@
 
 namespace cq {
 
+// Before Ampere copies to shared memory go through registers.
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ < 800
+constexpr bool NO_COPIES_BEHIND = true;
+#else
+constexpr bool NO_COPIES_BEHIND = false;
+#endif
+
 template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     static constexpr int BITS = Format::BITS;
     static constexpr int GROUP = GROUP_;  // weights that share a scale
@@ -61,13 +68,13 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     }
     static constexpr int RING = ring();
     // Whether there are no registers for all words of a step: its place is taken until it has been multiplied.
-    static constexpr bool LOADS_LATE = WORDS > 16;
+    static constexpr bool LOADS_LATE = WORDS > 16 || (PASSES > 1 && ROWS >= 8) || (NO_COPIES_BEHIND && BITS == 6 && ROWS >= 2);
     // Steps whose words are loaded at a time.
     static constexpr int AT_ONCE = !Format::HAS_BIASES && RING >= 4 && STEPS % 2 == 0 && !LOADS_LATE ? 2 : 1;
     // Words of a copy.
     static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
     // Whether there are no registers for the scales of a round before it is multiplied.
-    static constexpr bool SCALES_LATE = PASSES > 1 && ROWS >= 8;
+    static constexpr bool SCALES_LATE = (PASSES > 1 && ROWS >= 8) || (BITS == 6 && ROWS >= 2 && NO_COPIES_BEHIND);
     // Bytes of a step of a warp.
     static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
     // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them. Of the widest ring there is no
