@@ -133,7 +133,10 @@ pub(super) fn address_mut<'a>(storage: &'a mut CudaStorage, stream: &'a CudaStre
 pub(super) fn can_read_back(what: &str, stream: &CudaStream) -> Result<()> {
     match stream.capture_status().w()? {
         sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE => Ok(()),
-        _ => bail!("{what} reads results back from the device, whose stream is being captured: end the capture first"),
+        sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_ACTIVE
+        | sys::CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_INVALIDATED => {
+            bail!("{what} reads results back from the device, whose stream is being captured: end the capture first")
+        }
     }
 }
 

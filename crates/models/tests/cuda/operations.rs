@@ -50,7 +50,8 @@ impl Both {
         let expected = values(expected).unwrap();
         let largest = expected.iter().filter(|x| x.is_finite()).fold(1e-3f32, |most, x| most.max(x.abs()));
         let differs = |(expected, found): (&f32, &f32)| {
-            expected != found && !((expected - found).abs() <= 2e-5 * largest)
+            expected != found
+                && ((expected - found).abs() > 2e-5 * largest || found.is_nan() != expected.is_nan())
         };
         let places: Vec<_> = (0..expected.len()).filter(|&i| differs((&expected[i], &found[i]))).collect();
         let Some(&first) = places.first() else { return };
