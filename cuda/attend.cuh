@@ -2,9 +2,10 @@
 // different keys of the same heads join what they found.
 //
 // The keys of a head lie in tiles of 16, which begin at multiples of 16. Blocks take ranges of tiles (where there are few, one
-// block takes all: it would wait longer for others than for its own tiles), warps of a block every fourth tile of its range. Each keeps for each query head the largest logit (of base 2), the sum of the weights
-// 2^(logit - largest), and the sums of weighted values. They are joined in the order of warps, then of blocks, by the last
-// block to arrive: nothing depends on who comes first.
+// block takes all: it would wait longer for others than for its own tiles), warps of a block every fourth tile of its range.
+// Each keeps for each query head the largest logit (of base 2), the sum of the weights 2^(logit - largest), and the sums of
+// weighted values. They are joined in the order of warps, then of blocks, by the last block to arrive: nothing depends on who
+// comes first.
 #pragma once
 #include "parts.cuh"
 

@@ -85,12 +85,12 @@ template <int D> struct HalfRing {
         copy(tile, keys, nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
             // Where a row has no more chunks, zeros take their place.
             const bool there = has_chunk(chunk);
-            copy_sixteen_bytes(key_at(stage, half, chunk), there ? from + chunk * 64 : from, seen && there);
+            copy_bytes<16>(key_at(stage, half, chunk), there ? from + chunk * 64 : from, seen && there);
         });
     }
     template <bool NEW> __device__ __forceinline__ void copy_values(int tile, int stage) const {
         copy(tile, values, NEW ? p.v : nullptr, [&](int half, int chunk, const unsigned char *from, bool seen) {
-            if (has_chunk(chunk)) copy_sixteen_bytes(value_at(stage, half, chunk), from + chunk * 64, seen);
+            if (has_chunk(chunk)) copy_bytes<16>(value_at(stage, half, chunk), from + chunk * 64, seen);
         });
     }
 

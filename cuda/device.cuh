@@ -155,8 +155,6 @@ template <int BYTES, bool KEEP = false> __device__ __forceinline__ void copy_byt
 #endif
 }
 
-__device__ __forceinline__ void copy_sixteen_bytes(void *shared, const void *global, bool there) { copy_bytes<16>(shared, global, there); }
-
 // Ends a group of copies.
 __device__ __forceinline__ void commit_copies() {
 #ifdef CANDLE_QUANT_EMULATED

@@ -113,8 +113,9 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
 
     LaneRows<Format, Shape> rows;
     uint32_t next_rows = 0;
-    bool is_any = true;
-    int batches_left = 0, next_share = warp % Shape::K_WARPS;  // of the rows that are on their way; behind them
+    bool is_any = true;                         // whether there are weights left to be copied
+    int batches_left = 0;                       // of the rows that are on their way
+    int next_share = warp % Shape::K_WARPS;     // of the rows behind them
     auto next_batch = [&] {
         if (--batches_left > 0) {
             rows.next_batch();

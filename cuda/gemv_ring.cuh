@@ -58,6 +58,7 @@ template <class Format, class Shape> struct LaneRows {
             }
         }
     }
+
     __device__ __forceinline__ void next_batch() {
         constexpr int WEIGHTS = Shape::BATCH * TURN;
 #pragma unroll

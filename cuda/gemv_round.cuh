@@ -1,6 +1,7 @@
 // One round of the tensor-core GEMV: a warp's share of k between two applications of scales to sums.
 #pragma once
 #include "gemv_ring.cuh"
+#include <type_traits>
 
 namespace cq {
 
@@ -180,14 +181,8 @@ template <class Format, class Shape> struct Folded {
     }
 };
 
-template <class Format, class Shape, bool FOLDED = Shape::FOLDED> struct Products_;
-template <class Format, class Shape> struct Products_<Format, Shape, false> {
-    using Type = ByGroups<Format, Shape>;
-};
-template <class Format, class Shape> struct Products_<Format, Shape, true> {
-    using Type = Folded<Format, Shape>;
-};
-template <class Format, class Shape> using Products = typename Products_<Format, Shape>::Type;
+template <class Format, class Shape>
+using Products = std::conditional_t<Shape::FOLDED, Folded<Format, Shape>, ByGroups<Format, Shape>>;
 
 // What finished sums are multiplied by.
 template <class Format, class Shape> constexpr __host__ __device__ float out_scale() {

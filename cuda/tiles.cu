@@ -125,7 +125,7 @@ template <class F> struct StagedX {
 #pragma unroll
         for (int i = 0; i < COPIES; ++i) {
             const bool copied = k < end && (there >> i & 1);
-            copy_sixteen_bytes(to + i * NEIGHBOURS * 4, copied ? from + size_t(row[i]) * end + k : from, copied);
+            copy_bytes<16>(to + i * NEIGHBOURS * 4, copied ? from + size_t(row[i]) * end + k : from, copied);
         }
         commit_copies();
         k += S::K;

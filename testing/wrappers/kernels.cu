@@ -105,7 +105,7 @@ ITEMS(test_hmul2) {
 ITEMS(test_copy) {
     __shared__ __align__(16) uint32_t copies[ITEM_THREADS][4];
     FOR_EACH_ITEM {
-        cq::copy_sixteen_bytes(copies[threadIdx.x], p.in + 4 * i, i % 2 == 0);
+        cq::copy_bytes<16>(copies[threadIdx.x], p.in + 4 * i, i % 2 == 0);
         cq::commit_copies();
         cq::wait_for_copies<0>();
         for (int j = 0; j < 4; ++j) p.out[4 * i + j] = copies[threadIdx.x][j];

@@ -220,7 +220,9 @@ impl Call<'_> {
         let outputs = if gating.is_some() { Outputs::Gated } else { Outputs::Each };
         let most_shared = self.card.most_shared_bytes;
         let plan = ExpertGemv::plan(of.format, of.rows, outputs, self.top_k, of.k, alignment, most_shared);
-        let Some(plan) = plan else {
+        // It counts the rows of all experts in 32 bits.
+        let fits = self.experts.saturating_mul(of.rows) <= u32::MAX as usize;
+        let Some(plan) = plan.filter(|_| fits) else {
             return Ok(false);
         };
         let several_parts = plan.splits > 1 || (gating.is_none() && self.top_k > 1);

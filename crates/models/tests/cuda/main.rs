@@ -11,6 +11,8 @@ mod drop_in;
 mod gpu;
 #[path = "../models/logits.rs"]
 mod logits;
+#[path = "../../../../tests/common/packed.rs"]
+mod packed;
 
 mod checkpoints;
 mod operations;

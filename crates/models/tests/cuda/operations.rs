@@ -2,6 +2,7 @@
 //! CPU. All that do not are named, in the order in which a model computes them.
 
 use crate::device;
+use crate::packed::tensor;
 use candle_core::{DType, Device, IndexOp, Result, Tensor, D};
 use candle_nn::{ops, rotary_emb, Activation, Module};
 use candle_quant::nn::{self, experts, linear_no_bias, ExpertsConfig, Gating, VarBuilder};
@@ -12,17 +13,6 @@ use std::process::Command;
 struct Both {
     device: Device,
     wrong: Vec<String>,
-}
-
-/// Numbers between -1 and 1.
-fn numbers(dims: &[usize], seed: u64) -> Tensor {
-    let mut state = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
-    let next = |_| {
-        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        ((state >> 40) as f32 / (1 << 23) as f32) - 1.
-    };
-    let values: Vec<f32> = (0..dims.iter().product()).map(next).collect();
-    Tensor::from_vec(values, dims, &Device::Cpu).unwrap()
 }
 
 fn values(x: &Tensor) -> Result<Vec<f32>> {
@@ -103,8 +93,8 @@ fn of_candle() {
     let mut both = Both::new(&device);
     for (hidden, head_dim, len) in SIZES {
         let name = |what: &str| format!("{what}, hidden {hidden}, head_dim {head_dim}, {len} tokens");
-        let x = numbers(&[1, len, hidden], 1);
-        let weight = numbers(&[hidden], 2);
+        let x = tensor(&[1, len, hidden], 1);
+        let weight = tensor(&[hidden], 2);
         both.check(&name("rms_norm"), &[&x, &weight], |t| ops::rms_norm(&t[0], &t[1], 1e-6));
         both.check(&name("mean of squares"), &[&x], |t| t[0].sqr()?.mean_keepdim(D::Minus1));
         both.check(&name("broadcast_mul"), &[&x, &weight], |t| t[0].broadcast_mul(&t[1]));
@@ -114,19 +104,19 @@ fn of_candle() {
         both.check(&name("add"), &[&x, &x], |t| &t[0] + &t[1]);
         both.check(&name("multiply"), &[&x, &x], |t| &t[0] * &t[1]);
         both.check(&name("affine"), &[&x], |t| t[0].affine(0.7, -0.2));
-        let table = numbers(&[64, hidden], 3);
+        let table = tensor(&[64, hidden], 3);
         let ids = Tensor::arange(3u32, 3 + len as u32, &Device::Cpu).unwrap();
         both.check(&name("index_select"), &[&table, &ids], |t| t[0].index_select(&t[1], 0));
 
-        let heads = numbers(&[1, len, HEADS, head_dim], 4);
-        let of_head = numbers(&[head_dim], 5);
+        let heads = tensor(&[1, len, HEADS, head_dim], 4);
+        let of_head = tensor(&[head_dim], 5);
         both.check(&name("rms_norm of heads"), &[&heads, &of_head], |t| ops::rms_norm(&t[0], &t[1], 1e-6));
         let turned = both.check(&name("transposed copy"), &[&heads], |t| t[0].transpose(1, 2)?.contiguous());
         both.check(&name("rms_norm of transposed heads"), &[&turned, &of_head], |t| {
             ops::rms_norm(&t[0], &t[1], 1e-6)
         });
         let places = Tensor::arange(0f32, 64., &Device::Cpu).unwrap().unsqueeze(1).unwrap();
-        let frequencies = numbers(&[1, head_dim / 2], 6).abs().unwrap();
+        let frequencies = tensor(&[1, head_dim / 2], 6).abs().unwrap();
         let angles = both.check(&name("outer product"), &[&places, &frequencies], |t| t[0].matmul(&t[1]));
         let cos = both.check(&name("cos"), &[&angles], |t| t[0].cos());
         let sin = both.check(&name("sin"), &[&angles], |t| t[0].sin());
@@ -134,11 +124,11 @@ fn of_candle() {
         let (cos, sin) = (cos.narrow(0, 0, len).unwrap(), sin.narrow(0, 0, len).unwrap());
         both.check(&name("rope_thd"), &[&heads, &cos, &sin], |t| rotary_emb::rope_thd(&t[0], &t[1], &t[2]));
 
-        let [k, v] = [7, 8].map(|seed| numbers(&[1, KV_HEADS, len, head_dim], seed));
+        let [k, v] = [7, 8].map(|seed| tensor(&[1, KV_HEADS, len, head_dim], seed));
         both.check(&name("repeated heads"), &[&k], |t| {
             Tensor::cat(&[&t[0], &t[0]], 2)?.reshape((1, HEADS, len, head_dim))
         });
-        let cache = numbers(&[2, 1, KV_HEADS, 256, head_dim], 9);
+        let cache = tensor(&[2, 1, KV_HEADS, 256, head_dim], 9);
         both.check(&name("slice_set of a transposed view"), &[&cache, &heads], |t| {
             let cache = t[0].copy()?;
             let view = t[1].narrow(2, 0, KV_HEADS)?.transpose(1, 2)?.contiguous()?;
@@ -172,7 +162,7 @@ fn of_candle() {
 
         for experts in [4, 8] {
             let name = |what: &str| name(&format!("{what} of {experts} experts"));
-            let router = numbers(&[experts, hidden], 10);
+            let router = tensor(&[experts, hidden], 10);
             let logits =
                 both.check(&name("router"), &[&x, &router], |t| t[0].flatten_to(1)?.matmul(&t[1].t()?));
             both.check(&name("router by candle_nn"), &[&x, &router], |t| {
