@@ -102,7 +102,8 @@ pub mod ops {
 pub mod step {
     pub use crate::backend::step::{QueryGrowth, StepToken, Turn};
     pub use crate::nn::step::{
-        AttentionBlock, BlockOutput, DeviceStep, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
+        AttentionBlock, BlockOutput, DeviceStep, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder,
+        StepNorm, StepPlan,
     };
 }
 

@@ -15,6 +15,7 @@ pub(crate) mod low_rank;
 mod ops;
 mod precision;
 mod quantize;
+pub(crate) mod routing;
 pub(crate) mod sample;
 pub(crate) mod step;
 
@@ -39,6 +40,7 @@ use half::{bf16, f16};
 pub use ops::quantize_rows;
 pub use precision::ActivationPrecision;
 pub(crate) use quantize::Parts;
+pub use routing::{ExpertGroups, GroupScore, Scores};
 pub use sample::{sample, SampleOptions};
 
 #[cfg(target_endian = "big")]

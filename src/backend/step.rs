@@ -2,12 +2,13 @@
 //! position: what changes from step to step are the tokens and the caches.
 
 use super::low_rank::Update;
+use super::routing::Routing;
 use crate::{Error, KvCache, QuantTensor};
 use candle_core::Tensor;
 use std::sync::Arc;
 
 /// `(x - mean(x)) / root of its mean square * weight + bias`, or without what it does not have.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Norm {
     pub(crate) weight: Option<Vec<f32>>,
     pub(crate) bias: Option<Vec<f32>>,
@@ -82,6 +83,54 @@ pub(crate) struct Out {
     pub(crate) scale: f32,
 }
 
+/// A projection of all experts: a packed stack `[E, N, K]`, and what is added to outputs, `[E, N]`.
+#[derive(Debug)]
+pub(crate) struct StackProjection {
+    pub(crate) weight: QuantTensor,
+    pub(crate) bias: Option<Vec<f32>>,
+    /// Outputs of an expert, N.
+    pub(crate) rows: usize,
+    /// Inputs, K.
+    pub(crate) k: usize,
+}
+
+/// What makes logits of experts.
+#[derive(Debug)]
+pub(crate) enum Router {
+    Packed(Projection),
+    /// `[E, hidden]`, and what is added to outputs.
+    Dense {
+        weight: Tensor,
+        bias: Option<Vec<f32>>,
+    },
+}
+
+/// What joins the gate and up projections of an expert.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ExpertGating {
+    Activation(Activation),
+    /// [`Gating::Clamped`](super::Gating::Clamped).
+    Clamped {
+        alpha: f32,
+        limit: f32,
+    },
+}
+
+/// A block of experts.
+#[derive(Debug)]
+pub(crate) struct ExpertBlock {
+    pub(crate) norm: Option<Norm>,
+    pub(crate) router: Router,
+    pub(crate) routing: Routing,
+    /// Whether what an expert counts multiplies what it sees, instead of what it makes of that.
+    pub(crate) weighs_inputs: bool,
+    pub(crate) gate: StackProjection,
+    pub(crate) up: StackProjection,
+    pub(crate) gating: ExpertGating,
+    pub(crate) down: StackProjection,
+    pub(crate) out: Out,
+}
+
 /// One piece of a step. `hidden` is the residual stream, which all rows of a step have in f32; what has no norm takes it as it
 /// is.
 #[derive(Debug)]
@@ -98,6 +147,8 @@ pub(crate) enum Node {
     Inner { norm: Option<Norm>, gate: Option<Projection>, up: Projection, activation: Activation },
     /// hidden += what becomes of the projection of inner.
     AddInner(Projection, Out),
+    /// hidden += what becomes of the sum of what the chosen experts make of norm(hidden).
+    Experts(Box<ExpertBlock>),
     /// logits = scale * projection of norm(hidden), of the rows that are asked for; ended by `softcap` as in [`Heads`].
     Logits { norm: Option<Norm>, head: Projection, scale: f32, softcap: Option<f32> },
 }

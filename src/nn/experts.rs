@@ -142,14 +142,17 @@ impl ExpertStack {
         self.adapters.apply_expert(index, x, frozen(&weight, bias.as_ref(), x)?)
     }
 
-    /// The stack and its biases, if it is packed and no adapter changes it.
-    fn operand(&self) -> Option<Operand<'_>> {
+    /// The stack and its biases, if it is packed.
+    pub(crate) fn packed(&self) -> Option<Operand<'_>> {
         match &self.weights {
-            Weights::Stack(weight) if !self.adapters.is_active() => {
-                Some(Operand { weight, bias: self.bias.as_ref() })
-            }
-            Weights::Stack(_) | Weights::Each(_) => None,
+            Weights::Stack(weight) => Some(Operand { weight, bias: self.bias.as_ref() }),
+            Weights::Each(_) => None,
         }
+    }
+
+    /// The same, if no adapter changes it.
+    fn operand(&self) -> Option<Operand<'_>> {
+        self.packed().filter(|_| !self.adapters.is_active())
     }
 
     /// The weights, for reports.
@@ -360,6 +363,11 @@ impl Experts {
             (before, after) => inner.pad_with_zeros(D::Minus1, before, after)?,
         };
         self.down.forward(index, &inner)
+    }
+
+    /// Gate, up and down projections, and what joins the first two, if all inputs of an expert are here.
+    pub(crate) fn projections(&self) -> Option<([&ExpertStack; 3], Gating)> {
+        (self.padding == (0, 0)).then_some(([&self.gate, &self.up, &self.down], self.gating))
     }
 
     /// The weights, for reports.

@@ -53,6 +53,7 @@ mod stored_weight;
 mod summary;
 mod var_builder;
 
+pub use crate::backend::{ExpertGroups, GroupScore, Scores};
 pub use crate::tensor::LayerWeight;
 pub use adapters::{AdapterSlot, Adapters, Lora, LoraConfig};
 pub use dequantizing::DequantizingBackend;

@@ -235,7 +235,8 @@ impl Model {
 
     /// Whether all layers are computed in one call on the CPU, which has no gradients.
     fn has_plan(&self) -> bool {
-        self.plan.is_some() && self.device.is_cpu() && !self.adapters.is_trained()
+        let computes = self.plan.as_ref().is_some_and(StepPlan::computes_adapters);
+        computes && self.device.is_cpu() && !self.adapters.is_trained()
     }
 
     /// The adapters of all layers.

@@ -11,7 +11,9 @@ use super::rope::{Positions, Turns};
 use super::Config;
 use candle_core::{Result, Tensor};
 use candle_quant::nn::{LayerWeight, VarBuilder};
-use candle_quant::step::{AttentionBlock, BlockOutput, FeedForwardBlock, StepBuilder, StepNorm};
+use candle_quant::step::{
+    AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, StepBuilder, StepNorm,
+};
 use candle_quant::Error;
 
 #[derive(Debug)]
@@ -133,18 +135,29 @@ impl Layer {
     /// # Errors
     /// If it has something that plans do not have.
     pub fn plan(&self, plan: &mut StepBuilder, turns: &Turns) -> candle_quant::Result<()> {
-        let FeedForward::Dense(mlp) = &self.mlp else { return Err(unplanned("a layer of experts")) };
         let turn = turns.of_step(self.rope);
         let attention =
             self.attention.block(&turn, self.rope).ok_or_else(|| unplanned("another attention"))?;
-        let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
         let norm = of_step(&self.attention_norm)?;
         let attention = AttentionBlock { norm, out: self.attention_out.of_step()?, ..attention };
         let norm = if self.is_parallel { norm } else { of_step(&self.mlp_norm)? };
-        let mlp = FeedForwardBlock { norm, out: self.mlp_out.of_step()?, ..mlp };
-        match self.is_parallel {
-            true => plan.parallel(attention, mlp),
-            false => plan.attention(attention).and_then(|()| plan.feed_forward(mlp)),
+        let out = self.mlp_out.of_step()?;
+        match (&self.mlp, self.is_parallel) {
+            (FeedForward::Dense(mlp), is_parallel) => {
+                let mlp = mlp.block().ok_or_else(|| unplanned("a rank's part of a feed-forward block"))?;
+                let mlp = FeedForwardBlock { norm, out, ..mlp };
+                match is_parallel {
+                    true => plan.parallel(attention, mlp),
+                    false => plan.attention(attention).and_then(|()| plan.feed_forward(mlp)),
+                }
+            }
+            (FeedForward::Sparse(experts), false) => {
+                let what = "a rank's part of experts, or a shared expert with a gate";
+                let experts = experts.block().ok_or_else(|| unplanned(what))?;
+                plan.attention(attention)?;
+                plan.experts(ExpertsBlock { norm, out, ..experts })
+            }
+            (FeedForward::Sparse(_), true) => Err(unplanned("experts beside attention")),
         }
     }
 

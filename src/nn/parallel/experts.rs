@@ -94,6 +94,11 @@ impl ParallelExperts {
         backend::weighted_sum(&[outputs, nothing], &order, &routing_weights)?.reshape(x.shape())
     }
 
+    /// The block, if it is whole: no other rank has a part of it.
+    pub fn whole(&self) -> Option<&Experts> {
+        self.rank.is_none().then_some(&self.own)
+    }
+
     /// How many experts the block has, on all ranks together.
     pub fn count(&self) -> usize {
         self.count

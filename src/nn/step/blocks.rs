@@ -1,6 +1,8 @@
 //! What the layers of a plan are.
 
 use crate::backend::step::Turn;
+use crate::backend::{ExpertGroups, Scores};
+use crate::nn::Experts;
 use crate::Linear;
 use candle_core::Tensor;
 use candle_nn::{Activation, LayerNorm, RmsNorm};
@@ -131,6 +133,56 @@ impl<'a> FeedForwardBlock<'a> {
     pub fn new(gate_proj: Option<&'a Linear>, up_proj: &'a Linear, down_proj: &'a Linear) -> Self {
         let (activation, out) = (Activation::Silu, BlockOutput::default());
         Self { norm: None, gate_proj, up_proj, down_proj, activation, out }
+    }
+}
+
+/// The feed-forward block of a layer in which each token uses some of many experts: those of the largest scores, of several
+/// alike the first. [`new`](Self::new) has what most have.
+#[derive(Clone, Copy, Debug)]
+pub struct ExpertsBlock<'a> {
+    /// Of the block's input.
+    pub norm: Option<StepNorm<'a>>,
+    /// Hidden state to a logit for each expert, `[experts, hidden]`, packed or dense.
+    pub router: &'a Linear,
+    /// What makes scores of logits.
+    pub scores: Scores,
+    /// What is added to the scores for the choice, but not to what an expert counts: `[experts]`.
+    pub correction: Option<&'a Tensor>,
+    /// Groups of experts, of which some are chosen first.
+    pub groups: Option<ExpertGroups>,
+    /// How many experts a token uses.
+    pub top_k: usize,
+    /// Whether the scores of the chosen experts are made to add up to 1.
+    pub normalize: bool,
+    /// By what they are multiplied then.
+    pub scale: f64,
+    /// Whether they multiply what experts see, instead of what they make of it.
+    pub weighs_inputs: bool,
+    /// Packed stacks.
+    pub experts: &'a Experts,
+    /// An expert that all tokens use, between the norm of the block and its output: it has none of its own.
+    pub shared: Option<FeedForwardBlock<'a>>,
+    /// What becomes of the output.
+    pub out: BlockOutput<'a>,
+}
+
+impl<'a> ExpertsBlock<'a> {
+    /// A block whose scores are a softmax over all experts, those of the chosen ones made to add up to 1.
+    pub fn new(router: &'a Linear, top_k: usize, experts: &'a Experts) -> Self {
+        Self {
+            norm: None,
+            router,
+            scores: Scores::Softmax,
+            correction: None,
+            groups: None,
+            top_k,
+            normalize: true,
+            scale: 1.,
+            weighs_inputs: false,
+            experts,
+            shared: None,
+            out: BlockOutput::default(),
+        }
     }
 }
 

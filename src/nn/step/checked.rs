@@ -1,8 +1,11 @@
 //! What a plan needs to know of layers, checked.
 
 use super::StepNorm;
-use crate::backend::has_kernels;
-use crate::backend::step::{Activation, HeadNorm, Norm, Projection, QueryGrowth, Turn};
+use crate::backend::step::{
+    Activation, ExpertGating, HeadNorm, Norm, Projection, QueryGrowth, StackProjection, Turn,
+};
+use crate::backend::{has_kernels, Gating};
+use crate::nn::ExpertStack;
 use crate::tensor::LayerWeight;
 use crate::{Error, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -11,13 +14,53 @@ pub(super) fn packed(what: &str, weight: &LayerWeight, device: &Device) -> Resul
     let LayerWeight::Quantized(weight) = weight else {
         return Err(unsupported(what, &format!("as {}", weight.format_name())));
     };
-    let is_there = weight.device().same_device(device) && has_kernels(weight.format(), device);
-    match is_there && weight.dims().len() == 2 {
+    match weight.dims().len() == 2 {
+        true => has_kernel(what, weight, device),
+        false => Err(unsupported(what, &format!("in {} dimensions", weight.dims().len()))),
+    }
+}
+
+fn has_kernel(what: &str, weight: &QuantTensor, device: &Device) -> Result<QuantTensor> {
+    match weight.device().same_device(device) && has_kernels(weight.format(), device) {
         true => Ok(weight.clone()),
         false => {
             let found = format!("in {} on {:?}", weight.format(), weight.device().location());
             Err(unsupported(what, &found))
         }
+    }
+}
+
+/// A projection of `experts` experts with so many inputs, and so many outputs if that is known.
+pub(super) fn stack(
+    what: &str,
+    stack: &ExpertStack,
+    (experts, rows, inputs): (usize, Option<usize>, usize),
+    device: &Device,
+) -> Result<StackProjection> {
+    let Some(operand) = stack.packed() else {
+        return Err(unsupported(what, "of experts that are dense or differ"));
+    };
+    let weight = has_kernel(what, operand.weight, device)?;
+    let found = match weight.dims().as_slice() {
+        &[found, n, k] if (found, k) == (experts, inputs) && rows.is_none_or(|rows| rows == n) => Some(n),
+        _ => None,
+    };
+    let Some(n) = found else {
+        let rows = rows.map_or("N".to_string(), |rows| rows.to_string());
+        let expected = format!("a stack [{experts}, {rows}, {inputs}]");
+        return Err(Error::mismatch(what, expected, format!("{:?}", weight.dims())));
+    };
+    let bias = operand.bias.map(|bias| numbers(what, bias, experts * n)).transpose()?;
+    Ok(StackProjection { weight, bias, rows: n, k: inputs })
+}
+
+pub(super) fn expert_gating(gating: Gating) -> Result<ExpertGating> {
+    match gating {
+        Gating::Plain(plain) => Ok(ExpertGating::Activation(activation(plain)?)),
+        Gating::Clamped { alpha, limit } => Ok(ExpertGating::Clamped {
+            alpha: factor("slope of gates", alpha)?,
+            limit: factor("limit of gates", limit)?,
+        }),
     }
 }
 
@@ -104,7 +147,7 @@ pub(super) fn numbers(what: &str, tensor: &Tensor, len: usize) -> Result<Vec<f32
     Ok(tensor.to_device(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1()?)
 }
 
-fn unsupported(what: &str, found: &str) -> Error {
+pub(super) fn unsupported(what: &str, found: &str) -> Error {
     Error::Unsupported {
         what: format!("{what} of a step plan {found}"),
         remedy: "call the layers one by one".to_string(),

@@ -121,7 +121,8 @@ impl DeviceStep {
     /// The caches' memory, with room for one more token of each sequence, and where it will stand.
     fn room(&mut self, caches: &mut [impl BorrowMut<DeviceKvCache>]) -> Result<(Vec<CacheRows>, usize)> {
         self.plan.check_caches(caches.len())?;
-        if let Some(slot) = self.plan.adapters.iter().find(|slot| slot.is_active()) {
+        if let Some(slot) = self.plan.adapters.iter().chain(&*self.plan.others).find(|slot| slot.is_active())
+        {
             return Err(Error::Unsupported {
                 what: format!("an adapter in a step plan on a CUDA device, at `{}`,", slot.module()),
                 remedy: "switch it off, or call the layers one by one".to_string(),

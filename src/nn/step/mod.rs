@@ -7,11 +7,12 @@
 mod blocks;
 mod checked;
 mod device;
+mod experts;
 
 use super::{AdapterSlot, Embedding, Linear};
 use crate::backend::step::{self, Heads, Input, Node, Out, Plan, Projection, StepToken};
 use crate::{Error, KvCache, Result};
-pub use blocks::{AttentionBlock, BlockOutput, FeedForwardBlock, HeadBlock, StepNorm};
+pub use blocks::{AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
 use checked::{activation, check_rows, factor, head_norm, limit, norm, numbers, packed, turn};
 pub use device::DeviceStep;
@@ -70,6 +71,8 @@ pub struct StepBuilder {
     device: Device,
     layers: usize,
     adapters: Vec<AdapterSlot>,
+    /// Those of layers whose adapters a plan does not compute.
+    others: Vec<AdapterSlot>,
 }
 
 impl StepBuilder {
@@ -87,7 +90,7 @@ impl StepBuilder {
             hidden: table.hidden_size(),
             turns: Vec::new(),
         };
-        Ok(Self { plan, device, layers: 0, adapters: Vec::new() })
+        Ok(Self { plan, device, layers: 0, adapters: Vec::new(), others: Vec::new() })
     }
 
     /// Adds an attention block, whose keys and values are in the next of the caches.
@@ -206,9 +209,9 @@ impl StepBuilder {
             (factor("scale of logits", block.scale)?, limit("softcap of logits", block.softcap)?);
         let outputs = head.rows;
         self.plan.nodes.push(Node::Logits { norm, head, scale, softcap });
-        let Self { plan, device, layers, adapters } = self;
-        let (plan, adapters) = (Arc::new(plan), adapters.into());
-        Ok(StepPlan { plan, device, layers, outputs, adapters, is_long: false })
+        let Self { plan, device, layers, adapters, others } = self;
+        let (plan, adapters, others) = (Arc::new(plan), adapters.into(), others.into());
+        Ok(StepPlan { plan, device, layers, outputs, adapters, others, is_long: false })
     }
 }
 
@@ -223,6 +226,7 @@ pub struct StepPlan {
     layers: usize,
     outputs: usize,
     adapters: Arc<[AdapterSlot]>,
+    others: Arc<[AdapterSlot]>,
     is_long: bool,
 }
 
@@ -234,6 +238,11 @@ impl StepPlan {
         Self { is_long: true, ..self.clone() }
     }
 
+    /// Whether the plan computes what the layers compute: it does not while adapters of experts are active.
+    pub fn computes_adapters(&self) -> bool {
+        !self.others.iter().any(AdapterSlot::is_active)
+    }
+
     /// Runs the tokens through all layers, on the CPU: their keys and values are appended to the caches, one for each attention
     /// block. Returns the logits `[wanted, outputs]`, in f32, of the tokens `wanted`, in ascending order.
     ///
@@ -242,7 +251,7 @@ impl StepPlan {
     /// # Errors
     /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
     /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an active
-    /// adapter of a layer is one in training. Nothing has changed then.
+    /// adapter of a layer is one in training, or of experts. Nothing has changed then.
     pub fn run(
         &self,
         tokens: &[StepToken],
@@ -256,9 +265,12 @@ impl StepPlan {
                 remedy: "call on_device, and run what that returns".to_string(),
             });
         }
-        if let Some(slot) = self.adapters.iter().find(|slot| slot.is_trained()) {
+        let trained = self.adapters.iter().find(|slot| slot.is_trained());
+        let refused = trained.map(|slot| ("training of an adapter through", slot));
+        let of_experts = self.others.iter().find(|slot| slot.is_active());
+        if let Some((what, slot)) = refused.or(of_experts.map(|slot| ("an adapter of experts in", slot))) {
             return Err(Error::Unsupported {
-                what: format!("training of an adapter through a step plan, at `{}`,", slot.module()),
+                what: format!("{what} a step plan, at `{}`,", slot.module()),
                 remedy: "switch it off, or call the layers one by one".to_string(),
             });
         }

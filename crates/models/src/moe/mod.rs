@@ -7,11 +7,13 @@ use super::projection::projection;
 use super::Config;
 use candle_core::{DType, Tensor};
 use candle_nn::Module;
+pub use candle_quant::nn::{ExpertGroups, GroupScore, Scores};
 use candle_quant::nn::{ExpertsConfig, Gating, LayerWeight, Linear, VarBuilder};
 use candle_quant::parallel::{parallel_experts, ParallelExperts};
+use candle_quant::step::ExpertsBlock;
 use candle_quant::{Error, Result};
 use routing::Router;
-pub use routing::{Correction, ExpertGroups, GroupScore, Routing, Scores};
+pub use routing::{Correction, Routing};
 
 /// The experts of a model.
 #[derive(Clone, Debug, PartialEq)]
@@ -161,6 +163,17 @@ impl SparseMlp {
         let ids = ids.reshape((batch, len * top_k, 1))?;
         let ones = Tensor::ones(ids.dims(), DType::F32, x.device())?;
         self.experts.forward(&each, &ids, &ones)?.reshape((batch, len, top_k, hidden))?.sum(2)
+    }
+
+    /// The block between its norms, if it is whole and of a kind that plans have.
+    pub fn block(&self) -> Option<ExpertsBlock<'_>> {
+        let shared = match (&self.shared, &self.shared_gate) {
+            (None, _) => None,
+            (Some(shared), None) => Some(shared.block()?),
+            // What the shared expert counts is another number for each token.
+            (Some(_), Some(_)) => return None,
+        };
+        Some(ExpertsBlock { shared, ..self.router.of_step(self.experts.whole()?) })
     }
 
     pub fn weights(&self) -> impl Iterator<Item = LayerWeight> + '_ {

@@ -5,8 +5,8 @@ use crate::differentiable::softmax;
 use crate::projection::projection;
 use candle_core::{DType, Result, Tensor, D};
 use candle_nn::Module;
-use candle_quant::nn::{LayerWeight, Linear, VarBuilder};
-use candle_quant::Error;
+use candle_quant::nn::{ExpertGroups, Experts, GroupScore, LayerWeight, Linear, Scores, VarBuilder};
+use candle_quant::step::ExpertsBlock;
 
 /// How experts are chosen by the logits of a router.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -46,35 +46,6 @@ impl Correction {
     }
 }
 
-/// What makes scores of logits.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Scores {
-    /// Softmax over all experts.
-    Softmax,
-    /// The sigmoid of each.
-    Sigmoid,
-}
-
-/// Groups of experts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ExpertGroups {
-    /// How many there are, of as many experts each.
-    pub count: usize,
-    /// How many a token chooses.
-    pub chosen: usize,
-    /// By what.
-    pub by: GroupScore,
-}
-
-/// By what a group of experts is chosen.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum GroupScore {
-    /// Its largest score.
-    Largest,
-    /// The sum of its two largest scores.
-    TwoLargest,
-}
-
 impl Routing {
     /// Softmax over all experts.
     pub const fn softmax(normalize: bool) -> Self {
@@ -89,16 +60,7 @@ impl Routing {
     }
 
     pub(super) fn validate(&self, experts: usize) -> candle_quant::Result<()> {
-        let Some(ExpertGroups { count, chosen, by }) = self.groups else { return Ok(()) };
-        let least = if by == GroupScore::TwoLargest { 2 } else { 1 };
-        if count == 0 || !experts.is_multiple_of(count) || experts / count < least {
-            let expected = format!("a divisor of the {experts} experts, {least} or more to a group");
-            return Err(Error::mismatch("`n_group`", expected, count.to_string()));
-        }
-        if chosen == 0 || chosen > count {
-            return Err(Error::mismatch("`topk_group`", format!("1 to {count}"), chosen.to_string()));
-        }
-        Ok(())
+        self.groups.map_or(Ok(()), |groups| groups.validate(experts))
     }
 }
 
@@ -134,6 +96,20 @@ impl Router {
             correction: moe.routing.correction.map(correction).transpose()?.flatten(),
             top_k: moe.top_k,
         })
+    }
+
+    /// The choice in a plan, among these experts.
+    pub fn of_step<'a>(&'a self, experts: &'a Experts) -> ExpertsBlock<'a> {
+        let Routing { scores, groups, normalize, scale, weighs_inputs, .. } = self.routing;
+        ExpertsBlock {
+            scores,
+            correction: self.correction.as_ref(),
+            groups,
+            normalize,
+            scale,
+            weighs_inputs,
+            ..ExpertsBlock::new(&self.logits, self.top_k, experts)
+        }
     }
 
     pub fn weight(&self) -> &LayerWeight {

@@ -5,7 +5,8 @@ use super::super::attention::{
     append, append_all, attend, combine, parts, run_part, Attention, Part, Queries, Rows,
 };
 use super::super::tasks;
-use super::super::team::{Cursor, Member, Shared, Stopped};
+use super::super::team::{Member, Shared, Stopped};
+use super::few::Cursors;
 use super::place::{Angles, Place, Placed};
 use crate::backend::step::{Heads, Input, Node, Plan, StepToken};
 use crate::{Error, KvCache};
@@ -79,7 +80,7 @@ impl<'a> Layers<'a> {
     pub(super) fn compute(
         &self,
         heads: &Heads,
-        (member, cursors): (&Member, &[Cursor; 3]),
+        (member, cursors): (&Member, &Cursors),
         projected: Projected,
         (partials, attended): (&Shared, &Shared),
     ) -> std::result::Result<(), Stopped> {
@@ -87,7 +88,7 @@ impl<'a> Layers<'a> {
         let Some(((cache, parts), angles)) = layer.zip(self.angles.get(heads.turn)) else { return Ok(()) };
         let attention = attention(heads, cache, &self.queries);
         let groups: Vec<&[Part]> = parts.chunk_by(|a, b| a.group == b.group).collect();
-        let [appended, computed, combined] = cursors;
+        let [appended, computed, combined, _] = cursors;
         let heads_of_keys = self.queries.len() * heads.kv_heads;
         let group_width = heads.heads / heads.kv_heads * heads.head_dim;
         let width = heads.heads * heads.head_dim;
@@ -179,7 +180,7 @@ fn heads_of(plan: &Plan) -> impl Iterator<Item = &Heads> {
     plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
         Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
-        Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => None,
+        Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     })
 }
 

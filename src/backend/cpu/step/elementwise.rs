@@ -1,6 +1,6 @@
 //! What a step does between matmuls, on rows of f32. Loops are written so that the compiler makes vectors of them.
 
-use crate::backend::step::{Activation, Norm};
+use crate::backend::step::{Activation, ExpertGating, Norm};
 use std::f32::consts::{FRAC_1_SQRT_2, FRAC_2_SQRT_PI};
 
 /// Sums of independent lanes, which vectorize and lose less to rounding than one running sum.
@@ -84,6 +84,20 @@ fn activate_by(activation: impl Fn(f32) -> f32, gate: &mut [f32], up: Option<&[f
     match up {
         Some(up) => gate.iter_mut().zip(up).for_each(|(gate, up)| *gate = activation(*gate) * up),
         None => gate.iter_mut().for_each(|gate| *gate = activation(*gate)),
+    }
+}
+
+/// What joins an expert's projections, in place of `gate`.
+pub(super) fn join(gating: ExpertGating, gate: &mut [f32], up: &[f32]) {
+    match gating {
+        ExpertGating::Activation(activation) => activate(activation, gate, Some(up)),
+        ExpertGating::Clamped { alpha, limit } => {
+            for (gate, up) in gate.iter_mut().zip(up) {
+                // Comparisons leave NaN as it is.
+                let g = if *gate > limit { limit } else { *gate };
+                *gate = g / (1. + exp(-alpha * g)) * (up.clamp(-limit, limit) + 1.);
+            }
+        }
     }
 }
 

@@ -9,25 +9,32 @@ use super::super::low_rank::LowRank;
 use super::super::team::{self, Crew, Cursor, Failure, Member, Shared};
 use super::attend::{Layers, Projected};
 use super::elementwise::{activate, normalize, scale_and_cap};
-use crate::backend::step::{Input, Node, Norm, Out, Plan, Projection, Updates};
+use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection, StackProjection, Updates};
 use crate::backend::with_matrix;
-use crate::{ActivationPrecision, KvCache, QuantFormat};
+use crate::{ActivationPrecision, KvCache, QuantFormat, QuantTensor};
 use candle_core::Result;
+use std::ops::Range;
 
 /// Rows of a weight that are multiplied together at least.
-const BLOCK: usize = 16;
+pub(super) const BLOCK: usize = 16;
 
 /// How many times each member takes blocks of a node: some, lest all wait for one that was held up.
 const TURNS: usize = 8;
 
+/// Of the parts of a node, one after the other.
+pub(super) type Cursors = [Cursor; 4];
+
 /// What the nodes hand on, each `[rows, width]`.
-struct Buffers {
+pub(super) struct Buffers {
     hidden: Shared,
     queries: Shared,
     keys: Shared,
     values: Shared,
     attended: Shared,
     inner: Shared,
+    pub(super) logits_of_experts: Shared,
+    /// Of each row and each expert that it uses.
+    pub(super) inner_of_experts: Shared,
     /// Of a block, before it is normalized.
     output: Shared,
     logits: Shared,
@@ -37,6 +44,7 @@ impl Buffers {
     fn new(plan: &Plan, rows: usize, wanted: usize) -> Self {
         let (mut queries, mut keys, mut values) = (0, 0, 0);
         let (mut inner, mut output, mut logits) = (0, 0, 0);
+        let (mut experts, mut inner_of_experts) = (0, 0);
         for node in &plan.nodes {
             match node {
                 Node::Queries(_, [q, k, v], _) => {
@@ -44,7 +52,15 @@ impl Buffers {
                 }
                 Node::Inner { up, .. } => inner = inner.max(up.rows),
                 Node::AddAttended(projection, Out { norm: Some(_), .. })
-                | Node::AddInner(projection, Out { norm: Some(_), .. }) => output = projection.rows,
+                | Node::AddInner(projection, Out { norm: Some(_), .. }) => {
+                    output = output.max(projection.rows)
+                }
+                Node::Experts(block) => {
+                    let ExpertBlock { routing, up, out, .. } = &**block;
+                    experts = experts.max(routing.experts);
+                    inner_of_experts = inner_of_experts.max(routing.top_k * up.rows);
+                    output = output.max(if out.norm.is_some() { plan.hidden } else { 0 });
+                }
                 Node::Logits { head, .. } => logits = logits.max(head.rows),
                 Node::Embed(..) | Node::Attend(_) | Node::AddAttended(..) | Node::AddInner(..) => {}
             }
@@ -56,6 +72,8 @@ impl Buffers {
             values: Shared::new(rows * values),
             attended: Shared::new(rows * queries),
             inner: Shared::new(rows * inner),
+            logits_of_experts: Shared::new(rows * experts),
+            inner_of_experts: Shared::new(rows * inner_of_experts),
             output: Shared::new(rows * output),
             logits: Shared::new(wanted * logits),
         }
@@ -65,7 +83,7 @@ impl Buffers {
 /// See [`super::run`].
 pub(super) fn run(crew: Crew, plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
     let buffers = Buffers::new(plan, input.tokens.len(), input.wanted.len());
-    let cursors: Vec<_> = plan.nodes.iter().map(|_| [Cursor::new(), Cursor::new(), Cursor::new()]).collect();
+    let cursors: Vec<Cursors> = plan.nodes.iter().map(|_| std::array::from_fn(|_| Cursor::new())).collect();
     let layers = Layers::new(plan, input, caches)?;
     let partials = Shared::new(layers.partial_len());
     let digits = Digits::of::<f32>(ActivationPrecision::current());
@@ -83,11 +101,11 @@ pub(super) fn run(crew: Crew, plan: &Plan, input: Input, caches: &mut [&mut KvCa
 }
 
 /// What all members see.
-struct Step<'a> {
-    plan: &'a Plan,
-    input: Input<'a>,
+pub(super) struct Step<'a> {
+    pub(super) plan: &'a Plan,
+    pub(super) input: Input<'a>,
     digits: Digits,
-    buffers: &'a Buffers,
+    pub(super) buffers: &'a Buffers,
     partials: &'a Shared,
     layers: &'a Layers<'a>,
 }
@@ -98,7 +116,7 @@ impl Step<'_> {
         &self,
         node: &Node,
         member: &Member,
-        cursors: &[Cursor; 3],
+        cursors: &Cursors,
     ) -> std::result::Result<(), Failure<candle_core::Error>> {
         let [cursor, ..] = cursors;
         let (buffers, hidden, rows) = (self.buffers, self.plan.hidden, self.input.tokens.len());
@@ -166,6 +184,7 @@ impl Step<'_> {
             Node::AddInner(projection, out) => {
                 self.add((projection, out), &buffers.inner, member, cursors)?;
             }
+            Node::Experts(block) => self.experts(block, member, cursors)?,
             Node::Logits { norm, head, scale, softcap } => {
                 let wanted = self.input.wanted.len();
                 let mut x = self.operand(self.normed(norm.as_ref(), Some(self.input.wanted)), wanted);
@@ -183,7 +202,7 @@ impl Step<'_> {
         Ok(())
     }
 
-    fn operand(&self, x: Vec<f32>, rows: usize) -> Operand<'_> {
+    pub(super) fn operand(&self, x: Vec<f32>, rows: usize) -> Operand<'_> {
         Operand {
             x,
             rows,
@@ -195,7 +214,7 @@ impl Step<'_> {
     }
 
     /// norm(hidden) of all rows, or of those that are wanted.
-    fn normed(&self, norm: Option<&Norm>, wanted: Option<&[usize]>) -> Vec<f32> {
+    pub(super) fn normed(&self, norm: Option<&Norm>, wanted: Option<&[usize]>) -> Vec<f32> {
         let width = self.plan.hidden;
         let rows = wanted.map_or(self.input.tokens.len(), <[usize]>::len);
         let mut hidden = vec![0.; width];
@@ -211,15 +230,30 @@ impl Step<'_> {
     /// hidden += what becomes of the projection of `from`.
     fn add(
         &self,
-        (projection, Out { norm, scale }): (&Projection, &Out),
+        (projection, out): (&Projection, &Out),
         from: &Shared,
         member: &Member,
-        [projected, normalized, _]: &[Cursor; 3],
+        [projected, normalized, ..]: &Cursors,
     ) -> std::result::Result<(), Failure<candle_core::Error>> {
-        let (rows, hidden, width) = (self.input.tokens.len(), &self.buffers.hidden, projection.rows);
+        let rows = self.input.tokens.len();
         let mut x = vec![0.; rows * projection.k];
         from.read(0, &mut x);
         let mut x = self.operand(x, rows);
+        self.add_outputs(projection.rows, out, member, (projected, normalized), |range| {
+            x.multiply(projection, range.start, range.len())
+        })
+    }
+
+    /// hidden += what becomes of outputs, of which `multiply` gives a range `[outputs, rows]`.
+    pub(super) fn add_outputs(
+        &self,
+        width: usize,
+        Out { norm, scale }: &Out,
+        member: &Member,
+        (projected, normalized): (&Cursor, &Cursor),
+        mut multiply: impl FnMut(Range<usize>) -> Result<Vec<f32>>,
+    ) -> std::result::Result<(), Failure<candle_core::Error>> {
+        let (rows, hidden) = (self.input.tokens.len(), &self.buffers.hidden);
         let mut residual = Vec::new();
         let mut add = |at: usize, output: &[f32]| {
             residual.resize(output.len(), 0.);
@@ -230,9 +264,9 @@ impl Step<'_> {
         let blocks = width.div_ceil(BLOCK);
         while let Some(taken) = projected.take(blocks, turn(blocks, member)) {
             let range = taken.start * BLOCK..width.min(taken.end * BLOCK);
-            let sums = x.multiply(projection, range.start, range.len())?;
-            scatter(&sums, rows, |row, sums| {
-                let at = row * width + range.start;
+            let first = range.start;
+            scatter(&multiply(range)?, rows, |row, sums| {
+                let at = row * width + first;
                 match norm {
                     Some(_) => self.buffers.output.write(at, sums),
                     None => add(at, sums),
@@ -253,12 +287,12 @@ impl Step<'_> {
 }
 
 /// How many of so many blocks a member takes at a time.
-fn turn(blocks: usize, member: &Member) -> usize {
+pub(super) fn turn(blocks: usize, member: &Member) -> usize {
     blocks.div_ceil(TURNS * member.count()).max(1)
 }
 
 /// Hands out `sums` `[outputs, rows]` row by row.
-fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
+pub(super) fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
     if rows == 1 {
         return write(0, sums);
     }
@@ -271,7 +305,7 @@ fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[f32])) {
 }
 
 /// x, prepared for each format and for the adapters of each projection that it meets.
-struct Operand<'a> {
+pub(super) struct Operand<'a> {
     x: Vec<f32>,
     rows: usize,
     digits: Digits,
@@ -283,33 +317,65 @@ struct Operand<'a> {
 
 impl<'a> Operand<'a> {
     /// Outputs `[outputs, rows of x]` of some rows of a weight, with the bias.
-    fn multiply(&mut self, projection: &Projection, first: usize, count: usize) -> Result<Vec<f32>> {
-        let format = projection.weight.format();
-        let known = self.prepared.iter().position(|(known, _)| *known == format);
-        let index = known.unwrap_or_else(|| {
-            self.prepared.push((
-                format,
-                dispatch::prepare(super::super::isa::best(), format, projection.k, &self.x, self.digits),
-            ));
-            self.prepared.len() - 1
-        });
-        let mut sums = vec![0.; count * self.rows];
-        if let Some((_, prepared)) = self.prepared.get(index) {
-            with_matrix(&projection.weight, 0, |matrix| {
-                prepared.rows(matrix, first, &mut sums);
-                Ok(())
-            })?;
-        }
+    pub(super) fn multiply(
+        &mut self,
+        projection: &Projection,
+        first: usize,
+        count: usize,
+    ) -> Result<Vec<f32>> {
+        let mut sums = self.products(&projection.weight, 0, first, count)?;
         let rows = self.rows;
         if let Some(adapters) = self.adapters(projection) {
             adapters.apply_to_columns(&mut sums, rows, first);
         }
-        if let Some(bias) = projection.bias.as_ref().and_then(|bias| bias.get(first..)) {
+        self.add_bias(projection.bias.as_deref(), first, &mut sums);
+        Ok(sums)
+    }
+
+    /// The same of a matrix of a stack.
+    pub(super) fn multiply_expert(
+        &mut self,
+        stack: &StackProjection,
+        expert: usize,
+        first: usize,
+        count: usize,
+    ) -> Result<Vec<f32>> {
+        let mut sums = self.products(&stack.weight, expert, first, count)?;
+        self.add_bias(stack.bias.as_deref(), expert * stack.rows + first, &mut sums);
+        Ok(sums)
+    }
+
+    fn products(
+        &mut self,
+        weight: &QuantTensor,
+        index: usize,
+        first: usize,
+        count: usize,
+    ) -> Result<Vec<f32>> {
+        let format = weight.format();
+        let known = self.prepared.iter().position(|(known, _)| *known == format);
+        let place = known.unwrap_or_else(|| {
+            let k = self.x.len() / self.rows.max(1);
+            let prepared = dispatch::prepare(super::super::isa::best(), format, k, &self.x, self.digits);
+            self.prepared.push((format, prepared));
+            self.prepared.len() - 1
+        });
+        let mut sums = vec![0.; count * self.rows];
+        if let Some((_, prepared)) = self.prepared.get(place) {
+            with_matrix(weight, index, |matrix| {
+                prepared.rows(matrix, first, &mut sums);
+                Ok(())
+            })?;
+        }
+        Ok(sums)
+    }
+
+    fn add_bias(&self, bias: Option<&[f32]>, first: usize, sums: &mut [f32]) {
+        if let Some(bias) = bias.and_then(|bias| bias.get(first..)) {
             for (sums, bias) in sums.chunks_exact_mut(self.rows).zip(bias) {
                 sums.iter_mut().for_each(|sum| *sum += bias);
             }
         }
-        Ok(sums)
     }
 
     /// The active adapters of a projection, if there are any.

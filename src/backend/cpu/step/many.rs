@@ -6,9 +6,10 @@ use super::super::low_rank::LowRank;
 use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
+use super::experts::experts_of_many;
 use crate::backend::step::{Input, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
-use crate::{ActivationPrecision, KvCache};
+use crate::{ActivationPrecision, KvCache, QuantTensor};
 use candle_core::Result;
 use std::borrow::Cow;
 
@@ -57,6 +58,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
             Node::AddInner(projection, out) => {
                 add(&mut hidden, &multiply(projection, &inner)?, out, plan.hidden);
             }
+            Node::Experts(block) => experts_of_many(block, &mut hidden, plan.hidden, input.updates)?,
             Node::Logits { norm, head, scale, softcap } => {
                 let rows = input.wanted.iter().filter_map(|row| hidden.chunks_exact(plan.hidden).nth(*row));
                 let rows: Vec<f32> = rows.flatten().copied().collect();
@@ -71,7 +73,7 @@ pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Res
 }
 
 /// norm(hidden) of every row.
-fn normed<'a>(hidden: &'a [f32], norm: Option<&Norm>, width: usize) -> Cow<'a, [f32]> {
+pub(super) fn normed<'a>(hidden: &'a [f32], norm: Option<&Norm>, width: usize) -> Cow<'a, [f32]> {
     if norm.is_none() {
         return Cow::Borrowed(hidden);
     }
@@ -84,22 +86,32 @@ fn normed<'a>(hidden: &'a [f32], norm: Option<&Norm>, width: usize) -> Cow<'a, [
     Cow::Owned(all)
 }
 
-fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec<f32>> {
+pub(super) fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) -> Result<Vec<f32>> {
     let updates = updates.get(projection.index).filter(|updates| !updates.is_empty());
     let (bias, n) = (projection.bias.as_deref(), projection.rows);
     // With adapters it is added behind them.
     let first_bias = bias.filter(|_| updates.is_none());
-    let mut y = with_matrix(&projection.weight, 0, |matrix| {
-        Ok(dispatch::matmul(isa::best(), matrix, x, first_bias, ActivationPrecision::current()))
-    })?;
+    let mut y = multiply_matrix(&projection.weight, 0, first_bias, x)?;
     if let Some(updates) = updates {
         LowRank::of_many(updates, x).apply_to_rows(&mut y, n, bias);
     }
     Ok(y)
 }
 
+/// By one matrix of a stack.
+pub(super) fn multiply_matrix(
+    weight: &QuantTensor,
+    index: usize,
+    bias: Option<&[f32]>,
+    x: &[f32],
+) -> Result<Vec<f32>> {
+    with_matrix(weight, index, |matrix| {
+        Ok(dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current()))
+    })
+}
+
 /// hidden += what becomes of the output of a block.
-fn add(hidden: &mut [f32], output: &[f32], Out { norm, scale }: &Out, width: usize) {
+pub(super) fn add(hidden: &mut [f32], output: &[f32], Out { norm, scale }: &Out, width: usize) {
     let output = normed(output, norm.as_ref(), width);
     tasks::for_each(hidden.chunks_mut(AT_ONCE).zip(output.chunks(AT_ONCE)), |_, (hidden, output)| {
         hidden.iter_mut().zip(output).for_each(|(hidden, output)| *hidden += output * scale);

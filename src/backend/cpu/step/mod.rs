@@ -3,6 +3,7 @@
 
 mod attend;
 mod elementwise;
+mod experts;
 mod few;
 mod many;
 mod place;

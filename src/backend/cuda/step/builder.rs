@@ -185,6 +185,7 @@ impl Builder<'_> {
                 }
             }
             Node::AddInner(projection, out) => self.add(projection, places.inner, out, places),
+            Node::Experts(block) => self.experts(block, places),
             Node::Logits { norm, head, scale, softcap } => {
                 let finish = CqFinish { factor: *scale, softcap: softcap.unwrap_or(0.), ..PLAIN };
                 let source = Source { x: hidden, k, norm: norm.as_ref() };

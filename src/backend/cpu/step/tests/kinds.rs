@@ -1,6 +1,8 @@
 //! What plans of the tests are like.
 
+use super::experts::{ExpertKind, GROUPS, PLAIN_EXPERTS};
 use crate::backend::step::{Activation, HeadNorm, Norm, QueryGrowth, Turn};
+use crate::nn::Scores;
 use crate::QuantFormat;
 use rand::rngs::StdRng;
 use rand::RngExt;
@@ -27,6 +29,8 @@ pub(super) struct Kind {
     pub parallel: bool,
     pub gate: bool,
     pub activation: Activation,
+    /// Of the layers behind the first.
+    pub experts: Option<ExpertKind>,
     /// Whether all numbers there are by which something is multiplied, or where it ends, do something.
     pub factors: bool,
 }
@@ -77,6 +81,7 @@ pub(super) const PLAIN: Kind = Kind {
     parallel: false,
     gate: true,
     activation: Activation::Silu,
+    experts: None,
     factors: false,
 };
 
@@ -140,6 +145,53 @@ pub(super) fn kinds() -> Vec<(&'static str, Kind)> {
             },
         ),
         ("norms without weights", Kind { norms: Norms::Plain, factors: true, ..PLAIN }),
+        ("experts", Kind { experts: Some(PLAIN_EXPERTS), ..PLAIN }),
+        (
+            "experts as those of gpt-oss",
+            Kind {
+                format: QuantFormat::MXFP4,
+                bias: true,
+                sinks: true,
+                experts: Some(ExpertKind {
+                    packed_router: false,
+                    clamped: true,
+                    bias: true,
+                    ..PLAIN_EXPERTS
+                }),
+                ..PLAIN
+            },
+        ),
+        (
+            "groups of experts beside one that all tokens use",
+            Kind {
+                experts: Some(ExpertKind {
+                    scores: Scores::Sigmoid,
+                    corrected: true,
+                    groups: Some(GROUPS),
+                    packed_router: false,
+                    shared: true,
+                    ..PLAIN_EXPERTS
+                }),
+                ..PLAIN
+            },
+        ),
+        (
+            "experts that see weighed inputs",
+            Kind {
+                format: QuantFormat::affine_opt(8, 32).unwrap(),
+                norms_around: (true, true),
+                factors: true,
+                experts: Some(ExpertKind {
+                    scores: Scores::Sigmoid,
+                    weighs_inputs: true,
+                    normalize: false,
+                    top_k: 2,
+                    bias: true,
+                    ..PLAIN_EXPERTS
+                }),
+                ..PLAIN
+            },
+        ),
     ]
 }
 

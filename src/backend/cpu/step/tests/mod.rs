@@ -1,5 +1,6 @@
 //! Steps against a decoder in f64 that is written out, and against themselves on other threads and in other pieces.
 
+mod experts;
 mod kinds;
 mod model;
 
@@ -83,7 +84,8 @@ fn results_do_not_depend_on_the_number_of_threads() {
         factors: true,
         ..PLAIN
     };
-    for model in [usual, unusual].map(Model::new) {
+    let experts = Kind { experts: Some(experts::PLAIN_EXPERTS), ..unusual };
+    for model in [usual, unusual, experts].map(Model::new) {
         let after_prompt = |threads: Option<usize>| -> Vec<Vec<u32>> {
             let mut caches = model.caches();
             let (prompt, rest) = ids.split_at(600);

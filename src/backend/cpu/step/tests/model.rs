@@ -1,9 +1,12 @@
 //! Plans of random weights, and the same decoder in f64, written out.
 
+use super::experts::{of_experts, EXPERTS};
 use super::kinds::{numbers, Kind, Turns, EPS, HEAD_DIM};
 use crate::backend::low_rank::Update;
 use crate::backend::step::StepToken;
-use crate::backend::step::{Activation, HeadNorm, Heads, Input, Node, Norm, Out, Plan, Projection, Turn};
+use crate::backend::step::{
+    Activation, HeadNorm, Heads, Input, Node, Norm, Out, Plan, Projection, Router, Turn,
+};
 use crate::{KvCache, KvCacheConfig, QuantTensor};
 use candle_core::{DType, Device, Tensor};
 use rand::rngs::StdRng;
@@ -71,6 +74,27 @@ impl Model {
                 layer,
             }));
             let add = Node::AddAttended(projection(&mut rng, HIDDEN, queries), out(&mut rng));
+            // The first layer is dense.
+            if let Some(experts) = kind.experts.filter(|_| layer > 0) {
+                nodes.push(add);
+                let dense = experts.shared.then(|| {
+                    let [gate, up] = [INNER, INNER].map(|rows| projection(&mut rng, rows, HIDDEN));
+                    (gate, up, projection(&mut rng, HIDDEN, INNER))
+                });
+                let router = projection(&mut rng, EXPERTS, HIDDEN);
+                let seen = norm(&mut rng);
+                let parts = (seen.clone(), router, out(&mut rng));
+                let block = Node::Experts(Box::new(experts.block(&mut rng, kind.format, HIDDEN, parts)));
+                match dense {
+                    None => nodes.push(block),
+                    Some((gate, up, down)) => nodes.extend([
+                        Node::Inner { norm: seen, gate: Some(gate), up, activation: kind.activation },
+                        block,
+                        Node::AddInner(down, out(&mut rng)),
+                    ]),
+                }
+                continue;
+            }
             let gate = kind.gate.then(|| projection(&mut rng, INNER, HIDDEN));
             let (up, activation) = (projection(&mut rng, INNER, HIDDEN), kind.activation);
             let inner = Node::Inner { norm: norm(&mut rng), gate, up, activation };
@@ -152,6 +176,18 @@ impl Model {
                     }
                 }
                 Node::AddInner(projection, out) => self.add(&mut hidden, projection, &inner, out),
+                Node::Experts(block) => {
+                    for hidden in &mut hidden {
+                        let logits = match &block.router {
+                            Router::Packed(router) => {
+                                Some(self.products(router, &[normed(hidden, block.norm.as_ref())]).remove(0))
+                            }
+                            Router::Dense { .. } => None,
+                        };
+                        let output = of_experts(block, hidden, logits);
+                        hidden.iter_mut().zip(output).for_each(|(hidden, y)| *hidden += y);
+                    }
+                }
                 Node::Logits { norm, head, scale, softcap } => {
                     let x: Vec<_> = hidden.iter().map(|x| normed(x, norm.as_ref())).collect();
                     logits = self.products(head, &x);
@@ -274,11 +310,11 @@ fn update(rng: &mut StdRng, rows: usize, k: usize, is_dora: bool) -> Update {
     Update { a, b, rank: 3, k, n: rows, scale: 0.7, rescale }
 }
 
-fn dense(weight: &QuantTensor) -> Vec<Vec<f64>> {
+pub(super) fn dense(weight: &QuantTensor) -> Vec<Vec<f64>> {
     weight.dequantize(DType::F32).unwrap().to_dtype(DType::F64).unwrap().to_vec2().unwrap()
 }
 
-fn normed(x: &[f64], norm: Option<&Norm>) -> Vec<f64> {
+pub(super) fn normed(x: &[f64], norm: Option<&Norm>) -> Vec<f64> {
     let Some(norm) = norm else { return x.to_vec() };
     let len = x.len() as f64;
     let mean = if norm.subtracts_mean { x.iter().sum::<f64>() / len } else { 0. };
@@ -292,7 +328,7 @@ fn normed(x: &[f64], norm: Option<&Norm>) -> Vec<f64> {
     x.iter().enumerate().map(of).collect()
 }
 
-fn activated(activation: Activation, x: f64) -> f64 {
+pub(super) fn activated(activation: Activation, x: f64) -> f64 {
     match activation {
         Activation::Silu => x / (1. + (-x).exp()),
         Activation::Gelu => {
