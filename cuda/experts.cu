@@ -99,7 +99,8 @@ __device__ __forceinline__ void weighted_sum(const CqWeightedSum &p) {
         const size_t pair = size_t(blockIdx.y) * p.top_k + i;
         sum = __fmaf_rn(p.routing_weights[pair], p.z[pair * p.rows + row], sum);
     }
-    store_float(p.y, size_t(blockIdx.y) * p.rows + row, p.y_dtype, sum);
+    const size_t at = size_t(blockIdx.y) * p.rows + row;
+    store_float(p.y, at, p.y_dtype, added(p.factor, sum, p.residual, at, p.y_dtype));
 }
 
 }  // namespace

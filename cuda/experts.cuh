@@ -25,6 +25,12 @@ struct ChosenExpert {
     }
 };
 
+// A sum times a factor, and a residual if there is one.
+__device__ __forceinline__ float added(float factor, float sum, const void *residual, size_t at, uint32_t dtype) {
+    sum = __fmul_rn(sum, factor);
+    return residual ? __fadd_rn(sum, load_float(residual, at, dtype)) : sum;
+}
+
 __device__ __forceinline__ float not_a_number() { return __uint_as_float(0x7fc00000u); }
 
 // The outputs of the gate and up projections, joined. NaN stays NaN, which fminf and fmaxf would drop.

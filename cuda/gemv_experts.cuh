@@ -23,7 +23,7 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
     auto store = [&](uint32_t, uint32_t, auto sums_of) {
         const BlockSums<Shape> sums = sums_of(0);
         // Sums of one output: of a pair, or of a token's pairs.
-        const uint32_t pairs = p.routing_weights ? p.top_k : 1, parts = pairs * p.splits;
+        const uint32_t pairs = p.routing_weights && !gated ? p.top_k : 1, parts = pairs * p.splits;
         const uint32_t output = blockIdx.y / parts, block = output * gridDim.x + blockIdx.x;
         float *partial = p.partial + size_t(block) * parts * 16;
         if (parts > 1) {
@@ -40,8 +40,9 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
         if (i >= (gated ? 8 : 16) || row >= rows_of_matrix) return;
         auto product = [&](const ChosenExpert &of, int operand, uint32_t of_output, int row_in_tile) {
             const float scaled = sum(of_output, row_in_tile) * (OUT_SCALE * of.global_scale(p, operand));
-            return of.with_bias(p, operand, row, scaled);
+            return of.with_bias(p, operand, row, gated && p.routing_weights ? scaled * p.routing_weights[pair] : scaled);
         };
+        const size_t at = size_t(output) * rows_of_matrix + row;
         float value = 0;
         if (gated) {
             // There are no registers to keep it in.
@@ -54,8 +55,9 @@ template <class Format, class Shape> __device__ __forceinline__ void gemv_of_exp
                 const float weight = p.routing_weights ? p.routing_weights[output * pairs + of_token] : 1.f;
                 value = chosen.exists ? __fmaf_rn(weight, product(chosen, 0, of_token, i), value) : not_a_number();
             }
+            value = added(p.factor, value, p.residual, at, p.y_dtype);
         }
-        store_float(p.operand[0].y, size_t(output) * rows_of_matrix + row, p.y_dtype, value);
+        store_float(p.operand[0].y, at, p.y_dtype, value);
     };
     multiply_blocks<Format, Shape>(
         x, p.k, k_begin, k_end, 1,

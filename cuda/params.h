@@ -41,6 +41,10 @@ typedef struct CqFinish {
 
 #define CQ_SAMPLE_SHARED_BYTES 16480  /* of drawing: bins, sums, and what a block has found */
 
+/* Experts whose logits a block of the choice makes, and the most that there are. */
+#define CQ_ROUTE_EXPERTS 2
+#define CQ_MOST_ROUTED_EXPERTS 1024
+
 /* Bins of a histogram, and the most blocks of a row, in drawing; the id of a row whose logits have no meaning. */
 #define CQ_SAMPLE_BINS 2048
 #define CQ_SAMPLE_BLOCKS 256
@@ -136,7 +140,9 @@ typedef struct CqExperts {
     CqOperand operand[2];           /* gate and up, y for both that of gate; or down */
     const float *global_scale[2]; /* [experts], beside that of the matrix; may be null */
     const uint32_t *ids;          /* [pairs] */
-    const float *routing_weights; /* [pairs]: factors in the sum of a token; null: no sums, y has pairs */
+    const float *routing_weights; /* [pairs]: of down projections, factors in the sum of a token; null: no sums, y has pairs. Of
+                                   * gate and up, factors of x; null: 1 */
+    const void *residual;         /* [sums, rows] of y_dtype, added to them; may be null */
     const uint32_t *order;        /* [pairs]: pairs, those of one expert together; null: as they are */
     const CqTile *tiles;          /* [tile_count]; used if there is an order, else each pair is a tile */
     const uint32_t *tile_count;
@@ -155,6 +161,8 @@ typedef struct CqExperts {
     uint32_t gating;              /* CqGating */
     float alpha;
     float limit;
+    float factor;                 /* of sums */
+    uint32_t unused;
 } CqExperts;
 
 /* Brings pairs of the same expert together, in tiles of up to rows_of_tile. */
@@ -169,16 +177,45 @@ typedef struct CqSortPairs {
     uint32_t unused;
 } CqSortPairs;
 
-/* y_t = sum over i of routing_weights[t, i] z[t, i], in that order. */
+/* y_t = residual_t + factor * sum over i of routing_weights[t, i] z[t, i], in that order. */
 typedef struct CqWeightedSum {
     const float *z;               /* [tokens, top_k, rows] */
     const float *routing_weights; /* [tokens, top_k] */
-    void *y;                     /* [tokens, rows] of y_dtype */
+    const void *residual;         /* [tokens, rows] of y_dtype; may be null */
+    void *y;                      /* [tokens, rows] of y_dtype */
     uint32_t top_k;
     uint32_t rows;
     uint32_t y_dtype;
-    uint32_t unused;
+    float factor;
 } CqWeightedSum;
+
+/* The experts that each token chooses: those of the largest scores, of several alike the first.
+ *
+ * Grid: (blocks that share the experts and the numbers of a row, tokens). The last of a token's blocks to arrive chooses. */
+typedef struct CqRoute {
+    const void *x;           /* [tokens, hidden] of dtype */
+    const float *norm;       /* [hidden]: x is divided by the root of its mean square and multiplied by these; null: it is not */
+    void *normed;            /* [tokens, hidden] of dtype: what it becomes then */
+    const void *weight;      /* [experts, hidden] of weight_dtype: makes logits */
+    const float *bias;       /* [experts]; may be null */
+    const float *correction; /* [experts], added to scores for the choice; may be null */
+    float *logits;           /* [tokens, experts] */
+    uint32_t *arrivals;      /* [tokens], zero before and after */
+    uint32_t *ids;           /* [tokens, top_k], the largest score first */
+    float *shares;           /* [tokens, top_k], how much each counts */
+    uint32_t hidden;
+    uint32_t experts;
+    uint32_t top_k;
+    uint32_t groups;         /* of as many experts each, of which some are chosen first; 0: there are none */
+    uint32_t chosen_groups;
+    uint32_t summed;         /* scores of a group that it is chosen by the sum of: its largest, 1 or 2 */
+    uint32_t sigmoid;        /* 1: scores are sigmoids; else a softmax over all experts */
+    uint32_t normalize;      /* 1: scores of the chosen experts are made to add up to 1 */
+    float scale;             /* of scores, then */
+    float eps;               /* added to the mean square */
+    uint32_t dtype;
+    uint32_t weight_dtype;
+} CqRoute;
 
 /* What a norm of heads makes of each. */
 enum CqHeadNormKind {

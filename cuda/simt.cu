@@ -123,6 +123,7 @@ struct ExpertMatmul {
 
     template <int M> __device__ __forceinline__ void store(uint32_t first, int r, uint32_t m, bool mine, float product) const {
         const uint32_t row_ = row(first, r), rows = p.operand[0].matrix.rows;
+        if (gated && p.routing_weights && m < pairs.tile.count) product *= p.routing_weights[pairs.pair(m)];
         if (row_ < rows && r < ROWS) product = expert.with_bias(p, gated ? r : 0, row_, product);
         if (gated) {
             const float up = __shfl_down_sync(FULL_WARP, product, M);

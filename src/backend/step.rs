@@ -91,6 +91,7 @@ pub(crate) struct StackProjection {
     /// Outputs of an expert, N.
     pub(crate) rows: usize,
     /// Inputs, K.
+    #[cfg_attr(not(feature = "cuda"), allow(dead_code))]
     pub(crate) k: usize,
 }
 

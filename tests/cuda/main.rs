@@ -26,6 +26,7 @@ mod quantize;
 mod ranks;
 mod sample;
 mod special;
+mod step_experts;
 mod steps;
 mod views;
 

@@ -8,6 +8,8 @@ pub const CQ_QUANTIZE_SHARED_BYTES: u32 = 1024;
 pub const CQ_NORM_SHARED_BYTES: u32 = 64;
 pub const CQ_SCAN_SHARED_BYTES: u32 = 64;
 pub const CQ_SAMPLE_SHARED_BYTES: u32 = 16480;
+pub const CQ_ROUTE_EXPERTS: u32 = 2;
+pub const CQ_MOST_ROUTED_EXPERTS: u32 = 1024;
 pub const CQ_SAMPLE_BINS: u32 = 2048;
 pub const CQ_SAMPLE_BLOCKS: u32 = 256;
 pub const CQ_NOT_FINITE: u32 = 4294967295;
@@ -180,6 +182,7 @@ pub struct CqExperts {
     pub global_scale: [*const f32; 2usize],
     pub ids: *const u32,
     pub routing_weights: *const f32,
+    pub residual: *const ::core::ffi::c_void,
     pub order: *const u32,
     pub tiles: *const CqTile,
     pub tile_count: *const u32,
@@ -198,34 +201,39 @@ pub struct CqExperts {
     pub gating: u32,
     pub alpha: f32,
     pub limit: f32,
+    pub factor: f32,
+    pub unused: u32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqExperts"][::core::mem::size_of::<CqExperts>() - 256usize];
+    ["Size of CqExperts"][::core::mem::size_of::<CqExperts>() - 272usize];
     ["Alignment of CqExperts"][::core::mem::align_of::<CqExperts>() - 8usize];
     ["Offset of field: CqExperts::operand"][::core::mem::offset_of!(CqExperts, operand) - 0usize];
     ["Offset of field: CqExperts::global_scale"][::core::mem::offset_of!(CqExperts, global_scale) - 128usize];
     ["Offset of field: CqExperts::ids"][::core::mem::offset_of!(CqExperts, ids) - 144usize];
     ["Offset of field: CqExperts::routing_weights"]
         [::core::mem::offset_of!(CqExperts, routing_weights) - 152usize];
-    ["Offset of field: CqExperts::order"][::core::mem::offset_of!(CqExperts, order) - 160usize];
-    ["Offset of field: CqExperts::tiles"][::core::mem::offset_of!(CqExperts, tiles) - 168usize];
-    ["Offset of field: CqExperts::tile_count"][::core::mem::offset_of!(CqExperts, tile_count) - 176usize];
-    ["Offset of field: CqExperts::x"][::core::mem::offset_of!(CqExperts, x) - 184usize];
-    ["Offset of field: CqExperts::partial"][::core::mem::offset_of!(CqExperts, partial) - 192usize];
-    ["Offset of field: CqExperts::arrivals"][::core::mem::offset_of!(CqExperts, arrivals) - 200usize];
-    ["Offset of field: CqExperts::pairs_of_x"][::core::mem::offset_of!(CqExperts, pairs_of_x) - 208usize];
-    ["Offset of field: CqExperts::experts"][::core::mem::offset_of!(CqExperts, experts) - 212usize];
-    ["Offset of field: CqExperts::top_k"][::core::mem::offset_of!(CqExperts, top_k) - 216usize];
-    ["Offset of field: CqExperts::splits"][::core::mem::offset_of!(CqExperts, splits) - 220usize];
-    ["Offset of field: CqExperts::k"][::core::mem::offset_of!(CqExperts, k) - 224usize];
-    ["Offset of field: CqExperts::k_per_split"][::core::mem::offset_of!(CqExperts, k_per_split) - 228usize];
-    ["Offset of field: CqExperts::group_size"][::core::mem::offset_of!(CqExperts, group_size) - 232usize];
-    ["Offset of field: CqExperts::x_dtype"][::core::mem::offset_of!(CqExperts, x_dtype) - 236usize];
-    ["Offset of field: CqExperts::y_dtype"][::core::mem::offset_of!(CqExperts, y_dtype) - 240usize];
-    ["Offset of field: CqExperts::gating"][::core::mem::offset_of!(CqExperts, gating) - 244usize];
-    ["Offset of field: CqExperts::alpha"][::core::mem::offset_of!(CqExperts, alpha) - 248usize];
-    ["Offset of field: CqExperts::limit"][::core::mem::offset_of!(CqExperts, limit) - 252usize];
+    ["Offset of field: CqExperts::residual"][::core::mem::offset_of!(CqExperts, residual) - 160usize];
+    ["Offset of field: CqExperts::order"][::core::mem::offset_of!(CqExperts, order) - 168usize];
+    ["Offset of field: CqExperts::tiles"][::core::mem::offset_of!(CqExperts, tiles) - 176usize];
+    ["Offset of field: CqExperts::tile_count"][::core::mem::offset_of!(CqExperts, tile_count) - 184usize];
+    ["Offset of field: CqExperts::x"][::core::mem::offset_of!(CqExperts, x) - 192usize];
+    ["Offset of field: CqExperts::partial"][::core::mem::offset_of!(CqExperts, partial) - 200usize];
+    ["Offset of field: CqExperts::arrivals"][::core::mem::offset_of!(CqExperts, arrivals) - 208usize];
+    ["Offset of field: CqExperts::pairs_of_x"][::core::mem::offset_of!(CqExperts, pairs_of_x) - 216usize];
+    ["Offset of field: CqExperts::experts"][::core::mem::offset_of!(CqExperts, experts) - 220usize];
+    ["Offset of field: CqExperts::top_k"][::core::mem::offset_of!(CqExperts, top_k) - 224usize];
+    ["Offset of field: CqExperts::splits"][::core::mem::offset_of!(CqExperts, splits) - 228usize];
+    ["Offset of field: CqExperts::k"][::core::mem::offset_of!(CqExperts, k) - 232usize];
+    ["Offset of field: CqExperts::k_per_split"][::core::mem::offset_of!(CqExperts, k_per_split) - 236usize];
+    ["Offset of field: CqExperts::group_size"][::core::mem::offset_of!(CqExperts, group_size) - 240usize];
+    ["Offset of field: CqExperts::x_dtype"][::core::mem::offset_of!(CqExperts, x_dtype) - 244usize];
+    ["Offset of field: CqExperts::y_dtype"][::core::mem::offset_of!(CqExperts, y_dtype) - 248usize];
+    ["Offset of field: CqExperts::gating"][::core::mem::offset_of!(CqExperts, gating) - 252usize];
+    ["Offset of field: CqExperts::alpha"][::core::mem::offset_of!(CqExperts, alpha) - 256usize];
+    ["Offset of field: CqExperts::limit"][::core::mem::offset_of!(CqExperts, limit) - 260usize];
+    ["Offset of field: CqExperts::factor"][::core::mem::offset_of!(CqExperts, factor) - 264usize];
+    ["Offset of field: CqExperts::unused"][::core::mem::offset_of!(CqExperts, unused) - 268usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -258,24 +266,79 @@ const _: () = {
 pub struct CqWeightedSum {
     pub z: *const f32,
     pub routing_weights: *const f32,
+    pub residual: *const ::core::ffi::c_void,
     pub y: *mut ::core::ffi::c_void,
     pub top_k: u32,
     pub rows: u32,
     pub y_dtype: u32,
-    pub unused: u32,
+    pub factor: f32,
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqWeightedSum"][::core::mem::size_of::<CqWeightedSum>() - 40usize];
+    ["Size of CqWeightedSum"][::core::mem::size_of::<CqWeightedSum>() - 48usize];
     ["Alignment of CqWeightedSum"][::core::mem::align_of::<CqWeightedSum>() - 8usize];
     ["Offset of field: CqWeightedSum::z"][::core::mem::offset_of!(CqWeightedSum, z) - 0usize];
     ["Offset of field: CqWeightedSum::routing_weights"]
         [::core::mem::offset_of!(CqWeightedSum, routing_weights) - 8usize];
-    ["Offset of field: CqWeightedSum::y"][::core::mem::offset_of!(CqWeightedSum, y) - 16usize];
-    ["Offset of field: CqWeightedSum::top_k"][::core::mem::offset_of!(CqWeightedSum, top_k) - 24usize];
-    ["Offset of field: CqWeightedSum::rows"][::core::mem::offset_of!(CqWeightedSum, rows) - 28usize];
-    ["Offset of field: CqWeightedSum::y_dtype"][::core::mem::offset_of!(CqWeightedSum, y_dtype) - 32usize];
-    ["Offset of field: CqWeightedSum::unused"][::core::mem::offset_of!(CqWeightedSum, unused) - 36usize];
+    ["Offset of field: CqWeightedSum::residual"][::core::mem::offset_of!(CqWeightedSum, residual) - 16usize];
+    ["Offset of field: CqWeightedSum::y"][::core::mem::offset_of!(CqWeightedSum, y) - 24usize];
+    ["Offset of field: CqWeightedSum::top_k"][::core::mem::offset_of!(CqWeightedSum, top_k) - 32usize];
+    ["Offset of field: CqWeightedSum::rows"][::core::mem::offset_of!(CqWeightedSum, rows) - 36usize];
+    ["Offset of field: CqWeightedSum::y_dtype"][::core::mem::offset_of!(CqWeightedSum, y_dtype) - 40usize];
+    ["Offset of field: CqWeightedSum::factor"][::core::mem::offset_of!(CqWeightedSum, factor) - 44usize];
+};
+#[repr(C)]
+#[derive(Debug, Copy, Clone)]
+pub struct CqRoute {
+    pub x: *const ::core::ffi::c_void,
+    pub norm: *const f32,
+    pub normed: *mut ::core::ffi::c_void,
+    pub weight: *const ::core::ffi::c_void,
+    pub bias: *const f32,
+    pub correction: *const f32,
+    pub logits: *mut f32,
+    pub arrivals: *mut u32,
+    pub ids: *mut u32,
+    pub shares: *mut f32,
+    pub hidden: u32,
+    pub experts: u32,
+    pub top_k: u32,
+    pub groups: u32,
+    pub chosen_groups: u32,
+    pub summed: u32,
+    pub sigmoid: u32,
+    pub normalize: u32,
+    pub scale: f32,
+    pub eps: f32,
+    pub dtype: u32,
+    pub weight_dtype: u32,
+}
+#[allow(clippy::unnecessary_operation, clippy::identity_op)]
+const _: () = {
+    ["Size of CqRoute"][::core::mem::size_of::<CqRoute>() - 128usize];
+    ["Alignment of CqRoute"][::core::mem::align_of::<CqRoute>() - 8usize];
+    ["Offset of field: CqRoute::x"][::core::mem::offset_of!(CqRoute, x) - 0usize];
+    ["Offset of field: CqRoute::norm"][::core::mem::offset_of!(CqRoute, norm) - 8usize];
+    ["Offset of field: CqRoute::normed"][::core::mem::offset_of!(CqRoute, normed) - 16usize];
+    ["Offset of field: CqRoute::weight"][::core::mem::offset_of!(CqRoute, weight) - 24usize];
+    ["Offset of field: CqRoute::bias"][::core::mem::offset_of!(CqRoute, bias) - 32usize];
+    ["Offset of field: CqRoute::correction"][::core::mem::offset_of!(CqRoute, correction) - 40usize];
+    ["Offset of field: CqRoute::logits"][::core::mem::offset_of!(CqRoute, logits) - 48usize];
+    ["Offset of field: CqRoute::arrivals"][::core::mem::offset_of!(CqRoute, arrivals) - 56usize];
+    ["Offset of field: CqRoute::ids"][::core::mem::offset_of!(CqRoute, ids) - 64usize];
+    ["Offset of field: CqRoute::shares"][::core::mem::offset_of!(CqRoute, shares) - 72usize];
+    ["Offset of field: CqRoute::hidden"][::core::mem::offset_of!(CqRoute, hidden) - 80usize];
+    ["Offset of field: CqRoute::experts"][::core::mem::offset_of!(CqRoute, experts) - 84usize];
+    ["Offset of field: CqRoute::top_k"][::core::mem::offset_of!(CqRoute, top_k) - 88usize];
+    ["Offset of field: CqRoute::groups"][::core::mem::offset_of!(CqRoute, groups) - 92usize];
+    ["Offset of field: CqRoute::chosen_groups"][::core::mem::offset_of!(CqRoute, chosen_groups) - 96usize];
+    ["Offset of field: CqRoute::summed"][::core::mem::offset_of!(CqRoute, summed) - 100usize];
+    ["Offset of field: CqRoute::sigmoid"][::core::mem::offset_of!(CqRoute, sigmoid) - 104usize];
+    ["Offset of field: CqRoute::normalize"][::core::mem::offset_of!(CqRoute, normalize) - 108usize];
+    ["Offset of field: CqRoute::scale"][::core::mem::offset_of!(CqRoute, scale) - 112usize];
+    ["Offset of field: CqRoute::eps"][::core::mem::offset_of!(CqRoute, eps) - 116usize];
+    ["Offset of field: CqRoute::dtype"][::core::mem::offset_of!(CqRoute, dtype) - 120usize];
+    ["Offset of field: CqRoute::weight_dtype"][::core::mem::offset_of!(CqRoute, weight_dtype) - 124usize];
 };
 pub const CQ_HEADS_AS_THEY_ARE: CqHeadNormKind = 0;
 pub const CQ_HEADS_RMS: CqHeadNormKind = 1;

@@ -25,6 +25,8 @@ pub(super) enum Kernel {
     },
     SortPairs,
     WeightedSum,
+    /// Which experts a token uses.
+    Route,
     /// Attention of one new token of each sequence, on tensor cores.
     Attend {
         head_dim: usize,
@@ -60,6 +62,7 @@ impl Kernel {
             Self::Simt(_) | Self::SimtExperts(_) => "simt",
             Self::Tiles { .. } => "tiles",
             Self::SortPairs | Self::WeightedSum => "experts",
+            Self::Route => "route",
             Self::Attend { .. } | Self::AttendF32 => "attend",
             Self::Dequantize(_) => "dequantize",
             Self::Quantize(_) => "quantize",
@@ -86,6 +89,7 @@ impl Kernel {
         match self {
             Self::Gemv { .. } | Self::GemvExperts(_) | Self::Simt(_) | Self::SimtExperts(_) => true,
             Self::Tiles { .. } | Self::SortPairs | Self::WeightedSum | Self::Sample(_) => true,
+            Self::Route => true,
             Self::Attend { .. } | Self::AttendF32 | Self::Norm | Self::Elementwise => true,
             Self::Dequantize(_) | Self::Quantize(_) | Self::FillBias | Self::Absmax => false,
         }
@@ -109,6 +113,7 @@ impl fmt::Display for Kernel {
             }
             Self::AttendF32 => f.write_str("attend_f32"),
             Self::WeightedSum => f.write_str("experts_sum"),
+            Self::Route => f.write_str("route"),
             Self::Dequantize(format) => write!(f, "dequantize_{format}"),
             Self::Quantize(format) => write!(f, "quantize_{format}"),
             Self::FillBias => f.write_str("fill_bias"),
@@ -136,7 +141,8 @@ impl fmt::Display for GemvKernels {
 mod tests {
     use super::super::attend::{self, HEAD_DIMS};
     use super::super::bindings::{
-        CQ_NORM_SHARED_BYTES, CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES, CQ_SIMT_SHARED_BYTES,
+        CQ_MOST_ROUTED_EXPERTS, CQ_NORM_SHARED_BYTES, CQ_QUANTIZE_SHARED_BYTES, CQ_SAMPLE_SHARED_BYTES,
+        CQ_SIMT_SHARED_BYTES,
     };
     use super::super::formats::FormatKernels;
     use super::super::gemv::{ExpertGemv, Gemv, GemvShape, Outputs};
@@ -161,7 +167,7 @@ mod tests {
     /// What the crate can launch, for weights of any format, shape and alignment, and any x.
     fn launched() -> Vec<Kernel> {
         let mut kernels = vec![Kernel::SortPairs, Kernel::WeightedSum, Kernel::FillBias, Kernel::Absmax];
-        kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Elementwise]);
+        kernels.extend([Kernel::AttendF32, Kernel::Norm, Kernel::Elementwise, Kernel::Route]);
         let halves = [false, true];
         kernels.extend(
             HEAD_DIMS.iter().flat_map(|&head_dim| halves.map(|bf16| Kernel::Attend { head_dim, bf16 })),
@@ -241,6 +247,7 @@ mod tests {
             Kernel::Quantize(_) => CQ_QUANTIZE_SHARED_BYTES as usize,
             Kernel::Sample(_) => CQ_SAMPLE_SHARED_BYTES as usize,
             Kernel::Norm => CQ_NORM_SHARED_BYTES as usize,
+            Kernel::Route => plan::route_shared_bytes(CQ_MOST_ROUTED_EXPERTS as usize),
             Kernel::WeightedSum | Kernel::Dequantize(_) | Kernel::FillBias | Kernel::Absmax => 0,
             Kernel::Elementwise => 0,
         }

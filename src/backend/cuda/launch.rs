@@ -2,7 +2,7 @@
 
 use super::bindings::{
     CqAbsmax, CqAttend, CqDequantize, CqElementwise, CqExperts, CqFillBias, CqGemv, CqNorm, CqQuantize,
-    CqSample, CqSimt, CqSortPairs, CqWeightedSum,
+    CqRoute, CqSample, CqSimt, CqSortPairs, CqWeightedSum,
 };
 use super::card::EarlyStart;
 use super::kernel::Kernel;
@@ -31,6 +31,7 @@ params! {
     CqExperts => Kernel::GemvExperts(_) | Kernel::SimtExperts(_) | Kernel::Tiles { .. },
     CqSortPairs => Kernel::SortPairs,
     CqWeightedSum => Kernel::WeightedSum,
+    CqRoute => Kernel::Route,
     CqAttend => Kernel::Attend { .. } | Kernel::AttendF32,
     CqDequantize => Kernel::Dequantize(_),
     CqQuantize => Kernel::Quantize(_),

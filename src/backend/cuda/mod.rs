@@ -13,6 +13,7 @@ mod card;
 mod cublas;
 mod dequantize;
 mod experts;
+mod experts_call;
 mod formats;
 mod gemv;
 mod gemv_call;

@@ -171,11 +171,6 @@ impl OperandAddresses<'_> {
             None => (first, std::ptr::null()),
         })
     }
-
-    /// The address of packed words.
-    pub(super) fn packed(&self) -> usize {
-        self.weight.packed.get() as usize
-    }
 }
 
 impl OperandPointers {

@@ -92,6 +92,11 @@ pub(super) fn sort_shared_bytes(experts: usize) -> usize {
     THREADS as usize / 32 * (experts + 1) * size_of::<u32>() + CQ_SCAN_SHARED_BYTES as usize
 }
 
+/// Shared memory of the choice of experts: sums of warps; then what blocks tell, and four numbers for each expert.
+pub(super) fn route_shared_bytes(experts: usize) -> usize {
+    (4 * experts + 1).max(THREADS as usize / 16) * size_of::<u32>()
+}
+
 /// Rows of x that a block of the tile kernels multiplies.
 pub(super) const TILE_COLUMNS: usize = CQ_TILE_COLUMNS as usize;
 

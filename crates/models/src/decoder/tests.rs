@@ -62,6 +62,19 @@ fn planned_kinds() -> Vec<Value> {
         json!({"model_type": "phi3", "max_position_embeddings": 64, "original_max_position_embeddings": 32,
             "partial_rotary_factor": 0.75, "rope_scaling":
                 {"type": "longrope", "short_factor": factors(1.5), "long_factor": factors(3.)}}),
+        json!({"model_type": "ernie4_5_moe", "moe_num_experts": 8, "moe_k": 3, "moe_intermediate_size": 64,
+            "moe_num_shared_experts": 1, "moe_layer_start_index": 1}),
+        json!({"model_type": "glm4_moe", "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 64,
+            "n_group": 4, "topk_group": 2, "n_shared_experts": 1, "first_k_dense_replace": 1, "routed_scaling_factor": 1.5,
+            "norm_topk_prob": true}),
+        json!({"model_type": "gpt_oss", "num_local_experts": 6, "num_experts_per_tok": 2, "sliding_window": 6,
+            "layer_types": ["sliding_attention", "full_attention"]}),
+        json!({"model_type": "granitemoe", "num_local_experts": 6, "num_experts_per_tok": 2, "residual_multiplier": 0.4}),
+        json!({"model_type": "llama4_text", "num_local_experts": 6, "num_experts_per_tok": 2, "intermediate_size_mlp": 256,
+            "intermediate_size": 64, "interleave_moe_layer_step": 1, "attention_chunk_size": 6}),
+        json!({"model_type": "mixtral", "num_local_experts": 6, "num_experts_per_tok": 2}),
+        json!({"model_type": "olmoe", "num_experts": 6, "num_experts_per_tok": 2}),
+        json!({"model_type": "qwen3_moe", "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
         json!({"model_type": "smollm3", "no_rope_layers": [1, 0]}),
         json!({"model_type": "stablelm", "partial_rotary_factor": 0.25, "qk_layernorm": true,
             "use_parallel_residual": true}),
@@ -113,8 +126,8 @@ fn a_plan_computes_what_the_layers_compute() {
 #[test]
 fn what_a_plan_does_not_have_runs_layer_by_layer() {
     for changes in [
-        json!({"model_type": "gpt_oss", "num_local_experts": 4, "num_experts_per_tok": 2}),
-        json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64}),
+        json!({"model_type": "qwen2_moe", "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64}),
         json!({"hidden_act": "mish"}),
     ] {
         assert!(random(&changes).plan.is_none(), "{changes}");

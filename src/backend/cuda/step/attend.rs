@@ -117,7 +117,7 @@ pub(super) fn check(plan: &Plan, dtype: DType, sequences: usize, card: Card) -> 
     let heads = plan.nodes.iter().filter_map(|node| match node {
         Node::Attend(heads) => Some(heads),
         Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) => None,
-        Node::Inner { .. } | Node::AddInner(..) | Node::Logits { .. } => None,
+        Node::Inner { .. } | Node::AddInner(..) | Node::Experts(_) | Node::Logits { .. } => None,
     });
     for &Heads { heads, kv_heads, head_dim, .. } in heads {
         let shape = AttendShape { sequences, heads, kv_heads, head_dim };

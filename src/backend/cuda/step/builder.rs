@@ -85,6 +85,12 @@ pub(super) struct Places {
     /// Of a block, before its norm.
     pub(super) output: u64,
     pub(super) logits: u64,
+    /// In f32, as what follows.
+    pub(super) logits_of_experts: u64,
+    pub(super) expert_ids: u64,
+    pub(super) expert_shares: u64,
+    /// Of each pair of a token and an expert, in the dtype of activations.
+    pub(super) inner_of_experts: u64,
     partial: u64,
     arrivals: u64,
 }
@@ -154,6 +160,10 @@ impl Builder<'_> {
             inner: of(widths.inner),
             output: of(self.plan.hidden),
             logits: of(widths.logits),
+            inner_of_experts: of(widths.inner_of_experts),
+            logits_of_experts: work.take(rows * widths.experts * size_of::<f32>()),
+            expert_ids: work.take(rows * widths.top_k * size_of::<u32>()),
+            expert_shares: work.take(rows * widths.top_k * size_of::<f32>()),
             partial: 0,
             arrivals: 0,
         };
@@ -297,6 +307,9 @@ struct Widths {
     keys: usize,
     inner: usize,
     logits: usize,
+    experts: usize,
+    top_k: usize,
+    inner_of_experts: usize,
 }
 
 impl Widths {
@@ -309,6 +322,12 @@ impl Widths {
                     widths.keys = widths.keys.max(heads.kv_heads * heads.head_dim);
                 }
                 Node::Inner { up, .. } => widths.inner = widths.inner.max(up.rows),
+                Node::Experts(block) => {
+                    let (experts, top_k) = (block.routing.experts, block.routing.top_k);
+                    widths.experts = widths.experts.max(experts);
+                    widths.top_k = widths.top_k.max(top_k);
+                    widths.inner_of_experts = widths.inner_of_experts.max(top_k * block.up.rows);
+                }
                 Node::Logits { head, .. } => widths.logits = widths.logits.max(head.rows),
                 Node::Embed(..) | Node::Queries(..) | Node::AddAttended(..) | Node::AddInner(..) => {}
             }

@@ -7,18 +7,22 @@
 mod attend;
 mod builder;
 mod done;
+mod experts;
 mod graph;
 mod memory;
 mod pinned;
 mod projections;
 
-use super::bindings::{CqAttend, CqDequantize, CqElementwise, CqGemv, CqNorm, CqSample, CqSimt};
+use super::bindings::{
+    CqAttend, CqDequantize, CqElementwise, CqExperts, CqGemv, CqNorm, CqRoute, CqSample, CqSimt,
+    CqWeightedSum,
+};
 use super::card::Card;
 use super::kernel::Kernel;
 use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked};
 use crate::backend::sample::{Choice, Draw};
-use crate::backend::step::{CacheRows, GraphMode, Plan};
+use crate::backend::step::{CacheRows, GraphMode, Node, Plan};
 use crate::Error;
 use builder::{Builder, Places};
 use candle_core::cuda_backend::cudarc::driver::{result, sys, CudaStream};
@@ -52,6 +56,9 @@ enum LaunchParams {
     Gemv(CqGemv),
     Simt(CqSimt),
     Attend(CqAttend),
+    Route(CqRoute),
+    Experts(CqExperts),
+    WeightedSum(CqWeightedSum),
     Elementwise(CqElementwise),
     Sample(CqSample),
 }
@@ -69,6 +76,9 @@ impl Launch {
                 LaunchParams::Gemv(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Simt(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Attend(params) => launch(stream, kernel, grid, params),
+                LaunchParams::Route(params) => launch(stream, kernel, grid, params),
+                LaunchParams::Experts(params) => launch(stream, kernel, grid, params),
+                LaunchParams::WeightedSum(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Elementwise(params) => launch(stream, kernel, grid, params),
                 LaunchParams::Sample(params) => launch(stream, kernel, grid, params),
             }
@@ -148,6 +158,11 @@ impl StepLaunches {
         };
         let stream = cuda.cuda_stream();
         attend::check(plan, dtype, sequences, Card::of(stream.context())?)?;
+        for node in &plan.nodes {
+            if let Node::Experts(block) = node {
+                experts::check(block)?;
+            }
+        }
         Ok(Self {
             plan: plan.clone(),
             device: cuda.clone(),

@@ -1,0 +1,204 @@
+//! Blocks of experts in steps on a device: against the CPU's plan, which tests of its own hold against f64.
+
+use crate::device;
+use crate::gpu::captures;
+use crate::packed::{bits, flat, relative_error, tensor};
+use candle_core::{DType, Device, Tensor};
+use candle_nn::{Activation, RmsNorm};
+use candle_quant::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Scores};
+use candle_quant::step::{
+    BlockOutput, DeviceStep, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
+};
+use candle_quant::{DeviceKvCache, Embedding, KvCache, Linear, QuantFormat, QuantTensor};
+
+const VOCABULARY: usize = 96;
+const HIDDEN: usize = 320;
+const INNER: usize = 192;
+/// As many as blocks of the kernel do not share out evenly.
+const EXPERTS: usize = 15;
+
+#[derive(Clone, Copy)]
+struct Kind {
+    format: QuantFormat,
+    packed_router: bool,
+    bias: bool,
+    gating: Gating,
+    scores: Scores,
+    corrected: bool,
+    groups: Option<ExpertGroups>,
+    top_k: usize,
+    normalize: bool,
+    weighs_inputs: bool,
+    shared: bool,
+    /// Norms with a mean, and one behind the block.
+    layer_norms: bool,
+}
+
+fn plain() -> Kind {
+    Kind {
+        format: QuantFormat::affine(4, 64).unwrap(),
+        packed_router: true,
+        bias: false,
+        gating: Gating::Plain(Activation::Silu),
+        scores: Scores::Softmax,
+        corrected: false,
+        groups: None,
+        top_k: 4,
+        normalize: true,
+        weighs_inputs: false,
+        shared: false,
+        layer_norms: false,
+    }
+}
+
+fn kinds() -> Vec<(&'static str, Kind)> {
+    let groups = |by| Some(ExpertGroups { count: 5, chosen: 2, by });
+    let sigmoid = Kind { scores: Scores::Sigmoid, corrected: true, packed_router: false, ..plain() };
+    vec![
+        ("plain", plain()),
+        (
+            "as gpt-oss",
+            Kind {
+                format: QuantFormat::MXFP4,
+                packed_router: false,
+                bias: true,
+                gating: Gating::Clamped { alpha: 1.702, limit: 0.5 },
+                ..plain()
+            },
+        ),
+        ("two of a group", Kind { groups: groups(GroupScore::TwoLargest), shared: true, ..sigmoid }),
+        ("one of a group", Kind { groups: groups(GroupScore::Largest), layer_norms: true, ..sigmoid }),
+        ("weighed inputs", Kind { weighs_inputs: true, normalize: false, bias: true, top_k: 1, ..sigmoid }),
+        ("all experts", Kind { top_k: EXPERTS, normalize: false, format: QuantFormat::NVFP4, ..plain() }),
+    ]
+}
+
+/// Two blocks of experts between an embedding and a head. They need no caches.
+fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
+    let numbers = |dims: &[usize], seed: u64, size: f64| {
+        let numbers = (tensor(dims, seed) * size).unwrap();
+        numbers.to_dtype(dtype).unwrap().to_device(device).unwrap()
+    };
+    let packed = |dims: &[usize], seed| {
+        // Codes are those of f32 numbers, whatever the device.
+        let numbers = (tensor(dims, seed) * (1.5 / (dims[dims.len() - 1] as f64).sqrt())).unwrap();
+        let packed = QuantTensor::quantize(&numbers, kind.format).unwrap();
+        let narrow = |tensor: &Tensor| tensor.to_dtype(DType::F16).unwrap();
+        let packed = match packed.biases() {
+            None => packed,
+            Some(biases) => {
+                let (codes, biases) = (packed.packed().clone(), Some(narrow(biases)));
+                QuantTensor::new(kind.format, codes, narrow(packed.scales()), biases, None).unwrap()
+            }
+        };
+        packed.to_device(device).unwrap()
+    };
+    let stack = |n, k, seed| {
+        let bias = kind.bias.then(|| numbers(&[EXPERTS, n], seed + 1, 0.3));
+        ExpertStack::from_quant(packed(&[EXPERTS, n, k], seed), bias).unwrap()
+    };
+    let linear = |n, k, seed| Linear::from_quant(packed(&[n, k], seed), None);
+    let table = Embedding::from_quant(packed(&[VOCABULARY, HIDDEN], 1), dtype).unwrap();
+    let mut plan = StepBuilder::new(&table, 5.).unwrap();
+    for layer in 0..2 {
+        let seed = 1000 * (layer + 1);
+        let (weight, shift) = (numbers(&[HIDDEN], seed, 1.), numbers(&[HIDDEN], seed + 5, 0.3));
+        let norm = match kind.layer_norms {
+            false => StepNorm { weight: Some(&weight), bias: None, subtracts_mean: false, eps: 1e-6 },
+            true => StepNorm { weight: Some(&weight), bias: Some(&shift), subtracts_mean: true, eps: 1e-6 },
+        };
+        let router = match kind.packed_router {
+            true => linear(EXPERTS, HIDDEN, seed + 10),
+            false => {
+                let bias = numbers(&[EXPERTS], seed + 11, 0.5);
+                Linear::new(numbers(&[EXPERTS, HIDDEN], seed + 10, 0.05), Some(bias))
+            }
+        };
+        let correction = numbers(&[EXPERTS], seed + 20, 0.2);
+        let [gate, up] = [30, 40].map(|of| stack(INNER, HIDDEN, seed + of));
+        let experts = Experts::new(gate, up, stack(HIDDEN, INNER, seed + 50), kind.gating).unwrap();
+        let shared = [(INNER, HIDDEN, 60), (INNER, HIDDEN, 61), (HIDDEN, INNER, 62)];
+        let [gate, up, down] = shared.map(|(n, k, of)| linear(n, k, seed + of));
+        let behind = kind.layer_norms.then_some(norm);
+        plan.experts(ExpertsBlock {
+            norm: Some(norm),
+            scores: kind.scores,
+            correction: kind.corrected.then_some(&correction),
+            groups: kind.groups,
+            normalize: kind.normalize,
+            scale: 1.4,
+            weighs_inputs: kind.weighs_inputs,
+            shared: kind.shared.then(|| FeedForwardBlock::new(Some(&gate), &up, &down)),
+            out: BlockOutput { norm: behind, scale: 0.7 },
+            ..ExpertsBlock::new(&router, kind.top_k, &experts)
+        })
+        .unwrap();
+    }
+    let norm = RmsNorm::new(numbers(&[HIDDEN], 7, 1.), 1e-6);
+    plan.head(HeadBlock::new(&norm, &table.as_linear())).unwrap()
+}
+
+fn run(step: &mut DeviceStep, ids: &[u32], device: &Device) -> Tensor {
+    step.run(&Tensor::new(ids, device).unwrap(), &mut [] as &mut [DeviceKvCache]).unwrap()
+}
+
+#[test]
+fn experts_of_steps_are_those_of_the_cpu() {
+    let Some(device) = device() else { return };
+    let _captures = captures();
+    let ids: Vec<u32> = (0..12).map(|index| index * 7 % VOCABULARY as u32).collect();
+    for (name, kind) in kinds() {
+        let on_cpu = plan(&kind, &Device::Cpu, DType::F32);
+        for (dtype, bound) in [(DType::F32, 1e-5), (DType::BF16, 2e-2), (DType::F16, 4e-3)] {
+            let plan = plan(&kind, &device, dtype);
+            let (mut wrong, mut seen) = (0, 0);
+            for sequences in [1, 3] {
+                let mut step = plan.on_device(sequences, dtype).unwrap();
+                for ids in ids.chunks(sequences) {
+                    let logits = run(&mut step, ids, &device);
+                    let mut eager = plan.on_device(sequences, dtype).unwrap();
+                    assert!(bits(&logits) == bits(&run(&mut eager, ids, &device)), "{name} {dtype:?}");
+                    let logits = flat(&logits);
+                    for (id, logits) in ids.iter().zip(logits.chunks(VOCABULARY)) {
+                        let token = candle_quant::step::StepToken { id: *id, sequence: 0, position: 0 };
+                        let expected = on_cpu.run(&[token], &mut [] as &mut [KvCache], &[0]).unwrap();
+                        let expected: Vec<f64> = flat(&expected).into_iter().map(f64::from).collect();
+                        let error = relative_error(logits, &expected);
+                        seen += 1;
+                        wrong += usize::from(!(error < bound));
+                        assert!(dtype != DType::F32 || error < bound, "{name}, token {id}: {error:.2e}");
+                    }
+                }
+                if dtype == DType::BF16 && !kind.layer_norms {
+                    // Norm and router, gate and up, down; the shared expert has two of its own.
+                    let of_block = if kind.shared { 5 } else { 3 };
+                    assert_eq!(step.launches(), Some(2 * of_block + 2), "{name}");
+                }
+            }
+            // Where two scores are nearly alike, rounded activations choose the other expert.
+            assert!(4 * wrong <= seen, "{name} {dtype:?}: {wrong} of {seen} tokens");
+        }
+    }
+}
+
+/// What is not a number stays in its row.
+#[test]
+fn rows_of_nan_choose_experts_that_exist() {
+    let Some(device) = device() else { return };
+    let _captures = captures();
+    for (name, kind) in kinds() {
+        let mut step = plan(&kind, &device, DType::BF16).on_device(2, DType::BF16).unwrap();
+        let beside = flat(&run(&mut step, &[3, 5], &device));
+        let logits = flat(&run(&mut step, &[3, VOCABULARY as u32], &device));
+        assert!(logits[..VOCABULARY] == beside[..VOCABULARY], "{name}");
+        assert!(logits[VOCABULARY..].iter().all(|logit| logit.is_nan()), "{name}");
+    }
+}
+
+#[test]
+fn blocks_without_kernels_are_refused() {
+    let Some(device) = device() else { return };
+    let kind = Kind { gating: Gating::Plain(Activation::Gelu), ..plain() };
+    let told = plan(&kind, &device, DType::BF16).on_device(1, DType::BF16).unwrap_err().to_string();
+    assert!(told.contains("another activation than SiLU") && told.contains("one by one"), "{told}");
+}
