@@ -8,17 +8,17 @@ use candle_nn::{Activation, RmsNorm};
 use candle_quant::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Scores};
 use candle_quant::step::{
     BlockOutput, DeviceStep, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
+    StepToken,
 };
 use candle_quant::{DeviceKvCache, Embedding, KvCache, Linear, QuantFormat, QuantTensor};
 
-const VOCABULARY: usize = 96;
-const HIDDEN: usize = 320;
-const INNER: usize = 192;
-/// As many as blocks of the kernel do not share out evenly.
-const EXPERTS: usize = 15;
+const VOCABULARY: usize = 48;
 
 #[derive(Clone, Copy)]
 struct Kind {
+    hidden: usize,
+    inner: usize,
+    experts: usize,
     format: QuantFormat,
     packed_router: bool,
     bias: bool,
@@ -36,6 +36,10 @@ struct Kind {
 
 fn plain() -> Kind {
     Kind {
+        hidden: 192,
+        inner: 64,
+        // Not a multiple of those of a block.
+        experts: 15,
         format: QuantFormat::affine(4, 64).unwrap(),
         packed_router: true,
         bias: false,
@@ -56,6 +60,8 @@ fn kinds() -> Vec<(&'static str, Kind)> {
     let sigmoid = Kind { scores: Scores::Sigmoid, corrected: true, packed_router: false, ..plain() };
     vec![
         ("plain", plain()),
+        // More numbers than are on their way to a thread at once, twice.
+        ("long rows", Kind { hidden: 2112, experts: 3, top_k: 1, ..plain() }),
         (
             "as gpt-oss",
             Kind {
@@ -69,12 +75,16 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("two of a group", Kind { groups: groups(GroupScore::TwoLargest), shared: true, ..sigmoid }),
         ("one of a group", Kind { groups: groups(GroupScore::Largest), layer_norms: true, ..sigmoid }),
         ("weighed inputs", Kind { weighs_inputs: true, normalize: false, bias: true, top_k: 1, ..sigmoid }),
-        ("all experts", Kind { top_k: EXPERTS, normalize: false, format: QuantFormat::NVFP4, ..plain() }),
+        (
+            "all experts",
+            Kind { top_k: 6, experts: 6, normalize: false, format: QuantFormat::NVFP4, ..plain() },
+        ),
     ]
 }
 
 /// Two blocks of experts between an embedding and a head. They need no caches.
 fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
+    let &Kind { hidden, inner, experts: count, .. } = kind;
     let numbers = |dims: &[usize], seed: u64, size: f64| {
         let numbers = (tensor(dims, seed) * size).unwrap();
         numbers.to_dtype(dtype).unwrap().to_device(device).unwrap()
@@ -94,30 +104,30 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
         packed.to_device(device).unwrap()
     };
     let stack = |n, k, seed| {
-        let bias = kind.bias.then(|| numbers(&[EXPERTS, n], seed + 1, 0.3));
-        ExpertStack::from_quant(packed(&[EXPERTS, n, k], seed), bias).unwrap()
+        let bias = kind.bias.then(|| numbers(&[count, n], seed + 1, 0.3));
+        ExpertStack::from_quant(packed(&[count, n, k], seed), bias).unwrap()
     };
     let linear = |n, k, seed| Linear::from_quant(packed(&[n, k], seed), None);
-    let table = Embedding::from_quant(packed(&[VOCABULARY, HIDDEN], 1), dtype).unwrap();
+    let table = Embedding::from_quant(packed(&[VOCABULARY, hidden], 1), dtype).unwrap();
     let mut plan = StepBuilder::new(&table, 5.).unwrap();
     for layer in 0..2 {
         let seed = 1000 * (layer + 1);
-        let (weight, shift) = (numbers(&[HIDDEN], seed, 1.), numbers(&[HIDDEN], seed + 5, 0.3));
+        let (weight, shift) = (numbers(&[hidden], seed, 1.), numbers(&[hidden], seed + 5, 0.3));
         let norm = match kind.layer_norms {
             false => StepNorm { weight: Some(&weight), bias: None, subtracts_mean: false, eps: 1e-6 },
             true => StepNorm { weight: Some(&weight), bias: Some(&shift), subtracts_mean: true, eps: 1e-6 },
         };
         let router = match kind.packed_router {
-            true => linear(EXPERTS, HIDDEN, seed + 10),
+            true => linear(count, hidden, seed + 10),
             false => {
-                let bias = numbers(&[EXPERTS], seed + 11, 0.5);
-                Linear::new(numbers(&[EXPERTS, HIDDEN], seed + 10, 0.05), Some(bias))
+                let bias = numbers(&[count], seed + 11, 0.5);
+                Linear::new(numbers(&[count, hidden], seed + 10, 0.05), Some(bias))
             }
         };
-        let correction = numbers(&[EXPERTS], seed + 20, 0.2);
-        let [gate, up] = [30, 40].map(|of| stack(INNER, HIDDEN, seed + of));
-        let experts = Experts::new(gate, up, stack(HIDDEN, INNER, seed + 50), kind.gating).unwrap();
-        let shared = [(INNER, HIDDEN, 60), (INNER, HIDDEN, 61), (HIDDEN, INNER, 62)];
+        let correction = numbers(&[count], seed + 20, 0.2);
+        let [gate, up] = [30, 40].map(|of| stack(inner, hidden, seed + of));
+        let experts = Experts::new(gate, up, stack(hidden, inner, seed + 50), kind.gating).unwrap();
+        let shared = [(inner, hidden, 60), (inner, hidden, 61), (hidden, inner, 62)];
         let [gate, up, down] = shared.map(|(n, k, of)| linear(n, k, seed + of));
         let behind = kind.layer_norms.then_some(norm);
         plan.experts(ExpertsBlock {
@@ -134,7 +144,7 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
         })
         .unwrap();
     }
-    let norm = RmsNorm::new(numbers(&[HIDDEN], 7, 1.), 1e-6);
+    let norm = RmsNorm::new(numbers(&[hidden], 7, 1.), 1e-6);
     plan.head(HeadBlock::new(&norm, &table.as_linear())).unwrap()
 }
 
@@ -146,37 +156,37 @@ fn run(step: &mut DeviceStep, ids: &[u32], device: &Device) -> Tensor {
 fn experts_of_steps_are_those_of_the_cpu() {
     let Some(device) = device() else { return };
     let _captures = captures();
-    let ids: Vec<u32> = (0..12).map(|index| index * 7 % VOCABULARY as u32).collect();
     for (name, kind) in kinds() {
         let on_cpu = plan(&kind, &Device::Cpu, DType::F32);
-        for (dtype, bound) in [(DType::F32, 1e-5), (DType::BF16, 2e-2), (DType::F16, 4e-3)] {
+        let dtypes = [(DType::F32, 1e-5), (DType::BF16, 2e-2), (DType::F16, 4e-3)];
+        // F16 takes the kernels that BF16 takes: one kind shows that.
+        for (dtype, bound) in dtypes.into_iter().take(if name == "plain" { 3 } else { 2 }) {
             let plan = plan(&kind, &device, dtype);
+            let [mut step, mut eager] = [(); 2].map(|()| plan.on_device(2, dtype).unwrap());
             let (mut wrong, mut seen) = (0, 0);
-            for sequences in [1, 3] {
-                let mut step = plan.on_device(sequences, dtype).unwrap();
-                for ids in ids.chunks(sequences) {
-                    let logits = run(&mut step, ids, &device);
-                    let mut eager = plan.on_device(sequences, dtype).unwrap();
-                    assert!(bits(&logits) == bits(&run(&mut eager, ids, &device)), "{name} {dtype:?}");
-                    let logits = flat(&logits);
-                    for (id, logits) in ids.iter().zip(logits.chunks(VOCABULARY)) {
-                        let token = candle_quant::step::StepToken { id: *id, sequence: 0, position: 0 };
-                        let expected = on_cpu.run(&[token], &mut [] as &mut [KvCache], &[0]).unwrap();
-                        let expected: Vec<f64> = flat(&expected).into_iter().map(f64::from).collect();
-                        let error = relative_error(logits, &expected);
-                        seen += 1;
-                        wrong += usize::from(!(error < bound));
-                        assert!(dtype != DType::F32 || error < bound, "{name}, token {id}: {error:.2e}");
-                    }
+            for (index, ids) in [[7, 21], [40, 3], [11, 30]].into_iter().enumerate() {
+                let logits = run(&mut step, &ids, &device);
+                assert_eq!(step.is_captured(), index > 0);
+                if index == 2 {
+                    assert!(bits(&logits) == bits(&run(&mut eager, &ids, &device)), "{name} {dtype:?}");
                 }
-                if dtype == DType::BF16 && !kind.layer_norms {
-                    // Norm and router, gate and up, down; the shared expert has two of its own.
-                    let of_block = if kind.shared { 5 } else { 3 };
-                    assert_eq!(step.launches(), Some(2 * of_block + 2), "{name}");
+                let logits = flat(&logits);
+                for (id, logits) in ids.into_iter().zip(logits.chunks(VOCABULARY)) {
+                    let token = StepToken { id, sequence: 0, position: 0 };
+                    let expected = on_cpu.run(&[token], &mut [] as &mut [KvCache], &[0]).unwrap();
+                    let expected: Vec<f64> = flat(&expected).into_iter().map(f64::from).collect();
+                    let error = relative_error(logits, &expected);
+                    (seen, wrong) = (seen + 1, wrong + usize::from(error.is_nan() || error > bound));
+                    assert!(dtype != DType::F32 || wrong == 0, "{name}, token {id}: {error:.2e}");
                 }
             }
+            if dtype == DType::BF16 && !kind.layer_norms {
+                // Norm and router, gate and up, down; the shared expert has two of its own.
+                let of_block = if kind.shared { 5 } else { 3 };
+                assert_eq!(step.launches(), Some(2 * of_block + 2), "{name}");
+            }
             // Where two scores are nearly alike, rounded activations choose the other expert.
-            assert!(4 * wrong <= seen, "{name} {dtype:?}: {wrong} of {seen} tokens");
+            assert!(wrong <= 1, "{name} {dtype:?}: {wrong} of {seen} tokens");
         }
     }
 }
