@@ -159,6 +159,14 @@ verdict() {
   fi
 }
 
+# Also of those that do not run this time: what has lost its head, or does not apply, would be noticed long after.
+for mutant in testing/mutants/*.patch; do
+  for line in Bug Tests; do
+    [ -n "$(field "$mutant" $line)" ] || { echo "$mutant: expected a line '$line: ..' at its head" >&2 && exit 1; }
+  done
+  patch --quiet --dry-run -p1 <"$mutant" || { echo "$mutant does not apply any more" >&2 && exit 1; }
+done
+
 build "$work/without" || { cat "$work/without/build.log" >&2 && exit 1; }
 tests=$work/without
 rm -rf "$work/unharmed"

@@ -21,6 +21,8 @@ struct Kind {
     experts: usize,
     format: QuantFormat,
     packed_router: bool,
+    /// Whether each expert has two others of the same scores.
+    alike: bool,
     bias: bool,
     gating: Gating,
     scores: Scores,
@@ -42,6 +44,7 @@ fn plain() -> Kind {
         experts: 15,
         format: QuantFormat::affine(4, 64).unwrap(),
         packed_router: true,
+        alike: false,
         bias: false,
         gating: Gating::Plain(Activation::Silu),
         scores: Scores::Softmax,
@@ -72,6 +75,7 @@ fn kinds() -> Vec<(&'static str, Kind)> {
                 ..plain()
             },
         ),
+        ("alike", Kind { packed_router: false, alike: true, ..plain() }),
         ("two of a group", Kind { groups: groups(GroupScore::TwoLargest), shared: true, ..sigmoid }),
         ("one of a group", Kind { groups: groups(GroupScore::Largest), layer_norms: true, ..sigmoid }),
         ("weighed inputs", Kind { weighs_inputs: true, normalize: false, bias: true, top_k: 1, ..sigmoid }),
@@ -120,8 +124,11 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
         let router = match kind.packed_router {
             true => linear(count, hidden, seed + 10),
             false => {
-                let bias = numbers(&[count], seed + 11, 0.5);
-                Linear::new(numbers(&[count, hidden], seed + 10, 0.05), Some(bias))
+                let times = if kind.alike { 3 } else { 1 };
+                let [bias, weight] = [(&[count / times][..], 11, 0.5), (&[count / times, hidden], 10, 0.05)]
+                    .map(|(dims, of, size)| numbers(dims, seed + of, size))
+                    .map(|numbers| Tensor::cat(&vec![numbers; times], 0).unwrap());
+                Linear::new(weight, Some(bias))
             }
         };
         let correction = numbers(&[count], seed + 20, 0.2);
