@@ -10,11 +10,13 @@
 
 use anyhow::{ensure, Result};
 use candle_core::{DType, Device, Tensor};
-use candle_nn::RmsNorm;
+use candle_nn::{Activation, RmsNorm};
 use candle_quant::format::Scale;
-use candle_quant::nn::{Embedding, Linear};
+use candle_quant::nn::{Embedding, ExpertStack, Experts, Gating, Linear};
 use candle_quant::ops::SampleOptions;
-use candle_quant::step::{AttentionBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepPlan, Turn};
+use candle_quant::step::{
+    AttentionBlock, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepPlan, Turn,
+};
 use candle_quant::{DeviceKvCache, KvCacheConfig, KvFormat, QuantFormat, QuantTensor};
 use clap::Parser;
 use half::bf16;
@@ -32,8 +34,13 @@ const STEPS_UNTIL_SETTLED: usize = 3;
 const SAMPLING: SampleOptions = SampleOptions { temperature: 0.8, ..SampleOptions::GREEDY };
 const AFFINE: QuantFormat = QuantFormat::affine_opt(4, 64).unwrap();
 
-const LAYOUTS: [Layout; 3] =
-    [LLAMA_3_8B, QWEN3_4B, Layout { name: "Llama-3-8B", format: QuantFormat::MXFP4, ..LLAMA_3_8B }];
+const LAYOUTS: [Layout; 5] = [
+    LLAMA_3_8B,
+    QWEN3_4B,
+    Layout { name: "Llama-3-8B", format: QuantFormat::MXFP4, ..LLAMA_3_8B },
+    QWEN3_30B_A3B,
+    GPT_OSS_20B,
+];
 const LLAMA_3_8B: Layout = Layout {
     name: "Llama-3-8B",
     format: AFFINE,
@@ -47,6 +54,7 @@ const LLAMA_3_8B: Layout = Layout {
     theta: 5e5,
     has_head_norms: false,
     is_tied: false,
+    experts: None,
 };
 const QWEN3_4B: Layout = Layout {
     name: "Qwen3-4B",
@@ -57,6 +65,40 @@ const QWEN3_4B: Layout = Layout {
     theta: 1e6,
     has_head_norms: true,
     is_tied: true,
+    ..LLAMA_3_8B
+};
+
+const QWEN3_30B_A3B: Layout = Layout {
+    name: "Qwen3-30B-A3B",
+    layers: 48,
+    hidden: 2048,
+    inner: 768,
+    kv_heads: 4,
+    is_tied: false,
+    experts: Some(ExpertLayout {
+        count: 128,
+        top_k: 8,
+        format: AFFINE,
+        gating: Gating::Plain(Activation::Silu),
+    }),
+    ..QWEN3_4B
+};
+/// Without biases and windows. Attention and head are packed, as mlx-lm packs them; experts are as published.
+const GPT_OSS_20B: Layout = Layout {
+    name: "gpt-oss-20b",
+    layers: 24,
+    hidden: 2880,
+    inner: 2880,
+    heads: 64,
+    head_dim: 64,
+    vocabulary: 201_088,
+    theta: 15e4,
+    experts: Some(ExpertLayout {
+        count: 32,
+        top_k: 4,
+        format: QuantFormat::MXFP4,
+        gating: Gating::Clamped { alpha: 1.702, limit: 7. },
+    }),
     ..LLAMA_3_8B
 };
 
@@ -106,6 +148,16 @@ struct Layout {
     has_head_norms: bool,
     /// Whether the head is the embedding table.
     is_tied: bool,
+    /// In every layer.
+    experts: Option<ExpertLayout>,
+}
+
+#[derive(Clone, Copy)]
+struct ExpertLayout {
+    count: usize,
+    top_k: usize,
+    format: QuantFormat,
+    gating: Gating,
 }
 
 fn main() -> Result<()> {
@@ -197,7 +249,8 @@ impl Layout {
             return Self { layers, ..self };
         }
         let (hidden, inner, heads, kv_heads, head_dim, vocabulary) = (256, 512, 4, 2, 64, 640);
-        Self { layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, ..self }
+        let experts = self.experts.map(|experts| ExpertLayout { count: 6, top_k: 2, ..experts });
+        Self { layers, hidden, inner, heads, kv_heads, head_dim, vocabulary, experts, ..self }
     }
 
     /// Another one if it is not whole.
@@ -214,7 +267,7 @@ impl Layout {
     fn plan(&self, device: &Device) -> Result<(StepPlan, usize)> {
         let &Self { hidden, inner, head_dim, .. } = self;
         let random = RandomWeights::new(self.format, device)?;
-        let mut bytes = 0;
+        let (mut bytes, mut of_experts) = (0, 0);
         let mut linear = |n, k| -> Result<Linear> {
             let weight = random.matrix(n, k)?;
             bytes += weight.size_in_bytes();
@@ -243,6 +296,21 @@ impl Layout {
                 turn: Some(&turn),
                 ..AttentionBlock::new([&q, &k, &v, &o], head_dim)
             })?;
+            if let Some(ExpertLayout { count, top_k, format, gating }) = self.experts {
+                let random = RandomWeights::new(format, device)?;
+                let mut stack = |n, k| -> Result<ExpertStack> {
+                    let stack = random.stack(count, n, k)?;
+                    of_experts += stack.size_in_bytes() * top_k / count;
+                    Ok(ExpertStack::from_quant(stack, None)?)
+                };
+                let (gate, up) = (stack(inner, hidden)?, stack(inner, hidden)?);
+                let experts = Experts::new(gate, up, stack(hidden, inner)?, gating)?;
+                let norm = Some((&of_hidden).into());
+                let router = Linear::new(random.router(count, hidden)?, None);
+                of_experts += count * hidden * DType::BF16.size_in_bytes();
+                plan.experts(ExpertsBlock { norm, ..ExpertsBlock::new(&router, top_k, &experts) })?;
+                continue;
+            }
             let (gate, up, down) = (linear(inner, hidden)?, linear(inner, hidden)?, linear(hidden, inner)?);
             plan.feed_forward(FeedForwardBlock {
                 norm: Some((&of_hidden).into()),
@@ -250,7 +318,7 @@ impl Layout {
             })?;
         }
         let plan = plan.head(HeadBlock::new(&of_hidden, &head))?;
-        Ok((plan, bytes + if self.is_tied { table_bytes } else { 0 }))
+        Ok((plan, bytes + of_experts + if self.is_tied { table_bytes } else { 0 }))
     }
 
     /// Caches that hold so many tokens.
@@ -300,16 +368,33 @@ impl RandomWeights {
     }
 
     fn matrix(&self, n: usize, k: usize) -> Result<QuantTensor> {
+        self.packed(&[n], k)
+    }
+
+    fn stack(&self, experts: usize, n: usize, k: usize) -> Result<QuantTensor> {
+        self.packed(&[experts, n], k)
+    }
+
+    fn packed(&self, rows: &[usize], k: usize) -> Result<QuantTensor> {
         let (words, groups) = (self.format.words_per_row(k)?, self.format.groups_per_row(k)?);
-        let biases = self.biases.as_ref().map(|biases| repeated(biases, (n, groups))).transpose()?;
-        let (codes, scales) = (repeated(&self.codes, (n, words))?, repeated(&self.scales, (n, groups))?);
+        let of = |piece: &Tensor, columns| repeated(piece, &[rows, &[columns]].concat());
+        let biases = self.biases.as_ref().map(|biases| of(biases, groups)).transpose()?;
+        let (codes, scales) = (of(&self.codes, words)?, of(&self.scales, groups)?);
         Ok(QuantTensor::new(self.format, codes, scales, biases, None)?)
+    }
+
+    /// Of any numbers: which experts a token uses does not matter, only that other hidden states use others.
+    fn router(&self, experts: usize, hidden: usize) -> Result<Tensor> {
+        let mut rng = StdRng::seed_from_u64(experts as u64);
+        let numbers: Vec<bf16> =
+            (0..experts * hidden).map(|_| bf16::from_f32(rng.random_range(-0.05..0.05))).collect();
+        Ok(Tensor::from_vec(numbers, (experts, hidden), self.codes.device())?)
     }
 }
 
-fn repeated(piece: &Tensor, (rows, columns): (usize, usize)) -> Result<Tensor> {
-    let (count, size) = (rows * columns, piece.elem_count());
+fn repeated(piece: &Tensor, dims: &[usize]) -> Result<Tensor> {
+    let (count, size) = (dims.iter().product::<usize>(), piece.elem_count());
     let mut parts = vec![piece.clone(); count / size];
     parts.push(piece.narrow(0, 0, count % size)?);
-    Ok(Tensor::cat(&parts, 0)?.reshape((rows, columns))?)
+    Ok(Tensor::cat(&parts, 0)?.reshape(dims)?)
 }

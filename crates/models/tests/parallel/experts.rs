@@ -24,13 +24,17 @@ fn logits_are_those_of_one_rank() {
 }
 
 #[test]
-fn half_precision_stays_as_close_as_it_is_alone() {
+fn half_precision_stays_as_close_over_more_ranks() {
     for name in ["qwen3moe-affine-b4-g64", "gptoss-mxfp4-hf"] {
         let (checkpoint, (tokens, expected)) = (open(name), reference(name));
         for how in SPLITS {
             let rms = |ranks| distance(&over(&checkpoint, ranks, how, &tokens, DType::F16)[0], &expected).rms;
-            let (alone, of_ranks) = (rms(1), rms(4));
-            assert!(of_ranks <= 2. * alone, "{name} {how}: {of_ranks}, alone {alone}");
+            // One alone computes in f32.
+            let (alone, two, four) = (rms(1), rms(2), rms(4));
+            assert!(
+                alone <= 1e-3 && two <= 4e-3 && four <= 1.5 * two,
+                "{name} {how}: {alone}, {two}, {four}"
+            );
         }
     }
 }
