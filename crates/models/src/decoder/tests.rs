@@ -17,13 +17,17 @@ fn random(changes: &Value) -> Model {
     random_on(&Device::Cpu, DType::F32, changes)
 }
 
-/// A model of two layers with random weights, packed in 4 bits.
-fn random_on(device: &Device, dtype: DType, changes: &Value) -> Model {
+fn with_sizes(changes: &Value) -> Value {
     let mut config = json!({"model_type": "llama", "vocab_size": 256, "hidden_size": 128, "intermediate_size": 256,
         "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 32,
         "tie_word_embeddings": false});
     config.as_object_mut().unwrap().extend(changes.as_object().unwrap().clone());
-    let config = Config::from_json(&config).unwrap();
+    config
+}
+
+/// A model of two layers with random weights, packed in 4 bits.
+fn random_on(device: &Device, dtype: DType, changes: &Value) -> Model {
+    let config = Config::from_json(&with_sizes(changes)).unwrap();
     let (expected, _) = config.inventory(["model.layers.0.", "model.layers.1."].into_iter());
     let mut random = StdRng::seed_from_u64(7);
     let tensors = expected.into_iter().map(|(name, tensor)| {
