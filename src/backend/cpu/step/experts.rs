@@ -1,16 +1,17 @@
 //! Experts in a step: logits of the router, what the chosen experts make of a row, the sum of that.
 //!
-//! Few rows are multiplied pair by pair, a pair being a row and one of its experts, so that the bits of a row do not depend on
-//! what else is in a step; threads share out the rows of all pairs' weights. Many rows are gathered by expert.
+//! Rows are gathered by expert. Of few, threads share out the outputs of all experts, each a block; of many, the experts.
 
 use super::super::tasks;
 use super::super::team::{Failure, Member};
 use super::elementwise::join;
 use super::few::{scatter, turn, Cursors, Operand, Step, BLOCK};
-use super::many::{add, multiply, multiply_matrix, normed};
-use crate::backend::routing::Routing;
+use super::many::{add, multiply, multiply_matrix, normed, AT_ONCE, ROWS};
 use crate::backend::step::{ExpertBlock, Router, StackProjection, Updates};
 use candle_core::{bail, Result, Storage, Tensor};
+
+/// So many experts of a thread, if threads are to have as much to do each.
+const EXPERTS_OF_THREAD: usize = 4;
 
 /// A row and one of the experts that it chose.
 #[derive(Clone, Copy)]
@@ -21,21 +22,28 @@ struct Pair {
     weight: f32,
 }
 
-/// All pairs, those of an expert together; those of a row stay in the order of experts.
-fn pairs_of<'a>(routing: &Routing, logits: impl Iterator<Item = &'a [f32]>) -> Vec<Pair> {
-    let of_row = |(row, logits): (usize, &[f32])| {
-        let chosen = routing.choose(logits);
+/// All pairs of rows that have chosen so, those of an expert together; those of a row stay in the order of experts.
+fn pairs_of(chosen: impl Iterator<Item = Vec<(usize, f32)>>) -> Vec<Pair> {
+    let of_row = |(row, chosen): (usize, Vec<(usize, f32)>)| {
         chosen.into_iter().map(move |(expert, weight)| Pair { row, expert, weight })
     };
-    let mut pairs: Vec<Pair> = logits.enumerate().flat_map(of_row).collect();
+    let mut pairs: Vec<Pair> = chosen.enumerate().flat_map(of_row).collect();
     pairs.sort_by_key(|pair| pair.expert);
     pairs
 }
 
-/// What an expert sees: of a row, or of a pair.
-fn weighed(block: &ExpertBlock, pair: Pair, x: &[f32]) -> Vec<f32> {
-    let factor = if block.weighs_inputs { pair.weight } else { 1. };
-    x.iter().map(|x| x * factor).collect()
+/// What an expert sees: a row for each of its pairs.
+fn seen_by(block: &ExpertBlock, pairs: &[Pair], x: &[f32], width: usize) -> Vec<f32> {
+    let mut seen = Vec::with_capacity(pairs.len() * width);
+    for pair in pairs {
+        seen.extend_from_slice(x.chunks_exact(width).nth(pair.row).unwrap_or_default());
+    }
+    if block.weighs_inputs {
+        for (seen, pair) in seen.chunks_exact_mut(width).zip(pairs) {
+            seen.iter_mut().for_each(|x| *x *= pair.weight);
+        }
+    }
+    seen
 }
 
 /// How much what a pair's expert makes of it counts in the sum.
@@ -115,47 +123,58 @@ impl Step<'_> {
         // Each member chooses for itself: to wait for what another one has chosen would take as long.
         let mut logits = vec![0.; rows * experts];
         self.buffers.logits_of_experts.read(0, &mut logits);
-        let pairs = pairs_of(&block.routing, logits.chunks_exact(experts));
-        // What is prepared serves all experts of a row.
-        let seen = |index: usize, pair: Pair| if block.weighs_inputs { index } else { pair.row };
+        let pairs = pairs_of(logits.chunks_exact(experts).map(|logits| block.routing.choose(logits)));
+        let groups: Vec<&[Pair]> = pairs.chunk_by(|a, b| a.expert == b.expert).collect();
+        // Of a single row, all experts see the same.
+        let is_shared = rows == 1 && !block.weighs_inputs;
         let mut operands: Vec<Option<Operand>> = Vec::new();
-        operands.resize_with(if block.weighs_inputs { pairs.len() } else { rows }, || None);
+        operands.resize_with(if is_shared { 1 } else { groups.len() }, || None);
         let blocks = inner.div_ceil(BLOCK);
-        while let Some(taken) = of_inner.take(pairs.len() * blocks, turn(pairs.len() * blocks, member)) {
-            for (index, pair) in pairs.iter().enumerate() {
-                let own = (taken.start.max(index * blocks), taken.end.min((index + 1) * blocks));
-                if own.0 >= own.1 {
-                    continue;
-                }
-                let first = (own.0 - index * blocks) * BLOCK;
-                let count = inner.min((own.1 - index * blocks) * BLOCK) - first;
-                let (Some(operand), Some(x)) =
-                    (operands.get_mut(seen(index, *pair)), x.chunks_exact(hidden).nth(pair.row))
+        while let Some(taken) = of_inner.take(groups.len() * blocks, turn(groups.len() * blocks, member)) {
+            let mut first_pair = 0;
+            for (group, pairs) in groups.iter().enumerate() {
+                let first_of_group = first_pair;
+                first_pair += pairs.len();
+                let own = (taken.start.max(group * blocks), taken.end.min((group + 1) * blocks));
+                let place = operands.get_mut(if is_shared { 0 } else { group });
+                let (Some(place), Some(expert), true) =
+                    (place, pairs.first().map(|pair| pair.expert), own.0 < own.1)
                 else {
                     continue;
                 };
-                let operand = operand.get_or_insert_with(|| self.operand(weighed(block, *pair, x), 1));
-                let mut joined = operand.multiply_expert(&block.gate, pair.expert, first, count)?;
-                let up = operand.multiply_expert(&block.up, pair.expert, first, count)?;
+                let first = (own.0 - group * blocks) * BLOCK;
+                let count = inner.min((own.1 - group * blocks) * BLOCK) - first;
+                let operand =
+                    place.get_or_insert_with(|| self.operand(seen_by(block, pairs, &x, hidden), pairs.len()));
+                let mut joined = operand.multiply_expert(&block.gate, expert, first, count)?;
+                let up = operand.multiply_expert(&block.up, expert, first, count)?;
                 join(block.gating, &mut joined, &up);
-                self.buffers.inner_of_experts.write(index * inner + first, &joined);
+                scatter(&joined, pairs.len(), |pair, joined| {
+                    self.buffers.inner_of_experts.write((first_of_group + pair) * inner + first, joined);
+                });
             }
         }
         member.wait()?;
 
-        let mut operands: Vec<Operand> = Vec::with_capacity(pairs.len());
-        for index in 0..pairs.len() {
-            let mut x = vec![0.; inner];
-            self.buffers.inner_of_experts.read(index * inner, &mut x);
-            operands.push(self.operand(x, 1));
-        }
+        let mut first_pair = 0;
+        let of_group = |pairs: &&[Pair]| {
+            let mut x = vec![0.; pairs.len() * inner];
+            self.buffers.inner_of_experts.read(first_pair * inner, &mut x);
+            first_pair += pairs.len();
+            self.operand(x, pairs.len())
+        };
+        let mut operands: Vec<Operand> = groups.iter().map(of_group).collect();
         self.add_outputs(hidden, &block.out, member, (projected, normalized), |range| {
             let mut sums = vec![0.; range.len() * rows];
-            for (pair, operand) in pairs.iter().zip(&mut operands) {
-                let of_pair = operand.multiply_expert(&block.down, pair.expert, range.start, range.len())?;
-                let share = share(block, *pair);
-                for (sum, output) in sums.iter_mut().skip(pair.row).step_by(rows).zip(of_pair) {
-                    *sum += share * output;
+            for (pairs, operand) in groups.iter().zip(&mut operands) {
+                let Some(expert) = pairs.first().map(|pair| pair.expert) else { continue };
+                let outputs = operand.multiply_expert(&block.down, expert, range.start, range.len())?;
+                for (sums, outputs) in sums.chunks_exact_mut(rows).zip(outputs.chunks_exact(pairs.len())) {
+                    for (pair, output) in pairs.iter().zip(outputs) {
+                        if let Some(sum) = sums.get_mut(pair.row) {
+                            *sum += share(block, *pair) * output;
+                        }
+                    }
                 }
             }
             Ok(sums)
@@ -170,7 +189,7 @@ pub(super) fn experts_of_many(
     width: usize,
     updates: &Updates,
 ) -> Result<()> {
-    let (experts, inner) = (block.routing.experts, block.up.rows);
+    let experts = block.routing.experts;
     let x = normed(hidden, block.norm.as_ref(), width);
     let logits = match &block.router {
         Router::Packed(projection) => multiply(projection, updates, &x)?,
@@ -183,28 +202,56 @@ pub(super) fn experts_of_many(
             logits
         })?,
     };
-    let pairs = pairs_of(&block.routing, logits.chunks_exact(experts));
-    let mut sums = vec![0.; hidden.len()];
-    for pairs in pairs.chunk_by(|a, b| a.expert == b.expert) {
-        let Some(expert) = pairs.first().map(|pair| pair.expert) else { continue };
-        let rows =
-            pairs.iter().filter_map(|pair| Some(weighed(block, *pair, x.chunks_exact(width).nth(pair.row)?)));
-        let x: Vec<f32> = rows.flatten().collect();
-        let mut joined = multiply_stack(&block.gate, expert, &x)?;
-        let up = multiply_stack(&block.up, expert, &x)?;
-        tasks::for_each(joined.chunks_mut(inner).zip(up.chunks(inner)), |_, (gate, up)| {
-            join(block.gating, gate, up);
-        });
-        let outputs = multiply_stack(&block.down, expert, &joined)?;
-        for (pair, output) in pairs.iter().zip(outputs.chunks_exact(width)) {
-            let share = share(block, *pair);
-            if let Some(sums) = sums.chunks_exact_mut(width).nth(pair.row) {
-                sums.iter_mut().zip(output).for_each(|(sum, output)| *sum += share * output);
+    let mut chosen = vec![Vec::new(); hidden.len() / width];
+    let rows = logits.chunks(ROWS * experts);
+    tasks::for_each(chosen.chunks_mut(ROWS).zip(rows), |_, (chosen, logits)| {
+        for (chosen, logits) in chosen.iter_mut().zip(logits.chunks_exact(experts)) {
+            *chosen = block.routing.choose(logits);
+        }
+    });
+    let pairs = pairs_of(chosen.into_iter());
+    // Of each row, where in the outputs of which expert its own is, and how much that counts.
+    let mut parts = vec![Vec::new(); hidden.len() / width];
+    let of_experts: Vec<&[Pair]> = pairs.chunk_by(|a, b| a.expert == b.expert).collect();
+    for (expert, pairs) in of_experts.iter().enumerate() {
+        for (index, pair) in pairs.iter().enumerate() {
+            if let Some(parts) = parts.get_mut(pair.row) {
+                parts.push((expert, index, share(block, *pair)));
             }
         }
     }
+    let mut outputs: Vec<Result<Vec<f32>>> = Vec::new();
+    outputs.resize_with(of_experts.len(), || Ok(Vec::new()));
+    let compute = |(outputs, pairs): (&mut Result<Vec<f32>>, &&[Pair])| {
+        *outputs = outputs_of(block, pairs, &x, width);
+    };
+    // Threads share out experts, where there are enough of them, or else the rows of one after another.
+    match of_experts.len() >= EXPERTS_OF_THREAD * tasks::threads() {
+        true => tasks::for_each(outputs.iter_mut().zip(&of_experts), |_, item| compute(item)),
+        false => outputs.iter_mut().zip(&of_experts).for_each(compute),
+    }
+    let outputs = outputs.into_iter().collect::<Result<Vec<_>>>()?;
+    let mut sums = vec![0.; hidden.len()];
+    tasks::for_each(sums.chunks_mut(width).zip(&parts), |_, (sums, parts)| {
+        for &(expert, index, share) in parts {
+            let output = outputs.get(expert).and_then(|outputs| outputs.chunks_exact(width).nth(index));
+            sums.iter_mut().zip(output.unwrap_or_default()).for_each(|(sum, output)| *sum += share * output);
+        }
+    });
     add(hidden, &sums, &block.out, width);
     Ok(())
+}
+
+/// What an expert makes of the rows of its pairs.
+fn outputs_of(block: &ExpertBlock, pairs: &[Pair], x: &[f32], width: usize) -> Result<Vec<f32>> {
+    let Some(expert) = pairs.first().map(|pair| pair.expert) else { return Ok(Vec::new()) };
+    let seen = seen_by(block, pairs, x, width);
+    let mut joined = multiply_stack(&block.gate, expert, &seen)?;
+    let up = multiply_stack(&block.up, expert, &seen)?;
+    tasks::for_each(joined.chunks_mut(AT_ONCE).zip(up.chunks(AT_ONCE)), |_, (gate, up)| {
+        join(block.gating, gate, up);
+    });
+    multiply_stack(&block.down, expert, &joined)
 }
 
 fn multiply_stack(stack: &StackProjection, expert: usize, x: &[f32]) -> Result<Vec<f32>> {

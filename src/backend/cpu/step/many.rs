@@ -14,10 +14,10 @@ use candle_core::Result;
 use std::borrow::Cow;
 
 /// Rows that a thread takes at a time where little is done with each.
-const ROWS: usize = 8;
+pub(super) const ROWS: usize = 8;
 
 /// Numbers that a thread takes at a time, where rows do not matter.
-const AT_ONCE: usize = 1 << 14;
+pub(super) const AT_ONCE: usize = 1 << 14;
 
 /// See [`super::run`].
 pub(super) fn run(plan: &Plan, input: Input, caches: &mut [&mut KvCache]) -> Result<Vec<f32>> {
