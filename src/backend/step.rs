@@ -99,7 +99,7 @@ pub(crate) struct StackProjection {
 #[derive(Debug)]
 pub(crate) enum Router {
     Packed(Projection),
-    /// `[E, hidden]`, and what is added to outputs.
+    /// `[E, hidden]` on a device, `[hidden, E]` in f32 on the CPU; and what is added to outputs.
     Dense {
         weight: Tensor,
         bias: Option<Vec<f32>>,

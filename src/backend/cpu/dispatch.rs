@@ -273,6 +273,9 @@ impl Prepared<'_> {
     }
 }
 
+/// Products of x with some columns of a dense matrix: the router of experts, which is small.
+pub(super) use f32::gemm::dense_columns;
+
 /// `dy * weight`, the gradient of x: `dy` is `[M, N]`, the output `[M, K]`.
 pub(super) fn matmul_backward<T: Real>(isa: &InstructionSet, matrix: &PackedMatrix, dy: &[T]) -> Vec<T> {
     match dy.is_empty() {

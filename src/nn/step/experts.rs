@@ -93,6 +93,7 @@ impl StepBuilder {
         }
         let bias = router.bias().map(|bias| numbers(what, bias, experts)).transpose()?;
         self.others.push(router.adapters().clone());
+        let weight = if self.device.is_cpu() { weight.t()? } else { weight };
         Ok(Router::Dense { weight: weight.detach().contiguous()?, bias })
     }
 }

@@ -160,9 +160,23 @@ fn sums(
         for ((m, panel), (_, sums)) in panels.all().zip(&mut sums) {
             let x = &panel[first * m..(first + depth) * m];
             for (weights, sums) in weights.chunks(ROWS * depth).zip(sums.chunks_mut(ROWS * m)) {
-                gemm_crate::multiply_add((m, weights.len() / depth, depth), x, weights, sums);
+                gemm_crate::multiply_add((m, weights.len() / depth, depth), (x, m), weights, sums);
             }
         }
     }
     sums
+}
+
+/// Products `[rows, columns]` of `x` `[rows, depth]` with some columns of a dense matrix `[depth, width]`, on this thread alone.
+pub(in super::super) fn dense_columns(
+    matrix: &[f32],
+    width: usize,
+    columns: Range<usize>,
+    x: &[f32],
+) -> Vec<f32> {
+    let depth = matrix.len() / width.max(1);
+    let (rows, own) = (x.len() / depth.max(1), matrix.get(columns.start..).unwrap_or_default());
+    let mut products = vec![0.; rows * columns.len()];
+    gemm_crate::multiply_add((columns.len(), rows, depth), (own, width), x, &mut products);
+    products
 }

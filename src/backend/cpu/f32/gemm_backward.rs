@@ -114,7 +114,7 @@ fn sums(
             for (weights, sums) in panels {
                 let width = weights.len() / depth;
                 let sums = &mut sums[(some.start - rows.start) * width..];
-                gemm_crate::multiply_add((width, some.len(), depth), weights, dy, sums);
+                gemm_crate::multiply_add((width, some.len(), depth), (weights, width), dy, sums);
             }
         }
     }

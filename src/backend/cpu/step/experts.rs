@@ -2,13 +2,16 @@
 //!
 //! Rows are gathered by expert. Of few, threads share out the outputs of all experts, each a block; of many, the experts.
 
+use super::super::dispatch::dense_columns;
 use super::super::tasks;
 use super::super::team::{Failure, Member};
 use super::elementwise::join;
 use super::few::{scatter, turn, Cursors, Operand, Step, BLOCK};
 use super::many::{add, multiply, multiply_matrix, normed, AT_ONCE, ROWS};
+use crate::backend::contiguous;
 use crate::backend::step::{ExpertBlock, Router, StackProjection, Updates};
 use candle_core::{bail, Result, Storage, Tensor};
+use std::ops::Range;
 
 /// So many experts of a thread, if threads are to have as much to do each.
 const EXPERTS_OF_THREAD: usize = 4;
@@ -55,40 +58,24 @@ fn share(block: &ExpertBlock, pair: Pair) -> f32 {
     }
 }
 
-/// Calls `work` with the numbers of a dense router `[E, hidden]`.
-fn with_dense<T>(weight: &Tensor, work: impl FnOnce(&[f32]) -> T) -> Result<T> {
+/// Logits `[rows of x, experts]` of some experts, by a dense router.
+fn logits_of_dense(
+    (weight, bias): (&Tensor, Option<&[f32]>),
+    x: &[f32],
+    experts: Range<usize>,
+) -> Result<Vec<f32>> {
     let (storage, layout) = weight.storage_and_layout();
-    let Storage::Cpu(storage) = &*storage else { bail!("a router on the CPU is needed here") };
-    Ok(work(crate::backend::contiguous(storage.as_slice::<f32>()?, layout)?))
-}
-
-/// Sums of independent lanes, which the compiler makes vectors of.
-fn dot(a: &[f32], b: &[f32]) -> f32 {
-    const LANES: usize = 16;
-    let mut sums = [0f32; LANES];
-    let (a, b) = (a.chunks_exact(LANES), b.chunks_exact(LANES));
-    let rest: f32 = a.remainder().iter().zip(b.remainder()).map(|(a, b)| a * b).sum();
-    for (a, b) in a.zip(b) {
-        for ((sum, a), b) in sums.iter_mut().zip(a).zip(b) {
-            *sum += a * b;
+    let (Storage::Cpu(storage), [_, all]) = (&*storage, layout.dims()) else {
+        bail!("a router [hidden, E] on the CPU is needed here")
+    };
+    let weight = contiguous(storage.as_slice::<f32>()?, layout)?;
+    let mut logits = dense_columns(weight, *all, experts.clone(), x);
+    if let Some(bias) = bias.and_then(|bias| bias.get(experts)) {
+        for logits in logits.chunks_exact_mut(bias.len()) {
+            logits.iter_mut().zip(bias).for_each(|(logit, bias)| *logit += bias);
         }
     }
-    sums.iter().sum::<f32>() + rest
-}
-
-/// Logits `[outputs, rows of x]` of some experts, from `first` on.
-fn logits_of_dense(
-    (weight, bias): (&[f32], Option<&[f32]>),
-    (x, hidden): (&[f32], usize),
-    (first, count): (usize, usize),
-) -> Vec<f32> {
-    let experts = weight.chunks_exact(hidden).enumerate().skip(first).take(count);
-    experts
-        .flat_map(|(expert, weight)| {
-            let bias = bias.and_then(|bias| bias.get(expert)).copied().unwrap_or(0.);
-            x.chunks_exact(hidden).map(move |x| dot(weight, x) + bias)
-        })
-        .collect()
+    Ok(logits)
 }
 
 impl Step<'_> {
@@ -108,15 +95,19 @@ impl Step<'_> {
         let mut operand = self.operand(x.clone(), rows);
         while let Some(taken) = of_logits.take(blocks, turn(blocks, member)) {
             let range = taken.start * BLOCK..experts.min(taken.end * BLOCK);
-            let logits = match &block.router {
-                Router::Packed(projection) => operand.multiply(projection, range.start, range.len())?,
-                Router::Dense { weight, bias } => with_dense(weight, |weight| {
-                    logits_of_dense((weight, bias.as_deref()), (&x, hidden), (range.start, range.len()))
-                })?,
-            };
-            scatter(&logits, rows, |row, logits| {
-                self.buffers.logits_of_experts.write(row * experts + range.start, logits);
-            });
+            let to = &self.buffers.logits_of_experts;
+            match &block.router {
+                Router::Packed(projection) => {
+                    let logits = operand.multiply(projection, range.start, range.len())?;
+                    scatter(&logits, rows, |row, logits| to.write(row * experts + range.start, logits));
+                }
+                Router::Dense { weight, bias } => {
+                    let logits = logits_of_dense((weight, bias.as_deref()), &x, range.clone())?;
+                    for (row, logits) in logits.chunks_exact(range.len()).enumerate() {
+                        to.write(row * experts + range.start, logits);
+                    }
+                }
+            }
         }
         member.wait()?;
 
@@ -193,14 +184,14 @@ pub(super) fn experts_of_many(
     let x = normed(hidden, block.norm.as_ref(), width);
     let logits = match &block.router {
         Router::Packed(projection) => multiply(projection, updates, &x)?,
-        Router::Dense { weight, bias } => with_dense(weight, |weight| {
-            let mut logits = vec![0.; hidden.len() / width * experts];
-            tasks::for_each(logits.chunks_mut(experts).zip(x.chunks(width)), |_, (logits, x)| {
-                let all = logits_of_dense((weight, bias.as_deref()), (x, width), (0, experts));
-                logits.copy_from_slice(&all);
+        Router::Dense { weight, bias } => {
+            let mut logits: Vec<Result<Vec<f32>>> = Vec::new();
+            logits.resize_with(x.len().div_ceil(ROWS * width), || Ok(Vec::new()));
+            tasks::for_each(logits.iter_mut().zip(x.chunks(ROWS * width)), |_, (logits, x)| {
+                *logits = logits_of_dense((weight, bias.as_deref()), x, 0..experts);
             });
-            logits
-        })?,
+            logits.into_iter().collect::<Result<Vec<_>>>()?.concat()
+        }
     };
     let mut chosen = vec![Vec::new(); hidden.len() / width];
     let rows = logits.chunks(ROWS * experts);

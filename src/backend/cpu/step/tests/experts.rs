@@ -64,7 +64,7 @@ impl ExpertKind {
             true => Router::Packed(router),
             false => {
                 let weight = numbers(rng, EXPERTS * hidden, 0.3);
-                let weight = Tensor::from_vec(weight, (EXPERTS, hidden), &Device::Cpu).unwrap();
+                let weight = Tensor::from_vec(weight, (hidden, EXPERTS), &Device::Cpu).unwrap();
                 Router::Dense { weight, bias: Some(numbers(rng, EXPERTS, 1.)) }
             }
         };
@@ -92,7 +92,7 @@ pub(super) fn of_experts(block: &ExpertBlock, hidden: &[f64], logits: Option<Vec
     let logits = match &block.router {
         Router::Packed(_) => logits.unwrap(),
         Router::Dense { weight, bias } => {
-            let weight = weight.to_vec2::<f32>().unwrap();
+            let weight = weight.t().unwrap().to_vec2::<f32>().unwrap();
             let bias = bias.as_ref().unwrap();
             let dot = |row: &Vec<f32>| row.iter().zip(&x).map(|(w, x)| f64::from(*w) * x).sum::<f64>();
             weight.iter().zip(bias).map(|(row, bias)| dot(row) + f64::from(*bias)).collect()
