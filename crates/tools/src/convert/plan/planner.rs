@@ -10,10 +10,10 @@ use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spe
 use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
+use candle_quant::checkpoint::{module_of, Checkpoint, CheckpointKind, DenseTensor, Weight};
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
-use candle_quant_models::{MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
+use candle_quant_models::{name_in_mlx_lm, MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
@@ -28,6 +28,8 @@ pub(super) struct Planner<'a> {
     layers: ModelLayers,
     /// How mlx-lm keeps the family of the model.
     pub family: MlxLm,
+    /// Whether tensors get the names of mlx-lm's models of more parts than text.
+    is_within_larger: bool,
     /// Whether the embedding is the head.
     tied: bool,
     /// What is dequantized becomes this, unless a rule says otherwise.
@@ -54,11 +56,17 @@ impl<'a> Planner<'a> {
                 "float32" => Some(DType::F32),
                 _ => None,
             });
+        let family = MlxLm::of(config);
+        // What mlx-lm, or mlx-vlm, has written keeps its names, but for the text that mlx-lm does not know alone.
+        let is_mlx = source.kind() == CheckpointKind::Mlx && family.larger.is_none();
+        let is_within_larger = options.target == Target::Mlx && !is_mlx && family.is_within_larger(config);
+        let names: Vec<_> = source.tensor_names().map(|name| name_in(is_within_larger, name)).collect();
         Self {
             source,
             options,
-            layers: ModelLayers::new(|| source.tensor_names(), layers),
-            family: MlxLm::of(config),
+            layers: ModelLayers::new(|| names.iter().map(String::as_str), layers),
+            family,
+            is_within_larger,
             tied: tied == Some(true) || !head,
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
             used: RefCell::default(),
@@ -140,7 +148,13 @@ impl<'a> Planner<'a> {
             }
             Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama => {
                 let arranged = Arranged::new(source, self.family, options);
-                (None, experts::group(self.tensors()?, &arranged)?)
+                let mut groups = experts::group(self.tensors()?, &arranged)?;
+                for tensor in
+                    groups.iter_mut().flat_map(|group| group.packed.iter_mut().chain(&mut group.plain))
+                {
+                    tensor.name = name_in(self.is_within_larger, &tensor.name);
+                }
+                (None, groups)
             }
         };
         let jobs = groups.into_iter().map(|group| self.jobs(group)).collect::<Result<Vec<_>>>()?;
@@ -323,6 +337,12 @@ impl<'a> Planner<'a> {
         let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
         (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
     }
+}
+
+/// The name of a tensor in the output.
+fn name_in(is_within_larger: bool, name: &str) -> String {
+    let other = if is_within_larger { name_in_mlx_lm(name) } else { None };
+    other.unwrap_or_else(|| name.to_owned())
 }
 
 /// The shape, of a matrix or of many. The biases of many are none.
