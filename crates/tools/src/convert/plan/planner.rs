@@ -21,6 +21,9 @@ use std::collections::BTreeSet;
 const TOKENIZERS: [&str; 5] =
     ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model"];
 
+/// Why experts in another format are not packed.
+const IN_MXFP4_ALONE: &str = "experts that transformers has packed in mxfp4 alone";
+
 /// What decides about all tensors.
 pub(super) struct Planner<'a> {
     source: &'a Checkpoint,
@@ -275,6 +278,18 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Why transformers has no packed form of experts that are one tensor, if they are such: what llm-compressor writes, a module
+    /// for each, it does not load.
+    fn experts_without_form(&self, source: &SourceTensor) -> Option<&'static str> {
+        let is_one = |ends: [&str; 2]| ends.iter().any(|end| source.name.ends_with(end));
+        if self.options.target != Target::HuggingFace || source.dims.len() < 3 {
+            return None;
+        }
+        let parameters = is_one([".experts.gate_up_proj", ".experts.down_proj"]).then_some(IN_MXFP4_ALONE);
+        let linear = is_one([".input_linear.weight", ".output_linear.weight"]);
+        parameters.or(linear.then_some("experts of which transformers loads no packed form"))
+    }
+
     /// Why transformers has no packed weight for a tensor, if so.
     fn not_linear(&self, source: &SourceTensor) -> Option<&'static str> {
         if self.options.target != Target::HuggingFace || source.name.ends_with(EXPERT_BLOCKS) {
@@ -312,14 +327,16 @@ impl<'a> Planner<'a> {
         let why_not = match obstacle {
             _ if !is_float => Some("not float numbers"),
             _ if source.dims.contains(&0) => Some("no elements"),
+            None if self.experts_without_form(source).is_some() => self.experts_without_form(source),
             _ if source.dims.len() > 2 && !is_stack => {
                 Some(obstacle.unwrap_or("more than two dimensions, and no experts"))
             }
             None if self.options.target == Target::Mlx && self.family.weight(module) == MlxWeight::Dense => {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
-            None if source.name.ends_with(EXPERT_BLOCKS) => (format != QuantFormat::MXFP4)
-                .then_some("experts that transformers has packed in mxfp4 alone"),
+            None if source.name.ends_with(EXPERT_BLOCKS) => {
+                (format != QuantFormat::MXFP4).then_some(IN_MXFP4_ALONE)
+            }
             None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             None => self.not_linear(source),
             other => other,
