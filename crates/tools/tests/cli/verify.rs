@@ -300,5 +300,11 @@ fn a_config_that_no_model_is_made_of_is_an_error() {
         fs::write(&path, config.to_string()).unwrap();
         let (code, stdout, _) = run(&["verify", copy.path()]);
         assert!(code == 2 && stdout.contains("error: ") && stdout.contains("1 errors"), "{field}: {stdout}");
+        // The reason is told once.
+        assert_eq!(
+            stdout.matches("supported").count(),
+            stdout.lines().next().unwrap().matches("supported").count()
+        );
+        assert!(stdout.ends_with("compared with no model: none is made of this config\n"), "{stdout}");
     }
 }
