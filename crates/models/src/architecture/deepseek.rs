@@ -39,6 +39,10 @@ fn stretch(fields: Fields) -> Result<f64> {
         None => fields.object("rope_scaling")?,
     };
     let Some(scaling) = scaling else { return Ok(1.) };
+    let kind = scaling.text("rope_type")?.or(scaling.text("type")?);
+    if kind.is_none_or(|kind| kind == "default") {
+        return Ok(1.);
+    }
     let number = |key: &str| match scaling.get(key) {
         None => Ok(0.),
         Some(value) => value.as_f64().ok_or_else(|| scaling.error(key, "a number", value)),
@@ -71,7 +75,7 @@ pub(super) fn deepseek_v2(fields: Fields) -> Result<Config> {
     let routing = Routing { groups, scale, ..Routing::softmax(false) };
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(0);
     let shared = fields.index("n_shared_experts")?.unwrap_or(2);
-    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);
+    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared, top_k: None })?);
     Ok(config)
 }
 
@@ -84,6 +88,6 @@ pub(super) fn deepseek_v3(fields: Fields) -> Result<Config> {
     let routing = by_sigmoid(fields, (8, 4), 2.5)?;
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(3);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);
-    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);
+    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared, top_k: Some(8) })?);
     Ok(config)
 }

@@ -44,6 +44,6 @@ pub(super) fn glm4_moe(fields: Fields) -> Result<Config> {
     let routing = by_sigmoid(fields, (1, 1), 1.)?;
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(1);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);
-    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);
+    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared, top_k: Some(8) })?);
     Ok(config)
 }

@@ -36,7 +36,8 @@ pub(super) fn phi(fields: Fields) -> Result<Config> {
 
 /// Phi 3 and 4: fused projections, perhaps LongRoPE.
 pub(super) fn phi3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 4096, eps: 1e-5, ..Defaults::USUAL })?;
+    let mut config =
+        read(fields, &Defaults { context: 4096, original: Some(4096), eps: 1e-5, ..Defaults::USUAL })?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
     Ok(config)

@@ -70,7 +70,15 @@ fn demanded(config: &Value, model_type: &str) -> Map<String, Value> {
     let mut fields = Map::new();
     let mut add = |key: &str, value: Value| drop(fields.insert(key.to_owned(), value));
     let scaling = config.get("rope_scaling");
+    let has_no_parameters = || config.get("rope_parameters").is_none_or(Value::is_null);
     match scaling {
+        None | Some(Value::Null) if model_type == "gpt_oss" && has_no_parameters() => {
+            add(
+                "rope_scaling",
+                json!({"rope_type": "yarn", "type": "yarn", "factor": 32.0, "beta_fast": 32.0,
+                "beta_slow": 1.0, "truncate": false, "original_max_position_embeddings": 4096}),
+            );
+        }
         None if NULL_SCALING.contains(&model_type) => add("rope_scaling", Value::Null),
         Some(Value::Object(scaling)) if model_type == "phi3" && !scaling.contains_key("type") => {
             add("rope_scaling", with_both_kinds(scaling.clone()).into());

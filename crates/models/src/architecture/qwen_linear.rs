@@ -14,7 +14,7 @@ const DEFAULTS: Defaults =
 pub(super) fn qwen3_next(fields: Fields) -> Result<Config> {
     let mut config = common(fields, &DEFAULTS, true)?;
     let is_normalized = fields.flag("norm_topk_prob")?.unwrap_or(true);
-    let moe = MoeConfig { routing: Routing::softmax(is_normalized), ..experts(fields, &config)? };
+    let moe = MoeConfig { routing: Routing::softmax(is_normalized), ..experts(fields, &config, 10)? };
     config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..moe });
     Ok(config)
 }
@@ -30,7 +30,7 @@ pub(super) fn qwen3_5_moe(fields: Fields) -> Result<Config> {
     let mut config = common(fields, &defaults, false)?;
     // Those of other families are no fields of this one.
     let sparse_layers = vec![true; config.num_hidden_layers];
-    let moe = MoeConfig { routing: Routing::softmax(true), sparse_layers, ..experts(fields, &config)? };
+    let moe = MoeConfig { routing: Routing::softmax(true), sparse_layers, ..experts(fields, &config, 8)? };
     config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..moe });
     Ok(config)
 }
