@@ -24,6 +24,8 @@ pub(super) struct Defaults {
     pub theta: f64,
     /// The share of a head that turns.
     pub partial: f64,
+    /// Whether configs say which share it is.
+    pub may_be_partial: bool,
     /// Whether neighbours turn together.
     pub interleaved: bool,
     pub activation_key: &'static str,
@@ -41,6 +43,7 @@ impl Defaults {
         eps: 1e-6,
         theta: 1e4,
         partial: 1.,
+        may_be_partial: false,
         interleaved: false,
         activation_key: "hidden_act",
         activation: Activation::Silu,
@@ -48,8 +51,8 @@ impl Defaults {
 
     /// The rope of heads of so many elements.
     pub fn rope(&self, head_dim: usize) -> RopeDefaults {
-        let Self { context, original, theta, partial, interleaved, .. } = *self;
-        RopeDefaults { context, original, theta, partial, interleaved, head_dim }
+        let Self { context, original, theta, partial, may_be_partial, interleaved, .. } = *self;
+        RopeDefaults { context, original, theta, partial, may_be_partial, interleaved, head_dim }
     }
 }
 

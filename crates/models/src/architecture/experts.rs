@@ -87,7 +87,7 @@ pub(super) fn ernie4_5_moe(fields: Fields) -> Result<Config> {
     let path = "moe_statics.e_score_correction_bias";
     let correction = Correction { path, is_row: true, is_optional: true };
     let sparse = |layer: usize| (layer + 1).is_multiple_of(step) && (first..=last).contains(&layer);
-    let top_k = fields.size("moe_k")?.unwrap_or(6);
+    let top_k = fields.size("moe_k")?.or(fields.size("num_experts_per_tok")?).unwrap_or(6);
     config.moe = Some(MoeConfig {
         intermediate_size: inner,
         routing: Routing { correction: Some(correction), ..Routing::softmax(true) },

@@ -39,7 +39,8 @@ pub(super) fn olmo3(fields: Fields) -> Result<Config> {
         Some(parameters) if parameters.has("sliding_attention") => {
             Rope::from_fields(fields, Some("sliding_attention"), &defaults)?
         }
-        _ => Rope { theta: config.rope.theta, ..Rope::unscaled(&defaults) },
+        // `rope_theta` is that of the others.
+        _ => Rope::unscaled(&defaults),
     });
     Ok(config)
 }

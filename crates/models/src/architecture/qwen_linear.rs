@@ -5,10 +5,11 @@ use super::qwen::{experts, shared_expert};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, LinearAttentionConfig, MoeConfig, QkNorm, QkNormOver, Routing};
+use candle_nn::Activation;
 use candle_quant::Result;
 
 const DEFAULTS: Defaults =
-    Defaults { head_dim: Some(256), context: 32_768, partial: 0.25, ..Defaults::USUAL };
+    Defaults { head_dim: Some(256), context: 32_768, partial: 0.25, may_be_partial: true, ..Defaults::USUAL };
 
 /// Qwen3-Next: experts in every layer, and one that all tokens use.
 pub(super) fn qwen3_next(fields: Fields) -> Result<Config> {
@@ -37,6 +38,10 @@ pub(super) fn qwen3_5_moe(fields: Fields) -> Result<Config> {
 
 fn common(fields: Fields, defaults: &Defaults, is_grouped: bool) -> Result<Config> {
     let mut config = read(fields, defaults)?;
+    // Gates and convolutions of linear attention go by it, too.
+    if let (true, Some(value)) = (config.hidden_act != Activation::Silu, fields.get("hidden_act")) {
+        return Err(fields.error("hidden_act", "silu", value));
+    }
     attention_bias(&mut config, fields)?;
     config.attention_gate = fields.flag("attn_output_gate")?.unwrap_or(true);
     config.norm = NormKind::RmsOnePlus;

@@ -272,6 +272,35 @@ fn scalings_are_completed_as_in_transformers() {
     assert!((deepseek("yarn") - (0.1 * 4f64.ln() + 1.).powi(2)).abs() < 1e-12);
 }
 
+/// What transformers does not do, or does otherwise, is no number of ours.
+#[test]
+fn what_transformers_leaves_out_is_refused_or_left_out() {
+    let refused = |changes: Value, parts: &[&str]| {
+        let error = with(changes).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    refused(json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "0.5", "`llama`"]);
+    refused(
+        json!({"model_type": "gemma2", "rope_parameters": {"partial_rotary_factor": 0.5}}),
+        &["partial_rotary_factor", "`gemma2`"],
+    );
+    assert_eq!(with(json!({"partial_rotary_factor": 1.0})).unwrap().rope.rotary_dim, 32);
+    let phi = json!({"model_type": "phi3", "partial_rotary_factor": 0.5});
+    assert_eq!(with(phi).unwrap().rope.rotary_dim, 16);
+    refused(json!({"model_type": "gemma3_text", "attn_logit_softcapping": 3.0}), &["attn_logit_softcapping"]);
+    refused(json!({"model_type": "gemma", "hidden_activation": "relu"}), &["hidden_activation"]);
+    let gemma =
+        with(json!({"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": "gelu"})).unwrap();
+    assert_eq!(gemma.hidden_act, candle_nn::Activation::GeluPytorchTanh);
+    refused(json!({"model_type": "hunyuan_v1_dense", "use_qk_norm": false}), &["use_qk_norm"]);
+    refused(json!({"rope_interleave": false}), &["rope_interleave"]);
+    let linear =
+        json!({"model_type": "qwen3_5_text", "hidden_act": "gelu", "layer_types": vec!["full_attention"; 3]});
+    refused(linear, &["hidden_act", "silu"]);
+    let olmo = with(json!({"model_type": "olmo3", "rope_theta": 77.})).unwrap();
+    assert_eq!((olmo.rope.theta, olmo.local_rope.map(|rope| rope.theta)), (77., Some(5e5)));
+}
+
 /// The first configs of Phi 3 call LongRoPE so.
 #[test]
 fn a_yarn_with_factors_for_each_pair_is_longrope() {

@@ -242,6 +242,7 @@ mod tests {
             original: None,
             theta: 1e4,
             partial: 1.,
+            may_be_partial: true,
             interleaved: false,
             head_dim,
         };

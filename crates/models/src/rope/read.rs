@@ -13,6 +13,8 @@ pub(crate) struct RopeDefaults {
     pub theta: f64,
     /// The share of a head that turns.
     pub partial: f64,
+    /// Whether the config may say so.
+    pub may_be_partial: bool,
     pub interleaved: bool,
     /// Elements of a head.
     pub head_dim: usize,
@@ -47,7 +49,14 @@ impl Rope {
             Ok(inner.map(|fields| fields.positive(key)).transpose()?.flatten().or(beside))
         };
         let mut theta = number("rope_theta")?.unwrap_or(defaults.theta);
-        let partial = number("partial_rotary_factor")?.unwrap_or(defaults.partial);
+        let partial = number(PARTIAL)?.unwrap_or(defaults.partial);
+        if partial != defaults.partial && !defaults.may_be_partial {
+            let model_type = top.text("model_type")?.unwrap_or_default();
+            return Err(Error::Unsupported {
+                what: format!("`{PARTIAL}`: {partial} in a model of type `{model_type}`"),
+                remedy: "all of its heads turns in transformers, whatever the config says".into(),
+            });
+        }
         let Self { rotary_dim, interleaved, .. } = Self::unscaled(&RopeDefaults { partial, ..*defaults });
         let mut scaling = match inner {
             None => RopeScaling::None,
@@ -69,6 +78,7 @@ impl Rope {
     }
 }
 
+const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
 
 /// For how many tokens a model was trained at first, and for how many it is made.
