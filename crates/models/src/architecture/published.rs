@@ -6,6 +6,13 @@ use serde_json::{json, Map, Value};
 
 /// What a config of transformers 5 says under other names: the fields that it lacks.
 pub fn published_fields(config: &Value) -> Map<String, Value> {
+    let mut fields = other_names(config);
+    // What is null already stays so.
+    fields.retain(|key, value| config.get(key) != Some(value));
+    fields
+}
+
+fn other_names(config: &Value) -> Map<String, Value> {
     let stated = |key: &str| config.get(key).filter(|value| !value.is_null());
     let model_type = stated("model_type").and_then(Value::as_str).unwrap_or_default();
     let mut fields = demanded(config, model_type);
@@ -150,6 +157,9 @@ mod tests {
         let both = json!({"rope_theta": 1e4, "rope_scaling": {"type": "linear", "factor": 2.0},
             "rope_parameters": {"rope_theta": 1e6, "rope_type": "default"}});
         assert_eq!(of(&both), json!({}));
+        let null = json!({"rope_theta": 1e4, "rope_scaling": null,
+            "rope_parameters": {"rope_theta": 1e4, "rope_type": "default"}});
+        assert_eq!(of(&null), json!({}));
     }
 
     #[test]

@@ -158,8 +158,16 @@ fn the_config_of_an_output_means_what_that_of_the_source_means() {
         let mut options = uniform("4:g32");
         options.strict = false;
         let out = convert(&source, &options);
-        let found = Config::from_json(Checkpoint::open(out.path()).unwrap().config()).unwrap();
-        assert_eq!(found, expected, "{}", family.display());
+        let written = Checkpoint::open(out.path()).unwrap();
+        assert_eq!(Config::from_json(written.config()).unwrap(), expected, "{}", family.display());
+        // Nothing is left to say.
+        let again = convert(&written, &ConvertOptions::mlx(Recipe::safe("keep".parse().unwrap())));
+        let [first, second] =
+            [&out, &again].map(|out| fs::read_to_string(out.path().join("config.json")).unwrap());
+        assert_eq!(
+            first.split_whitespace().collect::<String>(),
+            second.split_whitespace().collect::<String>()
+        );
     }
 }
 
