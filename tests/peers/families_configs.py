@@ -46,6 +46,7 @@ FOREIGN = {
 CONTRADICTIONS = {
     (None, "+tie_word_embeddings"): "beside a stored head: transformers ties no weights that differ, mlx-lm and candle-quant do",
     ("ernie4_5_moe", "+num_experts_per_tok"): "beside `moe_k`, which it is another name of",
+    ("hunyuan_v1_dense", "+use_qk_norm"): "beside stored norms: transformers has no model without, mlx-lm and llama.cpp have",
     ("olmo", "+layer_norm_eps"): "GGUF's: transformers has no such field",
 }
 

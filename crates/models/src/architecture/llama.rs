@@ -155,10 +155,9 @@ pub(super) fn multipliers(config: &mut Config, fields: Fields) -> Result<()> {
 pub(super) fn hunyuan(fields: Fields) -> Result<Config> {
     let mut config = read(fields, &Defaults { eps: 1e-5, ..Defaults::USUAL })?;
     attention_bias(&mut config, fields)?;
-    if let (Some(false), Some(value)) = (fields.flag("use_qk_norm")?, fields.get("use_qk_norm")) {
-        return Err(fields.error("use_qk_norm", "true, which transformers takes it for", value));
+    if fields.flag("use_qk_norm")?.unwrap_or(true) {
+        config.qk_norm = Some(QkNorm { after_rotation: true, ..QK_NORM });
     }
-    config.qk_norm = Some(QkNorm { after_rotation: true, ..QK_NORM });
     config.names = Names { q_norm: "query_layernorm", k_norm: "key_layernorm", ..Names::USUAL };
     Ok(config)
 }

@@ -292,7 +292,6 @@ fn what_transformers_leaves_out_is_refused_or_left_out() {
     let gemma =
         with(json!({"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": "gelu"})).unwrap();
     assert_eq!(gemma.hidden_act, candle_nn::Activation::GeluPytorchTanh);
-    refused(json!({"model_type": "hunyuan_v1_dense", "use_qk_norm": false}), &["use_qk_norm"]);
     refused(json!({"rope_interleave": false}), &["rope_interleave"]);
     let linear =
         json!({"model_type": "qwen3_5_text", "hidden_act": "gelu", "layer_types": vec!["full_attention"; 3]});
