@@ -296,6 +296,22 @@ fn what_transformers_leaves_out_is_refused_or_left_out() {
     let linear =
         json!({"model_type": "qwen3_5_text", "hidden_act": "gelu", "layer_types": vec!["full_attention"; 3]});
     refused(linear, &["hidden_act", "silu"]);
+    // One of two that contradict each other.
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+    let parameters = json!({"rope_type": "default", "rope_theta": 1e4});
+    refused(
+        json!({"rope_parameters": parameters, "rope_scaling": yarn}),
+        &["rope_scaling", "rope_parameters"],
+    );
+    let other = json!({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4});
+    refused(json!({"rope_parameters": other, "rope_scaling": yarn}), &["rope_scaling"]);
+    let same = json!({"type": "yarn", "factor": 4, "rope_theta": 1e4});
+    for stated in
+        [same.clone(), json!({"full_attention": same, "sliding_attention": {"rope_type": "default"}})]
+    {
+        let config = json!({"model_type": "olmo3", "rope_parameters": stated, "rope_scaling": yarn});
+        assert!(matches!(with(config).unwrap().rope.scaling, RopeScaling::Yarn { .. }));
+    }
     let olmo = with(json!({"model_type": "olmo3", "rope_theta": 77.})).unwrap();
     assert_eq!((olmo.rope.theta, olmo.local_rope.map(|rope| rope.theta)), (77., Some(5e5)));
 }

@@ -3,6 +3,7 @@
 use super::{Rope, RopeScaling};
 use crate::fields::Fields;
 use candle_quant::{Error, Result};
+use serde_json::Value;
 
 /// What a config means that does not say it.
 pub(crate) struct RopeDefaults {
@@ -36,6 +37,7 @@ impl Rope {
         layer_type: Option<&'static str>,
         defaults: &RopeDefaults,
     ) -> Result<Self> {
+        check_both(top)?;
         let (parameters, is_nested) = match (top.object("rope_parameters")?, layer_type) {
             (Some(all), Some(layer_type)) if all.has(layer_type) => (all.object(layer_type)?, true),
             (all, _) => (all, false),
@@ -80,6 +82,31 @@ impl Rope {
 
 const PARTIAL: &str = "partial_rotary_factor";
 const ORIGINAL: &str = "original_max_position_embeddings";
+
+/// Refuses a `rope_scaling` that says anything else than the `rope_parameters` beside it, of which transformers takes the first.
+fn check_both(top: Fields) -> Result<()> {
+    let (Some(parameters), Some(scaling)) = (top.object("rope_parameters")?, top.get("rope_scaling")) else {
+        return Ok(());
+    };
+    // Where layers differ, a scaling is that of those without a window.
+    let parameters = parameters.object("full_attention")?.unwrap_or(parameters);
+    let kind =
+        |of: &dyn Fn(&str) -> Option<Value>| of("rope_type").or(of("type")).unwrap_or("default".into());
+    let same = |a: &Value, b: &Value| a == b || a.as_f64().is_some_and(|number| b.as_f64() == Some(number));
+    let is_said = |(key, value): (&String, &Value)| {
+        ["rope_type", "type"].contains(&key.as_str())
+            || parameters.get(key).is_some_and(|stated| same(stated, value))
+    };
+    let kinds = [kind(&|key| scaling.get(key).cloned()), kind(&|key| parameters.get(key).cloned())];
+    match scaling.as_object().is_none_or(|fields| fields.iter().all(is_said)) && kinds[0] == kinds[1] {
+        true => Ok(()),
+        false => Err(top.error(
+            "rope_scaling",
+            "nothing else than `rope_parameters` say, or only one of them",
+            scaling,
+        )),
+    }
+}
 
 /// For how many tokens a model was trained at first, and for how many it is made.
 #[derive(Clone, Copy)]
