@@ -8,6 +8,7 @@ The sizes keep every file below 150 KB; the epsilons of the norms are larger tha
 matter.
 """
 import copy
+import json
 
 TOKENS = [(37 * i + 5 * i * i + 3) % 96 for i in range(24)]
 BASE = {
@@ -333,3 +334,35 @@ def published(name):
     config = copy.deepcopy(BASE | own | {"model_type": model_type, "torch_dtype": "bfloat16"})
     absent = ("rope_theta", "intermediate_size")
     return {key: value for key, value in config.items() if not (key in absent and value is None)}
+
+# llama.cpp's converter leaves out what all published models have in common, or wants it: there the tiny models have it, too.
+COMMON = {
+    "cohere2": {"rotary_pct": 1.0},
+    "deepseek_v2": {"rope_scaling": {"mscale": 0.707, "mscale_all_dim": 0.707}},
+    "exaone4": {"rope_theta": 1e6, "rope_scaling": {"original_max_position_embeddings": 8192}},
+    "gemma": {"rope_theta": 1e4},
+    "gemma2": {"rope_theta": 1e4, "query_pre_attn_scalar": 32},
+    "gemma3_text": {"query_pre_attn_scalar": 32},
+    "glm": {"rope_theta": 1e4, "rms_norm_eps": 1e-5},
+    "glm4_moe": {"num_nextn_predict_layers": 0},
+    "hunyuan_v1_dense": {"rope_theta": 1e4, "max_position_embeddings": 32768},
+    "llama": {"rope_theta": 5e5, "rope_scaling": {"original_max_position_embeddings": 8192}},
+    "llama4_text": {"attention_chunk_size": 8192, "attn_scale": 0.1, "floor_scale": 8192},
+    "mistral": {"sliding_window": None},
+    "olmoe": {"rms_norm_eps": 1e-5},
+    "phi": {"rope_theta": 1e4},
+    "qwen3_moe": {"mlp_only_layers": []},
+    "qwen3_next": {"mlp_only_layers": []},
+    "smollm3": {"no_rope_layers": [1, 1, 1]},
+    "stablelm": {"rope_theta": 1e4},
+    "stablelm-parallel": {"rope_theta": 1e4},
+    "starcoder2": {"sliding_window": 4096},
+}
+
+
+def config_of_gguf(family):
+    """The config, in published naming, of what families_gguf.py makes of a folder."""
+    config = json.loads((family / "hf/config_v4.json").read_text())
+    for key, value in COMMON.get(family.name, {}).items():
+        config[key] = config[key] | value if isinstance(value, dict) else value
+    return config

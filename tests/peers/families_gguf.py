@@ -25,35 +25,14 @@ from conversion import ModelBase, get_model_class  # noqa: E402
 from safetensors.torch import load_file, save_file  # noqa: E402
 from transformers import AutoModelForCausalLM  # noqa: E402
 
+from families import COMMON, config_of_gguf  # noqa: E402
+
 
 def without_vocabulary(self):
     self.gguf_writer.add_tokenizer_model("none")
     self.gguf_writer.add_vocab_size(self.hparams["vocab_size"])
 
 
-# The converter leaves out what all published models have in common, or wants it: here the tiny models have it, too.
-COMMON = {
-    "cohere2": {"rotary_pct": 1.0},
-    "deepseek_v2": {"rope_scaling": {"mscale": 0.707, "mscale_all_dim": 0.707}},
-    "exaone4": {"rope_theta": 1e6, "rope_scaling": {"original_max_position_embeddings": 8192}},
-    "gemma": {"rope_theta": 1e4},
-    "gemma2": {"rope_theta": 1e4, "query_pre_attn_scalar": 32},
-    "gemma3_text": {"query_pre_attn_scalar": 32},
-    "glm": {"rope_theta": 1e4, "rms_norm_eps": 1e-5},
-    "glm4_moe": {"num_nextn_predict_layers": 0},
-    "hunyuan_v1_dense": {"rope_theta": 1e4, "max_position_embeddings": 32768},
-    "llama": {"rope_theta": 5e5, "rope_scaling": {"original_max_position_embeddings": 8192}},
-    "llama4_text": {"attention_chunk_size": 8192, "attn_scale": 0.1, "floor_scale": 8192},
-    "mistral": {"sliding_window": None},
-    "olmoe": {"rms_norm_eps": 1e-5},
-    "phi": {"rope_theta": 1e4},
-    "qwen3_moe": {"mlp_only_layers": []},
-    "qwen3_next": {"mlp_only_layers": []},
-    "smollm3": {"no_rope_layers": [1, 1, 1]},
-    "stablelm": {"rope_theta": 1e4},
-    "stablelm-parallel": {"rope_theta": 1e4},
-    "starcoder2": {"sliding_window": 4096},
-}
 # Values that the converter takes from published proportions, and those of the tiny models.
 PROPORTIONS = {
     "cohere2": {"attention.sliding_window_pattern": 3},
@@ -65,13 +44,6 @@ PROPORTIONS = {
     "qwen3_5_text": {"full_attention_interval": 3},
     "qwen3_next": {"full_attention_interval": 2},
 }
-
-
-def config_of(family):
-    config = json.loads((family / "hf/config_v4.json").read_text())
-    for key, value in COMMON.get(family.name, {}).items():
-        config[key] = config[key] | value if isinstance(value, dict) else value
-    return config
 
 
 def weights_of(family):
@@ -122,7 +94,7 @@ def convert(family, folder):
     # Gemma's embeddings are cut to its tokens.
     vocabulary = {f"<{token}>": token for token in range(96)}
     (folder / "tokenizer.json").write_text(json.dumps({"model": {"vocab": vocabulary}, "added_tokens": []}))
-    model = get_model_class(config_of(family)["architectures"][0])
+    model = get_model_class(config_of_gguf(family)["architectures"][0])
     without_vocabularies(ModelBase)
     model = with_proportions(model, PROPORTIONS.get(family.name, {}))
     model(folder, gguf.LlamaFileType.MOSTLY_BF16, family / "gguf/model.gguf", eager=True).write()
@@ -145,7 +117,7 @@ def write(family):
         for name, step in [("converter", convert), ("transformers", compute)][: 1 + (family.name in COMMON)]:
             at = Path(folder) / name
             at.mkdir()
-            (at / "config.json").write_text(json.dumps(config_of(family)))
+            (at / "config.json").write_text(json.dumps(config_of_gguf(family)))
             step(family, at)
 
 

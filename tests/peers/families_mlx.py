@@ -223,17 +223,18 @@ def main(out, name):
     print(f"{name}: dense difference {dense:.2e}, with transformers 5's config {v5}, lost {lost}", flush=True)
 
 
-parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("out", type=Path)
-parser.add_argument("families", nargs="*")
-args = parser.parse_args()
-failed = []
-for family in args.families or FAMILIES:
-    try:
-        main(args.out.resolve(), family)
-    except (Exception, SystemExit) as error:
-        failed.append(family)
-        print(f"{family}: {type(error).__name__}: {str(error)[:400]}", flush=True)
-        if args.families and not isinstance(error, SystemExit):
-            raise
-sys.exit(f"failed: {failed}" if failed else 0)
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("out", type=Path)
+    parser.add_argument("families", nargs="*")
+    args = parser.parse_args()
+    failed = []
+    for family in args.families or FAMILIES:
+        try:
+            main(args.out.resolve(), family)
+        except (Exception, SystemExit) as error:
+            failed.append(family)
+            print(f"{family}: {type(error).__name__}: {str(error)[:400]}", flush=True)
+            if args.families and not isinstance(error, SystemExit):
+                raise
+    sys.exit(f"failed: {failed}" if failed else 0)

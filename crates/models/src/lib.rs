@@ -52,6 +52,6 @@ pub use moe::{Correction, ExpertGroups, GroupScore, MoeConfig, Routing, Scores, 
 pub use norm::NormKind;
 pub use options::{CacheOptions, ModelOptions};
 pub use published::{Arrangement, Entries, Piece, Published, PublishedForm, PublishedTensor, EXPERT_BLOCKS};
-pub use root::layer_of;
+pub use root::{layer_of, name_in_mlx_lm};
 pub use rope::{Rope, RopeScaling};
 pub use shapes::Expected;

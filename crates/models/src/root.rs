@@ -23,6 +23,31 @@ const ROOTS: [Root; 3] = [
     Root { decoder: "model.language_model", head: "lm_head" },
 ];
 
+/// What mlx-lm calls a tensor in its models of more parts than text, `None` if that is its name already or not known.
+///
+/// ```
+/// use candle_quant_models::name_in_mlx_lm;
+///
+/// for name in ["model.layers.0.mlp.up_proj.weight", "model.language_model.layers.0.mlp.up_proj.weight"] {
+///     let found = name_in_mlx_lm(name).unwrap();
+///     assert_eq!(found, "language_model.model.layers.0.mlp.up_proj.weight");
+///     assert_eq!(name_in_mlx_lm(&found), None);
+/// }
+/// ```
+pub fn name_in_mlx_lm(name: &str) -> Option<String> {
+    if name.starts_with("lm_head.") {
+        return Some(format!("language_model.{name}"));
+    }
+    let (part, rest) = name.strip_prefix("model.")?.split_once('.')?;
+    match part {
+        "embed_tokens" | "layers" | "norm" => Some(format!("language_model.{name}")),
+        "language_model" => Some(format!("language_model.model.{rest}")),
+        // Newer versions of transformers write these below `model`, as none of mlx-lm's models has them.
+        "vision_tower" | "multi_modal_projector" => Some(format!("{part}.{rest}")),
+        _ => None,
+    }
+}
+
 impl Root {
     /// The first at which there is an embedding.
     pub fn find(has: impl Fn(&str) -> bool) -> Self {

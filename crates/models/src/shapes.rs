@@ -53,7 +53,10 @@ impl Config {
             let required = self.tie_word_embeddings == Some(false);
             expected.insert(format!("{head}.{part}"), Expected { dims, required });
         };
-        of_head("weight", vec![vocab, hidden]);
+        // One beside an embedding that is the head has no effect.
+        if self.tie_word_embeddings != Some(true) {
+            of_head("weight", vec![vocab, hidden]);
+        }
         if self.head_bias {
             of_head("bias", vec![vocab]);
         }

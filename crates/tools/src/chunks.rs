@@ -75,26 +75,18 @@ impl Chunks {
 
     /// What `view` sees of the rows of all weights, which have one length, as one matrix.
     pub fn viewed(weights: &[Weight], view: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self> {
-        let (mut numbers, mut k) = (Vec::new(), 0);
-        for weight in weights {
-            let chunks = Self::load(weight)?;
-            if k != 0 && chunks.k != k {
-                let (expected, found) = (format!("rows of {k}"), chunks.k.to_string());
-                return Err(Error::mismatch(format!("a weight {:?}", weight.dims()), expected, found));
-            }
-            k = chunks.k;
-            numbers.extend(chunks.map_tensors(|_, numbers| numbers)?);
-        }
-        let dtype = numbers.first().map_or(DType::F32, Tensor::dtype);
-        if numbers.iter().any(|of_chunk| of_chunk.dtype() != dtype) {
-            numbers = numbers
-                .iter()
-                .map(|of_chunk| of_chunk.to_dtype(DType::F32))
-                .collect::<candle_core::Result<_>>()?;
-        }
-        let seen = view(&Tensor::cat(&numbers, 0)?.reshape(((), k))?)?;
-        let (n, k) = seen.dims2()?;
-        Ok(Self { loaded: LayerWeight::Dense(seen.flatten_all()?), matrices: 1, n, k })
+        let chunks = weights.iter().map(Self::load).collect::<Result<Vec<_>>>()?;
+        Self::of_matrix(&view(&rows_of_all(&chunks)?)?)
+    }
+
+    /// The rows of all, which have one length, as one matrix.
+    pub fn joined(chunks: &[Self]) -> Result<Self> {
+        Self::of_matrix(&rows_of_all(chunks)?)
+    }
+
+    fn of_matrix(matrix: &Tensor) -> Result<Self> {
+        let (n, k) = matrix.dims2()?;
+        Ok(Self { loaded: LayerWeight::Dense(matrix.flatten_all()?), matrices: 1, n, k })
     }
 
     /// Elements of a row.
@@ -146,6 +138,27 @@ impl Chunks {
         };
         Ok((matrix * n + row, numbers))
     }
+}
+
+/// One matrix, of numbers that all have one dtype.
+fn rows_of_all(chunks: &[Chunks]) -> Result<Tensor> {
+    let (mut numbers, mut k) = (Vec::new(), 0);
+    for of_one in chunks {
+        if k != 0 && of_one.k != k {
+            let (expected, found) = (format!("rows of {k}"), of_one.k.to_string());
+            return Err(Error::mismatch("a weight of several", expected, found));
+        }
+        k = of_one.k;
+        numbers.extend(of_one.map_tensors(|_, numbers| numbers)?);
+    }
+    let dtype = numbers.first().map_or(DType::F32, Tensor::dtype);
+    if numbers.iter().any(|of_chunk| of_chunk.dtype() != dtype) {
+        numbers = numbers
+            .iter()
+            .map(|of_chunk| of_chunk.to_dtype(DType::F32))
+            .collect::<candle_core::Result<_>>()?;
+    }
+    Ok(Tensor::cat(&numbers, 0)?.reshape(((), k))?)
 }
 
 /// Dequantizes `rows` rows of K elements, from element `first` on.

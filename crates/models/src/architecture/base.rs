@@ -2,7 +2,7 @@
 
 use crate::fields::Fields;
 use crate::norm::NormKind;
-use crate::rope::{Rope, RopeDefaults};
+use crate::rope::{Rope, RopeDefaults, RopeScaling};
 use crate::{Config, MoeConfig, Names, Routing};
 use candle_nn::Activation;
 use candle_quant::nn::Gating;
@@ -15,6 +15,8 @@ pub(super) struct Defaults {
     /// Elements of a head; else the hidden size over the heads.
     pub head_dim: Option<usize>,
     pub context: usize,
+    /// The context of pre-training of a rope that is scaled, whatever is said with its scaling.
+    pub original: Option<usize>,
     /// Of the elements inside the feed-forward block.
     pub inner_key: &'static str,
     pub eps_key: &'static str,
@@ -22,6 +24,8 @@ pub(super) struct Defaults {
     pub theta: f64,
     /// The share of a head that turns.
     pub partial: f64,
+    /// Whether configs say which share it is.
+    pub may_be_partial: bool,
     /// Whether neighbours turn together.
     pub interleaved: bool,
     pub activation_key: &'static str,
@@ -33,11 +37,13 @@ impl Defaults {
     pub const USUAL: Self = Self {
         head_dim: None,
         context: 2048,
+        original: None,
         inner_key: "intermediate_size",
         eps_key: "rms_norm_eps",
         eps: 1e-6,
         theta: 1e4,
         partial: 1.,
+        may_be_partial: false,
         interleaved: false,
         activation_key: "hidden_act",
         activation: Activation::Silu,
@@ -45,8 +51,8 @@ impl Defaults {
 
     /// The rope of heads of so many elements.
     pub fn rope(&self, head_dim: usize) -> RopeDefaults {
-        let Self { theta, partial, interleaved, .. } = *self;
-        RopeDefaults { theta, partial, interleaved, head_dim }
+        let Self { context, original, theta, partial, may_be_partial, interleaved, .. } = *self;
+        RopeDefaults { context, original, theta, partial, may_be_partial, interleaved, head_dim }
     }
 }
 
@@ -119,6 +125,29 @@ pub(super) fn moe(config: &Config, experts: usize, top_k: usize) -> MoeConfig {
         // Set behind, by what is known of the family.
         transposed_parameters: false,
         shared: None,
+    }
+}
+
+/// The rope of a config without a word of it, in families that scale it then; of others none.
+pub(super) fn if_unsaid<T>(fields: Fields, scaled: T) -> Result<Option<T>> {
+    let is_said = fields.object("rope_parameters")?.is_some() || fields.object("rope_scaling")?.is_some();
+    Ok(Some(scaled).filter(|_| !is_said))
+}
+
+/// YaRN by so much of a first context, between these turns, without a factor for scores.
+pub(super) fn yarn(
+    factor: f64,
+    original_max_position_embeddings: usize,
+    truncate: bool,
+    attention_factor: f64,
+) -> RopeScaling {
+    RopeScaling::Yarn {
+        factor,
+        beta_fast: 32.,
+        beta_slow: 1.,
+        original_max_position_embeddings,
+        truncate,
+        attention_factor,
     }
 }
 

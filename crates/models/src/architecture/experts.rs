@@ -1,6 +1,6 @@
 //! Families whose every layer has experts, or nearly every one.
 
-use super::base::{attention_bias, layer_types, moe, read, Defaults};
+use super::base::{attention_bias, if_unsaid, layer_types, moe, read, yarn, Defaults};
 use super::llama::multipliers;
 use super::routed::shared_experts;
 use crate::fields::Fields;
@@ -10,8 +10,8 @@ use candle_quant::Result;
 
 /// The experts of Mixtral and others.
 fn local_experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
-    let (experts, top_k) = ("num_local_experts", "num_experts_per_tok");
-    Ok(moe(config, fields.required_size(experts)?, fields.required_size(top_k)?))
+    let top_k = fields.size("num_experts_per_tok")?.unwrap_or(2);
+    Ok(moe(config, fields.required_size("num_local_experts")?, top_k))
 }
 
 /// Mixtral.
@@ -30,6 +30,10 @@ pub(super) fn gpt_oss(fields: Fields) -> Result<Config> {
     let defaults =
         Defaults { head_dim: Some(64), context: 131_072, eps: 1e-5, theta: 150_000., ..Defaults::USUAL };
     let mut config = read(fields, &defaults)?;
+    let scores = 0.1 * 32f64.ln() + 1.;
+    if let Some(scaling) = if_unsaid(fields, yarn(32., 4096, false, scores))? {
+        config.rope.scaling = scaling;
+    }
     let bias = fields.flag("attention_bias")?.unwrap_or(true);
     (config.qkv_bias, config.output_bias) = (bias, bias);
     config.attention_sinks = true;
@@ -38,7 +42,7 @@ pub(super) fn gpt_oss(fields: Fields) -> Result<Config> {
     config.sliding_layers = layer_types(fields, config.num_hidden_layers)?.unwrap_or_else(alternating);
     let top_k = match fields.size("num_experts_per_tok")? {
         Some(top_k) => top_k,
-        None => fields.required_size("experts_per_token")?,
+        None => fields.size("experts_per_token")?.unwrap_or(4),
     };
     config.moe = Some(MoeConfig {
         bias: true,
@@ -83,7 +87,7 @@ pub(super) fn ernie4_5_moe(fields: Fields) -> Result<Config> {
     let path = "moe_statics.e_score_correction_bias";
     let correction = Correction { path, is_row: true, is_optional: true };
     let sparse = |layer: usize| (layer + 1).is_multiple_of(step) && (first..=last).contains(&layer);
-    let top_k = fields.size("moe_k")?.unwrap_or(6);
+    let top_k = fields.size("moe_k")?.or(fields.size("num_experts_per_tok")?).unwrap_or(6);
     config.moe = Some(MoeConfig {
         intermediate_size: inner,
         routing: Routing { correction: Some(correction), ..Routing::softmax(true) },

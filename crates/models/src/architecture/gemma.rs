@@ -27,12 +27,14 @@ fn common(fields: Fields, defaults: &Defaults) -> Result<Config> {
 /// Gemma. Its published configs say `gelu`; it was trained with the approximation by tanh, which all take.
 pub(super) fn gemma(fields: Fields) -> Result<Config> {
     let config = common(fields, &DEFAULTS)?;
-    if let (None, Some(value)) = (fields.get("hidden_activation"), fields.get("hidden_act")) {
-        if !matches!(value.as_str(), Some("gelu" | "gelu_pytorch_tanh")) {
-            return Err(fields.error("hidden_act", "gelu or gelu_pytorch_tanh", value));
+    for key in ["hidden_act", "hidden_activation"] {
+        let value =
+            fields.get(key).filter(|value| !matches!(value.as_str(), Some("gelu" | "gelu_pytorch_tanh")));
+        if let Some(value) = value {
+            return Err(fields.error(key, "gelu or gelu_pytorch_tanh", value));
         }
     }
-    Ok(config)
+    Ok(Config { hidden_act: Activation::GeluPytorchTanh, ..config })
 }
 
 /// Norms around both blocks.
@@ -71,6 +73,10 @@ pub(super) fn gemma3(fields: Fields) -> Result<Config> {
     let defaults = Defaults { context: 131_072, theta: 1e6, ..DEFAULTS };
     let mut config = common(fields, &defaults)?;
     scores(&mut config, fields)?;
+    // transformers has the field, but computes without it.
+    if let Some(value) = fields.get("attn_logit_softcapping") {
+        return Err(fields.error("attn_logit_softcapping", "nothing in this family", value));
+    }
     let kind = config.norm;
     config.qk_norm = Some(QkNorm { kind, over: QkNormOver::Head, after_rotation: false });
     let pattern = match fields.size("sliding_window_pattern")? {

@@ -14,6 +14,7 @@ pub(super) fn glm(fields: Fields) -> Result<Config> {
         context: 131_072,
         eps: 1.5625e-7,
         partial: 0.5,
+        may_be_partial: true,
         interleaved: true,
         ..Defaults::USUAL
     };
@@ -35,7 +36,8 @@ pub(super) fn glm4(fields: Fields) -> Result<Config> {
 
 /// GLM 4.5 to 4.7: experts in all but the first layers.
 pub(super) fn glm4_moe(fields: Fields) -> Result<Config> {
-    let defaults = Defaults { context: 131_072, eps: 1e-5, partial: 0.5, ..Defaults::USUAL };
+    let defaults =
+        Defaults { context: 131_072, eps: 1e-5, partial: 0.5, may_be_partial: true, ..Defaults::USUAL };
     let mut config = read(fields, &defaults)?;
     config.qkv_bias = flag(fields, "attention_bias")?;
     if flag(fields, "use_qk_norm")? {
@@ -44,6 +46,6 @@ pub(super) fn glm4_moe(fields: Fields) -> Result<Config> {
     let routing = by_sigmoid(fields, (1, 1), 1.)?;
     let first_sparse = fields.index("first_k_dense_replace")?.unwrap_or(1);
     let shared = fields.index("n_shared_experts")?.unwrap_or(1);
-    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared })?);
+    config.moe = Some(routed(fields, &config, Routed { routing, first_sparse, shared, top_k: Some(8) })?);
     Ok(config)
 }

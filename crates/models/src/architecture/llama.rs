@@ -1,9 +1,9 @@
 //! Llama and what differs little from it.
 
-use super::base::{attention_bias, flag, layer_types, read, Defaults};
+use super::base::{attention_bias, flag, if_unsaid, layer_types, read, yarn, Defaults};
 use crate::fields::Fields;
 use crate::norm::NormKind;
-use crate::{Config, Names, QkNorm, QkNormOver};
+use crate::{Config, Names, QkNorm, QkNormOver, Rope};
 use candle_quant::step::QueryGrowth;
 use candle_quant::Result;
 use serde_json::Value;
@@ -38,8 +38,7 @@ pub(super) fn mistral(fields: Fields) -> Result<Config> {
 
 /// Ministral 3: queries grow with their positions.
 pub(super) fn ministral3(fields: Fields) -> Result<Config> {
-    let defaults =
-        Defaults { head_dim: Some(128), context: 262_144, eps: 1e-5, theta: 1e6, ..Defaults::USUAL };
+    let defaults = Defaults { head_dim: Some(128), context: 262_144, eps: 1e-5, ..Defaults::USUAL };
     let mut config = read(fields, &defaults)?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
@@ -48,6 +47,10 @@ pub(super) fn ministral3(fields: Fields) -> Result<Config> {
         let beta = rope.positive("llama_4_scaling_beta")?;
         let period = rope.size("original_max_position_embeddings")?;
         config.query_growth = beta.zip(period).map(growth);
+    }
+    if let Some(scaling) = if_unsaid(fields, yarn(16., 16_384, true, 1.))? {
+        config.rope = Rope { theta: 1e6, scaling, ..config.rope };
+        config.query_growth = Some(growth((0.1, 16_384)));
     }
     Ok(config)
 }

@@ -23,8 +23,14 @@ pub struct MlxLm {
     pub fused: Option<FusedExperts>,
     /// Whether it is one of our own families, or of such parts.
     is_known: bool,
+    /// What mlx-lm calls the model of which the config's text is a part, where it has no model of that text alone.
+    pub larger: Option<&'static str>,
     /// Whether `kv_b_proj` is two stacks, `embed_q` and `unembed_out`.
     pub splits_latents: bool,
+    /// Whether queries, keys and values are one projection, `qkv_proj`.
+    pub fuses_qkv: bool,
+    /// Whether the norms of queries and keys are a module for each head, where each has its own.
+    pub norms_of_heads: bool,
     /// Whether norms are stored as what they multiply by, one more than the weights of others.
     pub adds_to_norms: bool,
 }
@@ -48,7 +54,10 @@ const USUAL: MlxLm = MlxLm {
     stack: "switch_mlp",
     fused: None,
     is_known: false,
+    larger: None,
     splits_latents: false,
+    fuses_qkv: false,
+    norms_of_heads: false,
     adds_to_norms: false,
 };
 
@@ -81,22 +90,36 @@ const FAMILIES: &[MlxLm] = &[
         ..KNOWN
     },
     MlxLm { model_types: &["granitemoehybrid"], eight_bits: &["router.layer"], dense: &["conv1d"], ..KNOWN },
-    MlxLm { model_types: &["llama4", "llama4_text"], stack: "experts", ..KNOWN },
+    MlxLm { model_types: &["llama4", "llama4_text"], stack: "experts", larger: Some("llama4"), ..KNOWN },
+    MlxLm { model_types: &["phi3"], fuses_qkv: true, ..KNOWN },
+    MlxLm { model_types: &["stablelm"], norms_of_heads: true, ..KNOWN },
     MlxLm { model_types: &["minimax", "minimax_m2"], eight_bits: &["block_sparse_moe.gate"], ..USUAL },
     MlxLm {
         model_types: &["Klear", "mellum", "qwen3_moe", "qwen3_vl_moe", "qwen3_vl_moe_text"],
         eight_bits: &["mlp.gate"],
         ..KNOWN
     },
-    MlxLm { model_types: &["qwen3_5", "qwen3_5_text"], dense: &["conv1d"], adds_to_norms: true, ..KNOWN },
     MlxLm {
-        model_types: &["qwen3_next", "qwen3_5_moe", "qwen3_5_moe_text"],
-        eight_bits: &["mlp.gate", "shared_expert_gate"],
+        model_types: &["qwen3_5", "qwen3_5_text"],
         dense: &["conv1d"],
+        larger: Some("qwen3_5"),
         adds_to_norms: true,
         ..KNOWN
     },
+    MlxLm {
+        model_types: &["qwen3_5_moe", "qwen3_5_moe_text"],
+        larger: Some("qwen3_5_moe"),
+        ..LINEAR_WITH_EXPERTS
+    },
+    MlxLm { model_types: &["qwen3_next"], ..LINEAR_WITH_EXPERTS },
 ];
+
+const LINEAR_WITH_EXPERTS: MlxLm = MlxLm {
+    eight_bits: &["mlp.gate", "shared_expert_gate"],
+    dense: &["conv1d"],
+    adds_to_norms: true,
+    ..KNOWN
+};
 
 impl MlxLm {
     /// How the model of a `config.json` is kept.
@@ -111,7 +134,17 @@ impl MlxLm {
             None => USUAL,
         };
         let rows = family.is_known.then_some(FusedExperts::Rows);
-        Self { fused: FusedExperts::of(config).or(rows), ..family }
+        Self {
+            fused: FusedExperts::of(config).or(rows),
+            larger: family.larger.filter(|_| is_text_alone(config)),
+            ..family
+        }
+    }
+
+    /// Whether text is a part of mlx-lm's model, one of more parts, so that its tensors have the names that
+    /// [`name_in_mlx_lm`](crate::name_in_mlx_lm) says.
+    pub fn is_within_larger(&self, config: &Value) -> bool {
+        self.larger.is_some() || self.is_known && config.get("text_config").is_some_and(Value::is_object)
     }
 
     /// What becomes of the weight of a module.
@@ -139,6 +172,18 @@ impl MlxLm {
     }
 }
 
+/// Whether the config is of a text that mlx-lm knows in larger models only. Llama 4's without experts is a model of its own.
+fn is_text_alone(config: &Value) -> bool {
+    let is = |model_type: &str| config.get("model_type").and_then(Value::as_str) == Some(model_type);
+    let stated = |key: &str| config.get(key).filter(|value| !value.is_null());
+    let has_experts =
+        match (stated("moe_layers").and_then(Value::as_array), stated("interleave_moe_layer_step")) {
+            (Some(layers), _) => !layers.is_empty(),
+            (None, step) => step.and_then(Value::as_u64) != Some(0),
+        };
+    is("qwen3_5_text") || is("qwen3_5_moe_text") || is("llama4_text") && has_experts
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -154,6 +199,19 @@ mod tests {
         assert_eq!(llama, MlxLm { fused: Some(FusedExperts::Rows), ..KNOWN });
         assert_eq!(of(json!({"model_type": "unheard_of"})), USUAL);
         assert_eq!(of(json!({})), USUAL);
+    }
+
+    #[test]
+    fn text_is_a_part_where_mlx_lm_has_no_model_of_it_alone() {
+        let of = |config: Value| (MlxLm::of(&config).larger, MlxLm::of(&config).is_within_larger(&config));
+        assert_eq!(of(json!({"model_type": "qwen3_5_moe_text"})), (Some("qwen3_5_moe"), true));
+        let nested = json!({"model_type": "qwen3_5", "text_config": {"model_type": "qwen3_5_text"}});
+        assert_eq!(of(nested), (None, true));
+        assert_eq!(of(json!({"model_type": "llama4_text"})), (Some("llama4"), true));
+        assert_eq!(of(json!({"model_type": "llama4_text", "moe_layers": []})), (None, false));
+        assert_eq!(of(json!({"model_type": "gemma3_text"})), (None, false));
+        let unknown = json!({"model_type": "unheard_of", "text_config": {"model_type": "unheard_of_text"}});
+        assert_eq!(of(unknown), (None, false));
     }
 
     #[test]

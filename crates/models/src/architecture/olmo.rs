@@ -39,7 +39,8 @@ pub(super) fn olmo3(fields: Fields) -> Result<Config> {
         Some(parameters) if parameters.has("sliding_attention") => {
             Rope::from_fields(fields, Some("sliding_attention"), &defaults)?
         }
-        _ => Rope { theta: config.rope.theta, ..Rope::unscaled(&defaults) },
+        // `rope_theta` is that of the others.
+        _ => Rope::unscaled(&defaults),
     });
     Ok(config)
 }
@@ -51,7 +52,7 @@ pub(super) fn olmoe(fields: Fields) -> Result<Config> {
     config.qk_norm = Some(QK_NORM);
     config.qkv_clip = fields.positive("clip_qkv")?;
     let (experts, top_k) =
-        (fields.required_size("num_experts")?, fields.required_size("num_experts_per_tok")?);
+        (fields.required_size("num_experts")?, fields.size("num_experts_per_tok")?.unwrap_or(8));
     let routing = Routing::softmax(flag(fields, "norm_topk_prob")?);
     config.moe = Some(MoeConfig { routing, ..moe(&config, experts, top_k) });
     Ok(config)

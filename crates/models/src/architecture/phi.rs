@@ -11,7 +11,8 @@ const LAYER_NORM: Defaults = Defaults { eps_key: "layer_norm_eps", eps: 1e-5, ..
 
 /// Phi 1 and 2: both blocks see the same, half of a head turns, all layers have biases, and there is no gate.
 pub(super) fn phi(fields: Fields) -> Result<Config> {
-    let defaults = Defaults { partial: 0.5, activation: Activation::NewGelu, ..LAYER_NORM };
+    let defaults =
+        Defaults { partial: 0.5, may_be_partial: true, activation: Activation::NewGelu, ..LAYER_NORM };
     let mut config = read(fields, &defaults)?;
     config.norm = NormKind::Layer { bias: true };
     (config.qkv_bias, config.output_bias) = (true, true);
@@ -36,7 +37,10 @@ pub(super) fn phi(fields: Fields) -> Result<Config> {
 
 /// Phi 3 and 4: fused projections, perhaps LongRoPE.
 pub(super) fn phi3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 4096, eps: 1e-5, ..Defaults::USUAL })?;
+    let mut config = read(
+        fields,
+        &Defaults { context: 4096, original: Some(4096), may_be_partial: true, eps: 1e-5, ..Defaults::USUAL },
+    )?;
     config.sliding_window = fields.size("sliding_window")?;
     config.sliding_layers = vec![true; config.num_hidden_layers];
     Ok(config)
@@ -44,7 +48,8 @@ pub(super) fn phi3(fields: Fields) -> Result<Config> {
 
 /// StableLM: a quarter of a head turns.
 pub(super) fn stablelm(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { context: 4096, partial: 0.25, ..LAYER_NORM })?;
+    let mut config =
+        read(fields, &Defaults { context: 4096, partial: 0.25, may_be_partial: true, ..LAYER_NORM })?;
     config.norm = NormKind::Layer { bias: true };
     config.qkv_bias = flag(fields, "use_qkv_bias")?;
     if flag(fields, "qk_layernorm")? {
@@ -83,6 +88,7 @@ pub(super) fn nemotron(fields: Fields) -> Result<Config> {
         context: 4096,
         eps_key: "norm_eps",
         partial: 0.5,
+        may_be_partial: true,
         activation: Activation::Relu2,
         ..LAYER_NORM
     };

@@ -24,13 +24,17 @@ pub(super) fn qwen2_moe(fields: Fields) -> Result<Config> {
     windows(&mut config, fields)?;
     config.qkv_bias = fields.flag("qkv_bias")?.unwrap_or(true);
     fields.ignore(&["attention_bias"]);
-    config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..experts(fields, &config)? });
+    config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..experts(fields, &config, 4)? });
     Ok(config)
 }
 
 /// Qwen3: normalized queries and keys.
 pub(super) fn qwen3(fields: Fields) -> Result<Config> {
-    let mut config = read(fields, &Defaults { head_dim: Some(128), context: 32_768, ..Defaults::USUAL })?;
+    with_norms_of_heads(fields, Some(128))
+}
+
+fn with_norms_of_heads(fields: Fields, head_dim: Option<usize>) -> Result<Config> {
+    let mut config = read(fields, &Defaults { head_dim, context: 32_768, ..Defaults::USUAL })?;
     windows(&mut config, fields)?;
     attention_bias(&mut config, fields)?;
     config.mlp_bias = flag(fields, "mlp_bias")?;
@@ -40,8 +44,8 @@ pub(super) fn qwen3(fields: Fields) -> Result<Config> {
 
 /// Qwen3 with experts.
 pub(super) fn qwen3_moe(fields: Fields) -> Result<Config> {
-    let config = qwen3(fields)?;
-    Ok(Config { moe: Some(experts(fields, &config)?), ..config })
+    let config = with_norms_of_heads(fields, None)?;
+    Ok(Config { moe: Some(experts(fields, &config, 8)?), ..config })
 }
 
 fn windows(config: &mut Config, fields: Fields) -> Result<()> {
@@ -65,7 +69,8 @@ pub(super) fn shared_expert(fields: Fields) -> Result<SharedExpert> {
     })
 }
 
-pub(super) fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
+/// `top_k` is how many of them a token uses, if the config does not say it.
+pub(super) fn experts(fields: Fields, config: &Config, top_k: usize) -> Result<MoeConfig> {
     let step = fields.size("decoder_sparse_step")?.unwrap_or(1);
     let dense: BTreeSet<usize> = fields.indices("mlp_only_layers")?.into_iter().collect();
     let sparse = |layer: usize| !dense.contains(&layer) && (layer + 1).is_multiple_of(step);
@@ -79,6 +84,6 @@ pub(super) fn experts(fields: Fields, config: &Config) -> Result<MoeConfig> {
         intermediate_size: fields.required_size("moe_intermediate_size")?,
         routing: Routing::softmax(flag(fields, "norm_topk_prob")?),
         sparse_layers: (0..config.num_hidden_layers).map(sparse).collect(),
-        ..moe(config, count, fields.required_size("num_experts_per_tok")?)
+        ..moe(config, count, fields.size("num_experts_per_tok")?.unwrap_or(top_k))
     })
 }

@@ -5,16 +5,17 @@ use super::qwen::{experts, shared_expert};
 use crate::fields::Fields;
 use crate::norm::NormKind;
 use crate::{Config, LinearAttentionConfig, MoeConfig, QkNorm, QkNormOver, Routing};
+use candle_nn::Activation;
 use candle_quant::Result;
 
 const DEFAULTS: Defaults =
-    Defaults { head_dim: Some(256), context: 32_768, partial: 0.25, ..Defaults::USUAL };
+    Defaults { head_dim: Some(256), context: 32_768, partial: 0.25, may_be_partial: true, ..Defaults::USUAL };
 
 /// Qwen3-Next: experts in every layer, and one that all tokens use.
 pub(super) fn qwen3_next(fields: Fields) -> Result<Config> {
     let mut config = common(fields, &DEFAULTS, true)?;
     let is_normalized = fields.flag("norm_topk_prob")?.unwrap_or(true);
-    let moe = MoeConfig { routing: Routing::softmax(is_normalized), ..experts(fields, &config)? };
+    let moe = MoeConfig { routing: Routing::softmax(is_normalized), ..experts(fields, &config, 10)? };
     config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..moe });
     Ok(config)
 }
@@ -30,13 +31,17 @@ pub(super) fn qwen3_5_moe(fields: Fields) -> Result<Config> {
     let mut config = common(fields, &defaults, false)?;
     // Those of other families are no fields of this one.
     let sparse_layers = vec![true; config.num_hidden_layers];
-    let moe = MoeConfig { routing: Routing::softmax(true), sparse_layers, ..experts(fields, &config)? };
+    let moe = MoeConfig { routing: Routing::softmax(true), sparse_layers, ..experts(fields, &config, 8)? };
     config.moe = Some(MoeConfig { shared: Some(shared_expert(fields)?), ..moe });
     Ok(config)
 }
 
 fn common(fields: Fields, defaults: &Defaults, is_grouped: bool) -> Result<Config> {
     let mut config = read(fields, defaults)?;
+    // Gates and convolutions of linear attention go by it, too.
+    if let (true, Some(value)) = (config.hidden_act != Activation::Silu, fields.get("hidden_act")) {
+        return Err(fields.error("hidden_act", "silu", value));
+    }
     attention_bias(&mut config, fields)?;
     config.attention_gate = fields.flag("attn_output_gate")?.unwrap_or(true);
     config.norm = NormKind::RmsOnePlus;

@@ -16,16 +16,21 @@ pub(super) struct Routed {
     pub first_sparse: usize,
     /// How many experts' elements the one has that all tokens use.
     pub shared: usize,
+    /// How many experts a token uses, if the config may leave it out.
+    pub top_k: Option<usize>,
 }
 
 /// Experts in all layers from one on, and one that all tokens use.
 pub(super) fn routed(fields: Fields, config: &Config, family: Routed) -> Result<MoeConfig> {
-    let Routed { routing, first_sparse, shared } = family;
+    let Routed { routing, first_sparse, shared, .. } = family;
     let inner = fields.required_size("moe_intermediate_size")?;
     let step = fields.size("moe_layer_freq")?.unwrap_or(1);
     let sparse = |layer: usize| layer >= first_sparse && layer.is_multiple_of(step);
-    let (experts, top_k) =
-        (fields.required_size("n_routed_experts")?, fields.required_size("num_experts_per_tok")?);
+    let experts = fields.required_size("n_routed_experts")?;
+    let top_k = match family.top_k {
+        Some(top_k) => fields.size("num_experts_per_tok")?.unwrap_or(top_k),
+        None => fields.required_size("num_experts_per_tok")?,
+    };
     Ok(MoeConfig {
         intermediate_size: inner,
         routing,

@@ -1,7 +1,7 @@
 //! Configs of the first seven families, and what is refused.
 
 use super::*;
-use crate::{Model, Rope};
+use crate::{Model, Rope, RopeScaling};
 use candle_core::{DType, Device};
 use serde_json::json;
 
@@ -215,6 +215,105 @@ fn windows_of_exaone_follow_a_number_or_a_string() {
     }
     let none = with(json!({"model_type": "exaone4", "sliding_window": null})).unwrap();
     assert_eq!((none.sliding_window, none.rotated_layers), (None, vec![true; 3]));
+}
+
+/// What transformers 5.23 makes of configs that say nothing, or contradict themselves.
+#[test]
+fn scalings_are_completed_as_in_transformers() {
+    let scaling = |changes: Value| with(changes).unwrap().rope.scaling;
+    let llama3 = |original| RopeScaling::Llama3 {
+        factor: 8.,
+        low_freq_factor: 1.,
+        high_freq_factor: 4.,
+        original_max_position_embeddings: original,
+    };
+    let stated = json!({"rope_type": "llama3", "factor": 8., "low_freq_factor": 1., "high_freq_factor": 4.});
+    assert_eq!(scaling(json!({"max_position_embeddings": 300, "rope_scaling": stated})), llama3(300));
+    let mut both = stated;
+    both["original_max_position_embeddings"] = 64.into();
+    assert_eq!(scaling(json!({"rope_parameters": both})), llama3(64));
+    assert_eq!(scaling(json!({"rope_scaling": both, "original_max_position_embeddings": 32})), llama3(32));
+    // Phi 3's field has a value of its own, which counts more than that of the scaling.
+    let factors = json!({"type": "longrope", "short_factor": vec![1.; 16], "long_factor": vec![2.; 16],
+        "original_max_position_embeddings": 64});
+    let RopeScaling::Long { original_max_position_embeddings, attention_factor, .. } =
+        scaling(json!({"model_type": "phi3", "rope_scaling": factors}))
+    else {
+        panic!("no LongRoPE")
+    };
+    assert_eq!((original_max_position_embeddings, attention_factor), (4096, 1.));
+    // Without a word.
+    let gpt_oss =
+        json!({"model_type": "gpt_oss", "num_local_experts": 4, "head_dim": 32, "rope_scaling": null});
+    let RopeScaling::Yarn { factor, truncate, attention_factor, .. } = scaling(gpt_oss) else {
+        panic!("no YaRN")
+    };
+    assert_eq!((factor, truncate, attention_factor), (32., false, 0.1 * 32f64.ln() + 1.));
+    let ministral = with(json!({"model_type": "ministral3"})).unwrap();
+    assert_eq!(
+        (ministral.rope.theta, ministral.query_growth.map(|growth| growth.period)),
+        (1e6, Some(16_384))
+    );
+    let stated = json!({"model_type": "ministral3", "rope_parameters": {"rope_type": "default"}});
+    assert_eq!(
+        with(stated).unwrap().rope,
+        Rope { theta: 1e4, rotary_dim: 128, interleaved: false, scaling: RopeScaling::None }
+    );
+    // Of latents, whose scores the scaling stretches, if there is one.
+    let deepseek = |kind: &str| {
+        let config = json!({"model_type": "deepseek_v3", "kv_lora_rank": 32, "qk_nope_head_dim": 32, "qk_rope_head_dim": 16,
+            "v_head_dim": 32, "n_routed_experts": 16, "moe_intermediate_size": 32,
+            "rope_scaling": {"type": kind, "factor": 4., "mscale": 1., "mscale_all_dim": 1.}});
+        let config = with(config).unwrap();
+        assert_eq!(config.moe.map(|moe| moe.top_k), Some(8));
+        config.attention_scale * 48f64.sqrt()
+    };
+    assert!((deepseek("default") - 1.).abs() < 1e-12);
+    assert!((deepseek("yarn") - (0.1 * 4f64.ln() + 1.).powi(2)).abs() < 1e-12);
+}
+
+/// What transformers does not do, or does otherwise, is no number of ours.
+#[test]
+fn what_transformers_leaves_out_is_refused_or_left_out() {
+    let refused = |changes: Value, parts: &[&str]| {
+        let error = with(changes).unwrap_err().to_string();
+        assert!(parts.iter().all(|part| error.contains(part)), "{error}");
+    };
+    refused(json!({"partial_rotary_factor": 0.5}), &["partial_rotary_factor", "0.5", "`llama`"]);
+    refused(
+        json!({"model_type": "gemma2", "rope_parameters": {"partial_rotary_factor": 0.5}}),
+        &["partial_rotary_factor", "`gemma2`"],
+    );
+    assert_eq!(with(json!({"partial_rotary_factor": 1.0})).unwrap().rope.rotary_dim, 32);
+    let phi = json!({"model_type": "phi3", "partial_rotary_factor": 0.5});
+    assert_eq!(with(phi).unwrap().rope.rotary_dim, 16);
+    refused(json!({"model_type": "gemma3_text", "attn_logit_softcapping": 3.0}), &["attn_logit_softcapping"]);
+    refused(json!({"model_type": "gemma", "hidden_activation": "relu"}), &["hidden_activation"]);
+    let gemma =
+        with(json!({"model_type": "gemma", "hidden_act": "gelu", "hidden_activation": "gelu"})).unwrap();
+    assert_eq!(gemma.hidden_act, candle_nn::Activation::GeluPytorchTanh);
+    refused(json!({"rope_interleave": false}), &["rope_interleave"]);
+    let linear =
+        json!({"model_type": "qwen3_5_text", "hidden_act": "gelu", "layer_types": vec!["full_attention"; 3]});
+    refused(linear, &["hidden_act", "silu"]);
+    // One of two that contradict each other.
+    let yarn = json!({"rope_type": "yarn", "factor": 4.0});
+    let parameters = json!({"rope_type": "default", "rope_theta": 1e4});
+    refused(
+        json!({"rope_parameters": parameters, "rope_scaling": yarn}),
+        &["rope_scaling", "rope_parameters"],
+    );
+    let other = json!({"rope_type": "yarn", "factor": 2.0, "rope_theta": 1e4});
+    refused(json!({"rope_parameters": other, "rope_scaling": yarn}), &["rope_scaling"]);
+    let same = json!({"type": "yarn", "factor": 4, "rope_theta": 1e4});
+    for stated in
+        [same.clone(), json!({"full_attention": same, "sliding_attention": {"rope_type": "default"}})]
+    {
+        let config = json!({"model_type": "olmo3", "rope_parameters": stated, "rope_scaling": yarn});
+        assert!(matches!(with(config).unwrap().rope.scaling, RopeScaling::Yarn { .. }));
+    }
+    let olmo = with(json!({"model_type": "olmo3", "rope_theta": 77.})).unwrap();
+    assert_eq!((olmo.rope.theta, olmo.local_rope.map(|rope| rope.theta)), (77., Some(5e5)));
 }
 
 /// The first configs of Phi 3 call LongRoPE so.

@@ -9,6 +9,7 @@ enum Neutral {
     /// Nothing at all.
     Absent,
     False,
+    True,
     Number(f64),
     /// No more than one.
     AtMostOne,
@@ -40,6 +41,7 @@ const CHANGE_NUMBERS: &[(&str, Neutral)] = &[
     ("qkv_bias", Neutral::False),
     ("query_pre_attn_scalar", Neutral::Absent),
     ("residual_multiplier", Neutral::Number(1.)),
+    ("rope_interleave", Neutral::True),
     ("rope_local_base_freq", Neutral::Absent),
     ("rotary_pct", Neutral::Number(1.)),
     ("scale_depth", Neutral::Absent),
@@ -71,6 +73,7 @@ pub(super) fn check(fields: Fields, asked: &Asked, model_type: &str, has_experts
         let changes_nothing = match neutral {
             Neutral::Absent => false,
             Neutral::False => value == &Value::Bool(false),
+            Neutral::True => value == &Value::Bool(true),
             Neutral::Number(neutral) => value.as_f64() == Some(*neutral),
             Neutral::AtMostOne => value.as_u64().is_some_and(|count| count <= 1),
         };

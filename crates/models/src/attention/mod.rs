@@ -139,10 +139,8 @@ impl HeadInputs {
     /// Queries `[B, T, heads, head_dim]`, keys and values `[B, T, kv_heads, head_dim]` of `x`, in their positions.
     fn project(&self, x: &Tensor, (positions, rope): (&Positions, LayerRope)) -> Result<Projected> {
         let (batch, len, _) = x.dims3()?;
-        let heads = |x: Tensor, heads| {
-            let x = x.reshape((batch, len, heads, self.head_dim))?;
-            self.clip.map_or(Ok(x.clone()), |clip| x.clamp(-clip, clip))
-        };
+        let heads = |x: Tensor, heads| x.reshape((batch, len, heads, self.head_dim));
+        let clipped = |x: Tensor| self.clip.map_or(Ok(x.clone()), |clip| x.clamp(-clip, clip));
         let [mut q, k, v] = forward_all([&self.q_proj, &self.k_proj, &self.v_proj], x)?;
         let mut gate = None;
         if self.has_gate {
@@ -154,13 +152,13 @@ impl HeadInputs {
         if let Some(norms) = self.norms.as_ref().filter(|norms| !norms.how.after_rotation) {
             [q, k] = norms.forward(&q, &k)?;
         }
-        [q, k] = positions.place(rope, q, k)?;
+        [q, k] = positions.place(rope, clipped(q)?, clipped(k)?)?;
         let behind = self.norms.as_ref().filter(|norms| norms.how.after_rotation && norms.applies(rope));
         if let Some(norms) = behind {
             [q, k] = norms.forward(&q, &k)?;
         }
         // Where queries grow, they do so last.
-        Ok(([positions.grown(rope, q)?, k, heads(v, self.kv_heads)?], gate))
+        Ok(([positions.grown(rope, q)?, k, clipped(heads(v, self.kv_heads)?)?], gate))
     }
 }
 
@@ -208,7 +206,8 @@ impl Attention {
     pub fn block<'a>(&'a self, turn: &'a Turn, rope: LayerRope) -> Option<AttentionBlock<'a>> {
         let Inputs::Heads(inputs) = &self.inputs else { return None };
         let HeadInputs { q_proj, k_proj, v_proj, norms, clip, has_gate, .. } = inputs;
-        if *has_gate {
+        // A step clips before norms.
+        if *has_gate || clip.is_some() && norms.is_some() {
             return None;
         };
         let norms = norms.as_ref().filter(|norms| norms.applies(rope));

@@ -237,7 +237,15 @@ mod tests {
 
     /// Heads of so many elements.
     fn read(config: &Value, head_dim: usize) -> Result<Rope> {
-        let defaults = RopeDefaults { theta: 1e4, partial: 1., interleaved: false, head_dim };
+        let defaults = RopeDefaults {
+            context: 2048,
+            original: None,
+            theta: 1e4,
+            partial: 1.,
+            may_be_partial: true,
+            interleaved: false,
+            head_dim,
+        };
         Rope::from_fields(Fields::new(config), None, &defaults)
     }
 

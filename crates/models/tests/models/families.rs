@@ -53,6 +53,32 @@ fn configs_of_before_mean_the_same() {
     });
 }
 
+/// OLMoE's queries and keys are cut behind their norms: the numbers are those of transformers 5.23, token by token as well.
+#[test]
+fn what_is_cut_behind_norms_is_what_they_make() {
+    const EXPECTED: [f32; 8] = [-1.50064, -0.62362, 0.92514, -1.91092, 0.75987, -1.56413, -0.86438, -0.16424];
+    let path = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/families/olmoe/hf");
+    let checkpoint = open(&path).unwrap();
+    let mut config = checkpoint.config().clone();
+    config["clip_qkv"] = json!(0.5);
+    let config = Config::from_json(&config).unwrap();
+    let (tokens, _) = reference_in(&reference_of(&path));
+    let len = tokens.dim(1).unwrap();
+    for piece in [len, 1] {
+        let mut model =
+            Model::new(&config, VarBuilder::from_checkpoint(&checkpoint, DType::F32, &Device::Cpu)).unwrap();
+        let mut last = Vec::new();
+        for start in (0..len).step_by(piece) {
+            let logits = model.forward(&tokens.narrow(1, start, piece).unwrap(), start).unwrap();
+            last = logits.flatten_all().unwrap().to_vec1::<f32>().unwrap();
+        }
+        let found = &last[last.len() - config.vocab_size..][..8];
+        let far = found.iter().zip(EXPECTED).map(|(a, b)| (a - b).abs()).fold(0., f32::max);
+        // In parts of the standard deviation, 1.414.
+        assert!(far < 3e-4 * 1.414, "{piece}: {found:?}");
+    }
+}
+
 /// Keys turn otherwise in long texts of LongRoPE: a text in pieces has to say how long it will be.
 #[test]
 fn a_text_in_pieces_gives_the_logits_of_the_whole() {

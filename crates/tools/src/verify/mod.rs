@@ -89,6 +89,6 @@ fn model(checkpoint: &Checkpoint, findings: &mut Vec<Finding>) -> Result<Config,
     }
     Config::from_checkpoint(checkpoint).map_err(|error| {
         findings.push(Finding::from_error(None, &error));
-        error.to_string()
+        "none is made of this config".into()
     })
 }

@@ -464,4 +464,7 @@ fn the_share_of_dense_weights_is_said() {
     assert!(code == 0 && stdout.contains(", 0.38 % of the weights are dense\n"), "{stdout}");
     let (_, stdout, _) = run(&source, &["--format", "keep", "--dry-run"]);
     assert!(stdout.contains(", 100.00 % of the weights are dense\n"), "{stdout}");
+    let packed = Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/mlx/qwen3-affine-b4-g64");
+    let (_, stdout, _) = run(&packed, &["--dry-run"]);
+    assert!(stdout.contains(", 0.00 % of the weights are dense\n"), "{stdout}");
 }

@@ -161,6 +161,21 @@ fn tensors_that_are_missing_or_too_many_are_named() {
     assert!(stdout.starts_with(expected), "{stdout}");
     let (code, report) = run_json(&["verify", "--strict", "--json", copy.path()]);
     assert_eq!((code, &report["passed"]), (2, &json!(false)));
+    // Whoever runs the model is told, too, once.
+    let out = tempfile::TempDir::new().unwrap();
+    let out = out.path().join("logits.safetensors");
+    let (code, _, stderr) = run(&["logits", copy.path(), "--tokens", "1,2", "--out", out.to_str().unwrap()]);
+    let told = "1 tensors that the model does not use, `visual.weight` among them\n";
+    assert!(code == 0 && stderr.starts_with("warning: ") && stderr.ends_with(told), "{stderr}");
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+
+    // A head, where the embedding is the head.
+    let copy = Copy::of(&fixture("qwen3-mxfp8"));
+    copy.change_config("tie_word_embeddings", true);
+    copy.rewrite(|tensors| tensors.push(Stored::f32("lm_head.weight", &[256, 128], &[0.5; 256 * 128])));
+    let (code, stdout, _) = run(&["verify", copy.path()]);
+    let expected = "does not use, `lm_head.weight` among them\n";
+    assert!(code == 0 && stdout.starts_with("warning: 1 tensors") && stdout.contains(expected), "{stdout}");
 }
 
 #[test]
@@ -300,5 +315,11 @@ fn a_config_that_no_model_is_made_of_is_an_error() {
         fs::write(&path, config.to_string()).unwrap();
         let (code, stdout, _) = run(&["verify", copy.path()]);
         assert!(code == 2 && stdout.contains("error: ") && stdout.contains("1 errors"), "{field}: {stdout}");
+        // The reason is told once.
+        assert_eq!(
+            stdout.matches("supported").count(),
+            stdout.lines().next().unwrap().matches("supported").count()
+        );
+        assert!(stdout.ends_with("compared with no model: none is made of this config\n"), "{stdout}");
     }
 }

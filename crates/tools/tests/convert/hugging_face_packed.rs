@@ -115,7 +115,26 @@ fn experts_of_gpt_oss_become_blocks() {
     assert_eq!(of("0.self_attn.q_proj.weight").to, "affine 4-bit g32");
     let experts = of("0.mlp.experts.down_proj");
     assert_eq!(experts.to, "BF16");
-    assert!(experts.fallback.as_ref().is_some_and(|why| !why.is_empty()), "{experts:?}");
+    assert_eq!(experts.fallback.as_deref(), Some("experts that transformers has packed in mxfp4 alone"));
+}
+
+/// What stays dense is said, and is an error if nothing may.
+#[test]
+fn experts_without_a_packed_form_are_told() {
+    for (family, format, reason, count) in [
+        ("granitemoe", "4:g32", "experts of which transformers loads no packed form", 2),
+        ("granitemoe", "mxfp4", "experts of which transformers loads no packed form", 2),
+        ("gpt_oss", "8:g32", "experts that transformers has packed in mxfp4 alone", 4),
+    ] {
+        let source = open(&fixtures("families").join(family).join("hf")).unwrap();
+        let mut options = of_format(format);
+        let plan = ConvertPlan::new(&source, &options).unwrap();
+        let told = plan.tensors().filter(|tensor| tensor.fallback.as_deref() == Some(reason));
+        assert_eq!((told.count(), plan.fallbacks()), (count, count), "{family} {format}");
+        options.strict = true;
+        let error = ConvertPlan::new(&source, &options).map(|_| ()).unwrap_err().to_string();
+        assert!(error.contains(reason) && error.contains("experts"), "{error}");
+    }
 }
 
 /// Codes and scales of compressed-tensors' symmetric integers, as they are; scales of rows stand once for each group.

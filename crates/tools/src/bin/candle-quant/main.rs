@@ -22,6 +22,7 @@ mod sampling;
 mod size;
 mod terminal;
 mod verify;
+mod warnings;
 
 use clap::{Parser, Subcommand};
 use std::io;
@@ -94,6 +95,12 @@ fn main() -> ExitCode {
         }
     };
     let done = |()| ExitCode::SUCCESS;
+    if matches!(
+        cli.command,
+        Command::Generate { .. } | Command::Chat(_) | Command::Bench(_) | Command::Logits(_)
+    ) {
+        warnings::show();
+    }
     let (result, failure) = match &cli.command {
         Command::Inspect(options) => (inspect::run(options).map(done), ExitCode::FAILURE),
         Command::Verify(options) => (verify::run(options), WRONG.into()),

@@ -3,6 +3,7 @@
 
 use super::experts::{is_float, TensorGroup};
 use super::fused::rows_of;
+use super::heads::Heads;
 use super::linear::LinearOrder;
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{SourcePart, SourceTensor, View};
@@ -18,6 +19,7 @@ pub(super) struct Arranged {
     pub experts: ExpertLayout,
     pub hidden: Option<usize>,
     pub linear: LinearOrder,
+    pub heads: Heads,
     /// Whether the source is what mlx-lm has written.
     pub is_done: bool,
     /// Whether experts become stacks, packed or not: mlx-lm does not stack them while it loads them, or takes stacks for
@@ -59,6 +61,7 @@ impl Arranged {
             experts: target.kind().experts(&family),
             hidden: size("hidden_size"),
             linear: LinearOrder::of(source, target == Target::Dense),
+            heads: Heads::of(source, family, is_mlx && !is_done),
             is_done,
             always: is_mlx && (family.stack != "switch_mlp" || family.adds_to_norms),
             latents: if is_mlx && family.splits_latents { sizes() } else { None },

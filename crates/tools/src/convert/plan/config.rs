@@ -9,7 +9,7 @@ use crate::convert::target::{mxfp4_config, quantization_config, Target};
 use crate::staging::MANIFEST;
 use candle_quant::checkpoint::{module_of, with_masked_literals, CheckpointKind};
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::{published_fields, EXPERT_BLOCKS};
+use candle_quant_models::{published_fields, MlxLm, EXPERT_BLOCKS};
 use safetensors::Dtype;
 use serde::de::{Deserializer, MapAccess, Visitor};
 use serde::Deserialize;
@@ -65,7 +65,14 @@ impl ConvertPlan {
                 }
                 self.of_transformers(published)
             }
-            (Target::Mlx, None) => self.published(),
+            (Target::Mlx, None) => match MlxLm::of(self.source.config()).larger {
+                Some(larger) => {
+                    let inner = rewrite(&text, None, self.published()).map_err(wrong)?;
+                    text = self.within_larger(larger, &inner);
+                    Vec::new()
+                }
+                None => self.published(),
+            },
             (Target::Dense | Target::Uqff | Target::Ollama | Target::HuggingFace, None) => Vec::new(),
         };
         rewrite(&text, quantization.as_deref(), added).map(Some).map_err(wrong)
@@ -99,6 +106,18 @@ impl ConvertPlan {
         }
         let of = |(key, value): (&str, _)| Added { object: None, key: key.into(), value };
         fields.into_iter().map(of).collect()
+    }
+
+    /// The config of a larger model, of which `inner` describes the text, with what programs look for at its top.
+    fn within_larger(&self, model_type: &str, inner: &str) -> String {
+        let config = self.source.config();
+        let of_both =
+            ["tie_word_embeddings", "bos_token_id", "eos_token_id", "pad_token_id", "dtype", "torch_dtype"];
+        let stated = of_both.into_iter().filter_map(|key| Some((key, config.get(key)?)));
+        let fields = std::iter::once(format!("\"model_type\": {}", json!(model_type)))
+            .chain(stated.map(|(key, value)| format!("{}: {value}", json!(key))));
+        let fields: Vec<_> = fields.chain([format!("\"text_config\": {}", inner.trim_end())]).collect();
+        format!("{{{}}}", fields.join(", "))
     }
 
     /// What compressed-tensors says of the weights, or transformers of experts in MXFP4.

@@ -40,6 +40,7 @@ const UNLIKE: &str = "experts of different shapes or dtypes, or some are missing
 pub(super) fn group(mut tensors: Vec<(String, Weight)>, arranged: &Arranged) -> Result<Vec<TensorGroup>> {
     let experts = arranged.experts;
     let mut groups = arranged.linear.take(&mut tensors)?;
+    groups.extend(arranged.heads.take(&mut tensors)?);
     let mut projections = BTreeMap::<String, Projection>::new();
     for (name, weight) in tensors {
         if let Some((index, stack)) = expert(&name, experts).filter(|_| arranged.takes(&weight)) {

@@ -4,6 +4,7 @@ mod arranged;
 mod config;
 mod experts;
 mod fused;
+mod heads;
 mod jobs;
 mod linear;
 #[allow(clippy::module_inception)]

@@ -234,7 +234,8 @@ impl ConvertPlan {
     pub fn dense_share(&self) -> f64 {
         let (all, _) = self.matrices();
         let dense = self.jobs().filter(|job| job.format().is_none() && job.planned.shape.len() > 1);
-        let dense: f64 = dense.map(|job| elements(&job.planned.shape)).sum();
+        // The sum of no floats is a negative zero.
+        let dense = dense.map(|job| elements(&job.planned.shape)).fold(0., |sum, elements| sum + elements);
         if all == 0. {
             0.
         } else {

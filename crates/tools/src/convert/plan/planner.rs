@@ -10,16 +10,19 @@ use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spe
 use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, Checkpoint, DenseTensor, Weight};
+use candle_quant::checkpoint::{module_of, Checkpoint, CheckpointKind, DenseTensor, Weight};
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
-use candle_quant_models::{MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
+use candle_quant_models::{name_in_mlx_lm, MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 
 /// The files that tokenizers are made of, of which there is one at least.
 const TOKENIZERS: [&str; 5] =
     ["tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "tiktoken.model"];
+
+/// Why experts in another format are not packed.
+const IN_MXFP4_ALONE: &str = "experts that transformers has packed in mxfp4 alone";
 
 /// What decides about all tensors.
 pub(super) struct Planner<'a> {
@@ -28,6 +31,8 @@ pub(super) struct Planner<'a> {
     layers: ModelLayers,
     /// How mlx-lm keeps the family of the model.
     pub family: MlxLm,
+    /// Whether tensors get the names of mlx-lm's models of more parts than text.
+    is_within_larger: bool,
     /// Whether the embedding is the head.
     tied: bool,
     /// What is dequantized becomes this, unless a rule says otherwise.
@@ -54,11 +59,17 @@ impl<'a> Planner<'a> {
                 "float32" => Some(DType::F32),
                 _ => None,
             });
+        let family = MlxLm::of(config);
+        // What mlx-lm, or mlx-vlm, has written keeps its names, but for the text that mlx-lm does not know alone.
+        let is_mlx = source.kind() == CheckpointKind::Mlx && family.larger.is_none();
+        let is_within_larger = options.target == Target::Mlx && !is_mlx && family.is_within_larger(config);
+        let names: Vec<_> = source.tensor_names().map(|name| name_in(is_within_larger, name)).collect();
         Self {
             source,
             options,
-            layers: ModelLayers::new(|| source.tensor_names(), layers),
-            family: MlxLm::of(config),
+            layers: ModelLayers::new(|| names.iter().map(String::as_str), layers),
+            family,
+            is_within_larger,
             tied: tied == Some(true) || !head,
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
             used: RefCell::default(),
@@ -140,7 +151,13 @@ impl<'a> Planner<'a> {
             }
             Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama => {
                 let arranged = Arranged::new(source, self.family, options);
-                (None, experts::group(self.tensors()?, &arranged)?)
+                let mut groups = experts::group(self.tensors()?, &arranged)?;
+                for tensor in
+                    groups.iter_mut().flat_map(|group| group.packed.iter_mut().chain(&mut group.plain))
+                {
+                    tensor.name = name_in(self.is_within_larger, &tensor.name);
+                }
+                (None, groups)
             }
         };
         let jobs = groups.into_iter().map(|group| self.jobs(group)).collect::<Result<Vec<_>>>()?;
@@ -261,6 +278,18 @@ impl<'a> Planner<'a> {
         }
     }
 
+    /// Why transformers has no packed form of experts that are one tensor, if they are such: what llm-compressor writes, a module
+    /// for each, it does not load.
+    fn experts_without_form(&self, source: &SourceTensor) -> Option<&'static str> {
+        let is_one = |ends: [&str; 2]| ends.iter().any(|end| source.name.ends_with(end));
+        if self.options.target != Target::HuggingFace || source.dims.len() < 3 {
+            return None;
+        }
+        let parameters = is_one([".experts.gate_up_proj", ".experts.down_proj"]).then_some(IN_MXFP4_ALONE);
+        let linear = is_one([".input_linear.weight", ".output_linear.weight"]);
+        parameters.or(linear.then_some("experts of which transformers loads no packed form"))
+    }
+
     /// Why transformers has no packed weight for a tensor, if so.
     fn not_linear(&self, source: &SourceTensor) -> Option<&'static str> {
         if self.options.target != Target::HuggingFace || source.name.ends_with(EXPERT_BLOCKS) {
@@ -298,14 +327,16 @@ impl<'a> Planner<'a> {
         let why_not = match obstacle {
             _ if !is_float => Some("not float numbers"),
             _ if source.dims.contains(&0) => Some("no elements"),
+            None if self.experts_without_form(source).is_some() => self.experts_without_form(source),
             _ if source.dims.len() > 2 && !is_stack => {
                 Some(obstacle.unwrap_or("more than two dimensions, and no experts"))
             }
             None if self.options.target == Target::Mlx && self.family.weight(module) == MlxWeight::Dense => {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
-            None if source.name.ends_with(EXPERT_BLOCKS) => (format != QuantFormat::MXFP4)
-                .then_some("experts that transformers has packed in mxfp4 alone"),
+            None if source.name.ends_with(EXPERT_BLOCKS) => {
+                (format != QuantFormat::MXFP4).then_some(IN_MXFP4_ALONE)
+            }
             None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             None => self.not_linear(source),
             other => other,
@@ -323,6 +354,12 @@ impl<'a> Planner<'a> {
         let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
         (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
     }
+}
+
+/// The name of a tensor in the output.
+fn name_in(is_within_larger: bool, name: &str) -> String {
+    let other = if is_within_larger { name_in_mlx_lm(name) } else { None };
+    other.unwrap_or_else(|| name.to_owned())
 }
 
 /// The shape, of a matrix or of many. The biases of many are none.

@@ -67,14 +67,7 @@ impl UsualTensor {
         match (self.0.parts.as_slice(), self.matrices()) {
             ([part], 1) => part.load(),
             // Rows one after another.
-            (parts, 1) => {
-                let encoded = |part: &SourcePart| match part {
-                    SourcePart::Encoded(weight) => Ok(weight.clone()),
-                    SourcePart::Stored(_) | SourcePart::Viewed(..) => Err(self.impossible(index)),
-                };
-                let weights = parts.iter().map(encoded).collect::<Result<Vec<_>>>()?;
-                Chunks::viewed(&weights, |matrix| Ok(matrix.clone()))
-            }
+            (parts, 1) => Chunks::joined(&parts.iter().map(SourcePart::load).collect::<Result<Vec<_>>>()?),
             ([SourcePart::Stored(dense)], _) => {
                 let weight = Weight::Dense(dense.clone()).narrow(0, index..index + 1)?;
                 SourcePart::Encoded(weight).load()
