@@ -9,17 +9,12 @@ mod builder;
 mod done;
 mod experts;
 mod graph;
+mod launches;
 mod memory;
 mod pinned;
 mod projections;
 
-use super::bindings::{
-    CqAttend, CqDequantize, CqElementwise, CqExperts, CqGemv, CqNorm, CqRoute, CqSample, CqSimt,
-    CqWeightedSum,
-};
 use super::card::Card;
-use super::kernel::Kernel;
-use super::launch::{launch, Grid};
 use super::memory::{address_mut, allocate, u32_of, Locked};
 use crate::backend::sample::{Choice, Draw};
 use crate::backend::step::{CacheRows, GraphMode, Node, Plan};
@@ -31,60 +26,11 @@ use candle_core::op::BackpropOp;
 use candle_core::{bail, CudaDevice, DType, Device, Result, Shape, Storage, Tensor};
 use done::Done;
 use graph::Graph;
+use launches::{Launch, LaunchParams};
 use memory::{zeroed, Addresses, Constants};
 use pinned::Pinned;
 use std::sync::Arc;
 use std::thread::ThreadId;
-
-/// A launch, its memory known.
-#[derive(Clone, Copy)]
-struct Launch {
-    kernel: Kernel,
-    grid: Grid,
-    params: LaunchParams,
-}
-
-// SAFETY: pointers of parameters are addresses on a device, which mean the same to every thread, and which none follows.
-unsafe impl Send for Launch {}
-// SAFETY: as above.
-unsafe impl Sync for Launch {}
-
-#[derive(Clone, Copy)]
-enum LaunchParams {
-    Dequantize(CqDequantize),
-    Norm(CqNorm),
-    Gemv(CqGemv),
-    Simt(CqSimt),
-    Attend(CqAttend),
-    Route(CqRoute),
-    Experts(CqExperts),
-    WeightedSum(CqWeightedSum),
-    Elementwise(CqElementwise),
-    Sample(CqSample),
-}
-
-impl Launch {
-    /// # Safety
-    /// As that of [`launch`].
-    unsafe fn submit(&self, stream: &CudaStream) -> Result<()> {
-        let Self { kernel, grid, .. } = *self;
-        // SAFETY: the caller promises it.
-        unsafe {
-            match &self.params {
-                LaunchParams::Dequantize(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Norm(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Gemv(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Simt(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Attend(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Route(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Experts(params) => launch(stream, kernel, grid, params),
-                LaunchParams::WeightedSum(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Elementwise(params) => launch(stream, kernel, grid, params),
-                LaunchParams::Sample(params) => launch(stream, kernel, grid, params),
-            }
-        }
-    }
-}
 
 /// The launches of a plan, made anew when its caches have got other memory.
 pub(crate) struct StepLaunches {

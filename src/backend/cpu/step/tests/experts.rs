@@ -6,7 +6,7 @@ use crate::backend::routing::Routing;
 use crate::backend::step::{
     Activation, ExpertBlock, ExpertGating, Norm, Out, Projection, Router, StackProjection,
 };
-use crate::nn::{ExpertGroups, GroupScore, Scores};
+use crate::backend::{ExpertGroups, GroupScore, Scores};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::{Device, Tensor};
 use rand::rngs::StdRng;

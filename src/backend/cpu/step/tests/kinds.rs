@@ -2,7 +2,7 @@
 
 use super::experts::{ExpertKind, GROUPS, PLAIN_EXPERTS};
 use crate::backend::step::{Activation, HeadNorm, Norm, QueryGrowth, Turn};
-use crate::nn::Scores;
+use crate::backend::Scores;
 use crate::QuantFormat;
 use rand::rngs::StdRng;
 use rand::RngExt;
