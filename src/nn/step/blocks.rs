@@ -138,6 +138,34 @@ impl<'a> FeedForwardBlock<'a> {
 
 /// The feed-forward block of a layer in which each token uses some of many experts: those of the largest scores, of several
 /// alike the first. [`new`](Self::new) has what most have.
+///
+/// ```
+/// use candle_core::{DType, Device, Tensor};
+/// use candle_quant::nn::{ExpertStack, Experts, Gating};
+/// use candle_quant::step::{ExpertsBlock, HeadBlock, StepBuilder, StepToken};
+/// use candle_quant::{Activation, Embedding, KvCache, Linear, QuantFormat, QuantTensor, RmsNorm};
+///
+/// # fn main() -> candle_quant::Result<()> {
+/// let random = |dims: &[usize]| Tensor::randn(0f32, 0.1, dims, &Device::Cpu);
+/// let packed = |dims: &[usize]| QuantTensor::quantize(&random(dims)?, QuantFormat::MXFP4);
+/// let stack = |n, k| ExpertStack::from_quant(packed(&[8, n, k])?, None);
+/// let gating = Gating::Plain(Activation::Silu);
+/// let experts = Experts::new(stack(96, 64)?, stack(96, 64)?, stack(64, 96)?, gating)?;
+/// let router = Linear::new(random(&[8, 64])?, None);
+/// let norm = RmsNorm::new(Tensor::ones(64, DType::F32, &Device::Cpu)?, 1e-6);
+/// let table = Embedding::from_quant(packed(&[32, 64])?, DType::F32)?;
+///
+/// let mut plan = StepBuilder::new(&table, 1.)?;
+/// // Two of eight experts for each token.
+/// plan.experts(ExpertsBlock { norm: Some((&norm).into()), ..ExpertsBlock::new(&router, 2, &experts) })?;
+/// let plan = plan.head(HeadBlock::new(&norm, &table.as_linear()))?;
+/// // Where there is no attention, there are no caches.
+/// let token = StepToken { id: 3, sequence: 0, position: 0 };
+/// let logits = plan.run(&[token], &mut [] as &mut [KvCache], &[0])?;
+/// assert_eq!(logits.dims(), [1, 32]);
+/// # Ok(())
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ExpertsBlock<'a> {
     /// Of the block's input.

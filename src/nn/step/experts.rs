@@ -97,3 +97,101 @@ impl StepBuilder {
         Ok(Router::Dense { weight: weight.detach().contiguous()?, bias })
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Lora};
+    use crate::step::{BlockOutput, FeedForwardBlock, HeadBlock, StepToken};
+    use crate::{Embedding, KvCache, QuantFormat, QuantTensor};
+    use candle_core::{Device, Tensor};
+    use candle_nn::{Activation, RmsNorm};
+
+    const EXPERTS: usize = 4;
+    const HIDDEN: usize = 64;
+
+    fn packed(dims: &[usize]) -> QuantTensor {
+        QuantTensor::quantize(&Tensor::ones(dims, DType::F32, &Device::Cpu).unwrap(), QuantFormat::MXFP4)
+            .unwrap()
+    }
+
+    fn dense(dims: &[usize]) -> Tensor {
+        Tensor::ones(dims, DType::F32, &Device::Cpu).unwrap()
+    }
+
+    fn stack(experts: usize, n: usize, k: usize) -> ExpertStack {
+        ExpertStack::from_quant(packed(&[experts, n, k]), None).unwrap()
+    }
+
+    /// Experts of so many inputs.
+    fn experts(hidden: usize) -> Experts {
+        let silu = Gating::Plain(Activation::Silu);
+        Experts::new(stack(EXPERTS, 32, hidden), stack(EXPERTS, 32, hidden), stack(EXPERTS, hidden, 32), silu)
+            .unwrap()
+    }
+
+    fn builder() -> (StepBuilder, Embedding) {
+        let table = Embedding::from_quant(packed(&[32, HIDDEN]), DType::F32).unwrap();
+        (StepBuilder::new(&table, 1.).unwrap(), table)
+    }
+
+    #[test]
+    fn blocks_that_do_not_fit_are_refused() {
+        let (experts, router) = (experts(HIDDEN), Linear::new(dense(&[EXPERTS, HIDDEN]), None));
+        let refused = |block: ExpertsBlock, told: &str| {
+            let error = builder().0.experts(block).unwrap_err().to_string();
+            assert!(error.contains(told), "{error:?} has no {told:?}");
+        };
+        let plain = ExpertsBlock::new(&router, 2, &experts);
+        for top_k in [0, EXPERTS + 1] {
+            refused(ExpertsBlock { top_k, ..plain }, "1 to 4, the number of experts");
+        }
+        let others = Linear::new(dense(&[EXPERTS + 1, HIDDEN]), None);
+        refused(ExpertsBlock { router: &others, ..plain }, "expected [4, 64]");
+        let groups = Some(ExpertGroups { count: 3, chosen: 1, by: GroupScore::Largest });
+        refused(ExpertsBlock { groups, ..plain }, "a divisor of the 4 experts");
+        let correction = dense(&[EXPERTS + 1]);
+        refused(ExpertsBlock { correction: Some(&correction), ..plain }, "4 numbers");
+        refused(ExpertsBlock { scale: 0., ..plain }, "above zero");
+        let narrow = self::experts(32);
+        refused(ExpertsBlock::new(&router, 2, &narrow), "a stack [4, N, 64]");
+
+        let each = |n, k| ExpertStack::from_each(vec![dense(&[n, k]).into(); EXPERTS], None).unwrap();
+        let silu = Gating::Plain(Activation::Silu);
+        let of_dense = Experts::new(each(32, HIDDEN), each(32, HIDDEN), each(HIDDEN, 32), silu).unwrap();
+        refused(ExpertsBlock::new(&router, 2, &of_dense), "experts that are dense");
+
+        let linear = |n, k| Linear::from_quant(packed(&[n, k]), None);
+        let (gate, up, down) = (linear(32, HIDDEN), linear(32, HIDDEN), linear(HIDDEN, 32));
+        let norm = RmsNorm::new(dense(&[HIDDEN]), 1e-6);
+        let shared = FeedForwardBlock::new(Some(&gate), &up, &down);
+        let own_norm = FeedForwardBlock { norm: Some((&norm).into()), ..shared };
+        refused(ExpertsBlock { shared: Some(own_norm), ..plain }, "a norm of its own");
+        let out = BlockOutput { norm: Some((&norm).into()), scale: 1. };
+        refused(ExpertsBlock { shared: Some(shared), out, ..plain }, "behind the block");
+        builder().0.experts(ExpertsBlock { shared: Some(shared), ..plain }).unwrap();
+    }
+
+    /// A plan does not compute adapters of experts: whoever runs it is told.
+    #[test]
+    fn active_adapters_of_experts_are_refused() {
+        let (experts, router) = (experts(HIDDEN), Linear::new(dense(&[EXPERTS, HIDDEN]), None));
+        let (mut plan, table) = builder();
+        plan.experts(ExpertsBlock::new(&router, 2, &experts)).unwrap();
+        let norm = RmsNorm::new(dense(&[HIDDEN]), 1e-6);
+        let plan = plan.head(HeadBlock::new(&norm, &table.as_linear())).unwrap();
+        let token = StepToken { id: 3, sequence: 0, position: 0 };
+        let run = || plan.run(&[token], &mut [] as &mut [KvCache], &[0]);
+        run().unwrap();
+        let ([gate, ..], _) = experts.projections().unwrap();
+        let lora =
+            Lora { a: dense(&[EXPERTS, 2, HIDDEN]), b: dense(&[EXPERTS, 32, 2]), scale: 1., magnitude: None };
+        gate.adapters().add("mine", lora).unwrap();
+        assert!(!plan.computes_adapters());
+        let error = run().unwrap_err().to_string();
+        assert!(error.contains("an adapter of experts in a step plan"), "{error}");
+        gate.adapters().set_active("mine", false);
+        assert!(plan.computes_adapters());
+        run().unwrap();
+    }
+}
