@@ -2,7 +2,8 @@
 //
 // Grid (blocks that cover the rows of an expert, pairs times splits of k). Gate and up share a block, as rows
 // 0..8 and 8..16 of its tile. The blocks of a token's down projections add up to one sum: the last to arrive adds
-// their parts, expert by expert in the order of ids. Nothing depends on the other tokens of a launch.
+// their parts, expert by expert in the order of ids. Nothing depends on the other tokens of a launch. Routing weights are
+// factors in that sum; of gate and up, factors of x, which products are multiplied by: w (W x) is W (w x).
 #pragma once
 #include "experts.cuh"
 #include "gemv.cuh"

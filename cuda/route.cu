@@ -51,9 +51,8 @@ template <uint32_t DTYPE> __device__ __forceinline__ void product_of(const CqRou
         product<DTYPE, CQ_BF16>(p, expert, sum, squares);
 }
 
-// A number whose order among others is that of the floats; what is not a number is larger than all.
+// A number whose order among others is that of the floats.
 __device__ __forceinline__ uint32_t key_of(float value) {
-    if (value != value) return 0xffffffffu;
     const uint32_t bits = __float_as_uint(value + 0.f);  // there is one zero
     return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
 }
@@ -98,7 +97,8 @@ __device__ __forceinline__ void keep_groups(const CqRoute &p, uint32_t *keys, co
     __syncwarp();
 }
 
-// One warp.
+// One warp. In shared memory, for each expert: its score; its key; by what it is chosen, and then which ones are; the keys of
+// groups.
 __device__ __forceinline__ void choose(const CqRoute &p, float *scores, uint32_t lane) {
     const size_t token = blockIdx.y;
     uint32_t *keys = reinterpret_cast<uint32_t *>(scores + p.experts), *chosen = keys + p.experts;
@@ -119,15 +119,12 @@ __device__ __forceinline__ void choose(const CqRoute &p, float *scores, uint32_t
     __syncwarp();
     for (uint32_t i = lane; i < p.experts; i += 32) {
         const float score = scores[i] = scores[i] / sum;
-        const float known = score == score ? score : INFINITY, chosen_by = p.correction ? known + p.correction[i] : known;
-        keys[i] = key_of(chosen_by);
-        choice[i] = chosen_by;
+        const float by = p.correction ? score + p.correction[i] : score, known = by == by ? by : INFINITY;
+        keys[i] = key_of(known);
+        choice[i] = known;
     }
     __syncwarp();
-    if (p.groups) {
-        // The scores of groups lie behind those of experts; there is room for them where no expert has been chosen yet.
-        keep_groups(p, keys, choice, reinterpret_cast<uint32_t *>(scores + 3 * p.experts), lane);
-    }
+    if (p.groups) keep_groups(p, keys, choice, reinterpret_cast<uint32_t *>(scores + 3 * p.experts), lane);
     float total = 0;
     for (uint32_t n = 0; n < p.top_k; ++n) {
         const uint32_t expert = largest(keys, p.experts, lane);
@@ -179,7 +176,7 @@ __device__ __forceinline__ void route_token(const CqRoute &p) {
             const size_t at = size_t(blockIdx.y) * p.hidden + i;
             store_float(p.normed, at, p.dtype, load_float(p.x, at, p.dtype) * scale * p.norm[i]);
         }
-    // Other warps may not have seen yet what the first word told them.
+    // The first word is the flag of `last_of_parts`, which not all threads may have seen yet.
     if (last_of_parts(p.arrivals + blockIdx.y, gridDim.x) && warp == 0) choose(p, shared + 1, lane);
 }
 

@@ -164,7 +164,7 @@ for mutant in testing/mutants/*.patch; do
   for line in Bug Tests; do
     [ -n "$(field "$mutant" $line)" ] || { echo "$mutant: expected a line '$line: ..' at its head" >&2 && exit 1; }
   done
-  patch --quiet --dry-run -p1 <"$mutant" || { echo "$mutant does not apply any more" >&2 && exit 1; }
+  patch --quiet --dry-run --fuzz=0 -p1 <"$mutant" || { echo "$mutant does not apply any more" >&2 && exit 1; }
 done
 
 build "$work/without" || { cat "$work/without/build.log" >&2 && exit 1; }

@@ -71,12 +71,12 @@ impl Routing {
     /// it is seen in what comes of it.
     pub(crate) fn choose(&self, logits: &[f32]) -> Vec<(usize, f32)> {
         let scores = self.scores(logits);
-        let mut choice: Vec<f32> =
-            scores.iter().map(|score| if score.is_nan() { f32::INFINITY } else { *score }).collect();
+        let mut choice = scores.clone();
         if let Some(correction) = &self.correction {
             choice.iter_mut().zip(correction).for_each(|(choice, correction)| *choice += correction);
         }
-        let mut choice: Vec<Option<f32>> = choice.into_iter().map(Some).collect();
+        let known = |score: f32| if score.is_nan() { f32::INFINITY } else { score };
+        let mut choice: Vec<Option<f32>> = choice.into_iter().map(|score| Some(known(score))).collect();
         if let Some(groups) = self.groups {
             keep_groups(&mut choice, groups);
         }
@@ -203,6 +203,10 @@ mod tests {
         let chosen = sigmoid.choose(&[0., 1., 2., f32::NAN, 3., 4.]);
         assert_eq!((chosen[0].0, chosen[1].0), (3, 5));
         assert!(chosen[0].1.is_nan() && !chosen[1].1.is_nan());
+        let correction = Some(vec![0., f32::NAN, 0., f32::NEG_INFINITY, 0., 0.]);
+        let corrected = Routing { correction, ..sigmoid };
+        let chosen = corrected.choose(&[0., 1., 2., f32::NAN, 3., 4.]);
+        assert_eq!((chosen[0].0, chosen[1].0), (1, 3));
         let all = PLAIN.choose(&[f32::NAN; 6]);
         assert!(all.len() == 2 && all.iter().all(|(id, weight)| *id < 6 && weight.is_nan()));
     }

@@ -24,6 +24,7 @@ thread_local! {
 pub(super) fn threads() -> usize {
     match rayon::current_thread_index() {
         Some(_) => rayon::current_num_threads(),
+        None if IS_TASK.get() => 1,
         None => candle_core::utils::barrier_pool().n_workers() + 1,
     }
 }

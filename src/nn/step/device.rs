@@ -10,7 +10,7 @@ use std::fmt;
 
 /// The steps of a [`StepPlan`] on a CUDA device, for one token of each of a number of sequences that have the same length.
 ///
-/// A step is a list of launches, five for most layers, in which no kernel of candle's is. The first one runs them one by one;
+/// A step is a list of launches, five for most layers, six for layers of experts, in which no kernel of candle's is. The first one runs them one by one;
 /// they are then captured as a CUDA graph, which serves every position until a cache grows. Both give the same bits.
 /// `CANDLE_QUANT_GRAPH=eager` never captures them, `=on` makes it an error where that is not possible (else a warning),
 /// and `=off` refuses steps on devices altogether.
@@ -27,7 +27,8 @@ impl StepPlan {
     /// The plan's steps on its CUDA device, for activations of `dtype` (F16, BF16 or F32), which caches have, too.
     ///
     /// # Errors
-    /// [`Error::Unsupported`] if the plan is not on a CUDA device, there is no kernel for the heads of a layer, or
+    /// [`Error::Unsupported`] if the plan is not on a CUDA device, there is no kernel for the heads of a layer or for its experts
+    /// (1024 at most, with SiLU or clamped gates, gate and up in one format), or
     /// `CANDLE_QUANT_GRAPH` is `off`; if it is something else that is not known, the dtype is another one, or there are no
     /// sequences or more than [`MOST_SEQUENCES`](Self::MOST_SEQUENCES).
     pub fn on_device(&self, sequences: usize, dtype: DType) -> Result<DeviceStep> {

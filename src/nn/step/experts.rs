@@ -1,7 +1,7 @@
 //! Blocks of experts in a plan.
 
 use super::checked::{check_rows, expert_gating, factor, norm, numbers, stack, unsupported};
-use super::{ExpertsBlock, StepBuilder};
+use super::{ExpertsBlock, FeedForwardBlock, StepBuilder};
 use crate::backend::routing::Routing;
 use crate::backend::step::{ExpertBlock, Node, Router};
 use crate::tensor::LayerWeight;
@@ -13,18 +13,21 @@ impl StepBuilder {
     ///
     /// # Errors
     /// As those of [`feed_forward`](Self::feed_forward); if experts are not packed stacks, or there are fewer than a token is to
-    /// use; if the shared expert has a norm or an output of its own.
+    /// use; if the shared expert has a norm or an output of its own, or there is one beside a norm behind the block.
     pub fn experts(&mut self, block: ExpertsBlock) -> Result<()> {
+        if let Some(FeedForwardBlock { norm, out, .. }) = block.shared {
+            if norm.is_some() || out.norm.is_some() || out.scale != 1. || block.out.norm.is_some() {
+                let found = "with a norm or a scale of its own, or a norm behind the block";
+                return Err(unsupported("shared expert", found));
+            }
+        }
         let experts = Node::Experts(Box::new(self.expert_block(&block)?));
         let Some(shared) = block.shared else {
             self.plan.nodes.push(experts);
             return Ok(());
         };
-        if shared.norm.is_some() || shared.out.norm.is_some() || block.out.norm.is_some() {
-            return Err(unsupported("shared expert", "beside a norm of its own or behind the block"));
-        }
         let [inner, add_inner] =
-            self.feed_forward_nodes(super::FeedForwardBlock { norm: block.norm, out: block.out, ..shared })?;
+            self.feed_forward_nodes(FeedForwardBlock { norm: block.norm, out: block.out, ..shared })?;
         // Both see what the block is given.
         self.plan.nodes.extend([inner, experts, add_inner]);
         Ok(())
@@ -102,7 +105,7 @@ impl StepBuilder {
 mod tests {
     use super::*;
     use crate::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Lora};
-    use crate::step::{BlockOutput, FeedForwardBlock, HeadBlock, StepToken};
+    use crate::step::{BlockOutput, HeadBlock, StepToken};
     use crate::{Embedding, KvCache, QuantFormat, QuantTensor};
     use candle_core::{Device, Tensor};
     use candle_nn::{Activation, RmsNorm};
@@ -166,7 +169,9 @@ mod tests {
         let norm = RmsNorm::new(dense(&[HIDDEN]), 1e-6);
         let shared = FeedForwardBlock::new(Some(&gate), &up, &down);
         let own_norm = FeedForwardBlock { norm: Some((&norm).into()), ..shared };
-        refused(ExpertsBlock { shared: Some(own_norm), ..plain }, "a norm of its own");
+        refused(ExpertsBlock { shared: Some(own_norm), ..plain }, "a norm or a scale of its own");
+        let own_scale = FeedForwardBlock { out: BlockOutput { norm: None, scale: 0.5 }, ..shared };
+        refused(ExpertsBlock { shared: Some(own_scale), ..plain }, "a norm or a scale of its own");
         let out = BlockOutput { norm: Some((&norm).into()), scale: 1. };
         refused(ExpertsBlock { shared: Some(shared), out, ..plain }, "behind the block");
         builder().0.experts(ExpertsBlock { shared: Some(shared), ..plain }).unwrap();
@@ -189,7 +194,7 @@ mod tests {
         gate.adapters().add("mine", lora).unwrap();
         assert!(!plan.computes_adapters());
         let error = run().unwrap_err().to_string();
-        assert!(error.contains("an adapter of experts in a step plan"), "{error}");
+        assert!(error.contains("an adapter of experts or their router in a step plan"), "{error}");
         gate.adapters().set_active("mine", false);
         assert!(plan.computes_adapters());
         run().unwrap();

@@ -238,7 +238,7 @@ impl StepPlan {
         Self { is_long: true, ..self.clone() }
     }
 
-    /// Whether the plan computes what the layers compute: it does not while adapters of experts are active.
+    /// Whether the plan computes all active adapters, on the CPU: not those of experts, nor of dense routers.
     pub fn computes_adapters(&self) -> bool {
         !self.others.iter().any(AdapterSlot::is_active)
     }
@@ -251,7 +251,7 @@ impl StepPlan {
     /// # Errors
     /// If there are no tokens, an id is outside of the vocabulary, `wanted` is not among the tokens, or caches do not
     /// fit: their number, their shapes, positions that do not follow what is cached, a cache that is full. If an active
-    /// adapter of a layer is one in training, or of experts. Nothing has changed then.
+    /// adapter of a layer is one in training, or of experts or their dense router. Nothing has changed then.
     pub fn run(
         &self,
         tokens: &[StepToken],
@@ -268,7 +268,9 @@ impl StepPlan {
         let trained = self.adapters.iter().find(|slot| slot.is_trained());
         let refused = trained.map(|slot| ("training of an adapter through", slot));
         let of_experts = self.others.iter().find(|slot| slot.is_active());
-        if let Some((what, slot)) = refused.or(of_experts.map(|slot| ("an adapter of experts in", slot))) {
+        if let Some((what, slot)) =
+            refused.or(of_experts.map(|slot| ("an adapter of experts or their router in", slot)))
+        {
             return Err(Error::Unsupported {
                 what: format!("{what} a step plan, at `{}`,", slot.module()),
                 remedy: "switch it off, or call the layers one by one".to_string(),

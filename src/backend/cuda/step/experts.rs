@@ -16,10 +16,14 @@ use crate::Error;
 use candle_core::{bail, DType, Result};
 use std::borrow::Cow;
 
-/// Refuses blocks for which there are no kernels.
-pub(super) fn check(block: &ExpertBlock) -> crate::Result<()> {
+/// Refuses blocks for which there are no kernels, for so many tokens.
+pub(super) fn check(block: &ExpertBlock, tokens: usize) -> crate::Result<()> {
     let what = match block.gating {
         _ if block.routing.experts > CQ_MOST_ROUTED_EXPERTS as usize => "more than 1024 experts",
+        _ if tokens > plan::tokens_of_launch(false, block.routing.top_k) => "so many experts for each token",
+        _ if block.gate.weight.format() != block.up.weight.format() => {
+            "gate and up projections of experts in different formats"
+        }
         ExpertGating::Activation(Activation::Silu) | ExpertGating::Clamped { .. } => return Ok(()),
         ExpertGating::Activation(_) => "experts with another activation than SiLU",
     };

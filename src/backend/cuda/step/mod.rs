@@ -106,7 +106,7 @@ impl StepLaunches {
         attend::check(plan, dtype, sequences, Card::of(stream.context())?)?;
         for node in &plan.nodes {
             if let Node::Experts(block) = node {
-                experts::check(block)?;
+                experts::check(block, sequences)?;
             }
         }
         Ok(Self {

@@ -146,6 +146,7 @@ pub(super) fn kinds() -> Vec<(&'static str, Kind)> {
         ),
         ("norms without weights", Kind { norms: Norms::Plain, factors: true, ..PLAIN }),
         ("experts", Kind { experts: Some(PLAIN_EXPERTS), ..PLAIN }),
+        ("experts and adapters", Kind { adapters: true, experts: Some(PLAIN_EXPERTS), ..PLAIN }),
         (
             "experts as those of gpt-oss",
             Kind {

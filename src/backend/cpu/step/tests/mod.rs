@@ -85,7 +85,9 @@ fn results_do_not_depend_on_the_number_of_threads() {
         ..PLAIN
     };
     let experts = Kind { experts: Some(experts::PLAIN_EXPERTS), ..unusual };
-    for model in [usual, unusual, experts].map(Model::new) {
+    let dense_router = experts::ExpertKind { packed_router: false, ..experts::PLAIN_EXPERTS };
+    let dense_router = Kind { experts: Some(dense_router), ..usual };
+    for model in [usual, unusual, experts, dense_router].map(Model::new) {
         let after_prompt = |threads: Option<usize>| -> Vec<Vec<u32>> {
             let mut caches = model.caches();
             let (prompt, rest) = ids.split_at(600);
