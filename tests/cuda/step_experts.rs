@@ -147,7 +147,8 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
                     let first = numbers.narrow(0, 0, 1).unwrap();
                     let first = if kind.alike { first.zeros_like().unwrap() } else { first };
                     let others = numbers.narrow(0, 1, count / times - 1).unwrap();
-                    Tensor::cat(&[vec![first, others]; 3].concat()[..2 * times], 0).unwrap()
+                    let parts: Vec<_> = (0..times).flat_map(|_| [first.clone(), others.clone()]).collect();
+                    Tensor::cat(&parts, 0).unwrap()
                 });
                 Linear::new(weight, Some(bias))
             }
