@@ -103,9 +103,10 @@ impl StepBuilder {
 
 #[cfg(test)]
 mod tests {
+    use super::super::{BlockOutput, HeadBlock};
     use super::*;
+    use crate::backend::step::StepToken;
     use crate::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Lora};
-    use crate::step::{BlockOutput, HeadBlock, StepToken};
     use crate::{Embedding, KvCache, QuantFormat, QuantTensor};
     use candle_core::{Device, Tensor};
     use candle_nn::{Activation, RmsNorm};
