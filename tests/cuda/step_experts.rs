@@ -68,6 +68,8 @@ fn kinds() -> Vec<(&'static str, Kind)> {
         ("plain", plain()),
         // More numbers than are on their way to a thread at once, twice.
         ("long rows", Kind { hidden: 2112, experts: 3, top_k: 1, ..plain() }),
+        // Sums of down projections have several parts of k.
+        ("long inner rows", Kind { hidden: 64, inner: 4096, experts: 3, top_k: 2, ..plain() }),
         (
             "as gpt-oss",
             Kind {
@@ -192,17 +194,23 @@ fn experts_of_steps_are_those_of_the_cpu() {
         // F16 takes the kernels that BF16 takes: one kind shows that.
         for (dtype, bound) in dtypes.into_iter().take(if name == "plain" { 3 } else { 2 }) {
             let plan = plan(&kind, &device, dtype);
-            let [mut step, mut eager] = [(); 2].map(|()| plan.on_device(2, dtype).unwrap());
+            let sequences = match name {
+                "plain" if dtype == DType::BF16 => StepPlan::MOST_SEQUENCES,
+                "long rows" => 1,
+                _ => 2,
+            };
+            let [mut step, mut eager] = [(); 2].map(|()| plan.on_device(sequences, dtype).unwrap());
             let (mut wrong, mut seen) = (0, 0);
-            for (index, ids) in [[7, 21], [40, 3], [11, 30]].into_iter().enumerate() {
-                let logits = run(&mut step, &ids, &device);
+            let all: Vec<u32> = (0..3 * sequences).map(|index| (7 + index * 13) as u32 % 48).collect();
+            for (index, ids) in all.chunks(sequences).enumerate() {
+                let logits = run(&mut step, ids, &device);
                 assert_eq!(step.is_captured(), index > 0);
                 if index == 2 {
-                    assert!(bits(&logits) == bits(&run(&mut eager, &ids, &device)), "{name} {dtype:?}");
+                    assert!(bits(&logits) == bits(&run(&mut eager, ids, &device)), "{name} {dtype:?}");
                 }
                 let logits = flat(&logits);
-                for (id, logits) in ids.into_iter().zip(logits.chunks(VOCABULARY)) {
-                    let token = StepToken { id, sequence: 0, position: 0 };
+                for (id, logits) in ids.iter().zip(logits.chunks(VOCABULARY)) {
+                    let token = StepToken { id: *id, sequence: 0, position: 0 };
                     let expected = on_cpu.run(&[token], &mut [] as &mut [KvCache], &[0]).unwrap();
                     let expected: Vec<f64> = flat(&expected).into_iter().map(f64::from).collect();
                     let error = relative_error(logits, &expected);
@@ -214,10 +222,12 @@ fn experts_of_steps_are_those_of_the_cpu() {
             if dtype == DType::BF16 && !kind.layer_norms {
                 // Norm and router, gate and up, down; the shared expert has two of its own.
                 let of_block = if kind.shared { 5 } else { 3 };
-                assert_eq!(step.launches(), Some(2 * of_block + 2), "{name}");
+                // Of sixteen rows, the head has its norm in a launch of its own.
+                let of_head = if sequences == StepPlan::MOST_SEQUENCES { 2 } else { 1 };
+                assert_eq!(step.launches(), Some(1 + 2 * of_block + of_head), "{name}");
             }
             // Where two scores are nearly alike, rounded activations choose the other expert.
-            assert!(wrong <= 1, "{name} {dtype:?}: {wrong} of {seen} tokens");
+            assert!(wrong <= 1 + seen / 16, "{name} {dtype:?}: {wrong} of {seen} tokens");
         }
     }
 }

@@ -4,7 +4,7 @@
 
 use super::super::dispatch::dense_columns;
 use super::super::tasks;
-use super::super::team::{Failure, Member};
+use super::super::team::{Cursor, Failure, Member};
 use super::elementwise::join;
 use super::few::{scatter, turn, Cursors, Operand, Step, BLOCK};
 use super::many::{add, multiply, multiply_matrix, normed, AT_ONCE, ROWS};
@@ -78,83 +78,25 @@ fn logits_of_dense(
     Ok(logits)
 }
 
+/// What a member ends early with.
+type Done = std::result::Result<(), Failure<candle_core::Error>>;
+
 impl Step<'_> {
     /// A member's share of a block of experts.
-    pub(super) fn experts(
-        &self,
-        block: &ExpertBlock,
-        member: &Member,
-        cursors: &Cursors,
-    ) -> std::result::Result<(), Failure<candle_core::Error>> {
-        let (rows, hidden) = (self.input.tokens.len(), self.plan.hidden);
-        let (experts, inner) = (block.routing.experts, block.up.rows);
+    pub(super) fn experts(&self, block: &ExpertBlock, member: &Member, cursors: &Cursors) -> Done {
+        let (rows, hidden, experts) = (self.input.tokens.len(), self.plan.hidden, block.routing.experts);
         let [of_logits, of_inner, projected, normalized] = cursors;
         let x = self.normed(block.norm.as_ref(), None);
-
-        let blocks = experts.div_ceil(BLOCK);
-        let mut operand = self.operand(x.clone(), rows);
-        while let Some(taken) = of_logits.take(blocks, turn(blocks, member)) {
-            let range = taken.start * BLOCK..experts.min(taken.end * BLOCK);
-            let to = &self.buffers.logits_of_experts;
-            match &block.router {
-                Router::Packed(projection) => {
-                    let logits = operand.multiply(projection, range.start, range.len())?;
-                    scatter(&logits, rows, |row, logits| to.write(row * experts + range.start, logits));
-                }
-                Router::Dense { weight, bias } => {
-                    let logits = logits_of_dense((weight, bias.as_deref()), &x, range.clone())?;
-                    for (row, logits) in logits.chunks_exact(range.len()).enumerate() {
-                        to.write(row * experts + range.start, logits);
-                    }
-                }
-            }
-        }
+        self.logits_of_experts(block, &x, member, of_logits)?;
         member.wait()?;
-
         // Each member chooses for itself: to wait for what another one has chosen would take as long.
         let mut logits = vec![0.; rows * experts];
         self.buffers.logits_of_experts.read(0, &mut logits);
         let pairs = pairs_of(logits.chunks_exact(experts).map(|logits| block.routing.choose(logits)));
         let groups: Vec<&[Pair]> = pairs.chunk_by(|a, b| a.expert == b.expert).collect();
-        // Of a single row, all experts see the same.
-        let is_shared = rows == 1 && !block.weighs_inputs;
-        let mut operands: Vec<Option<Operand>> = Vec::new();
-        operands.resize_with(if is_shared { 1 } else { groups.len() }, || None);
-        let blocks = inner.div_ceil(BLOCK);
-        while let Some(taken) = of_inner.take(groups.len() * blocks, turn(groups.len() * blocks, member)) {
-            let mut first_pair = 0;
-            for (group, pairs) in groups.iter().enumerate() {
-                let first_of_group = first_pair;
-                first_pair += pairs.len();
-                let own = (taken.start.max(group * blocks), taken.end.min((group + 1) * blocks));
-                let place = operands.get_mut(if is_shared { 0 } else { group });
-                let (Some(place), Some(expert), true) =
-                    (place, pairs.first().map(|pair| pair.expert), own.0 < own.1)
-                else {
-                    continue;
-                };
-                let first = (own.0 - group * blocks) * BLOCK;
-                let count = inner.min((own.1 - group * blocks) * BLOCK) - first;
-                let operand =
-                    place.get_or_insert_with(|| self.operand(seen_by(block, pairs, &x, hidden), pairs.len()));
-                let mut joined = operand.multiply_expert(&block.gate, expert, first, count)?;
-                let up = operand.multiply_expert(&block.up, expert, first, count)?;
-                join(block.gating, &mut joined, &up);
-                scatter(&joined, pairs.len(), |pair, joined| {
-                    self.buffers.inner_of_experts.write((first_of_group + pair) * inner + first, joined);
-                });
-            }
-        }
+        self.inner_of_experts(block, &x, &groups, member, of_inner)?;
         member.wait()?;
-
-        let mut first_pair = 0;
-        let of_group = |pairs: &&[Pair]| {
-            let mut x = vec![0.; pairs.len() * inner];
-            self.buffers.inner_of_experts.read(first_pair * inner, &mut x);
-            first_pair += pairs.len();
-            self.operand(x, pairs.len())
-        };
-        let mut operands: Vec<Operand> = groups.iter().map(of_group).collect();
+        let mut operands = self.operands_of_down(block, &groups);
         self.add_outputs(hidden, &block.out, member, (projected, normalized), |range| {
             let mut sums = vec![0.; range.len() * rows];
             for (pairs, operand) in groups.iter().zip(&mut operands) {
@@ -170,6 +112,85 @@ impl Step<'_> {
             }
             Ok(sums)
         })
+    }
+
+    /// The router's logits of x, all rows normalized.
+    fn logits_of_experts(&self, block: &ExpertBlock, x: &[f32], member: &Member, cursor: &Cursor) -> Done {
+        let (rows, experts) = (self.input.tokens.len(), block.routing.experts);
+        let (blocks, to) = (experts.div_ceil(BLOCK), &self.buffers.logits_of_experts);
+        let mut operand = None;
+        while let Some(taken) = cursor.take(blocks, turn(blocks, member)) {
+            let range = taken.start * BLOCK..experts.min(taken.end * BLOCK);
+            match &block.router {
+                Router::Packed(projection) => {
+                    let operand = operand.get_or_insert_with(|| self.operand(x.to_vec(), rows));
+                    let logits = operand.multiply(projection, range.start, range.len())?;
+                    scatter(&logits, rows, |row, logits| to.write(row * experts + range.start, logits));
+                }
+                Router::Dense { weight, bias } => {
+                    let logits = logits_of_dense((weight, bias.as_deref()), x, range.clone())?;
+                    for (row, logits) in logits.chunks_exact(range.len()).enumerate() {
+                        to.write(row * experts + range.start, logits);
+                    }
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gate and up of all pairs, joined.
+    fn inner_of_experts(
+        &self,
+        block: &ExpertBlock,
+        x: &[f32],
+        groups: &[&[Pair]],
+        member: &Member,
+        cursor: &Cursor,
+    ) -> Done {
+        let (hidden, inner) = (self.plan.hidden, block.up.rows);
+        // Of a single row, all experts see the same.
+        let is_shared = self.input.tokens.len() == 1 && !block.weighs_inputs;
+        let mut operands: Vec<Option<Operand>> = Vec::new();
+        operands.resize_with(if is_shared { 1 } else { groups.len() }, || None);
+        let blocks = inner.div_ceil(BLOCK);
+        let all = groups.len() * blocks;
+        while let Some(taken) = cursor.take(all, turn(all, member)) {
+            let mut first_pair = 0;
+            for (group, pairs) in groups.iter().enumerate() {
+                let first_of_group = first_pair;
+                first_pair += pairs.len();
+                let own = (taken.start.max(group * blocks), taken.end.min((group + 1) * blocks));
+                let place = operands.get_mut(if is_shared { 0 } else { group });
+                let (Some(place), Some(expert), true) =
+                    (place, pairs.first().map(|pair| pair.expert), own.0 < own.1)
+                else {
+                    continue;
+                };
+                let first = (own.0 - group * blocks) * BLOCK;
+                let count = inner.min((own.1 - group * blocks) * BLOCK) - first;
+                let operand =
+                    place.get_or_insert_with(|| self.operand(seen_by(block, pairs, x, hidden), pairs.len()));
+                let mut joined = operand.multiply_expert(&block.gate, expert, first, count)?;
+                let up = operand.multiply_expert(&block.up, expert, first, count)?;
+                join(block.gating, &mut joined, &up);
+                scatter(&joined, pairs.len(), |pair, joined| {
+                    self.buffers.inner_of_experts.write((first_of_group + pair) * inner + first, joined);
+                });
+            }
+        }
+        Ok(())
+    }
+
+    /// What the down projection of each expert sees.
+    fn operands_of_down(&self, block: &ExpertBlock, groups: &[&[Pair]]) -> Vec<Operand<'_>> {
+        let (inner, mut first_pair) = (block.up.rows, 0);
+        let of_group = |pairs: &&[Pair]| {
+            let mut x = vec![0.; pairs.len() * inner];
+            self.buffers.inner_of_experts.read(first_pair * inner, &mut x);
+            first_pair += pairs.len();
+            self.operand(x, pairs.len())
+        };
+        groups.iter().map(of_group).collect()
     }
 }
 
