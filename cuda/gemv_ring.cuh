@@ -13,9 +13,61 @@ namespace cq {
 template <class Format, class Shape> struct RoundScales {
     static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
     static constexpr int COUNT = Shape::FOLDED ? Shape::STEPS : Shape::PASSES * COLUMNS;
+    static constexpr bool SUPER_BLOCKS = Format::SCALES == Scale::SuperBlock;
+    // Super-blocks of a round: one, if it is a part of one.
+    static constexpr int UNITS = Shape::ROUND > SUPER_BLOCK ? Shape::ROUND / SUPER_BLOCK : 1;
     uint32_t scale[2][COUNT];
     uint32_t bias[2][COUNT];
-    uint32_t dtypes;  // of scales, and 16 times that of biases
+    uint32_t unit[2][UNITS], bias_unit[2][UNITS];  // what these count, of super-blocks
+    uint32_t dtypes;                               // of scales, and 16 times that of biases
+
+    static_assert(!SUPER_BLOCKS || (UNITS * SUPER_BLOCK % Shape::ROUND == 0 && SUPER_BLOCK % (Shape::SLOTS * Shape::GROUP) == 0),
+                  "the groups of a pass are of one super-block");
+
+    __device__ __forceinline__ float scale_of(int row, int index) const {
+        const float scale = scale_from_bits<Format::SCALES>(this->scale[row][index], dtypes % 16);
+        return SUPER_BLOCKS ? scale * half_bits_to_float(unit[row][unit_of(index)]) : scale;
+    }
+    __device__ __forceinline__ float bias_of(int row, int index) const {
+        const float bias = scale_from_bits<Format::SCALES>(this->bias[row][index], dtypes / 16);
+        return SUPER_BLOCKS ? bias * half_bits_to_float(bias_unit[row][unit_of(index)]) : bias;
+    }
+
+  private:
+    static __device__ __forceinline__ int unit_of(int index) { return index / COLUMNS * Shape::SLOTS * Shape::GROUP / SUPER_BLOCK; }
+};
+
+// Where a lane finds the units of its two rows' scales.
+template <class Format, class Shape, bool SUPER_BLOCKS = Format::SCALES == Scale::SuperBlock> struct LaneUnits {
+    __device__ __forceinline__ void place(int, const CqMatrix &, uint32_t, uint32_t, int) {}
+    __device__ __forceinline__ void load(RoundScales<Format, Shape> &, int, int) const {}
+    __device__ __forceinline__ void advance(int) {}
+};
+template <class Format, class Shape> struct LaneUnits<Format, Shape, true> {
+    const uint16_t *scales[2];
+    const uint16_t *biases[2];
+    int k;  // of the batch, in the row
+
+    __device__ __forceinline__ void place(int row, const CqMatrix &matrix, uint32_t index, uint32_t k_of_row, int k0) {
+        const size_t first = size_t(index) * (k_of_row / SUPER_BLOCK);
+        scales[row] = static_cast<const uint16_t *>(matrix.scale_units) + first;
+        biases[row] = static_cast<const uint16_t *>(matrix.bias_units) + first;
+        k = k0;
+    }
+    // Those of the round that begins so many elements behind, of which so many groups are left.
+    __device__ __forceinline__ void load(RoundScales<Format, Shape> &round, int behind, int groups_left) const {
+        const int first = (k + behind) / SUPER_BLOCK;
+#pragma unroll
+        for (int i = 0; i < RoundScales<Format, Shape>::UNITS; ++i)
+#pragma unroll
+            for (int row = 0; row < 2; ++row) {
+                round.unit[row][i] = round.bias_unit[row][i] = 0;
+                if (i * (SUPER_BLOCK / Shape::GROUP) >= groups_left) continue;
+                round.unit[row][i] = scales[row][first + i];
+                if constexpr (Format::HAS_BIASES) round.bias_unit[row][i] = biases[row][first + i];
+            }
+    }
+    __device__ __forceinline__ void advance(int elements) { k += elements; }
 };
 
 // Where a lane's next batch of rounds is. The warps that share a tile take turns at rounds.
@@ -28,6 +80,7 @@ template <class Format, class Shape> struct LaneRows {
     uint32_t dtypes;
     int words_left;   // weights from the lane's chunk to the end of the block's share of k
     int groups_left;  // groups from the lane's first one to the end of the row
+    LaneUnits<Format, Shape> units;
 
     // The row `index` of all that follow each other behind the matrix's first one. It has whole words.
     __device__ __forceinline__ void place(int row, const CqMatrix &matrix, uint32_t index, uint32_t k, int k0, int t) {
@@ -39,12 +92,14 @@ template <class Format, class Shape> struct LaneRows {
         scales[row] = static_cast<const char *>(matrix.scales) + group;
         biases[row] = static_cast<const char *>(matrix.biases) + group;
         dtypes = matrix.scale_dtype + 16 * matrix.biases_dtype;  // those of both rows are the same
+        units.place(row, matrix, index, k, k0);
     }
 
     // The scales and biases of round `turn` of the batch; those past the end meet zeros of x.
     __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn) const {
         constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
         round.dtypes = dtypes;
+        units.load(round, turn * TURN, groups_left - turn * TURN / Shape::GROUP);
 #pragma unroll
         for (int i = 0; i < RoundScales<Format, Shape>::COUNT; ++i) {
             const int k = turn * TURN + i * Shape::STEP;
@@ -68,6 +123,7 @@ template <class Format, class Shape> struct LaneRows {
             if (Shape::SCALES_LATE) forget_origin(scales[row]);
             if constexpr (Format::HAS_BIASES) biases[row] += WEIGHTS / Shape::GROUP * SCALE_BYTES;
         }
+        units.advance(WEIGHTS);
         words_left -= WEIGHTS;
         groups_left -= WEIGHTS / Shape::GROUP;
     }

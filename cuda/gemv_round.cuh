@@ -91,13 +91,9 @@ template <class Format, class Shape> struct ByGroups {
                     for (int row = 0; row < 2; ++row) {
                         float &sum = sums.sum[row][ONE ? 0 : tile * 2 + j];
                         float dot = c[pass][tile].of[0][row * 2 + j];
-                        if constexpr (Format::HAS_BIASES) {
-                            dot -= of_x.offset_sum;
-                            const float bias = scale_from_bits<Format::SCALES>(round.bias[row][scale_index], round.dtypes / 16);
-                            sum = __fmaf_rn(bias, of_x.sum, sum);
-                        }
-                        const float scale = scale_from_bits<Format::SCALES>(round.scale[row][scale_index], round.dtypes % 16);
-                        sum = __fmaf_rn(scale, dot * of_x.unit, sum);
+                        if constexpr (Format::HAS_OFFSETS) dot -= of_x.offset_sum;
+                        if constexpr (Format::HAS_BIASES) sum = __fmaf_rn(round.bias_of(row, scale_index), of_x.sum, sum);
+                        sum = __fmaf_rn(round.scale_of(row, scale_index), dot * of_x.unit, sum);
                     }
                 }
             }

@@ -30,7 +30,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
 
     // Scales that a half can take in exactly are multiplied into the weights where the columns are needed
     // for rows of x; sums then run over whole rounds.
-    static constexpr bool FOLDED = !Format::HAS_BIASES && ROWS >= 8;
+    static constexpr bool FOLDED = !Format::HAS_OFFSETS && ROWS >= 8;
 
     // Groups that the 8 columns keep apart; for large groups fewer, lest a round be too long to share.
     static constexpr int MOST_SLOTS = ROWS < 8 ? 8 / ROWS : 1;
@@ -70,7 +70,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     // Whether there are no registers for all words of a step: its place is taken until it has been multiplied.
     static constexpr bool LOADS_LATE = WORDS > 16 || (PASSES > 1 && ROWS >= 8) || (NO_COPIES_BEHIND && BITS == 6 && ROWS >= 2);
     // Steps whose words are loaded at a time.
-    static constexpr int AT_ONCE = !Format::HAS_BIASES && RING >= 4 && STEPS % 2 == 0 && !LOADS_LATE ? 2 : 1;
+    static constexpr int AT_ONCE = !Format::HAS_OFFSETS && RING >= 4 && STEPS % 2 == 0 && !LOADS_LATE ? 2 : 1;
     // Words of a copy.
     static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
     // Whether there are no registers for the scales of a round before it is multiplied.

@@ -22,7 +22,7 @@ template <int N, class F, int I = 0> __device__ __forceinline__ void static_for(
 }
 
 // What a group of one row of x contributes besides its products with codes.
-template <bool BIASES> struct GroupOfX;
+template <bool OFFSETS> struct GroupOfX;
 template <> struct alignas(16) GroupOfX<true> {
     float unit;        // what 1 of the staged x stands for
     float offset_sum;  // of the staged x, times the offsets that codes as halves carry
@@ -38,12 +38,12 @@ template <> struct alignas(8) GroupOfX<false> {
 //   8 RING STEP_BYTES        weights on their way
 //   64 (ROWS + 1)            zeros, unless there is one row
 //   2 ROWS k                 x: [64 weights: 16 of each of four lanes' chunks][half of the 16][row][lane][8 halves]
-//   16 or 8 ROWS (k / X_GROUP) GroupOfX [row][group], with biases or without
+//   16 or 8 ROWS (k / X_GROUP) GroupOfX [row][group], with offsets or without
 //   4 * 8 * 16 ROWS, 2 WAITING times: the sums of each warp's rows
 //   4 ROWS                   the sums of squares of each row
 // where k is the block's share, padded to whole rounds.
 template <class Format, class Shape> struct StagedX {
-    using Group = GroupOfX<Format::HAS_BIASES>;
+    using Group = GroupOfX<Format::HAS_OFFSETS>;
     unsigned char *memory;
     int k;
 
@@ -180,7 +180,7 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, u
                 const int h = (2 * pair + side) % Format::UNIT;
                 const float value = v[2 * pair / Format::UNIT * Format::UNIT + Format::weight_of(h)];
                 two[side] = __float2half_rn(value * factor);
-                if constexpr (Format::HAS_BIASES) {
+                if constexpr (Format::HAS_OFFSETS) {
                     sum += value;
                     // Only a weighted x loses digits as a half.
                     offset_sum = __fmaf_rn(Format::offset(h), of_halves ? __half2float(two[side]) : value, offset_sum);
@@ -188,7 +188,7 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, u
             }
             memcpy(pairs + pair, two, sizeof two);
         }
-        if constexpr (Format::HAS_BIASES) {
+        if constexpr (Format::HAS_OFFSETS) {
             if (!of_halves) offset_sum *= factor;
 #pragma unroll
             for (int distance = 1; distance < LANES; distance *= 2) {
@@ -208,7 +208,7 @@ __device__ __forceinline__ StagedX<Format, Shape> stage_x(const RowsOfX &rows, u
         to[Shape::ROWS * 4] = make_uint4(pairs[4], pairs[5], pairs[6], pairs[7]);
         if (sixteen % LANES == 0) {
             const float unit = __uint_as_float((254 - exponent) << 23);
-            if constexpr (Format::HAS_BIASES)
+            if constexpr (Format::HAS_OFFSETS)
                 *x.group(row, sixteen / LANES) = {unit, offset_sum, sum, 0};
             else
                 *x.group(row, sixteen / LANES) = {unit};

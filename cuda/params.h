@@ -65,7 +65,9 @@ typedef struct CqFinish {
 typedef struct CqMatrix {
     const uint32_t *packed; /* [rows, k * bits / 32] */
     const void *scales;     /* [rows, k / group]: of scale_dtype for formats with float scales, else one byte each */
-    const void *biases;     /* the same shape, of biases_dtype; null unless affine; null for symmetric codes */
+    const void *biases;     /* the same shape, of biases_dtype or bytes; null unless affine; null for symmetric codes */
+    const void *scale_units; /* [rows, k / 256] of f16: what the bytes of scales count; null: of no super-blocks */
+    const void *bias_units;  /* the same of biases */
     float global_scale;     /* multiplies every output: of formats whose scales are bytes, else 1 */
     uint32_t rows;
     uint32_t scale_dtype;  /* CqDtype, for formats with float scales */

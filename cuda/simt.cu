@@ -10,7 +10,7 @@
 // Grid (ceil(rows / 16), ceil(m / 8)), or, of experts, (ceil(rows / 16), tiles), for gate and up twice as many
 // blocks; 256 threads; shared memory for x of one step. A block multiplies 16 rows of the weight (more, if there are
 // fewer blocks), two in each warp, by eight rows of x (all of a tile), which its warps share. Lanes divide k, 32
-// consecutive elements (nvfp4: 16) at a time; their sums meet in a fixed order.
+// consecutive elements (of groups of 16 as many) at a time; their sums meet in a fixed order.
 // packed is 4-byte aligned; x, bias and y only need the alignment of their elements.
 #include "experts.cuh"
 #include "formats/all.cuh"
@@ -28,7 +28,7 @@ constexpr uint32_t PASS = 4;  // rows of x, at a time: with eight, registers wou
 
 // How a step along k is divided among the lanes of a warp.
 template <class F> struct Step {
-    static constexpr int LANE = F::GROUP == 16 ? 16 : 32;
+    static constexpr int LANE = LANE_WEIGHTS<F>;
     static constexpr int WORDS = LANE * F::BITS / 32;
     static constexpr int K = 32 * LANE;
     // A lane's x in shared memory: four more than needed, so that eight lanes reading 16 bytes each, at
@@ -153,7 +153,7 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
     for (uint32_t k0 = 0; k0 < p.k; k0 += S::K) {
         const uint32_t k = k0 + lane * S::LANE;
         uint32_t words[ROWS][S::WORDS];
-        GroupScale group[ROWS];
+        GroupScale group[ROWS][LANE_GROUPS<F>];
         if (k < p.k) {
 #pragma unroll
             for (int r = 0; r < ROWS; ++r) {
@@ -164,7 +164,9 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
                     load_part<S::WORDS, S::WIDEST_LOAD>(words[r], from);
                 else
                     load_part<S::WORDS, 1>(words[r], from);
-                group[r] = F::load_group(matrix, row * (p.k / group_size) + k / group_size, job.global_scale(r));
+#pragma unroll
+                for (int i = 0; i < LANE_GROUPS<F>; ++i)
+                    group[r][i] = F::load_group(matrix, row * (p.k / group_size) + k / group_size + i, job.global_scale(r));
             }
         }
         if (k0 == 0) {
@@ -181,7 +183,7 @@ __device__ __forceinline__ void multiply(const Job &job, uint32_t block_row, uin
                 float weight[ROWS][4];
 #pragma unroll
                 for (int r = 0; r < ROWS; ++r)
-                    dequantize_four<F>(octet_of<F::BITS>(words[r], part / 8), part % 8, group[r], weight[r]);
+                    dequantize_four<F>(octet_of<F::BITS>(words[r], part / 8), part % 8, group[r][part * LANE_GROUPS<F> / S::LANE], weight[r]);
 #pragma unroll
                 for (int column = 0; column < M; ++column) {
                     const float *from = shared + (column * 32 + lane) * S::STRIDE + part;

@@ -22,7 +22,7 @@ constexpr int COLUMN_TILES = COLUMNS / 8;
 
 // How a step along k is divided among the four lanes of a row.
 template <class F> struct Step {
-    static constexpr int LANE = F::GROUP == 16 ? 16 : 32;  // of one group
+    static constexpr int LANE = LANE_WEIGHTS<F>;
     static constexpr int OCTETS = LANE / 8;
     static constexpr int WORDS = LANE * F::BITS / 32;
     static constexpr int K = 4 * LANE;
@@ -32,7 +32,7 @@ template <class F> struct Step {
 // What a lane loads of its two rows for one step.
 template <class F> struct Loaded {
     uint32_t words[2][Step<F>::WORDS];
-    float scale[2], bias[2];  // of weights as elements: that of code zero
+    float scale[2][LANE_GROUPS<F>], bias[2][LANE_GROUPS<F>];  // of weights as elements: that of code zero
 };
 
 // Where a lane finds its rows, from its share of the next step on.
@@ -62,6 +62,11 @@ template <class F> struct LaneRows {
             };
             matrix[r].scales = of_row(matrix[r].scales, matrix[r].scale_dtype);
             matrix[r].biases = of_row(matrix[r].biases, matrix[r].biases_dtype);
+            if constexpr (F::SCALES == Scale::SuperBlock) {
+                const size_t blocks = at * (p.k / SUPER_BLOCK);
+                matrix[r].scale_units = static_cast<const uint16_t *>(matrix[r].scale_units) + blocks;
+                if (F::HAS_BIASES) matrix[r].bias_units = static_cast<const uint16_t *>(matrix[r].bias_units) + blocks;
+            }
         }
         wide = addresses % (4 * S::WIDEST_LOAD) == 0 && words_of_row<F::BITS>(p.k) % S::WIDEST_LOAD == 0;
         log_group_size = 31 - __clz(group_size_of<F>(p.group_size));
@@ -75,7 +80,8 @@ template <class F> struct LaneRows {
         for (int r = 0; r < 2; ++r) {
 #pragma unroll
             for (int i = 0; i < S::WORDS; ++i) loaded.words[r][i] = 0;
-            loaded.scale[r] = loaded.bias[r] = 0;
+#pragma unroll
+            for (int i = 0; i < LANE_GROUPS<F>; ++i) loaded.scale[r][i] = loaded.bias[r][i] = 0;
             if (k >= end) continue;
             if (wide)
 #pragma unroll
@@ -83,8 +89,11 @@ template <class F> struct LaneRows {
             else
 #pragma unroll
                 for (int i = 0; i < S::WORDS; ++i) load_words<1, true>(loaded.words[r] + i, words[r] + i);
-            const GroupScale group = F::load_group(matrix[r], k >> log_group_size, global_scale[r]);
-            loaded.scale[r] = group.scale, loaded.bias[r] = group.bias - group.zero_point * group.scale;
+#pragma unroll
+            for (int i = 0; i < LANE_GROUPS<F>; ++i) {
+                const GroupScale group = F::load_group(matrix[r], (k >> log_group_size) + i, global_scale[r]);
+                loaded.scale[r][i] = group.scale, loaded.bias[r][i] = group.bias - group.zero_point * group.scale;
+            }
             words[r] += 4 * S::WORDS;
         }
         k += S::K;
@@ -173,6 +182,7 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
         const uint4 *of_lane = x.of_lane(stage, g, t);
 #pragma unroll
         for (int octet = 0; octet < S::OCTETS; ++octet) {
+            const int group = octet * LANE_GROUPS<F> / S::OCTETS;
             uint32_t a[2][4];
 #pragma unroll
             for (int r = 0; r < 2; ++r)
@@ -181,7 +191,7 @@ template <class F, bool BF16> __device__ __forceinline__ void multiply_tile(cons
                     float weight[4];
                     F::elements(octet_of<F::BITS>(now.words[r], octet), four * 4, weight);
 #pragma unroll
-                    for (float &element : weight) element = __fmaf_rn(element, now.scale[r], now.bias[r]);
+                    for (float &element : weight) element = __fmaf_rn(element, now.scale[r][group], now.bias[r][group]);
                     a[r][four * 2] = rounded_pair<BF16>(weight[0], weight[1]);
                     a[r][four * 2 + 1] = rounded_pair<BF16>(weight[2], weight[3]);
                 }

@@ -13,7 +13,7 @@ template <int BITS_> struct Affine : FloatScales {
     static constexpr int BITS = BITS_;
     static constexpr uint32_t GROUP = 0;  // a launch parameter
     static constexpr int UNIT = BITS == 4 ? 8 : BITS == 8 ? 4 : 16;
-    static constexpr bool HAS_BIASES = true;
+    static constexpr bool HAS_BIASES = true, HAS_OFFSETS = true;
     static constexpr float OUT_SCALE = 1.f;
     static constexpr int FOLDED_EXPONENT = 0;  // never folded: the products would not be exact
     // Of 1, 2, 3, 5 and 6 bits, FIELDS codes are read from one window of 16 bits of the stream, the

@@ -9,9 +9,11 @@
 #pragma once
 #include "affine.cuh"
 #include "fp8.cuh"
+#include "ggml.cuh"
 #include "mx.cuh"
 #include "nf4.cuh"
 #include "nvfp4.cuh"
 
-#define CQ_FORMATS(X) CQ_FORMATS_AFFINE(X) CQ_FORMATS_FP8(X) CQ_FORMATS_MX(X) CQ_FORMATS_NF4(X) CQ_FORMATS_NVFP4(X)
+#define CQ_FORMATS(X) \
+    CQ_FORMATS_AFFINE(X) CQ_FORMATS_FP8(X) CQ_FORMATS_GGML(X) CQ_FORMATS_MX(X) CQ_FORMATS_NF4(X) CQ_FORMATS_NVFP4(X)
 #define CQ_QUANTIZE(X) CQ_QUANTIZE_AFFINE(X) CQ_QUANTIZE_MX(X) CQ_QUANTIZE_NF4(X) CQ_QUANTIZE_NVFP4(X)

@@ -11,6 +11,11 @@ template <class F> __device__ __forceinline__ uint32_t group_size_of(uint32_t pa
 
 template <int BITS> __device__ __forceinline__ size_t words_of_row(uint32_t k) { return size_t(k) * BITS / 32; }
 
+// Consecutive weights that a lane of the scalar kernels takes: of one group, if those are whole words.
+template <class F> constexpr int LANE_WEIGHTS = F::GROUP == 16 && F::BITS % 2 == 0 ? 16 : 32;
+// The groups that they are of.
+template <class F> constexpr int LANE_GROUPS = F::GROUP == 16 ? LANE_WEIGHTS<F> / 16 : 1;
+
 // Eight consecutive codes, the first in the lowest bits. Bits above the eighth code are arbitrary.
 struct Octet {
     uint32_t low, high;

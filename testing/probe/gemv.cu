@@ -21,7 +21,7 @@ constexpr size_t SCALE_BYTES = FLOAT_SCALES ? 2 : 1;
 
 // As src/backend/cuda/gemv.rs has it.
 size_t shared_bytes(int k) {
-    const size_t of_row = 2 * size_t(k) + (Format::HAS_BIASES ? 16 : 8) * (k / Shape::X_GROUP) + 2 * Shape::WAITING * 4 * 8 * 16 + 4;
+    const size_t of_row = 2 * size_t(k) + (Format::HAS_OFFSETS ? 16 : 8) * (k / Shape::X_GROUP) + 2 * Shape::WAITING * 4 * 8 * 16 + 4;
     return 8 * Shape::RING * Shape::STEP_BYTES + cq::StagedX<Format, Shape>::ZEROS + Shape::ROWS * of_row;
 }
 

@@ -82,23 +82,26 @@ fn fp4(code: u32) -> f32 {
     }
 }
 
+/// Those of groups: as they are stored, but of formats with super-blocks what their bytes count.
+pub fn scales_and_biases(weight: &QuantTensor) -> (Vec<f32>, Option<Vec<f32>>) {
+    let counted = |values: Vec<f32>, of: Option<&Tensor>| -> Vec<f32> {
+        let Some(of) = of.map(flat) else { return values };
+        let each = values.len() / of.len();
+        values.iter().enumerate().map(|(i, byte)| f32::from(*byte as u8 as i8) * of[i / each]).collect()
+    };
+    let of = weight.super_blocks();
+    let scales = counted(flat(weight.scales()), of.map(|of| &of.scales));
+    let biases = weight.biases().map(|biases| counted(flat(biases), of.and_then(|of| of.biases.as_ref())));
+    (scales, biases)
+}
+
 /// Every weight, dequantized element by element from the definition of its format.
 pub fn reference(weight: &QuantTensor) -> Vec<f32> {
     const E2M1: [f32; 8] = [0., 0.5, 1., 1.5, 2., 3., 4., 6.];
     let format = weight.format();
     let words: Vec<u32> = weight.packed().flatten_all().unwrap().to_vec1().unwrap();
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
-    let scales = flat(weight.scales());
-    let biases = weight.biases().map(flat);
-    // Of formats with super-blocks, what bytes count.
-    let counted = |values: &[f32], of: Option<&Tensor>| -> Vec<f32> {
-        let Some(of) = of.map(flat) else { return values.to_vec() };
-        let each = values.len() / of.len();
-        values.iter().enumerate().map(|(i, byte)| f32::from(*byte as u8 as i8) * of[i / each]).collect()
-    };
-    let super_blocks = weight.super_blocks();
-    let scales = counted(&scales, super_blocks.map(|of| &of.scales));
-    let biases = biases.map(|biases| counted(&biases, super_blocks.and_then(|of| of.biases.as_ref())));
+    let (scales, biases) = scales_and_biases(weight);
     let globals = weight.global_scale().map(flat);
     let dims = weight.dims();
     let of_matrix = dims[dims.len() - 2..].iter().product::<usize>();

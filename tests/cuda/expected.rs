@@ -1,12 +1,12 @@
 //! Weights of all codes, and what products with them have to be.
 
-use crate::packed::{flat, numbers, reference};
+use crate::packed::{flat, numbers, reference, scales_and_biases};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::format::{Element, Scale};
-use candle_quant::{QuantFormat, QuantTensor};
+use candle_quant::format::{Element, Scale, SUPER_BLOCK};
+use candle_quant::{QuantFormat, QuantTensor, SuperBlocks};
 
 /// Of every kind of format one.
-pub const KINDS: [QuantFormat; 9] = [
+pub const KINDS: [QuantFormat; 11] = [
     QuantFormat::affine_opt(4, 64).unwrap(),
     QuantFormat::affine_opt(3, 32).unwrap(),
     QuantFormat::affine_opt(6, 128).unwrap(),
@@ -16,6 +16,8 @@ pub const KINDS: [QuantFormat; 9] = [
     QuantFormat::MXINT8,
     QuantFormat::NF4,
     QuantFormat::FP4,
+    QuantFormat::Q5_K,
+    QuantFormat::Q6_K,
 ];
 
 /// A weight on the CPU of random codes, with scales of either sign where the format has them; those and
@@ -51,6 +53,7 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
             let step = match format.element() {
                 Element::Uint(bits) => 1. / (1 << bits.get()) as f32,
                 Element::E4m3 => 1. / 448.,
+                Element::Iq4Nl => 1. / 128.,
                 _ => 1.,
             };
             let biases = numbers(count * groups, seed + 2);
@@ -65,6 +68,27 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
         Scale::E4m3 => {
             (bytes(&|scale| ((scale.abs() * 24.) as u8 + 24) | if scale < -1. { 0x80 } else { 0 }), None)
         }
+        Scale::SuperBlock => {
+            let units = |of: f32, seed: u64| {
+                let count = count * k / SUPER_BLOCK;
+                let units = numbers(count, seed).into_iter().map(|unit| unit * of).collect();
+                let units = Tensor::from_vec::<_, f32>(units, of_row(k / SUPER_BLOCK), &Device::Cpu).unwrap();
+                units.to_dtype(DType::F16).unwrap()
+            };
+            // Integers of either sign, -128 among them.
+            let integer = |scale: f32| (scale * 100.).clamp(-128., 127.) as i8 as u8;
+            let biases = format.has_biases().then(|| {
+                let biases = numbers(count * groups, seed + 2).into_iter().map(integer).collect();
+                Tensor::from_vec::<_, u8>(biases, of_row(groups), &Device::Cpu).unwrap()
+            });
+            let super_blocks = SuperBlocks {
+                scales: units(0.01 / format.element().range().1, seed + 3),
+                biases: format.has_biases().then(|| units(0.01, seed + 4)),
+            };
+            let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
+            let parts = (bytes(&integer), biases);
+            return QuantTensor::with_super_blocks(format, packed, parts, super_blocks).unwrap();
+        }
         scale => panic!("no scales of {scale:?} are made here"),
     };
     let packed = Tensor::from_vec(packed, of_row(words), &Device::Cpu).unwrap();
@@ -74,7 +98,9 @@ pub fn random(dims: &[usize], format: QuantFormat, dtype: DType, seed: u64) -> Q
 /// Every format that has kernels on a device but symmetric ones, which are made of affine weights.
 pub fn formats() -> impl Iterator<Item = QuantFormat> {
     let fp8 = QuantFormat::AFFINE_GROUP_SIZES.map(|group_size| QuantFormat::fp8(group_size).unwrap());
-    QuantFormat::all().into_iter().chain(fp8)
+    let of_scale =
+        |format: &QuantFormat| format.scale() == Scale::SuperBlock || *format == QuantFormat::IQ4_NL;
+    QuantFormat::all().into_iter().chain(fp8).chain(QuantFormat::only_read().filter(of_scale))
 }
 
 /// The same codes and scales, with codes around zero in place of biases.
@@ -173,12 +199,15 @@ fn magnitudes_of_groups(weight: &QuantTensor) -> Vec<f64> {
     let largest = |weights: &[f32]| weights.iter().fold(0f64, |max, w| max.max(f64::from(w.abs())));
     let of_weights = reference(weight);
     let of_weights = of_weights.chunks(group).map(largest);
-    match weight.biases() {
-        None => of_weights.collect(),
-        Some(biases) => {
-            let codes = 2f64.powi(weight.format().bits() as i32 + 1);
-            let scales = flat(weight.scales()).into_iter().zip(flat(biases));
-            scales.map(|(scale, bias)| f64::from(scale.abs()) * codes + f64::from(bias.abs())).collect()
-        }
-    }
+    let bits = match weight.format().element() {
+        Element::Uint(bits) => bits.get(),
+        // Integers of a byte.
+        Element::Iq4Nl => 8,
+        _ => return of_weights.collect(),
+    };
+    let codes = 2f64.powi(bits as i32 + 1);
+    let (scales, biases) = scales_and_biases(weight);
+    let biases = biases.unwrap_or_else(|| vec![0.; scales.len()]);
+    let groups = scales.into_iter().zip(biases);
+    groups.map(|(scale, bias)| f64::from(scale.abs()) * codes + f64::from(bias.abs())).collect()
 }

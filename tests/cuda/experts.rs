@@ -167,11 +167,11 @@ fn check(device: &Device, block: &Block, dtype: DType, choice: &Choice, steps: b
 
 /// K that are whole groups but no whole loads or steps among them.
 fn dims(format: QuantFormat, index: usize) -> [usize; 2] {
-    let group = format.group_size();
+    let group = format.granularity();
     match index % 3 {
-        0 => [128, 128],
+        0 => [128usize.next_multiple_of(group); 2],
         1 => [3 * group, 5 * group],
-        _ => [9 * 128, 2 * group.max(32)],
+        _ => [(9 * 128usize).next_multiple_of(group), 2 * group.max(32)],
     }
 }
 
@@ -193,7 +193,7 @@ fn every_format_in_tiles() {
     let Some(device) = device() else { return };
     for (index, format) in formats().enumerate() {
         for (other, dtype) in [DType::F16, DType::BF16].into_iter().enumerate() {
-            let group = format.group_size();
+            let group = format.granularity();
             let [inner, hidden] =
                 if (index + other) % 2 == 0 { [group, 3 * group] } else { [3 * group, group] };
             let block = Block::new(format, [4, inner, hidden], 720 + index as u64);
@@ -209,7 +209,7 @@ fn f32_activations_and_f32_scales() {
     let Some(device) = device() else { return };
     for (index, format) in formats().enumerate() {
         let [inner, hidden] = dims(format, index).map(|k| k.min(256));
-        let [inner, hidden] = [inner, hidden].map(|k| k.next_multiple_of(format.group_size()));
+        let [inner, hidden] = [inner, hidden].map(|k| k.next_multiple_of(format.granularity()));
         let block = Block::new(format, [3, inner, hidden], 730 + index as u64);
         check(&device, &block, DType::F32, &Choice::new(3, 2, 3, 731), true);
         check(&device, &block, DType::F32, &Choice::new(13, 2, 3, 732), false);

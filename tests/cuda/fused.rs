@@ -33,7 +33,7 @@ impl Layer {
 fn merged_products() {
     let Some(device) = device() else { return };
     for format in KINDS {
-        let k = 5 * format.group_size().max(32);
+        let k = 5 * format.granularity().max(32);
         let layers = [(130, Some(DType::F32)), (24, None), (40, Some(DType::BF16))];
         let [q, key, v] = layers.map(|(n, bias)| Layer::new(&device, n, k, format, bias, 500 + n as u64));
         for m in [1, 2, 3, 8, 13, 16, 20] {
@@ -99,7 +99,7 @@ fn rounded_once() -> impl Iterator<Item = QuantFormat> {
 fn gated_products() {
     let Some(device) = device() else { return };
     for format in rounded_once() {
-        let k = 5 * format.group_size().max(32);
+        let k = 5 * format.granularity().max(32);
         for (n, bias) in [(1, None), (50, Some(DType::F16)), (130, None)] {
             let gate = Layer::new(&device, n, k, format, bias, 530);
             let up = Layer::new(&device, n, k, format, bias, 540);
@@ -149,7 +149,7 @@ fn gated_products_of_many_rows_and_of_f32() {
 fn products_added_to_a_residual() {
     let Some(device) = device() else { return };
     for format in rounded_once() {
-        let k = 5 * format.group_size().max(32);
+        let k = 5 * format.granularity().max(32);
         let layer = Layer::new(&device, 50, k, format, Some(DType::F32), 560);
         for m in [1, 5, 16, 19] {
             for dtype in [DType::F16, DType::BF16] {
@@ -178,7 +178,7 @@ fn products_of_a_normalized_x() {
     // Squares of those of F16 and of BF16: found, and of halves.
     let mut errors = [[0.; 2]; 2];
     for format in rounded_once() {
-        let group = format.group_size().max(32);
+        let group = format.granularity().max(32);
         for (k, n, m) in
             [(5 * group, 50, 1), (8192, 17, 1), (5 * group, 50, 3), (8192, 17, 8), (3 * group, 24, 7)]
         {

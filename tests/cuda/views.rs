@@ -4,7 +4,7 @@ use crate::expected::{random, Expected, KINDS};
 use crate::packed::{bits, refused, tensor};
 use crate::{device, nth_device};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::{nn, Linear, QuantFormat, QuantTensor};
+use candle_quant::{nn, Linear, QuantFormat, QuantTensor, SuperBlocks};
 
 /// x that begins in the middle of its memory, at a multiple of 16 bytes or not.
 #[test]
@@ -45,7 +45,7 @@ fn x_that_is_not_contiguous() {
 fn parts_of_weights() {
     let Some(device) = device() else { return };
     for format in KINDS {
-        let k = 2 * format.group_size().max(64);
+        let k = 2 * format.granularity().max(64);
         let weight = random(&[90, k], format, DType::F16, 320);
         let w = weight.to_device(&device).unwrap();
         for m in [1, 3, 9] {
@@ -65,7 +65,7 @@ fn parts_of_weights() {
 fn weights_at_an_offset() {
     let Some(device) = device() else { return };
     for format in KINDS {
-        let (n, k) = (20, 2 * format.group_size().max(64));
+        let (n, k) = (20, 2 * format.granularity().max(64));
         let weight = random(&[n, k], format, DType::F16, 330);
         let words: Vec<u32> = weight.packed().flatten_all().unwrap().to_vec1().unwrap();
         let of_row = words.len() / n;
@@ -76,7 +76,13 @@ fn weights_at_an_offset() {
             let packed = padded.narrow(0, offset, n * of_row).unwrap().reshape((n, of_row)).unwrap();
             let there = |tensor: &Tensor| tensor.to_device(&device).unwrap();
             let (scales, biases) = (there(weight.scales()), weight.biases().map(there));
-            let w = QuantTensor::new(format, packed, scales, biases, None).unwrap();
+            let w = match weight.super_blocks() {
+                None => QuantTensor::new(format, packed, scales, biases, None).unwrap(),
+                Some(of) => {
+                    let of = SuperBlocks { scales: there(&of.scales), biases: of.biases.as_ref().map(there) };
+                    QuantTensor::with_super_blocks(format, packed, (scales, biases), of).unwrap()
+                }
+            };
             for m in [1, 2, 8] {
                 let x = tensor(&[m, k], 331).to_dtype(DType::F16).unwrap();
                 let product = w.matmul(&there(&x), None).unwrap();

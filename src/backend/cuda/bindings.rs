@@ -52,6 +52,8 @@ pub struct CqMatrix {
     pub packed: *const u32,
     pub scales: *const ::core::ffi::c_void,
     pub biases: *const ::core::ffi::c_void,
+    pub scale_units: *const ::core::ffi::c_void,
+    pub bias_units: *const ::core::ffi::c_void,
     pub global_scale: f32,
     pub rows: u32,
     pub scale_dtype: u32,
@@ -59,15 +61,17 @@ pub struct CqMatrix {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqMatrix"][::core::mem::size_of::<CqMatrix>() - 40usize];
+    ["Size of CqMatrix"][::core::mem::size_of::<CqMatrix>() - 56usize];
     ["Alignment of CqMatrix"][::core::mem::align_of::<CqMatrix>() - 8usize];
     ["Offset of field: CqMatrix::packed"][::core::mem::offset_of!(CqMatrix, packed) - 0usize];
     ["Offset of field: CqMatrix::scales"][::core::mem::offset_of!(CqMatrix, scales) - 8usize];
     ["Offset of field: CqMatrix::biases"][::core::mem::offset_of!(CqMatrix, biases) - 16usize];
-    ["Offset of field: CqMatrix::global_scale"][::core::mem::offset_of!(CqMatrix, global_scale) - 24usize];
-    ["Offset of field: CqMatrix::rows"][::core::mem::offset_of!(CqMatrix, rows) - 28usize];
-    ["Offset of field: CqMatrix::scale_dtype"][::core::mem::offset_of!(CqMatrix, scale_dtype) - 32usize];
-    ["Offset of field: CqMatrix::biases_dtype"][::core::mem::offset_of!(CqMatrix, biases_dtype) - 36usize];
+    ["Offset of field: CqMatrix::scale_units"][::core::mem::offset_of!(CqMatrix, scale_units) - 24usize];
+    ["Offset of field: CqMatrix::bias_units"][::core::mem::offset_of!(CqMatrix, bias_units) - 32usize];
+    ["Offset of field: CqMatrix::global_scale"][::core::mem::offset_of!(CqMatrix, global_scale) - 40usize];
+    ["Offset of field: CqMatrix::rows"][::core::mem::offset_of!(CqMatrix, rows) - 44usize];
+    ["Offset of field: CqMatrix::scale_dtype"][::core::mem::offset_of!(CqMatrix, scale_dtype) - 48usize];
+    ["Offset of field: CqMatrix::biases_dtype"][::core::mem::offset_of!(CqMatrix, biases_dtype) - 52usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -80,13 +84,13 @@ pub struct CqOperand {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqOperand"][::core::mem::size_of::<CqOperand>() - 64usize];
+    ["Size of CqOperand"][::core::mem::size_of::<CqOperand>() - 80usize];
     ["Alignment of CqOperand"][::core::mem::align_of::<CqOperand>() - 8usize];
     ["Offset of field: CqOperand::matrix"][::core::mem::offset_of!(CqOperand, matrix) - 0usize];
-    ["Offset of field: CqOperand::bias"][::core::mem::offset_of!(CqOperand, bias) - 40usize];
-    ["Offset of field: CqOperand::y"][::core::mem::offset_of!(CqOperand, y) - 48usize];
-    ["Offset of field: CqOperand::y_stride"][::core::mem::offset_of!(CqOperand, y_stride) - 56usize];
-    ["Offset of field: CqOperand::bias_dtype"][::core::mem::offset_of!(CqOperand, bias_dtype) - 60usize];
+    ["Offset of field: CqOperand::bias"][::core::mem::offset_of!(CqOperand, bias) - 56usize];
+    ["Offset of field: CqOperand::y"][::core::mem::offset_of!(CqOperand, y) - 64usize];
+    ["Offset of field: CqOperand::y_stride"][::core::mem::offset_of!(CqOperand, y_stride) - 72usize];
+    ["Offset of field: CqOperand::bias_dtype"][::core::mem::offset_of!(CqOperand, bias_dtype) - 76usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -111,25 +115,25 @@ pub struct CqGemv {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 288usize];
+    ["Size of CqGemv"][::core::mem::size_of::<CqGemv>() - 336usize];
     ["Alignment of CqGemv"][::core::mem::align_of::<CqGemv>() - 8usize];
     ["Offset of field: CqGemv::operand"][::core::mem::offset_of!(CqGemv, operand) - 0usize];
-    ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 192usize];
-    ["Offset of field: CqGemv::norm"][::core::mem::offset_of!(CqGemv, norm) - 200usize];
-    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 208usize];
-    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 216usize];
-    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 224usize];
-    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 232usize];
-    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 236usize];
-    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 240usize];
-    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 244usize];
-    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 248usize];
-    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 252usize];
-    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 256usize];
-    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 260usize];
-    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 264usize];
-    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 268usize];
-    ["Offset of field: CqGemv::blocks"][::core::mem::offset_of!(CqGemv, blocks) - 284usize];
+    ["Offset of field: CqGemv::x"][::core::mem::offset_of!(CqGemv, x) - 240usize];
+    ["Offset of field: CqGemv::norm"][::core::mem::offset_of!(CqGemv, norm) - 248usize];
+    ["Offset of field: CqGemv::residual"][::core::mem::offset_of!(CqGemv, residual) - 256usize];
+    ["Offset of field: CqGemv::partial"][::core::mem::offset_of!(CqGemv, partial) - 264usize];
+    ["Offset of field: CqGemv::arrivals"][::core::mem::offset_of!(CqGemv, arrivals) - 272usize];
+    ["Offset of field: CqGemv::operands"][::core::mem::offset_of!(CqGemv, operands) - 280usize];
+    ["Offset of field: CqGemv::m"][::core::mem::offset_of!(CqGemv, m) - 284usize];
+    ["Offset of field: CqGemv::k"][::core::mem::offset_of!(CqGemv, k) - 288usize];
+    ["Offset of field: CqGemv::k_per_split"][::core::mem::offset_of!(CqGemv, k_per_split) - 292usize];
+    ["Offset of field: CqGemv::x_stride"][::core::mem::offset_of!(CqGemv, x_stride) - 296usize];
+    ["Offset of field: CqGemv::residual_stride"][::core::mem::offset_of!(CqGemv, residual_stride) - 300usize];
+    ["Offset of field: CqGemv::x_dtype"][::core::mem::offset_of!(CqGemv, x_dtype) - 304usize];
+    ["Offset of field: CqGemv::gated"][::core::mem::offset_of!(CqGemv, gated) - 308usize];
+    ["Offset of field: CqGemv::eps"][::core::mem::offset_of!(CqGemv, eps) - 312usize];
+    ["Offset of field: CqGemv::finish"][::core::mem::offset_of!(CqGemv, finish) - 316usize];
+    ["Offset of field: CqGemv::blocks"][::core::mem::offset_of!(CqGemv, blocks) - 332usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -145,16 +149,16 @@ pub struct CqSimt {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqSimt"][::core::mem::size_of::<CqSimt>() - 96usize];
+    ["Size of CqSimt"][::core::mem::size_of::<CqSimt>() - 112usize];
     ["Alignment of CqSimt"][::core::mem::align_of::<CqSimt>() - 8usize];
     ["Offset of field: CqSimt::operand"][::core::mem::offset_of!(CqSimt, operand) - 0usize];
-    ["Offset of field: CqSimt::x"][::core::mem::offset_of!(CqSimt, x) - 64usize];
-    ["Offset of field: CqSimt::m"][::core::mem::offset_of!(CqSimt, m) - 72usize];
-    ["Offset of field: CqSimt::k"][::core::mem::offset_of!(CqSimt, k) - 76usize];
-    ["Offset of field: CqSimt::group_size"][::core::mem::offset_of!(CqSimt, group_size) - 80usize];
-    ["Offset of field: CqSimt::x_stride"][::core::mem::offset_of!(CqSimt, x_stride) - 84usize];
-    ["Offset of field: CqSimt::x_dtype"][::core::mem::offset_of!(CqSimt, x_dtype) - 88usize];
-    ["Offset of field: CqSimt::unused"][::core::mem::offset_of!(CqSimt, unused) - 92usize];
+    ["Offset of field: CqSimt::x"][::core::mem::offset_of!(CqSimt, x) - 80usize];
+    ["Offset of field: CqSimt::m"][::core::mem::offset_of!(CqSimt, m) - 88usize];
+    ["Offset of field: CqSimt::k"][::core::mem::offset_of!(CqSimt, k) - 92usize];
+    ["Offset of field: CqSimt::group_size"][::core::mem::offset_of!(CqSimt, group_size) - 96usize];
+    ["Offset of field: CqSimt::x_stride"][::core::mem::offset_of!(CqSimt, x_stride) - 100usize];
+    ["Offset of field: CqSimt::x_dtype"][::core::mem::offset_of!(CqSimt, x_dtype) - 104usize];
+    ["Offset of field: CqSimt::unused"][::core::mem::offset_of!(CqSimt, unused) - 108usize];
 };
 pub const CQ_NOT_GATED: CqGating = 0;
 pub const CQ_SILU: CqGating = 1;
@@ -206,34 +210,34 @@ pub struct CqExperts {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqExperts"][::core::mem::size_of::<CqExperts>() - 272usize];
+    ["Size of CqExperts"][::core::mem::size_of::<CqExperts>() - 304usize];
     ["Alignment of CqExperts"][::core::mem::align_of::<CqExperts>() - 8usize];
     ["Offset of field: CqExperts::operand"][::core::mem::offset_of!(CqExperts, operand) - 0usize];
-    ["Offset of field: CqExperts::global_scale"][::core::mem::offset_of!(CqExperts, global_scale) - 128usize];
-    ["Offset of field: CqExperts::ids"][::core::mem::offset_of!(CqExperts, ids) - 144usize];
+    ["Offset of field: CqExperts::global_scale"][::core::mem::offset_of!(CqExperts, global_scale) - 160usize];
+    ["Offset of field: CqExperts::ids"][::core::mem::offset_of!(CqExperts, ids) - 176usize];
     ["Offset of field: CqExperts::routing_weights"]
-        [::core::mem::offset_of!(CqExperts, routing_weights) - 152usize];
-    ["Offset of field: CqExperts::residual"][::core::mem::offset_of!(CqExperts, residual) - 160usize];
-    ["Offset of field: CqExperts::order"][::core::mem::offset_of!(CqExperts, order) - 168usize];
-    ["Offset of field: CqExperts::tiles"][::core::mem::offset_of!(CqExperts, tiles) - 176usize];
-    ["Offset of field: CqExperts::tile_count"][::core::mem::offset_of!(CqExperts, tile_count) - 184usize];
-    ["Offset of field: CqExperts::x"][::core::mem::offset_of!(CqExperts, x) - 192usize];
-    ["Offset of field: CqExperts::partial"][::core::mem::offset_of!(CqExperts, partial) - 200usize];
-    ["Offset of field: CqExperts::arrivals"][::core::mem::offset_of!(CqExperts, arrivals) - 208usize];
-    ["Offset of field: CqExperts::pairs_of_x"][::core::mem::offset_of!(CqExperts, pairs_of_x) - 216usize];
-    ["Offset of field: CqExperts::experts"][::core::mem::offset_of!(CqExperts, experts) - 220usize];
-    ["Offset of field: CqExperts::top_k"][::core::mem::offset_of!(CqExperts, top_k) - 224usize];
-    ["Offset of field: CqExperts::splits"][::core::mem::offset_of!(CqExperts, splits) - 228usize];
-    ["Offset of field: CqExperts::k"][::core::mem::offset_of!(CqExperts, k) - 232usize];
-    ["Offset of field: CqExperts::k_per_split"][::core::mem::offset_of!(CqExperts, k_per_split) - 236usize];
-    ["Offset of field: CqExperts::group_size"][::core::mem::offset_of!(CqExperts, group_size) - 240usize];
-    ["Offset of field: CqExperts::x_dtype"][::core::mem::offset_of!(CqExperts, x_dtype) - 244usize];
-    ["Offset of field: CqExperts::y_dtype"][::core::mem::offset_of!(CqExperts, y_dtype) - 248usize];
-    ["Offset of field: CqExperts::gating"][::core::mem::offset_of!(CqExperts, gating) - 252usize];
-    ["Offset of field: CqExperts::alpha"][::core::mem::offset_of!(CqExperts, alpha) - 256usize];
-    ["Offset of field: CqExperts::limit"][::core::mem::offset_of!(CqExperts, limit) - 260usize];
-    ["Offset of field: CqExperts::factor"][::core::mem::offset_of!(CqExperts, factor) - 264usize];
-    ["Offset of field: CqExperts::unused"][::core::mem::offset_of!(CqExperts, unused) - 268usize];
+        [::core::mem::offset_of!(CqExperts, routing_weights) - 184usize];
+    ["Offset of field: CqExperts::residual"][::core::mem::offset_of!(CqExperts, residual) - 192usize];
+    ["Offset of field: CqExperts::order"][::core::mem::offset_of!(CqExperts, order) - 200usize];
+    ["Offset of field: CqExperts::tiles"][::core::mem::offset_of!(CqExperts, tiles) - 208usize];
+    ["Offset of field: CqExperts::tile_count"][::core::mem::offset_of!(CqExperts, tile_count) - 216usize];
+    ["Offset of field: CqExperts::x"][::core::mem::offset_of!(CqExperts, x) - 224usize];
+    ["Offset of field: CqExperts::partial"][::core::mem::offset_of!(CqExperts, partial) - 232usize];
+    ["Offset of field: CqExperts::arrivals"][::core::mem::offset_of!(CqExperts, arrivals) - 240usize];
+    ["Offset of field: CqExperts::pairs_of_x"][::core::mem::offset_of!(CqExperts, pairs_of_x) - 248usize];
+    ["Offset of field: CqExperts::experts"][::core::mem::offset_of!(CqExperts, experts) - 252usize];
+    ["Offset of field: CqExperts::top_k"][::core::mem::offset_of!(CqExperts, top_k) - 256usize];
+    ["Offset of field: CqExperts::splits"][::core::mem::offset_of!(CqExperts, splits) - 260usize];
+    ["Offset of field: CqExperts::k"][::core::mem::offset_of!(CqExperts, k) - 264usize];
+    ["Offset of field: CqExperts::k_per_split"][::core::mem::offset_of!(CqExperts, k_per_split) - 268usize];
+    ["Offset of field: CqExperts::group_size"][::core::mem::offset_of!(CqExperts, group_size) - 272usize];
+    ["Offset of field: CqExperts::x_dtype"][::core::mem::offset_of!(CqExperts, x_dtype) - 276usize];
+    ["Offset of field: CqExperts::y_dtype"][::core::mem::offset_of!(CqExperts, y_dtype) - 280usize];
+    ["Offset of field: CqExperts::gating"][::core::mem::offset_of!(CqExperts, gating) - 284usize];
+    ["Offset of field: CqExperts::alpha"][::core::mem::offset_of!(CqExperts, alpha) - 288usize];
+    ["Offset of field: CqExperts::limit"][::core::mem::offset_of!(CqExperts, limit) - 292usize];
+    ["Offset of field: CqExperts::factor"][::core::mem::offset_of!(CqExperts, factor) - 296usize];
+    ["Offset of field: CqExperts::unused"][::core::mem::offset_of!(CqExperts, unused) - 300usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]
@@ -450,19 +454,19 @@ pub struct CqDequantize {
 }
 #[allow(clippy::unnecessary_operation, clippy::identity_op)]
 const _: () = {
-    ["Size of CqDequantize"][::core::mem::size_of::<CqDequantize>() - 88usize];
+    ["Size of CqDequantize"][::core::mem::size_of::<CqDequantize>() - 104usize];
     ["Alignment of CqDequantize"][::core::mem::align_of::<CqDequantize>() - 8usize];
     ["Offset of field: CqDequantize::matrix"][::core::mem::offset_of!(CqDequantize, matrix) - 0usize];
-    ["Offset of field: CqDequantize::ids"][::core::mem::offset_of!(CqDequantize, ids) - 40usize];
-    ["Offset of field: CqDequantize::y"][::core::mem::offset_of!(CqDequantize, y) - 48usize];
-    ["Offset of field: CqDequantize::first_row"][::core::mem::offset_of!(CqDequantize, first_row) - 56usize];
-    ["Offset of field: CqDequantize::count"][::core::mem::offset_of!(CqDequantize, count) - 64usize];
-    ["Offset of field: CqDequantize::k"][::core::mem::offset_of!(CqDequantize, k) - 68usize];
+    ["Offset of field: CqDequantize::ids"][::core::mem::offset_of!(CqDequantize, ids) - 56usize];
+    ["Offset of field: CqDequantize::y"][::core::mem::offset_of!(CqDequantize, y) - 64usize];
+    ["Offset of field: CqDequantize::first_row"][::core::mem::offset_of!(CqDequantize, first_row) - 72usize];
+    ["Offset of field: CqDequantize::count"][::core::mem::offset_of!(CqDequantize, count) - 80usize];
+    ["Offset of field: CqDequantize::k"][::core::mem::offset_of!(CqDequantize, k) - 84usize];
     ["Offset of field: CqDequantize::group_size"]
-        [::core::mem::offset_of!(CqDequantize, group_size) - 72usize];
-    ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 76usize];
-    ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 80usize];
-    ["Offset of field: CqDequantize::factor"][::core::mem::offset_of!(CqDequantize, factor) - 84usize];
+        [::core::mem::offset_of!(CqDequantize, group_size) - 88usize];
+    ["Offset of field: CqDequantize::ids_bytes"][::core::mem::offset_of!(CqDequantize, ids_bytes) - 92usize];
+    ["Offset of field: CqDequantize::y_dtype"][::core::mem::offset_of!(CqDequantize, y_dtype) - 96usize];
+    ["Offset of field: CqDequantize::factor"][::core::mem::offset_of!(CqDequantize, factor) - 100usize];
 };
 #[repr(C)]
 #[derive(Debug, Copy, Clone)]

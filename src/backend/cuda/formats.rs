@@ -34,9 +34,11 @@ impl FormatKernels {
             Some(bits) => match (format.scale(), format.zero_point()) {
                 (Scale::Float, ZeroPoint::Bias) => Some(Self::affine(bits, format.group_size())),
                 (Scale::Float, ZeroPoint::Midpoint) => Some(Self::symmetric(bits)),
-                (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock, _) => None,
+                (Scale::SuperBlock, _) => Self::ggml(format),
+                (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3, _) => None,
             },
             None => match format {
+                QuantFormat::IQ4_XS | QuantFormat::IQ4_NL => Self::ggml(format),
                 QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx")),
                 QuantFormat::MXFP8 => Some(Self::all("mxfp8", "gemv_mx")),
                 QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
@@ -68,6 +70,21 @@ impl FormatKernels {
     const fn affine(bits: Bits, group_size: usize) -> Self {
         let (name, file) = integers(bits);
         Self { name, gemv: Some(GemvKernels { file, name, group_size: Some(group_size) }) }
+    }
+
+    const fn ggml(format: QuantFormat) -> Option<Self> {
+        const OF_16: &str = "gemv_ggml_16";
+        const OF_32: &str = "gemv_ggml_32";
+        Some(match format {
+            QuantFormat::Q2_K => Self::all("q2_k", OF_16),
+            QuantFormat::Q3_K => Self::all("q3_k", OF_16),
+            QuantFormat::Q4_K => Self::all("q4_k", OF_32),
+            QuantFormat::Q5_K => Self::all("q5_k", OF_32),
+            QuantFormat::Q6_K => Self::all("q6_k", OF_16),
+            QuantFormat::IQ4_XS => Self::all("iq4_xs", OF_32),
+            QuantFormat::IQ4_NL => Self::all("iq4_nl", OF_32),
+            _ => return None,
+        })
     }
 
     /// The kernels of the affine format take the middle code for zero where there are no biases; the GEMV needs them.

@@ -4,6 +4,7 @@
 //! [`GemvShape`] has the numbers of `cuda/gemv_shape.cuh` and `cuda/gemv_staging.cuh`.
 
 use super::plan::{tokens_of_launch, MOST_BLOCKS};
+use crate::format::Element;
 use crate::QuantFormat;
 
 /// Blocks that fill a large card, two for each of 132 multiprocessors. Not a number of the device at hand: how k is split
@@ -34,7 +35,7 @@ impl GemvShape {
         let columns = if rows < 8 { 8 / rows } else { 1 };
         let longest = if bits == 8 { 256 } else { 512 };
         let slots = if columns * group > 512 { longest / group } else { columns };
-        let folded = !format.has_biases() && rows >= 8;
+        let folded = !has_offsets(format) && rows >= 8;
         let wide = if bits == 4 { 32 } else { 64 };
         let chunk = match (bits, rows) {
             (8, _) => 16,
@@ -68,10 +69,10 @@ impl GemvShape {
 
     /// The most rows of x in one launch.
     fn most_rows(format: QuantFormat) -> usize {
-        if format.group_size() < 64 {
-            8
-        } else {
-            16
+        match format.group_size() {
+            ..32 if has_offsets(format) => 4,
+            ..64 => 8,
+            _ => 16,
         }
     }
 
@@ -115,7 +116,7 @@ impl GemvShape {
 
     /// Shared memory of a block whose share of k has `rounds` rounds.
     fn shared_bytes(&self, rounds: usize) -> usize {
-        let (k, group_bytes) = (rounds * self.round, if self.format.has_biases() { 16 } else { 8 });
+        let (k, group_bytes) = (rounds * self.round, if has_offsets(self.format) { 16 } else { 8 });
         let of_row = 2 * k + group_bytes * (k / self.x_group) + 2 * self.waiting * 4 * 8 * 16 + 4;
         let zeros = if self.rows > 1 { 64 * (self.rows + 1) } else { 0 };
         8 * self.ring_bytes + zeros + self.rows * of_row
@@ -132,6 +133,14 @@ impl GemvShape {
         let splits = to_fill.clamp(1, useful).max(rounds.div_ceil(most_rounds));
         let per_split = rounds.div_ceil(splits);
         (rounds.div_ceil(per_split), per_split)
+    }
+}
+
+/// Whether codes as halves carry offsets, which are taken out of sums. Scales cannot be folded into such weights.
+fn has_offsets(format: QuantFormat) -> bool {
+    match format.element() {
+        Element::Uint(_) | Element::Iq4Nl => true,
+        Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4 | Element::Fp4 => false,
     }
 }
 
@@ -244,6 +253,7 @@ impl ExpertGemv {
 
 #[cfg(test)]
 mod tests {
+    use super::super::formats::FormatKernels;
     use super::super::plan::MOST_UNGROUPED_PAIRS;
     use super::*;
     use std::process::Command;
@@ -251,12 +261,18 @@ mod tests {
     /// The most shared memory of a block on cards of compute capability 7.5, 8.0, 8.6 and 9.0.
     const CARDS: [usize; 4] = [48 << 10, 81 << 10, 49 << 10, 113 << 10];
 
+    /// Those that have such kernels.
+    fn formats() -> impl Iterator<Item = QuantFormat> {
+        let all = QuantFormat::all().into_iter().chain(QuantFormat::only_read());
+        all.filter(|format| FormatKernels::of(*format).is_ok_and(|kernels| kernels.gemv().is_some()))
+    }
+
     fn shapes() -> Vec<GemvShape> {
         let of_format = |format| {
             let rows = [1, 2, 4, 8, 16].into_iter().filter(move |rows| *rows <= GemvShape::most_rows(format));
             rows.map(move |rows| GemvShape::new(format, rows))
         };
-        QuantFormat::all().into_iter().flat_map(of_format).collect()
+        formats().flat_map(of_format).collect()
     }
 
     /// The kernels' own header, compiled for the host, has the same numbers.
@@ -265,14 +281,14 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut source = String::from(
             "#define __host__\n#define __device__\n#include <cstdio>\n#include \"gemv_shape.cuh\"\n\
-             template <int B, bool A> struct Format { enum { BITS = B, HAS_BIASES = A }; };\n\
+             template <int B, bool A> struct Format { enum { BITS = B, HAS_OFFSETS = A }; };\n\
              template <class S> void show() {\n  printf(\"%d %d %d %d %d %d %d %d\\n\", S::CHUNK, S::ROUND, \
              S::X_GROUP, S::ROWS_PER_BLOCK, S::K_WARPS, 4 * S::VECTOR, S::RING * S::STEP_BYTES, S::WAITING);\n\
              }\nint main() {\n",
         );
         for GemvShape { format, rows, .. } in shapes() {
-            let (bits, group, biases) = (format.bits(), format.group_size(), format.has_biases());
-            source += &format!("show<cq::GemvShape<Format<{bits}, {biases}>, {group}, {rows}>>();\n");
+            let (bits, group, offsets) = (format.bits(), format.group_size(), has_offsets(format));
+            source += &format!("show<cq::GemvShape<Format<{bits}, {offsets}>, {group}, {rows}>>();\n");
         }
         let (file, program) = (dir.path().join("shapes.cpp"), dir.path().join("shapes"));
         std::fs::write(&file, source + "}\n").unwrap();
@@ -318,9 +334,9 @@ mod tests {
 
     #[test]
     fn every_row_of_whole_groups_has_a_kernel() {
-        for format in QuantFormat::all() {
+        for format in formats() {
             for groups in 1..=17 {
-                let k = groups * format.group_size();
+                let k = groups * format.granularity();
                 for m in [1, 2, 3, 4, 7, 8, 9, 16, 40] {
                     let shape = GemvShape::choose(format, m, k, 16).expect("a kernel");
                     assert!(k.is_multiple_of(shape.chunk));

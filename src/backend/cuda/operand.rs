@@ -1,9 +1,9 @@
 //! A packed weight and its bias as kernels see them.
 
 use super::bindings::{CqMatrix, CqOperand, CQ_F16, CQ_F32};
-use super::memory::{float_dtype, u32_of, Address, Locked};
+use super::memory::{float_dtype, u32_of, Address, Locked, View};
 use crate::backend::Operand;
-use crate::format::{Scale, ZeroPoint};
+use crate::format::{Scale, ZeroPoint, SUPER_BLOCK};
 use crate::{QuantFormat, QuantTensor};
 use candle_core::cuda_backend::cudarc::driver::CudaStream;
 use candle_core::{bail, DType, Result, Tensor};
@@ -15,6 +15,8 @@ pub(super) struct LockedWeight<'a> {
     packed: Locked<'a>,
     scales: Locked<'a>,
     biases: Option<Locked<'a>>,
+    scale_units: Option<Locked<'a>>,
+    bias_units: Option<Locked<'a>>,
 }
 
 /// Addresses of its parts.
@@ -22,6 +24,8 @@ pub(super) struct WeightAddresses<'a> {
     packed: Address<'a>,
     scales: Address<'a>,
     biases: Option<Address<'a>>,
+    scale_units: Option<Address<'a>>,
+    bias_units: Option<Address<'a>>,
     scale_dtype: u32,
     biases_dtype: u32,
     format: QuantFormat,
@@ -32,17 +36,22 @@ pub(super) struct WeightAddresses<'a> {
 
 impl<'a> LockedWeight<'a> {
     pub(super) fn new(weight: &'a QuantTensor) -> Self {
+        let super_blocks = weight.super_blocks();
         Self {
             weight,
             packed: Locked::new(weight.packed()),
             scales: Locked::new(weight.scales()),
             biases: weight.biases().map(Locked::new),
+            scale_units: super_blocks.map(|of| Locked::new(&of.scales)),
+            bias_units: super_blocks.and_then(|of| of.biases.as_ref()).map(Locked::new),
         }
     }
 
     pub(super) fn addresses<'b>(&'b self, stream: &'b CudaStream) -> Result<WeightAddresses<'b>> {
         let [.., rows, k] = self.weight.dims()[..] else { bail!("a weight has at least two dimensions") };
-        let (scales, biases) = (self.scales.view()?, self.biases.as_ref().map(Locked::view).transpose()?);
+        let view = |part: &'b Option<Locked>| part.as_ref().map(Locked::view).transpose();
+        let address = |view: Option<View<'b>>| view.map(|part| part.address(stream)).transpose();
+        let (scales, biases) = (self.scales.view()?, view(&self.biases)?);
         let format = self.weight.format();
         // Integer kernels take the middle code for zero if there are no biases.
         let takes_biases = match format.zero_point() {
@@ -59,8 +68,13 @@ impl<'a> LockedWeight<'a> {
                 Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => CQ_F16, // not read
             },
             scales: scales.address(stream)?,
-            biases_dtype: biases.map_or(Ok(CQ_F16), |biases| float_dtype(biases.dtype()))?,
-            biases: biases.map(|biases| biases.address(stream)).transpose()?,
+            biases_dtype: match format.scale() {
+                Scale::Float => biases.map_or(Ok(CQ_F16), |biases| float_dtype(biases.dtype()))?,
+                Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => CQ_F16,
+            },
+            biases: address(biases)?,
+            scale_units: address(view(&self.scale_units)?)?,
+            bias_units: address(view(&self.bias_units)?)?,
             format,
             k,
             rows,
@@ -83,13 +97,15 @@ impl WeightAddresses<'_> {
             Scale::E8m0 | Scale::E4m3 | Scale::SuperBlock => 1,
         };
         let at = |address: &Address, bytes: usize| (address.get() + bytes as u64) as *const _;
+        let part =
+            |part: &Option<Address>, bytes| part.as_ref().map_or(std::ptr::null(), |part| at(part, bytes));
+        let units = first * (self.k / SUPER_BLOCK) * DType::F16.size_in_bytes();
         Ok(CqMatrix {
             packed: at(&self.packed, first * (self.k * self.format.bits() / 8)) as *const u32,
             scales: at(&self.scales, groups * bytes(self.scale_dtype)),
-            biases: self
-                .biases
-                .as_ref()
-                .map_or(std::ptr::null(), |biases| at(biases, groups * bytes(self.biases_dtype))),
+            biases: part(&self.biases, groups * bytes(self.biases_dtype)),
+            scale_units: part(&self.scale_units, units),
+            bias_units: part(&self.bias_units, units),
             global_scale,
             rows: u32_of("rows of a weight", rows)?,
             scale_dtype: self.scale_dtype,

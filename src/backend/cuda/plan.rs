@@ -110,7 +110,11 @@ pub(super) fn most_tiles(pairs: usize, experts: usize) -> usize {
 
 /// Shared memory of the tile kernels: two steps of x, and which rows these are.
 pub(super) fn tile_shared_bytes(format: QuantFormat) -> usize {
-    let step = 4 * format.group_size().min(32);
+    // Four lanes of whole words.
+    let step = match (format.group_size(), format.bits() % 2) {
+        (16, 0) => 4 * 16,
+        _ => 4 * 32,
+    };
     2 * TILE_COLUMNS * step * 2 + TILE_COLUMNS * size_of::<u32>()
 }
 
