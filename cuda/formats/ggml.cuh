@@ -7,6 +7,7 @@ namespace cq {
 // Q2_K to Q6_K: affine codes; without biases the middle code stands for zero.
 template <int BITS, uint32_t GROUP_, bool BIASES> struct KType : Affine<BITS>, SuperBlockScales<GROUP_> {
     using SuperBlockScales<GROUP_>::SCALES;
+    using SuperBlockScales<GROUP_>::HAS_UNITS;
     static constexpr uint32_t GROUP = GROUP_;
     static constexpr bool HAS_BIASES = BIASES;
     static constexpr int ZERO_POINT = BIASES ? 0 : 1 << (BITS - 1);
@@ -79,21 +80,22 @@ using Q6K = KType<6, 16, false>;
 
 }  // namespace cq
 
-// The kernels of the family; formats/all.cuh says what the lists are. GEMV kernels are listed by the sizes of groups.
-#define CQ_FORMATS_GGML(X)   \
-    X(q2_k, cq::Q2K)         \
-    X(q3_k, cq::Q3K)         \
-    X(q4_k, cq::Q4K)         \
-    X(q5_k, cq::Q5K)         \
-    X(q6_k, cq::Q6K)         \
-    X(iq4_xs, cq::Iq4Xs)     \
+// The kernels of the family; formats/all.cuh says what the lists are. GEMV kernels are listed by the most rows of x that they
+// take: there are registers for so many.
+#define CQ_FORMATS_GGML(X)    \
+    X(q2_k, cq::Q2K)          \
+    X(q3_k, cq::Q3K)          \
+    X(q4_k, cq::Q4K)          \
+    X(q5_k, cq::Q5K)          \
+    X(q6_k, cq::Q6K)          \
+    X(iq4_xs, cq::Iq4Xs)      \
     X(iq4_nl, cq::Iq4Nl)
-#define CQ_GEMV_GGML_16(X)   \
-    X(q2_k, cq::Q2K, 16)     \
-    X(q3_k, cq::Q3K, 16)     \
+#define CQ_GEMV_GGML_TO_2(X) X(q3_k, cq::Q3K, 16)
+#define CQ_GEMV_GGML_TO_4(X)  \
+    X(q2_k, cq::Q2K, 16)      \
+    X(q5_k, cq::Q5K, 32)      \
     X(q6_k, cq::Q6K, 16)
-#define CQ_GEMV_GGML_32(X)   \
-    X(q4_k, cq::Q4K, 32)     \
-    X(q5_k, cq::Q5K, 32)     \
-    X(iq4_xs, cq::Iq4Xs, 32) \
+#define CQ_GEMV_GGML(X)       \
+    X(q4_k, cq::Q4K, 32)      \
+    X(iq4_xs, cq::Iq4Xs, 32)  \
     X(iq4_nl, cq::Iq4Nl, 32)

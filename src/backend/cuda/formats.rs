@@ -73,16 +73,14 @@ impl FormatKernels {
     }
 
     const fn ggml(format: QuantFormat) -> Option<Self> {
-        const OF_16: &str = "gemv_ggml_16";
-        const OF_32: &str = "gemv_ggml_32";
         Some(match format {
-            QuantFormat::Q2_K => Self::all("q2_k", OF_16),
-            QuantFormat::Q3_K => Self::all("q3_k", OF_16),
-            QuantFormat::Q4_K => Self::all("q4_k", OF_32),
-            QuantFormat::Q5_K => Self::all("q5_k", OF_32),
-            QuantFormat::Q6_K => Self::all("q6_k", OF_16),
-            QuantFormat::IQ4_XS => Self::all("iq4_xs", OF_32),
-            QuantFormat::IQ4_NL => Self::all("iq4_nl", OF_32),
+            QuantFormat::Q2_K => Self::all("q2_k", "gemv_k"),
+            QuantFormat::Q3_K => Self::all("q3_k", "gemv_k"),
+            QuantFormat::Q4_K => Self::all("q4_k", "gemv_ggml"),
+            QuantFormat::Q5_K => Self::all("q5_k", "gemv_k"),
+            QuantFormat::Q6_K => Self::all("q6_k", "gemv_k"),
+            QuantFormat::IQ4_XS => Self::all("iq4_xs", "gemv_ggml"),
+            QuantFormat::IQ4_NL => Self::all("iq4_nl", "gemv_ggml"),
             _ => return None,
         })
     }

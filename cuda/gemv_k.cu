@@ -1,0 +1,5 @@
+#include "formats/ggml.cuh"
+#include "gemv_kernels.cuh"
+
+CQ_GEMV_GGML_TO_2(CQ_GEMV_KERNELS_TO_2)
+CQ_GEMV_GGML_TO_4(CQ_GEMV_KERNELS_TO_4)
