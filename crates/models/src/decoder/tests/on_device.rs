@@ -103,6 +103,9 @@ fn steps_of_k_types() {
         let found = logits(&mut model, &PROMPTS);
         let (_, step) = model.steps.last().expect("a plan");
         let distance = distance(&found, &expected);
-        assert!(distance <= bound && step.is_captured(), "{dtype:?}: {distance:.2e} of {bound:.2e}, {step:?}");
+        assert!(
+            distance <= bound && step.is_captured(),
+            "{dtype:?}: {distance:.2e} of {bound:.2e}, {step:?}"
+        );
     }
 }
