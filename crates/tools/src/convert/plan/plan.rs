@@ -6,6 +6,7 @@ use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
+use crate::importance::Feedback;
 use candle_core::Device;
 use candle_quant::checkpoint::{
     module_of, natural_order, Checkpoint, FusedExperts, HubName, OllamaName, Weight,
@@ -28,6 +29,8 @@ pub struct ConvertPlan {
     pub(in crate::convert) top: Option<QuantFormat>,
     /// What the recipe does with rows that are no whole number of groups.
     pub(in crate::convert) fallback: Fallback,
+    /// Finds what columns make up for, if they do.
+    pub(in crate::convert) feedback: Option<Feedback>,
     notes: Vec<String>,
     /// The model as transformers knows it, if it is written so.
     pub(super) published: Option<PublishedPlan>,
@@ -68,7 +71,11 @@ impl ConvertPlan {
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
-        let mut plan = Self { source, target, device, model, files, top, fallback, notes, published };
+        let feedback =
+            options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone(), planner.tied()));
+        let mut plan =
+            Self { source, target, device, model, files, top, fallback, feedback, notes, published };
+        plan.notes.extend(planner.note_of_statistics()?);
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());
