@@ -7,7 +7,7 @@ use super::statistics::Statistics;
 use super::text::CalibrationText;
 use crate::source::fingerprint;
 use candle_core::Tensor;
-use candle_quant::nn::LayerInput;
+use candle_quant::nn::{AdapterSlot, LayerInput};
 use candle_quant::{Checkpoint, Error, Result};
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -35,7 +35,7 @@ impl<'a> Collector<'a> {
         let model = ObservedModel::new(
             source,
             |model| {
-                let of_slot = |slot: candle_quant::nn::AdapterSlot| {
+                let of_slot = |slot: AdapterSlot| {
                     let sums = match *slot.dims() {
                         [experts, _, k] => ColumnSums::new(experts, k),
                         [_, k] => ColumnSums::new(1, k),

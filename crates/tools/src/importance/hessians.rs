@@ -6,8 +6,9 @@ use super::text::CalibrationText;
 use candle_core::{DType, Tensor};
 use candle_quant::checkpoint::module_of;
 use candle_quant::format::ErrorFeedback;
-use candle_quant::nn::LayerInput;
+use candle_quant::nn::{AdapterSlot, LayerInput};
 use candle_quant::{Checkpoint, Error, Result};
+use candle_quant_models::Model;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -16,8 +17,6 @@ use std::sync::Arc;
 pub(crate) struct Feedback {
     source: Checkpoint,
     text: Arc<CalibrationText>,
-    /// Whether the embedding is the head.
-    tied: bool,
 }
 
 /// What the matrices of one weight make up for: one for each, or one for all.
@@ -34,8 +33,11 @@ struct Run {
 }
 
 impl Feedback {
-    pub fn new(source: &Checkpoint, text: Arc<CalibrationText>, tied: bool) -> Self {
-        Self { source: source.clone(), text, tied }
+    /// The most memory that sums of products may take, unless one weight takes more. The model runs once for each part.
+    pub const MOST_BYTES: u64 = 4 << 30;
+
+    pub fn new(source: &Checkpoint, text: Arc<CalibrationText>) -> Self {
+        Self { source: source.clone(), text }
     }
 
     /// Bytes that the sums for a weight of these dimensions take, with what is made of them.
@@ -51,21 +53,13 @@ impl Feedback {
     /// # Errors
     /// If the model can't run, or gives layers numbers that are not finite.
     pub fn of(&self, weights: &[(&str, &[usize])]) -> Result<Vec<Option<OfMatrices>>> {
-        let plan = |model: &candle_quant_models::Model| {
+        let plan = |model: &Model| {
             let slots = model.adapters().slots();
-            let known: BTreeMap<&str, &candle_quant::nn::AdapterSlot> =
+            let known: BTreeMap<&str, &AdapterSlot> =
                 slots.iter().map(|slot| (within_decoder(slot.module()), slot)).collect();
             let mut run = Run::default();
             for (name, dims) in weights {
-                let mut names = given_the_same(within_decoder(module_of(name).unwrap_or(name)));
-                if self.tied {
-                    names.extend(
-                        names
-                            .iter()
-                            .any(|(name, _)| name == "embed_tokens")
-                            .then(|| ("lm_head".into(), None)),
-                    );
-                }
+                let names = given_the_same(within_decoder(module_of(name).unwrap_or(name)));
                 // Projections that are given the same have one sum: the first by name.
                 let found =
                     names.iter().filter_map(|(name, expert)| Some((known.get(name.as_str())?, expert)));

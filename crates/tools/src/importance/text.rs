@@ -47,8 +47,20 @@ impl CalibrationText {
             }
             pieces.extend(tokens.chunks(size).map(<[u32]>::to_vec));
         }
-        if pieces.is_empty() {
-            return Err(Error::mismatch("calibration text", "some text", "none"));
+        Self::of_tokens(pieces)
+    }
+
+    /// Pieces of tokens, each of which the model sees by itself.
+    ///
+    /// # Errors
+    /// If there are none, or one is empty.
+    pub fn of_tokens(pieces: Vec<Vec<u32>>) -> Result<Self> {
+        if pieces.is_empty() || pieces.iter().any(Vec::is_empty) {
+            return Err(Error::mismatch(
+                "calibration text",
+                "pieces of one token or more",
+                "none, or an empty one",
+            ));
         }
         let digest = sha256::of_bytes(format!("{pieces:?}"));
         Ok(Self { pieces, digest })

@@ -83,11 +83,6 @@ impl<'a> Planner<'a> {
         }
     }
 
-    /// Whether the embedding is the head.
-    pub(super) fn tied(&self) -> bool {
-        self.tied
-    }
-
     /// Whether anything may be packed.
     fn packs(&self) -> bool {
         !self.options.dequantize
@@ -300,8 +295,8 @@ impl<'a> Planner<'a> {
             let counter = if columns.is_some() { &self.known } else { &self.unknown };
             counter.borrow_mut().insert(source.name.clone());
         }
-        // What an embedding is given are no numbers.
-        let is_given = self.tied || !roles.contains(&Role::Embed);
+        // Rows of an embedding are looked up, also where it is the head: columns that made up for others would make them worse.
+        let is_given = !roles.contains(&Role::Embed);
         let text = self.options.feedback.as_ref().filter(|_| is_given);
         Ok((columns.map(Columns::new), text.map(|text| text.digest().into())))
     }

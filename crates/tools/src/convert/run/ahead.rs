@@ -5,9 +5,6 @@ use crate::importance::{Feedback, OfMatrices};
 use candle_quant::Result;
 use std::collections::BTreeMap;
 
-/// The most memory that sums of products may take, unless one weight takes more. The model runs once for each.
-const MOST: u64 = 4 << 30;
-
 /// What is found for the next weights of a file, in their order.
 pub(super) struct Ahead<'a> {
     feedback: &'a Feedback,
@@ -37,7 +34,7 @@ impl<'a> Ahead<'a> {
         let (mut next, mut bytes) = (Vec::new(), 0u64);
         while let Some(job) = self.left.last() {
             bytes = bytes.saturating_add(Feedback::bytes(&job.planned.shape));
-            if bytes > MOST && !next.is_empty() {
+            if bytes > Feedback::MOST_BYTES && !next.is_empty() {
                 break;
             }
             next.push((job.planned.name.as_str(), job.planned.shape.as_slice()));

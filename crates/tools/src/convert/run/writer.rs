@@ -19,6 +19,9 @@ use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::Arc;
 
+/// What is said of a weight whose layer the model does not have by itself, so that nothing is known of what it is given.
+const UNSEEN: &str = " (none: the model has no such layer)";
+
 /// Writes one file.
 pub(in crate::convert) struct Writer<'a> {
     pub file: &'a OutputFile,
@@ -83,16 +86,24 @@ impl Writer<'_> {
         let mut tensors = Vec::new();
         let mut feedback = self.feedback.map(|feedback| Ahead::new(feedback, jobs));
         for (job, mut sums) in jobs.iter().zip(sums) {
+            let mut is_unseen = false;
             if self.is_whole(job) {
                 let mut hasher = SourceHasher::new(file.is_written());
                 let own = feedback.as_mut().map(|ahead| ahead.of(job)).transpose()?.flatten();
                 sums = self.whole(job, own.as_deref().unwrap_or_default(), &file, &mut hasher)?;
                 digests.push(hasher.finish());
+                is_unseen = own.is_none() && job.has_feedback();
             } else if job.planned.bytes == 0 {
                 // Nothing to be done, by no unit.
                 (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
             }
-            tensors.extend(quality(job, &sums)?);
+            let unseen = |mut quality: Quality| {
+                if is_unseen {
+                    quality.to.push_str(UNSEEN);
+                }
+                quality
+            };
+            tensors.extend(quality(job, &sums)?.map(unseen));
         }
         file.finish()?;
         Ok(Written { tensors, source: of_all(&digests) })
