@@ -8,6 +8,8 @@ use candle_quant_tools::convert::{
     self, BitAllocation, ConvertOptions, ConvertPlan, ConvertReport, Recipe, Sensitivities,
 };
 use candle_quant_tools::importance::{read_imatrix, CalibrationText, Collector, Statistics};
+use rand::rngs::StdRng;
+use rand::{RngExt, SeedableRng};
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -153,6 +155,43 @@ fn damaged_imatrix_files_are_refused_with_their_names() {
     assert!(error.contains("`general.type` \"imatrix\""), "{error}");
 }
 
+/// Whatever the bytes are, there is an error or a file that says something, and no panic.
+#[test]
+fn mutations_are_errors_or_read() {
+    let source = family("qwen3_moe", "hf");
+    let folder = tempfile::tempdir().unwrap();
+    let path = folder.path().join("mutated");
+    let mut collector = Collector::new(&source, &texts("qwen3_moe")).unwrap();
+    collector.write(&path).unwrap();
+    assert!(Statistics::read(&path).is_err());
+    while collector.advance().unwrap() {}
+    collector.write(&path).unwrap();
+    let kept = fs::read(&path).unwrap();
+    let mut rng = StdRng::seed_from_u64(26);
+    let mut mutated = |original: &[u8], read: &dyn Fn() -> bool| {
+        (0..3000)
+            .filter(|_| {
+                let mut bytes = original.to_vec();
+                for _ in 0..rng.random_range(1..4) {
+                    // Headers are shorter than what follows them.
+                    let end = if rng.random_bool(0.5) { 400 } else { bytes.len() };
+                    let at = rng.random_range(0..end);
+                    bytes[at] = rng.random();
+                }
+                fs::write(&path, bytes).unwrap();
+                read()
+            })
+            .count()
+    };
+    for file in ["dat", "gguf"] {
+        let bytes = fs::read(fixtures("importance").join(format!("qwen3_moe.{file}"))).unwrap();
+        let read = mutated(&bytes, &|| read_imatrix(&source, &path).is_ok());
+        assert!((1..3000).contains(&read), "{file}: {read}");
+    }
+    let read = mutated(&kept, &|| Statistics::read(&path).is_ok());
+    assert!((1..3000).contains(&read), "{read}");
+}
+
 /// Some of the held-out stories.
 fn stories(range: std::ops::Range<usize>) -> String {
     let text = fs::read_to_string(bundled_path("heldout.txt")).unwrap();
@@ -179,7 +218,9 @@ fn an_interrupted_collection_comes_to_the_same_bytes() {
         if is_done {
             break;
         }
-        (0..3).for_each(|_| drop(collector.advance().unwrap()));
+        for _ in 0..3 {
+            collector.advance().unwrap();
+        }
         collector.write(&parts).unwrap();
         runs += 1;
         if runs == 1 {
@@ -248,7 +289,7 @@ fn weighted(report: &ConvertReport) -> f64 {
 fn a_search_by_statistics_saves_what_they_weigh() {
     let source = bundled("tiny-bf16");
     let statistics = Arc::new(collect(&source, &CalibrationText::new(&source, &stories(0..8), 512).unwrap()));
-    for (format, saved) in [("2", 0.02), ("4", 0.01), ("mxfp4", 0.01), ("nvfp4", 0.01)] {
+    for (format, saved) in [("2", 0.02), ("4", 0.01), ("mxfp4", 0.001), ("nvfp4", 0.001)] {
         let mut options = options(format);
         assert!(measured(&source, &options).tensors.iter().all(|tensor| tensor.weighted_rms.is_none()));
         options.search = true;

@@ -74,7 +74,7 @@ impl ConvertPlan {
         let feedback = options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone()));
         let mut plan =
             Self { source, target, device, model, files, top, fallback, feedback, notes, published };
-        plan.notes.extend(planner.note_of_statistics()?);
+        plan.notes.extend(planner.importance.note()?);
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());

@@ -2,21 +2,21 @@
 
 use super::arranged::Arranged;
 use super::experts::{self, TensorGroup};
+use super::importance::Importance;
 use super::jobs::stored_dtype;
 use super::published::PublishedPlan;
 use crate::convert::options::ConvertOptions;
-use crate::convert::output::{Columns, Job, SourcePart, SourceTensor, View};
+use crate::convert::output::{Job, SourcePart, SourceTensor};
 use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, Checkpoint, CheckpointKind, DenseTensor, Weight};
-use candle_quant::{Error, QuantFormat, Result};
+use candle_quant::{QuantFormat, Result};
 use candle_quant_models::generate::stored_tokenizer;
 use candle_quant_models::{name_in_mlx_lm, MlxLm, MlxWeight, PublishedForm, EXPERT_BLOCKS};
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
-use std::sync::Arc;
 
 /// The files that tokenizers are made of, of which there is one at least.
 const TOKENIZERS: [&str; 5] =
@@ -42,9 +42,8 @@ pub(super) struct Planner<'a> {
     used: RefCell<BTreeSet<&'a str>>,
     /// Packed weights that do not become what their rule says, because they stay as they are.
     staying: Cell<usize>,
-    /// What has statistics, and what has none.
-    known: RefCell<BTreeSet<String>>,
-    unknown: RefCell<BTreeSet<String>>,
+    /// How much columns count.
+    pub importance: Importance<'a>,
 }
 
 impl<'a> Planner<'a> {
@@ -78,8 +77,7 @@ impl<'a> Planner<'a> {
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
             used: RefCell::default(),
             staying: Cell::default(),
-            known: RefCell::default(),
-            unknown: RefCell::default(),
+            importance: Importance::new(options),
         }
     }
 
@@ -149,8 +147,7 @@ impl<'a> Planner<'a> {
     pub(super) fn all_jobs(&self, form: PublishedForm) -> Result<(Option<PublishedPlan>, Vec<Job>)> {
         let (source, options) = (self.source, self.options);
         self.staying.set(0);
-        self.known.borrow_mut().clear();
-        self.unknown.borrow_mut().clear();
+        self.importance.forget();
         let (published, groups) = match options.target {
             Target::HuggingFace => {
                 let published = PublishedPlan::new(source, form)?;
@@ -261,7 +258,7 @@ impl<'a> Planner<'a> {
                     format,
                     self.float_dtype(source),
                     self.options,
-                    self.importance(source, &roles)?,
+                    self.importance.of(source, &roles, self.tied)?,
                 )?
             }
             Spec::Cast(dtype) => Job::plain(source, Some(dtype))?,
@@ -273,52 +270,6 @@ impl<'a> Planner<'a> {
         job.planned.fallback = fallback;
         job.spec = decided.0;
         Ok(job)
-    }
-
-    /// How much the columns of a weight count, and by which text they make up for what others lose, if that is asked for.
-    fn importance(
-        &self,
-        source: &SourceTensor,
-        roles: &[Role],
-    ) -> Result<(Option<Columns>, Option<Arc<str>>)> {
-        let is_elsewhere = |role: &Role| matches!(role, Role::Vision | Role::Audio);
-        let is_moved = |part: &SourcePart| matches!(part, SourcePart::Viewed(_, View::OfTiles { .. }));
-        if roles.iter().any(is_elsewhere) || source.parts.iter().any(is_moved) {
-            return Ok((None, None));
-        }
-        let module = module_of(&source.name).unwrap_or(&source.name);
-        let columns = match &self.options.statistics {
-            Some(statistics) => statistics.columns(module, &source.dims, self.tied)?,
-            None => None,
-        };
-        if self.options.statistics.is_some() {
-            let counter = if columns.is_some() { &self.known } else { &self.unknown };
-            counter.borrow_mut().insert(source.name.clone());
-        }
-        // Rows of an embedding are looked up, also where it is the head: columns that made up for others would make them worse.
-        let is_given = !roles.contains(&Role::Embed);
-        let text = self.options.feedback.as_ref().filter(|_| is_given);
-        Ok((columns.map(Columns::new), text.map(|text| text.digest().into())))
-    }
-
-    /// What is odd about the statistics.
-    ///
-    /// # Errors
-    /// If none of what is packed has any.
-    pub(super) fn note_of_statistics(&self) -> Result<Option<String>> {
-        let (known, unknown) = (self.known.borrow(), self.unknown.borrow());
-        let (Some(statistics), Some(first)) = (&self.options.statistics, unknown.first()) else {
-            return Ok(None);
-        };
-        if known.is_empty() {
-            let expected = "statistics of the weights of this model";
-            let found = format!("none of `{first}` or any other; they are those of another model");
-            return Err(Error::mismatch(statistics.origin(), expected, found));
-        }
-        let count = unknown.len();
-        Ok(Some(format!(
-            "no statistics of {count} packed weights, whose columns count alike: `{first}` among them"
-        )))
     }
 
     /// The dtype in which numbers are packed, which that of the scales is too.
