@@ -161,7 +161,8 @@ fn mutations_are_errors_or_read() {
     let source = family("qwen3_moe", "hf");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("mutated");
-    let mut collector = Collector::new(&source, &texts("qwen3_moe")).unwrap();
+    let text = texts("qwen3_moe");
+    let mut collector = Collector::new(&source, &text).unwrap();
     collector.write(&path).unwrap();
     assert!(Statistics::read(&path).is_err());
     while collector.advance().unwrap() {}
