@@ -29,6 +29,7 @@ mod affine;
 mod axes;
 mod bits;
 mod clip_search;
+mod feedback;
 mod ggml;
 mod grammar;
 mod layout;
@@ -43,6 +44,8 @@ pub(crate) use affine::quantize_group as quantize_affine_group;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
 pub(crate) use bits::unpack;
 pub use bits::{code_at, pack};
+use clip_search::Row;
+pub use feedback::ErrorFeedback;
 pub(crate) use ggml::IQ4_NL;
 pub use ggml::SUPER_BLOCK;
 pub(crate) use nf4::{FP4, NF4};
@@ -363,7 +366,7 @@ impl<T: Real> RowMut<'_, T> {
     ///
     /// # Errors
     /// If nothing quantizes to the format, or the row is of another format.
-    pub fn improve(self, format: QuantFormat, weights: &[T]) -> Result<()> {
+    fn improve(self, format: QuantFormat, weights: Row<T>) -> Result<()> {
         let Self { words, scales } = self;
         match (family(format)?, scales) {
             (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {

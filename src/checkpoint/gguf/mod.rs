@@ -22,6 +22,7 @@ mod split;
 mod tokenizer;
 
 pub(super) use header::MAGIC;
+pub use names::module_of_gguf;
 pub(super) use split::in_directory;
 
 use super::chat::StoredChatTemplates;

@@ -8,6 +8,7 @@ mod families;
 mod families_of;
 mod hugging_face;
 mod hugging_face_packed;
+mod importance;
 mod loading;
 mod memory;
 mod mlx;
