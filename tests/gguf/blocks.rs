@@ -118,7 +118,8 @@ fn grids_are_those_of_their_tool() {
         let weight = packed(file.open().unwrap().weight(DOWN, Some(256)).unwrap());
         let weight = weight.load(&Device::Cpu).unwrap().dequantize(DType::F32).unwrap();
         let eighths = flat(&tensors[&format!("{name}.eighths")]);
-        let wrong = flat(&weight).iter().zip(&eighths).position(|(value, eighths)| value * 8. + 128. != *eighths);
+        let wrong =
+            flat(&weight).iter().zip(&eighths).position(|(value, eighths)| value * 8. + 128. != *eighths);
         assert_eq!((wrong, weight.elem_count()), (None, eighths.len()), "{name}");
     }
 }

@@ -38,7 +38,6 @@ impl FormatKernels {
                 (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3, _) => None,
             },
             None => match format {
-                QuantFormat::IQ4_XS | QuantFormat::IQ4_NL => Self::ggml(format),
                 QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx")),
                 QuantFormat::MXFP8 => Some(Self::all("mxfp8", "gemv_mx")),
                 QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
@@ -48,7 +47,7 @@ impl FormatKernels {
                 _ if format.element() == Element::E4m3 && format.scale() == Scale::Float => {
                     Some(Self::scalar("fp8"))
                 }
-                _ => None,
+                _ => Self::ggml(format),
             },
         };
         kernels.ok_or_else(|| Error::Unsupported {
@@ -83,6 +82,12 @@ impl FormatKernels {
             QuantFormat::Q6_K => Self::all("q6_k", OF_16),
             QuantFormat::IQ4_XS => Self::all("iq4_xs", OF_32),
             QuantFormat::IQ4_NL => Self::all("iq4_nl", OF_32),
+            QuantFormat::IQ1_S => Self::all("iq1_s", OF_32),
+            QuantFormat::IQ1_M => Self::all("iq1_m", OF_16),
+            QuantFormat::IQ2_XXS => Self::all("iq2_xxs", OF_32),
+            QuantFormat::IQ2_XS => Self::all("iq2_xs", OF_16),
+            QuantFormat::IQ3_XXS => Self::all("iq3_xxs", OF_32),
+            QuantFormat::IQ3_S => Self::all("iq3_s", OF_32),
             _ => return None,
         })
     }

@@ -4,7 +4,8 @@
 //! |---|---|
 //! | F32, F16, BF16 | dense |
 //! | Q4_0 .. Q8_1, Q2_K .. Q8_K | blocks, for kernels of this crate or of candle ([`GgmlWeight`](super::GgmlWeight)) |
-//! | IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 | packed weights of this crate, codes and scales unchanged |
+//! | IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q1_0 | packed weights of this crate, codes and scales unchanged |
+//! | IQ1, IQ2 and IQ3 types | packed weights of this crate, places in grids as codes of elements |
 //! | MXFP4, NVFP4 | packed weights of this crate, codes and scales unchanged |
 //! | others | an error when the tensor is asked for |
 

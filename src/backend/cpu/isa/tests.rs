@@ -157,7 +157,7 @@ fn values_of_codes_have_the_bits_of_the_portable_ones() {
     let want = values_with(&InstructionSet::Portable(Portable), &codes);
     assert!(want[0].iter().copied().eq(table(E2M1)));
     assert!(want[1].iter().copied().eq(table(Full::VALUES)));
-    let words: Vec<u32> = bytemuck::pod_collect_to_vec(&codes);
+    let words: Vec<u32> = codes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
     for (kind, bits) in [(5, 3), (6, 2)] {
         let mut unpacked = vec![0; codes.len() * 8 / bits];
         crate::format::unpack(&words, bits, &mut unpacked);
