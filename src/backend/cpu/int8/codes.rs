@@ -68,7 +68,10 @@ impl IntegerCodes {
         match format {
             QuantFormat::MXFP4 => e2m1(Kind::Mxfp4),
             QuantFormat::NVFP4 => e2m1(Kind::Nvfp4),
-            _ => Self::of_table(format.element()),
+            _ => match (format.scale(), format.zero_point()) {
+                (Scale::Float | Scale::SuperBlock, ZeroPoint::None) => Self::of_table(format.element()),
+                _ => None,
+            },
         }
     }
 
