@@ -15,6 +15,9 @@
 //! | NF4, FP4 | `nf4 * scale`, `fp4 * scale` | `Nf4`, `Fp4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
 //! | Q4_K, Q5_K; Q2_K | `q * scale + bias` | `Uint` | `int8 * f16` of 256, 32 elements; 16 | `Bias` | 4.63, 5.63; 3.13 |
 //! | Q3_K, Q6_K | `(q - 2^(b - 1)) * scale` | `Uint` | `int8 * f16` of 256, 16 elements | `Midpoint` | 3.56, 6.56 |
+//! | IQ1_S; IQ1_M | `iq * scale` | `Iq` | `int8 * f16` of 256, 32 elements; 16 | `None` | 2.31; 3.56 |
+//! | IQ2_XXS; IQ2_XS, IQ2_S | `iq * scale` | `Iq` | `int8 * f16` of 256, 32 elements; 16 | `None` | 3.31; 3.56 |
+//! | IQ3_XXS, IQ3_S | `iq * scale` | `Iq` | `int8 * f16` of 256, 32 elements | `None` | 4.31 |
 //! | IQ4_XS; IQ4_NL | `iq4 * scale` | `Iq4Nl` | `int8 * f16` of 256; a float; 32 elements | `None` | 4.31; 4.5 |
 //!
 //! A row is one contiguous little-endian bit stream: element `i` owns the bits `[i * b, (i + 1) * b)`,
@@ -47,7 +50,7 @@ pub use bits::{code_at, pack};
 use clip_search::Row;
 pub use feedback::ErrorFeedback;
 pub(crate) use ggml::IQ4_NL;
-pub use ggml::SUPER_BLOCK;
+pub use ggml::{IqTable, SUPER_BLOCK};
 pub(crate) use nf4::{FP4, NF4};
 pub use numeric::Real;
 pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
@@ -317,7 +320,8 @@ fn family(format: QuantFormat) -> Result<Family> {
             | Element::Int8
             | Element::Nf4
             | Element::Fp4
-            | Element::Iq4Nl,
+            | Element::Iq4Nl
+            | Element::Iq(_),
             _,
             _,
         ) => Err(Error::Unsupported {

@@ -143,7 +143,7 @@ impl GemvShape {
 /// Whether codes as halves carry offsets, which are taken out of sums. Scales cannot be folded into such weights.
 fn has_offsets(format: QuantFormat) -> bool {
     match format.element() {
-        Element::Uint(_) | Element::Iq4Nl => true,
+        Element::Uint(_) | Element::Iq4Nl | Element::Iq(_) => true,
         Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4 | Element::Fp4 => false,
     }
 }
