@@ -7,6 +7,7 @@ mod common;
 #[path = "../common/hf.rs"]
 mod hf;
 
+mod column_order;
 mod float8_rules;
 mod gpt_oss;
 mod integer_rules;

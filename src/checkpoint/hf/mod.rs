@@ -19,6 +19,7 @@
 mod awq;
 mod awq_gemv;
 mod bitsandbytes;
+mod column_order;
 mod compressed;
 mod config;
 mod fp8;
@@ -141,7 +142,7 @@ impl Container for HfCheckpoint {
             }
             Some(IndexEntry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
                 Weight::Dense(dense) => Ok(Some(dense)),
-                Weight::Packed(_) | Weight::Ggml(_) => Err(Error::tensor(
+                Weight::Packed(_) | Weight::Reordered(_) | Weight::Ggml(_) => Err(Error::tensor(
                     self.file_of(name).unwrap_or(Path::new("")),
                     name,
                     "a dense tensor",
