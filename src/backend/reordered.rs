@@ -25,7 +25,9 @@ impl ReorderedTensor {
         match x.device() {
             Device::Cpu if !x.track_op() => x.apply_op1_no_bwd(&Gather(self.columns().into())),
             // candle's own operation has the gradient.
-            _ => x.index_select(self.columns_on_device(), x.rank() - 1),
+            Device::Cpu | Device::Cuda(_) | Device::Metal(_) => {
+                x.index_select(self.columns_on_device(), x.rank() - 1)
+            }
         }
     }
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 30] = [
+pub const FIXTURES: [(&str, &str); 37] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
@@ -42,6 +42,13 @@ pub const FIXTURES: [(&str, &str); 30] = [
     ("gptq-b4-g128", "affine 4-bit g128"),
     ("gptq-b8-channel", "affine 8-bit g128"),
     ("gptq-v2-b4-g32", "affine 4-bit g32"),
+    ("hqq-b1-g32", "affine 1-bit g32"),
+    ("hqq-b2-g64", "affine 2-bit g64"),
+    ("hqq-b3-g32-axis0", "F32"),
+    ("hqq-b3-g64", "affine 3-bit g64"),
+    ("hqq-b4-g64", "affine 4-bit g64"),
+    ("hqq-b4-g64-axis0", "F32"),
+    ("hqq-b8-g128", "affine 8-bit g128"),
     ("modelopt-nvfp4", "nvfp4"),
 ];
 
@@ -346,6 +353,13 @@ pub fn cases() -> Vec<Case> {
                 entry("m.g_idx", "I32", &[128], order(128, 64)),
             ],
         ),
+        case("hqq", json!({"quant_method": "hqq"}), hqq("4bit_u8", "U8", &[8, 64], 1, noise(512, 37))),
+        case("hqq words", json!({"quant_method": "hqq"}), hqq("3bit_32", "I32", &[2, 64], 1, noise(512, 38))),
+        case(
+            "hqq across rows",
+            json!({"quant_method": "hqq"}),
+            hqq("2bit_u8", "U8", &[16, 16], 0, noise(256, 39)),
+        ),
         case(
             "gptq act-order",
             json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": false, "desc_act": true}),
@@ -401,6 +415,24 @@ pub fn state(state: &Value) -> Entry {
 /// The group of each of so many columns.
 pub fn order(columns: u32, group_size: u32) -> Vec<u8> {
     (0..columns).flat_map(|column| (column / group_size).to_le_bytes()).collect()
+}
+
+/// Eight rows of 128 elements in groups of 64, as hqq saves them.
+fn hqq(packing: &str, dtype: &'static str, codes: &[usize], axis: i32, bytes: Vec<u8>) -> Vec<Entry> {
+    let of_groups = if axis == 1 { [16, 1] } else { [1, 16] };
+    let scales: Vec<u8> = (0..16).flat_map(|group| [group * 13, 0x2c]).collect();
+    let zeros: Vec<u8> = (0..16).flat_map(|group| [group * 11, 0x3c + group % 4]).collect();
+    vec![
+        entry("m.W_q", dtype, codes, bytes),
+        entry("m.scale", "F16", &of_groups, scales),
+        entry("m.zero", "F16", &of_groups, zeros),
+        entry("m.shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+        entry("m.axis", "I32", &[], axis.to_le_bytes()),
+        entry("m.group_size", "I32", &[], 64i32.to_le_bytes()),
+        entry("m.packing", "U8", &[packing.len()], packing.as_bytes()),
+        entry("m.nbits", "I32", &[], 4i32.to_le_bytes()),
+        entry("m.view_as_float", "U8", &[], [0]),
+    ]
 }
 
 /// Two groups of 128 columns that lie in turn.

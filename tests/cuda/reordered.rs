@@ -71,7 +71,8 @@ fn columns_read_their_elements() {
 fn numbers_are_in_the_order_of_x() {
     let Some(device) = device() else { return };
     let layer = Layer::new(&device, 24, 2);
-    let reordered = ReorderedTensor::new(layer.packed.to_device(&device).unwrap(), &layer.columns, K).unwrap();
+    let reordered =
+        ReorderedTensor::new(layer.packed.to_device(&device).unwrap(), &layer.columns, K).unwrap();
     let here = ReorderedTensor::new(layer.packed.clone(), &layer.columns, K).unwrap();
     let numbers = layer.packed.dequantize(DType::F32).unwrap();
     let packed = flat(&numbers);

@@ -10,6 +10,7 @@ mod hf;
 mod column_order;
 mod float8_rules;
 mod gpt_oss;
+mod hqq;
 mod integer_rules;
 mod integers;
 mod layouts;

@@ -27,6 +27,7 @@ pub(in crate::checkpoint) enum Method {
     Awq(AwqConfig),
     Gptq(GptqConfig),
     BitsAndBytes,
+    Hqq,
 }
 
 /// What is expected of all modules; `None` where each may differ.
@@ -69,6 +70,7 @@ impl Method {
             Self::Awq(_) => QuantMethod::Awq,
             Self::Gptq(_) => QuantMethod::Gptq,
             Self::BitsAndBytes => QuantMethod::BitsAndBytes,
+            Self::Hqq => QuantMethod::Hqq,
         }
     }
 }
@@ -126,6 +128,8 @@ impl Source {
             Some("awq") => self.awq(object),
             Some("gptq") => self.gptq(object),
             Some("bitsandbytes") => Ok(Method::BitsAndBytes),
+            // What it says are defaults: each module has its settings beside it.
+            Some("hqq") => Ok(Method::Hqq),
             _ => Err(self.unsupported(format!("quant_method {method}"))),
         }
     }
