@@ -15,6 +15,7 @@ pub(crate) mod low_rank;
 mod ops;
 mod precision;
 mod quantize;
+mod reordered;
 pub(crate) mod routing;
 pub(crate) mod sample;
 pub(crate) mod step;

@@ -172,6 +172,7 @@ impl LayerWeight {
     pub fn to_dense(&self, dtype: DType) -> Result<Tensor> {
         match self {
             Self::Quantized(weight) => weight.dequantize(dtype),
+            Self::Reordered(weight) => weight.dequantize(dtype),
             Self::Ggml(weight) => Ok(weight.dequantize(&weight.device())?.to_dtype(dtype)?),
             Self::Dense(weight) => Ok(weight.to_dtype(dtype)?),
         }

@@ -50,6 +50,8 @@ pub enum QuantMethod {
     Fp8,
     /// GPTQ, as AutoGPTQ and GPTQModel write it.
     Gptq,
+    /// HQQ, with the settings of each module beside it.
+    Hqq,
     /// NVIDIA ModelOpt's NVFP4.
     ModelOpt,
     /// MXFP4, as gpt-oss was published.
@@ -66,6 +68,7 @@ impl fmt::Display for QuantMethod {
             Self::CompressedTensors => "compressed-tensors",
             Self::Fp8 => "fp8",
             Self::Gptq => "gptq",
+            Self::Hqq => "hqq",
             Self::ModelOpt => "modelopt",
             Self::Mxfp4 => "mxfp4",
             Self::Mxfp8 => "mxfp8",

@@ -27,9 +27,8 @@ use candle_nn::Module;
 /// # Errors
 /// As those of each layer.
 pub fn forward_all<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[Tensor; N]> {
-    let operands: Option<Vec<Operand>> = layers.into_iter().map(operand).collect();
-    let outputs = match operands {
-        Some(operands) => backend::matmul_many(&operands, x)?,
+    let outputs = match operands(&layers, x)? {
+        Some((operands, x)) => backend::matmul_many(&operands, &x)?,
         None => layers.into_iter().map(|layer| layer.forward(x)).collect::<Result<_>>()?,
     };
     match outputs.try_into() {
@@ -43,8 +42,8 @@ pub fn forward_all<const N: usize>(layers: [&Linear; N], x: &Tensor) -> Result<[
 /// # Errors
 /// As those of each layer, and if their outputs differ in shape.
 pub fn swiglu(gate: &Linear, up: &Linear, x: &Tensor) -> Result<Tensor> {
-    match (operand(gate), operand(up)) {
-        (Some(gate), Some(up)) => backend::swiglu(gate, up, x),
+    match operands(&[gate, up], x)?.as_ref().map(|(operands, x)| (operands.as_slice(), x)) {
+        Some((&[gate, up], x)) => backend::swiglu(gate, up, x),
         _ => gate.forward(x)?.silu()? * up.forward(x)?,
     }
 }
@@ -54,18 +53,38 @@ pub fn swiglu(gate: &Linear, up: &Linear, x: &Tensor) -> Result<Tensor> {
 /// # Errors
 /// As those of the layer, and if its output differs in shape from `residual`.
 pub fn forward_add(layer: &Linear, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
-    match operand(layer) {
-        Some(operand) => backend::matmul_add(operand, x, residual),
-        None => residual + layer.forward(x)?,
+    match operands(&[layer], x)?.as_ref().map(|(operands, x)| (operands.as_slice(), x)) {
+        Some((&[operand], x)) => backend::matmul_add(operand, x, residual),
+        _ => residual + layer.forward(x)?,
     }
 }
 
-/// The weight and the bias, if the weight is packed and no adapter changes it.
-fn operand(layer: &Linear) -> Option<Operand<'_>> {
-    match layer.weight() {
-        LayerWeight::Quantized(weight) if layer.adapters().is_idle() => {
-            Some(Operand { weight, bias: layer.bias() })
-        }
-        _ => None,
+/// Weights and biases, if all weights are packed and no adapter changes them, and the x for them: in the order of their columns,
+/// if that is the same for all.
+fn operands<'a>(layers: &[&'a Linear], x: &Tensor) -> Result<Option<(Vec<Operand<'a>>, Tensor)>> {
+    let (mut operands, mut orders) = (Vec::new(), Vec::new());
+    for layer in layers.iter().filter(|layer| layer.adapters().is_idle()) {
+        let (weight, order) = match layer.weight() {
+            LayerWeight::Quantized(weight) => (weight, None),
+            LayerWeight::Reordered(weight) => (weight.weight(), Some(weight)),
+            LayerWeight::Ggml(_) | LayerWeight::Dense(_) => return Ok(None),
+        };
+        operands.push(Operand { weight, bias: layer.bias() });
+        orders.push(order);
     }
+    if operands.len() != layers.len() {
+        return Ok(None);
+    }
+    let x = match orders.as_slice() {
+        [Some(first), rest @ ..] => {
+            let same = rest.iter().all(|order| order.is_some_and(|order| order.has_order_of(first)));
+            if !same {
+                return Ok(None);
+            }
+            first.gather(x)?
+        }
+        orders if orders.iter().all(Option::is_none) => x.clone(),
+        _ => return Ok(None),
+    };
+    Ok(Some((operands, x)))
 }

@@ -1,6 +1,6 @@
 //! The weight of a layer: packed, in GGML blocks, or dense.
 
-use super::QuantTensor;
+use super::{QuantTensor, ReorderedTensor};
 use crate::QuantFormat;
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
@@ -15,6 +15,8 @@ use std::sync::Arc;
 pub enum LayerWeight {
     /// Computed on the packed codes.
     Quantized(QuantTensor),
+    /// The same, of an x whose elements are brought into another order first.
+    Reordered(ReorderedTensor),
     /// Blocks of a GGML type, computed by candle, which rounds activations to 8 bits for that.
     Ggml(Arc<QTensor>),
     /// An ordinary tensor.
@@ -22,7 +24,7 @@ pub enum LayerWeight {
 }
 
 impl LayerWeight {
-    /// The packed tensor, if the weight is packed.
+    /// The packed tensor, if the weight is packed and its columns are in the order of x.
     pub fn quantized(&self) -> Option<&QuantTensor> {
         match self {
             Self::Quantized(weight) => Some(weight),
@@ -40,13 +42,18 @@ impl LayerWeight {
 
     /// The format, if the weight is packed.
     pub fn format(&self) -> Option<QuantFormat> {
-        self.quantized().map(QuantTensor::format)
+        match self {
+            Self::Quantized(weight) => Some(weight.format()),
+            Self::Reordered(weight) => Some(weight.weight().format()),
+            Self::Ggml(_) | Self::Dense(_) => None,
+        }
     }
 
     /// Logical dimensions, normally `[N, K]`.
     pub fn dims(&self) -> Vec<usize> {
         match self {
             Self::Quantized(weight) => weight.dims(),
+            Self::Reordered(weight) => weight.dims(),
             Self::Ggml(weight) => weight.shape().dims().to_vec(),
             Self::Dense(weight) => weight.dims().to_vec(),
         }
@@ -56,15 +63,17 @@ impl LayerWeight {
     pub fn device(&self) -> Device {
         match self {
             Self::Quantized(weight) => weight.device().clone(),
+            Self::Reordered(weight) => weight.weight().device().clone(),
             Self::Ggml(weight) => weight.device(),
             Self::Dense(weight) => weight.device().clone(),
         }
     }
 
-    /// The name of the format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
+    /// The name of the format, for reports: `affine 4-bit g64`, `affine 4-bit g64, act-order`, `ggml Q4K`, `BF16`.
     pub fn format_name(&self) -> String {
         match self {
             Self::Quantized(weight) => weight.format().to_string(),
+            Self::Reordered(weight) => reordered_name(weight.weight().format()),
             Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
             Self::Dense(weight) => format!("{:?}", weight.dtype()),
         }
@@ -74,9 +83,21 @@ impl LayerWeight {
     pub fn size_in_bytes(&self) -> usize {
         match self {
             Self::Quantized(weight) => weight.size_in_bytes(),
+            Self::Reordered(weight) => weight.size_in_bytes(),
             Self::Ggml(weight) => weight.storage_size_in_bytes(),
             Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
         }
+    }
+}
+
+/// The name of a format whose columns are reordered.
+pub(crate) fn reordered_name(format: QuantFormat) -> String {
+    format!("{format}, act-order")
+}
+
+impl From<ReorderedTensor> for LayerWeight {
+    fn from(weight: ReorderedTensor) -> Self {
+        Self::Reordered(weight)
     }
 }
 

@@ -3,6 +3,7 @@
 mod checks;
 mod kv_cache;
 mod layer_weight;
+mod reordered;
 mod super_blocks;
 
 use crate::{Error, QuantFormat, Result};
@@ -10,7 +11,10 @@ use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
 pub use kv_cache::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};
 pub(crate) use kv_cache::{Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
+pub(crate) use layer_weight::reordered_name;
 pub use layer_weight::LayerWeight;
+pub use reordered::ReorderedTensor;
+pub(crate) use reordered::NO_COLUMN;
 use std::sync::Arc;
 pub use super_blocks::SuperBlocks;
 

@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 26] = [
+pub const FIXTURES: [(&str, &str); 39] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
@@ -21,6 +21,8 @@ pub const FIXTURES: [(&str, &str); 26] = [
     ("bnb-nf4", "nf4"),
     ("bnb-nf4-b512", "nf4"),
     ("bnb-nf4-nested", "nf4"),
+    ("ct-act-order-int4-g32", "symmetric 4-bit g32, act-order"),
+    ("ct-act-order-int8-asym-g64", "affine 8-bit g64, act-order"),
     ("ct-fp8-block", "fp8 g64"),
     ("ct-fp8-channel", "fp8 g128"),
     ("ct-fp8-tensor", "fp8 g128"),
@@ -33,11 +35,20 @@ pub const FIXTURES: [(&str, &str); 26] = [
     ("ct-w8a8", "symmetric 8-bit g128"),
     ("fp8-128x128", "fp8 g128"),
     ("fp8-ue8m0-32x32", "mxfp8"),
+    ("gptq-act-order-b4-g32", "affine 4-bit g32, act-order"),
+    ("gptq-act-order-v2-b3-g64", "affine 3-bit g64, act-order"),
     ("gptq-b2-g64", "affine 2-bit g64"),
     ("gptq-b3-g32", "affine 3-bit g32"),
     ("gptq-b4-g128", "affine 4-bit g128"),
     ("gptq-b8-channel", "affine 8-bit g128"),
     ("gptq-v2-b4-g32", "affine 4-bit g32"),
+    ("hqq-b1-g32", "affine 1-bit g32"),
+    ("hqq-b2-g64", "affine 2-bit g64"),
+    ("hqq-b3-g32-axis0", "F32"),
+    ("hqq-b3-g64", "affine 3-bit g64"),
+    ("hqq-b4-g64", "affine 4-bit g64"),
+    ("hqq-b4-g64-axis0", "F32"),
+    ("hqq-b8-g128", "affine 8-bit g128"),
     ("modelopt-fp8", "fp8 g128"),
     ("modelopt-fp8-rows", "fp8 g128"),
     ("modelopt-nvfp4", "nvfp4"),
@@ -353,6 +364,36 @@ pub fn cases() -> Vec<Case> {
                 entry("m.g_idx", "I32", &[128], order(128, 64)),
             ],
         ),
+        case("hqq", json!({"quant_method": "hqq"}), hqq("4bit_u8", "U8", &[8, 64], 1, noise(512, 37))),
+        case("hqq words", json!({"quant_method": "hqq"}), hqq("3bit_32", "I32", &[2, 64], 1, noise(512, 38))),
+        case(
+            "hqq across rows",
+            json!({"quant_method": "hqq"}),
+            hqq("2bit_u8", "U8", &[16, 16], 0, noise(256, 39)),
+        ),
+        case(
+            "gptq act-order",
+            json!({"quant_method": "gptq", "bits": 4, "group_size": 64, "sym": false, "desc_act": true}),
+            vec![
+                entry("m.qweight", "I32", &[16, 8], noise(512, 34)),
+                entry("m.qzeros", "I32", &[2, 1], noise(8, 35)),
+                entry("m.scales", "F16", &[2, 8], halves(16)),
+                entry("m.g_idx", "I32", &[128], shuffled_order()),
+            ],
+        ),
+        case(
+            "pack-quantized act-order",
+            compressed(
+                "pack-quantized",
+                json!({"num_bits": 4, "type": "int", "symmetric": true, "group_size": 64, "actorder": "group"}),
+            ),
+            vec![
+                entry("m.weight_packed", "I32", &[8, 16], noise(512, 36)),
+                entry("m.weight_scale", "F16", &[8, 2], halves(16)),
+                entry("m.weight_g_idx", "I32", &[128], shuffled_order()),
+                entry("m.weight_shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+            ],
+        ),
     ]
 }
 
@@ -385,6 +426,29 @@ pub fn state(state: &Value) -> Entry {
 /// The group of each of so many columns.
 pub fn order(columns: u32, group_size: u32) -> Vec<u8> {
     (0..columns).flat_map(|column| (column / group_size).to_le_bytes()).collect()
+}
+
+/// Eight rows of 128 elements in groups of 64, as hqq saves them.
+fn hqq(packing: &str, dtype: &'static str, codes: &[usize], axis: i32, bytes: Vec<u8>) -> Vec<Entry> {
+    let of_groups = if axis == 1 { [16, 1] } else { [1, 16] };
+    let scales: Vec<u8> = (0..16).flat_map(|group| [group * 13, 0x2c]).collect();
+    let zeros: Vec<u8> = (0..16).flat_map(|group| [group * 11, 0x3c + group % 4]).collect();
+    vec![
+        entry("m.W_q", dtype, codes, bytes),
+        entry("m.scale", "F16", &of_groups, scales),
+        entry("m.zero", "F16", &of_groups, zeros),
+        entry("m.shape", "I64", &[2], [8u64, 128].map(u64::to_le_bytes).concat()),
+        entry("m.axis", "I32", &[], axis.to_le_bytes()),
+        entry("m.group_size", "I32", &[], 64i32.to_le_bytes()),
+        entry("m.packing", "U8", &[packing.len()], packing.as_bytes()),
+        entry("m.nbits", "I32", &[], 4i32.to_le_bytes()),
+        entry("m.view_as_float", "U8", &[], [0]),
+    ]
+}
+
+/// Two groups of 128 columns that lie in turn.
+fn shuffled_order() -> Vec<u8> {
+    (0..128u32).flat_map(|column| (column % 2).to_le_bytes()).collect()
 }
 
 /// The case of this name.

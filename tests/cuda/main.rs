@@ -24,6 +24,7 @@ mod matmul;
 mod memory;
 mod quantize;
 mod ranks;
+mod reordered;
 mod sample;
 mod special;
 mod step_experts;

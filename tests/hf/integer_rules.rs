@@ -45,19 +45,6 @@ fn widths_of_integers_are_those_of_the_shape() {
 }
 
 #[test]
-fn columns_of_compressed_tensors_are_in_order() {
-    let mut order = crate::hf::order(128, 64);
-    order.swap(4 * 3, 4 * 70);
-    let result =
-        weight_with("pack-quantized zeros", &[entry("m.weight_g_idx", "I32", &[128], order.clone())]);
-    rejected(result, &[FILE, "`m.weight_g_idx`", "column 3 in group 0", "group 1", "actorder"]);
-    let result = weight_with("pack-quantized", &[entry("m.weight_g_idx", "I32", &[128], order)]);
-    rejected(result, &[FILE, "`m.weight_g_idx`", "column 3 in group 0", "group 1", "actorder"]);
-    let trivial = entry("m.weight_g_idx", "I32", &[128], crate::hf::order(128, 64));
-    assert!(weight_with("pack-quantized", &[trivial]).is_ok());
-}
-
-#[test]
 fn awq_has_four_bits_in_known_layouts() {
     for version in [json!("llm-awq"), json!("exllama"), json!("marlin"), json!(1)] {
         let result = open(&changed("awq", &json!({"version": version})), &[]);
@@ -148,17 +135,6 @@ fn bitsandbytes_says_what_its_bytes_are() {
     );
     let narrow = [entry("m.weight", "I8", &[8, 48], noise(384, 1))];
     rejected(weight_with("bitsandbytes 8", &narrow), &[FILE, "`m.weight`", "a multiple of 32", "[8, 48]"]);
-}
-
-/// A file with `desc_act` says of each column in which group it is.
-#[test]
-fn columns_of_gptq_are_in_order() {
-    let mut order = crate::hf::order(128, 64);
-    order.swap(4 * 3, 4 * 70);
-    let result = weight_with("gptq", &[entry("m.g_idx", "I32", &[128], order)]);
-    rejected(result, &[FILE, "`m.g_idx`", "column 3 in group 0", "group 1", "desc_act", "without desc_act"]);
-    let case = case_of("gptq");
-    assert!(weight(&case.quantization, &without(&case.entries, "m.g_idx")).is_ok());
 }
 
 #[test]

@@ -7,8 +7,10 @@ mod common;
 #[path = "../common/hf.rs"]
 mod hf;
 
+mod column_order;
 mod float8_rules;
 mod gpt_oss;
+mod hqq;
 mod integer_rules;
 mod integers;
 mod layouts;

@@ -26,7 +26,7 @@ pub fn weight_with(case: &str, changes: &[Entry]) -> Result<Weight> {
 
 #[test]
 fn other_methods_are_named() {
-    for method in [json!("bitnet"), json!("hqq"), json!("something new"), json!(7)] {
+    for method in [json!("bitnet"), json!("quip"), json!("something new"), json!(7)] {
         let result = open(&json!({"quant_method": method, "bits": 4}), &[]);
         rejected(
             result,

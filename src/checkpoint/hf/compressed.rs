@@ -7,13 +7,13 @@
 //! Packed integers are stored with half their range added, as one stream of bits in I32, zero points along N. Scales
 //! are those of groups or of rows. What the config says of activations is not followed: they are not rounded.
 
+use super::column_order::column_groups;
 use super::fp8::{self, Blocks};
-use super::gptq::check_order;
 use super::groups::Groups;
 use super::integers::{Integers, Order, ZeroOrder, Zeros};
 use super::module::{scale_dtypes, Module, PartNames, REMEDY};
 use crate::checkpoint::file::{StoredTensor, Warnings};
-use crate::checkpoint::weight::{GlobalScaleMeaning, PackedWeight, Weight};
+use crate::checkpoint::weight::{GlobalScaleMeaning, Weight};
 use crate::format::Scale;
 use crate::{Error, QuantFormat, Result};
 use safetensors::Dtype;
@@ -24,6 +24,8 @@ const BYTES: &str = "weight";
 const SCALES: &str = "weight_scale";
 const ZEROS: &str = "weight_zero_point";
 const ORDER: &str = "weight_g_idx";
+/// The group of each column of a weight that was not ordered.
+const UNORDERED: i32 = -1;
 const GLOBAL_SCALE: &str = "weight_global_scale";
 const SHAPE: &str = "weight_shape";
 
@@ -45,6 +47,8 @@ pub(in crate::checkpoint) struct IntegerScheme {
     pub symmetric: bool,
     /// `None`: rows have one scale each.
     pub group_size: Option<usize>,
+    /// Whether a tensor tells the groups of columns.
+    pub is_ordered: bool,
 }
 
 impl fmt::Display for Scheme {
@@ -53,13 +57,14 @@ impl fmt::Display for Scheme {
             Self::Floats(format) => format.fmt(f),
             Self::Float8(Blocks { size: None, .. }) => f.write_str("fp8"),
             Self::Float8(Blocks { size: Some((rows, columns)), .. }) => write!(f, "fp8 {rows} x {columns}"),
-            Self::Integers(IntegerScheme { bits, packed, symmetric, group_size }) => {
+            Self::Integers(IntegerScheme { bits, packed, symmetric, group_size, is_ordered }) => {
                 write!(f, "{}symmetric {bits}-bit ", if *symmetric { "" } else { "a" })?;
                 match group_size {
                     Some(size) => write!(f, "g{size}")?,
                     None => f.write_str("rows")?,
                 }
-                f.write_str(if *packed { "" } else { " in bytes" })
+                f.write_str(if *packed { "" } else { " in bytes" })?;
+                f.write_str(if *is_ordered { ", ordered by activations" } else { "" })
             }
         }
     }
@@ -144,16 +149,22 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
     let bits = if packed { bits(module, schemes, last)? } else { 8 };
     let k = last.saturating_mul(code_dtype.bitsize()) / bits;
     let divided = scales.dims().last().and_then(|groups| Groups::divide(k, *groups));
-    let Some((groups, group_size)) = divided else {
+    let Some((groups, smaller)) = divided else {
         let expected =
             format!("scales for groups of 32, 64 or 128 of K = {k}, for multiples of these or for rows");
         return Err(module.wrong(SCALES, scales, expected, format!("{:?}", scales.dims())));
     };
-    let scheme =
-        |size| IntegerScheme { bits, packed, symmetric: module.get(ZEROS).is_none(), group_size: size };
-    let scheme = match groups.size == k && schemes.contains(&Scheme::Integers(scheme(None))) {
-        true => scheme(None),
-        false => scheme(Some(groups.size)),
+    let symmetric = module.get(ZEROS).is_none();
+    let scheme = |group_size, is_ordered| IntegerScheme { bits, packed, symmetric, group_size, is_ordered };
+    let is_named = |scheme| schemes.contains(&Scheme::Integers(scheme));
+    let group_size = match groups.size == k && (is_named(scheme(None, false)) || is_named(scheme(None, true)))
+    {
+        true => None,
+        false => Some(groups.size),
+    };
+    let scheme = match (is_named(scheme(group_size, true)), is_named(scheme(group_size, false))) {
+        (true, false) => scheme(group_size, true),
+        (_, _) => scheme(group_size, false),
     };
     let named = |symmetric| {
         let is = |scheme: &Scheme| matches!(scheme, Scheme::Integers(named) if named.symmetric == symmetric);
@@ -165,9 +176,12 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
         (true, true) => {}
     }
     check_scheme(module, lead, schemes, Scheme::Integers(scheme))?;
-    check_order(module, ORDER, k, groups)?;
-    if packed && scheme.symmetric && groups.size == group_size {
-        let format = QuantFormat::symmetric(bits, group_size)?;
+    if scheme.is_ordered && groups.size < k {
+        module.require(ORDER, lead, &[Dtype::I32])?;
+    }
+    let order = column_groups(module, ORDER, k, groups.size, Some(UNORDERED))?;
+    if packed && scheme.symmetric && groups.size == smaller && order.is_none() {
+        let format = QuantFormat::symmetric(bits, smaller)?;
         let names = PartNames { codes: lead, scales: SCALES, global_scale: None };
         let weight = module.parts(format, &names, &[code_dtype], scale_dtypes(format.scale()))?;
         check_shape(module, weight.dims())?;
@@ -180,8 +194,8 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
     check_shape(module, &[n, k])?;
     let zeros = (!scheme.symmetric).then(|| zeros(module, lead, scheme, [n, groups.count(k)])).transpose()?;
     let format = match scheme.symmetric {
-        true => QuantFormat::symmetric(bits, group_size),
-        false => QuantFormat::affine(bits, group_size),
+        true => QuantFormat::symmetric(bits, smaller),
+        false => QuantFormat::affine(bits, smaller),
     }?;
     let layout = Integers {
         format,
@@ -195,7 +209,7 @@ fn integers(module: &Module, schemes: &[Scheme], lead: &'static str, packed: boo
         zeros,
         narrow_biases: false,
     };
-    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, k], layout)))
+    layout.into_weight(module, order)
 }
 
 /// The width of packed codes: the only one that the config names, or the one that makes the stored shape.

@@ -27,6 +27,7 @@ pub(in crate::checkpoint) enum Method {
     Awq(AwqConfig),
     Gptq(GptqConfig),
     BitsAndBytes,
+    Hqq,
 }
 
 /// What is expected of all modules; `None` where each may differ.
@@ -38,6 +39,8 @@ pub(in crate::checkpoint) struct GptqConfig {
     pub symmetric: bool,
     /// Whether zeros are stored less one.
     pub zeros_less_one: bool,
+    /// Whether all modules tell the groups of their columns.
+    pub is_ordered: bool,
 }
 
 #[derive(Debug)]
@@ -67,6 +70,7 @@ impl Method {
             Self::Awq(_) => QuantMethod::Awq,
             Self::Gptq(_) => QuantMethod::Gptq,
             Self::BitsAndBytes => QuantMethod::BitsAndBytes,
+            Self::Hqq => QuantMethod::Hqq,
         }
     }
 }
@@ -124,6 +128,8 @@ impl Source {
             Some("awq") => self.awq(object),
             Some("gptq") => self.gptq(object),
             Some("bitsandbytes") => Ok(Method::BitsAndBytes),
+            // What it says are defaults: each module has its settings beside it.
+            Some("hqq") => Ok(Method::Hqq),
             _ => Err(self.unsupported(format!("quant_method {method}"))),
         }
     }
@@ -216,7 +222,13 @@ impl Source {
                 let of_groups = group_size.is_some_and(|size| size % 32 == 0);
                 let bits = bits.filter(|bits| *bits == 8 || packed && *bits == 4);
                 match bits.filter(|_| (of_rows || of_groups) && kind.is_none_or(|kind| kind == "int")) {
-                    Some(bits) => Ok(Scheme::Integers(IntegerScheme { bits, packed, symmetric, group_size })),
+                    Some(bits) => {
+                        // By weight it says only how the tool went on.
+                        let order = weights.get("actorder").and_then(Value::as_str);
+                        let is_ordered = matches!(order, Some("group" | "dynamic"));
+                        let scheme = IntegerScheme { bits, packed, symmetric, group_size, is_ordered };
+                        Ok(Scheme::Integers(scheme))
+                    }
                     None => {
                         let bits = if packed { "4 or 8" } else { "8" };
                         let read = format!(
@@ -323,7 +335,8 @@ impl Source {
         let differ =
             given("dynamic").is_some_and(|rules| rules.as_object().is_none_or(|rules| !rules.is_empty()));
         let (bits, group_size) = if differ { (None, None) } else { (bits, group_size) };
-        Ok(Method::Gptq(GptqConfig { bits, group_size, symmetric, zeros_less_one }))
+        let is_ordered = !differ && object.get("desc_act") == Some(&Value::Bool(true));
+        Ok(Method::Gptq(GptqConfig { bits, group_size, symmetric, zeros_less_one, is_ordered }))
     }
 
     /// `group_size`; `None` for -1, AutoGPTQ's and AutoAWQ's word for one group, whatever K is.

@@ -3,21 +3,24 @@
 //!
 //! As auto-gptq 0.7.1 and gptqmodel 7.7.0 pack it (`nn_modules/qlinear`): the codes of a column of `qweight`, and those
 //! of a row of `qzeros`, are one stream of bits, of 3 bits, too. Zeros are stored less one, but in `gptq_v2`. The
-//! shapes say how many bits and which groups a module has; an order of columns by activations (`desc_act`) is not
-//! applied.
+//! shapes say how many bits and which groups a module has; `g_idx` says of each column in which group it is, which with
+//! `desc_act` is another order than that of the columns.
 
+use super::column_order::column_groups;
 use super::config::GptqConfig;
 use super::groups::Groups;
 use super::integers::{Integers, Order, ZeroOrder, Zeros};
 use super::module::{scale_dtypes, Module};
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{PackedWeight, Weight};
+use crate::checkpoint::weight::Weight;
 use crate::format::Scale;
-use crate::{Error, QuantFormat, Result};
+use crate::{QuantFormat, Result};
 use safetensors::Dtype;
 
 /// The widths that the tools write.
 pub(super) const BITS: [usize; 4] = [2, 3, 4, 8];
+/// The group of each column.
+const ORDER: &str = "g_idx";
 
 pub(super) fn weight(module: &Module, config: &GptqConfig) -> Result<Weight> {
     let qweight = module.require("qweight", "qweight", &[Dtype::I32])?;
@@ -45,7 +48,10 @@ pub(super) fn weight(module: &Module, config: &GptqConfig) -> Result<Weight> {
         };
         return Err(module.wrong("scales", scales, expected, format!("shape {:?}", scales.dims())));
     };
-    check_order(module, "g_idx", k, of_file)?;
+    let order = column_groups(module, ORDER, k, of_file.size, None)?;
+    if config.is_ordered && *groups > 1 {
+        module.require(ORDER, "qweight", &[Dtype::I32])?;
+    }
     let format = QuantFormat::affine(bits, group_size)?;
     let zeros = Zeros {
         stored: qzeros.clone(),
@@ -65,7 +71,7 @@ pub(super) fn weight(module: &Module, config: &GptqConfig) -> Result<Weight> {
         zeros: Some(zeros),
         narrow_biases: config.symmetric,
     };
-    Ok(Weight::Packed(PackedWeight::new(module.path, format, vec![n, k], layout)))
+    layout.into_weight(module, order)
 }
 
 /// The width of the codes, which the zeros have, too.
@@ -89,25 +95,4 @@ fn bits(
         };
         module.wrong("qzeros", qzeros, expected, format!("{:?}", qzeros.dims()))
     })
-}
-
-/// Checks that columns are in order, if the tensor `name` tells the group of each.
-pub(super) fn check_order(module: &Module, name: &str, k: usize, groups: Groups) -> Result<()> {
-    if module.get(name).is_none() {
-        return Ok(());
-    }
-    let stored = module.require(name, name, &[Dtype::I32])?;
-    module.check_dims(name, stored, &[k])?;
-    let index = stored.read::<i32>()?;
-    let expected = |column: usize| i32::try_from(column / groups.size).unwrap_or(i32::MAX);
-    match index.iter().enumerate().find(|(column, group)| expected(*column) != **group) {
-        None => Ok(()),
-        Some((column, group)) => Err(Error::tensor(
-            stored.path(),
-            module.name(name),
-            format!("columns in order, column {column} in group {}", expected(column)),
-            format!("group {group}: an order by activations (desc_act, actorder), which is not applied"),
-            "use another quantization of the model, one without desc_act or actorder",
-        )),
-    }
 }

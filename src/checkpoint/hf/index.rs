@@ -4,6 +4,7 @@ use super::bitsandbytes;
 use super::config::Method;
 use super::fp8;
 use super::gpt_oss::{self, Half};
+use super::hqq;
 use super::module::REMEDY;
 use crate::checkpoint::file::{Tensors, Warnings};
 use crate::checkpoint::weight::tensor_of;
@@ -36,6 +37,7 @@ pub(super) enum Packing {
     Gptq,
     BitsAndBytes,
     CompressedTensors,
+    Hqq,
     ModelOpt,
     Float8,
 }
@@ -50,6 +52,7 @@ impl Packing {
             | Self::Gptq
             | Self::BitsAndBytes
             | Self::CompressedTensors
+            | Self::Hqq
             | Self::ModelOpt
             | Self::Float8 => lead.rsplit_once('.').map_or(("", ""), |(module, _)| (module, ".")),
         }
@@ -70,6 +73,7 @@ impl Packing {
                 "weight.nested_quant_map",
                 "weight_format",
             ],
+            Self::Hqq => &hqq::PARTS,
             Self::Awq | Self::Gptq => &["qzeros", "scales", "g_idx"],
             Self::CompressedTensors => &[
                 "weight_scale",
@@ -184,6 +188,7 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         }
         Method::Awq(_) if last == "qweight" => Some(Packing::Awq),
         Method::Gptq(_) if last == "qweight" => Some(Packing::Gptq),
+        Method::Hqq if last == hqq::CODES => Some(Packing::Hqq),
         Method::BitsAndBytes
             if last == "weight"
                 && (bitsandbytes::TYPES.iter().any(|kind| has(kind.state))
@@ -198,6 +203,7 @@ fn packing_of(tensors: &Tensors, method: &Method, name: &str) -> Option<Packing>
         | Method::CompressedTensors(_)
         | Method::Awq(_)
         | Method::Gptq(_)
-        | Method::BitsAndBytes => None,
+        | Method::BitsAndBytes
+        | Method::Hqq => None,
     }
 }

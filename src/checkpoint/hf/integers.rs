@@ -6,9 +6,11 @@
 //! f32. Where the biases of a symmetric file fit the dtype of its scales, they have that. Beside F32 scales product and
 //! bias are rounded, each once.
 
+use super::column_order::ReorderedIntegers;
 use super::groups::Groups;
+use super::module::Module;
 use crate::checkpoint::file::{candle_dtype, StoredTensor};
-use crate::checkpoint::weight::{Layout, MlxForm, Slice};
+use crate::checkpoint::weight::{Layout, MlxForm, PackedWeight, ReorderedWeight, Slice, Weight};
 use crate::format::unpack;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
@@ -79,9 +81,9 @@ impl Integers {
         self.order == Order::Columns
     }
 
-    /// The scales of the file's groups, `[N, groups]`.
-    fn scales(&self) -> Result<Tensor> {
-        let (scales, groups) = (self.scales.load(&Device::Cpu)?, self.groups.count(self.k));
+    /// The scales of so many groups of the file, `[N, groups]`.
+    fn scales(&self, groups: usize) -> Result<Tensor> {
+        let scales = self.scales.load(&Device::Cpu)?;
         let scales = match self.groups_first() {
             true => scales.reshape((groups, self.n))?.t()?,
             false => {
@@ -95,14 +97,98 @@ impl Integers {
         })
     }
 
-    fn codes(&self, device: &Device) -> Result<Tensor> {
+    /// Scales and biases of so many groups of the file, `[N, groups]`.
+    pub(super) fn scales_and_biases(&self, groups: usize) -> Result<(Tensor, Option<Tensor>)> {
+        let scales = self.scales(groups)?;
+        let Some(zeros) = &self.zeros else { return Ok((scales, None)) };
+        let zeros = zeros.load(self.format.bits(), self.n, groups)?;
+        let biases = (zeros * scales.to_dtype(DType::F32)?)?.neg()?;
+        let biases = match self.narrow_biases {
+            true => narrowed(biases, scales.dtype())?,
+            false => biases,
+        };
+        Ok((scales, Some(biases)))
+    }
+
+    /// The codes in words, `[N, K * bits / 32]`.
+    pub(super) fn words(&self) -> Result<Vec<u32>> {
         let mut words = self.codes.read::<u32>()?;
         match self.order {
             Order::Rows => {}
             Order::Signed => words.par_iter_mut().for_each(|word| *word ^= 0x8080_8080),
             Order::Columns => words = transposed(&words, self.n),
         }
-        Ok(Tensor::from_vec(words, (self.n, self.format.words_per_row(self.k)?), device)?)
+        Ok(words)
+    }
+
+    /// Bytes in the file.
+    pub(super) fn stored_bytes(&self) -> usize {
+        let zeros = self.zeros.as_ref().map_or(0, |zeros| zeros.stored.size_in_bytes());
+        self.codes.size_in_bytes() + self.scales.size_in_bytes() + zeros
+    }
+
+    /// Bytes that so many elements take when they are loaded. Biases take F32, unless they may have the dtype of the scales;
+    /// beside 16-bit scales those of symmetric codes are written out.
+    pub(super) fn bytes_of(&self, elements: u64) -> u64 {
+        let dtype = match self.multiplier {
+            None => candle_dtype(self.scales.dtype()).unwrap_or(DType::F32),
+            Some(_) => DType::F32,
+        };
+        let of_format = |format: QuantFormat| format.size_in_bytes(elements, dtype);
+        match (&self.zeros, dtype) {
+            (None, DType::F32) => of_format(self.format),
+            (None, _) => of_format(self.format.with_biases()),
+            (Some(_), _) if self.narrow_biases => of_format(self.format),
+            (Some(_), _) => {
+                let groups = elements / self.format.group_size() as u64;
+                of_format(self.format) + groups * (4 - dtype.size_in_bytes() as u64)
+            }
+        }
+    }
+
+    /// Some rows, some columns at whole words, and some of `count` groups of the file, which stay what they are to all columns.
+    pub(super) fn part(
+        &self,
+        (rows, of_k): (&Range<usize>, &Range<usize>),
+        count: usize,
+        of_groups: &Range<usize>,
+    ) -> Result<Self> {
+        let bits = self.format.bits();
+        let words = |k: usize| k / 32 * bits;
+        let of_words = words(of_k.start)..words(of_k.end);
+        let codes = match self.order {
+            Order::Rows | Order::Signed => {
+                part(&self.codes, [self.n, words(self.k) * WORD], rows, &scaled(&of_words, WORD))?
+            }
+            Order::Columns => {
+                part(&self.codes, [words(self.k), self.n * WORD], &of_words, &scaled(rows, WORD))?
+            }
+        };
+        let size = self.scales.dtype().bitsize() / 8;
+        let scales = match self.groups_first() {
+            true => part(&self.scales, [count, self.n * size], of_groups, &scaled(rows, size))?,
+            false => {
+                let columns = self.scales.size_in_bytes() / self.n.max(1);
+                part(&self.scales, [self.n, columns], rows, &scaled(of_groups, size))?
+            }
+        };
+        let zeros = self.zeros.as_ref().map(|zeros| zeros.narrow(bits, [self.n, count], rows, of_groups));
+        let zeros = zeros.transpose()?;
+        Ok(Self { n: rows.len(), k: of_k.len(), codes, scales, zeros, ..self.clone() })
+    }
+}
+
+impl Integers {
+    /// The weight of a module, whose columns may have groups of their own.
+    pub(super) fn into_weight(self, module: &Module, order: Option<Vec<u32>>) -> Result<Weight> {
+        let dims = vec![self.n, self.k];
+        Ok(match order {
+            None => Weight::Packed(PackedWeight::new(module.path, self.format, dims, self)),
+            Some(groups) => {
+                let layout = ReorderedIntegers::new(self, groups)?;
+                Weight::Reordered(ReorderedWeight::new(module.path, dims, layout))
+            }
+        })
     }
 }
 
@@ -120,47 +206,21 @@ impl Layout for Integers {
     }
 
     fn size_in_bytes(&self) -> usize {
-        let zeros = self.zeros.as_ref().map_or(0, |zeros| zeros.stored.size_in_bytes());
-        self.codes.size_in_bytes() + self.scales.size_in_bytes() + zeros
+        self.stored_bytes()
     }
 
-    /// Biases take F32, unless they may have the dtype of the scales; beside 16-bit scales those of symmetric codes are written
-    /// out.
     fn loaded_bytes(&self) -> u64 {
-        let elements = (self.n * self.k) as u64;
-        let dtype = match self.multiplier {
-            None => candle_dtype(self.scales.dtype()).unwrap_or(DType::F32),
-            Some(_) => DType::F32,
-        };
-        let of_format = |format: QuantFormat| format.size_in_bytes(elements, dtype);
-        match (&self.zeros, dtype) {
-            (None, DType::F32) => of_format(self.format),
-            (None, _) => of_format(self.format.with_biases()),
-            (Some(_), _) if self.narrow_biases => of_format(self.format),
-            (Some(_), _) => {
-                let groups = elements / self.format.group_size() as u64;
-                of_format(self.format) + groups * (4 - dtype.size_in_bytes() as u64)
-            }
-        }
+        self.bytes_of((self.n * self.k) as u64)
     }
 
     fn load(&self, device: &Device) -> Result<QuantTensor> {
-        let spread = |values: &Tensor| self.groups.spread(values, self.format, self.k);
-        let scales = self.scales()?;
-        let biases = match &self.zeros {
-            None => None,
-            Some(zeros) => {
-                let zeros = zeros.load(self.format.bits(), self.n, self.groups.count(self.k))?;
-                let biases = (zeros * scales.to_dtype(DType::F32)?)?.neg()?;
-                let biases = match self.narrow_biases {
-                    true => narrowed(biases, scales.dtype())?,
-                    false => biases,
-                };
-                Some(spread(&biases)?.to_device(device)?)
-            }
+        let spread = |values: &Tensor| -> Result<Tensor> {
+            Ok(self.groups.spread(values, self.format, self.k)?.to_device(device)?)
         };
-        let scales = spread(&scales)?.to_device(device)?;
-        QuantTensor::new(self.format, self.codes(device)?, scales, biases, None)
+        let (scales, biases) = self.scales_and_biases(self.groups.count(self.k))?;
+        let biases = biases.as_ref().map(spread).transpose()?;
+        let codes = Tensor::from_vec(self.words()?, (self.n, self.format.words_per_row(self.k)?), device)?;
+        QuantTensor::new(self.format, codes, spread(&scales)?, biases, None)
     }
 
     fn granularity(&self) -> usize {
@@ -168,30 +228,12 @@ impl Layout for Integers {
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
-        let (bits, count) = (self.format.bits(), self.groups.count(self.k));
+        let count = self.groups.count(self.k);
         let (rows, of_k, (of_groups, groups)) = match slice.along_k() {
             true => (0..self.n, slice.range.clone(), self.groups.narrow(&slice.range)),
             false => (slice.range.clone(), 0..self.k, (0..count, self.groups)),
         };
-        let codes = match self.order {
-            Order::Rows | Order::Signed => slice.of(&self.codes, 32, bits * WORD)?,
-            Order::Columns => {
-                let words = |k: usize| k / 32 * bits;
-                let of_words = words(of_k.start)..words(of_k.end);
-                part(&self.codes, [words(self.k), self.n * WORD], &of_words, &scaled(&rows, WORD))?
-            }
-        };
-        let size = self.scales.dtype().bitsize() / 8;
-        let scales = match self.groups_first() {
-            true => part(&self.scales, [count, self.n * size], &of_groups, &scaled(&rows, size))?,
-            false => {
-                let columns = self.scales.size_in_bytes() / self.n.max(1);
-                part(&self.scales, [self.n, columns], &rows, &scaled(&of_groups, size))?
-            }
-        };
-        let zeros = self.zeros.as_ref().map(|zeros| zeros.narrow(bits, [self.n, count], &rows, &of_groups));
-        let zeros = zeros.transpose()?;
-        Ok(Arc::new(Self { n: rows.len(), k: of_k.len(), groups, codes, scales, zeros, ..self.clone() }))
+        Ok(Arc::new(Self { groups, ..self.part((&rows, &of_k), count, &of_groups)? }))
     }
 }
 

@@ -13,6 +13,7 @@
 //! | `awq` ("gemm", "gemv", "gemv_fast") | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //! | `bitsandbytes` | `weight` with `weight.absmax` and others; `weight` I8 with `SCB` | NF4, FP4; symmetric 8-bit |
 //! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
+//! | `hqq` | `W_q`, `scale`, `zero`, settings | affine 1, 2, 3, 4, 8-bit; dequantized if groups run across rows |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
 //! tools do not agree upon, and a module that they name has no scales.
@@ -20,12 +21,14 @@
 mod awq;
 mod awq_gemv;
 mod bitsandbytes;
+mod column_order;
 mod compressed;
 mod config;
 mod fp8;
 mod gpt_oss;
 mod gptq;
 mod groups;
+mod hqq;
 mod index;
 mod integers;
 mod modelopt;
@@ -80,6 +83,7 @@ impl HfCheckpoint {
             (Packing::Words, Method::Mxfp8(_)) => module::words(&module, QuantFormat::MXFP8),
             (Packing::Awq, Method::Awq(config)) => awq::weight(&module, config),
             (Packing::BitsAndBytes, _) => bitsandbytes::weight(&module),
+            (Packing::Hqq, _) => hqq::weight(&module, &self.warnings),
             (Packing::Gptq, Method::Gptq(config)) => gptq::weight(&module, config),
             (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {
                 compressed::weight(&module, schemes, &self.warnings)
@@ -142,7 +146,7 @@ impl Container for HfCheckpoint {
             }
             Some(IndexEntry::Quantized { lead, packing }) => match self.quantized(lead, *packing)? {
                 Weight::Dense(dense) => Ok(Some(dense)),
-                Weight::Packed(_) | Weight::Ggml(_) => Err(Error::tensor(
+                Weight::Packed(_) | Weight::Reordered(_) | Weight::Ggml(_) => Err(Error::tensor(
                     self.file_of(name).unwrap_or(Path::new("")),
                     name,
                     "a dense tensor",

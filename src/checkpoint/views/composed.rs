@@ -99,6 +99,15 @@ impl Composed {
                 let (name, dtype) = (self.name.clone(), first.dtype());
                 Weight::Dense(DenseTensor::dequantized(&name, dtype, dims, self.clone()))
             }
+            Some(Weight::Reordered(_)) => {
+                return Err(Error::tensor(
+                    &self.file,
+                    &self.name,
+                    "weights whose columns are in order, of which one can be made",
+                    "weights with an order of columns each (desc_act, actorder)",
+                    "load them one by one, or use another quantization of the model",
+                ))
+            }
             None => return Err(self.not_alike("none")),
         })
     }
@@ -128,7 +137,9 @@ impl Layout for Composed {
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let load = |part: &Weight| match part {
             Weight::Packed(packed) => packed.load(device),
-            Weight::Ggml(_) | Weight::Dense(_) => Err(self.not_alike(part.format_name())),
+            Weight::Reordered(_) | Weight::Ggml(_) | Weight::Dense(_) => {
+                Err(self.not_alike(part.format_name()))
+            }
         };
         let parts = self.how.parts().iter().map(load).collect::<Result<Vec<_>>>()?;
         let parts: Vec<_> = parts.iter().collect();
@@ -162,7 +173,9 @@ impl Dequantize for Composed {
     fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let load = |part: &Weight| match part {
             Weight::Dense(dense) => dense.load(dense.dtype(), device),
-            Weight::Ggml(_) | Weight::Packed(_) => Err(self.not_alike(part.format_name())),
+            Weight::Ggml(_) | Weight::Packed(_) | Weight::Reordered(_) => {
+                Err(self.not_alike(part.format_name()))
+            }
         };
         let parts = self.how.parts().iter().map(load).collect::<Result<Vec<_>>>()?;
         Ok(match (&self.how, parts.as_slice()) {
@@ -189,7 +202,9 @@ impl GgmlBlocks for Composed {
     fn for_each_chunk(&self, take: &mut dyn FnMut(&[u8])) -> Result<()> {
         let mut hand_over = |part: &Weight| match part {
             Weight::Ggml(blocks) => blocks.for_each_chunk(take),
-            Weight::Packed(_) | Weight::Dense(_) => Err(self.not_alike(part.format_name())),
+            Weight::Packed(_) | Weight::Reordered(_) | Weight::Dense(_) => {
+                Err(self.not_alike(part.format_name()))
+            }
         };
         match &self.how {
             // Of each matrix the rows of all parts.

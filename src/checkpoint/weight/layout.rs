@@ -3,7 +3,8 @@
 
 use super::mlx_form::MlxForm;
 use super::slice::Slice;
-use crate::{QuantTensor, Result};
+use crate::tensor::ReorderedTensor;
+use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use std::fmt;
 use std::ops::Range;
@@ -30,6 +31,27 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
 
     /// A part of the weight, of which no other bytes are read.
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>>;
+}
+
+/// A packed matrix whose columns do not lie in the order of their groups.
+pub(in crate::checkpoint) trait ReorderedLayout: fmt::Debug + Send + Sync {
+    /// The format that it is loaded in.
+    fn format(&self) -> QuantFormat;
+
+    /// Bytes of all its tensors in the file.
+    fn size_in_bytes(&self) -> usize;
+
+    /// Bytes that it takes when it is loaded.
+    fn loaded_bytes(&self) -> u64;
+
+    /// Brings it to `device`, columns in the order of their groups.
+    fn load(&self, device: &Device) -> Result<ReorderedTensor>;
+
+    /// Elements along K that lie together.
+    fn granularity(&self) -> usize;
+
+    /// A part, of whose codes no others are read.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>>;
 }
 
 /// Numbers that are stored in a format in which nothing is computed.

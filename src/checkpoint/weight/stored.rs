@@ -1,7 +1,7 @@
 //! The weight of a module as a checkpoint stores it.
 
-use super::{dense::DenseTensor, ggml::GgmlWeight, packed::PackedWeight};
-use crate::tensor::LayerWeight;
+use super::{dense::DenseTensor, ggml::GgmlWeight, packed::PackedWeight, reordered::ReorderedWeight};
+use crate::tensor::{reordered_name, LayerWeight};
 use crate::Result;
 use candle_core::Device;
 use std::ops::Range;
@@ -12,6 +12,8 @@ use std::ops::Range;
 pub enum Weight {
     /// Quantized: packed words, scales and what else the format has.
     Packed(PackedWeight),
+    /// The same, with columns in another order than that of their groups.
+    Reordered(ReorderedWeight),
     /// Blocks of a GGML type, for kernels of this crate or of candle.
     Ggml(GgmlWeight),
     /// Dense elements.
@@ -23,6 +25,7 @@ impl Weight {
     pub fn dims(&self) -> &[usize] {
         match self {
             Self::Packed(weight) => weight.dims(),
+            Self::Reordered(weight) => weight.dims(),
             Self::Ggml(weight) => weight.dims(),
             Self::Dense(tensor) => tensor.dims(),
         }
@@ -32,6 +35,7 @@ impl Weight {
     pub fn size_in_bytes(&self) -> usize {
         match self {
             Self::Packed(weight) => weight.size_in_bytes(),
+            Self::Reordered(weight) => weight.size_in_bytes(),
             Self::Ggml(weight) => weight.size_in_bytes(),
             Self::Dense(tensor) => tensor.size_in_bytes(),
         }
@@ -42,6 +46,7 @@ impl Weight {
     pub fn loaded_bytes(&self) -> u64 {
         match self {
             Self::Packed(weight) => weight.loaded_bytes(),
+            Self::Reordered(weight) => weight.loaded_bytes(),
             Self::Ggml(weight) => match weight.packed() {
                 Some(packed) => packed.loaded_bytes(),
                 None => weight.size_in_bytes() as u64,
@@ -50,10 +55,11 @@ impl Weight {
         }
     }
 
-    /// The name of its format, for reports: `affine 4-bit g64`, `ggml Q4K`, `BF16`.
+    /// The name of its format, for reports: `affine 4-bit g64`, `affine 4-bit g64, act-order`, `ggml Q4K`, `BF16`.
     pub fn format_name(&self) -> String {
         match self {
             Self::Packed(weight) => weight.format().to_string(),
+            Self::Reordered(weight) => reordered_name(weight.format()),
             Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
             Self::Dense(tensor) => format!("{:?}", tensor.dtype()),
         }
@@ -64,6 +70,7 @@ impl Weight {
     pub fn granularity(&self) -> usize {
         match self {
             Self::Packed(weight) => weight.granularity(),
+            Self::Reordered(weight) => weight.granularity(),
             Self::Ggml(weight) => weight.granularity(),
             Self::Dense(tensor) => tensor.granularity(),
         }
@@ -81,6 +88,7 @@ impl Weight {
         }
         Ok(match self {
             Self::Packed(weight) => Self::Packed(weight.narrow(dim, range)?),
+            Self::Reordered(weight) => Self::Reordered(weight.narrow(dim, range)?),
             Self::Ggml(weight) => Self::Ggml(weight.narrow(dim, range)?),
             Self::Dense(tensor) => Self::Dense(tensor.narrow(dim, range)?),
         })
@@ -93,6 +101,7 @@ impl Weight {
     pub fn load(&self, device: &Device) -> Result<LayerWeight> {
         Ok(match self {
             Self::Packed(weight) => weight.load(device)?.into(),
+            Self::Reordered(weight) => weight.load(device)?.into(),
             Self::Ggml(weight) => weight.load(device)?.into(),
             Self::Dense(tensor) => tensor.load(tensor.dtype(), device)?.into(),
         })

@@ -61,10 +61,8 @@ fn dense(weight: &LayerWeight, active: &[Active]) -> Result<Tensor> {
 fn packed(weight: &LayerWeight, active: &[Active], format: QuantFormat) -> Result<QuantTensor> {
     // Floating-point scales stay as wide as they are.
     let dtype = match weight {
-        LayerWeight::Quantized(weight) if !format.scale().is_byte() => match weight.scales().dtype() {
-            float @ (DType::F16 | DType::BF16 | DType::F32) => float,
-            _ => DType::F32,
-        },
+        LayerWeight::Quantized(weight) if !format.scale().is_byte() => float_of(weight),
+        LayerWeight::Reordered(weight) if !format.scale().is_byte() => float_of(weight.weight()),
         LayerWeight::Dense(weight) => weight.dtype(),
         _ => DType::F32,
     };
@@ -77,6 +75,14 @@ fn packed(weight: &LayerWeight, active: &[Active], format: QuantFormat) -> Resul
         return QuantTensor::quantize(&dense(weight, active)?.to_dtype(dtype)?, format);
     }
     QuantTensor::concat(&chunks.iter().collect::<Vec<_>>())
+}
+
+/// The dtype of its scales, if they are floats.
+fn float_of(weight: &QuantTensor) -> DType {
+    match weight.scales().dtype() {
+        float @ (DType::F16 | DType::BF16 | DType::F32) => float,
+        _ => DType::F32,
+    }
 }
 
 /// Rows of the frozen weight as the adapters change them.

@@ -61,10 +61,10 @@ pub(super) fn updated(
 /// `A W^T`, `[rank, N]`.
 fn a_times(weight: &LayerWeight, a: &Tensor) -> Result<Tensor> {
     // Activations may be rounded on request: A is no activation.
-    if let (LayerWeight::Quantized(weight), ActivationPrecision::Exact) =
-        (weight, ActivationPrecision::current())
-    {
-        return Ok(weight.matmul(a, None)?);
+    match (weight, ActivationPrecision::current()) {
+        (LayerWeight::Quantized(weight), ActivationPrecision::Exact) => return Ok(weight.matmul(a, None)?),
+        (LayerWeight::Reordered(weight), ActivationPrecision::Exact) => return Ok(weight.matmul(a, None)?),
+        _ => {}
     }
     let parts = map_rows(weight, |chunk, _| a.matmul(&chunk.t()?))?;
     Ok(Tensor::cat(&parts, 1)?)

@@ -84,6 +84,7 @@ impl StepBuilder {
             LayerWeight::Dense(weight) if self.device.is_cpu() => weight.to_dtype(DType::F32)?,
             LayerWeight::Dense(weight) => weight.clone(),
             LayerWeight::Quantized(weight) => weight.dequantize(DType::F32)?,
+            LayerWeight::Reordered(weight) => weight.dequantize(DType::F32)?,
             other => return Err(unsupported(what, &format!("as {}", other.format_name()))),
         };
         if weight.dims() != [experts, hidden] || !weight.device().same_device(&self.device) {

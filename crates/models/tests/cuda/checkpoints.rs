@@ -89,12 +89,14 @@ fn of_hugging_face() {
         "hf",
         &[
             "awq-g64",
+            "ct-act-order-int4-g32",
             "ct-int4-g128-f32",
             "ct-int4-g32",
             "ct-mxfp4",
             "ct-nvfp4",
             "fp8-128x128",
             "fp8-ue8m0-32x32",
+            "gptq-act-order-b4-g32",
             "modelopt-nvfp4",
         ],
     );

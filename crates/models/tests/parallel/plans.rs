@@ -99,6 +99,8 @@ fn a_rank_holds_what_the_footprint_says() {
         "tests/fixtures/hf/ct-w8a8",
         "tests/fixtures/hf/gptq-b4-g128",
         "tests/fixtures/hf/gptq-b3-g32",
+        "tests/fixtures/hf/gptq-act-order-v2-b3-g64",
+        "tests/fixtures/hf/ct-act-order-int4-g32",
         "tests/fixtures/hf/bnb-nf4-nested",
         "tests/fixtures/hf/bnb-int8",
     ]

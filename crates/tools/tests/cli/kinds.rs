@@ -32,7 +32,7 @@ fn store(name: &str) -> TempDir {
 const MANIFEST: &str = "manifests/registry.ollama.ai/library/tiny-moe/int4";
 
 /// Kind, path, and how many warnings the reader has.
-const KINDS: [(&str, &str, usize); 17] = [
+const KINDS: [(&str, &str, usize); 19] = [
     ("SLM1", "slm1/q4_0.slm", 2),
     ("SLM1", "slm1/q4_0_gqa_b32.slm", 1),
     ("UQFF", "uqff/afq4", 0),
@@ -44,7 +44,9 @@ const KINDS: [(&str, &str, usize); 17] = [
     ("Hugging Face bitsandbytes", "hf/bnb-nf4-nested", 0),
     ("Hugging Face compressed-tensors", "hf/ct-nvfp4", 0),
     ("Hugging Face fp8", "hf/fp8-128x128", 0),
+    ("Hugging Face gptq", "hf/gptq-act-order-b4-g32", 0),
     ("Hugging Face gptq", "hf/gptq-b3-g32", 0),
+    ("Hugging Face hqq", "hf/hqq-b4-g64", 0),
     ("Hugging Face modelopt", "hf/modelopt-nvfp4", 0),
     ("Hugging Face mxfp4", "mlx/gptoss-mxfp4-hf", 0),
     ("MLX", "mlx/gptoss-mxfp4-mlxlm", 0),

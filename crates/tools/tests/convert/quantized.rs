@@ -118,8 +118,14 @@ fn formats_that_mlx_has_not_are_a_choice() {
 
 #[test]
 fn requantized_weights_are_those_of_the_decoded_numbers() {
-    for name in ["uqff/q4k", "hf/awq-g64", "hf/ct-nvfp4", "mlx/llama-mixed-custom", "mlx/gptoss-mxfp4-mlxlm"]
-    {
+    for name in [
+        "uqff/q4k",
+        "hf/awq-g64",
+        "hf/ct-nvfp4",
+        "hf/gptq-act-order-b4-g32",
+        "mlx/llama-mixed-custom",
+        "mlx/gptoss-mxfp4-mlxlm",
+    ] {
         let source = fixture(name);
         let recipe = Recipe::named("uniform", "8:g32".parse().unwrap());
         let mut options = ConvertOptions::mlx(recipe.unwrap());

@@ -238,3 +238,25 @@ fn nothing_else_becomes_wider() {
     let plan = ConvertPlan::new(&bundled("tiny"), &safe("5:g32")).unwrap();
     assert!(plan.tensors().filter(|t| t.shape.len() > 1).all(|t| t.to == "affine 4-bit g64"));
 }
+
+/// No other file says in which group a column is: codes stay only where they can be what they are.
+#[test]
+fn columns_ordered_by_activations_are_decoded_or_packed_anew() {
+    let source = fixture("hf/gptq-act-order-b4-g32");
+    for options in [safe("keep"), uqff()] {
+        let told = ConvertPlan::new(&source, &options).unwrap_err().to_string();
+        assert!(told.contains("affine 4-bit g32, act-order, as it is in"), "{told}");
+        assert!(told.contains("requantize or dequantize it"), "{told}");
+    }
+    let mut options = ConvertOptions::dense();
+    options.dtype = Some(DType::F32);
+    let dense = convert(&source, &options);
+    let dense = Checkpoint::open(dense.path()).unwrap();
+    let expected = json_file(source.path().join("expected.json"));
+    for (tensor, expected) in expected.as_object().unwrap() {
+        let numbers = dequantized(&dense, tensor);
+        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+        let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+        assert_eq!(sha256, expected["sha256"].as_str().unwrap(), "{tensor}");
+    }
+}

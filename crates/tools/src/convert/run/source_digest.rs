@@ -51,6 +51,10 @@ impl SourceHasher {
     pub(super) fn weight(&mut self, weight: &LayerWeight) -> Result<()> {
         match weight {
             LayerWeight::Quantized(packed) => self.packed(packed),
+            LayerWeight::Reordered(packed) => {
+                packed.columns().iter().for_each(|column| self.bytes(&column.to_le_bytes()));
+                self.packed(packed.weight())
+            }
             LayerWeight::Dense(tensor) => self.tensor(tensor),
             LayerWeight::Ggml(blocks) => {
                 self.bytes(&blocks.data()?);
