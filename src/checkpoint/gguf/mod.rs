@@ -13,6 +13,7 @@ mod blocks;
 mod chat;
 mod computed;
 mod config;
+mod form;
 mod header;
 mod metadata;
 mod names;
@@ -20,6 +21,10 @@ mod rope;
 mod rules;
 mod split;
 mod tokenizer;
+mod value;
+
+pub use form::{GgufForm, GgufKey, GgufKind, HeadRows};
+pub use value::GgufValue;
 
 pub(super) use header::MAGIC;
 pub(super) use split::in_directory;
@@ -244,6 +249,11 @@ impl Container for GgufCheckpoint {
 
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
         Some(self.metadata.texts())
+    }
+
+    fn gguf_values(&self) -> Option<BTreeMap<String, GgufValue>> {
+        let values = self.metadata.values.iter();
+        Some(values.map(|(key, value)| (key.clone(), GgufValue::of_read(value))).collect())
     }
 
     fn chat_templates(&self) -> Result<Option<StoredChatTemplates>> {

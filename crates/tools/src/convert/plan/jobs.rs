@@ -7,7 +7,7 @@ use crate::convert::output::{
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, tensor_of, MlxForm, PackedWeight, Weight};
+use candle_quant::checkpoint::{module_of, tensor_of, GgmlWeight, MlxForm, PackedWeight, Weight};
 use candle_quant::format::Scale;
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
@@ -44,7 +44,7 @@ impl Job {
             SourcePart::Encoded(_) => source.parts.len() > 1,
         };
         let is_stacked = source.parts.first().is_some_and(other_name);
-        Self { planned, work, outputs, spec: Spec::Keep, is_stacked }
+        Self { planned, work, outputs, spec: Spec::Keep, is_stacked, order: None }
     }
 
     /// A tensor of dense elements, of another dtype if one is given.
@@ -83,8 +83,13 @@ impl Job {
             });
         }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
-        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search };
-        let to = format!("{format}{}", if search { SEARCHED } else { "" });
+        let blocks = kind.blocks(format);
+        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search, blocks };
+        let to = match blocks {
+            Some(kind) => kind.name().to_lowercase(),
+            None => format.to_string(),
+        };
+        let to = format!("{to}{}", if search { SEARCHED } else { "" });
         Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
     }
 
@@ -100,9 +105,35 @@ impl Job {
             what: format!("`{}`, {}{why}, as it is in {}", source.name, weight.format_name(), kind.name()),
             remedy: "requantize or dequantize it".into(),
         };
+        if let (Weight::Ggml(blocks), Target::Gguf) = (weight, target) {
+            let mut job = Self::blocks(source, blocks)?;
+            job.planned.role = role;
+            return Ok(job);
+        }
         let Weight::Packed(packed) = weight else {
             return Err(impossible(""));
         };
+        if let Some(blocks) = kind.blocks(packed.format()) {
+            // Scales are F16, or bytes without a number that multiplies them.
+            let fits = match packed.mlx_form()? {
+                MlxForm::Rearranged(dtype) | MlxForm::WithoutBiases(dtype) => {
+                    dtype == DType::F16 || blocks.format().scale().is_byte()
+                }
+                MlxForm::Stored(parts) => {
+                    blocks.format().scale().is_byte() && parts.iter().all(|(part, _)| *part != "global_scale")
+                }
+                MlxForm::Impossible(_) | _ => false,
+            };
+            if !fits || packed.format().scale() == Scale::SuperBlock {
+                return Err(impossible(" with scales that are no F16 numbers, or are multiplied"));
+            }
+            let outputs = kind.packed(&source.name, &source.dims, packed.format(), Dtype::U8)?;
+            let work = Work::Repack(vec![packed.clone()], packed.format());
+            let mut job = Self::new(source, blocks.name().to_lowercase(), work, outputs);
+            job.planned.role = role;
+            job.planned.rule = PACKED_ALREADY.into();
+            return Ok(job);
+        }
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
@@ -141,6 +172,19 @@ impl Job {
         };
         let mut job = Self::new(source, format.to_string(), work, outputs);
         job.planned.role = role;
+        job.planned.rule = PACKED_ALREADY.into();
+        Ok(job)
+    }
+
+    /// Blocks of a type of GGML, as they are.
+    fn blocks(source: &SourceTensor, weight: &GgmlWeight) -> Result<Self> {
+        let Some((name, _)) = weight.type_in_gguf() else {
+            let found = format!("{:?}", weight.dtype());
+            return Err(Error::mismatch(format!("`{}`", source.name), "a type that GGUF files have", found));
+        };
+        let output = OutputTensor::new(source.name.clone(), Dtype::U8, source.dims.clone())?;
+        let output = OutputTensor { bytes: weight.size_in_bytes() as u64, ..output };
+        let mut job = Self::new(source, name.to_lowercase(), Work::Blocks(weight.clone()), vec![output]);
         job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
     }

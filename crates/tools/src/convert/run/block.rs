@@ -80,6 +80,16 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
             *number = T::from_f32(0.);
         }
     }
+    if let Some(kind) = packing.blocks {
+        let mut numbers = vec![0.; rounded.len()];
+        T::widen(&rounded, &mut numbers);
+        let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);
+        for (row, numbers) in rows.chunks_exact(k).zip(numbers.chunks_exact(k)) {
+            kind.quantize(numbers, search, &mut blocks, &mut dequantized)?;
+            sums.add_row(row, &dequantized);
+        }
+        return Ok(Block { bytes: vec![blocks], sums });
+    }
     let mut quantized = match packing.runs_on(device) {
         true => quantize_rows(&rounded, k, format, device)?,
         false => QuantizedRows::quantize(format, quantizer, &rounded, k, None)?,
