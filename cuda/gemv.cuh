@@ -121,7 +121,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
             rows.next_batch();
             return;
         }
-        rows.words_left = rows.groups_left = 0;
+        rows.none_left();
         is_any = false;
         for (; next_rows < count; ++next_rows, next_share = share_behind(next_share)) {
             batches_left = batches_of(next_share);
@@ -143,7 +143,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
 #pragma unroll
     for (int step = 0; step < Shape::RING; ++step) ring.copy(step, rows, step, is_any);
 #pragma unroll
-    for (int turn = 0; turn < Shape::BATCH && !Shape::SCALES_LATE; ++turn) rows.load_scales(scales[turn], turn);
+    for (int turn = 0; turn < Shape::BATCH && !Shape::SCALES_LATE; ++turn) rows.load_scales(scales[turn], turn, k);
     wait_for_earlier_kernels();
     const StagedX<Format, Shape> x = stage_x<Format, Shape>(rows_of_x, memory + Shape::THREADS / 32 * Ring<Format, Shape>::BYTES, k_begin, k_end);
     let_next_kernel_start();
@@ -160,7 +160,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
             static_for<Shape::BATCH>([&](auto turn_) {
                 constexpr int turn = decltype(turn_)::value;
                 const bool there = k0 < k_share;
-                if (Shape::SCALES_LATE) rows.load_scales(scales[turn], turn);
+                if (Shape::SCALES_LATE) rows.load_scales(scales[turn], turn, k);
                 Products<Format, Shape> products(scales[turn]);
                 static_for<Shape::STEPS / Shape::AT_ONCE>([&](auto some_) {
                     uint32_t words[Shape::AT_ONCE][2][Shape::WORDS];
@@ -178,7 +178,7 @@ __device__ __forceinline__ void multiply_blocks(const RowsOfX &rows_of_x, uint32
                     });
                 });
                 if (there) products.add_to(sums, scales[turn], x, k0, t);
-                if (!Shape::SCALES_LATE) rows.load_scales(scales[turn], turn);
+                if (!Shape::SCALES_LATE) rows.load_scales(scales[turn], turn, k);
                 k0 += TURN;
             });
         const uint32_t waiting = number % Shape::WAITING, set = number / Shape::WAITING % 2;

@@ -12,14 +12,16 @@
 #define CQ_GEMV_16_32(name, Format)
 #define CQ_GEMV_16_64(name, Format) CQ_GEMV(name, Format, 64, 16)
 #define CQ_GEMV_16_128(name, Format) CQ_GEMV(name, Format, 128, 16)
-#define CQ_GEMV_KERNELS(name, Format, group)     \
-    CQ_GEMV_KERNELS_TO_4(name, Format, group)    \
-    CQ_GEMV(name, Format, group, 8)              \
+#define CQ_GEMV_KERNELS(name, Format, group)      \
+    CQ_GEMV_KERNELS_TO_4(name, Format, group)     \
+    CQ_GEMV(name, Format, group, 8)               \
     CQ_GEMV_16_##group(name, Format)
-// Groups of 16 weights whose scales are not folded into them: of 8 rows of x every weight would be multiplied four times or
-// more, once for each group that a multiplication meets.
+// Some formats leave no registers for more rows. Of groups of 16 weights, every weight would be multiplied four times or
+// more, once for each group that a multiplication meets, unless scales are folded into weights.
 #define CQ_GEMV_KERNELS_TO_4(name, Format, group) \
+    CQ_GEMV_KERNELS_TO_2(name, Format, group)     \
+    CQ_GEMV(name, Format, group, 4)
+#define CQ_GEMV_KERNELS_TO_2(name, Format, group) \
     CQ_GEMV(name, Format, group, 1)               \
     CQ_GEMV(name, Format, group, 2)               \
-    CQ_GEMV(name, Format, group, 4)               \
     CQ_GEMV_EXPERTS(name, Format, group)

@@ -13,7 +13,6 @@ namespace cq {
 template <class Format, class Shape> struct RoundScales {
     static constexpr int COLUMNS = Shape::ROWS == 1 ? 2 : 1;  // distinct groups among a lane's two columns
     static constexpr int COUNT = Shape::FOLDED ? Shape::STEPS : Shape::PASSES * COLUMNS;
-    static constexpr bool SUPER_BLOCKS = Format::SCALES == Scale::SuperBlock;
     // Super-blocks of a round: one, if it is a part of one.
     static constexpr int UNITS = Shape::ROUND > SUPER_BLOCK ? Shape::ROUND / SUPER_BLOCK : 1;
     uint32_t scale[2][COUNT];
@@ -21,16 +20,16 @@ template <class Format, class Shape> struct RoundScales {
     uint32_t unit[2][UNITS], bias_unit[2][UNITS];  // what these count, of super-blocks
     uint32_t dtypes;                               // of scales, and 16 times that of biases
 
-    static_assert(!SUPER_BLOCKS || (UNITS * SUPER_BLOCK % Shape::ROUND == 0 && SUPER_BLOCK % (Shape::SLOTS * Shape::GROUP) == 0),
+    static_assert(!Format::HAS_UNITS || (UNITS * SUPER_BLOCK % Shape::ROUND == 0 && SUPER_BLOCK % (Shape::SLOTS * Shape::GROUP) == 0),
                   "the groups of a pass are of one super-block");
 
     __device__ __forceinline__ float scale_of(int row, int index) const {
         const float scale = scale_from_bits<Format::SCALES>(this->scale[row][index], dtypes % 16);
-        return SUPER_BLOCKS ? scale * half_bits_to_float(unit[row][unit_of(index)]) : scale;
+        return Format::HAS_UNITS ? scale * half_bits_to_float(unit[row][unit_of(index)]) : scale;
     }
     __device__ __forceinline__ float bias_of(int row, int index) const {
         const float bias = scale_from_bits<Format::SCALES>(this->bias[row][index], dtypes / 16);
-        return SUPER_BLOCKS ? bias * half_bits_to_float(bias_unit[row][unit_of(index)]) : bias;
+        return Format::HAS_UNITS ? bias * half_bits_to_float(bias_unit[row][unit_of(index)]) : bias;
     }
 
   private:
@@ -38,15 +37,16 @@ template <class Format, class Shape> struct RoundScales {
 };
 
 // Where a lane finds the units of its two rows' scales.
-template <class Format, class Shape, bool SUPER_BLOCKS = Format::SCALES == Scale::SuperBlock> struct LaneUnits {
+template <class Format, class Shape, bool SUPER_BLOCKS = Format::HAS_UNITS> struct LaneUnits {
     __device__ __forceinline__ void place(int, const CqMatrix &, uint32_t, uint32_t, int) {}
-    __device__ __forceinline__ void load(RoundScales<Format, Shape> &, int, int) const {}
+    __device__ __forceinline__ void load(RoundScales<Format, Shape> &, int, uint32_t) const {}
     __device__ __forceinline__ void advance(int) {}
+    __device__ __forceinline__ void none_left() {}
 };
 template <class Format, class Shape> struct LaneUnits<Format, Shape, true> {
     const uint16_t *scales[2];
     const uint16_t *biases[2];
-    int k;  // of the batch, in the row
+    uint32_t k;  // of the batch, in the row
 
     __device__ __forceinline__ void place(int row, const CqMatrix &matrix, uint32_t index, uint32_t k_of_row, int k0) {
         const size_t first = size_t(index) * (k_of_row / SUPER_BLOCK);
@@ -54,20 +54,21 @@ template <class Format, class Shape> struct LaneUnits<Format, Shape, true> {
         biases[row] = static_cast<const uint16_t *>(matrix.bias_units) + first;
         k = k0;
     }
-    // Those of the round that begins so many elements behind, of which so many groups are left.
-    __device__ __forceinline__ void load(RoundScales<Format, Shape> &round, int behind, int groups_left) const {
-        const int first = (k + behind) / SUPER_BLOCK;
+    // Those of the round that begins so many elements behind.
+    __device__ __forceinline__ void load(RoundScales<Format, Shape> &round, int behind, uint32_t k_of_row) const {
+        const uint32_t first = (k + behind) / SUPER_BLOCK;
 #pragma unroll
         for (int i = 0; i < RoundScales<Format, Shape>::UNITS; ++i)
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
                 round.unit[row][i] = round.bias_unit[row][i] = 0;
-                if (i * (SUPER_BLOCK / Shape::GROUP) >= groups_left) continue;
+                if (k + behind + i * SUPER_BLOCK >= k_of_row) continue;
                 round.unit[row][i] = scales[row][first + i];
                 if constexpr (Format::HAS_BIASES) round.bias_unit[row][i] = biases[row][first + i];
             }
     }
     __device__ __forceinline__ void advance(int elements) { k += elements; }
+    __device__ __forceinline__ void none_left() { k = 1u << 31; }
 };
 
 // Where a lane's next batch of rounds is. The warps that share a tile take turns at rounds.
@@ -96,10 +97,10 @@ template <class Format, class Shape> struct LaneRows {
     }
 
     // The scales and biases of round `turn` of the batch; those past the end meet zeros of x.
-    __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn) const {
+    __device__ __forceinline__ void load_scales(RoundScales<Format, Shape> &round, int turn, uint32_t k_of_row) const {
         constexpr int COLUMNS = RoundScales<Format, Shape>::COLUMNS;
         round.dtypes = dtypes;
-        units.load(round, turn * TURN, groups_left - turn * TURN / Shape::GROUP);
+        units.load(round, turn * TURN, k_of_row);
 #pragma unroll
         for (int i = 0; i < RoundScales<Format, Shape>::COUNT; ++i) {
             const int k = turn * TURN + i * Shape::STEP;
@@ -107,11 +108,25 @@ template <class Format, class Shape> struct LaneRows {
 #pragma unroll
             for (int row = 0; row < 2; ++row) {
                 round.scale[row][i] = round.bias[row][i] = 0;
-                if (Shape::FOLDED ? k >= words_left : group >= groups_left) continue;
+                if (Shape::FOLDED ? k >= words_left : is_behind(turn, i, group, k_of_row)) continue;
                 round.scale[row][i] = scale_bits<Format::SCALES>(scales[row], group);
                 if constexpr (Format::HAS_BIASES) round.bias[row][i] = scale_bits<Format::SCALES>(biases[row], group);
             }
         }
+    }
+
+    // Nothing is loaded from now on.
+    __device__ __forceinline__ void none_left() {
+        words_left = groups_left = 0;
+        units.none_left();
+    }
+
+    // Whether a group is past the end of the row; those of a pass all are, if they are of one super-block.
+    __device__ __forceinline__ bool is_behind(int turn, int i, int group, uint32_t k_of_row) const {
+        constexpr int OF_PASS = Shape::SLOTS * Shape::GROUP;
+        if constexpr (Format::HAS_UNITS)
+            return units.k + turn * TURN + i / RoundScales<Format, Shape>::COLUMNS * OF_PASS >= k_of_row;
+        return group >= groups_left;
     }
 
     __device__ __forceinline__ void next_batch() {

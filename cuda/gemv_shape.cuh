@@ -41,7 +41,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     // the four lanes of a row must stay.
     static constexpr int chunk() {
         if (BITS == 8) return 16;
-        if (BITS % 2 == 1) return ROWS == 1 ? 128 : 32;
+        if (BITS % 2 == 1) return ROWS > 1 ? 32 : Format::HAS_UNITS ? 64 : 128;
         const int wide = BITS == 4 ? 32 : 64;
         if (FOLDED) return GROUP < 32 ? 16 : 32;
         if (ROWS < 8 && 4 * wide <= 2 * SLOTS * GROUP) return wide;
@@ -68,13 +68,13 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
     }
     static constexpr int RING = ring();
     // Whether there are no registers for all words of a step: its place is taken until it has been multiplied.
-    static constexpr bool LOADS_LATE = WORDS > 16 || (PASSES > 1 && ROWS >= 8) || (NO_COPIES_BEHIND && BITS == 6 && ROWS >= 2);
+    static constexpr bool LOADS_LATE = WORDS > 16 || (PASSES > 1 && ROWS >= 8) || (Format::HAS_UNITS && PASSES > 2) || (NO_COPIES_BEHIND && BITS == 6 && ROWS >= 2);
     // Steps whose words are loaded at a time.
     static constexpr int AT_ONCE = !Format::HAS_OFFSETS && RING >= 4 && STEPS % 2 == 0 && !LOADS_LATE ? 2 : 1;
     // Words of a copy.
     static constexpr int VECTOR = WORDS % 4 == 0 ? 4 : WORDS % 2 == 0 ? 2 : 1;
     // Whether there are no registers for the scales of a round before it is multiplied.
-    static constexpr bool SCALES_LATE = (PASSES > 1 && ROWS >= 8) || (BITS == 6 && ROWS >= 2 && NO_COPIES_BEHIND);
+    static constexpr bool SCALES_LATE = (PASSES > 1 && ROWS >= 8) || (Format::HAS_UNITS && PASSES > 2) || (BITS == 6 && ROWS >= 2 && NO_COPIES_BEHIND);
     // Bytes of a step of a warp.
     static constexpr int STEP_BYTES = 2 * WORDS * 4 * 32;
     // Blocks of rows whose sums wait to be added up: a barrier and an epilogue for all of them. Of the widest ring there is no

@@ -167,3 +167,101 @@ fn no_scale_far_away_would_be_better() {
         assert!(found <= possible * 1.001, "{format}: {found:e}, {possible:e}");
     }
 }
+
+/// How much columns count: some of them nothing, whole groups among these.
+fn counts(seed: u64, k: usize) -> Vec<f32> {
+    let mut rng = StdRng::seed_from_u64(seed);
+    let of_column = |column: usize| match (column / 32 % 5, rng.random_range(0..4)) {
+        (3, _) | (_, 0) => 0.,
+        _ => 10f32.powf(rng.random_range(-6. ..6.)),
+    };
+    (0..k).map(of_column).collect()
+}
+
+/// The squared error of each group, in which each column counts as often as `counts` says; alike if all say nothing.
+fn weighted_errors<T: Real>(weights: &[T], rows: &[f32], counts: &[f32], group_size: usize) -> Vec<f64> {
+    let groups = weights.chunks(group_size).zip(rows.chunks(group_size)).zip(counts.chunks(group_size));
+    groups
+        .map(|((weights, rows), counts)| {
+            let silent = counts.iter().all(|count| *count == 0.);
+            let numbers = weights.iter().zip(rows).zip(counts);
+            let square = |((w, r), count): ((&T, &f32), &f32)| {
+                let count = if silent { 1. } else { f64::from(*count) };
+                (f64::from(w.to_f32()) - f64::from(*r)).powi(2) * count
+            };
+            numbers.map(square).sum()
+        })
+        .collect()
+}
+
+/// No group gets a larger weighted error than plain quantization leaves, and all together a smaller one than the search
+/// without weights finds.
+fn assert_weighted<T: Real>(numbers: &[f32], seed: u64) {
+    let weights: Vec<T> = numbers.iter().map(|number| T::from_f32(*number)).collect();
+    let (k, counts) = (weights.len(), counts(seed, weights.len()));
+    for format in QuantFormat::all() {
+        for quantizer in [Quantizer::Mlx, Quantizer::Afq] {
+            let mut rows = QuantizedRows::quantize(format, quantizer, &weights, k, None).unwrap();
+            let errors = |rows: &QuantizedRows<T>| {
+                let dequantized = rows.dequantize(format, k, 1.).unwrap();
+                weighted_errors(&weights, &dequantized, &counts, format.group_size())
+            };
+            let plain = errors(&rows);
+            rows.improve_weighted(format, &weights, k, &counts).unwrap();
+            for (group, (plain, searched)) in plain.iter().zip(errors(&rows)).enumerate() {
+                let better = searched <= *plain || (searched.is_nan() && plain.is_nan());
+                assert!(better, "{format}, {:?}, group {group}: {plain:e}, {searched:e}", T::DTYPE);
+            }
+        }
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(32))]
+    #[test]
+    fn no_group_becomes_worse_where_columns_count_differently(
+        numbers in proptest::collection::vec(-1f32..1., 256),
+        exponent in -20i32..20,
+        offset in -2f32..2.,
+        seed in any::<u64>(),
+    ) {
+        let numbers: Vec<_> = numbers.iter().map(|number| (number + offset) * 2f32.powi(exponent)).collect();
+        assert_weighted::<f32>(&numbers, seed);
+        assert_weighted::<bf16>(&numbers, seed);
+    }
+}
+
+#[test]
+fn columns_that_count_more_lose_less_than_by_the_search_without_them() {
+    let weights = normal(1 << 14);
+    let counts = counts(5, weights.len());
+    for (format, least) in
+        [("2-bit g64", 0.1), ("3-bit g64", 0.1), ("4-bit g64", 0.1), ("mxfp4", 0.05), ("nf4", 0.1)]
+    {
+        let format = QuantFormat::all().into_iter().find(|all| all.to_string().ends_with(format)).unwrap();
+        let k = weights.len();
+        let searched = |counts: Option<&[f32]>| {
+            let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, k, None).unwrap();
+            match counts {
+                Some(counts) => rows.improve_weighted(format, &weights, k, counts).unwrap(),
+                None => rows.improve(format, &weights, k).unwrap(),
+            }
+            rows
+        };
+        let sum = |rows: &QuantizedRows<bf16>| -> f64 {
+            let dequantized = rows.dequantize(format, k, 1.).unwrap();
+            let pairs = weights.iter().zip(dequantized).zip(&counts);
+            pairs.map(|((w, d), c)| (f64::from(w.to_f32() - d)).powi(2) * f64::from(*c)).sum()
+        };
+        let saved = 1. - sum(&searched(Some(&counts))) / sum(&searched(None));
+        println!("{format}: {:.1} %", saved * 100.);
+        assert!(saved >= least, "{format}: {saved}");
+        // Counting all columns alike is the search without weights, to the bit.
+        assert_eq!(searched(Some(&vec![1.; k])), searched(None), "{format}");
+    }
+    let mut rows = QuantizedRows::quantize(QuantFormat::MXFP4, Quantizer::Mlx, &weights, 64, None).unwrap();
+    for counts in [&[1.; 63][..], &[-1.; 64], &[f32::NAN; 64]] {
+        let error = rows.improve_weighted(QuantFormat::MXFP4, &weights, 64, counts).unwrap_err().to_string();
+        assert!(error.contains("64 numbers, finite and not below zero"), "{error}");
+    }
+}

@@ -44,7 +44,7 @@ struct GroupScale {
 template <Scale KIND> struct ByteScales {
     static_assert(KIND == Scale::E8m0 || KIND == Scale::E4m3, "one byte");
     static constexpr Scale SCALES = KIND;
-    static constexpr bool HAS_BIASES = false, HAS_OFFSETS = false;
+    static constexpr bool HAS_BIASES = false, HAS_OFFSETS = false, HAS_UNITS = false;
 
     static __device__ __forceinline__ GroupScale load_group(const CqMatrix &matrix, size_t group, float global_scale) {
         const float scale = scale_from_bits<KIND>(scale_bits<KIND>(matrix.scales, group), CQ_F32);
@@ -56,6 +56,7 @@ template <Scale KIND> struct ByteScales {
 // Formats whose scales are f16, bf16 or f32: a weight is (element - zero point) * scale + bias.
 struct FloatScales {
     static constexpr Scale SCALES = Scale::Float;
+    static constexpr bool HAS_UNITS = false;
 
     static __device__ __forceinline__ float load_scale(const CqMatrix &matrix, size_t group) {
         return load_float(matrix.scales, group, matrix.scale_dtype);
@@ -79,6 +80,7 @@ struct PlainFloatScales : FloatScales {
 // Formats with super-blocks: the product of an integer and its unit is exact.
 template <uint32_t GROUP> struct SuperBlockScales {
     static constexpr Scale SCALES = Scale::SuperBlock;
+    static constexpr bool HAS_UNITS = true;
 
     static __device__ __forceinline__ float load_product(const void *integers, const void *units, size_t group) {
         const uint32_t unit = static_cast<const uint16_t *>(units)[group / (SUPER_BLOCK / GROUP)];

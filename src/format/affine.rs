@@ -1,7 +1,7 @@
 //! Unsigned integer codes with a scale and a bias for each group: `q * scale + bias`.
 
 use super::bits::pack;
-use super::clip_search::{groups, nearest, Group};
+use super::clip_search::{groups, nearest, Group, Numbers, Row};
 use super::numeric::{clamped, ends, small_integer, widened, Real};
 use super::{Bits, QuantFormat};
 use std::ops::RangeInclusive;
@@ -129,17 +129,18 @@ const ROUNDS: usize = 8;
 pub(super) fn improve<T: Real>(
     format: QuantFormat,
     bits: Bits,
-    weights: &[T],
+    row: Row<T>,
     words: &mut [u32],
     scales: &mut [T],
     biases: &mut [T],
 ) {
     let parameters = scales.iter_mut().zip(biases);
-    for ((weights, words), (scale, bias)) in groups(format, weights, words).zip(parameters) {
-        let mut group = Group::new(format, &weights, words, scale.to_f32(), bias.to_f32());
+    for ((numbers, words), (scale, bias)) in groups(format, row, words).zip(parameters) {
+        let weights = &numbers.weights;
+        let mut group = Group::new(format, &numbers, words, scale.to_f32(), bias.to_f32());
         let mut best = None;
         let mut attempt = |group: &mut Group, codes: &[u8]| {
-            let fits = least_squares(&weights, codes, bits);
+            let fits = least_squares(&numbers, codes, bits);
             let better = fits
                 .into_iter()
                 .filter(|(scale, bias): &(T, T)| group.improves(scale.to_f32(), bias.to_f32()));
@@ -148,8 +149,8 @@ pub(super) fn improve<T: Real>(
             better.is_some()
         };
         for part in PARTS.rev() {
-            let (scale, bias) = range(&weights, bits, f32::from(part) / 16.);
-            let codes = nearest(format, &weights, scale, bias);
+            let (scale, bias) = range(weights, bits, f32::from(part) / 16.);
+            let codes = nearest(format, weights, scale, bias);
             attempt(&mut group, &codes);
         }
         for _ in 0..ROUNDS {
@@ -176,15 +177,18 @@ fn range(weights: &[f32], bits: Bits, part: f32) -> (f32, f32) {
 
 /// Scale and bias of the smallest squared error with these codes, as far as `T` goes; and the same with the codes
 /// counted from the other end, whose bias is the other end, too. Nothing if all codes are equal.
-fn least_squares<T: Real>(weights: &[f32], codes: &[u8], bits: Bits) -> Vec<(T, T)> {
-    let pairs = || weights.iter().zip(codes).map(|(weight, code)| (f64::from(*weight), f64::from(*code)));
-    let count = weights.len() as f64;
-    let (weight_sum, code_sum) =
-        pairs().fold((0., 0.), |sums, (weight, code)| (sums.0 + weight, sums.1 + code));
+fn least_squares<T: Real>(numbers: &Numbers, codes: &[u8], bits: Bits) -> Vec<(T, T)> {
+    let pairs = || {
+        let pairs = numbers.weights.iter().zip(codes).zip(numbers.columns());
+        pairs.map(|((weight, code), counts)| (f64::from(*weight), f64::from(*code), counts))
+    };
+    let count: f64 = numbers.columns().sum();
+    let (weight_sum, code_sum) = pairs()
+        .fold((0., 0.), |sums, (weight, code, counts)| (sums.0 + weight * counts, sums.1 + code * counts));
     let (weight_mean, code_mean) = (weight_sum / count, code_sum / count);
-    let (cross, square) = pairs().fold((0., 0.), |sums, (weight, code)| {
+    let (cross, square) = pairs().fold((0., 0.), |sums, (weight, code, counts)| {
         let code = code - code_mean;
-        (sums.0 + code * (weight - weight_mean), sums.1 + code * code)
+        (sums.0 + code * (weight - weight_mean) * counts, sums.1 + code * code * counts)
     });
     if square == 0. {
         return Vec::new();

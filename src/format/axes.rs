@@ -1,6 +1,6 @@
 //! The axes of a format: what a code stands for, how scales are stored, and where zero is.
 
-use super::ggml::IQ4_NL;
+use super::ggml::{IqTable, IQ4_NL};
 use super::nf4::{nearest_fp4, FP4, NF4};
 use super::numeric::{clamped, small_integer, Real};
 use super::small_floats::{e4m3_to_f32, e8m0_to_f32, f32_to_e4m3, nearest_e2m1, E2M1, E2M1_MAX, E4M3_MAX};
@@ -77,6 +77,8 @@ pub enum Element {
     Fp4,
     /// One of the sixteen integers of GGML's IQ4 types.
     Iq4Nl,
+    /// One of the numbers of another IQ type of GGML.
+    Iq(IqTable),
 }
 
 impl Element {
@@ -86,6 +88,7 @@ impl Element {
             Self::Uint(bits) => bits.get(),
             Self::E2m1 | Self::Nf4 | Self::Fp4 | Self::Iq4Nl => 4,
             Self::E4m3 | Self::Int8 => 8,
+            Self::Iq(table) => table.bits(),
         }
     }
 
@@ -93,7 +96,7 @@ impl Element {
     pub const fn uint(self) -> Option<Bits> {
         match self {
             Self::Uint(bits) => Some(bits),
-            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 | Self::Fp4 | Self::Iq4Nl => None,
+            Self::E2m1 | Self::E4m3 | Self::Int8 | Self::Nf4 | Self::Fp4 | Self::Iq4Nl | Self::Iq(_) => None,
         }
     }
 
@@ -109,6 +112,10 @@ impl Element {
             Self::Nf4 => pairs.for_each(|(value, code)| *value = of(Self::Nf4.value(*code))),
             Self::Fp4 => pairs.for_each(|(value, code)| *value = of(Self::Fp4.value(*code))),
             Self::Iq4Nl => pairs.for_each(|(value, code)| *value = of(Self::Iq4Nl.value(*code))),
+            Self::Iq(table) => {
+                let values = table.values();
+                pairs.for_each(|(value, code)| *value = of(values[usize::from(code & 15)]));
+            }
         }
     }
 
@@ -123,6 +130,7 @@ impl Element {
             Self::Nf4 => NF4[usize::from(code & 15)],
             Self::Fp4 => FP4[usize::from(code & 15)],
             Self::Iq4Nl => IQ4_NL[usize::from(code & 15)],
+            Self::Iq(table) => table.values()[usize::from(code & 15)],
         }
     }
 
@@ -136,6 +144,7 @@ impl Element {
             Self::Nf4 => nearest_of(&NF4, value),
             Self::Fp4 => nearest_fp4(value),
             Self::Iq4Nl => nearest_of(&IQ4_NL, value),
+            Self::Iq(table) => table.nearest(value),
             Self::Int8 => (value * 64.).round_ties_even().clamp(-127., 127.) as i8 as u8,
         }
     }
@@ -152,6 +161,7 @@ impl Element {
             Self::Nf4 => values.map(|value| Self::Nf4.nearest::<T>(value)).collect(),
             Self::Fp4 => values.map(|value| Self::Fp4.nearest::<T>(value)).collect(),
             Self::Iq4Nl => values.map(|value| Self::Iq4Nl.nearest::<T>(value)).collect(),
+            Self::Iq(table) => values.map(|value| table.nearest(value)).collect(),
         }
     }
 
@@ -164,6 +174,7 @@ impl Element {
             Self::Int8 => (-127. / 64., 127. / 64.),
             Self::Nf4 | Self::Fp4 => (-1., 1.),
             Self::Iq4Nl => (-127., 113.),
+            Self::Iq(table) => table.range(),
         }
     }
 }

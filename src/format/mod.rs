@@ -15,6 +15,9 @@
 //! | NF4, FP4 | `nf4 * scale`, `fp4 * scale` | `Nf4`, `Fp4` | f16, bf16 or f32, 64 elements | `None` | 4.25 (16-bit scales) |
 //! | Q4_K, Q5_K; Q2_K | `q * scale + bias` | `Uint` | `int8 * f16` of 256, 32 elements; 16 | `Bias` | 4.63, 5.63; 3.13 |
 //! | Q3_K, Q6_K | `(q - 2^(b - 1)) * scale` | `Uint` | `int8 * f16` of 256, 16 elements | `Midpoint` | 3.56, 6.56 |
+//! | IQ1_S; IQ1_M | `iq * scale` | `Iq` | `int8 * f16` of 256, 32 elements; 16 | `None` | 2.31; 3.56 |
+//! | IQ2_XXS; IQ2_XS, IQ2_S | `iq * scale` | `Iq` | `int8 * f16` of 256, 32 elements; 16 | `None` | 3.31; 3.56 |
+//! | IQ3_XXS, IQ3_S | `iq * scale` | `Iq` | `int8 * f16` of 256, 32 elements | `None` | 4.31 |
 //! | IQ4_XS; IQ4_NL | `iq4 * scale` | `Iq4Nl` | `int8 * f16` of 256; a float; 32 elements | `None` | 4.31; 4.5 |
 //!
 //! A row is one contiguous little-endian bit stream: element `i` owns the bits `[i * b, (i + 1) * b)`,
@@ -29,6 +32,7 @@ mod affine;
 mod axes;
 mod bits;
 mod clip_search;
+mod feedback;
 mod ggml;
 mod ggml_blocks;
 mod ggml_quantize;
@@ -46,8 +50,10 @@ pub(crate) use affine::quantize_group as quantize_affine_group;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
 pub(crate) use bits::unpack;
 pub use bits::{code_at, pack};
+use clip_search::Row;
+pub use feedback::ErrorFeedback;
 pub(crate) use ggml::IQ4_NL;
-pub use ggml::SUPER_BLOCK;
+pub use ggml::{IqTable, SUPER_BLOCK};
 pub use ggml_blocks::GgmlType;
 pub(crate) use nf4::{FP4, NF4};
 pub use numeric::Real;
@@ -318,7 +324,8 @@ fn family(format: QuantFormat) -> Result<Family> {
             | Element::Int8
             | Element::Nf4
             | Element::Fp4
-            | Element::Iq4Nl,
+            | Element::Iq4Nl
+            | Element::Iq(_),
             _,
             _,
         ) => Err(Error::Unsupported {
@@ -367,7 +374,7 @@ impl<T: Real> RowMut<'_, T> {
     ///
     /// # Errors
     /// If nothing quantizes to the format, or the row is of another format.
-    pub fn improve(self, format: QuantFormat, weights: &[T]) -> Result<()> {
+    fn improve(self, format: QuantFormat, weights: Row<T>) -> Result<()> {
         let Self { words, scales } = self;
         match (family(format)?, scales) {
             (Family::Affine(bits), GroupScalesMut::Float { scales, biases }) => {

@@ -2,7 +2,7 @@
 //! ones, MXINT8 integers.
 
 use super::bits::pack;
-use super::clip_search::{improve_byte_scales, Nearby};
+use super::clip_search::{improve_byte_scales, Nearby, Row};
 use super::numeric::{absmax, rounded, widened, Real};
 use super::QuantFormat;
 
@@ -40,9 +40,9 @@ fn ceil_log2(value: f32) -> i32 {
 }
 
 /// Clip search in a quantized row, by the scales nearby.
-pub(super) fn improve<T: Real>(format: QuantFormat, weights: &[T], words: &mut [u32], scales: &mut [u8]) {
+pub(super) fn improve<T: Real>(format: QuantFormat, row: Row<T>, words: &mut [u32], scales: &mut [u8]) {
     // Powers of two reach far; a larger one may be better since the steps of E2M1 are not even.
-    improve_byte_scales(format, weights, words, scales, Nearby { below: 2, above: 1, last: 0xFE });
+    improve_byte_scales(format, row, words, scales, Nearby { below: 2, above: 1, last: 0xFE });
 }
 
 #[cfg(test)]

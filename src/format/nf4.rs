@@ -2,7 +2,7 @@
 //! of them, scaled by the largest magnitude of a group.
 
 use super::bits::pack;
-use super::clip_search::{groups, Group};
+use super::clip_search::{groups, Group, Row};
 use super::numeric::{absmax, widened, Real};
 use super::QuantFormat;
 
@@ -73,9 +73,9 @@ pub(super) fn quantize<T: Real>(format: QuantFormat, weights: &[T], words: &mut 
 }
 
 /// Clip search in a quantized row, by smaller scales.
-pub(super) fn improve<T: Real>(format: QuantFormat, weights: &[T], words: &mut [u32], scales: &mut [T]) {
-    for ((weights, words), scale) in groups(format, weights, words).zip(scales) {
-        let mut group = Group::new(format, &weights, words, scale.to_f32(), 0.);
+pub(super) fn improve<T: Real>(format: QuantFormat, row: Row<T>, words: &mut [u32], scales: &mut [T]) {
+    for ((numbers, words), scale) in groups(format, row, words).zip(scales) {
+        let mut group = Group::new(format, &numbers, words, scale.to_f32(), 0.);
         let part = |sixteenths: u8| T::from_f32(scale.to_f32() * f32::from(sixteenths) / 16.);
         let better = (8..16).rev().map(part).filter(|scale| group.improves(scale.to_f32(), 0.)).last();
         if let Some(better) = better {

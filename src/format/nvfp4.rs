@@ -1,7 +1,7 @@
 //! NVFP4: E2M1 elements, an E4M3 scale for each group of 16, and a global scale where the tensor needs one.
 
 use super::bits::pack;
-use super::clip_search::{improve_byte_scales, Nearby};
+use super::clip_search::{improve_byte_scales, Nearby, Row};
 use super::numeric::{absmax, rounded, widened, Real};
 use super::small_floats::{e4m3_to_f32, f32_to_e4m3, E2M1_MAX, E4M3_MAX};
 use super::QuantFormat;
@@ -43,7 +43,7 @@ pub(super) fn quantize<T: Real>(
 }
 
 /// Clip search in a row that was quantized without a global scale, by the scales nearby.
-pub(super) fn improve<T: Real>(format: QuantFormat, weights: &[T], words: &mut [u32], scales: &mut [u8]) {
+pub(super) fn improve<T: Real>(format: QuantFormat, row: Row<T>, words: &mut [u32], scales: &mut [u8]) {
     // E4M3 has eight steps for a power of two, and 4 / 6 is as good a place for the largest number of a group as the end.
-    improve_byte_scales(format, weights, words, scales, Nearby { below: 8, above: 16, last: 0x7E });
+    improve_byte_scales(format, row, words, scales, Nearby { below: 8, above: 16, last: 0x7E });
 }

@@ -3,6 +3,7 @@
 //! These functions are the readable scalar reference: every other implementation in the crate is tested against them.
 
 use super::bits::unpack;
+use super::clip_search::Row;
 use super::numeric::Real;
 use super::{QuantFormat, ZeroPoint};
 use crate::{Error, Result};
@@ -113,13 +114,45 @@ impl<T: Real> QuantizedRows<T> {
     /// If `k` is not a positive multiple of the group size, these are no rows of it, `weights` are no such rows, or nothing
     /// quantizes to the format.
     pub fn improve(&mut self, format: QuantFormat, weights: &[T], k: usize) -> Result<()> {
+        self.improve_by(format, weights, k, None)
+    }
+
+    /// As [`QuantizedRows::improve`], where the squared error in each of the K columns counts as often as `columns` says,
+    /// none less than zero: with the mean squares of what a layer is given, that is about the error of its outputs.
+    ///
+    /// # Errors
+    /// As those of [`QuantizedRows::improve`]; if `columns` are not K numbers, finite and not below zero.
+    pub fn improve_weighted(
+        &mut self,
+        format: QuantFormat,
+        weights: &[T],
+        k: usize,
+        columns: &[f32],
+    ) -> Result<()> {
+        let wrong = columns.iter().find(|column| !(column.is_finite() && **column >= 0.));
+        if columns.len() != k || wrong.is_some() {
+            let found =
+                wrong.map_or_else(|| columns.len().to_string(), |wrong| format!("{wrong} among them"));
+            let expected = format!("{k} numbers, finite and not below zero");
+            return Err(Error::mismatch("how much columns count", expected, found));
+        }
+        self.improve_by(format, weights, k, Some(columns))
+    }
+
+    fn improve_by(
+        &mut self,
+        format: QuantFormat,
+        weights: &[T],
+        k: usize,
+        columns: Option<&[f32]>,
+    ) -> Result<()> {
         let rows = self.rows(format, k)?;
         if weights.len() != rows * k {
             let found = format!("{} weights", weights.len());
             return Err(Error::mismatch("weights of quantized rows", format!("{rows} rows of {k}"), found));
         }
         for (row, weights) in self.rows_mut(format, k)?.into_iter().zip(weights.chunks_exact(k)) {
-            row.improve(format, weights)?;
+            row.improve(format, Row { weights, columns })?;
         }
         Ok(())
     }

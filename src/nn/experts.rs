@@ -152,7 +152,7 @@ impl ExpertStack {
 
     /// The same, if no adapter changes it.
     fn operand(&self) -> Option<Operand<'_>> {
-        self.packed().filter(|_| !self.adapters.is_active())
+        self.packed().filter(|_| self.adapters.is_idle())
     }
 
     /// The weights, for reports.

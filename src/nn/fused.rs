@@ -63,7 +63,7 @@ pub fn forward_add(layer: &Linear, x: &Tensor, residual: &Tensor) -> Result<Tens
 /// The weight and the bias, if the weight is packed and no adapter changes it.
 fn operand(layer: &Linear) -> Option<Operand<'_>> {
     match layer.weight() {
-        LayerWeight::Quantized(weight) if !layer.adapters().is_active() => {
+        LayerWeight::Quantized(weight) if layer.adapters().is_idle() => {
             Some(Operand { weight, bias: layer.bias() })
         }
         _ => None,

@@ -55,7 +55,7 @@ mod var_builder;
 
 pub use crate::backend::{ExpertGroups, GroupScore, Scores};
 pub use crate::tensor::LayerWeight;
-pub use adapters::{AdapterSlot, Adapters, Lora, LoraConfig};
+pub use adapters::{AdapterSlot, Adapters, LayerInput, Lora, LoraConfig, Observer};
 pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};
 pub use experts::{experts, ExpertStack, Experts, ExpertsConfig, Gating};

@@ -70,12 +70,13 @@ const TOOLS: Floor = Floor {
     rooms: &[
         room("sha256", &[]),
         room("chunks", &[]),
-        room("source", &[]),
+        room("source", &["sha256"]),
         room("staging", &["sha256"]),
+        room("importance", &["sha256", "source", "staging"]),
         room("patch_candle", &["sha256", "staging"]),
         room("bench", &[]),
         room("verify", &["sha256", "chunks", "source"]),
-        room("convert", &["sha256", "chunks", "source", "staging"]),
+        room("convert", &["sha256", "chunks", "source", "staging", "importance"]),
         // Other orders of the same numbers are what a conversion makes of them.
         room("diff", &["chunks", "source", "convert"]),
         room("quantized", &["staging", "convert"]),

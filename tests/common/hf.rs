@@ -38,6 +38,8 @@ pub const FIXTURES: [(&str, &str); 26] = [
     ("gptq-b4-g128", "affine 4-bit g128"),
     ("gptq-b8-channel", "affine 8-bit g128"),
     ("gptq-v2-b4-g32", "affine 4-bit g32"),
+    ("modelopt-fp8", "fp8 g128"),
+    ("modelopt-fp8-rows", "fp8 g128"),
     ("modelopt-nvfp4", "nvfp4"),
 ];
 
@@ -259,6 +261,15 @@ pub fn cases() -> Vec<Case> {
             vec![
                 entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 21)),
                 entry("m.weight_scale", "BF16", &[8, 1], [0x00, 0x3c].repeat(8)),
+            ],
+        ),
+        case(
+            "modelopt fp8",
+            json!({"quant_method": "modelopt", "quant_algo": "FP8_PER_CHANNEL_PER_TOKEN"}),
+            vec![
+                entry("m.weight", "F8_E4M3", &[8, 64], noise(512, 22)),
+                f32s("m.weight_scale", &[8], &[0.1, -0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8]),
+                f32s("m.input_scale", &[], &[0.01]),
             ],
         ),
         case(

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test binary uses its own part
 
 use candle_core::{DType, Device, Result, Tensor};
-use candle_quant::format::{Element, Scale};
+use candle_quant::format::{Element, IqTable, Scale};
 use candle_quant::{QuantFormat, QuantTensor};
 
 /// Numbers of roughly normal distribution that depend on `seed` alone.
@@ -82,6 +82,20 @@ fn fp4(code: u32) -> f32 {
     }
 }
 
+/// Those of the other IQ types, as their `dequantize_row` functions multiply integers and halves of halves.
+fn iq(table: IqTable, code: u32) -> f32 {
+    let (code, sign_bit) = (code as usize, 1 << (table.bits() - 1));
+    let signed = |magnitude: f32| if code & sign_bit == 0 { magnitude } else { -magnitude };
+    match table {
+        IqTable::Iq1S => code as f32 - 1. + 0.125,
+        IqTable::Iq1M => signed((code & 3) as f32 - 1. + 0.125),
+        IqTable::Iq2 => signed([8., 25., 43., 62.][code & 3] * 0.5 * 0.25),
+        IqTable::Iq3Xxs => signed([4., 12., 20., 28., 36., 44., 52., 62.][code & 7] * 0.5 * 0.5),
+        IqTable::Iq3S => signed((2 * (code & 7) + 1) as f32),
+        other => panic!("{other:?} has no reference"),
+    }
+}
+
 /// Those of groups: as they are stored, but of formats with super-blocks what their bytes count.
 pub fn scales_and_biases(weight: &QuantTensor) -> (Vec<f32>, Option<Vec<f32>>) {
     let counted = |values: Vec<f32>, of: Option<&Tensor>| -> Vec<f32> {
@@ -141,6 +155,7 @@ pub fn reference(weight: &QuantTensor) -> Vec<f32> {
             Element::Nf4 => NF4[code as usize & 15] * scale_of(index),
             Element::Fp4 => fp4(code) * scale_of(index),
             Element::Iq4Nl => IQ4_NL[code as usize & 15] * scale_of(index),
+            Element::Iq(table) => iq(table, code) * scale_of(index),
             Element::Int8 => f32::from(code as u8 as i8) / 64. * scale_of(index),
             other => panic!("{other:?} has no reference"),
         }

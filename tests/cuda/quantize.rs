@@ -1,7 +1,7 @@
 //! Dequantizing, gathering and quantizing: the bits of the CPU.
 
 use crate::device;
-use crate::expected::{random, symmetric};
+use crate::expected::{formats, random, symmetric};
 use crate::packed::{bits, flat, numbers, refused, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_quant::format::Scale;
@@ -22,8 +22,8 @@ fn assert_same(actual: &Tensor, expected: &Tensor, what: &str) {
 #[test]
 fn weights_are_dequantized_as_on_the_cpu() {
     let Some(device) = device() else { return };
-    for (seed, format) in QuantFormat::all().into_iter().enumerate() {
-        let k = 3 * format.group_size().max(32);
+    for (seed, format) in formats().enumerate() {
+        let k = 3 * format.granularity().max(32);
         for scales in FLOATS {
             for dims in [&[9, k][..], &[2, 3, k]] {
                 let weight = random(dims, format, scales, 400 + seed as u64);
@@ -102,8 +102,8 @@ fn stacks_with_global_scales_are_decoded_as_on_the_cpu() {
 #[test]
 fn rows_are_gathered_as_on_the_cpu() {
     let Some(device) = device() else { return };
-    for format in QuantFormat::all() {
-        let k = 3 * format.group_size().max(32);
+    for format in formats() {
+        let k = 3 * format.granularity().max(32);
         let table = random(&[9, k], format, DType::F16, 430);
         let there = table.to_device(&device).unwrap();
         for ids in [DType::U8, DType::U32, DType::I64] {

@@ -9,7 +9,7 @@ use candle_quant::{linear_no_bias, Checkpoint, LayerWeight, VarBuilder};
 use std::collections::HashMap;
 
 /// Names and numbers of the types, and the formats that they become.
-const TYPES: [(&str, u32, &str); 16] = [
+const TYPES: [(&str, u32, &str); 24] = [
     ("q4_0", 2, "affine 4-bit g32"),
     ("q4_1", 3, "affine 4-bit g32"),
     ("q5_0", 6, "affine 5-bit g32"),
@@ -26,12 +26,24 @@ const TYPES: [(&str, u32, &str); 16] = [
     ("iq4_xs", 23, "iq4_xs"),
     ("tq1_0", 34, "affine 2-bit g128"),
     ("tq2_0", 35, "affine 2-bit g128"),
+    ("iq1_s", 19, "iq1_s"),
+    ("iq1_m", 29, "iq1_m"),
+    ("iq2_xxs", 16, "iq2_xxs"),
+    ("iq2_xs", 17, "iq2_xs"),
+    ("iq2_s", 22, "iq2_xs"),
+    ("iq3_xxs", 18, "iq3_xxs"),
+    ("iq3_s", 21, "iq3_s"),
+    ("q1_0", 41, "affine 1-bit g128"),
 ];
 
 const DOWN: &str = "model.layers.0.mlp.down_proj";
 
 fn fixture() -> HashMap<String, Tensor> {
-    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/gguf/blocks.safetensors");
+    read("blocks")
+}
+
+fn read(name: &str) -> HashMap<String, Tensor> {
+    let path = format!("{}/tests/fixtures/gguf/{name}.safetensors", env!("CANDLE_QUANT_REPOSITORY"));
     candle_core::safetensors::load(path, &Device::Cpu).unwrap()
 }
 
@@ -88,6 +100,45 @@ fn every_type_is_what_its_tool_says() {
     }
 }
 
+/// Every place of every grid, by tests/peers/ggml_grids.py.
+#[test]
+fn grids_are_those_of_their_tool() {
+    let tensors = read("grids");
+    let places = [("iq1_s", 64), ("iq2_xxs", 8), ("iq2_xs", 16), ("iq2_s", 32), ("iq3_xxs", 4), ("iq3_s", 8)];
+    assert_eq!(tensors.len(), 2 * places.len());
+    for (name, blocks) in places {
+        let (_, type_id, _) = TYPES.into_iter().find(|(of, ..)| *of == name).unwrap();
+        let bytes = tensors[&format!("{name}.blocks")].flatten_all().unwrap().to_vec1::<u8>().unwrap();
+        let file = File::of("qwen3").u32("qwen3.attention.head_count", 2).tensor(tensor(
+            "blk.0.ffn_down.weight",
+            &[blocks, 256],
+            type_id,
+            bytes,
+        ));
+        let weight = packed(file.open().unwrap().weight(DOWN, Some(256)).unwrap());
+        let weight = weight.load(&Device::Cpu).unwrap().dequantize(DType::F32).unwrap();
+        let eighths = flat(&tensors[&format!("{name}.eighths")]);
+        let wrong =
+            flat(&weight).iter().zip(&eighths).position(|(value, eighths)| value * 8. + 128. != *eighths);
+        assert_eq!((wrong, weight.elem_count()), (None, eighths.len()), "{name}");
+    }
+}
+
+/// A scale of Q1_0 is twice the number of its block, also where F16 has no such number.
+#[test]
+fn the_largest_numbers_of_one_bit_stay_finite() {
+    let block = |number: f32| [&half::f16::from_f32(number).to_le_bytes()[..], &[0b1010_1010; 16]].concat();
+    let file = File::of("qwen3").u32("qwen3.attention.head_count", 2).tensor(tensor(
+        "blk.0.ffn_down.weight",
+        &[2, 128],
+        41,
+        [block(65504.), block(-0.5)].concat(),
+    ));
+    let weight = packed(file.open().unwrap().weight(DOWN, Some(128)).unwrap());
+    let weight = flat(&weight.load(&Device::Cpu).unwrap().dequantize(DType::F32).unwrap());
+    assert_eq!([weight[0], weight[1], weight[128], weight[129]], [-65504., 65504., 0.5, -0.5]);
+}
+
 #[test]
 fn products_round_no_activations_unless_candle_is_asked_for() {
     for (name, type_id, _) in TYPES {
@@ -113,7 +164,7 @@ fn products_round_no_activations_unless_candle_is_asked_for() {
                 let checkpoint = Checkpoint::open_with(&path, options).unwrap();
                 let vb = VarBuilder::from_checkpoint(&checkpoint, dtype, &Device::Cpu).pp(DOWN);
                 let layer = linear_no_bias(512, 2, vb).unwrap();
-                let known_to_candle = !matches!(name, "iq4_nl" | "iq4_xs" | "tq1_0" | "tq2_0");
+                let known_to_candle = !name.starts_with("iq") && !matches!(name, "tq1_0" | "tq2_0" | "q1_0");
                 let own = matches!(layer.weight(), LayerWeight::Quantized(_));
                 assert_eq!(own, ggml == GgmlKernels::Own || !known_to_candle, "{name}");
                 let error = relative_error(&flat(&layer.forward(&x).unwrap()), &expected);

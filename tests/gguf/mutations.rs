@@ -20,6 +20,8 @@ fn whole() -> Vec<u8> {
         .tensor(f32_tensor("blk.0.attn_k.scale", &[1], &[0.5]))
         .tensor(tensor("blk.0.attn_v.weight", &[2, 64], 8, vec![0x22; 4 * 34]))
         .tensor(tensor("blk.0.ffn_up.weight", &[1, 256], 12, vec![0x11; 144]))
+        .tensor(tensor("blk.0.ffn_gate.weight", &[1, 256], 22, vec![0x93; 82]))
+        .tensor(tensor("blk.1.ffn_gate.weight", &[1, 256], 29, vec![0x5A; 56]))
         .tensor(f32_tensor("output_norm.weight", &[8], &[1.; 8]))
         .tensor(f32_tensor("rope_freqs.weight", &[16], &[1.; 16]))
         .bytes()
@@ -52,7 +54,7 @@ fn read(bytes: &[u8]) -> Vec<String> {
 fn damaged_files_are_errors_or_other_numbers() {
     let whole = whole();
     let intact = read(&whole);
-    assert!(intact.len() == 8 && intact.iter().all(|result| !result.contains("error")), "{intact:?}");
+    assert!(intact.len() == 10 && intact.iter().all(|result| !result.contains("error")), "{intact:?}");
     let mut state = 0x9E37_79B9_7F4A_7C15u64;
     let mut random = |below: u64| {
         state ^= state << 13;

@@ -218,12 +218,11 @@ fn global_scales_are_checked() {
 
 #[test]
 fn a_tensor_of_another_type_does_not_spoil_the_file() {
-    for (type_id, elements, size, name) in
-        [(16, 256, 66, "IQ2_XXS"), (41, 128, 18, "Q1_0"), (29, 256, 56, "IQ1_M"), (99, 1, 0, "type 99")]
-    {
+    // Q4_0_4_4, which was dropped, and one that there is not.
+    for (type_id, name) in [(31, "type 31"), (99, "type 99")] {
         let file = File::of("qwen3")
             .u32("qwen3.attention.head_count", 2)
-            .tensor(tensor("blk.0.ffn_down.weight", &[2, elements], type_id, vec![0; 2 * size]))
+            .tensor(tensor("blk.0.ffn_down.weight", &[2, 1], type_id, Vec::new()))
             .tensor(f32_tensor("output_norm.weight", &[3], &[1., 2., 3.]));
         let checkpoint = file.open().unwrap();
         let parts = ["model.gguf", "`model.layers.0.mlp.down_proj.weight` of", name, "is not supported"];

@@ -1,7 +1,7 @@
 //! What checkpoints of 8-bit floats may look like: one test for each rule.
 
 use crate::checkpoint::{rejected, warned};
-use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with};
+use crate::hf::{case_of, compressed, entry, f32s, noise, open, weight, with, Case};
 use crate::rules::{changed, weight_with, FILE};
 use serde_json::json;
 
@@ -71,6 +71,20 @@ fn scales_need_float8_weights() {
     rejected(weight_with("fp8 floats", &[half]), &[FILE, "`m.weight`", "expected F8_E4M3", "found BF16"]);
 }
 
+#[test]
+fn scales_of_modelopt_are_one_or_one_for_each_row() {
+    let Case { quantization, entries, .. } = case_of("modelopt fp8");
+    let with_scales =
+        |dims: &[usize]| with(&entries, &[f32s("m.weight_scale", dims, &vec![0.5; dims.iter().product()])]);
+    for dims in [&[][..], &[1], &[8], &[8, 1]] {
+        assert_eq!(weight(&quantization, &with_scales(dims)).unwrap().format_name(), "fp8 g64", "{dims:?}");
+    }
+    for dims in [&[7][..], &[1, 8], &[8, 2]] {
+        let found = format!("shape {dims:?}");
+        rejected(weight(&quantization, &with_scales(dims)), &[FILE, "`m.weight_scale`", "one scale", &found]);
+    }
+}
+
 /// A config may name several schemes: the shape of the scales tells which is a weight's.
 #[test]
 fn a_weight_of_one_block_is_told_from_one_of_rows() {
@@ -90,7 +104,7 @@ fn a_weight_of_one_block_is_told_from_one_of_rows() {
 
 #[test]
 fn scales_of_keys_and_values_are_not_used_and_that_is_said() {
-    for case in ["float-quantized", "fp8 groups"] {
+    for case in ["float-quantized", "fp8 groups", "modelopt fp8"] {
         let case = case_of(case);
         let scale = f32s("model.layers.0.self_attn.k_scale", &[1], &[0.5]);
         let checkpoint = open(&case.quantization, &with(&case.entries, &[scale])).unwrap();

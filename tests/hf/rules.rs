@@ -37,7 +37,9 @@ fn other_methods_are_named() {
 
 #[test]
 fn other_algorithms_of_modelopt_are_named() {
-    for algo in [json!("FP8"), json!("NVFP4_AWQ"), json!("W4A8_AWQ"), json!("MIXED_PRECISION"), json!(null)] {
+    for algo in
+        [json!("FP8_PB_WO"), json!("NVFP4_AWQ"), json!("W4A8_AWQ"), json!("MIXED_PRECISION"), json!(null)]
+    {
         let result = open(&json!({"quant_method": "modelopt", "quant_algo": algo}), &[]);
         rejected(result, &["config.json", "modelopt", &format!("quant_algo {algo}"), "not supported"]);
     }
@@ -47,8 +49,10 @@ fn other_algorithms_of_modelopt_are_named() {
             "quantized_layers": {"m": {"quant_algo": "NVFP4", "group_size": 16}, "n": {"quant_algo": algo}},
         }})
     };
-    rejected(open(&mixed("FP8"), &[]), &["config.json", "quant_algo \"FP8\"", "not supported"]);
-    assert!(weight(&mixed("W4A16_NVFP4"), &case_of("modelopt").entries).is_ok());
+    rejected(open(&mixed("W8A8_SQ"), &[]), &["config.json", "quant_algo \"W8A8_SQ\"", "not supported"]);
+    for algo in ["W4A16_NVFP4", "FP8"] {
+        assert!(weight(&mixed(algo), &case_of("modelopt").entries).is_ok());
+    }
     let result = open(&changed("modelopt", &json!({"group_size": 32})), &[]);
     rejected(result, &["config.json", "`group_size` is 32", "expected 16"]);
 }
@@ -203,7 +207,7 @@ fn parts_have_their_dtypes() {
         ("mxfp4 words", "m.weight", "I32"),
         ("mxfp4 words", "m.scales", "F8_E4M3"),
         ("mxfp8", "m.weight", "U8"),
-        ("modelopt", "m.weight", "F8_E4M3"),
+        ("modelopt", "m.weight", "I8"),
         ("modelopt", "m.weight_scale", "F8_E8M0"),
         ("modelopt", "m.weight_scale_2", "U32"),
         ("nvfp4-pack-quantized", "m.weight_packed", "F8_E4M3"),

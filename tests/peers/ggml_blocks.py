@@ -6,7 +6,7 @@
 
 Of each type `<name>.blocks`, U8 [rows, bytes], random bytes under scales that are finite, and `<name>.values`, F32
 [rows, 512]. Names are those of `gguf.GGMLQuantizationType` in lower case. Types that the package does not dequantize
-(q8_1, q8_k) are dequantized here, by their definitions in ggml-common.h.
+(q8_1, q8_k, q1_0) are dequantized here, by their definitions in ggml-common.h.
 """
 import sys
 
@@ -20,6 +20,7 @@ HALVES = {
     "Q4_0": [0], "Q4_1": [0, 2], "Q5_0": [0], "Q5_1": [0, 2], "Q8_0": [0], "Q8_1": [0, 2],
     "Q2_K": [80, 82], "Q3_K": [108], "Q4_K": [0, 2], "Q5_K": [0, 2], "Q6_K": [208],
     "IQ4_NL": [0], "IQ4_XS": [0], "TQ1_0": [52], "TQ2_0": [64], "Q8_K": [],
+    "IQ1_S": [0], "IQ1_M": [], "IQ2_XXS": [0], "IQ2_XS": [0], "IQ2_S": [0], "IQ3_XXS": [0], "IQ3_S": [0], "Q1_0": [0],
 }
 
 random = np.random.default_rng(26)
@@ -39,7 +40,17 @@ for name, halves in HALVES.items():
     for at in halves:
         numbers = (random.standard_normal(len(blocks)) / 50).astype(np.float16)
         blocks[:, at : at + 2] = numbers[:, None].view(np.uint8)
-    if name == "Q8_1":
+    if name == "IQ1_M":
+        # The highest four bits of four words are the F16 number.
+        numbers = (random.standard_normal(len(blocks)) / 50).astype(np.float16).view(np.uint16)
+        for word in range(4):
+            high = blocks[:, 49 + 2 * word]
+            high[:] = high & 15 | (numbers >> 4 * word & 15) << 4
+    if name == "Q1_0":
+        bits = np.unpackbits(blocks[:, 2:], axis=1, bitorder="little")
+        numbers = blocks[:, :2].copy().view(np.float16).astype(np.float32)
+        values = np.where(bits == 1, numbers, -numbers)
+    elif name == "Q8_1":
         values = blocks[:, :2].copy().view(np.float16).astype(np.float32) * blocks[:, 4:].view(np.int8)
     elif name == "Q8_K":
         blocks[:, :4] = (random.standard_normal(len(blocks)) / 50).astype(np.float32)[:, None].view(np.uint8)

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""Tiny checkpoints with 8-bit floats, written by compressed-tensors.
+"""Tiny checkpoints with 8-bit floats, written by compressed-tensors and ModelOpt.
 
-  pip install torch==2.15.0 transformers==5.23.0 compressed-tensors==0.20.0
+  pip install torch==2.15.0 transformers==5.23.0 compressed-tensors==0.20.0 nvidia-modelopt==0.47.0
   python hf_float8_fixtures.py tests/fixtures/hf
 
 hf_model.py says what is in each folder. Weights are decoded by the tool's own functions from scales in f32.
@@ -14,6 +14,8 @@ from compressed_tensors.compressors import BaseCompressor
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.utils.helpers import calculate_qparams
 from hf_model import write
+from modelopt.torch.export.quant_utils import to_quantized_weight
+from modelopt.torch.quantization.qtensor import FP8QTensor
 
 OUT = Path(sys.argv[1])
 EIGHT = QuantizationArgs(num_bits=8, type="float", strategy="token", dynamic=True, symmetric=True)
@@ -56,3 +58,23 @@ for case, strategy, block in [
         quantization_status="compressed",
     )
     write(OUT / case, config.model_dump(mode="json"), float8(scheme), dtype=torch.bfloat16)
+
+
+def modelopt(algorithm):
+    def one(module, weight):
+        if module.endswith("v_proj"):
+            return None
+        of_rows = algorithm == "fp8_pc_pt"
+        scale = weight.float().abs().amax(-1 if of_rows else None) / 448
+        codes = to_quantized_weight(weight, scale, algorithm)
+        expanded = scale[:, None] if of_rows else scale
+        decoded = FP8QTensor(weight.shape, torch.float32, codes).dequantize(torch.float32, scale=expanded, block_sizes=None)
+        return {"weight": codes, "weight_scale": scale, "input_scale": torch.tensor(0.01)}, decoded
+
+    return one
+
+
+for case, algorithm, name in [("modelopt-fp8", "fp8", "FP8"), ("modelopt-fp8-rows", "fp8_pc_pt", "FP8_PER_CHANNEL_PER_TOKEN")]:
+    settings = {"quant_algo": name, "kv_cache_quant_algo": "FP8", "exclude_modules": ["lm_head", "model.layers.0.self_attn.v_proj"]}
+    producer = {"name": "modelopt", "version": "0.47.0"}
+    write(OUT / case, dict(settings, quant_method="modelopt", producer=producer), modelopt(algorithm), dtype=torch.bfloat16)

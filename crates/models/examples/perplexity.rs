@@ -1,6 +1,6 @@
 //! What each format costs and keeps: the bundled bf16 model, quantized in memory, on held-out stories.
 //!
-//! `cargo run --release --example perplexity`
+//! `cargo run --release --example perplexity`; with `--as-stored --model OUT` of a model that is packed already.
 
 use anyhow::{anyhow, bail, Context, Result};
 use candle_core::{DType, Device, Tensor, D};
@@ -21,12 +21,21 @@ struct Args {
     /// Texts, separated by blank lines; each is judged by itself.
     #[arg(long, default_value = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/assets/heldout.txt"))]
     text: PathBuf,
+    /// Judge the model as it is stored, packed or not, and nothing else.
+    #[arg(long)]
+    as_stored: bool,
 }
 
 fn main() -> Result<()> {
     let args = Args::parse();
     let device = Device::Cpu;
     let checkpoint = Checkpoint::open(&args.model)?;
+    if args.as_stored {
+        let mut model = Model::load(&checkpoint, DType::F32, &device)?;
+        let (perplexity, _) = perplexity(&mut model, &tokenize(&checkpoint, &args)?)?;
+        println!("{perplexity:.4}");
+        return Ok(());
+    }
     if checkpoint.kind() != CheckpointKind::Dense {
         bail!("{}: quantized already; give the dense checkpoint that it was made of", args.model.display());
     }

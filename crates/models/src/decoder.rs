@@ -236,7 +236,7 @@ impl Model {
     /// Whether all layers are computed in one call on the CPU, which has no gradients.
     fn has_plan(&self) -> bool {
         let computes = self.plan.as_ref().is_some_and(StepPlan::computes_adapters);
-        computes && self.device.is_cpu() && !self.adapters.is_trained()
+        computes && self.device.is_cpu() && !self.adapters.is_trained() && !self.adapters.is_observed()
     }
 
     /// The adapters of all layers.

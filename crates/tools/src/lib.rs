@@ -3,6 +3,7 @@
 //! | room | what it does |
 //! |---|---|
 //! | [`mod@convert`] | quantizes a checkpoint, or writes a packed one in another way: a plan, little memory, a report of what is lost |
+//! | [`mod@importance`] | how much the columns of weights count, by what layers are given |
 //! | [`mod@verify`] | what is wrong with a checkpoint |
 //! | [`mod@diff`] | how far two checkpoints are apart |
 //! | [`mod@fit`] | in which formats a model fits into memory |
@@ -20,6 +21,7 @@ mod chunks;
 pub mod convert;
 pub mod diff;
 pub mod fit;
+pub mod importance;
 pub mod patch_candle;
 pub mod provenance;
 pub mod quantized;

@@ -1,8 +1,13 @@
 //! The tensors of a checkpoint, read as the model of its config knows them.
 
+use crate::sha256;
 use candle_quant::checkpoint::{module_of, Checkpoint, Weight};
-use candle_quant::Result;
+use candle_quant::{Error, Result};
 use candle_quant_models::Config;
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::time::UNIX_EPOCH;
 
 /// A checkpoint, and the model that its config describes, if it describes one that is known.
 pub(crate) struct Source<'c> {
@@ -34,4 +39,23 @@ impl<'c> Source<'c> {
     pub(crate) fn tensor(&self, name: &str) -> Result<Weight> {
         self.checkpoint.tensor(name, self.in_features(name))
     }
+}
+
+/// For every file of weights its size and the time of its last change.
+fn states_of_files(source: &Checkpoint) -> Result<BTreeMap<String, (u64, u128)>> {
+    let state = |path: &Path| {
+        let metadata = fs::metadata(path)?;
+        let changed = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
+        // JSON has no bytes: of a path that is no Unicode, what is none is left out.
+        let path = fs::canonicalize(path)?.to_string_lossy().into_owned();
+        Ok((path, (metadata.len(), changed.as_nanos())))
+    };
+    let files = source.weight_files().into_iter();
+    files.map(|path| state(&path).map_err(|error| Error::Io { path, error })).collect()
+}
+
+/// The SHA-256 of names, sizes and times of the files of weights.
+pub(crate) fn fingerprint(source: &Checkpoint) -> Result<String> {
+    let files = format!("{:?}", states_of_files(source)?);
+    Ok(sha256::of_bytes(files))
 }

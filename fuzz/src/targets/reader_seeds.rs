@@ -66,7 +66,7 @@ fn directory(path: &Path) -> Bundle {
 /// One file for each type of blocks, as the tests write them.
 fn gguf() -> Seeds {
     // Number of the type, elements and bytes of a block.
-    const TYPES: [(&str, u32, usize, usize); 10] = [
+    const TYPES: [(&str, u32, usize, usize); 18] = [
         ("f16", 1, 1, 2),
         ("q4_0", 2, 32, 18),
         ("q5_1", 7, 32, 24),
@@ -74,9 +74,17 @@ fn gguf() -> Seeds {
         ("q2_k", 10, 256, 84),
         ("q4_k", 12, 256, 144),
         ("q6_k", 14, 256, 210),
+        ("iq2_xxs", 16, 256, 66),
+        ("iq2_xs", 17, 256, 74),
+        ("iq3_xxs", 18, 256, 98),
+        ("iq1_s", 19, 256, 50),
+        ("iq3_s", 21, 256, 110),
+        ("iq2_s", 22, 256, 82),
+        ("iq1_m", 29, 256, 56),
         ("bf16", 30, 1, 2),
         ("mxfp4", 39, 32, 17),
         ("nvfp4", 40, 64, 36),
+        ("q1_0", 41, 128, 18),
     ];
     let seed = |(name, type_id, elements, bytes): (&str, u32, usize, usize)| {
         let weight = |name: &str, n: usize, k: usize| {

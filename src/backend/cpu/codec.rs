@@ -7,7 +7,7 @@
 #![allow(clippy::undocumented_unsafe_blocks)] // Each block forwards to `Simd` under the conditions of the trait here.
 
 use super::isa::{each, Simd, Table16};
-use crate::format::{self, Bits, Element as FormatElement, ZeroPoint};
+use crate::format::{self, Bits, Element as FormatElement, IqTable, ZeroPoint};
 use crate::QuantFormat;
 
 /// The dequantization of one format.
@@ -83,7 +83,7 @@ impl<E: Element, const BITS: usize, const LANES_PER_GROUP: usize> Codec for Scal
     }
 }
 
-/// 4-bit codes that select from a table.
+/// Codes that select from a table.
 impl<T: Table16> Element for T {
     #[inline(always)]
     unsafe fn numbers<S: Simd>(codes: S::U) -> [S::F; 4] {
@@ -108,6 +108,19 @@ struct Iq4Nl;
 impl Table16 for Iq4Nl {
     const VALUES: [f32; 16] = format::IQ4_NL;
 }
+
+/// The tables of the other IQ types: types of their own, so that what they allow is known at compile time.
+macro_rules! iq_tables {
+    ($($table:ident),+) => {$(
+        struct $table;
+
+        impl Table16 for $table {
+            const BITS: usize = IqTable::$table.bits();
+            const VALUES: [f32; 16] = *IqTable::$table.values();
+        }
+    )+};
+}
+iq_tables!(Iq1S, Iq1M, Iq2, Iq3Xxs, Iq3S);
 
 struct Fp4;
 
@@ -181,13 +194,21 @@ pub(super) fn with_codec<T: WithCodec>(format: QuantFormat, call: T) -> Result<(
         FormatElement::Nf4 if !offset => run!(Scaled, [Nf4, 4], [64 => 16]),
         FormatElement::Iq4Nl if !offset => run!(Scaled, [Iq4Nl, 4], [32 => 8]),
         FormatElement::Fp4 if !offset => run!(Scaled, [Fp4, 4], [64 => 16]),
+        FormatElement::Iq(table) if !offset => match table {
+            IqTable::Iq1S => run!(Scaled, [Iq1S, 2], [32 => 8]),
+            IqTable::Iq1M => run!(Scaled, [Iq1M, 3], [16 => 4]),
+            IqTable::Iq2 => run!(Scaled, [Iq2, 3], [16 => 4, 32 => 8]),
+            IqTable::Iq3Xxs => run!(Scaled, [Iq3Xxs, 4], [32 => 8]),
+            IqTable::Iq3S => run!(Scaled, [Iq3S, 4], [32 => 8]),
+        },
         FormatElement::Uint(_)
         | FormatElement::E2m1
         | FormatElement::E4m3
         | FormatElement::Int8
         | FormatElement::Nf4
         | FormatElement::Fp4
-        | FormatElement::Iq4Nl => return Err(call),
+        | FormatElement::Iq4Nl
+        | FormatElement::Iq(_) => return Err(call),
     }
     Ok(())
 }

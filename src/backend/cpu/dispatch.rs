@@ -14,7 +14,7 @@
 //! | | 32 and more | int8 AMX | int8 AMX | bf16 AMX | bf16 AMX | f32 tiles |
 //!
 //! Digits are those of activations in integer kernels ([`Digits`]). GGML's K types are columns of affine formats, those with groups
-//! of 16 without AMX; FP8 with float scales is MXFP8's, without AMX, too.
+//! of 16 without AMX, and the IQ types are, all of them without AMX; FP8 with float scales is MXFP8's, without AMX, too.
 //!
 //! The instruction set, M and the digits name the candidates, the fastest first; each kernel says which formats it supports. The last
 //! candidate is always an f32 one, which supports every format: a format without a fast kernel is slow, never wrong. A fast

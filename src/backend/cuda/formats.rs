@@ -38,7 +38,6 @@ impl FormatKernels {
                 (Scale::Float, ZeroPoint::None) | (Scale::E8m0 | Scale::E4m3, _) => None,
             },
             None => match format {
-                QuantFormat::IQ4_XS | QuantFormat::IQ4_NL => Self::ggml(format),
                 QuantFormat::MXFP4 => Some(Self::all("mxfp4", "gemv_mx")),
                 QuantFormat::MXFP8 => Some(Self::all("mxfp8", "gemv_mx")),
                 QuantFormat::NVFP4 => Some(Self::all("nvfp4", "gemv_nvfp4")),
@@ -48,7 +47,7 @@ impl FormatKernels {
                 _ if format.element() == Element::E4m3 && format.scale() == Scale::Float => {
                     Some(Self::scalar("fp8"))
                 }
-                _ => None,
+                _ => Self::ggml(format),
             },
         };
         kernels.ok_or_else(|| Error::Unsupported {
@@ -73,16 +72,20 @@ impl FormatKernels {
     }
 
     const fn ggml(format: QuantFormat) -> Option<Self> {
-        const OF_16: &str = "gemv_ggml_16";
-        const OF_32: &str = "gemv_ggml_32";
         Some(match format {
-            QuantFormat::Q2_K => Self::all("q2_k", OF_16),
-            QuantFormat::Q3_K => Self::all("q3_k", OF_16),
-            QuantFormat::Q4_K => Self::all("q4_k", OF_32),
-            QuantFormat::Q5_K => Self::all("q5_k", OF_32),
-            QuantFormat::Q6_K => Self::all("q6_k", OF_16),
-            QuantFormat::IQ4_XS => Self::all("iq4_xs", OF_32),
-            QuantFormat::IQ4_NL => Self::all("iq4_nl", OF_32),
+            QuantFormat::Q2_K => Self::all("q2_k", "gemv_k"),
+            QuantFormat::Q3_K => Self::all("q3_k", "gemv_k"),
+            QuantFormat::Q4_K => Self::all("q4_k", "gemv_k"),
+            QuantFormat::Q5_K => Self::all("q5_k", "gemv_k"),
+            QuantFormat::Q6_K => Self::all("q6_k", "gemv_k"),
+            QuantFormat::IQ4_XS => Self::all("iq4_xs", "gemv_iq"),
+            QuantFormat::IQ4_NL => Self::all("iq4_nl", "gemv_iq"),
+            QuantFormat::IQ1_S => Self::all("iq1_s", "gemv_iq"),
+            QuantFormat::IQ1_M => Self::all("iq1_m", "gemv_iq"),
+            QuantFormat::IQ2_XXS => Self::all("iq2_xxs", "gemv_iq"),
+            QuantFormat::IQ2_XS => Self::all("iq2_xs", "gemv_iq"),
+            QuantFormat::IQ3_XXS => Self::all("iq3_xxs", "gemv_iq"),
+            QuantFormat::IQ3_S => Self::all("iq3_s", "gemv_iq"),
             _ => return None,
         })
     }

@@ -4,7 +4,7 @@
 //! [`GemvShape`] has the numbers of `cuda/gemv_shape.cuh` and `cuda/gemv_staging.cuh`.
 
 use super::plan::{tokens_of_launch, MOST_BLOCKS};
-use crate::format::Element;
+use crate::format::{Element, Scale};
 use crate::QuantFormat;
 
 /// Blocks that fill a large card, two for each of 132 multiprocessors. Not a number of the device at hand: how k is split
@@ -39,6 +39,7 @@ impl GemvShape {
         let wide = if bits == 4 { 32 } else { 64 };
         let chunk = match (bits, rows) {
             (8, _) => 16,
+            (1 | 3 | 5, 1) if has_units(format) => 64,
             (1 | 3 | 5, 1) => 128,
             (1 | 3 | 5, _) => 32,
             _ if folded => group.min(32),
@@ -68,9 +69,12 @@ impl GemvShape {
     }
 
     /// The most rows of x in one launch.
-    fn most_rows(format: QuantFormat) -> usize {
+    pub(super) fn most_rows(format: QuantFormat) -> usize {
+        let has_registers = format.bits().is_multiple_of(2);
         match format.group_size() {
-            ..32 if has_offsets(format) => 4,
+            ..32 if has_offsets(format) && has_registers => 4,
+            ..32 if has_offsets(format) => 2,
+            ..64 if has_units(format) && !has_registers => 4,
             ..64 => 8,
             _ => 16,
         }
@@ -139,9 +143,14 @@ impl GemvShape {
 /// Whether codes as halves carry offsets, which are taken out of sums. Scales cannot be folded into such weights.
 fn has_offsets(format: QuantFormat) -> bool {
     match format.element() {
-        Element::Uint(_) | Element::Iq4Nl => true,
+        Element::Uint(_) | Element::Iq4Nl | Element::Iq(_) => true,
         Element::E2m1 | Element::E4m3 | Element::Int8 | Element::Nf4 | Element::Fp4 => false,
     }
+}
+
+/// Whether scales count units of super-blocks.
+fn has_units(format: QuantFormat) -> bool {
+    format.scale() == Scale::SuperBlock
 }
 
 /// The outputs of a launch.
@@ -281,14 +290,16 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let mut source = String::from(
             "#define __host__\n#define __device__\n#include <cstdio>\n#include \"gemv_shape.cuh\"\n\
-             template <int B, bool A> struct Format { enum { BITS = B, HAS_OFFSETS = A }; };\n\
+             template <int B, bool O, bool U> struct Format { enum { BITS = B, HAS_OFFSETS = O, HAS_UNITS = U }; };\n\
              template <class S> void show() {\n  printf(\"%d %d %d %d %d %d %d %d\\n\", S::CHUNK, S::ROUND, \
              S::X_GROUP, S::ROWS_PER_BLOCK, S::K_WARPS, 4 * S::VECTOR, S::RING * S::STEP_BYTES, S::WAITING);\n\
              }\nint main() {\n",
         );
         for GemvShape { format, rows, .. } in shapes() {
-            let (bits, group, offsets) = (format.bits(), format.group_size(), has_offsets(format));
-            source += &format!("show<cq::GemvShape<Format<{bits}, {offsets}>, {group}, {rows}>>();\n");
+            let (bits, group) = (format.bits(), format.group_size());
+            let (offsets, units) = (has_offsets(format), has_units(format));
+            source +=
+                &format!("show<cq::GemvShape<Format<{bits}, {offsets}, {units}>, {group}, {rows}>>();\n");
         }
         let (file, program) = (dir.path().join("shapes.cpp"), dir.path().join("shapes"));
         std::fs::write(&file, source + "}\n").unwrap();

@@ -77,7 +77,7 @@ fn one_by_one(operand: Operand, pairs: &[(usize, usize)], x: View, elements: usi
             gated: false,
             residual: 0,
         };
-        match plan::route(kernels, operand.weight.format().bits(), m, k, locked.half) {
+        match plan::route(kernels, operand.weight.format(), m, k, locked.half) {
             Route::Gemv if matmul.gemv()? => {}
             Route::Gemv | Route::Simt => matmul.simt()?,
             Route::Dense => matmul.dense()?,
@@ -105,7 +105,7 @@ pub(crate) fn fused(
     let locked = LockedOperands::new(operands, x, &stream)?;
     let alike = operands.iter().all(|operand| operand.weight.format() == format);
     let kernels = FormatKernels::of(format)?;
-    let route = plan::route(kernels, format.bits(), m, k, locked.half);
+    let route = plan::route(kernels, format, m, k, locked.half);
     let fits = route == Route::Gemv && operands.len() <= MOST_WEIGHTS;
     if !(alike && fits) || m == 0 {
         return Ok(None);

@@ -2,6 +2,7 @@
 
 use super::bindings::{CQ_SCAN_SHARED_BYTES, CQ_THREADS, CQ_TILE_COLUMNS};
 use super::formats::FormatKernels;
+use super::gemv::GemvShape;
 use crate::QuantFormat;
 
 /// Threads of every block of every kernel.
@@ -36,13 +37,16 @@ pub(super) enum Route {
 
 /// The route of a format with these kernels. `half` says that x, scales and biases are all of 16 bits (or bytes):
 /// what the tensor cores take.
-pub(super) fn route(kernels: FormatKernels, bits: usize, m: usize, k: usize, half: bool) -> Route {
+pub(super) fn route(kernels: FormatKernels, format: QuantFormat, m: usize, k: usize, half: bool) -> Route {
+    // Formats of fewer rows in a launch read the weight again for as many more.
+    let of_launch = GemvShape::most_rows(format).min(8);
     let (packed, most) = match half && kernels.gemv().is_some() {
-        true => (Route::Gemv, MOST_GEMV_ROWS.iter().find(|(of, _)| *of == bits)),
+        true => (Route::Gemv, MOST_GEMV_ROWS.iter().find(|(of, _)| *of == format.bits())),
         false => (Route::Simt, None),
     };
     // With rows so long that the scratch holds but few, a dense GEMM is slower at any M.
-    match m > most.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows) && SCRATCH_BYTES / (k * 4) >= 16 {
+    match m > most.map_or(MOST_SIMT_ROWS, |(_, rows)| *rows * of_launch / 8) && SCRATCH_BYTES / (k * 4) >= 16
+    {
         true => Route::Dense,
         false => packed,
     }
@@ -135,14 +139,17 @@ mod tests {
 
     #[test]
     fn many_rows_of_x_are_a_dense_gemm() {
-        let kernels = FormatKernels::of(QuantFormat::affine(4, 64).unwrap()).unwrap();
-        let route = |m, k, half| route(kernels, 4, m, k, half);
+        let of = |format, m, k, half| route(FormatKernels::of(format).unwrap(), format, m, k, half);
+        let route = |m, k, half| of(QuantFormat::affine(4, 64).unwrap(), m, k, half);
         assert_eq!(route(1, 4096, true), Route::Gemv);
         assert_eq!(route(96, 4096, true), Route::Gemv);
         assert_eq!(route(97, 4096, true), Route::Dense);
         assert_eq!(route(8, 4096, false), Route::Simt);
         assert_eq!(route(65, 4096, false), Route::Dense);
         assert_eq!(route(4096, 1 << 22, true), Route::Gemv);
+        // Four rows in a launch.
+        assert_eq!(of(QuantFormat::Q6_K, 32, 4096, true), Route::Gemv);
+        assert_eq!(of(QuantFormat::Q6_K, 33, 4096, true), Route::Dense);
         for format in QuantFormat::all() {
             assert!(MOST_GEMV_ROWS.iter().any(|(bits, _)| *bits == format.bits()), "{format}");
         }
@@ -165,11 +172,12 @@ mod tests {
 
     #[test]
     fn a_format_without_a_gemv_takes_the_simt_kernel() {
-        let nf4 = FormatKernels::of(QuantFormat::NF4).unwrap();
+        let format = QuantFormat::NF4;
+        let nf4 = FormatKernels::of(format).unwrap();
         for m in [1, 2, 8, 40, 64] {
-            assert_eq!([true, false].map(|half| route(nf4, 4, m, 4096, half)), [Route::Simt; 2]);
+            assert_eq!([true, false].map(|half| route(nf4, format, m, 4096, half)), [Route::Simt; 2]);
         }
-        assert_eq!(route(nf4, 4, 65, 4096, true), Route::Dense);
+        assert_eq!(route(nf4, format, 65, 4096, true), Route::Dense);
     }
 
     /// Compute capability 7.5, 8.0, 8.6 (8.9 and 12.0 alike) and 9.0 (10.0 alike), by the table "technical specifications per compute

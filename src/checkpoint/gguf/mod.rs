@@ -4,7 +4,8 @@
 //! |---|---|
 //! | F32, F16, BF16 | dense |
 //! | Q4_0 .. Q8_1, Q2_K .. Q8_K | blocks, for kernels of this crate or of candle ([`GgmlWeight`](super::GgmlWeight)) |
-//! | IQ4_NL, IQ4_XS, TQ1_0, TQ2_0 | packed weights of this crate, codes and scales unchanged |
+//! | IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, Q1_0 | packed weights of this crate, codes and scales unchanged |
+//! | IQ1, IQ2 and IQ3 types | packed weights of this crate, places in grids as codes of elements |
 //! | MXFP4, NVFP4 | packed weights of this crate, codes and scales unchanged |
 //! | others | an error when the tensor is asked for |
 
@@ -27,6 +28,7 @@ pub use form::{GgufForm, GgufKey, GgufKind, HeadRows};
 pub use value::GgufValue;
 
 pub(super) use header::MAGIC;
+pub use names::module_of_gguf;
 pub(super) use split::in_directory;
 
 use super::chat::StoredChatTemplates;
@@ -173,7 +175,8 @@ impl GgufCheckpoint {
         let kind = entry.kind.map_or_else(|| format!("type {}", entry.type_id), |(_, kind)| kind.to_owned());
         Error::Unsupported {
             what: format!("{}: `{name}` of {kind}", entry.stored.path().display()),
-            remedy: "use a file of Q4_0 to Q8_0, Q2_K to Q8_K, IQ4_NL, IQ4_XS, TQ1_0, TQ2_0, MXFP4, NVFP4 or plain floats".into(),
+            remedy: "use a file of Q1_0, Q4_0 to Q8_1, Q2_K to Q8_K, IQ1 to IQ4, TQ1_0, TQ2_0, MXFP4, NVFP4 or plain floats"
+                .into(),
         }
     }
 }
@@ -203,7 +206,6 @@ impl Container for GgufCheckpoint {
         let weight = match kind {
             Kind::Mxfp4(nibbles) => return self.fp4(module, entry, Fp4::Mxfp4(nibbles)).map(Some),
             Kind::Nvfp4 => return self.fp4(module, entry, Fp4::Nvfp4).map(Some),
-            Kind::Unsupported => return Err(Self::unsupported(&name, entry)),
             Kind::Packed(codes) => {
                 Weight::Packed(codes.weight(module, entry.dims.clone(), entry.stored.clone()))
             }
@@ -228,7 +230,7 @@ impl Container for GgufCheckpoint {
         };
         match entry.kind {
             Some((Kind::Dense(_), _)) => entry.dense(name).map(Some),
-            None | Some((Kind::Unsupported, _)) => Err(Self::unsupported(name, entry)),
+            None => Err(Self::unsupported(name, entry)),
             Some((_, kind)) => {
                 let remedy = match module_of(name) {
                     Some(_) => "load the module's weight instead",

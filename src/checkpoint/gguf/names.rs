@@ -1,6 +1,7 @@
 //! The names of tensors in GGUF files, and what models call them.
 
-use super::architectures::Architecture;
+use super::architectures::{self, Architecture, LinearOrder};
+use crate::{Error, Result};
 
 /// What a tensor of a file is in a checkpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +93,26 @@ pub(super) fn translate(name: &str, architecture: &Architecture) -> Name {
     }
 }
 
+/// What a model of this type calls the module of a weight of this name, if it is one of its own: what it is given lies in
+/// the order that the published model has.
+///
+/// # Errors
+/// If the names that files of such models have are not known.
+pub fn module_of_gguf(model_type: &str, name: &str) -> Result<Option<String>> {
+    let Some(architecture) = architectures::of_type(model_type) else {
+        return Err(Error::Unsupported {
+            what: format!("names of GGUF files of a model of type `{model_type}`"),
+            remedy: "use a model of a type that GGUF files are read of".into(),
+        });
+    };
+    let path = name.strip_suffix(".weight").unwrap_or(name);
+    // Files have the heads of what it is given in another order.
+    let is_tiled = |module: &String| {
+        architecture.linear == Some(LinearOrder::Tiled) && module.ends_with(".linear_attn.out_proj")
+    };
+    Ok(module(path, architecture).filter(|module| !is_tiled(module)))
+}
+
 fn module(path: &str, architecture: &Architecture) -> Option<String> {
     match path {
         "token_embd" => return Some("model.embed_tokens".to_owned()),
@@ -133,8 +154,11 @@ pub(super) fn written(name: &str, architecture: &Architecture) -> Option<String>
 
 #[cfg(test)]
 mod tests {
-    use super::super::architectures::of_type;
     use super::*;
+
+    fn of_type(model_type: &str) -> &'static Architecture {
+        architectures::of_type(model_type).unwrap()
+    }
 
     #[test]
     fn names_are_those_that_models_ask_for() {
@@ -215,7 +239,11 @@ mod tests {
             let expected = Name::Tensor(name.to_owned());
             assert_eq!(translate(gguf, of_type(model_type)), expected, "{model_type} {gguf}");
             if !name.starts_with("blk.") && !gguf.contains(".ssm_") {
-                assert_eq!(written(name, of_type(model_type)).as_deref(), Some(gguf), "{model_type} {name}");
+                assert_eq!(
+                    written(name, of_type(model_type).unwrap()).as_deref(),
+                    Some(gguf),
+                    "{model_type} {name}"
+                );
             }
         }
         let gate = translate("blk.0.ffn_gate_inp_shexp.weight", of_type("qwen2_moe"));
@@ -235,5 +263,21 @@ mod tests {
         assert_eq!(translate("output.scale", of_type("llama")), Name::GlobalScale("lm_head".to_owned()));
         assert_eq!(translate("blk.2.ffn_down.input_scale", of_type("llama")), Name::Unused);
         assert_eq!(translate(ROPE_FREQS, of_type("llama")), Name::Unused);
+    }
+
+    #[test]
+    fn modules_of_other_files_have_the_names_of_the_model() {
+        let of = |model_type, name| module_of_gguf(model_type, name).unwrap();
+        let named = |name: &str| Some(name.to_owned());
+        assert_eq!(of("qwen3", "blk.2.attn_q.weight"), named("model.layers.2.self_attn.q_proj"));
+        assert_eq!(of("qwen3", "output.weight"), named("lm_head"));
+        assert_eq!(
+            of("mixtral", "blk.0.ffn_up_exps.weight"),
+            named("model.layers.0.block_sparse_moe.experts.up_proj")
+        );
+        assert_eq!(of("qwen3", "rope_freqs.weight"), None);
+        assert_eq!(of("qwen3_5_text", "blk.0.ssm_out.weight"), None);
+        assert!(of("qwen3_next", "blk.0.ssm_out.weight").is_some());
+        assert!(module_of_gguf("none", "output.weight").unwrap_err().to_string().contains("`none`"));
     }
 }

@@ -135,6 +135,8 @@ impl Source {
                 None | Some(16) => Ok(()),
                 Some(other) => Err(self.wrong(format!("`group_size` is {other}, expected 16 for NVFP4"))),
             },
+            // The shape of scales says whose they are.
+            Some("FP8" | "FP8_PER_CHANNEL_PER_TOKEN") => Ok(()),
             _ => {
                 let algo = object.get("quant_algo").unwrap_or(&Value::Null);
                 Err(self.unsupported(format!("quant_method \"modelopt\" with quant_algo {algo}")))

@@ -43,16 +43,17 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
     };
     let scales = module.require(part, "weight", &dtypes)?;
     let single = scales.dims().is_empty() || scales.dims() == [1];
+    let of_rows = scales.dims() == [*n, 1] || scales.dims() == [*n];
     let (rows, columns) = match (single, blocks.size) {
         (true, _) => (*n, k),
-        (false, None) if scales.dims() == [*n, 1] => (1, k),
+        (false, None) if of_rows => (1, k),
         (false, Some(size)) => size,
         (false, None) => {
             let expected = "one scale, or one for each row, as the config has no weight_block_size";
             return Err(module.wrong(part, scales, expected, format!("shape {:?}", scales.dims())));
         }
     };
-    if !single {
+    if let (false, Some(_)) = (single, blocks.size) {
         module.check_dims(part, scales, &[n.div_ceil(rows), k.div_ceil(columns)])?;
     }
     let (dims, tiles) = (vec![*n, k], Tiles { rows, columns, per_row: k.div_ceil(columns), before: (0, 0) });

@@ -145,7 +145,7 @@ pub(super) fn of(tensors: &Tensors, method: &Method, warnings: &Warnings) -> Res
         hidden.insert(bias);
     }
     let of_activations = |name: &str| name.rsplit('.').next().is_some_and(|last| OF_CACHE.contains(&last));
-    if let Method::CompressedTensors(_) | Method::Fp8(_) = method {
+    if let Method::CompressedTensors(_) | Method::Fp8(_) | Method::ModelOpt = method {
         for (name, tensor) in tensors.iter().filter(|(name, _)| of_activations(name)) {
             warnings.once(
                 "scales of rounded keys and values".into(),

@@ -5,10 +5,11 @@
 //! | `mxfp4` (gpt-oss) | `X_blocks`, `X_scales` | MXFP4 |
 //! | `mxfp4`, `mxfp8` | `weight` U32, `scales` U8; `weight` F8_E4M3, `weight_scale_inv` U8 | MXFP4, MXFP8 |
 //! | `modelopt` | `weight` U8, `weight_scale`, `weight_scale_2` | NVFP4 |
+//! | `modelopt` | `weight` F8_E4M3, `weight_scale` | FP8 |
 //! | `compressed-tensors` | `weight_packed`, `weight_scale`, `weight_global_scale` | NVFP4, MXFP4 |
 //! | `compressed-tensors` | `weight_packed` or `weight` I8, `weight_scale`, `weight_zero_point` | symmetric and affine 4, 8-bit |
 //! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` E8M0 | MXFP8 |
-//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | dequantized |
+//! | `fp8` | `weight` F8_E4M3, `weight_scale_inv` of floats | FP8 |
 //! | `awq` ("gemm", "gemv", "gemv_fast") | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //! | `bitsandbytes` | `weight` with `weight.absmax` and others; `weight` I8 with `SCB` | NF4, FP4; symmetric 8-bit |
 //! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
@@ -83,7 +84,7 @@ impl HfCheckpoint {
             (Packing::CompressedTensors, Method::CompressedTensors(schemes)) => {
                 compressed::weight(&module, schemes, &self.warnings)
             }
-            (Packing::ModelOpt, _) => modelopt::weight(&module),
+            (Packing::ModelOpt, _) => modelopt::weight(&module, &self.warnings),
             (Packing::Float8, Method::Mxfp8(blocks) | Method::Fp8(blocks)) => {
                 fp8::weight(&module, *blocks, &self.warnings)
             }

@@ -16,7 +16,7 @@ pub(in crate::checkpoint) fn dtype_of(id: u32) -> Option<GgmlDType> {
         Kind::Dense(Dtype::F32) => Some(GgmlDType::F32),
         Kind::Dense(Dtype::F16) => Some(GgmlDType::F16),
         Kind::Dense(Dtype::BF16) => Some(GgmlDType::BF16),
-        Kind::Dense(_) | Kind::Mxfp4(_) | Kind::Nvfp4 | Kind::Packed(_) | Kind::Unsupported => None,
+        Kind::Dense(_) | Kind::Mxfp4(_) | Kind::Nvfp4 | Kind::Packed(_) => None,
     }
 }
 

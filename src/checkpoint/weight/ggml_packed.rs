@@ -3,6 +3,7 @@
 use super::ggml::GgmlWeight;
 use super::ggml_unpack as unpack;
 use super::ggml_unpack::{Unpack, Unpacked};
+use super::ggml_unpack_grids as grids;
 use super::layout::Layout;
 use super::mlx_form::MlxForm;
 use super::packed::PackedWeight;
@@ -12,6 +13,7 @@ use crate::format::{pack, Scale, SUPER_BLOCK};
 use crate::{QuantFormat, QuantTensor, Result, SuperBlocks};
 use candle_core::quantized::GgmlDType;
 use candle_core::{DType, Device, Tensor};
+use half::f16;
 use rayon::prelude::*;
 use std::sync::Arc;
 
@@ -40,6 +42,26 @@ impl GgmlCodes {
     pub(super) const IQ4_NL: Self = Self::new(QuantFormat::IQ4_NL, 32, 18, unpack::q4_0);
     /// IQ4_XS.
     pub(super) const IQ4_XS: Self = Self::of_super_blocks(QuantFormat::IQ4_XS, 136, unpack::iq4_xs);
+
+    /// IQ1_S.
+    pub(super) const IQ1_S: Self = Self::of_super_blocks(QuantFormat::IQ1_S, 50, grids::iq1_s);
+    /// IQ1_M.
+    pub(super) const IQ1_M: Self = Self::of_super_blocks(QuantFormat::IQ1_M, 56, grids::iq1_m);
+    /// IQ2_XXS.
+    pub(super) const IQ2_XXS: Self = Self::of_super_blocks(QuantFormat::IQ2_XXS, 66, grids::iq2_xxs);
+    /// IQ2_XS.
+    pub(super) const IQ2_XS: Self = Self::of_super_blocks(QuantFormat::IQ2_XS, 74, grids::iq2_xs);
+    /// IQ2_S: as IQ2_XS once its grid is resolved.
+    pub(super) const IQ2_S: Self = Self::of_super_blocks(QuantFormat::IQ2_XS, 82, grids::iq2_s);
+    /// IQ3_XXS.
+    pub(super) const IQ3_XXS: Self = Self::of_super_blocks(QuantFormat::IQ3_XXS, 98, grids::iq3_xxs);
+    /// IQ3_S.
+    pub(super) const IQ3_S: Self = Self::of_super_blocks(QuantFormat::IQ3_S, 110, grids::iq3_s);
+
+    /// Q1_0: one number and its negative.
+    pub(super) fn q1_0() -> Option<Self> {
+        Some(Self::new(QuantFormat::affine_opt(1, 128)?, 128, 18, unpack::q1_0))
+    }
 
     /// TQ1_0 and TQ2_0, which have these bytes: -1, 0 and 1 as codes of 2 bits, with a scale for each half of a block.
     pub(super) fn ternary(bytes: usize) -> Option<Self> {
@@ -212,6 +234,9 @@ impl Layout for PackedBlocks {
             unpacked.iter_mut().for_each(|some| parts.append(some));
         })?;
         let (words_dims, groups_dims) = format.part_dims(&self.dims)?;
+        // A scale of Q1_0 is twice a number of the file.
+        let wide =
+            wide || parts.scales.iter().any(|scale| scale.is_finite() && !f16::from_f32(*scale).is_finite());
         let numbers = |numbers: Vec<f32>, dims: &[usize]| {
             let numbers = Tensor::from_vec(numbers, dims, &Device::Cpu)?;
             let dtype = if wide { DType::F32 } else { DType::F16 };

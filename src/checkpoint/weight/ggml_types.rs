@@ -26,8 +26,6 @@ pub(in crate::checkpoint) enum Kind {
     Nvfp4,
     /// Codes and scales of a format of this crate that candle does not know.
     Packed(GgmlCodes),
-    /// Known by its size only.
-    Unsupported,
 }
 
 /// Which two elements of a block share a byte.
@@ -63,26 +61,26 @@ pub(in crate::checkpoint) fn block_type(id: u32, early_mxfp4: bool) -> Option<Bl
         13 => ("Q5_K", 256, 176, Kind::Ggml(G::Q5K)),
         14 => ("Q6_K", 256, 210, Kind::Ggml(G::Q6K)),
         15 => ("Q8_K", 256, 292, Kind::Ggml(G::Q8K)),
-        16 => ("IQ2_XXS", 256, 66, Kind::Unsupported),
-        17 => ("IQ2_XS", 256, 74, Kind::Unsupported),
-        18 => ("IQ3_XXS", 256, 98, Kind::Unsupported),
-        19 => ("IQ1_S", 256, 50, Kind::Unsupported),
+        16 => ("IQ2_XXS", 256, 66, Kind::Packed(GgmlCodes::IQ2_XXS)),
+        17 => ("IQ2_XS", 256, 74, Kind::Packed(GgmlCodes::IQ2_XS)),
+        18 => ("IQ3_XXS", 256, 98, Kind::Packed(GgmlCodes::IQ3_XXS)),
+        19 => ("IQ1_S", 256, 50, Kind::Packed(GgmlCodes::IQ1_S)),
         20 => ("IQ4_NL", 32, 18, Kind::Packed(GgmlCodes::IQ4_NL)),
-        21 => ("IQ3_S", 256, 110, Kind::Unsupported),
-        22 => ("IQ2_S", 256, 82, Kind::Unsupported),
+        21 => ("IQ3_S", 256, 110, Kind::Packed(GgmlCodes::IQ3_S)),
+        22 => ("IQ2_S", 256, 82, Kind::Packed(GgmlCodes::IQ2_S)),
         23 => ("IQ4_XS", 256, 136, Kind::Packed(GgmlCodes::IQ4_XS)),
         24 => ("I8", 1, 1, Kind::Dense(Dtype::I8)),
         25 => ("I16", 1, 2, Kind::Dense(Dtype::I16)),
         26 => ("I32", 1, 4, Kind::Dense(Dtype::I32)),
         27 => ("I64", 1, 8, Kind::Dense(Dtype::I64)),
         28 => ("F64", 1, 8, Kind::Dense(Dtype::F64)),
-        29 => ("IQ1_M", 256, 56, Kind::Unsupported),
+        29 => ("IQ1_M", 256, 56, Kind::Packed(GgmlCodes::IQ1_M)),
         30 => ("BF16", 1, 2, Kind::Dense(Dtype::BF16)),
         34 => ("TQ1_0", 256, 54, Kind::Packed(GgmlCodes::ternary(54)?)),
         35 => ("TQ2_0", 256, 66, Kind::Packed(GgmlCodes::ternary(66)?)),
         39 => ("MXFP4", 32, 17, Kind::Mxfp4(Nibbles::Halves)),
         40 => ("NVFP4", 64, 36, Kind::Nvfp4),
-        41 => ("Q1_0", 128, 18, Kind::Unsupported),
+        41 => ("Q1_0", 128, 18, Kind::Packed(GgmlCodes::q1_0()?)),
         _ => return None,
     };
     Some(BlockType { name, elements, bytes, kind })

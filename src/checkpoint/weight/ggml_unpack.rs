@@ -28,7 +28,7 @@ impl Unpacked {
 /// Reads a block, which has the bytes of its type, or stays as it is.
 pub(super) type Unpack = fn(&[u8], &mut Unpacked);
 
-fn half(bytes: [u8; 2]) -> f32 {
+pub(super) fn half(bytes: [u8; 2]) -> f32 {
     f16::from_le_bytes(bytes).to_f32()
 }
 
@@ -50,6 +50,16 @@ pub(super) fn q4_0(block: &[u8], to: &mut Unpacked) {
     let Some(([a, b], rest)) = block.split_first_chunk() else { return };
     to.scale = half([*a, *b]);
     nibbles(rest, &mut to.codes[..32]);
+}
+
+/// An F16 number, 16 bytes of bits that say whether it is added or taken away.
+pub(super) fn q1_0(block: &[u8], to: &mut Unpacked) {
+    let Some(([a, b], bits)) = block.split_first_chunk() else { return };
+    let number = half([*a, *b]);
+    (to.scale, to.bias) = (2. * number, -number);
+    for (codes, bits) in to.codes.chunks_exact_mut(8).zip(bits) {
+        codes.iter_mut().enumerate().for_each(|(index, code)| *code = bits >> index & 1);
+    }
 }
 
 /// As Q4_0, with an F16 bias behind the scale.

@@ -3,9 +3,11 @@
 mod dense;
 mod ggml;
 pub(super) mod ggml_blocks;
+mod ggml_grids;
 mod ggml_packed;
 mod ggml_types;
 mod ggml_unpack;
+mod ggml_unpack_grids;
 mod layout;
 mod mlx_form;
 mod names;

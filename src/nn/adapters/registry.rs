@@ -4,6 +4,7 @@ use super::slot::{Frozen, Slot};
 use super::AdapterSlot;
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// The slots of all layers that one [`VarBuilder`](crate::VarBuilder) has built, by the paths of their modules: what a
@@ -44,7 +45,14 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// # }
 /// ```
 #[derive(Clone, Debug, Default)]
-pub struct Adapters(Arc<Mutex<BTreeMap<String, Weak<Slot>>>>);
+pub struct Adapters(Arc<Registry>);
+
+#[derive(Debug, Default)]
+pub(super) struct Registry {
+    slots: Mutex<BTreeMap<String, Weak<Slot>>>,
+    /// Whether layers are observed, which is asked for at every step of a model.
+    pub is_observed: AtomicBool,
+}
 
 /// The shape of a new adapter.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -116,7 +124,11 @@ impl Adapters {
         self.slots().iter().any(AdapterSlot::is_trained)
     }
 
+    pub(super) fn registry(&self) -> &Registry {
+        &self.0
+    }
+
     fn lock(&self) -> MutexGuard<'_, BTreeMap<String, Weak<Slot>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.slots.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

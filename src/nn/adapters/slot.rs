@@ -2,10 +2,11 @@
 
 use super::super::LayerWeight;
 use super::row_norms::{self, OwnColumns};
-use super::Lora;
+use super::{Lora, Observer};
 use crate::backend::low_rank::{updated, Update};
 use crate::{Error, Result};
 use candle_core::{DType, Device, Tensor};
+use std::fmt;
 use std::ops::Range;
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard, Weak};
 
@@ -18,7 +19,6 @@ use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWrite
 #[derive(Clone, Debug)]
 pub struct AdapterSlot(Arc<Slot>);
 
-#[derive(Debug)]
 pub(super) struct Slot {
     module: String,
     /// Of the whole weight.
@@ -29,6 +29,19 @@ pub(super) struct Slot {
     /// Of each row of the frozen weight, once they are needed.
     squares: OnceLock<Tensor>,
     adapters: RwLock<Vec<Named>>,
+    observer: RwLock<Option<Observer>>,
+}
+
+impl fmt::Debug for Slot {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { module, dims, part, adapters, .. } = self;
+        f.debug_struct("Slot")
+            .field("module", module)
+            .field("dims", dims)
+            .field("part", part)
+            .field("adapters", adapters)
+            .finish_non_exhaustive()
+    }
 }
 
 /// What adapters change.
@@ -72,8 +85,9 @@ impl AdapterSlot {
         part: Vec<Range<usize>>,
         frozen: Frozen,
     ) -> Self {
-        let (squares, adapters) = Default::default();
-        Self(Arc::new(Slot { module: module.into(), dims: dims.to_vec(), part, frozen, squares, adapters }))
+        let (squares, adapters, observer) = Default::default();
+        let (module, dims) = (module.into(), dims.to_vec());
+        Self(Arc::new(Slot { module, dims, part, frozen, squares, adapters, observer }))
     }
 
     /// The slot of a layer that has all of a weight, and no name.
@@ -264,8 +278,10 @@ impl AdapterSlot {
         active.into_iter().map(complete).collect()
     }
 
-    /// `y`, the output of the frozen layer with this bias for `x`, with what the active adapters make of it.
+    /// `y`, the output of the frozen layer with this bias for `x`, with what the active adapters make of it. The observer
+    /// is told of `x`.
     pub(crate) fn apply(&self, x: &Tensor, y: Tensor, bias: Option<&Tensor>) -> candle_core::Result<Tensor> {
+        self.tell(None, x)?;
         if let Some(y) = self.by_numbers(0, x, &y, bias)? {
             return Ok(y);
         }
@@ -275,6 +291,7 @@ impl AdapterSlot {
 
     /// As [`apply`](Self::apply), for one expert of a stack.
     pub(crate) fn apply_expert(&self, index: usize, x: &Tensor, y: Tensor) -> candle_core::Result<Tensor> {
+        self.tell(Some(index), x)?;
         if let Some(y) = self.by_numbers(index, x, &y, None)? {
             return Ok(y);
         }
@@ -294,6 +311,14 @@ impl AdapterSlot {
             true => updated(&self.updates()?, expert, x, y, bias),
             false => Ok(None),
         }
+    }
+
+    pub(super) fn observer(&self) -> RwLockReadGuard<'_, Option<Observer>> {
+        self.0.observer.read().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn observer_mut(&self) -> RwLockWriteGuard<'_, Option<Observer>> {
+        self.0.observer.write().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn read(&self) -> RwLockReadGuard<'_, Vec<Named>> {

@@ -100,7 +100,8 @@ impl Model {
     }
 
     fn has_steps(&self) -> bool {
-        !self.device.is_cpu() && self.plan.is_some() && !self.adapters.is_active()
+        let plain = !self.adapters.is_active() && !self.adapters.is_observed();
+        !self.device.is_cpu() && self.plan.is_some() && plain
     }
 
     /// Where the plan turns out to be none for this device, layers go on without it.

@@ -2,9 +2,8 @@
 
 use crate::common::{bundled, distance};
 use crate::device;
-use candle_core::{DType, Device, Result, Shape, Tensor};
-use candle_nn::{var_builder::SimpleBackend, Init};
-use candle_quant::{Checkpoint, DequantizingBackend, VarBuilder};
+use candle_core::{DType, Device, Tensor};
+use candle_quant::{Checkpoint, VarBuilder};
 use candle_quant_models::{Config, Model};
 use std::path::{Path, PathBuf};
 
@@ -37,38 +36,12 @@ fn median_distance(logits: &Tensor, expected: &Tensor) -> f64 {
     distances[LEN / 2]
 }
 
-/// A checkpoint whose weights are nothing but dense.
-struct Dequantized(DequantizingBackend);
-
-impl SimpleBackend for Dequantized {
-    /// What computes on a packed weight gets it dequantized.
-    fn get(&self, shape: Shape, name: &str, hint: Init, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.0.get(shape, name, hint, dtype, device)?.affine(1., 0.)
-    }
-
-    fn get_unchecked(&self, name: &str, dtype: DType, device: &Device) -> Result<Tensor> {
-        self.0.get_unchecked(name, dtype, device)
-    }
-
-    fn contains_tensor(&self, name: &str) -> bool {
-        self.0.contains_tensor(name)
-    }
-}
-
-fn dequantized(checkpoint: &Checkpoint) -> VarBuilder<'static> {
-    let backend = Box::new(Dequantized(DequantizingBackend::new(checkpoint)));
-    candle_nn::VarBuilder::from_backend(backend, DType::F32, Device::Cpu).into()
-}
-
 fn check(name: &str, checkpoint: &Checkpoint, device: &Device) {
     let config = Config::from_json(checkpoint.config()).unwrap();
     let ids: Vec<u32> = (0..LEN).map(|i| ((i * 37 + 5) % config.vocab_size) as u32).collect();
     let tokens = Tensor::new(ids, &Device::Cpu).unwrap().unsqueeze(0).unwrap();
     let there = tokens.to_device(device).unwrap();
     let cpu = VarBuilder::from_checkpoint(checkpoint, DType::F32, &Device::Cpu);
-    // candle rounds activations that it multiplies with GGML blocks to 8 bits on the CPU.
-    let is_ggml = name.contains("q4k") || name.contains("uqff/q8_0");
-    let cpu = if is_ggml { dequantized(checkpoint) } else { cpu };
     let expected = Model::new(&config, cpu).unwrap().forward(&tokens, 0).unwrap();
 
     let mut model = Model::load(checkpoint, DType::F32, device).unwrap();
@@ -92,8 +65,6 @@ fn check(name: &str, checkpoint: &Checkpoint, device: &Device) {
 
 fn check_all(kind: &str, names: &[&str]) {
     let Some(device) = device() else { return };
-    // By kernels that candle loads, as the pretend driver has these: those that it links are nothing without nvcc.
-    candle_core::quantized::cuda::set_force_dmmv(true);
     for name in names {
         check(&format!("{kind}/{name}"), &Checkpoint::open(fixtures(kind).join(name)).unwrap(), &device);
     }

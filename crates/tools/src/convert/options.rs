@@ -2,9 +2,11 @@
 
 use super::recipe::{Recipe, Spec};
 use super::target::Target;
+use crate::importance::{CalibrationText, Statistics};
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::OllamaName;
 use candle_quant::{Error, Result};
+use std::sync::Arc;
 
 /// What a conversion is to do.
 #[derive(Clone, Debug)]
@@ -24,6 +26,12 @@ pub struct ConvertOptions {
     /// Looks for codes and scales of a smaller squared error than those of the encoder, group by group; see
     /// [`QuantizedRows::improve`](candle_quant::format::QuantizedRows::improve). The bytes are no longer those of the program whose format it is.
     pub search: bool,
+    /// What layers are given: columns count by it in a search, and in the errors by which formats are chosen for a number
+    /// of bits.
+    pub statistics: Option<Arc<Statistics>>,
+    /// Runs the source on this text, and lets the columns of a weight make up for what those before them lose, as GPTQ does:
+    /// one after another, by the products of what their layer is given.
+    pub feedback: Option<Arc<CalibrationText>>,
     /// Refuses a plan in which a tensor can't become what its rule says.
     pub strict: bool,
     /// The size of a file of weights that is not exceeded, unless one weight does.
@@ -49,6 +57,8 @@ impl ConvertOptions {
             requantize: false,
             dequantize: false,
             search: false,
+            statistics: None,
+            feedback: None,
             strict: false,
             max_shard_size,
             device: Device::Cpu,

@@ -13,7 +13,7 @@ fn command(source: &Path, args: &[&str]) -> Command {
     command
 }
 
-fn run(source: &Path, args: &[&str]) -> (i32, String, String) {
+pub fn run(source: &Path, args: &[&str]) -> (i32, String, String) {
     let Output { status, stdout, stderr } = command(source, args).output().unwrap();
     (status.code().unwrap(), String::from_utf8(stdout).unwrap(), String::from_utf8(stderr).unwrap())
 }
@@ -27,7 +27,7 @@ fn fail(code: i32, source: &Path, args: &[&str]) -> String {
     stderr
 }
 
-fn tiny() -> PathBuf {
+pub fn tiny() -> PathBuf {
     bundled_path("tiny-bf16")
 }
 

@@ -24,6 +24,7 @@ mod convert;
 mod damage;
 mod diff;
 mod hub;
+mod importance;
 mod inspect;
 #[cfg(unix)]
 mod kill;

@@ -10,6 +10,7 @@ mod ggml_types;
 mod gguf;
 mod hugging_face;
 mod hugging_face_packed;
+mod importance;
 mod loading;
 mod memory;
 mod mlx;

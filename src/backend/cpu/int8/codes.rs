@@ -1,6 +1,6 @@
 //! The codes of a format as integers, for the VNNI kernel.
 
-use crate::format::{Bits, Scale, ZeroPoint};
+use crate::format::{Bits, Element, IqTable, Scale, ZeroPoint};
 use crate::QuantFormat;
 
 /// What the codes are.
@@ -13,6 +13,10 @@ pub(super) enum Kind {
     Mxfp4,
     /// E2M1 elements, to be looked up, with E4M3 scales.
     Nvfp4,
+    /// Elements of GGML's IQ4 types, to be looked up, with scales that are read as f32.
+    Iq4,
+    /// The same of another IQ type.
+    Iq(IqTable),
 }
 
 /// How the codes of a format are integers.
@@ -64,7 +68,37 @@ impl IntegerCodes {
         match format {
             QuantFormat::MXFP4 => e2m1(Kind::Mxfp4),
             QuantFormat::NVFP4 => e2m1(Kind::Nvfp4),
-            _ => None,
+            _ => match (format.scale(), format.zero_point()) {
+                (Scale::Float | Scale::SuperBlock, ZeroPoint::None) => Self::of_table(format.element()),
+                _ => None,
+            },
+        }
+    }
+
+    /// Elements that become integers when they are multiplied by a power of two, as `unpack_vnni.rs` has them.
+    fn of_table(element: Element) -> Option<Self> {
+        let iq = |table, center, unit| Some(Self { kind: Kind::Iq(table), center, unit });
+        match element {
+            Element::Iq4Nl => Some(Self { kind: Kind::Iq4, center: 127, unit: 1. }),
+            Element::Iq(table @ IqTable::Iq1S) => iq(table, 7, 0.125),
+            Element::Iq(table @ IqTable::Iq1M) => iq(table, 17, 0.125),
+            Element::Iq(table @ IqTable::Iq2) => iq(table, 62, 0.125),
+            Element::Iq(table @ IqTable::Iq3Xxs) => iq(table, 31, 0.5),
+            Element::Iq(table @ IqTable::Iq3S) => iq(table, 15, 1.),
+            Element::Uint(_)
+            | Element::E2m1
+            | Element::E4m3
+            | Element::Int8
+            | Element::Nf4
+            | Element::Fp4 => None,
+        }
+    }
+
+    /// Whether groups have biases, or a zero point.
+    pub(super) fn has_biases(&self) -> bool {
+        match self.kind {
+            Kind::Uint(_) => true,
+            Kind::Mxfp4 | Kind::Nvfp4 | Kind::Iq4 | Kind::Iq(_) => false,
         }
     }
 
@@ -72,7 +106,9 @@ impl IntegerCodes {
     fn bits(&self) -> Bits {
         match self.kind {
             Kind::Uint(bits) => bits,
-            Kind::Mxfp4 | Kind::Nvfp4 => Bits::Four,
+            Kind::Iq(IqTable::Iq1S) => Bits::Two,
+            Kind::Iq(IqTable::Iq1M | IqTable::Iq2) => Bits::Three,
+            Kind::Mxfp4 | Kind::Nvfp4 | Kind::Iq4 | Kind::Iq(IqTable::Iq3Xxs | IqTable::Iq3S) => Bits::Four,
         }
     }
 

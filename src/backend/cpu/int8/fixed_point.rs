@@ -84,11 +84,9 @@ impl FixedPoint {
             let group = self.groups.get_mut(index / LANES)?;
             let unit = unit_of(x, self.count)?;
             group.units[index % LANES] = unit;
-            // E2M1 elements have no biases to multiply.
-            group.sums[index % LANES] = match codes.kind {
-                Kind::Mxfp4 | Kind::Nvfp4 => 0.,
-                Kind::Uint(_) => (sum(x) / f64::from(unit)) as f32,
-            };
+            // Elements of tables have no biases to multiply.
+            group.sums[index % LANES] =
+                if codes.has_biases() { (sum(x) / f64::from(unit)) as f32 } else { 0. };
         }
         Some(())
     }
@@ -238,10 +236,4 @@ fn sum(group: &[f32]) -> f64 {
         sums.iter_mut().zip(eight).for_each(|(sum, x)| *sum += f64::from(*x));
     }
     sums.iter().sum()
-}
-
-/// Whether the sum of a lane can exceed 32 bits with all three limbs, so that the lowest limb's is added in f32. Eight
-/// codes of 6 bits, at most 32 off their zero point, just fit: 8 * 32 * 0x7F7F7F < 2^31.
-pub(super) const fn splits_sum(bits: usize) -> bool {
-    bits == 8
 }

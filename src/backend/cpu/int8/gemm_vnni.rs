@@ -17,10 +17,10 @@ use super::super::row_gemv::LANES;
 use super::super::tasks::Threads;
 use super::codes::{IntegerCodes, Kind};
 use super::fixed_point::LIMB_BITS;
-use super::unpack_vnni::{AFFINE, MXFP4};
+use super::unpack_vnni::{AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4};
 use super::weight_panels::{unpack_rows, Panel, PanelParams, DEPTH};
 use super::x_tiles::{Tile, XTiles};
-use crate::format::Bits;
+use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 
@@ -159,7 +159,7 @@ impl Prepared {
         tiles: &[Tile],
         mut each: impl FnMut(usize, &[[f32; LANES]]),
     ) {
-        let has_biases = matches!(self.codes.kind, Kind::Uint(_));
+        let has_biases = self.codes.has_biases();
         let panels = rows.div_ceil(LANES);
         let first_x = tiles.first().map_or(0, |tile| tile.first);
         let count: usize = tiles.iter().map(|tile| tile.rows).sum();
@@ -244,6 +244,12 @@ impl Prepared {
                 Kind::Uint(Bits::Six) => unpack_rows::<6, AFFINE>(matrix, rows, first, codes),
                 Kind::Uint(Bits::Eight) => unpack_rows::<8, AFFINE>(matrix, rows, first, codes),
                 Kind::Mxfp4 | Kind::Nvfp4 => unpack_rows::<4, MXFP4>(matrix, rows, first, codes),
+                Kind::Iq4 => unpack_rows::<4, IQ4>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq1S) => unpack_rows::<2, IQ1_S>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq1M) => unpack_rows::<3, IQ1_M>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq2) => unpack_rows::<3, IQ2>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq3Xxs) => unpack_rows::<4, IQ3_XXS>(matrix, rows, first, codes),
+                Kind::Iq(IqTable::Iq3S) => unpack_rows::<4, IQ3_S>(matrix, rows, first, codes),
             }
         }
     }

@@ -10,7 +10,7 @@
 //! Codes are taken relative to a zero point z in the middle of their range,
 //! `q * s + b = (2 * q - z) * (s / 2) + (b + z * s / 2)`, so that sums stay small even where all activations have one
 //! sign: `z * sum(x)` is subtracted in integers, and the second term is a short dot product over the groups of a row.
-//! E2M1 elements, doubled, are integers too. E4M3 elements are not: they have a kernel in `f32/fp8_gemv.rs`.
+//! E2M1 elements, doubled, are integers too, and so are those of GGML's IQ types. E4M3 elements are not: they have a kernel in `f32/fp8_gemv.rs`.
 
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
@@ -22,10 +22,10 @@ use super::super::matrix::PackedMatrix;
 use super::super::row_gemv::scales::{output_multiplier, Scaling};
 use super::super::row_gemv::{self, each_row_of_x, load, prefetch, sums_of_lanes, Pass, Row, LANES, ROWS};
 use super::codes::{IntegerCodes, Kind};
-use super::fixed_point::{splits_sum, FixedPoint, LIMB_BITS};
+use super::fixed_point::{FixedPoint, LIMB_BITS};
 use super::outliers::Outliers;
-use super::unpack_vnni::{unpack, AFFINE, MXFP4, NVFP4};
-use crate::format::Bits;
+use super::unpack_vnni::{splits_sum, unpack, AFFINE, IQ1_M, IQ1_S, IQ2, IQ3_S, IQ3_XXS, IQ4, MXFP4, NVFP4};
+use crate::format::{Bits, IqTable};
 use crate::QuantFormat;
 use std::arch::x86_64::*;
 
@@ -158,6 +158,12 @@ fn dot_pass<const LIMBS: usize>(
         Kind::Uint(Bits::Eight) => dot_blocks::<8, 2, AFFINE, LIMBS>(x, pass, sums),
         Kind::Mxfp4 => dot_blocks::<4, 2, MXFP4, LIMBS>(x, pass, sums),
         Kind::Nvfp4 => dot_blocks::<4, 2, NVFP4, LIMBS>(x, pass, sums),
+        Kind::Iq4 => dot_blocks::<4, 2, IQ4, LIMBS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1S) => dot_blocks::<2, 4, IQ1_S, LIMBS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq1M) => dot_blocks::<3, 2, IQ1_M, LIMBS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq2) => dot_blocks::<3, 2, IQ2, LIMBS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq3Xxs) => dot_blocks::<4, 2, IQ3_XXS, LIMBS>(x, pass, sums),
+        Kind::Iq(IqTable::Iq3S) => dot_blocks::<4, 2, IQ3_S, LIMBS>(x, pass, sums),
     }
 }
 
@@ -241,7 +247,7 @@ unsafe fn add_block<
                 sums[limb] = _mm512_dpbusd_epi32(sums[limb], integers[vector], x);
             }
         }
-        let mut sum = if LIMBS == 3 && splits_sum(BITS) {
+        let mut sum = if LIMBS == 3 && splits_sum(BITS, KIND) {
             let high = _mm512_add_epi32(_mm512_slli_epi32::<LIMB_BITS>(sums[0]), sums[1]);
             let limb = _mm512_set1_ps((1 << LIMB_BITS) as f32);
             _mm512_fmadd_ps(_mm512_cvtepi32_ps(high), limb, _mm512_cvtepi32_ps(sums[2]))

@@ -3,12 +3,25 @@
 #![allow(clippy::needless_range_loop)] // Loops of constant length over arrays that have to stay in registers.
 
 use super::codes::doubled;
+use crate::format::{self, IqTable};
 use std::arch::x86_64::*;
 
 /// What codes and scales are: the parameter `KIND` of the functions here and in `gemv_vnni.rs`.
 pub(super) const AFFINE: u8 = 0;
 pub(super) const NVFP4: u8 = 1;
 pub(super) const MXFP4: u8 = 2;
+pub(super) const IQ4: u8 = 3;
+pub(super) const IQ3_XXS: u8 = 4;
+pub(super) const IQ3_S: u8 = 5;
+pub(super) const IQ2: u8 = 6;
+pub(super) const IQ1_M: u8 = 7;
+pub(super) const IQ1_S: u8 = 8;
+
+/// Whether the sum of a lane can exceed 32 bits with all three limbs, so that the lowest limb's is added in f32. Eight
+/// codes of 6 bits, at most 32 off their zero point, just fit: 8 * 32 * 0x7F7F7F < 2^31.
+pub(super) const fn splits_sum(bits: usize, kind: u8) -> bool {
+    bits == 8 || matches!(kind, IQ4 | IQ2 | IQ1_S)
+}
 
 /// Byte indices, from 64 on into the second load, that gather, in each lane, the bytes with the first (`vector` 0) or the
 /// last four of its eight codes of 3, 5 or 6 bits. No code has bits in the fourth byte of a lane, which may lie behind the
@@ -54,8 +67,43 @@ const fn select_code(bits: usize, e2m1: bool) -> [i64; 8] {
     matrices
 }
 
-/// `2 * e2m1 + 12` of every code.
-const DOUBLED_E2M1: [i8; 16] = [12, 13, 14, 15, 16, 18, 20, 24, 12, 11, 10, 9, 8, 6, 4, 0];
+/// The integers of codes that are looked up: `element / unit + center`, as [`IntegerCodes`] has these. Those of three bits come
+/// doubled.
+///
+/// [`IntegerCodes`]: super::codes::IntegerCodes
+const fn table(kind: u8) -> [u8; 16] {
+    let (values, center, per_one, code_step): (&[f32; 16], _, _, _) = match kind {
+        IQ4 => (&format::IQ4_NL, 127, 1., 1),
+        IQ3_XXS => (IqTable::Iq3Xxs.values(), 31, 2., 1),
+        IQ3_S => (IqTable::Iq3S.values(), 15, 1., 1),
+        IQ2 => (IqTable::Iq2.values(), 62, 8., 2),
+        IQ1_M => (IqTable::Iq1M.values(), 17, 8., 2),
+        IQ1_S => (IqTable::Iq1S.values(), 7, 8., 1),
+        _ => (&format::E2M1, 12, 2., 1),
+    };
+    let mut table = [0; 16];
+    let mut index = 0;
+    while index < 16 {
+        table[index] = ((values[index / code_step] * per_one) as i32 + center) as u8;
+        index += 1;
+    }
+    table
+}
+
+/// The byte of the table that each code selects.
+///
+/// # Safety
+/// AVX-512 (F, BW) is there, and the caller enables it.
+#[inline(always)]
+unsafe fn look_up(table: &[u8; 16], codes: &mut [__m512i]) {
+    // SAFETY: the table has the sixteen bytes of a vector.
+    unsafe {
+        let table = _mm512_broadcast_i32x4(_mm_loadu_si128(table.as_ptr().cast()));
+        for codes in codes {
+            *codes = _mm512_shuffle_epi8(table, *codes);
+        }
+    }
+}
 
 /// The integers of a block's codes as bytes; `first` has up to 64 bytes of the block, `second` those behind them.
 #[inline]
@@ -64,7 +112,8 @@ pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
     first: __m512i,
     second: __m512i,
 ) -> [__m512i; VECTORS] {
-    let double = doubled(BITS) && KIND == AFFINE;
+    // Those of three bits are looked up by twice the code.
+    let double = doubled(BITS) && (KIND == AFFINE || BITS == 3);
     let mask = _mm512_set1_epi8((((1u32 << BITS) - 1) << u32::from(double)) as u8 as i8);
     let mut codes = [first; VECTORS];
     // SAFETY: only tables are loaded, which have the 64 (16) bytes of a vector.
@@ -81,6 +130,9 @@ pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
                 };
                 codes[vector] = _mm512_and_si512(_mm512_multishift_epi64_epi8(offsets, together), mask);
             }
+            if KIND != AFFINE {
+                look_up(&const { table(KIND) }, &mut codes);
+            }
             return codes;
         }
         if BITS == 8 {
@@ -95,10 +147,7 @@ pub(super) fn unpack<const BITS: usize, const VECTORS: usize, const KIND: u8>(
             codes[vector] = _mm512_gf2p8affine_epi64_epi8::<0>(first, matrix);
         }
         if KIND != AFFINE {
-            let table = _mm512_broadcast_i32x4(_mm_loadu_si128(DOUBLED_E2M1.as_ptr().cast()));
-            for vector in 0..VECTORS {
-                codes[vector] = _mm512_shuffle_epi8(table, codes[vector]);
-            }
+            look_up(&const { table(KIND) }, &mut codes);
         }
     }
     codes

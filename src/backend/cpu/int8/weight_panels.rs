@@ -124,7 +124,7 @@ unsafe fn transpose_packed<const BITS: usize, const KIND: u8>(
             let to = to.add(vector * (8 / BITS));
             match BITS {
                 1 => store(unpack::<1, 8, AFFINE>(packed[vector], packed[vector]), to),
-                2 => store(unpack::<2, 4, AFFINE>(packed[vector], packed[vector]), to),
+                2 => store(unpack::<2, 4, KIND>(packed[vector], packed[vector]), to),
                 4 => store(unpack::<4, 2, KIND>(packed[vector], packed[vector]), to),
                 _ => _mm512_storeu_si512(to, packed[vector]),
             }

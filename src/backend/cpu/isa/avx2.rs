@@ -37,7 +37,12 @@ const fn gather_bytes(bits: usize) -> [u8; 32] {
 // they are called from functions that enable the features of the intrinsics.
 #[inline(always)]
 unsafe fn shifted<const BITS: usize>(codes: __m256i) -> [__m256i; 4] {
-    let bits = BITS as i32;
+    unsafe { shifted_by(codes, BITS) }
+}
+
+#[inline(always)]
+unsafe fn shifted_by(codes: __m256i, bits: usize) -> [__m256i; 4] {
+    let bits = bits as i32;
     unsafe {
         [
             codes,
@@ -207,6 +212,9 @@ impl Simd for Avx2 {
         unsafe {
             // Eight entries are selected by the three lowest bits of a lane.
             let lower = _mm256_loadu_ps(const { &T::VALUES }.as_ptr());
+            if const { T::BITS < 4 } {
+                return each!(shifted_by(codes, T::BITS), |code| _mm256_permutevar8x32_ps(lower, code));
+            }
             // The fourth bit becomes a lane's highest.
             if const { T::HAS_SIGN_BIT } {
                 let sign = _mm256_set1_epi32(i32::MIN);

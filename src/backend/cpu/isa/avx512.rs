@@ -115,7 +115,12 @@ pub(super) unsafe fn bytes(table: &[u8; 64]) -> __m512i {
 /// The codes shifted so that code `i` of each lane is lowest, for `i` in 0..4.
 #[inline(always)]
 unsafe fn shifted<const BITS: usize>(codes: __m512i) -> [__m512i; 4] {
-    let bits = BITS as i32;
+    unsafe { shifted_by(codes, BITS) }
+}
+
+#[inline(always)]
+unsafe fn shifted_by(codes: __m512i, bits: usize) -> [__m512i; 4] {
+    let bits = bits as i32;
     unsafe {
         [
             codes,
@@ -307,7 +312,7 @@ impl Simd for Avx512 {
     unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
         unsafe {
             let table = numbers(T::VALUES);
-            each!(shifted::<4>(codes), |index| _mm512_permutexvar_ps(index, table))
+            each!(shifted_by(codes, T::BITS), |index| _mm512_permutexvar_ps(index, table))
         }
     }
     #[inline(always)]

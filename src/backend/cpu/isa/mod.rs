@@ -95,7 +95,7 @@ pub(super) trait Simd: Copy {
         scale: Self::F,
         bias: Self::F,
     ) -> [Self::F; 4];
-    /// The entries of a table that the four 4-bit codes in each lane select.
+    /// The entries of a table that the four codes in each lane select.
     unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4];
     /// Values of the four E4M3 codes in each lane.
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4];
@@ -103,9 +103,11 @@ pub(super) trait Simd: Copy {
     unsafe fn int8(codes: Self::U) -> [Self::F; 4];
 }
 
-/// The values of 4-bit codes. A type, so that instruction sets know at compile time what a table allows.
+/// The values of codes of up to four bits. A type, so that instruction sets know at compile time what a table allows.
 pub(super) trait Table16 {
-    /// The value of each code.
+    /// Bits of a code.
+    const BITS: usize = 4;
+    /// The value of each code. Those of fewer bits repeat: bits above a code do not matter.
     const VALUES: [f32; 16];
 
     /// Whether the highest bit of a code is the sign of its value.

@@ -235,6 +235,18 @@ impl Simd for Neon {
     #[inline(always)]
     unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
         unsafe {
+            if const { T::BITS < 4 } {
+                // Eight values are 32 bytes. The four of a value follow each other from four times its code on.
+                let values = const { &T::VALUES }.as_ptr().cast::<u8>();
+                let table = uint8x16x2_t(vld1q_u8(values), vld1q_u8(values.add(16)));
+                let bits = T::BITS as i32;
+                return each!([0, -bits, -2 * bits, -3 * bits], |left| {
+                    let code = vandq_u32(vshlq_u32(codes, vdupq_n_s32(left)), vdupq_n_u32(7));
+                    let first = vmulq_n_u32(code, 0x0404_0404);
+                    let bytes = vreinterpretq_u8_u32(vaddq_u32(first, vdupq_n_u32(0x0302_0100)));
+                    vreinterpretq_f32_u8(vqtbl2q_u8(table, bytes))
+                });
+            }
             let third = vld1q_u8(const { value_bytes(&T::VALUES, 16) }.as_ptr());
             let top = vld1q_u8(const { value_bytes(&T::VALUES, 24) }.as_ptr());
             // The codes in the upper half of a lane, where the upper bytes of their values belong. `even` holds codes

@@ -125,7 +125,13 @@ impl Simd for Portable {
     }
     #[inline(always)]
     unsafe fn lookup16<T: Table16>(codes: Self::U) -> [Self::F; 4] {
-        codes_to_values::<4>(codes, |code| T::VALUES[code as usize & 15])
+        let value = |code| T::VALUES[code as usize & 15];
+        match T::BITS {
+            1 => codes_to_values::<1>(codes, value),
+            2 => codes_to_values::<2>(codes, value),
+            3 => codes_to_values::<3>(codes, value),
+            _ => codes_to_values::<4>(codes, value),
+        }
     }
     #[inline(always)]
     unsafe fn e4m3(codes: Self::U) -> [Self::F; 4] {

@@ -41,8 +41,40 @@ impl Table16 for Upper {
     };
 }
 
-/// The values of codes by table, as integers and as E4M3 numbers, in the order of codes.
-type Values = [Vec<f32>; 5];
+/// Values of three bits, those of [`Full`].
+struct Three;
+
+impl Table16 for Three {
+    const BITS: usize = 3;
+    const VALUES: [f32; 16] = {
+        let mut values = [0.; 16];
+        let mut code = 0;
+        while code < 16 {
+            values[code] = Full::VALUES[code % 8];
+            code += 1;
+        }
+        values
+    };
+}
+
+/// Values of two bits.
+struct Two;
+
+impl Table16 for Two {
+    const BITS: usize = 2;
+    const VALUES: [f32; 16] = {
+        let mut values = [0.; 16];
+        let mut code = 0;
+        while code < 16 {
+            values[code] = Full::VALUES[code % 4];
+            code += 1;
+        }
+        values
+    };
+}
+
+/// The values of codes by table, as integers and as E4M3 numbers, by tables of three and two bits, in the order of codes.
+type Values = [Vec<f32>; 7];
 
 /// `codes` has whole blocks of every instruction set, also if they are eight bits wide.
 ///
@@ -50,7 +82,7 @@ type Values = [Vec<f32>; 5];
 /// As [`Simd`].
 #[inline(always)]
 unsafe fn values<S: Simd>(codes: &[u8]) -> Values {
-    let mut all = [const { Vec::new() }; 5];
+    let mut all = [const { Vec::new() }; 7];
     // SAFETY: chunks have the bytes of a block of four or of eight bits; the caller vouches for the features.
     unsafe {
         for codes in codes.chunks_exact(2 * S::LANES) {
@@ -63,6 +95,12 @@ unsafe fn values<S: Simd>(codes: &[u8]) -> Values {
             let codes = S::load_codes::<8>(codes.as_ptr());
             push::<S>(&mut all[3], S::int8(codes));
             push::<S>(&mut all[4], each!(S::e4m3(codes), |value| S::mul(value, S::splat(0.5))));
+        }
+        for codes in codes.chunks_exact(3 * S::LANES / 2) {
+            push::<S>(&mut all[5], S::lookup16::<Three>(S::load_codes::<3>(codes.as_ptr())));
+        }
+        for codes in codes.chunks_exact(S::LANES) {
+            push::<S>(&mut all[6], S::lookup16::<Two>(S::load_codes::<2>(codes.as_ptr())));
         }
     }
     all
@@ -112,13 +150,19 @@ fn values_with(isa: &InstructionSet, codes: &[u8]) -> Values {
 #[test]
 fn values_of_codes_have_the_bits_of_the_portable_ones() {
     // Every byte, in several lanes.
-    let codes: Vec<u8> = (0..1024u32).map(|index| (index * 7 + index / 256 * 3) as u8).collect();
+    let codes: Vec<u8> = (0..3072u32).map(|index| (index * 7 + index / 256 * 3) as u8).collect();
     let table = |values: [f32; 16]| {
         codes.iter().flat_map(move |byte| [byte & 15, byte >> 4].map(|code| values[usize::from(code)]))
     };
     let want = values_with(&InstructionSet::Portable(Portable), &codes);
     assert!(want[0].iter().copied().eq(table(E2M1)));
     assert!(want[1].iter().copied().eq(table(Full::VALUES)));
+    let words: Vec<u32> = codes.as_chunks().0.iter().map(|bytes| u32::from_le_bytes(*bytes)).collect();
+    for (kind, bits) in [(5, 3), (6, 2)] {
+        let mut unpacked = vec![0; codes.len() * 8 / bits];
+        crate::format::unpack(&words, bits, &mut unpacked);
+        assert!(want[kind].iter().copied().eq(unpacked.iter().map(|code| Full::VALUES[usize::from(*code)])));
+    }
     assert!(want[3].iter().copied().eq(codes.iter().map(|code| f32::from(*code as i8))));
     for isa in available() {
         for (kind, (got, want)) in values_with(isa, &codes).iter().zip(&want).enumerate() {

@@ -143,6 +143,7 @@ fn the_table_is_the_documented_one() {
                         16 => ("int8 GEMV", in_f32),
                         _ => ("int8 GEMV", "int8 AMX"),
                     },
+                    _ if matches!(format.element(), Element::Iq4Nl | Element::Iq(_)) => ("int8 GEMV", in_f32),
                     _ => (in_f32, in_f32),
                 };
                 let want = match (isa.name(), m) {

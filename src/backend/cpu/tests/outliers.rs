@@ -1,6 +1,7 @@
 //! Activations far larger than others, above all where they meet weights of zero; and results that are subnormal.
 
 use super::*;
+use crate::format::Element;
 
 /// Activations of about 0.01, with larger ones as real models have them.
 fn activations(kind: usize, m: usize, k: usize, rng: &mut StdRng) -> (Vec<f32>, Vec<usize>) {
@@ -48,7 +49,7 @@ fn erase(weight: &mut Weight, columns: &[usize]) {
         }
         (Some(_), None) => 1 << (bits - 1),
         (None, _) => {
-            if weight.format.element() == crate::format::Element::Nf4 {
+            if weight.format.element() == Element::Nf4 {
                 7
             } else {
                 0
@@ -104,7 +105,8 @@ fn results_are_as_good_beside_outliers() {
                 let mut weight = Weight::random(format, n, k, &mut rng);
                 let (x, columns) = activations(kind, m, k, &mut rng);
                 // No code of these stands for zero.
-                let erased = erased && format.element() != crate::format::Element::Iq4Nl;
+                let has_zero = !matches!(format.element(), Element::Iq4Nl | Element::Iq(_));
+                let erased = erased && has_zero;
                 if erased {
                     erase(&mut weight, &columns);
                 }

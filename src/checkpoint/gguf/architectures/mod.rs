@@ -164,8 +164,7 @@ fn has(metadata: &Metadata, key: &str) -> Result<bool> {
     Ok(metadata.size(key)?.unwrap_or(0) > 0)
 }
 
-/// That of a model type.
-#[cfg(test)]
-pub(super) fn of_type(model_type: &str) -> &'static Architecture {
-    all().find(|architecture| architecture.model_type == model_type).unwrap()
+/// That of a model type; `None` if it is not known here.
+pub(super) fn of_type(model_type: &str) -> Option<&'static Architecture> {
+    all().find(|architecture| architecture.model_type == model_type)
 }

@@ -3,6 +3,7 @@
 mod choose;
 mod conversion;
 mod fit;
+mod importance;
 mod parse;
 mod print;
 
@@ -87,6 +88,20 @@ pub struct Options {
     /// program whose format it is).
     #[arg(long)]
     search: bool,
+    /// Run the model on this text, and let the squared errors of --search and --target-bpw count by what layers are given
+    /// there. Texts are separated by blank lines; give some that are like what the model is for.
+    #[arg(long, value_name = "TEXT")]
+    calibrate: Option<PathBuf>,
+    /// Keep what --calibrate finds in a file, from which it goes on if it was interrupted; or take it from there.
+    #[arg(long, value_name = "FILE")]
+    statistics: Option<PathBuf>,
+    /// Take an importance matrix of llama.cpp (.dat or .gguf) instead.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["statistics", "dequantize"])]
+    imatrix: Option<PathBuf>,
+    /// Let the columns of a weight make up for what those before them lose, as GPTQ does, by the text of --calibrate (much
+    /// slower; with --search scales are searched for, too).
+    #[arg(long, requires = "calibrate")]
+    feedback: bool,
     /// A recipe by name, a TOML file, or a topology of mistral.rs.
     #[arg(long, value_name = "NAME|FILE")]
     recipe: Option<String>,
@@ -107,7 +122,8 @@ pub struct Options {
     requantize: bool,
     /// Write dense elements: dequantize what is packed.
     #[arg(long, conflicts_with_all = [
-        "format", "bits", "target_bpw", "fit", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search"
+        "format", "bits", "target_bpw", "fit", "group_size", "recipe", "save_recipe", "role", "tensors", "requantize", "search",
+        "calibrate", "statistics", "feedback"
     ])]
     dequantize: bool,
     /// Refuse if a tensor can't become what its rule says.
@@ -208,6 +224,7 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         check_writable(path).map_err(|error| (error, IO))?;
     }
     let source = open(&options.source).map_err(bad_input)?;
+    importance::add(options, &source, &mut conversion)?;
     if let Some(bits) = options.target_bpw {
         conversion.recipe = choose::choose(options, &source, &conversion, bits)?;
     }
@@ -271,7 +288,8 @@ fn compare(options: &Options) -> Result<(), (anyhow::Error, u8)> {
     let source = open(&options.source).map_err(bad_input)?;
     let mut reports = Vec::new();
     for format in &options.compare {
-        let conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
+        let mut conversion = conversion(options, Some(*format)).map_err(|error| (error, USAGE))?;
+        importance::add(options, &source, &mut conversion)?;
         let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
         let progress = progress(options, plan.tensors().count(), plan.source_bytes());
         let report = convert::measure(&plan, &|event| tell_progress(&progress, &event));

@@ -137,12 +137,14 @@ impl<'a> BitAllocation<'a> {
     pub fn measure(&self, progress: &(dyn Fn(ConvertEvent) + Sync)) -> Result<Sensitivities> {
         let mut sensitivities = Sensitivities::new(self.source, self.settings())?;
         for file in &self.files {
-            let measured =
-                Writer { file, device: &self.options.device, progress }.write(ShardFile::nowhere())?.tensors;
+            let measured = Writer { file, device: &self.options.device, feedback: None, progress }
+                .write(ShardFile::nowhere())?
+                .tensors;
             for (job, quality) in file.jobs.iter().zip(measured) {
                 if let Some(format) = job.format() {
                     // What the dtype of the scales can't express is the worst of all.
-                    let error = if quality.overflowing > 0 { f64::MAX } else { quality.relative_rms };
+                    let lost = quality.weighted_rms.unwrap_or(quality.relative_rms);
+                    let error = if quality.overflowing > 0 { f64::MAX } else { lost };
                     sensitivities.insert(&job.planned.name, Spec::Packed(format), error);
                 }
             }

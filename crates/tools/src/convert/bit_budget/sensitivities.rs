@@ -2,7 +2,7 @@
 
 use crate::convert::options::ConvertOptions;
 use crate::convert::recipe::Spec;
-use crate::sha256;
+use crate::source::fingerprint;
 use crate::staging::{io, write_file};
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::{Error, Result};
@@ -11,7 +11,6 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::ErrorKind;
 use std::path::Path;
-use std::time::UNIX_EPOCH;
 
 /// What weights lose in formats, as [`BitAllocation::measure`](super::BitAllocation::measure) finds it. It can be kept
 /// in a file, for other numbers of bits.
@@ -32,19 +31,25 @@ pub(super) struct Settings {
     target: String,
     dtype: Option<String>,
     search: bool,
+    /// The digest of the statistics by which columns count.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    statistics: Option<String>,
 }
 
 impl Settings {
     pub(super) fn of(options: &ConvertOptions) -> Self {
         let target = format!("{:?}", options.target).to_lowercase();
         let dtype = options.dtype.map(|dtype| dtype.as_str().to_owned());
-        Self { target, dtype, search: options.search }
+        let statistics = options.statistics.as_ref().map(|statistics| statistics.digest());
+        Self { target, dtype, search: options.search, statistics }
     }
 
     /// In words.
     fn describe(&self) -> String {
         let dtype = self.dtype.as_deref().unwrap_or("none");
-        format!("{}, dtype {dtype}, search {}", self.target, self.search)
+        let by =
+            self.statistics.as_ref().map_or_else(String::new, |digest| format!(", statistics {digest:.16}"));
+        format!("{}, dtype {dtype}, search {}{by}", self.target, self.search)
     }
 }
 
@@ -118,22 +123,4 @@ impl Sensitivities {
             .map_err(|error| Error::file(path, error.to_string(), "report this"))?;
         write_file(path, format!("{text}\n").as_bytes())
     }
-}
-
-/// For every file of weights its size and the time of its last change.
-fn states_of_files(source: &Checkpoint) -> Result<BTreeMap<String, (u64, u128)>> {
-    let state = |path: &Path| {
-        let metadata = fs::metadata(path)?;
-        let changed = metadata.modified()?.duration_since(UNIX_EPOCH).unwrap_or_default();
-        // JSON has no bytes: of a path that is no Unicode, what is none is left out.
-        let path = fs::canonicalize(path)?.to_string_lossy().into_owned();
-        Ok((path, (metadata.len(), changed.as_nanos())))
-    };
-    let files = source.weight_files().into_iter();
-    files.map(|path| state(&path).map_err(|error| Error::Io { path, error })).collect()
-}
-
-fn fingerprint(source: &Checkpoint) -> Result<String> {
-    let files = format!("{:?}", states_of_files(source)?);
-    Ok(sha256::of_bytes(files))
 }

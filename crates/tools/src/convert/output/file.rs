@@ -8,6 +8,9 @@ use std::cmp::Ordering;
 /// What the metadata of a file says if codes and scales in it were searched for.
 const SEARCH: &str = "candle_quant.search";
 
+/// What it says if what columns lose is made up for by others.
+const FEEDBACK: &str = "candle_quant.feedback";
+
 /// One file of weights of the output.
 #[derive(Clone, Debug)]
 pub(in crate::convert) struct OutputFile {
@@ -32,8 +35,19 @@ impl OutputFile {
         mut metadata: Option<Value>,
         style: Style,
     ) -> Self {
-        if let (Some(Value::Object(entries)), true) = (&mut metadata, jobs.iter().any(Job::is_searched)) {
-            entries.insert(SEARCH.into(), "squared error".into());
+        if let Some(Value::Object(entries)) = &mut metadata {
+            if jobs.iter().any(Job::is_searched) {
+                let by_columns = |job: &Job| job.packing().is_some_and(|packing| packing.columns.is_some());
+                let measure = match jobs.iter().any(|job| job.is_searched() && by_columns(job)) {
+                    true => "squared error, columns weighted by statistics of what layers are given",
+                    false => "squared error",
+                };
+                entries.insert(SEARCH.into(), measure.into());
+            }
+            let feedback = jobs.iter().find_map(|job| job.packing()?.feedback.clone());
+            if let Some(text) = feedback {
+                entries.insert(FEEDBACK.into(), format!("by a text with the digest {text}").into());
+            }
         }
         let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
         let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();

@@ -3,11 +3,15 @@
 use super::source::SourcePart;
 use super::tensor::OutputTensor;
 use crate::convert::recipe::{Role, Spec};
+use crate::importance::ColumnWeights;
+use crate::sha256;
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{DenseTensor, GgmlWeight, PackedWeight, Weight};
 use candle_quant::format::{GgmlType, Quantizer};
 use candle_quant::QuantFormat;
 use serde::Serialize;
+use std::fmt;
+use std::sync::Arc;
 
 /// What holds MXFP4 exactly. A number `v` of E2M1 and a scale `s` become the code `2v + 12`, the scale `s / 2` and the
 /// bias `-6s`: `(2v + 12) * s / 2 - 6s` is `v * s`.
@@ -89,7 +93,7 @@ pub(in crate::convert) enum Work {
 }
 
 /// How numbers are packed.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(in crate::convert) struct Packing {
     /// What they are rounded to before.
     pub dtype: DType,
@@ -99,6 +103,34 @@ pub(in crate::convert) struct Packing {
     pub search: bool,
     /// The type of GGML in whose blocks they are written, if they are.
     pub blocks: Option<GgmlType>,
+    /// How much columns count, if not all alike.
+    pub columns: Option<Columns>,
+    /// The digest of the text by which what a column loses is made up for by those behind it, if it is.
+    pub feedback: Option<Arc<str>>,
+}
+
+/// How much the columns of a weight count.
+#[derive(Clone)]
+pub(in crate::convert) struct Columns(Arc<ColumnWeights>);
+
+impl Columns {
+    pub(in crate::convert) fn new(weights: ColumnWeights) -> Self {
+        Self(Arc::new(weights))
+    }
+
+    /// Those of one matrix of a stack.
+    pub(in crate::convert) fn of_matrix(&self, matrix: usize) -> Option<&[f32]> {
+        self.0.of_matrix(matrix)
+    }
+}
+
+/// A digest, which tells whether an output is made of the same.
+impl fmt::Debug for Columns {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut hasher = sha256::Hasher::default();
+        self.0.bytes().for_each(|bytes| hasher.update(bytes));
+        f.write_str(&hasher.finish())
+    }
 }
 
 impl Packing {
@@ -109,9 +141,27 @@ impl Packing {
 }
 
 impl Job {
+    /// How it is packed, if it is packed here.
+    pub(in crate::convert) fn packing(&self) -> Option<&Packing> {
+        match &self.work {
+            Work::Pack(_, packing) => Some(packing),
+            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) | Work::Blocks(..) => None,
+        }
+    }
+
+    /// Whether what a column loses is made up for by those behind it.
+    pub(in crate::convert) fn has_feedback(&self) -> bool {
+        self.packing().is_some_and(|packing| packing.feedback.is_some())
+    }
+
+    /// Rows of each of the matrices that it consists of.
+    pub(in crate::convert) fn rows_of_matrix(&self) -> usize {
+        self.planned.shape.iter().rev().nth(1).copied().unwrap_or(1).max(1)
+    }
+
     /// Whether its codes and scales are searched for.
     pub(in crate::convert) fn is_searched(&self) -> bool {
-        matches!(&self.work, Work::Pack(_, packing) if packing.search)
+        self.packing().is_some_and(|packing| packing.search)
     }
 
     /// The format of the output, if it is packed.

@@ -2,7 +2,8 @@
 
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{
-    file_dtype, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, View, Work, WIDE_MXFP4,
+    file_dtype, Columns, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, View, Work,
+    WIDE_MXFP4,
 };
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
@@ -11,9 +12,14 @@ use candle_quant::checkpoint::{module_of, tensor_of, GgmlWeight, MlxForm, Packed
 use candle_quant::format::Scale;
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
+use std::sync::Arc;
 
 /// What is said of a weight, after its format, whose codes and scales were searched for.
 const SEARCHED: &str = ", searched";
+
+/// What is said if columns count by statistics, and if they make up for what others lose.
+const BY_STATISTICS: &str = " by statistics";
+const WITH_FEEDBACK: &str = ", with feedback";
 
 /// Why symmetric codes do not become those of a format with biases.
 const ROUNDED: &str = " with scales whose products with codes are rounded";
@@ -70,6 +76,7 @@ impl Job {
         format: QuantFormat,
         dtype: DType,
         options: &ConvertOptions,
+        (columns, feedback): (Option<Columns>, Option<Arc<str>>),
     ) -> Result<Self> {
         let scales = match format.scale().is_byte() {
             false => file_dtype(dtype)?,
@@ -84,12 +91,22 @@ impl Job {
         }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
         let blocks = kind.blocks(format);
-        let packing = Packing { dtype, format, quantizer: kind.quantizer(format), search, blocks };
-        let to = match blocks {
-            Some(kind) => kind.name().to_lowercase(),
-            None => format.to_string(),
-        };
-        let to = format!("{to}{}", if search { SEARCHED } else { "" });
+        if blocks.is_some() && (columns.is_some() || feedback.is_some()) {
+            return Err(Error::Unsupported {
+                what: format!("statistics of a text for `{}` in blocks of {format}", source.name),
+                remedy: "leave out --calibrate, or convert to another kind".into(),
+            });
+        }
+        let mut to = blocks.map_or_else(|| format.to_string(), |kind| kind.name().to_lowercase());
+        for (is_so, words) in [
+            (search, SEARCHED),
+            (search && columns.is_some(), BY_STATISTICS),
+            (feedback.is_some(), WITH_FEEDBACK),
+        ] {
+            to.push_str(if is_so { words } else { "" });
+        }
+        let quantizer = kind.quantizer(format);
+        let packing = Packing { dtype, format, quantizer, search, blocks, columns, feedback };
         Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
     }
 

@@ -5,6 +5,7 @@ mod config;
 mod experts;
 mod fused;
 mod heads;
+mod importance;
 mod jobs;
 mod linear;
 #[allow(clippy::module_inception)]

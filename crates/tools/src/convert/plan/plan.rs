@@ -6,6 +6,7 @@ use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
 use crate::convert::target::Target;
+use crate::importance::Feedback;
 use candle_core::Device;
 use candle_quant::checkpoint::{
     module_of, natural_order, Checkpoint, FusedExperts, HubName, OllamaName, Weight,
@@ -28,6 +29,8 @@ pub struct ConvertPlan {
     pub(in crate::convert) top: Option<QuantFormat>,
     /// What the recipe does with rows that are no whole number of groups.
     pub(in crate::convert) fallback: Fallback,
+    /// Finds what columns make up for, if they do.
+    pub(in crate::convert) feedback: Option<Feedback>,
     notes: Vec<String>,
     /// The model as transformers knows it, if it is written so.
     pub(super) published: Option<PublishedPlan>,
@@ -68,7 +71,10 @@ impl ConvertPlan {
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
-        let mut plan = Self { source, target, device, model, files, top, fallback, notes, published };
+        let feedback = options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone()));
+        let mut plan =
+            Self { source, target, device, model, files, top, fallback, feedback, notes, published };
+        plan.notes.extend(planner.importance.note()?);
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());
@@ -258,7 +264,18 @@ impl ConvertPlan {
         let threads = rayon::current_num_threads() as u64;
         let blocks = self.jobs().map(Job::block_bytes).max().unwrap_or(0);
         let whole = self.jobs().map(Job::whole_bytes).max().unwrap_or(0);
-        threads.saturating_mul(blocks).saturating_add(whole)
+        threads.saturating_mul(blocks).saturating_add(whole).saturating_add(self.feedback_memory())
+    }
+
+    /// What is added to it where columns make up for others: the model in f32, sums of products, and a weight as a whole.
+    fn feedback_memory(&self) -> u64 {
+        let jobs = || self.jobs().filter(|job| job.has_feedback());
+        let bytes = |job: &Job| Feedback::bytes(&job.planned.shape);
+        let all = jobs().map(bytes).fold(0u64, u64::saturating_add);
+        let largest = jobs().map(bytes).max().unwrap_or(0);
+        let model = if all > 0 { self.matrices().0 * 4. } else { 0. };
+        let weight = jobs().map(|job| job.planned.source_bytes).max().unwrap_or(0);
+        all.min(Feedback::MOST_BYTES).max(largest).saturating_add(model as u64).saturating_add(weight)
     }
 }
 

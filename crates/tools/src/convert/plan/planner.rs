@@ -2,6 +2,7 @@
 
 use super::arranged::Arranged;
 use super::experts::{self, TensorGroup};
+use super::importance::Importance;
 use super::jobs::stored_dtype;
 use super::published::PublishedPlan;
 use crate::convert::gguf::{self, GgufModel};
@@ -42,6 +43,8 @@ pub(super) struct Planner<'a> {
     used: RefCell<BTreeSet<&'a str>>,
     /// Packed weights that do not become what their rule says, because they stay as they are.
     staying: Cell<usize>,
+    /// How much columns count.
+    pub importance: Importance<'a>,
 }
 
 impl<'a> Planner<'a> {
@@ -75,6 +78,7 @@ impl<'a> Planner<'a> {
             dtype: options.dtype.or(dtype).unwrap_or(DType::BF16),
             used: RefCell::default(),
             staying: Cell::default(),
+            importance: Importance::new(options),
         }
     }
 
@@ -147,6 +151,7 @@ impl<'a> Planner<'a> {
     pub(super) fn all_jobs(&self, form: PublishedForm) -> Result<(Option<PublishedPlan>, Vec<Job>)> {
         let (source, options) = (self.source, self.options);
         self.staying.set(0);
+        self.importance.forget();
         let (published, groups) = match options.target {
             Target::HuggingFace => {
                 let published = PublishedPlan::new(source, form)?;
@@ -255,7 +260,13 @@ impl<'a> Planner<'a> {
         let mut job = match spec {
             Spec::Packed(format) => {
                 target.check(&source.name, decided.1, format)?;
-                Job::pack(source, format, self.float_dtype(source), self.options)?
+                Job::pack(
+                    source,
+                    format,
+                    self.float_dtype(source),
+                    self.options,
+                    self.importance.of(source, &roles, self.tied)?,
+                )?
             }
             Spec::Cast(dtype) => Job::plain(source, Some(dtype))?,
             Spec::Keep => Job::plain(source, self.plain_dtype(source))?,

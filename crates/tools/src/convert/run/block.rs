@@ -3,7 +3,7 @@
 use super::quality::Sums;
 use crate::convert::output::Packing;
 use candle_core::{DType, Device, Tensor};
-use candle_quant::format::{dequantize_row, GroupScales, QuantizedRows, Quantizer, Real};
+use candle_quant::format::{dequantize_row, ErrorFeedback, GroupScales, QuantizedRows, Quantizer, Real};
 use candle_quant::ops::quantize_rows;
 use candle_quant::{Error, Result};
 use half::{bf16, f16};
@@ -14,14 +14,27 @@ pub(super) struct Block {
     pub sums: Sums,
 }
 
+/// How much the columns of rows count, and how they make up for each other, if anything says so.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Importance<'a> {
+    pub columns: Option<&'a [f32]>,
+    pub feedback: Option<&'a ErrorFeedback>,
+}
+
 /// Rows of `k` numbers, rounded to a dtype and packed, by `device` where it can. What is not finite is packed as zero,
 /// and counted.
 #[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here writes")]
-pub(super) fn pack(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
+pub(super) fn pack(
+    numbers: &Tensor,
+    k: usize,
+    packing: &Packing,
+    importance: Importance,
+    device: &Device,
+) -> Result<Block> {
     match packing.dtype {
-        DType::F16 => pack_as::<f16>(numbers, k, packing, device),
-        DType::BF16 => pack_as::<bf16>(numbers, k, packing, device),
-        DType::F32 => pack_as::<f32>(numbers, k, packing, device),
+        DType::F16 => pack_as::<f16>(numbers, k, packing, importance, device),
+        DType::BF16 => pack_as::<bf16>(numbers, k, packing, importance, device),
+        DType::F32 => pack_as::<f32>(numbers, k, packing, importance, device),
         other => Err(unsupported(other)),
     }
 }
@@ -70,7 +83,13 @@ fn rounded<T: Bytes>(numbers: &Tensor, sums: &mut Sums) -> Result<(Vec<f32>, Vec
     Ok((rows, rounded))
 }
 
-fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Device) -> Result<Block> {
+fn pack_as<T: Bytes>(
+    numbers: &Tensor,
+    k: usize,
+    packing: &Packing,
+    Importance { columns, feedback }: Importance,
+    device: &Device,
+) -> Result<Block> {
     let Packing { format, quantizer, search, .. } = *packing;
     let mut sums = Sums::default();
     let (rows, mut rounded) = rounded::<T>(numbers, &mut sums)?;
@@ -90,12 +109,17 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
         }
         return Ok(Block { bytes: vec![blocks], sums });
     }
-    let mut quantized = match packing.runs_on(device) {
-        true => quantize_rows(&rounded, k, format, device)?,
-        false => QuantizedRows::quantize(format, quantizer, &rounded, k, None)?,
+    let mut quantized = match feedback {
+        Some(feedback) => {
+            QuantizedRows::quantize_with_feedback(format, quantizer, &rounded, k, feedback, search)?
+        }
+        None if packing.runs_on(device) => quantize_rows(&rounded, k, format, device)?,
+        None => QuantizedRows::quantize(format, quantizer, &rounded, k, None)?,
     };
-    if search {
-        quantized.improve(format, &rounded, k)?;
+    match columns {
+        _ if feedback.is_some() || !search => {}
+        Some(columns) => quantized.improve_weighted(format, &rounded, k, columns)?,
+        None => quantized.improve(format, &rounded, k)?,
     }
     let QuantizedRows { mut words, scales: stored } = quantized;
     let mut bytes = Vec::new();
@@ -131,6 +155,7 @@ fn pack_as<T: Bytes>(numbers: &Tensor, k: usize, packing: &Packing, device: &Dev
         let biases = biases.get(of_row).unwrap_or_default();
         dequantize_row(format, words, scales, biases, &mut dequantized);
         sums.add_row(row, &dequantized);
+        sums.add_weighted(row, &dequantized, columns.unwrap_or_default());
         sums.add_groups(scales, row.chunks_exact(format.group_size()), |group| {
             let of_group = |all: &[f32], missing| all.get(group).copied().unwrap_or(missing);
             format.representable(of_group(scales, f32::NAN), of_group(biases, 0.))

@@ -36,7 +36,8 @@ pub fn convert(
     let mut unfinished = Unfinished::open(plan, out.as_ref(), options)?;
     if !unfinished.is_published {
         for file in &plan.files {
-            let writer = Writer { file, device: &plan.device, progress };
+            let feedback = plan.feedback.as_ref();
+            let writer = Writer { file, device: &plan.device, feedback, progress };
             if unfinished.is_finished(&writer)? {
                 let bytes = file.jobs.iter().map(|job| job.planned.source_bytes).sum();
                 progress(ConvertEvent::Skipped { bytes, tensors: file.jobs.len() });
@@ -73,7 +74,8 @@ pub fn convert(
 pub fn measure(plan: &ConvertPlan, progress: &(dyn Fn(ConvertEvent) + Sync)) -> Result<ConvertReport> {
     let mut tensors = Vec::new();
     for file in &plan.files {
-        tensors.extend(Writer { file, device: &plan.device, progress }.write(ShardFile::nowhere())?.tensors);
+        let writer = Writer { file, device: &plan.device, feedback: plan.feedback.as_ref(), progress };
+        tensors.extend(writer.write(ShardFile::nowhere())?.tensors);
     }
     check_finite(plan, &tensors)?;
     let file = WrittenFile { file: String::new(), sha256: String::new() };

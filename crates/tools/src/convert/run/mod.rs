@@ -1,5 +1,6 @@
 //! Carries a plan out: reads, quantizes, measures and writes, file by file, so that it can be resumed.
 
+mod ahead;
 mod blobs;
 mod block;
 mod convert;

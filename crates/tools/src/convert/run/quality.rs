@@ -16,6 +16,10 @@ pub struct Quality {
     pub elements: u64,
     /// RMS of the errors over that of the source; 0 if there are no errors.
     pub relative_rms: f64,
+    /// The same, where the squares in each column count by the statistics of what the layer is given: about the error of its
+    /// outputs. `None` without statistics.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub weighted_rms: Option<f64>,
     /// The ratio of signal and error in decibels; `None` if there are no errors.
     pub sqnr_db: Option<f64>,
     /// The largest error.
@@ -73,6 +77,9 @@ pub(super) struct Sums {
     source: f64,
     output: f64,
     product: f64,
+    /// Sums of err^2 and src^2, weighted.
+    weighted_error: f64,
+    weighted_source: f64,
     max_abs: f64,
     /// The largest magnitude of the source.
     pub largest: f64,
@@ -155,6 +162,17 @@ impl Sums {
         self.largest = lanes.largest.iter().fold(self.largest, |a, b| a.max(*b));
     }
 
+    /// Adds squares of a row by how much its columns count. What is not finite is left out.
+    pub(super) fn add_weighted(&mut self, source: &[f32], output: &[f32], columns: &[f32]) {
+        for ((source, output), counts) in source.iter().zip(output).zip(columns) {
+            let (source, output, counts) = (f64::from(*source), f64::from(*output), f64::from(*counts));
+            if source.is_finite() && output.is_finite() {
+                self.weighted_error += (source - output).powi(2) * counts;
+                self.weighted_source += source.powi(2) * counts;
+            }
+        }
+    }
+
     /// Counts oddities of groups; `range` tells what the group of this number can hold.
     pub(super) fn add_groups<'a>(
         &mut self,
@@ -205,6 +223,8 @@ impl Sums {
         self.source += other.source;
         self.output += other.output;
         self.product += other.product;
+        self.weighted_error += other.weighted_error;
+        self.weighted_source += other.weighted_source;
         self.max_abs = self.max_abs.max(other.max_abs);
         self.largest = self.largest.max(other.largest);
         self.saturated += other.saturated;
@@ -227,6 +247,8 @@ impl Sums {
             to: to.to_owned(),
             elements: self.elements,
             relative_rms,
+            weighted_rms: (self.weighted_source > 0.)
+                .then(|| (self.weighted_error / self.weighted_source).sqrt().min(f64::MAX)),
             sqnr_db: (relative_rms > 0.).then(|| -20. * relative_rms.log10()),
             max_abs: self.max_abs,
             cosine: (lengths > 0.).then(|| self.product / lengths),

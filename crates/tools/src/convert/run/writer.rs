@@ -1,7 +1,8 @@
 //! Writes one file of weights: all threads on rows of stored numbers, then whole weights that have to be dequantized, one
 //! at a time.
 
-use super::block::{self, Block};
+use super::ahead::Ahead;
+use super::block::{self, Block, Importance};
 use super::event::ConvertEvent;
 use super::quality::{Quality, Sums};
 use super::repack::{in_turn, repack, repack_blocks};
@@ -9,18 +10,25 @@ use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
 use crate::convert::output::{HeadOrder, Job, OutputFile, SourcePart, Work};
+use crate::importance::Feedback;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{DenseTensor, GgmlWeight};
-use candle_quant::format::{GgmlType, NVFP4_MAX};
+use candle_quant::format::{ErrorFeedback, GgmlType, NVFP4_MAX};
 use candle_quant::{Error, QuantFormat, Result};
 use rayon::prelude::*;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::Arc;
+
+/// What is said of a weight whose layer the model does not have by itself, so that nothing is known of what it is given.
+const UNSEEN: &str = " (none: the model has no such layer)";
 
 /// Writes one file.
 pub(in crate::convert) struct Writer<'a> {
     pub file: &'a OutputFile,
     /// What packs, where it can.
     pub device: &'a Device,
+    /// What finds how columns make up for each other, where jobs ask for it.
+    pub feedback: Option<&'a Feedback>,
     pub progress: &'a (dyn Fn(ConvertEvent) + Sync),
 }
 
@@ -76,16 +84,26 @@ impl Writer<'_> {
             }
         }
         let mut tensors = Vec::new();
+        let mut feedback = self.feedback.map(|feedback| Ahead::new(feedback, jobs));
         for (job, mut sums) in jobs.iter().zip(sums) {
-            if job.whole_bytes() > 0 {
+            let mut is_unseen = false;
+            if self.is_whole(job) {
                 let mut hasher = SourceHasher::new(file.is_written());
-                sums = self.whole(job, &file, &mut hasher)?;
+                let own = feedback.as_mut().map(|ahead| ahead.of(job)).transpose()?.flatten();
+                sums = self.whole(job, own.as_deref().unwrap_or_default(), &file, &mut hasher)?;
                 digests.push(hasher.finish());
+                is_unseen = own.is_none() && job.has_feedback();
             } else if job.planned.bytes == 0 {
                 // Nothing to be done, by no unit.
                 (self.progress)(ConvertEvent::Finished { tensor: &job.planned.name });
             }
-            tensors.extend(quality(job, &sums)?);
+            let unseen = |mut quality: Quality| {
+                if is_unseen {
+                    quality.to.push_str(UNSEEN);
+                }
+                quality
+            };
+            tensors.extend(quality(job, &sums)?.map(unseen));
         }
         file.finish()?;
         Ok(Written { tensors, source: of_all(&digests) })
@@ -103,7 +121,7 @@ impl Writer<'_> {
             Ok::<_, Error>(hasher.finish())
         };
         let mut digests = self.units().par_iter().map(of_unit).collect::<Result<Vec<_>>>()?;
-        for job in jobs.iter().filter(|job| job.whole_bytes() > 0) {
+        for job in jobs.iter().filter(|job| self.is_whole(job)) {
             let mut hasher = SourceHasher::new(true);
             match &job.work {
                 Work::Repack(weights, _) => {
@@ -124,6 +142,11 @@ impl Writer<'_> {
         (self.progress)(ConvertEvent::Advanced { tensor: &job.planned.name, bytes });
     }
 
+    /// Whether a weight is read as a whole, after all that threads can do independently.
+    fn is_whole(&self, job: &Job) -> bool {
+        job.whole_bytes() > 0 || (self.feedback.is_some() && job.has_feedback())
+    }
+
     /// What threads can do independently.
     fn units(&self) -> Vec<Unit<'_>> {
         let mut units = Vec::new();
@@ -134,7 +157,7 @@ impl Writer<'_> {
                         add_units(&mut units, index, output, runs.iter(), job);
                     }
                 }
-                Work::Cast(parts, _) | Work::Pack(parts, ..) if job.whole_bytes() == 0 => {
+                Work::Cast(parts, _) | Work::Pack(parts, ..) if !self.is_whole(job) => {
                     let stored = parts.iter().filter_map(|part| match part {
                         SourcePart::Stored(dense) => Some(dense),
                         SourcePart::Encoded(_) | SourcePart::Viewed(..) => None,
@@ -171,14 +194,39 @@ impl Writer<'_> {
         }
         let numbers = run.load(run.dtype(), &Device::Cpu)?;
         hasher.tensor(&numbers)?;
-        self.rows(job, &numbers, unit.before / job.k(), file)
+        self.rows(job, &numbers, unit.before / job.k(), &[], file)
     }
 
     /// Converts rows of numbers and writes them; `row` is the number of the first.
-    fn rows(&self, job: &Job, numbers: &Tensor, row: usize, file: &ShardFile) -> Result<Sums> {
+    fn rows(
+        &self,
+        job: &Job,
+        numbers: &Tensor,
+        row: usize,
+        feedback: &[Arc<ErrorFeedback>],
+        file: &ShardFile,
+    ) -> Result<Sums> {
         let Block { bytes, sums } = match &job.work {
-            Work::Pack(_, packing) => block::pack(numbers, job.k(), packing, self.device)
-                .map_err(|error| of_tensor(error, &job.planned.name, self.device))?,
+            Work::Pack(_, packing) => {
+                let of_matrix = job.rows_of_matrix();
+                let (rows, end) = (numbers.elem_count() / job.k(), row / of_matrix * of_matrix + of_matrix);
+                // Of a stack, each matrix has its own.
+                if row + rows > end {
+                    let (first, rest) = (end - row, rows + row - end);
+                    let first = numbers.narrow(0, 0, first * job.k())?;
+                    let rest = numbers.narrow(0, (end - row) * job.k(), rest * job.k())?;
+                    let sums = self.rows(job, &first, row, feedback, file)?;
+                    return Ok(sums.add(&self.rows(job, &rest, end, feedback, file)?));
+                }
+                let matrix = row / of_matrix;
+                let own = if feedback.len() == 1 { feedback.first() } else { feedback.get(matrix) };
+                let importance = Importance {
+                    columns: packing.columns.as_ref().and_then(|columns| columns.of_matrix(matrix)),
+                    feedback: own.map(|own| &**own),
+                };
+                block::pack(numbers, job.k(), packing, importance, self.device)
+                    .map_err(|error| of_tensor(error, &job.planned.name, self.device))?
+            }
             Work::Cast(_, dtype) => block::cast(numbers, *dtype)?,
             Work::Copy(..) | Work::Repack(..) | Work::Blocks(..) => return Ok(Sums::default()),
         };
@@ -187,7 +235,13 @@ impl Writer<'_> {
     }
 
     /// A weight that is loaded as a whole.
-    fn whole(&self, job: &Job, file: &ShardFile, hasher: &mut SourceHasher) -> Result<Sums> {
+    fn whole(
+        &self,
+        job: &Job,
+        feedback: &[Arc<ErrorFeedback>],
+        file: &ShardFile,
+        hasher: &mut SourceHasher,
+    ) -> Result<Sums> {
         let mut sums = Sums::default();
         match &job.work {
             Work::Repack(weights, format) => {
@@ -212,8 +266,8 @@ impl Writer<'_> {
                     let chunks = load(part, hasher)?;
                     // Its rows may have another length than those of the output.
                     let row = |first: usize| (before + first * chunks.columns()) / job.k();
-                    let of_chunks =
-                        chunks.map_tensors(|first, numbers| self.rows(job, &numbers, row(first), file))?;
+                    let of_chunks = chunks
+                        .map_tensors(|first, numbers| self.rows(job, &numbers, row(first), feedback, file))?;
                     for of_chunk in of_chunks {
                         sums = sums.add(&of_chunk?);
                     }

@@ -1,0 +1,109 @@
+//! `--calibrate`, `--statistics`, `--imatrix` and `--feedback`: how much the columns of weights count.
+
+use super::{check_writable, code, Options, Progress, BAD_INPUT, IO, USAGE};
+use anyhow::bail;
+use candle_quant::{Checkpoint, Error};
+use candle_quant_tools::convert::ConvertOptions;
+use candle_quant_tools::importance::{read_imatrix, CalibrationText, Collector, Statistics};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// How long what was found is kept in memory alone.
+const UNSAVED: Duration = Duration::from_secs(20);
+
+/// Refuses options that nothing would come of.
+pub fn check(options: &Options) -> anyhow::Result<()> {
+    let weighs = options.search || options.target_bpw.is_some();
+    for (is_given, is_used, what) in [
+        (options.imatrix.is_some(), weighs, "--imatrix is for --search and --target-bpw"),
+        (
+            options.calibrate.is_some(),
+            weighs || options.feedback || options.statistics.is_some(),
+            "--calibrate is for --search, --target-bpw and --feedback, or to keep --statistics",
+        ),
+        (
+            options.statistics.is_some(),
+            weighs || options.calibrate.is_some(),
+            "--statistics is for --search and --target-bpw, or for --calibrate to write",
+        ),
+        (
+            options.imatrix.is_some() && options.calibrate.is_some(),
+            options.feedback,
+            "--imatrix stands for what --calibrate finds: leave one of them out, or give --feedback",
+        ),
+    ] {
+        if is_given && !is_used {
+            bail!(what);
+        }
+    }
+    Ok(())
+}
+
+/// Adds statistics and the text of a calibration to what is to be done.
+pub fn add(
+    options: &Options,
+    source: &Checkpoint,
+    conversion: &mut ConvertOptions,
+) -> Result<(), (anyhow::Error, u8)> {
+    check(options).map_err(|error| (error, USAGE))?;
+    let in_file = |error: Error| {
+        let code = code(&error);
+        (error.into(), code)
+    };
+    let text = options.calibrate.as_ref().map(|path| CalibrationText::read(source, path));
+    let text = text.transpose().map_err(in_file)?;
+    // By feedback alone columns do not count differently: what they are given is seen when they are packed.
+    let weighs = options.search || options.target_bpw.is_some() || options.statistics.is_some();
+    let statistics = match (&options.imatrix, &text, &options.statistics) {
+        (Some(path), ..) => Some(read_imatrix(source, path).map_err(in_file)?),
+        (None, Some(text), kept) if weighs => Some(collect(options, source, text, kept.as_deref())?),
+        (None, None, Some(path)) => Some(Statistics::read(path).map_err(in_file)?),
+        (None, _, _) => None,
+    };
+    conversion.statistics = statistics.map(Arc::new);
+    conversion.feedback = text.filter(|_| options.feedback).map(Arc::new);
+    Ok(())
+}
+
+/// Runs the model, or takes up what is in the file.
+fn collect(
+    options: &Options,
+    source: &Checkpoint,
+    text: &CalibrationText,
+    kept: Option<&Path>,
+) -> Result<Statistics, (anyhow::Error, u8)> {
+    let bad_input = |error: Error| (error.into(), BAD_INPUT);
+    let in_file = |error: Error| {
+        let code = code(&error);
+        (error.into(), code)
+    };
+    if let Some(path) = kept {
+        check_writable(path).map_err(|error| (error, IO))?;
+    }
+    let mut collector = Collector::new(source, text).map_err(bad_input)?;
+    let is_done = kept.map(|path| collector.take_up(path)).transpose().map_err(in_file)?.unwrap_or(false);
+    if is_done {
+        return Ok(collector.statistics());
+    }
+    let progress = Progress::new("texts", options.quiet, options.json_progress);
+    let (done, all) = collector.done();
+    progress.plan(all, 4 * text.tokens() as u64);
+    let bytes = |pieces: &[Vec<u32>]| pieces.iter().map(|piece| 4 * piece.len() as u64).sum();
+    progress.skip(done, bytes(text.pieces().get(..done).unwrap_or_default()));
+    let mut saved = Instant::now();
+    for piece in text.pieces().iter().skip(done) {
+        collector.advance().map_err(bad_input)?;
+        progress.advance("calibrating", 4 * piece.len() as u64);
+        progress.finish_one("calibrating");
+        if let Some(path) = kept.filter(|_| saved.elapsed() > UNSAVED) {
+            collector.write(path).map_err(in_file)?;
+            saved = Instant::now();
+        }
+    }
+    progress.finish();
+    if let Some(path) = kept {
+        collector.write(path).map_err(in_file)?;
+    }
+    Ok(collector.statistics())
+}
