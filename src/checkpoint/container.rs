@@ -2,6 +2,7 @@
 
 use super::chat::StoredChatTemplates;
 use super::file::Digest;
+use super::gguf::GgufValue;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -36,6 +37,11 @@ pub(super) trait Container: Send + Sync {
 
     /// Text that the files of the weights say of themselves, if it is known already.
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
+        None
+    }
+
+    /// The metadata of a GGUF file, to be written again.
+    fn gguf_values(&self) -> Option<BTreeMap<String, GgufValue>> {
         None
     }
 

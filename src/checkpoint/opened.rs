@@ -3,6 +3,7 @@
 use super::chat::StoredChatTemplates;
 use super::container::Opened;
 use super::file::{open_with_metadata, read_json, Digest, GgmlKernels, OpenOptions, Opening, Warnings};
+use super::gguf::GgufValue;
 use super::kind::CheckpointKind;
 use super::sidecar::SidecarFiles;
 use super::tokenizer::StoredTokenizer;
@@ -62,6 +63,11 @@ impl Checkpoint {
     /// The tokenizer that lies in the same files as the weights, if there is one.
     pub fn stored_tokenizer(&self) -> Result<Option<StoredTokenizer>> {
         self.0.opened.container.tokenizer()
+    }
+
+    /// The metadata of a GGUF file; `None` of other kinds. Whole numbers come in 32 bits where they fit.
+    pub fn gguf_values(&self) -> Option<BTreeMap<String, GgufValue>> {
+        self.0.opened.container.gguf_values()
     }
 
     /// The chat templates that lie in the same files as the weights, if there are any.

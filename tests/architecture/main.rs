@@ -117,8 +117,9 @@ const CONVERT: Floor = Floor {
     rooms: &[
         room("recipe", &[]),
         room("output", &["recipe"]),
-        room("target", &["recipe", "output"]),
-        room("plan", &["recipe", "output", "target"]),
+        room("gguf", &[]),
+        room("target", &["recipe", "output", "gguf"]),
+        room("plan", &["recipe", "output", "gguf", "target"]),
         room("run", &["recipe", "output", "target", "plan"]),
         room("bit_budget", &["recipe", "output", "target", "plan", "run"]),
     ],

@@ -145,8 +145,8 @@ fn hf_quant_config_is_read() {
     assert_eq!(kind(json!({"quantization": {}}), nvfp4).unwrap(), "dense safetensors");
     assert_eq!(kind(json!({}), json!({"quantization": {"quant_algo": null}})).unwrap(), "dense safetensors");
     assert_eq!(kind(json!({}), json!({})).unwrap(), "dense safetensors");
-    let fp8 = json!({"quantization": {"quant_algo": "FP8"}});
-    rejected(kind(json!({}), fp8), &["hf_quant_config.json", "quant_algo \"FP8\"", "not supported"]);
+    let other = json!({"quantization": {"quant_algo": "W8A8_SQ"}});
+    rejected(kind(json!({}), other), &["hf_quant_config.json", "quant_algo \"W8A8_SQ\"", "not supported"]);
 }
 
 /// A method without a quantized weight makes no quantized checkpoint, and MLX's own settings come first.

@@ -83,6 +83,7 @@ pub fn fits(
             Target::Uqff => ConvertOptions::uqff(recipe),
             Target::Ollama => ConvertOptions::ollama(recipe, "model")?,
             Target::HuggingFace => ConvertOptions::hugging_face(recipe),
+            Target::Gguf => ConvertOptions::gguf(recipe),
             Target::Dense => ConvertOptions::dense(),
         };
         let conversion = ConvertPlan::new(source, &options)?;

@@ -14,6 +14,7 @@ mod blocks;
 mod chat;
 mod computed;
 mod config;
+mod form;
 mod header;
 mod metadata;
 mod names;
@@ -21,6 +22,10 @@ mod rope;
 mod rules;
 mod split;
 mod tokenizer;
+mod value;
+
+pub use form::{GgufForm, GgufKey, GgufKind, HeadRows};
+pub use value::GgufValue;
 
 pub(super) use header::MAGIC;
 pub use names::module_of_gguf;
@@ -246,6 +251,11 @@ impl Container for GgufCheckpoint {
 
     fn metadata(&self) -> Option<BTreeMap<String, String>> {
         Some(self.metadata.texts())
+    }
+
+    fn gguf_values(&self) -> Option<BTreeMap<String, GgufValue>> {
+        let values = self.metadata.values.iter();
+        Some(values.map(|(key, value)| (key.clone(), GgufValue::of_read(value))).collect())
     }
 
     fn chat_templates(&self) -> Result<Option<StoredChatTemplates>> {

@@ -130,6 +130,28 @@ fn module(path: &str, architecture: &Architecture) -> Option<String> {
     Some(format!("model.layers.{layer}.{name}"))
 }
 
+/// What a tensor of a model is called in files: what [`translate`] undoes. `None` if it has no such name.
+pub(super) fn written(name: &str, architecture: &Architecture) -> Option<String> {
+    let parameter = PARAMETERS.iter().any(|parameter| name.ends_with(parameter));
+    let (module, suffix) = match parameter {
+        // Biases of routers are called so, the others weights.
+        true if name.ends_with(".e_score_correction_bias") => (name, "bias"),
+        true => (name, "weight"),
+        false => name.rsplit_once('.').filter(|(_, suffix)| matches!(*suffix, "weight" | "bias"))?,
+    };
+    let path = match module {
+        "model.embed_tokens" => "token_embd".to_owned(),
+        "lm_head" => "output".to_owned(),
+        _ if module == architecture.final_norm => "output_norm".to_owned(),
+        _ => {
+            let (layer, part) = module.strip_prefix("model.layers.")?.split_once('.')?;
+            let (known, _) = architecture.parts.iter().chain(PARTS).find(|(_, name)| *name == part)?;
+            format!("blk.{layer}.{known}")
+        }
+    };
+    Some(format!("{path}.{suffix}"))
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -216,6 +238,13 @@ mod tests {
         ] {
             let expected = Name::Tensor(name.to_owned());
             assert_eq!(translate(gguf, of_type(model_type)), expected, "{model_type} {gguf}");
+            if !name.starts_with("blk.") && !gguf.contains(".ssm_") {
+                assert_eq!(
+                    written(name, of_type(model_type).unwrap()).as_deref(),
+                    Some(gguf),
+                    "{model_type} {name}"
+                );
+            }
         }
         let gate = translate("blk.0.ffn_gate_inp_shexp.weight", of_type("qwen2_moe"));
         assert_eq!(dims_of(&gate, vec![8]), [1, 8]);

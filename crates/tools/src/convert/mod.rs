@@ -26,7 +26,9 @@
 //!    ▼
 //! output      what is written, as data: jobs, tensors, files
 //!    ▼
-//! target      what MLX, UQFF, Ollama and Hugging Face do in their own ways: names, experts, files
+//! gguf        what a GGUF file says of a model beside its weights
+//!    ▼
+//! target      what MLX, UQFF, Ollama, Hugging Face and GGUF do in their own ways: names, experts, files
 //!    ▼
 //! options     how a conversion is done: ConvertOptions
 //!    ▼
@@ -44,6 +46,7 @@
 //!   else in it as it was, and the files of the tokenizer. Experts become stacks, as mlx-lm has them.
 //! * [`Target::Uqff`]: a model of mistral.rs, in 4, 6 and 8 bits with the numbers that it computes itself.
 //! * [`Target::Ollama`]: a model in a store of Ollama, with the bytes of its importer.
+//! * [`Target::Gguf`]: a GGUF file of llama.cpp, with metadata and tokenizer.
 //! * [`Target::HuggingFace`]: what transformers loads, with published names and layouts, dense or packed as compressed-tensors.
 //! * [`Target::Dense`]: dense elements under the names of the source.
 //!
@@ -55,6 +58,7 @@
 #![deny(clippy::wildcard_enum_match_arm)]
 
 mod bit_budget;
+mod gguf;
 mod options;
 mod output;
 mod plan;

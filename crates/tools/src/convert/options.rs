@@ -97,6 +97,12 @@ impl ConvertOptions {
         }
     }
 
+    /// A GGUF file by a recipe. See [`dequantize`](Self::dequantize) for one without packed weights. It is one file, whatever
+    /// [`max_shard_size`](Self::max_shard_size) says.
+    pub fn gguf(recipe: Recipe) -> Self {
+        Self { target: Target::Gguf, ..Self::mlx(recipe) }
+    }
+
     /// A checkpoint that transformers loads, by a recipe. See [`dequantize`](Self::dequantize) for one without packed weights.
     pub fn hugging_face(recipe: Recipe) -> Self {
         Self { target: Target::HuggingFace, ..Self::mlx(recipe) }

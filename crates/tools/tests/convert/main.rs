@@ -6,6 +6,8 @@ mod common;
 mod families;
 #[path = "../../../../tests/common/families.rs"]
 mod families_of;
+mod ggml_types;
+mod gguf;
 mod hugging_face;
 mod hugging_face_packed;
 mod importance;

@@ -143,10 +143,15 @@ const ARCHITECTURES: [&[Architecture]; 5] = [
     gemma::ARCHITECTURES,
 ];
 
+/// All of them, one after another.
+pub(super) fn all() -> impl Iterator<Item = &'static Architecture> {
+    ARCHITECTURES.into_iter().flatten()
+}
+
 /// That of a file; `None` if it is not known here.
 pub(super) fn of(metadata: &Metadata) -> Result<Option<&'static Architecture>> {
     let Some(name) = metadata.text("general.architecture")? else { return Ok(None) };
-    for architecture in ARCHITECTURES.into_iter().flatten().filter(|architecture| architecture.name == name) {
+    for architecture in all().filter(|architecture| architecture.name == name) {
         if (architecture.is_this)(metadata)? {
             return Ok(Some(architecture));
         }
@@ -161,5 +166,5 @@ fn has(metadata: &Metadata, key: &str) -> Result<bool> {
 
 /// That of a model type; `None` if it is not known here.
 pub(super) fn of_type(model_type: &str) -> Option<&'static Architecture> {
-    ARCHITECTURES.into_iter().flatten().find(|architecture| architecture.model_type == model_type)
+    all().find(|architecture| architecture.model_type == model_type)
 }

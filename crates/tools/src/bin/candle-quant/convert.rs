@@ -33,8 +33,8 @@ const IO: u8 = 4;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Formats: affine:BITS[:gGROUP] with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 (default) or 128, or the width \
-alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4, fp4; f16, bf16, f32; \
-keep.
+alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4, fp4; with --to gguf q4_0, q8_0, q4_k, q6_k; f16, bf16, \
+f32; keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
@@ -183,6 +183,9 @@ enum To {
     /// A checkpoint of transformers, as models are published: names, experts, config. Dense (--dequantize), or packed as
     /// compressed-tensors: affine formats of 4 and 8 bits, mxfp4, mxfp8, nvfp4.
     Hf,
+    /// A GGUF file of llama.cpp, OUT/model.gguf, with metadata and tokenizer: q4_0, q8_0, q4_k, q6_k, mxfp4, nvfp4, or dense
+    /// (--dequantize).
+    Gguf,
 }
 
 impl Options {
@@ -198,6 +201,7 @@ impl To {
             Self::Uqff => Target::Uqff,
             Self::Ollama => Target::Ollama,
             Self::Hf => Target::HuggingFace,
+            Self::Gguf => Target::Gguf,
         }
     }
 }
@@ -228,8 +232,8 @@ pub fn run(options: &Options) -> Result<(), (anyhow::Error, u8)> {
         conversion.recipe = fit::choose(options, &source, memory).map_err(|error| (error, BAD_INPUT))?;
     }
     let plan = ConvertPlan::new(&source, &conversion).map_err(bad_input)?;
-    // A dense model in another layout is what --to hf is for.
-    if is_open(options) && !plan.packs() && !matches!(options.to, Some(To::Hf)) {
+    // A dense model in another layout is what --to hf and gguf are for.
+    if is_open(options) && !plan.packs() && !matches!(options.to, Some(To::Hf | To::Gguf)) {
         let problem = "what are the tensors to become, of which none is packed? Give --format, --bits, --target-bpw, --fit, --recipe or --dequantize";
         return Err((anyhow::anyhow!(problem), USAGE));
     }

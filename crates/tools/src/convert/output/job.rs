@@ -6,8 +6,8 @@ use crate::convert::recipe::{Role, Spec};
 use crate::importance::ColumnWeights;
 use crate::sha256;
 use candle_core::{DType, Device};
-use candle_quant::checkpoint::{DenseTensor, PackedWeight, Weight};
-use candle_quant::format::Quantizer;
+use candle_quant::checkpoint::{DenseTensor, GgmlWeight, PackedWeight, Weight};
+use candle_quant::format::{GgmlType, Quantizer};
 use candle_quant::QuantFormat;
 use serde::Serialize;
 use std::fmt;
@@ -56,6 +56,25 @@ pub(in crate::convert) struct Job {
     pub spec: Spec,
     /// Whether it consists of tensors of other names.
     pub is_stacked: bool,
+    /// The order of its rows in the output, if it is another one.
+    pub order: Option<HeadOrder>,
+}
+
+/// Rows of heads as llama.cpp has them, which rotates adjacent elements: of each head the first row of its first half, then the
+/// first of its second half, and so on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::convert) struct HeadOrder {
+    /// Rows of a head, an even number.
+    pub size: usize,
+}
+
+impl HeadOrder {
+    /// Where a row is in the output.
+    pub(in crate::convert) fn place(self, row: usize) -> usize {
+        let (size, half) = (self.size.max(2), self.size.max(2) / 2);
+        let (head, row) = (row / size, row % size);
+        head * size + row % half * 2 + row / half
+    }
 }
 
 /// What is done.
@@ -69,6 +88,8 @@ pub(in crate::convert) enum Work {
     Pack(Vec<SourcePart>, Packing),
     /// Codes are brought into another layout, or into a format that holds them exactly; of several weights the rows are in turn.
     Repack(Vec<PackedWeight>, QuantFormat),
+    /// Blocks of a type of GGML are copied, row by row.
+    Blocks(GgmlWeight),
 }
 
 /// How numbers are packed.
@@ -80,6 +101,8 @@ pub(in crate::convert) struct Packing {
     pub quantizer: Quantizer,
     /// Whether what the quantizer leaves is improved.
     pub search: bool,
+    /// The type of GGML in whose blocks they are written, if they are.
+    pub blocks: Option<GgmlType>,
     /// How much columns count, if not all alike.
     pub columns: Option<Columns>,
     /// The digest of the text by which what a column loses is made up for by those behind it, if it is.
@@ -113,7 +136,7 @@ impl fmt::Debug for Columns {
 impl Packing {
     /// Whether a device quantizes so. All else is done by the CPU.
     pub(in crate::convert) fn runs_on(&self, device: &Device) -> bool {
-        device.is_cuda() && self.quantizer == Quantizer::Mlx
+        device.is_cuda() && self.quantizer == Quantizer::Mlx && self.blocks.is_none()
     }
 }
 
@@ -122,7 +145,7 @@ impl Job {
     pub(in crate::convert) fn packing(&self) -> Option<&Packing> {
         match &self.work {
             Work::Pack(_, packing) => Some(packing),
-            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => None,
+            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) | Work::Blocks(..) => None,
         }
     }
 
@@ -148,6 +171,7 @@ impl Job {
             Work::Cast(..) => None,
             Work::Pack(_, packing) => Some(packing.format),
             Work::Repack(_, format) => Some(*format),
+            Work::Blocks(weight) => weight.packed().map(|packed| packed.format()),
         }
     }
 
@@ -190,6 +214,8 @@ impl Job {
         };
         match &self.work {
             Work::Copy(..) => 0,
+            // Some rows at a time.
+            Work::Blocks(weight) => (weight.size_in_bytes() as u64).min(1 << 24),
             Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
             Work::Repack(weights, _) => {
                 // Once read and once loaded, and once more if they are put together; then a matrix as numbers and as bytes.

@@ -69,12 +69,13 @@ impl View {
                 matrix.reshape((2, (), columns))?.transpose(0, 1)?.reshape(((), columns))?
             }
             Self::OneRow => matrix.t()?.reshape((1, ()))?,
-            Self::PlusOne => (matrix + 1.)?,
-            // The sum was rounded once already.
+            // The sum is rounded once, to what it becomes.
+            Self::PlusOne => (matrix.to_dtype(DType::F32)? + 1.)?,
             Self::OfTiles { keys, size } => {
                 let rows = matrix.dim(0)?;
                 matrix.reshape((rows, (), keys, size))?.transpose(1, 2)?.reshape((rows, ()))?
             }
+            // The sum was rounded once already.
             Self::LessOne => (matrix.to_dtype(DType::F32)? - 1.)?,
         };
         Ok(seen.contiguous()?)

@@ -63,7 +63,8 @@ impl Arranged {
             linear: LinearOrder::of(source, target == Target::Dense),
             heads: Heads::of(source, family, is_mlx && !is_done),
             is_done,
-            always: is_mlx && (family.stack != "switch_mlp" || family.adds_to_norms),
+            always: target == Target::Gguf
+                || is_mlx && (family.stack != "switch_mlp" || family.adds_to_norms),
             latents: if is_mlx && family.splits_latents { sizes() } else { None },
             packed: false,
             compares: false,

@@ -38,6 +38,9 @@ const OF_THE_SOURCE: [&str; 6] = [
 impl ConvertPlan {
     /// The text of config.json; `None` if the source has none and there is nothing to say.
     pub(in crate::convert) fn config_json(&self) -> Result<Option<String>> {
+        if !self.target.kind().has_config() {
+            return Ok(None);
+        }
         let path = self.source.sidecar_files().path("config.json");
         // What a file says itself is what its tensors were read by.
         let is_alone = matches!(self.source.kind(), CheckpointKind::Gguf | CheckpointKind::Slm1);
@@ -73,7 +76,9 @@ impl ConvertPlan {
                 }
                 None => self.published(),
             },
-            (Target::Dense | Target::Uqff | Target::Ollama | Target::HuggingFace, None) => Vec::new(),
+            (Target::Dense | Target::Uqff | Target::Ollama | Target::Gguf | Target::HuggingFace, None) => {
+                Vec::new()
+            }
         };
         rewrite(&text, quantization.as_deref(), added).map(Some).map_err(wrong)
     }

@@ -8,7 +8,7 @@ use crate::convert::output::{
 use crate::convert::recipe::{Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use candle_core::DType;
-use candle_quant::checkpoint::{module_of, tensor_of, MlxForm, PackedWeight, Weight};
+use candle_quant::checkpoint::{module_of, tensor_of, GgmlWeight, MlxForm, PackedWeight, Weight};
 use candle_quant::format::Scale;
 use candle_quant::{Error, QuantFormat, Result};
 use safetensors::Dtype;
@@ -50,7 +50,7 @@ impl Job {
             SourcePart::Encoded(_) => source.parts.len() > 1,
         };
         let is_stacked = source.parts.first().is_some_and(other_name);
-        Self { planned, work, outputs, spec: Spec::Keep, is_stacked }
+        Self { planned, work, outputs, spec: Spec::Keep, is_stacked, order: None }
     }
 
     /// A tensor of dense elements, of another dtype if one is given.
@@ -90,7 +90,14 @@ impl Job {
             });
         }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
-        let mut to = format.to_string();
+        let blocks = kind.blocks(format);
+        if blocks.is_some() && (columns.is_some() || feedback.is_some()) {
+            return Err(Error::Unsupported {
+                what: format!("statistics of a text for `{}` in blocks of {format}", source.name),
+                remedy: "leave out --calibrate, or convert to another kind".into(),
+            });
+        }
+        let mut to = blocks.map_or_else(|| format.to_string(), |kind| kind.name().to_lowercase());
         for (is_so, words) in [
             (search, SEARCHED),
             (search && columns.is_some(), BY_STATISTICS),
@@ -99,7 +106,7 @@ impl Job {
             to.push_str(if is_so { words } else { "" });
         }
         let quantizer = kind.quantizer(format);
-        let packing = Packing { dtype, format, quantizer, search, columns, feedback };
+        let packing = Packing { dtype, format, quantizer, search, blocks, columns, feedback };
         Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
     }
 
@@ -115,9 +122,35 @@ impl Job {
             what: format!("`{}`, {}{why}, as it is in {}", source.name, weight.format_name(), kind.name()),
             remedy: "requantize or dequantize it".into(),
         };
+        if let (Weight::Ggml(blocks), Target::Gguf) = (weight, target) {
+            let mut job = Self::blocks(source, blocks)?;
+            job.planned.role = role;
+            return Ok(job);
+        }
         let Weight::Packed(packed) = weight else {
             return Err(impossible(""));
         };
+        if let Some(blocks) = kind.blocks(packed.format()) {
+            // Scales are F16, or bytes without a number that multiplies them.
+            let fits = match packed.mlx_form()? {
+                MlxForm::Rearranged(dtype) | MlxForm::WithoutBiases(dtype) => {
+                    dtype == DType::F16 || blocks.format().scale().is_byte()
+                }
+                MlxForm::Stored(parts) => {
+                    blocks.format().scale().is_byte() && parts.iter().all(|(part, _)| *part != "global_scale")
+                }
+                MlxForm::Impossible(_) | _ => false,
+            };
+            if !fits || packed.format().scale() == Scale::SuperBlock {
+                return Err(impossible(" with scales that are no F16 numbers, or are multiplied"));
+            }
+            let outputs = kind.packed(&source.name, &source.dims, packed.format(), Dtype::U8)?;
+            let work = Work::Repack(vec![packed.clone()], packed.format());
+            let mut job = Self::new(source, blocks.name().to_lowercase(), work, outputs);
+            job.planned.role = role;
+            job.planned.rule = PACKED_ALREADY.into();
+            return Ok(job);
+        }
         // Where biases say what the midpoint of symmetric codes says, they are written.
         let format = packed.format().with_biases();
         target.check(&source.name, PACKED_ALREADY, format)?;
@@ -156,6 +189,19 @@ impl Job {
         };
         let mut job = Self::new(source, format.to_string(), work, outputs);
         job.planned.role = role;
+        job.planned.rule = PACKED_ALREADY.into();
+        Ok(job)
+    }
+
+    /// Blocks of a type of GGML, as they are.
+    fn blocks(source: &SourceTensor, weight: &GgmlWeight) -> Result<Self> {
+        let Some((name, _)) = weight.type_in_gguf() else {
+            let found = format!("{:?}", weight.dtype());
+            return Err(Error::mismatch(format!("`{}`", source.name), "a type that GGUF files have", found));
+        };
+        let output = OutputTensor::new(source.name.clone(), Dtype::U8, source.dims.clone())?;
+        let output = OutputTensor { bytes: weight.size_in_bytes() as u64, ..output };
+        let mut job = Self::new(source, name.to_lowercase(), Work::Blocks(weight.clone()), vec![output]);
         job.planned.rule = PACKED_ALREADY.into();
         Ok(job)
     }

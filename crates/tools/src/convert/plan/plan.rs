@@ -67,7 +67,7 @@ impl ConvertPlan {
         }
         let top = top_format(&jobs, options.recipe.asked());
         let target = options.target;
-        let files = target.kind().files(jobs, top, options.max_shard_size)?;
+        let files = target.kind().files(source, jobs, top, options.max_shard_size)?;
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
@@ -131,7 +131,9 @@ impl ConvertPlan {
         let of_job = |job: &Job| {
             let (parts, format) = match &job.work {
                 Work::Pack(parts, packing) => (parts.as_slice(), Some(packing.format)),
-                Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => (Default::default(), None),
+                Work::Copy(..) | Work::Cast(..) | Work::Repack(..) | Work::Blocks(..) => {
+                    (Default::default(), None)
+                }
             };
             let module = |part: &SourcePart| match part {
                 SourcePart::Stored(dense) => Some(module_of(dense.name()).unwrap_or(dense.name()).to_owned()),
@@ -164,7 +166,7 @@ impl ConvertPlan {
     fn note_of_device(&self) -> Option<String> {
         let is_left = |job: &&Job| match &job.work {
             Work::Pack(_, packing) => !packing.runs_on(&self.device),
-            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => false,
+            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) | Work::Blocks(..) => false,
         };
         let left = self.jobs().filter(is_left).count();
         (left > 0 && !self.device.is_cpu())

@@ -5,8 +5,9 @@ use super::experts::{self, TensorGroup};
 use super::importance::Importance;
 use super::jobs::stored_dtype;
 use super::published::PublishedPlan;
+use crate::convert::gguf::{self, GgufModel};
 use crate::convert::options::ConvertOptions;
-use crate::convert::output::{Job, SourcePart, SourceTensor};
+use crate::convert::output::{Job, SourcePart, SourceTensor, View};
 use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
@@ -133,6 +134,9 @@ impl<'a> Planner<'a> {
             notes.extend(idle.map(|label| format!("{label} decides about no tensor")));
         }
         notes.extend(self.options.recipe.choice_note());
+        if self.options.target == Target::Gguf {
+            notes.extend(gguf::notes(self.source));
+        }
         match self.staying.get() {
             0 => {}
             count => {
@@ -154,9 +158,12 @@ impl<'a> Planner<'a> {
                 let groups = published.groups()?;
                 (Some(published), groups)
             }
-            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama => {
+            Target::Mlx | Target::Dense | Target::Uqff | Target::Ollama | Target::Gguf => {
                 let arranged = Arranged::new(source, self.family, options);
                 let mut groups = experts::group(self.tensors()?, &arranged)?;
+                if options.target == Target::Gguf {
+                    add_to_norms(&GgufModel::of(source)?, &mut groups);
+                }
                 for tensor in
                     groups.iter_mut().flat_map(|group| group.packed.iter_mut().chain(&mut group.plain))
                 {
@@ -282,7 +289,10 @@ impl<'a> Planner<'a> {
 
     /// What a tensor that is not packed is converted to, if to anything.
     fn plain_dtype(&self, source: &SourceTensor) -> Option<DType> {
+        let role = roles(&source.name, &source.dims, self.tied).first().copied().unwrap_or(Role::Other);
+        let always = self.options.target.kind().plain_dtype(&source.name, &source.dims, role);
         match source.parts.first() {
+            _ if always.is_some() => always,
             Some(SourcePart::Stored(dense)) if dense.dtype().is_float() => self.options.dtype,
             Some(SourcePart::Stored(_)) | None => None,
             Some(part) => self.options.dtype.or(Some(part.dense().map_or(self.dtype, DenseTensor::dtype))),
@@ -355,15 +365,32 @@ impl<'a> Planner<'a> {
         if let Some(reason) = why_not {
             return (Spec::Keep, Some(reason.to_owned()));
         }
-        if k.is_multiple_of(format.group_size()) {
+        let kind = self.options.target.kind();
+        let fits = |format: &QuantFormat| k.is_multiple_of(kind.granularity(*format));
+        if fits(&format) {
             return (spec, None);
         }
         let smaller = match self.options.recipe.fallback {
-            Fallback::Fit => format.smaller_groups().find(|format| k.is_multiple_of(format.group_size())),
+            Fallback::Fit => kind.smaller_groups(format).into_iter().find(fits),
             Fallback::Keep => None,
         };
-        let reason = format!("rows of {k} are no whole number of groups of {}", format.group_size());
+        let reason = format!("rows of {k} are no whole number of groups of {}", kind.granularity(format));
         (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
+    }
+}
+
+/// Norms of which a file has one more than their numbers.
+fn add_to_norms(model: &GgufModel, groups: &mut [TensorGroup]) {
+    let tensors = groups.iter_mut().flat_map(|group| group.packed.iter_mut().chain(&mut group.plain));
+    for tensor in tensors.filter(|tensor| model.is_sum(&tensor.name)) {
+        for part in &mut tensor.parts {
+            let weight = match part {
+                SourcePart::Stored(dense) => Weight::Dense(dense.clone()),
+                SourcePart::Encoded(weight) => weight.clone(),
+                SourcePart::Viewed(..) => continue,
+            };
+            *part = SourcePart::Viewed(vec![weight], View::PlusOne);
+        }
     }
 }
 

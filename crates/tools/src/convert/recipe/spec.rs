@@ -1,7 +1,7 @@
 //! What a tensor is to become, and how that is written.
 
 use candle_core::DType;
-use candle_quant::format::Bits;
+use candle_quant::format::{Bits, GgmlType};
 use candle_quant::{Error, QuantFormat, Result};
 use std::fmt;
 use std::str::FromStr;
@@ -38,11 +38,13 @@ impl Spec {
             return self;
         };
         let wider: Vec<_> = match format.element().uint() {
+            Some(_) if format == QuantFormat::Q4_K => vec![QuantFormat::Q6_K],
+            Some(_) if format == QuantFormat::Q6_K => vec![GgmlType::Q8_0.format()],
             Some(bits) => {
                 let wider = Bits::ALL.into_iter().filter(|wider| *wider > bits);
                 wider.map(|bits| format.with_bits(bits)).collect()
             }
-            None if format.bits() < 8 => vec![QuantFormat::MXFP8],
+            None if format.bits() < 8 => vec![QuantFormat::MXFP8, GgmlType::Q8_0.format()],
             None => Vec::new(),
         };
         let wider = wider.into_iter().find(|wider| has_format(*wider));
@@ -61,6 +63,11 @@ impl Spec {
     }
 }
 
+/// The type of GGML of this name.
+fn ggml_type(name: &str) -> Option<GgmlType> {
+    GgmlType::ALL.into_iter().find(|kind| kind.name().eq_ignore_ascii_case(name))
+}
+
 impl FromStr for Spec {
     type Err = Error;
 
@@ -70,10 +77,14 @@ impl FromStr for Spec {
             "f16" => Self::Cast(DType::F16),
             "bf16" => Self::Cast(DType::BF16),
             "f32" => Self::Cast(DType::F32),
+            name if ggml_type(name).is_some() => {
+                ggml_type(name).map_or(Self::Keep, |kind| Self::Packed(kind.format()))
+            }
             _ => {
                 let format = text.parse().ok().filter(|format| QuantFormat::all().contains(format));
                 Self::Packed(format.ok_or_else(|| {
-                    let expected = format!("{}, f16, bf16, f32 or keep", QuantFormat::grammar());
+                    let expected =
+                        format!("{}, q4_0, q8_0, q4_k, q6_k, f16, bf16, f32 or keep", QuantFormat::grammar());
                     Error::mismatch("format", expected, format!("`{text}`"))
                 })?)
             }
@@ -84,7 +95,10 @@ impl FromStr for Spec {
 impl fmt::Display for Spec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Packed(format) => write!(f, "{format:#}"),
+            Self::Packed(format) => match GgmlType::of(*format) {
+                Some(kind) => f.write_str(&kind.name().to_lowercase()),
+                None => write!(f, "{format:#}"),
+            },
             Self::Cast(dtype) => f.write_str(dtype.as_str()),
             Self::Keep => f.write_str("keep"),
         }
@@ -97,7 +111,8 @@ mod tests {
 
     #[test]
     fn every_spec_is_read_as_it_is_written() {
-        let packed = QuantFormat::all().into_iter().map(Spec::Packed);
+        let of_ggml = GgmlType::ALL.into_iter().map(GgmlType::format);
+        let packed = QuantFormat::all().into_iter().chain(of_ggml).map(Spec::Packed);
         let others = [DType::F16, DType::BF16, DType::F32].map(Spec::Cast);
         for spec in packed.chain(others).chain([Spec::Keep]) {
             assert_eq!(spec.to_string().parse::<Spec>().unwrap(), spec);

@@ -99,6 +99,16 @@ fn pack_as<T: Bytes>(
             *number = T::from_f32(0.);
         }
     }
+    if let Some(kind) = packing.blocks {
+        let mut numbers = vec![0.; rounded.len()];
+        T::widen(&rounded, &mut numbers);
+        let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);
+        for (row, numbers) in rows.chunks_exact(k).zip(numbers.chunks_exact(k)) {
+            kind.quantize(numbers, search, &mut blocks, &mut dequantized)?;
+            sums.add_row(row, &dequantized);
+        }
+        return Ok(Block { bytes: vec![blocks], sums });
+    }
     let mut quantized = match feedback {
         Some(feedback) => {
             QuantizedRows::quantize_with_feedback(format, quantizer, &rounded, k, feedback, search)?

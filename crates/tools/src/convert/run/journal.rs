@@ -55,7 +55,7 @@ pub(super) fn fingerprint(plan: &ConvertPlan) -> Result<String> {
         // Scales that are bytes do not tell what their numbers were rounded to before.
         let rounded = match &job.work {
             Work::Pack(_, packing) => format!("{packing:?}"),
-            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) => String::new(),
+            Work::Copy(..) | Work::Cast(..) | Work::Repack(..) | Work::Blocks(..) => String::new(),
         };
         hasher.update(format!("{}\0{}\0{}\0{rounded}\0", tensor.name, tensor.from, tensor.to));
     }

@@ -2,7 +2,7 @@
 
 use crate::convert::output::{OutputTensor, WIDE_MXFP4};
 use candle_core::{DType, Tensor};
-use candle_quant::format::{code_at, pack, Element, Scale, ZeroPoint};
+use candle_quant::format::{code_at, pack, Element, GgmlType, Scale, ZeroPoint};
 use candle_quant::{Error, QuantFormat, QuantTensor, Result};
 use half::{bf16, f16};
 use rayon::prelude::*;
@@ -58,6 +58,38 @@ pub(super) fn repack(
     let flat = weight.flatten_stack()?;
     drop(weight);
     (0..stack.iter().product()).try_for_each(|index: usize| write(index * n, bytes(&flat.matrix(index)?)?))
+}
+
+/// Hands on a weight matrix by matrix, in blocks of a type of GGML: the number of the first row, and the bytes.
+pub(super) fn repack_blocks(
+    name: &str,
+    weight: &QuantTensor,
+    kind: GgmlType,
+    mut write: impl FnMut(usize, Vec<Vec<u8>>) -> Result<()>,
+) -> Result<()> {
+    if weight.global_scale().is_some() || weight.biases().is_some() {
+        return Err(Error::Unsupported {
+            what: format!(
+                "`{name}` with biases, or a multiplier of its scales, in blocks of {}",
+                kind.name()
+            ),
+            remedy: "requantize or dequantize it".into(),
+        });
+    }
+    let bytes = |matrix: &QuantTensor| {
+        let words = matrix.packed().flatten_all()?.to_vec1::<u32>()?;
+        let mut blocks = Vec::new();
+        kind.append(&words, &le_bytes(matrix.scales())?, &mut blocks)?;
+        Ok::<_, Error>(vec![blocks])
+    };
+    match weight.dims().as_slice() {
+        [stack @ .., n, _] if !stack.is_empty() => {
+            let flat = weight.flatten_stack()?;
+            let matrices = 0..stack.iter().product();
+            matrices.into_iter().try_for_each(|index: usize| write(index * n, bytes(&flat.matrix(index)?)?))
+        }
+        _ => write(0, bytes(weight)?),
+    }
 }
 
 /// Weights of one shape as one whose rows are those of all in turn.

@@ -13,7 +13,7 @@ use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use super::mlx::files;
 use crate::convert::output::{Job, OutputFile, OutputTensor};
-use candle_quant::checkpoint::{module_of, tensor_of};
+use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::{MlxLm, EXPERT_BLOCKS};
@@ -117,7 +117,13 @@ impl TargetKind for HuggingFace {
         })
     }
 
-    fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
+    fn files(
+        &self,
+        _: &Checkpoint,
+        jobs: Vec<Job>,
+        _: Option<QuantFormat>,
+        max_size: u64,
+    ) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "pt"))
     }
 }

@@ -3,8 +3,10 @@
 use super::experts::ExpertLayout;
 use super::mlx::{index_json, INDEX};
 use crate::convert::output::{Job, OutputFile, OutputTensor};
-use candle_quant::checkpoint::{module_of, tensor_of};
-use candle_quant::format::Quantizer;
+use crate::convert::recipe::Role;
+use candle_core::DType;
+use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
+use candle_quant::format::{GgmlType, Quantizer};
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::MlxLm;
 use safetensors::Dtype;
@@ -23,6 +25,31 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
     /// Whether it has this format, and `Err` of the formats that it has if not.
     fn check(&self, _: QuantFormat) -> std::result::Result<(), &'static str> {
         Ok(())
+    }
+
+    /// The type of GGML in whose blocks a format is written, if it is; else codes, scales and biases are tensors.
+    fn blocks(&self, _: QuantFormat) -> Option<GgmlType> {
+        None
+    }
+
+    /// Elements of a row that lie together.
+    fn granularity(&self, format: QuantFormat) -> usize {
+        format.group_size()
+    }
+
+    /// What a format becomes where rows are no whole groups of it, the first that fits.
+    fn smaller_groups(&self, format: QuantFormat) -> Vec<QuantFormat> {
+        format.smaller_groups().collect()
+    }
+
+    /// The dtype of a tensor that is not packed, if it is always the same.
+    fn plain_dtype(&self, _name: &str, _dims: &[usize], _role: Role) -> Option<DType> {
+        None
+    }
+
+    /// Whether there is a config.json in the output.
+    fn has_config(&self) -> bool {
+        true
     }
 
     /// What computes the codes.
@@ -81,9 +108,15 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         OutputTensor::packed(dims, format, scales, |part| tensor_of(module, part))
     }
 
-    /// The files of weights, with what lies where in them. `top` is the format of the checkpoint as a whole; no file
+    /// The files of weights, with what lies where in them. `source` is what they are made of, `top` is the format of the checkpoint as a whole; no file
     /// exceeds `max_size` bytes, unless one weight does.
-    fn files(&self, jobs: Vec<Job>, top: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>>;
+    fn files(
+        &self,
+        source: &Checkpoint,
+        jobs: Vec<Job>,
+        top: Option<QuantFormat>,
+        max_size: u64,
+    ) -> Result<Vec<OutputFile>>;
 
     /// The files that describe the weights, beside config.json: an index of the tensors.
     fn sidecars(&self, files: &[OutputFile], _top: Option<QuantFormat>) -> Vec<(&'static str, String)> {

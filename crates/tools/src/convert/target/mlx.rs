@@ -3,6 +3,7 @@
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
+use candle_quant::checkpoint::Checkpoint;
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::MlxLm;
 use serde_json::{json, Map};
@@ -39,7 +40,13 @@ impl TargetKind for Mlx {
         true
     }
 
-    fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
+    fn files(
+        &self,
+        _: &Checkpoint,
+        jobs: Vec<Job>,
+        _: Option<QuantFormat>,
+        max_size: u64,
+    ) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "mlx"))
     }
 }
@@ -58,7 +65,13 @@ impl TargetKind for Dense {
         ExpertLayout::Renamed(family.stack)
     }
 
-    fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
+    fn files(
+        &self,
+        _: &Checkpoint,
+        jobs: Vec<Job>,
+        _: Option<QuantFormat>,
+        max_size: u64,
+    ) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "pt"))
     }
 }

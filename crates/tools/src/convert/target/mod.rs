@@ -1,6 +1,7 @@
 //! The kinds of output, and what each does in its own way: names, experts, files, and what describes them.
 
 mod experts;
+mod gguf;
 mod hugging_face;
 mod kind;
 mod mlx;
@@ -29,6 +30,8 @@ pub enum Target {
     Uqff,
     /// A model in a store of Ollama.
     Ollama,
+    /// A GGUF file, as llama.cpp reads it.
+    Gguf,
 }
 
 /// The rule of tensors that are written as they are.
@@ -42,6 +45,7 @@ impl Target {
             Self::HuggingFace => &hugging_face::HuggingFace,
             Self::Uqff => &uqff::Uqff,
             Self::Ollama => &ollama::Ollama,
+            Self::Gguf => &gguf::Gguf,
         }
     }
 
@@ -49,7 +53,7 @@ impl Target {
     /// comes from.
     pub(in crate::convert) fn check(self, tensor: &str, why: &str, format: QuantFormat) -> Result<()> {
         let kind = self.kind();
-        if !QuantFormat::all().contains(&format) {
+        if !QuantFormat::all().contains(&format) && kind.blocks(format).is_none() {
             return Err(Error::Unsupported {
                 what: format!("quantizing `{tensor}` to {format} ({why})"),
                 remedy: format!("give it one of {}", QuantFormat::grammar()),
@@ -72,7 +76,8 @@ impl Target {
 
     /// Whether this kind of output has a format.
     pub(crate) fn has(self, format: QuantFormat) -> bool {
-        QuantFormat::all().contains(&format) && self.kind().check(format).is_ok()
+        let is_known = QuantFormat::all().contains(&format) || self.kind().blocks(format).is_some();
+        is_known && self.kind().check(format).is_ok()
     }
 }
 

@@ -4,6 +4,7 @@
 use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
+use candle_quant::checkpoint::Checkpoint;
 use candle_quant::format::Bits;
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::MlxLm;
@@ -62,7 +63,13 @@ impl TargetKind for Ollama {
         })
     }
 
-    fn files(&self, jobs: Vec<Job>, _: Option<QuantFormat>, _: u64) -> Result<Vec<OutputFile>> {
+    fn files(
+        &self,
+        _: &Checkpoint,
+        jobs: Vec<Job>,
+        _: Option<QuantFormat>,
+        _: u64,
+    ) -> Result<Vec<OutputFile>> {
         let (mut layers, mut groups) = (Vec::new(), BTreeMap::<String, Vec<Job>>::new());
         for job in jobs {
             match group_of(&job) {

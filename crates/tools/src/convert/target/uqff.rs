@@ -5,7 +5,7 @@ use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
 use crate::convert::recipe::Role;
-use candle_quant::checkpoint::{module_of, tensor_of};
+use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
 use candle_quant::format::{Bits, Quantizer};
 use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::MlxLm;
@@ -103,7 +103,13 @@ impl TargetKind for Uqff {
         Ok(outputs)
     }
 
-    fn files(&self, jobs: Vec<Job>, top: Option<QuantFormat>, max_size: u64) -> Result<Vec<OutputFile>> {
+    fn files(
+        &self,
+        _: &Checkpoint,
+        jobs: Vec<Job>,
+        top: Option<QuantFormat>,
+        max_size: u64,
+    ) -> Result<Vec<OutputFile>> {
         let is_layer = |job: &Job| job.format().is_some() || is_unquant(job);
         let modules: BTreeSet<_> =
             jobs.iter().filter(|job| is_layer(job)).map(|job| module(job).to_owned()).collect();

@@ -30,8 +30,10 @@ pub fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOpti
     }
     let mut conversion = match (options.dequantize, options.to, format) {
         (true, None, _) => ConvertOptions::dense(),
-        (true, Some(To::Hf), _) => to(options, Recipe::safe(Spec::Keep))?,
-        (true, Some(_), _) => bail!("--dequantize is for --to hf, or without --to for the names of SRC"),
+        (true, Some(To::Hf | To::Gguf), _) => to(options, Recipe::safe(Spec::Keep))?,
+        (true, Some(_), _) => {
+            bail!("--dequantize is for --to hf and gguf, or without --to for the names of SRC")
+        }
         (false, _, Some(format)) => to(options, with_rules(options, options.target().usual_recipe(format))?)?,
         (false, ..) => to(options, recipe(options)?)?,
     };
@@ -57,6 +59,7 @@ fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
         (To::Mlx, None) => Ok(ConvertOptions::mlx(recipe)),
         (To::Uqff, None) => Ok(ConvertOptions::uqff(recipe)),
         (To::Hf, None) => Ok(ConvertOptions::hugging_face(recipe)),
+        (To::Gguf, None) => Ok(ConvertOptions::gguf(recipe)),
     }
 }
 

@@ -1,0 +1,254 @@
+//! GGUF files of version 3, as llama.cpp reads them: one file with metadata, tokenizer and weights.
+
+use super::experts::ExpertLayout;
+use super::kind::TargetKind;
+use crate::convert::gguf::{Description, GgufModel, Shapes};
+use crate::convert::output::{HeadOrder, Job, OutputFile, OutputTensor, SourcePart, Work};
+use crate::convert::recipe::Role;
+use candle_core::DType;
+use candle_quant::checkpoint::{Checkpoint, GgufValue};
+use candle_quant::format::GgmlType;
+use candle_quant::{Error, QuantFormat, Result};
+use candle_quant_models::MlxLm;
+use safetensors::Dtype;
+use std::collections::BTreeMap;
+
+const FILE: &str = "model.gguf";
+
+/// Tensors begin at multiples of it.
+const ALIGNMENT: usize = 32;
+
+/// A GGUF file.
+#[derive(Debug)]
+pub(super) struct Gguf;
+
+impl TargetKind for Gguf {
+    fn name(&self) -> &'static str {
+        "a GGUF file"
+    }
+
+    fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
+        GgmlType::of(format)
+            .map(drop)
+            .ok_or("q4_0, q8_0, q4_k, q6_k, mxfp4 and nvfp4, and of MLX's affine formats none exactly")
+    }
+
+    fn blocks(&self, format: QuantFormat) -> Option<GgmlType> {
+        GgmlType::of(format)
+    }
+
+    fn granularity(&self, format: QuantFormat) -> usize {
+        GgmlType::of(format).map_or(format.group_size(), |kind| kind.block().0)
+    }
+
+    /// Rows that are no whole super-blocks become Q8_0.
+    fn smaller_groups(&self, format: QuantFormat) -> Vec<QuantFormat> {
+        match GgmlType::of(format) {
+            Some(GgmlType::Q4K | GgmlType::Q6K) => vec![GgmlType::Q8_0.format()],
+            Some(_) | None => Vec::new(),
+        }
+    }
+
+    fn experts(&self, _: &MlxLm) -> ExpertLayout {
+        ExpertLayout::Stacks("experts")
+    }
+
+    fn leaves_out_tied_heads(&self) -> bool {
+        true
+    }
+
+    fn has_config(&self) -> bool {
+        false
+    }
+
+    /// Vectors, biases of stacks and routers are numbers of 32 bits, as llama.cpp computes with them.
+    fn plain_dtype(&self, name: &str, dims: &[usize], role: Role) -> Option<DType> {
+        let is_wide =
+            dims.len() < 2 || name.ends_with("bias") || role == Role::Router || name.ends_with("norm.weight");
+        is_wide.then_some(DType::F32)
+    }
+
+    fn packed(&self, name: &str, dims: &[usize], format: QuantFormat, _: Dtype) -> Result<Vec<OutputTensor>> {
+        let elements = dims.iter().try_fold(1u64, |all, dim| all.checked_mul(*dim as u64));
+        match (GgmlType::of(format), elements) {
+            (Some(kind), Some(elements)) => {
+                let bytes = kind.size_in_bytes(elements);
+                Ok(vec![OutputTensor {
+                    bytes,
+                    ..OutputTensor::new(name.to_owned(), Dtype::U8, dims.to_vec())?
+                }])
+            }
+            _ => Err(Error::mismatch(
+                name,
+                "a tensor of a type of GGML that fits 64 bits",
+                format!("{format} {dims:?}"),
+            )),
+        }
+    }
+
+    fn files(
+        &self,
+        source: &Checkpoint,
+        mut jobs: Vec<Job>,
+        top: Option<QuantFormat>,
+        _: u64,
+    ) -> Result<Vec<OutputFile>> {
+        let model = GgufModel::of(source)?;
+        let shapes = jobs.iter().map(|job| (job.planned.name.clone(), job.planned.shape.clone()));
+        let Description { mut values, factors } = model.describe(source, &shapes.collect::<Shapes>())?;
+        for job in &mut jobs {
+            rename(job, &model, source)?;
+        }
+        let others: Vec<_> = factors
+            .iter()
+            .map(|(name, factors)| {
+                let bytes: Vec<_> = factors.iter().flat_map(|factor| factor.to_le_bytes()).collect();
+                OutputTensor::known((*name).to_owned(), Dtype::F32, vec![factors.len()], &bytes)
+            })
+            .collect();
+        values.insert("general.file_type".into(), GgufValue::U32(file_type(top, &jobs)));
+        values.insert("general.quantization_version".into(), GgufValue::U32(2));
+        if jobs.iter().any(Job::is_searched) {
+            values.insert("candle_quant.search".into(), GgufValue::Text("squared error".into()));
+        }
+        file(jobs, others, &values).map(|file| vec![file])
+    }
+
+    fn sidecars(&self, _: &[OutputFile], _: Option<QuantFormat>) -> Vec<(&'static str, String)> {
+        Vec::new()
+    }
+}
+
+/// Gives a tensor the name, and the order of rows, that it has in files.
+fn rename(job: &mut Job, model: &GgufModel, source: &Checkpoint) -> Result<()> {
+    let name = job.planned.name.clone();
+    let Some(written) = model.name_of(&name) else {
+        return Err(Error::Unsupported {
+            what: format!("{}: `{name}` in a GGUF file, which has no name for it,", source.path().display()),
+            remedy: "convert to another kind".into(),
+        });
+    };
+    for output in &mut job.outputs {
+        output.name.clone_from(&written);
+    }
+    let Some(heads) = model.paired_heads(&name) else { return Ok(()) };
+    let rows = job.planned.shape.first().copied().unwrap_or(0);
+    match rows.checked_div(heads) {
+        Some(size) if size % 2 == 0 && size.saturating_mul(heads) == rows => {
+            job.order = Some(HeadOrder { size });
+        }
+        _ => {
+            let expected = format!("rows that make {heads} heads of an even number each");
+            return Err(Error::mismatch(format!("`{name}`"), expected, format!("{:?}", job.planned.shape)));
+        }
+    }
+    // What is copied as it lies has no rows.
+    if let (Work::Copy(runs, None), Some(output)) = (&job.work, job.outputs.first()) {
+        let parts = runs.iter().flatten().cloned().map(SourcePart::Stored).collect();
+        let dtype = runs.iter().flatten().next().map_or(DType::F32, |run| run.dtype());
+        debug_assert_eq!(output.dims, job.planned.shape);
+        job.work = Work::Cast(parts, dtype);
+    }
+    Ok(())
+}
+
+/// The number of a tensor's type, if files have it.
+fn type_of(job: &Job) -> Option<u32> {
+    match &job.work {
+        Work::Blocks(weight) => weight.type_in_gguf().map(|(_, id)| id),
+        Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => match job.format() {
+            Some(format) => GgmlType::of(format).map(GgmlType::id),
+            None => dense_type(job.outputs.first()?.dtype),
+        },
+    }
+}
+
+#[allow(clippy::wildcard_enum_match_arm, reason = "GGUF has no others")]
+fn dense_type(dtype: Dtype) -> Option<u32> {
+    Some(match dtype {
+        Dtype::F32 => 0,
+        Dtype::F16 => 1,
+        Dtype::BF16 => 30,
+        Dtype::F64 => 28,
+        _ => return None,
+    })
+}
+
+/// llama.cpp's number of what most of a file is.
+fn file_type(top: Option<QuantFormat>, jobs: &[Job]) -> u32 {
+    match top.and_then(GgmlType::of) {
+        Some(GgmlType::Q4_0) => 2,
+        Some(GgmlType::Q8_0) => 7,
+        Some(GgmlType::Q4K) => 14,
+        Some(GgmlType::Q6K) => 18,
+        Some(GgmlType::Mxfp4) => 38,
+        Some(GgmlType::Nvfp4) => 39,
+        Some(_) | None => {
+            let matrices = jobs.iter().filter(|job| job.planned.shape.len() > 1);
+            match matrices.filter_map(type_of).max() {
+                Some(30) => 32,
+                Some(1) => 1,
+                Some(0) | None => 0,
+                Some(_) => 1024,
+            }
+        }
+    }
+}
+
+/// The file: the header, and where each tensor lies.
+fn file(
+    mut jobs: Vec<Job>,
+    mut others: Vec<OutputTensor>,
+    values: &BTreeMap<String, GgufValue>,
+) -> Result<OutputFile> {
+    let mut header = b"GGUF".to_vec();
+    header.extend(3u32.to_le_bytes());
+    header.extend((jobs.len() as u64 + others.len() as u64).to_le_bytes());
+    header.extend((values.len() as u64).to_le_bytes());
+    for (key, value) in values {
+        append_text(key, &mut header);
+        value.append(&mut header);
+    }
+    let types = jobs
+        .iter()
+        .map(type_of)
+        .collect::<Vec<_>>()
+        .into_iter()
+        .chain(others.iter().map(|other| dense_type(other.dtype)));
+    let types: Vec<_> = types.collect();
+    let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);
+    let mut end = 0u64;
+    let mut outputs: Vec<_> = of_jobs.chain(&mut others).collect();
+    for (output, kind) in outputs.iter_mut().zip(types) {
+        let Some(kind) = kind else {
+            return Err(Error::Unsupported {
+                what: format!("`{}` of {:?} in a GGUF file", output.name, output.dtype),
+                remedy: "give a --dtype, f16, bf16 or f32".into(),
+            });
+        };
+        append_text(&output.name, &mut header);
+        // A number alone is a vector of one.
+        let dims = if output.dims.is_empty() { vec![1] } else { output.dims.clone() };
+        header.extend((dims.len() as u32).to_le_bytes());
+        dims.iter().rev().for_each(|dim| header.extend((*dim as u64).to_le_bytes()));
+        header.extend(kind.to_le_bytes());
+        header.extend(end.to_le_bytes());
+        output.offset = end;
+        end = end.saturating_add(output.bytes).next_multiple_of(ALIGNMENT as u64);
+    }
+    header.resize(header.len().next_multiple_of(ALIGNMENT), 0);
+    let start = header.len() as u64;
+    for output in outputs {
+        output.offset += start;
+    }
+    for job in &mut jobs {
+        job.planned.file = FILE.to_owned();
+    }
+    let size = start.saturating_add(end);
+    Ok(OutputFile { file: FILE.to_owned(), layer: String::new(), jobs, others, header, size })
+}
+
+fn append_text(text: &str, to: &mut Vec<u8>) {
+    to.extend((text.len() as u64).to_le_bytes());
+    to.extend_from_slice(text.as_bytes());
+}

@@ -1,0 +1,195 @@
+//! Blocks of GGML's types, as they are written: what the readers of such blocks take apart.
+//!
+//! The layouts are those of ggml-common.h; the order of elements is that of the `dequantize_row` functions in ggml-quants.c.
+
+use super::ggml::SUPER_BLOCK;
+use super::{ggml_quantize, ggml_super_blocks, unpack, GroupScales, QuantFormat, QuantizedRows, Quantizer};
+use crate::{Error, Result};
+use half::f16;
+
+/// A type of GGML that rows are quantized to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum GgmlType {
+    /// 4-bit codes around 8, an F16 scale for each 32.
+    Q4_0,
+    /// Signed bytes, an F16 scale for each 32.
+    Q8_0,
+    /// 4-bit codes, 6-bit scales and biases for each 32, in super-blocks.
+    Q4K,
+    /// 6-bit codes around 32, 8-bit scales for each 16, in super-blocks.
+    Q6K,
+    /// E2M1 codes, an E8M0 scale for each 32.
+    Mxfp4,
+    /// E2M1 codes, an E4M3 scale for each 16, four of which are a block.
+    Nvfp4,
+}
+
+impl GgmlType {
+    /// All of them.
+    pub const ALL: [Self; 6] = [Self::Q4_0, Self::Q8_0, Self::Q4K, Self::Q6K, Self::Mxfp4, Self::Nvfp4];
+
+    /// The name in upper case, as GGML has it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Q4_0 => "Q4_0",
+            Self::Q8_0 => "Q8_0",
+            Self::Q4K => "Q4_K",
+            Self::Q6K => "Q6_K",
+            Self::Mxfp4 => "MXFP4",
+            Self::Nvfp4 => "NVFP4",
+        }
+    }
+
+    /// The number that GGUF files use.
+    pub const fn id(self) -> u32 {
+        match self {
+            Self::Q4_0 => 2,
+            Self::Q8_0 => 8,
+            Self::Q4K => 12,
+            Self::Q6K => 14,
+            Self::Mxfp4 => 39,
+            Self::Nvfp4 => 40,
+        }
+    }
+
+    /// Elements and bytes of a block.
+    pub const fn block(self) -> (usize, usize) {
+        match self {
+            Self::Q4_0 => (32, 18),
+            Self::Q8_0 => (32, 34),
+            Self::Q4K => (SUPER_BLOCK, 144),
+            Self::Q6K => (SUPER_BLOCK, 210),
+            Self::Mxfp4 => (32, 17),
+            Self::Nvfp4 => (64, 36),
+        }
+    }
+
+    /// The format that means the same; that of Q4_0 and Q8_0 with F16 scales.
+    pub const fn format(self) -> QuantFormat {
+        const FOUR: QuantFormat = QuantFormat::symmetric_opt(4, 32).unwrap();
+        const EIGHT: QuantFormat = QuantFormat::symmetric_opt(8, 32).unwrap();
+        match self {
+            Self::Q4_0 => FOUR,
+            Self::Q8_0 => EIGHT,
+            Self::Q4K => QuantFormat::Q4_K,
+            Self::Q6K => QuantFormat::Q6_K,
+            Self::Mxfp4 => QuantFormat::MXFP4,
+            Self::Nvfp4 => QuantFormat::NVFP4,
+        }
+    }
+
+    /// The type that means the same as a format.
+    pub fn of(format: QuantFormat) -> Option<Self> {
+        Self::ALL.into_iter().find(|kind| kind.format() == format)
+    }
+
+    /// Bytes of so many elements, which are whole blocks.
+    pub const fn size_in_bytes(self, elements: u64) -> u64 {
+        let (of_block, bytes) = self.block();
+        elements / of_block as u64 * bytes as u64
+    }
+
+    /// Appends the blocks of a row of finite weights, and sets `values` to what they mean. Q4_0 and Q8_0 are those of ggml's
+    /// reference, bit for bit; `search` looks for a smaller squared error, which those of super-blocks have anyway.
+    ///
+    /// # Errors
+    /// If the row is no whole number of blocks.
+    pub fn quantize(
+        self,
+        weights: &[f32],
+        search: bool,
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let (of_block, _) = self.block();
+        if !weights.len().is_multiple_of(of_block) || values.len() != weights.len() {
+            let expected = format!("a multiple of {of_block}");
+            return Err(Error::mismatch(
+                format!("K of {}", self.name()),
+                expected,
+                weights.len().to_string(),
+            ));
+        }
+        let pairs = || weights.chunks_exact(of_block);
+        let mut of_values = values.chunks_exact_mut(of_block);
+        match self {
+            Self::Q4_0 => {
+                pairs().zip(of_values).for_each(|(x, to)| ggml_quantize::q4_0(x, search, blocks, to));
+            }
+            Self::Q8_0 => {
+                pairs().zip(of_values).for_each(|(x, to)| ggml_quantize::q8_0(x, search, blocks, to));
+            }
+            Self::Q4K => pairs().zip(of_values).for_each(|(x, to)| ggml_super_blocks::q4_k(x, blocks, to)),
+            Self::Q6K => pairs().zip(of_values).for_each(|(x, to)| ggml_super_blocks::q6_k(x, blocks, to)),
+            Self::Mxfp4 | Self::Nvfp4 => {
+                let (format, k) = (self.format(), weights.len());
+                let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, weights, k, None)?;
+                if search {
+                    rows.improve(format, weights, k)?;
+                }
+                for (to, from) in
+                    of_values.by_ref().zip(rows.dequantize(format, k, 1.)?.chunks_exact(of_block))
+                {
+                    to.copy_from_slice(from);
+                }
+                if let GroupScales::Bytes(scales) = rows.scales {
+                    self.append(&rows.words, &scales, blocks)?;
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Appends the blocks of a packed weight in this type's format: its words, and the bytes of its scales, which are F16 or
+    /// bytes.
+    ///
+    /// # Errors
+    /// If the type has super-blocks, whose weights have other parts.
+    pub fn append(self, words: &[u32], scales: &[u8], blocks: &mut Vec<u8>) -> Result<()> {
+        let (of_block, _) = self.block();
+        let bits = self.format().bits();
+        let bytes_of_scales = match self {
+            Self::Q4_0 | Self::Q8_0 => 2,
+            Self::Mxfp4 => 1,
+            Self::Nvfp4 => 4,
+            Self::Q4K | Self::Q6K => {
+                return Err(Error::Unsupported {
+                    what: format!("blocks of {} of codes and scales", self.name()),
+                    remedy: "take the blocks of the file".into(),
+                })
+            }
+        };
+        let mut codes = [0; 64];
+        let codes = codes.get_mut(..of_block).unwrap_or_default();
+        for (words, scales) in
+            words.chunks_exact(of_block * bits / 32).zip(scales.chunks_exact(bytes_of_scales))
+        {
+            unpack(words, bits, codes);
+            blocks.extend_from_slice(scales);
+            match self {
+                Self::Q8_0 => blocks.extend(codes.iter().map(|code| code ^ 0x80)),
+                Self::Nvfp4 => codes.chunks_exact(16).for_each(|group| halves(group, blocks)),
+                Self::Q4_0 | Self::Mxfp4 | Self::Q4K | Self::Q6K => halves(codes, blocks),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Appends codes of four bits: those of the first half are the low nibbles, those of the second the high ones.
+pub(super) fn halves(codes: &[u8], bytes: &mut Vec<u8>) {
+    let (low, high) = codes.split_at(codes.len() / 2);
+    bytes.extend(low.iter().zip(high).map(|(low, high)| low | high << 4));
+}
+
+/// Rounded to F16, as a number; the largest one instead of an infinity.
+pub(super) fn half(number: f32) -> f32 {
+    let most = f16::MAX.to_f32();
+    f16::from_f32(number.clamp(-most, most)).to_f32()
+}
+
+/// Appends a number that is F16 already.
+pub(super) fn append_half(number: f32, bytes: &mut Vec<u8>) {
+    bytes.extend(f16::from_f32(number).to_le_bytes());
+}
