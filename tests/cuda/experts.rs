@@ -153,10 +153,12 @@ fn check(device: &Device, block: &Block, dtype: DType, choice: &Choice, steps: b
     let error = relative_error(&actual, &expected);
     assert!(error < bound, "{what}: relative error {error:.2e}");
     let rms = (expected.iter().map(|e| e * e).sum::<f64>() / expected.len() as f64).sqrt();
+    // Scales that are products of two random numbers differ more, and so do errors.
+    let spread = if block.gate.format().scale() == Scale::SuperBlock { 16. } else { 8. };
     for (index, (actual, expected)) in actual.iter().zip(&expected).enumerate() {
         let error = (f64::from(*actual) - expected).abs();
         let (token, row) = (index / hidden, index % hidden);
-        let most = 8. * bound * rms.max(expected.abs());
+        let most = spread * bound * rms.max(expected.abs());
         assert!(error < most, "{what}: token {token}, row {row}: {actual}, not {expected}");
     }
     if !is_about_memory() {
