@@ -5,7 +5,7 @@ use crate::packed::{bits, flat, reference, relative_error, tensor};
 use crate::{device, is_about_memory};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::Activation;
-use candle_quant::format::Scale;
+use candle_quant::format::{Scale, SUPER_BLOCK};
 use candle_quant::nn::{ExpertStack, Experts, Gating};
 use candle_quant::{QuantFormat, QuantTensor};
 
@@ -172,6 +172,8 @@ fn dims(format: QuantFormat, index: usize) -> [usize; 2] {
     let group = format.granularity();
     match index % 3 {
         0 => [128usize.next_multiple_of(group); 2],
+        // Super-blocks are whole loads and steps anyway.
+        1 if group == SUPER_BLOCK => [group, 2 * group],
         1 => [3 * group, 5 * group],
         _ => [(9 * 128usize).next_multiple_of(group), 2 * group.max(32)],
     }
