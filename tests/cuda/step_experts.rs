@@ -1,10 +1,12 @@
 //! Blocks of experts in steps on a device: against the CPU's plan, which tests of its own hold against f64.
 
 use crate::device;
+use crate::expected::random;
 use crate::gpu::captures;
 use crate::packed::{bits, flat, relative_error, tensor};
 use candle_core::{DType, Device, Tensor};
 use candle_nn::{Activation, RmsNorm};
+use candle_quant::format::Scale;
 use candle_quant::nn::{ExpertGroups, ExpertStack, Experts, Gating, GroupScore, Scores};
 use candle_quant::step::{
     BlockOutput, DeviceStep, ExpertsBlock, FeedForwardBlock, HeadBlock, StepBuilder, StepNorm, StepPlan,
@@ -95,6 +97,19 @@ fn kinds() -> Vec<(&'static str, Kind)> {
             },
         ),
         (
+            "super-blocks",
+            Kind {
+                hidden: 256,
+                inner: 256,
+                experts: 3,
+                top_k: 2,
+                format: QuantFormat::Q5_K,
+                packed_router: false,
+                shared: true,
+                ..plain()
+            },
+        ),
+        (
             "all experts",
             Kind { top_k: 6, experts: 6, normalize: false, format: QuantFormat::NVFP4, ..plain() },
         ),
@@ -109,6 +124,9 @@ fn plan(kind: &Kind, device: &Device, dtype: DType) -> StepPlan {
         numbers.to_dtype(dtype).unwrap().to_device(device).unwrap()
     };
     let packed_in = |format: QuantFormat, dims: &[usize], seed| {
+        if format.scale() == Scale::SuperBlock {
+            return random(dims, format, DType::F16, seed).to_device(device).unwrap();
+        }
         // Codes are those of f32 numbers, whatever the device.
         let numbers = (tensor(dims, seed) * (1.5 / (dims[dims.len() - 1] as f64).sqrt())).unwrap();
         let packed = QuantTensor::quantize(&numbers, format).unwrap();

@@ -89,23 +89,3 @@ fn steps_of_a_device_compute_what_the_cpu_does() {
     }
     assert!(problems.is_empty(), "{}", problems.join("\n"));
 }
-
-/// Weights whose scales have super-blocks are part of a plan like others.
-#[test]
-fn steps_of_k_types() {
-    let Some(device) = device() else { return };
-    let path = concat!(env!("CANDLE_QUANT_REPOSITORY"), "/tests/fixtures/uqff/q4k");
-    let checkpoint = Checkpoint::open(path).unwrap();
-    for (dtype, bound) in [(DType::F32, 2e-6), (DType::BF16, 2e-2)] {
-        let load = |device| Model::load(&checkpoint, dtype, device).unwrap();
-        let expected = logits(&mut load(&Device::Cpu), &PROMPTS);
-        let mut model = load(&device);
-        let found = logits(&mut model, &PROMPTS);
-        let (_, step) = model.steps.last().expect("a plan");
-        let distance = distance(&found, &expected);
-        assert!(
-            distance <= bound && step.is_captured(),
-            "{dtype:?}: {distance:.2e} of {bound:.2e}, {step:?}"
-        );
-    }
-}
