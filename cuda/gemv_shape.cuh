@@ -38,7 +38,7 @@ template <class Format, int GROUP_, int ROWS_> struct GemvShape {
 
     // Consecutive weights that a lane loads at a time: 16 bytes, or the least multiple of that which is
     // whole words. The more rows of x, the fewer groups the columns keep apart, and the closer together
-    // the four lanes of a row must stay.
+    // the four lanes of a row must stay. Units of scales take registers that wider loads would need.
     static constexpr int chunk() {
         if (BITS == 8) return 16;
         if (BITS % 2 == 1) return ROWS > 1 ? 32 : Format::HAS_UNITS ? 64 : 128;

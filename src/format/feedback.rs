@@ -154,7 +154,7 @@ impl<T: Real> QuantizedRows<T> {
                 let weights = weights.get(columns.clone()).unwrap_or_default();
                 let numbers =
                     weights.iter().zip(shares).map(|(weight, share)| T::from_f32(weight.to_f32() + share));
-                let numbers: Vec<T> = numbers.map(bounded).collect();
+                let numbers: Vec<T> = numbers.map(finite).collect();
                 let mut one = Self::quantize(format, quantizer, &numbers, size, None)?;
                 if search {
                     for row in one.rows_mut(format, size)? {
@@ -268,10 +268,9 @@ fn of_group<T: Real>(
     codes
 }
 
-/// The number, or the largest there is: what is made up for may be beyond it.
-fn bounded<T: Real>(number: T) -> T {
-    let wide = number.to_f32();
-    match wide.is_finite() {
+/// The number; zero where what is made up for is beyond its dtype, lest the scale of the group becomes infinite.
+fn finite<T: Real>(number: T) -> T {
+    match number.to_f32().is_finite() {
         true => number,
         false => T::from_f32(0.),
     }
@@ -340,9 +339,9 @@ mod tests {
         assert_eq!((nothing.factors, nothing.counts), (vec![0.; 4], vec![1.; 2]));
     }
 
-    /// Without anything to make up for, it is plain quantization: to the bit, of every format.
+    /// Without anything to make up for, no format loses more than by plain quantization.
     #[test]
-    fn columns_that_have_nothing_to_do_with_each_other_are_quantized_as_ever() {
+    fn columns_that_have_nothing_to_do_with_each_other_lose_no_more() {
         let mut rng = StdRng::seed_from_u64(3);
         let weights: Vec<half::bf16> =
             (0..2 * 256).map(|_| half::bf16::from_f32(rng.random_range(-1f32..1.))).collect();
@@ -350,8 +349,7 @@ mod tests {
         diagonal.iter_mut().step_by(257).for_each(|number| *number = 2.);
         let feedback = ErrorFeedback::new(diagonal, 256).unwrap();
         for format in QuantFormat::all() {
-            let plain = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, 256, None);
-            let Ok(mut plain) = plain else { continue };
+            let mut plain = QuantizedRows::quantize(format, Quantizer::Mlx, &weights, 256, None).unwrap();
             let fed = |search| {
                 QuantizedRows::quantize_with_feedback(
                     format,
@@ -383,13 +381,13 @@ mod tests {
         let feedback = ErrorFeedback::new(h.clone(), K).unwrap();
         let mut rng = StdRng::seed_from_u64(12);
         let weights: Vec<f32> = (0..4 * K).map(|_| rng.random_range(-1f32..1.)).collect();
-        for (format, most) in [
-            (QuantFormat::affine(2, 64).unwrap(), 0.4),
-            (QuantFormat::affine(4, 64).unwrap(), 0.4),
-            (QuantFormat::MXFP4, 0.4),
-            (QuantFormat::MXFP8, 0.4),
-            (QuantFormat::NVFP4, 0.4),
-            (QuantFormat::NF4, 0.4),
+        for format in [
+            QuantFormat::affine(2, 64).unwrap(),
+            QuantFormat::affine(4, 64).unwrap(),
+            QuantFormat::MXFP4,
+            QuantFormat::MXFP8,
+            QuantFormat::NVFP4,
+            QuantFormat::NF4,
         ] {
             let lost = |rows: &QuantizedRows<f32>| -> f64 {
                 let numbers = rows.dequantize(format, K, 1.).unwrap();
@@ -406,8 +404,7 @@ mod tests {
                     .unwrap()
             };
             let (plain, fed, searched) = (lost(&plain), lost(&fed(false)), lost(&fed(true)));
-            println!("{format}: {:.3}, searched {:.3}", fed / plain, searched / plain);
-            assert!(fed < most * plain && searched < most * plain, "{format}: {plain}, {fed}, {searched}");
+            assert!(fed < 0.4 * plain && searched < 0.4 * plain, "{format}: {plain}, {fed}, {searched}");
         }
     }
 }

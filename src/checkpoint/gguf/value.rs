@@ -32,7 +32,7 @@ impl GgufValue {
     pub fn texts(texts: impl IntoIterator<Item = impl AsRef<str>>) -> Self {
         let (mut len, mut bytes) = (0, Vec::new());
         for text in texts {
-            append_text(text.as_ref(), &mut bytes);
+            Self::append_text(text.as_ref(), &mut bytes);
             len += 1;
         }
         Self::Array { item: Type::TEXT.0, len, bytes }
@@ -78,7 +78,7 @@ impl GgufValue {
             }
             Self::Text(text) => {
                 kind(Type::TEXT.0, to);
-                append_text(text, to);
+                Self::append_text(text, to);
             }
             Self::Array { item, len, bytes } => {
                 kind(Type::ARRAY.0, to);
@@ -87,6 +87,12 @@ impl GgufValue {
                 to.extend_from_slice(bytes);
             }
         }
+    }
+
+    /// Appends a text as files have it, keys and names of tensors, too: its length in 64 bits, and its bytes.
+    pub fn append_text(text: &str, to: &mut Vec<u8>) {
+        to.extend((text.len() as u64).to_le_bytes());
+        to.extend_from_slice(text.as_bytes());
     }
 
     /// As the reader has it.
@@ -119,10 +125,4 @@ impl GgufValue {
             }
         }
     }
-}
-
-/// Appends a text as files have it: its length in 64 bits, and its bytes.
-fn append_text(text: &str, to: &mut Vec<u8>) {
-    to.extend((text.len() as u64).to_le_bytes());
-    to.extend_from_slice(text.as_bytes());
 }

@@ -206,7 +206,7 @@ fn file(
     header.extend((jobs.len() as u64 + others.len() as u64).to_le_bytes());
     header.extend((values.len() as u64).to_le_bytes());
     for (key, value) in values {
-        append_text(key, &mut header);
+        GgufValue::append_text(key, &mut header);
         value.append(&mut header);
     }
     let types = jobs
@@ -226,7 +226,7 @@ fn file(
                 remedy: "give a --dtype, f16, bf16 or f32".into(),
             });
         };
-        append_text(&output.name, &mut header);
+        GgufValue::append_text(&output.name, &mut header);
         // A number alone is a vector of one.
         let dims = if output.dims.is_empty() { vec![1] } else { output.dims.clone() };
         header.extend((dims.len() as u32).to_le_bytes());
@@ -246,9 +246,4 @@ fn file(
     }
     let size = start.saturating_add(end);
     Ok(OutputFile { file: FILE.to_owned(), layer: String::new(), jobs, others, header, size })
-}
-
-fn append_text(text: &str, to: &mut Vec<u8>) {
-    to.extend((text.len() as u64).to_le_bytes());
-    to.extend_from_slice(text.as_bytes());
 }
