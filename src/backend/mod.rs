@@ -4,6 +4,7 @@
 
 mod attention;
 mod backward;
+mod column_scaled;
 mod cpu;
 #[cfg_attr(not(feature = "cuda"), path = "no_cuda.rs")]
 mod cuda;

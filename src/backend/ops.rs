@@ -173,6 +173,7 @@ impl LayerWeight {
         match self {
             Self::Quantized(weight) => weight.dequantize(dtype),
             Self::Reordered(weight) => weight.dequantize(dtype),
+            Self::ColumnScaled(weight) => weight.dequantize(dtype),
             Self::Ggml(weight) => Ok(weight.dequantize(&weight.device())?.to_dtype(dtype)?),
             Self::Dense(weight) => Ok(weight.to_dtype(dtype)?),
         }

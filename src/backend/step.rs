@@ -26,6 +26,9 @@ pub(crate) struct Projection {
     pub(crate) rows: usize,
     /// Inputs, K.
     pub(crate) k: usize,
+    /// The input that each column of the weight reads, or one beyond all for none; none if they are in order. One order of several
+    /// projections is the same here.
+    pub(crate) columns: Option<Arc<[u32]>>,
     /// Its number in the plan.
     pub(crate) index: usize,
 }

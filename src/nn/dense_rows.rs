@@ -26,6 +26,7 @@ fn dense_rows(weight: &LayerWeight, rows: &Range<usize>, k: usize) -> Result<Ten
     match weight {
         LayerWeight::Quantized(weight) => weight.narrow(0, rows.start, rows.len())?.dequantize(DType::F32),
         LayerWeight::Reordered(weight) => weight.rows(rows.start, rows.len())?.dequantize(DType::F32),
+        LayerWeight::ColumnScaled(weight) => weight.dequantize_rows(rows.start, rows.len(), DType::F32),
         LayerWeight::Dense(weight) => {
             Ok(weight.detach().narrow(0, rows.start, rows.len())?.to_dtype(DType::F32)?)
         }

@@ -79,6 +79,7 @@ impl Module for Embedding {
         match &self.weight {
             LayerWeight::Quantized(weight) => weight.embed(ids, self.dtype),
             LayerWeight::Reordered(weight) => weight.embed(ids, self.dtype),
+            LayerWeight::ColumnScaled(weight) => weight.embed(ids, self.dtype),
             LayerWeight::Ggml(weight) => weight.embedding(ids)?.to_dtype(self.dtype),
             LayerWeight::Dense(weight) => {
                 candle_nn::Embedding::new(weight.clone(), self.hidden_size).forward(ids)

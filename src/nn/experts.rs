@@ -73,8 +73,13 @@ impl ExpertStack {
         let experts = weights.len();
         let packed: Option<Vec<_>> = weights.iter().map(LayerWeight::quantized).collect();
         let weights = match packed {
-            Some(packed) => Weights::Stack(QuantTensor::stack(&packed)?),
-            None => Weights::Each(weights),
+            // Each may have a format of its own.
+            Some(packed)
+                if packed.iter().all(|part| packed.first().is_some_and(|first| is_alike(first, part))) =>
+            {
+                Weights::Stack(QuantTensor::stack(&packed)?)
+            }
+            _ => Weights::Each(weights),
         };
         Self::checked(weights, bias, [experts, n, k])
     }
@@ -163,6 +168,15 @@ impl ExpertStack {
         };
         stack.into_iter().chain(each.iter().cloned())
     }
+}
+
+/// Whether both can be in one stack.
+fn is_alike(a: &QuantTensor, b: &QuantTensor) -> bool {
+    let of = |weight: &QuantTensor| {
+        let dtypes: Vec<_> = weight.parts().map(Tensor::dtype).collect();
+        (weight.format(), weight.global_scale().map(Tensor::elem_count), dtypes)
+    };
+    of(a) == of(b)
 }
 
 /// A block of experts: gate, up and down projections, of which each token uses some.

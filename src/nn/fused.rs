@@ -67,7 +67,7 @@ fn operands<'a>(layers: &[&'a Linear], x: &Tensor) -> Result<Option<(Vec<Operand
         let (weight, order) = match layer.weight() {
             LayerWeight::Quantized(weight) => (weight, None),
             LayerWeight::Reordered(weight) => (weight.weight(), Some(weight)),
-            LayerWeight::Ggml(_) | LayerWeight::Dense(_) => return Ok(None),
+            LayerWeight::ColumnScaled(_) | LayerWeight::Ggml(_) | LayerWeight::Dense(_) => return Ok(None),
         };
         operands.push(Operand { weight, bias: layer.bias() });
         orders.push(order);

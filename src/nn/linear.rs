@@ -76,6 +76,7 @@ pub(super) fn frozen(weight: &LayerWeight, bias: Option<&Tensor>, x: &Tensor) ->
     match weight {
         LayerWeight::Quantized(weight) => weight.matmul(x, bias),
         LayerWeight::Reordered(weight) => weight.matmul(x, bias),
+        LayerWeight::ColumnScaled(weight) => weight.matmul(x, bias),
         LayerWeight::Ggml(weight) => match bias {
             Some(bias) => ggml_matmul(weight, x)?.broadcast_add(bias),
             None => ggml_matmul(weight, x),

@@ -54,7 +54,7 @@ mod summary;
 mod var_builder;
 
 pub use crate::backend::{ExpertGroups, GroupScore, Scores};
-pub use crate::tensor::{LayerWeight, ReorderedTensor};
+pub use crate::tensor::{ColumnScaledTensor, LayerWeight, ReorderedTensor};
 pub use adapters::{AdapterSlot, Adapters, LayerInput, Lora, LoraConfig, Observer};
 pub use dequantizing::DequantizingBackend;
 pub use embedding::{embedding, Embedding};

@@ -1,6 +1,6 @@
 //! The weight of a layer: packed, in GGML blocks, or dense.
 
-use super::{QuantTensor, ReorderedTensor};
+use super::{ColumnScaledTensor, QuantTensor, ReorderedTensor};
 use crate::QuantFormat;
 use candle_core::quantized::QTensor;
 use candle_core::{Device, Tensor};
@@ -15,8 +15,10 @@ use std::sync::Arc;
 pub enum LayerWeight {
     /// Computed on the packed codes.
     Quantized(QuantTensor),
-    /// The same, of an x whose elements are brought into another order first.
+    /// The same, of an x whose elements are brought into another order first, or filled up to whole groups.
     Reordered(ReorderedTensor),
+    /// Computed on the packed codes, too, whose groups run across rows.
+    ColumnScaled(ColumnScaledTensor),
     /// Blocks of a GGML type, computed by candle, which rounds activations to 8 bits for that.
     Ggml(Arc<QTensor>),
     /// An ordinary tensor.
@@ -40,11 +42,12 @@ impl LayerWeight {
         }
     }
 
-    /// The format, if the weight is packed.
+    /// The format, if the weight is packed; of codes whose groups run across rows that of integers without scales.
     pub fn format(&self) -> Option<QuantFormat> {
         match self {
             Self::Quantized(weight) => Some(weight.format()),
             Self::Reordered(weight) => Some(weight.weight().format()),
+            Self::ColumnScaled(weight) => Some(weight.codes().format()),
             Self::Ggml(_) | Self::Dense(_) => None,
         }
     }
@@ -54,6 +57,7 @@ impl LayerWeight {
         match self {
             Self::Quantized(weight) => weight.dims(),
             Self::Reordered(weight) => weight.dims(),
+            Self::ColumnScaled(weight) => weight.dims(),
             Self::Ggml(weight) => weight.shape().dims().to_vec(),
             Self::Dense(weight) => weight.dims().to_vec(),
         }
@@ -64,16 +68,18 @@ impl LayerWeight {
         match self {
             Self::Quantized(weight) => weight.device().clone(),
             Self::Reordered(weight) => weight.weight().device().clone(),
+            Self::ColumnScaled(weight) => weight.codes().device().clone(),
             Self::Ggml(weight) => weight.device(),
             Self::Dense(weight) => weight.device().clone(),
         }
     }
 
-    /// The name of the format, for reports: `affine 4-bit g64`, `affine 4-bit g64, act-order`, `ggml Q4K`, `BF16`.
+    /// The name of the format, for reports: `affine 4-bit g64`, `affine 4-bit g64, act-order`, `fp8 g32, filled`, `ggml Q4K`, `BF16`.
     pub fn format_name(&self) -> String {
         match self {
             Self::Quantized(weight) => weight.format().to_string(),
-            Self::Reordered(weight) => reordered_name(weight.weight().format()),
+            Self::Reordered(weight) => reordered_name(weight.weight().format(), weight.is_in_order()),
+            Self::ColumnScaled(weight) => weight.format_name(),
             Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
             Self::Dense(weight) => format!("{:?}", weight.dtype()),
         }
@@ -84,20 +90,28 @@ impl LayerWeight {
         match self {
             Self::Quantized(weight) => weight.size_in_bytes(),
             Self::Reordered(weight) => weight.size_in_bytes(),
+            Self::ColumnScaled(weight) => weight.size_in_bytes(),
             Self::Ggml(weight) => weight.storage_size_in_bytes(),
             Self::Dense(weight) => weight.elem_count() * weight.dtype().size_in_bytes(),
         }
     }
 }
 
-/// The name of a format whose columns are reordered.
-pub(crate) fn reordered_name(format: QuantFormat) -> String {
-    format!("{format}, act-order")
+/// The name of a format whose columns are reordered, or in order and only filled up to whole groups.
+pub(crate) fn reordered_name(format: QuantFormat, is_in_order: bool) -> String {
+    let how = if is_in_order { "filled" } else { "act-order" };
+    format!("{format}, {how}")
 }
 
 impl From<ReorderedTensor> for LayerWeight {
     fn from(weight: ReorderedTensor) -> Self {
         Self::Reordered(weight)
+    }
+}
+
+impl From<ColumnScaledTensor> for LayerWeight {
+    fn from(weight: ColumnScaledTensor) -> Self {
+        Self::ColumnScaled(weight)
     }
 }
 

@@ -1,6 +1,7 @@
 //! Weights in memory: parts, checks, slices. Nothing is computed here: operations are the backend's.
 
 mod checks;
+mod column_scaled;
 mod kv_cache;
 mod layer_weight;
 mod reordered;
@@ -9,6 +10,8 @@ mod super_blocks;
 use crate::{Error, QuantFormat, Result};
 use candle_core::{Device, Tensor};
 use checks::{check_biases, check_global_scale, check_groups, check_packed};
+pub(crate) use column_scaled::column_scaled_name;
+pub use column_scaled::ColumnScaledTensor;
 pub use kv_cache::{DeviceKvCache, KvCache, KvCacheConfig, KvFormat};
 pub(crate) use kv_cache::{Layout as KvLayout, Plane as KvPlane, BLOCK as KV_BLOCK};
 pub(crate) use layer_weight::reordered_name;
@@ -341,6 +344,15 @@ impl QuantTensor {
     pub fn flatten_stack(&self) -> Result<Self> {
         self.ensure_stack()?;
         Ok(self.map_parts(|part| part.flatten_to(part.rank() - 3))?)
+    }
+
+    /// The rows of all matrices of a stack `[E, N, K]` as one matrix, if they have one global scale or none.
+    ///
+    /// # Errors
+    /// If the weight is no stack `[.., E, N, K]`.
+    pub(crate) fn as_matrix(&self) -> Result<Self> {
+        self.ensure_stack()?;
+        Ok(self.map_parts(|part| part.flatten_to(part.rank() - 2))?)
     }
 
     /// Matrix `index` of a stack with one leading dimension.

@@ -83,6 +83,15 @@ impl ReorderedTensor {
         &self.columns
     }
 
+    /// Whether columns are in the order of x, and only filled up to whole groups.
+    pub fn is_in_order(&self) -> bool {
+        self.columns.iter().filter(|column| **column != NO_COLUMN).is_sorted()
+    }
+
+    pub(crate) fn shared_columns(&self) -> &Arc<[u32]> {
+        &self.columns
+    }
+
     pub(crate) fn columns_on_device(&self) -> &Tensor {
         &self.on_device
     }

@@ -182,7 +182,7 @@ fn weights_of_other_tools() {
             .any(|kind| names[names.len() - 1].contains(kind));
         assert!(shares || shared.is_empty(), "{}: {}", path.display(), shared[0].0);
     }
-    assert_eq!(names.len(), 39, "{names:?}");
+    assert_eq!(names.len(), 40, "{names:?}");
 }
 
 #[test]
@@ -192,9 +192,16 @@ fn uqff_weights() {
         opened += 1;
         for (name, of) in check_all(&path, &checkpoint).1 {
             let format = checkpoint.tensor(&name, None).unwrap().format_name();
-            // Dequantized: groups of HQQ, whose scales are those of several rows, and blocks of F8Q8 across rows.
-            let expected = if path.ends_with("hqq4") { Shared::Scales } else { Shared::All };
-            assert!(of == expected && format == "F32", "{} {name}: {format} {of:?}", path.display());
+            // Scales of HQQ are those of several rows, that of FP8 is one for all; dequantized are blocks of F8Q8 across rows.
+            let expected = match format.as_str() {
+                "F32" => Shared::All,
+                other => {
+                    let shares = other.ends_with("across rows") || other.starts_with("fp8 ");
+                    assert!(shares, "{} {name}: {format} {of:?}", path.display());
+                    Shared::Scales
+                }
+            };
+            assert!(of == expected, "{} {name}: {format} {of:?}", path.display());
         }
     }
     assert!(opened >= 12, "{opened}");

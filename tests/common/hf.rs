@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use tempfile::TempDir;
 
 /// The fixtures, written by the tools themselves, with the format of their packed weights.
-pub const FIXTURES: [(&str, &str); 39] = [
+pub const FIXTURES: [(&str, &str); 40] = [
     ("awq-g64", "affine 4-bit g64"),
     ("awq-gemv-g64", "affine 4-bit g64"),
     ("awq-gemv_fast-g32", "affine 4-bit g32"),
@@ -36,6 +36,7 @@ pub const FIXTURES: [(&str, &str); 39] = [
     ("fp8-128x128", "fp8 g128"),
     ("fp8-ue8m0-32x32", "mxfp8"),
     ("gptq-act-order-b4-g32", "affine 4-bit g32, act-order"),
+    ("gptq-act-order-experts", "affine 4-bit g32, act-order"),
     ("gptq-act-order-v2-b3-g64", "affine 3-bit g64, act-order"),
     ("gptq-b2-g64", "affine 2-bit g64"),
     ("gptq-b3-g32", "affine 3-bit g32"),
@@ -44,10 +45,10 @@ pub const FIXTURES: [(&str, &str); 39] = [
     ("gptq-v2-b4-g32", "affine 4-bit g32"),
     ("hqq-b1-g32", "affine 1-bit g32"),
     ("hqq-b2-g64", "affine 2-bit g64"),
-    ("hqq-b3-g32-axis0", "F32"),
+    ("hqq-b3-g32-axis0", "affine 3-bit g32, across rows"),
     ("hqq-b3-g64", "affine 3-bit g64"),
     ("hqq-b4-g64", "affine 4-bit g64"),
-    ("hqq-b4-g64-axis0", "F32"),
+    ("hqq-b4-g64-axis0", "affine 4-bit g64, across rows"),
     ("hqq-b8-g128", "affine 8-bit g128"),
     ("modelopt-fp8", "fp8 g128"),
     ("modelopt-fp8-rows", "fp8 g128"),

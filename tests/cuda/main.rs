@@ -16,6 +16,7 @@ mod zeros;
 
 mod attention;
 mod cards;
+mod column_scaled;
 mod expected;
 mod experts;
 mod fused;

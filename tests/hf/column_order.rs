@@ -143,21 +143,21 @@ fn parts_are_parts_of_the_numbers() {
     }
 }
 
-fn x(dims: &[usize], seed: usize, dtype: DType) -> Tensor {
+pub fn x(dims: &[usize], seed: usize, dtype: DType) -> Tensor {
     let count = dims.iter().product::<usize>();
     let numbers = (0..count).map(|at| ((at * 37 + seed * 11) % 101) as f32 / 50. - 1.);
     Tensor::from_iter(numbers, &Device::Cpu).unwrap().reshape(dims).unwrap().to_dtype(dtype).unwrap()
 }
 
 /// `x w^T` in f64.
-fn product(x: &Tensor, weight: &Tensor) -> Vec<f64> {
+pub fn product(x: &Tensor, weight: &Tensor) -> Vec<f64> {
     let wide = |tensor: &Tensor| tensor.to_dtype(DType::F64).unwrap();
-    let flat = wide(x).reshape(((), K)).unwrap();
+    let flat = wide(x).reshape(((), weight.dim(1).unwrap())).unwrap();
     flat.matmul(&wide(weight).t().unwrap()).unwrap().flatten_all().unwrap().to_vec1().unwrap()
 }
 
 #[track_caller]
-fn near(found: &Tensor, expected: &[f64], bound: f64) {
+pub fn near(found: &Tensor, expected: &[f64], bound: f64) {
     let found: Vec<f64> = found.to_dtype(DType::F64).unwrap().flatten_all().unwrap().to_vec1().unwrap();
     assert_eq!(found.len(), expected.len());
     let largest = expected.iter().fold(0f64, |largest, number| largest.max(number.abs()));

@@ -31,26 +31,36 @@ fn fp8_tiles_have_a_size() {
     rejected(result, &[FILE, "`m.weight_scale_inv`", "no weight_block_size", "shape [3, 2]"]);
 }
 
-/// Dequantized where a tile is no whole group, and said.
+/// Dequantized where codes took as much memory as numbers do, and said.
 #[test]
 fn fp8_that_is_dequantized_is_said() {
     let case = case_of("fp8 floats");
-    let checkpoint = open(&case.quantization, &case.entries).unwrap();
-    assert_eq!(checkpoint.weight("m", None).unwrap().format_name(), "F32");
-    warned(&checkpoint, &["model.safetensors", "`m`", "whole groups of 32", "dequantized"]);
+    for (columns, tiles, format) in [(8, 8, "fp8 g32, filled"), (7, 10, "F32")] {
+        let quantization = changed("fp8 floats", &json!({"weight_block_size": [3, columns]}));
+        let scales = f32s("m.weight_scale_inv", &[3, tiles], &vec![0.5; 3 * tiles]);
+        let checkpoint = open(&quantization, &with(&case.entries, &[scales])).unwrap();
+        assert_eq!(checkpoint.weight("m", None).unwrap().format_name(), format);
+        match format {
+            "F32" => warned(&checkpoint, &["model.safetensors", "`m`", "so few columns", "dequantized"]),
+            _ => assert!(checkpoint.warnings().is_empty()),
+        }
+    }
 }
 
 #[test]
-fn exponents_cover_whole_groups() {
+fn exponents_cover_a_part_of_a_group() {
     let case = case_of("fp8 exponents");
     let narrow = changed("fp8 exponents", &json!({"weight_block_size": [3, 48]}));
-    let result = weight(&narrow, &case.entries);
-    rejected(result, &[FILE, "`m.weight`", "whole groups of 32", "K = 64, tiles of 3 x 48"]);
+    assert_eq!(weight(&narrow, &case.entries).unwrap().format_name(), "mxfp8, filled");
     let short = [
         entry("m.weight", "F8_E4M3", &[8, 48], noise(384, 1)),
         entry("m.weight_scale_inv", "F8_E8M0", &[3, 2], [120; 6]),
     ];
-    rejected(weight_with("fp8 exponents", &short), &[FILE, "`m.weight`", "whole groups of 32", "K = 48"]);
+    assert_eq!(weight_with("fp8 exponents", &short).unwrap().format_name(), "mxfp8, filled");
+    let narrow = changed("fp8 exponents", &json!({"weight_block_size": [3, 4]}));
+    let scales = entry("m.weight_scale_inv", "F8_E8M0", &[3, 16], [120; 48]);
+    let result = weight(&narrow, &with(&case.entries, &[scales]));
+    rejected(result, &[FILE, "`m.weight`", "one exponent each", "K = 64, tiles of 3 x 4"]);
 }
 
 #[test]

@@ -226,18 +226,18 @@ fn compressed_tensors_may_be_fp8() {
 
 /// Tiles of 3 x 48 on 8 x 64: the last ones are cut off on both sides.
 #[test]
-fn fp8_tiles_of_no_whole_groups_are_dequantized() {
+fn fp8_tiles_of_no_whole_groups_are_filled_up() {
     let Case { quantization, entries, .. } = case_of("fp8 floats");
     let codes = bytes(&entries, "m.weight");
     let scales = [0.1f32, 0.2, 0.3, 0.4, 0.5, 0.6];
-    check(&quantization, &entries, "F32", &[8, 64], |row, k| {
+    check(&quantization, &entries, "fp8 g32, filled", &[8, 64], |row, k| {
         e4m3(codes[row * 64 + k]) * f64::from(scales[row / 3 * 2 + k / 48])
     });
     let halves: Vec<u8> = scales.iter().flat_map(|scale| bf16::from_f32(*scale).to_le_bytes()).collect();
     for name in ["m.weight_scale", "m.scale", "m.qscale_weight"] {
         let renamed =
             with(&without(&entries, "m.weight_scale_inv"), &[entry(name, "BF16", &[3, 2], halves.clone())]);
-        check(&quantization, &renamed, "F32", &[8, 64], |row, k| {
+        check(&quantization, &renamed, "fp8 g32, filled", &[8, 64], |row, k| {
             e4m3(codes[row * 64 + k]) * bf16::from_f32(scales[row / 3 * 2 + k / 48]).to_f64()
         });
     }

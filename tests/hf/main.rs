@@ -8,6 +8,7 @@ mod common;
 mod hf;
 
 mod column_order;
+mod filled;
 mod float8_rules;
 mod gpt_oss;
 mod hqq;

@@ -20,7 +20,7 @@ from compressed_tensors.compressors.quantized_compressors.pack_quantized import 
 from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
 from compressed_tensors.quantization.lifecycle.forward import dequantize
 from compressed_tensors.quantization.utils.helpers import calculate_qparams
-from hf_model import packages, write
+from hf_model import EXPERTS, packages, write
 
 GPTQMODEL, OUT = map(Path, sys.argv[1:])
 packages(GPTQMODEL, ["gptqmodel", "gptqmodel.nn_modules", "gptqmodel.models"])
@@ -33,7 +33,9 @@ INPUTS = {"q_proj": 1, "k_proj": 1, "v_proj": 1, "o_proj": 2, "gate_proj": 3, "u
 
 def groups_of(module, k, group_size):
     """The columns in the order in which they are quantized, and the group of each."""
-    torch.manual_seed(INPUTS[module.split(".")[-1]])
+    # Each expert sees tokens of its own.
+    expert = int(module.split(".experts.")[1].split(".")[0]) + 1 if ".experts." in module else 0
+    torch.manual_seed(INPUTS[module.split(".")[-1]] + 10 * expert)
     activations = torch.randn(64, k) * torch.rand(k)
     order = torch.argsort(activations.square().sum(0), descending=True)
     groups = torch.arange(k, dtype=torch.int32) // group_size
@@ -121,6 +123,9 @@ for case, bits, group_size, checkpoint_format in [
 ]:
     config = gptq_config(bits, group_size, checkpoint_format)
     write(OUT / case, config, gptq(bits, group_size, checkpoint_format), dtype=torch.float16, tolerance=0.2)
+
+config = gptq_config(4, 32, "gptq")
+write(OUT / "gptq-act-order-experts", config, gptq(4, 32, "gptq"), dtype=torch.float16, tolerance=0.2, settings=EXPERTS)
 
 for case, args in [
     ("ct-act-order-int4-g32", {"num_bits": 4, "group_size": 32, "symmetric": True}),

@@ -11,7 +11,7 @@ import types
 
 import torch
 from safetensors.torch import save_file
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 MODEL = {
     "model_type": "qwen3",
@@ -30,6 +30,22 @@ MODEL = {
     "attention_bias": True,
     "hidden_act": "silu",
 }
+# One layer of experts, as published: each has its projections.
+EXPERTS = MODEL | {
+    "model_type": "qwen3_moe",
+    "architectures": ["Qwen3MoeForCausalLM"],
+    "hidden_size": 64,
+    "intermediate_size": 64,
+    "moe_intermediate_size": 96,
+    "num_experts": 4,
+    "num_experts_per_tok": 2,
+    "decoder_sparse_step": 1,
+    "mlp_only_layers": [],
+    "norm_topk_prob": True,
+    "attention_bias": False,
+    "num_attention_heads": 2,
+}
+KINDS = {"qwen3": (Qwen3Config, Qwen3ForCausalLM), "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM)}
 TOKENS = [(7 * i + 3) % 64 for i in range(16)]
 
 
@@ -41,22 +57,53 @@ def packages(root, names):
         sys.modules[name] = package
 
 
-def random_model(dtype):
+def published(weights):
+    """Experts one by one; transformers has them in stacks, gate and up in one."""
+    split = {}
+    for name, value in weights.items():
+        block, found, projection = name.rpartition(".experts.")
+        if not found:
+            split[name] = value
+            continue
+        for expert, of_expert in enumerate(value):
+            parts = of_expert.chunk(2) if projection == "gate_up_proj" else [of_expert]
+            names = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+            split |= {f"{block}.experts.{expert}.{name}.weight": part for name, part in zip(names, parts)}
+    return split
+
+
+def stacked(weights, names):
+    """The contrary, for a model that has these names."""
+    joined = {}
+    for name in names:
+        block, found, projection = name.rpartition(".experts.")
+        if not found:
+            joined[name] = weights[name]
+            continue
+        parts = ["gate_proj", "up_proj"] if projection == "gate_up_proj" else [projection]
+        count = sum(other.startswith(f"{block}.experts.") and other.endswith(f".{parts[0]}.weight") for other in weights)
+        of_expert = lambda expert: torch.cat([weights[f"{block}.experts.{expert}.{part}.weight"] for part in parts])  # noqa: E731
+        joined[name] = torch.stack([of_expert(expert) for expert in range(count)])
+    return joined
+
+
+def random_model(dtype, settings):
     torch.manual_seed(20)
-    model = Qwen3ForCausalLM(Qwen3Config(**MODEL, attn_implementation="eager"))
+    config, kind = KINDS[settings["model_type"]]
+    model = kind(config(**settings, attn_implementation="eager"))
     for name, value in model.state_dict().items():
         center = 1.0 if "norm" in name else 0.0
         value.copy_((torch.randn(value.shape) * 0.09 + center).to(dtype))
-    return model.float(), {name: value.to(dtype) for name, value in model.state_dict().items()}
+    return model.float(), published({name: value.to(dtype) for name, value in model.state_dict().items()})
 
 
 def is_linear(name):
     return name.endswith("_proj.weight")
 
 
-def write(folder, quantization_config, quantize_one, dtype=torch.bfloat16, beside=None, tolerance=0.08):
+def write(folder, quantization_config, quantize_one, dtype=torch.bfloat16, beside=None, tolerance=0.08, settings=MODEL):
     """quantize_one(module, weight) gives the stored tensors by suffix and the decoded weight, or None."""
-    model, weights = random_model(dtype)
+    model, weights = random_model(dtype, settings)
     stored, decoded = {}, {}
     for name, weight in weights.items():
         module = name.removesuffix(".weight")
@@ -67,11 +114,11 @@ def write(folder, quantization_config, quantize_one, dtype=torch.bfloat16, besid
             stored.update({f"{module}.{suffix}": part.contiguous() for suffix, part in parts[0].items()})
             decoded[name] = parts[1].float().contiguous()
             assert (decoded[name] - weight.float()).abs().max() < tolerance, name
-    model.load_state_dict(decoded)
+    model.load_state_dict(stacked(decoded, model.state_dict()))
     with torch.no_grad():
         logits = model(torch.tensor([TOKENS])).logits[0].float()
     folder.mkdir(parents=True, exist_ok=True)
-    config = dict(MODEL, torch_dtype=str(dtype).removeprefix("torch."))
+    config = dict(settings, torch_dtype=str(dtype).removeprefix("torch."))
     if quantization_config is not None:
         config["quantization_config"] = quantization_config
     (folder / "config.json").write_text(json.dumps(config, indent=1) + "\n")

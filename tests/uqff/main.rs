@@ -12,6 +12,7 @@ mod uqff;
 mod alternating;
 mod damage;
 mod files;
+mod filled;
 mod layers;
 mod models;
 mod peers;

@@ -45,7 +45,7 @@ fn weights_stay_in_their_formats() {
     check("mxfp4", &[(k, "mxfp4"), (head, "mxfp4")]);
     check("fp8", &[(k, "mxfp8"), (embed, "mxfp8")]);
     check("f8q8", &[(k, "symmetric 8-bit g32"), (embed, "symmetric 8-bit g32")]);
-    check("hqq4", &[(k, "F32"), (head, "F32")]);
+    check("hqq4", &[(k, "affine 4-bit g64, across rows"), (head, "affine 4-bit g64, across rows")]);
     check("v0816_afq4", &[(k, "affine 4-bit g64"), (head, "affine 4-bit g64"), (embed, "BF16")]);
     check("v090_q4k", &[(k, "ggml Q4K"), (head, "ggml Q4K"), (embed, "BF16")]);
     check("odd_afq4", &[(k, "BF16"), ("model.layers.0.mlp.down_proj", "affine 4-bit g64"), (head, "BF16")]);
@@ -64,11 +64,12 @@ fn weights_stay_in_their_formats() {
             ("afq.b3_g128", "affine 3-bit g128"),
             ("afq.stack", "affine 3-bit g64"),
             ("unquant.f16", "F16"),
-            ("hqq.b8", "F32"),
+            ("hqq.b4", "F32"),
+            ("hqq.b8", "affine 8-bit g64, across rows"),
             ("fp8.packed", "mxfp8"),
             ("fp8.denormal", "mxfp8"),
-            ("fp8.ragged", "F32"),
-            ("fp8.negative", "F32"),
+            ("fp8.ragged", "fp8 g64, filled"),
+            ("fp8.negative", "fp8 g64"),
             ("f8q8.packed", "symmetric 8-bit g32"),
             ("f8q8.ragged", "F32"),
             ("f8q8.filled", "F32"),
@@ -83,15 +84,10 @@ fn dequantized_weights_are_reported() {
     for name in FIXTURES {
         let warnings = open(name).warnings();
         match name {
-            "hqq4" => {
-                warned(&open(name), &["hqq4-0.uqff", "9 weights", "`lm_head.weight`", "HQQ run across rows"])
-            }
             "families" => {
                 let reasons = [
-                    ["1 weights", "`fp8.negative.weight`", "negative scale"],
-                    ["1 weights", "`fp8.ragged.weight`", "no multiple of 32"],
                     ["2 weights", "`f8q8.filled.weight`", "F8Q8 run across rows"],
-                    ["3 weights", "`hqq.b4.weight`", "HQQ run across rows"],
+                    ["2 weights", "`hqq.b4.weight`", "so few rows share groups of HQQ"],
                 ];
                 assert_eq!(warnings.len(), reasons.len(), "{warnings:#?}");
                 for parts in reasons {

@@ -128,6 +128,7 @@ impl Chunks {
             }
             LayerWeight::Quantized(packed) => packed.narrow(0, row, rows)?.dequantize(DType::F32)?,
             LayerWeight::Reordered(packed) => packed.rows(row, rows)?.dequantize(DType::F32)?,
+            LayerWeight::ColumnScaled(packed) => packed.dequantize_rows(row, rows, DType::F32)?,
             LayerWeight::Ggml(ggml) => ggml_rows(ggml, first, rows, k)?,
             LayerWeight::Dense(tensor) => tensor.narrow(0, first, rows * k)?,
             other => {

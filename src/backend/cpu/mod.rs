@@ -60,6 +60,16 @@ pub(crate) fn matmul<T: Real>(matrix: &PackedMatrix, x: &[T], bias: Option<&[f32
     dispatch::matmul(isa::best(), matrix, x, bias, ActivationPrecision::current())
 }
 
+/// Whether so many rows of x are multiplied in passes over the weights, and not in tiles.
+pub(crate) fn is_few(rows: usize) -> bool {
+    rows <= dispatch::MAX_FEW
+}
+
+/// Runs `task` with each item and its number, by all threads; a matmul that it calls runs by its thread alone.
+pub(super) fn for_each<T: Send>(items: impl IntoIterator<Item = T>, task: impl Fn(usize, T) + Send + Sync) {
+    tasks::for_each(items, task);
+}
+
 /// `dy * weight`, the gradient of x: `dy` is `[M, N]`, the output `[M, K]`.
 pub(crate) fn matmul_backward<T: Real>(matrix: &PackedMatrix, dy: &[T]) -> Vec<T> {
     dispatch::matmul_backward(isa::best(), matrix, dy)

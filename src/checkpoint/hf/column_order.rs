@@ -10,7 +10,7 @@ use super::integers::Integers;
 use super::module::Module;
 use crate::checkpoint::weight::{ReorderedLayout, Slice};
 use crate::format::{pack, unpack};
-use crate::tensor::{ReorderedTensor, NO_COLUMN};
+use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor, NO_COLUMN};
 use crate::{Error, QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use rayon::prelude::*;
@@ -135,6 +135,10 @@ impl ReorderedLayout for ReorderedIntegers {
         self.integers.format
     }
 
+    fn format_name(&self) -> String {
+        reordered_name(self.format(), false)
+    }
+
     fn size_in_bytes(&self) -> usize {
         self.integers.stored_bytes()
     }
@@ -145,7 +149,7 @@ impl ReorderedLayout for ReorderedIntegers {
         self.integers.bytes_of(elements) + ((columns.len() + self.groups.len()) * size_of::<u32>()) as u64
     }
 
-    fn load(&self, device: &Device) -> Result<ReorderedTensor> {
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
         let (columns, groups) = self.order();
         let Integers { format, n, k, .. } = self.integers;
         let (scales, biases) = self.integers.scales_and_biases(self.count)?;
@@ -157,7 +161,7 @@ impl ReorderedLayout for ReorderedIntegers {
             Tensor::from_vec(self.codes(&columns)?, (n, format.words_per_row(columns.len())?), device)?;
         let biases = biases.as_ref().map(spread).transpose()?;
         let weight = QuantTensor::new(format, codes, spread(&scales)?, biases, None)?;
-        ReorderedTensor::new(weight, &columns, k)
+        Ok(ReorderedTensor::new(weight, &columns, k)?.into())
     }
 
     fn granularity(&self) -> usize {

@@ -4,19 +4,22 @@
 //! As hqq 0.2.8 packs it (`core/quantize.py`, `core/bitpack.py`): the weight is reshaped to `[groups, group]` (axis 1) or
 //! `[group, groups]` (axis 0), and codes of its rows that are far apart share a byte or word: as many parts of the flattened
 //! weight as codes have room, the first in the highest bits. Groups of axis 1 lie along K and are affine here, with
-//! `-(zero * scale)` for their bias; those of axis 0 run across rows, and are dequantized.
+//! `-(zero * scale)` for their bias; those of axis 0 run across rows, which fall into classes that share scales and zeros of columns.
 
 use super::groups::Groups;
 use super::module::{scale_dtypes, Module};
 use crate::checkpoint::file::{candle_dtype, StoredTensor, Warnings};
 use crate::checkpoint::weight::{
-    tensor_of, DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, SliceInMemory, Weight,
+    filled_columns, filled_group_size, tensor_of, DenseTensor, Dequantize, Filled, Layout, MlxForm,
+    PackedWeight, ReorderedLayout, ReorderedWeight, RowClasses, Slice, SliceInMemory, Weight,
 };
 use crate::format::{pack, Scale};
+use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use rayon::prelude::*;
 use safetensors::Dtype;
+use std::ops::Range;
 use std::sync::Arc;
 
 pub(super) const CODES: &str = "W_q";
@@ -44,6 +47,8 @@ pub(super) const PARTS: [&str; 18] = [
 /// Codes of 3 bits in a word.
 const IN_WORD: usize = 10;
 const MOST_NAME: usize = 16;
+/// Bits of a scale and a bias, for each element of a group of 32.
+const PARAMETER_BITS: usize = 2;
 
 pub(super) fn weight(module: &Module, warnings: &Warnings) -> Result<Weight> {
     let codes = Codes::of(module)?;
@@ -55,11 +60,20 @@ pub(super) fn weight(module: &Module, warnings: &Warnings) -> Result<Weight> {
         let layout = Packed { format, groups, codes };
         return Ok(Weight::Packed(PackedWeight::new(module.path, format, dims, layout)));
     }
+    if along_k {
+        if let Some(filled) = FilledGroups::of(codes.clone())? {
+            return Ok(Weight::Reordered(ReorderedWeight::new(module.path, dims, filled)));
+        }
+    }
+    let classes = RowClasses::of(codes.n, codes.k, codes.bits, codes.group).filter(|_| !codes.along_k);
+    if let Some(classes) = classes {
+        let layout = AcrossRows { classes, codes };
+        return Ok(Weight::Reordered(ReorderedWeight::new(module.path, dims, layout)));
+    }
     warnings.once(
         "hqq of other groups".into(),
         format!(
-            "{}: nothing computes in groups of HQQ that run across rows (axis 0), or of no whole 32 elements: such weights \
-             (`{}`) are dequantized while loading",
+            "{}: nothing computes in groups of HQQ that do not fit rows, or whose scales take as much memory as numbers: such weights (`{}`) are dequantized while loading",
             codes.stored.path().display(),
             module.path
         ),
@@ -125,6 +139,20 @@ impl Codes {
 
     fn stored_bytes(&self) -> usize {
         self.stored.size_in_bytes() + self.scales.size_in_bytes() + self.zeros.size_in_bytes()
+    }
+
+    /// Bytes of so many elements in a format, with biases in F32.
+    fn loaded_bytes(&self, format: QuantFormat, elements: usize) -> u64 {
+        let dtype = candle_dtype(self.scales.dtype()).unwrap_or(DType::F32);
+        let wider = 4 - dtype.size_in_bytes();
+        format.size_in_bytes(elements as u64, dtype) + (elements / format.group_size() * wider) as u64
+    }
+
+    /// Beside 16-bit scales biases are exact in F32, and so is what they are added to.
+    fn scales_and_biases(&self) -> Result<(Tensor, Tensor)> {
+        let (scales, zeros) = (self.scales.load(&Device::Cpu)?, self.zeros.load(&Device::Cpu)?);
+        let biases = (zeros.to_dtype(DType::F32)? * scales.to_dtype(DType::F32)?)?.neg()?;
+        Ok((scales, biases))
     }
 
     /// The codes of all elements, in their order.
@@ -204,22 +232,15 @@ impl Layout for Packed {
     }
 
     fn loaded_bytes(&self) -> u64 {
-        let elements = (self.codes.n * self.codes.k) as u64;
-        let dtype = candle_dtype(self.codes.scales.dtype()).unwrap_or(DType::F32);
-        let wider = 4 - dtype.size_in_bytes() as u64;
-        self.format.size_in_bytes(elements, dtype) + elements / self.format.group_size() as u64 * wider
+        self.codes.loaded_bytes(self.format, self.codes.n * self.codes.k)
     }
 
-    /// Beside 16-bit scales biases are exact in F32, and so is what they are added to.
     fn load(&self, device: &Device) -> Result<QuantTensor> {
         let Codes { n, k, .. } = self.codes;
-        let of_rows = |part: &StoredTensor| -> Result<Tensor> {
-            Ok(part.load(&Device::Cpu)?.reshape((n, self.groups.count(k)))?)
-        };
-        let (scales, zeros) = (of_rows(&self.codes.scales)?, of_rows(&self.codes.zeros)?);
-        let biases = (zeros.to_dtype(DType::F32)? * scales.to_dtype(DType::F32)?)?.neg()?;
+        let (scales, biases) = self.codes.scales_and_biases()?;
         let spread = |values: &Tensor| -> Result<Tensor> {
-            Ok(self.groups.spread(values, self.format, k)?.to_device(device)?)
+            let of_rows = values.reshape((n, self.groups.count(k)))?;
+            Ok(self.groups.spread(&of_rows, self.format, k)?.to_device(device)?)
         };
         let row = self.format.words_per_row(k)?;
         let (codes, mut words) = (self.codes.codes()?, vec![0; n * row]);
@@ -242,6 +263,146 @@ impl Layout for Packed {
         let whole: Arc<dyn Layout> = Arc::new(self.clone());
         let (dims, dim, range) = (slice.dims.to_vec(), slice.dim, slice.range.clone());
         Ok(Arc::new(SliceInMemory { whole, dims, dim, range }))
+    }
+}
+
+/// Groups along K of which each is filled up to whole groups of the format.
+#[derive(Clone, Debug)]
+struct FilledGroups {
+    format: QuantFormat,
+    codes: Codes,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl FilledGroups {
+    /// None if numbers took less memory.
+    fn of(codes: Codes) -> Result<Option<Self>> {
+        let Codes { n, k, bits, group, .. } = codes;
+        let filled = filled_columns(k, group, 0, 32).saturating_mul(bits + PARAMETER_BITS);
+        if filled > k.saturating_mul(8 * size_of::<f32>()) {
+            return Ok(None);
+        }
+        Self { format: QuantFormat::affine(bits, 32)?, codes, rows: 0..n, columns: 0..k }
+            .with_format()
+            .map(Some)
+    }
+
+    fn with_format(self) -> Result<Self> {
+        let Range { start, end } = self.columns;
+        let size = filled_group_size(end - start, self.codes.group, start % self.codes.group.max(1));
+        Ok(Self { format: QuantFormat::affine(self.codes.bits, size)?, ..self })
+    }
+
+    fn filled(&self) -> Filled {
+        let before = self.columns.start % self.codes.group.max(1);
+        Filled::new(self.columns.len(), self.codes.group, before, self.format.group_size())
+    }
+}
+
+impl ReorderedLayout for FilledGroups {
+    fn format(&self) -> QuantFormat {
+        self.format
+    }
+
+    fn format_name(&self) -> String {
+        reordered_name(self.format, true)
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.codes.stored_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        let columns = self.filled().columns.len();
+        let order = (columns + self.columns.len()) * size_of::<u32>();
+        self.codes.loaded_bytes(self.format, self.rows.len() * columns) + order as u64
+    }
+
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
+        let (filled, k) = (self.filled(), self.codes.k);
+        let of_row = k / self.codes.group.max(1);
+        let first = self.columns.start / self.codes.group.max(1);
+        let (rows, groups) = (self.rows.len(), filled.runs.len());
+        let runs =
+            self.rows.clone().flat_map(|row| filled.runs.iter().map(move |run| row * of_row + first + run));
+        let index = Tensor::from_vec(runs.map(|group| group as i64).collect(), rows * groups, &Device::Cpu)?;
+        let spread = |values: &Tensor| -> Result<Tensor> {
+            Ok(values.flatten_all()?.index_select(&index, 0)?.reshape((rows, groups))?.to_device(device)?)
+        };
+        let (scales, biases) = self.codes.scales_and_biases()?;
+        let row = self.format.words_per_row(filled.columns.len())?;
+        let (codes, mut words) = (self.codes.codes()?, vec![0; rows * row]);
+        let of_rows = codes.get(self.rows.start * k..self.rows.end * k).unwrap_or_default();
+        words.par_chunks_exact_mut(row.max(1)).zip(of_rows.par_chunks_exact(k.max(1))).for_each_init(
+            || vec![0; filled.columns.len()],
+            |ordered, (words, codes)| {
+                let codes = codes.get(self.columns.clone()).unwrap_or_default();
+                for (to, column) in ordered.iter_mut().zip(&filled.columns) {
+                    *to = codes.get(*column as usize).copied().unwrap_or(0);
+                }
+                pack(ordered, self.format.bits(), words);
+            },
+        );
+        let words = Tensor::from_vec(words, (rows, row), device)?;
+        let weight = QuantTensor::new(self.format, words, spread(&scales)?, Some(spread(&biases)?), None)?;
+        Ok(ReorderedTensor::new(weight, &filled.columns, self.columns.len())?.into())
+    }
+
+    fn granularity(&self) -> usize {
+        1
+    }
+
+    /// Rows that are far apart share bytes: all is read.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+        let within = |all: &Range<usize>| all.start + slice.range.start..all.start + slice.range.end;
+        let part = match slice.along_k() {
+            true => Self { columns: within(&self.columns), ..self.clone() },
+            false => Self { rows: within(&self.rows), ..self.clone() },
+        };
+        Ok(Arc::new(part.with_format()?))
+    }
+}
+
+/// Groups across rows.
+#[derive(Clone, Debug)]
+struct AcrossRows {
+    classes: RowClasses,
+    codes: Codes,
+}
+
+impl ReorderedLayout for AcrossRows {
+    fn format(&self) -> QuantFormat {
+        self.classes.format
+    }
+
+    fn format_name(&self) -> String {
+        self.classes.format_name()
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.codes.stored_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        self.classes.loaded_bytes(&self.codes.scales, &self.codes.zeros)
+    }
+
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
+        let codes = self.codes.codes()?;
+        let parameters =
+            (self.classes.of_columns(&self.codes.scales)?, self.classes.of_columns(&self.codes.zeros)?);
+        Ok(self.classes.load(self.classes.reading(&codes), parameters, device)?.into())
+    }
+
+    fn granularity(&self) -> usize {
+        1
+    }
+
+    /// Rows that are far apart share bytes: all is read.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+        let classes = self.classes.narrow(slice.along_k(), &slice.range);
+        Ok(Arc::new(Self { classes, ..self.clone() }))
     }
 }
 

@@ -13,7 +13,7 @@
 //! | `awq` ("gemm", "gemv", "gemv_fast") | `qweight`, `qzeros`, `scales` | affine 4-bit |
 //! | `bitsandbytes` | `weight` with `weight.absmax` and others; `weight` I8 with `SCB` | NF4, FP4; symmetric 8-bit |
 //! | `gptq` | `qweight`, `qzeros`, `scales`, `g_idx` | affine 2, 3, 4, 8-bit |
-//! | `hqq` | `W_q`, `scale`, `zero`, settings | affine 1, 2, 3, 4, 8-bit; dequantized if groups run across rows |
+//! | `hqq` | `W_q`, `scale`, `zero`, settings | affine 1, 2, 3, 4, 8-bit, along K or across rows |
 //!
 //! Tensors decide which modules are quantized: lists of excluded modules hold patterns over names that the
 //! tools do not agree upon, and a module that they name has no scales.

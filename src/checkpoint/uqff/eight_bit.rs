@@ -2,11 +2,16 @@
 
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{DenseTensor, Dequantize, Layout, MlxForm, PackedWeight, Slice, Weight};
+use crate::checkpoint::weight::{
+    DenseTensor, Dequantize, Filled, Layout, MlxForm, PackedWeight, ReorderedLayout, ReorderedWeight, Slice,
+    TiledFp8, Tiles, Weight,
+};
 use crate::format::Element;
+use crate::tensor::{reordered_name, LayerWeight, ReorderedTensor};
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
+use std::ops::Range;
 use std::sync::Arc;
 
 /// The number of F8_E4M3 in mistral.rs' table of dtypes.
@@ -18,6 +23,7 @@ const ONE: u8 = 127;
 /// Elements of an F8Q8 block, and its bytes: an E4M3 number and as many signed codes.
 const BLOCK: usize = 32;
 const BLOCK_BYTES: usize = 1 + BLOCK;
+const HALF: usize = BLOCK / 2;
 
 /// What the number of an F8Q8 block is divided by: the largest E4M3 of the library that mistral.rs uses, not
 /// the 448 of the format.
@@ -46,21 +52,17 @@ pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
     }
     let dims = codes.dims().to_vec();
     let k = dims.last().copied().unwrap_or(0);
-    let why = match scale.is_sign_negative() {
-        true => "FP8 with a negative scale has no packed format here",
-        false if !k.is_multiple_of(QuantFormat::MXFP8.group_size()) => {
-            "FP8 rows that are no multiple of 32 elements have no packed format here"
-        }
-        false => {
-            let layout = PerTensorFp8 { codes: codes.clone(), scale };
-            return Ok((
-                Weight::Packed(PackedWeight::new(layer.key, QuantFormat::MXFP8, dims, layout)),
-                None,
-            ));
-        }
-    };
-    let source = E4m3Numbers { codes: codes.clone(), scale };
-    Ok((Weight::Dense(DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, source)), Some(why)))
+    if !scale.is_sign_negative() && k.is_multiple_of(QuantFormat::MXFP8.group_size()) {
+        let layout = PerTensorFp8 { codes: codes.clone(), scale };
+        return Ok((Weight::Packed(PackedWeight::new(layer.key, QuantFormat::MXFP8, dims, layout)), None));
+    }
+    // MXFP8 has no negative scales, and its rows are whole groups: one tile of all has either.
+    let &[n, _] = dims.as_slice() else { return Err(layer.wrong("weight", "a matrix", format!("{dims:?}"))) };
+    let scales = layer.part(suffix, &[Dtype::F32])?.clone();
+    let tiled = TiledFp8 { n, k, codes: codes.clone(), scales, tiles: Tiles::of(n, k, k) };
+    let weight = tiled.into_weight(layer.key).map_err(|_| layer.wrong(suffix, "a float", "exponents"))?;
+    let is_dense = matches!(weight, Weight::Dense(_));
+    Ok((weight, is_dense.then_some("rows of FP8 with so few elements take less memory as numbers")))
 }
 
 pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
@@ -83,8 +85,12 @@ pub(super) fn f8q8(layer: &Layer) -> Result<WeightAndWhy> {
     if dims.last().is_some_and(|k| k.is_multiple_of(BLOCK)) {
         return Ok((Weight::Packed(PackedWeight::new(layer.key, F8Q8_FORMAT, dims, layout)), None));
     }
+    if let (&[n, k], true) = (dims.as_slice(), dims.last().is_some_and(|k| k.is_multiple_of(HALF))) {
+        let layout = HalfBlocks { layout, k, rows: 0..n, columns: 0..k };
+        return Ok((Weight::Reordered(ReorderedWeight::new(layer.key, dims, layout)), None));
+    }
     let dense = DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, layout);
-    let why = "blocks of F8Q8 run across rows that are no multiple of 32 elements";
+    let why = "blocks of F8Q8 run across rows that are no multiple of 16 elements";
     Ok((Weight::Dense(dense), Some(why)))
 }
 
@@ -129,11 +135,10 @@ impl Layout for PerTensorFp8 {
     }
 }
 
-/// E4M3 codes of any shape, and what their numbers are multiplied by.
+/// E4M3 numbers of any shape.
 #[derive(Debug)]
 pub(super) struct E4m3Numbers {
     pub codes: StoredTensor,
-    pub scale: f32,
 }
 
 impl Dequantize for E4m3Numbers {
@@ -144,7 +149,7 @@ impl Dequantize for E4m3Numbers {
     fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let mut values = Vec::with_capacity(self.codes.size_in_bytes());
         self.codes.for_each_chunk(1, |codes| {
-            values.extend(codes.iter().map(|&code| Element::E4m3.value(code) * self.scale));
+            values.extend(codes.iter().map(|&code| Element::E4m3.value(code)));
         })?;
         Ok(Tensor::from_vec(values, self.codes.dims(), device)?)
     }
@@ -154,12 +159,12 @@ impl Dequantize for E4m3Numbers {
     }
 
     fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
-        Ok(Some(Arc::new(Self { codes: slice.of(&self.codes, 1, 1)?, scale: self.scale })))
+        Ok(Some(Arc::new(Self { codes: slice.of(&self.codes, 1, 1)? })))
     }
 }
 
 /// F8Q8: blocks of 32 elements of the flattened weight, the last one filled up.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 struct F8q8Blocks {
     blocks: StoredTensor,
     dims: Vec<usize>,
@@ -216,6 +221,83 @@ impl Layout for F8q8Blocks {
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>> {
         let blocks = slice.of(&self.blocks, BLOCK, BLOCK_BYTES)?;
         Ok(Arc::new(Self { blocks, dims: slice.part_dims() }))
+    }
+}
+
+/// Rows of whole halves of blocks, of which the first and the last of a block may lie in two rows: each half is filled up.
+#[derive(Clone, Debug)]
+struct HalfBlocks {
+    layout: F8q8Blocks,
+    /// Elements of a row of all.
+    k: usize,
+    rows: Range<usize>,
+    columns: Range<usize>,
+}
+
+impl HalfBlocks {
+    fn filled(&self) -> Filled {
+        Filled::new(self.columns.len(), HALF, self.columns.start % HALF, BLOCK)
+    }
+}
+
+impl ReorderedLayout for HalfBlocks {
+    fn format(&self) -> QuantFormat {
+        F8Q8_FORMAT
+    }
+
+    fn format_name(&self) -> String {
+        reordered_name(F8Q8_FORMAT, true)
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.layout.blocks.size_in_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        let columns = self.filled().columns.len();
+        let order = (columns + self.columns.len()) * size_of::<u32>();
+        F8Q8_FORMAT.size_in_bytes((self.rows.len() * columns) as u64, DType::F32) + order as u64
+    }
+
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
+        let (mut scales, mut codes) = (Vec::new(), Vec::new());
+        self.layout.for_each(|scale, of_block| {
+            scales.push(scale);
+            codes.extend_from_slice(of_block);
+        })?;
+        let (filled, k) = (self.filled(), self.k);
+        let mut words = Vec::with_capacity(self.rows.len() * filled.columns.len() / 4);
+        let mut of_groups = Vec::with_capacity(self.rows.len() * filled.runs.len());
+        for row in self.rows.clone() {
+            let first = row * k + self.columns.start;
+            let of_row = codes.get(first..first + self.columns.len()).unwrap_or_default();
+            words.extend(filled.words(of_row, of_row.len()).into_iter().map(|quad| quad ^ 0x8080_8080));
+            let scale = |run: &usize| scales.get((first / HALF + run) * HALF / BLOCK).copied().unwrap_or(0.);
+            of_groups.extend(filled.runs.iter().map(scale));
+        }
+        let rows = self.rows.len();
+        let columns = filled.columns.len();
+        let weight = QuantTensor::new(
+            F8Q8_FORMAT,
+            Tensor::from_vec(words, (rows, F8Q8_FORMAT.words_per_row(columns)?), device)?,
+            Tensor::from_vec(of_groups, (rows, F8Q8_FORMAT.groups_per_row(columns)?), device)?,
+            None,
+            None,
+        )?;
+        Ok(ReorderedTensor::new(weight, &filled.columns, self.columns.len())?.into())
+    }
+
+    fn granularity(&self) -> usize {
+        1
+    }
+
+    /// Blocks run across rows: all are read.
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+        let within = |all: &Range<usize>| all.start + slice.range.start..all.start + slice.range.end;
+        Ok(Arc::new(match slice.along_k() {
+            true => Self { columns: within(&self.columns), ..self.clone() },
+            false => Self { rows: within(&self.rows), ..self.clone() },
+        }))
     }
 }
 

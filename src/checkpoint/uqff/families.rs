@@ -40,7 +40,7 @@ pub(super) fn bias(layer: &Layer, dims: &[usize]) -> Result<Option<DenseTensor>>
     }
     let name = tensor_of(layer.key, "bias");
     if bias.dtype() == Dtype::F8_E4M3 {
-        let source = eight_bit::E4m3Numbers { codes: bias.clone(), scale: 1.0 };
+        let source = eight_bit::E4m3Numbers { codes: bias.clone() };
         return Ok(Some(DenseTensor::dequantized(&name, DType::F32, rows.to_vec(), source)));
     }
     DenseTensor::new(&name, bias).map(Some)

@@ -1,15 +1,18 @@
-//! HQQ: groups that run across rows, dequantized.
+//! HQQ: groups that run across rows.
 
 use super::layer::{Layer, WeightAndWhy};
 use crate::checkpoint::file::StoredTensor;
-use crate::checkpoint::weight::{DenseTensor, Dequantize, Slice, Weight};
-use crate::{Error, Result};
+use crate::checkpoint::weight::{
+    DenseTensor, Dequantize, ReorderedLayout, ReorderedWeight, RowClasses, Slice, Weight,
+};
+use crate::tensor::LayerWeight;
+use crate::{Error, QuantFormat, Result};
 use candle_core::{DType, Device, Tensor};
 use safetensors::Dtype;
 use std::ops::Range;
 use std::sync::Arc;
 
-const WHY: &str = "groups of HQQ run across rows, which no packed format here does";
+const WHY: &str = "so few rows share groups of HQQ that scales take as much memory as numbers";
 
 pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
     let dims = layer.shape(false)?;
@@ -64,6 +67,18 @@ pub(super) fn weight(layer: &Layer) -> Result<WeightAndWhy> {
         scales: scales.clone(),
         zeros: zeros.clone(),
     };
+    if let (&[n, k], Some(group)) = (dims.as_slice(), group_size) {
+        if let Some(classes) = RowClasses::of(n, k, bits.into(), group) {
+            let weight = match groups.is_multiple_of(k) {
+                true => {
+                    let stored = bytes * classes.count();
+                    ReorderedWeight::new(layer.key, dims, HqqRows { classes, stored, whole: source })
+                }
+                false => ReorderedWeight::new(layer.key, dims, HqqInMemory { classes, whole: source }),
+            };
+            return Ok((Weight::Reordered(weight), None));
+        }
+    }
     Ok((Weight::Dense(DenseTensor::dequantized(&layer.weight_name(), DType::F32, dims, source)), Some(WHY)))
 }
 
@@ -78,24 +93,74 @@ struct HqqGroups {
     zeros: StoredTensor,
 }
 
+impl HqqGroups {
+    fn stored_bytes(&self) -> usize {
+        self.codes.size_in_bytes() + self.scales.size_in_bytes() + self.zeros.size_in_bytes()
+    }
+
+    /// The codes of all elements, in their order.
+    fn all_codes(&self) -> Result<Vec<u8>> {
+        let codes = self.codes.read::<u8>()?;
+        Ok(match self.nibbles {
+            true => codes.iter().map(|byte| byte >> 4).chain(codes.iter().map(|byte| byte & 15)).collect(),
+            false => codes,
+        })
+    }
+}
+
+/// A weight whose rows do not lie in rows of groups: all is read, and cut in memory.
+#[derive(Clone, Debug)]
+struct HqqInMemory {
+    classes: RowClasses,
+    whole: HqqGroups,
+}
+
+impl ReorderedLayout for HqqInMemory {
+    fn format(&self) -> QuantFormat {
+        self.classes.format
+    }
+
+    fn format_name(&self) -> String {
+        self.classes.format_name()
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        self.whole.stored_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        self.classes.loaded_bytes(&self.whole.scales, &self.whole.zeros)
+    }
+
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
+        let codes = self.whole.all_codes()?;
+        let parameters =
+            (self.classes.of_columns(&self.whole.scales)?, self.classes.of_columns(&self.whole.zeros)?);
+        Ok(self.classes.load(self.classes.reading(&codes), parameters, device)?.into())
+    }
+
+    fn granularity(&self) -> usize {
+        1
+    }
+
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+        let classes = self.classes.narrow(slice.along_k(), &slice.range);
+        Ok(Arc::new(Self { classes, ..self.clone() }))
+    }
+}
+
 impl Dequantize for HqqGroups {
     fn size_in_bytes(&self) -> usize {
-        self.codes.size_in_bytes() + self.scales.size_in_bytes() + self.zeros.size_in_bytes()
+        self.stored_bytes()
     }
 
     fn dequantize(&self, device: &Device) -> Result<Tensor> {
         let (scales, zeros) = (floats(&self.scales)?, floats(&self.zeros)?);
-        let codes = self.codes.read::<u8>()?;
-        let shifts: &[u8] = if self.nibbles { &[4, 0] } else { &[0] };
-        let mask = if self.nibbles { 15 } else { 255 };
-        let mut values = Vec::with_capacity(codes.len() * shifts.len());
-        for shift in shifts {
-            for row in codes.chunks_exact(scales.len().max(1)) {
-                let groups = row.iter().zip(&zeros).zip(&scales);
-                values.extend(
-                    groups.map(|((byte, zero), scale)| (f32::from(byte >> shift & mask) - zero) * scale),
-                );
-            }
+        let codes = self.all_codes()?;
+        let mut values = Vec::with_capacity(codes.len());
+        for row in codes.chunks_exact(scales.len().max(1)) {
+            let groups = row.iter().zip(&zeros).zip(&scales);
+            values.extend(groups.map(|((code, zero), scale)| (f32::from(*code) - zero) * scale));
         }
         Ok(Tensor::from_vec(values, self.dims.as_slice(), device)?)
     }
@@ -104,19 +169,9 @@ impl Dequantize for HqqGroups {
         1
     }
 
-    /// Groups run across rows, but codes of a row lie together if as many groups do.
-    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
-        match (self.dims.as_slice(), self.codes.dims()) {
-            (&[n, k], &[rows, groups]) if k > 0 && groups.is_multiple_of(k) => HqqRows {
-                rows: 0..n,
-                k,
-                of_groups: groups / k,
-                stored: rows.saturating_mul(groups / k),
-                whole: self.clone(),
-            }
-            .narrow(slice),
-            _ => Ok(None),
-        }
+    /// Codes of a row do not lie together.
+    fn narrow(&self, _: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+        Ok(None)
     }
 }
 
@@ -124,23 +179,20 @@ fn floats(part: &StoredTensor) -> Result<Vec<f32>> {
     Ok(part.load(&Device::Cpu)?.to_dtype(DType::F32)?.flatten_all()?.to_vec1::<f32>()?)
 }
 
-/// Part of a weight whose groups are whole rows, side by side: row `i` has the scales of row `i + of_groups`.
+/// A weight whose groups are whole rows, side by side: rows fall into classes of one scale and zero for each column.
 #[derive(Clone, Debug)]
 struct HqqRows {
-    rows: Range<usize>,
-    k: usize,
-    /// Rows of scales.
-    of_groups: usize,
+    classes: RowClasses,
     /// Rows of codes; with nibbles, the weight has as many more in the low ones.
     stored: usize,
-    /// All rows, of these columns.
+    /// All rows, of the columns of the classes.
     whole: HqqGroups,
 }
 
 impl HqqRows {
     /// Rows of codes in the high nibbles, or bytes, that are wanted, and those in the low ones.
     fn wanted(&self) -> [Range<usize>; 2] {
-        let (Range { start, end }, stored) = (self.rows.clone(), self.stored);
+        let (Range { start, end }, stored) = (self.classes.rows.clone(), self.stored);
         [start.min(stored)..end.min(stored), start.saturating_sub(stored)..end.saturating_sub(stored)]
     }
 
@@ -155,60 +207,73 @@ impl HqqRows {
     }
 }
 
-impl Dequantize for HqqRows {
-    fn size_in_bytes(&self) -> usize {
-        let codes: usize = self.read().map(|rows| rows.len()).sum();
-        codes * self.k + self.whole.scales.size_in_bytes() + self.whole.zeros.size_in_bytes()
+impl ReorderedLayout for HqqRows {
+    fn format(&self) -> QuantFormat {
+        self.classes.format
     }
 
-    fn dequantize(&self, device: &Device) -> Result<Tensor> {
-        let (scales, zeros) = (floats(&self.whole.scales)?, floats(&self.whole.zeros)?);
+    fn format_name(&self) -> String {
+        self.classes.format_name()
+    }
+
+    fn size_in_bytes(&self) -> usize {
+        let codes: usize = self.read().map(|rows| rows.len()).sum();
+        codes * self.classes.columns.len()
+            + self.whole.scales.size_in_bytes()
+            + self.whole.zeros.size_in_bytes()
+    }
+
+    fn loaded_bytes(&self) -> u64 {
+        self.classes.loaded_bytes(&self.whole.scales, &self.whole.zeros)
+    }
+
+    fn load(&self, device: &Device) -> Result<LayerWeight> {
+        let k = self.classes.columns.len();
         let read = |rows: Range<usize>| {
-            let codes = self.whole.codes.narrow(&[self.stored, self.k], 0, &rows)?.read::<u8>()?;
+            let codes = self.whole.codes.narrow(&[self.stored, k], 0, &rows)?.read::<u8>()?;
             Ok((rows.start, codes))
         };
         let codes: Vec<_> = self.read().map(read).collect::<Result<_>>()?;
-        let (shifts, mask) = if self.whole.nibbles { ([4, 0], 15) } else { ([0, 0], 255) };
-        let mut values = Vec::with_capacity(self.rows.len() * self.k);
-        let row_of = |values: &[f32], row: usize| {
-            let start = row % self.of_groups.max(1) * self.k;
-            values.get(start..start + self.k).unwrap_or_default().to_vec()
+        let read = |row: usize, to: &mut [u8]| {
+            let (row, shift) = match row.checked_sub(self.stored) {
+                Some(row) => (row, 0),
+                None => (row, if self.whole.nibbles { 4 } else { 0 }),
+            };
+            let at = |(first, codes): &(usize, Vec<u8>)| {
+                let start = row.checked_sub(*first)?.checked_mul(k)?;
+                codes.get(start..start + k).map(<[u8]>::to_vec)
+            };
+            let mask = if self.whole.nibbles { 15 } else { 255 };
+            let bytes = codes.iter().find_map(at).unwrap_or_default();
+            to.iter_mut().zip(bytes).for_each(|(to, byte)| *to = byte >> shift & mask);
         };
-        for (shift, wanted) in shifts.into_iter().zip(self.wanted()) {
-            for row in wanted {
-                let at = |(first, codes): &(usize, Vec<u8>)| {
-                    let start = row.checked_sub(*first)?.checked_mul(self.k)?;
-                    codes.get(start..start + self.k).map(<[u8]>::to_vec)
-                };
-                let groups = row_of(&zeros, row).into_iter().zip(row_of(&scales, row));
-                let bytes = codes.iter().find_map(at).unwrap_or_default().into_iter().zip(groups);
-                values.extend(
-                    bytes.map(|(byte, (zero, scale))| (f32::from(byte >> shift & mask) - zero) * scale),
-                );
-            }
-        }
-        Ok(Tensor::from_vec(values, (self.rows.len(), self.k), device)?)
+        let of_classes = |part: &StoredTensor| -> Result<Tensor> {
+            Ok(part.load(&Device::Cpu)?.reshape((self.classes.count(), k))?)
+        };
+        let parameters = (of_classes(&self.whole.scales)?, of_classes(&self.whole.zeros)?);
+        Ok(self.classes.load(read, parameters, device)?.into())
     }
 
     fn granularity(&self) -> usize {
         1
     }
 
-    fn narrow(&self, slice: &Slice) -> Result<Option<Arc<dyn Dequantize>>> {
+    fn narrow(&self, slice: &Slice) -> Result<Arc<dyn ReorderedLayout>> {
+        let classes = self.classes.narrow(slice.along_k(), &slice.range);
         if !slice.along_k() {
-            let rows = self.rows.start + slice.range.start..self.rows.start + slice.range.end;
-            return Ok(Some(Arc::new(Self { rows, ..self.clone() })));
+            return Ok(Arc::new(Self { classes, ..self.clone() }));
         }
         let columns = |part: &StoredTensor, rows: usize| {
             let bytes = part.dtype().bitsize() / 8;
-            part.narrow(&[rows, self.k * bytes], 1, &(slice.range.start * bytes..slice.range.end * bytes))
+            let of_row = self.classes.columns.len() * bytes;
+            part.narrow(&[rows, of_row], 1, &(slice.range.start * bytes..slice.range.end * bytes))
         };
         let whole = HqqGroups {
             codes: columns(&self.whole.codes, self.stored)?,
-            scales: columns(&self.whole.scales, self.of_groups)?,
-            zeros: columns(&self.whole.zeros, self.of_groups)?,
+            scales: columns(&self.whole.scales, classes.count())?,
+            zeros: columns(&self.whole.zeros, classes.count())?,
             ..self.whole.clone()
         };
-        Ok(Some(Arc::new(Self { k: slice.range.len(), whole, ..self.clone() })))
+        Ok(Arc::new(Self { classes, whole, ..self.clone() }))
     }
 }

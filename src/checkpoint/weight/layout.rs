@@ -3,7 +3,7 @@
 
 use super::mlx_form::MlxForm;
 use super::slice::Slice;
-use crate::tensor::ReorderedTensor;
+use crate::tensor::LayerWeight;
 use crate::{QuantFormat, QuantTensor, Result};
 use candle_core::{Device, Tensor};
 use std::fmt;
@@ -33,10 +33,14 @@ pub(in crate::checkpoint) trait Layout: fmt::Debug + Send + Sync {
     fn narrow(&self, slice: &Slice) -> Result<Arc<dyn Layout>>;
 }
 
-/// A packed matrix whose columns do not lie in the order of their groups.
+/// A packed matrix that does not lie in rows of whole groups: its columns are in another order or filled up, or groups run across
+/// rows.
 pub(in crate::checkpoint) trait ReorderedLayout: fmt::Debug + Send + Sync {
     /// The format that it is loaded in.
     fn format(&self) -> QuantFormat;
+
+    /// The name of that, for reports.
+    fn format_name(&self) -> String;
 
     /// Bytes of all its tensors in the file.
     fn size_in_bytes(&self) -> usize;
@@ -44,8 +48,8 @@ pub(in crate::checkpoint) trait ReorderedLayout: fmt::Debug + Send + Sync {
     /// Bytes that it takes when it is loaded.
     fn loaded_bytes(&self) -> u64;
 
-    /// Brings it to `device`, columns in the order of their groups.
-    fn load(&self, device: &Device) -> Result<ReorderedTensor>;
+    /// Brings it to `device`, as it is computed with.
+    fn load(&self, device: &Device) -> Result<LayerWeight>;
 
     /// Elements along K that lie together.
     fn granularity(&self) -> usize;

@@ -1,6 +1,7 @@
 //! Weights as they lie in files: format, byte ranges and logical shape. Only what is loaded is read.
 
 mod dense;
+mod filled;
 mod ggml;
 pub(super) mod ggml_blocks;
 mod ggml_grids;
@@ -14,9 +15,11 @@ mod names;
 mod packed;
 mod parts;
 mod reordered;
+mod row_classes;
 mod row_order;
 mod slice;
 mod stored;
+mod tiled;
 
 pub use dense::DenseTensor;
 pub use ggml::GgmlWeight;
@@ -27,8 +30,11 @@ pub use packed::PackedWeight;
 pub use reordered::ReorderedWeight;
 pub use stored::Weight;
 
+pub(super) use filled::{filled_columns, filled_group_size, Filled};
 pub(super) use ggml_types::{block_type, BlockType, Kind, Nibbles, EARLY_MXFP4};
 pub(super) use layout::{Dequantize, GgmlBlocks, Layout, ReorderedLayout, SliceInMemory};
 pub(super) use parts::{GlobalScale, GlobalScaleMeaning, Parts};
+pub(super) use row_classes::RowClasses;
 pub(super) use row_order::halves_of_pairs;
 pub(super) use slice::Slice;
+pub(super) use tiled::{TiledFp8, Tiles};

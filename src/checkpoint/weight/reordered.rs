@@ -1,15 +1,16 @@
-//! Quantized weights whose columns do not lie in the order of their groups.
+//! Quantized weights whose columns do not lie in the order of their groups, or whose groups run across rows.
 
 use super::layout::ReorderedLayout;
 use super::slice::Slice;
 use crate::checkpoint::file::of_tensor;
-use crate::tensor::ReorderedTensor;
+use crate::tensor::LayerWeight;
 use crate::{QuantFormat, Result};
 use candle_core::Device;
 use std::ops::Range;
 use std::sync::Arc;
 
-/// A quantized matrix whose columns do not lie in the order of their groups, checked but not read. Cloning is cheap.
+/// A quantized matrix whose columns do not lie in the order of their groups, are filled up to whole groups, or whose groups run
+/// across rows, checked but not read. Cloning is cheap.
 #[derive(Clone, Debug)]
 pub struct ReorderedWeight {
     name: String,
@@ -43,6 +44,11 @@ impl ReorderedWeight {
         self.layout.format()
     }
 
+    /// The name of that, for reports: `affine 4-bit g64, act-order`, `fp8 g32, filled`, `affine 4-bit g64, across rows`.
+    pub fn format_name(&self) -> String {
+        self.layout.format_name()
+    }
+
     /// The logical shape `[N, K]`.
     pub fn dims(&self) -> &[usize] {
         &self.dims
@@ -63,11 +69,11 @@ impl ReorderedWeight {
         self.layout.granularity()
     }
 
-    /// Brings the codes to `device`, columns in the order of their groups. No code is dequantized, and nothing is rounded.
+    /// Brings the codes to `device`, as they are computed with. No code is dequantized, and nothing is rounded.
     ///
     /// # Errors
     /// If the file can't be read, or the device refuses the memory.
-    pub fn load(&self, device: &Device) -> Result<ReorderedTensor> {
+    pub fn load(&self, device: &Device) -> Result<LayerWeight> {
         self.layout.load(device).map_err(of_tensor(&self.name))
     }
 }

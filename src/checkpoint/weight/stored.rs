@@ -1,7 +1,7 @@
 //! The weight of a module as a checkpoint stores it.
 
 use super::{dense::DenseTensor, ggml::GgmlWeight, packed::PackedWeight, reordered::ReorderedWeight};
-use crate::tensor::{reordered_name, LayerWeight};
+use crate::tensor::LayerWeight;
 use crate::Result;
 use candle_core::Device;
 use std::ops::Range;
@@ -12,7 +12,7 @@ use std::ops::Range;
 pub enum Weight {
     /// Quantized: packed words, scales and what else the format has.
     Packed(PackedWeight),
-    /// The same, with columns in another order than that of their groups.
+    /// The same, with columns in another order than that of their groups or filled up, or with groups across rows.
     Reordered(ReorderedWeight),
     /// Blocks of a GGML type, for kernels of this crate or of candle.
     Ggml(GgmlWeight),
@@ -55,11 +55,11 @@ impl Weight {
         }
     }
 
-    /// The name of its format, for reports: `affine 4-bit g64`, `affine 4-bit g64, act-order`, `ggml Q4K`, `BF16`.
+    /// The name of its format, for reports: `affine 4-bit g64`, `affine 4-bit g64, act-order`, `fp8 g32, filled`, `ggml Q4K`, `BF16`.
     pub fn format_name(&self) -> String {
         match self {
             Self::Packed(weight) => weight.format().to_string(),
-            Self::Reordered(weight) => reordered_name(weight.format()),
+            Self::Reordered(weight) => weight.format_name(),
             Self::Ggml(weight) => format!("ggml {:?}", weight.dtype()),
             Self::Dense(tensor) => format!("{:?}", tensor.dtype()),
         }
@@ -101,7 +101,7 @@ impl Weight {
     pub fn load(&self, device: &Device) -> Result<LayerWeight> {
         Ok(match self {
             Self::Packed(weight) => weight.load(device)?.into(),
-            Self::Reordered(weight) => weight.load(device)?.into(),
+            Self::Reordered(weight) => weight.load(device)?,
             Self::Ggml(weight) => weight.load(device)?.into(),
             Self::Dense(tensor) => tensor.load(tensor.dtype(), device)?.into(),
         })

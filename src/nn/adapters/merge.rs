@@ -63,6 +63,7 @@ fn packed(weight: &LayerWeight, active: &[Active], format: QuantFormat) -> Resul
     let dtype = match weight {
         LayerWeight::Quantized(weight) if !format.scale().is_byte() => float_of(weight),
         LayerWeight::Reordered(weight) if !format.scale().is_byte() => float_of(weight.weight()),
+        LayerWeight::ColumnScaled(weight) if !format.scale().is_byte() => weight.scales().dtype(),
         LayerWeight::Dense(weight) => weight.dtype(),
         _ => DType::F32,
     };

@@ -64,6 +64,7 @@ fn a_times(weight: &LayerWeight, a: &Tensor) -> Result<Tensor> {
     match (weight, ActivationPrecision::current()) {
         (LayerWeight::Quantized(weight), ActivationPrecision::Exact) => return Ok(weight.matmul(a, None)?),
         (LayerWeight::Reordered(weight), ActivationPrecision::Exact) => return Ok(weight.matmul(a, None)?),
+        (LayerWeight::ColumnScaled(weight), ActivationPrecision::Exact) => return Ok(weight.matmul(a, None)?),
         _ => {}
     }
     let parts = map_rows(weight, |chunk, _| a.matmul(&chunk.t()?))?;

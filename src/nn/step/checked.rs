@@ -20,7 +20,7 @@ pub(super) fn packed(what: &str, weight: &LayerWeight, device: &Device) -> Resul
     }
 }
 
-fn has_kernel(what: &str, weight: &QuantTensor, device: &Device) -> Result<QuantTensor> {
+pub(super) fn has_kernel(what: &str, weight: &QuantTensor, device: &Device) -> Result<QuantTensor> {
     match weight.device().same_device(device) && has_kernels(weight.format(), device) {
         true => Ok(weight.clone()),
         false => {

@@ -85,7 +85,10 @@ impl StepBuilder {
             LayerWeight::Dense(weight) => weight.clone(),
             LayerWeight::Quantized(weight) => weight.dequantize(DType::F32)?,
             LayerWeight::Reordered(weight) => weight.dequantize(DType::F32)?,
-            other => return Err(unsupported(what, &format!("as {}", other.format_name()))),
+            LayerWeight::ColumnScaled(weight) => weight.dequantize(DType::F32)?,
+            other @ LayerWeight::Ggml(_) => {
+                return Err(unsupported(what, &format!("as {}", other.format_name())))
+            }
         };
         if weight.dims() != [experts, hidden] || !weight.device().same_device(&self.device) {
             let expected = format!("[{experts}, {hidden}] on {:?}", self.device.location());

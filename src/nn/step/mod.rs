@@ -9,12 +9,12 @@ mod checked;
 mod device;
 mod experts;
 
-use super::{AdapterSlot, Embedding, Linear};
+use super::{AdapterSlot, Embedding, LayerWeight, Linear};
 use crate::backend::step::{self, Heads, Input, Node, Out, Plan, Projection, StepToken};
 use crate::{Error, KvCache, Result};
 pub use blocks::{AttentionBlock, BlockOutput, ExpertsBlock, FeedForwardBlock, HeadBlock, StepNorm};
 use candle_core::{Device, Tensor};
-use checked::{activation, check_rows, factor, head_norm, limit, norm, numbers, packed, turn};
+use checked::{activation, check_rows, factor, has_kernel, head_norm, limit, norm, numbers, packed, turn};
 pub use device::DeviceStep;
 use std::borrow::BorrowMut;
 use std::sync::Arc;
@@ -73,6 +73,8 @@ pub struct StepBuilder {
     adapters: Vec<AdapterSlot>,
     /// Those of layers whose adapters a plan does not compute.
     others: Vec<AdapterSlot>,
+    /// Those of columns, each once.
+    orders: Vec<Arc<[u32]>>,
 }
 
 impl StepBuilder {
@@ -90,7 +92,8 @@ impl StepBuilder {
             hidden: table.hidden_size(),
             turns: Vec::new(),
         };
-        Ok(Self { plan, device, layers: 0, adapters: Vec::new(), others: Vec::new() })
+        let (adapters, others, orders) = (Vec::new(), Vec::new(), Vec::new());
+        Ok(Self { plan, device, layers: 0, adapters, others, orders })
     }
 
     /// Adds an attention block, whose keys and values are in the next of the caches.
@@ -185,8 +188,15 @@ impl StepBuilder {
     }
 
     fn projection(&mut self, what: &str, layer: &Linear, inputs: usize) -> Result<Projection> {
-        let weight = packed(what, layer.weight(), &self.device)?;
-        let &[rows, k] = weight.dims().as_slice() else {
+        let (weight, columns) = match layer.weight() {
+            // A CPU brings x into their order; on other devices there is no node for that.
+            LayerWeight::Reordered(reordered) if self.device.is_cpu() => {
+                let columns = self.order(reordered.shared_columns());
+                (has_kernel(what, reordered.weight(), &self.device)?, Some(columns))
+            }
+            weight => (packed(what, weight, &self.device)?, None),
+        };
+        let &[rows, k] = layer.weight().dims().as_slice() else {
             return Err(Error::mismatch(what, "a weight [N, K]", format!("{weight:?}")));
         };
         if k != inputs {
@@ -195,7 +205,16 @@ impl StepBuilder {
         let bias = layer.bias().map(|bias| numbers(what, bias, rows)).transpose()?;
         let index = self.adapters.len();
         self.adapters.push(layer.adapters().clone());
-        Ok(Projection { weight, bias, rows, k, index })
+        Ok(Projection { weight, bias, rows, k, columns, index })
+    }
+
+    /// An order of columns that the plan has already, if it is the same.
+    fn order(&mut self, columns: &Arc<[u32]>) -> Arc<[u32]> {
+        if let Some(known) = self.orders.iter().find(|known| *known == columns) {
+            return Arc::clone(known);
+        }
+        self.orders.push(Arc::clone(columns));
+        Arc::clone(columns)
     }
 
     /// The plan, which ends with an output head.
@@ -209,7 +228,7 @@ impl StepBuilder {
             (factor("scale of logits", block.scale)?, limit("softcap of logits", block.softcap)?);
         let outputs = head.rows;
         self.plan.nodes.push(Node::Logits { norm, head, scale, softcap });
-        let Self { plan, device, layers, adapters, others } = self;
+        let Self { plan, device, layers, adapters, others, orders: _ } = self;
         let (plan, adapters, others) = (Arc::new(plan), adapters.into(), others.into());
         Ok(StepPlan { plan, device, layers, outputs, adapters, others, is_long: false })
     }
@@ -296,3 +315,6 @@ impl StepPlan {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

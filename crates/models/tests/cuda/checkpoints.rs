@@ -97,6 +97,8 @@ fn of_hugging_face() {
             "fp8-128x128",
             "fp8-ue8m0-32x32",
             "gptq-act-order-b4-g32",
+            "gptq-act-order-experts",
+            "hqq-b3-g32-axis0",
             "modelopt-nvfp4",
         ],
     );

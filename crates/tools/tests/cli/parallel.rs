@@ -80,7 +80,7 @@ fn hqq_is_split_after_conversion() {
     let dir = tempfile::tempdir().unwrap();
     let converted = dir.path().join("converted");
     let converted = converted.to_str().unwrap();
-    let output = run(&["convert", path, "-o", converted, "--bits", "4"]);
+    let output = run(&["convert", path, "-o", converted, "--bits", "4", "--requantize"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let output = run(&["plan", converted, "--ranks", "2", "--strict"]);
     assert!(output.status.success(), "{}", stderr(&output));

@@ -123,6 +123,7 @@ fn requantized_weights_are_those_of_the_decoded_numbers() {
         "hf/awq-g64",
         "hf/ct-nvfp4",
         "hf/gptq-act-order-b4-g32",
+        "hf/hqq-b4-g64-axis0",
         "mlx/llama-mixed-custom",
         "mlx/gptoss-mxfp4-mlxlm",
     ] {

@@ -241,22 +241,28 @@ fn nothing_else_becomes_wider() {
 
 /// No other file says in which group a column is: codes stay only where they can be what they are.
 #[test]
-fn columns_ordered_by_activations_are_decoded_or_packed_anew() {
-    let source = fixture("hf/gptq-act-order-b4-g32");
-    for options in [safe("keep"), uqff()] {
-        let told = ConvertPlan::new(&source, &options).unwrap_err().to_string();
-        assert!(told.contains("affine 4-bit g32, act-order, as it is in"), "{told}");
-        assert!(told.contains("requantize or dequantize it"), "{told}");
-    }
-    let mut options = ConvertOptions::dense();
-    options.dtype = Some(DType::F32);
-    let dense = convert(&source, &options);
-    let dense = Checkpoint::open(dense.path()).unwrap();
-    let expected = json_file(source.path().join("expected.json"));
-    for (tensor, expected) in expected.as_object().unwrap() {
-        let numbers = dequantized(&dense, tensor);
-        let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
-        let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(sha256, expected["sha256"].as_str().unwrap(), "{tensor}");
+fn columns_in_order_and_groups_across_rows_are_decoded_or_packed_anew() {
+    for (name, format) in [
+        ("hf/gptq-act-order-b4-g32", "affine 4-bit g32, act-order"),
+        ("hf/hqq-b4-g64-axis0", "affine 4-bit g64, across rows"),
+        ("hf/hqq-b3-g32-axis0", "affine 3-bit g32, across rows"),
+    ] {
+        let source = fixture(name);
+        for options in [safe("keep"), uqff()] {
+            let told = ConvertPlan::new(&source, &options).unwrap_err().to_string();
+            assert!(told.contains(&format!("{format}, as it is in")), "{told}");
+            assert!(told.contains("requantize or dequantize it"), "{told}");
+        }
+        let mut options = ConvertOptions::dense();
+        options.dtype = Some(DType::F32);
+        let dense = convert(&source, &options);
+        let dense = Checkpoint::open(dense.path()).unwrap();
+        let expected = json_file(source.path().join("expected.json"));
+        for (tensor, expected) in expected.as_object().unwrap() {
+            let numbers = dequantized(&dense, tensor);
+            let bytes: Vec<u8> = numbers.iter().flat_map(|number| number.to_le_bytes()).collect();
+            let sha256: String = Sha256::digest(&bytes).iter().map(|byte| format!("{byte:02x}")).collect();
+            assert_eq!(sha256, expected["sha256"].as_str().unwrap(), "{name} {tensor}");
+        }
     }
 }

@@ -13,7 +13,9 @@ use crate::backend::step::{ExpertBlock, Input, Node, Norm, Out, Plan, Projection
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantFormat, QuantTensor};
 use candle_core::Result;
+use std::borrow::Cow;
 use std::ops::Range;
+use std::sync::Arc;
 
 /// Rows of a weight that are multiplied together at least.
 pub(super) const BLOCK: usize = 16;
@@ -304,13 +306,25 @@ pub(super) fn scatter(sums: &[f32], rows: usize, mut write: impl FnMut(usize, &[
     }
 }
 
-/// x, prepared for each format and for the adapters of each projection that it meets.
+/// Rows of x in the order of a weight's columns.
+pub(super) fn in_order<'x>(x: &'x [f32], rows: usize, columns: Option<&Arc<[u32]>>) -> Cow<'x, [f32]> {
+    let Some(columns) = columns else { return Cow::Borrowed(x) };
+    let k = x.len().checked_div(rows).unwrap_or(0);
+    let mut ordered = Vec::with_capacity(rows * columns.len());
+    for row in x.chunks_exact(k.max(1)) {
+        // What has no input is beyond all of them.
+        ordered.extend(columns.iter().map(|column| row.get(*column as usize).copied().unwrap_or(0.)));
+    }
+    Cow::Owned(ordered)
+}
+
+/// x, prepared for each format and order of columns, and for the adapters of each projection that it meets.
 pub(super) struct Operand<'a> {
     x: Vec<f32>,
     rows: usize,
     digits: Digits,
     updates: &'a Updates,
-    prepared: Vec<(QuantFormat, Prepared<'static>)>,
+    prepared: Vec<(QuantFormat, Option<Arc<[u32]>>, Prepared<'static>)>,
     /// By the numbers of projections.
     adapters: Vec<(usize, LowRank<'a>)>,
 }
@@ -323,7 +337,7 @@ impl<'a> Operand<'a> {
         first: usize,
         count: usize,
     ) -> Result<Vec<f32>> {
-        let mut sums = self.products(&projection.weight, 0, first, count)?;
+        let mut sums = self.products((&projection.weight, 0), projection.columns.as_ref(), first, count)?;
         let rows = self.rows;
         if let Some(adapters) = self.adapters(projection) {
             adapters.apply_to_columns(&mut sums, rows, first);
@@ -340,28 +354,34 @@ impl<'a> Operand<'a> {
         first: usize,
         count: usize,
     ) -> Result<Vec<f32>> {
-        let mut sums = self.products(&stack.weight, expert, first, count)?;
+        let mut sums = self.products((&stack.weight, expert), None, first, count)?;
         self.add_bias(stack.bias.as_deref(), expert * stack.rows + first, &mut sums);
         Ok(sums)
     }
 
     fn products(
         &mut self,
-        weight: &QuantTensor,
-        index: usize,
+        (weight, index): (&QuantTensor, usize),
+        columns: Option<&Arc<[u32]>>,
         first: usize,
         count: usize,
     ) -> Result<Vec<f32>> {
         let format = weight.format();
-        let known = self.prepared.iter().position(|(known, _)| *known == format);
+        let is_same = |known: Option<&Arc<[u32]>>| match (known, columns) {
+            (Some(known), Some(columns)) => Arc::ptr_eq(known, columns),
+            (known, columns) => known.is_none() && columns.is_none(),
+        };
+        let known =
+            self.prepared.iter().position(|(known, order, _)| *known == format && is_same(order.as_ref()));
         let place = known.unwrap_or_else(|| {
-            let k = self.x.len() / self.rows.max(1);
-            let prepared = dispatch::prepare(super::super::isa::best(), format, k, &self.x, self.digits);
-            self.prepared.push((format, prepared));
+            let x = in_order(&self.x, self.rows, columns);
+            let k = x.len() / self.rows.max(1);
+            let prepared = dispatch::prepare(super::super::isa::best(), format, k, &x, self.digits);
+            self.prepared.push((format, columns.cloned(), prepared));
             self.prepared.len() - 1
         });
         let mut sums = vec![0.; count * self.rows];
-        if let Some((_, prepared)) = self.prepared.get(place) {
+        if let Some((_, _, prepared)) = self.prepared.get(place) {
             with_matrix(weight, index, |matrix| {
                 prepared.rows(matrix, first, &mut sums);
                 Ok(())

@@ -7,6 +7,7 @@ use super::super::tasks;
 use super::attend::Layers;
 use super::elementwise::{activate, normalize, scale_and_cap};
 use super::experts::experts_of_many;
+use super::few::in_order;
 use crate::backend::step::{Input, Node, Norm, Out, Plan, Projection, Updates};
 use crate::backend::with_matrix;
 use crate::{ActivationPrecision, KvCache, QuantTensor};
@@ -91,7 +92,9 @@ pub(super) fn multiply(projection: &Projection, updates: &Updates, x: &[f32]) ->
     let (bias, n) = (projection.bias.as_deref(), projection.rows);
     // With adapters it is added behind them.
     let first_bias = bias.filter(|_| updates.is_none());
-    let mut y = multiply_matrix(&projection.weight, 0, first_bias, x)?;
+    let rows = x.len().checked_div(projection.k).unwrap_or(0);
+    let ordered = in_order(x, rows, projection.columns.as_ref());
+    let mut y = multiply_matrix(&projection.weight, 0, first_bias, &ordered)?;
     if let Some(updates) = updates {
         LowRank::of_many(updates, x).apply_to_rows(&mut y, n, bias);
     }

@@ -55,6 +55,7 @@ impl SourceHasher {
                 packed.columns().iter().for_each(|column| self.bytes(&column.to_le_bytes()));
                 self.packed(packed.weight())
             }
+            LayerWeight::ColumnScaled(packed) => packed.parts().try_for_each(|part| self.tensor(part)),
             LayerWeight::Dense(tensor) => self.tensor(tensor),
             LayerWeight::Ggml(blocks) => {
                 self.bytes(&blocks.data()?);

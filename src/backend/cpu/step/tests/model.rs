@@ -44,6 +44,7 @@ impl Model {
             let count = if kind.adapters { index % 3 } else { 0 };
             updates.push((0..count).map(|which| Arc::new(update(rng, rows, k, which == 1))).collect());
             Projection {
+                columns: None,
                 weight: weight(rng, rows, k),
                 bias: kind.bias.then(|| numbers(rng, rows, 0.5)),
                 rows,

@@ -1,0 +1,162 @@
+//! Integers whose groups run across rows: element `i` of the flattened weight belongs to group `i mod G` of `G` groups. So rows
+//! that are a multiple of `G / gcd(G, K)` apart have the same groups in the same columns: they are of one class.
+
+use crate::checkpoint::file::StoredTensor;
+use crate::format::pack;
+use crate::tensor::{column_scaled_name, ColumnScaledTensor};
+use crate::{QuantFormat, QuantTensor, Result};
+use candle_core::{DType, Device, Tensor};
+use rayon::prelude::*;
+use std::ops::Range;
+
+/// Rows of a class at least.
+const FEWEST_ROWS: usize = 4;
+
+fn gcd(a: usize, b: usize) -> usize {
+    let (mut a, mut b) = (a, b);
+    while b > 0 {
+        (a, b) = (b, a % b);
+    }
+    a.max(1)
+}
+
+/// Some rows of a weight, and of these some columns.
+#[derive(Clone, Debug)]
+pub(in crate::checkpoint) struct RowClasses {
+    /// How many classes there are.
+    count: usize,
+    /// Groups of the whole weight, and its columns.
+    groups: usize,
+    k: usize,
+    /// Elements of a group.
+    group: usize,
+    pub rows: Range<usize>,
+    pub columns: Range<usize>,
+    /// Of the codes.
+    pub format: QuantFormat,
+}
+
+impl RowClasses {
+    /// Those of all of `[N, K]` in groups of so many; none if there are none of such a size, or if a class has so few rows that
+    /// scales take as much as codes.
+    pub fn of(n: usize, k: usize, bits: usize, group: usize) -> Option<Self> {
+        let elements = n.checked_mul(k)?;
+        let groups = elements.checked_div(group).filter(|groups| *groups > 0 && elements % group == 0)?;
+        let count = groups / gcd(groups, k);
+        if n / count.max(1) < FEWEST_ROWS {
+            return None;
+        }
+        Self {
+            count,
+            groups,
+            k,
+            group,
+            rows: 0..n,
+            columns: 0..k,
+            format: QuantFormat::symmetric_opt(bits, 32)?,
+        }
+        .with_format()
+    }
+
+    /// Some rows or columns of it.
+    pub fn narrow(&self, along_k: bool, range: &Range<usize>) -> Self {
+        let within = |all: &Range<usize>| all.start + range.start..all.start + range.end;
+        let part = match along_k {
+            true => Self { columns: within(&self.columns), ..self.clone() },
+            false => Self { rows: within(&self.rows), ..self.clone() },
+        };
+        part.clone().with_format().unwrap_or(part)
+    }
+
+    /// With the largest groups of codes.
+    fn with_format(self) -> Option<Self> {
+        let size = [128, 64, 32].into_iter().find(|size| self.filled().is_multiple_of(*size))?;
+        Some(Self { format: QuantFormat::symmetric_opt(self.format.bits(), size)?, ..self })
+    }
+
+    /// How many classes there are.
+    pub fn count(&self) -> usize {
+        self.count
+    }
+
+    /// Scales or zeros of all groups as those of the columns of each class, `[classes, K]`.
+    pub fn of_columns(&self, of_groups: &StoredTensor) -> Result<Tensor> {
+        let group = |class: usize, column: usize| ((class * self.k + column) % self.groups) as i64;
+        let index: Vec<_> = (0..self.count)
+            .flat_map(|class| self.columns.clone().map(move |column| group(class, column)))
+            .collect();
+        let index = Tensor::from_vec(index, self.count * self.columns.len(), &Device::Cpu)?;
+        let of_groups = of_groups.load(&Device::Cpu)?.flatten_all()?;
+        Ok(of_groups.index_select(&index, 0)?.reshape((self.count, self.columns.len()))?)
+    }
+
+    /// What reads a row out of the codes of the whole weight.
+    pub fn reading<'a>(&self, codes: &'a [u8]) -> impl Fn(usize, &mut [u8]) + Sync + 'a {
+        let (k, Range { start, end }) = (self.k, self.columns.clone());
+        move |row, to| {
+            let of_row = codes.get(row * k + start..row * k + end).unwrap_or_default();
+            to.iter_mut().zip(of_row).for_each(|(to, code)| *to = *code);
+        }
+    }
+
+    fn filled(&self) -> usize {
+        self.columns.len().next_multiple_of(32)
+    }
+
+    pub fn format_name(&self) -> String {
+        column_scaled_name(self.format.bits(), self.group)
+    }
+
+    /// Which rows of each class are there: a few more, if the first or the last is not that of all classes.
+    fn of_class(&self) -> Range<usize> {
+        self.rows.start / self.count..self.rows.end.div_ceil(self.count)
+    }
+
+    /// Bytes when loaded, with these scales and zeros.
+    pub fn loaded_bytes(&self, scales: &StoredTensor, zeros: &StoredTensor) -> u64 {
+        let each = [scales, zeros].map(|part| part.dtype().bitsize() / 8).iter().sum::<usize>();
+        let codes = self.count * self.of_class().len() * self.filled();
+        let parameters = self.count * self.columns.len() * each;
+        let places = 2 * self.rows.len() * size_of::<u32>();
+        self.format.size_in_bytes(codes as u64, DType::F32) + (parameters + places) as u64
+    }
+
+    /// The weight of codes that `read` writes: those of a row, `columns` of it. Scales and zeros are those of these columns,
+    /// `[classes, K]`.
+    pub fn load(
+        &self,
+        read: impl Fn(usize, &mut [u8]) + Sync,
+        (scales, zeros): (Tensor, Tensor),
+        device: &Device,
+    ) -> Result<ColumnScaledTensor> {
+        let (format, of_class, filled) = (self.format, self.of_class(), self.filled());
+        let row = format.words_per_row(filled)?;
+        let mut words = vec![0u32; self.count * of_class.len() * row];
+        words.par_chunks_exact_mut(row.max(1)).enumerate().for_each_init(
+            || vec![0u8; filled],
+            |codes, (place, words)| {
+                let (class, index) = (place / of_class.len(), place % of_class.len());
+                let row = (of_class.start + index) * self.count + class;
+                // What is beyond the rows is never looked at.
+                if self.rows.contains(&row) {
+                    read(row, codes.get_mut(..self.columns.len()).unwrap_or_default());
+                    pack(codes, format.bits(), words);
+                }
+            },
+        );
+        let dims = |last: usize| (self.count, of_class.len(), last);
+        let words = Tensor::from_vec(words, dims(row), device)?;
+        let ones = Tensor::ones(dims(format.groups_per_row(filled)?), DType::F32, device)?;
+        let codes = QuantTensor::new(format, words, ones, None, None)?;
+        let place = |row: usize| (row % self.count) * of_class.len() + row / self.count - of_class.start;
+        let places: Vec<_> =
+            self.rows.clone().map(|row| u32::try_from(place(row)).unwrap_or(u32::MAX)).collect();
+        ColumnScaledTensor::new(
+            codes,
+            scales.to_device(device)?,
+            zeros.to_device(device)?,
+            &places,
+            self.group,
+        )
+    }
+}
