@@ -9,6 +9,10 @@ use std::sync::{Mutex, PoisonError};
 
 /// Elements of the x of all classes that are computed at once.
 const AT_ONCE: usize = 1 << 24;
+/// Elements of the numbers of some rows that are computed at once.
+const ROWS_AT_ONCE: usize = 1 << 22;
+/// Rows of x that a CPU multiplies by packed codes at most. Measured: with more, an x for each class takes longer than numbers do.
+const MOST_PACKED: usize = 96;
 /// Sums that a sum of products is made of.
 const LANES: usize = 16;
 
@@ -28,8 +32,11 @@ impl ColumnScaledTensor {
         }
         check_device("x", x, self.codes().device())?;
         let rows = x.to_dtype(DType::F32)?.contiguous()?.reshape(((), k))?;
-        let y = match (x.device(), rows.track_op()) {
-            (Device::Cpu, false) => self.products(&rows)?,
+        let is_plain = x.device().is_cpu() && !rows.track_op();
+        let most = if is_plain { MOST_PACKED } else { self.codes().dims().get(1).copied().unwrap_or(0) };
+        let y = match rows.dim(0)? {
+            m if m > most => self.of_numbers(&rows)?,
+            _ if is_plain => self.products(&rows)?,
             _ => self.of_operations(&rows)?,
         };
         let y = match bias {
@@ -62,6 +69,17 @@ impl ColumnScaledTensor {
     /// From the least code on, which the codes of a symmetric format count from their middle.
     fn midpoint(&self) -> f64 {
         self.codes().format().midpoint().into()
+    }
+
+    /// `[M, N]` of x `[M, K]`, by some rows of numbers after the other: of so many rows of x that one x for each class is more
+    /// than these.
+    fn of_numbers(&self, x: &Tensor) -> candle_core::Result<Tensor> {
+        let (n, k) = self.sizes();
+        let step = (ROWS_AT_ONCE / k.max(1)).max(1);
+        let parts = (0..n)
+            .step_by(step)
+            .map(|row| x.matmul(&self.dequantize_rows(row, step.min(n - row), DType::F32)?.t()?));
+        Tensor::cat(&parts.collect::<candle_core::Result<Vec<_>>>()?, 1)
     }
 
     /// `[M, N]` of x `[M, K]`, in operations that have gradients and are on every device.

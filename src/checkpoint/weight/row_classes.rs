@@ -11,6 +11,8 @@ use std::ops::Range;
 
 /// Rows of a class at least.
 const FEWEST_ROWS: usize = 4;
+/// Of the place and the class of a row.
+const PLACE_BITS: usize = 2 * 8 * size_of::<u32>();
 
 fn gcd(a: usize, b: usize) -> usize {
     let (mut a, mut b) = (a, b);
@@ -43,7 +45,9 @@ impl RowClasses {
         let elements = n.checked_mul(k)?;
         let groups = elements.checked_div(group).filter(|groups| *groups > 0 && elements % group == 0)?;
         let count = groups / gcd(groups, k);
-        if n / count.max(1) < FEWEST_ROWS {
+        // Of few columns what they are filled up with, and places of rows, would take more than numbers.
+        let row_bits = k.next_multiple_of(32).checked_mul(bits)?.checked_add(PLACE_BITS)?;
+        if n / count.max(1) < FEWEST_ROWS || row_bits > k.checked_mul(8 * size_of::<f32>())? {
             return None;
         }
         Self {
