@@ -51,7 +51,7 @@ pub(super) fn weight(module: &Module, blocks: Blocks, warnings: &Warnings) -> Re
     }
     let tiles = Tiles::of(rows, columns, k);
     let tiled = TiledFp8 { n: *n, k, codes: codes.clone(), scales: scales.clone(), tiles };
-    let weight = tiled.into_weight(module.path).map_err(|_| {
+    let weight = tiled.into_weight(module.path).ok_or_else(|| {
         let expected = "tiles whose columns fill a part of 32 below one exponent each";
         module.wrong("weight", codes, expected, format!("K = {k}, tiles of {rows} x {columns}"))
     })?;

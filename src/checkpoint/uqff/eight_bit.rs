@@ -60,7 +60,7 @@ pub(super) fn fp8(layer: &Layer) -> Result<WeightAndWhy> {
     let &[n, _] = dims.as_slice() else { return Err(layer.wrong("weight", "a matrix", format!("{dims:?}"))) };
     let scales = layer.part(suffix, &[Dtype::F32])?.clone();
     let tiled = TiledFp8 { n, k, codes: codes.clone(), scales, tiles: Tiles::of(n, k, k) };
-    let weight = tiled.into_weight(layer.key).map_err(|_| layer.wrong(suffix, "a float", "exponents"))?;
+    let weight = tiled.into_weight(layer.key).ok_or_else(|| layer.wrong(suffix, "a float", "exponents"))?;
     let is_dense = matches!(weight, Weight::Dense(_));
     Ok((weight, is_dense.then_some("rows of FP8 with so few elements take less memory as numbers")))
 }

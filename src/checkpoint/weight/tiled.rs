@@ -30,29 +30,26 @@ pub(in crate::checkpoint) struct TiledFp8 {
 }
 
 impl TiledFp8 {
-    /// The weight of a module.
-    ///
-    /// # Errors
-    /// If nothing here has such exponents: hands the tiles back.
-    pub fn into_weight(self, module: &str) -> std::result::Result<Weight, Self> {
+    /// The weight of a module; none if tiles below exponents have so few columns that codes took more memory than numbers.
+    pub fn into_weight(self, module: &str) -> Option<Weight> {
         let (k, dims) = (self.k, vec![self.n, self.k]);
         let Tiles { columns, .. } = self.tiles;
         let in_order =
             [128, 64, 32].into_iter().find(|group| k % group == 0 && (columns % group == 0 || columns >= k));
         if let Some(format) = in_order.and_then(|size| self.format(size)) {
             let layout = TiledScales { format, tiled: self };
-            return Ok(Weight::Packed(PackedWeight::new(module, format, dims, layout)));
+            return Some(Weight::Packed(PackedWeight::new(module, format, dims, layout)));
         }
         if filled_columns(k, columns, 0, 32) <= k.saturating_mul(MOST_FILLED) {
             if let Some(layout) = FilledTiles::of(self.clone()) {
-                return Ok(Weight::Reordered(ReorderedWeight::new(module, dims, layout)));
+                return Some(Weight::Reordered(ReorderedWeight::new(module, dims, layout)));
             }
         }
         match self.has_exponents() {
-            true => Err(self),
+            true => None,
             false => {
                 let name = tensor_of(module, "weight");
-                Ok(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, self)))
+                Some(Weight::Dense(DenseTensor::dequantized(&name, DType::F32, dims, self)))
             }
         }
     }

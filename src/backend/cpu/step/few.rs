@@ -318,13 +318,16 @@ pub(super) fn in_order<'x>(x: &'x [f32], rows: usize, columns: Option<&Arc<[u32]
     Cow::Owned(ordered)
 }
 
+/// A format, an order of columns, and x as these have it.
+type PreparedFor = (QuantFormat, Option<Arc<[u32]>>, Prepared<'static>);
+
 /// x, prepared for each format and order of columns, and for the adapters of each projection that it meets.
 pub(super) struct Operand<'a> {
     x: Vec<f32>,
     rows: usize,
     digits: Digits,
     updates: &'a Updates,
-    prepared: Vec<(QuantFormat, Option<Arc<[u32]>>, Prepared<'static>)>,
+    prepared: Vec<PreparedFor>,
     /// By the numbers of projections.
     adapters: Vec<(usize, LowRank<'a>)>,
 }
