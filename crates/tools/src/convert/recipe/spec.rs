@@ -116,9 +116,11 @@ fn file_type(name: &str) -> Option<Spec> {
     of_ggml.or_else(of_uqff)
 }
 
-/// The names of all types of files.
-pub(super) fn file_types() -> String {
-    let names: Vec<_> = GgmlType::ALL.into_iter().map(|kind| kind.name().to_lowercase()).collect();
+/// The names of all types of files that are not those of formats.
+fn file_types() -> String {
+    let is_own = |kind: &GgmlType| !QuantFormat::all().contains(&kind.format()) || kind.is_affine();
+    let of_ggml = GgmlType::ALL.into_iter().filter(is_own);
+    let names: Vec<_> = of_ggml.map(|kind| kind.name().to_lowercase()).collect();
     let of_uqff = UqffType::ALL.map(|kind| kind.name().to_owned());
     [&names[..], &of_uqff].concat().join(", ")
 }
