@@ -3,7 +3,8 @@
 //! The layouts are those of ggml-common.h; the order of elements is that of the `dequantize_row` functions in ggml-quants.c.
 
 use super::ggml::SUPER_BLOCK;
-use super::{ggml_quantize, ggml_super_blocks, unpack, GroupScales, QuantFormat, QuantizedRows, Quantizer};
+use super::ggml_super_blocks as super_blocks;
+use super::{ggml_quantize, unpack, GroupScales, QuantFormat, QuantizedRows, Quantizer};
 use crate::{Error, Result};
 use half::f16;
 
@@ -13,10 +14,22 @@ use half::f16;
 pub enum GgmlType {
     /// 4-bit codes around 8, an F16 scale for each 32.
     Q4_0,
+    /// 4-bit codes, an F16 scale and an F16 bias for each 32.
+    Q4_1,
+    /// 5-bit codes around 16, an F16 scale for each 32.
+    Q5_0,
+    /// 5-bit codes, an F16 scale and an F16 bias for each 32.
+    Q5_1,
     /// Signed bytes, an F16 scale for each 32.
     Q8_0,
+    /// 2-bit codes, 4-bit scales and biases for each 16, in super-blocks.
+    Q2K,
+    /// 3-bit codes around 4, 6-bit scales for each 16, in super-blocks.
+    Q3K,
     /// 4-bit codes, 6-bit scales and biases for each 32, in super-blocks.
     Q4K,
+    /// 5-bit codes, 6-bit scales and biases for each 32, in super-blocks.
+    Q5K,
     /// 6-bit codes around 32, 8-bit scales for each 16, in super-blocks.
     Q6K,
     /// E2M1 codes, an E8M0 scale for each 32.
@@ -27,14 +40,33 @@ pub enum GgmlType {
 
 impl GgmlType {
     /// All of them.
-    pub const ALL: [Self; 6] = [Self::Q4_0, Self::Q8_0, Self::Q4K, Self::Q6K, Self::Mxfp4, Self::Nvfp4];
+    pub const ALL: [Self; 12] = [
+        Self::Q4_0,
+        Self::Q4_1,
+        Self::Q5_0,
+        Self::Q5_1,
+        Self::Q8_0,
+        Self::Q2K,
+        Self::Q3K,
+        Self::Q4K,
+        Self::Q5K,
+        Self::Q6K,
+        Self::Mxfp4,
+        Self::Nvfp4,
+    ];
 
     /// The name in upper case, as GGML has it.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Q4_0 => "Q4_0",
+            Self::Q4_1 => "Q4_1",
+            Self::Q5_0 => "Q5_0",
+            Self::Q5_1 => "Q5_1",
             Self::Q8_0 => "Q8_0",
+            Self::Q2K => "Q2_K",
+            Self::Q3K => "Q3_K",
             Self::Q4K => "Q4_K",
+            Self::Q5K => "Q5_K",
             Self::Q6K => "Q6_K",
             Self::Mxfp4 => "MXFP4",
             Self::Nvfp4 => "NVFP4",
@@ -45,8 +77,14 @@ impl GgmlType {
     pub const fn id(self) -> u32 {
         match self {
             Self::Q4_0 => 2,
+            Self::Q4_1 => 3,
+            Self::Q5_0 => 6,
+            Self::Q5_1 => 7,
             Self::Q8_0 => 8,
+            Self::Q2K => 10,
+            Self::Q3K => 11,
             Self::Q4K => 12,
+            Self::Q5K => 13,
             Self::Q6K => 14,
             Self::Mxfp4 => 39,
             Self::Nvfp4 => 40,
@@ -57,31 +95,49 @@ impl GgmlType {
     pub const fn block(self) -> (usize, usize) {
         match self {
             Self::Q4_0 => (32, 18),
+            Self::Q4_1 => (32, 20),
+            Self::Q5_0 => (32, 22),
+            Self::Q5_1 => (32, 24),
             Self::Q8_0 => (32, 34),
+            Self::Q2K => (SUPER_BLOCK, 84),
+            Self::Q3K => (SUPER_BLOCK, 110),
             Self::Q4K => (SUPER_BLOCK, 144),
+            Self::Q5K => (SUPER_BLOCK, 176),
             Self::Q6K => (SUPER_BLOCK, 210),
             Self::Mxfp4 => (32, 17),
             Self::Nvfp4 => (64, 36),
         }
     }
 
-    /// The format that means the same; that of Q4_0 and Q8_0 with F16 scales.
+    /// The format that means the same; that of types without super-blocks with F16 scales.
     pub const fn format(self) -> QuantFormat {
         const FOUR: QuantFormat = QuantFormat::symmetric_opt(4, 32).unwrap();
+        const FIVE: QuantFormat = QuantFormat::symmetric_opt(5, 32).unwrap();
         const EIGHT: QuantFormat = QuantFormat::symmetric_opt(8, 32).unwrap();
         match self {
             Self::Q4_0 => FOUR,
+            Self::Q4_1 => FOUR.with_biases(),
+            Self::Q5_0 => FIVE,
+            Self::Q5_1 => FIVE.with_biases(),
             Self::Q8_0 => EIGHT,
+            Self::Q2K => QuantFormat::Q2_K,
+            Self::Q3K => QuantFormat::Q3_K,
             Self::Q4K => QuantFormat::Q4_K,
+            Self::Q5K => QuantFormat::Q5_K,
             Self::Q6K => QuantFormat::Q6_K,
             Self::Mxfp4 => QuantFormat::MXFP4,
             Self::Nvfp4 => QuantFormat::NVFP4,
         }
     }
 
-    /// The type that means the same as a format.
+    /// The type that means the same as a format. Those whose format has other numbers in MLX's layout are not found: Q4_1, Q5_1.
     pub fn of(format: QuantFormat) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.format() == format)
+        Self::ALL.into_iter().find(|kind| kind.format() == format && !kind.is_affine())
+    }
+
+    /// Whether its format is one of MLX's, too, of which the scales are no F16 numbers.
+    pub const fn is_affine(self) -> bool {
+        matches!(self, Self::Q4_1 | Self::Q5_1)
     }
 
     /// Bytes of so many elements, which are whole blocks.
@@ -90,7 +146,7 @@ impl GgmlType {
         elements / of_block as u64 * bytes as u64
     }
 
-    /// Appends the blocks of a row of finite weights, and sets `values` to what they mean. Q4_0 and Q8_0 are those of ggml's
+    /// Appends the blocks of a row of finite weights, and sets `values` to what they mean. Those without super-blocks are of ggml's
     /// reference, bit for bit; `search` looks for a smaller squared error, which those of super-blocks have anyway.
     ///
     /// # Errors
@@ -111,17 +167,32 @@ impl GgmlType {
                 weights.len().to_string(),
             ));
         }
-        let pairs = || weights.chunks_exact(of_block);
         let mut of_values = values.chunks_exact_mut(of_block);
+        let each = |of_values: std::slice::ChunksExactMut<f32>,
+                    quantize: &mut dyn FnMut(&[f32], &mut [f32])| {
+            weights.chunks_exact(of_block).zip(of_values).for_each(|(x, to)| quantize(x, to));
+        };
         match self {
-            Self::Q4_0 => {
-                pairs().zip(of_values).for_each(|(x, to)| ggml_quantize::q4_0(x, search, blocks, to));
+            Self::Q4_0 => each(of_values, &mut |x, to| ggml_quantize::q4_0(x, search, blocks, to)),
+            Self::Q4_1 => each(of_values, &mut |x, to| ggml_quantize::q4_1(x, search, blocks, to)),
+            Self::Q5_0 => each(of_values, &mut |x, to| ggml_quantize::q5_0(x, search, blocks, to)),
+            Self::Q5_1 => each(of_values, &mut |x, to| ggml_quantize::q5_1(x, search, blocks, to)),
+            Self::Q8_0 => each(of_values, &mut |x, to| ggml_quantize::q8_0(x, search, blocks, to)),
+            Self::Q2K => {
+                each(of_values, &mut |x, to| super_blocks::biased(super_blocks::Q2_K, x, blocks, to))
             }
-            Self::Q8_0 => {
-                pairs().zip(of_values).for_each(|(x, to)| ggml_quantize::q8_0(x, search, blocks, to));
+            Self::Q3K => {
+                each(of_values, &mut |x, to| super_blocks::unbiased(super_blocks::Q3_K, x, blocks, to))
             }
-            Self::Q4K => pairs().zip(of_values).for_each(|(x, to)| ggml_super_blocks::q4_k(x, blocks, to)),
-            Self::Q6K => pairs().zip(of_values).for_each(|(x, to)| ggml_super_blocks::q6_k(x, blocks, to)),
+            Self::Q4K => {
+                each(of_values, &mut |x, to| super_blocks::biased(super_blocks::Q4_K, x, blocks, to))
+            }
+            Self::Q5K => {
+                each(of_values, &mut |x, to| super_blocks::biased(super_blocks::Q5_K, x, blocks, to))
+            }
+            Self::Q6K => {
+                each(of_values, &mut |x, to| super_blocks::unbiased(super_blocks::Q6_K, x, blocks, to))
+            }
             Self::Mxfp4 | Self::Nvfp4 => {
                 let (format, k) = (self.format(), weights.len());
                 let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, weights, k, None)?;
@@ -145,15 +216,15 @@ impl GgmlType {
     /// bytes.
     ///
     /// # Errors
-    /// If the type has super-blocks, whose weights have other parts.
+    /// If the type has biases or super-blocks: such weights have other parts.
     pub fn append(self, words: &[u32], scales: &[u8], blocks: &mut Vec<u8>) -> Result<()> {
         let (of_block, _) = self.block();
         let bits = self.format().bits();
         let bytes_of_scales = match self {
-            Self::Q4_0 | Self::Q8_0 => 2,
+            Self::Q4_0 | Self::Q5_0 | Self::Q8_0 => 2,
             Self::Mxfp4 => 1,
             Self::Nvfp4 => 4,
-            Self::Q4K | Self::Q6K => {
+            Self::Q4_1 | Self::Q5_1 | Self::Q2K | Self::Q3K | Self::Q4K | Self::Q5K | Self::Q6K => {
                 return Err(Error::Unsupported {
                     what: format!("blocks of {} of codes and scales", self.name()),
                     remedy: "take the blocks of the file".into(),
@@ -170,7 +241,16 @@ impl GgmlType {
             match self {
                 Self::Q8_0 => blocks.extend(codes.iter().map(|code| code ^ 0x80)),
                 Self::Nvfp4 => codes.chunks_exact(16).for_each(|group| halves(group, blocks)),
-                Self::Q4_0 | Self::Mxfp4 | Self::Q4K | Self::Q6K => halves(codes, blocks),
+                Self::Q5_0 => five_bits(codes, blocks),
+                Self::Q4_0
+                | Self::Mxfp4
+                | Self::Q4_1
+                | Self::Q5_1
+                | Self::Q2K
+                | Self::Q3K
+                | Self::Q4K
+                | Self::Q5K
+                | Self::Q6K => halves(codes, blocks),
             }
         }
         Ok(())
@@ -181,6 +261,14 @@ impl GgmlType {
 pub(super) fn halves(codes: &[u8], bytes: &mut Vec<u8>) {
     let (low, high) = codes.split_at(codes.len() / 2);
     bytes.extend(low.iter().zip(high).map(|(low, high)| low | high << 4));
+}
+
+/// Appends 32 codes of five bits: the highest of all, then four of each.
+pub(super) fn five_bits(codes: &[u8], bytes: &mut Vec<u8>) {
+    let high = codes.iter().rev().fold(0u32, |bits, code| bits << 1 | u32::from(code >> 4 & 1));
+    bytes.extend(high.to_le_bytes());
+    let low: Vec<_> = codes.iter().map(|code| code & 15).collect();
+    halves(&low, bytes);
 }
 
 /// Rounded to F16, as a number; the largest one instead of an infinity.

@@ -1,7 +1,7 @@
-//! Q4_0 and Q8_0, bit for bit as the reference of ggml quantizes (`quants.py` of the Python package `gguf`), or with a scale of
+//! The types without super-blocks, bit for bit as the reference of ggml quantizes (`quants.py` of the Python package `gguf`), or with a scale of
 //! a smaller squared error.
 
-use super::ggml_blocks::{append_half, half, halves};
+use super::ggml_blocks::{append_half, five_bits, half, halves};
 
 /// Parts of the range that a search divides codes by, in tenths of a code more or fewer.
 const TENTHS: std::ops::RangeInclusive<i8> = -9..=9;
@@ -77,19 +77,119 @@ pub(super) fn q8_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: 
     values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
 }
 
-/// Appends a block of 32 weights.
-pub(super) fn q4_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
-    let scale = furthest(weights) / -8.;
+/// Codes around `middle` of either type whose scale has a sign, and the scale.
+fn around(weights: &[f32], middle: f32, search: bool) -> (Vec<f32>, f32) {
+    let scale = furthest(weights) / -middle;
     let inverse = inverse(scale);
     // Product and sum are rounded, each once: compilers that fuse them have other codes half way between two.
-    let code = |weight: &f32| (weight * inverse + 8.5).trunc().clamp(0., 15.) - 8.;
+    let most = 2. * middle - 1.;
+    let code = |weight: &f32| (weight * inverse + (middle + 0.5)).trunc().clamp(0., most) - middle;
     let codes = weights.iter().map(code).collect();
-    let (codes, scale) = match search {
+    let range = (-middle, middle - 1.);
+    match search {
         false => (codes, half(scale)),
-        true => searched(weights, (codes, half(scale)), (-8., 7.), &[-8., 7.]),
-    };
+        true => searched(weights, (codes, half(scale)), range, &[range.0, range.1]),
+    }
+}
+
+/// Appends a block of 32 weights.
+pub(super) fn q4_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let (codes, scale) = around(weights, 8., search);
     append_half(scale, blocks);
     let stored: Vec<_> = codes.iter().map(|code| (*code + 8.) as u8).collect();
     halves(&stored, blocks);
     values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
+}
+
+/// Appends a block of 32 weights.
+pub(super) fn q5_0(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let (codes, scale) = around(weights, 16., search);
+    append_half(scale, blocks);
+    let stored: Vec<_> = codes.iter().map(|code| (*code + 16.) as u8).collect();
+    five_bits(&stored, blocks);
+    values.iter_mut().zip(&codes).for_each(|(value, code)| *value = code * scale);
+}
+
+/// Codes with a scale and a bias, in F16.
+struct Biased {
+    codes: Vec<f32>,
+    scale: f32,
+    bias: f32,
+}
+
+impl Biased {
+    /// The codes from 0 to `most` that are nearest with a scale and a bias.
+    fn nearest(weights: &[f32], (scale, bias): (f32, f32), most: f32) -> Self {
+        let inverse = inverse(scale);
+        let code = |weight: &f32| ((weight - bias) * inverse).round_ties_even().clamp(0., most);
+        Self { codes: weights.iter().map(code).collect(), scale, bias }
+    }
+
+    fn squared_error(&self, weights: &[f32]) -> f64 {
+        let error =
+            |(weight, code): (&f32, &f32)| f64::from(weight - (code * self.scale + self.bias)).powi(2);
+        weights.iter().zip(&self.codes).map(error).sum()
+    }
+
+    /// Scale and bias of the least squares for these codes, in F16; none if all codes are one.
+    fn fitted(&self, weights: &[f32]) -> Option<(f32, f32)> {
+        let (mut sums, count) = ([0f64; 4], weights.len() as f64);
+        for (weight, code) in weights.iter().zip(&self.codes) {
+            let (weight, code) = (f64::from(*weight), f64::from(*code));
+            for (sum, term) in sums.iter_mut().zip([code, code * code, weight, weight * code]) {
+                *sum += term;
+            }
+        }
+        let [codes, squares, weights, products] = sums;
+        let determinant = count * squares - codes * codes;
+        let scale = (count * products - weights * codes) / determinant;
+        let bias = (weights - scale * codes) / count;
+        (determinant > 0.).then_some((half(scale as f32), half(bias as f32)))
+    }
+
+    /// Of the reference, or of a smaller squared error.
+    fn of(weights: &[f32], most: f32, search: bool) -> Self {
+        let low = weights.iter().copied().fold(f32::INFINITY, f32::min);
+        let high = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
+        let scale = (high - low) / most;
+        let inverse = inverse(scale);
+        let code = |weight: &f32| ((weight - low) * inverse + 0.5).trunc().clamp(0., most);
+        let codes = weights.iter().map(code).collect();
+        let reference = Self { codes, scale: half(scale), bias: half(low) };
+        if !search {
+            return reference;
+        }
+        let (mut least, mut best) = (reference.squared_error(weights), reference);
+        for tenths in TENTHS {
+            let first = (high - low) / (most + f32::from(tenths) / 10.);
+            let Some(fitted) = Self::nearest(weights, (first, low), most).fitted(weights) else { continue };
+            let attempt = Self::nearest(weights, fitted, most);
+            let error = attempt.squared_error(weights);
+            if error < least {
+                (least, best) = (error, attempt);
+            }
+        }
+        best
+    }
+
+    /// Appends scale and bias, and sets `values` to what all means; the codes in bytes.
+    fn append(&self, blocks: &mut Vec<u8>, values: &mut [f32]) -> Vec<u8> {
+        append_half(self.scale, blocks);
+        append_half(self.bias, blocks);
+        let pairs = values.iter_mut().zip(&self.codes);
+        pairs.for_each(|(value, code)| *value = code * self.scale + self.bias);
+        self.codes.iter().map(|code| *code as u8).collect()
+    }
+}
+
+/// Appends a block of 32 weights.
+pub(super) fn q4_1(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let codes = Biased::of(weights, 15., search).append(blocks, values);
+    halves(&codes, blocks);
+}
+
+/// Appends a block of 32 weights.
+pub(super) fn q5_1(weights: &[f32], search: bool, blocks: &mut Vec<u8>, values: &mut [f32]) {
+    let codes = Biased::of(weights, 31., search).append(blocks, values);
+    five_bits(&codes, blocks);
 }

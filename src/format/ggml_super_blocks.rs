@@ -1,11 +1,12 @@
-//! Q4_K and Q6_K: scales of a super-block, which count a number that it has, are searched for with their codes.
+//! The K types: scales of a super-block, which count a number that it has, are searched for with their codes.
 //!
 //! Each group's best scale (and bias) comes first, then the numbers that they count, then for each group the counts of the
 //! smallest squared error near its best ones, then the numbers of the least squares for these codes, and so on as long as the
 //! error falls.
 
 use super::ggml::SUPER_BLOCK;
-use super::ggml_blocks::{append_half, half, halves};
+use super::ggml_blocks::half;
+use super::ggml_super_layouts::{self as layouts, Codes, Steps};
 
 /// How often counts and the numbers that they count follow each other at most.
 const ROUNDS: usize = 4;
@@ -69,28 +70,44 @@ impl Found {
     }
 }
 
-const OF_Q4_K: (f32, f32) = (0., 15.);
-const COUNTS_OF_Q4_K: (f32, f32) = (0., 63.);
+/// What the K types with biases differ in: elements of a group, the largest code, the most that scales and biases count.
+#[derive(Clone, Copy)]
+pub(super) struct Affine {
+    group: usize,
+    most: f32,
+    counts: f32,
+    append: fn((f32, f32), &Steps, &Codes, &mut Vec<u8>),
+}
+
+pub(super) const Q2_K: Affine = Affine { group: 16, most: 3., counts: 15., append: layouts::q2_k };
+pub(super) const Q4_K: Affine = Affine { group: 32, most: 15., counts: 63., append: layouts::q4_k };
+pub(super) const Q5_K: Affine = Affine { group: 32, most: 31., counts: 63., append: layouts::q5_k };
+
+impl Affine {
+    fn codes(self) -> (f32, f32) {
+        (0., self.most)
+    }
+}
 
 /// Scale and bias of a group of the smallest squared error that is found, none below zero.
-fn affine(weights: &[f32], codes: &mut [f32]) -> (f32, f32) {
+fn affine(of: Affine, weights: &[f32], codes: &mut [f32]) -> (f32, f32) {
     let low = weights.iter().copied().fold(0f32, f32::min);
     let high = weights.iter().copied().fold(f32::NEG_INFINITY, f32::max);
     if high <= low {
         codes.fill(0.);
         return (0., -low);
     }
-    let (mut best, mut least) = (((high - low) / 15., -low), f32::INFINITY);
+    let (mut best, mut least) = (((high - low) / of.most, -low), f32::INFINITY);
     for tenths in -10..=10i8 {
-        let first = (high - low) / (15. + f32::from(tenths) / 10.);
-        nearest(weights, (first, -low), OF_Q4_K, codes);
+        let first = (high - low) / (of.most + f32::from(tenths) / 10.);
+        nearest(weights, (first, -low), of.codes(), codes);
         let fitted = least_squares(weights, codes);
-        let error = nearest(weights, fitted, OF_Q4_K, codes);
+        let error = nearest(weights, fitted, of.codes(), codes);
         if error < least {
             (best, least) = (fitted, error);
         }
     }
-    nearest(weights, best, OF_Q4_K, codes);
+    nearest(weights, best, of.codes(), codes);
     best
 }
 
@@ -108,37 +125,32 @@ fn least_squares(weights: &[f32], codes: &[f32]) -> (f32, f32) {
     }
 }
 
-/// Appends a block of 256 weights.
-pub(super) fn q4_k(weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
+/// Appends a block of 256 weights of one of the types with biases, and sets `values` to what it means.
+pub(super) fn biased(of: Affine, weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
     let mut found = Found::new();
-    let mut wanted = [(0., 0.); 8];
+    let mut wanted = vec![(0., 0.); SUPER_BLOCK / of.group];
     for ((weights, codes), wanted) in
-        weights.chunks_exact(32).zip(found.codes.chunks_exact_mut(32)).zip(&mut wanted)
+        weights.chunks_exact(of.group).zip(found.codes.chunks_exact_mut(of.group)).zip(&mut wanted)
     {
-        *wanted = affine(weights, codes);
+        *wanted = affine(of, weights, codes);
     }
     let most = |of: fn(&(f32, f32)) -> f32| wanted.iter().map(of).fold(0f32, f32::max);
-    let mut units = (half(most(|group| group.0) / 63.), half(most(|group| group.1) / 63.));
+    let mut units = (half(most(|group| group.0) / of.counts), half(most(|group| group.1) / of.counts));
     for _ in 0..ROUNDS {
-        let attempt = counted(weights, &wanted, units);
+        let attempt = counted(of, weights, &wanted, units);
         if attempt.error >= found.error {
             break;
         }
-        let groups = weights.chunks_exact(32).zip(attempt.codes.chunks_exact(32)).zip(&mut wanted);
+        let groups =
+            weights.chunks_exact(of.group).zip(attempt.codes.chunks_exact(of.group)).zip(&mut wanted);
         groups.for_each(|((weights, codes), wanted)| *wanted = least_squares(weights, codes));
-        units = fitted_units(weights, &attempt);
+        units = fitted_units(of, weights, &attempt);
         found = attempt;
     }
-    // Scales and biases of six bits in twelve bytes: the higher bits of the last four are beside the first four.
-    append_half(found.scale, blocks);
-    append_half(found.bias, blocks);
-    let steps = |group: usize| found.steps.get(group).map_or((0, 0), |step| (step.0 as u8, step.1 as u8));
-    let groups = [0, 1, 2, 3].map(|group| (steps(group), steps(group + 4)));
-    blocks.extend(groups.iter().map(|(first, second)| first.0 | second.0 >> 4 << 6));
-    blocks.extend(groups.iter().map(|(first, second)| first.1 | second.1 >> 4 << 6));
-    blocks.extend(groups.iter().map(|(_, second)| second.0 & 15 | second.1 << 4));
-    found.codes().chunks_exact(64).for_each(|codes| halves(codes, blocks));
-    let groups = values.chunks_exact_mut(32).zip(found.codes.chunks_exact(32)).zip(found.steps);
+    let (numbers, codes) = ((found.scale, found.bias), found.codes());
+    let steps = found.steps.map(|(scale, bias)| (scale as u8, bias as u8));
+    (of.append)(numbers, &steps, &codes, blocks);
+    let groups = values.chunks_exact_mut(of.group).zip(found.codes.chunks_exact(of.group)).zip(found.steps);
     for ((values, codes), (step, bias)) in groups {
         let (scale, bias) = (found.scale * step, found.bias * bias);
         values.iter_mut().zip(codes).for_each(|(value, code)| *value = code * scale - bias);
@@ -146,15 +158,16 @@ pub(super) fn q4_k(weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
 }
 
 /// Counts of `units` and codes of the smallest squared error near the scales and biases that groups want.
-fn counted(weights: &[f32], wanted: &[(f32, f32); 8], units: (f32, f32)) -> Found {
+fn counted(of: Affine, weights: &[f32], wanted: &[(f32, f32)], units: (f32, f32)) -> Found {
     let mut found = Found { scale: units.0, bias: units.1, error: 0., ..Found::new() };
-    let groups = weights.chunks_exact(32).zip(found.codes.chunks_exact_mut(32)).zip(&mut found.steps);
+    let groups =
+        weights.chunks_exact(of.group).zip(found.codes.chunks_exact_mut(of.group)).zip(&mut found.steps);
     for (((weights, codes), steps), wanted) in groups.zip(wanted) {
-        let (mut least, mut attempt) = (f32::INFINITY, [0.; 32]);
-        for scale in counts(wanted.0, units.0, COUNTS_OF_Q4_K) {
-            for bias in counts(wanted.1, units.1, COUNTS_OF_Q4_K) {
+        let (mut least, mut attempt) = (f32::INFINITY, vec![0.; of.group]);
+        for scale in counts(wanted.0, units.0, (0., of.counts)) {
+            for bias in counts(wanted.1, units.1, (0., of.counts)) {
                 let parameters = (scale * units.0, bias * units.1);
-                let error = nearest(weights, parameters, OF_Q4_K, &mut attempt);
+                let error = nearest(weights, parameters, of.codes(), &mut attempt);
                 if error < least {
                     (least, *steps) = (error, (scale, bias));
                     codes.copy_from_slice(&attempt);
@@ -167,9 +180,9 @@ fn counted(weights: &[f32], wanted: &[(f32, f32); 8], units: (f32, f32)) -> Foun
 }
 
 /// The numbers of the least squares that these counts count, with these codes.
-fn fitted_units(weights: &[f32], found: &Found) -> (f32, f32) {
+fn fitted_units(of: Affine, weights: &[f32], found: &Found) -> (f32, f32) {
     let mut sums = [0f64; 5];
-    let groups = weights.chunks_exact(32).zip(found.codes.chunks_exact(32)).zip(&found.steps);
+    let groups = weights.chunks_exact(of.group).zip(found.codes.chunks_exact(of.group)).zip(&found.steps);
     for ((weights, codes), (step, bias)) in groups {
         for (weight, code) in weights.iter().zip(codes) {
             let (first, second) = (f64::from(code * step), f64::from(-bias));
@@ -198,20 +211,35 @@ fn fitted_units(weights: &[f32], found: &Found) -> (f32, f32) {
     }
 }
 
-const OF_Q6_K: (f32, f32) = (-32., 31.);
-const COUNTS_OF_Q6_K: (f32, f32) = (-128., 127.);
+/// What the K types without biases differ in, which all have groups of 16: the smallest code and the least that scales count;
+/// the largest are one nearer to zero.
+#[derive(Clone, Copy)]
+pub(super) struct Symmetric {
+    least: f32,
+    counts: f32,
+    append: fn(f32, &[i8; 16], &Codes, &mut Vec<u8>),
+}
+
+pub(super) const Q3_K: Symmetric = Symmetric { least: -4., counts: -32., append: layouts::q3_k };
+pub(super) const Q6_K: Symmetric = Symmetric { least: -32., counts: -128., append: layouts::q6_k };
+
+/// Both ends of a range that reaches one further below zero than above.
+fn ends(least: f32) -> (f32, f32) {
+    (least, -least - 1.)
+}
 
 /// The scale of a group of the smallest squared error that is found, of either sign.
-fn symmetric(weights: &[f32], codes: &mut [f32]) -> f32 {
+fn symmetric(of: Symmetric, weights: &[f32], codes: &mut [f32]) -> f32 {
+    let range = ends(of.least);
     let furthest = weights.iter().fold(0f32, |most, x| if x.abs() > most.abs() { *x } else { most });
     let (mut best, mut least) = (0., f32::INFINITY);
-    for end in [-32f32, 31.] {
+    for end in [range.0, range.1] {
         for tenths in -9..=9i8 {
             let first = furthest / (end + f32::from(tenths) / 10.);
-            nearest(weights, (first, 0.), OF_Q6_K, codes);
+            nearest(weights, (first, 0.), range, codes);
             let Sums { squares, products, .. } = Sums::of(weights, codes);
             let fitted = if squares > 0. { products / squares } else { 0. };
-            let error = nearest(weights, (fitted, 0.), OF_Q6_K, codes);
+            let error = nearest(weights, (fitted, 0.), range, codes);
             if error < least {
                 (best, least) = (fitted, error);
             }
@@ -220,18 +248,18 @@ fn symmetric(weights: &[f32], codes: &mut [f32]) -> f32 {
     best
 }
 
-/// Appends a block of 256 weights.
-pub(super) fn q6_k(weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
+/// Appends a block of 256 weights of one of the types without biases, and sets `values` to what it means.
+pub(super) fn unbiased(of: Symmetric, weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
     let (mut found, mut wanted) = (Found::new(), [0.; 16]);
     let mut codes = [0.; 16];
     for (weights, wanted) in weights.chunks_exact(16).zip(&mut wanted) {
-        *wanted = symmetric(weights, &mut codes);
+        *wanted = symmetric(of, weights, &mut codes);
     }
     let largest = wanted.iter().fold(0f32, |most, x: &f32| if x.abs() > most.abs() { *x } else { most });
     // Counts reach further below zero than above.
-    let mut unit = half(largest / -128.);
+    let mut unit = half(largest / of.counts);
     for _ in 0..ROUNDS {
-        let attempt = counted_symmetric(weights, &wanted, unit);
+        let attempt = counted_symmetric(of, weights, &wanted, unit);
         if attempt.error >= found.error {
             break;
         }
@@ -248,18 +276,9 @@ pub(super) fn q6_k(weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
         unit = if square > 0. { half((cross / square) as f32) } else { unit };
         found = attempt;
     }
-    let stored = found.codes.map(|code| (code + 32.) as u8);
-    for codes in stored.chunks_exact(128) {
-        let low: Vec<_> = codes.iter().map(|code| code & 15).collect();
-        halves(&low, blocks);
-    }
-    for codes in stored.chunks_exact(128) {
-        let run = |run: usize, index: usize| codes.get(32 * run + index).map_or(0, |code| code >> 4);
-        let four = |index| run(0, index) | run(1, index) << 2 | run(2, index) << 4 | run(3, index) << 6;
-        blocks.extend((0..32).map(four));
-    }
-    blocks.extend(found.steps.iter().map(|(step, _)| (*step as i8) as u8));
-    append_half(found.scale, blocks);
+    let codes = found.codes.map(|code| (code - of.least) as u8);
+    let steps = found.steps.map(|(step, _)| step as i8);
+    (of.append)(found.scale, &steps, &codes, blocks);
     let groups = values.chunks_exact_mut(16).zip(found.codes.chunks_exact(16)).zip(found.steps);
     for ((values, codes), (step, _)) in groups {
         let scale = found.scale * step;
@@ -267,13 +286,13 @@ pub(super) fn q6_k(weights: &[f32], blocks: &mut Vec<u8>, values: &mut [f32]) {
     }
 }
 
-fn counted_symmetric(weights: &[f32], wanted: &[f32; 16], unit: f32) -> Found {
+fn counted_symmetric(of: Symmetric, weights: &[f32], wanted: &[f32; 16], unit: f32) -> Found {
     let mut found = Found { scale: unit, error: 0., ..Found::new() };
     let groups = weights.chunks_exact(16).zip(found.codes.chunks_exact_mut(16)).zip(&mut found.steps);
     for (((weights, codes), steps), wanted) in groups.zip(wanted) {
         let (mut least, mut attempt) = (f32::INFINITY, [0.; 16]);
-        for count in counts(*wanted, unit, COUNTS_OF_Q6_K) {
-            let error = nearest(weights, (count * unit, 0.), OF_Q6_K, &mut attempt);
+        for count in counts(*wanted, unit, ends(of.counts)) {
+            let error = nearest(weights, (count * unit, 0.), ends(of.least), &mut attempt);
             if error < least {
                 (least, *steps) = (error, (count, 0.));
                 codes.copy_from_slice(&attempt);

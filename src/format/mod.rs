@@ -25,6 +25,7 @@
 //!
 //! [`QuantizedRows`] and [`dequantize_row`] are the scalar reference. Each family of formats has one file with its
 //! quantization and clip search: `affine.rs`, `mx.rs`, `nvfp4.rs` and `nf4.rs`; those of `ggml.rs` are only read.
+//! [`GgmlType`] and [`UqffType`] are types of files that rows, or whole weights, are quantized to.
 
 #![deny(clippy::wildcard_enum_match_arm)]
 
@@ -37,7 +38,9 @@ mod ggml;
 mod ggml_blocks;
 mod ggml_quantize;
 mod ggml_super_blocks;
+mod ggml_super_layouts;
 mod grammar;
+mod hqq;
 mod layout;
 mod mx;
 mod nf4;
@@ -45,6 +48,7 @@ mod numeric;
 mod nvfp4;
 mod rows;
 mod small_floats;
+mod uqff_types;
 
 pub(crate) use affine::quantize_group as quantize_affine_group;
 pub use axes::{Bits, Element, Scale, ZeroPoint};
@@ -61,6 +65,7 @@ pub use nvfp4::{global_scale_from_absmax, NVFP4_MAX};
 pub use rows::{dequantize_row, GroupScales, QuantizedRows, Quantizer};
 use rows::{GroupScalesMut, RowMut};
 pub(crate) use small_floats::E2M1;
+pub use uqff_types::{UqffNumbers, UqffType};
 
 use crate::{Error, Result};
 

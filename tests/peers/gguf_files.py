@@ -5,7 +5,7 @@
   python gguf_files.py CANDLE_QUANT SOURCE [FORMAT...]
 
 SOURCE is a folder of safetensors without packed weights. Converts it to each FORMAT (all by default), and compares: tensors in
-Q8_0 and Q4_0 with what `gguf.quants` makes of the numbers of the dense file, bit for bit; others, dequantized by it, with the
+Q4_0 to Q8_0 with what `gguf.quants` makes of the numbers of the dense file, bit for bit; others, dequantized by it, with the
 error that the report tells; offsets, alignment and the tokenizer's arrays.
 """
 import json
@@ -18,7 +18,9 @@ import numpy as np
 from gguf import GGMLQuantizationType, GGUFReader, quants
 
 PROGRAM, SOURCE = sys.argv[1:3]
-FORMATS = sys.argv[3:] or ["q8_0", "q4_0", "q4_k", "q6_k", "mxfp4", "nvfp4"]
+FORMATS = sys.argv[3:] or [
+    "q8_0", "q4_0", "q4_1", "q5_0", "q5_1", "q2_k", "q3_k", "q4_k", "q5_k", "q6_k", "mxfp4", "nvfp4",
+]
 
 
 def numbers(tensor):
@@ -51,7 +53,7 @@ with tempfile.TemporaryDirectory() as folder:
             kind, weights = tensor.tensor_type, exact[tensor.name]
             types[kind.name] = types.get(kind.name, 0) + 1
             assert numbers(tensor).shape == weights.shape, tensor.name
-            if kind in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0):
+            if kind.name in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
                 assert np.array_equal(quants.quantize(weights, kind), tensor.data), tensor.name
             error = numbers(tensor).astype(np.float64) - weights
             found.append(np.sqrt((error**2).sum() / (weights.astype(np.float64) ** 2).sum()))

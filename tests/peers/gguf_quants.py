@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""Q8_0 and Q4_0 as the reference of ggml quantizes, by llama.cpp's Python package.
+"""The types without super-blocks as the reference of ggml quantizes, by llama.cpp's Python package.
 
   pip install gguf==0.19.0 safetensors==0.8.0
   python gguf_quants.py tests/fixtures/gguf/quants.safetensors
 
 `weights`, F32 [rows, 64]: normal numbers of many magnitudes, and rows of zeros, of one number, of ties between codes, with
-their largest magnitude at either sign, twice, and of BF16 numbers. `q8_0` and `q4_0`, U8 [rows, bytes], are the blocks of these rows.
+their largest magnitude at either sign, twice, and of BF16 numbers. `q4_0` to `q8_0`, U8 [rows, bytes], are the blocks
+of these rows.
 """
 import sys
 
@@ -25,6 +26,6 @@ weights = np.asarray(rows, dtype=np.float32)
 few = (random.standard_normal((60, 64)) / 20).astype(np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
 weights = np.concatenate([weights, few.view(np.float32)])
 tensors = {"weights": weights}
-for kind in (GGMLQuantizationType.Q8_0, GGMLQuantizationType.Q4_0):
-    tensors[kind.name.lower()] = quants.quantize(weights, kind)
+for kind in ("Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1"):
+    tensors[kind.lower()] = quants.quantize(weights, GGMLQuantizationType[kind])
 save_file(tensors, sys.argv[1])

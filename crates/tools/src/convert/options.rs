@@ -16,6 +16,9 @@ pub struct ConvertOptions {
     pub target: Target,
     /// Which tensor becomes what.
     pub recipe: Recipe,
+    /// Further recipes, whose shards are written beside those of the first: UQFF models may have several types, which share what is
+    /// in no shard.
+    pub also: Vec<Recipe>,
     /// Rounds all float numbers to F16, BF16 or F32 first: those that stay dense elements, those that are packed,
     /// and their scales. Without it they keep the dtype of the source; dequantized ones get that of the config.
     pub dtype: Option<DType>,
@@ -53,6 +56,7 @@ impl ConvertOptions {
         Self {
             target: Target::Mlx,
             recipe,
+            also: Vec::new(),
             dtype: None,
             requantize: false,
             dequantize: false,
@@ -69,6 +73,17 @@ impl ConvertOptions {
     /// A UQFF model by a recipe, of which [`Recipe::named`] has one that is meant for it, `mistralrs`.
     pub fn uqff(recipe: Recipe) -> Self {
         Self { target: Target::Uqff, ..Self::mlx(recipe) }
+    }
+
+    /// A UQFF model of several types, as [`uqff`](Self::uqff) of each of these recipes.
+    ///
+    /// # Errors
+    /// If there is none.
+    pub fn uqff_of_several(recipes: impl IntoIterator<Item = Recipe>) -> Result<Self> {
+        let mut recipes = recipes.into_iter();
+        let first =
+            recipes.next().ok_or_else(|| Error::mismatch("a UQFF model", "one recipe at least", "none"))?;
+        Ok(Self { also: recipes.collect(), ..Self::uqff(first) })
     }
 
     /// A model called `name`, `[[host/]namespace/]model[:tag]`, in a store of Ollama, by a recipe, of which

@@ -175,6 +175,13 @@ fn wrong_usage_is_1() {
         (&["-o", &out, "--bits", "7"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--format", "q9"], "affine:BITS[:gGROUP]"),
         (&["-o", &out, "--format", "4", "--bits", "4"], "cannot be used with"),
+        (&["-o", &out, "--format", "4,8"], "several formats at once are for --to uqff"),
+        (&["-o", &out, "--to", "gguf", "--format", "q4_0,q8_0"], "several formats at once are for --to uqff"),
+        (&["-o", &out, "--to", "uqff", "--format", "4,hqq9"], "hqq4, hqq8, fp8, f8q8"),
+        (
+            &["-o", &out, "--to", "uqff", "--format", "4,8", "--save-recipe", "x"],
+            "--save-recipe is for one format",
+        ),
         (&["-o", &out, "--recipe", "uniform"], "needs a --format"),
         (&["-o", &out, "--recipe", "mixed_3_6", "--format", "nvfp4"], "expected an affine one"),
         (&["-o", &out, "--recipe", "mixed_3_6", "--bits", "4"], "leave out --bits"),

@@ -1,4 +1,4 @@
-//! What is quantized to types of GGML: Q8_0 and Q4_0 bit for bit as by its reference, the K types with less error.
+//! What is quantized to types of GGML: those without super-blocks bit for bit as by its reference, the K types with less error.
 
 use super::common::tensors_of;
 use candle_core::quantized::{GgmlDType, QStorage, QTensor};
@@ -7,13 +7,13 @@ use candle_quant::format::GgmlType;
 use std::path::Path;
 
 #[test]
-fn q8_0_and_q4_0_are_those_of_ggml() {
+fn types_without_super_blocks_are_those_of_ggml() {
     let stored = tensors_of(
         &Path::new(env!("CANDLE_QUANT_REPOSITORY")).join("tests/fixtures/gguf/quants.safetensors"),
     );
     let (_, dims, bytes) = &stored["weights"];
     let weights: Vec<f32> = bytes.as_chunks().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-    for kind in [GgmlType::Q8_0, GgmlType::Q4_0] {
+    for kind in [GgmlType::Q4_0, GgmlType::Q4_1, GgmlType::Q5_0, GgmlType::Q5_1, GgmlType::Q8_0] {
         let (_, _, expected) = &stored[&kind.name().to_lowercase()];
         let width = expected.len() / dims[0];
         for (row, (weights, expected)) in
@@ -22,11 +22,31 @@ fn q8_0_and_q4_0_are_those_of_ggml() {
             let (mut blocks, mut values) = (Vec::new(), vec![0.; weights.len()]);
             kind.quantize(weights, false, &mut blocks, &mut values).unwrap();
             assert_eq!(blocks, expected, "{kind:?} row {row}");
-            let mut better = vec![0.; weights.len()];
-            kind.quantize(weights, true, &mut Vec::new(), &mut better).unwrap();
+            let (mut searched, mut better) = (Vec::new(), vec![0.; weights.len()]);
+            kind.quantize(weights, true, &mut searched, &mut better).unwrap();
+            assert_eq!(read(kind, &blocks), values, "{kind:?} row {row}");
+            assert_eq!(read(kind, &searched), better, "{kind:?} row {row}");
             assert!(error(weights, &better) <= error(weights, &values), "{kind:?} row {row}");
         }
     }
+}
+
+/// The numbers that candle reads.
+fn read(kind: GgmlType, blocks: &[u8]) -> Vec<f32> {
+    let dtype = match kind {
+        GgmlType::Q4_0 => GgmlDType::Q4_0,
+        GgmlType::Q4_1 => GgmlDType::Q4_1,
+        GgmlType::Q5_0 => GgmlDType::Q5_0,
+        GgmlType::Q5_1 => GgmlDType::Q5_1,
+        other => {
+            assert_eq!(other, GgmlType::Q8_0);
+            GgmlDType::Q8_0
+        }
+    };
+    let elements = blocks.len() / dtype.type_size() * dtype.block_size();
+    let storage = QStorage::from_data(blocks.into(), &Device::Cpu, dtype).unwrap();
+    let tensor = QTensor::new(storage, elements).unwrap().dequantize(&Device::Cpu).unwrap();
+    tensor.to_vec1().unwrap()
 }
 
 fn error(weights: &[f32], values: &[f32]) -> f64 {
@@ -52,8 +72,13 @@ fn k_types_lose_less_than_those_of_ggml() {
     let mut outliers = normal(256 * 64);
     outliers.iter_mut().step_by(61).for_each(|weight| *weight *= 12.);
     let shifted: Vec<f32> = normal(256 * 64).iter().map(|weight| weight.abs() + 0.5).collect();
-    for (kind, dtype, share) in [(GgmlType::Q4K, GgmlDType::Q4K, 0.97), (GgmlType::Q6K, GgmlDType::Q6K, 0.97)]
-    {
+    for (kind, dtype, share) in [
+        (GgmlType::Q2K, GgmlDType::Q2K, 0.97),
+        (GgmlType::Q3K, GgmlDType::Q3K, 0.97),
+        (GgmlType::Q4K, GgmlDType::Q4K, 0.97),
+        (GgmlType::Q5K, GgmlDType::Q5K, 0.97),
+        (GgmlType::Q6K, GgmlDType::Q6K, 0.97),
+    ] {
         for (case, weights) in
             [("normal", normal(256 * 64)), ("outliers", outliers.clone()), ("shifted", shifted.clone())]
         {

@@ -31,3 +31,4 @@ mod target;
 mod tiled;
 mod topology;
 mod uqff;
+mod uqff_types;

@@ -102,12 +102,32 @@ fn ranges_end_before_their_last_layer() {
     }
 }
 
+/// The example of ranges as it is, whose types of GGML are those of UQFF and GGUF files. Rows of 64 are no super-blocks.
+#[test]
+fn types_of_ggml_are_written() {
+    let recipe = Recipe::from_text("topology.yml", ISQ).unwrap();
+    let plan = ConvertPlan::new(&decoder("model", 32).open(), &ConvertOptions::uqff(recipe)).unwrap();
+    for (layer, becomes) in [(0, "q4_0"), (8, "q4_1"), (16, "q5_1"), (24, "F32"), (31, "q8_0")] {
+        let name = format!("model.layers.{layer}.mlp.up_proj.weight");
+        let tensor = plan.tensors().find(|tensor| tensor.name == name).unwrap();
+        assert_eq!(tensor.to, becomes, "{layer}");
+    }
+    let recipe = Recipe::from_text("topology.yml", "0-1: {isq: HQQ4}\n1-2: {isq: fp8}").unwrap();
+    let plan = ConvertPlan::new(&decoder("model", 2).open(), &ConvertOptions::uqff(recipe)).unwrap();
+    let formats: Vec<_> = plan.tensors().map(|tensor| tensor.to.as_str()).collect();
+    assert!(formats.contains(&"hqq4") && formats.contains(&"fp8"), "{formats:?}");
+}
+
 #[test]
 fn examples_with_other_types_or_devices_are_refused() {
+    let q8k = ISQ.replace("Q3K", "Q8K");
     for (text, parts) in [
-        (ISQ, ["key `0-8`", "`Q3K`, which mistral.rs makes and candle-quant does not", "afq2, afq3, afq4"]),
+        (
+            q8k.as_str(),
+            ["key `0-8`", "`Q8K`, which mistral.rs makes and candle-quant does not", "afq2, afq3, afq4"],
+        ),
         (DEVICES, ["key `0-16`", "`device: cuda[0]`", "remove the line"]),
-        (NAMES, [r"key `/model\.layers\.\d+\.self_attn\..*/`", "`q8_0`", "mxfp4"]),
+        (NAMES, [r"key `/lm_head\..*/`", "`device: cpu`", "remove the line"]),
     ] {
         let error = Recipe::from_text("dir/topology.yaml", text).unwrap_err().to_string();
         assert!(error.contains("dir/topology.yaml"), "{error}");

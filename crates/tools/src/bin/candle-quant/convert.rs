@@ -33,8 +33,8 @@ const IO: u8 = 4;
 #[derive(clap::Args)]
 #[command(after_help = "\
 Formats: affine:BITS[:gGROUP] with 1, 2, 3, 4, 5, 6 or 8 bits and groups of 32, 64 (default) or 128, or the width \
-alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4, fp4; with --to gguf q4_0, q8_0, q4_k, q6_k; f16, bf16, \
-f32; keep.
+alone (4, q4, int4, 4bit, afq4); mxfp4, mxfp8, nvfp4, mxint8, nf4, fp4; with --to gguf and uqff q4_0, q4_1, q5_0, q5_1, \
+q8_0, q2_k, q3_k, q4_k, q5_k, q6_k; with --to uqff hqq4, hqq8, fp8, f8q8; f16, bf16, f32; keep.
 
 Roles: embed, lm-head, router, experts, v, down, attn, mlp, vision, audio, norm, conv, other.
 
@@ -58,9 +58,9 @@ pub struct Options {
     /// What the model is called in the store of Ollama: [[HOST/]NAMESPACE/]MODEL[:TAG].
     #[arg(long)]
     name: Option<String>,
-    /// What tensors become.
-    #[arg(long, value_name = "SPEC", value_parser = parse_spec, group = "what")]
-    format: Option<Spec>,
+    /// What tensors become; with --to uqff several types, each in files of its own that share all else.
+    #[arg(long, value_name = "SPEC[,..]", value_delimiter = ',', value_parser = parse_spec, group = "what")]
+    format: Vec<Spec>,
     /// Bits of an affine format.
     #[arg(long, group = "what")]
     bits: Option<usize>,
@@ -176,14 +176,14 @@ pub struct Options {
 enum To {
     /// A checkpoint of MLX.
     Mlx,
-    /// A model of mistral.rs: affine formats of 2, 3, 4, 6 and 8 bits, and mxfp4.
+    /// A model of mistral.rs: affine formats of 2, 3, 4, 6 and 8 bits, mxfp4, q4_0 to q8_0, q2_k to q6_k, hqq4, hqq8, fp8, f8q8.
     Uqff,
     /// A model in a store of Ollama: affine formats of 4 and 8 bits, nvfp4, mxfp4 and mxfp8.
     Ollama,
     /// A checkpoint of transformers, as models are published: names, experts, config. Dense (--dequantize), or packed as
     /// compressed-tensors: affine formats of 4 and 8 bits, mxfp4, mxfp8, nvfp4.
     Hf,
-    /// A GGUF file of llama.cpp, OUT/model.gguf, with metadata and tokenizer: q4_0, q8_0, q4_k, q6_k, mxfp4, nvfp4, or dense
+    /// A GGUF file of llama.cpp, OUT/model.gguf, with metadata and tokenizer: q4_0 to q8_0, q2_k to q6_k, mxfp4, nvfp4, or dense
     /// (--dequantize).
     Gguf,
 }

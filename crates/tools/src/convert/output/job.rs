@@ -2,12 +2,12 @@
 
 use super::source::SourcePart;
 use super::tensor::OutputTensor;
-use crate::convert::recipe::{Role, Spec};
+use crate::convert::recipe::{FileType, Role, Spec};
 use crate::importance::ColumnWeights;
 use crate::sha256;
 use candle_core::{DType, Device};
 use candle_quant::checkpoint::{DenseTensor, GgmlWeight, PackedWeight, Weight};
-use candle_quant::format::{GgmlType, Quantizer};
+use candle_quant::format::{GgmlType, Quantizer, UqffType};
 use candle_quant::QuantFormat;
 use serde::Serialize;
 use std::fmt;
@@ -101,12 +101,22 @@ pub(in crate::convert) struct Packing {
     pub quantizer: Quantizer,
     /// Whether what the quantizer leaves is improved.
     pub search: bool,
-    /// The type of GGML in whose blocks they are written, if they are.
-    pub blocks: Option<GgmlType>,
+    pub encoding: Encoding,
     /// How much columns count, if not all alike.
     pub columns: Option<Columns>,
     /// The digest of the text by which what a column loses is made up for by those behind it, if it is.
     pub feedback: Option<Arc<str>>,
+}
+
+/// How packed rows are written.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(in crate::convert) enum Encoding {
+    /// Codes, scales and biases are a tensor each.
+    Parts,
+    /// Rows are blocks of a type of GGML.
+    Blocks(GgmlType),
+    /// A type of which a matrix is made as a whole.
+    Whole(UqffType),
 }
 
 /// How much the columns of a weight count.
@@ -136,7 +146,7 @@ impl fmt::Debug for Columns {
 impl Packing {
     /// Whether a device quantizes so. All else is done by the CPU.
     pub(in crate::convert) fn runs_on(&self, device: &Device) -> bool {
-        device.is_cuda() && self.quantizer == Quantizer::Mlx && self.blocks.is_none()
+        device.is_cuda() && self.quantizer == Quantizer::Mlx && self.encoding == Encoding::Parts
     }
 }
 
@@ -175,12 +185,27 @@ impl Job {
         }
     }
 
-    /// The format that was asked for, if it is not that of the output.
-    pub(in crate::convert) fn asked(&self) -> Option<QuantFormat> {
-        match (self.spec, &self.planned.fallback) {
-            (Spec::Packed(format), Some(_)) => Some(format),
-            _ => None,
+    /// What it becomes, if it is packed.
+    pub(in crate::convert) fn becomes(&self) -> Option<Spec> {
+        match &self.work {
+            Work::Pack(_, Packing { encoding: Encoding::Blocks(kind), .. }) => Some(Spec::ggml(*kind)),
+            Work::Pack(_, Packing { encoding: Encoding::Whole(kind), .. }) => {
+                Some(Spec::Type(FileType::Uqff(*kind)))
+            }
+            Work::Blocks(weight) => {
+                let id = weight.type_in_gguf().map(|(_, id)| id);
+                let known = GgmlType::ALL.into_iter().find(|kind| Some(kind.id()) == id);
+                known.map(Spec::ggml).or_else(|| self.format().map(Spec::Packed))
+            }
+            Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => {
+                self.format().map(Spec::Packed)
+            }
         }
+    }
+
+    /// What was asked for, if it is not that.
+    pub(in crate::convert) fn asked(&self) -> Option<Spec> {
+        Some(self.spec).filter(|spec| self.planned.fallback.is_some() && spec.format().is_some())
     }
 
     /// Elements of a row.
@@ -216,6 +241,13 @@ impl Job {
             Work::Copy(..) => 0,
             // Some rows at a time.
             Work::Blocks(weight) => (weight.size_in_bytes() as u64).min(1 << 24),
+            // Numbers as they are stored, in the order of groups, and dequantized.
+            Work::Pack(parts, Packing { encoding: Encoding::Whole(_), .. }) => {
+                let elements =
+                    self.planned.shape.iter().fold(1u64, |all, dim| all.saturating_mul(*dim as u64));
+                let parts = parts.iter().map(whole).max().unwrap_or(0);
+                elements.saturating_mul(16).saturating_add(parts).max(1)
+            }
             Work::Cast(parts, _) | Work::Pack(parts, ..) => parts.iter().map(whole).max().unwrap_or(0),
             Work::Repack(weights, _) => {
                 // Once read and once loaded, and once more if they are put together; then a matrix as numbers and as bytes.

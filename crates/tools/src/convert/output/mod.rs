@@ -8,6 +8,6 @@ mod tensor;
 
 pub(super) use file::OutputFile;
 pub use job::TensorPlan;
-pub(super) use job::{Columns, HeadOrder, Job, Packing, Work, WIDE_MXFP4};
+pub(super) use job::{Columns, Encoding, HeadOrder, Job, Packing, Work, WIDE_MXFP4};
 pub(super) use source::{SourcePart, SourceTensor, View};
 pub(super) use tensor::{file_dtype, OutputTensor, Style};

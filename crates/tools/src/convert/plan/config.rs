@@ -52,7 +52,7 @@ impl ConvertPlan {
             None if self.source.config().is_object() => self.source.config().to_string(),
             None => "{}".to_owned(),
         };
-        let described = self.top.filter(|_| self.target.kind().describes_formats());
+        let described = self.top_format().filter(|_| self.target.kind().describes_formats());
         let quantization = described.map(|top| self.quantization(top)).transpose()?;
         if path.is_none() && quantization.is_none() && text == "{}" {
             return Ok(None);
@@ -96,7 +96,7 @@ impl ConvertPlan {
             let of_both = of_both.into_iter().filter(is_missing);
             fields.extend(of_both.filter_map(|key| Some((key, stated(config, key)?))));
         }
-        if let Some(top) = self.top {
+        if let Some(top) = self.top_format() {
             fields.push(("quantization_config", self.compressed_tensors(top)));
         }
         let written = text.unwrap_or(config);

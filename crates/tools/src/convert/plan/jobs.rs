@@ -2,10 +2,10 @@
 
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{
-    file_dtype, Columns, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, View, Work,
-    WIDE_MXFP4,
+    file_dtype, Columns, Encoding, Job, OutputTensor, Packing, SourcePart, SourceTensor, TensorPlan, View,
+    Work, WIDE_MXFP4,
 };
-use crate::convert::recipe::{Role, Spec};
+use crate::convert::recipe::{FileType, Role, Spec};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, tensor_of, GgmlWeight, MlxForm, PackedWeight, Weight};
@@ -73,31 +73,47 @@ impl Job {
     /// A weight that is packed, by numbers of `dtype`.
     pub(super) fn pack(
         source: &SourceTensor,
-        format: QuantFormat,
+        spec: Spec,
         dtype: DType,
         options: &ConvertOptions,
         (columns, feedback): (Option<Columns>, Option<Arc<str>>),
     ) -> Result<Self> {
+        let (kind, search) = (options.target.kind(), options.search);
+        let (format, encoding) = match spec {
+            Spec::Packed(format) => (format, kind.blocks(format).map_or(Encoding::Parts, Encoding::Blocks)),
+            Spec::Type(FileType::Ggml(of_ggml)) => (of_ggml.format(), Encoding::Blocks(of_ggml)),
+            Spec::Type(FileType::Uqff(of_uqff)) => (of_uqff.format(), Encoding::Whole(of_uqff)),
+            Spec::Cast(_) | Spec::Keep => {
+                let expected = "a format to be packed in";
+                return Err(Error::mismatch(format!("`{}`", source.name), expected, spec.to_string()));
+            }
+        };
         let scales = match format.scale().is_byte() {
             false => file_dtype(dtype)?,
             true => Dtype::U8,
         };
-        let (kind, search) = (options.target.kind(), options.search);
         if search && format.has_biases() && !kind.has_biases() {
             return Err(Error::Unsupported {
                 what: format!("a search for scales and biases of `{}` in {}", source.name, kind.name()),
                 remedy: "leave out --search: the middle code is zero there".into(),
             });
         }
-        let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
-        let blocks = kind.blocks(format);
-        if blocks.is_some() && (columns.is_some() || feedback.is_some()) {
+        let outputs = match spec {
+            Spec::Type(of_files) => kind.of_type(&source.name, &source.dims, of_files)?,
+            Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
+                kind.packed(&source.name, &source.dims, format, scales)?
+            }
+        };
+        if encoding != Encoding::Parts && (columns.is_some() || feedback.is_some()) {
             return Err(Error::Unsupported {
-                what: format!("statistics of a text for `{}` in blocks of {format}", source.name),
+                what: format!("statistics of a text for `{}` as {spec}", source.name),
                 remedy: "leave out --calibrate, or convert to another kind".into(),
             });
         }
-        let mut to = blocks.map_or_else(|| format.to_string(), |kind| kind.name().to_lowercase());
+        let mut to = match encoding {
+            Encoding::Parts => format.to_string(),
+            Encoding::Blocks(_) | Encoding::Whole(_) => spec.to_string(),
+        };
         for (is_so, words) in [
             (search, SEARCHED),
             (search && columns.is_some(), BY_STATISTICS),
@@ -106,7 +122,7 @@ impl Job {
             to.push_str(if is_so { words } else { "" });
         }
         let quantizer = kind.quantizer(format);
-        let packing = Packing { dtype, format, quantizer, search, blocks, columns, feedback };
+        let packing = Packing { dtype, format, quantizer, search, encoding, columns, feedback };
         Ok(Self::new(source, to, Work::Pack(source.parts.clone(), packing), outputs))
     }
 
@@ -122,15 +138,15 @@ impl Job {
             what: format!("`{}`, {}{why}, as it is in {}", source.name, weight.format_name(), kind.name()),
             remedy: "requantize or dequantize it".into(),
         };
-        if let (Weight::Ggml(blocks), Target::Gguf) = (weight, target) {
-            let mut job = Self::blocks(source, blocks)?;
+        if let Weight::Ggml(blocks) = weight {
+            let mut job = Self::blocks(source, blocks, target)?.ok_or_else(|| impossible(""))?;
             job.planned.role = role;
             return Ok(job);
         }
         let Weight::Packed(packed) = weight else {
             return Err(impossible(""));
         };
-        if let Some(blocks) = kind.blocks(packed.format()) {
+        if let (Some(blocks), Target::Gguf) = (kind.blocks(packed.format()), target) {
             // Scales are F16, or bytes without a number that multiplies them.
             let fits = match packed.mlx_form()? {
                 MlxForm::Rearranged(dtype) | MlxForm::WithoutBiases(dtype) => {
@@ -194,16 +210,18 @@ impl Job {
     }
 
     /// Blocks of a type of GGML, as they are.
-    fn blocks(source: &SourceTensor, weight: &GgmlWeight) -> Result<Self> {
-        let Some((name, _)) = weight.type_in_gguf() else {
+    fn blocks(source: &SourceTensor, weight: &GgmlWeight, target: Target) -> Result<Option<Self>> {
+        let Some((name, id)) = weight.type_in_gguf() else {
             let found = format!("{:?}", weight.dtype());
             return Err(Error::mismatch(format!("`{}`", source.name), "a type that GGUF files have", found));
         };
-        let output = OutputTensor::new(source.name.clone(), Dtype::U8, source.dims.clone())?;
-        let output = OutputTensor { bytes: weight.size_in_bytes() as u64, ..output };
-        let mut job = Self::new(source, name.to_lowercase(), Work::Blocks(weight.clone()), vec![output]);
-        job.planned.rule = PACKED_ALREADY.into();
-        Ok(job)
+        let bytes = weight.size_in_bytes() as u64;
+        let outputs = target.kind().of_blocks(&source.name, &source.dims, id, bytes)?;
+        Ok(outputs.map(|outputs| {
+            let mut job = Self::new(source, name.to_lowercase(), Work::Blocks(weight.clone()), outputs);
+            job.planned.rule = PACKED_ALREADY.into();
+            job
+        }))
     }
 
     /// Weights in one format whose scales are bytes, their rows in turn; `None` if they are no such.

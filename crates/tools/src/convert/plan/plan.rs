@@ -25,13 +25,15 @@ pub struct ConvertPlan {
     /// The model of a store that it is to become.
     pub(in crate::convert) model: Option<OllamaName>,
     pub(in crate::convert) files: Vec<OutputFile>,
-    /// The format that the config names for the whole checkpoint; `None` if nothing is packed.
-    pub(in crate::convert) top: Option<QuantFormat>,
+    /// What the whole checkpoint is called after; `None` if nothing is packed.
+    pub(in crate::convert) top: Option<Spec>,
     /// What the recipe does with rows that are no whole number of groups.
     pub(in crate::convert) fallback: Fallback,
     /// Finds what columns make up for, if they do.
     pub(in crate::convert) feedback: Option<Feedback>,
     notes: Vec<String>,
+    /// Whether there are files of several recipes.
+    pub(super) is_several: bool,
     /// The model as transformers knows it, if it is written so.
     pub(super) published: Option<PublishedPlan>,
 }
@@ -65,15 +67,26 @@ impl ConvertPlan {
         if options.target == Target::Ollama {
             check_stacks(&jobs, planner.family.fused)?;
         }
-        let top = top_format(&jobs, options.recipe.asked());
+        let top = top(&jobs, options.recipe.asked());
         let target = options.target;
         let files = target.kind().files(source, jobs, top, options.max_shard_size)?;
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
         let feedback = options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone()));
-        let mut plan =
-            Self { source, target, device, model, files, top, fallback, feedback, notes, published };
+        let mut plan = Self {
+            source,
+            target,
+            device,
+            model,
+            files,
+            top,
+            fallback,
+            feedback,
+            notes,
+            published,
+            is_several: false,
+        };
         plan.notes.extend(planner.importance.note()?);
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
@@ -91,6 +104,14 @@ impl ConvertPlan {
                 format!("what the rule `{}` says", tensor.rule),
                 format!("{} ({reason}); {} tensors fall back", tensor.to, plan.fallbacks()),
             ));
+        }
+        for recipe in &options.also {
+            let one = ConvertOptions { recipe: recipe.clone(), also: Vec::new(), ..options.clone() };
+            let other = Self::new(&plan.source, &one)?;
+            target.kind().join(&mut plan.files, other.files)?;
+            let notes: Vec<_> = other.notes.into_iter().filter(|note| !plan.notes.contains(note)).collect();
+            plan.notes.extend(notes);
+            plan.is_several = true;
         }
         Ok(plan)
     }
@@ -233,6 +254,11 @@ impl ConvertPlan {
         bits_per_weight(bytes, elements)
     }
 
+    /// The format that the config names for the whole checkpoint.
+    pub(in crate::convert) fn top_format(&self) -> Option<QuantFormat> {
+        self.top.and_then(Spec::format)
+    }
+
     /// Whether anything in the output is packed.
     pub fn packs(&self) -> bool {
         self.top.is_some()
@@ -303,17 +329,15 @@ fn check_names(jobs: &[Job]) -> Result<()> {
     Ok(())
 }
 
-/// The format that was asked for, if anything has it, or else that of most tensors.
-fn top_format(jobs: &[Job], asked: Spec) -> Option<QuantFormat> {
-    let mut counts = BTreeMap::<String, (usize, QuantFormat)>::new();
-    for format in jobs.iter().filter_map(Job::format) {
-        counts.entry(format.to_string()).or_insert((0, format)).0 += 1;
+/// What was asked for, if anything is that, or else what most tensors are.
+fn top(jobs: &[Job], asked: Spec) -> Option<Spec> {
+    let mut counts = BTreeMap::<String, (usize, Spec)>::new();
+    for spec in jobs.iter().filter_map(Job::becomes) {
+        counts.entry(spec.to_string()).or_insert((0, spec)).0 += 1;
     }
-    match asked {
-        Spec::Packed(format) if counts.contains_key(&format.to_string()) => Some(format),
-        Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
-            counts.into_values().max_by_key(|(count, _)| *count).map(|(_, format)| format)
-        }
+    match counts.contains_key(&asked.to_string()) {
+        true => Some(asked),
+        false => counts.into_values().max_by_key(|(count, _)| *count).map(|(_, spec)| spec),
     }
 }
 

@@ -8,7 +8,7 @@ use super::published::PublishedPlan;
 use crate::convert::gguf::{self, GgufModel};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, SourcePart, SourceTensor, View};
-use crate::convert::recipe::{is_default, roles, Fallback, ModelLayers, Role, Spec, TensorInfo};
+use crate::convert::recipe::{is_default, roles, ModelLayers, Role, Spec, TensorInfo};
 use crate::convert::target::{Target, PACKED_ALREADY};
 use crate::source::Source;
 use candle_core::DType;
@@ -227,7 +227,7 @@ impl<'a> Planner<'a> {
                     }
                 }
                 let job = Job::pass_through(source, role, weight, target)?;
-                if decided.0 != Spec::Keep && job.format().map(Spec::Packed) != Some(decided.0) {
+                if decided.0 != Spec::Keep && job.becomes() != Some(decided.0) {
                     self.staying.set(self.staying.get() + 1);
                 }
                 return Ok(job);
@@ -258,11 +258,11 @@ impl<'a> Planner<'a> {
             .then_some("packed already, and arranged otherwise: --requantize packs it anew");
         let (spec, fallback) = self.fit(source, decided.0, obstacle.or(rearranged));
         let mut job = match spec {
-            Spec::Packed(format) => {
-                target.check(&source.name, decided.1, format)?;
+            Spec::Packed(_) | Spec::Type(_) => {
+                target.check_spec(&source.name, decided.1, spec)?;
                 Job::pack(
                     source,
-                    format,
+                    spec,
                     self.float_dtype(source),
                     self.options,
                     self.importance.of(source, &roles, self.tied)?,
@@ -335,13 +335,13 @@ impl<'a> Planner<'a> {
             Some(dense) => dense.dtype().is_float(),
             None => true,
         });
-        let [.., _, k] = matrix_dims(source) else {
+        let [.., _, _] = matrix_dims(source) else {
             // Norms, biases and the like: no rule means to pack them.
             return (if is_float && matches!(spec, Spec::Cast(_)) { spec } else { Spec::Keep }, None);
         };
-        let Spec::Packed(format) = spec else {
+        if spec.format().is_none() {
             return (if is_float { spec } else { Spec::Keep }, None);
-        };
+        }
         let module = module_of(&source.name).unwrap_or(&source.name);
         let layout = self.options.target.kind().experts(&self.family);
         let is_stack = layout.is_stack(&source.name) || self.family.is_stack(module);
@@ -356,7 +356,7 @@ impl<'a> Planner<'a> {
                 Some("mlx-lm has the numbers themselves, and no layer")
             }
             None if source.name.ends_with(EXPERT_BLOCKS) => {
-                (format != QuantFormat::MXFP4).then_some(IN_MXFP4_ALONE)
+                (spec != Spec::Packed(QuantFormat::MXFP4)).then_some(IN_MXFP4_ALONE)
             }
             None if !layout.is_module(&source.name) => Some("a parameter, not the weight of a module"),
             None => self.not_linear(source),
@@ -366,16 +366,12 @@ impl<'a> Planner<'a> {
             return (Spec::Keep, Some(reason.to_owned()));
         }
         let kind = self.options.target.kind();
-        let fits = |format: &QuantFormat| k.is_multiple_of(kind.granularity(*format));
-        if fits(&format) {
+        let Some(reason) = kind.obstacle(spec, &source.name, &source.dims) else {
             return (spec, None);
-        }
-        let smaller = match self.options.recipe.fallback {
-            Fallback::Fit => kind.smaller_groups(format).into_iter().find(fits),
-            Fallback::Keep => None,
         };
-        let reason = format!("rows of {k} are no whole number of groups of {}", kind.granularity(format));
-        (smaller.map_or(Spec::Keep, Spec::Packed), Some(reason))
+        let others = kind.instead(spec, self.options.recipe.fallback);
+        let fits = |other: &Spec| kind.obstacle(*other, &source.name, &source.dims).is_none();
+        (others.into_iter().find(fits).unwrap_or(Spec::Keep), Some(reason))
     }
 }
 

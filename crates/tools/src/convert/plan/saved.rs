@@ -26,8 +26,16 @@ impl ConvertPlan {
     /// does not stay what it is. With the same options otherwise, it gives the same output.
     ///
     /// # Errors
-    /// None that is known of.
+    /// If there are files of several recipes.
     pub fn recipe_toml(&self) -> Result<String> {
+        if self.is_several {
+            let expected = "a plan of one recipe";
+            return Err(Error::mismatch(
+                "a recipe file",
+                expected,
+                "several; save that of each format alone",
+            ));
+        }
         let is_said = |job: &&Job| {
             job.format().is_some() || job.planned.fallback.is_some() || matches!(job.spec, Spec::Cast(_))
         };
@@ -37,7 +45,7 @@ impl ConvertPlan {
         let rule = |tensors: String, spec: Spec| SavedRule { tensors, format: spec.to_string() };
         let mut rules: Vec<_> = jobs.iter().map(|job| rule(escape(&job.planned.name), job.spec)).collect();
         rules.push(rule("*".into(), Spec::Keep));
-        let format = self.top.map_or(Spec::Keep, Spec::Packed).to_string();
+        let format = self.top.unwrap_or(Spec::Keep).to_string();
         let file = SavedRecipe { format, fallback: self.fallback, defaults: false, rule: rules };
         toml::to_string(&file)
             .map_err(|error| Error::file(self.source.path(), error.to_string(), "report this"))

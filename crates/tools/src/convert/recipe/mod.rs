@@ -3,6 +3,7 @@
 
 mod choice;
 mod file;
+mod file_type;
 mod mlx_mixed;
 pub(super) mod ollama_rules;
 mod role;
@@ -12,6 +13,8 @@ mod tensor_info;
 mod topology;
 
 pub(super) use choice::{Choice, OPEN};
+pub use file_type::FileType;
+pub(super) use file_type::{of_experts, rows};
 pub(super) use mlx_mixed::ModelLayers;
 pub(super) use role::roles;
 pub use role::Role;

@@ -173,7 +173,7 @@ impl Recipe {
             "uniform" => {
                 rules.extend([Role::Norm, Role::Conv].map(keep_role));
                 rules.push(of_mlx_lm(MlxWeight::Dense, Spec::Keep));
-                if let (Spec::Packed(_), Ok(wide)) = (format, QuantFormat::affine(8, 64)) {
+                if let (Spec::Packed(_) | Spec::Type(_), Ok(wide)) = (format, QuantFormat::affine(8, 64)) {
                     rules.push(of_mlx_lm(MlxWeight::EightBits, Spec::Packed(wide)));
                 }
             }
@@ -199,7 +199,7 @@ impl Recipe {
     fn mixed(name: &str, format: Spec) -> Result<Rule> {
         let affine = match format {
             Spec::Packed(format) if format.has_biases() => format,
-            Spec::Packed(_) | Spec::Cast(_) | Spec::Keep => {
+            Spec::Packed(_) | Spec::Type(_) | Spec::Cast(_) | Spec::Keep => {
                 return Err(Error::mismatch(
                     format!("format for {name}"),
                     "an affine one",
@@ -261,7 +261,7 @@ impl Recipe {
                 (spec, rule.label.as_str(), matches!(rule.decision, Decision::To(_)))
             }
         };
-        let is_open = !is_said && matches!(spec, Spec::Packed(_));
+        let is_open = !is_said && matches!(spec, Spec::Packed(_) | Spec::Type(_));
         let chosen = self.choice.as_ref().and_then(|choice| choice.of(tensor.name, is_open));
         chosen.unwrap_or((spec, label))
     }

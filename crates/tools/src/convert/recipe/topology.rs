@@ -10,14 +10,16 @@ use serde::Deserialize;
 use std::cmp::Reverse;
 use std::ops::Range;
 
-/// Types that mistral.rs has and nothing here writes.
-const OTHERS: [&str; 16] = [
-    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q8_1", "q2k", "q3k", "q4k", "q5k", "q6k", "q8k", "hqq4", "hqq8",
-    "fp8", "f8q8",
+/// Types that mistral.rs has and nothing here writes: on a CPU it reads none of its own files of them.
+const OTHERS: [&str; 2] = ["q8_1", "q8k"];
+
+/// Types that are called as here.
+const SAME: [&str; 14] = [
+    "q4_0", "q4_1", "q5_0", "q5_1", "q8_0", "q2k", "q3k", "q4k", "q5k", "q6k", "hqq4", "hqq8", "fp8", "f8q8",
 ];
 
 /// What may stand in `isq`.
-const TYPES: &str = "afq2, afq3, afq4, afq6, afq8, mxfp4, or a number of bits: 2, 3, 4, 5, 6 or 8";
+const TYPES: &str = "afq2, afq3, afq4, afq6, afq8, mxfp4, q4_0, q4_1, q5_0, q5_1, q8_0, q2k to q6k, hqq4, hqq8, fp8, f8q8, or a number of bits: 2, 3, 4, 5, 6 or 8";
 
 /// What a file has to be.
 const EXPECTED: &str = "a topology of mistral.rs in YAML";
@@ -125,6 +127,9 @@ impl Entry {
         }
         let Some(isq) = &self.isq else { return Ok(None) };
         let lower = isq.to_ascii_lowercase();
+        if SAME.contains(&lower.as_str()) {
+            return lower.parse().map(Some);
+        }
         let bits = lower.strip_prefix("afq").unwrap_or(&lower);
         let format = match (lower.as_str(), bits) {
             ("mxfp4", _) => Some(QuantFormat::MXFP4),

@@ -57,7 +57,7 @@ pub(super) fn into_blobs(
     let unwritten = |error: serde_json::Error| Error::file(folder, error.to_string(), "report this");
     write_synced(
         &folder.join(MODEL),
-        ollama_manifest::model(plan.source.config(), plan.top).map_err(unwritten)?.as_bytes(),
+        ollama_manifest::model(plan.source.config(), plan.top_format()).map_err(unwritten)?.as_bytes(),
     )?;
     let (sha256, size) = hashed(MODEL)?;
     take(MODEL, &sha256)?;

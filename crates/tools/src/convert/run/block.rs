@@ -1,9 +1,11 @@
 //! The work of one thread on a few rows: packing, converting, and what is lost by it.
 
 use super::quality::Sums;
-use crate::convert::output::Packing;
+use crate::convert::output::{Encoding, Packing};
 use candle_core::{DType, Device, Tensor};
-use candle_quant::format::{dequantize_row, ErrorFeedback, GroupScales, QuantizedRows, Quantizer, Real};
+use candle_quant::format::{
+    dequantize_row, ErrorFeedback, GroupScales, QuantizedRows, Quantizer, Real, UqffNumbers, UqffType,
+};
 use candle_quant::ops::quantize_rows;
 use candle_quant::{Error, Result};
 use half::{bf16, f16};
@@ -37,6 +39,42 @@ pub(super) fn pack(
         DType::F32 => pack_as::<f32>(numbers, k, packing, importance, device),
         other => Err(unsupported(other)),
     }
+}
+
+/// A matrix as a whole, rounded to a dtype and packed: codes, and then what describes them all. What is not finite is packed as
+/// zero, and counted.
+#[allow(clippy::wildcard_enum_match_arm, reason = "candle has dtypes that nothing here writes")]
+pub(super) fn pack_whole(numbers: &Tensor, k: usize, kind: UqffType, packing: &Packing) -> Result<Block> {
+    match packing.dtype {
+        DType::F16 => pack_whole_as::<f16>(numbers, k, kind, packing.search),
+        DType::BF16 => pack_whole_as::<bf16>(numbers, k, kind, packing.search),
+        DType::F32 => pack_whole_as::<f32>(numbers, k, kind, packing.search),
+        other => Err(unsupported(other)),
+    }
+}
+
+fn pack_whole_as<T: Bytes>(numbers: &Tensor, k: usize, kind: UqffType, search: bool) -> Result<Block> {
+    let mut sums = Sums::default();
+    let (rows, rounded) = rounded::<T>(numbers, &mut sums)?;
+    sums.count_non_finite(&rows);
+    let mut numbers = vec![0.; rounded.len()];
+    T::widen(&rounded, &mut numbers);
+    numbers.iter_mut().filter(|number| !number.is_finite()).for_each(|number| *number = 0.);
+    let UqffNumbers { codes, scales, zeros, values } = kind.quantize(&numbers, search)?;
+    for (row, values) in rows.chunks(k.max(1)).zip(values.chunks(k.max(1))) {
+        sums.add_row(row, values);
+    }
+    let mut bytes = vec![codes];
+    match kind {
+        // One is a copy for activations, which are quantized when they come.
+        UqffType::Fp8 => {
+            let scale = |index: usize| f32::bytes(scales.get(index..=index).unwrap_or_default());
+            bytes.extend([scale(0), scale(0), scale(1)]);
+        }
+        UqffType::Hqq4 | UqffType::Hqq8 => bytes.extend([f32::bytes(&scales), f32::bytes(&zeros)]),
+        UqffType::F8q8 | _ => {}
+    }
+    Ok(Block { bytes, sums })
 }
 
 /// Numbers, rounded to `dtype`.
@@ -99,7 +137,7 @@ fn pack_as<T: Bytes>(
             *number = T::from_f32(0.);
         }
     }
-    if let Some(kind) = packing.blocks {
+    if let Encoding::Blocks(kind) = packing.encoding {
         let mut numbers = vec![0.; rounded.len()];
         T::widen(&rounded, &mut numbers);
         let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);

@@ -51,7 +51,7 @@ pub(super) fn write_sidecars(plan: &ConvertPlan, folder: &Path) -> Result<()> {
 fn sidecars(plan: &ConvertPlan) -> Result<BTreeMap<String, Sidecar>> {
     let mut files = BTreeMap::from([(TOKENIZER.to_owned(), Sidecar::StoredTokenizer)]);
     files.extend(plan.config_json()?.map(|config| ("config.json".to_owned(), Sidecar::Text(config))));
-    let texts = plan.target.kind().sidecars(&plan.files, plan.top);
+    let texts = plan.target.kind().sidecars(&plan.files);
     files.extend(texts.into_iter().map(|(name, text)| (name.to_owned(), Sidecar::Text(text))));
     files.extend(plan.copied_files()?.into_iter().map(|(name, path)| (name, Sidecar::Copy(path))));
     Ok(files)

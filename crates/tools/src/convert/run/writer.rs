@@ -9,7 +9,7 @@ use super::repack::{in_turn, repack, repack_blocks};
 use super::shard_file::ShardFile;
 use super::source_digest::{of_all, SourceHasher};
 use crate::chunks::Chunks;
-use crate::convert::output::{HeadOrder, Job, OutputFile, SourcePart, Work};
+use crate::convert::output::{Encoding, HeadOrder, Job, OutputFile, Packing, SourcePart, Work};
 use crate::importance::Feedback;
 use candle_core::{DType, Device, Tensor};
 use candle_quant::checkpoint::{DenseTensor, GgmlWeight};
@@ -254,9 +254,25 @@ impl Writer<'_> {
                 let weight = in_turn(&job.planned.name, loaded)?;
                 let write = |row, bytes: Vec<_>| write_rows(job, row, &bytes, file);
                 let name = weights.first().map_or(job.planned.name.as_str(), |weight| weight.name());
-                match GgmlType::of(*format).filter(|_| job.outputs.len() == 1) {
+                let is_one = job.outputs.iter().filter(|output| output.value.is_none()).count() == 1;
+                match GgmlType::of(*format).filter(|_| is_one) {
                     Some(kind) => repack_blocks(name, &weight, kind, write)?,
                     None => repack(name, weight, *format, &job.outputs, write)?,
+                }
+                self.advance(job, job.planned.source_bytes);
+            }
+            Work::Pack(parts, packing @ Packing { encoding: Encoding::Whole(kind), .. }) => {
+                let mut numbers = Vec::new();
+                for part in parts {
+                    numbers.extend(load(part, hasher)?.map_tensors(|_, numbers| numbers)?);
+                }
+                let numbers = in_one_dtype(&numbers)?;
+                let Block { bytes, sums: of_all } = block::pack_whole(&numbers, job.k(), *kind, packing)
+                    .map_err(|error| of_tensor(error, &job.planned.name, self.device))?;
+                sums = of_all;
+                let unknown = job.outputs.iter().filter(|output| output.value.is_none());
+                for (output, bytes) in unknown.zip(&bytes) {
+                    file.write(output.offset, bytes)?;
                 }
                 self.advance(job, job.planned.source_bytes);
             }
@@ -290,6 +306,17 @@ fn load(part: &SourcePart, hasher: &mut SourceHasher) -> Result<Chunks> {
     let chunks = part.load()?;
     hasher.weight(chunks.loaded())?;
     Ok(chunks)
+}
+
+/// Numbers one after another, in the dtype that all have, or in F32.
+fn in_one_dtype(numbers: &[Tensor]) -> Result<Tensor> {
+    let dtype = numbers.first().map_or(DType::F32, Tensor::dtype);
+    if numbers.iter().all(|part| part.dtype() == dtype) {
+        return Ok(Tensor::cat(numbers, 0)?);
+    }
+    let widened: Vec<_> =
+        numbers.iter().map(|part| part.to_dtype(DType::F32)).collect::<candle_core::Result<_>>()?;
+    Ok(Tensor::cat(&widened, 0)?)
 }
 
 /// The error with the name of the tensor that was packed.

@@ -4,10 +4,10 @@ use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use crate::convert::gguf::{Description, GgufModel, Shapes};
 use crate::convert::output::{HeadOrder, Job, OutputFile, OutputTensor, SourcePart, Work};
-use crate::convert::recipe::Role;
+use crate::convert::recipe::{Fallback, FileType, Role, Spec};
 use candle_core::DType;
 use candle_quant::checkpoint::{Checkpoint, GgufValue};
-use candle_quant::format::GgmlType;
+use candle_quant::format::{GgmlType, Scale};
 use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::MlxLm;
 use safetensors::Dtype;
@@ -30,22 +30,34 @@ impl TargetKind for Gguf {
     fn check(&self, format: QuantFormat) -> std::result::Result<(), &'static str> {
         GgmlType::of(format)
             .map(drop)
-            .ok_or("q4_0, q8_0, q4_k, q6_k, mxfp4 and nvfp4, and of MLX's affine formats none exactly")
+            .ok_or("q4_0 to q8_0, q2_k to q6_k, mxfp4 and nvfp4, and of MLX's affine formats none exactly")
     }
 
     fn blocks(&self, format: QuantFormat) -> Option<GgmlType> {
         GgmlType::of(format)
     }
 
-    fn granularity(&self, format: QuantFormat) -> usize {
-        GgmlType::of(format).map_or(format.group_size(), |kind| kind.block().0)
+    fn has_type(&self, of_files: FileType) -> bool {
+        matches!(of_files, FileType::Ggml(_))
+    }
+
+    fn of_type(&self, name: &str, dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
+        match of_files {
+            FileType::Ggml(kind) => Ok(vec![of_kind(name, dims, kind)?]),
+            FileType::Uqff(kind) => Err(Error::mismatch(name, "a type of GGML", kind.name())),
+        }
+    }
+
+    fn of_blocks(&self, name: &str, dims: &[usize], _: u32, bytes: u64) -> Result<Option<Vec<OutputTensor>>> {
+        Ok(Some(vec![blocks(name, dims, bytes)?]))
     }
 
     /// Rows that are no whole super-blocks become Q8_0.
-    fn smaller_groups(&self, format: QuantFormat) -> Vec<QuantFormat> {
-        match GgmlType::of(format) {
-            Some(GgmlType::Q4K | GgmlType::Q6K) => vec![GgmlType::Q8_0.format()],
-            Some(_) | None => Vec::new(),
+    fn instead(&self, spec: Spec, fallback: Fallback) -> Vec<Spec> {
+        let kind = spec.format().and_then(GgmlType::of);
+        match (kind.map(|kind| kind.format().scale()), fallback) {
+            (Some(Scale::SuperBlock), Fallback::Fit) => vec![Spec::ggml(GgmlType::Q8_0)],
+            (Some(_) | None, _) => Vec::new(),
         }
     }
 
@@ -69,20 +81,9 @@ impl TargetKind for Gguf {
     }
 
     fn packed(&self, name: &str, dims: &[usize], format: QuantFormat, _: Dtype) -> Result<Vec<OutputTensor>> {
-        let elements = dims.iter().try_fold(1u64, |all, dim| all.checked_mul(*dim as u64));
-        match (GgmlType::of(format), elements) {
-            (Some(kind), Some(elements)) => {
-                let bytes = kind.size_in_bytes(elements);
-                Ok(vec![OutputTensor {
-                    bytes,
-                    ..OutputTensor::new(name.to_owned(), Dtype::U8, dims.to_vec())?
-                }])
-            }
-            _ => Err(Error::mismatch(
-                name,
-                "a tensor of a type of GGML that fits 64 bits",
-                format!("{format} {dims:?}"),
-            )),
+        match GgmlType::of(format) {
+            Some(kind) => Ok(vec![of_kind(name, dims, kind)?]),
+            None => Err(Error::mismatch(name, "a type of GGML", format.to_string())),
         }
     }
 
@@ -90,7 +91,7 @@ impl TargetKind for Gguf {
         &self,
         source: &Checkpoint,
         mut jobs: Vec<Job>,
-        top: Option<QuantFormat>,
+        top: Option<Spec>,
         _: u64,
     ) -> Result<Vec<OutputFile>> {
         let model = GgufModel::of(source)?;
@@ -114,9 +115,21 @@ impl TargetKind for Gguf {
         file(jobs, others, &values).map(|file| vec![file])
     }
 
-    fn sidecars(&self, _: &[OutputFile], _: Option<QuantFormat>) -> Vec<(&'static str, String)> {
+    fn sidecars(&self, _: &[OutputFile]) -> Vec<(&'static str, String)> {
         Vec::new()
     }
+}
+
+fn of_kind(name: &str, dims: &[usize], kind: GgmlType) -> Result<OutputTensor> {
+    match dims.iter().try_fold(1u64, |all, dim| all.checked_mul(*dim as u64)) {
+        Some(elements) => blocks(name, dims, kind.size_in_bytes(elements)),
+        None => Err(Error::mismatch(name, "a tensor that fits 64 bits", format!("{dims:?}"))),
+    }
+}
+
+/// A tensor of so many bytes, of which the shape says how many numbers they are.
+fn blocks(name: &str, dims: &[usize], bytes: u64) -> Result<OutputTensor> {
+    Ok(OutputTensor { bytes, ..OutputTensor::new(name.to_owned(), Dtype::U8, dims.to_vec())? })
 }
 
 /// Gives a tensor the name, and the order of rows, that it has in files.
@@ -156,8 +169,8 @@ fn rename(job: &mut Job, model: &GgufModel, source: &Checkpoint) -> Result<()> {
 fn type_of(job: &Job) -> Option<u32> {
     match &job.work {
         Work::Blocks(weight) => weight.type_in_gguf().map(|(_, id)| id),
-        Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => match job.format() {
-            Some(format) => GgmlType::of(format).map(GgmlType::id),
+        Work::Copy(..) | Work::Cast(..) | Work::Pack(..) | Work::Repack(..) => match job.becomes() {
+            Some(spec) => ggml_type(spec).map(GgmlType::id),
             None => dense_type(job.outputs.first()?.dtype),
         },
     }
@@ -174,12 +187,26 @@ fn dense_type(dtype: Dtype) -> Option<u32> {
     })
 }
 
+fn ggml_type(spec: Spec) -> Option<GgmlType> {
+    match spec {
+        Spec::Packed(format) => GgmlType::of(format),
+        Spec::Type(FileType::Ggml(kind)) => Some(kind),
+        Spec::Type(FileType::Uqff(_)) | Spec::Cast(_) | Spec::Keep => None,
+    }
+}
+
 /// llama.cpp's number of what most of a file is.
-fn file_type(top: Option<QuantFormat>, jobs: &[Job]) -> u32 {
-    match top.and_then(GgmlType::of) {
+fn file_type(top: Option<Spec>, jobs: &[Job]) -> u32 {
+    match top.and_then(ggml_type) {
         Some(GgmlType::Q4_0) => 2,
+        Some(GgmlType::Q4_1) => 3,
         Some(GgmlType::Q8_0) => 7,
+        Some(GgmlType::Q5_0) => 8,
+        Some(GgmlType::Q5_1) => 9,
+        Some(GgmlType::Q2K) => 10,
+        Some(GgmlType::Q3K) => 11,
         Some(GgmlType::Q4K) => 14,
+        Some(GgmlType::Q5K) => 16,
         Some(GgmlType::Q6K) => 18,
         Some(GgmlType::Mxfp4) => 38,
         Some(GgmlType::Nvfp4) => 39,

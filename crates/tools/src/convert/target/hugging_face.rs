@@ -13,6 +13,7 @@ use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use super::mlx::files;
 use crate::convert::output::{Job, OutputFile, OutputTensor};
+use crate::convert::recipe::Spec;
 use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
 use candle_quant::format::Quantizer;
 use candle_quant::{QuantFormat, Result};
@@ -121,7 +122,7 @@ impl TargetKind for HuggingFace {
         &self,
         _: &Checkpoint,
         jobs: Vec<Job>,
-        _: Option<QuantFormat>,
+        _: Option<Spec>,
         max_size: u64,
     ) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "pt"))

@@ -3,11 +3,11 @@
 use super::experts::ExpertLayout;
 use super::mlx::{index_json, INDEX};
 use crate::convert::output::{Job, OutputFile, OutputTensor};
-use crate::convert::recipe::Role;
+use crate::convert::recipe::{rows, Fallback, FileType, Role, Spec};
 use candle_core::DType;
 use candle_quant::checkpoint::{module_of, tensor_of, Checkpoint};
 use candle_quant::format::{GgmlType, Quantizer};
-use candle_quant::{QuantFormat, Result};
+use candle_quant::{Error, QuantFormat, Result};
 use candle_quant_models::MlxLm;
 use safetensors::Dtype;
 use std::fmt::Debug;
@@ -32,14 +32,48 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         None
     }
 
-    /// Elements of a row that lie together.
-    fn granularity(&self, format: QuantFormat) -> usize {
-        format.group_size()
+    /// Whether it has this type of files.
+    fn has_type(&self, _: FileType) -> bool {
+        false
     }
 
-    /// What a format becomes where rows are no whole groups of it, the first that fits.
-    fn smaller_groups(&self, format: QuantFormat) -> Vec<QuantFormat> {
-        format.smaller_groups().collect()
+    /// The tensors of a weight that is such a type.
+    fn of_type(&self, name: &str, _dims: &[usize], of_files: FileType) -> Result<Vec<OutputTensor>> {
+        Err(Error::Unsupported {
+            what: format!("`{name}` as {} in {}", of_files.name(), self.name()),
+            remedy: "give it another format".into(),
+        })
+    }
+
+    /// The tensors of a weight in blocks of a type of GGML, if such weights are written as they are; `id` is the number of the
+    /// type.
+    fn of_blocks(
+        &self,
+        _name: &str,
+        _dims: &[usize],
+        _id: u32,
+        _bytes: u64,
+    ) -> Result<Option<Vec<OutputTensor>>> {
+        Ok(None)
+    }
+
+    /// Why a tensor of this name and shape can't become this, if so.
+    fn obstacle(&self, spec: Spec, _name: &str, dims: &[usize]) -> Option<String> {
+        match spec {
+            Spec::Packed(format) => {
+                rows(dims, self.blocks(format).map_or(format.group_size(), |kind| kind.block().0))
+            }
+            Spec::Type(of_files) => of_files.obstacle(dims),
+            Spec::Cast(_) | Spec::Keep => None,
+        }
+    }
+
+    /// What something becomes where rows are no whole groups of it, the first that fits.
+    fn instead(&self, spec: Spec, fallback: Fallback) -> Vec<Spec> {
+        match (spec, fallback) {
+            (Spec::Packed(format), Fallback::Fit) => format.smaller_groups().map(Spec::Packed).collect(),
+            (Spec::Packed(_) | Spec::Type(_) | Spec::Cast(_) | Spec::Keep, _) => Vec::new(),
+        }
     }
 
     /// The dtype of a tensor that is not packed, if it is always the same.
@@ -108,18 +142,26 @@ pub(in crate::convert) trait TargetKind: Debug + Sync {
         OutputTensor::packed(dims, format, scales, |part| tensor_of(module, part))
     }
 
-    /// The files of weights, with what lies where in them. `source` is what they are made of, `top` is the format of the checkpoint as a whole; no file
+    /// The files of weights, with what lies where in them. `source` is what they are made of, `top` is what the checkpoint as a whole is; no file
     /// exceeds `max_size` bytes, unless one weight does.
     fn files(
         &self,
         source: &Checkpoint,
         jobs: Vec<Job>,
-        top: Option<QuantFormat>,
+        top: Option<Spec>,
         max_size: u64,
     ) -> Result<Vec<OutputFile>>;
 
+    /// Adds the files of the same model in another form to those of `files`.
+    fn join(&self, _files: &mut Vec<OutputFile>, _others: Vec<OutputFile>) -> Result<()> {
+        Err(Error::Unsupported {
+            what: format!("several forms of a model in {}", self.name()),
+            remedy: "give one format; UQFF models may have several".into(),
+        })
+    }
+
     /// The files that describe the weights, beside config.json: an index of the tensors.
-    fn sidecars(&self, files: &[OutputFile], _top: Option<QuantFormat>) -> Vec<(&'static str, String)> {
+    fn sidecars(&self, files: &[OutputFile]) -> Vec<(&'static str, String)> {
         vec![(INDEX, index_json(files))]
     }
 }

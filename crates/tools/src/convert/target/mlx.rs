@@ -3,6 +3,7 @@
 use super::experts::ExpertLayout;
 use super::kind::{by_size, TargetKind};
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
+use crate::convert::recipe::Spec;
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::{QuantFormat, Result};
 use candle_quant_models::MlxLm;
@@ -44,7 +45,7 @@ impl TargetKind for Mlx {
         &self,
         _: &Checkpoint,
         jobs: Vec<Job>,
-        _: Option<QuantFormat>,
+        _: Option<Spec>,
         max_size: u64,
     ) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "mlx"))
@@ -69,7 +70,7 @@ impl TargetKind for Dense {
         &self,
         _: &Checkpoint,
         jobs: Vec<Job>,
-        _: Option<QuantFormat>,
+        _: Option<Spec>,
         max_size: u64,
     ) -> Result<Vec<OutputFile>> {
         Ok(files(jobs, max_size, "pt"))

@@ -8,12 +8,13 @@ mod mlx;
 mod ollama;
 pub(super) mod ollama_manifest;
 mod uqff;
+mod uqff_report;
 
 pub(super) use experts::ExpertLayout;
 pub(super) use hugging_face::{mxfp4_config, quantization_config};
 pub(super) use kind::TargetKind;
 
-use crate::convert::recipe::{Recipe, Spec};
+use crate::convert::recipe::{FileType, Recipe, Spec};
 use candle_quant::{Error, QuantFormat, Result};
 
 /// What is written.
@@ -66,6 +67,21 @@ impl Target {
                 _ => "give it one of these formats".into(),
             },
         })
+    }
+
+    /// Refuses what is to be written so and has no type in this kind of output; `why` is the rule.
+    pub(in crate::convert) fn check_spec(self, tensor: &str, why: &str, spec: Spec) -> Result<()> {
+        match spec {
+            Spec::Packed(format) => self.check(tensor, why, format),
+            Spec::Type(of_files) if !self.kind().has_type(of_files) => Err(Error::Unsupported {
+                what: format!("`{tensor}` as {} ({why}) in {}", of_files.name(), self.kind().name()),
+                remedy: match of_files {
+                    FileType::Ggml(_) => "write --to gguf or uqff, or give it another format".into(),
+                    FileType::Uqff(_) => "write --to uqff, or give it another format".into(),
+                },
+            }),
+            Spec::Type(_) | Spec::Cast(_) | Spec::Keep => Ok(()),
+        }
     }
 
     /// The recipe that a format alone stands for: what the program does whose format the output has, or else the safe

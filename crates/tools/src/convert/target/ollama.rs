@@ -4,6 +4,7 @@
 use super::experts::ExpertLayout;
 use super::kind::TargetKind;
 use crate::convert::output::{Job, OutputFile, OutputTensor, Style};
+use crate::convert::recipe::Spec;
 use candle_quant::checkpoint::Checkpoint;
 use candle_quant::format::Bits;
 use candle_quant::{QuantFormat, Result};
@@ -63,13 +64,7 @@ impl TargetKind for Ollama {
         })
     }
 
-    fn files(
-        &self,
-        _: &Checkpoint,
-        jobs: Vec<Job>,
-        _: Option<QuantFormat>,
-        _: u64,
-    ) -> Result<Vec<OutputFile>> {
+    fn files(&self, _: &Checkpoint, jobs: Vec<Job>, _: Option<Spec>, _: u64) -> Result<Vec<OutputFile>> {
         let (mut layers, mut groups) = (Vec::new(), BTreeMap::<String, Vec<Job>>::new());
         for job in jobs {
             match group_of(&job) {
@@ -88,7 +83,7 @@ impl TargetKind for Ollama {
         Ok(layers.into_iter().enumerate().map(|(index, (layer, jobs))| blob(index, layer, jobs)).collect())
     }
 
-    fn sidecars(&self, _: &[OutputFile], _: Option<QuantFormat>) -> Vec<(&'static str, String)> {
+    fn sidecars(&self, _: &[OutputFile]) -> Vec<(&'static str, String)> {
         Vec::new()
     }
 }

@@ -8,7 +8,7 @@ use std::fs;
 
 /// Whether nothing says what tensors are to become.
 pub fn is_open(options: &Options) -> bool {
-    let asked = options.format.is_some()
+    let asked = !options.format.is_empty()
         || options.bits.is_some()
         || options.recipe.is_some()
         || options.fit.is_some();
@@ -35,8 +35,18 @@ pub fn conversion(options: &Options, format: Option<Spec>) -> Result<ConvertOpti
             bail!("--dequantize is for --to hf and gguf, or without --to for the names of SRC")
         }
         (false, _, Some(format)) => to(options, with_rules(options, options.target().usual_recipe(format))?)?,
-        (false, ..) => to(options, recipe(options)?)?,
+        (false, ..) => to(options, recipe(options, options.format.first().copied())?)?,
     };
+    let further = if format.is_some() { &[] } else { options.format.get(1..).unwrap_or_default() };
+    if !further.is_empty() && !matches!(options.to, Some(To::Uqff)) {
+        bail!("several formats at once are for --to uqff");
+    }
+    if !further.is_empty() && options.save_recipe.is_some() {
+        bail!("--save-recipe is for one format");
+    }
+    for format in further {
+        conversion.also.push(recipe(options, Some(*format))?);
+    }
     conversion.dequantize = options.dequantize;
     conversion.dtype = options.dtype;
     conversion.requantize = options.requantize;
@@ -63,7 +73,7 @@ fn to(options: &Options, recipe: Recipe) -> Result<ConvertOptions> {
     }
 }
 
-fn recipe(options: &Options) -> Result<Recipe> {
+fn recipe(options: &Options, format: Option<Spec>) -> Result<Recipe> {
     let mixed = options.recipe.as_deref().filter(|name| name.starts_with("mixed_"));
     match (mixed, options.bits) {
         (Some(name), _) if options.target_bpw.is_some() => {
@@ -78,7 +88,7 @@ fn recipe(options: &Options) -> Result<Recipe> {
         _ => {}
     }
     // A mixed recipe takes the group size alone.
-    let format = match (options.format, options.bits.or(mixed.map(|_| 4))) {
+    let format = match (format, options.bits.or(mixed.map(|_| 4))) {
         (None, Some(bits)) => Some(format!("affine:{bits}:g{}", options.group_size.unwrap_or(64)).parse()?),
         // All that it decides is what the rules leave open, until one is chosen.
         (None, None) if options.target_bpw.is_some() || options.fit.is_some() => {

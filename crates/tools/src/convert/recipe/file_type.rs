@@ -1,0 +1,63 @@
+//! Types of files that are no format of this crate: their numbers lie or are rounded otherwise.
+
+use candle_quant::format::{GgmlType, UqffType};
+use candle_quant::{QuantFormat, Result};
+
+/// A type of files that is no format of this crate.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FileType {
+    /// One of GGML whose format has other scales in MLX's layout: Q4_1 or Q5_1.
+    Ggml(GgmlType),
+    /// One of mistral.rs.
+    Uqff(UqffType),
+}
+
+impl FileType {
+    /// All of them.
+    pub fn all() -> impl Iterator<Item = Self> {
+        let of_ggml = GgmlType::ALL.into_iter().filter(|kind| kind.is_affine()).map(Self::Ggml);
+        of_ggml.chain(UqffType::ALL.map(Self::Uqff))
+    }
+
+    /// The name, in lower case.
+    pub fn name(self) -> String {
+        match self {
+            Self::Ggml(kind) => kind.name().to_lowercase(),
+            Self::Uqff(kind) => kind.name().to_owned(),
+        }
+    }
+
+    /// The format of this crate that is nearest.
+    pub const fn format(self) -> QuantFormat {
+        match self {
+            Self::Ggml(kind) => kind.format(),
+            Self::Uqff(kind) => kind.format(),
+        }
+    }
+
+    /// Why a tensor of this shape can't have this type.
+    pub(in crate::convert) fn obstacle(self, dims: &[usize]) -> Option<String> {
+        match self {
+            Self::Ggml(kind) => rows(dims, kind.block().0),
+            Self::Uqff(kind) if dims.len() != 2 => Some(of_experts(kind)),
+            Self::Uqff(kind) => {
+                let elements = dims.iter().try_fold(1usize, |all, dim| all.checked_mul(*dim));
+                let checked: Result<()> = kind.check(elements.unwrap_or(1));
+                checked.err().map(|error| error.to_string())
+            }
+        }
+    }
+}
+
+/// Why experts are not of this type.
+pub(in crate::convert) fn of_experts(kind: UqffType) -> String {
+    format!("experts, of which mistral.rs reads none in {}", kind.name())
+}
+
+/// Why rows are not of this many elements, again and again.
+pub(in crate::convert) fn rows(dims: &[usize], granularity: usize) -> Option<String> {
+    let k = dims.last().copied().unwrap_or(0);
+    (!k.is_multiple_of(granularity))
+        .then(|| format!("rows of {k} are no whole number of groups of {granularity}"))
+}
