@@ -194,7 +194,7 @@ fn mutations_are_errors_or_read() {
 }
 
 /// Some of the held-out stories.
-fn stories(range: std::ops::Range<usize>) -> String {
+pub fn stories(range: std::ops::Range<usize>) -> String {
     let text = fs::read_to_string(bundled_path("heldout.txt")).unwrap();
     let stories: Vec<_> = text.split("\n\n").collect();
     stories[range].join("\n\n")
@@ -400,7 +400,7 @@ fn bits_go_where_outputs_lose_most() {
 }
 
 /// The mean square of what logits of other stories are off.
-fn off(model: &Checkpoint, expected: &[Tensor], texts: &CalibrationText) -> f64 {
+pub fn off(model: &Checkpoint, expected: &[Tensor], texts: &CalibrationText) -> f64 {
     let mut model = Model::load(model, DType::F32, &Device::Cpu).unwrap();
     let of_text = |(piece, expected): (&Vec<u32>, &Tensor)| {
         model.clear_kv_cache();

@@ -24,6 +24,7 @@ mod quality;
 mod quantized;
 mod repack;
 mod resume;
+mod scaling;
 mod search;
 mod shrinking;
 mod target;

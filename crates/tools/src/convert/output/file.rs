@@ -11,6 +11,9 @@ const SEARCH: &str = "candle_quant.search";
 /// What it says if what columns lose is made up for by others.
 const FEEDBACK: &str = "candle_quant.feedback";
 
+/// What it says if columns of weights were scaled.
+const SCALES: &str = "candle_quant.scales";
+
 /// One file of weights of the output.
 #[derive(Clone, Debug)]
 pub(in crate::convert) struct OutputFile {
@@ -47,6 +50,10 @@ impl OutputFile {
             let feedback = jobs.iter().find_map(|job| job.packing()?.feedback.clone());
             if let Some(text) = feedback {
                 entries.insert(FEEDBACK.into(), format!("by a text with the digest {text}").into());
+            }
+            if jobs.iter().any(|job| job.scaling.is_some()) {
+                let how = "columns of weights multiplied, what makes their inputs divided by the same (AWQ)";
+                entries.insert(SCALES.into(), how.into());
             }
         }
         let of_jobs = jobs.iter_mut().flat_map(|job| &mut job.outputs);

@@ -50,7 +50,7 @@ impl Job {
             SourcePart::Encoded(_) => source.parts.len() > 1,
         };
         let is_stacked = source.parts.first().is_some_and(other_name);
-        Self { planned, work, outputs, spec: Spec::Keep, is_stacked, order: None }
+        Self { planned, work, outputs, spec: Spec::Keep, is_stacked, order: None, scaling: None }
     }
 
     /// A tensor of dense elements, of another dtype if one is given.

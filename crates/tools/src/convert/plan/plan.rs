@@ -2,6 +2,7 @@
 
 use super::planner::Planner;
 use super::published::PublishedPlan;
+use super::scaling::{self, ScaledGroup};
 use crate::convert::options::ConvertOptions;
 use crate::convert::output::{Job, OutputFile, SourcePart, TensorPlan, Work};
 use crate::convert::recipe::{Fallback, Spec};
@@ -12,7 +13,7 @@ use candle_quant::checkpoint::{
     module_of, natural_order, Checkpoint, FusedExperts, HubName, OllamaName, Weight,
 };
 use candle_quant::{Error, QuantFormat, Result};
-use candle_quant_models::PublishedForm;
+use candle_quant_models::{Config, PublishedForm};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// What a conversion will do.
@@ -31,6 +32,8 @@ pub struct ConvertPlan {
     pub(in crate::convert) fallback: Fallback,
     /// Finds what columns make up for, if they do.
     pub(in crate::convert) feedback: Option<Feedback>,
+    /// What modules are given that can be scaled.
+    pub(in crate::convert) scaled: Vec<ScaledGroup>,
     notes: Vec<String>,
     /// The model as transformers knows it, if it is written so.
     pub(super) published: Option<PublishedPlan>,
@@ -44,7 +47,8 @@ impl ConvertPlan {
     /// malformed; with
     /// [`ConvertOptions::strict`], if a tensor can't become what its rule says.
     pub fn new(source: &Checkpoint, options: &ConvertOptions) -> Result<Self> {
-        let planner = Planner::new(source, options);
+        let config = Config::from_checkpoint(source).ok();
+        let planner = Planner::new(source, options, config.as_ref());
         // The first form of transformers in which something is packed, or else the last one.
         let forms = match options.dequantize {
             true => &[PublishedForm::Dense][..],
@@ -65,16 +69,29 @@ impl ConvertPlan {
         if options.target == Target::Ollama {
             check_stacks(&jobs, planner.family.fused)?;
         }
+        let (scaled, refused) = match &config {
+            Some(config) => scaling::groups(&jobs, config, source),
+            None => Default::default(),
+        };
+        let scaling_notes = match &options.scales {
+            Some(scales) => {
+                scaling::apply(&mut jobs, &scaled, scales)?;
+                scaling::notes(&scaled, scales, &refused)
+            }
+            None => Vec::new(),
+        };
         let top = top_format(&jobs, options.recipe.asked());
         let target = options.target;
         let files = target.kind().files(source, jobs, top, options.max_shard_size)?;
         let model = options.model()?.cloned();
         let (device, fallback) = (options.device.clone(), options.recipe.fallback);
         let (source, notes) = (source.clone(), planner.notes());
-        let feedback = options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone()));
+        let feedback =
+            options.feedback.as_ref().map(|text| Feedback::new(&source, text.clone())).transpose()?;
         let mut plan =
-            Self { source, target, device, model, files, top, fallback, feedback, notes, published };
-        plan.notes.extend(planner.importance.note()?);
+            Self { source, target, device, model, files, top, fallback, feedback, scaled, notes, published };
+        plan.notes.extend(planner.importance.notes()?);
+        plan.notes.extend(scaling_notes);
         plan.notes.extend(plan.published.iter().flat_map(|published| published.notes.clone()));
         plan.notes.extend(plan.note_of_device());
         plan.notes.extend(plan.note_of_readers());
