@@ -3,6 +3,7 @@
 //! The layouts are those of ggml-common.h; the order of elements is that of the `dequantize_row` functions in ggml-quants.c.
 
 use super::ggml::SUPER_BLOCK;
+use super::ggml_super_blocks::Group;
 use super::{ggml_quantize, ggml_super_blocks, unpack, GroupScales, QuantFormat, QuantizedRows, Quantizer};
 use crate::{Error, Result};
 use half::f16;
@@ -102,6 +103,36 @@ impl GgmlType {
         blocks: &mut Vec<u8>,
         values: &mut [f32],
     ) -> Result<()> {
+        self.quantize_by(weights, None, search, blocks, values)
+    }
+
+    /// As [`quantize`](Self::quantize) with a search, where the squared errors of each column count as much as `columns` says:
+    /// numbers that are not below zero.
+    ///
+    /// # Errors
+    /// If the row is no whole number of blocks, or there are other columns.
+    pub fn quantize_weighted(
+        self,
+        weights: &[f32],
+        columns: &[f32],
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
+        if columns.len() != weights.len() {
+            let expected = format!("{} numbers", weights.len());
+            return Err(Error::mismatch("columns of a row", expected, columns.len().to_string()));
+        }
+        self.quantize_by(weights, Some(columns), true, blocks, values)
+    }
+
+    fn quantize_by(
+        self,
+        weights: &[f32],
+        columns: Option<&[f32]>,
+        search: bool,
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
         let (of_block, _) = self.block();
         if !weights.len().is_multiple_of(of_block) || values.len() != weights.len() {
             let expected = format!("a multiple of {of_block}");
@@ -111,34 +142,47 @@ impl GgmlType {
                 weights.len().to_string(),
             ));
         }
-        let pairs = || weights.chunks_exact(of_block);
-        let mut of_values = values.chunks_exact_mut(of_block);
-        match self {
-            Self::Q4_0 => {
-                pairs().zip(of_values).for_each(|(x, to)| ggml_quantize::q4_0(x, search, blocks, to));
-            }
-            Self::Q8_0 => {
-                pairs().zip(of_values).for_each(|(x, to)| ggml_quantize::q8_0(x, search, blocks, to));
-            }
-            Self::Q4K => pairs().zip(of_values).for_each(|(x, to)| ggml_super_blocks::q4_k(x, blocks, to)),
-            Self::Q6K => pairs().zip(of_values).for_each(|(x, to)| ggml_super_blocks::q6_k(x, blocks, to)),
-            Self::Mxfp4 | Self::Nvfp4 => {
-                let (format, k) = (self.format(), weights.len());
-                let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, weights, k, None)?;
-                if search {
-                    rows.improve(format, weights, k)?;
-                }
-                for (to, from) in
-                    of_values.by_ref().zip(rows.dequantize(format, k, 1.)?.chunks_exact(of_block))
-                {
-                    to.copy_from_slice(from);
-                }
-                if let GroupScales::Bytes(scales) = rows.scales {
-                    self.append(&rows.words, &scales, blocks)?;
-                }
+        if matches!(self, Self::Mxfp4 | Self::Nvfp4) {
+            return self.quantize_small_floats(weights, columns, search, blocks, values);
+        }
+        let all = weights.chunks_exact(of_block).zip(values.chunks_exact_mut(of_block));
+        for (index, (weights, to)) in all.enumerate() {
+            let start = index * of_block;
+            let columns = relative(columns.and_then(|all| all.get(start..start + of_block)));
+            let columns = columns.get(..of_block).unwrap_or_default();
+            let group = Group { weights, columns };
+            match self {
+                Self::Q4_0 => ggml_quantize::q4_0(group, search, blocks, to),
+                Self::Q8_0 => ggml_quantize::q8_0(group, search, blocks, to),
+                Self::Q4K => ggml_super_blocks::q4_k(group, blocks, to),
+                Self::Q6K => ggml_super_blocks::q6_k(group, blocks, to),
+                Self::Mxfp4 | Self::Nvfp4 => {}
             }
         }
         Ok(())
+    }
+
+    /// Those of MXFP4 and NVFP4.
+    fn quantize_small_floats(
+        self,
+        weights: &[f32],
+        columns: Option<&[f32]>,
+        search: bool,
+        blocks: &mut Vec<u8>,
+        values: &mut [f32],
+    ) -> Result<()> {
+        let (format, k) = (self.format(), weights.len());
+        let mut rows = QuantizedRows::quantize(format, Quantizer::Mlx, weights, k, None)?;
+        match columns {
+            _ if !search => {}
+            Some(columns) => rows.improve_weighted(format, weights, k, columns)?,
+            None => rows.improve(format, weights, k)?,
+        }
+        values.copy_from_slice(&rows.dequantize(format, k, 1.)?);
+        match rows.scales {
+            GroupScales::Bytes(scales) => self.append(&rows.words, &scales, blocks),
+            GroupScales::Float { .. } => Ok(()),
+        }
     }
 
     /// Appends the blocks of a packed weight in this type's format: its words, and the bytes of its scales, which are F16 or
@@ -175,6 +219,21 @@ impl GgmlType {
         }
         Ok(())
     }
+}
+
+/// The least that a column counts, of what the one counts that counts most: what was never given anything is not made up.
+const LEAST: f32 = 1e-6;
+
+/// How much the columns of a block count, of which the most is 1.
+fn relative(columns: Option<&[f32]>) -> [f32; SUPER_BLOCK] {
+    let mut counts = [1.; SUPER_BLOCK];
+    let columns = columns.unwrap_or_default();
+    let most = columns.iter().copied().filter(|column| column.is_finite()).fold(0f32, f32::max);
+    if most > 0. {
+        let pairs = counts.iter_mut().zip(columns);
+        pairs.for_each(|(count, column)| *count = (column / most).clamp(LEAST, 1.));
+    }
+    counts
 }
 
 /// Appends codes of four bits: those of the first half are the low nibbles, those of the second the high ones.

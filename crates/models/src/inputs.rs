@@ -227,3 +227,107 @@ impl Config {
         (0..times.max(1)).map(move |time| first.saturating_add(time * head))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{json, Value};
+
+    fn config(of_family: Value) -> Config {
+        let mut config = json!({"vocab_size": 64, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 64,
+            "tie_word_embeddings": false});
+        config.as_object_mut().unwrap().extend(of_family.as_object().unwrap().clone());
+        Config::from_json(&config).unwrap()
+    }
+
+    #[test]
+    fn modules_are_given_the_same_whatever_they_are_called() {
+        let llama = config(json!({"model_type": "llama"}));
+        let same = |config: &Config, a: &str, b: &str| {
+            let [a, b] = [a, b].map(|name| config.input_of(&format!("model.layers.1.{name}")).unwrap());
+            a == b
+        };
+        assert!(same(&llama, "self_attn.qkv_proj", "self_attn.v_proj"));
+        assert!(same(&llama, "mlp.gate_up_proj", "mlp.up_proj"));
+        assert!(
+            !same(&llama, "self_attn.o_proj", "self_attn.q_proj")
+                && !same(&llama, "mlp.down_proj", "mlp.up_proj")
+        );
+        let nested = llama.input_of("language_model.model.layers.1.mlp.up_proj");
+        assert_eq!(nested, llama.input_of("model.layers.1.mlp.gate_proj"));
+        for none in
+            ["model.embed_tokens", "model.layers.2.mlp.up_proj", "players.0.mlp.up_proj", "model.norm", "x"]
+        {
+            assert_eq!(llama.input_of(none), None, "{none}");
+        }
+        assert_eq!(llama.input_of("lm_head").unwrap().given, Given::Head);
+
+        let mixtral = config(json!({"model_type": "mixtral", "num_local_experts": 4}));
+        let block = "block_sparse_moe";
+        assert!(same(&mixtral, &format!("{block}.experts.3.w1"), &format!("{block}.experts.3.w3")));
+        assert!(!same(&mixtral, &format!("{block}.experts.3.w1"), &format!("{block}.experts.2.w1")));
+        assert!(same(
+            &mixtral,
+            &format!("{block}.switch_mlp.up_proj"),
+            &format!("{block}.experts.gate_proj")
+        ));
+        // Routers see all that there is.
+        assert!(!same(&mixtral, &format!("{block}.gate"), &format!("{block}.experts.gate_proj")));
+        let of = |name: &str| mixtral.scaled_input(&format!("model.layers.0.{block}.{name}")).unwrap();
+        assert_eq!(of("gate"), of("experts.0.w3"));
+        assert_ne!(of("gate"), of("experts.0.w2"));
+        let granite = config(json!({"model_type": "granitemoe", "num_local_experts": 4}));
+        assert!(same(&granite, &format!("{block}.input_linear"), &format!("{block}.experts.gate_proj")));
+    }
+
+    #[test]
+    fn what_makes_an_input_is_known() {
+        let phi3 = config(json!({"model_type": "phi3", "pad_token_id": 0}));
+        let made = |config: &Config, name: &str, rows: usize| {
+            config
+                .makes(&format!("model.{name}"), rows)
+                .map(|(input, maker)| (input.layer, input.given, maker))
+        };
+        let rows = |given, rows| Some((Some(0), given, Maker::Rows(rows)));
+        assert_eq!(made(&phi3, "layers.0.self_attn.qkv_proj", 64), rows(Given::Heads, 48..64));
+        assert_eq!(made(&phi3, "layers.0.self_attn.qkv_proj", 8), None);
+        assert_eq!(made(&phi3, "layers.0.mlp.gate_up_proj", 96), rows(Given::Inner(Inside::Dense), 48..96));
+        assert_eq!(made(&phi3, "layers.0.mlp.gate_proj", 48), None);
+        let norm = |layer, given, one_plus| Some((layer, given, Maker::Norm { one_plus }));
+        assert_eq!(made(&phi3, "layers.1.input_layernorm", 32), norm(Some(1), Given::Attention, false));
+        assert_eq!(made(&phi3, "norm", 32), norm(None, Given::Head, false));
+        assert_eq!(made(&phi3, "layers.2.input_layernorm", 32), None);
+        let gemma = config(json!({"model_type": "gemma2", "query_pre_attn_scalar": 8}));
+        let input = Given::FeedForward(Inside::Dense);
+        assert_eq!(made(&gemma, "layers.0.pre_feedforward_layernorm", 32), norm(Some(0), input, true));
+        assert_eq!(made(&gemma, "layers.0.post_attention_layernorm", 32), None);
+        // One norm for both.
+        let cohere = config(json!({"model_type": "cohere"}));
+        assert_eq!(
+            cohere.scaled_input("model.layers.0.mlp.up_proj"),
+            cohere.scaled_input("model.layers.0.self_attn.q_proj")
+        );
+        // Query heads share the values of one head.
+        let heads = ScaledInput { layer: Some(0), given: Given::Heads };
+        let columns = |row| phi3.columns_of_row(heads, row).collect::<Vec<_>>();
+        assert_eq!([columns(0), columns(7), columns(8)], [[0, 8], [7, 15], [16, 24]]);
+        assert_eq!(phi3.scales_of(heads), Some((1, 32)));
+    }
+
+    #[test]
+    fn what_can_not_be_scaled_says_why() {
+        let reason = |config: &Config, given| config.unscalable(ScaledInput { layer: Some(0), given });
+        let inner = Given::Inner(Inside::Dense);
+        let olmo = config(json!({"model_type": "olmo", "clip_qkv": 8.0}));
+        assert_eq!(reason(&olmo, Given::Attention), Some("the norm before it has no weight"));
+        assert_eq!((reason(&olmo, Given::Heads), reason(&olmo, inner)), (Some("values are cut"), None));
+        let olmo2 = config(json!({"model_type": "olmo2"}));
+        assert_eq!(reason(&olmo2, Given::Attention), Some("there is no norm before it"));
+        assert!(reason(&config(json!({"model_type": "starcoder2"})), inner).unwrap().contains("activation"));
+        let llama = config(json!({"model_type": "llama"}));
+        for given in [Given::Attention, Given::Heads, Given::FeedForward(Inside::Dense), inner, Given::Head] {
+            assert_eq!(reason(&llama, given), None);
+        }
+    }
+}

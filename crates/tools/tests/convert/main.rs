@@ -32,3 +32,4 @@ mod target;
 mod tiled;
 mod topology;
 mod uqff;
+mod verified;

@@ -7,7 +7,7 @@ mod scaling;
 mod source;
 mod tensor;
 
-pub(super) use file::OutputFile;
+pub(super) use file::{told_of, OutputFile};
 pub use job::TensorPlan;
 pub(super) use job::{Columns, HeadOrder, Job, Packing, Work, WIDE_MXFP4};
 pub(super) use scaling::Scaling;

@@ -91,10 +91,10 @@ impl Job {
         }
         let outputs = kind.packed(&source.name, &source.dims, format, scales)?;
         let blocks = kind.blocks(format);
-        if blocks.is_some() && (columns.is_some() || feedback.is_some()) {
+        if blocks.is_some() && feedback.is_some() {
             return Err(Error::Unsupported {
-                what: format!("statistics of a text for `{}` in blocks of {format}", source.name),
-                remedy: "leave out --calibrate, or convert to another kind".into(),
+                what: format!("feedback for `{}` in blocks of {format}", source.name),
+                remedy: "leave out --feedback, or convert to another kind".into(),
             });
         }
         let mut to = blocks.map_or_else(|| format.to_string(), |kind| kind.name().to_lowercase());

@@ -122,7 +122,7 @@ fn group(
     };
     for job in found.readers.iter().copied().chain(found.makers.iter().map(|(job, ..)| *job)) {
         if is_turned(job) {
-            return Err(format!("columns of `{}` are rows", job.planned.name));
+            return Err("experts are stored with rows for columns".to_owned());
         }
         if !takes_scales(job) {
             return Err(format!("`{}` is packed already: --requantize packs it anew", job.planned.name));

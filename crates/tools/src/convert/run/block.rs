@@ -104,8 +104,14 @@ fn pack_as<T: Bytes>(
         T::widen(&rounded, &mut numbers);
         let (mut blocks, mut dequantized) = (Vec::new(), vec![0.; k]);
         for (row, numbers) in rows.chunks_exact(k).zip(numbers.chunks_exact(k)) {
-            kind.quantize(numbers, search, &mut blocks, &mut dequantized)?;
+            match columns.filter(|_| search) {
+                Some(columns) => {
+                    kind.quantize_weighted(numbers, columns, &mut blocks, &mut dequantized)?;
+                }
+                None => kind.quantize(numbers, search, &mut blocks, &mut dequantized)?,
+            }
             sums.add_row(row, &dequantized);
+            sums.add_weighted(row, &dequantized, columns.unwrap_or_default());
         }
         return Ok(Block { bytes: vec![blocks], sums });
     }
@@ -210,7 +216,10 @@ fn as_packed_of<T: Bytes>(
             T::widen(&rounded, &mut numbers);
             let (mut blocks, mut all) = (Vec::new(), vec![0.; rounded.len()]);
             for (row, packed) in numbers.chunks_exact(k).zip(all.chunks_exact_mut(k)) {
-                kind.quantize(row, packing.search, &mut blocks, packed)?;
+                match columns.filter(|_| packing.search) {
+                    Some(columns) => kind.quantize_weighted(row, columns, &mut blocks, packed)?,
+                    None => kind.quantize(row, packing.search, &mut blocks, packed)?,
+                }
             }
             Ok(all)
         }

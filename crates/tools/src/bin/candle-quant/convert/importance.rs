@@ -84,7 +84,7 @@ pub fn add(
     let statistics = match (&options.imatrix, &text, &options.statistics) {
         (Some(path), ..) => Some(read_imatrix(source, path).map_err(in_file)?),
         (None, Some(text), kept) if weighs => Some(collect(options, source, text, kept.as_deref())?),
-        (None, None, Some(path)) => Some(Statistics::read(path).map_err(in_file)?),
+        (None, None, Some(path)) => Some(Statistics::read(source, path).map_err(in_file)?),
         (None, _, _) => None,
     };
     conversion.statistics = statistics.map(Arc::new);
