@@ -45,7 +45,7 @@ fn statistics_are_kept_and_taken_again() {
     assert!(tensors(&again) == tensors(&first) && fs::read(&kept).unwrap() == bytes);
     // Alone it has to be of the same source.
     let args = ["--requantize", "--bits", "3", "--search", "--dry-run", "--statistics", str(&kept)];
-    let (code, _, stderr) = run(str(&bundled_path("tiny")), &args);
+    let (code, _, stderr) = run(&bundled_path("tiny"), &args);
     assert!(code == 2 && stderr.contains("kept: statistics of another source"), "{stderr}");
     // What is there of another text is not replaced.
     fs::write(&text, "Another one.").unwrap();
