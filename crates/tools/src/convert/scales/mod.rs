@@ -16,6 +16,7 @@ use candle_core::{DType, Device, Tensor};
 use candle_quant::nn::AdapterSlot;
 use candle_quant::{Error, Result};
 use candle_quant_models::Config;
+use rayon::prelude::*;
 use std::collections::BTreeMap;
 
 /// Rows of each matrix whose errors are looked at, about.
@@ -116,10 +117,11 @@ fn search(
     let lost = |scales: &[Vec<f32>]| -> Result<f64> {
         readers.iter().map(|reader| reader.lost(scales, &sums)).sum()
     };
+    let rms = sums.iter().map(|sums| sums.rms.as_slice());
+    let tried = candidates(group, rms, norm.as_ref()).collect::<Result<Vec<_>>>()?;
+    let losses = tried.par_iter().map(|scales| lost(scales)).collect::<Result<Vec<_>>>()?;
     let (mut best, mut least) = (None, lost(&plain)?);
-    for scales in candidates(group, sums.iter().map(|sums| sums.rms.as_slice()), norm.as_ref()) {
-        let scales = scales?;
-        let lost = lost(&scales)?;
+    for (scales, lost) in tried.into_iter().zip(losses) {
         if lost < least {
             (best, least) = (Some(scales), lost);
         }
